@@ -217,6 +217,15 @@ impl PerKind {
         }
     }
 
+    /// The lesser of both, of each kind.
+    #[must_use]
+    pub fn min_of_each(self, other: PerKind) -> PerKind {
+        PerKind {
+            programmable: self.programmable.min(other.programmable),
+            fixed: self.fixed.min(other.fixed),
+        }
+    }
+
     /// The number for the kind of `counter`.
     pub fn of(self, counter: CounterId) -> u8 {
         match counter {

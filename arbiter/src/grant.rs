@@ -34,8 +34,11 @@ pub enum Denial {
 /// still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// So many for counters of each kind.
-    pub most: PerKind,
+    /// So many for counters of each kind, as an administrator has it.
+    pub asked: PerKind,
+    /// So many physical counters the VM's lease on those of the host holds now. All where
+    /// there is no lease.
+    pub lease: PerKind,
     /// How often it was set.
     pub generation: u64,
     /// When it ends, for one that was set for a time.
@@ -57,10 +60,24 @@ pub struct BudgetEnd {
 impl Budget {
     /// As many as the guest can use.
     pub const ALL: Budget = Budget {
-        most: PerKind::ALL,
+        asked: PerKind::ALL,
+        lease: PerKind::ALL,
         generation: 0,
         until: None,
     };
+
+    /// What the guest may use now.
+    #[must_use]
+    pub fn most(&self) -> PerKind {
+        self.asked.min_of_each(self.lease)
+    }
+
+    /// What it may use after the end of a budget that was set for a time.
+    #[must_use]
+    pub fn later(&self) -> PerKind {
+        let asked = self.until.map_or(self.asked, |end| end.most);
+        asked.min_of_each(self.lease)
+    }
 }
 
 /// The counters that the guest of one vCPU may use, and how accesses to others fail.
@@ -86,10 +103,17 @@ impl Grant {
         }
     }
 
+    /// The same grant for a VM whose lease holds so many physical counters.
+    #[must_use]
+    pub const fn leased(mut self, lease: PerKind) -> Self {
+        self.budget.lease = lease;
+        self
+    }
+
     /// The same grant for so many counters at a time.
     #[must_use]
     pub const fn at_most(mut self, most: PerKind) -> Self {
-        self.budget.most = most;
+        self.budget.asked = most;
         self
     }
 

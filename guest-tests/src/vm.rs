@@ -145,6 +145,14 @@ impl Vm {
         String::from_utf8(output.stdout).expect("text")
     }
 
+    /// Sends a signal to it.
+    ///
+    /// # Panics
+    /// It cannot be sent.
+    pub fn signal(&self, which: &str) {
+        signal(&self.child, which);
+    }
+
     /// Ends the VM as Ctrl-C does.
     pub fn stop(&mut self) {
         signal(&self.child, "-INT");

@@ -17,6 +17,7 @@ pub use choices::{
 use std::path::PathBuf;
 use std::time::Duration;
 
+use arbiter::PerKind;
 use kvm_pmu::TrapMode;
 use pmu_virt::{PmuModel, Sources, Vendor};
 use thiserror::Error;
@@ -88,6 +89,10 @@ pub struct RunConfig {
     /// How many physical counters each vCPU's guest may use at a time; `None`: all that
     /// it has.
     pub budget: Option<BudgetChoice>,
+    /// So many physical counters each vCPU's guest may use at the start, by the VM's lease on
+    /// the host's counters, which [`LeaseLine`](vmm_control::LeaseLine) changes later;
+    /// `None`: there is no lease.
+    pub lease: Option<PerKind>,
     /// The CPU vendor that the guest sees.
     pub cpu_vendor: CpuVendor,
     /// CPU features to hide.
@@ -124,6 +129,17 @@ pub struct GuestCpu {
 }
 
 impl RunConfig {
+    /// How many counters each guest may use at most: those of its PMU model within the
+    /// budget. `None` without a PMU.
+    ///
+    /// # Errors
+    /// As [`RunConfig::guest_cpu`].
+    pub fn guest_counters(&self, host: Vendor) -> Result<Option<PerKind>, ConfigError> {
+        let there = self.guest_cpu(host)?.pmu.map(|model| model.counts());
+        let most = self.budget.map_or(PerKind::ALL, BudgetChoice::most);
+        Ok(there.map(|there| there.min_of_each(most)))
+    }
+
     /// Decides about the guest's CPU, given the host's vendor.
     ///
     /// # Errors

@@ -105,6 +105,11 @@ impl CpuList {
         }
     }
 
+    /// The CPUs.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().copied()
+    }
+
     /// The CPU of the thread number `index`: with fewer CPUs than threads, they
     /// take turns. `None` for an empty list.
     #[must_use]

@@ -119,11 +119,11 @@ impl CounterPlan {
         cores: usize,
         pinned: Option<usize>,
     ) -> Result<Self, CounterError> {
-        let sources = here(sources);
+        let sources = on_this_host(sources);
         let mut ready = Vec::new();
         for source in sources.iter() {
             ready.push(match source {
-                // `here` leaves no `auto`.
+                // `on_this_host` leaves no `auto`.
                 Source::Auto | Source::Clock => Ready::Clock,
                 Source::Perf => Ready::Perf,
                 Source::Step => Ready::Step,
@@ -232,7 +232,10 @@ pub fn host_vendor() -> Option<Vendor> {
 
 /// The names of what `auto` stands for on this host.
 pub fn auto_names() -> Vec<&'static str> {
-    here(&Sources::auto()).iter().map(Source::name).collect()
+    on_this_host(&Sources::auto())
+        .iter()
+        .map(Source::name)
+        .collect()
 }
 
 /// The backends that can be made without anything but this host and that can
@@ -267,7 +270,8 @@ fn plain(name: &str) -> Option<Box<dyn CounterBackend>> {
 }
 
 /// What the words stand for on this host.
-fn here(sources: &Sources) -> Sources {
+#[must_use]
+pub fn on_this_host(sources: &Sources) -> Sources {
     sources.on_host(|| perf::probe().hardware.is_ok())
 }
 

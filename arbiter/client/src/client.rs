@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -16,6 +17,9 @@ use crate::INTERFACE;
 use crate::wire::{
     AcquireIn, AcquireOut, ClaimIn, Event, Lease, ListOut, NoReply, Refusal, RefusedError, Request,
 };
+
+/// The longest wait for an answer.
+const ANSWERS: Duration = Duration::from_secs(5);
 
 /// A call was not answered as asked.
 #[derive(Debug, Error)]
@@ -37,6 +41,9 @@ pub enum CallError {
     /// The arbiter has ended the connection.
     #[error("the arbiter has ended the connection")]
     Ended,
+    /// The arbiter is there, and stands still.
+    #[error("the arbiter has not answered for {} s", ANSWERS.as_secs())]
+    Silent,
     /// The arbiter answered with another error.
     #[error("the arbiter answers: {0}")]
     Other(String),
@@ -54,6 +61,8 @@ pub struct Arbiter {
 pub struct Held {
     arbiter: Arbiter,
     lease: Lease,
+    /// Why it waits, as the first reply has it.
+    first: Option<Box<Event>>,
 }
 
 /// What [`Held::next`] has seen.
@@ -126,10 +135,11 @@ impl Arbiter {
     }
 
     fn held(mut self) -> Result<Held, CallError> {
-        let AcquireOut { lease, .. } = self.receive()?;
+        let AcquireOut { lease, event } = self.receive()?;
         Ok(Held {
             arbiter: self,
             lease,
+            first: event.map(Box::new),
         })
     }
 
@@ -139,7 +149,9 @@ impl Arbiter {
     /// As [`Arbiter::call`].
     pub fn watch(&mut self) -> Result<(), CallError> {
         self.send("Watch", &NoReply {}, true)?;
-        self.receive::<crate::WatchOut>().map(|_| ())
+        self.receive::<crate::WatchOut>()?;
+        // Events come when they come.
+        Ok(self.stream.set_read_timeout(None)?)
     }
 
     /// The next event after [`Arbiter::watch`].
@@ -157,6 +169,7 @@ impl Arbiter {
         parameters: &P,
         more: bool,
     ) -> Result<(), CallError> {
+        self.stream.set_read_timeout(Some(ANSWERS))?;
         let parameters = serde_json::to_value(parameters).map_err(io::Error::from)?;
         let mut request = VarlinkRequest::create(format!("{INTERFACE}.{method}"), Some(parameters));
         request.more = more.then_some(true);
@@ -169,7 +182,11 @@ impl Arbiter {
             if let Some(reply) = self.parsed()? {
                 return answer(reply);
             }
-            self.fill()?;
+            match self.fill() {
+                Err(CallError::Io(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(CallError::Io(error)) if is_timeout(&error) => return Err(CallError::Silent),
+                filled => filled?,
+            }
         }
     }
 
@@ -241,6 +258,9 @@ impl Held {
     /// The connection has ended, and with it the lease: unless the arbiter was started
     /// anew and the lease is claimed.
     pub fn next(&mut self, most: Option<Duration>) -> Result<Next, CallError> {
+        if let Some(first) = self.first.take() {
+            return Ok(Next::Event(first));
+        }
         let until = most.map(|most| Instant::now() + most);
         loop {
             if let Some(reply) = self.arbiter.parsed()? {
@@ -291,6 +311,18 @@ impl AsFd for Held {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.arbiter.as_fd()
     }
+}
+
+/// Waits until `connection` has something to read, for `most` at the longest. Without a
+/// connection it only waits.
+pub fn wait_readable(connection: Option<BorrowedFd<'_>>, most: Option<Duration>) {
+    let fds = connection.map(|connection| PollFd::from_borrowed_fd(connection, PollFlags::IN));
+    let most = most.and_then(|most| Timespec::try_from(most).ok());
+    // A signal ends the wait early, which its caller does not mind.
+    let _ = poll(
+        fds.into_iter().collect::<Vec<_>>().as_mut_slice(),
+        most.as_ref(),
+    );
 }
 
 fn is_timeout(error: &io::Error) -> bool {

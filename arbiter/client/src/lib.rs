@@ -19,11 +19,13 @@
 #![deny(unsafe_code)]
 
 mod client;
+mod keeper;
 mod wire;
 
 use std::path::PathBuf;
 
-pub use client::{Arbiter, CallError, Held, Next};
+pub use client::{Arbiter, CallError, Held, Next, wait_readable};
+pub use keeper::{Keeper, News};
 pub use wire::{
     AcquireIn, AcquireOut, ClaimIn, Counters, Event, ExplainIn, ExplainOut, Lease, Leaving,
     ListOut, NoReply, Outsider, Place, Refusal, RefusedError, ReleaseIn, RenewIn, RenewOut,

@@ -381,7 +381,7 @@ impl Service {
                     .arbiter
                     .claim(id, generation, caller, now, &mut self.changes);
                 claimed.map_err(|refusal| self.refused(&refusal))?;
-                self.attach(id, from, more, None);
+                self.attach(id, from, more, None, None);
                 Ok(None)
             }
             "Release" => {
@@ -531,21 +531,28 @@ impl Service {
         let outcome = self
             .arbiter
             .request(owner, terms, calling.now, &mut self.changes);
-        let (Outcome::Granted { lease: id, .. } | Outcome::Waits { lease: id, .. }) =
-            outcome.map_err(|refusal| self.refused(&refusal))?;
-        self.attach(id, calling.from, calling.more, Some(id));
+        let (id, waits) = match outcome.map_err(|refusal| self.refused(&refusal))? {
+            Outcome::Granted { lease, .. } => (lease, None),
+            Outcome::Waits { lease, behind, why } => {
+                let waits = Change::Waits { lease, behind, why };
+                (lease, convert::event(&self.arbiter, &waits))
+            }
+        };
+        self.attach(id, calling.from, calling.more, Some(id), waits);
         Ok(None)
     }
 
     /// The lease is of this connection from now on, which is told how it is: at once, or
-    /// without a stream of events when it holds something.
+    /// without a stream of events when it holds something. `waits`: why it does not yet.
     fn attach(
         &mut self,
         id: LeaseId,
         connection: ConnectionId,
         more: bool,
         rests_on: Option<LeaseId>,
+        waits: Option<wire::Event>,
     ) {
+        let event = waits;
         // What led to this is in the first reply.
         self.settle();
         let Some(lease) = self.arbiter.lease(id) else {
@@ -560,7 +567,7 @@ impl Service {
         };
         self.add_listener(id, listener);
         if !waits {
-            let now = wire::AcquireOut { lease, event: None };
+            let now = wire::AcquireOut { lease, event };
             self.answer(connection, reply(&now, more), rests_on);
         }
     }

@@ -265,7 +265,7 @@ impl HostArbiter {
         let keep = lease.terms.usable(keep.min(lease.holds));
         if keep == 0 {
             self.end(id, Cause::Released, out);
-        } else if keep < lease.holds {
+        } else if keep < lease.terms.demands.len() {
             self.hold(id, keep, Cause::Released, out);
             // What was given back is not waited for.
             self.update(id, |lease| lease.terms.demands.truncate(keep));

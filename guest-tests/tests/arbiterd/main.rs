@@ -6,3 +6,4 @@ mod killed;
 mod python;
 mod rude;
 mod service;
+mod vm;

@@ -60,10 +60,10 @@ impl VcpuPmu {
             }
             let named = event.map(|event| (self.model.events(), event));
             let constraint = core.promise(CounterId::Programmable(0), named, any);
-            let more = self.grant.budget.most.programmable.min(most);
+            let more = self.grant.budget.most().programmable.min(most);
             Some(kept.room(event, constraint, more.saturating_sub(of_held)))
         });
-        let most = self.grant.budget.most;
+        let most = self.grant.budget.most();
         let spare = PerKind::count(held).fixed < most.fixed;
         Backing {
             programmable: programmable.min(most.programmable),

@@ -38,19 +38,48 @@ impl VcpuPmu {
         grace_ms: u32,
         until: Option<Tsc>,
     ) -> Result<(), Refusal> {
-        let here = &mut self.here(core);
         let before = self.grant.budget;
-        let lasting = before.until.map_or(before.most, |end| end.most);
+        let lasting = before.until.map_or(before.asked, |end| end.most);
         let budget = Budget {
-            most,
-            generation: before.generation + 1,
+            asked: most,
             until: until.map(|at| BudgetEnd {
                 at,
                 most: lasting,
                 grace_ms,
             }),
+            ..before
         };
-        self.grant.budget = budget;
+        self.change_budget(core, budget, grace_ms)
+    }
+
+    /// The VM's lease on the host's counters holds so many from now on: the guest uses no
+    /// more at a time, whatever its budget is. `grace_ms` as of
+    /// [`set_budget`](Self::set_budget).
+    ///
+    /// # Errors
+    /// EBUSY: host contexts rely on what the guest would get. Nothing has changed.
+    pub fn set_lease(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        lease: PerKind,
+        grace_ms: u32,
+    ) -> Result<(), Refusal> {
+        let budget = self.grant.budget;
+        self.change_budget(core, Budget { lease, ..budget }, grace_ms)
+    }
+
+    fn change_budget(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        budget: Budget,
+        grace_ms: u32,
+    ) -> Result<(), Refusal> {
+        let here = &mut self.here(core);
+        let before = self.grant.budget;
+        self.grant.budget = Budget {
+            generation: before.generation + 1,
+            ..budget
+        };
         let wish = self.wish().counters;
         let fits = |core: &&mut CorePmu| core.guest_may_have(self.owner, wish);
         if !here.as_ref().is_none_or(fits) {
@@ -72,16 +101,18 @@ impl VcpuPmu {
         let Some(end) = self.grant.budget.until.filter(|end| end.at <= self.left) else {
             return;
         };
+        let budget = self.grant.budget;
         self.grant.budget = Budget {
-            most: end.most,
-            generation: self.grant.budget.generation + 1,
+            asked: end.most,
+            generation: budget.generation + 1,
             until: None,
+            ..budget
         };
         self.apply_budget(here, end.grace_ms);
     }
 
     fn apply_budget(&mut self, here: &mut Here<'_>, grace_ms: u32) {
-        let most = self.grant.budget.most;
+        let most = self.grant.budget.most();
         log::info!("{}: the budget of its guest is {most}", self.owner);
         if let Some(core) = here {
             self.introduce_anew(core);
@@ -111,7 +142,7 @@ impl VcpuPmu {
     /// Whether the guest has not enabled more counters like this one than its budget
     /// lets it use at a time.
     pub(super) fn is_within_budget(&self, counter: CounterId) -> bool {
-        let most = self.grant.budget.most.of(counter);
+        let most = self.grant.budget.most().of(counter);
         if most == u8::MAX {
             return true;
         }
@@ -126,7 +157,7 @@ impl VcpuPmu {
         reserved: &[Claim],
         guest: &mut Vec<Claim>,
     ) -> Vec<(CounterId, UnavailableReason)> {
-        let most = self.grant.budget.most;
+        let most = self.grant.budget.most();
         let lacking = placement::beyond(most, reserved, guest);
         if lacking.is_empty() {
             return Vec::new();

@@ -308,8 +308,8 @@ impl VcpuPmu {
     pub(super) fn wished(&self) -> usize {
         let (budget, there) = (self.grant.budget, PerKind::count(self.usable()));
         // What it will have again nobody else is promised.
-        let later = budget.until.map_or(budget.most, |end| end.most);
-        let at_most = |of: fn(PerKind) -> u8| of(there).min(of(budget.most).max(of(later)));
+        let (most, later) = (budget.most(), budget.later());
+        let at_most = |of: fn(PerKind) -> u8| of(there).min(of(most).max(of(later)));
         usize::from(at_most(|kind| kind.programmable) + at_most(|kind| kind.fixed))
     }
 

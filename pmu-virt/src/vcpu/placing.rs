@@ -231,7 +231,7 @@ impl VcpuPmu {
         let Some(core) = here else { return };
         let (mut reserved, mut guest) = self.guest_claims(core);
         self.keep_promises(core, &mut reserved);
-        placement::keep_to(self.grant.budget.most, &reserved, &mut guest);
+        placement::keep_to(self.grant.budget.most(), &reserved, &mut guest);
         let claims = self.claims(core, reserved, guest);
         let fits = |hosted: &AttachedContext| {
             let more = hosted.demands_if_restored(&core.bank);

@@ -23,6 +23,7 @@ use vmm::config::RunConfig;
 use vmm::cpuid::MAX_CPUS;
 
 use crate::flags::RunFlags;
+use crate::lease::ArbiterChoice;
 use crate::logging::LogOptions;
 use file::ConfigFile;
 use merge::Merge;
@@ -63,6 +64,8 @@ pub const DEFAULT_SLICE_MS: u64 = 5;
 pub struct Settings {
     /// The machine and how it runs.
     pub run: RunConfig,
+    /// Whom it asks for physical counters.
+    pub arbiter: ArbiterChoice,
     /// How it logs.
     pub log: LogOptions,
 }

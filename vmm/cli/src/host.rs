@@ -152,11 +152,8 @@ fn explain(
     Ok(ExitStatus::SUCCESS)
 }
 
-/// The request of `--explain`: `KEY=VALUE` with commas between; a comma inside a list of
-/// CPUs is one before a digit.
-fn request_of(text: &str) -> Result<Request, UserError> {
-    let wrong = |what: String| UserError::bad_input(format!("--explain {text}: {what}"));
-    let mut request = Request::default();
+/// The parts of a list `KEY=VALUE,…`; a comma inside a list of CPUs is one before a digit.
+fn parts_of(text: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     for part in text.split(',') {
         match parts.last_mut() {
@@ -167,19 +164,63 @@ fn request_of(text: &str) -> Result<Request, UserError> {
             _ => parts.push(part.to_owned()),
         }
     }
-    for part in &parts {
+    parts
+}
+
+fn number_of(part: &str, value: &str) -> Result<u64, String> {
+    let number = value.parse();
+    number.map_err(|_| format!("'{value}' is no number, in '{part}'"))
+}
+
+/// What a lease is to be like, by one part of a list. Returns whether it is about that.
+fn set_term(request: &mut Request, part: &str) -> Result<bool, String> {
+    let (key, value) = part.split_once('=').unwrap_or((part, "yes"));
+    let yes = || match value {
+        "yes" | "true" => Ok(true),
+        "no" | "false" => Ok(false),
+        _ => Err(format!("give yes or no, in '{part}'")),
+    };
+    match key {
+        "tenant" => request.tenant = Some(value.to_owned()),
+        "label" => request.label = Some(value.to_owned()),
+        "priority" => {
+            let priority = number_of(part, value)?;
+            request.priority = Some(u8::try_from(priority).unwrap_or(u8::MAX));
+        }
+        "best-effort" => request.guaranteed = Some(!yes()?),
+        "preemptible" => request.preemptible = Some(yes()?),
+        "wait" => request.waits_ms = yes()?.then_some(-1),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// What the lease of a VM is to be like (`--arbiter-terms`).
+pub(crate) fn terms_of(text: &str) -> Result<Request, String> {
+    let mut request = Request::default();
+    for part in parts_of(text) {
+        if !set_term(&mut request, &part)? {
+            let key = part.split('=').next().unwrap_or_default();
+            return Err(format!(
+                "'{key}' is not said of a VM's lease; it has tenant, label, priority, best-effort, \
+                 preemptible and wait"
+            ));
+        }
+    }
+    Ok(request)
+}
+
+/// The request of `--explain`.
+fn request_of(text: &str) -> Result<Request, UserError> {
+    let wrong = |what: String| UserError::bad_input(format!("--explain {text}: {what}"));
+    let mut request = Request::default();
+    for part in parts_of(text) {
+        if set_term(&mut request, &part).map_err(wrong)? {
+            continue;
+        }
         let (key, value) = part.split_once('=').unwrap_or((part.as_str(), "yes"));
-        let number = || {
-            value
-                .parse::<u64>()
-                .map_err(|_| wrong(format!("'{value}' is no number, in '{part}'")))
-        };
+        let number = || number_of(&part, value).map_err(wrong);
         let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-        let yes = || match value {
-            "yes" | "true" => Ok(true),
-            "no" | "false" => Ok(false),
-            _ => Err(wrong(format!("give yes or no, in '{part}'"))),
-        };
         match key {
             "counters" => request
                 .counters
@@ -188,13 +229,7 @@ fn request_of(text: &str) -> Result<Request, UserError> {
             "event" => request.counters.push(event(value)),
             "at-least" => request.at_least = Some(small(number()?)),
             "cpus" => request.cpus = Some(value.to_owned()),
-            "tenant" => request.tenant = Some(value.to_owned()),
-            "label" => request.label = Some(value.to_owned()),
-            "priority" => request.priority = Some(u8::try_from(number()?).unwrap_or(u8::MAX)),
             "for-ms" => request.lasts_ms = Some(number()?),
-            "best-effort" => request.guaranteed = Some(!yes()?),
-            "preemptible" => request.preemptible = Some(yes()?),
-            "wait" => request.waits_ms = yes()?.then_some(-1),
             _ => {
                 return Err(wrong(format!(
                     "'{key}' is no part of a request; it has counters, fixed, event, at-least, \

@@ -17,6 +17,7 @@ pub mod events;
 pub mod exit;
 pub mod flags;
 pub mod host;
+pub mod lease;
 pub mod logging;
 pub mod packaging;
 pub mod run;

@@ -9,6 +9,7 @@ use vmm::vcpu::{PmuLog, VcpuEnd};
 use crate::config::{self, Settings};
 use crate::exit::{ExitStatus, UserError, complain};
 use crate::flags::RunFlags;
+use crate::lease;
 use crate::logging;
 
 /// Runs the guest to its end, and gives the status to end with.
@@ -17,15 +18,24 @@ use crate::logging;
 /// The flags or the configuration file cannot be used, this host cannot run the
 /// guest, or it failed in the middle.
 pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
-    let Settings { run: config, log } = config::load(flags)?;
+    let Settings {
+        run: mut config,
+        arbiter,
+        log,
+    } = config::load(flags)?;
     logging::start(&log)?;
     let host = doctor::open().map_err(UserError::bad_input)?;
     let probes = doctor::check(&host).map_err(UserError::bad_input)?;
     doctor::check_backends(&probes, &config.counters).map_err(UserError::bad_input)?;
-    let machine = Machine::build(&host, &probes, &config, Box::new(stdout()), |_| {
+    let lease = lease::take(&arbiter, &host, &mut config)?;
+    let mut machine = Machine::build(&host, &probes, &config, Box::new(stdout()), |_| {
         Box::new(PmuLog)
     })
     .map_err(UserError::bad_input)?;
+    let line = machine.take_lease_line();
+    if let Some((lease, line)) = lease.zip(line) {
+        lease.follow(line);
+    }
     let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
     let audit = machine.audit();
     let end = machine::run(machine, &config);

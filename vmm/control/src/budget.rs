@@ -25,7 +25,7 @@ pub(crate) fn administer(
         let budget = pmu.budget();
         // What is not named lasts as it did, or is as it is for a time.
         let lasting = budget.until.filter(|_| change.for_ms.is_none());
-        let before = lasting.map_or(budget.most, |end| end.most);
+        let before = lasting.map_or(budget.asked, |end| end.most);
         check(&change, pmu.model().counts())?;
         let most = PerKind {
             programmable: change.programmable.unwrap_or(before.programmable),
@@ -37,6 +37,18 @@ pub(crate) fn administer(
         pmu.set_budget(Some(core), most, grace_ms, until)?;
     }
     Ok(info(vcpu, pmu, core, khz))
+}
+
+/// The VM's lease on the host's counters has changed.
+pub(crate) fn follow_lease(
+    vcpu: usize,
+    pmu: &mut VcpuPmu,
+    core: &mut CorePmu,
+    lease: PerKind,
+    grace_ms: u32,
+) -> Result<Box<BudgetInfo>, Refusal> {
+    pmu.set_lease(Some(core), lease, grace_ms.min(LONGEST_GRACE_MS))?;
+    Ok(info(vcpu, pmu, core, core.tsc_khz()))
 }
 
 /// A number that is more than there are counters is none that somebody meant.
@@ -91,17 +103,20 @@ fn kind(pmu: &VcpuPmu, core: &CorePmu, of_kind: CounterId) -> KindBudget {
         })
     });
     KindBudget {
-        most: limit(budget.most),
-        later: budget.until.and_then(|end| limit(end.most)),
+        most: limit(budget.most()),
+        leased: limit(budget.lease),
+        later: budget.until.and_then(|_| limit(budget.later())),
         there: pmu.model().counts().of(of_kind),
         counting: count(running.map(|one| one.counter).collect()),
         reserved: count(held),
         lacking: lacking
             .map(|(counter, reason)| LackingCounter {
                 counter: counter.to_string(),
-                reason: match (reason, limit(budget.most)) {
+                reason: match (reason, limit(budget.most())) {
                     (UnavailableReason::Waiting, Some(most)) => {
-                        format!("{reason}; the VM's budget allows {most} such counters at a time")
+                        let leased = budget.lease.of(of_kind) < budget.asked.of(of_kind);
+                        let whose = if leased { "lease" } else { "budget" };
+                        format!("{reason}; the VM's {whose} allows {most} such counters at a time")
                     }
                     _ => reason.to_string(),
                 },

@@ -8,8 +8,9 @@
 use std::fmt::Debug;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use pmu_virt::perfmon::{AttachedContext, ContextId};
 
@@ -47,14 +48,20 @@ struct Line {
     flag: Arc<Flag>,
 }
 
-/// The server's side: it sends jobs and takes reports.
+/// The ways to all vCPUs and cores.
 #[derive(Debug)]
-pub(crate) struct JobDispatcher {
+struct Lines {
     vcpus: Vec<Line>,
     /// `None`: vCPUs share no cores, and a core's jobs go to its vCPU's queue.
     cores: Option<Vec<Line>>,
     /// Set once the first core runs, where vCPUs share cores.
     exchange: Arc<OnceLock<Arc<dyn WakeCore>>>,
+}
+
+/// The sender's side: it sends jobs and takes reports.
+#[derive(Debug)]
+pub(crate) struct JobDispatcher {
+    lines: Arc<Lines>,
     outbox: Outbox,
     reports: Receiver<Report>,
 }
@@ -84,9 +91,7 @@ impl JobDispatcher {
     /// # Errors
     /// The process has no descriptor left.
     pub(crate) fn new(vcpus: usize, cores: Option<usize>) -> io::Result<(Self, JobQueues)> {
-        let (reports, received) = channel();
-        let notifier = Arc::new(Notifier::new()?);
-        let outbox = Outbox { reports, notifier };
+        let (outbox, received) = Outbox::new()?;
         let exchange = Arc::new(OnceLock::new());
         let open = |target, core| {
             let (jobs, taken) = channel();
@@ -111,10 +116,13 @@ impl JobDispatcher {
         let (core_lines, core_queues) = (0..cores.unwrap_or(0))
             .map(|n| open(Target::Core(n), n))
             .unzip();
-        let dispatcher = JobDispatcher {
+        let lines = Lines {
             vcpus: vcpu_lines,
             cores: cores.map(|_| core_lines),
             exchange,
+        };
+        let dispatcher = JobDispatcher {
+            lines: Arc::new(lines),
             outbox,
             reports: received,
         };
@@ -125,30 +133,46 @@ impl JobDispatcher {
         Ok((dispatcher, queues))
     }
 
+    /// Another sender to the same vCPUs and cores. What it sends comes back to it.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub(crate) fn another(&self) -> io::Result<Self> {
+        let (outbox, reports) = Outbox::new()?;
+        let lines = self.lines.clone();
+        Ok(Self {
+            lines,
+            outbox,
+            reports,
+        })
+    }
+
     /// How many vCPUs there are.
     pub(crate) fn vcpus(&self) -> usize {
-        self.vcpus.len()
+        self.lines.vcpus.len()
     }
 
     /// Whether vCPUs share cores.
     pub(crate) fn shares_cores(&self) -> bool {
-        self.cores.is_some()
+        self.lines.cores.is_some()
     }
 
     /// How many cores there are.
     pub(crate) fn cores(&self) -> usize {
-        self.cores.as_ref().map_or(self.vcpus.len(), Vec::len)
+        let lines = self.lines.cores.as_ref();
+        lines.unwrap_or(&self.lines.vcpus).len()
     }
 
     /// The core on which a vCPU is, or was last.
     pub(crate) fn core_of(&self, vcpu: usize) -> Option<usize> {
-        let line = self.vcpus.get(vcpu)?;
+        let line = self.lines.vcpus.get(vcpu)?;
         Some(line.flag.core.load(Ordering::Relaxed))
     }
 
     /// The thread of a core, once it runs.
     pub(crate) fn thread_of(&self, core: usize) -> Option<i32> {
-        let line = self.cores.as_ref().unwrap_or(&self.vcpus).get(core)?;
+        let lines = self.lines.cores.as_ref().unwrap_or(&self.lines.vcpus);
+        let line = lines.get(core)?;
         line.flag.thread.get().map(|thread| thread.thread_id())
     }
 
@@ -162,6 +186,11 @@ impl JobDispatcher {
         self.reports.try_recv().ok()
     }
 
+    /// The next report, which may take so long.
+    pub(crate) fn wait_report(&self, patience: Duration) -> Result<Report, RecvTimeoutError> {
+        self.reports.recv_timeout(patience)
+    }
+
     /// Sends a job. It comes back in a report, whatever happens.
     pub(crate) fn post(&self, context: ContextId, target: Target, work: Work) {
         let job = Job {
@@ -170,8 +199,8 @@ impl JobDispatcher {
             work: Some(work),
             outbox: self.outbox.clone(),
         };
-        let line = match (target, &self.cores) {
-            (Target::Vcpu(n), _) | (Target::Core(n), None) => self.vcpus.get(n),
+        let line = match (target, &self.lines.cores) {
+            (Target::Vcpu(n), _) | (Target::Core(n), None) => self.lines.vcpus.get(n),
             (Target::Core(n), Some(cores)) => cores.get(n),
         };
         // If nobody takes the job, it is dropped and comes back.
@@ -183,7 +212,7 @@ impl JobDispatcher {
         // Either the thread, or the core to which the vCPU comes, sees the flag,
         // or its number is seen here.
         fence(Ordering::SeqCst);
-        match self.exchange.get() {
+        match self.lines.exchange.get() {
             Some(exchange) => exchange.wake(line.flag.core.load(Ordering::SeqCst)),
             None => {
                 if let Some(thread) = line.flag.thread.get() {

@@ -5,9 +5,9 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
-use arbiter::{Cookie, CounterSet};
+use arbiter::{Cookie, CounterSet, PerKind};
 use perfmon_abi::wire::budget::{BudgetChange, BudgetInfo};
 use perfmon_abi::wire::info::{ReservedInfo, VcpuState};
 use perfmon_abi::wire::pcr::{PcrAct, PcrInfo};
@@ -87,6 +87,9 @@ pub(crate) enum Administration {
     Pcr(PcrAct),
     /// About the budget: a change of it, or nothing but the answer.
     Budget(Option<BudgetChange>),
+    /// The VM's lease on the host's counters holds so many now; who has reserved more is
+    /// told so many milliseconds before. No tool asks for this.
+    Lease(PerKind, u32),
 }
 
 impl Administration {
@@ -172,6 +175,16 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
+    /// One, and where its reports arrive.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub(crate) fn new() -> io::Result<(Self, Receiver<Report>)> {
+        let (reports, received) = channel();
+        let notifier = Arc::new(Notifier::new()?);
+        Ok((Outbox { reports, notifier }, received))
+    }
+
     pub(crate) fn send(&self, report: Report) {
         // Without a server nobody needs it, and what was sent is dropped.
         if self.reports.send(report).is_ok() {

@@ -58,6 +58,7 @@ mod closer;
 mod config;
 mod dispatcher;
 mod job;
+mod lease;
 mod message_queue;
 mod owners;
 mod pcr;
@@ -72,6 +73,7 @@ mod sys;
 pub use config::{ARG_SIZES, ControlConfig, DEFAULT_CONNECTIONS};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
 pub use job::{CoreView, Job, Target, VcpuView, View};
+pub use lease::LeaseLine;
 pub use pcr::change_share;
 pub use quantities::{
     CoreQuantities, ExitKind, GuestMemoryUse, HaltTimes, Halted, OffCoreReason, Snapshot,

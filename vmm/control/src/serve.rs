@@ -32,6 +32,10 @@ pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu, values: &dyn 
                         Administration::Budget(change) => {
                             budget::administer(number, pmu, core, change).map(Administered::Budget)
                         }
+                        Administration::Lease(most, grace_ms) => {
+                            budget::follow_lease(number, pmu, core, most, grace_ms)
+                                .map(Administered::Budget)
+                        }
                     };
                     Done::Administered(request, done)
                 }

@@ -9,6 +9,7 @@ use pmu_virt::{CorePmu, PmuModel, VcpuPmu};
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, KickThread};
 use crate::job::Job;
+use crate::lease::LeaseLine;
 use crate::owners::Owners;
 use crate::quantities::{GuestMemoryUse, HaltTimes, MemoryGauge, MemoryProbe, VcpuQuantities};
 use crate::serve::close_vcpu;
@@ -110,6 +111,15 @@ impl ServerSetup {
 }
 
 impl PreparedServer {
+    /// A way to tell all vCPUs what their VM's lease on the host's counters holds. It works
+    /// whether this server is started or not.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn lease_line(&self) -> Result<LeaseLine, ServerError> {
+        Ok(LeaseLine::new(self.dispatcher.another()?))
+    }
+
     /// Serves from now on; `guest` is the name of what boots.
     ///
     /// # Errors

@@ -2,16 +2,17 @@
 
 use std::io::Write;
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use arbiter::{Grant, Phase};
+use arbiter::{Grant, PerKind, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
 use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts, TrapMode, TrapPlan};
 use pmu_virt::{
     BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu,
 };
 use thiserror::Error;
-use vmm_control::{JobQueue, Server, ServerError, ServerSetup};
+use vmm_control::{ControlConfig, JobQueue, LeaseLine, Server, ServerError, ServerSetup};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
@@ -127,6 +128,7 @@ pub struct Machine {
     /// Serves host tools.
     pub(super) server: Option<Server>,
     pub(super) core_jobs: Vec<JobQueue>,
+    lease_line: Option<LeaseLine>,
     // The line stays connected for as long as its event lives.
     _com1_irq: EventFd,
 }
@@ -221,11 +223,15 @@ impl Machine {
         let pin = at_cpu
             .map(|cpu| CpuList::new(vec![cpu]))
             .or_else(|| config.pin.clone());
-        let host_tools = match (&config.control, &guest.pmu) {
-            (Some(control), Some(model)) => {
+        let host_tools = match &guest.pmu {
+            Some(model) if config.control.is_some() || config.lease.is_some() => {
                 let memory = Box::new(VmMemory(vm.clone()));
-                let mut setup = ServerSetup::new(control, model.clone(), memory, tsc_khz);
-                setup.enable_hosting(&mut cores);
+                let unserved = || ControlConfig::at(PathBuf::new());
+                let control = config.control.clone().unwrap_or_else(unserved);
+                let mut setup = ServerSetup::new(&control, model.clone(), memory, tsc_khz);
+                if config.control.is_some() {
+                    setup.enable_hosting(&mut cores);
+                }
                 let shared = config.cores.map(|plan| plan.cores.into());
                 let count = shared.unwrap_or(config.cpus.into());
                 let cpu = |core| u32::try_from(pin.as_ref()?.of(core)?).ok();
@@ -234,6 +240,8 @@ impl Machine {
             }
             _ => None,
         };
+        let line = host_tools.as_ref().filter(|_| config.lease.is_some());
+        let lease_line = line.map(|tools| tools.server.lease_line()).transpose()?;
         let (server, endpoints, core_jobs) = match host_tools {
             Some(tools) => (Some(tools.server), tools.vcpus, tools.cores),
             None => (None, Vec::new(), Vec::new()),
@@ -269,6 +277,7 @@ impl Machine {
                 let grant = config
                     .budget
                     .map_or(grant, |budget| grant.at_most(budget.most()));
+                let grant = grant.leased(config.lease.unwrap_or(PerKind::ALL));
                 let pmu = VcpuPmu::detached(owner, model.clone(), grant);
                 let mut pmu = pmu.with_oversubscription(answer);
                 if let Some(reservations) = reserved.next() {
@@ -321,11 +330,13 @@ impl Machine {
                 host: endpoints.next(),
             });
         }
+        let server = server.filter(|_| config.control.is_some());
         let server = server.map(|server| server.start(guest_name(config)));
         let server = server.transpose()?;
         Ok(Self {
             server,
             core_jobs,
+            lease_line,
             vcpus,
             cores,
             pin,
@@ -334,6 +345,12 @@ impl Machine {
             audit,
             _com1_irq: com1_irq,
         })
+    }
+
+    /// The way to tell its vCPUs what the VM's lease on the host's counters holds, once, if
+    /// [`RunConfig::lease`] says that there is one.
+    pub fn take_lease_line(&mut self) -> Option<LeaseLine> {
+        self.lease_line.take()
     }
 
     /// The audit of its vCPUs, to be finished when they have ended.

@@ -87,6 +87,17 @@ fn text(vm: &BudgetListing, out: &mut dyn Write) -> io::Result<()> {
                 writeln!(out, "  vCPU {vcpu}: {counter} is revoked in {ms} ms")?;
             }
         }
+        let leased = kinds(info).into_iter();
+        let leased: Vec<String> = leased
+            .filter_map(|(name, kind)| Some(format!("{} {name}", kind.leased?)))
+            .collect();
+        if !leased.is_empty() {
+            let leased = leased.join(", ");
+            writeln!(
+                out,
+                "  vCPU {vcpu}: the VM's lease on the host's counters holds {leased}"
+            )?;
+        }
         if let Some(ms) = info.ends_in_ms {
             let later = |kind: &KindBudget| most(kind.later, kind.there);
             let programmable = later(&info.programmable);
@@ -126,6 +137,7 @@ mod tests {
     fn budgets_in_words() {
         let programmable = KindBudget {
             most: Some(2),
+            leased: Some(2),
             later: None,
             there: 4,
             counting: 2,
@@ -168,6 +180,7 @@ VM 71 at vm1.sock
   1     fixed         all 3    0         0
   vCPU 0: PMC2 does not count: it waits for its turn on a physical counter
   vCPU 0: PMC3 is revoked in 40 ms
+  vCPU 0: the VM's lease on the host's counters holds 2 programmable
   vCPU 0: programmable all 4, fixed all 3 again in 900 ms
 ";
         assert_eq!(String::from_utf8(out).unwrap(), expected);

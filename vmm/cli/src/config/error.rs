@@ -148,6 +148,15 @@ pub enum SettingError {
     /// A budget of counters that there are none of.
     #[error("under --pmu none there are no counters and no budget of them; leave one out")]
     BudgetWithoutPmu,
+    /// Something about a lease that is not asked for.
+    #[error("no lease is asked for under --arbiter none; leave one out")]
+    NoArbiter,
+    /// A lease without counters.
+    #[error("under --pmu none there are no counters to lease; leave one out")]
+    LeaseWithoutPmu,
+    /// A lease that makes no sense.
+    #[error("{0}")]
+    LeaseTerms(String),
     /// Something about host tools that nobody serves.
     #[error("no host tools are served; add --control SOCKET")]
     NoControl,

@@ -27,6 +27,8 @@ use super::{
     VERBOSITY,
 };
 use crate::flags::RunFlags;
+use crate::host::terms_of;
+use crate::lease::{ArbiterChoice, Whom};
 use crate::logging::LogOptions;
 
 /// Flags over a file.
@@ -88,6 +90,7 @@ impl Merge<'_> {
     pub(super) fn into_settings(self) -> Result<Settings, ConfigError> {
         Ok(Settings {
             run: self.run_config()?,
+            arbiter: self.arbiter()?,
             log: self.log_options()?,
         })
     }
@@ -124,6 +127,7 @@ impl Merge<'_> {
                 let parse = |words: &str| BudgetChoice::parse(words, true);
                 choice(words, parse, BudgetChoice::ALLOWED_AT_START)
             })?,
+            lease: None,
             cpu_vendor: checked!(self, cpu_vendor, |word| {
                 choice(word, CpuVendor::parse, CpuVendor::ALLOWED)
             })?
@@ -146,6 +150,44 @@ impl Merge<'_> {
             save_on_exit: self.file_option(given!(self, save_on_exit), writable)?,
             restore: self.file_option(given!(self, restore), readable)?,
             control,
+        })
+    }
+
+    /// Whom the VM asks for physical counters, and how.
+    fn arbiter(&self) -> Result<ArbiterChoice, ConfigError> {
+        let word = |path: &PathBuf| Whom::named(path.clone());
+        let whom = given!(self, arbiter).map(|given| match word(&given.value) {
+            Whom::At(_) => Whom::At(self.anchored(given).value),
+            word => word,
+        });
+        let whom = whom.unwrap_or_default();
+        let pmu = checked!(self, pmu, model)?.unwrap_or_default();
+        let beside = place!(self, arbiter_shortage).or_else(|| place!(self, arbiter_terms));
+        match (&whom, &pmu, place!(self, arbiter), beside) {
+            (Whom::Nobody, _, _, Some(place)) => {
+                return Err(ConfigError::setting(place, SettingError::NoArbiter));
+            }
+            (Whom::At(_), PmuChoice::None, Some(place), _)
+            | (_, PmuChoice::None, _, Some(place)) => {
+                return Err(ConfigError::setting(place, SettingError::LeaseWithoutPmu));
+            }
+            _ => {}
+        }
+        let fewer = checked!(self, arbiter_shortage, |word| {
+            let parse = |word: &str| match word {
+                "refuse" => Some(false),
+                "fewer" => Some(true),
+                _ => None,
+            };
+            choice(word, parse, "refuse or fewer")
+        })?;
+        let terms = checked!(self, arbiter_terms, |text| {
+            terms_of(&text).map_err(SettingError::LeaseTerms)
+        })?;
+        Ok(ArbiterChoice {
+            whom,
+            fewer: fewer.unwrap_or_default(),
+            terms: terms.unwrap_or_default(),
         })
     }
 

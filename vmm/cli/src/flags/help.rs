@@ -343,6 +343,7 @@ fn run_help() -> String {
     }
     text.push_str(FIRMWARE);
     text.push_str(RESERVATIONS);
+    text.push_str(LEASES_OF_VMS);
     text.push_str(CONTROL);
     text.push_str(RUN_NOTES);
     text
@@ -372,6 +373,17 @@ Counters of the firmware (--firmware-counter EVENT[,WORD...]); EVENT as in umpir
   yield                    the firmware yields it to a layer that asks, else it refuses
   keep                     the cookies stay in the firmware's memory, else they are wiped
   isolate                  registers that several counters share do not reach it
+";
+
+const LEASES_OF_VMS: &str = "
+Leases on the host's counters (--arbiter; docs/arbiterd.md): what the guest may use follows
+what the VM's lease holds. --arbiter-terms is a list of
+  tenant=NAME          one of the tenants that this user belongs to [the first]
+  priority=N           who is served first; more is more [the tenant's]
+  preemptible, best-effort
+                       who may take counters from it: higher priorities, all guarantees
+  label=TEXT           its name in umpire who [vm and the kernel's]
+  wait                 the VM waits until it is its turn, instead of being refused
 ";
 
 const RESERVATIONS: &str = "

@@ -57,6 +57,19 @@ pub struct RunFlags {
     /// [default: all]
     #[arg(long, value_name = "programmable=N,fixed=N[,round]")]
     pub budget: Option<String>,
+    /// Ask the host's arbiter (umpire arbiterd) for a lease on the physical counters of the
+    /// guest's PMU: auto (if one runs, and a physical PMU counts), none, or its socket
+    /// [default: auto]
+    #[arg(long, value_name = "auto|none|SOCKET")]
+    pub arbiter: Option<PathBuf>,
+    /// If they cannot all be had: refuse (the VM does not start, and who holds what is
+    /// told) or fewer (it starts with as many as there are, which CPUID announces)
+    /// [default: refuse]
+    #[arg(long, value_name = "HOW")]
+    pub arbiter_shortage: Option<String>,
+    /// What the lease is to be like, see below
+    #[arg(long, value_name = "KEY=VALUE[,...]")]
+    pub arbiter_terms: Option<String>,
     /// CPU vendor that the guest sees: host, amd or intel [default: host]
     #[arg(long, value_name = "VENDOR")]
     pub cpu_vendor: Option<String>,

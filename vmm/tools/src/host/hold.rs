@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use umpire_lease::{Arbiter, CallError, Held, Next, RenewIn, RenewOut, Request};
+use umpire_lease::{CallError, Keeper, News, Request};
 
 use super::{HostOptions, text};
 use crate::ToolError;
@@ -15,9 +15,6 @@ use crate::wait::Waiter;
 
 /// How long a holder looks for an arbiter that has gone away.
 const COMES_BACK: Duration = Duration::from_secs(15);
-const LOOKS: Duration = Duration::from_millis(100);
-/// Between two tries to renew.
-const TRIES: Duration = Duration::from_secs(1);
 /// How long a command may go on after Ctrl-C before it is told to end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -43,13 +40,15 @@ const CHILD: usize = 1;
 /// The lease cannot be had, or the command cannot be started.
 pub fn hold(options: &HoldOptions, errors: &mut dyn Write) -> Result<u8, ToolError> {
     let waiter = Waiter::new().map_err(host("waiting"))?;
-    let held = Arbiter::connect(&options.host.path())?.acquire(&options.request)?;
-    waiter.add(&held, LEASE).map_err(host("waiting"))?;
+    let (path, request) = (options.host.path(), &options.request);
+    let keeper = Keeper::acquire(&path, request, options.renew, Some(COMES_BACK))?;
+    if let Some(connection) = keeper.connection() {
+        waiter.add(connection, LEASE).map_err(host("waiting"))?;
+    }
     let mut holder = Holder {
         options,
         waiter,
-        held: Some(held),
-        renews: None,
+        keeper,
         errors,
     };
     if !holder.turn_comes()? {
@@ -77,10 +76,7 @@ pub fn hold(options: &HoldOptions, errors: &mut dyn Write) -> Result<u8, ToolErr
 struct Holder<'a> {
     options: &'a HoldOptions,
     waiter: Waiter,
-    /// `None`: the lease has ended.
-    held: Option<Held>,
-    /// When the lease is to be renewed.
-    renews: Option<Instant>,
+    keeper: Keeper,
     errors: &'a mut dyn Write,
 }
 
@@ -93,58 +89,42 @@ impl Holder<'_> {
     fn turn_comes(&mut self) -> Result<bool, ToolError> {
         let mut told = false;
         loop {
-            let Some(held) = &mut self.held else {
-                return Ok(false);
-            };
-            if held.lease().holds > 0 {
+            let waits = self.hear()?;
+            if self.keeper.has_ended() {
+                let why = waits.unwrap_or_default();
+                return Err(ToolError::Arbiter(CallError::Other(why)));
+            }
+            if self.keeper.lease().holds > 0 {
                 return Ok(true);
             }
-            let id = held.lease().id;
-            match held.next(Some(Duration::ZERO))? {
-                Next::Event(event) if event.what == "ended" => {
-                    return Err(ToolError::Arbiter(CallError::Other(event.message)));
-                }
-                Next::Event(event) => {
-                    let why = format!("lease {id} {}", event.message);
-                    self.tell(&why);
-                    told = true;
-                    continue;
-                }
-                Next::Nothing => {}
-            }
-            if !told {
-                told = true;
+            if let Some(news) = waits {
+                self.tell(&news);
+            } else if !told {
+                let id = self.keeper.lease().id;
                 self.tell(&format!("lease {id} waits for its turn"));
             }
-            if self.waiter.wait(None).map_err(host("waiting"))?.stop {
+            told = true;
+            let woken = self.waiter.wait(self.keeper.due());
+            if woken.map_err(host("waiting"))?.stop {
                 return Ok(false);
             }
         }
     }
 
     fn greet(&mut self) {
-        if let Some(held) = &self.held {
-            let lease = held.lease();
-            let text = format!(
-                "lease {}: {} of {} counters ({}) on CPUs {}",
-                lease.id,
-                lease.holds,
-                lease.wants,
-                text::counters(&lease.counters),
-                lease.cpus
-            );
-            self.tell(&text);
-        }
+        let lease = self.keeper.lease();
+        let text = format!(
+            "lease {}: {} of {} counters ({}) on CPUs {}",
+            lease.id,
+            lease.holds,
+            lease.wants,
+            text::counters(&lease.counters),
+            lease.cpus
+        );
+        self.tell(&text);
         if let Some(warning) = unpinned(&self.options.command) {
             self.tell(&warning);
         }
-        self.plan_renewal();
-    }
-
-    fn plan_renewal(&mut self) {
-        let left = self.held.as_ref().and_then(|held| held.lease().left_ms);
-        let half = left.map(|ms| Instant::now() + Duration::from_millis(ms / 2));
-        self.renews = half.filter(|_| self.options.renew);
     }
 
     /// Keeps the lease until the command, or without one the lease, has ended.
@@ -166,10 +146,13 @@ impl Holder<'_> {
             {
                 return Ok(Some(status));
             }
-            if child.is_none() && self.held.is_none() {
+            while let Some(news) = self.hear()? {
+                self.tell(&news);
+            }
+            if child.is_none() && self.keeper.has_ended() {
                 return Ok(None);
             }
-            let until = [self.renews, ends].into_iter().flatten().min();
+            let until = [self.keeper.due(), ends].into_iter().flatten().min();
             let woken = self.waiter.wait(until).map_err(host("waiting"))?;
             if woken.stop {
                 if child.is_none() {
@@ -178,9 +161,6 @@ impl Holder<'_> {
                 // Ctrl-C goes to the command as well. What does not end by it is told to.
                 ends.get_or_insert(Instant::now() + PATIENCE);
             }
-            if woken.ready.contains(&LEASE) {
-                self.hear()?;
-            }
             let now = Instant::now();
             if ends.is_some_and(|ends| ends <= now)
                 && let Some(child) = &child
@@ -188,97 +168,31 @@ impl Holder<'_> {
                 let _ = kill_process(Pid::from_child(child), Signal::TERM);
                 ends = Some(now + PATIENCE);
             }
-            if self.renews.is_some_and(|renews| renews <= now) {
-                self.renew();
-            }
         }
     }
 
-    /// Tells what has happened to the lease.
-    fn hear(&mut self) -> Result<(), ToolError> {
-        while let Some(held) = &mut self.held {
-            let id = held.lease().id;
-            match held.next(Some(Duration::ZERO)) {
-                Ok(Next::Nothing) => break,
-                Ok(Next::Event(event)) => {
-                    if event.what != "renewed" {
-                        self.tell(&format!("lease {id} {}", event.message));
+    /// What has happened to the lease, in words.
+    fn hear(&mut self) -> Result<Option<String>, ToolError> {
+        while let Some(news) = self.keeper.next() {
+            let id = self.keeper.lease().id;
+            return Ok(Some(match news {
+                News::Event(event) if event.what == "renewed" => continue,
+                News::Event(event) => format!("lease {id} {}", event.message),
+                News::Away => {
+                    format!("the arbiter has gone away; lease {id} is claimed when it is back")
+                }
+                News::Back => {
+                    if let Some(connection) = self.keeper.connection() {
+                        let added = self.waiter.add(connection, LEASE);
+                        added.map_err(host("waiting"))?;
                     }
-                    match event.what.as_str() {
-                        "ended" => self.leave(),
-                        // It begins anew with a grant.
-                        "holds" | "spared" | "mended" => self.plan_renewal(),
-                        _ => {}
-                    }
+                    format!("lease {id} is held again")
                 }
-                Err(CallError::Ended | CallError::Io(_)) => self.look_for_arbiter()?,
-                Err(other) => {
-                    self.leave();
-                    self.tell(&format!("lease {id}: {other}"));
-                }
-            }
+                News::Lost(why) => format!("lease {id} is lost: {why}"),
+                News::NotRenewed(why) => format!("lease {id} cannot be renewed now: {why}"),
+            }));
         }
-        Ok(())
-    }
-
-    fn leave(&mut self) {
-        if let Some(held) = self.held.take() {
-            self.waiter.remove(&held);
-        }
-        self.renews = None;
-    }
-
-    /// The arbiter has gone away: it may be started anew.
-    fn look_for_arbiter(&mut self) -> Result<(), ToolError> {
-        let Some(held) = self.held.take() else {
-            return Ok(());
-        };
-        self.waiter.remove(&held);
-        let id = held.lease().id;
-        self.tell(&format!(
-            "the arbiter has gone away; lease {id} is claimed when it is back"
-        ));
-        let until = Instant::now() + COMES_BACK;
-        while Instant::now() < until {
-            let claimed = Arbiter::connect(&self.options.host.path())
-                .and_then(|arbiter| arbiter.claim(id, None));
-            match claimed {
-                Ok(held) => {
-                    self.waiter.add(&held, LEASE).map_err(host("waiting"))?;
-                    self.held = Some(held);
-                    self.tell(&format!("lease {id} is held again"));
-                    self.plan_renewal();
-                    return Ok(());
-                }
-                Err(CallError::Refused(why)) => {
-                    self.tell(&format!("lease {id} is lost: {}", why.message));
-                    return Ok(());
-                }
-                Err(_) => std::thread::sleep(LOOKS),
-            }
-        }
-        self.tell(&format!(
-            "lease {id} is lost: the arbiter did not come back"
-        ));
-        Ok(())
-    }
-
-    fn renew(&mut self) {
-        let Some(held) = &self.held else { return };
-        let (lease, generation) = (held.lease().id, Some(held.lease().generation));
-        let renewed: Result<RenewOut, CallError> = Arbiter::connect(&self.options.host.path())
-            .and_then(|mut arbiter| arbiter.call("Renew", &RenewIn { lease, generation }));
-        match renewed {
-            Ok(RenewOut { left_ms }) => {
-                let half = left_ms.map(|ms| Instant::now() + Duration::from_millis(ms / 2));
-                self.renews = half;
-            }
-            Err(error) => {
-                // It may be possible again before the time is over.
-                self.renews = Some(Instant::now() + TRIES);
-                self.tell(&format!("lease {lease} cannot be renewed now: {error}"));
-            }
-        }
+        Ok(None)
     }
 }
 

@@ -60,6 +60,9 @@ pub struct KindBudget {
     pub most: Option<u8>,
     /// The same from the end on, for a budget that ends.
     pub later: Option<u8>,
+    /// So many the VM's lease on the host's counters holds; `None`: there is no lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leased: Option<u8>,
     /// Counters of the PMU model.
     pub there: u8,
     /// Those that count now.

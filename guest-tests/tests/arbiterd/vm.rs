@@ -1,0 +1,250 @@
+//! `umpire run --arbiter`: what a guest may use is what its VM's lease holds.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use guest_tests::kernel::{Kernel, Protocol, spin_forever};
+use guest_tests::micro::Written;
+use guest_tests::umpire::{self, skipped_without_kvm};
+use guest_tests::vm::Vm;
+use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx};
+use serde_json::Value;
+use umpire_lease::Request;
+
+use crate::fixture::{Daemon, programmable};
+
+/// The VMs themselves end after a minute.
+const PATIENCE: Duration = Duration::from_secs(20);
+const RATES: &str = "counters = 6\n[event.cycles]\nrate = 1000\n";
+/// Cycles in both rings, enabled.
+const CYCLES: u64 = 0x43_0076;
+/// `PerfEvtSel0` of the core extension.
+const SELECT: u32 = 0xc001_0200;
+
+/// Counts on all six counters.
+fn counts(a: &mut CodeAssembler) -> Written {
+    for n in 0..6 {
+        a.mov(ecx, SELECT + 2 * n)?;
+        a.mov(eax, u32::try_from(CYCLES).expect("32 bits"))?;
+        a.mov(edx, 0)?;
+        a.wrmsr()?;
+    }
+    let mut forever = a.create_label();
+    a.set_label(&mut forever)?;
+    a.jmp(forever)
+}
+
+fn boot(daemon: &Daemon, terms: &str, flags: &[&str]) -> Vm {
+    let socket = daemon.socket();
+    let asks = ["--arbiter", &socket.display().to_string()].map(str::to_owned);
+    let mut all = vec!["--oversubscribe", "refuse"];
+    all.extend(asks.iter().map(String::as_str));
+    if !terms.is_empty() {
+        all.extend(["--arbiter-terms", terms]);
+    }
+    all.extend(flags);
+    Vm::boot_kernel(&umpire::path(), RATES, &all, counts)
+}
+
+fn budget(vm: &Vm) -> Value {
+    let listing: Value = serde_json::from_str(&vm.printed(&["budget", "-j"])).expect("JSON");
+    listing["vcpus"][0]["programmable"].clone()
+}
+
+/// Waits until so many counters count, and these are held by the lease.
+fn await_counting(vm: &Vm, counting: u64, leased: u64) {
+    let began = Instant::now();
+    loop {
+        let kind = budget(vm);
+        if kind["counting"] == counting && kind["leased"] == leased {
+            return;
+        }
+        assert!(
+            began.elapsed() < PATIENCE,
+            "{kind}, not {counting} of {leased}"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Six programmable counters of each CPU.
+fn daemon() -> Daemon {
+    Daemon::with(&["--budget", "programmable=6"], "")
+}
+
+/// So many counters of each CPU, for whatever runs there.
+fn whole(count: u32) -> Request {
+    Request {
+        cpus: None,
+        waits_ms: Some(-1),
+        ..programmable(count)
+    }
+}
+
+#[test]
+fn a_guest_uses_what_the_lease_of_its_vm_holds() {
+    if skipped_without_kvm("a_guest_uses_what_the_lease_of_its_vm_holds") {
+        return;
+    }
+    let daemon = daemon();
+    let vm = boot(
+        &daemon,
+        "best-effort,label=web",
+        &["--arbiter-shortage", "fewer"],
+    );
+    await_counting(&vm, 6, 6);
+    let who = daemon.out(&["who"]);
+    assert!(who.contains("web"), "{who}");
+
+    // A guarantee takes four of them, after a notice.
+    let mut held = daemon.connect().acquire(&whole(4)).expect("it waits");
+    held.wait().expect("it is served");
+    await_counting(&vm, 2, 2);
+    let kind = budget(&vm);
+    let why = kind["lacking"][0]["reason"].as_str().expect("a reason");
+    assert!(why.contains("at a time"), "{why}");
+
+    // An administrator gives the guest less than the lease, and never more.
+    let _ = vm.printed(&["budget", "programmable=1"]);
+    await_counting(&vm, 1, 2);
+    let _ = vm.printed(&["budget", "programmable=all"]);
+    await_counting(&vm, 2, 2);
+
+    // What is given back comes back.
+    drop(held);
+    await_counting(&vm, 6, 6);
+}
+
+#[test]
+fn a_vm_that_cannot_have_its_counters_is_told_who_holds_them() {
+    if skipped_without_kvm("a_vm_that_cannot_have_its_counters") {
+        return;
+    }
+    let daemon = daemon();
+    let held = daemon.acquire(&whole(4));
+    let kernel = Kernel::new(Protocol::Linux64, |a, _| spin_forever(a)).expect("a kernel");
+    let socket = daemon.socket().display().to_string();
+    let run = |kernel: &Path, flags: &[&str]| {
+        let mut words = vec![
+            "run",
+            "--memory",
+            "32",
+            "--timeout",
+            "5",
+            "--pmu",
+            "amd-core",
+        ];
+        words.extend(["--cpu-vendor", "amd", "--counters", "clock", "--kernel"]);
+        words.push(kernel.to_str().expect("UTF-8"));
+        words.extend(flags);
+        daemon.refused(&words)
+    };
+    let told = run(&kernel.path(), &["--arbiter", &socket]);
+    let lease = format!("held by lease {}", held.lease().id);
+    for part in [lease.as_str(), "--arbiter-shortage fewer"] {
+        assert!(told.contains(part), "{told}");
+    }
+    let terms = ["--arbiter", &socket, "--arbiter-terms", "tenant=nobody"];
+    let told = run(&kernel.path(), &terms);
+    assert!(told.contains("nobody"), "{told}");
+    let told = run(&kernel.path(), &["--arbiter", "/no/such/socket"]);
+    assert!(told.contains("--arbiter none"), "{told}");
+    let told = run(&kernel.path(), &["--arbiter-terms", "colour=red"]);
+    assert!(told.contains("'colour'"), "{told}");
+    let told = run(
+        &kernel.path(),
+        &["--arbiter", "none", "--arbiter-shortage", "fewer"],
+    );
+    assert!(told.contains("--arbiter none"), "{told}");
+
+    // It starts with fewer, which it never gets more of: CPUID has said so.
+    let vm = boot(&daemon, "", &["--arbiter-shortage", "fewer"]);
+    await_counting(&vm, 2, 2);
+    drop(held);
+    std::thread::sleep(Duration::from_millis(200));
+    await_counting(&vm, 2, 2);
+    let leases = daemon.connect().leases().expect("a list");
+    assert_eq!((leases[0].wants, leases[0].holds), (2, 2), "{leases:?}");
+}
+
+#[test]
+fn a_vm_counts_on_without_the_arbiter_and_comes_back_after_a_revocation() {
+    if skipped_without_kvm("a_vm_counts_on_without_the_arbiter") {
+        return;
+    }
+    let mut daemon = daemon();
+    let vm = boot(&daemon, "", &[]);
+    await_counting(&vm, 6, 6);
+    daemon.kill();
+    std::thread::sleep(Duration::from_millis(300));
+    await_counting(&vm, 6, 6);
+    daemon.begin();
+    let began = Instant::now();
+    let lease = loop {
+        let leases = daemon.connect().leases().expect("a list");
+        if let Some(lease) = leases.into_iter().find(|lease| lease.state == "holds") {
+            break lease;
+        }
+        assert!(began.elapsed() < PATIENCE, "it is claimed");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    await_counting(&vm, 6, 6);
+
+    // Somebody waits for the counters: they are his, and then the VM's again.
+    let mut held = daemon.connect().acquire(&whole(6)).expect("it waits");
+    let _ = daemon.out(&["revoke", &lease.id.to_string(), "--grace", "50"]);
+    held.wait().expect("it is served");
+    await_counting(&vm, 0, 0);
+    drop(held);
+    await_counting(&vm, 6, 6);
+}
+
+/// A VM that was stopped for so long that its lease is no more asks anew.
+#[test]
+fn a_vm_that_comes_back_too_late_asks_anew() {
+    if skipped_without_kvm("a_vm_that_comes_back_too_late") {
+        return;
+    }
+    let mut daemon = Daemon::with(&["--budget", "programmable=6"], "claim-window-ms = 200\n");
+    let vm = boot(&daemon, "", &[]);
+    await_counting(&vm, 6, 6);
+    vm.signal("-STOP");
+    daemon.kill();
+    daemon.begin();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(daemon.connect().leases().expect("a list").is_empty());
+    let held = daemon.acquire(&whole(2));
+    vm.signal("-CONT");
+    await_counting(&vm, 4, 4);
+    drop(held);
+    await_counting(&vm, 6, 6);
+}
+
+/// `auto` asks nobody where no physical PMU counts.
+#[test]
+fn a_vm_without_a_physical_pmu_needs_no_lease() {
+    if skipped_without_kvm("a_vm_without_a_physical_pmu") {
+        return;
+    }
+    let daemon = daemon();
+    let kernel = Kernel::new(Protocol::Linux64, |a, _| spin_forever(a)).expect("a kernel");
+    let status = Command::new(umpire::path())
+        .args([
+            "run",
+            "--memory",
+            "32",
+            "--timeout",
+            "0.5",
+            "--counters",
+            "clock",
+            "--kernel",
+        ])
+        .arg(kernel.path())
+        .env("UMPIRE_ARBITER", daemon.socket())
+        .stdin(Stdio::null())
+        .status();
+    assert_eq!(status.expect("umpire starts").code(), Some(124));
+    let log = daemon.log();
+    assert!(!log.contains("lease"), "{log}");
+}
