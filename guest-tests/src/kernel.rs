@@ -2,7 +2,6 @@
 //! run it on.
 
 mod code;
-mod elf;
 mod pty;
 
 pub use code::{

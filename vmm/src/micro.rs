@@ -5,6 +5,7 @@
 //! state with them what the virtual PMU has to do.
 
 mod code;
+mod elf;
 mod error;
 mod layout;
 mod machine;
@@ -14,6 +15,7 @@ mod solo;
 mod threads;
 
 pub use code::{CodeError, assemble, assemble_for};
+pub use elf::ElfImage;
 pub use error::MicroRunError;
 pub use layout::{
     GPRS, IDT_VECTORS, KERNEL_CODE, KERNEL_CS, KERNEL_SS, KERNEL_STACK, LAPIC, MEMORY_SIZE,

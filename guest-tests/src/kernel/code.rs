@@ -9,7 +9,8 @@ use iced_x86::code_asm::{
 };
 use tempfile::NamedTempFile;
 
-use super::elf::{ElfImage, write};
+use vmm::micro::ElfImage;
+
 use crate::micro::Written;
 
 /// Where a kernel is loaded.
@@ -91,7 +92,7 @@ impl Kernel {
         };
         bytes.resize((CODE - BASE) as usize, 0);
         bytes.extend(a.assemble(CODE.into())?);
-        let file = write(&ElfImage {
+        let image = ElfImage {
             is_64: protocol != Protocol::Multiboot,
             address: BASE,
             entry: CODE,
@@ -101,8 +102,8 @@ impl Kernel {
                 Protocol::Pvh => pvh_note(),
                 _ => Vec::new(),
             },
-        })?;
-        Ok(file)
+        };
+        Ok(image.file()?)
     }
 
     /// Where its file is.

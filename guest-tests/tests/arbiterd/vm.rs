@@ -248,3 +248,57 @@ fn a_vm_without_a_physical_pmu_needs_no_lease() {
     let log = daemon.log();
     assert!(!log.contains("lease"), "{log}");
 }
+
+/// Who asks, waits, is revoked and comes back, with counts that are true to the last event.
+#[test]
+fn the_demo_of_a_host() {
+    if skipped_without_kvm("the_demo_of_a_host") {
+        return;
+    }
+    let output = Command::new("timeout")
+        .arg("60")
+        .arg(umpire::path())
+        .args(["demo", "host", "-j"])
+        .output()
+        .expect("it starts");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
+    let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let lines = shown["lines"].as_array().expect("lines");
+    let mut lines = lines.iter();
+    for (who, what) in [
+        ("blue-1", "holds 2 of 2"),
+        ("blue-2", "holds 2 of 2"),
+        ("green-1", "holds 4 of 4"),
+        ("tool", "asks for 2"),
+        ("green-1", "holds 2 of 4"),
+        ("tool", "holds 2 of 2"),
+        ("hog", "asks for 1"),
+        ("tool", "has ended"),
+        ("hog", "holds 1 of 1"),
+        ("operator", "revokes"),
+        ("hog", "has ended: user"),
+        ("green-1", "holds 4 of 4"),
+    ] {
+        let is_next = |line: &Value| {
+            line["who"] == who
+                && line["what"]
+                    .as_str()
+                    .is_some_and(|text| text.starts_with(what))
+        };
+        assert!(lines.by_ref().any(is_next), "{who} {what}: {shown:#}");
+    }
+    let holders = shown["holders"].as_array().expect("holders");
+    assert_eq!(holders.len(), 3, "{shown:#}");
+    for counter in holders
+        .iter()
+        .flat_map(|one| one["counters"].as_array().expect("counters"))
+    {
+        assert_eq!(counter["events"], counter["truth"], "{shown:#}");
+    }
+    let green = &holders[2]["counters"];
+    assert!(
+        green[3]["blind"].as_u64() > green[0]["blind"].as_u64(),
+        "{shown:#}"
+    );
+}

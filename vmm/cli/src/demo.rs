@@ -7,6 +7,7 @@
 //! happen.
 
 mod guest;
+mod host;
 mod pcr;
 mod plan;
 mod record;
@@ -82,8 +83,10 @@ pub enum DemoError {
 /// The flags cannot be used, the host failed in the middle, or standard output
 /// cannot be written to.
 pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
-    if let Some(DemoScenario::Pcr { pmu, output }) = &flags.scenario {
-        return run_pcr(pmu.as_deref(), output.json);
+    match &flags.scenario {
+        Some(DemoScenario::Pcr { pmu, output }) => return run_pcr(pmu.as_deref(), output.json),
+        Some(DemoScenario::Host { output }) => return run_host(output.json),
+        None => {}
     }
     let names = umpire_events::names();
     let plan = Plan::new(flags, host_vendor(), names.as_ref()).map_err(UserError::bad_input)?;
@@ -125,6 +128,27 @@ fn run_pcr(pmu: Option<&str>, json: bool) -> Result<ExitStatus, UserError> {
         }
         Err(refusal) => {
             decline(&refusal, "demo pcr", json, out).map_err(UserError::unwritable)?;
+            Ok(ExitStatus::BAD_INPUT)
+        }
+    }
+}
+
+/// The scenario of the host's arbiter.
+fn run_host(json: bool) -> Result<ExitStatus, UserError> {
+    let out = &mut io::stdout().lock();
+    let ready = doctor::open().and_then(|host| doctor::check(&host).map(|_| host));
+    match ready {
+        Ok(vmm_host) => {
+            let report = host::perform(&vmm_host).map_err(refused)?;
+            host::write_report(&report, json, out).map_err(UserError::unwritable)?;
+            if report.is_true() {
+                return Ok(ExitStatus::SUCCESS);
+            }
+            let what = "a count is not the truth; this is a bug in Umpire";
+            Err(UserError::with_status(what, ExitStatus::HOST_FAILURE))
+        }
+        Err(refusal) => {
+            decline(&refusal, "demo host", json, out).map_err(UserError::unwritable)?;
             Ok(ExitStatus::BAD_INPUT)
         }
     }

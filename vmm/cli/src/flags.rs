@@ -117,6 +117,13 @@ pub enum DemoScenario {
         #[command(flatten)]
         output: Output,
     },
+    /// An arbiter of a host, three VMs of two tenants, a tool and a hog, on simulated
+    /// counters: who asks, gets, waits, is revoked and comes back
+    Host {
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+    },
 }
 
 /// The flags of `umpire demo`.
