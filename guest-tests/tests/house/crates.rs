@@ -63,7 +63,11 @@ const HOUSE: [Room; 23] = [
         "vmm/tools",
         &["umpire-events", "perfmon", "umpire-perfmon", "umpire-lease"],
     ),
-    room("umpire-bench", "vmm/bench", &["vmm", "umpire-perfmon"]),
+    room(
+        "umpire-bench",
+        "vmm/bench",
+        &["vmm", "umpire-perfmon", "umpire-lease"],
+    ),
     room(
         "umpire",
         "vmm/cli",
