@@ -96,8 +96,9 @@ pub struct ArbiterReport {
     pub revocation: Vec<RevocationRow>,
     /// Killed and started anew with many leases.
     pub restart: Option<RestartReport>,
-    /// Trapped accesses with and without an arbiter that decides.
-    pub traps: Option<LoadedTraps>,
+    /// Trapped accesses with and without an arbiter that decides; guest and arbiter on two
+    /// CPUs, and the other way round.
+    pub traps: Vec<LoadedTraps>,
     /// Parts that failed.
     pub failures: Vec<Failure>,
 }
@@ -133,7 +134,7 @@ pub(super) fn measure(
         sync: None,
         revocation: Vec::new(),
         restart: None,
-        traps: None,
+        traps: Vec::new(),
         failures: Vec::new(),
     };
     for part in ArbiterPart::ALL {
@@ -152,7 +153,7 @@ pub(super) fn measure(
             }
             ArbiterPart::Restart => restart::measure(options).map(|it| report.restart = Some(it)),
             ArbiterPart::Traps => with_harness(&mut |harness| {
-                report.traps = Some(traps::measure(harness, options)?);
+                report.traps = traps::measure(harness, options)?;
                 Ok(())
             }),
         };
