@@ -106,7 +106,7 @@ fn every_file_of_the_package_is_there() {
         format!("{unit}.service"),
         format!("{unit}.socket"),
         "umpire.sysusers".to_owned(),
-        "umpire.tmpfile".to_owned(),
+        format!("{unit}.tmpfile"),
     ] {
         assert!(units.join(&name).is_file(), "there is no {name}");
     }
@@ -152,6 +152,15 @@ fn the_package_installs_what_an_operator_needs() {
     let folder = script.find("systemd-tmpfiles").expect("a folder is made");
     let start = script.find("deb-systemd-invoke").expect("it is started");
     assert!(user < start && folder < start, "{script}");
+    for named in ["systemd-sysusers", "systemd-tmpfiles"] {
+        let line = script.lines().find(|line| line.contains(named));
+        let mut words = line.unwrap_or_default().split(' ');
+        let file = words.find(|word| word.ends_with(".conf")).expect("a file");
+        assert!(
+            listed.contains(&format!(".d/{file}")),
+            "{file} is not installed"
+        );
+    }
 
     // What is installed works.
     let umpire = files.join("usr/bin/umpire");

@@ -11,7 +11,8 @@ made=$target/release/package
 rm -rf "$made"
 mkdir -p "$made"
 "$target/release/umpire" man "$made/man"
+gzip -9n "$made"/man/*.1
 for shell in bash zsh fish; do
     "$target/release/umpire" completions "$shell" >"$made/umpire.$shell"
 done
-[ "${1:-}" = --stage ] || cargo deb --no-build -p umpire "$@"
+[ "${1:-}" = --stage ] || cargo deb --no-build --strip -p umpire "$@"
