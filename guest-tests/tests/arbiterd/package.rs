@@ -90,9 +90,10 @@ fn every_file_of_the_package_is_there() {
         };
         assert!(matching(&path) > 0, "there is no {source}");
         let name = source.rsplit('/').next().unwrap_or_default();
-        installed.push(match to.ends_with('/') {
-            true => format!("/{to}{name}"),
-            false => format!("/{to}"),
+        installed.push(if to.ends_with('/') {
+            format!("/{to}{name}")
+        } else {
+            format!("/{to}")
         });
     }
     for file in deb["conf-files"].as_array().expect("files") {

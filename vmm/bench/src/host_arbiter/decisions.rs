@@ -114,7 +114,7 @@ mod tests {
         let first = row(100, 1, 500.0);
         assert!(row(10_000, 1, 999.0).is_within_growth(&first));
         assert!(!row(10_000, 1, 1_001.0).is_within_growth(&first));
-        assert!(row(100, 16, 8_000.0).is_within_growth(&first));
+        assert!(row(100, 16, 7_999.0).is_within_growth(&first));
         assert!(!row(100, 16, 8_001.0).is_within_growth(&first));
     }
 
