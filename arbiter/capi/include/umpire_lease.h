@@ -102,7 +102,10 @@ struct umpire_lease_event {
  */
 umpire_lease *umpire_lease_acquire(const char *socket, const struct umpire_lease_terms *terms);
 
-/* Waits until the lease holds something: 1; 0: not within timeout_ms (-1: for ever). */
+/*
+ * Waits until the lease holds something: 1; 0: not within timeout_ms (-1: for ever). Events
+ * on the way there are taken in.
+ */
 int umpire_lease_wait(umpire_lease *lease, int timeout_ms);
 
 /*
