@@ -1,8 +1,11 @@
 //! `umpire arbiterd` and the commands that ask it, as processes.
 
+mod bench;
+mod c_library;
 mod commands;
 mod fixture;
 mod killed;
+mod package;
 mod python;
 mod rude;
 mod service;

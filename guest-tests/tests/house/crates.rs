@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 23] = [
+const HOUSE: [Room; 24] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-experiment", "arbiter/experiment", &["arbiter"]),
     room("umpire-budget", "arbiter/budget", &["arbiter"]),
@@ -42,6 +42,7 @@ const HOUSE: [Room; 23] = [
     room("umpire-events", "vmm/events", &["pmu-model"]),
     room("umpire-socket", "vmm/socket", &[]),
     room("umpire-lease", "arbiter/client", &[]),
+    room("umpire-lease-c", "arbiter/capi", &["umpire-lease"]),
     room(
         "umpire-arbiterd",
         "arbiter/daemon",
@@ -63,7 +64,11 @@ const HOUSE: [Room; 23] = [
         "vmm/tools",
         &["umpire-events", "perfmon", "umpire-perfmon", "umpire-lease"],
     ),
-    room("umpire-bench", "vmm/bench", &["vmm", "umpire-perfmon"]),
+    room(
+        "umpire-bench",
+        "vmm/bench",
+        &["vmm", "umpire-perfmon", "umpire-lease"],
+    ),
     room(
         "umpire",
         "vmm/cli",

@@ -77,6 +77,12 @@ pub enum BenchError {
     /// The client that floods the socket.
     #[error("the hostile client: {0}")]
     Client(std::io::Error),
+    /// The host's arbiter, as a process.
+    #[error("umpire arbiterd: {0}")]
+    Arbiter(String),
+    /// Nothing was measured.
+    #[error("it took no samples")]
+    NoSamples,
     /// The process's own memory.
     #[error("resident memory cannot be read: {0}")]
     Memory(std::io::Error),

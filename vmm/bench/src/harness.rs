@@ -115,6 +115,19 @@ pub(super) fn processor() -> Option<String> {
     CpuFacts::read(std::path::Path::new("/")).model_name
 }
 
+/// Resident memory of a process in bytes (proc_pid_status(5), VmRSS): `self`, or a number.
+pub(super) fn resident(process: &str) -> Result<u64, BenchError> {
+    let path = format!("/proc/{process}/status");
+    let status = std::fs::read_to_string(&path).map_err(BenchError::Memory)?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
+    let kilobytes = kilobytes.and_then(|number| number.trim().parse::<u64>().ok());
+    kilobytes.map(|number| number * 1024).ok_or_else(|| {
+        let what = format!("{path} tells no VmRSS");
+        BenchError::Memory(std::io::Error::other(what))
+    })
+}
+
 /// The only vCPU of a guest that has one.
 pub(super) fn only(vcpus: Vec<KvmVcpu>) -> Result<KvmVcpu, BenchError> {
     let vcpu = vcpus.into_iter().next();

@@ -7,6 +7,7 @@ mod beside;
 mod error;
 mod guest;
 mod harness;
+mod host_arbiter;
 mod neighbour;
 mod pcr;
 mod perfmon;
@@ -24,6 +25,10 @@ mod traps;
 pub use beside::Ratios;
 pub use error::BenchError;
 pub use guest::Access;
+pub use host_arbiter::{
+    ArbiterOptions, ArbiterPart, ArbiterReport, CoreRow, LoadedTraps, Memory, RequestsRow,
+    RestartReport, RevocationRow,
+};
 pub use neighbour::{Hostility, NeighbourReport, NeighbourRow};
 pub use pcr::{DecisionRow, PcrAccess, PcrOptions, PcrReport, PcrRow};
 pub use perfmon::{
@@ -98,6 +103,8 @@ pub enum Measurement {
     },
     /// Host tools through the control socket.
     Perfmon(PerfmonOptions),
+    /// The host's arbiter.
+    Arbiter(ArbiterOptions),
     /// Be the client that floods this socket, as standard input says.
     FloodingClient(PathBuf),
 }
@@ -124,6 +131,19 @@ pub enum Outcome {
 pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcome, BenchError> {
     if let Measurement::FloodingClient(socket) = what {
         return perfmon::hostile(socket).map(|()| Outcome::Whole);
+    }
+    if let Measurement::Arbiter(options) = what {
+        let report = host_arbiter::measure(options, |act| {
+            let host = doctor::open()?;
+            let probe = doctor::check(&host)?;
+            act(&Harness::new(&host, &probe)?)
+        });
+        print(&report, json, out)?;
+        return Ok(if report.is_whole() {
+            Outcome::Whole
+        } else {
+            Outcome::Partial
+        });
     }
     let host = doctor::open()?;
     let probe = doctor::check(&host)?;
@@ -179,7 +199,7 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
                 return Ok(Outcome::Partial);
             }
         }
-        Measurement::FloodingClient(_) => {}
+        Measurement::Arbiter(_) | Measurement::FloodingClient(_) => {}
     }
     Ok(Outcome::Whole)
 }

@@ -28,7 +28,7 @@ pub use slowdown::SlowRow;
 pub use tool::Format;
 pub use traps::TrapsRow;
 
-pub(crate) use loading::{Loader, Subject, in_another_vm, in_the_same_vm};
+pub(crate) use loading::{Loader, Subject, alone, in_another_vm, in_the_same_vm};
 pub(crate) use traps::TimesByAccess;
 
 use std::io::{Write, stderr};

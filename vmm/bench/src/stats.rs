@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+/// Frequency of a clock whose ticks are nanoseconds, in kHz.
+pub(super) const NANOSECONDS: u32 = 1_000_000;
+
 /// Two percentiles of one series, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Percentiles {

@@ -3,7 +3,9 @@
 use std::io;
 
 use arbiter::Scheme;
-use umpire_bench::{BenchError, Hostility, Measurement, Outcome, PcrOptions, PerfmonOptions};
+use umpire_bench::{
+    ArbiterOptions, BenchError, Hostility, Measurement, Outcome, PcrOptions, PerfmonOptions,
+};
 use vmm::config::trap_mode;
 
 use crate::config::parse_policy;
@@ -76,6 +78,14 @@ fn lowered(what: Bench) -> Result<Measurement, UserError> {
             counters: measured.counters,
             runs,
         },
+        Bench::Arbiter(flags) => Measurement::Arbiter(ArbiterOptions {
+            parts: flags.part.into_iter().map(Into::into).collect(),
+            load_ms: flags.load,
+            clients: flags.clients,
+            leases: flags.leases,
+            rounds: flags.rounds,
+            iterations: flags.iterations,
+        }),
         Bench::Perfmon(PerfmonFlags {
             hostile: Some(socket),
             ..

@@ -4,6 +4,7 @@
 //! configuration file is merged in (module `config`), so that a flag and a key
 //! of the file get the same answer.
 
+mod arbiter;
 mod help;
 mod host;
 mod perfmon;
@@ -18,6 +19,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::ExitStatus;
+pub use arbiter::{ArbiterBenchFlags, ArbiterPartFlag};
 pub use host::{
     ArbiterFlag, ArbiterdFlags, HogFlags, HolderFlags, LeaseFlags, LeaseTerms, LeasesFlags,
     RevokeFlags,
@@ -348,6 +350,9 @@ pub enum Bench {
     /// Host tools: commands, samples and contexts through the control socket, and what
     /// they cost the guest
     Perfmon(PerfmonFlags),
+    /// The host's arbiter: decisions, requests over the socket, revocations, restarts,
+    /// memory, and what it costs a guest's accesses
+    Arbiter(ArbiterBenchFlags),
 }
 
 impl Bench {
@@ -355,7 +360,9 @@ impl Bench {
     #[must_use]
     pub fn output(&self) -> Output {
         match self {
-            Self::Neighbour { output, .. } | Self::Pcr { output, .. } => *output,
+            Self::Neighbour { output, .. }
+            | Self::Pcr { output, .. }
+            | Self::Arbiter(ArbiterBenchFlags { output, .. }) => *output,
             Self::Traps { measured, .. }
             | Self::Pmi { measured, .. }
             | Self::Slowdown { measured, .. }

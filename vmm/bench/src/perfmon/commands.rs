@@ -12,12 +12,10 @@ use super::served_guest::{ServedGuest, Setting};
 use super::tool::{call, end, start};
 use super::{Bench, progress};
 use crate::error::BenchError;
-use crate::stats::{Percentiles, percentiles};
+use crate::stats::{NANOSECONDS, Percentiles, percentiles};
 
 /// Counters that a READ reads.
 const READ: usize = 6;
-/// Percentiles of nanoseconds: a tick is one.
-pub(super) const NANOSECONDS: u32 = 1_000_000;
 
 /// One kind of command.
 #[derive(Clone, Copy, Debug, Serialize)]

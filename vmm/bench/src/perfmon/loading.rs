@@ -74,7 +74,16 @@ pub(crate) struct Subject<'a> {
 impl Subject<'_> {
     /// Takes a batch of every kind of access.
     pub(crate) fn take(&self, times: &mut TimesByAccess) -> Result<(), BenchError> {
-        times.take(self.served, 1)
+        self.take_batches(times, 1)
+    }
+
+    /// Takes so many batches of every kind of access.
+    pub(crate) fn take_batches(
+        &self,
+        times: &mut TimesByAccess,
+        batches: u32,
+    ) -> Result<(), BenchError> {
+        times.take(self.served, batches)
     }
 
     /// Both conditions side by side.
@@ -94,17 +103,38 @@ pub(crate) fn in_the_same_vm<T>(
     [subject, neighbour]: [usize; 2],
     act: impl FnOnce(&Loader, &Subject<'_>) -> Result<T, BenchError>,
 ) -> Result<T, BenchError> {
+    measured(harness, 2, [neighbour, subject], |fixture, subject| {
+        let loader = Loader::new(subject.served, fixture, 1)?;
+        act(&loader, subject)
+    })
+}
+
+/// Runs a VM whose only vCPU times its accesses on the second of the host CPUs. The VM's
+/// server is on the first, and has nothing to do.
+pub(crate) fn alone<T>(
+    harness: &Harness<'_>,
+    cpus: [usize; 2],
+    act: impl FnOnce(&Subject<'_>) -> Result<T, BenchError>,
+) -> Result<T, BenchError> {
+    measured(harness, 1, cpus, |_, subject| act(subject))
+}
+
+fn measured<T>(
+    harness: &Harness<'_>,
+    vcpus: u8,
+    cpus: [usize; 2],
+    act: impl FnOnce(&Fixture, &Subject<'_>) -> Result<T, BenchError>,
+) -> Result<T, BenchError> {
     let env = harness.env()?;
     let (source, fixture) = clock(harness, env)?;
     let event = first_countable(&fixture.model, source.open()?.as_ref());
     let event = event.map_err(|none| BenchError::Guest(none.reason))?;
-    let of_guest = (2, Reported::Accesses);
-    let setting = setting(&fixture, &source, of_guest, [neighbour, subject]);
-    let guest = measuring(&fixture.model, event.code, 2)?;
+    let of_guest = (vcpus.into(), Reported::Accesses);
+    let setting = setting(&fixture, &source, of_guest, cpus);
+    let guest = measuring(&fixture.model, event.code, vcpus)?;
     setting.play(harness, &guest, |served| {
-        let loader = Loader::new(served, &fixture, 1)?;
         let tsc_khz = env.tsc_khz;
-        act(&loader, &Subject { served, tsc_khz })
+        act(&fixture, &Subject { served, tsc_khz })
     })
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use umpire_perfmon::{Client, ContextHandle};
 use vmm::sched::CorePlan;
 
-use super::commands::{CommandRow, NANOSECONDS, timed};
+use super::commands::{CommandRow, timed};
 use super::fixture::{Fixture, Program};
 use super::guest::measuring;
 use super::served_guest::{ServedGuest, Setting};
@@ -15,8 +15,9 @@ use super::traps::{TimesByAccess, TrapsRow};
 use super::{Bench, progress};
 use crate::error::BenchError;
 use crate::guest::BATCH;
+use crate::harness::resident;
 use crate::sources::first_countable;
-use crate::stats::{Percentiles, percentiles};
+use crate::stats::{NANOSECONDS, Percentiles, percentiles};
 
 /// vCPUs, each with a loaded context at the end.
 const VCPUS: u8 = 64;
@@ -96,7 +97,7 @@ fn run(
     // What the tool itself keeps is there before the first look.
     idle.reserve(usize::try_from(unloaded).unwrap_or(0));
     drop(fixture.create(&client, &program)?);
-    let memory_before = resident()?;
+    let memory_before = resident("self")?;
     progress(&format!("{unloaded} contexts"));
     let mut creations = Vec::new();
     for _ in 0..unloaded {
@@ -105,7 +106,7 @@ fn run(
             fixture.create(&client, &program)
         })?);
     }
-    let memory_unloaded = resident()?;
+    let memory_unloaded = resident("self")?;
     progress(&format!("{loaded} loaded contexts"));
     let mut loadings = Vec::new();
     for vcpu in 0..usize::from(VCPUS) {
@@ -114,7 +115,7 @@ fn run(
         clocked(&mut loadings, || start(&client, &context, vcpu))?;
         busy.push(context);
     }
-    let memory_loaded = resident()?;
+    let memory_loaded = resident("self")?;
     let commands = commands(served, fixture, bench, &client, (&idle, &busy))?;
     progress("64 vCPUs with contexts");
     with.take(served, rounds)?;
@@ -183,16 +184,4 @@ fn clocked<T>(
     let done = act()?;
     times.push(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
     Ok(done)
-}
-
-/// Resident memory of this process in bytes (proc_pid_status(5), VmRSS).
-fn resident() -> Result<u64, BenchError> {
-    let status = std::fs::read_to_string("/proc/self/status").map_err(BenchError::Memory)?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
-    let kilobytes = kilobytes.and_then(|number| number.trim().parse::<u64>().ok());
-    kilobytes.map(|number| number * 1024).ok_or_else(|| {
-        let what = "/proc/self/status tells no VmRSS";
-        BenchError::Memory(std::io::Error::other(what))
-    })
 }

@@ -28,7 +28,7 @@ pub struct TrapsRow {
 
 impl TimesByAccess {
     /// Adds the samples of `other`.
-    pub(super) fn extend(&mut self, other: Self) {
+    pub(crate) fn extend(&mut self, other: Self) {
         for (series, more) in self.0.iter_mut().zip(other.0) {
             series.extend(more);
         }

@@ -56,7 +56,26 @@ fn commands_parse() {
         "Bench { what: Perfmon(PerfmonFlags { measured: Measured { output: Output { json: false }, \
          counters: None }, part: [Sets, Flood], rounds: 3, ",
     );
-    for what in ["neighbour", "slowdown", "switch", "scale", "perfmon"] {
+    check(
+        &[
+            "bench",
+            "arbiter",
+            "--part",
+            "core,restart",
+            "--leases",
+            "500",
+        ],
+        "Bench { what: Arbiter(ArbiterBenchFlags { output: Output { json: false }, \
+         part: [Core, Restart], load: 5000, clients: 64, leases: 500, ",
+    );
+    for what in [
+        "neighbour",
+        "slowdown",
+        "switch",
+        "scale",
+        "perfmon",
+        "arbiter",
+    ] {
         check(&["bench", what, "-j"], "Bench");
     }
     check(&["run", "--kernel", "k"], "Run(");
@@ -195,7 +214,7 @@ fn help_teaches() {
         &["script", "--help"],
         &["-F", "period", "jq", "Exit status"],
     );
-    for what in ["traps", "neighbour", "pmi", "switch", "scale"] {
+    for what in ["traps", "neighbour", "pmi", "switch", "scale", "arbiter"] {
         check(&["bench", what, "--help"], &["nanoseconds", "default"]);
     }
     check(&["bench", "slowdown", "--help"], &["100 times a second"]);

@@ -1,7 +1,5 @@
-//! What a decision of a host's arbiter costs: 512 CPUs, 10,000 vCPUs with leases.
-//!
-//! `cargo bench -p arbiter --bench host`; the goals are a million decisions a second, and a
-//! cost that grows with the CPUs in the mask and hardly with the leases.
+//! A host of 512 CPUs whose vCPUs hold leases, and a request and its release there.
+//! `umpire bench arbiter` has the same.
 
 use std::hint::black_box;
 
@@ -10,9 +8,11 @@ use arbiter::host::{
     BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, HostPolicy, Outcome, Owner, PmuId,
     Scope, Tenant, TenantId, Terms, ThreadId, Waits,
 };
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
-const CPUS: u32 = 512;
+/// CPUs of the host.
+pub(crate) const CPUS: u32 = 512;
+/// CPUs on which each vCPU may run.
+pub(crate) const VCPU_CPUS: u32 = 16;
 const CALLER: Caller = Caller {
     tenant: TenantId(0),
     uid: 0,
@@ -29,7 +29,7 @@ fn owner() -> Owner {
 }
 
 /// Two programmable counters on so many CPUs from `first` on.
-fn terms(first: u32, cpus: u32, scope: Scope) -> Terms {
+pub(crate) fn terms(first: u32, cpus: u32, scope: Scope) -> Terms {
     let demand = Demand {
         pmu: PmuId(0),
         counters: CounterSet::first(6, 0),
@@ -47,8 +47,8 @@ fn terms(first: u32, cpus: u32, scope: Scope) -> Terms {
     }
 }
 
-/// A host on which so many vCPUs hold two counters each, on one of 16 CPUs.
-fn host(vcpus: u32) -> HostArbiter {
+/// A host on which so many vCPUs hold two counters each, on [`VCPU_CPUS`] of its CPUs.
+pub(crate) fn host(vcpus: u32) -> HostArbiter {
     let pmu = HostPmu {
         name: "cpu".into(),
         counters: CounterSet::first(6, 3),
@@ -67,7 +67,7 @@ fn host(vcpus: u32) -> HostArbiter {
     let mut out = Vec::new();
     for vcpu in 0..vcpus {
         let scope = Scope::Thread(vec![ThreadId(vcpu)]);
-        let terms = terms(vcpu * 16, 16, scope);
+        let terms = terms(vcpu * VCPU_CPUS, VCPU_CPUS, scope);
         host.request(owner(), terms, BootTime(0), &mut out)
             .expect("they share in time");
         out.clear();
@@ -76,7 +76,7 @@ fn host(vcpus: u32) -> HostArbiter {
 }
 
 /// A request and its release: two decisions.
-fn decide(host: &mut HostArbiter, terms: &Terms) {
+pub(crate) fn decide(host: &mut HostArbiter, terms: &Terms) {
     let mut out = Vec::new();
     let now = BootTime(1);
     let granted = host.request(owner(), black_box(terms.clone()), now, &mut out);
@@ -87,25 +87,3 @@ fn decide(host: &mut HostArbiter, terms: &Terms) {
         .expect("it is there");
     black_box(out);
 }
-
-fn decisions(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("host");
-    group.throughput(Throughput::Elements(2));
-    for vcpus in [100, 1_000, 10_000] {
-        let mut host = host(vcpus);
-        for cpus in [1, 16, 128, 512] {
-            for (scope, name) in [
-                (Scope::Cpu, "cpu"),
-                (Scope::Thread(vec![ThreadId(u32::MAX)]), "thread"),
-            ] {
-                let terms = terms(7, cpus, scope);
-                let id = BenchmarkId::new(name, format!("{vcpus} leases, {cpus} CPUs"));
-                group.bench_function(id, |bench| bench.iter(|| decide(&mut host, &terms)));
-            }
-        }
-    }
-    group.finish();
-}
-
-criterion_group!(benches, decisions);
-criterion_main!(benches);

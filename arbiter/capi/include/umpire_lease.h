@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * Leases on the performance counters of this host, from its arbiter (umpire arbiterd):
+ * docs/arbiterd.md. Link with -lumpire_lease.
+ *
+ * A lease belongs to the process that took it and ends with it, however it ends. Functions
+ * that fail return -1 or NULL and set errno; umpire_lease_error() says what is wrong and
+ * what to do. A lease may be used by one thread at a time, different leases by different
+ * threads. After fork() only the process that took a lease may use it.
+ *
+ * errno: EINVAL    what is asked for makes no sense, or is never to be had here
+ *        E2BIG     a structure has more than this library knows
+ *        EBUSY     others have the counters
+ *        EPERM     the arbiter's policy does not allow it
+ *        ENOENT    there is no such lease, or it has ended
+ *        ESTALE    the lease has changed since
+ *        ECONNRESET  the arbiter is gone; umpire_lease_claim() when it is back
+ *        EPROTO    it answers what this library does not understand
+ *        and those of connect(2), ECONNREFUSED and ENOENT among them: no arbiter runs
+ */
+#ifndef UMPIRE_LEASE_H
+#define UMPIRE_LEASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A lease, and the connection that it belongs to. */
+typedef struct umpire_lease umpire_lease;
+
+#define UMPIRE_LEASE_BEST_EFFORT 0x1 /* Flag: guaranteed leases may take its counters. */
+#define UMPIRE_LEASE_PREEMPTIBLE 0x2 /* Flag: leases of higher priority may. */
+
+/*
+ * What is asked for. Set everything to 0 and `size` to sizeof(struct umpire_lease_terms):
+ * a program goes on working with later versions of this library, which may know more
+ * fields. What is 0 or NULL is not asked for, or is as the arbiter has it.
+ */
+struct umpire_lease_terms {
+	size_t size;
+	uint32_t programmable;	/* programmable counters, on each CPU */
+	uint32_t fixed;		/* fixed-function counters, on each CPU */
+	const char *const *events;	/* names in the arbiter's table; a counter for each */
+	size_t event_count;
+	const char *pmu;	/* NULL: the host's first */
+	const char *cpus;	/* as the kernel writes them, "0,2-3"; NULL: all */
+	const uint32_t *threads;	/* the caller's own: counters while one of them runs; */
+	size_t thread_count;		/* without any: for whatever runs on the CPUs */
+	uint32_t at_least;	/* be content with so many counters; 0: all or nothing */
+	uint32_t flags;		/* UMPIRE_LEASE_... */
+	uint32_t priority;	/* 0 to 255: more is more */
+	uint32_t reserved;	/* 0 */
+	uint64_t lasts_ms;	/* without a renewal; 0: no end */
+	int64_t waits_ms;	/* for its turn; 0: not at all, -1: for ever */
+	const char *tenant;	/* one of the user's tenants; NULL: the first */
+	const char *label;	/* a name for people */
+};
+
+#define UMPIRE_LEASE_NO_TIME UINT64_MAX /* There is no such time. */
+
+/* A lease as it was last heard of. Set `size` before it is filled in. */
+struct umpire_lease_state {
+	size_t size;
+	uint64_t id;		/* its number in umpire leases */
+	uint64_t generation;	/* grows with every change of what it holds */
+	uint32_t wants;		/* counters on each CPU */
+	uint32_t holds;		/* it holds the first so many of them */
+	uint64_t left_ms;	/* until it ends without a renewal, or UMPIRE_LEASE_NO_TIME */
+	uint64_t broken_ms;	/* somebody without a lease has had counters that it needs, for
+				 * so long, or UMPIRE_LEASE_NO_TIME */
+	uint64_t blind_ms;	/* counters times time that it lacked so far */
+};
+
+/* What happens to a lease. A later arbiter may tell of more: 0. */
+#define UMPIRE_LEASE_WAITS 1	/* it has a place in the queue */
+#define UMPIRE_LEASE_HOLDS 2	/* it holds more, or fewer, counters than before */
+#define UMPIRE_LEASE_LEAVING 3	/* it will hold fewer: stop using the others by then */
+#define UMPIRE_LEASE_SPARED 4	/* it keeps what it was about to lose */
+#define UMPIRE_LEASE_RENEWED 5
+#define UMPIRE_LEASE_CLAIMED 6	/* it was taken over after a restart of the arbiter */
+#define UMPIRE_LEASE_BROKEN 7	/* somebody without a lease has counters that it needs */
+#define UMPIRE_LEASE_MENDED 8	/* they are its own again */
+#define UMPIRE_LEASE_ENDED 9	/* it holds nothing, for ever; free it */
+
+/* An event. Set `size` before it is filled in. */
+struct umpire_lease_event {
+	size_t size;
+	int32_t what;		/* UMPIRE_LEASE_..., or 0 */
+	uint32_t holds;		/* counters that it holds now */
+	uint32_t leaving_to;	/* so many are left after leaving_in_ms */
+	uint32_t reserved;
+	uint64_t leaving_in_ms;	/* or UMPIRE_LEASE_NO_TIME */
+	const char *message;	/* in words; valid until the lease's next call */
+};
+
+/*
+ * Asks the arbiter at `socket` (NULL: what UMPIRE_ARBITER names, else the system's) for a
+ * lease. A lease that waits holds nothing yet: umpire_lease_wait().
+ */
+umpire_lease *umpire_lease_acquire(const char *socket, const struct umpire_lease_terms *terms);
+
+/*
+ * Waits until the lease holds something: 1; 0: not within timeout_ms (-1: for ever). Events
+ * on the way there are taken in.
+ */
+int umpire_lease_wait(umpire_lease *lease, int timeout_ms);
+
+/*
+ * The next event: 1; 0: none within timeout_ms (0: look only; -1: for ever). `event` may be
+ * NULL.
+ */
+int umpire_lease_next(umpire_lease *lease, int timeout_ms, struct umpire_lease_event *event);
+
+/*
+ * Can be read from when something happens to the lease (poll(2)); only
+ * umpire_lease_next() may read. Call that until it returns 0 before you wait for this.
+ */
+int umpire_lease_fd(const umpire_lease *lease);
+
+/* The lease as it was last heard of; no event is taken in. */
+int umpire_lease_get(const umpire_lease *lease, struct umpire_lease_state *state);
+
+/* Has the lease last for its time again. */
+int umpire_lease_renew(umpire_lease *lease);
+
+/* Gives back all but the first `keep` counters. With 0 the lease ends. */
+int umpire_lease_release(umpire_lease *lease, uint32_t keep);
+
+/* Takes the lease over again from an arbiter that was started anew (ECONNRESET). */
+int umpire_lease_claim(umpire_lease *lease);
+
+/* Gives everything back. NULL is nothing. */
+void umpire_lease_free(umpire_lease *lease);
+
+/* Why the last call of this thread failed, in words; valid until its next call. */
+const char *umpire_lease_error(void);
+
+/* The arbiter's word for it ("held", "over-maximum"); "" if it did not refuse. As above. */
+const char *umpire_lease_reason(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
