@@ -63,8 +63,8 @@ fn check(log: &Log, step: &str, free: u32, held: &[&str], flexible: &str, holder
     assert_eq!(log.of(step).lines().collect::<Vec<_>>(), expected, "{step}");
 }
 
-#[test]
-fn a_kernels_budget_is_what_can_be_had() {
+/// A guest with two CPUs, the program and `umpire`, and the file with the rates of its PMU.
+fn guest() -> (UnderUmpire, tempfile::NamedTempFile) {
     let mut rates = tempfile::Builder::new()
         .suffix(".toml")
         .tempfile()
@@ -83,7 +83,14 @@ fn a_kernels_budget_is_what_can_be_had() {
     ];
     let image = LinuxImage::fetch().expect("the guest's image");
     let image = image.with_program(PROGRAM, env!("CARGO_BIN_EXE_host-budget"));
+    let image = image.with_program("umpire", guest_tests::umpire::path());
     let guest = UnderUmpire::new(image, &flags).with_kernel_options("nmi_watchdog=0");
+    (guest, rates)
+}
+
+#[test]
+fn a_kernels_budget_is_what_can_be_had() {
+    let (guest, _rates) = guest();
     let events = format!(
         "{PROGRAM} events 0 c4 c4 3c 3c 300 300; {PROGRAM} events 0 c4 c0 c4 c4 c4 c4 c4; \
          {PROGRAM} events 7 c4"
@@ -155,4 +162,57 @@ fn a_kernels_budget_is_what_can_be_had() {
         "nobody",
         &["cpu 1: not allowed (Permission denied", "CAP_PERFMON"],
     );
+}
+
+/// Starts the arbiter, and waits until it has measured.
+const ARBITER: &str = "export UMPIRE_ARBITER=/tmp/arbiter; umpire arbiterd -v >/tmp/log 2>&1 & \
+     for i in $(seq 100); do umpire who >/dev/null 2>&1 && break; sleep 0.1; done; sleep 1; \
+     umpire who";
+
+/// Prints after how many tenths of a second `umpire who` shows so many counters in use outside
+/// of leases on each CPU.
+fn outside(count: u32) -> String {
+    format!(
+        "for i in $(seq 100); do [ $(umpire who -j --arbiter /tmp/arbiter | \
+         grep -o '\"outside\":{count}[,}}]' | wc -l) = 2 ] && break; sleep 0.1; done; \
+         echo after $i tenths"
+    )
+}
+
+#[test]
+fn leases_on_a_kernels_counters() {
+    let (guest, _rates) = guest();
+    let pinned = "perf stat -a -o /tmp/stat -e r1c4:D,r1c4:D & echo $! >/tmp/pid";
+    let umpire = "UMPIRE_ARBITER=/tmp/arbiter umpire";
+    let whole = "perf stat -a -x, -e r1c4:D,r1c4:D,instructions:D sleep 3";
+    let log = Script::default()
+        .step("start", ARBITER)
+        .step("outsiders", format!("{pinned}; {}", outside(2)))
+        .step("who", format!("{umpire} who"))
+        .step(
+            "refused",
+            format!("{umpire} lease --counters 3 -- true 2>&1"),
+        )
+        .step(
+            "gone",
+            format!("kill $(cat /tmp/pid); wait; {}", outside(0)),
+        )
+        .step(
+            "whole",
+            format!(
+                "perf stat -a -x, -o /tmp/plain -e r1c4,r1c4,r1c4,r1c4 sleep 4 & sleep 0.5; \
+                 {umpire} lease --counters 2 --fixed 1 -- {whole} 2>&1; wait; cat /tmp/plain"
+            ),
+        )
+        .step(
+            "broken",
+            format!(
+                "{umpire} lease --counters 3 -- sh -c 'sleep 1; perf stat -a -o /tmp/own \
+                 -e r1c4:D,r1c4:D,r1c4:D sleep 5' 2>&1 & {pinned}; sleep 4; \
+                 {umpire} who; host-budget; {umpire} leases; kill $(cat /tmp/pid); wait; cat /tmp/own"
+            ),
+        )
+        .step("log", "cat /tmp/log")
+        .run_on(&guest);
+    let _ = log;
 }

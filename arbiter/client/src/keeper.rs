@@ -90,7 +90,7 @@ impl Keeper {
         matches!(self.state, State::Ended)
     }
 
-    /// Readable when [`Keeper::next`] has news. [`News::Back`] brings another one; while the
+    /// Readable when [`Keeper::hear`] has news. [`News::Back`] brings another one; while the
     /// arbiter is away, and after the end, there is none.
     #[must_use]
     pub fn connection(&self) -> Option<BorrowedFd<'_>> {
@@ -100,14 +100,14 @@ impl Keeper {
         }
     }
 
-    /// When [`Keeper::next`] is to be called, whether there is something to read or not.
+    /// When [`Keeper::hear`] is to be called, whether there is something to read or not.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
     /// What has happened since; `None`: nothing more.
-    pub fn next(&mut self) -> Option<News> {
+    pub fn hear(&mut self) -> Option<News> {
         let now = Instant::now();
         match &mut self.state {
             State::Ended => None,

@@ -261,7 +261,7 @@ fn what_a_guest_gives_up_contexts_have_and_keep() {
     let refusal = vcpu.set_budget(programmable(2), 0, None);
     let refusal = refusal.expect_err("a context relies on it");
     assert_eq!(refusal.errno, Errno::EBUSY);
-    assert_eq!(vcpu.budget().most.programmable, 1);
+    assert_eq!(vcpu.budget().most().programmable, 1);
     assert!(rig.unload(Spot::Vcpu(0)).is_some());
     assert_eq!(rig.vcpus[0].set_budget(programmable(2), 0, None), Ok(()));
     // What comes back by itself is nobody else's meanwhile.

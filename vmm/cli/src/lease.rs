@@ -246,7 +246,7 @@ fn wait_for(keeper: &mut Keeper, patience: Option<Duration>) -> Result<(), CallE
     let until = patience.map(|patience| Instant::now() + patience);
     let mut why = String::new();
     while keeper.lease().holds == 0 {
-        while let Some(news) = keeper.next() {
+        while let Some(news) = keeper.hear() {
             match news {
                 News::Lost(why) => return Err(CallError::Other(why)),
                 News::Event(event) if event.what == "ended" => {
@@ -325,7 +325,7 @@ struct Follower {
 impl Follower {
     fn turn(&mut self) {
         let keeper = &mut self.lease.keeper;
-        while let Some(news) = keeper.next() {
+        while let Some(news) = keeper.hear() {
             let id = keeper.lease().id;
             match news {
                 News::Event(event) => match event.what.as_str() {

@@ -173,7 +173,7 @@ impl Holder<'_> {
 
     /// What has happened to the lease, in words.
     fn hear(&mut self) -> Result<Option<String>, ToolError> {
-        while let Some(news) = self.keeper.next() {
+        while let Some(news) = self.keeper.hear() {
             let id = self.keeper.lease().id;
             return Ok(Some(match news {
                 News::Event(event) if event.what == "renewed" => continue,
