@@ -15,6 +15,7 @@
  *        ENOENT    there is no such lease, or it has ended
  *        ESTALE    the lease has changed since
  *        ECONNRESET  the arbiter is gone; umpire_lease_claim() when it is back
+ *        ETIMEDOUT the arbiter is there, and does not answer
  *        EPROTO    it answers what this library does not understand
  *        and those of connect(2), ECONNREFUSED and ENOENT among them: no arbiter runs
  */

@@ -87,6 +87,7 @@ impl From<CallError> for Failure {
             CallError::Refused(refusal) => number_of(&refusal.reason),
             CallError::NoArbiter { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
             CallError::Ended => libc::ECONNRESET,
+            CallError::Silent => libc::ETIMEDOUT,
             CallError::Io(error) => match error.kind() {
                 std::io::ErrorKind::BrokenPipe => libc::ECONNRESET,
                 std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof => libc::EPROTO,
