@@ -135,8 +135,8 @@ messages! {
     }
     /// What happened to a lease.
     Event {
-        /// `waits`, `holds`, `leaving`, `spared`, `renewed`, `claimed`, `broken`, `mended`
-        /// or `ended`.
+        /// `waits`, `holds`, `leaving`, `spared`, `renewed`, `claimed`, `broken`, `mended`,
+        /// `cpus-gone`, `cpus-back` or `ended`.
         what: String,
         /// As it is now.
         lease: Lease,

@@ -31,6 +31,12 @@ pub enum ConfigError {
         /// What is wrong.
         message: String,
     },
+    /// The watchdog's old value must outlive the arbiter, and there is nowhere to keep it.
+    #[error(
+        "[watchdog] keep = false: the watchdog's old value has to survive a crash of the \
+         arbiter; give a folder for it, with --state or state = \"DIR\""
+    )]
+    NoState,
     /// The policy promises more than there is, or contradicts itself.
     #[error("{}: {error}", .path.display())]
     Policy {
@@ -184,6 +190,40 @@ struct TenantConfig {
     revokes: Vec<String>,
 }
 
+/// Who may have the NMI watchdog's counter.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct WatchdogFile {
+    #[serde(default = "yes")]
+    keep: bool,
+    #[serde(rename = "for")]
+    only: Option<Vec<String>>,
+}
+
+/// What becomes of the NMI watchdog's counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WatchdogConfig {
+    /// The file says so. Otherwise a watchdog is left alone where counters are stated.
+    pub(crate) stated: bool,
+    /// Nobody else gets it.
+    pub(crate) keep: bool,
+    /// Whose guaranteed leases may have it, if not everybody's.
+    only: Option<Vec<String>>,
+}
+
+impl Default for WatchdogConfig {
+    fn default() -> Self {
+        WatchdogConfig {
+            stated: false,
+            keep: true,
+            only: None,
+        }
+    }
+}
+
+/// The tenant that the watchdog is.
+pub(crate) const WATCHDOG: &str = "nmi-watchdog";
+
 fn one() -> u32 {
     1
 }
@@ -202,6 +242,7 @@ struct File {
     connections_per_user: Option<usize>,
     requests_per_second: Option<u32>,
     state: Option<PathBuf>,
+    watchdog: Option<toml::Spanned<WatchdogFile>>,
     #[serde(default)]
     classes: BTreeMap<String, u8>,
     #[serde(default)]
@@ -238,6 +279,10 @@ pub struct ArbiterConfig {
     pub requests_per_second: u32,
     /// The folder of the journal; without one leases do not survive the service.
     pub state: Option<PathBuf>,
+    /// What becomes of the NMI watchdog's counter.
+    pub(crate) watchdog: WatchdogConfig,
+    /// The kernel's files are below this folder: `/`, but for tests.
+    pub root: PathBuf,
 }
 
 impl Default for ArbiterConfig {
@@ -262,6 +307,8 @@ impl Default for ArbiterConfig {
             connections_per_user: 256,
             requests_per_second: 20_000,
             state: None,
+            watchdog: WatchdogConfig::default(),
+            root: PathBuf::from("/"),
         }
     }
 }
@@ -311,6 +358,10 @@ impl ArbiterConfig {
         let mut members = Vec::new();
         for tenant in &file.tenant {
             let at = tenant.span().start;
+            if tenant.get_ref().name == WATCHDOG {
+                let wrong = format!("'{WATCHDOG}' is the kernel's own name; choose another");
+                return Err(malformed(at, wrong));
+            }
             let rules = tenant
                 .get_ref()
                 .rules(&file)
@@ -330,6 +381,23 @@ impl ArbiterConfig {
             path: path.to_owned(),
             error,
         })?;
+        let watchdog = match file.watchdog {
+            None => WatchdogConfig::default(),
+            Some(watchdog) => {
+                let names = watchdog.get_ref().only.iter().flatten();
+                let unknown = |name: &&String| policy.named(name).is_none();
+                if let Some(name) = names.into_iter().find(unknown) {
+                    let wrong = format!("[watchdog] for: there is no tenant '{name}'");
+                    return Err(malformed(watchdog.span().start, wrong));
+                }
+                let WatchdogFile { keep, only } = watchdog.into_inner();
+                WatchdogConfig {
+                    stated: true,
+                    keep,
+                    only,
+                }
+            }
+        };
         for (at, pmu) in file.pmu.iter().enumerate() {
             let twice = file.pmu[..at].iter().any(|other| other.name == pmu.name);
             let none = pmu.programmable == 0 && pmu.fixed == 0;
@@ -368,7 +436,32 @@ impl ArbiterConfig {
                 .unwrap_or(default.requests_per_second)
                 .max(1),
             state: file.state,
+            watchdog,
+            root: default.root,
         })
+    }
+
+    /// Adds the watchdog to the tenants.
+    ///
+    /// # Errors
+    /// It is to be given back, and there is no folder for its old value.
+    pub fn with_watchdog(mut self) -> Result<Self, ConfigError> {
+        if !self.watchdog.keep && self.state.is_none() {
+            return Err(ConfigError::NoState);
+        }
+        let names = self.watchdog.only.as_ref();
+        let ids = |names: &Vec<String>| {
+            let ids = names.iter().filter_map(|name| self.policy.named(name));
+            ids.collect()
+        };
+        let gives_way_to = names.map(ids);
+        self.policy.tenants.push(Tenant {
+            priority: u8::MAX,
+            gives_way_to,
+            ..Tenant::open(WATCHDOG)
+        });
+        self.members.push(Members::default());
+        Ok(self)
     }
 
     /// The PMUs for the arbiter, with `online` CPUs.
@@ -490,6 +583,7 @@ impl TenantConfig {
                 .map(|ms| Nanos(ms.saturating_mul(1_000_000))),
             most_leases: self.most_leases.unwrap_or(256),
             revokes: revokes.collect::<Result<_, _>>()?,
+            gives_way_to: None,
             retired: false,
         })
     }

@@ -337,6 +337,16 @@ pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Even
                 ms(*lasted)
             ),
         ),
+        Change::CpusGone { cpus, .. } => (
+            "cpus-gone",
+            None,
+            format!("CPUs {cpus} went offline: events there have ended, and nothing runs there"),
+        ),
+        Change::CpusBack { cpus, .. } => (
+            "cpus-back",
+            None,
+            format!("CPUs {cpus} are online again: open the events there anew"),
+        ),
         Change::Ended { why, .. } => (
             "ended",
             Some(words::cause(*why)),

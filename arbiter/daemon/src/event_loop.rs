@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-use arbiter::host::{BootTime, CpuSet, HostArbiter, HostPolicyError, Tenant};
+use arbiter::host::{BootTime, HostArbiter, HostPolicyError, Tenant};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketType, accept_with};
 use rustix::time::{ClockId, clock_gettime};
@@ -17,8 +17,9 @@ use thiserror::Error;
 use umpire_socket::{Access, FLAGS, Listener, SocketError, Wording};
 
 use crate::commit::Committer;
-use crate::config::{ArbiterConfig, Members};
+use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Connection, End, MOST_CALLS, Rates, Table, is_passing};
+use crate::host::HostFiles;
 use crate::peer::Client;
 use crate::probe::{self, Sights};
 use crate::service::{ConnectionId, Service};
@@ -56,6 +57,9 @@ pub enum ServeError {
     /// The policy does not fit the host.
     #[error("{0}")]
     Policy(#[from] HostPolicyError),
+    /// The configuration cannot be used here.
+    #[error("{0}")]
+    Config(#[from] ConfigError),
     /// There is nothing to give.
     #[error(
         "this host shows no PMU, and the configuration states none: give --budget \
@@ -113,6 +117,7 @@ pub struct Arbiterd {
     /// What was seen, where the counters are measured.
     sights: Option<Sights>,
     config: Option<PathBuf>,
+    host: HostFiles,
     connections: Table,
     next: u64,
     rates: Rates,
@@ -139,16 +144,6 @@ fn boot_id() -> String {
     id.map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
-/// The CPUs that are online, as sysfs lists them.
-fn online() -> Result<CpuSet, ServeError> {
-    let text = fs::read_to_string("/sys/devices/system/cpu/online");
-    let text = text.map_err(failed("reading the CPUs that are online"))?;
-    text.trim().parse().map_err(|error| ServeError::Io {
-        what: "the list of CPUs that are online",
-        error: io::Error::other(error),
-    })
-}
-
 impl Arbiterd {
     /// Starts the service at `socket`, or at the one that the service manager gave.
     /// `config_file` is read again at SIGHUP.
@@ -161,15 +156,16 @@ impl Arbiterd {
         socket: &Path,
         access: &Access,
     ) -> Result<Self, ServeError> {
-        let online = online()?;
+        config = config.with_watchdog()?;
+        let mut host = HostFiles::new(&config).map_err(failed("reading the CPUs of this host"))?;
         // What is stated is taken at its word; else what the kernel shows is measured.
         let found = if config.pmus.is_empty() {
-            probe::found().map_err(ServeError::NotMeasured)?
+            probe::found(host.present()).map_err(ServeError::NotMeasured)?
         } else {
             Vec::new()
         };
         let pmus = if found.is_empty() {
-            config.host_pmus(&online)
+            config.host_pmus(host.present())
         } else {
             found.iter().map(|found| found.host.clone()).collect()
         };
@@ -198,8 +194,10 @@ impl Arbiterd {
             }
         }
         let arbiter = HostArbiter::new(pmus, config.policy.clone())?;
+        host.expect_watchdog(&config, found.first());
         let rates = Rates::new(config.requests_per_second);
         let mut service = Service::new(arbiter, config);
+        host.follow_cpus(&mut service, now());
         if let Some(recalled) = recalled {
             service.restore(
                 recalled.leases.into_values().collect(),
@@ -207,6 +205,7 @@ impl Arbiterd {
                 now(),
             );
         }
+        host.look(&mut service, now());
         let incoming = match listenfd::ListenFd::from_env().take_unix_listener(0) {
             Ok(Some(given)) => {
                 given
@@ -242,6 +241,7 @@ impl Arbiterd {
             looked,
             sights,
             config: config_file.map(Path::to_owned),
+            host,
             connections: Table::new(),
             next: FIRST,
             rates,
@@ -288,8 +288,15 @@ impl Arbiterd {
     /// # Errors
     /// The kernel did not do what it always does.
     pub fn run(mut self) -> Result<(), ServeError> {
+        self.settle();
         // Nobody may listen: then it does not matter.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        let ended = self.serve_until_told();
+        self.host.end();
+        ended
+    }
+
+    fn serve_until_told(&mut self) -> Result<(), ServeError> {
         loop {
             let tokens = self.wait()?;
             let goes_on = tokens.iter().all(|(token, _)| *token != STOP);
@@ -307,6 +314,9 @@ impl Arbiterd {
                 }
             }
             self.service.advance(now());
+            if self.host.due() <= now().0 {
+                self.host.look(&mut self.service, now());
+            }
             self.resume();
             self.serve();
             self.settle();
@@ -328,6 +338,7 @@ impl Arbiterd {
             .into_iter()
             .chain(self.paused.values().copied())
             .chain(self.full_until)
+            .chain([self.host.due()])
             .min();
         let most = match (self.ready.is_empty(), due) {
             (false, _) => Some(0),
@@ -553,6 +564,7 @@ impl Arbiterd {
             if let Some(journal) = &mut self.journal {
                 journal.commit(&mut self.service, &mut output, now());
             }
+            self.host.switch_watchdog(&mut self.service, now());
             let mut ended = BTreeMap::new();
             for answer in &output.answers {
                 if let Some(connection) = self.connections.get_mut(&answer.to)

@@ -16,6 +16,7 @@ mod config;
 mod connections;
 mod convert;
 mod event_loop;
+mod host;
 mod journal;
 mod peer;
 mod probe;
@@ -23,6 +24,7 @@ mod service;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod watchdog;
 mod words;
 
 pub use config::{ArbiterConfig, ConfigError, PmuConfig};

@@ -3,11 +3,13 @@
 
 mod introspect;
 mod shown;
+mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::host::{
-    BootTime, Caller, Change, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal, Scope, TenantId,
+    BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal, Scope,
+    TenantId,
 };
 use arbiter::{CounterSet, Nanos};
 use serde::Serialize;
@@ -17,7 +19,7 @@ use umpire_budget::Holders;
 use umpire_lease::{self as wire, INTERFACE};
 use varlink::{Reply, Request};
 
-use crate::config::ArbiterConfig;
+use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert::{self, Wrong};
 use crate::journal::Entry;
 use crate::peer::Client;
@@ -87,6 +89,7 @@ pub(crate) struct Service {
     seen: BTreeMap<Place, Vec<CounterSet>>,
     /// Who has counters and no lease, as far as the kernel shows.
     holders: Option<Holders>,
+    watchdog: watchdog::Claim,
 }
 
 /// Who calls, and how.
@@ -118,6 +121,7 @@ impl Service {
             stuck: None,
             seen: BTreeMap::new(),
             holders: None,
+            watchdog: watchdog::Claim::default(),
         }
     }
 
@@ -153,6 +157,11 @@ impl Service {
     ) {
         let mut recalled = Vec::new();
         for stored in leases {
+            if stored.tenant == WATCHDOG {
+                // It asks anew: it may be off by now.
+                self.output.entries.push(Entry::Ended(stored.id));
+                continue;
+            }
             match convert::recalled(&self.arbiter, &stored) {
                 Some(lease) => recalled.push(lease),
                 None => {
@@ -180,6 +189,12 @@ impl Service {
 
     /// Uses another configuration from now on; PMUs stay.
     pub(crate) fn reload(&mut self, config: ArbiterConfig, now: BootTime) -> Result<(), String> {
+        let config = ArbiterConfig {
+            state: self.config.state.clone(),
+            root: self.config.root.clone(),
+            ..config
+        };
+        let config = config.with_watchdog().map_err(|error| error.to_string())?;
         let policy = config.policy.clone();
         self.arbiter
             .set_policy(policy, now, &mut self.changes)
@@ -195,13 +210,27 @@ impl Service {
                 .map(|place| config.members[place].clone())
                 .unwrap_or_default()
         });
-        self.config = ArbiterConfig {
-            members: members.collect(),
+        let members = members.collect();
+        let config = ArbiterConfig {
+            members,
             pmus: std::mem::take(&mut self.config.pmus),
             ..config
         };
+        let before = std::mem::replace(&mut self.config, config);
+        self.renew_watchdog(&before, now);
         self.settle();
         Ok(())
+    }
+
+    /// These CPUs are online now.
+    pub(crate) fn set_online(&mut self, online: &CpuSet, now: BootTime) {
+        if self.arbiter.online() != online {
+            log::info!("the CPUs that are online: {online}");
+            let changes = &mut self.changes;
+            self.arbiter.set_online(online.clone(), now, changes);
+            self.seen.clear();
+            self.settle();
+        }
     }
 
     /// Takes over what was seen of the counters.
@@ -348,6 +377,14 @@ impl Service {
             more,
             now,
         } = calling;
+        if let Some(id) = parameters.get("lease").and_then(Value::as_u64)
+            && self.is_watchdog(LeaseId(id))
+        {
+            return Err(wrong(format!(
+                "lease {id} is the NMI watchdog's; [watchdog] in the arbiter's configuration says \
+                 who may have its counter"
+            )));
+        }
         // It speaks for the tenant of the lease, if that is one of its user's.
         let named = parameters.get("lease").and_then(Value::as_u64).map(LeaseId);
         let named = named
@@ -481,7 +518,7 @@ impl Service {
         let tenant = match &request.tenant {
             None => tenants.first().copied(),
             Some(name) => {
-                let tenant = policy.named(name);
+                let tenant = policy.named(name).filter(|_| name != WATCHDOG);
                 let tenant = tenant.filter(|tenant| calling.operator || tenants.contains(tenant));
                 if tenant.is_none() {
                     let own = tenants.iter().filter_map(|id| policy.tenant(*id));
@@ -574,6 +611,11 @@ impl Service {
     fn settle(&mut self) {
         for change in std::mem::take(&mut self.changes) {
             let id = change.lease();
+            if let Change::Ended { why, .. } = &change
+                && self.is_watchdog(id)
+            {
+                self.forget_watchdog(*why);
+            }
             self.output.entries.push(match self.arbiter.lease(id) {
                 Some(lease) => Entry::Lease(Box::new(convert::stored(&self.arbiter, lease))),
                 None => Entry::Ended(id.0),

@@ -108,6 +108,12 @@ impl Room {
     }
 
     pub(super) fn set_online(&mut self, online: CpuSet) {
+        // Nobody has anything on CPUs that do not run.
+        for domain in self.pools.iter_mut().flat_map(|pool| &mut pool.domains) {
+            if !domain.cpus.meets(&online) {
+                domain.outside.clear();
+            }
+        }
         self.online = online;
     }
 

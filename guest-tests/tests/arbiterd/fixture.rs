@@ -66,9 +66,13 @@ impl Daemon {
             .open(self.folder.path().join("log"))
             .expect("a log");
         let child = self.command().stderr(log).stdin(Stdio::null()).spawn();
-        self.child = Some(child.expect("umpire starts"));
+        let child = self.child.insert(child.expect("umpire starts"));
         let until = Instant::now() + LONG;
-        while Arbiter::connect(&self.socket()).is_err() {
+        while Arbiter::connect(&self.folder.path().join("socket")).is_err() {
+            if let Some(status) = child.try_wait().expect("it is ours") {
+                self.child = None;
+                panic!("it has ended, {status}: {}", self.log());
+            }
             assert!(Instant::now() < until, "it does not answer: {}", self.log());
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -81,6 +85,14 @@ impl Daemon {
     pub(crate) fn pid(&self) -> i32 {
         let child = self.child.as_ref().expect("it runs");
         i32::try_from(child.id()).expect("a pid")
+    }
+
+    /// Ends it as a service manager does.
+    pub(crate) fn end(&mut self) {
+        let mut child = self.child.take().expect("it runs");
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+        assert!(child.wait().expect("it is ours").success());
     }
 
     /// Kills it as the kernel does when memory is short.

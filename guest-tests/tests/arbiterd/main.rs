@@ -2,6 +2,7 @@
 
 mod commands;
 mod fixture;
+mod host;
 mod killed;
 mod python;
 mod rude;
