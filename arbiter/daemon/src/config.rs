@@ -8,6 +8,9 @@ use arbiter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, Nanos, PerKind
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::audit::AuditConfig;
+use crate::scrape::MetricsAddress;
+
 /// What cannot be used, and what would be right. Each prints as one line.
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -61,6 +64,8 @@ pub struct PmuConfig {
     pub fixed: u8,
     /// The CPUs that have it; all that are online without them.
     pub cpus: Option<Cpus>,
+    /// The kernel's number of it (`type` in sysfs), by which events are opened for holders.
+    pub perf_type: Option<u32>,
     /// Sets of CPUs that share one set of counters, for an uncore PMU.
     pub shared: Option<Vec<Cpus>>,
     /// Events that only some counters can count.
@@ -79,6 +84,7 @@ impl PmuConfig {
             programmable,
             fixed,
             cpus: None,
+            perf_type: None,
             shared: None,
             events: BTreeMap::new(),
         })
@@ -188,6 +194,8 @@ struct TenantConfig {
     most_leases: Option<usize>,
     #[serde(default)]
     revokes: Vec<String>,
+    #[serde(default)]
+    opens_events: bool,
 }
 
 /// Who may have the NMI watchdog's counter.
@@ -243,6 +251,11 @@ struct File {
     requests_per_second: Option<u32>,
     state: Option<PathBuf>,
     watchdog: Option<toml::Spanned<WatchdogFile>>,
+    metrics: Option<toml::Spanned<String>>,
+    audit: Option<PathBuf>,
+    audit_size: Option<u64>,
+    audit_keep: Option<u32>,
+    audit_age_hours: Option<u64>,
     #[serde(default)]
     classes: BTreeMap<String, u8>,
     #[serde(default)]
@@ -260,6 +273,8 @@ pub(crate) struct Members {
     pub(crate) cgroups: Vec<String>,
     /// Whether its users may do everything.
     pub(crate) operator: bool,
+    /// Whether the arbiter opens perf events for them.
+    pub(crate) opens_events: bool,
 }
 
 /// What the service needs to know.
@@ -281,6 +296,12 @@ pub struct ArbiterConfig {
     pub state: Option<PathBuf>,
     /// What becomes of the NMI watchdog's counter.
     pub(crate) watchdog: WatchdogConfig,
+    /// The kernel's numbers of the PMUs that it shows, by name.
+    pub(crate) perf_types: BTreeMap<String, u32>,
+    /// Where metrics are served.
+    pub metrics: Option<MetricsAddress>,
+    /// Where the audit goes.
+    pub audit: Option<AuditConfig>,
     /// The kernel's files are below this folder: `/`, but for tests.
     pub root: PathBuf,
 }
@@ -308,6 +329,9 @@ impl Default for ArbiterConfig {
             requests_per_second: 20_000,
             state: None,
             watchdog: WatchdogConfig::default(),
+            perf_types: BTreeMap::new(),
+            metrics: None,
+            audit: None,
             root: PathBuf::from("/"),
         }
     }
@@ -381,6 +405,18 @@ impl ArbiterConfig {
             path: path.to_owned(),
             error,
         })?;
+        let metrics = file.metrics.as_ref().map(|metrics| {
+            let address = metrics.get_ref().parse::<MetricsAddress>();
+            address.map_err(|wrong| malformed(metrics.span().start, format!("metrics: {wrong}")))
+        });
+        let audit = file.audit.map(|path| AuditConfig {
+            path,
+            size: file.audit_size.unwrap_or(16 << 20).max(4096),
+            keep: file.audit_keep.unwrap_or(8).max(1),
+            age_ms: file
+                .audit_age_hours
+                .map(|hours| hours.max(1).saturating_mul(3_600_000)),
+        });
         let watchdog = match file.watchdog {
             None => WatchdogConfig::default(),
             Some(watchdog) => {
@@ -437,8 +473,20 @@ impl ArbiterConfig {
                 .max(1),
             state: file.state,
             watchdog,
+            perf_types: BTreeMap::new(),
+            metrics: metrics.transpose()?,
+            audit,
             root: default.root,
         })
+    }
+
+    /// The kernel's number of a PMU.
+    pub(crate) fn perf_type(&self, pmu: &str) -> Option<u32> {
+        let stated = self.pmus.iter().find(|stated| stated.name == pmu);
+        match stated {
+            Some(stated) => stated.perf_type,
+            None => self.perf_types.get(pmu).copied(),
+        }
     }
 
     /// Adds the watchdog to the tenants.
@@ -614,6 +662,7 @@ impl TenantConfig {
             groups: find(&self.groups, "/etc/group", "group")?,
             cgroups: self.cgroups.clone(),
             operator: self.operator,
+            opens_events: self.opens_events,
         })
     }
 }

@@ -110,9 +110,13 @@ impl HostFiles {
         self.retry = false;
         match self.keeper.set(on) {
             Switched::AsItWas => {}
-            Switched::To { on: true } => log::info!("the NMI watchdog is on again"),
+            Switched::To { on: true } => {
+                log::info!("the NMI watchdog is on again");
+                service.watchdog_switched(true);
+            }
             Switched::To { on: false } => {
                 log::info!("the NMI watchdog is off: leases need its counter");
+                service.watchdog_switched(false);
                 service.set_watchdog_stuck(false, now);
             }
             Switched::Failed(why) => {

@@ -200,6 +200,11 @@ fn follow(found: &mut [Found]) {
 }
 
 impl Found {
+    /// The kernel's number of it.
+    pub(crate) fn perf_type(&self) -> u32 {
+        self.pmu.perf_type
+    }
+
     fn look(&self, pmu: PmuId) -> Vec<Seen> {
         let looks = (0u32..).zip(&self.measured_on).map(|(domain, &cpu)| {
             let place = Place { pmu, domain };

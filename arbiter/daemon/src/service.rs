@@ -1,8 +1,10 @@
 //! Calls of clients to commands of the arbiter, and changes to replies. No I/O: what is to
 //! be written and sent is taken by [`Service::take`].
 
+mod broker;
 mod introspect;
 mod shown;
+mod trail;
 mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,11 +21,14 @@ use umpire_budget::Holders;
 use umpire_lease::{self as wire, INTERFACE};
 use varlink::{Reply, Request};
 
+use crate::audit::Record;
 use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert::{self, Wrong};
 use crate::journal::Entry;
+use crate::metrics::Metrics;
 use crate::peer::Client;
 use crate::probe::Seen;
+pub(crate) use broker::Allowed;
 use introspect::introspect;
 
 /// A connection, by its number.
@@ -43,6 +48,8 @@ pub(crate) struct Answer {
     /// It says that a lease is held, or lasts: it must not be sent unless that is in the
     /// journal.
     rests_on: Option<LeaseId>,
+    /// It says that something is in the audit.
+    audited: bool,
 }
 
 /// What is to be done after some calls.
@@ -50,6 +57,10 @@ pub(crate) struct Answer {
 pub(crate) struct Output {
     pub(crate) entries: Vec<Entry>,
     pub(crate) answers: Vec<Answer>,
+    /// For the audit.
+    pub(crate) records: Vec<Record>,
+    /// Leases that may hold less than before.
+    pub(crate) changed: Vec<LeaseId>,
 }
 
 impl Output {
@@ -57,6 +68,8 @@ impl Output {
     pub(crate) fn add(&mut self, more: Output) {
         self.entries.extend(more.entries);
         self.answers.extend(more.answers);
+        self.records.extend(more.records);
+        self.changed.extend(more.changed);
     }
 }
 
@@ -90,6 +103,7 @@ pub(crate) struct Service {
     /// Who has counters and no lease, as far as the kernel shows.
     holders: Option<Holders>,
     watchdog: watchdog::Claim,
+    pub(crate) metrics: Metrics,
 }
 
 /// Who calls, and how.
@@ -122,6 +136,7 @@ impl Service {
             seen: BTreeMap::new(),
             holders: None,
             watchdog: watchdog::Claim::default(),
+            metrics: Metrics::new(),
         }
     }
 
@@ -184,6 +199,9 @@ impl Service {
         }
         let held = self.arbiter.leases().map(|lease| (lease.id, lease.holds));
         self.written = held.collect();
+        for (id, holds) in &self.written {
+            self.metrics.restored(*id, *holds);
+        }
         self.settle();
     }
 
@@ -214,6 +232,9 @@ impl Service {
         let config = ArbiterConfig {
             members,
             pmus: std::mem::take(&mut self.config.pmus),
+            perf_types: std::mem::take(&mut self.config.perf_types),
+            audit: self.config.audit.take(),
+            metrics: self.config.metrics.take(),
             ..config
         };
         let before = std::mem::replace(&mut self.config, config);
@@ -325,12 +346,18 @@ impl Service {
         let quiet = request.oneway.unwrap_or(false);
         let before = self.output.answers.len();
         let parameters = request.parameters.clone().unwrap_or_else(|| json!({}));
+        let mut who = trail::Who {
+            tenant: None,
+            uid: client.uid,
+            pid: client.pid,
+        };
         let answered = match request.method.split_once(INTERFACE) {
             // Whoever wants no answer cannot hold a lease, or watch.
             Some(("", ".Acquire" | ".Claim" | ".Watch")) if quiet => return,
             Some(("", method)) => {
                 let method = method.strip_prefix('.').unwrap_or(method);
                 let (tenants, operator) = self.config.tenants_of(client);
+                who.tenant = tenants.first().copied();
                 let calling = Calling {
                     from,
                     client,
@@ -339,6 +366,7 @@ impl Service {
                     more: more && !quiet,
                     now,
                 };
+                self.metrics.called(method);
                 self.method(&calling, method, parameters)
             }
             _ => introspect(&request.method, &parameters),
@@ -346,7 +374,10 @@ impl Service {
         let answer = match answered {
             Ok(Some(parameters)) => Some(Reply::parameters(Some(parameters))),
             Ok(None) => None,
-            Err(refusal) => Some(refusal),
+            Err(refusal) => {
+                self.denied(&who, request, &refusal);
+                Some(refusal)
+            }
         };
         self.settle();
         if quiet {
@@ -365,6 +396,7 @@ impl Service {
             to,
             reply,
             rests_on,
+            audited: false,
         });
     }
 
@@ -488,6 +520,8 @@ impl Service {
                 let explained = explained.map_err(wrong)?;
                 Ok(Some(value(&explained)))
             }
+            "Report" => self.report(caller, parameters),
+            "Audit" => self.audit(calling, caller, parameters),
             "Watch" => {
                 let wire::NoReply {} = parsed(parameters)?;
                 if !more {
@@ -620,7 +654,13 @@ impl Service {
                 Some(lease) => Entry::Lease(Box::new(convert::stored(&self.arbiter, lease))),
                 None => Entry::Ended(id.0),
             });
-            let Some(event) = convert::event(&self.arbiter, &change) else {
+            self.metrics.changed(&self.arbiter, &change);
+            if matches!(change, Change::Holds { .. } | Change::Ended { .. }) {
+                self.output.changed.push(id);
+            }
+            let event = convert::event(&self.arbiter, &change);
+            self.record_change(&change, event.as_ref());
+            let Some(event) = event else {
                 continue;
             };
             log::info!(
@@ -693,6 +733,7 @@ impl Service {
     /// in the journal still, but nobody else has got it.
     pub(crate) fn unwritten(&mut self, output: &mut Output, why: &str, now: BootTime) {
         self.stuck = Some(why.to_owned());
+        self.metrics.journal_errors.inc();
         self.arbiter.freeze();
         let taken_back: Vec<(LeaseId, usize)> = self
             .arbiter
@@ -711,6 +752,7 @@ impl Service {
                         to,
                         reply,
                         rests_on: None,
+                        audited: false,
                     });
                 }
                 self.remove_listener(id);

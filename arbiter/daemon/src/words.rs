@@ -1,7 +1,7 @@
 //! What is said of refusals and causes: a word for programs, a sentence with the next
 //! step for people.
 
-use arbiter::host::{Cause, Demand, HostArbiter, PmuId, Refusal};
+use arbiter::host::{Cause, Change, Demand, HostArbiter, PmuId, Refusal};
 
 /// How a time is written.
 fn seconds(ns: u64) -> String {
@@ -172,6 +172,23 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
                 seconds(left.0)
             )
         }
+    }
+}
+
+/// The word for a change.
+pub(crate) fn what(change: &Change) -> &'static str {
+    match change {
+        Change::Waits { .. } => "waits",
+        Change::Holds { .. } => "holds",
+        Change::Announced { .. } => "leaving",
+        Change::Spared { .. } => "spared",
+        Change::Renewed { .. } => "renewed",
+        Change::Claimed { .. } => "claimed",
+        Change::Broken { .. } => "broken",
+        Change::Mended { .. } => "mended",
+        Change::CpusGone { .. } => "cpus-gone",
+        Change::CpusBack { .. } => "cpus-back",
+        Change::Ended { .. } => "ended",
     }
 }
 

@@ -142,12 +142,11 @@ impl HostArbiter {
         by.uid == owner.uid && (retired || by.tenant == owner.tenant)
     }
 
-    pub(super) fn own(
-        &self,
-        id: LeaseId,
-        generation: Option<u64>,
-        by: Caller,
-    ) -> Result<(), Refusal> {
+    /// Whether a caller may give commands about a lease.
+    ///
+    /// # Errors
+    /// There is no such lease, it is another's, or it has changed since.
+    pub fn own(&self, id: LeaseId, generation: Option<u64>, by: Caller) -> Result<(), Refusal> {
         let lease = self.leases.get(&id).ok_or(Refusal::NoSuchLease)?;
         if !by.operator && !self.is_own(lease, by) {
             return Err(self.foreign(lease));

@@ -37,6 +37,11 @@ pub fn arbiterd(flags: &ArbiterdFlags) -> Result<ExitStatus, UserError> {
     if let Some(state) = &flags.state {
         config.state = Some(state.clone());
     }
+    if let Some(text) = &flags.metrics {
+        let address = text.parse();
+        config.metrics =
+            Some(address.map_err(|wrong| UserError::bad_input(format!("--metrics {wrong}")))?);
+    }
     if let Some(root) = &flags.host_root {
         config.root.clone_from(root);
     }

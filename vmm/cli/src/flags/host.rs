@@ -40,6 +40,10 @@ pub struct ArbiterdFlags {
     /// Folder of the journal, by which leases survive the arbiter [default: none]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
+    /// Serve metrics (OpenMetrics) at a port of this host, like 127.0.0.1:9184, or at a
+    /// Unix socket's path
+    #[arg(long, value_name = "ADDRESS|PATH")]
+    pub metrics: Option<String>,
     /// Read the kernel's files below this folder: for tests
     #[arg(long, value_name = "DIR", hide = true)]
     pub host_root: Option<PathBuf>,
