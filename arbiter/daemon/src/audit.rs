@@ -105,6 +105,9 @@ impl Trail {
     /// It cannot be opened, read or written.
     pub(crate) fn open(config: AuditConfig, now_ms: u64) -> io::Result<Self> {
         let mut file = open(&config.path, false)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("this is no regular file"));
+        }
         let (next, length) = last(&mut file)?;
         let whole = file.metadata()?.len();
         // What a crash has left of a record was never whole.

@@ -43,7 +43,7 @@ fn numbers(folder: &Path) -> Vec<u64> {
 fn nothing_is_lost_where_files_rotate_by_size() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut trail = Trail::open(config(folder.path(), 300), 1_000).expect("a file");
-    for turn in 0..12 {
+    for turn in 0..40 {
         let kept = trail.append(record(&"x".repeat(turn * 3)), 1_000);
         assert_eq!((kept.written, kept.lost), (1, 0));
     }

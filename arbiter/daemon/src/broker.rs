@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use arbiter::host::LeaseId;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, recv, sendmsg,
 };
@@ -293,15 +292,8 @@ impl Broker {
 impl Holder {
     /// Whether the process that connected still lives: its number is no other's then.
     fn is_there(&self) -> bool {
-        let Some(process) = &self.process else {
-            // The kernel has no name for it but the number.
-            return true;
-        };
-        let mut ended = [PollFd::new(process, PollFlags::IN)];
-        matches!(
-            poll(&mut ended, Some(&rustix::event::Timespec::default())),
-            Ok(0)
-        )
+        // Older kernels have no name for it but the number.
+        !self.process.as_ref().is_some_and(peer::has_ended)
     }
 
     fn reply(&self, reply: &EventReply, event: Option<BorrowedFd<'_>>) -> Turn {

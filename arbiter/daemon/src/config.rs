@@ -192,6 +192,8 @@ struct TenantConfig {
     cpus: Option<Cpus>,
     longest_ms: Option<u64>,
     most_leases: Option<usize>,
+    most_waiting: Option<usize>,
+    most_sets: Option<usize>,
     #[serde(default)]
     revokes: Vec<String>,
     #[serde(default)]
@@ -216,7 +218,7 @@ pub(crate) struct WatchdogConfig {
     /// Nobody else gets it.
     pub(crate) keep: bool,
     /// Whose guaranteed leases may have it, if not everybody's.
-    only: Option<Vec<String>>,
+    pub(crate) only: Option<Vec<String>>,
 }
 
 impl Default for WatchdogConfig {
@@ -259,7 +261,7 @@ struct File {
     #[serde(default)]
     classes: BTreeMap<String, u8>,
     #[serde(default)]
-    pmu: Vec<PmuConfig>,
+    pmu: Vec<toml::Spanned<PmuConfig>>,
     #[serde(default)]
     tenant: Vec<toml::Spanned<TenantConfig>>,
 }
@@ -434,8 +436,10 @@ impl ArbiterConfig {
                 }
             }
         };
-        for (at, pmu) in file.pmu.iter().enumerate() {
-            let twice = file.pmu[..at].iter().any(|other| other.name == pmu.name);
+        for (index, spanned) in file.pmu.iter().enumerate() {
+            let (at, pmu) = (spanned.span().start, spanned.get_ref());
+            let before = file.pmu[..index].iter().map(toml::Spanned::get_ref);
+            let twice = before.into_iter().any(|other| other.name == pmu.name);
             let none = pmu.programmable == 0 && pmu.fixed == 0;
             let many = pmu.programmable > MAX_PROGRAMMABLE || pmu.fixed > MAX_FIXED;
             let shared = pmu.shared.iter().flatten();
@@ -445,7 +449,7 @@ impl ArbiterConfig {
                     let name = &pmu.name;
                     let wrong =
                         format!("PMU '{name}': a CPU is in two sets of 'shared'; give each once");
-                    return Err(malformed(0, wrong));
+                    return Err(malformed(at, wrong));
                 }
                 cpus.0.iter().for_each(|cpu| seen.insert(cpu));
             }
@@ -456,11 +460,15 @@ impl ArbiterConfig {
                     (_, true) => format!("PMU '{name}' has no counters; give at least one"),
                     _ => format!("PMU '{name}': at most 32 counters of each kind"),
                 };
-                return Err(malformed(0, wrong));
+                return Err(malformed(at, wrong));
             }
         }
         Ok(ArbiterConfig {
-            pmus: file.pmu,
+            pmus: file
+                .pmu
+                .into_iter()
+                .map(toml::Spanned::into_inner)
+                .collect(),
             policy,
             members,
             claim_window: ms(file.claim_window_ms, default.claim_window),
@@ -630,6 +638,8 @@ impl TenantConfig {
                 .longest_ms
                 .map(|ms| Nanos(ms.saturating_mul(1_000_000))),
             most_leases: self.most_leases.unwrap_or(256),
+            most_waiting: self.most_waiting.unwrap_or(256),
+            most_sets: self.most_sets.unwrap_or(16),
             revokes: revokes.collect::<Result<_, _>>()?,
             gives_way_to: None,
             retired: false,

@@ -22,6 +22,7 @@ use crate::commit::Committer;
 use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Connection, End, MOST_CALLS, Rates, Table, is_passing};
 use crate::host::HostFiles;
+use crate::journal::Recalled;
 use crate::metrics::Open;
 use crate::peer::Client;
 use crate::probe::{self, Sights};
@@ -45,6 +46,8 @@ const FIRST: u64 = 6;
 const BATCH: usize = 256;
 /// Calls that look at everything count as so many.
 const DEAR: u64 = 50;
+/// An explanation plays the request through on a copy of all that there is.
+const DEARER: u64 = 1000;
 /// Most connections accepted before others have their turn.
 const ACCEPTS: usize = 64;
 /// No wait is longer, in nanoseconds: a host that was suspended has waited for less than
@@ -175,9 +178,18 @@ impl Arbiterd {
     ) -> Result<Self, ServeError> {
         config = config.with_watchdog()?;
         let mut host = HostFiles::new(&config).map_err(failed("reading the CPUs of this host"))?;
+        let (store, recalled) = match &config.state {
+            None => (None, None),
+            Some(folder) => {
+                let (store, recalled) = Store::open(folder, &boot_id())?;
+                (Some(store), Some(recalled))
+            }
+        };
         // What is stated is taken at its word; else what the kernel shows is measured.
         let found = if config.pmus.is_empty() {
-            probe::found(host.present()).map_err(ServeError::NotMeasured)?
+            let recorded = recalled.as_ref().map(Recalled::counters);
+            probe::found(host.present(), &recorded.unwrap_or_default())
+                .map_err(ServeError::NotMeasured)?
         } else {
             Vec::new()
         };
@@ -189,13 +201,6 @@ impl Arbiterd {
         if pmus.is_empty() {
             return Err(ServeError::NoPmu);
         }
-        let (store, recalled) = match &config.state {
-            None => (None, None),
-            Some(folder) => {
-                let (store, recalled) = Store::open(folder, &boot_id())?;
-                (Some(store), Some(recalled))
-            }
-        };
         // Tenants that the policy does not name any more keep what they hold.
         for lease in recalled
             .iter()
@@ -705,12 +710,13 @@ impl Arbiterd {
             let lines = request.parameters.as_ref().and_then(|all| all.get("lines"));
             let lines = lines.and_then(|lines| lines.as_array()).map_or(0, Vec::len);
             self.rates.charge(client.uid, lines as u64, now.0);
-            if request.method.ends_with("List")
-                || request.method.ends_with("Who")
-                || request.method.ends_with("Explain")
-            {
-                self.rates.charge(client.uid, DEAR, now.0);
-            }
+            let method = request.method.rsplit('.').next();
+            let dear = match method {
+                Some("List" | "Who") => DEAR,
+                Some("Explain") => DEARER,
+                _ => 0,
+            };
+            self.rates.charge(client.uid, dear, now.0);
             self.service.call(id, &client, &request, now);
         }
         self.ready.insert(id);

@@ -333,8 +333,21 @@ impl Metrics {
         open: Open,
     ) -> String {
         self.look_at_counters(arbiter);
+        // What has not happened yet is 0.
+        for (tenant, _) in arbiter.policy().all() {
+            let labels = of_tenant(arbiter, tenant);
+            drop(self.grants.get_or_create(&labels));
+            drop(self.waited.get_or_create(&labels));
+            drop(self.blind.get_or_create(&labels));
+        }
         self.look_at_leases(arbiter);
         self.outsiders.clear();
+        for what in ["nmi-watchdog", "process"] {
+            drop(
+                self.outsiders
+                    .get_or_create(&vec![("what", what.to_owned())]),
+            );
+        }
         for holder in holders.iter().flat_map(|seen| &seen.found) {
             let what = match holder {
                 Holder::NmiWatchdog { .. } => "nmi-watchdog",

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use umpire_socket::Peer;
 
 /// A client.
@@ -21,11 +22,15 @@ impl Client {
     /// Who has connected.
     pub(crate) fn of(socket: &OwnedFd) -> io::Result<Self> {
         let Peer { pid, uid, groups } = Peer::of(socket)?;
+        let cgroup = cgroup(pid);
+        // If the process is gone, its number may have been another's when that was read.
+        let process = Peer::pidfd(socket).ok();
+        let gone = process.is_some_and(|process| has_ended(&process));
         Ok(Client {
             pid,
             uid,
             groups,
-            cgroup: cgroup(pid),
+            cgroup: cgroup.filter(|_| !gone),
         })
     }
 
@@ -39,6 +44,12 @@ impl Client {
             line.is_some_and(|uids| uids.split_whitespace().all(own))
         })
     }
+}
+
+/// Whether the process of a descriptor has ended.
+pub(crate) fn has_ended(process: &OwnedFd) -> bool {
+    let mut ended = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut ended, Some(&Timespec::default())) != Ok(0)
 }
 
 /// What tells a thread from a later one of the same number: when it was started, in ticks

@@ -1,6 +1,7 @@
 //! What the kernel's PMUs have, and what somebody who has no lease has taken of them: a
 //! thread measures it again and again, since the kernel tells nobody.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -30,8 +31,14 @@ pub(crate) struct Found {
 /// The PMUs that the kernel shows, and that this process may measure. Those that it may not
 /// are named with what to do.
 ///
+/// Of a PMU that does not say what it has, `recorded` leases may have counters that are not
+/// free now, and are counted, too.
+///
 /// A core PMU of all CPUs has a domain also for those of `present` that are offline.
-pub(crate) fn found(present: &CpuSet) -> Result<Vec<Found>, String> {
+pub(crate) fn found(
+    present: &CpuSet,
+    recorded: &BTreeMap<String, CounterSet>,
+) -> Result<Vec<Found>, String> {
     let pmus = umpire_budget::discover(Path::new("/")).map_err(|error| error.to_string())?;
     let mut found = Vec::new();
     let mut not_measured = Vec::new();
@@ -57,7 +64,7 @@ pub(crate) fn found(present: &CpuSet) -> Result<Vec<Found>, String> {
                 };
                 let host = HostPmu {
                     name: pmu.name.clone(),
-                    counters: capacity(&budget),
+                    counters: capacity(&budget, recorded.get(&pmu.name).copied()),
                     domains,
                     for_threads: matches!(pmu.scope, Scope::Core(_)),
                 };
@@ -105,10 +112,13 @@ fn free(budget: &Budget) -> u32 {
 }
 
 /// The counters that the PMU has: by CPUID, or as many as were free at the start.
-fn capacity(budget: &Budget) -> CounterSet {
+fn capacity(budget: &Budget, recorded: Option<CounterSet>) -> CounterSet {
     let (programmable, fixed) = match budget.capacity {
         Some(capacity) => (capacity.programmable, capacity.fixed_mask),
-        None => (free(budget), 0),
+        None => {
+            let free = CounterSet::first(small(free(budget)), 0);
+            return free | recorded.unwrap_or(CounterSet::EMPTY);
+        }
     };
     let absent = budget
         .fixed
@@ -268,6 +278,28 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counters_that_are_leased_are_there_after_a_restart() {
+        let budget = |capacity| Budget {
+            cpu: 0,
+            capacity,
+            programmable: Free::Exactly(1),
+            fixed: Vec::new(),
+            flexible_waits: None,
+            took: Duration::ZERO,
+        };
+        let recorded = Some(CounterSet::first(4, 0));
+        let one = CounterSet::first(1, 0);
+        assert_eq!(capacity(&budget(None), None), one);
+        assert_eq!(capacity(&budget(None), recorded), CounterSet::first(4, 0));
+        let by_cpuid = umpire_budget::Capacity {
+            programmable: 2,
+            fixed_mask: 0,
+        };
+        let two = CounterSet::first(2, 0);
+        assert_eq!(capacity(&budget(Some(by_cpuid)), recorded), two);
+    }
 
     #[test]
     fn what_leases_explain_is_nobody_elses() {

@@ -247,10 +247,17 @@ impl Service {
     pub(crate) fn set_online(&mut self, online: &CpuSet, now: BootTime) {
         if self.arbiter.online() != online {
             log::info!("the CPUs that are online: {online}");
+            // The watchdog is on a CPU that comes before anybody can be given counters there.
+            self.arbiter.freeze();
             let changes = &mut self.changes;
             self.arbiter.set_online(online.clone(), now, changes);
             self.seen.clear();
             self.settle();
+            self.follow_watchdog(now);
+            if self.stuck.is_none() {
+                self.arbiter.thaw(now, &mut self.changes);
+                self.settle();
+            }
         }
     }
 

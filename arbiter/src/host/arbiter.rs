@@ -196,6 +196,10 @@ impl HostArbiter {
                 _ if self.queue.len() > self.policy.most_waiting => Some(Refusal::QueueFull {
                     most: self.policy.most_waiting,
                 }),
+                _ if self.waiting_of(tenant) > self.most_waiting(tenant) => {
+                    let most = self.most_waiting(tenant);
+                    Some(Refusal::OwnQueueFull { most })
+                }
                 _ => None,
             };
             if let Some(why) = refused {

@@ -46,6 +46,11 @@ pub struct Tenant {
     pub longest: Option<Nanos>,
     /// The most leases and waiting requests that it has at a time.
     pub most_leases: usize,
+    /// The most of its requests that wait at a time.
+    pub most_waiting: usize,
+    /// The most different sets of counters, besides all of a kind, that its leases name at a
+    /// time on a PMU.
+    pub most_sets: usize,
     /// Whose leases it may revoke, besides its own.
     pub revokes: BTreeSet<TenantId>,
     /// Whose leases may take counters from those of its own that can be preempted, if not
@@ -70,6 +75,8 @@ impl Tenant {
             cpus: None,
             longest: None,
             most_leases: 1024,
+            most_waiting: 256,
+            most_sets: 64,
             revokes: BTreeSet::new(),
             gives_way_to: None,
             retired: false,

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
-use super::{BootTime, Cause, Change, HostArbiter, Lease, LeaseId, Refusal};
+use super::{BootTime, Cause, Change, HostArbiter, Lease, LeaseId, Refusal, TenantId};
 
 impl HostArbiter {
     /// Who waits, in the order of service.
@@ -93,6 +93,18 @@ impl HostArbiter {
             Some(short) => Err(self.room.reason(short, others.map(Lease::holding))),
             None => Ok(()),
         }
+    }
+
+    /// How many requests of a tenant wait.
+    pub(super) fn waiting_of(&self, tenant: TenantId) -> usize {
+        let of = |id: &&LeaseId| self.leases[*id].owner.tenant == tenant;
+        self.queue.iter().filter(of).count()
+    }
+
+    /// How many requests of a tenant may wait.
+    pub(super) fn most_waiting(&self, tenant: TenantId) -> usize {
+        let tenant = self.policy.tenant(tenant);
+        tenant.map_or(0, |tenant| tenant.most_waiting)
     }
 
     pub(super) fn waits(&self, id: LeaseId) -> bool {

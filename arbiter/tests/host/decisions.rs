@@ -759,6 +759,41 @@ fn some_give_way_to_some_tenants_only() {
 }
 
 #[test]
+fn a_tenant_fills_neither_the_queue_nor_the_sets_of_others() {
+    let mut policy = open_policy();
+    policy.tenants[0].most_waiting = 1;
+    policy.tenants[0].most_sets = 1;
+    let mut host = Host::new(policy);
+    let all = host.granted(A, terms(programmable(3), "0"));
+    let waiting = |tenant| Terms {
+        waits: Waits::Always,
+        ..terms(programmable(1), if tenant == A { "0" } else { "0-1" })
+    };
+    host.waiting(A, waiting(A));
+    assert_eq!(
+        host.ask(A, waiting(A)),
+        Err(Refusal::OwnQueueFull { most: 1 })
+    );
+    host.waiting(B, waiting(B));
+    host.release(A, all);
+    let named = |counter: u8| {
+        let counters = CounterSet::from_bits(1 << counter);
+        let demand = Demand {
+            pmu: CORE,
+            counters,
+        };
+        terms(vec![demand], "3")
+    };
+    let first = host.granted(A, named(0));
+    let refused = host.ask(A, named(1));
+    assert_eq!(refused, Err(Refusal::TooManySets { most: 1 }));
+    host.granted(A, terms(programmable(1), "3"));
+    host.granted(B, named(1));
+    host.release(A, first);
+    host.granted(A, named(2));
+}
+
+#[test]
 fn an_explanation_changes_nothing() {
     let mut host = open();
     let effort = host.granted(

@@ -23,15 +23,20 @@ pub(super) struct Claim {
 impl Service {
     /// The watchdog is for these CPUs; none: the kernel has none, or nobody wants it.
     pub(crate) fn set_watchdog(&mut self, cpus: Option<CpuSet>, now: BootTime) {
-        let cpus = cpus.unwrap_or_default();
         let pmu = self.arbiter.pmus().first();
         let there = pmu.map(|pmu| pmu.domains.iter().flat_map(CpuSet::iter).collect());
-        let cpus = there.map(|there: CpuSet| cpus.and(&there).and(self.arbiter.online()));
-        let cpus = cpus.unwrap_or_default();
-        let claimed = self.watchdog.lease.and_then(|id| self.arbiter.lease(id));
-        let covered = claimed.is_some_and(|lease| cpus.without(&lease.terms.cpus).is_empty());
-        self.watchdog.cpus = cpus;
-        if !covered || self.watchdog.cpus.is_empty() {
+        let there: CpuSet = there.unwrap_or_default();
+        self.watchdog.cpus = cpus.unwrap_or_default().and(&there);
+        self.follow_watchdog(now);
+    }
+
+    /// Its lease is for all of its CPUs that are online, and stays for those that went.
+    pub(super) fn follow_watchdog(&mut self, now: BootTime) {
+        let wanted = self.watchdog.cpus.and(self.arbiter.online());
+        let lease = self.watchdog.lease.and_then(|id| self.arbiter.lease(id));
+        let covered = lease.is_some_and(|lease| wanted.without(&lease.terms.cpus).is_empty());
+        let nowhere = self.watchdog.cpus.is_empty();
+        if nowhere && lease.is_some() || !nowhere && !covered {
             self.claim_anew(now);
         }
     }
@@ -61,7 +66,8 @@ impl Service {
         let (Some(tenant), Some(demand)) = (tenant, self.watchdog_demand()) else {
             return;
         };
-        if self.watchdog.cpus.is_empty() || self.stuck.is_some() {
+        let cpus = self.watchdog.cpus.and(self.arbiter.online());
+        if cpus.is_empty() || self.stuck.is_some() {
             return;
         }
         let owner = Owner {
@@ -73,7 +79,7 @@ impl Service {
         let terms = Terms {
             demands: vec![demand],
             at_least: 1,
-            cpus: self.watchdog.cpus.clone(),
+            cpus,
             scope: Scope::Cpu,
             guaranteed: self.config.watchdog.keep,
             priority: u8::MAX,
