@@ -3,34 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::{Errno, EventSpec, sys};
-
-/// What of the CPU's doings an event counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rings {
-    /// Programs, not the kernel.
-    User,
-    /// Guests of KVM, whatever their ring, and nothing of the host.
-    Guest,
-    /// All.
-    All,
-}
-
-/// An event that somebody else is to have. It says no addresses, no call chains, and nothing
-/// of other threads: these attributes are all there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandedEvent {
-    /// What it counts.
-    pub spec: EventSpec,
-    /// Whose doings; without one those of all threads on `cpu`.
-    pub thread: Option<u32>,
-    /// Where; without one wherever the thread runs.
-    pub cpu: Option<u32>,
-    /// What of them.
-    pub rings: Rings,
-    /// After so many it overflows, which says nothing but that.
-    pub period: Option<u64>,
-}
+use crate::{Errno, HandedEvent, sys};
 
 /// An event that was opened for somebody else: pinned, and not enabled yet. Its descriptor can
 /// be handed over; this keeps one, too, by which the event is stopped.
@@ -77,6 +50,7 @@ impl AsFd for Handed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{EventSpec, Rings};
 
     #[test]
     fn an_event_is_stopped_by_whoever_opened_it() {

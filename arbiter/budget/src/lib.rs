@@ -40,10 +40,12 @@ mod sys;
 mod watchdog;
 
 pub use arbiter::host::CpuSet;
-pub use calls::{CpuidLeaf, Errno, EventFd, EventSpec, ProbeCalls, ProbeEvent, Target, Times};
+pub use calls::{
+    CpuidLeaf, Errno, EventFd, EventSpec, HandedEvent, ProbeCalls, ProbeEvent, Rings, Target, Times,
+};
 pub use capacity::{Capacity, Fixed};
 pub use file::FileError;
-pub use handed::{Handed, HandedEvent, Rings};
+pub use handed::Handed;
 pub use holders::{Deficit, Holder, Holders, UNEXPLAINED, holders, unexplained};
 pub use pmu::{Domain, Pmu, Scope, discover};
 pub use probe::{

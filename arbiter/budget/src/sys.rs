@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use perf_event_open_sys::{bindings as abi, ioctls, perf_event_open};
 
-use crate::handed::{HandedEvent, Rings};
-use crate::{CpuSet, CpuidLeaf, Errno, EventFd, EventSpec, ProbeCalls, ProbeEvent, Target, Times};
+use crate::{
+    CpuSet, CpuidLeaf, Errno, EventFd, EventSpec, HandedEvent, ProbeCalls, ProbeEvent, Rings,
+    Target, Times,
+};
 
 /// The host's kernel.
 #[derive(Debug)]

@@ -2,13 +2,14 @@
 //! online, and the NMI watchdog, whose switch follows the watchdog's lease.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use arbiter::host::{BootTime, CpuSet};
 
 use crate::config::ArbiterConfig;
 use crate::probe::Found;
 use crate::service::Service;
+use crate::sysfs;
 use crate::watchdog::{Keeper, Switched};
 
 /// Between two looks, in nanoseconds.
@@ -27,27 +28,16 @@ pub(crate) struct HostFiles {
     due: u64,
 }
 
-fn cpus(root: &Path, file: &str) -> io::Result<CpuSet> {
-    let path = root.join("sys/devices/system/cpu").join(file);
-    let text = std::fs::read_to_string(path)?;
-    text.trim().parse().map_err(io::Error::other)
-}
-
-/// The CPUs that are online, as sysfs lists them.
-pub(crate) fn online(root: &Path) -> io::Result<CpuSet> {
-    cpus(root, "online")
-}
-
 impl HostFiles {
     /// # Errors
     /// The CPUs of the host cannot be read.
     pub(crate) fn new(config: &ArbiterConfig) -> io::Result<Self> {
         let root = config.root.clone();
-        let online = online(&root)?;
+        let online = sysfs::online(&root)?;
         let state = config.state.clone().unwrap_or_default();
         Ok(HostFiles {
             keeper: Keeper::new(&root, &state),
-            present: cpus(&root, "present").unwrap_or(online),
+            present: sysfs::present(&root).unwrap_or(online),
             root,
             watches: false,
             retry: false,
@@ -78,7 +68,7 @@ impl HostFiles {
 
     /// Looks which CPUs are online.
     pub(crate) fn follow_cpus(&mut self, service: &mut Service, now: BootTime) {
-        match online(&self.root) {
+        match sysfs::online(&self.root) {
             Ok(online) => service.set_online(&online.and(&self.present), now),
             Err(error) => log::warn!("the CPUs that are online cannot be read: {error}"),
         }

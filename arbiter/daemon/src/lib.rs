@@ -29,6 +29,7 @@ mod service;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod sysfs;
 mod watchdog;
 mod words;
 

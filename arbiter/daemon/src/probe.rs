@@ -164,7 +164,7 @@ pub(crate) fn watch(mut found: Vec<Found>, mut told: UnixStream) -> std::io::Res
             let mut holders_at = None::<Instant>;
             let mut online = None;
             loop {
-                let now_online = crate::host::online(Path::new("/")).ok();
+                let now_online = crate::sysfs::online(Path::new("/")).ok();
                 if online.is_some() && online != now_online {
                     follow(&mut found);
                 }

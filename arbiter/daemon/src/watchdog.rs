@@ -68,18 +68,15 @@ impl Keeper {
 
     /// Turns it on or off.
     pub(crate) fn set(&mut self, on: bool) -> Switched {
+        if on && !self.given_back {
+            return Switched::AsItWas;
+        }
         let turned: Result<bool, FileError> = if on {
-            match self.given_back {
-                false => return Switched::AsItWas,
-                true => self
-                    .watchdog
-                    .restore()
-                    .map(|done| done == Restored::Done || done == Restored::OnAlready),
-            }
+            let done = self.watchdog.restore();
+            done.map(|done| matches!(done, Restored::Done | Restored::OnAlready))
         } else {
-            self.watchdog
-                .give_back()
-                .map(|done| done == GivenBack::Freed)
+            let done = self.watchdog.give_back();
+            done.map(|done| done == GivenBack::Freed)
         };
         match turned {
             Ok(turned) => {
