@@ -37,6 +37,33 @@ pub struct ProbeEvent {
     pub pinned: bool,
 }
 
+/// What of the CPU's doings an event counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rings {
+    /// Programs, not the kernel.
+    User,
+    /// Guests of KVM, whatever their ring, and nothing of the host.
+    Guest,
+    /// All.
+    All,
+}
+
+/// An event that somebody else is to have. It says no addresses, no call chains, and nothing
+/// of other threads: these attributes are all there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandedEvent {
+    /// What it counts.
+    pub spec: EventSpec,
+    /// Whose doings; without one those of all threads on `cpu`.
+    pub thread: Option<u32>,
+    /// Where; without one wherever the thread runs.
+    pub cpu: Option<u32>,
+    /// What of them.
+    pub rings: Rings,
+    /// After so many it overflows, which says nothing but that.
+    pub period: Option<u64>,
+}
+
 /// An open event's file descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventFd(pub i32);

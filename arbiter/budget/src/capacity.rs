@@ -38,7 +38,7 @@ impl Fixed {
 
     /// The `config` of its event. The last two are the kernel's codes for what no programmable
     /// counter counts.
-    pub(crate) fn config(self) -> u64 {
+    pub fn config(self) -> u64 {
         match self {
             Fixed::Instructions => 0xC0,
             Fixed::Cycles => 0x3C,

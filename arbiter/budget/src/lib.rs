@@ -7,6 +7,7 @@
 //! - [`measure`] pins events until one finds no counter: what is free on one CPU, with
 //!   everything in place that is held now. [`can_be_had`] asks for a list of events.
 //! - [`holders`] names who holds counters and is not ours; [`unexplained`] is the rest.
+//! - [`Handed`] opens an event for another process.
 //! - [`Watchdog`] gives the NMI watchdog's counter back, and restores it after a crash.
 //!
 //! Whatever reads files does so below a root folder, `/` on a real host. The system calls of a
@@ -30,6 +31,7 @@
 mod calls;
 mod capacity;
 mod file;
+mod handed;
 mod holders;
 mod pmu;
 mod probe;
@@ -38,9 +40,12 @@ mod sys;
 mod watchdog;
 
 pub use arbiter::host::CpuSet;
-pub use calls::{CpuidLeaf, Errno, EventFd, EventSpec, ProbeCalls, ProbeEvent, Target, Times};
+pub use calls::{
+    CpuidLeaf, Errno, EventFd, EventSpec, HandedEvent, ProbeCalls, ProbeEvent, Rings, Target, Times,
+};
 pub use capacity::{Capacity, Fixed};
 pub use file::FileError;
+pub use handed::Handed;
 pub use holders::{Deficit, Holder, Holders, UNEXPLAINED, holders, unexplained};
 pub use pmu::{Domain, Pmu, Scope, discover};
 pub use probe::{

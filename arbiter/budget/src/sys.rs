@@ -1,10 +1,14 @@
 //! The system calls of a measurement, on the host's kernel.
 
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use perf_event_open_sys::{bindings as abi, perf_event_open};
+use perf_event_open_sys::{bindings as abi, ioctls, perf_event_open};
 
-use crate::{CpuSet, CpuidLeaf, Errno, EventFd, ProbeCalls, ProbeEvent, Target, Times};
+use crate::{
+    CpuSet, CpuidLeaf, Errno, EventFd, EventSpec, HandedEvent, ProbeCalls, ProbeEvent, Rings,
+    Target, Times,
+};
 
 /// The host's kernel.
 #[derive(Debug)]
@@ -41,14 +45,7 @@ impl ProbeCalls for HostCalls {
     }
 
     fn open(&mut self, event: &ProbeEvent) -> Result<EventFd, Errno> {
-        let mut attr = abi::perf_event_attr::default();
-        attr.type_ = event.spec.perf_type;
-        attr.config = event.spec.config;
-        attr.read_format =
-            u64::from(abi::PERF_FORMAT_TOTAL_TIME_ENABLED | abi::PERF_FORMAT_TOTAL_TIME_RUNNING);
-        attr.size = u32::try_from(size_of_val(&attr)).unwrap_or(u32::MAX);
-        attr.__bindgen_anon_3.config1 = event.spec.config1;
-        attr.__bindgen_anon_4.config2 = event.spec.config2;
+        let mut attr = attributes(&event.spec);
         attr.set_pinned(event.pinned.into());
         let (pid, cpu) = match event.target {
             Target::Thread => {
@@ -59,35 +56,11 @@ impl ProbeCalls for HostCalls {
             // Uncore PMUs cannot leave anything out.
             Target::Cpu(cpu) => (-1, i32::try_from(cpu).map_err(|_| Errno(libc::EINVAL))?),
         };
-        // SAFETY: `attr` is initialised in full, its `size` is its own, and it outlives the
-        // call. Without a mapped buffer the kernel writes no memory of ours for the event.
-        let fd = unsafe {
-            perf_event_open(
-                &raw mut attr,
-                pid,
-                cpu,
-                -1,
-                abi::PERF_FLAG_FD_CLOEXEC.into(),
-            )
-        };
-        answer(fd).map(EventFd)
+        open(&mut attr, pid, cpu).map(EventFd)
     }
 
     fn read(&mut self, event: EventFd) -> Result<Option<Times>, Errno> {
-        // The count, and the two times that `read_format` asks for, in nanoseconds.
-        let mut words = [0u64; 3];
-        let size = size_of_val(&words);
-        // SAFETY: the kernel writes at most `size` bytes into `words`, which has as many.
-        let read = unsafe { libc::read(event.0, words.as_mut_ptr().cast(), size) };
-        match usize::try_from(read) {
-            Err(_) => Err(last_errno()),
-            Ok(0) => Ok(None),
-            Ok(read) if read < size => Err(Errno(libc::EIO)),
-            Ok(_) => Ok(Some(Times {
-                enabled: Duration::from_nanos(words[1]),
-                running: Duration::from_nanos(words[2]),
-            })),
-        }
+        times(event.0)
     }
 
     fn close(&mut self, event: EventFd) {
@@ -118,6 +91,86 @@ impl ProbeCalls for HostCalls {
     fn cpuid(&mut self, _leaf: u32) -> CpuidLeaf {
         CpuidLeaf::default()
     }
+}
+
+/// The attributes of an event that is counted, and whose times are told.
+fn attributes(spec: &EventSpec) -> abi::perf_event_attr {
+    let mut attr = abi::perf_event_attr::default();
+    attr.type_ = spec.perf_type;
+    attr.config = spec.config;
+    attr.read_format =
+        u64::from(abi::PERF_FORMAT_TOTAL_TIME_ENABLED | abi::PERF_FORMAT_TOTAL_TIME_RUNNING);
+    attr.size = u32::try_from(size_of_val(&attr)).unwrap_or(u32::MAX);
+    attr.__bindgen_anon_3.config1 = spec.config1;
+    attr.__bindgen_anon_4.config2 = spec.config2;
+    attr
+}
+
+fn open(attr: &mut abi::perf_event_attr, pid: i32, cpu: i32) -> Result<libc::c_int, Errno> {
+    // SAFETY: `attr` is initialised in full, its `size` is its own, and it outlives the
+    // call. Without a mapped buffer the kernel writes no memory of ours for the event.
+    let fd = unsafe { perf_event_open(attr, pid, cpu, -1, abi::PERF_FLAG_FD_CLOEXEC.into()) };
+    answer(fd)
+}
+
+/// An event's times; `None` at the end of the file.
+fn times(event: libc::c_int) -> Result<Option<Times>, Errno> {
+    // The count, and the two times that `read_format` asks for, in nanoseconds.
+    let mut words = [0u64; 3];
+    let size = size_of_val(&words);
+    // SAFETY: the kernel writes at most `size` bytes into `words`, which has as many.
+    let read = unsafe { libc::read(event, words.as_mut_ptr().cast(), size) };
+    match usize::try_from(read) {
+        Err(_) => Err(last_errno()),
+        Ok(0) => Ok(None),
+        Ok(read) if read < size => Err(Errno(libc::EIO)),
+        Ok(_) => Ok(Some(Times {
+            enabled: Duration::from_nanos(words[1]),
+            running: Duration::from_nanos(words[2]),
+        })),
+    }
+}
+
+/// Opens an event for somebody else: pinned, and not enabled yet.
+pub(crate) fn open_handed(event: &HandedEvent) -> Result<OwnedFd, Errno> {
+    let mut attr = attributes(&event.spec);
+    attr.set_pinned(1);
+    attr.set_disabled(1);
+    match event.rings {
+        Rings::User => {
+            attr.set_exclude_kernel(1);
+            attr.set_exclude_hv(1);
+        }
+        Rings::Guest => {
+            attr.set_exclude_host(1);
+            attr.set_exclude_hv(1);
+        }
+        Rings::All => {}
+    }
+    if let Some(period) = event.period {
+        // An overflow tells that it came, and nothing else: `sample_type` is 0.
+        attr.__bindgen_anon_1.sample_period = period;
+        attr.__bindgen_anon_2.wakeup_events = 1;
+    }
+    let number = |number: Option<u32>| match number {
+        None => Ok(-1),
+        Some(number) => i32::try_from(number).map_err(|_| Errno(libc::EINVAL)),
+    };
+    let fd = open(&mut attr, number(event.thread)?, number(event.cpu)?)?;
+    // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Stops an event, whoever else has a descriptor of it.
+pub(crate) fn disable(event: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: this request takes a number, and touches no memory of ours.
+    answer(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })?;
+    Ok(())
+}
+
+/// The times of an event that was handed over.
+pub(crate) fn times_of(event: BorrowedFd<'_>) -> Result<Option<Times>, Errno> {
+    times(event.as_raw_fd())
 }
 
 fn answer(returned: libc::c_int) -> Result<libc::c_int, Errno> {

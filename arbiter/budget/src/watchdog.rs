@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::CpuSet;
 use crate::file::{self, FileError};
 
 /// What [`Watchdog::give_back`] did.
@@ -42,6 +43,7 @@ pub enum Restored {
 #[derive(Clone, Debug)]
 pub struct Watchdog {
     switch: PathBuf,
+    cpus: PathBuf,
     boot_id: PathBuf,
     state_dir: PathBuf,
 }
@@ -57,6 +59,7 @@ impl Watchdog {
     pub fn new(root: &Path, state_dir: &Path) -> Self {
         Watchdog {
             switch: root.join("proc/sys/kernel/nmi_watchdog"),
+            cpus: root.join("proc/sys/kernel/watchdog_cpumask"),
             boot_id: root.join("proc/sys/kernel/random/boot_id"),
             state_dir: state_dir.to_owned(),
         }
@@ -69,6 +72,33 @@ impl Watchdog {
     /// As for [`Watchdog::restore`].
     pub fn recover(root: &Path, state_dir: &Path) -> Result<Restored, FileError> {
         Watchdog::new(root, state_dir).restore()
+    }
+
+    /// The CPUs of the watchdog, if it is on; `None`: it is off, or the kernel has none.
+    ///
+    /// # Errors
+    /// Its files are damaged.
+    pub fn on(&self) -> Result<Option<CpuSet>, FileError> {
+        match file::optional(file::value::<u32>(&self.switch))? {
+            None | Some(0) => Ok(None),
+            Some(_) => file::value(&self.cpus).map(Some),
+        }
+    }
+
+    /// The CPUs of the watchdog, if this boot's value of it is kept: somebody who gave it back
+    /// has not restored it.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn given_back(&self) -> Result<Option<CpuSet>, FileError> {
+        let kept = file::optional(file::text(&self.state_dir.join(STATE)))?;
+        let boot = file::text(&self.boot_id);
+        match kept.map(|kept| kept + "\n") {
+            Some(kept) if parse(&kept).is_some_and(|(_, of)| boot.is_ok_and(|boot| of == boot)) => {
+                file::value(&self.cpus).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Turns the watchdog off, on all CPUs.

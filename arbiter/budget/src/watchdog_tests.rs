@@ -69,6 +69,28 @@ fn given_back_and_restored() {
 }
 
 #[test]
+fn its_cpus_are_told_while_it_is_on_and_while_it_is_given_back() {
+    let host = Host::new("1\n");
+    let cpus = host.switch().with_file_name("watchdog_cpumask");
+    fs::write(cpus, "0-3\n").expect("a file");
+    let all: CpuSet = "0-3".parse().expect("a list");
+    let watchdog = host.watchdog();
+    let look = || {
+        let look = (watchdog.on(), watchdog.given_back());
+        (look.0.expect("on"), look.1.expect("given back"))
+    };
+    assert_eq!(look(), (Some(all.clone()), None));
+    watchdog.give_back().expect("freed");
+    assert_eq!(look(), (None, Some(all)));
+    host.keep(format!("{MAGIC} 1 another-boot\n"));
+    assert_eq!(look(), (None, None));
+    host.keep("damaged");
+    assert_eq!(look(), (None, None));
+    fs::remove_file(host.switch()).expect("removed");
+    assert_eq!(look(), (None, None));
+}
+
+#[test]
 fn nothing_to_give_back() {
     let host = Host::new("0\n");
     assert_eq!(host.watchdog().give_back().expect("off"), GivenBack::WasOff);

@@ -19,17 +19,19 @@
 #![deny(unsafe_code)]
 
 mod client;
+mod events;
 mod keeper;
 mod wire;
 
 use std::path::PathBuf;
 
 pub use client::{Arbiter, CallError, Held, Next, wait_readable};
+pub use events::Events;
 pub use keeper::{Keeper, News};
 pub use wire::{
-    AcquireIn, AcquireOut, ClaimIn, Counters, Event, ExplainIn, ExplainOut, Lease, Leaving,
-    ListOut, NoReply, Outsider, Place, Refusal, RefusedError, ReleaseIn, RenewIn, RenewOut,
-    Request, RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
+    AcquireIn, AcquireOut, AuditIn, ClaimIn, Counters, Event, EventReply, EventRequest, ExplainIn,
+    ExplainOut, Figure, Lease, Leaving, ListOut, NoReply, Outsider, Place, Refusal, RefusedError,
+    ReleaseIn, RenewIn, RenewOut, ReportIn, Request, RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
 };
 
 /// The interface's name.
@@ -37,6 +39,28 @@ pub const INTERFACE: &str = "io.umpire.Arbiter";
 
 /// The interface in varlink's own words.
 pub const DESCRIPTION: &str = include_str!("../io.umpire.Arbiter.varlink");
+
+/// What the holder of a lease may report of itself, for the arbiter's metrics: overflow
+/// interrupts that the guest got, and those that came late; trapped accesses, and RDPMC among
+/// them; exits; switches between vCPUs; accesses that were denied; samples that were lost.
+pub const FIGURES: [&str; 8] = [
+    "pmis",
+    "late_pmis",
+    "traps",
+    "rdpmc_traps",
+    "exits",
+    "switches",
+    "denied_accesses",
+    "lost_samples",
+];
+
+/// Most figures of a report.
+pub const MOST_FIGURES: usize = 32;
+
+/// Most lines of a call of `Audit`, and most bytes of each.
+pub const MOST_LINES: usize = 64;
+/// Most bytes of a line of `Audit`.
+pub const MOST_LINE: usize = 8 * 1024;
 
 /// The socket's path in the environment.
 pub const SOCKET_VARIABLE: &str = "UMPIRE_ARBITER";

@@ -135,8 +135,8 @@ messages! {
     }
     /// What happened to a lease.
     Event {
-        /// `waits`, `holds`, `leaving`, `spared`, `renewed`, `claimed`, `broken`, `mended`
-        /// or `ended`.
+        /// `waits`, `holds`, `leaving`, `spared`, `renewed`, `claimed`, `broken`, `mended`,
+        /// `cpus-gone`, `cpus-back` or `ended`.
         what: String,
         /// As it is now.
         lease: Lease,
@@ -290,13 +290,78 @@ messages! {
         #[serde(skip_serializing_if = "Option::is_none")]
         event: Option<Event>,
     }
+    /// What the holder of a lease has counted of itself.
+    Figure {
+        /// One of [`FIGURES`](crate::FIGURES).
+        name: String,
+        /// The number since it began.
+        count: u64,
+    }
+    /// Parameters of `Report`.
+    ReportIn {
+        /// The lease.
+        lease: u64,
+        /// As they are by now.
+        figures: Vec<Figure>,
+    }
+    /// Parameters of `Audit`.
+    AuditIn {
+        /// The lease.
+        lease: u64,
+        /// One JSON object each.
+        lines: Vec<String>,
+    }
     /// Parameters of the error `Refused`.
     RefusedError {
         /// Why.
         refusal: Refusal,
     }
+    /// What is asked for at the companion socket: an event of a lease.
+    EventRequest {
+        /// The lease.
+        lease: u64,
+        /// Its generation, if the caller relies on it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        generation: Option<u64>,
+        /// Which of the lease's counters, from 0.
+        counter: u32,
+        /// A thread of the caller's own; without one, all that runs on `cpu`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        thread: Option<u32>,
+        /// A CPU of the lease; without one, all, if the lease is for all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cpu: Option<u32>,
+        /// The event, as the PMU has it: event, unit mask, edge, invert and threshold. A
+        /// fixed-function counter needs none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        config: Option<u64>,
+        /// `user` (programs, without it), `guest` (guests of KVM) or `all` (for operators).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rings: Option<String>,
+        /// It overflows after so many.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        period: Option<u64>,
+    }
+    /// The reply at the companion socket: a descriptor comes with it, or it says why not.
+    EventReply {
+        /// The counter, with a descriptor.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        counter: Option<u32>,
+        /// Why there is none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        refused: Option<Refusal>,
+    }
     /// No parameters.
     NoReply {}
+}
+
+impl From<Refusal> for EventReply {
+    fn from(refusal: Refusal) -> Self {
+        EventReply {
+            counter: None,
+            refused: Some(refusal),
+        }
+    }
 }
 
 impl Counters {

@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use umpire_lease::{
-    AcquireIn, AcquireOut, ClaimIn, Counters, DESCRIPTION, Event, ExplainIn, ExplainOut, INTERFACE,
-    Lease, Leaving, ListOut, NoReply, Outsider, Place, Refusal, RefusedError, ReleaseIn, RenewIn,
-    RenewOut, Request, RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
+    AcquireIn, AcquireOut, AuditIn, ClaimIn, Counters, DESCRIPTION, Event, ExplainIn, ExplainOut,
+    Figure, INTERFACE, Lease, Leaving, ListOut, NoReply, Outsider, Place, Refusal, RefusedError,
+    ReleaseIn, RenewIn, RenewOut, ReportIn, Request, RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
 };
 use varlink_parser::{IDL, VStruct, VStructOrEnum, VType, VTypeExt};
 
@@ -81,7 +81,15 @@ fn messages_are_as_described() {
     check::<Place>(&idl, "Place", named("Place"));
     check::<Outsider>(&idl, "Outsider", named("Outsider"));
     check::<Refusal>(&idl, "Refusal", named("Refusal"));
-    assert_eq!(idl.typedefs.len(), 8, "each type is checked");
+    check::<Figure>(&idl, "Figure", named("Figure"));
+    let figures = idl.typedefs["Figure"].doc;
+    for figure in umpire_lease::FIGURES {
+        assert!(
+            DESCRIPTION.contains(&format!("\"{figure}\"")),
+            "{figure} {figures}"
+        );
+    }
+    assert_eq!(idl.typedefs.len(), 9, "each type is checked");
 
     let method = |name: &str| &idl.methods[name];
     check::<AcquireIn>(&idl, "Acquire", &method("Acquire").input);
@@ -102,6 +110,10 @@ fn messages_are_as_described() {
     check::<ExplainOut>(&idl, "Explain", &method("Explain").output);
     check::<NoReply>(&idl, "Watch", &method("Watch").input);
     check::<WatchOut>(&idl, "Watch", &method("Watch").output);
-    assert_eq!(idl.methods.len(), 9, "each method is checked");
+    check::<ReportIn>(&idl, "Report", &method("Report").input);
+    check::<NoReply>(&idl, "Report", &method("Report").output);
+    check::<AuditIn>(&idl, "Audit", &method("Audit").input);
+    check::<NoReply>(&idl, "Audit", &method("Audit").output);
+    assert_eq!(idl.methods.len(), 11, "each method is checked");
     check::<RefusedError>(&idl, "Refused", &idl.errors["Refused"].parm);
 }

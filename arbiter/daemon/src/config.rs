@@ -8,6 +8,9 @@ use arbiter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, Nanos, PerKind
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::audit::AuditConfig;
+use crate::scrape::MetricsAddress;
+
 /// What cannot be used, and what would be right. Each prints as one line.
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -31,6 +34,12 @@ pub enum ConfigError {
         /// What is wrong.
         message: String,
     },
+    /// The watchdog's old value must outlive the arbiter, and there is nowhere to keep it.
+    #[error(
+        "[watchdog] keep = false: the watchdog's old value has to survive a crash of the \
+         arbiter; give a folder for it, with --state or state = \"DIR\""
+    )]
+    NoState,
     /// The policy promises more than there is, or contradicts itself.
     #[error("{}: {error}", .path.display())]
     Policy {
@@ -55,6 +64,8 @@ pub struct PmuConfig {
     pub fixed: u8,
     /// The CPUs that have it; all that are online without them.
     pub cpus: Option<Cpus>,
+    /// The kernel's number of it (`type` in sysfs), by which events are opened for holders.
+    pub perf_type: Option<u32>,
     /// Sets of CPUs that share one set of counters, for an uncore PMU.
     pub shared: Option<Vec<Cpus>>,
     /// Events that only some counters can count.
@@ -73,6 +84,7 @@ impl PmuConfig {
             programmable,
             fixed,
             cpus: None,
+            perf_type: None,
             shared: None,
             events: BTreeMap::new(),
         })
@@ -180,9 +192,47 @@ struct TenantConfig {
     cpus: Option<Cpus>,
     longest_ms: Option<u64>,
     most_leases: Option<usize>,
+    most_waiting: Option<usize>,
+    most_sets: Option<usize>,
     #[serde(default)]
     revokes: Vec<String>,
+    #[serde(default)]
+    opens_events: bool,
 }
+
+/// Who may have the NMI watchdog's counter.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct WatchdogFile {
+    #[serde(default = "yes")]
+    keep: bool,
+    #[serde(rename = "for")]
+    only: Option<Vec<String>>,
+}
+
+/// What becomes of the NMI watchdog's counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WatchdogConfig {
+    /// The file says so. Otherwise a watchdog is left alone where counters are stated.
+    pub(crate) stated: bool,
+    /// Nobody else gets it.
+    pub(crate) keep: bool,
+    /// Whose guaranteed leases may have it, if not everybody's.
+    pub(crate) only: Option<Vec<String>>,
+}
+
+impl Default for WatchdogConfig {
+    fn default() -> Self {
+        WatchdogConfig {
+            stated: false,
+            keep: true,
+            only: None,
+        }
+    }
+}
+
+/// The tenant that the watchdog is.
+pub(crate) const WATCHDOG: &str = "nmi-watchdog";
 
 fn one() -> u32 {
     1
@@ -202,10 +252,16 @@ struct File {
     connections_per_user: Option<usize>,
     requests_per_second: Option<u32>,
     state: Option<PathBuf>,
+    watchdog: Option<toml::Spanned<WatchdogFile>>,
+    metrics: Option<toml::Spanned<String>>,
+    audit: Option<PathBuf>,
+    audit_size: Option<u64>,
+    audit_keep: Option<u32>,
+    audit_age_hours: Option<u64>,
     #[serde(default)]
     classes: BTreeMap<String, u8>,
     #[serde(default)]
-    pmu: Vec<PmuConfig>,
+    pmu: Vec<toml::Spanned<PmuConfig>>,
     #[serde(default)]
     tenant: Vec<toml::Spanned<TenantConfig>>,
 }
@@ -219,6 +275,8 @@ pub(crate) struct Members {
     pub(crate) cgroups: Vec<String>,
     /// Whether its users may do everything.
     pub(crate) operator: bool,
+    /// Whether the arbiter opens perf events for them.
+    pub(crate) opens_events: bool,
 }
 
 /// What the service needs to know.
@@ -238,6 +296,16 @@ pub struct ArbiterConfig {
     pub requests_per_second: u32,
     /// The folder of the journal; without one leases do not survive the service.
     pub state: Option<PathBuf>,
+    /// What becomes of the NMI watchdog's counter.
+    pub(crate) watchdog: WatchdogConfig,
+    /// The kernel's numbers of the PMUs that it shows, by name.
+    pub(crate) perf_types: BTreeMap<String, u32>,
+    /// Where metrics are served.
+    pub metrics: Option<MetricsAddress>,
+    /// Where the audit goes.
+    pub audit: Option<AuditConfig>,
+    /// The kernel's files are below this folder: `/`, but for tests.
+    pub root: PathBuf,
 }
 
 impl Default for ArbiterConfig {
@@ -262,6 +330,11 @@ impl Default for ArbiterConfig {
             connections_per_user: 256,
             requests_per_second: 20_000,
             state: None,
+            watchdog: WatchdogConfig::default(),
+            perf_types: BTreeMap::new(),
+            metrics: None,
+            audit: None,
+            root: PathBuf::from("/"),
         }
     }
 }
@@ -311,6 +384,10 @@ impl ArbiterConfig {
         let mut members = Vec::new();
         for tenant in &file.tenant {
             let at = tenant.span().start;
+            if tenant.get_ref().name == WATCHDOG {
+                let wrong = format!("'{WATCHDOG}' is the kernel's own name; choose another");
+                return Err(malformed(at, wrong));
+            }
             let rules = tenant
                 .get_ref()
                 .rules(&file)
@@ -330,8 +407,39 @@ impl ArbiterConfig {
             path: path.to_owned(),
             error,
         })?;
-        for (at, pmu) in file.pmu.iter().enumerate() {
-            let twice = file.pmu[..at].iter().any(|other| other.name == pmu.name);
+        let metrics = file.metrics.as_ref().map(|metrics| {
+            let address = metrics.get_ref().parse::<MetricsAddress>();
+            address.map_err(|wrong| malformed(metrics.span().start, format!("metrics: {wrong}")))
+        });
+        let audit = file.audit.map(|path| AuditConfig {
+            path,
+            size: file.audit_size.unwrap_or(16 << 20).max(4096),
+            keep: file.audit_keep.unwrap_or(8).max(1),
+            age_ms: file
+                .audit_age_hours
+                .map(|hours| hours.max(1).saturating_mul(3_600_000)),
+        });
+        let watchdog = match file.watchdog {
+            None => WatchdogConfig::default(),
+            Some(watchdog) => {
+                let names = watchdog.get_ref().only.iter().flatten();
+                let unknown = |name: &&String| policy.named(name).is_none();
+                if let Some(name) = names.into_iter().find(unknown) {
+                    let wrong = format!("[watchdog] for: there is no tenant '{name}'");
+                    return Err(malformed(watchdog.span().start, wrong));
+                }
+                let WatchdogFile { keep, only } = watchdog.into_inner();
+                WatchdogConfig {
+                    stated: true,
+                    keep,
+                    only,
+                }
+            }
+        };
+        for (index, spanned) in file.pmu.iter().enumerate() {
+            let (at, pmu) = (spanned.span().start, spanned.get_ref());
+            let before = file.pmu[..index].iter().map(toml::Spanned::get_ref);
+            let twice = before.into_iter().any(|other| other.name == pmu.name);
             let none = pmu.programmable == 0 && pmu.fixed == 0;
             let many = pmu.programmable > MAX_PROGRAMMABLE || pmu.fixed > MAX_FIXED;
             let shared = pmu.shared.iter().flatten();
@@ -341,7 +449,7 @@ impl ArbiterConfig {
                     let name = &pmu.name;
                     let wrong =
                         format!("PMU '{name}': a CPU is in two sets of 'shared'; give each once");
-                    return Err(malformed(0, wrong));
+                    return Err(malformed(at, wrong));
                 }
                 cpus.0.iter().for_each(|cpu| seen.insert(cpu));
             }
@@ -352,11 +460,15 @@ impl ArbiterConfig {
                     (_, true) => format!("PMU '{name}' has no counters; give at least one"),
                     _ => format!("PMU '{name}': at most 32 counters of each kind"),
                 };
-                return Err(malformed(0, wrong));
+                return Err(malformed(at, wrong));
             }
         }
         Ok(ArbiterConfig {
-            pmus: file.pmu,
+            pmus: file
+                .pmu
+                .into_iter()
+                .map(toml::Spanned::into_inner)
+                .collect(),
             policy,
             members,
             claim_window: ms(file.claim_window_ms, default.claim_window),
@@ -368,7 +480,44 @@ impl ArbiterConfig {
                 .unwrap_or(default.requests_per_second)
                 .max(1),
             state: file.state,
+            watchdog,
+            perf_types: BTreeMap::new(),
+            metrics: metrics.transpose()?,
+            audit,
+            root: default.root,
         })
+    }
+
+    /// The kernel's number of a PMU.
+    pub(crate) fn perf_type(&self, pmu: &str) -> Option<u32> {
+        let stated = self.pmus.iter().find(|stated| stated.name == pmu);
+        match stated {
+            Some(stated) => stated.perf_type,
+            None => self.perf_types.get(pmu).copied(),
+        }
+    }
+
+    /// Adds the watchdog to the tenants.
+    ///
+    /// # Errors
+    /// It is to be given back, and there is no folder for its old value.
+    pub fn with_watchdog(mut self) -> Result<Self, ConfigError> {
+        if !self.watchdog.keep && self.state.is_none() {
+            return Err(ConfigError::NoState);
+        }
+        let names = self.watchdog.only.as_ref();
+        let ids = |names: &Vec<String>| {
+            let ids = names.iter().filter_map(|name| self.policy.named(name));
+            ids.collect()
+        };
+        let gives_way_to = names.map(ids);
+        self.policy.tenants.push(Tenant {
+            priority: u8::MAX,
+            gives_way_to,
+            ..Tenant::open(WATCHDOG)
+        });
+        self.members.push(Members::default());
+        Ok(self)
     }
 
     /// The PMUs for the arbiter, with `online` CPUs.
@@ -489,7 +638,10 @@ impl TenantConfig {
                 .longest_ms
                 .map(|ms| Nanos(ms.saturating_mul(1_000_000))),
             most_leases: self.most_leases.unwrap_or(256),
+            most_waiting: self.most_waiting.unwrap_or(256),
+            most_sets: self.most_sets.unwrap_or(16),
             revokes: revokes.collect::<Result<_, _>>()?,
+            gives_way_to: None,
             retired: false,
         })
     }
@@ -520,6 +672,7 @@ impl TenantConfig {
             groups: find(&self.groups, "/etc/group", "group")?,
             cgroups: self.cgroups.clone(),
             operator: self.operator,
+            opens_events: self.opens_events,
         })
     }
 }

@@ -221,6 +221,19 @@ fn small(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
+/// The word for the state of a lease.
+pub(crate) fn state(lease: &Lease) -> &'static str {
+    if lease.claim_by.is_some() {
+        "unclaimed"
+    } else if !lease.is_short() {
+        "holds"
+    } else if lease.holds > 0 {
+        "short"
+    } else {
+        "waits"
+    }
+}
+
 /// A lease for the wire.
 pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
     let now = arbiter.now();
@@ -229,15 +242,6 @@ pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
     let threads = match &terms.scope {
         Scope::Cpu => None,
         Scope::Thread(threads) => Some(threads.iter().map(|thread| thread.0).collect()),
-    };
-    let state = if lease.claim_by.is_some() {
-        "unclaimed"
-    } else if !lease.is_short() {
-        "holds"
-    } else if lease.holds > 0 {
-        "short"
-    } else {
-        "waits"
     };
     wire::Lease {
         id: lease.id.0,
@@ -259,7 +263,7 @@ pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
             .collect(),
         wants: small(terms.demands.len()),
         holds: small(lease.holds),
-        state: state.to_owned(),
+        state: state(lease).to_owned(),
         held_ms: lease.since.map(|since| ms(now.since(since))),
         left_ms: lease.until.map(|until| ms(until.since(now))),
         leaving: lease.departure.as_ref().map(|departure| wire::Leaving {
@@ -293,19 +297,16 @@ pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Even
         Change::Ended { lease: last, .. } => lease(arbiter, last),
         other => lease(arbiter, arbiter.lease(other.lease())?),
     };
-    let (what, why, message) = match change {
+    let (why, message) = match change {
         Change::Waits { behind, why, .. } => (
-            "waits",
             Some(words::reason(why)),
             format!("waits behind {behind}: {}", words::message(arbiter, why)),
         ),
         Change::Holds { holds, why, .. } => (
-            "holds",
             Some(words::cause(*why)),
             format!("holds {holds} of {}: {}", now.wants, words::because(*why)),
         ),
         Change::Announced { departure, .. } => (
-            "leaving",
             Some(words::cause(departure.why)),
             format!(
                 "will hold {} in {} ms: {}",
@@ -314,37 +315,41 @@ pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Even
                 words::because(departure.why)
             ),
         ),
-        Change::Spared { .. } => ("spared", None, "keeps what it holds".to_owned()),
+        Change::Spared { .. } => (None, "keeps what it holds".to_owned()),
         Change::Renewed { .. } => (
-            "renewed",
             None,
             match now.left_ms {
                 Some(left) => format!("ends in {left} ms"),
                 None => "has no end".to_owned(),
             },
         ),
-        Change::Claimed { .. } => ("claimed", None, "its holder is back".to_owned()),
+        Change::Claimed { .. } => (None, "its holder is back".to_owned()),
         Change::Broken { .. } => (
-            "broken",
             None,
             "somebody who has no lease uses counters that it needs; see: umpire who".to_owned(),
         ),
         Change::Mended { lasted, .. } => (
-            "mended",
             None,
             format!(
                 "has its counters again, after {} ms without some",
                 ms(*lasted)
             ),
         ),
+        Change::CpusGone { cpus, .. } => (
+            None,
+            format!("CPUs {cpus} went offline: events there have ended, and nothing runs there"),
+        ),
+        Change::CpusBack { cpus, .. } => (
+            None,
+            format!("CPUs {cpus} are online again: open the events there anew"),
+        ),
         Change::Ended { why, .. } => (
-            "ended",
             Some(words::cause(*why)),
             format!("has ended: {}", words::because(*why)),
         ),
     };
     Some(wire::Event {
-        what: what.to_owned(),
+        what: words::what(change).to_owned(),
         lease: now,
         why: why.map(str::to_owned),
         message,

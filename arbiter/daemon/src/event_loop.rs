@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-use arbiter::host::{BootTime, CpuSet, HostArbiter, HostPolicyError, Tenant};
+use arbiter::host::{BootTime, HostArbiter, HostPolicyError, Tenant};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketType, accept_with};
 use rustix::time::{ClockId, clock_gettime};
@@ -16,12 +16,18 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 use umpire_socket::{Access, FLAGS, Listener, SocketError, Wording};
 
+use crate::audit::{Trail, unix_ms};
+use crate::broker::{Broker, Turn};
 use crate::commit::Committer;
-use crate::config::{ArbiterConfig, Members};
+use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Connection, End, MOST_CALLS, Rates, Table, is_passing};
+use crate::host::HostFiles;
+use crate::journal::Recalled;
+use crate::metrics::Open;
 use crate::peer::Client;
 use crate::probe::{self, Sights};
-use crate::service::{ConnectionId, Service};
+use crate::scrape::{Progress, Scrapers};
+use crate::service::{ConnectionId, Output, Service};
 use crate::store::{Store, StoreError};
 
 const WORDING: Wording = Wording {
@@ -33,11 +39,15 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const HANGUP: u64 = 2;
 const SIGHTS: u64 = 3;
-const FIRST: u64 = 4;
+const METRICS: u64 = 4;
+const EVENTS: u64 = 5;
+const FIRST: u64 = 6;
 /// Most events taken at once.
 const BATCH: usize = 256;
 /// Calls that look at everything count as so many.
 const DEAR: u64 = 50;
+/// An explanation plays the request through on a copy of all that there is.
+const DEARER: u64 = 1000;
 /// Most connections accepted before others have their turn.
 const ACCEPTS: usize = 64;
 /// No wait is longer, in nanoseconds: a host that was suspended has waited for less than
@@ -56,6 +66,17 @@ pub enum ServeError {
     /// The policy does not fit the host.
     #[error("{0}")]
     Policy(#[from] HostPolicyError),
+    /// The configuration cannot be used here.
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+    /// The audit cannot be kept.
+    #[error("audit {}: {error}; give another file, or none", .path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
     /// There is nothing to give.
     #[error(
         "this host shows no PMU, and the configuration states none: give --budget \
@@ -113,6 +134,10 @@ pub struct Arbiterd {
     /// What was seen, where the counters are measured.
     sights: Option<Sights>,
     config: Option<PathBuf>,
+    host: HostFiles,
+    scrapers: Option<Scrapers>,
+    broker: Option<Broker>,
+    trail: Option<Trail>,
     connections: Table,
     next: u64,
     rates: Rates,
@@ -139,16 +164,6 @@ fn boot_id() -> String {
     id.map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
-/// The CPUs that are online, as sysfs lists them.
-fn online() -> Result<CpuSet, ServeError> {
-    let text = fs::read_to_string("/sys/devices/system/cpu/online");
-    let text = text.map_err(failed("reading the CPUs that are online"))?;
-    text.trim().parse().map_err(|error| ServeError::Io {
-        what: "the list of CPUs that are online",
-        error: io::Error::other(error),
-    })
-}
-
 impl Arbiterd {
     /// Starts the service at `socket`, or at the one that the service manager gave.
     /// `config_file` is read again at SIGHUP.
@@ -161,21 +176,8 @@ impl Arbiterd {
         socket: &Path,
         access: &Access,
     ) -> Result<Self, ServeError> {
-        let online = online()?;
-        // What is stated is taken at its word; else what the kernel shows is measured.
-        let found = if config.pmus.is_empty() {
-            probe::found().map_err(ServeError::NotMeasured)?
-        } else {
-            Vec::new()
-        };
-        let pmus = if found.is_empty() {
-            config.host_pmus(&online)
-        } else {
-            found.iter().map(|found| found.host.clone()).collect()
-        };
-        if pmus.is_empty() {
-            return Err(ServeError::NoPmu);
-        }
+        config = config.with_watchdog()?;
+        let mut host = HostFiles::new(&config).map_err(failed("reading the CPUs of this host"))?;
         let (store, recalled) = match &config.state {
             None => (None, None),
             Some(folder) => {
@@ -183,6 +185,22 @@ impl Arbiterd {
                 (Some(store), Some(recalled))
             }
         };
+        // What is stated is taken at its word; else what the kernel shows is measured.
+        let found = if config.pmus.is_empty() {
+            let recorded = recalled.as_ref().map(Recalled::counters);
+            probe::found(host.present(), &recorded.unwrap_or_default())
+                .map_err(ServeError::NotMeasured)?
+        } else {
+            Vec::new()
+        };
+        let pmus = if found.is_empty() {
+            config.host_pmus(host.present())
+        } else {
+            found.iter().map(|found| found.host.clone()).collect()
+        };
+        if pmus.is_empty() {
+            return Err(ServeError::NoPmu);
+        }
         // Tenants that the policy does not name any more keep what they hold.
         for lease in recalled
             .iter()
@@ -198,8 +216,14 @@ impl Arbiterd {
             }
         }
         let arbiter = HostArbiter::new(pmus, config.policy.clone())?;
+        host.expect_watchdog(&config, found.first());
+        let named = found
+            .iter()
+            .map(|found| (found.host.name.clone(), found.perf_type()));
+        config.perf_types = named.collect();
         let rates = Rates::new(config.requests_per_second);
         let mut service = Service::new(arbiter, config);
+        host.follow_cpus(&mut service, now());
         if let Some(recalled) = recalled {
             service.restore(
                 recalled.leases.into_values().collect(),
@@ -207,6 +231,7 @@ impl Arbiterd {
                 now(),
             );
         }
+        host.look(&mut service, now());
         let incoming = match listenfd::ListenFd::from_env().take_unix_listener(0) {
             Ok(Some(given)) => {
                 given
@@ -221,6 +246,16 @@ impl Arbiterd {
                 Incoming::Own(Listener::new(socket, SocketType::STREAM, access, WORDING)?)
             }
         };
+        let scrapers = service.config().metrics.as_ref();
+        let scrapers = scrapers.map(|address| Scrapers::listen(address, access));
+        let scrapers = scrapers.transpose()?;
+        let broker = service.opens_events();
+        let broker = broker.then(|| Broker::listen(socket, access)).transpose()?;
+        let trail = service.config().audit.clone().map(|audit| {
+            let path = audit.path.clone();
+            Trail::open(audit, unix_ms()).map_err(|error| ServeError::Audit { path, error })
+        });
+        let trail = trail.transpose()?;
         let flags = epoll::CreateFlags::CLOEXEC;
         let epoll = epoll::create(flags).map_err(|error| failed("epoll")(error.into()))?;
         let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
@@ -242,6 +277,10 @@ impl Arbiterd {
             looked,
             sights,
             config: config_file.map(Path::to_owned),
+            host,
+            scrapers,
+            broker,
+            trail,
             connections: Table::new(),
             next: FIRST,
             rates,
@@ -271,16 +310,33 @@ impl Arbiterd {
         )?)
     }
 
+    /// Whether those who want to connect are reported.
     fn watch_incoming(&self, on: bool) -> io::Result<()> {
-        let fd = match &self.incoming {
+        let incoming = match &self.incoming {
             Incoming::Own(listener) => listener.as_fd(),
             Incoming::Given(socket) => socket.as_fd(),
         };
-        if on {
-            self.watch(&fd, LISTENER)
-        } else {
-            Ok(epoll::delete(&self.epoll, fd)?)
+        let metrics = self.scrapers.as_ref().map(|all| (all.as_fd(), METRICS));
+        let events = self.broker.as_ref().map(|all| (all.as_fd(), EVENTS));
+        for (fd, token) in [(incoming, LISTENER)]
+            .into_iter()
+            .chain(metrics)
+            .chain(events)
+        {
+            if on {
+                self.watch(&fd, token)?;
+            } else {
+                epoll::delete(&self.epoll, fd)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Nobody can be accepted for want of descriptors: that is tried again later.
+    fn pause_incoming(&mut self, error: &io::Error) {
+        log::warn!("no connection can be accepted: {error}; trying again in 100 ms");
+        self.full_until = Some(now().0 + 100_000_000);
+        let _ = self.watch_incoming(false);
     }
 
     /// Serves until SIGTERM or SIGINT.
@@ -288,8 +344,18 @@ impl Arbiterd {
     /// # Errors
     /// The kernel did not do what it always does.
     pub fn run(mut self) -> Result<(), ServeError> {
+        self.settle();
         // Nobody may listen: then it does not matter.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        let ended = self.serve_until_told();
+        self.host.end();
+        if let Some(trail) = &mut self.trail {
+            trail.sync();
+        }
+        ended
+    }
+
+    fn serve_until_told(&mut self) -> Result<(), ServeError> {
         loop {
             let tokens = self.wait()?;
             let goes_on = tokens.iter().all(|(token, _)| *token != STOP);
@@ -299,6 +365,18 @@ impl Arbiterd {
                     STOP => {}
                     HANGUP => self.reload(),
                     SIGHTS => self.see(),
+                    METRICS => self.accept_scrapers(),
+                    scraper if self.scrapers.as_ref().is_some_and(|all| all.has(scraper)) => {
+                        self.scrape(scraper);
+                    }
+                    EVENTS => self.accept_holders(),
+                    holder if self.broker.as_ref().is_some_and(|all| all.has(holder)) => {
+                        if gone {
+                            self.leave_holder(holder);
+                        } else {
+                            self.broker(holder);
+                        }
+                    }
                     // Both directions are closed, whatever it has sent before.
                     connection if gone => self.drop_connection(ConnectionId(connection), None),
                     connection => {
@@ -307,6 +385,18 @@ impl Arbiterd {
                 }
             }
             self.service.advance(now());
+            if self.host.due() <= now().0 {
+                self.host.look(&mut self.service, now());
+                if let Some(trail) = &mut self.trail {
+                    trail.sync();
+                }
+                if let Some(broker) = &mut self.broker {
+                    broker.look(&mut self.service, now().0);
+                }
+            }
+            if let Some(scrapers) = &mut self.scrapers {
+                scrapers.leave_slow(now().0);
+            }
             self.resume();
             self.serve();
             self.settle();
@@ -328,6 +418,8 @@ impl Arbiterd {
             .into_iter()
             .chain(self.paused.values().copied())
             .chain(self.full_until)
+            .chain([self.host.due()])
+            .chain(self.scrapers.as_ref().and_then(Scrapers::due))
             .min();
         let most = match (self.ready.is_empty(), due) {
             (false, _) => Some(0),
@@ -390,18 +482,123 @@ impl Arbiterd {
         }
     }
 
+    /// Writes what was decided to the audit.
+    fn audit(&mut self, output: &mut Output) {
+        let Some(trail) = &mut self.trail else {
+            return;
+        };
+        let kept = trail.append(std::mem::take(&mut output.records), unix_ms());
+        self.service.metrics.audit_records.inc_by(kept.written);
+        self.service.metrics.audit_lost.inc_by(kept.lost);
+        if kept.lost > 0 {
+            Service::unaudited(output);
+        }
+    }
+
+    fn accept_holders(&mut self) {
+        for _ in 0..ACCEPTS {
+            let most = self.service.config().connections_per_user;
+            let Some(broker) = &mut self.broker else {
+                return;
+            };
+            let id = self.next;
+            match broker.accept(id, most) {
+                Ok(true) => self.next += 1,
+                Ok(false) => {
+                    self.service.metrics.refused_connections.inc();
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if is_passing(&error) => continue,
+                Err(error) => return self.pause_incoming(&error),
+            }
+            let socket = self.broker.as_ref().and_then(|all| all.socket(id));
+            if let Some(socket) = socket {
+                let _ = self.watch(&socket, id);
+            }
+        }
+    }
+
+    /// Opens events for who asks: a few, before others have their turn.
+    fn broker(&mut self, id: u64) {
+        for _ in 0..MOST_CALLS {
+            let Some(broker) = &mut self.broker else {
+                return;
+            };
+            let user = broker.user(id).unwrap_or_default();
+            if let Err(until) = self.rates.take(user, now().0) {
+                // What it sends on stays with the kernel.
+                self.paused.insert(ConnectionId(id), until);
+                return self.listen(ConnectionId(id), false);
+            }
+            match broker.turn(id, &mut self.service, now().0) {
+                Turn::Answered => {}
+                Turn::Quiet => return,
+                Turn::Ended => return self.leave_holder(id),
+            }
+        }
+    }
+
+    fn leave_holder(&mut self, id: u64) {
+        self.paused.remove(&ConnectionId(id));
+        if let Some(broker) = &mut self.broker {
+            broker.leave(id);
+        }
+    }
+
+    fn accept_scrapers(&mut self) {
+        for _ in 0..ACCEPTS {
+            let Some(scrapers) = &mut self.scrapers else {
+                return;
+            };
+            let id = self.next;
+            match scrapers.accept(id, now().0) {
+                Ok(Some(_)) => self.next += 1,
+                Ok(None) => {
+                    self.service.metrics.refused_connections.inc();
+                    continue;
+                }
+                Err(error) if is_passing(&error) && error.kind() != io::ErrorKind::WouldBlock => {
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return self.pause_incoming(&error),
+            }
+            let socket = self.scrapers.as_ref().and_then(|all| all.socket(id));
+            if let Some(socket) = socket {
+                let _ = self.watch(&socket, id);
+            }
+            self.scrape(id);
+        }
+    }
+
+    /// Goes on with who asks for the metrics.
+    fn scrape(&mut self, id: u64) {
+        let open = Open {
+            varlink: self.connections.len(),
+            metrics: self.scrapers.as_ref().map_or(0, Scrapers::len),
+            events: self.broker.as_ref().map_or(0, Broker::connections),
+            descriptors: self.broker.as_ref().map_or(0, Broker::descriptors),
+        };
+        let Some(scrapers) = &mut self.scrapers else {
+            return;
+        };
+        let service = &mut self.service;
+        if scrapers.turn(id, now().0, || service.render(open)) == Progress::Writes
+            && let Some(socket) = scrapers.socket(id)
+        {
+            let data = epoll::EventData::new_u64(id);
+            let _ = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::OUT);
+        }
+    }
+
     fn accept(&mut self) {
         for _ in 0..ACCEPTS {
             let socket = match self.incoming.accept() {
                 Ok(socket) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_passing(&error) => continue,
-                Err(error) => {
-                    log::warn!("no connection can be accepted: {error}; trying again in 100 ms");
-                    self.full_until = Some(now().0 + 100_000_000);
-                    let _ = self.watch_incoming(false);
-                    return;
-                }
+                Err(error) => return self.pause_incoming(&error),
             };
             let Ok(client) = Client::of(&socket) else {
                 continue;
@@ -448,7 +645,11 @@ impl Arbiterd {
 
     /// Whether what a connection sends is reported. Its end always is.
     fn listen(&self, id: ConnectionId, on: bool) {
-        let Some(connection) = self.connections.get(&id) else {
+        let connection = self.connections.get(&id);
+        let connection = connection.map(|connection| connection.socket.as_fd());
+        let broker = self.broker.as_ref();
+        let holder = || broker.and_then(|broker| broker.socket(id.0));
+        let Some(socket) = connection.or_else(holder) else {
             return;
         };
         let flags = if on {
@@ -457,7 +658,7 @@ impl Arbiterd {
             epoll::EventFlags::empty()
         };
         let data = epoll::EventData::new_u64(id.0);
-        let _ = epoll::modify(&self.epoll, &connection.socket, data, flags);
+        let _ = epoll::modify(&self.epoll, socket, data, flags);
     }
 
     /// Answers what has come, a few calls of each connection.
@@ -506,12 +707,16 @@ impl Arbiterd {
                 return Ok(());
             };
             let client = connection.client.clone();
-            if request.method.ends_with("List")
-                || request.method.ends_with("Who")
-                || request.method.ends_with("Explain")
-            {
-                self.rates.charge(client.uid, DEAR, now.0);
-            }
+            let lines = request.parameters.as_ref().and_then(|all| all.get("lines"));
+            let lines = lines.and_then(|lines| lines.as_array()).map_or(0, Vec::len);
+            self.rates.charge(client.uid, lines as u64, now.0);
+            let method = request.method.rsplit('.').next();
+            let dear = match method {
+                Some("List" | "Who") => DEAR,
+                Some("Explain") => DEARER,
+                _ => 0,
+            };
+            self.rates.charge(client.uid, dear, now.0);
             self.service.call(id, &client, &request, now);
         }
         self.ready.insert(id);
@@ -547,12 +752,18 @@ impl Arbiterd {
         loop {
             let mut output = self.service.take();
             let tries = self.tries_again().is_some_and(|at| at <= now().0);
-            if output.entries.is_empty() && output.answers.is_empty() && !tries {
+            let nothing = output.entries.is_empty() && output.answers.is_empty();
+            if nothing && output.records.is_empty() && !tries {
                 return;
             }
             if let Some(journal) = &mut self.journal {
                 journal.commit(&mut self.service, &mut output, now());
             }
+            self.host.switch_watchdog(&mut self.service, now());
+            if let Some(broker) = &mut self.broker {
+                broker.follow(&mut self.service, &output.changed, now().0);
+            }
+            self.audit(&mut output);
             let mut ended = BTreeMap::new();
             for answer in &output.answers {
                 if let Some(connection) = self.connections.get_mut(&answer.to)

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use arbiter::CounterSet;
 use serde::{Deserialize, Serialize};
 
 const MAGIC: &[u8; 8] = b"UMPLEASE";
@@ -73,6 +74,18 @@ pub(crate) struct Recalled {
     pub(crate) length: usize,
     /// The journal goes on after this, and cannot be read.
     pub(crate) cut: bool,
+}
+
+impl Recalled {
+    /// The counters of each PMU that leases asked for: they were there.
+    pub(crate) fn counters(&self) -> BTreeMap<String, CounterSet> {
+        let mut counters: BTreeMap<String, CounterSet> = BTreeMap::new();
+        for (pmu, bits) in self.leases.values().flat_map(|lease| &lease.demands) {
+            let known = counters.entry(pmu.clone()).or_insert(CounterSet::EMPTY);
+            *known = *known | CounterSet::from_bits(*bits);
+        }
+        counters
+    }
 }
 
 /// A journal that is not this host's of now.

@@ -11,20 +11,30 @@
 //! on the disk, and a slow disk makes batches longer and not answers wrong.
 #![deny(unsafe_code)]
 
+mod audit;
+mod broker;
 mod commit;
 mod config;
 mod connections;
 mod convert;
 mod event_loop;
+mod host;
+mod http;
 mod journal;
+mod metrics;
 mod peer;
 mod probe;
+mod scrape;
 mod service;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod sysfs;
+mod watchdog;
 mod words;
 
+pub use audit::AuditConfig;
 pub use config::{ArbiterConfig, ConfigError, PmuConfig};
 pub use event_loop::{Arbiterd, ServeError};
+pub use scrape::MetricsAddress;
 pub use service::explain;

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use umpire_socket::Peer;
 
 /// A client.
@@ -21,11 +22,15 @@ impl Client {
     /// Who has connected.
     pub(crate) fn of(socket: &OwnedFd) -> io::Result<Self> {
         let Peer { pid, uid, groups } = Peer::of(socket)?;
+        let cgroup = cgroup(pid);
+        // If the process is gone, its number may have been another's when that was read.
+        let process = Peer::pidfd(socket).ok();
+        let gone = process.is_some_and(|process| has_ended(&process));
         Ok(Client {
             pid,
             uid,
             groups,
-            cgroup: cgroup(pid),
+            cgroup: cgroup.filter(|_| !gone),
         })
     }
 
@@ -39,6 +44,29 @@ impl Client {
             line.is_some_and(|uids| uids.split_whitespace().all(own))
         })
     }
+}
+
+/// Whether the process of a descriptor has ended.
+pub(crate) fn has_ended(process: &OwnedFd) -> bool {
+    let mut ended = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut ended, Some(&Timespec::default())) != Ok(0)
+}
+
+/// What tells a thread from a later one of the same number: when it was started, in ticks
+/// since the boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Started(u64);
+
+/// A thread of the process that is `client`, of its user. `None`: it is not.
+pub(crate) fn thread(thread: u32, client: &Client) -> Option<Started> {
+    let folder = format!("/proc/{thread}");
+    let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    let own = client.pid != 0 && process.trim().parse() == Ok(client.pid) && client.owns(thread);
+    let stat = std::fs::read_to_string(format!("{folder}/stat")).ok()?;
+    // proc_pid_stat(5): the name, which may hold anything, is field 2; this is field 22.
+    let started = stat.rsplit(')').next()?.split_whitespace().nth(19)?;
+    own.then_some(Started(started.parse().ok()?))
 }
 
 /// cgroups(7): the line of the unified hierarchy is `0::PATH`.
@@ -58,4 +86,31 @@ pub(crate) fn names(file: &Path) -> HashMap<String, u32> {
             Some((name.to_owned(), fields.nth(1)?.parse().ok()?))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_a_process() {
+        let me = Client {
+            pid: std::process::id(),
+            uid: rustix::process::geteuid().as_raw(),
+            ..Client::default()
+        };
+        let own = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).expect("an id");
+        assert!(thread(own, &me).is_some() && thread(me.pid, &me).is_some());
+        assert_eq!(thread(own, &me), thread(own, &me));
+        let other = Client {
+            pid: 1,
+            ..me.clone()
+        };
+        assert_eq!(thread(own, &other), None);
+        let stranger = Client {
+            uid: me.uid + 1,
+            ..me
+        };
+        assert_eq!(thread(own, &stranger), None);
+    }
 }

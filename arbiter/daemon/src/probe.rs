@@ -1,13 +1,14 @@
 //! What the kernel's PMUs have, and what somebody who has no lease has taken of them: a
 //! thread measures it again and again, since the kernel tells nobody.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use arbiter::host::{HostPmu, Place, PmuId};
+use arbiter::host::{CpuSet, HostPmu, Place, PmuId};
 use arbiter::{CounterId, CounterSet, PerKind};
 use umpire_budget::{Budget, FixedState, Free, Holders, MAX_TIME, Pmu, Scope};
 
@@ -23,25 +24,39 @@ pub(crate) struct Found {
     /// The CPU that each domain is measured on.
     measured_on: Vec<u32>,
     pub(crate) host: HostPmu,
+    /// Nobody had any of its counters at the start, where it was looked at.
+    pub(crate) untouched: bool,
 }
 
 /// The PMUs that the kernel shows, and that this process may measure. Those that it may not
 /// are named with what to do.
-pub(crate) fn found() -> Result<Vec<Found>, String> {
+///
+/// Of a PMU that does not say what it has, `recorded` leases may have counters that are not
+/// free now, and are counted, too.
+///
+/// A core PMU of all CPUs has a domain also for those of `present` that are offline.
+pub(crate) fn found(
+    present: &CpuSet,
+    recorded: &BTreeMap<String, CounterSet>,
+) -> Result<Vec<Found>, String> {
     let pmus = umpire_budget::discover(Path::new("/")).map_err(|error| error.to_string())?;
     let mut found = Vec::new();
     let mut not_measured = Vec::new();
     for pmu in pmus {
-        let measured_on: Vec<u32> = pmu.measured_on().iter().collect();
+        let mut measured_on: Vec<u32> = pmu.measured_on().iter().collect();
         let Some(&first) = measured_on.first() else {
             continue;
         };
         match umpire_budget::measure(&pmu, first, MAX_TIME) {
             Ok(budget) => {
+                if pmu.name == "cpu" {
+                    measured_on = present.iter().collect();
+                }
                 let domains = match &pmu.scope {
-                    Scope::Core(cpus) => {
-                        cpus.iter().map(|cpu| [cpu].into_iter().collect()).collect()
-                    }
+                    Scope::Core(_) => measured_on
+                        .iter()
+                        .map(|&cpu| [cpu].into_iter().collect())
+                        .collect(),
                     Scope::Uncore(domains) => domains
                         .iter()
                         .map(|domain| domain.shared_by.clone())
@@ -49,7 +64,7 @@ pub(crate) fn found() -> Result<Vec<Found>, String> {
                 };
                 let host = HostPmu {
                     name: pmu.name.clone(),
-                    counters: capacity(&budget),
+                    counters: capacity(&budget, recorded.get(&pmu.name).copied()),
                     domains,
                     for_threads: matches!(pmu.scope, Scope::Core(_)),
                 };
@@ -60,6 +75,7 @@ pub(crate) fn found() -> Result<Vec<Found>, String> {
                         pmu,
                         measured_on,
                         host,
+                        untouched: untouched(&budget),
                     });
                 }
             }
@@ -79,6 +95,12 @@ pub(crate) fn found() -> Result<Vec<Found>, String> {
     }
 }
 
+fn untouched(budget: &Budget) -> bool {
+    let held = |(_, state): &(_, FixedState)| *state == FixedState::Held;
+    let all = budget.capacity.map(|capacity| capacity.programmable);
+    !budget.fixed.iter().any(held) && all.is_some_and(|all| free(budget) >= all)
+}
+
 fn small(number: u32) -> u8 {
     u8::try_from(number.min(32)).unwrap_or(32)
 }
@@ -90,10 +112,13 @@ fn free(budget: &Budget) -> u32 {
 }
 
 /// The counters that the PMU has: by CPUID, or as many as were free at the start.
-fn capacity(budget: &Budget) -> CounterSet {
+fn capacity(budget: &Budget, recorded: Option<CounterSet>) -> CounterSet {
     let (programmable, fixed) = match budget.capacity {
         Some(capacity) => (capacity.programmable, capacity.fixed_mask),
-        None => (free(budget), 0),
+        None => {
+            let free = CounterSet::first(small(free(budget)), 0);
+            return free | recorded.unwrap_or(CounterSet::EMPTY);
+        }
     };
     let absent = budget
         .fixed
@@ -130,14 +155,20 @@ pub(crate) type Sights = Arc<Mutex<Sight>>;
 
 /// Looks again and again, and writes a byte into `told` after each look. It ends when
 /// nobody reads them any more.
-pub(crate) fn watch(found: Vec<Found>, mut told: UnixStream) -> std::io::Result<Sights> {
+pub(crate) fn watch(mut found: Vec<Found>, mut told: UnixStream) -> std::io::Result<Sights> {
     let sights = Sights::default();
     let shared = sights.clone();
     std::thread::Builder::new()
         .name("probe".to_owned())
         .spawn(move || {
             let mut holders_at = None::<Instant>;
+            let mut online = None;
             loop {
+                let now_online = crate::sysfs::online(Path::new("/")).ok();
+                if online.is_some() && online != now_online {
+                    follow(&mut found);
+                }
+                online = now_online;
                 let places = (0u16..).map(PmuId).zip(&found);
                 let places = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
                 let due = holders_at.is_none_or(|at| at.elapsed() >= LOOKS_AT_HOLDERS);
@@ -160,7 +191,30 @@ pub(crate) fn watch(found: Vec<Found>, mut told: UnixStream) -> std::io::Result<
     Ok(sights)
 }
 
+/// CPUs have come or gone: the kernel may count for a domain on another CPU now.
+fn follow(found: &mut [Found]) {
+    let Ok(pmus) = umpire_budget::discover(Path::new("/")) else {
+        return;
+    };
+    for found in found {
+        let Some(pmu) = pmus.iter().find(|pmu| pmu.name == found.pmu.name) else {
+            continue;
+        };
+        for (cpu, domain) in found.measured_on.iter_mut().zip(&found.host.domains) {
+            if let Some(other) = domain.iter().find_map(|cpu| pmu.pool_of(cpu)) {
+                *cpu = other;
+            }
+        }
+        found.pmu = pmu.clone();
+    }
+}
+
 impl Found {
+    /// The kernel's number of it.
+    pub(crate) fn perf_type(&self) -> u32 {
+        self.pmu.perf_type
+    }
+
     fn look(&self, pmu: PmuId) -> Vec<Seen> {
         let looks = (0u32..).zip(&self.measured_on).map(|(domain, &cpu)| {
             let place = Place { pmu, domain };
@@ -224,6 +278,28 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counters_that_are_leased_are_there_after_a_restart() {
+        let budget = |capacity| Budget {
+            cpu: 0,
+            capacity,
+            programmable: Free::Exactly(1),
+            fixed: Vec::new(),
+            flexible_waits: None,
+            took: Duration::ZERO,
+        };
+        let recorded = Some(CounterSet::first(4, 0));
+        let one = CounterSet::first(1, 0);
+        assert_eq!(capacity(&budget(None), None), one);
+        assert_eq!(capacity(&budget(None), recorded), CounterSet::first(4, 0));
+        let by_cpuid = umpire_budget::Capacity {
+            programmable: 2,
+            fixed_mask: 0,
+        };
+        let two = CounterSet::first(2, 0);
+        assert_eq!(capacity(&budget(Some(by_cpuid)), recorded), two);
+    }
 
     #[test]
     fn what_leases_explain_is_nobody_elses() {

@@ -1,13 +1,17 @@
 //! Calls of clients to commands of the arbiter, and changes to replies. No I/O: what is to
 //! be written and sent is taken by [`Service::take`].
 
+mod broker;
 mod introspect;
 mod shown;
+mod trail;
+mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::host::{
-    BootTime, Caller, Change, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal, Scope, TenantId,
+    BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal, Scope,
+    TenantId,
 };
 use arbiter::{CounterSet, Nanos};
 use serde::Serialize;
@@ -17,11 +21,14 @@ use umpire_budget::Holders;
 use umpire_lease::{self as wire, INTERFACE};
 use varlink::{Reply, Request};
 
-use crate::config::ArbiterConfig;
+use crate::audit::Record;
+use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert::{self, Wrong};
 use crate::journal::Entry;
+use crate::metrics::Metrics;
 use crate::peer::Client;
 use crate::probe::Seen;
+pub(crate) use broker::Allowed;
 use introspect::introspect;
 
 /// A connection, by its number.
@@ -41,6 +48,8 @@ pub(crate) struct Answer {
     /// It says that a lease is held, or lasts: it must not be sent unless that is in the
     /// journal.
     rests_on: Option<LeaseId>,
+    /// It says that something is in the audit.
+    audited: bool,
 }
 
 /// What is to be done after some calls.
@@ -48,6 +57,10 @@ pub(crate) struct Answer {
 pub(crate) struct Output {
     pub(crate) entries: Vec<Entry>,
     pub(crate) answers: Vec<Answer>,
+    /// For the audit.
+    pub(crate) records: Vec<Record>,
+    /// Leases that may hold less than before.
+    pub(crate) changed: Vec<LeaseId>,
 }
 
 impl Output {
@@ -55,6 +68,8 @@ impl Output {
     pub(crate) fn add(&mut self, more: Output) {
         self.entries.extend(more.entries);
         self.answers.extend(more.answers);
+        self.records.extend(more.records);
+        self.changed.extend(more.changed);
     }
 }
 
@@ -87,6 +102,8 @@ pub(crate) struct Service {
     seen: BTreeMap<Place, Vec<CounterSet>>,
     /// Who has counters and no lease, as far as the kernel shows.
     holders: Option<Holders>,
+    watchdog: watchdog::Claim,
+    pub(crate) metrics: Metrics,
 }
 
 /// Who calls, and how.
@@ -118,6 +135,8 @@ impl Service {
             stuck: None,
             seen: BTreeMap::new(),
             holders: None,
+            watchdog: watchdog::Claim::default(),
+            metrics: Metrics::new(),
         }
     }
 
@@ -153,6 +172,11 @@ impl Service {
     ) {
         let mut recalled = Vec::new();
         for stored in leases {
+            if stored.tenant == WATCHDOG {
+                // It asks anew: it may be off by now.
+                self.output.entries.push(Entry::Ended(stored.id));
+                continue;
+            }
             match convert::recalled(&self.arbiter, &stored) {
                 Some(lease) => recalled.push(lease),
                 None => {
@@ -175,11 +199,20 @@ impl Service {
         }
         let held = self.arbiter.leases().map(|lease| (lease.id, lease.holds));
         self.written = held.collect();
+        for (id, holds) in &self.written {
+            self.metrics.restored(*id, *holds);
+        }
         self.settle();
     }
 
     /// Uses another configuration from now on; PMUs stay.
     pub(crate) fn reload(&mut self, config: ArbiterConfig, now: BootTime) -> Result<(), String> {
+        let config = ArbiterConfig {
+            state: self.config.state.clone(),
+            root: self.config.root.clone(),
+            ..config
+        };
+        let config = config.with_watchdog().map_err(|error| error.to_string())?;
         let policy = config.policy.clone();
         self.arbiter
             .set_policy(policy, now, &mut self.changes)
@@ -195,13 +228,37 @@ impl Service {
                 .map(|place| config.members[place].clone())
                 .unwrap_or_default()
         });
-        self.config = ArbiterConfig {
-            members: members.collect(),
+        let members = members.collect();
+        let config = ArbiterConfig {
+            members,
             pmus: std::mem::take(&mut self.config.pmus),
+            perf_types: std::mem::take(&mut self.config.perf_types),
+            audit: self.config.audit.take(),
+            metrics: self.config.metrics.take(),
             ..config
         };
+        let before = std::mem::replace(&mut self.config, config);
+        self.renew_watchdog(&before, now);
         self.settle();
         Ok(())
+    }
+
+    /// These CPUs are online now.
+    pub(crate) fn set_online(&mut self, online: &CpuSet, now: BootTime) {
+        if self.arbiter.online() != online {
+            log::info!("the CPUs that are online: {online}");
+            // The watchdog is on a CPU that comes before anybody can be given counters there.
+            self.arbiter.freeze();
+            let changes = &mut self.changes;
+            self.arbiter.set_online(online.clone(), now, changes);
+            self.seen.clear();
+            self.settle();
+            self.follow_watchdog(now);
+            if self.stuck.is_none() {
+                self.arbiter.thaw(now, &mut self.changes);
+                self.settle();
+            }
+        }
     }
 
     /// Takes over what was seen of the counters.
@@ -296,12 +353,18 @@ impl Service {
         let quiet = request.oneway.unwrap_or(false);
         let before = self.output.answers.len();
         let parameters = request.parameters.clone().unwrap_or_else(|| json!({}));
+        let mut who = trail::Who {
+            tenant: None,
+            uid: client.uid,
+            pid: client.pid,
+        };
         let answered = match request.method.split_once(INTERFACE) {
             // Whoever wants no answer cannot hold a lease, or watch.
             Some(("", ".Acquire" | ".Claim" | ".Watch")) if quiet => return,
             Some(("", method)) => {
                 let method = method.strip_prefix('.').unwrap_or(method);
                 let (tenants, operator) = self.config.tenants_of(client);
+                who.tenant = tenants.first().copied();
                 let calling = Calling {
                     from,
                     client,
@@ -310,6 +373,7 @@ impl Service {
                     more: more && !quiet,
                     now,
                 };
+                self.metrics.called(method);
                 self.method(&calling, method, parameters)
             }
             _ => introspect(&request.method, &parameters),
@@ -317,7 +381,10 @@ impl Service {
         let answer = match answered {
             Ok(Some(parameters)) => Some(Reply::parameters(Some(parameters))),
             Ok(None) => None,
-            Err(refusal) => Some(refusal),
+            Err(refusal) => {
+                self.denied(&who, request, &refusal);
+                Some(refusal)
+            }
         };
         self.settle();
         if quiet {
@@ -336,6 +403,7 @@ impl Service {
             to,
             reply,
             rests_on,
+            audited: false,
         });
     }
 
@@ -348,6 +416,14 @@ impl Service {
             more,
             now,
         } = calling;
+        if let Some(id) = parameters.get("lease").and_then(Value::as_u64)
+            && self.is_watchdog(LeaseId(id))
+        {
+            return Err(wrong(format!(
+                "lease {id} is the NMI watchdog's; [watchdog] in the arbiter's configuration says \
+                 who may have its counter"
+            )));
+        }
         // It speaks for the tenant of the lease, if that is one of its user's.
         let named = parameters.get("lease").and_then(Value::as_u64).map(LeaseId);
         let named = named
@@ -451,6 +527,8 @@ impl Service {
                 let explained = explained.map_err(wrong)?;
                 Ok(Some(value(&explained)))
             }
+            "Report" => self.report(caller, parameters),
+            "Audit" => self.audit(calling, caller, parameters),
             "Watch" => {
                 let wire::NoReply {} = parsed(parameters)?;
                 if !more {
@@ -481,7 +559,7 @@ impl Service {
         let tenant = match &request.tenant {
             None => tenants.first().copied(),
             Some(name) => {
-                let tenant = policy.named(name);
+                let tenant = policy.named(name).filter(|_| name != WATCHDOG);
                 let tenant = tenant.filter(|tenant| calling.operator || tenants.contains(tenant));
                 if tenant.is_none() {
                     let own = tenants.iter().filter_map(|id| policy.tenant(*id));
@@ -581,11 +659,22 @@ impl Service {
     fn settle(&mut self) {
         for change in std::mem::take(&mut self.changes) {
             let id = change.lease();
+            if let Change::Ended { why, .. } = &change
+                && self.is_watchdog(id)
+            {
+                self.forget_watchdog(*why);
+            }
             self.output.entries.push(match self.arbiter.lease(id) {
                 Some(lease) => Entry::Lease(Box::new(convert::stored(&self.arbiter, lease))),
                 None => Entry::Ended(id.0),
             });
-            let Some(event) = convert::event(&self.arbiter, &change) else {
+            self.metrics.changed(&self.arbiter, &change);
+            if matches!(change, Change::Holds { .. } | Change::Ended { .. }) {
+                self.output.changed.push(id);
+            }
+            let event = convert::event(&self.arbiter, &change);
+            self.record_change(&change, event.as_ref());
+            let Some(event) = event else {
                 continue;
             };
             log::info!(
@@ -658,6 +747,7 @@ impl Service {
     /// in the journal still, but nobody else has got it.
     pub(crate) fn unwritten(&mut self, output: &mut Output, why: &str, now: BootTime) {
         self.stuck = Some(why.to_owned());
+        self.metrics.journal_errors.inc();
         self.arbiter.freeze();
         let taken_back: Vec<(LeaseId, usize)> = self
             .arbiter
@@ -676,6 +766,7 @@ impl Service {
                         to,
                         reply,
                         rests_on: None,
+                        audited: false,
                     });
                 }
                 self.remove_listener(id);

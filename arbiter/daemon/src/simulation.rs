@@ -14,7 +14,7 @@ use umpire_lease::{self as wire, INTERFACE};
 use varlink::Request;
 
 use crate::commit::{Committer, Journal};
-use crate::config::{ArbiterConfig, PmuConfig};
+use crate::config::{ArbiterConfig, PmuConfig, WatchdogConfig};
 use crate::journal::{Entry, header, recall};
 use crate::peer::Client;
 use crate::service::{ConnectionId, Service};
@@ -88,6 +88,14 @@ enum Step {
     Crash {
         written: bool,
     },
+    /// The CPU goes offline, or comes back.
+    Cpu {
+        online: bool,
+    },
+    /// The kernel's watchdog is wanted, or not any more.
+    Watchdog {
+        wanted: bool,
+    },
     /// The batch so far is answered.
     Settle,
 }
@@ -117,6 +125,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => prop_oneof![0u64..20, 50u64..800].prop_map(|ms| Step::Pass { ms }),
         1 => any::<bool>().prop_map(|full| Step::Full { full }),
         1 => any::<bool>().prop_map(|written| Step::Crash { written }),
+        1 => any::<bool>().prop_map(|online| Step::Cpu { online }),
+        1 => any::<bool>().prop_map(|wanted| Step::Watchdog { wanted }),
         8 => Just(Step::Settle),
     ]
 }
@@ -138,14 +148,27 @@ struct World {
     beliefs: BTreeMap<LeaseId, Belief>,
     /// Connections that are closed: nobody hears what is said there.
     gone: BTreeSet<ConnectionId>,
+    /// Somebody has turned the watchdog on, and not off.
+    wanted: bool,
+    /// The watchdog is on, and has a counter.
+    watchdog: bool,
+    online: bool,
 }
 
 fn config() -> ArbiterConfig {
     ArbiterConfig {
         pmus: vec![PmuConfig::stated(4, 0).expect("four counters")],
         claim_window: Nanos(WINDOW),
+        state: Some("kept".into()),
+        watchdog: WatchdogConfig {
+            stated: true,
+            keep: false,
+            only: None,
+        },
         ..ArbiterConfig::default()
     }
+    .with_watchdog()
+    .expect("there is a folder")
 }
 
 fn client() -> Client {
@@ -176,7 +199,19 @@ impl World {
             next: 1,
             beliefs: BTreeMap::new(),
             gone: BTreeSet::new(),
+            wanted: false,
+            watchdog: false,
+            online: true,
         }
+    }
+
+    fn cpus(&self) -> CpuSet {
+        CpuSet::from_iter(self.online.then_some(0))
+    }
+
+    fn set_watchdog(&mut self) {
+        let cpus = self.wanted.then(|| CpuSet::from_iter([0]));
+        self.service.set_watchdog(cpus, self.now);
     }
 
     fn call(&mut self, from: ConnectionId, method: &str, parameters: Value, more: bool) {
@@ -279,6 +314,18 @@ impl World {
             Step::Pass { ms } => {
                 self.now = self.now.after(Nanos(ms * MS));
                 self.service.advance(self.now);
+                self.set_watchdog();
+                self.settle();
+            }
+            Step::Cpu { online } => {
+                self.online = online;
+                self.service.set_online(&self.cpus(), self.now);
+            }
+            Step::Watchdog { wanted } => {
+                // Who turns it on where leases have its counter does so in vain.
+                self.wanted = wanted;
+                self.watchdog &= wanted;
+                self.set_watchdog();
                 self.settle();
             }
             Step::Full { full } => self.committer.journal_mut().full = full,
@@ -300,6 +347,9 @@ impl World {
             }
             self.committer
                 .commit(&mut self.service, &mut output, self.now);
+            if let Some(on) = self.service.watchdog_on() {
+                self.watchdog = on;
+            }
             for answer in output.answers {
                 let reply = serde_json::to_value(&answer.reply).expect("JSON");
                 self.hear(answer.to, &reply);
@@ -360,8 +410,10 @@ impl World {
             full: false,
         });
         self.service = service();
+        self.service.set_online(&self.cpus(), self.now);
         let leases = recalled.leases.into_values().collect();
         self.service.restore(leases, recalled.next, self.now);
+        self.set_watchdog();
         self.beliefs.clear();
         for (id, belief) in before {
             let lease = self.service.arbiter().lease(id);
@@ -386,7 +438,7 @@ impl World {
         assert!(held <= COUNTERS as usize, "more is held than there is");
         // Nothing is held that nobody was told of, but what waits to be claimed.
         for lease in self.service.arbiter().leases() {
-            let known = self.beliefs.contains_key(&lease.id);
+            let known = self.beliefs.contains_key(&lease.id) || lease.owner.pid == 0;
             assert!(
                 known || lease.holds == 0 || lease.claim_by.is_some(),
                 "{lease:?}"
@@ -397,9 +449,10 @@ impl World {
         let known = self.beliefs.iter().filter(|(_, belief)| belief.certain);
         let known: u32 = known.map(|(_, belief)| belief.holds).sum();
         assert!(
-            known <= COUNTERS,
-            "two hold one counter: {:?}",
-            self.beliefs
+            known + u32::from(self.watchdog) <= COUNTERS,
+            "two hold one counter: {:?}, watchdog {}",
+            self.beliefs,
+            self.watchdog
         );
         for (id, belief) in self.beliefs.iter().filter(|(_, belief)| belief.certain) {
             let lease = self.service.arbiter().lease(*id);

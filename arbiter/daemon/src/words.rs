@@ -1,7 +1,7 @@
 //! What is said of refusals and causes: a word for programs, a sentence with the next
 //! step for people.
 
-use arbiter::host::{Cause, Demand, HostArbiter, PmuId, Refusal};
+use arbiter::host::{Cause, Change, Demand, HostArbiter, PmuId, Refusal};
 
 /// How a time is written.
 fn seconds(ns: u64) -> String {
@@ -44,6 +44,8 @@ pub(crate) fn reason(refusal: &Refusal) -> &'static str {
         Refusal::NoWholeCpus => "no-whole-cpus",
         Refusal::TooManyLeases { .. } => "too-many-leases",
         Refusal::QueueFull { .. } => "queue-full",
+        Refusal::OwnQueueFull { .. } => "own-queue-full",
+        Refusal::TooManySets { .. } => "too-many-sets",
         Refusal::OverMaximum { .. } => "over-maximum",
         Refusal::Kept { .. } => "kept",
         Refusal::Held { .. } => "held",
@@ -128,6 +130,13 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
         Refusal::QueueFull { most } => {
             format!("{most} requests wait already, and no more may; try again later")
         }
+        Refusal::OwnQueueFull { most } => {
+            format!("{most} requests of this tenant wait already, and no more may; try again later")
+        }
+        Refusal::TooManySets { most } => format!(
+            "this tenant's leases name {most} different sets of counters already, and no more may; \
+             ask for any programmable counter instead of named ones"
+        ),
         Refusal::OverMaximum { cpu, most } => format!(
             "this tenant would hold more than the {most} counters of a kind that the policy \
              allows it on CPU {cpu}"
@@ -172,6 +181,23 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
                 seconds(left.0)
             )
         }
+    }
+}
+
+/// The word for a change.
+pub(crate) fn what(change: &Change) -> &'static str {
+    match change {
+        Change::Waits { .. } => "waits",
+        Change::Holds { .. } => "holds",
+        Change::Announced { .. } => "leaving",
+        Change::Spared { .. } => "spared",
+        Change::Renewed { .. } => "renewed",
+        Change::Claimed { .. } => "claimed",
+        Change::Broken { .. } => "broken",
+        Change::Mended { .. } => "mended",
+        Change::CpusGone { .. } => "cpus-gone",
+        Change::CpusBack { .. } => "cpus-back",
+        Change::Ended { .. } => "ended",
     }
 }
 

@@ -1,9 +1,12 @@
 //! Whether a command may be given at all, whoever holds what.
 
+use alloc::vec::Vec;
+
 use super::arbiter::MOST_DEMANDS;
+use super::room::whole_kinds;
 use super::{
-    Caller, CpuSet, HostArbiter, HostPolicy, HostPolicyError, Lease, LeaseId, Owner, Refusal,
-    Scope, Tenant, Terms,
+    Caller, CpuSet, Demand, HostArbiter, HostPolicy, HostPolicyError, Lease, LeaseId, Owner, PmuId,
+    Refusal, Scope, Tenant, Terms,
 };
 use crate::{CounterId, PerKind};
 
@@ -92,10 +95,39 @@ impl HostArbiter {
         {
             return Err(Refusal::TooLong { most });
         }
+        self.names_few_sets(owner, terms, tenant.most_sets)?;
         if self.usage.leases(owner.tenant) >= tenant.most_leases {
             return Err(Refusal::TooManyLeases {
                 most: tenant.most_leases,
             });
+        }
+        Ok(())
+    }
+
+    /// Whether the tenant's leases, with this one, name few enough sets of counters: the room
+    /// counts by their unions, which are few for all tenants together.
+    fn names_few_sets(&self, owner: &Owner, terms: &Terms, most: usize) -> Result<(), Refusal> {
+        let named = |demand: &&Demand| {
+            let pmu = self.pmus.get(usize::from(demand.pmu.0));
+            pmu.is_some_and(|pmu| !whole_kinds(pmu.counters).contains(&demand.counters))
+        };
+        if !terms.demands.iter().any(|demand| named(&demand)) {
+            return Ok(());
+        }
+        let own = self.leases.values();
+        let own = own.filter(|lease| lease.owner.tenant == owner.tenant);
+        let own = own.flat_map(|lease| &lease.terms.demands);
+        let mut sets: Vec<(PmuId, u64)> = own
+            .chain(&terms.demands)
+            .filter(named)
+            .map(|demand| (demand.pmu, demand.counters.bits()))
+            .collect();
+        sets.sort_unstable();
+        sets.dedup();
+        let of_pmu = |pmu: PmuId| sets.iter().filter(|(other, _)| *other == pmu).count();
+        let too_many = terms.demands.iter().any(|demand| of_pmu(demand.pmu) > most);
+        if too_many {
+            return Err(Refusal::TooManySets { most });
         }
         Ok(())
     }
@@ -142,12 +174,11 @@ impl HostArbiter {
         by.uid == owner.uid && (retired || by.tenant == owner.tenant)
     }
 
-    pub(super) fn own(
-        &self,
-        id: LeaseId,
-        generation: Option<u64>,
-        by: Caller,
-    ) -> Result<(), Refusal> {
+    /// Whether a caller may give commands about a lease.
+    ///
+    /// # Errors
+    /// There is no such lease, it is another's, or it has changed since.
+    pub fn own(&self, id: LeaseId, generation: Option<u64>, by: Caller) -> Result<(), Refusal> {
         let lease = self.leases.get(&id).ok_or(Refusal::NoSuchLease)?;
         if !by.operator && !self.is_own(lease, by) {
             return Err(self.foreign(lease));

@@ -196,6 +196,10 @@ impl HostArbiter {
                 _ if self.queue.len() > self.policy.most_waiting => Some(Refusal::QueueFull {
                     most: self.policy.most_waiting,
                 }),
+                _ if self.waiting_of(tenant) > self.most_waiting(tenant) => {
+                    let most = self.most_waiting(tenant);
+                    Some(Refusal::OwnQueueFull { most })
+                }
                 _ => None,
             };
             if let Some(why) = refused {
@@ -476,10 +480,25 @@ impl HostArbiter {
         Ok(())
     }
 
-    /// Sets which CPUs are online. Leases on others stay, and nothing new is granted there.
+    /// Sets which CPUs are online. Leases on others stay, are told, and nothing new is
+    /// granted there.
     pub fn set_online(&mut self, online: CpuSet, now: BootTime, out: &mut Vec<Change>) {
         self.advance(now, out);
+        let gone = self.online().without(&online);
+        let back = online.without(self.online());
         self.room.set_online(online);
+        for lease in self.leases.values() {
+            let [gone, back] = [&gone, &back].map(|cpus| lease.terms.cpus.and(cpus));
+            let id = lease.id;
+            if !gone.is_empty() {
+                let cpus = gone;
+                out.push(Change::CpusGone { lease: id, cpus });
+            }
+            if !back.is_empty() {
+                let cpus = back;
+                out.push(Change::CpusBack { lease: id, cpus });
+            }
+        }
         self.go_on(out);
     }
 

@@ -95,6 +95,12 @@ impl CpuSet {
         self.iter().filter(|&cpu| other.contains(cpu)).collect()
     }
 
+    /// The members that `other` lacks.
+    #[must_use]
+    pub fn without(&self, other: &CpuSet) -> CpuSet {
+        self.iter().filter(|&cpu| !other.contains(cpu)).collect()
+    }
+
     /// The first member that `other` lacks.
     pub fn first_beyond(&self, other: &CpuSet) -> Option<u32> {
         self.iter().find(|&cpu| !other.contains(cpu))

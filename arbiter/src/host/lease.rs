@@ -2,6 +2,7 @@
 
 use alloc::string::String;
 
+use super::cpus::CpuSet;
 use super::ids::{BootTime, LeaseId, TenantId};
 use super::refusal::Refusal;
 use super::room::Holding;
@@ -250,6 +251,21 @@ pub enum Change {
         /// For how long they were not.
         lasted: Nanos,
     },
+    /// CPUs of it went offline: what counted there counts nothing. It keeps its counters
+    /// there for when they come back.
+    CpusGone {
+        /// The lease.
+        lease: LeaseId,
+        /// The CPUs.
+        cpus: CpuSet,
+    },
+    /// CPUs of it came back online.
+    CpusBack {
+        /// The lease.
+        lease: LeaseId,
+        /// The CPUs.
+        cpus: CpuSet,
+    },
     /// There is no such lease any more.
     Ended {
         /// The lease, as it was last.
@@ -270,7 +286,9 @@ impl Change {
             | Change::Renewed { lease, .. }
             | Change::Claimed { lease }
             | Change::Broken { lease }
-            | Change::Mended { lease, .. } => *lease,
+            | Change::Mended { lease, .. }
+            | Change::CpusGone { lease, .. }
+            | Change::CpusBack { lease, .. } => *lease,
             Change::Ended { lease, .. } => lease.id,
         }
     }

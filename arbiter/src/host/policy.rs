@@ -46,8 +46,16 @@ pub struct Tenant {
     pub longest: Option<Nanos>,
     /// The most leases and waiting requests that it has at a time.
     pub most_leases: usize,
+    /// The most of its requests that wait at a time.
+    pub most_waiting: usize,
+    /// The most different sets of counters, besides all of a kind, that its leases name at a
+    /// time on a PMU.
+    pub most_sets: usize,
     /// Whose leases it may revoke, besides its own.
     pub revokes: BTreeSet<TenantId>,
+    /// Whose leases may take counters from those of its own that can be preempted, if not
+    /// everybody's.
+    pub gives_way_to: Option<BTreeSet<TenantId>>,
     /// The policy does not name it any more. What it holds stays.
     pub retired: bool,
 }
@@ -67,7 +75,10 @@ impl Tenant {
             cpus: None,
             longest: None,
             most_leases: 1024,
+            most_waiting: 256,
+            most_sets: 64,
             revokes: BTreeSet::new(),
+            gives_way_to: None,
             retired: false,
         }
     }
@@ -221,17 +232,18 @@ impl HostPolicy {
             let place = tenants.iter().position(|tenant| tenant.name == *name)?;
             u16::try_from(place).ok().map(TenantId)
         };
-        let revokes: Vec<BTreeSet<TenantId>> = tenants
+        let moved = |ids: &BTreeSet<TenantId>| ids.iter().filter_map(|&id| at(id)).collect();
+        let named = |tenant: &Tenant| self.tenants.iter().find(|new| new.name == tenant.name);
+        let others: Vec<(BTreeSet<TenantId>, Option<BTreeSet<TenantId>>)> = tenants
             .iter()
-            .map(
-                |tenant| match self.tenants.iter().find(|new| new.name == tenant.name) {
-                    Some(new) => new.revokes.iter().filter_map(|&id| at(id)).collect(),
-                    None => BTreeSet::new(),
-                },
-            )
+            .map(|tenant| match named(tenant) {
+                Some(new) => (moved(&new.revokes), new.gives_way_to.as_ref().map(moved)),
+                None => (BTreeSet::new(), None),
+            })
             .collect();
-        for (tenant, revokes) in tenants.iter_mut().zip(revokes) {
+        for (tenant, (revokes, gives_way_to)) in tenants.iter_mut().zip(others) {
             tenant.revokes = revokes;
+            tenant.gives_way_to = gives_way_to;
         }
         HostPolicy {
             tenants,

@@ -40,6 +40,14 @@ impl HostArbiter {
         })
     }
 
+    /// Whether counters of `other` may be taken for a lease of higher rank.
+    pub(super) fn gives_way(&self, other: &Lease, id: LeaseId) -> bool {
+        let tenant = self.policy.tenant(other.owner.tenant);
+        let only = tenant.and_then(|tenant| tenant.gives_way_to.as_ref());
+        let taker = self.leases[&id].owner.tenant;
+        other.terms.can_be_preempted() && only.is_none_or(|only| only.contains(&taker))
+    }
+
     /// Tells leases of lower rank to leave, if with what they hold and what is leaving
     /// anyhow the lease could have more than now: as few of them as will do, those of the
     /// lowest rank and the newest first. Returns whether it could.
@@ -59,7 +67,7 @@ impl HostArbiter {
             .into_iter()
             .filter_map(|other| Some((other.id, other.departure.as_ref()?.to)))
             .collect();
-        staying.retain(|other| other.terms.can_be_preempted() && other.terms.rank() < rank);
+        staying.retain(|other| other.terms.rank() < rank && self.gives_way(other, id));
         staying.sort_by_key(|other| {
             (
                 other.terms.rank(),
@@ -151,7 +159,7 @@ impl HostArbiter {
                 Some(departure) => Some((other.id, departure.to)),
                 None => {
                     // It cannot be renewed beside this one, or was not since this one waits.
-                    let gives_way = other.terms.can_be_preempted() && other.terms.rank() <= rank;
+                    let gives_way = self.gives_way(other, id) && other.terms.rank() <= rank;
                     let is_renewed = other.renewed.is_some_and(|renewed| renewed >= waits_since);
                     let ends = !patient && other.until.is_some() && (gives_way || !is_renewed);
                     ends.then_some((other.id, 0))

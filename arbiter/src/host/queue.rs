@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
-use super::{BootTime, Cause, Change, HostArbiter, Lease, LeaseId, Refusal};
+use super::{BootTime, Cause, Change, HostArbiter, Lease, LeaseId, Refusal, TenantId};
 
 impl HostArbiter {
     /// Who waits, in the order of service.
@@ -26,8 +26,8 @@ impl HostArbiter {
         let mut waiting = waiting.filter(|other| other.blocks && other.id != lease.id);
         waiting
             .find(|other| {
-                lease.terms.can_be_preempted()
-                    && other.terms.rank() >= lease.terms.rank()
+                other.terms.rank() >= lease.terms.rank()
+                    && self.gives_way(lease, other.id)
                     && self.compete(&lease.terms, &other.terms)
             })
             .map(|other| other.id)
@@ -58,8 +58,9 @@ impl HostArbiter {
             // Who was told to leave gets no more before it has left.
             if !behind && lease.departure.is_none() {
                 // Why it has to wait longer was said when it came.
-                let _ = self.serve(id, out);
-                blocks = self.waits(id) && (self.make_room(id, out) || self.blocks(id));
+                let served = self.serve(id, out);
+                let offline = matches!(served, Err(Refusal::NoSuchCpu { .. }));
+                blocks = !offline && self.waits(id) && (self.make_room(id, out) || self.blocks(id));
             }
             self.update(id, |lease| lease.blocks = blocks);
             if blocks {
@@ -71,6 +72,11 @@ impl HostArbiter {
     /// Gives a lease that waits as much as there is.
     pub(super) fn serve(&mut self, id: LeaseId, out: &mut Vec<Change>) -> Result<(), Refusal> {
         let lease = &self.leases[&id];
+        // Nothing new is given on a CPU that is offline.
+        if let Some(cpu) = lease.terms.cpus.first_beyond(self.online()) {
+            let there = self.online().clone();
+            return Err(Refusal::NoSuchCpu { cpu, there });
+        }
         let least = lease.terms.at_least.max(lease.holds + 1);
         let mut short = None;
         for to in (least..=lease.terms.demands.len()).rev() {
@@ -87,6 +93,18 @@ impl HostArbiter {
             Some(short) => Err(self.room.reason(short, others.map(Lease::holding))),
             None => Ok(()),
         }
+    }
+
+    /// How many requests of a tenant wait.
+    pub(super) fn waiting_of(&self, tenant: TenantId) -> usize {
+        let of = |id: &&LeaseId| self.leases[*id].owner.tenant == tenant;
+        self.queue.iter().filter(of).count()
+    }
+
+    /// How many requests of a tenant may wait.
+    pub(super) fn most_waiting(&self, tenant: TenantId) -> usize {
+        let tenant = self.policy.tenant(tenant);
+        tenant.map_or(0, |tenant| tenant.most_waiting)
     }
 
     pub(super) fn waits(&self, id: LeaseId) -> bool {

@@ -94,6 +94,16 @@ pub enum Refusal {
         /// The number.
         most: usize,
     },
+    /// As many requests of the tenant wait as may.
+    OwnQueueFull {
+        /// The number.
+        most: usize,
+    },
+    /// The tenant's leases name as many different sets of counters as they may.
+    TooManySets {
+        /// The number.
+        most: usize,
+    },
     /// The tenant would hold more than its maximum.
     OverMaximum {
         /// A CPU where it would.

@@ -19,7 +19,8 @@ use super::policy::{HostPolicy, Minimum};
 use super::refusal::Refusal;
 use super::terms::{Demand, Scope, Terms};
 use crate::{CounterSet, PerKind};
-use pool::{Domain, FIXED, Histogram, MOST_UNIONS, Need, PROGRAMMABLE, Pool, kinds, whole_kinds};
+pub(super) use pool::whole_kinds;
+use pool::{Domain, FIXED, Histogram, MOST_UNIONS, Need, PROGRAMMABLE, Pool, kinds};
 
 /// The CPUs that share one set of counters of a PMU: one CPU for a core PMU, all CPUs of
 /// a package for its uncore.
@@ -108,6 +109,12 @@ impl Room {
     }
 
     pub(super) fn set_online(&mut self, online: CpuSet) {
+        // Nobody has anything on CPUs that do not run.
+        for domain in self.pools.iter_mut().flat_map(|pool| &mut pool.domains) {
+            if !domain.cpus.meets(&online) {
+                domain.outside.clear();
+            }
+        }
         self.online = online;
     }
 

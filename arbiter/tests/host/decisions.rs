@@ -1,7 +1,8 @@
 //! What is decided in plain cases, one by one.
 
 use arbiter::host::{
-    Cause, Change, CpuSet, Demand, HostPolicyError, Outcome, Refusal, Scope, TenantId, Terms, Waits,
+    Cause, Change, CpuSet, Demand, HostPolicyError, Outcome, Refusal, Scope, Tenant, TenantId,
+    Terms, Waits,
 };
 use arbiter::{CounterSet, Nanos, PerKind};
 
@@ -697,6 +698,99 @@ fn a_cpu_that_goes_away_gets_no_new_lease() {
         &mut host.out,
     );
     host.granted(A, terms(programmable(1), "3"));
+}
+
+#[test]
+fn leases_are_told_of_cpus_that_go_and_come() {
+    let mut host = open();
+    let held = host.granted(A, terms(programmable(3), "2-3"));
+    let elsewhere = host.granted(A, terms(programmable(3), "0-1"));
+    let waits = host.waiting(B, terms(programmable(1), "1-2"));
+    host.changes();
+    let now = host.now;
+    host.arbiter.set_online(cpus("0-1"), now, &mut host.out);
+    let gone = |lease, list| Change::CpusGone {
+        lease,
+        cpus: cpus(list),
+    };
+    assert_eq!(host.changes(), [gone(held, "2-3"), gone(waits, "2")]);
+    // What is free is not given where a CPU is away, and is not kept for it either.
+    host.release(A, elsewhere);
+    host.release(A, held);
+    host.pass(2000);
+    assert_eq!(host.holds(waits), Some(0));
+    let other = host.granted(A, terms(programmable(3), "0-1"));
+    host.release(A, other);
+    host.changes();
+    let now = host.now;
+    host.arbiter.set_online(cpus("0-3"), now, &mut host.out);
+    assert!(host.changes().contains(&Change::CpusBack {
+        lease: waits,
+        cpus: cpus("2")
+    }));
+    assert_eq!(host.holds(waits), Some(1));
+}
+
+#[test]
+fn some_give_way_to_some_tenants_only() {
+    let mut policy = open_policy();
+    policy.tenants[0].gives_way_to = Some([TenantId(1)].into_iter().collect());
+    policy.tenants.push(Tenant::open("c"));
+    let mut host = Host::new(policy.clone());
+    let effort = Terms {
+        guaranteed: false,
+        waits: Waits::Always,
+        ..terms(programmable(3), "0")
+    };
+    let effort = host.granted(A, effort);
+    let waits = host.waiting(2, terms(programmable(1), "0"));
+    host.pass(5000);
+    assert_eq!((host.holds(effort), host.holds(waits)), (Some(3), Some(0)));
+    let taker = host.waiting(B, terms(programmable(1), "0"));
+    host.pass(100);
+    assert_eq!((host.holds(effort), host.holds(taker)), (Some(0), Some(1)));
+    // A reload that moves the tenants keeps who gives way to whom.
+    policy.tenants.rotate_left(1);
+    policy.tenants[2].gives_way_to = Some([TenantId(0)].into_iter().collect());
+    let (now, out) = (host.now, &mut host.out);
+    host.arbiter.set_policy(policy, now, out).expect("it fits");
+    let only = host.arbiter.policy().tenants[0].gives_way_to.clone();
+    assert_eq!(only, Some([TenantId(1)].into_iter().collect()));
+}
+
+#[test]
+fn a_tenant_fills_neither_the_queue_nor_the_sets_of_others() {
+    let mut policy = open_policy();
+    policy.tenants[0].most_waiting = 1;
+    policy.tenants[0].most_sets = 1;
+    let mut host = Host::new(policy);
+    let all = host.granted(A, terms(programmable(3), "0"));
+    let waiting = |tenant| Terms {
+        waits: Waits::Always,
+        ..terms(programmable(1), if tenant == A { "0" } else { "0-1" })
+    };
+    host.waiting(A, waiting(A));
+    assert_eq!(
+        host.ask(A, waiting(A)),
+        Err(Refusal::OwnQueueFull { most: 1 })
+    );
+    host.waiting(B, waiting(B));
+    host.release(A, all);
+    let named = |counter: u8| {
+        let counters = CounterSet::from_bits(1 << counter);
+        let demand = Demand {
+            pmu: CORE,
+            counters,
+        };
+        terms(vec![demand], "3")
+    };
+    let first = host.granted(A, named(0));
+    let refused = host.ask(A, named(1));
+    assert_eq!(refused, Err(Refusal::TooManySets { most: 1 }));
+    host.granted(A, terms(programmable(1), "3"));
+    host.granted(B, named(1));
+    host.release(A, first);
+    host.granted(A, named(2));
 }
 
 #[test]

@@ -27,6 +27,13 @@ impl Daemon {
     /// With these flags, and a configuration file if there is a text.
     pub(crate) fn with(flags: &[&str], config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
+        let mut daemon = Self::in_folder(folder, flags, config);
+        daemon.begin();
+        daemon
+    }
+
+    /// The same, in a folder that is there, and not started yet.
+    pub(crate) fn in_folder(folder: TempDir, flags: &[&str], config: &str) -> Self {
         let mut all: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let state = folder.path().join("state");
         all.extend(["--state".to_owned(), state.display().to_string()]);
@@ -35,13 +42,23 @@ impl Daemon {
             fs::write(&path, config).expect("the configuration");
             all.extend(["--config".to_owned(), path.display().to_string()]);
         }
-        let mut daemon = Daemon {
+        Daemon {
             folder,
             flags: all,
             child: None,
-        };
-        daemon.begin();
-        daemon
+        }
+    }
+
+    /// Without a journal.
+    pub(crate) fn without_state(mut self) -> Self {
+        let at = self.flags.iter().position(|flag| flag == "--state");
+        let at = at.expect("it has one");
+        self.flags.drain(at..at + 2);
+        self
+    }
+
+    pub(crate) fn add_flag(&mut self, flag: &str) {
+        self.flags.insert(3, flag.to_owned());
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -60,15 +77,33 @@ impl Daemon {
 
     /// Starts it, and waits until it answers.
     pub(crate) fn begin(&mut self) {
+        let command = self.command();
+        self.begin_with(command);
+    }
+
+    /// Starts it below a shell that limits it first.
+    pub(crate) fn limited(&mut self, script: &str) {
+        let command = self.command();
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(script).arg(command.get_program());
+        shell.args(command.get_args());
+        self.begin_with(shell);
+    }
+
+    fn begin_with(&mut self, mut command: Command) {
         let log = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.folder.path().join("log"))
             .expect("a log");
-        let child = self.command().stderr(log).stdin(Stdio::null()).spawn();
-        self.child = Some(child.expect("umpire starts"));
+        let child = command.stderr(log).stdin(Stdio::null()).spawn();
+        let child = self.child.insert(child.expect("umpire starts"));
         let until = Instant::now() + LONG;
-        while Arbiter::connect(&self.socket()).is_err() {
+        while Arbiter::connect(&self.folder.path().join("socket")).is_err() {
+            if let Some(status) = child.try_wait().expect("it is ours") {
+                self.child = None;
+                panic!("it has ended, {status}: {}", self.log());
+            }
             assert!(Instant::now() < until, "it does not answer: {}", self.log());
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -81,6 +116,14 @@ impl Daemon {
     pub(crate) fn pid(&self) -> i32 {
         let child = self.child.as_ref().expect("it runs");
         i32::try_from(child.id()).expect("a pid")
+    }
+
+    /// Ends it as a service manager does.
+    pub(crate) fn end(&mut self) {
+        let mut child = self.child.take().expect("it runs");
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+        assert!(child.wait().expect("it is ours").success());
     }
 
     /// Kills it as the kernel does when memory is short.

@@ -3,8 +3,11 @@
 mod bench;
 mod c_library;
 mod commands;
+mod events;
 mod fixture;
+mod host;
 mod killed;
+mod metrics;
 mod package;
 mod python;
 mod rude;

@@ -12,7 +12,7 @@ with varlink.Client(address="unix:" + sys.argv[1]) as client:
         info = service.GetInfo()
         assert "io.umpire.Arbiter" in info["interfaces"], info
     interface = client.get_interface("io.umpire.Arbiter")
-    for name in ["Acquire", "Claim", "Release", "Renew", "Revoke", "List", "Who", "Explain", "Watch"]:
+    for name in ["Acquire", "Claim", "Release", "Renew", "Revoke", "List", "Who", "Explain", "Watch", "Report", "Audit"]:
         assert name in interface.members, name
     with client.open("io.umpire.Arbiter") as arbiter, client.open("io.umpire.Arbiter") as other:
         request = {"counters": [{"kind": "programmable", "count": 3}], "cpus": "0", "label": "snake"}
@@ -39,7 +39,7 @@ print("done")
 "#;
 
 /// A Python that has the package, or why there is none.
-fn python(folder: &Path) -> Result<PathBuf, String> {
+pub(crate) fn python(folder: &Path, package: &str) -> Result<PathBuf, String> {
     let run = |command: &mut Command| {
         let output = command.output().map_err(|error| error.to_string())?;
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -54,14 +54,14 @@ fn python(folder: &Path) -> Result<PathBuf, String> {
     run(Command::new("python3")
         .args(["-m", "pip", "install", "--quiet", "--target"])
         .arg(&site)
-        .arg("varlink"))?;
+        .arg(package))?;
     Ok(site)
 }
 
 #[test]
 fn a_client_that_others_wrote_works() {
     let daemon = Daemon::start();
-    let site = match python(daemon.folder.path()) {
+    let site = match python(daemon.folder.path(), "varlink") {
         Ok(site) => site,
         Err(why) => {
             println!("skipped: a_client_that_others_wrote_works: no varlink for Python: {why}");

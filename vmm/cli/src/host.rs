@@ -37,6 +37,14 @@ pub fn arbiterd(flags: &ArbiterdFlags) -> Result<ExitStatus, UserError> {
     if let Some(state) = &flags.state {
         config.state = Some(state.clone());
     }
+    if let Some(text) = &flags.metrics {
+        let address = text.parse();
+        config.metrics =
+            Some(address.map_err(|wrong| UserError::bad_input(format!("--metrics {wrong}")))?);
+    }
+    if let Some(root) = &flags.host_root {
+        config.root.clone_from(root);
+    }
     let socket = flags
         .socket
         .clone()
@@ -101,6 +109,8 @@ fn fresh(config: &ArbiterConfig) -> Result<HostArbiter, UserError> {
 }
 
 fn check(config: &ArbiterConfig) -> Result<(), UserError> {
+    let whole = config.clone().with_watchdog();
+    whole.map_err(UserError::bad_input)?;
     // A policy for a host whose kernel shows its PMU cannot be held against it here.
     if !config.pmus.is_empty() {
         fresh(config)?;

@@ -260,6 +260,15 @@ impl Peer {
         Ok(Self { pid, uid, groups })
     }
 
+    /// A descriptor of the process that has connected: whoever has its number later is
+    /// another. The kernel has them since Linux 6.5.
+    ///
+    /// # Errors
+    /// The kernel has none, or the process is gone.
+    pub fn pidfd(socket: &OwnedFd) -> io::Result<OwnedFd> {
+        sys::peer_pidfd(socket.as_fd())
+    }
+
     /// A user in no group.
     pub fn of_user(uid: u32) -> Self {
         Self {
@@ -276,6 +285,8 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     const ACCESS: Access = Access {
@@ -348,5 +359,10 @@ mod tests {
         assert_eq!(peer.pid, std::process::id());
         assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
         assert!(peer.is_in(rustix::process::getegid().as_raw()));
+        if let Ok(pidfd) = Peer::pidfd(&server) {
+            let info = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
+            let info = fs::read_to_string(info).unwrap();
+            assert!(info.contains(&format!("Pid:\t{}", peer.pid)), "{info}");
+        }
     }
 }

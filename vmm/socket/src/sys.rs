@@ -3,10 +3,12 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// `SO_PEERGROUPS` (socket.h): the supplementary groups of a peer.
 const SO_PEERGROUPS: c_int = 59;
+/// `SO_PEERPIDFD` (socket.h), since Linux 6.5.
+const SO_PEERPIDFD: c_int = 77;
 /// `NGROUPS_MAX` (limits.h): a process has no more groups than that.
 const MOST_GROUPS: usize = 65_536;
 
@@ -39,6 +41,16 @@ pub(crate) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// A descriptor of the process that connected, by which a later process with the same
+/// number is told from it.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut fd = [u32::MAX];
+    option(socket, SO_PEERPIDFD, &mut fd)?;
+    let fd = RawFd::try_from(fd[0]).map_err(|_| io::ErrorKind::Unsupported)?;
+    // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Reads an option of a socket that consists of words of 32 bits. How many there

@@ -79,15 +79,14 @@ impl Service {
         let found = self.holders.iter().flat_map(|holders| &holders.found);
         let ours = |pid: u32| self.arbiter.leases().any(|lease| lease.owner.pid == pid);
         let shown = found.filter_map(|holder| match holder {
-            Holder::NmiWatchdog { cpus } => {
-                only.is_none_or(|cpu| cpus.contains(cpu))
-                    .then(|| wire::Outsider {
-                        what: "nmi-watchdog".to_owned(),
-                        name: "the kernel's NMI watchdog".to_owned(),
-                        cpus: Some(cpus.to_string()),
-                        ..wire::Outsider::default()
-                    })
-            }
+            Holder::NmiWatchdog { cpus } => (only.is_none_or(|cpu| cpus.contains(cpu))
+                && !self.has_watchdog())
+            .then(|| wire::Outsider {
+                what: "nmi-watchdog".to_owned(),
+                name: "the kernel's NMI watchdog".to_owned(),
+                cpus: Some(cpus.to_string()),
+                ..wire::Outsider::default()
+            }),
             Holder::Process {
                 pid,
                 uid,

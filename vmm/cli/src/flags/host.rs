@@ -40,6 +40,13 @@ pub struct ArbiterdFlags {
     /// Folder of the journal, by which leases survive the arbiter [default: none]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
+    /// Serve metrics (OpenMetrics) at a port of this host, like 127.0.0.1:9184, or at a
+    /// Unix socket's path
+    #[arg(long, value_name = "ADDRESS|PATH")]
+    pub metrics: Option<String>,
+    /// Read the kernel's files below this folder: for tests
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub host_root: Option<PathBuf>,
     /// Say what the arbiter would do with a request, and why, and do nothing: of the one
     /// that runs at --socket, or else of one that begins with this configuration. A request
     /// is a list like counters=2,cpus=0-3,tenant=blue (--help)

@@ -1,0 +1,90 @@
+//! Perf events that one process opens for another.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use crate::{Errno, HandedEvent, sys};
+
+/// An event that was opened for somebody else: pinned, and not enabled yet. Its descriptor can
+/// be handed over; this keeps one, too, by which the event is stopped.
+#[derive(Debug)]
+pub struct Handed {
+    event: OwnedFd,
+}
+
+impl Handed {
+    /// Opens it (`perf_event_open(2)`).
+    ///
+    /// # Errors
+    /// What the kernel answered. A lack of counters shows in a read of the event only.
+    pub fn open(event: &HandedEvent) -> Result<Self, Errno> {
+        sys::open_handed(event).map(|event| Handed { event })
+    }
+
+    /// Stops it. Whoever has a descriptor can start it again, which shows in
+    /// [`Handed::enabled`].
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn disable(&self) -> Result<(), Errno> {
+        sys::disable(self.as_fd())
+    }
+
+    /// How long it was to count, as far as it is known: the time stands still while it is
+    /// disabled. `None`: it has no counter, and never will have.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn enabled(&self) -> Result<Option<Duration>, Errno> {
+        let times = sys::times_of(self.as_fd())?;
+        Ok(times.map(|times| times.enabled))
+    }
+}
+
+impl AsFd for Handed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EventSpec, Rings};
+
+    #[test]
+    fn an_event_is_stopped_by_whoever_opened_it() {
+        // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK.
+        let event = HandedEvent {
+            spec: EventSpec {
+                perf_type: 1,
+                config: 1,
+                config1: 0,
+                config2: 0,
+            },
+            thread: Some(0),
+            cpu: None,
+            rings: Rings::User,
+            period: None,
+        };
+        let handed = match Handed::open(&event) {
+            Ok(handed) => handed,
+            Err(error) => {
+                println!("skipped: an_event_is_stopped_by_whoever_opened_it: {error}");
+                return;
+            }
+        };
+        let enabled = || handed.enabled().expect("it can be read");
+        let spend = || (0..200_000u64).fold(0, |sum, one| sum ^ std::hint::black_box(one));
+        spend();
+        assert_eq!(enabled(), Some(Duration::ZERO), "nobody has enabled it");
+        handed.disable().expect("it can be stopped");
+        spend();
+        assert_eq!(enabled(), Some(Duration::ZERO));
+        let impossible = HandedEvent {
+            cpu: Some(u32::MAX),
+            ..event
+        };
+        assert!(Handed::open(&impossible).is_err());
+    }
+}

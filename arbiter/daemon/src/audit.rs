@@ -1,0 +1,271 @@
+//! The audit's file: one JSON object a line, numbered without gaps, so that what is
+//! missing is seen.
+//!
+//! A file that is long or old enough becomes `PATH.1`, that one `PATH.2`, and so on. The
+//! last record of a file and the first of the next say so. What cannot be written is lost,
+//! counted, and said as soon as something can be written again.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Map, Value, json};
+
+/// What a record says, without its number and time.
+pub(crate) type Record = Map<String, Value>;
+
+/// No record is longer, but for what it repeats of a lease.
+const MOST_TAIL: u64 = 1 << 20;
+/// Between two tries to rotate a file, in milliseconds.
+const TRIES: u64 = 1_000;
+
+/// Where the audit goes, and when a file is full.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditConfig {
+    /// The file.
+    pub path: PathBuf,
+    /// It is rotated when it would have more bytes.
+    pub size: u64,
+    /// So many older files are kept, from 1.
+    pub keep: u32,
+    /// It is rotated when its first record is so old, in milliseconds.
+    pub age_ms: Option<u64>,
+}
+
+/// The file, open.
+#[derive(Debug)]
+pub(crate) struct Trail {
+    config: AuditConfig,
+    file: File,
+    length: u64,
+    /// When its first record was written, in milliseconds since 1970.
+    begun: u64,
+    /// The number of the next record.
+    next: u64,
+    /// Records that could not be written since the last that could.
+    lost: u64,
+    /// Something was written since the last sync.
+    dirty: bool,
+    /// No rotation is tried before.
+    rotates_from: u64,
+}
+
+/// What became of some records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) written: u64,
+    pub(crate) lost: u64,
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let ms = since.map(|since| since.as_millis()).unwrap_or(0);
+    u64::try_from(ms).unwrap_or(u64::MAX)
+}
+
+fn older(path: &Path, number: u32) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{number}"));
+    name.into()
+}
+
+/// The number after that of the last whole record, and how long the file is up to there.
+fn last(file: &mut File) -> io::Result<(Option<u64>, u64)> {
+    let length = file.seek(SeekFrom::End(0))?;
+    let from = length.saturating_sub(MOST_TAIL);
+    file.seek(SeekFrom::Start(from))?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail)?;
+    let Some(end) = tail.iter().rposition(|byte| *byte == b'\n') else {
+        return Ok((None, from));
+    };
+    let whole = &tail[..end];
+    let line = whole.rsplit(|byte| *byte == b'\n').next().unwrap_or(whole);
+    let seq = serde_json::from_slice::<Value>(line).ok();
+    let seq = seq.and_then(|record| record.get("seq")?.as_u64());
+    Ok((seq.map(|seq| seq + 1), from + end as u64 + 1))
+}
+
+/// When the first record of a file was written.
+fn begun(path: &Path) -> Option<u64> {
+    let mut start = [0; 256];
+    let length = File::open(path).ok()?.read(&mut start).ok()?;
+    let text = String::from_utf8_lossy(&start[..length]).into_owned();
+    let (_, rest) = text.split_once("\"time_ms\":")?;
+    let digits = rest.find(|one: char| !one.is_ascii_digit())?;
+    rest[..digits].parse().ok()
+}
+
+impl Trail {
+    /// Opens the file, and goes on where it ends.
+    ///
+    /// # Errors
+    /// It cannot be opened, read or written.
+    pub(crate) fn open(config: AuditConfig, now_ms: u64) -> io::Result<Self> {
+        let mut file = open(&config.path, false)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("this is no regular file"));
+        }
+        let (next, length) = last(&mut file)?;
+        let whole = file.metadata()?.len();
+        // What a crash has left of a record was never whole.
+        file.set_len(length)?;
+        let before = || {
+            let mut file = File::open(older(&config.path, 1)).ok()?;
+            last(&mut file).ok()?.0
+        };
+        let mut trail = Trail {
+            begun: begun(&config.path).filter(|_| length > 0).unwrap_or(now_ms),
+            file,
+            length,
+            next: next.or_else(before).unwrap_or(1),
+            lost: 0,
+            dirty: false,
+            rotates_from: 0,
+            config,
+        };
+        let begins = json!({ "event": "begins", "cut_bytes": whole - length });
+        let begins = begins.as_object().cloned().unwrap_or_default();
+        match trail.append(vec![begins], now_ms).lost {
+            0 => Ok(trail),
+            _ => Err(io::Error::other("its first record cannot be written")),
+        }
+    }
+
+    fn line(&mut self, mut record: Record, now_ms: u64) -> Vec<u8> {
+        let mut whole = Map::new();
+        whole.insert("seq".to_owned(), self.next.into());
+        whole.insert("time_ms".to_owned(), now_ms.into());
+        whole.append(&mut record);
+        self.next += 1;
+        let mut line = serde_json::to_vec(&whole).unwrap_or_default();
+        line.push(b'\n');
+        line
+    }
+
+    fn marker(&mut self, event: &str, now_ms: u64) -> Vec<u8> {
+        let record = json!({ "event": event });
+        self.line(record.as_object().cloned().unwrap_or_default(), now_ms)
+    }
+
+    /// Writes records at the end of the file: all, or none of them.
+    pub(crate) fn append(&mut self, records: Vec<Record>, now_ms: u64) -> Kept {
+        let count = records.len() as u64;
+        if count == 0 {
+            return Kept::default();
+        }
+        self.rotate_if_due(now_ms);
+        let mut bytes = Vec::new();
+        let lost = self.lost;
+        if lost > 0 {
+            let record = json!({ "event": "lost", "records": lost });
+            bytes.extend(self.line(record.as_object().cloned().unwrap_or_default(), now_ms));
+        }
+        for record in records {
+            bytes.extend(self.line(record, now_ms));
+        }
+        if let Err(error) = self.write(&bytes) {
+            if lost == 0 {
+                let path = self.config.path.display();
+                log::error!(
+                    "{path}: {error}; records of the audit are lost until it can be written"
+                );
+            }
+            self.lost += count;
+            return Kept {
+                written: 0,
+                lost: count,
+            };
+        }
+        if lost > 0 {
+            log::warn!("the audit is written again; {lost} records were lost");
+            self.lost = 0;
+        }
+        Kept {
+            written: count,
+            lost: 0,
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.dirty = true;
+        if let Err(error) = self.file.write_all(bytes) {
+            // Half a record would spoil the next one.
+            let _ = self.file.set_len(self.length);
+            return Err(error);
+        }
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn rotate_if_due(&mut self, now_ms: u64) {
+        let old = self
+            .config
+            .age_ms
+            .is_some_and(|age| now_ms.saturating_sub(self.begun) >= age);
+        if (self.length < self.config.size && !old)
+            || self.length == 0
+            || now_ms < self.rotates_from
+        {
+            return;
+        }
+        if let Err(error) = self.rotate(now_ms) {
+            let path = self.config.path.display();
+            log::error!("{path}: it cannot be rotated: {error}; it grows, and is tried again");
+            self.rotates_from = now_ms.saturating_add(TRIES);
+        }
+    }
+
+    fn rotate(&mut self, now_ms: u64) -> io::Result<()> {
+        let path = self.config.path.clone();
+        // Without it, an earlier try got so far.
+        if path.exists() {
+            let rotated = self.marker("rotated", now_ms);
+            self.write(&rotated)?;
+            self.file.sync_all()?;
+            for number in (1..self.config.keep).rev() {
+                match std::fs::rename(older(&path, number), older(&path, number + 1)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            std::fs::rename(&path, older(&path, 1))?;
+        }
+        self.file = open(&path, true)?;
+        self.length = 0;
+        self.begun = now_ms;
+        let follows = self.marker("follows", now_ms);
+        self.write(&follows)?;
+        self.file.sync_all()?;
+        let folder = path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    }
+
+    /// Has what was written on the disk.
+    pub(crate) fn sync(&mut self) {
+        if std::mem::take(&mut self.dirty) {
+            // A failure shows when something is written again.
+            let _ = self.file.sync_data();
+        }
+    }
+}
+
+fn open(path: &Path, new: bool) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).mode(0o640);
+    if new {
+        options.create_new(true);
+    } else {
+        options.create(true);
+    }
+    options.open(path)
+}
+
+#[cfg(test)]
+#[path = "audit_tests.rs"]
+mod tests;

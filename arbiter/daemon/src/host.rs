@@ -1,0 +1,128 @@
+//! What the kernel's files say of the host while the arbiter runs: the CPUs that are
+//! online, and the NMI watchdog, whose switch follows the watchdog's lease.
+
+use std::io;
+use std::path::PathBuf;
+
+use arbiter::host::{BootTime, CpuSet};
+
+use crate::config::ArbiterConfig;
+use crate::probe::Found;
+use crate::service::Service;
+use crate::sysfs;
+use crate::watchdog::{Keeper, Switched};
+
+/// Between two looks, in nanoseconds.
+const LOOKS: u64 = 500_000_000;
+
+/// The files, and what was last done about them.
+#[derive(Debug)]
+pub(crate) struct HostFiles {
+    root: PathBuf,
+    present: CpuSet,
+    keeper: Keeper,
+    /// Whether the watchdog's counter is accounted for.
+    watches: bool,
+    /// What could not be done is tried again.
+    retry: bool,
+    due: u64,
+}
+
+impl HostFiles {
+    /// # Errors
+    /// The CPUs of the host cannot be read.
+    pub(crate) fn new(config: &ArbiterConfig) -> io::Result<Self> {
+        let root = config.root.clone();
+        let online = sysfs::online(&root)?;
+        let state = config.state.clone().unwrap_or_default();
+        Ok(HostFiles {
+            keeper: Keeper::new(&root, &state),
+            present: sysfs::present(&root).unwrap_or(online),
+            root,
+            watches: false,
+            retry: false,
+            due: 0,
+        })
+    }
+
+    /// The CPUs that there are, online or not.
+    pub(crate) fn present(&self) -> &CpuSet {
+        &self.present
+    }
+
+    /// Whether the watchdog's counter is accounted for: where counters are measured, or the
+    /// configuration says so, unless the watchdog uses none (CPUs that watch each other).
+    pub(crate) fn expect_watchdog(&mut self, config: &ArbiterConfig, first: Option<&Found>) {
+        let there = self.keeper.look().is_some();
+        let uses_none = first.is_some_and(|found| found.untouched) && !self.keeper.is_given_back();
+        self.watches = (config.watchdog.stated || first.is_some()) && !(there && uses_none);
+        if there && uses_none {
+            log::info!("the NMI watchdog is on and has no counter: its CPUs watch each other");
+        }
+    }
+
+    /// When it is looked at next.
+    pub(crate) fn due(&self) -> u64 {
+        self.due
+    }
+
+    /// Looks which CPUs are online.
+    pub(crate) fn follow_cpus(&mut self, service: &mut Service, now: BootTime) {
+        match sysfs::online(&self.root) {
+            Ok(online) => service.set_online(&online.and(&self.present), now),
+            Err(error) => log::warn!("the CPUs that are online cannot be read: {error}"),
+        }
+    }
+
+    /// Looks which CPUs are online, and whether the watchdog is wanted: that only after the
+    /// leases of before a restart are known.
+    pub(crate) fn look(&mut self, service: &mut Service, now: BootTime) {
+        self.due = now.0.saturating_add(LOOKS);
+        self.follow_cpus(service, now);
+        if self.watches {
+            self.retry = true;
+            let cpus = self.keeper.look();
+            service.set_watchdog(cpus, now);
+            self.switch_watchdog(service, now);
+        }
+    }
+
+    /// Turns the watchdog on or off as its lease says. Whoever has got its counter is told
+    /// after that.
+    pub(crate) fn switch_watchdog(&mut self, service: &mut Service, now: BootTime) {
+        let Some(on) = service.watchdog_on().filter(|_| self.watches) else {
+            return;
+        };
+        let is_so = self.keeper.is_given_back() != on;
+        if !self.retry && (is_so || self.keeper.has_failed()) {
+            return;
+        }
+        self.retry = false;
+        match self.keeper.set(on) {
+            Switched::AsItWas => {}
+            Switched::To { on: true } => {
+                log::info!("the NMI watchdog is on again");
+                service.watchdog_switched(true);
+            }
+            Switched::To { on: false } => {
+                log::info!("the NMI watchdog is off: leases need its counter");
+                service.watchdog_switched(false);
+                service.set_watchdog_stuck(false, now);
+            }
+            Switched::Failed(why) => {
+                if let Some(why) = why {
+                    let to = if on { "on" } else { "off" };
+                    log::error!("the NMI watchdog cannot be turned {to}: {why}");
+                }
+                service.set_watchdog_stuck(!on, now);
+            }
+        }
+    }
+
+    /// The arbiter ends.
+    pub(crate) fn end(&self) {
+        if self.watches {
+            self.keeper.end();
+        }
+    }
+}

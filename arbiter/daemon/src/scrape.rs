@@ -1,0 +1,273 @@
+//! The socket of the metrics, served by the thread that decides: few connections, each for
+//! one short request, in a time that is limited.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use rustix::net::{RecvFlags, SendFlags, SocketType, recv, send};
+use umpire_socket::{Access, Listener, SocketError, Wording};
+
+use crate::http::{self, Asked};
+
+/// Most connections; one more is closed at once.
+const MOST: usize = 16;
+/// So long a scraper has for its request and for reading the answer, in nanoseconds.
+const TIME: u64 = 5_000_000_000;
+/// A text of the metrics serves everybody who asks within this time.
+const FRESH: u64 = 200_000_000;
+
+const WORDING: Wording = Wording {
+    option: "--metrics",
+    server: "arbiter",
+};
+
+/// Where metrics are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// A port of this host, for processes of this host.
+    Port(SocketAddr),
+    /// A Unix socket.
+    Path(PathBuf),
+}
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains('/') {
+            return Ok(MetricsAddress::Path(text.into()));
+        }
+        let numbers = text
+            .strip_prefix("localhost:")
+            .map_or_else(|| text.to_owned(), |port| format!("127.0.0.1:{port}"));
+        let address: SocketAddr = numbers.parse().map_err(|_| {
+            format!("'{text}': give an address like 127.0.0.1:9184, or the path of a socket")
+        })?;
+        if !address.ip().is_loopback() {
+            return Err(format!(
+                "'{text}': metrics tell who measures what, without encryption, so only loopback \
+                 addresses are served; give 127.0.0.1:{}, or a path, and have a proxy of yours \
+                 serve others",
+                address.port()
+            ));
+        }
+        Ok(MetricsAddress::Port(address))
+    }
+}
+
+#[derive(Debug)]
+enum Listening {
+    Port(TcpListener),
+    Path(Listener),
+}
+
+/// One scraper.
+#[derive(Debug)]
+struct Scraper {
+    socket: OwnedFd,
+    received: Vec<u8>,
+    answer: Option<Vec<u8>>,
+    sent: usize,
+    until: u64,
+}
+
+/// What a scraper waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Its request comes.
+    Reads,
+    /// It reads the answer.
+    Writes,
+    /// It has its answer, or is gone.
+    Done,
+}
+
+/// The socket, and who is connected.
+#[derive(Debug)]
+pub(crate) struct Scrapers {
+    listening: Listening,
+    open: BTreeMap<u64, Scraper>,
+    text: String,
+    rendered: Option<u64>,
+}
+
+impl Scrapers {
+    /// # Errors
+    /// The socket cannot be had.
+    pub(crate) fn listen(address: &MetricsAddress, access: &Access) -> Result<Self, SocketError> {
+        let listening = match address {
+            MetricsAddress::Path(path) => {
+                Listening::Path(Listener::new(path, SocketType::STREAM, access, WORDING)?)
+            }
+            MetricsAddress::Port(address) => {
+                let failed = |what: &str| {
+                    let what = what.to_owned();
+                    let path = PathBuf::from(address.to_string());
+                    move |error| SocketError::Io {
+                        wording: WORDING,
+                        path,
+                        what,
+                        error,
+                    }
+                };
+                let listener = TcpListener::bind(address).map_err(failed("bind"))?;
+                listener.set_nonblocking(true).map_err(failed("fcntl"))?;
+                Listening::Port(listener)
+            }
+        };
+        Ok(Scrapers {
+            listening,
+            open: BTreeMap::new(),
+            text: String::new(),
+            rendered: None,
+        })
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.listening {
+            Listening::Port(listener) => listener.as_fd(),
+            Listening::Path(listener) => listener.as_fd(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Accepts one. `None`: there are too many, and it was closed.
+    ///
+    /// # Errors
+    /// Nobody waits to be accepted, or there is no descriptor.
+    pub(crate) fn accept(&mut self, id: u64, now: u64) -> io::Result<Option<BorrowedFd<'_>>> {
+        let socket = match &self.listening {
+            Listening::Port(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true)?;
+                OwnedFd::from(stream)
+            }
+            Listening::Path(listener) => listener.accept()?,
+        };
+        if self.open.len() >= MOST {
+            return Ok(None);
+        }
+        let scraper = Scraper {
+            socket,
+            received: Vec::new(),
+            answer: None,
+            sent: 0,
+            until: now.saturating_add(TIME),
+        };
+        let scraper = self.open.entry(id).or_insert(scraper);
+        Ok(Some(scraper.socket.as_fd()))
+    }
+
+    /// Whether this is one of the connections.
+    pub(crate) fn has(&self, id: u64) -> bool {
+        self.open.contains_key(&id)
+    }
+
+    /// Its descriptor, while it is there.
+    pub(crate) fn socket(&self, id: u64) -> Option<BorrowedFd<'_>> {
+        self.open.get(&id).map(|scraper| scraper.socket.as_fd())
+    }
+
+    /// Goes on with a connection that can be read from, or written to.
+    pub(crate) fn turn(&mut self, id: u64, now: u64, render: impl FnOnce() -> String) -> Progress {
+        let Some(scraper) = self.open.get_mut(&id) else {
+            return Progress::Done;
+        };
+        if scraper.answer.is_none() {
+            match scraper.read() {
+                Ok(Asked::More) => return Progress::Reads,
+                Ok(Asked::Wrong(status, what)) => {
+                    scraper.answer = Some(http::answer(status, what, true));
+                }
+                Ok(Asked::Metrics { body }) => {
+                    if self
+                        .rendered
+                        .is_none_or(|at| now.saturating_sub(at) >= FRESH)
+                    {
+                        self.text = render();
+                        self.rendered = Some(now);
+                    }
+                    scraper.answer = Some(http::answer(200, &self.text, body));
+                }
+                Err(_) => {
+                    self.open.remove(&id);
+                    return Progress::Done;
+                }
+            }
+        }
+        match scraper.write() {
+            Ok(false) => Progress::Writes,
+            _ => {
+                self.open.remove(&id);
+                Progress::Done
+            }
+        }
+    }
+
+    /// When the next of them has had its time.
+    pub(crate) fn due(&self) -> Option<u64> {
+        self.open.values().map(|scraper| scraper.until).min()
+    }
+
+    /// Leaves those who are too slow.
+    pub(crate) fn leave_slow(&mut self, now: u64) {
+        self.open.retain(|_, scraper| scraper.until > now);
+    }
+}
+
+impl Scraper {
+    fn read(&mut self) -> io::Result<Asked> {
+        let mut chunk = [0; 4096];
+        loop {
+            match recv(&self.socket, &mut chunk, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((_, count)) => self.received.extend_from_slice(&chunk[..count]),
+                Err(rustix::io::Errno::AGAIN) => return Ok(Asked::More),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            match http::asked(&self.received) {
+                Asked::More => {}
+                asked => return Ok(asked),
+            }
+        }
+    }
+
+    /// Whether all was sent.
+    fn write(&mut self) -> io::Result<bool> {
+        let answer = self.answer.as_deref().unwrap_or_default();
+        while self.sent < answer.len() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match send(&self.socket, &answer[self.sent..], flags) {
+                Ok(count) => self.sent += count,
+                Err(rustix::io::Errno::AGAIN) => return Ok(false),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let good = |text: &str| text.parse::<MetricsAddress>().is_ok();
+        assert!(good("127.0.0.1:9184") && good("[::1]:9184") && good("localhost:1"));
+        assert!(good("/run/umpire/metrics") && good("./metrics"));
+        let wrong = |text: &str| text.parse::<MetricsAddress>().expect_err(text);
+        assert!(wrong("0.0.0.0:9184").contains("only loopback"));
+        assert!(wrong("10.1.2.3:80").contains("127.0.0.1:80"));
+        assert!(wrong("9184").contains("give an address"));
+    }
+}

@@ -1,0 +1,193 @@
+//! What the audit has of decisions, and what holders report of themselves.
+
+use arbiter::host::{Caller, Change, Lease, LeaseId, TenantId};
+use serde_json::{Value, json};
+use umpire_lease::{self as wire, MOST_FIGURES, MOST_LINE, MOST_LINES};
+use varlink::{Reply, Request};
+
+use super::{Answered, Calling, Service, parsed, refusal, wrong};
+use crate::audit::Record;
+use crate::metrics::Open;
+use crate::words;
+
+impl Service {
+    /// Adds a record to the audit, if there is one.
+    pub(crate) fn record(&mut self, record: &Value) {
+        if self.config.audit.is_some()
+            && let Some(record) = record.as_object()
+        {
+            self.output.records.push(record.clone());
+        }
+    }
+
+    /// What a change comes to in the audit.
+    pub(super) fn record_change(&mut self, change: &Change, event: Option<&wire::Event>) {
+        if self.config.audit.is_none() {
+            return;
+        }
+        let record = match (event, change) {
+            (Some(event), _) => {
+                let lease = &event.lease;
+                json!({
+                    "event": event.what,
+                    "why": event.why,
+                    "lease": lease.id,
+                    "generation": lease.generation,
+                    "tenant": lease.tenant,
+                    "uid": lease.uid,
+                    "pid": lease.pid,
+                    "label": lease.label,
+                    "cpus": lease.cpus,
+                    "scope": lease.scope,
+                    "guaranteed": lease.guaranteed,
+                    "priority": lease.priority,
+                    "wants": lease.wants,
+                    "holds": lease.holds,
+                    "blind_ms": lease.blind_ms,
+                    "message": event.message,
+                })
+            }
+            // It came and went in one moment.
+            (None, change) => json!({
+                "event": words::what(change),
+                "lease": change.lease().0,
+            }),
+        };
+        self.record(&record);
+    }
+
+    /// Counts and records a call that was refused.
+    pub(super) fn denied(&mut self, calling: &Who, request: &Request<'_>, reply: &Reply) {
+        let parameters = reply.parameters.as_ref();
+        let refusal = parameters.and_then(|parameters| parameters.get("refusal"));
+        let text = |field: &str| refusal.and_then(|refusal| refusal.get(field)?.as_str());
+        let error = reply.error.as_deref().unwrap_or_default();
+        let error = error.rsplit('.').next().unwrap_or_default();
+        let reason = match (text("reason"), error) {
+            (Some(reason), _) => reason.to_owned(),
+            (None, "JournalFailed") => "journal-failed".to_owned(),
+            (None, "MethodNotFound") => "method-not-found".to_owned(),
+            (None, _) => "invalid-parameter".to_owned(),
+        };
+        let method = request.method.rsplit('.').next().unwrap_or_default();
+        self.count_denial(calling, method, &reason, text("message"));
+    }
+
+    pub(super) fn count_denial(
+        &mut self,
+        who: &Who,
+        method: &str,
+        reason: &str,
+        message: Option<&str>,
+    ) {
+        self.metrics.denied(&self.arbiter, who.tenant, reason);
+        let tenant = who.tenant.and_then(|id| self.arbiter.policy().tenant(id));
+        let record = json!({
+            "event": "refused",
+            "method": method,
+            "why": reason,
+            "tenant": tenant.map(|tenant| tenant.name.as_str()),
+            "uid": who.uid,
+            "pid": who.pid,
+            "message": message,
+        });
+        self.record(&record);
+    }
+
+    /// The lease of a call, if it is the caller's.
+    fn own_lease(&self, caller: Caller, id: u64) -> Result<&Lease, Reply> {
+        let id = LeaseId(id);
+        let own = self.arbiter.own(id, None, caller);
+        own.map_err(|refusal| self.refused(&refusal))?;
+        let lease = self.arbiter.lease(id);
+        lease.ok_or_else(|| wrong("there is no such lease"))
+    }
+
+    pub(super) fn report(&mut self, caller: Caller, parameters: Value) -> Answered {
+        let wire::ReportIn { lease, figures } = parsed(parameters)?;
+        let owner = self.own_lease(caller, lease)?.owner.tenant;
+        if figures.len() > MOST_FIGURES {
+            return Err(wrong(format!(
+                "a report has {MOST_FIGURES} figures at most"
+            )));
+        }
+        for figure in figures {
+            let of = (owner, LeaseId(lease));
+            let taken = self
+                .metrics
+                .report(&self.arbiter, of, &figure.name, figure.count);
+            taken.map_err(wrong)?;
+        }
+        Ok(Some(json!({})))
+    }
+
+    pub(super) fn audit(
+        &mut self,
+        calling: &Calling<'_>,
+        caller: Caller,
+        parameters: Value,
+    ) -> Answered {
+        let wire::AuditIn { lease, lines } = parsed(parameters)?;
+        let owner = self.own_lease(caller, lease)?.owner.clone();
+        if self.config.audit.is_none() {
+            let what = "this arbiter keeps no audit; its configuration has none (audit = \"FILE\")";
+            return Err(refusal("no-audit".to_owned(), what.to_owned()));
+        }
+        if lines.len() > MOST_LINES || lines.iter().any(|line| line.len() > MOST_LINE) {
+            return Err(wrong(format!(
+                "a call has {MOST_LINES} lines at most, of {MOST_LINE} bytes each; send the rest in \
+                 another"
+            )));
+        }
+        let mut records = Vec::new();
+        for (number, line) in lines.iter().enumerate() {
+            let Ok(line) = serde_json::from_str::<Record>(line) else {
+                return Err(wrong(format!("line {number} is not one JSON object")));
+            };
+            let tenant = self.arbiter.policy().tenant(owner.tenant);
+            records.push(json!({
+                "event": "vm",
+                "lease": lease,
+                "tenant": tenant.map(|tenant| tenant.name.as_str()),
+                "uid": owner.uid,
+                "label": owner.label,
+                "line": line,
+            }));
+        }
+        records.iter().for_each(|record| self.record(record));
+        self.answer(calling.from, Reply::parameters(Some(json!({}))), None);
+        if let Some(answer) = self.output.answers.last_mut() {
+            answer.audited = true;
+        }
+        Ok(None)
+    }
+
+    /// The audit could not be written: whoever relies on it is told.
+    pub(crate) fn unaudited(output: &mut super::Output) {
+        let what = "the arbiter cannot write its audit; see that its disk has room, and try again";
+        for answer in output.answers.iter_mut().filter(|answer| answer.audited) {
+            answer.reply = refusal("audit-failed".to_owned(), what.to_owned());
+        }
+    }
+
+    /// The NMI watchdog was turned on or off.
+    pub(crate) fn watchdog_switched(&mut self, on: bool) {
+        self.metrics.watchdog_changes.inc();
+        self.record(&json!({ "event": if on { "watchdog-on" } else { "watchdog-off" } }));
+    }
+
+    /// The text of the metrics.
+    pub(crate) fn render(&mut self, open: Open) -> String {
+        let off = self.watchdog_on() == Some(false);
+        self.metrics
+            .render(&self.arbiter, self.holders.as_ref(), off, open)
+    }
+}
+
+/// Who has called, after the call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Who {
+    pub(super) tenant: Option<TenantId>,
+    pub(super) uid: u32,
+    pub(super) pid: u32,
+}

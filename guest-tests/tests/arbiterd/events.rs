@@ -1,0 +1,240 @@
+//! Perf events that the arbiter opens for holders of leases. Software events stand in for
+//! those of a PMU: the way to them is the same.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use umpire_lease::{Arbiter, CallError, Counters, EventRequest, Events, Held, Request};
+
+use crate::fixture::Daemon;
+
+/// PERF_TYPE_SOFTWARE, whose event 1 is the time that a thread has run.
+const TASK_CLOCK: u64 = 1;
+
+fn daemon() -> Daemon {
+    let me = rustix::process::geteuid().as_raw();
+    let config = format!(
+        "grace-ms = 0\n\
+         [[pmu]]\nprogrammable = 4\nperf-type = 1\n\
+         [[tenant]]\nname = \"open\"\nusers = [{me}]\noperator = true\nopens-events = true\n\
+         [[tenant]]\nname = \"closed\"\nusers = [{me}]\n"
+    );
+    Daemon::with(&[], &config)
+}
+
+fn own_thread() -> u32 {
+    u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).expect("an id")
+}
+
+/// A lease for threads of this process, on all CPUs.
+fn lease(daemon: &Daemon, threads: Vec<u32>, tenant: &str) -> Held {
+    daemon.acquire(&Request {
+        counters: vec![Counters::programmable(2)],
+        scope: Some("thread".to_owned()),
+        threads: Some(threads),
+        at_least: Some(1),
+        tenant: Some(tenant.to_owned()),
+        ..Request::default()
+    })
+}
+
+fn request(held: &Held, counter: u32) -> EventRequest {
+    EventRequest {
+        lease: held.lease().id,
+        counter,
+        thread: Some(own_thread()),
+        config: Some(TASK_CLOCK),
+        ..EventRequest::default()
+    }
+}
+
+fn spend() {
+    let mut sum = 0u64;
+    for one in 0..3_000_000u64 {
+        sum ^= std::hint::black_box(one);
+    }
+    std::hint::black_box(sum);
+}
+
+/// Count, time enabled, time counted.
+fn read(event: &OwnedFd) -> [u64; 3] {
+    let mut bytes = [0; 24];
+    let mut file = File::from(event.try_clone().expect("a descriptor"));
+    file.read_exact(&mut bytes).expect("a count");
+    let mut words = bytes.chunks_exact(8);
+    std::array::from_fn(|_| {
+        let word = words.next().expect("three words");
+        u64::from_ne_bytes(word.try_into().expect("eight bytes"))
+    })
+}
+
+fn enable(event: &OwnedFd) {
+    /// PERF_EVENT_IOC_ENABLE (`perf_event.h`): `_IO('$', 0)`.
+    const ENABLE: libc::c_ulong = 0x2400;
+    // SAFETY: the request has a number for its argument, and touches no memory of ours.
+    let done = unsafe { libc::ioctl(event.as_raw_fd(), ENABLE, 0) };
+    assert_eq!(done, 0, "it is an event");
+}
+
+fn refused(result: Result<OwnedFd, CallError>) -> (String, String) {
+    match result {
+        Err(CallError::Refused(why)) => (why.reason, why.message),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_event_of_a_lease_counts_until_the_lease_is_lost() {
+    let daemon = daemon();
+    let held = lease(&daemon, vec![own_thread()], "open");
+    let mut events = Events::connect(&daemon.socket()).expect("it listens");
+    let event = match events.open(&request(&held, 0)) {
+        Ok(event) => event,
+        Err(CallError::Refused(why)) if why.reason == "not-opened" => {
+            println!(
+                "skipped: an_event_of_a_lease_counts_until_the_lease_is_lost: {}",
+                why.message
+            );
+            return;
+        }
+        Err(other) => panic!("{other}"),
+    };
+    spend();
+    assert_eq!(read(&event)[0], 0, "the holder starts it");
+    enable(&event);
+    spend();
+    let [count, enabled, running] = read(&event);
+    assert!(count > 0 && enabled > 0 && running == enabled);
+    // A second of the same counter and thread stops the first.
+    let other = events.open(&request(&held, 1)).expect("another counter");
+    let again = events.open(&request(&held, 0)).expect("the same counter");
+    let stopped = read(&event);
+    spend();
+    assert_eq!(read(&event), stopped);
+    enable(&again);
+    enable(&other);
+    spend();
+    assert!(read(&again)[0] > 0);
+
+    // Of two counters one is given back.
+    let mut arbiter = daemon.connect();
+    let keep = serde_json::json!({ "lease": held.lease().id, "keep": 1 });
+    let _: serde_json::Value = arbiter.call("Release", &keep).expect("it is its own");
+    let stopped = read(&other);
+    spend();
+    assert_eq!(read(&other), stopped);
+    let (before, _) = (read(&again), spend());
+    assert!(read(&again)[0] > before[0]);
+    assert_eq!(refused(events.open(&request(&held, 1))).0, "wrong-request");
+
+    // All is revoked. Who starts an event again is found, and it is stopped again.
+    daemon.out(&["revoke", &held.lease().id.to_string()]);
+    let stopped = read(&again);
+    spend();
+    assert_eq!(read(&again), stopped);
+    enable(&again);
+    spend();
+    std::thread::sleep(Duration::from_millis(1200));
+    let stopped = read(&again);
+    spend();
+    assert_eq!(read(&again), stopped);
+    assert!(
+        daemon.log().contains("enabled an event again"),
+        "{}",
+        daemon.log()
+    );
+}
+
+#[test]
+fn events_follow_from_the_lease() {
+    let daemon = daemon();
+    let own = own_thread();
+    let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    let mut sleeps = std::process::Command::new("sleep");
+    let mut other = sleeps.arg("600").spawn().expect("it starts");
+    // The process is the user's, so a lease may be for it; its events are not the caller's.
+    let held = lease(&daemon, vec![own, other.id()], "open");
+    let mut events = Events::connect(&daemon.socket()).expect("it listens");
+    let request = request(&held, 0);
+    let mut says = |request: EventRequest, part: &str| {
+        let (reason, message) = refused(events.open(&request));
+        assert!(
+            reason.contains(part) || message.contains(part),
+            "{part}: {reason} {message}"
+        );
+    };
+    let foreign = EventRequest {
+        thread: Some(other.id()),
+        ..request.clone()
+    };
+    says(foreign, "foreign-thread");
+    let unnamed = EventRequest {
+        thread: Some(1),
+        ..request.clone()
+    };
+    says(unnamed, "name one of them");
+    let itself = EventRequest {
+        thread: Some(0),
+        ..request.clone()
+    };
+    says(itself, "name one of them");
+    let no_thread = EventRequest {
+        thread: None,
+        ..request.clone()
+    };
+    says(no_thread, "name one of them");
+    let any_thread = EventRequest {
+        config: Some(TASK_CLOCK | 1 << 21),
+        ..request.clone()
+    };
+    says(any_thread, "not the holder's to choose");
+    let soon = EventRequest {
+        period: Some(10),
+        ..request.clone()
+    };
+    says(soon, "the period");
+    let third = EventRequest {
+        counter: 2,
+        ..request.clone()
+    };
+    says(third, "none of them");
+    let stale = EventRequest {
+        generation: Some(99),
+        ..request.clone()
+    };
+    says(stale, "wrong-generation");
+    let ended = EventRequest {
+        lease: 99,
+        ..request.clone()
+    };
+    says(ended, "no-such-lease");
+    let cpu = EventRequest {
+        cpu: Some(4_000),
+        ..request.clone()
+    };
+    says(cpu, "name one");
+    let closed = lease(&daemon, vec![own], "closed");
+    let closed = EventRequest {
+        lease: closed.lease().id,
+        ..request.clone()
+    };
+    says(closed, "opens-events");
+    other.kill().expect("it is ours");
+    other.wait().expect("it is ours");
+    drop((sender, receiver));
+
+    // What is no request ends nothing.
+    let (reason, _) = refused(events.open(&EventRequest {
+        rings: Some("x".repeat(10_000)),
+        ..request.clone()
+    }));
+    assert_eq!(reason, "wrong-request");
+    let first = events.open(&request);
+    assert!(first.is_ok() || refused(first).0 == "not-opened");
+    // Where nobody may have events, nobody listens for it.
+    let plain = Daemon::start();
+    assert!(Events::connect(&plain.socket()).is_err());
+    assert!(Arbiter::connect(&plain.socket()).is_ok());
+}

@@ -1,0 +1,381 @@
+//! Metrics, the dashboard that shows them, and the audit.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use umpire_lease::{AuditIn, CallError, Figure, NoReply, ReportIn, Request};
+
+use crate::fixture::{Daemon, LONG, programmable};
+use crate::python::python;
+
+/// Asks at a Unix socket, and returns all that comes.
+fn ask(socket: &Path, request: &[u8]) -> String {
+    let mut stream = UnixStream::connect(socket).expect("it listens");
+    stream.set_read_timeout(Some(LONG)).expect("a socket");
+    stream.write_all(request).expect("it reads");
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
+fn metrics(daemon: &Daemon) -> String {
+    // A text may be a fifth of a second old.
+    std::thread::sleep(Duration::from_millis(250));
+    let socket = daemon.folder.path().join("metrics");
+    let answer = ask(&socket, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    assert!(head.contains("application/openmetrics-text"), "{head}");
+    body.to_owned()
+}
+
+/// A value by the whole text before it.
+fn value(text: &str, series: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(series));
+    let line = line.unwrap_or_else(|| panic!("no {series} in:\n{text}"));
+    line.trim().parse().expect("a number")
+}
+
+fn daemon(config: &str) -> Daemon {
+    let folder = tempfile::tempdir().expect("a folder");
+    let flags = ["--budget", "programmable=4,fixed=2", "--metrics"];
+    let mut daemon = Daemon::in_folder(folder, &flags, config);
+    let path = daemon.folder.path().join("metrics");
+    daemon.add_flag(&path.display().to_string());
+    daemon.begin();
+    daemon
+}
+
+#[test]
+fn figures_are_what_happened() {
+    let daemon = daemon("grace-ms = 0\n");
+    let held = daemon.acquire(&programmable(3));
+    let lease = held.lease().id;
+    let refused = daemon.connect().acquire(&programmable(2));
+    assert!(matches!(refused, Err(CallError::Refused(_))), "{refused:?}");
+    let waits = daemon.connect().acquire(&Request {
+        waits_ms: Some(-1),
+        ..programmable(2)
+    });
+    let report = |pmis| ReportIn {
+        lease,
+        figures: vec![Figure {
+            name: "pmis".to_owned(),
+            count: pmis,
+        }],
+    };
+    let mut other = daemon.connect();
+    for pmis in [5, 7, 3] {
+        let NoReply {} = other.call("Report", &report(pmis)).expect("it is taken");
+    }
+    let text = metrics(&daemon);
+    let here = "{pmu=\"cpu\",cpus=\"0\",kind=\"programmable\"}";
+    let of = |name: &str, labels: &str| value(&text, &format!("umpire_{name}{labels}"));
+    assert_eq!(of("arbiter_counters", here), 4.0);
+    assert_eq!(of("arbiter_counters_held", here), 3.0);
+    assert_eq!(of("arbiter_counters_free", here), 1.0);
+    let tenant = "tenant=\"default\"";
+    assert_eq!(
+        of("arbiter_leases", &format!("{{{tenant},state=\"holds\"}}")),
+        1.0
+    );
+    assert_eq!(
+        of("arbiter_leases", &format!("{{{tenant},state=\"waits\"}}")),
+        1.0
+    );
+    assert_eq!(of("arbiter_waiting", ""), 1.0);
+    assert_eq!(of("arbiter_grants_total", &format!("{{{tenant}}}")), 1.0);
+    let held_by = format!("{{{tenant},reason=\"held\"}}");
+    assert_eq!(of("arbiter_denials_total", &held_by), 1.0);
+    // It began anew at 3.
+    let pmis = format!("{{{tenant},figure=\"pmis\"}}");
+    assert_eq!(of("holder_total", &pmis), 10.0);
+    let pmis = format!("{{{tenant},lease=\"{lease}\",figure=\"pmis\"}}");
+    assert_eq!(of("lease_total", &pmis), 10.0);
+    daemon.out(&["revoke", &lease.to_string()]);
+    drop(waits);
+    let text = metrics(&daemon);
+    let revoked = format!("umpire_arbiter_losses_total{{{tenant},reason=\"revoked\"}}");
+    assert_eq!(value(&text, &revoked), 1.0);
+    assert!(!text.contains("umpire_lease_total"), "the lease has ended");
+    let unknown = other.call::<_, NoReply>("Report", &report(1));
+    let CallError::Refused(why) = unknown.expect_err("there is no lease") else {
+        panic!("refused");
+    };
+    assert_eq!(why.reason, "no-such-lease");
+    drop(held);
+}
+
+#[test]
+fn scrapers_cannot_hold_it_up() {
+    let daemon = daemon("");
+    let socket = daemon.folder.path().join("metrics");
+    let wrong = |request: &[u8], status: &str| {
+        let answer = ask(&socket, request);
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{answer}"
+        );
+    };
+    wrong(b"GET / HTTP/1.1\r\n\r\n", "404");
+    wrong(b"POST /metrics HTTP/1.1\r\n\r\n", "405");
+    wrong(b"\0nonsense\r\n\r\n", "400");
+    wrong(&[b'a'; 20_000], "431");
+    // Those who say nothing are few, and are left after a time.
+    let silent: Vec<UnixStream> = (0..40)
+        .filter_map(|_| UnixStream::connect(&socket).ok())
+        .collect();
+    let begun = Instant::now();
+    for _ in 0..50 {
+        drop(daemon.acquire(&programmable(1)));
+    }
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(
+        ask(&socket, b"GET /metrics HTTP/1.1\r\n\r\n"),
+        "",
+        "there are too many"
+    );
+    std::thread::sleep(Duration::from_millis(5_500));
+    assert!(metrics(&daemon).ends_with("# EOF\n"));
+    drop(silent);
+}
+
+#[test]
+fn a_port_is_of_this_host_only() {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+    let port = port.expect("a port").port();
+    let address = format!("127.0.0.1:{port}");
+    let daemon = Daemon::with(&["--budget", "programmable=4", "--metrics", &address], "");
+    let mut stream = std::net::TcpStream::connect(&address).expect("it listens");
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+        .expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    assert!(answer.ends_with("# EOF\n"), "{answer}");
+    let error = daemon.refused(&[
+        "arbiterd",
+        "--budget",
+        "programmable=4",
+        "--metrics",
+        "0.0.0.0:1",
+    ]);
+    assert!(error.contains("only loopback"), "{error}");
+}
+
+/// Names of metrics in the queries of a dashboard.
+fn queried(dashboard: &Value, names: &mut BTreeSet<String>) {
+    match dashboard {
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                if let ("expr" | "query", Some(query)) = (field.as_str(), value.as_str()) {
+                    let words = query.split(|one: char| !one.is_alphanumeric() && one != '_');
+                    let words = words.filter(|word| word.starts_with("umpire_"));
+                    names.extend(words.map(str::to_owned));
+                }
+                queried(value, names);
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| queried(value, names)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_dashboard_asks_for_what_there_is() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/grafana-arbiter.json");
+    let text = fs::read_to_string(path).expect("the dashboard");
+    let mut names = BTreeSet::new();
+    queried(&serde_json::from_str(&text).expect("JSON"), &mut names);
+    assert!(names.len() >= 12, "{names:?}");
+    // Families that have a reason in their labels begin with the first.
+    let daemon = daemon("grace-ms = 0\n");
+    let held = daemon.acquire(&programmable(3));
+    let lease = held.lease().id;
+    assert!(daemon.connect().acquire(&programmable(2)).is_err());
+    let other = daemon.acquire(&programmable(1));
+    daemon.out(&["revoke", &other.lease().id.to_string()]);
+    let report = ReportIn {
+        lease,
+        figures: vec![Figure {
+            name: "traps".to_owned(),
+            count: 1,
+        }],
+    };
+    let NoReply {} = daemon
+        .connect()
+        .call("Report", &report)
+        .expect("it is taken");
+    let text = metrics(&daemon);
+    let described: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
+    for name in &names {
+        let ends = ["", "_total", "_bucket", "_sum", "_count"].into_iter();
+        let mut ends = ends.filter_map(|end| name.strip_suffix(end));
+        assert!(
+            ends.any(|family| described.contains(family)),
+            "{name} is not exported"
+        );
+    }
+}
+
+const PARSE: &str = r#"
+import sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
+families = {family.name: family for family in parse(sys.stdin.read())}
+assert families["umpire_arbiter_grants"].type == "counter", families
+assert families["umpire_arbiter_blind_seconds"].unit == "seconds"
+print(len(families))
+"#;
+
+#[test]
+fn others_read_the_metrics() {
+    let name = "others_read_the_metrics";
+    let me = rustix::process::geteuid().as_raw();
+    // A name that would be two labels if it were not escaped.
+    let config = format!("[[tenant]]\nname = 'a\",b=\"\\'\nusers = [{me}]\noperator = true\n");
+    let daemon = daemon(&config);
+    drop(daemon.acquire(&programmable(2)));
+    let text = metrics(&daemon);
+    let site = match python(daemon.folder.path(), "prometheus_client") {
+        Ok(site) => site,
+        Err(why) => {
+            println!("skipped: {name}: no prometheus_client for Python: {why}");
+            return;
+        }
+    };
+    let path = daemon.folder.path().join("text");
+    fs::write(&path, text).expect("a file");
+    let output = Command::new("timeout")
+        .args(["60", "python3", "-c", PARSE])
+        .env("PYTHONPATH", site)
+        .stdin(fs::File::open(&path).expect("a file"))
+        .output()
+        .expect("python3");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+}
+
+/// The records of the audit, oldest first.
+fn records(daemon: &Daemon) -> Vec<Value> {
+    let path = |number: u32| {
+        let end = if number == 0 {
+            String::new()
+        } else {
+            format!(".{number}")
+        };
+        daemon.folder.path().join(format!("audit{end}"))
+    };
+    let files = (0..=20).rev().map(path);
+    let text: String = files
+        .filter_map(|file| fs::read_to_string(file).ok())
+        .collect();
+    let parse = |line: &str| serde_json::from_str(line).expect("JSON");
+    text.lines().map(parse).collect()
+}
+
+#[test]
+fn decisions_and_lines_of_vms_are_in_one_audit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let audit = folder.path().join("audit").display().to_string();
+    let config = format!("grace-ms = 0\naudit = \"{audit}\"\naudit-size = 4096\naudit-keep = 20\n");
+    let flags = ["--budget", "programmable=4"];
+    let mut daemon = Daemon::in_folder(folder, &flags, &config);
+    daemon.begin();
+    let held = daemon.acquire(&programmable(3));
+    let lease = held.lease().id;
+    assert!(daemon.connect().acquire(&programmable(2)).is_err());
+    let lines = |lines: &[&str]| AuditIn {
+        lease,
+        lines: lines.iter().map(|line| (*line).to_owned()).collect(),
+    };
+    let mut vm = daemon.connect();
+    let NoReply {} = vm
+        .call(
+            "Audit",
+            &lines(&["{\"event\": \"taken\", \"vcpu\": 1}", "{}"]),
+        )
+        .expect("they are kept");
+    for wrong in [&["[]"][..], &["{"], &["{} {}"], &["{}"; 65]] {
+        let refused = vm.call::<_, NoReply>("Audit", &lines(wrong));
+        assert!(matches!(refused, Err(CallError::Refused(_))), "{refused:?}");
+    }
+    daemon.out(&["revoke", &lease.to_string()]);
+    drop(held);
+    // The file rotates, and the arbiter dies: no number is missing.
+    for _ in 0..40 {
+        drop(daemon.acquire(&programmable(1)));
+    }
+    daemon.kill();
+    daemon.begin();
+    drop(daemon.acquire(&programmable(1)));
+    daemon.end();
+    let records = records(&daemon);
+    let numbers: Vec<u64> = records
+        .iter()
+        .filter_map(|record| record["seq"].as_u64())
+        .collect();
+    assert_eq!(numbers, (1..=records.len() as u64).collect::<Vec<_>>());
+    assert!(daemon.folder.path().join("audit.2").exists());
+    let has = |event: &str, why: &str| {
+        let mut same = records.iter();
+        same.any(|record| record["event"] == event && (why.is_empty() || record["why"] == why))
+    };
+    assert!(has("holds", "granted") && has("refused", "held") && has("ended", "revoked"));
+    assert!(has("refused", "wrong-request") && has("rotated", "") && has("follows", ""));
+    let of_vm = records.iter().find(|record| record["event"] == "vm");
+    let of_vm = of_vm.expect("a line of the VM");
+    assert_eq!(
+        (&of_vm["line"]["vcpu"], &of_vm["lease"]),
+        (&1.into(), &lease.into())
+    );
+}
+
+#[test]
+fn an_audit_that_cannot_be_written_stops_nobody() {
+    let config = "audit = \"/dev/full\"\n";
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::in_folder(folder, &["--budget", "programmable=4"], config);
+    let error = daemon.command().output().expect("it starts");
+    let error = String::from_utf8_lossy(&error.stderr).into_owned();
+    assert!(error.contains("audit /dev/full"), "{error}");
+    // It is full later: a limit on the size of files.
+    let folder = tempfile::tempdir().expect("a folder");
+    let audit = folder.path().join("audit").display().to_string();
+    let flags = ["--budget", "programmable=4"];
+    let config = format!("audit = \"{audit}\"\n");
+    let mut daemon = Daemon::in_folder(folder, &flags, &config).without_state();
+    daemon.limited("trap '' XFSZ; ulimit -f 4; exec \"$0\" \"$@\"");
+    let mut vm = daemon.acquire(&programmable(1));
+    for _ in 0..40 {
+        drop(daemon.acquire(&programmable(1)));
+    }
+    let lines = AuditIn {
+        lease: vm.lease().id,
+        lines: vec!["{}".to_owned()],
+    };
+    let failed = daemon.connect().call::<_, NoReply>("Audit", &lines);
+    let CallError::Refused(why) = failed.expect_err("it is full") else {
+        panic!("refused");
+    };
+    assert_eq!(why.reason, "audit-failed");
+    assert!(vm.next(Some(Duration::ZERO)).is_ok());
+    assert!(
+        daemon.log().contains("records of the audit are lost"),
+        "{}",
+        daemon.log()
+    );
+}
