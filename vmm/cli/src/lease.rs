@@ -9,7 +9,8 @@ use arbiter::PerKind;
 use arbiter::host::CpuSet;
 use pmu_virt::Source;
 use umpire_lease::{
-    Arbiter, CallError, Counters, Keeper, News, NoReply, Place, ReleaseIn, Request, WhoIn, WhoOut,
+    Arbiter, CallError, Counters, Figure, Keeper, News, NoReply, Place, ReleaseIn, ReportIn,
+    Request, WhoIn, WhoOut,
 };
 use vmm::config::{BudgetChoice, RunConfig};
 use vmm::counters::on_this_host;
@@ -23,6 +24,8 @@ use crate::exit::UserError;
 /// Between two tries of what cannot be done now: to get a new lease for one that was taken
 /// away, or to let the guest use all of it.
 const ASKS_AGAIN: Duration = Duration::from_secs(1);
+/// Between two reports of what the VM did, for the arbiter's metrics.
+const REPORTS: Duration = Duration::from_secs(5);
 /// How long a VM that is not to wait is given until who has to make room for it has left.
 const NOTICES: Duration = Duration::from_secs(1);
 /// Of the notice so much is left to the guest's layers, in percent: what is to be free at
@@ -300,6 +303,7 @@ impl VmLease {
             lease: self,
             line,
             due: None,
+            reports: Instant::now(),
         };
         let body = move || {
             loop {
@@ -320,6 +324,8 @@ struct Follower {
     set: PerKind,
     /// When to try again what failed.
     due: Option<Instant>,
+    /// When to report.
+    reports: Instant,
 }
 
 impl Follower {
@@ -343,8 +349,41 @@ impl Follower {
             }
         }
         self.obey();
-        if !(self.lease.keeper.has_ended() && self.ask_again()) {
-            wait(&self.lease.keeper, self.due);
+        if self.lease.keeper.has_ended() && self.ask_again() {
+            return;
+        }
+        if self.reports <= Instant::now() {
+            self.report();
+        }
+        let until = self.due.map_or(self.reports, |due| due.min(self.reports));
+        wait(&self.lease.keeper, Some(until));
+    }
+
+    /// Tells the arbiter what the VM did, for its metrics.
+    fn report(&mut self) {
+        self.reports = Instant::now() + REPORTS;
+        if self.lease.keeper.connection().is_none() {
+            return;
+        }
+        let now = self.line.figures();
+        let figure = |(name, count): (&str, u64)| Figure {
+            name: name.to_owned(),
+            count,
+        };
+        let figures = [
+            ("exits", now.exits),
+            ("traps", now.traps),
+            ("rdpmc_traps", now.rdpmc_traps),
+            ("pmis", now.pmis),
+        ];
+        let report = ReportIn {
+            lease: self.lease.keeper.lease().id,
+            figures: figures.map(figure).to_vec(),
+        };
+        let told: Result<NoReply, CallError> = Arbiter::connect(&self.lease.socket)
+            .and_then(|mut arbiter| arbiter.call("Report", &report));
+        if let Err(error) = told {
+            log::debug!("the arbiter does not take the VM's figures: {error}");
         }
     }
 

@@ -12,7 +12,9 @@ use perfmon_abi::wire::budget::{BudgetChange, BudgetInfo};
 use perfmon_abi::wire::info::{ReservedInfo, VcpuState};
 use perfmon_abi::wire::pcr::{PcrAct, PcrInfo};
 use perfmon_abi::wire::{Call, Refusal};
-use pmu_virt::perfmon::{AttachedContext, ContextId, GuestLimit, NotLoaded, Phase};
+use pmu_virt::perfmon::{
+    AttachedContext, ContextId, GuestLimit, NotLoaded, Phase, Quantities, VirtualPmd,
+};
 use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::Serialize;
@@ -90,12 +92,17 @@ pub(crate) enum Administration {
     /// The VM's lease on the host's counters holds so many now; who has reserved more is
     /// told so many milliseconds before. No tool asks for this.
     Lease(PerKind, u32),
+    /// What the vCPU did so far. No tool asks for this.
+    Figures,
 }
 
 impl Administration {
     /// Whether it leaves everything as it is.
     pub(crate) fn only_looks(&self) -> bool {
-        matches!(self, Self::Pcr(PcrAct::Show) | Self::Budget(None))
+        matches!(
+            self,
+            Self::Pcr(PcrAct::Show) | Self::Budget(None) | Self::Figures
+        )
     }
 }
 
@@ -105,6 +112,42 @@ impl Administration {
 pub(crate) enum Administered {
     Pcr(Box<PcrInfo>),
     Budget(Box<BudgetInfo>),
+    Figures(VcpuFigures),
+}
+
+/// What a vCPU did since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct VcpuFigures {
+    /// Exits to the VMM.
+    pub exits: u64,
+    /// Those for RDMSR and WRMSR.
+    pub traps: u64,
+    /// Those for RDPMC.
+    pub rdpmc_traps: u64,
+    /// PMIs that were raised in the guest.
+    pub pmis: u64,
+}
+
+impl VcpuFigures {
+    pub(crate) fn of(values: &dyn Quantities) -> Self {
+        let read = |which| values.read(which).unwrap_or(0);
+        VcpuFigures {
+            exits: read(VirtualPmd::Exits),
+            traps: read(VirtualPmd::MsrExits),
+            rdpmc_traps: read(VirtualPmd::RdpmcExits),
+            pmis: read(VirtualPmd::Pmis),
+        }
+    }
+
+    /// The sums of both.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        VcpuFigures {
+            exits: self.exits + other.exits,
+            traps: self.traps + other.traps,
+            rdpmc_traps: self.rdpmc_traps + other.rdpmc_traps,
+            pmis: self.pmis + other.pmis,
+        }
+    }
 }
 
 /// Stands for a context where a job is for none.

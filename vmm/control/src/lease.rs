@@ -7,7 +7,9 @@ use arbiter::PerKind;
 use perfmon_abi::wire::Refusal;
 
 use crate::dispatcher::JobDispatcher;
-use crate::job::{Administration, Done, INSPECTION, Report, Target, Work};
+use crate::job::{
+    Administered, Administration, Done, INSPECTION, Report, Target, VcpuFigures, Work,
+};
 
 /// The longest wait for the vCPUs to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -18,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct LeaseLine {
     dispatcher: JobDispatcher,
     last: u64,
+    /// By vCPU.
+    told: Vec<VcpuFigures>,
 }
 
 impl LeaseLine {
@@ -25,6 +29,7 @@ impl LeaseLine {
         LeaseLine {
             dispatcher,
             last: 0,
+            told: Vec::new(),
         }
     }
 
@@ -35,33 +40,59 @@ impl LeaseLine {
     /// # Errors
     /// The first vCPU that cannot: host contexts there rely on what its guest would get.
     pub fn holds(&mut self, lease: PerKind, grace_ms: u32) -> Result<(), Refusal> {
+        let mut result = Ok(());
+        self.ask(&Administration::Lease(lease, grace_ms), |_, answer| {
+            if let (Ok(()), Err(refusal)) = (&result, answer) {
+                result = Err(refusal);
+            }
+        });
+        result
+    }
+
+    /// What all vCPUs did so far, as far as they tell within a second. Of one that has ended
+    /// it is what was told last.
+    pub fn figures(&mut self) -> VcpuFigures {
+        let mut told = std::mem::take(&mut self.told);
+        told.resize(self.dispatcher.vcpus(), VcpuFigures::default());
+        self.ask(&Administration::Figures, |vcpu, answer| {
+            if let (Some(known), Ok(Administered::Figures(now))) = (told.get_mut(vcpu), answer) {
+                *known = now;
+            }
+        });
+        self.told = told;
+        let all = self.told.iter().copied();
+        all.fold(VcpuFigures::default(), VcpuFigures::plus)
+    }
+
+    /// Asks every vCPU, and waits for what they answer, a second at most.
+    fn ask(
+        &mut self,
+        what: &Administration,
+        mut heard: impl FnMut(usize, Result<Administered, Refusal>),
+    ) {
         self.last += 1;
-        let vcpus = self.dispatcher.vcpus();
-        for vcpu in 0..vcpus {
-            let what = Box::new(Administration::Lease(lease, grace_ms));
-            let work = Work::Administer(self.last, what);
+        let mut left = self.dispatcher.vcpus();
+        for vcpu in 0..left {
+            let work = Work::Administer(self.last, Box::new(what.clone()));
             self.dispatcher.post(INSPECTION, Target::Vcpu(vcpu), work);
         }
         let until = Instant::now() + PATIENCE;
-        let mut left = vcpus;
-        let mut result = Ok(());
         while left > 0 {
             let patience = until.saturating_duration_since(Instant::now());
-            let done = match self.dispatcher.wait_report(patience) {
-                Ok(Report::Job(_, _, done)) => done,
+            let (target, done) = match self.dispatcher.wait_report(patience) {
+                Ok(Report::Job(_, target, done)) => (target, done),
                 Ok(Report::Ended(..)) => continue,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             };
             match done {
                 Done::Administered(number, answer) if number == self.last => {
                     left -= 1;
-                    result = result.and(answer.map(|_| ()));
+                    heard(target.number(), answer);
                 }
                 Done::Undone(Work::Administer(number, _)) if number == self.last => left -= 1,
-                // Of a change that took too long, and is over by now.
+                // Of a question that took too long, and is over by now.
                 _ => {}
             }
         }
-        result
     }
 }

@@ -72,7 +72,7 @@ mod sys;
 
 pub use config::{ARG_SIZES, ControlConfig, DEFAULT_CONNECTIONS};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
-pub use job::{CoreView, Job, Target, VcpuView, View};
+pub use job::{CoreView, Job, Target, VcpuFigures, VcpuView, View};
 pub use lease::LeaseLine;
 pub use pcr::change_share;
 pub use quantities::{

@@ -6,7 +6,9 @@ use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
 
 use crate::dispatcher::JobQueue;
-use crate::job::{Administered, Administration, CoreView, Done, Job, Target, VcpuView, View, Work};
+use crate::job::{
+    Administered, Administration, CoreView, Done, Job, Target, VcpuFigures, VcpuView, View, Work,
+};
 use crate::{budget, pcr};
 
 /// Does a job for a vCPU, or for `core`, which the vCPU is on. `values` are the
@@ -35,6 +37,9 @@ pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu, values: &dyn 
                         Administration::Lease(most, grace_ms) => {
                             budget::follow_lease(number, pmu, core, most, grace_ms)
                                 .map(Administered::Budget)
+                        }
+                        Administration::Figures => {
+                            Ok(Administered::Figures(VcpuFigures::of(values)))
                         }
                     };
                     Done::Administered(request, done)
