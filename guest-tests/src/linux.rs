@@ -46,11 +46,12 @@ pub const COMMAND_LINE: &str = "console=ttyS0 mitigations=off panic=-1";
 
 const INIT: &str = include_str!("linux/init.sh");
 /// Programs of ours in C.
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 5] = [
     ("spin", include_str!("../linux/spin.c")),
     ("msr", include_str!("../linux/msr.c")),
     ("breakpoints", include_str!("../linux/breakpoints.c")),
     ("pmu-accounting", ACCOUNTING),
+    ("event-holder", include_str!("../linux/event-holder.c")),
 ];
 const ACCOUNTING: &str = include_str!("../linux/pmu-accounting.c");
 

@@ -18,4 +18,4 @@ pub use decisions::{Denied, Totals};
 pub use line::{AuditArbiter, AuditHeader};
 pub use summary::{Holding, Summary};
 pub use trail::AuditTrail;
-pub use writer::AuditError;
+pub use writer::{AuditError, AuditOut};

@@ -23,6 +23,7 @@ use pmu_virt::{PmuModel, Sources, Vendor};
 use thiserror::Error;
 use vmm_control::ControlConfig;
 
+use crate::audit::AuditOut;
 use crate::cores::{CorePlan, CpuList};
 use crate::cpuid::Feature;
 
@@ -107,6 +108,8 @@ pub struct RunConfig {
     pub pcr: Option<PcrChoice>,
     /// Where every decision about counters is written.
     pub audit: Option<PathBuf>,
+    /// What takes it instead of a file of that name.
+    pub audit_out: Option<AuditOut>,
     /// When to stop the guest.
     pub timeout: Option<Duration>,
     /// What runs before the kernel.

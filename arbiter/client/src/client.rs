@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -20,6 +23,8 @@ use crate::wire::{
 
 /// The longest wait for an answer.
 const ANSWERS: Duration = Duration::from_secs(5);
+/// The longest wait until something is taken that has no answer.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// A call was not answered as asked.
 #[derive(Debug, Error)]
@@ -80,11 +85,12 @@ impl Arbiter {
     /// # Errors
     /// Nobody listens there.
     pub fn connect(path: &Path) -> Result<Self, CallError> {
-        match UnixStream::connect(path) {
+        match connected(path) {
             Ok(stream) => Ok(Arbiter {
                 stream,
                 received: Vec::new(),
             }),
+            Err(error) if is_timeout(&error) => Err(CallError::Silent),
             Err(error) => Err(CallError::NoArbiter {
                 path: path.to_owned(),
                 error,
@@ -103,6 +109,18 @@ impl Arbiter {
     ) -> Result<R, CallError> {
         self.send(method, parameters, false)?;
         self.receive()
+    }
+
+    /// Calls a method whose reply nobody waits for: there is none.
+    ///
+    /// # Errors
+    /// The connection failed, or the arbiter has not read for some time.
+    pub fn tell<P: Serialize>(&mut self, method: &str, parameters: &P) -> Result<(), CallError> {
+        self.stream.set_write_timeout(Some(PATIENCE))?;
+        let mut request = request(method, parameters)?;
+        request.oneway = Some(true);
+        let bytes = serialize_request(&request).map_err(|error| malformed(&error))?;
+        Ok(self.stream.write_all(&bytes)?)
     }
 
     /// The leases that the caller may see.
@@ -170,8 +188,7 @@ impl Arbiter {
         more: bool,
     ) -> Result<(), CallError> {
         self.stream.set_read_timeout(Some(ANSWERS))?;
-        let parameters = serde_json::to_value(parameters).map_err(io::Error::from)?;
-        let mut request = VarlinkRequest::create(format!("{INTERFACE}.{method}"), Some(parameters));
+        let mut request = request(method, parameters)?;
         request.more = more.then_some(true);
         let bytes = serialize_request(&request).map_err(|error| malformed(&error))?;
         Ok(self.stream.write_all(&bytes)?)
@@ -219,6 +236,17 @@ impl AsFd for Arbiter {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
+}
+
+fn request<P: Serialize>(
+    method: &str,
+    parameters: &P,
+) -> Result<VarlinkRequest<'static>, CallError> {
+    let parameters = serde_json::to_value(parameters).map_err(io::Error::from)?;
+    Ok(VarlinkRequest::create(
+        format!("{INTERFACE}.{method}"),
+        Some(parameters),
+    ))
 }
 
 fn malformed(error: &impl ToString) -> CallError {
@@ -313,16 +341,29 @@ impl AsFd for Held {
     }
 }
 
-/// Waits until `connection` has something to read, for `most` at the longest. Without a
-/// connection it only waits.
-pub fn wait_readable(connection: Option<BorrowedFd<'_>>, most: Option<Duration>) {
-    let fds = connection.map(|connection| PollFd::from_borrowed_fd(connection, PollFlags::IN));
+/// Waits until one of these has something to read, for `most` at the longest.
+pub fn wait_readable(what: &[BorrowedFd<'_>], most: Option<Duration>) {
+    let fds = what
+        .iter()
+        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
     let most = most.and_then(|most| Timespec::try_from(most).ok());
     // A signal ends the wait early, which its caller does not mind.
-    let _ = poll(
-        fds.into_iter().collect::<Vec<_>>().as_mut_slice(),
-        most.as_ref(),
-    );
+    let _ = poll(fds.collect::<Vec<_>>().as_mut_slice(), most.as_ref());
+}
+
+/// Connects, and waits for no server that stands still for longer than for an answer.
+fn connected(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The time of a send is that of a connect, too (socket(7)).
+    set_socket_timeout(&socket, Timeout::Send, Some(ANSWERS))?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+        connected => {
+            connected?;
+            Ok(UnixStream::from(socket))
+        }
+    }
 }
 
 fn is_timeout(error: &io::Error) -> bool {

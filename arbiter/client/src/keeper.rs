@@ -22,8 +22,9 @@ pub struct Keeper {
     renews: bool,
     /// How long an arbiter that has gone away is looked for; without a time until it is back.
     patience: Option<Duration>,
-    /// As it was last heard of.
+    /// As it was last heard of, then.
     lease: Lease,
+    heard: Instant,
     state: State,
     /// When there is something to do.
     due: Option<Instant>,
@@ -71,6 +72,7 @@ impl Keeper {
             renews,
             patience,
             lease: held.lease().clone(),
+            heard: Instant::now(),
             state: State::Held(Box::new(held)),
             due: None,
         };
@@ -82,6 +84,16 @@ impl Keeper {
     #[must_use]
     pub fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// When the lease will lose counters, and how many are left then, if it was told so.
+    #[must_use]
+    pub fn leaves(&self) -> Option<(Instant, u32)> {
+        let leaving = self.lease.leaving.as_ref()?;
+        Some((
+            self.heard + Duration::from_millis(leaving.in_ms),
+            leaving.to,
+        ))
     }
 
     /// Whether the lease has ended, or is lost.
@@ -121,7 +133,10 @@ impl Keeper {
             }
             State::Held(held) => {
                 let heard = held.next(Some(Duration::ZERO));
-                self.lease = held.lease().clone();
+                if !matches!(heard, Ok(Next::Nothing)) {
+                    self.lease = held.lease().clone();
+                    self.heard = now;
+                }
                 match heard {
                     Ok(Next::Event(event)) => {
                         match event.what.as_str() {
@@ -155,6 +170,7 @@ impl Keeper {
         match arbiter.and_then(|arbiter| arbiter.claim(self.lease.id, None)) {
             Ok(held) => {
                 self.lease = held.lease().clone();
+                self.heard = Instant::now();
                 self.state = State::Held(Box::new(held));
                 self.plan_renewal();
                 Some(News::Back)

@@ -17,7 +17,7 @@ use rustix::net::{
 };
 use umpire_budget::Handed;
 use umpire_lease::{EventReply, EventRequest, Refusal};
-use umpire_socket::{Access, Listener, Peer, SocketError, Wording};
+use umpire_socket::{Access, Listener, SocketError, Wording};
 
 use crate::peer::{self, Client};
 use crate::service::{Allowed, Service};
@@ -132,7 +132,7 @@ impl Broker {
     /// Nobody waits to be accepted, or there is no descriptor.
     pub(crate) fn accept(&mut self, id: u64, most: usize) -> io::Result<bool> {
         let socket = self.listener.accept()?;
-        let Ok(client) = Client::of(&socket) else {
+        let (Ok(client), Ok(process)) = (Client::of(&socket), peer::process(&socket)) else {
             return Ok(false);
         };
         let own = self.holders.values();
@@ -140,7 +140,6 @@ impl Broker {
         if own >= most {
             return Ok(false);
         }
-        let process = Peer::pidfd(&socket).ok();
         let holder = Holder {
             socket,
             client,

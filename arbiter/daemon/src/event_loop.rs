@@ -1,5 +1,7 @@
 //! The one thread: what it waits for, and what it does in a turn.
 
+mod side;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
@@ -17,17 +19,16 @@ use thiserror::Error;
 use umpire_socket::{Access, FLAGS, Listener, SocketError, Wording};
 
 use crate::audit::{Trail, unix_ms};
-use crate::broker::{Broker, Turn};
+use crate::broker::Broker;
 use crate::commit::Committer;
 use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Connection, End, MOST_CALLS, Rates, Table, is_passing};
 use crate::host::HostFiles;
 use crate::journal::Recalled;
-use crate::metrics::Open;
 use crate::peer::Client;
 use crate::probe::{self, Sights};
-use crate::scrape::{Progress, Scrapers};
-use crate::service::{ConnectionId, Output, Service};
+use crate::scrape::Scrapers;
+use crate::service::{ConnectionId, Service};
 use crate::store::{Store, StoreError};
 
 const WORDING: Wording = Wording {
@@ -479,116 +480,6 @@ impl Arbiterd {
                     self.service.see(&places, holders, now());
                 }
             }
-        }
-    }
-
-    /// Writes what was decided to the audit.
-    fn audit(&mut self, output: &mut Output) {
-        let Some(trail) = &mut self.trail else {
-            return;
-        };
-        let kept = trail.append(std::mem::take(&mut output.records), unix_ms());
-        self.service.metrics.audit_records.inc_by(kept.written);
-        self.service.metrics.audit_lost.inc_by(kept.lost);
-        if kept.lost > 0 {
-            Service::unaudited(output);
-        }
-    }
-
-    fn accept_holders(&mut self) {
-        for _ in 0..ACCEPTS {
-            let most = self.service.config().connections_per_user;
-            let Some(broker) = &mut self.broker else {
-                return;
-            };
-            let id = self.next;
-            match broker.accept(id, most) {
-                Ok(true) => self.next += 1,
-                Ok(false) => {
-                    self.service.metrics.refused_connections.inc();
-                    continue;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if is_passing(&error) => continue,
-                Err(error) => return self.pause_incoming(&error),
-            }
-            let socket = self.broker.as_ref().and_then(|all| all.socket(id));
-            if let Some(socket) = socket {
-                let _ = self.watch(&socket, id);
-            }
-        }
-    }
-
-    /// Opens events for who asks: a few, before others have their turn.
-    fn broker(&mut self, id: u64) {
-        for _ in 0..MOST_CALLS {
-            let Some(broker) = &mut self.broker else {
-                return;
-            };
-            let user = broker.user(id).unwrap_or_default();
-            if let Err(until) = self.rates.take(user, now().0) {
-                // What it sends on stays with the kernel.
-                self.paused.insert(ConnectionId(id), until);
-                return self.listen(ConnectionId(id), false);
-            }
-            match broker.turn(id, &mut self.service, now().0) {
-                Turn::Answered => {}
-                Turn::Quiet => return,
-                Turn::Ended => return self.leave_holder(id),
-            }
-        }
-    }
-
-    fn leave_holder(&mut self, id: u64) {
-        self.paused.remove(&ConnectionId(id));
-        if let Some(broker) = &mut self.broker {
-            broker.leave(id);
-        }
-    }
-
-    fn accept_scrapers(&mut self) {
-        for _ in 0..ACCEPTS {
-            let Some(scrapers) = &mut self.scrapers else {
-                return;
-            };
-            let id = self.next;
-            match scrapers.accept(id, now().0) {
-                Ok(Some(_)) => self.next += 1,
-                Ok(None) => {
-                    self.service.metrics.refused_connections.inc();
-                    continue;
-                }
-                Err(error) if is_passing(&error) && error.kind() != io::ErrorKind::WouldBlock => {
-                    continue;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => return self.pause_incoming(&error),
-            }
-            let socket = self.scrapers.as_ref().and_then(|all| all.socket(id));
-            if let Some(socket) = socket {
-                let _ = self.watch(&socket, id);
-            }
-            self.scrape(id);
-        }
-    }
-
-    /// Goes on with who asks for the metrics.
-    fn scrape(&mut self, id: u64) {
-        let open = Open {
-            varlink: self.connections.len(),
-            metrics: self.scrapers.as_ref().map_or(0, Scrapers::len),
-            events: self.broker.as_ref().map_or(0, Broker::connections),
-            descriptors: self.broker.as_ref().map_or(0, Broker::descriptors),
-        };
-        let Some(scrapers) = &mut self.scrapers else {
-            return;
-        };
-        let service = &mut self.service;
-        if scrapers.turn(id, now().0, || service.render(open)) == Progress::Writes
-            && let Some(socket) = scrapers.socket(id)
-        {
-            let data = epoll::EventData::new_u64(id);
-            let _ = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::OUT);
         }
     }
 

@@ -34,9 +34,8 @@ impl HostFiles {
     pub(crate) fn new(config: &ArbiterConfig) -> io::Result<Self> {
         let root = config.root.clone();
         let online = sysfs::online(&root)?;
-        let state = config.state.clone().unwrap_or_default();
         Ok(HostFiles {
-            keeper: Keeper::new(&root, &state),
+            keeper: Keeper::new(&root, config.state.as_deref()),
             present: sysfs::present(&root).unwrap_or(online),
             root,
             watches: false,
@@ -56,6 +55,10 @@ impl HostFiles {
         let there = self.keeper.look().is_some();
         let uses_none = first.is_some_and(|found| found.untouched) && !self.keeper.is_given_back();
         self.watches = (config.watchdog.stated || first.is_some()) && !(there && uses_none);
+        if !self.watches && self.keeper.is_given_back() {
+            // An arbiter before this one had another configuration.
+            self.keeper.end();
+        }
         if there && uses_none {
             log::info!("the NMI watchdog is on and has no counter: its CPUs watch each other");
         }
@@ -69,7 +72,20 @@ impl HostFiles {
     /// Looks which CPUs are online.
     pub(crate) fn follow_cpus(&mut self, service: &mut Service, now: BootTime) {
         match sysfs::online(&self.root) {
-            Ok(online) => service.set_online(&online.and(&self.present), now),
+            Ok(online) => {
+                // CPUs that only the configuration knows are there by its word.
+                let pmus = service.arbiter().pmus().iter();
+                let stated: CpuSet = pmus
+                    .flat_map(|pmu| pmu.domains.iter().flat_map(CpuSet::iter))
+                    .filter(|&cpu| !self.present.contains(cpu))
+                    .collect();
+                let online = online
+                    .and(&self.present)
+                    .iter()
+                    .chain(stated.iter())
+                    .collect();
+                service.set_online(&online, now);
+            }
             Err(error) => log::warn!("the CPUs that are online cannot be read: {error}"),
         }
     }
@@ -120,7 +136,7 @@ impl HostFiles {
     }
 
     /// The arbiter ends.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end(&mut self) {
         if self.watches {
             self.keeper.end();
         }

@@ -24,8 +24,10 @@ impl Client {
         let Peer { pid, uid, groups } = Peer::of(socket)?;
         let cgroup = cgroup(pid);
         // If the process is gone, its number may have been another's when that was read.
-        let process = Peer::pidfd(socket).ok();
-        let gone = process.is_some_and(|process| has_ended(&process));
+        let gone = match process(socket) {
+            Ok(process) => process.is_some_and(|process| has_ended(&process)),
+            Err(_) => true,
+        };
         Ok(Client {
             pid,
             uid,
@@ -43,6 +45,19 @@ impl Client {
             let own = |uid: &str| uid.parse() == Ok(self.uid);
             line.is_some_and(|uids| uids.split_whitespace().all(own))
         })
+    }
+}
+
+/// The process that has connected. `None`: the kernel names it by its number only (before
+/// Linux 6.5).
+///
+/// # Errors
+/// It has ended.
+pub(crate) fn process(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let unknown = rustix::io::Errno::NOPROTOOPT.raw_os_error();
+    match Peer::pidfd(socket) {
+        Err(error) if error.raw_os_error() == Some(unknown) => Ok(None),
+        process => process.map(Some),
     }
 }
 

@@ -95,10 +95,12 @@ pub(crate) fn found(
     }
 }
 
+/// Whether nobody has any counter, for sure.
 fn untouched(budget: &Budget) -> bool {
-    let held = |(_, state): &(_, FixedState)| *state == FixedState::Held;
+    let mut fixed = budget.fixed.iter().map(|(_, state)| *state);
     let all = budget.capacity.map(|capacity| capacity.programmable);
-    !budget.fixed.iter().any(held) && all.is_some_and(|all| free(budget) >= all)
+    fixed.all(|state| matches!(state, FixedState::Free | FixedState::Absent))
+        && all.is_some_and(|all| budget.programmable == Free::Exactly(all))
 }
 
 fn small(number: u32) -> u8 {
@@ -299,6 +301,31 @@ mod tests {
         };
         let two = CounterSet::first(2, 0);
         assert_eq!(capacity(&budget(Some(by_cpuid)), recorded), two);
+    }
+
+    #[test]
+    fn what_was_not_measured_may_be_somebodys() {
+        let by_cpuid = umpire_budget::Capacity {
+            programmable: 2,
+            fixed_mask: 2,
+        };
+        let check = |programmable, cycles, expected| {
+            let budget = Budget {
+                cpu: 0,
+                capacity: Some(by_cpuid),
+                programmable,
+                fixed: vec![(umpire_budget::Fixed::Cycles, cycles)],
+                flexible_waits: None,
+                took: Duration::ZERO,
+            };
+            assert_eq!(untouched(&budget), expected, "{budget:?}");
+        };
+        check(Free::Exactly(2), FixedState::Free, true);
+        check(Free::Exactly(2), FixedState::Absent, true);
+        check(Free::Exactly(2), FixedState::Held, false);
+        check(Free::Exactly(2), FixedState::Unmeasured, false);
+        check(Free::Exactly(1), FixedState::Free, false);
+        check(Free::AtLeast(2), FixedState::Free, false);
     }
 
     #[test]

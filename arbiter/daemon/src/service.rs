@@ -801,6 +801,8 @@ impl Service {
         self.stuck = None;
         self.written.clear();
         self.written(entries);
+        // The watchdog is on, whether its lease was lost meanwhile or not: it comes first.
+        self.follow_watchdog(now);
         self.arbiter.thaw(now, &mut self.changes);
         self.settle();
     }

@@ -10,6 +10,8 @@ use umpire_budget::{FileError, GivenBack, Restored, Watchdog};
 #[derive(Debug)]
 pub(crate) struct Keeper {
     watchdog: Watchdog,
+    /// Whether there is a folder for the old value.
+    keeps: bool,
     /// Whether this process, or one before it, has turned the watchdog off.
     given_back: bool,
     /// The last try failed, and was reported.
@@ -31,10 +33,12 @@ pub(crate) enum Switched {
 }
 
 impl Keeper {
-    /// The watchdog of the kernel below `root`. Its old value is kept in `state`.
-    pub(crate) fn new(root: &Path, state: &Path) -> Self {
+    /// The watchdog of the kernel below `root`. Its old value is kept in `state`; without
+    /// that folder it is never turned off.
+    pub(crate) fn new(root: &Path, state: Option<&Path>) -> Self {
         Keeper {
-            watchdog: Watchdog::new(root, state),
+            watchdog: Watchdog::new(root, state.unwrap_or(Path::new(""))),
+            keeps: state.is_some(),
             given_back: false,
             failed: false,
         }
@@ -43,7 +47,11 @@ impl Keeper {
     /// The CPUs that the watchdog is for: it is on, or given back. `None`: nobody wants it.
     pub(crate) fn look(&mut self) -> Option<CpuSet> {
         let on = self.watchdog.on();
-        let kept = self.watchdog.given_back();
+        let kept = if self.keeps {
+            self.watchdog.given_back()
+        } else {
+            Ok(None)
+        };
         match (on, kept) {
             (Ok(on), Ok(kept)) => {
                 self.given_back = kept.is_some();
@@ -68,7 +76,7 @@ impl Keeper {
 
     /// Turns it on or off.
     pub(crate) fn set(&mut self, on: bool) -> Switched {
-        if on && !self.given_back {
+        if !self.keeps || on && !self.given_back {
             return Switched::AsItWas;
         }
         let turned: Result<bool, FileError> = if on {
@@ -96,7 +104,11 @@ impl Keeper {
     }
 
     /// The arbiter ends: the old value is in force again.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end(&mut self) {
+        if !self.keeps {
+            return;
+        }
+        self.given_back = false;
         match self.watchdog.restore() {
             Ok(Restored::Done) => log::info!("the NMI watchdog is on again"),
             Ok(_) => {}

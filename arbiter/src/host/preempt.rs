@@ -124,7 +124,13 @@ impl HostArbiter {
         if wanted.is_some() {
             for (other, to) in gone {
                 if to < self.leases[&other].holds {
-                    let why = Cause::Preempted { by: id };
+                    let revoked = self.leases[&other].departure.as_ref();
+                    // A revocation stays one, and nobody spares its lease.
+                    let revoked = revoked.filter(|one| matches!(one.why, Cause::Revoked { .. }));
+                    let (to, why) = match revoked {
+                        Some(one) => (to.min(one.to), one.why),
+                        None => (to, Cause::Preempted { by: id }),
+                    };
                     self.announce(other, Departure { at, to, why }, out);
                 }
             }

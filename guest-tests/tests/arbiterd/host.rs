@@ -271,3 +271,33 @@ fn cpus_come_and_go() {
     assert_eq!(next_event(&mut held).what, "cpus-back");
     daemon.acquire(&on("3"));
 }
+
+#[test]
+fn stated_cpus_are_there_by_their_word() {
+    let root = Root::new("0");
+    let path = root.0.path().display().to_string();
+    let config = "[[pmu]]\nprogrammable = 4\ncpus = \"0-63\"\n";
+    let daemon = Daemon::with(&["--host-root", &path], config);
+    let on = |cpus: &str| Request {
+        cpus: Some(cpus.to_owned()),
+        ..programmable(1)
+    };
+    drop(daemon.acquire(&on("2-63")));
+    root.set("sys/devices/system/cpu/online", "0-1");
+    std::thread::sleep(Duration::from_millis(1200));
+    drop(daemon.acquire(&on("4-63")));
+    assert_eq!(refused(&daemon, &on("2")), "no-such-cpu ");
+}
+
+#[test]
+fn a_watchdog_that_another_configuration_turned_off_is_restored() {
+    let root = Root::new("1");
+    let mut daemon = root.daemon("grace-ms = 0\n[watchdog]\nkeep = false\n");
+    let held = granted(&daemon, &fixed(2));
+    assert_eq!(root.watchdog(), "0");
+    daemon.kill();
+    drop(held);
+    fs::write(daemon.folder.path().join("arbiter.toml"), "").expect("the configuration");
+    daemon.begin();
+    assert_eq!(root.watchdog(), "1");
+}

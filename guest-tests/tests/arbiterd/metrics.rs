@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use umpire_lease::{AuditIn, CallError, Figure, NoReply, ReportIn, Request};
 
+use guest_tests::umpire::{self, skipped_without_kvm};
+use guest_tests::vm::Vm;
+
 use crate::fixture::{Daemon, LONG, programmable};
 use crate::python::python;
 
@@ -378,4 +381,53 @@ fn an_audit_that_cannot_be_written_stops_nobody() {
         "{}",
         daemon.log()
     );
+}
+
+/// What a VM does is in the host's metrics, and what its guest was given and denied in the
+/// host's audit.
+#[test]
+fn a_vm_is_in_the_metrics_and_the_audit_of_the_host() {
+    if skipped_without_kvm("a_vm_is_in_the_metrics") {
+        return;
+    }
+    let daemon = daemon("grace-ms = 0\naudit = \"audit\"\n");
+    let socket = daemon.socket().display().to_string();
+    let rates = "counters = 2\n[event.cycles]\nrate = 1000\n";
+    let flags = [
+        ["--arbiter", socket.as_str()],
+        ["--arbiter-shortage", "fewer"],
+        ["--audit", "arbiter"],
+        ["--arbiter-terms", "preemptible,label=web"],
+    ];
+    let mut vm = Vm::boot(&umpire::path(), rates, &flags.concat());
+    // The guest has made no access, but Umpire was asked for something: exits there are.
+    let began = Instant::now();
+    loop {
+        let text = metrics(&daemon);
+        let series = "umpire_holder_total{tenant=\"default\",figure=\"exits\"} ";
+        let line = text.lines().find_map(|line| line.strip_prefix(series));
+        if line.is_some_and(|count| count.trim().parse::<f64>().is_ok_and(|n| n > 0.0)) {
+            break;
+        }
+        assert!(began.elapsed() < LONG, "{text}");
+    }
+    let request = Request {
+        priority: Some(1),
+        waits_ms: Some(-1),
+        ..programmable(2)
+    };
+    let mut taken = daemon.connect().acquire(&request).expect("it waits");
+    taken.wait().expect("it is served");
+    drop(taken);
+    vm.stop();
+    let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("the audit");
+    let lines = audit
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let of_vm: Vec<Value> = lines.filter(|line| line["event"] == "vm").collect();
+    assert!(of_vm.iter().all(|line| line["label"] == "web"), "{audit}");
+    assert_eq!(of_vm[0]["line"]["format"], "umpire-audit", "{audit}");
+    let is_set = |line: &&Value| line["line"]["event"] == "budget-set";
+    assert!(of_vm.iter().any(|line| is_set(&line)), "{audit}");
+    assert_eq!(of_vm[of_vm.len() - 1]["line"]["end"], true, "{audit}");
 }

@@ -200,6 +200,7 @@ fn set_term(request: &mut Request, part: &str) -> Result<bool, String> {
         "best-effort" => request.guaranteed = Some(!yes()?),
         "preemptible" => request.preemptible = Some(yes()?),
         "wait" => request.waits_ms = yes()?.then_some(-1),
+        "for-ms" => request.lasts_ms = Some(number_of(part, value)?),
         _ => return Ok(false),
     }
     Ok(true)
@@ -212,8 +213,8 @@ pub(crate) fn terms_of(text: &str) -> Result<Request, String> {
         if !set_term(&mut request, &part)? {
             let key = part.split('=').next().unwrap_or_default();
             return Err(format!(
-                "'{key}' is not said of a VM's lease; it has tenant, label, priority, best-effort, \
-                 preemptible and wait"
+                "'{key}' is not said of a VM's lease; it has tenant, label, priority, for-ms, \
+                 best-effort, preemptible and wait"
             ));
         }
     }
@@ -239,7 +240,6 @@ fn request_of(text: &str) -> Result<Request, UserError> {
             "event" => request.counters.push(event(value)),
             "at-least" => request.at_least = Some(small(number()?)),
             "cpus" => request.cpus = Some(value.to_owned()),
-            "for-ms" => request.lasts_ms = Some(number()?),
             _ => {
                 return Err(wrong(format!(
                     "'{key}' is no part of a request; it has counters, fixed, event, at-least, \

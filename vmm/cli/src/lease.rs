@@ -1,7 +1,12 @@
 //! The lease of a VM on the host's counters: asked for before the VM starts, and followed by
 //! what its guest may use.
 
+mod audit;
+
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -9,9 +14,10 @@ use arbiter::PerKind;
 use arbiter::host::CpuSet;
 use pmu_virt::Source;
 use umpire_lease::{
-    Arbiter, CallError, Counters, Figure, Keeper, News, NoReply, Place, ReleaseIn, ReportIn,
-    Request, WhoIn, WhoOut,
+    Arbiter, CallError, Counters, ExplainIn, ExplainOut, Figure, Keeper, News, NoReply, Place,
+    ReleaseIn, ReportIn, Request, WhoIn, WhoOut,
 };
+use vmm::audit::AuditOut;
 use vmm::config::{BudgetChoice, RunConfig};
 use vmm::counters::on_this_host;
 use vmm::cpuid::host_vendor;
@@ -20,17 +26,21 @@ use vmm::sys::allowed_cpus;
 use vmm_control::LeaseLine;
 
 use crate::exit::UserError;
+use audit::AuditLines;
+
+/// The word of `--audit` for the audit of the host.
+pub const AUDIT_OF_HOST: &str = "arbiter";
 
 /// Between two tries of what cannot be done now: to get a new lease for one that was taken
 /// away, or to let the guest use all of it.
-const ASKS_AGAIN: Duration = Duration::from_secs(1);
+const TRIES: Duration = Duration::from_secs(1);
 /// Between two reports of what the VM did, for the arbiter's metrics.
 const REPORTS: Duration = Duration::from_secs(5);
 /// How long a VM that is not to wait is given until who has to make room for it has left.
-const NOTICES: Duration = Duration::from_secs(1);
+const NOTICES: Duration = Duration::from_secs(2);
 /// Of the notice so much is left to the guest's layers, in percent: what is to be free at
 /// its end must be so before.
-const LEFT_TO_LAYERS: u64 = 75;
+const LEFT_TO_LAYERS: u32 = 75;
 
 /// Whom a VM asks for physical counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,14 +89,16 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// What the counters of a guest want of a PMU that has at least so many fixed-function
-    /// ones on each CPU.
-    fn of(guest: PerKind, fixed: u8) -> Self {
-        let fixed = guest.fixed.min(fixed);
+    /// What the counters of a guest want where each CPU has at least `there`; no more than
+    /// that, if fewer will do.
+    fn of(guest: PerKind, there: PerKind, fewer: bool) -> Self {
+        let fixed = guest.fixed.min(there.fixed);
+        let most = if fewer { there.programmable } else { u8::MAX };
+        let programmable = guest.programmable.min(most);
         Wanted {
-            programmable: guest.programmable,
+            programmable,
             fixed,
-            instead: guest.fixed - fixed,
+            instead: (guest.fixed - fixed).min(most - programmable),
         }
     }
 
@@ -113,12 +125,101 @@ impl Wanted {
     }
 }
 
+/// What a VM asks of which arbiter.
+#[derive(Debug)]
+struct Plan {
+    socket: PathBuf,
+    /// What the lease is to be like.
+    terms: Request,
+    /// The host CPUs on which vCPUs may run.
+    cpus: CpuSet,
+    /// The counters are there for whatever runs on these CPUs (`msr`).
+    whole_cpus: bool,
+    /// What the guest may use at most.
+    guest: PerKind,
+}
+
+impl Plan {
+    /// The request, on a host with these places.
+    fn request(&self, places: &[Place], fewer: bool) -> (Wanted, Request) {
+        let (cpus, there) = there(places, &self.cpus);
+        let wanted = Wanted::of(self.guest, there, fewer);
+        let threads = || vec![std::process::id()];
+        let request = Request {
+            counters: wanted.counters(),
+            // Fewer are of use while the guest runs: its counters take turns.
+            at_least: Some(1),
+            cpus: Some(cpus.to_string()),
+            scope: Some(if self.whole_cpus { "cpu" } else { "thread" }.to_owned()),
+            // This one stands for the threads of all vCPUs, which want the same.
+            threads: (!self.whole_cpus).then(threads),
+            // What it loses later it has again when it can.
+            waits_ms: Some(-1),
+            ..self.terms.clone()
+        };
+        (wanted, request)
+    }
+
+    fn places(&self) -> Result<Vec<Place>, CallError> {
+        let who: WhoOut = Arbiter::connect(&self.socket)?.call("Who", &WhoIn { cpu: None })?;
+        Ok(who.places)
+    }
+
+    fn acquire(&self, request: &Request) -> Result<Keeper, CallError> {
+        Keeper::acquire(&self.socket, request, true, None)
+    }
+
+    /// Why it cannot have all that it asked for.
+    fn explain(&self, request: Request) -> CallError {
+        let whole = Request {
+            at_least: None,
+            waits_ms: None,
+            ..request
+        };
+        let explain = ExplainIn { request: whole };
+        let explained: Result<ExplainOut, CallError> = Arbiter::connect(&self.socket)
+            .and_then(|mut arbiter| arbiter.call("Explain", &explain));
+        match explained {
+            Ok(ExplainOut { why: Some(why), .. }) => CallError::Refused(Box::new(why)),
+            Ok(_) => CallError::Other("the counters are free by now; try again".to_owned()),
+            Err(error) => error,
+        }
+    }
+}
+
+/// The CPUs of `cpus` that have the first PMU, and the fewest counters that one of them has.
+fn there(places: &[Place], cpus: &CpuSet) -> (CpuSet, PerKind) {
+    let small = |count: u32| u8::try_from(count).unwrap_or(u8::MAX);
+    let first = places.first().map(|place| &place.pmu);
+    let mut fewest: Option<PerKind> = None;
+    let mut here = CpuSet::default();
+    for place in places.iter().filter(|place| Some(&place.pmu) == first) {
+        let shared: CpuSet = place.cpus.parse().unwrap_or_default();
+        let shared = shared.and(cpus);
+        if shared.is_empty() {
+            continue;
+        }
+        shared.iter().for_each(|cpu| here.insert(cpu));
+        let there = PerKind {
+            programmable: small(place.programmable),
+            fixed: small(place.fixed),
+        };
+        fewest = Some(fewest.map_or(there, |fewest| fewest.min_of_each(there)));
+    }
+    match fewest {
+        Some(fewest) => (here, fewest),
+        // The arbiter says what is wrong with these.
+        None => (cpus.clone(), PerKind::ALL),
+    }
+}
+
 /// A lease that the VM has got.
 #[derive(Debug)]
 pub(crate) struct VmLease {
+    plan: Plan,
     keeper: Keeper,
-    socket: PathBuf,
-    request: Request,
+    /// Its number, for the VM's audit.
+    number: Arc<AtomicU64>,
     wanted: Wanted,
 }
 
@@ -132,42 +233,46 @@ pub(crate) fn take(
     host: &Host,
     config: &mut RunConfig,
 ) -> Result<Option<VmLease>, UserError> {
+    let audits = config.audit.as_deref() == Some(Path::new(AUDIT_OF_HOST));
     let Some(socket) = socket(choice, config) else {
+        if audits {
+            let what = "--audit arbiter: the VM has no lease, so the arbiter takes no audit of it; \
+                        give --arbiter SOCKET, or a file";
+            return Err(UserError::bad_input(what));
+        }
         return Ok(None);
     };
     let supported = host.supported_cpuid().map_err(UserError::bad_input)?;
     let vendor = host_vendor(supported.as_slice()).map_err(UserError::bad_input)?;
-    let guest = config
-        .guest_counters(vendor)
-        .map_err(UserError::bad_input)?;
+    let guest = config.guest_counters(vendor);
+    let guest = guest.map_err(UserError::bad_input)?;
     let Some(guest) = guest.filter(|guest| guest.programmable + guest.fixed > 0) else {
         return Ok(None);
     };
     let refused = |error: CallError| refusal(&error, &socket, choice);
-    let cpus = cpus(config)?;
-    let mut arbiter = Arbiter::connect(&socket).map_err(refused)?;
-    let who: WhoOut = arbiter.call("Who", &WhoIn { cpu: None }).map_err(refused)?;
-    let wanted = Wanted::of(guest, fixed_of_each(&who.places, &cpus));
-    let mut request = Request {
-        counters: wanted.counters(),
-        at_least: choice.fewer.then_some(1),
-        cpus: Some(cpus.to_string()),
-        scope: Some("thread".to_owned()),
-        // It stands for the threads of all vCPUs, which want the same.
-        threads: Some(vec![std::process::id()]),
-        // What it loses later it has again when it can.
-        waits_ms: Some(-1),
-        ..choice.terms.clone()
+    let (cpus, whole_cpus) = cpus(config)?;
+    let mut terms = choice.terms.clone();
+    terms.label.get_or_insert_with(|| name(config));
+    let mut plan = Plan {
+        socket: socket.clone(),
+        terms,
+        cpus,
+        whole_cpus,
+        guest,
     };
-    request.label.get_or_insert_with(|| name(config));
-    let mut keeper = Keeper::acquire(&socket, &request, true, None).map_err(refused)?;
-    let patience = choice.terms.waits_ms.is_none().then_some(NOTICES);
-    wait_for(&mut keeper, patience).map_err(refused)?;
-    let holds = wanted.lets(keeper.lease().holds);
+    let places = plan.places().map_err(refused)?;
+    let (mut wanted, request) = plan.request(&places, choice.fewer);
+    let mut keeper = plan.acquire(&request).map_err(refused)?;
+    wait_for(&mut keeper, choice).map_err(refused)?;
     let lease = keeper.lease();
     let (id, held, all) = (lease.id, lease.holds, lease.wants);
-    let mut wanted = wanted;
-    if held < all {
+    if held == 0 || held < all && !choice.fewer {
+        // What it holds itself is not in its way.
+        drop(keeper);
+        return Err(refused(plan.explain(request)));
+    }
+    let holds = wanted.lets(held);
+    if holds != guest {
         // CPUID announces what there is now for good: more would be of no use.
         config.budget = Some(BudgetChoice {
             programmable: Some(holds.programmable),
@@ -176,21 +281,26 @@ pub(crate) fn take(
         });
         let release = ReleaseIn {
             lease: id,
-            generation: Some(lease.generation),
+            generation: None,
             keep: Some(held),
         };
-        let _: NoReply = arbiter.call("Release", &release).map_err(refused)?;
-        wanted = Wanted::of(holds, wanted.fixed);
-        request.counters = wanted.counters();
+        let _: NoReply = Arbiter::connect(&socket)
+            .and_then(|mut arbiter| arbiter.call("Release", &release))
+            .map_err(refused)?;
+        plan.guest = holds;
+        wanted = Wanted::of(holds, there(&places, &plan.cpus).1, true);
     }
     config.lease = Some(holds);
-    log::info!("lease {id} on the host's counters: {held} of {all} on CPUs {cpus}");
-    // From now on fewer are of use, too: what is too many takes turns.
-    request.at_least = Some(1);
+    log::info!("lease {id} on the host's counters: {held} of {all}");
+    let number = Arc::new(AtomicU64::new(id));
+    if audits {
+        let lines = AuditLines::new(socket.clone(), number.clone());
+        config.audit_out = Some(AuditOut::new(lines));
+    }
     Ok(Some(VmLease {
+        plan,
         keeper,
-        socket,
-        request,
+        number,
         wanted,
     }))
 }
@@ -207,35 +317,42 @@ fn socket(choice: &ArbiterChoice, config: &RunConfig) -> Option<PathBuf> {
         return None;
     }
     match Arbiter::connect(&path) {
-        Ok(_) => Some(path),
-        Err(error) => {
+        Err(error @ CallError::NoArbiter { .. }) => {
             log::info!("no lease on the host's counters: {error}");
             None
         }
+        _ => Some(path),
     }
 }
 
-/// The host CPUs on which vCPUs may run.
-fn cpus(config: &RunConfig) -> Result<CpuSet, UserError> {
-    let cpus = match &config.pin {
-        Some(list) => list.iter().collect(),
-        None => allowed_cpus()
-            .map_err(|error| UserError::bad_input(format!("sched_getaffinity failed: {error}")))?,
+/// The host CPUs on which vCPUs may run, and whether the VM has the counters of these for
+/// itself: whoever writes the registers shares them with nobody.
+fn cpus(config: &RunConfig) -> Result<(CpuSet, bool), UserError> {
+    let allowed = || {
+        let failed = |error| UserError::bad_input(format!("sched_getaffinity failed: {error}"));
+        allowed_cpus().map_err(failed)
     };
-    let number = |cpu| u32::try_from(cpu).ok();
-    Ok(cpus.into_iter().filter_map(number).collect())
-}
-
-/// The fewest fixed-function counters that the first PMU has on one of these CPUs.
-fn fixed_of_each(places: &[Place], cpus: &CpuSet) -> u8 {
-    let first = places.first().map(|place| &place.pmu);
-    let of_first = places.iter().filter(|place| Some(&place.pmu) == first);
-    let here = of_first.filter(|place| {
-        let shared: Result<CpuSet, _> = place.cpus.parse();
-        shared.is_ok_and(|shared| shared.meets(cpus))
+    let number = |cpu: usize| u32::try_from(cpu).ok();
+    let registers = config.counters.iter().find_map(|source| match source {
+        Source::Msr { cpu, .. } => Some(*cpu),
+        _ => None,
     });
-    let fewest = here.map(|place| place.fixed).min().unwrap_or(0);
-    u8::try_from(fewest).unwrap_or(u8::MAX)
+    if let Some(asked) = registers {
+        let first = match (asked, &config.pin) {
+            (Some(cpu), _) => Some(cpu),
+            (None, Some(list)) => list.of(0).and_then(number),
+            (None, None) => allowed()?.first().copied().and_then(number),
+        };
+        return Ok((first.into_iter().collect(), true));
+    }
+    let threads = config.cores.map_or(config.cpus, |plan| plan.cores);
+    let cpus: Vec<usize> = match &config.pin {
+        Some(list) => (0..threads.into())
+            .filter_map(|thread| list.of(thread))
+            .collect(),
+        None => allowed()?,
+    };
+    Ok((cpus.into_iter().filter_map(number).collect(), false))
 }
 
 /// What people call the VM.
@@ -244,75 +361,100 @@ fn name(config: &RunConfig) -> String {
     format!("vm {}", kernel.to_string_lossy())
 }
 
-/// Waits until the lease holds something, for `patience` at the longest.
-fn wait_for(keeper: &mut Keeper, patience: Option<Duration>) -> Result<(), CallError> {
-    let until = patience.map(|patience| Instant::now() + patience);
-    let mut why = String::new();
-    while keeper.lease().holds == 0 {
+/// Waits until the lease holds all of it, or with `--arbiter-shortage fewer` and `wait`
+/// something. Without `wait` it does so for as long as notices may take.
+fn wait_for(keeper: &mut Keeper, choice: &ArbiterChoice) -> Result<(), CallError> {
+    let waits = choice.terms.waits_ms.is_some();
+    let until = (!waits).then(|| Instant::now() + NOTICES);
+    loop {
         while let Some(news) = keeper.hear() {
             match news {
                 News::Lost(why) => return Err(CallError::Other(why)),
                 News::Event(event) if event.what == "ended" => {
                     return Err(CallError::Other(event.message));
                 }
-                News::Event(event) => {
-                    log::info!("lease {} {}", event.lease.id, event.message);
-                    why = event.message;
+                News::Event(event) if waits => {
+                    log::warn!("lease {} {}", event.lease.id, event.message);
                 }
-                News::Away | News::Back | News::NotRenewed(_) => {}
+                News::Event(_) | News::Away | News::Back | News::NotRenewed(_) => {}
             }
         }
-        if until.is_some_and(|until| until <= Instant::now()) {
-            return Err(CallError::Other(format!("its request {why}")));
+        let lease = keeper.lease();
+        let enough = if waits && choice.fewer {
+            1
+        } else {
+            lease.wants
+        };
+        if lease.holds >= enough || until.is_some_and(|until| until <= Instant::now()) {
+            return Ok(());
         }
-        wait(keeper, until);
+        wait(keeper.connection(), None, [keeper.due(), until]);
     }
-    Ok(())
 }
 
-/// Waits until there may be news, or until `until`.
-fn wait(keeper: &Keeper, until: Option<Instant>) {
-    let until = [keeper.due(), until].into_iter().flatten().min();
-    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-    umpire_lease::wait_readable(keeper.connection(), left);
+/// Waits until one of these can be read, or one of these moments.
+fn wait<const N: usize>(
+    connection: Option<BorrowedFd<'_>>,
+    line: Option<BorrowedFd<'_>>,
+    moments: [Option<Instant>; N],
+) {
+    let what: Vec<BorrowedFd<'_>> = connection.into_iter().chain(line).collect();
+    let first = moments.into_iter().flatten().min();
+    let left = first.map(|first| first.saturating_duration_since(Instant::now()));
+    umpire_lease::wait_readable(&what, left);
 }
 
 fn refusal(error: &CallError, socket: &Path, choice: &ArbiterChoice) -> UserError {
+    const WITHOUT: &str = "; or start the VM without a lease (--arbiter none)";
     let next = match error {
-        CallError::NoArbiter { .. } => "; or start the VM without a lease (--arbiter none)",
-        CallError::Refused(_) | CallError::Other(_) if choice.fewer => {
-            "; or --arbiter none, and share without a word"
-        }
-        CallError::Refused(_) | CallError::Other(_) => {
-            "; or let the VM start with fewer (--arbiter-shortage fewer, or --budget)"
-        }
-        _ => "",
+        CallError::Refused(why) => match why.reason.as_str() {
+            "held" | "outside" | "kept" | "behind" | "over-maximum" | "more-than-there-is"
+                if !choice.fewer =>
+            {
+                "; or let the VM start with fewer (--arbiter-shortage fewer, or --budget), or wait \
+                 (--arbiter-terms wait)"
+            }
+            "held" | "outside" | "kept" | "behind" => "; or let the VM wait (--arbiter-terms wait)",
+            "too-long" => " (--arbiter-terms for-ms=N)",
+            "priority" | "no-guarantees" | "must-be-preemptible" => " (--arbiter-terms)",
+            _ => WITHOUT,
+        },
+        _ => WITHOUT,
     };
     let socket = socket.display();
     UserError::bad_input(match error {
         CallError::NoArbiter { .. } => format!("--arbiter {error}{next}"),
-        _ => format!("the arbiter at {socket} refuses the VM's counters: {error}{next}"),
+        CallError::Refused(_) => {
+            format!("the arbiter at {socket} refuses the VM's counters: {error}{next}")
+        }
+        _ => format!("the arbiter at {socket} gives the VM no counters: {error}{next}"),
     })
 }
 
 impl VmLease {
     /// Lets the guest behind `line` use what the lease holds, until this process ends.
-    pub(crate) fn follow(self, line: LeaseLine) {
+    ///
+    /// # Errors
+    /// The host has no thread left.
+    pub(crate) fn follow(self, line: LeaseLine) -> Result<(), UserError> {
         let mut follower = Follower {
-            set: self.wanted.lets(self.keeper.lease().holds),
+            told: (self.wanted.lets(self.keeper.lease().holds), None),
             lease: self,
             line,
-            due: None,
+            refused: None,
+            asks: None,
+            silence: String::new(),
             reports: Instant::now(),
+            arbiter: None,
         };
         let body = move || {
             loop {
                 follower.turn();
             }
         };
-        if let Err(error) = Builder::new().name("lease".to_owned()).spawn(body) {
-            log::warn!("the lease on the host's counters cannot be followed: {error}");
-        }
+        let thread = Builder::new().name("lease".to_owned()).spawn(body);
+        let failed = |error| UserError::bad_input(format!("no thread for the VM's lease: {error}"));
+        thread.map(|_| ()).map_err(failed)
     }
 }
 
@@ -320,12 +462,18 @@ impl VmLease {
 struct Follower {
     lease: VmLease,
     line: LeaseLine,
-    /// What the guest was told last.
-    set: PerKind,
-    /// When to try again what failed.
-    due: Option<Instant>,
+    /// What the guest was told last, and until when its layers have time, if they have.
+    told: (PerKind, Option<Instant>),
+    /// When those vCPUs are told again that refused.
+    refused: Option<Instant>,
+    /// When the arbiter is asked again.
+    asks: Option<Instant>,
+    /// Why there is no lease, as it was logged.
+    silence: String,
     /// When to report.
     reports: Instant,
+    /// Takes reports.
+    arbiter: Option<Arbiter>,
 }
 
 impl Follower {
@@ -341,7 +489,8 @@ impl Follower {
                     }
                     _ => log::warn!("lease {id} {}", event.message),
                 },
-                // The guest counts on: the arbiter's successor gives it to nobody else.
+                // The guest counts on: with a journal the arbiter's successor gives it to
+                // nobody else.
                 News::Away => log::warn!("the arbiter has gone away; lease {id} is held on"),
                 News::Back => log::info!("the arbiter is back, and lease {id} is held"),
                 News::Lost(why) => log::warn!("lease {id} is lost: {why}"),
@@ -349,23 +498,75 @@ impl Follower {
             }
         }
         self.obey();
+        self.hear_vcpus();
         if self.lease.keeper.has_ended() && self.ask_again() {
             return;
         }
         if self.reports <= Instant::now() {
             self.report();
         }
-        let until = self.due.map_or(self.reports, |due| due.min(self.reports));
-        wait(&self.lease.keeper, Some(until));
+        let asks = self.asks.filter(|_| self.lease.keeper.has_ended());
+        let moments = [
+            self.lease.keeper.due(),
+            self.refused,
+            asks,
+            Some(self.reports),
+        ];
+        let connection = self.lease.keeper.connection();
+        wait(connection, Some(self.line.as_fd()), moments);
     }
 
-    /// Tells the arbiter what the VM did, for its metrics.
-    fn report(&mut self) {
-        self.reports = Instant::now() + REPORTS;
-        if self.lease.keeper.connection().is_none() {
+    /// Lets the guest use what the lease holds, or will hold after a notice.
+    fn obey(&mut self) {
+        let now = Instant::now();
+        let keeper = &self.lease.keeper;
+        let (holds, at) = match keeper.leaves() {
+            _ if keeper.has_ended() => (0, None),
+            Some((at, to)) => (to, Some(at)),
+            None => (keeper.lease().holds, None),
+        };
+        let lets = self.lease.wanted.lets(holds);
+        let (told, until) = self.told;
+        // The notice became shorter, or is over before its time.
+        let sooner = until.filter(|until| *until > now);
+        let sooner = sooner.is_some_and(|until| at.is_none_or(|at| at < until));
+        if lets == told && !sooner {
             return;
         }
+        let grace = at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        let grace = (grace * LEFT_TO_LAYERS / 100).as_millis();
+        self.line
+            .tell(lets, u32::try_from(grace).unwrap_or(u32::MAX));
+        self.told = (lets, at);
+    }
+
+    /// Vcpus that cannot let their guest use more are told again and again.
+    fn hear_vcpus(&mut self) {
+        let now = Instant::now();
+        if let Some(why) = self.line.hear()
+            && self.refused.is_none()
+        {
+            let why = why.reason;
+            log::warn!("the guest cannot use all of its lease now: {why}");
+        }
+        if !self.line.is_refused() {
+            self.refused = None;
+        } else if self.refused.is_none_or(|at| at <= now) {
+            if self.refused.is_some() {
+                self.line.tell_again();
+            }
+            self.refused = Some(now + TRIES);
+        }
+    }
+
+    /// Tells the arbiter what the VM did, for its metrics. Vcpus are asked for the next time.
+    fn report(&mut self) {
+        self.reports = Instant::now() + REPORTS;
         let now = self.line.figures();
+        self.line.ask_figures();
+        if self.lease.keeper.connection().is_none() || now.exits == 0 {
+            return;
+        }
         let figure = |(name, count): (&str, u64)| Figure {
             name: name.to_owned(),
             count,
@@ -380,64 +581,47 @@ impl Follower {
             lease: self.lease.keeper.lease().id,
             figures: figures.map(figure).to_vec(),
         };
-        let told: Result<NoReply, CallError> = Arbiter::connect(&self.lease.socket)
-            .and_then(|mut arbiter| arbiter.call("Report", &report));
-        if let Err(error) = told {
-            log::debug!("the arbiter does not take the VM's figures: {error}");
-        }
-    }
-
-    /// Lets the guest use what the lease holds, or will hold after a notice.
-    fn obey(&mut self) {
-        let keeper = &self.lease.keeper;
-        let lease = keeper.lease();
-        let (holds, grace) = match &lease.leaving {
-            _ if keeper.has_ended() => (0, 0),
-            Some(leaving) => (leaving.to, leaving.in_ms * LEFT_TO_LAYERS / 100),
-            None => (lease.holds, 0),
-        };
-        let lets = self.lease.wanted.lets(holds);
-        if lets == self.set || self.due.is_some_and(|due| Instant::now() < due) {
-            return;
-        }
-        match self
-            .line
-            .holds(lets, u32::try_from(grace).unwrap_or(u32::MAX))
-        {
-            Ok(()) => {
-                self.set = lets;
-                self.due = None;
-            }
-            Err(refusal) => {
-                if self.due.is_none() {
-                    log::warn!(
-                        "the guest cannot use all of its lease now: {}",
-                        refusal.reason
-                    );
-                }
-                self.due = Some(Instant::now() + ASKS_AGAIN);
-            }
+        let connected = self.arbiter.take();
+        let connected = connected.map_or_else(|| Arbiter::connect(&self.lease.plan.socket), Ok);
+        let told = connected.and_then(|mut arbiter| {
+            arbiter.tell("Report", &report)?;
+            Ok(arbiter)
+        });
+        match told {
+            Ok(arbiter) => self.arbiter = Some(arbiter),
+            Err(error) => log::debug!("the arbiter does not take the VM's figures: {error}"),
         }
     }
 
     /// The lease was taken away. The VM asks anew, and waits for its turn. Returns whether
     /// it has another lease now.
     fn ask_again(&mut self) -> bool {
-        if self.due.is_some_and(|due| Instant::now() < due) {
+        let now = Instant::now();
+        if self.asks.is_some_and(|asks| now < asks) {
             return false;
         }
-        let VmLease {
-            socket, request, ..
-        } = &self.lease;
-        match Keeper::acquire(socket, request, true, None) {
-            Ok(keeper) => {
+        self.asks = Some(now + TRIES);
+        let plan = &self.lease.plan;
+        let asked = plan.places().and_then(|places| {
+            let (wanted, request) = plan.request(&places, true);
+            Ok((wanted, plan.acquire(&request)?))
+        });
+        match asked {
+            Ok((wanted, keeper)) => {
+                self.lease.wanted = wanted;
+                self.lease
+                    .number
+                    .store(keeper.lease().id, Ordering::Relaxed);
                 self.lease.keeper = keeper;
-                self.due = None;
+                self.silence.clear();
                 true
             }
             Err(error) => {
-                log::debug!("no new lease: {error}");
-                self.due = Some(Instant::now() + ASKS_AGAIN);
+                let why = error.to_string();
+                if why != self.silence {
+                    log::warn!("the guest has no counters, as there is no new lease: {why}");
+                    self.silence = why;
+                }
                 false
             }
         }
@@ -457,33 +641,51 @@ mod tests {
 
     #[test]
     fn what_a_guest_wants_and_may_use() {
-        // The guest's counters, fixed-function ones of the host; what is held, and may be used.
-        for (guest, fixed, held) in [
+        let few = [(7, (4, 3)), (5, (4, 1)), (3, (3, 0)), (0, (0, 0))];
+        // The guest's counters, those of each CPU, whether fewer will do; the sum that is
+        // asked for; what is held, and may be used.
+        for (guest, there, fewer, sum, held) in [
+            (per_kind(4, 3), per_kind(4, 3), false, 7, &few[..]),
             (
                 per_kind(4, 3),
-                3,
-                vec![(7, (4, 3)), (5, (4, 1)), (3, (3, 0)), (0, (0, 0))],
+                per_kind(6, 0),
+                false,
+                7,
+                &[(7, (4, 3)), (6, (4, 2)), (4, (4, 0))],
             ),
             (
                 per_kind(4, 3),
-                0,
-                vec![(7, (4, 3)), (6, (4, 2)), (4, (4, 0))],
+                per_kind(6, 0),
+                true,
+                6,
+                &[(6, (4, 2)), (7, (4, 2))],
             ),
-            (per_kind(2, 3), 1, vec![(5, (2, 3)), (3, (2, 1))]),
+            (
+                per_kind(2, 3),
+                per_kind(9, 1),
+                false,
+                5,
+                &[(5, (2, 3)), (3, (2, 1))],
+            ),
             (
                 per_kind(6, 0),
-                3,
-                vec![(6, (6, 0)), (200, (6, 0)), (1, (1, 0))],
+                per_kind(4, 3),
+                false,
+                6,
+                &[(6, (6, 0)), (200, (6, 0))],
+            ),
+            (
+                per_kind(6, 0),
+                per_kind(4, 3),
+                true,
+                4,
+                &[(4, (4, 0)), (1, (1, 0))],
             ),
         ] {
-            let wanted = Wanted::of(guest, fixed);
-            let sum: u32 = wanted.counters().iter().filter_map(|one| one.count).sum();
-            assert_eq!(
-                sum,
-                u32::from(guest.programmable + guest.fixed),
-                "{wanted:?}"
-            );
-            for (holds, (programmable, fixed)) in held {
+            let wanted = Wanted::of(guest, there, fewer);
+            let asked: u32 = wanted.counters().iter().filter_map(|one| one.count).sum();
+            assert_eq!(asked, sum, "{wanted:?}");
+            for &(holds, (programmable, fixed)) in held {
                 assert_eq!(
                     wanted.lets(holds),
                     per_kind(programmable, fixed),
@@ -494,10 +696,11 @@ mod tests {
     }
 
     #[test]
-    fn fixed_counters_that_each_cpu_has() {
+    fn what_each_cpu_has() {
         let place = |pmu: &str, cpus: &str, fixed| Place {
             pmu: pmu.to_owned(),
             cpus: cpus.to_owned(),
+            programmable: 8,
             fixed,
             ..Place::default()
         };
@@ -506,10 +709,15 @@ mod tests {
             place("cpu_core", "4-7", 3),
             place("cpu_atom", "8", 0),
         ];
-        let fixed = |cpus: &str| fixed_of_each(&places, &cpus.parse().unwrap());
-        assert_eq!(
-            (fixed("0"), fixed("3-4"), fixed("8"), fixed("99")),
-            (4, 3, 0, 0)
-        );
+        for (cpus, here, fixed) in [("0", "0", 4), ("3-4", "3-4", 3), ("0-15", "0-7", 3)] {
+            let (found, fewest) = there(&places, &cpus.parse().unwrap());
+            assert_eq!(
+                (found.to_string().as_str(), fewest),
+                (here, per_kind(8, fixed))
+            );
+        }
+        // The arbiter says that they are not there.
+        let (found, fewest) = there(&places, &"99".parse().unwrap());
+        assert_eq!((found.to_string().as_str(), fewest), ("99", PerKind::ALL));
     }
 }

@@ -34,7 +34,7 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
     .map_err(UserError::bad_input)?;
     let line = machine.take_lease_line();
     if let Some((lease, line)) = lease.zip(line) {
-        lease.follow(line);
+        lease.follow(line)?;
     }
     let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
     let audit = machine.audit();

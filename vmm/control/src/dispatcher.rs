@@ -8,9 +8,8 @@
 use std::fmt::Debug;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use pmu_virt::perfmon::{AttachedContext, ContextId};
 
@@ -184,11 +183,6 @@ impl JobDispatcher {
     /// The next report, if there is one.
     pub(crate) fn report(&self) -> Option<Report> {
         self.reports.try_recv().ok()
-    }
-
-    /// The next report, which may take so long.
-    pub(crate) fn wait_report(&self, patience: Duration) -> Result<Report, RecvTimeoutError> {
-        self.reports.recv_timeout(patience)
     }
 
     /// Sends a job. It comes back in a report, whatever happens.

@@ -9,7 +9,7 @@ use super::auditors::{HostAuditor, Notifier, Outbox, Trail, VcpuAuditor, mailbox
 use super::decisions::DecisionTable;
 use super::line::AuditHeader;
 use super::summary::{Holding, Summary};
-use super::writer::{AuditError, Writer};
+use super::writer::{AuditError, AuditOut, Writer};
 use crate::kvm::VcpuId;
 use crate::sync::lock;
 
@@ -45,11 +45,24 @@ impl AuditTrail {
     /// # Errors
     /// [`AuditError`]: the file cannot be made, or there is no thread for it.
     pub fn to_file(vcpus: u8, path: &Path, header: &AuditHeader) -> Result<Self, AuditError> {
+        Self::to(vcpus, path, None, header)
+    }
+
+    /// The same into `out`, if there is one, which messages call `path`.
+    ///
+    /// # Errors
+    /// [`AuditError`]: the file cannot be made, or there is no thread for it.
+    pub fn to(
+        vcpus: u8,
+        path: &Path,
+        out: Option<AuditOut>,
+        header: &AuditHeader,
+    ) -> Result<Self, AuditError> {
         let start = Instant::now();
         let trail = |_| Arc::new(Trail::new(DecisionTable::default));
         let trails: Vec<_> = (0..vcpus).map(trail).collect();
         let (hosts, inbox) = mailbox();
-        let writer = Writer::start(path, header, start, (trails.clone(), inbox))?;
+        let writer = Writer::start(path, out, header, start, (trails.clone(), inbox))?;
         Ok(Self {
             hosts: Some(hosts),
             notifier: Some(writer.notifier()),

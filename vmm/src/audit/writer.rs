@@ -1,11 +1,12 @@
 //! The thread that writes the audit file.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use super::decisions::AskEntry;
 use super::decisions::{AuditTime, Entry};
 use super::line::{AskLine, AuditHeader, Footer, Line};
 use crate::kvm::VcpuId;
+use crate::sync::lock;
 
 /// How often the writer looks for repetitions. They are due once a second at most.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -45,6 +47,28 @@ pub enum AuditError {
     Panicked,
 }
 
+/// What takes the lines of an audit instead of a file. Who writes them waits for it.
+#[derive(Clone)]
+pub struct AuditOut(Arc<Mutex<Option<Box<dyn Write + Send>>>>);
+
+impl AuditOut {
+    /// Lines go to `out`, and are there for good when it was flushed.
+    pub fn new(out: impl Write + Send + 'static) -> Self {
+        AuditOut(Arc::new(Mutex::new(Some(Box::new(out)))))
+    }
+
+    /// It writes for one machine.
+    fn take(self) -> Option<Box<dyn Write + Send>> {
+        lock(&self.0).take()
+    }
+}
+
+impl fmt::Debug for AuditOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AuditOut")
+    }
+}
+
 /// The running writer.
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -54,8 +78,10 @@ pub(super) struct Writer {
 }
 
 impl Writer {
+    /// Writes into the file at `path`, or into what stands for one.
     pub(super) fn start(
         path: &Path,
+        out: Option<AuditOut>,
         header: &AuditHeader,
         start: Instant,
         (trails, hosts): (Vec<Arc<Trail>>, Inbox),
@@ -65,7 +91,11 @@ impl Writer {
             cause,
             missing: 0,
         };
-        let mut file = AuditFile::new(File::create(path).map_err(failed)?, path);
+        let out: Box<dyn Write + Send> = match out.and_then(AuditOut::take) {
+            Some(out) => out,
+            None => Box::new(File::create(path).map_err(failed)?),
+        };
+        let mut file = AuditFile::new(out, path);
         file.put(header, 0);
         file.flush();
         if let Some(cause) = file.failure.take() {
@@ -160,9 +190,8 @@ fn write_asks(file: &mut AuditFile, trails: &[Arc<Trail>]) -> bool {
 }
 
 /// The file. After its first failure nothing more is written.
-#[derive(Debug)]
 struct AuditFile {
-    out: BufWriter<File>,
+    out: BufWriter<Box<dyn Write + Send>>,
     path: PathBuf,
     failure: Option<io::Error>,
     /// Decisions since the file was flushed last, and all since it failed: nobody knows
@@ -172,9 +201,9 @@ struct AuditFile {
 }
 
 impl AuditFile {
-    fn new(file: File, path: &Path) -> Self {
+    fn new(out: Box<dyn Write + Send>, path: &Path) -> Self {
         Self {
-            out: BufWriter::new(file),
+            out: BufWriter::new(out),
             path: path.to_owned(),
             failure: None,
             unsure: 0,

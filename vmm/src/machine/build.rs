@@ -388,7 +388,7 @@ fn audit_trail(
                 smm: pcr.smm,
             });
             let header = AuditHeader::now(config.cpus, model, arbiter.as_ref());
-            AuditTrail::to_file(config.cpus, path, &header)
+            AuditTrail::to(config.cpus, path, config.audit_out.clone(), &header)
         }
         _ => Ok(AuditTrail::new(config.cpus)),
     }

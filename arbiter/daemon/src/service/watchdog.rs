@@ -32,6 +32,10 @@ impl Service {
 
     /// Its lease is for all of its CPUs that are online, and stays for those that went.
     pub(super) fn follow_watchdog(&mut self, now: BootTime) {
+        if self.stuck.is_some() {
+            // Nothing is given meanwhile, and what it has it keeps.
+            return;
+        }
         let wanted = self.watchdog.cpus.and(self.arbiter.online());
         let lease = self.watchdog.lease.and_then(|id| self.arbiter.lease(id));
         let covered = lease.is_some_and(|lease| wanted.without(&lease.terms.cpus).is_empty());
@@ -46,10 +50,8 @@ impl Service {
         self.arbiter.freeze();
         self.end_watchdog(now);
         self.claim_watchdog(now);
-        if self.stuck.is_none() {
-            self.arbiter.thaw(now, &mut self.changes);
-            self.settle();
-        }
+        self.arbiter.thaw(now, &mut self.changes);
+        self.settle();
     }
 
     /// Its lease ends; it asks for another when it is looked at again.
@@ -67,7 +69,7 @@ impl Service {
             return;
         };
         let cpus = self.watchdog.cpus.and(self.arbiter.online());
-        if cpus.is_empty() || self.stuck.is_some() {
+        if cpus.is_empty() {
             return;
         }
         let owner = Owner {
@@ -156,7 +158,12 @@ impl Service {
     /// Another configuration is in force: the claim is as that one says.
     pub(super) fn renew_watchdog(&mut self, before: &ArbiterConfig, now: BootTime) {
         if before.watchdog.keep != self.config.watchdog.keep {
-            self.claim_anew(now);
+            if self.stuck.is_none() {
+                self.claim_anew(now);
+            } else {
+                // When the journal can be written, it asks as the configuration says then.
+                self.end_watchdog(now);
+            }
         }
     }
 }

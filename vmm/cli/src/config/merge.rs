@@ -1,6 +1,6 @@
 //! From flags and a file to the configuration: flags over file over defaults.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use arbiter::Scheme;
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::flags::RunFlags;
 use crate::host::terms_of;
-use crate::lease::{ArbiterChoice, Whom};
+use crate::lease::{AUDIT_OF_HOST, ArbiterChoice, Whom};
 use crate::logging::LogOptions;
 
 /// Flags over a file.
@@ -144,13 +144,26 @@ impl Merge<'_> {
             rdpmc_trap: checked!(self, rdpmc_trap, trap_mode)?.unwrap_or_default(),
             pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US.into())),
             pcr,
-            audit: self.file_option(given!(self, audit), appendable)?,
+            audit: self.audit()?,
+            audit_out: None,
             timeout: checked!(self, timeout, seconds)?,
             firmware: self.firmware()?,
             save_on_exit: self.file_option(given!(self, save_on_exit), writable)?,
             restore: self.file_option(given!(self, restore), readable)?,
             control,
         })
+    }
+
+    /// A file, or the word for the host's audit.
+    fn audit(&self) -> Result<Option<PathBuf>, ConfigError> {
+        let given = given!(self, audit);
+        if given
+            .as_ref()
+            .is_some_and(|given| given.value == Path::new(AUDIT_OF_HOST))
+        {
+            return Ok(Some(PathBuf::from(AUDIT_OF_HOST)));
+        }
+        self.file_option(given, appendable)
     }
 
     /// Whom the VM asks for physical counters, and how.

@@ -387,9 +387,10 @@ const LEASES_OF_VMS: &str = "
 Leases on the host's counters (--arbiter; docs/arbiterd.md): what the guest may use follows
 what the VM's lease holds. --arbiter-terms is a list of
   tenant=NAME          one of the tenants that this user belongs to [the first]
-  priority=N           who is served first; more is more [the tenant's]
+  priority=N           who is served first; more is more [0]
   preemptible, best-effort
                        who may take counters from it: higher priorities, all guarantees
+  for-ms=N             it is renewed so often [never: it has no end]
   label=TEXT           its name in umpire who [vm and the kernel's]
   wait                 the VM waits until it is its turn, instead of being refused
 ";

@@ -112,8 +112,9 @@ pub struct RunFlags {
     /// any are set aside), on or off [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub cpuid_follows_grants: Option<String>,
-    /// Write every decision about counters to this file, a line of JSON each
-    #[arg(long, value_name = "FILE")]
+    /// Write every decision about counters to this file, a line of JSON each, or into the
+    /// host's audit (arbiter)
+    #[arg(long, value_name = "FILE|arbiter")]
     pub audit: Option<PathBuf>,
     /// Stop the guest after this many seconds (fractions allowed), with exit status 124
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]

@@ -87,23 +87,18 @@ impl Holder<'_> {
 
     /// Waits until the lease holds something. Returns whether it does.
     fn turn_comes(&mut self) -> Result<bool, ToolError> {
-        let mut told = false;
         loop {
-            let waits = self.hear()?;
-            if self.keeper.has_ended() {
-                let why = waits.unwrap_or_default();
-                return Err(ToolError::Arbiter(CallError::Other(why)));
+            while let Some(news) = self.hear()? {
+                if self.keeper.has_ended() {
+                    return Err(ToolError::Arbiter(CallError::Other(news)));
+                }
+                if self.keeper.lease().holds == 0 {
+                    self.tell(&news);
+                }
             }
             if self.keeper.lease().holds > 0 {
                 return Ok(true);
             }
-            if let Some(news) = waits {
-                self.tell(&news);
-            } else if !told {
-                let id = self.keeper.lease().id;
-                self.tell(&format!("lease {id} waits for its turn"));
-            }
-            told = true;
             let woken = self.waiter.wait(self.keeper.due());
             if woken.map_err(host("waiting"))?.stop {
                 return Ok(false);

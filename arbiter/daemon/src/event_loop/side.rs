@@ -1,0 +1,126 @@
+//! What the one thread serves beside the varlink socket: metrics, events of holders, and
+//! the audit.
+
+use std::io;
+
+use rustix::event::epoll;
+
+use super::{ACCEPTS, Arbiterd, now};
+use crate::audit::unix_ms;
+use crate::broker::{Broker, Turn};
+use crate::connections::{MOST_CALLS, is_passing};
+use crate::metrics::Open;
+use crate::scrape::{Progress, Scrapers};
+use crate::service::{ConnectionId, Output, Service};
+
+impl Arbiterd {
+    /// Writes what was decided to the audit.
+    pub(super) fn audit(&mut self, output: &mut Output) {
+        let Some(trail) = &mut self.trail else {
+            return;
+        };
+        let kept = trail.append(std::mem::take(&mut output.records), unix_ms());
+        self.service.metrics.audit_records.inc_by(kept.written);
+        self.service.metrics.audit_lost.inc_by(kept.lost);
+        if kept.lost > 0 {
+            Service::unaudited(output);
+        }
+    }
+
+    pub(super) fn accept_holders(&mut self) {
+        for _ in 0..ACCEPTS {
+            let most = self.service.config().connections_per_user;
+            let Some(broker) = &mut self.broker else {
+                return;
+            };
+            let id = self.next;
+            match broker.accept(id, most) {
+                Ok(true) => self.next += 1,
+                Ok(false) => {
+                    self.service.metrics.refused_connections.inc();
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if is_passing(&error) => continue,
+                Err(error) => return self.pause_incoming(&error),
+            }
+            let socket = self.broker.as_ref().and_then(|all| all.socket(id));
+            if let Some(socket) = socket {
+                let _ = self.watch(&socket, id);
+            }
+        }
+    }
+
+    /// Opens events for who asks: a few, before others have their turn.
+    pub(super) fn broker(&mut self, id: u64) {
+        for _ in 0..MOST_CALLS {
+            let Some(broker) = &mut self.broker else {
+                return;
+            };
+            let user = broker.user(id).unwrap_or_default();
+            if let Err(until) = self.rates.take(user, now().0) {
+                // What it sends on stays with the kernel.
+                self.paused.insert(ConnectionId(id), until);
+                return self.listen(ConnectionId(id), false);
+            }
+            match broker.turn(id, &mut self.service, now().0) {
+                Turn::Answered => {}
+                Turn::Quiet => return,
+                Turn::Ended => return self.leave_holder(id),
+            }
+        }
+    }
+
+    pub(super) fn leave_holder(&mut self, id: u64) {
+        self.paused.remove(&ConnectionId(id));
+        if let Some(broker) = &mut self.broker {
+            broker.leave(id);
+        }
+    }
+
+    pub(super) fn accept_scrapers(&mut self) {
+        for _ in 0..ACCEPTS {
+            let Some(scrapers) = &mut self.scrapers else {
+                return;
+            };
+            let id = self.next;
+            match scrapers.accept(id, now().0) {
+                Ok(Some(_)) => self.next += 1,
+                Ok(None) => {
+                    self.service.metrics.refused_connections.inc();
+                    continue;
+                }
+                Err(error) if is_passing(&error) && error.kind() != io::ErrorKind::WouldBlock => {
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return self.pause_incoming(&error),
+            }
+            let socket = self.scrapers.as_ref().and_then(|all| all.socket(id));
+            if let Some(socket) = socket {
+                let _ = self.watch(&socket, id);
+            }
+            self.scrape(id);
+        }
+    }
+
+    /// Goes on with who asks for the metrics.
+    pub(super) fn scrape(&mut self, id: u64) {
+        let open = Open {
+            varlink: self.connections.len(),
+            metrics: self.scrapers.as_ref().map_or(0, Scrapers::len),
+            events: self.broker.as_ref().map_or(0, Broker::connections),
+            descriptors: self.broker.as_ref().map_or(0, Broker::descriptors),
+        };
+        let Some(scrapers) = &mut self.scrapers else {
+            return;
+        };
+        let service = &mut self.service;
+        if scrapers.turn(id, now().0, || service.render(open)) == Progress::Writes
+            && let Some(socket) = scrapers.socket(id)
+        {
+            let data = epoll::EventData::new_u64(id);
+            let _ = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::OUT);
+        }
+    }
+}

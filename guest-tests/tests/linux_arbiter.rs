@@ -1,0 +1,139 @@
+//! `umpire arbiterd` on a real kernel: in an unmodified Linux guest in L1, whose PMU is Umpire's
+//! own, with the kernel's NMI watchdog, CPUs that go offline, and a user without any right.
+
+use std::io::Write;
+
+use guest_tests::linux::{LinuxImage, Script, UnderUmpire};
+
+/// The kernel has an event for instructions only where somebody counts them.
+const RATES: &str = "[event.instructions]\nrate = 1000\n";
+const WATCHDOG: &str = "/proc/sys/kernel/nmi_watchdog";
+const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
+/// What each step begins with.
+const ENV: &str = "export UMPIRE_ARBITER=/tmp/arbiter";
+/// Shell: starts the arbiter, and waits until it listens.
+const START: &str = "rm -f /tmp/arbiter; \
+     umpire arbiterd -v --config /tmp/arbiter.toml --state /tmp/state >>/tmp/arbiter.log 2>&1 & \
+     echo $! >/tmp/pid; for i in $(seq 300); do [ -S /tmp/arbiter ] && break; sleep 0.1; done; \
+     [ -S /tmp/arbiter ] || cat /tmp/arbiter.log";
+/// Shell: the number of the caller's only lease.
+const OWN: &str = "umpire leases -j | tr ',{' '\\n\\n' | grep '\"id\":' | head -n 1 | tr -dc 0-9";
+
+/// Waits until the watchdog is so.
+fn soon(value: u32) -> String {
+    format!(
+        "for i in $(seq 300); do [ $(cat {WATCHDOG}) = {value} ] && break; sleep 0.1; done; \
+         cat {WATCHDOG}"
+    )
+}
+
+#[test]
+fn an_arbiter_on_a_real_kernel() {
+    let mut rates = tempfile::Builder::new()
+        .suffix(".toml")
+        .tempfile()
+        .expect("a file");
+    rates.write_all(RATES.as_bytes()).expect("a file");
+    let counters = format!("clock,sim={}", rates.path().display());
+    let flags = [
+        "--cpu-vendor",
+        "intel",
+        "--pmu",
+        "intel-v2",
+        "--cpus",
+        "2",
+        "--counters",
+        &counters,
+    ];
+    let image = LinuxImage::fetch().expect("the guest's image");
+    let image = image.with_program("umpire", guest_tests::umpire::path());
+    let guest = UnderUmpire::new(image, &flags).with_kernel_options("nmi_watchdog=0");
+    let config = "grace-ms = 10\\nclaim-window-ms = 20000\\n[watchdog]\\nkeep = false\\n\
+         [[tenant]]\\nname = \"root\"\\nusers = [0]\\noperator = true\\n\
+         [[tenant]]\\nname = \"any\"\\nusers = [1000]\\nwhole-cpus = true\\nopens-events = true\\n";
+    let all = "umpire lease --fixed 3 --wait --";
+    let steps = [
+        (
+            "start",
+            format!(
+                "mkdir -p /tmp/state; chmod 777 /tmp; printf '{config}' >/tmp/arbiter.toml; \
+                 echo any:x:1000:1000::/:/bin/sh >>/etc/passwd; echo 1 >{WATCHDOG}; {START}"
+            ),
+        ),
+        ("leases", "umpire leases".to_owned()),
+        ("needed", format!("{all} cat {WATCHDOG}")),
+        ("needless", soon(1)),
+        (
+            "killed",
+            format!(
+                "{all} sleep 600 >/dev/null 2>&1 & echo $! >/tmp/lease; {}; \
+                 kill -9 $(cat /tmp/pid); sleep 1; cat {WATCHDOG}",
+                soon(0)
+            ),
+        ),
+        ("again", format!("{START}; sleep 3; cat {WATCHDOG}")),
+        (
+            "released",
+            format!(
+                "kill $(cat /tmp/lease); {}; sleep 1; ls /tmp/state",
+                soon(1)
+            ),
+        ),
+        (
+            "offline",
+            format!(
+                "umpire lease --counters 2 -- sleep 600 >/tmp/told 2>&1 & echo $! >/tmp/lease; \
+                 for i in $(seq 100); do umpire leases | grep -q sleep && break; sleep 0.1; done; \
+                 echo 0 >{CPU1}; sleep 2; umpire lease --counters 1 --cpus 1 -- true; \
+                 echo 1 >{CPU1}; sleep 2; umpire lease --counters 1 --cpus 1 -- echo back; \
+                 kill $(cat /tmp/lease); grep -o 'CPUs 1 [a-z ]*' /tmp/arbiter.log"
+            ),
+        ),
+        (
+            "any",
+            format!(
+                "echo 3 >/proc/sys/kernel/perf_event_paranoid; \
+                 echo \"event-holder /tmp/arbiter \\$({}) 192\" >/tmp/any; \
+                 su any -c 'perf stat -e r1c0:u true' 2>&1 | grep -c -i 'permission\\|access'; \
+                 su any -c 'UMPIRE_ARBITER=/tmp/arbiter umpire lease --counters 1 -- sh /tmp/any'",
+                OWN.replace('"', "\\\"")
+            ),
+        ),
+        (
+            "end",
+            "kill $(cat /tmp/pid); sleep 2; cat /tmp/arbiter.log".to_owned(),
+        ),
+    ];
+    let script = steps
+        .into_iter()
+        .fold(Script::default(), |script, (name, line)| {
+            script.step(name, format!("{ENV}; {line}"))
+        });
+    let log = script.run_on(&guest);
+
+    assert!(
+        log.of("leases").contains("nmi-watchdog"),
+        "{}",
+        log.of("leases")
+    );
+    assert_eq!(log.of("needed").lines().last(), Some("0"));
+    assert_eq!(log.of("needless"), "1");
+    // The arbiter is killed, and its lease goes on: so does what it needs.
+    assert_eq!(log.of("killed"), "0\n0");
+    assert_eq!(log.of("again"), "0");
+    let (watchdog, kept) = log.of("released").split_once('\n').expect("two lines");
+    assert_eq!(watchdog, "1");
+    assert!(!kept.contains("nmi-watchdog"), "{kept}");
+    log.has(
+        "offline",
+        &[
+            "CPU 1 does not exist or is offline",
+            "back",
+            "CPUs 1 went offline",
+            "CPUs 1 are online again",
+        ],
+    );
+    // Nobody but the arbiter may open an event, and this one counts all the time.
+    let any = log.of("any");
+    assert!(any.contains("counted ") && any.contains(", whole"), "{any}");
+}
