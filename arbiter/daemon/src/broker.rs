@@ -174,31 +174,32 @@ impl Broker {
             .allow(&holder.client, &request)
             .map_err(|refusal| *refusal)
             .and_then(|allowed| self.opened(holder, allowed, service));
-        let turn = match &opened {
-            Ok(open) => {
+        let open = match opened {
+            Ok(open) => open,
+            Err(refused) => return holder.reply(&refused.into(), None),
+        };
+        service.handed(&holder.client, &open.allowed);
+        // Who asks again for the same has the new event instead of the old one.
+        let lease = open.allowed.lease;
+        let same = |other: &mut Open| {
+            let (a, b) = (&other.allowed, &open.allowed);
+            a.counter == b.counter && (a.event.thread, a.event.cpu) == (b.event.thread, b.event.cpu)
+        };
+        let of_lease = self.open.entry(lease).or_default();
+        let replaced: Vec<Open> = of_lease.extract_if(.., same).collect();
+        of_lease.push(open);
+        self.lose(replaced, service, now);
+        let handed = self.open.get(&lease).and_then(|events| events.last());
+        match self.holders.get(&id).zip(handed) {
+            None => Turn::Ended,
+            Some((holder, open)) => {
                 let reply = EventReply {
                     counter: Some(request.counter),
                     refused: None,
                 };
                 holder.reply(&reply, Some(open.event.as_fd()))
             }
-            Err(refused) => holder.reply(&refused.clone().into(), None),
-        };
-        if let Ok(open) = opened {
-            let client = holder.client.clone();
-            // Who asks again for the same has the new event instead of the old one.
-            let same = |other: &Open| {
-                let (a, b) = (&other.allowed, &open.allowed);
-                a.counter == b.counter
-                    && (a.event.thread, a.event.cpu) == (b.event.thread, b.event.cpu)
-            };
-            let of_lease = self.open.entry(open.allowed.lease).or_default();
-            let replaced: Vec<Open> = of_lease.extract_if(.., |other| same(other)).collect();
-            service.handed(&client, &open.allowed);
-            of_lease.push(open);
-            self.lose(replaced, service, now);
         }
-        turn
     }
 
     fn opened(

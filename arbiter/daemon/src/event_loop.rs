@@ -233,20 +233,10 @@ impl Arbiterd {
             );
         }
         host.look(&mut service, now());
-        let incoming = match listenfd::ListenFd::from_env().take_unix_listener(0) {
-            Ok(Some(given)) => {
-                given
-                    .set_nonblocking(true)
-                    .map_err(failed("the socket that was given"))?;
-                Incoming::Given(given.into())
-            }
-            _ => {
-                if let Some(folder) = socket.parent() {
-                    let _ = fs::create_dir_all(folder);
-                }
-                Incoming::Own(Listener::new(socket, SocketType::STREAM, access, WORDING)?)
-            }
-        };
+        if let Some(folder) = socket.parent() {
+            let _ = fs::create_dir_all(folder);
+        }
+        // Who finds the socket finds these, too.
         let scrapers = service.config().metrics.as_ref();
         let scrapers = scrapers.map(|address| Scrapers::listen(address, access));
         let scrapers = scrapers.transpose()?;
@@ -257,6 +247,15 @@ impl Arbiterd {
             Trail::open(audit, unix_ms()).map_err(|error| ServeError::Audit { path, error })
         });
         let trail = trail.transpose()?;
+        let incoming = match listenfd::ListenFd::from_env().take_unix_listener(0) {
+            Ok(Some(given)) => {
+                given
+                    .set_nonblocking(true)
+                    .map_err(failed("the socket that was given"))?;
+                Incoming::Given(given.into())
+            }
+            _ => Incoming::Own(Listener::new(socket, SocketType::STREAM, access, WORDING)?),
+        };
         let flags = epoll::CreateFlags::CLOEXEC;
         let epoll = epoll::create(flags).map_err(|error| failed("epoll")(error.into()))?;
         let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
