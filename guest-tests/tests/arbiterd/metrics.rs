@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tempfile::TempDir;
 use umpire_lease::{AuditIn, CallError, Figure, NoReply, ReportIn, Request};
 
 use guest_tests::umpire::{self, skipped_without_kvm};
@@ -47,7 +48,10 @@ fn value(text: &str, series: &str) -> f64 {
 }
 
 fn daemon(config: &str) -> Daemon {
-    let folder = tempfile::tempdir().expect("a folder");
+    daemon_in(tempfile::tempdir().expect("a folder"), config)
+}
+
+fn daemon_in(folder: TempDir, config: &str) -> Daemon {
     let flags = ["--budget", "programmable=4,fixed=2", "--metrics"];
     let mut daemon = Daemon::in_folder(folder, &flags, config);
     let path = daemon.folder.path().join("metrics");
@@ -390,7 +394,10 @@ fn a_vm_is_in_the_metrics_and_the_audit_of_the_host() {
     if skipped_without_kvm("a_vm_is_in_the_metrics") {
         return;
     }
-    let daemon = daemon("grace-ms = 0\naudit = \"audit\"\n");
+    let folder = tempfile::tempdir().expect("a folder");
+    let audit = folder.path().join("audit");
+    let config = format!("grace-ms = 0\naudit = \"{}\"\n", audit.display());
+    let daemon = daemon_in(folder, &config);
     let socket = daemon.socket().display().to_string();
     let rates = "counters = 2\n[event.cycles]\nrate = 1000\n";
     let flags = [
@@ -420,7 +427,7 @@ fn a_vm_is_in_the_metrics_and_the_audit_of_the_host() {
     taken.wait().expect("it is served");
     drop(taken);
     vm.stop();
-    let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("the audit");
+    let audit = fs::read_to_string(audit).expect("the audit");
     let lines = audit
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
