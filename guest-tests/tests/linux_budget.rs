@@ -201,18 +201,60 @@ fn leases_on_a_kernels_counters() {
             "whole",
             format!(
                 "perf stat -a -x, -o /tmp/plain -e r1c4,r1c4,r1c4,r1c4 sleep 4 & sleep 0.5; \
-                 {umpire} lease --counters 2 --fixed 1 -- {whole} 2>&1; wait; cat /tmp/plain"
+                 {umpire} lease --counters 2 --fixed 1 -- {whole} 2>&1; wait; grep r1c4 /tmp/plain"
             ),
         )
         .step(
             "broken",
             format!(
-                "{umpire} lease --counters 3 -- sh -c 'sleep 1; perf stat -a -o /tmp/own \
-                 -e r1c4:D,r1c4:D,r1c4:D sleep 5' 2>&1 & {pinned}; sleep 4; \
-                 {umpire} who; host-budget; {umpire} leases; kill $(cat /tmp/pid); wait; cat /tmp/own"
+                "{umpire} lease --counters 3 -- sh -c 'sleep 4; perf stat -a -o /tmp/own \
+                 -e r1c4:D,r1c4:D,r1c4:D sleep 3' 2>&1 & sleep 1; {pinned}; sleep 5; \
+                 {umpire} leases; {umpire} who 0; kill $(cat /tmp/pid); wait; \
+                 grep -c 'not counted' /tmp/own"
             ),
         )
         .step("log", "cat /tmp/log")
         .run_on(&guest);
-    let _ = log;
+
+    for cpu in [0, 1] {
+        let free = format!("CPU {cpu}, cpu: 4 programmable, 3 fixed\n");
+        assert!(log.of("start").contains(&free), "{}", log.of("start"));
+        let used =
+            format!("CPU {cpu}, cpu: 4 programmable, 3 fixed; 2 used by somebody who has no lease");
+        assert!(log.of("who").contains(&used), "{}", log.of("who"));
+    }
+    log.has("who", &["perf (process ", "4 perf events open"]);
+    assert_eq!(log.step("refused").status, Some(2));
+    log.has(
+        "refused",
+        &["2 counters of CPU 0 are used by somebody who has no lease"],
+    );
+
+    // Whole counts with the lease, and a part of the time without.
+    let shares: Vec<(&str, f64)> = log
+        .of("whole")
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split(',').collect();
+            Some((*fields.get(2)?, fields.get(4)?.parse().ok()?))
+        })
+        .collect();
+    let (pinned, plain): (Vec<_>, Vec<_>) =
+        shares.iter().partition(|(event, _)| event.ends_with(":D"));
+    assert_eq!((pinned.len(), plain.len()), (3, 4), "{shares:?}");
+    assert!(
+        pinned.iter().all(|(_, share)| *share == 100.0),
+        "{shares:?}"
+    );
+    assert!(plain.iter().all(|(_, share)| *share < 90.0), "{shares:?}");
+
+    // Somebody outside breaks a guarantee: before the holder counts it is told, and it
+    // stays so while the holder counts less than it holds.
+    log.has("broken", &["is broken: somebody who has no lease"]);
+    log.has("broken", &["an outsider has its counters since"]);
+    assert_eq!(
+        log.of("broken").lines().last(),
+        Some("1"),
+        "one event of the holder"
+    );
 }

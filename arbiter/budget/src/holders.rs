@@ -21,6 +21,8 @@ pub enum Holder {
     Process {
         /// Its number.
         pid: u32,
+        /// The process that started it, and so on; those that have ended are left out.
+        ancestors: Vec<u32>,
         /// Its real user.
         uid: u32,
         /// Its name; control characters are replaced.
@@ -110,10 +112,14 @@ fn process(folder: &Path, pid: u32) -> io::Result<Option<Holder>> {
         Ok::<_, io::Error>(String::from_utf8_lossy(&bytes).into_owned())
     };
     let status = text("status")?;
+    let ancestors = folder
+        .parent()
+        .map_or_else(Vec::new, |proc| ancestors(proc, &status));
     let uid = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     let uid = uid.and_then(|uid| uid.split_whitespace().next()?.parse().ok());
     Ok(Some(Holder::Process {
         pid,
+        ancestors,
         uid: uid.ok_or(io::ErrorKind::InvalidData)?,
         comm: text("comm")?
             .trim_end_matches('\n')
@@ -121,6 +127,24 @@ fn process(folder: &Path, pid: u32) -> io::Result<Option<Holder>> {
         events,
         msr_cpus: msr_cpus.into_iter().collect(),
     }))
+}
+
+/// From the parent on, by the `status` of each (proc(5), `PPid`).
+fn ancestors(proc: &Path, status: &str) -> Vec<u32> {
+    /// No chain is longer, but one that changes while it is read may have a circle.
+    const MOST: usize = 64;
+    let parent = |status: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+        line?.trim().parse().ok().filter(|pid| *pid > 1)
+    };
+    let mut found = Vec::new();
+    let mut next: Option<u32> = parent(status);
+    while let Some(pid) = next.filter(|_| found.len() < MOST) {
+        found.push(pid);
+        let status = fs::read(proc.join(pid.to_string()).join("status")).unwrap_or_default();
+        next = parent(&String::from_utf8_lossy(&status));
+    }
+    found
 }
 
 /// By its flags in `stat` (proc(5), field 9). It has no descriptors.

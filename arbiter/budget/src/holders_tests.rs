@@ -44,6 +44,7 @@ impl Host {
 fn perf(pid: u32, events: u32, msr: &[u32]) -> Holder {
     Holder::Process {
         pid,
+        ancestors: Vec::new(),
         uid: 1000,
         comm: "pe\u{fffd}rf".into(),
         events,
@@ -52,6 +53,32 @@ fn perf(pid: u32, events: u32, msr: &[u32]) -> Holder {
 }
 
 const EVENT: &str = "anon_inode:[perf_event]";
+
+#[test]
+fn who_started_a_process() {
+    let host = Host::new(&[]);
+    for (pid, parent) in [("20", 9), ("9", 4), ("4", 1), ("30", 31), ("31", 30)] {
+        host.process(
+            pid,
+            if pid == "20" || pid == "30" {
+                &[EVENT]
+            } else {
+                &[]
+            },
+        );
+        let status = format!("Name:\tsh\nPPid:\t{parent}\nUid:\t1000\t0\t0\t0\n");
+        let path = host.0.path().join("proc").join(pid).join("status");
+        fs::write(path, status).expect("a file");
+    }
+    let seen = holders(host.0.path(), &[]).expect("holders");
+    let ancestors = |index: usize| match &seen.found[index] {
+        Holder::Process { ancestors, .. } => ancestors.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(ancestors(0), [9, 4]);
+    // A circle, which only a race can show, is left after a while.
+    assert_eq!(ancestors(1)[..3], [31, 30, 31]);
+}
 
 #[test]
 fn processes() {

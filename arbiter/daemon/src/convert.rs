@@ -326,7 +326,8 @@ pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Even
         Change::Claimed { .. } => (None, "its holder is back".to_owned()),
         Change::Broken { .. } => (
             None,
-            "somebody who has no lease uses counters that it needs; see: umpire who".to_owned(),
+            "is broken: somebody who has no lease uses counters that it needs; see: umpire who"
+                .to_owned(),
         ),
         Change::Mended { lasted, .. } => (
             None,

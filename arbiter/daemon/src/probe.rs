@@ -140,7 +140,7 @@ fn capacity(budget: &Budget, recorded: Option<CounterSet>) -> CounterSet {
 pub(crate) struct Seen {
     pub(crate) place: Place,
     /// Programmable counters that nobody had; `None`: not known.
-    free: Option<u32>,
+    pub(crate) free: Option<u32>,
     /// Fixed-function counters that somebody had.
     fixed: CounterSet,
 }
@@ -165,6 +165,7 @@ pub(crate) fn watch(mut found: Vec<Found>, mut told: UnixStream) -> std::io::Res
         .spawn(move || {
             let mut holders_at = None::<Instant>;
             let mut online = None;
+            let mut seen: Vec<Seen> = Vec::new();
             loop {
                 let now_online = crate::sysfs::online(Path::new("/")).ok();
                 if online.is_some() && online != now_online {
@@ -172,8 +173,11 @@ pub(crate) fn watch(mut found: Vec<Found>, mut told: UnixStream) -> std::io::Res
                 }
                 online = now_online;
                 let places = (0u16..).map(PmuId).zip(&found);
-                let places = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
-                let due = holders_at.is_none_or(|at| at.elapsed() >= LOOKS_AT_HOLDERS);
+                let places: Vec<Seen> = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
+                // Who has taken or given back something is looked for at once.
+                let due =
+                    places != seen || holders_at.is_none_or(|at| at.elapsed() >= LOOKS_AT_HOLDERS);
+                seen.clone_from(&places);
                 let holders =
                     due.then(|| umpire_budget::holders(Path::new("/"), &[std::process::id()]));
                 {
@@ -254,9 +258,9 @@ impl Seen {
         }
     }
 
-    /// What outsiders surely have, where leases hold `leased` of `counters`. A holder need
-    /// not use what it holds, and its events may be on counters of the other kind: what
-    /// that explains is nobody else's.
+    /// What outsiders surely have, where leases of holders that may use them hold `leased` of
+    /// `counters`. Such a holder need not use all that it holds, and its events may be on
+    /// counters of the other kind: what that explains is nobody else's.
     pub(crate) fn outside(&self, counters: CounterSet, leased: PerKind) -> Option<Vec<CounterSet>> {
         let there = PerKind::count(counters);
         let programmable = u32::from(there.programmable).saturating_sub(self.free?);

@@ -13,11 +13,11 @@ use arbiter::host::{
     BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal, Scope,
     TenantId,
 };
-use arbiter::{CounterSet, Nanos};
+use arbiter::{CounterSet, Nanos, PerKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use umpire_budget::Holders;
+use umpire_budget::{Holder, Holders};
 use umpire_lease::{self as wire, INTERFACE};
 use varlink::{Reply, Request};
 
@@ -104,6 +104,18 @@ pub(crate) struct Service {
     holders: Option<Holders>,
     watchdog: watchdog::Claim,
     pub(crate) metrics: Metrics,
+}
+
+/// Whether it is process `pid`, or one that it started.
+fn is_of(holder: &Holder, pid: u32) -> bool {
+    match holder {
+        Holder::NmiWatchdog { .. } => false,
+        Holder::Process {
+            pid: this,
+            ancestors,
+            ..
+        } => *this == pid || ancestors.contains(&pid),
+    }
 }
 
 /// Who calls, and how.
@@ -269,20 +281,32 @@ impl Service {
             let Some(pmu) = self.arbiter.pmus().get(usize::from(place.pmu.0)) else {
                 continue;
             };
+            let unused = self.unused(place);
             let leased = self.arbiter.leased(place);
+            let leased = PerKind {
+                programmable: leased.programmable.saturating_sub(unused.programmable),
+                fixed: leased.fixed.saturating_sub(unused.fixed),
+            };
             let Some(now_outside) = seen.outside(pmu.counters, leased) else {
                 continue;
             };
             // A lease may have come or gone between look and judgement: what two looks in a
             // row saw is there.
-            let before = self
-                .seen
-                .insert(place, now_outside.clone())
-                .unwrap_or_default();
-            let outside = if before.len() < now_outside.len() {
-                before
+            let known = self.arbiter.outside(place);
+            let outside = if now_outside.len() < known.len() && seen.free == Some(0) {
+                // A holder has come, and found less than it holds. What it has now explains
+                // no counter that outsiders had before, as long as none is free.
+                known.to_vec()
             } else {
-                now_outside
+                let before = self
+                    .seen
+                    .insert(place, now_outside.clone())
+                    .unwrap_or_default();
+                if before.len() < now_outside.len() {
+                    before
+                } else {
+                    now_outside
+                }
             };
             if self.arbiter.outside(place) != outside {
                 self.arbiter
@@ -290,6 +314,37 @@ impl Service {
             }
         }
         self.settle();
+    }
+
+    /// What leases of scope `cpu` hold of a place whose holders have no perf event open, nor
+    /// the registers: surely they use none of it. Nothing where processes are hidden.
+    fn unused(&self, place: Place) -> PerKind {
+        let mut unused = PerKind::default();
+        let holders = self.holders.as_ref().filter(|holders| holders.hidden == 0);
+        let Some(holders) = holders else {
+            return unused;
+        };
+        let pmu = &self.arbiter.pmus()[usize::from(place.pmu.0)];
+        let domain = usize::try_from(place.domain).ok();
+        let Some(cpus) = domain.and_then(|domain| pmu.domains.get(domain)) else {
+            return unused;
+        };
+        for lease in self.arbiter.leases() {
+            let holds = lease.holds > 0 && lease.terms.cpus.meets(cpus);
+            let idle = !holders.found.iter().any(|one| is_of(one, lease.owner.pid));
+            if !holds || !idle || lease.terms.scope != Scope::Cpu || lease.owner.pid == 0 {
+                continue;
+            }
+            let demands = lease.terms.demands.iter().take(lease.holds);
+            for demand in demands.filter(|demand| demand.pmu == place.pmu) {
+                if PerKind::count(demand.counters).fixed > 0 {
+                    unused.fixed += 1;
+                } else {
+                    unused.programmable += 1;
+                }
+            }
+        }
+        unused
     }
 
     /// Does what is due.

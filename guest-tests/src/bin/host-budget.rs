@@ -80,6 +80,7 @@ fn report(root: &Path) -> Result<(), Box<dyn Error>> {
             Holder::NmiWatchdog { cpus } => println!("holder nmi-watchdog cpus {cpus}"),
             Holder::Process {
                 pid,
+                ancestors: _,
                 uid,
                 comm,
                 events,

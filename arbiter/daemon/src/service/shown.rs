@@ -77,7 +77,10 @@ impl Service {
     /// Who has counters, or may, without a lease: as far as the kernel shows.
     pub(super) fn outsiders(&self, only: Option<u32>) -> Vec<wire::Outsider> {
         let found = self.holders.iter().flat_map(|holders| &holders.found);
-        let ours = |pid: u32| self.arbiter.leases().any(|lease| lease.owner.pid == pid);
+        let ours = |one: &Holder| {
+            let mut leases = self.arbiter.leases();
+            leases.any(|lease| super::is_of(one, lease.owner.pid))
+        };
         let shown = found.filter_map(|holder| match holder {
             Holder::NmiWatchdog { cpus } => (only.is_none_or(|cpu| cpus.contains(cpu))
                 && !self.has_watchdog())
@@ -93,7 +96,8 @@ impl Service {
                 comm,
                 events,
                 msr_cpus,
-            } => (!ours(*pid)).then(|| wire::Outsider {
+                ..
+            } => (!ours(holder)).then(|| wire::Outsider {
                 what: "process".to_owned(),
                 name: comm.clone(),
                 pid: Some(*pid),
