@@ -183,6 +183,7 @@ fn outside(count: u32) -> String {
 fn leases_on_a_kernels_counters() {
     let (guest, _rates) = guest();
     let pinned = "perf stat -a -o /tmp/stat -e r1c4:D,r1c4:D & echo $! >/tmp/pid";
+    let hog = "umpire hog 3 --no-lease & echo $! >/tmp/pid";
     let umpire = "UMPIRE_ARBITER=/tmp/arbiter umpire";
     let whole = "perf stat -a -x, -e r1c4:D,r1c4:D,instructions:D sleep 3";
     let log = Script::default()
@@ -193,8 +194,14 @@ fn leases_on_a_kernels_counters() {
             "refused",
             format!("{umpire} lease --counters 3 -- true 2>&1"),
         )
+        .step("no room", "umpire hog 3 --no-lease 2>&1")
         .step(
             "gone",
+            format!("kill $(cat /tmp/pid); wait; {}", outside(0)),
+        )
+        .step("hog", format!("{hog}; {}; {umpire} who", outside(3)))
+        .step(
+            "hog gone",
             format!("kill $(cat /tmp/pid); wait; {}", outside(0)),
         )
         .step(
@@ -228,6 +235,15 @@ fn leases_on_a_kernels_counters() {
     log.has(
         "refused",
         &["2 counters of CPU 0 are used by somebody who has no lease"],
+    );
+
+    log.has(
+        "no room",
+        &["CPU 0 has 2 free counters, and 3 were asked for"],
+    );
+    log.has(
+        "hog",
+        &["3 used by somebody who has no lease", "6 perf events open"],
     );
 
     // Whole counts with the lease, and a part of the time without.

@@ -21,6 +21,14 @@ impl Handed {
         sys::open_handed(event).map(|event| Handed { event })
     }
 
+    /// Has it count from now on.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn enable(&self) -> Result<(), Errno> {
+        sys::enable(self.as_fd())
+    }
+
     /// Stops it. Whoever has a descriptor can start it again, which shows in
     /// [`Handed::enabled`].
     ///
@@ -81,6 +89,9 @@ mod tests {
         handed.disable().expect("it can be stopped");
         spend();
         assert_eq!(enabled(), Some(Duration::ZERO));
+        handed.enable().expect("it can be started");
+        spend();
+        assert!(enabled() > Some(Duration::ZERO));
         let impossible = HandedEvent {
             cpu: Some(u32::MAX),
             ..event

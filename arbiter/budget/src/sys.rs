@@ -161,6 +161,13 @@ pub(crate) fn open_handed(event: &HandedEvent) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Starts an event.
+pub(crate) fn enable(event: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: this request takes a number, and touches no memory of ours.
+    answer(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })?;
+    Ok(())
+}
+
 /// Stops an event, whoever else has a descriptor of it.
 pub(crate) fn disable(event: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: this request takes a number, and touches no memory of ours.

@@ -337,3 +337,30 @@ fn commands_without_an_arbiter_say_how_to_start_one() {
         "{line}"
     );
 }
+
+/// The configuration of the operators' page can be used, on a host with its users.
+#[test]
+fn the_operators_page_has_a_policy_that_can_be_used() {
+    let page = include_str!("../../../docs/operators.md");
+    let policy = page.split("```toml\n").nth(1).expect("a policy");
+    let policy = policy.split("```").next().expect("its end");
+    let policy = ["telemetry", "vm-blue", "vm-green"]
+        .iter()
+        .zip(1..)
+        .fold(policy.to_owned(), |text, (user, uid)| {
+            text.replace(&format!("\"{user}\""), &uid.to_string())
+        });
+    let daemon = Daemon::start();
+    let path = daemon.folder.path().join("policy.toml");
+    let check = |policy: String| {
+        std::fs::write(&path, policy).expect("a file");
+        let path = path.display().to_string();
+        daemon.umpire(&["arbiterd", "--check-config", "--config", &path])
+    };
+    let checked = check(policy.clone());
+    assert!(checked.status.success(), "{checked:?}");
+    // Where the counters are known, so is what it promises.
+    let stated = |count| format!("{policy}\n[[pmu]]\nname = \"cpu\"\nprogrammable = {count}\n");
+    assert!(check(stated(6)).status.success());
+    assert_eq!(check(stated(3)).status.code(), Some(2));
+}

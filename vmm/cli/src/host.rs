@@ -2,10 +2,11 @@
 //! `revoke` and `hog`.
 
 use std::io::{self, BufWriter};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use arbiter::host::{BootTime, CpuSet, HostArbiter, Owner, TenantId};
 use umpire_arbiterd::{ArbiterConfig, Arbiterd, PmuConfig, ServeError};
+use umpire_budget::{Handed, HandedEvent, NotMeasured, Rings};
 use umpire_lease::{Counters, Request};
 use umpire_tools::host::{self, HoldOptions, HostOptions};
 use vmm::config::BudgetChoice;
@@ -326,6 +327,9 @@ pub fn lease(flags: &LeaseFlags) -> Result<u8, UserError> {
 /// # Errors
 /// There is no arbiter, or it refuses.
 pub fn hog(flags: &HogFlags) -> Result<u8, UserError> {
+    if flags.no_lease {
+        return hog_without_lease(flags);
+    }
     let label = flags
         .terms
         .label
@@ -341,6 +345,61 @@ pub fn hog(flags: &HogFlags) -> Result<u8, UserError> {
         command: Vec::new(),
     };
     Ok(host::hold(&options, &mut io::stderr())?)
+}
+
+/// An event that each programmable counter counts, and no fixed-function counter: retired
+/// branches on Intel's processors, taken ones on AMD's.
+const ANY_COUNTER: u64 = 0xc4;
+
+/// `umpire hog --no-lease`: pins perf events, and keeps them until Ctrl-C or `--for`.
+fn hog_without_lease(flags: &HogFlags) -> Result<u8, UserError> {
+    let wrong = |what: String| UserError::bad_input(format!("--no-lease: {what}"));
+    let pmus = umpire_budget::discover(Path::new("/")).map_err(UserError::bad_input)?;
+    let name = flags.terms.pmu.as_deref();
+    let pmu = pmus
+        .iter()
+        .find(|pmu| name.is_none_or(|name| pmu.name == name));
+    let pmu = pmu.ok_or_else(|| wrong("the kernel shows no such hardware PMU".to_owned()))?;
+    let cpus = match &flags.terms.cpus {
+        None => pmu.measured_on(),
+        Some(list) => list
+            .parse()
+            .map_err(|error| wrong(format!("--cpus {list}: {error}")))?,
+    };
+    let mut events = Vec::new();
+    for cpu in cpus.iter() {
+        for number in 0..flags.counters {
+            let event = HandedEvent {
+                spec: pmu.event(ANY_COUNTER),
+                thread: None,
+                cpu: Some(cpu),
+                rings: Rings::All,
+                period: None,
+            };
+            let opened = Handed::open(&event).and_then(|event| {
+                event.enable()?;
+                Ok((event.enabled()?, event))
+            });
+            match opened {
+                Ok((Some(_), event)) => events.push(event),
+                Ok((None, _)) => {
+                    return Err(wrong(format!(
+                        "CPU {cpu} has {number} free counters, and {} were asked for; see: umpire \
+                         who {cpu}",
+                        flags.counters
+                    )));
+                }
+                Err(errno) => {
+                    let why = NotMeasured::from(errno);
+                    return Err(wrong(format!("an event on CPU {cpu}: {why}")));
+                }
+            }
+        }
+    }
+    let count = flags.counters;
+    eprintln!("umpire: {count} events are pinned on each of the CPUs {cpus}, without a lease");
+    host::pass_time(flags.terms.duration.map(|span| span.0))?;
+    Ok(0)
 }
 
 /// `umpire leases`.

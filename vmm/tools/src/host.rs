@@ -13,7 +13,7 @@ use umpire_lease::{
     WhoOut,
 };
 
-pub use hold::{HoldOptions, hold};
+pub use hold::{HoldOptions, hold, pass_time};
 
 use crate::ToolError;
 

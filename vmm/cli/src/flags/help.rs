@@ -237,6 +237,7 @@ Exit status: 0; 2 if there is no such lease, or it is another's.";
 
 const HOG: &str = "\
   umpire hog 3 --cpus 0-1 --for 10s
+  umpire hog 2 --no-lease                what the arbiter makes of an outsider
 Exit status: 0; 2 if the counters cannot be had.";
 
 const REPORT: &str = "\

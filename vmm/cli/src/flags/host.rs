@@ -127,6 +127,10 @@ pub struct HogFlags {
     /// Programmable counters on each CPU
     #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub counters: u32,
+    /// Ask nobody, and pin so many perf events on each of the CPUs instead: an outsider
+    #[arg(long, conflicts_with_all = ["arbiter", "priority", "preemptible", "best_effort", "wait",
+        "tenant", "label"])]
+    pub no_lease: bool,
     /// The arbiter.
     #[command(flatten)]
     pub arbiter: ArbiterFlag,

@@ -73,6 +73,21 @@ pub fn hold(options: &HoldOptions, errors: &mut dyn Write) -> Result<u8, ToolErr
     Ok(u8::try_from(status).unwrap_or(u8::MAX))
 }
 
+/// Waits until Ctrl-C, or for so long.
+///
+/// # Errors
+/// The host refuses.
+pub fn pass_time(most: Option<Duration>) -> Result<(), ToolError> {
+    let waiter = Waiter::new().map_err(host("waiting"))?;
+    let until = most.map(|most| Instant::now() + most);
+    while until.is_none_or(|until| Instant::now() < until) {
+        if waiter.wait(until).map_err(host("waiting"))?.stop {
+            break;
+        }
+    }
+    Ok(())
+}
+
 struct Holder<'a> {
     options: &'a HoldOptions,
     waiter: Waiter,
