@@ -21,7 +21,7 @@ fn beside(events: &str, program: &str) -> String {
     let descriptors = 2 * events.split(',').count();
     format!(
         "perf stat -a -o /tmp/stat -e {events} & for i in $(seq 50); do sleep 0.1; \
-         [ $(ls -l /proc/$!/fd | grep -c perf_event) = {descriptors} ] && break; done; \
+         [ $(ls -l /proc/$!/fd 2>/dev/null | grep -c perf_event) = {descriptors} ] && break; done; \
          sleep 0.3; {program} 2>/dev/null; kill $!; wait; true"
     )
 }

@@ -40,7 +40,8 @@ pub enum Holder {
 pub struct Holders {
     /// The watchdog first, then processes by number.
     pub found: Vec<Holder>,
-    /// Processes that could not be looked at for want of rights (CAP_SYS_PTRACE). Threads of
+    /// Processes that could not be looked at for want of rights (CAP_SYS_PTRACE and
+    /// CAP_DAC_READ_SEARCH). Threads of
     /// the kernel are not among them.
     pub hidden: u32,
 }

@@ -128,10 +128,12 @@ impl Trail {
         };
         let begins = json!({ "event": "begins", "cut_bytes": whole - length });
         let begins = begins.as_object().cloned().unwrap_or_default();
-        match trail.append(vec![begins], now_ms).lost {
-            0 => Ok(trail),
-            _ => Err(io::Error::other("its first record cannot be written")),
+        // On a full disk it is told as lost when there is room.
+        if trail.append(vec![begins], now_ms).lost > 0 {
+            let path = trail.config.path.display();
+            log::error!("{path}: the audit cannot be written now; lost records are counted");
         }
+        Ok(trail)
     }
 
     fn line(&mut self, mut record: Record, now_ms: u64) -> Vec<u8> {
@@ -225,11 +227,11 @@ impl Trail {
             let rotated = self.marker("rotated", now_ms);
             self.write(&rotated)?;
             self.file.sync_all()?;
-            for number in (1..self.config.keep).rev() {
-                match std::fs::rename(older(&path, number), older(&path, number + 1)) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                    _ => {}
-                }
+            // Behind a gap, which an earlier try has left, nothing has to make room.
+            let there = |number: &u32| older(&path, *number).exists();
+            let last = (1..self.config.keep).take_while(there).last().unwrap_or(0);
+            for number in (1..=last).rev() {
+                std::fs::rename(older(&path, number), older(&path, number + 1))?;
             }
             std::fs::rename(&path, older(&path, 1))?;
         }

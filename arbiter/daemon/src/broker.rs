@@ -4,18 +4,21 @@
 //! its own of the same event, by which it stops the event when the lease is lost, and looks
 //! for a while whether somebody starts it again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
 use arbiter::host::LeaseId;
 use rustix::net::{
     RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, recv, sendmsg,
 };
-use umpire_budget::Handed;
+use umpire_budget::{Handed, NotMeasured};
 use umpire_lease::{EventReply, EventRequest, Refusal};
 use umpire_socket::{Access, Listener, SocketError, Wording};
 
@@ -27,6 +30,8 @@ const MOST_REQUEST: usize = 4096;
 /// Most events of a user, and most that were lost and are still looked at.
 const MOST_EVENTS: usize = 1024;
 const MOST_LOST: usize = 4096;
+/// How long the kernel may take to open an event.
+const OPENS: Duration = Duration::from_millis(100);
 /// So long after the loss it is looked whether an event was enabled again, in nanoseconds.
 const LOOKS: u64 = 60_000_000_000;
 
@@ -75,6 +80,8 @@ pub(crate) struct Broker {
     holders: BTreeMap<u64, Holder>,
     open: BTreeMap<LeaseId, Vec<Open>>,
     lost: Vec<Lost>,
+    /// Users for whom an event is being opened.
+    slow: Arc<Mutex<BTreeSet<u32>>>,
 }
 
 /// What became of a connection's turn.
@@ -98,6 +105,7 @@ impl Broker {
             holders: BTreeMap::new(),
             open: BTreeMap::new(),
             lost: Vec::new(),
+            slow: Arc::default(),
         })
     }
 
@@ -183,7 +191,11 @@ impl Broker {
         let lease = open.allowed.lease;
         let same = |other: &mut Open| {
             let (a, b) = (&other.allowed, &open.allowed);
-            a.counter == b.counter && (a.event.thread, a.event.cpu) == (b.event.thread, b.event.cpu)
+            // One without a CPU, or without a thread, counts on each.
+            let meet = |a: Option<u32>, b: Option<u32>| a.is_none() || b.is_none() || a == b;
+            a.counter == b.counter
+                && meet(a.event.thread, b.event.thread)
+                && meet(a.event.cpu, b.event.cpu)
         };
         let of_lease = self.open.entry(lease).or_default();
         let replaced: Vec<Open> = of_lease.extract_if(.., same).collect();
@@ -220,8 +232,8 @@ impl Broker {
         if before == Some(None) || !holder.is_there() {
             return Err(service.not_opened(client, "foreign-thread", foreign));
         }
-        let event = Handed::open(&allowed.event).map_err(|error| {
-            let why = format!("the kernel does not open the event: {error}");
+        let event = self.open_in_time(&allowed, client).map_err(|why| {
+            let why = format!("the kernel does not open the event: {why}");
             service.not_opened(client, "not-opened", &why)
         })?;
         // The number may have become another thread's between the look and the opening.
@@ -234,6 +246,39 @@ impl Broker {
             uid: client.uid,
             pid: client.pid,
         })
+    }
+
+    /// Opens an event on a thread of its own: the kernel waits there for as long as the other
+    /// process is in `execve`, which may be for ever.
+    fn open_in_time(&self, allowed: &Allowed, client: &Client) -> Result<Handed, String> {
+        let slow = self.slow.clone();
+        let uid = client.uid;
+        if slow
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&uid)
+        {
+            return Err("an event for this user is being opened still; try again".to_owned());
+        }
+        slow.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(uid);
+        let (send, opened) = channel();
+        let event = allowed.event;
+        let body = move || {
+            let opened = Handed::open(&event);
+            slow.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(&uid);
+            // Nobody may wait for it any more: then it is closed.
+            let _ = send.send(opened);
+        };
+        let thread = Builder::new().name("open-event".to_owned()).spawn(body);
+        thread.map_err(|error| error.to_string())?;
+        match opened.recv_timeout(OPENS) {
+            Ok(opened) => opened.map_err(|errno| NotMeasured::from(errno).to_string()),
+            Err(_) => Err("the process of the thread is being replaced; try again".to_owned()),
+        }
     }
 
     /// Stops what leases do not hold any more, before somebody else is told that it has it.

@@ -49,6 +49,8 @@ const BATCH: usize = 256;
 const DEAR: u64 = 50;
 /// An explanation plays the request through on a copy of all that there is.
 const DEARER: u64 = 1000;
+/// So many bytes of audit count as one call: nobody turns the files over in a moment.
+const BYTES: u64 = 8;
 /// Most connections accepted before others have their turn.
 const ACCEPTS: usize = 64;
 /// No wait is longer, in nanoseconds: a host that was suspended has waited for less than
@@ -598,8 +600,19 @@ impl Arbiterd {
             };
             let client = connection.client.clone();
             let lines = request.parameters.as_ref().and_then(|all| all.get("lines"));
-            let lines = lines.and_then(|lines| lines.as_array()).map_or(0, Vec::len);
-            self.rates.charge(client.uid, lines as u64, now.0);
+            let bytes = lines
+                .and_then(|lines| lines.as_array())
+                .into_iter()
+                .flatten();
+            let bytes = bytes.map(|line| 1 + line.as_str().map_or(0, str::len));
+            let bytes: usize = bytes.sum();
+            self.rates.charge(client.uid, bytes as u64 / BYTES, now.0);
+            let threads = request.parameters.as_ref().and_then(|all| {
+                let threads = all.get("request")?.get("threads")?;
+                Some(threads.as_array()?.len())
+            });
+            self.rates
+                .charge(client.uid, threads.unwrap_or(0) as u64, now.0);
             let method = request.method.rsplit('.').next();
             let dear = match method {
                 Some("List" | "Who") => DEAR,

@@ -104,6 +104,7 @@ pub(crate) struct Service {
     holders: Option<Holders>,
     watchdog: watchdog::Claim,
     pub(crate) metrics: Metrics,
+    denials: trail::Denials,
 }
 
 /// Whether it is process `pid`, or one that it started.
@@ -149,6 +150,7 @@ impl Service {
             holders: None,
             watchdog: watchdog::Claim::default(),
             metrics: Metrics::new(),
+            denials: trail::Denials::default(),
         }
     }
 
@@ -293,7 +295,8 @@ impl Service {
             // A lease may have come or gone between look and judgement: what two looks in a
             // row saw is there.
             let known = self.arbiter.outside(place);
-            let outside = if now_outside.len() < known.len() && seen.free == Some(0) {
+            let stays = seen.free == Some(0) && self.may_be_outside();
+            let outside = if now_outside.len() < known.len() && stays {
                 // A holder has come, and found less than it holds. What it has now explains
                 // no counter that outsiders had before, as long as none is free.
                 known.to_vec()
@@ -316,6 +319,23 @@ impl Service {
         self.settle();
     }
 
+    /// Whether somebody may have counters who has no lease: a process that is not a holder's,
+    /// or one that cannot be seen.
+    fn may_be_outside(&self) -> bool {
+        let Some(holders) = &self.holders else {
+            return true;
+        };
+        let of_a_lease = |one: &Holder| {
+            let mut leases = self.arbiter.leases();
+            leases.any(|lease| is_of(one, lease.owner.pid))
+        };
+        let processes = holders.found.iter().filter(|one| match one {
+            Holder::NmiWatchdog { .. } => !self.has_watchdog(),
+            Holder::Process { .. } => true,
+        });
+        holders.hidden > 0 || !processes.into_iter().all(of_a_lease)
+    }
+
     /// What leases of scope `cpu` hold of a place whose holders have no perf event open, nor
     /// the registers: surely they use none of it. Nothing where processes are hidden.
     fn unused(&self, place: Place) -> PerKind {
@@ -330,9 +350,9 @@ impl Service {
             return unused;
         };
         for lease in self.arbiter.leases() {
-            let holds = lease.holds > 0 && lease.terms.cpus.meets(cpus);
-            let idle = !holders.found.iter().any(|one| is_of(one, lease.owner.pid));
-            if !holds || !idle || lease.terms.scope != Scope::Cpu || lease.owner.pid == 0 {
+            let whole = lease.terms.scope == Scope::Cpu && lease.owner.pid != 0;
+            let holds = whole && lease.holds > 0 && lease.terms.cpus.meets(cpus);
+            if !holds || holders.found.iter().any(|one| is_of(one, lease.owner.pid)) {
                 continue;
             }
             let demands = lease.terms.demands.iter().take(lease.holds);

@@ -16,6 +16,9 @@ pub(crate) struct Keeper {
     given_back: bool,
     /// The last try failed, and was reported.
     failed: bool,
+    /// What the last look saw, and whether those since have failed.
+    seen: Option<CpuSet>,
+    blind: bool,
 }
 
 /// What came of an attempt to have the switch as it should be.
@@ -41,6 +44,8 @@ impl Keeper {
             keeps: state.is_some(),
             given_back: false,
             failed: false,
+            seen: None,
+            blind: false,
         }
     }
 
@@ -55,11 +60,16 @@ impl Keeper {
         match (on, kept) {
             (Ok(on), Ok(kept)) => {
                 self.given_back = kept.is_some();
-                on.or(kept)
+                self.blind = false;
+                self.seen = on.or(kept);
+                self.seen.clone()
             }
             (Err(error), _) | (_, Err(error)) => {
-                log::warn!("the NMI watchdog is left alone: {error}");
-                None
+                // It is as it was seen last: nobody gets its counter for a look that failed.
+                if !std::mem::replace(&mut self.blind, true) {
+                    log::warn!("the NMI watchdog cannot be looked at: {error}");
+                }
+                self.seen.clone()
             }
         }
     }

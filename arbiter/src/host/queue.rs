@@ -49,7 +49,7 @@ impl HostArbiter {
             return;
         }
         let mut blockers: Vec<LeaseId> = Vec::new();
-        for id in self.order(self.now) {
+        for id in self.served_in(self.order(self.now)) {
             let lease = &self.leases[&id];
             let behind = blockers
                 .iter()
@@ -67,6 +67,30 @@ impl HostArbiter {
                 blockers.push(id);
             }
         }
+    }
+
+    /// The order, but that those come last to whom a lease gives no way that waits for what
+    /// they want: what one tenant has had of it is not the next one's.
+    fn served_in(&self, order: Vec<LeaseId>) -> impl Iterator<Item = LeaseId> + use<> {
+        let choosy: Vec<&Lease> = order
+            .iter()
+            .map(|id| &self.leases[id])
+            .filter(|lease| {
+                let tenant = self.policy.tenant(lease.owner.tenant);
+                tenant.is_some_and(|tenant| tenant.gives_way_to.is_some())
+            })
+            .collect();
+        let is_last = |id: &LeaseId| {
+            choosy.iter().any(|other| {
+                other.id != *id
+                    && other.terms.can_be_preempted()
+                    && other.departure.is_none()
+                    && !self.gives_way(other, *id)
+                    && self.compete(&other.terms, &self.leases[id].terms)
+            })
+        };
+        let (last, first): (Vec<LeaseId>, Vec<LeaseId>) = order.into_iter().partition(is_last);
+        first.into_iter().chain(last)
     }
 
     /// Gives a lease that waits as much as there is.

@@ -758,6 +758,28 @@ fn some_give_way_to_some_tenants_only() {
     assert_eq!(only, Some([TenantId(1)].into_iter().collect()));
 }
 
+/// What one tenant has had of it is not the next one's, whatever that one's rank is.
+#[test]
+fn what_gave_way_to_one_tenant_comes_back_before_others_are_served() {
+    let mut policy = open_policy();
+    policy.tenants[0].gives_way_to = Some([TenantId(1)].into_iter().collect());
+    policy.tenants.push(Tenant::open("c"));
+    let mut host = Host::new(policy);
+    host.granted(B, terms(programmable(2), "0"));
+    let effort = Terms {
+        guaranteed: false,
+        waits: Waits::Always,
+        ..terms(programmable(1), "0")
+    };
+    let effort = host.granted(A, effort);
+    let taker = host.waiting(B, terms(programmable(1), "0"));
+    host.pass(100);
+    assert_eq!((host.holds(effort), host.holds(taker)), (Some(0), Some(1)));
+    let other = host.waiting(2, terms(programmable(1), "0"));
+    host.release(B, taker);
+    assert_eq!((host.holds(effort), host.holds(other)), (Some(1), Some(0)));
+}
+
 #[test]
 fn a_tenant_fills_neither_the_queue_nor_the_sets_of_others() {
     let mut policy = open_policy();

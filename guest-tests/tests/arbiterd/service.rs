@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use umpire_lease::Arbiter;
@@ -62,7 +62,13 @@ fn a_socket_that_was_given_is_served_and_readiness_is_told() {
         !folder.path().join("another").exists(),
         "it has the socket that was given"
     );
-    // SIGTERM ends it well, and leaves the socket to whoever made it.
+    // It leaves the socket to whoever made it.
+    end_well(&mut child);
+    assert!(socket.exists());
+}
+
+/// SIGTERM ends it, and that is no failure.
+fn end_well(child: &mut Child) {
     let pid = i32::try_from(child.id())
         .ok()
         .and_then(rustix::process::Pid::from_raw);
@@ -77,6 +83,40 @@ fn a_socket_that_was_given_is_served_and_readiness_is_told() {
         std::thread::sleep(Duration::from_millis(5));
     };
     assert!(status.success(), "{status}");
+}
+
+/// As a service manager does it: the arbiter starts with the first who connects.
+#[test]
+fn systemds_own_tool_activates_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("socket");
+    let child = Command::new("systemd-socket-activate")
+        .arg("-l")
+        .arg(&socket)
+        .arg(guest_tests::umpire::path())
+        .args(["arbiterd", "--budget", "programmable=4", "--socket"])
+        .arg(folder.path().join("another"))
+        .stdin(Stdio::null())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            println!("skipped: systemds_own_tool_activates_it: systemd-socket-activate: {error}");
+            return;
+        }
+    };
+    let until = Instant::now() + LONG;
+    let arbiter = loop {
+        match Arbiter::connect(&socket) {
+            Ok(arbiter) => break arbiter,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let held = arbiter.acquire(&programmable(3)).expect("it can be had");
+    assert_eq!(held.lease().holds, 3);
+    drop(held);
+    end_well(&mut child);
     assert!(socket.exists());
 }
 

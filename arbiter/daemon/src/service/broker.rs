@@ -1,7 +1,7 @@
 //! Which perf event a holder may have of its lease. The attributes follow from the lease;
 //! what is counted is the only word of the holder's. Pure.
 
-use arbiter::host::{Caller, LeaseId, Scope, ThreadId};
+use arbiter::host::{Caller, CpuSet, LeaseId, Scope, ThreadId};
 use arbiter::{CounterId, CounterSet};
 use serde_json::{Value, json};
 use umpire_budget::{EventSpec, Fixed, HandedEvent, Rings};
@@ -104,7 +104,8 @@ impl Service {
                 ));
             }
         }
-        let everywhere = self.arbiter.online().without(&terms.cpus).is_empty();
+        let mut all = pmu.domains.iter().flat_map(CpuSet::iter);
+        let everywhere = all.all(|cpu| terms.cpus.contains(cpu));
         match request.cpu {
             Some(cpu) if terms.cpus.contains(cpu) => {}
             None if thread.is_some() && everywhere => {}

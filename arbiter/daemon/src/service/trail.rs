@@ -1,5 +1,7 @@
 //! What the audit has of decisions, and what holders report of themselves.
 
+use std::collections::BTreeMap;
+
 use arbiter::host::{Caller, Change, Lease, LeaseId, TenantId};
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, MOST_FIGURES, MOST_LINE, MOST_LINES};
@@ -9,6 +11,14 @@ use super::{Answered, Calling, Service, parsed, refusal, wrong};
 use crate::audit::Record;
 use crate::metrics::Open;
 use crate::words;
+
+/// Refusals of this second, by user and reason: each is in the audit once, and then how many
+/// more there were. Who is refused over and over cannot fill it.
+#[derive(Debug, Default)]
+pub(super) struct Denials {
+    second: u64,
+    counts: BTreeMap<(u32, String), u64>,
+}
 
 impl Service {
     /// Adds a record to the audit, if there is one.
@@ -81,6 +91,26 @@ impl Service {
         message: Option<&str>,
     ) {
         self.metrics.denied(&self.arbiter, who.tenant, reason);
+        let second = self.arbiter.now().0 / 1_000_000_000;
+        if self.denials.second != second {
+            let before = std::mem::take(&mut self.denials.counts);
+            self.denials.second = second;
+            for ((uid, why), more) in before.into_iter().filter(|(_, more)| *more > 0) {
+                let record =
+                    json!({ "event": "refused-more", "why": why, "uid": uid, "more": more });
+                self.record(&record);
+            }
+        }
+        match self.denials.counts.get_mut(&(who.uid, reason.to_owned())) {
+            Some(more) => {
+                *more += 1;
+                return;
+            }
+            None => {
+                let of = (who.uid, reason.to_owned());
+                self.denials.counts.insert(of, 0);
+            }
+        }
         let tenant = who.tenant.and_then(|id| self.arbiter.policy().tenant(id));
         let record = json!({
             "event": "refused",

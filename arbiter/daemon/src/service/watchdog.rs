@@ -18,6 +18,8 @@ pub(super) struct Claim {
     lease: Option<LeaseId>,
     /// It was to be turned off, and could not be.
     stuck: bool,
+    /// The CPUs of that.
+    stuck_on: CpuSet,
 }
 
 impl Service {
@@ -116,8 +118,9 @@ impl Service {
     /// Whether the watchdog is to be on. `None`: it is nobody's affair here.
     pub(crate) fn watchdog_on(&self) -> Option<bool> {
         let lease = self.arbiter.lease(self.watchdog.lease?)?;
-        // What was not written may be taken back.
-        (self.stuck.is_none()).then_some(lease.holds > 0)
+        // What was not written may be taken back. One that is kept is never turned off, not
+        // even if it was turned on after others had its counter.
+        (self.stuck.is_none()).then_some(lease.holds > 0 || self.config.watchdog.keep)
     }
 
     /// Whether the watchdog has a lease, or waits for one.
@@ -145,7 +148,17 @@ impl Service {
         self.watchdog.stuck = stuck;
         let demand = self.watchdog_demand().filter(|_| stuck);
         let outside: Vec<CounterSet> = demand.map(|demand| demand.counters).into_iter().collect();
-        for cpu in self.watchdog.cpus.clone().iter() {
+        // What it had where it was then is free again, wherever it is now.
+        let cpus = match stuck {
+            true => self.watchdog.cpus.clone(),
+            false => std::mem::take(&mut self.watchdog.stuck_on),
+        };
+        self.watchdog.stuck_on = if stuck {
+            cpus.clone()
+        } else {
+            CpuSet::default()
+        };
+        for cpu in cpus.iter() {
             if let Some(place) = self.arbiter.place(PmuId(0), cpu) {
                 let changes = &mut self.changes;
                 self.arbiter
