@@ -149,15 +149,13 @@ impl Service {
         let demand = self.watchdog_demand().filter(|_| stuck);
         let outside: Vec<CounterSet> = demand.map(|demand| demand.counters).into_iter().collect();
         // What it had where it was then is free again, wherever it is now.
-        let cpus = match stuck {
-            true => self.watchdog.cpus.clone(),
-            false => std::mem::take(&mut self.watchdog.stuck_on),
-        };
-        self.watchdog.stuck_on = if stuck {
-            cpus.clone()
+        let now_on = if stuck {
+            self.watchdog.cpus.clone()
         } else {
             CpuSet::default()
         };
+        let before = std::mem::replace(&mut self.watchdog.stuck_on, now_on.clone());
+        let cpus = if stuck { now_on } else { before };
         for cpu in cpus.iter() {
             if let Some(place) = self.arbiter.place(PmuId(0), cpu) {
                 let changes = &mut self.changes;
