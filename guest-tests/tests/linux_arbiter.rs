@@ -1,12 +1,11 @@
 //! `umpire arbiterd` on a real kernel: in an unmodified Linux guest in L1, whose PMU is Umpire's
 //! own, with the kernel's NMI watchdog, CPUs that go offline, and a user without any right.
 
-use std::io::Write;
-
 use guest_tests::linux::{LinuxImage, Script, UnderUmpire};
 
 /// The kernel has an event for instructions only where somebody counts them.
 const RATES: &str = "[event.instructions]\nrate = 1000\n";
+const TWO_CPUS: [&str; 6] = ["--cpu-vendor", "intel", "--pmu", "intel-v2", "--cpus", "2"];
 const WATCHDOG: &str = "/proc/sys/kernel/nmi_watchdog";
 const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
 /// What each step begins with.
@@ -29,25 +28,9 @@ fn soon(value: u32) -> String {
 
 #[test]
 fn an_arbiter_on_a_real_kernel() {
-    let mut rates = tempfile::Builder::new()
-        .suffix(".toml")
-        .tempfile()
-        .expect("a file");
-    rates.write_all(RATES.as_bytes()).expect("a file");
-    let counters = format!("clock,sim={}", rates.path().display());
-    let flags = [
-        "--cpu-vendor",
-        "intel",
-        "--pmu",
-        "intel-v2",
-        "--cpus",
-        "2",
-        "--counters",
-        &counters,
-    ];
     let image = LinuxImage::fetch().expect("the guest's image");
     let image = image.with_program("umpire", guest_tests::umpire::path());
-    let guest = UnderUmpire::new(image, &flags).with_kernel_options("nmi_watchdog=0");
+    let guest = UnderUmpire::with_rates(image, &TWO_CPUS, RATES);
     let config = "grace-ms = 10\\nclaim-window-ms = 20000\\n[watchdog]\\nkeep = false\\n\
          [[tenant]]\\nname = \"root\"\\nusers = [0]\\noperator = true\\n\
          [[tenant]]\\nname = \"any\"\\nusers = [1000]\\nwhole-cpus = true\\nopens-events = true\\n";

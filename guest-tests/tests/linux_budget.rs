@@ -1,13 +1,12 @@
 //! The budget of a real kernel's counters: measured in an unmodified Linux guest in L1, whose PMU
 //! is Umpire's own, beside `perf` and the NMI watchdog.
 
-use std::io::Write;
-
 use guest_tests::linux::{LinuxImage, Log, Script, UnderUmpire};
 
 const PROGRAM: &str = "host-budget";
 /// The kernel has an event for instructions only where somebody counts them.
 const RATES: &str = "[event.instructions]\nrate = 1000\n";
+const TWO_CPUS: [&str; 6] = ["--cpu-vendor", "intel", "--pmu", "intel-v2", "--cpus", "2"];
 const WATCHDOG: &str = "/proc/sys/kernel/nmi_watchdog";
 const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
 
@@ -63,34 +62,17 @@ fn check(log: &Log, step: &str, free: u32, held: &[&str], flexible: &str, holder
     assert_eq!(log.of(step).lines().collect::<Vec<_>>(), expected, "{step}");
 }
 
-/// A guest with two CPUs, the program and `umpire`, and the file with the rates of its PMU.
-fn guest() -> (UnderUmpire, tempfile::NamedTempFile) {
-    let mut rates = tempfile::Builder::new()
-        .suffix(".toml")
-        .tempfile()
-        .expect("a file");
-    rates.write_all(RATES.as_bytes()).expect("a file");
-    let counters = format!("clock,sim={}", rates.path().display());
-    let flags = [
-        "--cpu-vendor",
-        "intel",
-        "--pmu",
-        "intel-v2",
-        "--cpus",
-        "2",
-        "--counters",
-        &counters,
-    ];
+/// A guest with two CPUs, the program and `umpire`.
+fn guest() -> UnderUmpire {
     let image = LinuxImage::fetch().expect("the guest's image");
     let image = image.with_program(PROGRAM, env!("CARGO_BIN_EXE_host-budget"));
     let image = image.with_program("umpire", guest_tests::umpire::path());
-    let guest = UnderUmpire::new(image, &flags).with_kernel_options("nmi_watchdog=0");
-    (guest, rates)
+    UnderUmpire::with_rates(image, &TWO_CPUS, RATES)
 }
 
 #[test]
 fn a_kernels_budget_is_what_can_be_had() {
-    let (guest, _rates) = guest();
+    let guest = guest();
     let events = format!(
         "{PROGRAM} events 0 c4 c4 3c 3c 300 300; {PROGRAM} events 0 c4 c0 c4 c4 c4 c4 c4; \
          {PROGRAM} events 7 c4"
@@ -181,7 +163,7 @@ fn outside(count: u32) -> String {
 
 #[test]
 fn leases_on_a_kernels_counters() {
-    let (guest, _rates) = guest();
+    let guest = guest();
     let pinned = "perf stat -a -o /tmp/stat -e r1c4:D,r1c4:D & echo $! >/tmp/pid";
     let hog = "umpire hog 3 --no-lease & echo $! >/tmp/pid";
     let umpire = "UMPIRE_ARBITER=/tmp/arbiter umpire";

@@ -1,7 +1,6 @@
 //! The hardware events of the `perf` backend at a kernel that has a PMU: in an unmodified Linux
 //! guest in L1, whose PMU is Umpire's own, counted by `sim` and `clock`.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use guest_tests::linux::{LinuxImage, UnderUmpire};
@@ -26,17 +25,9 @@ fn contract() -> PathBuf {
 
 /// The hardware event `event` keeps the contract; `found`: how many counters there are for it.
 fn check(flags: &[&str], event: &str, found: &str) {
-    let mut rates = tempfile::Builder::new()
-        .suffix(".toml")
-        .tempfile()
-        .expect("a file");
-    rates.write_all(RATES.as_bytes()).expect("a file");
-    let counters = format!("clock,sim={}", rates.path().display());
-    let flags = [flags, &["--counters", &counters]].concat();
     let image = LinuxImage::fetch().expect("the guest's image");
     let image = image.with_program(CONTRACT, contract());
-    // The watchdog would be a third user.
-    let guest = UnderUmpire::new(image, &flags).with_kernel_options("nmi_watchdog=0");
+    let guest = UnderUmpire::with_rates(image, flags, RATES);
     let steps = guest.run(&format!("{CONTRACT} {event}")).steps;
     let [step] = steps.as_slice() else {
         panic!("one step");

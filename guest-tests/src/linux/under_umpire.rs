@@ -2,8 +2,10 @@
 //! printed.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use tempfile::NamedTempFile;
 
 use super::{COMMAND_LINE, LinuxImage, Step, steps};
 use crate::l1::tool::last_lines;
@@ -40,6 +42,8 @@ pub struct UnderUmpire {
     flags: Vec<String>,
     command_line: String,
     out: Option<PathBuf>,
+    /// Declares what its simulated events do, for as long as it may be booted.
+    _rates: Option<Arc<NamedTempFile>>,
 }
 
 /// What is left of a guest that has powered off.
@@ -60,6 +64,25 @@ impl UnderUmpire {
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             command_line: COMMAND_LINE.to_owned(),
             out: None,
+            _rates: None,
+        }
+    }
+
+    /// As [`new`](Self::new); cycles come from the TSC, and other events have these `rates`,
+    /// the text of a table for `sim`. The kernel has no watchdog, which would use counters.
+    ///
+    /// # Panics
+    /// There is no room for the table.
+    #[must_use]
+    pub fn with_rates(image: LinuxImage, flags: &[&str], rates: &str) -> Self {
+        let file = tempfile::Builder::new().suffix(".toml").tempfile();
+        let file = file.expect("a file");
+        std::fs::write(file.path(), rates).expect("a file");
+        let counters = format!("clock,sim={}", file.path().display());
+        let flags = [flags, &["--counters", &counters]].concat();
+        Self {
+            _rates: Some(Arc::new(file)),
+            ..Self::new(image, &flags).with_kernel_options("nmi_watchdog=0")
         }
     }
 
