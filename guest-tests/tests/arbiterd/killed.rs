@@ -17,6 +17,14 @@ const CLIENTS: u32 = 16;
 const KILLS: u32 = 40;
 const COUNTERS: u32 = 4;
 
+/// How often the arbiter is killed: as `UMPIRE_ARBITER_KILLS` says, or else so often.
+pub(crate) fn kills(otherwise: u32) -> u32 {
+    let kills = std::env::var("UMPIRE_ARBITER_KILLS").ok();
+    kills.map_or(otherwise, |text| {
+        text.parse().expect("UMPIRE_ARBITER_KILLS")
+    })
+}
+
 /// Who holds how many counters, as the clients were told.
 type Told = Arc<Mutex<BTreeMap<u32, u32>>>;
 
@@ -85,8 +93,7 @@ fn claim(socket: &std::path::Path, held: &Held) -> Held {
 
 #[test]
 fn an_arbiter_that_is_killed_over_and_over_loses_no_lease() {
-    let kills = std::env::var("UMPIRE_ARBITER_KILLS").ok();
-    let kills = kills.map_or(KILLS, |text| text.parse().expect("UMPIRE_ARBITER_KILLS"));
+    let kills = kills(KILLS);
     // What was granted to nobody, as the answer was never sent, is free after this time.
     let mut daemon = Daemon::with(&["--budget", "programmable=4"], "claim-window-ms = 1500\n");
     let (told, stop, claims) = (Told::default(), AtomicBool::new(false), AtomicU32::new(0));

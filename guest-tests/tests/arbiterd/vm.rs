@@ -13,6 +13,7 @@ use serde_json::Value;
 use umpire_lease::Request;
 
 use crate::fixture::{Daemon, programmable};
+use crate::killed::kills;
 
 /// The VMs themselves end after a minute.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -198,6 +199,52 @@ fn a_vm_counts_on_without_the_arbiter_and_comes_back_after_a_revocation() {
     await_counting(&vm, 0, 0);
     drop(held);
     await_counting(&vm, 6, 6);
+}
+
+/// Three VMs on the same counters, and an arbiter that is killed over and over: no lease is
+/// lost, and no guest has less than its lease at any time that was looked at.
+#[test]
+fn guests_count_on_however_often_the_arbiter_is_killed() {
+    if skipped_without_kvm("guests_count_on_however_often_the_arbiter_is_killed") {
+        return;
+    }
+    let mut daemon = daemon();
+    let vms = [(); 3].map(|()| boot(&daemon, "", &[]));
+    let all_count = || {
+        for vm in &vms {
+            let kind = budget(vm);
+            assert_eq!((&kind["counting"], &kind["leased"]), (&6.into(), &6.into()));
+        }
+    };
+    for vm in &vms {
+        await_counting(vm, 6, 6);
+    }
+    for round in 0..kills(10) {
+        daemon.kill();
+        // Between the claims of the one before, before them, or after.
+        std::thread::sleep(Duration::from_millis(u64::from(round % 7) * 10));
+        daemon.begin();
+        std::thread::sleep(Duration::from_millis(u64::from(round % 5) * 30));
+        if round % 4 == 0 {
+            all_count();
+        }
+    }
+    all_count();
+    let began = Instant::now();
+    loop {
+        let leases = daemon.connect().leases().expect("a list");
+        if leases.len() == 3 && leases.iter().all(|lease| lease.state == "holds") {
+            assert!(
+                leases
+                    .iter()
+                    .all(|lease| lease.holds == 6 && lease.blind_ms == 0)
+            );
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "they are claimed: {leases:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    all_count();
 }
 
 /// A VM that was stopped for so long that its lease is no more asks anew.
