@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -251,30 +251,22 @@ impl Broker {
     /// Opens an event on a thread of its own: the kernel waits there for as long as the other
     /// process is in `execve`, which may be for ever.
     fn open_in_time(&self, allowed: &Allowed, client: &Client) -> Result<Handed, String> {
-        let slow = self.slow.clone();
-        let uid = client.uid;
-        if slow
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&uid)
-        {
+        let (slow, uid) = (self.slow.clone(), client.uid);
+        if !lock(&slow).insert(uid) {
             return Err("an event for this user is being opened still; try again".to_owned());
         }
-        slow.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(uid);
         let (send, opened) = channel();
         let event = allowed.event;
         let body = move || {
             let opened = Handed::open(&event);
-            slow.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .remove(&uid);
+            lock(&slow).remove(&uid);
             // Nobody may wait for it any more: then it is closed.
             let _ = send.send(opened);
         };
-        let thread = Builder::new().name("open-event".to_owned()).spawn(body);
-        thread.map_err(|error| error.to_string())?;
+        if let Err(error) = Builder::new().name("open-event".to_owned()).spawn(body) {
+            lock(&self.slow).remove(&uid);
+            return Err(format!("there is no thread for it: {error}"));
+        }
         match opened.recv_timeout(OPENS) {
             Ok(opened) => opened.map_err(|errno| NotMeasured::from(errno).to_string()),
             Err(_) => Err("the process of the thread is being replaced; try again".to_owned()),
@@ -332,6 +324,10 @@ impl Broker {
             lost.until > now
         });
     }
+}
+
+fn lock(users: &Mutex<BTreeSet<u32>>) -> MutexGuard<'_, BTreeSet<u32>> {
+    users.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Holder {

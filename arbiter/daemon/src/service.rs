@@ -3,6 +3,7 @@
 
 mod broker;
 mod introspect;
+mod outsiders;
 mod shown;
 mod trail;
 mod watchdog;
@@ -13,11 +14,11 @@ use arbiter::host::{
     BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal, Scope,
     TenantId,
 };
-use arbiter::{CounterSet, Nanos, PerKind};
+use arbiter::{CounterSet, Nanos};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use umpire_budget::{Holder, Holders};
+use umpire_budget::Holders;
 use umpire_lease::{self as wire, INTERFACE};
 use varlink::{Reply, Request};
 
@@ -27,7 +28,6 @@ use crate::convert::{self, Wrong};
 use crate::journal::Entry;
 use crate::metrics::Metrics;
 use crate::peer::Client;
-use crate::probe::Seen;
 pub(crate) use broker::Allowed;
 use introspect::introspect;
 
@@ -105,18 +105,6 @@ pub(crate) struct Service {
     watchdog: watchdog::Claim,
     pub(crate) metrics: Metrics,
     denials: trail::Denials,
-}
-
-/// Whether it is process `pid`, or one that it started.
-fn is_of(holder: &Holder, pid: u32) -> bool {
-    match holder {
-        Holder::NmiWatchdog { .. } => false,
-        Holder::Process {
-            pid: this,
-            ancestors,
-            ..
-        } => *this == pid || ancestors.contains(&pid),
-    }
 }
 
 /// Who calls, and how.
@@ -273,98 +261,6 @@ impl Service {
                 self.settle();
             }
         }
-    }
-
-    /// Takes over what was seen of the counters.
-    pub(crate) fn see(&mut self, places: &[Seen], holders: Option<Holders>, now: BootTime) {
-        self.holders = holders;
-        for seen in places {
-            let place = seen.place;
-            let Some(pmu) = self.arbiter.pmus().get(usize::from(place.pmu.0)) else {
-                continue;
-            };
-            let unused = self.unused(place);
-            let leased = self.arbiter.leased(place);
-            let leased = PerKind {
-                programmable: leased.programmable.saturating_sub(unused.programmable),
-                fixed: leased.fixed.saturating_sub(unused.fixed),
-            };
-            let Some(now_outside) = seen.outside(pmu.counters, leased) else {
-                continue;
-            };
-            // A lease may have come or gone between look and judgement: what two looks in a
-            // row saw is there.
-            let known = self.arbiter.outside(place);
-            let stays = seen.free == Some(0) && self.may_be_outside();
-            let outside = if now_outside.len() < known.len() && stays {
-                // A holder has come, and found less than it holds. What it has now explains
-                // no counter that outsiders had before, as long as none is free.
-                known.to_vec()
-            } else {
-                let before = self
-                    .seen
-                    .insert(place, now_outside.clone())
-                    .unwrap_or_default();
-                if before.len() < now_outside.len() {
-                    before
-                } else {
-                    now_outside
-                }
-            };
-            if self.arbiter.outside(place) != outside {
-                self.arbiter
-                    .set_outside(place, outside, now, &mut self.changes);
-            }
-        }
-        self.settle();
-    }
-
-    /// Whether somebody may have counters who has no lease: a process that is not a holder's,
-    /// or one that cannot be seen.
-    fn may_be_outside(&self) -> bool {
-        let Some(holders) = &self.holders else {
-            return true;
-        };
-        let of_a_lease = |one: &Holder| {
-            let mut leases = self.arbiter.leases();
-            leases.any(|lease| is_of(one, lease.owner.pid))
-        };
-        let processes = holders.found.iter().filter(|one| match one {
-            Holder::NmiWatchdog { .. } => !self.has_watchdog(),
-            Holder::Process { .. } => true,
-        });
-        holders.hidden > 0 || !processes.into_iter().all(of_a_lease)
-    }
-
-    /// What leases of scope `cpu` hold of a place whose holders have no perf event open, nor
-    /// the registers: surely they use none of it. Nothing where processes are hidden.
-    fn unused(&self, place: Place) -> PerKind {
-        let mut unused = PerKind::default();
-        let holders = self.holders.as_ref().filter(|holders| holders.hidden == 0);
-        let Some(holders) = holders else {
-            return unused;
-        };
-        let pmu = &self.arbiter.pmus()[usize::from(place.pmu.0)];
-        let domain = usize::try_from(place.domain).ok();
-        let Some(cpus) = domain.and_then(|domain| pmu.domains.get(domain)) else {
-            return unused;
-        };
-        for lease in self.arbiter.leases() {
-            let whole = lease.terms.scope == Scope::Cpu && lease.owner.pid != 0;
-            let holds = whole && lease.holds > 0 && lease.terms.cpus.meets(cpus);
-            if !holds || holders.found.iter().any(|one| is_of(one, lease.owner.pid)) {
-                continue;
-            }
-            let demands = lease.terms.demands.iter().take(lease.holds);
-            for demand in demands.filter(|demand| demand.pmu == place.pmu) {
-                if PerKind::count(demand.counters).fixed > 0 {
-                    unused.fixed += 1;
-                } else {
-                    unused.programmable += 1;
-                }
-            }
-        }
-        unused
     }
 
     /// Does what is due.
@@ -696,16 +592,15 @@ impl Service {
     }
 
     /// The lease is of this connection from now on, which is told how it is: at once, or
-    /// without a stream of events when it holds something. `waits`: why it does not yet.
+    /// without a stream of events when it holds something. `event`: why it does not yet.
     fn attach(
         &mut self,
         id: LeaseId,
         connection: ConnectionId,
         more: bool,
         rests_on: Option<LeaseId>,
-        waits: Option<wire::Event>,
+        event: Option<wire::Event>,
     ) {
-        let event = waits;
         // What led to this is in the first reply.
         self.settle();
         let Some(lease) = self.arbiter.lease(id) else {

@@ -159,6 +159,20 @@ fn a_vm_that_cannot_have_its_counters_is_told_who_holds_them() {
     );
     assert!(told.contains("--arbiter none"), "{told}");
 
+    // Without a lease nobody takes the VM's audit, and no file has that name.
+    let audit = ["--audit", "arbiter"];
+    let nothing = ["--budget", "programmable=0,fixed=0,round"];
+    for flags in [
+        [&audit[..], &["--arbiter", "none"]].concat(),
+        [&audit[..], &["--arbiter", &socket], &nothing].concat(),
+    ] {
+        let told = run(&kernel.path(), &flags);
+        assert!(
+            told.contains("--audit arbiter: the VM has no lease"),
+            "{told}"
+        );
+    }
+
     // It starts with fewer, which it never gets more of: CPUID has said so.
     let vm = boot(&daemon, "", &["--arbiter-shortage", "fewer"]);
     await_counting(&vm, 2, 2);

@@ -39,18 +39,6 @@ pub(crate) fn administer(
     Ok(info(vcpu, pmu, core, khz))
 }
 
-/// The VM's lease on the host's counters has changed.
-pub(crate) fn follow_lease(
-    vcpu: usize,
-    pmu: &mut VcpuPmu,
-    core: &mut CorePmu,
-    lease: PerKind,
-    grace_ms: u32,
-) -> Result<Box<BudgetInfo>, Refusal> {
-    pmu.set_lease(Some(core), lease, grace_ms.min(LONGEST_GRACE_MS))?;
-    Ok(info(vcpu, pmu, core, core.tsc_khz()))
-}
-
 /// A number that is more than there are counters is none that somebody meant.
 fn check(change: &BudgetChange, there: PerKind) -> Result<(), Refusal> {
     let kinds = [

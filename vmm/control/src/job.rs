@@ -112,6 +112,7 @@ impl Administration {
 pub(crate) enum Administered {
     Pcr(Box<PcrInfo>),
     Budget(Box<BudgetInfo>),
+    Lease,
     Figures(VcpuFigures),
 }
 

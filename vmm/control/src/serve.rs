@@ -5,11 +5,12 @@ use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
 
+use crate::budget;
 use crate::dispatcher::JobQueue;
 use crate::job::{
     Administered, Administration, CoreView, Done, Job, Target, VcpuFigures, VcpuView, View, Work,
 };
-use crate::{budget, pcr};
+use crate::pcr::{self, LONGEST_GRACE_MS};
 
 /// Does a job for a vCPU, or for `core`, which the vCPU is on. `values` are the
 /// quantities of whichever the job is about.
@@ -35,8 +36,9 @@ pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu, values: &dyn 
                             budget::administer(number, pmu, core, change).map(Administered::Budget)
                         }
                         Administration::Lease(most, grace_ms) => {
-                            budget::follow_lease(number, pmu, core, most, grace_ms)
-                                .map(Administered::Budget)
+                            let grace_ms = grace_ms.min(LONGEST_GRACE_MS);
+                            let done = pmu.set_lease(Some(core), most, grace_ms);
+                            done.map(|()| Administered::Lease)
                         }
                         Administration::Figures => {
                             Ok(Administered::Figures(VcpuFigures::of(values)))

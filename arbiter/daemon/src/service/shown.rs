@@ -1,7 +1,6 @@
-//! What is shown: leases, places, and outsiders.
+//! What is shown: leases and places.
 
-use arbiter::host::{CpuSet, HostPmu, PmuId, Refusal, TenantId};
-use umpire_budget::Holder;
+use arbiter::host::{Refusal, TenantId};
 use umpire_lease as wire;
 use varlink::Reply;
 
@@ -56,69 +55,5 @@ impl Service {
             })),
             _ => Ok(places),
         }
-    }
-
-    /// How many counters outsiders have of those that `cpus` share.
-    pub(super) fn outside(&self, pmu: &HostPmu, cpus: &CpuSet) -> u32 {
-        let index = self
-            .arbiter
-            .pmus()
-            .iter()
-            .position(|other| other.name == pmu.name);
-        let index = index.and_then(|index| u16::try_from(index).ok()).map(PmuId);
-        let place = index
-            .zip(cpus.iter().next())
-            .and_then(|(pmu, cpu)| self.arbiter.place(pmu, cpu));
-        place.map_or(0, |place| {
-            u32::try_from(self.arbiter.outside(place).len()).unwrap_or(u32::MAX)
-        })
-    }
-
-    /// Who has counters, or may, without a lease: as far as the kernel shows.
-    pub(super) fn outsiders(&self, only: Option<u32>) -> Vec<wire::Outsider> {
-        let found = self.holders.iter().flat_map(|holders| &holders.found);
-        let ours = |one: &Holder| {
-            let mut leases = self.arbiter.leases();
-            leases.any(|lease| super::is_of(one, lease.owner.pid))
-        };
-        let shown = found.filter_map(|holder| match holder {
-            Holder::NmiWatchdog { cpus } => (only.is_none_or(|cpu| cpus.contains(cpu))
-                && !self.has_watchdog())
-            .then(|| wire::Outsider {
-                what: "nmi-watchdog".to_owned(),
-                name: "the kernel's NMI watchdog".to_owned(),
-                cpus: Some(cpus.to_string()),
-                ..wire::Outsider::default()
-            }),
-            Holder::Process {
-                pid,
-                uid,
-                comm,
-                events,
-                msr_cpus,
-                ..
-            } => (!ours(holder)).then(|| wire::Outsider {
-                what: "process".to_owned(),
-                name: comm.clone(),
-                pid: Some(*pid),
-                uid: Some(*uid),
-                events: Some(*events),
-                cpus: (!msr_cpus.is_empty()).then(|| msr_cpus.to_string()),
-            }),
-        });
-        let mut outsiders: Vec<wire::Outsider> = shown.collect();
-        if let Some(hidden) = self
-            .holders
-            .as_ref()
-            .map(|holders| holders.hidden)
-            .filter(|hidden| *hidden > 0)
-        {
-            outsiders.push(wire::Outsider {
-                what: "hidden".to_owned(),
-                name: format!("{hidden} processes that the arbiter may not look at"),
-                ..wire::Outsider::default()
-            });
-        }
-        outsiders
     }
 }

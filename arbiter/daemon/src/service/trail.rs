@@ -1,6 +1,7 @@
 //! What the audit has of decisions, and what holders report of themselves.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use arbiter::host::{Caller, Change, Lease, LeaseId, TenantId};
 use serde_json::{Value, json};
@@ -101,14 +102,13 @@ impl Service {
                 self.record(&record);
             }
         }
-        match self.denials.counts.get_mut(&(who.uid, reason.to_owned())) {
-            Some(more) => {
-                *more += 1;
+        match self.denials.counts.entry((who.uid, reason.to_owned())) {
+            Entry::Occupied(mut more) => {
+                *more.get_mut() += 1;
                 return;
             }
-            None => {
-                let of = (who.uid, reason.to_owned());
-                self.denials.counts.insert(of, 0);
+            Entry::Vacant(first) => {
+                first.insert(0);
             }
         }
         let tenant = who.tenant.and_then(|id| self.arbiter.policy().tenant(id));

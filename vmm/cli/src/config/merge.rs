@@ -88,9 +88,10 @@ impl Merge<'_> {
     /// Options that others depend on come first, then all others in the order of
     /// the help.
     pub(super) fn into_settings(self) -> Result<Settings, ConfigError> {
+        let run = self.run_config()?;
         Ok(Settings {
-            run: self.run_config()?,
-            arbiter: self.arbiter()?,
+            arbiter: self.arbiter(&run.pmu)?,
+            run,
             log: self.log_options()?,
         })
     }
@@ -167,16 +168,15 @@ impl Merge<'_> {
     }
 
     /// Whom the VM asks for physical counters, and how.
-    fn arbiter(&self) -> Result<ArbiterChoice, ConfigError> {
+    fn arbiter(&self, pmu: &PmuChoice) -> Result<ArbiterChoice, ConfigError> {
         let word = |path: &PathBuf| Whom::named(path.clone());
         let whom = given!(self, arbiter).map(|given| match word(&given.value) {
             Whom::At(_) => Whom::At(self.anchored(given).value),
             word => word,
         });
         let whom = whom.unwrap_or_default();
-        let pmu = checked!(self, pmu, model)?.unwrap_or_default();
         let beside = place!(self, arbiter_shortage).or_else(|| place!(self, arbiter_terms));
-        match (&whom, &pmu, place!(self, arbiter), beside) {
+        match (&whom, pmu, place!(self, arbiter), beside) {
             (Whom::Nobody, _, _, Some(place)) => {
                 return Err(ConfigError::setting(place, SettingError::NoArbiter));
             }
