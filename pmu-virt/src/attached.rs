@@ -39,6 +39,11 @@ pub struct AttachedContext {
     uncounted: BTreeSet<(u16, u16)>,
     /// It was preempted so long ago.
     blind: Option<Nanos>,
+    /// The counters that it may use at a time by a lease of the host's arbiter; without a
+    /// number it needs none.
+    lease: Option<usize>,
+    /// Its largest set wants more than that: it is preempted for as long.
+    beyond_lease: bool,
     /// Time for which there would have been room again, or in which it was not
     /// looked for.
     waited: Nanos,
@@ -64,7 +69,9 @@ pub struct NotLoaded {
 }
 
 impl NotLoaded {
-    pub(crate) fn new(hosted: Box<AttachedContext>, refusal: Refusal) -> Self {
+    /// A refusal that nobody's counters are in the way of.
+    #[must_use]
+    pub fn new(hosted: Box<AttachedContext>, refusal: Refusal) -> Self {
         NotLoaded {
             hosted,
             refusal,
@@ -96,6 +103,8 @@ impl AttachedContext {
             missing: Vec::new(),
             uncounted: BTreeSet::new(),
             blind: None,
+            lease: None,
+            beyond_lease: false,
             waited: Nanos(0),
             patience: Nanos(0),
             clock: TickClock::default(),
@@ -137,6 +146,36 @@ impl AttachedContext {
     #[must_use]
     pub fn is_preemptible(&self) -> bool {
         self.context.flags() & PFM_FL_PREEMPTIBLE != 0
+    }
+
+    /// Counters of its largest event set: what it wants of a core at a time.
+    #[must_use]
+    pub fn counters(&self) -> usize {
+        let sets = self.context.demands().into_iter();
+        sets.map(|(_, set)| set.len()).max().unwrap_or(0)
+    }
+
+    /// It may use so many counters at a time from now on, by a lease of the host's arbiter.
+    /// While its largest set wants more it is preempted, as nothing says which of its
+    /// events could do without.
+    pub fn set_lease(&mut self, counters: usize) {
+        self.lease = Some(counters);
+        self.keep_to_lease();
+    }
+
+    /// Whether its largest set wants more than its lease holds.
+    pub(crate) fn is_beyond_lease(&self) -> bool {
+        self.beyond_lease
+    }
+
+    /// Looks at the lease again, after its sets have changed.
+    pub(crate) fn keep_to_lease(&mut self) {
+        self.beyond_lease = self.lease.is_some_and(|lease| lease < self.counters());
+    }
+
+    /// Whether it has to give up what it has for want of a lease.
+    pub(crate) fn is_to_leave(&self) -> bool {
+        self.beyond_lease && self.blind.is_none()
     }
 
     /// The vCPU that it is loaded on; none if that is a core.

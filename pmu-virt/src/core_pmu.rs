@@ -291,6 +291,20 @@ impl CorePmu {
         result
     }
 
+    /// A context of this core may use so many counters at a time from now on
+    /// ([`AttachedContext::set_lease`]). While a vCPU is attached, go by
+    /// [`VcpuPmu::with_core`](crate::VcpuPmu::with_core).
+    pub fn lease_context(&mut self, id: ContextId, counters: usize) {
+        let Some(hosted) = self.host.contexts.get_mut(id) else {
+            return;
+        };
+        hosted.set_lease(counters);
+        if hosted.is_to_leave() {
+            self.host.record(id, None, HostEvent::Preempted);
+        }
+        self.host.changed = true;
+    }
+
     /// `time` has passed in which no vCPU ran on the core, since the last one was
     /// left or since the last call.
     pub fn pass_idle(&mut self, time: Duration) {
@@ -338,6 +352,12 @@ impl CorePmu {
         };
         if review.demands_change {
             self.reclaim(hosted);
+            hosted.keep_to_lease();
+            if hosted.is_to_leave() {
+                log::info!("{}: wants more counters than its lease holds", hosted.id());
+                self.host
+                    .record(hosted.id(), hosted.vcpu(), HostEvent::Overdrawn);
+            }
         }
         result
     }

@@ -282,6 +282,95 @@ fn a_vm_that_comes_back_too_late_asks_anew() {
     await_counting(&vm, 6, 6);
 }
 
+/// The leases whose labels have this word.
+fn leases_of(daemon: &Daemon, word: &str) -> Vec<umpire_lease::Lease> {
+    let leases = daemon.connect().leases().expect("a list");
+    let is_it = |lease: &umpire_lease::Lease| lease.label.contains(word);
+    leases.into_iter().filter(is_it).collect()
+}
+
+fn await_leases(daemon: &Daemon, word: &str, holds: &[u32]) -> Vec<umpire_lease::Lease> {
+    let began = Instant::now();
+    loop {
+        let leases = leases_of(daemon, word);
+        let held: Vec<u32> = leases.iter().map(|lease| lease.holds).collect();
+        if held == holds {
+            return leases;
+        }
+        assert!(began.elapsed() < PATIENCE, "{leases:?}, not {holds:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What a tool counts in a VM has a lease beside the guest's, while it counts.
+#[test]
+fn what_tools_count_in_a_vm_is_leased_too() {
+    if skipped_without_kvm("what_tools_count_in_a_vm_is_leased_too") {
+        return;
+    }
+    let daemon = Daemon::with(&["--budget", "programmable=8"], "");
+    let rates = RATES.replace("counters = 6", "counters = 12");
+    let socket = daemon.socket().display().to_string();
+    let asks = ["--arbiter", &socket, "--arbiter-terms", "label=web"];
+    let vm = Vm::boot_kernel(&umpire::path(), &rates, &asks, counts);
+    await_counting(&vm, 6, 6);
+    let stat = |events: &str, time: &str| {
+        let mut stat = vm.command(&["stat", "-j", "-e", events, "--", time]);
+        stat.stdout(Stdio::piped()).stderr(Stdio::piped());
+        stat.spawn().expect("umpire can be started")
+    };
+    let rows = |stat: std::process::Child| -> (Vec<Value>, String) {
+        let output = stat.wait_with_output().expect("it ends");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        let rows = printed
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"));
+        (rows.collect(), told)
+    };
+
+    // Two are free beside the guest's six, and a third tool finds none.
+    let two = stat("cycles,cycles:u", "3s");
+    let held = await_leases(&daemon, "tool", &[2]);
+    assert!(held[0].label.starts_with("web: tool "), "{held:?}");
+    await_counting(&vm, 6, 6);
+    let (none, told) = rows(stat("cycles", "200ms"));
+    assert!(
+        told.contains("arbiter") && told.contains("held by"),
+        "{told}"
+    );
+    assert_eq!(none[0]["counter-value"], "<not counted>", "{none:?}");
+    let (both, told) = rows(two);
+    for row in &both {
+        assert_eq!(row["pcnt-running"].as_f64(), Some(100.0), "{row} {told}");
+    }
+    // It ends, and what it had is free.
+    await_leases(&daemon, "tool", &[]);
+
+    // Taken away and given back: the tool says for how long it counted.
+    let two = stat("cycles,cycles:u", "3s");
+    let lease = await_leases(&daemon, "tool", &[2])[0].id;
+    let mut held = daemon.connect().acquire(&whole(2)).expect("it waits");
+    let _ = daemon.out(&["revoke", &lease.to_string(), "--grace", "50"]);
+    held.wait().expect("it is served");
+    await_counting(&vm, 6, 6);
+    std::thread::sleep(Duration::from_millis(500));
+    drop(held);
+    await_leases(&daemon, "tool", &[2]);
+    let (both, told) = rows(two);
+    for row in &both {
+        let running = row["pcnt-running"].as_f64().expect("a number");
+        assert!((10.0..90.0).contains(&running), "{row} {told}");
+    }
+
+    // A tool that is killed leaves nothing behind.
+    let mut two = stat("cycles,cycles:u", "30s");
+    await_leases(&daemon, "tool", &[2]);
+    two.kill().expect("it is there");
+    two.wait().expect("it has ended");
+    await_leases(&daemon, "tool", &[]);
+}
+
 /// `auto` asks nobody where no physical PMU counts.
 #[test]
 fn a_vm_without_a_physical_pmu_needs_no_lease() {

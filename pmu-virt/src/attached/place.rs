@@ -97,6 +97,10 @@ impl AttachedContext {
     /// missing. Counts were settled before, or its vCPU was away.
     pub(crate) fn reconcile(&mut self, bank: &mut SlotBank) {
         self.leave_where(bank, |bank, lease| !bank.holds(lease));
+        if self.beyond_lease {
+            // Whoever found that has recorded it.
+            let _ = self.preempt(bank);
+        }
         let mut wanted = self.context.wanted();
         if self.blind.is_some() {
             // Also what was started or written since it was preempted.

@@ -10,7 +10,7 @@ use pmu_model::{
 };
 
 use super::{Here, VcpuPmu};
-use crate::attached::{AttachedContext, GuestLimit, NotLoaded};
+use crate::attached::{AttachedContext, GuestLimit, HostEvent, NotLoaded};
 use crate::core_pmu::{CorePmu, GuestClaim, fixed_request, no_context};
 use crate::slot_bank::SlotBank;
 
@@ -99,6 +99,21 @@ impl VcpuPmu {
             self.host_changed(here);
         }
         result
+    }
+
+    /// A context of this vCPU may use so many counters at a time from now on
+    /// ([`AttachedContext::set_lease`]).
+    pub fn lease_context(&mut self, core: Option<&mut CorePmu>, id: ContextId, counters: usize) {
+        let here = &mut self.here(core);
+        let Some(hosted) = self.hosts.get_mut(id) else {
+            return;
+        };
+        hosted.set_lease(counters);
+        if let (true, Some(core)) = (hosted.is_to_leave(), here.as_deref_mut()) {
+            core.host.record(id, hosted.vcpu(), HostEvent::Preempted);
+        }
+        // On no core it has nothing to leave: it looks again when its vCPU is back.
+        self.host_changed(here);
     }
 
     /// Works with the core that the vCPU is on, and with the contexts of that

@@ -239,7 +239,7 @@ impl VcpuPmu {
         };
         let preempted = self
             .hosts(Some(core))
-            .filter(|hosted| hosted.is_preempted());
+            .filter(|hosted| hosted.is_preempted() && !hosted.is_beyond_lease());
         let restored = preempted.filter(|hosted| fits(hosted));
         // One at a time: each takes room.
         let Some(first) = restored.map(AttachedContext::id).next() else {

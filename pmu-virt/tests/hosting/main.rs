@@ -2,6 +2,7 @@
 
 mod admission;
 mod budget;
+mod leased;
 mod losses;
 mod named;
 mod policies;

@@ -15,19 +15,19 @@ const CYCLES: u64 = EVENTS[0];
 const INSTRUCTIONS: u64 = EVENTS[4];
 const MS: u64 = 1_000_000;
 
-fn rig(slots: usize, policy: HostPolicy) -> Rig {
+pub(crate) fn rig(slots: usize, policy: HostPolicy) -> Rig {
     let clocks = clocks(slots);
     Rig::new((2, 1), policy, || -> Box<dyn CounterBackend> {
         Box::new(SimBackend::of(&clocks))
     })
 }
 
-fn counting(flags: u32, counters: usize) -> Context {
+pub(crate) fn counting(flags: u32, counters: usize) -> Context {
     let set = (0..counters).map(|n| (n, CYCLES)).collect();
     context(flags, &[set], 0)
 }
 
-fn run(rig: &mut Rig, vcpu: usize, ticks: u64) {
+pub(crate) fn run(rig: &mut Rig, vcpu: usize, ticks: u64) {
     let left = Progress::Left {
         tsc: Tsc(rig.tsc + ticks),
         halted: Ticks(0),

@@ -267,6 +267,11 @@ impl Seated {
         self.pmu.call_context(core, id, call, values)
     }
 
+    pub(crate) fn lease_context(&mut self, id: ContextId, counters: usize) {
+        let core = self.core.as_deref_mut();
+        self.pmu.lease_context(core, id, counters);
+    }
+
     /// The contexts of the vCPU, the oldest first.
     pub(crate) fn context_ids(&self) -> Vec<ContextId> {
         self.pmu.host_contexts().map(AttachedContext::id).collect()

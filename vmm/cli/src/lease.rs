@@ -4,6 +4,7 @@
 mod audit;
 mod follow;
 mod plan;
+mod tools;
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -248,17 +249,16 @@ fn wait_for(keeper: &mut Keeper, choice: &ArbiterChoice) -> Result<(), CallError
         if lease.holds >= enough || until.is_some_and(|until| until <= Instant::now()) {
             return Ok(());
         }
-        wait(keeper.connection(), None, [keeper.due(), until]);
+        wait(keeper.connection(), [keeper.due(), until]);
     }
 }
 
 /// Waits until one of these can be read, or one of these moments.
-fn wait<const N: usize>(
-    connection: Option<BorrowedFd<'_>>,
-    line: Option<BorrowedFd<'_>>,
-    moments: [Option<Instant>; N],
+fn wait<'a>(
+    what: impl IntoIterator<Item = BorrowedFd<'a>>,
+    moments: impl IntoIterator<Item = Option<Instant>>,
 ) {
-    let what: Vec<BorrowedFd<'_>> = connection.into_iter().chain(line).collect();
+    let what: Vec<BorrowedFd<'_>> = what.into_iter().collect();
     let first = moments.into_iter().flatten().min();
     let left = first.map(|first| first.saturating_duration_since(Instant::now()));
     umpire_lease::wait_readable(&what, left);

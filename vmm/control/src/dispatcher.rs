@@ -176,7 +176,7 @@ impl JobDispatcher {
     }
 
     /// Readable when there are reports.
-    pub(crate) fn notifier(&self) -> &Notifier {
+    pub(crate) fn notifier(&self) -> &Arc<Notifier> {
         &self.outbox.notifier
     }
 
@@ -187,13 +187,22 @@ impl JobDispatcher {
 
     /// Sends a job. It comes back in a report, whatever happens.
     pub(crate) fn post(&self, context: ContextId, target: Target, work: Work) {
-        let job = Job {
+        self.forward(self.job(context, target, work));
+    }
+
+    /// A job that was not sent yet. It comes back as well.
+    pub(crate) fn job(&self, context: ContextId, target: Target, work: Work) -> Job {
+        Job {
             context,
             target,
             work: Some(work),
             outbox: self.outbox.clone(),
-        };
-        let line = match (target, &self.lines.cores) {
+        }
+    }
+
+    /// Sends a job, which may be of another sender and comes back to that.
+    pub(crate) fn forward(&self, job: Job) {
+        let line = match (job.target, &self.lines.cores) {
             (Target::Vcpu(n), _) | (Target::Core(n), None) => self.lines.vcpus.get(n),
             (Target::Core(n), Some(cores)) => cores.get(n),
         };

@@ -55,6 +55,8 @@ pub(crate) enum Work {
     Call(Call),
     /// Detach the context.
     Unload,
+    /// Its lease on the host's counters holds so many now.
+    Lease(usize),
     /// Ask the owners of the vCPU's counters for room for the context.
     Ask(Ask),
     /// Tell what there is. This work is for no context ([`INSPECTION`]).
@@ -165,7 +167,7 @@ pub(crate) enum Done {
     Unloaded(Option<Box<AttachedContext>>),
     /// What the owners gave up, nothing if that was not needed; or why they did not.
     Asked(Result<Option<GivenUp>, String>),
-    /// What is asked no more, or was given back.
+    /// What is asked no more, was given back, or is leased now.
     Settled,
     /// What there is.
     Inspected(Box<View>),

@@ -1,14 +1,78 @@
 //! What the VM's lease on the host's counters holds, told to every vCPU.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use arbiter::PerKind;
-use perfmon_abi::wire::Refusal;
+use perfmon_abi::wire::{Errno, Refusal};
+use pmu_virt::perfmon::{ContextId, NotLoaded};
+use umpire_socket::Peer;
 
 use crate::dispatcher::JobDispatcher;
 use crate::job::{
-    Administered, Administration, Done, INSPECTION, Report, Target, VcpuFigures, Work,
+    Administered, Administration, Done, INSPECTION, Job, Notifier, Report, Target, VcpuFigures,
+    Work,
 };
+
+/// A host tool's context on its way to a vCPU or core. It has to have counters of the host
+/// before it gets there.
+#[derive(Debug)]
+pub struct ContextLoad {
+    /// The context.
+    pub context: ContextId,
+    /// Where it is to be.
+    pub target: Target,
+    /// Counters of its largest event set.
+    pub counters: usize,
+    /// The process that created it; 0: of another PID namespace.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    job: Job,
+}
+
+/// What there is to know of contexts of host tools.
+#[derive(Debug)]
+pub enum ContextNews {
+    /// One is to be loaded. Whoever hears this [lets it](LeaseLine::let_load), or
+    /// [refuses](LeaseLine::refuse_load).
+    Loads(ContextLoad),
+    /// One is attached to nothing any more. It may be one that was refused.
+    Left(ContextId),
+}
+
+/// The server's side: contexts that need counters of the host go by it.
+#[derive(Debug)]
+pub(crate) struct LeaseDesk {
+    news: Sender<ContextNews>,
+    notifier: Arc<Notifier>,
+}
+
+impl LeaseDesk {
+    /// Sends a context on its way. It comes back undone if nobody looks after leases.
+    pub(crate) fn load(&self, job: Job, counters: usize, tool: &Peer) {
+        self.send(ContextNews::Loads(ContextLoad {
+            context: job.context,
+            target: job.target,
+            counters,
+            pid: tool.pid,
+            uid: tool.uid,
+            job,
+        }));
+    }
+
+    /// A context is attached to nothing any more.
+    pub(crate) fn left(&self, context: ContextId) {
+        self.send(ContextNews::Left(context));
+    }
+
+    fn send(&self, news: ContextNews) {
+        if self.news.send(news).is_ok() {
+            self.notifier.notify();
+        }
+    }
+}
 
 /// The way by which vCPUs hear of their VM's lease on the host's counters. Like a host
 /// tool's jobs, each thread takes it up between two entries into the guest. Nothing here
@@ -20,6 +84,7 @@ pub struct LeaseLine {
     told: (PerKind, u32),
     requests: u64,
     vcpus: Vec<Known>,
+    contexts: Receiver<ContextNews>,
 }
 
 /// What is known of a vCPU.
@@ -33,13 +98,52 @@ struct Known {
 }
 
 impl LeaseLine {
-    pub(crate) fn new(dispatcher: JobDispatcher) -> Self {
-        LeaseLine {
+    pub(crate) fn new(dispatcher: JobDispatcher) -> (Self, LeaseDesk) {
+        let (news, contexts) = channel();
+        let desk = LeaseDesk {
+            news,
+            notifier: dispatcher.notifier().clone(),
+        };
+        let line = LeaseLine {
             told: (PerKind::ALL, 0),
             requests: 0,
             vcpus: vec![Known::default(); dispatcher.vcpus()],
             dispatcher,
+            contexts,
+        };
+        (line, desk)
+    }
+
+    /// What has happened to contexts since; `None`: nothing more. [Drained](Self::hear)
+    /// first, nothing is missed.
+    pub fn contexts(&mut self) -> Option<ContextNews> {
+        self.contexts.try_recv().ok()
+    }
+
+    /// The context may use as many counters as it wants.
+    pub fn let_load(&self, load: ContextLoad) {
+        let mut job = load.job;
+        if let Some(Work::Load(hosted, _)) = &mut job.work {
+            hosted.set_lease(load.counters);
         }
+        self.dispatcher.forward(job);
+    }
+
+    /// The context is not loaded (EBUSY).
+    pub fn refuse_load(&self, load: ContextLoad, reason: String) {
+        load.job.act(|_, work| match work {
+            Work::Load(hosted, _) => {
+                let refusal = Refusal::new(Errno::EBUSY, reason);
+                Done::Loaded(Err(NotLoaded::new(hosted, refusal)))
+            }
+            other => Done::Undone(other),
+        });
+    }
+
+    /// The context that was let to this vCPU or core may use so many counters from now on.
+    /// It is preempted while it wants more.
+    pub fn lease_context(&self, context: ContextId, target: Target, counters: usize) {
+        self.dispatcher.post(context, target, Work::Lease(counters));
     }
 
     /// Guests are to use so many physical counters, whatever their budgets are. Layers that

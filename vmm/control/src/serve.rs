@@ -111,6 +111,7 @@ trait Host {
     fn has(&self, id: ContextId) -> bool;
     fn load(&mut self, hosted: Box<AttachedContext>, set: u16) -> Result<(), NotLoaded>;
     fn unload(&mut self, id: ContextId, values: &dyn Quantities) -> Option<Box<AttachedContext>>;
+    fn lease(&mut self, id: ContextId, counters: usize);
     fn call(
         &mut self,
         id: ContextId,
@@ -135,6 +136,9 @@ impl Host for VcpuHost<'_> {
     fn unload(&mut self, id: ContextId, values: &dyn Quantities) -> Option<Box<AttachedContext>> {
         kept(self.0.unload_context(self.1.as_deref_mut(), id), values)
     }
+    fn lease(&mut self, id: ContextId, counters: usize) {
+        self.0.lease_context(self.1.as_deref_mut(), id, counters);
+    }
     fn call(
         &mut self,
         id: ContextId,
@@ -157,6 +161,9 @@ impl Host for CorePmu {
     }
     fn unload(&mut self, id: ContextId, values: &dyn Quantities) -> Option<Box<AttachedContext>> {
         kept(self.unload_context(id), values)
+    }
+    fn lease(&mut self, id: ContextId, counters: usize) {
+        self.lease_context(id, counters);
     }
     fn call(
         &mut self,
@@ -185,6 +192,10 @@ fn act(host: &mut dyn Host, id: ContextId, work: Work, values: &dyn Quantities) 
         Work::Load(hosted, set) => Done::Loaded(host.load(hosted, set)),
         Work::Unload if here => Done::Unloaded(host.unload(id, values)),
         Work::Unload => Done::Unloaded(None),
+        Work::Lease(counters) => {
+            host.lease(id, counters);
+            Done::Settled
+        }
         Work::Call(mut call) if here => {
             let result = host.call(id, &mut call, values);
             Done::Called(call, result)

@@ -21,6 +21,7 @@ use thiserror::Error;
 use crate::config::ControlConfig;
 use crate::dispatcher::JobDispatcher;
 use crate::job::Notifier;
+use crate::lease::LeaseDesk;
 use crate::quantities::MemoryProbe;
 use event_loop::EventLoop;
 use limits::Limits;
@@ -67,6 +68,8 @@ pub(crate) struct ServedVm {
     pub(crate) contexts_per_vcpu: usize,
     /// The way to the vCPUs and cores.
     pub(crate) dispatcher: JobDispatcher,
+    /// Who gets counters of the host for contexts, if these need a lease.
+    pub(crate) lease_desk: Option<LeaseDesk>,
     pub(crate) memory: Option<MemoryProbe>,
 }
 

@@ -9,7 +9,7 @@ use pmu_virt::{CorePmu, PmuModel, VcpuPmu};
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, KickThread};
 use crate::job::Job;
-use crate::lease::LeaseLine;
+use crate::lease::{LeaseDesk, LeaseLine};
 use crate::owners::Owners;
 use crate::quantities::{GuestMemoryUse, HaltTimes, MemoryGauge, MemoryProbe, VcpuQuantities};
 use crate::serve::close_vcpu;
@@ -32,6 +32,7 @@ pub struct ServerSetup {
 pub struct PreparedServer {
     setup: ServerSetup,
     dispatcher: JobDispatcher,
+    lease_desk: Option<LeaseDesk>,
 }
 
 /// A server, and what vCPUs and cores have of it.
@@ -105,19 +106,23 @@ impl ServerSetup {
             server: PreparedServer {
                 setup: self,
                 dispatcher,
+                lease_desk: None,
             },
         })
     }
 }
 
 impl PreparedServer {
-    /// A way to tell all vCPUs what their VM's lease on the host's counters holds. It works
-    /// whether this server is started or not.
+    /// A way to tell all vCPUs what their VM's lease on the host's counters holds; contexts
+    /// of host tools are loaded only when whoever has it lets them. It works whether this
+    /// server is started or not.
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub fn lease_line(&self) -> Result<LeaseLine, ServerError> {
-        Ok(LeaseLine::new(self.dispatcher.another()?))
+    pub fn lease_line(&mut self) -> Result<LeaseLine, ServerError> {
+        let (line, desk) = LeaseLine::new(self.dispatcher.another()?);
+        self.lease_desk = Some(desk);
+        Ok(line)
     }
 
     /// Serves from now on; `guest` is the name of what boots.
@@ -125,7 +130,11 @@ impl PreparedServer {
     /// # Errors
     /// The socket cannot be had, or the host has no descriptor or thread left.
     pub fn start(self, guest: String) -> Result<Server, ServerError> {
-        let PreparedServer { setup, dispatcher } = self;
+        let PreparedServer {
+            setup,
+            dispatcher,
+            lease_desk,
+        } = self;
         let vm = ServedVm {
             guest,
             counters: setup.counters,
@@ -135,6 +144,7 @@ impl PreparedServer {
             core_cpus: setup.core_cpus,
             contexts_per_vcpu: setup.config.contexts_per_vcpu,
             dispatcher,
+            lease_desk,
             memory: Some(setup.memory),
         };
         Server::start(vm, &setup.config)

@@ -223,7 +223,7 @@ impl Machine {
         let pin = at_cpu
             .map(|cpu| CpuList::new(vec![cpu]))
             .or_else(|| config.pin.clone());
-        let host_tools = match &guest.pmu {
+        let mut host_tools = match &guest.pmu {
             Some(model) if config.control.is_some() || config.lease.is_some() => {
                 let memory = Box::new(VmMemory(vm.clone()));
                 let unserved = || ControlConfig::at(PathBuf::new());
@@ -240,7 +240,7 @@ impl Machine {
             }
             _ => None,
         };
-        let line = host_tools.as_ref().filter(|_| config.lease.is_some());
+        let line = host_tools.as_mut().filter(|_| config.lease.is_some());
         let lease_line = line.map(|tools| tools.server.lease_line()).transpose()?;
         let (server, endpoints, core_jobs) = match host_tools {
             Some(tools) => (Some(tools.server), tools.vcpus, tools.cores),

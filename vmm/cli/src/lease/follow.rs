@@ -9,6 +9,7 @@ use arbiter::PerKind;
 use umpire_lease::{Arbiter, Figure, News, ReportIn};
 use vmm_control::LeaseLine;
 
+use super::tools::Tools;
 use super::{VmLease, wait};
 use crate::exit::UserError;
 
@@ -34,6 +35,7 @@ impl VmLease {
             refused: None,
             asks: None,
             silence: String::new(),
+            tools: Tools::default(),
             reports: Instant::now(),
             arbiter: None,
         };
@@ -60,6 +62,8 @@ struct Follower {
     asks: Option<Instant>,
     /// Why there is no lease, as it was logged.
     silence: String,
+    /// What host tools count beside the guest.
+    tools: Tools,
     /// When to report.
     reports: Instant,
     /// Takes reports.
@@ -89,6 +93,7 @@ impl Follower {
         }
         self.obey();
         self.hear_vcpus();
+        self.tools.turn(&mut self.line, &self.lease.plan);
         if self.lease.keeper.has_ended() && self.ask_again() {
             return;
         }
@@ -100,10 +105,13 @@ impl Follower {
             self.lease.keeper.due(),
             self.refused,
             asks,
+            self.tools.due(),
             Some(self.reports),
         ];
         let connection = self.lease.keeper.connection();
-        wait(connection, Some(self.line.as_fd()), moments);
+        let line = Some(self.line.as_fd());
+        let what = connection.into_iter().chain(line);
+        wait(what.chain(self.tools.connections()), moments);
     }
 
     /// Lets the guest use what the lease holds, or will hold after a notice.

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use arbiter::PerKind;
 use arbiter::host::CpuSet;
 use umpire_lease::{
-    Arbiter, CallError, Counters, ExplainIn, ExplainOut, Keeper, Place, Request, WhoIn, WhoOut,
+    Arbiter, CallError, Counters, Event, ExplainIn, ExplainOut, Keeper, Place, Request, WhoIn,
+    WhoOut,
 };
 
 /// The physical counters that a guest's counters want.
@@ -75,11 +76,18 @@ impl Plan {
     pub(super) fn request(&self, places: &[Place], fewer: bool) -> (Wanted, Request) {
         let (cpus, there) = there(places, &self.cpus);
         let wanted = Wanted::of(self.guest, there, fewer);
-        let threads = || vec![std::process::id()];
         let request = Request {
-            counters: wanted.counters(),
             // Fewer are of use while the guest runs: its counters take turns.
             at_least: Some(1),
+            ..self.ask(&cpus, wanted.counters())
+        };
+        (wanted, request)
+    }
+
+    fn ask(&self, cpus: &CpuSet, counters: Vec<Counters>) -> Request {
+        let threads = || vec![std::process::id()];
+        Request {
+            counters,
             cpus: Some(cpus.to_string()),
             scope: Some(if self.whole_cpus { "cpu" } else { "thread" }.to_owned()),
             // This one stands for the threads of all vCPUs, which want the same.
@@ -87,8 +95,7 @@ impl Plan {
             // What it loses later it has again when it can.
             waits_ms: Some(-1),
             ..self.terms.clone()
-        };
-        (wanted, request)
+        }
     }
 
     pub(super) fn places(&self) -> Result<Vec<Place>, CallError> {
@@ -98,6 +105,47 @@ impl Plan {
 
     pub(super) fn acquire(&self, request: &Request) -> Result<Keeper, CallError> {
         Keeper::acquire(&self.socket, request, true, None)
+    }
+
+    /// A lease for what `tool` is to count beside the guest, all of it or nothing. It holds
+    /// nothing yet if others were told to make room for it.
+    pub(super) fn lease_for_tool(&self, counters: usize, tool: &str) -> Result<Keeper, CallError> {
+        let request = self.request_for_tool(counters, tool)?;
+        let keeper = self.acquire(&request)?;
+        if keeper.lease().holds == keeper.lease().wants {
+            return Ok(keeper);
+        }
+        // Its place in the queue is of no use if nobody has to go.
+        drop(keeper);
+        let explain = ExplainIn {
+            request: request.clone(),
+        };
+        let explained: ExplainOut = Arbiter::connect(&self.socket)?.call("Explain", &explain)?;
+        let goes = |event: &Event| event.what == "leaving";
+        match explained.why {
+            Some(why) if !explained.events.iter().any(goes) => {
+                Err(CallError::Refused(Box::new(why)))
+            }
+            _ => self.acquire(&request),
+        }
+    }
+
+    /// Why that is not granted.
+    pub(super) fn explain_tool(&self, counters: usize, tool: &str) -> CallError {
+        match self.request_for_tool(counters, tool) {
+            Ok(request) => self.explain(request),
+            Err(error) => error,
+        }
+    }
+
+    fn request_for_tool(&self, counters: usize, tool: &str) -> Result<Request, CallError> {
+        let (cpus, _) = there(&self.places()?, &self.cpus);
+        let counters = u32::try_from(counters).unwrap_or(u32::MAX);
+        let label = self.terms.label.as_deref().unwrap_or_default();
+        Ok(Request {
+            label: Some(format!("{label}: {tool}")),
+            ..self.ask(&cpus, vec![Counters::programmable(counters)])
+        })
     }
 
     /// Why it cannot have all that it asked for.

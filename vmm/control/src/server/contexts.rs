@@ -258,10 +258,18 @@ impl Contexts {
             Attachment::Detached { context, queue } => {
                 entry.job = Some(Some(load.request));
                 entry.load = Some(load);
+                let creator = entry.creator.clone();
                 let hosted = AttachedContext::new(id, context, queue);
                 self.table.attach(target, id);
-                let work = Work::Load(hosted, arg.set);
-                self.vm.dispatcher.post(id, target, work);
+                let counters = hosted.counters();
+                let job = self
+                    .vm
+                    .dispatcher
+                    .job(id, target, Work::Load(hosted, arg.set));
+                match &self.vm.lease_desk {
+                    Some(desk) => desk.load(job, counters, &creator),
+                    None => self.vm.dispatcher.forward(job),
+                }
                 Ok(())
             }
             attached @ Attachment::Attached(_) => {
@@ -373,7 +381,9 @@ impl Contexts {
             | Done::Administered(..)
             | Done::Asked(_)
             | Done::Settled
-            | Done::Undone(Work::Inspect | Work::Administer(..) | Work::Ask(_)) => None,
+            | Done::Undone(Work::Inspect | Work::Administer(..) | Work::Ask(_) | Work::Lease(_)) => {
+                None
+            }
         };
         if let (Some(request), Some(answer)) = (request, answer) {
             self.answers.push_back((request, answer));
@@ -443,6 +453,9 @@ impl Contexts {
         let before = std::mem::replace(&mut entry.attachment, Attachment::detached(hosted));
         if let Attachment::Attached(target) = before {
             self.table.detach(target, id);
+            if let Some(desk) = &self.vm.lease_desk {
+                desk.left(id);
+            }
         }
     }
 

@@ -149,7 +149,7 @@ impl EventLoop {
                 Report::Job(id, target, Done::Undone(Work::Ask(Ask::KeepTo { .. }))) => {
                     self.contexts.owners_answered(id, target, Ok(None));
                 }
-                Report::Job(_, _, Done::Settled | Done::Undone(Work::Ask(_))) => {}
+                Report::Job(_, _, Done::Settled | Done::Undone(Work::Ask(_) | Work::Lease(_))) => {}
                 Report::Job(id, _, done) => {
                     self.lists.outdated();
                     self.contexts.job_done(id, done);

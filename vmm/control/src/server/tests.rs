@@ -43,6 +43,7 @@ impl Stage {
         let (dispatcher, queues) = JobDispatcher::new(vcpus, None).unwrap();
         let pmu = LogicalPmu::new(PmuModel::parse("amd-core").unwrap());
         let vm = ServedVm {
+            lease_desk: None,
             guest: String::new(),
             counters: String::new(),
             pmu: Arc::new(pmu),
