@@ -254,7 +254,7 @@ impl Share {
                 News::Away => log::debug!("the arbiter has gone away; lease {id} is held on"),
                 News::Back => log::debug!("the arbiter is back, and lease {id} is held"),
                 News::Lost(why) | News::NotRenewed(why) => {
-                    log::warn!("lease {id} for tools: {why}")
+                    log::warn!("lease {id} for tools: {why}");
                 }
             }
         }
