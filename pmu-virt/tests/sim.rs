@@ -197,15 +197,142 @@ fn events_are_found_by_meaning_and_by_code() {
         refused.expect_err("not in the table").reason,
         UnavailableReason::Event { .. }
     ));
-    let edge = CountRequest {
+}
+
+/// Cycles are ticks: of 2 events in each microsecond one is in each 1250 of them.
+#[test]
+fn cycles_with_enough_events_are_counted() {
+    let table = "[event.instructions]\nkernel = 2\nuser = 6250\n\
+                 [event.cycles]\nrate = 1\nnoise = 0.1\n";
+    let mut backend = backend(table);
+    let any = |request: CountRequest| CountRequest {
+        any_thread: true,
+        ..request
+    };
+    let noisy = CountRequest {
+        cmask: 1,
+        ..event(EventFamily::AmdZen, 0x76, 0)
+    };
+    for request in [any(instructions()), noisy] {
+        let refused = backend.plan(&request).expect_err("it cannot be told");
+        assert_eq!(
+            refused.reason,
+            UnavailableReason::Modifier { backend: "sim" }
+        );
+    }
+    // Counter mask, invert, edge; cycles in 1 ms at CPL 0, and in 1 ms at CPL 3, of which each
+    // has two events and every other one a third.
+    let rows = [
+        ((1, false, false), (2_000, 2_500_000)),
+        ((2, false, false), (0, 2_500_000)),
+        ((3, false, false), (0, 1_250_000)),
+        ((4, false, false), (0, 0)),
+        ((1, true, false), (2_498_000, 0)),
+        ((3, true, false), (2_500_000, 1_250_000)),
+        // The last cycle at CPL 0 has an event, too.
+        ((0, false, true), (2_000, 0)),
+        ((3, false, true), (0, 1_250_000)),
+        ((1, true, true), (2_000, 0)),
+        // As without a counter mask there is nothing to be below.
+        ((0, true, false), (2_000, 6_250_000)),
+    ];
+    for (at, ((cmask, invert, edge), _)) in (0..).zip(rows) {
+        let request = CountRequest {
+            cmask,
+            invert,
+            edge,
+            ..instructions()
+        };
+        backend.program(SlotIndex(at), &request).expect("a slot");
+        backend.start(SlotIndex(at));
+    }
+    let ms = u64::from(KHZ);
+    let counts = |backend: &SimBackend| -> Vec<u64> {
+        let all = (0..).zip(rows).map(|(at, _)| count(backend, SlotIndex(at)));
+        all.collect()
+    };
+    interval(&mut backend, 0, ms, Ring::Kernel);
+    let kernel = counts(&backend);
+    interval(&mut backend, ms, ms, Ring::User);
+    for (at, (what, expected)) in rows.into_iter().enumerate() {
+        let user = counts(&backend)[at] - kernel[at];
+        assert_eq!((kernel[at], user), expected, "{what:?}");
+    }
+}
+
+/// A counter that is given up and programmed anew, here or on another core, counts what one
+/// that stays does.
+#[test]
+fn cycles_are_the_same_in_pieces_and_elsewhere() {
+    let clocks = clocks(
+        "[event.instructions]\nphases = [{ us = 3, kernel = 700, user = 6100 }, { us = 2, rate = 9 }]\n",
+    );
+    for (cmask, invert, edge) in [(1, false, false), (3, false, true), (2, true, true)] {
+        let request = CountRequest {
+            cmask,
+            invert,
+            edge,
+            ..instructions()
+        };
+        let [mut stays, mut first, mut second] = [(); 3].map(|()| SimBackend::of(&clocks.anew()));
+        let pieces = clocks.anew();
+        for backend in [&mut first, &mut second] {
+            *backend = SimBackend::of(&pieces);
+        }
+        stays.program(A, &request).expect("a slot");
+        stays.start(A);
+        let (mut time, mut sum) = (0, 0);
+        for turn in 0..40_u64 {
+            let ring =
+                [Ring::Kernel, Ring::User, Ring::User][usize::try_from(turn % 3).unwrap_or(0)];
+            let ticks = 1 + turn * 977;
+            interval(&mut stays, time, ticks, ring);
+            let here = if turn % 4 < 2 {
+                &mut first
+            } else {
+                &mut second
+            };
+            here.program(B, &request).expect("a slot");
+            here.start(B);
+            interval(here, time, ticks, ring);
+            sum += count(here, B);
+            here.release(B);
+            time += ticks;
+        }
+        assert_eq!(sum, count(&stays, A), "{request}");
+        assert!(sum > 0);
+    }
+}
+
+/// Cycles are counted of when the overflow comes, to the cycle.
+#[test]
+fn an_overflow_of_cycles_comes_when_it_was_foreseen() {
+    let table =
+        "[event.instructions]\nphases = [{ us = 30000, rate = 0 }, { us = 1, rate = 5000 }]\n";
+    let mut backend = backend(table);
+    let request = CountRequest {
+        cmask: 2,
         edge: true,
         ..instructions()
     };
-    let refused = backend(table).plan(&edge);
-    assert_eq!(
-        refused.expect_err("edge").reason,
-        UnavailableReason::Modifier { backend: "sim" }
-    );
+    backend.program(A, &request).expect("a slot");
+    backend.start(A);
+    backend.arm(A, NonZeroU64::new(1));
+    let ms = u64::from(KHZ);
+    let (mut time, mut looks) = (0, 0);
+    let overflowed = loop {
+        backend.observe(&Progress::Entered { tsc: Tsc(time) });
+        let due = backend.deadline().expect("it is armed");
+        interval(&mut backend, time, due.0 - time, Ring::User);
+        time = due.0;
+        looks += 1;
+        if !backend.take_overflows().is_empty() {
+            break time;
+        }
+        assert!(looks < 10 && time <= 31 * ms, "{time}");
+    };
+    assert_eq!(overflowed, 30 * ms + 1);
+    assert_eq!(count(&backend, A), 1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod clocks;
 mod curve;
+mod cycles;
 mod error;
 mod names;
 mod slot;
@@ -19,7 +20,8 @@ use pmu_model::{
 };
 
 use super::{CountPlan, CounterBackend};
-use clocks::{OwnerClock, Rings};
+use clocks::{OwnerClock, Rings, What};
+use cycles::Threshold;
 use slot::SimSlot;
 
 const NAME: &str = "sim";
@@ -86,7 +88,9 @@ impl SimBackend {
                     backend: NAME,
                     event: request.event,
                 })?;
-        if request.has_modifier() {
+        // Of cycles with noise nobody can say in closed form how many have enough.
+        let threshold = Threshold::of(request).is_some();
+        if request.any_thread || threshold && entry.curve.noise_ppm > 0 {
             return Err(UnavailableReason::Modifier { backend: NAME });
         }
         Ok((index, entry))
@@ -177,8 +181,13 @@ impl CounterBackend for SimBackend {
         if let Some(reason) = self.misplaced(slot, &entry.constraint) {
             return Err(refuse(reason));
         }
-        let rings = Rings::of(request, &entry.curve);
-        let programmed = SimSlot::new(index, rings, entry.constraint.paired);
+        let what = What {
+            entry: index,
+            rings: Rings::of(request, &entry.curve),
+            threshold: Threshold::of(request),
+        };
+        let programmed = SimSlot::new(what, entry.constraint.paired);
+        self.clock.lock().begin(&self.clocks, what);
         if let Some(place) = self.slots.get_mut(usize::from(slot.0)) {
             *place = Some(programmed);
         }
@@ -188,8 +197,9 @@ impl CounterBackend for SimBackend {
     fn release(&mut self, slot: SlotIndex) {
         self.running.remove(slot);
         self.overflowed.remove(slot);
-        if let Some(place) = self.slots.get_mut(usize::from(slot.0)) {
-            *place = None;
+        let place = self.slots.get_mut(usize::from(slot.0));
+        if let Some(programmed) = place.and_then(Option::take) {
+            self.clock.lock().end(programmed.what);
         }
     }
 
@@ -215,7 +225,12 @@ impl CounterBackend for SimBackend {
         let running = self.running;
         self.pause(running);
         self.entered = None;
-        (self.owner, self.clock) = (owner, self.clocks.of(owner));
+        let left = std::mem::replace(&mut self.clock, self.clocks.of(owner));
+        self.owner = owner;
+        for slot in self.slots.iter().flatten() {
+            left.lock().end(slot.what);
+            self.clock.lock().begin(&self.clocks, slot.what);
+        }
         self.resume(running);
     }
 
@@ -274,6 +289,6 @@ impl CounterBackend for SimBackend {
     }
 
     fn needs_ring(&self) -> bool {
-        self.running().any(|slot| slot.rings.matter())
+        self.running().any(|slot| slot.what.rings.matter())
     }
 }

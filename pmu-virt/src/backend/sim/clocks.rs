@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pmu_model::{CountRequest, OwnerId, Ring};
 
 use super::curve::{Curve, unit};
+use super::cycles::{Start, Tally, Threshold, count, reaches};
 use super::table::{Entry, RateTable};
 
 /// The declared rates of a machine, and the time that each of its vCPUs has
@@ -124,6 +125,16 @@ impl Rings {
     }
 }
 
+/// What a counter counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct What {
+    /// Index of the table's entry.
+    pub(super) entry: usize,
+    pub(super) rings: Rings,
+    /// Cycles with enough events instead of events.
+    pub(super) threshold: Option<Threshold>,
+}
+
 /// How long one vCPU has run, and in which rings.
 ///
 /// The totals that it gives are functions of this history alone, whoever
@@ -133,12 +144,26 @@ impl Rings {
 pub(super) struct Clock {
     /// Ticks that the vCPU has run.
     time: u64,
-    /// The ring in which it has been since `since`.
+    /// The ring in which it has been since `since`, and the one before.
     ring: Ring,
     since: u64,
+    before: Ring,
     /// For each entry of the table, its events of either ring until `since`, in
     /// units of [`unit`].
     sums: Vec<[u128; 2]>,
+    /// Cycles of what counters count of these.
+    tallies: Vec<Cycles>,
+}
+
+/// Cycles that count for some counters, of a time on.
+#[derive(Debug)]
+struct Cycles {
+    what: What,
+    threshold: Threshold,
+    counters: usize,
+    /// Those until `time`.
+    tally: Tally,
+    time: u64,
 }
 
 impl Clock {
@@ -148,7 +173,9 @@ impl Clock {
             // Where a vCPU begins.
             ring: Ring::Kernel,
             since: 0,
+            before: Ring::Kernel,
             sums: vec![[0; 2]; entries],
+            tallies: Vec::new(),
         }
     }
 
@@ -156,9 +183,51 @@ impl Clock {
         self.time
     }
 
+    /// One more counter counts this: cycles are counted from now on, if not before.
+    pub(super) fn begin(&mut self, clocks: &SimClocks, what: What) {
+        let Some(threshold) = what.threshold else {
+            return;
+        };
+        if let Some(known) = self.tallies.iter_mut().find(|one| one.what == what) {
+            known.counters += 1;
+            return;
+        }
+        let mut cycles = Cycles {
+            what,
+            threshold,
+            counters: 1,
+            tally: Tally::default(),
+            time: self.time,
+        };
+        // Whether the cycle before was one that counts.
+        if let Some(last) = self.time.checked_sub(1) {
+            cycles.time = last;
+            cycles.tally = Tally {
+                cycles: 0,
+                last: self.tally(clocks, &cycles).last,
+            };
+            cycles.time = self.time;
+        }
+        self.tallies.push(cycles);
+    }
+
+    /// A counter of this is no more.
+    pub(super) fn end(&mut self, what: What) {
+        self.tallies.retain_mut(|one| {
+            one.counters -= usize::from(one.what == what);
+            one.counters > 0
+        });
+    }
+
     /// Lets the vCPU run. Where nobody has looked, it is in the ring in which
     /// it was seen last.
     pub(super) fn pass(&mut self, clocks: &SimClocks, ticks: u64, ring: Option<Ring>) {
+        // What was counted until now is not counted again and again.
+        for at in 0..self.tallies.len() {
+            let tally = self.tally(clocks, &self.tallies[at]);
+            let cycles = &mut self.tallies[at];
+            (cycles.tally, cycles.time) = (tally, self.time);
+        }
         if let Some(ring) = ring.filter(|ring| *ring != self.ring) {
             let (old, since, time) = (self.ring, self.since, self.time);
             for (sums, entry) in self.sums.iter_mut().zip(&clocks.table().entries) {
@@ -166,24 +235,28 @@ impl Clock {
                 let sum = &mut sums[index(old)];
                 *sum = sum.saturating_add(events);
             }
+            if since < time {
+                self.before = old;
+            }
             (self.ring, self.since) = (ring, time);
         }
         self.time = self.time.saturating_add(ticks);
     }
 
-    /// Events of an entry so far, in units of [`unit`]. Never falls.
-    pub(super) fn total(&self, clocks: &SimClocks, entry: usize, rings: Rings) -> u128 {
-        let (Some(Entry { curve, .. }), Some(sums)) =
-            (clocks.table().entries.get(entry), self.sums.get(entry))
-        else {
+    /// Events of an entry by a time in the present ring, in units of [`unit`]. Never falls.
+    fn total(&self, clocks: &SimClocks, what: What, time: u64) -> u128 {
+        let (Some(Entry { curve, .. }), Some(sums)) = (
+            clocks.table().entries.get(what.entry),
+            self.sums.get(what.entry),
+        ) else {
             return 0;
         };
-        if rings == Rings::Alike {
-            return curve.integral(Ring::User, self.time, clocks.tsc_khz());
+        if what.rings == Rings::Alike {
+            return curve.integral(Ring::User, time, clocks.tsc_khz());
         }
-        rings.counted().fold(0, |total: u128, ring| {
+        what.rings.counted().fold(0, |total: u128, ring| {
             let present = if ring == self.ring {
-                grown(curve, ring, self.since, self.time, clocks.tsc_khz())
+                grown(curve, ring, self.since, time, clocks.tsc_khz())
             } else {
                 0
             };
@@ -193,31 +266,81 @@ impl Clock {
         })
     }
 
-    /// The same in whole events.
-    pub(super) fn events(&self, clocks: &SimClocks, entry: usize, rings: Rings) -> u64 {
-        let total = self.total(clocks, entry, rings) / unit(clocks.tsc_khz());
+    /// From where on cycles are still to be counted.
+    fn start(&self, clocks: &SimClocks, cycles: &Cycles) -> Start {
+        let Cycles { what, time, .. } = *cycles;
+        // A cycle before the present ring was one of the ring before.
+        let (ring, total) = if time < self.since {
+            let sums = self.sums.get(what.entry).copied().unwrap_or_default();
+            let until = what.rings.counted().map(|ring| sums[index(ring)]).sum();
+            let curve = clocks.table().entries.get(what.entry).map(|one| &one.curve);
+            let is_counted = what.rings.counted().any(|ring| ring == self.before);
+            let last = curve.filter(|_| is_counted).map_or(0, |curve| {
+                grown(curve, self.before, time, self.since, clocks.tsc_khz())
+            });
+            (self.before, u128::saturating_sub(until, last))
+        } else {
+            (self.ring, self.total(clocks, what, time))
+        };
+        let alike = (what.rings == Rings::Alike).then_some(Ring::User);
+        Start {
+            time,
+            total: match alike {
+                Some(_) => self.total(clocks, what, time),
+                None => total,
+            },
+            ring: alike.or_else(|| what.rings.counted().find(|one| *one == ring)),
+        }
+    }
+
+    /// The cycles that have counted by now.
+    fn tally(&self, clocks: &SimClocks, cycles: &Cycles) -> Tally {
+        let Some(Entry { curve, .. }) = clocks.table().entries.get(cycles.what.entry) else {
+            return cycles.tally;
+        };
+        let (start, khz) = (self.start(clocks, cycles), clocks.tsc_khz());
+        count(curve, cycles.threshold, start, self.time, khz, cycles.tally)
+    }
+
+    /// Whole events so far, or cycles that have counted.
+    pub(super) fn events(&self, clocks: &SimClocks, what: What) -> u64 {
+        if what.threshold.is_some() {
+            let known = self.tallies.iter().find(|one| one.what == what);
+            return known.map_or(0, |one| self.tally(clocks, one).cycles);
+        }
+        let total = self.total(clocks, what, self.time) / unit(clocks.tsc_khz());
         u64::try_from(total).unwrap_or(u64::MAX)
     }
 
-    /// The time at which an entry's events will be `events`: exactly, or at the
-    /// earliest if that depends on the ring. `None` if never.
-    pub(super) fn reaches(
-        &self,
-        clocks: &SimClocks,
-        entry: usize,
-        rings: Rings,
-        events: u64,
-    ) -> Option<u64> {
+    /// The time at which these will be `events`: exactly, or at the
+    /// earliest if that depends on the ring, or is far away. `None` if never.
+    pub(super) fn reaches(&self, clocks: &SimClocks, what: What, events: u64) -> Option<u64> {
         let khz = clocks.tsc_khz();
-        let curve = &clocks.table().entries.get(entry)?.curve;
+        let curve = &clocks.table().entries.get(what.entry)?.curve;
+        if let Some(threshold) = what.threshold {
+            let known = self.tallies.iter().find(|one| one.what == what)?;
+            let tally = self.tally(clocks, known);
+            let now = Cycles {
+                tally,
+                time: self.time,
+                ..*known
+            };
+            let start = self.start(clocks, &now);
+            let horizon = self.time.saturating_add(u64::from(khz) * HORIZON_MS);
+            let bounds = (start, horizon);
+            return Some(reaches(curve, threshold, bounds, khz, tally, events));
+        }
         let wanted = u128::from(events).saturating_mul(unit(khz));
-        let growth = wanted.saturating_sub(self.total(clocks, entry, rings));
-        rings
+        let growth = wanted.saturating_sub(self.total(clocks, what, self.time));
+        what.rings
             .counted()
             .filter_map(|ring| curve.reaches(ring, self.time, growth, khz))
             .min()
     }
 }
+
+/// So far ahead cycles are looked at for the one that overflows.
+const HORIZON_MS: u64 = 10;
 
 /// What a rate's integral grows by from one time to another.
 fn grown(curve: &Curve, ring: Ring, from: u64, until: u64, tsc_khz: u32) -> u128 {

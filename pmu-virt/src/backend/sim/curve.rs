@@ -37,6 +37,8 @@ pub(super) struct Curve {
     pub(super) seed: u64,
 }
 
+/// A tick in the units of time here.
+const TICK: u128 = 1000;
 /// Length of a stretch of even noise, in microseconds.
 const NOISE_US: u64 = 100;
 /// Noise at a border of two such stretches lies between this and its negative.
@@ -64,6 +66,29 @@ impl Curve {
             rest -= part;
         }
         sum
+    }
+
+    /// For how many ticks from `from` on the integral grows by the same, at least one, and by
+    /// how much in each of them; without noise.
+    pub(super) fn even(&self, ring: Ring, from: u64, tsc_khz: u32) -> (u64, u128) {
+        let khz = u128::from(tsc_khz);
+        let length = |phase: &Phase| u128::from(phase.us) * khz;
+        let period: u128 = self.phases.iter().map(length).sum();
+        let mut rest = u128::from(from) * TICK % period;
+        for phase in &self.phases {
+            if rest < length(phase) {
+                let ticks = (length(phase) - rest) / TICK;
+                if ticks > 0 {
+                    let ticks = u64::try_from(ticks).unwrap_or(u64::MAX);
+                    return (ticks, phase.rate(ring) * TICK);
+                }
+                break;
+            }
+            rest -= length(phase);
+        }
+        // The rate changes within the tick.
+        let after = self.integral(ring, from.saturating_add(1), tsc_khz);
+        (1, after - self.integral(ring, from, tsc_khz))
     }
 
     /// The first tick from `from` on at which `integral` has grown by
@@ -100,7 +125,7 @@ impl Curve {
     /// at most `noise_ppm`, evenly within each stretch of [`NOISE_US`]. Its
     /// distance from real time is bounded, so noise does not add up.
     fn warped(&self, ticks: u64, tsc_khz: u32) -> u128 {
-        let time = u128::from(ticks) * 1000;
+        let time = u128::from(ticks) * TICK;
         if self.noise_ppm == 0 {
             return time;
         }

@@ -2,14 +2,12 @@
 
 use std::num::NonZeroU64;
 
-use super::clocks::{Clock, Rings, SimClocks};
+use super::clocks::{Clock, SimClocks, What};
 
 /// What one counter counts of its vCPU's events.
 #[derive(Debug)]
 pub(super) struct SimSlot {
-    /// Index of the table's entry.
-    entry: usize,
-    pub(super) rings: Rings,
+    pub(super) what: What,
     pub(super) paired: bool,
     /// Events until it was stopped last.
     settled: u64,
@@ -25,10 +23,9 @@ pub(super) struct SimSlot {
 
 impl SimSlot {
     /// A stopped counter.
-    pub(super) fn new(entry: usize, rings: Rings, paired: bool) -> Self {
+    pub(super) fn new(what: What, paired: bool) -> Self {
         SimSlot {
-            entry,
-            rings,
+            what,
             paired,
             settled: 0,
             from: None,
@@ -41,7 +38,7 @@ impl SimSlot {
     /// Events so far.
     pub(super) fn count(&self, clocks: &SimClocks, clock: &Clock) -> u64 {
         let running = self.from.map_or(0, |from| {
-            let now = clock.events(clocks, self.entry, self.rings);
+            let now = clock.events(clocks, self.what);
             now.saturating_sub(from)
         });
         self.settled.saturating_add(running)
@@ -50,7 +47,7 @@ impl SimSlot {
     /// Counts from now on.
     pub(super) fn start(&mut self, clocks: &SimClocks, clock: &Clock) {
         if self.from.is_none() {
-            self.from = Some(clock.events(clocks, self.entry, self.rings));
+            self.from = Some(clock.events(clocks, self.what));
             self.foresee(clocks, clock);
         }
     }
@@ -74,7 +71,7 @@ impl SimSlot {
             return false;
         };
         if self.count(clocks, clock) < target {
-            if self.rings.matter() {
+            if self.what.rings.matter() || self.what.threshold.is_some() {
                 self.foresee(clocks, clock);
             }
             return false;
@@ -94,7 +91,7 @@ impl SimSlot {
     fn foresee(&mut self, clocks: &SimClocks, clock: &Clock) {
         self.due = self.armed.zip(self.from).and_then(|(target, from)| {
             let events = from.saturating_add(target.saturating_sub(self.settled));
-            clock.reaches(clocks, self.entry, self.rings, events)
+            clock.reaches(clocks, self.what, events)
         });
     }
 }
