@@ -11,12 +11,15 @@ pub use group::MAX_CONTEXTS;
 pub use record::{HostAudit, HostEvent, HostRecord};
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use perfmon::{Context, ContextId, MessageQueue, Moment, Quantities, Wanted};
 use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
 use perfmon_abi::wire::Refusal;
-use pmu_model::{Nanos, OwnerId, Tsc};
+use pmu_model::{CountRequest, Nanos, OwnerId, Tsc, Unavailable};
 
+use crate::backend::{CountPlan, CounterBackend};
+use crate::filter::EventFilter;
 use crate::slot_bank::{Claimant, SlotBank, SlotLease};
 use place::PmdLease;
 pub(crate) use time::TickClock;
@@ -42,6 +45,8 @@ pub struct AttachedContext {
     /// The counters that it may use at a time by a lease of the host's arbiter; without a
     /// number it needs none.
     lease: Option<usize>,
+    /// What its tool may count; all without it.
+    filter: Option<Arc<EventFilter>>,
     /// Its largest set wants more than that: it is preempted for as long.
     beyond_lease: bool,
     /// Time for which there would have been room again, or in which it was not
@@ -105,6 +110,7 @@ impl AttachedContext {
             blind: None,
             lease: None,
             beyond_lease: false,
+            filter: None,
             waited: Nanos(0),
             patience: Nanos(0),
             clock: TickClock::default(),
@@ -161,6 +167,24 @@ impl AttachedContext {
     pub fn set_lease(&mut self, counters: usize) {
         self.lease = Some(counters);
         self.keep_to_lease();
+    }
+
+    /// Its tool may count no more than this allows.
+    pub fn set_filter(&mut self, filter: Arc<EventFilter>) {
+        self.filter = Some(filter);
+    }
+
+    /// How a request of its tool's would be counted.
+    pub(crate) fn plan(
+        &self,
+        backend: &dyn CounterBackend,
+        request: &CountRequest,
+    ) -> Result<CountPlan, Unavailable> {
+        if let Some(filter) = &self.filter {
+            let denied = filter.check(request);
+            denied.map_err(|reason| Unavailable { reason })?;
+        }
+        backend.plan(request)
     }
 
     /// Whether its largest set wants more than its lease holds.

@@ -10,18 +10,20 @@ pub(crate) use promises::fixed_request;
 use std::cell::Cell;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use perfmon::{ContextId, Quantities};
 use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
 use perfmon_abi::wire::{Call, Errno, Refusal};
-use pmu_model::{CountRequest, Nanos, OwnerId, Ticks, Tsc};
+use pmu_model::{CountRequest, Nanos, OwnerId, Ticks, Tsc, Unavailable};
 
 use crate::attached::{
     AttachedContext, ContextGroup, HostAudit, HostEvent, HostRecord, MAX_CONTEXTS, NotLoaded,
     TickClock,
 };
-use crate::backend::CounterBackend;
+use crate::backend::{CountPlan, CounterBackend};
+use crate::filter::EventFilter;
 use crate::policy::HostPolicy;
 use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
 
@@ -30,6 +32,8 @@ use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
 pub struct CorePmu {
     pub(crate) bank: SlotBank,
     pub(crate) host: CoreHost,
+    /// What guests may have counted.
+    filter: Arc<EventFilter>,
 }
 
 /// What host contexts need of a core.
@@ -171,7 +175,23 @@ impl CorePmu {
         CorePmu {
             bank: SlotBank::new(backend),
             host: CoreHost::default(),
+            filter: Arc::default(),
         }
+    }
+
+    /// Which events guests may have counted here, from now on; all without it.
+    pub fn set_event_filter(&mut self, filter: Arc<EventFilter>) {
+        self.filter = filter;
+    }
+
+    /// How a request of the guest's would be counted.
+    ///
+    /// # Errors
+    /// Why it is not: nobody can, or the event filter denies it.
+    pub fn plan_for_guest(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
+        let denied = self.filter.check(request);
+        denied.map_err(|reason| Unavailable { reason })?;
+        self.bank.backend().plan(request)
     }
 
     /// The backend that counts.
@@ -378,7 +398,7 @@ impl CorePmu {
             if before == after {
                 continue;
             }
-            let plan = |request: CountRequest| self.bank.backend().plan(&request);
+            let plan = |request: CountRequest| hosted.plan(self.bank.backend(), &request);
             let before = before.and_then(|request| Some(plan(request).ok()?.constraint));
             let after = match after.map(plan).transpose() {
                 Ok(after) => after.map(|plan| plan.constraint),

@@ -32,6 +32,7 @@ mod attached;
 mod backend;
 pub mod contract;
 mod core_pmu;
+mod filter;
 mod holdings;
 mod placement;
 mod policy;
@@ -51,6 +52,7 @@ pub use backend::{
     RateProblem, RateTable, SimBackend, SimClocks, Source, Sources, StepBackend, backend_names,
 };
 pub use core_pmu::CorePmu;
+pub use filter::{EventFilter, EventFilters, EventProfile, FilterError};
 pub use holdings::Holdings;
 pub use pmu_model::accounting;
 pub use pmu_model::{

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use arbiter::PerKind;
 use kvm_pmu::TrapMode;
-use pmu_virt::{PmuModel, Sources, Vendor};
+use pmu_virt::{EventFilters, PmuModel, Sources, Vendor};
 use thiserror::Error;
 use vmm_control::ControlConfig;
 
@@ -85,6 +85,8 @@ pub struct RunConfig {
     pub pmu: PmuChoice,
     /// Where counts come from.
     pub counters: Sources,
+    /// Which events the guest may count, and tools of the host.
+    pub events: EventFilters,
     /// What happens where there are too few of them.
     pub oversubscribe: OversubscribeChoice,
     /// How many physical counters each vCPU's guest may use at a time; `None`: all that

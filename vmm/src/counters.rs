@@ -3,8 +3,7 @@
 //! [`CounterPlan::prepare`] asks the host and reads files, once, before the
 //! guest starts; [`CounterPlan::open`] makes the backend of one core.
 
-use std::fs::File;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use pmu_virt::{
@@ -15,7 +14,7 @@ use pmu_virt::{
 use thiserror::Error;
 use umpire_events::BackendUse;
 
-use crate::files::no_file;
+use crate::files::{no_file, read_text};
 use crate::host::CpuFacts;
 use crate::sys::{allowed_cpus, kick_signal, while_on_cpu};
 use crate::vcpu::StepSupport;
@@ -286,15 +285,12 @@ fn read_rates(path: &Path) -> Result<RateTable, CounterError> {
         let path = path.to_owned();
         return Err(CounterError::NotAFile { path, what });
     }
-    let mut text = String::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(LARGEST_TABLE + 1)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
-    if text.len() as u64 > LARGEST_TABLE {
-        let path = path.to_owned();
-        return Err(CounterError::LargeRates { path });
-    }
+    let text = read_text(path, LARGEST_TABLE).map_err(|cause| match cause.kind() {
+        ErrorKind::FileTooLarge => CounterError::LargeRates {
+            path: path.to_owned(),
+        },
+        _ => failed(cause),
+    })?;
     Ok(RateTable::parse(&text, &path.display().to_string())?)
 }
 

@@ -1,7 +1,7 @@
 //! What a path names.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
@@ -17,4 +17,18 @@ pub fn no_file(path: &Path) -> io::Result<Option<&'static str>> {
         k if k.is_char_device() || k.is_block_device() => Some("a device"),
         _ => None,
     })
+}
+
+/// The text of a file of `most` bytes at most.
+///
+/// # Errors
+/// It cannot be read, is no text, or is larger ([`io::ErrorKind::FileTooLarge`]).
+pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
+    let mut text = String::new();
+    let read = File::open(path)?.take(most + 1).read_to_string(&mut text)?;
+    if read as u64 > most {
+        let why = format!("it is larger than {} KiB", most >> 10);
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
+    Ok(text)
 }

@@ -203,3 +203,27 @@ fn ctrl_c_and_the_end_of_the_vm_print_the_table() {
     vm.stop();
     assert!(check(child).contains("have ended"));
 }
+
+/// `--event-filter`: what is denied is not supported, with the reason, and never 0.
+#[test]
+fn what_the_event_filter_denies_is_not_supported() {
+    if skipped_without_kvm("what_the_event_filter_denies_is_not_supported") {
+        return;
+    }
+    let filter = "[guest]\nprofile = \"all\"\n[[guest.rule]]\naction = \"deny\"\nselect = 0xc2\n";
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), filter).expect("a file");
+    let path = file.path().to_str().expect("UTF-8");
+    let vm = boot(4, &["--event-filter", path]);
+    let output = vm.tool(&["stat", "-x", ",", "-e", "cycles,branches", "--", "200ms"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows: Vec<&str> = printed.lines().chain(told.lines()).collect();
+    let row = |event: &str| {
+        let row = rows.iter().find(|row| row.contains(&format!(",{event},")));
+        row.unwrap_or_else(|| panic!("{printed}{told}"))
+    };
+    assert!(row("branches").starts_with("<not supported>"), "{printed}");
+    assert!(!row("cycles").starts_with('<'), "{printed}");
+    assert!(told.contains("--event-filter denies branches"), "{told}");
+}

@@ -309,6 +309,7 @@ fn reason_code(reason: &UnavailableReason) -> u8 {
         UnavailableReason::OneRing { .. } => 10,
         UnavailableReason::Unseen { .. } => 11,
         UnavailableReason::Budget { .. } => 12,
+        UnavailableReason::Denied { .. } => 13,
         UnavailableReason::NoSuchSlot { .. }
         | UnavailableReason::NotProgrammed { .. }
         | UnavailableReason::Misplaced { .. }

@@ -102,6 +102,12 @@ pub enum UnavailableReason {
         /// The backend's name.
         backend: &'static str,
     },
+    /// The host does not let the guest, or the tool, count it.
+    #[error("the VM's --event-filter denies {event}")]
+    Denied {
+        /// The event.
+        event: EventCode,
+    },
     /// Every slot is taken.
     #[error("the {backend} backend has no free counter among its {capacity}")]
     NoFreeCounter {
@@ -181,6 +187,7 @@ impl UnavailableReason {
             Self::Event { .. }
             | Self::Modifier { .. }
             | Self::OneRing { .. }
+            | Self::Denied { .. }
             | Self::Unseen { .. } => true,
             // The host has no such event.
             Self::Refused { errno, .. } => {

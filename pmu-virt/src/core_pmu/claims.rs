@@ -101,7 +101,7 @@ impl CorePmu {
     fn check_demands(&self, hosted: &AttachedContext) -> Result<(), Refusal> {
         for (set, requests) in hosted.context().demands() {
             for (pmd, request) in requests {
-                if let Err(refusal) = self.bank.backend().plan(&request) {
+                if let Err(refusal) = hosted.plan(self.bank.backend(), &request) {
                     let reason = format!("event set {set}, PMD{pmd}: {refusal}");
                     return Err(Refusal::new(Errno::EINVAL, reason));
                 }
@@ -223,7 +223,7 @@ impl CorePmu {
         let mut kinds: Vec<Constraint> = Vec::new();
         let events = self.host.guest.iter().flat_map(|guest| &guest.events);
         for request in events {
-            if let Ok(plan) = self.bank.backend().plan(request)
+            if let Ok(plan) = self.plan_for_guest(request)
                 && !kinds.contains(&plan.constraint)
             {
                 kinds.push(plan.constraint);
@@ -235,7 +235,7 @@ impl CorePmu {
     /// What can count most of the events that the guest may ask for: what is held for
     /// a counter that is reserved and has no event yet.
     pub(crate) fn any_event(&self, events: &[CountRequest]) -> Option<Constraint> {
-        let plan = |request| Some(self.bank.backend().plan(request).ok()?.constraint);
+        let plan = |request| Some(self.plan_for_guest(request).ok()?.constraint);
         let all: Vec<Constraint> = events.iter().filter_map(plan).collect();
         let served = |one: &&Constraint| all.iter().filter(|other| other == one).count();
         // Of those alike the first.

@@ -68,7 +68,7 @@ impl CorePmu {
             (CounterId::Programmable(_), Some((family, event))) => named_request(family, event),
             (CounterId::Fixed(_), _) => fixed_request(counter),
         };
-        Some(self.bank.backend().plan(&request?).ok()?.constraint)
+        Some(self.plan_for_guest(&request?).ok()?.constraint)
     }
 
     /// The vCPUs of the VM, by bit, for whose named events the core's own contexts leave no

@@ -214,7 +214,7 @@ impl VcpuPmu {
             return;
         }
         let Some(core) = here else { return };
-        let constraint = match core.backend().plan(&request) {
+        let constraint = match core.plan_for_guest(&request) {
             Ok(plan) => plan.constraint,
             Err(Unavailable { reason }) => {
                 if reason.is_lasting() {

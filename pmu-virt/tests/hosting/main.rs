@@ -2,6 +2,7 @@
 
 mod admission;
 mod budget;
+mod filtered;
 mod leased;
 mod losses;
 mod named;

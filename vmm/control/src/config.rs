@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use perfmon_abi::wire::MAX_PAYLOAD;
+use pmu_virt::EventFilters;
 use pmu_virt::perfmon::{DEFAULT_OVERFLOW_RATE, FormatRegistry, HostPolicy, MAX_CONTEXTS};
 
 use umpire_socket::Access;
@@ -44,6 +45,8 @@ pub struct ControlConfig {
     pub arg_size: usize,
     /// Bytes of all sampling buffers (`cf_smpl_buf_size_max`).
     pub buffers: u64,
+    /// Which events whose tools may count.
+    pub events: EventFilters,
     /// The sampling formats. Whoever keeps a reference can add formats at any
     /// time, also while the machine runs (3.5.8).
     pub formats: Arc<FormatRegistry>,
@@ -67,6 +70,7 @@ impl ControlConfig {
             thread_gid: None,
             arg_size: *ARG_SIZES.start(),
             buffers: DEFAULT_BUFFERS,
+            events: EventFilters::default(),
             formats: Arc::new(FormatRegistry::with_builtin()),
         }
     }

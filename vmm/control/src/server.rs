@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use pmu_virt::EventFilters;
 use pmu_virt::perfmon::{FormatRegistry, LogicalPmu};
 use thiserror::Error;
 
@@ -68,6 +69,8 @@ pub(crate) struct ServedVm {
     pub(crate) contexts_per_vcpu: usize,
     /// The way to the vCPUs and cores.
     pub(crate) dispatcher: JobDispatcher,
+    /// Which events whose tools may count.
+    pub(crate) events: EventFilters,
     /// Who gets counters of the host for contexts, if these need a lease.
     pub(crate) lease_desk: Option<LeaseDesk>,
     pub(crate) memory: Option<MemoryProbe>,

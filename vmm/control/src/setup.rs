@@ -145,6 +145,7 @@ impl PreparedServer {
             contexts_per_vcpu: setup.config.contexts_per_vcpu,
             dispatcher,
             lease_desk,
+            events: setup.config.events.clone(),
             memory: Some(setup.memory),
         };
         Server::start(vm, &setup.config)

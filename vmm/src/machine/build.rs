@@ -254,7 +254,7 @@ impl Machine {
             let visible = pcr.as_ref().and_then(|pcr| pcr.plan.legacy);
             let visible = visible.unwrap_or(model.counts());
             let visible = announced.unwrap_or(visible);
-            let cpuid = model.announced(|request| core.backend().plan(request).is_ok(), visible);
+            let cpuid = model.announced(|request| core.plan_for_guest(request).is_ok(), visible);
             match reserved.first() {
                 Some(first) => cpuid.with_reservations(&first.unit),
                 None => cpuid,
@@ -419,7 +419,11 @@ fn core_pmus(
     let pinned = config.pin.as_ref().and_then(|list| list.of(0));
     let plan = CounterPlan::prepare(&config.counters, env, cores, pinned)?;
     log::info!("counts come from {}", plan.sources());
-    let core = |_| Ok(CorePmu::new(plan.open()?));
+    let core = |_| {
+        let mut core = CorePmu::new(plan.open()?);
+        core.set_event_filter(config.events.guest().clone());
+        Ok(core)
+    };
     let cores = (0..cores).map(core).collect::<Result<_, CounterError>>()?;
     Ok((cores, plan.needs_cpu()))
 }

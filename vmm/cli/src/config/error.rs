@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use pmu_virt::{BackendError, ModelError};
+use pmu_virt::{BackendError, FilterError, ModelError};
 use thiserror::Error;
 use vmm::cpuid::UnknownFeature;
 use vmm::firmware::SpecError;
@@ -145,6 +145,17 @@ pub enum SettingError {
     /// A PMU's state without a PMU.
     #[error("under --pmu none there is no PMU and no state of one; leave one out")]
     StateWithoutPmu,
+    /// A filter of events without a PMU.
+    #[error("under --pmu none there are no events to filter; leave one out")]
+    FilterWithoutPmu,
+    /// A filter of events that makes no sense.
+    #[error("{}:{error}", path.display())]
+    Filter {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        error: FilterError,
+    },
     /// A budget of counters that there are none of.
     #[error("under --pmu none there are no counters and no budget of them; leave one out")]
     BudgetWithoutPmu,

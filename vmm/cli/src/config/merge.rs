@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use arbiter::Scheme;
 use pmu_virt::perfmon::HostPolicy;
-use pmu_virt::{Source, Sources};
+use pmu_virt::{EventFilters, EventProfile, Source, Sources};
 use vmm::config::{
     BootModule, BudgetChoice, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants,
     HypervisorCounters, OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, UnpackChoice,
 };
+use vmm::files::read_text;
 use vmm::firmware::{CounterSpec, FirmwareChoice};
 use vmm::sched::CorePlan;
 use vmm_control::{ARG_SIZES, ControlConfig};
@@ -30,6 +31,9 @@ use crate::flags::RunFlags;
 use crate::host::terms_of;
 use crate::lease::{AUDIT_OF_HOST, ArbiterChoice, Whom};
 use crate::logging::LogOptions;
+
+/// Bytes of the largest file of filters.
+const LARGEST_FILTER: u64 = 1 << 20;
 
 /// Flags over a file.
 #[derive(Debug)]
@@ -101,7 +105,11 @@ impl Merge<'_> {
         let pmu = checked!(self, pmu, model)?.unwrap_or_default();
         self.some_need_pmu(&pmu)?;
         let pcr = self.reservations(&pmu)?;
-        let control = self.control(&pmu)?;
+        let events = self.events(&pmu)?;
+        let control = self.control(&pmu)?.map(|control| ControlConfig {
+            events: events.clone(),
+            ..control
+        });
         let floor = checked!(self, pmi_floor, |n| number(n, PMI_FLOOR_US, "microseconds"))?;
         let kernel = given!(self, kernel).ok_or(ConfigError::NoKernel)?;
         Ok(RunConfig {
@@ -116,6 +124,7 @@ impl Merge<'_> {
             pin: checked!(self, pin, cpu_list)?,
             pmu,
             counters: self.sources()?,
+            events,
             oversubscribe: checked!(self, oversubscribe, |word| {
                 choice(
                     word,
@@ -294,6 +303,28 @@ impl Merge<'_> {
                 }
             }
             Ok(sources)
+        })
+    }
+
+    /// `--event-filter`: a profile, or a file.
+    fn events(&self, pmu: &PmuChoice) -> Result<EventFilters, ConfigError> {
+        let Some(given) = given!(self, event_filter) else {
+            return Ok(EventFilters::default());
+        };
+        if matches!(pmu, PmuChoice::None) {
+            return Err(given.wrong(SettingError::FilterWithoutPmu));
+        }
+        let place = given.place.clone();
+        given.check(|name| {
+            if let Some(profile) = name.to_str().and_then(EventProfile::parse) {
+                return Ok(EventFilters::of(profile));
+            }
+            let path = readable(self.anchor(&place, name))?;
+            let text = read_text(&path, LARGEST_FILTER).map_err(|cause| SettingError::Open {
+                path: path.clone(),
+                cause,
+            })?;
+            EventFilters::parse(&text).map_err(|error| SettingError::Filter { path, error })
         })
     }
 

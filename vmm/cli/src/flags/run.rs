@@ -48,6 +48,11 @@ pub struct RunFlags {
     /// commas; each event goes to the first that can count it [default: auto]
     #[arg(long, value_name = "BACKEND[,...]")]
     pub counters: Option<String>,
+    /// Which events the guest and tools of the host may count: architectural (cycles,
+    /// instructions, branches), standard (nothing that sees beyond the core), all, or a file
+    /// of rules (docs/events.md) [default: all]
+    #[arg(long, value_name = "PROFILE|FILE")]
+    pub event_filter: Option<PathBuf>,
     /// If a vCPU wants more counters than there are: multiplex (they take turns, counts
     /// are scaled and labelled) or refuse (the surplus is unavailable) [default: multiplex]
     #[arg(long, value_name = "HOW")]

@@ -259,7 +259,9 @@ impl Contexts {
                 entry.job = Some(Some(load.request));
                 entry.load = Some(load);
                 let creator = entry.creator.clone();
-                let hosted = AttachedContext::new(id, context, queue);
+                let mut hosted = AttachedContext::new(id, context, queue);
+                let filter = self.vm.events.tool(creator.uid, &creator.groups);
+                hosted.set_filter(filter.clone());
                 self.table.attach(target, id);
                 let counters = hosted.counters();
                 let job = self

@@ -10,8 +10,8 @@ use perfmon_abi::wire::info::VcpuState;
 use perfmon_abi::wire::pcr::{PcrAct, PcrRequest};
 use perfmon_abi::wire::{Call, Errno, MAX_PACKET, NO_CONTEXT, Reply, Request};
 use perfmon_abi::{CtxArg, LoadArg, PmcInfo, Record, SetDesc};
-use pmu_virt::PmuModel;
 use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
+use pmu_virt::{EventFilters, PmuModel};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use umpire_perfmon::Client;
 
@@ -44,6 +44,7 @@ impl Stage {
         let pmu = LogicalPmu::new(PmuModel::parse("amd-core").unwrap());
         let vm = ServedVm {
             lease_desk: None,
+            events: EventFilters::default(),
             guest: String::new(),
             counters: String::new(),
             pmu: Arc::new(pmu),
