@@ -153,6 +153,14 @@ fn options_and_files() {
             &["--pin", "3-1", "ends before it begins"],
         ),
         (
+            &["run", "--kernel", "kernel", "--event-filter", "kernel"],
+            &["--event-filter", "kernel", "UTF-8"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--event-filter", "some"],
+            &["--event-filter", "cannot open some"],
+        ),
+        (
             &["run", "--kernel", "kernel", "--memory", "1"],
             &["--memory", "MiB"],
         ),
