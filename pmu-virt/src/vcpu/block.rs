@@ -200,7 +200,8 @@ impl VcpuPmu {
         asked
     }
 
-    /// A counter that the host did not grant is absent from the block.
+    /// A counter that the host did not grant is absent from the block, as is one that the
+    /// model lacks.
     fn may_manage(&self, register: PcrRegister, layer: Layer) -> bool {
         match register {
             PcrRegister::ManagementKey(counter)
@@ -208,7 +209,8 @@ impl VcpuPmu {
             | PcrRegister::Control(counter)
             | PcrRegister::DropValue(counter)
             | PcrRegister::Status(counter) => {
-                self.grant.check(layer, counter, Access::Read) == Verdict::Permit
+                let given = self.grant.check(layer, counter, Access::Read);
+                given == Verdict::Permit && self.model.has(counter)
             }
             PcrRegister::Counter(_)
             | PcrRegister::Select(_)

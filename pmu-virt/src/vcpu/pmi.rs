@@ -5,14 +5,15 @@
 //! ([`VcpuPmu::pmi_to_route`], [`VcpuPmu::pmi_due`]), looks at the guest's local
 //! APIC, sends, and reports ([`VcpuPmu::pmi_dropped`], [`VcpuPmu::pmi_sent`]).
 //!
-//! The freeze is the legacy one, that of versions 2 and 3: when a counter
-//! overflows that asks for a PMI, the enable bits of the global control register
-//! are cleared, and software sets them again (SDM vol. 3B, "Freezing LBR and
-//! Performance Counters on PMI"). The control bit lies in IA32_DEBUGCTL, whose
-//! other bits are the processor's.
+//! What a PMI does depends on the version (SDM vol. 3B, "Freezing LBR and Performance
+//! Counters on PMI"). Versions 2 and 3: when a counter overflows that asks for a PMI, the
+//! enable bits of the global control register are cleared, and software sets them again.
+//! From version 4 on: the status bit CTR_FRZ is set, and while it is, counters stand,
+//! whatever the global control register says; software clears it. The control bit lies in
+//! IA32_DEBUGCTL, whose other bits are the processor's.
 
 use arbiter::{CounterId, CounterSet, Shared};
-use pmu_model::{DEBUGCTL, MsrIndex, Ticks, Tsc};
+use pmu_model::{CTR_FRZ, DEBUGCTL, MsrIndex, Ticks, Tsc};
 
 use super::{Here, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome};
 use crate::throttle::{PmiThrottle, ThrottleDecision};
@@ -189,7 +190,7 @@ mod tests {
 }
 
 /// `IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI`.
-const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
+pub(super) const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
 
 /// Whether PMIs stop the counters.
 #[derive(Clone, Copy, Debug, Default)]
@@ -230,16 +231,38 @@ impl VcpuPmu {
         msr == DEBUGCTL && self.model.can_freeze()
     }
 
-    /// Lets a PMI that was noted stop the counters. The bits that are cleared are
-    /// those that the guest can set again: of counters that have a legacy name, and
+    /// Lets a PMI that was noted stop the counters. Where the enable bits are cleared,
+    /// it is those that the guest can set again: of counters that have a legacy name, and
     /// whose owners let both freezing and the global control register reach them.
     #[cold]
     pub(super) fn freeze_counters(&mut self, here: &mut Here<'_>) {
-        let frozen = self.touchable(Shared::GlobalControl) & self.touchable(Shared::Freeze);
-        self.write_global_control(here, self.global_control & !frozen.bits());
+        if self.model.has_frozen_status() {
+            self.settle_all(here);
+            self.global_status |= CTR_FRZ;
+            self.take_freeze(here);
+        } else {
+            let frozen = self.touchable(Shared::GlobalControl) & self.touchable(Shared::Freeze);
+            self.write_global_control(here, self.global_control & !frozen.bits());
+        }
         // Counters that were settled for it may have overflowed as well; all
         // that can be stopped has been.
         self.freeze.due = false;
+    }
+
+    /// Stops or starts what CTR_FRZ reaches, after it has changed. The counters were
+    /// settled before.
+    pub(super) fn take_freeze(&mut self, here: &mut Here<'_>) {
+        for counter in self.model.counters() {
+            self.update(here, counter);
+        }
+        self.refresh_needs(here.as_deref());
+    }
+
+    /// Whether CTR_FRZ stops a counter: one whose owner lets freezing reach it, and that
+    /// has a legacy name, so that the guest can start it again.
+    #[inline]
+    pub(super) fn is_frozen(&mut self, counter: CounterId) -> bool {
+        self.global_status & CTR_FRZ != 0 && self.touchable(Shared::Freeze).contains(counter)
     }
 
     /// Before an access where PMIs freeze, so that it finds the counters as the last
