@@ -398,7 +398,7 @@ impl VcpuPmu {
         self.behind(bits & counters) & touched | bits & !counters
     }
 
-    /// Replaces the status. Everything was settled before, as counters may start or stop.
+    /// Replaces the status, by which counters may start or stop.
     fn write_status(&mut self, here: &mut Here<'_>, value: u64) {
         let changed = value ^ self.global_status;
         self.global_status = value;

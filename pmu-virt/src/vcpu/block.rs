@@ -179,6 +179,10 @@ impl VcpuPmu {
                 // those of this moment.
                 unit.map();
                 self.take_from(here, effects, others);
+                if self.is_frozen() {
+                    // It may reach other counters than before.
+                    self.take_freeze(here);
+                }
                 self.look_again(here);
                 WriteOutcome::Done
             }

@@ -166,7 +166,8 @@ impl VcpuPmu {
             return;
         };
         let enabled = !self.model.has_global_control() || self.is_globally_enabled(counter);
-        if !(request.can_advance() && enabled) || self.is_frozen(counter) {
+        let frozen = self.freeze.frozen.contains(counter);
+        if !(request.can_advance() && enabled) || frozen {
             if self.counters[index].unavailable.is_some() {
                 // A place that was lost is no use: the next time, a new one.
                 self.release_slot(here, counter);

@@ -199,6 +199,8 @@ pub(super) struct Freeze {
     pub(super) on: bool,
     /// There was a PMI that did not take effect yet.
     pub(super) due: bool,
+    /// Counters that stand because of CTR_FRZ.
+    pub(super) frozen: CounterSet,
 }
 
 impl VcpuPmu {
@@ -237,7 +239,6 @@ impl VcpuPmu {
     #[cold]
     pub(super) fn freeze_counters(&mut self, here: &mut Here<'_>) {
         if self.model.has_frozen_status() {
-            self.settle_all(here);
             self.global_status |= CTR_FRZ;
             self.take_freeze(here);
         } else {
@@ -249,20 +250,33 @@ impl VcpuPmu {
         self.freeze.due = false;
     }
 
-    /// Stops or starts what CTR_FRZ reaches, after it has changed. The counters were
-    /// settled before.
+    /// Stops what CTR_FRZ reaches and starts what it no longer does: counters whose owners
+    /// let freezing reach them, and that have a legacy name, so that nobody's are stopped
+    /// who has no say in it.
+    #[cold]
     pub(super) fn take_freeze(&mut self, here: &mut Here<'_>) {
-        for counter in self.model.counters() {
+        let frozen = if self.is_frozen() {
+            self.touchable(Shared::Freeze)
+        } else {
+            CounterSet::EMPTY
+        };
+        let before = std::mem::replace(&mut self.freeze.frozen, frozen);
+        let changed = CounterSet::from_bits(before.bits() ^ frozen.bits());
+        if changed.is_empty() {
+            return;
+        }
+        let counters = self.model.counters();
+        for counter in counters.filter(|counter| changed.contains(*counter)) {
+            self.settle(here, counter);
             self.update(here, counter);
         }
         self.refresh_needs(here.as_deref());
     }
 
-    /// Whether CTR_FRZ stops a counter: one whose owner lets freezing reach it, and that
-    /// has a legacy name, so that the guest can start it again.
+    /// Whether CTR_FRZ is set.
     #[inline]
-    pub(super) fn is_frozen(&mut self, counter: CounterId) -> bool {
-        self.global_status & CTR_FRZ != 0 && self.touchable(Shared::Freeze).contains(counter)
+    pub(super) fn is_frozen(&self) -> bool {
+        self.global_status & CTR_FRZ != 0
     }
 
     /// Before an access where PMIs freeze, so that it finds the counters as the last

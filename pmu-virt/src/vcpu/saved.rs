@@ -112,6 +112,7 @@ impl VcpuPmu {
         // A counter that is reserved is enabled or not as its owner has it.
         self.global_control = state.global_control.0 & !self.held().bits() | kept;
         self.global_status = state.global_status.0;
+        self.take_freeze(here);
         self.freeze.on = state.debug_control.is_some_and(|control| control.0 != 0);
         self.snapshot.sequence = state.snapshot.sequence;
         for (counter, words) in self.model.counters().zip(&state.snapshot.counters) {
