@@ -1,7 +1,7 @@
 //! Debian's kernels, 6.1 and 6.12, on the PMU models: each driver takes the number of counters,
 //! the fixed ones and the version that were announced, counts and samples, and warns of nothing.
 
-use guest_tests::linux::perf::{LOG, check_cycles, count, field, near, tsc_mhz};
+use guest_tests::linux::perf::{LOG, check_cycles_within, count, field, near, tsc_mhz};
 use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
 
 /// One model, and what the kernel's log says of it.
@@ -19,7 +19,10 @@ const fn intel(model: &'static str, counts: [u8; 4], mask: u64) -> Case {
     Case {
         vendor: "intel",
         model,
-        driver: "Intel PMU driver",
+        driver: match counts[0] {
+            1 => "generic architected perfmon v1, core PMU driver",
+            _ => "generic architected perfmon, Intel PMU driver",
+        },
         counts,
         mask,
     }
@@ -54,13 +57,15 @@ const AMD: [Case; 4] = [
 const TROUBLE: &str = "dmesg | grep -E 'WARNING|unchecked MSR|Call Trace|BUG:|Broken BIOS|\
      dazed|perfevents: irq loop|hw perf events|lockup' || true";
 
+/// Cycles and samples are as exact as a busy L1 lets them be: `linux` measures them.
+const TOLERANCE: f64 = 0.3;
 /// About 100 Hz on a TSC of 2 to 3 GHz.
 const PERIOD: f64 = 25_000_000.0;
 const RECORD: &str = "perf record -q -e cycles -c 25000000 -o /tmp/data \
      perf stat -x, -o /tmp/stat -e cycles taskset 1 spin 1";
 const SAMPLES: &str = "perf script -i /tmp/data --comm spin,taskset -F ip | wc -l";
 
-fn check(case: &Case, image: LinuxImage, has_fixed_line: bool) {
+fn check(case: &Case, image: LinuxImage) {
     let model = case.model;
     let ref_cycles = if case.counts[3] > 0 {
         ",ref-cycles"
@@ -93,14 +98,14 @@ fn check(case: &Case, image: LinuxImage, has_fixed_line: bool) {
     let [log, _, counted, _, stat, samples, trouble] = steps.as_slice() else {
         panic!("seven steps");
     };
-    check_log(case, log, has_fixed_line);
+    check_log(case, log);
     let mhz = tsc_mhz(&log.output);
     let events: &[&str] = if ref_cycles.is_empty() {
         &["cycles"]
     } else {
         &["cycles", "ref-cycles"]
     };
-    check_cycles(&counted.output, events, mhz);
+    check_cycles_within(&counted.output, events, mhz, TOLERANCE);
     if case.vendor == "intel" {
         assert_eq!(field(&counted.output, "instructions"), "<not supported>");
     }
@@ -109,23 +114,21 @@ fn check(case: &Case, image: LinuxImage, has_fixed_line: bool) {
         "samples",
         found,
         count(&stat.output, "cycles") / PERIOD,
-        0.15,
+        TOLERANCE,
     );
     assert_eq!(trouble.output.trim(), "", "{model}");
 }
 
-fn check_log(case: &Case, log: &Step, has_fixed_line: bool) {
+fn check_log(case: &Case, log: &Step) {
     let [version, counters, width, fixed] = case.counts;
-    let mut lines = vec![
+    let lines = [
         case.driver.to_owned(),
         format!("... version:                {version}"),
         format!("... generic registers:      {counters}"),
         format!("... bit width:              {width}"),
+        format!("... fixed-purpose events:   {fixed}"),
         format!("... event mask:             {:016x}", case.mask),
     ];
-    if has_fixed_line {
-        lines.push(format!("... fixed-purpose events:   {fixed}"));
-    }
     for line in lines {
         let said = &log.output;
         assert!(
@@ -139,7 +142,7 @@ fn check_log(case: &Case, log: &Step, has_fixed_line: bool) {
 fn check_all(cases: &[Case], image: impl Fn() -> LinuxImage) {
     for case in cases {
         println!("{}", case.model);
-        check(case, image(), true);
+        check(case, image());
     }
 }
 

@@ -149,12 +149,12 @@ impl Naive {
         let mut used = 0;
         for n in 0..self.counters {
             let select = self.get(SELECT + n);
-            used |= u64::from(select % 0x100 != 0) << n;
+            used |= u64::from(select & 0xff != 0) << n;
             used |= (select >> 20 & 1) << 63;
         }
         for n in &self.fixed {
             let field = self.get(FIXED_CTRL) >> (4 * n) & 0xf;
-            used |= u64::from(field % 4 != 0) << (32 + n);
+            used |= u64::from(field & 3 != 0) << (32 + n);
             used |= (field >> 3) << 63;
         }
         used
