@@ -36,15 +36,23 @@ struct Case {
     control: Option<(u32, u64)>,
 }
 
-const CASES: [Case; 3] = [
+/// One of Intel's versions with four counters.
+const fn intel(spec: &'static str) -> Case {
     Case {
-        spec: "intel-v2",
+        spec,
         select: 0x186,
         stride: 1,
         value: 0x53_013c,
         counter: 0xc4,
         control: Some((0x38f, 0xf)),
-    },
+    }
+}
+
+const CASES: [Case; 6] = [
+    intel("intel-v2"),
+    intel("intel-v3"),
+    intel("intel-v4"),
+    intel("intel-v5,counters=4"),
     Case {
         spec: "amd-core",
         select: 0xc001_0200,
@@ -101,6 +109,18 @@ fn accesses(criterion: &mut Criterion) {
                 bench.iter(|| {
                     value ^= on;
                     pmu.wrmsr(&mut core, black_box(MsrIndex(msr)), black_box(value), LAYER)
+                });
+            });
+        }
+        if pmu.model().has_frozen_status() {
+            group.bench_function("rdmsr in use", |bench| {
+                bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(0x392)), LAYER));
+            });
+            group.bench_function("wrmsr status, set and reset", |bench| {
+                let mut msr = 0x390;
+                bench.iter(|| {
+                    msr ^= 1;
+                    pmu.wrmsr(&mut core, black_box(MsrIndex(msr)), black_box(1), LAYER)
                 });
             });
         }

@@ -27,6 +27,9 @@ pub struct PmuState {
     pub(crate) fixed_control: Hex,
     pub(crate) global_control: Hex,
     pub(crate) global_status: Hex,
+    /// The PMU's bits of IA32_DEBUGCTL, if one is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) debug_control: Option<Hex>,
     /// One per counter, programmable ones first.
     pub(crate) counters: Vec<SavedCounter>,
     /// Counters whose overflow has yet to raise its PMI.

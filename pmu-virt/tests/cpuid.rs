@@ -21,7 +21,7 @@ fn leaf_0xa_says_what_there_is_and_what_cannot_be_counted() {
     let (clock, step) = (ClockBackend::new(), StepBackend::new());
     // The clock has core and reference cycles: bits 0 and 2 are clear.
     // Steps have instructions and branches: bits 1 and 5 are clear.
-    let table: [(&str, &dyn CounterBackend, [u32; 4]); 4] = [
+    let table: [(&str, &dyn CounterBackend, [u32; 4]); 9] = [
         ("intel-v1", &clock, [0x0728_0201, 0b111_1010, 0, 0]),
         (
             "intel-v2",
@@ -34,10 +34,66 @@ fn leaf_0xa_says_what_there_is_and_what_cannot_be_counted() {
             &step,
             [0x0728_0802, 0b101_1101, 0, 1 | 32 << 5],
         ),
+        (
+            "intel-v3",
+            &clock,
+            [0x0730_0403, 0b111_1010, 0, 3 | 48 << 5],
+        ),
+        (
+            "intel-v4",
+            &clock,
+            [0x0730_0404, 0b111_1010, 0, 3 | 48 << 5],
+        ),
+        // Any-thread is no more: bit 15.
+        (
+            "intel-v5",
+            &clock,
+            [0x0730_0805, 0b111_1010, 0b111, 3 | 48 << 5 | 1 << 15],
+        ),
+        (
+            "intel-v5,fixed=2",
+            &clock,
+            [0x0730_0805, 0b111_1010, 0b011, 2 | 48 << 5 | 1 << 15],
+        ),
+        // Only the first ones without a gap are a number.
+        (
+            "intel-v5,counters=4,fixed=0x5",
+            &step,
+            [0x0730_0405, 0b101_1101, 0b101, 1 | 48 << 5 | 1 << 15],
+        ),
     ];
     for (spec, backend, [eax, ebx, ecx, edx]) in table {
         let expected = CpuidRegs { eax, ebx, ecx, edx };
         assert_eq!(leaf(spec, backend), expected, "{spec} {}", backend.name());
+    }
+}
+
+/// Version 5 leaves a fixed-function counter out that nobody counts; before, CPUID has
+/// only a number, and the counter stays.
+#[test]
+fn a_fixed_counter_that_nobody_counts_is_left_out_where_cpuid_can_say_so() {
+    let (clock, step) = (ClockBackend::new(), StepBackend::new());
+    let table: [(&str, &dyn CounterBackend, &str, [u32; 2]); 5] = [
+        ("intel-v5", &clock, "0x6", [0b110, 0]),
+        ("intel-v5", &step, "1", [0b001, 1]),
+        ("intel-v5,fixed=0x5", &clock, "0x4", [0b100, 0]),
+        ("intel-v5,fixed=1", &clock, "0", [0, 0]),
+        ("intel-v4", &clock, "3", [0, 3]),
+    ];
+    for (spec, backend, fixed, [ecx, first]) in table {
+        let model = PmuModel::parse(spec).expect(spec);
+        let numbers = model.fixed();
+        let model = model.counted(counted_by(backend));
+        let found = model.to_string();
+        assert!(found.contains(&format!(",fixed={fixed},")), "{found}");
+        // What is written reads back as the same.
+        let again = PmuModel::parse(&found).expect("its own text");
+        assert_eq!(again.to_string(), found);
+        assert!(again.counters().eq(model.counters()), "{found}");
+        // Its numbers stay: reservations go by them.
+        assert_eq!(model.fixed(), numbers, "{spec}");
+        let leaf = model.cpuid(counted_by(backend)).leaf_0xa;
+        assert_eq!([leaf.ecx, leaf.edx & 0x1f], [ecx, first], "{found}");
     }
 }
 
@@ -57,6 +113,16 @@ fn the_other_leaves_follow_the_model() {
         ),
         ("intel-v2", true, Some(0x2000), false, false, 0),
         ("intel-v2,full-width=off", false, None, false, false, 0),
+        (
+            "intel-v2,full-width=off,perf-capabilities=on",
+            true,
+            Some(0),
+            false,
+            false,
+            0,
+        ),
+        ("intel-v4", true, Some(0x2000), false, false, 0),
+        ("intel-v5,full-width=off", false, None, false, false, 0),
         ("amd-k7", false, None, false, false, 0),
         ("amd-fam10h", false, None, false, false, 0),
         ("amd-core", false, None, true, false, 0),

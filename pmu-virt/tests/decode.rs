@@ -16,7 +16,7 @@ const REGIONS: [(u32, u32); 3] = [
     (0xc001_0000, 0xc001_1100),
 ];
 
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 20] = [
     "intel-v1",
     "intel-v1,counters=8,full-width=on",
     "intel-v2",
@@ -24,6 +24,14 @@ const MODELS: [&str; 12] = [
     "intel-v2,counters=1,fixed=1",
     "intel-v2,fixed=0",
     "intel-v2,counters=8,fixed=2,width=63,fixed-width=32",
+    "intel-v2,full-width=off,perf-capabilities=on",
+    "intel-v3",
+    "intel-v4",
+    "intel-v4,counters=1,fixed=0,full-width=off",
+    "intel-v5",
+    "intel-v5,counters=3,fixed=0x5",
+    "intel-v5,fixed=0x4,full-width=off,perf-capabilities=on",
+    "intel-v5,fixed=0x0",
     "amd-k7",
     "amd-fam10h",
     "amd-core",
@@ -47,9 +55,8 @@ fn select(n: u32) -> Option<Register> {
 /// What the manuals say, written down a second time and in another way.
 fn expected(model: &PmuModel, msr: u32) -> Option<Register> {
     let counters = u32::from(model.programmable());
-    let fixed = u32::from(model.fixed());
     match (model.name(), msr) {
-        ("intel-v1" | "intel-v2", _) => intel(model, counters, fixed, msr),
+        (name, _) if name.starts_with("intel") => intel(model, counters, msr),
         (_, 0xc001_0000..=0xc001_0003) => select(msr - 0xc001_0000),
         (_, 0xc001_0004..=0xc001_0007) => programmable(msr - 0xc001_0004, WriteForm::Truncate),
         ("amd-core" | "amd-perfmonv2", 0xc001_0200..=0xc001_020b) => {
@@ -68,20 +75,26 @@ fn expected(model: &PmuModel, msr: u32) -> Option<Register> {
     }
 }
 
-fn intel(model: &PmuModel, counters: u32, fixed: u32, msr: u32) -> Option<Register> {
-    let v2 = model.name() == "intel-v2";
+fn intel(model: &PmuModel, counters: u32, msr: u32) -> Option<Register> {
+    let v2 = model.name() != "intel-v1";
+    let v4 = matches!(model.name(), "intel-v4" | "intel-v5");
+    let fixed = |n: u32| CounterId::Fixed(u8::try_from(n).expect("small"));
+    let spec = model.to_string();
+    let capabilities = model.full_width() || spec.ends_with("perf-capabilities=on");
     match msr {
         0xc1..=0xc8 if msr - 0xc1 < counters => programmable(msr - 0xc1, WriteForm::SignExtend32),
         0x186..=0x18d if msr - 0x186 < counters => select(msr - 0x186),
-        0x309..=0x30b if msr - 0x309 < fixed => Some(Register::Counter {
-            counter: CounterId::Fixed(u8::try_from(msr - 0x309).expect("small")),
+        0x309..=0x30b if model.has(fixed(msr - 0x309)) => Some(Register::Counter {
+            counter: fixed(msr - 0x309),
             form: WriteForm::FullWidth,
         }),
-        0x345 if model.full_width() => Some(Register::PerfCapabilities),
-        0x38d if fixed > 0 => Some(Register::FixedControl),
+        0x345 if capabilities => Some(Register::PerfCapabilities),
+        0x38d if (0..3).any(|n| model.has(fixed(n))) => Some(Register::FixedControl),
         0x38e if v2 => Some(Register::GlobalStatus),
         0x38f if v2 => Some(Register::GlobalControl),
         0x390 if v2 => Some(Register::GlobalStatusClear),
+        0x391 if v4 => Some(Register::GlobalStatusSet),
+        0x392 if v4 => Some(Register::GlobalInUse),
         0x4c1..=0x4c8 if model.full_width() && msr - 0x4c1 < counters => {
             programmable(msr - 0x4c1, WriteForm::FullWidth)
         }
@@ -175,6 +188,18 @@ fn control_registers(spec: &str) -> Vec<(u32, u64, bool)> {
     let fam10h = 0x30f_ffd7_ffff;
     match spec {
         "intel-v1" => vec![(0x186, evtsel, true), (0x187, evtsel, true)],
+        "intel-v3" | "intel-v4" => vec![
+            (0x186, 0xffff_ffff, true),
+            (0x189, 0xffff_ffff, true),
+            (0x38d, 0xfff, true),
+            (0x38f, 0x7_0000_000f, true),
+        ],
+        "intel-v5" => vec![
+            (0x186, evtsel, true),
+            (0x18d, evtsel, true),
+            (0x38d, 0xbbb, true),
+            (0x38f, 0x7_0000_00ff, true),
+        ],
         "intel-v2" => vec![
             (0x186, evtsel, true),
             (0x189, evtsel, true),
@@ -222,7 +247,14 @@ fn every_single_bit_of_every_control_register_has_its_outcome() {
 /// Registers whose bits act instead of staying: which bits raise #GP.
 #[test]
 fn every_single_bit_of_the_status_registers_has_its_outcome() {
-    let table: [(&str, u32, u64, bool); 6] = [
+    let table: [(&str, u32, u64, bool); 13] = [
+        ("intel-v3", 0x390, 0xc000_0007_0000_000f, true),
+        ("intel-v4", 0x38e, 0, true),
+        ("intel-v4", 0x390, 0xfc00_0007_0000_000f, true),
+        ("intel-v4", 0x391, 0x7c00_0007_0000_000f, true),
+        ("intel-v4", 0x392, 0, true),
+        ("intel-v5", 0x390, 0xfc00_0007_0000_00ff, true),
+        ("intel-v5", 0x391, 0x7c00_0007_0000_00ff, true),
         ("intel-v2", 0x38e, 0, true),
         ("intel-v2", 0x390, 0xc000_0007_0000_000f, true),
         ("intel-v2", 0x345, 0, true),

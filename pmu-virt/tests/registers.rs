@@ -10,6 +10,7 @@ fn all() -> impl Iterator<Item = &'static rules::Rule> {
     rules::intel::RULES
         .iter()
         .chain(rules::intel_global::RULES)
+        .chain(rules::intel_versions::RULES)
         .chain(rules::amd::RULES)
 }
 

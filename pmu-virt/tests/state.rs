@@ -20,10 +20,13 @@ use limited::Limited;
 use seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
-const MODELS: [&str; 7] = [
+const MODELS: [&str; 10] = [
     "intel-v1,counters=8,full-width=on,width=48",
     "intel-v2",
     "intel-v2,counters=3,fixed=1,width=32,fixed-width=33",
+    "intel-v3,counters=2",
+    "intel-v4",
+    "intel-v5,counters=3,fixed=0x6,full-width=off",
     "amd-k7",
     "amd-fam10h",
     "amd-core",
@@ -60,6 +63,8 @@ enum Op {
     Run(Ring, u64, u64),
     Snapshot,
     Pmi,
+    /// Sets or clears FREEZE_PERFMON_ON_PMI, where it exists.
+    Freeze(bool),
 }
 
 fn op(spec: &'static str) -> impl Strategy<Value = Op> {
@@ -86,6 +91,7 @@ fn op(spec: &'static str) -> impl Strategy<Value = Op> {
         3 => (ring, ticks, 0u64..0x40).prop_map(|(ring, ticks, halt)| Op::Run(ring, ticks, halt)),
         1 => Just(Op::Snapshot),
         1 => Just(Op::Pmi),
+        1 => any::<bool>().prop_map(Op::Freeze),
     ]
 }
 
@@ -108,6 +114,12 @@ fn apply(pmu: &mut Seated, op: &Op, now: &mut u64) {
         }
         Op::Pmi => {
             pmu.take_pmi();
+        }
+        Op::Freeze(on) => {
+            let (debugctl, value) = (MsrIndex(0x1d9), u64::from(on) << 12);
+            if pmu.written(debugctl, value, KERNEL).rest.is_some() {
+                pmu.rest_taken(debugctl, value);
+            }
         }
     }
 }
@@ -449,8 +461,35 @@ fn impossible_states_are_refused() {
     refused(
         |s| s["cookies"] = 1.into(),
         "unknown field `cookies`, expected one of `model`, `selects`, `fixed-control`, \
-         `global-control`, `global-status`, `counters`, `pending-pmi`, `snapshot`, `reservations`",
+         `global-control`, `global-status`, `debug-control`, `counters`, `pending-pmi`, \
+         `snapshot`, `reservations`",
     );
+    refused(
+        |s| s["debug-control"] = text("0x1"),
+        "debug control is 0x1, of which the model has no bits 0x1",
+    );
+}
+
+/// The status bits that belong to no counter, and what CTR_FRZ does, are restored; a
+/// model without them takes none.
+#[test]
+fn a_frozen_pmu_is_restored_frozen() {
+    let mut pmu = fresh("intel-v4", ClockBackend::new());
+    for (msr, value) in [(0x186, 0x43_013c), (0x391, 0x1800_0000_0000_0002)] {
+        assert_eq!(pmu.wrmsr(MsrIndex(msr), value, KERNEL), WriteOutcome::Done);
+    }
+    let state = pmu.save();
+    let mut other = fresh("intel-v4", ClockBackend::new());
+    other.restore(&through_json(&state)).expect("its own state");
+    let mut now = 0;
+    for (expected, then) in [(0, 0x0800_0000_0000_0000), (9, 0)] {
+        apply(&mut other, &Op::Run(Ring::Kernel, 9, 0), &mut now);
+        let count = other.rdmsr(MsrIndex(0xc1), KERNEL);
+        assert_eq!(count, ReadOutcome::Value(expected));
+        other.wrmsr(MsrIndex(0x390), then, KERNEL);
+    }
+    let status = other.rdmsr(MsrIndex(0x38e), KERNEL);
+    assert_eq!(status, ReadOutcome::Value(0x1000_0000_0000_0002));
 }
 
 #[test]

@@ -17,10 +17,17 @@ use proptest::sample::select;
 use naive::Naive;
 use seated::Seated;
 
-const MODELS: [&str; 9] = [
+const MODELS: [&str; 16] = [
     "intel-v1",
     "intel-v1,counters=8,full-width=on,width=48",
     "intel-v2",
+    "intel-v2,full-width=off,perf-capabilities=on",
+    "intel-v3",
+    "intel-v3,counters=2,fixed=2,full-width=off",
+    "intel-v4",
+    "intel-v4,counters=8,fixed=1,width=40",
+    "intel-v5",
+    "intel-v5,counters=2,fixed=0x6,width=33",
     "intel-v2,counters=8,fixed=3,width=40,fixed-width=48,full-width=off",
     "intel-v2,counters=3,fixed=1,width=32,fixed-width=33",
     "amd-k7",
@@ -36,6 +43,8 @@ enum Op {
     Rdpmc(u32),
     Run(Ring, u64),
     Pmi,
+    /// A write of IA32_DEBUGCTL of which the processor takes its part.
+    Freeze(bool),
     Reset,
 }
 
@@ -97,7 +106,12 @@ fn write(spec: &'static str) -> impl Strategy<Value = Op> {
                 Some(Register::Select(_)) if choice > 0 => event,
                 Some(Register::Counter { .. }) if choice > 0 => wrap,
                 Some(Register::GlobalControl) if choice > 1 => model.global_mask(),
-                Some(Register::FixedControl) if choice > 1 => any & 0xbbb,
+                Some(Register::FixedControl) if choice > 1 => any & 0xfff,
+                Some(Register::GlobalStatusSet | Register::GlobalStatusClear) if choice > 0 => {
+                    any & model
+                        .write_rule(Register::GlobalStatusClear)
+                        .map_or(0, |r| r.implemented)
+                }
                 _ => any,
             };
             Op::Write(msr, value)
@@ -122,6 +136,7 @@ fn op(spec: &'static str) -> impl Strategy<Value = Op> {
         3 => ecx.prop_map(Op::Rdpmc),
         8 => (ring, ticks()).prop_map(|(ring, ticks)| Op::Run(ring, ticks)),
         3 => Just(Op::Pmi),
+        2 => any::<bool>().prop_map(Op::Freeze),
         1 => Just(Op::Reset),
     ]
 }
@@ -146,6 +161,23 @@ fn run(pmu: &mut Seated, now: &mut u64, ring: Ring, ticks: u64) {
         halted: Ticks(3),
         ring: Some(ring),
     });
+}
+
+/// Whether the PMU shares IA32_DEBUGCTL with the processor, which takes its part.
+fn freeze(pmu: &mut Seated, on: bool) -> bool {
+    let (debugctl, value) = (MsrIndex(0x1d9), u64::from(on) << 12);
+    let taken = pmu.written(debugctl, value, LAYER).rest.is_some();
+    if taken {
+        pmu.rest_taken(debugctl, value);
+    }
+    taken
+}
+
+/// The first MSR of a counter.
+fn msr_of(model: &PmuModel, of: CounterId) -> MsrIndex {
+    let is_it = |register| matches!(register, Register::Counter { counter, .. } if counter == of);
+    let found = model.registers().find(|(_, register)| is_it(*register));
+    MsrIndex(found.expect("a counter of the model").0)
 }
 
 const LAYER: Caller = Caller::legacy(Layer::GuestKernel);
@@ -178,6 +210,10 @@ proptest! {
                     let pending = pmu.take_pmi().map_or(0, |pmi| pmi.counters.bits());
                     prop_assert_eq!(pending, std::mem::take(&mut naive.pending));
                 }
+                Op::Freeze(on) => {
+                    prop_assert_eq!(freeze(&mut pmu, on), naive.can_freeze());
+                    naive.freeze = on && naive.can_freeze();
+                }
                 Op::Reset => {
                     pmu.reset();
                     naive.reset();
@@ -209,11 +245,13 @@ proptest! {
                     let stopped: Vec<_> = pmu.report().into_iter().filter(|r| !r.running).collect();
                     run(&mut pmu, &mut now, ring, ticks);
                     for before in stopped {
-                        let after = pmu.report().into_iter().find(|r| r.counter == before.counter);
-                        prop_assert_eq!(after.map(|after| after.value), Some(before.value));
+                        // By its register: one that a freeze has stopped since may be in no report.
+                        let msr = msr_of(pmu.model(), before.counter);
+                        prop_assert_eq!(pmu.rdmsr(msr, LAYER), ReadOutcome::Value(before.value));
                     }
                 }
                 Op::Pmi => { pmu.take_pmi(); }
+                Op::Freeze(on) => { freeze(&mut pmu, on); }
                 Op::Reset => pmu.reset(),
             }
             let running = pmu.report().iter().any(|report| report.running);

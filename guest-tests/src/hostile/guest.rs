@@ -14,16 +14,20 @@ use super::rng::Rng;
 use super::{Facts, accesses, handler, state};
 use crate::micro::{ENDBR64, Written, step_backend, wrmsr};
 
-/// Every model, and none.
+/// Every model, and none. Where there is [`INTEL_GLOBAL`]'s first, the others of it take
+/// turns with it.
 pub const MODELS: [Option<&str>; 7] = [
     Some("intel-v1"),
-    Some("intel-v2"),
+    Some(INTEL_GLOBAL[0]),
     Some("amd-k7"),
     Some("amd-fam10h"),
     Some("amd-core"),
     Some("amd-perfmonv2"),
     None,
 ];
+
+/// Intel's versions with global registers.
+const INTEL_GLOBAL: [&str; 4] = ["intel-v2", "intel-v3", "intel-v4", "intel-v5,fixed=0x6"];
 
 const ATTACKS: u32 = 24;
 const CODE_STRIDE: u64 = 0x4_0000;
@@ -70,7 +74,10 @@ impl HostileGuest {
     pub fn new(seed: u64, emulated: bool) -> Result<Self> {
         let turn = |from: u64, choices: u64| seed / from % choices;
         let may_end = turn(1, 2) == 1;
-        let model = MODELS[usize::try_from(turn(2, 7))?];
+        let mut model = MODELS[usize::try_from(turn(2, 7))?];
+        if model == Some(INTEL_GLOBAL[0]) {
+            model = Some(INTEL_GLOBAL[usize::try_from(turn(112, 4))?]);
+        }
         let stepped = turn(14, 2) == 1;
         let vcpus = 1 + u8::try_from(turn(28, 2))?;
         let pmu = model.map(PmuModel::parse).transpose()?;

@@ -9,6 +9,7 @@ mod arbiters;
 mod cores;
 mod debug;
 mod intel;
+mod intel_versions;
 mod overflow;
 mod patch;
 mod pcr;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let step = step::tests();
     let themes: &[&[Test]] = &[
         intel::TESTS,
+        intel_versions::TESTS,
         amd::TESTS,
         arbiters::TESTS,
         accounting::TESTS,

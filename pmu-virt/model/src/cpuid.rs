@@ -7,7 +7,7 @@ use crate::accounting::{
 };
 use crate::event::{ARCHITECTURAL, EventCode};
 use crate::ids::Vendor;
-use crate::model::PmuModel;
+use crate::model::{MAX_FIXED, PmuModel};
 use crate::request::CountRequest;
 
 /// The four registers of one CPUID leaf.
@@ -158,8 +158,10 @@ impl PmuModel {
     }
 
     /// EAX: version, counters, width, length of EBX. EBX: a set bit says that
-    /// the event is *not* available. EDX (from version 2): fixed counters and
-    /// their width. ECX: 0 before version 5.
+    /// the event is *not* available. EDX (from version 2): how many fixed counters
+    /// there are from the first one on, and their width; from version 5 on bit 15 says
+    /// that any-thread is no more. ECX: 0 before version 5, then a bit for each fixed
+    /// counter.
     fn leaf_0xa(&self, countable: impl Fn(&CountRequest) -> bool, visible: PerKind) -> CpuidRegs {
         let mut ebx = 0;
         let mut length: u8 = 0;
@@ -174,12 +176,14 @@ impl PmuModel {
             }
             length += 1;
         }
+        let fixed = u32::from(self.fixed_map()) & ((1 << visible.fixed.min(MAX_FIXED)) - 1);
         CpuidRegs {
             eax: u32::from_le_bytes([self.version(), visible.programmable, self.width(), length]),
             ebx,
-            ecx: 0,
+            ecx: if self.has_fixed_map() { fixed } else { 0 },
             edx: if self.version() >= 2 {
-                u32::from(visible.fixed) | u32::from(self.fixed_width()) << 5
+                let no_any_thread = u32::from(self.has_fixed_map()) << 15;
+                fixed.trailing_ones() | u32::from(self.fixed_width()) << 5 | no_any_thread
             } else {
                 0
             },

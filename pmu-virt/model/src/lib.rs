@@ -35,8 +35,8 @@ pub use cpuid::{CpuidRegs, PmuCpuid, accounting_leaves};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
 pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
 pub use model::{
-    DEBUGCTL, MAX_FIXED, MAX_PROGRAMMABLE, ModelError, ModelSummary, PmuModel, RegisterKind,
-    RegisterRow, all_pmu_msr_ranges, low_bits, written_count,
+    CTR_FRZ, DEBUGCTL, MAX_FIXED, MAX_PROGRAMMABLE, ModelError, ModelSummary, PMI_IN_USE, PmuModel,
+    RegisterKind, RegisterRow, all_pmu_msr_ranges, low_bits, written_count,
 };
 pub use progress::{LossReason, MathUnit, Progress, Retirement};
 pub use reading::{Provenance, Reading, Unavailable, UnavailableReason};

@@ -6,6 +6,7 @@ mod table;
 
 pub use parse::ModelError;
 pub use ranges::all_pmu_msr_ranges;
+use table::RowNeeds;
 pub use table::{RegisterKind, RegisterRow};
 
 use std::fmt;
@@ -13,9 +14,10 @@ use std::sync::Arc;
 
 use arbiter::{CounterId, PerKind};
 
-use crate::event::{EventFamily, FixedFunction};
+use crate::event::{EventCode, EventFamily, FixedFunction};
 use crate::ids::{MsrIndex, Vendor};
 use crate::register::{Register, Reserved, WriteForm, WriteRule};
+use crate::request::CountRequest;
 
 /// Highest number of programmable counters of any model.
 pub const MAX_PROGRAMMABLE: u8 = 8;
@@ -27,6 +29,16 @@ pub const DEBUGCTL: MsrIndex = MsrIndex(0x1d9);
 
 /// `IA32_PERF_CAPABILITIES.FW_WRITE`: full-width counter writes exist.
 const FW_WRITE: u64 = 1 << 13;
+
+/// `IA32_PERF_GLOBAL_STATUS.CTR_FRZ`: the counters stand (Intel, from version 4 on).
+pub const CTR_FRZ: u64 = 1 << 59;
+/// Bits of `IA32_PERF_GLOBAL_STATUS` from version 4 on that belong to no counter and
+/// that software can set: LBR_FRZ, CTR_FRZ, ASCI, Ovf_Uncore, OvfBuffer.
+const INDICATORS: u64 = 0b1_1111 << 58;
+/// `IA32_PERF_GLOBAL_INUSE.PMI_InUse`.
+pub const PMI_IN_USE: u64 = 1 << 63;
+/// Ovf_Buffer and CondChgd, which may be cleared in every version.
+const ALWAYS_CLEARABLE: u64 = 0b11 << 62;
 
 /// A model's line in lists for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +69,13 @@ pub(crate) struct Family {
     pub(crate) full_width: Switch,
 }
 
+impl Family {
+    /// CPUID has a bitmap of the fixed-function counters (SDM vol. 2A, leaf 0AH, ECX).
+    fn has_fixed_map(&self) -> bool {
+        self.version >= 5
+    }
+}
+
 /// Default and allowed values of a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
@@ -77,10 +96,15 @@ pub(crate) struct Switch {
 pub struct PmuModel {
     family: &'static Family,
     programmable: u8,
+    /// Fixed-function counters have numbers below this.
     fixed: u8,
+    /// One bit for each of them that there is.
+    fixed_map: u8,
     width: u8,
     fixed_width: u8,
     full_width: bool,
+    /// `IA32_PERF_CAPABILITIES` exists.
+    capabilities: bool,
     /// What the properties above come to: the bits of a programmable counter and of
     /// a fixed-function one, and the registers by MSR index.
     mask: u64,
@@ -92,8 +116,10 @@ impl PmuModel {
     /// The model that a name and its properties describe.
     ///
     /// The name is one of [`PmuModel::names`]; properties follow it,
-    /// separated by commas: `counters=N`, `fixed=N`, `width=BITS`,
-    /// `fixed-width=BITS`, `full-width=on|off`. Example:
+    /// separated by commas: `counters=N`, `fixed=N` (with `intel-v5` also
+    /// `fixed=0xMAP`, a bit for each counter), `width=BITS`, `fixed-width=BITS`,
+    /// `full-width=on|off`, `perf-capabilities=on|off` (as `full-width` unless it is
+    /// given). Example:
     /// `intel-v2,counters=8,fixed=3,width=40,fixed-width=48,full-width=off`.
     ///
     /// # Errors
@@ -131,9 +157,11 @@ impl PmuModel {
             family,
             programmable: family.programmable.default,
             fixed: family.fixed.default,
+            fixed_map: first_bits(family.fixed.default),
             width: family.width.default,
             fixed_width: family.fixed_width.default,
             full_width: family.full_width.default,
+            capabilities: family.full_width.default,
             mask: 0,
             fixed_mask: 0,
             by_index: Arc::default(),
@@ -179,19 +207,63 @@ impl PmuModel {
         self.programmable
     }
 
-    /// Number of fixed-function counters.
+    /// Number of fixed-function counters. Where CPUID has a bitmap of them (from version
+    /// 5 on), some of these may be absent: [`PmuModel::has`].
     #[inline]
     pub fn fixed(&self) -> u8 {
         self.fixed
     }
 
-    /// Number of counters of each kind.
+    /// Fixed-function counters, one bit for each.
+    #[inline]
+    pub fn fixed_map(&self) -> u8 {
+        self.fixed_map
+    }
+
+    /// Number of counters of each kind; see [`PmuModel::fixed`].
     #[inline]
     pub fn counts(&self) -> PerKind {
         PerKind {
             programmable: self.programmable,
-            fixed: self.fixed,
+            fixed: self.fixed(),
         }
+    }
+
+    /// The same model without the fixed-function counters whose event nobody counts,
+    /// where CPUID can say so: from version 5 on.
+    #[must_use]
+    pub fn counted(mut self, countable: impl Fn(&CountRequest) -> bool) -> Self {
+        if !self.has_fixed_map() {
+            return self;
+        }
+        for function in (0..self.fixed).filter_map(FixedFunction::of) {
+            let event = EventCode::Fixed(function);
+            if !countable(&CountRequest::plain(event, true, true)) {
+                self.fixed_map &= !(1 << function.index());
+            }
+        }
+        self.completed()
+    }
+
+    /// Whether CPUID has a bitmap of the fixed-function counters.
+    #[inline]
+    pub(crate) fn has_fixed_map(&self) -> bool {
+        self.family.has_fixed_map()
+    }
+
+    /// Whether a counter can be told to count for all threads of its core: versions 3
+    /// and 4 (SDM vol. 3B, "Architectural Performance Monitoring Version 3" and "5").
+    #[inline]
+    pub fn has_any_thread(&self) -> bool {
+        matches!(self.family.version, 3 | 4)
+    }
+
+    /// Whether a PMI that freezes does so by [`CTR_FRZ`], instead of clearing the
+    /// enable bits of the global control register (SDM vol. 3B, "Architectural
+    /// Performance Monitoring Version 4").
+    #[inline]
+    pub fn has_frozen_status(&self) -> bool {
+        self.family.version >= 4
     }
 
     /// Bits of the counters of each kind.
@@ -214,7 +286,7 @@ impl PmuModel {
     /// "IA-32 Architectural MSRs", 1D9H).
     #[inline]
     pub fn can_freeze(&self) -> bool {
-        self.family.version > 1 && self.full_width
+        self.family.version > 1 && self.capabilities
     }
 
     /// Bits of a programmable counter.
@@ -227,7 +299,7 @@ impl PmuModel {
         self.fixed_width
     }
 
-    /// Whether full-width writes and `IA32_PERF_CAPABILITIES` exist (Intel).
+    /// Whether full-width writes exist (Intel).
     pub fn full_width(&self) -> bool {
         self.full_width
     }
@@ -249,7 +321,7 @@ impl PmuModel {
     pub fn has(&self, counter: CounterId) -> bool {
         match counter {
             CounterId::Programmable(n) => n < self.programmable,
-            CounterId::Fixed(n) => n < self.fixed,
+            CounterId::Fixed(n) => n < MAX_FIXED && self.fixed_map >> n & 1 != 0,
         }
     }
 
@@ -258,7 +330,15 @@ impl PmuModel {
     pub fn counters(&self) -> impl Iterator<Item = CounterId> + Clone + use<> {
         (0..self.programmable)
             .map(CounterId::Programmable)
-            .chain((0..self.fixed).map(CounterId::Fixed))
+            .chain(self.fixed_counters())
+    }
+
+    /// Every fixed-function counter.
+    #[inline]
+    pub fn fixed_counters(&self) -> impl Iterator<Item = CounterId> + Clone + use<> {
+        let map = self.fixed_map;
+        let numbers = (0..MAX_FIXED).filter(move |n| map >> n & 1 != 0);
+        numbers.map(CounterId::Fixed)
     }
 
     /// The bits that `counter` has.
@@ -273,7 +353,7 @@ impl PmuModel {
     /// One bit per counter, as in the global control register.
     #[inline]
     pub fn global_mask(&self) -> u64 {
-        low_bits(self.programmable) | low_bits(self.fixed) << 32
+        low_bits(self.programmable) | u64::from(self.fixed_map) << 32
     }
 
     /// Value of the global control register after reset: programmable
@@ -290,16 +370,14 @@ impl PmuModel {
     /// `IA32_PERF_CAPABILITIES`, where the model has it.
     #[inline]
     pub fn perf_capabilities(&self) -> Option<u64> {
-        self.full_width.then_some(FW_WRITE)
+        let full_width = if self.full_width { FW_WRITE } else { 0 };
+        self.capabilities.then_some(full_width)
     }
 
     /// Inclusive ranges of MSR indices that the model answers, ascending,
     /// adjacent ones merged.
     pub fn msr_ranges(&self) -> Vec<(u32, u32)> {
-        let indices = self
-            .rows()
-            .flat_map(|row| (0..row.count.number(self)).map(|n| (row.msr(n), row.msr(n))));
-        ranges::merge(indices.collect())
+        ranges::merge(self.registers().map(|(msr, _)| (msr, msr)).collect())
     }
 
     /// Every register with its MSR index, in the order of the table.
@@ -309,7 +387,12 @@ impl PmuModel {
             let numbers = 0..row.count.number(self);
             numbers.map(|n| (row.msr(n), row.kind.register(n)))
         };
-        self.rows().flat_map(of_row)
+        self.rows()
+            .flat_map(of_row)
+            .filter(|(_, register)| match register {
+                Register::Counter { counter, .. } => self.has(*counter),
+                _ => true,
+            })
     }
 
     /// The register at an MSR index.
@@ -330,16 +413,18 @@ impl PmuModel {
         let implemented = match register {
             Register::Select(_) => self.family.select_bits,
             Register::FixedControl => self.fixed_control_bits(),
-            Register::GlobalControl | Register::GlobalStatusSet => self.global_mask(),
-            // Bits 62 (OvfBuffer) and 63 (CondChgd) may be cleared though
-            // nothing here ever sets them.
+            Register::GlobalControl => self.global_mask(),
+            Register::GlobalStatusSet => self.status_bits(),
+            // Bits 62 (OvfBuffer) and 63 (CondChgd) may be cleared even where
+            // nothing ever sets them.
             Register::GlobalStatusClear if self.vendor() == Vendor::Intel => {
-                self.global_mask() | 0b11 << 62
+                self.status_bits() | ALWAYS_CLEARABLE
             }
-            Register::GlobalStatusClear => self.global_mask(),
-            Register::Counter { .. } | Register::GlobalStatus | Register::PerfCapabilities => {
-                return None;
-            }
+            Register::GlobalStatusClear => self.status_bits(),
+            Register::Counter { .. }
+            | Register::GlobalStatus
+            | Register::GlobalInUse
+            | Register::PerfCapabilities => return None,
         };
         Some(WriteRule {
             implemented,
@@ -360,39 +445,74 @@ impl PmuModel {
         self.has(counter).then_some(counter)
     }
 
+    /// Bits of the global status register that can be set: one for each counter, and
+    /// from version 4 on those that belong to none (SDM vol. 3B, "Architectural
+    /// Performance Monitoring Version 4"). 0 where the register does not exist.
+    #[inline]
+    pub fn status_bits(&self) -> u64 {
+        let counters = if self.has_status() {
+            self.global_mask()
+        } else {
+            0
+        };
+        let indicators = if self.has_frozen_status() {
+            INDICATORS
+        } else {
+            0
+        };
+        counters | indicators
+    }
+
     /// The bits of `IA32_FIXED_CTR_CTRL` that the model has: enable and PMI
-    /// of every counter. Any-thread (bit 2 of a field) came with version 3.
+    /// of every counter, and bit 2 of a field, any-thread.
     #[inline]
     fn fixed_control_bits(&self) -> u64 {
-        (0..self.fixed)
-            .filter_map(FixedFunction::of)
-            .map(|function| 0b1011 << (4 * u32::from(function.index())))
-            .sum()
+        let field = if self.has_any_thread() {
+            0b1111
+        } else {
+            0b1011
+        };
+        let one = |n| field << (4 * u32::from(n));
+        let there = (0..MAX_FIXED).filter(|n| self.fixed_map >> n & 1 != 0);
+        there.map(one).sum()
     }
 
     #[inline]
     fn rows(&self) -> impl Iterator<Item = &'static RegisterRow> + use<'_> {
-        self.family
-            .rows
-            .iter()
-            .filter(|row| !row.full_width_only || self.full_width)
+        self.family.rows.iter().filter(|row| match row.needs {
+            RowNeeds::Nothing => true,
+            RowNeeds::FullWidth => self.full_width,
+            RowNeeds::Capabilities => self.capabilities,
+        })
     }
 }
 
 /// The name with every property, as [`PmuModel::parse`] takes it.
 impl fmt::Display for PmuModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},counters={},fixed=", self.name(), self.programmable,)?;
+        match self.fixed_map.trailing_ones() {
+            first if self.fixed_map >> first == 0 => write!(f, "{first}")?,
+            _ => write!(f, "{:#x}", self.fixed_map)?,
+        }
+        let on_off = |on| if on { "on" } else { "off" };
         write!(
             f,
-            "{},counters={},fixed={},width={},fixed-width={},full-width={}",
-            self.name(),
-            self.programmable,
-            self.fixed,
+            ",width={},fixed-width={},full-width={}",
             self.width,
             self.fixed_width,
-            if self.full_width { "on" } else { "off" }
-        )
+            on_off(self.full_width)
+        )?;
+        if self.capabilities != self.full_width {
+            write!(f, ",perf-capabilities={}", on_off(self.capabilities))?;
+        }
+        Ok(())
     }
+}
+
+/// A map of the first `count` fixed-function counters.
+const fn first_bits(count: u8) -> u8 {
+    low_bits(count).to_le_bytes()[0]
 }
 
 /// The counter's way to take a written value.

@@ -20,10 +20,13 @@ pub enum Register {
     GlobalStatus,
     /// `IA32_PERF_GLOBAL_CTRL`, `PerfCntrGlobalCtl`.
     GlobalControl,
-    /// `IA32_PERF_GLOBAL_OVF_CTRL`, `PerfCntrGlobalStatusClr`.
+    /// `IA32_PERF_GLOBAL_OVF_CTRL`, from version 4 on called
+    /// `IA32_PERF_GLOBAL_STATUS_RESET`; `PerfCntrGlobalStatusClr`.
     GlobalStatusClear,
-    /// `PerfCntrGlobalStatusSet`.
+    /// `IA32_PERF_GLOBAL_STATUS_SET`, `PerfCntrGlobalStatusSet`.
     GlobalStatusSet,
+    /// `IA32_PERF_GLOBAL_INUSE`.
+    GlobalInUse,
     /// `IA32_PERF_CAPABILITIES`.
     PerfCapabilities,
 }

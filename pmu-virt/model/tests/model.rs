@@ -37,9 +37,42 @@ fn check_error(spec: &str, expected: &str) {
     assert_eq!(error.to_string(), expected, "{spec}");
 }
 
+const OR_A_MAP: &str = ", or a bit for each counter as 0x0 to 0x7";
+
+/// What is printed is parsed to the same, and a file of an older version means the same.
+#[test]
+fn models_are_printed_as_they_are_parsed() {
+    let check = |spec: &str, expected: &str| {
+        let model = PmuModel::parse(spec).expect(spec);
+        assert_eq!(model.to_string(), expected, "{spec}");
+        let again = PmuModel::parse(expected).expect(expected);
+        assert_eq!(again.to_string(), expected);
+    };
+    check(
+        "intel-v2",
+        "intel-v2,counters=4,fixed=3,width=48,fixed-width=48,full-width=on",
+    );
+    check(
+        "intel-v2,perf-capabilities=off,full-width=off",
+        "intel-v2,counters=4,fixed=3,width=48,fixed-width=48,full-width=off",
+    );
+    check(
+        "intel-v3,perf-capabilities=on,full-width=off",
+        "intel-v3,counters=4,fixed=3,width=48,fixed-width=48,full-width=off,perf-capabilities=on",
+    );
+    check(
+        "intel-v5,fixed=0x6",
+        "intel-v5,counters=8,fixed=0x6,width=48,fixed-width=48,full-width=on",
+    );
+    check(
+        "intel-v5,fixed=0x3",
+        "intel-v5,counters=8,fixed=2,width=48,fixed-width=48,full-width=on",
+    );
+}
+
 #[test]
 fn bad_properties_are_named() {
-    let models = "intel-v1, intel-v2, amd-k7, amd-fam10h, amd-core, amd-perfmonv2";
+    let models = "intel-v1, intel-v2, intel-v3, intel-v4, intel-v5, amd-k7, amd-fam10h, amd-core, amd-perfmonv2";
     check_error(
         "pentium",
         &format!("no PMU model is called 'pentium'; known are {models}"),
@@ -50,11 +83,11 @@ fn bad_properties_are_named() {
     );
     check_error(
         "intel-v2,lbr=on",
-        "PMU model intel-v2 has no property 'lbr'; known are counters, fixed, width, fixed-width, full-width",
+        "PMU model intel-v2 has no property 'lbr'; known are counters, fixed, width, fixed-width, full-width, perf-capabilities",
     );
     check_error(
         "intel-v2,",
-        "PMU model intel-v2 has no property ''; known are counters, fixed, width, fixed-width, full-width",
+        "PMU model intel-v2 has no property ''; known are counters, fixed, width, fixed-width, full-width, perf-capabilities",
     );
     for spec in ["intel-v2,counters", "intel-v2,counters="] {
         check_error(
@@ -81,6 +114,24 @@ fn bad_properties_are_named() {
     check_error(
         "intel-v2,full-width=yes",
         "'full-width=yes' of PMU model intel-v2 is not possible; give on or off",
+    );
+    for (value, allowed) in [("intel-v4,fixed=0x6", ""), ("intel-v5,fixed=0x8", OR_A_MAP)] {
+        let (model, fixed) = value.split_once(',').expect("a property");
+        check_error(
+            value,
+            &format!(
+                "'{fixed}' of PMU model {model} is not possible; give a number from 0 to 3{allowed}"
+            ),
+        );
+    }
+    check_error(
+        "intel-v3,perf-capabilities=off",
+        "'perf-capabilities=off' of PMU model intel-v3 is not possible; give on, or \
+         full-width=off with it",
+    );
+    check_error(
+        "amd-k7,perf-capabilities=on",
+        "property 'perf-capabilities' of PMU model amd-k7 cannot be changed: it is always off",
     );
     check_error(
         "intel-v1,fixed=3",
@@ -120,7 +171,11 @@ fn all_ranges_cover_sampling_facilities_too() {
 #[test]
 fn decoding_is_the_list_of_registers() {
     let specs = PmuModel::names().iter().map(|summary| summary.name);
-    for spec in specs.chain(["intel-v2,fixed=0", "intel-v2,full-width=off,counters=8"]) {
+    for spec in specs.chain([
+        "intel-v2,fixed=0",
+        "intel-v2,full-width=off,counters=8",
+        "intel-v5,fixed=0x5",
+    ]) {
         let model = PmuModel::parse(spec).expect("a good model");
         let mut known = BTreeMap::new();
         for (msr, register) in model.registers() {

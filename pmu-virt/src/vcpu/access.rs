@@ -5,7 +5,10 @@
 //! registers have for these; all other bits stay as they are, and read as 0.
 
 use arbiter::{Access, Caller, CounterId, CounterSet, Layer, PcrRegister, Shared, Verdict};
-use pmu_model::{MsrIndex, Register, Vendor, WriteForm, WriteRule, accounting, written_count};
+use pmu_model::{
+    CTR_FRZ, MsrIndex, PMI_IN_USE, Register, Vendor, WriteForm, WriteRule, accounting,
+    written_count,
+};
 
 use super::{Here, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome, index_of};
 use crate::core_pmu::CorePmu;
@@ -244,6 +247,7 @@ fn part_of(register: Register) -> Option<(CounterId, Part)> {
         | Register::GlobalControl
         | Register::GlobalStatusClear
         | Register::GlobalStatusSet
+        | Register::GlobalInUse
         | Register::PerfCapabilities => None,
     }
 }
@@ -266,8 +270,10 @@ impl VcpuPmu {
             Register::GlobalControl => self.shown(Shared::GlobalControl, self.global_control),
             Register::GlobalStatus => {
                 self.settle_all(here);
-                self.shown(Shared::GlobalStatus, self.global_status)
+                let counters = self.shown(Shared::GlobalStatus, self.global_status);
+                counters | self.indicators()
             }
+            Register::GlobalInUse => self.in_use(),
             Register::PerfCapabilities => self.model.perf_capabilities().unwrap_or_default(),
             // The manuals give the others no content to be read.
             Register::GlobalStatusClear
@@ -300,13 +306,13 @@ impl VcpuPmu {
             }
             Register::GlobalStatusClear => {
                 self.settle_all(here);
-                let touched = self.touchable(Shared::GlobalStatus).bits();
-                self.global_status &= !(self.behind(accepted) & touched);
+                let cleared = self.status_behind(accepted);
+                self.write_status(here, self.global_status & !cleared);
             }
             Register::GlobalStatusSet => {
                 self.settle_all(here);
-                let touched = self.touchable(Shared::GlobalStatus).bits();
-                self.global_status |= self.behind(accepted) & touched;
+                let set = self.status_behind(accepted);
+                self.write_status(here, self.global_status | set);
             }
             Register::GlobalStatus => {
                 return match self.model.vendor() {
@@ -314,9 +320,10 @@ impl VcpuPmu {
                     Vendor::Amd => WriteOutcome::Done,
                 };
             }
-            Register::PerfCapabilities | Register::Counter { .. } | Register::Select(_) => {
-                return WriteOutcome::Gp;
-            }
+            Register::GlobalInUse
+            | Register::PerfCapabilities
+            | Register::Counter { .. }
+            | Register::Select(_) => return WriteOutcome::Gp,
         }
         WriteOutcome::Done
     }
@@ -377,9 +384,63 @@ impl VcpuPmu {
         }
     }
 
+    /// Bits of the status that belong to no counter.
+    #[inline]
+    fn indicators(&self) -> u64 {
+        self.global_status & !self.model.global_mask()
+    }
+
+    /// Bits that are written to a status register, as bits of the status: those of
+    /// counters that it reaches, and those that belong to none.
+    fn status_behind(&mut self, bits: u64) -> u64 {
+        let counters = self.model.global_mask();
+        let touched = self.touchable(Shared::GlobalStatus).bits();
+        self.behind(bits & counters) & touched | bits & !counters
+    }
+
+    /// Replaces the status, by which counters may start or stop.
+    fn write_status(&mut self, here: &mut Here<'_>, value: u64) {
+        let changed = value ^ self.global_status;
+        self.global_status = value;
+        if changed & CTR_FRZ != 0 {
+            self.take_freeze(here);
+        }
+    }
+
+    /// What `IA32_PERF_GLOBAL_INUSE` shows: counters whose control selects something, and
+    /// whether one of them asks for PMIs (SDM vol. 3B, "IA32_PERF_GLOBAL_INUSE MSR").
+    fn in_use(&mut self) -> u64 {
+        const EVENT: u64 = 0xff;
+        const RINGS: u64 = 0b11;
+        const SELECT_INT: u64 = 1 << 20;
+        const FIELD_INT: u64 = 1 << 3;
+        let (mut used, mut with_pmi) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        for counter in self.model.counters() {
+            let (selects, int) = match counter {
+                CounterId::Programmable(n) => {
+                    let select = self.select[usize::from(n)];
+                    (select & EVENT, select & SELECT_INT)
+                }
+                CounterId::Fixed(n) => {
+                    let field = self.fixed_control >> field_of(n);
+                    (field & RINGS, field & FIELD_INT)
+                }
+            };
+            if selects != 0 {
+                used.insert(counter);
+            }
+            if int != 0 {
+                with_pmi.insert(counter);
+            }
+        }
+        let any_pmi = self.shown(Shared::GlobalStatus, with_pmi.bits()) != 0;
+        let used = self.shown(Shared::GlobalStatus, used.bits());
+        used | if any_pmi { PMI_IN_USE } else { 0 }
+    }
+
     fn write_fixed_control(&mut self, here: &mut Here<'_>, value: u64) {
         let touched = self.touchable(Shared::FixedControl);
-        let counters = (0..self.model.fixed()).map(CounterId::Fixed);
+        let counters = self.model.fixed_counters();
         let counters = counters.filter(|counter| touched.contains(*counter));
         for counter in counters.clone() {
             self.settle(here, counter);

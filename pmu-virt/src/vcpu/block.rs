@@ -179,6 +179,10 @@ impl VcpuPmu {
                 // those of this moment.
                 unit.map();
                 self.take_from(here, effects, others);
+                if self.is_frozen() {
+                    // It may reach other counters than before.
+                    self.take_freeze(here);
+                }
                 self.look_again(here);
                 WriteOutcome::Done
             }
@@ -200,7 +204,8 @@ impl VcpuPmu {
         asked
     }
 
-    /// A counter that the host did not grant is absent from the block.
+    /// A counter that the host did not grant is absent from the block, as is one that the
+    /// model lacks.
     fn may_manage(&self, register: PcrRegister, layer: Layer) -> bool {
         match register {
             PcrRegister::ManagementKey(counter)
@@ -208,7 +213,8 @@ impl VcpuPmu {
             | PcrRegister::Control(counter)
             | PcrRegister::DropValue(counter)
             | PcrRegister::Status(counter) => {
-                self.grant.check(layer, counter, Access::Read) == Verdict::Permit
+                let given = self.grant.check(layer, counter, Access::Read);
+                given == Verdict::Permit && self.model.has(counter)
             }
             PcrRegister::Counter(_)
             | PcrRegister::Select(_)

@@ -16,18 +16,22 @@ impl VcpuPmu {
         self.counters[index_of(counter)].request
     }
 
-    /// Decodes the control of `counter`.
+    /// Decodes the control of `counter`. The guest's cores have one thread each, so that
+    /// any-thread means this one.
     pub(super) fn decode_request(&self, counter: CounterId) -> Option<CountRequest> {
-        match counter {
+        let request = match counter {
             CounterId::Programmable(n) => {
                 let select = self.select.get(usize::from(n))?;
-                Some(CountRequest::decode(self.model.events(), *select))
+                CountRequest::decode(self.model.events(), *select)
             }
-            CounterId::Fixed(n) => Some(CountRequest::decode_fixed(
-                FixedFunction::of(n)?,
-                self.fixed_control,
-            )),
-        }
+            CounterId::Fixed(n) => {
+                CountRequest::decode_fixed(FixedFunction::of(n)?, self.fixed_control)
+            }
+        };
+        Some(CountRequest {
+            any_thread: false,
+            ..request
+        })
     }
 
     /// Settles every running counter.
@@ -162,7 +166,8 @@ impl VcpuPmu {
             return;
         };
         let enabled = !self.model.has_global_control() || self.is_globally_enabled(counter);
-        if !(request.can_advance() && enabled) {
+        let frozen = self.freeze.frozen.contains(counter);
+        if !(request.can_advance() && enabled) || frozen {
             if self.counters[index].unavailable.is_some() {
                 // A place that was lost is no use: the next time, a new one.
                 self.release_slot(here, counter);

@@ -5,14 +5,15 @@
 //! ([`VcpuPmu::pmi_to_route`], [`VcpuPmu::pmi_due`]), looks at the guest's local
 //! APIC, sends, and reports ([`VcpuPmu::pmi_dropped`], [`VcpuPmu::pmi_sent`]).
 //!
-//! The freeze is the legacy one, that of versions 2 and 3: when a counter
-//! overflows that asks for a PMI, the enable bits of the global control register
-//! are cleared, and software sets them again (SDM vol. 3B, "Freezing LBR and
-//! Performance Counters on PMI"). The control bit lies in IA32_DEBUGCTL, whose
-//! other bits are the processor's.
+//! What a PMI does depends on the version (SDM vol. 3B, "Freezing LBR and Performance
+//! Counters on PMI"). Versions 2 and 3: when a counter overflows that asks for a PMI, the
+//! enable bits of the global control register are cleared, and software sets them again.
+//! From version 4 on: the status bit CTR_FRZ is set, and while it is, counters stand,
+//! whatever the global control register says; software clears it. The control bit lies in
+//! IA32_DEBUGCTL, whose other bits are the processor's.
 
 use arbiter::{CounterId, CounterSet, Shared};
-use pmu_model::{DEBUGCTL, MsrIndex, Ticks, Tsc};
+use pmu_model::{CTR_FRZ, DEBUGCTL, MsrIndex, Ticks, Tsc};
 
 use super::{Here, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome};
 use crate::throttle::{PmiThrottle, ThrottleDecision};
@@ -189,7 +190,7 @@ mod tests {
 }
 
 /// `IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI`.
-const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
+pub(super) const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
 
 /// Whether PMIs stop the counters.
 #[derive(Clone, Copy, Debug, Default)]
@@ -198,6 +199,8 @@ pub(super) struct Freeze {
     pub(super) on: bool,
     /// There was a PMI that did not take effect yet.
     pub(super) due: bool,
+    /// Counters that stand because of CTR_FRZ.
+    pub(super) frozen: CounterSet,
 }
 
 impl VcpuPmu {
@@ -230,16 +233,50 @@ impl VcpuPmu {
         msr == DEBUGCTL && self.model.can_freeze()
     }
 
-    /// Lets a PMI that was noted stop the counters. The bits that are cleared are
-    /// those that the guest can set again: of counters that have a legacy name, and
+    /// Lets a PMI that was noted stop the counters. Where the enable bits are cleared,
+    /// it is those that the guest can set again: of counters that have a legacy name, and
     /// whose owners let both freezing and the global control register reach them.
     #[cold]
     pub(super) fn freeze_counters(&mut self, here: &mut Here<'_>) {
-        let frozen = self.touchable(Shared::GlobalControl) & self.touchable(Shared::Freeze);
-        self.write_global_control(here, self.global_control & !frozen.bits());
+        if self.model.has_frozen_status() {
+            self.global_status |= CTR_FRZ;
+            self.take_freeze(here);
+        } else {
+            let frozen = self.touchable(Shared::GlobalControl) & self.touchable(Shared::Freeze);
+            self.write_global_control(here, self.global_control & !frozen.bits());
+        }
         // Counters that were settled for it may have overflowed as well; all
         // that can be stopped has been.
         self.freeze.due = false;
+    }
+
+    /// Stops what CTR_FRZ reaches and starts what it no longer does: counters whose owners
+    /// let freezing reach them, and that have a legacy name, so that nobody's are stopped
+    /// who has no say in it.
+    #[cold]
+    pub(super) fn take_freeze(&mut self, here: &mut Here<'_>) {
+        let frozen = if self.is_frozen() {
+            self.touchable(Shared::Freeze)
+        } else {
+            CounterSet::EMPTY
+        };
+        let before = std::mem::replace(&mut self.freeze.frozen, frozen);
+        let changed = CounterSet::from_bits(before.bits() ^ frozen.bits());
+        if changed.is_empty() {
+            return;
+        }
+        let counters = self.model.counters();
+        for counter in counters.filter(|counter| changed.contains(*counter)) {
+            self.settle(here, counter);
+            self.update(here, counter);
+        }
+        self.refresh_needs(here.as_deref());
+    }
+
+    /// Whether CTR_FRZ is set.
+    #[inline]
+    pub(super) fn is_frozen(&self) -> bool {
+        self.global_status & CTR_FRZ != 0
     }
 
     /// Before an access where PMIs freeze, so that it finds the counters as the last

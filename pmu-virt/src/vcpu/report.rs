@@ -167,7 +167,13 @@ impl VcpuPmu {
     /// register; but where that yields a value, the status word tells.
     fn read_word(&mut self, counter: CounterId, word: Word, layer: Layer) -> ReadOutcome {
         if !self.model.has(counter) {
-            return ReadOutcome::Gp;
+            // CPUID tells of so many counters, not of which are left out.
+            let told = matches!(counter, CounterId::Fixed(n) if n < self.model.fixed());
+            return if told {
+                ReadOutcome::Value(0)
+            } else {
+                ReadOutcome::Gp
+            };
         }
         let caller = (layer, Cookie::DEFAULT);
         let verdict = self.judge(caller, counter, Access::Read);

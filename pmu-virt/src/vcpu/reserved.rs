@@ -256,6 +256,9 @@ impl VcpuPmu {
         };
         // Another vCPU may have ended the firmware's phase.
         reservations.unit.map();
+        if self.is_frozen() {
+            self.take_freeze(here);
+        }
         // What changes hands may need another look before the next one does.
         for _ in 0..COUNTERS {
             let unit = self.reservations();
@@ -319,6 +322,9 @@ impl VcpuPmu {
                 self.settle(here, counter);
                 self.update(here, counter);
             }
+        }
+        if self.is_frozen() {
+            self.take_freeze(here);
         }
         self.refresh_needs(here.as_deref());
     }

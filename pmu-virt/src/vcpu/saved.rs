@@ -4,6 +4,7 @@ use arbiter::CounterId;
 use pmu_model::{PmuModel, Register, Ticks};
 
 use super::access::fields;
+use super::pmi::FREEZE_PERFMON_ON_PMI;
 use super::times::Times;
 use super::{VcpuPmu, index_of};
 use crate::core_pmu::CorePmu;
@@ -42,6 +43,7 @@ impl VcpuPmu {
             fixed_control: Hex(self.fixed_control & !fields),
             global_control: Hex(self.global_control),
             global_status: Hex(self.global_status & !held.bits()),
+            debug_control: self.freeze.on.then_some(Hex(FREEZE_PERFMON_ON_PMI)),
             counters: counters
                 .clone()
                 .map(|counter| {
@@ -110,6 +112,8 @@ impl VcpuPmu {
         // A counter that is reserved is enabled or not as its owner has it.
         self.global_control = state.global_control.0 & !self.held().bits() | kept;
         self.global_status = state.global_status.0;
+        self.take_freeze(here);
+        self.freeze.on = state.debug_control.is_some_and(|control| control.0 != 0);
         self.snapshot.sequence = state.snapshot.sequence;
         for (counter, words) in self.model.counters().zip(&state.snapshot.counters) {
             self.snapshot.counters[index_of(counter)] = words.map(|word| word.0);
@@ -180,12 +184,16 @@ fn check(model: &PmuModel, state: &PmuState) -> Result<(), StateError> {
         name("global control"),
         global,
     )?;
-    let status = if model.has_status() {
-        model.global_mask()
-    } else {
-        0
-    };
+    let status = model.status_bits();
     bits(name("global status"), state.global_status, status)?;
+    if let Some(control) = state.debug_control {
+        let there = if model.can_freeze() {
+            FREEZE_PERFMON_ON_PMI
+        } else {
+            0
+        };
+        bits(name("debug control"), control, there)?;
+    }
 
     for (expected, saved) in model.counters().zip(&state.counters) {
         check_counter(model, expected, saved, state)?;

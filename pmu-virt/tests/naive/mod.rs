@@ -1,17 +1,21 @@
 //! A PMU written a second time, naively: a map of raw MSR values, and every
 //! rule spelled out at the bit level. It counts cycles only, as the clock does.
 
-use pmu_virt::{PmuModel, ReadOutcome, Ring, Vendor, WriteOutcome};
+use pmu_virt::{CounterId, PmuModel, ReadOutcome, Ring, Vendor, WriteOutcome};
 use std::collections::BTreeMap;
 
 pub(crate) struct Naive {
     amd: bool,
     name: &'static str,
     counters: u32,
-    fixed: u32,
+    /// Numbers of the fixed counters that there are.
+    fixed: Vec<u32>,
     width: u32,
     fixed_width: u32,
     full_width: bool,
+    capabilities: bool,
+    /// IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI.
+    pub(crate) freeze: bool,
     /// Registers by the name of `Naive::canonical`.
     registers: BTreeMap<u32, u128>,
     pub(crate) pending: u64,
@@ -27,6 +31,9 @@ const STATUS: u32 = 0x4002;
 const CLEAR: u32 = 0x4003;
 const SET: u32 = 0x4004;
 const CAPABILITIES: u32 = 0x4005;
+const INUSE: u32 = 0x4006;
+/// The counters stand while this bit of the status is set.
+const FROZEN: u64 = 0x0800_0000_0000_0000;
 
 impl Naive {
     pub(crate) fn new(model: &PmuModel) -> Self {
@@ -34,10 +41,15 @@ impl Naive {
             amd: model.vendor() == Vendor::Amd,
             name: model.name(),
             counters: u32::from(model.programmable()),
-            fixed: u32::from(model.fixed()),
+            fixed: (0..3)
+                .filter(|n| model.has(CounterId::Fixed(*n)))
+                .map(u32::from)
+                .collect(),
             width: u32::from(model.width()),
             fixed_width: u32::from(model.fixed_width()),
             full_width: model.full_width(),
+            capabilities: model.perf_capabilities().is_some(),
+            freeze: false,
             registers: BTreeMap::new(),
             pending: 0,
         };
@@ -48,13 +60,24 @@ impl Naive {
     pub(crate) fn reset(&mut self) {
         self.registers.clear();
         self.pending = 0;
+        self.freeze = false;
         if self.has_global() {
             self.registers.insert(CTRL, (1 << self.counters) - 1);
         }
     }
 
     fn has_global(&self) -> bool {
-        matches!(self.name, "intel-v2" | "amd-perfmonv2")
+        !matches!(self.name, "intel-v1" | "amd-k7" | "amd-fam10h" | "amd-core")
+    }
+
+    /// The registers of version 4.
+    fn is_v4(&self) -> bool {
+        matches!(self.name, "intel-v4" | "intel-v5")
+    }
+
+    /// Whether bit 12 of IA32_DEBUGCTL is ours.
+    pub(crate) fn can_freeze(&self) -> bool {
+        !self.amd && self.has_global() && self.capabilities
     }
 
     fn get(&self, register: u32) -> u64 {
@@ -88,14 +111,16 @@ impl Naive {
             (0xc1, n, COUNTER),
             (0x186, n, SELECT),
             (0x4c1, if self.full_width { n } else { 0 }, COUNTER),
-            (0x309, self.fixed, FIXED),
-            (0x345, u32::from(self.full_width), CAPABILITIES),
-            (0x38d, u32::from(self.fixed > 0), FIXED_CTRL),
+            (0x345, u32::from(self.capabilities), CAPABILITIES),
+            (0x38d, u32::from(!self.fixed.is_empty()), FIXED_CTRL),
             (0x38e, u32::from(v2), STATUS),
             (0x38f, u32::from(v2), CTRL),
             (0x390, u32::from(v2), CLEAR),
+            (0x391, u32::from(self.is_v4()), SET),
+            (0x392, u32::from(self.is_v4()), INUSE),
         ]
         .into_iter()
+        .chain(self.fixed.iter().map(|n| (0x309 + n, 1, FIXED + n)))
         .find(|(first, count, _)| (*first..first + count).contains(&msr))
         .map(|(first, _, register)| register + msr - first)
     }
@@ -104,7 +129,8 @@ impl Naive {
         match self.canonical(msr) {
             None => ReadOutcome::NotHandled,
             Some(CLEAR | SET) => ReadOutcome::Value(0),
-            Some(CAPABILITIES) => ReadOutcome::Value(0x2000),
+            Some(CAPABILITIES) => ReadOutcome::Value(if self.full_width { 0x2000 } else { 0 }),
+            Some(INUSE) => ReadOutcome::Value(self.in_use()),
             Some(register) => ReadOutcome::Value(self.get(register)),
         }
     }
@@ -112,28 +138,51 @@ impl Naive {
     pub(crate) fn rdpmc(&self, ecx: u32) -> ReadOutcome {
         if ecx < self.counters {
             ReadOutcome::Value(self.get(COUNTER + ecx))
-        } else if (0x4000_0000..0x4000_0000 + self.fixed).contains(&ecx) {
+        } else if self.fixed.iter().any(|n| 0x4000_0000 + n == ecx) {
             ReadOutcome::Value(self.get(FIXED + ecx - 0x4000_0000))
         } else {
             ReadOutcome::Gp
         }
     }
 
+    fn in_use(&self) -> u64 {
+        let mut used = 0;
+        for n in 0..self.counters {
+            let select = self.get(SELECT + n);
+            used |= u64::from(select & 0xff != 0) << n;
+            used |= (select >> 20 & 1) << 63;
+        }
+        for n in &self.fixed {
+            let field = self.get(FIXED_CTRL) >> (4 * n) & 0xf;
+            used |= u64::from(field & 3 != 0) << (32 + n);
+            used |= (field >> 3) << 63;
+        }
+        used
+    }
+
     pub(crate) fn write(&mut self, msr: u32, value: u64) -> WriteOutcome {
         let Some(register) = self.canonical(msr) else {
             return WriteOutcome::NotHandled;
         };
-        let all = ((1u64 << self.counters) - 1) | (((1u64 << self.fixed) - 1) << 32);
+        let fixed: u64 = self.fixed.iter().map(|n| 1 << (32 + n)).sum();
+        let all = ((1u64 << self.counters) - 1) | fixed;
+        let any_thread = matches!(self.name, "intel-v3" | "intel-v4");
         let allowed = match register {
             SELECT.. if register < FIXED_CTRL => match self.name {
-                "intel-v1" | "intel-v2" | "amd-k7" => 0xffdf_ffff,
+                _ if any_thread => 0xffff_ffff,
+                _ if !self.amd || self.name == "amd-k7" => 0xffdf_ffff,
                 _ => 0x30f_ffd7_ffff,
             },
-            FIXED_CTRL => 0xbbb & ((1 << (4 * self.fixed)) - 1),
+            FIXED_CTRL => {
+                let field = if any_thread { 0xf } else { 0xb };
+                self.fixed.iter().map(|n| field << (4 * n)).sum()
+            }
+            SET if self.is_v4() => all | 0x7c00_0000_0000_0000,
+            CLEAR if self.is_v4() => all | 0xfc00_0000_0000_0000,
             CTRL | SET => all,
             CLEAR if self.amd => all,
             CLEAR => all | 0b11 << 62,
-            STATUS | CAPABILITIES => {
+            STATUS | CAPABILITIES | INUSE => {
                 return if self.amd {
                     WriteOutcome::Done
                 } else {
@@ -167,6 +216,10 @@ impl Naive {
     }
 
     pub(crate) fn run(&mut self, ring: Ring, ticks: u64) {
+        if self.get(STATUS) & FROZEN != 0 {
+            return;
+        }
+        let before = std::mem::take(&mut self.pending);
         for n in 0..self.counters {
             let select = self.get(SELECT + n);
             let ring_bit = if ring == Ring::Kernel { 17 } else { 16 };
@@ -176,7 +229,7 @@ impl Naive {
             }
         }
         let field = self.get(FIXED_CTRL);
-        for n in 0..self.fixed {
+        for n in self.fixed.clone() {
             let field = field >> (4 * n) & 0xf;
             let on = field & if ring == Ring::Kernel { 1 } else { 2 } != 0;
             // Fixed 0 is instructions, which a clock has not.
@@ -184,6 +237,14 @@ impl Naive {
                 self.add(FIXED + n, self.fixed_width, 32 + n, field & 8 != 0, ticks);
             }
         }
+        if self.freeze && self.pending != 0 {
+            if self.is_v4() {
+                self.store(STATUS, self.get(STATUS) | FROZEN);
+            } else {
+                self.store(CTRL, 0);
+            }
+        }
+        self.pending |= before;
     }
 
     fn is_enabled(&self, bit: u32) -> bool {
@@ -191,8 +252,8 @@ impl Naive {
     }
 
     fn is_cycles(&self, select: u64) -> bool {
-        // Edge, invert, any-thread, counter mask.
-        if select & 0xffa4_0000 != 0 {
+        // Edge, invert, counter mask. Of any-thread there is one.
+        if select & 0xff84_0000 != 0 {
             return false;
         }
         if select >> 40 & 0b11 == 0b01 {
@@ -201,7 +262,7 @@ impl Naive {
         let event = select & 0xff | select >> 24 & 0xf00;
         let umask = select >> 8 & 0xff;
         match self.name {
-            "intel-v1" | "intel-v2" => event == 0x3c && umask < 2,
+            _ if !self.amd => event == 0x3c && umask < 2,
             "amd-perfmonv2" => event == 0x76 || (event == 0x120 && umask == 1),
             _ => event == 0x76,
         }

@@ -158,6 +158,86 @@ fn a_counter_without_a_legacy_name_is_not_frozen() {
     check(&setup, &ops);
 }
 
+const CTR_FRZ: u64 = 1 << 59;
+
+/// From version 4 on the status freezes: what its owner keeps out of it counts on, whatever
+/// GLOBAL_CTRL's reach is.
+#[test]
+fn a_frozen_status_reaches_counters_whose_owners_let_it() {
+    for (word, enabled, counted) in [
+        (abi::CONTROL_INITIAL, 0xf, 12),
+        (abi::CONTROL_INITIAL & !abi::CONTROL_FREEZE, 0xf, 112),
+        (abi::CONTROL_INITIAL & !abi::CONTROL_GLOBAL_CTRL, 0xd, 12),
+    ] {
+        let mut machine = check(
+            &Setup::of("intel-v4"),
+            &[
+                Debugctl(FREEZE | 1, 1),
+                W(0x186, INT),
+                W(counter(0), NEAR),
+                W(0x187, REF),
+            ],
+        );
+        play(&mut machine, &private(1));
+        play(&mut machine, &controlled(1, word));
+        let ops = [
+            Run(12),
+            R(0x38e, CTR_FRZ | 1),
+            R(0x38f, enabled),
+            Run(100),
+            Pmi(1),
+            As(KERNEL, A),
+            R(counter(1), counted),
+        ];
+        play(&mut machine, &ops);
+        // It reaches the counter from the moment on when its owner lets it.
+        play(&mut machine, &controlled(1, abi::CONTROL_INITIAL));
+        let ops = [As(KERNEL, A), Run(100), R(counter(1), counted)];
+        play(&mut machine, &ops);
+        let ops = [
+            W(0x390, CTR_FRZ),
+            Run(5),
+            As(KERNEL, A),
+            R(counter(1), counted + 5),
+        ];
+        play(&mut machine, &ops);
+    }
+}
+
+/// A counter of the firmware's that has lost its name as the phase ended counts on.
+#[test]
+fn a_frozen_status_leaves_a_counter_without_a_legacy_name_alone() {
+    let setup = Setup {
+        firmware: true,
+        legacy: Some(PerKind {
+            programmable: 3,
+            fixed: 3,
+        }),
+        ..Setup::of("intel-v4")
+    };
+    let ops = [
+        As(FIRMWARE, 0),
+        W(management(0), M),
+        W(select(0), REF),
+        W(0x391, CTR_FRZ),
+        Run(9),
+        R(counter(0), 0),
+        W(PHASE, 1),
+        Run(7),
+        As(FIRMWARE, 0),
+        R(counter(0), 7),
+        As(KERNEL, 0),
+        W(0x186, REF),
+        Run(7),
+        R(counter(1), 0),
+        R(0x38e, CTR_FRZ),
+        W(0x390, CTR_FRZ),
+        Run(7),
+        R(counter(1), 7),
+    ];
+    check(&setup, &ops);
+}
+
 #[test]
 fn the_bit_is_the_pmus_and_the_rest_is_not() {
     let mut machine = Machine::new(&Setup::of("intel-v2"));
@@ -184,6 +264,9 @@ fn it_exists_where_version_2_and_perf_capabilities_do() {
         ("intel-v1,full-width=on", false),
         ("intel-v2", true),
         ("intel-v2,full-width=off", false),
+        ("intel-v2,full-width=off,perf-capabilities=on", true),
+        ("intel-v4", true),
+        ("intel-v5,full-width=off", false),
         ("amd-k7", false),
         ("amd-core", false),
         ("amd-perfmonv2", false),

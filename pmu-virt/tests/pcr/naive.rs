@@ -14,6 +14,8 @@ pub(crate) enum Reg {
     Ctrl,
     Status,
     Clear,
+    Set,
+    InUse,
     Alias(u8),
     AliasSelect(u8),
     AliasOverflow(u8),
@@ -54,7 +56,7 @@ struct Counter {
     owner: Option<Owner>,
 }
 
-/// `intel-v2` or `amd-perfmonv2`, counting reference cycles at CPL 0.
+/// `intel-v2`, `intel-v4` or `amd-perfmonv2`, counting reference cycles at CPL 0.
 #[derive(Debug)]
 pub(crate) struct Naive {
     amd: bool,
@@ -67,6 +69,10 @@ pub(crate) struct Naive {
     /// By name, the position.
     names: Option<Vec<(u8, u8)>>,
     pub(crate) freeze: bool,
+    /// `intel-v4`.
+    newer: bool,
+    /// Bits of its status that belong to no counter.
+    indicators: u64,
     pub(crate) pending: u64,
     /// Wrong cookies presented.
     pub(crate) wrong: u64,
@@ -86,6 +92,8 @@ impl Naive {
             visible,
             names: None,
             freeze: false,
+            newer: false,
+            indicators: 0,
             pending: 0,
             wrong: 0,
         };
@@ -94,6 +102,14 @@ impl Naive {
         }
         naive.rename();
         naive
+    }
+
+    /// The same as `intel-v4`.
+    pub(crate) fn version_4(self) -> Self {
+        Naive {
+            newer: true,
+            ..self
+        }
     }
 
     fn rename(&mut self) {
@@ -209,10 +225,24 @@ impl Naive {
             Reg::Ctrl => bits(self.reached(abi::CONTROL_GLOBAL_CTRL), &|p| {
                 self.at(p).enabled
             }),
-            Reg::Status => bits(self.reached(abi::CONTROL_OVF_CLEAR), &|p| {
+            Reg::Status => match bits(self.reached(abi::CONTROL_OVF_CLEAR), &|p| {
                 self.at(p).overflowed
-            }),
-            Reg::Clear => Seen::Value(0),
+            }) {
+                Seen::Value(counters) => Seen::Value(counters | self.indicators),
+                other => other,
+            },
+            Reg::InUse if self.newer => {
+                let reached = self.reached(abi::CONTROL_OVF_CLEAR);
+                let int = |p: u8| self.at(p).select & if p < 32 { 1 << 20 } else { 8 } != 0;
+                let pmi = reached.iter().any(|(_, p)| int(*p));
+                let used = |p: u8| self.at(p).select & if p < 32 { 0xff } else { 3 } != 0;
+                let used = reached.iter().filter(|(_, p)| used(*p));
+                let used: u64 = used.map(|(name, _)| 1u64 << name).sum();
+                Seen::Value(used | u64::from(pmi) << 63)
+            }
+            Reg::InUse => Seen::Absent,
+            Reg::Set if !self.amd && !self.newer => Seen::Absent,
+            Reg::Clear | Reg::Set => Seen::Value(0),
             Reg::Alias(p) | Reg::AliasSelect(p) | Reg::AliasOverflow(p) => {
                 if !self.exists(p) || cookie > MASK {
                     return Seen::Gp;
@@ -281,9 +311,9 @@ impl Naive {
             Reg::Ctrl => self.write_bits(value, abi::CONTROL_GLOBAL_CTRL, |counter, bit| {
                 counter.enabled = bit;
             }),
-            Reg::Clear => self.write_bits(value, abi::CONTROL_OVF_CLEAR, |counter, bit| {
-                counter.overflowed &= !bit;
-            }),
+            Reg::Set if !self.amd && !self.newer => Seen::Absent,
+            Reg::InUse if !self.newer => Seen::Absent,
+            Reg::Clear | Reg::Set => self.write_status(reg, value),
             Reg::Status if self.amd => Seen::Done,
             Reg::Alias(p) | Reg::AliasSelect(p) | Reg::AliasOverflow(p) => {
                 if !self.exists(p) || cookie > MASK {
@@ -312,6 +342,33 @@ impl Naive {
         }
     }
 
+    fn write_status(&mut self, reg: Reg, value: u64) -> Seen {
+        let set = matches!(reg, Reg::Set);
+        // LBR_FRZ to OvfBuffer; CondChgd can be cleared.
+        let indicators = 0b1_1111 << 58 | u64::from(!set) << 63;
+        let of_nobody = match (self.amd, self.newer) {
+            (false, true) => indicators,
+            (false, false) => 0b11 << 62,
+            (true, _) => 0,
+        };
+        let change: fn(&mut Counter, bool) = if set {
+            |counter, bit| counter.overflowed |= bit
+        } else {
+            |counter, bit| counter.overflowed &= !bit
+        };
+        let of_counters = value & !of_nobody;
+        let seen = self.write_bits(of_counters, abi::CONTROL_OVF_CLEAR, change);
+        if seen == Seen::Done && self.newer {
+            let bits = value & of_nobody;
+            self.indicators = if set {
+                self.indicators | bits
+            } else {
+                self.indicators & !bits
+            };
+        }
+        seen
+    }
+
     fn write_legacy_count(&mut self, position: u8, value: u64) -> Seen {
         // The tests write through AMD's counters, which cut, and through Intel's
         // full-width names, which fault.
@@ -325,7 +382,9 @@ impl Naive {
     fn write_select(&mut self, position: u8, value: u64) -> Seen {
         let allowed = match (self.amd, position) {
             (true, _) => 0x30f_ffd7_ffff,
+            (false, 0..32) if self.newer => 0xffff_ffff,
             (false, 0..32) => 0xffdf_ffff,
+            (false, _) if self.newer => 0xf,
             (false, _) => 0xb,
         };
         if !self.amd && value & !allowed != 0 {
@@ -349,7 +408,8 @@ impl Naive {
 
     fn write_fixed(&mut self, value: u64) -> Seen {
         let names = self.named().into_iter().filter(|(name, _)| *name >= 32);
-        let allowed: u64 = names.map(|(name, _)| 0xb << (4 * (name - 32))).sum();
+        let field = if self.newer { 0xf } else { 0xb };
+        let allowed: u64 = names.map(|(name, _)| field << (4 * (name - 32))).sum();
         if value & !allowed != 0 {
             return Seen::Gp;
         }
@@ -363,10 +423,7 @@ impl Naive {
 
     fn write_bits(&mut self, value: u64, control: u64, set: fn(&mut Counter, bool)) -> Seen {
         let names = self.named();
-        let mut allowed: u64 = names.iter().map(|(name, _)| 1 << name).sum();
-        if !self.amd && control == abi::CONTROL_OVF_CLEAR {
-            allowed |= 0b11 << 62;
-        }
+        let allowed: u64 = names.iter().map(|(name, _)| 1 << name).sum();
         if !self.amd && value & !allowed != 0 {
             return Seen::Gp;
         }
@@ -432,8 +489,12 @@ impl Naive {
 
     pub(crate) fn run(&mut self, ticks: u64) {
         let mut freezes = false;
+        let named: Vec<u8> = self.named().into_iter().map(|(_, p)| p).collect();
         for p in self.positions() {
             let counter = *self.at(p);
+            let is_frozen = self.indicators >> 59 & 1 == 1
+                && self.reaches(p, abi::CONTROL_FREEZE)
+                && named.contains(&p);
             let (on, int) = match p {
                 0..32 => {
                     let event = if self.amd { 0x76 } else { 0x13c };
@@ -448,7 +509,7 @@ impl Naive {
                 _ => (p > 32 && counter.select & 1 == 1, counter.select & 8 != 0),
             };
             let is_held_back = !counter.enabled && self.reaches(p, abi::CONTROL_GLOBAL_CTRL);
-            if !on || is_held_back {
+            if !on || is_held_back || is_frozen {
                 continue;
             }
             let sum = counter.count + ticks;
@@ -459,7 +520,9 @@ impl Naive {
                 freezes |= int && self.reaches(p, abi::CONTROL_FREEZE);
             }
         }
-        if freezes && self.freeze {
+        if freezes && self.freeze && self.newer {
+            self.indicators |= 1 << 59;
+        } else if freezes && self.freeze {
             for (_, p) in self.reached(abi::CONTROL_GLOBAL_CTRL) {
                 if self.reaches(p, abi::CONTROL_FREEZE) {
                     self.at_mut(p).enabled = false;

@@ -33,6 +33,8 @@ fn reg() -> impl Strategy<Value = Reg> {
         Reg::Ctrl,
         Reg::Status,
         Reg::Clear,
+        Reg::Set,
+        Reg::InUse,
     ];
     prop_oneof![
         3 => (0u8..6).prop_map(Reg::Counter),
@@ -68,8 +70,9 @@ fn value(amd: bool, reg: Reg) -> proptest::strategy::BoxedStrategy<u64> {
         ])
         .boxed(),
         Reg::FixedCtrl => one_of(vec![0, 0x3, 0x33, 0x333, 0xb0, 0xbbb, 0x030]).boxed(),
-        Reg::Ctrl | Reg::Clear => prop_oneof![
+        Reg::Ctrl | Reg::Clear | Reg::Set => prop_oneof![
             (0u64..64).prop_map(|bits| bits),
+            one_of(vec![1u64 << 59, 1 << 59 | 1, 1 << 60, 1 << 58 | 2]),
             (0u64..8, 0u64..16).prop_map(|(fixed, bits)| fixed << 32 | bits),
         ]
         .boxed(),
@@ -118,6 +121,8 @@ fn msr(amd: bool, reg: Reg) -> Option<u32> {
         Reg::Ctrl => Some(if amd { 0xc000_0301 } else { 0x38f }),
         Reg::Status => Some(if amd { 0xc000_0300 } else { 0x38e }),
         Reg::Clear => Some(if amd { 0xc000_0302 } else { 0x390 }),
+        Reg::Set => Some(if amd { 0xc000_0303 } else { 0x391 }),
+        Reg::InUse => (!amd).then_some(0x392),
         Reg::Alias(n) => alias(counter, n),
         Reg::AliasSelect(n) => alias(select, n),
         Reg::AliasOverflow(n) => alias(overflow, n),
@@ -193,14 +198,22 @@ proptest! {
     #[test]
     fn it_does_what_the_naive_one_does(
         (amd, steps) in any::<bool>().prop_flat_map(|amd| (Just(amd), steps(amd))),
+        newer in any::<bool>(),
         firmware in any::<bool>(),
         visible in prop_oneof![Just(None), (1u8..6, 0u8..4).prop_map(Some)],
     ) {
         let legacy = visible.map(|(programmable, fixed)| PerKind { programmable, fixed });
-        let model = if amd { "amd-perfmonv2" } else { "intel-v2" };
+        let model = match (amd, newer) {
+            (true, _) => "amd-perfmonv2",
+            (false, true) => "intel-v4",
+            (false, false) => "intel-v2",
+        };
         let setup = Setup { firmware, legacy, ..Setup::of(model) };
         let mut machine = Machine::new(&setup);
         let mut naive = Naive::new(amd, firmware, visible);
+        if newer && !amd {
+            naive = naive.version_4();
+        }
         for step in &steps {
             if let Some((seen, expected)) = both(&mut machine, &mut naive, amd, *step) {
                 prop_assert_eq!(seen, expected, "{:x?}", step);

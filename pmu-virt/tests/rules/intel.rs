@@ -3,8 +3,8 @@
 use super::Op::{Kernel, Pmi, Rdpmc, Read, ReadAbsent, User, Write, WriteAbsent, WriteGp};
 use super::Rule;
 
-const V2: &[&str] = &["intel-v2"];
-const BOTH: &[&str] = &["intel-v1", "intel-v2"];
+const ALL: &[&str] = super::INTEL;
+const FULL: &[&str] = super::INTEL_GLOBAL;
 
 const EVTSEL: &str = "SDM 3B, Architectural Performance Monitoring Version 1, IA32_PERFEVTSELx";
 const LEGACY: &str = "SDM 3B, Full-Width Writes to Performance Counter Registers";
@@ -19,7 +19,7 @@ const REF_USR: u64 = 0x41_013c;
 pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "select: bits 63:32 are reserved",
-        models: BOTH,
+        models: ALL,
         source: EVTSEL,
         shown_by: &[
             WriteGp(0x186, 1 << 32),
@@ -29,13 +29,13 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "select: any-thread is reserved before version 3",
-        models: BOTH,
+        models: &["intel-v1", "intel-v2"],
         source: EVTSEL,
         shown_by: &[WriteGp(0x186, 1 << 21), Read(0x186, 0)],
     },
     Rule {
         name: "select: pin control is kept, without effect",
-        models: BOTH,
+        models: ALL,
         source: EVTSEL,
         shown_by: &[
             Write(0x186, 1 << 19 | REF),
@@ -46,7 +46,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "select: a refused write changes nothing",
-        models: BOTH,
+        models: ALL,
         source: EVTSEL,
         shown_by: &[
             Write(0x186, REF),
@@ -58,7 +58,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "select: USR counts CPL 1 to 3, OS counts CPL 0",
-        models: BOTH,
+        models: ALL,
         source: EVTSEL,
         shown_by: &[
             Write(0x186, REF_OS),
@@ -71,13 +71,13 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "select: without USR and OS nothing counts",
-        models: BOTH,
+        models: ALL,
         source: EVTSEL,
         shown_by: &[Write(0x186, 0x40_013c), Kernel(9), User(9), Read(0xc1, 0)],
     },
     Rule {
         name: "select: without EN nothing counts, and the count stays",
-        models: BOTH,
+        models: ALL,
         source: EVTSEL,
         shown_by: &[
             Write(0x186, REF),
@@ -92,7 +92,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "select: an event that nobody can count leaves the counter frozen",
-        models: BOTH,
+        models: ALL,
         source: "Umpire; CPUID 0AH EBX told the guest",
         shown_by: &[
             Write(0xc1, 7),
@@ -104,7 +104,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "counter: a legacy write extends the sign of bit 31",
-        models: V2,
+        models: FULL,
         source: LEGACY,
         shown_by: &[
             Write(0xc1, 0x8000_0000),
@@ -125,7 +125,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "counter: a full-width write takes every bit of the width",
-        models: V2,
+        models: FULL,
         source: LEGACY,
         shown_by: &[
             Write(0x4c1, 0x8000_0000_0001),
@@ -136,7 +136,13 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "counter: a full-width write above the width is refused",
-        models: &["intel-v1,width=48,full-width=on", "intel-v2"],
+        models: &[
+            "intel-v1,width=48,full-width=on",
+            "intel-v2",
+            "intel-v3",
+            "intel-v4",
+            "intel-v5",
+        ],
         source: LEGACY,
         shown_by: &[
             WriteGp(0x4c1, 1 << 48),
@@ -146,7 +152,11 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "counter: full-width writes exist only with FW_WRITE",
-        models: &["intel-v1", "intel-v2,full-width=off"],
+        models: &[
+            "intel-v1",
+            "intel-v2,full-width=off",
+            "intel-v4,full-width=off",
+        ],
         source: LEGACY,
         shown_by: &[
             WriteAbsent(0x4c1),
@@ -157,7 +167,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "counter: a written value goes on counting",
-        models: BOTH,
+        models: ALL,
         source: EVTSEL,
         shown_by: &[
             Write(0x186, REF),
@@ -183,7 +193,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "absent counters have no registers",
-        models: BOTH,
+        models: ALL,
         source: MSRS,
         shown_by: &[
             ReadAbsent(0xc5),

@@ -6,8 +6,9 @@ use super::Op::{
 use super::Rule;
 
 const V1: &[&str] = &["intel-v1"];
-const V2: &[&str] = &["intel-v2"];
-const BOTH: &[&str] = &["intel-v1", "intel-v2"];
+const GLOBAL: &[&str] = super::INTEL_GLOBAL;
+const BEFORE_V4: &[&str] = &["intel-v2", "intel-v3"];
+const ALL: &[&str] = super::INTEL;
 
 const EVTSEL: &str = "SDM 3B, Architectural Performance Monitoring Version 1, IA32_PERFEVTSELx";
 const VERSION2: &str = "SDM 3B, Architectural Performance Monitoring Version 2";
@@ -22,7 +23,7 @@ const REF_INT: u64 = 0x53_013c;
 pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "PERF_CAPABILITIES: read-only, FW_WRITE is bit 13",
-        models: V2,
+        models: GLOBAL,
         source: MSRS,
         shown_by: &[
             Read(0x345, 0x2000),
@@ -56,7 +57,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "GLOBAL_CTRL: programmable counters are on after reset, fixed ones off",
-        models: V2,
+        models: GLOBAL,
         source: RESET,
         shown_by: &[
             Read(0x38f, 0xf),
@@ -67,7 +68,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "GLOBAL_CTRL: bits of absent counters are refused",
-        models: V2,
+        models: GLOBAL,
         source: VERSION2,
         shown_by: &[
             WriteGp(0x38f, 1 << 4),
@@ -79,7 +80,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "GLOBAL_CTRL: enables together with EN",
-        models: V2,
+        models: GLOBAL,
         source: VERSION2,
         shown_by: &[
             Write(0x38f, 0b10),
@@ -96,13 +97,13 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "GLOBAL_STATUS: read-only",
-        models: V2,
+        models: GLOBAL,
         source: VERSION2,
         shown_by: &[WriteGp(0x38e, 0), WriteGp(0x38e, 1), Read(0x38e, 0)],
     },
     Rule {
         name: "GLOBAL_STATUS: a carry out of the width sets the bit; the count goes on",
-        models: V2,
+        models: GLOBAL,
         source: VERSION2,
         shown_by: &[
             Write(0x186, REF_INT),
@@ -120,7 +121,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "GLOBAL_STATUS: without INT the bit is set, and no PMI is raised",
-        models: V2,
+        models: GLOBAL,
         source: VERSION2,
         shown_by: &[
             Write(0x187, REF),
@@ -132,7 +133,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "GLOBAL_OVF_CTRL: clears the bits written, reads as 0",
-        models: V2,
+        models: GLOBAL,
         source: VERSION2,
         shown_by: &[
             Write(0x186, REF),
@@ -147,7 +148,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "GLOBAL_OVF_CTRL: bits 62 and 63 are accepted, reserved ones refused",
-        models: V2,
+        models: BEFORE_V4,
         source: VERSION2,
         shown_by: &[
             Write(0x390, 0b11 << 62),
@@ -158,7 +159,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "FIXED_CTR: full-width writes; bits above the width are refused",
-        models: V2,
+        models: GLOBAL,
         source: VERSION2,
         shown_by: &[
             Write(0x30b, 0xffff_ffff_ffff),
@@ -180,7 +181,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "FIXED_CTR_CTRL: any-thread and absent fields are reserved",
-        models: V2,
+        models: &["intel-v2", "intel-v5,counters=4"],
         source: VERSION2,
         shown_by: &[
             Write(0x38d, 0xbbb),
@@ -192,7 +193,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "FIXED_CTR_CTRL: bit 0 counts CPL 0, bit 1 CPL 1 to 3",
-        models: V2,
+        models: GLOBAL,
         source: VERSION2,
         shown_by: &[
             Write(0x38f, 0x4_0000_0000),
@@ -208,7 +209,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "FIXED_CTR: overflow sets bit 32 + n, and bit 3 of the field raises the PMI",
-        models: V2,
+        models: GLOBAL,
         source: VERSION2,
         shown_by: &[
             Write(0x38f, 0x4_0000_0000),
@@ -225,7 +226,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "RDPMC: ECX[30] selects fixed counters",
-        models: V2,
+        models: GLOBAL,
         source: RDPMC,
         shown_by: &[
             Write(0xc4, 3),
@@ -238,7 +239,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "RDPMC: other type bits name nothing",
-        models: BOTH,
+        models: ALL,
         source: RDPMC,
         shown_by: &[
             RdpmcGp(0x2000_0000),
@@ -256,7 +257,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "reset: every register takes its reset value",
-        models: BOTH,
+        models: ALL,
         source: RESET,
         shown_by: &[
             Write(0x186, REF_INT),
@@ -272,7 +273,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "reset: status and fixed counters are cleared",
-        models: V2,
+        models: GLOBAL,
         source: RESET,
         shown_by: &[
             Write(0x38f, 0x4_0000_000f),

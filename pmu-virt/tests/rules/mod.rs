@@ -3,6 +3,7 @@
 pub(crate) mod amd;
 pub(crate) mod intel;
 pub(crate) mod intel_global;
+pub(crate) mod intel_versions;
 
 use std::fmt;
 
@@ -12,6 +13,19 @@ use pmu_virt::{
 };
 
 use crate::seated::Seated;
+
+/// Every Intel model, with as many counters as the rules expect.
+pub(crate) const INTEL: &[&str] = &[
+    "intel-v1",
+    "intel-v2",
+    "intel-v3",
+    "intel-v4",
+    "intel-v5,counters=4",
+];
+
+/// Those with global registers.
+pub(crate) const INTEL_GLOBAL: &[&str] =
+    &["intel-v2", "intel-v3", "intel-v4", "intel-v5,counters=4"];
 
 /// One rule: where it stands, and what shows it.
 pub(crate) struct Rule {
@@ -47,6 +61,9 @@ pub(crate) enum Op {
     User(u64),
     /// The pending PMI, as bits of the global status; 0 for none.
     Pmi(u64),
+    /// The guest sets or clears IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI, and the processor
+    /// takes its part of that register.
+    Freeze(bool),
     /// The vCPU is reset.
     Reset,
 }
@@ -65,6 +82,7 @@ impl fmt::Display for Op {
             Op::User(ticks) => write!(f, "{ticks:#x} ticks at CPL 3"),
             Op::Pmi(0) => write!(f, "no PMI"),
             Op::Pmi(counters) => write!(f, "PMI for {counters:#x}"),
+            Op::Freeze(on) => write!(f, "WRMSR 0x1d9 ← {:#x}", freeze_on_pmi(on)),
             Op::Reset => write!(f, "reset"),
         }
     }
@@ -82,6 +100,12 @@ impl fmt::Display for Rule {
             ops.join("<br>")
         )
     }
+}
+
+const DEBUGCTL: u32 = 0x1d9;
+
+fn freeze_on_pmi(on: bool) -> u64 {
+    u64::from(on) << 12
 }
 
 /// A PMU of a model, driven by the clock.
@@ -143,6 +167,13 @@ impl Machine {
             Op::Pmi(counters) => {
                 let pending = self.pmu.take_pmi().map_or(0, |pmi| pmi.counters.bits());
                 assert_eq!(pending, counters, "{context}: {op}");
+            }
+            Op::Freeze(on) => {
+                let (debugctl, value) = (MsrIndex(DEBUGCTL), freeze_on_pmi(on));
+                let caller = Caller::legacy(Layer::GuestKernel);
+                let written = self.pmu.written(debugctl, value, caller);
+                assert_eq!(written.rest, Some(0), "{context}: {op}");
+                self.pmu.rest_taken(debugctl, value);
             }
             Op::Reset => self.pmu.reset(),
         }

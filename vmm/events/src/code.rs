@@ -1,6 +1,8 @@
 //! From a code to what a counter is asked to do.
 
-use pmu_model::{CountRequest, EventCode, EventFamily, FixedFunction, PmuModel, Register};
+use pmu_model::{
+    CountRequest, CounterId, EventCode, EventFamily, FixedFunction, PmuModel, Register,
+};
 
 use super::error::EventError;
 
@@ -56,7 +58,7 @@ fn on_fixed(
     request: &CountRequest,
     model: &PmuModel,
 ) -> Result<CountRequest, EventError> {
-    let function = FixedFunction::of(counter).filter(|_| counter < model.fixed());
+    let function = FixedFunction::of(counter).filter(|_| model.has(CounterId::Fixed(counter)));
     let Some(function) = function else {
         return Err(EventError::NoFixedCounter {
             name: name.to_owned(),

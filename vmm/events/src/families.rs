@@ -92,5 +92,32 @@ pub(super) fn all_models() -> Vec<PmuModel> {
 /// Names of the models of `family`, for messages.
 pub(super) fn model_names(family: EventFamily) -> String {
     let names: Vec<&str> = models_of(family).iter().map(PmuModel::name).collect();
-    one_of(&names)
+    one_of(&in_short(&names))
+}
+
+/// The names, with three or more of Intel's versions in a row as `intel-v2 to intel-v5`.
+pub(super) fn in_short(names: &[&str]) -> Vec<String> {
+    let all = all_models();
+    let place = |name: &&str| all.iter().position(|model| model.name() == *name);
+    let is_next = |one: &&str, other: &&str| {
+        let both_intel = one.starts_with("intel") && other.starts_with("intel");
+        both_intel && place(one).map(|place| place + 1) == place(other)
+    };
+    let mut short = Vec::new();
+    for run in names.chunk_by(is_next) {
+        match run {
+            [first, _, .., last] => short.push(format!("{first} to {last}")),
+            few => short.extend(few.iter().map(|name| (*name).to_owned())),
+        }
+    }
+    short
+}
+
+/// The model to describe the codes of `family` with: the vendor's usual one, if it has them.
+pub(super) fn usual_of(family: EventFamily) -> Option<PmuModel> {
+    let usual = PmuModel::default_for(family.vendor());
+    if usual.events() == family {
+        return Some(usual);
+    }
+    models_of(family).pop()
 }

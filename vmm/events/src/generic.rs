@@ -1,6 +1,8 @@
 //! Names that mean the same on every processor that has the event.
 
-use pmu_model::{CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, PmuModel};
+use pmu_model::{
+    CountRequest, CounterId, EventCode, EventFamily, FixedFunction, KnownEvent, PmuModel,
+};
 
 use super::families::all_models;
 
@@ -143,7 +145,7 @@ impl Generic {
     pub(super) fn request(&self, model: &PmuModel) -> Option<CountRequest> {
         let fixed = (self.event == KnownEvent::RefCycles)
             .then_some(FixedFunction::RefCycles)
-            .filter(|function| function.index() < model.fixed());
+            .filter(|function| model.has(CounterId::Fixed(function.index())));
         let event = match fixed {
             // As perf does: the programmable event may tick at another rate.
             Some(function) => EventCode::Fixed(function),

@@ -10,7 +10,7 @@ use super::entry::{
     Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry, UnitMask,
 };
 use super::error::EventError;
-use super::families::{all_models, family_of, models_of};
+use super::families::{all_models, family_of, models_of, usual_of};
 use super::generic::{self, Generic};
 use super::resolve::resolve;
 use super::search::Pattern;
@@ -214,10 +214,7 @@ fn events_of<'a>(
 ) -> Vec<Entry> {
     let mut entries = Vec::new();
     for table in tables {
-        let Some(model) = family_of(table)
-            .ok()
-            .and_then(|family| models_of(family).pop())
-        else {
+        let Some(model) = family_of(table).ok().and_then(usual_of) else {
             continue;
         };
         let events = names.events(&table.name).into_iter();

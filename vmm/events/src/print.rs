@@ -8,7 +8,7 @@ use super::counting::Use;
 use super::entry::{
     CodeEntry, Entry, EventEntry, GenericEntry, Meaning, QuantityEntry, TableEntry,
 };
-use super::families::all_models;
+use super::families::{all_models, in_short};
 
 /// Writes `entries` to `out`: text, or one JSON object a line.
 ///
@@ -93,7 +93,7 @@ fn models(names: &[&str]) -> String {
             return name.to_owned();
         }
     }
-    names.join(", ")
+    in_short(names).join(", ")
 }
 
 /// `r530300       fixed counter 2, reference cycles: clock exact`; the meaning
@@ -133,7 +133,7 @@ fn write_table(table: &TableEntry, out: &mut dyn Write) -> io::Result<()> {
         "  {:<26} {:>4} events for {}: {}{host}",
         table.name,
         table.events,
-        table.models.join(", "),
+        in_short(&table.models).join(", "),
         table.description
     )
 }

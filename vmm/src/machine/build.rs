@@ -156,7 +156,7 @@ impl Machine {
         let supported = host.supported_cpuid()?;
         // The guest's vendor is needed even where the host's has no PMU model.
         let host_vendor = host_vendor(supported.as_slice())?;
-        let guest = config.guest_cpu(host_vendor)?;
+        let mut guest = config.guest_cpu(host_vendor)?;
         let plan = firmware_plan(config, guest.pmu.as_ref())?;
         let pcr = match (&config.pcr, &guest.pmu) {
             (Some(choice), Some(model)) => Some(MachineReservations {
@@ -215,6 +215,12 @@ impl Machine {
             }
             None => (Vec::new(), None),
         };
+        // All cores count alike, so the first one answers for what the guest has.
+        if let (Some(model), Some(core)) = (&mut guest.pmu, cores.first()) {
+            *model = model
+                .clone()
+                .counted(|event| core.backend().plan(event).is_ok());
+        }
         let audit = Arc::new(audit_trail(config, guest.pmu.as_ref(), pcr.as_ref())?);
         for (number, core) in (0..).zip(&mut cores) {
             core.set_host_audit(Box::new(audit.host_auditor(number)));
@@ -248,7 +254,6 @@ impl Machine {
         };
         let mut endpoints = endpoints.into_iter();
         let reserved = reservations(guest.pmu.as_ref(), pcr.as_ref(), tsc_khz, &audit)?;
-        // All cores count alike, so the first one answers for what CPUID says.
         let pmu_cpuid = guest.pmu.as_ref().zip(cores.first());
         let pmu_cpuid = pmu_cpuid.map(|(model, core)| {
             let visible = pcr.as_ref().and_then(|pcr| pcr.plan.legacy);

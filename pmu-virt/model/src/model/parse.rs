@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{Family, Numbers, PmuModel, table};
+use super::{Family, Numbers, PmuModel, first_bits, table};
 
 /// What is wrong with the text of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -64,7 +64,14 @@ pub enum ModelError {
     },
 }
 
-const PROPERTIES: [&str; 5] = ["counters", "fixed", "width", "fixed-width", "full-width"];
+const PROPERTIES: [&str; 6] = [
+    "counters",
+    "fixed",
+    "width",
+    "fixed-width",
+    "full-width",
+    "perf-capabilities",
+];
 
 fn known_models() -> String {
     let names: Vec<_> = PmuModel::names().iter().map(|model| model.name).collect();
@@ -95,6 +102,16 @@ pub(super) fn parse(spec: &str) -> Result<PmuModel, ModelError> {
         seen.push(property);
         set(&mut model, family, property, value)?;
     }
+    if !seen.contains(&"perf-capabilities") {
+        model.capabilities = model.full_width;
+    } else if model.full_width && !model.capabilities {
+        return Err(ModelError::BadValue {
+            model: family.summary.name,
+            property: "perf-capabilities".to_owned(),
+            value: "off".to_owned(),
+            allowed: "on, or full-width=off with it".to_owned(),
+        });
+    }
     Ok(model.completed())
 }
 
@@ -117,22 +134,50 @@ fn set(
             property: property.to_owned(),
         });
     };
-    let number = |allowed| parse_number(name, property, value, allowed);
+    let or = match property {
+        "fixed" if family.has_fixed_map() => ", or a bit for each counter as 0x0 to 0x7",
+        _ => "",
+    };
+    let number = |allowed| parse_number(name, (property, value), allowed, or);
     match property {
         "counters" => model.programmable = number(family.programmable)?,
-        "fixed" => model.fixed = number(family.fixed)?,
+        "fixed" => {
+            (model.fixed, model.fixed_map) = match fixed_map(family, value) {
+                Some(map) => (bits_up_to(map), map),
+                None => {
+                    let fixed = number(family.fixed)?;
+                    (fixed, first_bits(fixed))
+                }
+            }
+        }
         "width" => model.width = number(family.width)?,
         "fixed-width" => model.fixed_width = number(family.fixed_width)?,
-        _ => model.full_width = parse_switch(family, property, value)?,
+        "full-width" => model.full_width = parse_switch(family, property, value)?,
+        _ => model.capabilities = parse_switch(family, property, value)?,
     }
     Ok(())
 }
 
+/// The fixed-function counters that a bitmap such as `0x6` names.
+fn fixed_map(family: &Family, value: &str) -> Option<u8> {
+    let digits = value
+        .strip_prefix("0x")
+        .filter(|_| family.has_fixed_map())?;
+    let map = u8::from_str_radix(digits, 16).ok()?;
+    (map & !first_bits(family.fixed.most) == 0).then_some(map)
+}
+
+/// The number of bits up to the highest one that is set.
+fn bits_up_to(map: u8) -> u8 {
+    let bits = u8::BITS - map.leading_zeros();
+    bits.to_le_bytes()[0]
+}
+
 fn parse_number(
     model: &'static str,
-    property: &str,
-    value: &str,
+    (property, value): (&str, &str),
     allowed: Numbers,
+    or: &str,
 ) -> Result<u8, ModelError> {
     let number = value.parse::<u8>().ok();
     if let Some(number) = number.filter(|n| (allowed.least..=allowed.most).contains(n)) {
@@ -149,7 +194,7 @@ fn parse_number(
         model,
         property: property.to_owned(),
         value: value.to_owned(),
-        allowed: format!("a number from {} to {}", allowed.least, allowed.most),
+        allowed: format!("a number from {} to {}{}", allowed.least, allowed.most, or),
     })
 }
 

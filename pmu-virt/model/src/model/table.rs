@@ -18,8 +18,19 @@ pub struct RegisterRow {
     pub count: RowCount,
     /// What they are.
     pub kind: RegisterKind,
-    /// Present only in models with full-width writes.
-    pub full_width_only: bool,
+    /// What the model must have for them to be present.
+    pub needs: RowNeeds,
+}
+
+/// What a model must have for the registers of a row to be present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowNeeds {
+    /// Nothing more than its name.
+    Nothing,
+    /// Full-width writes.
+    FullWidth,
+    /// `IA32_PERF_CAPABILITIES`.
+    Capabilities,
 }
 
 /// How many registers a row stands for.
@@ -55,7 +66,7 @@ impl RowCount {
             RowCount::Exactly(n) => n,
             RowCount::Programmable => model.programmable,
             RowCount::Fixed => model.fixed,
-            RowCount::OneIfFixed => u8::from(model.fixed > 0),
+            RowCount::OneIfFixed => u8::from(model.fixed_map != 0),
         }
     }
 }
@@ -91,7 +102,7 @@ const fn row(first: u32, stride: u32, count: RowCount, kind: RegisterKind) -> Re
         stride,
         count,
         kind,
-        full_width_only: false,
+        needs: RowNeeds::Nothing,
     }
 }
 
@@ -99,12 +110,25 @@ const fn single(msr: u32, register: Register) -> RegisterRow {
     row(msr, 1, RowCount::Exactly(1), RegisterKind::Single(register))
 }
 
-const fn full_width_only(row: RegisterRow) -> RegisterRow {
-    RegisterRow {
-        full_width_only: true,
-        ..row
-    }
+const fn if_any(needs: RowNeeds, row: RegisterRow) -> RegisterRow {
+    RegisterRow { needs, ..row }
 }
+
+/// Full-width writes.
+const A_PMC: RegisterRow = if_any(
+    RowNeeds::FullWidth,
+    row(0x4c1, 1, RowCount::Programmable, FULL_WIDTH),
+);
+const PERF_CAPABILITIES: RegisterRow = if_any(
+    RowNeeds::Capabilities,
+    single(0x345, Register::PerfCapabilities),
+);
+const FIXED_CTR_CTRL: RegisterRow = row(
+    0x38d,
+    1,
+    RowCount::OneIfFixed,
+    RegisterKind::Single(Register::FixedControl),
+);
 
 const SIGN_EXTENDED: RegisterKind = RegisterKind::Counter(WriteForm::SignExtend32);
 const FULL_WIDTH: RegisterKind = RegisterKind::Counter(WriteForm::FullWidth);
@@ -116,11 +140,11 @@ const TRUNCATED: RegisterKind = RegisterKind::Counter(WriteForm::Truncate);
 const INTEL_V1_ROWS: &[RegisterRow] = &[
     row(0xc1, 1, RowCount::Programmable, SIGN_EXTENDED),
     row(0x186, 1, RowCount::Programmable, RegisterKind::Select),
-    full_width_only(row(0x4c1, 1, RowCount::Programmable, FULL_WIDTH)),
-    full_width_only(single(0x345, Register::PerfCapabilities)),
+    A_PMC,
+    PERF_CAPABILITIES,
 ];
 
-/// Version 2 adds 0x309 to 0x30B and 0x38D to 0x390.
+/// Version 2 adds 0x309 to 0x30B and 0x38D to 0x390; version 3 has the same.
 const INTEL_V2_ROWS: &[RegisterRow] = &[
     row(0xc1, 1, RowCount::Programmable, SIGN_EXTENDED),
     row(0x186, 1, RowCount::Programmable, RegisterKind::Select),
@@ -128,14 +152,24 @@ const INTEL_V2_ROWS: &[RegisterRow] = &[
     single(0x38e, Register::GlobalStatus),
     single(0x390, Register::GlobalStatusClear),
     row(0x309, 1, RowCount::Fixed, RegisterKind::FixedCounter),
-    row(
-        0x38d,
-        1,
-        RowCount::OneIfFixed,
-        RegisterKind::Single(Register::FixedControl),
-    ),
-    full_width_only(row(0x4c1, 1, RowCount::Programmable, FULL_WIDTH)),
-    full_width_only(single(0x345, Register::PerfCapabilities)),
+    FIXED_CTR_CTRL,
+    A_PMC,
+    PERF_CAPABILITIES,
+];
+
+/// Version 4 adds 0x391 and 0x392; version 5 has the same.
+const INTEL_V4_ROWS: &[RegisterRow] = &[
+    row(0xc1, 1, RowCount::Programmable, SIGN_EXTENDED),
+    row(0x186, 1, RowCount::Programmable, RegisterKind::Select),
+    single(0x38f, Register::GlobalControl),
+    single(0x38e, Register::GlobalStatus),
+    single(0x390, Register::GlobalStatusClear),
+    single(0x391, Register::GlobalStatusSet),
+    single(0x392, Register::GlobalInUse),
+    row(0x309, 1, RowCount::Fixed, RegisterKind::FixedCounter),
+    FIXED_CTR_CTRL,
+    A_PMC,
+    PERF_CAPABILITIES,
 ];
 
 /// APM vol. 2, section 13.2.1 and appendix A: the four legacy pairs.
@@ -165,8 +199,10 @@ const AMD_PERFMONV2_ROWS: &[RegisterRow] = &[
     row(0xc001_0004, 1, RowCount::Exactly(4), TRUNCATED),
 ];
 
-/// Bits 63:32 and 21 (any-thread, from version 3 on) are reserved.
+/// Bits 63:32 are reserved, and bit 21 where there is no any-thread.
 const INTEL_SELECT: u64 = 0xffff_ffff & !(1 << 21);
+/// Versions 3 and 4 have any-thread.
+const INTEL_SELECT_ANY: u64 = 0xffff_ffff;
 /// K8 BKDG, `PerfEvtSel`: bit 21 and bits 63:32 are reserved.
 const K7_SELECT: u64 = 0xffff_ffff & !(1 << 21);
 /// Family 10h BKDG and later PPRs, `PERF_CTL`: bits 19, 21, 39:36, 63:42 are reserved.
@@ -190,9 +226,12 @@ const fn between(default: u8, least: u8, most: u8) -> Numbers {
     }
 }
 
-pub(super) static FAMILIES: [&Family; 6] = [
+pub(super) static FAMILIES: [&Family; 9] = [
     &INTEL_V1,
     &INTEL_V2,
+    &INTEL_V3,
+    &INTEL_V4,
+    &INTEL_V5,
     &AMD_K7,
     &AMD_FAM10H,
     &AMD_CORE,
@@ -225,6 +264,51 @@ pub(super) static INTEL_V2: Family = Family {
         name: "intel-v2",
         vendor: Vendor::Intel,
         summary: "Intel architectural version 2: fixed counters, global control and status",
+    },
+    ..INTEL_GLOBAL
+};
+
+static INTEL_V3: Family = Family {
+    summary: ModelSummary {
+        name: "intel-v3",
+        vendor: Vendor::Intel,
+        summary: "Intel architectural version 3: version 2 with the any-thread bits",
+    },
+    version: 3,
+    select_bits: INTEL_SELECT_ANY,
+    ..INTEL_GLOBAL
+};
+
+static INTEL_V4: Family = Family {
+    summary: ModelSummary {
+        name: "intel-v4",
+        vendor: Vendor::Intel,
+        summary: "Intel architectural version 4: status can be set, and freezes the counters",
+    },
+    version: 4,
+    rows: INTEL_V4_ROWS,
+    select_bits: INTEL_SELECT_ANY,
+    ..INTEL_GLOBAL
+};
+
+static INTEL_V5: Family = Family {
+    summary: ModelSummary {
+        name: "intel-v5",
+        vendor: Vendor::Intel,
+        summary: "Intel architectural version 5: only fixed counters that count, no any-thread",
+    },
+    version: 5,
+    rows: INTEL_V4_ROWS,
+    programmable: between(MAX_PROGRAMMABLE, 1, MAX_PROGRAMMABLE),
+    ..INTEL_GLOBAL
+};
+
+/// What the Intel models with global registers have in common: version 2.
+const INTEL_GLOBAL: Family = Family {
+    summary: ModelSummary {
+        name: "intel",
+        vendor: Vendor::Intel,
+        summary: "",
     },
     version: 2,
     rows: INTEL_V2_ROWS,

@@ -393,6 +393,7 @@ fn msr_name(msr: MsrIndex, model: &PmuModel) -> String {
         Some(Register::GlobalControl) => "GLOBAL_CTRL".to_owned(),
         Some(Register::GlobalStatusClear) => "GLOBAL_STATUS_CLR".to_owned(),
         Some(Register::GlobalStatusSet) => "GLOBAL_STATUS_SET".to_owned(),
+        Some(Register::GlobalInUse) => "GLOBAL_INUSE".to_owned(),
         Some(Register::PerfCapabilities) => "PERF_CAPABILITIES".to_owned(),
         None => "absent".to_owned(),
     };

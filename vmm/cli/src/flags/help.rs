@@ -361,10 +361,12 @@ fn run_help() -> String {
 const PROPERTIES: &str = "
   Properties follow the model, as in qemu's -cpu:
     counters=N           programmable counters
-    fixed=N              fixed counters
+    fixed=N              fixed counters; on intel-v5 also a bit for each, as 0x6
     width=BITS           width of the programmable counters
     fixed-width=BITS     width of the fixed counters
     full-width=on|off    full-width counter writes
+    perf-capabilities=on|off
+                         IA32_PERF_CAPABILITIES, and freezing on a PMI [as full-width]
   A property that a model does not have is refused with what it allows.
 ";
 

@@ -63,6 +63,9 @@ fn every_form_of_the_help_stands_for_something() {
         "amd-perfmonv2",
         "intel-v1",
         "intel-v2",
+        "intel-v3",
+        "intel-v4",
+        "intel-v5",
     ];
     check("cycles", &every);
     check("instructions:u", &every);
@@ -70,7 +73,7 @@ fn every_form_of_the_help_stands_for_something() {
     check("r5300c0:k", &every);
     check("0x5300c0", &every);
     check("rc0", &every);
-    let intel = ["intel-v1", "intel-v2"];
+    let intel = ["intel-v1", "intel-v2", "intel-v3", "intel-v4", "intel-v5"];
     check("skl::INST_RETIRED:ANY_P:u", &intel);
     check("skl::INST_RETIRED:ANY_P:u:e:i:c=2", &intel);
     check("L2_RQSTS:MISS:k", &intel);
@@ -146,7 +149,8 @@ fn a_model_that_cannot_take_it_says_why() {
     // A model that has no such event is not in the list.
     let found = entries("ref-cycles", None, &Fake::new()).expect("a name");
     let models: Vec<&str> = found.iter().flat_map(|one| one.models.clone()).collect();
-    assert_eq!(models, ["intel-v1", "intel-v2", "amd-perfmonv2"]);
+    let intel = ["intel-v1", "intel-v2", "intel-v3", "intel-v4", "intel-v5"];
+    assert_eq!(models, [&intel[..], &["amd-perfmonv2"]].concat());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 use std::os::unix::fs::PermissionsExt as _;
 
-use pmu_virt::{Caller, ClockBackend, Grant, Layer, MsrIndex, OwnerId};
+use pmu_virt::{Caller, ClockBackend, Grant, Layer, MsrIndex, OwnerId, ReadOutcome};
 
 use super::*;
 
@@ -52,6 +52,37 @@ fn what_is_written_is_restored() {
         let restored = read.restore(VcpuId(1), pmu_of_2, Some(core));
         restored.expect("its own state");
         assert_eq!(self::saved(&mut second), self::saved(&mut first));
+    });
+}
+
+/// A file that Umpire 0.1.0 wrote before there were versions 3 to 5 of Intel's PMU.
+const OF_BEFORE: &str = include_str!("intel-v2.json");
+
+#[test]
+fn a_file_of_the_umpire_before_is_read() {
+    in_folder(|path| {
+        fs::write(path, OF_BEFORE).expect("a file");
+        let read = SavedMachine::read(path, 1).expect("a file of before");
+        let mut here = pmu("intel-v2,width=40,full-width=off");
+        let (vcpu, core) = &mut here;
+        let restored = read.restore(VcpuId(0), vcpu, Some(core));
+        restored.expect("a state of before");
+        for (msr, value) in [
+            (0x186, 0x53_013c),
+            (0xc1, 0x54),
+            (0x38e, 1),
+            (0x38f, 0x4_0000_000f),
+            (0x38d, 0xb00),
+            (0x30b, 0x64),
+        ] {
+            let kernel = Caller::legacy(Layer::GuestKernel);
+            let read = vcpu.rdmsr(core, MsrIndex(msr), kernel).outcome;
+            assert_eq!(read, ReadOutcome::Value(value), "{msr:#x}");
+        }
+        // And written as it was.
+        let states = vec![(VcpuId(0), saved(&mut here))];
+        write(path, 1, states).expect("a folder that can be written");
+        assert_eq!(fs::read_to_string(path).expect("a file"), OF_BEFORE);
     });
 }
 
