@@ -8,7 +8,8 @@ use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
 struct Case {
     vendor: &'static str,
     model: &'static str,
-    driver: &'static str,
+    /// What the line that names the driver has.
+    driver: &'static [&'static str],
     /// Version, programmable counters, their bits, fixed-function counters.
     counts: [u8; 4],
     mask: u64,
@@ -20,15 +21,24 @@ const fn intel(model: &'static str, counts: [u8; 4], mask: u64) -> Case {
         vendor: "intel",
         model,
         driver: match counts[0] {
-            1 => "generic architected perfmon v1, core PMU driver",
-            _ => "generic architected perfmon, Intel PMU driver",
+            1 => &["generic architected perfmon v1, core PMU driver"],
+            5 => &[
+                "generic architected perfmon",
+                "AnyThread deprecated",
+                "full-width counters, Intel PMU driver",
+            ],
+            _ => &["generic architected perfmon, full-width counters, Intel PMU driver"],
         },
         counts,
         mask,
     }
 }
 
-const fn amd(model: &'static str, driver: &'static str, [version, counters]: [u8; 2]) -> Case {
+const fn amd(
+    model: &'static str,
+    driver: &'static [&'static str],
+    [version, counters]: [u8; 2],
+) -> Case {
     Case {
         vendor: "amd",
         model,
@@ -47,10 +57,10 @@ const INTEL: [Case; 5] = [
 ];
 
 const AMD: [Case; 4] = [
-    amd("amd-k7", "AMD PMU driver", [0, 4]),
-    amd("amd-fam10h", "AMD PMU driver", [0, 4]),
-    amd("amd-core", "core perfctr, AMD PMU driver", [0, 6]),
-    amd("amd-perfmonv2", "AMD PMU driver", [2, 6]),
+    amd("amd-k7", &["AMD PMU driver"], [0, 4]),
+    amd("amd-fam10h", &["AMD PMU driver"], [0, 4]),
+    amd("amd-core", &["core perfctr, AMD PMU driver"], [0, 6]),
+    amd("amd-perfmonv2", &["AMD PMU driver"], [2, 6]),
 ];
 
 /// What a kernel says when it meets something that should not be.
@@ -122,14 +132,14 @@ fn check(case: &Case, image: LinuxImage) {
 fn check_log(case: &Case, log: &Step) {
     let [version, counters, width, fixed] = case.counts;
     let lines = [
-        case.driver.to_owned(),
         format!("... version:                {version}"),
         format!("... generic registers:      {counters}"),
         format!("... bit width:              {width}"),
         format!("... fixed-purpose events:   {fixed}"),
         format!("... event mask:             {:016x}", case.mask),
     ];
-    for line in lines {
+    let driver = case.driver.iter().map(|part| (*part).to_owned());
+    for line in driver.chain(lines) {
         let said = &log.output;
         assert!(
             said.contains(&line),
