@@ -351,9 +351,7 @@ impl Arbiterd {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         let ended = self.serve_until_told();
         self.host.end();
-        if let Some(trail) = &mut self.trail {
-            trail.sync();
-        }
+        self.sync_audit(true);
         ended
     }
 
@@ -389,9 +387,10 @@ impl Arbiterd {
             self.service.advance(now());
             if self.host.due() <= now().0 {
                 self.host.look(&mut self.service, now());
-                if let Some(trail) = &mut self.trail {
-                    trail.sync();
+                if let Some(journal) = &mut self.journal {
+                    journal.sync(&self.service);
                 }
+                self.sync_audit(false);
                 if let Some(broker) = &mut self.broker {
                     broker.look(&mut self.service, now().0);
                 }
