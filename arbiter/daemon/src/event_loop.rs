@@ -13,6 +13,7 @@ use std::sync::PoisonError;
 use arbiter::host::{BootTime, HostArbiter, HostPolicyError, Tenant};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketType, accept_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
@@ -180,6 +181,7 @@ impl Arbiterd {
         access: &Access,
     ) -> Result<Self, ServeError> {
         config = config.with_watchdog()?;
+        let files = raise_open_files();
         let mut host = HostFiles::new(&config).map_err(failed("reading the CPUs of this host"))?;
         let (store, recalled) = match &config.state {
             None => (None, None),
@@ -243,7 +245,9 @@ impl Arbiterd {
         let scrapers = scrapers.map(|address| Scrapers::listen(address, access));
         let scrapers = scrapers.transpose()?;
         let broker = service.opens_events();
-        let broker = broker.then(|| Broker::listen(socket, access)).transpose()?;
+        let broker = broker
+            .then(|| Broker::listen(socket, access, files))
+            .transpose()?;
         let trail = service.config().audit.clone().map(|audit| {
             let path = audit.path.clone();
             Trail::open(audit, unix_ms()).map_err(|error| ServeError::Audit { path, error })
@@ -350,7 +354,7 @@ impl Arbiterd {
         // Nobody may listen: then it does not matter.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         let ended = self.serve_until_told();
-        self.host.end();
+        self.host.end(&self.service);
         self.sync_audit(true);
         ended
     }
@@ -459,7 +463,10 @@ impl Arbiterd {
         };
         let read = ArbiterConfig::read(path).map_err(|error| error.to_string());
         match read.and_then(|config| self.service.reload(config, now())) {
-            Ok(()) => log::info!("{}: read again", path.display()),
+            Ok(()) => {
+                log::info!("{}: read again", path.display());
+                self.host.follow_config(&mut self.service, now());
+            }
             Err(error) => log::error!("{error}; the rules stay as they were"),
         }
     }
@@ -714,6 +721,21 @@ impl Arbiterd {
             }
         }
     }
+}
+
+/// Raises the soft limit of open files to the hard one: connections, events of holders and
+/// measurements take descriptors. Returns the limit as it is now.
+fn raise_open_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        log::debug!("the limit of open files stays as it is: {error}");
+    }
+    // `None` stands for no limit.
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 /// What can be read from once one of `signals` has come.

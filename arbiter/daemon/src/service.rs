@@ -488,7 +488,9 @@ impl Service {
             }
             "Who" => {
                 let wire::WhoIn { cpu } = parsed(parameters)?;
-                let (places, outsiders) = (self.who(cpu)?, self.outsiders(cpu));
+                // What holders call themselves is for those who share with them.
+                let labels = operator || !tenants.is_empty();
+                let (places, outsiders) = (self.who(cpu, labels)?, self.outsiders(cpu));
                 Ok(Some(value(&wire::WhoOut { places, outsiders })))
             }
             "Explain" => {
