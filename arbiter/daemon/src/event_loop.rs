@@ -253,6 +253,10 @@ impl Arbiterd {
             Trail::open(audit, unix_ms()).map_err(|error| ServeError::Audit { path, error })
         });
         let trail = trail.transpose()?;
+        // Without a journal this one does not know what an arbiter before it has given. That one
+        // has left its socket; whose socket is another's may have had one.
+        let keeps_no_journal = store.is_none();
+        let follows = socket.exists();
         let incoming = match listenfd::ListenFd::from_env().take_unix_listener(0) {
             Ok(Some(given)) => {
                 given
@@ -262,6 +266,9 @@ impl Arbiterd {
             }
             _ => Incoming::Own(Listener::new(socket, SocketType::STREAM, access, WORDING)?),
         };
+        if keeps_no_journal && (follows || matches!(incoming, Incoming::Given(_))) {
+            service.wait_for_holders(now());
+        }
         let flags = epoll::CreateFlags::CLOEXEC;
         let epoll = epoll::create(flags).map_err(|error| failed("epoll")(error.into()))?;
         let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
@@ -356,6 +363,13 @@ impl Arbiterd {
         let ended = self.serve_until_told();
         self.host.end(&self.service);
         self.sync_audit(true);
+        if self.journal.is_none()
+            && self.service.has_holders()
+            && let Incoming::Own(listener) = self.incoming
+        {
+            // The socket's name stays: the next arbiter sees by it that holders may count on.
+            std::mem::forget(listener);
+        }
         ended
     }
 

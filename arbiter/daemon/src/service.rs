@@ -98,6 +98,8 @@ pub(crate) struct Service {
     written: BTreeMap<LeaseId, usize>,
     /// Why the journal cannot be written.
     stuck: Option<String>,
+    /// Until then nothing is granted: holders of before count on, and there is no journal.
+    waits_until: BootTime,
     /// What the last look saw of outsiders.
     seen: BTreeMap<Place, Vec<CounterSet>>,
     /// Who has counters and no lease, as far as the kernel shows.
@@ -134,6 +136,7 @@ impl Service {
             output: Output::default(),
             written: BTreeMap::new(),
             stuck: None,
+            waits_until: BootTime(0),
             seen: BTreeMap::new(),
             holders: None,
             watchdog: watchdog::Claim::default(),
@@ -205,6 +208,23 @@ impl Service {
             self.metrics.restored(*id, *holds);
         }
         self.settle();
+    }
+
+    /// There may be holders of before a restart, and no journal says what they hold: nothing
+    /// is granted for as long as they may take to find out.
+    pub(crate) fn wait_for_holders(&mut self, now: BootTime) {
+        self.waits_until = now.after(self.config.claim_window);
+        let ms = self.config.claim_window.0 / 1_000_000;
+        log::warn!(
+            "an arbiter was here before, and there is no journal of what it gave (--state): \
+             nothing is granted for {ms} ms, in which its holders find out"
+        );
+    }
+
+    /// Whether somebody holds something, but for the watchdog.
+    pub(crate) fn has_holders(&self) -> bool {
+        let mut leases = self.arbiter.leases();
+        leases.any(|lease| lease.holds > 0 && !self.is_watchdog(lease.id))
     }
 
     /// Uses another configuration from now on; PMUs stay.
@@ -413,6 +433,16 @@ impl Service {
                 let wire::AcquireIn { request } = parsed(parameters)?;
                 if let Some(why) = &self.stuck {
                     return Err(stuck(why));
+                }
+                if now < self.waits_until {
+                    let ms = self.waits_until.since(now).0.div_ceil(1_000_000);
+                    return Err(refusal(
+                        "starting".to_owned(),
+                        format!(
+                            "the arbiter was started anew and has no journal (--state), so holders \
+                             of before may still count; ask again in {ms} ms"
+                        ),
+                    ));
                 }
                 self.acquire(calling, &request)
             }

@@ -36,6 +36,9 @@ fn a_socket_that_was_given_is_served_and_readiness_is_told() {
     command.args(["arbiterd", "--budget", "programmable=4", "--socket"]);
     command
         .arg(folder.path().join("another"))
+        // Without a journal it would wait for holders of an arbiter before.
+        .arg("--state")
+        .arg(folder.path().join("state"))
         .env("NOTIFY_SOCKET", &notify);
     let child = command.stdin(Stdio::null()).spawn();
     let mut child = match child {
@@ -96,6 +99,8 @@ fn systemds_own_tool_activates_it() {
         .arg(guest_tests::umpire::path())
         .args(["arbiterd", "--budget", "programmable=4", "--socket"])
         .arg(folder.path().join("another"))
+        .arg("--state")
+        .arg(folder.path().join("state"))
         .stdin(Stdio::null())
         .spawn();
     let mut child = match child {
