@@ -188,14 +188,13 @@ impl Room {
             .find(|&pmu| !can(pmu))
     }
 
-    /// Where `terms` ask for counters.
-    pub(super) fn places(&self, terms: &Terms) -> Vec<Place> {
-        let mut places = Vec::new();
+    /// Where `demands` are for counters of `cpus`, in order.
+    fn places(&self, demands: &[Demand], cpus: &CpuSet) -> Vec<Place> {
+        let mut places = Vec::with_capacity(cpus.len());
         for (pmu, pool) in (0u16..).map(PmuId).zip(&self.pools) {
-            if terms.demands.iter().any(|demand| demand.pmu == pmu) {
+            if demands.iter().any(|demand| demand.pmu == pmu) {
                 let from = places.len();
-                places.reserve(terms.cpus.len());
-                for cpu in terms.cpus.iter() {
+                for cpu in cpus.iter() {
                     if let Some(domain) = pool.domain_of(cpu) {
                         // CPUs of one domain are often neighbours, but not always.
                         let place = Place { pmu, domain };
@@ -204,11 +203,23 @@ impl Room {
                         }
                     }
                 }
-                places[from..].sort_unstable();
-                places.dedup();
+                if !places[from..].is_sorted_by(|one, next| one < next) {
+                    places[from..].sort_unstable();
+                    places.dedup();
+                }
             }
         }
         places
+    }
+
+    /// The counters that `demands` take, each CPU's by itself.
+    pub(super) fn counters(&self, demands: &[Demand], cpus: &CpuSet) -> u64 {
+        let places = self.places(demands, cpus);
+        let of_each = of_each_pmu(&places).map(|places| {
+            let of_pmu = demands.iter().filter(|demand| demand.pmu == places[0].pmu);
+            (of_pmu.count() * places.len()) as u64
+        });
+        of_each.sum()
     }
 
     /// The first CPU of a place.
@@ -282,14 +293,7 @@ impl Room {
 
     /// Where it holds something.
     fn places_held(&self, holding: Holding<'_>) -> Vec<Place> {
-        let mut places = self.places(holding.terms);
-        places.retain(|place| {
-            holding
-                .demands()
-                .iter()
-                .any(|demand| demand.pmu == place.pmu)
-        });
-        places
+        self.places(holding.demands(), &holding.terms.cpus)
     }
 
     fn change_cpus(&mut self, holding: Holding<'_>, places: &[Place], add: bool) {
