@@ -367,16 +367,7 @@ impl Service {
                 if let Some(why) = &self.stuck {
                     return Err(stuck(why));
                 }
-                if now < self.waits_until {
-                    let ms = self.waits_until.since(now).0.div_ceil(1_000_000);
-                    return Err(refusal(
-                        "starting".to_owned(),
-                        format!(
-                            "the arbiter was started anew and has no journal (--state), so holders \
-                             of before may still count; ask again in {ms} ms"
-                        ),
-                    ));
-                }
+                self.grants_from(now)?;
                 self.acquire(calling, &request)
             }
             "Claim" => {
@@ -458,6 +449,7 @@ impl Service {
             }
             "Explain" => {
                 let wire::ExplainIn { request } = parsed(parameters)?;
+                self.grants_from(now)?;
                 let owner = self.owner(calling, &request)?;
                 let explained = explain(&self.arbiter, &self.config, owner, &request, now);
                 let explained = explained.map_err(wrong)?;

@@ -5,7 +5,7 @@ use arbiter::host::{BootTime, LeaseId};
 use serde_json::json;
 use varlink::Reply;
 
-use super::{Answer, Output, Service, error};
+use super::{Answer, Output, Service, error, refusal};
 use crate::config::WATCHDOG;
 use crate::convert;
 use crate::journal::Entry;
@@ -72,6 +72,19 @@ impl Service {
             "an arbiter was here before, and there is no journal of what it gave (--state): \
              nothing is granted for {ms} ms, in which its holders find out"
         );
+    }
+
+    /// Whether that time is over.
+    pub(super) fn grants_from(&self, now: BootTime) -> Result<(), Reply> {
+        if now >= self.waits_until {
+            return Ok(());
+        }
+        let ms = self.waits_until.since(now).0.div_ceil(1_000_000);
+        let why = format!(
+            "the arbiter was started anew and has no journal (--state), so holders of before may \
+             still count; ask again in {ms} ms"
+        );
+        Err(refusal("starting".to_owned(), why))
     }
 
     /// Whether somebody holds something, but for the watchdog.
