@@ -5,7 +5,8 @@
 //!
 //! - [`discover`] lists the PMUs of the kernel and the CPUs that each counts for.
 //! - [`measure`] pins events until one finds no counter: what is free on one CPU, with
-//!   everything in place that is held now. [`can_be_had`] asks for a list of events.
+//!   everything in place that is held now. [`measure_each`] looks at many CPUs at once.
+//!   [`can_be_had`] asks for a list of events.
 //! - [`holders`] names who holds counters and is not ours; [`unexplained`] is the rest.
 //! - [`Handed`] opens an event for another process.
 //! - [`Watchdog`] gives the NMI watchdog's counter back, and restores it after a crash.
@@ -50,6 +51,6 @@ pub use holders::{Deficit, Holder, Holders, UNEXPLAINED, holders, unexplained};
 pub use pmu::{Domain, Pmu, Scope, discover};
 pub use probe::{
     Budget, FixedState, Free, MAX_EVENTS, MAX_TIME, NotMeasured, can_be_had, can_be_had_with,
-    measure, measure_with,
+    measure, measure_each, measure_each_with, measure_with,
 };
 pub use watchdog::{GivenBack, Restored, Watchdog};

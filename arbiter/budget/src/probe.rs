@@ -10,6 +10,7 @@ mod budget;
 mod session;
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -27,6 +28,10 @@ pub const MAX_EVENTS: usize = 64;
 
 /// How long a flexible event is watched. Where there is no room it waits from the start.
 const FLEXIBLE_TIME: Duration = Duration::from_millis(2);
+
+/// Most CPUs that are measured at once. A probe takes nothing from those of other CPUs, and
+/// on a busy CPU it mostly waits; but each has some fifteen events open.
+const AT_ONCE: usize = 32;
 
 /// How often a measurement begins anew when somebody takes or returns counters meanwhile.
 const TRIES: usize = 3;
@@ -57,6 +62,56 @@ pub fn measure(pmu: &Pmu, cpu: u32, max_time: Duration) -> Result<Budget, NotMea
     on_thread(|calls| measure_with(calls, pmu, cpu, max_time))
 }
 
+/// [`measure`] on each of `cpus`, up to 32 of them at once, for who looks again and again:
+/// flexible holders are not looked for, which takes most of the time of one measurement, and
+/// [`Budget::flexible_waits`] is `None`. The results are in the order of `cpus`.
+pub fn measure_each(
+    pmu: &Pmu,
+    cpus: &[u32],
+    max_time: Duration,
+) -> Vec<Result<Budget, NotMeasured>> {
+    measure_each_with(HostCalls::default, pmu, cpus, max_time)
+}
+
+/// [`measure_each`] by system calls of the caller's choice: each thread makes its own.
+pub fn measure_each_with<C: ProbeCalls>(
+    calls: impl Fn() -> C + Sync,
+    pmu: &Pmu,
+    cpus: &[u32],
+    max_time: Duration,
+) -> Vec<Result<Budget, NotMeasured>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut calls = calls();
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&cpu) = cpus.get(at) else {
+                return done;
+            };
+            done.push((at, measured(&mut calls, pmu, cpu, max_time, None)));
+        }
+    };
+    let no_thread = Errno(libc::EAGAIN);
+    let mut results = vec![Err(NotMeasured::no_thread(no_thread)); cpus.len()];
+    thread::scope(|scope| {
+        let thread = || thread::Builder::new().name("umpire-budget".to_owned());
+        // Where there is no thread for one, the others do its work.
+        let threads: Vec<_> = (0..AT_ONCE.min(cpus.len()))
+            .filter_map(|_| thread().spawn_scoped(scope, work).ok())
+            .collect();
+        for thread in threads {
+            match thread.join() {
+                Ok(done) => done
+                    .into_iter()
+                    .for_each(|(at, result)| results[at] = result),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    });
+    results
+}
+
 /// How many of these events, in this order, can be pinned together on `cpu` now: the number
 /// before the first that finds no counter. For events that only some counters can count.
 ///
@@ -74,10 +129,8 @@ pub fn can_be_had(
 fn on_thread<T: Send>(
     probe: impl FnOnce(&mut HostCalls) -> Result<T, NotMeasured> + Send,
 ) -> Result<T, NotMeasured> {
-    let failed = |error: io::Error| NotMeasured::Failed {
-        call: "clone",
-        errno: Errno(error.raw_os_error().unwrap_or(libc::EIO)),
-    };
+    let failed =
+        |error: io::Error| NotMeasured::no_thread(Errno(error.raw_os_error().unwrap_or(libc::EIO)));
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("umpire-budget".to_owned());
         let thread = thread.spawn_scoped(scope, || probe(&mut HostCalls::default()));
@@ -99,6 +152,17 @@ pub fn measure_with(
     cpu: u32,
     max_time: Duration,
 ) -> Result<Budget, NotMeasured> {
+    measured(calls, pmu, cpu, max_time, Some(FLEXIBLE_TIME))
+}
+
+/// `watched`: how long a flexible event is watched, if one is.
+fn measured(
+    calls: &mut dyn ProbeCalls,
+    pmu: &Pmu,
+    cpu: u32,
+    max_time: Duration,
+    watched: Option<Duration>,
+) -> Result<Budget, NotMeasured> {
     let (mut session, cpu) = begin(calls, pmu, cpu, max_time)?;
     let capacity = (pmu.name == "cpu").then(|| session.capacity()).flatten();
     let (config, wanted): (_, &[Fixed]) = match pmu.scope {
@@ -106,7 +170,10 @@ pub fn measure_with(
         Scope::Uncore(_) => (UNCORE, &[]),
     };
     let programmable = pmu.event(config);
-    let flexible_waits = session.flexible_waits(programmable, FLEXIBLE_TIME)?;
+    let flexible_waits = match watched {
+        Some(watched) => session.flexible_waits(programmable, watched)?,
+        None => None,
+    };
     let mut budget = Budget {
         cpu,
         capacity,

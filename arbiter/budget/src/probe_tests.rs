@@ -52,6 +52,8 @@ struct Kernel {
     bound: u32,
     moved_to: Option<u32>,
     has_cpuid: bool,
+    /// How long its CPU gives the thread no time.
+    takes: Duration,
 }
 
 impl Kernel {
@@ -157,6 +159,7 @@ impl Kernel {
 impl ProbeCalls for Kernel {
     fn bind(&mut self, cpu: u32) -> Result<(), Errno> {
         self.call()?;
+        thread::sleep(self.takes);
         self.bound = cpu;
         Ok(())
     }
@@ -564,5 +567,41 @@ fn an_unquiet_host() {
             let bursts = moments().rev().flat_map(|call| [(call, -2), (call, 2)]);
             check(bursts.collect());
         }
+    }
+}
+
+#[test]
+fn many_cpus_are_measured_in_time() {
+    let pmu = Pmu {
+        scope: Scope::Core((0..512).collect()),
+        ..core_pmu()
+    };
+    // On each the probe waits for five milliseconds. All have a holder, and one is gone.
+    let calls = || {
+        let mut kernel = Kernel::new(4, 0);
+        kernel.takes = Duration::from_millis(5);
+        kernel.pinned = vec![0xf];
+        kernel
+    };
+    let mut cpus: Vec<u32> = (0..512).collect();
+    cpus[99] = 1000;
+    // The machine may be busy with something else once.
+    let looks = (0..5).map(|_| {
+        let begun = std::time::Instant::now();
+        let budgets = measure_each_with(calls, &pmu, &cpus, MAX_TIME);
+        (begun.elapsed(), budgets)
+    });
+    let (took, budgets) = looks.min_by_key(|(took, _)| *took).expect("several");
+    // With the pause between two looks, two of them are done within a second.
+    assert!(took < Duration::from_millis(200), "{took:?}");
+    assert_eq!(budgets.len(), 512);
+    for (cpu, budget) in (0u32..).zip(budgets) {
+        if cpu == 99 {
+            assert_eq!(budget, Err(NotMeasured::Offline(1000)));
+            continue;
+        }
+        let budget = budget.expect("measured");
+        assert_eq!((budget.cpu, budget.programmable), (cpu, Free::Exactly(3)));
+        assert_eq!(budget.flexible_waits, None);
     }
 }

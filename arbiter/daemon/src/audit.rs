@@ -12,6 +12,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
+use crate::sync::Syncer;
+
 /// What a record says, without its number and time.
 pub(crate) type Record = Map<String, Value>;
 
@@ -45,6 +47,7 @@ pub(crate) struct Trail {
     next: u64,
     /// Records that could not be written since the last that could.
     lost: u64,
+    syncer: Syncer,
     /// Something was written since the last sync.
     dirty: bool,
     /// No rotation is tried before.
@@ -122,6 +125,7 @@ impl Trail {
             length,
             next: next.or_else(before).unwrap_or(1),
             lost: 0,
+            syncer: Syncer::new()?,
             dirty: false,
             rotates_from: 0,
             config,
@@ -247,12 +251,26 @@ impl Trail {
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
 
-    /// Has what was written on the disk.
-    pub(crate) fn sync(&mut self) {
-        if std::mem::take(&mut self.dirty) {
-            // A failure shows when something is written again.
-            let _ = self.file.sync_data();
+    /// Has what was written put on the disk, without a wait for it.
+    ///
+    /// # Errors
+    /// The disk did not take what was written before: the end of the host would lose it.
+    pub(crate) fn sync(&mut self) -> io::Result<()> {
+        if let Some(error) = self.syncer.failure() {
+            return Err(error);
         }
+        if self.dirty && self.syncer.sync(&self.file)? {
+            self.dirty = false;
+        }
+        Ok(())
+    }
+
+    /// The same, and waits for the disk: nothing is written after this.
+    ///
+    /// # Errors
+    /// The disk did not take it.
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
+        self.file.sync_data()
     }
 }
 

@@ -138,3 +138,14 @@ fn what_is_lost_is_said() {
     // Three records, and the two that should have said so.
     assert_eq!(records[1]["seq"], 7);
 }
+
+#[test]
+fn a_disk_that_does_not_take_it_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut trail = Trail::open(config(folder.path(), 1 << 20), 1_000).expect("a file");
+    trail.syncer = crate::sync::tests::failing();
+    trail.append(record("a"), 1_000);
+    let why = crate::sync::tests::until(|| trail.sync().err());
+    assert_eq!(why.to_string(), "the disk is broken");
+    trail.finish().expect("this disk works");
+}

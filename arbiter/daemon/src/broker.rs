@@ -2,9 +2,9 @@
 //! for them: one request in JSON, one reply with a descriptor (`SCM_RIGHTS`). And the
 //! events that were handed over: a descriptor cannot be taken back, so the arbiter keeps
 //! its own of the same event, by which it stops the event when the lease is lost, and looks
-//! for a while whether somebody starts it again.
+//! whether somebody starts it again, for as long as there is something that it could count.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,18 +22,21 @@ use umpire_budget::{Handed, NotMeasured};
 use umpire_lease::{EventReply, EventRequest, Refusal};
 use umpire_socket::{Access, Listener, SocketError, Wording};
 
-use crate::peer::{self, Client};
+use crate::peer::{self, Client, Started};
 use crate::service::{Allowed, Service};
 
 /// No request is longer.
 const MOST_REQUEST: usize = 4096;
-/// Most events of a user, and most that were lost and are still looked at.
+/// Most events of a user, and most that it has lost and that are still looked at.
 const MOST_EVENTS: usize = 1024;
 const MOST_LOST: usize = 4096;
+/// Most lost events that are looked at in one go.
+const LOOKS_AT: usize = 2048;
 /// How long the kernel may take to open an event.
 const OPENS: Duration = Duration::from_millis(100);
-/// So long after the loss it is looked whether an event was enabled again, in nanoseconds.
-const LOOKS: u64 = 60_000_000_000;
+/// So often it is looked whether there is still something that a lost event could count, in
+/// nanoseconds; so long each is looked at in any case.
+const LIVES: u64 = 60_000_000_000;
 
 const WORDING: Wording = Wording {
     option: "--socket",
@@ -63,6 +66,8 @@ struct Open {
     event: Handed,
     uid: u32,
     pid: u32,
+    /// The thread that it counts, or the process that asked for one of a whole CPU.
+    life: (u32, Option<Started>),
 }
 
 /// An event that somebody should not use any more.
@@ -70,7 +75,40 @@ struct Open {
 struct Lost {
     open: Open,
     enabled: Option<Duration>,
+    since: u64,
+    /// Nobody asks before whether there is something left that it could count.
     until: u64,
+}
+
+impl Lost {
+    /// Whether there is nothing left that it could count.
+    fn is_over(&self) -> bool {
+        let (thread, started) = self.open.life;
+        started.is_none() || peer::started(thread) != started
+    }
+}
+
+/// Makes room for one more event of a user among those that were lost: the one that was lost
+/// first goes, if that is long ago. `false`: there is none.
+fn make_room(lost: &mut VecDeque<Lost>, most: usize, uid: u32, now: u64) -> bool {
+    let own = |one: &Lost| one.open.uid == uid;
+    let of_user = lost.iter().filter(|one| own(one)).count();
+    if of_user < MOST_LOST.min(most) && lost.len() < most {
+        return true;
+    }
+    let old = |one: &Lost| own(one) && one.since.saturating_add(LIVES) <= now;
+    let all = lost.iter().enumerate().filter(|(_, one)| old(one));
+    let Some((first, _)) = all.min_by_key(|(_, one)| one.since) else {
+        return false;
+    };
+    if let Some(gone) = lost.remove(first) {
+        let lease = gone.open.allowed.lease.0;
+        log::warn!(
+            "user {uid} has lost {of_user} events whose threads still run; the first of them, of \
+             lease {lease}, is not looked at any more"
+        );
+    }
+    true
 }
 
 /// The socket, and what was handed over.
@@ -79,7 +117,9 @@ pub(crate) struct Broker {
     listener: Listener,
     holders: BTreeMap<u64, Holder>,
     open: BTreeMap<LeaseId, Vec<Open>>,
-    lost: Vec<Lost>,
+    /// Those that were looked at last are at the end.
+    lost: VecDeque<Lost>,
+    most_lost: usize,
     /// Users for whom an event is being opened.
     slow: Arc<Mutex<BTreeSet<u32>>>,
 }
@@ -96,15 +136,18 @@ pub(crate) enum Turn {
 }
 
 impl Broker {
+    /// `files`: the most that this process may have open.
+    ///
     /// # Errors
     /// The socket cannot be had.
-    pub(crate) fn listen(socket: &Path, access: &Access) -> Result<Self, SocketError> {
+    pub(crate) fn listen(socket: &Path, access: &Access, files: u64) -> Result<Self, SocketError> {
         let path = companion(socket);
         Ok(Broker {
             listener: Listener::new(&path, SocketType::SEQPACKET, access, WORDING)?,
             holders: BTreeMap::new(),
             open: BTreeMap::new(),
-            lost: Vec::new(),
+            lost: VecDeque::new(),
+            most_lost: usize::try_from(files / 2).unwrap_or(usize::MAX),
             slow: Arc::default(),
         })
     }
@@ -178,10 +221,11 @@ impl Broker {
             let refused = service.not_opened(&holder.client, "wrong-request", why);
             return holder.reply(&refused.into(), None);
         };
+        let room = make_room(&mut self.lost, self.most_lost, holder.client.uid, now);
         let opened = service
             .allow(&holder.client, &request)
             .map_err(|refusal| *refusal)
-            .and_then(|allowed| self.opened(holder, allowed, service));
+            .and_then(|allowed| self.opened(holder, allowed, room, service));
         let open = match opened {
             Ok(open) => open,
             Err(refused) => return holder.reply(&refused.into(), None),
@@ -218,6 +262,7 @@ impl Broker {
         &self,
         holder: &Holder,
         allowed: Allowed,
+        room: bool,
         service: &mut Service,
     ) -> Result<Open, Refusal> {
         let client = &holder.client;
@@ -225,6 +270,11 @@ impl Broker {
         if own.filter(|open| open.uid == client.uid).count() >= MOST_EVENTS {
             let why = format!("this user has {MOST_EVENTS} events; give a lease back first");
             return Err(service.not_opened(client, "too-many-events", &why));
+        }
+        if !room {
+            let why = "too many events of this user were lost within a minute, and their threads \
+                       still run; try again in a minute";
+            return Err(service.not_opened(client, "too-many-events", why));
         }
         let thread = allowed.event.thread;
         let before = thread.map(|thread| peer::thread(thread, client));
@@ -240,11 +290,13 @@ impl Broker {
         if thread.map(|thread| peer::thread(thread, client)) != before || !holder.is_there() {
             return Err(service.not_opened(client, "foreign-thread", foreign));
         }
+        let counts = thread.filter(|_| before.is_some()).unwrap_or(client.pid);
         Ok(Open {
             allowed,
             event,
             uid: client.uid,
             pid: client.pid,
+            life: (counts, before.flatten().or_else(|| peer::started(counts))),
         })
     }
 
@@ -300,29 +352,37 @@ impl Broker {
             }
             service.disabled(open.uid, open.pid, &open.allowed);
             let enabled = open.event.enabled().ok().flatten();
-            self.lost.push(Lost {
+            self.lost.push_back(Lost {
                 open,
                 enabled,
-                until: now.saturating_add(LOOKS),
+                since: now,
+                until: now.saturating_add(LIVES),
             });
         }
-        let too_many = self.lost.len().saturating_sub(MOST_LOST);
-        self.lost.drain(..too_many);
     }
 
     /// Looks whether what was stopped runs again, and stops it.
     pub(crate) fn look(&mut self, service: &mut Service, now: u64) {
-        self.lost.retain_mut(|lost| {
-            let Lost { open, enabled, .. } = lost;
+        for _ in 0..self.lost.len().min(LOOKS_AT) {
+            let Some(mut lost) = self.lost.pop_front() else {
+                return;
+            };
+            let Lost { open, enabled, .. } = &mut lost;
             let is = open.event.enabled().ok().flatten();
             if is > *enabled {
                 let _ = open.event.disable();
                 *enabled = open.event.enabled().ok().flatten();
                 service.reenabled(open.uid, open.pid, &open.allowed);
-                lost.until = now.saturating_add(LOOKS);
+                lost.until = now.saturating_add(LIVES);
             }
-            lost.until > now
-        });
+            if lost.until <= now {
+                if lost.is_over() {
+                    continue;
+                }
+                lost.until = now.saturating_add(LIVES);
+            }
+            self.lost.push_back(lost);
+        }
     }
 }
 
@@ -351,5 +411,84 @@ impl Holder {
             // It does not read its replies.
             Err(_) => Turn::Ended,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use umpire_budget::{EventSpec, HandedEvent, Rings};
+
+    use super::*;
+
+    /// An event of this thread that was lost then. `None`: the kernel opens none here.
+    fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
+        // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK.
+        let event = HandedEvent {
+            spec: EventSpec {
+                perf_type: 1,
+                config: 1,
+                config1: 0,
+                config2: 0,
+            },
+            thread: Some(0),
+            cpu: None,
+            rings: Rings::User,
+            period: None,
+        };
+        let open = Open {
+            event: Handed::open(&event).ok()?,
+            allowed: Allowed {
+                lease: LeaseId(1),
+                counter: 0,
+                event,
+            },
+            uid: 7,
+            pid: 1,
+            life,
+        };
+        Some(Lost {
+            open,
+            enabled: Some(Duration::ZERO),
+            since,
+            until: since + LIVES,
+        })
+    }
+
+    #[test]
+    fn a_lost_event_is_looked_at_while_there_is_something_to_count() {
+        let pid = std::process::id();
+        let (Some(lives), Some(gone)) = (
+            lost(0, (pid, peer::started(pid))),
+            lost(0, (u32::MAX, peer::started(pid))),
+        ) else {
+            println!(
+                "skipped: a_lost_event_is_looked_at_while_there_is_something_to_count: no events"
+            );
+            return;
+        };
+        assert!(!lives.is_over() && gone.is_over());
+    }
+
+    #[test]
+    fn who_loses_many_events_makes_room_for_itself() {
+        let me = (std::process::id(), peer::started(std::process::id()));
+        let many = (0..3).map(|minute| lost(minute * LIVES, me));
+        let Some(mut many) = many.collect::<Option<VecDeque<Lost>>>() else {
+            println!("skipped: who_loses_many_events_makes_room_for_itself: no events");
+            return;
+        };
+        let since = |many: &VecDeque<Lost>| -> Vec<u64> {
+            many.iter().map(|one| one.since / LIVES).collect()
+        };
+        assert!(make_room(&mut many, 4, 7, 2 * LIVES));
+        assert_eq!(since(&many), [0, 1, 2]);
+        many.rotate_left(1);
+        // Another user cannot have it.
+        assert!(!make_room(&mut many, 3, 8, 2 * LIVES));
+        assert!(make_room(&mut many, 3, 7, 2 * LIVES));
+        assert_eq!(since(&many), [1, 2]);
+        assert!(make_room(&mut many, 2, 7, 2 * LIVES));
+        assert!(!make_room(&mut many, 1, 7, 2 * LIVES));
+        assert_eq!(since(&many), [2]);
     }
 }

@@ -12,8 +12,8 @@ const TRIES: u64 = 100_000_000;
 
 /// Where entries are kept.
 pub(crate) trait Journal {
-    /// Writes records, and returns when they are on the disk. If it fails, none of them is
-    /// in the journal.
+    /// Writes records: once it returns they survive this process. If it fails, none of them
+    /// is in the journal.
     fn append(&mut self, entries: &[Entry]) -> io::Result<()>;
 
     /// Writes the journal anew with just these records.
@@ -21,6 +21,10 @@ pub(crate) trait Journal {
 
     /// Whether the journal is much longer than what it says.
     fn is_long(&self) -> bool;
+
+    /// Has what was written put on the disk, without a wait for it. Fails if the disk did not
+    /// take what was written before, once for each time.
+    fn sync(&mut self) -> io::Result<()>;
 }
 
 /// A journal, and when it is tried again.
@@ -28,6 +32,8 @@ pub(crate) trait Journal {
 pub(crate) struct Committer<J> {
     journal: J,
     tries_again: u64,
+    /// The disk did not take what was written, and it was not written anew since.
+    lost: bool,
 }
 
 impl<J: Journal> Committer<J> {
@@ -35,6 +41,7 @@ impl<J: Journal> Committer<J> {
         Committer {
             journal,
             tries_again: 0,
+            lost: false,
         }
     }
 
@@ -45,12 +52,24 @@ impl<J: Journal> Committer<J> {
 
     /// When a journal that could not be written is tried again.
     pub(crate) fn due(&self, service: &Service) -> Option<u64> {
-        service.stuck().map(|_| self.tries_again)
+        let lost = self.lost.then_some(0);
+        lost.or(service.stuck().map(|_| self.tries_again))
+    }
+
+    /// Has what was written put on the disk in the background. What the disk did not take
+    /// is written anew by the next [`Committer::commit`], which is due at once.
+    pub(crate) fn sync(&mut self, service: &Service) {
+        if let Err(error) = self.journal.sync() {
+            log::error!("the journal does not get to the disk: {error}; it is written anew");
+            service.metrics.journal_errors.inc();
+            self.lost = true;
+        }
     }
 
     /// Writes what `output` rests on, or takes it back.
     pub(crate) fn commit(&mut self, service: &mut Service, output: &mut Output, now: BootTime) {
-        if service.stuck().is_some() && now.0 >= self.tries_again {
+        let lost = std::mem::take(&mut self.lost);
+        if lost || service.stuck().is_some() && now.0 >= self.tries_again {
             // What was not written is in none of the batches: all that there is, is.
             let all = service.all();
             match self.journal.compact(&all) {
@@ -63,6 +82,10 @@ impl<J: Journal> Committer<J> {
                 Err(error) => {
                     log::debug!("the journal still cannot be written: {error}");
                     self.tries_again = now.0.saturating_add(TRIES);
+                    if service.stuck().is_none() {
+                        service.unwritten(output, &error.to_string(), now);
+                        return;
+                    }
                 }
             }
         }

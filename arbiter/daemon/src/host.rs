@@ -21,6 +21,10 @@ pub(crate) struct HostFiles {
     root: PathBuf,
     present: CpuSet,
     keeper: Keeper,
+    /// The counters are measured, not stated.
+    measured: bool,
+    /// The watchdog was on at the start, and had no counter: its CPUs watch each other.
+    uses_none: bool,
     /// Whether the watchdog's counter is accounted for.
     watches: bool,
     /// What could not be done is tried again.
@@ -38,6 +42,8 @@ impl HostFiles {
             keeper: Keeper::new(&root, config.state.as_deref()),
             present: sysfs::present(&root).unwrap_or(online),
             root,
+            measured: false,
+            uses_none: false,
             watches: false,
             retry: false,
             due: 0,
@@ -53,14 +59,33 @@ impl HostFiles {
     /// configuration says so, unless the watchdog uses none (CPUs that watch each other).
     pub(crate) fn expect_watchdog(&mut self, config: &ArbiterConfig, first: Option<&Found>) {
         let there = self.keeper.look().is_some();
-        let uses_none = first.is_some_and(|found| found.untouched) && !self.keeper.is_given_back();
-        self.watches = (config.watchdog.stated || first.is_some()) && !(there && uses_none);
+        let untouched = first.is_some_and(|found| found.untouched);
+        self.measured = first.is_some();
+        self.uses_none = there && untouched && !self.keeper.is_given_back();
+        self.watches = self.is_to_watch(config);
         if !self.watches && self.keeper.is_given_back() {
             // An arbiter before this one had another configuration.
             self.keeper.end();
         }
-        if there && uses_none {
+        if self.uses_none {
             log::info!("the NMI watchdog is on and has no counter: its CPUs watch each other");
+        }
+    }
+
+    fn is_to_watch(&self, config: &ArbiterConfig) -> bool {
+        (config.watchdog.stated || self.measured) && !self.uses_none
+    }
+
+    /// Another configuration is in force: the watchdog has a lease by it, or has none.
+    pub(crate) fn follow_config(&mut self, service: &mut Service, now: BootTime) {
+        let before = self.watches;
+        self.watches = self.is_to_watch(service.config());
+        if before && !self.watches {
+            self.keeper.end();
+            service.set_watchdog(None, now);
+        }
+        if self.watches {
+            self.look(service, now);
         }
     }
 
@@ -135,9 +160,19 @@ impl HostFiles {
         }
     }
 
-    /// The arbiter ends.
-    pub(crate) fn end(&mut self) {
-        if self.watches {
+    /// The arbiter ends. What leases of the journal need stays theirs: the next arbiter goes
+    /// on with it, or their holders do not come back to it in time.
+    pub(crate) fn end(&mut self, service: &Service) {
+        if !self.watches {
+            return;
+        }
+        if service.needs_watchdogs_counter() {
+            log::warn!(
+                "the NMI watchdog stays off: leases need its counter; the next arbiter with this \
+                 state folder turns it on when they have ended; without one, do: sysctl \
+                 kernel.nmi_watchdog=1"
+            );
+        } else {
             self.keeper.end();
         }
     }

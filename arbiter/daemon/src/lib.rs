@@ -3,12 +3,13 @@
 //!
 //! ```text
 //! socket → connections → service: call → arbiter::host: decide → changes
-//!        → journal: written and synced → replies and events → socket
+//!        → journal: written → replies and events → socket
 //! ```
 //!
 //! One thread does all of it. It takes what many clients have sent, decides, writes what
-//! has changed to the journal once, and answers only then: so an answer that was sent is
-//! on the disk, and a slow disk makes batches longer and not answers wrong.
+//! has changed to the journal once, and answers only then: so an answer that was sent
+//! survives this process. Another thread has the disk take it later: only the end of the
+//! host could lose it before, and that ends all leases.
 #![deny(unsafe_code)]
 
 mod audit;
@@ -29,6 +30,7 @@ mod service;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod sync;
 mod sysfs;
 mod watchdog;
 mod words;

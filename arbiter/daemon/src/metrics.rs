@@ -56,6 +56,7 @@ pub(crate) struct Metrics {
     pub(crate) watchdog_changes: Counter,
     pub(crate) audit_records: Counter,
     pub(crate) audit_lost: Counter,
+    pub(crate) audit_errors: Counter,
     pub(crate) refused_connections: Counter,
     pub(crate) brokered: Counter,
     pub(crate) reenabled: Counter,
@@ -148,7 +149,7 @@ impl Metrics {
         );
         let journal_errors: Counter = metric!(
             "arbiter_journal_errors",
-            "Writes of the journal that failed"
+            "Writes and syncs of the journal that failed"
         );
         let watchdog_changes: Counter = metric!(
             "arbiter_watchdog_changes",
@@ -159,6 +160,8 @@ impl Metrics {
             "arbiter_audit_lost",
             "Records that could not be written to the audit"
         );
+        let audit_errors: Counter =
+            metric!("arbiter_audit_errors", "Syncs of the audit that failed");
         let refused_connections: Counter = metric!(
             "arbiter_connections_refused",
             "Connections that were closed at once: there were too many"
@@ -199,6 +202,7 @@ impl Metrics {
             watchdog_changes,
             audit_records,
             audit_lost,
+            audit_errors,
             refused_connections,
             brokered,
             reenabled,

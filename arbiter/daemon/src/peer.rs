@@ -74,14 +74,18 @@ pub(crate) struct Started(u64);
 
 /// A thread of the process that is `client`, of its user. `None`: it is not.
 pub(crate) fn thread(thread: u32, client: &Client) -> Option<Started> {
-    let folder = format!("/proc/{thread}");
-    let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
     let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
     let own = client.pid != 0 && process.trim().parse() == Ok(client.pid) && client.owns(thread);
-    let stat = std::fs::read_to_string(format!("{folder}/stat")).ok()?;
+    started(thread).filter(|_| own)
+}
+
+/// When a thread was started, whoever's it is. `None`: it has ended.
+pub(crate) fn started(thread: u32) -> Option<Started> {
+    let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
     // proc_pid_stat(5): the name, which may hold anything, is field 2; this is field 22.
     let started = stat.rsplit(')').next()?.split_whitespace().nth(19)?;
-    own.then_some(Started(started.parse().ok()?))
+    started.parse().ok().map(Started)
 }
 
 /// cgroups(7): the line of the unified hierarchy is `0::PATH`.
@@ -117,6 +121,8 @@ mod tests {
         let own = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).expect("an id");
         assert!(thread(own, &me).is_some() && thread(me.pid, &me).is_some());
         assert_eq!(thread(own, &me), thread(own, &me));
+        assert_eq!(thread(own, &me), started(own));
+        assert_eq!(started(u32::MAX), None);
         let other = Client {
             pid: 1,
             ..me.clone()

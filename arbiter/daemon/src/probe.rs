@@ -12,8 +12,11 @@ use arbiter::host::{CpuSet, HostPmu, Place, PmuId};
 use arbiter::{CounterId, CounterSet, PerKind};
 use umpire_budget::{Budget, FixedState, Free, Holders, MAX_TIME, Pmu, Scope};
 
-/// Between two looks at all CPUs: an outsider is found within a second.
+/// From one look at all CPUs to the next. What two looks saw is there, so an outsider is
+/// found within a second as long as a look takes no more than a fifth of one.
 const LOOKS: Duration = Duration::from_millis(400);
+/// The least pause between them.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Between two looks at all processes.
 const LOOKS_AT_HOLDERS: Duration = Duration::from_secs(5);
 
@@ -167,6 +170,7 @@ pub(crate) fn watch(mut found: Vec<Found>, mut told: UnixStream) -> std::io::Res
             let mut online = None;
             let mut seen: Vec<Seen> = Vec::new();
             loop {
+                let begun = Instant::now();
                 let now_online = crate::sysfs::online(Path::new("/")).ok();
                 if online.is_some() && online != now_online {
                     follow(&mut found);
@@ -191,7 +195,7 @@ pub(crate) fn watch(mut found: Vec<Found>, mut told: UnixStream) -> std::io::Res
                 if told.write_all(&[1]).is_err() {
                     return;
                 }
-                std::thread::sleep(LOOKS);
+                std::thread::sleep(LOOKS.saturating_sub(begun.elapsed()).max(PAUSE));
             }
         })?;
     Ok(sights)
@@ -222,9 +226,12 @@ impl Found {
     }
 
     fn look(&self, pmu: PmuId) -> Vec<Seen> {
-        let looks = (0u32..).zip(&self.measured_on).map(|(domain, &cpu)| {
+        let cpus = &self.measured_on;
+        let budgets = umpire_budget::measure_each(&self.pmu, cpus, MAX_TIME);
+        let looks = (0u32..).zip(cpus).zip(budgets);
+        let looks = looks.map(|((domain, cpu), budget)| {
             let place = Place { pmu, domain };
-            match umpire_budget::measure(&self.pmu, cpu, MAX_TIME) {
+            match budget {
                 Ok(budget) => Seen::of(place, &budget),
                 Err(error) => {
                     log::debug!("{} on CPU {cpu}: {error}", self.pmu.name);

@@ -3,6 +3,7 @@
 
 mod broker;
 mod introspect;
+mod kept;
 mod outsiders;
 mod shown;
 mod trail;
@@ -30,6 +31,7 @@ use crate::metrics::Metrics;
 use crate::peer::Client;
 pub(crate) use broker::Allowed;
 use introspect::introspect;
+use kept::stuck;
 
 /// A connection, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,6 +100,8 @@ pub(crate) struct Service {
     written: BTreeMap<LeaseId, usize>,
     /// Why the journal cannot be written.
     stuck: Option<String>,
+    /// Until then nothing is granted: holders of before count on, and there is no journal.
+    waits_until: BootTime,
     /// What the last look saw of outsiders.
     seen: BTreeMap<Place, Vec<CounterSet>>,
     /// Who has counters and no lease, as far as the kernel shows.
@@ -134,6 +138,7 @@ impl Service {
             output: Output::default(),
             written: BTreeMap::new(),
             stuck: None,
+            waits_until: BootTime(0),
             seen: BTreeMap::new(),
             holders: None,
             watchdog: watchdog::Claim::default(),
@@ -153,58 +158,6 @@ impl Service {
     /// What is to be written, and then sent.
     pub(crate) fn take(&mut self) -> Output {
         std::mem::take(&mut self.output)
-    }
-
-    /// All that a journal has to say.
-    pub(crate) fn all(&self) -> Vec<Entry> {
-        let leases = self
-            .arbiter
-            .leases()
-            .map(|lease| Entry::Lease(Box::new(convert::stored(&self.arbiter, lease))));
-        let next = Entry::Next(self.arbiter.next_id());
-        std::iter::once(next).chain(leases).collect()
-    }
-
-    /// Takes over what was held before a restart.
-    pub(crate) fn restore(
-        &mut self,
-        leases: Vec<crate::journal::Stored>,
-        next: u64,
-        now: BootTime,
-    ) {
-        let mut recalled = Vec::new();
-        for stored in leases {
-            if stored.tenant == WATCHDOG {
-                // It asks anew: it may be off by now.
-                self.output.entries.push(Entry::Ended(stored.id));
-                continue;
-            }
-            match convert::recalled(&self.arbiter, &stored) {
-                Some(lease) => recalled.push(lease),
-                None => {
-                    let (id, label) = (stored.id, &stored.label);
-                    log::error!("lease {id} of '{label}' has ended: the host's PMUs have changed");
-                    self.output.entries.push(Entry::Ended(id));
-                }
-            }
-        }
-        let window = self.config.claim_window;
-        let lost = self
-            .arbiter
-            .restore(recalled, next, window, now, &mut self.changes);
-        for id in lost {
-            log::error!(
-                "lease {} has ended: the host's counters are not those of before",
-                id.0
-            );
-            self.output.entries.push(Entry::Ended(id.0));
-        }
-        let held = self.arbiter.leases().map(|lease| (lease.id, lease.holds));
-        self.written = held.collect();
-        for (id, holds) in &self.written {
-            self.metrics.restored(*id, *holds);
-        }
-        self.settle();
     }
 
     /// Uses another configuration from now on; PMUs stay.
@@ -414,6 +367,7 @@ impl Service {
                 if let Some(why) = &self.stuck {
                     return Err(stuck(why));
                 }
+                self.grants_from(now)?;
                 self.acquire(calling, &request)
             }
             "Claim" => {
@@ -488,11 +442,14 @@ impl Service {
             }
             "Who" => {
                 let wire::WhoIn { cpu } = parsed(parameters)?;
-                let (places, outsiders) = (self.who(cpu)?, self.outsiders(cpu));
+                // What holders call themselves is for those who share with them.
+                let labels = operator || !tenants.is_empty();
+                let (places, outsiders) = (self.who(cpu, labels)?, self.outsiders(cpu));
                 Ok(Some(value(&wire::WhoOut { places, outsiders })))
             }
             "Explain" => {
                 let wire::ExplainIn { request } = parsed(parameters)?;
+                self.grants_from(now)?;
                 let owner = self.owner(calling, &request)?;
                 let explained = explain(&self.arbiter, &self.config, owner, &request, now);
                 let explained = explained.map_err(wrong)?;
@@ -696,95 +653,6 @@ impl Service {
             self.answer(connection, granted, rests_on);
         }
     }
-
-    /// The entries are in the journal.
-    pub(crate) fn written(&mut self, entries: &[Entry]) {
-        for entry in entries {
-            match entry {
-                Entry::Lease(lease) => {
-                    self.written.insert(LeaseId(lease.id), lease.holds);
-                }
-                Entry::Ended(id) => {
-                    self.written.remove(&LeaseId(*id));
-                }
-                Entry::Next(_) => {}
-            }
-        }
-    }
-
-    /// The journal could not be written. What would hold more than the journal says is taken
-    /// back, and nothing is granted until [`Service::writable`]. What has ended meanwhile is
-    /// in the journal still, but nobody else has got it.
-    pub(crate) fn unwritten(&mut self, output: &mut Output, why: &str, now: BootTime) {
-        self.stuck = Some(why.to_owned());
-        self.metrics.journal_errors.inc();
-        self.arbiter.freeze();
-        let taken_back: Vec<(LeaseId, usize)> = self
-            .arbiter
-            .leases()
-            .filter_map(|lease| match self.written.get(&lease.id) {
-                None => Some((lease.id, 0)),
-                Some(&written) => (lease.holds > written).then_some((lease.id, written)),
-            })
-            .collect();
-        for (id, written) in taken_back {
-            if written == 0 {
-                if let Some(listener) = self.listeners.get(&id).filter(|listener| listener.waits) {
-                    let to = listener.connection;
-                    let reply = stuck(why);
-                    output.answers.push(Answer {
-                        to,
-                        reply,
-                        rests_on: None,
-                        audited: false,
-                    });
-                }
-                self.remove_listener(id);
-                self.arbiter.holder_gone(id, now, &mut self.changes);
-            } else {
-                self.arbiter.take_back(id, written, now, &mut self.changes);
-            }
-        }
-        // Whoever asked is told; an event that is not true is not told.
-        output.answers.retain_mut(|answer| {
-            let Some(id) = answer.rests_on else {
-                return true;
-            };
-            let listener = self.listeners.get(&id);
-            let is_event = listener.is_some_and(|listener| listener.connection == answer.to)
-                && answer.reply.continues == Some(true);
-            answer.reply = stuck(why);
-            !is_event
-        });
-        self.settle();
-        // The journal is written anew as a whole, so these are not needed.
-        self.output.entries.clear();
-    }
-
-    /// Why the journal cannot be written.
-    pub(crate) fn stuck(&self) -> Option<&str> {
-        self.stuck.as_deref()
-    }
-
-    /// The journal was written anew, with all that there is.
-    pub(crate) fn writable(&mut self, entries: &[Entry], now: BootTime) {
-        self.stuck = None;
-        self.written.clear();
-        self.written(entries);
-        // The watchdog is on, whether its lease was lost meanwhile or not: it comes first.
-        self.follow_watchdog(now);
-        self.arbiter.thaw(now, &mut self.changes);
-        self.settle();
-    }
-}
-
-/// The answer while the journal cannot be written.
-fn stuck(why: &str) -> Reply {
-    let message = format!(
-        "the arbiter cannot write its journal ({why}): what would rest on it is not given; see \
-         that its disk has room"
-    );
-    error("JournalFailed", &json!({ "message": message }))
 }
 
 /// What would become of a request, and what would follow for others.

@@ -24,11 +24,12 @@ const COUNTERS: u32 = 4;
 const MS: u64 = 1_000_000;
 const WINDOW: u64 = 200 * MS;
 
-/// A disk that forgets nothing, and may be full.
+/// A disk that may be full, and may not take what the kernel has for it.
 #[derive(Debug, Default)]
 struct Disk {
     bytes: Vec<u8>,
     full: bool,
+    fails: bool,
 }
 
 impl Journal for Disk {
@@ -52,6 +53,13 @@ impl Journal for Disk {
 
     fn is_long(&self) -> bool {
         self.bytes.len() > 20_000
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.fails) {
+            return Err(io::Error::other("the disk is broken"));
+        }
+        Ok(())
     }
 }
 
@@ -84,6 +92,9 @@ enum Step {
     Full {
         full: bool,
     },
+    /// The disk has not taken what was written; the arbiter learns of it in the middle of a
+    /// batch.
+    Fails,
     /// The batch so far is decided, and perhaps written; its answers never come.
     Crash {
         written: bool,
@@ -124,6 +135,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0usize..8).prop_map(|which| Step::Gone { which }),
         3 => prop_oneof![0u64..20, 50u64..800].prop_map(|ms| Step::Pass { ms }),
         1 => any::<bool>().prop_map(|full| Step::Full { full }),
+        1 => Just(Step::Fails),
         1 => any::<bool>().prop_map(|written| Step::Crash { written }),
         1 => any::<bool>().prop_map(|online| Step::Cpu { online }),
         1 => any::<bool>().prop_map(|wanted| Step::Watchdog { wanted }),
@@ -190,7 +202,7 @@ impl World {
     fn new() -> Self {
         let disk = Disk {
             bytes: header(BOOT),
-            full: false,
+            ..Disk::default()
         };
         World {
             service: service(),
@@ -329,6 +341,10 @@ impl World {
                 self.settle();
             }
             Step::Full { full } => self.committer.journal_mut().full = full,
+            Step::Fails => {
+                self.committer.journal_mut().fails = true;
+                self.committer.sync(&self.service);
+            }
             Step::Crash { written } => self.crash(written),
             Step::Settle => self.settle(),
         }
@@ -407,7 +423,7 @@ impl World {
         let whole = bytes[..recalled.length].to_vec();
         self.committer = Committer::new(Disk {
             bytes: whole,
-            full: false,
+            ..Disk::default()
         });
         self.service = service();
         self.service.set_online(&self.cpus(), self.now);

@@ -1,4 +1,8 @@
 //! The journal's file.
+//!
+//! What is written is the kernel's at once, and survives this process, however it ends. It
+//! is put on the disk later, by a thread of its own: only the end of the host could lose it
+//! before, and that ends all leases (the boot id in the header).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -9,6 +13,7 @@ use thiserror::Error;
 
 use crate::commit::Journal;
 use crate::journal::{Entry, HEADER, Recalled, Unusable, header, recall};
+use crate::sync::Syncer;
 
 const FILE: &str = "leases.journal";
 /// A journal is written anew when it is so long, and several times what it comes to.
@@ -56,6 +61,11 @@ pub(crate) struct Store {
     dirty: bool,
     /// Its length when it was written anew.
     compact: u64,
+    syncer: Syncer,
+    /// Something is not on the disk.
+    unsynced: bool,
+    /// The disk did not take what was written.
+    lost: bool,
 }
 
 impl Store {
@@ -111,6 +121,9 @@ impl Store {
             dirty: true,
             // Not known: a long journal is written anew at once.
             compact: HEADER as u64,
+            syncer: Syncer::new().map_err(failed("making a thread for syncs"))?,
+            unsynced: false,
+            lost: false,
         };
         if store.length < HEADER as u64 {
             store.begin().map_err(failed("write"))?;
@@ -146,8 +159,8 @@ impl Journal for Store {
         }
         self.dirty = true;
         self.file.write_all(&bytes)?;
-        self.file.sync_data()?;
         self.dirty = false;
+        self.unsynced = true;
         self.length += bytes.len() as u64;
         Ok(())
     }
@@ -168,13 +181,97 @@ impl Journal for Store {
         let mut file = options.open(&beside)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         file.write_all(&bytes)?;
-        file.sync_all()?;
+        if self.lost || self.dirty {
+            // A disk that has failed is believed when it has taken all.
+            file.sync_all()?;
+        }
+        // Whoever ends before this leaves the old journal, and after it the new one, both
+        // of them whole.
         std::fs::rename(&beside, &path)?;
-        // From now on this is the journal, whatever becomes of the rest.
         self.file = file;
         self.length = bytes.len() as u64;
         self.compact = self.length;
         self.dirty = false;
-        File::open(&self.folder)?.sync_all()
+        self.lost = false;
+        self.unsynced = true;
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        if let Some(error) = self.syncer.failure() {
+            self.lost = true;
+            return Err(error);
+        }
+        if self.unsynced && self.syncer.sync(&self.file)? {
+            self.unsynced = false;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::tests::{failing, until};
+
+    const BOOT: &str = "0b5c6c3e-6f0b-4f6a-a5ae-3e6f5a1d2c3b";
+
+    fn next(folder: &Path) -> u64 {
+        let bytes = std::fs::read(folder.join(FILE)).expect("a journal");
+        recall(&bytes, BOOT).expect("a header").next
+    }
+
+    #[test]
+    fn what_was_written_is_there_without_a_sync() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut store, _) = Store::open(folder.path(), BOOT).expect("a journal");
+        store.append(&[Entry::Next(7)]).expect("written");
+        assert_eq!(next(folder.path()), 7);
+        store.compact(&[Entry::Next(9)]).expect("written anew");
+        assert_eq!(next(folder.path()), 9);
+        store.append(&[Entry::Next(11)]).expect("written");
+        assert_eq!(next(folder.path()), 11);
+        until(|| {
+            store.sync().expect("a disk");
+            (!store.unsynced).then_some(())
+        });
+    }
+
+    #[test]
+    fn wherever_it_ends_while_it_writes_anew_a_whole_journal_is_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut store, _) = Store::open(folder.path(), BOOT).expect("a journal");
+        store.append(&[Entry::Next(7)]).expect("written");
+        drop(store);
+        let mut new = header(BOOT);
+        Entry::Next(9).write(&mut new);
+        for written in 0..=new.len() {
+            // It ended before the rename.
+            let beside = folder.path().join("leases.journal.new");
+            std::fs::write(&beside, &new[..written]).expect("a disk");
+            let (_, recalled) = Store::open(folder.path(), BOOT).expect("a journal");
+            assert_eq!((recalled.next, recalled.cut), (7, false));
+        }
+        // And after it.
+        let beside = folder.path().join("leases.journal.new");
+        std::fs::rename(beside, folder.path().join(FILE)).expect("a disk");
+        let (mut store, recalled) = Store::open(folder.path(), BOOT).expect("a journal");
+        assert_eq!((recalled.next, recalled.cut), (9, false));
+        store.append(&[Entry::Next(10)]).expect("written");
+        assert_eq!(next(folder.path()), 10);
+    }
+
+    #[test]
+    fn a_disk_that_did_not_take_it_is_told_and_believed_after_a_sync() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut store, _) = Store::open(folder.path(), BOOT).expect("a journal");
+        store.syncer = failing();
+        store.append(&[Entry::Next(7)]).expect("written");
+        let why = until(|| store.sync().err());
+        assert_eq!(why.to_string(), "the disk is broken");
+        assert!(store.lost);
+        store.compact(&[Entry::Next(7)]).expect("this disk works");
+        assert!(!store.lost);
+        assert_eq!(next(folder.path()), 7);
     }
 }

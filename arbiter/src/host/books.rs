@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::{Cause, Change, Departure, HostArbiter, Lease, LeaseId, PmuId, Terms};
+use super::{Cause, Change, Departure, HostArbiter, Lease, LeaseId, Terms};
 
 impl HostArbiter {
     /// Changes a lease, and keeps what is due for it and whether it waits.
@@ -123,12 +123,7 @@ impl HostArbiter {
 
     /// The counters that these demands take, each CPU's by itself.
     pub(super) fn counters(&self, terms: &Terms, demands: Range<usize>) -> u64 {
-        let places = self.room.places(terms);
-        let of = |pmu: PmuId| places.iter().filter(|place| place.pmu == pmu).count() as u64;
-        terms.demands[demands]
-            .iter()
-            .map(|demand| of(demand.pmu))
-            .sum()
+        self.room.counters(&terms.demands[demands], &terms.cpus)
     }
 
     /// Adds everything that is held to the room anew.

@@ -8,7 +8,7 @@
 
 mod pool;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -63,6 +63,8 @@ pub(super) struct Room {
     pools: Vec<Pool>,
     threads: BTreeMap<ThreadId, Vec<Arc<Share>>>,
     online: CpuSet,
+    /// Where somebody who holds no lease has something.
+    outside: BTreeSet<Place>,
     /// What is kept for tenants on the first PMU.
     minima: Vec<(TenantId, Minimum, Option<CpuSet>)>,
     maxima: Vec<PerKind>,
@@ -84,11 +86,12 @@ enum Short {
 impl Room {
     pub(super) fn new(pmus: &[HostPmu]) -> Self {
         let pools: Vec<Pool> = pmus.iter().map(Pool::new).collect();
-        let online = pools.iter().flat_map(|pool| pool.by_cpu.keys().copied());
+        let online = pools.iter().flat_map(|pool| pool.cpus.iter());
         Room {
             online: online.collect(),
             pools,
             threads: BTreeMap::new(),
+            outside: BTreeSet::new(),
             minima: Vec::new(),
             maxima: Vec::new(),
         }
@@ -110,18 +113,29 @@ impl Room {
 
     pub(super) fn set_online(&mut self, online: CpuSet) {
         // Nobody has anything on CPUs that do not run.
-        for domain in self.pools.iter_mut().flat_map(|pool| &mut pool.domains) {
-            if !domain.cpus.meets(&online) {
+        self.outside.retain(|place| {
+            let pool = &mut self.pools[usize::from(place.pmu.0)];
+            let domain = &mut pool.domains[place.domain as usize];
+            let runs = domain.cpus.meets(&online);
+            if !runs {
                 domain.outside.clear();
             }
-        }
+            runs
+        });
         self.online = online;
     }
 
     /// Sets what somebody who holds no lease has.
     pub(super) fn set_outside(&mut self, place: Place, outside: Vec<CounterSet>) {
-        if let Some(domain) = self.domain_mut(place) {
-            domain.outside = outside;
+        let Some(domain) = self.domain_mut(place) else {
+            return;
+        };
+        let nobody = outside.is_empty();
+        domain.outside = outside;
+        if nobody {
+            self.outside.remove(&place);
+        } else {
+            self.outside.insert(place);
         }
     }
 
@@ -174,14 +188,14 @@ impl Room {
             .find(|&pmu| !can(pmu))
     }
 
-    /// Where `terms` ask for counters.
-    pub(super) fn places(&self, terms: &Terms) -> Vec<Place> {
-        let mut places = Vec::new();
+    /// Where `demands` are for counters of `cpus`, in order.
+    fn places(&self, demands: &[Demand], cpus: &CpuSet) -> Vec<Place> {
+        let mut places = Vec::with_capacity(cpus.len());
         for (pmu, pool) in (0u16..).map(PmuId).zip(&self.pools) {
-            if terms.demands.iter().any(|demand| demand.pmu == pmu) {
+            if demands.iter().any(|demand| demand.pmu == pmu) {
                 let from = places.len();
-                for cpu in terms.cpus.iter() {
-                    if let Some(&domain) = pool.by_cpu.get(&cpu) {
+                for cpu in cpus.iter() {
+                    if let Some(domain) = pool.domain_of(cpu) {
                         // CPUs of one domain are often neighbours, but not always.
                         let place = Place { pmu, domain };
                         if places.last() != Some(&place) {
@@ -189,11 +203,23 @@ impl Room {
                         }
                     }
                 }
-                places[from..].sort_unstable();
-                places.dedup();
+                if !places[from..].is_sorted_by(|one, next| one < next) {
+                    places[from..].sort_unstable();
+                    places.dedup();
+                }
             }
         }
         places
+    }
+
+    /// The counters that `demands` take, each CPU's by itself.
+    pub(super) fn counters(&self, demands: &[Demand], cpus: &CpuSet) -> u64 {
+        let places = self.places(demands, cpus);
+        let of_each = of_each_pmu(&places).map(|places| {
+            let of_pmu = demands.iter().filter(|demand| demand.pmu == places[0].pmu);
+            (of_pmu.count() * places.len()) as u64
+        });
+        of_each.sum()
     }
 
     /// The first CPU of a place.
@@ -204,7 +230,7 @@ impl Room {
 
     /// The place of a CPU.
     pub(super) fn place_of(&self, pmu: PmuId, cpu: u32) -> Option<Place> {
-        let domain = *self.pools.get(usize::from(pmu.0))?.by_cpu.get(&cpu)?;
+        let domain = self.pools.get(usize::from(pmu.0))?.domain_of(cpu)?;
         Some(Place { pmu, domain })
     }
 
@@ -233,11 +259,9 @@ impl Room {
                     demands: holding.demands().to_vec(),
                 });
                 for &thread in threads {
-                    let before = self.threads.remove(&thread).unwrap_or_default();
-                    let mut after = before.clone();
-                    after.push(share.clone());
-                    self.change_thread(&places, holding.tenant, &before, &after);
-                    self.threads.insert(thread, after);
+                    let shares = self.threads.entry(thread).or_default();
+                    change_thread(&mut self.pools, &places, shares, &share, true);
+                    shares.push(share.clone());
                 }
             }
         }
@@ -253,12 +277,14 @@ impl Room {
             Scope::Cpu => self.change_cpus(holding, &places, false),
             Scope::Thread(threads) => {
                 for &thread in threads {
-                    let before = self.threads.remove(&thread).unwrap_or_default();
-                    let others = before.iter().filter(|share| share.lease != holding.lease);
-                    let after: Vec<_> = others.cloned().collect();
-                    self.change_thread(&places, holding.tenant, &before, &after);
-                    if !after.is_empty() {
-                        self.threads.insert(thread, after);
+                    let mut others = self.threads.remove(&thread).unwrap_or_default();
+                    let own = |share: &Arc<Share>| share.lease == holding.lease;
+                    while let Some(at) = others.iter().position(own) {
+                        let share = others.remove(at);
+                        change_thread(&mut self.pools, &places, &others, &share, false);
+                    }
+                    if !others.is_empty() {
+                        self.threads.insert(thread, others);
                     }
                 }
             }
@@ -267,112 +293,66 @@ impl Room {
 
     /// Where it holds something.
     fn places_held(&self, holding: Holding<'_>) -> Vec<Place> {
-        let mut places = self.places(holding.terms);
-        places.retain(|place| {
-            holding
-                .demands()
-                .iter()
-                .any(|demand| demand.pmu == place.pmu)
-        });
-        places
+        self.places(holding.demands(), &holding.terms.cpus)
     }
 
     fn change_cpus(&mut self, holding: Holding<'_>, places: &[Place], add: bool) {
-        for &place in places {
-            let pool = &mut self.pools[usize::from(place.pmu.0)];
-            let need = pool.need(holding.demands(), place.pmu);
-            let domain = &mut pool.domains[place.domain as usize];
-            for (held, need) in domain.held.iter_mut().zip(need) {
-                let need = u16::from(need);
-                *held = if add { *held + need } else { *held - need };
-            }
-            let kinds = kinds(holding.demands(), place.pmu);
-            let cpu = &mut domain.tenants.entry(holding.tenant).or_default().cpu;
-            let change = |old: u8, by: u8| {
-                if add {
-                    old.saturating_add(by)
-                } else {
-                    old - by
+        for places in of_each_pmu(places) {
+            let pmu = places[0].pmu;
+            let pool = &mut self.pools[usize::from(pmu.0)];
+            let need = pool.need(holding.demands(), pmu);
+            let kinds = kinds(holding.demands(), pmu);
+            for place in places {
+                let domain = &mut pool.domains[place.domain as usize];
+                for (held, need) in domain.held.iter_mut().zip(need) {
+                    let need = u16::from(need);
+                    *held = if add { *held + need } else { *held - need };
                 }
-            };
-            cpu.programmable = change(cpu.programmable, kinds.programmable);
-            cpu.fixed = change(cpu.fixed, kinds.fixed);
-        }
-    }
-
-    /// What one thread needs changes from `before` to `after`, where they differ.
-    fn change_thread(
-        &mut self,
-        places: &[Place],
-        tenant: TenantId,
-        before: &[Arc<Share>],
-        after: &[Arc<Share>],
-    ) {
-        for &place in places {
-            let pool = &mut self.pools[usize::from(place.pmu.0)];
-            let [old, new] = [before, after].map(|shares| {
-                let cpus = &pool.domains[place.domain as usize].cpus;
-                let here = shares.iter().filter(|share| share.cpus.meets(cpus));
-                here.fold([0; MOST_UNIONS], |sum: Need, share| {
-                    let need = pool.need(&share.demands, place.pmu);
-                    core::array::from_fn(|union| sum[union].saturating_add(need[union]))
-                })
-            });
-            let domain = &mut pool.domains[place.domain as usize];
-            for (union, histogram) in domain.threads.iter_mut().enumerate() {
-                histogram.remove(old[union]);
-                histogram.add(new[union]);
-            }
-            let [old, new] = [before, after].map(|shares| {
-                let own = |share: &&Arc<Share>| share.tenant == tenant;
-                let own = shares
-                    .iter()
-                    .filter(own)
-                    .filter(|share| share.cpus.meets(&domain.cpus));
-                own.fold(PerKind::default(), |sum, share| {
-                    let kinds = kinds(&share.demands, place.pmu);
-                    PerKind {
-                        programmable: sum.programmable.saturating_add(kinds.programmable),
-                        fixed: sum.fixed.saturating_add(kinds.fixed),
+                let cpu = &mut domain.tenants.entry(holding.tenant).or_default().cpu;
+                let change = |old: u8, by: u8| {
+                    if add {
+                        old.saturating_add(by)
+                    } else {
+                        old - by
                     }
-                })
-            });
-            let of_tenant = &mut domain.tenants.entry(tenant).or_default().threads;
-            of_tenant[0].remove(old.programmable);
-            of_tenant[0].add(new.programmable);
-            of_tenant[1].remove(old.fixed);
-            of_tenant[1].add(new.fixed);
+                };
+                cpu.programmable = change(cpu.programmable, kinds.programmable);
+                cpu.fixed = change(cpu.fixed, kinds.fixed);
+            }
         }
     }
 
     /// Whether what is held is possible at the places of `holding`, which was added.
     pub(super) fn check(&self, holding: Holding<'_>) -> Result<(), Shortage> {
-        for place in self.places_held(holding) {
-            let pool = &self.pools[usize::from(place.pmu.0)];
-            let need = pool.need(holding.demands(), place.pmu);
-            let most = self.maxima.get(usize::from(holding.tenant.0));
-            if let (Some(most), Some(used)) =
-                (most, self.domain(place).tenants.get(&holding.tenant))
-            {
-                for (cpu, threads, most) in [
-                    (used.cpu.programmable, &used.threads[0], most.programmable),
-                    (used.cpu.fixed, &used.threads[1], most.fixed),
-                ] {
-                    if most != u8::MAX && u32::from(cpu) + threads.most() > u32::from(most) {
-                        return Err(Shortage {
-                            place,
-                            reason: Short::Maximum { most },
-                        });
+        let most = self.maxima.get(usize::from(holding.tenant.0));
+        for places in of_each_pmu(&self.places_held(holding)) {
+            let pmu = places[0].pmu;
+            let pool = &self.pools[usize::from(pmu.0)];
+            let need = pool.need(holding.demands(), pmu);
+            for &place in places {
+                if let (Some(most), Some(used)) =
+                    (most, self.domain(place).tenants.get(&holding.tenant))
+                {
+                    for (cpu, threads, most) in [
+                        (used.cpu.programmable, &used.threads[0], most.programmable),
+                        (used.cpu.fixed, &used.threads[1], most.fixed),
+                    ] {
+                        if most != u8::MAX && u32::from(cpu) + threads.most() > u32::from(most) {
+                            return Err(Shortage {
+                                place,
+                                reason: Short::Maximum { most },
+                            });
+                        }
                     }
                 }
-            }
-            for union in 0..pool.unions.len() {
-                if need[union] > 0 && self.slack(place, union) < 0 {
-                    let need = need[union];
-                    return Err(Shortage {
-                        place,
-                        reason: Short::Union { union, need },
-                    });
+                for union in 0..pool.unions.len() {
+                    if need[union] > 0 && self.slack(place, union) < 0 {
+                        let need = need[union];
+                        return Err(Shortage {
+                            place,
+                            reason: Short::Union { union, need },
+                        });
+                    }
                 }
             }
         }
@@ -484,18 +464,12 @@ impl Room {
     /// A place where leases together hold more than is left beside outsiders, and the
     /// set of counters that is too small there.
     pub(super) fn overdrawn(&self) -> Option<(Place, CounterSet)> {
-        (0u16..)
-            .map(PmuId)
-            .zip(&self.pools)
-            .find_map(|(pmu, pool)| {
-                (0u32..).zip(&pool.domains).find_map(|(domain, held)| {
-                    let place = Place { pmu, domain };
-                    let short = |union: &usize| self.free_and_kept(place, *union, None).0 < 0;
-                    let mut unions = 0..pool.unions.len();
-                    let union = unions.find(|union| !held.outside.is_empty() && short(union))?;
-                    Some((place, pool.unions[union]))
-                })
-            })
+        self.outside.iter().find_map(|&place| {
+            let unions = &self.pools[usize::from(place.pmu.0)].unions;
+            let mut short =
+                (0..unions.len()).filter(|&union| self.free_and_kept(place, union, None).0 < 0);
+            Some((place, unions[short.next()?]))
+        })
     }
 
     /// Whether so much could be had if nobody had anything, by somebody who may hold
@@ -511,7 +485,7 @@ impl Room {
             if asked == PerKind::default() {
                 continue;
             }
-            if let Some(cpu) = cpus.iter().find(|cpu| !pool.by_cpu.contains_key(cpu)) {
+            if let Some(cpu) = cpus.first_beyond(&pool.cpus) {
                 return Err(Refusal::NotOnCpu { pmu, cpu });
             }
             let cpu = cpus.iter().next().unwrap_or_default();
@@ -574,5 +548,67 @@ impl Room {
     /// The CPUs of a place.
     pub(super) fn cpus(&self, place: Place) -> &CpuSet {
         &self.domain(place).cpus
+    }
+}
+
+/// Places are in the order of their PMUs.
+fn of_each_pmu(places: &[Place]) -> impl Iterator<Item = &[Place]> {
+    places.chunk_by(|one, other| one.pmu == other.pmu)
+}
+
+/// One thread has `share` beside its `others`, or has it no more: at the places of it.
+fn change_thread(
+    pools: &mut [Pool],
+    places: &[Place],
+    others: &[Arc<Share>],
+    share: &Share,
+    add: bool,
+) {
+    for places in of_each_pmu(places) {
+        let pmu = places[0].pmu;
+        let pool = &mut pools[usize::from(pmu.0)];
+        let unions = pool.unions.len();
+        let of = |pool: &Pool, share: &Share| {
+            (pool.need(&share.demands, pmu), kinds(&share.demands, pmu))
+        };
+        let (own, own_kinds) = of(pool, share);
+        let others: Vec<_> = others
+            .iter()
+            .map(|other| (other, of(pool, other)))
+            .collect();
+        for place in places {
+            let domain = &mut pool.domains[place.domain as usize];
+            let mut before: Need = [0; MOST_UNIONS];
+            let mut of_tenant = PerKind::default();
+            for (other, (need, kinds)) in &others {
+                if !other.cpus.meets(&domain.cpus) {
+                    continue;
+                }
+                for (sum, need) in before.iter_mut().zip(need).take(unions) {
+                    *sum = sum.saturating_add(*need);
+                }
+                if other.tenant == share.tenant {
+                    of_tenant.programmable =
+                        of_tenant.programmable.saturating_add(kinds.programmable);
+                    of_tenant.fixed = of_tenant.fixed.saturating_add(kinds.fixed);
+                }
+            }
+            let change = |histogram: &mut Histogram, without: u8, own: u8| {
+                let with = without.saturating_add(own);
+                let (old, new) = if add {
+                    (without, with)
+                } else {
+                    (with, without)
+                };
+                histogram.remove(old);
+                histogram.add(new);
+            };
+            for (union, histogram) in domain.threads.iter_mut().enumerate() {
+                change(histogram, before[union], own[union]);
+            }
+            let used = &mut domain.tenants.entry(share.tenant).or_default().threads;
+            change(&mut used[0], of_tenant.programmable, own_kinds.programmable);
+            change(&mut used[1], of_tenant.fixed, own_kinds.fixed);
+        }
     }
 }

@@ -129,15 +129,27 @@ fn the_watchdog_is_off_while_a_guaranteed_lease_needs_its_counter() {
     drop(held);
     root.is_soon("1");
     assert!(!old.exists());
-    // A normal end restores it, whoever holds what, and the next one gives it back again.
+    // After a normal end, too, it stays off for who holds its counter.
     let held = granted(&daemon, &fixed(2));
     let (id, generation) = (held.lease().id, held.lease().generation);
     assert_eq!(root.watchdog(), "0");
     daemon.end();
-    assert_eq!(root.watchdog(), "1");
+    assert_eq!(root.watchdog(), "0");
+    assert!(daemon.log().contains("stays off"), "{}", daemon.log());
     daemon.begin();
     let held = daemon.connect().claim(id, Some(generation));
-    drop(held.expect("the lease is there"));
+    let held = held.expect("the lease is there");
+    std::thread::sleep(Duration::from_millis(1200));
+    assert_eq!(root.watchdog(), "0");
+    drop(held);
+    root.is_soon("1");
+    // Nobody comes back to it.
+    let held = granted(&daemon, &fixed(2));
+    daemon.end();
+    drop(held);
+    assert_eq!(root.watchdog(), "0");
+    daemon.begin();
+    root.is_soon("1");
     // Its holder dies with the arbiter.
     let held = granted(&daemon, &fixed(2));
     assert_eq!(root.watchdog(), "0");
@@ -300,4 +312,40 @@ fn a_watchdog_that_another_configuration_turned_off_is_restored() {
     fs::write(daemon.folder.path().join("arbiter.toml"), "").expect("the configuration");
     daemon.begin();
     assert_eq!(root.watchdog(), "1");
+}
+
+#[test]
+fn a_configuration_that_is_read_again_has_the_watchdog_looked_after() {
+    let root = Root::new("1");
+    let daemon = root.daemon("grace-ms = 0\n");
+    let path = daemon.folder.path().join("arbiter.toml");
+    drop(granted(&daemon, &fixed(2)));
+    assert_eq!(
+        root.watchdog(),
+        "1",
+        "counters are stated: it is left alone"
+    );
+    let reload = |config: &str| {
+        fs::write(&path, config).expect("the configuration");
+        let pid = rustix::process::Pid::from_raw(daemon.pid()).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("it is ours");
+    };
+    let until = |now: &dyn Fn() -> bool| {
+        let began = Instant::now();
+        while !now() {
+            assert!(began.elapsed() < LONG, "{}", daemon.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let is_kept = || {
+        let list = daemon.out(&["who", "0"]);
+        list.contains("nmi-watchdog")
+    };
+    reload("grace-ms = 0\n[watchdog]\nkeep = false\n");
+    until(&is_kept);
+    let held = granted(&daemon, &fixed(2));
+    assert_eq!(root.watchdog(), "0");
+    reload("grace-ms = 0\n");
+    until(&|| root.watchdog() == "1" && !is_kept());
+    drop(held);
 }

@@ -205,3 +205,52 @@ fn what_cannot_be_written_is_not_granted() {
     child.kill().expect("it is ours");
     child.wait().expect("it is ours");
 }
+
+/// The next arbiter does not know what the one before it gave: it waits until holders know.
+#[test]
+fn without_a_journal_nothing_is_given_twice() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = "claim-window-ms = 700\n";
+    let daemon = Daemon::in_folder(folder, &["--budget", "programmable=4"], config);
+    let mut daemon = daemon.without_state();
+    daemon.begin();
+    // There was none before.
+    let held = daemon.acquire(&programmable(4));
+    let waits = |daemon: &Daemon| {
+        let began = Instant::now();
+        let refused = daemon.connect().acquire(&programmable(1));
+        assert!(
+            matches!(&refused, Err(CallError::Refused(why)) if why.reason == "starting"),
+            "{refused:?}"
+        );
+        loop {
+            match daemon.connect().acquire(&programmable(4)) {
+                Ok(held) => return held,
+                Err(error) => assert!(began.elapsed() < LONG, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    daemon.kill();
+    daemon.begin();
+    let began = Instant::now();
+    let again = waits(&daemon);
+    assert!(began.elapsed() > Duration::from_millis(400));
+    drop(held);
+    // The same where it was ended, and leases were held.
+    daemon.end();
+    daemon.begin();
+    let last = waits(&daemon);
+    drop((again, last));
+    let began = Instant::now();
+    while daemon
+        .connect()
+        .leases()
+        .is_ok_and(|leases| !leases.is_empty())
+    {
+        assert!(began.elapsed() < LONG, "the lease ends with its holder");
+    }
+    daemon.end();
+    daemon.begin();
+    drop(daemon.acquire(&programmable(4)));
+}

@@ -1,5 +1,6 @@
 //! The arbiter below a service manager: a socket that is given, readiness, units.
 
+use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use umpire_lease::Arbiter;
 
-use crate::fixture::{LONG, programmable};
+use crate::fixture::{Daemon, LONG, programmable};
 
 /// sd_listen_fds(3): listens, and becomes the arbiter with the socket as descriptor 3.
 const ACTIVATE: &str = r#"
@@ -36,6 +37,9 @@ fn a_socket_that_was_given_is_served_and_readiness_is_told() {
     command.args(["arbiterd", "--budget", "programmable=4", "--socket"]);
     command
         .arg(folder.path().join("another"))
+        // Without a journal it would wait for holders of an arbiter before.
+        .arg("--state")
+        .arg(folder.path().join("state"))
         .env("NOTIFY_SOCKET", &notify);
     let child = command.stdin(Stdio::null()).spawn();
     let mut child = match child {
@@ -96,6 +100,8 @@ fn systemds_own_tool_activates_it() {
         .arg(guest_tests::umpire::path())
         .args(["arbiterd", "--budget", "programmable=4", "--socket"])
         .arg(folder.path().join("another"))
+        .arg("--state")
+        .arg(folder.path().join("state"))
         .stdin(Stdio::null())
         .spawn();
     let mut child = match child {
@@ -155,4 +161,19 @@ fn systemd_takes_the_units() {
         output.status.success() && !said.contains("umpire-arbiterd"),
         "{said}"
     );
+}
+
+#[test]
+fn it_may_have_as_many_files_open_as_the_host_allows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut daemon = Daemon::in_folder(folder, &["--budget", "programmable=4"], "");
+    daemon.limited("ulimit -Sn 64; exec \"$0\" \"$@\"");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.pid()));
+    let limits = limits.expect("the limits of a process of ours");
+    let files = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let fields: Vec<&str> = files.expect("a line").split_whitespace().collect();
+    assert_eq!(fields[3], fields[4], "{limits}");
+    assert_ne!(fields[3], "64");
 }

@@ -61,7 +61,7 @@ pub struct Budget {
     /// Fixed-function counters, in the order of [`Fixed::ALL`]; none for an uncore PMU.
     pub fixed: Vec<(Fixed, FixedState)>,
     /// Whether an event that is not pinned has to wait: flexible holders press, or nothing is
-    /// free. `None` if that could not be seen.
+    /// free. `None` if that could not be seen, or was not looked for.
     pub flexible_waits: Option<bool>,
     /// How long the measurement took. The probe held counters for this time at most.
     pub took: Duration,
@@ -102,6 +102,13 @@ pub enum NotMeasured {
         /// What the kernel said.
         errno: Errno,
     },
+}
+
+impl NotMeasured {
+    pub(super) fn no_thread(errno: Errno) -> Self {
+        let call = "clone";
+        NotMeasured::Failed { call, errno }
+    }
 }
 
 /// What a refusal of `perf_event_open(2)` means.

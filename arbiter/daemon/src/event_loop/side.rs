@@ -27,6 +27,22 @@ impl Arbiterd {
         }
     }
 
+    /// Has the audit put on the disk: at the end of the service with a wait for it, else
+    /// without.
+    pub(super) fn sync_audit(&mut self, ends: bool) {
+        let Some(trail) = &mut self.trail else {
+            return;
+        };
+        let synced = if ends { trail.finish() } else { trail.sync() };
+        if let Err(error) = synced {
+            log::error!(
+                "the audit does not get to the disk: {error}; its last records are lost if the \
+                 host ends; see to the disk"
+            );
+            self.service.metrics.audit_errors.inc();
+        }
+    }
+
     pub(super) fn accept_holders(&mut self) {
         for _ in 0..ACCEPTS {
             let most = self.service.config().connections_per_user;

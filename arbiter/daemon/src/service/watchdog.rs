@@ -123,6 +123,12 @@ impl Service {
         (self.stuck.is_none()).then_some(lease.holds > 0 || self.config.watchdog.keep)
     }
 
+    /// Whether leases hold the watchdog's counter, also while the journal cannot be written.
+    pub(crate) fn needs_watchdogs_counter(&self) -> bool {
+        let lease = self.watchdog.lease.and_then(|id| self.arbiter.lease(id));
+        lease.is_some_and(|lease| lease.holds == 0) && !self.config.watchdog.keep
+    }
+
     /// Whether the watchdog has a lease, or waits for one.
     pub(super) fn has_watchdog(&self) -> bool {
         self.watchdog.lease.is_some()

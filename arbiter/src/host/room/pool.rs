@@ -74,15 +74,23 @@ pub(in crate::host) struct Pool {
     /// Unions of the sets that were asked for; the whole kinds come first.
     pub(in crate::host) unions: Vec<CounterSet>,
     pub(in crate::host) domains: Vec<Domain>,
-    /// The domain of each CPU.
-    pub(in crate::host) by_cpu: BTreeMap<u32, u32>,
+    /// The CPUs that it counts on.
+    pub(in crate::host) cpus: CpuSet,
+    /// The domain of each of them, by the number of the CPU: each decision asks for that of
+    /// each CPU several times.
+    by_cpu: Vec<u32>,
 }
 
 impl Pool {
     pub(in crate::host) fn new(pmu: &HostPmu) -> Self {
-        let mut by_cpu = BTreeMap::new();
+        let cpus: CpuSet = pmu.domains.iter().flat_map(CpuSet::iter).collect();
+        let mut by_cpu = Vec::new();
         for (index, cpus) in (0u32..).zip(&pmu.domains) {
-            by_cpu.extend(cpus.iter().map(|cpu| (cpu, index)));
+            for cpu in cpus.iter() {
+                let at = cpu as usize;
+                by_cpu.resize(by_cpu.len().max(at + 1), 0);
+                by_cpu[at] = index;
+            }
         }
         let unions = whole_kinds(pmu.counters);
         let domain = |cpus: &CpuSet| Domain {
@@ -97,8 +105,15 @@ impl Pool {
             for_threads: pmu.for_threads,
             domains: pmu.domains.iter().map(domain).collect(),
             unions,
+            cpus,
             by_cpu,
         }
+    }
+
+    /// The domain of a CPU that the PMU counts on.
+    pub(in crate::host) fn domain_of(&self, cpu: u32) -> Option<u32> {
+        let domain = self.by_cpu.get(cpu as usize);
+        domain.copied().filter(|_| self.cpus.contains(cpu))
     }
 
     /// Adds a set, and its unions with those that it meets. Returns whether it was not

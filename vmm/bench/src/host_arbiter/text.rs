@@ -84,7 +84,7 @@ fn requests(rows: &[RequestsRow], out: &mut dyn Write) -> io::Result<()> {
     table(titles, 0..=5, rows, out)?;
     writeln!(
         out,
-        "over the socket, each request in the journal on disk before its answer; CPU for each request;\n\
+        "over the socket, each request in the journal before its answer; CPU for each request;\n\
          wanted: {:.0} a second, p99 <= {} ms",
         requests::TARGET,
         requests::TARGET_P99.as_millis()

@@ -1,0 +1,254 @@
+//! How the service starts: what it finds, what it takes over, and where it listens.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use arbiter::host::{HostArbiter, HostPolicyError, Tenant};
+use rustix::event::epoll;
+use rustix::net::SocketType;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use thiserror::Error;
+use umpire_socket::{Access, Listener, SocketError, Wording};
+
+use super::{Arbiterd, FIRST, HANGUP, Incoming, SIGHTS, STOP, now};
+use crate::audit::{Trail, unix_ms};
+use crate::broker::Broker;
+use crate::commit::Committer;
+use crate::config::{ArbiterConfig, ConfigError, Members};
+use crate::connections::{Rates, Table};
+use crate::host::HostFiles;
+use crate::journal::Recalled;
+use crate::probe;
+use crate::scrape::Scrapers;
+use crate::service::Service;
+use crate::store::{Store, StoreError};
+
+const WORDING: Wording = Wording {
+    option: "--socket",
+    server: "arbiter",
+};
+/// The service could not start, or had to end.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The socket cannot be had.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The journal cannot be kept.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The policy does not fit the host.
+    #[error("{0}")]
+    Policy(#[from] HostPolicyError),
+    /// The configuration cannot be used here.
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+    /// The audit cannot be kept.
+    #[error("audit {}: {error}; give another file, or none", .path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// There is nothing to give.
+    #[error(
+        "this host shows no PMU, and the configuration states none: give --budget \
+         programmable=N[,fixed=N], or a [[pmu]] in the --config file"
+    )]
+    NoPmu,
+    /// The kernel shows PMUs, and this process may not measure them.
+    #[error("{0}")]
+    NotMeasured(String),
+    /// The kernel did not do what it always does.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        error: io::Error,
+    },
+}
+
+pub(super) fn failed(what: &'static str) -> impl FnOnce(io::Error) -> ServeError {
+    move |error| ServeError::Io { what, error }
+}
+
+impl Arbiterd {
+    /// Starts the service at `socket`, or at the one that the service manager gave.
+    /// `config_file` is read again at SIGHUP.
+    ///
+    /// # Errors
+    /// The socket or the journal cannot be had, or the policy does not fit the host.
+    pub fn start(
+        mut config: ArbiterConfig,
+        config_file: Option<&Path>,
+        socket: &Path,
+        access: &Access,
+    ) -> Result<Self, ServeError> {
+        config = config.with_watchdog()?;
+        let files = raise_open_files();
+        let mut host = HostFiles::new(&config).map_err(failed("reading the CPUs of this host"))?;
+        let (store, recalled) = match &config.state {
+            None => (None, None),
+            Some(folder) => {
+                let (store, recalled) = Store::open(folder, &boot_id())?;
+                (Some(store), Some(recalled))
+            }
+        };
+        // What is stated is taken at its word; else what the kernel shows is measured.
+        let found = if config.pmus.is_empty() {
+            let recorded = recalled.as_ref().map(Recalled::counters);
+            probe::found(host.present(), &recorded.unwrap_or_default())
+                .map_err(ServeError::NotMeasured)?
+        } else {
+            Vec::new()
+        };
+        let pmus = if found.is_empty() {
+            config.host_pmus(host.present())
+        } else {
+            found.iter().map(|found| found.host.clone()).collect()
+        };
+        if pmus.is_empty() {
+            return Err(ServeError::NoPmu);
+        }
+        // Tenants that the policy does not name any more keep what they hold.
+        for lease in recalled
+            .iter()
+            .flat_map(|recalled| recalled.leases.values())
+        {
+            let tenants = &mut config.policy.tenants;
+            if tenants.iter().all(|tenant| tenant.name != lease.tenant) {
+                tenants.push(Tenant {
+                    retired: true,
+                    ..Tenant::open(&lease.tenant)
+                });
+                config.members.push(Members::default());
+            }
+        }
+        let arbiter = HostArbiter::new(pmus, config.policy.clone())?;
+        host.expect_watchdog(&config, found.first());
+        let named = found
+            .iter()
+            .map(|found| (found.host.name.clone(), found.perf_type()));
+        config.perf_types = named.collect();
+        let rates = Rates::new(config.requests_per_second);
+        let mut service = Service::new(arbiter, config);
+        host.follow_cpus(&mut service, now());
+        if let Some(recalled) = recalled {
+            service.restore(
+                recalled.leases.into_values().collect(),
+                recalled.next,
+                now(),
+            );
+        }
+        host.look(&mut service, now());
+        if let Some(folder) = socket.parent() {
+            let _ = fs::create_dir_all(folder);
+        }
+        // Who finds the socket finds these, too.
+        let scrapers = service.config().metrics.as_ref();
+        let scrapers = scrapers.map(|address| Scrapers::listen(address, access));
+        let scrapers = scrapers.transpose()?;
+        let broker = service.opens_events();
+        let broker = broker
+            .then(|| Broker::listen(socket, access, files))
+            .transpose()?;
+        let trail = service.config().audit.clone().map(|audit| {
+            let path = audit.path.clone();
+            Trail::open(audit, unix_ms()).map_err(|error| ServeError::Audit { path, error })
+        });
+        let trail = trail.transpose()?;
+        // Without a journal this one does not know what an arbiter before it has given. That one
+        // has left its socket; whose socket is another's may have had one.
+        let keeps_no_journal = store.is_none();
+        let follows = socket.exists();
+        let incoming = match listenfd::ListenFd::from_env().take_unix_listener(0) {
+            Ok(Some(given)) => {
+                given
+                    .set_nonblocking(true)
+                    .map_err(failed("the socket that was given"))?;
+                Incoming::Given(given.into())
+            }
+            _ => Incoming::Own(Listener::new(socket, SocketType::STREAM, access, WORDING)?),
+        };
+        if keeps_no_journal && (follows || matches!(incoming, Incoming::Given(_))) {
+            service.wait_for_holders(now());
+        }
+        let flags = epoll::CreateFlags::CLOEXEC;
+        let epoll = epoll::create(flags).map_err(|error| failed("epoll")(error.into()))?;
+        let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
+        let hangup = signal_pipe(&[SIGHUP]).map_err(failed("signals"))?;
+        let (looked, tells) = UnixStream::pair().map_err(failed("socketpair"))?;
+        looked.set_nonblocking(true).map_err(failed("socketpair"))?;
+        let sights = if found.is_empty() {
+            None
+        } else {
+            Some(probe::watch(found, tells).map_err(failed("the probe's thread"))?)
+        };
+        let arbiterd = Arbiterd {
+            service,
+            journal: store.map(Committer::new),
+            incoming,
+            epoll,
+            stop,
+            hangup,
+            looked,
+            sights,
+            config: config_file.map(Path::to_owned),
+            host,
+            scrapers,
+            broker,
+            trail,
+            connections: Table::new(),
+            next: FIRST,
+            rates,
+            paused: BTreeMap::new(),
+            blocked: BTreeSet::new(),
+            ready: BTreeSet::new(),
+            full_until: None,
+        };
+        arbiterd.watch_incoming(true).map_err(failed("epoll"))?;
+        for (pipe, token) in [
+            (&arbiterd.stop, STOP),
+            (&arbiterd.hangup, HANGUP),
+            (&arbiterd.looked, SIGHTS),
+        ] {
+            arbiterd.watch(pipe, token).map_err(failed("epoll"))?;
+        }
+        Ok(arbiterd)
+    }
+}
+
+fn boot_id() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    id.map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+/// Raises the soft limit of open files to the hard one: connections, events of holders and
+/// measurements take descriptors. Returns the limit as it is now.
+fn raise_open_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        log::debug!("the limit of open files stays as it is: {error}");
+    }
+    // `None` stands for no limit.
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// What can be read from once one of `signals` has come.
+fn signal_pipe(signals: &[i32]) -> io::Result<UnixStream> {
+    let (receiver, sender) = UnixStream::pair()?;
+    receiver.set_nonblocking(true)?;
+    for &signal in signals {
+        signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
+    }
+    Ok(receiver)
+}
