@@ -4,6 +4,7 @@ mod file;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use arbiter::host::{CpuSet, HostPmu, HostPolicy, HostPolicyError, Tenant, TenantId};
 use arbiter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, Nanos};
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::audit::AuditConfig;
+use crate::probe::LOOKS;
 use crate::scrape::MetricsAddress;
 
 /// What cannot be used, and what would be right. Each prints as one line.
@@ -197,6 +199,10 @@ pub struct ArbiterConfig {
     pub metrics: Option<MetricsAddress>,
     /// Where the audit goes.
     pub audit: Option<AuditConfig>,
+    /// The CPUs that are measured and given; all without it.
+    pub measured: Option<CpuSet>,
+    /// Between the beginnings of two measurements.
+    pub looks: Duration,
     /// The kernel's files are below this folder: `/`, but for tests.
     pub root: PathBuf,
 }
@@ -227,6 +233,8 @@ impl Default for ArbiterConfig {
             perf_types: BTreeMap::new(),
             metrics: None,
             audit: None,
+            measured: None,
+            looks: LOOKS,
             root: PathBuf::from("/"),
         }
     }

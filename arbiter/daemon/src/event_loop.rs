@@ -27,8 +27,8 @@ use crate::probe::Sights;
 use crate::scrape::Scrapers;
 use crate::service::{ConnectionId, Service};
 use crate::store::Store;
-pub use start::ServeError;
 use start::failed;
+pub use start::{OwnArbiter, ServeError};
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;

@@ -37,6 +37,6 @@ mod words;
 
 pub use audit::AuditConfig;
 pub use config::{ArbiterConfig, ConfigError, PmuConfig};
-pub use event_loop::{Arbiterd, ServeError};
+pub use event_loop::{Arbiterd, OwnArbiter, ServeError};
 pub use scrape::MetricsAddress;
 pub use service::explain;

@@ -14,7 +14,7 @@ use umpire_budget::{Budget, FixedState, Free, Holders, MAX_TIME, Pmu, Scope};
 
 /// From one look at all CPUs to the next. What two looks saw is there, so an outsider is
 /// found within a second as long as a look takes no more than a fifth of one.
-const LOOKS: Duration = Duration::from_millis(400);
+pub(crate) const LOOKS: Duration = Duration::from_millis(400);
 /// The least pause between them.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Between two looks at all processes.
@@ -160,7 +160,11 @@ pub(crate) type Sights = Arc<Mutex<Sight>>;
 
 /// Looks again and again, and writes a byte into `told` after each look. It ends when
 /// nobody reads them any more.
-pub(crate) fn watch(mut found: Vec<Found>, mut told: UnixStream) -> std::io::Result<Sights> {
+pub(crate) fn watch(
+    mut found: Vec<Found>,
+    mut told: UnixStream,
+    looks: Duration,
+) -> std::io::Result<Sights> {
     let sights = Sights::default();
     let shared = sights.clone();
     std::thread::Builder::new()
@@ -195,7 +199,7 @@ pub(crate) fn watch(mut found: Vec<Found>, mut told: UnixStream) -> std::io::Res
                 if told.write_all(&[1]).is_err() {
                     return;
                 }
-                std::thread::sleep(LOOKS.saturating_sub(begun.elapsed()).max(PAUSE));
+                std::thread::sleep(looks.saturating_sub(begun.elapsed()).max(PAUSE));
             }
         })?;
     Ok(sights)

@@ -371,6 +371,50 @@ fn what_tools_count_in_a_vm_is_leased_too() {
     await_leases(&daemon, "tool", &[]);
 }
 
+/// An arbiter of the VM's own decides between its guest and its tools, and ends with it.
+#[test]
+fn a_vm_may_have_an_arbiter_of_its_own() {
+    if skipped_without_kvm("a_vm_may_have_an_arbiter_of_its_own") {
+        return;
+    }
+    let rates = RATES.replace("counters = 6", "counters = 12");
+    let asks = ["--arbiter", "own:programmable=7", "-v", "--log-file", "log"];
+    let mut vm = Vm::boot_kernel(&umpire::path(), &rates, &asks, counts);
+    await_counting(&vm, 6, 6);
+    let log = std::fs::read_to_string(vm.path("log")).expect("the log");
+    let said = log
+        .lines()
+        .find_map(|line| line.split_once("an arbiter of its own: "));
+    let socket = said.unwrap_or_else(|| panic!("{log}")).1.to_owned();
+    let stat = |events| vm.tool(&["stat", "-x", ",", "-e", events, "--", "100ms"]);
+    let told = |output: &std::process::Output| {
+        let all = [&output.stdout[..], &output.stderr].concat();
+        String::from_utf8_lossy(&all).into_owned()
+    };
+    let one = told(&stat("cycles"));
+    assert!(one.contains(",cycles,") && !one.contains('<'), "{one}");
+    // A group has to be counted at once.
+    let two = told(&stat("{cycles,cycles:u}"));
+    assert!(
+        two.contains("<not counted>") && two.contains("held by"),
+        "{two}"
+    );
+    let who = vm.tool(&["who", "--arbiter", &socket]);
+    assert!(told(&who).contains("vm "), "{}", told(&who));
+    vm.stop();
+    assert!(!Path::new(&socket).exists(), "{socket}");
+
+    // With fewer than its PMU has it starts all the same, and CPUID says so.
+    let asks = [
+        "--arbiter",
+        "own:programmable=2",
+        "--oversubscribe",
+        "refuse",
+    ];
+    let vm = Vm::boot_kernel(&umpire::path(), &rates, &asks, counts);
+    await_counting(&vm, 2, 2);
+}
+
 /// `auto` asks nobody where no physical PMU counts.
 #[test]
 fn a_vm_without_a_physical_pmu_needs_no_lease() {

@@ -91,12 +91,16 @@ fn stated(words: &str) -> Result<PmuConfig, UserError> {
         let right = "give numbers like programmable=4,fixed=3";
         UserError::bad_input(format!("--budget {words}: {right}"))
     })?;
-    PmuConfig::stated(choice.programmable.unwrap_or(0), choice.fixed.unwrap_or(0)).ok_or_else(
-        || {
-            let right = "give at least one counter, and at most 32 of each kind";
-            UserError::bad_input(format!("--budget {words}: {right}"))
-        },
-    )
+    stated_pmu(choice)
+}
+
+/// A PMU with so many counters.
+pub(crate) fn stated_pmu(choice: BudgetChoice) -> Result<PmuConfig, UserError> {
+    let pmu = PmuConfig::stated(choice.programmable.unwrap_or(0), choice.fixed.unwrap_or(0));
+    pmu.ok_or_else(|| {
+        let right = "give at least one counter, and at most 32 of each kind";
+        UserError::bad_input(format!("a budget that no PMU has; {right}"))
+    })
 }
 
 /// An arbiter of `config` that nobody has asked yet.

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use arbiter::host::CpuSet;
 use pmu_virt::Source;
+use tempfile::TempDir;
+use umpire_arbiterd::{ArbiterConfig, OwnArbiter};
 use umpire_lease::{Arbiter, CallError, Keeper, News, NoReply, ReleaseIn, Request};
 use vmm::audit::AuditOut;
 use vmm::config::{BudgetChoice, RunConfig};
@@ -23,11 +25,17 @@ use vmm::kvm::Host;
 use vmm::sys::allowed_cpus;
 
 use crate::exit::UserError;
+use crate::host::stated_pmu;
 use audit::AuditLines;
 use plan::{Plan, Wanted, there};
 
 /// The word of `--audit` for the audit of the host.
 pub const AUDIT_OF_HOST: &str = "arbiter";
+
+/// The socket of a VM's own arbiter, in a folder of its own.
+const OWN_SOCKET: &str = "arbiter";
+/// Between two looks of such an arbiter for outsiders: each VM has one.
+const OWN_LOOKS: Duration = Duration::from_secs(5);
 
 /// How long a VM that is not to wait is given until who has to make room for it has left.
 const NOTICES: Duration = Duration::from_secs(2);
@@ -35,9 +43,11 @@ const NOTICES: Duration = Duration::from_secs(2);
 /// Whom a VM asks for physical counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Whom {
-    /// The host's arbiter, if one runs and a physical PMU counts.
+    /// If a physical PMU counts: the host's arbiter, if one runs, or one of its own.
     #[default]
     Auto,
+    /// An arbiter of its own, with the counters that were stated or that are measured.
+    Own(Option<BudgetChoice>),
     /// Nobody.
     Nobody,
     /// The arbiter at this socket, whatever counts.
@@ -48,9 +58,17 @@ impl Whom {
     /// What a value of `--arbiter` stands for.
     #[must_use]
     pub fn named(path: PathBuf) -> Self {
-        match path.to_str() {
-            Some("auto") => Whom::Auto,
-            Some("none") => Whom::Nobody,
+        match path
+            .to_str()
+            .map(|word| word.split_once(':').unwrap_or((word, "")))
+        {
+            Some(("auto", "")) => Whom::Auto,
+            Some(("none", "")) => Whom::Nobody,
+            Some(("own", "")) => Whom::Own(None),
+            Some(("own", words)) => match BudgetChoice::parse(words, false) {
+                Some(budget) => Whom::Own(Some(budget)),
+                None => Whom::At(path),
+            },
             _ => Whom::At(path),
         }
     }
@@ -61,8 +79,9 @@ impl Whom {
 pub struct ArbiterChoice {
     /// Who is asked.
     pub whom: Whom,
-    /// Whether fewer counters than the PMU has will do at the start.
-    pub fewer: bool,
+    /// Whether fewer counters than the PMU has will do at the start. If nobody says so, they
+    /// do where no arbiter of the host was asked for.
+    pub fewer: Option<bool>,
     /// What the lease is to be like.
     pub terms: Request,
 }
@@ -75,6 +94,40 @@ pub(crate) struct VmLease {
     /// Its number, for the VM's audit.
     number: Arc<AtomicU64>,
     wanted: Wanted,
+    own: Option<Own>,
+}
+
+/// An arbiter of the VM's own, and the folder of its socket. Both end with the VM.
+#[derive(Debug)]
+pub(crate) struct Own {
+    _arbiter: OwnArbiter,
+    folder: TempDir,
+}
+
+impl Own {
+    /// Of the counters of `cpus` that are stated, or else that the kernel shows.
+    fn start(stated: Option<BudgetChoice>, cpus: CpuSet) -> Result<Self, UserError> {
+        let pmus = stated.map(stated_pmu).transpose()?;
+        let mut config = ArbiterConfig::default();
+        config.pmus.extend(pmus);
+        (config.measured, config.looks) = (Some(cpus), OWN_LOOKS);
+        let folder = tempfile::Builder::new().prefix("umpire-").tempdir();
+        let failed = |error| {
+            UserError::bad_input(format!(
+                "no folder for the socket of the VM's arbiter: {error}"
+            ))
+        };
+        let folder = folder.map_err(failed)?;
+        let arbiter = OwnArbiter::start(config, &folder.path().join(OWN_SOCKET));
+        Ok(Own {
+            _arbiter: arbiter.map_err(UserError::bad_input)?,
+            folder,
+        })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join(OWN_SOCKET)
+    }
 }
 
 /// Gets the lease that `choice` asks for, if it does, and lets the guest of `config` use no
@@ -105,9 +158,6 @@ fn lease_of(
     host: &Host,
     config: &mut RunConfig,
 ) -> Result<Option<VmLease>, UserError> {
-    let Some(socket) = socket(choice, config) else {
-        return Ok(None);
-    };
     let supported = host.supported_cpuid().map_err(UserError::bad_input)?;
     let vendor = host_vendor(supported.as_slice()).map_err(UserError::bad_input)?;
     let guest = config.guest_counters(vendor);
@@ -115,8 +165,16 @@ fn lease_of(
     let Some(guest) = guest.filter(|guest| guest.programmable + guest.fixed > 0) else {
         return Ok(None);
     };
-    let refused = |error: CallError| refusal(&error, &socket, choice);
     let (cpus, whole_cpus) = cpus(config)?;
+    let Some((socket, own)) = socket(choice, config, &cpus)? else {
+        return Ok(None);
+    };
+    let choice = &ArbiterChoice {
+        fewer: Some(choice.fewer.unwrap_or(own.is_some())),
+        ..choice.clone()
+    };
+    let fewer = choice.fewer == Some(true);
+    let refused = |error: CallError| refusal(&error, &socket, choice);
     let mut terms = choice.terms.clone();
     terms.label.get_or_insert_with(|| name(config));
     let mut plan = Plan {
@@ -127,12 +185,12 @@ fn lease_of(
         guest,
     };
     let places = plan.places().map_err(refused)?;
-    let (mut wanted, request) = plan.request(&places, choice.fewer);
+    let (mut wanted, request) = plan.request(&places, fewer);
     let mut keeper = plan.acquire(&request).map_err(refused)?;
     wait_for(&mut keeper, choice).map_err(refused)?;
     let lease = keeper.lease();
     let (id, held, all) = (lease.id, lease.holds, lease.wants);
-    if held == 0 || held < all && !choice.fewer {
+    if held == 0 || held < all && !fewer {
         // What it holds itself is not in its way.
         drop(keeper);
         return Err(refused(plan.explain(request)));
@@ -163,26 +221,40 @@ fn lease_of(
         keeper,
         number: Arc::new(AtomicU64::new(id)),
         wanted,
+        own,
     }))
 }
 
-/// The socket of the arbiter that is to be asked, if one is.
-fn socket(choice: &ArbiterChoice, config: &RunConfig) -> Option<PathBuf> {
+/// The socket of the arbiter that is to be asked, if one is, and the arbiter itself if it is the
+/// VM's own.
+fn socket(
+    choice: &ArbiterChoice,
+    config: &RunConfig,
+    cpus: &CpuSet,
+) -> Result<Option<(PathBuf, Option<Own>)>, UserError> {
+    let own = |stated| {
+        let own = Own::start(stated, cpus.clone())?;
+        let socket = own.socket();
+        log::info!("the VM has an arbiter of its own: {}", socket.display());
+        Ok((socket, Some(own)))
+    };
     let path = match &choice.whom {
-        Whom::Nobody => return None,
-        Whom::At(path) => return Some(path.clone()),
+        Whom::Nobody => return Ok(None),
+        Whom::At(path) => return Ok(Some((path.clone(), None))),
+        Whom::Own(stated) => return own(*stated).map(Some),
         Whom::Auto => umpire_lease::default_socket(),
     };
     let is_physical = |source: &Source| matches!(source, Source::Perf | Source::Msr { .. });
     if !on_this_host(&config.counters).iter().any(is_physical) {
-        return None;
+        return Ok(None);
     }
     match Arbiter::connect(&path) {
-        Err(error @ CallError::NoArbiter { .. }) => {
-            log::info!("no lease on the host's counters: {error}");
-            None
-        }
-        _ => Some(path),
+        Err(CallError::NoArbiter { .. }) => Ok(own(None)
+            .inspect_err(|error: &UserError| {
+                log::info!("no lease on the host's counters: {error}");
+            })
+            .ok()),
+        _ => Ok(Some((path, None))),
     }
 }
 
@@ -241,7 +313,7 @@ fn wait_for(keeper: &mut Keeper, choice: &ArbiterChoice) -> Result<(), CallError
             }
         }
         let lease = keeper.lease();
-        let enough = if waits && choice.fewer {
+        let enough = if waits && choice.fewer == Some(true) {
             1
         } else {
             lease.wants
@@ -269,7 +341,7 @@ fn refusal(error: &CallError, socket: &Path, choice: &ArbiterChoice) -> UserErro
     let next = match error {
         CallError::Refused(why) => match why.reason.as_str() {
             "held" | "outside" | "kept" | "behind" | "over-maximum" | "more-than-there-is"
-                if !choice.fewer =>
+                if choice.fewer != Some(true) =>
             {
                 "; or let the VM start with fewer (--arbiter-shortage fewer, or --budget), or wait \
                  (--arbiter-terms wait)"

@@ -33,9 +33,8 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
     })
     .map_err(UserError::bad_input)?;
     let line = machine.take_lease_line();
-    if let Some((lease, line)) = lease.zip(line) {
-        lease.follow(line)?;
-    }
+    let followed = lease.zip(line).map(|(lease, line)| lease.follow(line));
+    let _own_arbiter = followed.transpose()?.flatten();
     let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
     let audit = machine.audit();
     let end = machine::run(machine, &config);

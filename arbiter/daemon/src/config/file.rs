@@ -265,7 +265,7 @@ impl ArbiterConfig {
             perf_types: BTreeMap::new(),
             metrics: metrics.transpose()?,
             audit,
-            root: default.root,
+            ..default
         })
     }
 }

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread::{Builder, JoinHandle};
 
 use arbiter::host::{HostArbiter, HostPolicyError, Tenant};
 use rustix::event::epoll;
@@ -84,6 +85,21 @@ impl Arbiterd {
     /// # Errors
     /// The socket or the journal cannot be had, or the policy does not fit the host.
     pub fn start(
+        config: ArbiterConfig,
+        config_file: Option<&Path>,
+        socket: &Path,
+        access: &Access,
+    ) -> Result<Self, ServeError> {
+        let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
+        let given = listenfd::ListenFd::from_env().take_unix_listener(0);
+        let given = given.ok().flatten();
+        Self::start_until(stop, given, config, config_file, socket, access)
+    }
+
+    /// The same, at the socket that was `given` if one was, and until `stop` can be read from.
+    pub(super) fn start_until(
+        stop: UnixStream,
+        given: Option<UnixListener>,
         mut config: ArbiterConfig,
         config_file: Option<&Path>,
         socket: &Path,
@@ -102,7 +118,11 @@ impl Arbiterd {
         // What is stated is taken at its word; else what the kernel shows is measured.
         let found = if config.pmus.is_empty() {
             let recorded = recalled.as_ref().map(Recalled::counters);
-            probe::found(host.present(), &recorded.unwrap_or_default())
+            let measured = match &config.measured {
+                Some(some) => host.present().and(some),
+                None => host.present().clone(),
+            };
+            probe::found(&measured, &recorded.unwrap_or_default())
                 .map_err(ServeError::NotMeasured)?
         } else {
             Vec::new()
@@ -136,6 +156,7 @@ impl Arbiterd {
             .map(|found| (found.host.name.clone(), found.perf_type()));
         config.perf_types = named.collect();
         let rates = Rates::new(config.requests_per_second);
+        let looks = config.looks;
         let mut service = Service::new(arbiter, config);
         host.follow_cpus(&mut service, now());
         if let Some(recalled) = recalled {
@@ -166,8 +187,8 @@ impl Arbiterd {
         // has left its socket; whose socket is another's may have had one.
         let keeps_no_journal = store.is_none();
         let follows = socket.exists();
-        let incoming = match listenfd::ListenFd::from_env().take_unix_listener(0) {
-            Ok(Some(given)) => {
+        let incoming = match given {
+            Some(given) => {
                 given
                     .set_nonblocking(true)
                     .map_err(failed("the socket that was given"))?;
@@ -180,14 +201,13 @@ impl Arbiterd {
         }
         let flags = epoll::CreateFlags::CLOEXEC;
         let epoll = epoll::create(flags).map_err(|error| failed("epoll")(error.into()))?;
-        let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
         let hangup = signal_pipe(&[SIGHUP]).map_err(failed("signals"))?;
         let (looked, tells) = UnixStream::pair().map_err(failed("socketpair"))?;
         looked.set_nonblocking(true).map_err(failed("socketpair"))?;
         let sights = if found.is_empty() {
             None
         } else {
-            Some(probe::watch(found, tells).map_err(failed("the probe's thread"))?)
+            Some(probe::watch(found, tells, looks).map_err(failed("the probe's thread"))?)
         };
         let arbiterd = Arbiterd {
             service,
@@ -220,6 +240,47 @@ impl Arbiterd {
             arbiterd.watch(pipe, token).map_err(failed("epoll"))?;
         }
         Ok(arbiterd)
+    }
+}
+
+/// The same service inside of another program, for that alone: in a thread, until this is
+/// dropped.
+#[derive(Debug)]
+pub struct OwnArbiter {
+    stops: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl OwnArbiter {
+    /// Starts it at `socket`, for the user of this process.
+    ///
+    /// # Errors
+    /// As [`Arbiterd::start`].
+    pub fn start(config: ArbiterConfig, socket: &Path) -> Result<Self, ServeError> {
+        let (stops, stop) = UnixStream::pair().map_err(failed("socketpair"))?;
+        let access = Access {
+            mode: 0o600,
+            group: None,
+        };
+        let service = Arbiterd::start_until(stop, None, config, None, socket, &access)?;
+        let body = move || {
+            if let Err(error) = service.run() {
+                log::warn!("the VM's own arbiter has ended: {error}");
+            }
+        };
+        let thread = Builder::new().name("arbiter".to_owned()).spawn(body);
+        Ok(OwnArbiter {
+            stops: Some(stops),
+            thread: Some(thread.map_err(failed("the arbiter's thread"))?),
+        })
+    }
+}
+
+impl Drop for OwnArbiter {
+    fn drop(&mut self) {
+        drop(self.stops.take());
+        // A panic was reported by the panic hook.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

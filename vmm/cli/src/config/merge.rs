@@ -208,7 +208,7 @@ impl Merge<'_> {
         })?;
         Ok(ArbiterChoice {
             whom,
-            fewer: fewer.unwrap_or_default(),
+            fewer,
             terms: terms.unwrap_or_default(),
         })
     }

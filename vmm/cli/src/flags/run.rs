@@ -63,13 +63,14 @@ pub struct RunFlags {
     #[arg(long, value_name = "programmable=N,fixed=N[,round]")]
     pub budget: Option<String>,
     /// Ask the host's arbiter (umpire arbiterd) for a lease on the physical counters of the
-    /// guest's PMU: auto (if one runs, and a physical PMU counts), none, or its socket
-    /// [default: auto]
-    #[arg(long, value_name = "auto|none|SOCKET")]
+    /// guest's PMU: its socket, none, own (an arbiter of the VM's own, of the counters that
+    /// are measured, or stated: own:programmable=8), or auto (where a physical PMU counts:
+    /// the host's, if one runs, or own) [default: auto]
+    #[arg(long, value_name = "auto|own[:BUDGET]|none|SOCKET")]
     pub arbiter: Option<PathBuf>,
     /// If they cannot all be had: refuse (the VM does not start, and who holds what is
     /// told) or fewer (it starts with as many as there are, which CPUID announces)
-    /// [default: refuse]
+    /// [default: refuse; fewer with an arbiter of the VM's own]
     #[arg(long, value_name = "HOW")]
     pub arbiter_shortage: Option<String>,
     /// What the lease is to be like, see below

@@ -10,7 +10,7 @@ use umpire_lease::{Arbiter, Figure, News, ReportIn};
 use vmm_control::LeaseLine;
 
 use super::tools::Tools;
-use super::{VmLease, wait};
+use super::{Own, VmLease, wait};
 use crate::exit::UserError;
 
 /// Between two tries of what cannot be done now: to get a new lease for one that was taken
@@ -23,11 +23,13 @@ const REPORTS: Duration = Duration::from_secs(5);
 const LEFT_TO_LAYERS: u32 = 75;
 
 impl VmLease {
-    /// Lets the guest behind `line` use what the lease holds, until this process ends.
+    /// Lets the guest behind `line` use what the lease holds, until this process ends. What
+    /// it returns is to be kept until the VM has.
     ///
     /// # Errors
     /// The host has no thread left.
-    pub(crate) fn follow(self, line: LeaseLine) -> Result<(), UserError> {
+    pub(crate) fn follow(mut self, line: LeaseLine) -> Result<Option<Own>, UserError> {
+        let own = self.own.take();
         let mut follower = Follower {
             told: (self.wanted.lets(self.keeper.lease().holds), None),
             lease: self,
@@ -46,7 +48,7 @@ impl VmLease {
         };
         let thread = Builder::new().name("lease".to_owned()).spawn(body);
         let failed = |error| UserError::bad_input(format!("no thread for the VM's lease: {error}"));
-        thread.map(|_| ()).map_err(failed)
+        thread.map(|_| own).map_err(failed)
     }
 }
 
