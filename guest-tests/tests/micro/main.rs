@@ -16,6 +16,7 @@ mod pcr;
 mod perf;
 mod rdpmc;
 mod rings;
+mod selftests;
 mod step;
 mod time;
 mod vcpus;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         pcr::guard::TESTS,
         pcr::interrupts::TESTS,
         rings::TESTS,
+        selftests::TESTS,
         time::TESTS,
         &step,
     ];
