@@ -224,6 +224,7 @@ pub const REASON_CODES: Codes = &[
         12,
         "the host lets the guest use fewer counters at a time than it has enabled",
     ),
+    (13, "the VM's event filter denies the event"),
     (255, "an error of the hypervisor"),
 ];
 
