@@ -8,6 +8,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
@@ -39,7 +40,7 @@ pub struct AuditConfig {
 #[derive(Debug)]
 pub(crate) struct Trail {
     config: AuditConfig,
-    file: File,
+    file: Arc<File>,
     length: u64,
     /// When its first record was written, in milliseconds since 1970.
     begun: u64,
@@ -121,7 +122,7 @@ impl Trail {
         };
         let mut trail = Trail {
             begun: begun(&config.path).filter(|_| length > 0).unwrap_or(now_ms),
-            file,
+            file: Arc::new(file),
             length,
             next: next.or_else(before).unwrap_or(1),
             lost: 0,
@@ -197,7 +198,7 @@ impl Trail {
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.dirty = true;
-        if let Err(error) = self.file.write_all(bytes) {
+        if let Err(error) = (&*self.file).write_all(bytes) {
             // Half a record would spoil the next one.
             let _ = self.file.set_len(self.length);
             return Err(error);
@@ -239,7 +240,7 @@ impl Trail {
             }
             std::fs::rename(&path, older(&path, 1))?;
         }
-        self.file = open(&path, true)?;
+        self.file = Arc::new(open(&path, true)?);
         self.length = 0;
         self.begun = now_ms;
         let follows = self.marker("follows", now_ms);

@@ -114,13 +114,9 @@ fn a_crash_between_two_files_goes_on_with_the_number() {
 fn what_is_lost_is_said() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut trail = Trail::open(config(folder.path(), 1 << 20), 1).expect("a file");
-    let whole = std::mem::replace(
-        &mut trail.file,
-        OpenOptions::new()
-            .write(true)
-            .open("/dev/full")
-            .expect("it is there"),
-    );
+    let full = OpenOptions::new().write(true).open("/dev/full");
+    let full = Arc::new(full.expect("it is there"));
+    let whole = std::mem::replace(&mut trail.file, full);
     for _ in 0..3 {
         assert_eq!(
             trail.append(record("a"), 1),

@@ -30,6 +30,8 @@ const MOST_REQUEST: usize = 4096;
 /// Most events of a user, and most that it has lost and that are still looked at.
 const MOST_EVENTS: usize = 1024;
 const MOST_LOST: usize = 4096;
+/// Of the room for lost events a user has one part in so many at most.
+const SHARE_OF_USER: usize = 4;
 /// Most lost events that are looked at in one go.
 const LOOKS_AT: usize = 2048;
 /// How long the kernel may take to open an event.
@@ -88,12 +90,29 @@ impl Lost {
     }
 }
 
+/// Most lost events that are looked at.
+#[derive(Clone, Copy, Debug)]
+struct Most {
+    of_user: usize,
+    of_all: usize,
+}
+
+impl Most {
+    fn of(of_all: usize) -> Self {
+        Most {
+            // One user cannot take the room of all others.
+            of_user: MOST_LOST.min(of_all / SHARE_OF_USER),
+            of_all,
+        }
+    }
+}
+
 /// Makes room for one more event of a user among those that were lost: the one that was lost
 /// first goes, if that is long ago. `false`: there is none.
-fn make_room(lost: &mut VecDeque<Lost>, most: usize, uid: u32, now: u64) -> bool {
+fn make_room(lost: &mut VecDeque<Lost>, most: Most, uid: u32, now: u64) -> bool {
     let own = |one: &Lost| one.open.uid == uid;
     let of_user = lost.iter().filter(|one| own(one)).count();
-    if of_user < MOST_LOST.min(most) && lost.len() < most {
+    if of_user < most.of_user && lost.len() < most.of_all {
         return true;
     }
     let old = |one: &Lost| own(one) && one.since.saturating_add(LIVES) <= now;
@@ -221,7 +240,12 @@ impl Broker {
             let refused = service.not_opened(&holder.client, "wrong-request", why);
             return holder.reply(&refused.into(), None);
         };
-        let room = make_room(&mut self.lost, self.most_lost, holder.client.uid, now);
+        let room = make_room(
+            &mut self.lost,
+            Most::of(self.most_lost),
+            holder.client.uid,
+            now,
+        );
         let opened = service
             .allow(&holder.client, &request)
             .map_err(|refusal| *refusal)
@@ -480,15 +504,19 @@ mod tests {
         let since = |many: &VecDeque<Lost>| -> Vec<u64> {
             many.iter().map(|one| one.since / LIVES).collect()
         };
-        assert!(make_room(&mut many, 4, 7, 2 * LIVES));
+        let all = |of_all| Most {
+            of_user: MOST_LOST,
+            of_all,
+        };
+        assert!(make_room(&mut many, all(4), 7, 2 * LIVES));
         assert_eq!(since(&many), [0, 1, 2]);
         many.rotate_left(1);
         // Another user cannot have it.
-        assert!(!make_room(&mut many, 3, 8, 2 * LIVES));
-        assert!(make_room(&mut many, 3, 7, 2 * LIVES));
+        assert!(!make_room(&mut many, all(3), 8, 2 * LIVES));
+        assert!(make_room(&mut many, all(3), 7, 2 * LIVES));
         assert_eq!(since(&many), [1, 2]);
-        assert!(make_room(&mut many, 2, 7, 2 * LIVES));
-        assert!(!make_room(&mut many, 1, 7, 2 * LIVES));
+        assert!(make_room(&mut many, all(2), 7, 2 * LIVES));
+        assert!(!make_room(&mut many, all(1), 7, 2 * LIVES));
         assert_eq!(since(&many), [2]);
     }
 }

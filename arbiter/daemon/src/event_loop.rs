@@ -154,10 +154,15 @@ impl Arbiterd {
     ///
     /// # Errors
     /// The kernel did not do what it always does.
-    pub fn run(mut self) -> Result<(), ServeError> {
-        self.settle();
+    pub fn run(self) -> Result<(), ServeError> {
         // Nobody may listen: then it does not matter.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        self.run_within()
+    }
+
+    /// The same, as a part of another program.
+    fn run_within(mut self) -> Result<(), ServeError> {
+        self.settle();
         let ended = self.serve_until_told();
         self.host.end(&self.service);
         self.sync_audit(true);

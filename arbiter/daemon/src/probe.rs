@@ -37,23 +37,30 @@ pub(crate) struct Found {
 /// Of a PMU that does not say what it has, `recorded` leases may have counters that are not
 /// free now, and are counted, too.
 ///
+/// With `only` uncore PMUs are left out, and so are all other CPUs.
+///
 /// A core PMU of all CPUs has a domain also for those of `present` that are offline.
 pub(crate) fn found(
     present: &CpuSet,
+    only: Option<&CpuSet>,
     recorded: &BTreeMap<String, CounterSet>,
 ) -> Result<Vec<Found>, String> {
     let pmus = umpire_budget::discover(Path::new("/")).map_err(|error| error.to_string())?;
     let mut found = Vec::new();
     let mut not_measured = Vec::new();
     for pmu in pmus {
-        let mut measured_on: Vec<u32> = pmu.measured_on().iter().collect();
+        if only.is_some() && !matches!(pmu.scope, Scope::Core(_)) {
+            continue;
+        }
+        let is_asked_for = |cpu: &u32| only.is_none_or(|only| only.contains(*cpu));
+        let mut measured_on: Vec<u32> = pmu.measured_on().iter().filter(is_asked_for).collect();
         let Some(&first) = measured_on.first() else {
             continue;
         };
         match umpire_budget::measure(&pmu, first, MAX_TIME) {
             Ok(budget) => {
                 if pmu.name == "cpu" {
-                    measured_on = present.iter().collect();
+                    measured_on = present.iter().filter(is_asked_for).collect();
                 }
                 let domains = match &pmu.scope {
                     Scope::Core(_) => measured_on
@@ -229,7 +236,7 @@ impl Found {
         self.pmu.perf_type
     }
 
-    fn look(&self, pmu: PmuId) -> Vec<Seen> {
+    pub(crate) fn look(&self, pmu: PmuId) -> Vec<Seen> {
         let cpus = &self.measured_on;
         let budgets = umpire_budget::measure_each(&self.pmu, cpus, MAX_TIME);
         let looks = (0u32..).zip(cpus).zip(budgets);

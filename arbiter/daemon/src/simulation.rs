@@ -15,7 +15,7 @@ use varlink::Request;
 
 use crate::commit::{Committer, Journal};
 use crate::config::{ArbiterConfig, PmuConfig, WatchdogConfig};
-use crate::journal::{Entry, header, recall};
+use crate::journal::{Entry, HEADER, header, recall};
 use crate::peer::Client;
 use crate::service::{ConnectionId, Service};
 
@@ -342,8 +342,16 @@ impl World {
             }
             Step::Full { full } => self.committer.journal_mut().full = full,
             Step::Fails => {
-                self.committer.journal_mut().fails = true;
+                let disk = self.committer.journal_mut();
+                disk.fails = true;
+                if !disk.full {
+                    // What it has not taken is gone, whoever has it in memory.
+                    let kept = disk.bytes.len() - (disk.bytes.len() - HEADER) / 3;
+                    disk.bytes.truncate(kept);
+                }
                 self.committer.sync(&self.service);
+                // Before anything else is answered the journal is whole again.
+                self.settle();
             }
             Step::Crash { written } => self.crash(written),
             Step::Settle => self.settle(),

@@ -6,7 +6,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
@@ -54,7 +56,7 @@ pub enum StoreError {
 pub(crate) struct Store {
     folder: PathBuf,
     boot_id: String,
-    file: File,
+    file: Arc<File>,
     /// Its length as of the last record that is whole.
     length: u64,
     /// Something may be written behind that.
@@ -79,12 +81,20 @@ impl Store {
         std::fs::create_dir_all(folder).map_err(failed("mkdir"))?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let mut file = options.open(&path).map_err(failed("open"))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreError::Taken(path)),
-            Err(error) => return Err(failed("flock")(error.into())),
-        }
+        let mut file = loop {
+            let file = options.open(&path).map_err(failed("open"))?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreError::Taken(path)),
+                Err(error) => return Err(failed("flock")(error.into())),
+            }
+            // Whoever had it may have written another one anew meanwhile, under its name.
+            let (ours, named) = (file.metadata(), std::fs::metadata(&path));
+            let ours = ours.map_err(failed("fstat"))?.ino();
+            if named.is_ok_and(|named| named.ino() == ours) {
+                break file;
+            }
+        };
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(failed("read"))?;
         let recalled = match recall(&bytes, boot_id) {
@@ -116,7 +126,7 @@ impl Store {
         let mut store = Store {
             folder: folder.to_owned(),
             boot_id: boot_id.to_owned(),
-            file,
+            file: Arc::new(file),
             length: recalled.length as u64,
             dirty: true,
             // Not known: a long journal is written anew at once.
@@ -133,9 +143,9 @@ impl Store {
 
     fn begin(&mut self) -> io::Result<()> {
         self.file.set_len(0)?;
-        self.file.seek(SeekFrom::Start(0))?;
+        (&*self.file).seek(SeekFrom::Start(0))?;
         let header = header(&self.boot_id);
-        self.file.write_all(&header)?;
+        (&*self.file).write_all(&header)?;
         self.file.sync_all()?;
         File::open(&self.folder)?.sync_all()?;
         self.length = header.len() as u64;
@@ -151,14 +161,14 @@ impl Journal for Store {
         }
         if self.dirty {
             self.file.set_len(self.length)?;
-            self.file.seek(SeekFrom::Start(self.length))?;
+            (&*self.file).seek(SeekFrom::Start(self.length))?;
         }
         let mut bytes = Vec::new();
         for entry in entries {
             entry.write(&mut bytes);
         }
         self.dirty = true;
-        self.file.write_all(&bytes)?;
+        (&*self.file).write_all(&bytes)?;
         self.dirty = false;
         self.unsynced = true;
         self.length += bytes.len() as u64;
@@ -176,19 +186,17 @@ impl Journal for Store {
         for entry in entries {
             entry.write(&mut bytes);
         }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true);
-        let mut file = options.open(&beside)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        file.write_all(&bytes)?;
-        if self.lost || self.dirty {
-            // A disk that has failed is believed when it has taken all.
-            file.sync_all()?;
-        }
-        // Whoever ends before this leaves the old journal, and after it the new one, both
-        // of them whole.
-        std::fs::rename(&beside, &path)?;
-        self.file = file;
+        // A disk that has failed is believed when it has taken all.
+        let synced = self.lost || self.dirty;
+        let written = write_anew(&beside, &bytes, synced).and_then(|file| {
+            // Whoever ends before this leaves the old journal, and after it the new one, both
+            // of them whole.
+            std::fs::rename(&beside, &path)?;
+            Ok(file)
+        });
+        // What is left of it would take the room that the next record needs.
+        let file = written.inspect_err(|_| drop(std::fs::remove_file(&beside)))?;
+        self.file = Arc::new(file);
         self.length = bytes.len() as u64;
         self.compact = self.length;
         self.dirty = false;
@@ -207,6 +215,19 @@ impl Journal for Store {
         }
         Ok(())
     }
+}
+
+/// A locked file with these bytes.
+fn write_anew(path: &Path, bytes: &[u8], synced: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true);
+    let mut file = options.open(path)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    file.write_all(bytes)?;
+    if synced {
+        file.sync_all()?;
+    }
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread;
 use std::time::Duration;
@@ -14,7 +15,7 @@ const PACE: Duration = Duration::from_secs(1);
 /// Has files put on the disk, one at a time.
 #[derive(Debug)]
 pub(crate) struct Syncer {
-    files: SyncSender<File>,
+    files: SyncSender<Arc<File>>,
     failures: Receiver<io::Error>,
 }
 
@@ -31,7 +32,7 @@ impl Syncer {
         sync: impl Fn(&File) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
         // A file is taken when the thread waits for one: none queue up at a slow disk.
-        let (files, to_sync) = sync_channel::<File>(0);
+        let (files, to_sync) = sync_channel::<Arc<File>>(0);
         let (failed, failures) = sync_channel(1);
         thread::Builder::new()
             .name("sync".to_owned())
@@ -51,9 +52,9 @@ impl Syncer {
     /// is to be tried again, since another sync goes on, or was just done.
     ///
     /// # Errors
-    /// The file cannot be handed over.
-    pub(crate) fn sync(&self, file: &File) -> io::Result<bool> {
-        match self.files.try_send(file.try_clone()?) {
+    /// Its thread has ended.
+    pub(crate) fn sync(&self, file: &Arc<File>) -> io::Result<bool> {
+        match self.files.try_send(file.clone()) {
             Ok(()) => Ok(true),
             Err(TrySendError::Full(_)) => Ok(false),
             Err(TrySendError::Disconnected(_)) => Err(io::Error::other("its thread has ended")),
@@ -103,7 +104,7 @@ pub(crate) mod tests {
             Ok(())
         });
         let syncer = syncer.expect("a thread");
-        let file = tempfile::tempfile().expect("a file");
+        let file = Arc::new(tempfile::tempfile().expect("a file"));
         let busy = disk.lock().expect("not poisoned");
         until(|| syncer.sync(&file).expect("taken").then_some(()));
         // The disk does not answer: nobody waits for it, and nothing queues up.
@@ -120,7 +121,7 @@ pub(crate) mod tests {
     #[test]
     fn a_sync_that_fails_is_told_once() {
         let syncer = failing();
-        let file = tempfile::tempfile().expect("a file");
+        let file = Arc::new(tempfile::tempfile().expect("a file"));
         until(|| syncer.sync(&file).expect("taken").then_some(()));
         let why = until(|| syncer.failure());
         assert_eq!(why.to_string(), "the disk is broken");

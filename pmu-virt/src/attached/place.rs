@@ -154,7 +154,7 @@ impl AttachedContext {
     /// Gives slots to what is missing, where that moves nobody who counts.
     pub(crate) fn place_missing(&mut self, bank: &mut SlotBank) {
         for missing in std::mem::take(&mut self.missing) {
-            let Ok(plan) = bank.backend().plan(&missing.request) else {
+            let Ok(plan) = self.plan(bank.backend(), &missing.request) else {
                 self.miss(missing);
                 continue;
             };
@@ -198,7 +198,7 @@ impl AttachedContext {
     pub(crate) fn is_short(&self, bank: &SlotBank) -> bool {
         self.missing
             .iter()
-            .any(|wanted| bank.backend().plan(&wanted.request).is_ok())
+            .any(|wanted| self.plan(bank.backend(), &wanted.request).is_ok())
     }
 
     /// What it wants counted that can be.
@@ -233,7 +233,7 @@ impl AttachedContext {
     ) -> Option<Demand> {
         Some(Demand {
             counter: self.context.counter_of(pmd),
-            constraint: bank.backend().plan(request).ok()?.constraint,
+            constraint: self.plan(bank.backend(), request).ok()?.constraint,
             held,
         })
     }

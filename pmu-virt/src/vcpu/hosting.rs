@@ -93,7 +93,11 @@ impl VcpuPmu {
         let result = match here {
             Some(core) => core.call_hosted(hosted, call, values),
             // Its counts were settled when it was parked.
-            None => hosted.carry_out(call, values),
+            None => {
+                let done = hosted.carry_out(call, values);
+                hosted.keep_to_lease();
+                done
+            }
         };
         if !only_reads {
             self.host_changed(here);

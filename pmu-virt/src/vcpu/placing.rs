@@ -310,7 +310,7 @@ impl VcpuPmu {
         };
         Some(Demand {
             counter,
-            constraint: core.backend().plan(request).ok()?.constraint,
+            constraint: core.plan_for_guest(request).ok()?.constraint,
             held: logical.slot_on(core),
         })
     }

@@ -3,12 +3,17 @@
 use std::sync::Arc;
 
 use crate::policies::{rig, run};
-use crate::rig::{Mail, Spot, context, register};
+use crate::rig::{Mail, Rig, Spot, context, register};
 use crate::truth::EVENTS;
+use crate::truth::clocks;
+use arbiter::PerKind;
 use perfmon_abi::PmcArg;
 use perfmon_abi::wire::{Call, Errno};
 use pmu_virt::perfmon::{AttachedContext, ContextId, HostPolicy};
-use pmu_virt::{EventFilters, Reading, UnavailableReason, accounting};
+use pmu_virt::{
+    CounterBackend, EventFilters, Progress, Reading, Ring, SimBackend, Ticks, Tsc,
+    UnavailableReason, accounting,
+};
 
 const MS: u64 = 1_000_000;
 const FILTER: &str = "[guest]\n[[guest.rule]]\naction = \"deny\"\nselect = 0xc0\n\
@@ -79,4 +84,41 @@ fn what_is_denied_is_unavailable_and_never_0() {
         );
         assert!(rig.unload_one(Spot::Vcpu(0), ContextId(user)).is_some());
     }
+}
+
+/// A vCPU that moves to another core, where its counters take turns, brings no denied event
+/// along.
+#[test]
+fn what_is_denied_stays_so_on_another_core() {
+    let filters = EventFilters::parse(FILTER).expect("filters");
+    let (cycles, instructions) = (EVENTS[0], EVENTS[4]);
+    let clocks = clocks(8);
+    let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&clocks)) };
+    let mut rig = Rig::new((1, 2), HostPolicy::GuestFirst, backend);
+    for core in 0..2 {
+        rig.core(core, |core| core.set_event_filter(filters.guest().clone()));
+    }
+    rig.switch(0, 0);
+    let two = PerKind {
+        programmable: 2,
+        fixed: u8::MAX,
+    };
+    let given = rig.vcpus[0].set_budget(two, 0, None);
+    given.expect("no context is there");
+    for (n, event) in [(0, cycles), (1, instructions), (2, cycles)] {
+        rig.write(0, 0xc001_0200 + 2 * n, event);
+    }
+    run(&mut rig, 0, MS);
+    for core in [1, 0, 1] {
+        for _ in 0..20 {
+            let left = Progress::Left {
+                tsc: Tsc(rig.tsc + MS),
+                halted: Ticks(0),
+                ring: Some(Ring::User),
+            };
+            rig.run(0, core, left);
+        }
+        assert_eq!(rig.value(0, 0xc001_0203), 0, "core {core}");
+    }
+    assert!(rig.value(0, 0xc001_0201) > 0 && rig.value(0, 0xc001_0205) > 0);
 }

@@ -142,8 +142,8 @@ pub(crate) fn take(
 ) -> Result<Option<VmLease>, UserError> {
     let lease = lease_of(choice, host, config)?;
     if config.audit.as_deref() == Some(Path::new(AUDIT_OF_HOST)) {
-        let Some(lease) = &lease else {
-            let what = "--audit arbiter: the VM has no lease, so the arbiter takes no audit of it; \
+        let Some(lease) = lease.as_ref().filter(|lease| lease.own.is_none()) else {
+            let what = "--audit arbiter: the VM has no lease of the host's arbiter, so nobody takes an audit of it; \
                         give --arbiter SOCKET, or a file";
             return Err(UserError::bad_input(what));
         };
@@ -187,9 +187,15 @@ fn lease_of(
     let places = plan.places().map_err(refused)?;
     let (mut wanted, request) = plan.request(&places, fewer);
     let mut keeper = plan.acquire(&request).map_err(refused)?;
-    wait_for(&mut keeper, choice).map_err(refused)?;
+    if own.is_none() {
+        wait_for(&mut keeper, choice).map_err(refused)?;
+    }
     let lease = keeper.lease();
     let (id, held, all) = (lease.id, lease.holds, lease.wants);
+    if held == 0 && choice.whom == Whom::Auto && own.is_some() {
+        log::info!("no lease on the host's counters: others have them all");
+        return Ok(None);
+    }
     if held == 0 || held < all && !fewer {
         // What it holds itself is not in its way.
         drop(keeper);

@@ -32,8 +32,8 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
         Box::new(PmuLog)
     })
     .map_err(UserError::bad_input)?;
-    let line = machine.take_lease_line();
-    let followed = lease.zip(line).map(|(lease, line)| lease.follow(line));
+    let lines = machine.take_lease_lines();
+    let followed = lease.zip(lines).map(|(lease, lines)| lease.follow(lines));
     let _own_arbiter = followed.transpose()?.flatten();
     let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
     let audit = machine.audit();

@@ -35,8 +35,8 @@ pub struct ContextLoad {
 /// What there is to know of contexts of host tools.
 #[derive(Debug)]
 pub enum ContextNews {
-    /// One is to be loaded. Whoever hears this [lets it](LeaseLine::let_load), or
-    /// [refuses](LeaseLine::refuse_load).
+    /// One is to be loaded. Whoever hears this [lets it](ContextLine::let_load), or
+    /// [refuses](ContextLine::refuse_load).
     Loads(ContextLoad),
     /// One is attached to nothing any more. It may be one that was refused.
     Left(ContextId),
@@ -84,40 +84,40 @@ pub struct LeaseLine {
     told: (PerKind, u32),
     requests: u64,
     vcpus: Vec<Known>,
+}
+
+/// The way by which contexts of host tools come to have counters of the host.
+#[derive(Debug)]
+pub struct ContextLine {
+    dispatcher: JobDispatcher,
     contexts: Receiver<ContextNews>,
 }
 
-/// What is known of a vCPU.
-#[derive(Clone, Copy, Debug, Default)]
-struct Known {
-    /// The request by which it was told.
-    request: u64,
-    /// It could not do so.
-    refuses: bool,
-    figures: VcpuFigures,
-}
-
-impl LeaseLine {
+impl ContextLine {
     pub(crate) fn new(dispatcher: JobDispatcher) -> (Self, LeaseDesk) {
         let (news, contexts) = channel();
         let desk = LeaseDesk {
             news,
             notifier: dispatcher.notifier().clone(),
         };
-        let line = LeaseLine {
-            told: (PerKind::ALL, 0),
-            requests: 0,
-            vcpus: vec![Known::default(); dispatcher.vcpus()],
+        let line = ContextLine {
             dispatcher,
             contexts,
         };
         (line, desk)
     }
 
-    /// What has happened to contexts since; `None`: nothing more. [Drained](Self::hear)
-    /// first, nothing is missed.
-    pub fn contexts(&mut self) -> Option<ContextNews> {
-        self.contexts.try_recv().ok()
+    /// What has happened to a context since; `None`: nothing more, until the line is readable
+    /// again.
+    pub fn hear(&mut self) -> Option<ContextNews> {
+        let news = self.contexts.try_recv().ok();
+        if news.is_none() {
+            self.dispatcher.notifier().drain();
+            while self.dispatcher.report().is_some() {}
+            // It may have come before that.
+            return self.contexts.try_recv().ok();
+        }
+        news
     }
 
     /// The context may use as many counters as it wants.
@@ -143,7 +143,36 @@ impl LeaseLine {
     /// The context that was let to this vCPU or core may use so many counters from now on.
     /// It is preempted while it wants more.
     pub fn lease_context(&self, context: ContextId, target: Target, counters: usize) {
-        self.dispatcher.post(context, target, Work::Lease(counters));
+        let work = Work::Lease(counters);
+        self.dispatcher.post(context, target, work);
+    }
+}
+
+/// Readable when there is something to [hear](ContextLine::hear).
+impl AsFd for ContextLine {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.dispatcher.notifier().as_fd()
+    }
+}
+
+/// What is known of a vCPU.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// The request by which it was told.
+    request: u64,
+    /// It could not do so.
+    refuses: bool,
+    figures: VcpuFigures,
+}
+
+impl LeaseLine {
+    pub(crate) fn new(dispatcher: JobDispatcher) -> Self {
+        LeaseLine {
+            told: (PerKind::ALL, 0),
+            requests: 0,
+            vcpus: vec![Known::default(); dispatcher.vcpus()],
+            dispatcher,
+        }
     }
 
     /// Guests are to use so many physical counters, whatever their budgets are. Layers that

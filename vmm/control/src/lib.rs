@@ -42,7 +42,7 @@
 //! | a client | make sampling buffers | `cf_smpl_buf_size_max` bytes of all buffers; the files are sealed, so a tool can only read them |
 //! | a client | name a context | by a handle of its own connection, which BIND gives to whoever shows the descriptor; the server recognises a descriptor by its socket cookie, which nobody can have used again |
 //! | a client | load a context on any vCPU or core | admission by the core's counters and [`ControlConfig::policy`]; [`ControlConfig::contexts_per_vcpu`] contexts of each vCPU and core |
-//! | a client | take counters of the host from others | where the VM has a lease on them, no context is loaded before whoever has the [`LeaseLine`] lets it |
+//! | a client | take counters of the host from others | where the VM has a lease on them, no context is loaded before whoever has the [`ContextLine`] lets it |
 //! | a client | block a vCPU (PFM_FL_NOTIFY_BLOCK) | until its context is unloaded; that happens when its last descriptor is closed, and when the server ends in any way |
 //! | a client | cause overflows | [`ControlConfig::rate`] of one context in a second; then the context is masked |
 //! | a client | leave messages unread | 100 packets; then its counters are masked as by a full queue |
@@ -74,7 +74,7 @@ mod sys;
 pub use config::{ARG_SIZES, ControlConfig, DEFAULT_CONNECTIONS};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
 pub use job::{CoreView, Job, Target, VcpuFigures, VcpuView, View};
-pub use lease::{ContextLoad, ContextNews, LeaseLine};
+pub use lease::{ContextLine, ContextLoad, ContextNews, LeaseLine};
 pub use pcr::change_share;
 pub use quantities::{
     CoreQuantities, ExitKind, GuestMemoryUse, HaltTimes, Halted, OffCoreReason, Snapshot,

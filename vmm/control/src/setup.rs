@@ -9,7 +9,7 @@ use pmu_virt::{CorePmu, PmuModel, VcpuPmu};
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, KickThread};
 use crate::job::Job;
-use crate::lease::{LeaseDesk, LeaseLine};
+use crate::lease::{ContextLine, LeaseDesk, LeaseLine};
 use crate::owners::Owners;
 use crate::quantities::{GuestMemoryUse, HaltTimes, MemoryGauge, MemoryProbe, VcpuQuantities};
 use crate::serve::close_vcpu;
@@ -113,14 +113,21 @@ impl ServerSetup {
 }
 
 impl PreparedServer {
-    /// A way to tell all vCPUs what their VM's lease on the host's counters holds; contexts
-    /// of host tools are loaded only when whoever has it lets them. It works whether this
-    /// server is started or not.
+    /// A way to tell all vCPUs what their VM's lease on the host's counters holds. It works
+    /// whether this server is started or not.
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub fn lease_line(&mut self) -> Result<LeaseLine, ServerError> {
-        let (line, desk) = LeaseLine::new(self.dispatcher.another()?);
+    pub fn lease_line(&self) -> Result<LeaseLine, ServerError> {
+        Ok(LeaseLine::new(self.dispatcher.another()?))
+    }
+
+    /// From now on contexts of host tools are loaded only when whoever has this lets them.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn context_line(&mut self) -> Result<ContextLine, ServerError> {
+        let (line, desk) = ContextLine::new(self.dispatcher.another()?);
         self.lease_desk = Some(desk);
         Ok(line)
     }

@@ -12,7 +12,9 @@ use pmu_virt::{
     BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu,
 };
 use thiserror::Error;
-use vmm_control::{ControlConfig, JobQueue, LeaseLine, Server, ServerError, ServerSetup};
+use vmm_control::{
+    ContextLine, ControlConfig, JobQueue, LeaseLine, Server, ServerError, ServerSetup,
+};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
@@ -114,6 +116,15 @@ impl From<ConfigError> for MachineError {
     }
 }
 
+/// What looks after the leases of a machine on the host's counters.
+#[derive(Debug)]
+pub struct LeaseLines {
+    /// Tells the vCPUs what their guests may use.
+    pub guest: LeaseLine,
+    /// Asks for what host tools want to count.
+    pub contexts: ContextLine,
+}
+
 /// A machine whose vCPUs are at their first instruction.
 #[derive(Debug)]
 pub struct Machine {
@@ -128,7 +139,7 @@ pub struct Machine {
     /// Serves host tools.
     pub(super) server: Option<Server>,
     pub(super) core_jobs: Vec<JobQueue>,
-    lease_line: Option<LeaseLine>,
+    lease_lines: Option<LeaseLines>,
     // The line stays connected for as long as its event lives.
     _com1_irq: EventFd,
 }
@@ -216,10 +227,14 @@ impl Machine {
             None => (Vec::new(), None),
         };
         // All cores count alike, so the first one answers for what the guest has.
+        let mut tools_pmu = None;
         if let (Some(model), Some(core)) = (&mut guest.pmu, cores.first()) {
-            *model = model
+            let all = model.clone();
+            *model = all
                 .clone()
-                .counted(|event| core.backend().plan(event).is_ok());
+                .counted(|event| core.plan_for_guest(event).is_ok());
+            // What the guest may not count tools may.
+            tools_pmu = Some(all.counted(|event| core.backend().plan(event).is_ok()));
         }
         let audit = Arc::new(audit_trail(config, guest.pmu.as_ref(), pcr.as_ref())?);
         for (number, core) in (0..).zip(&mut cores) {
@@ -229,7 +244,7 @@ impl Machine {
         let pin = at_cpu
             .map(|cpu| CpuList::new(vec![cpu]))
             .or_else(|| config.pin.clone());
-        let mut host_tools = match &guest.pmu {
+        let mut host_tools = match &tools_pmu {
             Some(model) if config.control.is_some() || config.lease.is_some() => {
                 let memory = Box::new(VmMemory(vm.clone()));
                 let unserved = || ControlConfig::at(PathBuf::new());
@@ -246,8 +261,13 @@ impl Machine {
             }
             _ => None,
         };
-        let line = host_tools.as_mut().filter(|_| config.lease.is_some());
-        let lease_line = line.map(|tools| tools.server.lease_line()).transpose()?;
+        let lease_lines = match &mut host_tools {
+            Some(tools) if config.lease.is_some() => Some(LeaseLines {
+                guest: tools.server.lease_line()?,
+                contexts: tools.server.context_line()?,
+            }),
+            _ => None,
+        };
         let (server, endpoints, core_jobs) = match host_tools {
             Some(tools) => (Some(tools.server), tools.vcpus, tools.cores),
             None => (None, Vec::new(), Vec::new()),
@@ -341,7 +361,7 @@ impl Machine {
         Ok(Self {
             server,
             core_jobs,
-            lease_line,
+            lease_lines,
             vcpus,
             cores,
             pin,
@@ -352,10 +372,10 @@ impl Machine {
         })
     }
 
-    /// The way to tell its vCPUs what the VM's lease on the host's counters holds, once, if
-    /// [`RunConfig::lease`] says that there is one.
-    pub fn take_lease_line(&mut self) -> Option<LeaseLine> {
-        self.lease_line.take()
+    /// What looks after the VM's leases, once, if [`RunConfig::lease`] says that there is one.
+    /// Whoever takes it has to: contexts of host tools wait for it.
+    pub fn take_lease_lines(&mut self) -> Option<LeaseLines> {
+        self.lease_lines.take()
     }
 
     /// The audit of its vCPUs, to be finished when they have ended.

@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 
-use arbiter::host::{HostArbiter, HostPolicyError, Tenant};
+use arbiter::host::{HostArbiter, HostPolicyError, PmuId, Tenant};
 use rustix::event::epoll;
 use rustix::net::SocketType;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -91,14 +91,16 @@ impl Arbiterd {
         access: &Access,
     ) -> Result<Self, ServeError> {
         let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
+        let hangup = signal_pipe(&[SIGHUP]).map_err(failed("signals"))?;
         let given = listenfd::ListenFd::from_env().take_unix_listener(0);
         let given = given.ok().flatten();
-        Self::start_until(stop, given, config, config_file, socket, access)
+        Self::start_until((stop, hangup), given, config, config_file, socket, access)
     }
 
-    /// The same, at the socket that was `given` if one was, and until `stop` can be read from.
-    pub(super) fn start_until(
-        stop: UnixStream,
+    /// The same, at the socket that was `given` if one was. `stop` can be read from when it is
+    /// to end, `hangup` when the configuration is to be read again.
+    fn start_until(
+        (stop, hangup): (UnixStream, UnixStream),
         given: Option<UnixListener>,
         mut config: ArbiterConfig,
         config_file: Option<&Path>,
@@ -118,11 +120,8 @@ impl Arbiterd {
         // What is stated is taken at its word; else what the kernel shows is measured.
         let found = if config.pmus.is_empty() {
             let recorded = recalled.as_ref().map(Recalled::counters);
-            let measured = match &config.measured {
-                Some(some) => host.present().and(some),
-                None => host.present().clone(),
-            };
-            probe::found(&measured, &recorded.unwrap_or_default())
+            let recorded = recorded.unwrap_or_default();
+            probe::found(host.present(), config.measured.as_ref(), &recorded)
                 .map_err(ServeError::NotMeasured)?
         } else {
             Vec::new()
@@ -156,7 +155,7 @@ impl Arbiterd {
             .map(|found| (found.host.name.clone(), found.perf_type()));
         config.perf_types = named.collect();
         let rates = Rates::new(config.requests_per_second);
-        let looks = config.looks;
+        let (looks, is_own) = (config.looks, config.measured.is_some());
         let mut service = Service::new(arbiter, config);
         host.follow_cpus(&mut service, now());
         if let Some(recalled) = recalled {
@@ -167,6 +166,14 @@ impl Arbiterd {
             );
         }
         host.look(&mut service, now());
+        if is_own {
+            // Nobody has a lease yet: all that is not free is somebody else's.
+            let places = (0u16..).map(PmuId).zip(&found);
+            let seen: Vec<_> = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
+            // It takes two looks to believe that somebody has come.
+            service.see(&seen, None, now());
+            service.see(&seen, None, now());
+        }
         if let Some(folder) = socket.parent() {
             let _ = fs::create_dir_all(folder);
         }
@@ -201,7 +208,6 @@ impl Arbiterd {
         }
         let flags = epoll::CreateFlags::CLOEXEC;
         let epoll = epoll::create(flags).map_err(|error| failed("epoll")(error.into()))?;
-        let hangup = signal_pipe(&[SIGHUP]).map_err(failed("signals"))?;
         let (looked, tells) = UnixStream::pair().map_err(failed("socketpair"))?;
         looked.set_nonblocking(true).map_err(failed("socketpair"))?;
         let sights = if found.is_empty() {
@@ -262,9 +268,13 @@ impl OwnArbiter {
             mode: 0o600,
             group: None,
         };
-        let service = Arbiterd::start_until(stop, None, config, None, socket, &access)?;
+        // Nothing is ever written to it.
+        let (hangup, _silent) = UnixStream::pair().map_err(failed("socketpair"))?;
+        let ends = (stop, hangup);
+        let service = Arbiterd::start_until(ends, None, config, None, socket, &access)?;
         let body = move || {
-            if let Err(error) = service.run() {
+            let _silent = _silent;
+            if let Err(error) = service.run_within() {
                 log::warn!("the VM's own arbiter has ended: {error}");
             }
         };

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use arbiter::PerKind;
 use umpire_lease::{Arbiter, Figure, News, ReportIn};
+use vmm::machine::LeaseLines;
 use vmm_control::LeaseLine;
 
 use super::tools::Tools;
@@ -28,27 +29,35 @@ impl VmLease {
     ///
     /// # Errors
     /// The host has no thread left.
-    pub(crate) fn follow(mut self, line: LeaseLine) -> Result<Option<Own>, UserError> {
+    pub(crate) fn follow(mut self, lines: LeaseLines) -> Result<Option<Own>, UserError> {
         let own = self.own.take();
+        let LeaseLines { guest, contexts } = lines;
+        let mut tools = Tools::new(contexts, self.plan.clone());
         let mut follower = Follower {
             told: (self.wanted.lets(self.keeper.lease().holds), None),
             lease: self,
-            line,
+            line: guest,
             refused: None,
             asks: None,
             silence: String::new(),
-            tools: Tools::default(),
             reports: Instant::now(),
             arbiter: None,
         };
+        let failed = |error| UserError::bad_input(format!("no thread for the VM's lease: {error}"));
         let body = move || {
             loop {
                 follower.turn();
             }
         };
-        let thread = Builder::new().name("lease".to_owned()).spawn(body);
-        let failed = |error| UserError::bad_input(format!("no thread for the VM's lease: {error}"));
-        thread.map(|_| own).map_err(failed)
+        (Builder::new().name("lease".to_owned()).spawn(body)).map_err(failed)?;
+        // The arbiter takes its time for these: the guest's lease is not to wait for them.
+        let body = move || {
+            loop {
+                tools.turn();
+            }
+        };
+        (Builder::new().name("tool leases".to_owned()).spawn(body)).map_err(failed)?;
+        Ok(own)
     }
 }
 
@@ -64,8 +73,6 @@ struct Follower {
     asks: Option<Instant>,
     /// Why there is no lease, as it was logged.
     silence: String,
-    /// What host tools count beside the guest.
-    tools: Tools,
     /// When to report.
     reports: Instant,
     /// Takes reports.
@@ -95,7 +102,6 @@ impl Follower {
         }
         self.obey();
         self.hear_vcpus();
-        self.tools.turn(&mut self.line, &self.lease.plan);
         if self.lease.keeper.has_ended() && self.ask_again() {
             return;
         }
@@ -107,13 +113,11 @@ impl Follower {
             self.lease.keeper.due(),
             self.refused,
             asks,
-            self.tools.due(),
             Some(self.reports),
         ];
         let connection = self.lease.keeper.connection();
         let line = Some(self.line.as_fd());
-        let what = connection.into_iter().chain(line);
-        wait(what.chain(self.tools.connections()), moments);
+        wait(connection.into_iter().chain(line), moments);
     }
 
     /// Lets the guest use what the lease holds, or will hold after a notice.

@@ -58,7 +58,7 @@ impl Wanted {
 }
 
 /// What a VM asks of which arbiter.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) socket: PathBuf,
     /// What the lease is to be like.
@@ -107,19 +107,29 @@ impl Plan {
         Keeper::acquire(&self.socket, request, true, None)
     }
 
-    /// A lease for what `tool` is to count beside the guest, all of it or nothing. It holds
-    /// nothing yet if others were told to make room for it.
+    /// A lease for what `tool` is to count beside the guest, all of it or nothing. It does not
+    /// hold all yet if others were told to make room for it.
     pub(super) fn lease_for_tool(&self, counters: usize, tool: &str) -> Result<Keeper, CallError> {
-        let request = self.request_for_tool(counters, tool)?;
+        let (cpus, _) = there(&self.places()?, &self.cpus);
+        let counters = u32::try_from(counters).unwrap_or(u32::MAX);
+        let label = self.terms.label.as_deref().unwrap_or_default();
+        let request = Request {
+            label: Some(format!("{label}: {tool}")),
+            // What is left of it after a loss serves some of the contexts.
+            at_least: Some(1),
+            ..self.ask(&cpus, vec![Counters::programmable(counters)])
+        };
         let keeper = self.acquire(&request)?;
         if keeper.lease().holds == keeper.lease().wants {
             return Ok(keeper);
         }
         // Its place in the queue is of no use if nobody has to go.
         drop(keeper);
-        let explain = ExplainIn {
-            request: request.clone(),
+        let whole = Request {
+            at_least: None,
+            ..request.clone()
         };
+        let explain = ExplainIn { request: whole };
         let explained: ExplainOut = Arbiter::connect(&self.socket)?.call("Explain", &explain)?;
         let goes = |event: &Event| event.what == "leaving";
         match explained.why {
@@ -128,24 +138,6 @@ impl Plan {
             }
             _ => self.acquire(&request),
         }
-    }
-
-    /// Why that is not granted.
-    pub(super) fn explain_tool(&self, counters: usize, tool: &str) -> CallError {
-        match self.request_for_tool(counters, tool) {
-            Ok(request) => self.explain(request),
-            Err(error) => error,
-        }
-    }
-
-    fn request_for_tool(&self, counters: usize, tool: &str) -> Result<Request, CallError> {
-        let (cpus, _) = there(&self.places()?, &self.cpus);
-        let counters = u32::try_from(counters).unwrap_or(u32::MAX);
-        let label = self.terms.label.as_deref().unwrap_or_default();
-        Ok(Request {
-            label: Some(format!("{label}: {tool}")),
-            ..self.ask(&cpus, vec![Counters::programmable(counters)])
-        })
     }
 
     /// Why it cannot have all that it asked for.

@@ -1,25 +1,30 @@
 //! What host tools count in the VM has leases of its own: beside what the guest's lease holds.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use umpire_lease::{Arbiter, CallError, Keeper, News, NoReply, ReleaseIn};
-use vmm_control::{ContextLoad, ContextNews, LeaseLine, Target};
+use vmm_control::{ContextLine, ContextLoad, ContextNews, Target};
 
-use super::NOTICES;
 use super::plan::Plan;
+use super::{NOTICES, wait};
 
-/// Between two tries to get a lease anew that was taken away.
+/// Between two tries to get a lease anew that was taken away; and for so long what was refused
+/// to one context is refused to others, without asking again.
 const TRIES: Duration = Duration::from_secs(1);
 
 /// Contexts of host tools, and the counters that they may use.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tools {
+    line: ContextLine,
+    plan: Plan,
     /// The oldest first.
     contexts: Vec<Known>,
     leases: Vec<Share>,
     /// When to ask anew, after a lease was taken away.
     asks: Option<Instant>,
+    /// So many counters more could not be had, why, and until when that is taken for granted.
+    refused: Option<(usize, String, Instant)>,
 }
 
 /// A context.
@@ -52,6 +57,8 @@ struct Share {
     keeper: Keeper,
     /// So many are asked for.
     asked: usize,
+    /// It has held them all.
+    was_whole: bool,
 }
 
 /// Counters that contexts want at a time. Those of two vCPUs never count on one thread, and
@@ -86,52 +93,120 @@ fn served(contexts: &[Wants], counters: usize) -> Vec<bool> {
 }
 
 impl Tools {
-    /// Takes in what happened to contexts and to their leases, and does what follows.
-    pub(super) fn turn(&mut self, line: &mut LeaseLine, plan: &Plan) {
-        while let Some(news) = line.contexts() {
-            match news {
-                ContextNews::Loads(load) if load.counters == 0 => line.let_load(load),
-                ContextNews::Loads(load) => {
-                    self.contexts.push(Known {
-                        number: load.context,
-                        wants: Wants {
-                            target: load.target,
-                            counters: load.counters,
-                        },
-                        state: State::Loads(Box::new(load), Instant::now() + NOTICES),
-                    });
-                    // One by one: what cannot be had is refused to whom it was for.
-                    self.ask(line, plan);
-                }
-                ContextNews::Left(context) => self.contexts.retain(|one| one.number != context),
-            }
+    pub(super) fn new(line: ContextLine, plan: Plan) -> Self {
+        Tools {
+            line,
+            plan,
+            contexts: Vec::new(),
+            leases: Vec::new(),
+            asks: None,
+            refused: None,
         }
+    }
+
+    /// Does what follows from one piece of news, or waits for some.
+    pub(super) fn turn(&mut self) {
         for share in &mut self.leases {
             share.hear();
         }
         self.leases.retain(|share| !share.keeper.has_ended());
-        self.give_back(plan);
-        self.ask(line, plan);
-        self.serve(line, plan);
+        self.serve();
+        match self.line.hear() {
+            Some(ContextNews::Loads(load)) => self.load(load),
+            Some(ContextNews::Left(context)) => {
+                self.contexts.retain(|one| one.number != context);
+                self.give_back();
+            }
+            None => {
+                self.ask_anew();
+                let leases = self.leases.iter();
+                let connections = leases.filter_map(|share| share.keeper.connection());
+                wait(connections.chain([self.line.as_fd()]), [self.due()]);
+            }
+        }
     }
 
-    fn wants(&self) -> Vec<Wants> {
-        self.contexts.iter().map(|one| one.wants).collect()
+    fn wants(&self, which: impl Fn(&Known) -> bool) -> usize {
+        let contexts = self.contexts.iter().filter(|one| which(one));
+        wanted(contexts.map(|one| &one.wants))
     }
 
-    fn asked(&self) -> usize {
-        self.leases.iter().map(|share| share.asked).sum()
+    /// Gets counters for a context that is to be loaded, beside those that count and load.
+    fn load(&mut self, load: ContextLoad) {
+        if load.counters == 0 {
+            self.line.let_load(load);
+            return;
+        }
+        let tool = format!("tool {} of uid {}", load.pid, load.uid);
+        let known = Known {
+            number: load.context,
+            wants: Wants {
+                target: load.target,
+                counters: load.counters,
+            },
+            state: State::Loads(Box::new(load), Instant::now() + NOTICES),
+        };
+        self.contexts.push(known);
+        let wanted = self.wants(|one| !matches!(one.state, State::Stands));
+        let there: usize = self.leases.iter().map(Share::expects).sum();
+        let more = wanted.saturating_sub(there);
+        if let Err(why) = self.lease(more, &tool) {
+            self.refuse(self.contexts.len() - 1, &why);
+        }
+    }
+
+    /// Leases so many more.
+    fn lease(&mut self, more: usize, tool: &str) -> Result<(), String> {
+        if more == 0 {
+            return Ok(());
+        }
+        let now = Instant::now();
+        if let Some((least, why, until)) = &self.refused
+            && more >= *least
+            && now < *until
+        {
+            return Err(why.clone());
+        }
+        match self.plan.lease_for_tool(more, tool) {
+            Ok(keeper) => {
+                self.leases.push(Share::new(keeper, more));
+                Ok(())
+            }
+            Err(error) => {
+                let why = error.to_string();
+                self.refused = Some((more, why.clone(), now + TRIES));
+                Err(why)
+            }
+        }
+    }
+
+    /// What contexts lack that stand for want of a lease is asked for now and then. Leases
+    /// that only wait come back by themselves.
+    fn ask_anew(&mut self) {
+        let asked: usize = self.leases.iter().map(|share| share.asked).sum();
+        let more = self.wants(|_| true).saturating_sub(asked);
+        let now = Instant::now();
+        if more == 0 {
+            self.asks = None;
+        } else if self.asks.is_none_or(|asks| asks <= now) {
+            if let Err(why) = self.lease(more, "tools") {
+                log::warn!("host tools count less than they want: {why}");
+            }
+            self.asks = Some(now + TRIES);
+        }
     }
 
     /// Gives back what no context wants any more: first leases that wait for their turn,
     /// then the newest.
-    fn give_back(&mut self, plan: &Plan) {
+    fn give_back(&mut self) {
+        self.refused = None;
         self.leases.sort_by_key(|share| share.holds() == 0);
-        let mut more = self.asked().saturating_sub(wanted(&self.wants()));
+        let asked: usize = self.leases.iter().map(|share| share.asked).sum();
+        let mut more = asked.saturating_sub(self.wants(|_| true));
         while let Some(mut share) = self.leases.pop() {
             if share.asked > more {
                 if more > 0
-                    && let Err(error) = share.keep(share.asked - more, plan)
+                    && let Err(error) = share.keep(share.asked - more, &self.plan)
                 {
                     log::debug!("{more} counters cannot be given back now: {error}");
                 }
@@ -142,65 +217,30 @@ impl Tools {
         }
     }
 
-    /// Asks for what contexts lack. What cannot be had for those on their way is refused.
-    fn ask(&mut self, line: &LeaseLine, plan: &Plan) {
-        let now = Instant::now();
-        while wanted(&self.wants()) > self.asked() {
-            let more = wanted(&self.wants()) - self.asked();
-            let is_new = |one: &&Known| matches!(one.state, State::Loads(..));
-            let newest = self.contexts.iter().rposition(|one| is_new(&one));
-            if newest.is_none() && self.asks.is_some_and(|asks| now < asks) {
-                return;
-            }
-            match plan.lease_for_tool(more, &self.tool()) {
-                Ok(keeper) => self.leases.push(Share {
-                    keeper,
-                    asked: more,
-                }),
-                Err(error) => {
-                    let Some(newest) = newest else {
-                        log::warn!("host tools count nothing, as there is no lease: {error}");
-                        self.asks = Some(now + TRIES);
-                        return;
-                    };
-                    self.refuse(newest, line, &error);
-                }
-            }
-        }
-        self.asks = None;
-    }
-
-    /// For whom the newest context is, for people.
-    fn tool(&self) -> String {
-        let loads = self.contexts.iter().rev().find_map(|one| match &one.state {
-            State::Loads(load, _) => Some(format!("tool {} of uid {}", load.pid, load.uid)),
-            State::Counts | State::Stands => None,
-        });
-        loads.unwrap_or_else(|| "tools".to_owned())
-    }
-
-    fn refuse(&mut self, at: usize, line: &LeaseLine, why: &CallError) {
+    fn refuse(&mut self, at: usize, why: &str) {
         if let State::Loads(load, _) = self.contexts.remove(at).state {
             let reason = format!(
                 "the host's arbiter has no counters for the context, which wants {} beside what \
-                 the VM's lease holds: {why}; count fewer events at a time, or see `umpire who`",
+                 the VM's leases hold: {why}; count fewer events at a time, or see `umpire who`",
                 load.counters
             );
-            line.refuse_load(*load, reason);
+            self.line.refuse_load(*load, reason);
+            self.give_back();
         }
     }
 
     /// Lets contexts count as far as there are counters.
-    fn serve(&mut self, line: &LeaseLine, plan: &Plan) {
+    fn serve(&mut self) {
         let now = Instant::now();
         let held = self.leases.iter().map(Share::holds).sum();
-        let served = served(&self.wants(), held);
+        let wants: Vec<Wants> = self.contexts.iter().map(|one| one.wants).collect();
         let mut late = None;
+        let served = served(&wants, held);
         for (at, (known, serves)) in self.contexts.iter_mut().zip(served).enumerate() {
             let Wants { target, counters } = known.wants;
             known.state = match (std::mem::replace(&mut known.state, State::Stands), serves) {
                 (State::Loads(load, _), true) => {
-                    line.let_load(*load);
+                    self.line.let_load(*load);
                     State::Counts
                 }
                 (State::Loads(load, until), false) => {
@@ -209,33 +249,24 @@ impl Tools {
                 }
                 (State::Counts, false) => {
                     log::warn!("{}: stands, as its lease was taken away", known.number);
-                    line.lease_context(known.number, target, 0);
+                    self.line.lease_context(known.number, target, 0);
                     State::Stands
                 }
                 (State::Stands, true) => {
                     log::info!("{}: counts again", known.number);
-                    line.lease_context(known.number, target, counters);
+                    self.line.lease_context(known.number, target, counters);
                     State::Counts
                 }
                 (state, _) => state,
             };
         }
         if let Some(late) = late {
-            let counters = self.contexts[late].wants.counters;
-            let why = plan.explain_tool(counters, &self.tool());
-            self.refuse(late, line, &why);
-            self.give_back(plan);
+            self.refuse(late, "who had to make room for it did not do so in time");
         }
     }
 
-    /// Readable when there is news of a lease.
-    pub(super) fn connections(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let leases = self.leases.iter();
-        leases.filter_map(|share| share.keeper.connection())
-    }
-
     /// When there is something to do in any case.
-    pub(super) fn due(&self) -> Option<Instant> {
+    fn due(&self) -> Option<Instant> {
         let loads = self.contexts.iter().filter_map(|one| match &one.state {
             State::Loads(_, until) => Some(*until),
             State::Counts | State::Stands => None,
@@ -246,6 +277,25 @@ impl Tools {
 }
 
 impl Share {
+    fn new(keeper: Keeper, asked: usize) -> Self {
+        let mut share = Share {
+            keeper,
+            asked,
+            was_whole: false,
+        };
+        share.was_whole = share.holds() == asked;
+        share
+    }
+
+    /// Counters that it has, or will have soon: others were told to make room for it.
+    fn expects(&self) -> usize {
+        if self.was_whole {
+            self.holds()
+        } else {
+            self.asked
+        }
+    }
+
     fn hear(&mut self) {
         while let Some(news) = self.keeper.hear() {
             let id = self.keeper.lease().id;
@@ -258,6 +308,7 @@ impl Share {
                 }
             }
         }
+        self.was_whole |= self.holds() == self.asked;
     }
 
     /// Counters that may be used: after a notice those that will be left.
