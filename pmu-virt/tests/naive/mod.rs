@@ -1,6 +1,9 @@
 //! A PMU written a second time, naively: a map of raw MSR values, and every
 //! rule spelled out at the bit level. It counts cycles only, as the clock does.
 
+pub(crate) mod ibs;
+
+use ibs::NaiveIbs;
 use pmu_virt::{CounterId, PmuModel, ReadOutcome, Ring, Vendor, WriteOutcome};
 use std::collections::BTreeMap;
 
@@ -19,6 +22,7 @@ pub(crate) struct Naive {
     /// Registers by the name of `Naive::canonical`.
     registers: BTreeMap<u32, u128>,
     pub(crate) pending: u64,
+    pub(crate) ibs: NaiveIbs,
 }
 
 /// Canonical names: the counter n, its select, and so on.
@@ -52,6 +56,7 @@ impl Naive {
             freeze: false,
             registers: BTreeMap::new(),
             pending: 0,
+            ibs: NaiveIbs::new(&model.to_string()),
         };
         naive.reset();
         naive
@@ -61,6 +66,7 @@ impl Naive {
         self.registers.clear();
         self.pending = 0;
         self.freeze = false;
+        self.ibs.reset();
         if self.has_global() {
             self.registers.insert(CTRL, (1 << self.counters) - 1);
         }
@@ -127,6 +133,7 @@ impl Naive {
 
     pub(crate) fn read(&self, msr: u32) -> ReadOutcome {
         match self.canonical(msr) {
+            None if self.ibs.has(msr) => self.ibs.read(msr),
             None => ReadOutcome::NotHandled,
             Some(CLEAR | SET) => ReadOutcome::Value(0),
             Some(CAPABILITIES) => ReadOutcome::Value(if self.full_width { 0x2000 } else { 0 }),
@@ -162,6 +169,9 @@ impl Naive {
 
     pub(crate) fn write(&mut self, msr: u32, value: u64) -> WriteOutcome {
         let Some(register) = self.canonical(msr) else {
+            if self.ibs.has(msr) {
+                return self.ibs.write(msr, value);
+            }
             return WriteOutcome::NotHandled;
         };
         let fixed: u64 = self.fixed.iter().map(|n| 1 << (32 + n)).sum();
@@ -216,6 +226,9 @@ impl Naive {
     }
 
     pub(crate) fn run(&mut self, ring: Ring, ticks: u64) {
+        if self.ibs.there {
+            self.ibs.run(ticks);
+        }
         if self.get(STATUS) & FROZEN != 0 {
             return;
         }
