@@ -20,7 +20,7 @@ use naive::Naive;
 use naive::ibs::{FETCHED, RIP};
 use seated::Seated;
 
-const MODELS: [&str; 19] = [
+const MODELS: [&str; 20] = [
     "intel-v1",
     "intel-v1,counters=8,full-width=on,width=48",
     "intel-v2",
@@ -40,6 +40,7 @@ const MODELS: [&str; 19] = [
     "amd-fam10h,ibs=on",
     "amd-core,ibs=on",
     "amd-perfmonv2,ibs=on",
+    "amd-perfmonv2,ibs=on,freeze=on",
 ];
 
 #[derive(Clone, Debug)]

@@ -123,7 +123,7 @@ impl PmuModel {
             },
             leaf_80000022: if perfmon_v2 {
                 CpuidRegs {
-                    eax: 1,
+                    eax: 1 | u32::from(self.can_freeze()) << 2,
                     ebx: u32::from(visible.programmable),
                     ..CpuidRegs::default()
                 }

@@ -31,7 +31,8 @@ pub const DEBUGCTL: MsrIndex = MsrIndex(0x1d9);
 /// `IA32_PERF_CAPABILITIES.FW_WRITE`: full-width counter writes exist.
 const FW_WRITE: u64 = 1 << 13;
 
-/// `IA32_PERF_GLOBAL_STATUS.CTR_FRZ`: the counters stand (Intel, from version 4 on).
+/// `IA32_PERF_GLOBAL_STATUS.CTR_FRZ`: the counters stand (Intel, from version 4 on). AMD
+/// has the same bit in `PerfCntrGlobalStatus`.
 pub const CTR_FRZ: u64 = 1 << 59;
 /// Bits of `IA32_PERF_GLOBAL_STATUS` from version 4 on that belong to no counter and
 /// that software can set: LBR_FRZ, CTR_FRZ, ASCI, Ovf_Uncore, OvfBuffer.
@@ -110,6 +111,8 @@ pub struct PmuModel {
     capabilities: bool,
     /// [`ibs::caps`]; 0 without instruction-based sampling.
     ibs: u32,
+    /// PMIs can stop the counters (AMD).
+    freeze: bool,
     /// What the properties above come to: the bits of a programmable counter and of
     /// a fixed-function one, and the registers by MSR index.
     mask: u64,
@@ -124,7 +127,8 @@ impl PmuModel {
     /// separated by commas: `counters=N`, `fixed=N` (with `intel-v5` also
     /// `fixed=0xMAP`, a bit for each counter), `width=BITS`, `fixed-width=BITS`,
     /// `full-width=on|off`, `perf-capabilities=on|off` (as `full-width` unless it is
-    /// given), `ibs=on|off` (off unless it is given). Example:
+    /// given), `ibs=on|off` and `freeze=on|off` (off
+    /// unless they are given). Example:
     /// `intel-v2,counters=8,fixed=3,width=40,fixed-width=48,full-width=off`.
     ///
     /// # Errors
@@ -168,6 +172,7 @@ impl PmuModel {
             full_width: family.full_width.default,
             capabilities: family.full_width.default,
             ibs: 0,
+            freeze: false,
             mask: 0,
             fixed_mask: 0,
             by_index: Arc::default(),
@@ -273,7 +278,7 @@ impl PmuModel {
     /// Performance Monitoring Version 4").
     #[inline]
     pub fn has_frozen_status(&self) -> bool {
-        self.family.version >= 4
+        self.family.version >= 4 || self.freeze
     }
 
     /// What CPUID function 8000_001Bh EAX says of instruction-based sampling:
@@ -338,10 +343,11 @@ impl PmuModel {
 
     /// Whether a PMI can stop the counters: IA32_DEBUGCTL bit 12 exists where
     /// IA32_PERF_CAPABILITIES does, from version 2 on (SDM vol. 4, table
-    /// "IA-32 Architectural MSRs", 1D9H).
+    /// "IA-32 Architectural MSRs", 1D9H). AMD's DebugCtl has it where CPUID function
+    /// 8000_0022h EAX[2] says so (APM vol. 3, appendix E.4.24).
     #[inline]
     pub fn can_freeze(&self) -> bool {
-        self.family.version > 1 && self.capabilities
+        self.freeze || self.family.version > 1 && self.capabilities
     }
 
     /// Bits of a programmable counter.
@@ -514,10 +520,11 @@ impl PmuModel {
         } else {
             0
         };
-        let indicators = if self.has_frozen_status() {
-            INDICATORS
-        } else {
-            0
+        let indicators = match (self.vendor(), self.has_frozen_status()) {
+            (_, false) => 0,
+            (Vendor::Intel, true) => INDICATORS,
+            // Bit 58 belongs to branch records.
+            (Vendor::Amd, true) => CTR_FRZ,
         };
         counters | indicators
     }
@@ -597,6 +604,9 @@ impl fmt::Display for PmuModel {
         }
         if self.ibs != 0 {
             f.write_str(",ibs=on")?;
+        }
+        if self.freeze {
+            f.write_str(",freeze=on")?;
         }
         Ok(())
     }

@@ -446,14 +446,7 @@ impl VcpuPmu {
         };
         let sampler = ibs.sampler_mut(kind);
         if sampler.is_on(kind) {
-            let by_ops = sampler.control & op::COUNT_OPS != 0;
-            let requests = self.model.ibs_requests(kind, by_ops);
-            let counts = |request: &&CountRequest| match &*here {
-                Some(core) => core.plan_for_guest(request).is_ok(),
-                None => false,
-            };
-            // Where nobody counts any of them, the last one says so.
-            sampler.request = requests.iter().find(counts).or(requests.last()).copied();
+            sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
             sampler.running = true;
             let left = sampler.max(kind).saturating_sub(sampler.count).max(1);
             let mask = self.model.counter_mask(counter);
@@ -468,6 +461,21 @@ impl VcpuPmu {
         {
             self.take_control(here, counter);
             self.refresh_needs(here.as_deref());
+        }
+    }
+
+    /// The vCPU has come to a core with other sources: what runs is counted by what that
+    /// one has.
+    pub(super) fn choose_for_ibs(&mut self, here: &mut Here<'_>) {
+        for kind in [IbsKind::Fetch, IbsKind::Op] {
+            let Some(ibs) = self.ibs.as_deref_mut() else {
+                return;
+            };
+            let sampler = ibs.sampler_mut(kind);
+            if sampler.running {
+                sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
+                self.take_control(here, position(kind));
+            }
         }
     }
 
@@ -491,6 +499,20 @@ impl VcpuPmu {
         let left = self.model.counter_mask(counter) - self.counters[index_of(counter)].value + 1;
         sampler.max(kind).saturating_sub(left)
     }
+}
+
+/// What is counted for samples of this kind on a core: the best that it has a source for.
+/// Where it has none for any of them, the last one says so.
+fn chosen(
+    model: &PmuModel,
+    core: Option<&CorePmu>,
+    kind: IbsKind,
+    control: u64,
+) -> Option<CountRequest> {
+    let requests = model.ibs_requests(kind, control & op::COUNT_OPS != 0);
+    let counts =
+        |request: &&CountRequest| core.is_some_and(|core| core.plan_for_guest(request).is_ok());
+    requests.iter().find(counts).or(requests.last()).copied()
 }
 
 /// Instruction-based sampling in a file.

@@ -25,7 +25,8 @@ impl VcpuPmu {
             core.bank.attach(self.owner);
         }
         self.attached = true;
-        if self.bank.replace(core.bank.number()) != Some(core.bank.number()) {
+        let is_new = self.bank.replace(core.bank.number()) != Some(core.bank.number());
+        if is_new {
             self.revive_dead();
             self.any.set(None);
         }
@@ -34,6 +35,9 @@ impl VcpuPmu {
             self.introduce(core);
         }
         let here = &mut self.here(Some(core));
+        if is_new {
+            self.choose_for_ibs(here);
+        }
         let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.active.iter() {
             self.return_to_place(here, counter);

@@ -23,6 +23,8 @@ pub(crate) struct Naive {
     registers: BTreeMap<u32, u128>,
     pub(crate) pending: u64,
     pub(crate) ibs: NaiveIbs,
+    /// AMD's property.
+    freezes: bool,
 }
 
 /// Canonical names: the counter n, its select, and so on.
@@ -57,6 +59,7 @@ impl Naive {
             registers: BTreeMap::new(),
             pending: 0,
             ibs: NaiveIbs::new(&model.to_string()),
+            freezes: model.to_string().ends_with(",freeze=on"),
         };
         naive.reset();
         naive
@@ -83,7 +86,7 @@ impl Naive {
 
     /// Whether bit 12 of IA32_DEBUGCTL is ours.
     pub(crate) fn can_freeze(&self) -> bool {
-        !self.amd && self.has_global() && self.capabilities
+        self.freezes || !self.amd && self.has_global() && self.capabilities
     }
 
     fn get(&self, register: u32) -> u64 {
@@ -189,6 +192,7 @@ impl Naive {
             }
             SET if self.is_v4() => all | 0x7c00_0000_0000_0000,
             CLEAR if self.is_v4() => all | 0xfc00_0000_0000_0000,
+            CLEAR | SET if self.freezes => all | FROZEN,
             CTRL | SET => all,
             CLEAR if self.amd => all,
             CLEAR => all | 0b11 << 62,
@@ -251,7 +255,7 @@ impl Naive {
             }
         }
         if self.freeze && self.pending != 0 {
-            if self.is_v4() {
+            if self.is_v4() || self.freezes {
                 self.store(STATUS, self.get(STATUS) | FROZEN);
             } else {
                 self.store(CTRL, 0);

@@ -64,6 +64,15 @@ pub enum MachineError {
     /// CPUID.
     #[error(transparent)]
     Cpuid(#[from] CpuidError),
+    /// Nobody counts what is sampled.
+    #[error(
+        "--pmu with ibs=on: {sources} counts neither cycles nor instructions, so that nothing \
+         could be sampled; add clock or step to --counters, or leave ibs=on out"
+    )]
+    NoSamples {
+        /// The backend's name.
+        sources: &'static str,
+    },
     /// More vCPUs than this host's KVM allows.
     #[error("--cpus {asked}: this host's KVM allows {limit} vCPUs in one machine")]
     TooManyVcpus {
@@ -217,9 +226,14 @@ impl Machine {
         };
         // All cores count alike, so the first one answers for what the guest has.
         if let (Some(model), Some(core)) = (&mut guest.pmu, cores.first()) {
+            let asked = model.ibs();
             *model = model
                 .clone()
                 .counted(|event| core.backend().plan(event).is_ok());
+            if asked != 0 && model.ibs() == 0 {
+                let sources = core.backend().name();
+                return Err(MachineError::NoSamples { sources });
+            }
         }
         let audit = Arc::new(audit_trail(config, guest.pmu.as_ref(), pcr.as_ref())?);
         for (number, core) in (0..).zip(&mut cores) {

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::{Family, Numbers, PmuModel, first_bits, table};
+use crate::ids::Vendor;
 
 /// What is wrong with the text of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -64,7 +65,7 @@ pub enum ModelError {
     },
 }
 
-const PROPERTIES: [&str; 7] = [
+const PROPERTIES: [&str; 8] = [
     "counters",
     "fixed",
     "width",
@@ -72,6 +73,7 @@ const PROPERTIES: [&str; 7] = [
     "full-width",
     "perf-capabilities",
     "ibs",
+    "freeze",
 ];
 
 fn known_models() -> String {
@@ -164,6 +166,18 @@ fn set(
                 });
             }
             model.ibs = if on { family.ibs } else { 0 };
+        }
+        "freeze" => {
+            let on = parse_on_off(name, property, value)?;
+            // Intel's goes with IA32_PERF_CAPABILITIES.
+            if on && !(family.has_global && family.summary.vendor == Vendor::Amd) {
+                return Err(ModelError::NotConfigurable {
+                    model: name,
+                    property: property.to_owned(),
+                    fixed: "off".to_owned(),
+                });
+            }
+            model.freeze = on;
         }
         _ => model.capabilities = parse_switch(family, property, value)?,
     }
