@@ -9,6 +9,7 @@ use iced_x86::code_asm::{
     CodeAssembler, byte_ptr, dword_ptr, eax, ecx, edx, qword_ptr, r13, rax, rbx, rdx, rsp,
 };
 use iced_x86::{Decoder, DecoderOptions};
+use pmu_virt::{ClockBackend, CombinedBackend, CounterBackend, StepBackend};
 use vmm::micro::{KERNEL_CODE, assemble};
 
 use crate::overflow::{Apic, await_value, handler};
@@ -67,6 +68,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "ibs::every_sixteenth_op",
         run: every_sixteenth,
+    },
+    Test {
+        name: "ibs::a_stepped_op_of_cycles",
+        run: stepped_cycles,
     },
     Test {
         name: "ibs::fetches_are_those_that_were_executed",
@@ -374,6 +379,43 @@ fn every_sixteenth(lab: &Lab) -> Result<()> {
         let found = values(&ran);
         ensure!(found == [REGION + 14, 0], "{model}: {found:x?}");
     }
+    Ok(())
+}
+
+/// Steps for ops, and a clock for cycles: the op that is told is one that was stepped.
+fn stepped_cycles(lab: &Lab) -> Result<()> {
+    let nops = |a: &mut CodeAssembler| (0..200).try_for_each(|_| a.nop());
+    let setup = Setup {
+        backend: || {
+            let sources: Vec<Box<dyn CounterBackend>> =
+                vec![Box::new(ClockBackend::new()), Box::new(StepBackend::new())];
+            Box::new(CombinedBackend::new(sources))
+        },
+        ..Setup::clock(ZEN)
+    };
+    let read = [RIP, OP_DATA];
+    let guest = Program::new()?
+        .kernel(|a| {
+            // Something to step for.
+            wrmsr(a, 0xc001_0200, 0x43_00c0)?;
+            wrmsr(a, OP, 0x4000 | OP_EN)?;
+            a.jmp(REGION)
+        })?
+        .code(REGION, |a| {
+            nops(a)?;
+            for msr in read {
+                a.mov(ecx, msr)?;
+                a.rdmsr()?;
+                log_value(a)?;
+            }
+            exit(a)
+        })?;
+    let found = values(&lab.run(&setup, &guest.start(0))?);
+    let [rip, data] = found[..] else {
+        anyhow::bail!("two values: {found:x?}");
+    };
+    ensure!((REGION..REGION + 200).contains(&rip), "{found:x?}");
+    ensure!(data == 0, "{found:x?}");
     Ok(())
 }
 
