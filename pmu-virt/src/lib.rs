@@ -55,19 +55,20 @@ pub use core_pmu::CorePmu;
 pub use filter::{EventFilter, EventFilters, EventProfile, FilterError};
 pub use holdings::Holdings;
 pub use pmu_model::accounting;
+pub use pmu_model::ibs;
 pub use pmu_model::{
     AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,
-    KnownEvent, LossReason, ModelError, ModelSummary, MsrIndex, Nanos, OwnerId, PmuCpuid, PmuModel,
-    Progress, Provenance, Reading, Register, RegisterKind, RegisterRow, Reserved, Ring, SlotIndex,
-    SlotSet, SoftwareEvent, Ticks, Tsc, Unavailable, UnavailableReason, Vendor, WriteForm,
-    WriteRule, accounting_leaves, all_pmu_msr_ranges,
+    IbsKind, IbsRegister, KnownEvent, LossReason, ModelError, ModelSummary, MsrIndex, Nanos,
+    OwnerId, PmuCpuid, PmuModel, Progress, Provenance, Reading, Register, RegisterKind,
+    RegisterRow, Reserved, Ring, SlotIndex, SlotSet, SoftwareEvent, Ticks, Tsc, Unavailable,
+    UnavailableReason, Vendor, WriteForm, WriteRule, accounting_leaves, all_pmu_msr_ranges,
 };
 pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
-    CounterReport, MsrRead, MsrWrite, Needs, OtherCores, Oversubscribe, PmiDue, PmiRequest,
-    ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
+    CounterReport, IbsDue, IbsSample, MsrRead, MsrWrite, Needs, OtherCores, Oversubscribe, PmiDue,
+    PmiRequest, ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
 };
 
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to

@@ -12,6 +12,8 @@ use thiserror::Error;
 
 pub(crate) use words::{CounterName, Hex};
 
+use crate::vcpu::SavedIbs;
+
 /// Everything that a PMU's registers and its accounting depend on.
 ///
 /// It holds what the guest can see and what follows from that; not how the
@@ -35,6 +37,9 @@ pub struct PmuState {
     /// Counters whose overflow has yet to raise its PMI.
     pub(crate) pending_pmi: Vec<CounterName>,
     pub(crate) snapshot: SavedSnapshot,
+    /// Instruction-based sampling, where the model has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ibs: Option<SavedIbs>,
     /// Kept for counter reservations, whose cookies will be stored as keyed
     /// hashes only. Whoever meets them without knowing them has to refuse.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -146,6 +151,9 @@ pub enum StateError {
     /// Labels of events that were never counted.
     #[error("{0} has a label or events, but was never programmed")]
     Unprogrammed(CounterId),
+    /// Samples of a model that takes none.
+    #[error("it has the registers of IBS, and the model has none; give --pmu with ibs=on")]
+    Ibs,
     /// Counter reservations.
     #[error("it holds counter reservations, which this version of Umpire cannot restore")]
     Reservations,

@@ -29,10 +29,12 @@ mod facts;
 mod faults;
 mod kinds;
 mod memory;
+mod operand;
 mod retire;
 
 pub use decode::{Undecodable, decode};
 pub use facts::InsnFacts;
 pub use faults::FaultSet;
 pub use kinds::{InsnClass, StepKind};
+pub use operand::{Operand, operand};
 pub use pmu_model::{MathUnit, Retirement};

@@ -7,6 +7,7 @@ mod block;
 mod budget;
 mod counting;
 mod hosting;
+mod ibs;
 mod placing;
 mod pmi;
 mod report;
@@ -18,6 +19,8 @@ mod times;
 mod uncounted;
 
 pub use backing::OtherCores;
+pub use ibs::{IbsDue, IbsSample};
+pub(crate) use ibs::{SavedIbs, name_of};
 pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;
@@ -38,6 +41,8 @@ use pmu_model::{
 use crate::attached::ContextGroup;
 use crate::core_pmu::CorePmu;
 use crate::slot_bank::SlotLease;
+use crate::throttle::PmiThrottle;
+use ibs::Ibs;
 use placing::Multiplexer;
 use pmi::{Freeze, PendingPmi};
 use report::Snapshot;
@@ -126,7 +131,7 @@ impl From<WriteOutcome> for MsrWrite {
     }
 }
 
-const COUNTERS: usize = (MAX_PROGRAMMABLE + MAX_FIXED) as usize;
+const COUNTERS: usize = (MAX_PROGRAMMABLE + MAX_FIXED + ibs::POSITIONS) as usize;
 
 /// A counter as the guest sees it.
 #[derive(Debug, Default)]
@@ -198,6 +203,8 @@ pub struct VcpuPmu {
     /// Switches look at no others.
     active: CounterSet,
     pmi: PendingPmi,
+    /// Instruction-based sampling, where the model has it.
+    ibs: Option<Box<Ibs>>,
     needs: Needs,
     /// How long the guest has run, halted time left out.
     ran: Ticks,
@@ -221,6 +228,7 @@ impl VcpuPmu {
     /// may have the same `owner`.
     pub fn detached(owner: OwnerId, model: PmuModel, grant: Grant) -> Self {
         let global_control = model.global_control_reset();
+        let ibs = Ibs::of(&model, PmiThrottle::new(Ticks(0)));
         VcpuPmu {
             owner,
             model,
@@ -241,6 +249,7 @@ impl VcpuPmu {
             counters: Default::default(),
             active: CounterSet::EMPTY,
             pmi: PendingPmi::default(),
+            ibs,
             needs: Needs::default(),
             ran: Ticks(0),
             entered: None,
@@ -288,6 +297,9 @@ impl VcpuPmu {
         self.freeze = Freeze::default();
         self.active = CounterSet::EMPTY;
         self.pmi.reset();
+        if let Some(ibs) = &mut self.ibs {
+            ibs.reset(&self.model);
+        }
         self.multiplexer.reset();
         self.snapshot = Snapshot::default();
         self.refresh_needs(here.as_deref());
@@ -410,7 +422,9 @@ type Here<'a> = Option<&'a mut CorePmu>;
 #[inline]
 fn index_of(counter: CounterId) -> usize {
     usize::from(match counter {
-        CounterId::Programmable(n) => n,
+        CounterId::Programmable(n) if n < MAX_PROGRAMMABLE => n,
+        // Behind them all, those of instruction-based sampling.
+        CounterId::Programmable(n) => n + MAX_FIXED,
         CounterId::Fixed(n) => MAX_PROGRAMMABLE + n,
     })
 }

@@ -218,3 +218,32 @@ fn sources_are_read_and_named_again() {
         assert!(error.contains(part), "{text}: {error}");
     }
 }
+
+/// IBS is announced as far as somebody counts: ops where there are instructions, all of it
+/// where there are cycles or instructions.
+#[test]
+fn instruction_based_sampling_is_announced_as_it_can_be_counted() {
+    let (clock, step) = (ClockBackend::new(), StepBackend::new());
+    let check = |spec: &str, counts: &dyn Fn(&CountRequest) -> bool, expected: u32| {
+        let model = PmuModel::parse(spec).expect(spec).counted(counts);
+        assert_eq!(model.cpuid(counts).leaf_8000001b.eax, expected, "{spec}");
+    };
+    for plain in ["amd-k7", "amd-core", "amd-perfmonv2,ibs=off", "intel-v2"] {
+        check(plain, &counted_by(&clock), 0);
+    }
+    check("amd-fam10h,ibs=on", &counted_by(&clock), 0x8f);
+    check("amd-fam10h,ibs=on", &counted_by(&step), 0x9f);
+    check("amd-core,ibs=on", &counted_by(&clock), 0xef);
+    check("amd-perfmonv2,ibs=on", &counted_by(&step), 0xff);
+    check("amd-core,ibs=on", &|_| false, 0);
+}
+
+#[test]
+fn freezing_is_announced_where_it_is_wanted() {
+    let clock = ClockBackend::new();
+    for (spec, expected) in [("amd-perfmonv2", 1), ("amd-perfmonv2,freeze=on", 0b101)] {
+        let model = PmuModel::parse(spec).expect(spec);
+        let cpuid = model.cpuid(counted_by(&clock));
+        assert_eq!(cpuid.leaf_80000022.eax, expected, "{spec}");
+    }
+}

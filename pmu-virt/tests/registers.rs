@@ -12,6 +12,7 @@ fn all() -> impl Iterator<Item = &'static rules::Rule> {
         .chain(rules::intel_global::RULES)
         .chain(rules::intel_versions::RULES)
         .chain(rules::amd::RULES)
+        .chain(rules::ibs::RULES)
 }
 
 #[test]

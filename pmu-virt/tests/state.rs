@@ -6,11 +6,12 @@ mod seated;
 
 use std::num::NonZeroU64;
 
+use pmu_virt::ibs::{FetchRecord, OpSample};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant,
-    Layer, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState,
-    Progress, Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend, Ticks, Tsc,
-    WriteOutcome, accounting,
+    IbsKind, IbsSample, Layer, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiDue, PmiRequest,
+    PmuModel, PmuState, Progress, Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend,
+    Ticks, Tsc, WriteOutcome, accounting,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,7 +21,7 @@ use limited::Limited;
 use seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
-const MODELS: [&str; 10] = [
+const MODELS: [&str; 12] = [
     "intel-v1,counters=8,full-width=on,width=48",
     "intel-v2",
     "intel-v2,counters=3,fixed=1,width=32,fixed-width=33",
@@ -31,6 +32,8 @@ const MODELS: [&str; 10] = [
     "amd-fam10h",
     "amd-core",
     "amd-perfmonv2",
+    "amd-fam10h,ibs=on",
+    "amd-perfmonv2,ibs=on,freeze=on",
 ];
 
 fn model(spec: &str) -> PmuModel {
@@ -108,6 +111,15 @@ fn apply(pmu: &mut Seated, op: &Op, now: &mut u64) {
                 halted: Ticks(halted.min(ticks)),
                 ring: Some(ring),
             });
+            while let Some(kind) = pmu.ibs_due() {
+                pmu.sampled(match kind {
+                    IbsKind::Op => IbsSample::Op(OpSample::Near { rip: *now }),
+                    IbsKind::Fetch => IbsSample::Fetch(FetchRecord {
+                        linear: *now,
+                        physical: None,
+                    }),
+                });
+            }
         }
         Op::Snapshot => {
             pmu.rdmsr(MsrIndex(accounting::MSR_BASE), KERNEL);
@@ -176,6 +188,7 @@ proptest! {
             prop_assert_eq!(registers(&mut second), registers(&mut first));
         }
         prop_assert_eq!(second.take_pmi(), first.take_pmi());
+        prop_assert_eq!(second.take_ibs_interrupt(), first.take_ibs_interrupt());
         prop_assert_eq!(second.save(), first.save());
         prop_assert_eq!(reports(&second), reports(&first));
     }
@@ -462,7 +475,7 @@ fn impossible_states_are_refused() {
         |s| s["cookies"] = 1.into(),
         "unknown field `cookies`, expected one of `model`, `selects`, `fixed-control`, \
          `global-control`, `global-status`, `debug-control`, `counters`, `pending-pmi`, \
-         `snapshot`, `reservations`",
+         `snapshot`, `ibs`, `reservations`",
     );
     refused(
         |s| s["debug-control"] = text("0x1"),

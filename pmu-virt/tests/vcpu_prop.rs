@@ -3,10 +3,12 @@
 mod naive;
 mod seated;
 
+use pmu_virt::ibs::{FetchRecord, OpSample, X2APIC_MSRS};
 use pmu_virt::step::Retirement;
 use pmu_virt::{
-    Caller, ClockBackend, CounterId, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome,
-    Reading, Register, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
+    Caller, ClockBackend, CounterId, Grant, IbsKind, IbsRegister, IbsSample, Layer, MsrIndex,
+    PmuModel, Progress, ReadOutcome, Reading, Register, Ring, StepBackend, Ticks, Tsc,
+    WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{
@@ -15,9 +17,10 @@ use proptest::prelude::{
 use proptest::sample::select;
 
 use naive::Naive;
+use naive::ibs::{FETCHED, RIP};
 use seated::Seated;
 
-const MODELS: [&str; 16] = [
+const MODELS: [&str; 20] = [
     "intel-v1",
     "intel-v1,counters=8,full-width=on,width=48",
     "intel-v2",
@@ -34,6 +37,10 @@ const MODELS: [&str; 16] = [
     "amd-fam10h",
     "amd-core",
     "amd-perfmonv2",
+    "amd-fam10h,ibs=on",
+    "amd-core,ibs=on",
+    "amd-perfmonv2,ibs=on",
+    "amd-perfmonv2,ibs=on,freeze=on",
 ];
 
 #[derive(Clone, Debug)]
@@ -43,6 +50,7 @@ enum Op {
     Rdpmc(u32),
     Run(Ring, u64),
     Pmi,
+    IbsInterrupt,
     /// A write of IA32_DEBUGCTL of which the processor takes its part.
     Freeze(bool),
     Reset,
@@ -55,6 +63,12 @@ fn msr(spec: &str) -> impl Strategy<Value = u32> + use<> {
         .msr_ranges()
         .into_iter()
         .flat_map(|(first, last)| first..=last)
+        .chain(
+            model
+                .registers()
+                .map(|(msr, _)| msr)
+                .filter(|msr| X2APIC_MSRS.contains(msr)),
+        )
         .collect();
     prop_oneof![
         20 => select(all),
@@ -105,6 +119,14 @@ fn write(spec: &'static str) -> impl Strategy<Value = Op> {
             let value = match model.decode(MsrIndex(msr)) {
                 Some(Register::Select(_)) if choice > 0 => event,
                 Some(Register::Counter { .. }) if choice > 0 => wrap,
+                // Maxima of some ticks, enabled; the valid bit is beside that one.
+                Some(Register::Ibs(IbsRegister::FetchControl)) if choice > 0 => {
+                    any % 24 | (any >> 8 & 0x1f) << 16 | (event & 0xf1 | 1) << 48
+                }
+                Some(Register::Ibs(IbsRegister::OpControl)) if choice > 0 => {
+                    any % 24 | (any >> 8 & 0x1ff) << 32 | (wrap & 0b111 | 1) << 17
+                }
+                Some(Register::Ibs(IbsRegister::ApicVector(_))) if choice > 0 => any & 0x4ff,
                 Some(Register::GlobalControl) if choice > 1 => model.global_mask(),
                 Some(Register::FixedControl) if choice > 1 => any & 0xfff,
                 Some(Register::GlobalStatusSet | Register::GlobalStatusClear) if choice > 0 => {
@@ -136,6 +158,7 @@ fn op(spec: &'static str) -> impl Strategy<Value = Op> {
         3 => ecx.prop_map(Op::Rdpmc),
         8 => (ring, ticks()).prop_map(|(ring, ticks)| Op::Run(ring, ticks)),
         3 => Just(Op::Pmi),
+        2 => Just(Op::IbsInterrupt),
         2 => any::<bool>().prop_map(Op::Freeze),
         1 => Just(Op::Reset),
     ]
@@ -161,6 +184,15 @@ fn run(pmu: &mut Seated, now: &mut u64, ring: Ring, ticks: u64) {
         halted: Ticks(3),
         ring: Some(ring),
     });
+    while let Some(kind) = pmu.ibs_due() {
+        pmu.sampled(match kind {
+            IbsKind::Op => IbsSample::Op(OpSample::Near { rip: RIP }),
+            IbsKind::Fetch => IbsSample::Fetch(FetchRecord {
+                linear: FETCHED,
+                physical: Some((FETCHED, 12)),
+            }),
+        });
+    }
 }
 
 /// Whether the PMU shares IA32_DEBUGCTL with the processor, which takes its part.
@@ -210,6 +242,9 @@ proptest! {
                     let pending = pmu.take_pmi().map_or(0, |pmi| pmi.counters.bits());
                     prop_assert_eq!(pending, std::mem::take(&mut naive.pending));
                 }
+                Op::IbsInterrupt => {
+                    prop_assert_eq!(pmu.take_ibs_interrupt(), naive.ibs.interrupt.take());
+                }
                 Op::Freeze(on) => {
                     prop_assert_eq!(freeze(&mut pmu, on), naive.can_freeze());
                     naive.freeze = on && naive.can_freeze();
@@ -251,11 +286,13 @@ proptest! {
                     }
                 }
                 Op::Pmi => { pmu.take_pmi(); }
+                Op::IbsInterrupt => { pmu.take_ibs_interrupt(); }
                 Op::Freeze(on) => { freeze(&mut pmu, on); }
                 Op::Reset => pmu.reset(),
             }
             let running = pmu.report().iter().any(|report| report.running);
-            prop_assert_eq!(pmu.needs().counting, running);
+            // Samplers are in no report.
+            prop_assert!(pmu.needs().counting == running || pmu.ibs_runs());
             prop_assert!(!pmu.needs().stepping);
             for report in pmu.report() {
                 let unavailable = matches!(report.reading, Reading::Unavailable(_));

@@ -41,6 +41,10 @@ pub(crate) const TESTS: &[Test] = &[
         run: global,
     },
     Test {
+        name: "amd::freeze",
+        run: freeze,
+    },
+    Test {
         name: "amd::counting",
         run: counting,
     },
@@ -159,6 +163,31 @@ fn global(lab: &Lab) -> Result<()> {
         Read(0xc000_0300, 0b10),
     ];
     check(lab, "PerfMonV2", V2, &ops)
+}
+
+fn freeze(lab: &Lab) -> Result<()> {
+    const STATUS: u32 = 0xc000_0300;
+    const CLEAR: u32 = 0xc000_0302;
+    const FROZEN: u64 = 1 << 59;
+    let ops = [
+        Write(0x1d9, 1 << 12),
+        Read(0x1d9, 1 << 12),
+        Write(0xc001_0202, CYCLES),
+        Write(0xc001_0201, FULL),
+        Write(0xc001_0200, CYCLES | 1 << 20),
+        Spin(50),
+        Read(STATUS, FROZEN | 1),
+        // It stands.
+        ReadWithin(0xc001_0201, 0, 1 << 40),
+        Write(0xc001_0203, 7),
+        Spin(50),
+        Read(0xc001_0203, 7),
+        Write(CLEAR, FROZEN | 1),
+        Spin(50),
+        ReadWithin(0xc001_0203, 8, 1 << 40),
+        Write(0x1d9, 0),
+    ];
+    check(lab, "PerfCntrFreeze", &["amd-perfmonv2,freeze=on"], &ops)
 }
 
 fn counting(lab: &Lab) -> Result<()> {

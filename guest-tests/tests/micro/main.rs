@@ -8,6 +8,7 @@ mod amd;
 mod arbiters;
 mod cores;
 mod debug;
+mod ibs;
 mod intel;
 mod intel_versions;
 mod overflow;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         intel::TESTS,
         intel_versions::TESTS,
         amd::TESTS,
+        ibs::TESTS,
         arbiters::TESTS,
         accounting::TESTS,
         rdpmc::TESTS,

@@ -34,6 +34,9 @@ pub struct PmuCpuid {
     pub perf_capabilities: Option<u64>,
     /// Leaf 0x80000001 ECX bit 23, PerfCtrExtCore.
     pub perfctr_core: bool,
+    /// Leaf 0x8000001B, instruction-based sampling; all 0 without. With it goes leaf
+    /// 0x80000001 ECX bit 10.
+    pub leaf_8000001b: CpuidRegs,
     /// Leaf 0x80000022; all 0 without PerfMonV2.
     pub leaf_80000022: CpuidRegs,
     /// Leaf 0x80000022 EAX bit 0, PerfMonV2.
@@ -114,9 +117,13 @@ impl PmuModel {
             pdcm: self.perf_capabilities().is_some(),
             perf_capabilities: self.perf_capabilities(),
             perfctr_core: amd_extended || perfmon_v2,
+            leaf_8000001b: CpuidRegs {
+                eax: self.ibs(),
+                ..CpuidRegs::default()
+            },
             leaf_80000022: if perfmon_v2 {
                 CpuidRegs {
-                    eax: 1,
+                    eax: 1 | u32::from(self.can_freeze()) << 2,
                     ebx: u32::from(visible.programmable),
                     ..CpuidRegs::default()
                 }

@@ -20,6 +20,7 @@ pub mod accounting;
 mod constraint;
 mod cpuid;
 mod event;
+pub mod ibs;
 mod ids;
 mod model;
 mod progress;
@@ -33,6 +34,7 @@ pub use arbiter::{CounterId, CounterSet, Nanos, PerKind, Ticks, Tsc};
 pub use constraint::{AssignError, Constraint};
 pub use cpuid::{CpuidRegs, PmuCpuid, accounting_leaves};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
+pub use ibs::{IbsKind, IbsRegister};
 pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
 pub use model::{
     CTR_FRZ, DEBUGCTL, MAX_FIXED, MAX_PROGRAMMABLE, ModelError, ModelSummary, PMI_IN_USE, PmuModel,

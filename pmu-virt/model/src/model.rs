@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use arbiter::{CounterId, PerKind};
 
-use crate::event::{EventCode, EventFamily, FixedFunction};
+use crate::event::{EventCode, EventFamily, FixedFunction, KnownEvent};
+use crate::ibs::{self, IbsKind, IbsRegister};
 use crate::ids::{MsrIndex, Vendor};
 use crate::register::{Register, Reserved, WriteForm, WriteRule};
 use crate::request::CountRequest;
@@ -30,7 +31,8 @@ pub const DEBUGCTL: MsrIndex = MsrIndex(0x1d9);
 /// `IA32_PERF_CAPABILITIES.FW_WRITE`: full-width counter writes exist.
 const FW_WRITE: u64 = 1 << 13;
 
-/// `IA32_PERF_GLOBAL_STATUS.CTR_FRZ`: the counters stand (Intel, from version 4 on).
+/// `IA32_PERF_GLOBAL_STATUS.CTR_FRZ`: the counters stand (Intel, from version 4 on). AMD
+/// has the same bit in `PerfCntrGlobalStatus`.
 pub const CTR_FRZ: u64 = 1 << 59;
 /// Bits of `IA32_PERF_GLOBAL_STATUS` from version 4 on that belong to no counter and
 /// that software can set: LBR_FRZ, CTR_FRZ, ASCI, Ovf_Uncore, OvfBuffer.
@@ -67,6 +69,8 @@ pub(crate) struct Family {
     pub(crate) width: Numbers,
     pub(crate) fixed_width: Numbers,
     pub(crate) full_width: Switch,
+    /// What instruction-based sampling can have: [`ibs::caps`]; 0 where there is none.
+    pub(crate) ibs: u32,
 }
 
 impl Family {
@@ -105,6 +109,10 @@ pub struct PmuModel {
     full_width: bool,
     /// `IA32_PERF_CAPABILITIES` exists.
     capabilities: bool,
+    /// [`ibs::caps`]; 0 without instruction-based sampling.
+    ibs: u32,
+    /// PMIs can stop the counters (AMD).
+    freeze: bool,
     /// What the properties above come to: the bits of a programmable counter and of
     /// a fixed-function one, and the registers by MSR index.
     mask: u64,
@@ -119,7 +127,8 @@ impl PmuModel {
     /// separated by commas: `counters=N`, `fixed=N` (with `intel-v5` also
     /// `fixed=0xMAP`, a bit for each counter), `width=BITS`, `fixed-width=BITS`,
     /// `full-width=on|off`, `perf-capabilities=on|off` (as `full-width` unless it is
-    /// given). Example:
+    /// given), `ibs=on|off` and `freeze=on|off` (off
+    /// unless they are given). Example:
     /// `intel-v2,counters=8,fixed=3,width=40,fixed-width=48,full-width=off`.
     ///
     /// # Errors
@@ -162,6 +171,8 @@ impl PmuModel {
             fixed_width: family.fixed_width.default,
             full_width: family.full_width.default,
             capabilities: family.full_width.default,
+            ibs: 0,
+            freeze: false,
             mask: 0,
             fixed_mask: 0,
             by_index: Arc::default(),
@@ -229,17 +240,21 @@ impl PmuModel {
         }
     }
 
-    /// The same model without the fixed-function counters whose event nobody counts,
-    /// where CPUID can say so: from version 5 on.
+    /// The same model without what nobody counts, where CPUID can say so: fixed-function
+    /// counters from version 5 on; instruction-based sampling by ops, or all of it.
     #[must_use]
     pub fn counted(mut self, countable: impl Fn(&CountRequest) -> bool) -> Self {
-        if !self.has_fixed_map() {
-            return self;
-        }
+        let counts = |event| countable(&CountRequest::plain(event, true, true));
         for function in (0..self.fixed).filter_map(FixedFunction::of) {
-            let event = EventCode::Fixed(function);
-            if !countable(&CountRequest::plain(event, true, true)) {
+            if self.has_fixed_map() && !counts(EventCode::Fixed(function)) {
                 self.fixed_map &= !(1 << function.index());
+            }
+        }
+        if self.ibs != 0 {
+            let known = |event| EventCode::of(self.events(), event).is_some_and(counts);
+            let cycles = known(KnownEvent::CoreCycles);
+            if !known(KnownEvent::Instructions) {
+                self.ibs &= if cycles { !ibs::caps::OP_COUNT } else { 0 };
             }
         }
         self.completed()
@@ -263,7 +278,52 @@ impl PmuModel {
     /// Performance Monitoring Version 4").
     #[inline]
     pub fn has_frozen_status(&self) -> bool {
-        self.family.version >= 4
+        self.family.version >= 4 || self.freeze
+    }
+
+    /// What CPUID function 8000_001Bh EAX says of instruction-based sampling:
+    /// [`ibs::caps`]; 0 where there is none.
+    #[inline]
+    pub fn ibs(&self) -> u32 {
+        self.ibs
+    }
+
+    /// What may be counted for samples, the best first. Ops are instructions here. Where
+    /// nobody counts fetches, each instruction is one, or else each cycle: a processor
+    /// begins at most one in a cycle.
+    pub fn ibs_requests(&self, kind: IbsKind, by_ops: bool) -> Vec<CountRequest> {
+        /// Instruction cache fetches (BKDG and PPR, PMCx080).
+        const FETCHES: u16 = 0x80;
+        let fetches = EventCode::Selected {
+            family: self.events(),
+            select: FETCHES,
+            umask: 0,
+        };
+        let known = |event| EventCode::of(self.events(), event);
+        let (cycles, instructions) = (
+            known(KnownEvent::CoreCycles),
+            known(KnownEvent::Instructions),
+        );
+        let events = match (kind, by_ops) {
+            (IbsKind::Fetch, _) => vec![Some(fetches), instructions, cycles],
+            (IbsKind::Op, true) => vec![instructions],
+            (IbsKind::Op, false) => vec![cycles],
+        };
+        let request = |event| CountRequest {
+            int: true,
+            ..CountRequest::plain(event, true, true)
+        };
+        events.into_iter().flatten().map(request).collect()
+    }
+
+    /// Bits of `IbsOpCtl` that hold the op counter.
+    #[inline]
+    pub fn ibs_op_count_bits(&self) -> u8 {
+        if self.ibs & ibs::caps::OP_COUNT_EXTENDED != 0 {
+            27
+        } else {
+            20
+        }
     }
 
     /// Bits of the counters of each kind.
@@ -283,10 +343,11 @@ impl PmuModel {
 
     /// Whether a PMI can stop the counters: IA32_DEBUGCTL bit 12 exists where
     /// IA32_PERF_CAPABILITIES does, from version 2 on (SDM vol. 4, table
-    /// "IA-32 Architectural MSRs", 1D9H).
+    /// "IA-32 Architectural MSRs", 1D9H). AMD's DebugCtl has it where CPUID function
+    /// 8000_0022h EAX[2] says so (APM vol. 3, appendix E.4.24).
     #[inline]
     pub fn can_freeze(&self) -> bool {
-        self.family.version > 1 && self.capabilities
+        self.freeze || self.family.version > 1 && self.capabilities
     }
 
     /// Bits of a programmable counter.
@@ -375,9 +436,12 @@ impl PmuModel {
     }
 
     /// Inclusive ranges of MSR indices that the model answers, ascending,
-    /// adjacent ones merged.
+    /// adjacent ones merged; without those of the local APIC, which no filter reaches.
     pub fn msr_ranges(&self) -> Vec<(u32, u32)> {
-        ranges::merge(self.registers().map(|(msr, _)| (msr, msr)).collect())
+        let filtered = self
+            .registers()
+            .filter(|(msr, _)| !ibs::X2APIC_MSRS.contains(msr));
+        ranges::merge(filtered.map(|(msr, _)| (msr, msr)).collect())
     }
 
     /// Every register with its MSR index, in the order of the table.
@@ -421,6 +485,7 @@ impl PmuModel {
                 self.status_bits() | ALWAYS_CLEARABLE
             }
             Register::GlobalStatusClear => self.status_bits(),
+            Register::Ibs(register) => self.ibs_bits(register)?,
             Register::Counter { .. }
             | Register::GlobalStatus
             | Register::GlobalInUse
@@ -455,10 +520,11 @@ impl PmuModel {
         } else {
             0
         };
-        let indicators = if self.has_frozen_status() {
-            INDICATORS
-        } else {
-            0
+        let indicators = match (self.vendor(), self.has_frozen_status()) {
+            (_, false) => 0,
+            (Vendor::Intel, true) => INDICATORS,
+            // Bit 58 belongs to branch records.
+            (Vendor::Amd, true) => CTR_FRZ,
         };
         counters | indicators
     }
@@ -477,12 +543,42 @@ impl PmuModel {
         there.map(one).sum()
     }
 
+    /// The bits that software can write; `None` for a register that it only reads.
+    fn ibs_bits(&self, register: IbsRegister) -> Option<u64> {
+        const VECTOR: u64 = 1 << 16 | 0x7ff;
+        Some(match register {
+            IbsRegister::FetchControl => ibs::fetch::WRITABLE,
+            IbsRegister::OpControl => {
+                let has = |cap, bits| if self.ibs & cap != 0 { bits } else { 0 };
+                let count = low_bits(self.ibs_op_count_bits()) << ibs::op::COUNT_SHIFT;
+                ibs::op::MAX
+                    | ibs::op::ENABLE
+                    | ibs::op::VALID
+                    | has(ibs::caps::OP_COUNT, ibs::op::COUNT_OPS)
+                    | has(ibs::caps::OP_COUNT_EXTENDED, ibs::op::MAX_EXTENDED)
+                    | has(ibs::caps::READ_WRITE_OP_COUNT, count)
+            }
+            IbsRegister::FetchPhysical | IbsRegister::DataPhysical => ibs::PHYSICAL,
+            IbsRegister::FetchLinear
+            | IbsRegister::OpRip
+            | IbsRegister::OpData
+            | IbsRegister::OpData2
+            | IbsRegister::OpData3
+            | IbsRegister::DataLinear
+            | IbsRegister::BranchTarget => u64::MAX,
+            IbsRegister::ApicVector(_) => VECTOR,
+            IbsRegister::ApicControl => 0,
+            IbsRegister::Control | IbsRegister::ApicFeature => return None,
+        })
+    }
+
     #[inline]
     fn rows(&self) -> impl Iterator<Item = &'static RegisterRow> + use<'_> {
         self.family.rows.iter().filter(|row| match row.needs {
             RowNeeds::Nothing => true,
             RowNeeds::FullWidth => self.full_width,
             RowNeeds::Capabilities => self.capabilities,
+            RowNeeds::Ibs(caps) => self.ibs & caps == caps,
         })
     }
 }
@@ -505,6 +601,12 @@ impl fmt::Display for PmuModel {
         )?;
         if self.capabilities != self.full_width {
             write!(f, ",perf-capabilities={}", on_off(self.capabilities))?;
+        }
+        if self.ibs != 0 {
+            f.write_str(",ibs=on")?;
+        }
+        if self.freeze {
+            f.write_str(",freeze=on")?;
         }
         Ok(())
     }

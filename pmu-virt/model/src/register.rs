@@ -2,6 +2,8 @@
 
 use arbiter::CounterId;
 
+use crate::ibs::IbsRegister;
+
 /// One register of a PMU, decoded from an MSR index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Register {
@@ -29,6 +31,8 @@ pub enum Register {
     GlobalInUse,
     /// `IA32_PERF_CAPABILITIES`.
     PerfCapabilities,
+    /// One of instruction-based sampling.
+    Ibs(IbsRegister),
 }
 
 /// How a value written to a counter becomes its count.

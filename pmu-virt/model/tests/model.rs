@@ -83,11 +83,11 @@ fn bad_properties_are_named() {
     );
     check_error(
         "intel-v2,lbr=on",
-        "PMU model intel-v2 has no property 'lbr'; known are counters, fixed, width, fixed-width, full-width, perf-capabilities",
+        "PMU model intel-v2 has no property 'lbr'; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze",
     );
     check_error(
         "intel-v2,",
-        "PMU model intel-v2 has no property ''; known are counters, fixed, width, fixed-width, full-width, perf-capabilities",
+        "PMU model intel-v2 has no property ''; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze",
     );
     for spec in ["intel-v2,counters", "intel-v2,counters="] {
         check_error(
@@ -95,6 +95,24 @@ fn bad_properties_are_named() {
             "property 'counters' of PMU model intel-v2 needs a value: counters=VALUE",
         );
     }
+    for (spec, property) in [
+        ("intel-v2,ibs=on", "ibs"),
+        ("amd-k7,ibs=on", "ibs"),
+        ("intel-v4,freeze=on", "freeze"),
+        ("amd-core,freeze=on", "freeze"),
+    ] {
+        let model = spec.split(',').next().unwrap_or_default();
+        check_error(
+            spec,
+            &format!(
+                "property '{property}' of PMU model {model} cannot be changed: it is always off"
+            ),
+        );
+    }
+    check_error(
+        "amd-core,ibs=yes",
+        "'ibs=yes' of PMU model amd-core is not possible; give on or off",
+    );
     check_error(
         "intel-v2,width=40,width=40",
         "property 'width' of PMU model intel-v2 is given twice; keep one",

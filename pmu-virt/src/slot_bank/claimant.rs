@@ -7,6 +7,7 @@ use perfmon::ContextId;
 use pmu_model::{CountRequest, OwnerId, SlotIndex};
 
 use super::SlotBank;
+use crate::vcpu::name_of;
 
 /// Who wants an event counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,9 @@ impl Claimant {
 impl fmt::Display for Claimant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Claimant::Guest { vcpu, counter } => write!(f, "{counter} of {vcpu}'s guest"),
+            Claimant::Guest { vcpu, counter } => {
+                write!(f, "{} of {vcpu}'s guest", name_of(*counter))
+            }
             Claimant::Context { context, pmd, .. } => write!(f, "PMD{pmd} of {context}"),
         }
     }

@@ -248,7 +248,8 @@ fn part_of(register: Register) -> Option<(CounterId, Part)> {
         | Register::GlobalStatusClear
         | Register::GlobalStatusSet
         | Register::GlobalInUse
-        | Register::PerfCapabilities => None,
+        | Register::PerfCapabilities
+        | Register::Ibs(_) => None,
     }
 }
 
@@ -275,6 +276,7 @@ impl VcpuPmu {
             }
             Register::GlobalInUse => self.in_use(),
             Register::PerfCapabilities => self.model.perf_capabilities().unwrap_or_default(),
+            Register::Ibs(register) => self.read_ibs(here, register),
             // The manuals give the others no content to be read.
             Register::GlobalStatusClear
             | Register::GlobalStatusSet
@@ -290,6 +292,9 @@ impl VcpuPmu {
         register: Register,
         value: u64,
     ) -> WriteOutcome {
+        if let Register::Ibs(register) = register {
+            return self.write_ibs(here, register, value);
+        }
         let accepted = match self.visible_rule(register) {
             Some(rule) => match rule.accept(value) {
                 Some(accepted) => accepted,
@@ -322,6 +327,7 @@ impl VcpuPmu {
             }
             Register::GlobalInUse
             | Register::PerfCapabilities
+            | Register::Ibs(_)
             | Register::Counter { .. }
             | Register::Select(_) => return WriteOutcome::Gp,
         }

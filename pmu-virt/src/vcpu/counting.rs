@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use arbiter::{CounterId, Shared};
 use pmu_model::{CountRequest, FixedFunction, LossReason, SlotSet, Unavailable, UnavailableReason};
 
+use super::ibs::kind_of;
 use super::times::Times;
 use super::{Here, VcpuPmu, index_of};
 use crate::slot_bank::{Claimant, Settled};
@@ -20,6 +21,7 @@ impl VcpuPmu {
     /// any-thread means this one.
     pub(super) fn decode_request(&self, counter: CounterId) -> Option<CountRequest> {
         let request = match counter {
+            _ if let Some(kind) = kind_of(counter) => self.ibs.as_ref()?.request(kind)?,
             CounterId::Programmable(n) => {
                 let select = self.select.get(usize::from(n))?;
                 CountRequest::decode(self.model.events(), *select)
@@ -99,6 +101,10 @@ impl VcpuPmu {
     /// Marks an overflow: the status bit where the model has one, a PMI where
     /// the control asks for it.
     fn overflow(&mut self, here: &mut Here<'_>, counter: CounterId) {
+        if let (Some(kind), Some(ibs)) = (kind_of(counter), self.ibs.as_deref_mut()) {
+            ibs.fell_due(kind);
+            return;
+        }
         if self.model.has_status()
             && let Some(bit) = counter.global_bit()
         {
@@ -176,7 +182,7 @@ impl VcpuPmu {
             self.halt(here, index);
             return;
         }
-        if !self.grant.holds(counter) {
+        if kind_of(counter).is_none() && !self.grant.holds(counter) {
             self.counters[index].unavailable = Some(UnavailableReason::NotGranted);
             return;
         }
@@ -191,7 +197,8 @@ impl VcpuPmu {
     }
 
     fn is_globally_enabled(&self, counter: CounterId) -> bool {
-        !self.reached_by(Shared::GlobalControl).contains(counter)
+        kind_of(counter).is_some()
+            || !self.reached_by(Shared::GlobalControl).contains(counter)
             || counter
                 .global_bit()
                 .is_some_and(|bit| self.global_control & (1 << bit) != 0)

@@ -107,6 +107,9 @@ impl VcpuPmu {
     #[must_use]
     pub fn with_pmi_floor(mut self, ticks: Ticks) -> Self {
         self.pmi.throttle = PmiThrottle::new(ticks);
+        if let Some(ibs) = &mut self.ibs {
+            ibs.set_throttle(PmiThrottle::new(ticks));
+        }
         self
     }
 
@@ -114,7 +117,8 @@ impl VcpuPmu {
     #[inline]
     pub fn has_interrupt(&self) -> bool {
         let waits = self.pmi.throttle.deadline().is_some();
-        waits || !self.pmi.counters().is_empty() || self.reservations.is_some()
+        let samples = self.ibs.as_ref().is_some_and(|ibs| ibs.is_waiting());
+        waits || samples || !self.pmi.counters().is_empty() || self.reservations.is_some()
     }
 
     /// Overflows whose PMI finds no other one on its way: the VMM has to look now
@@ -142,6 +146,14 @@ impl VcpuPmu {
     /// The PMI of [`VcpuPmu::pmi_due`] was sent.
     pub fn pmi_sent(&mut self) {
         self.pmi.routed = CounterSet::EMPTY;
+    }
+
+    /// When an interrupt is due that the throttle holds back.
+    #[inline]
+    pub fn interrupt_due(&self) -> Option<Tsc> {
+        let samples = self.ibs.as_ref().and_then(|ibs| ibs.deadline());
+        let pmi = self.pmi.throttle.deadline();
+        [pmi, samples].into_iter().flatten().min()
     }
 
     /// PMIs that were let through and that were late, and when a late one is due.

@@ -4,6 +4,7 @@ use arbiter::CounterId;
 use pmu_model::{PmuModel, Register, Ticks};
 
 use super::access::fields;
+use super::ibs::saved_registers;
 use super::pmi::FREEZE_PERFMON_ON_PMI;
 use super::times::Times;
 use super::{VcpuPmu, index_of};
@@ -70,6 +71,7 @@ impl VcpuPmu {
                     })
                     .collect(),
             },
+            ibs: self.save_ibs(here),
             reservations: None,
         }
     }
@@ -139,6 +141,7 @@ impl VcpuPmu {
         for saved in &state.counters {
             self.update(here, saved.counter.0);
         }
+        self.restore_ibs(here, state.ibs.as_ref());
         let pending = state.pending_pmi.iter().map(|name| name.0);
         self.pmi.restore(pending.collect());
         for counter in self.held().iter() {
@@ -202,6 +205,14 @@ fn check(model: &PmuModel, state: &PmuState) -> Result<(), StateError> {
         let named = |what| move || format!("the snapshot's {what} of {counter}");
         bits(named("status"), *status, STATUS_BITS)?;
         bits(named("count"), *count, model.counter_mask(counter))?;
+    }
+    if let Some(ibs) = &state.ibs {
+        if model.ibs() == 0 {
+            return Err(StateError::Ibs);
+        }
+        for (name, value, there) in saved_registers(model, ibs) {
+            bits(|| name.to_owned(), Hex(value), there)?;
+        }
     }
     match state.pending_pmi.iter().find(|name| !model.has(name.0)) {
         Some(name) => Err(StateError::NoSuchCounter(name.0)),

@@ -3,6 +3,7 @@
 use arbiter::{CounterId, CounterSet};
 use pmu_model::{CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, SlotSet};
 
+use super::ibs::POSITIONS;
 use super::{Here, VcpuPmu, index_of};
 use crate::attached::AttachedContext;
 use crate::core_pmu::CorePmu;
@@ -24,7 +25,8 @@ impl VcpuPmu {
             core.bank.attach(self.owner);
         }
         self.attached = true;
-        if self.bank.replace(core.bank.number()) != Some(core.bank.number()) {
+        let is_new = self.bank.replace(core.bank.number()) != Some(core.bank.number());
+        if is_new {
             self.revive_dead();
             self.any.set(None);
         }
@@ -33,6 +35,9 @@ impl VcpuPmu {
             self.introduce(core);
         }
         let here = &mut self.here(Some(core));
+        if is_new {
+            self.choose_for_ibs(here);
+        }
         let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.active.iter() {
             self.return_to_place(here, counter);
@@ -113,7 +118,7 @@ impl VcpuPmu {
 
     /// This core may have a source for what the last one had none for.
     fn revive_dead(&mut self) {
-        for counter in CounterSet::first(MAX_PROGRAMMABLE, MAX_FIXED).iter() {
+        for counter in CounterSet::first(MAX_PROGRAMMABLE + POSITIONS, MAX_FIXED).iter() {
             if self.counters[index_of(counter)].dead.take().is_some() {
                 self.active.insert(counter);
             }
@@ -174,6 +179,7 @@ impl VcpuPmu {
         if self.freeze.due {
             self.freeze_counters(here);
         }
+        self.stop_ibs_if_due(here);
     }
 }
 

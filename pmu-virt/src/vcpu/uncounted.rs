@@ -4,6 +4,8 @@
 use arbiter::CounterId;
 use pmu_model::{CountRequest, OwnerId, UnavailableReason};
 
+use super::name_of;
+
 /// More are not named: a guest can ask for any number of events.
 const MOST: usize = 64;
 
@@ -54,7 +56,8 @@ impl Uncounted {
         let code = event.encode().map(|code| format!(" (r{code:x})"));
         let code = code.unwrap_or_default();
         Some(format!(
-            "{owner}: {counter} stays frozen on '{event}'{code}: {reason}"
+            "{owner}: {} stays frozen on '{event}'{code}: {reason}",
+            name_of(counter)
         ))
     }
 }

@@ -1,6 +1,9 @@
 //! A PMU written a second time, naively: a map of raw MSR values, and every
 //! rule spelled out at the bit level. It counts cycles only, as the clock does.
 
+pub(crate) mod ibs;
+
+use ibs::NaiveIbs;
 use pmu_virt::{CounterId, PmuModel, ReadOutcome, Ring, Vendor, WriteOutcome};
 use std::collections::BTreeMap;
 
@@ -19,6 +22,9 @@ pub(crate) struct Naive {
     /// Registers by the name of `Naive::canonical`.
     registers: BTreeMap<u32, u128>,
     pub(crate) pending: u64,
+    pub(crate) ibs: NaiveIbs,
+    /// AMD's property.
+    freezes: bool,
 }
 
 /// Canonical names: the counter n, its select, and so on.
@@ -52,6 +58,8 @@ impl Naive {
             freeze: false,
             registers: BTreeMap::new(),
             pending: 0,
+            ibs: NaiveIbs::new(&model.to_string()),
+            freezes: model.to_string().ends_with(",freeze=on"),
         };
         naive.reset();
         naive
@@ -61,6 +69,7 @@ impl Naive {
         self.registers.clear();
         self.pending = 0;
         self.freeze = false;
+        self.ibs.reset();
         if self.has_global() {
             self.registers.insert(CTRL, (1 << self.counters) - 1);
         }
@@ -77,7 +86,7 @@ impl Naive {
 
     /// Whether bit 12 of IA32_DEBUGCTL is ours.
     pub(crate) fn can_freeze(&self) -> bool {
-        !self.amd && self.has_global() && self.capabilities
+        self.freezes || !self.amd && self.has_global() && self.capabilities
     }
 
     fn get(&self, register: u32) -> u64 {
@@ -127,6 +136,7 @@ impl Naive {
 
     pub(crate) fn read(&self, msr: u32) -> ReadOutcome {
         match self.canonical(msr) {
+            None if self.ibs.has(msr) => self.ibs.read(msr),
             None => ReadOutcome::NotHandled,
             Some(CLEAR | SET) => ReadOutcome::Value(0),
             Some(CAPABILITIES) => ReadOutcome::Value(if self.full_width { 0x2000 } else { 0 }),
@@ -162,6 +172,9 @@ impl Naive {
 
     pub(crate) fn write(&mut self, msr: u32, value: u64) -> WriteOutcome {
         let Some(register) = self.canonical(msr) else {
+            if self.ibs.has(msr) {
+                return self.ibs.write(msr, value);
+            }
             return WriteOutcome::NotHandled;
         };
         let fixed: u64 = self.fixed.iter().map(|n| 1 << (32 + n)).sum();
@@ -179,6 +192,7 @@ impl Naive {
             }
             SET if self.is_v4() => all | 0x7c00_0000_0000_0000,
             CLEAR if self.is_v4() => all | 0xfc00_0000_0000_0000,
+            CLEAR | SET if self.freezes => all | FROZEN,
             CTRL | SET => all,
             CLEAR if self.amd => all,
             CLEAR => all | 0b11 << 62,
@@ -216,6 +230,9 @@ impl Naive {
     }
 
     pub(crate) fn run(&mut self, ring: Ring, ticks: u64) {
+        if self.ibs.there {
+            self.ibs.run(ticks);
+        }
         if self.get(STATUS) & FROZEN != 0 {
             return;
         }
@@ -238,7 +255,7 @@ impl Naive {
             }
         }
         if self.freeze && self.pending != 0 {
-            if self.is_v4() {
+            if self.is_v4() || self.freezes {
                 self.store(STATUS, self.get(STATUS) | FROZEN);
             } else {
                 self.store(CTRL, 0);

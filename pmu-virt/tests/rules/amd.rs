@@ -1,6 +1,8 @@
 //! Rules of the AMD models.
 
-use super::Op::{Kernel, Pmi, Rdpmc, RdpmcGp, Read, ReadAbsent, Reset, User, Write, WriteAbsent};
+use super::Op::{
+    Freeze, Kernel, Pmi, Rdpmc, RdpmcGp, Read, ReadAbsent, Reset, User, Write, WriteAbsent,
+};
 use super::Rule;
 
 const ALL: &[&str] = &["amd-k7", "amd-fam10h", "amd-core", "amd-perfmonv2"];
@@ -10,6 +12,9 @@ const SIX: &[&str] = &["amd-core", "amd-perfmonv2"];
 const K7: &[&str] = &["amd-k7"];
 const V2: &[&str] = &["amd-perfmonv2"];
 
+const FREEZES: &[&str] = &["amd-perfmonv2,freeze=on"];
+
+const APM_FREEZE: &str = "APM 2, 13.1.1.1 DebugCtl MSR; APM 3, CPUID 8000_0022h EAX[2]";
 const APM_CTL: &str = "APM 2, 13.2.1 Performance Counter MSRs";
 const APM_EXT: &str = "APM 2, 13.2.1, core extension (CPUID 8000_0001h ECX[23])";
 const K8_BKDG: &str = "K8 BKDG, PerfEvtSel registers";
@@ -297,6 +302,58 @@ pub(crate) const RULES: &[Rule] = &[
             Read(0xc000_0302, 0),
             Read(0xc000_0303, 0),
             Pmi(0),
+        ],
+    },
+    Rule {
+        name: "PerfCntrFreeze: counters stand while it is set; software sets and clears it",
+        models: FREEZES,
+        source: APM_FREEZE,
+        shown_by: &[
+            Write(0xc001_0200, CYCLES),
+            Kernel(5),
+            Write(0xc000_0303, 1 << 59),
+            Read(0xc000_0300, 1 << 59),
+            Kernel(100),
+            Read(0xc001_0201, 5),
+            Read(0xc000_0301, 0x3f),
+            Write(0xc000_0302, 1 << 59),
+            Read(0xc000_0300, 0),
+            Kernel(7),
+            Read(0xc001_0201, 12),
+        ],
+    },
+    Rule {
+        name: "FreezePerfMonOnPMI: a PMI sets PerfCntrFreeze, and the counters stand until it is cleared",
+        models: FREEZES,
+        source: APM_FREEZE,
+        shown_by: &[
+            Freeze(true),
+            Write(0xc001_0200, CYCLES_INT),
+            Write(0xc001_0202, CYCLES),
+            Write(0xc001_0201, 0xffff_ffff_ffff),
+            Kernel(1),
+            Read(0xc000_0300, 1 << 59 | 1),
+            Pmi(1),
+            Kernel(100),
+            Read(0xc001_0203, 1),
+            Write(0xc000_0302, 1 << 59 | 1),
+            Kernel(9),
+            Read(0xc001_0203, 10),
+        ],
+    },
+    Rule {
+        name: "FreezePerfMonOnPMI: without CPUID's bit an overflow freezes nothing, and bit 59 does not exist",
+        models: V2,
+        source: APM_FREEZE,
+        shown_by: &[
+            Write(0xc000_0303, 1 << 59),
+            Read(0xc000_0300, 0),
+            Write(0xc001_0200, CYCLES_INT),
+            Write(0xc001_0201, 0xffff_ffff_ffff),
+            Kernel(1),
+            Read(0xc000_0300, 1),
+            Kernel(9),
+            Read(0xc001_0201, 9),
         ],
     },
     Rule {

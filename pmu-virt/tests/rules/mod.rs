@@ -1,15 +1,17 @@
 //! The rules of the registers as a table, and how one is played.
 
 pub(crate) mod amd;
+pub(crate) mod ibs;
 pub(crate) mod intel;
 pub(crate) mod intel_global;
 pub(crate) mod intel_versions;
 
 use std::fmt;
 
+use pmu_virt::ibs::{FetchRecord, OpSample};
 use pmu_virt::{
-    Caller, ClockBackend, Grant, Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, Ticks,
-    Tsc, WriteOutcome,
+    Caller, ClockBackend, Grant, IbsKind, IbsSample, Layer, MsrIndex, PmuModel, Progress,
+    ReadOutcome, Ring, Ticks, Tsc, WriteOutcome,
 };
 
 use crate::seated::Seated;
@@ -61,6 +63,15 @@ pub(crate) enum Op {
     User(u64),
     /// The pending PMI, as bits of the global status; 0 for none.
     Pmi(u64),
+    /// The sample of an op is due, and taken where the guest is found, at this RIP.
+    OpSampleNear(u64),
+    /// The sample of a fetch is due, at this linear and physical address in a page of
+    /// 4 KiB.
+    FetchSample(u64, u64),
+    /// No sample is due.
+    NoIbsSample,
+    /// The interrupt of samples, by delivery mode and vector; 0 for none.
+    IbsInterrupt(u32),
     /// The guest sets or clears IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI, and the processor
     /// takes its part of that register.
     Freeze(bool),
@@ -83,6 +94,13 @@ impl fmt::Display for Op {
             Op::Pmi(0) => write!(f, "no PMI"),
             Op::Pmi(counters) => write!(f, "PMI for {counters:#x}"),
             Op::Freeze(on) => write!(f, "WRMSR 0x1d9 ← {:#x}", freeze_on_pmi(on)),
+            Op::OpSampleNear(rip) => write!(f, "op sample at an exit, RIP {rip:#x}"),
+            Op::FetchSample(linear, physical) => {
+                write!(f, "fetch sample at {linear:#x}, physical {physical:#x}")
+            }
+            Op::NoIbsSample => write!(f, "no sample"),
+            Op::IbsInterrupt(0) => write!(f, "no IBS interrupt"),
+            Op::IbsInterrupt(vector) => write!(f, "IBS interrupt {vector:#x}"),
             Op::Reset => write!(f, "reset"),
         }
     }
@@ -174,6 +192,21 @@ impl Machine {
                 let written = self.pmu.written(debugctl, value, caller);
                 assert_eq!(written.rest, Some(0), "{context}: {op}");
                 self.pmu.rest_taken(debugctl, value);
+            }
+            Op::OpSampleNear(rip) => {
+                assert_eq!(self.pmu.ibs_due(), Some(IbsKind::Op), "{context}: {op}");
+                self.pmu.sampled(IbsSample::Op(OpSample::Near { rip }));
+            }
+            Op::FetchSample(linear, physical) => {
+                assert_eq!(self.pmu.ibs_due(), Some(IbsKind::Fetch), "{context}: {op}");
+                let physical = Some((physical, 12));
+                let record = FetchRecord { linear, physical };
+                self.pmu.sampled(IbsSample::Fetch(record));
+            }
+            Op::NoIbsSample => assert_eq!(self.pmu.ibs_due(), None, "{context}: {op}"),
+            Op::IbsInterrupt(vector) => {
+                let found = self.pmu.take_ibs_interrupt().unwrap_or(0);
+                assert_eq!(found, vector, "{context}: {op}");
             }
             Op::Reset => self.pmu.reset(),
         }

@@ -12,9 +12,9 @@ use arbiter::{
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{AttachedContext, ContextId, GuestLimit, Moment, NotLoaded, Quantities};
 use pmu_virt::{
-    Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, MsrIndex, MsrWrite,
-    Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState, Progress, ReadOutcome,
-    Reservations, StateError, Ticks, Tsc, VcpuPmu, WriteOutcome,
+    Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, IbsDue, IbsSample,
+    MsrIndex, MsrWrite, Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState, Progress,
+    ReadOutcome, Reservations, StateError, Ticks, Tsc, VcpuPmu, WriteOutcome,
 };
 
 /// A PMU and its core.
@@ -130,6 +130,20 @@ impl Seated {
             }
             PmiDue::Nothing => None,
             PmiDue::Late => panic!("nothing holds it back"),
+        }
+    }
+
+    /// Takes a sample in.
+    pub(crate) fn sampled(&mut self, sample: IbsSample) {
+        self.pmu.ibs_sampled(self.core.as_deref_mut(), sample);
+    }
+
+    /// The interrupt of the samples since the last call, sent at once.
+    pub(crate) fn take_ibs_interrupt(&mut self) -> Option<u32> {
+        match self.pmu.ibs_interrupt(Tsc(0)) {
+            IbsDue::Send { vector } => Some(vector),
+            IbsDue::Nothing => None,
+            IbsDue::Late => panic!("nothing holds it back"),
         }
     }
 

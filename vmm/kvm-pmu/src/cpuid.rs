@@ -10,6 +10,8 @@ use self::leaves::{Leaves, Reg, Regs};
 
 /// Architectural performance monitoring (SDM vol. 2A, CPUID leaf 0AH).
 const ARCH_PERFMON: u32 = 0xa;
+/// Instruction-based sampling (APM vol. 3, appendix E.4.17).
+const IBS: u32 = 0x8000_001b;
 /// AMD's PerfMonV2 (APM vol. 3, appendix E.4.24).
 const PERFMON_V2: u32 = 0x8000_0022;
 
@@ -55,7 +57,7 @@ const LEAVES: &[u32] = &[
     0x14,
     0x1c,
     0x23,
-    0x8000_001b,
+    IBS,
     0x8000_001c,
     PERFMON_V2,
     accounting::CPUID_BASE,
@@ -94,6 +96,10 @@ pub fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
     leaves.edit(0x8000_0001, 0, |r| {
         r.ecx |= u32::from(pmu.perfctr_core) << 23;
     });
+    if pmu.leaf_8000001b.eax != 0 {
+        leaves.edit(0x8000_0001, 0, |r| r.ecx |= 1 << 10);
+        set_if_any(leaves, IBS, &pmu.leaf_8000001b);
+    }
     if pmu.perfmon_v2 {
         set_if_any(leaves, PERFMON_V2, &pmu.leaf_80000022);
     }

@@ -31,6 +31,7 @@ mod pmu;
 mod protect;
 mod registers;
 mod step_driver;
+mod step_samples;
 #[allow(unsafe_code, reason = "the one place of the crate with unsafe code")]
 mod sys;
 mod thread;

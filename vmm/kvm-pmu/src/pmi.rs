@@ -1,7 +1,7 @@
 //! PMIs: from an overflow to the guest's interrupt (SDM vol. 3A, 12.5.1 "Local
 //! Vector Table"; APM vol. 2, 16.4).
 
-use kvm_bindings::{kvm_lapic_state, kvm_msi};
+use kvm_bindings::{kvm_lapic_state, kvm_msi, kvm_sregs};
 use kvm_ioctls::VmFd;
 use pmu_virt::Vendor;
 
@@ -103,6 +103,25 @@ fn message(vm: &VmFd, apic_id: u32, data: u32) -> Result<bool, PmiError> {
 /// Where a message for a local APIC goes; 255 is all of them.
 fn message_address(apic_id: u32) -> Option<u32> {
     (apic_id < 255).then_some(0xfee0_0000 | apic_id << 12)
+}
+
+/// Whether the local APIC is in x2APIC mode.
+pub(crate) fn is_x2apic(sregs: &kvm_sregs) -> bool {
+    const MODE: u64 = APIC_BASE_ENABLED | APIC_BASE_X2APIC;
+    sregs.apic_base & MODE == MODE
+}
+
+/// Sends what an entry of the extended vector table says, which let it through: bits 10:8
+/// have the delivery mode, bits 7:0 the vector. Modes that carry nothing here send nothing.
+pub(crate) fn send_extended(vcpu: VcpuAccess<'_>, vm: &VmFd, vector: u32) -> Result<(), PmiError> {
+    let Some(Lvtpc { id, .. }) = Lvtpc::read(vcpu)? else {
+        return Ok(());
+    };
+    match PmiRoute::decode(vector) {
+        PmiRoute::Nmi => nmi(vcpu, vm, id),
+        PmiRoute::Fixed(vector) => message(vm, id, vector.into()).map(|_| ()),
+        PmiRoute::Masked | PmiRoute::Unusable(_) => Ok(()),
+    }
 }
 
 /// Sends an NMI to `vcpu` itself. A message is an ioctl of the VM's, and spares KVM

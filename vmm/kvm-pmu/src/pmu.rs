@@ -5,6 +5,7 @@ mod entry;
 mod handler_exits;
 mod interrupts;
 mod msr_exits;
+mod samples;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use crate::trap::StepStop;
 use crate::vm_traps::VmTraps;
 
 use interrupts::PmiRouting;
+pub(crate) use samples::fetched;
 
 /// How often the guest's own debug registers are looked at while ours are in
 /// use, by a kick if need be: KVM has no exit for MOV to DR then.
@@ -282,6 +284,7 @@ impl KvmPmu {
         let now = time::now();
         let vcpu = self.registers.access(fd, self.id);
         self.traps.forward_pmi(vcpu, lent, now)?;
+        self.traps.forward_samples(vcpu, lent)?;
         self.traps.forward_notices(vcpu, lent)?;
         self.registers.hand_over(fd);
         PmuExit::expect_interruption(fd.get_kvm_run());
@@ -328,6 +331,9 @@ impl KvmPmu {
         };
         if stopped && self.traps.stepping.is_active() {
             self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
+        }
+        if !matches!(exit, PmuExit::Debug(_)) {
+            self.traps.sample_ibs(vcpu, lent)?;
         }
         let owner = match exit {
             PmuExit::Rdmsr { index } => match self.traps.rdmsr(vcpu, lent, index)? {
@@ -377,6 +383,7 @@ impl KvmPmu {
         let vcpu = self.registers.access(fd, self.id);
         self.traps
             .sample_pending(vcpu, lent.thread, lent.observer)?;
+        self.traps.sample_ibs(vcpu, lent)?;
         if !locked_out && let Some(until) = self.traps.locked_out_until() {
             lent.observer.event(self.id, TrapEvent::LockedOut { until });
         }

@@ -8,6 +8,7 @@ use crate::debug::DebugControl;
 use crate::error::VcpuError;
 use crate::memory::GuestBytes;
 use crate::registers::VcpuAccess;
+use crate::step_samples::Before;
 use crate::trap::{
     CpuContext, RFLAGS_IF, RFLAGS_TF, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl,
 };
@@ -73,6 +74,8 @@ impl<'a> Stopped<'a> {
 pub(crate) struct StepDriver {
     stepper: Stepper,
     support: StepSupport,
+    /// What the planned instruction found, while instructions are sampled.
+    before: Option<Box<Before>>,
 }
 
 impl StepDriver {
@@ -80,6 +83,7 @@ impl StepDriver {
         Self {
             stepper: Stepper::default(),
             support,
+            before: None,
         }
     }
 
@@ -150,6 +154,9 @@ impl StepDriver {
             loses_traps: self.support.loses_traps,
             ..inputs(kvm, &stopped.context(), debug)?
         };
+        let sampling = pmu.ibs_runs();
+        self.stepper.set_sampling(sampling);
+        self.before = sampling.then(|| Box::new(Before::of(&stopped.context())));
         let plan = self.stepper.plan(&stopped.context(), &inputs);
         let can_step = self.support.user || cpl(&stopped.sregs) != 3;
         let interrupts_escape = !self.support.hold_irqs && stopped.regs.rflags & RFLAGS_IF != 0;
@@ -183,9 +190,21 @@ impl StepDriver {
             progress,
             repair,
             guest_trap,
+            executed,
         } = result;
+        let mut executed = executed.into_iter();
         for one in progress {
             pmu.observe(core, one);
+            if let Progress::Retired { insn, .. } = one
+                && let (Some(executed), Some(before)) = (executed.next(), &self.before)
+            {
+                before.sample(
+                    (&mut *pmu, &mut *core),
+                    &stopped.context(),
+                    &executed,
+                    &insn,
+                );
+            }
         }
         if let Some(repair) = repair {
             hide_tf(kvm, &stopped, repair)?;

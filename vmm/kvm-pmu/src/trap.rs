@@ -12,7 +12,7 @@ mod step_targets;
 mod stepping;
 
 pub(crate) use breakpoints::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
-pub(crate) use context::{CpuContext, Gate, GateKind, cpl};
+pub(crate) use context::{CpuContext, Gate, GateKind, MAX_INSTRUCTION, cpl};
 pub use displaced::PatchRefusal;
 pub(crate) use displaced::{Displaced, LONGEST, OUT, OUT_SIZE, patch_site};
 pub(crate) use frame::{ExceptionFrame, Return};
@@ -20,7 +20,7 @@ pub(crate) use paging::page_of;
 pub(crate) use patches::{Patch, Patches};
 pub(crate) use rdpmc::{GP_VECTOR, Presented, Rdpmc, RdpmcTrap, inspect};
 pub(crate) use step_targets::StepInputs;
-pub(crate) use stepping::{StepResult, StepStop, Stepper, TfRepair};
+pub(crate) use stepping::{Executed, StepResult, StepStop, Stepper, TfRepair};
 
 /// Bits of RFLAGS (SDM vol. 1, 3.4.3).
 pub(crate) const RFLAGS_TF: u64 = 1 << 8;

@@ -57,6 +57,7 @@ pub struct MsrFilterError(pub usize);
 pub struct MsrFilter {
     default: MsrFilterDefaultAction,
     ranges: Vec<OwnedRange>,
+    invalid: bool,
 }
 
 /// One range of KVM's filter: a zero bit denies, and a denied access exits.
@@ -110,7 +111,20 @@ impl MsrFilter {
         if ranges.len() > KVM_MSR_FILTER_MAX_RANGES as usize {
             return Err(MsrFilterError(ranges.len()));
         }
-        Ok(Self { default, ranges })
+        Ok(Self {
+            default,
+            ranges,
+            invalid: false,
+        })
+    }
+
+    /// With exits for accesses that KVM refuses as well: what a model has of the x2APIC
+    /// ([`PmuModel::ibs`]) lies where no filter reaches. A VMM answers those that are not
+    /// the PMU's with #GP, as KVM would.
+    #[must_use]
+    pub fn with_invalid(mut self, wanted: bool) -> Self {
+        self.invalid = wanted;
+        self
     }
 
     /// What to enable with `VmFd::enable_cap`, so that a denied access exits. Other
@@ -122,7 +136,11 @@ impl MsrFilter {
             cap: KVM_CAP_X86_USER_SPACE_MSR,
             ..Default::default()
         };
-        request.args[0] = MsrExitReason::Filter.bits().into();
+        let mut reasons = MsrExitReason::Filter;
+        if self.invalid {
+            reasons |= MsrExitReason::Inval;
+        }
+        request.args[0] = reasons.bits().into();
         request
     }
 

@@ -47,6 +47,8 @@ pub struct VmOptions {
     pub irqchip: bool,
     /// Inclusive MSR ranges that exit to us, sorted and apart.
     pub trapped_msrs: Vec<(u32, u32)>,
+    /// Accesses that KVM refuses exit too: registers of a PMU in the x2APIC.
+    pub invalid_msrs: bool,
     /// Memory for system management mode, where KVM has that mode. Without it an
     /// SMI ends the VM.
     pub smm: bool,
@@ -62,6 +64,7 @@ impl VmOptions {
         Self {
             irqchip: true,
             trapped_msrs: msr_ranges(model),
+            invalid_msrs: model.is_some_and(|model| model.ibs() != 0),
             smm: true,
             trap: TrapPlan::default(),
         }
@@ -118,7 +121,7 @@ impl KvmVm {
             fd.create_pit2(pit)
                 .map_err(|error| VmError::Ioctl("KVM_CREATE_PIT2", error))?;
         }
-        trap_msrs(&fd, &options.trapped_msrs)?;
+        trap_msrs(&fd, &options)?;
         let pages = match &memory {
             GuestRam::Once(_) => None,
             GuestRam::Twice(memory) => Some(Arc::new(PlainPages {
@@ -218,9 +221,9 @@ fn create(host: &Host) -> Result<VmFd, VmError> {
     }
 }
 
-/// Makes RDMSR and WRMSR of `ranges` exit; every other MSR stays KVM's.
-fn trap_msrs(fd: &VmFd, ranges: &[(u32, u32)]) -> Result<(), VmError> {
-    let filter = MsrFilter::new(ranges)?;
+/// Makes RDMSR and WRMSR of what `options` say exit; every other MSR stays KVM's.
+fn trap_msrs(fd: &VmFd, options: &VmOptions) -> Result<(), VmError> {
+    let filter = MsrFilter::new(&options.trapped_msrs)?.with_invalid(options.invalid_msrs);
     fd.enable_cap(&filter.exits())
         .map_err(|error| VmError::Ioctl("KVM_CAP_X86_USER_SPACE_MSR", error))?;
     fd.set_msr_filter(filter.default_action(), &filter.ranges())

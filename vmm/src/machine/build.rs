@@ -66,6 +66,15 @@ pub enum MachineError {
     /// CPUID.
     #[error(transparent)]
     Cpuid(#[from] CpuidError),
+    /// Nobody counts what is sampled.
+    #[error(
+        "--pmu with ibs=on: {sources} counts neither cycles nor instructions, so that nothing \
+         could be sampled; add clock or step to --counters, or leave ibs=on out"
+    )]
+    NoSamples {
+        /// The backend's name.
+        sources: &'static str,
+    },
     /// More vCPUs than this host's KVM allows.
     #[error("--cpus {asked}: this host's KVM allows {limit} vCPUs in one machine")]
     TooManyVcpus {
@@ -230,11 +239,16 @@ impl Machine {
         let mut tools_pmu = None;
         if let (Some(model), Some(core)) = (&mut guest.pmu, cores.first()) {
             let all = model.clone();
-            *model = all
+            let counted = all
                 .clone()
-                .counted(|event| core.plan_for_guest(event).is_ok());
+                .counted(|event| core.backend().plan(event).is_ok());
+            if all.ibs() != 0 && counted.ibs() == 0 {
+                let sources = core.backend().name();
+                return Err(MachineError::NoSamples { sources });
+            }
             // What the guest may not count tools may.
-            tools_pmu = Some(all.counted(|event| core.backend().plan(event).is_ok()));
+            *model = all.counted(|event| core.plan_for_guest(event).is_ok());
+            tools_pmu = Some(counted);
         }
         let audit = Arc::new(audit_trail(config, guest.pmu.as_ref(), pcr.as_ref())?);
         for (number, core) in (0..).zip(&mut cores) {

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::{Family, Numbers, PmuModel, first_bits, table};
+use crate::ids::Vendor;
 
 /// What is wrong with the text of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -64,13 +65,15 @@ pub enum ModelError {
     },
 }
 
-const PROPERTIES: [&str; 6] = [
+const PROPERTIES: [&str; 8] = [
     "counters",
     "fixed",
     "width",
     "fixed-width",
     "full-width",
     "perf-capabilities",
+    "ibs",
+    "freeze",
 ];
 
 fn known_models() -> String {
@@ -153,6 +156,29 @@ fn set(
         "width" => model.width = number(family.width)?,
         "fixed-width" => model.fixed_width = number(family.fixed_width)?,
         "full-width" => model.full_width = parse_switch(family, property, value)?,
+        "ibs" => {
+            let on = parse_on_off(name, property, value)?;
+            if on && family.ibs == 0 {
+                return Err(ModelError::NotConfigurable {
+                    model: name,
+                    property: property.to_owned(),
+                    fixed: "off".to_owned(),
+                });
+            }
+            model.ibs = if on { family.ibs } else { 0 };
+        }
+        "freeze" => {
+            let on = parse_on_off(name, property, value)?;
+            // Intel's goes with IA32_PERF_CAPABILITIES.
+            if on && !(family.has_global && family.summary.vendor == Vendor::Amd) {
+                return Err(ModelError::NotConfigurable {
+                    model: name,
+                    property: property.to_owned(),
+                    fixed: "off".to_owned(),
+                });
+            }
+            model.freeze = on;
+        }
         _ => model.capabilities = parse_switch(family, property, value)?,
     }
     Ok(())
@@ -199,18 +225,7 @@ fn parse_number(
 }
 
 fn parse_switch(family: &Family, property: &str, value: &str) -> Result<bool, ModelError> {
-    let on = match value {
-        "on" => true,
-        "off" => false,
-        _ => {
-            return Err(ModelError::BadValue {
-                model: family.summary.name,
-                property: property.to_owned(),
-                value: value.to_owned(),
-                allowed: "on or off".to_owned(),
-            });
-        }
-    };
+    let on = parse_on_off(family.summary.name, property, value)?;
     if on != family.full_width.default && !family.full_width.settable {
         return Err(ModelError::NotConfigurable {
             model: family.summary.name,
@@ -219,4 +234,17 @@ fn parse_switch(family: &Family, property: &str, value: &str) -> Result<bool, Mo
         });
     }
     Ok(on)
+}
+
+fn parse_on_off(model: &'static str, property: &str, value: &str) -> Result<bool, ModelError> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(ModelError::BadValue {
+            model,
+            property: property.to_owned(),
+            value: value.to_owned(),
+            allowed: "on or off".to_owned(),
+        }),
+    }
 }

@@ -4,6 +4,7 @@ use arbiter::CounterId;
 
 use super::{Family, MAX_FIXED, MAX_PROGRAMMABLE, ModelSummary, Numbers, PmuModel, Switch};
 use crate::event::EventFamily;
+use crate::ibs::{EXTENDED_VECTORS, IbsRegister, caps};
 use crate::ids::Vendor;
 use crate::register::{Register, WriteForm};
 
@@ -31,6 +32,8 @@ pub enum RowNeeds {
     FullWidth,
     /// `IA32_PERF_CAPABILITIES`.
     Capabilities,
+    /// Instruction-based sampling with all of these [`caps`].
+    Ibs(u32),
 }
 
 /// How many registers a row stands for.
@@ -55,6 +58,8 @@ pub enum RegisterKind {
     FixedCounter,
     /// Event selects.
     Select,
+    /// Entries of the local APIC's extended vector table.
+    ApicVector,
     /// A register that exists once.
     Single(Register),
 }
@@ -84,6 +89,7 @@ impl RegisterKind {
                 form: WriteForm::FullWidth,
             },
             RegisterKind::Select => Register::Select(index),
+            RegisterKind::ApicVector => Register::Ibs(IbsRegister::ApicVector(index)),
             RegisterKind::Single(register) => register,
         }
     }
@@ -172,23 +178,74 @@ const INTEL_V4_ROWS: &[RegisterRow] = &[
     PERF_CAPABILITIES,
 ];
 
+const fn ibs(msr: u32, needs: u32, register: IbsRegister) -> RegisterRow {
+    if_any(RowNeeds::Ibs(needs), single(msr, Register::Ibs(register)))
+}
+
+/// APM vol. 2, section 13.3, and the PPRs, MSRC001_1030 to 103B. The extended registers
+/// of the local APIC are those of its x2APIC mode: APM vol. 2, section 16.11.
+const IBS_ROWS: [RegisterRow; 15] = [
+    ibs(0xc001_1030, caps::FETCH, IbsRegister::FetchControl),
+    ibs(0xc001_1031, caps::FETCH, IbsRegister::FetchLinear),
+    ibs(0xc001_1032, caps::FETCH, IbsRegister::FetchPhysical),
+    ibs(0xc001_1033, caps::OP, IbsRegister::OpControl),
+    ibs(0xc001_1034, caps::OP, IbsRegister::OpRip),
+    ibs(0xc001_1035, caps::OP, IbsRegister::OpData),
+    ibs(0xc001_1036, caps::OP, IbsRegister::OpData2),
+    ibs(0xc001_1037, caps::OP, IbsRegister::OpData3),
+    ibs(0xc001_1038, caps::OP, IbsRegister::DataLinear),
+    ibs(0xc001_1039, caps::OP, IbsRegister::DataPhysical),
+    ibs(0xc001_103a, caps::VALID, IbsRegister::Control),
+    ibs(0xc001_103b, caps::BRANCH_TARGET, IbsRegister::BranchTarget),
+    ibs(0x840, caps::VALID, IbsRegister::ApicFeature),
+    ibs(0x841, caps::VALID, IbsRegister::ApicControl),
+    if_any(
+        RowNeeds::Ibs(caps::VALID),
+        row(
+            0x850,
+            1,
+            RowCount::Exactly(EXTENDED_VECTORS),
+            RegisterKind::ApicVector,
+        ),
+    ),
+];
+
+/// `rows`, and those of instruction-based sampling.
+const fn with_ibs<const N: usize, const M: usize>(rows: [RegisterRow; N]) -> [RegisterRow; M] {
+    let mut all = [IBS_ROWS[0]; M];
+    let mut i = 0;
+    while i < N {
+        all[i] = rows[i];
+        i += 1;
+    }
+    while i < M {
+        all[i] = IBS_ROWS[i - N];
+        i += 1;
+    }
+    all
+}
+
 /// APM vol. 2, section 13.2.1 and appendix A: the four legacy pairs.
-const AMD_LEGACY_ROWS: &[RegisterRow] = &[
+const AMD_LEGACY_ROWS: &[RegisterRow] = &AMD_LEGACY_PAIRS;
+const AMD_LEGACY_PAIRS: [RegisterRow; 2] = [
     row(0xc001_0000, 1, RowCount::Exactly(4), RegisterKind::Select),
     row(0xc001_0004, 1, RowCount::Exactly(4), TRUNCATED),
 ];
 
+/// Family 10h was the first with instruction-based sampling.
+const AMD_FAM10H_ROWS: &[RegisterRow] = &with_ibs::<2, 17>(AMD_LEGACY_PAIRS);
+
 /// Core extension: control and counter interleaved; the legacy indices are
 /// other names of the first four pairs.
-const AMD_CORE_ROWS: &[RegisterRow] = &[
+const AMD_CORE_ROWS: &[RegisterRow] = &with_ibs::<4, 19>([
     row(0xc001_0200, 2, RowCount::Programmable, RegisterKind::Select),
     row(0xc001_0201, 2, RowCount::Programmable, TRUNCATED),
     row(0xc001_0000, 1, RowCount::Exactly(4), RegisterKind::Select),
     row(0xc001_0004, 1, RowCount::Exactly(4), TRUNCATED),
-];
+]);
 
 /// PerfMonV2 adds the global registers (Family 19h PPR, MSRC000_0300 to 0303).
-const AMD_PERFMONV2_ROWS: &[RegisterRow] = &[
+const AMD_PERFMONV2_ROWS: &[RegisterRow] = &with_ibs::<8, 23>([
     row(0xc001_0200, 2, RowCount::Programmable, RegisterKind::Select),
     row(0xc001_0201, 2, RowCount::Programmable, TRUNCATED),
     single(0xc000_0301, Register::GlobalControl),
@@ -197,7 +254,7 @@ const AMD_PERFMONV2_ROWS: &[RegisterRow] = &[
     single(0xc000_0303, Register::GlobalStatusSet),
     row(0xc001_0000, 1, RowCount::Exactly(4), RegisterKind::Select),
     row(0xc001_0004, 1, RowCount::Exactly(4), TRUNCATED),
-];
+]);
 
 /// Bits 63:32 are reserved, and bit 21 where there is no any-thread.
 const INTEL_SELECT: u64 = 0xffff_ffff & !(1 << 21);
@@ -207,6 +264,17 @@ const INTEL_SELECT_ANY: u64 = 0xffff_ffff;
 const K7_SELECT: u64 = 0xffff_ffff & !(1 << 21);
 /// Family 10h BKDG and later PPRs, `PERF_CTL`: bits 19, 21, 39:36, 63:42 are reserved.
 const FAM10H_SELECT: u64 = (0xffff_ffff & !(1 << 21) & !(1 << 19)) | 0xf << 32 | 0b11 << 40;
+
+/// Family 10h BKDG, revision C. `RIP_INVALID` came later; without it a sample could not
+/// say that its RIP is not exact.
+const IBS_FAM10H: u32 = caps::VALID
+    | caps::FETCH
+    | caps::OP
+    | caps::READ_WRITE_OP_COUNT
+    | caps::OP_COUNT
+    | caps::RIP_INVALID;
+/// Families 15h and later.
+const IBS_ZEN: u32 = IBS_FAM10H | caps::BRANCH_TARGET | caps::OP_COUNT_EXTENDED;
 
 const NONE: Numbers = just(0);
 const OFF: Switch = Switch {
@@ -257,6 +325,7 @@ static INTEL_V1: Family = Family {
         default: false,
         settable: true,
     },
+    ibs: 0,
 };
 
 pub(super) static INTEL_V2: Family = Family {
@@ -323,6 +392,7 @@ const INTEL_GLOBAL: Family = Family {
         default: true,
         settable: true,
     },
+    ibs: 0,
 };
 
 static AMD_K7: Family = Family {
@@ -343,6 +413,8 @@ static AMD_FAM10H: Family = Family {
         summary: "AMD Family 10h: four counters, 12-bit event select, guest-only and host-only",
     },
     events: EventFamily::AmdFam10h,
+    rows: AMD_FAM10H_ROWS,
+    ibs: IBS_FAM10H,
     ..AMD_LEGACY
 };
 
@@ -355,6 +427,7 @@ pub(super) static AMD_CORE: Family = Family {
     events: EventFamily::AmdZen,
     rows: AMD_CORE_ROWS,
     programmable: just(6),
+    ibs: IBS_ZEN,
     ..AMD_LEGACY
 };
 
@@ -368,6 +441,7 @@ static AMD_PERFMONV2: Family = Family {
     rows: AMD_PERFMONV2_ROWS,
     has_global: true,
     programmable: between(6, 4, 6),
+    ibs: IBS_ZEN,
     ..AMD_LEGACY
 };
 
@@ -388,4 +462,5 @@ const AMD_LEGACY: Family = Family {
     width: just(48),
     fixed_width: NONE,
     full_width: OFF,
+    ibs: 0,
 };

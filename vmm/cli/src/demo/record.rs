@@ -395,6 +395,7 @@ fn msr_name(msr: MsrIndex, model: &PmuModel) -> String {
         Some(Register::GlobalStatusSet) => "GLOBAL_STATUS_SET".to_owned(),
         Some(Register::GlobalInUse) => "GLOBAL_INUSE".to_owned(),
         Some(Register::PerfCapabilities) => "PERF_CAPABILITIES".to_owned(),
+        Some(Register::Ibs(register)) => format!("{register:?}"),
         None => "absent".to_owned(),
     };
     format!("{name} ({:#x})", msr.0)

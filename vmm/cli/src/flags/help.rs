@@ -367,6 +367,8 @@ const PROPERTIES: &str = "
     full-width=on|off    full-width counter writes
     perf-capabilities=on|off
                          IA32_PERF_CAPABILITIES, and freezing on a PMI [as full-width]
+    ibs=on|off           instruction-based sampling of fetches and ops (AMD) [off]
+    freeze=on|off        freezing on a PMI by PerfCntrFreeze (amd-perfmonv2) [off]
   A property that a model does not have is refused with what it allows.
 ";
 

@@ -37,6 +37,7 @@ impl Traps {
         }
         if self.pmu.as_ref().is_some_and(VcpuPmu::has_interrupt) {
             self.forward_pmi(vcpu, lent, time::now())?;
+            self.forward_samples(vcpu, lent)?;
             self.forward_notices(vcpu, lent)?;
         }
         let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
@@ -88,7 +89,7 @@ impl Traps {
             pmu.observe(core, Progress::Entered { tsc: now });
             let due = pmu.deadline(core);
             self.due = due;
-            let due = earliest(due, pmu.throttle().deadline());
+            let due = earliest(due, pmu.interrupt_due());
             deadline = earliest(deadline, due);
             deadline = earliest(deadline, self.gp.deadline());
         }

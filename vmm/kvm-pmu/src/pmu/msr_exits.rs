@@ -19,6 +19,9 @@ impl Traps {
         index: u32,
     ) -> Result<Option<Option<u64>>, KvmPmuError> {
         let msr = MsrIndex(index);
+        if self.is_absent_in_xapic(vcpu, msr)? {
+            return Ok(None);
+        }
         let caller = self.msr_caller(vcpu, msr, false)?;
         let MsrRead { outcome, secret } = match (&mut self.pmu, lent.thread.counters_mut()) {
             (Some(pmu), Some(core)) => pmu.rdmsr(core, msr, caller),
@@ -78,6 +81,9 @@ impl Traps {
         value: u64,
     ) -> Result<Option<bool>, KvmPmuError> {
         let msr = MsrIndex(index);
+        if self.is_absent_in_xapic(vcpu, msr)? {
+            return Ok(None);
+        }
         let caller = self.msr_caller(vcpu, msr, true)?;
         let written = match (&mut self.pmu, lent.thread.counters_mut()) {
             (Some(pmu), Some(core)) => pmu.wrmsr(core, msr, value, caller),

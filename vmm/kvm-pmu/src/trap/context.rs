@@ -2,7 +2,7 @@
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use super::paging::{Paging, translate};
+use super::paging::{Paging, locate, translate};
 use crate::memory::GuestBytes;
 
 const CR0_PE: u64 = 1;
@@ -124,6 +124,12 @@ impl CpuContext<'_> {
     #[must_use]
     pub(crate) fn physical(&self, linear: u64) -> Option<u64> {
         translate(self.memory, &Paging::from(self.sregs), linear)
+    }
+
+    /// The same with the base-2 logarithm of the page's size; 32 without paging.
+    #[must_use]
+    pub(crate) fn located(&self, linear: u64) -> Option<(u64, u32)> {
+        locate(self.memory, &Paging::from(self.sregs), linear)
     }
 
     /// The little-endian word of `N` bytes at `linear`.

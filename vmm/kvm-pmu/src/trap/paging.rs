@@ -63,8 +63,14 @@ impl From<&kvm_sregs> for Paging {
 /// what is read here.
 #[must_use]
 pub(crate) fn translate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<u64> {
+    Some(locate(memory, paging, linear)?.0)
+}
+
+/// The same with the base-2 logarithm of the page's size; 32 without paging.
+#[must_use]
+pub(crate) fn locate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<(u64, u32)> {
     match paging.mode {
-        Mode::Off => Some(linear & 0xffff_ffff),
+        Mode::Off => Some((linear & 0xffff_ffff, 32)),
         Mode::Bits32(large) => bits32(memory, paging.cr3, linear, large),
         Mode::Pae => {
             let root = (paging.cr3 & 0xffff_ffe0) + 8 * (linear >> 30 & 3);
@@ -84,31 +90,31 @@ pub(crate) fn translate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -
 }
 
 /// Walks `levels` levels of 64-bit entries from the table at `table`.
-fn walk(memory: &dyn GuestBytes, mut table: u64, linear: u64, levels: u32) -> Option<u64> {
+fn walk(memory: &dyn GuestBytes, mut table: u64, linear: u64, levels: u32) -> Option<(u64, u32)> {
     for level in (0..levels).rev() {
         let shift = 12 + 9 * level;
         let entry = read64(memory, table + 8 * (linear >> shift & 0x1ff))?;
         let leaf = level == 0 || (level <= 2 && entry & LARGE != 0);
         if leaf {
             let offset = (1u64 << shift) - 1;
-            return Some((entry & ADDRESS & !offset) | (linear & offset));
+            return Some(((entry & ADDRESS & !offset) | (linear & offset), shift));
         }
         table = entry & ADDRESS;
     }
     None
 }
 
-fn bits32(memory: &dyn GuestBytes, cr3: u64, linear: u64, large_pages: bool) -> Option<u64> {
+fn bits32(memory: &dyn GuestBytes, cr3: u64, linear: u64, large_pages: bool) -> Option<(u64, u32)> {
     let directory = (cr3 & 0xffff_f000) + 4 * (linear >> 22 & 0x3ff);
     let entry = read32(memory, directory)?;
     if large_pages && entry & LARGE != 0 {
         // PSE-36: bits 20:13 are address bits 39:32.
         let high = (entry >> 13 & 0xff) << 32;
-        return Some(high | (entry & 0xffc0_0000) | (linear & 0x3f_ffff));
+        return Some((high | (entry & 0xffc0_0000) | (linear & 0x3f_ffff), 22));
     }
     let table = (entry & 0xffff_f000) + 4 * (linear >> 12 & 0x3ff);
     let entry = read32(memory, table)?;
-    Some((entry & 0xffff_f000) | (linear & 0xfff))
+    Some(((entry & 0xffff_f000) | (linear & 0xfff), 12))
 }
 
 fn read64(memory: &dyn GuestBytes, address: u64) -> Option<u64> {

@@ -53,6 +53,17 @@ pub(crate) enum TfRepair {
     R11,
 }
 
+/// An instruction that was executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Executed {
+    /// Address of the instruction, without the segment's base.
+    pub(crate) rip: u64,
+    /// Where it led to, likewise.
+    pub(crate) next: u64,
+    /// The registers with which it began are those of the plan.
+    pub(crate) planned: bool,
+}
+
 /// What a stop meant.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct StepResult {
@@ -62,6 +73,8 @@ pub(crate) struct StepResult {
     pub(crate) repair: Option<TfRepair>,
     /// The guest single-steps itself: it wants a #DB now.
     pub(crate) guest_trap: bool,
+    /// The instruction behind each `Progress::Retired`, while they are sampled.
+    pub(crate) executed: Vec<Executed>,
 }
 
 impl StepResult {
@@ -106,6 +119,8 @@ pub(crate) struct Stepper {
     /// The guest may be in a handler that nobody saw it enter: the frame there holds
     /// our TF.
     astray: bool,
+    /// Instructions are sampled: tell which were executed.
+    sampling: bool,
 }
 
 impl Stepper {
@@ -122,6 +137,11 @@ impl Stepper {
     /// Ends; true if the guest's own TF has to be set again.
     pub(crate) fn end(&mut self) -> bool {
         std::mem::take(self).guest_tf
+    }
+
+    /// Tell which instructions were executed, from the next plan on.
+    pub(crate) fn set_sampling(&mut self, sampling: bool) {
+        self.sampling = sampling;
     }
 
     /// True between `begin` and `end`.
@@ -286,13 +306,26 @@ impl Stepper {
         let taken_along = pending.shadowed.iter().take_while(|one| one.rip != next);
         let mut last = facts;
         let mut before = Vec::new();
+        let mut executed = Vec::new();
+        let mut execute = |one: &InsnFacts, next| {
+            if self.sampling {
+                executed.push(Executed {
+                    rip: one.rip,
+                    next,
+                    planned: one.rip == pending.rip,
+                });
+            }
+        };
         for one in taken_along {
             before.push(retired(last, one.rip));
+            execute(last, one.rip);
             last = one;
         }
         if !leads_to(last, pending, next) {
             return false;
         }
+        execute(last, next);
+        result.executed.append(&mut executed);
         result.progress.append(&mut before);
         result.progress.push(retired(last, next));
         let is_last = pending

@@ -1,0 +1,610 @@
+//! Instruction-based sampling (AMD): two counters of their own, each of which stops where
+//! it comes to its maximum, and the registers that describe what was sampled.
+//!
+//! What is counted takes a physical counter, as any counter of the guest's does: one of
+//! cycles, of instructions for ops, and of what comes nearest to fetches
+//! ([`PmuModel::ibs_requests`]). When it has come to its end, the sample is due
+//! ([`VcpuPmu::ibs_due`]): the VMM looks where the guest stands, or knows the very
+//! instruction, and says so ([`VcpuPmu::ibs_sampled`]). Only then the guest sees it, and
+//! the interrupt is raised by the entry of the extended vector table that IBSCTL names.
+//!
+//! Sources: APM vol. 2, section 13.3; the BKDGs and PPRs, MSRC001_1030 to 103B.
+
+use arbiter::CounterId;
+use pmu_model::ibs::{
+    CONTROL_VALID, EXTENDED_VECTORS, FetchRecord, IBS_VECTOR, OpSample, fetch, op,
+};
+use pmu_model::{
+    CountRequest, IbsKind, IbsRegister, MAX_PROGRAMMABLE, PmuModel, Register, Tsc, low_bits,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{Here, VcpuPmu, WriteOutcome, index_of};
+use crate::core_pmu::CorePmu;
+use crate::state::Hex;
+use crate::throttle::{PmiThrottle, ThrottleDecision};
+
+/// Positions of the two among the counters: behind all that a model can have.
+const FETCH: CounterId = CounterId::Programmable(MAX_PROGRAMMABLE);
+const OP: CounterId = CounterId::Programmable(MAX_PROGRAMMABLE + 1);
+/// How many they are.
+pub(super) const POSITIONS: u8 = 2;
+
+/// An entry of the extended vector table after reset: masked.
+const MASKED: u32 = 1 << 16;
+/// Random bits of the op counter after a sample, and of the fetch counter at its start.
+const OP_RANDOM: u64 = low_bits(7);
+const FETCH_RANDOM: u64 = low_bits(4);
+/// The lowest bit of a fetch count that can be read and written.
+const FETCH_UNIT: u32 = 4;
+
+/// Which of the two, if it is one.
+#[inline]
+pub(super) fn kind_of(counter: CounterId) -> Option<IbsKind> {
+    match counter {
+        CounterId::Programmable(n) if n == MAX_PROGRAMMABLE => Some(IbsKind::Fetch),
+        CounterId::Programmable(n) if n == MAX_PROGRAMMABLE + 1 => Some(IbsKind::Op),
+        _ => None,
+    }
+}
+
+fn position(kind: IbsKind) -> CounterId {
+    match kind {
+        IbsKind::Fetch => FETCH,
+        IbsKind::Op => OP,
+    }
+}
+
+/// What a log calls a counter.
+pub(crate) fn name_of(counter: CounterId) -> String {
+    match kind_of(counter) {
+        Some(IbsKind::Fetch) => "IBS fetch".to_owned(),
+        Some(IbsKind::Op) => "IBS op".to_owned(),
+        None => counter.to_string(),
+    }
+}
+
+/// A sample that is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IbsSample {
+    /// Of the fetch counter.
+    Fetch(FetchRecord),
+    /// Of the op counter.
+    Op(OpSample),
+}
+
+/// What is to be done about the interrupt of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IbsDue {
+    /// None is to be sent now.
+    Nothing,
+    /// It is held back by the throttle.
+    Late,
+    /// It is to be sent now, with this delivery mode and vector, as in LVTPC.
+    Send {
+        /// Bits 10:8 the mode, 7:0 the vector.
+        vector: u32,
+    },
+}
+
+/// One of the two samplers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sampler {
+    /// The control register but for its count.
+    control: u64,
+    /// The count, while the sampler stands.
+    count: u64,
+    /// What it counts, from its last start on.
+    request: Option<CountRequest>,
+    running: bool,
+    /// It has come to its maximum, and the sample is yet to be taken.
+    due: bool,
+}
+
+/// Instruction-based sampling of one vCPU.
+#[derive(Debug)]
+pub(super) struct Ibs {
+    fetch: Sampler,
+    op: Sampler,
+    /// Registers of the last samples, by [`slot_of`].
+    data: [u64; DATA],
+    vectors: [u32; EXTENDED_VECTORS as usize],
+    /// Seed of the random bits.
+    seed: u32,
+    /// An interrupt with this mode and vector was let through, and waits to be sent.
+    pending: Option<u32>,
+    throttle: PmiThrottle,
+}
+
+const DATA: usize = 9;
+
+/// Where a register of a sample is kept.
+fn slot_of(register: IbsRegister) -> Option<usize> {
+    Some(match register {
+        IbsRegister::FetchLinear => 0,
+        IbsRegister::FetchPhysical => 1,
+        IbsRegister::OpRip => 2,
+        IbsRegister::OpData => 3,
+        IbsRegister::OpData2 => 4,
+        IbsRegister::OpData3 => 5,
+        IbsRegister::DataLinear => 6,
+        IbsRegister::DataPhysical => 7,
+        IbsRegister::BranchTarget => 8,
+        _ => return None,
+    })
+}
+
+impl Ibs {
+    /// After reset; `None` for a model without.
+    pub(super) fn of(model: &PmuModel, throttle: PmiThrottle) -> Option<Box<Self>> {
+        (model.ibs() != 0).then(|| {
+            Box::new(Ibs {
+                fetch: Sampler::default(),
+                op: Sampler::default(),
+                data: [0; DATA],
+                vectors: [MASKED; EXTENDED_VECTORS as usize],
+                seed: 1,
+                pending: None,
+                throttle,
+            })
+        })
+    }
+
+    pub(super) fn set_throttle(&mut self, throttle: PmiThrottle) {
+        self.throttle = throttle;
+    }
+
+    /// After a reset, which leaves the floor between two interrupts as it is.
+    pub(super) fn reset(&mut self, model: &PmuModel) {
+        let mut throttle = self.throttle.clone();
+        throttle.reset();
+        if let Some(fresh) = Ibs::of(model, throttle) {
+            *self = *fresh;
+        }
+    }
+
+    fn sampler(&self, kind: IbsKind) -> &Sampler {
+        match kind {
+            IbsKind::Fetch => &self.fetch,
+            IbsKind::Op => &self.op,
+        }
+    }
+
+    fn sampler_mut(&mut self, kind: IbsKind) -> &mut Sampler {
+        match kind {
+            IbsKind::Fetch => &mut self.fetch,
+            IbsKind::Op => &mut self.op,
+        }
+    }
+
+    /// Random bits: the generator of Park and Miller, the same in each run.
+    fn random(&mut self, mask: u64) -> u64 {
+        let next = u64::from(self.seed) * 16_807 % 0x7fff_ffff;
+        self.seed = u32::try_from(next).unwrap_or(1);
+        // The lowest bits of such a generator are its worst.
+        (next >> 8) & mask
+    }
+
+    #[inline]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    pub(super) fn deadline(&self) -> Option<Tsc> {
+        self.pending.and(self.throttle.deadline())
+    }
+
+    pub(super) fn request(&self, kind: IbsKind) -> Option<CountRequest> {
+        self.sampler(kind).request.map(|request| CountRequest {
+            enabled: self.sampler(kind).running,
+            ..request
+        })
+    }
+
+    /// It has come to its maximum.
+    pub(super) fn fell_due(&mut self, kind: IbsKind) {
+        let sampler = self.sampler_mut(kind);
+        sampler.due |= sampler.running;
+    }
+
+    /// Whether one that is due still runs.
+    #[inline]
+    pub(super) fn has_to_stop(&self) -> bool {
+        self.fetch.due && self.fetch.running || self.op.due && self.op.running
+    }
+
+    fn data(&self, register: IbsRegister) -> u64 {
+        slot_of(register).map_or(0, |slot| self.data[slot])
+    }
+
+    fn set_data(&mut self, register: IbsRegister, value: u64) {
+        if let Some(slot) = slot_of(register) {
+            self.data[slot] = value;
+        }
+    }
+
+    /// The entry that IBSCTL names lets an interrupt through: it is pending, with those
+    /// that are on their way.
+    fn interrupt(&mut self) {
+        let entry = self.vectors[usize::from(IBS_VECTOR)];
+        if entry & MASKED == 0 {
+            self.pending = Some(entry & 0x7ff);
+        }
+    }
+}
+
+impl Sampler {
+    /// The count at which the sample is due; 0: never.
+    fn max(&self, kind: IbsKind) -> u64 {
+        match kind {
+            IbsKind::Fetch => (self.control & fetch::MAX) << 4,
+            IbsKind::Op => (self.control & op::MAX) << 4 | self.control & op::MAX_EXTENDED,
+        }
+    }
+
+    /// Whether the control lets it count. A maximum of 0 never comes to its end; the
+    /// manuals leave open what it does.
+    fn is_on(&self, kind: IbsKind) -> bool {
+        let (enable, valid) = match kind {
+            IbsKind::Fetch => (fetch::ENABLE, fetch::VALID),
+            IbsKind::Op => (op::ENABLE, op::VALID),
+        };
+        self.control & (enable | valid) == enable && self.max(kind) != 0
+    }
+}
+
+impl VcpuPmu {
+    /// A sampler has come to its maximum, and its sample is to be taken where the guest
+    /// stands.
+    #[inline]
+    pub fn ibs_due(&self) -> Option<IbsKind> {
+        let ibs = self.ibs.as_deref()?;
+        match (ibs.op.due, ibs.fetch.due) {
+            (true, _) => Some(IbsKind::Op),
+            (false, true) => Some(IbsKind::Fetch),
+            (false, false) => None,
+        }
+    }
+
+    /// Whether a sample may fall due while the guest runs.
+    #[inline]
+    pub fn ibs_runs(&self) -> bool {
+        let ibs = self.ibs.as_deref();
+        ibs.is_some_and(|ibs| ibs.op.running || ibs.fetch.running)
+    }
+
+    /// Takes in a sample that was due; one that was not is dropped.
+    pub fn ibs_sampled(&mut self, core: Option<&mut CorePmu>, sample: IbsSample) {
+        let here = &mut self.here(core);
+        self.stop_ibs(here);
+        let Some(ibs) = self.ibs.as_deref_mut() else {
+            return;
+        };
+        let kind = match sample {
+            IbsSample::Fetch(_) => IbsKind::Fetch,
+            IbsSample::Op(_) => IbsKind::Op,
+        };
+        if !std::mem::take(&mut ibs.sampler_mut(kind).due) {
+            return;
+        }
+        match sample {
+            IbsSample::Fetch(record) => {
+                let control = &mut ibs.fetch.control;
+                *control = *control & !fetch::SAMPLE | record.control() | fetch::VALID;
+                ibs.set_data(IbsRegister::FetchLinear, record.linear);
+                let physical = record.physical.map_or(0, |(physical, _)| physical);
+                ibs.set_data(IbsRegister::FetchPhysical, physical);
+            }
+            IbsSample::Op(sample) => {
+                ibs.op.control |= op::VALID;
+                for (register, value) in sample.registers() {
+                    ibs.set_data(register, value);
+                }
+            }
+        }
+        ibs.interrupt();
+    }
+
+    /// What is to be done about the interrupt of samples at TSC value `now`. To be sent, it
+    /// is over.
+    pub fn ibs_interrupt(&mut self, now: Tsc) -> IbsDue {
+        let Some(ibs) = self.ibs.as_deref_mut() else {
+            return IbsDue::Nothing;
+        };
+        let Some(vector) = ibs.pending else {
+            return IbsDue::Nothing;
+        };
+        let waited = ibs.throttle.deadline().is_some();
+        let due = match waited {
+            true => ibs.throttle.due(now),
+            false => ibs.throttle.request(now) == ThrottleDecision::Deliver,
+        };
+        match (due, waited) {
+            (true, _) => {
+                ibs.pending = None;
+                IbsDue::Send { vector }
+            }
+            (false, true) => IbsDue::Nothing,
+            (false, false) => IbsDue::Late,
+        }
+    }
+
+    /// Stops what has come to its maximum, and leaves the count there that is to be read.
+    #[cold]
+    pub(super) fn stop_ibs(&mut self, here: &mut Here<'_>) {
+        for kind in [IbsKind::Fetch, IbsKind::Op] {
+            let Some(ibs) = self.ibs.as_deref_mut() else {
+                return;
+            };
+            if !(ibs.sampler(kind).due && ibs.sampler(kind).running) {
+                continue;
+            }
+            let by_ops = ibs.op.control & op::COUNT_OPS != 0;
+            let count = match kind {
+                IbsKind::Fetch => ibs.fetch.max(kind),
+                IbsKind::Op if by_ops => ibs.random(OP_RANDOM),
+                IbsKind::Op => 0,
+            };
+            let sampler = ibs.sampler_mut(kind);
+            (sampler.count, sampler.running) = (count, false);
+            self.take_control(here, position(kind));
+        }
+        self.refresh_needs(here.as_deref());
+    }
+
+    /// RDMSR.
+    pub(super) fn read_ibs(&mut self, here: &mut Here<'_>, register: IbsRegister) -> u64 {
+        let count = |pmu: &mut Self, here: &mut Here<'_>, kind| {
+            pmu.settle(here, position(kind));
+            pmu.stop_ibs_if_due(here);
+            pmu.ibs_count(kind)
+        };
+        match register {
+            IbsRegister::FetchControl => {
+                let count = count(self, here, IbsKind::Fetch) >> FETCH_UNIT;
+                let control = self.ibs.as_ref().map_or(0, |ibs| ibs.fetch.control);
+                control | (count & fetch::MAX) << fetch::COUNT_SHIFT
+            }
+            IbsRegister::OpControl => {
+                let count = count(self, here, IbsKind::Op) << op::COUNT_SHIFT;
+                let control = self.ibs.as_ref().map_or(0, |ibs| ibs.op.control);
+                control | count
+            }
+            IbsRegister::Control => CONTROL_VALID | u64::from(IBS_VECTOR),
+            IbsRegister::ApicFeature => u64::from(EXTENDED_VECTORS) << 16,
+            IbsRegister::ApicControl => 0,
+            IbsRegister::ApicVector(n) => {
+                let vectors = self.ibs.as_ref().map(|ibs| ibs.vectors);
+                let entry = vectors.and_then(|all| all.get(usize::from(n)).copied());
+                entry.unwrap_or(MASKED).into()
+            }
+            _ => self.ibs.as_ref().map_or(0, |ibs| ibs.data(register)),
+        }
+    }
+
+    /// WRMSR.
+    pub(super) fn write_ibs(
+        &mut self,
+        here: &mut Here<'_>,
+        register: IbsRegister,
+        value: u64,
+    ) -> WriteOutcome {
+        let Some(rule) = self.model.write_rule(Register::Ibs(register)) else {
+            return WriteOutcome::Gp;
+        };
+        let Some(accepted) = rule.accept(value) else {
+            return WriteOutcome::Gp;
+        };
+        match (register, self.ibs.as_deref_mut()) {
+            (IbsRegister::FetchControl, _) => self.control_ibs(here, IbsKind::Fetch, accepted),
+            (IbsRegister::OpControl, _) => self.control_ibs(here, IbsKind::Op, accepted),
+            (IbsRegister::ApicVector(n), Some(ibs)) => {
+                if let (Some(entry), Ok(value)) =
+                    (ibs.vectors.get_mut(usize::from(n)), u32::try_from(accepted))
+                {
+                    *entry = value;
+                }
+            }
+            (_, Some(ibs)) => ibs.set_data(register, accepted),
+            (_, None) => {}
+        }
+        WriteOutcome::Done
+    }
+
+    /// A control register is written: the sampler stands, or counts on from what was
+    /// written. A sample that was due and nobody saw is none.
+    fn control_ibs(&mut self, here: &mut Here<'_>, kind: IbsKind, value: u64) {
+        self.settle(here, position(kind));
+        let Some(ibs) = self.ibs.as_deref_mut() else {
+            return;
+        };
+        let sampler = ibs.sampler_mut(kind);
+        (sampler.due, sampler.running) = (false, false);
+        match kind {
+            IbsKind::Fetch => {
+                let count = fetch::MAX << fetch::COUNT_SHIFT;
+                sampler.control = sampler.control & fetch::SAMPLE | value & !count;
+                sampler.count = (value & count) >> fetch::COUNT_SHIFT << FETCH_UNIT;
+                if value & (fetch::ENABLE | fetch::RANDOM) == fetch::ENABLE | fetch::RANDOM {
+                    let random = ibs.random(FETCH_RANDOM);
+                    ibs.fetch.count |= random;
+                }
+            }
+            IbsKind::Op => {
+                sampler.control = value & low_bits(op::COUNT_SHIFT as u8);
+                sampler.count = value >> op::COUNT_SHIFT;
+            }
+        }
+        self.start_ibs(here, kind);
+    }
+
+    /// Lets a sampler count, if its control does.
+    fn start_ibs(&mut self, here: &mut Here<'_>, kind: IbsKind) {
+        let counter = position(kind);
+        let Some(ibs) = self.ibs.as_deref_mut() else {
+            return;
+        };
+        let sampler = ibs.sampler_mut(kind);
+        if sampler.is_on(kind) {
+            sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
+            sampler.running = true;
+            let left = sampler.max(kind).saturating_sub(sampler.count).max(1);
+            let mask = self.model.counter_mask(counter);
+            let logical = &mut self.counters[index_of(counter)];
+            logical.value = (mask - left).wrapping_add(1) & mask;
+            logical.times.start_over(self.ran);
+        }
+        if self
+            .ibs
+            .as_ref()
+            .is_some_and(|ibs| ibs.sampler(kind).request.is_some())
+        {
+            self.take_control(here, counter);
+            self.refresh_needs(here.as_deref());
+        }
+    }
+
+    /// The vCPU has come to a core with other sources: what runs is counted by what that
+    /// one has.
+    pub(super) fn choose_for_ibs(&mut self, here: &mut Here<'_>) {
+        for kind in [IbsKind::Fetch, IbsKind::Op] {
+            let Some(ibs) = self.ibs.as_deref_mut() else {
+                return;
+            };
+            let sampler = ibs.sampler_mut(kind);
+            if sampler.running {
+                sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
+                self.take_control(here, position(kind));
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn stop_ibs_if_due(&mut self, here: &mut Here<'_>) {
+        if self.ibs.as_ref().is_some_and(|ibs| ibs.has_to_stop()) {
+            self.stop_ibs(here);
+        }
+    }
+
+    /// The present count, as of the last settlement.
+    fn ibs_count(&self, kind: IbsKind) -> u64 {
+        let Some(ibs) = self.ibs.as_deref() else {
+            return 0;
+        };
+        let sampler = ibs.sampler(kind);
+        if !sampler.running {
+            return sampler.count;
+        }
+        let counter = position(kind);
+        let left = self.model.counter_mask(counter) - self.counters[index_of(counter)].value + 1;
+        sampler.max(kind).saturating_sub(left)
+    }
+}
+
+/// What is counted for samples of this kind on a core: the best that it has a source for.
+/// Where it has none for any of them, the last one says so.
+fn chosen(
+    model: &PmuModel,
+    core: Option<&CorePmu>,
+    kind: IbsKind,
+    control: u64,
+) -> Option<CountRequest> {
+    let requests = model.ibs_requests(kind, control & op::COUNT_OPS != 0);
+    let counts =
+        |request: &&CountRequest| core.is_some_and(|core| core.plan_for_guest(request).is_ok());
+    requests.iter().find(counts).or(requests.last()).copied()
+}
+
+/// Instruction-based sampling in a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct SavedIbs {
+    /// `IbsFetchCtl` and `IbsOpCtl`, as they read.
+    pub(crate) fetch_control: Hex,
+    pub(crate) op_control: Hex,
+    /// The bits of the fetch count that are not in it.
+    pub(crate) fetch_count: Hex,
+    /// The registers of the last samples, in the order of their indices.
+    pub(crate) data: [Hex; DATA],
+    pub(crate) vectors: [Hex; EXTENDED_VECTORS as usize],
+    pub(crate) seed: Hex,
+    /// Delivery mode and vector of an interrupt that waits to be sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pending: Option<Hex>,
+}
+
+impl VcpuPmu {
+    pub(super) fn save_ibs(&mut self, here: &mut Here<'_>) -> Option<SavedIbs> {
+        let fetch_control = self.read_ibs(here, IbsRegister::FetchControl);
+        let op_control = self.read_ibs(here, IbsRegister::OpControl);
+        let fetch_count = self.ibs_count(IbsKind::Fetch) & FETCH_RANDOM;
+        let ibs = self.ibs.as_deref()?;
+        Some(SavedIbs {
+            fetch_control: Hex(fetch_control),
+            op_control: Hex(op_control),
+            fetch_count: Hex(fetch_count),
+            data: ibs.data.map(Hex),
+            vectors: ibs.vectors.map(|entry| Hex(entry.into())),
+            seed: Hex(ibs.seed.into()),
+            pending: ibs.pending.map(|vector| Hex(vector.into())),
+        })
+    }
+
+    /// Takes a state in, which was checked before. Without one, all is as after a reset.
+    pub(super) fn restore_ibs(&mut self, here: &mut Here<'_>, saved: Option<&SavedIbs>) {
+        let (Some(ibs), Some(saved)) = (self.ibs.as_deref_mut(), saved) else {
+            return;
+        };
+        let count = fetch::MAX << fetch::COUNT_SHIFT;
+        ibs.fetch.control = saved.fetch_control.0 & !count;
+        ibs.fetch.count = (saved.fetch_control.0 & count) >> fetch::COUNT_SHIFT << FETCH_UNIT
+            | saved.fetch_count.0;
+        ibs.op.control = saved.op_control.0 & low_bits(op::COUNT_SHIFT as u8);
+        ibs.op.count = saved.op_control.0 >> op::COUNT_SHIFT;
+        ibs.data = saved.data.map(|value| value.0);
+        for (entry, value) in ibs.vectors.iter_mut().zip(&saved.vectors) {
+            *entry = u32::try_from(value.0).unwrap_or(MASKED);
+        }
+        ibs.seed = u32::try_from(saved.seed.0).unwrap_or(1).max(1);
+        ibs.pending = saved
+            .pending
+            .and_then(|vector| u32::try_from(vector.0).ok());
+        for kind in [IbsKind::Fetch, IbsKind::Op] {
+            self.start_ibs(here, kind);
+        }
+    }
+}
+
+/// The registers of a state, their values, and the bits that a model has of each.
+pub(super) fn saved_registers(model: &PmuModel, saved: &SavedIbs) -> Vec<(&'static str, u64, u64)> {
+    let bits = |register| {
+        let rule = model.write_rule(Register::Ibs(register));
+        rule.map_or(0, |rule| rule.implemented)
+    };
+    let fetch_bits = bits(IbsRegister::FetchControl) | fetch::SAMPLE;
+    let vector_bits = bits(IbsRegister::ApicVector(0));
+    let mut all = vec![
+        ("IbsFetchCtl", saved.fetch_control.0, fetch_bits),
+        ("IbsOpCtl", saved.op_control.0, bits(IbsRegister::OpControl)),
+        ("the fetch count", saved.fetch_count.0, FETCH_RANDOM),
+        (
+            "IbsFetchPhysAd",
+            saved.data[1].0,
+            bits(IbsRegister::FetchPhysical),
+        ),
+        (
+            "IbsDcPhysAd",
+            saved.data[7].0,
+            bits(IbsRegister::DataPhysical),
+        ),
+        ("the seed of IBS", saved.seed.0, low_bits(31)),
+        (
+            "the pending interrupt of IBS",
+            saved.pending.map_or(0, |one| one.0),
+            0x7ff,
+        ),
+    ];
+    let vectors = saved.vectors.iter();
+    all.extend(vectors.map(|entry| ("an extended APIC vector", entry.0, vector_bits)));
+    all
+}
