@@ -204,8 +204,13 @@ impl VcpuPmu {
         asked
     }
 
-    /// A counter that the host did not grant is absent from the block, as is one that the
-    /// model lacks.
+    fn is_left_out(&self, counter: CounterId) -> bool {
+        let (CounterId::Programmable(n) | CounterId::Fixed(n)) = counter;
+        n < self.model.counts().of(counter) && !self.model.has(counter)
+    }
+
+    /// A counter that the host did not grant is absent from the block, as is a fixed one that
+    /// the model's bitmap leaves out. What is beyond the model's counters the arbiter refuses.
     fn may_manage(&self, register: PcrRegister, layer: Layer) -> bool {
         match register {
             PcrRegister::ManagementKey(counter)
@@ -214,7 +219,7 @@ impl VcpuPmu {
             | PcrRegister::DropValue(counter)
             | PcrRegister::Status(counter) => {
                 let given = self.grant.check(layer, counter, Access::Read);
-                given == Verdict::Permit && self.model.has(counter)
+                given == Verdict::Permit && !self.is_left_out(counter)
             }
             PcrRegister::Counter(_)
             | PcrRegister::Select(_)
