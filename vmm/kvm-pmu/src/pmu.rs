@@ -332,9 +332,7 @@ impl KvmPmu {
         if stopped && self.traps.stepping.is_active() {
             self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
         }
-        if !matches!(exit, PmuExit::Debug(_)) {
-            self.traps.sample_ibs(vcpu, lent)?;
-        }
+        self.traps.sample_ibs(vcpu, lent)?;
         let owner = match exit {
             PmuExit::Rdmsr { index } => match self.traps.rdmsr(vcpu, lent, index)? {
                 Some(answer) => {

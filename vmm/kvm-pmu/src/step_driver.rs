@@ -91,6 +91,11 @@ impl StepDriver {
         self.stepper.is_active()
     }
 
+    /// True while an instruction is under way whose end was not seen.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.stepper.is_under_way()
+    }
+
     /// Prepares the next entry: begins, plans or ends, as `pmu` needs; true if
     /// it ended, which leaves no breakpoint of ours behind. `gp_handler` is where
     /// an RDPMC of code that cannot be stepped shows up.

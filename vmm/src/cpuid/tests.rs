@@ -128,6 +128,7 @@ fn core_pmu() -> PmuCpuid {
         pdcm: false,
         perf_capabilities: None,
         perfctr_core: true,
+        leaf_8000001b: CpuidRegs::default(),
         leaf_80000022: CpuidRegs::default(),
         perfmon_v2: false,
         hypervisor: {

@@ -26,6 +26,8 @@ impl Traps {
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
         match &self.pmu {
+            // The instruction that is being stepped tells itself when it is over.
+            Some(pmu) if pmu.needs().stepping && self.stepping.is_under_way() => Ok(()),
             Some(pmu) if pmu.ibs_due().is_some() => self.take_samples(vcpu, lent),
             _ => Ok(()),
         }

@@ -76,6 +76,18 @@ fn a_pmu_shows_what_it_has_and_nothing_else() {
             &v2,
             &["PerfCtrExtCore", "leaf 0x80000022"],
         );
+        let sampling = PmuCpuid {
+            leaf_8000001b: CpuidRegs {
+                eax: 0xef,
+                ..CpuidRegs::default()
+            },
+            ..core_pmu()
+        };
+        let traces = ["IBS", "PerfCtrExtCore", "leaf 0x8000001b"];
+        check(&host, Vendor::Amd, &sampling, &traces);
+        let leaves = made(&host, 0, &plan(Vendor::Amd, Some(&sampling)));
+        assert_eq!(leaves.get(0x8000_001b, 0), regs(0xef, 0, 0, 0));
+        assert!(leaves.get(0x8000_0000, 0).eax >= 0x8000_001b);
         check(&host, Vendor::Intel, &intel_pmu(), &["PDCM", "leaf 0xa"]);
         let leaves = made(&host, 0, &plan(Vendor::Amd, Some(&v2)));
         assert_eq!(leaves.get(0x8000_0022, 0), regs(1, 6, 0, 0));
