@@ -1,5 +1,6 @@
 //! Instruction-based sampling between its registers, a source and whoever samples.
 
+#[expect(dead_code, reason = "late and shared counters are for other tests")]
 mod limited;
 mod seated;
 

@@ -121,10 +121,10 @@ fn write(spec: &'static str) -> impl Strategy<Value = Op> {
                 Some(Register::Counter { .. }) if choice > 0 => wrap,
                 // Maxima of some ticks, enabled; the valid bit is beside that one.
                 Some(Register::Ibs(IbsRegister::FetchControl)) if choice > 0 => {
-                    any % 24 | (any >> 8 & 0x1f) << 16 | (event & 0xf1 | 1) << 48
+                    (any % 24) | (any >> 8 & 0x1f) << 16 | (event & 0xf1 | 1) << 48
                 }
                 Some(Register::Ibs(IbsRegister::OpControl)) if choice > 0 => {
-                    any % 24 | (any >> 8 & 0x1ff) << 32 | (wrap & 0b111 | 1) << 17
+                    (any % 24) | (any >> 8 & 0x1ff) << 32 | (wrap & 0b111 | 1) << 17
                 }
                 Some(Register::Ibs(IbsRegister::ApicVector(_))) if choice > 0 => any & 0x4ff,
                 Some(Register::GlobalControl) if choice > 1 => model.global_mask(),

@@ -110,7 +110,7 @@ fn registers(lab: &Lab) -> Result<()> {
     let ops = [
         Read(CONTROL, 0x100),
         WriteGp(CONTROL, 0x100),
-        Write(FETCH, u64::MAX & !FETCH_EN),
+        Write(FETCH, !FETCH_EN),
         Read(FETCH, 0x0202_0000_ffff_ffff),
         Write(FETCH, 0),
         Write(RIP, 0x1234),
@@ -130,14 +130,14 @@ fn registers(lab: &Lab) -> Result<()> {
         check(lab, "registers", &Setup::clock(model), &ops)?;
     }
     let ops = [
-        Write(OP, u64::MAX & !OP_EN),
+        Write(OP, !OP_EN),
         Read(OP, 0x07ff_ffff_07fc_ffff),
         Write(TARGET, 0x4321),
         Read(TARGET, 0x4321),
     ];
     check(lab, "27 bits", &Setup::clock(ZEN), &ops)?;
     let ops = [
-        Write(OP, u64::MAX & !OP_EN),
+        Write(OP, !OP_EN),
         Read(OP, 0x000f_ffff_000c_ffff),
         ReadGp(TARGET),
     ];

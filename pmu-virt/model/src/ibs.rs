@@ -116,6 +116,8 @@ pub mod op {
     pub const COUNT_OPS: u64 = 1 << 19;
     /// Where the present count stands.
     pub const COUNT_SHIFT: u32 = 32;
+    /// All below it.
+    pub const CONTROL: u64 = (1 << COUNT_SHIFT) - 1;
 }
 
 /// `IbsOpData`.

@@ -315,9 +315,10 @@ impl VcpuPmu {
             return IbsDue::Nothing;
         };
         let waited = ibs.throttle.deadline().is_some();
-        let due = match waited {
-            true => ibs.throttle.due(now),
-            false => ibs.throttle.request(now) == ThrottleDecision::Deliver,
+        let due = if waited {
+            ibs.throttle.due(now)
+        } else {
+            ibs.throttle.request(now) == ThrottleDecision::Deliver
         };
         match (due, waited) {
             (true, _) => {
@@ -431,7 +432,7 @@ impl VcpuPmu {
                 }
             }
             IbsKind::Op => {
-                sampler.control = value & low_bits(op::COUNT_SHIFT as u8);
+                sampler.control = value & op::CONTROL;
                 sampler.count = value >> op::COUNT_SHIFT;
             }
         }
@@ -559,7 +560,7 @@ impl VcpuPmu {
         ibs.fetch.control = saved.fetch_control.0 & !count;
         ibs.fetch.count = (saved.fetch_control.0 & count) >> fetch::COUNT_SHIFT << FETCH_UNIT
             | saved.fetch_count.0;
-        ibs.op.control = saved.op_control.0 & low_bits(op::COUNT_SHIFT as u8);
+        ibs.op.control = saved.op_control.0 & op::CONTROL;
         ibs.op.count = saved.op_control.0 >> op::COUNT_SHIFT;
         ibs.data = saved.data.map(|value| value.0);
         for (entry, value) in ibs.vectors.iter_mut().zip(&saved.vectors) {

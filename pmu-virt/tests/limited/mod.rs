@@ -1,5 +1,4 @@
 //! A backend with fewer slots than it could have, as hardware has.
-#![allow(dead_code, reason = "no test uses all of it")]
 
 use pmu_virt::{
     ClockBackend, Constraint, CountPlan, CountRequest, CounterBackend, LossReason, OwnerId,

@@ -57,7 +57,7 @@ impl NaiveIbs {
 
     pub(crate) fn read(&self, msr: u32) -> ReadOutcome {
         ReadOutcome::Value(match msr {
-            FETCH => self.fetch | (self.counts[0] / 16 & 0xffff) << 16,
+            FETCH => self.fetch | (self.counts[0] >> 4 & 0xffff) << 16,
             OP => self.op | self.counts[1] << 32,
             0xc001_103a => 0x100,
             0x840 => 0x4_0000,

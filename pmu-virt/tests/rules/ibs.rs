@@ -1,7 +1,7 @@
 //! Rules of instruction-based sampling.
 
 use super::Op::{
-    FetchSample, IbsInterrupt, Kernel, NoIbsSample, OpSampleNear, Pmi, Read, ReadAbsent, Reset,
+    FetchSample, IbsInterrupt, Kernel, NoIbsSample, Pmi, Read, ReadAbsent, Reset, SampledNear,
     User, Write, WriteAbsent, WriteGp,
 };
 use super::Rule;
@@ -73,7 +73,7 @@ pub(crate) const RULES: &[Rule] = &[
         models: ALL,
         source: FETCH_CTL,
         shown_by: &[
-            Write(FETCH, u64::MAX & !FETCH_EN),
+            Write(FETCH, !FETCH_EN),
             Read(FETCH, 0xffff_ffff | FETCH_VAL | RANDOM),
         ],
     },
@@ -81,19 +81,13 @@ pub(crate) const RULES: &[Rule] = &[
         name: "IbsOpCtl: maximum and count have 27 bits with OpCntExt; other bits are dropped",
         models: ZEN,
         source: OP_CTL,
-        shown_by: &[
-            Write(OP, u64::MAX & !OP_EN & !OPS),
-            Read(OP, 0x07ff_ffff_07f4_ffff),
-        ],
+        shown_by: &[Write(OP, !OP_EN & !OPS), Read(OP, 0x07ff_ffff_07f4_ffff)],
     },
     Rule {
         name: "IbsOpCtl: maximum and count have 20 bits without OpCntExt",
         models: FAM10H,
         source: OP_CTL,
-        shown_by: &[
-            Write(OP, u64::MAX & !OP_EN & !OPS),
-            Read(OP, 0x000f_ffff_0004_ffff),
-        ],
+        shown_by: &[Write(OP, !OP_EN & !OPS), Read(OP, 0x000f_ffff_0004_ffff)],
     },
     Rule {
         name: "IBS: registers of a sample can be written; physical addresses have 52 bits",
@@ -134,14 +128,14 @@ pub(crate) const RULES: &[Rule] = &[
             Kernel(0xff),
             NoIbsSample,
             Kernel(1),
-            OpSampleNear(0x1234),
+            SampledNear(0x1234),
             Read(OP, 0x10 | OP_EN | OP_VAL),
             Kernel(0x1000),
             NoIbsSample,
             Read(OP, 0x10 | OP_EN | OP_VAL),
             Write(OP, 0x10 | OP_EN),
             Kernel(0x100),
-            OpSampleNear(0x5678),
+            SampledNear(0x5678),
             Read(0xc001_1034, 0x5678),
             Pmi(0),
         ],
@@ -155,7 +149,7 @@ pub(crate) const RULES: &[Rule] = &[
             Write(0xc001_1038, u64::MAX),
             Write(OP, 1 | OP_EN),
             Kernel(16),
-            OpSampleNear(0x1234),
+            SampledNear(0x1234),
             Read(0xc001_1034, 0x1234),
             Read(0xc001_1035, 1 << 38),
             Read(0xc001_1036, 0),
@@ -174,7 +168,7 @@ pub(crate) const RULES: &[Rule] = &[
             NoIbsSample,
             Read(OP, 1 << 20 | OP_EN | 0xf_ffff << 32),
             Kernel(1),
-            OpSampleNear(1),
+            SampledNear(1),
         ],
     },
     Rule {
@@ -196,7 +190,7 @@ pub(crate) const RULES: &[Rule] = &[
             Write(OP, 1 | OP_EN | 0x1000 << 32),
             NoIbsSample,
             Kernel(1),
-            OpSampleNear(1),
+            SampledNear(1),
         ],
     },
     Rule {
@@ -269,13 +263,13 @@ pub(crate) const RULES: &[Rule] = &[
         shown_by: &[
             Write(OP, 1 | OP_EN),
             Kernel(16),
-            OpSampleNear(1),
+            SampledNear(1),
             IbsInterrupt(0),
             Write(0x850, 0x400),
             IbsInterrupt(0),
             Write(OP, 1 | OP_EN),
             Kernel(16),
-            OpSampleNear(1),
+            SampledNear(1),
             IbsInterrupt(0x400),
             IbsInterrupt(0),
             Write(0x850, 0xf2),
@@ -293,7 +287,7 @@ pub(crate) const RULES: &[Rule] = &[
             Write(OP, 1 | OP_EN),
             Write(FETCH, 2 | FETCH_EN),
             Kernel(16),
-            OpSampleNear(0x1111),
+            SampledNear(0x1111),
             NoIbsSample,
             Read(FETCH, 2 | FETCH_EN | 1 << 16),
             Kernel(16),

@@ -64,7 +64,7 @@ pub(crate) enum Op {
     /// The pending PMI, as bits of the global status; 0 for none.
     Pmi(u64),
     /// The sample of an op is due, and taken where the guest is found, at this RIP.
-    OpSampleNear(u64),
+    SampledNear(u64),
     /// The sample of a fetch is due, at this linear and physical address in a page of
     /// 4 KiB.
     FetchSample(u64, u64),
@@ -94,7 +94,7 @@ impl fmt::Display for Op {
             Op::Pmi(0) => write!(f, "no PMI"),
             Op::Pmi(counters) => write!(f, "PMI for {counters:#x}"),
             Op::Freeze(on) => write!(f, "WRMSR 0x1d9 ← {:#x}", freeze_on_pmi(on)),
-            Op::OpSampleNear(rip) => write!(f, "op sample at an exit, RIP {rip:#x}"),
+            Op::SampledNear(rip) => write!(f, "op sample at an exit, RIP {rip:#x}"),
             Op::FetchSample(linear, physical) => {
                 write!(f, "fetch sample at {linear:#x}, physical {physical:#x}")
             }
@@ -193,7 +193,7 @@ impl Machine {
                 assert_eq!(written.rest, Some(0), "{context}: {op}");
                 self.pmu.rest_taken(debugctl, value);
             }
-            Op::OpSampleNear(rip) => {
+            Op::SampledNear(rip) => {
                 assert_eq!(self.pmu.ibs_due(), Some(IbsKind::Op), "{context}: {op}");
                 self.pmu.sampled(IbsSample::Op(OpSample::Near { rip }));
             }
