@@ -121,7 +121,7 @@ impl KvmVm {
             fd.create_pit2(pit)
                 .map_err(|error| VmError::Ioctl("KVM_CREATE_PIT2", error))?;
         }
-        trap_msrs(&fd, &options)?;
+        trap_msrs(&fd, options)?;
         let pages = match &memory {
             GuestRam::Once(_) => None,
             GuestRam::Twice(memory) => Some(Arc::new(PlainPages {
