@@ -11,8 +11,14 @@ use crate::ids::Vendor;
 /// The vocabulary in which an event code is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventFamily {
-    /// Intel: 8-bit event select.
+    /// Intel: 8-bit event select; the events that processors from Sandy Bridge on agree on.
     Intel,
+    /// Intel's Nehalem and Westmere.
+    IntelNehalem,
+    /// Intel's cores from Sandy Bridge to Skylake, and what was sold after it with the same core.
+    IntelSkylake,
+    /// Intel's Ice Lake and the cores after it that count alike.
+    IntelIceLake,
     /// AMD K7 and K8: 8-bit event select.
     AmdK7,
     /// AMD Family 10h: 12-bit event select.
@@ -24,12 +30,58 @@ pub enum EventFamily {
 }
 
 impl EventFamily {
+    /// Every vocabulary, Intel's first.
+    pub const ALL: [EventFamily; 8] = [
+        EventFamily::Intel,
+        EventFamily::IntelNehalem,
+        EventFamily::IntelSkylake,
+        EventFamily::IntelIceLake,
+        EventFamily::AmdK7,
+        EventFamily::AmdFam10h,
+        EventFamily::AmdZen,
+        EventFamily::AmdZen4,
+    ];
+
+    /// The word for it in the property `events` of a PMU model.
+    pub fn name(self) -> &'static str {
+        match self {
+            EventFamily::Intel => "intel",
+            EventFamily::IntelNehalem => "nehalem",
+            EventFamily::IntelSkylake => "skylake",
+            EventFamily::IntelIceLake => "ice-lake",
+            EventFamily::AmdK7 => "k7",
+            EventFamily::AmdFam10h => "fam10h",
+            EventFamily::AmdZen => "zen",
+            EventFamily::AmdZen4 => "zen4",
+        }
+    }
+
     /// The vendor who defined the codes.
     pub fn vendor(self) -> Vendor {
         match self {
-            EventFamily::Intel => Vendor::Intel,
-            _ => Vendor::Amd,
+            EventFamily::Intel
+            | EventFamily::IntelNehalem
+            | EventFamily::IntelSkylake
+            | EventFamily::IntelIceLake => Vendor::Intel,
+            EventFamily::AmdK7
+            | EventFamily::AmdFam10h
+            | EventFamily::AmdZen
+            | EventFamily::AmdZen4 => Vendor::Amd,
         }
+    }
+
+    /// Whether event selects of both have the same bits, so that a model of the one can
+    /// read its codes as the other.
+    pub fn has_selects_of(self, other: EventFamily) -> bool {
+        let zen = |family| matches!(family, EventFamily::AmdZen | EventFamily::AmdZen4);
+        let intel = |family: EventFamily| family.vendor() == Vendor::Intel;
+        self == other || intel(self) && intel(other) || zen(self) && zen(other)
+    }
+
+    /// Whether a guest that reads its codes as `self` has the events of `processor`: they
+    /// are the same, or `self` is no processor's in particular.
+    pub fn covers(self, processor: EventFamily) -> bool {
+        self == processor || self == EventFamily::Intel && processor.vendor() == Vendor::Intel
     }
 
     /// Whether retired-instruction counts include each delivered exception

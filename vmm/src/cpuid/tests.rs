@@ -156,6 +156,7 @@ fn plan(vendor: Vendor, pmu: Option<&PmuCpuid>) -> CpuidPlan<'_> {
     CpuidPlan {
         cpus: 4,
         vendor,
+        identity: None,
         pmu,
         apic: APIC,
         async_page_faults: true,

@@ -133,10 +133,8 @@ fn fixed_slot(layout: &Layout, function: FixedFunction) -> SlotSet {
 }
 
 fn eight_bits(layout: &Layout) -> bool {
-    matches!(
-        layout.model.events(),
-        EventFamily::Intel | EventFamily::AmdK7
-    )
+    let family = layout.model.events();
+    family.vendor() == Vendor::Intel || family == EventFamily::AmdK7
 }
 
 #[cfg(test)]
