@@ -70,6 +70,28 @@ impl EventFamily {
         }
     }
 
+    /// The vocabulary of a processor by its family and model as CPUID gives them, extensions
+    /// added (SDM vol. 4, table "CPUID Signature Values of DisplayFamily_DisplayModel"); for a
+    /// processor of Intel's that is not listed, what all of them agree on. `None` for AMD,
+    /// whose codes differ less, and whose PMU model says which they are.
+    pub fn of_processor(vendor: Vendor, family: u32, model: u32) -> Option<Self> {
+        if vendor != Vendor::Intel {
+            return None;
+        }
+        Some(match (family, model) {
+            (6, 0x1a | 0x1e | 0x1f | 0x2e | 0x25 | 0x2c | 0x2f) => EventFamily::IntelNehalem,
+            (
+                6,
+                0x2a | 0x2d | 0x3a | 0x3e | 0x3c | 0x3f | 0x45 | 0x46 | 0x3d | 0x47 | 0x4f | 0x56
+                | 0x4e | 0x5e | 0x55 | 0x8e | 0x9e | 0xa5 | 0xa6,
+            ) => EventFamily::IntelSkylake,
+            (6, 0x7d | 0x7e | 0x9d | 0x6a | 0x6c | 0xa7 | 0x8c | 0x8d | 0x8f | 0xcf) => {
+                EventFamily::IntelIceLake
+            }
+            _ => EventFamily::Intel,
+        })
+    }
+
     /// Whether event selects of both have the same bits, so that a model of the one can
     /// read its codes as the other.
     pub fn has_selects_of(self, other: EventFamily) -> bool {
@@ -193,6 +215,20 @@ impl EventCode {
             select,
             umask,
         })
+    }
+
+    /// The code with which a processor of `host`'s vocabulary counts this event: itself,
+    /// unless it is in the words of another processor of Intel's. `None` where the processor
+    /// has no such event, or nobody knows what it is.
+    pub fn on_processor(self, host: EventFamily) -> Option<Self> {
+        let EventCode::Selected { family, .. } = self else {
+            return Some(self);
+        };
+        let both_intel = family.vendor() == Vendor::Intel && host.vendor() == Vendor::Intel;
+        if !both_intel || family == EventFamily::Intel || family == host {
+            return Some(self);
+        }
+        EventCode::of(host, self.known()?)
     }
 
     /// What the code means, if that is known.

@@ -273,6 +273,59 @@ fn conditional_branches_have_the_identitys_own_code() {
     }
 }
 
+/// What a host's counter is asked for: another processor's code may be another event there.
+#[test]
+fn codes_of_one_processor_are_said_in_the_words_of_another() {
+    use EventFamily::{AmdZen, Intel, IntelIceLake, IntelNehalem, IntelSkylake};
+    let event = |family, (select, umask)| EventCode::Selected {
+        family,
+        select,
+        umask,
+    };
+    let check = |family, code, host, expected: Option<(u16, u8)>| {
+        let found = event(family, code).on_processor(host);
+        let fields = |event: EventCode| match event {
+            EventCode::Selected { select, umask, .. } => (select, umask),
+            _ => (0, 0),
+        };
+        assert_eq!(found.map(fields), expected, "{family:?} {code:x?} {host:?}");
+    };
+    check(IntelSkylake, (0xc4, 0x01), IntelIceLake, Some((0xc4, 0x11)));
+    check(IntelIceLake, (0xc4, 0x11), IntelNehalem, Some((0xc4, 0x01)));
+    check(IntelSkylake, (0xd0, 0x81), IntelNehalem, Some((0x0b, 0x01)));
+    // The taken ones alone on Ice Lake, and nobody knows what on Skylake.
+    check(IntelIceLake, (0xc4, 0x01), IntelSkylake, None);
+    // No processor in particular: nobody knows its code.
+    check(IntelSkylake, (0xc4, 0x01), Intel, None);
+    check(IntelSkylake, (0xc4, 0x00), Intel, Some((0xc4, 0x00)));
+    // The same processor, none in particular, or another vendor's: as it is.
+    check(IntelSkylake, (0xa2, 0x08), IntelSkylake, Some((0xa2, 0x08)));
+    check(Intel, (0xc4, 0x01), IntelIceLake, Some((0xc4, 0x01)));
+    check(AmdZen, (0xd1, 0x00), IntelSkylake, Some((0xd1, 0x00)));
+}
+
+#[test]
+fn processors_have_the_codes_of_their_generation() {
+    use EventFamily::{Intel, IntelIceLake, IntelNehalem, IntelSkylake};
+    let table = [
+        (0x1a, IntelNehalem),
+        (0x2c, IntelNehalem),
+        (0x2a, IntelSkylake),
+        (0x3f, IntelSkylake),
+        (0x5e, IntelSkylake),
+        (0x55, IntelSkylake),
+        (0x7e, IntelIceLake),
+        (0x6a, IntelIceLake),
+        (0x0f, Intel),
+        (0x10, Intel),
+    ];
+    for (model, expected) in table {
+        let found = EventFamily::of_processor(Vendor::Intel, 6, model);
+        assert_eq!(found, Some(expected), "{model:#x}");
+    }
+    assert_eq!(EventFamily::of_processor(Vendor::Amd, 0x17, 0x31), None);
+}
+
 #[test]
 fn nehalem_has_loads_and_stores_elsewhere() {
     use EventFamily::{Intel, IntelIceLake, IntelNehalem, IntelSkylake};
