@@ -194,5 +194,10 @@ fn linux_6_12_takes_the_path_of_each_intel_processor() {
 
 #[test]
 fn linux_6_12_takes_the_path_of_each_amd_processor() {
-    check_all(&[FAM10H, ZEN3, ZEN4], newer);
+    // It says nothing of the idle routine.
+    let fam10h = Processor {
+        quirk: "",
+        ..FAM10H
+    };
+    check_all(&[fam10h, ZEN3, ZEN4], newer);
 }

@@ -142,17 +142,13 @@ pub(super) fn processors() -> Vec<PmuModel> {
         .collect()
 }
 
-/// The model in lists: its name, or with a vocabulary that it does not have by itself
-/// what is to be given to `--pmu`.
+/// The model in lists: its name, and of [`processors`] what is to be given to `--pmu`.
 pub(super) fn label(model: &PmuModel) -> &'static str {
-    if model.has_usual_events() {
-        return model.name();
-    }
-    match model.events() {
-        EventFamily::IntelNehalem => "intel-v2,events=nehalem",
-        EventFamily::IntelSkylake => "intel-v2,events=skylake",
-        EventFamily::IntelIceLake => "intel-v2,events=ice-lake",
-        _ => model.name(),
+    match (model.name(), model.events()) {
+        ("intel-v2", EventFamily::IntelNehalem) => "intel-v2,events=nehalem",
+        ("intel-v2", EventFamily::IntelSkylake) => "intel-v2,events=skylake",
+        ("intel-v2", EventFamily::IntelIceLake) => "intel-v2,events=ice-lake",
+        (name, _) => name,
     }
 }
 
@@ -209,4 +205,18 @@ pub(super) fn usual_of(family: EventFamily) -> Option<PmuModel> {
         return usual.with_events(family);
     }
     models_of(family).pop()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_models_that_can_be_given() {
+        for model in all_models().into_iter().chain(processors()) {
+            let again = PmuModel::parse(label(&model)).expect("a model");
+            assert_eq!(again.to_string(), model.to_string());
+        }
+        assert_eq!(processors().len(), 3);
+    }
 }

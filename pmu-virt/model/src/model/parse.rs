@@ -3,8 +3,8 @@
 use thiserror::Error;
 
 use super::{Family, Numbers, PmuModel, first_bits, table};
-use crate::ids::Vendor;
 use crate::event::EventFamily;
+use crate::ids::Vendor;
 
 /// What is wrong with the text of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
