@@ -130,6 +130,7 @@ fn core_pmu() -> PmuCpuid {
         perfctr_core: true,
         leaf_80000022: CpuidRegs::default(),
         perfmon_v2: false,
+        leaf_8000001b: CpuidRegs::default(),
         hypervisor: {
             let [base, features] = pmu_virt::accounting_leaves(&PmuModel::default_for(Vendor::Amd));
             [base, features, Default::default()]
