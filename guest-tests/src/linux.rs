@@ -2,7 +2,7 @@
 //!
 //! The kernel is the package's own file, bit for bit. The initramfs holds busybox, `perf` with its
 //! libraries, the kernel's own `msr.ko` in `/lib/modules`, and the programs of `guest-tests/linux`.
-//! The modules of `guest-tests/linux/pcr` and Debian's `gdb` are added on request. Each line of the
+//! The modules of `guest-tests/linux/pcr`, `lockup` and Debian's `gdb` are added on request. Each line of the
 //! script is one [`Step`] of the guest's console log:
 //!
 //! ```no_run
@@ -119,7 +119,17 @@ impl LinuxImage {
     /// # Errors
     /// No make or no C compiler, or they fail.
     pub fn with_arbiters(mut self) -> Result<Self, L1Error> {
-        self.built = modules::build(&self.modules)?;
+        self.built = modules::build(&self.modules, &modules::ARBITERS)?;
+        Ok(self)
+    }
+
+    /// Builds the module `lockup`, which hangs the processor that loads it, and adds it to
+    /// `/lib/modules`.
+    ///
+    /// # Errors
+    /// No make or no C compiler, or they fail.
+    pub fn with_lockup(mut self) -> Result<Self, L1Error> {
+        self.built = modules::build(&self.modules, &modules::LOCKUP)?;
         Ok(self)
     }
 

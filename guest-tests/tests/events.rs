@@ -126,7 +126,16 @@ fn bad_names_get_an_answer() {
         "intel-v2",
         &["OFFCORE_RSP"],
     );
-    check("skl::INST_RETIRED", "amd-core", &["intel-v2", "amd-core"]);
+    check(
+        "skl::INST_RETIRED",
+        "amd-core",
+        &["intel-v1 to intel-v5", "amd-core"],
+    );
+    check(
+        "icl::INST_RETIRED",
+        "intel-v4,events=skylake",
+        &["models with events=ice-lake"],
+    );
     check(
         "INST_RETIRED:ANY_P",
         "intel-v2",
@@ -286,6 +295,9 @@ fn every_form_of_the_help_is_resolved() {
     let all = [
         "intel-v1",
         "intel-v2",
+        "intel-v3",
+        "intel-v4",
+        "intel-v5",
         "amd-k7",
         "amd-fam10h",
         "amd-core",
@@ -302,13 +314,29 @@ fn every_form_of_the_help_is_resolved() {
     );
     check(
         &["skl::INST_RETIRED:ANY_P:u:c=2:i"],
-        &["intel-v1", "intel-v2"],
+        &all[..5],
         "INST_RETIRED:ANY_P:i:c=2:u",
     );
     check(
         &["amd64_fam10h_barcelona::DISPATCHED_FPU:OPS_ADD:OPS_MULTIPLY:k"],
         &["amd-fam10h"],
         "DISPATCHED_FPU:OPS_ADD:OPS_MULTIPLY:k",
+    );
+    // A processor's own code is another event for the model that stands for none.
+    let skylake = [&all[..5], &["intel-v2,events=skylake"]].concat();
+    check(
+        &["skl::BR_INST_RETIRED:CONDITIONAL:k"],
+        &skylake,
+        "conditional-branches:k",
+    );
+    check(
+        &[
+            "conditional-branches:u",
+            "--pmu",
+            "intel-v4,events=ice-lake",
+        ],
+        &["intel-v4"],
+        "BR_INST_RETIRED:COND:u",
     );
     check(
         &["RETIRED_INSTRUCTIONS:u"],

@@ -13,6 +13,8 @@
 //! - **Branches**: every near and far jump, call and return, LOOP and JCXZ,
 //!   INT n, INT1, INT3, INTO, IRET, SYSCALL, SYSRET, SYSENTER, SYSEXIT. Far
 //!   ones are also far branches. XBEGIN, XABORT and exceptions are none.
+//! - **Conditional branches**: Jcc, LOOP, LOOPE, LOOPNE and JCXZ with its wider forms,
+//!   taken or not. INTO is a far branch and none of these.
 //! - **Calls and returns**: near ones.
 //! - **String instructions**: MOVS, CMPS, SCAS, LODS, STOS, INS and OUTS, once
 //!   each, however often they are repeated, also not at all.

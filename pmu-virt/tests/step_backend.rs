@@ -79,6 +79,39 @@ fn classes_of_instructions_are_counted_by_their_codes() {
     }
 }
 
+/// Taken or not; every other control transfer is none.
+#[test]
+fn conditional_branches_are_counted_by_each_identitys_code() {
+    use EventFamily::{AmdZen, AmdZen4, IntelIceLake, IntelNehalem, IntelSkylake};
+    let codes = [
+        (IntelNehalem, 0xc4, 0x01),
+        (IntelSkylake, 0xc4, 0x01),
+        (IntelIceLake, 0xc4, 0x11),
+        (AmdZen, 0xd1, 0x00),
+        (AmdZen4, 0xd1, 0x00),
+    ];
+    let table: [(&[u8], u64); 12] = [
+        (&[0x74, 0x10], 1),             // je
+        (&[0x0f, 0x85, 0, 0, 0, 0], 1), // jne, near
+        (&[0xe2, 0xfe], 1),             // loop
+        (&[0xe1, 0xfe], 1),             // loope
+        (&[0xe3, 0x00], 1),             // jrcxz
+        (&[0xeb, 0x00], 0),             // jmp
+        (&[0xff, 0xe0], 0),             // jmp rax
+        (&[0xe8, 0, 0, 0, 0], 0),       // call
+        (&[0xc3], 0),                   // ret
+        (&[0x0f, 0x44, 0xc1], 0),       // cmove
+        (&[0xcd, 0x80], 0),             // int
+        (&[0xc7, 0xf8, 0, 0, 0, 0], 0), // xbegin
+    ];
+    for (family, select, umask) in codes {
+        for (bytes, expected) in table {
+            let found = counted(selected(family, select, umask), bytes);
+            assert_eq!(found, expected, "{family:?} {bytes:x?}");
+        }
+    }
+}
+
 #[test]
 fn mispredictions_and_half_of_sse_have_no_source() {
     let check = |event| {

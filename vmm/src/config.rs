@@ -10,8 +10,8 @@ pub use crate::reservations::{
     FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError,
 };
 pub use choices::{
-    BootModule, BudgetChoice, BudgetError, CpuVendor, FirmwareConfig, OversubscribeChoice,
-    PmuChoice, TRAP_MODES, UnpackChoice, trap_mode,
+    BootModule, BudgetChoice, BudgetError, CPU_MODELS, CpuVendor, FirmwareConfig,
+    OversubscribeChoice, PmuChoice, TRAP_MODES, UnpackChoice, cpu_model, trap_mode,
 };
 
 use std::path::PathBuf;
@@ -19,13 +19,13 @@ use std::time::Duration;
 
 use arbiter::PerKind;
 use kvm_pmu::TrapMode;
-use pmu_virt::{EventFilters, PmuModel, Sources, Vendor};
+use pmu_virt::{EventFilters, ModelError, PmuModel, Sources, Vendor};
 use thiserror::Error;
 use vmm_control::ControlConfig;
 
 use crate::audit::AuditOut;
 use crate::cores::{CorePlan, CpuList};
-use crate::cpuid::Feature;
+use crate::cpuid::{Feature, Identity};
 
 /// Below some 20 µs a guest makes no progress beside its own interrupts.
 pub const DEFAULT_PMI_FLOOR_US: u32 = 100;
@@ -47,6 +47,37 @@ pub enum ConfigError {
         /// The guest's CPU vendor.
         cpu: Vendor,
     },
+    /// A processor of one vendor for a guest CPU of the other.
+    #[error(
+        "--cpu-model {name} is {own}'s processor, but the guest's CPU is {cpu}'s; add \
+         --cpu-vendor {} or choose {}",
+        flag_of(*own),
+        processors_of(*cpu)
+    )]
+    IdentityVendor {
+        /// The processor.
+        name: &'static str,
+        /// Its vendor.
+        own: Vendor,
+        /// The guest's CPU vendor.
+        cpu: Vendor,
+    },
+    /// A processor whose event codes the PMU model cannot take.
+    #[error(
+        "--cpu-model {name} and the PMU model {model} do not fit: their event selects have other \
+         bits; choose {right} or --pmu auto"
+    )]
+    IdentityEvents {
+        /// The processor.
+        name: &'static str,
+        /// The model.
+        model: &'static str,
+        /// The model that such a processor has.
+        right: &'static str,
+    },
+    /// A model that there is not.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// Reservations that the PMU model cannot have.
     #[error(transparent)]
     Reservations(#[from] PcrPlanError),
@@ -59,6 +90,17 @@ fn flag_of(vendor: Vendor) -> &'static str {
     match vendor {
         Vendor::Intel => "intel",
         Vendor::Amd => "amd",
+    }
+}
+
+/// The processors of one vendor, for a message.
+fn processors_of(vendor: Vendor) -> String {
+    let own = Identity::all().filter(|identity| identity.vendor() == vendor);
+    let names: Vec<_> = own.map(Identity::name).collect();
+    match names.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+        None => String::new(),
     }
 }
 
@@ -98,6 +140,8 @@ pub struct RunConfig {
     pub lease: Option<PerKind>,
     /// The CPU vendor that the guest sees.
     pub cpu_vendor: CpuVendor,
+    /// The processor that it sees; none: no particular one.
+    pub cpu_model: Option<Identity>,
     /// CPU features to hide.
     pub hidden_features: Vec<Feature>,
     /// Whether a compressed kernel is unpacked on the host.
@@ -148,16 +192,27 @@ impl RunConfig {
     /// Decides about the guest's CPU, given the host's vendor.
     ///
     /// # Errors
-    /// The PMU model is not one of the guest CPU's vendor.
+    /// The processor or the PMU model is not one of the guest CPU's vendor, or the two do
+    /// not fit.
     pub fn guest_cpu(&self, host: Vendor) -> Result<GuestCpu, ConfigError> {
         let vendor = match self.cpu_vendor {
             CpuVendor::Host => host,
             CpuVendor::Amd => Vendor::Amd,
             CpuVendor::Intel => Vendor::Intel,
         };
+        if let Some(identity) = self.cpu_model.filter(|it| it.vendor() != vendor) {
+            return Err(ConfigError::IdentityVendor {
+                name: identity.name(),
+                own: identity.vendor(),
+                cpu: vendor,
+            });
+        }
         let pmu = match &self.pmu {
             PmuChoice::None => None,
-            PmuChoice::Auto => Some(PmuModel::default_for(vendor)),
+            PmuChoice::Auto => Some(match self.cpu_model {
+                Some(identity) => identity.pmu()?,
+                None => PmuModel::default_for(vendor),
+            }),
             PmuChoice::Model(model) if model.vendor() == vendor => Some(model.clone()),
             PmuChoice::Model(model) => {
                 return Err(ConfigError::VendorMismatch {
@@ -167,6 +222,26 @@ impl RunConfig {
                 });
             }
         };
+        let pmu = match (pmu, self.cpu_model) {
+            (Some(pmu), Some(identity)) => Some(events_of(identity, pmu)?),
+            (pmu, _) => pmu,
+        };
         Ok(GuestCpu { vendor, pmu })
+    }
+}
+
+/// The PMU model with the event codes of a processor; one with codes that somebody chose
+/// keeps them.
+fn events_of(identity: Identity, model: PmuModel) -> Result<PmuModel, ConfigError> {
+    let (name, chosen) = (model.name(), !model.has_usual_events());
+    let own = model.clone().with_events(identity.events());
+    match own {
+        Some(_) if chosen => Ok(model),
+        Some(own) => Ok(own),
+        None => Err(ConfigError::IdentityEvents {
+            name: identity.name(),
+            model: name,
+            right: identity.pmu()?.name(),
+        }),
     }
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use pmu_virt::{
     BackendEnv, BackendError, ClockBackend, CombinedBackend, CountRequest, CounterBackend,
-    MsrBackend, MsrOptions, RateError, RateTable, SimBackend, SimClocks, Source, Sources,
-    StepBackend, Vendor, perf,
+    EventFamily, MsrBackend, MsrOptions, RateError, RateTable, SimBackend, SimClocks, Source,
+    Sources, StepBackend, Vendor, perf,
 };
 use thiserror::Error;
 use umpire_events::BackendUse;
@@ -214,6 +214,7 @@ pub fn backend_env(tsc_khz: u32, host_vendor: Option<Vendor>, step: StepSupport)
     BackendEnv {
         tsc_khz,
         host_vendor,
+        host_events: host_vendor.and_then(host_events),
         overflow_signal: kick_signal(),
         steps_cpl3: step.user,
     }
@@ -227,6 +228,12 @@ pub fn host_vendor() -> Option<Vendor> {
         Some("AuthenticAMD") => Some(Vendor::Amd),
         _ => None,
     }
+}
+
+/// Whose event codes this host's processor, which is `vendor`'s, takes.
+fn host_events(vendor: Vendor) -> Option<EventFamily> {
+    let (family, model) = CpuFacts::read(Path::new("/")).signature?;
+    EventFamily::of_processor(vendor, family, model)
 }
 
 /// The names of what `auto` stands for on this host.

@@ -7,6 +7,7 @@
 //! everything that an earlier step switched on.
 
 mod features;
+mod identity;
 mod platform;
 mod topology;
 mod vendor;
@@ -16,6 +17,7 @@ mod xstate;
 mod tests;
 
 pub use features::{Feature, SLOW_CPL0_HIDDEN, UnknownFeature};
+pub use identity::Identity;
 pub use vendor::{INTEL_SIGNATURE, host_vendor};
 
 use kvm_bindings::kvm_cpuid_entry2;
@@ -69,6 +71,9 @@ pub struct CpuidPlan<'a> {
     pub cpus: u8,
     /// The vendor that the guest shall see.
     pub vendor: Vendor,
+    /// The processor that it shall see, one of that vendor; none: the host's, or one that
+    /// stands for the vendor where the host's is another's.
+    pub identity: Option<Identity>,
     /// The virtual PMU, or none: then no trace of one may remain.
     pub pmu: Option<&'a PmuCpuid>,
     /// What the interrupt controller offers.
@@ -110,6 +115,9 @@ pub fn guest_cpuid(
     }
 
     vendor::rewrite(&mut leaves, plan.vendor);
+    if let Some(identity) = plan.identity {
+        identity::show(&mut leaves, identity);
+    }
     topology::describe_one_socket(&mut leaves, plan.vendor, vcpu, plan.cpus);
     platform::show_hypervisor(&mut leaves);
     platform::show_apic_features(&mut leaves, plan.apic);

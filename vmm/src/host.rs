@@ -70,6 +70,9 @@ pub struct CpuFacts {
     pub vendor: Option<String>,
     /// The model's name.
     pub model_name: Option<String>,
+    /// Family and model, extensions added.
+    #[serde(skip)]
+    pub signature: Option<(u32, u32)>,
     /// The processor has SVM or VMX.
     pub virtualisation: bool,
     /// The processor is a virtual one.
@@ -86,11 +89,13 @@ impl CpuFacts {
                 .find(|(key, _)| key.trim() == name)
                 .map(|(_, value)| value.trim().to_owned())
         };
+        let number = |name: &str| field(name)?.parse().ok();
         let flags = field("flags").unwrap_or_default();
         let has = |flag: &str| flags.split_whitespace().any(|word| word == flag);
         Self {
             vendor: field("vendor_id"),
             model_name: field("model name"),
+            signature: number("cpu family").zip(number("model")),
             virtualisation: has("svm") || has("vmx"),
             is_virtual: has("hypervisor"),
         }

@@ -1,4 +1,4 @@
-//! Builds the kernel modules of `guest-tests/linux/pcr` against the guest's own kernel.
+//! Builds the kernel modules of `guest-tests/linux` against the guest's own kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,27 @@ macro_rules! source {
     };
 }
 
+/// Some modules that are built together: names without `.ko`, names and texts of files.
+pub(super) struct ModuleSet {
+    names: &'static [&'static str],
+    sources: &'static [(&'static str, &'static str)],
+}
+
+/// [`MODULES`].
+pub(super) const ARBITERS: ModuleSet = ModuleSet {
+    names: &MODULES,
+    sources: &SOURCES,
+};
+
+/// A module that hangs its processor.
+pub(super) const LOCKUP: ModuleSet = ModuleSet {
+    names: &["lockup"],
+    sources: &[
+        ("Kbuild", include_str!("../../linux/lockup/Kbuild")),
+        ("lockup.c", include_str!("../../linux/lockup/lockup.c")),
+    ],
+};
+
 const SOURCES: [(&str, &str); 12] = [
     source!("Kbuild"),
     source!("pcr.h"),
@@ -41,11 +62,12 @@ const SOURCES: [(&str, &str); 12] = [
 ];
 const ADVICE: &str = "GNU make and a C compiler are needed, gcc-12 as for Debian's kernel if there is one (Debian: make and gcc)";
 
-/// Builds all modules; `kernel` is the cached set of the guest's kernel. Names and contents.
-pub(super) fn build(kernel: &Path) -> Result<Vec<(String, Vec<u8>)>, L1Error> {
+/// Builds the modules of `set`; `kernel` is the cached set of the guest's kernel. Names and
+/// contents.
+pub(super) fn build(kernel: &Path, set: &ModuleSet) -> Result<Vec<(String, Vec<u8>)>, L1Error> {
     let folder = tempfile::Builder::new().prefix("modules-").tempdir();
     let folder = folder.map_err(L1Error::file("create a folder in", std::env::temp_dir()))?;
-    for (name, text) in SOURCES {
+    for (name, text) in set.sources {
         let path = folder.path().join(name);
         fs::write(&path, text).map_err(L1Error::file("write", &path))?;
     }
@@ -67,7 +89,7 @@ pub(super) fn build(kernel: &Path) -> Result<Vec<(String, Vec<u8>)>, L1Error> {
         make.env_remove(variable);
     }
     capture(&mut make, "building the guest's modules", ADVICE)?;
-    MODULES
+    set.names
         .iter()
         .map(|name| Ok((format!("{name}.ko"), small(folder.path(), name)?)))
         .collect()

@@ -27,6 +27,7 @@ pub const LIMITS: &[Limit] = &[
         tests: &[
             "step::instructions_at_cpl_3",
             "step::page_fault_at_cpl_3",
+            "step::conditional_branches_at_cpl_3",
             "step::software_interrupt_at_cpl_3",
             "step::system_call",
             "step::guest_tf_at_cpl_3",

@@ -53,6 +53,7 @@ fn backend() -> Box<dyn CounterBackend> {
     let env = BackendEnv {
         tsc_khz: tsc_khz(),
         host_vendor: None,
+        host_events: None,
         overflow_signal: kick_signal(),
         steps_cpl3: true,
     };

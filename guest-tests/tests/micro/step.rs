@@ -3,6 +3,7 @@
 mod amd;
 mod cases;
 mod classes;
+mod conditional;
 mod events;
 mod losses;
 mod region;
@@ -14,6 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
         cases::TESTS,
         events::TESTS,
         classes::TESTS,
+        conditional::TESTS,
         amd::TESTS,
         losses::TESTS,
     ]

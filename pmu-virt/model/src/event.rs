@@ -11,8 +11,14 @@ use crate::ids::Vendor;
 /// The vocabulary in which an event code is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventFamily {
-    /// Intel: 8-bit event select.
+    /// Intel: 8-bit event select; the events that processors from Sandy Bridge on agree on.
     Intel,
+    /// Intel's Nehalem and Westmere.
+    IntelNehalem,
+    /// Intel's cores from Sandy Bridge to Skylake, and what was sold after it with the same core.
+    IntelSkylake,
+    /// Intel's Ice Lake and the cores after it that count alike.
+    IntelIceLake,
     /// AMD K7 and K8: 8-bit event select.
     AmdK7,
     /// AMD Family 10h: 12-bit event select.
@@ -24,12 +30,80 @@ pub enum EventFamily {
 }
 
 impl EventFamily {
+    /// Every vocabulary, Intel's first.
+    pub const ALL: [EventFamily; 8] = [
+        EventFamily::Intel,
+        EventFamily::IntelNehalem,
+        EventFamily::IntelSkylake,
+        EventFamily::IntelIceLake,
+        EventFamily::AmdK7,
+        EventFamily::AmdFam10h,
+        EventFamily::AmdZen,
+        EventFamily::AmdZen4,
+    ];
+
+    /// The word for it in the property `events` of a PMU model.
+    pub fn name(self) -> &'static str {
+        match self {
+            EventFamily::Intel => "intel",
+            EventFamily::IntelNehalem => "nehalem",
+            EventFamily::IntelSkylake => "skylake",
+            EventFamily::IntelIceLake => "ice-lake",
+            EventFamily::AmdK7 => "k7",
+            EventFamily::AmdFam10h => "fam10h",
+            EventFamily::AmdZen => "zen",
+            EventFamily::AmdZen4 => "zen4",
+        }
+    }
+
     /// The vendor who defined the codes.
     pub fn vendor(self) -> Vendor {
         match self {
-            EventFamily::Intel => Vendor::Intel,
-            _ => Vendor::Amd,
+            EventFamily::Intel
+            | EventFamily::IntelNehalem
+            | EventFamily::IntelSkylake
+            | EventFamily::IntelIceLake => Vendor::Intel,
+            EventFamily::AmdK7
+            | EventFamily::AmdFam10h
+            | EventFamily::AmdZen
+            | EventFamily::AmdZen4 => Vendor::Amd,
         }
+    }
+
+    /// The vocabulary of a processor by its family and model as CPUID gives them, extensions
+    /// added (SDM vol. 4, table "CPUID Signature Values of DisplayFamily_DisplayModel"); for a
+    /// processor of Intel's that is not listed, what all of them agree on. `None` for AMD,
+    /// whose codes differ less, and whose PMU model says which they are.
+    pub fn of_processor(vendor: Vendor, family: u32, model: u32) -> Option<Self> {
+        if vendor != Vendor::Intel {
+            return None;
+        }
+        Some(match (family, model) {
+            (6, 0x1a | 0x1e | 0x1f | 0x2e | 0x25 | 0x2c | 0x2f) => EventFamily::IntelNehalem,
+            (
+                6,
+                0x2a | 0x2d | 0x3a | 0x3e | 0x3c | 0x3f | 0x45 | 0x46 | 0x3d | 0x47 | 0x4f | 0x56
+                | 0x4e | 0x5e | 0x55 | 0x8e | 0x9e | 0xa5 | 0xa6,
+            ) => EventFamily::IntelSkylake,
+            (6, 0x7d | 0x7e | 0x9d | 0x6a | 0x6c | 0xa7 | 0x8c | 0x8d | 0x8f | 0xcf) => {
+                EventFamily::IntelIceLake
+            }
+            _ => EventFamily::Intel,
+        })
+    }
+
+    /// Whether event selects of both have the same bits, so that a model of the one can
+    /// read its codes as the other.
+    pub fn has_selects_of(self, other: EventFamily) -> bool {
+        let zen = |family| matches!(family, EventFamily::AmdZen | EventFamily::AmdZen4);
+        let intel = |family: EventFamily| family.vendor() == Vendor::Intel;
+        self == other || intel(self) && intel(other) || zen(self) && zen(other)
+    }
+
+    /// Whether a guest that reads its codes as `self` has the events of `processor`: they
+    /// are the same, or `self` is no processor's in particular.
+    pub fn covers(self, processor: EventFamily) -> bool {
+        self == processor || self == EventFamily::Intel && processor.vendor() == Vendor::Intel
     }
 
     /// Whether retired-instruction counts include each delivered exception
@@ -141,6 +215,20 @@ impl EventCode {
             select,
             umask,
         })
+    }
+
+    /// The code with which a processor of `host`'s vocabulary counts this event: itself,
+    /// unless it is in the words of another processor of Intel's. `None` where the processor
+    /// has no such event, or nobody knows what it is.
+    pub fn on_processor(self, host: EventFamily) -> Option<Self> {
+        let EventCode::Selected { family, .. } = self else {
+            return Some(self);
+        };
+        let both_intel = family.vendor() == Vendor::Intel && host.vendor() == Vendor::Intel;
+        if !both_intel || family == EventFamily::Intel || family == host {
+            return Some(self);
+        }
+        EventCode::of(host, self.known()?)
     }
 
     /// What the code means, if that is known.

@@ -99,6 +99,8 @@ pub(crate) struct Switch {
 #[derive(Clone, Debug)]
 pub struct PmuModel {
     family: &'static Family,
+    /// Vocabulary of event selects.
+    events: EventFamily,
     programmable: u8,
     /// Fixed-function counters have numbers below this.
     fixed: u8,
@@ -128,7 +130,8 @@ impl PmuModel {
     /// `fixed=0xMAP`, a bit for each counter), `width=BITS`, `fixed-width=BITS`,
     /// `full-width=on|off`, `perf-capabilities=on|off` (as `full-width` unless it is
     /// given), `ibs=on|off` and `freeze=on|off` (off
-    /// unless they are given). Example:
+    /// unless they are given), `events=WORD` (whose event codes, [`EventFamily::name`]).
+    /// Example:
     /// `intel-v2,counters=8,fixed=3,width=40,fixed-width=48,full-width=off`.
     ///
     /// # Errors
@@ -164,6 +167,7 @@ impl PmuModel {
     fn of(family: &'static Family) -> PmuModel {
         PmuModel {
             family,
+            events: family.events,
             programmable: family.programmable.default,
             fixed: family.fixed.default,
             fixed_map: first_bits(family.fixed.default),
@@ -209,7 +213,20 @@ impl PmuModel {
     /// Vocabulary of its event selects.
     #[inline]
     pub fn events(&self) -> EventFamily {
-        self.family.events
+        self.events
+    }
+
+    /// Whether the vocabulary is that of every PMU of this name.
+    pub fn has_usual_events(&self) -> bool {
+        self.events == self.family.events
+    }
+
+    /// The same model with the event codes of a processor: `None` where its event selects
+    /// have other bits than the model's.
+    #[must_use]
+    pub fn with_events(self, events: EventFamily) -> Option<Self> {
+        let fits = self.family.events.has_selects_of(events);
+        fits.then_some(PmuModel { events, ..self })
     }
 
     /// Number of programmable counters.
@@ -607,6 +624,9 @@ impl fmt::Display for PmuModel {
         }
         if self.freeze {
             f.write_str(",freeze=on")?;
+        }
+        if !self.has_usual_events() {
+            write!(f, ",events={}", self.events.name())?;
         }
         Ok(())
     }

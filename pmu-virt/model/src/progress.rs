@@ -56,6 +56,8 @@ pub struct Retirement {
     pub branch: bool,
     /// It is a branch that was taken.
     pub taken: bool,
+    /// It is a conditional branch: Jcc, LOOP or JCXZ.
+    pub conditional: bool,
     /// It is a far branch.
     pub far: bool,
     /// Memory operands it read.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::event::{EventCode, EventFamily, FixedFunction};
-use crate::ids::Ring;
+use crate::ids::{Ring, Vendor};
 
 const USR: u64 = 1 << 16;
 const OS: u64 = 1 << 17;
@@ -72,7 +72,7 @@ impl CountRequest {
         let has = |bit: u64| raw & bit != 0;
         let byte = |shift: u32| (raw >> shift).to_le_bytes()[0];
         let high = match family {
-            EventFamily::Intel | EventFamily::AmdK7 => 0,
+            family if has_short_selects(family) => 0,
             _ => u16::from(byte(32) & 0xf) << 8,
         };
         let modern_amd = has_virtualization_bits(family);
@@ -87,7 +87,7 @@ impl CountRequest {
             edge: has(EDGE),
             pin: has(PIN) && has_pin_control(family),
             int: has(INT),
-            any_thread: has(ANY) && family == EventFamily::Intel,
+            any_thread: has(ANY) && family.vendor() == Vendor::Intel,
             enabled: has(ENABLE),
             invert: has(INVERT),
             cmask: byte(24),
@@ -200,12 +200,17 @@ impl CountRequest {
 
 /// Bit 19 is pin control on Intel and on K7/K8, reserved on later AMD.
 fn has_pin_control(family: EventFamily) -> bool {
-    matches!(family, EventFamily::Intel | EventFamily::AmdK7)
+    has_short_selects(family)
+}
+
+/// Whether an event select has 8 bits.
+fn has_short_selects(family: EventFamily) -> bool {
+    family.vendor() == Vendor::Intel || family == EventFamily::AmdK7
 }
 
 /// GuestOnly and HostOnly came with Family 10h.
 fn has_virtualization_bits(family: EventFamily) -> bool {
-    !matches!(family, EventFamily::Intel | EventFamily::AmdK7)
+    !has_short_selects(family)
 }
 
 impl fmt::Display for CountRequest {

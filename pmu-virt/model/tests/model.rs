@@ -61,6 +61,14 @@ fn models_are_printed_as_they_are_parsed() {
         "intel-v3,counters=4,fixed=3,width=48,fixed-width=48,full-width=off,perf-capabilities=on",
     );
     check(
+        "intel-v4,events=skylake",
+        "intel-v4,counters=4,fixed=3,width=48,fixed-width=48,full-width=on,events=skylake",
+    );
+    check(
+        "amd-core,events=zen",
+        "amd-core,counters=6,fixed=0,width=48,fixed-width=0,full-width=off",
+    );
+    check(
         "intel-v5,fixed=0x6",
         "intel-v5,counters=8,fixed=0x6,width=48,fixed-width=48,full-width=on",
     );
@@ -83,11 +91,11 @@ fn bad_properties_are_named() {
     );
     check_error(
         "intel-v2,lbr=on",
-        "PMU model intel-v2 has no property 'lbr'; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze",
+        "PMU model intel-v2 has no property 'lbr'; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze, events",
     );
     check_error(
         "intel-v2,",
-        "PMU model intel-v2 has no property ''; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze",
+        "PMU model intel-v2 has no property ''; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze, events",
     );
     for spec in ["intel-v2,counters", "intel-v2,counters="] {
         check_error(
@@ -150,6 +158,14 @@ fn bad_properties_are_named() {
     check_error(
         "amd-k7,perf-capabilities=on",
         "property 'perf-capabilities' of PMU model amd-k7 cannot be changed: it is always off",
+    );
+    check_error(
+        "intel-v4,events=zen",
+        "'events=zen' of PMU model intel-v4 is not possible; give intel, nehalem, skylake, ice-lake",
+    );
+    check_error(
+        "amd-k7,events=zen",
+        "property 'events' of PMU model amd-k7 cannot be changed: it is always k7",
     );
     check_error(
         "intel-v1,fixed=3",

@@ -2,13 +2,17 @@
 
 use pmu_model::{
     CountRequest, EventCode, EventFamily, FixedFunction, KnownEvent, PmuModel, Register, Ring,
+    Vendor,
 };
 use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::select;
 
 /// Bits of an event select that each family reads.
-const FAMILIES: [(EventFamily, u64); 5] = [
+const FAMILIES: [(EventFamily, u64); 8] = [
     (EventFamily::Intel, 0xffff_ffff),
+    (EventFamily::IntelNehalem, 0xffff_ffff),
+    (EventFamily::IntelSkylake, 0xffff_ffff),
+    (EventFamily::IntelIceLake, 0xffff_ffff),
     (EventFamily::AmdK7, 0xffdf_ffff),
     (EventFamily::AmdFam10h, 0x30f_ffd7_ffff),
     (EventFamily::AmdZen, 0x30f_ffd7_ffff),
@@ -25,8 +29,9 @@ const FUNCTIONS: [FixedFunction; 3] = [
 fn models() -> Vec<PmuModel> {
     let names = PmuModel::names().iter().map(|model| model.name.to_owned());
     let fixed = (0..=3).map(|n| format!("intel-v2,fixed={n}"));
+    let events = ["nehalem", "skylake", "ice-lake"].map(|word| format!("intel-v4,events={word}"));
     let parse = |spec: String| PmuModel::parse(&spec).expect("a good model");
-    names.chain(fixed).map(parse).collect()
+    names.chain(fixed).chain(events).map(parse).collect()
 }
 
 /// Bits that `register` of `model` has; none if the model lacks the register.
@@ -162,19 +167,23 @@ fn known_events_have_codes_that_mean_them() {
                 assert_eq!(code.known(), Some(event), "{family:?}");
                 assert_eq!(code.family(), Some(family));
             }
+            let intel = family.vendor() == Vendor::Intel;
+            let nehalem = family == EventFamily::IntelNehalem;
+            let old_amd = matches!(family, EventFamily::AmdK7 | EventFamily::AmdFam10h);
             let expected = match event {
-                KnownEvent::LlcReferences | KnownEvent::LlcMisses | KnownEvent::TopdownSlots => {
-                    family == EventFamily::Intel
+                KnownEvent::LlcReferences | KnownEvent::LlcMisses => intel,
+                KnownEvent::TopdownSlots => {
+                    matches!(family, EventFamily::Intel | EventFamily::IntelIceLake)
                 }
-                KnownEvent::RefCycles => {
-                    matches!(family, EventFamily::Intel | EventFamily::AmdZen4)
+                KnownEvent::RefCycles => intel || family == EventFamily::AmdZen4,
+                KnownEvent::ConditionalBranches => family != EventFamily::Intel && !old_amd,
+                KnownEvent::TakenBranches | KnownEvent::FarBranches | KnownEvent::Returns => {
+                    !nehalem
                 }
-                KnownEvent::Loads | KnownEvent::Stores => {
-                    !matches!(family, EventFamily::AmdK7 | EventFamily::AmdFam10h)
-                }
-                KnownEvent::Calls => family == EventFamily::Intel,
+                KnownEvent::Loads | KnownEvent::Stores => !old_amd,
+                KnownEvent::Calls => intel,
                 KnownEvent::FloatingPoint | KnownEvent::X87 | KnownEvent::Mmx | KnownEvent::Sse => {
-                    family != EventFamily::Intel
+                    !intel
                 }
                 KnownEvent::Strings => false,
                 _ => true,
@@ -232,6 +241,105 @@ fn codes_mean_what_the_manuals_say() {
         let p0 = (family == AmdZen4).then_some(KnownEvent::RefCycles);
         check(family, 0x120, 1, p0);
     }
+}
+
+/// Record-and-replay tools program them; each code is another event elsewhere.
+#[test]
+fn conditional_branches_have_the_identitys_own_code() {
+    use EventFamily::{
+        AmdFam10h, AmdK7, AmdZen, AmdZen4, Intel, IntelIceLake, IntelNehalem, IntelSkylake,
+    };
+    let codes = [(0xc4, 0x01), (0xc4, 0x11), (0xd1, 0x00)];
+    let table = [
+        (Intel, [false, false, false]),
+        (IntelNehalem, [true, false, false]),
+        (IntelSkylake, [true, false, false]),
+        (IntelIceLake, [false, true, false]),
+        (AmdK7, [false, false, false]),
+        (AmdFam10h, [false, false, false]),
+        (AmdZen, [false, false, true]),
+        (AmdZen4, [false, false, true]),
+    ];
+    for (family, expected) in table {
+        for ((select, umask), conditional) in codes.into_iter().zip(expected) {
+            let event = EventCode::Selected {
+                family,
+                select,
+                umask,
+            };
+            let is = event.known() == Some(KnownEvent::ConditionalBranches);
+            assert_eq!(is, conditional, "{family:?} {select:#x}/{umask:#x}");
+        }
+    }
+}
+
+/// What a host's counter is asked for: another processor's code may be another event there.
+#[test]
+fn codes_of_one_processor_are_said_in_the_words_of_another() {
+    use EventFamily::{AmdZen, Intel, IntelIceLake, IntelNehalem, IntelSkylake};
+    let event = |family, (select, umask)| EventCode::Selected {
+        family,
+        select,
+        umask,
+    };
+    let check = |family, code, host, expected: Option<(u16, u8)>| {
+        let found = event(family, code).on_processor(host);
+        let fields = |event: EventCode| match event {
+            EventCode::Selected { select, umask, .. } => (select, umask),
+            _ => (0, 0),
+        };
+        assert_eq!(found.map(fields), expected, "{family:?} {code:x?} {host:?}");
+    };
+    check(IntelSkylake, (0xc4, 0x01), IntelIceLake, Some((0xc4, 0x11)));
+    check(IntelIceLake, (0xc4, 0x11), IntelNehalem, Some((0xc4, 0x01)));
+    check(IntelSkylake, (0xd0, 0x81), IntelNehalem, Some((0x0b, 0x01)));
+    // The taken ones alone on Ice Lake, and nobody knows what on Skylake.
+    check(IntelIceLake, (0xc4, 0x01), IntelSkylake, None);
+    // No processor in particular: nobody knows its code.
+    check(IntelSkylake, (0xc4, 0x01), Intel, None);
+    check(IntelSkylake, (0xc4, 0x00), Intel, Some((0xc4, 0x00)));
+    // The same processor, none in particular, or another vendor's: as it is.
+    check(IntelSkylake, (0xa2, 0x08), IntelSkylake, Some((0xa2, 0x08)));
+    check(Intel, (0xc4, 0x01), IntelIceLake, Some((0xc4, 0x01)));
+    check(AmdZen, (0xd1, 0x00), IntelSkylake, Some((0xd1, 0x00)));
+}
+
+#[test]
+fn processors_have_the_codes_of_their_generation() {
+    use EventFamily::{Intel, IntelIceLake, IntelNehalem, IntelSkylake};
+    let table = [
+        (0x1a, IntelNehalem),
+        (0x2c, IntelNehalem),
+        (0x2a, IntelSkylake),
+        (0x3f, IntelSkylake),
+        (0x5e, IntelSkylake),
+        (0x55, IntelSkylake),
+        (0x7e, IntelIceLake),
+        (0x6a, IntelIceLake),
+        (0x0f, Intel),
+        (0x10, Intel),
+    ];
+    for (model, expected) in table {
+        let found = EventFamily::of_processor(Vendor::Intel, 6, model);
+        assert_eq!(found, Some(expected), "{model:#x}");
+    }
+    assert_eq!(EventFamily::of_processor(Vendor::Amd, 0x17, 0x31), None);
+}
+
+#[test]
+fn nehalem_has_loads_and_stores_elsewhere() {
+    use EventFamily::{Intel, IntelIceLake, IntelNehalem, IntelSkylake};
+    check(IntelNehalem, 0x0b, 0x01, Some(KnownEvent::Loads));
+    check(IntelNehalem, 0x0b, 0x02, Some(KnownEvent::Stores));
+    for (select, umask) in [(0xd0, 0x81), (0xd0, 0x82), (0xc4, 0x20), (0xc4, 0x40)] {
+        check(IntelNehalem, select, umask, None);
+    }
+    for family in [Intel, IntelSkylake, IntelIceLake] {
+        check(family, 0x0b, 0x01, None);
+        check(family, 0xd0, 0x81, Some(KnownEvent::Loads));
+    }
+    check(IntelSkylake, 0xa4, 0x01, None);
+    check(IntelIceLake, 0xa4, 0x01, Some(KnownEvent::TopdownSlots));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The backends by name, and what opening one needs.
 
-use pmu_model::Vendor;
+use pmu_model::{EventFamily, Vendor};
 use thiserror::Error;
 
 /// A backend's line in lists for people.
@@ -51,6 +51,9 @@ pub struct BackendEnv {
     pub tsc_khz: u32,
     /// Vendor of the host's processor, whose event codes its PMU takes.
     pub host_vendor: Option<Vendor>,
+    /// Whose event codes these are, where the vendor's processors differ
+    /// ([`EventFamily::of_processor`]).
+    pub host_events: Option<EventFamily>,
     /// The signal that makes a vCPU's thread leave the guest.
     pub overflow_signal: i32,
     /// The host's single steps stop at CPL 3 too.

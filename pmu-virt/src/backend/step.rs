@@ -92,6 +92,7 @@ fn events_of(slot: &Slot, insn: Retirement) -> u64 {
         Some(KnownEvent::TakenBranches) => {
             u64::from(insn.taken && !(insn.far && event.vendor() == Some(Vendor::Intel)))
         }
+        Some(KnownEvent::ConditionalBranches) => u64::from(insn.conditional),
         Some(KnownEvent::FarBranches) => u64::from(insn.far),
         Some(KnownEvent::Loads) => u64::from(insn.loads),
         Some(KnownEvent::Stores) => u64::from(insn.stores),
@@ -150,6 +151,7 @@ impl CounterBackend for StepBackend {
                     KnownEvent::Instructions
                     | KnownEvent::Branches
                     | KnownEvent::TakenBranches
+                    | KnownEvent::ConditionalBranches
                     | KnownEvent::FarBranches
                     | KnownEvent::Loads
                     | KnownEvent::Stores

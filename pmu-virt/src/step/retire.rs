@@ -28,6 +28,7 @@ impl InsnFacts {
         Retirement {
             branch: self.class != InsnClass::Plain,
             taken: self.is_taken(next_rip, rflags_before, rcx_before),
+            conditional: self.class == InsnClass::ConditionalBranch,
             far: self.class == InsnClass::Far,
             loads: if idle { 0 } else { self.loads },
             stores: if idle { 0 } else { self.stores },

@@ -88,6 +88,7 @@ fn env() -> BackendEnv {
     BackendEnv {
         tsc_khz: TSC_KHZ,
         host_vendor: None,
+        host_events: None,
         overflow_signal: SIGRTMIN(),
         steps_cpl3: true,
     }
@@ -307,6 +308,7 @@ fn hardware_events() -> Result<Verdict, String> {
     }
     let mut backend = PerfBackend::new(&BackendEnv {
         host_vendor: Some(Vendor::Intel),
+        host_events: None,
         ..env()
     })
     .map_err(|error| error.to_string())?;

@@ -49,6 +49,7 @@ pub(crate) const ENV: BackendEnv = BackendEnv {
     // A tick is a nanosecond, so that the model's clock and counts agree.
     tsc_khz: 1_000_000,
     host_vendor: Some(Vendor::Intel),
+    host_events: None,
     overflow_signal: 34,
     steps_cpl3: true,
 };

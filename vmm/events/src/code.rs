@@ -1,8 +1,6 @@
 //! From a code to what a counter is asked to do.
 
-use pmu_model::{
-    CountRequest, CounterId, EventCode, EventFamily, FixedFunction, PmuModel, Register,
-};
+use pmu_model::{CountRequest, CounterId, EventCode, FixedFunction, PmuModel, Register, Vendor};
 
 use super::error::EventError;
 
@@ -45,7 +43,7 @@ pub(super) fn request(name: &str, code: u64, model: &PmuModel) -> Result<CountRe
         ..CountRequest::decode(model.events(), code)
     };
     match pseudo_fixed(code) {
-        Some(counter) if model.events() == EventFamily::Intel => {
+        Some(counter) if model.vendor() == Vendor::Intel => {
             on_fixed(name, counter, &request, model)
         }
         _ => Ok(request),

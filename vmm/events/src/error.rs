@@ -185,6 +185,9 @@ pub enum EventError {
         /// The attribute.
         attribute: String,
     },
+    /// What was given as a model is none.
+    #[error(transparent)]
+    Model(pmu_model::ModelError),
     /// The model has no such event.
     #[error("the PMU model {model} has no event for {event}; {having}")]
     NotInModel {

@@ -18,7 +18,7 @@ pub(super) struct Generic {
 }
 
 /// Every generic name, those of perf first.
-pub(super) const GENERIC: [Generic; 19] = [
+pub(super) const GENERIC: [Generic; 20] = [
     Generic {
         names: &["cycles", "cpu-cycles"],
         event: KnownEvent::CoreCycles,
@@ -48,6 +48,11 @@ pub(super) const GENERIC: [Generic; 19] = [
         names: &["taken-branches"],
         event: KnownEvent::TakenBranches,
         note: "on Intel near ones only",
+    },
+    Generic {
+        names: &["conditional-branches"],
+        event: KnownEvent::ConditionalBranches,
+        note: "Jcc, LOOP and JCXZ, taken or not; on Intel the processor has to be known",
     },
     Generic {
         names: &["far-branches"],
@@ -171,9 +176,9 @@ impl Generic {
 /// `amd_f17h_perfmon_event_map`; BKDG PMCx07D and 07E, PPR PMCx060 and 064).
 fn amd_cache(family: EventFamily, event: KnownEvent) -> Option<EventCode> {
     let (references, misses) = match family {
-        EventFamily::Intel => return None,
         EventFamily::AmdK7 | EventFamily::AmdFam10h => ((0x7d, 0x07), (0x7e, 0x07)),
         EventFamily::AmdZen | EventFamily::AmdZen4 => ((0x60, 0xff), (0x64, 0x09)),
+        _ => return None,
     };
     let (select, umask) = match event {
         KnownEvent::LlcReferences => references,

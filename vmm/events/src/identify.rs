@@ -3,13 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use pmu_model::{CountRequest, EventCode, EventFamily, PmuModel};
+use pmu_model::{CountRequest, EventCode, EventFamily, PmuModel, Vendor};
 
 use super::counting::{Backends, Use};
 use super::entry::{CodeEntry, Entry, EventName, Meaning};
 use super::error::EventError;
 use super::explain::Name;
-use super::families::{all_models, family_of, models_of};
+use super::families::{all_models, family_of, label, model_named, models_of, processors, reads};
 use super::generic;
 use super::list::{find, usable};
 use super::resolve::{models_for, raw_code, resolve, take};
@@ -35,9 +35,8 @@ pub fn identify(
     names: &dyn NameTable,
     backends: Backends<'_>,
 ) -> Result<Vec<Entry>, EventError> {
-    let all = all_models();
-    let only = pmu.and_then(|pmu| all.iter().find(|model| model.name() == pmu));
-    let table = match (pmu, only) {
+    let only = pmu.and_then(model_named).transpose()?;
+    let table = match (pmu, &only) {
         (Some(pmu), None) => Some(find(pmu, names)?),
         _ => None,
     };
@@ -48,9 +47,16 @@ pub fn identify(
         _ => text.to_owned(),
     };
     let models = match (only, table) {
-        (Some(model), _) => vec![model.clone()],
-        (None, Some(table)) => family_of(table).map(models_of).unwrap_or_default(),
-        (None, None) => models_for(text, names)?.unwrap_or(all),
+        (Some(model), _) => vec![model],
+        (None, Some(table)) => family_of(table).map(and_processor).unwrap_or_default(),
+        (None, None) => match models_for(text, names)? {
+            Some(own) => own
+                .last()
+                .map(|own| and_processor(own.events()))
+                .unwrap_or_default(),
+            None if is_plain => [all_models(), processors()].concat(),
+            None => all_models(),
+        },
     };
     let mut entries: Vec<CodeEntry> = Vec::new();
     let mut errors = Vec::new();
@@ -71,7 +77,7 @@ pub fn identify(
             None => {
                 let tables = usable(names).filter(|one| match table {
                     Some(table) => one.name == table.name,
-                    None => family_of(one) == Ok(model.events()),
+                    None => family_of(one).is_ok_and(|family| reads(model, one, family)),
                 });
                 let in_tables = table_names(&request, model, tables, names);
                 of_tables.push((request, in_tables.clone()));
@@ -81,7 +87,7 @@ pub fn identify(
         found.extend(in_tables);
         let entry = CodeEntry {
             name: text.to_owned(),
-            models: vec![model.name()],
+            models: vec![label(model)],
             meaning: Meaning::Counted(Use::of_request(&request, backends)),
             select: fields(&request).map(|(select, _)| format!("{select:#x}")),
             umask: fields(&request).map(|(_, umask)| format!("{umask:#x}")),
@@ -89,6 +95,12 @@ pub fn identify(
             modifiers: modifiers(&request),
             names: found,
         };
+        // A processor that agrees with all its vendor's is not named.
+        let agrees =
+            |one: &CodeEntry| one.models.contains(&model.name()) && one.meaning == entry.meaning;
+        if !model.has_usual_events() && entries.iter().any(agrees) {
+            continue;
+        }
         let same = |one: &&mut CodeEntry| {
             let models = entry.models.clone();
             CodeEntry {
@@ -108,7 +120,7 @@ pub fn identify(
         if !is_foreign(&error) {
             entries.push(CodeEntry {
                 name: text.to_owned(),
-                models: vec![model.name()],
+                models: vec![label(model)],
                 meaning: Meaning::Refused {
                     problem: error.to_string(),
                 },
@@ -121,6 +133,13 @@ pub fn identify(
         }
     }
     Ok(entries.into_iter().map(Entry::Code).collect())
+}
+
+/// The models that have the codes of `family`, and the one that stands for its processor.
+fn and_processor(family: EventFamily) -> Vec<PmuModel> {
+    let own = processors().into_iter();
+    let own = own.filter(|model| model.events() == family);
+    models_of(family).into_iter().chain(own).collect()
 }
 
 /// Whether a model has nothing to do with the name.
@@ -170,13 +189,16 @@ fn fields(request: &CountRequest) -> Option<(u16, u8)> {
 /// architectural PMU (SDM volume 3, "Pre-defined Architectural Performance Events").
 fn architectural(request: &CountRequest) -> Option<&'static str> {
     let EventCode::Selected {
-        family: EventFamily::Intel,
+        family,
         select,
         umask,
     } = request.event
     else {
         return None;
     };
+    if family.vendor() != Vendor::Intel {
+        return None;
+    }
     match (select, umask) {
         (0x3c, 0x00) => Some("UnHalted Core Cycles"),
         (0xc0, 0x00) => Some("Instruction Retired"),

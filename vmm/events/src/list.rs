@@ -10,7 +10,7 @@ use super::entry::{
     Entry, EventEntry, GenericEntry, Meaning, ModelsUse, QuantityEntry, TableEntry, UnitMask,
 };
 use super::error::EventError;
-use super::families::{all_models, family_of, models_of, usual_of};
+use super::families::{all_models, family_of, label, model_named, models_of, processors, usual_of};
 use super::generic::{self, Generic};
 use super::resolve::resolve;
 use super::search::Pattern;
@@ -38,7 +38,8 @@ pub fn list(
 ) -> Result<Vec<Entry>, EventError> {
     let pattern = question.pattern.as_ref();
     let Some(pmu) = &question.pmu else {
-        let mut entries = generic_entries(&all_models(), pattern, backends);
+        let models = [all_models(), processors()].concat();
+        let mut entries = generic_entries(&models, pattern, backends);
         entries.extend(quantities(pattern));
         match (names.missing(), pattern) {
             (Some(library), _) => entries.push(Entry::NoTables {
@@ -51,9 +52,8 @@ pub fn list(
         }
         return Ok(entries);
     };
-    let model = all_models().into_iter().find(|model| model.name() == pmu);
-    if let Some(model) = model {
-        return Ok(generic_entries(&[model], pattern, backends));
+    if let Some(model) = model_named(pmu) {
+        return Ok(generic_entries(&[model?], pattern, backends));
     }
     let table = find(pmu, names)?;
     Ok(events_of([table].into_iter(), pattern, names, backends))
@@ -158,9 +158,13 @@ fn generic_entries(
             };
             let way = Use::of_request(&request, backends);
             match uses.iter_mut().find(|other| other.way == way) {
-                Some(other) => other.models.push(model.name()),
+                // A processor that has the code of all its vendor's is not named.
+                Some(other) if !other.models.contains(&model.name()) => {
+                    other.models.push(label(model));
+                }
+                Some(_) => {}
                 None => uses.push(ModelsUse {
-                    models: vec![model.name()],
+                    models: vec![label(model)],
                     way,
                 }),
             }

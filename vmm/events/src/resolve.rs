@@ -1,11 +1,13 @@
 //! From the name of an event to what a counter of a PMU model is asked to do.
 
-use pmu_model::{CountRequest, EventFamily, PmuModel};
+use pmu_model::{CountRequest, EventFamily, PmuModel, Vendor};
 
 use super::code;
 use super::error::EventError;
 use super::explain::{Name, explain};
-use super::families::{all_models, family_of, means_another, model_names, models_of};
+use super::families::{
+    all_models, family_of, label, means_another, model_names, processors, processors_of, reads,
+};
 use super::generic::{self, Generic};
 use super::suggest::nearest;
 use super::table::{EncodeError, Encoding, NameTable, PmuTable};
@@ -71,8 +73,8 @@ pub fn resolve(
     }
 }
 
-/// The models that can have the event, where the name says so; none for generic
-/// names, raw codes and names without a table.
+/// The models that can have the event, where the name says so, with the event codes of the
+/// table's processor; none for generic names, raw codes and names without a table.
 ///
 /// # Errors
 /// The table that the name begins with is unknown or no model's.
@@ -85,7 +87,7 @@ pub fn models_for(text: &str, names: &dyn NameTable) -> Result<Option<Vec<PmuMod
         return Ok(None);
     }
     let family = usable(&name, find_table(table, names)?)?;
-    Ok(Some(models_of(family)))
+    Ok(Some(processors_of(family)))
 }
 
 /// `r` or `0x`, and hexadecimal digits; none if it is something else.
@@ -131,14 +133,16 @@ fn from_generic(
 }
 
 fn not_in_model(generic: &Generic, model: &PmuModel) -> EventError {
-    let having: Vec<&str> = all_models()
-        .iter()
-        .filter(|other| generic.request(other).is_some())
-        .map(PmuModel::name)
-        .collect();
+    let has = |other: &&PmuModel| generic.request(other).is_some();
+    let (models, processors) = (all_models(), processors());
+    let mut having: Vec<&str> = models.iter().filter(has).map(label).collect();
+    // A code that every model of the vendor has needs no processor.
+    if !having.contains(&PmuModel::default_for(Vendor::Intel).name()) {
+        having.extend(processors.iter().filter(has).map(label));
+    }
     EventError::NotInModel {
         event: generic.event.to_string(),
-        model: model.name(),
+        model: label(model),
         having: match having.as_slice() {
             [] => "no model's event select means it".to_owned(),
             [only] => format!("{only} has it"),
@@ -200,11 +204,11 @@ fn from_table(
     let family = usable(name, table)?;
     let full = format!("{}::{}", table.name, name.rest());
     match names.encode(&full) {
-        Ok(encoding) if family == model.events() => take(name, encoding, model),
+        Ok(encoding) if reads(model, table, family) => take(name, encoding, model),
         Ok(_) => Err(EventError::OtherModel {
             name: full,
-            models: model_names(family),
-            model: model.name(),
+            models: model_names(family, model),
+            model: label(model),
         }),
         Err(error) => Err(explain(name, table, &error, names)),
     }
@@ -220,7 +224,7 @@ fn from_any_table(
         .tables()
         .iter()
         .filter_map(|table| Some((table, family_of(table).ok()?)))
-        .partition(|(_, family)| *family == model.events());
+        .partition(|(table, family)| reads(model, table, *family));
     let ask = |table: &PmuTable| names.encode(&format!("{}::{}", table.name, name.rest()));
     let mut found: Option<(&PmuTable, Encoding)> = None;
     let mut failed = None;
@@ -247,8 +251,8 @@ fn from_any_table(
     if let Some((table, family)) = foreign.into_iter().find(|(table, _)| ask(table).is_ok()) {
         return Err(EventError::OtherModel {
             name: format!("{}::{}", table.name, name.rest()),
-            models: model_names(family),
-            model: model.name(),
+            models: model_names(family, model),
+            model: label(model),
         });
     }
     let events = own.iter().flat_map(|(table, _)| names.events(&table.name));
@@ -277,7 +281,7 @@ pub(super) fn take(
     let &[code] = encoding.codes.as_slice() else {
         return Err(EventError::FurtherRegister(name.whole.to_owned()));
     };
-    if model.events() == EventFamily::Intel && !selects(&full_name, code) {
+    if model.vendor() == Vendor::Intel && !selects(&full_name, code) {
         return Err(EventError::SelectsNothing {
             name: name.whole.to_owned(),
             code,

@@ -7,6 +7,7 @@ use kvm_pmu::TrapMode;
 use pmu_virt::{ModelError, PmuModel};
 use thiserror::Error;
 
+use crate::cpuid::Identity;
 use crate::firmware::{CounterSpec, FirmwareChoice};
 
 /// A module that a Multiboot kernel gets beside itself.
@@ -91,6 +92,19 @@ impl CpuVendor {
             "intel" => Some(Self::Intel),
             _ => None,
         }
+    }
+}
+
+/// The words of `--cpu-model`.
+pub const CPU_MODELS: &str = "host, nehalem, skylake, skylake-server, ice-lake, \
+     ice-lake-server, k8, fam10h, zen2, zen3 or zen4";
+
+/// What one of them stands for: a processor, or `host` for no particular one.
+#[must_use]
+pub fn cpu_model(text: &str) -> Option<Option<Identity>> {
+    match text {
+        "host" => Some(None),
+        name => Identity::parse(name).map(Some),
     }
 }
 
@@ -380,6 +394,16 @@ mod tests {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
         assert_eq!(BudgetChoice::parse("fixed=1,round", false), None);
+    }
+
+    #[test]
+    fn every_processor_is_among_the_words() {
+        let names: Vec<_> = Identity::all().map(Identity::name).collect();
+        let words = CPU_MODELS.replace(" or ", ", ");
+        assert_eq!(words, format!("host, {}", names.join(", ")));
+        assert_eq!(cpu_model("host"), Some(None));
+        assert_eq!(cpu_model("zen2"), Some(Identity::parse("zen2")));
+        assert_eq!(cpu_model("Zen2"), None);
     }
 
     #[test]

@@ -131,6 +131,7 @@ fn core_pmu() -> PmuCpuid {
         leaf_8000001b: CpuidRegs::default(),
         leaf_80000022: CpuidRegs::default(),
         perfmon_v2: false,
+        leaf_8000001b: CpuidRegs::default(),
         hypervisor: {
             let [base, features] = pmu_virt::accounting_leaves(&PmuModel::default_for(Vendor::Amd));
             [base, features, Default::default()]
@@ -157,6 +158,7 @@ fn plan(vendor: Vendor, pmu: Option<&PmuCpuid>) -> CpuidPlan<'_> {
     CpuidPlan {
         cpus: 4,
         vendor,
+        identity: None,
         pmu,
         apic: APIC,
         async_page_faults: true,

@@ -63,6 +63,7 @@ fn offer(
     let plan = CpuidPlan {
         cpus: 1,
         vendor,
+        identity: None,
         pmu: Some(&pmu),
         apic: ApicFacts {
             x2apic: true,

@@ -33,7 +33,8 @@ fn root(files: &[(&str, &str)]) -> TempDir {
 
 fn cpuinfo(vendor: &str, flags: &str) -> String {
     format!(
-        "processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: A: CPU\nflags\t\t: fpu {flags}\n\
+        "processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: 6\nmodel\t\t: 94\n\
+         model name\t: A: CPU\nflags\t\t: fpu {flags}\n\
          \nprocessor\t: 1\nvendor_id\t: Other\n"
     )
 }
@@ -59,6 +60,7 @@ fn processors() {
     let cpu = CpuFacts::read(root.path());
     assert_eq!(cpu.vendor.as_deref(), Some("AuthenticAMD"));
     assert_eq!(cpu.model_name.as_deref(), Some("A: CPU"));
+    assert_eq!(cpu.signature, Some((6, 0x5e)));
     assert!(cpu.virtualisation && cpu.is_virtual);
 }
 

@@ -334,6 +334,7 @@ impl Machine {
             let plan = CpuidPlan {
                 cpus: config.cpus,
                 vendor: guest.vendor,
+                identity: config.cpu_model,
                 pmu: pmu_cpuid.as_ref(),
                 apic: ApicFacts {
                     x2apic: true,

@@ -6,7 +6,7 @@ use perfmon::LogicalPmu;
 use perfmon_abi::wire::Hello;
 use perfmon_abi::wire::info::{MachineInfo, ModelInfo};
 use perfmon_abi::{Config, Record};
-use pmu_model::PmuModel;
+use pmu_model::{EventFamily, PmuModel};
 use umpire_perfmon::{Call, Client, ENVIRONMENT};
 
 use super::error::{ToolError, refused};
@@ -119,7 +119,14 @@ fn model_of(info: &ModelInfo) -> Result<PmuModel, ToolError> {
         "{},counters={},fixed={},width={}",
         info.model, info.programmable, info.fixed, info.counter_width
     );
-    PmuModel::parse(&text).map_err(|_| ToolError::Model(text))
+    let Ok(model) = PmuModel::parse(&text) else {
+        return Err(ToolError::Model(text));
+    };
+    // Whose event codes the guest has; a model's own stand for themselves.
+    let mut families = EventFamily::ALL.into_iter();
+    let own = families.find(|family| family.name() == info.event_family);
+    let with = own.and_then(|family| model.clone().with_events(family));
+    Ok(with.unwrap_or(model))
 }
 
 #[cfg(test)]
@@ -129,11 +136,17 @@ mod tests {
     /// Every model comes back from what a VM says of it.
     #[test]
     fn models_survive_the_wire() {
-        for summary in PmuModel::names() {
-            let model = PmuModel::parse(summary.name).unwrap();
+        let names = PmuModel::names().iter().map(|summary| summary.name);
+        let processors = ["intel-v4,events=skylake", "intel-v5,events=ice-lake"];
+        for name in names.chain(processors) {
+            let model = PmuModel::parse(name).unwrap();
             let info = ModelInfo {
                 model: model.name().to_owned(),
-                event_family: String::new(),
+                event_family: if model.has_usual_events() {
+                    model.name().to_owned()
+                } else {
+                    model.events().name().to_owned()
+                },
                 counters: "sim".to_owned(),
                 programmable: model.programmable().into(),
                 fixed: model.fixed().into(),

@@ -40,6 +40,7 @@ impl Setup {
         let env = BackendEnv {
             tsc_khz: 2_000_000,
             host_vendor: Some(vendor),
+            host_events: None,
             overflow_signal: kick_signal(),
             ..BackendEnv::default()
         };

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::{Family, Numbers, PmuModel, first_bits, table};
+use crate::event::EventFamily;
 use crate::ids::Vendor;
 
 /// What is wrong with the text of a model.
@@ -65,7 +66,7 @@ pub enum ModelError {
     },
 }
 
-const PROPERTIES: [&str; 8] = [
+const PROPERTIES: [&str; 9] = [
     "counters",
     "fixed",
     "width",
@@ -74,6 +75,7 @@ const PROPERTIES: [&str; 8] = [
     "perf-capabilities",
     "ibs",
     "freeze",
+    "events",
 ];
 
 fn known_models() -> String {
@@ -179,6 +181,7 @@ fn set(
             }
             model.freeze = on;
         }
+        "events" => model.events = parse_events(family, value)?,
         _ => model.capabilities = parse_switch(family, property, value)?,
     }
     Ok(())
@@ -221,6 +224,29 @@ fn parse_number(
         property: property.to_owned(),
         value: value.to_owned(),
         allowed: format!("a number from {} to {}{}", allowed.least, allowed.most, or),
+    })
+}
+
+/// Whose event codes, of those with event selects like the model's.
+fn parse_events(family: &Family, value: &str) -> Result<EventFamily, ModelError> {
+    let fits = |events: &EventFamily| family.events.has_selects_of(*events);
+    let words: Vec<_> = EventFamily::ALL.into_iter().filter(fits).collect();
+    if let Some(events) = words.iter().find(|events| events.name() == value) {
+        return Ok(*events);
+    }
+    let words: Vec<_> = words.into_iter().map(EventFamily::name).collect();
+    Err(match words.as_slice() {
+        [only] => ModelError::NotConfigurable {
+            model: family.summary.name,
+            property: "events".to_owned(),
+            fixed: (*only).to_owned(),
+        },
+        several => ModelError::BadValue {
+            model: family.summary.name,
+            property: "events".to_owned(),
+            value: value.to_owned(),
+            allowed: several.join(", "),
+        },
     })
 }
 

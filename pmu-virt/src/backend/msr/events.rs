@@ -46,7 +46,12 @@ pub(super) fn plan(cpuid: &HostCpuid, layout: &Layout, request: &CountRequest) -
         ..*request
     };
     let vendor = layout.model.vendor();
-    let (constraint, code) = match request.event {
+    // Another processor's code may be another event here.
+    let event = match EventFamily::of_processor(vendor, cpuid.family(), cpuid.model()) {
+        Some(host) => request.event.on_processor(host)?,
+        None => request.event,
+    };
+    let (constraint, code) = match event {
         EventCode::Software(_) | EventCode::Meaning(_) => return None,
         EventCode::Fixed(_) if vendor != Vendor::Intel => return None,
         EventCode::Fixed(function) => {
@@ -133,10 +138,8 @@ fn fixed_slot(layout: &Layout, function: FixedFunction) -> SlotSet {
 }
 
 fn eight_bits(layout: &Layout) -> bool {
-    matches!(
-        layout.model.events(),
-        EventFamily::Intel | EventFamily::AmdK7
-    )
+    let family = layout.model.events();
+    family.vendor() == Vendor::Intel || family == EventFamily::AmdK7
 }
 
 #[cfg(test)]

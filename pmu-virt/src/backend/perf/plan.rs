@@ -93,7 +93,11 @@ fn raw(request: &CountRequest, env: &BackendEnv) -> Option<u64> {
     if request.event.vendor() != env.host_vendor {
         return None;
     }
-    Some(request.encode()? & TAKEN)
+    let event = match env.host_events {
+        Some(host) => request.event.on_processor(host)?,
+        None => request.event,
+    };
+    Some(CountRequest { event, ..*request }.encode()? & TAKEN)
 }
 
 fn generic(request: &CountRequest) -> Result<GenericEvent, UnavailableReason> {
@@ -120,6 +124,7 @@ mod tests {
     const ENV: BackendEnv = BackendEnv {
         tsc_khz: 2_000_000,
         host_vendor: Some(Vendor::Intel),
+        host_events: None,
         overflow_signal: 34,
         steps_cpl3: true,
     };
@@ -151,6 +156,16 @@ mod tests {
         let amd = |raw| of(EventFamily::AmdZen, raw);
         // The host's own codes go through as they are, whatever they mean.
         check(intel(0x53_01c2), hardware(EventSource::Raw(0x01c2)));
+        // Another processor's words, and this host is not known to be that one.
+        let skylake = |raw| of(EventFamily::IntelSkylake, raw);
+        let ice_lake = BackendEnv {
+            host_events: Some(EventFamily::IntelIceLake),
+            ..ENV
+        };
+        let on_ice_lake = |raw| events(&skylake(raw), &ice_lake).map(|all| all[0].source);
+        assert_eq!(on_ice_lake(0x53_01c4), Ok(EventSource::Raw(0x11c4)));
+        assert_eq!(on_ice_lake(0x53_00c4), Ok(EventSource::Raw(0x00c4)));
+        assert!(on_ice_lake(0x53_08a2).is_err());
         check(intel(0x0ad7_05a3), hardware(EventSource::Raw(0x0a84_05a3)));
         check(intel(0x53_013c), hardware(EventSource::Raw(0x013c)));
         // Foreign ones by their meaning.
@@ -202,6 +217,7 @@ mod tests {
     fn amd_event_selects_keep_their_high_bits() {
         let env = BackendEnv {
             host_vendor: Some(Vendor::Amd),
+            host_events: None,
             ..ENV
         };
         let request = of(EventFamily::AmdZen4, 0x3_0053_0120 | 1 << 40);

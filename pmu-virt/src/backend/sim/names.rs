@@ -15,7 +15,7 @@ pub(super) enum EventKey {
     Software(SoftwareEvent),
 }
 
-const NAMES: [(&str, EventKey); 27] = [
+const NAMES: [(&str, EventKey); 28] = [
     ("cycles", EventKey::Known(KnownEvent::CoreCycles)),
     ("cpu-cycles", EventKey::Known(KnownEvent::CoreCycles)),
     ("ref-cycles", EventKey::Known(KnownEvent::RefCycles)),
@@ -23,6 +23,10 @@ const NAMES: [(&str, EventKey); 27] = [
     ("branches", EventKey::Known(KnownEvent::Branches)),
     ("branch-instructions", EventKey::Known(KnownEvent::Branches)),
     ("taken-branches", EventKey::Known(KnownEvent::TakenBranches)),
+    (
+        "conditional-branches",
+        EventKey::Known(KnownEvent::ConditionalBranches),
+    ),
     ("far-branches", EventKey::Known(KnownEvent::FarBranches)),
     ("loads", EventKey::Known(KnownEvent::Loads)),
     ("stores", EventKey::Known(KnownEvent::Stores)),

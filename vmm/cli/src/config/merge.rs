@@ -7,7 +7,7 @@ use arbiter::Scheme;
 use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{EventFilters, EventProfile, Source, Sources};
 use vmm::config::{
-    BootModule, BudgetChoice, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants,
+    self, BootModule, BudgetChoice, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants,
     HypervisorCounters, OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, UnpackChoice,
 };
 use vmm::files::read_text;
@@ -142,6 +142,10 @@ impl Merge<'_> {
                 choice(word, CpuVendor::parse, CpuVendor::ALLOWED)
             })?
             .unwrap_or_default(),
+            cpu_model: checked!(self, cpu_model, |word| {
+                choice(word, config::cpu_model, config::CPU_MODELS)
+            })?
+            .flatten(),
             hidden_features: checked!(self, hide_feature, |names| {
                 let features = names.iter().map(|name| Ok(name.parse()?));
                 features.collect::<Result<_, SettingError>>()

@@ -8,8 +8,10 @@ use arbiter::{CounterId, Scheme};
 use pmu_virt::{PmuModel, Sources, Vendor};
 use tempfile::TempDir;
 use vmm::config::{
-    BootModule, CpuVendor, FollowsGrants, HypervisorCounters, PcrChoice, PmuChoice, UnpackChoice,
+    BootModule, CpuVendor, FollowsGrants, GuestCpu, HypervisorCounters, PcrChoice, PmuChoice,
+    UnpackChoice,
 };
+use vmm::cpuid::Identity;
 use vmm::vcpu::TrapMode;
 
 use super::*;
@@ -45,6 +47,7 @@ cpus = 3
 pmu = "amd-k7"
 counters = "step"
 cpu-vendor = "amd"
+cpu-model = "k8"
 hide-feature = ["cx16"]
 unpack = "never"
 rdpmc-trap = "breakpoint"
@@ -97,6 +100,7 @@ fn a_file_holds_every_option() {
     assert!(matches!(&config.run.pmu, PmuChoice::Model(m) if m.name() == "amd-k7"));
     assert_eq!(config.run.counters.to_string(), "step");
     assert_eq!(config.run.cpu_vendor, CpuVendor::Amd);
+    assert_eq!(config.run.cpu_model, Identity::parse("k8"));
     assert_eq!(config.run.hidden_features, ["cx16".parse().unwrap()]);
     assert_eq!(config.run.unpack, UnpackChoice::Never);
     assert_eq!(config.run.rdpmc_trap, TrapMode::Breakpoint);
@@ -185,6 +189,10 @@ fn every_flag_wins_over_its_key() {
     check(
         |f, _| f.cpu_vendor = Some("intel".into()),
         |c, _| c.run.cpu_vendor == CpuVendor::Intel,
+    );
+    check(
+        |f, _| f.cpu_model = Some("host".into()),
+        |c, _| c.run.cpu_model.is_none(),
     );
     check(
         |f, _| f.hide_feature = Some(vec!["smap".into(), "smep".into()]),
@@ -338,6 +346,10 @@ fn bad_values_are_named_with_what_is_possible() {
         &["cpu-vendor", "'via'", "host, amd or intel"],
     );
     check_error(
+        &with("cpu-model = 'pentium'"),
+        &["cpu-model", "'pentium'", "host, nehalem,", "zen3 or zen4"],
+    );
+    check_error(
         &with("hide-feature = ['fpu']"),
         &["hide-feature", "'fpu'", "cx16"],
     );
@@ -483,4 +495,92 @@ fn the_guests_cpu_and_pmu_agree() {
     check(Amd, "host", "intel-v2", None);
     check(Intel, "host", "amd-k7", None);
     check(Intel, "amd", "amd-k7", Some((Amd, Some("amd-k7"))));
+}
+
+/// The processor chooses the PMU model, and its codes go with whatever model is named.
+#[test]
+fn a_named_processor_has_its_pmu_and_its_event_codes() {
+    use Vendor::{Amd, Intel};
+    fn guest(host: Vendor, [vendor, model, pmu]: [&str; 3]) -> Result<GuestCpu, String> {
+        let folder = folder();
+        let flags = RunFlags {
+            kernel: Some(folder.path().join("kernel")),
+            cpu_vendor: Some(vendor.into()),
+            cpu_model: Some(model.into()),
+            pmu: Some(pmu.into()),
+            ..RunFlags::default()
+        };
+        let run = load(&flags).unwrap().run;
+        run.guest_cpu(host).map_err(|error| error.to_string())
+    }
+    let check = |host, words: [&str; 3], expected: &str| {
+        let guest = guest(host, words).expect(expected);
+        let pmu = guest.pmu.expect("a PMU").to_string();
+        assert_eq!(
+            pmu,
+            PmuModel::parse(expected).unwrap().to_string(),
+            "{words:?}"
+        );
+    };
+    let nehalem = "intel-v3,full-width=off,perf-capabilities=on,events=nehalem";
+    check(Intel, ["host", "nehalem", "auto"], nehalem);
+    check(Amd, ["intel", "skylake", "auto"], "intel-v4,events=skylake");
+    check(
+        Amd,
+        ["intel", "skylake", "intel-v2"],
+        "intel-v2,events=skylake",
+    );
+    check(
+        Intel,
+        ["host", "ice-lake-server", "auto"],
+        "intel-v5,events=ice-lake",
+    );
+    check(
+        Intel,
+        ["host", "skylake", "intel-v4,events=nehalem"],
+        "intel-v4,events=nehalem",
+    );
+    check(Amd, ["host", "zen3", "auto"], "amd-core");
+    check(Amd, ["host", "zen4", "amd-core"], "amd-core,events=zen4");
+    check(Amd, ["host", "k8", "auto"], "amd-k7");
+    check(Amd, ["host", "fam10h", "auto"], "amd-fam10h");
+    check(Amd, ["host", "host", "auto"], "amd-core");
+    assert!(
+        guest(Intel, ["host", "skylake", "none"])
+            .unwrap()
+            .pmu
+            .is_none()
+    );
+
+    let refused = |host, words, parts: &[&str]| {
+        let error = guest(host, words).expect_err("not possible");
+        for part in parts {
+            assert!(error.contains(part), "no {part:?} in: {error}");
+        }
+        assert!(!error.contains('\n'));
+    };
+    refused(
+        Intel,
+        ["host", "zen2", "auto"],
+        &[
+            "--cpu-model zen2 is AMD's",
+            "--cpu-vendor amd",
+            "nehalem, skylake",
+        ],
+    );
+    refused(
+        Amd,
+        ["intel", "zen2", "auto"],
+        &["the guest's CPU is Intel's"],
+    );
+    refused(
+        Amd,
+        ["host", "zen2", "intel-v2"],
+        &["intel-v2", "--cpu-vendor intel"],
+    );
+    refused(
+        Amd,
+        ["host", "k8", "amd-core"],
+        &["--cpu-model k8", "amd-core do not fit", "choose amd-k7"],
+    );
 }

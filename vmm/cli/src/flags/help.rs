@@ -431,6 +431,7 @@ An event that the backend cannot count is announced as unavailable, never counte
 Examples:
   umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\" --memory 1024
   umpire run --kernel vmlinuz --cpu-vendor intel --pmu intel-v2,counters=8,width=40
+  umpire run --kernel vmlinuz --cpu-vendor intel --cpu-model skylake
   umpire run --kernel vmlinuz --cpus 4 --pmu none
   umpire run --kernel vmlinuz --cpus 16 --cores 2 --pin 0-1
   umpire run --kernel test.elf --module data.bin,first,words --counters step --timeout 10

@@ -79,6 +79,11 @@ pub struct RunFlags {
     /// CPU vendor that the guest sees: host, amd or intel [default: host]
     #[arg(long, value_name = "VENDOR")]
     pub cpu_vendor: Option<String>,
+    /// Processor that the guest sees, of that vendor: host, nehalem, skylake,
+    /// skylake-server, ice-lake, ice-lake-server, k8, fam10h, zen2, zen3 or zen4; its event
+    /// codes are the PMU's, and --pmu auto means its PMU [default: host]
+    #[arg(long, value_name = "NAME")]
+    pub cpu_model: Option<String>,
     /// Hide a CPU feature, named as in /proc/cpuinfo, and all that needs it; repeatable
     #[arg(long, value_name = "NAME")]
     pub hide_feature: Option<Vec<String>>,

@@ -275,7 +275,11 @@ pub(super) fn model(vm: &ServedVm) -> ModelInfo {
     };
     ModelInfo {
         model: model.name().to_owned(),
-        event_family: model.name().to_owned(),
+        event_family: if model.has_usual_events() {
+            model.name().to_owned()
+        } else {
+            model.events().name().to_owned()
+        },
         counters: vm.counters.clone(),
         programmable: counts.programmable.into(),
         fixed: counts.fixed.into(),

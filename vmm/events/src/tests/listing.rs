@@ -12,6 +12,7 @@ fn backends(request: &CountRequest) -> Vec<BackendUse> {
     let env = BackendEnv {
         tsc_khz: 1_000_000,
         host_vendor: None,
+        host_events: None,
         overflow_signal: 0,
         steps_cpl3: true,
     };

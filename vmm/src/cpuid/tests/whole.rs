@@ -203,3 +203,51 @@ fn the_hosts_own_vendor_keeps_family_and_model() {
     let leaves = made(&intel_host(), 0, &plan(Vendor::Intel, None));
     assert_eq!(leaves.get(1, 0).eax, 0x0008_06f8);
 }
+
+/// Only who the processor is changes; what it can do stays what KVM supports.
+#[test]
+fn a_named_processor_changes_its_signature_and_its_name_alone() {
+    for host in [amd_host(), intel_host()] {
+        for identity in Identity::all() {
+            let vendor = identity.vendor();
+            let before = made(&host, 1, &plan(vendor, None));
+            let named = CpuidPlan {
+                identity: Some(identity),
+                ..plan(vendor, None)
+            };
+            let mut after = made(&host, 1, &named);
+            let signature = identity.signature();
+            assert_eq!(after.get(1, 0).eax, signature);
+            let extended = after.get(0x8000_0001, 0).eax;
+            match vendor {
+                Vendor::Amd => assert_eq!(extended, signature),
+                Vendor::Intel => assert_eq!(extended, before.get(0x8000_0001, 0).eax),
+            }
+            let brand = (0x8000_0002..=0x8000_0004).flat_map(|leaf| {
+                let Regs { eax, ebx, ecx, edx } = after.get(leaf, 0);
+                [eax, ebx, ecx, edx].map(u32::to_le_bytes).concat()
+            });
+            let brand = String::from_utf8(brand.collect()).unwrap();
+            let starts = if vendor == Vendor::Amd {
+                "AMD "
+            } else {
+                "Intel "
+            };
+            assert!(
+                brand.starts_with(starts) && brand.ends_with('\0'),
+                "{brand:?}"
+            );
+            for leaf in [1, 0x8000_0001] {
+                let eax = before.get(leaf, 0).eax;
+                after.edit(leaf, 0, |r| r.eax = eax);
+            }
+            let parts = 0x8000_0002..=0x8000_0004;
+            let rest = |leaves: Leaves| {
+                let entries = leaves.into_entries().into_iter();
+                let rest = entries.filter(|entry| !parts.contains(&entry.function));
+                rest.collect::<Vec<_>>()
+            };
+            assert_eq!(rest(after), rest(before), "{}", identity.name());
+        }
+    }
+}

@@ -1,6 +1,9 @@
 //! Debian's kernels, 6.1 and 6.12, on the PMU models: each driver takes the number of counters,
 //! the fixed ones and the version that were announced, counts and samples, and warns of nothing.
 
+mod identities;
+mod watchdog;
+
 use guest_tests::linux::perf::{LOG, check_cycles_within, count, field, near, tsc_mhz};
 use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
 

@@ -1,0 +1,203 @@
+//! Debian's kernels on each named processor: the driver takes the path that is meant for it,
+//! with its own tables, and the kernel warns of nothing.
+
+use guest_tests::linux::perf::{LOG, check_cycles_within, tsc_mhz};
+use guest_tests::linux::{LinuxImage, UnderUmpire};
+use pmu_virt::Vendor;
+use vmm::cpuid::Identity;
+
+use super::{TOLERANCE, TROUBLE, newer, older};
+
+/// A processor, and what shows which path the kernel took.
+struct Processor {
+    name: &'static str,
+    /// Family, model and stepping in `/proc/cpuinfo`.
+    found: [u16; 3],
+    /// What the kernel's log says of its driver.
+    driver: &'static str,
+    /// `caps/pmu_name`, which Intel's driver alone has.
+    path: &'static str,
+    /// Events of the path's own tables in sysfs; with a `!` one that it must not have.
+    events: &'static [&'static str],
+    /// What the kernel's log says of the processor besides.
+    quirk: &'static str,
+    /// Version, programmable counters and fixed-function ones.
+    counts: [u8; 3],
+}
+
+const NEHALEM: Processor = Processor {
+    name: "nehalem",
+    found: [6, 0x1a, 5],
+    driver: "Nehalem events, Intel PMU driver.",
+    path: "nehalem",
+    events: &["stalled-cycles-frontend", "!topdown-total-slots"],
+    quirk: "CPU erratum AAJ80 worked around",
+    counts: [3, 4, 3],
+};
+
+const SKYLAKE: Processor = Processor {
+    name: "skylake",
+    found: [6, 0x5e, 3],
+    driver: "Skylake events, full-width counters, Intel PMU driver.",
+    path: "skylake",
+    events: &["topdown-total-slots", "!stalled-cycles-frontend"],
+    quirk: "",
+    counts: [4, 4, 3],
+};
+
+const SKYLAKE_SERVER: Processor = Processor {
+    name: "skylake-server",
+    found: [6, 0x55, 4],
+    ..SKYLAKE
+};
+
+/// `clock` counts no instructions, so that fixed-function counter is absent.
+const ICE_LAKE: Processor = Processor {
+    name: "ice-lake",
+    found: [6, 0x7e, 5],
+    driver: "Icelake events, AnyThread deprecated, full-width counters, Intel PMU driver.",
+    path: "icelake",
+    events: &["ref-cycles", "!topdown-total-slots", "!slots"],
+    quirk: "",
+    counts: [5, 8, 2],
+};
+
+const ICE_LAKE_SERVER: Processor = Processor {
+    name: "ice-lake-server",
+    found: [6, 0x6a, 6],
+    ..ICE_LAKE
+};
+
+const ZEN2: Processor = Processor {
+    name: "zen2",
+    found: [0x17, 0x31, 0],
+    driver: "Fam17h+ core perfctr, AMD PMU driver.",
+    path: "",
+    events: &["branch-misses", "cache-misses"],
+    quirk: "",
+    counts: [0, 6, 0],
+};
+
+const ZEN3: Processor = Processor {
+    name: "zen3",
+    found: [0x19, 0x01, 1],
+    ..ZEN2
+};
+
+const ZEN4: Processor = Processor {
+    name: "zen4",
+    found: [0x19, 0x11, 1],
+    counts: [2, 6, 0],
+    ..ZEN2
+};
+
+const K8: Processor = Processor {
+    name: "k8",
+    found: [0xf, 0x21, 2],
+    driver: "Performance Events: AMD PMU driver.",
+    counts: [0, 4, 0],
+    ..ZEN2
+};
+
+const FAM10H: Processor = Processor {
+    name: "fam10h",
+    found: [0x10, 0x02, 3],
+    quirk: "using AMD E400 aware idle routine",
+    ..K8
+};
+
+const CPU: &str = "for key in 'cpu family' 'model[^ ]*' stepping; \
+     do grep -m1 \"^$key.*: [0-9]*$\" /proc/cpuinfo; done | sed 's/.*: //'";
+const PATH: &str = "cat /sys/bus/event_source/devices/cpu/caps/pmu_name || true";
+const EVENTS: &str = "ls -1 --color=never /sys/bus/event_source/devices/cpu/events";
+const QUIRK: &str = "dmesg | grep -E 'erratum|aware idle' || true";
+const CYCLES: &str = "for i in 1 2 3; do perf stat -x, --append -o /tmp/s \
+     -e cycles,instructions,task-clock taskset 1 spin 0.3; done; cat /tmp/s";
+
+fn vendor_of(name: &str) -> &'static str {
+    let identity = Identity::parse(name).expect("a processor");
+    match identity.vendor() {
+        Vendor::Intel => "intel",
+        Vendor::Amd => "amd",
+    }
+}
+
+fn check(processor: &Processor, image: LinuxImage) {
+    let name = processor.name;
+    println!("{name}");
+    let flags = [
+        "--cpu-vendor",
+        vendor_of(name),
+        "--cpu-model",
+        name,
+        "--counters",
+        "clock",
+    ];
+    let script = [LOG, CPU, PATH, EVENTS, QUIRK, CYCLES, TROUBLE].join("\n");
+    let steps = UnderUmpire::new(image, &flags).run(&script).successes();
+    let [log, cpu, path, events, quirk, counted, trouble] = steps.as_slice() else {
+        panic!("seven steps");
+    };
+    let log = &log.output;
+    let [version, counters, fixed] = processor.counts;
+    for line in [
+        processor.driver.to_owned(),
+        format!("... version:                {version}"),
+        format!("... generic registers:      {counters}"),
+        format!("... fixed-purpose events:   {fixed}"),
+    ] {
+        assert!(log.contains(&line), "{name}: no {line:?} in:\n{log}");
+    }
+    let found = processor.found.map(|number| number.to_string()).join("\n");
+    assert_eq!(cpu.output, found, "{name}");
+    if !processor.path.is_empty() {
+        assert_eq!(path.output, processor.path, "{name}");
+    }
+    let has = |event: &str| events.output.lines().any(|line| line == event);
+    for event in processor.events {
+        let wanted = event.strip_prefix('!');
+        assert_eq!(
+            has(wanted.unwrap_or(event)),
+            wanted.is_none(),
+            "{name}: {event}"
+        );
+    }
+    assert!(
+        quirk.output.contains(processor.quirk),
+        "{name}: {}",
+        quirk.output
+    );
+    check_cycles_within(&counted.output, &["cycles"], tsc_mhz(log), TOLERANCE);
+    assert_eq!(trouble.output.trim(), "", "{name}");
+}
+
+fn check_all(processors: &[Processor], image: impl Fn() -> LinuxImage) {
+    for processor in processors {
+        check(processor, image());
+    }
+}
+
+#[test]
+fn linux_6_1_takes_the_path_of_each_intel_processor() {
+    check_all(&[NEHALEM, SKYLAKE, ICE_LAKE], older);
+}
+
+#[test]
+fn linux_6_1_takes_the_path_of_each_amd_processor() {
+    check_all(&[K8, FAM10H, ZEN2, ZEN4], older);
+}
+
+#[test]
+fn linux_6_12_takes_the_path_of_each_intel_processor() {
+    check_all(&[SKYLAKE_SERVER, ICE_LAKE_SERVER], newer);
+}
+
+#[test]
+fn linux_6_12_takes_the_path_of_each_amd_processor() {
+    // It says nothing of the idle routine.
+    let fam10h = Processor {
+        quirk: "",
+        ..FAM10H
+    };
+    check_all(&[fam10h, ZEN3, ZEN4], newer);
+}
