@@ -132,7 +132,7 @@ fn bad_names_get_an_answer() {
         &["intel-v1 to intel-v5", "amd-core"],
     );
     check(
-        "icl::INST_RETIRED",
+        "icl::INST_RETIRED:ANY_P",
         "intel-v4,events=skylake",
         &["models with events=ice-lake"],
     );
