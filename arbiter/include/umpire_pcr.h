@@ -73,9 +73,9 @@
 #define UMPIRE_PCR_CONTROL_FREEZE 0x20000ULL /* freezing on a PMI reaches it */
 #define UMPIRE_PCR_CONTROL_OVF_CLEAR 0x40000ULL /* global status shows its overflow, global registers clear it */
 #define UMPIRE_PCR_CONTROL_FIXED_CTRL 0x80000ULL /* FIXED_CTR_CTRL reaches it */
-#define UMPIRE_PCR_CONTROL_PEBS_ENABLE 0x100000ULL /* kept for PEBS; must be 0 */
+#define UMPIRE_PCR_CONTROL_PEBS_ENABLE 0x100000ULL /* IA32_PEBS_ENABLE reaches it */
 #define UMPIRE_PCR_CONTROL_LEND 0x1000000ULL /* the owner agrees to revocation when another layer is short */
-#define UMPIRE_PCR_CONTROL_INITIAL 0xf00ffULL /* value of an unreserved counter */
+#define UMPIRE_PCR_CONTROL_INITIAL 0x1f00ffULL /* value of an unreserved counter */
 
 /* STATUS */
 #define UMPIRE_PCR_STATUS_RESERVED 1ULL /* the counter is reserved */

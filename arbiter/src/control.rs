@@ -20,15 +20,18 @@ pub enum Shared {
     GlobalStatus,
     /// `IA32_FIXED_CTR_CTRL`.
     FixedControl,
+    /// `IA32_PEBS_ENABLE`.
+    PebsEnable,
 }
 
 impl Shared {
     /// All shared controls, in declaration order.
-    pub const ALL: [Shared; 4] = [
+    pub const ALL: [Shared; 5] = [
         Shared::GlobalControl,
         Shared::Freeze,
         Shared::GlobalStatus,
         Shared::FixedControl,
+        Shared::PebsEnable,
     ];
 
     const fn bit(self) -> u64 {
@@ -37,6 +40,7 @@ impl Shared {
             Shared::Freeze => abi::CONTROL_FREEZE,
             Shared::GlobalStatus => abi::CONTROL_OVF_CLEAR,
             Shared::FixedControl => abi::CONTROL_FIXED_CTRL,
+            Shared::PebsEnable => abi::CONTROL_PEBS_ENABLE,
         }
     }
 }
@@ -49,6 +53,7 @@ const IMPLEMENTED: u64 = MODES
     | abi::CONTROL_FREEZE
     | abi::CONTROL_OVF_CLEAR
     | abi::CONTROL_FIXED_CTRL
+    | abi::CONTROL_PEBS_ENABLE
     | abi::CONTROL_LEND;
 
 impl Control {

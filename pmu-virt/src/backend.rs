@@ -127,6 +127,12 @@ pub trait CounterBackend: Send + Debug {
         false
     }
 
+    /// Whether an overflow may be noticed some instructions after the one that completed
+    /// it. A source that sees each instruction says no.
+    fn skids(&self) -> bool {
+        true
+    }
+
     /// Why a slot's count is no longer exact, if it once was.
     fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
         let _ = slot;

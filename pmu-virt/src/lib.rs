@@ -34,6 +34,7 @@ pub mod contract;
 mod core_pmu;
 mod filter;
 mod holdings;
+mod pebs;
 mod placement;
 mod policy;
 mod slot_bank;
@@ -54,14 +55,16 @@ pub use backend::{
 pub use core_pmu::CorePmu;
 pub use filter::{EventFilter, EventFilters, EventProfile, FilterError};
 pub use holdings::Holdings;
+pub use pebs::{LinearMemory, PebsMoment, PebsNeeds, PebsSkip, PebsStats};
 pub use pmu_model::accounting;
 pub use pmu_model::ibs;
 pub use pmu_model::{
     AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,
     IbsKind, IbsRegister, KnownEvent, LossReason, ModelError, ModelSummary, MsrIndex, Nanos,
-    OwnerId, PmuCpuid, PmuModel, Progress, Provenance, Reading, Register, RegisterKind,
-    RegisterRow, Reserved, Ring, SlotIndex, SlotSet, SoftwareEvent, Ticks, Tsc, Unavailable,
-    UnavailableReason, Vendor, WriteForm, WriteRule, accounting_leaves, all_pmu_msr_ranges,
+    OwnerId, Pebs, PebsFormat, PebsPrecision, PmuCpuid, PmuModel, Progress, Provenance, Reading,
+    Register, RegisterKind, RegisterRow, Reserved, Ring, SlotIndex, SlotSet, SoftwareEvent, Ticks,
+    Tsc, Unavailable, UnavailableReason, Vendor, WriteForm, WriteRule, accounting_leaves,
+    all_pmu_msr_ranges,
 };
 pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};

@@ -32,6 +32,9 @@ pub struct PmuState {
     /// The PMU's bits of IA32_DEBUGCTL, if one is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) debug_control: Option<Hex>,
+    /// PEBS, where the model has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pebs: Option<SavedPebs>,
     /// One per counter, programmable ones first.
     pub(crate) counters: Vec<SavedCounter>,
     /// Counters whose overflow has yet to raise its PMI.
@@ -85,6 +88,17 @@ impl SavedCounter {
             loss: None,
         }
     }
+}
+
+/// The registers of PEBS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct SavedPebs {
+    pub(crate) enable: Hex,
+    pub(crate) data_config: Hex,
+    pub(crate) ds_area: Hex,
+    /// Counters that have overflowed, and whose next event makes a record.
+    pub(crate) armed: Vec<CounterName>,
 }
 
 /// The snapshot that the accounting page shows.
@@ -154,6 +168,14 @@ pub enum StateError {
     /// Samples of a model that takes none.
     #[error("it has the registers of IBS, and the model has none; give --pmu with ibs=on")]
     Ibs,
+    /// An address that no guest can have written.
+    #[error("{register} is {value:#x}, which is no canonical address")]
+    Address {
+        /// Name of the register.
+        register: &'static str,
+        /// Its value in the state.
+        value: u64,
+    },
     /// Counter reservations.
     #[error("it holds counter reservations, which this version of Umpire cannot restore")]
     Reservations,

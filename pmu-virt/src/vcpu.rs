@@ -8,6 +8,7 @@ mod budget;
 mod counting;
 mod hosting;
 mod ibs;
+mod pebs;
 mod placing;
 mod pmi;
 mod report;
@@ -43,6 +44,7 @@ use crate::core_pmu::CorePmu;
 use crate::slot_bank::SlotLease;
 use crate::throttle::PmiThrottle;
 use ibs::Ibs;
+use pebs::PebsState;
 use placing::Multiplexer;
 use pmi::{Freeze, PendingPmi};
 use report::Snapshot;
@@ -54,9 +56,14 @@ use uncounted::Uncounted;
 pub enum ReadOutcome {
     /// The value to give to the guest.
     Value(u64),
-    /// The processor's own value of the MSR, with these bits set. Only for
-    /// [`PmuModel::shared_msrs`].
-    Merge(u64),
+    /// The processor's own value of the MSR, in which the bits `ours` are those of
+    /// `value`. Only for [`PmuModel::shared_msrs`].
+    Merge {
+        /// Bits that are not the processor's.
+        ours: u64,
+        /// What they are.
+        value: u64,
+    },
     /// #GP(0).
     Gp,
     /// The index belongs to no register of this PMU.
@@ -198,6 +205,7 @@ pub struct VcpuPmu {
     global_control: u64,
     global_status: u64,
     freeze: Freeze,
+    pebs: PebsState,
     counters: [Logical; COUNTERS],
     /// Every counter that has a place, or is wanted and not dead, is among these.
     /// Switches look at no others.
@@ -246,6 +254,7 @@ impl VcpuPmu {
             global_control,
             global_status: 0,
             freeze: Freeze::default(),
+            pebs: PebsState::default(),
             counters: Default::default(),
             active: CounterSet::EMPTY,
             pmi: PendingPmi::default(),
@@ -295,6 +304,7 @@ impl VcpuPmu {
         self.global_control = self.model.global_control_reset();
         self.global_status = 0;
         self.freeze = Freeze::default();
+        self.pebs.reset();
         self.active = CounterSet::EMPTY;
         self.pmi.reset();
         if let Some(ibs) = &mut self.ibs {
@@ -330,7 +340,9 @@ impl VcpuPmu {
             Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
         }
         if self.needs.counting {
+            self.pebs.retiring = !matches!(progress, Progress::Left { .. });
             self.settle_overflows(here);
+            self.pebs.retiring = false;
         }
         if self.hosting {
             self.observe_hosts(here, &progress, self.ran - before);

@@ -11,6 +11,7 @@ fn all() -> impl Iterator<Item = &'static rules::Rule> {
         .iter()
         .chain(rules::intel_global::RULES)
         .chain(rules::intel_versions::RULES)
+        .chain(rules::intel_pebs::RULES)
         .chain(rules::amd::RULES)
         .chain(rules::ibs::RULES)
 }

@@ -474,7 +474,7 @@ fn impossible_states_are_refused() {
     refused(
         |s| s["cookies"] = 1.into(),
         "unknown field `cookies`, expected one of `model`, `selects`, `fixed-control`, \
-         `global-control`, `global-status`, `debug-control`, `counters`, `pending-pmi`, \
+         `global-control`, `global-status`, `debug-control`, `pebs`, `counters`, `pending-pmi`, \
          `snapshot`, `ibs`, `reservations`",
     );
     refused(

@@ -6,9 +6,9 @@ mod seated;
 use pmu_virt::ibs::{FetchRecord, OpSample, X2APIC_MSRS};
 use pmu_virt::step::Retirement;
 use pmu_virt::{
-    Caller, ClockBackend, CounterId, Grant, IbsKind, IbsRegister, IbsSample, Layer, MsrIndex,
-    PmuModel, Progress, ReadOutcome, Reading, Register, Ring, StepBackend, Ticks, Tsc,
-    WriteOutcome,
+    Caller, ClockBackend, CounterId, Grant, IbsKind, IbsRegister, IbsSample, Layer, LinearMemory,
+    MsrIndex, PebsMoment, PmuModel, Progress, ReadOutcome, Reading, Register, Ring, StepBackend,
+    Ticks, Tsc, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{
@@ -20,7 +20,7 @@ use naive::Naive;
 use naive::ibs::{FETCHED, RIP};
 use seated::Seated;
 
-const MODELS: [&str; 20] = [
+const MODELS: [&str; 23] = [
     "intel-v1",
     "intel-v1,counters=8,full-width=on,width=48",
     "intel-v2",
@@ -31,6 +31,9 @@ const MODELS: [&str; 20] = [
     "intel-v4,counters=8,fixed=1,width=40",
     "intel-v5",
     "intel-v5,counters=2,fixed=0x6,width=33",
+    "intel-v2,pebs=skid,pebs-format=3",
+    "intel-v3,counters=2,pebs=exact",
+    "intel-v5,fixed=0x6,pebs=skid",
     "intel-v2,counters=8,fixed=3,width=40,fixed-width=48,full-width=off",
     "intel-v2,counters=3,fixed=1,width=32,fixed-width=33",
     "amd-k7",
@@ -175,6 +178,19 @@ fn clocked(spec: &str) -> Seated {
 }
 
 /// Lets the guest run; every access lies between two runs.
+/// No address leads anywhere.
+struct Nowhere;
+
+impl LinearMemory for Nowhere {
+    fn read(&self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> bool {
+        false
+    }
+}
+
 fn run(pmu: &mut Seated, now: &mut u64, ring: Ring, ticks: u64) {
     *now += 10;
     pmu.observe(Progress::Entered { tsc: Tsc(*now) });
@@ -192,6 +208,10 @@ fn run(pmu: &mut Seated, now: &mut u64, ring: Ring, ticks: u64) {
                 physical: Some((FETCHED, 12)),
             }),
         });
+    }
+    if pmu.pebs_due().is_some() {
+        let (pmu, core) = pmu.parts();
+        pmu.write_pebs(core, &Nowhere, &PebsMoment::default());
     }
 }
 

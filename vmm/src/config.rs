@@ -78,6 +78,17 @@ pub enum ConfigError {
     /// A model that there is not.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// Records that a guest takes for exact, from a source that skids.
+    #[error(
+        "--pmu {model},pebs=exact: {sources} notices overflows late, and a guest takes every PEBS \
+         record for exact; give --counters step, or pebs=skid"
+    )]
+    PebsSkids {
+        /// The model's name.
+        model: &'static str,
+        /// The sources that count, in the words of `--counters`.
+        sources: String,
+    },
     /// Reservations that the PMU model cannot have.
     #[error(transparent)]
     Reservations(#[from] PcrPlanError),

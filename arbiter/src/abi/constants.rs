@@ -131,12 +131,12 @@ pub const CONTROL_FREEZE: u64 = 0x2_0000;
 pub const CONTROL_OVF_CLEAR: u64 = 0x4_0000;
 /// FIXED_CTR_CTRL reaches it.
 pub const CONTROL_FIXED_CTRL: u64 = 0x8_0000;
-/// Kept for PEBS; must be 0.
+/// IA32_PEBS_ENABLE reaches it.
 pub const CONTROL_PEBS_ENABLE: u64 = 0x10_0000;
 /// The owner agrees to revocation when another layer is short.
 pub const CONTROL_LEND: u64 = 0x100_0000;
 /// Value of an unreserved counter.
-pub const CONTROL_INITIAL: u64 = 0xf_00ff;
+pub const CONTROL_INITIAL: u64 = 0x1f_00ff;
 
 // STATUS.
 

@@ -249,7 +249,7 @@ pub const TABLE: &[Group] = &[
                 "global status shows its overflow, global registers clear it",
             ),
             bit("CONTROL_FIXED_CTRL", 19, "FIXED_CTR_CTRL reaches it"),
-            bit("CONTROL_PEBS_ENABLE", 20, "kept for PEBS; must be 0"),
+            bit("CONTROL_PEBS_ENABLE", 20, "IA32_PEBS_ENABLE reaches it"),
             bit(
                 "CONTROL_LEND",
                 24,
@@ -257,7 +257,7 @@ pub const TABLE: &[Group] = &[
             ),
             entry(
                 "CONTROL_INITIAL",
-                0x000f_00ff,
+                0x001f_00ff,
                 "value of an unreserved counter",
             ),
         ],

@@ -10,7 +10,8 @@ use crate::{CounterId, CounterSet, abi};
 const SHARED: u64 = abi::CONTROL_GLOBAL_CTRL
     | abi::CONTROL_FREEZE
     | abi::CONTROL_OVF_CLEAR
-    | abi::CONTROL_FIXED_CTRL;
+    | abi::CONTROL_FIXED_CTRL
+    | abi::CONTROL_PEBS_ENABLE;
 
 /// A counter that one user in the kernel has for itself. The alias registers at
 /// [`Discovery::position`] of the CPU reach it.

@@ -111,7 +111,7 @@ fn every_mistake_is_a_gp_with_a_reason() {
         // Setting one thing of an unreserved counter.
         (write(KEY + 1, ACCESS, 0), Reason::Unreserved, 0),
         (write(KEY + 1, 0, 0), Reason::Unreserved, 0),
-        (write(CONTROL + 33, 0x000f_00ff, 0), Reason::Unreserved, 0),
+        (write(CONTROL + 33, 0x001f_00ff, 0), Reason::Unreserved, 0),
         (write(DROP + 33, 1, 0), Reason::Unreserved, 0),
         (write(DROP + 33, 1, OTHER), Reason::Unreserved, 0),
         // More than 48 bits, written and presented; one is no guess.
@@ -125,7 +125,7 @@ fn every_mistake_is_a_gp_with_a_reason() {
         (write(MANAGE + 1, OTHER, 1 << 63), Reason::Malformed, 0),
         (write(KEY, u64::MAX, MANAGEMENT), Reason::Malformed, 0),
         // Control bits that must be 0; values wider than the counter.
-        (write(CONTROL, 1 << 20, MANAGEMENT), Reason::Malformed, 0),
+        (write(CONTROL, 1 << 21, MANAGEMENT), Reason::Malformed, 0),
         (write(CONTROL, 1 << 10, MANAGEMENT), Reason::Malformed, 0),
         (write(CONTROL, 1 << 63, MANAGEMENT), Reason::Malformed, 0),
         (write(DROP, 1 << 48, MANAGEMENT), Reason::Malformed, 0),
@@ -164,7 +164,7 @@ fn what_fits_exactly_is_taken() {
         write(MANAGE + 32, 0xffff_ffff_ffff, 0),
         write(DROP + 32, (1 << 40) - 1, 0xffff_ffff_ffff),
         write(KEY + 32, 0xffff_ffff_ffff, 0xffff_ffff_ffff),
-        write(CONTROL + 32, 0x010f_03ff, 0xffff_ffff_ffff),
+        write(CONTROL + 32, 0x011f_03ff, 0xffff_ffff_ffff),
     ];
     for step in widest {
         let (outcome, records) = play(&mut world, step);

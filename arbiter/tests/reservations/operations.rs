@@ -7,7 +7,7 @@ use crate::fixture::{
     ACCESS, MANAGEMENT, OTHER, PMC0, Seen, control, cookie, look, reserve, sets_agree,
 };
 
-const INITIAL: u64 = 0x000f_00ff;
+const INITIAL: u64 = 0x001f_00ff;
 /// Another control word: the kernel alone manages, the global control does not reach.
 const WORD: u64 = 0x010e_0304;
 
@@ -101,7 +101,7 @@ fn expected_effects(before: Option<Seen>, after: Option<Seen>) -> Effects {
     let set = |member: bool| CounterSet::from_bits(u64::from(member));
     Effects {
         cleared: set(before.is_some() && after.is_none()),
-        reach: set((word(before) ^ word(after)) & 0x000f_0000 != 0),
+        reach: set((word(before) ^ word(after)) & 0x001f_0000 != 0),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::play::{Model, Op, Palette, Script, Setup, Step, World};
 
 /// None, and two of different owners.
 const COOKIES: [u64; 3] = [0, 0xa, 0xb];
-const INITIAL: u64 = 0x000f_00ff;
+const INITIAL: u64 = 0x001f_00ff;
 
 /// One counter, or two that must not get into each other's way.
 fn operations(words: &[u64]) -> Vec<Operation> {

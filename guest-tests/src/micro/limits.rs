@@ -31,6 +31,7 @@ pub const LIMITS: &[Limit] = &[
             "step::software_interrupt_at_cpl_3",
             "step::system_call",
             "step::guest_tf_at_cpl_3",
+            "pebs::exact_at_cpl_3",
         ],
     },
     Limit {

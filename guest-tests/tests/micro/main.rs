@@ -14,6 +14,7 @@ mod intel_versions;
 mod overflow;
 mod patch;
 mod pcr;
+mod pebs;
 mod perf;
 mod rdpmc;
 mod rings;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         debug::TESTS,
         debug::REFERENCE,
         overflow::TESTS,
+        pebs::TESTS,
         perf::TESTS,
         vcpus::TESTS,
         cores::TESTS,

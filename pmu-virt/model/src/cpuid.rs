@@ -32,6 +32,9 @@ pub struct PmuCpuid {
     pub pdcm: bool,
     /// The value of that register.
     pub perf_capabilities: Option<u64>,
+    /// Leaf 1 EDX bit 21, DS, and ECX bit 2, DTES64: there is a debug store area, in the
+    /// layout of 64 bits.
+    pub debug_store: bool,
     /// Leaf 0x80000001 ECX bit 23, PerfCtrExtCore.
     pub perfctr_core: bool,
     /// Leaf 0x8000001B, instruction-based sampling; all 0 without. With it goes leaf
@@ -116,6 +119,7 @@ impl PmuModel {
             },
             pdcm: self.perf_capabilities().is_some(),
             perf_capabilities: self.perf_capabilities(),
+            debug_store: self.pebs().is_some(),
             perfctr_core: amd_extended || perfmon_v2,
             leaf_8000001b: CpuidRegs {
                 eax: self.ibs(),

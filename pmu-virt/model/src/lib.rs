@@ -23,6 +23,7 @@ mod event;
 pub mod ibs;
 mod ids;
 mod model;
+mod pebs;
 mod progress;
 mod reading;
 mod register;
@@ -37,9 +38,11 @@ pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent
 pub use ibs::{IbsKind, IbsRegister};
 pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
 pub use model::{
-    CTR_FRZ, DEBUGCTL, MAX_FIXED, MAX_PROGRAMMABLE, ModelError, ModelSummary, PMI_IN_USE, PmuModel,
-    RegisterKind, RegisterRow, all_pmu_msr_ranges, low_bits, written_count,
+    CTR_FRZ, DEBUGCTL, MAX_FIXED, MAX_PROGRAMMABLE, MISC_ENABLE, ModelError, ModelSummary,
+    OVF_BUFFER, PMI_IN_USE, PmuModel, RegisterKind, RegisterRow, all_pmu_msr_ranges, low_bits,
+    written_count,
 };
+pub use pebs::{Pebs, PebsFormat, PebsPrecision};
 pub use progress::{LossReason, MathUnit, Progress, Retirement};
 pub use reading::{Provenance, Reading, Unavailable, UnavailableReason};
 pub use register::{Register, Reserved, WriteForm, WriteRule};

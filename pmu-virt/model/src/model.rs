@@ -17,6 +17,7 @@ use arbiter::{CounterId, PerKind};
 use crate::event::{EventCode, EventFamily, FixedFunction, KnownEvent};
 use crate::ibs::{self, IbsKind, IbsRegister};
 use crate::ids::{MsrIndex, Vendor};
+use crate::pebs::Pebs;
 use crate::register::{Register, Reserved, WriteForm, WriteRule};
 use crate::request::CountRequest;
 
@@ -27,6 +28,8 @@ pub const MAX_FIXED: u8 = 3;
 
 /// `IA32_DEBUGCTL`.
 pub const DEBUGCTL: MsrIndex = MsrIndex(0x1d9);
+/// `IA32_MISC_ENABLE`.
+pub const MISC_ENABLE: MsrIndex = MsrIndex(0x1a0);
 
 /// `IA32_PERF_CAPABILITIES.FW_WRITE`: full-width counter writes exist.
 const FW_WRITE: u64 = 1 << 13;
@@ -37,6 +40,14 @@ pub const CTR_FRZ: u64 = 1 << 59;
 /// Bits of `IA32_PERF_GLOBAL_STATUS` from version 4 on that belong to no counter and
 /// that software can set: LBR_FRZ, CTR_FRZ, ASCI, Ovf_Uncore, OvfBuffer.
 const INDICATORS: u64 = 0b1_1111 << 58;
+/// `IA32_PERF_GLOBAL_STATUS.OvfBuffer`: PEBS records have come to their threshold.
+pub const OVF_BUFFER: u64 = 1 << 62;
+/// `Adaptive_Record` of an event select, where records have groups.
+const SELECT_ADAPTIVE: u64 = 1 << 34;
+/// The same of fixed-function counter 0; those of the next ones are 4 bits apart.
+const FIXED_ADAPTIVE: u64 = 1 << 32;
+/// Groups of `MSR_PEBS_DATA_CFG` that records can have: memory, general registers, XMM.
+const PEBS_GROUPS: u64 = 0b111;
 /// `IA32_PERF_GLOBAL_INUSE.PMI_InUse`.
 pub const PMI_IN_USE: u64 = 1 << 63;
 /// Ovf_Buffer and CondChgd, which may be cleared in every version.
@@ -115,6 +126,7 @@ pub struct PmuModel {
     ibs: u32,
     /// PMIs can stop the counters (AMD).
     freeze: bool,
+    pebs: Option<Pebs>,
     /// What the properties above come to: the bits of a programmable counter and of
     /// a fixed-function one, and the registers by MSR index.
     mask: u64,
@@ -129,9 +141,9 @@ impl PmuModel {
     /// separated by commas: `counters=N`, `fixed=N` (with `intel-v5` also
     /// `fixed=0xMAP`, a bit for each counter), `width=BITS`, `fixed-width=BITS`,
     /// `full-width=on|off`, `perf-capabilities=on|off` (as `full-width` unless it is
-    /// given), `ibs=on|off` and `freeze=on|off` (off
-    /// unless they are given), `events=WORD` (whose event codes, [`EventFamily::name`]).
-    /// Example:
+    /// given, and on with PEBS), `pebs=exact|skid|off`, `pebs-format=3|4`, `ibs=on|off` and
+    /// `freeze=on|off` (off unless they are given), `events=WORD` (whose event codes,
+    /// [`EventFamily::name`]). Example:
     /// `intel-v2,counters=8,fixed=3,width=40,fixed-width=48,full-width=off`.
     ///
     /// # Errors
@@ -177,6 +189,7 @@ impl PmuModel {
             capabilities: family.full_width.default,
             ibs: 0,
             freeze: false,
+            pebs: None,
             mask: 0,
             fixed_mask: 0,
             by_index: Arc::default(),
@@ -355,7 +368,23 @@ impl PmuModel {
     /// not among [`PmuModel::msr_ranges`] and [`all_pmu_msr_ranges`]: only with
     /// this model have they to be trapped.
     pub fn shared_msrs(&self) -> &'static [MsrIndex] {
-        if self.can_freeze() { &[DEBUGCTL] } else { &[] }
+        match (self.can_freeze(), self.pebs) {
+            (_, Some(_)) => &[MISC_ENABLE, DEBUGCTL],
+            (true, None) => &[DEBUGCTL],
+            (false, None) => &[],
+        }
+    }
+
+    /// PEBS, where the model has it.
+    #[inline]
+    pub fn pebs(&self) -> Option<Pebs> {
+        self.pebs
+    }
+
+    /// Whether PEBS records have groups, and every counter has PEBS.
+    #[inline]
+    fn has_pebs_groups(&self) -> bool {
+        self.pebs.is_some_and(Pebs::is_baseline)
     }
 
     /// Whether a PMI can stop the counters: IA32_DEBUGCTL bit 12 exists where
@@ -449,7 +478,8 @@ impl PmuModel {
     #[inline]
     pub fn perf_capabilities(&self) -> Option<u64> {
         let full_width = if self.full_width { FW_WRITE } else { 0 };
-        self.capabilities.then_some(full_width)
+        let pebs = self.pebs.map_or(0, Pebs::capabilities);
+        self.capabilities.then_some(full_width | pebs)
     }
 
     /// Inclusive ranges of MSR indices that the model answers, ascending,
@@ -492,7 +522,15 @@ impl PmuModel {
             Vendor::Amd => Reserved::Drop,
         };
         let implemented = match register {
+            Register::Select(_) if self.has_pebs_groups() => {
+                self.family.select_bits | SELECT_ADAPTIVE
+            }
             Register::Select(_) => self.family.select_bits,
+            // Before format 4 the bits above are those of load latency, which no
+            // source knows.
+            Register::PebsEnable if self.has_pebs_groups() => self.global_mask(),
+            Register::PebsEnable => low_bits(self.programmable),
+            Register::PebsDataConfig => PEBS_GROUPS,
             Register::FixedControl => self.fixed_control_bits(),
             Register::GlobalControl => self.global_mask(),
             Register::GlobalStatusSet => self.status_bits(),
@@ -506,7 +544,8 @@ impl PmuModel {
             Register::Counter { .. }
             | Register::GlobalStatus
             | Register::GlobalInUse
-            | Register::PerfCapabilities => return None,
+            | Register::PerfCapabilities
+            | Register::DsArea => return None,
         };
         Some(WriteRule {
             implemented,
@@ -543,7 +582,8 @@ impl PmuModel {
             // Bit 58 belongs to branch records.
             (Vendor::Amd, true) => CTR_FRZ,
         };
-        counters | indicators
+        let buffer = if self.pebs.is_some() { OVF_BUFFER } else { 0 };
+        counters | indicators | buffer
     }
 
     /// The bits of `IA32_FIXED_CTR_CTRL` that the model has: enable and PMI
@@ -555,7 +595,12 @@ impl PmuModel {
         } else {
             0b1011
         };
-        let one = |n| field << (4 * u32::from(n));
+        let adaptive = if self.has_pebs_groups() {
+            FIXED_ADAPTIVE
+        } else {
+            0
+        };
+        let one = |n| (field | adaptive) << (4 * u32::from(n));
         let there = (0..MAX_FIXED).filter(|n| self.fixed_map >> n & 1 != 0);
         there.map(one).sum()
     }
@@ -596,6 +641,8 @@ impl PmuModel {
             RowNeeds::FullWidth => self.full_width,
             RowNeeds::Capabilities => self.capabilities,
             RowNeeds::Ibs(caps) => self.ibs & caps == caps,
+            RowNeeds::Pebs => self.pebs.is_some(),
+            RowNeeds::PebsGroups => self.has_pebs_groups(),
         })
     }
 }
@@ -618,6 +665,9 @@ impl fmt::Display for PmuModel {
         )?;
         if self.capabilities != self.full_width {
             write!(f, ",perf-capabilities={}", on_off(self.capabilities))?;
+        }
+        if let Some(pebs) = self.pebs {
+            write!(f, ",{pebs}")?;
         }
         if self.ibs != 0 {
             f.write_str(",ibs=on")?;

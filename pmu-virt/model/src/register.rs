@@ -33,6 +33,12 @@ pub enum Register {
     PerfCapabilities,
     /// One of instruction-based sampling.
     Ibs(IbsRegister),
+    /// `IA32_PEBS_ENABLE`.
+    PebsEnable,
+    /// `MSR_PEBS_DATA_CFG`.
+    PebsDataConfig,
+    /// `IA32_DS_AREA`.
+    DsArea,
 }
 
 /// How a value written to a counter becomes its count.

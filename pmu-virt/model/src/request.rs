@@ -96,6 +96,21 @@ impl CountRequest {
         }
     }
 
+    /// Whether it is Intel's way to have PEBS of cycles: those in which fewer instructions
+    /// or micro-operations retire than no processor retires in one (SDM's event tables,
+    /// INST_RETIRED.TOTAL_CYCLES and UOPS_RETIRED.TOTAL_CYCLES: C0 and C2, inverted, with
+    /// counter mask 16).
+    pub fn is_every_cycle(&self) -> bool {
+        const NEVER: u8 = 16;
+        let EventCode::Selected { select, umask, .. } = self.event else {
+            return false;
+        };
+        let retired = matches!((select, umask), (0xc0, 0..=1) | (0xc2, 1..=2));
+        let plain = !self.edge && !self.any_thread;
+        let intel = self.event.vendor() == Some(Vendor::Intel);
+        intel && retired && plain && self.invert && self.cmask >= NEVER
+    }
+
     /// The event select that decodes to this request. `None` for a request to
     /// a fixed-function counter, and for one that asks for what the family's
     /// register has no bits for: a longer event select, any-thread, pin

@@ -76,6 +76,51 @@ fn models_are_printed_as_they_are_parsed() {
         "intel-v5,fixed=0x3",
         "intel-v5,counters=8,fixed=2,width=48,fixed-width=48,full-width=on",
     );
+    let v4 = "intel-v4,counters=4,fixed=3,width=48,fixed-width=48,full-width=on";
+    check("intel-v4,pebs=off", v4);
+    check("intel-v4,pebs=skid", &format!("{v4},pebs=skid"));
+    check(
+        "intel-v4,pebs-format=4,pebs=exact",
+        &format!("{v4},pebs=exact"),
+    );
+    check(
+        "intel-v4,pebs=exact,pebs-format=3",
+        &format!("{v4},pebs=exact,pebs-format=3"),
+    );
+    check(
+        "intel-v2,full-width=off,pebs=skid",
+        "intel-v2,counters=4,fixed=3,width=48,fixed-width=48,full-width=off,\
+         perf-capabilities=on,pebs=skid",
+    );
+}
+
+#[test]
+fn impossible_pebs_is_named() {
+    let check = |spec: &str, expected: &str| check_error(spec, expected);
+    check(
+        "intel-v4,pebs=on",
+        "'pebs=on' of PMU model intel-v4 is not possible; give exact, skid or off",
+    );
+    check(
+        "intel-v4,pebs=skid,pebs-format=5",
+        "'pebs-format=5' of PMU model intel-v4 is not possible; give 3 or 4",
+    );
+    check(
+        "intel-v4,pebs-format=3",
+        "'pebs-format=3' of PMU model intel-v4 is not possible; give pebs=exact or pebs=skid \
+         with it",
+    );
+    check(
+        "intel-v4,pebs=skid,full-width=off,perf-capabilities=off",
+        "'perf-capabilities=off' of PMU model intel-v4 is not possible; give on, or pebs=off and \
+         full-width=off with it",
+    );
+    for model in ["intel-v1", "amd-core", "amd-perfmonv2"] {
+        check(
+            &format!("{model},pebs=skid"),
+            &format!("property 'pebs' of PMU model {model} cannot be changed: it is always off"),
+        );
+    }
 }
 
 #[test]
@@ -91,11 +136,11 @@ fn bad_properties_are_named() {
     );
     check_error(
         "intel-v2,lbr=on",
-        "PMU model intel-v2 has no property 'lbr'; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze, events",
+        "PMU model intel-v2 has no property 'lbr'; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze, events, pebs, pebs-format",
     );
     check_error(
         "intel-v2,",
-        "PMU model intel-v2 has no property ''; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze, events",
+        "PMU model intel-v2 has no property ''; known are counters, fixed, width, fixed-width, full-width, perf-capabilities, ibs, freeze, events, pebs, pebs-format",
     );
     for spec in ["intel-v2,counters", "intel-v2,counters="] {
         check_error(

@@ -94,6 +94,7 @@ impl CounterBackend for ClockBackend {
         let provenance = match request.event.known() {
             Some(KnownEvent::RefCycles) => Provenance::Exact,
             Some(KnownEvent::CoreCycles) => Provenance::Derived,
+            _ if request.is_every_cycle() => Provenance::Derived,
             _ => {
                 return Err(Unavailable {
                     reason: UnavailableReason::Event {
@@ -103,7 +104,7 @@ impl CounterBackend for ClockBackend {
                 });
             }
         };
-        if request.has_modifier() {
+        if request.has_modifier() && !request.is_every_cycle() {
             return Err(Unavailable {
                 reason: UnavailableReason::Modifier { backend: NAME },
             });

@@ -234,6 +234,10 @@ impl CounterBackend for CombinedBackend {
             .any(|source| source.backend.needs_ring())
     }
 
+    fn skids(&self) -> bool {
+        self.sources.iter().any(|source| source.backend.skids())
+    }
+
     fn needs_stepping(&self) -> bool {
         self.sources
             .iter()

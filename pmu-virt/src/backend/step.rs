@@ -246,6 +246,10 @@ impl CounterBackend for StepBackend {
         None
     }
 
+    fn skids(&self) -> bool {
+        false
+    }
+
     fn needs_stepping(&self) -> bool {
         !self.slots.running_set().is_empty()
     }

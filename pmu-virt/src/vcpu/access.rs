@@ -6,7 +6,7 @@
 
 use arbiter::{Access, Caller, CounterId, CounterSet, Layer, PcrRegister, Shared, Verdict};
 use pmu_model::{
-    CTR_FRZ, MsrIndex, PMI_IN_USE, Register, Vendor, WriteForm, WriteRule, accounting,
+    CTR_FRZ, MAX_FIXED, MsrIndex, PMI_IN_USE, Register, Vendor, WriteForm, WriteRule, accounting,
     written_count,
 };
 
@@ -179,6 +179,7 @@ impl VcpuPmu {
         let logical = &mut self.counters[index_of(counter)];
         logical.value = count;
         logical.times.start_over(self.ran);
+        self.pebs.disarm(counter);
         self.rearm(here, counter);
         WriteOutcome::Done
     }
@@ -249,7 +250,10 @@ fn part_of(register: Register) -> Option<(CounterId, Part)> {
         | Register::GlobalStatusSet
         | Register::GlobalInUse
         | Register::PerfCapabilities
-        | Register::Ibs(_) => None,
+        | Register::Ibs(_)
+        | Register::PebsEnable
+        | Register::PebsDataConfig
+        | Register::DsArea => None,
     }
 }
 
@@ -277,6 +281,9 @@ impl VcpuPmu {
             Register::GlobalInUse => self.in_use(),
             Register::PerfCapabilities => self.model.perf_capabilities().unwrap_or_default(),
             Register::Ibs(register) => self.read_ibs(here, register),
+            Register::PebsEnable => self.read_pebs_enable(),
+            Register::PebsDataConfig => self.pebs.data_config,
+            Register::DsArea => self.pebs.ds_area,
             // The manuals give the others no content to be read.
             Register::GlobalStatusClear
             | Register::GlobalStatusSet
@@ -325,7 +332,11 @@ impl VcpuPmu {
                     Vendor::Amd => WriteOutcome::Done,
                 };
             }
-            Register::GlobalInUse
+            Register::PebsEnable => self.write_pebs_enable(here, accepted),
+            Register::PebsDataConfig => self.pebs.data_config = accepted,
+            Register::DsArea if is_canonical(accepted) => self.pebs.ds_area = accepted,
+            Register::DsArea
+            | Register::GlobalInUse
             | Register::PerfCapabilities
             | Register::Ibs(_)
             | Register::Counter { .. }
@@ -343,6 +354,7 @@ impl VcpuPmu {
             let visible = reservations.unit.map().names().bits();
             let hidden = match register {
                 Register::FixedControl => fields(CounterSet::from_bits(all & !visible)),
+                Register::PebsDataConfig => 0,
                 _ => all & !visible,
             };
             rule.implemented &= !hidden;
@@ -383,7 +395,7 @@ impl VcpuPmu {
     }
 
     /// Bits of a legacy register as bits of the counters behind the names.
-    fn behind(&mut self, bits: u64) -> u64 {
+    pub(super) fn behind(&mut self, bits: u64) -> u64 {
         match &mut self.reservations {
             None => bits,
             Some(reservations) => reservations.unit.map().to_counters(bits),
@@ -479,11 +491,17 @@ impl VcpuPmu {
 }
 
 /// The fields of `IA32_FIXED_CTR_CTRL` that belong to the fixed-function
-/// counters of a set.
+/// counters of a set, `Adaptive_Record` of PEBS included.
 pub(super) fn fields(counters: CounterSet) -> u64 {
-    const MANY: u8 = 16;
-    (0..MANY)
+    const ONE: u64 = 0x1_0000_000f;
+    (0..MAX_FIXED)
         .filter(|n| counters.contains(CounterId::Fixed(*n)))
-        .map(|n| 0xf << (4 * u32::from(n)))
+        .map(|n| ONE << (4 * u32::from(n)))
         .sum()
+}
+
+/// Whether an address has 48 bits and their sign.
+pub(super) const fn is_canonical(address: u64) -> bool {
+    let sign = address.cast_signed() >> 47;
+    sign == 0 || sign == -1
 }

@@ -93,7 +93,7 @@ impl VcpuPmu {
         logical.counted = logical.counted.wrapping_add(events);
         let wrapped = events > mask - logical.value;
         logical.value = logical.value.wrapping_add(events) & mask;
-        if wrapped {
+        if wrapped || self.pebs.awaits(counter) {
             self.overflow(here, counter);
         }
     }
@@ -103,6 +103,10 @@ impl VcpuPmu {
     fn overflow(&mut self, here: &mut Here<'_>, counter: CounterId) {
         if let (Some(kind), Some(ibs)) = (kind_of(counter), self.ibs.as_deref_mut()) {
             ibs.fell_due(kind);
+            return;
+        }
+        if self.pebs.takes_overflow(counter) {
+            self.rearm(here, counter);
             return;
         }
         if self.model.has_status()
@@ -119,16 +123,26 @@ impl VcpuPmu {
         self.rearm(here, counter);
     }
 
-    /// Tells the backend when the next overflow is due. Without INT nobody
-    /// waits for it: status is settled when it is read.
+    /// Tells the backend when the next overflow is due. Without INT and PEBS nobody
+    /// waits for it: status is settled when it is read. Behind an overflow with PEBS it
+    /// is the next event that is waited for.
     pub(super) fn rearm(&mut self, here: &mut Here<'_>, counter: CounterId) {
         let logical = &mut self.counters[index_of(counter)];
         let running = logical.lease.as_mut().filter(|lease| lease.is_running());
         let (Some(lease), Some(core)) = (running, here) else {
             return;
         };
-        let wanted = logical.request.is_some_and(|request| request.int);
-        let after = (self.model.counter_mask(counter) - logical.value).saturating_add(1);
+        if self.pebs.is_due(counter) {
+            // It is reloaded at once.
+            return;
+        }
+        let pebs = self.pebs.enabled.contains(counter);
+        let wanted = pebs || logical.request.is_some_and(|request| request.int);
+        let after = if self.pebs.awaits(counter) {
+            1
+        } else {
+            (self.model.counter_mask(counter) - logical.value).saturating_add(1)
+        };
         lease.arm(NonZeroU64::new(after).filter(|_| wanted), &mut core.bank);
     }
 
@@ -157,6 +171,7 @@ impl VcpuPmu {
         logical.loss = logical.taken.map(|_| LossReason::Taken);
         logical.dead = None;
         self.unbacked.remove(counter);
+        self.pebs.disarm(counter);
         logical.times = Times::default();
         self.update(here, counter);
         if leaves && self.needs_places() {

@@ -13,7 +13,7 @@
 //! IA32_DEBUGCTL, whose other bits are the processor's.
 
 use arbiter::{CounterId, CounterSet, Shared};
-use pmu_model::{CTR_FRZ, DEBUGCTL, MsrIndex, Ticks, Tsc};
+use pmu_model::{CTR_FRZ, DEBUGCTL, MISC_ENABLE, MsrIndex, Ticks, Tsc};
 
 use super::{Here, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome};
 use crate::throttle::{PmiThrottle, ThrottleDecision};
@@ -203,6 +203,11 @@ mod tests {
 
 /// `IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI`.
 pub(super) const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
+/// Bits of `IA32_MISC_ENABLE` (SDM vol. 4, 1A0H), all read-only: there is a PMU, no
+/// branch trace storage, no PEBS.
+const PERFMON: u64 = 1 << 7;
+const BTS_UNAVAILABLE: u64 = 1 << 11;
+const PEBS_UNAVAILABLE: u64 = 1 << 12;
 
 /// Whether PMIs stop the counters.
 #[derive(Clone, Copy, Debug, Default)]
@@ -218,8 +223,18 @@ pub(super) struct Freeze {
 impl VcpuPmu {
     /// RDMSR of an MSR that the model shares with the processor.
     pub(super) fn read_shared_msr(&self, msr: MsrIndex) -> Option<ReadOutcome> {
-        let bits = u64::from(self.freeze.on) * FREEZE_PERFMON_ON_PMI;
-        self.shares(msr).then_some(ReadOutcome::Merge(bits))
+        let (ours, value) = match msr {
+            MISC_ENABLE => (
+                PERFMON | BTS_UNAVAILABLE | PEBS_UNAVAILABLE,
+                PERFMON | BTS_UNAVAILABLE,
+            ),
+            _ => {
+                let freeze = u64::from(self.freeze.on) * FREEZE_PERFMON_ON_PMI;
+                (FREEZE_PERFMON_ON_PMI, freeze)
+            }
+        };
+        self.shares(msr)
+            .then_some(ReadOutcome::Merge { ours, value })
     }
 
     /// WRMSR of an index that the model does not have: one that it shares with the
@@ -228,21 +243,26 @@ impl VcpuPmu {
         if !self.shares(msr) {
             return WriteOutcome::NotHandled.into();
         }
+        let rest = match msr {
+            // Read-only here; the processor's own say that it has neither.
+            MISC_ENABLE => value | PERFMON | BTS_UNAVAILABLE | PEBS_UNAVAILABLE,
+            _ => value & !FREEZE_PERFMON_ON_PMI,
+        };
         MsrWrite {
-            rest: Some(value & !FREEZE_PERFMON_ON_PMI),
+            rest: Some(rest),
             ..WriteOutcome::Done.into()
         }
     }
 
     /// The processor has taken its bits of a write, [`MsrWrite::rest`]; `value` is what the guest wrote.
     pub fn rest_taken(&mut self, msr: MsrIndex, value: u64) {
-        if self.shares(msr) {
+        if msr == DEBUGCTL && self.shares(msr) {
             self.freeze.on = value & FREEZE_PERFMON_ON_PMI != 0;
         }
     }
 
     fn shares(&self, msr: MsrIndex) -> bool {
-        msr == DEBUGCTL && self.model.can_freeze()
+        self.model.shared_msrs().contains(&msr)
     }
 
     /// Lets a PMI that was noted stop the counters. Where the enable bits are cleared,

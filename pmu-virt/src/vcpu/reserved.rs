@@ -317,6 +317,7 @@ impl VcpuPmu {
         for counter in effects.cleared.iter() {
             self.clear(here, counter);
         }
+        self.take_pebs_reach(here);
         for counter in (effects.reach & !effects.cleared).iter() {
             if self.model.has(counter) {
                 self.settle(here, counter);
@@ -361,6 +362,7 @@ impl VcpuPmu {
         };
         self.snapshot.counters[index] = [0; 4];
         self.pmi.clear(counter);
+        self.pebs.clear(counter);
         if self.needs_places() {
             self.distribute(here);
         }

@@ -1,15 +1,17 @@
 //! A PMU's state, out and in again.
 
-use arbiter::CounterId;
-use pmu_model::{PmuModel, Register, Ticks};
+use arbiter::{CounterId, CounterSet};
+use pmu_model::{Pebs, PmuModel, Register, Ticks};
 
-use super::access::fields;
+use super::access::{fields, is_canonical};
 use super::ibs::saved_registers;
 use super::pmi::FREEZE_PERFMON_ON_PMI;
 use super::times::Times;
 use super::{VcpuPmu, index_of};
 use crate::core_pmu::CorePmu;
-use crate::state::{CounterName, Hex, PmuState, SavedCounter, SavedSnapshot, StateError};
+use crate::state::{
+    CounterName, Hex, PmuState, SavedCounter, SavedPebs, SavedSnapshot, StateError,
+};
 
 /// Bits of a status word that have a meaning.
 const STATUS_BITS: u64 = 0x00ff_ffff;
@@ -45,6 +47,12 @@ impl VcpuPmu {
             global_control: Hex(self.global_control),
             global_status: Hex(self.global_status & !held.bits()),
             debug_control: self.freeze.on.then_some(Hex(FREEZE_PERFMON_ON_PMI)),
+            pebs: self.model.pebs().map(|_| SavedPebs {
+                enable: Hex((self.pebs.enabled & !held).bits()),
+                data_config: Hex(self.pebs.data_config),
+                ds_area: Hex(self.pebs.ds_area),
+                armed: (self.pebs.armed & !held).iter().map(CounterName).collect(),
+            }),
             counters: counters
                 .clone()
                 .map(|counter| {
@@ -116,6 +124,12 @@ impl VcpuPmu {
         self.global_status = state.global_status.0;
         self.take_freeze(here);
         self.freeze.on = state.debug_control.is_some_and(|control| control.0 != 0);
+        if let Some(saved) = &state.pebs {
+            self.pebs.enabled = CounterSet::from_bits(saved.enable.0);
+            self.pebs.data_config = saved.data_config.0;
+            self.pebs.ds_area = saved.ds_area.0;
+            self.pebs.armed = saved.armed.iter().map(|name| name.0).collect();
+        }
         self.snapshot.sequence = state.snapshot.sequence;
         for (counter, words) in self.model.counters().zip(&state.snapshot.counters) {
             self.snapshot.counters[index_of(counter)] = words.map(|word| word.0);
@@ -198,6 +212,9 @@ fn check(model: &PmuModel, state: &PmuState) -> Result<(), StateError> {
         bits(name("debug control"), control, there)?;
     }
 
+    if let Some(saved) = &state.pebs {
+        check_pebs(model, saved)?;
+    }
     for (expected, saved) in model.counters().zip(&state.counters) {
         check_counter(model, expected, saved, state)?;
     }
@@ -215,6 +232,37 @@ fn check(model: &PmuModel, state: &PmuState) -> Result<(), StateError> {
         }
     }
     match state.pending_pmi.iter().find(|name| !model.has(name.0)) {
+        Some(name) => Err(StateError::NoSuchCounter(name.0)),
+        None => Ok(()),
+    }
+}
+
+fn check_pebs(model: &PmuModel, saved: &SavedPebs) -> Result<(), StateError> {
+    let rule = |register| {
+        let there = model
+            .write_rule(register)
+            .filter(|_| model.pebs().is_some());
+        there.map_or(0, |rule| rule.implemented)
+    };
+    let name = |name: &'static str| move || name.to_owned();
+    let groups = if model.pebs().is_some_and(Pebs::is_baseline) {
+        rule(Register::PebsDataConfig)
+    } else {
+        0
+    };
+    bits(
+        name("PEBS enable"),
+        saved.enable,
+        rule(Register::PebsEnable),
+    )?;
+    bits(name("PEBS data configuration"), saved.data_config, groups)?;
+    if !is_canonical(saved.ds_area.0) || model.pebs().is_none() && saved.ds_area.0 != 0 {
+        return Err(StateError::Address {
+            register: "the debug store area",
+            value: saved.ds_area.0,
+        });
+    }
+    match saved.armed.iter().find(|name| !model.has(name.0)) {
         Some(name) => Err(StateError::NoSuchCounter(name.0)),
         None => Ok(()),
     }

@@ -17,6 +17,8 @@ pub(crate) struct Naive {
     fixed_width: u32,
     full_width: bool,
     capabilities: bool,
+    /// The format of PEBS records; 0 without PEBS.
+    pebs: u64,
     /// IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI.
     pub(crate) freeze: bool,
     /// Registers by the name of `Naive::canonical`.
@@ -38,6 +40,9 @@ const CLEAR: u32 = 0x4003;
 const SET: u32 = 0x4004;
 const CAPABILITIES: u32 = 0x4005;
 const INUSE: u32 = 0x4006;
+const PEBS: u32 = 0x4007;
+const DATA_CFG: u32 = 0x4008;
+const DS_AREA: u32 = 0x4009;
 /// The counters stand while this bit of the status is set.
 const FROZEN: u64 = 0x0800_0000_0000_0000;
 
@@ -55,6 +60,7 @@ impl Naive {
             fixed_width: u32::from(model.fixed_width()),
             full_width: model.full_width(),
             capabilities: model.perf_capabilities().is_some(),
+            pebs: model.pebs().map_or(0, |pebs| pebs.format.number().into()),
             freeze: false,
             registers: BTreeMap::new(),
             pending: 0,
@@ -127,6 +133,9 @@ impl Naive {
             (0x390, u32::from(v2), CLEAR),
             (0x391, u32::from(self.is_v4()), SET),
             (0x392, u32::from(self.is_v4()), INUSE),
+            (0x3f1, u32::from(self.pebs != 0), PEBS),
+            (0x3f2, u32::from(self.pebs == 4), DATA_CFG),
+            (0x600, u32::from(self.pebs != 0), DS_AREA),
         ]
         .into_iter()
         .chain(self.fixed.iter().map(|n| (0x309 + n, 1, FIXED + n)))
@@ -139,7 +148,15 @@ impl Naive {
             None if self.ibs.has(msr) => self.ibs.read(msr),
             None => ReadOutcome::NotHandled,
             Some(CLEAR | SET) => ReadOutcome::Value(0),
-            Some(CAPABILITIES) => ReadOutcome::Value(if self.full_width { 0x2000 } else { 0 }),
+            Some(CAPABILITIES) => {
+                let full_width = if self.full_width { 0x2000 } else { 0 };
+                let pebs = match self.pebs {
+                    4 => 0x44c0,
+                    3 => 0x3c0,
+                    _ => 0,
+                };
+                ReadOutcome::Value(full_width | pebs)
+            }
             Some(INUSE) => ReadOutcome::Value(self.in_use()),
             Some(register) => ReadOutcome::Value(self.get(register)),
         }
@@ -180,14 +197,21 @@ impl Naive {
         let fixed: u64 = self.fixed.iter().map(|n| 1 << (32 + n)).sum();
         let all = ((1u64 << self.counters) - 1) | fixed;
         let any_thread = matches!(self.name, "intel-v3" | "intel-v4");
+        let adaptive = self.pebs == 4;
         let allowed = match register {
+            PEBS if adaptive => all,
+            PEBS => (1 << self.counters) - 1,
+            DATA_CFG => 7,
+            DS_AREA if (0x8000_0000_0000..=0xffff_7fff_ffff_ffff).contains(&value) => 0,
+            DS_AREA => u64::MAX,
             SELECT.. if register < FIXED_CTRL => match self.name {
-                _ if any_thread => 0xffff_ffff,
-                _ if !self.amd || self.name == "amd-k7" => 0xffdf_ffff,
+                _ if any_thread => 0xffff_ffff | u64::from(adaptive) << 34,
+                _ if !self.amd || self.name == "amd-k7" => 0xffdf_ffff | u64::from(adaptive) << 34,
                 _ => 0x30f_ffd7_ffff,
             },
             FIXED_CTRL => {
                 let field = if any_thread { 0xf } else { 0xb };
+                let field = field | u64::from(adaptive) << 32;
                 self.fixed.iter().map(|n| field << (4 * n)).sum()
             }
             SET if self.is_v4() => all | 0x7c00_0000_0000_0000,
@@ -269,6 +293,12 @@ impl Naive {
     }
 
     fn is_cycles(&self, select: u64) -> bool {
+        // As a driver samples cycles: those in which fewer than 16 retire, which is all.
+        let every = matches!(select & 0xffff, 0xc0 | 0x1c0 | 0x1c2 | 0x2c2);
+        let mask = select >> 24 & 0xff;
+        if !self.amd && every && mask >= 16 && select >> 23 & 1 == 1 && select >> 18 & 1 == 0 {
+            return true;
+        }
         // Edge, invert, counter mask. Of any-thread there is one.
         if select & 0xff84_0000 != 0 {
             return false;
@@ -285,10 +315,16 @@ impl Naive {
         }
     }
 
+    /// Whether an overflow of the counter makes a record. There is no debug store area in
+    /// these guests, so none is ever written.
+    fn samples(&self, bit: u32) -> bool {
+        self.get(PEBS) >> bit & 1 == 1
+    }
+
     fn add(&mut self, register: u32, width: u32, bit: u32, int: bool, ticks: u64) {
         let sum = self.registers.get(&register).copied().unwrap_or_default() + u128::from(ticks);
         self.registers.insert(register, sum % (1 << width));
-        if sum >= 1 << width {
+        if sum >= 1 << width && !self.samples(bit) {
             if self.has_global() {
                 self.store(STATUS, self.get(STATUS) | 1 << bit);
             }

@@ -242,19 +242,19 @@ fn a_frozen_status_leaves_a_counter_without_a_legacy_name_alone() {
 fn the_bit_is_the_pmus_and_the_rest_is_not() {
     let mut machine = Machine::new(&Setup::of("intel-v2"));
     let read = |machine: &mut Machine| machine.read(DEBUGCTL);
-    assert_eq!(read(&mut machine), ReadOutcome::Merge(0));
+    assert_eq!(read(&mut machine), merged(0));
     let written = (machine.pmu).written(MsrIndex(DEBUGCTL), FREEZE | 0x41, Caller::legacy(KERNEL));
     assert_eq!(written.outcome, WriteOutcome::Done);
     assert_eq!(written.rest, Some(0x41));
     // The processor refuses: nothing has changed.
-    assert_eq!(read(&mut machine), ReadOutcome::Merge(0));
+    assert_eq!(read(&mut machine), merged(0));
     machine.write(DEBUGCTL, FREEZE | 1);
     machine.pmu.rest_taken(MsrIndex(DEBUGCTL), FREEZE | 1);
-    assert_eq!(read(&mut machine), ReadOutcome::Merge(FREEZE));
+    assert_eq!(read(&mut machine), merged(FREEZE));
     machine.pmu.rest_taken(MsrIndex(0x186), 0);
-    assert_eq!(read(&mut machine), ReadOutcome::Merge(FREEZE));
+    assert_eq!(read(&mut machine), merged(FREEZE));
     machine.pmu.reset();
-    assert_eq!(read(&mut machine), ReadOutcome::Merge(0));
+    assert_eq!(read(&mut machine), merged(0));
 }
 
 #[test]
@@ -278,5 +278,12 @@ fn it_exists_where_version_2_and_perf_capabilities_do() {
         let (read, written) = (machine.read(DEBUGCTL), machine.write(DEBUGCTL, FREEZE));
         assert_eq!(read == ReadOutcome::NotHandled, !exists, "{spec}");
         assert_eq!(written == WriteOutcome::NotHandled, !exists, "{spec}");
+    }
+}
+
+fn merged(value: u64) -> ReadOutcome {
+    ReadOutcome::Merge {
+        ours: FREEZE,
+        value,
     }
 }

@@ -12,6 +12,7 @@ mod machine;
 mod memory;
 mod naive;
 mod owner;
+mod pebs;
 mod props;
 #[path = "../seated/mod.rs"]
 mod seated;

@@ -159,7 +159,8 @@ impl Naive {
     }
 
     fn control(&self, position: u8) -> u64 {
-        self.owner(position).map_or(0xf_00ff, |owner| owner.control)
+        self.owner(position)
+            .map_or(0x1f_00ff, |owner| owner.control)
     }
 
     fn reaches(&self, position: u8, bit: u64) -> bool {
@@ -453,7 +454,7 @@ impl Naive {
                     layer,
                     management: value,
                     access: 0,
-                    control: 0xf_00ff,
+                    control: 0x1f_00ff,
                     drop_value: 0,
                 });
             }

@@ -140,7 +140,7 @@ fn read(outcome: ReadOutcome) -> Seen {
     match outcome {
         ReadOutcome::Value(value) => Seen::Value(value),
         ReadOutcome::Gp => Seen::Gp,
-        ReadOutcome::NotHandled | ReadOutcome::Merge(_) => Seen::Absent,
+        ReadOutcome::NotHandled | ReadOutcome::Merge { .. } => Seen::Absent,
     }
 }
 

@@ -4,14 +4,17 @@ pub(crate) mod amd;
 pub(crate) mod ibs;
 pub(crate) mod intel;
 pub(crate) mod intel_global;
+pub(crate) mod intel_pebs;
 pub(crate) mod intel_versions;
 
+use std::cell::RefCell;
 use std::fmt;
+use std::ops::Range;
 
 use pmu_virt::ibs::{FetchRecord, OpSample};
 use pmu_virt::{
-    Caller, ClockBackend, Grant, IbsKind, IbsSample, Layer, MsrIndex, PmuModel, Progress,
-    ReadOutcome, Ring, Ticks, Tsc, WriteOutcome,
+    Caller, ClockBackend, Grant, IbsKind, IbsSample, Layer, LinearMemory, MsrIndex, PebsMoment,
+    PmuModel, Progress, ReadOutcome, Ring, Ticks, Tsc, WriteOutcome,
 };
 
 use crate::seated::Seated;
@@ -75,6 +78,17 @@ pub(crate) enum Op {
     /// The guest sets or clears IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI, and the processor
     /// takes its part of that register.
     Freeze(bool),
+    /// RDMSR of a register that the PMU shares with the processor: which bits are the
+    /// PMU's, and what they are.
+    Merge(u32, u64, u64),
+    /// WRMSR of such a register, and what the processor gets.
+    Rest(u32, u64, u64),
+    /// A word of the guest's memory, of which 64 KiB from 0x10000 on are mapped.
+    Poke(u64, u64),
+    /// What a word of the guest's memory is.
+    Peek(u64, u64),
+    /// Where the guest stands when it is left.
+    At(u64),
     /// The vCPU is reset.
     Reset,
 }
@@ -101,6 +115,15 @@ impl fmt::Display for Op {
             Op::NoIbsSample => write!(f, "no sample"),
             Op::IbsInterrupt(0) => write!(f, "no IBS interrupt"),
             Op::IbsInterrupt(vector) => write!(f, "IBS interrupt {vector:#x}"),
+            Op::Merge(msr, ours, value) => {
+                write!(f, "RDMSR {msr:#x}, bits {ours:#x} = {value:#x}")
+            }
+            Op::Rest(msr, value, rest) => {
+                write!(f, "WRMSR {msr:#x} ← {value:#x}, the processor's {rest:#x}")
+            }
+            Op::Poke(address, value) => write!(f, "[{address:#x}] ← {value:#x}"),
+            Op::Peek(address, value) => write!(f, "[{address:#x}] = {value:#x}"),
+            Op::At(rip) => write!(f, "RIP ← {rip:#x}"),
             Op::Reset => write!(f, "reset"),
         }
     }
@@ -130,6 +153,59 @@ fn freeze_on_pmi(on: bool) -> u64 {
 pub(crate) struct Machine {
     pub(crate) pmu: Seated,
     now: u64,
+    rip: u64,
+    memory: Memory,
+}
+
+/// 64 KiB of guest memory from 0x10000 on, and nothing else.
+struct Memory(RefCell<Vec<u8>>);
+
+impl Memory {
+    const FIRST: u64 = 0x1_0000;
+    const SIZE: usize = 0x1_0000;
+
+    fn new() -> Self {
+        Memory(RefCell::new(vec![0; Self::SIZE]))
+    }
+
+    fn range(address: u64, len: usize) -> Option<Range<usize>> {
+        let first = usize::try_from(address.checked_sub(Self::FIRST)?).ok()?;
+        let end = first.checked_add(len)?;
+        (end <= Self::SIZE).then_some(first..end)
+    }
+}
+
+impl LinearMemory for Memory {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        let Some(range) = Self::range(address, bytes.len()) else {
+            return false;
+        };
+        bytes.copy_from_slice(&self.0.borrow()[range]);
+        true
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        let Some(range) = Self::range(address, bytes.len()) else {
+            return false;
+        };
+        self.0.borrow_mut()[range].copy_from_slice(bytes);
+        true
+    }
+}
+
+/// The TSC of every record.
+const TSC: u64 = 0x7357;
+
+/// A vCPU whose registers hold their own numbers, and 0x100 with them.
+fn moment(rip: u64) -> PebsMoment {
+    PebsMoment {
+        eventing_ip: rip,
+        ip: rip,
+        flags: 2,
+        registers: std::array::from_fn(|n| 0x100 + n as u64),
+        tsc: TSC,
+        xmm: std::array::from_fn(|n| [0x40 + n as u8; 16]),
+    }
 }
 
 impl Machine {
@@ -139,6 +215,8 @@ impl Machine {
         Machine {
             pmu: Seated::new(model, backend, Grant::everything()),
             now: 1 << 32,
+            rip: 0,
+            memory: Memory::new(),
         }
     }
 
@@ -151,6 +229,14 @@ impl Machine {
             halted: Ticks(0),
             ring: Some(ring),
         });
+        if let Some(needs) = self.pmu.pebs_due() {
+            let mut moment = moment(self.rip);
+            if !needs.xmm {
+                moment.xmm = Default::default();
+            }
+            let (pmu, core) = self.pmu.parts();
+            pmu.write_pebs(core, &self.memory, &moment);
+        }
     }
 
     pub(crate) fn read(&mut self, msr: u32) -> ReadOutcome {
@@ -208,6 +294,24 @@ impl Machine {
                 let found = self.pmu.take_ibs_interrupt().unwrap_or(0);
                 assert_eq!(found, vector, "{context}: {op}");
             }
+            Op::Merge(msr, ours, value) => {
+                read(self.read(msr), ReadOutcome::Merge { ours, value });
+            }
+            Op::Rest(msr, value, rest) => {
+                let caller = Caller::legacy(Layer::GuestKernel);
+                let written = self.pmu.written(MsrIndex(msr), value, caller);
+                assert_eq!(written.rest, Some(rest), "{context}: {op}");
+                self.pmu.rest_taken(MsrIndex(msr), value);
+            }
+            Op::Poke(address, value) => {
+                assert!(self.memory.write(address, &value.to_le_bytes()), "{op}");
+            }
+            Op::Peek(address, value) => {
+                let mut bytes = [0; 8];
+                assert!(self.memory.read(address, &mut bytes), "{op}");
+                assert_eq!(u64::from_le_bytes(bytes), value, "{context}: {op}");
+            }
+            Op::At(rip) => self.rip = rip,
             Op::Reset => self.pmu.reset(),
         }
     }

@@ -92,7 +92,10 @@ pub fn hide_everything(leaves: &mut Leaves) {
 /// Announces the virtual PMU. What it does not have stays hidden.
 pub fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
     set_if_any(leaves, ARCH_PERFMON, &pmu.leaf_0xa);
-    leaves.edit(1, 0, |r| r.ecx |= u32::from(pmu.pdcm) << 15);
+    leaves.edit(1, 0, |r| {
+        r.ecx |= u32::from(pmu.pdcm) << 15 | u32::from(pmu.debug_store) << 2;
+        r.edx |= u32::from(pmu.debug_store) << 21;
+    });
     leaves.edit(0x8000_0001, 0, |r| {
         r.ecx |= u32::from(pmu.perfctr_core) << 23;
     });

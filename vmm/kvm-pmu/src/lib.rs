@@ -26,6 +26,7 @@ mod gp_watch;
 mod halt;
 mod memory;
 mod observe;
+mod pebs;
 mod pmi;
 mod pmu;
 mod protect;

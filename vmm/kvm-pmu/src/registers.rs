@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use kvm_bindings::{
     KVM_CAP_SYNC_REGS, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs,
-    kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_fpu, kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
     kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
@@ -141,6 +141,8 @@ ioctls! {
     get_debug_regs() -> kvm_debugregs = "KVM_GET_DEBUGREGS";
     /// Sets the guest's own debug registers.
     set_debug_regs(regs: &kvm_debugregs) -> () = "KVM_SET_DEBUGREGS";
+    /// The x87 and XMM registers.
+    get_fpu() -> kvm_fpu = "KVM_GET_FPU";
     /// The local APIC's registers.
     get_lapic() -> kvm_lapic_state = "KVM_GET_LAPIC";
     /// Whether it runs, halts, or waits to be started.

@@ -7,6 +7,7 @@ use pmu_virt::{CorePmu, LossReason, Progress, Ring, VcpuPmu};
 use crate::debug::DebugControl;
 use crate::error::VcpuError;
 use crate::memory::GuestBytes;
+use crate::pebs::{self, Sampled};
 use crate::registers::VcpuAccess;
 use crate::step_samples::Before;
 use crate::trap::{
@@ -160,7 +161,7 @@ impl StepDriver {
             ..inputs(kvm, &stopped.context(), debug)?
         };
         let sampling = pmu.ibs_runs();
-        self.stepper.set_sampling(sampling);
+        self.stepper.set_sampling(sampling || pmu.has_pebs());
         self.before = sampling.then(|| Box::new(Before::of(&stopped.context())));
         let plan = self.stepper.plan(&stopped.context(), &inputs);
         let can_step = self.support.user || cpl(&stopped.sregs) != 3;
@@ -190,9 +191,11 @@ impl StepDriver {
         stop: StepStop,
     ) -> Result<(), VcpuError> {
         let stopped = Stopped::read(kvm, memory)?;
+        let tf_before = self.stepper.guest_tf();
         let result = self.stepper.stopped(&stopped.context(), stop);
         let StepResult {
             progress,
+            interrupted,
             repair,
             guest_trap,
             executed,
@@ -200,15 +203,32 @@ impl StepDriver {
         let mut executed = executed.into_iter();
         for one in progress {
             pmu.observe(core, one);
-            if let Progress::Retired { insn, .. } = one
-                && let (Some(executed), Some(before)) = (executed.next(), &self.before)
-            {
+            let Progress::Retired { insn, .. } = one else {
+                continue;
+            };
+            let Some(executed) = executed.next() else {
+                continue;
+            };
+            if let Some(before) = &self.before {
                 before.sample(
                     (&mut *pmu, &mut *core),
                     &stopped.context(),
                     &executed,
                     &insn,
                 );
+            }
+            if let Some(needs) = pmu.pebs_due() {
+                let sampled = Sampled {
+                    rip: executed.rip,
+                    next: executed.next,
+                    interrupted,
+                    // Delivery clears it, and our own is in the frame.
+                    tf: match interrupted {
+                        Some(_) => tf_before,
+                        None => self.stepper.guest_tf(),
+                    },
+                };
+                pebs::write(kvm, memory, (pmu, core), needs, Some(sampled))?;
             }
         }
         if let Some(repair) = repair {
@@ -250,7 +270,14 @@ impl StepDriver {
     }
 
     /// The RDPMC under way was emulated.
-    pub(crate) fn emulated_rdpmc(&mut self, ring: Ring, (pmu, core): (&mut VcpuPmu, &mut CorePmu)) {
+    pub(crate) fn emulated_rdpmc(
+        &mut self,
+        kvm: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
+        ring: Ring,
+        (pmu, core): (&mut VcpuPmu, &mut CorePmu),
+    ) -> Result<(), VcpuError> {
+        let rip = self.stepper.under_way();
         self.stepper.abandon();
         pmu.observe(
             core,
@@ -259,6 +286,16 @@ impl StepDriver {
                 insn: Retirement::default(),
             },
         );
+        let (Some(needs), Some(rip)) = (pmu.pebs_due(), rip) else {
+            return Ok(());
+        };
+        let sampled = Sampled {
+            rip,
+            next: kvm.get_regs()?.rip,
+            interrupted: None,
+            tf: self.stepper.guest_tf(),
+        };
+        pebs::write(kvm, memory, (pmu, core), needs, Some(sampled))
     }
 }
 

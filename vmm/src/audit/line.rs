@@ -435,7 +435,7 @@ mod tests {
         check(
             Event::ControlSet(Control::INITIAL),
             1,
-            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"control-set","control":"0xf00ff"}"#,
+            r#"{"time_ns":7,"vcpu":2,"layer":"kernel","counter":"FIXED1","event":"control-set","control":"0x1f00ff"}"#,
         );
         check(
             Event::LayerBarred(Layer::Firmware),

@@ -127,11 +127,11 @@ fn core_pmu() -> PmuCpuid {
         leaf_0xa: CpuidRegs::default(),
         pdcm: false,
         perf_capabilities: None,
+        debug_store: false,
         perfctr_core: true,
         leaf_8000001b: CpuidRegs::default(),
         leaf_80000022: CpuidRegs::default(),
         perfmon_v2: false,
-        leaf_8000001b: CpuidRegs::default(),
         hypervisor: {
             let [base, features] = pmu_virt::accounting_leaves(&PmuModel::default_for(Vendor::Amd));
             [base, features, Default::default()]

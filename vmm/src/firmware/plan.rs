@@ -12,7 +12,8 @@ use super::spec::{CounterSpec, ErrorMode, WantedCounter};
 const COMPATIBILITY: u64 = abi::CONTROL_GLOBAL_CTRL
     | abi::CONTROL_FREEZE
     | abi::CONTROL_OVF_CLEAR
-    | abi::CONTROL_FIXED_CTRL;
+    | abi::CONTROL_FIXED_CTRL
+    | abi::CONTROL_PEBS_ENABLE;
 
 /// The mode bits of all layers but the firmware's.
 const OTHER_LAYERS: u64 = abi::CONTROL_MANAGE_HYPERVISOR

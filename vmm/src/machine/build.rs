@@ -9,7 +9,8 @@ use arbiter::{Grant, PerKind, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
 use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts, TrapMode, TrapPlan};
 use pmu_virt::{
-    BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PmuModel, Reservations, VcpuPmu,
+    BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PebsPrecision, PmuModel, Reservations,
+    VcpuPmu,
 };
 use thiserror::Error;
 use vmm_control::{
@@ -242,6 +243,13 @@ impl Machine {
             let counted = all
                 .clone()
                 .counted(|event| core.backend().plan(event).is_ok());
+            let exact = counted.pebs().map(|pebs| pebs.precision) == Some(PebsPrecision::Exact);
+            if exact && core.backend().skids() {
+                return Err(MachineError::from(ConfigError::PebsSkids {
+                    model: counted.name(),
+                    sources: core.backend().sources().join(","),
+                }));
+            }
             if all.ibs() != 0 && counted.ibs() == 0 {
                 let sources = core.backend().name();
                 return Err(MachineError::NoSamples { sources });

@@ -12,8 +12,8 @@ use super::script::{Op, Setup};
 use super::world::{Numbers, Outcome, Step};
 
 const BASE: u32 = 0x554d_6000;
-const INITIAL: u64 = 0x000f_00ff;
-const CONTROL_BITS: u64 = 0x010f_03ff;
+const INITIAL: u64 = 0x001f_00ff;
+const CONTROL_BITS: u64 = 0x011f_03ff;
 
 /// A counter. Unreserved, it has the same state as any other: the page says
 /// which cookies, control word and drop value it has then.
@@ -518,7 +518,7 @@ impl Model {
             if old.owner.is_some() && new.owner.is_none() {
                 effects.cleared.insert(counter);
             }
-            if (old.control ^ new.control) & 0xf_0000 != 0 {
+            if (old.control ^ new.control) & 0x1f_0000 != 0 {
                 effects.reach.insert(counter);
             }
         }

@@ -146,7 +146,7 @@ fn faulted(lab: &Lab) -> Result<()> {
         Op::With(1 << 63 | ACCESS, &Op::RdpmcGp(rdpmc(1))),
         Op::With(ACCESS, &Op::Rdpmc(rdpmc(1), 0x1234)),
         Op::With(ACCESS, &Op::Read(alias(1), 0x1234)),
-        Op::With(KEY, &Op::WriteGp(control(1), abi::CONTROL_PEBS_ENABLE)),
+        Op::With(KEY, &Op::WriteGp(control(1), 1 << 21)),
     ];
     let expected = "reserved, access-set, control-set, faulted held x3, faulted cookie, \
                     dropped-read held, control-set, faulted held, faulted cookie, \

@@ -5,6 +5,7 @@ use thiserror::Error;
 use super::{Family, Numbers, PmuModel, first_bits, table};
 use crate::event::EventFamily;
 use crate::ids::Vendor;
+use crate::pebs::{Pebs, PebsFormat, PebsPrecision};
 
 /// What is wrong with the text of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -66,7 +67,7 @@ pub enum ModelError {
     },
 }
 
-const PROPERTIES: [&str; 9] = [
+const PROPERTIES: [&str; 11] = [
     "counters",
     "fixed",
     "width",
@@ -76,6 +77,8 @@ const PROPERTIES: [&str; 9] = [
     "ibs",
     "freeze",
     "events",
+    "pebs",
+    "pebs-format",
 ];
 
 fn known_models() -> String {
@@ -94,6 +97,7 @@ pub(super) fn parse(spec: &str) -> Result<PmuModel, ModelError> {
         })?;
     let mut model = PmuModel::of(family);
     let mut seen = Vec::new();
+    let mut format = None;
     for part in parts {
         let (property, value) = part
             .split_once('=')
@@ -105,27 +109,46 @@ pub(super) fn parse(spec: &str) -> Result<PmuModel, ModelError> {
             });
         }
         seen.push(property);
-        set(&mut model, family, property, value)?;
+        set(&mut model, &mut format, property, value)?;
+    }
+    let impossible = |property: &str, value: &str, allowed: &str| ModelError::BadValue {
+        model: family.summary.name,
+        property: property.to_owned(),
+        value: value.to_owned(),
+        allowed: allowed.to_owned(),
+    };
+    match (&mut model.pebs, format) {
+        (Some(pebs), Some(format)) => pebs.format = format,
+        (None, Some(format)) => {
+            let number = format.number().to_string();
+            return Err(impossible(
+                "pebs-format",
+                &number,
+                "pebs=exact or pebs=skid with it",
+            ));
+        }
+        (_, None) => {}
     }
     if !seen.contains(&"perf-capabilities") {
-        model.capabilities = model.full_width;
-    } else if model.full_width && !model.capabilities {
-        return Err(ModelError::BadValue {
-            model: family.summary.name,
-            property: "perf-capabilities".to_owned(),
-            value: "off".to_owned(),
-            allowed: "on, or full-width=off with it".to_owned(),
-        });
+        // It is there that PEBS says which records it writes.
+        model.capabilities = model.full_width || model.pebs.is_some();
+    } else if !model.capabilities && (model.full_width || model.pebs.is_some()) {
+        let allowed = match model.pebs {
+            Some(_) => "on, or pebs=off and full-width=off with it",
+            None => "on, or full-width=off with it",
+        };
+        return Err(impossible("perf-capabilities", "off", allowed));
     }
     Ok(model.completed())
 }
 
 fn set(
     model: &mut PmuModel,
-    family: &'static Family,
+    format: &mut Option<PebsFormat>,
     property: &str,
     value: Option<&str>,
 ) -> Result<(), ModelError> {
+    let family = model.family;
     let name = family.summary.name;
     if !PROPERTIES.contains(&property) {
         return Err(ModelError::UnknownProperty {
@@ -182,6 +205,8 @@ fn set(
             model.freeze = on;
         }
         "events" => model.events = parse_events(family, value)?,
+        "pebs" => model.pebs = parse_pebs(family, property, value)?,
+        "pebs-format" => *format = Some(parse_pebs_format(family, property, value)?),
         _ => model.capabilities = parse_switch(family, property, value)?,
     }
     Ok(())
@@ -247,6 +272,63 @@ fn parse_events(family: &Family, value: &str) -> Result<EventFamily, ModelError>
             value: value.to_owned(),
             allowed: several.join(", "),
         },
+    })
+}
+
+/// The least version with PEBS: its overflow is a bit of the global status.
+const PEBS_VERSION: u8 = 2;
+
+fn parse_pebs(family: &Family, property: &str, value: &str) -> Result<Option<Pebs>, ModelError> {
+    let precision = match value {
+        "off" => return Ok(None),
+        "exact" => PebsPrecision::Exact,
+        "skid" => PebsPrecision::Skid,
+        _ => {
+            return Err(ModelError::BadValue {
+                model: family.summary.name,
+                property: property.to_owned(),
+                value: value.to_owned(),
+                allowed: "exact, skid or off".to_owned(),
+            });
+        }
+    };
+    can_have_pebs(family, property)?;
+    Ok(Some(Pebs {
+        format: PebsFormat::Four,
+        precision,
+    }))
+}
+
+fn parse_pebs_format(
+    family: &Family,
+    property: &str,
+    value: &str,
+) -> Result<PebsFormat, ModelError> {
+    can_have_pebs(family, property)?;
+    match value {
+        "3" => Ok(PebsFormat::Three),
+        "4" => Ok(PebsFormat::Four),
+        _ => Err(ModelError::BadValue {
+            model: family.summary.name,
+            property: property.to_owned(),
+            value: value.to_owned(),
+            allowed: "3 or 4".to_owned(),
+        }),
+    }
+}
+
+fn can_have_pebs(family: &Family, property: &str) -> Result<(), ModelError> {
+    if family.version >= PEBS_VERSION {
+        return Ok(());
+    }
+    let fixed = match property {
+        "pebs" => "off",
+        _ => "none, as there is no PEBS",
+    };
+    Err(ModelError::NotConfigurable {
+        model: family.summary.name,
+        property: property.to_owned(),
+        fixed: fixed.to_owned(),
     })
 }
 

@@ -34,6 +34,10 @@ pub enum RowNeeds {
     Capabilities,
     /// Instruction-based sampling with all of these [`caps`].
     Ibs(u32),
+    /// PEBS.
+    Pebs,
+    /// PEBS with records of groups.
+    PebsGroups,
 }
 
 /// How many registers a row stands for.
@@ -136,6 +140,14 @@ const FIXED_CTR_CTRL: RegisterRow = row(
     RegisterKind::Single(Register::FixedControl),
 );
 
+/// SDM vol. 4, "IA-32 Architectural MSRs": 0x3F1, 0x600; vol. 3B, "Adaptive PEBS": 0x3F2.
+const PEBS_ENABLE: RegisterRow = if_any(RowNeeds::Pebs, single(0x3f1, Register::PebsEnable));
+const PEBS_DATA_CFG: RegisterRow = if_any(
+    RowNeeds::PebsGroups,
+    single(0x3f2, Register::PebsDataConfig),
+);
+const DS_AREA: RegisterRow = if_any(RowNeeds::Pebs, single(0x600, Register::DsArea));
+
 const SIGN_EXTENDED: RegisterKind = RegisterKind::Counter(WriteForm::SignExtend32);
 const FULL_WIDTH: RegisterKind = RegisterKind::Counter(WriteForm::FullWidth);
 const TRUNCATED: RegisterKind = RegisterKind::Counter(WriteForm::Truncate);
@@ -161,6 +173,9 @@ const INTEL_V2_ROWS: &[RegisterRow] = &[
     FIXED_CTR_CTRL,
     A_PMC,
     PERF_CAPABILITIES,
+    PEBS_ENABLE,
+    PEBS_DATA_CFG,
+    DS_AREA,
 ];
 
 /// Version 4 adds 0x391 and 0x392; version 5 has the same.
@@ -176,6 +191,9 @@ const INTEL_V4_ROWS: &[RegisterRow] = &[
     FIXED_CTR_CTRL,
     A_PMC,
     PERF_CAPABILITIES,
+    PEBS_ENABLE,
+    PEBS_DATA_CFG,
+    DS_AREA,
 ];
 
 const fn ibs(msr: u32, needs: u32, register: IbsRegister) -> RegisterRow {

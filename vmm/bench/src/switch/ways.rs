@@ -119,7 +119,7 @@ impl Way for Umpire {
             .outcome
         {
             ReadOutcome::Value(value) => value,
-            ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => u64::MAX,
+            ReadOutcome::Merge { .. } | ReadOutcome::Gp | ReadOutcome::NotHandled => u64::MAX,
         };
         let all =
             |pmu: &mut VcpuPmu| -> Vec<u64> { msrs.iter().map(|msr| read(pmu, msr)).collect() };

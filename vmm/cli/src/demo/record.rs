@@ -255,7 +255,7 @@ impl Teller<'_> {
                 let (value, outcome) = self.read(outcome, counter);
                 (what, register, value, outcome)
             }
-            ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => {
+            ReadOutcome::Merge { .. } | ReadOutcome::Gp | ReadOutcome::NotHandled => {
                 let outcome = "no such counter: its #GP passes on to the guest's handler";
                 (what, register, None, outcome.to_owned())
             }
@@ -273,7 +273,7 @@ impl Teller<'_> {
                 };
                 (Some(hex(value)), outcome)
             }
-            ReadOutcome::Merge(_) => (None, "shared with the processor".to_owned()),
+            ReadOutcome::Merge { .. } => (None, "shared with the processor".to_owned()),
             ReadOutcome::Gp => (None, "#GP into the guest".to_owned()),
             ReadOutcome::NotHandled => (None, "no such register: #GP into the guest".to_owned()),
         }
@@ -396,6 +396,9 @@ fn msr_name(msr: MsrIndex, model: &PmuModel) -> String {
         Some(Register::GlobalInUse) => "GLOBAL_INUSE".to_owned(),
         Some(Register::PerfCapabilities) => "PERF_CAPABILITIES".to_owned(),
         Some(Register::Ibs(register)) => format!("{register:?}"),
+        Some(Register::PebsEnable) => "PEBS_ENABLE".to_owned(),
+        Some(Register::PebsDataConfig) => "PEBS_DATA_CFG".to_owned(),
+        Some(Register::DsArea) => "DS_AREA".to_owned(),
         None => "absent".to_owned(),
     };
     format!("{name} ({:#x})", msr.0)

@@ -119,7 +119,10 @@ impl Traps {
                 ring,
                 outcome: ReadOutcome::Value(_),
                 ..
-            } if self.stepping.is_active() => self.stepping.emulated_rdpmc(ring, (pmu, core)),
+            } if self.stepping.is_active() => {
+                self.stepping
+                    .emulated_rdpmc(vcpu, memory, ring, (pmu, core))?;
+            }
             _ => self.step_stop(vcpu, lent, StepStop::Breakpoint(address))?,
         }
         lent.observer.event(vcpu.id(), event);

@@ -7,6 +7,7 @@ use pmu_virt::{CorePmu, Progress, Ring, Tsc, VcpuPmu};
 use super::{Lent, Traps};
 use crate::error::KvmPmuError;
 use crate::observe::TrapObserver;
+use crate::pebs;
 use crate::registers::VcpuAccess;
 use crate::thread::{ThreadContext, earliest};
 use crate::time;
@@ -25,6 +26,7 @@ impl Traps {
         vcpu: VcpuAccess<'_>,
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
+        self.write_pebs(vcpu, lent)?;
         if let (Some(pmu), Some(core)) = (&mut self.pmu, lent.thread.counters_mut())
             && (pmu.needs().stepping || self.stepping.is_active())
         {
@@ -128,9 +130,26 @@ impl Traps {
         };
         let left = Progress::Left { tsc, halted, ring };
         pmu.observe(core, left);
+        self.write_pebs(vcpu, lent)?;
         self.sample_pending(vcpu, lent.thread, lent.observer)?;
         if self.debug.is_active() {
             self.share_debug_registers(vcpu, lent)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a PEBS record that is due, of the place where the guest stands.
+    #[inline]
+    pub(super) fn write_pebs(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), KvmPmuError> {
+        let Some(needs) = self.pmu.as_ref().and_then(VcpuPmu::pebs_due) else {
+            return Ok(());
+        };
+        if let (Some(pmu), Some(core)) = (&mut self.pmu, lent.thread.counters_mut()) {
+            pebs::write(vcpu, lent.memory, (pmu, core), needs, None)?;
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ impl Traps {
         let outcome = merged(vcpu, msr, outcome)?;
         let value = match outcome {
             ReadOutcome::Value(value) => Some(value),
-            ReadOutcome::Merge(_) | ReadOutcome::Gp | ReadOutcome::NotHandled => None,
+            ReadOutcome::Merge { .. } | ReadOutcome::Gp | ReadOutcome::NotHandled => None,
         };
         let event = if secret {
             TrapEvent::Secret {
@@ -140,7 +140,10 @@ fn merged(
     outcome: ReadOutcome,
 ) -> Result<ReadOutcome, VcpuError> {
     Ok(match outcome {
-        ReadOutcome::Merge(bits) => ReadOutcome::Value(vcpu.read_msr(msr.0)?.unwrap_or(0) | bits),
+        ReadOutcome::Merge { ours, value } => {
+            let other = vcpu.read_msr(msr.0)?.unwrap_or(0) & !ours;
+            ReadOutcome::Value(other | value)
+        }
         outcome => outcome,
     })
 }

@@ -25,6 +25,13 @@ pub(crate) struct ExceptionFrame {
 }
 
 impl ExceptionFrame {
+    /// RSP before the event.
+    #[must_use]
+    pub(crate) fn stack_before(&self, rsp: u64) -> u64 {
+        self.stack
+            .map_or(rsp.wrapping_add(self.size), |(rsp, _)| rsp)
+    }
+
     /// Reads the frame at the top of the stack, with the vCPU stopped at the
     /// first instruction of a handler entered through `gate`; `with_error` if
     /// the event pushed an error code.

@@ -20,6 +20,8 @@ const CR4_LA57: u64 = 1 << 12;
 const EFER_LMA: u64 = 1 << 10;
 
 const PRESENT: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
@@ -58,6 +60,31 @@ impl From<&kvm_sregs> for Paging {
     }
 }
 
+/// What a linear address leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    /// Guest-physical address.
+    pub(crate) physical: u64,
+    /// Every level lets CPL 3 write, or CPL 0 with CR0.WP.
+    pub(crate) writable: bool,
+    /// Every level lets CPL 3 in.
+    pub(crate) user: bool,
+    /// Base-2 logarithm of the page's size.
+    page: u32,
+}
+
+impl Mapped {
+    /// Behind entries whose rights, taken together, are `rights`.
+    fn by(rights: u64, physical: u64, page: u32) -> Self {
+        Self {
+            physical,
+            writable: rights & WRITABLE != 0,
+            user: rights & USER != 0,
+            page,
+        }
+    }
+}
+
 /// The guest-physical address of `linear`, or `None` where nothing is mapped.
 /// Access rights are not checked: the processor has already fetched or pushed
 /// what is read here.
@@ -69,8 +96,15 @@ pub(crate) fn translate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -
 /// The same with the base-2 logarithm of the page's size; 32 without paging.
 #[must_use]
 pub(crate) fn locate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<(u64, u32)> {
+    map(memory, paging, linear).map(|mapped| (mapped.physical, mapped.page))
+}
+
+/// Where `linear` leads to, and who may go there; `None` where nothing is mapped.
+#[must_use]
+pub(super) fn map(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<Mapped> {
     match paging.mode {
-        Mode::Off => Some((linear & 0xffff_ffff, 32)),
+        // No rights without paging: as writable pages of CPL 0.
+        Mode::Off => Some(Mapped::by(WRITABLE, linear & 0xffff_ffff, 32)),
         Mode::Bits32(large) => bits32(memory, paging.cr3, linear, large),
         Mode::Pae => {
             let root = (paging.cr3 & 0xffff_ffe0) + 8 * (linear >> 30 & 3);
@@ -90,31 +124,37 @@ pub(crate) fn locate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> O
 }
 
 /// Walks `levels` levels of 64-bit entries from the table at `table`.
-fn walk(memory: &dyn GuestBytes, mut table: u64, linear: u64, levels: u32) -> Option<(u64, u32)> {
+fn walk(memory: &dyn GuestBytes, mut table: u64, linear: u64, levels: u32) -> Option<Mapped> {
+    let mut rights = u64::MAX;
     for level in (0..levels).rev() {
         let shift = 12 + 9 * level;
         let entry = read64(memory, table + 8 * (linear >> shift & 0x1ff))?;
+        rights &= entry;
         let leaf = level == 0 || (level <= 2 && entry & LARGE != 0);
         if leaf {
             let offset = (1u64 << shift) - 1;
-            return Some(((entry & ADDRESS & !offset) | (linear & offset), shift));
+            let physical = (entry & ADDRESS & !offset) | (linear & offset);
+            return Some(Mapped::by(rights, physical, shift));
         }
         table = entry & ADDRESS;
     }
     None
 }
 
-fn bits32(memory: &dyn GuestBytes, cr3: u64, linear: u64, large_pages: bool) -> Option<(u64, u32)> {
+fn bits32(memory: &dyn GuestBytes, cr3: u64, linear: u64, large_pages: bool) -> Option<Mapped> {
     let directory = (cr3 & 0xffff_f000) + 4 * (linear >> 22 & 0x3ff);
     let entry = read32(memory, directory)?;
     if large_pages && entry & LARGE != 0 {
         // PSE-36: bits 20:13 are address bits 39:32.
         let high = (entry >> 13 & 0xff) << 32;
-        return Some((high | (entry & 0xffc0_0000) | (linear & 0x3f_ffff), 22));
+        let physical = high | (entry & 0xffc0_0000) | (linear & 0x3f_ffff);
+        return Some(Mapped::by(entry, physical, 22));
     }
     let table = (entry & 0xffff_f000) + 4 * (linear >> 12 & 0x3ff);
+    let rights = entry;
     let entry = read32(memory, table)?;
-    Some(((entry & 0xffff_f000) | (linear & 0xfff), 12))
+    let physical = (entry & 0xffff_f000) | (linear & 0xfff);
+    Some(Mapped::by(rights & entry, physical, 12))
 }
 
 fn read64(memory: &dyn GuestBytes, address: u64) -> Option<u64> {

@@ -69,6 +69,8 @@ pub(crate) struct Executed {
 pub(crate) struct StepResult {
     /// What to report to the PMU, in order.
     pub(crate) progress: Vec<Progress>,
+    /// RSP and RFLAGS behind the last instruction, where an event was delivered since.
+    pub(crate) interrupted: Option<(u64, u64)>,
     /// What to repair before the guest goes on.
     pub(crate) repair: Option<TfRepair>,
     /// The guest single-steps itself: it wants a #DB now.
@@ -167,6 +169,12 @@ impl Stepper {
     /// carried it out, or the guest's own breakpoint came before it.
     pub(crate) fn abandon(&mut self) {
         self.pending = None;
+    }
+
+    /// Where the instruction under way is.
+    #[must_use]
+    pub(crate) fn under_way(&self) -> Option<u64> {
+        self.pending.as_ref().map(|pending| pending.rip)
     }
 
     /// TF as the guest has it.
@@ -379,9 +387,10 @@ impl Stepper {
         // Delivery cleared TF, and with it a single-step trap.
         result.guest_trap = false;
         self.guest_tf = false;
-        result
-            .progress
-            .push(Progress::Delivered { ring: pending.ring });
+        let rsp = frame.stack_before(context.regs.rsp);
+        result.interrupted = Some((rsp, frame.flags));
+        let delivered = Progress::Delivered { ring: pending.ring };
+        result.progress.push(delivered);
     }
 }
 

@@ -1,0 +1,140 @@
+//! PEBS in Debian's kernel 6.1: its driver takes the debug store, `perf record` of precise
+//! events takes the records, and nothing is said of trouble.
+
+use guest_tests::linux::perf::{count, near};
+use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
+
+const LOG: &str = "dmesg | grep -E 'PEBS|PMU driver|... version|generic registers'";
+/// The highest precision that the driver offers, and whether branch trace storage is there.
+const CAPABILITIES: &str = "cat /sys/bus/event_source/devices/cpu/caps/max_precise; \
+     ls /sys/bus/event_source/devices | grep -c bts; grep -o -w -E 'ds|dtes64|pebs|bts' \
+     /proc/cpuinfo | sort -u";
+/// What a kernel says when it meets something that should not be.
+const TROUBLE: &str = "dmesg | grep -E 'WARNING|unchecked MSR|Call Trace|BUG:|Broken BIOS|\
+     dazed|perfevents: irq loop|hw perf events|lockup|PEBS record size' || true";
+
+/// Cycles and samples are as exact as a busy L1 lets them be: `linux` measures them.
+const TOLERANCE: f64 = 0.3;
+/// About 100 Hz on a TSC of 2 to 3 GHz.
+const PERIOD: f64 = 25_000_000.0;
+
+/// Samples of the busy program, of which those of PEBS are marked as exact.
+fn samples(of: &str) -> String {
+    format!(
+        "perf script -i {of} --comm spin,taskset -F ip | wc -l; \
+         perf script -i {of} -D 2>/dev/null | grep -c 'PERF_RECORD_SAMPLE(IP, 0x400'; \
+         perf script -i {of} -D 2>/dev/null | grep -c 'PERF_RECORD_SAMPLE'"
+    )
+}
+
+fn numbers(step: &Step) -> Vec<f64> {
+    let words = step.output.split_whitespace();
+    words
+        .map(|word| word.parse().unwrap_or_else(|_| panic!("{:?}", step.output)))
+        .collect()
+}
+
+fn check(model: &str, format: &str) {
+    let record = |flags: &str, file: &str| {
+        format!(
+            "perf record -q -e cycles:pp {flags} -o {file} \
+             perf stat -x, -o /tmp/stat -e cycles taskset 1 spin 1; cat /tmp/stat"
+        )
+    };
+    let script = [
+        LOG,
+        CAPABILITIES,
+        "echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent",
+        "grep NMI /proc/interrupts",
+        &record("-c 25000000", "/tmp/period"),
+        "grep NMI /proc/interrupts",
+        &samples("/tmp/period"),
+        &record("-F 100", "/tmp/rate"),
+        &samples("/tmp/rate"),
+        // Groups of a record: general registers; memory.
+        &record("-F 100 --intr-regs=ax,sp,ip", "/tmp/regs"),
+        &samples("/tmp/regs"),
+        "perf script -i /tmp/regs --comm spin -F ip,iregs | head -n 3",
+        &record("-F 100 -d", "/tmp/data"),
+        &samples("/tmp/data"),
+        TROUBLE,
+    ]
+    .join("\n");
+    let flags = [
+        "--cpu-vendor",
+        "intel",
+        "--pmu",
+        model,
+        "--counters",
+        "clock",
+    ];
+    let image = LinuxImage::fetch().expect("the guest's image");
+    let run = UnderUmpire::new(image, &flags).run(&script);
+    for step in &run.steps {
+        println!("{}\n{}", step.command, step.output);
+    }
+    let steps = run.successes();
+    let [
+        log,
+        caps,
+        _,
+        _,
+        stat,
+        _,
+        period,
+        _,
+        rate,
+        _,
+        regs,
+        values,
+        _,
+        data,
+        trouble,
+    ] = steps.as_slice()
+    else {
+        panic!("fifteen steps");
+    };
+    assert!(log.output.contains(format), "{format:?} in {}", log.output);
+    let words: Vec<&str> = caps.output.split_whitespace().collect();
+    assert_eq!(words, ["2", "0", "ds", "dtes64", "pebs"], "{}", caps.output);
+    let [found, exact, all] = numbers(period)[..] else {
+        panic!("three numbers: {}", period.output);
+    };
+    near(
+        "samples",
+        found,
+        count(&stat.output, "cycles") / PERIOD,
+        TOLERANCE,
+    );
+    assert!((exact - all).abs() < 0.5, "{exact} of {all} are exact");
+    for (what, step) in [("-F", rate), ("registers", regs), ("-d", data)] {
+        let [found, exact, all] = numbers(step)[..] else {
+            panic!("three numbers: {}", step.output);
+        };
+        assert!(found >= 20.0, "{what}: {found} samples");
+        assert!(
+            (exact - all).abs() < 0.5,
+            "{what}: {exact} of {all} are exact"
+        );
+    }
+    assert!(values.output.contains("AX:0x"), "{}", values.output);
+    assert_eq!(trouble.output.trim(), "", "{model}");
+}
+
+#[test]
+fn linux_6_1_samples_with_pebs_on_version_2() {
+    check("intel-v2,pebs=skid", "PEBS fmt4+-baseline");
+}
+
+#[test]
+fn linux_6_1_samples_with_pebs_on_version_5() {
+    check("intel-v5,pebs=skid", "PEBS fmt4+-baseline");
+}
+
+#[test]
+fn linux_6_1_samples_exactly() {
+    println!(
+        "skipped: linux_6_1_samples_exactly: only `step` is exact, and a whole Linux makes no \
+         progress under it"
+    );
+}

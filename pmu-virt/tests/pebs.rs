@@ -1,0 +1,311 @@
+//! PEBS where every instruction is seen: whose records they are; and whatever a guest
+//! makes of its debug store area.
+
+mod seated;
+
+use std::cell::RefCell;
+
+use pmu_virt::step::Retirement;
+use pmu_virt::{
+    Caller, ClockBackend, CounterBackend, Grant, Layer, LinearMemory, MsrIndex, PebsMoment,
+    PmuModel, Progress, ReadOutcome, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
+};
+use proptest::collection::vec;
+use proptest::prelude::{
+    ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
+};
+use proptest::sample::select;
+
+use seated::Seated;
+
+const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
+const SIZE: usize = 0x4000;
+const AREA: u64 = 0x100;
+const BUFFER: u64 = 0x1000;
+const FULL: u64 = 0xffff_ffff_ffff;
+const OVF_BUFFER: u64 = 1 << 62;
+
+/// Memory from address 0 on, of which each byte can be read and written, or nothing.
+struct Memory(RefCell<Vec<u8>>);
+
+impl Memory {
+    fn new() -> Self {
+        Memory(RefCell::new(vec![0; SIZE]))
+    }
+
+    fn put(&self, address: u64, word: u64) {
+        assert!(self.write(address, &word.to_le_bytes()));
+    }
+
+    fn word(&self, address: u64) -> u64 {
+        let mut bytes = [0; 8];
+        assert!(self.read(address, &mut bytes));
+        u64::from_le_bytes(bytes)
+    }
+
+    fn prepare(&self, records: u64, threshold: u64, reset: u64) {
+        self.put(AREA + 0x20, BUFFER);
+        self.put(AREA + 0x28, BUFFER);
+        self.put(AREA + 0x30, BUFFER + 32 * records);
+        self.put(AREA + 0x38, BUFFER + 32 * threshold);
+        self.put(AREA + 0x40, reset);
+    }
+}
+
+fn range(address: u64, len: usize) -> Option<std::ops::Range<usize>> {
+    let first = usize::try_from(address).ok()?;
+    let end = first.checked_add(len)?;
+    (end <= SIZE).then_some(first..end)
+}
+
+impl LinearMemory for Memory {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        let Some(range) = range(address, bytes.len()) else {
+            return false;
+        };
+        bytes.copy_from_slice(&self.0.borrow()[range]);
+        true
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        let Some(range) = range(address, bytes.len()) else {
+            return false;
+        };
+        self.0.borrow_mut()[range].copy_from_slice(bytes);
+        true
+    }
+}
+
+fn guest(model: &str, backend: Box<dyn CounterBackend>) -> Seated {
+    let model = PmuModel::parse(model).unwrap_or_else(|error| panic!("{error}"));
+    Seated::new(model, backend, Grant::everything())
+}
+
+fn write(pmu: &mut Seated, msr: u32, value: u64) {
+    let outcome = pmu.wrmsr(MsrIndex(msr), value, KERNEL);
+    assert_eq!(outcome, WriteOutcome::Done, "{msr:#x} {value:#x}");
+}
+
+fn read(pmu: &mut Seated, msr: u32) -> u64 {
+    match pmu.rdmsr(MsrIndex(msr), KERNEL) {
+        ReadOutcome::Value(value) => value,
+        outcome => panic!("{msr:#x}: {outcome:?}"),
+    }
+}
+
+/// Retires one instruction at `rip`, and writes the record that is due then.
+fn retire(pmu: &mut Seated, memory: &Memory, rip: u64, branch: bool) {
+    let insn = Retirement {
+        branch,
+        ..Retirement::default()
+    };
+    let ring = Ring::Kernel;
+    pmu.observe(Progress::Retired { ring, insn });
+    if pmu.pebs_due().is_some() {
+        let moment = PebsMoment {
+            eventing_ip: rip,
+            ..PebsMoment::default()
+        };
+        let (pmu, core) = pmu.parts();
+        pmu.write_pebs(core, memory, &moment);
+    }
+}
+
+/// Addresses of the records so far.
+fn addresses(memory: &Memory) -> Vec<u64> {
+    let end = memory.word(AREA + 0x28);
+    let records = (BUFFER..end).step_by(32);
+    records.map(|record| memory.word(record + 8)).collect()
+}
+
+const INSTRUCTIONS: u64 = 0x43_00c0;
+const BRANCHES: u64 = 0x43_00c4;
+
+proptest! {
+    /// Of every `period` events and one more, the last one makes a record, and its
+    /// address is that of the instruction that caused it.
+    #[test]
+    fn each_record_is_of_the_event_after_the_overflow(
+        branches in vec(any::<bool>(), 1..400),
+        period in 1u64..20,
+        event in select(vec![INSTRUCTIONS, BRANCHES]),
+    ) {
+        let memory = Memory::new();
+        memory.prepare(400, 400, FULL + 1 - period);
+        let mut pmu = guest("intel-v4,pebs=exact", Box::new(StepBackend::new()));
+        write(&mut pmu, 0x600, AREA);
+        write(&mut pmu, 0x3f1, 1);
+        write(&mut pmu, 0x4c1, FULL + 1 - period);
+        write(&mut pmu, 0x186, event);
+        let mut expected = Vec::new();
+        let mut events = 0;
+        for (rip, branch) in (0x4000u64..).zip(&branches) {
+            retire(&mut pmu, &memory, rip, *branch);
+            events += u64::from(*branch || event == INSTRUCTIONS);
+            if (*branch || event == INSTRUCTIONS) && events % (period + 1) == 0 {
+                expected.push(rip);
+            }
+        }
+        prop_assert_eq!(addresses(&memory), expected);
+        prop_assert_eq!(read(&mut pmu, 0x38e), 0);
+        prop_assert_eq!(pmu.take_pmi(), None);
+    }
+}
+
+#[test]
+fn an_armed_counter_waits_while_pebs_is_off() {
+    let memory = Memory::new();
+    memory.prepare(9, 1, 0);
+    let mut pmu = guest("intel-v4,pebs=exact", Box::new(StepBackend::new()));
+    write(&mut pmu, 0x600, AREA);
+    write(&mut pmu, 0x3f1, 1);
+    write(&mut pmu, 0x4c1, FULL);
+    write(&mut pmu, 0x186, INSTRUCTIONS);
+    retire(&mut pmu, &memory, 0x10, false);
+    // A driver that programs another counter switches PEBS off and on.
+    write(&mut pmu, 0x3f1, 0);
+    retire(&mut pmu, &memory, 0x11, false);
+    write(&mut pmu, 0x3f1, 1);
+    let saved = pmu.save();
+    assert!(addresses(&memory).is_empty());
+    retire(&mut pmu, &memory, 0x12, false);
+    assert_eq!(addresses(&memory), [0x12]);
+    assert_eq!(read(&mut pmu, 0x38e), OVF_BUFFER);
+    assert_eq!(pmu.take_pmi().map(|pmi| pmi.counters.bits()), Some(1));
+
+    // The state has it all.
+    let json = serde_json::to_string(&saved).expect("a state in JSON");
+    let saved = serde_json::from_str(&json).expect("the same state");
+    let mut again = guest("intel-v4,pebs=exact", Box::new(StepBackend::new()));
+    again.restore(&saved).expect("its own state");
+    assert_eq!(again.save(), saved);
+    memory.prepare(9, 9, 0);
+    retire(&mut again, &memory, 0x20, false);
+    assert_eq!(addresses(&memory), [0x20]);
+
+    // A counter that is written starts over.
+    write(&mut again, 0x4c1, FULL);
+    retire(&mut again, &memory, 0x21, false);
+    write(&mut again, 0x4c1, 0);
+    retire(&mut again, &memory, 0x22, false);
+    assert_eq!(addresses(&memory), [0x20]);
+    assert_eq!(again.pebs_stats().records, 1);
+}
+
+#[test]
+fn a_model_without_pebs_has_nothing_of_it_in_its_state() {
+    let mut pmu = guest("intel-v4", Box::new(StepBackend::new()));
+    let json = serde_json::to_value(pmu.save()).expect("a state in JSON");
+    assert!(json.get("pebs").is_none(), "{json}");
+}
+
+#[test]
+fn a_state_with_impossible_pebs_registers_is_refused() {
+    let mut pmu = guest(
+        "intel-v4,pebs=skid,pebs-format=3",
+        Box::new(ClockBackend::new()),
+    );
+    let good = serde_json::to_value(pmu.save()).expect("a state in JSON");
+    let mut check = |member: &str, value: serde_json::Value, taken: bool| {
+        let mut state = good.clone();
+        state["pebs"][member] = value;
+        let state = serde_json::from_value(state).expect("a state");
+        assert_eq!(pmu.restore(&state).is_ok(), taken, "{member}");
+    };
+    check("enable", "0xf".into(), true);
+    check("enable", "0x10".into(), false);
+    check("data-config", "0x1".into(), false);
+    check("ds-area", "0xffff800000000000".into(), true);
+    check("ds-area", "0x800000000000".into(), false);
+    check("armed", serde_json::json!(["PMC7"]), false);
+}
+
+/// Pointers into and around the memory, and any.
+fn pointer() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        4 => 0u64..0x5000,
+        2 => (0u64..0x80).prop_map(|more| BUFFER + more),
+        1 => (0u64..0x200).prop_map(|less| u64::MAX - less),
+        1 => any::<u64>(),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+    /// Whatever the area holds: a record goes between base and maximum and into memory,
+    /// the index moves, and nothing else changes.
+    #[test]
+    fn nothing_but_a_record_in_bounds_is_written(
+        area in prop_oneof![3 => 0u64..0x4100, 1 => 0xffff_8000_0000_0000u64..],
+        pointers in (pointer(), pointer(), pointer(), pointer()),
+        reset in any::<u64>(),
+        groups in 0u64..8,
+        format in 3..=4,
+    ) {
+        let memory = Memory::new();
+        let (base, index, maximum, threshold) = pointers;
+        for (word, at) in [base, index, maximum, threshold, reset].iter().zip((0x20..).step_by(8)) {
+            let _ = memory.write(area.wrapping_add(at), &word.to_le_bytes());
+        }
+        let before = memory.0.borrow().clone();
+        let is_there = area.checked_add(0x20).is_some_and(|at| range(at, 40).is_some());
+        let word = |at: u64| if is_there { memory.word(area + at) } else { 0 };
+        let (base, index, maximum) = (word(0x20), word(0x28), word(0x30));
+        let (threshold, reset) = (word(0x38), word(0x40));
+
+        let model = format!("intel-v4,pebs=skid,pebs-format={format}");
+        let mut pmu = guest(&model, Box::new(ClockBackend::new()));
+        write(&mut pmu, 0x600, area);
+        write(&mut pmu, 0x3f1, 1);
+        let length = match format {
+            3 => 200,
+            _ => {
+                write(&mut pmu, 0x3f2, groups);
+                let sizes = [(1, 32), (2, 144), (4, 256)];
+                let asked = sizes.iter().filter(|(bit, _)| groups & bit != 0);
+                32 + asked.map(|(_, size)| size).sum::<u64>()
+            }
+        };
+        let adaptive = if format == 4 { 1 << 34 } else { 0 };
+        write(&mut pmu, 0x186, 0x43_013c | adaptive);
+        write(&mut pmu, 0x4c1, FULL);
+        pmu.observe(Progress::Entered { tsc: Tsc(10) });
+        pmu.observe(Progress::Left { tsc: Tsc(13), halted: Ticks(0), ring: Some(Ring::Kernel) });
+        prop_assert!(pmu.pebs_due().is_some());
+        let (inner, core) = pmu.parts();
+        inner.write_pebs(core, &memory, &PebsMoment { ip: 0x1234, ..PebsMoment::default() });
+        prop_assert!(pmu.pebs_due().is_none());
+
+        let end = index.checked_add(length).filter(|end| {
+            let fits = range(index, length as usize).is_some();
+            is_there && index >= base && *end <= maximum && fits
+        });
+        let stats = pmu.pebs_stats();
+        let after = memory.0.borrow().clone();
+        match end {
+            None => {
+                prop_assert_eq!((stats.records, stats.skipped), (0, 1));
+                prop_assert!(before == after);
+                prop_assert_eq!(read(&mut pmu, 0x4c1), 2);
+                prop_assert_eq!(read(&mut pmu, 0x38e), 0);
+            }
+            Some(end) => {
+                prop_assert_eq!((stats.records, stats.skipped), (1, 0));
+                let area = area as usize;
+                for at in 0..SIZE {
+                    let in_record = (index as usize..end as usize).contains(&at);
+                    let in_index = (area + 0x28..area + 0x30).contains(&at);
+                    prop_assert!(in_record || in_index || before[at] == after[at], "{:#x}", at);
+                }
+                prop_assert_eq!(memory.word(area as u64 + 0x28), end);
+                // Two ticks since the overflow.
+                let period = FULL - (reset & FULL) + 1;
+                prop_assert_eq!(read(&mut pmu, 0x4c1), (reset & FULL) + 2 % period);
+                let full = end >= threshold;
+                prop_assert_eq!(read(&mut pmu, 0x38e), if full { OVF_BUFFER } else { 0 });
+                prop_assert_eq!(pmu.take_pmi().is_some(), full);
+            }
+        }
+    }
+}
