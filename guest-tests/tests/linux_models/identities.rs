@@ -199,5 +199,5 @@ fn linux_6_12_takes_the_path_of_each_amd_processor() {
         quirk: "",
         ..FAM10H
     };
-    check_all(&[fam10h, ZEN3, ZEN4], newer);
+    check_all(&[fam10h, ZEN3], newer);
 }

@@ -11,8 +11,7 @@ const HASTY: &str = "echo 1 > /proc/sys/kernel/watchdog_thresh; \
 /// NMIs of the one processor.
 const NMIS: &str = "awk '/NMI:/ { print $2 }' /proc/interrupts";
 
-/// The watchdog counts four cycle-seconds, one for each tick; half of them has to be seen even
-/// if L1 is busy. Its timer's own test of a stuck processor takes two ticks more.
+/// One tick for each of four seconds; half of them have to be seen even if L1 is busy.
 fn check(flags: &[&str], image: LinuxImage) {
     let image = image.with_lockup().expect("the module");
     let script = [
