@@ -6,13 +6,12 @@
 mod words;
 
 use arbiter::CounterId;
+use pmu_model::ibs::EXTENDED_VECTORS;
 use pmu_model::{LossReason, Provenance};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub(crate) use words::{CounterName, Hex};
-
-use crate::vcpu::SavedIbs;
 
 /// Everything that a PMU's registers and its accounting depend on.
 ///
@@ -108,6 +107,27 @@ pub(crate) struct SavedSnapshot {
     pub(crate) sequence: u64,
     /// Status, time enabled, time running and count of each counter.
     pub(crate) counters: Vec<[Hex; 4]>,
+}
+
+/// Registers of the last samples.
+pub(crate) const IBS_DATA: usize = 9;
+
+/// Instruction-based sampling in a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct SavedIbs {
+    /// `IbsFetchCtl` and `IbsOpCtl`, as they read.
+    pub(crate) fetch_control: Hex,
+    pub(crate) op_control: Hex,
+    /// The bits of the fetch count that are not in it.
+    pub(crate) fetch_count: Hex,
+    /// The registers of the last samples, in the order of their indices.
+    pub(crate) data: [Hex; IBS_DATA],
+    pub(crate) vectors: [Hex; EXTENDED_VECTORS as usize],
+    pub(crate) seed: Hex,
+    /// Delivery mode and vector of an interrupt that waits to be sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pending: Option<Hex>,
 }
 
 impl PmuState {

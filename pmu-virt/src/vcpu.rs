@@ -21,7 +21,6 @@ mod uncounted;
 
 pub use backing::OtherCores;
 pub use ibs::{IbsDue, IbsSample};
-pub(crate) use ibs::{SavedIbs, name_of};
 pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;

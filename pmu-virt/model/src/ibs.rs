@@ -3,7 +3,7 @@
 //! Sources: APM vol. 2, section 13.3; APM vol. 3, appendix E, function 8000_001Bh;
 //! the BKDGs from Family 10h on and the PPRs, MSRC001_1030 to 103B.
 
-use crate::model::low_bits;
+use crate::ids::low_bits;
 
 /// Function 8000_001Bh EAX, as far as some model has it.
 pub mod caps {

@@ -197,3 +197,13 @@ impl fmt::Display for SlotSet {
         write!(f, "{noun} {slots}")
     }
 }
+
+/// A mask of the lowest `bits` bits.
+#[inline]
+pub const fn low_bits(bits: u8) -> u64 {
+    if bits >= 64 {
+        u64::MAX
+    } else {
+        (1 << bits) - 1
+    }
+}

@@ -36,11 +36,10 @@ pub use constraint::{AssignError, Constraint};
 pub use cpuid::{CpuidRegs, PmuCpuid, accounting_leaves};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
 pub use ibs::{IbsKind, IbsRegister};
-pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor};
+pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor, low_bits};
 pub use model::{
     CTR_FRZ, DEBUGCTL, MAX_FIXED, MAX_PROGRAMMABLE, MISC_ENABLE, ModelError, ModelSummary,
-    OVF_BUFFER, PMI_IN_USE, PmuModel, RegisterKind, RegisterRow, all_pmu_msr_ranges, low_bits,
-    written_count,
+    OVF_BUFFER, PMI_IN_USE, PmuModel, RegisterKind, RegisterRow, all_pmu_msr_ranges, written_count,
 };
 pub use pebs::{Pebs, PebsFormat, PebsPrecision};
 pub use progress::{LossReason, MathUnit, Progress, Retirement};

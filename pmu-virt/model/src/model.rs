@@ -16,7 +16,7 @@ use arbiter::{CounterId, PerKind};
 
 use crate::event::{EventCode, EventFamily, FixedFunction, KnownEvent};
 use crate::ibs::{self, IbsKind, IbsRegister};
-use crate::ids::{MsrIndex, Vendor};
+use crate::ids::{MsrIndex, Vendor, low_bits};
 use crate::pebs::Pebs;
 use crate::register::{Register, Reserved, WriteForm, WriteRule};
 use crate::request::CountRequest;
@@ -701,15 +701,5 @@ pub fn written_count(form: WriteForm, mask: u64, value: u64) -> Option<u64> {
         }
         WriteForm::FullWidth => (value & !mask == 0).then_some(value),
         WriteForm::Truncate => Some(value & mask),
-    }
-}
-
-/// A mask of the lowest `bits` bits.
-#[inline]
-pub const fn low_bits(bits: u8) -> u64 {
-    if bits >= 64 {
-        u64::MAX
-    } else {
-        (1 << bits) - 1
     }
 }

@@ -4,10 +4,9 @@ use std::fmt;
 
 use arbiter::CounterId;
 use perfmon::ContextId;
-use pmu_model::{CountRequest, OwnerId, SlotIndex};
+use pmu_model::{CountRequest, IbsKind, MAX_PROGRAMMABLE, OwnerId, SlotIndex};
 
 use super::SlotBank;
-use crate::vcpu::name_of;
 
 /// Who wants an event counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,5 +93,25 @@ impl SlotBank {
                 })
             })
             .collect()
+    }
+}
+
+/// Which of the two counters of instruction-based sampling it is, if it is one: their positions
+/// are behind all that a model can have.
+#[inline]
+pub(crate) fn kind_of(counter: CounterId) -> Option<IbsKind> {
+    match counter {
+        CounterId::Programmable(n) if n == MAX_PROGRAMMABLE => Some(IbsKind::Fetch),
+        CounterId::Programmable(n) if n == MAX_PROGRAMMABLE + 1 => Some(IbsKind::Op),
+        _ => None,
+    }
+}
+
+/// What a log calls a counter.
+pub(crate) fn name_of(counter: CounterId) -> String {
+    match kind_of(counter) {
+        Some(IbsKind::Fetch) => "IBS fetch".to_owned(),
+        Some(IbsKind::Op) => "IBS op".to_owned(),
+        None => counter.to_string(),
     }
 }

@@ -5,9 +5,9 @@ use std::num::NonZeroU64;
 use arbiter::{CounterId, Shared};
 use pmu_model::{CountRequest, FixedFunction, LossReason, SlotSet, Unavailable, UnavailableReason};
 
-use super::ibs::kind_of;
 use super::times::Times;
 use super::{Here, VcpuPmu, index_of};
+use crate::slot_bank::kind_of;
 use crate::slot_bank::{Claimant, Settled};
 
 impl VcpuPmu {

@@ -17,11 +17,11 @@ use pmu_model::ibs::{
 use pmu_model::{
     CountRequest, IbsKind, IbsRegister, MAX_PROGRAMMABLE, PmuModel, Register, Tsc, low_bits,
 };
-use serde::{Deserialize, Serialize};
 
 use super::{Here, VcpuPmu, WriteOutcome, index_of};
 use crate::core_pmu::CorePmu;
 use crate::state::Hex;
+use crate::state::{IBS_DATA, SavedIbs};
 use crate::throttle::{PmiThrottle, ThrottleDecision};
 
 /// Positions of the two among the counters: behind all that a model can have.
@@ -38,29 +38,10 @@ const FETCH_RANDOM: u64 = low_bits(4);
 /// The lowest bit of a fetch count that can be read and written.
 const FETCH_UNIT: u32 = 4;
 
-/// Which of the two, if it is one.
-#[inline]
-pub(super) fn kind_of(counter: CounterId) -> Option<IbsKind> {
-    match counter {
-        CounterId::Programmable(n) if n == MAX_PROGRAMMABLE => Some(IbsKind::Fetch),
-        CounterId::Programmable(n) if n == MAX_PROGRAMMABLE + 1 => Some(IbsKind::Op),
-        _ => None,
-    }
-}
-
 fn position(kind: IbsKind) -> CounterId {
     match kind {
         IbsKind::Fetch => FETCH,
         IbsKind::Op => OP,
-    }
-}
-
-/// What a log calls a counter.
-pub(crate) fn name_of(counter: CounterId) -> String {
-    match kind_of(counter) {
-        Some(IbsKind::Fetch) => "IBS fetch".to_owned(),
-        Some(IbsKind::Op) => "IBS op".to_owned(),
-        None => counter.to_string(),
     }
 }
 
@@ -107,7 +88,7 @@ pub(super) struct Ibs {
     fetch: Sampler,
     op: Sampler,
     /// Registers of the last samples, by [`slot_of`].
-    data: [u64; DATA],
+    data: [u64; IBS_DATA],
     vectors: [u32; EXTENDED_VECTORS as usize],
     /// Seed of the random bits.
     seed: u32,
@@ -115,8 +96,6 @@ pub(super) struct Ibs {
     pending: Option<u32>,
     throttle: PmiThrottle,
 }
-
-const DATA: usize = 9;
 
 /// Where a register of a sample is kept.
 fn slot_of(register: IbsRegister) -> Option<usize> {
@@ -141,7 +120,7 @@ impl Ibs {
             Box::new(Ibs {
                 fetch: Sampler::default(),
                 op: Sampler::default(),
-                data: [0; DATA],
+                data: [0; IBS_DATA],
                 vectors: [MASKED; EXTENDED_VECTORS as usize],
                 seed: 1,
                 pending: None,
@@ -514,24 +493,6 @@ fn chosen(
     let counts =
         |request: &&CountRequest| core.is_some_and(|core| core.plan_for_guest(request).is_ok());
     requests.iter().find(counts).or(requests.last()).copied()
-}
-
-/// Instruction-based sampling in a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct SavedIbs {
-    /// `IbsFetchCtl` and `IbsOpCtl`, as they read.
-    pub(crate) fetch_control: Hex,
-    pub(crate) op_control: Hex,
-    /// The bits of the fetch count that are not in it.
-    pub(crate) fetch_count: Hex,
-    /// The registers of the last samples, in the order of their indices.
-    pub(crate) data: [Hex; DATA],
-    pub(crate) vectors: [Hex; EXTENDED_VECTORS as usize],
-    pub(crate) seed: Hex,
-    /// Delivery mode and vector of an interrupt that waits to be sent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) pending: Option<Hex>,
 }
 
 impl VcpuPmu {

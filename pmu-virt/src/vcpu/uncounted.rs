@@ -4,7 +4,7 @@
 use arbiter::CounterId;
 use pmu_model::{CountRequest, OwnerId, UnavailableReason};
 
-use super::name_of;
+use crate::slot_bank::name_of;
 
 /// More are not named: a guest can ask for any number of events.
 const MOST: usize = 64;

@@ -28,7 +28,6 @@ use crate::trap::StepStop;
 use crate::vm_traps::VmTraps;
 
 use interrupts::PmiRouting;
-pub(crate) use samples::fetched;
 
 /// How often the guest's own debug registers are looked at while ours are in
 /// use, by a kick if need be: KVM has no exit for MOV to DR then.

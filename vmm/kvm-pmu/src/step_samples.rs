@@ -2,11 +2,10 @@
 
 use iced_x86::Register;
 use kvm_bindings::{kvm_regs, kvm_segment};
-use pmu_virt::ibs::{BranchRecord, DataAddress, MemoryRecord, OpRecord, OpSample};
+use pmu_virt::ibs::{BranchRecord, DataAddress, FetchRecord, MemoryRecord, OpRecord, OpSample};
 use pmu_virt::step::{Operand, Retirement, operand};
 use pmu_virt::{CorePmu, IbsKind, IbsSample, VcpuPmu};
 
-use crate::pmu::fetched;
 use crate::trap::{CpuContext, Executed, MAX_INSTRUCTION};
 
 /// What an instruction found before it was executed.
@@ -171,5 +170,13 @@ impl Before {
             4 => full & 0xffff_ffff,
             _ => full,
         }
+    }
+}
+
+/// The fetch of the instruction at linear address `linear`.
+pub(crate) fn fetched(context: &CpuContext<'_>, linear: u64) -> FetchRecord {
+    FetchRecord {
+        linear,
+        physical: context.located(linear),
     }
 }

@@ -5,7 +5,7 @@
 //! the guest gets at them: in x2APIC mode, where KVM refuses them and a VM that wants to
 //! know ([`MsrFilter::with_invalid`](crate::MsrFilter::with_invalid)) gets an exit.
 
-use pmu_virt::ibs::{FetchRecord, OpSample, X2APIC_MSRS};
+use pmu_virt::ibs::{OpSample, X2APIC_MSRS};
 use pmu_virt::{IbsDue, IbsKind, IbsSample, MsrIndex};
 
 use super::{Lent, Traps};
@@ -13,6 +13,7 @@ use crate::error::{KvmPmuError, VcpuError};
 use crate::observe::TrapEvent;
 use crate::pmi;
 use crate::registers::VcpuAccess;
+use crate::step_samples::fetched;
 use crate::time;
 use crate::trap::CpuContext;
 
@@ -85,13 +86,5 @@ impl Traps {
     ) -> Result<bool, VcpuError> {
         let has_ibs = self.pmu.as_ref().is_some_and(|pmu| pmu.model().ibs() != 0);
         Ok(has_ibs && X2APIC_MSRS.contains(&msr.0) && !pmi::is_x2apic(&vcpu.get_sregs()?))
-    }
-}
-
-/// The fetch of the instruction at linear address `linear`.
-pub(crate) fn fetched(context: &CpuContext<'_>, linear: u64) -> FetchRecord {
-    FetchRecord {
-        linear,
-        physical: context.located(linear),
     }
 }
