@@ -31,6 +31,7 @@ impl Desk {
         desk.write("text", b"this is no kernel at all\n");
         desk.write("large", &with_memory_of_1_gib(good));
         desk.write("initrd", b"070701");
+        desk.write("nothing.toml", b"[event.r0729]\nrate = 5\n");
         desk.write("broken.toml", b"kernel = 'kernel'\nmemory = \n");
         desk.write("unknown.toml", b"kernel = 'kernel'\n\nmemroy = 64\n");
         desk.write("type.toml", b"kernel = 'kernel'\ncpus = 'two'\n");
@@ -175,6 +176,28 @@ fn options_and_files() {
         (
             &["run", "--kernel", "kernel", "--pmu", "intel-v2,colour=3"],
             &["--pmu", "colour"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pmu", "intel-v2,ibs=on"],
+            &["--pmu", "'ibs'", "intel-v2", "always off"],
+        ),
+        (
+            &["run", "--kernel", "kernel", "--pmu", "amd-core,ibs=2"],
+            &["--pmu", "'ibs=2'", "on or off"],
+        ),
+        (
+            &[
+                "run",
+                "--kernel",
+                "kernel",
+                "--cpu-vendor",
+                "amd",
+                "--pmu",
+                "amd-core,ibs=on",
+                "--counters",
+                "sim=nothing.toml",
+            ],
+            &["ibs=on", "sim", "neither cycles nor instructions", "clock"],
         ),
         (
             &["run", "--kernel", "kernel", "--pmu", "intel-v2,counters=x"],
