@@ -187,7 +187,8 @@ impl VcpuPmu {
             return;
         };
         let enabled = !self.model.has_global_control() || self.is_globally_enabled(counter);
-        let frozen = self.freeze.frozen.contains(counter);
+        // Instruction-based sampling has no bit in the status, and goes on.
+        let frozen = kind_of(counter).is_none() && self.freeze.frozen.contains(counter);
         if !(request.can_advance() && enabled) || frozen {
             if self.counters[index].unavailable.is_some() {
                 // A place that was lost is no use: the next time, a new one.
