@@ -409,6 +409,8 @@ fn bad_areas(lab: &Lab) -> Result<()> {
             }
             a.mov(rax, buffer.saturating_add(0x100))?;
             a.mov(qword_ptr(AREA + 0x30), rax)?;
+            a.mov(rax, u64::MAX)?;
+            a.mov(qword_ptr(AREA + 0x38), rax)?;
             wrmsr(a, 0x600, area)?;
             wrmsr(a, 0x186, 0x43_00c0)?;
             wrmsr(a, GLOBAL_CONTROL, 1)?;

@@ -204,7 +204,7 @@ fn moment(rip: u64) -> PebsMoment {
         flags: 2,
         registers: std::array::from_fn(|n| 0x100 + n as u64),
         tsc: TSC,
-        xmm: std::array::from_fn(|n| [0x40 + n as u8; 16]),
+        xmm: std::array::from_fn(|n| [0x40 | u8::try_from(n).unwrap_or(0); 16]),
     }
 }
 
