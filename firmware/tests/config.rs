@@ -104,7 +104,7 @@ fn malformed_areas_are_named() {
     check(0x101, &[8], ConfigError::Flags);
     check(0x102, &[1], ConfigError::Reserved);
     check(0x108, &[0, 4], ConfigError::Control);
-    check(0x10a, &[0x10], ConfigError::Control);
+    check(0x10a, &[0x20], ConfigError::Control);
     // Behind the last counter.
     check(0x120, &[1], ConfigError::Reserved);
     check(0x8ff, &[1], ConfigError::Reserved);

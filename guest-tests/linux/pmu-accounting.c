@@ -64,6 +64,7 @@ static const char *const reason_codes[256] = {
 	[10] = "the event is counted in both rings together only",
 	[11] = "the host cannot see the only ring that is asked for",
 	[12] = "the host lets the guest use fewer counters at a time than it has enabled",
+	[13] = "the VM's event filter denies the event",
 	[255] = "an error of the hypervisor",
 };
 
