@@ -14,7 +14,7 @@ use super::rng::Rng;
 use super::{Facts, accesses, handler, state};
 use crate::micro::{ENDBR64, Written, step_backend, wrmsr};
 
-/// Every model, and none. Where there is [`INTEL_GLOBAL`]'s first, the others of it take
+/// Every model, and none. Where there is `INTEL_GLOBAL`'s first, the others of it take
 /// turns with it.
 pub const MODELS: [Option<&str>; 7] = [
     Some("intel-v1"),

@@ -351,7 +351,10 @@ fn skidding(lab: &Lab) -> Result<()> {
     for pmi in seen.chunks_exact(2) {
         ensure!(pmi[0] == OVF_BUFFER, "status {seen:x?}");
         let bytes = pmi[1] - BUFFER;
-        ensure!(bytes >= 32 * RECORDS && bytes.is_multiple_of(32), "index {seen:x?}");
+        ensure!(
+            bytes >= 32 * RECORDS && bytes.is_multiple_of(32),
+            "index {seen:x?}"
+        );
     }
     for record in (BUFFER..BUFFER + 32 * RECORDS).step_by(32) {
         let ip = ran.word(record + 8)?;
