@@ -390,7 +390,7 @@ impl PmuModel {
     /// Whether a PMI can stop the counters: IA32_DEBUGCTL bit 12 exists where
     /// IA32_PERF_CAPABILITIES does, from version 2 on (SDM vol. 4, table
     /// "IA-32 Architectural MSRs", 1D9H). AMD's DebugCtl has it where CPUID function
-    /// 8000_0022h EAX[2] says so (APM vol. 3, appendix E.4.24).
+    /// 8000_0022h EAX bit 2 says so (APM vol. 3, appendix E.4.24).
     #[inline]
     pub fn can_freeze(&self) -> bool {
         self.freeze || self.family.version > 1 && self.capabilities
