@@ -200,6 +200,24 @@ fn options_and_files() {
             &["ibs=on", "sim", "neither cycles nor instructions", "clock"],
         ),
         (
+            &["run", "--kernel", "kernel", "--pmu", "amd-core,pebs=skid"],
+            &["--pmu", "'pebs'", "amd-core", "always off"],
+        ),
+        (
+            &[
+                "run",
+                "--kernel",
+                "kernel",
+                "--cpu-vendor",
+                "intel",
+                "--pmu",
+                "intel-v4,pebs=exact",
+                "--counters",
+                "clock,step",
+            ],
+            &["pebs=exact", "clock,step", "--counters step", "pebs=skid"],
+        ),
+        (
             &["run", "--kernel", "kernel", "--pmu", "intel-v2,counters=x"],
             &["--pmu", "counters"],
         ),

@@ -23,6 +23,7 @@ pub mod cpuid;
 mod debug;
 mod error;
 mod gp_watch;
+mod guest_tsc;
 mod halt;
 mod memory;
 mod observe;

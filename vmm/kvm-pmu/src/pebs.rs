@@ -8,8 +8,6 @@ use crate::memory::GuestBytes;
 use crate::registers::VcpuAccess;
 use crate::trap::{Implicit, RFLAGS_TF};
 
-const TSC: u32 = 0x10;
-
 /// The instruction that a record is of, and what it left.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sampled {
@@ -39,7 +37,7 @@ pub(crate) fn write(
         flags: regs.rflags,
         ip: regs.rip,
         registers: general(&regs),
-        tsc: vcpu.read_msr(TSC)?.unwrap_or(0),
+        tsc: vcpu.guest_tsc()?,
         ..PebsMoment::default()
     };
     if let Some(sampled) = sampled {

@@ -11,6 +11,8 @@ use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
 use vmm_sys_util::errno;
 
 use crate::error::{VcpuError, VcpuId};
+use crate::guest_tsc::GuestTsc;
+use crate::time;
 
 /// What [`RegisterCache::want`] exchanges.
 const SYNCED: u32 = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
@@ -39,6 +41,7 @@ pub(crate) struct RegisterCache {
     staged_sregs: Cell<Option<kvm_sregs>>,
     /// The last exit was from system management mode.
     smm: bool,
+    tsc: GuestTsc,
 }
 
 impl RegisterCache {
@@ -255,6 +258,13 @@ impl VcpuAccess<'_> {
             set.map_err(|error| self.error("KVM_SET_REGS", error))?;
         }
         Ok(())
+    }
+
+    /// The guest's TSC now, or a moment ago; 0 if KVM does not tell.
+    pub(crate) fn guest_tsc(self) -> Result<u64, VcpuError> {
+        const TSC: u32 = 0x10;
+        let ask = || Ok(self.read_msr(TSC)?.unwrap_or(0));
+        self.cache.tsc.read(|| time::now().0, ask)
     }
 
     /// Reads one MSR of the vCPU as the guest would; `None` if KVM refuses.
