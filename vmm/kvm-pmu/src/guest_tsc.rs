@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn kvm_is_asked_now_and_then_and_nothing_is_of_the_future() {
         let (tsc, now) = (GuestTsc::default(), Cell::new(1_000));
-        let mut check = |passed: u64, ahead: u64, late: u64, behind: u64| {
+        let check = |passed: u64, ahead: u64, late: u64, behind: u64| {
             now.set(now.get() + passed);
             let found = read(&tsc, &now, ahead, late);
             assert_eq!(now.get().wrapping_add(ahead).wrapping_sub(found), behind);
