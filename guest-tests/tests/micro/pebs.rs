@@ -310,6 +310,8 @@ fn skidding(lab: &Lab) -> Result<()> {
             a.push(rax)?;
             a.push(rcx)?;
             a.push(rdx)?;
+            // A full buffer would not reload the counter.
+            wrmsr(a, GLOBAL_CONTROL, 0)?;
             a.mov(ecx, 0x38e)?;
             a.rdmsr()?;
             log_value(a)?;
@@ -320,6 +322,7 @@ fn skidding(lab: &Lab) -> Result<()> {
             a.mov(qword_ptr(AREA + INDEX), rax)?;
             wrmsr(a, 0x390, OVF_BUFFER)?;
             Apic::X2.route(a, 0x400)?;
+            wrmsr(a, GLOBAL_CONTROL, 1)?;
             a.inc(qword_ptr(TAKEN))?;
             a.pop(rdx)?;
             a.pop(rcx)?;

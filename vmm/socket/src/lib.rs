@@ -15,6 +15,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 
 /// Most connections that wait to be accepted.
@@ -281,6 +282,21 @@ impl Peer {
     pub fn is_in(&self, group: u32) -> bool {
         self.groups.contains(&group)
     }
+}
+
+/// Raises the soft limit of open files to the hard one: each client takes descriptors, and
+/// what it asks for takes more. Returns the limit as it is now.
+pub fn raise_open_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        log::debug!("the limit of open files stays as it is: {error}");
+    }
+    // `None` stands for no limit.
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -10,10 +10,9 @@ use std::thread::{Builder, JoinHandle};
 use arbiter::host::{HostArbiter, HostPolicyError, PmuId, Tenant};
 use rustix::event::epoll;
 use rustix::net::SocketType;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
-use umpire_socket::{Access, Listener, SocketError, Wording};
+use umpire_socket::{Access, Listener, SocketError, Wording, raise_open_files};
 
 use super::{Arbiterd, FIRST, HANGUP, Incoming, SIGHTS, STOP, now};
 use crate::audit::{Trail, unix_ms};
@@ -297,21 +296,6 @@ impl Drop for OwnArbiter {
 fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map(|id| id.trim().to_owned()).unwrap_or_default()
-}
-
-/// Raises the soft limit of open files to the hard one: connections, events of holders and
-/// measurements take descriptors. Returns the limit as it is now.
-fn raise_open_files() -> u64 {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        log::debug!("the limit of open files stays as it is: {error}");
-    }
-    // `None` stands for no limit.
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 /// What can be read from once one of `signals` has come.

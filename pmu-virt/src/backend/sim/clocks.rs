@@ -192,22 +192,19 @@ impl Clock {
             known.counters += 1;
             return;
         }
+        // From the cycle before on, to know whether that was one that counts.
         let mut cycles = Cycles {
             what,
             threshold,
             counters: 1,
             tally: Tally::default(),
-            time: self.time,
+            time: self.time.saturating_sub(1),
         };
-        // Whether the cycle before was one that counts.
-        if let Some(last) = self.time.checked_sub(1) {
-            cycles.time = last;
-            cycles.tally = Tally {
-                cycles: 0,
-                last: self.tally(clocks, &cycles).last,
-            };
-            cycles.time = self.time;
-        }
+        cycles.tally = Tally {
+            cycles: 0,
+            ..self.tally(clocks, &cycles)
+        };
+        cycles.time = self.time;
         self.tallies.push(cycles);
     }
 
@@ -269,27 +266,26 @@ impl Clock {
     /// From where on cycles are still to be counted.
     fn start(&self, clocks: &SimClocks, cycles: &Cycles) -> Start {
         let Cycles { what, time, .. } = *cycles;
+        if what.rings == Rings::Alike || time >= self.since {
+            let counted = what.rings.counted();
+            let mut here = counted.filter(|one| what.rings == Rings::Alike || *one == self.ring);
+            return Start {
+                time,
+                total: self.total(clocks, what, time),
+                ring: here.next(),
+            };
+        }
         // A cycle before the present ring was one of the ring before.
-        let (ring, total) = if time < self.since {
-            let sums = self.sums.get(what.entry).copied().unwrap_or_default();
-            let until = what.rings.counted().map(|ring| sums[index(ring)]).sum();
-            let curve = clocks.table().entries.get(what.entry).map(|one| &one.curve);
-            let is_counted = what.rings.counted().any(|ring| ring == self.before);
-            let last = curve.filter(|_| is_counted).map_or(0, |curve| {
-                grown(curve, self.before, time, self.since, clocks.tsc_khz())
-            });
-            (self.before, u128::saturating_sub(until, last))
-        } else {
-            (self.ring, self.total(clocks, what, time))
-        };
-        let alike = (what.rings == Rings::Alike).then_some(Ring::User);
+        let ring = what.rings.counted().find(|one| *one == self.before);
+        let until = self.total(clocks, what, self.since);
+        let curve = clocks.table().entries.get(what.entry).map(|one| &one.curve);
+        let last = ring.zip(curve).map_or(0, |(ring, curve)| {
+            grown(curve, ring, time, self.since, clocks.tsc_khz())
+        });
         Start {
             time,
-            total: match alike {
-                Some(_) => self.total(clocks, what, time),
-                None => total,
-            },
-            ring: alike.or_else(|| what.rings.counted().find(|one| *one == ring)),
+            total: until.saturating_sub(last),
+            ring,
         }
     }
 

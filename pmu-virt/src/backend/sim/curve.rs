@@ -109,16 +109,7 @@ impl Curve {
                 None => u64::MAX,
             };
         }
-        // Not enough at `low`, enough at `high`.
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if enough(middle) {
-                high = middle;
-            } else {
-                low = middle;
-            }
-        }
-        Some(high)
+        Some(first_enough(low, high, enough))
     }
 
     /// Time with noise, in thousandths of a tick: it runs faster or slower by
@@ -150,6 +141,19 @@ impl Curve {
         let drawn = u128::from(mix(self.seed ^ mix(index))) % span;
         i128::try_from(drawn).unwrap_or(0) - NOISE_SCALE
     }
+}
+
+/// The first number above `low` that is enough, up to `high`, which is.
+pub(super) fn first_enough(mut low: u64, mut high: u64, enough: impl Fn(u64) -> bool) -> u64 {
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if enough(middle) {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    high
 }
 
 /// The unit of [`Curve::integral`] in one event.

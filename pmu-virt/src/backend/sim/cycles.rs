@@ -5,7 +5,7 @@
 
 use pmu_model::{CountRequest, Ring};
 
-use super::curve::{Curve, unit};
+use super::curve::{Curve, first_enough, unit};
 
 /// Which cycles count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,18 +187,9 @@ pub(super) fn reaches(
                 cycles: of,
                 ..*part
             };
-            of > 0 && shorter.count(threshold, tally).cycles >= cycles
+            shorter.count(threshold, tally).cycles >= cycles
         };
-        let (mut low, mut high) = (0, part.cycles);
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if enough(middle) {
-                high = middle;
-            } else {
-                low = middle;
-            }
-        }
-        found = time + high;
+        found = time + first_enough(0, part.cycles, enough);
         false
     });
     found

@@ -131,6 +131,10 @@ impl Tools {
         wanted(contexts.map(|one| &one.wants))
     }
 
+    fn asked(&self) -> usize {
+        self.leases.iter().map(|share| share.asked).sum()
+    }
+
     /// Gets counters for a context that is to be loaded, beside those that count and load.
     fn load(&mut self, load: ContextLoad) {
         if load.counters == 0 {
@@ -183,8 +187,7 @@ impl Tools {
     /// What contexts lack that stand for want of a lease is asked for now and then. Leases
     /// that only wait come back by themselves.
     fn ask_anew(&mut self) {
-        let asked: usize = self.leases.iter().map(|share| share.asked).sum();
-        let more = self.wants(|_| true).saturating_sub(asked);
+        let more = self.wants(|_| true).saturating_sub(self.asked());
         let now = Instant::now();
         if more == 0 {
             self.asks = None;
@@ -199,10 +202,13 @@ impl Tools {
     /// Gives back what no context wants any more: first leases that wait for their turn,
     /// then the newest.
     fn give_back(&mut self) {
+        let mut more = self.asked().saturating_sub(self.wants(|_| true));
+        if more == 0 {
+            return;
+        }
+        // What was refused may be free now.
         self.refused = None;
         self.leases.sort_by_key(|share| share.holds() == 0);
-        let asked: usize = self.leases.iter().map(|share| share.asked).sum();
-        let mut more = asked.saturating_sub(self.wants(|_| true));
         while let Some(mut share) = self.leases.pop() {
             if share.asked > more {
                 if more > 0

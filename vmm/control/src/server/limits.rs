@@ -5,7 +5,6 @@ use perfmon_abi::consts::{PFM_GROUP_ANY, PFM_MAX_PMCS, PFM_VERSION};
 use perfmon_abi::wire::{Errno, MAX_PAYLOAD, Refusal};
 use perfmon_abi::{PMC_WORDS, PMD_WORDS};
 use pmu_virt::perfmon::LogicalPmu;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::connections::MOST_REFUSED;
 use crate::config::{ARG_SIZES, ControlConfig};
@@ -146,22 +145,6 @@ fn most_contexts(files: u64, connections: usize, vcpus: usize) -> usize {
         .unwrap_or(usize::MAX)
         .saturating_sub(others);
     (left / CONTEXT_FILES).clamp(1, MOST_CONTEXTS)
-}
-
-/// Raises the soft limit of open files to the hard one, since contexts take
-/// descriptors. Returns the limit as it is now. Where it is too low, clients get
-/// ENOMEM.
-pub(super) fn raise_open_files() -> u64 {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        log::debug!("the limit of open files stays as it is: {error}");
-    }
-    // `None` stands for no limit.
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
