@@ -11,7 +11,7 @@
 #define UMPIRE_PCR_CPUID_FEATURES 0x40000101U /* second leaf: what there is */
 #define UMPIRE_PCR_CPUID_FEATURES_ECX_PCR 0x100U /* ECX of CPUID_FEATURES: counter reservations exist */
 #define UMPIRE_PCR_CPUID_LEAF 0x40000102U /* leaf of the reservations: EAX version, EBX first MSR, ECX features, EDX sizes */
-#define UMPIRE_PCR_VERSION 2U /* version of this ABI, in EAX of CPUID_LEAF */
+#define UMPIRE_PCR_VERSION 3U /* version of this ABI, in EAX of CPUID_LEAF */
 #define UMPIRE_PCR_FEATURE_RANDOM 1U /* ECX: the MSR RANDOM exists */
 #define UMPIRE_PCR_FEATURE_RDPMC 2U /* ECX: RDPMC takes a cookie */
 #define UMPIRE_PCR_FEATURE_MAILBOX 4U /* ECX: the mailbox exists */
@@ -22,6 +22,7 @@
 #define UMPIRE_PCR_FEATURE_GRANTEE 0x80U /* ECX: who was granted a counter sets its access cookie under every scheme */
 #define UMPIRE_PCR_FEATURE_EVENT 0x100U /* ECX: a request may name an event */
 #define UMPIRE_PCR_FEATURE_SMRAM 0x200U /* ECX: as its phase ends the firmware puts code into SMRAM (PHASE_SMRAM) */
+#define UMPIRE_PCR_FEATURE_IBS 0x400U /* ECX: samplers have positions, POSITION_IBS_FETCH and POSITION_IBS_OP */
 
 /* RDPMC */
 #define UMPIRE_PCR_RDPMC_COOKIE 0x554d0000U /* ECX: this plus the position reads a counter with a cookie */
@@ -47,6 +48,11 @@
 #define UMPIRE_PCR_MSR_NOTICE 0x246U /* R: takes the oldest notice; 0: none */
 #define UMPIRE_PCR_MSR_REPLY 0x247U /* W: answers a notice that asks, with the counter's cookie */
 #define UMPIRE_PCR_MSR_REFUSAL 0x248U /* R: the reason of the layer's last write to the block that raised #GP */
+#define UMPIRE_PCR_MSR_IBS 0x280U /* + k, RW, access cookie of its sampler: MSR 0xc0011030 + k, but for IBSCTL */
+
+/* Positions of samplers, where FEATURE_IBS is set */
+#define UMPIRE_PCR_POSITION_IBS_FETCH 62U /* instruction fetches */
+#define UMPIRE_PCR_POSITION_IBS_OP 63U /* ops */
 
 /* Cookies */
 #define UMPIRE_PCR_DEFAULT_COOKIE 0ULL /* what legacy accesses present and an unreserved counter expects */

@@ -17,7 +17,9 @@ use crate::{Access, CounterId, CounterSet, Layer, Verdict};
 pub struct Bank {
     programmable: u8,
     fixed: u8,
-    /// Programmable counters by index, then fixed ones.
+    /// There are samplers.
+    ibs: bool,
+    /// Programmable counters by index, then fixed ones, then samplers.
     slots: Box<[Option<Reservation>]>,
     held: CounterSet,
     /// Counters that no layer holds.
@@ -34,25 +36,49 @@ impl Bank {
             programmable.min(crate::MAX_PROGRAMMABLE),
             fixed.min(crate::MAX_FIXED),
         );
-        let slots = usize::from(programmable) + usize::from(fixed);
-        Bank {
+        Bank::empty(programmable, fixed, false)
+    }
+
+    fn empty(programmable: u8, fixed: u8, ibs: bool) -> Self {
+        let mut bank = Bank {
             programmable,
             fixed,
-            slots: (0..slots).map(|_| None).collect(),
+            ibs,
+            slots: Box::default(),
             held: CounterSet::EMPTY,
-            free: CounterSet::first(programmable, fixed),
-            reached: [CounterSet::first(programmable, fixed); Shared::ALL.len()],
-        }
+            free: CounterSet::EMPTY,
+            reached: [CounterSet::EMPTY; Shared::ALL.len()],
+        };
+        bank.free = bank.counters();
+        bank.reached = [bank.free; Shared::ALL.len()];
+        bank.slots = bank.free.iter().map(|_| None).collect();
+        bank
+    }
+
+    /// The same bank with both samplers, free.
+    #[must_use]
+    pub fn with_samplers(self) -> Self {
+        Bank::empty(self.programmable, self.fixed, true)
     }
 
     /// Forgets every reservation.
     pub fn reset(&mut self) {
-        *self = Bank::new(self.programmable, self.fixed);
+        *self = Bank::empty(self.programmable, self.fixed, self.ibs);
     }
 
     /// Every counter of the bank.
     pub fn counters(&self) -> CounterSet {
-        CounterSet::first(self.programmable, self.fixed)
+        let counters = CounterSet::first(self.programmable, self.fixed);
+        if self.ibs {
+            counters | CounterSet::SAMPLERS
+        } else {
+            counters
+        }
+    }
+
+    /// Whether samplers are among them.
+    pub fn has_samplers(&self) -> bool {
+        self.ibs
     }
 
     /// Counters that a layer holds.
@@ -106,6 +132,9 @@ impl Bank {
             CounterId::Programmable(n) if n < self.programmable => Some(usize::from(n)),
             CounterId::Fixed(n) if n < self.fixed => {
                 Some(usize::from(self.programmable) + usize::from(n))
+            }
+            CounterId::Ibs(kind) if self.ibs => {
+                Some(usize::from(self.programmable) + usize::from(self.fixed) + kind as usize)
             }
             _ => None,
         }

@@ -353,7 +353,13 @@ impl Holdings {
         };
         let mut holdings = Holdings {
             of_kind,
-            free: u32::from(PerKind::count(view.bank.free()).of(of_kind)),
+            free: match of_kind {
+                // No minimum is one of samplers.
+                CounterId::Ibs(_) => u32::MAX,
+                _ => PerKind::count(view.bank.free().counters())
+                    .of(of_kind)
+                    .into(),
+            },
             by_layer: [CounterSet::EMPTY; LAYERS],
             announced: CounterSet::EMPTY,
             announced_by: [CounterSet::EMPTY; LAYERS],

@@ -5,40 +5,66 @@ use core::ops::{BitAnd, BitOr, Not};
 
 /// Programmable counters that a set can hold: indices 0 to 31.
 pub const MAX_PROGRAMMABLE: u8 = 32;
-/// Fixed-function counters that a set can hold: indices 0 to 31.
-pub const MAX_FIXED: u8 = 32;
+/// Fixed-function counters that a set can hold: indices 0 to 29.
+pub const MAX_FIXED: u8 = 30;
+/// Positions of the samplers: behind those of all counters.
+const SAMPLERS: u8 = 62;
+
+/// What instruction-based sampling samples (AMD; APM vol. 2, section 13.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IbsKind {
+    /// Instruction fetches.
+    Fetch,
+    /// Ops.
+    Op,
+}
+
+impl IbsKind {
+    /// Both.
+    pub const ALL: [IbsKind; 2] = [IbsKind::Fetch, IbsKind::Op];
+}
 
 /// One counter of a PMU, by its architectural name.
 ///
-/// The order is: programmable counters by index, then fixed ones by index.
+/// The order is: programmable counters by index, then fixed ones by index, then samplers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CounterId {
     /// A counter whose event software selects (Intel `IA32_PMCx`, AMD `PerfCtrX`).
     Programmable(u8),
     /// A counter bound to one event (Intel `IA32_FIXED_CTRx`).
     Fixed(u8),
+    /// A sampler (AMD `IbsFetchCtl`, `IbsOpCtl`): it counts up to its maximum, on a physical
+    /// counter. Where counters of a kind are numbered or limited, it is a programmable one.
+    Ibs(IbsKind),
 }
 
 impl CounterId {
     /// Position in the Intel global registers (`IA32_PERF_GLOBAL_CTRL`):
     /// programmable counters from bit 0, fixed ones from bit 32. `None` for
-    /// an index that has no bit there.
+    /// an index that has no bit there. Samplers have bits 62 and 63 in sets, and none in
+    /// any register.
     #[inline]
     pub fn global_bit(self) -> Option<u32> {
         match self {
             CounterId::Programmable(n) if n < MAX_PROGRAMMABLE => Some(u32::from(n)),
             CounterId::Fixed(n) if n < MAX_FIXED => Some(32 + u32::from(n)),
+            CounterId::Ibs(kind) => Some(u32::from(SAMPLERS) + kind as u32),
             _ => None,
         }
     }
 
-    /// Whether both are programmable, or both fixed-function ones.
+    /// The sampler of this name, as it is displayed.
+    pub fn sampler(name: &str) -> Option<CounterId> {
+        match name {
+            "IBSFETCH" => Some(CounterId::Ibs(IbsKind::Fetch)),
+            "IBSOP" => Some(CounterId::Ibs(IbsKind::Op)),
+            _ => None,
+        }
+    }
+
+    /// Whether both are fixed-function ones, or neither is.
     pub const fn is_like(self, other: CounterId) -> bool {
-        matches!(
-            (self, other),
-            (CounterId::Programmable(_), CounterId::Programmable(_))
-                | (CounterId::Fixed(_), CounterId::Fixed(_))
-        )
+        matches!(self, CounterId::Fixed(_)) == matches!(other, CounterId::Fixed(_))
     }
 
     /// The counter at a position of the reservation ABI. Positions are those of
@@ -46,7 +72,11 @@ impl CounterId {
     pub fn at_position(position: u8) -> Option<CounterId> {
         match position {
             0..32 => Some(CounterId::Programmable(position)),
-            32..64 => Some(CounterId::Fixed(position - 32)),
+            32..SAMPLERS => Some(CounterId::Fixed(position - 32)),
+            SAMPLERS..64 => {
+                let kind = IbsKind::ALL.get(usize::from(position - SAMPLERS))?;
+                Some(CounterId::Ibs(*kind))
+            }
             _ => None,
         }
     }
@@ -62,18 +92,22 @@ impl fmt::Display for CounterId {
         match self {
             CounterId::Programmable(n) => write!(f, "PMC{n}"),
             CounterId::Fixed(n) => write!(f, "FIXED{n}"),
+            CounterId::Ibs(IbsKind::Fetch) => f.write_str("IBSFETCH"),
+            CounterId::Ibs(IbsKind::Op) => f.write_str("IBSOP"),
         }
     }
 }
 
 /// A set of counters, laid out as in `IA32_PERF_GLOBAL_STATUS`: programmable
-/// counter n is bit n, fixed counter n is bit 32 + n.
+/// counter n is bit n, fixed counter n is bit 32 + n. Samplers are bits 62 and 63.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct CounterSet(u64);
 
 impl CounterSet {
     /// The set without members.
     pub const EMPTY: CounterSet = CounterSet(0);
+    /// Both samplers.
+    pub const SAMPLERS: CounterSet = CounterSet(0b11 << SAMPLERS);
 
     /// The set whose members are the set bits of `bits`.
     pub const fn from_bits(bits: u64) -> Self {
@@ -113,16 +147,19 @@ impl CounterSet {
             .is_some_and(|bit| self.0 & (1 << bit) != 0)
     }
 
+    /// The members without samplers.
+    #[must_use]
+    pub const fn counters(self) -> Self {
+        CounterSet(self.0 & !Self::SAMPLERS.0)
+    }
+
     /// The members, programmable counters first.
     pub fn iter(self) -> impl Iterator<Item = CounterId> + Clone {
         let mut rest = self.0;
         core::iter::from_fn(move || {
             let bit = u8::try_from(rest.trailing_zeros()).ok()?;
             rest &= rest.checked_sub(1)?;
-            Some(match bit.checked_sub(32) {
-                None => CounterId::Programmable(bit),
-                Some(fixed) => CounterId::Fixed(fixed),
-            })
+            CounterId::at_position(bit)
         })
     }
 
@@ -192,7 +229,7 @@ impl fmt::Debug for CounterSet {
     }
 }
 
-/// A number for each kind of counter.
+/// A number for each kind of counter; a sampler counts as a programmable one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PerKind {
     /// The number for programmable counters.
@@ -212,8 +249,8 @@ impl PerKind {
     pub fn count(set: CounterSet) -> PerKind {
         let bits = |bits: u64| u8::try_from(bits.count_ones()).unwrap_or(u8::MAX);
         PerKind {
-            programmable: bits(set.bits() & u64::from(u32::MAX)),
-            fixed: bits(set.bits() >> 32),
+            programmable: bits(set.bits() & (u64::from(u32::MAX) | CounterSet::SAMPLERS.0)),
+            fixed: bits(set.counters().bits() >> 32),
         }
     }
 
@@ -229,7 +266,7 @@ impl PerKind {
     /// The number for the kind of `counter`.
     pub fn of(self, counter: CounterId) -> u8 {
         match counter {
-            CounterId::Programmable(_) => self.programmable,
+            CounterId::Programmable(_) | CounterId::Ibs(_) => self.programmable,
             CounterId::Fixed(_) => self.fixed,
         }
     }

@@ -110,7 +110,7 @@ pub use backing::{Backing, EventRoom};
 pub use bank::Bank;
 pub use control::{Control, Shared};
 pub use cookie::Cookie;
-pub use counter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, PerKind};
+pub use counter::{CounterId, CounterSet, IbsKind, MAX_FIXED, MAX_PROGRAMMABLE, PerKind};
 #[cfg(feature = "alloc")]
 pub use grant::{Budget, BudgetEnd, Denial, Grant, Verdict};
 pub use guard::{Guard, GuardLimits, Penalty};

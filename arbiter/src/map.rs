@@ -44,9 +44,10 @@ impl LegacyMap {
         let free = (bank.counters() & !taken).iter();
         let free = free.filter_map(|counter| match counter {
             CounterId::Programmable(n) => Some(n),
-            CounterId::Fixed(_) => None,
+            CounterId::Fixed(_) | CounterId::Ibs(_) => None,
         });
-        let fixed = CounterSet::first(0, fixed) & bank.counters();
+        // Samplers keep their names, as fixed-function counters do.
+        let fixed = (CounterSet::first(0, fixed) | CounterSet::SAMPLERS) & bank.counters();
         let mut map = LegacyMap {
             positions: [0; 32],
             names: fixed,
@@ -90,7 +91,7 @@ impl LegacyMap {
                 let position = self.positions.get(usize::from(n))?;
                 Some(CounterId::Programmable(*position))
             }
-            CounterId::Fixed(_) => Some(name),
+            CounterId::Fixed(_) | CounterId::Ibs(_) => Some(name),
         }
     }
 

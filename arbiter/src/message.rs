@@ -156,8 +156,14 @@ impl Request {
                 };
                 let cookie = cookie()?;
                 let lease = u32::from(lease) * LEASE_UNIT_MS;
-                // A fixed-function counter has its event.
-                let named = matches!(wanted, Wanted::This(CounterId::Fixed(_))) && event.is_some();
+                // Fixed-function counters and samplers have their events.
+                let has_own = match wanted {
+                    Wanted::This(CounterId::Fixed(_) | CounterId::Ibs(_)) => true,
+                    Wanted::This(CounterId::Programmable(_)) | Wanted::Any(_) | Wanted::Held(_) => {
+                        false
+                    }
+                };
+                let named = has_own && event.is_some();
                 if cookie.is_default() || named {
                     Err(Reason::Malformed)
                 } else {

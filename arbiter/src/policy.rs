@@ -230,7 +230,11 @@ impl Policy {
         if PerKind::count(bank.held_by(layer)).of(counter) >= share.max.of(counter) {
             return Err(Reason::Maximum);
         }
-        let free = PerKind::count(bank.free()).of(counter);
+        if matches!(counter, CounterId::Ibs(_)) {
+            // No minimum is one of samplers.
+            return Ok(());
+        }
+        let free = PerKind::count(bank.free().counters()).of(counter);
         // A counter that is handed over is free neither before nor after.
         let left = match bank.reservation(counter) {
             None => free.saturating_sub(1),

@@ -20,6 +20,8 @@ pub enum PcrRegister {
     Select(CounterId),
     /// `OVERFLOW`: the counter's bit of global status.
     Overflow(CounterId),
+    /// `IBS`: an alias of the MSR of instruction-based sampling so many behind the first.
+    Ibs(u8),
     /// `STATUS`.
     Status(CounterId),
     /// `LEGACY_MAP`.
@@ -46,6 +48,8 @@ pub enum PcrRegister {
 
 /// Positions in each row of registers.
 const ROW: u32 = 0x40;
+/// The end of the row of samplers' registers.
+const MSR_IBS_END: u32 = abi::MSR_IBS + 0x10;
 
 impl PcrRegister {
     /// Whether an MSR index belongs to the block. Not every index of it has a meaning.
@@ -85,6 +89,9 @@ impl PcrRegister {
             abi::MSR_NOTICE => PcrRegister::Notice,
             abi::MSR_REPLY => PcrRegister::Reply,
             abi::MSR_REFUSAL => PcrRegister::Refusal,
+            abi::MSR_IBS..MSR_IBS_END => {
+                PcrRegister::Ibs(u8::try_from(offset - abi::MSR_IBS).ok()?)
+            }
             _ => return None,
         })
     }
@@ -94,7 +101,10 @@ impl PcrRegister {
     #[inline]
     pub const fn takes_cookie(self, write: bool) -> bool {
         match self {
-            PcrRegister::Counter(_) | PcrRegister::Select(_) | PcrRegister::Overflow(_) => true,
+            PcrRegister::Counter(_)
+            | PcrRegister::Select(_)
+            | PcrRegister::Overflow(_)
+            | PcrRegister::Ibs(_) => true,
             PcrRegister::ManagementKey(_)
             | PcrRegister::AccessKey(_)
             | PcrRegister::Control(_)

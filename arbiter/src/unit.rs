@@ -194,6 +194,13 @@ impl PcrUnit {
         }
     }
 
+    /// The same unit with a position for each sampler of instruction-based sampling.
+    #[must_use]
+    pub fn with_samplers(mut self) -> Self {
+        self.bank = self.bank.with_samplers();
+        self
+    }
+
     /// Brings everything of the guest into its state after power-on. The hypervisor
     /// keeps what it holds, and wrong cookies stay counted.
     pub fn reset(&mut self) {
@@ -405,6 +412,9 @@ impl PcrUnit {
         if self.has_smram() {
             features |= abi::FEATURE_SMRAM;
         }
+        if self.bank.has_samplers() {
+            features |= abi::FEATURE_IBS;
+        }
         features
     }
 
@@ -469,6 +479,8 @@ impl PcrUnit {
 
     fn width_mask(&self, counter: CounterId) -> u64 {
         match self.widths.of(counter) {
+            // A register of a sampler has up to 64 bits.
+            _ if matches!(counter, CounterId::Ibs(_)) => u64::MAX,
             width @ 0..64 => (1 << width) - 1,
             _ => u64::MAX,
         }

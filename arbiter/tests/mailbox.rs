@@ -10,8 +10,8 @@ use arbiter::abi::{
     REQUEST_WHICH_SHIFT, REQUEST_WITHDRAW,
 };
 use arbiter::{
-    CounterId, Event, Layer, NamedEvent, NoticeKind, PcrRegister, PerKind, Reason, Reply, Request,
-    Scheme, Wanted,
+    CounterId, Event, IbsKind, Layer, NamedEvent, NoticeKind, PcrRegister, PerKind, Reason, Reply,
+    Request, Scheme, Wanted,
 };
 
 use harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
@@ -37,10 +37,10 @@ fn requests_to_reserve() {
             "{value:#x} {cookie:#x}"
         );
     };
-    let fixed = Wanted::This(CounterId::Fixed(31));
+    let sampler = Wanted::This(CounterId::Ibs(IbsKind::Op));
     check(0x0101, 1, Some((Wanted::Any(1), None)));
     check(0xff01, 1, Some((Wanted::Any(255), None)));
-    check(0x3f11, 1, Some((fixed, None)));
+    check(0x3f11, 1, Some((sampler, None)));
     check(0x0011, COOKIE_MASK, Some((Wanted::This(pmc(0)), None)));
     check(0x0001_0101, 1, Some((Wanted::Any(1), Some(10))));
     check(0xffff_0101, 1, Some((Wanted::Any(1), Some(655_350))));

@@ -169,11 +169,12 @@ pub(crate) struct PebsArea {
 }
 
 fn reset_word(counter: CounterId) -> usize {
-    POINTERS
-        + usize::from(match counter {
-            CounterId::Programmable(n) => n,
-            CounterId::Fixed(n) => PROGRAMMABLE_RESETS + n,
-        })
+    match counter {
+        CounterId::Programmable(n) => POINTERS + usize::from(n),
+        CounterId::Fixed(n) => POINTERS + usize::from(PROGRAMMABLE_RESETS + n),
+        // Samplers have no PEBS.
+        CounterId::Ibs(_) => WORDS,
+    }
 }
 
 impl PebsArea {

@@ -11,7 +11,6 @@ mod lease;
 mod places;
 
 pub use claimant::{Claimant, HolderReport};
-pub(crate) use claimant::{kind_of, name_of};
 pub(crate) use lease::{FinalReading, Return, Settled, SlotLease};
 
 use std::collections::BTreeMap;

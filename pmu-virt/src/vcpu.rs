@@ -34,8 +34,8 @@ use std::sync::Arc;
 use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
 use perfmon::ContextId;
 use pmu_model::{
-    Constraint, CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel,
-    Progress, Provenance, Ticks, Tsc, UnavailableReason,
+    Constraint, CountRequest, IbsKind, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId,
+    PmuModel, Progress, Provenance, Ticks, Tsc, UnavailableReason,
 };
 
 use crate::attached::ContextGroup;
@@ -137,7 +137,7 @@ impl From<WriteOutcome> for MsrWrite {
     }
 }
 
-const COUNTERS: usize = (MAX_PROGRAMMABLE + MAX_FIXED + ibs::POSITIONS) as usize;
+const COUNTERS: usize = (MAX_PROGRAMMABLE + MAX_FIXED) as usize + IbsKind::ALL.len();
 
 /// A counter as the guest sees it.
 #[derive(Debug, Default)]
@@ -433,9 +433,8 @@ type Here<'a> = Option<&'a mut CorePmu>;
 #[inline]
 fn index_of(counter: CounterId) -> usize {
     usize::from(match counter {
-        CounterId::Programmable(n) if n < MAX_PROGRAMMABLE => n,
-        // Behind them all, those of instruction-based sampling.
-        CounterId::Programmable(n) => n + MAX_FIXED,
+        CounterId::Programmable(n) => n,
         CounterId::Fixed(n) => MAX_PROGRAMMABLE + n,
+        CounterId::Ibs(kind) => MAX_PROGRAMMABLE + MAX_FIXED + kind as u8,
     })
 }

@@ -83,6 +83,9 @@ impl MachineReservations {
             legacy: self.plan.legacy,
             smm: self.smm,
         });
+        if model.ibs() != 0 {
+            unit = unit.with_samplers();
+        }
         let mut entropy = OsRandom;
         for counter in self.plan.hypervisor.iter() {
             let cookie = entropy.cookie().ok_or(ReservationError::NoRandom)?;

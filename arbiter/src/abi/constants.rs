@@ -13,7 +13,7 @@ pub const CPUID_FEATURES_ECX_PCR: u32 = 0x100;
 /// Leaf of the reservations: EAX version, EBX first MSR, ECX features, EDX sizes.
 pub const CPUID_LEAF: u32 = 0x4000_0102;
 /// Version of this ABI, in EAX of CPUID_LEAF.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// ECX: the MSR RANDOM exists.
 pub const FEATURE_RANDOM: u32 = 1;
 /// ECX: RDPMC takes a cookie.
@@ -34,6 +34,8 @@ pub const FEATURE_GRANTEE: u32 = 0x80;
 pub const FEATURE_EVENT: u32 = 0x100;
 /// ECX: as its phase ends the firmware puts code into SMRAM (PHASE_SMRAM).
 pub const FEATURE_SMRAM: u32 = 0x200;
+/// ECX: samplers have positions, POSITION_IBS_FETCH and POSITION_IBS_OP.
+pub const FEATURE_IBS: u32 = 0x400;
 
 // RDPMC.
 
@@ -82,6 +84,15 @@ pub const MSR_NOTICE: u32 = 0x246;
 pub const MSR_REPLY: u32 = 0x247;
 /// R: the reason of the layer's last write to the block that raised #GP.
 pub const MSR_REFUSAL: u32 = 0x248;
+/// + k, RW, access cookie of its sampler: MSR 0xc0011030 + k, but for IBSCTL.
+pub const MSR_IBS: u32 = 0x280;
+
+// Positions of samplers, where FEATURE_IBS is set.
+
+/// Instruction fetches.
+pub const POSITION_IBS_FETCH: u32 = 62;
+/// Ops.
+pub const POSITION_IBS_OP: u32 = 63;
 
 // Cookies.
 

@@ -65,7 +65,7 @@ pub const TABLE: &[Group] = &[
                 0x4000_0102,
                 "leaf of the reservations: EAX version, EBX first MSR, ECX features, EDX sizes",
             ),
-            entry("VERSION", 2, "version of this ABI, in EAX of CPUID_LEAF"),
+            entry("VERSION", 3, "version of this ABI, in EAX of CPUID_LEAF"),
             bit("FEATURE_RANDOM", 0, "ECX: the MSR RANDOM exists"),
             bit("FEATURE_RDPMC", 1, "ECX: RDPMC takes a cookie"),
             bit("FEATURE_MAILBOX", 2, "ECX: the mailbox exists"),
@@ -91,6 +91,11 @@ pub const TABLE: &[Group] = &[
                 "FEATURE_SMRAM",
                 9,
                 "ECX: as its phase ends the firmware puts code into SMRAM (PHASE_SMRAM)",
+            ),
+            bit(
+                "FEATURE_IBS",
+                10,
+                "ECX: samplers have positions, POSITION_IBS_FETCH and POSITION_IBS_OP",
             ),
         ],
     },
@@ -183,6 +188,19 @@ pub const TABLE: &[Group] = &[
                 0x248,
                 "R: the reason of the layer's last write to the block that raised #GP",
             ),
+            entry(
+                "MSR_IBS",
+                0x280,
+                "+ k, RW, access cookie of its sampler: MSR 0xc0011030 + k, but for IBSCTL",
+            ),
+        ],
+    },
+    Group {
+        title: "Positions of samplers, where FEATURE_IBS is set",
+        width: Width::Bits32,
+        entries: &[
+            entry("POSITION_IBS_FETCH", 62, "instruction fetches"),
+            entry("POSITION_IBS_OP", 63, "ops"),
         ],
     },
     Group {

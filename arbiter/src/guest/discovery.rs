@@ -66,17 +66,23 @@ impl Discovery {
 
     /// The counters that can be reserved.
     pub fn counters(&self) -> CounterSet {
-        CounterSet::first(self.programmable, self.fixed)
+        let counters = CounterSet::first(self.programmable, self.fixed);
+        if self.has(abi::FEATURE_IBS) {
+            counters | CounterSet::SAMPLERS
+        } else {
+            counters
+        }
     }
 
     /// The position of the counter that legacy registers reach on `cpu` by the name
     /// `counter`. `None` means that they reach none.
     ///
-    /// A fixed-function counter keeps its position, even without a name, because its
-    /// name never stands for another counter.
+    /// Fixed-function counters and samplers keep their positions, even without a name,
+    /// because their names never stand for another counter.
     pub fn position(&self, port: &mut impl PcrPort, cpu: u32, counter: CounterId) -> Option<u32> {
         let own = counter.global_bit()?;
-        if !self.has(abi::FEATURE_LEGACY_MAP) || matches!(counter, CounterId::Fixed(_)) {
+        let keeps_its_own = !matches!(counter, CounterId::Programmable(_));
+        if !self.has(abi::FEATURE_LEGACY_MAP) || keeps_its_own {
             return Some(own);
         }
         let behind = port.rdmsr(cpu, self.msr(abi::MSR_LEGACY_MAP, own)).ok()?;

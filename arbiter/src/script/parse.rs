@@ -316,6 +316,9 @@ fn wanted(word: &str) -> Option<Wanted> {
 }
 
 fn counter(word: &str) -> Option<CounterId> {
+    if let Some(sampler) = CounterId::sampler(word) {
+        return Some(sampler);
+    }
     let number = |prefix| word.strip_prefix(prefix)?.parse::<u8>().ok();
     let counter = match number("PMC") {
         Some(n) => CounterId::Programmable(n),

@@ -307,7 +307,7 @@ impl PcrUnit {
     }
 
     fn set_policy(&mut self, policy: Policy, cx: &mut Context<'_>) -> Result<Effects, AdminError> {
-        let there = PerKind::count(self.bank.counters());
+        let there = PerKind::count(self.bank.counters().counters());
         let fits = policy.fits(there.programmable, there.fixed);
         fits.map_err(AdminError::Policy)?;
         let before = self.policy;

@@ -65,6 +65,7 @@ impl PcrUnit {
             | PcrRegister::Counter(_)
             | PcrRegister::Select(_)
             | PcrRegister::Overflow(_)
+            | PcrRegister::Ibs(_)
             | PcrRegister::Request
             | PcrRegister::Reply => None,
         }
@@ -109,6 +110,7 @@ impl PcrUnit {
             PcrRegister::Counter(_)
             | PcrRegister::Select(_)
             | PcrRegister::Overflow(_)
+            | PcrRegister::Ibs(_)
             | PcrRegister::Status(_)
             | PcrRegister::LegacyMap(_)
             | PcrRegister::Random

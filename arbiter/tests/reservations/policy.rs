@@ -25,7 +25,7 @@ fn party(layer: Layer) -> Option<usize> {
 
 fn policy(min: [u8; 3], max: [u8; 3], kind: CounterId) -> Policy {
     let number = |n| match kind {
-        CounterId::Programmable(_) => PerKind {
+        CounterId::Programmable(_) | CounterId::Ibs(_) => PerKind {
             programmable: n,
             fixed: 0,
         },
@@ -72,7 +72,7 @@ struct Case<'a> {
 fn check(case: &Case<'_>, name: fn(u8) -> CounterId) {
     let Case { holders, min, max } = *case;
     let mut bank = match name(0) {
-        CounterId::Programmable(_) => Bank::new(3, 1),
+        CounterId::Programmable(_) | CounterId::Ibs(_) => Bank::new(3, 1),
         CounterId::Fixed(_) => Bank::new(1, 3),
     };
     for (n, holder) in (0..).zip(holders) {

@@ -1,6 +1,6 @@
 //! Every index of the block, against the table of MSRs in `docs/pcr.md`.
 
-use arbiter::{CounterId, Layer, PcrRegister, abi};
+use arbiter::{CounterId, IbsKind, Layer, PcrRegister, abi};
 
 use crate::play::{Op, Outcome, Script, World};
 
@@ -11,6 +11,7 @@ const PAGE: &str = include_str!("../../../docs/pcr.md");
 struct Row {
     first: u32,
     per_counter: bool,
+    length: u32,
     name: String,
     readable: bool,
     writable: bool,
@@ -33,13 +34,16 @@ fn rows() -> Vec<Row> {
         };
         if !offset.is_empty() {
             let digits = offset.trim_start_matches("0x");
-            let (digits, per_counter) = match digits.split_once(' ') {
-                Some((digits, _)) => (digits, true),
-                None => (digits, false),
+            let (digits, per_counter, length) = match digits.split_once(' ') {
+                // Registers of samplers are not by position.
+                Some((digits, "+ k")) => (digits, false, 0x10),
+                Some((digits, _)) => (digits, true, 0x40),
+                None => (digits, false, 1),
             };
             rows.push(Row {
                 first: u32::from_str_radix(digits, 16).expect("an offset"),
                 per_counter,
+                length,
                 name: name.trim_matches('`').to_owned(),
                 readable: false,
                 writable: false,
@@ -105,20 +109,21 @@ fn check(index: u32, expected: Option<(&Row, Option<CounterId>)>) {
 #[test]
 fn every_index_of_the_block_is_what_the_page_says() {
     let rows = rows();
-    assert_eq!(rows.len(), 18, "{rows:#?}");
+    assert_eq!(rows.len(), 19, "{rows:#?}");
     let base = 0x554d_6000;
     for offset in 0..0x1000 {
         let index = base + offset;
         assert!(PcrRegister::contains(index), "{index:#x}");
-        let row = rows.iter().find(|row| {
-            let length = if row.per_counter { 0x40 } else { 1 };
-            (row.first..row.first + length).contains(&offset)
-        });
+        let row = rows
+            .iter()
+            .find(|row| (row.first..row.first + row.length).contains(&offset));
         let expected = row.map(|row| {
             let n = u8::try_from(offset - row.first).expect("at most 63");
             let counter = match n {
                 0..32 => CounterId::Programmable(n),
-                _ => CounterId::Fixed(n - 32),
+                32..62 => CounterId::Fixed(n - 32),
+                62 => CounterId::Ibs(IbsKind::Fetch),
+                _ => CounterId::Ibs(IbsKind::Op),
             };
             (row, row.per_counter.then_some(counter))
         });
@@ -151,6 +156,7 @@ fn the_generated_constants_are_the_offsets_of_the_page() {
         ("NOTICE", abi::MSR_NOTICE),
         ("REPLY", abi::MSR_REPLY),
         ("REFUSAL", abi::MSR_REFUSAL),
+        ("IBS", abi::MSR_IBS),
     ];
     let page: Vec<_> = rows()
         .into_iter()
@@ -164,7 +170,7 @@ fn the_generated_constants_are_the_offsets_of_the_page() {
 #[test]
 fn a_register_refuses_the_wrong_direction_and_changes_nothing() {
     for row in rows() {
-        let is_alias = ["COUNTER", "SELECT", "OVERFLOW"].contains(&row.name.as_str());
+        let is_alias = ["COUNTER", "SELECT", "OVERFLOW", "IBS"].contains(&row.name.as_str());
         let index = abi::MSR_BASE + row.first;
         let setup = Script::new(&[], Default::default()).setup();
         let mut world = World::new(&setup);

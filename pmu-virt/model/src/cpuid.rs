@@ -58,7 +58,7 @@ impl PmuCpuid {
         let [(_, base), (_, features), (leaf, reservations)] = &mut self.hypervisor;
         base.eax = base.eax.max(*leaf);
         features.ecx |= abi::CPUID_FEATURES_ECX_PCR;
-        let counters = PerKind::count(unit.bank().counters());
+        let counters = PerKind::count(unit.bank().counters().counters());
         *reservations = CpuidRegs {
             eax: abi::VERSION,
             ebx: abi::MSR_BASE,

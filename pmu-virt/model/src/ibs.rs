@@ -60,6 +60,33 @@ pub enum IbsRegister {
     ApicVector(u8),
 }
 
+/// `IbsFetchCtl`; the others are behind it.
+pub const MSR_BASE: u32 = 0xc001_1030;
+
+impl IbsRegister {
+    /// The sampler that the register belongs to; `None` if it is nobody's.
+    #[must_use]
+    pub fn sampler(self) -> Option<IbsKind> {
+        match self {
+            IbsRegister::FetchControl | IbsRegister::FetchLinear | IbsRegister::FetchPhysical => {
+                Some(IbsKind::Fetch)
+            }
+            IbsRegister::OpControl
+            | IbsRegister::OpRip
+            | IbsRegister::OpData
+            | IbsRegister::OpData2
+            | IbsRegister::OpData3
+            | IbsRegister::DataLinear
+            | IbsRegister::DataPhysical
+            | IbsRegister::BranchTarget => Some(IbsKind::Op),
+            IbsRegister::Control
+            | IbsRegister::ApicFeature
+            | IbsRegister::ApicControl
+            | IbsRegister::ApicVector(_) => None,
+        }
+    }
+}
+
 /// Entries of the extended local vector table (APM vol. 2, 16.7: XLC).
 pub const EXTENDED_VECTORS: u8 = 4;
 
@@ -69,14 +96,7 @@ pub const IBS_VECTOR: u8 = 0;
 /// MSR indices of the x2APIC, which KVM's filter does not reach.
 pub const X2APIC_MSRS: std::ops::RangeInclusive<u32> = 0x800..=0x8ff;
 
-/// What is sampled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum IbsKind {
-    /// Instruction fetches.
-    Fetch,
-    /// Ops.
-    Op,
-}
+pub use arbiter::IbsKind;
 
 /// `IbsFetchCtl`.
 pub mod fetch {

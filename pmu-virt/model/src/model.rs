@@ -429,10 +429,11 @@ impl PmuModel {
         match counter {
             CounterId::Programmable(n) => n < self.programmable,
             CounterId::Fixed(n) => n < MAX_FIXED && self.fixed_map >> n & 1 != 0,
+            CounterId::Ibs(_) => self.ibs() != 0,
         }
     }
 
-    /// Every counter, programmable ones first.
+    /// Every counter, programmable ones first; samplers are none.
     #[inline]
     pub fn counters(&self) -> impl Iterator<Item = CounterId> + Clone + use<> {
         (0..self.programmable)
@@ -452,7 +453,7 @@ impl PmuModel {
     #[inline]
     pub fn counter_mask(&self, counter: CounterId) -> u64 {
         match counter {
-            CounterId::Programmable(_) => self.mask,
+            CounterId::Programmable(_) | CounterId::Ibs(_) => self.mask,
             CounterId::Fixed(_) => self.fixed_mask,
         }
     }

@@ -138,6 +138,7 @@ impl LogicalPmu {
                 pmu_model::FixedFunction::of(n)?,
                 value,
             )),
+            CounterId::Ibs(_) => None,
         }
     }
 }
@@ -152,13 +153,14 @@ impl PmcDescription {
 }
 
 /// Index of a counter's PMC and PMD.
-fn index(model: &PmuModel, counter: CounterId) -> u16 {
+fn index(model: &PmuModel, counter: CounterId) -> Option<u16> {
     match counter {
         CounterId::Programmable(n) if model.vendor() == Vendor::Amd && n >= AMD_BELOW_IBS => {
-            AMD_ABOVE_IBS + u16::from(n)
+            Some(AMD_ABOVE_IBS + u16::from(n))
         }
-        CounterId::Programmable(n) => n.into(),
-        CounterId::Fixed(n) => FIXED + u16::from(n),
+        CounterId::Programmable(n) => Some(n.into()),
+        CounterId::Fixed(n) => Some(FIXED + u16::from(n)),
+        CounterId::Ibs(_) => None,
     }
 }
 
@@ -175,8 +177,9 @@ fn pmc(model: &PmuModel, counter: CounterId) -> Option<PmcDescription> {
             let forced = FIXED_INT << shift;
             (Register::FixedControl, rule.implemented & field, forced)
         }
+        CounterId::Ibs(_) => return None,
     };
-    let num = index(model, counter);
+    let num = index(model, counter)?;
     Some(PmcDescription {
         num,
         counter,
@@ -194,8 +197,9 @@ fn pmd(model: &PmuModel, counter: CounterId) -> Option<PmdDescription> {
     let width = match counter {
         CounterId::Programmable(_) => model.width(),
         CounterId::Fixed(_) => model.fixed_width(),
+        CounterId::Ibs(_) => return None,
     };
-    let num = index(model, counter);
+    let num = index(model, counter)?;
     Some(PmdDescription {
         num,
         what: PmdKind::Counter {

@@ -64,7 +64,7 @@ impl CorePmu {
         any: Option<Constraint>,
     ) -> Option<Constraint> {
         let request = match (counter, event) {
-            (CounterId::Programmable(_), None) => return any,
+            (CounterId::Programmable(_), None) | (CounterId::Ibs(_), _) => return any,
             (CounterId::Programmable(_), Some((family, event))) => named_request(family, event),
             (CounterId::Fixed(_), _) => fixed_request(counter),
         };

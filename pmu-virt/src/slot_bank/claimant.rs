@@ -4,7 +4,7 @@ use std::fmt;
 
 use arbiter::CounterId;
 use perfmon::ContextId;
-use pmu_model::{CountRequest, IbsKind, MAX_PROGRAMMABLE, OwnerId, SlotIndex};
+use pmu_model::{CountRequest, OwnerId, SlotIndex};
 
 use super::SlotBank;
 
@@ -50,7 +50,7 @@ impl fmt::Display for Claimant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Claimant::Guest { vcpu, counter } => {
-                write!(f, "{} of {vcpu}'s guest", name_of(*counter))
+                write!(f, "{counter} of {vcpu}'s guest")
             }
             Claimant::Context { context, pmd, .. } => write!(f, "PMD{pmd} of {context}"),
         }
@@ -93,25 +93,5 @@ impl SlotBank {
                 })
             })
             .collect()
-    }
-}
-
-/// Which of the two counters of instruction-based sampling it is, if it is one: their positions
-/// are behind all that a model can have.
-#[inline]
-pub(crate) fn kind_of(counter: CounterId) -> Option<IbsKind> {
-    match counter {
-        CounterId::Programmable(n) if n == MAX_PROGRAMMABLE => Some(IbsKind::Fetch),
-        CounterId::Programmable(n) if n == MAX_PROGRAMMABLE + 1 => Some(IbsKind::Op),
-        _ => None,
-    }
-}
-
-/// What a log calls a counter.
-pub(crate) fn name_of(counter: CounterId) -> String {
-    match kind_of(counter) {
-        Some(IbsKind::Fetch) => "IBS fetch".to_owned(),
-        Some(IbsKind::Op) => "IBS op".to_owned(),
-        None => counter.to_string(),
     }
 }

@@ -51,7 +51,7 @@ impl<'de> Deserialize<'de> for CounterName {
             .map(CounterName)
             .ok_or_else(|| {
                 Error::custom(format_args!(
-                    "'{text}' is no counter: PMC0 to PMC31 or FIXED0 to FIXED31"
+                    "'{text}' is no counter: PMC0 to PMC31 or FIXED0 to FIXED29"
                 ))
             })
     }

@@ -52,8 +52,25 @@ impl VcpuPmu {
                 Some((counter, verdict)) => self.read_part(here, verdict, counter, part),
                 None => ReadOutcome::NotHandled,
             },
-            None => ReadOutcome::Value(self.read_shared(here, register)),
+            None => match self.check_sampler(layer, register, Access::Read) {
+                Verdict::Permit => ReadOutcome::Value(self.read_shared(here, register)),
+                Verdict::Drop { read_as } => ReadOutcome::Value(read_as),
+                Verdict::Fault => ReadOutcome::Gp,
+            },
         }
+    }
+
+    /// What an access to a register comes to that may be one of a sampler's.
+    fn check_sampler(&mut self, layer: Layer, register: Register, access: Access) -> Verdict {
+        let Register::Ibs(register) = register else {
+            return Verdict::Permit;
+        };
+        let sampler = register.sampler().map(CounterId::Ibs);
+        let Some(sampler) = sampler else {
+            return Verdict::Permit;
+        };
+        let checked = self.check_legacy(layer, sampler, access);
+        checked.map_or(Verdict::Fault, |(_, verdict)| verdict)
     }
 
     /// WRMSR. That the guest is at CPL 0 was checked before.
@@ -83,7 +100,11 @@ impl VcpuPmu {
                 Some((counter, verdict)) => self.write_part(here, verdict, counter, part, value),
                 None => WriteOutcome::NotHandled,
             },
-            None => self.write_shared(here, register, value),
+            None => match self.check_sampler(caller.layer, register, Access::Write) {
+                Verdict::Permit => self.write_shared(here, register, value),
+                Verdict::Drop { .. } => WriteOutcome::Done,
+                Verdict::Fault => WriteOutcome::Gp,
+            },
         };
         let is_start = matches!(
             register,
@@ -138,6 +159,8 @@ impl VcpuPmu {
             }
             (Part::Control, CounterId::Programmable(n)) => self.select[usize::from(n)],
             (Part::Control, CounterId::Fixed(n)) => self.fixed_control >> field_of(n) & FIELD,
+            // Its registers have names of their own.
+            (Part::Control, CounterId::Ibs(_)) => return ReadOutcome::Gp,
             (Part::Overflow, _) => {
                 self.settle(here, counter);
                 let bit = counter.global_bit().unwrap_or_default();
@@ -195,6 +218,7 @@ impl VcpuPmu {
         let (register, field) = match counter {
             CounterId::Programmable(n) => (Register::Select(n), 0),
             CounterId::Fixed(n) => (Register::FixedControl, field_of(n)),
+            CounterId::Ibs(_) => return WriteOutcome::Gp,
         };
         let Some(mut rule) = self.model.write_rule(register) else {
             return WriteOutcome::Gp;
@@ -211,6 +235,7 @@ impl VcpuPmu {
             CounterId::Fixed(_) => {
                 self.fixed_control = self.fixed_control & !(FIELD << field) | accepted << field;
             }
+            CounterId::Ibs(_) => {}
         }
         self.take_control(here, counter);
         self.refresh_needs(here.as_deref());
@@ -443,6 +468,7 @@ impl VcpuPmu {
                     let field = self.fixed_control >> field_of(n);
                     (field & RINGS, field & FIELD_INT)
                 }
+                CounterId::Ibs(_) => (0, 0),
             };
             if selects != 0 {
                 used.insert(counter);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arbiter::{
-    AskedEvents, Backing, CounterId, CounterSet, EventRoom, NamedEvent, PcrUnit, PerKind,
+    AskedEvents, Backing, CounterId, CounterSet, EventRoom, IbsKind, NamedEvent, PcrUnit, PerKind,
 };
 use pmu_model::Constraint;
 
@@ -48,7 +48,7 @@ impl VcpuPmu {
                 })
         });
         let fixed = fixed.collect();
-        let most = self.model.counts().programmable;
+        let most = self.most_reserved();
         let of_held = PerKind::count(held).programmable;
         let more = any.map_or(0, |any| kept.room_for(any, most.saturating_sub(of_held)));
         let programmable = of_held + more;
@@ -75,6 +75,17 @@ impl VcpuPmu {
             },
             rooms: Some(rooms),
         }
+    }
+
+    /// As many programmable counters and samplers as there are.
+    fn most_reserved(&self) -> u8 {
+        let samplers = IbsKind::ALL.map(CounterId::Ibs).into_iter();
+        let samplers = samplers.filter(|one| self.model.has(*one));
+        let counters = self
+            .model
+            .counters()
+            .filter(|one| !matches!(one, CounterId::Fixed(_)));
+        PerKind::count(counters.chain(samplers).collect()).programmable
     }
 
     /// What is kept for the reserved counters of this vCPU.
@@ -141,7 +152,7 @@ impl VcpuPmu {
         };
         // The cores of a VM have the same slots.
         let firm = core.firm_of(self.owner);
-        let most = self.model.counts().programmable;
+        let most = self.most_reserved();
         let fit = |count: &u8| {
             let counters = usize::from(*count);
             firm.leave_room_for(&vec![any; counters])
@@ -268,7 +279,7 @@ impl Kept {
     /// Whether a programmable counter is kept something else than `any`.
     fn differs(&self, any: Option<Constraint>) -> bool {
         let kept = self.promised.iter().chain(&self.now);
-        let mut kept = kept.filter(|(counter, _)| matches!(counter, CounterId::Programmable(_)));
+        let mut kept = kept.filter(|(counter, _)| !matches!(counter, CounterId::Fixed(_)));
         kept.any(|(_, constraint)| Some(*constraint) != any)
     }
 

@@ -4,7 +4,8 @@ use arbiter::{
     Access, AskedEvents, Caller, Cookie, CounterId, Event, Layer, PcrRegister, PcrUnit, Reason,
     Record, Request, Verdict,
 };
-use pmu_model::{MsrIndex, WriteForm};
+use pmu_model::ibs::MSR_BASE as IBS_MSR_BASE;
+use pmu_model::{IbsRegister, MsrIndex, Register, WriteForm};
 
 use super::access::Part;
 use super::{Here, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome};
@@ -68,7 +69,28 @@ impl VcpuPmu {
 
     fn has_alias(&self, counter: CounterId, part: Part) -> bool {
         let exists = self.reservations.is_some() && self.model.has(counter);
-        exists && (self.model.has_status() || !matches!(part, Part::Overflow))
+        // A sampler has registers of its own.
+        exists
+            && !matches!(counter, CounterId::Ibs(_))
+            && (self.model.has_status() || !matches!(part, Part::Overflow))
+    }
+
+    /// The register of a sampler behind an alias, and what an access to it comes to.
+    fn judge_sampler(
+        &mut self,
+        alias: u8,
+        caller: Caller,
+        access: Access,
+    ) -> Option<(IbsRegister, Verdict)> {
+        self.reservations.as_ref()?;
+        let msr = MsrIndex(IBS_MSR_BASE + u32::from(alias));
+        let Some(Register::Ibs(register)) = self.model.decode(msr) else {
+            return None;
+        };
+        let sampler = CounterId::Ibs(register.sampler()?);
+        let cookie = self.presented_to(sampler, caller)?;
+        let verdict = self.verdict((caller.layer, cookie), sampler, access);
+        Some((register, verdict))
     }
 
     /// The cookie that is presented to an alias; `None` if there is no such alias,
@@ -77,6 +99,10 @@ impl VcpuPmu {
         if !self.has_alias(counter, part) {
             return None;
         }
+        self.presented_to(counter, caller)
+    }
+
+    fn presented_to(&mut self, counter: CounterId, caller: Caller) -> Option<Cookie> {
         let cookie = Cookie::new(caller.presented);
         if let (None, Some(reservations)) = (cookie, &mut self.reservations) {
             reservations.audit.record(&Record {
@@ -112,6 +138,15 @@ impl VcpuPmu {
     ) -> ReadOutcome {
         if let Some((counter, part)) = alias(register) {
             return self.read_alias(here, counter, part, caller, Access::Read);
+        }
+        if let PcrRegister::Ibs(alias) = register {
+            return match self.judge_sampler(alias, caller, Access::Read) {
+                Some((register, Verdict::Permit)) => {
+                    ReadOutcome::Value(self.read_ibs(here, register))
+                }
+                Some((_, Verdict::Drop { read_as })) => ReadOutcome::Value(read_as),
+                Some((_, Verdict::Fault)) | None => ReadOutcome::Gp,
+            };
         }
         if !self.may_manage(register, caller.layer) {
             return ReadOutcome::Gp;
@@ -154,6 +189,13 @@ impl VcpuPmu {
     ) -> WriteOutcome {
         if let Some((counter, part)) = alias(register) {
             return self.write_alias(here, counter, part, value, caller);
+        }
+        if let PcrRegister::Ibs(alias) = register {
+            return match self.judge_sampler(alias, caller, Access::Write) {
+                Some((register, Verdict::Permit)) => self.write_ibs(here, register, value),
+                Some((_, Verdict::Drop { .. })) => WriteOutcome::Done,
+                Some((_, Verdict::Fault)) | None => WriteOutcome::Gp,
+            };
         }
         if !self.may_manage(register, caller.layer) {
             return WriteOutcome::Gp;
@@ -205,7 +247,9 @@ impl VcpuPmu {
     }
 
     fn is_left_out(&self, counter: CounterId) -> bool {
-        let (CounterId::Programmable(n) | CounterId::Fixed(n)) = counter;
+        let (CounterId::Programmable(n) | CounterId::Fixed(n)) = counter else {
+            return false;
+        };
         n < self.model.counts().of(counter) && !self.model.has(counter)
     }
 
@@ -224,6 +268,7 @@ impl VcpuPmu {
             PcrRegister::Counter(_)
             | PcrRegister::Select(_)
             | PcrRegister::Overflow(_)
+            | PcrRegister::Ibs(_)
             | PcrRegister::LegacyMap(_)
             | PcrRegister::Random
             | PcrRegister::Phase
@@ -269,6 +314,7 @@ fn alias(register: PcrRegister) -> Option<(CounterId, Part)> {
         | PcrRegister::AccessKey(_)
         | PcrRegister::Control(_)
         | PcrRegister::DropValue(_)
+        | PcrRegister::Ibs(_)
         | PcrRegister::Status(_)
         | PcrRegister::LegacyMap(_)
         | PcrRegister::Random

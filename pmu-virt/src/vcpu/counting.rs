@@ -7,7 +7,6 @@ use pmu_model::{CountRequest, FixedFunction, LossReason, SlotSet, Unavailable, U
 
 use super::times::Times;
 use super::{Here, VcpuPmu, index_of};
-use crate::slot_bank::kind_of;
 use crate::slot_bank::{Claimant, Settled};
 
 impl VcpuPmu {
@@ -21,7 +20,7 @@ impl VcpuPmu {
     /// any-thread means this one.
     pub(super) fn decode_request(&self, counter: CounterId) -> Option<CountRequest> {
         let request = match counter {
-            _ if let Some(kind) = kind_of(counter) => self.ibs.as_ref()?.request(kind)?,
+            CounterId::Ibs(kind) => self.ibs.as_ref()?.request(kind)?,
             CounterId::Programmable(n) => {
                 let select = self.select.get(usize::from(n))?;
                 CountRequest::decode(self.model.events(), *select)
@@ -101,7 +100,7 @@ impl VcpuPmu {
     /// Marks an overflow: the status bit where the model has one, a PMI where
     /// the control asks for it.
     fn overflow(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        if let (Some(kind), Some(ibs)) = (kind_of(counter), self.ibs.as_deref_mut()) {
+        if let (CounterId::Ibs(kind), Some(ibs)) = (counter, self.ibs.as_deref_mut()) {
             ibs.fell_due(kind);
             return;
         }
@@ -188,7 +187,7 @@ impl VcpuPmu {
         };
         let enabled = !self.model.has_global_control() || self.is_globally_enabled(counter);
         // Instruction-based sampling has no bit in the status, and goes on.
-        let frozen = kind_of(counter).is_none() && self.freeze.frozen.contains(counter);
+        let frozen = !matches!(counter, CounterId::Ibs(_)) && self.freeze.frozen.contains(counter);
         if !(request.can_advance() && enabled) || frozen {
             if self.counters[index].unavailable.is_some() {
                 // A place that was lost is no use: the next time, a new one.
@@ -198,7 +197,7 @@ impl VcpuPmu {
             self.halt(here, index);
             return;
         }
-        if kind_of(counter).is_none() && !self.grant.holds(counter) {
+        if !self.grant.holds(counter) {
             self.counters[index].unavailable = Some(UnavailableReason::NotGranted);
             return;
         }
@@ -213,7 +212,7 @@ impl VcpuPmu {
     }
 
     fn is_globally_enabled(&self, counter: CounterId) -> bool {
-        kind_of(counter).is_some()
+        matches!(counter, CounterId::Ibs(_))
             || !self.reached_by(Shared::GlobalControl).contains(counter)
             || counter
                 .global_bit()

@@ -14,21 +14,13 @@ use arbiter::CounterId;
 use pmu_model::ibs::{
     CONTROL_VALID, EXTENDED_VECTORS, FetchRecord, IBS_VECTOR, OpSample, fetch, op,
 };
-use pmu_model::{
-    CountRequest, IbsKind, IbsRegister, MAX_PROGRAMMABLE, PmuModel, Register, Tsc, low_bits,
-};
+use pmu_model::{CountRequest, IbsKind, IbsRegister, PmuModel, Register, Tsc, low_bits};
 
 use super::{Here, VcpuPmu, WriteOutcome, index_of};
 use crate::core_pmu::CorePmu;
 use crate::state::Hex;
 use crate::state::{IBS_DATA, SavedIbs};
 use crate::throttle::{PmiThrottle, ThrottleDecision};
-
-/// Positions of the two among the counters: behind all that a model can have.
-const FETCH: CounterId = CounterId::Programmable(MAX_PROGRAMMABLE);
-const OP: CounterId = CounterId::Programmable(MAX_PROGRAMMABLE + 1);
-/// How many they are.
-pub(super) const POSITIONS: u8 = 2;
 
 /// An entry of the extended vector table after reset: masked.
 const MASKED: u32 = 1 << 16;
@@ -37,13 +29,6 @@ const OP_RANDOM: u64 = low_bits(7);
 const FETCH_RANDOM: u64 = low_bits(4);
 /// The lowest bit of a fetch count that can be read and written.
 const FETCH_UNIT: u32 = 4;
-
-fn position(kind: IbsKind) -> CounterId {
-    match kind {
-        IbsKind::Fetch => FETCH,
-        IbsKind::Op => OP,
-    }
-}
 
 /// A sample that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,20 +82,22 @@ pub(super) struct Ibs {
     throttle: PmiThrottle,
 }
 
+/// The registers of samples, in the order in which they are kept.
+const SAMPLED: [IbsRegister; IBS_DATA] = [
+    IbsRegister::FetchLinear,
+    IbsRegister::FetchPhysical,
+    IbsRegister::OpRip,
+    IbsRegister::OpData,
+    IbsRegister::OpData2,
+    IbsRegister::OpData3,
+    IbsRegister::DataLinear,
+    IbsRegister::DataPhysical,
+    IbsRegister::BranchTarget,
+];
+
 /// Where a register of a sample is kept.
 fn slot_of(register: IbsRegister) -> Option<usize> {
-    Some(match register {
-        IbsRegister::FetchLinear => 0,
-        IbsRegister::FetchPhysical => 1,
-        IbsRegister::OpRip => 2,
-        IbsRegister::OpData => 3,
-        IbsRegister::OpData2 => 4,
-        IbsRegister::OpData3 => 5,
-        IbsRegister::DataLinear => 6,
-        IbsRegister::DataPhysical => 7,
-        IbsRegister::BranchTarget => 8,
-        _ => return None,
-    })
+    SAMPLED.iter().position(|one| *one == register)
 }
 
 impl Ibs {
@@ -312,7 +299,7 @@ impl VcpuPmu {
     /// Stops what has come to its maximum, and leaves the count there that is to be read.
     #[cold]
     pub(super) fn stop_ibs(&mut self, here: &mut Here<'_>) {
-        for kind in [IbsKind::Fetch, IbsKind::Op] {
+        for kind in IbsKind::ALL {
             let Some(ibs) = self.ibs.as_deref_mut() else {
                 return;
             };
@@ -327,7 +314,7 @@ impl VcpuPmu {
             };
             let sampler = ibs.sampler_mut(kind);
             (sampler.count, sampler.running) = (count, false);
-            self.take_control(here, position(kind));
+            self.take_control(here, CounterId::Ibs(kind));
         }
         self.refresh_needs(here.as_deref());
     }
@@ -335,7 +322,7 @@ impl VcpuPmu {
     /// RDMSR.
     pub(super) fn read_ibs(&mut self, here: &mut Here<'_>, register: IbsRegister) -> u64 {
         let count = |pmu: &mut Self, here: &mut Here<'_>, kind| {
-            pmu.settle(here, position(kind));
+            pmu.settle(here, CounterId::Ibs(kind));
             pmu.stop_ibs_if_due(here);
             pmu.ibs_count(kind)
         };
@@ -391,10 +378,26 @@ impl VcpuPmu {
         WriteOutcome::Done
     }
 
+    /// Leaves nothing of a sampler's former owner.
+    pub(super) fn clear_sampler(&mut self, kind: IbsKind) {
+        let Some(ibs) = self.ibs.as_deref_mut() else {
+            return;
+        };
+        *ibs.sampler_mut(kind) = Sampler::default();
+        for register in SAMPLED {
+            if register.sampler() == Some(kind) {
+                ibs.set_data(register, 0);
+            }
+        }
+        if (ibs.fetch.control & fetch::VALID, ibs.op.control & op::VALID) == (0, 0) {
+            ibs.pending = None;
+        }
+    }
+
     /// A control register is written: the sampler stands, or counts on from what was
     /// written. A sample that was due and nobody saw is none.
     fn control_ibs(&mut self, here: &mut Here<'_>, kind: IbsKind, value: u64) {
-        self.settle(here, position(kind));
+        self.settle(here, CounterId::Ibs(kind));
         let Some(ibs) = self.ibs.as_deref_mut() else {
             return;
         };
@@ -420,7 +423,7 @@ impl VcpuPmu {
 
     /// Lets a sampler count, if its control does.
     fn start_ibs(&mut self, here: &mut Here<'_>, kind: IbsKind) {
-        let counter = position(kind);
+        let counter = CounterId::Ibs(kind);
         let Some(ibs) = self.ibs.as_deref_mut() else {
             return;
         };
@@ -447,14 +450,14 @@ impl VcpuPmu {
     /// The vCPU has come to a core with other sources: what runs is counted by what that
     /// one has.
     pub(super) fn choose_for_ibs(&mut self, here: &mut Here<'_>) {
-        for kind in [IbsKind::Fetch, IbsKind::Op] {
+        for kind in IbsKind::ALL {
             let Some(ibs) = self.ibs.as_deref_mut() else {
                 return;
             };
             let sampler = ibs.sampler_mut(kind);
             if sampler.running {
                 sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
-                self.take_control(here, position(kind));
+                self.take_control(here, CounterId::Ibs(kind));
             }
         }
     }
@@ -475,7 +478,7 @@ impl VcpuPmu {
         if !sampler.running {
             return sampler.count;
         }
-        let counter = position(kind);
+        let counter = CounterId::Ibs(kind);
         let left = self.model.counter_mask(counter) - self.counters[index_of(counter)].value + 1;
         sampler.max(kind).saturating_sub(left)
     }
@@ -531,7 +534,7 @@ impl VcpuPmu {
         ibs.pending = saved
             .pending
             .and_then(|vector| u32::try_from(vector.0).ok());
-        for kind in [IbsKind::Fetch, IbsKind::Op] {
+        for kind in IbsKind::ALL {
             self.start_ibs(here, kind);
         }
     }

@@ -204,6 +204,7 @@ impl VcpuPmu {
         let adaptive = |counter| match counter {
             CounterId::Programmable(n) => self.select[usize::from(n)] & SELECT_ADAPTIVE != 0,
             CounterId::Fixed(n) => self.fixed_control & FIXED_ADAPTIVE << (4 * u32::from(n)) != 0,
+            CounterId::Ibs(_) => false,
         };
         if self.pebs.due.iter().any(adaptive) {
             self.pebs.data_config

@@ -338,6 +338,7 @@ impl VcpuPmu {
         match counter {
             CounterId::Programmable(n) => self.select[usize::from(n)] = 0,
             CounterId::Fixed(n) => self.fixed_control &= !(0xf << (4 * u32::from(n))),
+            CounterId::Ibs(kind) => self.clear_sampler(kind),
         }
         if let Some(bit) = counter.global_bit() {
             self.global_status &= !(1 << bit);

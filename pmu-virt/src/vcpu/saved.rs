@@ -287,6 +287,7 @@ fn check_counter(
     let control = match found {
         CounterId::Programmable(n) => state.selects.get(usize::from(n)).map_or(0, |s| s.0),
         CounterId::Fixed(n) => state.fixed_control.0 >> (4 * u32::from(n)) & 0xf,
+        CounterId::Ibs(_) => 0,
     };
     let used = control != 0 || saved.events != 0 || saved.time_enabled != 0;
     let labelled = saved.provenance.is_some() || saved.loss.is_some();

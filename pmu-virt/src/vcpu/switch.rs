@@ -3,7 +3,6 @@
 use arbiter::{CounterId, CounterSet};
 use pmu_model::{CountRequest, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, SlotSet};
 
-use super::ibs::POSITIONS;
 use super::{Here, VcpuPmu, index_of};
 use crate::attached::AttachedContext;
 use crate::core_pmu::CorePmu;
@@ -118,7 +117,9 @@ impl VcpuPmu {
 
     /// This core may have a source for what the last one had none for.
     fn revive_dead(&mut self) {
-        for counter in CounterSet::first(MAX_PROGRAMMABLE + POSITIONS, MAX_FIXED).iter() {
+        for counter in
+            (CounterSet::first(MAX_PROGRAMMABLE, MAX_FIXED) | CounterSet::SAMPLERS).iter()
+        {
             if self.counters[index_of(counter)].dead.take().is_some() {
                 self.active.insert(counter);
             }

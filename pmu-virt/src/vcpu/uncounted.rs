@@ -4,8 +4,6 @@
 use arbiter::CounterId;
 use pmu_model::{CountRequest, OwnerId, UnavailableReason};
 
-use crate::slot_bank::name_of;
-
 /// More are not named: a guest can ask for any number of events.
 const MOST: usize = 64;
 
@@ -56,8 +54,7 @@ impl Uncounted {
         let code = event.encode().map(|code| format!(" (r{code:x})"));
         let code = code.unwrap_or_default();
         Some(format!(
-            "{owner}: {} stays frozen on '{event}'{code}: {reason}",
-            name_of(counter)
+            "{owner}: {counter} stays frozen on '{event}'{code}: {reason}"
         ))
     }
 }

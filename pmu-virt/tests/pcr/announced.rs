@@ -81,7 +81,7 @@ fn the_leaf_of_the_reservations_is_there_only_with_them() {
     assert_eq!((words.ecx, words.edx), (0x101, 0x0304));
     assert_eq!(leaf, abi::CPUID_LEAF);
     let expected = CpuidRegs {
-        eax: 2,
+        eax: 3,
         ebx: abi::MSR_BASE,
         ecx: unit.features(),
         edx: 48 << 16 | 3 << 8 | 4,

@@ -160,7 +160,7 @@ pub(crate) struct Machine {
 pub(crate) const MS: u64 = 1_000;
 
 pub(crate) fn unit(setup: &Setup, model: &PmuModel) -> PcrUnit {
-    PcrUnit::new(PcrConfig {
+    let unit = PcrUnit::new(PcrConfig {
         counters: model.counts(),
         widths: model.widths(),
         policy: setup.policy,
@@ -170,7 +170,12 @@ pub(crate) fn unit(setup: &Setup, model: &PmuModel) -> PcrUnit {
         phase: Arc::new(Phase::new(setup.firmware)),
         legacy: setup.legacy,
         smm: false,
-    })
+    });
+    if model.ibs() == 0 {
+        unit
+    } else {
+        unit.with_samplers()
+    }
 }
 
 /// What the clock cannot count has a source that never does: what nobody could count

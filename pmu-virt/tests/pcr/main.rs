@@ -14,6 +14,7 @@ mod naive;
 mod owner;
 mod pebs;
 mod props;
+mod samplers;
 #[path = "../seated/mod.rs"]
 mod seated;
 mod shared;

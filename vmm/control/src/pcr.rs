@@ -162,7 +162,11 @@ fn word_of(layer: Layer) -> String {
 fn counter_named(name: &str) -> Result<CounterId, Refusal> {
     let all = (0..64).filter_map(CounterId::at_position);
     let counter = all.into_iter().find(|counter| counter.to_string() == name);
-    counter.ok_or_else(|| invalid(format!("'{name}' is no counter; give PMC0 or FIXED0, say")))
+    counter.ok_or_else(|| {
+        invalid(format!(
+            "'{name}' is no counter; give PMC0, FIXED0 or IBSOP, say"
+        ))
+    })
 }
 
 fn info(vcpu: usize, unit: &PcrUnit, now: Tsc, reports: &[CounterReport]) -> Box<PcrInfo> {

@@ -187,7 +187,8 @@ impl FirmwarePlan {
             (WantedCounter::Any, EventCode::Fixed(function)) => {
                 on_fixed(spec, request, function.index(), model)?
             }
-            (WantedCounter::At(counter @ CounterId::Programmable(_)), _) => {
+            // The firmware's words name no sampler.
+            (WantedCounter::At(counter @ (CounterId::Programmable(_) | CounterId::Ibs(_))), _) => {
                 exists(spec, counter, model)?;
                 let select = programmable(spec, Some(counter), request, model)?;
                 (Some(counter), select)

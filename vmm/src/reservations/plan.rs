@@ -46,7 +46,7 @@ pub enum HypervisorCounters {
 impl HypervisorCounters {
     /// The possible words.
     pub const ALLOWED: &'static str =
-        "a number of programmable counters, 0 to 32, or a list, as PMC3,FIXED0";
+        "a number of programmable counters, 0 to 32, or a list, as PMC3,FIXED0,IBSOP";
 
     /// What a number or a list of names stands for.
     #[must_use]
@@ -73,7 +73,7 @@ fn counter(name: &str) -> Option<CounterId> {
     let counter = match (name.strip_prefix("PMC"), name.strip_prefix("FIXED")) {
         (Some(index), _) => CounterId::Programmable(digits(index)?),
         (_, Some(index)) => CounterId::Fixed(digits(index)?),
-        _ => return None,
+        _ => return CounterId::sampler(name),
     };
     counter.position().map(|_| counter)
 }
@@ -155,6 +155,17 @@ pub enum PcrPlanError {
         model: &'static str,
         /// Its counters.
         there: PerKind,
+    },
+    /// A sampler of a model without.
+    #[error(
+        "--hypervisor-counters: the PMU model {model} has no {counter}; only AMD models with \
+         ibs=on have samplers"
+    )]
+    NoSampler {
+        /// Which one.
+        counter: CounterId,
+        /// The model.
+        model: &'static str,
     },
     /// The policy is against it.
     #[error("--hypervisor-counters: {counter} cannot be reserved, as {reason}; change --policy")]
@@ -242,6 +253,12 @@ impl PcrChoice {
         };
         let mut held = CounterSet::EMPTY;
         for counter in counters {
+            if let (CounterId::Ibs(_), false) = (counter, model.has(counter)) {
+                return Err(PcrPlanError::NoSampler {
+                    counter,
+                    model: model.name(),
+                });
+            }
             if !model.has(counter) {
                 return Err(PcrPlanError::NoCounter {
                     counter,
@@ -260,7 +277,7 @@ impl PcrChoice {
     /// this stand-in for it does. Under the scheme that asks, the hypervisor yields
     /// what is above its minimum.
     fn firmware_set(&self, there: PerKind, hypervisor: CounterSet, asked: SetAside) -> CounterSet {
-        let mut bank = Bank::new(there.programmable, there.fixed);
+        let mut bank = Bank::new(there.programmable, there.fixed).with_samplers();
         let asks = self.scheme == Scheme::Interacting;
         let reserve = |bank: &mut Bank, layer, counter| {
             self.policy.admit(bank, layer, counter)?;
@@ -321,7 +338,7 @@ impl PcrChoice {
         held: CounterSet,
     ) -> Result<(), PcrPlanError> {
         let refused = |reason| PcrPlanError::Refused { counter, reason };
-        let mut bank = Bank::new(there.programmable, there.fixed);
+        let mut bank = Bank::new(there.programmable, there.fixed).with_samplers();
         for held in held.iter() {
             // A stand-in: what counts is that somebody holds it.
             let reserve = Operation::Manage(Cookie::from_random(1));

@@ -50,6 +50,7 @@ pub fn program<'a>(
             let event = EventCode::Fixed(function);
             CountRequest { event, ..*request }.encode_fixed()?
         }
+        CounterId::Ibs(_) => return None,
     };
     Some((pmc, value))
 }

@@ -246,7 +246,7 @@ impl Service {
 fn config(counters: CounterSet, chosen: Option<u64>) -> Result<u64, Reply> {
     let fixed = counters.iter().find_map(|counter| match counter {
         CounterId::Fixed(number) => Some(u32::from(number)),
-        CounterId::Programmable(_) => None,
+        CounterId::Programmable(_) | CounterId::Ibs(_) => None,
     });
     let configs = Fixed::ALL.into_iter();
     let of = |number| configs.clone().find(|fixed| fixed.index() == number);
@@ -255,7 +255,7 @@ fn config(counters: CounterSet, chosen: Option<u64>) -> Result<u64, Reply> {
         (Some(_), Some(chosen)) => {
             let mut all = counters.iter().filter_map(|counter| match counter {
                 CounterId::Fixed(number) => of(u32::from(number)),
-                CounterId::Programmable(_) => None,
+                CounterId::Programmable(_) | CounterId::Ibs(_) => None,
             });
             if all.any(|fixed| fixed.config() == chosen) {
                 Ok(chosen)

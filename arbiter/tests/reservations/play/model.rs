@@ -3,8 +3,8 @@
 //! as they stand on the page, so that a wrong constant shows.
 
 use arbiter::{
-    Access, Control, CounterId, CounterSet, Effects, Entropy, Event, Layer, PerKind, Reason,
-    Record, Share, Verdict,
+    Access, Control, CounterId, CounterSet, Effects, Entropy, Event, IbsKind, Layer, PerKind,
+    Reason, Record, Share, Verdict,
 };
 
 use super::mailbox::Mailbox;
@@ -289,7 +289,9 @@ impl Model {
         value: u64,
         (layer, presented): (Layer, u64),
     ) -> Result<Option<Event>, Reason> {
-        let width = if is_fixed(position) {
+        let width = if position >= 62 {
+            64
+        } else if is_fixed(position) {
             self.setup.widths.fixed
         } else {
             self.setup.widths.programmable
@@ -656,10 +658,11 @@ impl Model {
 }
 
 pub(super) fn counter(position: u8) -> CounterId {
-    let name = if is_fixed(position) {
-        CounterId::Fixed(position - 32)
-    } else {
-        CounterId::Programmable(position)
+    let name = match position {
+        62 => CounterId::Ibs(IbsKind::Fetch),
+        63 => CounterId::Ibs(IbsKind::Op),
+        _ if is_fixed(position) => CounterId::Fixed(position - 32),
+        _ => CounterId::Programmable(position),
     };
     assert!(CounterSet::from_bits(1 << position).contains(name));
     name

@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use arbiter::abi;
 use guest_tests::micro::{Lab, Op, Script, Setup, Test};
 use pmu_virt::{RateTable, SimBackend};
+use vmm::micro::KERNEL_CODE;
 
 use super::{
     ACCESS, CR4_PCE, KERNELS, KEY, OTHER_KEY, TAKE, access_key, alias, alias_select, control,
@@ -38,6 +39,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "pcr::a_request_names_an_event",
         run: named,
+    },
+    Test {
+        name: "pcr::a_sampler_is_reserved",
+        run: sampler,
     },
     Test {
         name: "pcr::switched_off_there_is_nothing",
@@ -93,6 +98,54 @@ fn reserve(lab: &Lab) -> Result<()> {
     let expected = "refused unreserved, reserved, refused cookie x2, refused malformed, \
                     access-set, handed-over, refused cookie, released";
     play(lab, "reserve", OPS, &[], expected)
+}
+
+/// The op sampler of instruction-based sampling: shut to others, its owner samples.
+fn sampler(lab: &Lab) -> Result<()> {
+    const OP: u32 = abi::POSITION_IBS_OP;
+    const CONTROL: u32 = 0xc001_1033;
+    const RIP: u32 = 0xc001_1034;
+    const OWN_CONTROL: u32 = abi::MSR_BASE + abi::MSR_IBS + 3;
+    const OWN_RIP: u32 = OWN_CONTROL + 1;
+    /// A period of 0x1000 cycles, enabled; and the bit of a sample.
+    const START: u64 = 0x100 | 1 << 17;
+    const VALID: u64 = 1 << 18;
+    const OPS: &[Op] = &[
+        Op::Read(status(OP), 0),
+        Op::Write(key(OP), KEY),
+        Op::With(KEY, &Op::Write(access_key(OP), ACCESS)),
+        Op::Read(status(OP), KERNELS | abi::STATUS_PRIVATE),
+        Op::With(ACCESS, &Op::Write(OWN_CONTROL, START)),
+        Op::Wait(0x8_0000),
+        // A legacy driver sees nothing and does nothing.
+        Op::Read(CONTROL, 0),
+        Op::Write(CONTROL, 0),
+        Op::Read(RIP, 0),
+        Op::With(ACCESS, &Op::Read(OWN_CONTROL, START | VALID)),
+        Op::With(
+            ACCESS,
+            &Op::ReadWithin(OWN_RIP, KERNEL_CODE, KERNEL_CODE + 0x1_0000),
+        ),
+        // The other sampler is free, and counters have no register of it.
+        Op::Write(0xc001_1030, 0x10),
+        Op::Read(0xc001_1030, 0x10),
+        Op::ReadGp(alias(OP)),
+        Op::With(KEY, &Op::Write(key(OP), 0)),
+        Op::Read(CONTROL, 0),
+        Op::Read(RIP, 0),
+    ];
+    let script = Script {
+        name: "sampler",
+        cr4: 0,
+        kernel: OPS,
+        user: &[],
+    };
+    let ran = script.check(lab, &Setup::clock("amd-core,ibs=on"))?;
+    let told = told(&ran);
+    let expected = "reserved, access-set, dropped-read held, dropped-write held, \
+                    dropped-read held, released";
+    ensure!(told == expected, "{told}");
+    Ok(())
 }
 
 fn dropped(lab: &Lab) -> Result<()> {

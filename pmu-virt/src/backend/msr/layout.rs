@@ -128,7 +128,7 @@ impl Layout {
             )?;
             let select = match id {
                 CounterId::Programmable(n) => Some(find(&|r| r == Register::Select(n))?),
-                CounterId::Fixed(_) => None,
+                CounterId::Fixed(_) | CounterId::Ibs(_) => None,
             };
             let mask = model.counter_mask(id);
             Some(Counter {

@@ -387,6 +387,10 @@ fn msr_name(msr: MsrIndex, model: &PmuModel) -> String {
             counter: CounterId::Fixed(n),
             ..
         }) => format!("FIXED_CTR{n}"),
+        Some(Register::Counter {
+            counter: sampler @ CounterId::Ibs(_),
+            ..
+        }) => sampler.to_string(),
         Some(Register::Select(n)) => format!("PERFEVTSEL{n}"),
         Some(Register::FixedControl) => "FIXED_CTR_CTRL".to_owned(),
         Some(Register::GlobalStatus) => "GLOBAL_STATUS".to_owned(),

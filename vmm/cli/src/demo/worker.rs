@@ -46,7 +46,7 @@ impl Switches {
                     fixed |= request.encode_fixed().unwrap_or(0);
                     global |= 1 << (32 + n);
                 }
-                (CounterId::Fixed(_), _) => {}
+                (CounterId::Fixed(_) | CounterId::Ibs(_), _) => {}
             }
         }
         if fixed != 0 {

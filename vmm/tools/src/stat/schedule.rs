@@ -144,6 +144,7 @@ mod tests {
             let word = |(event, counter): &Place| match counter {
                 CounterId::Programmable(n) => format!("{event}:pmc{n}"),
                 CounterId::Fixed(n) => format!("{event}:fixed{n}"),
+                CounterId::Ibs(_) => format!("{event}:{counter}"),
             };
             set.iter().map(word).collect::<Vec<_>>().join(" ")
         };
@@ -229,6 +230,7 @@ mod tests {
                     let fits = need.is_some_and(|need| match counter {
                         CounterId::Fixed(n) => need.fixed == Some(*n) && *n < fixed,
                         CounterId::Programmable(n) => need.programmable && *n < programmable,
+                        CounterId::Ibs(_) => false,
                     });
                     prop_assert!(fits);
                 }
