@@ -122,7 +122,7 @@ fn samplers_are_placed_like_counters() {
     let names: Vec<String> = holders.iter().map(|one| one.holder.to_string()).collect();
     assert_eq!(
         names,
-        ["IBS op of vCPU 0's guest", "IBS fetch of vCPU 0's guest"]
+        ["IBSOP of vCPU 0's guest", "IBSFETCH of vCPU 0's guest"]
     );
     assert!(
         holders

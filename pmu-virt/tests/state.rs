@@ -433,7 +433,7 @@ fn impossible_states_are_refused() {
     );
     refused(
         |s| s["counters"][0]["counter"] = text("PMC32"),
-        "'PMC32' is no counter: PMC0 to PMC31 or FIXED0 to FIXED31",
+        "'PMC32' is no counter: PMC0 to PMC31 or FIXED0 to FIXED29",
     );
     refused(
         |s| s["counters"][0]["time-running"] = 5_000.into(),
