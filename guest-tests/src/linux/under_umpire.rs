@@ -2,7 +2,7 @@
 //! printed.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tempfile::NamedTempFile;
@@ -12,8 +12,9 @@ use crate::l1::tool::last_lines;
 use crate::l1::{End, Machine, Output, Run};
 use crate::umpire;
 
-/// One guest at a time: two emulated machines on two processors would measure each other.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Guests whose time is measured write: two emulated machines on two processors would measure
+/// each other. Others read ([`UnderUmpire::beside_others`]).
+static ALONE: RwLock<()> = RwLock::new(());
 
 const HOST_FLAGS: &[&str] = &[
     "--control",
@@ -42,6 +43,7 @@ pub struct UnderUmpire {
     flags: Vec<String>,
     command_line: String,
     out: Option<PathBuf>,
+    beside_others: bool,
     /// Declares what its simulated events do, for as long as it may be booted.
     _rates: Option<Arc<NamedTempFile>>,
 }
@@ -64,6 +66,7 @@ impl UnderUmpire {
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             command_line: COMMAND_LINE.to_owned(),
             out: None,
+            beside_others: false,
             _rates: None,
         }
     }
@@ -84,6 +87,13 @@ impl UnderUmpire {
             _rates: Some(Arc::new(file)),
             ..Self::new(image, &flags).with_kernel_options("nmi_watchdog=0")
         }
+    }
+
+    /// May run while another such guest does: nothing that it measures is told closely.
+    #[must_use]
+    pub fn beside_others(mut self) -> Self {
+        self.beside_others = true;
+        self
     }
 
     /// Calls `umpire` on the host where the guest's console has a line `host: ARGUMENTS`: for
@@ -143,7 +153,10 @@ impl UnderUmpire {
     }
 
     fn boot(&self, script: &str) -> Output {
-        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = self.beside_others.then(|| ALONE.read());
+        let alone = (!self.beside_others).then(|| ALONE.write());
+        let _shared = shared.map(|lock| lock.unwrap_or_else(PoisonError::into_inner));
+        let _alone = alone.map(|lock| lock.unwrap_or_else(PoisonError::into_inner));
         let guest = self.image.with_script(script).expect("the initramfs");
         let program = match &self.out {
             // `-c`'s next argument is a name, and the others are the command.

@@ -134,7 +134,8 @@ fn check(processor: &Processor, image: LinuxImage) {
         "clock",
     ];
     let script = [LOG, CPU, PATH, EVENTS, QUIRK, CYCLES, TROUBLE].join("\n");
-    let steps = UnderUmpire::new(image, &flags).run(&script).successes();
+    let guest = UnderUmpire::new(image, &flags).beside_others();
+    let steps = guest.run(&script).successes();
     let [log, cpu, path, events, quirk, counted, trouble] = steps.as_slice() else {
         panic!("seven steps");
     };

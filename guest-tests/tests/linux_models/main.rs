@@ -107,7 +107,8 @@ fn check(case: &Case, image: LinuxImage) {
         "--counters",
         "clock",
     ];
-    let steps = UnderUmpire::new(image, &flags).run(&script).successes();
+    let guest = UnderUmpire::new(image, &flags).beside_others();
+    let steps = guest.run(&script).successes();
     let [log, _, counted, _, stat, samples, trouble] = steps.as_slice() else {
         panic!("seven steps");
     };
