@@ -30,11 +30,7 @@ pub(crate) fn check_core_samplers(hosted: &AttachedContext) -> Result<(), Refusa
 
 /// The first write that would use one in a context of a core.
 pub(crate) fn refused_on_core(hosted: &AttachedContext, call: &Call) -> Option<(usize, Refusal)> {
-    first_refused(hosted, call, no_sampler_of_core_of)
-}
-
-fn no_sampler_of_core_of(kind: IbsKind) -> Result<(), Refusal> {
-    Err(no_sampler_of_core(kind))
+    first_refused(hosted, call, |kind| Err(no_sampler_of_core(kind)))
 }
 
 fn no_sampler_of_core(kind: IbsKind) -> Refusal {
@@ -80,10 +76,10 @@ impl VcpuPmu {
 
     /// Whether a context may use the samplers that its sets name.
     pub(super) fn check_samplers(&self, hosted: &AttachedContext) -> Result<(), Refusal> {
-        let used = KINDS
+        let mut used = KINDS
             .into_iter()
             .filter(|kind| hosted.context().uses_sampler(*kind));
-        used.map(|kind| self.check_sampler(kind)).collect()
+        used.try_for_each(|kind| self.check_sampler(kind))
     }
 
     /// The first write that would take a sampler from somebody.
