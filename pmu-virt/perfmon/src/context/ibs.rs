@@ -135,12 +135,12 @@ impl Context {
     pub fn may_sample(&self) -> bool {
         let counts = |kind| {
             let set = self.counting()?;
-            let (control, pmd) = set.sampler(&self.pmu, kind)?;
-            is_on(kind, control | pmd.sample).then_some(())
+            let (_, num) = self.pmu.sampler(kind)?;
+            let (control, _) = set.sampler(&self.pmu, kind)?;
+            Some(is_on(kind, control) && !self.is_standing(set, num))
         };
-        [IbsKind::Fetch, IbsKind::Op]
-            .into_iter()
-            .any(|kind| counts(kind).is_some())
+        let mut kinds = [IbsKind::Fetch, IbsKind::Op].into_iter();
+        kinds.any(|kind| counts(kind) == Some(true))
     }
 
     /// Takes in a sample that was due; false if none was. The PMD of the sampler's control

@@ -19,6 +19,8 @@ const RANDOM: u64 = 1 << 57;
 const OP_EN: u64 = 1 << 17;
 const OP_VAL: u64 = 1 << 18;
 const OPS: u64 = 1 << 19;
+/// All that a tool can write of it but the count.
+const OP_CONTROL: u64 = 0x7f0_ffff | OP_EN | OPS;
 /// PMCs, and PMDs of the controls.
 const FETCH: (u16, u16) = (4, 4);
 const OP: (u16, u16) = (5, 7);
@@ -104,12 +106,12 @@ fn reserved_bits_keep_their_default_and_samples_are_read_only() {
     let all = vec![pmc(0, FETCH.0, u64::MAX), pmc(0, OP.0, u64::MAX)];
     must(&mut context, Call::WritePmcs(all));
     assert_eq!(read(&mut context, 0, FETCH.1).0, 0xffff | FETCH_EN | RANDOM);
-    assert_eq!(read(&mut context, 0, OP.1).0, 0x7ff_ffff & !OP_VAL);
+    assert_eq!(read(&mut context, 0, OP.1).0, OP_CONTROL);
     let all = vec![pmd(0, FETCH.1, u64::MAX), pmd(0, OP.1, u64::MAX)];
     must(&mut context, Call::WritePmds(all));
     let counts = [
         (FETCH.1, 0xffff << 16, 0xffff | FETCH_EN | RANDOM),
-        (OP.1, 0x7ff_ffff << 32, 0x7ff_ffff & !OP_VAL),
+        (OP.1, 0x7ff_ffff << 32, OP_CONTROL),
     ];
     for (num, count, control) in counts {
         assert_eq!(read(&mut context, 0, num).0, count | control, "PMD{num}");
