@@ -258,7 +258,7 @@ fn stopped(lab: &Lab) -> Result<()> {
 
 /// The call is refused for want of the sampler, and says who has it.
 fn busy(result: Result<()>, word: &str) -> Result<()> {
-    refused(result, Errno::EBUSY, &["IBS op", word])
+    refused(result, Errno::EBUSY, &["IBSOP", word])
 }
 
 fn refused(result: Result<()>, errno: Errno, words: &[&str]) -> Result<()> {

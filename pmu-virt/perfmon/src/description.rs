@@ -39,22 +39,13 @@ const SAMPLES: [(u16, IbsKind, IbsRegister); 9] = [
 const SELECT_INT: u64 = 1 << 20;
 const FIXED_INT: u64 = 1 << 3;
 
-/// What a PMC controls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PmcKind {
-    /// A counter.
-    Counter(CounterId),
-    /// A sampler of IBS.
-    Sampler(IbsKind),
-}
-
 /// A control register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PmcDescription {
     /// Its index.
     pub num: u16,
-    /// What it controls.
-    pub what: PmcKind,
+    /// The counter, or the sampler, that it controls.
+    pub counter: CounterId,
     /// The PMD of that counter, or sampler.
     pub pmd: u16,
     /// Its value when nothing was written.
@@ -189,16 +180,13 @@ impl LogicalPmu {
     /// to what it samples.
     #[must_use]
     pub fn request(&self, pmc: &PmcDescription, value: u64) -> Option<CountRequest> {
-        match pmc.what {
-            PmcKind::Counter(CounterId::Programmable(_)) => {
-                Some(CountRequest::decode(self.model.events(), value))
-            }
-            PmcKind::Counter(CounterId::Fixed(n)) => Some(CountRequest::decode_fixed(
+        match pmc.counter {
+            CounterId::Programmable(_) => Some(CountRequest::decode(self.model.events(), value)),
+            CounterId::Fixed(n) => Some(CountRequest::decode_fixed(
                 pmu_model::FixedFunction::of(n)?,
                 value,
             )),
-            PmcKind::Counter(CounterId::Ibs(_)) => None,
-            PmcKind::Sampler(kind) => self.sampler_requests(kind, value).next(),
+            CounterId::Ibs(kind) => self.sampler_requests(kind, value).next(),
         }
     }
 
@@ -223,7 +211,7 @@ impl LogicalPmu {
 
     /// The PMC and the PMD of a sampler.
     pub(crate) fn sampler(&self, kind: IbsKind) -> Option<(u16, u16)> {
-        let is_it = |pmc: &&PmcDescription| pmc.what == PmcKind::Sampler(kind);
+        let is_it = |pmc: &&PmcDescription| pmc.counter == CounterId::Ibs(kind);
         self.pmcs.iter().find(is_it).map(|pmc| (pmc.num, pmc.pmd))
     }
 }
@@ -267,7 +255,7 @@ fn pmc(model: &PmuModel, counter: CounterId) -> Option<PmcDescription> {
     let num = index(model, counter)?;
     Some(PmcDescription {
         num,
-        what: PmcKind::Counter(counter),
+        counter,
         pmd: num,
         default: 0,
         reserved: !implemented,
@@ -318,7 +306,7 @@ fn sampler(
     };
     let pmc = PmcDescription {
         num,
-        what: PmcKind::Sampler(kind),
+        counter: CounterId::Ibs(kind),
         pmd,
         default: 0,
         reserved: !control,

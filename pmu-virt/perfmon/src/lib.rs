@@ -20,7 +20,7 @@ mod throttle;
 
 pub use bits::PmdBits;
 pub use context::{Account, Context, ContextId, How, Phase, Wanted};
-pub use description::{LogicalPmu, PmcDescription, PmcKind, PmdDescription, PmdKind};
+pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 pub use format::{
     CompactFormat, Control, DefaultFormat, DoubleFormat, FormatRegistry, OverflowArg, Sampler,
     SamplingFormat, Setup,

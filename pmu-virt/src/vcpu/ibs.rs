@@ -15,8 +15,7 @@ use pmu_model::ibs::{
     CONTROL_VALID, EXTENDED_VECTORS, IBS_VECTOR, IbsSample, enable_of, fetch, is_on, maximum, op,
 };
 use pmu_model::{
-    CountRequest, IbsKind, IbsRegister, PmuModel, Register, Tsc,
-    UnavailableReason, low_bits,
+    CountRequest, IbsKind, IbsRegister, PmuModel, Register, Tsc, UnavailableReason, low_bits,
 };
 
 use super::{Here, VcpuPmu, WriteOutcome, index_of};
@@ -451,7 +450,7 @@ impl VcpuPmu {
             // Its core will say what it counts.
             return;
         }
-        for kind in [IbsKind::Fetch, IbsKind::Op] {
+        for kind in IbsKind::ALL {
             let stands = |ibs: &&Ibs| {
                 let sampler = ibs.sampler(kind);
                 is_on(kind, sampler.control) && !sampler.running && !sampler.due

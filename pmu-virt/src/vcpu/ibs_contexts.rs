@@ -2,6 +2,7 @@
 //! guest. What it counts is counted on slots as its counters are; only who takes the sample
 //! is the same for both.
 
+use arbiter::CounterId;
 use perfmon::ContextId;
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::IbsKind;
@@ -10,22 +11,11 @@ use pmu_model::ibs::IbsSample;
 use super::{Here, VcpuPmu};
 use crate::attached::AttachedContext;
 
-const KINDS: [IbsKind; 2] = [IbsKind::Fetch, IbsKind::Op];
-
-/// What a log calls a sampler, and its control.
-fn names(kind: IbsKind) -> (&'static str, &'static str) {
-    match kind {
-        IbsKind::Fetch => ("IBS fetch", "IbsFetchCtl"),
-        IbsKind::Op => ("IBS op", "IbsOpCtl"),
-    }
-}
-
 /// A context of a core cannot have a sampler: it belongs to a vCPU and its guest.
 pub(crate) fn check_core_samplers(hosted: &AttachedContext) -> Result<(), Refusal> {
-    let used = KINDS
-        .iter()
-        .find(|kind| hosted.context().uses_sampler(**kind));
-    used.map_or(Ok(()), |kind| Err(no_sampler_of_core(*kind)))
+    let mut kinds = IbsKind::ALL.into_iter();
+    let used = kinds.find(|kind| hosted.context().uses_sampler(*kind));
+    used.map_or(Ok(()), |kind| Err(no_sampler_of_core(kind)))
 }
 
 /// The first write that would use one in a context of a core.
@@ -34,9 +24,9 @@ pub(crate) fn refused_on_core(hosted: &AttachedContext, call: &Call) -> Option<(
 }
 
 fn no_sampler_of_core(kind: IbsKind) -> Refusal {
-    let (name, _) = names(kind);
+    let sampler = CounterId::Ibs(kind);
     let reason = format!(
-        "{name} is each vCPU's own: load a context for each vCPU, without PFM_FL_SYSTEM_WIDE"
+        "{sampler} is each vCPU's own: load a context for each vCPU, without PFM_FL_SYSTEM_WIDE"
     );
     Refusal::new(Errno::EINVAL, reason)
 }
@@ -76,10 +66,10 @@ impl VcpuPmu {
 
     /// Whether a context may use the samplers that its sets name.
     pub(super) fn check_samplers(&self, hosted: &AttachedContext) -> Result<(), Refusal> {
-        let mut used = KINDS
+        let mut used = IbsKind::ALL
             .into_iter()
             .filter(|kind| hosted.context().uses_sampler(*kind));
-        used.try_for_each(|kind| self.check_sampler(kind))
+        used.try_for_each(|kind| self.check_free(kind))
     }
 
     /// The first write that would take a sampler from somebody.
@@ -88,21 +78,22 @@ impl VcpuPmu {
         hosted: &AttachedContext,
         call: &Call,
     ) -> Option<(usize, Refusal)> {
-        first_refused(hosted, call, |kind| self.check_sampler(kind))
+        first_refused(hosted, call, |kind| self.check_free(kind))
     }
 
-    /// A sampler has one user at a time.
-    fn check_sampler(&self, kind: IbsKind) -> Result<(), Refusal> {
-        let (name, control) = names(kind);
-        let owner = self.owner;
+    /// A sampler has one user at a time, and what a layer of the guest has reserved is its.
+    fn check_free(&self, kind: IbsKind) -> Result<(), Refusal> {
+        let (sampler, owner) = (CounterId::Ibs(kind), self.owner);
         let user = if let Some(context) = self.sampling_context(kind) {
             format!("{context} has it; unload that first")
+        } else if self.guests_holding().contains(sampler) {
+            "the guest has reserved it; `umpire pcr` shows who".to_owned()
         } else if self.guest_samples(kind) {
-            format!("the guest has enabled it in {control}; try again when it has finished")
+            "the guest has enabled it; try again when it has finished".to_owned()
         } else {
             return Ok(());
         };
-        let reason = format!("{name} of {owner} is in use: {user}");
+        let reason = format!("{sampler} of {owner} is in use: {user}");
         Err(Refusal::new(Errno::EBUSY, reason))
     }
 

@@ -204,7 +204,7 @@ fn a_sampler_has_one_user() {
     let mut pmu = seated(StepBackend::new());
     let mail = Mail::default();
     write_msr(&mut pmu, OP_MSR, EACH_16);
-    let guests = ["IBS op of vCPU 0", "guest", "IbsOpCtl"];
+    let guests = ["IBSOP of vCPU 0", "the guest has enabled it"];
     refused(load(&mut pmu, 1, ops(0), &mail), Errno::EBUSY, &guests);
     // A context without one, which then writes.
     let empty = context(0, &[pmc(0, 0x43_00c0, 0)]);
@@ -228,7 +228,7 @@ fn a_sampler_has_one_user() {
     .expect("free");
     write_msr(&mut pmu, OP_MSR, 0);
     call(&mut pmu, 2, Call::WritePmcs(vec![pmc(OP_PMC, EACH_16, 0)])).expect("free");
-    let context_2 = ["IBS op of vCPU 0", "context 2"];
+    let context_2 = ["IBSOP of vCPU 0", "context 2"];
     refused(load(&mut pmu, 3, ops(0), &mail), Errno::EBUSY, &context_2);
     call(&mut pmu, 2, Call::WritePmcs(vec![pmc(OP_PMC, 0, 0)])).expect("a write");
     load(&mut pmu, 3, ops(0), &mail).expect("room");
@@ -332,7 +332,7 @@ fn a_core_has_no_samplers() {
     };
     let samples = wide(&[pmc(OP_PMC, EACH_16, 0)], 1);
     let loaded = pmu.with_core(|core| load(core, samples)).expect("a core");
-    refused(loaded, Errno::EINVAL, &["IBS op", "each vCPU"]);
+    refused(loaded, Errno::EINVAL, &["IBSOP", "each vCPU"]);
     let counts = wide(&[pmc(0, 0x43_00c0, 0)], 2);
     let loaded = pmu.with_core(|core| load(core, counts)).expect("a core");
     loaded.expect("room");

@@ -1,7 +1,7 @@
 //! Which value in which register makes a counter count an event.
 
 use arbiter::CounterId;
-use perfmon::{LogicalPmu, PmcDescription, PmcKind};
+use perfmon::{LogicalPmu, PmcDescription};
 use pmu_model::{CountRequest, EventCode, FixedFunction, KnownEvent};
 
 /// The counters that can count an event.
@@ -42,10 +42,7 @@ pub fn program<'a>(
     counter: CounterId,
     request: &CountRequest,
 ) -> Option<(&'a PmcDescription, u64)> {
-    let pmc = pmu
-        .pmcs()
-        .iter()
-        .find(|pmc| pmc.what == PmcKind::Counter(counter))?;
+    let pmc = pmu.pmcs().iter().find(|pmc| pmc.counter == counter)?;
     let value = match counter {
         CounterId::Programmable(_) => request.encode()?,
         CounterId::Fixed(number) => {
@@ -77,10 +74,7 @@ mod tests {
         };
         assert_eq!(need(&pmu, &request), wanted, "{name}");
         for pmc in pmu.pmcs() {
-            let PmcKind::Counter(counter) = pmc.what else {
-                continue;
-            };
-            let Some((found, value)) = program(&pmu, counter, &request) else {
+            let Some((found, value)) = program(&pmu, pmc.counter, &request) else {
                 continue;
             };
             let counted = pmu.request(found, value).unwrap();

@@ -6,14 +6,14 @@
 //! or reset, as the processor's does when software clears the bit; PFM_STOP does neither.
 
 use pmu_model::ibs::{IbsSample, fetch, is_on, maximum, op, valid_of};
-use pmu_model::{CountRequest, IbsKind, Provenance};
+use pmu_model::{CountRequest, CounterId, IbsKind, Provenance};
 
 use perfmon_abi::PmcArg;
 
 use super::{Context, EventSet, How, Pmd};
 use crate::bits::PmdBits;
 use crate::carta;
-use crate::description::{LogicalPmu, PmcDescription, PmcKind, PmdKind};
+use crate::description::{LogicalPmu, PmcDescription, PmdKind};
 
 /// The lowest bit of a fetch count that reads.
 const FETCH_UNIT: u32 = 4;
@@ -108,8 +108,8 @@ impl Context {
     #[must_use]
     pub fn sampler_wanted(&self, write: &PmcArg) -> Option<IbsKind> {
         let pmc = self.pmu.pmc(write.num)?;
-        match pmc.what {
-            PmcKind::Sampler(kind) if is_on(kind, pmc.accept(write.value)) => Some(kind),
+        match pmc.counter {
+            CounterId::Ibs(kind) if is_on(kind, pmc.accept(write.value)) => Some(kind),
             _ => None,
         }
     }
@@ -139,7 +139,7 @@ impl Context {
             let (control, _) = set.sampler(&self.pmu, kind)?;
             Some(is_on(kind, control) && !self.is_standing(set, num))
         };
-        let mut kinds = [IbsKind::Fetch, IbsKind::Op].into_iter();
+        let mut kinds = IbsKind::ALL.into_iter();
         kinds.any(|kind| counts(kind) == Some(true))
     }
 
@@ -224,8 +224,8 @@ pub(super) fn request_by(
     pmc: &PmcDescription,
     value: u64,
 ) -> Option<CountRequest> {
-    match pmc.what {
-        PmcKind::Sampler(kind @ IbsKind::Fetch) => pmu.sampler_requests(kind, value).nth(choice),
+    match pmc.counter {
+        CounterId::Ibs(kind @ IbsKind::Fetch) => pmu.sampler_requests(kind, value).nth(choice),
         _ => pmu.request(pmc, value),
     }
 }

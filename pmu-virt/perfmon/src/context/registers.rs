@@ -13,11 +13,11 @@ use perfmon_abi::consts::{
 };
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{PmcArg, PmdArg};
-use pmu_model::Provenance;
+use pmu_model::{CounterId, Provenance};
 
 use super::{Context, EventSet, How, Phase, Pmc, Pmd};
 use crate::bits::PmdBits;
-use crate::description::{PmcDescription, PmcKind, PmdDescription, PmdKind};
+use crate::description::{PmcDescription, PmdDescription, PmdKind};
 use crate::moment::Quantities;
 use pmu_model::VirtualPmd;
 
@@ -81,7 +81,7 @@ impl Context {
             let reason = format!("{name}: reg_flags has bits that are not defined: {unknown:#x}");
             return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
         }
-        if arg.flags & PFM_REGFL_NO_64BIT_EMUL != 0 && matches!(pmc.what, PmcKind::Sampler(_)) {
+        if arg.flags & PFM_REGFL_NO_64BIT_EMUL != 0 && matches!(pmc.counter, CounterId::Ibs(_)) {
             let reason = format!(
                 "{name}: PFM_REGFL_NO_64BIT_EMUL is for counters, and this is a sampler of IBS"
             );

@@ -1,10 +1,10 @@
 //! Samplers of IBS: registers, samples, and that nothing loses one by the way.
 
-use perfmon::{Context, PmcKind, PmdKind};
+use perfmon::{Context, PmdKind};
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{Message, PmcArg, PmdArg, consts as pfm};
 use pmu_model::ibs::{FetchRecord, IbsSample, OpRecord, OpSample};
-use pmu_model::{IbsKind, Provenance};
+use pmu_model::{CounterId, IbsKind, Provenance};
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
 use super::bench::{
@@ -59,8 +59,8 @@ fn overflow(context: &mut Context) -> Vec<Message> {
 fn the_numbers_are_those_that_were_kept_free() {
     let of = |model: &str| {
         let pmu = pmu(model);
-        let is_sampler = |what| matches!(what, PmcKind::Sampler(_));
-        let pmcs = pmu.pmcs().iter().filter(|pmc| is_sampler(pmc.what));
+        let is_sampler = |counter| matches!(counter, CounterId::Ibs(_));
+        let pmcs = pmu.pmcs().iter().filter(|pmc| is_sampler(pmc.counter));
         let pmcs: Vec<_> = pmcs.map(|pmc| (pmc.num, pmc.index)).collect();
         let pmds = pmu.pmds().iter().filter_map(|pmd| match pmd.what {
             PmdKind::Sampler { pmc, .. } | PmdKind::Sample { pmc, .. } => {

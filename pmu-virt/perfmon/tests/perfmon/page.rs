@@ -3,8 +3,9 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use perfmon::{LogicalPmu, PmcKind, PmdKind, VirtualPmd};
+use perfmon::{LogicalPmu, PmdKind, VirtualPmd};
 use perfmon_abi::{PmcInfo, PmdInfo};
+use pmu_model::CounterId;
 
 use super::bench::pmu;
 
@@ -40,9 +41,10 @@ fn counters(page: &mut String, model: &str) {
     );
     let _ = writeln!(page, "|---|---|---|---|---|---|");
     for described in pmu.pmcs() {
-        let PmcKind::Counter(counter) = described.what else {
+        let counter = described.counter;
+        if let CounterId::Ibs(_) = counter {
             continue;
-        };
+        }
         let pmc = pmc(&pmu, described.num);
         let pmd = pmd(&pmu, described.pmd);
         let _ = writeln!(
@@ -84,7 +86,7 @@ fn samplers(page: &mut String) {
     );
     let _ = writeln!(page, "|---|---|---|---|---|");
     for described in pmu.pmcs() {
-        if let PmcKind::Sampler(_) = described.what {
+        if let CounterId::Ibs(_) = described.counter {
             let PmcInfo {
                 num,
                 rsvd_mask,

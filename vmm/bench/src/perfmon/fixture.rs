@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use perfmon_abi::consts::{PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_TIME_SWITCH};
 use perfmon_abi::{PmcArg, PmdArg, SetDesc, Timespec};
-use pmu_virt::perfmon::{LogicalPmu, PmcDescription, PmcKind, PmdBits, VirtualPmd};
+use pmu_virt::perfmon::{LogicalPmu, PmcDescription, PmdBits, VirtualPmd};
 use pmu_virt::{CountRequest, CounterId, PmuModel, Vendor};
 use umpire_perfmon::{Call, Client, ContextHandle};
 
@@ -82,8 +82,7 @@ impl Fixture {
         }
         let pmu = LogicalPmu::new(model.clone());
         let programmable = |pmc: &PmcDescription| {
-            matches!(pmc.what, PmcKind::Counter(CounterId::Programmable(_)))
-                .then_some((pmc.num, pmc.pmd))
+            matches!(pmc.counter, CounterId::Programmable(_)).then_some((pmc.num, pmc.pmd))
         };
         // What counts both rings together may not tell them apart.
         let can = |select| {
