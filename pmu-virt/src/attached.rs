@@ -16,6 +16,7 @@ use std::sync::Arc;
 use perfmon::{Context, ContextId, MessageQueue, Moment, Quantities, Wanted};
 use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
 use perfmon_abi::wire::Refusal;
+use pmu_model::ibs::IbsSample;
 use pmu_model::{CountRequest, Nanos, OwnerId, Tsc, Unavailable};
 
 use crate::backend::{CountPlan, CounterBackend};
@@ -93,6 +94,18 @@ pub struct GuestLimit {
     pub fewer: u8,
     /// The most programmable counters that the layers of any vCPU of the VM hold.
     pub most: u8,
+}
+
+fn plan(
+    filter: Option<&EventFilter>,
+    backend: &dyn CounterBackend,
+    request: &CountRequest,
+) -> Result<CountPlan, Unavailable> {
+    if let Some(filter) = filter {
+        let denied = filter.check(request);
+        denied.map_err(|reason| Unavailable { reason })?;
+    }
+    backend.plan(request)
 }
 
 impl AttachedContext {
@@ -180,11 +193,7 @@ impl AttachedContext {
         backend: &dyn CounterBackend,
         request: &CountRequest,
     ) -> Result<CountPlan, Unavailable> {
-        if let Some(filter) = &self.filter {
-            let denied = filter.check(request);
-            denied.map_err(|reason| Unavailable { reason })?;
-        }
-        backend.plan(request)
+        plan(self.filter.as_deref(), backend, request)
     }
 
     /// Whether its largest set wants more than its lease holds.
@@ -254,6 +263,18 @@ impl AttachedContext {
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
         self.context.call(call, values, &mut *self.queue)
+    }
+
+    /// Takes in a sample of IBS, if it waits for one.
+    pub(crate) fn take_in_sample(&mut self, sample: &IbsSample) -> bool {
+        self.context.sampled(sample)
+    }
+
+    /// Chooses what its samplers count here, by what the sources of the core count.
+    pub(crate) fn choose_for_samplers(&mut self, backend: &dyn CounterBackend) {
+        let filter = self.filter.clone();
+        self.context
+            .choose_for_samplers(|request| plan(filter.as_deref(), backend, request).is_ok());
     }
 
     /// Handles the overflows that are pending. Counts were settled before.

@@ -26,6 +26,7 @@ use crate::backend::{CountPlan, CounterBackend};
 use crate::filter::EventFilter;
 use crate::policy::HostPolicy;
 use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
+use crate::vcpu::{check_core_samplers, refused_on_core};
 
 /// The PMU of one core. Owned by the core's thread.
 #[derive(Debug)]
@@ -258,7 +259,8 @@ impl CorePmu {
         hosted: Box<AttachedContext>,
         set: u16,
     ) -> Result<(), NotLoaded> {
-        if let Err(refusal) = self.host.check_group(&"the core", &self.host.contexts) {
+        let free = self.host.check_group(&"the core", &self.host.contexts);
+        if let Err(refusal) = free.and_then(|()| check_core_samplers(&hosted)) {
             return Err(NotLoaded::new(hosted, refusal));
         }
         let hosted = self.admit_hosted(hosted, None, set)?;
@@ -303,7 +305,8 @@ impl CorePmu {
         let result = match contexts.get_mut(id) {
             Some(hosted) => {
                 self.host.changed |= !hosted.is_only_read_by(call);
-                self.call_hosted(hosted, call, values)
+                let refused = refused_on_core(hosted, call);
+                self.call_hosted(hosted, call, values, refused)
             }
             None => Err(no_context("core", id)),
         };
@@ -357,15 +360,21 @@ impl CorePmu {
         TickClock::default().pass(ticks, self.host.tsc_khz())
     }
 
-    /// Carries a command out on a context that is on this core.
+    /// Carries a command out on a context that is on this core. `refused`: a write of a
+    /// control that is not to be, for a reason that is not the core's.
     pub(crate) fn call_hosted(
         &mut self,
         hosted: &mut AttachedContext,
         call: &mut Call,
         values: &dyn Quantities,
+        refused: Option<(usize, Refusal)>,
     ) -> Result<(), Refusal> {
         hosted.settle(&mut self.bank);
-        let review = self.review(hosted, call);
+        let mut review = self.review(hosted, call);
+        review.refused = [review.refused, refused]
+            .into_iter()
+            .flatten()
+            .min_by_key(|(at, _)| *at);
         let result = match review.refused {
             None => hosted.carry_out(call, values),
             Some((at, refusal)) => write_until(at, refusal, hosted, call, values),
@@ -426,7 +435,7 @@ struct Review {
 }
 
 /// Carries out the writes before the bad one, and marks that.
-fn write_until(
+pub(crate) fn write_until(
     at: usize,
     refusal: Refusal,
     hosted: &mut AttachedContext,

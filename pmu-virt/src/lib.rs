@@ -58,6 +58,7 @@ pub use holdings::Holdings;
 pub use pebs::{LinearMemory, PebsMoment, PebsNeeds, PebsSkip, PebsStats};
 pub use pmu_model::accounting;
 pub use pmu_model::ibs;
+pub use pmu_model::ibs::IbsSample;
 pub use pmu_model::{
     AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,
     IbsKind, IbsRegister, KnownEvent, LossReason, ModelError, ModelSummary, MsrIndex, Nanos,
@@ -70,8 +71,8 @@ pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
-    CounterReport, IbsDue, IbsSample, MsrRead, MsrWrite, Needs, OtherCores, Oversubscribe, PmiDue,
-    PmiRequest, ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
+    CounterReport, IbsDue, MsrRead, MsrWrite, Needs, OtherCores, Oversubscribe, PmiDue, PmiRequest,
+    ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
 };
 
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to

@@ -8,6 +8,7 @@ mod budget;
 mod counting;
 mod hosting;
 mod ibs;
+mod ibs_contexts;
 mod pebs;
 mod placing;
 mod pmi;
@@ -20,7 +21,8 @@ mod times;
 mod uncounted;
 
 pub use backing::OtherCores;
-pub use ibs::{IbsDue, IbsSample};
+pub use ibs::IbsDue;
+pub(crate) use ibs_contexts::{check_core_samplers, refused_on_core};
 pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;

@@ -192,6 +192,7 @@ fn beside_a_heart(other: impl FnOnce(&mut CodeAssembler) -> Written) -> Result<M
 /// How a guest is run beside its tool.
 #[derive(Debug, Clone)]
 pub(crate) struct Bed {
+    pub(crate) model: &'static str,
     pub(crate) backend: BackendFactory,
     pub(crate) cores: Option<CorePlan>,
     pub(crate) timeout: Duration,
@@ -212,6 +213,7 @@ impl Bed {
         let folder = Arc::new(tempfile::tempdir()?);
         let control = ControlConfig::at(folder.path().join("control"));
         Ok(Self {
+            model: "amd-core",
             backend,
             cores: None,
             timeout: Duration::from_secs(60),
@@ -233,7 +235,7 @@ impl Bed {
         tool: impl FnOnce(&Client, &Gates) -> Result<T>,
     ) -> Result<(T, MicroOutcome)> {
         let run = MicroRun {
-            model: Some(PmuModel::parse("amd-core")?),
+            model: Some(PmuModel::parse(self.model)?),
             backend: self.backend,
             quirks: lab.probe.quirks(),
             step: lab.probe.step_support(),

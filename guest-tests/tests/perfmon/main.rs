@@ -13,6 +13,7 @@ mod counting;
 mod ends;
 mod errors;
 mod formats;
+mod ibs;
 mod known;
 #[allow(dead_code)]
 #[path = "../../../pmu-virt/tests/limited/mod.rs"]
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         counting::TESTS,
         sampling::TESTS,
         formats::TESTS,
+        ibs::TESTS,
         ends::TESTS,
         errors::TESTS,
         bad_input::TESTS,

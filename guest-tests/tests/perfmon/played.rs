@@ -17,6 +17,7 @@ use umpire_perfmon::{CallError, Client, Errno};
 
 use crate::bed::{Bed, CYCLES, RETURNS, clock, counter, guest, load, pmc};
 use crate::cells::{BY_SERVER, ByServer, COMMANDS};
+use crate::ibs::MODEL as IBS_MODEL;
 use crate::limited::Limited;
 use crate::raw::{Raw, request};
 
@@ -48,6 +49,7 @@ fn every_row(lab: &Lab) -> Result<()> {
     for row in BY_SERVER {
         let name = format!("{}: {}", row.command, row.when);
         let mut bed = Bed::new(clock)?;
+        bed.model = IBS_MODEL;
         bed.control.access.mode = 0o666;
         let socket = bed.socket();
         let folder = socket.parent().context("a folder")?;
@@ -104,6 +106,11 @@ fn load_at(client: &Client, event: u64, pid: i32) -> Result<Outcome> {
     Ok(client.call(&context, &mut Call::Load(LoadArg { pid, set: 0 })))
 }
 
+/// Has a context sample ops by cycles.
+fn sample() -> Call {
+    Call::WritePmcs(vec![pmc(5, 0x1000 | 1 << 17)])
+}
+
 /// What a row comes to; `None` if it is not played here.
 fn play(row: &ByServer, client: &Client, socket: &Path) -> Result<Option<Outcome>> {
     let has = |word: &str| row.when.contains(word);
@@ -138,6 +145,24 @@ fn play(row: &ByServer, client: &Client, socket: &Path) -> Result<Option<Outcome
             load_at(client, CYCLES, 0)?
         }
         "PFM_LOAD_CONTEXT" if has("no source") => load_at(client, RETURNS, 0)?,
+        "PFM_LOAD_CONTEXT" if has("core's context") => {
+            let core = counter(client, PFM_FL_SYSTEM_WIDE, CYCLES)?;
+            client.call(&core, &mut sample())?;
+            client.call(&core, &mut Call::Load(LoadArg { pid: 0, set: 0 }))
+        }
+        "PFM_LOAD_CONTEXT" | "PFM_WRITE_PMCS" if has("sampler of IBS") => {
+            let first = counter(client, 0, CYCLES)?;
+            client.call(&first, &mut sample())?;
+            load(client, &first, 0)?;
+            let second = counter(client, 0, CYCLES)?;
+            if row.states == "attached" {
+                load(client, &second, 0)?;
+                client.call(&second, &mut sample())
+            } else {
+                client.call(&second, &mut sample())?;
+                client.call(&second, &mut Call::Load(LoadArg { pid: 0, set: 0 }))
+            }
+        }
         "PFM_WRITE_PMCS" if has("no source") => {
             let context = counter(client, 0, CYCLES)?;
             load(client, &context, 0)?;

@@ -172,6 +172,41 @@ pub const CONTROL_VALID: u64 = 1 << 8;
 /// Physical addresses have so many bits.
 pub const PHYSICAL: u64 = low_bits(52);
 
+/// The count at which a sampler with this control takes a sample; 0: never.
+#[must_use]
+pub fn maximum(kind: IbsKind, control: u64) -> u64 {
+    match kind {
+        IbsKind::Fetch => (control & fetch::MAX) << 4,
+        IbsKind::Op => (control & op::MAX) << 4 | control & op::MAX_EXTENDED,
+    }
+}
+
+/// Whether a control lets its sampler count: it is enabled and holds no sample. A maximum
+/// of 0 never comes to its end; the manuals leave open what it does.
+#[must_use]
+pub fn is_on(kind: IbsKind, control: u64) -> bool {
+    let enable = enable_of(kind);
+    control & (enable | valid_of(kind)) == enable && maximum(kind, control) != 0
+}
+
+/// The bit of a control that enables its sampler.
+#[must_use]
+pub fn enable_of(kind: IbsKind) -> u64 {
+    match kind {
+        IbsKind::Fetch => fetch::ENABLE,
+        IbsKind::Op => op::ENABLE,
+    }
+}
+
+/// The bit of a control that says that there is a sample.
+#[must_use]
+pub fn valid_of(kind: IbsKind) -> u64 {
+    match kind {
+        IbsKind::Fetch => fetch::VALID,
+        IbsKind::Op => op::VALID,
+    }
+}
+
 /// What there is to say of an op of which one knows where the guest stood soon after, and
 /// nothing else; or of one that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,6 +320,15 @@ impl OpSample {
 }
 
 impl FetchRecord {
+    /// The addresses: `IbsFetchLinAd`, `IbsFetchPhysAd`.
+    fn registers(&self) -> [(IbsRegister, u64); 2] {
+        let physical = self.physical.map_or(0, |(physical, _)| physical);
+        [
+            (IbsRegister::FetchLinear, self.linear),
+            (IbsRegister::FetchPhysical, physical),
+        ]
+    }
+
     /// What `IbsFetchCtl` says of it.
     pub fn control(&self) -> u64 {
         let page = match self.physical {
@@ -295,6 +339,45 @@ impl FetchRecord {
             _ => return fetch::COMPLETE,
         };
         fetch::COMPLETE | fetch::PHYSICAL_VALID | page << fetch::PAGE_SHIFT
+    }
+}
+
+/// A sample that was due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IbsSample {
+    /// Of the fetch counter.
+    Fetch(FetchRecord),
+    /// Of the op counter.
+    Op(OpSample),
+}
+
+impl IbsSample {
+    /// Which sampler's it is.
+    #[must_use]
+    pub fn kind(&self) -> IbsKind {
+        match self {
+            IbsSample::Fetch(_) => IbsKind::Fetch,
+            IbsSample::Op(_) => IbsKind::Op,
+        }
+    }
+
+    /// A sampler's control with what it says of the sample, instead of the last one.
+    #[must_use]
+    pub fn control(&self, before: u64) -> u64 {
+        match self {
+            IbsSample::Fetch(record) => before & !fetch::SAMPLE | record.control() | fetch::VALID,
+            IbsSample::Op(_) => before | op::VALID,
+        }
+    }
+
+    /// The other registers that describe it.
+    pub fn registers(&self) -> impl Iterator<Item = (IbsRegister, u64)> {
+        let (fetch, op) = match self {
+            IbsSample::Fetch(record) => (Some(record.registers()), None),
+            IbsSample::Op(sample) => (None, Some(sample.registers())),
+        };
+        let fetch = fetch.into_iter().flatten();
+        fetch.chain(op.into_iter().flatten())
     }
 }
 

@@ -3,6 +3,7 @@
 mod count;
 #[cfg(test)]
 mod flow_tests;
+mod ibs;
 mod notice;
 mod overflow;
 mod registers;
@@ -88,8 +89,10 @@ pub(super) struct Pmc {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pmd {
     /// As the tool sees it: 64 bits, or the hardware's width with
-    /// PFM_REGFL_NO_64BIT_EMUL.
+    /// PFM_REGFL_NO_64BIT_EMUL. A sampler's is its count alone.
     pub(super) value: u64,
+    /// Of a sampler, what its control says of its sample.
+    pub(super) sample: u64,
     pub(super) long_reset: u64,
     pub(super) short_reset: u64,
     pub(super) last_reset: u64,
@@ -145,6 +148,10 @@ pub struct Context {
     pub(super) moment: Option<Moment>,
     /// PMDs of the active set that wrapped since the last [`Context::overflow`].
     pub(super) pending: PmdBits,
+    /// Samplers of the active set that wait for [`Context::sampled`].
+    pub(super) due: PmdBits,
+    /// Which of what can be counted for fetches is.
+    pub(super) fetch_choice: usize,
     /// Time that passed after the active set's timeout was up, and whether it
     /// counts with PFM_SETFL_EXCL_IDLE.
     pub(super) overdue: Nanos,

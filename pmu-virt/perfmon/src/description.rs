@@ -1,16 +1,39 @@
 //! The logical PMU: which PMCs and PMDs there are, and what they map to.
 
 use perfmon_abi::consts::{PFM_REG_IDX_NONE, PFM_REG_TYPE_MSR, PFM_REG_TYPE_VIRTUAL};
-use pmu_model::{CountRequest, CounterId, PmuModel, Register, Vendor, VirtualPmd};
+use pmu_model::ibs::{fetch, is_on, op};
+use pmu_model::{
+    CountRequest, CounterId, IbsKind, IbsRegister, PmuModel, Register, Vendor, VirtualPmd, low_bits,
+};
 
 use super::bits::PmdBits;
 
 /// First index of the fixed-function counters' registers.
 const FIXED: u16 = 32;
 /// On AMD, the programmable counters from this one on have indices above those
-/// of IBS, which PMC4, PMC5 and PMD4 to PMD13 are kept for.
+/// of IBS, which PMC4, PMC5 and PMD4 to PMD13 are for.
 const AMD_BELOW_IBS: u8 = 4;
 const AMD_ABOVE_IBS: u16 = 10;
+
+/// Controls of IBS: PMC, PMD, register.
+const SAMPLERS: [(u16, u16, IbsKind, IbsRegister); 2] = [
+    (4, 4, IbsKind::Fetch, IbsRegister::FetchControl),
+    (5, 7, IbsKind::Op, IbsRegister::OpControl),
+];
+
+/// What describes a sample of IBS: PMD, register. Those up to 13 are as other
+/// implementations number them; they have no branch target.
+const SAMPLES: [(u16, IbsKind, IbsRegister); 9] = [
+    (5, IbsKind::Fetch, IbsRegister::FetchLinear),
+    (6, IbsKind::Fetch, IbsRegister::FetchPhysical),
+    (8, IbsKind::Op, IbsRegister::OpRip),
+    (9, IbsKind::Op, IbsRegister::OpData),
+    (10, IbsKind::Op, IbsRegister::OpData2),
+    (11, IbsKind::Op, IbsRegister::OpData3),
+    (12, IbsKind::Op, IbsRegister::DataLinear),
+    (13, IbsKind::Op, IbsRegister::DataPhysical),
+    (63, IbsKind::Op, IbsRegister::BranchTarget),
+];
 
 /// The interrupt bit of an event select; and of a fixed counter's field.
 const SELECT_INT: u64 = 1 << 20;
@@ -21,9 +44,9 @@ const FIXED_INT: u64 = 1 << 3;
 pub struct PmcDescription {
     /// Its index.
     pub num: u16,
-    /// The counter that it controls.
+    /// The counter, or the sampler, that it controls.
     pub counter: CounterId,
-    /// The PMD of that counter.
+    /// The PMD of that counter, or sampler.
     pub pmd: u16,
     /// Its value when nothing was written.
     pub default: u64,
@@ -47,6 +70,23 @@ pub enum PmdKind {
         /// Bits of the hardware's.
         width: u8,
         /// Its PMC.
+        pmc: u16,
+    },
+    /// The control of a sampler as the processor shows it: with its count, and with what
+    /// it says of a sample. A sample is its overflow.
+    Sampler {
+        /// Which one.
+        kind: IbsKind,
+        /// Its PMC, which has all other bits.
+        pmc: u16,
+        /// Bits that a tool can write: the count's.
+        count: u64,
+    },
+    /// What else describes the last sample of a sampler. It cannot be written.
+    Sample {
+        /// Which register.
+        register: IbsRegister,
+        /// The PMC of the sampler.
         pmc: u16,
     },
     /// A quantity of the VMM. It cannot be written.
@@ -88,6 +128,13 @@ impl LogicalPmu {
             kind: PFM_REG_TYPE_VIRTUAL,
             index: PFM_REG_IDX_NONE,
         }));
+        for sampler in SAMPLERS {
+            if let Some((pmc, pmd)) = self::sampler(&model, sampler) {
+                pmcs.push(pmc);
+                pmds.push(pmd);
+            }
+        }
+        pmds.extend(SAMPLES.iter().filter_map(|&of| sample(&model, of)));
         pmcs.sort_by_key(|pmc| pmc.num);
         pmds.sort_by_key(|pmd| pmd.num);
         LogicalPmu { model, pmcs, pmds }
@@ -129,7 +176,8 @@ impl LogicalPmu {
         self.pmds.iter().map(|pmd| pmd.num).collect()
     }
 
-    /// What a PMC of this value asks its counter to do.
+    /// What a PMC of this value asks its counter to do; of a sampler, what comes nearest
+    /// to what it samples.
     #[must_use]
     pub fn request(&self, pmc: &PmcDescription, value: u64) -> Option<CountRequest> {
         match pmc.counter {
@@ -138,8 +186,33 @@ impl LogicalPmu {
                 pmu_model::FixedFunction::of(n)?,
                 value,
             )),
-            CounterId::Ibs(_) => None,
+            CounterId::Ibs(kind) => self.sampler_requests(kind, value).next(),
         }
+    }
+
+    /// What can be counted for the samples of a control of this value, the best first.
+    pub(crate) fn sampler_requests(
+        &self,
+        kind: IbsKind,
+        value: u64,
+    ) -> impl Iterator<Item = CountRequest> {
+        let requests = self.model.ibs_requests(kind, value & op::COUNT_OPS != 0);
+        let enabled = is_on(kind, value);
+        requests
+            .into_iter()
+            .map(move |request| CountRequest { enabled, ..request })
+    }
+
+    /// The PMD of a register that describes a sample.
+    pub(crate) fn sample(&self, of: IbsRegister) -> Option<&PmdDescription> {
+        let is_it = |pmd: &&PmdDescription| matches!(pmd.what, PmdKind::Sample { register, .. } if register == of);
+        self.pmds.iter().find(is_it)
+    }
+
+    /// The PMC and the PMD of a sampler.
+    pub(crate) fn sampler(&self, kind: IbsKind) -> Option<(u16, u16)> {
+        let is_it = |pmc: &&PmcDescription| pmc.counter == CounterId::Ibs(kind);
+        self.pmcs.iter().find(is_it).map(|pmc| (pmc.num, pmc.pmd))
     }
 }
 
@@ -209,6 +282,63 @@ fn pmd(model: &PmuModel, counter: CounterId) -> Option<PmdDescription> {
         },
         kind: PFM_REG_TYPE_MSR,
         index: find_msr(model, is_it)?.into(),
+    })
+}
+
+/// PMC and PMD of a sampler, if the model has it. Ops are counted if a source counts
+/// them, which a load finds out; the guest's CPUID says more.
+fn sampler(
+    model: &PmuModel,
+    (num, pmd, kind, register): (u16, u16, IbsKind, IbsRegister),
+) -> Option<(PmcDescription, PmdDescription)> {
+    let index = find_msr(model, |found| found == Register::Ibs(register))?.into();
+    let rule = model.write_rule(Register::Ibs(register))?;
+    let (control, count) = match kind {
+        IbsKind::Fetch => (
+            fetch::MAX | fetch::ENABLE | fetch::RANDOM,
+            fetch::MAX << fetch::COUNT_SHIFT,
+        ),
+        IbsKind::Op => {
+            let maximum = rule.implemented & (op::MAX | op::MAX_EXTENDED);
+            let count = low_bits(model.ibs_op_count_bits()) << op::COUNT_SHIFT;
+            (maximum | op::ENABLE | op::COUNT_OPS, count)
+        }
+    };
+    let pmc = PmcDescription {
+        num,
+        counter: CounterId::Ibs(kind),
+        pmd,
+        default: 0,
+        reserved: !control,
+        forced: 0,
+        kind: PFM_REG_TYPE_MSR,
+        index,
+    };
+    let pmd = PmdDescription {
+        num: pmd,
+        what: PmdKind::Sampler {
+            kind,
+            pmc: num,
+            count,
+        },
+        kind: PFM_REG_TYPE_MSR,
+        index,
+    };
+    Some((pmc, pmd))
+}
+
+/// The PMD of what describes a sample, if the model has it.
+fn sample(
+    model: &PmuModel,
+    (num, kind, register): (u16, IbsKind, IbsRegister),
+) -> Option<PmdDescription> {
+    let index = find_msr(model, |found| found == Register::Ibs(register))?.into();
+    let pmc = SAMPLERS.iter().find(|(_, _, of, _)| *of == kind)?.0;
+    Some(PmdDescription {
+        num,
+        what: PmdKind::Sample { register, pmc },
+        kind: PFM_REG_TYPE_MSR,
+        index,
     })
 }
 

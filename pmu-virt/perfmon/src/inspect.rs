@@ -33,7 +33,8 @@ impl LogicalPmu {
     }
 
     /// Tells what PMDs are (3.1.14). A counter starts at 0 and has no reserved
-    /// bits, as its 64 bits are emulated. A virtual PMD is reserved as a whole,
+    /// bits, as its 64 bits are emulated. Of a sampler only the count can be written, and
+    /// what describes a sample is reserved as a whole. So is a virtual PMD,
     /// and all ones, which stands for an unknown value, before a context with it
     /// is attached.
     ///
@@ -47,6 +48,8 @@ impl LogicalPmu {
                 .map_err(|bad| bad.mark(&mut info.flags))?;
             let (def_value, rsvd_mask) = match pmd.what {
                 PmdKind::Counter { .. } => (0, 0),
+                PmdKind::Sampler { count, .. } => (0, !count),
+                PmdKind::Sample { .. } => (0, u64::MAX),
                 PmdKind::Virtual(_) => (UNKNOWN, u64::MAX),
             };
             *info = PmdInfo {

@@ -58,6 +58,7 @@ impl CorePmu {
         vcpu: Option<OwnerId>,
         set: u16,
     ) -> Result<Box<AttachedContext>, NotLoaded> {
+        hosted.choose_for_samplers(self.bank.backend());
         let admitted = (hosted.context().prepare_load(set))
             .and_then(|()| self.check_hosting())
             .and_then(|()| self.check_demands(&hosted))
@@ -338,8 +339,9 @@ impl CorePmu {
     }
 
     /// A vCPU comes with its context. What it may rely on here.
-    pub(crate) fn adopt(&mut self, hosted: &AttachedContext) {
+    pub(crate) fn adopt(&mut self, hosted: &mut AttachedContext) {
         if self.standing_of(hosted.id()).is_none() {
+            hosted.choose_for_samplers(self.bank.backend());
             self.reclaim(hosted);
         }
     }

@@ -11,7 +11,7 @@ use pmu_model::{
 
 use super::{Here, VcpuPmu};
 use crate::attached::{AttachedContext, GuestLimit, HostEvent, NotLoaded};
-use crate::core_pmu::{CorePmu, GuestClaim, fixed_request, no_context};
+use crate::core_pmu::{CorePmu, GuestClaim, fixed_request, no_context, write_until};
 use crate::slot_bank::SlotBank;
 
 impl VcpuPmu {
@@ -32,7 +32,8 @@ impl VcpuPmu {
             let reason = format!("{} is on no core at present; try again", self.owner);
             return Err(NotLoaded::new(hosted, Refusal::new(Errno::EBUSY, reason)));
         };
-        if let Err(refusal) = core.host.check_group(&self.owner, &self.hosts) {
+        let free = core.host.check_group(&self.owner, &self.hosts);
+        if let Err(refusal) = free.and_then(|()| self.check_samplers(&hosted)) {
             return Err(NotLoaded::new(hosted, refusal));
         }
         self.introduce_anew(core);
@@ -86,15 +87,22 @@ impl VcpuPmu {
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
         let here = &mut self.here(core);
+        let refused = self
+            .hosts
+            .get(id)
+            .and_then(|hosted| self.refused_sampler(hosted, call));
         let Some(hosted) = self.hosts.get_mut(id) else {
             return Err(no_context("vCPU", id));
         };
         let only_reads = hosted.is_only_read_by(call);
         let result = match here {
-            Some(core) => core.call_hosted(hosted, call, values),
+            Some(core) => core.call_hosted(hosted, call, values, refused),
             // Its counts were settled when it was parked.
             None => {
-                let done = hosted.carry_out(call, values);
+                let done = match refused {
+                    Some((at, refusal)) => write_until(at, refusal, hosted, call, values),
+                    None => hosted.carry_out(call, values),
+                };
                 hosted.keep_to_lease();
                 done
             }
@@ -197,6 +205,7 @@ impl VcpuPmu {
     /// A context has come or gone, or wants something else.
     fn host_changed(&mut self, here: &mut Here<'_>) {
         self.note_hosts(here.as_deref());
+        self.return_samplers(here);
         if self.hosting {
             self.arrange(here);
         }
@@ -266,10 +275,11 @@ impl VcpuPmu {
     pub(super) fn return_hosts(&mut self, here: &mut Here<'_>) {
         let Some(core) = here else { return };
         self.bury_orphans(core);
-        for hosted in self.hosts.iter() {
+        for hosted in self.hosts.iter_mut() {
             core.adopt(hosted);
         }
         self.each_host(here, AttachedContext::reconcile);
+        self.return_samplers(here);
     }
 
     /// The vCPU goes: counts of its contexts are those until now.

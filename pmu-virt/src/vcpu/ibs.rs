@@ -12,9 +12,11 @@
 
 use arbiter::CounterId;
 use pmu_model::ibs::{
-    CONTROL_VALID, EXTENDED_VECTORS, FetchRecord, IBS_VECTOR, OpSample, fetch, op,
+    CONTROL_VALID, EXTENDED_VECTORS, IBS_VECTOR, IbsSample, enable_of, fetch, is_on, maximum, op,
 };
-use pmu_model::{CountRequest, IbsKind, IbsRegister, PmuModel, Register, Tsc, low_bits};
+use pmu_model::{
+    CountRequest, IbsKind, IbsRegister, PmuModel, Register, Tsc, UnavailableReason, low_bits,
+};
 
 use super::{Here, VcpuPmu, WriteOutcome, index_of};
 use crate::core_pmu::CorePmu;
@@ -29,15 +31,6 @@ const OP_RANDOM: u64 = low_bits(7);
 const FETCH_RANDOM: u64 = low_bits(4);
 /// The lowest bit of a fetch count that can be read and written.
 const FETCH_UNIT: u32 = 4;
-
-/// A sample that is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IbsSample {
-    /// Of the fetch counter.
-    Fetch(FetchRecord),
-    /// Of the op counter.
-    Op(OpSample),
-}
 
 /// What is to be done about the interrupt of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,20 +195,7 @@ impl Ibs {
 impl Sampler {
     /// The count at which the sample is due; 0: never.
     fn max(&self, kind: IbsKind) -> u64 {
-        match kind {
-            IbsKind::Fetch => (self.control & fetch::MAX) << 4,
-            IbsKind::Op => (self.control & op::MAX) << 4 | self.control & op::MAX_EXTENDED,
-        }
-    }
-
-    /// Whether the control lets it count. A maximum of 0 never comes to its end; the
-    /// manuals leave open what it does.
-    fn is_on(&self, kind: IbsKind) -> bool {
-        let (enable, valid) = match kind {
-            IbsKind::Fetch => (fetch::ENABLE, fetch::VALID),
-            IbsKind::Op => (op::ENABLE, op::VALID),
-        };
-        self.control & (enable | valid) == enable && self.max(kind) != 0
+        maximum(kind, self.control)
     }
 }
 
@@ -228,7 +208,7 @@ impl VcpuPmu {
         match (ibs.op.due, ibs.fetch.due) {
             (true, _) => Some(IbsKind::Op),
             (false, true) => Some(IbsKind::Fetch),
-            (false, false) => None,
+            (false, false) => self.context_sample_due(),
         }
     }
 
@@ -236,7 +216,7 @@ impl VcpuPmu {
     #[inline]
     pub fn ibs_runs(&self) -> bool {
         let ibs = self.ibs.as_deref();
-        ibs.is_some_and(|ibs| ibs.op.running || ibs.fetch.running)
+        ibs.is_some_and(|ibs| ibs.op.running || ibs.fetch.running || self.contexts_sample())
     }
 
     /// Takes in a sample that was due; one that was not is dropped.
@@ -246,27 +226,14 @@ impl VcpuPmu {
         let Some(ibs) = self.ibs.as_deref_mut() else {
             return;
         };
-        let kind = match sample {
-            IbsSample::Fetch(_) => IbsKind::Fetch,
-            IbsSample::Op(_) => IbsKind::Op,
-        };
-        if !std::mem::take(&mut ibs.sampler_mut(kind).due) {
+        let sampler = ibs.sampler_mut(sample.kind());
+        if !std::mem::take(&mut sampler.due) {
+            self.sample_context(here, &sample);
             return;
         }
-        match sample {
-            IbsSample::Fetch(record) => {
-                let control = &mut ibs.fetch.control;
-                *control = *control & !fetch::SAMPLE | record.control() | fetch::VALID;
-                ibs.set_data(IbsRegister::FetchLinear, record.linear);
-                let physical = record.physical.map_or(0, |(physical, _)| physical);
-                ibs.set_data(IbsRegister::FetchPhysical, physical);
-            }
-            IbsSample::Op(sample) => {
-                ibs.op.control |= op::VALID;
-                for (register, value) in sample.registers() {
-                    ibs.set_data(register, value);
-                }
-            }
+        sampler.control = sample.control(sampler.control);
+        for (register, value) in sample.registers() {
+            ibs.set_data(register, value);
         }
         ibs.interrupt();
     }
@@ -424,11 +391,19 @@ impl VcpuPmu {
     /// Lets a sampler count, if its control does.
     fn start_ibs(&mut self, here: &mut Here<'_>, kind: IbsKind) {
         let counter = CounterId::Ibs(kind);
+        let is_taken = self.sampling_context(kind).is_some();
         let Some(ibs) = self.ibs.as_deref_mut() else {
             return;
         };
         let sampler = ibs.sampler_mut(kind);
-        if sampler.is_on(kind) {
+        if is_on(kind, sampler.control) && is_taken {
+            let request = chosen(&self.model, here.as_deref(), kind, sampler.control);
+            if let (Some(request), Some(core)) = (request, here.as_deref()) {
+                let backend = core.backend().name();
+                let reason = UnavailableReason::Busy { backend };
+                self.uncounted.log(self.owner, counter, &request, reason);
+            }
+        } else if is_on(kind, sampler.control) {
             sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
             sampler.running = true;
             let left = sampler.max(kind).saturating_sub(sampler.count).max(1);
@@ -458,6 +433,31 @@ impl VcpuPmu {
             if sampler.running {
                 sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
                 self.take_control(here, CounterId::Ibs(kind));
+            }
+        }
+    }
+
+    /// Whether the guest has a sampler enabled.
+    pub(super) fn guest_samples(&self, kind: IbsKind) -> bool {
+        let ibs = self.ibs.as_deref();
+        ibs.is_some_and(|ibs| ibs.sampler(kind).control & enable_of(kind) != 0)
+    }
+
+    /// Tools' contexts have changed: what none of them uses any more counts for the guest
+    /// again, if its control does.
+    pub(super) fn return_samplers(&mut self, here: &mut Here<'_>) {
+        if here.is_none() {
+            // Its core will say what it counts.
+            return;
+        }
+        for kind in IbsKind::ALL {
+            let stands = |ibs: &&Ibs| {
+                let sampler = ibs.sampler(kind);
+                is_on(kind, sampler.control) && !sampler.running && !sampler.due
+            };
+            let is_free = self.sampling_context(kind).is_none();
+            if is_free && self.ibs.as_deref().is_some_and(|ibs| stands(&ibs)) {
+                self.start_ibs(here, kind);
             }
         }
     }

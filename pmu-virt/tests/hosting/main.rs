@@ -3,6 +3,7 @@
 mod admission;
 mod budget;
 mod filtered;
+mod ibs;
 mod leased;
 mod losses;
 mod named;

@@ -378,9 +378,9 @@ impl KvmPmu {
         // A step retires, and a write of the guest's takes a slot away, only
         // while the exit is handled.
         let vcpu = self.registers.access(fd, self.id);
+        self.traps.sample_ibs(vcpu, lent)?;
         self.traps
             .sample_pending(vcpu, lent.thread, lent.observer)?;
-        self.traps.sample_ibs(vcpu, lent)?;
         if !locked_out && let Some(until) = self.traps.locked_out_until() {
             lent.observer.event(self.id, TrapEvent::LockedOut { until });
         }

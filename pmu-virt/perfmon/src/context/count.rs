@@ -6,10 +6,23 @@ use perfmon_abi::PmcArg;
 use perfmon_abi::consts::{
     PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_OVFL_SWITCH, PFM_SETFL_TIME_SWITCH,
 };
+use pmu_model::ibs::maximum;
 use pmu_model::{CountRequest, CounterId, Nanos, Provenance, low_bits};
 
+use super::ibs::request_by;
 use super::{Context, EventSet, How, Phase, Pmc, Pmd, Wanted};
 use crate::description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
+
+impl How {
+    /// More was counted, so.
+    pub(super) fn and(self, provenance: Provenance) -> Self {
+        match self {
+            How::NotCounted => How::Counted(provenance),
+            How::Counted(earlier) => How::Counted(earlier.and(provenance)),
+            How::Lost => How::Lost,
+        }
+    }
+}
 
 impl EventSet {
     /// The bits that a PMD has: 64 for a counter, or the hardware's if its PMC
@@ -30,10 +43,11 @@ impl EventSet {
     fn requests<'a>(
         &'a self,
         pmu: &'a LogicalPmu,
+        choice: usize,
     ) -> impl Iterator<Item = (&'a PmcDescription, &'a Pmc, CountRequest)> {
-        self.pmcs.iter().filter_map(|(&num, pmc)| {
+        self.pmcs.iter().filter_map(move |(&num, pmc)| {
             let description = pmu.pmc(num)?;
-            let request = pmu.request(description, pmc.value)?;
+            let request = request_by(pmu, choice, description, pmc.value)?;
             request.can_advance().then_some((description, pmc, request))
         })
     }
@@ -44,7 +58,7 @@ impl Context {
     #[must_use]
     pub fn demands(&self) -> Vec<(u16, Vec<(u16, CountRequest)>)> {
         let of = |set: &EventSet| {
-            let requests = set.requests(&self.pmu);
+            let requests = set.requests(&self.pmu, self.fetch_choice);
             requests
                 .map(|(pmc, _, request)| (pmc.pmd, request))
                 .collect()
@@ -59,7 +73,7 @@ impl Context {
         self.sets.get(&write.set)?;
         let pmu = &self.pmu;
         let pmc = pmu.pmc(write.num)?;
-        let request = pmu.request(pmc, pmc.accept(write.value))?;
+        let request = self.request_by(pmc, pmc.accept(write.value))?;
         request.can_advance().then_some(request)
     }
 
@@ -88,7 +102,8 @@ impl Context {
         let Some(set) = self.counting() else {
             return Vec::new();
         };
-        set.requests(&self.pmu)
+        set.requests(&self.pmu, self.fetch_choice)
+            .filter(|(pmc, ..)| !self.is_standing(set, pmc.pmd))
             .map(|(pmc, state, request)| Wanted {
                 pmd: pmc.pmd,
                 request,
@@ -98,7 +113,7 @@ impl Context {
     }
 
     /// The active set, if it counts.
-    fn counting(&self) -> Option<&EventSet> {
+    pub(super) fn counting(&self) -> Option<&EventSet> {
         let counts = self.phase == Phase::Loaded && self.started;
         counts.then(|| self.sets.get(&self.active)).flatten()
     }
@@ -107,6 +122,11 @@ impl Context {
     /// counter simply wraps then (3.4.3), which needs nobody's attention.
     fn until(&self, set: &EventSet, num: u16, pmc: &Pmc) -> Option<NonZeroU64> {
         let pmd = set.pmds.get(&num).copied().unwrap_or_default();
+        if let PmdKind::Sampler { kind, .. } = self.pmu.pmd(num)?.what {
+            // It stops there, whoever is told.
+            let left = maximum(kind, pmc.value).saturating_sub(pmd.value);
+            return NonZeroU64::new(left.max(1));
+        }
         let is_trigger = set.flags & PFM_SETFL_OVFL_SWITCH != 0 && pmd.threshold != 0;
         if self.sampler.is_none() && pmc.flags & PFM_REGFL_OVFL_NOTIFY == 0 && !is_trigger {
             return None;
@@ -121,17 +141,16 @@ impl Context {
     /// [`Context::overflow`]; the value goes on from it, and several wraps at
     /// once are one overflow.
     pub fn count(&mut self, pmd: u16, events: u64, provenance: Provenance) {
+        if let Some(PmdKind::Sampler { kind, .. }) = self.pmu.pmd(pmd).map(|pmd| pmd.what) {
+            return self.count_for_sample((kind, pmd), events, provenance);
+        }
         let Some((state, mask)) = self.counter(pmd) else {
             return;
         };
         let sum = u128::from(state.value) + u128::from(events);
         let wrapped = sum > u128::from(mask);
         state.value = state.value.wrapping_add(events) & mask;
-        state.how = match state.how {
-            How::NotCounted => How::Counted(provenance),
-            How::Counted(earlier) => How::Counted(earlier.and(provenance)),
-            How::Lost => How::Lost,
-        };
+        state.how = state.how.and(provenance);
         if wrapped {
             self.pending.insert(pmd);
         }
@@ -144,10 +163,13 @@ impl Context {
         }
     }
 
-    /// A counter of the active set, with the bits that it has.
+    /// A counter, or a sampler, of the active set, with the bits that it has.
     fn counter(&mut self, num: u16) -> Option<(&mut Pmd, u64)> {
         let description = self.pmu.pmd(num)?;
-        if !matches!(description.what, PmdKind::Counter { .. }) {
+        if !matches!(
+            description.what,
+            PmdKind::Counter { .. } | PmdKind::Sampler { .. }
+        ) {
             return None;
         }
         let set = self.sets.get_mut(&self.active)?;

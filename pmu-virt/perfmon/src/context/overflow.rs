@@ -168,15 +168,16 @@ impl Context {
     ) -> Option<(Pmc, bool, Control)> {
         let set = self.sets.get(&self.active)?;
         let (pmc, pmd) = (self.pmc(set, num), set.pmd(num));
+        let value = self.sampled_value(set, num, moment, values);
         for (num, place) in pmc.smpl_pmds.iter().zip(room.iter_mut()) {
-            *place = self.sampled(set, num, moment, values);
+            *place = self.sampled_value(set, num, moment, values);
         }
         let sampler = self.sampler.as_mut()?;
         let mut arg = OverflowArg {
             ovfl_pmd: num,
             active_set: self.active,
             last_reset: pmd.last_reset,
-            value: pmd.value,
+            value,
             eventid: pmc.eventid,
             notify: pmc.notifies(),
             smpl_pmds: pmc.smpl_pmds,
@@ -190,9 +191,10 @@ impl Context {
     }
 
     /// What a sample says of a PMD.
-    fn sampled(&self, set: &EventSet, num: u16, at: &Moment, values: &dyn Quantities) -> u64 {
+    fn sampled_value(&self, set: &EventSet, num: u16, at: &Moment, values: &dyn Quantities) -> u64 {
         match self.pmu.pmd(num).map(|pmd| pmd.what) {
-            Some(PmdKind::Counter { .. }) => set.pmd(num).value,
+            Some(PmdKind::Counter { .. } | PmdKind::Sample { .. }) => set.pmd(num).value,
+            Some(PmdKind::Sampler { kind, pmc, .. }) => set.sampler_value(kind, pmc, &set.pmd(num)),
             Some(PmdKind::Virtual(which)) => {
                 let value = at.value(which).or_else(|| values.read(which));
                 value.unwrap_or(UNKNOWN)
@@ -227,10 +229,12 @@ impl Context {
         self.sets.get_mut(&self.active)
     }
 
-    /// The PMC of a counter's PMD.
+    /// The PMC of a PMD that overflows.
     fn pmc(&self, set: &EventSet, pmd: u16) -> Pmc {
         match self.pmu.pmd(pmd).map(|pmd| pmd.what) {
-            Some(PmdKind::Counter { pmc, .. }) => set.pmcs.get(&pmc).copied().unwrap_or_default(),
+            Some(PmdKind::Counter { pmc, .. } | PmdKind::Sampler { pmc, .. }) => {
+                set.pmcs.get(&pmc).copied().unwrap_or_default()
+            }
             _ => Pmc::default(),
         }
     }

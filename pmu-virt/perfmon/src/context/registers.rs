@@ -13,7 +13,7 @@ use perfmon_abi::consts::{
 };
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{PmcArg, PmdArg};
-use pmu_model::Provenance;
+use pmu_model::{CounterId, Provenance};
 
 use super::{Context, EventSet, How, Phase, Pmc, Pmd};
 use crate::bits::PmdBits;
@@ -81,6 +81,12 @@ impl Context {
             let reason = format!("{name}: reg_flags has bits that are not defined: {unknown:#x}");
             return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
         }
+        if arg.flags & PFM_REGFL_NO_64BIT_EMUL != 0 && matches!(pmc.counter, CounterId::Ibs(_)) {
+            let reason = format!(
+                "{name}: PFM_REGFL_NO_64BIT_EMUL is for counters, and this is a sampler of IBS"
+            );
+            return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
+        }
         let reset_pmds = self.checked_pmds(arg.reset_pmds, &name, "reg_reset_pmds")?;
         let smpl_pmds = self.checked_pmds(arg.smpl_pmds, &name, "reg_smpl_pmds")?;
         let state = Pmc {
@@ -126,8 +132,13 @@ impl Context {
             let reason = format!("{name} ({which}) is a quantity of the VMM and cannot be written");
             return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
         }
+        if let PmdKind::Sample { .. } = pmd.what {
+            let reason = format!("{name} describes a sample of IBS and cannot be written");
+            return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
+        }
         if arg.set == self.active {
             self.pending.remove(arg.num);
+            self.due.remove(arg.num);
         }
         if let Some(set) = self.sets.get_mut(&arg.set) {
             let value = arg.value & set.mask(&pmd);
@@ -136,6 +147,7 @@ impl Context {
                 arg.num,
                 Pmd {
                     value,
+                    sample: 0,
                     long_reset: arg.long_reset,
                     short_reset: arg.short_reset,
                     last_reset: value,
@@ -146,6 +158,7 @@ impl Context {
                     how: How::NotCounted,
                 },
             );
+            set.load_if_sampler(&pmd, value);
         }
         Ok(())
     }
@@ -187,9 +200,26 @@ impl Context {
                 arg.ovflsw_thres = 0;
                 value.map_or(PFM_PROV_NOT_COUNTED, |_| PFM_PROV_NONE)
             }
-            PmdKind::Counter { .. } => {
+            PmdKind::Sample { .. } if reset => {
+                let reason = format!("{name} describes a sample of IBS and cannot be reset");
+                return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
+            }
+            PmdKind::Sample { .. } => {
                 let state = set.pmds.get(&arg.num).copied().unwrap_or_default();
                 arg.value = state.value;
+                arg.last_reset_val = 0;
+                arg.ovflsw_thres = 0;
+                match state.how {
+                    How::NotCounted => PFM_PROV_NOT_COUNTED,
+                    _ => PFM_PROV_NONE,
+                }
+            }
+            PmdKind::Counter { .. } | PmdKind::Sampler { .. } => {
+                let state = set.pmds.get(&arg.num).copied().unwrap_or_default();
+                arg.value = match pmd.what {
+                    PmdKind::Sampler { kind, pmc, .. } => set.sampler_value(kind, pmc, &state),
+                    _ => state.value,
+                };
                 arg.last_reset_val = state.last_reset;
                 arg.ovflsw_thres = match set.flags & PFM_SETFL_OVFL_SWITCH {
                     0 => 0,

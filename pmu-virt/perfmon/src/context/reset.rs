@@ -41,7 +41,7 @@ impl EventSet {
         self.overflowed = self.overflowed.difference(all);
     }
 
-    /// Loads one PMD. One that is no counter has nothing that could be loaded.
+    /// Loads one PMD. One that neither counts nor samples has nothing that could be loaded.
     fn reload(&mut self, pmu: &LogicalPmu, num: u16, period: Period) {
         let Some((description, pmc)) = counter(pmu, num) else {
             return;
@@ -64,14 +64,25 @@ impl EventSet {
         pmd.value = value & mask;
         pmd.last_reset = pmd.value;
         pmd.how = How::NotCounted;
+        self.load_if_sampler(description, value);
+    }
+
+    /// A sampler's PMD is loaded with its count, and holds no sample then.
+    pub(super) fn load_if_sampler(&mut self, description: &PmdDescription, value: u64) {
+        let PmdKind::Sampler { kind, pmc, count } = description.what else {
+            return;
+        };
+        let control = self.pmcs.get(&pmc).map_or(0, |pmc| pmc.value);
+        let pmd = self.pmds.entry(description.num).or_default();
+        pmd.last_reset = pmd.load_sampler((kind, count), control, value);
     }
 }
 
-/// A counter's PMD and its PMC; `None` if it is not a counter's.
+/// A counter's or a sampler's PMD and its PMC; `None` if it is neither's.
 fn counter(pmu: &LogicalPmu, pmd: u16) -> Option<(&PmdDescription, u16)> {
     let pmd = pmu.pmd(pmd)?;
     match pmd.what {
-        PmdKind::Counter { pmc, .. } => Some((pmd, pmc)),
-        PmdKind::Virtual(_) => None,
+        PmdKind::Counter { pmc, .. } | PmdKind::Sampler { pmc, .. } => Some((pmd, pmc)),
+        PmdKind::Sample { .. } | PmdKind::Virtual(_) => None,
     }
 }

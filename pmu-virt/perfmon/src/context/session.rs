@@ -65,6 +65,8 @@ impl Context {
             switch_pending: false,
             moment: None,
             pending: PmdBits::EMPTY,
+            due: PmdBits::EMPTY,
+            fetch_choice: 0,
             overdue: Nanos(0),
             overdue_counts: false,
             throttle: Throttle::default(),
@@ -158,6 +160,7 @@ impl Context {
             former.overflowed = former.overflowed.union(pending);
         }
         self.switch_pending = false;
+        self.forget_due();
         self.overdue = Nanos(0);
         self.active = set;
         if let Some(set) = self.sets.get_mut(&set) {
@@ -213,6 +216,7 @@ impl Context {
         self.switch_pending = false;
         self.moment = None;
         self.pending = PmdBits::EMPTY;
+        self.forget_due();
         self.overdue = Nanos(0);
     }
 

@@ -11,9 +11,10 @@ impl Context {
     /// several is up, as after an idle time, they take turns; what is then left
     /// of the time goes to the last. Does nothing while monitoring is stopped or
     /// masked, and while an overflow of the active set is waiting for
-    /// [`Context::overflow`]: it belongs to that set.
+    /// [`Context::overflow`], or a sample for [`Context::sampled`]: it belongs to that set.
     pub fn expire(&mut self) {
-        if self.phase != Phase::Loaded || !self.started || !self.pending.is_empty() {
+        let waits = !self.pending.is_empty() || !self.due.is_empty();
+        if self.phase != Phase::Loaded || !self.started || waits {
             return;
         }
         // A chain of sets can lead into a circle. After one step for each set it
@@ -72,6 +73,7 @@ impl Context {
     /// Makes the next set the active one. PMDs of it that overflowed when it was
     /// active last, and were not reset since, are now.
     pub(super) fn switch(&mut self, period: Period) {
+        self.forget_due();
         self.active = self.next_set(self.active);
         let Some(set) = self.sets.get_mut(&self.active) else {
             return;

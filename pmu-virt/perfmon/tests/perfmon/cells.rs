@@ -47,7 +47,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         "3.1.2",
         true,
         &[ENOSYS, EINVAL, EBADF, EFAULT],
-        &[],
+        &[EBUSY],
     ),
     command(
         "PFM_WRITE_PMDS",
@@ -236,10 +236,28 @@ pub(crate) const BY_SERVER: &[ByServer] = &[
         "no source of the host counts one of the events",
     ),
     by_server(
+        "PFM_LOAD_CONTEXT",
+        "unloaded",
+        Some(EBUSY),
+        "the guest, or another context, uses a sampler of IBS that one of the event sets uses",
+    ),
+    by_server(
+        "PFM_LOAD_CONTEXT",
+        "unloaded",
+        Some(EINVAL),
+        "an event set of a core's context uses a sampler of IBS",
+    ),
+    by_server(
         "PFM_WRITE_PMCS",
         "attached",
         Some(EINVAL),
         "no source of the host counts the event",
+    ),
+    by_server(
+        "PFM_WRITE_PMCS",
+        "attached",
+        Some(EBUSY),
+        "the guest, or another context, uses the sampler of IBS",
     ),
     by_server(
         "PFM_SET_CONFIG",

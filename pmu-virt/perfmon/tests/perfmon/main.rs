@@ -4,6 +4,7 @@ mod bench;
 mod cases;
 mod cells;
 mod counting;
+mod ibs;
 mod model;
 mod page;
 mod play;

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use perfmon::{LogicalPmu, VirtualPmd};
+use perfmon::{LogicalPmu, PmdKind, VirtualPmd};
 use perfmon_abi::{PmcInfo, PmdInfo};
+use pmu_model::CounterId;
 
 use super::bench::pmu;
 
@@ -40,12 +41,79 @@ fn counters(page: &mut String, model: &str) {
     );
     let _ = writeln!(page, "|---|---|---|---|---|---|");
     for described in pmu.pmcs() {
+        let counter = described.counter;
+        if let CounterId::Ibs(_) = counter {
+            continue;
+        }
         let pmc = pmc(&pmu, described.num);
         let pmd = pmd(&pmu, described.pmd);
         let _ = writeln!(
             page,
             "| PMC {}, PMD {} | {} | {:#x} | {:#x} | {:#018x} | {:#x} |",
-            pmc.num, pmd.num, described.counter, pmc.index, pmc.def_value, pmc.rsvd_mask, pmd.index
+            pmc.num, pmd.num, counter, pmc.index, pmc.def_value, pmc.rsvd_mask, pmd.index
+        );
+    }
+}
+
+/// What a model has with `ibs=on` beyond its counters.
+fn samplers(page: &mut String) {
+    const NAMES: [&str; 12] = [
+        "IBSFETCHCTL",
+        "IBSFETCHLINAD",
+        "IBSFETCHPHYSAD",
+        "IBSOPCTL",
+        "IBSOPRIP",
+        "IBSOPDATA",
+        "IBSOPDATA2",
+        "IBSOPDATA3",
+        "IBSDCLINAD",
+        "IBSDCPHYSAD",
+        "IBSCTL",
+        "IBSBRTARGET",
+    ];
+    let name = |index: u64| {
+        let at = usize::try_from(index - 0xc001_1030).expect("a small number");
+        NAMES[at]
+    };
+    let pmu = pmu("amd-core,ibs=on");
+    let _ = writeln!(
+        page,
+        "\n`amd-core,ibs=on` has these as well; `amd-fam10h,ibs=on` has no PMD 63, and fewer bits for ops:\n"
+    );
+    let _ = writeln!(
+        page,
+        "| register | name | MSR | reserved bits | sampled by |"
+    );
+    let _ = writeln!(page, "|---|---|---|---|---|");
+    for described in pmu.pmcs() {
+        if let CounterId::Ibs(_) = described.counter {
+            let PmcInfo {
+                num,
+                rsvd_mask,
+                index,
+                ..
+            } = pmc(&pmu, described.num);
+            let name = name(index);
+            let _ = writeln!(
+                page,
+                "| PMC {num} | {name} | {index:#x} | {rsvd_mask:#018x} | |"
+            );
+        }
+    }
+    for described in pmu.pmds() {
+        let (PmdKind::Sampler { pmc, .. } | PmdKind::Sample { pmc, .. }) = described.what else {
+            continue;
+        };
+        let PmdInfo {
+            num,
+            rsvd_mask,
+            index,
+            ..
+        } = pmd(&pmu, described.num);
+        let name = name(index);
+        let _ = writeln!(
+            page,
+            "| PMD {num} | {name} | {index:#x} | {rsvd_mask:#018x} | PMC {pmc} |"
         );
     }
 }
@@ -53,6 +121,7 @@ fn counters(page: &mut String, model: &str) {
 fn tables() -> String {
     let mut page = String::new();
     counters(&mut page, "amd-core");
+    samplers(&mut page);
     counters(&mut page, "intel-v2");
     let _ = writeln!(
         page,

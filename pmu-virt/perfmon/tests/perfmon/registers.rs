@@ -180,7 +180,7 @@ fn virtual_pmds() {
 
 #[test]
 fn every_register_is_described() {
-    for model in ["amd-core", "intel-v2"] {
+    for model in ["amd-core", "amd-core,ibs=on", "intel-v2"] {
         let pmu = pmu(model);
         for pmc in pmu.pmcs() {
             let mut info = [PmcInfo {

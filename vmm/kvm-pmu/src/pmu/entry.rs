@@ -131,6 +131,8 @@ impl Traps {
         let left = Progress::Left { tsc, halted, ring };
         pmu.observe(core, left);
         self.write_pebs(vcpu, lent)?;
+        // What is recorded with an overflow may be a sample of IBS.
+        self.sample_ibs(vcpu, lent)?;
         self.sample_pending(vcpu, lent.thread, lent.observer)?;
         if self.debug.is_active() {
             self.share_debug_registers(vcpu, lent)?;
