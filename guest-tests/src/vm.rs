@@ -61,6 +61,11 @@ impl Vm {
         } else {
             &["--host-policy", "host-first"]
         };
+        let model: &[&str] = if flags.contains(&"--pmu") {
+            &[]
+        } else {
+            &["--pmu", "amd-core", "--cpu-vendor", "amd"]
+        };
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("rates.toml"), rates).expect("a file");
         let kernel = Kernel::new(Protocol::Linux64, |a, _| body(a)).expect("a kernel");
@@ -68,7 +73,7 @@ impl Vm {
         let child = Command::new(program)
             .current_dir(folder.path())
             .args(["run", "--memory", "32", "--timeout", "60"])
-            .args(["--pmu", "amd-core", "--cpu-vendor", "amd"])
+            .args(model)
             .args(["--counters", "sim=rates.toml", "--control", "vm.sock"])
             .arg("--kernel")
             .arg(kernel.path())

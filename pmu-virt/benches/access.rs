@@ -6,10 +6,11 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use arbiter::{GuardLimits, NoAudit, PcrConfig, PcrUnit, PerKind, Policy, Scheme, abi};
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, RateTable,
-    Reservations, Ring, SimBackend, Ticks, Tsc, VcpuPmu, WriteOutcome, step,
+    Reservations, Ring, SimBackend, Ticks, Tsc, VcpuPmu, Vendor, WriteOutcome, step,
 };
 
 /// A PMU with every programmable counter running.
@@ -31,7 +32,8 @@ struct Case {
     select: u32,
     stride: usize,
     value: u64,
-    counter: u32,
+    /// The MSR of a counter, and its number.
+    counter: (u32, u32),
     /// Global control and its value with every programmable counter on.
     control: Option<(u32, u64)>,
 }
@@ -43,76 +45,102 @@ const fn intel(spec: &'static str) -> Case {
         select: 0x186,
         stride: 1,
         value: 0x53_013c,
-        counter: 0xc4,
+        counter: (0xc4, 3),
         control: Some((0x38f, 0xf)),
     }
 }
 
-const CASES: [Case; 6] = [
+/// K7 and Family 10h.
+const fn amd(spec: &'static str) -> Case {
+    Case {
+        spec,
+        select: 0xc001_0000,
+        stride: 1,
+        value: 0x53_0076,
+        counter: (0xc001_0007, 3),
+        control: None,
+    }
+}
+
+/// With the core extension.
+const fn amd_core(spec: &'static str, control: Option<(u32, u64)>) -> Case {
+    Case {
+        select: 0xc001_0200,
+        stride: 2,
+        control,
+        ..amd(spec)
+    }
+}
+
+const GLOBAL: Option<(u32, u64)> = Some((0xc000_0301, 0x3f));
+
+const CASES: [Case; 16] = [
+    Case {
+        counter: (0xc2, 1),
+        control: None,
+        ..intel("intel-v1")
+    },
     intel("intel-v2"),
     intel("intel-v3"),
     intel("intel-v4"),
     intel("intel-v5,counters=4"),
-    Case {
-        spec: "amd-core",
-        select: 0xc001_0200,
-        stride: 2,
-        value: 0x53_0076,
-        counter: 0xc001_0007,
-        control: None,
-    },
-    Case {
-        spec: "amd-perfmonv2",
-        select: 0xc001_0200,
-        stride: 2,
-        value: 0x53_0076,
-        counter: 0xc001_0007,
-        control: Some((0xc000_0301, 0x3f)),
-    },
+    intel("intel-v3,pebs=skid,pebs-format=3"),
+    intel("intel-v4,pebs=skid"),
+    intel("intel-v5,counters=4,pebs=skid"),
+    amd("amd-k7"),
+    amd("amd-fam10h"),
+    amd_core("amd-core", None),
+    amd_core("amd-perfmonv2", GLOBAL),
+    amd("amd-fam10h,ibs=on"),
+    amd_core("amd-core,ibs=on", None),
+    amd_core("amd-perfmonv2,ibs=on", GLOBAL),
+    amd_core("amd-perfmonv2,ibs=on,freeze=on", GLOBAL),
 ];
+
+/// Every model has its figures.
+fn assert_every_model() {
+    for model in PmuModel::names() {
+        let of_it = |case: &Case| case.spec.split(',').next() == Some(model.name);
+        assert!(CASES.iter().any(of_it), "no figures of {}", model.name);
+    }
+}
+
+/// `IbsOpCtl`.
+const IBS_OP: u32 = 0xc001_1033;
 
 /// Who accesses.
 const LAYER: Caller = Caller::legacy(Layer::GuestKernel);
 
 fn accesses(criterion: &mut Criterion) {
+    assert_every_model();
     for case in CASES {
+        let (counter, number) = case.counter;
         let (mut pmu, mut core) = busy(&case);
         let mut group = criterion.benchmark_group(case.spec);
         group.bench_function("rdmsr counter", |bench| {
-            bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(case.counter)), LAYER));
+            bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(counter)), LAYER));
         });
         group.bench_function("wrmsr counter", |bench| {
-            let msr = MsrIndex(case.counter);
+            let msr = MsrIndex(counter);
             bench.iter(|| pmu.wrmsr(&mut core, black_box(msr), black_box(1 << 20), LAYER));
         });
         group.bench_function("rdpmc", |bench| {
-            bench.iter(|| pmu.rdpmc(&mut core, black_box(3), LAYER));
+            bench.iter(|| pmu.rdpmc(&mut core, black_box(number), LAYER));
         });
         group.bench_function("rdmsr select", |bench| {
             bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(case.select)), LAYER));
         });
-        group.bench_function("wrmsr select, on and off", |bench| {
-            let mut value = case.value;
-            bench.iter(|| {
-                value ^= 1 << 22;
-                pmu.wrmsr(
-                    &mut core,
-                    black_box(MsrIndex(case.select)),
-                    black_box(value),
-                    LAYER,
-                )
-            });
-        });
+        let select = (case.select, case.value, 1 << 22);
+        let name = "wrmsr select, on and off";
+        switched(&mut group, name, select, (&mut pmu, &mut core));
+        pmu.wrmsr(&mut core, MsrIndex(case.select), case.value, LAYER);
         if let Some((msr, on)) = case.control {
-            group.bench_function("wrmsr global control, all on and off", |bench| {
-                let mut value = on;
-                bench.iter(|| {
-                    value ^= on;
-                    pmu.wrmsr(&mut core, black_box(MsrIndex(msr)), black_box(value), LAYER)
-                });
-            });
+            let name = "wrmsr global control, all on and off";
+            switched(&mut group, name, (msr, on, on), (&mut pmu, &mut core));
+            pmu.wrmsr(&mut core, MsrIndex(msr), on, LAYER);
         }
-        if pmu.model().has_frozen_status() {
+        // Status of AMD's is another register, and takes no part of this.
+        if pmu.model().vendor() == Vendor::Intel && pmu.model().has_frozen_status() {
             group.bench_function("rdmsr in use", |bench| {
                 bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(0x392)), LAYER));
             });
@@ -123,6 +151,28 @@ fn accesses(criterion: &mut Criterion) {
                     pmu.wrmsr(&mut core, black_box(MsrIndex(msr)), black_box(1), LAYER)
                 });
             });
+        }
+        if pmu.model().pebs().is_some() {
+            switched(
+                &mut group,
+                "wrmsr pebs enable, on and off",
+                (0x3f1, 1, 1),
+                (&mut pmu, &mut core),
+            );
+        }
+        if pmu.model().ibs() != 0 {
+            group.bench_function("rdmsr ibs op control", |bench| {
+                bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(IBS_OP)), LAYER));
+            });
+            // A maximum of 16 million cycles.
+            let (on, enable) = (0x10 << 20 | 1 << 17, 1 << 17);
+            let name = "wrmsr ibs op control, on and off";
+            switched(
+                &mut group,
+                name,
+                (IBS_OP, on, enable),
+                (&mut pmu, &mut core),
+            );
         }
         group.bench_function("absent register", |bench| {
             bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(0x10)), LAYER));
@@ -150,6 +200,23 @@ fn accesses(criterion: &mut Criterion) {
             step::decode(&bytes, 64, 0x1000).map(|facts| facts.retire(0x1003, 0, 0))
         });
     });
+}
+
+/// Writes a register whose value is `on`, then without the bits of `switch`, in turn.
+fn switched(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    (msr, on, switch): (u32, u64, u64),
+    (pmu, core): (&mut VcpuPmu, &mut CorePmu),
+) {
+    group.bench_function(name, |bench| {
+        let mut value = on;
+        bench.iter(|| {
+            value ^= switch;
+            pmu.wrmsr(core, black_box(MsrIndex(msr)), black_box(value), LAYER)
+        });
+    });
+    pmu.wrmsr(core, MsrIndex(msr), 0, LAYER);
 }
 
 /// What stands between an access and its counter.
@@ -215,7 +282,7 @@ fn with_unit(pmu: VcpuPmu, phase: arbiter::Phase, legacy: Option<PerKind>) -> Vc
 
 /// A busy `intel-v2` with these reservations.
 fn scene(reserved: Reserved) -> (VcpuPmu, CorePmu) {
-    let (pmu, mut core) = busy(&CASES[0]);
+    let (pmu, mut core) = busy(&intel("intel-v2"));
     if matches!(reserved, Reserved::Off) {
         return (pmu, core);
     }

@@ -20,7 +20,7 @@ use naive::Naive;
 use naive::ibs::{FETCHED, RIP};
 use seated::Seated;
 
-const MODELS: [&str; 23] = [
+const MODELS: [&str; 29] = [
     "intel-v1",
     "intel-v1,counters=8,full-width=on,width=48",
     "intel-v2",
@@ -44,6 +44,12 @@ const MODELS: [&str; 23] = [
     "amd-core,ibs=on",
     "amd-perfmonv2,ibs=on",
     "amd-perfmonv2,ibs=on,freeze=on",
+    "amd-perfmonv2,counters=4,freeze=on",
+    "intel-v4,pebs=exact,pebs-format=3",
+    "intel-v4,counters=2,pebs=skid",
+    "intel-v3,events=nehalem,full-width=off,perf-capabilities=on",
+    "intel-v5,events=ice-lake,fixed=0x0",
+    "amd-core,events=zen",
 ];
 
 #[derive(Clone, Debug)]
@@ -234,8 +240,24 @@ fn msr_of(model: &PmuModel, of: CounterId) -> MsrIndex {
 
 const LAYER: Caller = Caller::legacy(Layer::GuestKernel);
 
+/// So many guests, or as many as `PROPTEST_CASES` asks for.
+fn config() -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(1_500),
+    }
+}
+
+#[test]
+fn every_model_is_played() {
+    for model in PmuModel::names() {
+        let of_it = |spec: &&str| spec.split(',').next() == Some(model.name);
+        assert!(MODELS.iter().any(|spec| of_it(&spec)), "{}", model.name);
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_500))]
+    #![proptest_config(config())]
 
     #[test]
     fn it_does_what_the_naive_one_does((spec, ops) in guest()) {

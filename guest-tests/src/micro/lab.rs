@@ -80,6 +80,20 @@ impl Setup {
             ..Self::clock(model)
         }
     }
+
+    /// The PMU that the guest has: as with `umpire run`, without what its counters cannot
+    /// count where CPUID can say so. `None` is `none`.
+    ///
+    /// # Errors
+    /// There is no such model.
+    pub fn guest_model(&self) -> Result<Option<PmuModel>> {
+        if self.model == "none" {
+            return Ok(None);
+        }
+        let backend = (self.backend)();
+        let model = PmuModel::parse(&self.model).with_context(|| self.model.clone())?;
+        Ok(Some(model.counted(|event| backend.plan(event).is_ok())))
+    }
 }
 
 /// A `step` backend for one vCPU.
@@ -139,12 +153,8 @@ impl Lab {
     /// # Errors The guest did not come to that end; the message names where it
     /// was.
     pub fn run(&self, setup: &Setup, guest: &MicroGuest) -> Result<LabRun> {
-        let model = match setup.model.as_str() {
-            "none" => None,
-            model => Some(PmuModel::parse(model)?),
-        };
         let run = MicroRun {
-            model,
+            model: setup.guest_model()?,
             backend: setup.backend,
             quirks: self.probe.quirks(),
             step: setup.step.unwrap_or(self.probe.step_support()),

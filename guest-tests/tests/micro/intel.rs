@@ -8,7 +8,14 @@ use guest_tests::micro::{Lab, Op, Script, Setup, Test};
 
 const V1: &[&str] = &["intel-v1"];
 /// From version 2 on, with as many counters as the tests expect.
-const V2: &[&str] = &["intel-v2", "intel-v3", "intel-v4", "intel-v5,counters=4"];
+const V2: &[&str] = &["intel-v2", "intel-v3", "intel-v4", V5];
+/// Which of three fixed counters these have: `clock` counts no instructions, and CPUID can say
+/// so from version 5 on.
+const FIXED: &[(&[&str], u64)] = &[
+    (&["intel-v2", "intel-v3", "intel-v4"], 0b111),
+    (&[V5], 0b110),
+];
+const V5: &str = "intel-v5,counters=4";
 const BOTH: &[&str] = &["intel-v1", "intel-v2", "intel-v4"];
 
 /// Reference cycles at every CPL, enabled.
@@ -160,58 +167,66 @@ fn absent(lab: &Lab) -> Result<()> {
 fn global(lab: &Lab) -> Result<()> {
     // SDM 3A, "Processor States Following Power-up, Reset, or INIT": the
     // programmable counters are on.
-    let ops = [
-        Read(0x38f, 0xf),
-        WriteGp(0x38f, 1 << 4),
-        WriteGp(0x38f, 1 << 35),
-        WriteGp(0x38f, 1 << 63),
-        Write(0x38f, 0x7_0000_000f),
-        Read(0x38f, 0x7_0000_000f),
-        WriteGp(0x38e, 0),
-        WriteGp(0x38e, 1),
-        Read(0x38e, 0),
-        Read(0x390, 0),
-        Write(0x390, 0b11 << 62),
-        WriteGp(0x390, 1 << 4),
-        WriteGp(0x390, 1 << 35),
-        // Overflow sets the bit of its counter, with and without INT.
-        Write(0x38f, 0),
-        Write(0x186, REF),
-        Write(0x187, REF),
-        Write(0x4c1, FULL),
-        Write(0x4c2, FULL - 1),
-        Write(0x38f, 0b11),
-        Spin(50),
-        Read(0x38e, 0b11),
-        Write(0x38f, 0),
-        Write(0x390, 0b10),
-        Read(0x38e, 0b01),
-        Read(0x390, 0),
-        Write(0x390, 0b01),
-        Read(0x38e, 0),
-        ReadWithin(0xc1, 1, 1 << 40),
-    ];
-    check(lab, "global control and status", V2, &ops)
+    for (models, fixed) in FIXED {
+        let ops = [
+            Read(0x38f, 0xf),
+            WriteGp(0x38f, 1 << 4),
+            WriteGp(0x38f, 1 << 35),
+            WriteGp(0x38f, 1 << 63),
+            Write(0x38f, fixed << 32 | 0xf),
+            Read(0x38f, fixed << 32 | 0xf),
+            WriteGp(0x38e, 0),
+            WriteGp(0x38e, 1),
+            Read(0x38e, 0),
+            Read(0x390, 0),
+            Write(0x390, 0b11 << 62),
+            WriteGp(0x390, 1 << 4),
+            WriteGp(0x390, 1 << 35),
+            // Overflow sets the bit of its counter, with and without INT.
+            Write(0x38f, 0),
+            Write(0x186, REF),
+            Write(0x187, REF),
+            Write(0x4c1, FULL),
+            Write(0x4c2, FULL - 1),
+            Write(0x38f, 0b11),
+            Spin(50),
+            Read(0x38e, 0b11),
+            Write(0x38f, 0),
+            Write(0x390, 0b10),
+            Read(0x38e, 0b01),
+            Read(0x390, 0),
+            Write(0x390, 0b01),
+            Read(0x38e, 0),
+            ReadWithin(0xc1, 1, 1 << 40),
+        ];
+        check(lab, "global control and status", models, &ops)?;
+    }
+    Ok(())
 }
 
 fn fixed(lab: &Lab) -> Result<()> {
-    let ops = [
-        Write(0x30b, FULL),
-        Read(0x30b, FULL),
-        WriteGp(0x30b, 1 << 48),
-        Write(0x38d, 0xbbb),
-        WriteGp(0x38d, 1 << 12),
-        Read(0x38d, 0xbbb),
-        Write(0x38d, 0x300),
-        Write(0x38f, 0x4_0000_0000),
-        Spin(50),
-        Write(0x38f, 0),
-        Read(0x38e, 0x4_0000_0000),
-        ReadWithin(0x30b, 0, 1 << 40),
-        Write(0x390, 0x4_0000_0000),
-        Read(0x38e, 0),
-    ];
-    check(lab, "fixed counters", V2, &ops)
+    for (models, fixed) in FIXED {
+        let of = |n: u32| ((fixed >> n & 1) * 0xb) << (4 * n);
+        let controls = of(0) | of(1) | of(2);
+        let ops = [
+            Write(0x30b, FULL),
+            Read(0x30b, FULL),
+            WriteGp(0x30b, 1 << 48),
+            Write(0x38d, controls),
+            WriteGp(0x38d, 1 << 12),
+            Read(0x38d, controls),
+            Write(0x38d, 0x300),
+            Write(0x38f, 0x4_0000_0000),
+            Spin(50),
+            Write(0x38f, 0),
+            Read(0x38e, 0x4_0000_0000),
+            ReadWithin(0x30b, 0, 1 << 40),
+            Write(0x390, 0x4_0000_0000),
+            Read(0x38e, 0),
+        ];
+        check(lab, "fixed counters", models, &ops)?;
+    }
+    Ok(())
 }
 
 fn counting(lab: &Lab) -> Result<()> {
@@ -259,9 +274,9 @@ fn rdpmc(lab: &Lab) -> Result<()> {
         Rdpmc(0, 0xffff_8000_0000),
         Rdpmc(3, 3),
         RdpmcGp(4),
-        Write(0x309, 9),
+        Write(0x30a, 9),
         Write(0x30b, FULL),
-        Rdpmc(0x4000_0000, 9),
+        Rdpmc(0x4000_0001, 9),
         Rdpmc(0x4000_0002, FULL),
         RdpmcGp(0x4000_0003),
         RdpmcGp(0x2000_0000),

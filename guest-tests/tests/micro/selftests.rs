@@ -57,8 +57,8 @@ fn registers(model: &PmuModel, n: u8) -> (u32, u32) {
     }
 }
 
-fn model(spec: &str) -> Result<PmuModel> {
-    PmuModel::parse(spec).with_context(|| spec.to_owned())
+fn model(setup: &Setup) -> Result<PmuModel> {
+    setup.guest_model()?.context("a PMU")
 }
 
 fn play(lab: &Lab, name: &str, setup: &Setup, ops: &[Op]) -> Result<Vec<u64>> {
@@ -80,7 +80,8 @@ fn play(lab: &Lab, name: &str, setup: &Setup, ops: &[Op]) -> Result<Vec<u64>> {
 /// has no bit 31 ("fast") on these processors.
 fn there(lab: &Lab) -> Result<()> {
     for spec in INTEL.iter().chain(AMD) {
-        let model = model(spec)?;
+        let setup = Setup::clock(spec);
+        let model = model(&setup)?;
         // RDPMC is looked for from the first control on (docs/rdpmc.md).
         let (_, select) = registers(&model, 0);
         let mut ops = vec![Write(select, ENABLED), Write(select, 0)];
@@ -102,7 +103,7 @@ fn there(lab: &Lab) -> Result<()> {
             }
             ops.push(RdpmcGp(1 << 31 | u32::from(n)));
         }
-        play(lab, "programmable", &Setup::clock(spec), &ops)?;
+        play(lab, "programmable", &setup, &ops)?;
     }
     Ok(())
 }
@@ -110,7 +111,8 @@ fn there(lab: &Lab) -> Result<()> {
 /// The same of fixed-function counters, with their bits in the shared registers.
 fn fixed(lab: &Lab) -> Result<()> {
     for spec in INTEL {
-        let model = model(spec)?;
+        let setup = Setup::clock(spec);
+        let model = model(&setup)?;
         let has_global = model.version() >= 2;
         let mut ops = vec![Write(0x186, ENABLED), Write(0x186, 0)];
         for n in 0..4_u8 {
@@ -137,7 +139,7 @@ fn fixed(lab: &Lab) -> Result<()> {
         if !has_global {
             ops.extend([ReadGp(0x38d), ReadGp(0x38e), ReadGp(0x38f), ReadGp(0x390)]);
         }
-        play(lab, "fixed", &Setup::clock(spec), &ops)?;
+        play(lab, "fixed", &setup, &ops)?;
     }
     Ok(())
 }
@@ -145,7 +147,8 @@ fn fixed(lab: &Lab) -> Result<()> {
 /// A counter moves while it is enabled, and not a bit afterwards.
 fn disabled(lab: &Lab) -> Result<()> {
     for spec in INTEL.iter().chain(AMD) {
-        let model = model(spec)?;
+        let setup = Setup::clock(spec);
+        let model = model(&setup)?;
         let cycles = if spec.starts_with("intel") {
             0x3c
         } else {
@@ -169,7 +172,7 @@ fn disabled(lab: &Lab) -> Result<()> {
             looks.push(ops.len() - 1);
             ops.extend([Spin(1000), ReadWithin(msr, 1, 1 << 40)]);
         }
-        let values = play(lab, "disabled", &Setup::clock(spec), &ops)?;
+        let values = play(lab, "disabled", &setup, &ops)?;
         for at in looks {
             let (then, now) = (values[at], values[at + 2]);
             ensure!(then == now, "{spec}: {}: {then} became {now}", ops[at]);
@@ -182,7 +185,8 @@ fn disabled(lab: &Lab) -> Result<()> {
 fn exact(lab: &Lab) -> Result<()> {
     const MORE: u64 = 400;
     for spec in INTEL.iter().chain(AMD) {
-        let model = model(spec)?;
+        let setup = Setup::step(spec);
+        let model = model(&setup)?;
         let (counter, select) = registers(&model, model.programmable() - 1);
         let intel = spec.starts_with("intel");
         let [instructions, branches] = if intel { [0xc0, 0xc4] } else { [0xc0, 0xc2] };
@@ -209,7 +213,7 @@ fn exact(lab: &Lab) -> Result<()> {
                 let mut ops = on.clone();
                 ops.push(Spin(u32::try_from(rounds)?));
                 ops.extend([off, ReadWithin(counter, 1, 1 << 40)]);
-                let values = play(lab, "exact", &Setup::step(spec), &ops)?;
+                let values = play(lab, "exact", &setup, &ops)?;
                 values.last().copied().context("a value")
             };
             let (few, many) = (count(100)?, count(100 + MORE)?);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use guest_tests::umpire::skipped_without_kvm;
+use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::{Vm, signal};
 use serde_json::Value;
 
@@ -113,6 +113,39 @@ fn ls_shows_what_is_halted_reserved_and_free() {
         assert_eq!(json["machine"]["vcpus"][0]["state"], "running", "as before");
         assert_eq!(json["machine"]["vcpus"][0]["halted"], true);
     }
+}
+
+#[test]
+fn ls_counts_the_fixed_counters_that_there_are() {
+    if skipped_without_kvm("ls_counts_the_fixed_counters_that_there_are") {
+        return;
+    }
+    // Nothing counts instructions, so a guest of version 5 has no fixed counter 0.
+    let rates = "counters = 8\n[event.cycles]\nrate = 2000\n[event.ref-cycles]\nrate = 1000\n";
+    let flags = ["--pmu", "intel-v5", "--cpu-vendor", "intel"];
+    let vm = Vm::boot(&umpire::path(), rates, &flags);
+    let listed = vm.printed(&["ls"]);
+    assert!(
+        listed.contains("PMU intel-v5: 8 programmable and 2 fixed counters of 48 bits"),
+        "{listed}"
+    );
+    let json: Value = serde_json::from_str(&vm.printed(&["ls", "-j"])).expect("JSON");
+    assert_eq!(json["model"]["fixed"], 2);
+    assert_eq!(json["model"]["fixed_map"], 0b110);
+    // Tools know which two these are.
+    let words = ["stat", "-j", "-e", "ref-cycles,instructions", "--", "200ms"];
+    let counted = vm.printed(&words);
+    let rows: Vec<Value> = counted
+        .lines()
+        .map(|row| serde_json::from_str(row).expect("JSON"))
+        .collect();
+    let value = |row: &Value| row["counter-value"].as_str().map(str::to_owned);
+    let values: Vec<_> = rows.iter().filter_map(value).collect();
+    assert!(
+        values[0].parse::<f64>().is_ok_and(|it| it > 0.0),
+        "{counted}"
+    );
+    assert_eq!(values[1], "<not supported>", "{counted}");
 }
 
 #[test]

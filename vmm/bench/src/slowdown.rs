@@ -2,7 +2,8 @@
 //!
 //! Three vCPUs of one VM run the same loop at CPL 3 in turn, on one thread: one
 //! without a PMU programmed, one with four counters, one with four of which one
-//! samples at 100 Hz. The guest takes RDTSC before and after the loop.
+//! samples at 100 Hz. The guest takes RDTSC before and after the loop. Three others compare
+//! a counter that samples at 1 kHz with instruction-based sampling.
 
 mod frozen;
 mod guest;
@@ -11,6 +12,8 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pmu_virt::PmuModel;
+use pmu_virt::ibs::op;
 use serde::Serialize;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::kvm::KvmVm;
@@ -22,13 +25,14 @@ pub use self::frozen::{FrozenAccess, FrozenRow};
 use self::guest::{AFTER, BEFORE, NMIS, guest, words_of};
 use super::error::BenchError;
 use super::harness::{self, BatchPort, Harness, ratio};
-use super::report::{Report, millis, table, verdict, where_it_ran};
+use super::report::{Report, micros, millis, table, verdict, where_it_ran};
 use super::sources::{Event, LeftOut, Source, countable};
 use super::stats::median;
 
 /// Counters that count.
 const COUNTERS: u32 = 4;
-const SAMPLES_PER_SECOND: u32 = 100;
+/// The model whose two ways to sample are compared, on any host.
+const WITH_IBS: &str = "amd-core,ibs=on";
 /// How long one turn of the loop is to take.
 const TURN_MS: u64 = 50;
 /// Rounds of the loop from which its length is found.
@@ -47,16 +51,48 @@ pub enum Load {
     Counting,
     /// Four counters count, and one of them interrupts at 100 Hz.
     Sampling,
+    /// One counter of cycles counts, and interrupts at 1 kHz by NMI.
+    Nmi,
+    /// The op sampler counts cycles, and interrupts at 1 kHz by NMI.
+    Ibs,
 }
 
 impl Load {
-    const ALL: [Self; 3] = [Self::None, Self::Counting, Self::Sampling];
+    /// Those of the first table.
+    const COUNTERS: [Self; LOADS] = [Self::None, Self::Counting, Self::Sampling];
+    /// Two ways to sample.
+    const SAMPLERS: [Self; LOADS] = [Self::None, Self::Nmi, Self::Ibs];
 
     fn name(self) -> &'static str {
         match self {
             Self::None => "no PMU programmed",
             Self::Counting => "4 counters",
             Self::Sampling => "4 counters, 100 Hz",
+            Self::Nmi => "a counter, 1 kHz",
+            Self::Ibs => "IBS, 1 kHz",
+        }
+    }
+
+    /// Programmable counters that count.
+    fn counters(self) -> u32 {
+        match self {
+            Self::None | Self::Ibs => 0,
+            Self::Counting | Self::Sampling => COUNTERS,
+            Self::Nmi => 1,
+        }
+    }
+
+    /// What the guest writes at each sample: minus the period of a counter, or the control
+    /// of an op sampler whose maximum is the period.
+    fn reload(self, tsc_khz: u32) -> u32 {
+        match self {
+            Self::Ibs => {
+                let max = u64::from(tsc_khz);
+                let control = max >> 4 & op::MAX | max & op::MAX_EXTENDED | op::ENABLE;
+                u32::try_from(control).unwrap_or(0)
+            }
+            Self::Nmi => tsc_khz.wrapping_neg(),
+            _ => (tsc_khz * 10).wrapping_neg(),
         }
     }
 }
@@ -87,6 +123,9 @@ pub struct SlowdownSource {
     pub events: Vec<String>,
     /// One for each way to use the PMU.
     pub rows: Vec<SlowdownRow>,
+    /// What sampling at 1 kHz costs, by a counter and by IBS, in a guest of its own; empty
+    /// if the source has neither cycles nor instructions for IBS.
+    pub sampling: Vec<SlowdownRow>,
     /// What events cost that the source does not count; empty if it counts all.
     pub frozen: Vec<FrozenRow>,
 }
@@ -117,9 +156,10 @@ pub(super) fn measure(
 ) -> Result<SlowdownReport, BenchError> {
     let mut measured = Vec::new();
     for source in sources {
-        match Trio::new(harness, source)? {
+        match Trio::new(harness, source, Load::COUNTERS)? {
             Ok(trio) => {
                 let mut one = trio.measure(rounds)?;
+                one.sampling = measure_sampling(harness, source, rounds)?;
                 one.frozen = measure_frozen(harness, source, rounds)?;
                 measured.push(one);
             }
@@ -136,9 +176,35 @@ pub(super) fn measure(
     })
 }
 
-/// The three vCPUs, in the order of [`Load::ALL`].
+/// Measures both ways to sample with `source`; nothing where it cannot do both.
+fn measure_sampling(
+    harness: &Harness<'_>,
+    source: &Source,
+    rounds: u32,
+) -> Result<Vec<SlowdownRow>, BenchError> {
+    let backend = source.open()?;
+    let model = PmuModel::parse(WITH_IBS).map_err(|error| BenchError::Guest(error.to_string()))?;
+    let model = model.counted(|event| backend.plan(event).is_ok());
+    if model.ibs() == 0 {
+        return Ok(Vec::new());
+    }
+    let harness = &Harness {
+        model,
+        ..harness.clone()
+    };
+    match Trio::new(harness, source, Load::SAMPLERS)? {
+        Ok(trio) => Ok(trio.measure(rounds)?.rows),
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// How many vCPUs take turns.
+const LOADS: usize = 3;
+
+/// The three vCPUs, in the order of their loads.
 #[derive(Debug)]
 struct Trio {
+    loads: [Load; LOADS],
     vm: Arc<KvmVm>,
     solos: Vec<Solo>,
     backend: &'static str,
@@ -148,7 +214,11 @@ struct Trio {
 
 impl Trio {
     /// `Err`: why there is nothing to measure with this source.
-    fn new(harness: &Harness<'_>, source: &Source) -> Result<Result<Self, LeftOut>, BenchError> {
+    fn new(
+        harness: &Harness<'_>,
+        source: &Source,
+        loads: [Load; LOADS],
+    ) -> Result<Result<Self, LeftOut>, BenchError> {
         let left_out = |reason: &str| LeftOut {
             source: source.name,
             reason: reason.to_owned(),
@@ -159,17 +229,17 @@ impl Trio {
         }
         let wanted = usize::try_from(COUNTERS).unwrap_or(usize::MAX);
         events = events.into_iter().cycle().take(wanted).collect();
-        let (vm, vcpus) = harness.build(&guest(&harness.model, &events)?)?;
+        let (vm, vcpus) = harness.build(&guest(&harness.model, &events, &loads)?)?;
         let mut solos = Vec::new();
-        for kvm in vcpus {
-            let period = kvm.get_tsc_khz()? / SAMPLES_PER_SECOND * 1000;
+        for (kvm, load) in vcpus.into_iter().zip(loads) {
             let mut regs = kvm.get_regs()?;
-            regs.rsi = u64::from(period.wrapping_neg());
+            regs.rsi = load.reload(kvm.get_tsc_khz()?).into();
             kvm.set_regs(&regs)?;
             let (port, silent) = (Arc::new(BatchPort), Box::new(Silent));
             solos.push(harness.solo(kvm, &vm, source.open()?, port, silent)?);
         }
         let mut trio = Self {
+            loads,
             vm,
             solos,
             backend: source.name,
@@ -178,7 +248,7 @@ impl Trio {
         };
         // A stepped guest would not come to the end of the loop in a day.
         trio.rounds(1)?;
-        for vcpu in 0..Load::ALL.len() {
+        for vcpu in 0..LOADS {
             trio.turn(vcpu)?;
             if trio.solos[vcpu].steps() {
                 return Ok(Err(left_out("it steps the guest through the whole loop")));
@@ -189,13 +259,13 @@ impl Trio {
 
     fn measure(mut self, rounds: u32) -> Result<SlowdownSource, BenchError> {
         self.calibrate()?;
-        let mut ticks: [Vec<u64>; Load::ALL.len()] = Default::default();
+        let mut ticks: [Vec<u64>; LOADS] = Default::default();
         let before = self.nmis()?;
         for round in 0..rounds {
             // Which comes first goes round.
-            for place in 0..Load::ALL.len() {
+            for place in 0..LOADS {
                 let first = usize::try_from(round).unwrap_or(0);
-                let vcpu = (first + place) % Load::ALL.len();
+                let vcpu = (first + place) % LOADS;
                 ticks[vcpu].push(self.turn(vcpu)?);
             }
         }
@@ -221,7 +291,7 @@ impl Trio {
 
     /// Sets the length of the loop.
     fn rounds(&self, rounds: u64) -> Result<(), BenchError> {
-        (0..Load::ALL.len()).try_for_each(|vcpu| self.write(vcpu, rounds))
+        (0..LOADS).try_for_each(|vcpu| self.write(vcpu, rounds))
     }
 
     fn write(&self, vcpu: usize, rounds: u64) -> Result<(), BenchError> {
@@ -241,9 +311,7 @@ impl Trio {
 
     /// NMIs that each vCPU has taken so far.
     fn nmis(&self) -> Result<Vec<u64>, BenchError> {
-        (0..Load::ALL.len())
-            .map(|vcpu| self.read(vcpu, NMIS))
-            .collect()
+        (0..LOADS).map(|vcpu| self.read(vcpu, NMIS)).collect()
     }
 
     fn read(&self, vcpu: usize, offset: u64) -> Result<u64, BenchError> {
@@ -251,23 +319,19 @@ impl Trio {
         Ok(word.first().map_or(0, |word| u64::from_le_bytes(*word)))
     }
 
-    fn report(
-        &self,
-        ticks: [Vec<u64>; Load::ALL.len()],
-        pmis: &[u64],
-    ) -> Result<SlowdownSource, BenchError> {
+    fn report(&self, ticks: [Vec<u64>; LOADS], pmis: &[u64]) -> Result<SlowdownSource, BenchError> {
         let none = || BenchError::Guest("it ran no loop".to_owned());
         let tsc_khz = u64::from(self.solos[0].tsc_khz().max(1));
         let mut rows = Vec::new();
         let mut unloaded = 0;
-        for (vcpu, (load, mut ticks)) in Load::ALL.into_iter().zip(ticks).enumerate() {
+        for (vcpu, (load, mut ticks)) in self.loads.into_iter().zip(ticks).enumerate() {
             let ticks = median(&mut ticks).ok_or_else(none)?;
             if load == Load::None {
                 unloaded = ticks;
             }
             let speed = ratio(unloaded, ticks);
             let target = match load {
-                Load::None => None,
+                Load::None | Load::Nmi | Load::Ibs => None,
                 Load::Counting => Some(TARGETS[vcpu]),
                 // Where guest kernels are emulated, so is each PMI's handler.
                 Load::Sampling => (!self.slow_cpl0).then_some(TARGETS[vcpu]),
@@ -290,7 +354,29 @@ impl Trio {
                 .map(|one| one.known.to_string())
                 .collect(),
             rows,
+            sampling: Vec::new(),
             frozen: Vec::new(),
+        })
+    }
+}
+
+impl SlowdownReport {
+    /// Lines of the table of samplers, the one without samples first.
+    fn sampling(&self, rows: &[SlowdownRow]) -> impl Iterator<Item = [String; 5]> {
+        let unloaded = rows.first().map_or(0, |row| row.loop_ns);
+        rows.iter().map(move |row| {
+            let slower = (1.0 / row.speed - 1.0) * 100.0;
+            let loops_ns = row.loop_ns * u64::from(self.rounds);
+            let lost_ns = row.loop_ns.saturating_sub(unloaded) * u64::from(self.rounds);
+            let per_second = ratio(row.pmis * 1_000_000_000, loops_ns);
+            let each = (row.pmis > 0).then(|| micros(lost_ns / row.pmis));
+            [
+                row.load.name().to_owned(),
+                millis(row.loop_ns),
+                format!("{slower:.1} %"),
+                format!("{per_second:.0}"),
+                each.unwrap_or_else(|| "-".to_owned()),
+            ]
         })
     }
 }
@@ -320,6 +406,17 @@ impl Report for SlowdownReport {
             });
             let titles = ["", "loop [ms]", "speed", "wanted", "PMIs", ""];
             table(titles, 1..=4, rows, out)?;
+            if !source.sampling.is_empty() {
+                writeln!(out)?;
+                let titles = [
+                    WITH_IBS,
+                    "loop [ms]",
+                    "slower by",
+                    "samples a second",
+                    "each [us]",
+                ];
+                table(titles, 1..=4, self.sampling(&source.sampling), out)?;
+            }
             if !source.frozen.is_empty() {
                 writeln!(out)?;
             }
@@ -337,5 +434,21 @@ impl Report for SlowdownReport {
             }
         }
         LeftOut::text(&self.left_out, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_samplers_have_the_same_period() {
+        for tsc_khz in [1_000_000, 2_500_016, 5_000_000] {
+            assert_eq!(Load::Nmi.reload(tsc_khz), tsc_khz.wrapping_neg());
+            let control = u64::from(Load::Ibs.reload(tsc_khz));
+            let max = (control & op::MAX) << 4 | control & op::MAX_EXTENDED;
+            assert_eq!(max, u64::from(tsc_khz & !15));
+            assert_eq!(control & op::ENABLE, op::ENABLE);
+        }
     }
 }

@@ -18,8 +18,10 @@ pub struct Need {
 /// to a fixed counter unless it was asked for: it may tick at another rate.
 #[must_use]
 pub fn need(pmu: &LogicalPmu, request: &CountRequest) -> Need {
-    let fixed = (0..pmu.model().fixed()).find(|&counter| {
-        FixedFunction::of(counter).is_some_and(|function| serves(function, request))
+    let model = pmu.model();
+    let fixed = (0..model.fixed()).find(|&counter| {
+        model.has(CounterId::Fixed(counter))
+            && FixedFunction::of(counter).is_some_and(|function| serves(function, request))
     });
     Need {
         fixed,
@@ -90,6 +92,8 @@ mod tests {
         check("intel-v2", "instructions:u", Some(0), true);
         check("intel-v2", "ref-cycles", Some(2), false);
         check("intel-v2", "r100013c", None, true);
+        check("intel-v5,fixed=0x6", "cycles", Some(1), true);
+        check("intel-v5,fixed=0x6", "instructions", None, true);
         check("intel-v2", "branches", None, true);
         check("intel-v1", "cycles", None, true);
         check("amd-core", "cycles:k", None, true);

@@ -115,9 +115,14 @@ pub(crate) fn socket(control: Option<&Path>) -> Result<PathBuf, ToolError> {
 
 /// The model with the properties that the VM gave it.
 fn model_of(info: &ModelInfo) -> Result<PmuModel, ToolError> {
+    let fixed = match info.fixed_map {
+        // Not the first ones.
+        Some(map) if map.count_ones() != map.trailing_ones() => format!("{map:#x}"),
+        _ => info.fixed.to_string(),
+    };
     let text = format!(
-        "{},counters={},fixed={},width={}",
-        info.model, info.programmable, info.fixed, info.counter_width
+        "{},counters={},fixed={fixed},width={}",
+        info.model, info.programmable, info.counter_width
     );
     let Ok(model) = PmuModel::parse(&text) else {
         return Err(ToolError::Model(text));
@@ -137,8 +142,13 @@ mod tests {
     #[test]
     fn models_survive_the_wire() {
         let names = PmuModel::names().iter().map(|summary| summary.name);
-        let processors = ["intel-v4,events=skylake", "intel-v5,events=ice-lake"];
-        for name in names.chain(processors) {
+        let others = [
+            "intel-v4,events=skylake",
+            "intel-v5,events=ice-lake",
+            "intel-v5,fixed=0x6",
+            "intel-v5,fixed=0x0",
+        ];
+        for name in names.chain(others) {
             let model = PmuModel::parse(name).unwrap();
             let info = ModelInfo {
                 model: model.name().to_owned(),
@@ -149,7 +159,8 @@ mod tests {
                 },
                 counters: "sim".to_owned(),
                 programmable: model.programmable().into(),
-                fixed: model.fixed().into(),
+                fixed: model.fixed_map().count_ones(),
+                fixed_map: Some(model.fixed_map()),
                 counter_width: model.width().into(),
                 tsc_khz: 1,
                 vcpus: 1,

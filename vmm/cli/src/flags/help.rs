@@ -289,6 +289,8 @@ const BENCH_SLOWDOWN: &str = "\
 Three vCPUs run the same loop at CPL 3 in turn on one thread: nothing programmed, four
 counters, and four of which one interrupts 100 times a second. Speed is the ratio of the
 medians. A backend that steps the guest is left out.
+The second table compares two ways to sample cycles 1000 times a second by NMI in a guest of
+model amd-core,ibs=on: a counter, and instruction-based sampling. each is what a sample costs.
 The last table has what events cost that the backend does not count.";
 
 const BENCH_SWITCH: &str = "\

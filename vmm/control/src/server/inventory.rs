@@ -266,7 +266,6 @@ pub(super) fn formats(registry: &FormatRegistry) -> Vec<FormatInfo> {
 /// The answer to MODEL.
 pub(super) fn model(vm: &ServedVm) -> ModelInfo {
     let model = vm.pmu.model();
-    let counts = model.counts();
     let virtual_pmd = |which: &VirtualPmd| VirtualPmdInfo {
         pmd: which.pmd(),
         name: which.name().to_owned(),
@@ -281,8 +280,10 @@ pub(super) fn model(vm: &ServedVm) -> ModelInfo {
             model.events().name().to_owned()
         },
         counters: vm.counters.clone(),
-        programmable: counts.programmable.into(),
-        fixed: counts.fixed.into(),
+        programmable: model.programmable().into(),
+        // Without those that nobody counts: on some models they leave gaps.
+        fixed: model.fixed_map().count_ones(),
+        fixed_map: Some(model.fixed_map()),
         counter_width: model.width().into(),
         tsc_khz: vm.tsc_khz.into(),
         vcpus: number(vm.dispatcher.vcpus()),

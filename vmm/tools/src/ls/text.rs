@@ -221,6 +221,7 @@ mod tests {
                 counters: "sim".to_owned(),
                 programmable: 6,
                 fixed: 0,
+                fixed_map: Some(0),
                 counter_width: 48,
                 tsc_khz: 1,
                 vcpus: 1,

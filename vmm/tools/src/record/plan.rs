@@ -79,7 +79,7 @@ impl SamplingPlan {
                 asked.len(),
                 model.name(),
                 model.programmable(),
-                model.fixed()
+                model.fixed_map().count_ones()
             ));
         };
         let mut events = Vec::new();

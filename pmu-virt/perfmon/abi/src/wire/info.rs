@@ -248,6 +248,10 @@ pub struct ModelInfo {
     pub programmable: u32,
     /// Fixed counters.
     pub fixed: u32,
+    /// Which fixed counters these are, one bit for each; a VMM that does not say has the
+    /// first ones.
+    #[serde(default)]
+    pub fixed_map: Option<u8>,
     /// Bits of a hardware counter.
     pub counter_width: u16,
     /// Frequency of the time stamp counter in kHz.
