@@ -5,7 +5,7 @@ mod seated;
 
 use std::cell::RefCell;
 
-use pmu_virt::step::Retirement;
+use pmu_virt::step::{OperandKind, Retirement};
 use pmu_virt::{
     Caller, ClockBackend, CounterBackend, Grant, Layer, LinearMemory, MsrIndex, PebsMoment,
     PmuModel, Progress, ReadOutcome, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
@@ -218,6 +218,71 @@ fn a_state_with_impossible_pebs_registers_is_refused() {
     check("ds-area", "0xffff800000000000".into(), true);
     check("ds-area", "0x800000000000".into(), false);
     check("armed", serde_json::json!(["PMC7"]), false);
+}
+
+/// Of an instruction that loads and stores: what it loads where loads are sampled, what it
+/// stores where stores are, and the first operand with any other event or with both.
+#[test]
+fn a_record_has_the_address_that_its_events_are_about() {
+    const LOADS: u64 = 0x43_81d0;
+    const STORES: u64 = 0x43_82d0;
+    const LOADED: u64 = 0x1_1000;
+    const STORED: u64 = 0x2_2000;
+    let check = |format: u8, selects: &[u64], expected: u64| {
+        let memory = Memory::new();
+        memory.prepare(30, 30, 0);
+        let model = format!("intel-v4,pebs=exact,pebs-format={format}");
+        let mut pmu = guest(&model, Box::new(StepBackend::new()));
+        write(&mut pmu, 0x600, AREA);
+        write(&mut pmu, 0x3f1, (1 << selects.len()) - 1);
+        // Memory, and the address in it.
+        let (group, adaptive, at) = match format {
+            3 => (None, 0, 0x98),
+            _ => (Some(1), 1 << 34, 0x20),
+        };
+        if let Some(group) = group {
+            write(&mut pmu, 0x3f2, group);
+        }
+        for (n, select) in (0..).zip(selects) {
+            write(&mut pmu, 0x4c1 + n, FULL);
+            write(&mut pmu, 0x186 + n, select | adaptive);
+        }
+        for _ in 0..2 {
+            let insn = Retirement {
+                loads: 1,
+                stores: 1,
+                ..Retirement::default()
+            };
+            let ring = Ring::Kernel;
+            pmu.observe(Progress::Retired { ring, insn });
+        }
+        let needs = pmu.pebs_due().expect("a record");
+        let moment = PebsMoment {
+            data_address: match needs.operand {
+                OperandKind::Store => STORED,
+                OperandKind::Load | OperandKind::Any => LOADED,
+            },
+            ..PebsMoment::default()
+        };
+        let (inner, core) = pmu.parts();
+        inner.write_pebs(core, &memory, &moment);
+        let words = [0, 8, 16].map(|more| memory.word(BUFFER + at + more));
+        assert_eq!(
+            words,
+            [expected, 0, 0],
+            "address, source and latency with {selects:x?}"
+        );
+        needs.operand
+    };
+    for format in [3, 4] {
+        assert_eq!(check(format, &[LOADS], LOADED), OperandKind::Load);
+        assert_eq!(check(format, &[STORES], STORED), OperandKind::Store);
+        for selects in [&[INSTRUCTIONS][..], &[LOADS, STORES]] {
+            assert_eq!(check(format, selects, LOADED), OperandKind::Any);
+        }
+        let beside = [INSTRUCTIONS, STORES];
+        assert_eq!(check(format, &beside, STORED), OperandKind::Store);
+    }
 }
 
 /// Pointers into and around the memory, and any.
