@@ -192,6 +192,63 @@ fn an_armed_counter_waits_while_pebs_is_off() {
     assert_eq!(again.pebs_stats().records, 1);
 }
 
+/// Both counters are armed, and have a record together once they are restored.
+#[test]
+fn armed_counters_and_their_registers_are_restored() {
+    const MODEL: &str = "intel-v4,pebs=exact";
+    let memory = Memory::new();
+    memory.prepare(30, 30, 0);
+    let mut pmu = guest(MODEL, Box::new(StepBackend::new()));
+    let written = [
+        (0x600, AREA),
+        (0x3f2, 3),
+        (0x3f1, 0x1_0000_0001),
+        (0x186, INSTRUCTIONS | 1 << 34),
+        (0x38d, 0x3),
+        (0x38f, 0x1_0000_0001),
+    ];
+    for (msr, value) in written {
+        write(&mut pmu, msr, value);
+    }
+    for msr in [0x309, 0x4c1] {
+        write(&mut pmu, msr, FULL);
+    }
+    retire(&mut pmu, &memory, 0x10, false);
+    assert!(addresses(&memory).is_empty());
+
+    let json = serde_json::to_value(pmu.save()).expect("a state in JSON");
+    let expected = serde_json::json!({
+        "enable": "0x100000001",
+        "data-config": "0x3",
+        "ds-area": "0x100",
+        "armed": ["PMC0", "FIXED0"],
+    });
+    assert_eq!(json["pebs"], expected);
+    let mut again = guest(MODEL, Box::new(StepBackend::new()));
+    let state = serde_json::from_value(json.clone()).expect("the same state");
+    again.restore(&state).expect("its own state");
+    for (msr, value) in written {
+        assert_eq!(read(&mut again, msr), value, "{msr:#x}");
+    }
+    retire(&mut again, &memory, 0x20, false);
+    // Basic, memory and general registers.
+    assert_eq!(memory.word(AREA + 0x28), BUFFER + 208);
+    assert_eq!(memory.word(BUFFER + 8), 0x20);
+    assert_eq!(memory.word(BUFFER + 0x10), 0x1_0000_0001);
+
+    // Without its section it is the state after reset.
+    let mut without = json;
+    without.as_object_mut().expect("an object").remove("pebs");
+    let state = serde_json::from_value(without).expect("a state");
+    again.restore(&state).expect("a state of before");
+    for msr in [0x600, 0x3f1, 0x3f2] {
+        assert_eq!(read(&mut again, msr), 0, "{msr:#x}");
+    }
+    retire(&mut again, &memory, 0x30, false);
+    retire(&mut again, &memory, 0x31, false);
+    assert_eq!(again.pebs_stats().records, 1);
+}
+
 #[test]
 fn a_model_without_pebs_has_nothing_of_it_in_its_state() {
     let mut pmu = guest("intel-v4", Box::new(StepBackend::new()));
