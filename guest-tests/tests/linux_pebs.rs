@@ -1,8 +1,8 @@
 //! PEBS in Debian's kernel 6.1: its driver takes the debug store, `perf record` of precise
 //! events takes the records, and nothing is said of trouble.
 
-use guest_tests::linux::perf::{count, near};
-use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
+use guest_tests::linux::perf::{count, count_samples, near, samples};
+use guest_tests::linux::{LinuxImage, UnderUmpire};
 
 const LOG: &str = "dmesg | grep -E 'PEBS|PMU driver|... version|generic registers'";
 /// The highest precision that the driver offers, and whether branch trace storage is there.
@@ -18,22 +18,6 @@ const TOLERANCE: f64 = 0.3;
 /// About 100 Hz on a TSC of 2 to 3 GHz.
 const PERIOD: f64 = 25_000_000.0;
 
-/// Samples of the busy program, of which those of PEBS are marked as exact.
-fn samples(of: &str) -> String {
-    format!(
-        "perf script -i {of} --comm spin,taskset -F ip | wc -l; \
-         perf script -i {of} -D 2>/dev/null | grep -c 'PERF_RECORD_SAMPLE(IP, 0x400'; \
-         perf script -i {of} -D 2>/dev/null | grep -c 'PERF_RECORD_SAMPLE'"
-    )
-}
-
-fn numbers(step: &Step) -> Vec<f64> {
-    let words = step.output.split_whitespace();
-    words
-        .map(|word| word.parse().unwrap_or_else(|_| panic!("{:?}", step.output)))
-        .collect()
-}
-
 fn check(model: &str, format: &str) {
     let record = |flags: &str, file: &str| {
         format!(
@@ -48,15 +32,15 @@ fn check(model: &str, format: &str) {
         "grep NMI /proc/interrupts",
         &record("-c 25000000", "/tmp/period"),
         "grep NMI /proc/interrupts",
-        &samples("/tmp/period"),
+        &count_samples("/tmp/period"),
         &record("-F 100", "/tmp/rate"),
-        &samples("/tmp/rate"),
+        &count_samples("/tmp/rate"),
         // Groups of a record: general registers; memory.
         &record("-F 100 --intr-regs=ax,sp,ip", "/tmp/regs"),
-        &samples("/tmp/regs"),
+        &count_samples("/tmp/regs"),
         "perf script -i /tmp/regs --comm spin -F ip,iregs | head -n 3",
         &record("-F 100 -d", "/tmp/data"),
-        &samples("/tmp/data"),
+        &count_samples("/tmp/data"),
         TROUBLE,
     ]
     .join("\n");
@@ -97,25 +81,18 @@ fn check(model: &str, format: &str) {
     assert!(log.output.contains(format), "{format:?} in {}", log.output);
     let words: Vec<&str> = caps.output.split_whitespace().collect();
     assert_eq!(words, ["2", "0", "ds", "dtes64", "pebs"], "{}", caps.output);
-    let [found, exact, all] = numbers(period)[..] else {
-        panic!("three numbers: {}", period.output);
-    };
+    let found = samples(&period.output);
     near(
         "samples",
-        found,
+        found.busy.into(),
         count(&stat.output, "cycles") / PERIOD,
         TOLERANCE,
     );
-    assert!((exact - all).abs() < 0.5, "{exact} of {all} are exact");
+    assert_eq!(found.exact, found.all, "all are exact");
     for (what, step) in [("-F", rate), ("registers", regs), ("-d", data)] {
-        let [found, exact, all] = numbers(step)[..] else {
-            panic!("three numbers: {}", step.output);
-        };
-        assert!(found >= 20.0, "{what}: {found} samples");
-        assert!(
-            (exact - all).abs() < 0.5,
-            "{what}: {exact} of {all} are exact"
-        );
+        let found = samples(&step.output);
+        assert!(found.busy >= 20, "{what}: {found:?}");
+        assert_eq!(found.exact, found.all, "{what}: all are exact");
     }
     assert!(values.output.contains("AX:0x"), "{}", values.output);
     assert_eq!(trouble.output.trim(), "", "{model}");

@@ -7,6 +7,8 @@
 use pmu_model::{CounterId, PebsFormat};
 use thiserror::Error;
 
+use crate::step::OperandKind;
+
 /// Guest memory at linear addresses, as the processor reaches it by itself: through the
 /// page tables in force, at CPL 0, whatever ring runs, and without a fault for the guest.
 pub trait LinearMemory {
@@ -29,6 +31,9 @@ pub struct PebsMoment {
     pub registers: [u64; 16],
     /// The guest's TSC.
     pub tsc: u64,
+    /// Linear address of the operand in memory that [`PebsNeeds::operand`] names; 0 if the
+    /// instruction has none, or nobody knows it.
+    pub data_address: u64,
     /// XMM0 to XMM15; needed where [`PebsNeeds::xmm`] says so.
     pub xmm: [[u8; 16]; 16],
 }
@@ -38,6 +43,9 @@ pub struct PebsMoment {
 pub struct PebsNeeds {
     /// XMM0 to XMM15.
     pub xmm: bool,
+    /// Which of the instruction's operands in memory the record tells the address of:
+    /// what was loaded where loads are sampled, what was stored where stores are.
+    pub operand: OperandKind,
 }
 
 /// Records of one vCPU so far.
@@ -93,8 +101,8 @@ impl PebsRecord {
     /// The record of `moment` for `counters`, as bits of the global control register; of
     /// format 4 with `groups`.
     ///
-    /// What nobody measured is 0: the linear address and latency of a memory access, and
-    /// its source, for which 0 stands for unknown; nothing of a transaction.
+    /// What nobody measured is 0: the latency of a memory access, and its source, for
+    /// which 0 stands for unknown; nothing of a transaction.
     pub(crate) fn of(format: PebsFormat, groups: u64, counters: u64, moment: &PebsMoment) -> Self {
         let mut record = PebsRecord {
             bytes: [0; LONGEST],
@@ -111,15 +119,17 @@ impl PebsRecord {
         let [ax, cx, dx, bx, sp, bp, si, di, rest @ ..] = moment.registers;
         self.words(&[moment.flags, moment.ip, ax, bx, cx, dx, si, di, bp, sp]);
         self.words(&rest);
-        // Linear address, data source and latency; behind the address of the
-        // instruction, what a transaction did.
-        self.words(&[counters, 0, 0, 0, moment.eventing_ip, 0, moment.tsc]);
+        // Data source and latency; behind the address of the instruction, what a
+        // transaction did.
+        let (address, ip) = (moment.data_address, moment.eventing_ip);
+        self.words(&[counters, address, 0, 0, ip, 0, moment.tsc]);
     }
 
     fn fill_4(&mut self, groups: u64, counters: u64, moment: &PebsMoment) {
         self.words(&[0, moment.eventing_ip, counters, moment.tsc]);
         if groups & MEMORY != 0 {
-            self.words(&[0; 4]);
+            // Data source, latency, and what a transaction did.
+            self.words(&[moment.data_address, 0, 0, 0]);
         }
         if groups & GENERAL != 0 {
             self.words(&[moment.flags, moment.ip]);

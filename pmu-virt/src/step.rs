@@ -38,5 +38,5 @@ pub use decode::{Undecodable, decode};
 pub use facts::InsnFacts;
 pub use faults::FaultSet;
 pub use kinds::{InsnClass, StepKind};
-pub use operand::{Operand, operand};
+pub use operand::{Operand, OperandKind, operand};
 pub use pmu_model::{MathUnit, Retirement};

@@ -5,7 +5,7 @@ mod seated;
 
 use std::cell::RefCell;
 
-use pmu_virt::step::Retirement;
+use pmu_virt::step::{OperandKind, Retirement};
 use pmu_virt::{
     Caller, ClockBackend, CounterBackend, Grant, Layer, LinearMemory, MsrIndex, PebsMoment,
     PmuModel, Progress, ReadOutcome, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
@@ -192,6 +192,63 @@ fn an_armed_counter_waits_while_pebs_is_off() {
     assert_eq!(again.pebs_stats().records, 1);
 }
 
+/// Both counters are armed, and have a record together once they are restored.
+#[test]
+fn armed_counters_and_their_registers_are_restored() {
+    const MODEL: &str = "intel-v4,pebs=exact";
+    let memory = Memory::new();
+    memory.prepare(30, 30, 0);
+    let mut pmu = guest(MODEL, Box::new(StepBackend::new()));
+    let written = [
+        (0x600, AREA),
+        (0x3f2, 3),
+        (0x3f1, 0x1_0000_0001),
+        (0x186, INSTRUCTIONS | 1 << 34),
+        (0x38d, 0x3),
+        (0x38f, 0x1_0000_0001),
+    ];
+    for (msr, value) in written {
+        write(&mut pmu, msr, value);
+    }
+    for msr in [0x309, 0x4c1] {
+        write(&mut pmu, msr, FULL);
+    }
+    retire(&mut pmu, &memory, 0x10, false);
+    assert!(addresses(&memory).is_empty());
+
+    let json = serde_json::to_value(pmu.save()).expect("a state in JSON");
+    let expected = serde_json::json!({
+        "enable": "0x100000001",
+        "data-config": "0x3",
+        "ds-area": "0x100",
+        "armed": ["PMC0", "FIXED0"],
+    });
+    assert_eq!(json["pebs"], expected);
+    let mut again = guest(MODEL, Box::new(StepBackend::new()));
+    let state = serde_json::from_value(json.clone()).expect("the same state");
+    again.restore(&state).expect("its own state");
+    for (msr, value) in written {
+        assert_eq!(read(&mut again, msr), value, "{msr:#x}");
+    }
+    retire(&mut again, &memory, 0x20, false);
+    // Basic, memory and general registers.
+    assert_eq!(memory.word(AREA + 0x28), BUFFER + 208);
+    assert_eq!(memory.word(BUFFER + 8), 0x20);
+    assert_eq!(memory.word(BUFFER + 0x10), 0x1_0000_0001);
+
+    // Without its section it is the state after reset.
+    let mut without = json;
+    without.as_object_mut().expect("an object").remove("pebs");
+    let state = serde_json::from_value(without).expect("a state");
+    again.restore(&state).expect("a state of before");
+    for msr in [0x600, 0x3f1, 0x3f2] {
+        assert_eq!(read(&mut again, msr), 0, "{msr:#x}");
+    }
+    retire(&mut again, &memory, 0x30, false);
+    retire(&mut again, &memory, 0x31, false);
+    assert_eq!(again.pebs_stats().records, 1);
+}
+
 #[test]
 fn a_model_without_pebs_has_nothing_of_it_in_its_state() {
     let mut pmu = guest("intel-v4", Box::new(StepBackend::new()));
@@ -218,6 +275,71 @@ fn a_state_with_impossible_pebs_registers_is_refused() {
     check("ds-area", "0xffff800000000000".into(), true);
     check("ds-area", "0x800000000000".into(), false);
     check("armed", serde_json::json!(["PMC7"]), false);
+}
+
+/// Of an instruction that loads and stores: what it loads where loads are sampled, what it
+/// stores where stores are, and the first operand with any other event or with both.
+#[test]
+fn a_record_has_the_address_that_its_events_are_about() {
+    const LOADS: u64 = 0x43_81d0;
+    const STORES: u64 = 0x43_82d0;
+    const LOADED: u64 = 0x1_1000;
+    const STORED: u64 = 0x2_2000;
+    let check = |format: u8, selects: &[u64], expected: u64| {
+        let memory = Memory::new();
+        memory.prepare(30, 30, 0);
+        let model = format!("intel-v4,pebs=exact,pebs-format={format}");
+        let mut pmu = guest(&model, Box::new(StepBackend::new()));
+        write(&mut pmu, 0x600, AREA);
+        write(&mut pmu, 0x3f1, (1 << selects.len()) - 1);
+        // Memory, and the address in it.
+        let (group, adaptive, at) = match format {
+            3 => (None, 0, 0x98),
+            _ => (Some(1), 1 << 34, 0x20),
+        };
+        if let Some(group) = group {
+            write(&mut pmu, 0x3f2, group);
+        }
+        for (n, select) in (0..).zip(selects) {
+            write(&mut pmu, 0x4c1 + n, FULL);
+            write(&mut pmu, 0x186 + n, select | adaptive);
+        }
+        for _ in 0..2 {
+            let insn = Retirement {
+                loads: 1,
+                stores: 1,
+                ..Retirement::default()
+            };
+            let ring = Ring::Kernel;
+            pmu.observe(Progress::Retired { ring, insn });
+        }
+        let needs = pmu.pebs_due().expect("a record");
+        let moment = PebsMoment {
+            data_address: match needs.operand {
+                OperandKind::Store => STORED,
+                OperandKind::Load | OperandKind::Any => LOADED,
+            },
+            ..PebsMoment::default()
+        };
+        let (inner, core) = pmu.parts();
+        inner.write_pebs(core, &memory, &moment);
+        let words = [0, 8, 16].map(|more| memory.word(BUFFER + at + more));
+        assert_eq!(
+            words,
+            [expected, 0, 0],
+            "address, source and latency with {selects:x?}"
+        );
+        needs.operand
+    };
+    for format in [3, 4] {
+        assert_eq!(check(format, &[LOADS], LOADED), OperandKind::Load);
+        assert_eq!(check(format, &[STORES], STORED), OperandKind::Store);
+        for selects in [&[INSTRUCTIONS][..], &[LOADS, STORES]] {
+            assert_eq!(check(format, selects, LOADED), OperandKind::Any);
+        }
+        let beside = [INSTRUCTIONS, STORES];
+        assert_eq!(check(format, &beside, STORED), OperandKind::Store);
+    }
 }
 
 /// Pointers into and around the memory, and any.

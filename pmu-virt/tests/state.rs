@@ -9,9 +9,9 @@ use std::num::NonZeroU64;
 use pmu_virt::ibs::{FetchRecord, OpSample};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant,
-    IbsKind, IbsSample, Layer, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiDue, PmiRequest,
-    PmuModel, PmuState, Progress, Provenance, ReadOutcome, Reading, Ring, StateError, StepBackend,
-    Ticks, Tsc, WriteOutcome, accounting,
+    IbsKind, IbsSample, Layer, LinearMemory, LossReason, MsrIndex, Oversubscribe, OwnerId,
+    PebsMoment, PmiDue, PmiRequest, PmuModel, PmuState, Progress, Provenance, ReadOutcome, Reading,
+    Ring, StateError, StepBackend, Ticks, Tsc, WriteOutcome, accounting,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ use limited::Limited;
 use seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 15] = [
     "intel-v1,counters=8,full-width=on,width=48",
     "intel-v2",
     "intel-v2,counters=3,fixed=1,width=32,fixed-width=33",
@@ -34,6 +34,9 @@ const MODELS: [&str; 12] = [
     "amd-perfmonv2",
     "amd-fam10h,ibs=on",
     "amd-perfmonv2,ibs=on,freeze=on",
+    "intel-v2,pebs=skid",
+    "intel-v4,pebs=skid,pebs-format=3",
+    "intel-v5,fixed=0x6,pebs=skid",
 ];
 
 fn model(spec: &str) -> PmuModel {
@@ -58,6 +61,26 @@ fn registers(pmu: &mut Seated) -> Vec<(u32, ReadOutcome)> {
         .flat_map(|(first, last)| first..=last)
         .map(|msr| (msr, pmu.rdmsr(MsrIndex(msr), KERNEL)))
         .collect()
+}
+
+/// A debug store area at every address: with place for one record, which at odd ones fills it,
+/// and counters that are set near their wrap. What is written is forgotten.
+struct Areas;
+
+impl LinearMemory for Areas {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        let threshold = if address & 1 == 0 { u64::MAX } else { 0 };
+        let words = [0x1000, 0x1000, 0x2000, threshold];
+        let words = words.into_iter().chain(std::iter::repeat(u64::MAX - 0x7f));
+        for (bytes, word) in bytes.chunks_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
+        }
+        true
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> bool {
+        true
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -85,6 +108,8 @@ fn op(spec: &'static str) -> impl Strategy<Value = Op> {
         3 => near_wrap,
         2 => 0u64..0x1000,
         1 => (0u64..8, 0u64..0x100).prop_map(|(fixed, all)| fixed << 32 | all),
+        1 => (0u64..8, 0u64..0x10).prop_map(|(fixed, some)| fixed << 32 | some),
+        1 => 0u64..0x10,
         1 => any::<u64>(),
     ];
     let ring = select(vec![Ring::Kernel, Ring::User]);
@@ -111,6 +136,10 @@ fn apply(pmu: &mut Seated, op: &Op, now: &mut u64) {
                 halted: Ticks(halted.min(ticks)),
                 ring: Some(ring),
             });
+            if pmu.pebs_due().is_some() {
+                let (pmu, core) = pmu.parts();
+                pmu.write_pebs(core, &Areas, &PebsMoment::default());
+            }
             while let Some(kind) = pmu.ibs_due() {
                 pmu.sampled(match kind {
                     IbsKind::Op => IbsSample::Op(OpSample::Near { rip: *now }),
@@ -481,6 +510,48 @@ fn impossible_states_are_refused() {
         |s| s["debug-control"] = text("0x1"),
         "debug control is 0x1, of which the model has no bits 0x1",
     );
+}
+
+/// What Umpire wrote before there were PEBS, IBS and freezes.
+#[test]
+fn the_state_of_the_version_before_is_read() {
+    let counter = |name: &str, value: &str| {
+        let counted = name == "PMC0";
+        let mut counter = serde_json::json!({
+            "counter": name, "value": value, "programmed": counted, "events": 0,
+            "time-enabled": 0, "time-running": 0, "time-unaccounted": 0,
+        });
+        if counted {
+            counter["events"] = 5.into();
+            counter["provenance"] = "derived".into();
+        }
+        counter
+    };
+    let names = ["PMC0", "PMC1", "FIXED0"];
+    let values = ["0x1005", "0x0", "0x77"];
+    let counters = names
+        .iter()
+        .zip(values)
+        .map(|(name, value)| counter(name, value));
+    let words = ["0x0", "0x0", "0x0", "0x0"];
+    let before = serde_json::json!({
+        "model": "intel-v2,counters=2,fixed=1,width=48,fixed-width=48,full-width=on",
+        "selects": ["0x53003c", "0x0"],
+        "fixed-control": "0x0",
+        "global-control": "0x3",
+        "global-status": "0x1",
+        "counters": counters.collect::<Vec<_>>(),
+        "pending-pmi": [],
+        "snapshot": { "sequence": 2, "counters": [words, words, words] },
+    });
+    let state: PmuState = serde_json::from_value(before.clone()).expect("a state");
+    let mut pmu = fresh("intel-v2,counters=2,fixed=1", ClockBackend::new());
+    pmu.restore(&state).expect("a state of the model");
+    assert_eq!(json(&mut pmu), before);
+    for (msr, value) in [(0x186, 0x53_003c), (0xc1, 0x1005), (0x309, 0x77)] {
+        let found = pmu.rdmsr(MsrIndex(msr), KERNEL);
+        assert_eq!(found, ReadOutcome::Value(value), "{msr:#x}");
+    }
 }
 
 /// The status bits that belong to no counter, and what CTR_FRZ does, are restored; a

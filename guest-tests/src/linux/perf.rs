@@ -52,6 +52,44 @@ pub fn count(csv: &str, event: &str) -> f64 {
         .unwrap_or_else(|_| panic!("{event} is {text:?} in:\n{csv}"))
 }
 
+/// Samples in a file of `perf record`, as [`count_samples`] counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Samples {
+    /// Of `spin`, and of `taskset` before it becomes that.
+    pub busy: u32,
+    /// Of whatever, marked as exact.
+    pub exact: u32,
+    /// All.
+    pub all: u32,
+}
+
+/// A line of a script that counts the samples in `file`, for [`samples`].
+#[must_use]
+pub fn count_samples(file: &str) -> String {
+    format!(
+        "perf script -i {file} --comm spin,taskset -F ip | wc -l; \
+         perf script -i {file} -D 2>/dev/null | grep -c 'PERF_RECORD_SAMPLE(IP, 0x400'; \
+         perf script -i {file} -D 2>/dev/null | grep -c 'PERF_RECORD_SAMPLE'"
+    )
+}
+
+/// What the line of [`count_samples`] has printed.
+///
+/// # Panics
+/// If that is something else.
+#[must_use]
+pub fn samples(output: &str) -> Samples {
+    let numbers: Result<Vec<u32>, _> = output.split_whitespace().map(str::parse).collect();
+    match numbers.as_deref() {
+        Ok([busy, exact, all]) => Samples {
+            busy: *busy,
+            exact: *exact,
+            all: *all,
+        },
+        _ => panic!("three numbers: {output:?}"),
+    }
+}
+
 /// Checks that `found` is within `tolerance` of `expected`.
 ///
 /// # Panics
@@ -120,6 +158,16 @@ mod tests {
         check_cycles(REPORT, &["cycles"], 0.5);
         let log = "x\n[    0.000010] tsc: Detected 2445.426 MHz processor\n";
         assert!((tsc_mhz(log) - 2445.426).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn samples_are_three_numbers() {
+        let expected = Samples {
+            busy: 99,
+            exact: 7,
+            all: 102,
+        };
+        assert_eq!(samples("99\n7\n102\n"), expected);
     }
 
     #[test]

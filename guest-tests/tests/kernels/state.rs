@@ -6,7 +6,7 @@ use arbiter::abi;
 use guest_tests::kernel::{Kernel, Protocol, Routines, exit, print, send_signal, spin_forever};
 use guest_tests::umpire::skipped_without_kvm;
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, ebx, ecx, edi, edx};
+use iced_x86::code_asm::{CodeAssembler, CodeLabel, dword_ptr, eax, ebx, ecx, edi, edx, esp};
 use pmu_virt::{PmuModel, accounting};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -118,6 +118,107 @@ fn a_restored_guest_finds_its_registers_bit_for_bit() {
     assert_eq!(saved(&file), once);
     // And it makes a difference.
     assert_ne!(with(&second, &[]), before);
+}
+
+/// The counter overflowed before the state was saved; the record is of the call behind it, in
+/// the next run.
+#[test]
+fn an_armed_pebs_counter_makes_its_record_after_a_restore() {
+    if skipped_without_kvm("an_armed_pebs_counter") {
+        return;
+    }
+    const PEBS: [&str; 6] = [
+        "--cpu-vendor",
+        "intel",
+        "--pmu",
+        "intel-v4,pebs=exact",
+        "--counters",
+        "step",
+    ];
+    const AREA: u32 = 0x20_0000;
+    const INDEX: u32 = AREA + 0x28;
+    const BUFFER: u32 = 0x20_1000;
+    const GLOBAL: u32 = 0x38f;
+    /// Near calls at CPL 0, with the groups of the data configuration.
+    const CALLS: u64 = 0x4_0042_02c4;
+    let once = |a: &mut CodeAssembler, function: CodeLabel| {
+        write(a, GLOBAL, 1)?;
+        a.call(function)?;
+        write(a, GLOBAL, 0)
+    };
+    // Registers, then the index, and how far from the call the record is.
+    let dump = |a: &mut CodeAssembler, routines: &Routines| {
+        for msr in [0x3f1, 0x3f2, 0x600, 0x186, 0xc1, 0x38e] {
+            a.mov(ecx, msr)?;
+            a.rdmsr()?;
+            a.call(routines.hex)?;
+            print(a, " ")?;
+        }
+        Ok(())
+    };
+    // It leaves where it was called from in EBX.
+    let leave = |a: &mut CodeAssembler, function: &mut CodeLabel| {
+        exit(a, 0)?;
+        a.set_label(function)?;
+        a.mov(ebx, dword_ptr(esp))?;
+        a.ret()
+    };
+    let first = kernel(|a, routines| {
+        let mut function = a.create_label();
+        for (msr, value) in [
+            (GLOBAL, 0),
+            (0x600, AREA.into()),
+            (0x3f1, 1),
+            (0x3f2, 1),
+            (0x186, CALLS),
+            (0xc1, 0xffff_ffff),
+        ] {
+            write(a, msr, value)?;
+        }
+        once(a, function)?;
+        dump(a, routines)?;
+        leave(a, &mut function)
+    });
+    let second = kernel(|a, routines| {
+        let mut function = a.create_label();
+        dump(a, routines)?;
+        let words = [BUFFER, BUFFER, BUFFER + 0x1000, BUFFER + 0x1000];
+        for (word, at) in words.into_iter().zip((AREA + 0x20..).step_by(8)) {
+            a.mov(dword_ptr(at), word)?;
+        }
+        once(a, function)?;
+        a.mov(eax, dword_ptr(INDEX))?;
+        a.call(routines.hex)?;
+        print(a, " ")?;
+        a.mov(eax, ebx)?;
+        a.sub(eax, dword_ptr(BUFFER + 8))?;
+        a.call(routines.hex)?;
+        leave(a, &mut function)
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pmu.json");
+    let path = file.to_str().expect("a plain path");
+    let with = |kernel: &Kernel, options: &[&str]| {
+        let output = run(kernel, &[&PEBS, options].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let before = with(&first, &["--save-on-exit", path]);
+    assert_eq!(
+        before,
+        "00000001 00000001 00200000 004202c4 00000000 00000000 "
+    );
+    let expected = serde_json::json!({
+        "enable": "0x1",
+        "data-config": "0x1",
+        "ds-area": "0x200000",
+        "armed": ["PMC0"],
+    });
+    assert_eq!(saved(&file)["vcpus"][0]["pmu"]["pebs"], expected);
+    // A record with memory, of an instruction of five bytes.
+    let after = with(&second, &["--restore", path]);
+    assert_eq!(after, format!("{before}00201040 00000005"));
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! Debian's kernels on each named processor: the driver takes the path that is meant for it,
-//! with its own tables, and the kernel warns of nothing.
+//! with its own tables, samples precise events by PEBS or IBS where there is one, and the kernel
+//! warns of nothing.
 
-use guest_tests::linux::perf::{LOG, check_cycles_within, tsc_mhz};
-use guest_tests::linux::{LinuxImage, UnderUmpire};
+use guest_tests::linux::perf::{
+    LOG, check_cycles_within, count, count_samples, near, samples, tsc_mhz,
+};
+use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
 use pmu_virt::Vendor;
 use vmm::cpuid::Identity;
 
-use super::{TOLERANCE, TROUBLE, newer, older};
+use super::{PERIOD, TOLERANCE, TROUBLE, newer, older};
 
 /// A processor, and what shows which path the kernel took.
 struct Processor {
@@ -23,6 +26,87 @@ struct Processor {
     quirk: &'static str,
     /// Version, programmable counters and fixed-function ones.
     counts: [u8; 3],
+    precise: Option<&'static Precise>,
+}
+
+/// Precise events of a processor whose PMU has a property for them.
+struct Precise {
+    /// `--pmu`; without [`Precise`] it is the processor's own.
+    pmu: &'static str,
+    /// What the kernel's log says of it.
+    detected: &'static str,
+    /// `caps/max_precise`.
+    most: &'static str,
+    /// Samples are marked as exact, and there are as many as the period has room for.
+    exact: bool,
+    /// `-a` where the kernel has no such samples of a task.
+    of: &'static str,
+}
+
+/// Skylake's own format: the driver's constraints say which counters take it. The most precise
+/// cycles are INST_RETIRED.PREC_DIST there.
+const PEBS_3: Precise = Precise {
+    pmu: "intel-v4,pebs=skid,pebs-format=3",
+    detected: "PEBS fmt3+, Skylake events",
+    most: "3",
+    exact: true,
+    of: "",
+};
+
+const PEBS_4: Precise = Precise {
+    pmu: "intel-v5,pebs=skid",
+    detected: "PEBS fmt4+-baseline",
+    ..PEBS_3
+};
+
+const IBS: Precise = Precise {
+    pmu: "amd-perfmonv2,ibs=on",
+    detected: "perf: AMD IBS detected (0x000000ef)",
+    most: "0",
+    exact: false,
+    of: "-a",
+};
+
+impl Precise {
+    /// Lines of a script for [`Precise::check`]: cycles by period, and what `perf record` takes by
+    /// itself.
+    fn script(&self) -> [String; 6] {
+        let record = format!("perf record -q {}", self.of);
+        [
+            "echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent".to_owned(),
+            "dmesg | grep -E 'PEBS|IBS'; cat /sys/bus/event_source/devices/cpu/caps/max_precise"
+                .to_owned(),
+            format!(
+                "{record} -e cycles:pp -c {PERIOD} -o /tmp/pp \
+                 perf stat -x, -o /tmp/stat -e cycles taskset 1 spin 1; cat /tmp/stat"
+            ),
+            count_samples("/tmp/pp"),
+            format!("{record} -F 100 -o /tmp/own taskset 1 spin 0.5"),
+            count_samples("/tmp/own"),
+        ]
+    }
+
+    fn check(&self, name: &str, steps: &[Step]) {
+        let [_, detected, stat, cycles, _, own] = steps else {
+            panic!("six steps");
+        };
+        let said = detected.output.trim();
+        assert!(said.contains(self.detected), "{name}: {said}");
+        assert!(
+            said.ends_with(&format!("\n{}", self.most)),
+            "{name}: {said}"
+        );
+        let [cycles, own] = [cycles, own].map(|step| samples(&step.output));
+        println!("{name}: {cycles:?}, then {own:?}");
+        assert!(cycles.busy >= 20 && own.busy >= 10, "{cycles:?}, {own:?}");
+        if self.exact {
+            let expected = count(&stat.output, "cycles") / PERIOD;
+            near("samples", cycles.busy.into(), expected, TOLERANCE);
+            for found in [cycles, own] {
+                assert_eq!(found.exact, found.all, "{name}: all are exact");
+            }
+        }
+    }
 }
 
 const NEHALEM: Processor = Processor {
@@ -33,6 +117,7 @@ const NEHALEM: Processor = Processor {
     events: &["stalled-cycles-frontend", "!topdown-total-slots"],
     quirk: "CPU erratum AAJ80 worked around",
     counts: [3, 4, 3],
+    precise: None,
 };
 
 const SKYLAKE: Processor = Processor {
@@ -43,6 +128,7 @@ const SKYLAKE: Processor = Processor {
     events: &["topdown-total-slots", "!stalled-cycles-frontend"],
     quirk: "",
     counts: [4, 4, 3],
+    precise: None,
 };
 
 const SKYLAKE_SERVER: Processor = Processor {
@@ -60,6 +146,7 @@ const ICE_LAKE: Processor = Processor {
     events: &["ref-cycles", "!topdown-total-slots", "!slots"],
     quirk: "",
     counts: [5, 8, 2],
+    precise: None,
 };
 
 const ICE_LAKE_SERVER: Processor = Processor {
@@ -76,6 +163,7 @@ const ZEN2: Processor = Processor {
     events: &["branch-misses", "cache-misses"],
     quirk: "",
     counts: [0, 6, 0],
+    precise: None,
 };
 
 const ZEN3: Processor = Processor {
@@ -132,12 +220,30 @@ fn check(processor: &Processor, image: LinuxImage) {
         name,
         "--counters",
         "clock",
+        "--pmu",
+        processor.precise.map_or("auto", |precise| precise.pmu),
     ];
-    let script = [LOG, CPU, PATH, EVENTS, QUIRK, CYCLES, TROUBLE].join("\n");
+    let precise = processor.precise.map(Precise::script).into_iter().flatten();
+    let script: Vec<String> = [LOG, CPU, PATH, EVENTS, QUIRK, CYCLES]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(precise)
+        .chain([TROUBLE.to_owned()])
+        .collect();
     let guest = UnderUmpire::new(image, &flags).beside_others();
-    let steps = guest.run(&script).successes();
-    let [log, cpu, path, events, quirk, counted, trouble] = steps.as_slice() else {
-        panic!("seven steps");
+    let steps = guest.run(&script.join("\n")).successes();
+    let [
+        log,
+        cpu,
+        path,
+        events,
+        quirk,
+        counted,
+        sampled @ ..,
+        trouble,
+    ] = steps.as_slice()
+    else {
+        panic!("seven steps and more");
     };
     let log = &log.output;
     let [version, counters, fixed] = processor.counts;
@@ -169,6 +275,9 @@ fn check(processor: &Processor, image: LinuxImage) {
         quirk.output
     );
     check_cycles_within(&counted.output, &["cycles"], tsc_mhz(log), TOLERANCE);
+    if let Some(precise) = processor.precise {
+        precise.check(name, sampled);
+    }
     assert_eq!(trouble.output.trim(), "", "{name}");
 }
 
@@ -180,17 +289,29 @@ fn check_all(processors: &[Processor], image: impl Fn() -> LinuxImage) {
 
 #[test]
 fn linux_6_1_takes_the_path_of_each_intel_processor() {
-    check_all(&[NEHALEM, SKYLAKE, ICE_LAKE], older);
+    let skylake = Processor {
+        precise: Some(&PEBS_3),
+        ..SKYLAKE
+    };
+    check_all(&[NEHALEM, skylake, ICE_LAKE], older);
 }
 
 #[test]
 fn linux_6_1_takes_the_path_of_each_amd_processor() {
-    check_all(&[K8, FAM10H, ZEN2, ZEN4], older);
+    let zen4 = Processor {
+        precise: Some(&IBS),
+        ..ZEN4
+    };
+    check_all(&[K8, FAM10H, ZEN2, zen4], older);
 }
 
 #[test]
 fn linux_6_12_takes_the_path_of_each_intel_processor() {
-    check_all(&[SKYLAKE_SERVER, ICE_LAKE_SERVER], newer);
+    let ice_lake = Processor {
+        precise: Some(&PEBS_4),
+        ..ICE_LAKE_SERVER
+    };
+    check_all(&[SKYLAKE_SERVER, ice_lake], newer);
 }
 
 #[test]

@@ -6,9 +6,12 @@ use guest_tests::micro::{
     DATA, Lab, LabRun, Op, Program, Script, Setup, Test, Written, enter_user, exit, log_value,
     spin, wrmsr,
 };
-use iced_x86::code_asm::{CodeAssembler, eax, ebx, ecx, edx, qword_ptr, rax, rbx, rcx, rdx};
+use iced_x86::code_asm::{
+    CodeAssembler, byte_ptr, dword_ptr, eax, ebx, ecx, edx, qword_ptr, rax, rbx, rcx, rdi, rdx,
+    rsi, rsp,
+};
 use iced_x86::{Decoder, DecoderOptions};
-use vmm::micro::{KERNEL_CODE, USER_CODE};
+use vmm::micro::{KERNEL_CODE, KERNEL_STACK, USER_CODE, assemble};
 
 use crate::overflow::{Apic, TAKEN};
 
@@ -35,6 +38,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "pebs::format_3",
         run: format_3,
+    },
+    Test {
+        name: "pebs::addresses_of_loads_and_stores",
+        run: data_addresses,
     },
     Test {
         name: "pebs::skidding_records_and_their_pmis",
@@ -198,7 +205,7 @@ fn addresses(ran: &LabRun, size: u64, at: u64) -> Result<Vec<u64>> {
 }
 
 /// Every `period + 1`st of the events.
-fn sampled(events: impl Iterator<Item = u64>, period: u64) -> Result<Vec<u64>> {
+fn sampled<T>(events: impl Iterator<Item = T>, period: u64) -> Result<Vec<T>> {
     let step = usize::try_from(period)? + 1;
     Ok(events.skip(step - 1).step_by(step).collect())
 }
@@ -297,6 +304,130 @@ fn format_3(lab: &Lab) -> Result<()> {
     let behind = ran.word(BUFFER + 8)?;
     ensure!(all.contains(&behind), "RIP behind it is {behind:#x}");
     ensure!(ran.word(BUFFER + 0x90)? == 1, "applicable counters");
+    Ok(())
+}
+
+/// One instruction of [`accesses`]: its place in the code, what it loads and what it stores.
+type Access = (usize, Option<u64>, Option<u64>);
+
+/// Goes three times through instructions with operands of each kind.
+fn accesses(a: &mut CodeAssembler) -> Written {
+    for _ in 0..3 {
+        a.nop()?;
+        a.mov(rax, qword_ptr(DATA))?;
+        a.mov(dword_ptr(DATA + 8), eax)?;
+        a.add(byte_ptr(DATA + 0x10), 1)?;
+        a.lea(rax, qword_ptr(rax + 1))?;
+        a.push(rax)?;
+        a.push(qword_ptr(DATA + 0x18))?;
+        a.movsq()?;
+        a.pop(rcx)?;
+        a.pop(rcx)?;
+        a.mov(ecx, dword_ptr(rdi + 4))?;
+    }
+    Ok(())
+}
+
+/// What that does. MOVS goes on from one round to the next.
+fn accessed() -> Vec<Access> {
+    let (mut from, mut to) = (DATA + 0x40, DATA + 0x80);
+    let mut all = Vec::new();
+    for round in 0..3 {
+        let [upper, lower] = [8, 16].map(|below| KERNEL_STACK - below);
+        let moved = (Some(from), Some(to));
+        (from, to) = (from + 8, to + 8);
+        let round_of = [
+            (None, None),
+            (Some(DATA), None),
+            (None, Some(DATA + 8)),
+            (Some(DATA + 0x10), Some(DATA + 0x10)),
+            (None, None),
+            (None, Some(upper)),
+            (Some(DATA + 0x18), Some(lower)),
+            moved,
+            (Some(lower), None),
+            (Some(upper), None),
+            (Some(to + 4), None),
+        ];
+        let places = (round * round_of.len()..).zip(round_of);
+        all.extend(places.map(|(place, (load, store))| (place, load, store)));
+    }
+    all
+}
+
+fn data_addresses(lab: &Lab) -> Result<()> {
+    const LOADS: u64 = 0x42_81d0;
+    const STORES: u64 = 0x42_82d0;
+    const INSTRUCTIONS: u64 = 0x42_00c0;
+    let code = assemble(REGION, accesses)?;
+    let decoder = Decoder::with_ip(64, &code, REGION, DecoderOptions::NONE);
+    let places: Vec<u64> = decoder.into_iter().map(|insn| insn.ip()).collect();
+    // Bytes of a record with memory; where the instruction's address is, and the operand's.
+    let formats = [
+        (EXACT, 64, [8, 0x20]),
+        ("intel-v4,pebs=exact,pebs-format=3", 200, [0xb0, 0x98]),
+    ];
+    for (model, size, [ip, address]) in formats {
+        for (event, period) in [
+            (LOADS, 1),
+            (LOADS, 2),
+            (STORES, 1),
+            (STORES, 3),
+            (INSTRUCTIONS, 1),
+        ] {
+            let adaptive = if size == 64 { ADAPTIVE } else { 0 };
+            let program = Program::new()?
+                .code(REGION, |a| {
+                    accesses(a)?;
+                    wrmsr(a, GLOBAL_CONTROL, 0)?;
+                    exit(a)
+                })?
+                .kernel(|a| {
+                    prepare(a, size, 40, 40, period)?;
+                    if adaptive != 0 {
+                        wrmsr(a, 0x3f2, 1)?;
+                    }
+                    wrmsr(a, 0x186, event | adaptive)?;
+                    a.mov(rsp, KERNEL_STACK)?;
+                    a.mov(rsi, DATA + 0x40)?;
+                    a.mov(rdi, DATA + 0x80)?;
+                    a.mov(rbx, REGION)?;
+                    wrmsr(a, GLOBAL_CONTROL, 1)?;
+                    a.jmp(rbx)
+                })?;
+            let ran = lab.run(&Setup::step(model), &program.start(0))?;
+            let end = ran.word(AREA + INDEX)?;
+            let records = (BUFFER..end).step_by(usize::try_from(size)?);
+            let found: Result<Vec<_>> = records
+                .map(|record| {
+                    let word = |offset| ran.word(record + offset);
+                    ensure!(word(address + 8)? == 0, "a source of the data");
+                    ensure!(word(address + 16)? == 0, "a latency");
+                    Ok((word(ip)?, word(address)?))
+                })
+                .collect();
+            let mut found = found?;
+            let context = format!("{model}, event {event:#x}, period {period}: {found:x?}");
+            // The first operand of two is the one that the decoder names first.
+            let what = |(place, load, store): Access| {
+                let address = match event {
+                    LOADS => load,
+                    STORES => store,
+                    _ => load.or(store),
+                };
+                (places[place], address.unwrap_or(0))
+            };
+            // The jump there is an instruction, too, and the moves behind.
+            let jump = (event == INSTRUCTIONS).then_some((0, 0));
+            let all = jump.into_iter().chain(accessed().into_iter().map(what));
+            let events = all.filter(|(_, address)| event == INSTRUCTIONS || *address != 0);
+            let mut expected = sampled(events, period)?;
+            for ends in [&mut found, &mut expected] {
+                ends.retain(|(at, _)| places.contains(at));
+            }
+            ensure!(found == expected, "{context}, not {expected:x?}");
+        }
+    }
     Ok(())
 }
 

@@ -15,13 +15,26 @@ pub struct Operand {
     pub store: bool,
 }
 
-/// The first memory operand that the instruction at `rip` reads or writes, with the
-/// registers that it found: `value` tells each, of a segment register its base. `None` if
-/// there is none, or what it accesses depends on more than registers (gathers).
+/// Which memory operand of several is meant: `PUSH [RAX]` reads one and writes another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OperandKind {
+    /// The first that is read or written.
+    #[default]
+    Any,
+    /// The first that is read.
+    Load,
+    /// The first that is written.
+    Store,
+}
+
+/// The memory operand of `kind` of the instruction at `rip`, with the registers that it
+/// found: `value` tells each, of a segment register its base. `None` if there is none, or
+/// what it accesses depends on more than registers (gathers).
 pub fn operand(
     bytes: &[u8],
     bitness: u32,
     rip: u64,
+    kind: OperandKind,
     value: impl Fn(Register) -> u64,
 ) -> Option<Operand> {
     let mut decoder = Decoder::try_with_ip(bitness, bytes, rip, DecoderOptions::NONE).ok()?;
@@ -31,10 +44,15 @@ pub fn operand(
     }
     let mut factory = InstructionInfoFactory::new();
     let memory = factory.info(&insn).used_memory();
-    let (first, (load, store)) = memory
-        .iter()
-        .map(|one| (one, moves(one)))
-        .find(|(_, (load, store))| *load || *store)?;
+    let (first, (load, store)) =
+        memory
+            .iter()
+            .map(|one| (one, moves(one)))
+            .find(|(_, (load, store))| match kind {
+                OperandKind::Any => *load || *store,
+                OperandKind::Load => *load,
+                OperandKind::Store => *store,
+            })?;
     if first.vsib_size() != 0 {
         return None;
     }
@@ -66,6 +84,10 @@ mod tests {
     use super::*;
 
     fn check(bytes: &[u8], expected: Option<(u64, u16, bool, bool)>) {
+        check_kind(OperandKind::Any, bytes, expected);
+    }
+
+    fn check_kind(kind: OperandKind, bytes: &[u8], expected: Option<(u64, u16, bool, bool)>) {
         let value = |register: Register| match register {
             Register::RAX => 0x1000,
             Register::RCX => 0x20,
@@ -75,14 +97,30 @@ mod tests {
             Register::GS => 0x7_0000,
             _ => 0,
         };
-        let found = operand(bytes, 64, 0x100, value);
+        let found = operand(bytes, 64, 0x100, kind, value);
         let expected = expected.map(|(linear, bytes, load, store)| Operand {
             linear,
             bytes,
             load,
             store,
         });
-        assert_eq!(found, expected, "{bytes:x?}");
+        assert_eq!(found, expected, "{kind:?} {bytes:x?}");
+    }
+
+    #[test]
+    fn of_several_operands_the_kind_decides() {
+        use OperandKind::{Load, Store};
+        let push = [0xff, 0x30]; // PUSH [RAX]
+        check_kind(Load, &push, Some((0x1000, 8, true, false)));
+        check_kind(Store, &push, Some((0x7ff8, 8, false, true)));
+        let movs = [0x48, 0xa5]; // MOVSQ
+        check_kind(Load, &movs, Some((0x3000, 8, true, false)));
+        check_kind(Store, &movs, Some((0x4000, 8, false, true)));
+        let both = [0x48, 0x01, 0x08]; // ADD [RAX],RCX
+        check_kind(Load, &both, Some((0x1000, 8, true, true)));
+        check_kind(Store, &both, Some((0x1000, 8, true, true)));
+        check_kind(Store, &[0x58], None); // POP RAX
+        check_kind(Load, &[0x50], None); // PUSH RAX
     }
 
     #[test]

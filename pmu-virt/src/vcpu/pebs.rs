@@ -12,13 +12,14 @@
 //! and a PMI is raised.
 
 use arbiter::{CounterId, CounterSet, Shared};
-use pmu_model::{OVF_BUFFER, OwnerId};
+use pmu_model::{KnownEvent, OVF_BUFFER, OwnerId};
 
 use super::{Here, VcpuPmu, index_of};
 use crate::core_pmu::CorePmu;
 use crate::pebs::{
     LinearMemory, PebsArea, PebsMoment, PebsNeeds, PebsRecord, PebsSkip, PebsStats, XMM,
 };
+use crate::step::OperandKind;
 
 /// `Adaptive_Record` of an event select, and of FIXED0 in `IA32_FIXED_CTR_CTRL`.
 const SELECT_ADAPTIVE: u64 = 1 << 34;
@@ -135,7 +136,22 @@ impl VcpuPmu {
     pub fn pebs_due(&self) -> Option<PebsNeeds> {
         (!self.pebs.due.is_empty()).then(|| PebsNeeds {
             xmm: self.pebs_groups() & XMM != 0,
+            operand: self.sampled_operand(),
         })
+    }
+
+    /// Which operand in memory the record that is due is about, as its counters' events say.
+    fn sampled_operand(&self) -> OperandKind {
+        let samples = |event| {
+            let request = |counter| self.request_of(counter).and_then(|one| one.event.known());
+            let mut due = self.pebs.due.iter();
+            due.any(|counter| request(counter) == Some(event))
+        };
+        match (samples(KnownEvent::Loads), samples(KnownEvent::Stores)) {
+            (true, false) => OperandKind::Load,
+            (false, true) => OperandKind::Store,
+            _ => OperandKind::Any,
+        }
     }
 
     /// Whether PEBS is enabled for some counter.

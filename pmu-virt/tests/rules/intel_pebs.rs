@@ -322,7 +322,7 @@ pub(crate) const RULES: &[Rule] = &[
             Poke(INDEX, BUFFER),
             Poke(MAXIMUM, BUFFER + 0x1000),
             Poke(THRESHOLD, BUFFER + 0x1000),
-            Poke(BUFFER + 0x20, 0xbad),
+            Poke(BUFFER + 0x28, 0xbad),
             Write(0x600, AREA),
             Write(0x3f2, 0x7),
             Write(0x3f1, 0x1),
@@ -333,8 +333,10 @@ pub(crate) const RULES: &[Rule] = &[
             Peek(INDEX, BUFFER + 464),
             Peek(BUFFER, 464 << 48 | 0x7),
             // Memory: address, source (0: unknown), latency, transaction.
-            Peek(BUFFER + 0x20, 0),
+            Peek(BUFFER + 0x20, 0xda7a),
             Peek(BUFFER + 0x28, 0),
+            Peek(BUFFER + 0x30, 0),
+            Peek(BUFFER + 0x38, 0),
             // RFLAGS, RIP, RAX, RCX; the test's registers hold their numbers.
             Peek(BUFFER + 0x40, 0x2),
             Peek(BUFFER + 0x48, 0x4321),
@@ -382,7 +384,7 @@ pub(crate) const RULES: &[Rule] = &[
             Peek(BUFFER + 0x88, 0x10f),
             // Applicable counters; address, source, latency; the instruction; TSC.
             Peek(BUFFER + 0x90, 0x2),
-            Peek(BUFFER + 0x98, 0),
+            Peek(BUFFER + 0x98, 0xda7a),
             Peek(BUFFER + 0xa0, 0),
             Peek(BUFFER + 0xa8, 0),
             Peek(BUFFER + 0xb0, 0x4321),

@@ -196,6 +196,9 @@ impl LinearMemory for Memory {
 /// The TSC of every record.
 const TSC: u64 = 0x7357;
 
+/// Where the instruction of every record accesses memory.
+const DATA_ADDRESS: u64 = 0xda7a;
+
 /// A vCPU whose registers hold their own numbers, and 0x100 with them.
 fn moment(rip: u64) -> PebsMoment {
     PebsMoment {
@@ -204,6 +207,7 @@ fn moment(rip: u64) -> PebsMoment {
         flags: 2,
         registers: std::array::from_fn(|n| 0x100 + n as u64),
         tsc: TSC,
+        data_address: DATA_ADDRESS,
         xmm: std::array::from_fn(|n| [0x40 | u8::try_from(n).unwrap_or(0); 16]),
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct Sampled {
     pub(crate) interrupted: Option<(u64, u64)>,
     /// TF as the guest has it.
     pub(crate) tf: bool,
+    /// Where it accessed memory, if it did and that is known.
+    pub(crate) data_address: Option<u64>,
 }
 
 /// Writes the record that is due: of `sampled`, or where the instruction was not seen, of
@@ -42,6 +44,7 @@ pub(crate) fn write(
     };
     if let Some(sampled) = sampled {
         (moment.eventing_ip, moment.ip) = (sampled.rip, sampled.next);
+        moment.data_address = sampled.data_address.unwrap_or(0);
         if let Some((rsp, rflags)) = sampled.interrupted {
             moment.registers[4] = rsp;
             moment.flags = rflags;

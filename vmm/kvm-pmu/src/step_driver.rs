@@ -160,8 +160,8 @@ impl StepDriver {
             loses_traps: self.support.loses_traps,
             ..inputs(kvm, &stopped.context(), debug)?
         };
-        let sampling = pmu.ibs_runs();
-        self.stepper.set_sampling(sampling || pmu.has_pebs());
+        let sampling = pmu.ibs_runs() || pmu.has_pebs();
+        self.stepper.set_sampling(sampling);
         self.before = sampling.then(|| Box::new(Before::of(&stopped.context())));
         let plan = self.stepper.plan(&stopped.context(), &inputs);
         let can_step = self.support.user || cpl(&stopped.sregs) != 3;
@@ -209,7 +209,8 @@ impl StepDriver {
             let Some(executed) = executed.next() else {
                 continue;
             };
-            if let Some(before) = &self.before {
+            let before = self.before.as_deref();
+            if let Some(before) = before {
                 before.sample(
                     (&mut *pmu, &mut *core),
                     &stopped.context(),
@@ -227,6 +228,9 @@ impl StepDriver {
                         Some(_) => tf_before,
                         None => self.stepper.guest_tf(),
                     },
+                    data_address: before
+                        .and_then(|before| before.operand(&executed, &insn, needs.operand))
+                        .map(|operand| operand.linear),
                 };
                 pebs::write(kvm, memory, (pmu, core), needs, Some(sampled))?;
             }
@@ -294,6 +298,7 @@ impl StepDriver {
             next: kvm.get_regs()?.rip,
             interrupted: None,
             tf: self.stepper.guest_tf(),
+            data_address: None,
         };
         pebs::write(kvm, memory, (pmu, core), needs, Some(sampled))
     }

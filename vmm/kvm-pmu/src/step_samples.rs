@@ -3,7 +3,7 @@
 use iced_x86::Register;
 use kvm_bindings::{kvm_regs, kvm_segment};
 use pmu_virt::ibs::{BranchRecord, DataAddress, FetchRecord, MemoryRecord, OpRecord, OpSample};
-use pmu_virt::step::{Operand, Retirement, operand};
+use pmu_virt::step::{Operand, OperandKind, Retirement, operand};
 use pmu_virt::{CorePmu, IbsKind, IbsSample, VcpuPmu};
 
 use crate::trap::{CpuContext, Executed, MAX_INSTRUCTION};
@@ -76,8 +76,7 @@ impl Before {
         }
     }
 
-    /// What the instruction accessed: its first operand, where the registers are known with
-    /// which it began.
+    /// What the instruction accessed.
     fn memory(
         &self,
         now: &CpuContext<'_>,
@@ -87,16 +86,12 @@ impl Before {
         if insn.loads == 0 && insn.stores == 0 {
             return None;
         }
-        // Emulators stop once more after the last round of a repeated instruction, when its
-        // registers point behind what it accessed.
-        let is_over = insn.string && self.is_repeated() && self.regs.rcx & 0xffff_ffff == 0;
-        let found = (executed.planned && !is_over).then(|| self.operand(executed.rip));
         let Some(Operand {
             linear,
             bytes,
             load,
             store,
-        }) = found.flatten()
+        }) = self.operand(executed, insn, OperandKind::Any)
         else {
             return Some(MemoryRecord {
                 load: insn.loads > 0,
@@ -124,8 +119,23 @@ impl Before {
             .any(|byte| matches!(byte, 0xf2 | 0xf3))
     }
 
-    fn operand(&self, rip: u64) -> Option<Operand> {
-        operand(&self.code[..self.len], self.bitness, rip, |register| {
+    /// The operand that the instruction accessed, if it did, and if the registers are known
+    /// with which it began.
+    pub(crate) fn operand(
+        &self,
+        executed: &Executed,
+        insn: &Retirement,
+        kind: OperandKind,
+    ) -> Option<Operand> {
+        // Emulators stop once more after the last round of a repeated instruction, when its
+        // registers point behind what it accessed.
+        let is_over = insn.string && self.is_repeated() && self.regs.rcx & 0xffff_ffff == 0;
+        let accessed = insn.loads != 0 || insn.stores != 0;
+        if !accessed || !executed.planned || is_over {
+            return None;
+        }
+        let code = &self.code[..self.len];
+        operand(code, self.bitness, executed.rip, kind, |register| {
             self.value(register)
         })
     }
