@@ -4,6 +4,7 @@
 mod group;
 mod place;
 mod record;
+mod samplers;
 mod time;
 
 pub(crate) use group::ContextGroup;
@@ -23,6 +24,7 @@ use crate::backend::{CountPlan, CounterBackend};
 use crate::filter::EventFilter;
 use crate::slot_bank::{Claimant, SlotBank, SlotLease};
 use place::PmdLease;
+pub(crate) use samplers::no_sampler_of_core;
 pub(crate) use time::TickClock;
 
 /// A context that is attached to a vCPU or a core, with its queue.

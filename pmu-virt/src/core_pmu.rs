@@ -20,13 +20,12 @@ use pmu_model::{CountRequest, Nanos, OwnerId, Ticks, Tsc, Unavailable};
 
 use crate::attached::{
     AttachedContext, ContextGroup, HostAudit, HostEvent, HostRecord, MAX_CONTEXTS, NotLoaded,
-    TickClock,
+    TickClock, no_sampler_of_core,
 };
 use crate::backend::{CountPlan, CounterBackend};
 use crate::filter::EventFilter;
 use crate::policy::HostPolicy;
 use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
-use crate::vcpu::{check_core_samplers, refused_on_core};
 
 /// The PMU of one core. Owned by the core's thread.
 #[derive(Debug)]
@@ -260,7 +259,7 @@ impl CorePmu {
         set: u16,
     ) -> Result<(), NotLoaded> {
         let free = self.host.check_group(&"the core", &self.host.contexts);
-        if let Err(refusal) = free.and_then(|()| check_core_samplers(&hosted)) {
+        if let Err(refusal) = free.and_then(|()| hosted.check_samplers(no_sampler_of_core)) {
             return Err(NotLoaded::new(hosted, refusal));
         }
         let hosted = self.admit_hosted(hosted, None, set)?;
@@ -305,7 +304,7 @@ impl CorePmu {
         let result = match contexts.get_mut(id) {
             Some(hosted) => {
                 self.host.changed |= !hosted.is_only_read_by(call);
-                let refused = refused_on_core(hosted, call);
+                let refused = hosted.refused_sampler(call, no_sampler_of_core);
                 self.call_hosted(hosted, call, values, refused)
             }
             None => Err(no_context("core", id)),

@@ -22,7 +22,6 @@ mod uncounted;
 
 pub use backing::OtherCores;
 pub use ibs::IbsDue;
-pub(crate) use ibs_contexts::{check_core_samplers, refused_on_core};
 pub use placing::Oversubscribe;
 pub use pmi::{PmiDue, PmiRequest};
 pub use report::CounterReport;

@@ -33,7 +33,9 @@ impl VcpuPmu {
             return Err(NotLoaded::new(hosted, Refusal::new(Errno::EBUSY, reason)));
         };
         let free = core.host.check_group(&self.owner, &self.hosts);
-        if let Err(refusal) = free.and_then(|()| self.check_samplers(&hosted)) {
+        if let Err(refusal) =
+            free.and_then(|()| hosted.check_samplers(|kind| self.check_free(kind)))
+        {
             return Err(NotLoaded::new(hosted, refusal));
         }
         self.introduce_anew(core);
@@ -90,7 +92,7 @@ impl VcpuPmu {
         let refused = self
             .hosts
             .get(id)
-            .and_then(|hosted| self.refused_sampler(hosted, call));
+            .and_then(|hosted| hosted.refused_sampler(call, |kind| self.check_free(kind)));
         let Some(hosted) = self.hosts.get_mut(id) else {
             return Err(no_context("vCPU", id));
         };

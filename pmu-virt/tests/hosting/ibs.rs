@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use arbiter::{Cookie, CounterId, Effects, Layer, Outcome, Request, Wanted};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{PmcArg, PmdArg, consts as pfm};
 use pmu_virt::ibs::{OpRecord, OpSample};
@@ -14,6 +15,7 @@ use pmu_virt::{
 
 use proptest::prelude::{prop_assert_eq, proptest};
 
+use crate::reserved::with_reservations;
 use crate::rig::{KERNEL, Mail, Nothing};
 use crate::seated::Seated;
 use crate::truth::KHZ;
@@ -234,6 +236,33 @@ fn a_sampler_has_one_user() {
     load(&mut pmu, 3, ops(0), &mail).expect("room");
     let back = Call::WritePmcs(vec![pmc(OP_PMC, EACH_16, 0)]);
     refused(call(&mut pmu, 2, back), Errno::EBUSY, &["context 3"]);
+}
+
+/// Also while it stands still.
+#[test]
+fn what_the_guest_has_reserved_is_not_a_tool_s() {
+    let mut pmu = with_reservations(seated(StepBackend::new()));
+    let request = Request::Reserve {
+        wanted: Wanted::This(CounterId::Ibs(IbsKind::Op)),
+        cookie: Cookie::new(7).expect("a cookie"),
+        lease_ms: None,
+        event: None,
+    };
+    let asked = pmu.arbitrate(
+        |unit, cx| match unit.request(Layer::GuestKernel, request, cx) {
+            Ok((answer, effects)) => (Ok(answer.outcome), effects),
+            Err(reason) => (Err(reason), Effects::NONE),
+        },
+    );
+    assert!(matches!(asked, Some(Ok(Outcome::Granted(_)))), "{asked:?}");
+    let refusal = load(&mut pmu, 1, ops(0), &Mail::default());
+    refused(
+        refusal,
+        Errno::EBUSY,
+        &["IBSOP of vCPU 0", "reserved", "umpire pcr"],
+    );
+    let fetches = context(0, &[pmc(FETCH_PMC, 1 | FETCH_EN, 0)]);
+    load(&mut pmu, 2, fetches, &Mail::default()).expect("the other one is free");
 }
 
 /// The guest's control keeps its bits, and it gets samples when the tool has gone.
