@@ -225,6 +225,10 @@ impl Seated {
             legacy: None,
             smm: false,
         });
+        let unit = match self.model().ibs() {
+            0 => unit,
+            _ => unit.with_samplers(),
+        };
         self.with_reservations(Reservations {
             unit,
             entropy: Box::new(NoEntropy),
