@@ -309,6 +309,8 @@ fn format_3(lab: &Lab) -> Result<()> {
 
 /// One instruction of [`accesses`]: its place in the code, what it loads and what it stores.
 type Access = (usize, Option<u64>, Option<u64>);
+/// Instructions before they begin again.
+const ROUND: usize = 11;
 
 /// Goes three times through instructions with operands of each kind.
 fn accesses(a: &mut CodeAssembler) -> Written {
@@ -336,7 +338,7 @@ fn accessed() -> Vec<Access> {
         let [upper, lower] = [8, 16].map(|below| KERNEL_STACK - below);
         let moved = (Some(from), Some(to));
         (from, to) = (from + 8, to + 8);
-        let round_of = [
+        let round_of: [_; ROUND] = [
             (None, None),
             (Some(DATA), None),
             (None, Some(DATA + 8)),
@@ -349,7 +351,7 @@ fn accessed() -> Vec<Access> {
             (Some(upper), None),
             (Some(to + 4), None),
         ];
-        let places = (round * round_of.len()..).zip(round_of);
+        let places = (round * ROUND..).zip(round_of);
         all.extend(places.map(|(place, (load, store))| (place, load, store)));
     }
     all
@@ -408,11 +410,12 @@ fn data_addresses(lab: &Lab) -> Result<()> {
                 .collect();
             let mut found = found?;
             let context = format!("{model}, event {event:#x}, period {period}: {found:x?}");
-            // The first operand of two is the one that the decoder names first.
             let what = |(place, load, store): Access| {
                 let address = match event {
                     LOADS => load,
                     STORES => store,
+                    // MOVS has its destination first.
+                    _ if place % ROUND == 7 => store,
                     _ => load.or(store),
                 };
                 (places[place], address.unwrap_or(0))
