@@ -12,11 +12,9 @@ impl AttachedContext {
         &self,
         check: impl Fn(IbsKind) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
-        let mut kinds = IbsKind::ALL.into_iter();
-        kinds.try_for_each(|kind| match self.context.uses_sampler(kind) {
-            true => check(kind),
-            false => Ok(()),
-        })
+        let kinds = IbsKind::ALL.into_iter();
+        let mut used = kinds.filter(|kind| self.context.uses_sampler(*kind));
+        used.try_for_each(check)
     }
 
     /// The first write that would make it use a sampler which it does not use yet and
