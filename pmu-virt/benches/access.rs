@@ -164,8 +164,8 @@ fn accesses(criterion: &mut Criterion) {
             group.bench_function("rdmsr ibs op control", |bench| {
                 bench.iter(|| pmu.rdmsr(&mut core, black_box(MsrIndex(IBS_OP)), LAYER));
             });
-            // A maximum of 16 million cycles.
-            let (on, enable) = (0x10 << 20 | 1 << 17, 1 << 17);
+            // A maximum of a million cycles.
+            let (on, enable) = (0xffff | 1 << 17, 1 << 17);
             let name = "wrmsr ibs op control, on and off";
             switched(
                 &mut group,
