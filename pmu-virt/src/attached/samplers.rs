@@ -13,9 +13,12 @@ impl AttachedContext {
         check: impl Fn(IbsKind) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let mut kinds = IbsKind::ALL.into_iter();
-        kinds.try_for_each(|kind| match self.context.uses_sampler(kind) {
-            true => check(kind),
-            false => Ok(()),
+        kinds.try_for_each(|kind| {
+            if self.context.uses_sampler(kind) {
+                check(kind)
+            } else {
+                Ok(())
+            }
         })
     }
 
