@@ -62,10 +62,10 @@ pub(super) fn guest(
         let begin = assemble(at, |a| {
             // Samples of IBS interrupt in x2APIC mode alone.
             if ibs {
-                x2apic(a)?
+                x2apic(a)?;
             } else {
-                apic(a)?
-            };
+                apic(a)?;
+            }
             begin(a, &msrs, events, *load)
         });
         let mut start = Start::at(at, 0);
