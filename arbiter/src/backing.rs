@@ -143,9 +143,12 @@ impl Backed {
         let of = |set: CounterSet| u32::from(PerKind::count(set).of(of_kind));
         let guests = Policy::LAYERS.into_iter().filter(|other| other.is_guest());
         let taken = guests.map(|other| {
-            let held = of(bank.held_by(other));
+            let held = bank.held_by(other);
+            let (all, counters) = (of(held), of(held.counters()));
             let share = policy.share(other).filter(|_| other != layer);
-            share.map_or(held, |share| held.max(share.min.of(of_kind).into()))
+            // No minimum is one of samplers.
+            let owed = share.map_or(0, |share| u32::from(share.min.of(of_kind)));
+            all + owed.saturating_sub(counters)
         });
         let taken = taken.sum::<u32>() + of(self.coming);
         let most = match room {

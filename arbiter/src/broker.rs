@@ -269,7 +269,7 @@ pub(crate) fn is_justified(view: &View<'_>, layer: Layer, counter: CounterId) ->
 /// Whether `holder` has more counters of this one's kind than its minimum.
 pub(crate) fn can_spare(view: &View<'_>, holder: Layer, counter: CounterId) -> bool {
     let holdings = Holdings::of(view, Wanted::This(counter));
-    holdings.held(holder) > holdings.min(view.policy, holder)
+    holdings.for_minima(holder).len() > holdings.min(view.policy, holder)
 }
 
 /// `more`: counters that nobody in the guest has now and that `layer` can have.
@@ -299,8 +299,9 @@ fn sources(
         };
         sources.contended |= !(wanted & taken & !holdings.announced_for(layer)).is_empty();
         // A counter that is announced or asked for counts as gone.
-        let committed = (holdings.of_layer(other) & taken).len() + holdings.min(view.policy, other);
-        let spare = holdings.held(other).saturating_sub(committed);
+        let held = holdings.for_minima(other);
+        let committed = (held & taken).len() + holdings.min(view.policy, other);
+        let spare = held.len().saturating_sub(committed);
         if spare == 0 {
             continue;
         }
@@ -394,7 +395,18 @@ impl Holdings {
         self.of_layer(layer).len()
     }
 
+    /// Those of a layer's that its minimum is about. No minimum is one of samplers.
+    fn for_minima(&self, layer: Layer) -> CounterSet {
+        match self.of_kind {
+            CounterId::Ibs(_) => self.of_layer(layer),
+            _ => self.of_layer(layer).counters(),
+        }
+    }
+
     fn min(&self, policy: &Policy, layer: Layer) -> u32 {
+        if matches!(self.of_kind, CounterId::Ibs(_)) {
+            return 0;
+        }
         let share = policy.share(layer);
         share.map_or(0, |share| u32::from(share.min.of(self.of_kind)))
     }
@@ -407,14 +419,16 @@ impl Holdings {
     /// Counters that other layers hold beyond their minima.
     fn above_minima(&self, policy: &Policy, layer: Layer) -> u32 {
         let others = Policy::LAYERS.into_iter().filter(|other| *other != layer);
-        let spare = others.map(|other| self.held(other).saturating_sub(self.min(policy, other)));
+        let held = |other| self.for_minima(other).len();
+        let spare = others.map(|other| held(other).saturating_sub(self.min(policy, other)));
         spare.sum()
     }
 
     /// Free counters that no other layer's minimum needs.
     fn unowed(&self, policy: &Policy, layer: Layer) -> u32 {
         let owed = Policy::LAYERS.into_iter().filter(|other| *other != layer);
-        let owed = owed.map(|other| self.min(policy, other).saturating_sub(self.held(other)));
+        let held = |other| self.for_minima(other).len();
+        let owed = owed.map(|other| self.min(policy, other).saturating_sub(held(other)));
         self.free.saturating_sub(owed.sum())
     }
 }

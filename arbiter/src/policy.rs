@@ -248,7 +248,7 @@ impl Policy {
                 let min = self.share(other).map_or(0, |share| share.min.of(counter));
                 let mut held = bank.held_by(other);
                 held.remove(counter);
-                u16::from(min.saturating_sub(PerKind::count(held).of(counter)))
+                u16::from(min.saturating_sub(PerKind::count(held.counters()).of(counter)))
             })
             .sum();
         if u16::from(left) < owed {

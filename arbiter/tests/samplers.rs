@@ -8,7 +8,7 @@ use arbiter::{
     Request, Scheme, Wanted,
 };
 
-use harness::{FW, Harness, KERNEL, bits, pmc, share};
+use harness::{HV, Harness, KERNEL, bits, pmc, share};
 
 const FETCH: CounterId = CounterId::Ibs(IbsKind::Fetch);
 const OP: CounterId = CounterId::Ibs(IbsKind::Op);
@@ -77,16 +77,16 @@ fn one_is_asked_for_by_its_position_only() {
 #[test]
 fn shares() {
     let policy = Policy {
-        firmware: share(0, 1, 0),
+        hypervisor: share(0, 1, 0),
         kernel: share(2, 4, 0),
         ..Policy::default()
     };
     let mut harness = with(Scheme::Independent, 2, policy);
-    let none_left = harness.any(FW, 1);
+    let none_left = harness.any(HV, 1);
     assert_eq!(none_left.outcome, Outcome::Refused(Reason::Minimum));
-    let op = harness.reserve(FW, Wanted::This(OP), None);
+    let op = harness.reserve(HV, Wanted::This(OP), None);
     assert!(op.granted().contains(OP));
-    let second = harness.reserve(FW, Wanted::This(FETCH), None);
+    let second = harness.reserve(HV, Wanted::This(FETCH), None);
     assert_eq!(second.outcome, Outcome::Refused(Reason::Maximum));
 }
 
@@ -109,4 +109,46 @@ fn backing() {
     let second = harness.any(KERNEL, 1);
     assert_eq!(second.outcome, Outcome::Refused(Reason::Unbacked));
     assert!(!harness.write(KERNEL, PcrRegister::ManagementKey(FETCH), 5, 0));
+}
+
+/// A minimum is one of counters: neither a free sampler nor a held one satisfies it.
+#[test]
+fn minima() {
+    let policy = Policy {
+        kernel: share(1, 255, 0),
+        ..Policy::default()
+    };
+    let mut harness = with(Scheme::Independent, 2, policy);
+    let op = harness.reserve(KERNEL, Wanted::This(OP), None);
+    assert!(op.granted().contains(OP));
+    let both = harness.any(HV, 2);
+    assert_eq!(both.outcome, Outcome::Refused(Reason::Minimum));
+    assert!(!harness.any(HV, 1).granted().is_empty());
+    assert!(!harness.any(KERNEL, 1).granted().is_empty());
+}
+
+/// A layer of higher priority takes it, whatever minimum of counters its holder has; and
+/// does not take the holder's last counter for it.
+#[test]
+fn forced() {
+    let policy = Policy {
+        hypervisor: share(0, 255, 9),
+        kernel: share(1, 255, 0),
+        grace_ms: 0,
+        ..Policy::default()
+    };
+    let mut harness = with(Scheme::Interacting, 2, policy);
+    harness.reserve(KERNEL, Wanted::This(OP), None);
+    harness.this(KERNEL, 0);
+    harness.this(KERNEL, 1);
+    let op = harness.reserve(HV, Wanted::This(OP), None);
+    harness.at(1000);
+    assert_ne!(op.outcome, Outcome::Refused(Reason::Held));
+    assert!(harness.held(HV).contains(OP), "{:?}", harness.events());
+    harness.any(HV, 2);
+    harness.at(2000);
+    assert_eq!(harness.held(KERNEL).counters().len(), 2);
+    harness.any(HV, 1);
+    harness.at(3000);
+    assert_eq!(harness.held(KERNEL).counters().len(), 1);
 }

@@ -115,7 +115,8 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
             private: CounterSet::EMPTY,
             rule,
         };
-        for counter in machine.counters().iter() {
+        // Samplers are left to their drivers.
+        for counter in machine.counters().counters().iter() {
             // Trying the lock without a look would clear what legacy software counts
             // on the CPUs before the one that refuses. A counter that is lost in
             // between is not among the arbiter's.

@@ -21,7 +21,7 @@ pub struct Discovery {
     pub features: u32,
     /// Programmable counters that can be reserved, at most 32.
     pub programmable: u8,
-    /// Fixed-function counters that can be reserved, at most 32.
+    /// Fixed-function counters that can be reserved, at most 30.
     pub fixed: u8,
 }
 

@@ -48,7 +48,7 @@ impl VcpuPmu {
                 })
         });
         let fixed = fixed.collect();
-        let most = self.most_reserved();
+        let most = self.there().programmable;
         let of_held = PerKind::count(held).programmable;
         let more = any.map_or(0, |any| kept.room_for(any, most.saturating_sub(of_held)));
         let programmable = of_held + more;
@@ -77,15 +77,24 @@ impl VcpuPmu {
         }
     }
 
-    /// As many programmable counters and samplers as there are.
-    fn most_reserved(&self) -> u8 {
-        let samplers = IbsKind::ALL.map(CounterId::Ibs).into_iter();
-        let samplers = samplers.filter(|one| self.model.has(*one));
-        let counters = self
-            .model
-            .counters()
-            .filter(|one| !matches!(one, CounterId::Fixed(_)));
-        PerKind::count(counters.chain(samplers).collect()).programmable
+    /// The samplers that there are.
+    pub(super) fn samplers(&self) -> impl Iterator<Item = CounterId> + use<> {
+        let has_ibs = self.model.ibs() != 0;
+        let all = IbsKind::ALL.into_iter().map(CounterId::Ibs);
+        all.filter(move |_| has_ibs)
+    }
+
+    /// As many counters as there are; samplers are programmable ones here.
+    #[must_use]
+    pub fn there(&self) -> PerKind {
+        PerKind::count(self.model.counters().chain(self.samplers()).collect())
+    }
+
+    /// The samplers that count now.
+    #[must_use]
+    pub fn sampling(&self) -> CounterSet {
+        let counts = |one: &CounterId| self.counters[index_of(*one)].is_running();
+        self.samplers().filter(counts).collect()
     }
 
     /// What is kept for the reserved counters of this vCPU.
@@ -152,7 +161,7 @@ impl VcpuPmu {
         };
         // The cores of a VM have the same slots.
         let firm = core.firm_of(self.owner);
-        let most = self.most_reserved();
+        let most = self.there().programmable;
         let fit = |count: &u8| {
             let counters = usize::from(*count);
             firm.leave_room_for(&vec![any; counters])

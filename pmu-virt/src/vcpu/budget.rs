@@ -19,7 +19,8 @@ impl VcpuPmu {
     /// The counters that the guest has enabled and that do not count now, and why.
     #[must_use]
     pub fn lacking(&self) -> Vec<(CounterId, UnavailableReason)> {
-        let wanted = self.model.counters().filter(|one| self.is_wanted(*one));
+        let all = self.model.counters().chain(self.samplers());
+        let wanted = all.filter(|one| self.is_wanted(*one));
         let reason = |counter| Some((counter, self.counters[index_of(counter)].unavailable?));
         wanted.filter_map(reason).collect()
     }
@@ -175,9 +176,8 @@ impl VcpuPmu {
             .is_some_and(|one| self.answer_shortage(reason(one)) == UnavailableReason::Waiting);
         if let (true, Some(first)) = (waits, self.multiplexer.rotation()) {
             // Each kind by itself, so that all of one have as many turns.
-            let fixed = guest.partition_point(|(_, demand)| {
-                matches!(demand.counter, CounterId::Programmable(_))
-            });
+            let fixed =
+                guest.partition_point(|(_, demand)| !matches!(demand.counter, CounterId::Fixed(_)));
             let (programmable, fixed) = guest.split_at_mut(fixed);
             for kind in [programmable, fixed] {
                 kind.rotate_left(first % kind.len().max(1));

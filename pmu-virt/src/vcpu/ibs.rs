@@ -10,7 +10,7 @@
 //!
 //! Sources: APM vol. 2, section 13.3; the BKDGs and PPRs, MSRC001_1030 to 103B.
 
-use arbiter::CounterId;
+use arbiter::{CounterId, CounterSet};
 use pmu_model::ibs::{
     CONTROL_VALID, EXTENDED_VECTORS, IBS_VECTOR, IbsSample, enable_of, fetch, is_on, maximum, op,
 };
@@ -170,6 +170,15 @@ impl Ibs {
     #[inline]
     pub(super) fn has_to_stop(&self) -> bool {
         self.fetch.due && self.fetch.running || self.op.due && self.op.running
+    }
+
+    /// Whether there is a sample to be read.
+    fn has_sample(&self, kind: IbsKind) -> bool {
+        let valid = match kind {
+            IbsKind::Fetch => fetch::VALID,
+            IbsKind::Op => op::VALID,
+        };
+        self.sampler(kind).control & valid != 0
     }
 
     fn data(&self, register: IbsRegister) -> u64 {
@@ -356,7 +365,7 @@ impl VcpuPmu {
                 ibs.set_data(register, 0);
             }
         }
-        if (ibs.fetch.control & fetch::VALID, ibs.op.control & op::VALID) == (0, 0) {
+        if !IbsKind::ALL.into_iter().any(|kind| ibs.has_sample(kind)) {
             ibs.pending = None;
         }
     }
@@ -403,6 +412,7 @@ impl VcpuPmu {
                 let reason = UnavailableReason::Busy { backend };
                 self.uncounted.log(self.owner, counter, &request, reason);
             }
+            self.note_unbacked(counter);
         } else if is_on(kind, sampler.control) {
             sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
             sampler.running = true;
@@ -499,19 +509,32 @@ fn chosen(
 }
 
 impl VcpuPmu {
-    pub(super) fn save_ibs(&mut self, here: &mut Here<'_>) -> Option<SavedIbs> {
+    /// The state without what is in the samplers of `held`, which somebody has reserved.
+    pub(super) fn save_ibs(&mut self, here: &mut Here<'_>, held: CounterSet) -> Option<SavedIbs> {
         let fetch_control = self.read_ibs(here, IbsRegister::FetchControl);
         let op_control = self.read_ibs(here, IbsRegister::OpControl);
         let fetch_count = self.ibs_count(IbsKind::Fetch) & FETCH_RANDOM;
         let ibs = self.ibs.as_deref()?;
+        let is_held = |kind| held.contains(CounterId::Ibs(kind));
+        let shown = |kind, value| Hex(if is_held(kind) { 0 } else { value });
+        let mut data = ibs.data.map(Hex);
+        for (value, register) in data.iter_mut().zip(SAMPLED) {
+            if register.sampler().is_some_and(is_held) {
+                *value = Hex(0);
+            }
+        }
+        let has_sample = |kind| !is_held(kind) && ibs.has_sample(kind);
+        let pending = ibs
+            .pending
+            .filter(|_| IbsKind::ALL.into_iter().any(has_sample));
         Some(SavedIbs {
-            fetch_control: Hex(fetch_control),
-            op_control: Hex(op_control),
-            fetch_count: Hex(fetch_count),
-            data: ibs.data.map(Hex),
+            fetch_control: shown(IbsKind::Fetch, fetch_control),
+            op_control: shown(IbsKind::Op, op_control),
+            fetch_count: shown(IbsKind::Fetch, fetch_count),
+            data,
             vectors: ibs.vectors.map(|entry| Hex(entry.into())),
             seed: Hex(ibs.seed.into()),
-            pending: ibs.pending.map(|vector| Hex(vector.into())),
+            pending: pending.map(|vector| Hex(vector.into())),
         })
     }
 
@@ -535,6 +558,9 @@ impl VcpuPmu {
             .pending
             .and_then(|vector| u32::try_from(vector.0).ok());
         for kind in IbsKind::ALL {
+            if self.held().contains(CounterId::Ibs(kind)) {
+                self.clear_sampler(kind);
+            }
             self.start_ibs(here, kind);
         }
     }

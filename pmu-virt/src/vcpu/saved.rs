@@ -79,7 +79,7 @@ impl VcpuPmu {
                     })
                     .collect(),
             },
-            ibs: self.save_ibs(here),
+            ibs: self.save_ibs(here, held),
             reservations: None,
         }
     }

@@ -50,6 +50,9 @@ impl VcpuPmu {
         }
         if self.hosting || !self.orphans.is_empty() {
             self.return_hosts(here);
+        } else {
+            // The context that had one may have gone while the vCPU was on no core.
+            self.return_samplers(here);
         }
         // Those that counted before come first, so that they go on.
         for counter in before.iter().chain(refused.iter()) {

@@ -393,6 +393,22 @@ fn a_sampler_goes_with_its_vcpu() {
     assert_eq!(retire(&mut pmu, 6), [6]);
 }
 
+/// The tool leaves while the vCPU is on no core, which then goes to one without tools: the
+/// guest's sampler counts there.
+#[test]
+fn a_sampler_comes_back_to_a_guest_that_moves() {
+    let mut pmu = seated(StepBackend::new());
+    load(&mut pmu, 1, ops(0), &Mail::default()).expect("room");
+    write_msr(&mut pmu, OP_MSR, EACH_16);
+    assert_eq!(retire(&mut pmu, 40), []);
+    let mut left = pmu.park().expect("the core");
+    assert!(pmu.unload_context(ContextId(1)).is_some());
+    pmu.leave(&mut left);
+    let core = CorePmu::new(Box::new(StepBackend::new()));
+    pmu.attach(Box::new(core));
+    assert_eq!(retire(&mut pmu, 20), [16]);
+}
+
 proptest! {
     /// A tool's sampler falls due where the guest's does, whatever count it begins with.
     #[test]

@@ -205,9 +205,18 @@ impl Machine {
             holdings: Default::default(),
         };
         let pmu = Seated::new(model, backend, setup.grant);
-        let mut machine = Machine {
-            pmu: pmu.with_reservations(reservations),
+        let machine = Machine::of(pmu.with_reservations(reservations));
+        Machine {
             trail: seen,
+            ..machine
+        }
+    }
+
+    /// One with this PMU.
+    pub(crate) fn of(pmu: Seated) -> Self {
+        let mut machine = Machine {
+            pmu,
+            trail: Arc::default(),
             layer: KERNEL,
             presented: 0,
             now: 1 << 32,

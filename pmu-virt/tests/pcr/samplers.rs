@@ -120,6 +120,68 @@ fn given_back_it_stands_with_nothing_in_it() {
     assert_eq!(machine.pmu.take_ibs_interrupt(), None);
 }
 
+/// A state has nothing of a reserved one, and no interrupt that was its alone.
+#[test]
+fn what_is_reserved_is_not_saved() {
+    let mut machine = check(&Setup::of(MODEL), &private(OP));
+    let ops = [
+        W(0x850, 0x400),
+        W(FETCH_CTL, 0x1234),
+        As(KERNEL, A),
+        W(ibs(OP_CTL), 0x10 | OP_EN),
+        Run(0x200),
+    ];
+    play(&mut machine, &ops);
+    let sample = IbsSample::Op(OpSample::Near { rip: 0x7777 });
+    machine.pmu.sampled(sample);
+    let saved = machine.pmu.save();
+    let mut other = check(&Setup::of(MODEL), &[]);
+    other.pmu.restore(&saved).expect("a state of this model");
+    let ops = [
+        R(OP_CTL, 0),
+        R(OP_RIP, 0),
+        R(FETCH_CTL, 0x1234),
+        R(0x850, 0x400),
+    ];
+    play(&mut other, &ops);
+    assert_eq!(other.pmu.take_ibs_interrupt(), None);
+    assert_eq!(machine.pmu.take_ibs_interrupt(), Some(0x400));
+}
+
+/// With a budget of two each has its turn.
+#[test]
+fn it_takes_turns_with_counters() {
+    use std::num::NonZeroU64;
+
+    use pmu_virt::{Oversubscribe, PmuModel};
+
+    use crate::seated::Seated;
+
+    let model = PmuModel::parse(MODEL).expect("a model");
+    let grant = Grant::everything().at_most(arbiter::PerKind {
+        programmable: 2,
+        fixed: 0,
+    });
+    let timeslice = NonZeroU64::new(1000).expect("a time");
+    let pmu = Seated::new(model, counts_all_that_is_fixed(), grant)
+        .with_oversubscription(Oversubscribe::Multiplex { timeslice });
+    let mut machine = Machine::of(pmu);
+    play(
+        &mut machine,
+        &[
+            W(0xc001_0200, 0x43_0076),
+            W(0xc001_0202, 0x43_0076),
+            W(OP_CTL, 0xffff | OP_EN),
+        ],
+    );
+    for _ in 0..30 {
+        machine.run(500);
+    }
+    assert_ne!(shown(&mut machine, OP_CTL) >> 32, 0);
+    let lacking = machine.pmu.parts().0.lacking();
+    assert_eq!(lacking.len(), 1, "{lacking:?}");
+}
+
 /// What the host did not grant is absent, or reads as it says.
 #[test]
 fn a_grant_may_leave_it_out() {

@@ -26,7 +26,7 @@ pub(crate) fn administer(
         // What is not named lasts as it did, or is as it is for a time.
         let lasting = budget.until.filter(|_| change.for_ms.is_none());
         let before = lasting.map_or(budget.asked, |end| end.most);
-        check(&change, pmu.model().counts())?;
+        check(&change, pmu.there())?;
         let most = PerKind {
             programmable: change.programmable.unwrap_or(before.programmable),
             fixed: change.fixed.unwrap_or(before.fixed),
@@ -73,6 +73,8 @@ fn kind(pmu: &VcpuPmu, core: &CorePmu, of_kind: CounterId) -> KindBudget {
     let budget = pmu.budget();
     let report = pmu.report(Some(core));
     let running = report.iter().filter(|one| one.running);
+    let sampling = pmu.sampling();
+    let sampling = sampling.iter().filter(|counter| counter.is_like(of_kind));
     let lacking = pmu.lacking().into_iter();
     let lacking = lacking.filter(|(counter, _)| counter.is_like(of_kind));
     let unit = pmu.reservations();
@@ -94,8 +96,8 @@ fn kind(pmu: &VcpuPmu, core: &CorePmu, of_kind: CounterId) -> KindBudget {
         most: limit(budget.most()),
         leased: limit(budget.lease),
         later: budget.until.and_then(|_| limit(budget.later())),
-        there: pmu.model().counts().of(of_kind),
-        counting: count(running.map(|one| one.counter).collect()),
+        there: pmu.there().of(of_kind),
+        counting: count(running.map(|one| one.counter).chain(sampling).collect()),
         reserved: count(held),
         lacking: lacking
             .map(|(counter, reason)| LackingCounter {

@@ -220,7 +220,7 @@ impl PcrChoice {
         let aside = hypervisor | firmware;
         let legacy = match self.follows_grants {
             FollowsGrants::Off => None,
-            FollowsGrants::Auto if aside.is_empty() => None,
+            FollowsGrants::Auto if aside.counters().is_empty() => None,
             FollowsGrants::Auto | FollowsGrants::On => {
                 let all = CounterSet::first(there.programmable, there.fixed);
                 self.announced(model, all & !aside)?
