@@ -321,7 +321,11 @@ impl PmuModel {
     /// What may be counted for samples, the best first. Ops are instructions here. Where
     /// nobody counts fetches, each instruction is one, or else each cycle: a processor
     /// begins at most one in a cycle.
-    pub fn ibs_requests(&self, kind: IbsKind, by_ops: bool) -> Vec<CountRequest> {
+    pub fn ibs_requests(
+        &self,
+        kind: IbsKind,
+        by_ops: bool,
+    ) -> impl Iterator<Item = CountRequest> + use<> {
         /// Instruction cache fetches (BKDG and PPR, PMCx080).
         const FETCHES: u16 = 0x80;
         let fetches = EventCode::Selected {
@@ -335,15 +339,15 @@ impl PmuModel {
             known(KnownEvent::Instructions),
         );
         let events = match (kind, by_ops) {
-            (IbsKind::Fetch, _) => vec![Some(fetches), instructions, cycles],
-            (IbsKind::Op, true) => vec![instructions],
-            (IbsKind::Op, false) => vec![cycles],
+            (IbsKind::Fetch, _) => [Some(fetches), instructions, cycles],
+            (IbsKind::Op, true) => [instructions, None, None],
+            (IbsKind::Op, false) => [cycles, None, None],
         };
         let request = |event| CountRequest {
             int: true,
             ..CountRequest::plain(event, true, true)
         };
-        events.into_iter().flatten().map(request).collect()
+        events.into_iter().flatten().map(request)
     }
 
     /// Bits of `IbsOpCtl` that hold the op counter.

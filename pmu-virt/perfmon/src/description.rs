@@ -198,9 +198,7 @@ impl LogicalPmu {
     ) -> impl Iterator<Item = CountRequest> {
         let requests = self.model.ibs_requests(kind, value & op::COUNT_OPS != 0);
         let enabled = is_on(kind, value);
-        requests
-            .into_iter()
-            .map(move |request| CountRequest { enabled, ..request })
+        requests.map(move |request| CountRequest { enabled, ..request })
     }
 
     /// The PMD of a register that describes a sample.

@@ -502,10 +502,15 @@ fn chosen(
     kind: IbsKind,
     control: u64,
 ) -> Option<CountRequest> {
-    let requests = model.ibs_requests(kind, control & op::COUNT_OPS != 0);
-    let counts =
-        |request: &&CountRequest| core.is_some_and(|core| core.plan_for_guest(request).is_ok());
-    requests.iter().find(counts).or(requests.last()).copied()
+    let mut requests = model.ibs_requests(kind, control & op::COUNT_OPS != 0);
+    let mut best = requests.next()?;
+    for next in requests {
+        if core.is_some_and(|core| core.plan_for_guest(&best).is_ok()) {
+            break;
+        }
+        best = next;
+    }
+    Some(best)
 }
 
 impl VcpuPmu {

@@ -4,7 +4,7 @@ use perfmon::{Context, PmdKind};
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{Message, PmcArg, PmdArg, consts as pfm};
 use pmu_model::ibs::{FetchRecord, IbsSample, OpRecord, OpSample};
-use pmu_model::{CounterId, IbsKind, Provenance};
+use pmu_model::{CountRequest, CounterId, IbsKind, Provenance};
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
 use super::bench::{
@@ -235,7 +235,10 @@ fn fetches_are_counted_by_what_there_is() {
         &mut context,
         Call::WritePmcs(vec![pmc(0, FETCH.0, 2 | FETCH_EN)]),
     );
-    let requests = pmu(MODEL).model().ibs_requests(IbsKind::Fetch, false);
+    let requests: Vec<CountRequest> = pmu(MODEL)
+        .model()
+        .ibs_requests(IbsKind::Fetch, false)
+        .collect();
     for (at, expected) in requests.iter().enumerate() {
         context.choose_for_samplers(|request| {
             requests[at..].iter().any(|it| it.event == request.event)
