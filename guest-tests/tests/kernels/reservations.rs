@@ -180,10 +180,10 @@ fn cpuid_tells_what_is_left_and_where_the_block_is() {
         check(&kernel, &[&model[..], more].concat(), expected, 1);
     };
     // Version, base, sizes; PerfMonV2 and the number of counters.
-    run(&[], "00000002554d600000300006\n000000010000000600000000\n");
+    run(&[], "00000003554d600000300006\n000000010000000600000000\n");
     run(
         &["--hypervisor-counters", "2"],
-        "00000002554d600000300006\n000000010000000400000000\n",
+        "00000003554d600000300006\n000000010000000400000000\n",
     );
     run(
         &[
@@ -192,7 +192,7 @@ fn cpuid_tells_what_is_left_and_where_the_block_is() {
             "--cpuid-follows-grants",
             "off",
         ],
-        "00000002554d600000300006\n000000010000000600000000\n",
+        "00000003554d600000300006\n000000010000000600000000\n",
     );
     run(
         &["--pcr", "off"],
