@@ -354,13 +354,9 @@ impl Holdings {
         };
         let mut holdings = Holdings {
             of_kind,
-            free: match of_kind {
-                // No minimum is one of samplers.
-                CounterId::Ibs(_) => u32::MAX,
-                _ => PerKind::count(view.bank.free().counters())
-                    .of(of_kind)
-                    .into(),
-            },
+            free: PerKind::count(for_minima(of_kind, view.bank.free()))
+                .of(of_kind)
+                .into(),
             by_layer: [CounterSet::EMPTY; LAYERS],
             announced: CounterSet::EMPTY,
             announced_by: [CounterSet::EMPTY; LAYERS],
@@ -395,20 +391,14 @@ impl Holdings {
         self.of_layer(layer).len()
     }
 
-    /// Those of a layer's that its minimum is about. No minimum is one of samplers.
+    /// Those of a layer's that its minimum is about.
     fn for_minima(&self, layer: Layer) -> CounterSet {
-        match self.of_kind {
-            CounterId::Ibs(_) => self.of_layer(layer),
-            _ => self.of_layer(layer).counters(),
-        }
+        for_minima(self.of_kind, self.of_layer(layer))
     }
 
     fn min(&self, policy: &Policy, layer: Layer) -> u32 {
-        if matches!(self.of_kind, CounterId::Ibs(_)) {
-            return 0;
-        }
         let share = policy.share(layer);
-        share.map_or(0, |share| u32::from(share.min.of(self.of_kind)))
+        share.map_or(0, |share| u32::from(share.least(self.of_kind)))
     }
 
     fn max(&self, policy: &Policy, layer: Layer) -> u32 {
@@ -430,6 +420,14 @@ impl Holdings {
         let held = |other| self.for_minima(other).len();
         let owed = owed.map(|other| self.min(policy, other).saturating_sub(held(other)));
         self.free.saturating_sub(owed.sum())
+    }
+}
+
+/// Those of `set` that minima are about, or for a sampler all.
+fn for_minima(of_kind: CounterId, set: CounterSet) -> CounterSet {
+    match of_kind {
+        CounterId::Ibs(_) => set,
+        _ => set.counters(),
     }
 }
 

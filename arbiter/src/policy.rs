@@ -76,6 +76,14 @@ impl Share {
         priority: 0,
         lease_ms: None,
     };
+
+    /// So many of the counters like `of` are the layer's own. No minimum is one of samplers.
+    pub(crate) fn least(&self, of: CounterId) -> u8 {
+        match of {
+            CounterId::Ibs(_) => 0,
+            _ => self.min.of(of),
+        }
+    }
 }
 
 /// The shares of all layers that can hold counters, and the time for answers.
@@ -230,10 +238,6 @@ impl Policy {
         if PerKind::count(bank.held_by(layer)).of(counter) >= share.max.of(counter) {
             return Err(Reason::Maximum);
         }
-        if matches!(counter, CounterId::Ibs(_)) {
-            // No minimum is one of samplers.
-            return Ok(());
-        }
         let free = PerKind::count(bank.free().counters()).of(counter);
         // A counter that is handed over is free neither before nor after.
         let left = match bank.reservation(counter) {
@@ -245,7 +249,7 @@ impl Policy {
             .filter(|other| other.code() != layer.code());
         let owed: u16 = owed
             .map(|other| {
-                let min = self.share(other).map_or(0, |share| share.min.of(counter));
+                let min = self.share(other).map_or(0, |share| share.least(counter));
                 let mut held = bank.held_by(other);
                 held.remove(counter);
                 u16::from(min.saturating_sub(PerKind::count(held.counters()).of(counter)))

@@ -16,23 +16,23 @@ const AMD_BELOW_IBS: u8 = 4;
 const AMD_ABOVE_IBS: u16 = 10;
 
 /// Controls of IBS: PMC, PMD, register.
-const SAMPLERS: [(u16, u16, IbsKind, IbsRegister); 2] = [
-    (4, 4, IbsKind::Fetch, IbsRegister::FetchControl),
-    (5, 7, IbsKind::Op, IbsRegister::OpControl),
+const SAMPLERS: [(u16, u16, IbsRegister); 2] = [
+    (4, 4, IbsRegister::FetchControl),
+    (5, 7, IbsRegister::OpControl),
 ];
 
 /// What describes a sample of IBS: PMD, register. Those up to 13 are as other
 /// implementations number them; they have no branch target.
-const SAMPLES: [(u16, IbsKind, IbsRegister); 9] = [
-    (5, IbsKind::Fetch, IbsRegister::FetchLinear),
-    (6, IbsKind::Fetch, IbsRegister::FetchPhysical),
-    (8, IbsKind::Op, IbsRegister::OpRip),
-    (9, IbsKind::Op, IbsRegister::OpData),
-    (10, IbsKind::Op, IbsRegister::OpData2),
-    (11, IbsKind::Op, IbsRegister::OpData3),
-    (12, IbsKind::Op, IbsRegister::DataLinear),
-    (13, IbsKind::Op, IbsRegister::DataPhysical),
-    (63, IbsKind::Op, IbsRegister::BranchTarget),
+const SAMPLES: [(u16, IbsRegister); 9] = [
+    (5, IbsRegister::FetchLinear),
+    (6, IbsRegister::FetchPhysical),
+    (8, IbsRegister::OpRip),
+    (9, IbsRegister::OpData),
+    (10, IbsRegister::OpData2),
+    (11, IbsRegister::OpData3),
+    (12, IbsRegister::DataLinear),
+    (13, IbsRegister::DataPhysical),
+    (63, IbsRegister::BranchTarget),
 ];
 
 /// The interrupt bit of an event select; and of a fixed counter's field.
@@ -287,8 +287,9 @@ fn pmd(model: &PmuModel, counter: CounterId) -> Option<PmdDescription> {
 /// them, which a load finds out; the guest's CPUID says more.
 fn sampler(
     model: &PmuModel,
-    (num, pmd, kind, register): (u16, u16, IbsKind, IbsRegister),
+    (num, pmd, register): (u16, u16, IbsRegister),
 ) -> Option<(PmcDescription, PmdDescription)> {
+    let kind = register.sampler()?;
     let index = find_msr(model, |found| found == Register::Ibs(register))?.into();
     let rule = model.write_rule(Register::Ibs(register))?;
     let (control, count) = match kind {
@@ -326,12 +327,10 @@ fn sampler(
 }
 
 /// The PMD of what describes a sample, if the model has it.
-fn sample(
-    model: &PmuModel,
-    (num, kind, register): (u16, IbsKind, IbsRegister),
-) -> Option<PmdDescription> {
+fn sample(model: &PmuModel, (num, register): (u16, IbsRegister)) -> Option<PmdDescription> {
     let index = find_msr(model, |found| found == Register::Ibs(register))?.into();
-    let pmc = SAMPLERS.iter().find(|(_, _, of, _)| *of == kind)?.0;
+    let of_it = |control: &IbsRegister| control.sampler() == register.sampler();
+    let pmc = SAMPLERS.iter().find(|(_, _, control)| of_it(control))?.0;
     Some(PmdDescription {
         num,
         what: PmdKind::Sample { register, pmc },

@@ -6,8 +6,8 @@
 
 use arbiter::{Access, Caller, CounterId, CounterSet, Layer, PcrRegister, Shared, Verdict};
 use pmu_model::{
-    CTR_FRZ, MAX_FIXED, MsrIndex, PMI_IN_USE, Register, Vendor, WriteForm, WriteRule, accounting,
-    written_count,
+    CTR_FRZ, IbsRegister, MAX_FIXED, MsrIndex, PMI_IN_USE, Register, Vendor, WriteForm, WriteRule,
+    accounting, written_count,
 };
 
 use super::{Here, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome, index_of};
@@ -22,6 +22,8 @@ pub(super) enum Part {
     Control,
     /// Its bit of global status, at bit 0.
     Overflow,
+    /// A register of a sampler.
+    Sampler(IbsRegister),
 }
 
 impl VcpuPmu {
@@ -52,25 +54,8 @@ impl VcpuPmu {
                 Some((counter, verdict)) => self.read_part(here, verdict, counter, part),
                 None => ReadOutcome::NotHandled,
             },
-            None => match self.check_sampler(layer, register, Access::Read) {
-                Verdict::Permit => ReadOutcome::Value(self.read_shared(here, register)),
-                Verdict::Drop { read_as } => ReadOutcome::Value(read_as),
-                Verdict::Fault => ReadOutcome::Gp,
-            },
+            None => ReadOutcome::Value(self.read_shared(here, register)),
         }
-    }
-
-    /// What an access to a register comes to that may be one of a sampler's.
-    fn check_sampler(&mut self, layer: Layer, register: Register, access: Access) -> Verdict {
-        let Register::Ibs(register) = register else {
-            return Verdict::Permit;
-        };
-        let sampler = register.sampler().map(CounterId::Ibs);
-        let Some(sampler) = sampler else {
-            return Verdict::Permit;
-        };
-        let checked = self.check_legacy(layer, sampler, access);
-        checked.map_or(Verdict::Fault, |(_, verdict)| verdict)
     }
 
     /// WRMSR. That the guest is at CPL 0 was checked before.
@@ -100,11 +85,7 @@ impl VcpuPmu {
                 Some((counter, verdict)) => self.write_part(here, verdict, counter, part, value),
                 None => WriteOutcome::NotHandled,
             },
-            None => match self.check_sampler(caller.layer, register, Access::Write) {
-                Verdict::Permit => self.write_shared(here, register, value),
-                Verdict::Drop { .. } => WriteOutcome::Done,
-                Verdict::Fault => WriteOutcome::Gp,
-            },
+            None => self.write_shared(here, register, value),
         };
         let is_start = matches!(
             register,
@@ -166,6 +147,7 @@ impl VcpuPmu {
                 let bit = counter.global_bit().unwrap_or_default();
                 self.global_status >> bit & 1
             }
+            (Part::Sampler(register), _) => self.read_ibs(here, register),
         })
     }
 
@@ -185,6 +167,7 @@ impl VcpuPmu {
             (Verdict::Permit, Part::Count(form)) => self.write_count(here, counter, form, value),
             (Verdict::Permit, Part::Control) => self.write_control(here, counter, value),
             (Verdict::Permit, Part::Overflow) => self.write_overflow(here, counter, value),
+            (Verdict::Permit, Part::Sampler(register)) => self.write_ibs(here, register, value),
         }
     }
 
@@ -264,10 +247,14 @@ impl VcpuPmu {
 /// The counter by its legacy name, and what of it, if the register belongs to
 /// one.
 #[inline]
-fn part_of(register: Register) -> Option<(CounterId, Part)> {
+pub(super) fn part_of(register: Register) -> Option<(CounterId, Part)> {
     match register {
         Register::Counter { counter, form } => Some((counter, Part::Count(form))),
         Register::Select(n) => Some((CounterId::Programmable(n), Part::Control)),
+        Register::Ibs(register) => {
+            let sampler = CounterId::Ibs(register.sampler()?);
+            Some((sampler, Part::Sampler(register)))
+        }
         Register::FixedControl
         | Register::GlobalStatus
         | Register::GlobalControl
@@ -275,7 +262,6 @@ fn part_of(register: Register) -> Option<(CounterId, Part)> {
         | Register::GlobalStatusSet
         | Register::GlobalInUse
         | Register::PerfCapabilities
-        | Register::Ibs(_)
         | Register::PebsEnable
         | Register::PebsDataConfig
         | Register::DsArea => None,

@@ -4,10 +4,9 @@ use arbiter::{
     Access, AskedEvents, Caller, Cookie, CounterId, Event, Layer, PcrRegister, PcrUnit, Reason,
     Record, Request, Verdict,
 };
-use pmu_model::ibs::MSR_BASE as IBS_MSR_BASE;
-use pmu_model::{IbsRegister, MsrIndex, Register, WriteForm};
+use pmu_model::{MsrIndex, WriteForm, ibs};
 
-use super::access::Part;
+use super::access::{Part, part_of};
 use super::{Here, MsrRead, MsrWrite, ReadOutcome, VcpuPmu, WriteOutcome};
 use crate::core_pmu::CorePmu;
 
@@ -69,28 +68,42 @@ impl VcpuPmu {
 
     fn has_alias(&self, counter: CounterId, part: Part) -> bool {
         let exists = self.reservations.is_some() && self.model.has(counter);
-        // A sampler has registers of its own.
         exists
-            && !matches!(counter, CounterId::Ibs(_))
-            && (self.model.has_status() || !matches!(part, Part::Overflow))
+            && match (part, counter) {
+                (Part::Sampler(_), _) => true,
+                // It has registers of its own.
+                (_, CounterId::Ibs(_)) => false,
+                (Part::Overflow, _) => self.model.has_status(),
+                (Part::Count(_) | Part::Control, _) => true,
+            }
     }
 
-    /// The register of a sampler behind an alias, and what an access to it comes to.
-    fn judge_sampler(
-        &mut self,
-        alias: u8,
-        caller: Caller,
-        access: Access,
-    ) -> Option<(IbsRegister, Verdict)> {
-        self.reservations.as_ref()?;
-        let msr = MsrIndex(IBS_MSR_BASE + u32::from(alias));
-        let Some(Register::Ibs(register)) = self.model.decode(msr) else {
-            return None;
-        };
-        let sampler = CounterId::Ibs(register.sampler()?);
-        let cookie = self.presented_to(sampler, caller)?;
-        let verdict = self.verdict((caller.layer, cookie), sampler, access);
-        Some((register, verdict))
+    /// What an alias register is another name of.
+    fn alias(&self, register: PcrRegister) -> Option<(CounterId, Part)> {
+        match register {
+            PcrRegister::Counter(counter) => Some((counter, Part::Count(WriteForm::FullWidth))),
+            PcrRegister::Select(counter) => Some((counter, Part::Control)),
+            PcrRegister::Overflow(counter) => Some((counter, Part::Overflow)),
+            PcrRegister::Ibs(n) => {
+                let msr = MsrIndex(ibs::MSR_BASE + u32::from(n));
+                part_of(self.model.decode(msr)?)
+            }
+            PcrRegister::ManagementKey(_)
+            | PcrRegister::AccessKey(_)
+            | PcrRegister::Control(_)
+            | PcrRegister::DropValue(_)
+            | PcrRegister::Status(_)
+            | PcrRegister::LegacyMap(_)
+            | PcrRegister::Random
+            | PcrRegister::Phase
+            | PcrRegister::NoticeVector
+            | PcrRegister::Request
+            | PcrRegister::Answer
+            | PcrRegister::Granted
+            | PcrRegister::Notice
+            | PcrRegister::Reply
+            | PcrRegister::Refusal => None,
+        }
     }
 
     /// The cookie that is presented to an alias; `None` if there is no such alias,
@@ -99,10 +112,6 @@ impl VcpuPmu {
         if !self.has_alias(counter, part) {
             return None;
         }
-        self.presented_to(counter, caller)
-    }
-
-    fn presented_to(&mut self, counter: CounterId, caller: Caller) -> Option<Cookie> {
         let cookie = Cookie::new(caller.presented);
         if let (None, Some(reservations)) = (cookie, &mut self.reservations) {
             reservations.audit.record(&Record {
@@ -136,17 +145,8 @@ impl VcpuPmu {
         register: PcrRegister,
         caller: Caller,
     ) -> ReadOutcome {
-        if let Some((counter, part)) = alias(register) {
+        if let Some((counter, part)) = self.alias(register) {
             return self.read_alias(here, counter, part, caller, Access::Read);
-        }
-        if let PcrRegister::Ibs(alias) = register {
-            return match self.judge_sampler(alias, caller, Access::Read) {
-                Some((register, Verdict::Permit)) => {
-                    ReadOutcome::Value(self.read_ibs(here, register))
-                }
-                Some((_, Verdict::Drop { read_as })) => ReadOutcome::Value(read_as),
-                Some((_, Verdict::Fault)) | None => ReadOutcome::Gp,
-            };
         }
         if !self.may_manage(register, caller.layer) {
             return ReadOutcome::Gp;
@@ -187,15 +187,8 @@ impl VcpuPmu {
         value: u64,
         caller: Caller,
     ) -> WriteOutcome {
-        if let Some((counter, part)) = alias(register) {
+        if let Some((counter, part)) = self.alias(register) {
             return self.write_alias(here, counter, part, value, caller);
-        }
-        if let PcrRegister::Ibs(alias) = register {
-            return match self.judge_sampler(alias, caller, Access::Write) {
-                Some((register, Verdict::Permit)) => self.write_ibs(here, register, value),
-                Some((_, Verdict::Drop { .. })) => WriteOutcome::Done,
-                Some((_, Verdict::Fault)) | None => WriteOutcome::Gp,
-            };
         }
         if !self.may_manage(register, caller.layer) {
             return WriteOutcome::Gp;
@@ -302,29 +295,4 @@ fn starts_counting(register: Option<PcrRegister>) -> bool {
                 | PcrRegister::Request
         )
     )
-}
-
-/// What an alias register is another name of.
-fn alias(register: PcrRegister) -> Option<(CounterId, Part)> {
-    match register {
-        PcrRegister::Counter(counter) => Some((counter, Part::Count(WriteForm::FullWidth))),
-        PcrRegister::Select(counter) => Some((counter, Part::Control)),
-        PcrRegister::Overflow(counter) => Some((counter, Part::Overflow)),
-        PcrRegister::ManagementKey(_)
-        | PcrRegister::AccessKey(_)
-        | PcrRegister::Control(_)
-        | PcrRegister::DropValue(_)
-        | PcrRegister::Ibs(_)
-        | PcrRegister::Status(_)
-        | PcrRegister::LegacyMap(_)
-        | PcrRegister::Random
-        | PcrRegister::Phase
-        | PcrRegister::NoticeVector
-        | PcrRegister::Request
-        | PcrRegister::Answer
-        | PcrRegister::Granted
-        | PcrRegister::Notice
-        | PcrRegister::Reply
-        | PcrRegister::Refusal => None,
-    }
 }

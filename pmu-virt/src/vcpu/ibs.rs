@@ -13,6 +13,7 @@
 use arbiter::{CounterId, CounterSet};
 use pmu_model::ibs::{
     CONTROL_VALID, EXTENDED_VECTORS, IBS_VECTOR, IbsSample, enable_of, fetch, is_on, maximum, op,
+    valid_of,
 };
 use pmu_model::{
     CountRequest, IbsKind, IbsRegister, PmuModel, Register, Tsc, UnavailableReason, low_bits,
@@ -174,11 +175,7 @@ impl Ibs {
 
     /// Whether there is a sample to be read.
     fn has_sample(&self, kind: IbsKind) -> bool {
-        let valid = match kind {
-            IbsKind::Fetch => fetch::VALID,
-            IbsKind::Op => op::VALID,
-        };
-        self.sampler(kind).control & valid != 0
+        self.sampler(kind).control & valid_of(kind) != 0
     }
 
     fn data(&self, register: IbsRegister) -> u64 {
