@@ -333,15 +333,14 @@ impl PmuModel {
             select: FETCHES,
             umask: 0,
         };
+        // Each is looked up when it is wanted: a write of a control wants one.
         let known = |event| EventCode::of(self.events(), event);
-        let (cycles, instructions) = (
-            known(KnownEvent::CoreCycles),
-            known(KnownEvent::Instructions),
-        );
+        let cycles = || known(KnownEvent::CoreCycles);
+        let instructions = || known(KnownEvent::Instructions);
         let events = match (kind, by_ops) {
-            (IbsKind::Fetch, _) => [Some(fetches), instructions, cycles],
-            (IbsKind::Op, true) => [instructions, None, None],
-            (IbsKind::Op, false) => [cycles, None, None],
+            (IbsKind::Fetch, _) => [Some(fetches), instructions(), cycles()],
+            (IbsKind::Op, true) => [instructions(), None, None],
+            (IbsKind::Op, false) => [cycles(), None, None],
         };
         let request = |event| CountRequest {
             int: true,

@@ -66,6 +66,8 @@ struct Sampler {
 pub(super) struct Ibs {
     fetch: Sampler,
     op: Sampler,
+    /// What the op sampler counts, cycles and ops: the same on every core.
+    op_requests: [Option<CountRequest>; 2],
     /// Registers of the last samples, by [`slot_of`].
     data: [u64; IBS_DATA],
     vectors: [u32; EXTENDED_VECTORS as usize],
@@ -101,6 +103,10 @@ impl Ibs {
             Box::new(Ibs {
                 fetch: Sampler::default(),
                 op: Sampler::default(),
+                op_requests: [false, true].map(|by_ops| {
+                    let mut requests = model.ibs_requests(IbsKind::Op, by_ops);
+                    requests.next()
+                }),
                 data: [0; IBS_DATA],
                 vectors: [MASKED; EXTENDED_VECTORS as usize],
                 seed: 1,
@@ -134,6 +140,19 @@ impl Ibs {
         match kind {
             IbsKind::Fetch => &mut self.fetch,
             IbsKind::Op => &mut self.op,
+        }
+    }
+
+    /// What a sampler counts on a core.
+    fn chosen(
+        &self,
+        model: &PmuModel,
+        core: Option<&CorePmu>,
+        kind: IbsKind,
+    ) -> Option<CountRequest> {
+        match kind {
+            IbsKind::Fetch => best_for_fetches(model, core),
+            IbsKind::Op => self.op_requests[usize::from(self.op.control & op::COUNT_OPS != 0)],
         }
     }
 
@@ -401,18 +420,20 @@ impl VcpuPmu {
         let Some(ibs) = self.ibs.as_deref_mut() else {
             return;
         };
-        let sampler = ibs.sampler_mut(kind);
-        if is_on(kind, sampler.control) && is_taken {
-            let request = chosen(&self.model, here.as_deref(), kind, sampler.control);
+        if !is_on(kind, ibs.sampler(kind).control) {
+            // It stands.
+        } else if is_taken {
+            let request = ibs.chosen(&self.model, here.as_deref(), kind);
             if let (Some(request), Some(core)) = (request, here.as_deref()) {
                 let backend = core.backend().name();
                 let reason = UnavailableReason::Busy { backend };
                 self.uncounted.log(self.owner, counter, &request, reason);
             }
             self.note_unbacked(counter);
-        } else if is_on(kind, sampler.control) {
-            sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
-            sampler.running = true;
+        } else {
+            let request = ibs.chosen(&self.model, here.as_deref(), kind);
+            let sampler = ibs.sampler_mut(kind);
+            (sampler.request, sampler.running) = (request, true);
             let left = sampler.max(kind).saturating_sub(sampler.count).max(1);
             let mask = self.model.counter_mask(counter);
             let logical = &mut self.counters[index_of(counter)];
@@ -436,9 +457,9 @@ impl VcpuPmu {
             let Some(ibs) = self.ibs.as_deref_mut() else {
                 return;
             };
-            let sampler = ibs.sampler_mut(kind);
-            if sampler.running {
-                sampler.request = chosen(&self.model, here.as_deref(), kind, sampler.control);
+            if ibs.sampler(kind).running {
+                let request = ibs.chosen(&self.model, here.as_deref(), kind);
+                ibs.sampler_mut(kind).request = request;
                 self.take_control(here, CounterId::Ibs(kind));
             }
         }
@@ -491,15 +512,10 @@ impl VcpuPmu {
     }
 }
 
-/// What is counted for samples of this kind on a core: the best that it has a source for.
-/// Where it has none for any of them, the last one says so.
-fn chosen(
-    model: &PmuModel,
-    core: Option<&CorePmu>,
-    kind: IbsKind,
-    control: u64,
-) -> Option<CountRequest> {
-    let mut requests = model.ibs_requests(kind, control & op::COUNT_OPS != 0);
+/// What a fetch sampler counts on a core: the best that it has a source for. Where it has
+/// none for any of them, the last one says so.
+fn best_for_fetches(model: &PmuModel, core: Option<&CorePmu>) -> Option<CountRequest> {
+    let mut requests = model.ibs_requests(IbsKind::Fetch, false);
     let mut best = requests.next()?;
     for next in requests {
         if core.is_some_and(|core| core.plan_for_guest(&best).is_ok()) {
