@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use umpire_tools::budget::{BudgetChange, BudgetOptions};
 use umpire_tools::duration::Span;
+use umpire_tools::find::VmChoice;
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
 use umpire_tools::profile::{
@@ -82,13 +83,12 @@ pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
 /// A socket that was named does not answer, or standard output cannot be written
 /// to.
 pub fn ls(flags: &LsFlags) -> Result<ExitStatus, UserError> {
+    let mut sockets = flags.sockets.clone();
+    if flags.vm.control.is_some() || flags.vm.vm.is_some() {
+        sockets.insert(0, VmChoice::from(&flags.vm).socket()?);
+    }
     let options = LsOptions {
-        sockets: flags
-            .control
-            .iter()
-            .chain(&flags.sockets)
-            .cloned()
-            .collect(),
+        sockets,
         json: flags.json,
     };
     let mut out = BufWriter::new(io::stdout().lock());
@@ -129,7 +129,7 @@ pub fn pcr(flags: &PcrFlags) -> Result<ExitStatus, UserError> {
         },
     };
     let options = PcrOptions {
-        control: flags.control.clone(),
+        vm: (&flags.vm).into(),
         vcpus: flags.vcpu.clone(),
         json: flags.json,
         act,
@@ -176,7 +176,7 @@ pub fn budget(flags: &BudgetFlags) -> Result<ExitStatus, UserError> {
         })
     };
     let options = BudgetOptions {
-        control: flags.control.clone(),
+        vm: (&flags.vm).into(),
         json: flags.json,
         change: flags.budget.as_ref().map(change).transpose()?,
     };
@@ -210,7 +210,7 @@ pub fn script(flags: &ScriptFlags) -> Result<ExitStatus, UserError> {
 
 fn selection(flags: &WhoFlags) -> Selection {
     Selection {
-        control: flags.control.clone(),
+        vm: (&flags.vm).into(),
         vcpus: flags.vcpu.clone(),
         cores: flags.core.clone(),
         all_cores: flags.all_cores,

@@ -8,6 +8,7 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
+use umpire_tools::find::VmChoice;
 use umpire_tools::stat::print::Form;
 use umpire_tools::stat::tally::Scale;
 use umpire_tools::stat::{self, StatOptions};
@@ -17,8 +18,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut words = std::env::args().skip(1);
     let options = StatOptions {
         selection: Selection {
-            // Without a socket the environment names it (UMPIRE_PERFMON).
-            control: words.next().map(Into::into),
+            // Without a socket it is the one that UMPIRE_PERFMON names, or the only one.
+            vm: VmChoice {
+                control: words.next().map(Into::into),
+                vm: None,
+            },
             ..Selection::default()
         },
         events: words.map(|list| list.parse()).collect::<Result<_, _>>()?,

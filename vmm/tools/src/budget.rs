@@ -8,6 +8,7 @@ pub use perfmon_abi::wire::budget::{ALL, BudgetChange, BudgetInfo, BudgetRequest
 use serde::Serialize;
 use umpire_events::one_line;
 
+use crate::find::VmChoice;
 use crate::pcr::{each, print, refused_on};
 use crate::table::indented;
 use crate::{ToolError, vm};
@@ -15,8 +16,8 @@ use crate::{ToolError, vm};
 /// What is to be shown or changed, and where.
 #[derive(Clone, Debug)]
 pub struct BudgetOptions {
-    /// The VM's control socket; without one the environment names it.
-    pub control: Option<PathBuf>,
+    /// The VM.
+    pub vm: VmChoice,
     /// JSON: one object.
     pub json: bool,
     /// What changes on every vCPU; `None`: nothing.
@@ -39,7 +40,7 @@ pub struct BudgetListing {
 /// # Errors
 /// There is no VM, it refuses, or `out` cannot be written to.
 pub fn run(options: &BudgetOptions, out: &mut dyn Write) -> Result<(), ToolError> {
-    let (socket, client, hello) = vm::meet(options.control.as_deref())?;
+    let (socket, client, hello) = vm::meet(&options.vm)?;
     let change = options.change;
     let vcpus: Vec<u32> = (0..hello.vcpus).collect();
     let vcpus = each(

@@ -8,12 +8,29 @@ use thiserror::Error;
 /// Why a tool cannot do what was asked; one line, with what to do about it.
 #[derive(Debug, Error)]
 pub enum ToolError {
-    /// Nobody said which VM.
+    /// Nobody said which VM, and none runs.
     #[error(
-        "no VM named: give --control SOCKET, the one of its umpire run --control, or put it \
-         into UMPIRE_PERFMON"
+        "no VM is running that this user can reach; start one with umpire run, or name the \
+         socket of its umpire run --control by --control SOCKET"
     )]
-    NoSocket,
+    NoVm,
+    /// Nobody said which of several VMs.
+    #[error("which VM? running are {0}; give --vm NAME, or put its socket into UMPIRE_PERFMON")]
+    WhichVm(String),
+    /// No VM has this name or process id.
+    #[error("there is no VM {vm}; {}", having(running))]
+    NoSuchVm {
+        /// What was named.
+        vm: String,
+        /// Those that run.
+        running: String,
+    },
+    /// One word means several VMs.
+    #[error("several VMs are meant: {}; give --control with one of these", list(sockets))]
+    SeveralVms {
+        /// Their sockets.
+        sockets: Vec<PathBuf>,
+    },
     /// Nobody answers.
     #[error("no VM can be reached: {reason}{}", next_step(*errno, path))]
     Connect {
@@ -65,6 +82,18 @@ pub enum ToolError {
     /// Standard output takes no more.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
+}
+
+fn having(running: &str) -> String {
+    match running {
+        "" => "none is running; umpire run --name gives a VM its name".to_owned(),
+        running => format!("running are {running}"),
+    }
+}
+
+fn list(sockets: &[PathBuf]) -> String {
+    let words = sockets.iter().map(|socket| socket.display().to_string());
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// What to do about a socket that does not answer.

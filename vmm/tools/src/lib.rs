@@ -12,6 +12,7 @@
 pub mod budget;
 pub mod duration;
 mod error;
+pub mod find;
 pub mod host;
 pub mod ls;
 pub mod numbers;

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use serde::Serialize;
-use umpire_perfmon::ENVIRONMENT;
 
+use crate::find::known_sockets;
 use crate::{ToolError, connect, note, refused};
 
 /// A VM as it describes itself through its socket.
@@ -103,24 +103,4 @@ fn look(socket: PathBuf) -> Result<VmListing, ToolError> {
 fn json(vm: &VmListing, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, vm)?;
     writeln!(out)
-}
-
-/// The socket that the environment names, and those where sockets are kept.
-fn known_sockets() -> Vec<PathBuf> {
-    let named = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
-    let mut sockets: Vec<PathBuf> = named.into_iter().map(PathBuf::from).collect();
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
-    let folder = runtime.map(|path| PathBuf::from(path).join("umpire"));
-    let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok());
-    let mut found: Vec<PathBuf> = entries
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|it| it == "sock"))
-        .collect();
-    found.sort();
-    found.retain(|path| !sockets.contains(path));
-    sockets.extend(found);
-    sockets
 }

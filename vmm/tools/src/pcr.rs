@@ -10,14 +10,15 @@ pub use perfmon_abi::wire::pcr::{PcrAct, PcrInfo, PcrRequest, Presented, ShareCh
 use perfmon_abi::wire::{Errno, Refusal};
 use serde::Serialize;
 
+use crate::find::VmChoice;
 use crate::numbers::Numbers;
 use crate::{ToolError, note, vm};
 
 /// What is to be shown or done, and where.
 #[derive(Clone, Debug)]
 pub struct PcrOptions {
-    /// The VM's control socket; without one the environment names it.
-    pub control: Option<PathBuf>,
+    /// The VM.
+    pub vm: VmChoice,
     /// These vCPUs; without a choice all.
     pub vcpus: Option<Numbers>,
     /// JSON: one object.
@@ -48,7 +49,7 @@ pub fn run(
     out: &mut dyn Write,
     notes: &mut dyn Write,
 ) -> Result<(), ToolError> {
-    let (socket, client, hello) = vm::meet(options.control.as_deref())?;
+    let (socket, client, hello) = vm::meet(&options.vm)?;
     let count = hello.vcpus;
     let chosen = match &options.vcpus {
         Some(list) => list.below(count).map_err(|number| ToolError::NoTarget {

@@ -1,12 +1,12 @@
 //! The VM and the part of it that a tool looks at.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use perfmon_abi::LoadArg;
 use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_FL_SYSTEM_WIDE};
 
 use super::error::ToolError;
+use crate::find::VmChoice;
 use crate::numbers::Numbers;
 
 /// What to do where others hold the counters, if that helps.
@@ -54,8 +54,8 @@ impl Target {
 /// A VM, and what of it a tool looks at. Without a choice it looks at all vCPUs.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// The VM's control socket; without one the environment names it.
-    pub control: Option<PathBuf>,
+    /// The VM.
+    pub vm: VmChoice,
     /// These vCPUs, wherever they run.
     pub vcpus: Option<Numbers>,
     /// These cores, whatever vCPU runs on them.

@@ -7,9 +7,10 @@ use perfmon_abi::wire::Hello;
 use perfmon_abi::wire::info::{MachineInfo, ModelInfo};
 use perfmon_abi::{Config, Record};
 use pmu_model::{EventFamily, PmuModel};
-use umpire_perfmon::{Call, Client, ENVIRONMENT};
+use umpire_perfmon::{Call, Client};
 
 use super::error::{ToolError, refused};
+use crate::find::VmChoice;
 
 /// A VM and what has to be known of it.
 #[derive(Debug)]
@@ -27,13 +28,12 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// The VM behind the socket that was named, or else that the environment
-    /// names.
+    /// The VM that is meant.
     ///
     /// # Errors
-    /// None is named, none answers, or it is one of another version.
-    pub fn find(control: Option<&Path>) -> Result<Self, ToolError> {
-        Self::at(&socket(control)?)
+    /// None or several are meant, it does not answer, or it is one of another version.
+    pub fn find(choice: &VmChoice) -> Result<Self, ToolError> {
+        Self::at(&choice.socket()?)
     }
 
     /// The VM behind a socket.
@@ -91,26 +91,15 @@ pub(crate) fn connect(path: &Path) -> Result<Client, ToolError> {
     })
 }
 
-/// The same for the VM that `control` names, or else the environment.
+/// The same for the VM that is meant, with its socket.
 ///
 /// # Errors
-/// None is named, or none answers.
-pub(crate) fn meet(control: Option<&Path>) -> Result<(PathBuf, Client, Hello), ToolError> {
-    let socket = socket(control)?;
+/// None or several are meant, or it does not answer.
+pub(crate) fn meet(choice: &VmChoice) -> Result<(PathBuf, Client, Hello), ToolError> {
+    let socket = choice.socket()?;
     let client = connect(&socket)?;
     let hello = client.hello().map_err(refused("asking for the VM"))?;
     Ok((socket, client, hello))
-}
-
-/// The socket that `control` names, or else the environment.
-pub(crate) fn socket(control: Option<&Path>) -> Result<PathBuf, ToolError> {
-    if let Some(path) = control {
-        return Ok(path.to_owned());
-    }
-    match std::env::var_os(ENVIRONMENT) {
-        Some(path) if !path.is_empty() => Ok(path.into()),
-        _ => Err(ToolError::NoSocket),
-    }
 }
 
 /// The model with the properties that the VM gave it.
@@ -171,6 +160,5 @@ mod tests {
             let again = model_of(&info).unwrap();
             assert_eq!(format!("{again:?}"), format!("{model:?}"));
         }
-        assert!(matches!(socket(Some(Path::new("/a"))), Ok(path) if path == Path::new("/a")));
     }
 }

@@ -23,6 +23,26 @@ use crate::messages;
 
 /// The environment variable that names the control socket.
 pub const ENVIRONMENT: &str = "UMPIRE_PERFMON";
+
+/// Where a VM of this user that was given no socket serves one, as `NAME.sock`:
+/// `umpire` in `XDG_RUNTIME_DIR`, for root without one `/run/umpire`. `None`: nowhere.
+#[must_use]
+pub fn socket_folder() -> Option<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
+    let own = runtime.map(|path| PathBuf::from(path).join("umpire"));
+    own.or_else(|| rustix::process::geteuid().is_root().then(|| ROOTS_FOLDER.into()))
+}
+
+/// Where sockets of VMs are looked for: this user's folder, then root's.
+#[must_use]
+pub fn socket_folders() -> Vec<PathBuf> {
+    let own = socket_folder();
+    let roots = Some(PathBuf::from(ROOTS_FOLDER)).filter(|roots| own.as_ref() != Some(roots));
+    own.into_iter().chain(roots).collect()
+}
+
+const ROOTS_FOLDER: &str = "/run/umpire";
+
 /// How long the VMM may take for a reply, unless [`Client::with_timeout`] says
 /// otherwise. It answers in microseconds, but for a target that has to leave the
 /// guest first.

@@ -32,7 +32,7 @@ pub mod messages;
 #[allow(unsafe_code)]
 mod sys;
 
-pub use client::{Client, ENVIRONMENT, TIMEOUT};
+pub use client::{Client, ENVIRONMENT, TIMEOUT, socket_folder, socket_folders};
 pub use context::{Buffer, ContextHandle, Event, Mapping, Wait};
 pub use document::document;
 pub use perfmon_abi::wire::{Call, Errno, Refusal as CallError, info};

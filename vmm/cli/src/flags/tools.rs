@@ -4,16 +4,38 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use umpire_tools::duration::Span;
+use umpire_tools::find::VmChoice;
 use umpire_tools::numbers::Numbers;
 use umpire_tools::stat::spec::EventList;
 use umpire_tools::stat::tally::Scale;
 
+/// Which VM.
+#[derive(Clone, Debug, Default, Args)]
+pub struct VmFlags {
+    /// The VM, by the name of its umpire run --name or by its process id [default: the one
+    /// that UMPIRE_PERFMON names, or the only one that runs]
+    #[arg(long, value_name = "NAME|PID", global = true)]
+    pub vm: Option<String>,
+    /// The VM, by its control socket
+    #[arg(long, value_name = "SOCKET", global = true, conflicts_with = "vm")]
+    pub control: Option<PathBuf>,
+}
+
+impl From<&VmFlags> for VmChoice {
+    fn from(flags: &VmFlags) -> Self {
+        Self {
+            control: flags.control.clone(),
+            vm: flags.vm.clone(),
+        }
+    }
+}
+
 /// The VM and the part of it that a tool looks at.
 #[derive(Clone, Debug, Default, Args)]
 pub struct WhoFlags {
-    /// The VM's control socket [default: what UMPIRE_PERFMON names]
-    #[arg(long, value_name = "SOCKET")]
-    pub control: Option<PathBuf>,
+    /// The VM.
+    #[command(flatten)]
+    pub vm: VmFlags,
     /// Only these vCPUs, wherever they run: 0,2-3 [default: all]
     #[arg(long, value_name = "LIST", conflicts_with = "core")]
     pub vcpu: Option<Numbers>,
@@ -124,13 +146,13 @@ pub struct RecordFlags {
 /// The flags of `umpire ls`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LsFlags {
-    /// Control sockets [default: what UMPIRE_PERFMON names, and umpire/*.sock in
-    /// XDG_RUNTIME_DIR]
+    /// Control sockets [default: of all VMs that run, where umpire run serves them, and what
+    /// UMPIRE_PERFMON names]
     #[arg(value_name = "SOCKET")]
     pub sockets: Vec<PathBuf>,
-    /// A control socket, as the other tools take it
-    #[arg(long, value_name = "SOCKET")]
-    pub control: Option<PathBuf>,
+    /// Only this VM, as the other tools take it.
+    #[command(flatten)]
+    pub vm: VmFlags,
     /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,
@@ -143,9 +165,9 @@ pub struct BudgetFlags {
     /// [default: change nothing, show what there is]
     #[arg(value_name = "programmable=N,fixed=N")]
     pub budget: Option<String>,
-    /// The VM's control socket [default: what UMPIRE_PERFMON names]
-    #[arg(long, value_name = "SOCKET")]
-    pub control: Option<PathBuf>,
+    /// The VM.
+    #[command(flatten)]
+    pub vm: VmFlags,
     /// Tell who has reserved a counter that is to be taken so many milliseconds before, 0 to
     /// 60000
     #[arg(long, value_name = "MS", default_value_t = 100, requires = "budget",
@@ -162,9 +184,9 @@ pub struct BudgetFlags {
 /// The flags of `umpire pcr`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct PcrFlags {
-    /// The VM's control socket [default: what UMPIRE_PERFMON names]
-    #[arg(long, value_name = "SOCKET", global = true)]
-    pub control: Option<PathBuf>,
+    /// The VM.
+    #[command(flatten)]
+    pub vm: VmFlags,
     /// Only these vCPUs: 0,2-3 [default: all]
     #[arg(long, value_name = "LIST", global = true)]
     pub vcpu: Option<Numbers>,

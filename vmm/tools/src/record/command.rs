@@ -57,7 +57,7 @@ impl RecordOptions {
 /// cannot be written.
 pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
     let selection = &options.selection;
-    let vm = Vm::find(selection.control.as_deref())?;
+    let vm = Vm::find(&selection.vm)?;
     let targets = selection.targets(vm.model.vcpus, vm.model.cores)?;
     let plan = plan(options, &vm).map_err(ToolError::Input)?;
     let clock = Clock {

@@ -26,7 +26,7 @@ pub fn run(
     out: &mut dyn Write,
     notes: &mut dyn Write,
 ) -> Result<Completion, ToolError> {
-    let vm = Vm::find(options.selection.control.as_deref())?;
+    let vm = Vm::find(&options.selection.vm)?;
     let list = event_list(&options.events)?;
     let names = umpire_events::names();
     let groups = asked(

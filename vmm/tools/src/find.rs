@@ -1,0 +1,173 @@
+//! Which VM a tool means: a socket, a name or process id, or the only one that runs.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use perfmon_abi::wire::Errno;
+use umpire_perfmon::{Client, ENVIRONMENT, socket_folders};
+
+use crate::error::ToolError;
+use crate::vm::connect;
+
+/// The VM that is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmChoice {
+    /// Its control socket.
+    pub control: Option<PathBuf>,
+    /// Its name, or the process id of its `umpire run`.
+    pub vm: Option<String>,
+}
+
+impl VmChoice {
+    /// The VM's socket: what was chosen, else what the environment names, else that of the
+    /// only VM that runs.
+    ///
+    /// # Errors
+    /// There is none, or several are meant.
+    pub fn socket(&self) -> Result<PathBuf, ToolError> {
+        if let Some(path) = &self.control {
+            return Ok(path.clone());
+        }
+        if let Some(vm) = &self.vm {
+            return choose(vm, &running());
+        }
+        if let Some(path) = from_environment() {
+            return Ok(path);
+        }
+        only(&running())
+    }
+}
+
+/// A VM that answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Running {
+    socket: PathBuf,
+    pid: u32,
+}
+
+impl Running {
+    fn name(&self) -> &str {
+        name_of(&self.socket)
+    }
+}
+
+/// The name of the VM with this socket.
+pub(crate) fn name_of(socket: &Path) -> &str {
+    socket.file_stem().and_then(OsStr::to_str).unwrap_or("?")
+}
+
+fn from_environment() -> Option<PathBuf> {
+    let named = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
+    named.map(PathBuf::from)
+}
+
+/// The socket that the environment names, and those in the folders of sockets.
+pub(crate) fn known_sockets() -> Vec<PathBuf> {
+    let mut sockets: Vec<PathBuf> = from_environment().into_iter().collect();
+    for folder in socket_folders() {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let paths = entries.map(|entry| entry.path());
+        let mut found: Vec<PathBuf> = paths
+            .filter(|path| path.extension().is_some_and(|it| it == "sock"))
+            .collect();
+        found.sort();
+        found.retain(|path| !sockets.contains(path));
+        sockets.extend(found);
+    }
+    sockets
+}
+
+/// Those behind which a VM answers. What a VM that ended badly has left is passed over.
+fn running() -> Vec<Running> {
+    let answer = |socket: PathBuf| {
+        let pid = connect(&socket).and_then(|client| pid_of(&client)).ok()?;
+        Some(Running { socket, pid })
+    };
+    known_sockets().into_iter().filter_map(answer).collect()
+}
+
+fn pid_of(client: &Client) -> Result<u32, ToolError> {
+    let hello = client.hello();
+    hello
+        .map(|hello| hello.pid)
+        .map_err(|refusal| ToolError::refused("asking for the VM", refusal))
+}
+
+fn choose(vm: &str, running: &[Running]) -> Result<PathBuf, ToolError> {
+    let is_it = |one: &&Running| one.name() == vm || one.pid.to_string() == vm;
+    let found: Vec<&Running> = running.iter().filter(is_it).collect();
+    match found[..] {
+        [one] => Ok(one.socket.clone()),
+        [] => Err(ToolError::NoSuchVm {
+            vm: vm.to_owned(),
+            running: listed(running),
+        }),
+        _ => Err(ToolError::SeveralVms {
+            sockets: found.iter().map(|one| one.socket.clone()).collect(),
+        }),
+    }
+}
+
+fn only(running: &[Running]) -> Result<PathBuf, ToolError> {
+    match running {
+        [one] => Ok(one.socket.clone()),
+        [] => Err(ToolError::NoVm),
+        several => Err(ToolError::WhichVm(listed(several))),
+    }
+}
+
+/// `web1 (4711), db (4712)`.
+fn listed(running: &[Running]) -> String {
+    let words = running
+        .iter()
+        .map(|one| format!("{} ({})", one.name(), one.pid));
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// Whether nobody serves a socket.
+pub(crate) fn is_deserted(errno: Errno) -> bool {
+    errno == Errno::ENOSYS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn running(all: &[(&str, u32)]) -> Vec<Running> {
+        let one = |(socket, pid): &(&str, u32)| Running {
+            socket: socket.into(),
+            pid: *pid,
+        };
+        all.iter().map(one).collect()
+    }
+
+    fn check(found: Result<PathBuf, ToolError>, expected: &str) {
+        let found = found.map_or_else(
+            |error| error.to_string(),
+            |socket| socket.display().to_string(),
+        );
+        assert!(found.starts_with(expected), "{found}");
+    }
+
+    #[test]
+    fn a_name_or_a_process_id() {
+        let all = running(&[("/a/web1.sock", 7), ("/a/8.sock", 8), ("/b/7.sock", 9)]);
+        check(choose("web1", &all), "/a/web1.sock");
+        check(choose("8", &all), "/a/8.sock");
+        check(choose("9", &all), "/b/7.sock");
+        check(choose("7", &all), "several VMs are meant: /a/web1.sock, /b/7.sock; ");
+        check(
+            choose("web2", &all),
+            "there is no VM web2; running are web1 (7), 8 (8), 7 (9)",
+        );
+        check(choose("web2", &[]), "there is no VM web2; none is running");
+    }
+
+    #[test]
+    fn without_a_word_the_only_one() {
+        check(only(&running(&[("/a/web1.sock", 7)])), "/a/web1.sock");
+        check(only(&[]), "no VM is running");
+        let two = running(&[("/a/web1.sock", 7), ("/a/db.sock", 8)]);
+        check(only(&two), "which VM? running are web1 (7), db (8); ");
+    }
+}
