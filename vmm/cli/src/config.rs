@@ -80,7 +80,13 @@ pub fn load(flags: &RunFlags) -> Result<Settings, ConfigError> {
         Some(path) => ConfigFile::read(path)?,
         None => ConfigFile::default(),
     };
-    Merge { flags, file }.into_settings()
+    let sockets = umpire_perfmon::socket_folder();
+    let merge = Merge {
+        flags,
+        file,
+        sockets,
+    };
+    merge.into_settings()
 }
 
 /// The range of `--cpus`.

@@ -1,7 +1,11 @@
 //! `umpire run`: boots a guest kernel with a virtual PMU.
 
+use std::fs::DirBuilder;
 use std::io::{Write, stderr, stdout};
+use std::os::unix::fs::DirBuilderExt;
 
+use umpire_perfmon::socket_folder;
+use vmm::config::RunConfig;
 use vmm::doctor;
 use vmm::machine::{self, Machine, RunEnd};
 use vmm::vcpu::{PmuLog, VcpuEnd};
@@ -24,6 +28,7 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
         log,
     } = config::load(flags)?;
     logging::start(&log)?;
+    prepare_socket(&mut config);
     let host = doctor::open().map_err(UserError::bad_input)?;
     let probes = doctor::check(&host).map_err(UserError::bad_input)?;
     doctor::check_backends(&probes, &config.counters).map_err(UserError::bad_input)?;
@@ -59,6 +64,26 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
         log::info!("{end}");
     }
     Ok(exit_code(&end))
+}
+
+/// Makes the folder of this user's VMs, if the socket is to be there. Without it the guest
+/// runs all the same, and no tool finds it.
+fn prepare_socket(config: &mut RunConfig) {
+    let folder = config.control.as_ref().and_then(|one| one.socket.parent());
+    let (Some(folder), Some(own)) = (folder, socket_folder()) else {
+        return;
+    };
+    let mut made = DirBuilder::new();
+    made.recursive(true).mode(0o700);
+    if folder == own
+        && let Err(error) = made.create(&own)
+    {
+        log::warn!(
+            "no host tools are served, as {} cannot be made: {error}; give --control SOCKET",
+            own.display()
+        );
+        config.control = None;
+    }
 }
 
 /// The process exit status that says how a run ended.

@@ -26,7 +26,10 @@ pub enum ToolError {
         running: String,
     },
     /// One word means several VMs.
-    #[error("several VMs are meant: {}; give --control with one of these", list(sockets))]
+    #[error(
+        "several VMs are meant: {}; give --control with one of these",
+        list(sockets)
+    )]
     SeveralVms {
         /// Their sockets.
         sockets: Vec<PathBuf>,

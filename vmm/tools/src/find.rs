@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use perfmon_abi::wire::Errno;
 use umpire_perfmon::{Client, ENVIRONMENT, socket_folders};
 
 use crate::error::ToolError;
@@ -124,11 +123,6 @@ fn listed(running: &[Running]) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// Whether nobody serves a socket.
-pub(crate) fn is_deserted(errno: Errno) -> bool {
-    errno == Errno::ENOSYS
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,7 +149,10 @@ mod tests {
         check(choose("web1", &all), "/a/web1.sock");
         check(choose("8", &all), "/a/8.sock");
         check(choose("9", &all), "/b/7.sock");
-        check(choose("7", &all), "several VMs are meant: /a/web1.sock, /b/7.sock; ");
+        check(
+            choose("7", &all),
+            "several VMs are meant: /a/web1.sock, /b/7.sock; ",
+        );
         check(
             choose("web2", &all),
             "there is no VM web2; running are web1 (7), 8 (8), 7 (9)",

@@ -30,7 +30,11 @@ pub const ENVIRONMENT: &str = "UMPIRE_PERFMON";
 pub fn socket_folder() -> Option<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
     let own = runtime.map(|path| PathBuf::from(path).join("umpire"));
-    own.or_else(|| rustix::process::geteuid().is_root().then(|| ROOTS_FOLDER.into()))
+    own.or_else(|| {
+        rustix::process::geteuid()
+            .is_root()
+            .then(|| ROOTS_FOLDER.into())
+    })
 }
 
 /// Where sockets of VMs are looked for: this user's folder, then root's.

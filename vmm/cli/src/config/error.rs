@@ -171,6 +171,18 @@ pub enum SettingError {
     /// Something about host tools that nobody serves.
     #[error("no host tools are served; add --control SOCKET")]
     NoControl,
+    /// A name that a VM cannot have.
+    #[error(
+        "'{value}' is no name for a VM: up to 64 letters, digits, '.', '_' and '-', a letter or \
+         digit first"
+    )]
+    VmName {
+        /// What was given.
+        value: String,
+    },
+    /// A name for a VM whose socket has a path.
+    #[error("tools find a VM of --control by its socket; leave one of both out")]
+    NameWithSocket,
     /// Host tools without a PMU.
     #[error(
         "host tools count by the guest's PMU model, and under --pmu none there is \

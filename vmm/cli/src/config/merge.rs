@@ -20,7 +20,7 @@ use super::file::ConfigFile;
 use super::policy;
 use super::values::{
     appendable, choice, cpu_list, model, number, octal, on_or_off, readable, seconds, small, text,
-    trap_mode, writable,
+    trap_mode, vm_name, writable,
 };
 use super::{
     BUFFERS_KIB, CONNECTIONS, CONTEXTS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS,
@@ -40,6 +40,8 @@ const LARGEST_FILTER: u64 = 1 << 20;
 pub(super) struct Merge<'a> {
     pub(super) flags: &'a RunFlags,
     pub(super) file: ConfigFile,
+    /// Where VMs have their sockets that were given none.
+    pub(super) sockets: Option<PathBuf>,
 }
 
 /// A value that was given, and where.
@@ -440,11 +442,26 @@ impl Merge<'_> {
         })
     }
 
+    /// Where tools find the VM if nobody says.
+    fn default_socket(&self, name: Option<String>) -> Option<PathBuf> {
+        let name = name.unwrap_or_else(|| std::process::id().to_string());
+        Some(
+            self.sockets
+                .as_ref()?
+                .join(name)
+                .with_added_extension("sock"),
+        )
+    }
+
     /// How host tools are served, if they are. Nothing about tools means anything
     /// without a socket, nor a socket without a PMU: tools count by the guest's
     /// model.
     fn control(&self, pmu: &PmuChoice) -> Result<Option<ControlConfig>, ConfigError> {
+        let name = given!(self, name);
+        let named = name.as_ref().map(|name| name.place.clone());
+        let name = name.map(|name| name.check(vm_name)).transpose()?;
         let beside = [
+            named.clone(),
             place!(self, control_mode),
             place!(self, control_group),
             place!(self, control_connections),
@@ -456,16 +473,29 @@ impl Merge<'_> {
             place!(self, sampling_rate_max),
             place!(self, contexts_per_vcpu),
         ];
-        let Some(socket) = given!(self, control) else {
+        let given = given!(self, control);
+        let is_off = given
+            .as_ref()
+            .is_some_and(|socket| socket.value == Path::new("none"));
+        let has_pmu = !matches!(pmu, PmuChoice::None);
+        let socket = match (given, named) {
+            (Some(_), _) if is_off => None,
+            (Some(socket), _) if !has_pmu => {
+                return Err(socket.wrong(SettingError::ControlWithoutPmu));
+            }
+            (Some(_), Some(place)) => {
+                return Err(ConfigError::setting(place, SettingError::NameWithSocket));
+            }
+            (Some(socket), None) => Some(self.anchored(socket).value),
+            (None, _) => self.default_socket(name).filter(|_| has_pmu),
+        };
+        let Some(socket) = socket else {
             return match beside.into_iter().flatten().next() {
                 Some(place) => Err(ConfigError::setting(place, SettingError::NoControl)),
                 None => Ok(None),
             };
         };
-        if matches!(pmu, PmuChoice::None) {
-            return Err(socket.wrong(SettingError::ControlWithoutPmu));
-        }
-        let mut config = ControlConfig::at(self.anchored(socket).value);
+        let mut config = ControlConfig::at(socket);
         let mode = |bits| choice(bits, octal, "permission bits in octal, as 600 or 660");
         if let Some(mode) = checked!(self, control_mode, mode)? {
             config.access.mode = mode;

@@ -99,6 +99,17 @@ pub(super) fn octal(text: &str) -> Option<u32> {
     (mode <= 0o777 && mode & 0o600 == 0o600).then_some(mode)
 }
 
+/// A name by which tools find a VM: it is part of a file's name.
+pub(super) fn vm_name(value: String) -> Result<String, SettingError> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let begins = value.starts_with(|first: char| first.is_ascii_alphanumeric());
+    if begins && value.len() <= 64 && value.bytes().all(is_plain) && value != "none" {
+        Ok(value)
+    } else {
+        Err(SettingError::VmName { value })
+    }
+}
+
 /// A text for the kernel's command line.
 pub(super) fn text(value: String) -> Result<String, SettingError> {
     if value.contains('\0') {

@@ -148,8 +148,13 @@ pub struct RunFlags {
     /// --cpus
     #[arg(long, value_name = "FILE")]
     pub restore: Option<PathBuf>,
-    /// Serve host tools (umpire stat, record, ls) on this socket, see below
-    #[arg(long, value_name = "SOCKET")]
+    /// The VM's name, by which tools find it: up to 64 letters, digits, '.', '_' and '-'
+    /// [default: the process id]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Serve host tools (umpire stat, record, ls) on this socket, or not at all; see below
+    /// [default: NAME.sock in XDG_RUNTIME_DIR/umpire, of root in /run/umpire]
+    #[arg(long, value_name = "SOCKET|none")]
     pub control: Option<PathBuf>,
     /// Permission bits of the socket, in octal [default: 600]
     #[arg(long, value_name = "OCTAL")]
