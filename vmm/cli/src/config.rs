@@ -80,7 +80,7 @@ pub fn load(flags: &RunFlags) -> Result<Settings, ConfigError> {
         Some(path) => ConfigFile::read(path)?,
         None => ConfigFile::default(),
     };
-    let sockets = umpire_perfmon::socket_folder();
+    let sockets = umpire_tools::find::socket_folder();
     let merge = Merge {
         flags,
         file,

@@ -4,7 +4,7 @@ use std::fs::DirBuilder;
 use std::io::{Write, stderr, stdout};
 use std::os::unix::fs::DirBuilderExt;
 
-use umpire_perfmon::socket_folder;
+use umpire_tools::find::socket_folder;
 use vmm::config::RunConfig;
 use vmm::doctor;
 use vmm::machine::{self, Machine, RunEnd};
@@ -74,7 +74,8 @@ fn prepare_socket(config: &mut RunConfig) {
         return;
     };
     let mut made = DirBuilder::new();
-    made.recursive(true).mode(0o700);
+    // Others reach the socket of the host's arbiter in root's; each socket has its own mode.
+    made.recursive(true).mode(0o755);
     if folder == own
         && let Err(error) = made.create(&own)
     {

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+pub use umpire_perfmon::socket_folder;
 use umpire_perfmon::{Client, ENVIRONMENT, socket_folders};
 
 use crate::error::ToolError;

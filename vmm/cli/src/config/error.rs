@@ -169,7 +169,7 @@ pub enum SettingError {
     #[error("{0}")]
     LeaseTerms(String),
     /// Something about host tools that nobody serves.
-    #[error("no host tools are served; add --control SOCKET")]
+    #[error("no host tools are served; give --control SOCKET, and a --pmu")]
     NoControl,
     /// A name that a VM cannot have.
     #[error(

@@ -445,12 +445,7 @@ impl Merge<'_> {
     /// Where tools find the VM if nobody says.
     fn default_socket(&self, name: Option<String>) -> Option<PathBuf> {
         let name = name.unwrap_or_else(|| std::process::id().to_string());
-        Some(
-            self.sockets
-                .as_ref()?
-                .join(name)
-                .with_added_extension("sock"),
-        )
+        Some(self.sockets.as_ref()?.join(format!("{name}.sock")))
     }
 
     /// How host tools are served, if they are. Nothing about tools means anything

@@ -1,7 +1,7 @@
 //! Tests of the merge and of every message.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use arbiter::{CounterId, Scheme};
@@ -583,4 +583,84 @@ fn a_named_processor_has_its_pmu_and_its_event_codes() {
         ["host", "k8", "amd-core"],
         &["--cpu-model k8", "amd-core do not fit", "choose amd-k7"],
     );
+}
+
+/// Where tools find the VM of `flags`, or what is wrong with them.
+fn socket_of(flags: RunFlags, sockets: Option<&str>) -> String {
+    let folder = folder();
+    let flags = RunFlags {
+        kernel: flags.kernel.clone().or(Some(folder.path().join("kernel"))),
+        ..flags
+    };
+    let merge = Merge {
+        flags: &flags,
+        file: ConfigFile::default(),
+        sockets: sockets.map(PathBuf::from),
+    };
+    match merge.into_settings() {
+        Ok(settings) => settings.run.control.map_or_else(
+            || "none".to_owned(),
+            |control| control.socket.display().to_string(),
+        ),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn tools_find_every_vm_by_its_name() {
+    let named = |name: &str| RunFlags {
+        name: Some(name.to_owned()),
+        ..RunFlags::default()
+    };
+    let at = |control: &str| RunFlags {
+        control: Some(control.into()),
+        ..RunFlags::default()
+    };
+    assert_eq!(
+        socket_of(named("web1.a-b_c"), Some("/s")),
+        "/s/web1.a-b_c.sock"
+    );
+    let own = format!("/s/{}.sock", std::process::id());
+    assert_eq!(socket_of(RunFlags::default(), Some("/s")), own);
+    assert_eq!(socket_of(at("/a/b"), Some("/s")), "/a/b");
+    assert_eq!(socket_of(at("none"), Some("/s")), "none");
+    assert_eq!(socket_of(RunFlags::default(), None), "none");
+    for (flags, wrong) in [
+        (named("../web1"), "--name: '../web1' is no name for a VM"),
+        (named(""), "--name: '' is no name for a VM"),
+        (named(&"a".repeat(65)), "is no name for a VM"),
+        (
+            RunFlags {
+                name: Some("web1".to_owned()),
+                ..at("/a/b")
+            },
+            "--name: tools find a VM of --control by its socket",
+        ),
+        (
+            RunFlags {
+                name: Some("web1".to_owned()),
+                ..at("none")
+            },
+            "--name: no host tools are served",
+        ),
+        (
+            RunFlags {
+                name: Some("web1".to_owned()),
+                pmu: Some("none".to_owned()),
+                ..RunFlags::default()
+            },
+            "--name: ",
+        ),
+        (
+            RunFlags {
+                control_mode: Some("660".to_owned()),
+                ..at("none")
+            },
+            "--control-mode: no host tools are served",
+        ),
+    ] {
+        let found = socket_of(flags, Some("/s"));
+        assert!(found.contains(wrong), "{found}");
+    }
+    assert!(socket_of(named("web1"), None).contains("--name: no host tools are served"));
 }
