@@ -13,6 +13,10 @@ cd "$(dirname "$0")" || exit 1
 target=${CARGO_TARGET_DIR:-target}
 logs=$target/test-logs
 mkdir -p "$logs" || exit 1
+# VMs of the tests are not among those of whoever runs them.
+XDG_RUNTIME_DIR=$(mktemp -d) || exit 1
+export XDG_RUNTIME_DIR
+trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
 passed=0 failed=0 skipped=0
 trouble=()
 

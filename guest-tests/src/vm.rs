@@ -24,6 +24,15 @@ pub struct Vm {
     _kernel: Kernel,
 }
 
+/// A guest that spins, in long mode.
+///
+/// # Panics
+/// It cannot be written.
+#[must_use]
+pub fn spinning() -> Kernel {
+    Kernel::new(Protocol::Linux64, |a, _| spin_forever(a)).expect("a kernel")
+}
+
 impl Vm {
     /// Boots it on `program` with `rates` for the simulated counters, and with more
     /// flags of `umpire run`, which may name files of the VM's folder.

@@ -315,7 +315,7 @@ fn what_tools_count_in_a_vm_is_leased_too() {
     let vm = Vm::boot_kernel(&umpire::path(), &rates, &asks, counts);
     await_counting(&vm, 6, 6);
     let stat = |events: &str, time: &str| {
-        let mut stat = vm.command(&["stat", "-j", "-e", events, "--", time]);
+        let mut stat = vm.command(&["stat", "-j", "-e", events, "--for", time]);
         stat.stdout(Stdio::piped()).stderr(Stdio::piped());
         stat.spawn().expect("umpire can be started")
     };
@@ -385,7 +385,7 @@ fn a_part_of_what_tools_have_is_given_back() {
     let vm = Vm::boot_kernel(&umpire::path(), &rates, &asks, counts);
     await_counting(&vm, 6, 6);
     let stat = |vcpu: &str, events: &str, time: &str| {
-        let mut stat = vm.command(&["stat", "--vcpu", vcpu, "-e", events, "--", time]);
+        let mut stat = vm.command(&["stat", "--vcpu", vcpu, "-e", events, "--for", time]);
         stat.stdout(Stdio::null()).stderr(Stdio::null());
         stat.spawn().expect("umpire can be started")
     };
@@ -423,7 +423,7 @@ fn a_vm_may_have_an_arbiter_of_its_own() {
         .lines()
         .find_map(|line| line.split_once("an arbiter of its own: "));
     let socket = said.unwrap_or_else(|| panic!("{log}")).1.to_owned();
-    let stat = |events| vm.tool(&["stat", "-x", ",", "-e", events, "--", "100ms"]);
+    let stat = |events| vm.tool(&["stat", "-x", ",", "-e", events, "--for", "100ms"]);
     let told = |output: &std::process::Output| {
         let all = [&output.stdout[..], &output.stderr].concat();
         String::from_utf8_lossy(&all).into_owned()

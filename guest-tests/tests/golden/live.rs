@@ -35,7 +35,7 @@ fn what_a_live_guest_leads_to_has_its_shape() {
     let mut vm = Vm::boot(&program(), RATES, &flags.concat());
     let events = "cycles,{instructions,branches},vm-exits,branch-misses";
     let stat = |more: &[&str]| {
-        let words = [&["stat", "-e", events], more, &["--", "200ms"]].concat();
+        let words = [&["stat", "-e", events], more, &["--for", "200ms"]].concat();
         vm.printed(&words)
     };
     check("stat.shape", &shapes_of_lines(&stat(&["-j"]), &WORDS));
@@ -60,7 +60,7 @@ fn what_a_live_guest_leads_to_has_its_shape() {
         check(name, &shapes_of_lines(&vm.printed(&[tool, "-j"]), &WORDS));
     }
     let often = ["record", "-c", "1000000", "-e", "cycles,branches"];
-    let _ = vm.printed(&[&often[..], &["-o", "a.data", "--", "300ms"]].concat());
+    let _ = vm.printed(&[&often[..], &["-o", "a.data", "--for", "300ms"]].concat());
     let script = vm.printed(&["script", "-i", "a.data", "-j"]);
     check("script.shape", &shapes_of_lines(&script, &WORDS));
     vm.stop();

@@ -347,7 +347,7 @@ fn statuses_of_refusals_are_as_before() {
         &["stat", "--control", "gone.sock", "-I", "1"],
         &["stat", "--control", "gone.sock", "-r", "0"],
         &["stat", "--control", "gone.sock", "-e", "no such event"],
-        &["stat", "--control", "gone.sock", "--", "3"],
+        &["stat", "--control", "gone.sock", "--for", "3"],
         &["record", "--control", "gone.sock"],
         &["record", "--control", "gone.sock", "-c", "5", "-F", "5"],
         &["record", "--control", "gone.sock", "--buffer", "1"],

@@ -70,7 +70,7 @@ fn counted_under_revocation(counter: &str) -> String {
 /// A report about as many events as there are counters, while a tool of the host needs one: the
 /// hypervisor asks for it. So the events have to take turns.
 fn counted_while_asked(events: &str) -> String {
-    let commands = format!("echo host: stat -j -e cycles -- 500ms; {LONG}");
+    let commands = format!("echo host: stat -j -e cycles --for 500ms; {LONG}");
     let report = counted(&commands).replace("perf stat", "perf stat -C 0");
     report.replace("-e cycles,cpu-cycles", &format!("-e {events}"))
 }

@@ -19,17 +19,20 @@ fn check(output: &Output, expected: &str) {
 fn without_vm(words: &[&str], expected: &str) {
     let mut command = Command::new(umpire::path());
     command.args(words).env_remove("UMPIRE_PERFMON");
+    let nobodys = tempfile::tempdir().expect("a folder");
+    command.env("XDG_RUNTIME_DIR", nobodys.path());
     check(&command.output().expect("umpire can be started"), expected);
 }
 
 #[test]
 fn no_vm_is_named_or_there() {
-    without_vm(&["stat", "--", "1s"], "no VM named: give --control SOCKET");
-    without_vm(&["record"], "no VM named");
+    without_vm(&["stat", "--for", "1s"], "no VM is running");
+    without_vm(&["record"], "no VM is running");
+    without_vm(&["pcr"], "no VM is running");
+    without_vm(&["stat", "--vm", "web1"], "there is no VM web1; none is");
     let none = "/nonexistent/vm.sock";
     without_vm(&["stat", "--control", none], "is the VM running");
     without_vm(&["ls", none], "is the VM running");
-    without_vm(&["pcr"], "no VM named: give --control SOCKET");
     without_vm(
         &["pcr", "revoke", "PMC1", "--control", none],
         "is the VM running",
@@ -41,9 +44,17 @@ fn no_vm_is_named_or_there() {
 fn flags_that_make_no_sense() {
     without_vm(&["stat", "-e", "a,,b"], "comma");
     without_vm(&["stat", "-e", "{a"], "a group is written as {a,b}");
-    without_vm(&["stat", "-r", "3"], "DURATION");
+    without_vm(&["stat", "-r", "3"], "--for <TIME>|COMMAND");
+    for words in [&["stat", "--", "3s"][..], &["record", "500ms"]] {
+        without_vm(words, "is no command; to look for a time, give --for ");
+    }
+    without_vm(&["stat", "--for", "1s", "true"], "cannot be used with");
+    without_vm(
+        &["stat", "--vm", "a", "--control", "b"],
+        "cannot be used with",
+    );
     without_vm(&["stat", "-I", "5"], "10..=3600000");
-    without_vm(&["stat", "--", "soon"], "'soon' is no time");
+    without_vm(&["stat", "--for", "soon"], "'soon' is no time");
     without_vm(&["stat", "-a", "--vcpu", "1"], "cannot be used with");
     without_vm(&["pcr", "revoke"], "<COUNTER>");
     without_vm(&["pcr", "revoke", "PMC1", "--grace", "60001"], "0..=60000");
@@ -68,18 +79,40 @@ fn what_the_vm_does_not_have() {
     }
     let vm = boot(2, &[]);
     let refused = |words: &[&str], expected: &str| check(&vm.tool(words), expected);
-    refused(&["stat", "-e", "cycels", "1s"], "did you mean cycles");
-    refused(&["stat", "-e", "ring", "1s"], "umpire record");
-    refused(&["stat", "--vcpu", "1", "1s"], "there is no vCPU 1");
-    refused(&["stat", "--core", "0-9", "1s"], "there is no core 1");
-    refused(&["record", "-e", "vm-exits", "1s"], "umpire stat counts it");
-    refused(&["record", "-e", "loads", "1s"], "cannot be sampled");
     refused(
-        &["record", "-o", "/nonexistent/x", "1s"],
+        &["stat", "-e", "cycels", "--for", "1s"],
+        "did you mean cycles",
+    );
+    refused(&["stat", "-e", "ring", "--for", "1s"], "umpire record");
+    refused(
+        &["stat", "--vcpu", "1", "--for", "1s"],
+        "there is no vCPU 1",
+    );
+    refused(&["stat", "/no/such/program"], "'/no/such/program'");
+    refused(
+        &["stat", "--core", "0-9", "--for", "1s"],
+        "there is no core 1",
+    );
+    refused(
+        &["record", "-e", "vm-exits", "--for", "1s"],
+        "umpire stat counts it",
+    );
+    refused(
+        &["record", "-e", "loads", "--for", "1s"],
+        "cannot be sampled",
+    );
+    refused(
+        &["record", "-o", "/nonexistent/x", "--for", "1s"],
         "cannot be written",
     );
     refused(
-        &["record", "-e", "cycles,instructions,branches", "1s"],
+        &[
+            "record",
+            "-e",
+            "cycles,instructions,branches",
+            "--for",
+            "1s",
+        ],
         "cannot be sampled",
     );
 }
@@ -93,7 +126,7 @@ fn options_of_the_socket_limit_tools() {
     let limits = ["--control-sys-gid", "12345", "--control-buffers", "64"];
     let vm = boot(2, &limits);
     check(
-        &vm.tool(&["record", "-a", "1s"]),
+        &vm.tool(&["record", "-a", "--for", "1s"]),
         "only members of group 12345 (cf_sys_gid)",
     );
     // Half of the memory for buffers is left to others.
@@ -126,13 +159,13 @@ fn a_hint_helps() {
     let three = "cycles,instructions,branches";
     // More events than counters.
     let vm = boot(2, &[]);
-    let record = told(&vm, &["record", "-e", three, "1s"]);
+    let record = told(&vm, &["record", "-e", three, "--for", "1s"]);
     assert!(
         record.contains("cannot be sampled") && !record.contains(HINT),
         "{record}"
     );
     let group = format!("{{{three}}}");
-    let stat = told(&vm, &["stat", "-e", &group, "--", "100ms"]);
+    let stat = told(&vm, &["stat", "-e", &group, "--for", "100ms"]);
     assert!(
         stat.contains("no counters for") && !stat.contains(HINT),
         "{stat}"
@@ -144,7 +177,7 @@ fn a_hint_helps() {
         .spawn()
         .expect("umpire");
     std::thread::sleep(Duration::from_secs(1));
-    let record = told(&vm, &["record", "1s"]);
+    let record = told(&vm, &["record", "--for", "1s"]);
     let _ = first.kill();
     let _ = first.wait();
     assert!(
@@ -153,16 +186,16 @@ fn a_hint_helps() {
     );
     // The counters are the guest's, which does not use them.
     let vm = boot(6, &["--host-policy", "guest-first"]);
-    let record = told(&vm, &["record", "-e", three, "1s"]);
+    let record = told(&vm, &["record", "-e", three, "--for", "1s"]);
     assert!(
         record.contains("cannot be sampled") && record.contains(HINT),
         "{record}"
     );
-    let stat = told(&vm, &["stat", "-e", three, "--", "100ms"]);
+    let stat = told(&vm, &["stat", "-e", three, "--for", "100ms"]);
     assert!(
         stat.contains("no counters for") && stat.contains(HINT),
         "{stat}"
     );
-    let record = told(&vm, &["record", "-e", three, HINT, "100ms"]);
+    let record = told(&vm, &["record", "-e", three, HINT, "--for", "100ms"]);
     assert!(record.contains(" samples;"), "{record}");
 }

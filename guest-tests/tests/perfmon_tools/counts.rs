@@ -42,7 +42,7 @@ fn counts_are_those_that_were_declared() {
         "-j",
         "-e",
         "cycles,{instructions,branches}",
-        "--",
+        "--for",
         "300ms",
     ];
     let found = rows(&vm.printed(&words));
@@ -69,7 +69,7 @@ fn events_take_turns_and_are_scaled() {
     let list = "{cycles,instructions},{branches,cycles:u},branch-misses";
     for scale in ["phases", "linear"] {
         let words = [
-            "stat", "-j", "--scale", scale, "--turn", "5", "-e", list, "--", "1s",
+            "stat", "-j", "--scale", scale, "--turn", "5", "-e", list, "--for", "1s",
         ];
         let found = rows(&vm.printed(&words));
         check_ratio(&found, "cycles", "instructions", 4.0, 1e-3);
@@ -95,7 +95,7 @@ fn what_nothing_counts_is_not_supported() {
         ";",
         "-e",
         "loads,cycles,ref-cycles",
-        "--",
+        "--for",
         "100ms",
     ]);
     let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(';').collect()).collect();
@@ -113,7 +113,7 @@ fn the_default_shows_times_exits_and_metrics() {
         return;
     }
     let vm = boot(8, &["--cpus", "2"]);
-    let text = vm.printed(&["stat", "--", "300ms"]);
+    let text = vm.printed(&["stat", "--for", "300ms"]);
     for part in [
         "Performance counter stats for 'VM ",
         "vm-run-ns",
@@ -124,9 +124,16 @@ fn the_default_shows_times_exits_and_metrics() {
     ] {
         assert!(text.contains(part), "no {part} in: {text}");
     }
-    let text = vm.printed(&["stat", "--per-vcpu", "-e", "cycles,vm-exits", "--", "200ms"]);
+    let text = vm.printed(&[
+        "stat",
+        "--per-vcpu",
+        "-e",
+        "cycles,vm-exits",
+        "--for",
+        "200ms",
+    ]);
     assert!(text.contains("vCPU0 ") && text.contains("vCPU1 "), "{text}");
-    let text = vm.printed(&["stat", "-a", "-e", "cycles,vm-exits", "--", "200ms"]);
+    let text = vm.printed(&["stat", "-a", "-e", "cycles,vm-exits", "--for", "200ms"]);
     assert!(text.contains("cycles") && !text.contains('<'), "{text}");
 }
 
@@ -140,7 +147,7 @@ fn a_processor_that_was_never_started_is_halted() {
     for flags in [&["--cpus", "2"][..], &["--cpus", "2", "--cores", "1"]] {
         let vm = boot_idle(8, flags);
         let events = "vm-run-ns,vm-steal-ns,vm-halt-ns";
-        let found = rows(&vm.printed(&["stat", "-j", "--vcpu", "1", "-e", events, "--", "1s"]));
+        let found = rows(&vm.printed(&["stat", "-j", "--vcpu", "1", "-e", events, "--for", "1s"]));
         let [ran, stolen, halted] =
             ["vm-run-ns", "vm-steal-ns", "vm-halt-ns"].map(|event| count(&found, event));
         assert!(ran < 100.0 && stolen < 100.0, "{flags:?}: {found:?}");
@@ -161,7 +168,7 @@ fn intervals_and_repeats() {
         "100",
         "-e",
         "cycles,instructions",
-        "--",
+        "--for",
         "550ms",
     ];
     let found = rows(&vm.printed(&words));
@@ -170,7 +177,7 @@ fn intervals_and_repeats() {
         check_ratio(pair, "cycles", "instructions", 4.0, 1e-3);
         assert_eq!(pair[0]["interval"], pair[1]["interval"]);
     }
-    let words = ["stat", "-r", "3", "-e", "cycles", "--", "100ms"];
+    let words = ["stat", "-r", "3", "-e", "cycles", "--for", "100ms"];
     let text = vm.printed(&words);
     assert!(text.contains("(3 runs)") && text.contains("+-"), "{text}");
 }
@@ -215,7 +222,7 @@ fn what_the_event_filter_denies_is_not_supported() {
     std::fs::write(file.path(), filter).expect("a file");
     let path = file.path().to_str().expect("UTF-8");
     let vm = boot(4, &["--event-filter", path]);
-    let output = vm.tool(&["stat", "-x", ",", "-e", "cycles,branches", "--", "200ms"]);
+    let output = vm.tool(&["stat", "-x", ",", "-e", "cycles,branches", "--for", "200ms"]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let rows: Vec<&str> = printed.lines().chain(told.lines()).collect();
@@ -226,4 +233,29 @@ fn what_the_event_filter_denies_is_not_supported() {
     assert!(row("branches").starts_with("<not supported>"), "{printed}");
     assert!(!row("cycles").starts_with('<'), "{printed}");
     assert!(told.contains("--event-filter denies branches"), "{told}");
+}
+
+/// As `perf stat -- COMMAND`: as long as it runs, and with its status.
+#[test]
+fn as_long_as_a_command_runs() {
+    if skipped_without_kvm("as_long_as_a_command_runs") {
+        return;
+    }
+    let vm = boot(8, &[]);
+    let stat = |command: &[&str]| {
+        let words = [&["stat", "-j", "-e", "vm-run-ns", "--"], command].concat();
+        vm.tool(&words)
+    };
+    let slept = stat(&["sleep", "0.4"]);
+    assert!(slept.status.success());
+    let ran = count(&rows(&String::from_utf8_lossy(&slept.stdout)), "vm-run-ns");
+    // Milliseconds of a vCPU that spins, on a busy host.
+    assert!((100.0..5000.0).contains(&ran), "{ran}");
+    assert_eq!(stat(&["sh", "-c", "exit 7"]).status.code(), Some(7));
+    let killed = stat(&["sh", "-c", "kill -TERM $$"]);
+    assert_eq!(killed.status.code(), Some(128 + 15));
+    let repeated = vm.printed(&["stat", "-r", "3", "-e", "cycles", "sleep", "0.05"]);
+    assert!(repeated.contains("(3 runs)"), "{repeated}");
+    let recorded = vm.tool(&["record", "-o", "c.data", "sh", "-c", "exit 3"]);
+    assert_eq!(recorded.status.code(), Some(3));
 }

@@ -4,6 +4,7 @@
 mod bad_input;
 mod budget;
 mod counts;
+mod find;
 mod observers;
 mod owners;
 mod reservations;

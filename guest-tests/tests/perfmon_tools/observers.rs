@@ -77,13 +77,13 @@ fn stat_runs_beside_record() {
     }
     let vm = boot(8, &[]);
     let words = [
-        "record", "-e", "cycles", "-c", "2000000", "-o", "a.data", "--", "3s",
+        "record", "-e", "cycles", "-c", "2000000", "-o", "a.data", "--for", "3s",
     ];
     let record = start(&vm, &words);
     await_counting(&vm, 1);
     let stat = start(
         &vm,
-        &["stat", "-j", "-e", "cycles,instructions", "--", "1s"],
+        &["stat", "-j", "-e", "cycles,instructions", "--for", "1s"],
     );
     await_counting(&vm, 2);
     check_counts(&end(stat));
@@ -106,7 +106,7 @@ fn two_stats_at_once_count_the_same() {
     }
     for flags in [&[][..], &["--cpus", "2", "--cores", "1"]] {
         let vm = boot(16, flags);
-        let words = |time| ["stat", "-j", "-e", "cycles,instructions", "--", time];
+        let words = |time| ["stat", "-j", "-e", "cycles,instructions", "--for", time];
         let long = start(&vm, &words("3s"));
         await_counting(&vm, 1);
         let short = start(&vm, &words("1s"));
@@ -122,7 +122,7 @@ fn two_stats_at_once_count_the_same() {
             "-j",
             "-e",
             "cycles,instructions",
-            "--",
+            "--for",
             "500ms",
         ]);
         check_ratio(&rows(&of_core), "cycles", "instructions", 4.0, 1e-6);
@@ -138,10 +138,10 @@ fn a_second_stat_is_refused_where_one_is_allowed() {
     let vm = boot(8, &["--contexts-per-vcpu", "1"]);
     let first = start(
         &vm,
-        &["stat", "-j", "-e", "cycles,instructions", "--", "3s"],
+        &["stat", "-j", "-e", "cycles,instructions", "--for", "3s"],
     );
     await_counting(&vm, 1);
-    let second = vm.tool(&["stat", "-e", "cycles", "--", "100ms"]);
+    let second = vm.tool(&["stat", "-e", "cycles", "--for", "100ms"]);
     assert_eq!(second.status.code(), Some(2), "{}", told(&second));
     for part in ["has a context already: number ", "--contexts-per-vcpu"] {
         assert!(told(&second).contains(part), "{}", told(&second));
@@ -162,12 +162,12 @@ fn tools_make_room_for_each_other() {
         "-j",
         "-e",
         "{cycles,instructions}",
-        "--",
+        "--for",
         "3s",
     ];
     let soft = start(&vm, &words);
     await_counting(&vm, 1);
-    let hard = vm.printed(&["stat", "-j", "-e", "{cycles,instructions}", "--", "1s"]);
+    let hard = vm.printed(&["stat", "-j", "-e", "{cycles,instructions}", "--for", "1s"]);
     let hard = rows(&hard);
     check_ratio(&hard, "cycles", "instructions", 4.0, 1e-6);
     assert_eq!(hard[0]["pcnt-running"], 100.0, "{hard:?}");
@@ -178,10 +178,10 @@ fn tools_make_room_for_each_other() {
     // Nobody makes room who did not agree to it.
     let first = start(
         &vm,
-        &["stat", "-j", "-e", "{cycles,instructions}", "--", "2s"],
+        &["stat", "-j", "-e", "{cycles,instructions}", "--for", "2s"],
     );
     await_counting(&vm, 1);
-    let second = vm.tool(&["stat", "-e", "{cycles,instructions}", "--", "100ms"]);
+    let second = vm.tool(&["stat", "-e", "{cycles,instructions}", "--for", "100ms"]);
     assert!(
         told(&second).contains("no counters for"),
         "{}",

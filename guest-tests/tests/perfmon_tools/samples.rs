@@ -36,7 +36,7 @@ fn a_report_has_the_hot_symbol() {
         return;
     }
     let vm = boot(8, &[]);
-    let flags = ["-e", "cycles", "-c", "2000000", "--", "1s"];
+    let flags = ["-e", "cycles", "-c", "2000000", "--for", "1s"];
     let (report, told) = recorded(&vm, &flags);
     let text = report.to_string();
     assert!(text.contains("hot_loop"), "{text}");
@@ -54,7 +54,15 @@ fn a_frequency_is_found() {
         return;
     }
     let vm = boot(8, &[]);
-    let flags = ["-e", "instructions,branches", "-F", "200", "-a", "--", "2s"];
+    let flags = [
+        "-e",
+        "instructions,branches",
+        "-F",
+        "200",
+        "-a",
+        "--for",
+        "2s",
+    ];
     let (report, told) = recorded(&vm, &flags);
     let count = samples(&report);
     assert!((100..1300).contains(&count), "{count} samples: {told}");
@@ -71,7 +79,7 @@ fn idle_cores_are_not_sampled() {
     }
     for flags in [&["--cpus", "2"][..], &["--cpus", "2", "--cores", "1"]] {
         let vm = boot_idle(8, flags);
-        let words = ["-e", "cycles", "-F", "1000", "-a", "--", "2s"];
+        let words = ["-e", "cycles", "-F", "1000", "-a", "--for", "2s"];
         let (report, told) = recorded(&vm, &words);
         // Kicks take some of its time.
         let count = samples(&report);
@@ -133,7 +141,14 @@ fn ls_counts_the_fixed_counters_that_there_are() {
     assert_eq!(json["model"]["fixed"], 2);
     assert_eq!(json["model"]["fixed_map"], 0b110);
     // Tools know which two these are.
-    let words = ["stat", "-j", "-e", "ref-cycles,instructions", "--", "200ms"];
+    let words = [
+        "stat",
+        "-j",
+        "-e",
+        "ref-cycles,instructions",
+        "--for",
+        "200ms",
+    ];
     let counted = vm.printed(&words);
     let rows: Vec<Value> = counted
         .lines()

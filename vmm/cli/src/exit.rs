@@ -30,6 +30,11 @@ impl ExitStatus {
     /// Ctrl-C or SIGTERM.
     pub const INTERRUPTED: Self = Self(130);
 
+    /// That of a command that was run for the user.
+    pub fn of_command(status: u8) -> Self {
+        Self(status)
+    }
+
     /// The status as a number.
     pub fn code(self) -> u8 {
         self.0

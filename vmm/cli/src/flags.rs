@@ -28,7 +28,8 @@ pub use perfmon::{PartFlag, PerfmonFlags};
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
 pub use run::RunFlags;
 pub use tools::{
-    BudgetFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags, WhoFlags,
+    BudgetFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags, UntilFlags,
+    WhoFlags,
 };
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use umpire_tools::budget::{BudgetChange, BudgetOptions};
+use umpire_tools::command::Until;
 use umpire_tools::duration::Span;
 use umpire_tools::find::VmChoice;
 use umpire_tools::ls::LsOptions;
@@ -25,7 +26,7 @@ use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
     BudgetFlags, LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags, ReportFlags,
-    ScriptFlags, StatFlags, WhoFlags,
+    ScriptFlags, StatFlags, UntilFlags, WhoFlags,
 };
 
 /// `umpire stat`.
@@ -47,7 +48,7 @@ pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
         apart: flags.per_vcpu,
         turn: Duration::from_millis(flags.turn),
         scale: flags.scale.into(),
-        duration: flags.duration.map(|span| span.0),
+        until: until(&flags.until)?,
     };
     Ok(status(umpire_tools::stat::run(
         &options,
@@ -72,7 +73,7 @@ pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
         random: flags.random,
         output: flags.output.clone(),
         buffer: flags.buffer << 10,
-        duration: flags.duration.map(|span| span.0),
+        until: until(&flags.until)?,
     };
     Ok(status(umpire_tools::record::run(&options)?))
 }
@@ -218,10 +219,26 @@ fn selection(flags: &WhoFlags) -> Selection {
     }
 }
 
+fn until(flags: &UntilFlags) -> Result<Until, UserError> {
+    if let Some(time) = flags.time {
+        return Ok(Until::Passed(time.0));
+    }
+    let words = &flags.command;
+    let time = words.first().and_then(|word| word.to_str());
+    match (words.len(), time) {
+        (0, _) => Ok(Until::Stopped),
+        (1, Some(time)) if time.parse::<Span>().is_ok() => Err(UserError::bad_input(format!(
+            "'{time}' is no command; to look for a time, give --for {time}"
+        ))),
+        _ => Ok(Until::CommandEnds(words.clone())),
+    }
+}
+
 fn status(ending: Completion) -> ExitStatus {
     match ending {
         Completion::Complete => ExitStatus::SUCCESS,
         Completion::CutShort => ExitStatus::INTERRUPTED,
+        Completion::Command(status) => ExitStatus::of_command(status),
     }
 }
 

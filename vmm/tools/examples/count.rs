@@ -8,6 +8,8 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
+use umpire_tools::command::Until;
+
 use umpire_tools::find::VmChoice;
 use umpire_tools::stat::print::Form;
 use umpire_tools::stat::tally::Scale;
@@ -32,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         apart: true,
         turn: Duration::from_millis(10),
         scale: Scale::Phases,
-        duration: Some(Duration::from_secs(1)),
+        until: Until::Passed(Duration::from_secs(1)),
     };
     stat::run(&options, &mut io::stdout().lock(), &mut io::stderr())?;
     Ok(())

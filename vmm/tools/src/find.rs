@@ -7,7 +7,6 @@ pub use umpire_perfmon::socket_folder;
 use umpire_perfmon::{Client, ENVIRONMENT, socket_folders};
 
 use crate::error::ToolError;
-use crate::vm::connect;
 
 /// The VM that is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +35,18 @@ impl VmChoice {
         }
         only(&running())
     }
+}
+
+/// Connects to a control socket.
+///
+/// # Errors
+/// Nobody answers there.
+pub(crate) fn connect(path: &Path) -> Result<Client, ToolError> {
+    Client::connect(path).map_err(|refusal| ToolError::Connect {
+        path: path.to_owned(),
+        reason: refusal.reason.into_owned(),
+        errno: refusal.errno,
+    })
 }
 
 /// A VM that answers.

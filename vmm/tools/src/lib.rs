@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod budget;
+pub mod command;
 pub mod duration;
 mod error;
 pub mod find;
@@ -31,7 +32,6 @@ mod wait;
 pub(crate) use error::is_gone;
 pub use error::{ToolError, refused};
 pub use vm::Vm;
-pub(crate) use vm::connect;
 pub(crate) use wait::Waiter;
 
 use std::io::Write;
@@ -45,6 +45,8 @@ pub enum Completion {
     Complete,
     /// A signal cut short the time it was given.
     CutShort,
+    /// The command that it was given has ended, with this status.
+    Command(u8),
 }
 
 /// One line for the user, where the output has no place for it.

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use serde::Serialize;
 
-use crate::find::known_sockets;
-use crate::{ToolError, connect, note, refused};
+use crate::find::{connect, known_sockets};
+use crate::{ToolError, note, refused};
 
 /// A VM as it describes itself through its socket.
 #[derive(Clone, Debug, Serialize)]

@@ -34,6 +34,7 @@ use pmu_model::Provenance;
 use self::print::Form;
 use self::spec::EventList;
 use self::tally::Scale;
+use crate::command::Until;
 use crate::targets::{Selection, Target};
 
 /// What is counted, and how it is shown.
@@ -55,8 +56,8 @@ pub struct StatOptions {
     pub turn: Duration,
     /// How counts of a part of the time become counts of the whole.
     pub scale: Scale,
-    /// How long to count; without it until it is stopped or the VM ends.
-    pub duration: Option<Duration>,
+    /// How long to count.
+    pub until: Until,
 }
 
 /// A count, or why there is none.

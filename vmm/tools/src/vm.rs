@@ -10,7 +10,7 @@ use pmu_model::{EventFamily, PmuModel};
 use umpire_perfmon::{Call, Client};
 
 use super::error::{ToolError, refused};
-use crate::find::VmChoice;
+use crate::find::{VmChoice, connect};
 
 /// A VM and what has to be known of it.
 #[derive(Debug)]
@@ -77,18 +77,6 @@ impl Vm {
             guest => format!("VM {} ({guest})", self.machine.pid),
         }
     }
-}
-
-/// Connects to a control socket.
-///
-/// # Errors
-/// Nobody answers there.
-pub(crate) fn connect(path: &Path) -> Result<Client, ToolError> {
-    Client::connect(path).map_err(|refusal| ToolError::Connect {
-        path: path.to_owned(),
-        reason: refusal.reason.into_owned(),
-        errno: refusal.errno,
-    })
 }
 
 /// The same for the VM that is meant, with its socket.

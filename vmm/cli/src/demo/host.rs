@@ -54,7 +54,7 @@ pub(super) fn perform(host: &Host) -> Result<HostReport, DemoError> {
 
     let socket = stage.path("blue-1.sock").display().to_string();
     let counts = ["stat", "-j", "-e", "{cycles,instructions}", "--control"];
-    let words = [&counts[..], &[socket.as_str(), "--", "2s"]].concat();
+    let words = [&counts[..], &[socket.as_str(), "--for", "2s"]].concat();
     let tool = stage.start("tool", &words)?;
     stage.asks("tool", "blue", "counts 2 events of blue-1 at once, for 2 s");
     // It tries first what can be counted, and has a lease for each try.

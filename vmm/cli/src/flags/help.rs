@@ -52,7 +52,7 @@ Examples:
   umpire doctor                                what can this host do, and what not, and why
   umpire events                                what can be counted, by name
   umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\"
-  umpire stat --control guest.sock             count events of a guest that runs
+  umpire stat                                  count events of a guest that runs
 
 Exit status: 0 done; 2 bad input, or a host that cannot do it; 4 the host failed;
 6 the guest failed (triple fault, instruction that KVM cannot emulate); 124 timeout;
@@ -133,23 +133,24 @@ or lost it. If there are more events than counters, sets of them take turns; a p
 for how much of the time an event was counted, and its count is scaled to the whole: by the
 phases that are found in the counts of all events, or with --scale linear by time alone.
 
-  umpire stat --control guest.sock -- 5s
+  umpire stat --for 5s
+  umpire stat --vm web1 -- sleep 1
   umpire stat -e cycles,instructions,vm-exits --per-vcpu -I 1000
-  umpire stat -a -e '{cycles,instructions},{branches,branch-misses}' -r 5 -- 1s
-  umpire stat -x ';' -e skl::INST_RETIRED:ANY_P:u -- 500ms
-Exit status: 0, also after Ctrl-C if no duration was given, and after the end of the VM; 130 if
-Ctrl-C cut a duration short; 2 if something cannot be measured as asked.";
+  umpire stat -a -e '{cycles,instructions},{branches,branch-misses}' -r 5 --for 1s
+  umpire stat -x ';' -e skl::INST_RETIRED:ANY_P:u --for 500ms
+Exit status: 0, also after Ctrl-C without --for, and after the end of the VM; 130 if Ctrl-C cut
+--for short; that of the command if there is one; 2 if something cannot be measured as asked.";
 
 const RECORD: &str = "\
 Each sample has the guest's instruction pointer, ring and CR3. umpire report and umpire script
 read the file. The guest never waits for this program: samples that it fetches too late are
 lost, and counted.
 
-  umpire record --control guest.sock -- 10s
+  umpire record --for 10s
   umpire record -F 500 -e cycles,instructions --vcpu 0-1
   umpire record -e branches -c 100000 --random 8 -o branches.data
-Exit status: 0, also after Ctrl-C if no duration was given, and after the end of the VM; 130 if
-Ctrl-C cut a duration short; 2 if something cannot be sampled as asked.";
+Exit status: 0, also after Ctrl-C without --for, and after the end of the VM; 130 if Ctrl-C cut
+--for short; that of the command if there is one; 2 if something cannot be sampled as asked.";
 
 const LS: &str = "\
 For each VM: its vCPUs and cores, the contexts of host tools, and who holds each physical
@@ -168,12 +169,12 @@ A change concerns all vCPUs, or those of --vcpu. The guest cannot refuse it. Its
 told by a notice with the reason ADMINISTRATOR (docs/pcr.md), and the VM's audit file has
 each change. Who may make changes: whoever may count on cores (--control-sys-gid).
 
-  umpire pcr --control guest.sock
-  umpire pcr revoke --control guest.sock --vcpu 0 PMC1 --grace 500
-  umpire pcr bar --control guest.sock firmware
-  umpire pcr policy --control guest.sock kernel:min=2,lease=none firmware:max=1
-  umpire pcr scheme --control guest.sock interacting
-  umpire pcr --control guest.sock -j | jq '.vcpus[].reservations[]'
+  umpire pcr --vm web1
+  umpire pcr revoke --vm web1 --vcpu 0 PMC1 --grace 500
+  umpire pcr bar --vm web1 firmware
+  umpire pcr policy --vm web1 kernel:min=2,lease=none firmware:max=1
+  umpire pcr scheme --vm web1 interacting
+  umpire pcr --vm web1 -j | jq '.vcpus[].reservations[]'
 Exit status: 0; 2 if the VM cannot be reached, or something cannot be done as asked.";
 
 const BUDGET: &str = "\
@@ -183,10 +184,10 @@ once (umpire run --oversubscribe); lines below the table say which counters and 
 firmware or kernel have reserved is taken last, after --grace, with a notice of the reason
 BUDGET (docs/arbitration.md). Give programmable=all to take a limit away.
 
-  umpire budget --control guest.sock
-  umpire budget --control guest.sock programmable=2,fixed=1 --grace 500
-  umpire budget --control guest.sock programmable=0 --for 30s
-  umpire budget --control guest.sock -j | jq '.vcpus[].programmable.lacking'
+  umpire budget --vm web1
+  umpire budget --vm web1 programmable=2,fixed=1 --grace 500
+  umpire budget --vm web1 programmable=0 --for 30s
+  umpire budget --vm web1 -j | jq '.vcpus[].programmable.lacking'
 Exit status: 0; 2 if the VM cannot be reached or refuses, or the words make no sense.";
 
 const ARBITERD: &str = "\
@@ -418,11 +419,12 @@ Standard error says who held what at the end, and how often others were kept out
 ";
 
 const CONTROL: &str = "
-Host tools (--control SOCKET): while the guest runs, tools count and sample its vCPUs and
-cores from outside, by the perfmon2 interface (docs/perfmon-server.md). Whoever may open the
-socket may do so: its owner alone, unless --control-mode lets others in.
-  umpire run --kernel vmlinuz --control guest.sock
-  umpire run --kernel vmlinuz --control guest.sock --host-policy shares:host=2
+Host tools: while the guest runs, umpire stat, record, ls, pcr and budget count and sample its
+vCPUs and cores from outside, by the perfmon2 interface (docs/perfmon-server.md), on the socket
+NAME.sock in XDG_RUNTIME_DIR/umpire, of root in /run/umpire. Whoever may open the socket may do
+so: its owner alone, unless --control-mode lets others in.
+  umpire run --kernel vmlinuz --name web1
+  umpire run --kernel vmlinuz --name web1 --host-policy shares:host=2
   umpire run --kernel vmlinuz --control guest.sock --control-mode 660 --control-group 50
   umpire run --kernel vmlinuz --control guest.sock --control-sys-gid 50 --control-buffers 8192
 ";

@@ -1,5 +1,6 @@
 //! The flags of the tools that look at a running VM.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -51,6 +52,22 @@ pub struct WhoFlags {
     pub preemptible: bool,
 }
 
+/// How long a tool looks.
+#[derive(Clone, Debug, Default, Args)]
+#[group(id = "until", multiple = false)]
+pub struct UntilFlags {
+    /// How long: 5s, 500ms, 2m [default: until Ctrl-C or the end of the VM]
+    #[arg(long = "for", value_name = "TIME")]
+    pub time: Option<Span>,
+    /// As long as this command runs on the host; its status is that of this program
+    #[arg(
+        value_name = "COMMAND",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub command: Vec<OsString>,
+}
+
 /// How counts of a part of the time become counts of the whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ScaleFlag {
@@ -84,8 +101,8 @@ pub struct StatFlags {
     #[arg(short = 'I', long, value_name = "MS",
           value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
     pub interval: Option<u64>,
-    /// Measure so many times and print means; needs a duration
-    #[arg(short, long, value_name = "N", default_value_t = 1, requires = "duration",
+    /// Measure so many times and print means; needs --for or a command
+    #[arg(short, long, value_name = "N", default_value_t = 1, requires = "until",
           conflicts_with = "interval", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub repeat: u32,
     /// Print fields with this between them
@@ -105,8 +122,9 @@ pub struct StatFlags {
     /// How counts of a part of the time become counts of the whole
     #[arg(long, value_enum, default_value_t)]
     pub scale: ScaleFlag,
-    /// How long: 5s, 500ms, 2m [default: until Ctrl-C or the end of the VM]
-    pub duration: Option<Span>,
+    /// How long.
+    #[command(flatten)]
+    pub until: UntilFlags,
 }
 
 /// The flags of `umpire record`.
@@ -139,8 +157,9 @@ pub struct RecordFlags {
     #[arg(long, value_name = "KIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(64..=65_536))]
     pub buffer: u64,
-    /// How long: 5s, 500ms, 2m [default: until Ctrl-C or the end of the VM]
-    pub duration: Option<Span>,
+    /// How long.
+    #[command(flatten)]
+    pub until: UntilFlags,
 }
 
 /// The flags of `umpire ls`.

@@ -2,21 +2,17 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use umpire_lease::{CallError, Keeper, News, Request};
 
 use super::{HostOptions, text};
 use crate::ToolError;
+use crate::command::RunningCommand;
 use crate::wait::Waiter;
 
 /// How long a holder looks for an arbiter that has gone away.
 const COMES_BACK: Duration = Duration::from_secs(15);
-/// How long a command may go on after Ctrl-C before it is told to end.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What is held, and around what.
 #[derive(Clone, Debug)]
@@ -32,7 +28,7 @@ pub struct HoldOptions {
 }
 
 const LEASE: usize = 0;
-const CHILD: usize = 1;
+const COMMAND: usize = 1;
 
 /// Holds the lease. Returns the status of the command, or 0.
 ///
@@ -55,22 +51,17 @@ pub fn hold(options: &HoldOptions, errors: &mut dyn Write) -> Result<u8, ToolErr
         return Ok(130);
     }
     holder.greet();
-    let Some((program, arguments)) = options.command.split_first() else {
+    let command = RunningCommand::start(&options.command, &holder.waiter, COMMAND)?;
+    let Some(mut command) = command else {
         holder.keep(None)?;
         return Ok(0);
     };
-    let started = Command::new(program).args(arguments).spawn();
-    let mut child = started.map_err(host(&format!("'{}'", program.display())))?;
-    let status = holder.keep(Some(&mut child));
+    let status = holder.keep(Some(&mut command));
     if status.is_err() {
-        // Nothing watches it any more.
-        let _ = child.wait();
+        // It goes on without the lease.
+        command.wait();
     }
-    let status = status?.map_or(0, |status| {
-        let signal = status.signal().map(|signal| 128 + signal);
-        status.code().or(signal).unwrap_or(1)
-    });
-    Ok(u8::try_from(status).unwrap_or(u8::MAX))
+    Ok(status?.unwrap_or(0))
 }
 
 /// Waits until Ctrl-C, or for so long.
@@ -138,45 +129,27 @@ impl Holder<'_> {
     }
 
     /// Keeps the lease until the command, or without one the lease, has ended.
-    fn keep(&mut self, child: Option<&mut Child>) -> Result<Option<ExitStatus>, ToolError> {
-        let mut child = child;
-        let fd = child
-            .as_ref()
-            .map(|child| pidfd_open(Pid::from_child(child), PidfdFlags::empty()));
-        let fd = fd
-            .transpose()
-            .map_err(|error| host("watching the command")(error.into()))?;
-        if let Some(fd) = &fd {
-            self.waiter.add(fd, CHILD).map_err(host("waiting"))?;
-        }
-        let mut ends = None;
+    fn keep(&mut self, command: Option<&mut RunningCommand>) -> Result<Option<u8>, ToolError> {
+        let mut command = command;
         loop {
-            if let Some(child) = &mut child
-                && let Some(status) = child.try_wait().map_err(host("waiting for the command"))?
+            if let Some(command) = &mut command
+                && let Some(status) = command.status()?
             {
                 return Ok(Some(status));
             }
             while let Some(news) = self.hear()? {
                 self.tell(&news);
             }
-            if child.is_none() && self.keeper.has_ended() {
+            if command.is_none() && self.keeper.has_ended() {
                 return Ok(None);
             }
+            let ends = command.as_ref().and_then(|command| command.due());
             let until = [self.keeper.due(), ends].into_iter().flatten().min();
             let woken = self.waiter.wait(until).map_err(host("waiting"))?;
-            if woken.stop {
-                if child.is_none() {
-                    return Ok(None);
-                }
-                // Ctrl-C goes to the command as well. What does not end by it is told to.
-                ends.get_or_insert(Instant::now() + PATIENCE);
-            }
-            let now = Instant::now();
-            if ends.is_some_and(|ends| ends <= now)
-                && let Some(child) = &child
-            {
-                let _ = kill_process(Pid::from_child(child), Signal::TERM);
-                ends = Some(now + PATIENCE);
+            match &mut command {
+                Some(command) => command.hear(&woken),
+                None if woken.stop => return Ok(None),
+                None => {}
             }
         }
     }

@@ -11,6 +11,7 @@ use super::output::Output;
 use super::plan::SamplingPlan;
 use super::samples::Clock;
 use super::session::{SamplingSession, Scene};
+use crate::command::{Limit, Until};
 use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
 use crate::stat::spec::EventList;
 use crate::targets::{Selection, Target};
@@ -25,6 +26,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How often a terminal shows the progress.
 const PROGRESS: Duration = Duration::from_millis(500);
 const DEFAULT: &str = "cycles";
+/// What the waiter calls the user's command; contexts have small numbers.
+const COMMAND: usize = usize::MAX - 1;
 
 /// What is sampled, and where samples go.
 #[derive(Clone, Debug)]
@@ -41,8 +44,8 @@ pub struct RecordOptions {
     pub output: PathBuf,
     /// Bytes for the samples of a vCPU or core that were not fetched yet.
     pub buffer: u64,
-    /// How long to sample; without it until it is stopped or the VM ends.
-    pub duration: Option<Duration>,
+    /// How long to sample.
+    pub until: Until,
 }
 
 impl RecordOptions {
@@ -82,13 +85,9 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         shown: None,
         unreported: false,
     };
-    let stopped = recording.go(options.duration)?;
+    let completion = recording.go(&options.until)?;
     recording.finish(&options.output.display().to_string())?;
-    Ok(if stopped && options.duration.is_some() {
-        Completion::CutShort
-    } else {
-        Completion::Complete
-    })
+    Ok(completion)
 }
 
 fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
@@ -183,32 +182,28 @@ struct Recording<'a> {
 }
 
 impl Recording<'_> {
-    /// Samples until the time is over, or it is stopped, which it returns, or
-    /// nobody is left.
-    fn go(&mut self, duration: Option<Duration>) -> Result<bool, ToolError> {
+    /// Samples until the time or the command is over, it is stopped, or nobody is left.
+    fn go(&mut self, until: &Until) -> Result<Completion, ToolError> {
         for session in &self.sessions {
             session.start(self.scene.vm)?;
         }
         let began = Instant::now();
-        let deadline = duration.map(|duration| began + duration);
+        let mut limit = Limit::begin(until, self.waiter, COMMAND)?;
         let (mut next_drain, mut next_look) = (began + DRAIN, began + FIRST_LOOK);
-        let stopped = loop {
-            let moments = [Some(next_drain), Some(next_look), deadline];
+        loop {
+            let moments = [Some(next_drain), Some(next_look), limit.due()];
             let next = moments.into_iter().flatten().min();
             let woken = self
                 .waiter
                 .wait(next)
                 .map_err(host("waiting for messages"))?;
-            for number in woken.ready {
-                self.messages(number)?;
+            for number in &woken.ready {
+                self.messages(*number)?;
             }
             let now = Instant::now();
-            if woken.stop {
-                break true;
-            }
             let none_left = self.sessions.iter().all(|session| session.over);
-            if none_left || deadline.is_some_and(|deadline| deadline <= now) {
-                break false;
+            if limit.is_over(&woken)? || none_left && !limit.is_command() {
+                break;
             }
             if next_drain <= now {
                 self.drain()?;
@@ -220,7 +215,7 @@ impl Recording<'_> {
                 next_look = now + LOOK;
             }
             self.show(now);
-        };
+        }
         self.look()?;
         for session in &mut self.sessions {
             session.stop(&self.scene);
@@ -239,7 +234,7 @@ impl Recording<'_> {
                 None => {}
             }
         }
-        Ok(stopped)
+        Ok(limit.completion())
     }
 
     fn messages(&mut self, number: usize) -> Result<(), ToolError> {

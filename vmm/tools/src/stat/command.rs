@@ -95,9 +95,10 @@ fn all(
     let mut runs: Vec<Vec<Row>> = Vec::new();
     let mut elapsed = Runs::default();
     let mut end = End::Time;
+    let mut completion = Completion::Complete;
     for _ in 0..measure.options.repeat {
         let mut run = Run::begin(measure)?;
-        end = run.go(out)?;
+        (end, completion) = run.go(out)?;
         let seconds = run.ended.duration_since(run.began).as_secs_f64();
         runs.push(run.rows(|it| &it.course.whole, seconds));
         elapsed.add(seconds);
@@ -119,10 +120,5 @@ fn all(
         };
         read_by(write_whole(&whole, &measure.options.form, out))?;
     }
-    let cut_short = end == End::Stopped && measure.options.duration.is_some();
-    Ok(if cut_short {
-        Completion::CutShort
-    } else {
-        Completion::Complete
-    })
+    Ok(completion)
 }

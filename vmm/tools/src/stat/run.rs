@@ -11,8 +11,12 @@ use super::tally::CountTally;
 use super::trial::CountingPlan;
 use super::watch::{Watched, since};
 use super::{Row, StatOptions};
+use crate::command::Limit;
 use crate::targets::Target;
-use crate::{ToolError, Waiter, note, refused};
+use crate::{Completion, ToolError, Waiter, note, refused};
+
+/// What the waiter calls the user's command; contexts have small numbers.
+const COMMAND: usize = usize::MAX - 1;
 
 /// How often a context without turns is read: what it has counted is not lost
 /// with the VM.
@@ -21,9 +25,9 @@ const POLL: Duration = Duration::from_millis(100);
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The time is over.
+    /// The time, or the command, is over.
     Time,
-    /// Ctrl-C.
+    /// Ctrl-C, or the command's end after it.
     Stopped,
     /// Nobody is left to count.
     Ended,
@@ -129,17 +133,18 @@ impl<'a> Run<'a> {
         })
     }
 
-    pub(super) fn go(&mut self, out: &mut dyn Write) -> Result<End, ToolError> {
+    pub(super) fn go(&mut self, out: &mut dyn Write) -> Result<(End, Completion), ToolError> {
         let options = self.measure.options;
         let several = self.measure.job.sets.len() > 1;
         let poll = if several { options.turn } else { POLL };
         let every = options.interval;
-        let deadline = options.duration.map(|duration| self.began + duration);
+        let mut limit = Limit::begin(&options.until, self.measure.waiter, COMMAND)?;
+        let mut stopped = false;
         let mut next_poll = self.began + poll;
         let mut next_interval = every.map(|every| self.began + every);
         let mut first = true;
         let end = loop {
-            let moments = [Some(next_poll), next_interval, deadline];
+            let moments = [Some(next_poll), next_interval, limit.due()];
             let next = moments.into_iter().flatten().min();
             let woken = self
                 .measure
@@ -149,17 +154,15 @@ impl<'a> Run<'a> {
                     what: "waiting for messages".to_owned(),
                     error,
                 })?;
-            for number in woken.ready {
-                self.messages(number)?;
+            for number in &woken.ready {
+                self.messages(*number)?;
             }
             let now = Instant::now();
-            if woken.stop {
-                break End::Stopped;
+            stopped |= woken.stop;
+            if limit.is_over(&woken)? {
+                break if stopped { End::Stopped } else { End::Time };
             }
-            if deadline.is_some_and(|deadline| deadline <= now) {
-                break End::Time;
-            }
-            if self.watched.iter().all(|(watched, _)| watched.is_over()) {
+            if !limit.is_command() && self.watched.iter().all(|(watched, _)| watched.is_over()) {
                 break End::Ended;
             }
             let interval_due = next_interval.is_some_and(|next| next <= now);
@@ -169,7 +172,7 @@ impl<'a> Run<'a> {
             }
             if let (true, Some(every), Some(next)) = (interval_due, every, next_interval) {
                 if !self.print_interval(first, out)? {
-                    return Ok(End::Unread);
+                    return Ok((End::Unread, limit.completion()));
                 }
                 first = false;
                 next_interval = Some(later(next, every, now));
@@ -177,9 +180,9 @@ impl<'a> Run<'a> {
         };
         self.finish()?;
         if every.is_some() && !self.print_interval(first, out)? {
-            return Ok(End::Unread);
+            return Ok((End::Unread, limit.completion()));
         }
-        Ok(end)
+        Ok((end, limit.completion()))
     }
 
     fn messages(&mut self, number: usize) -> Result<(), ToolError> {

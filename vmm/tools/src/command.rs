@@ -1,0 +1,238 @@
+//! For how long a tool looks, and a command that runs meanwhile.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use crate::wait::{Waiter, Woken};
+use crate::{Completion, ToolError};
+
+/// How long a command may go on after Ctrl-C before it is told to end.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a tool looks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Until {
+    /// Until Ctrl-C, or the end of the VM.
+    #[default]
+    Stopped,
+    /// For so long.
+    Passed(Duration),
+    /// While this command runs: program and arguments.
+    CommandEnds(Vec<OsString>),
+}
+
+/// What ends a tool's look besides the VM's end.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    deadline: Option<Instant>,
+    command: Option<RunningCommand>,
+    completion: Completion,
+}
+
+impl Limit {
+    /// From now on. `number` is what `waiter` calls the command.
+    ///
+    /// # Errors
+    /// The command cannot be started.
+    pub(crate) fn begin(until: &Until, waiter: &Waiter, number: usize) -> Result<Self, ToolError> {
+        let (deadline, command) = match until {
+            Until::Stopped => (None, None),
+            Until::Passed(duration) => (Some(Instant::now() + *duration), None),
+            Until::CommandEnds(words) => (None, RunningCommand::start(words, waiter, number)?),
+        };
+        Ok(Self {
+            deadline,
+            command,
+            completion: Completion::Complete,
+        })
+    }
+
+    /// Whether a command says how long, whatever becomes of the VM.
+    pub(crate) fn is_command(&self) -> bool {
+        self.command.is_some()
+    }
+
+    /// When [`Limit::is_over`] is to be asked again, at the latest.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let command = self.command.as_ref().and_then(RunningCommand::due);
+        self.deadline.into_iter().chain(command).min()
+    }
+
+    /// Whether it is over. A command gets Ctrl-C from the terminal as well; what does not
+    /// end by it is told to.
+    ///
+    /// # Errors
+    /// The host refuses to tell.
+    pub(crate) fn is_over(&mut self, woken: &Woken) -> Result<bool, ToolError> {
+        if let Some(command) = &mut self.command {
+            command.hear(woken);
+            let status = command.status()?;
+            self.completion = status.map_or(self.completion, Completion::Command);
+            return Ok(status.is_some());
+        }
+        if woken.stop && self.deadline.is_some() {
+            self.completion = Completion::CutShort;
+        }
+        Ok(woken.stop || self.deadline.is_some_and(|at| at <= Instant::now()))
+    }
+
+    /// How the look has ended.
+    pub(crate) fn completion(&self) -> Completion {
+        self.completion
+    }
+}
+
+/// A command of the user's.
+#[derive(Debug)]
+pub(crate) struct RunningCommand {
+    child: Child,
+    /// What `waiter` waits for.
+    _pidfd: OwnedFd,
+    /// When it is told to end.
+    ends: Option<Instant>,
+}
+
+impl RunningCommand {
+    /// Starts `words`, if there are any; `waiter` wakes at its end by `number`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn start(
+        words: &[OsString],
+        waiter: &Waiter,
+        number: usize,
+    ) -> Result<Option<Self>, ToolError> {
+        let Some((program, arguments)) = words.split_first() else {
+            return Ok(None);
+        };
+        let started = Command::new(program).args(arguments).spawn();
+        let mut child = started.map_err(|error| {
+            let program = program.display();
+            ToolError::Input(format!("'{program}' cannot be started: {error}"))
+        })?;
+        let watched = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let added = watched.map_err(Into::into).and_then(|fd| {
+            waiter.add(&fd, number)?;
+            Ok(fd)
+        });
+        match added {
+            Ok(pidfd) => Ok(Some(Self {
+                child,
+                _pidfd: pidfd,
+                ends: None,
+            })),
+            Err(error) => {
+                // Nobody would wait for it.
+                let _ = child.kill().and_then(|()| child.wait());
+                Err(host("watching the command")(error))
+            }
+        }
+    }
+
+    /// Takes in what came: after Ctrl-C it is told to end in time.
+    pub(crate) fn hear(&mut self, woken: &Woken) {
+        let now = Instant::now();
+        if woken.stop {
+            self.ends.get_or_insert(now + PATIENCE);
+        }
+        if self.ends.is_some_and(|ends| ends <= now) {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            self.ends = Some(now + PATIENCE);
+        }
+    }
+
+    /// When [`RunningCommand::hear`] is to be called again, at the latest.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.ends
+    }
+
+    /// Its exit status once it has ended, as a shell has it.
+    ///
+    /// # Errors
+    /// The host refuses to tell.
+    pub(crate) fn status(&mut self) -> Result<Option<u8>, ToolError> {
+        let ended = self.child.try_wait();
+        let ended = ended.map_err(host("waiting for the command"))?;
+        Ok(ended.map(|status| {
+            let signal = status.signal().map(|signal| 128 + signal);
+            let code = status.code().or(signal).unwrap_or(1);
+            u8::try_from(code).unwrap_or(u8::MAX)
+        }))
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn wait(&mut self) {
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for RunningCommand {
+    /// A tool that failed leaves no command behind that it has started and nobody watches.
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn host(what: &str) -> impl FnOnce(std::io::Error) -> ToolError {
+    let what = what.to_owned();
+    move |error| ToolError::Host { what, error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    fn status_of(until: &Until, stop: bool) -> Completion {
+        let waiter = Waiter::new().unwrap();
+        let mut limit = Limit::begin(until, &waiter, 7).unwrap();
+        let mut woken = Woken {
+            stop,
+            ..Woken::default()
+        };
+        while !limit.is_over(&woken).unwrap() {
+            woken = waiter.wait(limit.due()).unwrap();
+        }
+        limit.completion()
+    }
+
+    #[test]
+    fn a_command_says_how_long_and_has_a_status() {
+        let command = |text| Until::CommandEnds(words(text));
+        assert_eq!(status_of(&command("true"), false), Completion::Command(0));
+        assert_eq!(status_of(&command("false"), false), Completion::Command(1));
+        // One that does not hear Ctrl-C is told to end after a second.
+        assert_eq!(
+            status_of(&command("sleep 60"), true),
+            Completion::Command(128 + 15)
+        );
+        let waiter = Waiter::new().unwrap();
+        let missing = Limit::begin(&command("/no/such/program"), &waiter, 7);
+        assert!(
+            missing
+                .unwrap_err()
+                .to_string()
+                .contains("'/no/such/program'")
+        );
+    }
+
+    #[test]
+    fn a_time_passes_or_is_cut_short() {
+        let short = Until::Passed(Duration::from_millis(5));
+        assert_eq!(status_of(&short, false), Completion::Complete);
+        let long = Until::Passed(Duration::from_secs(600));
+        assert_eq!(status_of(&long, true), Completion::CutShort);
+        assert_eq!(status_of(&Until::Stopped, true), Completion::Complete);
+    }
+}
