@@ -227,6 +227,8 @@ pub struct VcpuPmu {
     hosts: ContextGroup,
     /// It is on a core, and it or the core has host contexts.
     hosting: bool,
+    /// A tool keeps it out of its guest.
+    paused: bool,
     /// Slots of contexts that were unloaded while the vCPU was parked.
     orphans: Vec<(ContextId, Vec<SlotLease>)>,
 }
@@ -268,6 +270,7 @@ impl VcpuPmu {
             uncounted: Uncounted::default(),
             hosts: ContextGroup::default(),
             hosting: false,
+            paused: false,
             orphans: Vec::new(),
         }
     }

@@ -177,6 +177,8 @@ pub struct RunConfig {
     pub restore: Option<PathBuf>,
     /// How host tools are served; `None`: they are not.
     pub control: Option<ControlConfig>,
+    /// Tools let the guest begin.
+    pub paused: bool,
 }
 
 /// The guest's CPU vendor and PMU model, decided.

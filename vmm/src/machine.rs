@@ -11,7 +11,7 @@ mod state;
 mod sys;
 mod threads;
 
-pub use build::{LeaseLines, Machine, MachineError};
+pub use build::{LeaseLines, Machine, MachineError, Stopper};
 pub use event_loop::LoopError;
 pub use run::{RunEnd, RunError, run};
 pub use state::probe as probe_state_file;

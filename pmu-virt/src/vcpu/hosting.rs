@@ -175,10 +175,25 @@ impl VcpuPmu {
         }
     }
 
-    /// Whether a context of the vCPU keeps it off its core until PFM_RESTART.
+    /// Keeps the vCPU out of its guest until somebody lets it go on.
+    pub fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
+    /// Whether a tool has paused it.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Whether it may not enter its guest: a tool has paused it, or a context of its keeps
+    /// it off its core until PFM_RESTART.
     #[inline]
     #[must_use]
     pub fn is_blocked(&self) -> bool {
+        if self.paused {
+            return true;
+        }
         let mut hosts = self.hosts.iter();
         hosts.any(|hosted| hosted.context().is_blocked())
     }

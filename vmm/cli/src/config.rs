@@ -17,8 +17,10 @@ pub(crate) use file::{describe, position};
 pub use policy::PolicyTextError;
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 use pmu_virt::perfmon::MAX_CONTEXTS;
+use umpire_tools::stat::spec::EventList;
 use vmm::config::RunConfig;
 use vmm::cpuid::MAX_CPUS;
 
@@ -66,8 +68,29 @@ pub struct Settings {
     pub run: RunConfig,
     /// Whom it asks for physical counters.
     pub arbiter: ArbiterChoice,
+    /// What counts from the guest's first instruction on.
+    pub tools: StartTools,
     /// How it logs.
     pub log: LogOptions,
+}
+
+/// Tools that `umpire run` starts itself, before the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StartTools {
+    /// What is counted; an empty list: the usual events.
+    pub stat: Option<Vec<EventList>>,
+    /// Where samples of the cycles go.
+    pub record: Option<PathBuf>,
+    /// The guest waits for somebody else as well.
+    pub paused: bool,
+}
+
+impl StartTools {
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        usize::from(self.stat.is_some()) + usize::from(self.record.is_some())
+    }
 }
 
 /// Merges flags with the file they name and checks the result. A flag wins over

@@ -28,8 +28,8 @@ pub use perfmon::{PartFlag, PerfmonFlags};
 pub use profile::{ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
 pub use run::RunFlags;
 pub use tools::{
-    BudgetFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags, UntilFlags,
-    WhoFlags,
+    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags,
+    UntilFlags, WhoFlags,
 };
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
@@ -60,6 +60,12 @@ pub enum Command {
     Record(Box<RecordFlags>),
     /// Show running VMs: vCPUs, cores, contexts, and who holds which counter
     Ls(LsFlags),
+    /// Keep the vCPUs of a running VM out of their guest until umpire resume
+    Pause(LifecycleFlags),
+    /// Let the vCPUs of a VM go on that was paused, or was started with --paused
+    Resume(LifecycleFlags),
+    /// End a running VM, as SIGTERM does
+    Stop(LifecycleFlags),
     /// Show who has reserved which counter of a running VM; revoke, bar, change the rules
     Pcr(PcrFlags),
     /// Show or set how many physical counters the guests of a running VM may use

@@ -15,6 +15,7 @@ pub mod demo;
 pub mod doctor;
 pub mod events;
 pub mod exit;
+mod first_tools;
 pub mod flags;
 pub mod host;
 pub mod lease;

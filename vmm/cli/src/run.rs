@@ -12,6 +12,7 @@ use vmm::vcpu::{PmuLog, VcpuEnd};
 
 use crate::config::{self, Settings};
 use crate::exit::{ExitStatus, UserError, complain};
+use crate::first_tools::FirstTools;
 use crate::flags::RunFlags;
 use crate::lease;
 use crate::logging;
@@ -25,6 +26,7 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
     let Settings {
         run: mut config,
         arbiter,
+        tools,
         log,
     } = config::load(flags)?;
     logging::start(&log)?;
@@ -42,7 +44,9 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
     let _own_arbiter = followed.transpose()?.flatten();
     let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
     let audit = machine.audit();
+    let tools = FirstTools::start(&tools, &config, &mut machine)?;
     let end = machine::run(machine, &config);
+    tools.finish()?;
     let (summary, written) = audit.finish();
     if summary.decisions() > 0 {
         let _ = write!(stderr(), "umpire: {summary}");

@@ -10,6 +10,7 @@ use umpire_tools::budget::{BudgetChange, BudgetOptions};
 use umpire_tools::command::Until;
 use umpire_tools::duration::Span;
 use umpire_tools::find::VmChoice;
+use umpire_tools::lifecycle::{self, Starter};
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
 use umpire_tools::profile::{
@@ -25,8 +26,8 @@ use vmm::config::BudgetChoice;
 use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
-    BudgetFlags, LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags, ReportFlags,
-    ScriptFlags, StatFlags, UntilFlags, WhoFlags,
+    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags,
+    ReportFlags, ScriptFlags, StatFlags, UntilFlags, WhoFlags,
 };
 
 /// `umpire stat`.
@@ -49,6 +50,7 @@ pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
         turn: Duration::from_millis(flags.turn),
         scale: flags.scale.into(),
         until: until(&flags.until)?,
+        starter: starter(flags.resume),
     };
     Ok(status(umpire_tools::stat::run(
         &options,
@@ -74,8 +76,27 @@ pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
         output: flags.output.clone(),
         buffer: flags.buffer << 10,
         until: until(&flags.until)?,
+        starter: starter(flags.resume),
     };
     Ok(status(umpire_tools::record::run(&options)?))
+}
+
+/// `umpire pause` and `umpire resume`.
+///
+/// # Errors
+/// There is no VM, or it refuses.
+pub fn pause(flags: &LifecycleFlags, paused: bool) -> Result<ExitStatus, UserError> {
+    lifecycle::pause(&flags.into(), paused, &mut io::stderr())?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire stop`.
+///
+/// # Errors
+/// There is no VM, or it does not end.
+pub fn stop(flags: &LifecycleFlags) -> Result<ExitStatus, UserError> {
+    lifecycle::stop(&flags.into(), &mut io::stderr())?;
+    Ok(ExitStatus::SUCCESS)
 }
 
 /// `umpire ls`.
@@ -216,6 +237,14 @@ fn selection(flags: &WhoFlags) -> Selection {
         cores: flags.core.clone(),
         all_cores: flags.all_cores,
         preemptible: flags.preemptible,
+    }
+}
+
+fn starter(resume: bool) -> Starter {
+    if resume {
+        Starter::of(1)
+    } else {
+        Starter::default()
     }
 }
 

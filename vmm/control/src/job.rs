@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use arbiter::{Cookie, CounterSet, PerKind};
 use perfmon_abi::wire::budget::{BudgetChange, BudgetInfo};
 use perfmon_abi::wire::info::{ReservedInfo, VcpuState};
+use perfmon_abi::wire::pause::PauseInfo;
 use perfmon_abi::wire::pcr::{PcrAct, PcrInfo};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{
@@ -91,6 +92,8 @@ pub(crate) enum Administration {
     Pcr(PcrAct),
     /// About the budget: a change of it, or nothing but the answer.
     Budget(Option<BudgetChange>),
+    /// Whether it stands from now on, or nothing but the answer.
+    Pause(Option<bool>),
     /// The VM's lease on the host's counters holds so many now; who has reserved more is
     /// told so many milliseconds before. No tool asks for this.
     Lease(PerKind, u32),
@@ -103,7 +106,7 @@ impl Administration {
     pub(crate) fn only_looks(&self) -> bool {
         matches!(
             self,
-            Self::Pcr(PcrAct::Show) | Self::Budget(None) | Self::Figures
+            Self::Pcr(PcrAct::Show) | Self::Budget(None) | Self::Pause(None) | Self::Figures
         )
     }
 }
@@ -114,6 +117,7 @@ impl Administration {
 pub(crate) enum Administered {
     Pcr(Box<PcrInfo>),
     Budget(Box<BudgetInfo>),
+    Pause(PauseInfo),
     Lease,
     Figures(VcpuFigures),
 }
@@ -356,17 +360,17 @@ impl ContextView {
 }
 
 impl VcpuView {
-    /// vCPU number `vcpu`. If no context blocks it, it is in state `otherwise`.
+    /// vCPU number `vcpu`. If nothing blocks it, it is in state `otherwise`.
     #[must_use]
     pub fn of(vcpu: usize, pmu: Option<&VcpuPmu>, otherwise: VcpuState) -> Self {
-        let blocked = pmu.is_some_and(VcpuPmu::is_blocked);
+        let state = match pmu {
+            Some(pmu) if pmu.is_paused() => VcpuState::Paused,
+            Some(pmu) if pmu.is_blocked() => VcpuState::Blocked,
+            _ => otherwise,
+        };
         Self {
             vcpu,
-            state: if blocked {
-                VcpuState::Blocked
-            } else {
-                otherwise
-            },
+            state,
             halted: None,
             contexts: pmu.map_or_else(Vec::new, |pmu| {
                 pmu.host_contexts().map(ContextView::of).collect()

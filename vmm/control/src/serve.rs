@@ -1,6 +1,7 @@
 //! What a thread that runs vCPUs does with a job.
 
 use perfmon_abi::wire::info::VcpuState;
+use perfmon_abi::wire::pause::PauseInfo;
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{AttachedContext, ContextId, NotLoaded, Quantities};
 use pmu_virt::{CorePmu, VcpuPmu};
@@ -34,6 +35,13 @@ pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu, values: &dyn 
                         }
                         Administration::Budget(change) => {
                             budget::administer(number, pmu, core, change).map(Administered::Budget)
+                        }
+                        Administration::Pause(change) => {
+                            pmu.pause(change.unwrap_or(pmu.is_paused()));
+                            Ok(Administered::Pause(PauseInfo {
+                                vcpu: u32::try_from(number).unwrap_or(u32::MAX),
+                                paused: pmu.is_paused(),
+                            }))
                         }
                         Administration::Lease(most, grace_ms) => {
                             let grace_ms = grace_ms.min(LONGEST_GRACE_MS);

@@ -204,6 +204,12 @@ impl KvmVcpu {
         set.map_err(|error| self.error("KVM_SET_SIGNAL_MASK", error))
     }
 
+    /// Tells a guest that reads KVM's clock that it was stopped, so that its watchdogs do
+    /// not take the time for a lockup. Others do not hear of it.
+    pub fn note_stopped(&self) {
+        let _ = self.fd.kvmclock_ctrl();
+    }
+
     /// Reads one MSR of the vCPU as the guest would; `None` if KVM refuses.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! From a configuration to a machine that is ready to run.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -149,9 +149,23 @@ pub struct Machine {
     /// Serves host tools.
     pub(super) server: Option<Server>,
     pub(super) core_jobs: Vec<JobQueue>,
+    /// Ends the run, as SIGTERM does.
+    pub(super) stop: Option<EventFd>,
     lease_lines: Option<LeaseLines>,
     // The line stays connected for as long as its event lives.
     _com1_irq: EventFd,
+}
+
+/// Ends a run.
+#[derive(Debug)]
+pub struct Stopper(EventFd);
+
+impl Stopper {
+    /// Asks the machine to stop; one that has ended is no error.
+    pub fn stop(&self) {
+        // An event whose counter is full is readable all the same.
+        let _ = self.0.write(1);
+    }
 }
 
 impl Machine {
@@ -330,6 +344,7 @@ impl Machine {
                 if let Some(reservations) = reserved.next() {
                     pmu = pmu.with_reservations(reservations);
                 }
+                pmu.pause(config.paused);
                 pmu
             });
             let mut core = own.next().map(Box::new);
@@ -384,6 +399,7 @@ impl Machine {
         Ok(Self {
             server,
             core_jobs,
+            stop: None,
             lease_lines,
             vcpus,
             cores,
@@ -393,6 +409,18 @@ impl Machine {
             audit,
             _com1_irq: com1_irq,
         })
+    }
+
+    /// What can end the run from any thread, as SIGTERM does.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn stopper(&mut self) -> io::Result<Stopper> {
+        let stop = match self.stop.take() {
+            Some(stop) => stop,
+            None => EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+        };
+        Ok(Stopper(self.stop.insert(stop).try_clone()?))
     }
 
     /// What looks after the VM's leases, once, if [`RunConfig::lease`] says that there is one.

@@ -41,6 +41,8 @@ pub(super) enum Wake {
 pub(super) struct Sources {
     pub(super) ended: EventFd,
     pub(super) signals: EventFd,
+    /// Somebody else in this process wants the run to end.
+    pub(super) asked: Option<EventFd>,
     pub(super) timeout: Option<Duration>,
     pub(super) console: ConsoleInput,
 }
@@ -113,7 +115,8 @@ impl MutEventSubscriber for Subscriber {
         let is = |fd: &dyn AsRawFd| -> bool { events.fd() == fd.as_raw_fd() };
         if is(&self.sources.ended) {
             self.woken.set(Some(Wake::VcpuEnded));
-        } else if is(&self.sources.signals) {
+        } else if is(&self.sources.signals) || self.sources.asked.as_ref().is_some_and(|it| is(it))
+        {
             self.woken.set(Some(Wake::Signal));
         } else if is(&self.timeout) {
             self.woken.set(Some(Wake::Timeout));
@@ -130,12 +133,15 @@ impl MutEventSubscriber for Subscriber {
     }
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        for source in [
+        let asked = self.sources.asked.as_ref();
+        let always = [
             Events::new(&self.sources.ended, EventSet::IN),
             Events::new(&self.sources.signals, EventSet::IN),
             Events::new(&self.timeout, EventSet::IN),
             Events::new(&self.retry, EventSet::IN),
-        ] {
+        ];
+        let asked = asked.map(|asked| Events::new(asked, EventSet::IN));
+        for source in always.into_iter().chain(asked) {
             if let Err(error) = ops.add(source) {
                 log::error!("an event source cannot be served: {error}");
             }

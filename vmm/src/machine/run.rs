@@ -90,6 +90,7 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
     let sources = Sources {
         ended: ended.try_clone().map_err(StartError::Event)?,
         signals,
+        asked: machine.stop.take(),
         timeout: config.timeout,
         console: ConsoleInput::new(machine.platform.clone()),
     };

@@ -79,6 +79,7 @@ impl RunState {
         let (Some(host), (Some(pmu), Some(core))) = (&mut self.host, pmu) else {
             return Ok(());
         };
+        let stood = pmu.is_paused();
         while let Some(job) = host.take() {
             if job.is_inspection() {
                 // The vCPU's thread is its core.
@@ -99,6 +100,9 @@ impl RunState {
                 continue;
             }
             serve_vcpu(job, pmu, core, &self.reports.tally);
+        }
+        if stood && !pmu.is_paused() {
+            kvm.note_stopped();
         }
         if pmu.has_host_overflow(core) {
             self.sample_pending(kvm, thread)

@@ -11,6 +11,7 @@ use std::time::Duration;
 use umpire_tools::command::Until;
 
 use umpire_tools::find::VmChoice;
+use umpire_tools::lifecycle::Starter;
 use umpire_tools::stat::print::Form;
 use umpire_tools::stat::tally::Scale;
 use umpire_tools::stat::{self, StatOptions};
@@ -34,6 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         apart: true,
         turn: Duration::from_millis(10),
         scale: Scale::Phases,
+        starter: Starter::default(),
         until: Until::Passed(Duration::from_secs(1)),
     };
     stat::run(&options, &mut io::stdout().lock(), &mut io::stderr())?;

@@ -15,6 +15,7 @@ pub mod duration;
 mod error;
 pub mod find;
 pub mod host;
+pub mod lifecycle;
 pub mod ls;
 pub mod numbers;
 pub mod pcr;

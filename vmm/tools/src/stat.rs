@@ -35,6 +35,7 @@ use self::print::Form;
 use self::spec::EventList;
 use self::tally::Scale;
 use crate::command::Until;
+use crate::lifecycle::Starter;
 use crate::targets::{Selection, Target};
 
 /// What is counted, and how it is shown.
@@ -58,6 +59,8 @@ pub struct StatOptions {
     pub scale: Scale,
     /// How long to count.
     pub until: Until,
+    /// Who lets a paused VM go on.
+    pub starter: Starter,
 }
 
 /// A count, or why there is none.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use perfmon_abi::CtxArg;
 use perfmon_abi::wire::budget::{BUDGET, BudgetInfo, BudgetRequest};
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
+use perfmon_abi::wire::pause::{PAUSE, PauseInfo, PauseRequest};
 use perfmon_abi::wire::pcr::{PCR, PcrInfo, PcrRequest};
 use perfmon_abi::wire::{Bound, Call, Errno, Extension, Hello, MAX_PACKET, NO_CONTEXT, Refusal};
 use rustix::net::SocketAddrUnix;
@@ -113,6 +114,16 @@ impl Client {
         let answer = self.exchange(&mut state, question, &[])?;
         answer.reply.result()?;
         Hello::from_bytes(answer.reply.payload).map_err(malformed)
+    }
+
+    /// The process that serves the socket, as this process's own namespace numbers it.
+    ///
+    /// # Errors
+    /// Nobody is connected, or the kernel refuses.
+    pub fn server_pid(&self) -> std::io::Result<rustix::process::Pid> {
+        let state = self.state();
+        let link = state.link.as_ref();
+        link.ok_or(std::io::ErrorKind::NotConnected)?.server_pid()
     }
 
     /// Creates a context. `format` is the UUID of a sampling format, `argument`
@@ -263,6 +274,15 @@ impl Client {
     /// ESRCH: there is no such vCPU, or it has ended. And those of the connection.
     pub fn budget(&self, request: &BudgetRequest) -> Result<BudgetInfo, Refusal> {
         self.administer(BUDGET, request)
+    }
+
+    /// Keeps a vCPU out of its guest, lets it go on, or asks which of both it is.
+    ///
+    /// # Errors
+    /// EPERM: this user may not. ESRCH: there is no such vCPU, or it has ended. And those
+    /// of the connection.
+    pub fn pause(&self, request: &PauseRequest) -> Result<PauseInfo, Refusal> {
+        self.administer(PAUSE, request)
     }
 
     fn administer<Q, A>(&self, command: u16, request: &Q) -> Result<A, Refusal>

@@ -18,6 +18,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
     sendmsg, socket_with,
 };
+use rustix::process::Pid;
 
 /// Room for a packet. A request's argument lies behind its header, at
 /// [`ARGUMENT`]; the reply takes the request's place.
@@ -149,6 +150,15 @@ impl Link {
             last: 0,
             broken: false,
         })
+    }
+
+    /// The process that serves it, as this process's own namespace numbers it.
+    ///
+    /// # Errors
+    /// Nobody is connected, or the kernel refuses.
+    pub fn server_pid(&self) -> std::io::Result<Pid> {
+        let socket = self.socket().ok_or(OsErrno::NOTCONN)?;
+        Ok(rustix::net::sockopt::socket_peercred(socket)?.pid)
     }
 
     /// The socket, unless somebody closed it; the number may be another file's

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use pmu_virt::{BackendError, FilterError, ModelError};
 use thiserror::Error;
+use umpire_tools::stat::spec::EventListError;
 use vmm::cpuid::UnknownFeature;
 use vmm::firmware::SpecError;
 use vmm::sched::CpuListError;
@@ -171,6 +172,9 @@ pub enum SettingError {
     /// Something about host tools that nobody serves.
     #[error("no host tools are served; give --control SOCKET, and a --pmu")]
     NoControl,
+    /// Events that cannot be parsed.
+    #[error("{0}")]
+    Events(EventListError),
     /// A name that a VM cannot have.
     #[error(
         "'{value}' is no name for a VM: up to 64 letters, digits, '.', '_' and '-', a letter or \

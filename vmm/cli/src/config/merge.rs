@@ -6,6 +6,7 @@ use std::time::Duration;
 use arbiter::Scheme;
 use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{EventFilters, EventProfile, Source, Sources};
+use umpire_tools::stat::spec::EventList;
 use vmm::config::{
     self, BootModule, BudgetChoice, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants,
     HypervisorCounters, OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, UnpackChoice,
@@ -25,7 +26,7 @@ use super::values::{
 use super::{
     BUFFERS_KIB, CONNECTIONS, CONTEXTS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS,
     FIRMWARE_DELAY_MS, GRACE_MS, GROUPS, MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, Settings,
-    VERBOSITY,
+    StartTools, VERBOSITY,
 };
 use crate::flags::RunFlags;
 use crate::host::terms_of;
@@ -94,8 +95,11 @@ impl Merge<'_> {
     /// Options that others depend on come first, then all others in the order of
     /// the help.
     pub(super) fn into_settings(self) -> Result<Settings, ConfigError> {
-        let run = self.run_config()?;
+        let mut run = self.run_config()?;
+        let tools = self.start_tools(run.control.is_some())?;
+        run.paused = tools.paused || tools.count() > 0;
         Ok(Settings {
+            tools,
             arbiter: self.arbiter(&run.pmu)?,
             run,
             log: self.log_options()?,
@@ -167,7 +171,32 @@ impl Merge<'_> {
             save_on_exit: self.file_option(given!(self, save_on_exit), writable)?,
             restore: self.file_option(given!(self, restore), readable)?,
             control,
+            paused: false,
         })
+    }
+
+    /// What counts from the guest's first instruction on. All of it needs the control
+    /// socket.
+    fn start_tools(&self, served: bool) -> Result<StartTools, ConfigError> {
+        let events = |words: String| -> Result<Vec<EventList>, SettingError> {
+            let list = Some(words).filter(|words| !words.is_empty());
+            let list = list.map(|words| words.parse().map_err(SettingError::Events));
+            Ok(list.transpose()?.into_iter().collect())
+        };
+        let tools = StartTools {
+            stat: checked!(self, stat, events)?,
+            record: given!(self, record).map(|given| self.anchored(given).value),
+            paused: checked!(self, paused, on_or_off)?.unwrap_or_default(),
+        };
+        let places = [
+            place!(self, stat),
+            place!(self, record),
+            place!(self, paused).filter(|_| tools.paused),
+        ];
+        match places.into_iter().flatten().next() {
+            Some(place) if !served => Err(ConfigError::setting(place, SettingError::NoControl)),
+            _ => Ok(tools),
+        }
     }
 
     /// A file, or the word for the host's audit.

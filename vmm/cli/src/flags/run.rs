@@ -152,6 +152,17 @@ pub struct RunFlags {
     /// [default: the process id]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// Let the guest begin only when umpire resume says so
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    pub paused: Option<String>,
+    /// Count events of all vCPUs from the guest's first instruction on, and print the counts
+    /// on standard error at its end [default events: those of umpire stat]
+    #[arg(long, value_name = "EVENTS", num_args = 0..=1, default_missing_value = "")]
+    pub stat: Option<String>,
+    /// Sample the cycles of all vCPUs from the guest's first instruction on, 1000 times a
+    /// second, for umpire report
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
     /// Serve host tools (umpire stat, record, ls) on this socket, or not at all; see below
     /// [default: NAME.sock in XDG_RUNTIME_DIR/umpire, of root in /run/umpire]
     #[arg(long, value_name = "SOCKET|none")]

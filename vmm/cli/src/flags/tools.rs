@@ -31,6 +31,27 @@ impl From<&VmFlags> for VmChoice {
     }
 }
 
+/// The flags of `umpire pause`, `resume` and `stop`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LifecycleFlags {
+    /// The VM, by the name of its umpire run --name or by its process id [default: the one
+    /// that UMPIRE_PERFMON names, or the only one that runs]
+    #[arg(value_name = "NAME|PID", conflicts_with_all = ["vm", "control"])]
+    pub name: Option<String>,
+    /// The VM, as the other tools take it.
+    #[command(flatten)]
+    pub vm: VmFlags,
+}
+
+impl From<&LifecycleFlags> for VmChoice {
+    fn from(flags: &LifecycleFlags) -> Self {
+        Self {
+            control: flags.vm.control.clone(),
+            vm: flags.name.clone().or_else(|| flags.vm.vm.clone()),
+        }
+    }
+}
+
 /// The VM and the part of it that a tool looks at.
 #[derive(Clone, Debug, Default, Args)]
 pub struct WhoFlags {
@@ -122,6 +143,9 @@ pub struct StatFlags {
     /// How counts of a part of the time become counts of the whole
     #[arg(long, value_enum, default_value_t)]
     pub scale: ScaleFlag,
+    /// Let a paused VM go on as soon as everything counts
+    #[arg(long)]
+    pub resume: bool,
     /// How long.
     #[command(flatten)]
     pub until: UntilFlags,
@@ -157,6 +181,9 @@ pub struct RecordFlags {
     #[arg(long, value_name = "KIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(64..=65_536))]
     pub buffer: u64,
+    /// Let a paused VM go on as soon as everything counts
+    #[arg(long)]
+    pub resume: bool,
     /// How long.
     #[command(flatten)]
     pub until: UntilFlags,

@@ -1,9 +1,10 @@
-//! Requests for PCR and BUDGET: each goes to the thread of its vCPU as a job, and its
+//! Requests for PCR, BUDGET and PAUSE: each goes to the thread of its vCPU as a job, and its
 //! answer comes back from there.
 
 use std::collections::BTreeMap;
 
 use perfmon_abi::wire::budget::{BUDGET, BudgetRequest};
+use perfmon_abi::wire::pause::{PAUSE, PauseRequest};
 use perfmon_abi::wire::pcr::PcrRequest;
 use perfmon_abi::wire::{Errno, Refusal, Request};
 use serde::de::DeserializeOwned;
@@ -28,12 +29,19 @@ impl AdminRequests {
         may: Result<(), Refusal>,
         dispatcher: &JobDispatcher,
     ) -> Result<(), Refusal> {
-        let (vcpu, what) = if request.command == BUDGET {
-            let BudgetRequest { vcpu, change } = decode(request)?;
-            (vcpu, Administration::Budget(change))
-        } else {
-            let PcrRequest { vcpu, act } = decode(request)?;
-            (vcpu, Administration::Pcr(act))
+        let (vcpu, what) = match request.command {
+            BUDGET => {
+                let BudgetRequest { vcpu, change } = decode(request)?;
+                (vcpu, Administration::Budget(change))
+            }
+            PAUSE => {
+                let PauseRequest { vcpu, paused } = decode(request)?;
+                (vcpu, Administration::Pause(paused))
+            }
+            _ => {
+                let PcrRequest { vcpu, act } = decode(request)?;
+                (vcpu, Administration::Pcr(act))
+            }
         };
         if !what.only_looks() {
             may?;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use perfmon_abi::CtxArg;
 use perfmon_abi::consts::{PFM_TRY_LOAD, PFM_VERSION};
 use perfmon_abi::wire::budget::BUDGET;
+use perfmon_abi::wire::pause::PAUSE;
 use perfmon_abi::wire::pcr::PCR;
 use perfmon_abi::wire::{Call, Errno, Extension, FrameError, Hello, MAX_PACKET, Refusal, Request};
 use pmu_virt::perfmon::ContextId;
@@ -260,7 +261,7 @@ impl EventLoop {
         }
         if request.command < EXTENSIONS || request.command == PFM_TRY_LOAD {
             self.specified(id, request)
-        } else if matches!(request.command, PCR | BUDGET) {
+        } else if matches!(request.command, PCR | BUDGET | PAUSE) {
             let connection = self.connections.get(id.connection);
             let peer = &connection.ok_or(Errno::ECONNRESET)?.peer;
             let dispatcher = &self.contexts.vm().dispatcher;

@@ -66,6 +66,7 @@ fn vcpu(vcpu: &VcpuInfo) -> Vec<String> {
         VcpuState::Running => "running",
         VcpuState::Waiting => "waiting",
         VcpuState::Blocked => "blocked",
+        VcpuState::Paused => "paused",
         VcpuState::Offline => "offline",
         VcpuState::Ended => "ended",
     };

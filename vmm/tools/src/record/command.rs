@@ -12,6 +12,7 @@ use super::plan::SamplingPlan;
 use super::samples::Clock;
 use super::session::{SamplingSession, Scene};
 use crate::command::{Limit, Until};
+use crate::lifecycle::Starter;
 use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
 use crate::stat::spec::EventList;
 use crate::targets::{Selection, Target};
@@ -46,6 +47,8 @@ pub struct RecordOptions {
     pub buffer: u64,
     /// How long to sample.
     pub until: Until,
+    /// Who lets a paused VM go on.
+    pub starter: Starter,
 }
 
 impl RecordOptions {
@@ -85,7 +88,7 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         shown: None,
         unreported: false,
     };
-    let completion = recording.go(&options.until)?;
+    let completion = recording.go(options)?;
     recording.finish(&options.output.display().to_string())?;
     Ok(completion)
 }
@@ -183,12 +186,13 @@ struct Recording<'a> {
 
 impl Recording<'_> {
     /// Samples until the time or the command is over, it is stopped, or nobody is left.
-    fn go(&mut self, until: &Until) -> Result<Completion, ToolError> {
+    fn go(&mut self, options: &RecordOptions) -> Result<Completion, ToolError> {
         for session in &self.sessions {
             session.start(self.scene.vm)?;
         }
+        options.starter.ready(self.scene.vm)?;
         let began = Instant::now();
-        let mut limit = Limit::begin(until, self.waiter, COMMAND)?;
+        let mut limit = Limit::begin(&options.until, self.waiter, COMMAND)?;
         let (mut next_drain, mut next_look) = (began + DRAIN, began + FIRST_LOOK);
         loop {
             let moments = [Some(next_drain), Some(next_look), limit.due()];

@@ -124,6 +124,7 @@ impl<'a> Run<'a> {
         for (watched, _) in &watched {
             watched.session.start(vm)?;
         }
+        measure.options.starter.ready(vm)?;
         Ok(Self {
             measure,
             watched,

@@ -91,6 +91,8 @@ pub enum VcpuState {
     Waiting,
     /// Off its core: a notification that blocks is outstanding.
     Blocked,
+    /// Off its core: a tool has paused it.
+    Paused,
     /// Has not been started, or waits for it again after an INIT.
     Offline,
     /// Has ended.

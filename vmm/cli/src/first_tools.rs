@@ -1,0 +1,128 @@
+//! `umpire run --stat` and `--record`: tools of the same process, which look at the guest from
+//! its first instruction on.
+
+use std::io::{Write, stderr};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use umpire_tools::command::Until;
+use umpire_tools::find::VmChoice;
+use umpire_tools::lifecycle::Starter;
+use umpire_tools::profile::Sampling;
+use umpire_tools::record::{self, RecordOptions};
+use umpire_tools::stat::print::Form;
+use umpire_tools::stat::tally::Scale;
+use umpire_tools::stat::{self, StatOptions};
+use umpire_tools::targets::Selection;
+use umpire_tools::{Completion, ToolError};
+use vmm::config::RunConfig;
+use vmm::machine::{Machine, Stopper};
+
+use crate::config::StartTools;
+use crate::exit::{ExitStatus, UserError};
+
+/// Kibibytes for samples, as `umpire record` has them.
+const BUFFER_KIB: u64 = 1024;
+
+/// The tools, a thread each.
+pub(crate) struct FirstTools(Vec<JoinHandle<Result<Completion, ToolError>>>);
+
+impl FirstTools {
+    /// Starts them. The last one that is ready lets the guest begin; one that fails ends
+    /// the run.
+    ///
+    /// # Errors
+    /// The host has no descriptor or thread left.
+    pub(crate) fn start(
+        tools: &StartTools,
+        config: &RunConfig,
+        machine: &mut Machine,
+    ) -> Result<Self, UserError> {
+        let Some(control) = config.control.as_ref().filter(|_| config.paused) else {
+            return Ok(Self(Vec::new()));
+        };
+        let starter = if tools.paused {
+            let _ = writeln!(
+                stderr(),
+                "umpire: paused; umpire resume lets the guest begin"
+            );
+            Starter::default()
+        } else {
+            Starter::of(tools.count())
+        };
+        let selection = Selection {
+            vm: VmChoice {
+                control: Some(control.socket.clone()),
+                vm: None,
+            },
+            ..Selection::default()
+        };
+        let stat = tools.stat.clone().map(|events| StatOptions {
+            selection: selection.clone(),
+            events,
+            interval: None,
+            repeat: 1,
+            form: Form::Table,
+            apart: false,
+            turn: Duration::from_millis(10),
+            scale: Scale::Phases,
+            until: Until::Stopped,
+            starter: starter.clone(),
+        });
+        let record = tools.record.clone().map(|output| RecordOptions {
+            selection,
+            events: Vec::new(),
+            sampling: Sampling::Frequency(RecordOptions::DEFAULT_HZ),
+            random: 0,
+            output,
+            buffer: BUFFER_KIB << 10,
+            until: Until::Stopped,
+            starter,
+        });
+        let mut threads = Self(Vec::new());
+        if let Some(options) = stat {
+            let counts = move || stat::run(&options, &mut stderr(), &mut stderr());
+            threads.spawn("stat", machine, counts)?;
+        }
+        if let Some(options) = record {
+            threads.spawn("record", machine, move || record::run(&options))?;
+        }
+        Ok(threads)
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        machine: &mut Machine,
+        tool: impl FnOnce() -> Result<Completion, ToolError> + Send + 'static,
+    ) -> Result<(), UserError> {
+        let stopper: Stopper = machine.stopper().map_err(failed)?;
+        let tool = move || {
+            let result = tool();
+            if result.is_err() {
+                stopper.stop();
+            }
+            result
+        };
+        let thread = Builder::new().name(name.to_owned()).spawn(tool);
+        self.0.push(thread.map_err(failed)?);
+        Ok(())
+    }
+
+    /// Waits for their results, after the guest's end.
+    ///
+    /// # Errors
+    /// One of them has failed.
+    pub(crate) fn finish(self) -> Result<(), UserError> {
+        for thread in self.0 {
+            let result = thread.join();
+            let panicked = |_| failed("a tool panicked; this is a bug in Umpire");
+            result.map_err(panicked)??;
+        }
+        Ok(())
+    }
+}
+
+fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> UserError {
+    UserError::with_status(error, ExitStatus::HOST_FAILURE)
+}

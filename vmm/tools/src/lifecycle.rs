@@ -1,0 +1,120 @@
+//! `umpire pause`, `resume` and `stop`, and tools that let a VM go on when everything counts.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use perfmon_abi::wire::pause::PauseRequest;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use umpire_perfmon::Client;
+
+use crate::find::{VmChoice, name_of};
+use crate::pcr::{each, refused_on};
+use crate::{ToolError, Vm, Waiter, note, vm};
+
+/// How long a VM may take to end.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Keeps the vCPUs of a VM out of their guest, or lets them go on. All of them have left it
+/// when this returns.
+///
+/// # Errors
+/// There is no VM, or it refuses.
+pub fn pause(choice: &VmChoice, paused: bool, notes: &mut dyn Write) -> Result<(), ToolError> {
+    let (socket, client, hello) = vm::meet(choice)?;
+    set_paused(&client, hello.vcpus, paused)?;
+    let what = match paused {
+        true => "is paused",
+        false => "runs",
+    };
+    note(
+        notes,
+        &format!("VM {} ({}) {what}", name_of(&socket), hello.pid),
+    );
+    Ok(())
+}
+
+fn set_paused(client: &Client, vcpus: u32, paused: bool) -> Result<(), ToolError> {
+    let numbers: Vec<u32> = (0..vcpus).collect();
+    let request = |vcpu| PauseRequest {
+        vcpu,
+        paused: Some(paused),
+    };
+    let what = match paused {
+        true => "pausing it",
+        false => "letting it go on",
+    };
+    each(
+        &numbers,
+        |vcpu| client.pause(&request(vcpu)),
+        |vcpu, refusal| refused_on(vcpu, what, refusal),
+    )?;
+    Ok(())
+}
+
+/// Ends a VM as SIGTERM does, and waits until it has ended.
+///
+/// # Errors
+/// There is no VM, this user may not, or it has not ended in time.
+pub fn stop(choice: &VmChoice, notes: &mut dyn Write) -> Result<(), ToolError> {
+    let (socket, client, _) = vm::meet(choice)?;
+    let host = |what: &str| {
+        let what = what.to_owned();
+        move |error: std::io::Error| ToolError::Host { what, error }
+    };
+    let pid = client
+        .server_pid()
+        .map_err(host("asking who serves the socket"))?;
+    let process = pidfd_open(pid, PidfdFlags::empty());
+    let process = process.map_err(|error| host("watching the VM")(error.into()))?;
+    // It still serves, so what was opened is the VM, and not a later process of its number.
+    let hello = client.hello();
+    hello.map_err(|refusal| ToolError::refused("asking for the VM", refusal))?;
+    let title = format!("VM {} ({})", name_of(&socket), Pid::as_raw(Some(pid)));
+    pidfd_send_signal(&process, Signal::TERM).map_err(|error| {
+        let error = std::io::Error::from(error);
+        ToolError::Input(format!("{title} cannot be stopped: {error}"))
+    })?;
+    let waiter = Waiter::new().map_err(host("waiting for the VM"))?;
+    waiter
+        .add(&process, 0)
+        .map_err(host("waiting for the VM"))?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let woken = waiter
+            .wait(Some(until))
+            .map_err(host("waiting for the VM"))?;
+        if woken.ready.contains(&0) {
+            note(notes, &format!("{title} has ended"));
+            return Ok(());
+        }
+        if woken.stop || until <= Instant::now() {
+            return Err(ToolError::Input(format!(
+                "{title} was told to end, and has not yet: is anybody reading its console?"
+            )));
+        }
+    }
+}
+
+/// What a tool does when everything that it was asked for counts.
+#[derive(Clone, Debug, Default)]
+pub struct Starter(Option<Arc<AtomicUsize>>);
+
+impl Starter {
+    /// The last of so many tools lets the VM go on.
+    #[must_use]
+    pub fn of(tools: usize) -> Self {
+        Self(Some(Arc::new(AtomicUsize::new(tools))))
+    }
+
+    /// Everything counts.
+    pub(crate) fn ready(&self, vm: &Vm) -> Result<(), ToolError> {
+        match &self.0 {
+            Some(left) if left.fetch_sub(1, Ordering::AcqRel) == 1 => {
+                set_paused(&vm.client, vm.model.vcpus, false)
+            }
+            _ => Ok(()),
+        }
+    }
+}
