@@ -4,7 +4,7 @@
 mod bad_input;
 mod budget;
 mod counts;
-mod find;
+mod lifecycle;
 mod observers;
 mod owners;
 mod reservations;

@@ -29,6 +29,10 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
         tools,
         log,
     } = config::load(flags)?;
+    if tools.count() > 0 {
+        // libpfm4 is to be asked before there are threads.
+        let _ = umpire_events::names();
+    }
     logging::start(&log)?;
     prepare_socket(&mut config);
     let host = doctor::open().map_err(UserError::bad_input)?;

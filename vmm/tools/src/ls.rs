@@ -83,8 +83,8 @@ pub fn run(
     if shown == 0 {
         note(
             notes,
-            "no VM with a control socket found; name sockets of umpire run --control, or put them \
-             into $XDG_RUNTIME_DIR/umpire as NAME.sock",
+            "no VM is running here; umpire run --name gives a VM its name, and arguments of \
+             umpire ls are sockets of --control",
         );
     }
     Ok(())

@@ -16,6 +16,9 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("arbitrate", |arbitrate| arbitrate.after_help(ARBITRATE))
         .mut_subcommand("stat", |stat| stat.after_help(STAT))
         .mut_subcommand("record", |record| record.after_help(RECORD))
+        .mut_subcommand("pause", |pause| pause.after_help(PAUSE))
+        .mut_subcommand("resume", |resume| resume.after_help(PAUSE))
+        .mut_subcommand("stop", |stop| stop.after_help(STOP))
         .mut_subcommand("ls", |ls| ls.after_help(LS))
         .mut_subcommand("pcr", |pcr| pcr.after_help(PCR))
         .mut_subcommand("budget", |budget| budget.after_help(BUDGET))
@@ -151,6 +154,22 @@ lost, and counted.
   umpire record -e branches -c 100000 --random 8 -o branches.data
 Exit status: 0, also after Ctrl-C without --for, and after the end of the VM; 130 if Ctrl-C cut
 --for short; that of the command if there is one; 2 if something cannot be sampled as asked.";
+
+const PAUSE: &str = "\
+A paused VM does nothing, and its counters stand still; the guest's clocks go on. umpire run
+--paused starts one that way, and umpire stat or record --resume lets it go on as soon as
+everything counts.
+
+  umpire run --kernel vmlinuz --name web1 --paused
+  umpire resume web1
+  umpire pause web1
+Exit status: 0; 2 if there is no such VM, or this user may not.";
+
+const STOP: &str = "\
+The VM gets SIGTERM, as by kill, and this program waits until it has ended: at most 15 s.
+
+  umpire stop web1
+Exit status: 0; 2 if there is no such VM, this user may not, or it has not ended in time.";
 
 const LS: &str = "\
 For each VM: its vCPUs and cores, the contexts of host tools, and who holds each physical
@@ -425,6 +444,7 @@ NAME.sock in XDG_RUNTIME_DIR/umpire, of root in /run/umpire. Whoever may open th
 so: its owner alone, unless --control-mode lets others in.
   umpire run --kernel vmlinuz --name web1
   umpire run --kernel vmlinuz --name web1 --host-policy shares:host=2
+  umpire run --kernel vmlinuz --stat cycles,vm-exits --record first.data
   umpire run --kernel vmlinuz --control guest.sock --control-mode 660 --control-group 50
   umpire run --kernel vmlinuz --control guest.sock --control-sys-gid 50 --control-buffers 8192
 ";
