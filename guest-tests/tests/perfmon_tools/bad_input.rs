@@ -54,6 +54,12 @@ fn flags_that_make_no_sense() {
         "cannot be used with",
     );
     without_vm(&["stat", "-I", "5"], "10..=3600000");
+    without_vm(
+        &["stat", "-M", "speed"],
+        "'speed' is no metric; there are ipc (",
+    );
+    without_vm(&["stat", "--append"], "--output <FILE>");
+    without_vm(&["stat", "-e", "{a}:1"], "a group is written as {a,b}");
     without_vm(&["stat", "--for", "soon"], "'soon' is no time");
     without_vm(&["stat", "-a", "--vcpu", "1"], "cannot be used with");
     without_vm(&["pcr", "revoke"], "<COUNTER>");

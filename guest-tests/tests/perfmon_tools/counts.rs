@@ -259,3 +259,55 @@ fn as_long_as_a_command_runs() {
     let recorded = vm.tool(&["record", "-o", "c.data", "sh", "-c", "exit 3"]);
     assert_eq!(recorded.status.code(), Some(3));
 }
+
+#[test]
+fn numbers_by_name_into_a_file() {
+    if skipped_without_kvm("numbers_by_name_into_a_file") {
+        return;
+    }
+    let vm = boot(8, &[]);
+    let _ = vm.printed(&[
+        "stat",
+        "-M",
+        "ipc,cpus",
+        "--metric-only",
+        "-x",
+        ",",
+        "-o",
+        "m",
+        "--for",
+        "200ms",
+    ]);
+    let words = [
+        "stat",
+        "-A",
+        "-e",
+        "cpu/event=0x76/,{cycles,instructions}:G",
+        "-o",
+        "m",
+    ];
+    let _ = vm.printed(&[&words[..], &["--append", "--for", "100ms"]].concat());
+    let text = std::fs::read_to_string(vm.path("m")).expect("the file");
+    let mut lines = text.lines();
+    assert!(
+        lines.next().expect("a line").starts_with("# started on "),
+        "{text}"
+    );
+    // The frequency follows from the same counts.
+    let heads = lines.next().expect("a line");
+    assert_eq!(heads, "insn per cycle,GHz,CPUs utilized", "{text}");
+    assert!(lines.next().expect("a line").starts_with("0.25,"), "{text}");
+    assert!(
+        lines.next().expect("a line").starts_with("# started on "),
+        "{text}"
+    );
+    for event in [" cpu/event=0x76/", " cycles:G", " instructions:G"] {
+        let of = |line: &&str| line.starts_with("vCPU0") && line.contains(event);
+        assert_eq!(text.lines().filter(of).count(), 1, "{event}: {text}");
+    }
+    let detailed = vm.printed(&["stat", "-d", "--for", "50ms"]);
+    assert!(
+        detailed.contains("cache-misses") && detailed.contains(" cycles "),
+        "{detailed}"
+    );
+}

@@ -17,8 +17,9 @@ use umpire_tools::profile::{
     self, ProfileChoice, ReportError, ReportOptions, Sampling, ScriptOptions,
 };
 use umpire_tools::record::RecordOptions;
-use umpire_tools::stat::StatOptions;
-use umpire_tools::stat::print::Form;
+use umpire_tools::stat::print::{Form, write_header};
+use umpire_tools::stat::spec::EventList;
+use umpire_tools::stat::{StatOptions, metrics};
 use umpire_tools::targets::Selection;
 use umpire_tools::{Completion, ToolError};
 use vmm::config::BudgetChoice;
@@ -36,15 +37,19 @@ use crate::flags::{
 /// There is no VM, no such event, vCPU or core, or standard output cannot be
 /// written to. Whoever closes it early has seen enough: that is no error.
 pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
+    let form = match &flags.field_separator {
+        _ if flags.json => Form::Json,
+        Some(separator) => Form::Csv(separator.clone()),
+        None => Form::Table,
+    };
     let options = StatOptions {
         selection: selection(&flags.who),
-        events: flags.event.clone(),
+        events: stat_events(flags)?,
         interval: flags.interval.map(Duration::from_millis),
         repeat: flags.repeat,
-        form: match &flags.field_separator {
-            _ if flags.json => Form::Json,
-            Some(separator) => Form::Csv(separator.clone()),
-            None => Form::Table,
+        form: match flags.metric_only {
+            true => Form::MetricOnly(Box::new(form)),
+            false => form,
         },
         apart: flags.per_vcpu,
         turn: Duration::from_millis(flags.turn),
@@ -52,11 +57,50 @@ pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
         until: until(&flags.until)?,
         starter: starter(flags.resume),
     };
+    let mut out: Box<dyn io::Write> = match &flags.output {
+        Some(path) => Box::new(output(path, flags.append, &options.form)?),
+        None => Box::new(io::stdout().lock()),
+    };
     Ok(status(umpire_tools::stat::run(
         &options,
-        &mut io::stdout().lock(),
+        &mut out,
         &mut io::stderr(),
     )?))
+}
+
+/// What `-e`, `-M` and `-d` name; nothing where nobody says.
+fn stat_events(flags: &StatFlags) -> Result<Vec<EventList>, UserError> {
+    let parse = |words: &str| {
+        let list: Result<EventList, _> = words.parse();
+        list.map_err(UserError::bad_input)
+    };
+    let mut events = flags.event.clone();
+    for metric in &flags.metrics {
+        events.push(parse(
+            metrics::events_of(metric).map_err(UserError::bad_input)?,
+        )?);
+    }
+    if flags.detailed {
+        if events.is_empty() {
+            events.push(parse(umpire_tools::stat::events::DEFAULT)?);
+        }
+        events.push(parse("cache-references,cache-misses")?);
+    }
+    Ok(events)
+}
+
+/// The file that counts go to, as perf begins one.
+fn output(path: &Path, append: bool, form: &Form) -> Result<fs::File, UserError> {
+    let failed = |error: io::Error| UserError::bad_input(format!("-o {}: {error}", path.display()));
+    let mut options = fs::OpenOptions::new();
+    let options = options
+        .create(true)
+        .write(true)
+        .append(append)
+        .truncate(!append);
+    let mut file = options.open(path).map_err(failed)?;
+    write_header(form, &mut file).map_err(failed)?;
+    Ok(file)
 }
 
 /// `umpire record`.

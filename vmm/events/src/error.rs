@@ -177,8 +177,26 @@ pub enum EventError {
         /// Its words.
         reason: String,
     },
+    /// `cpu/…/` that says nothing.
+    #[error("'{name}': {why}; give one like cpu/event=0x3c,umask=0x0/u")]
+    PerfForm {
+        /// As given.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A modifier of perf's that cannot be had.
+    #[error("'{name}': {why}")]
+    Modifier {
+        /// As given.
+        name: String,
+        /// Why not.
+        why: &'static str,
+    },
     /// A generic name or raw code with an attribute that only tables have.
-    #[error("'{name}': a generic name or raw code takes :u, :k and :uk only, not ':{attribute}'")]
+    #[error(
+        "'{name}': a generic name or raw code takes :u, :k, :uk and :G only, not ':{attribute}'"
+    )]
     PlainAttribute {
         /// As given.
         name: String,

@@ -18,6 +18,7 @@ mod generic;
 mod identify;
 mod libpfm;
 mod list;
+mod perf_form;
 mod print;
 mod resolve;
 mod search;

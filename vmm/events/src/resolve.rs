@@ -9,6 +9,7 @@ use super::families::{
     all_models, family_of, label, means_another, model_names, processors, processors_of, reads,
 };
 use super::generic::{self, Generic};
+use super::perf_form::{self, Inside};
 use super::suggest::nearest;
 use super::table::{EncodeError, Encoding, NameTable, PmuTable};
 use super::text::all_of;
@@ -34,7 +35,8 @@ pub struct NamedRequest {
 
 /// The request that the event name `text` stands for in a guest with `model`.
 ///
-/// Taken are generic names (`cycles`, `cycles:u`), raw codes (`r5300c0`, `0x5300c0`), and
+/// Taken are generic names (`cycles`, `cycles:u`), raw codes (`r5300c0`, `0x5300c0`), codes in
+/// perf's words (`cpu/event=0x3c,umask=0/u`), and
 /// names from the tables of `names`: `skl::INST_RETIRED:ANY_P:u`, or without a
 /// table where all tables of the model agree on the meaning.
 ///
@@ -50,6 +52,28 @@ pub fn resolve(
     if text.is_empty() || text.chars().count() > LONGEST || text.contains(bad) {
         let shown: String = text.chars().take(40).collect();
         return Err(EventError::NotAName(shown));
+    }
+    if let Some(plain) = perf_form::without_modifiers(text)? {
+        let found = resolve(&plain, model, names)?;
+        return Ok(NamedRequest {
+            name: text.to_owned(),
+            ..found
+        });
+    }
+    if let Some((inside, modifiers)) = perf_form::split(text, model)? {
+        let name = Name {
+            whole: text,
+            table: None,
+            event: text,
+            attributes: Some(modifiers)
+                .into_iter()
+                .filter(|it| !it.is_empty())
+                .collect(),
+        };
+        return match inside {
+            Inside::Code(code) => from_raw(&name, code, model),
+            Inside::Generic(generic) => from_generic(&name, generic, model),
+        };
     }
     let name = Name::split(text);
     if name.table.is_none() {

@@ -140,6 +140,7 @@ phases that are found in the counts of all events, or with --scale linear by tim
   umpire stat --vm web1 -- sleep 1
   umpire stat -e cycles,instructions,vm-exits --per-vcpu -I 1000
   umpire stat -a -e '{cycles,instructions},{branches,branch-misses}' -r 5 --for 1s
+  umpire stat -M ipc,exits --metric-only -I 1000 -o web1.txt
   umpire stat -x ';' -e skl::INST_RETIRED:ANY_P:u --for 500ms
 Exit status: 0, also after Ctrl-C without --for, and after the end of the VM; 130 if Ctrl-C cut
 --for short; that of the command if there is one; 2 if something cannot be measured as asked.";

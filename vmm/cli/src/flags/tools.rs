@@ -118,6 +118,22 @@ pub struct StatFlags {
     /// repeatable [default: times, exits, cycles, instructions, branches]
     #[arg(short, long, value_name = "EVENTS")]
     pub event: Vec<EventList>,
+    /// Count what these numbers follow from: ipc, branch-miss-ratio, cache-miss-ratio, ghz,
+    /// exits, cpus
+    #[arg(short = 'M', long, value_name = "METRICS", value_delimiter = ',')]
+    pub metrics: Vec<String>,
+    /// Print what follows from the counts, and not the counts
+    #[arg(long)]
+    pub metric_only: bool,
+    /// Count references and misses of the cache besides
+    #[arg(short, long)]
+    pub detailed: bool,
+    /// Print into this file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print behind what the file has already
+    #[arg(long, requires = "output")]
+    pub append: bool,
     /// Print what was counted every so many milliseconds, 10 to 3600000
     #[arg(short = 'I', long, value_name = "MS",
           value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
@@ -133,7 +149,7 @@ pub struct StatFlags {
     #[arg(short, long)]
     pub json: bool,
     /// Rows for each vCPU, or for each core
-    #[arg(long, visible_alias = "per-core")]
+    #[arg(short = 'A', long, visible_aliases = ["per-core", "no-aggr"])]
     pub per_vcpu: bool,
     /// How long a set of events has the counters if there are more events than counters,
     /// in milliseconds, 1 to 1000

@@ -23,6 +23,13 @@ fn check(name: &str, model_name: &str, code: u64, words: &str) {
     assert_eq!(named.name, name);
 }
 
+/// What is said of a name that stands for nothing.
+fn refused(name: &str, model_name: &str, words: &str) {
+    let found = resolve(name, &model(model_name), &Fake::new());
+    let told = found.expect_err(name).to_string();
+    assert!(told.contains(words), "{told}");
+}
+
 #[test]
 fn names_of_tables() {
     let name = "amd64_fam10h_barcelona::RETIRED_INSTRUCTIONS";
@@ -54,6 +61,64 @@ fn names_of_tables() {
         0x200_0050_00c0,
         "instructions host-only",
     );
+}
+
+#[test]
+fn perfs_words() {
+    check("cpu/event=0x3c,umask=0/", "intel-v2", 0x3c, "core cycles");
+    check("cpu/event=0xc0/u", "intel-v2", 0xc0, "instructions:u");
+    check(
+        "cpu/event=0xc0,cmask=2,inv,edge/k",
+        "intel-v2",
+        0x284_00c0,
+        "instructions:k edge inv cmask=2",
+    );
+    check(
+        "cpu/config=0x5300c0/",
+        "intel-v2",
+        0x53_00c0,
+        "instructions",
+    );
+    check(
+        "cpu/instructions/u",
+        "amd-core",
+        0x51_00c0,
+        "instructions:u",
+    );
+    check(
+        "cpu/event=0x1f0,umask=0xff/",
+        "amd-fam10h",
+        0x1_0000_fff0,
+        "event 0x1f0 umask 0xff",
+    );
+    // All that is counted is the guest's.
+    check("cycles:G", "intel-v2", 0x53_003c, "core cycles");
+    check("cycles:uG", "intel-v2", 0x51_003c, "core cycles:u");
+    check("cpu/event=0xc0/Gu", "intel-v2", 0xc0, "instructions:u");
+    check(
+        "skl::INST_RETIRED:ANY_P:G",
+        "intel-v2",
+        0x53_00c0,
+        "instructions",
+    );
+    refused("cycles:H", "intel-v2", "H counts the host");
+    refused("instructions:upp", "intel-v2", "p asks for precise samples");
+    refused("cpu/event=1/pp", "intel-v2", "p asks for precise samples");
+    refused(
+        "cpu/event=0x100/",
+        "intel-v2",
+        "event=0x100 has more than 8 bits",
+    );
+    refused("cpu/event=1,umask=300/", "intel-v2", "has more than 8 bits");
+    refused(
+        "cpu/event=1,frequency=3/",
+        "intel-v2",
+        "'frequency' is no field",
+    );
+    refused("cpu/event=x/", "intel-v2", "'x' is no number");
+    refused("cpu/event=1", "intel-v2", "there is no second '/'");
+    refused("cpu/event=1,any/", "amd-core", "any-thread");
+    refused("cpu/event=1/x", "intel-v2", ":u, :k, :uk and :G only");
 }
 
 #[test]

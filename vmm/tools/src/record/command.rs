@@ -94,9 +94,17 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
 }
 
 fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
+    if options.events.iter().any(|list| list.reads_at_samples) {
+        return Err(
+            "':S' asks for the counts of a group in each sample, and umpire record takes none; \
+             leave it out, and each event is sampled by itself"
+                .to_owned(),
+        );
+    }
     let groups = options.events.iter().flat_map(|list| list.groups.clone());
     let mut list = EventList {
         groups: groups.collect(),
+        reads_at_samples: false,
     };
     if list.groups.is_empty() {
         list.groups.push(vec![DEFAULT.to_owned()]);

@@ -82,8 +82,10 @@ fn event_list(lists: &[EventList]) -> Result<EventList, ToolError> {
             .parse()
             .map_err(|error: EventListError| ToolError::Input(error.to_string()));
     }
-    let groups = lists.iter().flat_map(|list| list.groups.clone()).collect();
-    Ok(EventList { groups })
+    Ok(EventList {
+        groups: lists.iter().flat_map(|list| list.groups.clone()).collect(),
+        reads_at_samples: false,
+    })
 }
 
 /// Makes every run and prints their counts.

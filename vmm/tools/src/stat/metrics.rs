@@ -6,6 +6,48 @@ use pmu_model::KnownEvent;
 use super::Metric;
 use super::events::Asked;
 
+/// What `umpire stat -M` takes: names, the events that the number follows from, and what it
+/// is. Groups are counted at the same time, so that a ratio is of the same moments.
+pub const METRICS: [(&str, &str, &str); 6] = [
+    ("ipc", "{instructions,cycles}", "instructions a cycle"),
+    (
+        "branch-miss-ratio",
+        "{branch-misses,branches}",
+        "mispredicted branches in percent of all",
+    ),
+    (
+        "cache-miss-ratio",
+        "{cache-misses,cache-references}",
+        "misses of the last-level cache in percent of its references (AMD: of the L2)",
+    ),
+    (
+        "ghz",
+        "cycles,vm-run-ns",
+        "cycles a nanosecond of the vCPUs' time",
+    ),
+    (
+        "exits",
+        "vm-exits,vm-run-ns",
+        "exits a second of the vCPUs' time",
+    ),
+    ("cpus", "vm-run-ns", "CPUs that the vCPUs used"),
+];
+
+/// The events of such a name.
+///
+/// # Errors
+/// There is no such name.
+pub fn events_of(metric: &str) -> Result<&'static str, String> {
+    let found = METRICS.iter().find(|(name, ..)| *name == metric);
+    found.map(|(_, events, _)| *events).ok_or_else(|| {
+        let known: Vec<String> = METRICS
+            .iter()
+            .map(|(name, _, means)| format!("{name} ({means})"))
+            .collect();
+        format!("'{metric}' is no metric; there are {}", known.join(", "))
+    })
+}
+
 /// The counts of one vCPU or core, or of all together.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts<'a> {

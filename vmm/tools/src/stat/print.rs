@@ -7,6 +7,7 @@
 
 mod csv;
 mod json;
+mod metric_only;
 mod table;
 
 use std::io::{self, Write};
@@ -23,6 +24,8 @@ pub enum Form {
     Csv(String),
     /// One JSON object a line (`-j`).
     Json,
+    /// One of the others, with what follows from the counts alone (`--metric-only`).
+    MetricOnly(Box<Form>),
 }
 
 /// Counts of the whole time.
@@ -49,6 +52,22 @@ pub struct Interval<'a> {
     pub first: bool,
 }
 
+/// Writes the first line of a file (`-o`), as perf does: when counting began. JSON has no
+/// comments.
+///
+/// # Errors
+/// `out` cannot be written to.
+pub fn write_header(form: &Form, out: &mut dyn Write) -> io::Result<()> {
+    match form {
+        Form::Json => Ok(()),
+        Form::MetricOnly(form) => write_header(form, out),
+        Form::Table | Form::Csv(_) => {
+            let now = jiff::Timestamp::now().strftime("%a %b %e %H:%M:%S %Y UTC");
+            writeln!(out, "# started on {now}")
+        }
+    }
+}
+
 /// Writes what was counted altogether.
 ///
 /// # Errors
@@ -58,6 +77,15 @@ pub fn write_whole(whole: &Whole<'_>, form: &Form, out: &mut dyn Write) -> io::R
         Form::Table => table::write_whole(whole, out)?,
         Form::Csv(separator) => csv::write_rows(whole.rows, None, whole.repeated, separator, out)?,
         Form::Json => json::write_rows(whole.rows, None, out)?,
+        Form::MetricOnly(form) => {
+            if **form == Form::Table {
+                table::write_title(whole, out)?;
+            }
+            metric_only::write(whole.rows, None, true, form, out)?;
+            if **form == Form::Table {
+                table::write_elapsed(whole, out)?;
+            }
+        }
     }
     out.flush()
 }
@@ -72,6 +100,9 @@ pub fn write_interval(interval: &Interval<'_>, form: &Form, out: &mut dyn Write)
         Form::Table => table::write_interval(interval, out)?,
         Form::Csv(separator) => csv::write_rows(interval.rows, end, false, separator, out)?,
         Form::Json => json::write_rows(interval.rows, end, out)?,
+        Form::MetricOnly(form) => {
+            metric_only::write(interval.rows, end, interval.first, form, out)?;
+        }
     }
     out.flush()
 }

@@ -352,3 +352,35 @@ fn runs_have_mean_and_error() {
     zero.add(0.0);
     assert_eq!(zero.percent(), Some(0.0));
 }
+
+#[test]
+fn metrics_alone() {
+    let only = |form: Form| Form::MetricOnly(Box::new(form));
+    let mut rows = rows();
+    let expected = "
+ Performance counter stats for 'VM 7 (web)':
+
+ CPUs utilized  insn per cycle
+         0.346            0.81
+
+       1.000000000 seconds time elapsed
+
+";
+    assert_eq!(whole(&rows, &once(1.0), &only(Form::Table)), expected);
+    let csv = only(Form::Csv(",".to_owned()));
+    let expected = "CPUs utilized,insn per cycle\n0.346,0.81\n";
+    assert_eq!(whole(&rows, &once(1.0), &csv), expected);
+    let expected = "{\"metrics\":{\"CPUs utilized\":0.346,\"insn per cycle\":0.81}}\n";
+    assert_eq!(whole(&rows, &once(1.0), &only(Form::Json)), expected);
+    // Of two vCPUs, one of which lost its counter.
+    for row in &mut rows {
+        row.whose = Some(Target::Vcpu(0));
+    }
+    rows.push(Row {
+        whose: Some(Target::Vcpu(1)),
+        ..run_time()
+    });
+    let expected = "vCPU 0,0.346,0.81\nvCPU 1,0.346,<not counted>\n";
+    let found = interval(&rows, false, &csv);
+    assert_eq!(found.replace("     0.100203576,", ""), expected);
+}

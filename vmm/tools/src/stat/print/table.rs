@@ -22,18 +22,27 @@ const MARKS: [(Provenance, char, &str); 5] = [
     (Provenance::Simulated, 's', "made up by a declared rate"),
 ];
 
-pub(super) fn write_whole(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write_title(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<()> {
     let runs = match whole.elapsed.count() {
         0 | 1 => String::new(),
         count => format!(" ({count} runs)"),
     };
     let title = umpire_events::one_line(whole.title);
-    writeln!(out, "\n Performance counter stats for '{title}'{runs}:\n")?;
-    write_rows(whole.rows, "", out)?;
+    writeln!(out, "\n Performance counter stats for '{title}'{runs}:\n")
+}
+
+pub(super) fn write_elapsed(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)?;
-    if let Some(line) = elapsed(whole.elapsed) {
-        writeln!(out, "{line}\n")?;
+    match elapsed(whole.elapsed) {
+        Some(line) => writeln!(out, "{line}\n"),
+        None => Ok(()),
     }
+}
+
+pub(super) fn write_whole(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<()> {
+    write_title(whole, out)?;
+    write_rows(whole.rows, "", out)?;
+    write_elapsed(whole, out)?;
     let present = |one| whole.rows.iter().any(|row| row.provenance() == Some(one));
     if MARKS.iter().any(|(one, ..)| present(*one)) {
         writeln!(out, "{}\n", legend(present))
