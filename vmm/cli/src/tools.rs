@@ -47,9 +47,10 @@ pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
         events: stat_events(flags)?,
         interval: flags.interval.map(Duration::from_millis),
         repeat: flags.repeat,
-        form: match flags.metric_only {
-            true => Form::MetricOnly(Box::new(form)),
-            false => form,
+        form: if flags.metric_only {
+            Form::MetricOnly(Box::new(form))
+        } else {
+            form
         },
         apart: flags.per_vcpu,
         turn: Duration::from_millis(flags.turn),

@@ -24,10 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 pub fn pause(choice: &VmChoice, paused: bool, notes: &mut dyn Write) -> Result<(), ToolError> {
     let (socket, client, hello) = vm::meet(choice)?;
     set_paused(&client, hello.vcpus, paused)?;
-    let what = match paused {
-        true => "is paused",
-        false => "runs",
-    };
+    let what = if paused { "is paused" } else { "runs" };
     note(
         notes,
         &format!("VM {} ({}) {what}", name_of(&socket), hello.pid),
@@ -41,9 +38,10 @@ fn set_paused(client: &Client, vcpus: u32, paused: bool) -> Result<(), ToolError
         vcpu,
         paused: Some(paused),
     };
-    let what = match paused {
-        true => "pausing it",
-        false => "letting it go on",
+    let what = if paused {
+        "pausing it"
+    } else {
+        "letting it go on"
     };
     each(
         &numbers,
