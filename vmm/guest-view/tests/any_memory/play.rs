@@ -56,9 +56,11 @@ impl Decisions<'_> {
             physical(IMAGE) + 0x10_0000,
             physical(MODULE_CODE),
         ];
-        let start = starts[usize::from(self.byte()) % starts.len()] as usize;
+        let choice = usize::from(self.byte());
+        let start = starts[choice % starts.len()] as usize;
         let offset = usize::from(self.byte()) | usize::from(self.byte()) << 8;
-        start + offset % 0x1800
+        let within = if choice < 192 { 0x180 } else { 0x1800 };
+        start + offset % within
     }
 
     /// A value that may be an address of something.
@@ -78,7 +80,7 @@ impl Decisions<'_> {
     }
 
     fn change(&mut self, linux: &mut Linux) {
-        for _ in 0..self.byte() % 8 {
+        for _ in 0..self.byte() % 16 {
             let place = self.place();
             let len = usize::from(self.byte() % 8) + 1;
             let value = self.value().to_le_bytes();
@@ -135,6 +137,8 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
     let mut decisions = Decisions(bytes);
     let start = decisions.byte();
     let mut linux = Linux::new(start & 1 != 0);
+    // `called` was called by `entry`.
+    linux.word(KSTACK + 0x4000 - REGS - 8, ENTRY + 0x20);
     let mut reached = Reached::default();
     if start & 2 != 0 {
         decisions.change(&mut linux);
