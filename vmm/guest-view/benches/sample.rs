@@ -22,7 +22,7 @@ fn sample(criterion: &mut Criterion) {
         };
         linux.word(sp + 32 * frame + 24, caller);
     }
-    let mut search = Search::new([0..4 << 20]);
+    let mut search = Search::new(std::iter::once(0..4 << 20));
     let note = loop {
         match search.step(&linux, 1024) {
             Step::Found(note) => break note,

@@ -130,7 +130,11 @@ impl Chain {
         self.program_end = Some(end);
     }
 
-    pub(crate) fn no_program(&mut self) {
+    /// The program's part, where its memory is not known; where it is, may be.
+    pub(crate) fn no_program(&mut self, at: Option<&Program>) {
+        if let Some(at) = at {
+            self.push(at.ip, true);
+        }
         self.program_end = Some(End::NoProgram);
     }
 

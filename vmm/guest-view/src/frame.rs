@@ -23,7 +23,8 @@ impl Frame {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
-    /// This is the first function of its thread.
+    /// This is the first function of its thread. Kernels up to 6.3 say so also of the first
+    /// and last instructions of an entry, and of thunks for indirect jumps.
     Outermost,
     /// A program was here, and entered the kernel.
     Entry,

@@ -9,7 +9,7 @@
 //! use guest_view::{Chain, GuestMemory, KernelView, Look, Registers, Search, Step};
 //!
 //! # fn example(memory: &dyn GuestMemory, at: &Registers, apic_id: u32) -> Option<()> {
-//! let mut search = Search::new([0..1 << 30]);
+//! let mut search = Search::new([0..3 << 30, 4 << 30..5 << 30]);
 //! let view = loop {
 //!     // A step at a time, on a thread that has time.
 //!     match search.step(memory, 1024) {

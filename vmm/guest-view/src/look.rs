@@ -64,7 +64,8 @@ impl<'a> Look<'a> {
     }
 
     /// The callers of `at`, into `chain`. Where the kernel runs, the program's part begins
-    /// where `task` entered it, also when the kernel's part is broken. At most 60 reads for
+    /// where `task` entered it, also when the kernel's part is broken. Without a task the
+    /// program's part is a frame at most. At most 60 reads for
     /// each frame; nothing is allocated.
     pub fn chain(&self, task: Option<&Task>, at: &Registers, chain: &mut Chain) {
         chain.clear();
@@ -92,7 +93,7 @@ impl<'a> Look<'a> {
                 let paging = Paging::long_mode(memory.root, self.view.kernel.five_levels);
                 chain.walk_program(&Space::new(self.memory, paging, BUDGET), &program);
             }
-            _ => chain.no_program(),
+            (program, _) => chain.no_program(program.as_ref()),
         }
     }
 

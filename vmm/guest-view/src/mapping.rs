@@ -30,7 +30,7 @@ pub struct Mapping {
     pub start: u64,
     /// Behind its last one.
     pub end: u64,
-    /// Bytes from the start of the file to `start`.
+    /// Bytes from the start of the file to `start`; 0 without a file.
     pub offset: u64,
     /// The file, where it is one's.
     pub file: Option<File>,
@@ -55,8 +55,8 @@ pub struct File {
 /// A file's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
-    /// From the root of all, or of a file system that is mounted nowhere. Control characters
-    /// are replaced by `?`.
+    /// From the root of all, or of a file system that is mounted nowhere: of a file of an
+    /// overlay this may be the name in its layer. Control characters are replaced by `?`.
     pub name: String,
     /// The file has no name any more.
     pub deleted: bool,
@@ -210,11 +210,15 @@ impl MappingLayout {
             0 => None,
             file => Some(self.file(space, file)?),
         };
+        let offset = match file {
+            Some(_) => at(of.offset)?.wrapping_mul(PAGE),
+            None => 0,
+        };
         let vdso = space.word(memory.address.wrapping_add(self.vdso))?;
         Ok(Mapping {
             start,
             end,
-            offset: at(of.offset)?.wrapping_mul(PAGE),
+            offset,
             file,
             is_vdso: file.is_none() && start == vdso,
         })

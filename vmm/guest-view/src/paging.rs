@@ -159,9 +159,13 @@ mod tests {
     impl GuestMemory for Words<'_> {
         fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
             let byte = |at: u64| {
-                let has = |start: &u64| (*start..start + 8).contains(&at);
-                let word = self.0.iter().find(|(start, _)| has(start));
-                word.map_or(0, |(start, word)| word.to_le_bytes()[(at - start) as usize])
+                let word = self
+                    .0
+                    .iter()
+                    .find(|(start, _)| (*start..start + 8).contains(&at));
+                word.map_or(0, |(start, word)| {
+                    (word >> (8 * (at - start)) & 0xff).try_into().unwrap_or(0)
+                })
             };
             buffer
                 .iter_mut()

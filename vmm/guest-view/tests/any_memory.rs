@@ -58,19 +58,4 @@ proptest! {
     fn any_types(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         play::types(&bytes);
     }
-
-    #[test]
-    fn types_with_changes(
-        changes in prop::collection::vec((0usize..0x2000, any::<u8>()), 1..20),
-        cut in 0usize..0x2000,
-    ) {
-        let mut bytes = play::usual_types();
-        for (at, byte) in changes {
-            bytes[at] = byte;
-        }
-        if cut % 4 == 0 {
-            bytes.truncate(cut);
-        }
-        play::types(&bytes);
-    }
 }

@@ -1,4 +1,5 @@
 //! A kernel in 4 MiB, as 6.1 and as 6.12 have it: what is found, and what is unknown.
+#![allow(clippy::cast_possible_truncation, reason = "addresses in 4 MiB")]
 
 mod linux;
 
@@ -9,7 +10,7 @@ use linux::{
 };
 
 fn note(linux: &Linux) -> Note {
-    let mut search = Search::new([0x800..4 << 20]);
+    let mut search = Search::new(std::iter::once(0x800..4 << 20));
     for _ in 0..1024 {
         match search.step(linux, 3) {
             Step::Searching => {}
@@ -243,7 +244,7 @@ fn what_is_mapped() {
             ("/opt/bin/server", false)
         );
         let stack = found(&linux, STACK + 0xfff).expect("a mapping");
-        assert_eq!((stack.file, stack.is_vdso), (None, false));
+        assert_eq!((stack.file, stack.offset, stack.is_vdso), (None, 0, false));
         for nothing in [0, CODE - 1, STACK + 0x1000, u64::MAX] {
             assert_eq!(
                 found(&linux, nothing),
@@ -322,6 +323,19 @@ fn a_programs_chain() {
         linux.word(STACK + 0x818, 1 << 60);
         let found = chain_at(&linux, &view, CODE, STACK + 0x800, STACK + 0x810);
         assert_eq!((found.2.len(), found.3), (1, Some(End::NotCode)));
+    });
+}
+
+#[test]
+fn a_chain_without_a_task() {
+    both(|linux| {
+        let view = view(&linux);
+        let mut chain = Chain::default();
+        let at = linux.registers(CODE + 3, STACK + 0x800, STACK + 0x810);
+        Look::at(&view, &linux).chain(None, &at, &mut chain);
+        assert_eq!(chain.program().len(), 1);
+        assert_eq!(chain.program()[0].address, CODE + 3);
+        assert_eq!(chain.program_end(), Some(End::NoProgram));
     });
 }
 

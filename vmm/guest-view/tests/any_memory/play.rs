@@ -1,8 +1,11 @@
 //! A small kernel whose memory is changed anywhere, before it is found or after; then
 //! everything is asked of it. For the tests, and for the fuzz target.
+#![allow(clippy::cast_possible_truncation, reason = "addresses in 4 MiB")]
 
 #[path = "../linux/mod.rs"]
 mod linux;
+
+use std::sync::OnceLock;
 
 use guest_view::{Btf, Chain, KernelView, Look, Mode, Note, Registers, Search, Step};
 use linux::{AREA, CALLED, CODE, ENTRY, IMAGE, INTERRUPT, KSTACK, Linux, MODULE, NODES, NOTE};
@@ -143,7 +146,7 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
     if start & 2 != 0 {
         decisions.change(&mut linux);
     }
-    let mut search = Search::new([0..4 << 20]);
+    let mut search = Search::new(std::iter::once(0..4 << 20));
     let note = loop {
         match search.step(&linux, 64) {
             Step::Searching => {}
@@ -210,19 +213,44 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
     reached
 }
 
-/// Any bytes as a kernel's types.
+/// Any bytes as a kernel's types, or as changes of the small kernel's: where and what.
 pub(crate) fn types(bytes: &[u8]) {
-    let Ok(btf) = Btf::parse(bytes.to_vec()) else {
+    static USUAL: OnceLock<Vec<u8>> = OnceLock::new();
+    let Some((kind, rest)) = bytes.split_first() else {
         return;
     };
-    let _ = (btf.member("a", "b.c"), btf.member("task_struct", "pid"));
-    let _ = (btf.bit_field("orc_entry", "type"), btf.size_of("a"));
-    let _ = (btf.variable_size("a"), btf.enumerator("a", "b"));
+    let mut types = rest.to_vec();
+    if kind % 4 != 0 {
+        types = USUAL.get_or_init(usual_types).clone();
+        for change in rest.chunks_exact(3) {
+            let at = usize::from(change[0]) | usize::from(change[1]) << 8;
+            let len = types.len();
+            types[at % len] = change[2];
+        }
+    }
+    let Ok(btf) = Btf::parse(types) else {
+        return;
+    };
+    let _ = (
+        btf.member("mm_struct", "mm_mt.ma_root"),
+        btf.member("dentry", "d_name.len"),
+    );
+    let _ = (
+        btf.member("task_struct", "pid"),
+        btf.member("task_struct", "comm"),
+    );
+    let _ = (btf.bit_field("orc_entry", "type"), btf.size_of("pt_regs"));
+    let _ = (
+        btf.variable_size("x86_cpu_to_apicid"),
+        btf.enumerator("maple_type", "maple_leaf_64"),
+    );
 }
 
-/// The types of the small kernel, for changes.
-pub(crate) fn usual_types() -> Vec<u8> {
+/// The types of the small kernel.
+fn usual_types() -> Vec<u8> {
     let linux = Linux::new(true);
     let start = physical(IMAGE + 0x10_0000) as usize;
-    linux.memory[start..start + 0x2000].to_vec()
+    let types = &linux.memory[start..start + 0x4000];
+    let last = types.iter().rposition(|byte| *byte != 0).unwrap_or(0);
+    types[..last + 2].to_vec()
 }

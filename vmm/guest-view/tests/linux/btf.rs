@@ -1,4 +1,9 @@
 //! Makes BTF, as `Documentation/bpf/btf.rst` has it.
+#![allow(
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "all of it is small"
+)]
 
 #[derive(Default)]
 pub(crate) struct Types {

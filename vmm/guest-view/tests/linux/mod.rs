@@ -1,6 +1,11 @@
 //! A very small Linux in 4 MiB of memory: everything that guest-view reads of one, and
 //! nothing else. Of two kinds: as 6.1 has it, and as 6.12 has it.
 #![allow(dead_code, reason = "each test, fuzz target and bench uses a part")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "all is small"
+)]
 
 pub(crate) mod btf;
 
