@@ -59,7 +59,8 @@ impl Chain {
         self.kernel_end
     }
 
-    /// Why the program's part ends; `None` where a thread of the kernel runs.
+    /// Why the program's part ends; `None` where a thread of the kernel runs, or of a program
+    /// whose memory is gone already.
     #[must_use]
     pub fn program_end(&self) -> Option<End> {
         self.program_end

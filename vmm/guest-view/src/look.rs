@@ -65,8 +65,8 @@ impl<'a> Look<'a> {
 
     /// The callers of `at`, into `chain`. Where the kernel runs, the program's part begins
     /// where `task` entered it, also when the kernel's part is broken. Without a task the
-    /// program's part is a frame at most. At most 60 reads for
-    /// each frame; nothing is allocated.
+    /// program's part is a frame at most. At most 60 reads for each frame; nothing is
+    /// allocated.
     pub fn chain(&self, task: Option<&Task>, at: &Registers, chain: &mut Chain) {
         chain.clear();
         let layout = self.view.kernel.tasks.as_ref().ok();
@@ -97,7 +97,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// What `program` has mapped at `address`. At most 200 reads, mostly some 30; of four
+    /// What `program` has mapped at `address`. At most 400 reads, mostly some 30; of four
     /// mappings none in the same look.
     ///
     /// # Errors

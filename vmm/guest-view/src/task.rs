@@ -75,8 +75,9 @@ pub struct Task {
     pub started: u64,
     /// Its memory, where it has one of its own.
     pub memory: Option<ProgramMemory>,
-    /// Its stack in the kernel, and where its program's registers are on it.
+    /// Its stack in the kernel.
     stack: u64,
+    /// Where its program's registers are on it.
     saved: u64,
 }
 
