@@ -22,6 +22,7 @@ pub mod perf;
 mod script;
 mod steps;
 mod under_umpire;
+mod watched;
 
 use std::fs;
 use std::io::{BufWriter, Write};
@@ -40,15 +41,17 @@ pub use modules::MODULES;
 pub use script::{Log, Script, lines};
 pub use steps::{Step, steps};
 pub use under_umpire::{LinuxRun, UnderUmpire};
+pub use watched::Watched;
 
 /// What the guest's kernel needs on its command line.
 pub const COMMAND_LINE: &str = "console=ttyS0 mitigations=off panic=-1";
 
 const INIT: &str = include_str!("linux/init.sh");
 /// Programs of ours in C.
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 6] = [
     ("spin", include_str!("../linux/spin.c")),
     ("msr", include_str!("../linux/msr.c")),
+    ("walk", include_str!("../linux/walk.c")),
     ("breakpoints", include_str!("../linux/breakpoints.c")),
     ("pmu-accounting", ACCOUNTING),
     ("event-holder", include_str!("../linux/event-holder.c")),

@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 24] = [
+const HOUSE: [Room; 25] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-experiment", "arbiter/experiment", &["arbiter"]),
     room("umpire-budget", "arbiter/budget", &["arbiter"]),
@@ -38,7 +38,8 @@ const HOUSE: [Room; 24] = [
     ),
     room("perfmon", "pmu-virt/perfmon", &["pmu-model", "perfmon-abi"]),
     room("pmu-virt", "pmu-virt", &["pmu-model", "perfmon", "arbiter"]),
-    room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt"]),
+    room("guest-view", "vmm/guest-view", &[]),
+    room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt", "guest-view"]),
     room("umpire-events", "vmm/events", &["pmu-model"]),
     room("umpire-socket", "vmm/socket", &[]),
     room("umpire-lease", "arbiter/client", &[]),

@@ -2,7 +2,7 @@
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use super::paging::{Paging, locate, translate};
+use super::paging::{map, paging_of};
 use crate::memory::GuestBytes;
 
 const CR0_PE: u64 = 1;
@@ -87,17 +87,17 @@ impl CpuContext<'_> {
     /// Fills `buffer` from `linear`; says how many bytes from the start could
     /// be read before unmapped memory.
     pub(crate) fn read_linear(&self, linear: u64, buffer: &mut [u8]) -> usize {
-        let paging = Paging::from(self.sregs);
+        let paging = paging_of(self.sregs);
         let mut done = 0;
         while done < buffer.len() {
             let at = linear.wrapping_add(done as u64);
             let in_page = 0x1000 - usize::try_from(at & 0xfff).unwrap_or(0);
             let len = in_page.min(buffer.len() - done);
-            let Some(physical) = translate(self.memory, &paging, at) else {
+            let Some(mapped) = map(self.memory, &paging, at) else {
                 break;
             };
             let target = &mut buffer[done..done + len];
-            if !self.memory.read(physical, target) {
+            if !self.memory.read(mapped.physical, target) {
                 break;
             }
             done += len;
@@ -113,23 +113,26 @@ impl CpuContext<'_> {
         if self.read_linear(linear, &mut probe) != bytes.len() {
             return false;
         }
-        let paging = Paging::from(self.sregs);
+        let paging = paging_of(self.sregs);
         bytes.iter().zip(0u64..).all(|(byte, offset)| {
-            translate(self.memory, &paging, linear.wrapping_add(offset))
-                .is_some_and(|physical| self.memory.write(physical, std::slice::from_ref(byte)))
+            map(self.memory, &paging, linear.wrapping_add(offset)).is_some_and(|mapped| {
+                self.memory
+                    .write(mapped.physical, std::slice::from_ref(byte))
+            })
         })
     }
 
     /// Guest-physical address behind `linear`, if it is mapped.
     #[must_use]
     pub(crate) fn physical(&self, linear: u64) -> Option<u64> {
-        translate(self.memory, &Paging::from(self.sregs), linear)
+        Some(self.located(linear)?.0)
     }
 
     /// The same with the base-2 logarithm of the page's size; 32 without paging.
     #[must_use]
     pub(crate) fn located(&self, linear: u64) -> Option<(u64, u32)> {
-        locate(self.memory, &Paging::from(self.sregs), linear)
+        let mapped = map(self.memory, &paging_of(self.sregs), linear)?;
+        Some((mapped.physical, mapped.page))
     }
 
     /// The little-endian word of `N` bytes at `linear`.

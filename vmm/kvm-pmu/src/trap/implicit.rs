@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use kvm_bindings::kvm_sregs;
 
-use super::paging::{Mapped, PAGE, Paging, map};
+use super::paging::{Mapped, PAGE, Paging, map, paging_of};
 use crate::memory::GuestBytes;
 
 const CR0_WP: u64 = 1 << 16;
@@ -28,7 +28,7 @@ impl<'a> Implicit<'a> {
     pub(crate) fn new(memory: &'a dyn GuestBytes, sregs: &kvm_sregs) -> Self {
         Self {
             memory,
-            paging: Paging::from(sregs),
+            paging: paging_of(sregs),
             writes_anywhere: sregs.cr0 & CR0_WP == 0,
             // An implicit access heeds SMAP whatever EFLAGS.AC says.
             reaches_user: sregs.cr4 & CR4_SMAP == 0,

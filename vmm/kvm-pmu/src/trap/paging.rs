@@ -1,6 +1,8 @@
-//! From linear to guest-physical addresses (SDM vol. 3A, chapter 5 "Paging";
-//! APM vol. 2, chapter 5).
+//! From linear to guest-physical addresses, by the registers of a vCPU and guest-view's
+//! walk through the page tables.
 
+use guest_view::GuestMemory;
+pub(super) use guest_view::{Mapped, Paging};
 use kvm_bindings::kvm_sregs;
 
 use crate::memory::GuestBytes;
@@ -13,256 +15,22 @@ pub(crate) fn page_of(address: u64) -> u64 {
     address & !(PAGE - 1)
 }
 
-const CR0_PG: u64 = 1 << 31;
-const CR4_PSE: u64 = 1 << 4;
-const CR4_PAE: u64 = 1 << 5;
-const CR4_LA57: u64 = 1 << 12;
-const EFER_LMA: u64 = 1 << 10;
-
-const PRESENT: u64 = 1;
-const WRITABLE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const LARGE: u64 = 1 << 7;
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-
-/// The registers that choose how linear addresses are translated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Paging {
-    /// Root of the page tables.
-    pub(crate) cr3: u64,
-    mode: Mode,
+/// How a vCPU with these registers translates.
+pub(super) fn paging_of(sregs: &kvm_sregs) -> Paging {
+    Paging::of_registers(sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer)
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Off,
-    /// 32-bit entries, two levels; `true` where 4 MiB pages are on.
-    Bits32(bool),
-    Pae,
-    Levels(u32),
-}
+struct Frames<'a>(&'a dyn GuestBytes);
 
-impl From<&kvm_sregs> for Paging {
-    fn from(sregs: &kvm_sregs) -> Self {
-        let mode = if sregs.cr0 & CR0_PG == 0 {
-            Mode::Off
-        } else if sregs.efer & EFER_LMA != 0 {
-            Mode::Levels(if sregs.cr4 & CR4_LA57 != 0 { 5 } else { 4 })
-        } else if sregs.cr4 & CR4_PAE != 0 {
-            Mode::Pae
-        } else {
-            Mode::Bits32(sregs.cr4 & CR4_PSE != 0)
-        };
-        Self {
-            cr3: sregs.cr3,
-            mode,
-        }
+impl GuestMemory for Frames<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.0.read(address, buffer)
     }
 }
 
-/// What a linear address leads to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mapped {
-    /// Guest-physical address.
-    pub(crate) physical: u64,
-    /// Every level lets CPL 3 write, or CPL 0 with CR0.WP.
-    pub(crate) writable: bool,
-    /// Every level lets CPL 3 in.
-    pub(crate) user: bool,
-    /// Base-2 logarithm of the page's size.
-    page: u32,
-}
-
-impl Mapped {
-    /// Behind entries whose rights, taken together, are `rights`.
-    fn by(rights: u64, physical: u64, page: u32) -> Self {
-        Self {
-            physical,
-            writable: rights & WRITABLE != 0,
-            user: rights & USER != 0,
-            page,
-        }
-    }
-}
-
-/// The guest-physical address of `linear`, or `None` where nothing is mapped.
-/// Access rights are not checked: the processor has already fetched or pushed
-/// what is read here.
-#[must_use]
-pub(crate) fn translate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<u64> {
-    Some(locate(memory, paging, linear)?.0)
-}
-
-/// The same with the base-2 logarithm of the page's size; 32 without paging.
-#[must_use]
-pub(crate) fn locate(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<(u64, u32)> {
-    map(memory, paging, linear).map(|mapped| (mapped.physical, mapped.page))
-}
-
-/// Where `linear` leads to, and who may go there; `None` where nothing is mapped.
+/// Where `linear` leads to, or `None` where nothing is mapped. Access rights are not
+/// checked: the processor has already fetched or pushed what is read here.
 #[must_use]
 pub(super) fn map(memory: &dyn GuestBytes, paging: &Paging, linear: u64) -> Option<Mapped> {
-    match paging.mode {
-        // No rights without paging: as writable pages of CPL 0.
-        Mode::Off => Some(Mapped::by(WRITABLE, linear & 0xffff_ffff, 32)),
-        Mode::Bits32(large) => bits32(memory, paging.cr3, linear, large),
-        Mode::Pae => {
-            let root = (paging.cr3 & 0xffff_ffe0) + 8 * (linear >> 30 & 3);
-            let entry = read64(memory, root)?;
-            walk(memory, entry & ADDRESS, linear, 2)
-        }
-        Mode::Levels(levels) => {
-            let bits = 12 + 9 * levels;
-            let sign = linear.cast_signed() >> (bits - 1);
-            // A non-canonical address is mapped nowhere.
-            if sign != 0 && sign != -1 {
-                return None;
-            }
-            walk(memory, paging.cr3 & ADDRESS, linear, levels)
-        }
-    }
-}
-
-/// Walks `levels` levels of 64-bit entries from the table at `table`.
-fn walk(memory: &dyn GuestBytes, mut table: u64, linear: u64, levels: u32) -> Option<Mapped> {
-    let mut rights = u64::MAX;
-    for level in (0..levels).rev() {
-        let shift = 12 + 9 * level;
-        let entry = read64(memory, table + 8 * (linear >> shift & 0x1ff))?;
-        rights &= entry;
-        let leaf = level == 0 || (level <= 2 && entry & LARGE != 0);
-        if leaf {
-            let offset = (1u64 << shift) - 1;
-            let physical = (entry & ADDRESS & !offset) | (linear & offset);
-            return Some(Mapped::by(rights, physical, shift));
-        }
-        table = entry & ADDRESS;
-    }
-    None
-}
-
-fn bits32(memory: &dyn GuestBytes, cr3: u64, linear: u64, large_pages: bool) -> Option<Mapped> {
-    let directory = (cr3 & 0xffff_f000) + 4 * (linear >> 22 & 0x3ff);
-    let entry = read32(memory, directory)?;
-    if large_pages && entry & LARGE != 0 {
-        // PSE-36: bits 20:13 are address bits 39:32.
-        let high = (entry >> 13 & 0xff) << 32;
-        let physical = high | (entry & 0xffc0_0000) | (linear & 0x3f_ffff);
-        return Some(Mapped::by(entry, physical, 22));
-    }
-    let table = (entry & 0xffff_f000) + 4 * (linear >> 12 & 0x3ff);
-    let rights = entry;
-    let entry = read32(memory, table)?;
-    let physical = (entry & 0xffff_f000) | (linear & 0xfff);
-    Some(Mapped::by(rights & entry, physical, 12))
-}
-
-fn read64(memory: &dyn GuestBytes, address: u64) -> Option<u64> {
-    let entry = u64::from_le_bytes(memory.array(address)?);
-    (entry & PRESENT != 0).then_some(entry)
-}
-
-fn read32(memory: &dyn GuestBytes, address: u64) -> Option<u64> {
-    let entry = u64::from(u32::from_le_bytes(memory.array(address)?));
-    (entry & PRESENT != 0).then_some(entry)
-}
-
-#[cfg(test)]
-mod tests {
-    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-
-    use super::*;
-
-    const SIZE: usize = 1 << 20;
-
-    fn memory(words: &[(u64, u64)]) -> GuestMemoryMmap {
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), SIZE)]).unwrap();
-        for &(address, word) in words {
-            memory.write_obj(word, GuestAddress(address)).unwrap();
-        }
-        memory
-    }
-
-    fn sregs(cr0: u64, cr3: u64, cr4: u64, efer: u64) -> kvm_sregs {
-        kvm_sregs {
-            cr0,
-            cr3,
-            cr4,
-            efer,
-            ..Default::default()
-        }
-    }
-
-    fn check(words: &[(u64, u64)], sregs: &kvm_sregs, linear: u64, expected: Option<u64>) {
-        let found = translate(&memory(words), &Paging::from(sregs), linear);
-        assert_eq!(found, expected, "linear {linear:#x}");
-    }
-
-    #[test]
-    fn without_paging_linear_is_physical() {
-        check(&[], &sregs(0, 0, 0, 0), 0x1_2345, Some(0x1_2345));
-    }
-
-    #[test]
-    fn four_levels() {
-        let long = sregs(CR0_PG, 0x1000, CR4_PAE, EFER_LMA);
-        let high = 0xffff_ffff_8123_4567;
-        let slot = 0x4000 + 8 * (high >> 12 & 0x1ff);
-        let tables = [
-            (0x1ff8, 0x2003),
-            (0x2ff0, 0x3003),
-            (0x3000 + 8 * (high >> 21 & 0x1ff), 0x4003),
-            (slot, 0x8000_0000_000a_b003),
-        ];
-        check(&tables, &long, high, Some(0xa_b567));
-        check(&tables, &long, 0x0000_9000_0000_0000, None);
-        check(&tables, &long, 0x1000, None);
-    }
-
-    #[test]
-    fn large_pages() {
-        let long = sregs(CR0_PG, 0x1000, CR4_PAE, EFER_LMA);
-        let two_mib = [(0x1000, 0x2003), (0x2000, 0x3003), (0x3008, 0x4000_0083)];
-        check(&two_mib, &long, 0x0023_4567, Some(0x4003_4567));
-        let one_gib = [(0x1000, 0x2003), (0x2008, 0x4000_0083)];
-        check(&one_gib, &long, 0x7fff_ffff, Some(0x7fff_ffff));
-    }
-
-    #[test]
-    fn five_levels() {
-        let la57 = sregs(CR0_PG, 0x1000, CR4_PAE | CR4_LA57, EFER_LMA);
-        let words = [
-            (0x1000 + 8, 0x2003),
-            (0x2000, 0x3003),
-            (0x3000, 0x8000_0083),
-        ];
-        check(&words, &la57, 0x0001_0000_0000_1234, Some(0x8000_1234));
-    }
-
-    #[test]
-    fn pae_and_32_bit() {
-        let pae = sregs(CR0_PG, 0x1020, CR4_PAE, 0);
-        let words = [(0x1020 + 24, 0x2001), (0x2000, 0x3003), (0x3008, 0x5003)];
-        check(&words, &pae, 0xc000_1abc, Some(0x5abc));
-        let plain = sregs(CR0_PG, 0x1000, 0, 0);
-        check(
-            &[(0x1004, 0x3003), (0x3004, 0x6003)],
-            &plain,
-            0x0040_1abc,
-            Some(0x6abc),
-        );
-        let pse = sregs(CR0_PG, 0x1000, CR4_PSE, 0);
-        check(
-            &[(0x1004, 0x00c0_0083)],
-            &pse,
-            0x0041_1abc,
-            Some(0x00c1_1abc),
-        );
-    }
-
-    #[test]
-    fn tables_outside_memory_map_nothing() {
-        let long = sregs(CR0_PG, 0xff_ffff_f000, CR4_PAE, EFER_LMA);
-        check(&[], &long, 0x1000, None);
-    }
+    paging.map(&Frames(memory), linear)
 }

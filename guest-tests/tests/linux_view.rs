@@ -1,0 +1,283 @@
+//! Debian's kernels 6.1 and 6.12, looked at from outside: whatever `guest-view` finds in their
+//! memory has to be what they say themselves.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::thread;
+use std::time::Duration;
+
+use guest_tests::linux::{LinuxImage, Watched};
+use guest_view::{Chain, End, KernelView, Look, Mode, Path, Registers, Search, Step, Task};
+
+/// How often the guest is halted.
+const SAMPLES: usize = 400;
+const TIMEOUT: Duration = Duration::from_secs(240);
+
+/// Everything that is compared goes out by the port; programs run on meanwhile.
+const SCRIPT: &str = r#"
+insmod /lib/modules/msr.ko
+walk compute >/tmp/compute & echo $! >/tmp/compute.pid
+walk kernel >/tmp/kernel & walk module >/tmp/module & sleep 1
+(cat /proc/kallsyms; echo '#maps'; cat /proc/$(cat /tmp/compute.pid)/maps) >/tmp/said
+(echo '#walk'; cat /tmp/compute; echo '#pid'; cat /tmp/compute.pid; echo '#end') >>/tmp/said
+stty -F /dev/ttyS1 raw; cat /tmp/said >/dev/ttyS1
+while :; do find /proc /sys >/dev/null 2>&1; done & while :; do true; done
+"#;
+
+/// What the guest has said of itself.
+struct Said<'a> {
+    symbols: &'a str,
+    maps: &'a str,
+    /// Where the functions of `walk` begin.
+    walk: BTreeMap<u64, &'a str>,
+    pid: u32,
+}
+
+impl<'a> Said<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let (symbols, rest) = text.split_once("#maps\n")?;
+        let (maps, rest) = rest.split_once("#walk\n")?;
+        let (walk, rest) = rest.split_once("#pid\n")?;
+        let words: Vec<&str> = walk.strip_prefix("walk: ")?.split_whitespace().collect();
+        let walk = words.chunks_exact(2).map(|pair| {
+            let address = u64::from_str_radix(pair[1].strip_prefix("0x")?, 16).ok()?;
+            Some((address, pair[0]))
+        });
+        Some(Self {
+            symbols,
+            maps,
+            walk: walk.collect::<Option<_>>()?,
+            pid: rest.lines().next()?.parse().ok()?,
+        })
+    }
+
+    /// The function of `walk` that has `address`, if it is one of those that print themselves.
+    fn function(&self, address: u64) -> Option<&'a str> {
+        let (start, name) = self.walk.range(..=address).next_back()?;
+        (address - start < 0x100).then_some(*name)
+    }
+}
+
+fn find(guest: &Watched, registers: &[Registers]) -> KernelView {
+    let mut search = Search::new(std::iter::once(0..guest.memory_bytes()));
+    loop {
+        match search.step(guest, 4096) {
+            Step::Searching => {}
+            Step::Done => panic!("no kernel was found"),
+            Step::Found(note) => match KernelView::of(guest, note, registers[0].cr3) {
+                Ok(view) => return view,
+                Err(error) => println!("{error}"),
+            },
+        }
+    }
+}
+
+/// Line by line, as `/proc/kallsyms` has them. Programs for BPF and trampolines that the kernel
+/// made since are no symbols of its tables.
+fn check_symbols(view: &KernelView, said: &Said<'_>) {
+    let mut ours = String::new();
+    for symbol in view.symbols() {
+        let _ = write!(
+            ours,
+            "{:016x} {} {}",
+            symbol.address, symbol.kind, symbol.name
+        );
+        let _ = match symbol.module {
+            Some(module) => writeln!(ours, "\t[{module}]"),
+            None => writeln!(ours),
+        };
+    }
+    let is_made = |line: &&str| line.ends_with("[bpf]") || line.contains("[__builtin__");
+    let theirs = said.symbols.lines().filter(|line| !is_made(line));
+    let different = ours
+        .lines()
+        .zip(theirs.clone())
+        .find(|(ours, theirs)| ours != theirs);
+    assert_eq!(different, None);
+    let counts = (ours.lines().count(), theirs.count());
+    assert_eq!(counts.0, counts.1);
+    assert!(counts.0 > 50_000, "{} symbols", counts.0);
+}
+
+/// Every line of the program's `/proc/PID/maps`.
+fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
+    let memory = task.memory.expect("a program");
+    let number = |text: &str| u64::from_str_radix(text, 16).expect("a number");
+    for line in said.maps.lines() {
+        let mut words = line.split_whitespace();
+        let (start, end) = words
+            .next()
+            .and_then(|range| range.split_once('-'))
+            .expect("a range");
+        let (offset, device) = (
+            words.nth(1).expect("an offset"),
+            words.next().expect("a device"),
+        );
+        let (inode, name) = (words.next().expect("an inode"), words.next());
+        let found = look.mapping(memory, number(start));
+        // Its page is not one of the program's own memory.
+        if name == Some("[vsyscall]") {
+            assert!(found.is_err(), "{line}");
+            continue;
+        }
+        let found = found.unwrap_or_else(|error| panic!("{line}: {error}"));
+        let place = (found.start, found.end);
+        assert_eq!(place, (number(start), number(end)), "{line}");
+        assert_eq!(found.is_vdso, name == Some("[vdso]"), "{line}");
+        let Some(file) = found.file else {
+            assert_eq!(inode, "0", "{line}");
+            continue;
+        };
+        assert_eq!(found.offset, number(offset), "{line}");
+        assert_eq!(file.inode.to_string(), inode, "{line}");
+        let ours = format!("{:02x}:{:02x}", file.device >> 20, file.device & 0xf_ffff);
+        assert_eq!(ours, device, "{line}");
+        let path = look.path(&file).expect("a path");
+        let expected = Path {
+            name: name.unwrap_or("").to_owned(),
+            deleted: false,
+        };
+        assert_eq!(path, expected, "{line}");
+    }
+    assert!(said.maps.lines().count() > 5, "{}", said.maps);
+}
+
+/// What the samples came to.
+#[derive(Debug, Default)]
+struct Tally {
+    samples: u32,
+    unknown_tasks: u32,
+    computing: u32,
+    /// Of these, those whose chain is that of the source.
+    walked: u32,
+    kernel: u32,
+    /// Of these, those whose chain leads to an entry or to a thread's first function.
+    whole: u32,
+    ends: BTreeMap<String, u32>,
+    /// With functions of a module, and of these those whose chain goes on in the program.
+    module: u32,
+    through: u32,
+    mapped: bool,
+    comms: BTreeMap<String, u32>,
+}
+
+impl Tally {
+    fn add(&mut self, view: &KernelView, said: &Said<'_>, chain: &Chain, at: &Registers) {
+        self.samples += 1;
+        let functions: Vec<_> = chain
+            .program()
+            .iter()
+            .map(|f| said.function(f.instruction()))
+            .collect();
+        if at.mode == Mode::User && functions[0].is_some() {
+            // A function without a frame of its own hides its caller.
+            self.computing += 1;
+            let callers = [Some("middle"), Some("outer")];
+            let whole = functions[1..].starts_with(&callers);
+            self.walked += u32::from(whole && matches!(functions[0], Some("inner" | "leaf")));
+        }
+        let Some(end) = chain.kernel_end() else {
+            return;
+        };
+        self.kernel += 1;
+        self.whole += u32::from(matches!(end, End::Entry | End::Outermost));
+        let names = chain
+            .kernel()
+            .iter()
+            .map(|frame| view.symbol(frame.instruction()));
+        let names: Vec<_> = names.collect();
+        if !matches!(end, End::Entry) {
+            let text = names.iter().map(|name| name.map_or("?", |name| name.name));
+            let text: Vec<_> = text.collect();
+            *self
+                .ends
+                .entry(format!("{end:?}: {}", text.join(" ")))
+                .or_default() += 1;
+        }
+        let is_msr = |name: &Option<guest_view::Symbol<'_>>| {
+            name.is_some_and(|name| name.module == Some("msr"))
+        };
+        if end == End::Entry && names.iter().any(is_msr) {
+            // libc's function has no frame, and hides that its caller is `middle`.
+            let last = names.last().copied().flatten().map(|name| name.name);
+            let from_program = last == Some("entry_SYSCALL_64_after_hwframe");
+            self.through += u32::from(from_program && functions.contains(&Some("outer")));
+            self.module += 1;
+        }
+    }
+}
+
+fn check(image: LinuxImage, cpu: &str, options: &str) {
+    let guest = image.with_script(SCRIPT).expect("the initramfs");
+    let mut guest = Watched::start(&guest, cpu, options).expect("QEMU");
+    let text = guest.said("#end\n", TIMEOUT);
+    let said = Said::parse(&text).expect("what the script says");
+    let registers = guest.stop().expect("QEMU's answer");
+    let view = find(&guest, &registers);
+    println!("{view:?}: {:?}", view.missing().collect::<Vec<_>>());
+    assert_eq!(view.missing().count(), 0);
+    check_symbols(&view, &said);
+    assert!(view.refreshed(&guest).expect("the modules").is_none());
+    guest.go_on().expect("QEMU's answer");
+    let mut tally = Tally::default();
+    let mut chain = Chain::default();
+    for _ in 0..SAMPLES {
+        thread::sleep(Duration::from_millis(3));
+        let registers = guest.stop().expect("QEMU's answer");
+        for (apic_id, at) in (0u32..).zip(&registers) {
+            let cpu = view.processor(&guest, apic_id).expect("a processor");
+            let look = Look::at(&view, &guest);
+            let task = look.task(cpu, at);
+            look.chain(task.as_ref().ok(), at, &mut chain);
+            tally.add(&view, &said, &chain, at);
+            let Ok(task) = task else {
+                tally.unknown_tasks += 1;
+                continue;
+            };
+            *tally.comms.entry(task.process.to_string()).or_default() += 1;
+            assert!(!task.is_kernel || task.memory.is_none(), "{task:?}");
+            if task.tgid == said.pid && !tally.mapped {
+                check_mappings(&look, &task, &said);
+                tally.mapped = true;
+            }
+        }
+        guest.go_on().expect("QEMU's answer");
+    }
+    println!("{tally:#?}");
+    let most = |part: u32, whole: u32| part * 100 >= whole * 90;
+    assert!(tally.mapped && tally.comms.contains_key("walk"));
+    assert!(tally.unknown_tasks * 100 <= tally.samples, "tasks");
+    assert!(
+        tally.computing > 20 && most(tally.walked, tally.computing),
+        "programs"
+    );
+    assert!(
+        tally.kernel > 100 && most(tally.whole, tally.kernel),
+        "the kernel"
+    );
+    assert!(
+        tally.module > 5 && most(tally.through, tally.module),
+        "the module"
+    );
+    assert!(view.is_current(&guest));
+}
+
+/// Programs have page tables of their own.
+#[test]
+fn linux_6_1_isolated() {
+    check(
+        LinuxImage::fetch().expect("the guest's image"),
+        "EPYC",
+        "pti=on",
+    );
+}
+
+/// Page tables have five levels.
+#[test]
+fn linux_6_12_five_levels() {
+    check(
+        LinuxImage::fetch_newer().expect("the guest's image"),
+        "max",
+        "",
+    );
+}

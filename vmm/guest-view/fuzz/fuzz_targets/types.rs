@@ -1,0 +1,14 @@
+//! Any bytes as a kernel's description of its types.
+//!
+//! The harness is that of the test `any_memory` of guest-view; `docs/testing.md` tells how
+//! to run this.
+#![no_main]
+
+#[path = "../../tests/any_memory/play.rs"]
+mod play;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    play::types(bytes);
+});

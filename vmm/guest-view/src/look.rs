@@ -1,0 +1,132 @@
+//! What a vCPU of the guest does at one moment.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+
+use crate::chain::{Chain, Program};
+use crate::mapping::{File, Mapping, Path};
+use crate::memory::GuestMemory;
+use crate::paging::Paging;
+use crate::registers::{Mode, Registers};
+use crate::space::Space;
+use crate::task::{ProgramMemory, Task};
+use crate::unknown::Unknown;
+use crate::unwind::Unwinder;
+use crate::view::KernelView;
+
+/// Most bytes that a look reads of the kernel, and as many of a program: far more than a
+/// chain of [`DEPTH`](crate::DEPTH) frames takes.
+const BUDGET: usize = 1 << 20;
+/// Mappings that one look remembers.
+const REMEMBERED: usize = 4;
+
+/// One look at a guest that stands still, or whose vCPU does: a page is looked up once, and
+/// a mapping, too.
+pub struct Look<'a> {
+    view: &'a KernelView,
+    memory: &'a dyn GuestMemory,
+    space: Space<'a>,
+    mappings: RefCell<[Option<(ProgramMemory, Mapping)>; REMEMBERED]>,
+    next: Cell<usize>,
+}
+
+impl fmt::Debug for Look<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Look")
+            .field("view", self.view)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Look<'a> {
+    /// At the guest whose kernel is `view`.
+    #[must_use]
+    pub fn at(view: &'a KernelView, memory: &'a dyn GuestMemory) -> Self {
+        Self {
+            view,
+            memory,
+            space: Space::new(memory, view.kernel.paging, BUDGET),
+            mappings: RefCell::new([None; REMEMBERED]),
+            next: Cell::new(0),
+        }
+    }
+
+    /// The task that runs on the kernel's processor `cpu`, whose vCPU stands at `at`. Some 20
+    /// reads; nothing is allocated.
+    ///
+    /// # Errors
+    /// What runs is not known: the kernel is in the middle of a switch, or is another one.
+    pub fn task(&self, cpu: u32, at: &Registers) -> Result<Task, Unknown> {
+        let kernel = &*self.view.kernel;
+        let layout = kernel.tasks.as_ref().map_err(|_| Unknown::Types)?;
+        let area = kernel.areas.get(cpu as usize).ok_or(Unknown::Processor)?;
+        layout.current(&self.space, (cpu, *area), at)
+    }
+
+    /// The callers of `at`, into `chain`. Where the kernel runs, the program's part begins
+    /// where `task` entered it, also when the kernel's part is broken. Without a task the
+    /// program's part is a frame at most. At most 60 reads for each frame; nothing is
+    /// allocated.
+    pub fn chain(&self, task: Option<&Task>, at: &Registers, chain: &mut Chain) {
+        chain.clear();
+        let layout = self.view.kernel.tasks.as_ref().ok();
+        let program = if at.mode == Mode::Kernel {
+            let unwinder = Unwinder {
+                space: &self.space,
+                saved: layout.map(|layout| &layout.saved),
+                stack: task.map_or(0..0, Task::kernel_stack),
+                orc: &|address| self.view.orc(address),
+            };
+            let walked = chain.walk_kernel(&unwinder, at);
+            if task.is_some_and(|task| task.memory.is_none()) {
+                return;
+            }
+            let of_task = || layout?.of_program(&self.space, task.filter(|_| walked.on_stack)?);
+            let saved = walked.entered.or_else(of_task);
+            saved.as_ref().map(Program::entered)
+        } else {
+            Some(Program::running(at))
+        };
+        let memory = task.and_then(|task| task.memory);
+        match (program, memory) {
+            (Some(program), Some(memory)) => {
+                let paging = Paging::long_mode(memory.root, self.view.kernel.five_levels);
+                chain.walk_program(&Space::new(self.memory, paging, BUDGET), &program);
+            }
+            (program, _) => chain.no_program(program.as_ref()),
+        }
+    }
+
+    /// What `program` has mapped at `address`. At most 400 reads, mostly some 30; of four
+    /// mappings none in the same look.
+    ///
+    /// # Errors
+    /// It has nothing there, or what it has is not known.
+    pub fn mapping(&self, program: ProgramMemory, address: u64) -> Result<Mapping, Unknown> {
+        let known = self.mappings.borrow();
+        let is_it = |(of, mapping): &&(ProgramMemory, Mapping)| {
+            *of == program && (mapping.start..mapping.end).contains(&address)
+        };
+        if let Some((_, mapping)) = known.iter().flatten().find(is_it) {
+            return Ok(*mapping);
+        }
+        drop(known);
+        let layout = self.view.kernel.mappings.as_ref();
+        let layout = layout.map_err(|_| Unknown::Types)?;
+        let found = layout.find(&self.space, program, address)?;
+        let next = self.next.get();
+        self.mappings.borrow_mut()[next] = Some((program, found));
+        self.next.set((next + 1) % REMEMBERED);
+        Ok(found)
+    }
+
+    /// The name of a file that is mapped; not for every sample, since it is as long as it is
+    /// deep, and allocates.
+    ///
+    /// # Errors
+    /// The name is not known.
+    pub fn path(&self, file: &File) -> Result<Path, Unknown> {
+        let layout = self.view.kernel.mappings.as_ref();
+        layout.map_err(|_| Unknown::Types)?.path(&self.space, file)
+    }
+}

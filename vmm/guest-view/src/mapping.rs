@@ -1,0 +1,329 @@
+//! What a program has mapped where: its `struct mm_struct`'s maple tree (since 6.1,
+//! `include/linux/maple_tree.h`), and the file behind a mapping.
+//!
+//! An address is looked up in the tree each time. A look-up reads a node for each level,
+//! of which there are two or three; nothing that the guest keeps would say more cheaply
+//! that a mapping of before still stands: 6.1 counts no changes of a program's mappings,
+//! and a freed `struct vm_area_struct` looks as before until it is used again.
+
+use crate::btf::{Btf, BtfError};
+use crate::layout::Types;
+use crate::space::Space;
+use crate::task::ProgramMemory;
+use crate::text::printable;
+use crate::unknown::Unknown;
+
+/// Levels of a tree (`MAPLE_HEIGHT_MAX`).
+const HIGHEST: usize = 31;
+/// Bytes of a node; its address has that many multiples, so bits below are free.
+const NODE: usize = 256;
+/// Most parts of a path, those of mount points included, and bytes of one.
+const MOST_PARTS: usize = 256;
+const LONGEST_PART: u32 = 255;
+/// Where pages are counted.
+const PAGE: u64 = 0x1000;
+
+/// A mapping of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapping {
+    /// Its first address.
+    pub start: u64,
+    /// Behind its last one.
+    pub end: u64,
+    /// Bytes from the start of the file to `start`; 0 without a file.
+    pub offset: u64,
+    /// The file, where it is one's.
+    pub file: Option<File>,
+    /// It is the kernel's own code for programs, `[vdso]`.
+    pub is_vdso: bool,
+}
+
+/// A file that is mapped. Two that are equal are the same file by the same name, unless it
+/// was renamed: so the name of one need not be made twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct File {
+    /// The number of its file system's device: `MAJOR << 20 | MINOR`.
+    pub device: u32,
+    /// Its inode's number.
+    pub inode: u64,
+    /// Tells inodes that have the same number one after the other.
+    pub generation: u32,
+    dentry: u64,
+    mount: u64,
+}
+
+/// A file's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Path {
+    /// From the root of all, or of a file system that is mounted nowhere: of a file of an
+    /// overlay this may be the name in its layer. Control characters are replaced by `?`.
+    pub name: String,
+    /// The file has no name any more.
+    pub deleted: bool,
+}
+
+/// Where a kernel keeps mappings and files.
+#[derive(Debug)]
+pub(crate) struct MappingLayout {
+    root: u64,
+    vdso: u64,
+    wide: Node,
+    leaf: Node,
+    inner: Node,
+    area: Area,
+    dentry: Dentry,
+    mount: Mount,
+}
+
+/// A kind of node: its number, and its arrays.
+#[derive(Debug)]
+struct Node {
+    kind: u64,
+    pivots: usize,
+    slots: usize,
+    /// Slots; there is one pivot less.
+    count: usize,
+}
+
+#[derive(Debug)]
+struct Area {
+    start: u64,
+    end: u64,
+    memory: u64,
+    offset: u64,
+    file: u64,
+    /// In `struct file`, `struct inode` and `struct super_block`.
+    file_dentry: u64,
+    file_mount: u64,
+    file_inode: u64,
+    inode_number: u64,
+    inode_generation: u64,
+    inode_super: u64,
+    super_device: u64,
+}
+
+#[derive(Debug)]
+struct Dentry {
+    parent: u64,
+    name: u64,
+    len: u64,
+    /// Whether it has a name: `d_hash.pprev`.
+    hashed: u64,
+}
+
+#[derive(Debug)]
+struct Mount {
+    parent: u64,
+    point: u64,
+    /// What other structures point to, in a `struct mount`.
+    inner: u64,
+    root: u64,
+}
+
+impl Node {
+    fn of(types: Types<'_>, kind: &str, of: &str) -> Result<Self, BtfError> {
+        let unexpected = || BtfError::Unexpected(of.to_owned());
+        let pivots = types.0.member(of, "pivot")?;
+        let slots = types.0.member(of, "slot")?;
+        let count = slots.size as usize / 8;
+        let end = (slots.offset + slots.size).max(pivots.offset + pivots.size);
+        let fits = end as usize <= NODE && pivots.size + 8 == slots.size && count > 1;
+        let kind = types.0.enumerator("maple_type", kind)?;
+        fits.then_some(Self {
+            kind: kind.into(),
+            pivots: pivots.offset as usize,
+            slots: slots.offset as usize,
+            count,
+        })
+        .ok_or_else(unexpected)
+    }
+
+    /// The slot that `address` belongs to (`mtree_range_walk` of `lib/maple_tree.c`): the
+    /// first whose pivot is not below it. A pivot 0 behind the first is the node's end.
+    fn slot(&self, bytes: &[u8; NODE], address: u64) -> u64 {
+        let last = self.count - 1;
+        let holds = |index: &usize| {
+            let pivot = word(bytes, self.pivots + 8 * index);
+            pivot >= address || pivot == 0 && *index > 0
+        };
+        let index = (0..last).find(holds).unwrap_or(last);
+        word(bytes, self.slots + 8 * index)
+    }
+}
+
+impl MappingLayout {
+    pub(crate) fn of(btf: &Btf) -> Result<Self, BtfError> {
+        let types = Types(btf);
+        let area = |name| types.word("vm_area_struct", name);
+        let node = |kind, of| Node::of(types, kind, of);
+        Ok(Self {
+            root: types.word("mm_struct", "mm_mt.ma_root")?,
+            vdso: types.word("mm_struct", "context.vdso")?,
+            leaf: node("maple_leaf_64", "maple_range_64")?,
+            inner: node("maple_range_64", "maple_range_64")?,
+            wide: node("maple_arange_64", "maple_arange_64")?,
+            area: Area {
+                start: area("vm_start")?,
+                end: area("vm_end")?,
+                memory: area("vm_mm")?,
+                offset: area("vm_pgoff")?,
+                file: area("vm_file")?,
+                file_dentry: types.word("file", "f_path.dentry")?,
+                file_mount: types.word("file", "f_path.mnt")?,
+                file_inode: types.word("file", "f_inode")?,
+                inode_number: types.word("inode", "i_ino")?,
+                inode_generation: types.half("inode", "i_generation")?,
+                inode_super: types.word("inode", "i_sb")?,
+                super_device: types.half("super_block", "s_dev")?,
+            },
+            dentry: Dentry {
+                parent: types.word("dentry", "d_parent")?,
+                name: types.word("dentry", "d_name.name")?,
+                len: types.half("dentry", "d_name.len")?,
+                hashed: types.word("dentry", "d_hash.pprev")?,
+            },
+            mount: Mount {
+                parent: types.word("mount", "mnt_parent")?,
+                point: types.word("mount", "mnt_mountpoint")?,
+                inner: types.0.member("mount", "mnt")?.offset.into(),
+                root: types.word("vfsmount", "mnt_root")?,
+            },
+        })
+    }
+
+    /// The mapping of `memory` that has `address`.
+    pub(crate) fn find(
+        &self,
+        space: &Space<'_>,
+        memory: ProgramMemory,
+        address: u64,
+    ) -> Result<Mapping, Unknown> {
+        let area = self.area(space, memory, address)?;
+        let of = &self.area;
+        let at = |offset: u64| space.word(area.wrapping_add(offset));
+        let (start, end) = (at(of.start)?, at(of.end)?);
+        // It may have changed while it was looked up.
+        if at(of.memory)? != memory.address || !(start..end).contains(&address) {
+            return Err(Unknown::Inconsistent("mappings"));
+        }
+        let file = match at(of.file)? {
+            0 => None,
+            file => Some(self.file(space, file)?),
+        };
+        let offset = match file {
+            Some(_) => at(of.offset)?.wrapping_mul(PAGE),
+            None => 0,
+        };
+        let vdso = space.word(memory.address.wrapping_add(self.vdso))?;
+        Ok(Mapping {
+            start,
+            end,
+            offset,
+            file,
+            is_vdso: file.is_none() && start == vdso,
+        })
+    }
+
+    /// The `struct vm_area_struct` in the tree's slot for `address`.
+    fn area(&self, space: &Space<'_>, memory: ProgramMemory, address: u64) -> Result<u64, Unknown> {
+        let root = memory.address.wrapping_add(self.root);
+        let mut entry = space.word(root)?;
+        // A pointer to a node; a tree of one entry at 0 has none.
+        if entry & 3 != 2 || entry <= 4096 {
+            return Err(Unknown::NoMapping);
+        }
+        for _ in 0..HIGHEST {
+            let (kind, at) = (entry >> 3 & 0xf, entry & !(NODE as u64 - 1));
+            let bytes: [u8; NODE] = space.array(at).ok_or(Unknown::Unmapped(at))?;
+            // A node that was removed is its own parent, the first of its words.
+            if word(&bytes, 0) & !(NODE as u64 - 1) == at {
+                return Err(Unknown::Inconsistent("mappings"));
+            }
+            let nodes = [&self.leaf, &self.inner, &self.wide];
+            let node = nodes.into_iter().find(|node| node.kind == kind);
+            let node = node.ok_or(Unknown::Inconsistent("mappings"))?;
+            entry = node.slot(&bytes, address);
+            if kind != self.leaf.kind {
+                continue;
+            }
+            // Small numbers with these last bits are the tree's own.
+            let none = entry == 0 || entry & 3 != 0;
+            return if none {
+                Err(Unknown::NoMapping)
+            } else {
+                Ok(entry)
+            };
+        }
+        Err(Unknown::TooMany("mappings"))
+    }
+
+    fn file(&self, space: &Space<'_>, file: u64) -> Result<File, Unknown> {
+        let of = &self.area;
+        let word = |base: u64, offset: u64| space.word(base.wrapping_add(offset));
+        let half = |base: u64, offset: u64| space.half(base.wrapping_add(offset));
+        let inode = word(file, of.file_inode)?;
+        Ok(File {
+            device: half(word(inode, of.inode_super)?, of.super_device)?,
+            inode: word(inode, of.inode_number)?,
+            generation: half(inode, of.inode_generation)?,
+            dentry: word(file, of.file_dentry)?,
+            mount: word(file, of.file_mount)?,
+        })
+    }
+
+    /// The name of `file`, as `__prepend_path` of `fs/d_path.c` makes it.
+    pub(crate) fn path(&self, space: &Space<'_>, file: &File) -> Result<Path, Unknown> {
+        let word = |base: u64, offset: u64| space.word(base.wrapping_add(offset));
+        let of = &self.dentry;
+        let mut parts = Vec::new();
+        let mut dentry = file.dentry;
+        let mut mount = file.mount.wrapping_sub(self.mount.inner);
+        let mut deleted = word(dentry, of.hashed)? == 0;
+        for _ in 0..MOST_PARTS {
+            let root = word(mount.wrapping_add(self.mount.inner), self.mount.root)?;
+            if dentry == root {
+                let parent = word(mount, self.mount.parent)?;
+                if parent == mount {
+                    // A root is in no directory.
+                    deleted &= dentry != file.dentry;
+                    return Ok(joined(&parts, deleted));
+                }
+                dentry = word(mount, self.mount.point)?;
+                mount = parent;
+                continue;
+            }
+            let at = word(dentry, of.name)?;
+            let len = space.half(dentry.wrapping_add(of.len))?;
+            if len > LONGEST_PART {
+                return Err(Unknown::Inconsistent("names"));
+            }
+            let part = space.bytes(at, len as usize);
+            parts.push(part.ok_or(Unknown::Unmapped(at))?);
+            let parent = word(dentry, of.parent)?;
+            if parent == dentry {
+                // Of no directory: a file in memory, for example.
+                return Ok(joined(&parts, deleted));
+            }
+            dentry = parent;
+        }
+        Err(Unknown::TooMany("names"))
+    }
+}
+
+fn joined(parts: &[Vec<u8>], deleted: bool) -> Path {
+    let mut name = String::new();
+    for part in parts.iter().rev() {
+        name.push('/');
+        name.push_str(&printable(part));
+    }
+    if name.is_empty() {
+        name.push('/');
+    }
+    Path { name, deleted }
+}
+
+fn word(bytes: &[u8; NODE], offset: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[offset..offset + 8]);
+    u64::from_le_bytes(word)
+}

@@ -1,0 +1,225 @@
+//! The task that runs on a processor of the guest.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::btf::BtfError;
+use crate::layout::Types;
+use crate::registers::{Mode, Registers, Saved, SavedLayout};
+use crate::space::Space;
+use crate::symbols::SymbolTable;
+use crate::text::printable;
+use crate::unknown::Unknown;
+
+/// `PF_KTHREAD` (`include/linux/sched.h`); programs see it in `/proc/PID/stat`.
+const KERNEL_THREAD: u32 = 0x0020_0000;
+/// Bits of CR3 and of table entries that are an address.
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+/// `PTI_USER_PGTABLE_BIT` (`arch/x86/mm/tlb.c`): CR3 of a program, under page-table
+/// isolation.
+const PROGRAM_TABLES: u64 = 0x1000;
+/// Most bytes of a kernel stack, `THREAD_SIZE` with all debugging.
+const MOST_STACK: u64 = 1 << 18;
+
+/// A task's name: 16 bytes, which may be anything.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Comm([u8; 16]);
+
+impl Comm {
+    /// The bytes before the first NUL.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        let end = self.0.iter().position(|byte| *byte == 0);
+        &self.0[..end.unwrap_or(self.0.len())]
+    }
+}
+
+/// Without control characters.
+impl fmt::Display for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&printable(self.bytes()))
+    }
+}
+
+impl fmt::Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.to_string(), f)
+    }
+}
+
+/// The memory of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProgramMemory {
+    /// Of its `struct mm_struct`.
+    pub(crate) address: u64,
+    /// Guest-physical address of its page tables, as the kernel uses them.
+    pub root: u64,
+}
+
+/// A thread of a program, or of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Task {
+    /// Of its `struct task_struct`.
+    pub address: u64,
+    /// The thread's number; 0 for the idle threads of all processors.
+    pub pid: u32,
+    /// The process's number: that of its first thread.
+    pub tgid: u32,
+    /// The thread's name.
+    pub comm: Comm,
+    /// The name of the process's first thread.
+    pub process: Comm,
+    /// It is the kernel's own.
+    pub is_kernel: bool,
+    /// When it began, in ns since the guest started; tells numbers that were used again.
+    pub started: u64,
+    /// Its memory, where it has one of its own.
+    pub memory: Option<ProgramMemory>,
+    /// Its stack in the kernel.
+    stack: u64,
+    /// Where its program's registers are on it.
+    saved: u64,
+}
+
+impl Task {
+    /// Its stack in the kernel, up to and with where its program's registers begin.
+    pub(crate) fn kernel_stack(&self) -> Range<u64> {
+        self.stack..self.saved.wrapping_add(1)
+    }
+}
+
+/// Where a kernel keeps its tasks.
+#[derive(Debug)]
+pub(crate) struct TaskLayout {
+    /// Of the per-CPU variables, in a processor's area.
+    current: u64,
+    top_of_stack: u64,
+    on_cpu: u64,
+    cpu: u64,
+    flags: u64,
+    pid: u64,
+    tgid: u64,
+    comm: u64,
+    mm: u64,
+    group_leader: u64,
+    stack: u64,
+    started: u64,
+    pgd: u64,
+    pub(crate) saved: SavedLayout,
+}
+
+impl TaskLayout {
+    pub(crate) fn of(types: Types<'_>, symbols: &SymbolTable) -> Result<Self, BtfError> {
+        const TASK: &str = "task_struct";
+        let variable = |name: &str| {
+            let found = symbols.address(name);
+            found.ok_or_else(|| BtfError::Missing(name.to_owned()))
+        };
+        // 6.2 to 6.14 keep them together; 6.1 and before, and 6.15 on, do not.
+        let (current, top_of_stack) = match variable("pcpu_hot") {
+            Ok(hot) => {
+                let at = |name| types.word("pcpu_hot", name).map(|at| hot.wrapping_add(at));
+                (at("current_task")?, at("top_of_stack")?)
+            }
+            Err(_) => (
+                variable("current_task")?,
+                variable("cpu_current_top_of_stack")?,
+            ),
+        };
+        Ok(Self {
+            current,
+            top_of_stack,
+            on_cpu: types.half(TASK, "on_cpu")?,
+            cpu: types.half(TASK, "thread_info.cpu")?,
+            flags: types.half(TASK, "flags")?,
+            pid: types.half(TASK, "pid")?,
+            tgid: types.half(TASK, "tgid")?,
+            comm: types.at(TASK, "comm", 16)?,
+            mm: types.word(TASK, "mm")?,
+            group_leader: types.word(TASK, "group_leader")?,
+            stack: types.word(TASK, "stack")?,
+            started: types.word(TASK, "start_boottime")?,
+            pgd: types.word("mm_struct", "pgd")?,
+            saved: SavedLayout::of(types)?,
+        })
+    }
+
+    /// The task that runs on processor `cpu`, whose per-CPU variables are at `area`.
+    pub(crate) fn current(
+        &self,
+        space: &Space<'_>,
+        (cpu, area): (u32, u64),
+        at: &Registers,
+    ) -> Result<Task, Unknown> {
+        let place = area.wrapping_add(self.current);
+        let address = space.word(place)?;
+        let member = |offset: u64| address.wrapping_add(offset);
+        let runs = space.half(member(self.cpu))? == cpu && space.half(member(self.on_cpu))? == 1;
+        if !runs {
+            return Err(Unknown::Inconsistent("tasks"));
+        }
+        let name = |task: u64| {
+            let at = task.wrapping_add(self.comm);
+            let bytes = space.array(at).ok_or(Unknown::Unmapped(at))?;
+            Ok(Comm(bytes))
+        };
+        let (pid, tgid) = (
+            space.half(member(self.pid))?,
+            space.half(member(self.tgid))?,
+        );
+        let comm = name(address)?;
+        let process = if pid == tgid {
+            comm
+        } else {
+            name(space.word(member(self.group_leader))?)?
+        };
+        let memory = match space.word(member(self.mm))? {
+            0 => None,
+            mm => {
+                let root = space.word(mm.wrapping_add(self.pgd))?;
+                let root = space.physical(root).ok_or(Unknown::Unmapped(root))?;
+                Some(ProgramMemory { address: mm, root })
+            }
+        };
+        let top = space.word(area.wrapping_add(self.top_of_stack))?;
+        let stack = space.word(member(self.stack))?;
+        let task = Task {
+            address,
+            pid,
+            tgid,
+            comm,
+            process,
+            is_kernel: space.half(member(self.flags))? & KERNEL_THREAD != 0,
+            started: space.word(member(self.started))?,
+            memory,
+            stack,
+            saved: top.wrapping_sub(self.saved.size),
+        };
+        // The two variables are written one after the other when tasks are switched.
+        let fits = top
+            .checked_sub(stack)
+            .is_some_and(|size| size <= MOST_STACK);
+        if !fits || space.word(place)? != address {
+            return Err(Unknown::Inconsistent("stacks"));
+        }
+        if at.mode != Mode::Kernel && !memory.is_some_and(|memory| memory.is_loaded(at.cr3)) {
+            return Err(Unknown::Inconsistent("page tables"));
+        }
+        Ok(task)
+    }
+
+    /// The registers with which `task` entered the kernel; `None` for the kernel's own.
+    pub(crate) fn of_program(&self, space: &Space<'_>, task: &Task) -> Option<Saved> {
+        task.memory?;
+        let saved = self.saved.whole(space, task.saved)?;
+        (saved.mode != Mode::Kernel).then_some(saved)
+    }
+}
+
+impl ProgramMemory {
+    /// A program that runs with this CR3 has this memory.
+    fn is_loaded(&self, cr3: u64) -> bool {
+        let tables = cr3 & ADDRESS;
+        tables == self.root || tables == self.root | PROGRAM_TABLES
+    }
+}

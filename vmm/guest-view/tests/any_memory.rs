@@ -1,0 +1,61 @@
+//! Whatever a guest writes anywhere: no panic, and no more reads than promised.
+
+#[path = "any_memory/play.rs"]
+mod play;
+
+use proptest::prelude::*;
+
+/// The harness is no use if it does not get anywhere.
+#[test]
+fn what_is_not_changed_is_found() {
+    for start in [0, 1] {
+        // Nothing is changed; the registers of a call chain in the kernel, then as they are.
+        let mut bytes = vec![start];
+        bytes.extend([0; 8]);
+        bytes.extend([0, 17, 1, 1, 1, 1, 1, 1, 1, 1]);
+        let reached = play::run(&bytes);
+        assert!(reached.kernel && reached.task, "{reached:?}");
+        assert!(reached.kernel_frames > 0, "{reached:?}");
+    }
+    let reached = play::run(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+    assert!(reached.path && reached.program_frames > 1, "{reached:?}");
+}
+
+/// Inputs that are the same every time, and what they come to.
+#[test]
+fn changes_reach_what_they_are_for() {
+    let mut state = 1u64;
+    let mut byte = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    let [mut kernels, mut tasks, mut paths, mut deep] = [0; 4];
+    for _ in 0..2000 {
+        let bytes: Vec<u8> = (0..200).map(|_| byte()).collect();
+        let reached = play::run(&bytes);
+        kernels += u32::from(reached.kernel);
+        tasks += u32::from(reached.task);
+        paths += u32::from(reached.path);
+        deep += u32::from(reached.kernel_frames > 1);
+    }
+    let counts = (kernels, tasks, paths, deep);
+    assert!(
+        kernels > 1000 && tasks > 500 && paths > 100 && deep > 200,
+        "{counts:?}"
+    );
+    assert!(kernels < 1900 && tasks < kernels, "{counts:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_memory(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        play::run(&bytes);
+    }
+
+    #[test]
+    fn any_types(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        play::types(&bytes);
+    }
+}

@@ -1,0 +1,500 @@
+//! A kernel in 4 MiB, as 6.1 and as 6.12 have it: what is found, and what is unknown.
+#![allow(clippy::cast_possible_truncation, reason = "addresses in 4 MiB")]
+
+mod linux;
+
+use guest_view::{Chain, End, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown};
+use linux::{
+    AREA, CALLED, CODE, DENTRY, ENTRY, IMAGE, INTERRUPT, KSTACK, Linux, MM, MODULE, MODULE_CODE,
+    NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, at, physical,
+};
+
+fn note(linux: &Linux) -> Note {
+    let mut search = Search::new(std::iter::once(0x800..4 << 20));
+    for _ in 0..1024 {
+        match search.step(linux, 3) {
+            Step::Searching => {}
+            Step::Found(note) => return note,
+            Step::Done => break,
+        }
+    }
+    panic!("no note");
+}
+
+fn view(linux: &Linux) -> KernelView {
+    let view = KernelView::of(linux, note(linux), PROGRAM_ROOT).expect("a kernel");
+    assert_eq!(view.missing().count(), 0, "{:?}", view.missing().next());
+    view
+}
+
+/// Of both kinds.
+fn both(check: impl Fn(Linux)) {
+    check(Linux::new(false));
+    check(Linux::new(true));
+}
+
+/// The task, after `change`, as the program runs.
+fn task(mut linux: Linux, change: impl Fn(&mut Linux)) -> Result<Task, Unknown> {
+    let view = view(&linux);
+    change(&mut linux);
+    let at = linux.registers(CODE, STACK + 0x800, STACK + 0x810);
+    Look::at(&view, &linux).task(0, &at)
+}
+
+#[test]
+fn the_note_is_found_in_steps() {
+    both(|linux| {
+        let note = note(&linux);
+        assert_eq!(note.address, NOTE);
+        assert_eq!(note.build_id(), Some("0123"));
+        assert_eq!(note.kernel_offset(), Some(0));
+        let release = note.release().map(str::to_owned);
+        let expected = if linux.newer { "6.12-toy" } else { "6.1-toy" };
+        assert_eq!(release.as_deref(), Some(expected));
+    });
+}
+
+#[test]
+fn a_search_ends() {
+    let linux = Linux::new(true);
+    let mut search = Search::new([0..0x3000, u64::MAX - 0x1000..u64::MAX]);
+    assert_eq!(search.step(&linux, 1), Step::Searching);
+    assert_eq!(search.step(&linux, 1000), Step::Done);
+    assert!(linux.reads.get() <= 5);
+}
+
+#[test]
+fn a_note_of_another_kernel_is_refused() {
+    both(|mut linux| {
+        let note = note(&linux);
+        let other = KernelView::of(&linux, note.clone(), 0x20_0000);
+        assert_eq!(other.unwrap_err(), NoKernel::NotRunning(NOTE));
+        // A program's tables, under page-table isolation.
+        assert!(KernelView::of(&linux, note.clone(), PROGRAM_ROOT | 7).is_ok());
+        // A copy at another place.
+        let copy = linux.memory[NOTE as usize..][..0x1000].to_vec();
+        linux.memory[0x10_0000..][..0x1000].copy_from_slice(&copy);
+        let copied = Note::read(&linux, 0x10_0000).expect("a note");
+        let copied = KernelView::of(&linux, copied, PROGRAM_ROOT);
+        assert_eq!(copied.unwrap_err(), NoKernel::NotRunning(0x10_0000));
+    });
+}
+
+#[test]
+fn an_old_kernel_is_named() {
+    let mut linux = Linux::new(false);
+    let place = linux
+        .memory
+        .windows(8)
+        .position(|bytes| bytes == b"kallsyms");
+    linux.memory[place.expect("the note")] = b'x';
+    let found = KernelView::of(&linux, note(&linux), PROGRAM_ROOT);
+    let at = linux
+        .memory
+        .windows(17)
+        .position(|bytes| bytes == b"kallsyms_num_syms");
+    linux.memory[at.expect("the note")] = b'x';
+    let older = KernelView::of(&linux, note(&linux), PROGRAM_ROOT);
+    assert_eq!(found.unwrap_err(), NoKernel::Symbols);
+    assert_eq!(older.unwrap_err(), NoKernel::Old("6.1-toy".to_owned()));
+}
+
+#[test]
+fn symbols_of_kernel_and_module() {
+    both(|linux| {
+        let view = view(&linux);
+        let check = |address: u64, expected: Option<(&str, char, u64, Option<&str>)>| {
+            let found = view.symbol(address);
+            let found = found.map(|found| (found.name, found.kind, found.address, found.module));
+            assert_eq!(found, expected, "{address:#x}");
+        };
+        check(IMAGE, Some(("_stext", 'T', IMAGE, None)));
+        check(CALLED - 1, Some(("entry", 'T', ENTRY, None)));
+        check(CALLED + 5, Some(("called", 't', CALLED, None)));
+        check(
+            MODULE_CODE + 0x11,
+            Some(("toy_function", 't', MODULE_CODE + 0x10, Some("toy"))),
+        );
+        check(MODULE_CODE + 5, None);
+        check(MODULE_CODE + 0x1000, None);
+        check(IMAGE - 1, None);
+        check(0x300, None);
+        assert_eq!(
+            view.symbols().last().map(|last| last.name),
+            Some("toy_function")
+        );
+        assert_eq!(view.processors(), 1);
+        assert_eq!(view.processor(&linux, 7), Some(0));
+        assert_eq!(view.processor(&linux, 8), None);
+    });
+}
+
+#[test]
+fn modules_come_and_go() {
+    both(|mut linux| {
+        let view = view(&linux);
+        assert!(view.is_current(&linux));
+        assert!(view.refreshed(&linux).expect("a list").is_none());
+        linux.word(IMAGE + 0x3000, IMAGE + 0x3000);
+        let empty = view.refreshed(&linux).expect("a list").expect("a change");
+        assert_eq!(empty.symbol(MODULE_CODE + 0x11), None);
+        assert!(view.symbol(MODULE_CODE + 0x11).is_some());
+        // A list without an end.
+        linux.word(IMAGE + 0x3000, MODULE + at::MODULE_LIST);
+        linux.word(MODULE + at::MODULE_LIST, MODULE + at::MODULE_LIST);
+        assert_eq!(
+            view.refreshed(&linux).unwrap_err(),
+            Unknown::TooMany("modules")
+        );
+        linux.half(linux::DIRECT + NOTE + 24, 0);
+        assert!(!view.is_current(&linux));
+    });
+}
+
+#[test]
+fn the_task_that_runs() {
+    both(|linux| {
+        let task = task(linux, |_| {}).expect("a task");
+        assert_eq!((task.pid, task.tgid, task.is_kernel), (43, 42, false));
+        assert_eq!(
+            (task.comm.to_string().as_str(), task.comm.bytes().len()),
+            ("worker?[1m", 10)
+        );
+        assert_eq!(task.process.to_string(), "server");
+        assert_eq!(task.started, 123_456_789);
+        assert_eq!(task.memory.map(|memory| memory.root), Some(PROGRAM_ROOT));
+    });
+}
+
+#[test]
+fn a_task_that_cannot_be_is_unknown() {
+    fn check(change: impl Fn(&mut Linux), expected: Unknown) {
+        both(|linux| assert_eq!(task(linux, &change).unwrap_err(), expected));
+    }
+    check(
+        |linux| linux.half(TASK + at::CPU, 1),
+        Unknown::Inconsistent("tasks"),
+    );
+    check(
+        |linux| linux.half(TASK + at::ON_CPU, 0),
+        Unknown::Inconsistent("tasks"),
+    );
+    check(
+        |linux| linux.word(TASK + at::STACK, 0),
+        Unknown::Inconsistent("stacks"),
+    );
+    check(
+        |linux| linux.word(TASK + at::MM, 0),
+        Unknown::Inconsistent("page tables"),
+    );
+    check(
+        |linux| linux.word(TASK + at::MM, 0x1234),
+        Unknown::Unmapped(0x1234 + at::MM_PGD),
+    );
+    check(
+        |linux| linux.word(MM + at::MM_PGD, linux::DIRECT + 0x20_0000),
+        Unknown::Inconsistent("page tables"),
+    );
+    let linux = Linux::new(true);
+    let view = view(&linux);
+    let at = linux.registers(CODE, STACK, STACK);
+    assert_eq!(
+        Look::at(&view, &linux).task(1, &at).unwrap_err(),
+        Unknown::Processor
+    );
+}
+
+#[test]
+fn kernels_threads_have_no_program() {
+    both(|mut linux| {
+        let view = view(&linux);
+        linux.word(TASK + at::MM, 0);
+        linux.half(TASK + at::FLAGS, 0x20_0040);
+        let at = linux.registers(CALLED, KSTACK + 0x1000, 0);
+        let look = Look::at(&view, &linux);
+        let task = look.task(0, &at).expect("a task");
+        assert!(task.is_kernel && task.memory.is_none());
+        let mut chain = Chain::default();
+        look.chain(Some(&task), &at, &mut chain);
+        assert_eq!((chain.program().len(), chain.program_end()), (0, None));
+    });
+}
+
+#[test]
+fn what_is_mapped() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let at = linux.registers(CODE, STACK, STACK);
+        let task = Look::at(&view, &linux).task(0, &at).expect("a task");
+        let memory = task.memory.expect("a program");
+        let found = |linux: &Linux, address| Look::at(&view, linux).mapping(memory, address);
+        let code = found(&linux, CODE + 5).expect("a mapping");
+        assert_eq!(
+            (code.start, code.end, code.offset),
+            (CODE, CODE + 0x1000, 0x3000)
+        );
+        let file = code.file.expect("a file");
+        assert_eq!(
+            (file.device, file.inode, file.generation),
+            (8 << 20 | 1, 4711, 9)
+        );
+        let path = Look::at(&view, &linux).path(&file).expect("a path");
+        assert_eq!(
+            (path.name.as_str(), path.deleted),
+            ("/opt/bin/server", false)
+        );
+        let stack = found(&linux, STACK + 0xfff).expect("a mapping");
+        assert_eq!((stack.file, stack.offset, stack.is_vdso), (None, 0, false));
+        for nothing in [0, CODE - 1, STACK + 0x1000, u64::MAX] {
+            assert_eq!(
+                found(&linux, nothing),
+                Err(Unknown::NoMapping),
+                "{nothing:#x}"
+            );
+        }
+        linux.word(MM + 0x80, STACK);
+        assert!(found(&linux, STACK).expect("a mapping").is_vdso);
+        // Unlinked, and renamed to something for a terminal.
+        linux.word(DENTRY + 0x20, 0);
+        linux.put(linux::DIRECT + 0x3_5800, b"s\x1brver");
+        let path = Look::at(&view, &linux).path(&file).expect("a path");
+        assert_eq!(
+            (path.name.as_str(), path.deleted),
+            ("/opt/bin/s?rver", true)
+        );
+        // Another program's, and one that has moved.
+        linux.word(VMA + at::VMA_MM, MM + 8);
+        assert_eq!(found(&linux, CODE), Err(Unknown::Inconsistent("mappings")));
+        linux.word(VMA + at::VMA_MM, MM);
+        linux.word(VMA, CODE + 0x800);
+        assert_eq!(found(&linux, CODE), Err(Unknown::Inconsistent("mappings")));
+        // A node that was removed; one that leads to itself.
+        linux.word(NODES, NODES);
+        assert_eq!(found(&linux, CODE), Err(Unknown::Inconsistent("mappings")));
+        linux.word(NODES, MM | 1);
+        linux.word(NODES + 80, NODES | 3 << 3 | 4);
+        assert_eq!(found(&linux, CODE), Err(Unknown::TooMany("mappings")));
+        // A directory in itself.
+        linux.word(DENTRY + 0x80, DENTRY);
+        assert_eq!(
+            Look::at(&view, &linux).path(&file),
+            Err(Unknown::TooMany("names"))
+        );
+    });
+}
+
+/// Addresses of the frames, and why both parts end.
+type Found = (Vec<u64>, Option<End>, Vec<u64>, Option<End>);
+
+fn chain_at(linux: &Linux, view: &KernelView, rip: u64, rsp: u64, rbp: u64) -> Found {
+    let at = linux.registers(rip, rsp, rbp);
+    let look = Look::at(view, linux);
+    let task = look.task(0, &at).expect("a task");
+    let mut chain = Chain::with_depth(8);
+    look.chain(Some(&task), &at, &mut chain);
+    let addresses = |frames: &[guest_view::Frame]| frames.iter().map(|f| f.address).collect();
+    (
+        addresses(chain.kernel()),
+        chain.kernel_end(),
+        addresses(chain.program()),
+        chain.program_end(),
+    )
+}
+
+const PROGRAM: [u64; 3] = [CODE + 0x10, CODE + 0x123, CODE + 0x456];
+
+#[test]
+fn a_programs_chain() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let found = chain_at(&linux, &view, CODE, STACK + 0x800, STACK + 0x810);
+        let frames = vec![CODE, CODE + 0x123, CODE + 0x456];
+        assert_eq!(found, (vec![], None, frames, Some(End::Outermost)));
+        let mut end = |value: u64, expected: End| {
+            linux.word(STACK + 0x810, value);
+            let found = chain_at(&linux, &view, CODE, STACK + 0x800, STACK + 0x810);
+            assert_eq!(found.3, Some(expected), "{value:#x}");
+        };
+        end(STACK + 0x810, End::Direction);
+        end(STACK + 0x821, End::Direction);
+        end(0x7fff_0000_0000, End::Unreadable);
+        end(1 << 60, End::Direction);
+        end(0, End::Outermost);
+        linux.word(STACK + 0x818, 1 << 60);
+        let found = chain_at(&linux, &view, CODE, STACK + 0x800, STACK + 0x810);
+        assert_eq!((found.2.len(), found.3), (1, Some(End::NotCode)));
+    });
+}
+
+#[test]
+fn a_chain_without_a_task() {
+    both(|linux| {
+        let view = view(&linux);
+        let mut chain = Chain::default();
+        let at = linux.registers(CODE + 3, STACK + 0x800, STACK + 0x810);
+        Look::at(&view, &linux).chain(None, &at, &mut chain);
+        assert_eq!(chain.program().len(), 1);
+        assert_eq!(chain.program()[0].address, CODE + 3);
+        assert_eq!(chain.program_end(), Some(End::NoProgram));
+    });
+}
+
+#[test]
+fn a_32_bit_programs_chain() {
+    both(|mut linux| {
+        let view = view(&linux);
+        linux.half(STACK + 0x10, (STACK + 0x20) as u32);
+        linux.half(STACK + 0x14, 0x40_0123);
+        let mut at = linux.registers(CODE, STACK, STACK + 0x10);
+        at.mode = Mode::User32;
+        let look = Look::at(&view, &linux);
+        let task = look.task(0, &at).expect("a task");
+        let mut chain = Chain::default();
+        look.chain(Some(&task), &at, &mut chain);
+        assert_eq!(chain.program().len(), 2);
+        assert_eq!(chain.program()[1].address, CODE + 0x123);
+        assert_eq!(chain.program()[1].instruction(), CODE + 0x122);
+    });
+}
+
+#[test]
+fn the_kernels_chain() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let top = KSTACK + 0x4000 - REGS;
+        // `called` was called by the module's function, and that by `entry`.
+        let sp = top - 32 - 8;
+        linux.word(sp + 24, MODULE_CODE + 0x20);
+        linux.word(sp + 32, ENTRY + 0x20);
+        let kernel = vec![CALLED + 9, MODULE_CODE + 0x20, ENTRY + 0x20];
+        let found = chain_at(&linux, &view, CALLED + 9, sp, 0);
+        let expected = (
+            kernel,
+            Some(End::Entry),
+            PROGRAM.to_vec(),
+            Some(End::Outermost),
+        );
+        assert_eq!(found, expected);
+    });
+}
+
+#[test]
+fn through_an_interrupt_of_the_kernel() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let top = KSTACK + 0x4000 - REGS;
+        let sp = top - 32;
+        linux.word(sp + 24, ENTRY + 0x20);
+        // The processor's part of the registers, on another stack.
+        let other = KSTACK + 0x100;
+        linux.saved(other - 128, CALLED, 0x10, sp, 0);
+        let found = chain_at(&linux, &view, INTERRUPT, other, 0x5555);
+        let kernel = vec![INTERRUPT, CALLED, ENTRY + 0x20];
+        let expected = (
+            kernel,
+            Some(End::Entry),
+            PROGRAM.to_vec(),
+            Some(End::Outermost),
+        );
+        assert_eq!(found, expected);
+    });
+}
+
+#[test]
+fn what_entered_the_kernel_just_now() {
+    both(|mut linux| {
+        let view = view(&linux);
+        // Only the processor has saved registers; those of the stack's top are old.
+        linux.saved(KSTACK + 0x100 - 128, CODE + 0x77, 0x33, STACK + 0x800, 0);
+        let found = chain_at(&linux, &view, INTERRUPT, KSTACK + 0x100, STACK + 0x810);
+        let program = vec![CODE + 0x77, CODE + 0x123, CODE + 0x456];
+        let expected = (
+            vec![INTERRUPT],
+            Some(End::Entry),
+            program,
+            Some(End::Outermost),
+        );
+        assert_eq!(found, expected);
+        // Not on the task's stack: nobody knows where the program is.
+        let found = chain_at(&linux, &view, IMAGE + 0x1300, STACK, 0);
+        assert_eq!((found.2, found.3), (vec![], Some(End::NoProgram)));
+    });
+}
+
+#[test]
+fn a_broken_chain_says_so() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let sp = KSTACK + 0x1000;
+        let program = |found: Found| (found.0.len(), found.1.expect("kernel"), found.2);
+        // The program's part is known all the same.
+        let known = PROGRAM.to_vec();
+        let found = chain_at(&linux, &view, CALLED, sp, 0);
+        assert_eq!(program(found), (1, End::NotCode, known.clone()));
+        let found = chain_at(&linux, &view, IMAGE + 4, sp, 0);
+        assert_eq!(program(found), (1, End::NoTable, known.clone()));
+        linux.word(sp + 24, CALLED + 1);
+        linux.word(sp + 24 + 32, CALLED + 1);
+        let found = chain_at(&linux, &view, CALLED, sp, 0);
+        assert_eq!(program(found), (3, End::NotCode, known.clone()));
+        for frame in 0..64 {
+            linux.word(sp + 24 + 32 * frame, CALLED + 1);
+        }
+        let found = chain_at(&linux, &view, CALLED, sp, 0);
+        assert_eq!(program(found), (8, End::Depth, known));
+        // No stack at all.
+        let found = chain_at(&linux, &view, CALLED, 0xffff_c900_0000_0000, 0);
+        assert_eq!(program(found), (1, End::Unreadable, vec![]));
+    });
+}
+
+#[test]
+fn code_without_tables_has_frame_pointers() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let (sp, top) = (KSTACK + 0x1000, KSTACK + 0x4000 - REGS);
+        // Behind the module: the kernel made it itself.
+        let made = MODULE_CODE + 0x2000;
+        linux.word(sp + 0x40, 0x1111);
+        linux.word(sp + 0x48, CALLED + 4);
+        linux.word(sp + 0x50 + 24, ENTRY + 1);
+        // `entry` has its registers right above.
+        linux.saved(sp + 0x70, CODE + 0x10, 0x33, STACK + 0x800, STACK + 0x810);
+        let found = chain_at(&linux, &view, made, sp, sp + 0x40);
+        let kernel = vec![made, CALLED + 4, ENTRY + 1];
+        assert_eq!((found.0, found.1), (kernel, Some(End::Entry)));
+        let found = chain_at(&linux, &view, made, sp, sp - 8);
+        assert_eq!(found.1, Some(End::Direction));
+        let found = chain_at(&linux, &view, made, top, top);
+        assert_eq!(found.1, Some(End::NotCode));
+    });
+}
+
+#[test]
+fn a_look_allocates_no_pages_twice() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let sp = KSTACK + 0x4000 - REGS - 32;
+        linux.word(sp + 24, ENTRY + 0x20);
+        linux.reads.set(0);
+        let _ = chain_at(&linux, &view, CALLED, sp, 0);
+        assert!(linux.reads.get() < 60, "{} reads", linux.reads.get());
+    });
+}
+
+#[test]
+fn a_kernel_without_types_has_symbols() {
+    both(|mut linux| {
+        let btf = physical(IMAGE + 0x10_0000) as usize;
+        linux.memory[btf] ^= 1;
+        let view = KernelView::of(&linux, note(&linux), PROGRAM_ROOT).expect("a kernel");
+        assert_eq!(view.missing().count(), 4);
+        assert_eq!(
+            view.symbol(CALLED).map(|symbol| symbol.name),
+            Some("called")
+        );
+        let at = linux.registers(CODE, STACK, STACK);
+        assert_eq!(Look::at(&view, &linux).task(0, &at), Err(Unknown::Types));
+        let _ = AREA;
+    });
+}
