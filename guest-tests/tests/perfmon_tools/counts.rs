@@ -305,6 +305,22 @@ fn numbers_by_name_into_a_file() {
         let of = |line: &&str| line.starts_with("vCPU0") && line.contains(event);
         assert_eq!(text.lines().filter(of).count(), 1, "{event}: {text}");
     }
+    // Rates have their events' names, and nothing that was counted is left out.
+    let words = [
+        "stat",
+        "-j",
+        "--metric-only",
+        "-e",
+        "vm-exits,vm-pmis,vm-run-ns",
+        "--for",
+        "50ms",
+    ];
+    let alone = vm.printed(&words);
+    for label in ["vm-exits /sec", "vm-pmis /sec", "CPUs utilized"] {
+        assert!(alone.contains(label), "{alone}");
+    }
+    let none = vm.tool(&["stat", "--metric-only", "-e", "vm-exits", "--for", "50ms"]);
+    assert_eq!(none.status.code(), Some(2));
     let detailed = vm.printed(&["stat", "-d", "--for", "50ms"]);
     assert!(
         detailed.contains("cache-misses") && detailed.contains(" cycles "),

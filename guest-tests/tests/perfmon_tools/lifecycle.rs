@@ -248,4 +248,73 @@ fn what_umpire_run_counts_misses_nothing() {
         status == Some(2) && told.contains("cannot be written"),
         "{told}"
     );
+    // Not what the other tool says because of it.
+    let (status, told) = run(&["--stat", "vm-exits", "--record", "/nonexistent/x"]);
+    assert!(
+        status == Some(2) && told.contains("cannot be written"),
+        "{told}"
+    );
+    // A pipe that nobody reads.
+    let pipe = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    if made.is_ok_and(|made| made.success()) {
+        let (status, told) = run(&["--record", "pipe"]);
+        assert!(
+            status == Some(2) && told.contains("cannot be written"),
+            "{told}"
+        );
+    }
+    // The run's own tools need no group.
+    let (status, told) = run(&["--stat", "vm-exits-port", "--control-sys-gid", "12345"]);
+    assert!(status == Some(1) && told.contains("1,001"), "{told}");
+}
+
+/// Nobody asked for a socket: without one the guest runs. Who needs one is told.
+#[test]
+fn no_folder_for_sockets() {
+    if skipped_without_kvm("no_folder_for_sockets") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").expect("a file");
+    let kernel = guest_tests::vm::spinning();
+    let status = |flags: &[&str]| {
+        let flags = [flags, &["--timeout", "1"]].concat();
+        let mut vm = Named::run(&kernel, &file, &flags);
+        vm.0.wait().expect("a status").code()
+    };
+    assert_eq!(status(&[]), Some(124));
+    for needs in [&["--stat"][..], &["--paused"], &["--name", "web1"]] {
+        assert_eq!(status(needs), Some(2), "{needs:?}");
+    }
+}
+
+/// A VM that hangs is there, and holds nobody up who means another one.
+#[test]
+fn one_that_hangs() {
+    if skipped_without_kvm("one_that_hangs") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let runtime = folder.path();
+    let kernel = guest_tests::vm::spinning();
+    let hung = Named::run(&kernel, runtime, &["--name", "db"]);
+    let _web1 = Named::run(&kernel, runtime, &["--name", "web1"]);
+    await_listed(runtime, "db");
+    await_listed(runtime, "web1");
+    let pid = hung.0.id().to_string();
+    let signal = |signal| Command::new("kill").args([signal, &pid]).status();
+    assert!(signal("-STOP").is_ok_and(|sent| sent.success()));
+    let began = Instant::now();
+    assert_eq!(umpire(runtime, &["budget", "--vm", "web1"]).0, 0);
+    assert!(began.elapsed() < Duration::from_secs(10));
+    let (status, _, told) = umpire(runtime, &["budget"]);
+    assert!(
+        status == 2 && told.contains("db (does not answer)"),
+        "{told}"
+    );
+    assert!(signal("-CONT").is_ok_and(|sent| sent.success()));
+    assert_eq!(umpire(runtime, &["stop", "db"]).0, 0);
+    assert_eq!(umpire(runtime, &["budget"]).0, 0);
 }

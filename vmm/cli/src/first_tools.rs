@@ -1,7 +1,8 @@
 //! `umpire run --stat` and `--record`: tools of the same process, which look at the guest from
 //! its first instruction on.
 
-use std::io::{Write, stderr};
+use std::io::stderr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -24,8 +25,11 @@ use crate::exit::{ExitStatus, UserError};
 /// Kibibytes for samples, as `umpire record` has them.
 const BUFFER_KIB: u64 = 1024;
 
-/// The tools, a thread each.
-pub(crate) struct FirstTools(Vec<JoinHandle<Result<Completion, ToolError>>>);
+/// The tools, a thread each, and what was wrong first.
+pub(crate) struct FirstTools {
+    threads: Vec<JoinHandle<()>>,
+    failed: Arc<Mutex<Option<ToolError>>>,
+}
 
 impl FirstTools {
     /// Starts them. The last one that is ready lets the guest begin; one that fails ends
@@ -38,18 +42,21 @@ impl FirstTools {
         config: &RunConfig,
         machine: &mut Machine,
     ) -> Result<Self, UserError> {
+        let mut threads = Self {
+            threads: Vec::new(),
+            failed: Arc::default(),
+        };
         let Some(control) = config.control.as_ref().filter(|_| config.paused) else {
-            return Ok(Self(Vec::new()));
+            return Ok(threads);
         };
         let starter = if tools.paused {
-            let _ = writeln!(
-                stderr(),
-                "umpire: paused; umpire resume lets the guest begin"
-            );
-            Starter::default()
+            Starter::told(tools.count())
         } else {
             Starter::of(tools.count())
         };
+        if tools.count() == 0 {
+            starter.tell();
+        }
         let selection = Selection {
             vm: VmChoice {
                 control: Some(control.socket.clone()),
@@ -79,7 +86,6 @@ impl FirstTools {
             until: Until::Stopped,
             starter,
         });
-        let mut threads = Self(Vec::new());
         if let Some(options) = stat {
             let counts = move || stat::run(&options, &mut stderr(), &mut stderr());
             threads.spawn("stat", machine, counts)?;
@@ -97,15 +103,16 @@ impl FirstTools {
         tool: impl FnOnce() -> Result<Completion, ToolError> + Send + 'static,
     ) -> Result<(), UserError> {
         let stopper: Stopper = machine.stopper().map_err(failed)?;
+        let first = self.failed.clone();
         let tool = move || {
-            let result = tool();
-            if result.is_err() {
+            if let Err(error) = tool() {
+                // The other one fails because the run ends.
+                lock(&first).get_or_insert(error);
                 stopper.stop();
             }
-            result
         };
         let thread = Builder::new().name(name.to_owned()).spawn(tool);
-        self.0.push(thread.map_err(failed)?);
+        self.threads.push(thread.map_err(failed)?);
         Ok(())
     }
 
@@ -114,13 +121,20 @@ impl FirstTools {
     /// # Errors
     /// One of them has failed.
     pub(crate) fn finish(self) -> Result<(), UserError> {
-        for thread in self.0 {
-            let result = thread.join();
-            let panicked = |_| failed("a tool panicked; this is a bug in Umpire");
-            result.map_err(panicked)??;
+        let mut panicked = false;
+        for thread in self.threads {
+            panicked |= thread.join().is_err();
         }
-        Ok(())
+        match lock(&self.failed).take() {
+            Some(error) => Err(error.into()),
+            None if panicked => Err(failed("a tool panicked; this is a bug in Umpire")),
+            None => Ok(()),
+        }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> UserError {

@@ -1,9 +1,12 @@
 //! `umpire run`: boots a guest kernel with a virtual PMU.
 
-use std::fs::DirBuilder;
-use std::io::{Write, stderr, stdout};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs;
+use std::io::{self, Write, stderr, stdout};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
+use rustix::fs::{Access, access};
+use rustix::net::SocketAddrUnix;
 use umpire_tools::find::socket_folder;
 use vmm::config::RunConfig;
 use vmm::doctor;
@@ -34,7 +37,7 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
         let _ = umpire_events::names();
     }
     logging::start(&log)?;
-    prepare_socket(&mut config);
+    prepare_socket(&mut config)?;
     let host = doctor::open().map_err(UserError::bad_input)?;
     let probes = doctor::check(&host).map_err(UserError::bad_input)?;
     doctor::check_backends(&probes, &config.counters).map_err(UserError::bad_input)?;
@@ -50,7 +53,7 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
     let audit = machine.audit();
     let tools = FirstTools::start(&tools, &config, &mut machine)?;
     let end = machine::run(machine, &config);
-    tools.finish()?;
+    let counted = tools.finish();
     let (summary, written) = audit.finish();
     if summary.decisions() > 0 {
         let _ = write!(stderr(), "umpire: {summary}");
@@ -66,6 +69,7 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
             return Err(failed(failure));
         }
     };
+    counted?;
     if !end.is_success() {
         complain(&end);
     } else {
@@ -74,24 +78,48 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
     Ok(exit_code(&end))
 }
 
-/// Makes the folder of this user's VMs, if the socket is to be there. Without it the guest
-/// runs all the same, and no tool finds it.
-fn prepare_socket(config: &mut RunConfig) {
-    let folder = config.control.as_ref().and_then(|one| one.socket.parent());
-    let (Some(folder), Some(own)) = (folder, socket_folder()) else {
-        return;
+/// Makes the folder of this user's VMs, if the socket is to be there. A guest that needs no
+/// tools runs without, and no tool finds it.
+fn prepare_socket(config: &mut RunConfig) -> Result<(), UserError> {
+    let Some((socket, own)) = config
+        .control
+        .as_ref()
+        .map(|one| &one.socket)
+        .zip(socket_folder())
+    else {
+        return Ok(());
     };
-    let mut made = DirBuilder::new();
-    // Others reach the socket of the host's arbiter in root's; each socket has its own mode.
-    made.recursive(true).mode(0o755);
-    if folder == own
-        && let Err(error) = made.create(&own)
-    {
-        log::warn!(
-            "no host tools are served, as {} cannot be made: {error}; give --control SOCKET",
-            own.display()
-        );
-        config.control = None;
+    if socket.parent() != Some(&own) {
+        return Ok(());
+    }
+    let failed = match make_folder(&own) {
+        Ok(()) if SocketAddrUnix::new(socket).is_err() => "its path is too long".to_owned(),
+        Ok(()) => return Ok(()),
+        Err(error) => error.to_string(),
+    };
+    let why = format!(
+        "there can be no socket for host tools in {}: {failed}; give --control SOCKET, or \
+         --control none",
+        own.display()
+    );
+    let unnamed = own.join(format!("{}.sock", std::process::id()));
+    if config.paused || *socket != unnamed {
+        return Err(UserError::bad_input(why));
+    }
+    log::warn!("{why}");
+    config.control = None;
+    Ok(())
+}
+
+/// Makes a folder for sockets, one level, or looks whether there can be any in it. Others
+/// reach the socket of the host's arbiter in root's; each socket has its own mode.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::create_dir(folder) {
+        Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o755)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rustix::process::{Uid, geteuid};
 pub use umpire_perfmon::socket_folder;
 use umpire_perfmon::{Client, ENVIRONMENT, socket_folders};
 
@@ -28,12 +30,18 @@ impl VmChoice {
             return Ok(path.clone());
         }
         if let Some(vm) = &self.vm {
-            return choose(vm, &running());
+            let sockets = known_sockets();
+            let named = sockets.iter().filter(|socket| name_of(socket) == vm);
+            let named = running(named.cloned().collect());
+            if !named.is_empty() {
+                return choose(vm, &named);
+            }
+            return choose(vm, &running(sockets));
         }
         if let Some(path) = from_environment() {
             return Ok(path);
         }
-        only(&running())
+        only(&running(known_sockets()))
     }
 }
 
@@ -49,11 +57,12 @@ pub(crate) fn connect(path: &Path) -> Result<Client, ToolError> {
     })
 }
 
-/// A VM that answers.
+/// A VM that serves its socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Running {
     socket: PathBuf,
-    pid: u32,
+    /// `None`: it does not answer in time, and yet is there.
+    pid: Option<u32>,
 }
 
 impl Running {
@@ -88,24 +97,26 @@ pub(crate) fn known_sockets() -> Vec<PathBuf> {
     sockets
 }
 
-/// Those behind which a VM answers. What a VM that ended badly has left is passed over.
-fn running() -> Vec<Running> {
+/// How long a VM may take to say who it is.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Those behind which there is a VM. What a VM that ended badly has left is passed over, and
+/// so is a VM of another user than this one or root: nobody is to be led to the wrong one.
+fn running(sockets: Vec<PathBuf>) -> Vec<Running> {
+    let own = [Uid::ROOT, geteuid()];
     let answer = |socket: PathBuf| {
-        let pid = connect(&socket).and_then(|client| pid_of(&client)).ok()?;
+        let client = Client::with_timeout(&socket, PATIENCE).ok()?;
+        let server = client.server().ok()?;
+        own.contains(&server.uid).then_some(())?;
+        let pid = client.hello().ok().map(|hello| hello.pid);
         Some(Running { socket, pid })
     };
-    known_sockets().into_iter().filter_map(answer).collect()
-}
-
-fn pid_of(client: &Client) -> Result<u32, ToolError> {
-    let hello = client.hello();
-    hello
-        .map(|hello| hello.pid)
-        .map_err(|refusal| ToolError::refused("asking for the VM", refusal))
+    sockets.into_iter().filter_map(answer).collect()
 }
 
 fn choose(vm: &str, running: &[Running]) -> Result<PathBuf, ToolError> {
-    let is_it = |one: &&Running| one.name() == vm || one.pid.to_string() == vm;
+    let number = vm.parse().ok();
+    let is_it = |one: &&Running| one.name() == vm || number.is_some() && one.pid == number;
     let found: Vec<&Running> = running.iter().filter(is_it).collect();
     match found[..] {
         [one] => Ok(one.socket.clone()),
@@ -129,9 +140,10 @@ fn only(running: &[Running]) -> Result<PathBuf, ToolError> {
 
 /// `web1 (4711), db (4712)`.
 fn listed(running: &[Running]) -> String {
-    let words = running
-        .iter()
-        .map(|one| format!("{} ({})", one.name(), one.pid));
+    let words = running.iter().map(|one| match one.pid {
+        Some(pid) => format!("{} ({pid})", one.name()),
+        None => format!("{} (does not answer)", one.name()),
+    });
     words.collect::<Vec<_>>().join(", ")
 }
 
@@ -142,7 +154,7 @@ mod tests {
     fn running(all: &[(&str, u32)]) -> Vec<Running> {
         let one = |(socket, pid): &(&str, u32)| Running {
             socket: socket.into(),
-            pid: *pid,
+            pid: Some(*pid).filter(|pid| *pid > 0),
         };
         all.iter().map(one).collect()
     }

@@ -61,9 +61,8 @@ pub fn stop(choice: &VmChoice, notes: &mut dyn Write) -> Result<(), ToolError> {
         let what = what.to_owned();
         move |error: std::io::Error| ToolError::Host { what, error }
     };
-    let pid = client
-        .server_pid()
-        .map_err(host("asking who serves the socket"))?;
+    let server = client.server();
+    let pid = server.map_err(host("asking who serves the socket"))?.pid;
     let process = pidfd_open(pid, PidfdFlags::empty());
     let process = process.map_err(|error| host("watching the VM")(error.into()))?;
     // It still serves, so what was opened is the VM, and not a later process of its number.
@@ -95,22 +94,55 @@ pub fn stop(choice: &VmChoice, notes: &mut dyn Write) -> Result<(), ToolError> {
     }
 }
 
-/// What a tool does when everything that it was asked for counts.
+/// What tools do when everything that they were asked for counts.
 #[derive(Clone, Debug, Default)]
-pub struct Starter(Option<Arc<AtomicUsize>>);
+pub struct Starter(Option<Arc<Countdown>>);
+
+#[derive(Debug)]
+struct Countdown {
+    /// Tools that are not ready yet.
+    left: AtomicUsize,
+    /// The last one lets the VM go on; else it says that somebody may.
+    resumes: bool,
+}
 
 impl Starter {
     /// The last of so many tools lets the VM go on.
     #[must_use]
     pub fn of(tools: usize) -> Self {
-        Self(Some(Arc::new(AtomicUsize::new(tools))))
+        Self::new(tools, true)
+    }
+
+    /// The last of so many tools says on standard error that the VM may go on.
+    #[must_use]
+    pub fn told(tools: usize) -> Self {
+        Self::new(tools, false)
+    }
+
+    fn new(tools: usize, resumes: bool) -> Self {
+        Self(Some(Arc::new(Countdown {
+            left: AtomicUsize::new(tools),
+            resumes,
+        })))
+    }
+
+    /// Says that the VM may go on.
+    pub fn tell(&self) {
+        note(
+            &mut std::io::stderr(),
+            "paused; umpire resume lets the guest begin",
+        );
     }
 
     /// Everything counts.
     pub(crate) fn ready(&self, vm: &Vm) -> Result<(), ToolError> {
         match &self.0 {
-            Some(left) if left.fetch_sub(1, Ordering::AcqRel) == 1 => {
-                set_paused(&vm.client, vm.model.vcpus, false)
+            Some(down) if down.left.fetch_sub(1, Ordering::AcqRel) == 1 => {
+                if down.resumes {
+                    return set_paused(&vm.client, vm.model.vcpus, false);
+                }
+                self.tell();
+                Ok(())
             }
             _ => Ok(()),
         }

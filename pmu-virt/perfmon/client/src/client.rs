@@ -14,6 +14,7 @@ use perfmon_abi::wire::pause::{PAUSE, PauseInfo, PauseRequest};
 use perfmon_abi::wire::pcr::{PCR, PcrInfo, PcrRequest};
 use perfmon_abi::wire::{Bound, Call, Errno, Extension, Hello, MAX_PACKET, NO_CONTEXT, Refusal};
 use rustix::net::SocketAddrUnix;
+use rustix::net::UCred;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -116,14 +117,15 @@ impl Client {
         Hello::from_bytes(answer.reply.payload).map_err(malformed)
     }
 
-    /// The process that serves the socket, as this process's own namespace numbers it.
+    /// The process that serves the socket, as this process's own namespaces number it and
+    /// its user.
     ///
     /// # Errors
     /// Nobody is connected, or the kernel refuses.
-    pub fn server_pid(&self) -> std::io::Result<rustix::process::Pid> {
+    pub fn server(&self) -> std::io::Result<UCred> {
         let state = self.state();
         let link = state.link.as_ref();
-        link.ok_or(std::io::ErrorKind::NotConnected)?.server_pid()
+        link.ok_or(std::io::ErrorKind::NotConnected)?.server()
     }
 
     /// Creates a context. `format` is the UUID of a sampling format, `argument`

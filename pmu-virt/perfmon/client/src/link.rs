@@ -12,13 +12,13 @@ use perfmon_abi::wire::{Errno, FrameError, MAX_PACKET, NO_CONTEXT, Refusal, Repl
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
 use rustix::io::Errno as OsErrno;
+use rustix::net::UCred;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
     sendmsg, socket_with,
 };
-use rustix::process::Pid;
 
 /// Room for a packet. A request's argument lies behind its header, at
 /// [`ARGUMENT`]; the reply takes the request's place.
@@ -152,13 +152,13 @@ impl Link {
         })
     }
 
-    /// The process that serves it, as this process's own namespace numbers it.
+    /// The process that serves it, as this process's own namespaces number it and its user.
     ///
     /// # Errors
     /// Nobody is connected, or the kernel refuses.
-    pub fn server_pid(&self) -> std::io::Result<Pid> {
+    pub fn server(&self) -> std::io::Result<UCred> {
         let socket = self.socket().ok_or(OsErrno::NOTCONN)?;
-        Ok(rustix::net::sockopt::socket_peercred(socket)?.pid)
+        Ok(rustix::net::sockopt::socket_peercred(socket)?)
     }
 
     /// The socket, unless somebody closed it; the number may be another file's

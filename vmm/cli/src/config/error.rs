@@ -185,7 +185,7 @@ pub enum SettingError {
         value: String,
     },
     /// A name for a VM whose socket has a path.
-    #[error("tools find a VM of --control by its socket; leave one of both out")]
+    #[error("tools find a VM of --control by its socket; leave one of the two out")]
     NameWithSocket,
     /// Host tools without a PMU.
     #[error(

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use pmu_model::Provenance;
+use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::ToolError;
 use crate::profile::{Header, ProfileWriter, Record, Totals};
@@ -52,8 +54,18 @@ impl Output {
     /// It cannot be written.
     pub(super) fn create(path: &Path, header: Header) -> Result<Self, ToolError> {
         let name = path.display().to_string();
-        let file = File::create(path)
-            .map_err(|error| ToolError::Input(format!("{name}: cannot be written: {error}")))?;
+        // A pipe that nobody reads would make the tool wait, maybe for ever.
+        let mut options = File::options();
+        let options = options.write(true).create(true).truncate(true);
+        let file = options
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(path)
+            .and_then(|file| {
+                fcntl_setfl(&file, OFlags::empty())?;
+                Ok(file)
+            });
+        let file =
+            file.map_err(|error| ToolError::Input(format!("{name}: cannot be written: {error}")))?;
         Ok(Self {
             name,
             how: vec![None; header.events.len()],

@@ -5,7 +5,8 @@ use std::io::Write;
 use perfmon_abi::consts::PFM_FL_NO_ASK;
 
 use super::events::{Asked, DEFAULT, asked};
-use super::print::{Whole, write_whole};
+use super::metrics::Counts;
+use super::print::{Form, Whole, write_whole};
 use super::rows::mean;
 use super::run::{End, Measure, Run, read_by};
 use super::runs::Runs;
@@ -40,6 +41,11 @@ pub fn run(
     let numbered = |group: &Vec<Asked>| number.by_ref().take(group.len()).collect();
     let numbers: Vec<Vec<usize>> = groups.iter().map(numbered).collect();
     let events: Vec<Asked> = groups.into_iter().flatten().collect();
+    if matches!(options.form, Form::MetricOnly(_)) && !follows(&events) {
+        return Err(ToolError::Input(
+            "--metric-only: nothing follows from these events; -M names what can be had".to_owned(),
+        ));
+    }
     let selection = &options.selection;
     let targets = selection.targets(vm.model.vcpus, vm.model.cores)?;
     let question = Question {
@@ -73,6 +79,16 @@ pub fn run(
         options,
     };
     all(&measure, out, notes)
+}
+
+/// Whether a number follows from some of the counts.
+fn follows(events: &[Asked]) -> bool {
+    let counts = Counts {
+        events,
+        values: &vec![None; events.len()],
+        seconds: 1.0,
+    };
+    (0..events.len()).any(|index| counts.metric(index).is_some())
 }
 
 /// All lists in one, or the default.

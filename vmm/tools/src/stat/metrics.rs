@@ -60,11 +60,16 @@ pub struct Counts<'a> {
 }
 
 impl Counts<'_> {
-    /// The count of the first event that is so.
+    /// The count of the first event that is so; no number if nobody has counted it.
     fn find(&self, is: impl Fn(&Asked) -> bool) -> Option<f64> {
-        let mut each = self.events.iter().zip(self.values);
-        each.find_map(|(event, value)| value.filter(|_| is(event)))
-            .map(float)
+        let each = self.events.iter().zip(self.values);
+        let mut found = each.filter(|(event, _)| is(event)).map(|(_, value)| *value);
+        let first = found.next()?;
+        Some(
+            first
+                .or_else(|| found.flatten().next())
+                .map_or(f64::NAN, float),
+        )
     }
 
     fn known(&self, which: KnownEvent) -> Option<f64> {
@@ -76,11 +81,11 @@ impl Counts<'_> {
         self.find(|event| event.is(VirtualPmd::RunTime))
     }
 
-    /// What is said of event number `index`.
+    /// What is said of event number `index`: not a number where a count is missing.
     #[must_use]
     pub fn metric(&self, index: usize) -> Option<Metric> {
         let event = self.events.get(index)?;
-        let value = float((*self.values.get(index)?)?);
+        let value = self.values.get(index)?.map_or(f64::NAN, float);
         let of = |other: KnownEvent, factor: f64| self.known(other).map(|it| value / it * factor);
         let found = match event.plain() {
             _ if event.is(VirtualPmd::RunTime) => {
@@ -122,7 +127,7 @@ impl Counts<'_> {
 }
 
 fn metric(value: f64, unit: &str, digits: u8) -> Option<Metric> {
-    value.is_finite().then(|| Metric {
+    Some(Metric {
         value,
         unit: unit.to_owned(),
         digits,
@@ -171,7 +176,8 @@ mod tests {
             values: &values,
             seconds: 2.0,
         };
-        let found = counts.metric(0).map(|it| {
+        let found = counts.metric(0).filter(|it| it.value.is_finite());
+        let found = found.map(|it| {
             let digits = usize::from(it.digits);
             format!("{:.digits$} {}", it.value, it.unit)
         });

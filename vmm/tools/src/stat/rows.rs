@@ -145,9 +145,9 @@ pub fn mean(runs: &[Vec<Row>]) -> Vec<Row> {
                 (one, other) => one.or(other),
             };
             // A rate may be in K/sec in one run and in M/sec in another.
-            metric = metric.or_else(|| row.metric.clone());
+            metric = metric.or_else(|| row.metric().cloned());
             let unit = metric.as_ref().map(|it| &it.unit);
-            let same = row.metric.as_ref().filter(|it| Some(&it.unit) == unit);
+            let same = row.metric().filter(|it| Some(&it.unit) == unit);
             if let Some(same) = same {
                 metrics.add(same.value);
             }

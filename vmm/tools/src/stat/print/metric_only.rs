@@ -15,8 +15,26 @@ const NARROWEST: usize = 13;
 /// What stands where the counts for a number are missing.
 const MISSING: &str = "<not counted>";
 
-/// What a column is of: an event, and what follows from its count.
-type Column<'a> = (&'a str, &'a str);
+/// A number that may follow from the count of an event.
+struct Column<'a> {
+    event: &'a str,
+    /// What it is, the same in every line.
+    label: String,
+}
+
+impl Column<'_> {
+    /// The number, with the digits that it has. A rate is one of single events: thousands
+    /// and millions of them would have other labels.
+    fn value(&self, metric: &Metric) -> (f64, usize) {
+        let factor = match metric.unit.as_str() {
+            "K/sec" => 1e3,
+            "M/sec" => 1e6,
+            "G/sec" => 1e9,
+            _ => 1.0,
+        };
+        (metric.value * factor, usize::from(metric.digits))
+    }
+}
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -27,7 +45,7 @@ struct Line<'a> {
     vcpu: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     core: Option<u32>,
-    /// By unit; what there are no counts for is not there.
+    /// By label; what there are no counts for is not there.
     metrics: BTreeMap<&'a str, f64>,
 }
 
@@ -44,20 +62,21 @@ pub(super) fn write(
     let mut whose: Vec<Option<Target>> = rows.iter().map(|row| row.whose).collect();
     whose.dedup();
     if first && *form != Form::Json {
-        let units = columns.iter().map(|(_, unit)| (*unit).to_owned());
+        let labels = columns.iter().map(|column| column.label.clone());
         let heads = [
             end_ns.map(|_| "time"),
             whose.first().copied().flatten().map(|_| "of"),
         ];
         let heads = heads.into_iter().flatten().map(str::to_owned).collect();
-        line(heads, units.collect(), form, out)?;
+        line(heads, labels.collect(), form, out)?;
     }
     for whose in whose {
         let of = |column: &Column<'_>| {
             let mut own = rows.iter().filter(|row| row.whose == whose);
-            own.find(|row| row.event == column.0).and_then(Row::metric)
+            let metric = own.find(|row| row.event == column.event)?.metric()?;
+            Some(column.value(metric))
         };
-        let found: Vec<Option<&Metric>> = columns.iter().map(of).collect();
+        let found: Vec<Option<(f64, usize)>> = columns.iter().map(of).collect();
         if *form == Form::Json {
             let metrics = columns.iter().zip(&found);
             let (vcpu, core) = match whose {
@@ -71,38 +90,47 @@ pub(super) fn write(
                 vcpu,
                 core,
                 metrics: metrics
-                    .filter_map(|((_, unit), metric)| Some((*unit, metric.as_ref()?.value)))
+                    .filter_map(|(column, found)| Some((column.label.as_str(), (*found)?.0)))
                     .collect(),
             };
             serde_json::to_writer(&mut *out, &line)?;
             writeln!(out)?;
             continue;
         }
-        let cell = |metric: &Option<&Metric>| {
-            metric.map_or(MISSING.to_owned(), |metric| {
-                format!("{:.*}", usize::from(metric.digits), metric.value)
+        let cell = |found: &Option<(f64, usize)>| {
+            found.map_or(MISSING.to_owned(), |(value, digits)| {
+                format!("{value:.digits$}")
             })
         };
         let heads = [end_ns.map(stamp), whose.map(|whose| whose.to_string())];
         let heads = heads.into_iter().flatten().collect();
-        let widths: Vec<usize> = columns.iter().map(|(_, unit)| unit.len()).collect();
-        let cells = found.iter().zip(widths).map(|(metric, width)| match form {
-            Form::Table => format!("{:>width$}", cell(metric)),
-            _ => cell(metric),
+        let widths: Vec<usize> = columns.iter().map(|column| column.label.len()).collect();
+        let cells = found.iter().zip(widths).map(|(found, width)| match form {
+            Form::Table => format!("{:>width$}", cell(found)),
+            _ => cell(found),
         });
         line(heads, cells.collect(), form, out)?;
     }
     Ok(())
 }
 
-/// Every event that anything follows from, in the order of the rows.
+/// Every event that something may follow from, counted or not, in the order of the rows.
 fn columns(rows: &[Row]) -> Vec<Column<'_>> {
     let mut columns: Vec<Column<'_>> = Vec::new();
     for row in rows {
-        let Some(metric) = row.metric() else { continue };
-        if columns.iter().all(|(event, _)| *event != row.event) {
-            columns.push((&row.event, &metric.unit));
+        let Some(metric) = &row.metric else { continue };
+        let event = row.event.as_str();
+        if columns.iter().any(|column| column.event == event) {
+            continue;
         }
+        let unit = metric.unit.as_str();
+        let is_rate = unit.ends_with("/sec");
+        let label = match columns.iter().any(|column| column.label == unit) {
+            _ if is_rate => format!("{event} /sec"),
+            true => format!("{event} {unit}"),
+            false => unit.to_owned(),
+        };
+        columns.push(Column { event, label });
     }
     columns
 }
