@@ -5,7 +5,7 @@ use std::io::Write;
 use perfmon_abi::consts::PFM_FL_NO_ASK;
 
 use super::events::{Asked, DEFAULT, asked};
-use super::print::{Whole, write_whole};
+use super::print::{Form, Whole, write_whole};
 use super::rows::mean;
 use super::run::{End, Measure, Run, read_by};
 use super::runs::Runs;
@@ -112,7 +112,8 @@ fn all(
     if end == End::Ended {
         note(notes, "the vCPUs that were measured have ended");
     }
-    if measure.options.interval.is_none() && end != End::Unread {
+    let sums = matches!(measure.options.form, Form::Track { .. });
+    if (measure.options.interval.is_none() || sums) && end != End::Unread {
         let rows = mean(&runs);
         let whole = Whole {
             title: &measure.job.vm.title(),
