@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use perfmon::{ContextId, Quantities};
 use perfmon_abi::consts::{PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK};
-use perfmon_abi::wire::{Call, Errno, Refusal};
-use pmu_model::{CountRequest, Nanos, OwnerId, Ticks, Tsc, Unavailable};
+use perfmon_abi::wire::{Call, Errno, Refusal, Subcode};
+use pmu_model::{CountRequest, Nanos, OwnerId, Ticks, Tsc, Unavailable, UnavailableReason};
 
 use crate::attached::{
     AttachedContext, ContextGroup, HostAudit, HostEvent, HostRecord, MAX_CONTEXTS, NotLoaded,
@@ -412,7 +412,7 @@ impl CorePmu {
                 Ok(after) => after.map(|plan| plan.constraint),
                 Err(refusal) => {
                     let reason = format!("event set {}, PMC{}: {refusal}", write.set, write.num);
-                    review.refused = Some((at, Refusal::new(Errno::EINVAL, reason)));
+                    review.refused = Some((at, not_countable(reason, &refusal)));
                     None
                 }
             };
@@ -459,6 +459,15 @@ pub(crate) fn write_until(
 }
 
 /// There is no such context where one is addressed.
+/// Nobody counts an event, for this reason, or nobody may.
+pub(crate) fn not_countable(reason: String, why: &Unavailable) -> Refusal {
+    let subcode = match why.reason {
+        UnavailableReason::Denied { .. } => Subcode::NoHypervisorAccess,
+        _ => Subcode::PicNotCapable,
+    };
+    Refusal::new(Errno::EINVAL, reason).because(subcode)
+}
+
 pub(crate) fn no_context(of: &str, id: ContextId) -> Refusal {
     Refusal::new(Errno::EINVAL, format!("the {of} has no {id}"))
 }

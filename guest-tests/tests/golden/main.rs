@@ -272,7 +272,7 @@ fn options_of(help: &str) -> String {
 
 #[test]
 fn options_are_as_before() {
-    let commands: [&[&str]; 28] = [
+    let commands: [&[&str]; 29] = [
         &["run"],
         &["doctor"],
         &["demo"],
@@ -280,6 +280,7 @@ fn options_are_as_before() {
         &["events"],
         &["arbitrate"],
         &["stat"],
+        &["track"],
         &["record"],
         &["ls"],
         &["report"],

@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 25] = [
+const HOUSE: [Room; 26] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-experiment", "arbiter/experiment", &["arbiter"]),
     room("umpire-budget", "arbiter/budget", &["arbiter"]),
@@ -35,6 +35,11 @@ const HOUSE: [Room; 25] = [
         "umpire-perfmon-c",
         "pmu-virt/perfmon/capi",
         &["umpire-perfmon"],
+    ),
+    room(
+        "umpire-cpc",
+        "vmm/cpc",
+        &["umpire-events", "perfmon", "umpire-perfmon"],
     ),
     room("perfmon", "pmu-virt/perfmon", &["pmu-model", "perfmon-abi"]),
     room("pmu-virt", "pmu-virt", &["pmu-model", "perfmon", "arbiter"]),

@@ -304,7 +304,7 @@ fn one_that_hangs() {
     await_listed(runtime, "db");
     await_listed(runtime, "web1");
     let pid = hung.0.id().to_string();
-    let signal = |signal| Command::new("kill").args([signal, &pid]).status();
+    let signal = |signal: &str| Command::new("kill").args([signal, &*pid]).status();
     assert!(signal("-STOP").is_ok_and(|sent| sent.success()));
     let began = Instant::now();
     assert_eq!(umpire(runtime, &["budget", "--vm", "web1"]).0, 0);

@@ -9,6 +9,7 @@ mod observers;
 mod owners;
 mod reservations;
 mod samples;
+mod track;
 
 use guest_tests::umpire;
 use guest_tests::vm::Vm;

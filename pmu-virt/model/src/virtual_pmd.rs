@@ -61,6 +61,8 @@ virtual_pmds! {
     "CR3 at the overflow: tells the guest's processes apart." Cr3 = 13, "cr3";
     "Instruction pointer at the overflow." Ip = 14, "ip";
     "The host's TSC at the overflow." Tsc = 15, "tsc";
+    "Nanoseconds of the host's monotonic clock as the context's registers are read."
+        Clock = 16, "clock-ns";
 }
 
 impl VirtualPmd {

@@ -1,9 +1,11 @@
 //! The logical PMU: which PMCs and PMDs there are, and what they map to.
 
 use perfmon_abi::consts::{PFM_REG_IDX_NONE, PFM_REG_TYPE_MSR, PFM_REG_TYPE_VIRTUAL};
+use perfmon_abi::wire::info::ModelInfo;
 use pmu_model::ibs::{fetch, is_on, op};
 use pmu_model::{
-    CountRequest, CounterId, IbsKind, IbsRegister, PmuModel, Register, Vendor, VirtualPmd, low_bits,
+    CountRequest, CounterId, EventFamily, IbsKind, IbsRegister, PmuModel, Register, Vendor,
+    VirtualPmd, low_bits,
 };
 
 use super::bits::PmdBits;
@@ -138,6 +140,30 @@ impl LogicalPmu {
         pmcs.sort_by_key(|pmc| pmc.num);
         pmds.sort_by_key(|pmd| pmd.num);
         LogicalPmu { model, pmcs, pmds }
+    }
+
+    /// The logical PMU of a VM, by what it says of itself (MODEL).
+    ///
+    /// # Errors
+    /// The model as it was described: this version does not have it.
+    pub fn served(info: &ModelInfo) -> Result<Self, String> {
+        let fixed = match info.fixed_map {
+            // Not the first ones.
+            Some(map) if map.count_ones() != map.trailing_ones() => format!("{map:#x}"),
+            _ => info.fixed.to_string(),
+        };
+        let text = format!(
+            "{},counters={},fixed={fixed},width={}",
+            info.model, info.programmable, info.counter_width
+        );
+        let Ok(model) = PmuModel::parse(&text) else {
+            return Err(text);
+        };
+        // Whose event codes the guest has; a model's own stand for themselves.
+        let mut families = EventFamily::ALL.into_iter();
+        let own = families.find(|family| family.name() == info.event_family);
+        let with = own.and_then(|family| model.clone().with_events(family));
+        Ok(Self::new(with.unwrap_or(model)))
     }
 
     /// The model behind it.

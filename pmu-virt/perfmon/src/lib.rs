@@ -16,6 +16,7 @@ pub mod estimate;
 mod format;
 mod inspect;
 mod moment;
+pub mod registers;
 mod throttle;
 
 pub use bits::PmdBits;

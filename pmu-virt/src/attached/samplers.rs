@@ -32,7 +32,7 @@ impl AttachedContext {
             if self.context.uses_sampler(kind) {
                 return None;
             }
-            let Refusal { errno, reason } = check(kind).err()?;
+            let Refusal { errno, reason, .. } = check(kind).err()?;
             let reason = format!("event set {}, PMC{}: {reason}", write.set, write.num);
             Some((at, Refusal::new(errno, reason)))
         })

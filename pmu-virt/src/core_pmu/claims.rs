@@ -2,10 +2,10 @@
 
 use arbiter::CounterSet;
 use perfmon::ContextId;
-use perfmon_abi::wire::{Errno, Refusal};
+use perfmon_abi::wire::{Errno, Refusal, Subcode};
 use pmu_model::{Constraint, CountRequest, EventFamily, OwnerId, SlotSet};
 
-use super::CorePmu;
+use super::{CorePmu, not_countable};
 use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit, fit_together};
 use crate::assign::MAX_DEMANDS;
 use crate::attached::{AttachedContext, GuestLimit, HostEvent, NotLoaded};
@@ -104,7 +104,7 @@ impl CorePmu {
             for (pmd, request) in requests {
                 if let Err(refusal) = hosted.plan(self.bank.backend(), &request) {
                     let reason = format!("event set {set}, PMD{pmd}: {refusal}");
-                    return Err(Refusal::new(Errno::EINVAL, reason));
+                    return Err(not_countable(reason, &refusal));
                 }
             }
         }
@@ -147,7 +147,9 @@ impl CorePmu {
             Refusal::new(Errno::EBUSY, reason)
         })?;
         let admitted = self.admit_beside(&applicant, &claims, &self.guest_room(0));
-        admitted.map_err(|full| Refusal::new(Errno::EBUSY, full.to_string()))
+        admitted.map_err(|full| {
+            Refusal::new(Errno::EBUSY, full.to_string()).because(Subcode::ResourceUnavailable)
+        })
     }
 
     /// What all contexts but that of `wish` may want.

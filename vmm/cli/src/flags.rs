@@ -11,6 +11,7 @@ mod perfmon;
 mod profile;
 mod run;
 mod tools;
+mod track;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -29,8 +30,9 @@ pub use profile::{ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
 pub use run::RunFlags;
 pub use tools::{
     BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags,
-    UntilFlags, WhoFlags,
+    UntilFlags, VmFlags, WhoFlags,
 };
+pub use track::TrackFlags;
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
 #[derive(Clone, Debug, Parser)]
@@ -56,6 +58,8 @@ pub enum Command {
     Arbitrate(ArbitrateFlags),
     /// Count events of a running VM's vCPUs
     Stat(Box<StatFlags>),
+    /// Print what each vCPU of a running VM counts, a line an interval, as cputrack does
+    Track(Box<TrackFlags>),
     /// Sample a running VM's vCPUs into a profile
     Record(Box<RecordFlags>),
     /// Show running VMs: vCPUs, cores, contexts, and who holds which counter

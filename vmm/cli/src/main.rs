@@ -49,6 +49,7 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
         Command::Pause(flags) => tools::pause(&flags, true),
         Command::Resume(flags) => tools::pause(&flags, false),
         Command::Stop(flags) => tools::stop(&flags),
+        Command::Track(flags) => tools::track(&flags),
         Command::Record(flags) => tools::record(&flags),
         Command::Ls(flags) => tools::ls(&flags),
         Command::Pcr(flags) => tools::pcr(&flags),

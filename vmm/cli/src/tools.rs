@@ -1,4 +1,4 @@
-//! `umpire stat`, `record`, `ls`, `pcr`, `budget`, `report` and `script`: from their flags
+//! `umpire stat`, `track`, `record`, `ls`, `pcr`, `budget`, `report` and `script`: from their flags
 //! to the tools.
 
 use std::fs;
@@ -19,6 +19,7 @@ use umpire_tools::profile::{
 use umpire_tools::record::RecordOptions;
 use umpire_tools::stat::print::{Form, write_header};
 use umpire_tools::stat::spec::EventList;
+use umpire_tools::stat::tally::Scale;
 use umpire_tools::stat::{StatOptions, metrics};
 use umpire_tools::targets::Selection;
 use umpire_tools::{Completion, ToolError};
@@ -28,7 +29,7 @@ use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
     BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags,
-    ReportFlags, ScriptFlags, StatFlags, UntilFlags, WhoFlags,
+    ReportFlags, ScriptFlags, StatFlags, TrackFlags, UntilFlags, WhoFlags,
 };
 
 /// `umpire stat`.
@@ -102,6 +103,48 @@ fn output(path: &Path, append: bool, form: &Form) -> Result<fs::File, UserError>
     let mut file = options.open(path).map_err(failed)?;
     write_header(form, &mut file).map_err(failed)?;
     Ok(file)
+}
+
+/// `umpire track`.
+///
+/// # Errors
+/// There is no VM, no such event or vCPU, or the lines cannot be written.
+pub fn track(flags: &TrackFlags) -> Result<ExitStatus, UserError> {
+    let interval = Some(flags.interval).filter(|interval| !interval.is_zero());
+    let options = StatOptions {
+        selection: Selection {
+            vm: VmChoice::from(&flags.vm),
+            vcpus: flags.vcpu.clone(),
+            ..Selection::default()
+        },
+        events: flags.events.clone(),
+        interval,
+        repeat: 1,
+        form: Form::Track {
+            header: !flags.no_header,
+            shown: interval.is_some(),
+        },
+        apart: true,
+        turn: StatOptions::TURN,
+        scale: Scale::default(),
+        until: match (flags.count, interval) {
+            (None, _) => Until::Stopped,
+            (Some(count), Some(interval)) => Until::Passed(interval.saturating_mul(count)),
+            // Seconds where there is no interval.
+            (Some(count), None) => Until::Passed(Duration::from_secs(count.into())),
+        },
+        starter: starter(flags.resume),
+    };
+    let notes = &mut io::stderr();
+    let ending = match &flags.output {
+        None => umpire_tools::stat::run(&options, &mut io::stdout().lock(), notes)?,
+        Some(path) => {
+            let mut file = fs::File::create(path)
+                .map_err(|error| UserError::bad_input(format!("-o {}: {error}", path.display())))?;
+            umpire_tools::stat::run(&options, &mut file, notes)?
+        }
+    };
+    Ok(status(ending))
 }
 
 /// `umpire record`.

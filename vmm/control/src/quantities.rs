@@ -13,7 +13,7 @@ use pmu_virt::perfmon::{Quantities, VirtualPmd};
 
 pub use self::core::{CoreQuantities, Snapshot};
 pub use clock::{HaltTimes, Halted, OffCoreReason};
-use clock::{Times, VcpuClock};
+use clock::{Times, VcpuClock, monotonic_ns};
 
 /// What the guest's memory takes is no older than this where asking is quick.
 const FRESH: Duration = Duration::from_millis(20);
@@ -121,6 +121,7 @@ impl Quantities for VcpuQuantities {
             VirtualPmd::StealTime => time(|times| times.stolen),
             VirtualPmd::HaltTime => time(|times| times.halted),
             VirtualPmd::GuestMemory => self.gauge.as_ref()?.bytes(),
+            VirtualPmd::Clock => Some(monotonic_ns()),
             VirtualPmd::Ring | VirtualPmd::Cr3 | VirtualPmd::Ip | VirtualPmd::Tsc => None,
         }
     }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use perfmon_abi::wire::info::CountableInfo;
 use pmu_virt::EventFilters;
 use pmu_virt::perfmon::{FormatRegistry, LogicalPmu};
 use thiserror::Error;
@@ -74,6 +75,8 @@ pub(crate) struct ServedVm {
     /// Who gets counters of the host for contexts, if these need a lease.
     pub(crate) lease_desk: Option<LeaseDesk>,
     pub(crate) memory: Option<MemoryProbe>,
+    /// What can be counted, and how well.
+    pub(crate) countable: Vec<CountableInfo>,
 }
 
 /// The running server. It stops when it is dropped.

@@ -3,8 +3,12 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use perfmon_abi::wire::info::CountableInfo;
 use pmu_virt::perfmon::{LogicalPmu, Quantities};
-use pmu_virt::{CorePmu, PmuModel, VcpuPmu};
+use pmu_virt::{
+    CorePmu, CountRequest, CounterBackend, CounterId, EventCode, FixedFunction, KnownEvent,
+    PmuModel, VcpuPmu,
+};
 
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, KickThread};
@@ -25,6 +29,27 @@ pub struct ServerSetup {
     tsc_khz: u32,
     counters: String,
     core_cpus: Vec<u32>,
+    countable: Vec<CountableInfo>,
+}
+
+/// What `backend` counts of the events that `model` has, and how well.
+fn countable(model: &PmuModel, backend: &dyn CounterBackend) -> Vec<CountableInfo> {
+    let one = |event: KnownEvent| {
+        let coded = EventCode::of(model.events(), event);
+        let mut fixed = model.fixed_counters().filter_map(|counter| match counter {
+            CounterId::Fixed(number) => Some(EventCode::Fixed(FixedFunction::of(number)?)),
+            _ => None,
+        });
+        let code = coded.or_else(|| fixed.find(|code| code.known() == Some(event)))?;
+        let request = CountRequest::plain(code, true, true);
+        let plan = backend.plan(&request).ok()?;
+        Some(CountableInfo {
+            event: event.to_string(),
+            select: request.encode(),
+            provenance: plan.provenance.to_string(),
+        })
+    };
+    KnownEvent::ALL.into_iter().filter_map(one).collect()
 }
 
 /// A server that can reach its vCPUs and cores, and does not serve yet.
@@ -65,6 +90,7 @@ impl ServerSetup {
             tsc_khz: tsc_khz.max(1),
             counters: String::new(),
             core_cpus: Vec::new(),
+            countable: Vec::new(),
         }
     }
 
@@ -80,6 +106,7 @@ impl ServerSetup {
             core.enable_hosting(self.config.policy, khz);
             core.limit_contexts(self.config.contexts_per_vcpu);
             self.counters = core.backend().sources().join(",");
+            self.countable = countable(&self.model, core.backend());
         }
     }
 
@@ -154,6 +181,7 @@ impl PreparedServer {
             lease_desk,
             events: setup.config.events.clone(),
             memory: Some(setup.memory),
+            countable: setup.countable,
         };
         Server::start(vm, &setup.config)
     }

@@ -79,7 +79,8 @@ fn on_fixed(
 
 /// The code of `request` as libpfm prints one: with INT and EN, a fixed counter
 /// by its pseudo code.
-pub(super) fn printed(request: &CountRequest) -> u64 {
+#[must_use]
+pub fn printed(request: &CountRequest) -> u64 {
     let rings = u64::from(request.usr) << 16 | u64::from(request.os) << 17;
     let code = match request.event {
         EventCode::Fixed(function) => (u64::from(function.index()) + 1) << 8 | rings,

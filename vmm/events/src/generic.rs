@@ -139,8 +139,8 @@ pub(super) fn names_of(event: EventCode, model: &PmuModel) -> impl Iterator<Item
     meant.flat_map(|generic| generic.names).copied()
 }
 
-/// Every word that [`find`] finds.
-pub(super) fn all_names() -> impl Iterator<Item = &'static str> {
+/// Every generic name.
+pub fn all_names() -> impl Iterator<Item = &'static str> {
     GENERIC.iter().flat_map(|generic| generic.names).copied()
 }
 

@@ -31,6 +31,7 @@ mod text;
 #[cfg(test)]
 mod tests;
 
+pub use code::printed as code_of;
 pub use counting::{BackendUse, Backends, Use};
 pub use entry::{
     CodeEntry, Entry, EventEntry, EventName, GenericEntry, Meaning, ModelsUse, QuantityEntry,
@@ -38,6 +39,7 @@ pub use entry::{
 };
 pub use error::{EventError, LibraryError};
 pub use families::{family_of, models_of};
+pub use generic::all_names as generic_names;
 pub use identify::{identify, is_code};
 pub use libpfm::names;
 pub use list::{Question, list, nothing_found};

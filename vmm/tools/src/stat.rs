@@ -63,6 +63,11 @@ pub struct StatOptions {
     pub starter: Starter,
 }
 
+impl StatOptions {
+    /// How long a set of events has the counters unless somebody says otherwise.
+    pub const TURN: Duration = Duration::from_millis(10);
+}
+
 /// A count, or why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {

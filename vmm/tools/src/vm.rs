@@ -6,7 +6,6 @@ use perfmon::LogicalPmu;
 use perfmon_abi::wire::Hello;
 use perfmon_abi::wire::info::{MachineInfo, ModelInfo};
 use perfmon_abi::{Config, Record};
-use pmu_model::{EventFamily, PmuModel};
 use umpire_perfmon::{Call, Client};
 
 use super::error::{ToolError, refused};
@@ -53,7 +52,7 @@ impl Vm {
             _ => 0,
         };
         let arg_size_max = usize::try_from(arg_size_max).unwrap_or(usize::MAX);
-        let pmu = LogicalPmu::new(model_of(&model)?);
+        let pmu = LogicalPmu::served(&model).map_err(ToolError::Model)?;
         Ok(Self {
             client,
             model,
@@ -90,30 +89,10 @@ pub(crate) fn meet(choice: &VmChoice) -> Result<(PathBuf, Client, Hello), ToolEr
     Ok((socket, client, hello))
 }
 
-/// The model with the properties that the VM gave it.
-fn model_of(info: &ModelInfo) -> Result<PmuModel, ToolError> {
-    let fixed = match info.fixed_map {
-        // Not the first ones.
-        Some(map) if map.count_ones() != map.trailing_ones() => format!("{map:#x}"),
-        _ => info.fixed.to_string(),
-    };
-    let text = format!(
-        "{},counters={},fixed={fixed},width={}",
-        info.model, info.programmable, info.counter_width
-    );
-    let Ok(model) = PmuModel::parse(&text) else {
-        return Err(ToolError::Model(text));
-    };
-    // Whose event codes the guest has; a model's own stand for themselves.
-    let mut families = EventFamily::ALL.into_iter();
-    let own = families.find(|family| family.name() == info.event_family);
-    let with = own.and_then(|family| model.clone().with_events(family));
-    Ok(with.unwrap_or(model))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pmu_model::PmuModel;
 
     /// Every model comes back from what a VM says of it.
     #[test]
@@ -144,9 +123,10 @@ mod tests {
                 cores: 1,
                 core_cpus: Vec::new(),
                 virtual_pmds: Vec::new(),
+                countable: Vec::new(),
             };
-            let again = model_of(&info).unwrap();
-            assert_eq!(format!("{again:?}"), format!("{model:?}"));
+            let again = LogicalPmu::served(&info).unwrap();
+            assert_eq!(format!("{:?}", again.model()), format!("{model:?}"));
         }
     }
 }

@@ -16,11 +16,13 @@ pub mod info;
 pub mod pause;
 pub mod pcr;
 mod shape;
+mod subcode;
 
 pub use call::Call;
 pub use errno::{Errno, Refusal};
-pub use extension::{Bound, Buffer, Extension, Hello};
+pub use extension::{Bound, Buffer, Extension, Hello, SystemWide};
 pub use frame::{FrameError, Reply, Request};
+pub use subcode::Subcode;
 
 /// Version of this protocol. Peers of different versions do not talk.
 pub const VERSION: u16 = 1;

@@ -3,7 +3,7 @@
 
 use perfmon_abi::wire::{
     Bound, Buffer, Call, Errno, Extension, FrameError, Hello, MAX_PACKET, MAX_PAYLOAD, MAX_REASON,
-    Refusal, Reply, Request,
+    Refusal, Reply, Request, Subcode,
 };
 use perfmon_abi::{Config, CtxArg, LoadArg, PmcArg, PmdArg, Record, SetDesc, StartArg};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, proptest};
@@ -135,13 +135,13 @@ proptest! {
     #[test]
     fn frames_survive_the_wire(
         command in any::<u16>(), id in any::<u32>(), context in any::<u32>(),
-        number in any::<i32>(), payload in prop::collection::vec(any::<u8>(), 0..2000),
+        number in any::<i32>(), errno in any::<u16>(), subcode in 0..12u16, payload in prop::collection::vec(any::<u8>(), 0..2000),
         reason in "\\PC{0,200}",
     ) {
         let request = Request { command, id, context, nargs: number, payload: &payload };
         let packet = request.encode().unwrap();
         prop_assert_eq!(Request::decode(&packet), Ok(request));
-        let reply = Reply { command, id, context, errno: number, payload: &payload, reason: &reason };
+        let reply = Reply { command, id, context, errno: errno.into(), subcode: Subcode::from_number(subcode), payload: &payload, reason: &reason };
         let packet = reply.encode().unwrap();
         prop_assert_eq!(Reply::decode(&packet), Ok(reply));
     }
@@ -254,6 +254,7 @@ fn error_numbers_are_those_of_this_system() {
         id: 1,
         context: 0,
         errno: 9999,
+        subcode: Subcode::None,
         payload: &[],
         reason: "",
     };

@@ -382,7 +382,7 @@ impl Client {
         state.link = None;
         state.handles.clear();
         let failed = |error| {
-            let Refusal { errno, reason } = LinkError::Connect(error).into();
+            let Refusal { errno, reason, .. } = LinkError::Connect(error).into();
             Refusal::new(errno, format!("{}: {reason}", self.path.display()))
         };
         let address = SocketAddrUnix::new(&self.path).map_err(failed)?;

@@ -31,8 +31,10 @@ pub mod maps;
 pub mod messages;
 #[allow(unsafe_code)]
 mod sys;
+mod whole;
 
 pub use client::{Client, ENVIRONMENT, TIMEOUT, socket_folder, socket_folders};
 pub use context::{Buffer, ContextHandle, Event, Mapping, Wait};
 pub use document::document;
 pub use perfmon_abi::wire::{Call, Errno, Refusal as CallError, info};
+pub use whole::{Count, Snapshot, WholeVm};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use perfmon_abi::{
     Config, DefaultArg, DefaultEntry, DefaultHeader, LoadArg, PmcArg, PmdArg, Record, consts as pfm,
 };
-use umpire_perfmon::{Call, CallError, Client, Errno, Event, Wait};
+use umpire_perfmon::{Call, CallError, Client, Errno, Event, Wait, WholeVm};
 
 use fake::{Fake, Trick};
 
@@ -71,6 +71,33 @@ fn a_counting_session() {
     assert!(!fake.shared().contexts[0].is_closed());
     drop(context);
     assert!(fake.shared().contexts[0].is_closed());
+}
+
+#[test]
+fn a_vm_as_a_whole_is_the_sum_of_its_vcpus() {
+    let fake = Fake::start();
+    let client = connect(&fake);
+    let pmcs = [PmcArg::default()];
+    let pmds = [PmdArg::default()];
+    let whole = WholeVm::attach(&client, 0, (&pmcs, &pmds), &[]).unwrap();
+    assert_eq!(whole.contexts().len(), 3);
+    whole.start(&client).unwrap();
+    let first = whole.sum(&client).unwrap();
+    let next = whole.sum(&client).unwrap();
+    let since = next.since(&first);
+    assert_eq!(since.counts[0].provenance, pfm::PFM_PROV_EXACT);
+    // 1,000 at each look; the last vCPU has ended, and keeps what it had.
+    assert_eq!(since.counts[0].value, 2000);
+    whole.stop(&client).unwrap();
+    let bad = [PmcArg {
+        num: 9,
+        ..PmcArg::default()
+    }];
+    assert!(WholeVm::attach(&client, 0, (&bad, &pmds), &[]).is_err());
+    let error = whole.of(&client, 3).unwrap_err();
+    assert_eq!(error.errno, Errno::ESRCH);
+    drop(whole);
+    assert!(fake.shared().contexts.iter().all(fake::Context::is_closed));
 }
 
 #[test]

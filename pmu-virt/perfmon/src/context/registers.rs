@@ -11,7 +11,7 @@ use perfmon_abi::consts::{
     PFM_REG_RETFL_PROV_SHIFT, PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_REGFL_RANDOM,
     PFM_REGFL_READ_RESET, PFM_SETFL_OVFL_SWITCH,
 };
-use perfmon_abi::wire::{Errno, Refusal};
+use perfmon_abi::wire::{Errno, Refusal, Subcode};
 use perfmon_abi::{PmcArg, PmdArg};
 use pmu_model::{CounterId, Provenance};
 
@@ -38,7 +38,11 @@ impl Bad {
     /// What the element's flags and the command become.
     pub(crate) fn mark(self, flags: &mut u32) -> Refusal {
         *flags |= self.flag;
-        Refusal::new(Errno::EINVAL, self.reason)
+        let subcode = match self.flag {
+            PFM_REG_RETFL_NOTAVAIL => Subcode::InvalidPicNumber,
+            _ => Subcode::None,
+        };
+        Refusal::new(Errno::EINVAL, self.reason).because(subcode)
     }
 }
 

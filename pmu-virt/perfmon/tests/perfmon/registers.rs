@@ -55,8 +55,8 @@ fn pmcs_that_are_refused() {
     };
     check(reset([0xf, 1]), 0);
     check(reset([0x10, 0]), EINVAL);
-    check(sampled([0xf, 0xffff]), 0);
-    check(sampled([0, 0x1_0000]), EINVAL);
+    check(sampled([0xf, 0x1_ffff]), 0);
+    check(sampled([0, 0x2_0000]), EINVAL);
 }
 
 #[test]

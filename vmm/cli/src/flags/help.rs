@@ -15,6 +15,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("events", |events| events.after_help(EVENTS))
         .mut_subcommand("arbitrate", |arbitrate| arbitrate.after_help(ARBITRATE))
         .mut_subcommand("stat", |stat| stat.after_help(STAT))
+        .mut_subcommand("track", |track| track.after_help(TRACK))
         .mut_subcommand("record", |record| record.after_help(RECORD))
         .mut_subcommand("pause", |pause| pause.after_help(PAUSE))
         .mut_subcommand("resume", |resume| resume.after_help(PAUSE))
@@ -144,6 +145,17 @@ phases that are found in the counts of all events, or with --scale linear by tim
   umpire stat -x ';' -e skl::INST_RETIRED:ANY_P:u --for 500ms
 Exit status: 0, also after Ctrl-C without --for, and after the end of the VM; 130 if Ctrl-C cut
 --for short; that of the command if there is one; 2 if something cannot be measured as asked.";
+
+const TRACK: &str = "\
+A line tick has what a vCPU has counted in the interval; lines exit and total, at the end, what
+vCPUs have counted altogether. Times are seconds since counting began. umpire stat says more of
+each count.
+
+  umpire track -c cycles,instructions
+  umpire track --vm web1 -c cycles:u,vm-exits -T 0.5 -N 20 -n -o web1.track
+  umpire track --vm web1 -c instructions --resume
+Exit status: 0, also after Ctrl-C and after the end of the VM; 130 if Ctrl-C cut -N short; 2 if
+something cannot be counted as asked.";
 
 const RECORD: &str = "\
 Each sample has the guest's instruction pointer, ring and CR3. umpire report and umpire script

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use pmu_virt::perfmon::{Quantities, VirtualPmd};
 
+use super::clock::monotonic_ns;
+
 /// Quantities of a vCPU or core at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -38,9 +40,9 @@ pub struct CoreQuantities {
     unknown: Vec<VirtualPmd>,
 }
 
-/// Whether a quantity adds up over vCPUs. Guest memory is the whole machine's.
+/// Whether a quantity adds up over vCPUs. Guest memory is the whole machine's, and so is time.
 fn adds_up(which: VirtualPmd) -> bool {
-    which != VirtualPmd::GuestMemory && !which.is_of_overflow()
+    !matches!(which, VirtualPmd::GuestMemory | VirtualPmd::Clock) && !which.is_of_overflow()
 }
 
 impl CoreQuantities {
@@ -76,6 +78,9 @@ impl CoreQuantities {
             .collect();
         let gone = |which: VirtualPmd| self.gone.get(&which.pmd()).copied();
         let value = |which: VirtualPmd| {
+            if which == VirtualPmd::Clock {
+                return Some(monotonic_ns());
+            }
             if !adds_up(which) {
                 let last = here.iter().find_map(|(_, now)| now.read(which));
                 return last.or_else(|| gone(which));

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use perfmon_abi::wire::{Call, Errno, MAX_PAYLOAD, Refusal, Reply};
+use perfmon_abi::wire::{Call, Errno, MAX_PAYLOAD, Refusal, Reply, Subcode};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::Serialize;
 
@@ -29,6 +29,7 @@ impl RequestId {
             id: self.id,
             context: answer.context.unwrap_or(self.context),
             errno: refusal.map_or(0, |refusal| refusal.errno.number()),
+            subcode: refusal.map_or(Subcode::None, |refusal| refusal.subcode),
             payload: &answer.payload,
             reason: refusal.map_or("", |refusal| &refusal.reason),
         };

@@ -293,6 +293,7 @@ fn send_refusal(socket: &OwnedFd, refusal: &Refusal) {
         id: 0,
         context: NO_CONTEXT,
         errno: refusal.errno.number(),
+        subcode: refusal.subcode,
         payload: &[],
         reason: &refusal.reason,
     };

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use perfmon_abi::LoadArg;
 use perfmon_abi::consts::{PFM_FL_NO_ASK, PFM_FL_SYSTEM_WIDE};
-use perfmon_abi::wire::{Bound, Buffer, Call, Errno, Refusal};
+use perfmon_abi::wire::{Bound, Buffer, Call, Errno, Refusal, SystemWide};
 use pmu_virt::perfmon::{AttachedContext, ContextId, GuestLimit, MAX_CONTEXTS, VirtualPmd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -42,6 +42,8 @@ pub(super) struct Contexts {
     asking: AskingLoads,
     /// Contexts whose last descriptor was closed since somebody asked.
     abandoned: Vec<ContextId>,
+    /// How many contexts cores have got so far.
+    core_loads: u64,
 }
 
 /// However the server's thread ends: nobody could unload a context that stays
@@ -66,6 +68,7 @@ impl Contexts {
             answers: VecDeque::new(),
             asking: AskingLoads::default(),
             abandoned: Vec::new(),
+            core_loads: 0,
         }
     }
 
@@ -94,6 +97,14 @@ impl Contexts {
             self.give_back(id);
         }
         self.cancel_loads_of(connection);
+    }
+
+    /// SYSTEM_WIDE: who counts on cores.
+    pub(super) fn system_wide(&self) -> SystemWide {
+        SystemWide {
+            contexts: u32::try_from(self.table.on_cores()).unwrap_or(u32::MAX),
+            loads: self.core_loads,
+        }
     }
 
     /// BIND: the context whose descriptor somebody shows. The answer lacks the
@@ -352,6 +363,7 @@ impl Contexts {
                 if let Some(entry) = self.table.get_mut(id) {
                     entry.generation = entry.generation.wrapping_add(1);
                     entry.end_sent = false;
+                    self.core_loads += u64::from(entry.flags & PFM_FL_SYSTEM_WIDE != 0);
                 }
                 Some(Answer::default())
             }

@@ -345,6 +345,7 @@ impl EventLoop {
         Ok(Some(match extension {
             Extension::List => return Ok(self.lists.request(id, &self.contexts)),
             Extension::Hello => Answer::done(hello(vm).to_bytes()),
+            Extension::SystemWide => Answer::done(self.contexts.system_wide().to_bytes()),
             Extension::Formats => Answer::json(&inventory::formats(&vm.formats)),
             Extension::Model => Answer::json(&inventory::model(vm)),
             Extension::Bind => {

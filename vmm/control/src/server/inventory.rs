@@ -290,12 +290,15 @@ pub(super) fn model(vm: &ServedVm) -> ModelInfo {
         cores: number(vm.dispatcher.cores()),
         core_cpus: vm.core_cpus.clone(),
         virtual_pmds: VirtualPmd::ALL.iter().map(virtual_pmd).collect(),
+        countable: vm.countable.clone(),
     }
 }
 
 fn unit(which: VirtualPmd) -> &'static str {
     match which {
-        VirtualPmd::RunTime | VirtualPmd::StealTime | VirtualPmd::HaltTime => "ns",
+        VirtualPmd::RunTime | VirtualPmd::StealTime | VirtualPmd::HaltTime | VirtualPmd::Clock => {
+            "ns"
+        }
         VirtualPmd::GuestMemory => "bytes",
         which if which.is_of_overflow() => "",
         _ => "count",

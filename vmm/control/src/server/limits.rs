@@ -2,7 +2,7 @@
 
 use perfmon_abi::Config;
 use perfmon_abi::consts::{PFM_GROUP_ANY, PFM_MAX_PMCS, PFM_VERSION};
-use perfmon_abi::wire::{Errno, MAX_PAYLOAD, Refusal};
+use perfmon_abi::wire::{Errno, MAX_PAYLOAD, Refusal, Subcode};
 use perfmon_abi::{PMC_WORDS, PMD_WORDS};
 use pmu_virt::perfmon::LogicalPmu;
 
@@ -96,7 +96,7 @@ impl Limits {
         let is_owner = peer.uid == self.owner && self.owner != OVERFLOW_UID;
         if peer.uid != 0 && !is_owner {
             let reason = "only root and the user who runs the VMM may change the configuration";
-            return Err(Refusal::new(Errno::EPERM, reason));
+            return Err(Refusal::new(Errno::EPERM, reason).because(Subcode::RequiresPrivilege));
         }
         let refuse = |reason: String| Err(Refusal::new(Errno::EINVAL, reason));
         if new.flags != 0 {
@@ -131,7 +131,7 @@ fn admit_member(peer: &Peer, group: u32, name: &str, what: &str) -> Result<(), R
         return Ok(());
     }
     let reason = format!("only members of group {group} ({name}) may {what}");
-    Err(Refusal::new(Errno::EPERM, reason))
+    Err(Refusal::new(Errno::EPERM, reason).because(Subcode::RequiresPrivilege))
 }
 
 /// The most contexts that leave descriptors for the machine and for every

@@ -229,6 +229,7 @@ mod tests {
                 cores: 1,
                 core_cpus: Vec::new(),
                 virtual_pmds: Vec::new(),
+                countable: Vec::new(),
             },
             formats: vec![FormatInfo {
                 uuid: "f2b8".to_owned(),

@@ -128,7 +128,8 @@ fn all(
     if end == End::Ended {
         note(notes, "the vCPUs that were measured have ended");
     }
-    if measure.options.interval.is_none() && end != End::Unread {
+    let sums = matches!(measure.options.form, Form::Track { .. });
+    if (measure.options.interval.is_none() || sums) && end != End::Unread {
         let rows = mean(&runs);
         let whole = Whole {
             title: &measure.job.vm.title(),

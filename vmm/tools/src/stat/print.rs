@@ -1,4 +1,4 @@
-//! The forms of `umpire stat`: a table, CSV and JSON.
+//! The forms of `umpire stat`: a table, CSV and JSON; and that of `umpire track`.
 //!
 //! Each follows `perf stat`: the columns of its table, the order of its CSV
 //! fields, the names of its JSON keys. What perf does not have, the provenance
@@ -9,6 +9,7 @@ mod csv;
 mod json;
 mod metric_only;
 mod table;
+mod track;
 
 use std::io::{self, Write};
 
@@ -26,6 +27,13 @@ pub enum Form {
     Json,
     /// One of the others, with what follows from the counts alone (`--metric-only`).
     MetricOnly(Box<Form>),
+    /// A line a vCPU, as `cputrack` has it (`umpire track`).
+    Track {
+        /// With a heading.
+        header: bool,
+        /// Intervals are printed, not only what was counted altogether.
+        shown: bool,
+    },
 }
 
 /// Counts of the whole time.
@@ -59,7 +67,7 @@ pub struct Interval<'a> {
 /// `out` cannot be written to.
 pub fn write_header(form: &Form, out: &mut dyn Write) -> io::Result<()> {
     match form {
-        Form::Json => Ok(()),
+        Form::Json | Form::Track { .. } => Ok(()),
         Form::MetricOnly(form) => write_header(form, out),
         Form::Table | Form::Csv(_) => {
             let now = jiff::Timestamp::now().strftime("%a %b %e %H:%M:%S %Y UTC");
@@ -86,6 +94,7 @@ pub fn write_whole(whole: &Whole<'_>, form: &Form, out: &mut dyn Write) -> io::R
                 table::write_elapsed(whole, out)?;
             }
         }
+        Form::Track { header, shown } => track::write_whole(whole, (*header, *shown), out)?,
     }
     out.flush()
 }
@@ -103,6 +112,7 @@ pub fn write_interval(interval: &Interval<'_>, form: &Form, out: &mut dyn Write)
         Form::MetricOnly(form) => {
             metric_only::write(interval.rows, end, interval.first, form, out)?;
         }
+        Form::Track { header, .. } => track::write_interval(interval, *header, out)?,
     }
     out.flush()
 }

@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use super::Subcode;
+
 macro_rules! errnos {
     ($($name:ident = $number:literal, $text:literal;)*) => {
         /// An error number of Linux on x86-64, as far as the interface uses it.
@@ -93,6 +95,8 @@ pub struct Refusal {
     /// One line for people: what was wrong and, where there is something, what
     /// to do about it.
     pub reason: Cow<'static, str>,
+    /// What exactly was wrong.
+    pub subcode: Subcode,
 }
 
 impl Refusal {
@@ -102,7 +106,14 @@ impl Refusal {
         Refusal {
             errno,
             reason: reason.into(),
+            subcode: Subcode::None,
         }
+    }
+
+    /// The same, and what exactly was wrong.
+    #[must_use]
+    pub fn because(self, subcode: Subcode) -> Self {
+        Refusal { subcode, ..self }
     }
 }
 

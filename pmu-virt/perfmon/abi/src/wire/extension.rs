@@ -23,6 +23,9 @@ pub enum Extension {
     /// Asks for the sampling buffer of a context; its descriptor comes with the
     /// reply, whose payload is [`Buffer`]. EINVAL: the context has none.
     GetBuffer = 0x103,
+    /// Asks whether somebody counts on cores, whichever vCPU they run; the reply's payload
+    /// is [`SystemWide`].
+    SystemWide = 0x104,
     /// Asks for the sampling formats: JSON, a list of
     /// [`FormatInfo`](super::info::FormatInfo).
     Formats = 0x110,
@@ -40,6 +43,7 @@ impl Extension {
         Extension::Bind,
         Extension::Unbind,
         Extension::GetBuffer,
+        Extension::SystemWide,
         Extension::Formats,
         Extension::List,
         Extension::Model,
@@ -150,5 +154,13 @@ answers! {
     Buffer {
         "Its size in bytes."
         size: u64,
+    }
+
+    "Contexts for cores (`PFM_FL_SYSTEM_WIDE`)."
+    SystemWide {
+        "Those that are attached."
+        contexts: u32,
+        "How many were attached so far, those that are gone included."
+        loads: u64,
     }
 }

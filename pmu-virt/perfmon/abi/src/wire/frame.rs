@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{Errno, MAX_PACKET, MAX_PAYLOAD, MAX_REASON, Refusal, VERSION};
+use super::{Errno, MAX_PACKET, MAX_PAYLOAD, MAX_REASON, Refusal, Subcode, VERSION};
 
 /// A packet is not a frame of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -50,7 +50,7 @@ pub struct Request<'a> {
 }
 
 /// A reply. On the wire: magic u32, version u16, command u16, id u32, context
-/// u32, errno i32, lengths of payload and reason u32 each, payload, reason.
+/// u32, errno u16, sub-code u16, lengths of payload and reason u32 each, payload, reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply<'a> {
     /// The request's.
@@ -61,6 +61,8 @@ pub struct Reply<'a> {
     pub context: u32,
     /// 0, or an error number.
     pub errno: i32,
+    /// With an error: what exactly was wrong.
+    pub subcode: Subcode,
     /// The argument as the command left it.
     pub payload: &'a [u8],
     /// With an error: what was wrong, one line.
@@ -163,6 +165,7 @@ impl<'a> Request<'a> {
             id: self.id,
             context: self.context,
             errno: refusal.map_or(0, |refusal| refusal.errno.number()),
+            subcode: refusal.map_or(Subcode::None, |refusal| refusal.subcode),
             payload,
             reason: refusal.map_or("", |refusal| &refusal.reason),
         }
@@ -200,13 +203,15 @@ impl<'a> Reply<'a> {
             command,
             id,
             context,
-            errno: errno.cast_signed(),
+            errno: (errno & 0xffff).cast_signed(),
+            subcode: Subcode::from_number((errno >> 16) as u16),
             payload,
             reason: std::str::from_utf8(reason).map_err(|_| FrameError::Reason)?,
         })
     }
 
-    /// The packet of this reply. A reason longer than [`MAX_REASON`] is cut.
+    /// The packet of this reply. A reason longer than [`MAX_REASON`] is cut, and an error
+    /// number has 16 bits.
     ///
     /// # Errors
     /// The payload is longer than [`MAX_PAYLOAD`].
@@ -224,7 +229,7 @@ impl<'a> Reply<'a> {
             versioned(self.command),
             self.id,
             self.context,
-            self.errno.cast_unsigned(),
+            self.errno.cast_unsigned() & 0xffff | u32::from(self.subcode.number()) << 16,
             length(self.payload),
             length(reason.as_bytes()),
         ];
@@ -241,8 +246,8 @@ impl<'a> Reply<'a> {
         match self.errno {
             0 => Ok(()),
             number => Err(match Errno::from_number(number) {
-                Some(errno) if self.reason.is_empty() => errno.into(),
-                Some(errno) => Refusal::new(errno, self.reason.to_owned()),
+                Some(errno) if self.reason.is_empty() => Refusal::from(errno).because(self.subcode),
+                Some(errno) => Refusal::new(errno, self.reason.to_owned()).because(self.subcode),
                 None => Refusal::new(
                     Errno::EPROTO,
                     format!(

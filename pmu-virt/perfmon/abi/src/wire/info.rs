@@ -267,6 +267,21 @@ pub struct ModelInfo {
     pub core_cpus: Vec<u32>,
     /// The virtual PMDs.
     pub virtual_pmds: Vec<VirtualPmdInfo>,
+    /// Events that somebody here counts, as far as their meaning is known. A VMM that does
+    /// not say leaves it out.
+    #[serde(default)]
+    pub countable: Vec<CountableInfo>,
+}
+
+/// An event that can be counted, and how well.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountableInfo {
+    /// What it means: `core cycles`.
+    pub event: String,
+    /// The event select that asks for it at both rings; none if only a fixed counter has it.
+    pub select: Option<u64>,
+    /// `exact`, `hardware`, `derived`, `scaled` or `simulated`.
+    pub provenance: String,
 }
 
 /// A PMD that stands for a quantity of the VMM.

@@ -10,7 +10,7 @@ use perfmon_abi::compact::{Cursor, MAX_SAMPLE, decode, encode};
 use perfmon_abi::parse::{Layout, Sample, default_buffer, double_half, double_header, oldest_full};
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use perfmon_abi::wire::{
-    Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, Refusal, Reply, Request,
+    Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, Refusal, Reply, Request, SystemWide,
 };
 use perfmon_abi::{
     CompactArg, CompactBlock, CompactHeader, CompactLast, Config, CtxArg, DefaultArg, DefaultEntry,
@@ -171,7 +171,7 @@ fn answer(bytes: &[u8]) -> bool {
             )*].contains(&true)
         };
     }
-    check!(Hello Bound Buffer)
+    check!(Hello Bound Buffer SystemWide)
 }
 
 /// JSON that a server sends.

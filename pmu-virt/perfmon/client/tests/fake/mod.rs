@@ -21,6 +21,7 @@ use std::thread;
 use perfmon_abi::consts;
 use perfmon_abi::wire::{
     Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, MAX_PAYLOAD, Refusal, Request,
+    SystemWide,
 };
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::net::{
@@ -304,6 +305,7 @@ fn extend(
                 None => outcome.result = Err(Errno::EINVAL.into()),
             }
         }
+        Extension::SystemWide => outcome.payload = SystemWide::default().to_bytes(),
         Extension::Formats => document(shared, &mut outcome, &properties::formats()),
         Extension::Model => document(shared, &mut outcome, &properties::model(&shared.core_cpus)),
         Extension::List => {

@@ -241,7 +241,7 @@ impl Model {
     fn asked_about(&self, n: u16, moment: &Moment) -> Asked {
         let set = &self.sets[&self.active];
         let value = |n: u16| match n {
-            64..76 => n.into(),
+            64..76 | 80 => n.into(),
             76..=79 => of_overflow(n, moment),
             _ => set.pmds.get(&n).map_or(0, |pmd| pmd.value),
         };

@@ -7,7 +7,7 @@ use perfmon::Moment;
 use perfmon_abi::consts as pfm;
 
 /// PMDs that there are: counters and virtual ones.
-pub(crate) const NUM_PMDS: usize = 22;
+pub(crate) const NUM_PMDS: usize = 23;
 /// Bytes of `pfm_default_smpl_hdr_t` and of `pfm_default_smpl_entry_t`.
 const DEFAULT_HEADER: usize = 40;
 const ENTRY: usize = 40;

@@ -20,9 +20,9 @@ use format::{Asked, Format};
 /// Counters, of 48 bits. Those between are IBS's, which there is not.
 pub(crate) const COUNTERS: [u16; 6] = [0, 1, 2, 3, 14, 15];
 const WIDTH: u32 = 48;
-/// Virtual PMDs 64 to 79. The last four are of an overflow: told in samples, and
+/// Virtual PMDs 64 to 80. 76 to 79 are of an overflow: told in samples, and
 /// until PFM_RESTART.
-const VIRTUAL: std::ops::RangeInclusive<u16> = 64..=79;
+const VIRTUAL: std::ops::RangeInclusive<u16> = 64..=80;
 const OF_OVERFLOW: std::ops::RangeInclusive<u16> = 76..=79;
 
 /// Ring, CR3, instruction pointer or TSC.

@@ -163,6 +163,13 @@ impl ContextTable {
         self.attached.get(&target).map_or(&[], Vec::as_slice)
     }
 
+    /// How many contexts are attached to cores, or about to be.
+    pub(in crate::server) fn on_cores(&self) -> usize {
+        let cores = self.attached.iter();
+        let cores = cores.filter(|(target, _)| matches!(target, Target::Core(_)));
+        cores.map(|(_, contexts)| contexts.len()).sum()
+    }
+
     pub(in crate::server) fn attach(&mut self, target: Target, id: ContextId) {
         self.attached.entry(target).or_default().push(id);
     }

@@ -1,0 +1,256 @@
+//! Beside a VM: an LWP is a vCPU.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use guest_tests::kernel::{BASE, spin_forever};
+use guest_tests::micro::Written;
+use guest_tests::umpire::{self, skipped_without_kvm};
+use guest_tests::vm::Vm;
+use iced_x86::code_asm::{CodeAssembler, byte_ptr, eax, ecx, edi, edx, esi};
+
+use super::{program, signals, values};
+
+/// Events per microsecond.
+const RATES: &str = "counters = 4\n\
+    [event.cycles]\nrate = 2000\n\
+    [event.instructions]\nrate = 500\n";
+/// The guest computes at ring 0.
+const EVENTS: &str = "pic0=cycles,pic1=instructions,sys,nouser";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn boot(flags: &[&str]) -> Vm {
+    Vm::boot(&umpire::path(), RATES, flags)
+}
+
+/// The program `name`, about vCPU `vcpu` of `vm`.
+fn command(vm: &Vm, vcpu: u32, name: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(program(name));
+    command
+        .args(words)
+        .env("UMPIRE_VCPU", format!("{}:{vcpu}", vm.socket()))
+        .env("PERFEVENTS", EVENTS)
+        // The vCPU may have to wait for a CPU.
+        .env("CPC_TEST_SLOWER", "10");
+    command
+}
+
+/// What it says; it succeeds.
+fn said(mut command: Command) -> String {
+    let output = command.output().expect("a program");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}{told}");
+    println!("{said}{told}");
+    said
+}
+
+#[test]
+fn example_1_measures_a_vcpu() {
+    if skipped_without_kvm("example_1_measures_a_vcpu") {
+        return;
+    }
+    let vm = boot(&[]);
+    let said = said(command(&vm, 0, "measure", &[]));
+    assert!(said.starts_with("event: pic0=cycles,pic1=instructions,sys,nouser\n"));
+    let values = values(&said);
+    assert_eq!(values.len(), 20, "{said}");
+    for (cycles, instructions) in &values {
+        assert!(cycles.abs_diff(4 * instructions) <= 4, "{said}");
+    }
+    let seen = values.iter().filter(|(cycles, _)| *cycles > 0).count();
+    assert!(seen >= 18, "{said}");
+}
+
+#[test]
+fn example_2_hears_of_each_overflow() {
+    if skipped_without_kvm("example_2_hears_of_each_overflow") {
+        return;
+    }
+    let vm = boot(&[]);
+    let said = said(command(&vm, 0, "overflow", &[]));
+    let signals = signals(&said);
+    assert!(signals.len() >= 3, "{said}");
+    let code = u64::from(BASE)..u64::from(BASE) + 0x1000;
+    for (address, cycles, instructions) in signals {
+        assert!(code.contains(&address), "the guest's code: {said}");
+        // Since the preset 1,000 cycles before the overflow.
+        let counted = cycles + 1000;
+        assert!(counted.abs_diff(4 * instructions) <= 4, "{said}");
+    }
+}
+
+#[test]
+fn calls_do_what_the_pages_say() {
+    if skipped_without_kvm("calls_do_what_the_pages_say") {
+        return;
+    }
+    let vm = boot(&["--cpus", "2"]);
+    for check in ["states", "rings", "words"] {
+        said(command(&vm, 0, "rules", &[check]));
+    }
+    // A vCPU that never runs counts nothing, and is there.
+    let mut other = command(&vm, 1, "rules", &["states"]);
+    assert!(!other.output().expect("a program").status.success());
+}
+
+#[test]
+fn refusals_have_numbers_and_sub_codes() {
+    if skipped_without_kvm("refusals_have_numbers_and_sub_codes") {
+        return;
+    }
+    let vm = boot(&["--event-filter", "architectural"]);
+    let number = |number: i32| number.to_string();
+    let refused = |events, errno, subcode: &str| {
+        said(command(
+            &vm,
+            0,
+            "rules",
+            &["refused", events, &number(errno), subcode],
+        ))
+    };
+    // Denied by the VM: EACCES, CPC_HV_NO_ACCESS.
+    refused("pic0=0x64,umask0=9", libc::EACCES, "11");
+    // Nobody counts it: EINVAL, CPC_PIC_NOT_CAPABLE.
+    refused("pic0=branches", libc::EINVAL, "6");
+    // Five events, four counters: EAGAIN, CPC_RESOURCE_UNAVAIL.
+    refused("cycles,cycles,cycles,cycles,cycles", libc::EAGAIN, "5");
+}
+
+#[test]
+fn nobody_is_there() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let none = folder.path().join("none.sock").display().to_string();
+    for (vcpu, errno) in [
+        (none.as_str(), libc::ENOSYS),
+        ("no-such-vm:0", libc::ENOSYS),
+        ("", libc::EINVAL),
+        ("a:b", libc::EINVAL),
+    ] {
+        let mut command = Command::new(program("rules"));
+        command.args(["nobody", &errno.to_string()]);
+        command.env("UMPIRE_VCPU", vcpu);
+        said(command);
+    }
+}
+
+/// A program that says how far it is, and goes on when its input ends.
+struct Talking {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+}
+
+impl Talking {
+    fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a program");
+        let out = BufReader::new(child.stdout.take().expect("a pipe"));
+        Talking { child, out }
+    }
+
+    fn hear(&mut self, word: &str) {
+        let mut line = String::new();
+        self.out.read_line(&mut line).expect("a line");
+        assert_eq!(line.trim(), word);
+    }
+
+    fn go_on(&mut self) {
+        self.child.stdin.take();
+    }
+
+    fn join(mut self) {
+        let mut rest = String::new();
+        self.out.read_to_string(&mut rest).expect("text");
+        assert!(self.child.wait().expect("an end").success(), "{rest}");
+        println!("{rest}");
+    }
+}
+
+#[test]
+fn somebody_who_counts_system_wide_invalidates() {
+    if skipped_without_kvm("somebody_who_counts_system_wide_invalidates") {
+        return;
+    }
+    let vm = boot(&[]);
+    let mut program = Talking::start(command(&vm, 0, "rules", &["system_wide"]));
+    program.hear("bound");
+    let mut stat = vm.command(&["stat", "-a", "-e", "cycles", "--for", "60s"]);
+    let mut stat = stat.stdout(Stdio::null()).spawn().expect("umpire stat");
+    program.go_on();
+    program.hear("invalid");
+    guest_tests::vm::signal(&stat, "-INT");
+    stat.wait().expect("an end");
+    program.hear("again");
+    program.join();
+}
+
+/// Where the second processor starts (vector 0x60).
+const TRAMPOLINE: u32 = 0x6_0000;
+
+/// Some seconds after boot the second processor is started, by its x2APIC (SDM vol. 3A, 10.12),
+/// and spins.
+fn a_second_one_starts_later(a: &mut CodeAssembler) -> Written {
+    const APIC_BASE: u32 = 0x1b;
+    const ENABLE: u32 = 0xc00;
+    const SPURIOUS: u32 = 0x80f;
+    const COMMAND: u32 = 0x830;
+    const INIT: u32 = 0x4500;
+    const START: u32 = 0x4600 | TRAMPOLINE >> 12;
+    // Real mode: `jmp $`.
+    for (offset, byte) in (0..).zip([0xeb, 0xfe]) {
+        a.mov(edi, TRAMPOLINE + offset)?;
+        a.mov(byte_ptr(edi), byte)?;
+    }
+    a.mov(ecx, APIC_BASE)?;
+    a.rdmsr()?;
+    a.or(eax, i32::try_from(ENABLE).unwrap_or(0))?;
+    a.wrmsr()?;
+    a.mov(ecx, SPURIOUS)?;
+    a.mov(eax, 0x1ff)?;
+    a.mov(edx, 0)?;
+    a.wrmsr()?;
+    // 2^33 to 3 * 2^32 ticks of the time stamp counter: some 3 to 5 seconds.
+    let mut wait = a.create_label();
+    a.rdtsc()?;
+    a.mov(esi, edx)?;
+    a.add(esi, 3)?;
+    a.set_label(&mut wait)?;
+    a.pause()?;
+    a.rdtsc()?;
+    a.cmp(edx, esi)?;
+    a.jb(wait)?;
+    for command in [INIT, START, START] {
+        a.mov(ecx, COMMAND)?;
+        a.mov(edx, 1)?;
+        a.mov(eax, command)?;
+        a.wrmsr()?;
+    }
+    spin_forever(a)
+}
+
+#[test]
+fn vcpus_that_start_later_inherit() {
+    if skipped_without_kvm("vcpus_that_start_later_inherit") {
+        return;
+    }
+    for signals in ["0", "1"] {
+        let vm = Vm::boot_kernel(
+            &umpire::path(),
+            RATES,
+            &["--cpus", "2"],
+            a_second_one_starts_later,
+        );
+        let mut program = Talking::start(command(&vm, 0, "rules", &["later", signals]));
+        program.hear("bound");
+        let offline = || vm.printed(&["ls", &vm.socket()]).contains("offline");
+        assert!(offline(), "bound before the second one starts");
+        let began = Instant::now();
+        while offline() {
+            assert!(began.elapsed() < PATIENCE, "the second one starts");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        program.go_on();
+        program.join();
+    }
+}

@@ -1,0 +1,79 @@
+//! What the kernel does about the calling thread's signals.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::failure::{Failure, Subcode, fail};
+
+/// `SIGEMT` of `libcpc.h`; Linux has none.
+pub(crate) const SIGEMT: c_int = 63;
+/// Tells of an overflow; its handler makes a `SIGEMT` of it.
+pub(crate) const OVERFLOW: c_int = 62;
+/// `struct f_owner_ex` of `fcntl(2)`, which the C library's bindings lack.
+#[repr(C)]
+struct OwnerEx {
+    kind: c_int,
+    pid: libc::pid_t,
+}
+
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
+const F_OWNER_TID: c_int = 0;
+
+/// Does `work` with all signals of this thread blocked: a handler may make calls, and must not
+/// find one half done.
+pub(crate) fn without_signals<R>(work: impl FnOnce() -> R) -> R {
+    let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: both sets are valid for writes, and a set of zeros is one; the calls do not fail
+    // with these arguments, and leave errno.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let result = work();
+    // SAFETY: the set was filled in above; no old one is asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    result
+}
+
+/// The calling thread's errno.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: libc returns the address of this thread's errno, always valid.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's errno.
+pub(crate) fn set_errno(number: c_int) {
+    // SAFETY: libc returns the address of this thread's errno, always valid.
+    unsafe { *libc::__errno_location() = number };
+}
+
+/// The calling thread hears of `descriptor` by the library's own signal.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn signal_on(descriptor: BorrowedFd<'_>) -> Result<(), Failure> {
+    let descriptor = descriptor.as_raw_fd();
+    let owner = OwnerEx {
+        kind: F_OWNER_TID,
+        // SAFETY: gettid has no arguments and cannot fail.
+        pid: unsafe { libc::gettid() },
+    };
+    // SAFETY: the kernel reads a `struct f_owner_ex` at the pointer, of which `OwnerEx` has the
+    // layout; the other two take integers. O_ASYNC is the one flag wanted besides O_NONBLOCK,
+    // which a descriptor of ours may have.
+    let done = unsafe {
+        libc::fcntl(descriptor, F_SETOWN_EX, &raw const owner) == 0
+            && libc::fcntl(descriptor, F_SETSIG, OVERFLOW) == 0
+            && libc::fcntl(descriptor, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) == 0
+    };
+    if done {
+        return Ok(());
+    }
+    let error = std::io::Error::last_os_error();
+    let number = error.raw_os_error().unwrap_or(libc::EIO);
+    let reason = format_args!("the kernel does not signal overflows (error {number})");
+    Err(fail(number, Subcode::BindFailed, reason))
+}
