@@ -1,8 +1,11 @@
 //! Which VM a tool means: a socket, a name or process id, or the only one that runs.
 
 use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use perfmon_abi::wire::Errno;
 
 use rustix::process::{Uid, geteuid};
 pub use umpire_perfmon::socket_folder;
@@ -105,10 +108,24 @@ const PATIENCE: Duration = Duration::from_secs(1);
 fn running(sockets: Vec<PathBuf>) -> Vec<Running> {
     let own = [Uid::ROOT, geteuid()];
     let answer = |socket: PathBuf| {
-        let client = Client::with_timeout(&socket, PATIENCE).ok()?;
-        let server = client.server().ok()?;
-        own.contains(&server.uid).then_some(())?;
-        let pid = client.hello().ok().map(|hello| hello.pid);
+        let pid = match Client::with_timeout(&socket, PATIENCE) {
+            Ok(client) => {
+                let server = client.server().ok()?;
+                own.contains(&server.uid).then_some(())?;
+                Some(client.hello().ok()?.pid)
+            }
+            // Nobody is there, this user may not, or it is something else.
+            Err(refusal)
+                if matches!(refusal.errno, Errno::ENOSYS | Errno::EPERM | Errno::EPROTO) =>
+            {
+                return None;
+            }
+            Err(_) => {
+                let owner = std::fs::metadata(&socket).ok()?.uid();
+                own.contains(&Uid::from_raw(owner)).then_some(())?;
+                None
+            }
+        };
         Some(Running { socket, pid })
     };
     sockets.into_iter().filter_map(answer).collect()
