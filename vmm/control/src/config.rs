@@ -41,6 +41,8 @@ pub struct ControlConfig {
     pub sys_gid: Option<u32>,
     /// See `sys_gid`.
     pub thread_gid: Option<u32>,
+    /// Tools that run in this very process may do what members of both groups may.
+    pub own_tools: bool,
     /// Most bytes of a vector argument (`cf_arg_size_max`).
     pub arg_size: usize,
     /// Bytes of all sampling buffers (`cf_smpl_buf_size_max`).
@@ -68,6 +70,7 @@ impl ControlConfig {
             contexts_per_vcpu: MAX_CONTEXTS,
             sys_gid: None,
             thread_gid: None,
+            own_tools: false,
             arg_size: *ARG_SIZES.start(),
             buffers: DEFAULT_BUFFERS,
             events: EventFilters::default(),

@@ -98,6 +98,9 @@ impl Merge<'_> {
         let mut run = self.run_config()?;
         let tools = self.start_tools(run.control.is_some())?;
         run.paused = tools.paused || tools.count() > 0;
+        if let Some(control) = &mut run.control {
+            control.own_tools = tools.count() > 0;
+        }
         Ok(Settings {
             tools,
             arbiter: self.arbiter(&run.pmu)?,

@@ -37,6 +37,8 @@ pub(super) struct Limits {
     thread_gid: u32,
     /// The user who may change the limits, as root may.
     owner: u32,
+    /// Tools of this very process are in every group.
+    own_tools: bool,
 }
 
 impl Limits {
@@ -50,6 +52,7 @@ impl Limits {
             sys_gid: config.sys_gid.unwrap_or(PFM_GROUP_ANY),
             thread_gid: config.thread_gid.unwrap_or(PFM_GROUP_ANY),
             owner: rustix::process::geteuid().as_raw(),
+            own_tools: config.own_tools,
         }
     }
 
@@ -61,13 +64,22 @@ impl Limits {
             (self.thread_gid, "cf_thread_gid", "vCPUs")
         };
         let what = format!("create contexts for {what}");
-        admit_member(peer, group, name, &what)
+        self.admit_member(peer, group, name, &what)
     }
 
     /// Refuses `peer` to change reservations if it may not create contexts for cores.
     pub(super) fn admit_administrator(&self, peer: &Peer) -> Result<(), Refusal> {
         let what = "change reservations and budgets, or pause the VM";
-        admit_member(peer, self.sys_gid, "cf_sys_gid", what)
+        self.admit_member(peer, self.sys_gid, "cf_sys_gid", what)
+    }
+
+    fn admit_member(&self, peer: &Peer, group: u32, name: &str, what: &str) -> Result<(), Refusal> {
+        let is_own = self.own_tools && peer.pid == std::process::id();
+        if group == PFM_GROUP_ANY || peer.is_in(group) || is_own {
+            return Ok(());
+        }
+        let reason = format!("only members of group {group} ({name}) may {what}");
+        Err(Refusal::new(Errno::EPERM, reason))
     }
 
     /// PFM_GET_CONFIG (3.1.17).
@@ -122,16 +134,6 @@ impl Limits {
         self.thread_gid = new.thread_gid;
         Ok(())
     }
-}
-
-fn admit_member(peer: &Peer, group: u32, name: &str, what: &str) -> Result<(), Refusal> {
-    // The run's own tools look at their own guest.
-    let is_own = peer.pid == std::process::id();
-    if group == PFM_GROUP_ANY || peer.is_in(group) || is_own {
-        return Ok(());
-    }
-    let reason = format!("only members of group {group} ({name}) may {what}");
-    Err(Refusal::new(Errno::EPERM, reason).because(Subcode::RequiresPrivilege))
 }
 
 /// The most contexts that leave descriptors for the machine and for every
