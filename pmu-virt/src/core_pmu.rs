@@ -458,7 +458,6 @@ pub(crate) fn write_until(
     done.and(Err(refusal))
 }
 
-/// There is no such context where one is addressed.
 /// Nobody counts an event, for this reason, or nobody may.
 pub(crate) fn not_countable(reason: String, why: &Unavailable) -> Refusal {
     let subcode = match why.reason {
@@ -468,6 +467,7 @@ pub(crate) fn not_countable(reason: String, why: &Unavailable) -> Refusal {
     Refusal::new(Errno::EINVAL, reason).because(subcode)
 }
 
+/// There is no such context where one is addressed.
 pub(crate) fn no_context(of: &str, id: ContextId) -> Refusal {
     Refusal::new(Errno::EINVAL, format!("the {of} has no {id}"))
 }

@@ -17,7 +17,9 @@ pub(crate) struct Failure {
     pub(crate) subcode: Subcode,
 }
 
-/// A line of bounded length. What does not fit is left out.
+/// A line of bounded length. What does not fit is left out. Its bytes come first.
+#[derive(Clone, Copy)]
+#[repr(C)]
 pub(crate) struct Line {
     bytes: [u8; ROOM + 1],
     length: usize,
@@ -61,6 +63,15 @@ pub(crate) fn forget() {
     SUBCODE.set(Subcode::None);
 }
 
+/// Does `work`, and the thread's last call is what it was before.
+pub(crate) fn unheard<R>(work: impl FnOnce() -> R) -> R {
+    let before = (LINE.with_borrow(|line| *line), SUBCODE.get());
+    let result = work();
+    LINE.with_borrow_mut(|line| *line = before.0);
+    SUBCODE.set(before.1);
+    result
+}
+
 /// The sub-code of the thread's last call.
 pub(crate) fn subcode() -> Subcode {
     SUBCODE.get()
@@ -69,7 +80,8 @@ pub(crate) fn subcode() -> Subcode {
 /// Where the line of the thread's last call is, with a 0 behind it: valid as long as the
 /// thread, changed by its next call.
 pub(crate) fn line() -> *const u8 {
-    LINE.with_borrow(|line| line.bytes.as_ptr())
+    // No borrow: a signal handler may be about to make calls.
+    LINE.with(RefCell::as_ptr).cast_const().cast()
 }
 
 /// The line of the thread's last call.

@@ -166,8 +166,10 @@ impl Lwps {
         self.start(lwp, event, flags)?;
         if flags & INHERIT != 0 {
             let inherited = self.bed.later().and_then(|later| {
-                let mut later = later.into_iter();
-                later.try_for_each(|child| self.inherit_from_start(lwp, child))
+                let mut each = later.iter();
+                let all = each.try_for_each(|child| self.inherit_from_start(lwp, *child));
+                // If one cannot, nobody does.
+                all.inspect_err(|_| later.iter().for_each(|child| self.release(*child)))
             });
             if inherited.is_err() {
                 self.release(lwp);
@@ -312,8 +314,10 @@ impl Lwps {
             self.lwps[lwp].event = event;
             return Ok(());
         }
+        let fresh = self.lwps[lwp].fresh;
         self.bed.stop(lwp);
         let restarted = self.start(lwp, &event, flags);
+        self.lwps[lwp].fresh = fresh;
         if restarted.is_err() {
             self.lwps[lwp].state = State::Invalid;
         }

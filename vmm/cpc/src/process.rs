@@ -65,7 +65,9 @@ fn lock() -> MutexGuard<'static, Option<World>> {
 fn make() -> Result<World, Failure> {
     let pid = std::process::id();
     let free = Vec::new();
-    if let Ok(name) = std::env::var(VCPU) {
+    if let Some(name) = std::env::var_os(VCPU) {
+        // A name that is no text is none of a VM, and an error below.
+        let name = name.to_string_lossy();
         let (host, vcpu) = Host::find(&VcpuName::parse(&name)?)?;
         let count = host.count();
         return Ok(World {

@@ -23,8 +23,11 @@ const NONE: c_uint = 0;
 /// What a call returns, and its failure where C looks for it. No signal handler of this thread
 /// runs meanwhile.
 fn done<T>(failed: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
-    failure::forget();
-    without_signals(work).unwrap_or_else(|failure| {
+    let result = without_signals(|| {
+        failure::forget();
+        work()
+    });
+    result.unwrap_or_else(|failure| {
         set_errno(failure.errno);
         failed
     })

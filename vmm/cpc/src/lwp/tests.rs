@@ -9,16 +9,16 @@ use super::*;
 use crate::spec::parse;
 use umpire_events::{LibraryError, NoTables};
 
-/// Counters of three LWPs; the third has not started. The descriptor of LWP N is N.
+/// Counters of four LWPs; the third and the fourth have not started. The descriptor of LWP N is N.
 #[derive(Debug, Default)]
 struct Counters {
     /// What counts, and whether it signals.
-    running: [Option<(Event, bool)>; 3],
+    running: [Option<(Event, bool)>; 4],
     now: i64,
     /// Somebody counts system-wide.
     system_wide: bool,
-    /// The next start is refused with this.
-    refuses: Option<i32>,
+    /// The next start of this LWP is refused with this.
+    refuses: Option<(usize, i32)>,
 }
 
 struct Fake {
@@ -43,7 +43,7 @@ impl Counters {
 
     fn open_system_wide(&mut self) {
         self.system_wide = true;
-        self.running = [None; 3];
+        self.running = [None; 4];
     }
 }
 
@@ -62,7 +62,7 @@ impl Bed for Fake {
         if counters.system_wide {
             return Err(invalid());
         }
-        if let Some(errno) = counters.refuses.take() {
+        if let Some((_, errno)) = counters.refuses.take_if(|(whose, _)| *whose == lwp) {
             return Err(fail(errno, Subcode::None, format_args!("refused")));
         }
         counters.running[lwp] = Some((*event, signals));
@@ -89,7 +89,7 @@ impl Bed for Fake {
     }
 
     fn later(&mut self) -> Result<Vec<usize>, Failure> {
-        Ok(vec![2])
+        Ok(vec![2, 3])
     }
 
     fn signals_of_kernel(&self) -> bool {
@@ -107,7 +107,7 @@ fn bed() -> (Lwps, Arc<Mutex<Counters>>, Event) {
     let names = NoTables(LibraryError::TooLate);
     let cpuver = processor::number(&model);
     let event = parse(cpuver, &model, &names, "pic0=cycles,pic1=instructions").unwrap();
-    (Lwps::new(Box::new(fake), 3), counters, event)
+    (Lwps::new(Box::new(fake), 4), counters, event)
 }
 
 fn errno<T: std::fmt::Debug>(result: Result<T, Failure>) -> i32 {
@@ -139,7 +139,7 @@ fn a_bind_unbinds_what_was_bound() {
     event.pic[1] = 100;
     lwps.bind(0, Some(&event), 0).unwrap();
     assert_eq!(lwps.sample(0).unwrap().pic[..2], [0, 100]);
-    counters.lock().unwrap().refuses = Some(EACCES);
+    counters.lock().unwrap().refuses = Some((0, EACCES));
     assert_eq!(errno(lwps.bind(0, Some(&event), 0)), EACCES);
     assert_eq!(errno(lwps.sample(0)), EINVAL, "nothing is bound now");
 }
@@ -217,7 +217,13 @@ fn lwps_that_start_later_inherit() {
     assert_eq!(lwps.sample(2).unwrap().pic[..2], [7, 0]);
     // If one cannot, nobody does.
     lwps.release(2);
-    counters.lock().unwrap().refuses = None;
+    lwps.release(3);
+    counters.lock().unwrap().refuses = Some((3, EACCES));
+    assert_eq!(errno(lwps.bind(0, Some(&event), INHERIT)), EACCES);
+    for lwp in [0, 2, 3] {
+        assert_eq!(errno(lwps.sample(lwp)), EINVAL, "LWP {lwp}");
+        assert!(counters.lock().unwrap().running[lwp].is_none());
+    }
 }
 
 #[test]
@@ -239,7 +245,7 @@ fn threads_inherit_as_they_start() {
     assert!(counters.lock().unwrap().running[1].is_none(), "frozen");
     assert_eq!(lwps.sample(1).unwrap().pic[..2], [u64::MAX; 2]);
     lwps.release(1);
-    counters.lock().unwrap().refuses = Some(ENOTSUP);
+    counters.lock().unwrap().refuses = Some((1, ENOTSUP));
     lwps.inherit_now(1, (event, INHERIT));
     assert_eq!(errno(lwps.sample(1)), EAGAIN);
 }

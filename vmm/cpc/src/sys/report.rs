@@ -1,6 +1,7 @@
 //! Where failures are reported: stderr, or the program's function.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::io::{Write, stderr};
 use std::sync::{Mutex, PoisonError};
 
 use crate::failure;
@@ -37,7 +38,9 @@ pub(super) fn report(function: &CStr) {
         None => {
             // SAFETY: the line is a C string, which only this thread changes.
             let line = unsafe { CStr::from_ptr(line.cast()) }.to_string_lossy();
-            eprintln!("libcpc: cpc_{}(): {line}", function.to_string_lossy());
+            let function = function.to_string_lossy();
+            // Where nobody reads there is nothing to be done.
+            let _ = writeln!(stderr(), "libcpc: cpc_{function}(): {line}");
         }
         Some(to) => {
             let arguments = [line];

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Once;
 
+use crate::failure;
 use crate::lwp::Signal;
 use crate::process;
 use crate::signals::{OVERFLOW, SIGEMT, errno, set_errno, without_signals};
@@ -65,7 +66,7 @@ extern "C" fn on_overflow(_: c_int, info: *const PollInfo, context: *const libc:
         ((*info).descriptor, pc)
     };
     // No other thread waits for this one here: signals are blocked but for `SIGEMT`.
-    let signal = without_signals(|| process::overflow(descriptor));
+    let signal = without_signals(|| failure::unheard(|| process::overflow(descriptor)));
     if let Some((signal, elsewhere)) = signal {
         send(signal, pc, elsewhere);
     }
