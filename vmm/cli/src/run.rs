@@ -37,10 +37,10 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
         let _ = umpire_events::names();
     }
     logging::start(&log)?;
-    prepare_socket(&mut config)?;
     let host = doctor::open().map_err(UserError::bad_input)?;
     let probes = doctor::check(&host).map_err(UserError::bad_input)?;
     doctor::check_backends(&probes, &config.counters).map_err(UserError::bad_input)?;
+    prepare_socket(&mut config)?;
     let lease = lease::take(&arbiter, &host, &mut config)?;
     let mut machine = Machine::build(&host, &probes, &config, Box::new(stdout()), |_| {
         Box::new(PmuLog)
