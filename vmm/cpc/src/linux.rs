@@ -145,6 +145,16 @@ impl Thread {
     }
 }
 
+impl Thread {
+    /// Whether one of its counters has come to its end since it began.
+    fn has_overflowed(&self) -> bool {
+        let mut event = Event::default();
+        let used = self.group.iter().flatten().count();
+        let mut each = self.pics.iter().zip(&self.from).take(used);
+        self.read(&mut event).is_ok() && each.any(|(pic, from)| event.pic[*pic] < *from)
+    }
+}
+
 impl Bed for Linux {
     fn model(&self) -> &PmuModel {
         &self.model
@@ -192,6 +202,10 @@ impl Bed for Linux {
         let has = |fd: &OwnedFd| fd.as_raw_fd() == descriptor;
         let mut threads = self.threads.iter().enumerate();
         let (lwp, thread) = threads.find(|(_, it)| it.group.iter().flatten().any(has))?;
+        // A signal may be on its way of what had this descriptor's number before.
+        if !thread.has_overflowed() {
+            return None;
+        }
         // The kernel has stopped this one event.
         let leader = thread.group[0].as_ref()?;
         sys::disable_all(leader.as_fd());

@@ -301,6 +301,7 @@ impl Lwps {
     /// EINVAL: nothing is bound, or signals and the kernel's ring do not go together here.
     /// EAGAIN: what was bound is, or becomes, invalid.
     pub(crate) fn count_in(&mut self, lwp: usize, bit: u64, on: bool) -> Result<(), Failure> {
+        let before = self.lwps[lwp].event;
         let mut event = self.sample(lwp)?;
         let flags = self.lwps[lwp].flags;
         if bit == OS && on && flags & SIGNAL != 0 && !self.bed.signals_of_kernel() {
@@ -310,7 +311,9 @@ impl Lwps {
         for select in event.pes.iter_mut().filter(|select| **select != 0) {
             *select = if on { *select | bit } else { *select & !bit };
         }
-        if self.lwps[lwp].state == State::Frozen {
+        // The signal of one that has just overflowed is on its way, and freezes them.
+        let overflowed = |pic: usize| flags & SIGNAL != 0 && event.pic[pic] < before.pic[pic];
+        if self.lwps[lwp].state == State::Frozen || event.used().any(overflowed) {
             self.lwps[lwp].event = event;
             return Ok(());
         }

@@ -348,3 +348,16 @@ proptest! {
         }
     }
 }
+
+/// The signal of an overflow is not lost where the rings change before it comes.
+#[test]
+fn an_overflow_before_the_rings_change_signals() {
+    let (mut lwps, counters, mut event) = bed();
+    event.pic[0] = u64::MAX;
+    lwps.bind(0, Some(&event), SIGNAL).unwrap();
+    assert!(counters.lock().unwrap().run(0, 3));
+    lwps.count_in(0, USR, true).unwrap();
+    assert!(counters.lock().unwrap().running[0].is_some());
+    assert_eq!(lwps.overflow(0).unwrap().lwp, 0);
+    assert_eq!(lwps.sample(0).unwrap().pic[0], 2);
+}

@@ -7,7 +7,7 @@ use std::sync::Once;
 use crate::failure;
 use crate::lwp::Signal;
 use crate::process;
-use crate::signals::{OVERFLOW, SIGEMT, errno, set_errno, without_signals};
+use crate::signals::{OVERFLOW, SIGEMT, errno, set_errno};
 
 /// `EMT_CPCOVF` of `libcpc.h`.
 const EMT_CPCOVF: c_int = 1;
@@ -41,15 +41,14 @@ pub(super) fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: all zeros is a valid sigaction. `SIGEMT` stays as it is in the handler, so
-        // that the program's handler can run in it; all other signals are blocked there. The
-        // handler has the signature that SA_SIGINFO asks for.
+        // SAFETY: all zeros is a valid sigaction. All signals are blocked in the handler, so that
+        // one that it queues finds the program where it was interrupted, and not the library.
+        // The handler has the signature that SA_SIGINFO asks for.
         unsafe {
             let action = action.assume_init_mut();
             action.sa_sigaction = on_overflow as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
             libc::sigfillset(&raw mut action.sa_mask);
-            libc::sigdelset(&raw mut action.sa_mask, SIGEMT);
             libc::sigaction(OVERFLOW, action, std::ptr::null_mut());
         }
     });
@@ -65,8 +64,7 @@ extern "C" fn on_overflow(_: c_int, info: *const PollInfo, context: *const libc:
         let pc = registers[libc::REG_RIP as usize].cast_unsigned();
         ((*info).descriptor, pc)
     };
-    // No other thread waits for this one here: signals are blocked but for `SIGEMT`.
-    let signal = without_signals(|| failure::unheard(|| process::overflow(descriptor)));
+    let signal = failure::unheard(|| process::overflow(descriptor));
     if let Some((signal, elsewhere)) = signal {
         send(signal, pc, elsewhere);
     }
@@ -98,24 +96,24 @@ pub(super) fn send(signal: Signal, pc: u64, elsewhere: bool) {
         };
     };
     if elsewhere {
-        process::on_behalf_of(signal.lwp, queue);
+        process::on_behalf_of(signal.lwp, || at_once(queue));
     } else {
-        without_signals_of_program(queue);
+        queue();
     }
 }
 
-/// Queues with `SIGEMT` blocked, so that its handler finds the program where it was
-/// interrupted and not the library.
-fn without_signals_of_program(queue: impl FnOnce()) {
-    // The mask before the signal comes back as the handler returns: what is blocked here stays
-    // so until then.
+/// Queues with `SIGEMT` let through, so that its handler runs before this returns.
+fn at_once(queue: impl FnOnce()) {
     let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: the set is valid for writes, and zeros are an empty one.
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the sets are valid for writes, and zeros are empty ones.
     unsafe {
         libc::sigaddset(mask.as_mut_ptr(), SIGEMT);
-        libc::pthread_sigmask(libc::SIG_BLOCK, mask.as_ptr(), std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, mask.as_ptr(), before.as_mut_ptr());
     }
     queue();
+    // SAFETY: the set was filled in above; no old one is asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
 }
 
 /// What `pthread_create` passes on.
