@@ -1,6 +1,7 @@
 //! The `umpire` program beside the running test, and what this machine lacks for a test of it.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 /// Path of `umpire`, built with the same profile as the running test.
 ///
@@ -21,6 +22,27 @@ pub fn path() -> PathBuf {
         path.display()
     );
     path
+}
+
+/// Builds a package with the same profile, beside `umpire`: a library for C, which cargo does
+/// not build for tests, as nothing in Rust links it. The folder.
+///
+/// # Panics
+/// There is no cargo, or it does not build.
+#[must_use]
+pub fn built_beside(package: &str) -> PathBuf {
+    let umpire = path();
+    let profile = umpire.parent().expect("a profile's folder");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", package]);
+    cargo.arg("--target-dir");
+    cargo.arg(profile.parent().expect("the target folder"));
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.status().expect("cargo");
+    assert!(built.success(), "the library does not build");
+    profile.to_owned()
 }
 
 /// Whether `test` is skipped because `/dev/kvm` is missing; prints the reason.

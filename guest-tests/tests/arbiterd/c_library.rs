@@ -5,25 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use guest_tests::umpire;
+
 use crate::fixture::Daemon;
 
-/// The folder of the library. Cargo does not build it for tests: nothing in Rust links it.
+/// The folder of the library.
 pub(crate) fn library() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let umpire = guest_tests::umpire::path();
-        let profile = umpire.parent().expect("a profile's folder");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "umpire-lease-c"]);
-        cargo.arg("--target-dir");
-        cargo.arg(profile.parent().expect("the target folder"));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let built = cargo.status().expect("cargo");
-        assert!(built.success(), "the library does not build");
-        profile.to_owned()
-    })
+    FOLDER.get_or_init(|| umpire::built_beside("umpire-lease-c"))
 }
 
 fn source(relative: &str) -> PathBuf {

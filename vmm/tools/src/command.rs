@@ -8,9 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+use crate::error::host;
 use crate::wait::{Waiter, Woken};
 use crate::{Completion, ToolError};
 
+/// What a waiter calls the command; whatever else a tool waits for has small numbers.
+const COMMAND: usize = usize::MAX - 1;
 /// How long a command may go on after Ctrl-C before it is told to end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -35,15 +38,15 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// From now on. `number` is what `waiter` calls the command.
+    /// From now on.
     ///
     /// # Errors
     /// The command cannot be started.
-    pub(crate) fn begin(until: &Until, waiter: &Waiter, number: usize) -> Result<Self, ToolError> {
+    pub(crate) fn begin(until: &Until, waiter: &Waiter) -> Result<Self, ToolError> {
         let (deadline, command) = match until {
             Until::Stopped => (None, None),
             Until::Passed(duration) => (Some(Instant::now() + *duration), None),
-            Until::CommandEnds(words) => (None, RunningCommand::start(words, waiter, number)?),
+            Until::CommandEnds(words) => (None, RunningCommand::start(words, waiter)?),
         };
         Ok(Self {
             deadline,
@@ -98,15 +101,11 @@ pub(crate) struct RunningCommand {
 }
 
 impl RunningCommand {
-    /// Starts `words`, if there are any; `waiter` wakes at its end by `number`.
+    /// Starts `words`, if there are any; `waiter` wakes at its end, by [`COMMAND`].
     ///
     /// # Errors
     /// It cannot be started.
-    pub(crate) fn start(
-        words: &[OsString],
-        waiter: &Waiter,
-        number: usize,
-    ) -> Result<Option<Self>, ToolError> {
+    pub(crate) fn start(words: &[OsString], waiter: &Waiter) -> Result<Option<Self>, ToolError> {
         let Some((program, arguments)) = words.split_first() else {
             return Ok(None);
         };
@@ -117,7 +116,7 @@ impl RunningCommand {
         })?;
         let watched = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
         let added = watched.map_err(Into::into).and_then(|fd| {
-            waiter.add(&fd, number)?;
+            waiter.add(&fd, COMMAND)?;
             Ok(fd)
         });
         match added {
@@ -181,11 +180,6 @@ impl Drop for RunningCommand {
     }
 }
 
-fn host(what: &str) -> impl FnOnce(std::io::Error) -> ToolError {
-    let what = what.to_owned();
-    move |error| ToolError::Host { what, error }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,7 +190,7 @@ mod tests {
 
     fn status_of(until: &Until, stop: bool) -> Completion {
         let waiter = Waiter::new().unwrap();
-        let mut limit = Limit::begin(until, &waiter, 7).unwrap();
+        let mut limit = Limit::begin(until, &waiter).unwrap();
         let mut woken = Woken {
             stop,
             ..Woken::default()
@@ -218,7 +212,7 @@ mod tests {
             Completion::Command(128 + 15)
         );
         let waiter = Waiter::new().unwrap();
-        let missing = Limit::begin(&command("/no/such/program"), &waiter, 7);
+        let missing = Limit::begin(&command("/no/such/program"), &waiter);
         assert!(
             missing
                 .unwrap_err()

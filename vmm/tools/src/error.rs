@@ -87,6 +87,12 @@ pub enum ToolError {
     Output(std::io::Error),
 }
 
+/// The error of a call to the host; `what` was tried.
+pub(crate) fn host(what: &str) -> impl FnOnce(std::io::Error) -> ToolError {
+    let what = what.to_owned();
+    move |error| ToolError::Host { what, error }
+}
+
 fn having(running: &str) -> String {
     match running {
         "" => "none is running; umpire run --name gives a VM its name".to_owned(),

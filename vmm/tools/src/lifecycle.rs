@@ -9,6 +9,7 @@ use perfmon_abi::wire::pause::PauseRequest;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use umpire_perfmon::Client;
 
+use crate::error::host;
 use crate::find::{VmChoice, name_of};
 use crate::pcr::{each, refused_on};
 use crate::{ToolError, Vm, Waiter, note, vm};
@@ -57,10 +58,6 @@ fn set_paused(client: &Client, vcpus: u32, paused: bool) -> Result<(), ToolError
 /// There is no VM, this user may not, or it has not ended in time.
 pub fn stop(choice: &VmChoice, notes: &mut dyn Write) -> Result<(), ToolError> {
     let (socket, client, _) = vm::meet(choice)?;
-    let host = |what: &str| {
-        let what = what.to_owned();
-        move |error: std::io::Error| ToolError::Host { what, error }
-    };
     let server = client.server();
     let pid = server.map_err(host("asking who serves the socket"))?.pid;
     let process = pidfd_open(pid, PidfdFlags::empty());

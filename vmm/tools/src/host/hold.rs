@@ -9,6 +9,7 @@ use umpire_lease::{CallError, Keeper, News, Request};
 use super::{HostOptions, text};
 use crate::ToolError;
 use crate::command::RunningCommand;
+use crate::error::host;
 use crate::wait::Waiter;
 
 /// How long a holder looks for an arbiter that has gone away.
@@ -28,7 +29,6 @@ pub struct HoldOptions {
 }
 
 const LEASE: usize = 0;
-const COMMAND: usize = 1;
 
 /// Holds the lease. Returns the status of the command, or 0.
 ///
@@ -51,7 +51,7 @@ pub fn hold(options: &HoldOptions, errors: &mut dyn Write) -> Result<u8, ToolErr
         return Ok(130);
     }
     holder.greet();
-    let command = RunningCommand::start(&options.command, &holder.waiter, COMMAND)?;
+    let command = RunningCommand::start(&options.command, &holder.waiter)?;
     let Some(mut command) = command else {
         holder.keep(None)?;
         return Ok(0);
@@ -214,11 +214,6 @@ fn unpinned(command: &[OsString]) -> Option<String> {
          then, lease or not; pin them: -e cycles:D"
             .to_owned()
     })
-}
-
-fn host(what: &str) -> impl FnOnce(std::io::Error) -> ToolError {
-    let what = what.to_owned();
-    move |error| ToolError::Host { what, error }
 }
 
 #[cfg(test)]

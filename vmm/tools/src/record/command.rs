@@ -12,6 +12,7 @@ use super::plan::SamplingPlan;
 use super::samples::Clock;
 use super::session::{SamplingSession, Scene};
 use crate::command::{Limit, Until};
+use crate::error::host;
 use crate::lifecycle::Starter;
 use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
 use crate::stat::spec::EventList;
@@ -27,8 +28,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How often a terminal shows the progress.
 const PROGRESS: Duration = Duration::from_millis(500);
 const DEFAULT: &str = "cycles";
-/// What the waiter calls the user's command; contexts have small numbers.
-const COMMAND: usize = usize::MAX - 1;
 
 /// What is sampled, and where samples go.
 #[derive(Clone, Debug)]
@@ -200,7 +199,7 @@ impl Recording<'_> {
         }
         options.starter.ready(self.scene.vm)?;
         let began = Instant::now();
-        let mut limit = Limit::begin(&options.until, self.waiter, COMMAND)?;
+        let mut limit = Limit::begin(&options.until, self.waiter)?;
         let (mut next_drain, mut next_look) = (began + DRAIN, began + FIRST_LOOK);
         loop {
             let moments = [Some(next_drain), Some(next_look), limit.due()];
@@ -336,11 +335,6 @@ fn progress(totals: &Totals) -> String {
         text.push_str(&format!(", {blind:.3} ms without a counter"));
     }
     text
-}
-
-fn host(what: &str) -> impl FnOnce(io::Error) -> ToolError {
-    let what = what.to_owned();
-    move |error| ToolError::Host { what, error }
 }
 
 #[cfg(test)]

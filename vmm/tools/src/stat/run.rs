@@ -12,11 +12,9 @@ use super::trial::CountingPlan;
 use super::watch::{Watched, since};
 use super::{Row, StatOptions};
 use crate::command::Limit;
+use crate::error::host;
 use crate::targets::Target;
 use crate::{Completion, ToolError, Waiter, note, refused};
-
-/// What the waiter calls the user's command; contexts have small numbers.
-const COMMAND: usize = usize::MAX - 1;
 
 /// How often a context without turns is read: what it has counted is not lost
 /// with the VM.
@@ -113,10 +111,7 @@ impl<'a> Run<'a> {
         for (session, kind) in measure.sessions()? {
             let number = watched.len();
             let added = measure.waiter.add(&session.handle.fd, number);
-            added.map_err(|error| ToolError::Host {
-                what: "waiting for messages".to_owned(),
-                error,
-            })?;
+            added.map_err(host("waiting for messages"))?;
             let events = measure.job.events.len();
             watched.push((Watched::begin(vm, session, events)?, kind));
         }
@@ -139,7 +134,7 @@ impl<'a> Run<'a> {
         let several = self.measure.job.sets.len() > 1;
         let poll = if several { options.turn } else { POLL };
         let every = options.interval;
-        let mut limit = Limit::begin(&options.until, self.measure.waiter, COMMAND)?;
+        let mut limit = Limit::begin(&options.until, self.measure.waiter)?;
         let mut stopped = false;
         let mut next_poll = self.began + poll;
         let mut next_interval = every.map(|every| self.began + every);
@@ -151,10 +146,7 @@ impl<'a> Run<'a> {
                 .measure
                 .waiter
                 .wait(next)
-                .map_err(|error| ToolError::Host {
-                    what: "waiting for messages".to_owned(),
-                    error,
-                })?;
+                .map_err(host("waiting for messages"))?;
             for number in &woken.ready {
                 self.messages(*number)?;
             }
