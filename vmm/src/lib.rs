@@ -31,6 +31,7 @@ pub mod doctor;
 pub mod entropy;
 pub mod files;
 pub mod firmware;
+mod guest_kernel;
 pub mod host;
 pub mod kvm;
 pub mod machine;

@@ -63,7 +63,13 @@ const HOUSE: [Room; 26] = [
     room(
         "vmm",
         "vmm",
-        &["kvm-pmu", "vmm-control", "umpire-events", "firmware"],
+        &[
+            "kvm-pmu",
+            "vmm-control",
+            "umpire-events",
+            "guest-view",
+            "firmware",
+        ],
     ),
     room(
         "umpire-tools",

@@ -180,6 +180,11 @@ impl JobDispatcher {
         &self.outbox.notifier
     }
 
+    /// Where reports go.
+    pub(crate) fn outbox(&self) -> Outbox {
+        self.outbox.clone()
+    }
+
     /// The next report, if there is one.
     pub(crate) fn report(&self) -> Option<Report> {
         self.reports.try_recv().ok()

@@ -20,6 +20,8 @@ use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::Serialize;
 
+use crate::kernel::FoundKernel;
+
 /// What a context is, or is to be, attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Target {
@@ -188,6 +190,8 @@ pub(crate) enum Report {
     Job(ContextId, Target, Done),
     /// This vCPU or core has ended, and gives the contexts back that it had.
     Ended(Target, Vec<AttachedContext>),
+    /// A search for the guest's kernel has ended.
+    Kernel(FoundKernel),
 }
 
 /// An event descriptor that wakes the server's thread: readable from a

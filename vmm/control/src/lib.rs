@@ -59,6 +59,7 @@ mod closer;
 mod config;
 mod dispatcher;
 mod job;
+mod kernel;
 mod lease;
 mod message_queue;
 mod owners;
@@ -74,6 +75,7 @@ mod sys;
 pub use config::{ARG_SIZES, ControlConfig, DEFAULT_CONNECTIONS};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
 pub use job::{CoreView, Job, Target, VcpuFigures, VcpuView, View};
+pub use kernel::GuestKernel;
 pub use lease::{ContextLine, ContextLoad, ContextNews, LeaseLine};
 pub use pcr::change_share;
 pub use quantities::{

@@ -7,6 +7,7 @@ mod contexts;
 mod event_loop;
 mod events;
 mod inventory;
+mod kernel;
 mod limits;
 
 use std::io;
@@ -23,6 +24,7 @@ use thiserror::Error;
 use crate::config::ControlConfig;
 use crate::dispatcher::JobDispatcher;
 use crate::job::Notifier;
+use crate::kernel::GuestKernel;
 use crate::lease::LeaseDesk;
 use crate::quantities::MemoryProbe;
 use event_loop::EventLoop;
@@ -75,6 +77,8 @@ pub(crate) struct ServedVm {
     /// Who gets counters of the host for contexts, if these need a lease.
     pub(crate) lease_desk: Option<LeaseDesk>,
     pub(crate) memory: Option<MemoryProbe>,
+    /// Who can say what the guest's kernel is.
+    pub(crate) kernel: Option<Arc<dyn GuestKernel>>,
     /// What can be counted, and how well.
     pub(crate) countable: Vec<CountableInfo>,
 }

@@ -13,6 +13,7 @@ use pmu_virt::{
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, KickThread};
 use crate::job::Job;
+use crate::kernel::GuestKernel;
 use crate::lease::{ContextLine, LeaseDesk, LeaseLine};
 use crate::owners::Owners;
 use crate::quantities::{GuestMemoryUse, HaltTimes, MemoryGauge, MemoryProbe, VcpuQuantities};
@@ -25,6 +26,7 @@ pub struct ServerSetup {
     config: ControlConfig,
     model: PmuModel,
     memory: MemoryProbe,
+    kernel: Option<Arc<dyn GuestKernel>>,
     gauge: Arc<MemoryGauge>,
     tsc_khz: u32,
     counters: String,
@@ -86,12 +88,18 @@ impl ServerSetup {
             config: config.clone(),
             model,
             memory,
+            kernel: None,
             gauge,
             tsc_khz: tsc_khz.max(1),
             counters: String::new(),
             core_cpus: Vec::new(),
             countable: Vec::new(),
         }
+    }
+
+    /// Tells who can say what the guest's kernel is.
+    pub fn set_kernel(&mut self, kernel: Arc<dyn GuestKernel>) {
+        self.kernel = Some(kernel);
     }
 
     /// Tells which host CPU each core is kept on, in their order.
@@ -181,6 +189,7 @@ impl PreparedServer {
             lease_desk,
             events: setup.config.events.clone(),
             memory: Some(setup.memory),
+            kernel: setup.kernel,
             countable: setup.countable,
         };
         Server::start(vm, &setup.config)

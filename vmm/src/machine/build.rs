@@ -30,6 +30,7 @@ use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
+use crate::guest_kernel::VmKernel;
 use crate::kvm::{
     GuestRam, Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions,
 };
@@ -286,6 +287,7 @@ impl Machine {
                 let unserved = || ControlConfig::at(PathBuf::new());
                 let control = config.control.clone().unwrap_or_else(unserved);
                 let mut setup = ServerSetup::new(&control, model.clone(), memory, tsc_khz);
+                setup.set_kernel(Arc::new(VmKernel::new(vm.clone())));
                 if config.control.is_some() {
                     setup.enable_hosting(&mut cores);
                 }

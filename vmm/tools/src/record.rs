@@ -7,6 +7,7 @@
 
 mod command;
 pub mod frequency;
+mod kernel;
 mod output;
 mod plan;
 pub mod samples;

@@ -14,6 +14,8 @@ use crate::find::{VmChoice, connect};
 /// A VM and what has to be known of it.
 #[derive(Debug)]
 pub struct Vm {
+    /// Its control socket.
+    pub socket: PathBuf,
     /// The connection.
     pub client: Client,
     /// What it says of its PMU.
@@ -54,6 +56,7 @@ impl Vm {
         let arg_size_max = usize::try_from(arg_size_max).unwrap_or(usize::MAX);
         let pmu = LogicalPmu::served(&model).map_err(ToolError::Model)?;
         Ok(Self {
+            socket: path.to_owned(),
             client,
             model,
             pmu,

@@ -13,6 +13,7 @@ mod errno;
 mod extension;
 pub mod frame;
 pub mod info;
+pub mod kernel;
 pub mod pause;
 pub mod pcr;
 mod shape;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use perfmon_abi::CtxArg;
 use perfmon_abi::wire::budget::{BUDGET, BudgetInfo, BudgetRequest};
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
+use perfmon_abi::wire::kernel::{KERNEL, KernelInfo, KernelRequest};
 use perfmon_abi::wire::pause::{PAUSE, PauseInfo, PauseRequest};
 use perfmon_abi::wire::pcr::{PCR, PcrInfo, PcrRequest};
 use perfmon_abi::wire::{Bound, Call, Errno, Extension, Hello, MAX_PACKET, NO_CONTEXT, Refusal};
@@ -285,6 +286,15 @@ impl Client {
     /// of the connection.
     pub fn pause(&self, request: &PauseRequest) -> Result<PauseInfo, Refusal> {
         self.administer(PAUSE, request)
+    }
+
+    /// What the guest's kernel is, with its symbols.
+    ///
+    /// # Errors
+    /// ENOENT: none can be found, or it says too little of itself. And those of the
+    /// connection.
+    pub fn kernel(&self, request: &KernelRequest) -> Result<KernelInfo, Refusal> {
+        self.administer(KERNEL, request)
     }
 
     fn administer<Q, A>(&self, command: u16, request: &Q) -> Result<A, Refusal>

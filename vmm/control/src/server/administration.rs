@@ -83,7 +83,7 @@ impl AdminRequests {
     }
 }
 
-fn decode<T: DeserializeOwned>(request: &Request<'_>) -> Result<T, Refusal> {
+pub(super) fn decode<T: DeserializeOwned>(request: &Request<'_>) -> Result<T, Refusal> {
     let malformed = |why: String| {
         let command = request.command;
         let reason = format!("the argument of command {command:#x} is not one request: {why}");

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use perfmon_abi::CtxArg;
 use perfmon_abi::consts::{PFM_TRY_LOAD, PFM_VERSION};
 use perfmon_abi::wire::budget::BUDGET;
+use perfmon_abi::wire::kernel::KERNEL;
 use perfmon_abi::wire::pause::PAUSE;
 use perfmon_abi::wire::pcr::PCR;
 use perfmon_abi::wire::{Call, Errno, Extension, FrameError, Hello, MAX_PACKET, Refusal, Request};
@@ -20,6 +21,7 @@ use super::connections::{Connections, PacketBuffer};
 use super::contexts::Contexts;
 use super::events::{Events, Token};
 use super::inventory::{self, ListAnswer, ListRequests};
+use super::kernel::KernelRequests;
 use super::limits::Limits;
 use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
@@ -44,6 +46,7 @@ pub(super) struct EventLoop {
     connections: Connections,
     lists: ListRequests,
     administration: AdminRequests,
+    kernel: KernelRequests,
 }
 
 impl EventLoop {
@@ -66,6 +69,7 @@ impl EventLoop {
             contexts: Contexts::new(vm, events.clone()),
             lists: ListRequests::new(config.policy.to_string()),
             administration: AdminRequests::default(),
+            kernel: KernelRequests::default(),
             events,
         })
     }
@@ -155,6 +159,10 @@ impl EventLoop {
                     self.lists.outdated();
                     self.contexts.job_done(id, done);
                 }
+                Report::Kernel(found) => {
+                    let answer = self.kernel.done(found);
+                    self.answer_lists(Some(answer));
+                }
                 Report::Ended(target, contexts) => {
                     self.lists.outdated();
                     self.contexts.ended(target, contexts);
@@ -191,6 +199,7 @@ impl EventLoop {
         for connection in self.connections.take_ended() {
             self.lists.forget(connection);
             self.administration.forget(connection);
+            self.kernel.forget(connection);
             self.contexts.forget(connection);
         }
     }
@@ -261,6 +270,10 @@ impl EventLoop {
         }
         if request.command < EXTENSIONS || request.command == PFM_TRY_LOAD {
             self.specified(id, request)
+        } else if request.command == KERNEL {
+            let vm = self.contexts.vm();
+            let guest = vm.kernel.as_ref();
+            self.kernel.request(id, request, guest, &vm.dispatcher)
         } else if matches!(request.command, PCR | BUDGET | PAUSE) {
             let connection = self.connections.get(id.connection);
             let peer = &connection.ok_or(Errno::ECONNRESET)?.peer;

@@ -54,6 +54,7 @@ impl Stage {
             contexts_per_vcpu: 1,
             dispatcher,
             memory: None,
+            kernel: None,
             countable: Vec::new(),
         };
         let server = Server::start(vm, &config).unwrap();

@@ -116,8 +116,8 @@ proptest! {
                 prop_assert_eq!(ending, Ending::CutOff);
                 prop_assert_eq!(read.as_slice(), &records[..read.len()]);
                 let next = records.get(read.len());
-                let rest = cut + 44 - file(&read).len();
-                let size = match next { Some(Record::Sample(_)) => 53, Some(Record::Loss(_)) => 29, None => 44 };
+                let rest = cut + 52 - file(&read).len();
+                let size = match next { Some(Record::Sample(_)) => 53, Some(Record::Loss(_)) => 29, None => 52 };
                 prop_assert!(rest < size, "{} bytes of {}", rest, size);
             }
             Err(error) => prop_assert!(
@@ -207,7 +207,7 @@ fn kinds_and_fields_of_later_versions_are_passed_over() {
         kind: LossKind::Full(3),
     });
     let mut bytes = file(&[]);
-    let trailer = bytes.split_off(bytes.len() - 44);
+    let trailer = bytes.split_off(bytes.len() - 52);
     bytes.extend([200, 0, 3, 0, 1, 2, 3]);
     let mut longer = Vec::new();
     wire::put_record(&loss, &mut longer);
@@ -249,11 +249,11 @@ fn damage_is_told_with_its_place() {
     check(|_| {}, "whole");
     check(|bytes| bytes.truncate(bytes.len() - 1), "without a trailer");
     check(
-        |bytes| bytes.truncate(bytes.len() - 44),
+        |bytes| bytes.truncate(bytes.len() - 52),
         "without a trailer",
     );
     check(|bytes| bytes.push(0), "behind the trailer");
-    let at = file(&[]).len() - 44;
+    let at = file(&[]).len() - 52;
     check(
         |bytes| bytes[at + 28] = 9,
         &format!("at byte {at}: a loss has an unknown cause"),
@@ -270,4 +270,29 @@ fn an_event_that_was_never_counted_has_no_provenance() {
     assert!(!String::from_utf8_lossy(&bytes).contains("null"));
     assert_eq!(ProfileReader::open(&bytes[..]).unwrap().header(), &header);
     assert_eq!(header.events[1].how(), "it was never counted");
+}
+
+/// Names behind the records: a reader of records passes over them, and they are found from
+/// the file's end.
+#[test]
+fn symbols_are_found_from_the_end() {
+    use std::io::Cursor;
+
+    use super::reader::symbols;
+
+    let found = |bytes: &[u8]| symbols(&mut Cursor::new(bytes)).unwrap();
+    let long = "ffffffff81000000 t a_function\n".repeat(5000);
+    for text in ["", "ffffffff81000000 t a\n", &long] {
+        let mut writer = ProfileWriter::new(Vec::new(), &header()).unwrap();
+        let sample = file(&[]);
+        writer.write_symbols(text).unwrap();
+        let bytes = writer.finish(7).unwrap();
+        assert_eq!(read(&bytes).unwrap(), (Vec::new(), Ending::Whole(7)));
+        assert_eq!(found(&bytes), text.as_bytes());
+        assert!(found(&sample).is_empty());
+        // Whatever is cut off or changed, there are none, or less of them.
+        assert!(found(&bytes[..bytes.len() - 1]).is_empty());
+        assert!(found(&bytes[1..]).len() <= text.len());
+    }
+    assert!(found(b"").is_empty() && found(&[0; 60]).is_empty());
 }

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::error::ReportError;
 use super::facts::Facts;
-use super::reader::{Ending, ProfileError, ProfileReader};
+use super::reader::{Ending, ProfileError, ProfileReader, symbols};
 use super::record::{Filter, Header, Sink};
-use super::symbols::{SymbolTable, load};
+use super::symbols::{SymbolTable, load, parse};
 use crate::numbers::Numbers;
 
 /// A profile, and the part of it that is asked about.
@@ -28,6 +28,16 @@ pub struct ProfileChoice {
     pub cores: Option<Numbers>,
 }
 
+/// The names that the profile itself has. A pipe cannot be looked at from its end, and what
+/// is wrong with the file is said when it is read.
+fn own_symbols(path: &Path) -> SymbolTable {
+    let is_file = path.metadata().is_ok_and(|found| found.is_file());
+    let file = File::open(path).ok().filter(|_| is_file);
+    let text = file.and_then(|mut file| symbols(&mut file).ok());
+    let raw = text.and_then(|text| parse(&text).ok());
+    raw.map_or_else(SymbolTable::default, |raw| SymbolTable::new(raw, 0))
+}
+
 /// A profile that is open, with what is needed to look at it.
 pub(super) struct Input {
     /// For messages.
@@ -43,7 +53,7 @@ impl Input {
     pub(super) fn open(choice: &ProfileChoice) -> Result<Self, ReportError> {
         let symbols = match &choice.symbols {
             Some(path) => load(path, choice.kaslr_offset)?,
-            None => SymbolTable::default(),
+            None => own_symbols(&choice.input),
         };
         let (name, input) = bytes(&choice.input)?;
         let reader = ProfileReader::open(input).map_err(|error| ReportError::Open {

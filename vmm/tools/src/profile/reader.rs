@@ -1,12 +1,15 @@
 //! Reading a profile file, whatever it holds.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 
 use thiserror::Error;
 
 use super::record::{Header, Record, Totals};
-use super::wire::{Decoded, HEAD, LONGEST_HEADER, MAGIC, VERSION, decode, head};
+use super::wire::{
+    Decoded, HEAD, LONGEST_HEADER, LONGEST_SYMBOLS, MAGIC, VERSION, WHOLE_TRAILER, decode, head,
+    symbols_before, symbols_of,
+};
 
 /// A file that is no profile, or whose beginning cannot be used. Prints as one
 /// line without the file's name.
@@ -174,6 +177,7 @@ impl<R: Read> ProfileReader<R> {
                     self.totals.add(&record);
                     return Ok(Some(record));
                 }
+                Decoded::Symbols => self.offset += size,
                 Decoded::Unknown => {
                     self.offset += size;
                     self.unknown += 1;
@@ -227,6 +231,30 @@ impl<R: Read> ProfileReader<R> {
         part.read_to_end(&mut self.payload)?;
         Ok(())
     }
+}
+
+/// The names of the guest's kernel that a whole file has at its end, in the form of
+/// `/proc/kallsyms`; empty where it has none. Afterwards `file` is anywhere.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn symbols(file: &mut (impl Read + Seek)) -> io::Result<Vec<u8>> {
+    let end = file.seek(SeekFrom::End(0))?;
+    let Some(trailer) = end.checked_sub(WHOLE_TRAILER as u64) else {
+        return Ok(Vec::new());
+    };
+    file.seek(SeekFrom::Start(trailer))?;
+    let mut bytes = [0; WHOLE_TRAILER];
+    file.read_exact(&mut bytes)?;
+    let length = symbols_before(&bytes).filter(|length| *length <= LONGEST_SYMBOLS);
+    let start = length.and_then(|length| trailer.checked_sub(length));
+    let (Some(length), Some(start)) = (length, start) else {
+        return Ok(Vec::new());
+    };
+    file.seek(SeekFrom::Start(start))?;
+    let mut pieces = Vec::new();
+    file.take(length).read_to_end(&mut pieces)?;
+    Ok(symbols_of(&pieces).unwrap_or_default())
 }
 
 /// The header, if names in it can be printed.

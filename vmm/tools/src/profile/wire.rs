@@ -34,10 +34,20 @@ pub(super) const HEAD: usize = 4;
 const SAMPLE: u8 = 1;
 const LOSS: u8 = 2;
 const TRAILER: u8 = 3;
+/// A piece of the names of the guest's kernel, in the form of `/proc/kallsyms`. All pieces
+/// are together, in front of the trailer.
+const SYMBOLS: u8 = 4;
 
 const SAMPLE_LENGTH: usize = 49;
 const LOSS_LENGTH: usize = 25;
-const TRAILER_LENGTH: usize = 40;
+/// Totals, duration, and bytes of the symbols in front of it with their heads.
+const TRAILER_LENGTH: usize = 48;
+/// Bytes of the whole trailer.
+pub(super) const WHOLE_TRAILER: usize = HEAD + TRAILER_LENGTH;
+/// Most bytes of one piece of symbols.
+const PIECE: usize = 60_000;
+/// The longest symbols: those of a million addresses.
+pub(super) const LONGEST_SYMBOLS: u64 = 256 << 20;
 
 /// Flags of a sample.
 const HAS_CR3: u8 = 1;
@@ -54,6 +64,8 @@ pub(super) enum Decoded {
     Record(Record),
     /// The end: what the writer wrote, and how long it sampled in nanoseconds.
     Trailer(Totals, u64),
+    /// A piece of symbols.
+    Symbols,
     /// A kind that this version does not know.
     Unknown,
     /// Bytes that no writer makes.
@@ -68,8 +80,42 @@ pub(super) fn put_record(record: &Record, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the trailer.
-pub(super) fn put_trailer(totals: &Totals, duration_ns: u64, out: &mut Vec<u8>) {
+/// Appends symbols, in pieces, and returns how many bytes these have.
+pub(super) fn put_symbols(text: &str, out: &mut Vec<u8>) -> u64 {
+    let before = out.len();
+    for piece in text.as_bytes().chunks(PIECE) {
+        put_head(SYMBOLS, piece.len(), out);
+        out.extend(piece);
+    }
+    (out.len() - before) as u64
+}
+
+/// How many bytes of symbols are in front of a trailer with these bytes; none if it is no
+/// trailer, or one of a time before there were symbols.
+pub(super) fn symbols_before(bytes: &[u8; WHOLE_TRAILER]) -> Option<u64> {
+    let (start, payload) = bytes.split_first_chunk()?;
+    let is_one = head(*start) == (TRAILER, TRAILER_LENGTH);
+    let (_, last) = payload.split_last_chunk()?;
+    Some(u64::from_le_bytes(*last)).filter(|_| is_one)
+}
+
+/// The text of the pieces that `bytes` are; none if they are something else.
+pub(super) fn symbols_of(mut bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut text = Vec::new();
+    while let Some((start, rest)) = bytes.split_first_chunk() {
+        let (kind, length) = head(*start);
+        let (piece, behind) = rest.split_at_checked(length)?;
+        if kind != SYMBOLS {
+            return None;
+        }
+        text.extend_from_slice(piece);
+        bytes = behind;
+    }
+    bytes.is_empty().then_some(text)
+}
+
+/// Appends the trailer, behind so many bytes of symbols.
+pub(super) fn put_trailer(totals: &Totals, duration_ns: u64, symbols: u64, out: &mut Vec<u8>) {
     put_head(TRAILER, TRAILER_LENGTH, out);
     for number in [
         totals.samples,
@@ -77,6 +123,7 @@ pub(super) fn put_trailer(totals: &Totals, duration_ns: u64, out: &mut Vec<u8>) 
         totals.throttled,
         totals.blind_ns,
         duration_ns,
+        symbols,
     ] {
         out.extend(number.to_le_bytes());
     }
@@ -144,6 +191,7 @@ pub(super) fn decode(kind: u8, payload: &[u8], events: usize) -> Decoded {
         SAMPLE => sample(&mut fields, events),
         LOSS => loss(&mut fields),
         TRAILER => trailer(&mut fields),
+        SYMBOLS => Some(Decoded::Symbols),
         _ => Some(Decoded::Unknown),
     };
     decoded.unwrap_or(Decoded::Damaged("a record is too short for its kind"))

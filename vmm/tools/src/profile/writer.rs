@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::record::{Header, Record, Totals};
-use super::wire::{LONGEST_HEADER, MAGIC, VERSION, put_record, put_trailer};
+use super::wire::{LONGEST_HEADER, MAGIC, VERSION, put_record, put_symbols, put_trailer};
 
 /// Writes a profile file. Holds one record in memory at a time; wrap what it
 /// writes to in a [`std::io::BufWriter`].
@@ -16,6 +16,8 @@ pub struct ProfileWriter<W: Write> {
     record: Vec<u8>,
     totals: Totals,
     latest_ns: u64,
+    /// Bytes of the symbols behind the records.
+    symbols: u64,
 }
 
 impl<W: Write> ProfileWriter<W> {
@@ -44,6 +46,7 @@ impl<W: Write> ProfileWriter<W> {
             record: Vec::new(),
             totals: Totals::default(),
             latest_ns: 0,
+            symbols: 0,
         })
     }
 
@@ -70,6 +73,17 @@ impl<W: Write> ProfileWriter<W> {
         self.totals
     }
 
+    /// Appends the names of the guest's kernel, behind all records: text in the form of
+    /// `/proc/kallsyms`.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn write_symbols(&mut self, text: &str) -> io::Result<()> {
+        self.record.clear();
+        self.symbols = put_symbols(text, &mut self.record);
+        self.out.write_all(&self.record)
+    }
+
     /// Writes the trailer and all that is buffered. `duration_ns` is how long
     /// samples were taken; not less than the time of the last record.
     ///
@@ -78,7 +92,7 @@ impl<W: Write> ProfileWriter<W> {
     pub fn finish(mut self, duration_ns: u64) -> io::Result<W> {
         self.record.clear();
         let duration_ns = duration_ns.max(self.latest_ns);
-        put_trailer(&self.totals, duration_ns, &mut self.record);
+        put_trailer(&self.totals, duration_ns, self.symbols, &mut self.record);
         self.out.write_all(&self.record)?;
         self.out.flush()?;
         Ok(self.out)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use perfmon_abi::Config;
 use umpire_perfmon::Call;
 
+use super::kernel::KernelNames;
 use super::output::Output;
 use super::plan::SamplingPlan;
 use super::samples::Clock;
@@ -84,6 +85,7 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         sessions,
         waiter: &waiter,
         output,
+        names: KernelNames::new(&vm),
         shown: None,
         unreported: false,
     };
@@ -185,6 +187,7 @@ struct Recording<'a> {
     sessions: Vec<SamplingSession>,
     waiter: &'a Waiter,
     output: Output,
+    names: KernelNames,
     /// When progress was shown last.
     shown: Option<Instant>,
     /// Others had counters for a time that nobody reports.
@@ -258,6 +261,7 @@ impl Recording<'_> {
         if session.over {
             self.waiter.remove(&session.handle.fd);
         }
+        self.names.take(&records);
         self.output.write(&records)
     }
 
@@ -270,6 +274,7 @@ impl Recording<'_> {
             Record::Sample(sample) => sample.time_ns,
             Record::Loss(loss) => loss.time_ns,
         });
+        self.names.take(&records);
         self.output.write(&records)
     }
 
@@ -303,7 +308,8 @@ impl Recording<'_> {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
         let now = crate::sys::rdtsc();
-        let bytes = self.output.finish(self.scene.clock.ns(now))?;
+        let symbols = self.names.text(self.scene.vm);
+        let bytes = self.output.finish(self.scene.clock.ns(now), &symbols)?;
         let none = if was_idle(&totals) && !self.unreported {
             "; the guest was idle, or did nothing of this kind"
         } else {

@@ -123,16 +123,18 @@ impl Output {
         self.totals
     }
 
-    /// Writes the rest and the trailer, and how many bytes the file has.
+    /// Writes the rest, the names of the guest's kernel and the trailer, and how many bytes the file has.
     ///
     /// # Errors
     /// The file takes no more.
-    pub(super) fn finish(mut self, duration_ns: u64) -> Result<u64, ToolError> {
+    pub(super) fn finish(mut self, duration_ns: u64, symbols: &str) -> Result<u64, ToolError> {
         self.put().map_err(|error| self.failed(error))?;
-        let Some(writer) = self.writer.take() else {
+        let Some(mut writer) = self.writer.take() else {
             return Ok(0);
         };
-        let done = writer.finish(duration_ns);
+        let done = writer
+            .write_symbols(symbols)
+            .and_then(|()| writer.finish(duration_ns));
         done.map(|counted| counted.bytes)
             .map_err(|error| self.failed(error))
     }

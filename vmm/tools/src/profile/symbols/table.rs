@@ -1,5 +1,7 @@
 //! From an address to the symbol that covers it.
 
+use std::collections::BTreeSet;
+
 /// Where a symbol ends if nothing else says so: at the end of its page.
 const PAGE: u64 = 4096;
 
@@ -128,12 +130,40 @@ impl SymbolTable {
     #[must_use]
     pub fn find(&self, address: u64) -> Option<Found> {
         let address = address.wrapping_sub(self.offset);
-        let behind = self.ranges.partition_point(|range| range.start <= address);
-        let range = self.ranges.get(behind.checked_sub(1)?)?;
-        (address < range.end).then(|| Found {
+        self.range_of(address).map(|range| Found {
             index: SymbolIndex(range.symbol),
             offset: address - self.symbols[range.symbol].start,
         })
+    }
+
+    /// The range that has `address`, as the file has it.
+    fn range_of(&self, address: u64) -> Option<&Range> {
+        let behind = self.ranges.partition_point(|range| range.start <= address);
+        let range = self.ranges.get(behind.checked_sub(1)?)?;
+        (address < range.end).then_some(range)
+    }
+
+    /// The part of the table that `addresses` need, in the form of `/proc/kallsyms`: what
+    /// covers one of them, and where that ends.
+    #[must_use]
+    pub fn of_addresses(&self, addresses: &BTreeSet<u64>) -> String {
+        let mut text = String::new();
+        let mut behind = 0;
+        for address in addresses.iter().map(|at| at.wrapping_sub(self.offset)) {
+            let Some(range) = self.range_of(address).filter(|range| range.start >= behind) else {
+                continue;
+            };
+            behind = range.end;
+            let index = SymbolIndex(range.symbol);
+            let module = self.module(index);
+            let module = module.map_or(String::new(), |module| format!("\t[{module}]"));
+            let (name, start) = (self.name(index), range.start.wrapping_add(self.offset));
+            let end = range.end.wrapping_add(self.offset);
+            text.push_str(&format!(
+                "{start:016x} t {name}{module}\n{end:016x} d .{module}\n"
+            ));
+        }
+        text
     }
 
     /// The name of a symbol of this table.

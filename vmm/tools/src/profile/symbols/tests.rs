@@ -266,3 +266,37 @@ fn labels_in_code_are_symbols() {
     stripped[at + 4] = 0;
     assert_eq!(elf::read(&*stripped), Err(ElfError::Stripped));
 }
+
+/// What addresses need of a table gives them the same names.
+#[test]
+fn a_part_has_the_names_of_the_whole() {
+    let kallsyms = "\
+ffffffff81000000 T first
+ffffffff81000100 t second
+ffffffff81003000 D data
+ffffffffc0000000 t begins\t[one]
+ffffffffc0000010 t long\t[one]
+ffffffffc0010000 T third\t[two]
+";
+    let whole = table(kallsyms);
+    let addresses = [
+        0xffff_ffff_8100_0000,
+        0xffff_ffff_8100_2fff,
+        0xffff_ffff_8100_3000,
+        0xffff_ffff_c000_0020,
+        0xffff_ffff_c001_0000,
+        0x40_0000,
+    ];
+    let text = whole.of_addresses(&addresses.into());
+    assert_eq!(text.lines().count(), 8);
+    let part = table(&text);
+    for address in addresses {
+        assert_eq!(
+            shown(&part, address),
+            shown(&whole, address),
+            "{address:#x}"
+        );
+    }
+    assert_eq!(shown(&part, 0xffff_ffff_8100_3000), "-");
+    assert_eq!(whole.of_addresses(&[].into()), "");
+}

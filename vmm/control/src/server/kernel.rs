@@ -1,0 +1,79 @@
+//! Requests for KERNEL: the guest's memory is searched on a thread of its own, one search at
+//! a time, and all who have asked meanwhile get what it finds.
+
+use std::sync::Arc;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use perfmon_abi::wire::kernel::KernelRequest;
+use perfmon_abi::wire::{Errno, Refusal, Request};
+
+use super::administration::decode;
+use super::answer::{Answer, ConnectionId, RequestId};
+use crate::dispatcher::JobDispatcher;
+use crate::job::Report;
+use crate::kernel::{FoundKernel, GuestKernel};
+
+/// What a search has found serves further requests for so long: whoever asks all the time
+/// does not keep a host CPU busy.
+const FRESH: Duration = Duration::from_secs(2);
+
+/// Requests, and the last answer.
+#[derive(Debug, Default)]
+pub(super) struct KernelRequests {
+    waiting: Vec<RequestId>,
+    searching: bool,
+    last: Option<(Instant, FoundKernel)>,
+}
+
+impl KernelRequests {
+    /// The answer, if the last one is fresh. Else a search is under way from now on.
+    pub(super) fn request(
+        &mut self,
+        id: RequestId,
+        request: &Request<'_>,
+        guest: Option<&Arc<dyn GuestKernel>>,
+        dispatcher: &JobDispatcher,
+    ) -> Result<Option<Answer>, Refusal> {
+        let KernelRequest { cr3 } = decode(request)?;
+        if let Some((at, found)) = &self.last
+            && at.elapsed() < FRESH
+        {
+            return Ok(Some(answer(found)));
+        }
+        if !self.searching {
+            let guest = guest.ok_or_else(|| {
+                let reason = "this VMM does not look into its guest";
+                Refusal::new(Errno::EOPNOTSUPP, reason)
+            })?;
+            let (guest, outbox) = (guest.clone(), dispatcher.outbox());
+            let search = move || outbox.send(Report::Kernel(guest.find(cr3).map(Arc::new)));
+            let started = Builder::new().name("guest-kernel".to_owned()).spawn(search);
+            started.map_err(|error| Refusal::new(Errno::ENOMEM, error.to_string()))?;
+            self.searching = true;
+        }
+        self.waiting.push(id);
+        Ok(None)
+    }
+
+    /// A search has ended: who waits for it, and the answer.
+    pub(super) fn done(&mut self, found: FoundKernel) -> (Vec<RequestId>, Answer) {
+        self.searching = false;
+        let answer = answer(&found);
+        self.last = Some((Instant::now(), found));
+        (std::mem::take(&mut self.waiting), answer)
+    }
+
+    /// A connection has ended.
+    pub(super) fn forget(&mut self, connection: ConnectionId) {
+        self.waiting
+            .retain(|request| request.connection != connection);
+    }
+}
+
+fn answer(found: &FoundKernel) -> Answer {
+    match found {
+        Ok(kernel) => Answer::json(&**kernel),
+        Err(why) => Refusal::new(Errno::ENOENT, why.clone()).into(),
+    }
+}

@@ -1,0 +1,79 @@
+//! Names for the samples of the guest's kernel, out of its own memory.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::thread::{Builder, JoinHandle};
+
+use perfmon_abi::wire::kernel::KernelRequest;
+use umpire_perfmon::Client;
+
+use crate::Vm;
+use crate::find::connect;
+use crate::profile::symbols::{SymbolTable, parse};
+use crate::profile::{Record, Ring};
+
+/// Most addresses that are remembered. A kernel has not half as many instructions that a
+/// profile hits more than once.
+const MOST: usize = 1 << 20;
+
+/// The addresses that need names, and who gives them.
+#[derive(Debug)]
+pub(super) struct KernelNames {
+    socket: PathBuf,
+    hits: BTreeSet<u64>,
+    /// That of the first sample in the kernel.
+    cr3: Option<u64>,
+    /// What is asked for then: the VM may end before this program does.
+    early: Option<JoinHandle<Option<String>>>,
+}
+
+impl KernelNames {
+    pub(super) fn new(vm: &Vm) -> Self {
+        Self {
+            socket: vm.socket.clone(),
+            hits: BTreeSet::new(),
+            cr3: None,
+            early: None,
+        }
+    }
+
+    /// Takes note of what is in the kernel.
+    pub(super) fn take(&mut self, records: &[Record]) {
+        for record in records {
+            let Record::Sample(sample) = record else {
+                continue;
+            };
+            if sample.ring != Some(Ring::Kernel) {
+                continue;
+            }
+            if self.hits.len() < MOST {
+                self.hits.insert(sample.ip);
+            }
+            if let (None, Some(cr3)) = (self.cr3, sample.cr3) {
+                self.cr3 = Some(cr3);
+                let socket = self.socket.clone();
+                let ask = move || ask(&connect(&socket).ok()?, cr3);
+                // Without a thread the end has to do.
+                self.early = Builder::new().name("names".to_owned()).spawn(ask).ok();
+            }
+        }
+    }
+
+    /// The symbols that the addresses need, in the form of `/proc/kallsyms`; nothing where
+    /// nobody knows the kernel. Modules may have come since the first sample, so the VM is
+    /// asked again while it is there.
+    pub(super) fn text(self, vm: &Vm) -> String {
+        let now = self.cr3.and_then(|cr3| ask(&vm.client, cr3));
+        let early = self.early.and_then(|thread| thread.join().ok().flatten());
+        let symbols = now.or(early).and_then(|text| parse(text.as_bytes()).ok());
+        symbols.map_or_else(String::new, |raw| {
+            SymbolTable::new(raw, 0).of_addresses(&self.hits)
+        })
+    }
+}
+
+fn ask(client: &Client, cr3: u64) -> Option<String> {
+    // Of a guest without Linux, or with an old one, nobody expects names.
+    let kernel = client.kernel(&KernelRequest { cr3 });
+    kernel.ok().map(|kernel| kernel.kallsyms)
+}
