@@ -1,5 +1,6 @@
 //! The guest's kernel, as its memory shows it.
 
+use std::fmt::Write;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -11,6 +12,8 @@ use vmm_control::GuestKernel;
 use crate::kvm::KvmVm;
 use crate::sync::lock;
 
+/// Most notes that are tried. A guest has one, and crashed kernels leave some.
+const MOST_NOTES: usize = 16;
 /// Pages of one step of a search; there is nobody to make room for between two.
 const PAGES: usize = 1 << 16;
 
@@ -42,7 +45,7 @@ impl VmKernel {
     fn view(&self, cr3: u64) -> Result<KernelView, String> {
         let ram = Ram(self.vm.memory());
         let mut found = lock(&self.found);
-        if let Some(view) = found.take().filter(|view| view.is_current(&ram)) {
+        if let Some(view) = found.take().filter(|view| view.is_current(&ram, cr3)) {
             // A list that is being changed is as it was.
             let view = view.refreshed(&ram).ok().flatten().unwrap_or(view);
             return Ok(found.insert(view).clone());
@@ -57,12 +60,8 @@ impl GuestKernel for VmKernel {
         let view = self.view(cr3)?;
         let mut kallsyms = String::new();
         for symbol in view.symbols() {
-            let (address, kind, name) = (symbol.address, symbol.kind, symbol.name);
-            kallsyms.push_str(&format!("{address:016x} {kind} {name}"));
-            if let Some(module) = symbol.module {
-                kallsyms.push_str(&format!("\t[{module}]"));
-            }
-            kallsyms.push('\n');
+            // It always succeeds.
+            let _ = writeln!(kallsyms, "{symbol}");
         }
         Ok(KernelInfo {
             release: view.release().to_owned(),
@@ -80,14 +79,16 @@ fn search(ram: &Ram<'_>, cr3: u64) -> Result<KernelView, String> {
     let mut why = "no Linux kernel that says where its symbols are was found in its memory; \
                    Linux 6.0 and later do"
         .to_owned();
-    loop {
+    let mut notes = 0;
+    while notes < MOST_NOTES {
         match search.step(ram, PAGES) {
             Step::Searching => {}
             Step::Found(note) => match KernelView::of(ram, note, cr3) {
                 Ok(view) => return Ok(view),
-                Err(error) => why = error.to_string(),
+                Err(error) => (why, notes) = (error.to_string(), notes + 1),
             },
-            Step::Done => return Err(why),
+            Step::Done => break,
         }
     }
+    Err(why)
 }

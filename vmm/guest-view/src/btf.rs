@@ -172,8 +172,8 @@ impl Btf {
     /// There is none, several structures disagree, or it is a bit field.
     pub fn member(&self, name: &str, path: &str) -> Result<Member, BtfError> {
         let what = || format!("{name}.{path}");
-        self.agreed(name, &what, |found| {
-            let (bit, of, width) = self.follow(found, path).ok_or(None)?;
+        self.agreed(name, &what, |found, left| {
+            let (bit, of, width) = self.follow(found, path, left).ok_or(None)?;
             if width != 0 || bit % 8 != 0 {
                 return Err(Some(BtfError::Unexpected(what())));
             }
@@ -189,8 +189,8 @@ impl Btf {
     /// There is none, several structures disagree, or it is no bit field.
     pub fn bit_field(&self, name: &str, member: &str) -> Result<BitField, BtfError> {
         let what = || format!("{name}.{member}");
-        self.agreed(name, &what, |found| {
-            let (offset, _, width) = self.follow(found, member).ok_or(None)?;
+        self.agreed(name, &what, |found, left| {
+            let (offset, _, width) = self.follow(found, member, left).ok_or(None)?;
             if width == 0 {
                 return Err(Some(BtfError::Unexpected(what())));
             }
@@ -203,7 +203,7 @@ impl Btf {
     /// # Errors
     /// There is none, or several have different sizes.
     pub fn size_of(&self, name: &str) -> Result<u32, BtfError> {
-        self.agreed(name, &|| name.to_owned(), |found| Ok(found.third))
+        self.agreed(name, &|| name.to_owned(), |found, _| Ok(found.third))
     }
 
     /// Bytes of the variable `name`. BTF names per-CPU variables alone.
@@ -240,14 +240,14 @@ impl Btf {
         &self,
         name: &str,
         what: &dyn Fn() -> String,
-        ask: impl Fn(Type) -> Result<T, Option<BtfError>>,
+        ask: impl Fn(Type, &mut usize) -> Result<T, Option<BtfError>>,
     ) -> Result<T, BtfError> {
         let is_one = |found: &Type| {
             matches!(found.kind(), kind::STRUCT | kind::UNION) && self.is_called(found.name, name)
         };
-        let mut answer = None;
+        let (mut answer, mut left) = (None, MOST_MEMBERS);
         for found in self.all().filter(is_one) {
-            match ask(found) {
+            match ask(found, &mut left) {
                 Ok(now) if answer.is_none_or(|before| before == now) => answer = Some(now),
                 Ok(_) => return Err(BtfError::Ambiguous(what())),
                 Err(Some(error)) => return Err(error),
@@ -258,12 +258,11 @@ impl Btf {
     }
 
     /// Bit, type and width of the member at `path`.
-    fn follow(&self, mut of: Type, path: &str) -> Option<(u32, u32, u32)> {
+    fn follow(&self, mut of: Type, path: &str, left: &mut usize) -> Option<(u32, u32, u32)> {
         let mut bit = 0u32;
         let mut parts = path.split('.').peekable();
         loop {
-            let mut left = MOST_MEMBERS;
-            let found = self.find(of, parts.next()?, DEEPEST, &mut left)?;
+            let found = self.find(of, parts.next()?, DEEPEST, left)?;
             bit = bit.checked_add(found.bit)?;
             if parts.peek().is_none() {
                 return Some((bit, found.of, found.width));

@@ -1,6 +1,8 @@
 //! The kernel's own symbols: the compressed table that `scripts/kallsyms.c` makes and
 //! `kernel/kallsyms.c` reads, by the addresses that VMCOREINFO has since 6.0.
 
+use std::ops::Range;
+
 use crate::note::Note;
 use crate::space::Space;
 use crate::symbols::{LONGEST, MOST, SymbolTable};
@@ -63,7 +65,8 @@ pub(crate) fn read(space: &Space<'_>, note: &Note) -> Option<SymbolTable> {
 /// What each byte of a compressed name stands for.
 struct Tokens {
     text: Vec<u8>,
-    index: Vec<u8>,
+    /// Where in `text`, for each byte; longer than a name can be is none.
+    places: Vec<Range<usize>>,
 }
 
 impl Tokens {
@@ -72,15 +75,20 @@ impl Tokens {
         let mut text = vec![0; MOST_TOKENS];
         let read = space.read_some(note.symbol("kallsyms_token_table")?, &mut text);
         text.truncate(read);
-        Some(Self { text, index })
+        let place = |word: &[u8]| {
+            let start = usize::from(u16::from_le_bytes(word.try_into().ok()?));
+            let rest = text.get(start..)?;
+            let rest = &rest[..rest.len().min(LONGEST)];
+            let len = rest.iter().position(|byte| *byte == 0);
+            Some(start..start + len.unwrap_or(rest.len()))
+        };
+        let places = index.chunks_exact(2).map(place);
+        let places = places.collect::<Option<_>>()?;
+        Some(Self { text, places })
     }
 
     fn of(&self, byte: u8) -> Option<&[u8]> {
-        let at = 2 * usize::from(byte);
-        let start = u16::from_le_bytes([self.index[at], self.index[at + 1]]);
-        let rest = self.text.get(usize::from(start)..)?;
-        let end = rest.iter().position(|byte| *byte == 0)?;
-        Some(&rest[..end])
+        self.text.get(self.places.get(usize::from(byte))?.clone())
     }
 }
 
@@ -116,8 +124,8 @@ impl<'a> Names<'a> {
         let mut whole = Vec::with_capacity(64);
         for _ in 0..len {
             let token = tokens.of(self.byte()?)?;
-            whole.extend_from_slice(token);
-            whole.truncate(LONGEST);
+            let room = LONGEST - whole.len();
+            whole.extend_from_slice(&token[..token.len().min(room)]);
         }
         let (kind, name) = whole.split_first()?;
         kind.is_ascii_alphabetic().then(|| (*kind, visible(name)))

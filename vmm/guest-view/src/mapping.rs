@@ -6,7 +6,7 @@
 //! that a mapping of before still stands: 6.1 counts no changes of a program's mappings,
 //! and a freed `struct vm_area_struct` looks as before until it is used again.
 
-use crate::btf::{Btf, BtfError};
+use crate::btf::{Btf, BtfError, Member};
 use crate::layout::Types;
 use crate::space::Space;
 use crate::task::ProgramMemory;
@@ -126,8 +126,9 @@ impl Node {
         let pivots = types.0.member(of, "pivot")?;
         let slots = types.0.member(of, "slot")?;
         let count = slots.size as usize / 8;
-        let end = (slots.offset + slots.size).max(pivots.offset + pivots.size);
-        let fits = end as usize <= NODE && pivots.size + 8 == slots.size && count > 1;
+        let ends = |part: &Member| part.offset.checked_add(part.size);
+        let inside = |part| ends(part).is_some_and(|end| end as usize <= NODE);
+        let fits = inside(&pivots) && inside(&slots) && pivots.size + 8 == slots.size && count > 1;
         let kind = types.0.enumerator("maple_type", kind)?;
         fits.then_some(Self {
             kind: kind.into(),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::btf::{Btf, BtfError};
+use crate::btf::{Btf, BtfError, Member};
 use crate::layout::Types;
 use crate::orc::{Format, Table};
 use crate::space::Space;
@@ -91,7 +91,8 @@ impl ModuleLayout {
                 let at = at.ok_or(BtfError::Damaged)?;
                 let of = |name| types.0.member("module_memory", name);
                 let (base, size) = (of("base")?, of("size")?);
-                (u64::from(at + base.offset), u64::from(at + size.offset))
+                let of = |part: Member| u64::from(at) + u64::from(part.offset);
+                (of(base), of(size))
             }
         };
         let members = |format| {
@@ -130,10 +131,13 @@ impl ModuleLayout {
         if seen.iter().eq(before.iter().map(|module| &module.seen)) {
             return Ok(None);
         }
-        // One that was unloaded meanwhile is none.
+        // One that cannot be read is there without symbols, or each refresh would be news.
         let module = |seen: &Seen| match before.iter().find(|module| module.seen == *seen) {
             Some(known) => space.charge(known.cost).then(|| Arc::clone(known)),
-            None => Some(Arc::new(self.module(space, *seen)?)),
+            None => {
+                let read = self.module(space, *seen);
+                Some(Arc::new(read.unwrap_or_else(|| Module::unread(*seen))))
+            }
         };
         Ok(Some(seen.iter().filter_map(module).collect()))
     }
@@ -207,6 +211,21 @@ impl ModuleLayout {
     }
 }
 
+impl Module {
+    /// One of which nothing can be said but that it is there.
+    fn unread(seen: Seen) -> Self {
+        let name = seen.name.split(|byte| *byte == 0).next();
+        Self {
+            name: visible(name.unwrap_or_default()),
+            code: 0..0,
+            symbols: SymbolTable::default(),
+            orc: None,
+            seen,
+            cost: 0,
+        }
+    }
+}
+
 fn symbols_of(space: &Space<'_>, seen: &Seen) -> Option<SymbolTable> {
     let count = usize::try_from(seen.count).ok()?;
     if count > symbols::MOST {
@@ -225,8 +244,10 @@ fn symbols_of(space: &Space<'_>, seen: &Seen) -> Option<SymbolTable> {
     let mut table = SymbolTable::default();
     for (symbol, kind) in raw.chunks_exact(SYMBOL).zip(kinds) {
         let rest = text.get(part(symbol, 0) as usize..)?;
+        let rest = &rest[..rest.len().min(LONGEST)];
         let name = rest.split(|byte| *byte == 0).next()?;
-        let name = &name[..name.len().min(LONGEST)];
+        // Also one that is not kept was looked at.
+        space.charge(SYMBOL + name.len()).then_some(())?;
         let address = u64::from(part(symbol, 8)) | u64::from(part(symbol, 12)) << 32;
         // The first has no name, as in every ELF file.
         if !name.is_empty() && kind.is_ascii_alphabetic() {

@@ -75,7 +75,8 @@ impl Format {
         let unexpected = || BtfError::Unexpected(NAME.to_owned());
         let field = |name, width| {
             let found = btf.bit_field(NAME, name)?;
-            let inside = found.offset + found.width <= 8 * ENTRY;
+            let end = found.offset.checked_add(found.width);
+            let inside = end.is_some_and(|end| end <= 8 * ENTRY);
             let right = inside && found.width == width;
             right.then_some(found.offset).ok_or_else(unexpected)
         };
@@ -106,7 +107,8 @@ impl Format {
             (kind.width, format.end, format.signal),
             (2, Some(_), _) | (3, None, Some(_))
         );
-        let inside = kind.offset + kind.width <= 8 * ENTRY;
+        let end = kind.offset.checked_add(kind.width);
+        let inside = end.is_some_and(|end| end <= 8 * ENTRY);
         (known && inside).then_some(format).ok_or_else(unexpected)
     }
 
@@ -190,7 +192,8 @@ impl Table {
             return None;
         }
         let places = space.bytes(addresses, 4 * count)?;
-        let places = places.chunks_exact(4).zip((addresses..).step_by(4));
+        let ats = (0..).map(|place: u64| addresses.wrapping_add(4 * place));
+        let places = places.chunks_exact(4).zip(ats);
         let places = places.map(|(word, at)| {
             let relative = i32::from_le_bytes(word.try_into().unwrap_or_default());
             at.wrapping_add_signed(i64::from(relative))

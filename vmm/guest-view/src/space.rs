@@ -25,10 +25,10 @@ struct Known {
     physical: u64,
 }
 
-/// No address has this start, since starts are multiples of a page.
+/// No address has this start: with this mask all of them have 0.
 const NOTHING: Known = Known {
     start: 1,
-    mask: 0,
+    mask: u64::MAX,
     physical: 0,
 };
 

@@ -1,5 +1,7 @@
 //! Names of a kernel's addresses: tables that `/proc/kallsyms` is printed from.
 
+use std::fmt;
+
 use crate::space::Space;
 
 /// A name in a kernel, as a line of `/proc/kallsyms` has it.
@@ -13,6 +15,17 @@ pub struct Symbol<'a> {
     pub name: &'a str,
     /// The module it belongs to.
     pub module: Option<&'a str>,
+}
+
+impl fmt::Display for Symbol<'_> {
+    /// As a line of `/proc/kallsyms`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x} {} {}", self.address, self.kind, self.name)?;
+        match self.module {
+            Some(module) => write!(f, "\t[{module}]"),
+            None => Ok(()),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -74,17 +74,10 @@ impl KernelView {
         let old = || NoKernel::Old(note.release().unwrap_or("?").to_owned());
         let (paging, five_levels) = note.paging().ok_or_else(old)?;
         note.symbol("kallsyms_num_syms").ok_or_else(old)?;
-        let start = note.symbol("_stext").ok_or_else(old)?;
+        note.symbol("_stext").ok_or_else(old)?;
         let space = Space::new(memory, paging, KERNEL_BUDGET);
         let not_running = NoKernel::NotRunning(note.address);
-        let here = space.physical(start).ok_or(not_running.clone())?;
-        let runs = [cr3 & ADDRESS, cr3 & ADDRESS & !PROGRAM_TABLES];
-        let runs = runs.map(|root| Paging::long_mode(root, five_levels));
-        let is_it = |paging: &Paging| {
-            let there = paging.map(memory, start);
-            there.is_some_and(|mapped| mapped.physical == here)
-        };
-        if !runs.iter().any(is_it) {
+        if !is_run_by(memory, &note, cr3) {
             return Err(not_running);
         }
         let symbols = kallsyms::read(&space, &note).ok_or(NoKernel::Symbols)?;
@@ -151,11 +144,12 @@ impl KernelView {
         }))
     }
 
-    /// The guest's memory still has this kernel's note: it was not started anew.
+    /// The guest still runs this kernel, as `cr3` of a vCPU shows: it was not started anew,
+    /// nor another one in its place, which leaves the note where it was.
     #[must_use]
-    pub fn is_current(&self, memory: &dyn GuestMemory) -> bool {
+    pub fn is_current(&self, memory: &dyn GuestMemory, cr3: u64) -> bool {
         let note = &self.kernel.note;
-        Note::read(memory, note.address).as_ref() == Some(note)
+        Note::read(memory, note.address).as_ref() == Some(note) && is_run_by(memory, note, cr3)
     }
 
     /// Every symbol of the kernel and its modules, in the order of `/proc/kallsyms`.
@@ -225,6 +219,19 @@ impl KernelView {
             Some(Some(entry)) => Table::Entry(entry),
         }
     }
+}
+
+/// The page tables at `cr3`, or the kernel's beside those, lead to the kernel of `note`.
+fn is_run_by(memory: &dyn GuestMemory, note: &Note, cr3: u64) -> bool {
+    let Some(((paging, five_levels), start)) = note.paging().zip(note.symbol("_stext")) else {
+        return false;
+    };
+    let place = |paging: Paging| Some(paging.map(memory, start)?.physical);
+    let runs = [cr3 & ADDRESS, cr3 & ADDRESS & !PROGRAM_TABLES];
+    let mut runs = runs
+        .map(|root| place(Paging::long_mode(root, five_levels)))
+        .into_iter();
+    place(paging).is_some_and(|here| runs.any(|there| there == Some(here)))
 }
 
 impl Module {

@@ -133,7 +133,8 @@ fn symbols_of_kernel_and_module() {
 fn modules_come_and_go() {
     both(|mut linux| {
         let view = view(&linux);
-        assert!(view.is_current(&linux));
+        assert!(view.is_current(&linux, PROGRAM_ROOT));
+        assert!(!view.is_current(&linux, 0x20_0000), "another one runs");
         assert!(view.refreshed(&linux).expect("a list").is_none());
         linux.word(IMAGE + 0x3000, IMAGE + 0x3000);
         let empty = view.refreshed(&linux).expect("a list").expect("a change");
@@ -147,7 +148,7 @@ fn modules_come_and_go() {
             Unknown::TooMany("modules")
         );
         linux.half(linux::DIRECT + NOTE + 24, 0);
-        assert!(!view.is_current(&linux));
+        assert!(!view.is_current(&linux, PROGRAM_ROOT));
     });
 }
 

@@ -11,12 +11,31 @@ use perfmon_abi::wire::{Errno, Refusal, Request};
 use super::administration::decode;
 use super::answer::{Answer, ConnectionId, RequestId};
 use crate::dispatcher::JobDispatcher;
-use crate::job::Report;
+use crate::job::{Outbox, Report};
 use crate::kernel::{FoundKernel, GuestKernel};
 
 /// What a search has found serves further requests for so long: whoever asks all the time
 /// does not keep a host CPU busy.
 const FRESH: Duration = Duration::from_secs(2);
+
+/// Tells the server what was found, whatever becomes of the search.
+struct Sure {
+    outbox: Outbox,
+    found: FoundKernel,
+}
+
+impl Sure {
+    fn new(outbox: Outbox) -> Self {
+        let found = Err("the search failed; this is a bug in Umpire".to_owned());
+        Self { outbox, found }
+    }
+}
+
+impl Drop for Sure {
+    fn drop(&mut self) {
+        self.outbox.send(Report::Kernel(self.found.clone()));
+    }
+}
 
 /// Requests, and the last answer.
 #[derive(Debug, Default)]
@@ -46,8 +65,8 @@ impl KernelRequests {
                 let reason = "this VMM does not look into its guest";
                 Refusal::new(Errno::EOPNOTSUPP, reason)
             })?;
-            let (guest, outbox) = (guest.clone(), dispatcher.outbox());
-            let search = move || outbox.send(Report::Kernel(guest.find(cr3).map(Arc::new)));
+            let (guest, mut answer) = (guest.clone(), Sure::new(dispatcher.outbox()));
+            let search = move || answer.found = guest.find(cr3).map(Arc::new);
             let started = Builder::new().name("guest-kernel".to_owned()).spawn(search);
             started.map_err(|error| Refusal::new(Errno::ENOMEM, error.to_string()))?;
             self.searching = true;

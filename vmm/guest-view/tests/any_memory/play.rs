@@ -172,7 +172,7 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
         view = now;
     }
     let _ = (
-        view.is_current(&linux),
+        view.is_current(&linux, PROGRAM_ROOT),
         view.processor(&linux, 7),
         view.missing().count(),
     );
