@@ -29,6 +29,10 @@ impl Sure {
         let found = Err("the search failed; this is a bug in Umpire".to_owned());
         Self { outbox, found }
     }
+
+    fn tell(mut self, found: FoundKernel) {
+        self.found = found;
+    }
 }
 
 impl Drop for Sure {
@@ -65,8 +69,8 @@ impl KernelRequests {
                 let reason = "this VMM does not look into its guest";
                 Refusal::new(Errno::EOPNOTSUPP, reason)
             })?;
-            let (guest, mut answer) = (guest.clone(), Sure::new(dispatcher.outbox()));
-            let search = move || answer.found = guest.find(cr3).map(Arc::new);
+            let (guest, answer) = (guest.clone(), Sure::new(dispatcher.outbox()));
+            let search = move || answer.tell(guest.find(cr3).map(Arc::new));
             let started = Builder::new().name("guest-kernel".to_owned()).spawn(search);
             started.map_err(|error| Refusal::new(Errno::ENOMEM, error.to_string()))?;
             self.searching = true;
