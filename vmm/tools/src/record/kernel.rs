@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use perfmon_abi::wire::kernel::KernelRequest;
 use umpire_perfmon::Client;
@@ -15,16 +16,22 @@ use crate::profile::{Record, Ring};
 /// Most addresses that are remembered. A kernel has not half as many instructions that a
 /// profile hits more than once.
 const MOST: usize = 1 << 20;
+/// How long the VM is left alone after an answer without names.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The addresses that need names, and who gives them.
 #[derive(Debug)]
 pub(super) struct KernelNames {
     socket: PathBuf,
     hits: BTreeSet<u64>,
-    /// That of the first sample in the kernel.
+    /// That of the last sample in the kernel.
     cr3: Option<u64>,
-    /// What is asked for then: the VM may end before this program does.
+    /// Who asks already: the VM may end before this program does.
     early: Option<JoinHandle<Option<String>>>,
+    /// What was answered.
+    found: Option<String>,
+    /// Nobody asks before.
+    next: Instant,
 }
 
 impl KernelNames {
@@ -34,6 +41,8 @@ impl KernelNames {
             hits: BTreeSet::new(),
             cr3: None,
             early: None,
+            found: None,
+            next: Instant::now(),
         }
     }
 
@@ -49,14 +58,29 @@ impl KernelNames {
             if self.hits.len() < MOST {
                 self.hits.insert(sample.ip);
             }
-            if let (None, Some(cr3)) = (self.cr3, sample.cr3) {
-                self.cr3 = Some(cr3);
-                let socket = self.socket.clone();
-                let ask = move || ask(&connect(&socket).ok()?, cr3);
-                // Without a thread the end has to do.
-                self.early = Builder::new().name("names".to_owned()).spawn(ask).ok();
-            }
+            // What runs before the kernel has neither its place nor its page tables.
+            self.cr3 = sample.cr3.filter(|_| sample.ip >> 63 != 0).or(self.cr3);
         }
+        self.ask_early();
+    }
+
+    /// Asks, or asks again after a while if the last answer had no names: a kernel that has
+    /// just begun has not said yet where they are.
+    fn ask_early(&mut self) {
+        let answered = self.early.as_ref().is_some_and(JoinHandle::is_finished);
+        if let Some(thread) = self.early.take_if(|_| answered) {
+            self.found = thread.join().ok().flatten().or(self.found.take());
+        }
+        let now = Instant::now();
+        let waits = self.early.is_some() || self.found.is_some() || now < self.next;
+        let Some(cr3) = self.cr3.filter(|_| !waits) else {
+            return;
+        };
+        self.next = now + AGAIN;
+        let socket = self.socket.clone();
+        let ask = move || ask(&connect(&socket).ok()?, cr3);
+        // Without a thread the end has to do.
+        self.early = Builder::new().name("names".to_owned()).spawn(ask).ok();
     }
 
     /// The symbols that the addresses need, in the form of `/proc/kallsyms`; nothing where
@@ -65,7 +89,10 @@ impl KernelNames {
     pub(super) fn text(self, vm: &Vm) -> String {
         let now = self.cr3.and_then(|cr3| ask(&vm.client, cr3));
         let early = self.early.and_then(|thread| thread.join().ok().flatten());
-        let symbols = now.or(early).and_then(|text| parse(text.as_bytes()).ok());
+        let symbols = now
+            .or(early)
+            .or(self.found)
+            .and_then(|text| parse(text.as_bytes()).ok());
         symbols.map_or_else(String::new, |raw| {
             SymbolTable::new(raw, 0).of_addresses(&self.hits)
         })
