@@ -16,6 +16,7 @@ pub use registry::FormatRegistry;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use perfmon_abi::compact::GuestPlace;
 use perfmon_abi::wire::{Errno, Refusal};
 
 use super::bits::PmdBits;
@@ -65,10 +66,38 @@ pub struct OverflowArg<'a> {
     pub smpl_pmds: PmdBits,
     /// The values.
     pub values: &'a [u64],
+    /// Where in its guest the vCPU is; none where nobody has looked.
+    pub guest: Option<&'a GuestPlace>,
     /// PMDs that there are.
     pub num_pmds: u16,
     /// To be set by the handler.
     pub control: Control,
+}
+
+/// What a format records of the guest's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// Task and mapping.
+    pub task: bool,
+    /// Callers.
+    pub chain: bool,
+}
+
+impl Wish {
+    /// There is nothing to look for.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+
+    /// What either asks for.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            task: self.task || other.task,
+            chain: self.chain || other.chain,
+        }
+    }
 }
 
 /// A sampling format. One serves many contexts; what it has to remember of one
@@ -122,6 +151,12 @@ pub trait SamplingFormat: Send + Sync + Debug {
         Ok(())
     }
 
+    /// What it records of the guest, of which it is told in [`OverflowArg::guest`].
+    fn wish(&self, setup: &Setup<'_>) -> Wish {
+        let _ = setup;
+        Wish::default()
+    }
+
     /// Records one overflow. `moment.tsc` is the same for all overflows of one
     /// interrupt.
     ///
@@ -166,6 +201,7 @@ pub trait SamplingFormat: Send + Sync + Debug {
 pub struct Sampler {
     pub(super) format: Arc<dyn SamplingFormat>,
     pub(super) buffer: Box<dyn SampleBuffer>,
+    pub(super) wish: Wish,
 }
 
 impl Sampler {
@@ -179,7 +215,12 @@ impl Sampler {
         mut buffer: Box<dyn SampleBuffer>,
     ) -> Result<Self, Refusal> {
         format.init(setup, buffer.bytes())?;
-        Ok(Sampler { format, buffer })
+        let wish = format.wish(setup);
+        Ok(Sampler {
+            format,
+            buffer,
+            wish,
+        })
     }
 
     /// The format.

@@ -24,7 +24,7 @@ pub use context::{Account, Context, ContextId, How, Phase, Wanted};
 pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 pub use format::{
     CompactFormat, Control, DefaultFormat, DoubleFormat, FormatRegistry, OverflowArg, Sampler,
-    SamplingFormat, Setup,
+    SamplingFormat, Setup, Wish,
 };
 pub use moment::{MessageQueue, Moment, Quantities, SampleBuffer};
 pub use pmu_model::{Nanos, VirtualPmd};

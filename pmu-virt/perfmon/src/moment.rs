@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use perfmon_abi::Message;
+use perfmon_abi::compact::GuestPlace;
 use pmu_model::Ring;
 
 use pmu_model::VirtualPmd;
@@ -11,6 +12,12 @@ use pmu_model::VirtualPmd;
 pub trait Quantities {
     /// The present value; `None` where this host cannot tell it.
     fn read(&self, which: VirtualPmd) -> Option<u64>;
+
+    /// Where in its guest the vCPU is, at an overflow of a context with such a
+    /// [`Wish`](crate::Wish); `None` where this VMM cannot tell it.
+    fn guest(&self) -> Option<&GuestPlace> {
+        None
+    }
 }
 
 /// The vCPU at an overflow.

@@ -3,7 +3,7 @@
 use arbiter::{
     Answer, Cookie, CounterSet, Effects, Layer, Outcome, PerKind, Reason, Request, Wanted,
 };
-use perfmon::{ContextId, Moment, Quantities};
+use perfmon::{ContextId, Moment, Quantities, Wish};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::{
     CountRequest, EventCode, KnownEvent, Nanos, Progress, Ticks, Tsc, UnavailableReason,
@@ -156,6 +156,15 @@ impl VcpuPmu {
     fn overflow_waits(&self, core: Option<&CorePmu>) -> bool {
         let mut hosts = self.hosts(core);
         hosts.any(|hosted| hosted.context().has_pending_overflow())
+    }
+
+    /// What the contexts that are to sample now record of the guest's memory: before
+    /// [`VcpuPmu::sample_hosts`], for [`Quantities::guest`].
+    #[must_use]
+    pub fn host_wish(&self, core: &CorePmu) -> Wish {
+        let all = self.hosts(Some(core)).map(AttachedContext::context);
+        let sampling = all.filter(|context| context.has_pending_overflow());
+        sampling.fold(Wish::default(), |wish, context| wish.and(context.wish()))
     }
 
     /// Handles the overflows of host contexts: samples, notifications, resets.

@@ -2,7 +2,8 @@
 
 use std::fmt::{self, Debug};
 
-use pmu_virt::perfmon::{Quantities, VirtualPmd};
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use pmu_virt::perfmon::{Quantities, VirtualPmd, Wish};
 use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, Tsc, WriteOutcome};
 
 use crate::error::VcpuId;
@@ -117,6 +118,13 @@ pub trait TrapObserver: Debug {
     /// One event. Must not block: the guest waits.
     fn event(&mut self, vcpu: VcpuId, event: TrapEvent) {
         let _ = (vcpu, event);
+    }
+
+    /// The vCPU has stopped and is to be sampled, with what `wish` says of the guest's
+    /// memory. What is found there, [`quantities`](Self::quantities) has as
+    /// [`Quantities::guest`]. Must not block.
+    fn look(&mut self, vcpu: VcpuId, wish: Wish, regs: &kvm_regs, sregs: &kvm_sregs) {
+        let _ = (vcpu, wish, regs, sregs);
     }
 
     /// What the VMM counts of the vCPU, for samples that record it.

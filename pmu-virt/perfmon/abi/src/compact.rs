@@ -15,14 +15,21 @@
 //! 3. PLACE: VM, vCPU, core;
 //! 4. RESET: difference of the last reset value;
 //! 5. BODY: the two words of the vector of recorded PMDs;
-//! 6. for each recorded PMD, by ascending index, the difference of its value to
+//! 6. TASK: the numbers of task and mapping ([`GuestPlace`]);
+//! 7. CHAIN: how many frames are the kernel's, why it has no more, the same of the
+//!    program, 0 for a part that is not there; for each frame the difference of its
+//!    address to the frame before, and in the program's that of its mapping. In front of
+//!    the first frame are the sample's own;
+//! 8. for each recorded PMD, by ascending index, the difference of its value to
 //!    the last that was recorded of this PMD in the block.
 //!
-//! What has no flag is as in the sample before. Before the first sample of a
-//! block everything is 0.
+//! What has no flag is as in the sample before, but for the chain: there is none then.
+//! Before the first sample of a block everything is 0.
 
 mod codec;
 mod cursor;
+mod place;
 
-pub use codec::{MAX_SAMPLE, RecordError, Values, decode, encode};
+pub use codec::{MAX_CHAIN, MAX_SAMPLE, RecordError, Values, decode, encode};
 pub use cursor::{Batch, CompactError, Cursor};
+pub use place::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};

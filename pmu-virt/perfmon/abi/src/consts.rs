@@ -104,6 +104,10 @@ constants! {
     UMPIRE_COMPACT_PLACE: u8 = 0x2, "Compact sample: VM, vCPU and core follow.";
     UMPIRE_COMPACT_RESET: u8 = 0x4, "Compact sample: the last reset value follows.";
     UMPIRE_COMPACT_BODY: u8 = 0x8, "Compact sample: the vector of recorded PMDs follows.";
+    UMPIRE_COMPACT_TASK: u8 = 0x10, "Compact sample: the numbers of task and mapping follow.";
+    UMPIRE_COMPACT_CHAIN: u8 = 0x20, "Compact sample: the callers follow.";
+    UMPIRE_COMPACT_FL_TASK: u32 = 0x1, "Compact format: samples tell the guest's task, as far as it is known.";
+    UMPIRE_COMPACT_FL_CHAIN: u32 = 0x2, "Compact format: samples tell their callers, as far as these are known.";
 }
 
 /// Identifies the default sampling format (3.6.1).

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+use crate::compact::GuestPlace;
 use crate::consts::{PFM_DFL_SMPL_IIP_HDR, PFM_DFL_SMPL_NO_HDR};
 use crate::field::{Field, Record};
 use crate::records::{DefaultEntry, DefaultHeader, DoubleHeader};
@@ -24,6 +25,8 @@ pub struct Sample {
     /// Recorded PMDs and their values, by ascending index. `u64::MAX` is
     /// recorded for a virtual PMD that the host cannot tell.
     pub values: Vec<(u16, u64)>,
+    /// Where in the guest it was taken, as far as the format records it.
+    pub guest: GuestPlace,
 }
 
 /// Why a buffer cannot be parsed.

@@ -259,7 +259,7 @@ records! {
         buf_size: u64 = "size_t" "buf_size",
         "Size of a block in bytes, a multiple of 8; 0: the format chooses."
         block_size: u32 = "uint32_t" "block_size",
-        "No flag is defined."
+        "UMPIRE_COMPACT_FL_*."
         flags: u32 = "uint32_t" "buf_flags",
     }
 
@@ -267,7 +267,7 @@ records! {
     CompactHeader = "umpire_compact_hdr_t" {
         "Version of the format."
         version: u32 = "uint32_t" "hdr_version",
-        "No flag is defined."
+        "UMPIRE_COMPACT_FL_* of the argument."
         flags: u32 = "uint32_t" "hdr_flags",
         "Size of the buffer in bytes."
         buf_size: u64 = "size_t" "hdr_buf_size",
@@ -307,6 +307,10 @@ records! {
         eventid: u64 = "uint64_t" "eventid",
         "PMDs that were recorded."
         smpl_pmds: [u64; PMD_WORDS] = "uint64_t[PFM_MAX_PMD_BITVECTOR]" "smpl_pmds",
+        "Number of the guest's task; 0: not known."
+        task: u64 = "uint64_t" "task",
+        "Number of its mapping; 0: not known."
+        mapping: u64 = "uint64_t" "mapping",
         "The VM."
         pid: i32 = "pid_t" "pid",
         "The vCPU."

@@ -16,6 +16,7 @@ pub mod info;
 pub mod kernel;
 pub mod pause;
 pub mod pcr;
+pub mod programs;
 mod shape;
 mod subcode;
 

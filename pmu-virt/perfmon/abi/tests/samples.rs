@@ -1,7 +1,10 @@
 //! Sampling buffers: what is written is read back, and no bytes make a reader
 //! panic, loop or allocate without bound.
 
-use perfmon_abi::compact::{Cursor, MAX_SAMPLE, RecordError, decode, encode};
+use perfmon_abi::compact::{
+    CallChain, ChainEnd, Cursor, GuestPlace, MAX_CHAIN, MAX_SAMPLE, MOST_FRAMES, ProgramFrame,
+    RecordError, decode, encode,
+};
 use perfmon_abi::parse::{
     Layout, ParseError, default_buffer, double_half, double_header, indices, oldest_full,
 };
@@ -155,12 +158,13 @@ fn the_half_that_was_filled_first_is_freed_first() {
     );
 }
 
-fn compact(steps: &[(CompactLast, Vec<u64>)]) -> Vec<u8> {
+fn compact(steps: &[(CompactLast, Vec<u64>, CallChain)]) -> Vec<u8> {
     let (mut last, mut values) = (CompactLast::default(), [0u64; 128]);
     let mut bytes = Vec::new();
-    for (sample, recorded) in steps {
-        let mut to = [0; MAX_SAMPLE];
-        let len = encode(sample, recorded, &mut last, &mut values[..], &mut to);
+    for (sample, recorded, chain) in steps {
+        let mut to = [0; MAX_SAMPLE + MAX_CHAIN];
+        let notes = (&mut last, &mut values[..]);
+        let len = encode(sample, recorded, chain, notes, &mut to).expect("there is room");
         bytes.extend(&to[..len]);
     }
     bytes
@@ -181,9 +185,31 @@ fn numbers_of_a_compact_sample_are_as_documented() {
         tstamp: 299,
         ..first
     };
-    let bytes = compact(&[(first, vec![u64::MAX]), (second, vec![0])]);
-    // 600 is 0x58 | 4 << 7; -1 folds to 1, 1 to 2.
-    let expected = [0x9, 0xd8, 4, 2, 2, 3, 4, 32, 0, 1, 0, 1, 0, 2];
+    let third = CompactLast {
+        task: 130,
+        mapping: 9,
+        ..second
+    };
+    let chain = CallChain {
+        kernel: vec![1, 4],
+        kernel_end: Some(ChainEnd::Entry),
+        program: vec![ProgramFrame {
+            address: 3,
+            mapping: 10,
+        }],
+        program_end: Some(ChainEnd::Broken),
+    };
+    let none = CallChain::default();
+    let bytes = compact(&[
+        (first, vec![u64::MAX], none.clone()),
+        (second, vec![0], none),
+        (third, vec![0], chain),
+    ]);
+    // 600 is 0x58 | 4 << 7; -1 folds to 1, 1 to 2; 130 is 0x82, 1.
+    let expected = [
+        0x9, 0xd8, 4, 2, 2, 3, 4, 32, 0, 1, 0, 1, 0, 2, 0x30, 0, 0, 0x82, 1, 9, 2, 2, 1, 4, 0, 6,
+        1, 2, 0,
+    ];
     assert_eq!(bytes, expected);
 }
 
@@ -197,7 +223,11 @@ fn bytes_that_are_no_sample_are_refused() {
     for (bytes, error) in [
         (&[][..], RecordError::Cut),
         (&[0, 0], RecordError::Cut),
-        (&[0x10, 0, 0], RecordError::Flags(0x10)),
+        (&[0x40, 0, 0], RecordError::Flags(0x40)),
+        (&[0x20, 0, 0, 1, 1, 0, 0], RecordError::Cut),
+        // More frames than there can be, and an end that is none.
+        (&[0x20, 0, 0, 0x80, 1, 1, 0, 0], RecordError::Number),
+        (&[0x20, 0, 0, 0, 6, 0, 0], RecordError::Number),
         (&[8, 0, 0, 1, 0], RecordError::Cut),
         (&[&[0], endless.as_slice()].concat(), RecordError::Number),
         (&big, RecordError::Number),
@@ -260,11 +290,34 @@ fn a_damaged_block_is_told_and_left_behind() {
     assert_eq!(look(&buffer), (2, 2, vec![]));
 }
 
-fn any_sample() -> impl Strategy<Value = (CompactLast, Vec<u64>)> {
+fn any_chain() -> impl Strategy<Value = CallChain> {
+    let end = || (0..6u8).prop_map(ChainEnd::of);
+    let frame = || proptest::prop_oneof![any::<u64>(), 0..9u64];
+    let kernel = prop::collection::vec(frame(), 0..=MOST_FRAMES);
+    let program = prop::collection::vec((frame(), frame()), 0..=MOST_FRAMES);
+    (kernel, end(), program, end()).prop_map(|(kernel, kernel_end, program, program_end)| {
+        let frame = |(address, mapping)| ProgramFrame { address, mapping };
+        let chain = CallChain {
+            kernel,
+            kernel_end,
+            program: program.into_iter().map(frame).collect(),
+            program_end,
+        };
+        if chain.is_empty() {
+            CallChain::default()
+        } else {
+            chain
+        }
+    })
+}
+
+fn any_sample() -> impl Strategy<Value = (CompactLast, Vec<u64>, CallChain)> {
     let words = any::<(u64, u64, u64, u64, [u64; 2])>();
     let small = any::<(i32, i32, u16, u16, u16)>();
     let values = prop::collection::vec(any::<u64>(), 128);
-    (words, small, values, any::<bool>()).prop_map(|(words, small, mut values, few)| {
+    let place = any::<(u64, u64)>();
+    let all = (words, small, values, any::<bool>(), place, any_chain());
+    all.prop_map(|(words, small, mut values, few, (task, mapping), chain)| {
         let (tstamp, ip, last_reset_val, eventid, mut smpl_pmds) = words;
         let (pid, tid, cpu, set, ovfl_pmd) = small;
         if few {
@@ -277,13 +330,15 @@ fn any_sample() -> impl Strategy<Value = (CompactLast, Vec<u64>)> {
             last_reset_val,
             eventid,
             smpl_pmds,
+            task,
+            mapping,
             pid,
             tid,
             cpu,
             set,
             ovfl_pmd,
         };
-        (sample, values)
+        (sample, values, chain)
     })
 }
 
@@ -293,16 +348,27 @@ proptest! {
         let bytes = compact(&steps);
         let (mut last, mut values) = (CompactLast::default(), [0u64; 128]);
         let mut rest = bytes.as_slice();
-        for (sample, recorded) in steps {
+        for (sample, recorded, chain) in steps {
             let told = decode(&mut rest, &mut last, &mut values[..])?;
             prop_assert_eq!(last, sample);
             prop_assert_eq!(told.eventid, Some(sample.eventid));
+            let guest = GuestPlace { task: sample.task, mapping: sample.mapping, chain };
+            prop_assert_eq!(told.guest, guest);
             let entry = told.entry.unwrap_or_default();
             prop_assert_eq!((entry.tstamp, entry.pid, entry.set), (sample.tstamp, sample.pid, sample.set));
             let pmds: Vec<_> = indices(sample.smpl_pmds).zip(recorded).collect();
             prop_assert_eq!(told.values, pmds);
         }
         prop_assert!(rest.is_empty());
+    }
+
+    #[test]
+    fn a_sample_without_room_is_not_cut((sample, values, chain) in any_sample(), short in 1usize..9) {
+        let whole = compact(&[(sample, values.clone(), chain.clone())]).len();
+        let (mut last, mut recorded) = (CompactLast::default(), [0u64; 128]);
+        let mut room = vec![0; whole.saturating_sub(short)];
+        let notes = (&mut last, &mut recorded[..]);
+        prop_assert_eq!(encode(&sample, &values, &chain, notes, &mut room), None);
     }
 
     #[test]

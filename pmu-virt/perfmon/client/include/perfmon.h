@@ -100,6 +100,10 @@ extern "C" {
 #define UMPIRE_COMPACT_PLACE 2 /* Compact sample: VM, vCPU and core follow. */
 #define UMPIRE_COMPACT_RESET 4 /* Compact sample: the last reset value follows. */
 #define UMPIRE_COMPACT_BODY 8 /* Compact sample: the vector of recorded PMDs follows. */
+#define UMPIRE_COMPACT_TASK 16 /* Compact sample: the numbers of task and mapping follow. */
+#define UMPIRE_COMPACT_CHAIN 32 /* Compact sample: the callers follow. */
+#define UMPIRE_COMPACT_FL_TASK 0x1 /* Compact format: samples tell the guest's task, as far as it is known. */
+#define UMPIRE_COMPACT_FL_CHAIN 0x2 /* Compact format: samples tell their callers, as far as these are known. */
 
 /* Elements of the vectors of bits (3.1.2, 3.1.17). */
 #define PFM_MAX_PMC_BITVECTOR (((PFM_MAX_PMCS) + 64 - 1) / 64)
@@ -285,13 +289,13 @@ typedef struct {
 typedef struct {
 	size_t buf_size; /* Size of the buffer in bytes, its header included. */
 	uint32_t block_size; /* Size of a block in bytes, a multiple of 8; 0: the format chooses. */
-	uint32_t buf_flags; /* No flag is defined. */
+	uint32_t buf_flags; /* UMPIRE_COMPACT_FL_*. */
 } umpire_compact_arg_t;
 
 /* Header of the compact format's buffer. The writer's notes follow it; they mean nothing to readers. */
 typedef struct {
 	uint32_t hdr_version; /* Version of the format. */
-	uint32_t hdr_flags; /* No flag is defined. */
+	uint32_t hdr_flags; /* UMPIRE_COMPACT_FL_* of the argument. */
 	size_t hdr_buf_size; /* Size of the buffer in bytes. */
 	size_t hdr_blocks_offs; /* Where the first block begins, from the beginning of the buffer. */
 	uint32_t hdr_block_size; /* Size of a block in bytes, its header included. */
@@ -315,6 +319,8 @@ typedef struct {
 	uint64_t last_reset_val; /* What was loaded into the PMD. */
 	uint64_t eventid; /* reg_smpl_eventid. */
 	uint64_t smpl_pmds[PFM_MAX_PMD_BITVECTOR]; /* PMDs that were recorded. */
+	uint64_t task; /* Number of the guest's task; 0: not known. */
+	uint64_t mapping; /* Number of its mapping; 0: not known. */
 	pid_t pid; /* The VM. */
 	pid_t tid; /* The vCPU. */
 	uint16_t cpu; /* The core. */

@@ -182,6 +182,7 @@ impl Context {
             notify: pmc.notifies(),
             smpl_pmds: pmc.smpl_pmds,
             values: room.get(..pmc.smpl_pmds.len())?,
+            guest: values.guest().filter(|_| !sampler.wish.is_empty()),
             num_pmds: u16::try_from(self.pmu.pmds().len()).unwrap_or(u16::MAX),
             control: Control::default(),
         };

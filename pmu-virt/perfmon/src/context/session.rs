@@ -13,7 +13,7 @@ use perfmon_abi::wire::{Call, Errno, Refusal};
 use super::{Account, Context, EventSet, Phase};
 use crate::bits::PmdBits;
 use crate::description::LogicalPmu;
-use crate::format::Sampler;
+use crate::format::{Sampler, Wish};
 use crate::moment::{MessageQueue, Quantities};
 use crate::throttle::Throttle;
 use pmu_model::{Nanos, VirtualPmd};
@@ -291,5 +291,11 @@ impl Context {
     #[must_use]
     pub fn has_pending_overflow(&self) -> bool {
         !self.pending.is_empty()
+    }
+
+    /// What its sampling format records of the guest's memory.
+    #[must_use]
+    pub fn wish(&self) -> Wish {
+        self.sampler.as_ref().map_or(Wish::default(), |it| it.wish)
     }
 }

@@ -7,15 +7,16 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use perfmon_abi::compact::{MAX_SAMPLE, encode};
+use perfmon_abi::compact::{CallChain, MAX_CHAIN, MAX_SAMPLE, encode};
 use perfmon_abi::consts::{
-    COMPACT_FORMAT, PFM_MAX_PMDS, UMPIRE_COMPACT_MAX_BLOCK, UMPIRE_COMPACT_VERSION,
+    COMPACT_FORMAT, PFM_MAX_PMDS, UMPIRE_COMPACT_FL_CHAIN, UMPIRE_COMPACT_FL_TASK,
+    UMPIRE_COMPACT_MAX_BLOCK, UMPIRE_COMPACT_VERSION,
 };
 use perfmon_abi::wire::Refusal;
 use perfmon_abi::{CompactArg, CompactBlock, CompactHeader, CompactLast, Record};
 
 use super::default::{DEPTH, go_on, wide};
-use super::{Control, OverflowArg, SamplingFormat, Setup, entry};
+use super::{Control, OverflowArg, SamplingFormat, Setup, Wish, entry};
 use crate::moment::Moment;
 
 /// What the writer remembers of the block: the last sample, and the last value
@@ -27,6 +28,9 @@ const BLOCKS: usize = OF_PMDS + 8 * PFM_MAX_PMDS as usize;
 /// Blocks have room for the largest sample at least, and are multiples of this.
 const ALIGN: usize = 8;
 const MIN_BLOCK: usize = (CompactBlock::SIZE + MAX_SAMPLE).next_multiple_of(ALIGN);
+/// Where samples tell their callers.
+const MIN_CHAIN_BLOCK: usize =
+    (CompactBlock::SIZE + MAX_SAMPLE + MAX_CHAIN).next_multiple_of(ALIGN);
 /// With one block there would be nothing to read while it is cleared.
 const MIN_BLOCKS: usize = 2;
 
@@ -42,6 +46,7 @@ pub struct CompactFormat;
 /// How a buffer is divided.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
+    flags: u32,
     size: usize,
     block: u32,
     blocks: u32,
@@ -51,29 +56,36 @@ impl CompactFormat {
     fn plan(setup: &Setup<'_>) -> Result<Plan, Refusal> {
         let arg = CompactArg::from_bytes(setup.arg)
             .map_err(|error| entry::invalid(format!("argument of the sampling format: {error}")))?;
-        if arg.flags != 0 {
-            let reason = format!("buf_flags has bits that are not defined: {:#x}", arg.flags);
+        let unknown = arg.flags & !(UMPIRE_COMPACT_FL_TASK | UMPIRE_COMPACT_FL_CHAIN);
+        if unknown != 0 {
+            let reason = format!("buf_flags has bits that are not defined: {unknown:#x}");
             return Err(entry::invalid(reason));
         }
-        let size = entry::buffer_size(arg.buf_size, BLOCKS + MIN_BLOCKS * MIN_BLOCK)?;
+        let least = match arg.flags & UMPIRE_COMPACT_FL_CHAIN {
+            0 => MIN_BLOCK,
+            _ => MIN_CHAIN_BLOCK,
+        };
+        let size = entry::buffer_size(arg.buf_size, BLOCKS + MIN_BLOCKS * least)?;
         let room = size - BLOCKS;
         let given = usize::try_from(arg.block_size).unwrap_or(usize::MAX);
         let block = if given == 0 {
             let share = (room / USUAL_BLOCKS).clamp(*USUAL_BLOCK.start(), *USUAL_BLOCK.end());
+            let share = share.max(least);
             share.min(room / MIN_BLOCKS) / ALIGN * ALIGN
         } else {
             given
         };
         let most = room / MIN_BLOCKS;
-        let fits = block >= MIN_BLOCK && block <= most && block.is_multiple_of(ALIGN);
+        let fits = block >= least && block <= most && block.is_multiple_of(ALIGN);
         match (u32::try_from(block), u32::try_from(room / block.max(1))) {
             (Ok(block), Ok(blocks)) if fits && block <= UMPIRE_COMPACT_MAX_BLOCK => Ok(Plan {
+                flags: arg.flags,
                 size,
                 block,
                 blocks,
             }),
             _ => Err(entry::invalid(format!(
-                "block_size is {given}: give a multiple of {ALIGN} from {MIN_BLOCK} to {} (half the buffer at most), or 0",
+                "block_size is {given}: give a multiple of {ALIGN} from {least} to {} (half the buffer at most), or 0",
                 most.min(1 << 20) / ALIGN * ALIGN
             ))),
         }
@@ -110,7 +122,7 @@ impl SamplingFormat for CompactFormat {
         entry::buffer_size(wide(buffer.len()), plan.size)?;
         let header = CompactHeader {
             version: UMPIRE_COMPACT_VERSION,
-            flags: 0,
+            flags: plan.flags,
             buf_size: wide(plan.size),
             blocks_offs: wide(BLOCKS),
             block_size: plan.block,
@@ -124,13 +136,29 @@ impl SamplingFormat for CompactFormat {
         Ok(())
     }
 
+    fn wish(&self, setup: &Setup<'_>) -> Wish {
+        let flags = Self::plan(setup).map_or(0, |plan| plan.flags);
+        Wish {
+            task: flags & UMPIRE_COMPACT_FL_TASK != 0,
+            chain: flags & UMPIRE_COMPACT_FL_CHAIN != 0,
+        }
+    }
+
     fn handler(
         &self,
         buffer: &mut [u8],
         arg: &mut OverflowArg<'_>,
         moment: &Moment,
     ) -> Result<(), Refusal> {
+        let mut ring = Ring::of(buffer)?;
+        let wants = |flag| ring.header.flags & flag != 0;
+        let known = arg.guest.filter(|_| wants(UMPIRE_COMPACT_FL_TASK));
+        let chain = arg.guest.filter(|_| wants(UMPIRE_COMPACT_FL_CHAIN));
+        let none = CallChain::default();
+        let chain = chain.map_or(&none, |guest| &guest.chain);
         let sample = CompactLast {
+            task: known.map_or(0, |guest| guest.task),
+            mapping: known.map_or(0, |guest| guest.mapping),
             tstamp: moment.tsc,
             ip: moment.ip,
             last_reset_val: arg.last_reset,
@@ -142,11 +170,10 @@ impl SamplingFormat for CompactFormat {
             set: arg.active_set,
             ovfl_pmd: arg.ovfl_pmd,
         };
-        let mut ring = Ring::of(buffer)?;
-        let next_block = !ring.append(&sample, arg.values);
+        let next_block = !ring.append(&sample, arg.values, chain);
         if next_block {
             ring.open();
-            ring.append(&sample, arg.values);
+            ring.append(&sample, arg.values, chain);
         }
         arg.control = Control {
             notify_user: next_block,
@@ -209,7 +236,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Writes a sample; `false` if the block has no room for it.
-    fn append(&mut self, sample: &CompactLast, values: &[u64]) -> bool {
+    fn append(&mut self, sample: &CompactLast, values: &[u64], chain: &CallChain) -> bool {
         let place = self.block();
         if place.end > self.bytes.len() {
             return false;
@@ -221,15 +248,10 @@ impl<'a> Ring<'a> {
         let mut block = CompactBlock::get(bytes);
         let used = usize::try_from(block.used).unwrap_or(usize::MAX);
         let mut last = CompactLast::get(last_bytes);
-        let mut record = [0; MAX_SAMPLE];
-        let len = encode(sample, values, &mut last, of_pmds, &mut record);
-        let Some(room) = used
-            .checked_add(len)
-            .and_then(|end| bytes.get_mut(used..end))
-        else {
+        let room = bytes.get_mut(used..).unwrap_or_default();
+        let Some(len) = encode(sample, values, chain, (&mut last, of_pmds), room) else {
             return false;
         };
-        room.copy_from_slice(&record[..len]);
         entry::store(&last, last_bytes);
         block.used = u32::try_from(used + len).unwrap_or(u32::MAX);
         block.count = block.count.saturating_add(1);

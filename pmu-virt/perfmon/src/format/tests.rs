@@ -96,6 +96,7 @@ impl<F: SamplingFormat> Bench<F> {
             notify: event.notify,
             smpl_pmds,
             values: &values,
+            guest: None,
             num_pmds: PMDS,
             control: Control::default(),
         };
@@ -137,6 +138,7 @@ fn survives_any_buffer<F: SamplingFormat>(format: &F) {
                 notify: true,
                 smpl_pmds: PmdBits::EMPTY,
                 values: &[7; 3],
+                guest: None,
                 num_pmds: PMDS,
                 control: Control::default(),
             };

@@ -181,6 +181,10 @@ fn sample(
     observer: &mut dyn TrapObserver,
 ) -> Result<(), KvmPmuError> {
     let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
+    let wish = pmu.host_wish(core);
+    if !wish.is_empty() {
+        observer.look(vcpu.id(), wish, &regs, &sregs);
+    }
     let moment = Moment {
         tsc: time::now().0,
         ip: regs.rip,

@@ -89,6 +89,7 @@ mod tests {
             }),
             eventid: Some(1),
             values: vec![(VirtualPmd::Ring.pmd(), 3), (VirtualPmd::Cr3.pmd(), 0x5000)],
+            ..parse::Sample::default()
         }
     }
 

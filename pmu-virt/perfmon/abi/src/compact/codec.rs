@@ -2,21 +2,29 @@
 
 use thiserror::Error;
 
+use super::place::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
 use crate::consts::{
-    UMPIRE_COMPACT_BODY, UMPIRE_COMPACT_PLACE, UMPIRE_COMPACT_RESET, UMPIRE_COMPACT_SOURCE,
+    UMPIRE_COMPACT_BODY, UMPIRE_COMPACT_CHAIN, UMPIRE_COMPACT_PLACE, UMPIRE_COMPACT_RESET,
+    UMPIRE_COMPACT_SOURCE, UMPIRE_COMPACT_TASK,
 };
 use crate::parse::{Sample, indices};
 use crate::{CompactLast, DefaultEntry};
 
 /// Bytes of a number at most.
 const MAX_NUMBER: usize = 10;
-/// Numbers of a sample at most: 11 and a value for each PMD.
-const MAX_NUMBERS: usize = 11 + crate::consts::PFM_MAX_PMDS as usize;
-/// Bytes of a sample at most.
+/// Numbers of a sample at most: 13 and a value for each PMD.
+const MAX_NUMBERS: usize = 13 + crate::consts::PFM_MAX_PMDS as usize;
+/// Bytes of callers at most.
+pub const MAX_CHAIN: usize = (4 + 3 * MOST_FRAMES) * MAX_NUMBER;
+/// Bytes of a sample without callers at most.
 pub const MAX_SAMPLE: usize = 1 + MAX_NUMBERS * MAX_NUMBER;
 
-const FLAGS: u8 =
-    UMPIRE_COMPACT_SOURCE | UMPIRE_COMPACT_PLACE | UMPIRE_COMPACT_RESET | UMPIRE_COMPACT_BODY;
+const FLAGS: u8 = UMPIRE_COMPACT_SOURCE
+    | UMPIRE_COMPACT_PLACE
+    | UMPIRE_COMPACT_RESET
+    | UMPIRE_COMPACT_BODY
+    | UMPIRE_COMPACT_TASK
+    | UMPIRE_COMPACT_CHAIN;
 
 /// Bytes that are no sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -65,16 +73,17 @@ impl Values for [u8] {
     }
 }
 
-/// Writes a sample to the beginning of `to`, and how many bytes it took.
+/// Writes a sample to the beginning of `to`, and how many bytes it took; none if
+/// `to` has no room for it, and what `last` and `of_pmds` are then means nothing.
 /// `next` tells the sample; its `smpl_pmds` as many as there are `values`.
 /// `last` is the sample before, and becomes this one.
 pub fn encode<V: Values + ?Sized>(
     next: &CompactLast,
     values: &[u64],
-    last: &mut CompactLast,
-    of_pmds: &mut V,
-    to: &mut [u8; MAX_SAMPLE],
-) -> usize {
+    chain: &CallChain,
+    (last, of_pmds): (&mut CompactLast, &mut V),
+    to: &mut [u8],
+) -> Option<usize> {
     let mut out = Out { to, len: 1 };
     let mut flags = 0;
     out.difference(next.tstamp, last.tstamp);
@@ -101,14 +110,24 @@ pub fn encode<V: Values + ?Sized>(
         flags |= UMPIRE_COMPACT_BODY;
         next.smpl_pmds.iter().for_each(|&word| out.number(word));
     }
+    let task = |of: &CompactLast| (of.task, of.mapping);
+    if task(next) != task(last) {
+        flags |= UMPIRE_COMPACT_TASK;
+        out.number(next.task);
+        out.number(next.mapping);
+    }
+    if !chain.is_empty() {
+        flags |= UMPIRE_COMPACT_CHAIN;
+        out.chain(next, chain);
+    }
     for (pmd, &value) in indices(next.smpl_pmds).zip(values) {
         out.difference(value, of_pmds.last(pmd));
         of_pmds.record(pmd, value);
     }
     *last = *next;
     let len = out.len;
-    to[0] = flags;
-    len
+    *to.first_mut()? = flags;
+    (len <= to.len()).then_some(len)
 }
 
 /// Takes a sample from the beginning of `bytes`. `last` is the sample before,
@@ -146,6 +165,18 @@ pub fn decode<V: Values + ?Sized>(
             *word = number(bytes)?;
         }
     }
+    if flags & UMPIRE_COMPACT_TASK != 0 {
+        last.task = number(bytes)?;
+        last.mapping = number(bytes)?;
+    }
+    let mut guest = GuestPlace {
+        task: last.task,
+        mapping: last.mapping,
+        chain: CallChain::default(),
+    };
+    if flags & UMPIRE_COMPACT_CHAIN != 0 {
+        guest.chain = chain(bytes, last)?;
+    }
     let mut values = Vec::new();
     for pmd in indices(last.smpl_pmds) {
         let value = difference(bytes, of_pmds.last(pmd))?;
@@ -157,7 +188,36 @@ pub fn decode<V: Values + ?Sized>(
         entry: Some(entry(last)),
         eventid: Some(last.eventid),
         values,
+        guest,
     })
+}
+
+fn chain(bytes: &mut &[u8], sample: &CompactLast) -> Result<CallChain, RecordError> {
+    let mut part = || {
+        let frames: usize = narrow(bytes)?;
+        let end: u8 = narrow(bytes)?;
+        let fits = frames <= MOST_FRAMES && (end == 0 || ChainEnd::of(end).is_some());
+        fits.then_some((frames, ChainEnd::of(end)))
+            .ok_or(RecordError::Number)
+    };
+    let ((kernel, kernel_end), (program, program_end)) = (part()?, part()?);
+    let mut chain = CallChain {
+        kernel: Vec::with_capacity(kernel),
+        kernel_end,
+        program: Vec::with_capacity(program),
+        program_end,
+    };
+    let (mut address, mut mapping) = (sample.ip, sample.mapping);
+    for _ in 0..kernel {
+        address = difference(bytes, address)?;
+        chain.kernel.push(address);
+    }
+    for _ in 0..program {
+        address = difference(bytes, address)?;
+        mapping = difference(bytes, mapping)?;
+        chain.program.push(ProgramFrame { address, mapping });
+    }
+    Ok(chain)
 }
 
 fn entry(of: &CompactLast) -> DefaultEntry {
@@ -173,9 +233,9 @@ fn entry(of: &CompactLast) -> DefaultEntry {
     }
 }
 
-/// Where the bytes of a sample go. It has room for the largest one.
+/// Where the bytes of a sample go. What has no room is counted and not written.
 struct Out<'a> {
-    to: &'a mut [u8; MAX_SAMPLE],
+    to: &'a mut [u8],
     len: usize,
 }
 
@@ -186,11 +246,31 @@ impl Out<'_> {
             value >>= 7;
             if let Some(place) = self.to.get_mut(self.len) {
                 *place = if value == 0 { low } else { low | 0x80 };
-                self.len += 1;
             }
+            self.len += 1;
             if value == 0 {
                 return;
             }
+        }
+    }
+
+    fn chain(&mut self, sample: &CompactLast, chain: &CallChain) {
+        let kernel = chain.kernel.iter().take(MOST_FRAMES);
+        let program = chain.program.iter().take(MOST_FRAMES);
+        let ends = [chain.kernel_end, chain.program_end];
+        for (frames, end) in [kernel.len(), program.len()].into_iter().zip(ends) {
+            self.number(frames as u64);
+            self.number(end.map_or(0, |end| end as u64));
+        }
+        let (mut address, mut mapping) = (sample.ip, sample.mapping);
+        for &frame in kernel {
+            self.difference(frame, address);
+            address = frame;
+        }
+        for frame in program {
+            self.difference(frame.address, address);
+            self.difference(frame.mapping, mapping);
+            (address, mapping) = (frame.address, frame.mapping);
         }
     }
 

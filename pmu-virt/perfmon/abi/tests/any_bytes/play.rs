@@ -6,7 +6,7 @@
 
 use std::fmt::Debug;
 
-use perfmon_abi::compact::{Cursor, MAX_SAMPLE, decode, encode};
+use perfmon_abi::compact::{Cursor, MAX_CHAIN, MAX_SAMPLE, decode, encode};
 use perfmon_abi::parse::{Layout, Sample, default_buffer, double_half, double_header, oldest_full};
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use perfmon_abi::wire::{
@@ -308,10 +308,11 @@ fn compact_sample(mut bytes: &[u8]) -> bool {
         };
         any = true;
         let values: Vec<u64> = sample.values.iter().map(|&(_, value)| value).collect();
-        let mut room = [0; MAX_SAMPLE];
+        let mut room = [0; MAX_SAMPLE + MAX_CHAIN];
         let (mut from, mut from_values) = (before, values_before);
-        let len = encode(&last, &values, &mut from, &mut from_values[..], &mut room);
-        assert!(len <= MAX_SAMPLE);
+        let notes = (&mut from, &mut from_values[..]);
+        let len = encode(&last, &values, &sample.guest.chain, notes, &mut room);
+        let len = len.expect("there is room for every sample");
         assert_eq!((from, from_values), (last, of_pmds));
         let (mut again, mut again_values) = (before, values_before);
         let mut encoded = &room[..len];

@@ -1,13 +1,14 @@
 //! The compact format, read by its cursor while it is written.
 
-use perfmon_abi::compact::{Batch, Cursor};
+use perfmon_abi::compact::{Batch, CallChain, ChainEnd, Cursor, GuestPlace};
 use perfmon_abi::wire::Errno;
 use perfmon_abi::{CompactArg, CompactHeader, Record};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
-use super::{Bench, Event, event, survives_any_buffer};
+use super::{Bench, Event, PMDS, event, moment, setup, survives_any_buffer};
+use crate::bits::PmdBits;
 use crate::format::default::go_on;
-use crate::format::{CompactFormat, Control};
+use crate::format::{CompactFormat, Control, OverflowArg, SamplingFormat};
 
 fn arg(buf_size: usize, block_size: u32) -> Vec<u8> {
     CompactArg {
@@ -43,17 +44,24 @@ fn times(batch: &Batch) -> Vec<u64> {
 
 #[test]
 fn which_arguments_are_valid() {
-    let with_flag = CompactArg {
-        buf_size: 1 << 20,
-        block_size: 0,
-        flags: 1,
+    let with_flags = |buf_size: usize, flags| {
+        let buf_size = u64::try_from(buf_size).unwrap_or(u64::MAX);
+        let block_size = 0;
+        CompactArg {
+            buf_size,
+            block_size,
+            flags,
+        }
+        .to_bytes()
     };
-    // The header with the writer's notes has 1,136 bytes, the least block 1,416.
-    let least = 1136 + 2 * 1416;
+    // With callers the least block has 5,288.
+    let with_chains = 1152 + 2 * 5288;
+    // The header with the writer's notes has 1,152 bytes, the least block 1,440.
+    let least = 1152 + 2 * 1440;
     let table = [
         (arg(least, 0), Ok(2)),
         (arg(least - 1, 0), Err(Errno::EINVAL)),
-        (arg(least, 1416), Ok(2)),
+        (arg(least, 1440), Ok(2)),
         (arg(least, 1424), Err(Errno::EINVAL)),
         (arg(1 << 20, 1408), Err(Errno::EINVAL)),
         (arg(1 << 20, 1420), Err(Errno::EINVAL)),
@@ -61,7 +69,11 @@ fn which_arguments_are_valid() {
         (arg(8 << 20, 0), Ok(127)),
         (arg(8 << 20, 1 << 20), Ok(7)),
         (arg(8 << 20, (1 << 20) + 8), Err(Errno::EINVAL)),
-        (with_flag.to_bytes(), Err(Errno::EINVAL)),
+        (with_flags(1 << 20, 3), Ok(16)),
+        (with_flags(least, 1), Ok(2)),
+        (with_flags(with_chains, 2), Ok(2)),
+        (with_flags(with_chains - 1, 2), Err(Errno::EINVAL)),
+        (with_flags(1 << 20, 4), Err(Errno::EINVAL)),
         (vec![0; 3], Err(Errno::EINVAL)),
     ];
     for (arg, expected) in table {
@@ -96,7 +108,7 @@ fn a_reader_that_keeps_up_loses_nothing_and_needs_no_restart() {
 
 #[test]
 fn a_reader_that_was_overtaken_knows_what_it_missed() {
-    let mut bench = bench(1 << 14, 1416);
+    let mut bench = bench(1 << 14, 1440);
     let mut cursor = Cursor::default();
     for _ in 0..10 {
         bench.overflow(&event(4, &[]));
@@ -129,7 +141,7 @@ fn a_sample_of_a_loop_takes_a_few_bytes() {
 
 #[test]
 fn a_full_block_notifies_and_a_restart_goes_on() {
-    let mut bench = bench(1 << 14, 1416);
+    let mut bench = bench(1 << 14, 1440);
     let notified = |control: Control| {
         assert!(control.reset_ovfl_pmds && !control.mask_monitoring);
         control.notify_user
@@ -157,7 +169,7 @@ proptest! {
         steps in prop::collection::vec(
             (any::<bool>(), 0u16..4, 0u16..3, any::<[u64; 4]>(), 1usize..60), 1..60)
     ) {
-        let mut bench = bench(1136 + 3 * 1416, 1416);
+        let mut bench = bench(1152 + 3 * 1440, 1440);
         let mut cursor = Cursor::default();
         let (mut given, mut read, mut lost) = (Vec::new(), Vec::new(), 0);
         for (look, pmd, set, values, times) in steps {
@@ -192,7 +204,7 @@ proptest! {
     fn a_writer_beside_the_reader_spoils_nothing(
         bursts in prop::collection::vec(0usize..600, 1..40), looks in 1usize..8
     ) {
-        let mut bench = bench(1136 + 3 * 1416, 1416);
+        let mut bench = bench(1152 + 3 * 1440, 1440);
         let mut bursts = bursts.into_iter().cycle();
         let (mut cursor, mut read, mut lost) = (Cursor::default(), Vec::new(), 0);
         for look in 0..=looks {
@@ -216,5 +228,62 @@ proptest! {
             let before = sample.entry.map_or(0, |entry| entry.tstamp - 1);
             prop_assert_eq!(sample.values, [(5, before * 1_000_003)]);
         }
+    }
+}
+
+#[test]
+fn a_sample_tells_of_the_guest_what_was_asked_for() {
+    let place = GuestPlace {
+        task: 5,
+        mapping: 6,
+        chain: CallChain {
+            kernel: vec![7, 8],
+            kernel_end: Some(ChainEnd::Outermost),
+            ..CallChain::default()
+        },
+    };
+    for flags in 0..4 {
+        let arg = CompactArg {
+            buf_size: 1 << 16,
+            block_size: 0,
+            flags,
+        };
+        let mut bench = Bench::new(CompactFormat, &arg.to_bytes()).expect("a valid argument");
+        for guest in [Some(&place), None] {
+            let mut overflow = OverflowArg {
+                ovfl_pmd: 4,
+                active_set: 0,
+                last_reset: 0,
+                value: 0,
+                eventid: 0,
+                notify: false,
+                smpl_pmds: PmdBits::EMPTY,
+                values: &[],
+                guest,
+                num_pmds: PMDS,
+                control: Control::default(),
+            };
+            let handled = CompactFormat.handler(&mut bench.buffer, &mut overflow, &moment(1));
+            assert!(handled.is_ok());
+        }
+        let (task, chain) = (flags & 1 != 0, flags & 2 != 0);
+        let expected = GuestPlace {
+            task: if task { 5 } else { 0 },
+            mapping: if task { 6 } else { 0 },
+            chain: if chain {
+                place.chain.clone()
+            } else {
+                CallChain::default()
+            },
+        };
+        let batch = follow(&mut Cursor::default(), &bench);
+        let places: Vec<_> = batch
+            .samples
+            .into_iter()
+            .map(|sample| sample.guest)
+            .collect();
+        assert_eq!(places, [expected, GuestPlace::default()]);
+        let wish = CompactFormat.wish(&setup(&arg.to_bytes()));
+        assert_eq!((wish.task, wish.chain), (task, chain));
     }
 }

@@ -84,6 +84,7 @@ fn a_context_keeps_its_format_after_it_was_removed() {
         notify: false,
         smpl_pmds: crate::PmdBits::EMPTY,
         values: &[],
+        guest: None,
         num_pmds: 8,
         control: Control::default(),
     };

@@ -195,6 +195,7 @@ fn written(samples: &[(Asked, Moment)]) -> Vec<Sample> {
         }),
         eventid: Some(asked.eventid),
         values: asked.values.clone(),
+        ..Sample::default()
     };
     samples.iter().map(sample).collect()
 }
