@@ -1,14 +1,29 @@
-//! The guest's kernel, as its memory shows it.
+//! The guest's kernel and what runs there, as its memory shows it.
+//!
+//! A vCPU that is sampled looks for itself ([`VcpuLook`]), with a [`KernelView`] that a thread
+//! of the VM has found and keeps up to date. What it meets for the first time gets a number,
+//! and the thread describes it for tools: names of files are too long for a vCPU to read.
+
+mod described;
+mod place;
 
 use std::fmt::Write;
+use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
 
-use guest_view::{GuestMemory, KernelView, Search, Step};
+use guest_view::{GuestMemory, KernelView, Look, Search, Step};
 use perfmon_abi::wire::kernel::KernelInfo;
+use perfmon_abi::wire::programs::ProgramsInfo;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_control::GuestKernel;
 
+use self::described::{Descriptions, FileNames, News, of_mapping, of_task};
+pub(crate) use self::place::VcpuLook;
 use crate::kvm::KvmVm;
 use crate::sync::lock;
 
@@ -16,6 +31,10 @@ use crate::sync::lock;
 const MOST_NOTES: usize = 16;
 /// Pages of one step of a search; there is nobody to make room for between two.
 const PAGES: usize = 1 << 16;
+
+/// How often the kernel is looked at again while vCPUs are sampled: it may have other modules,
+/// or be another one.
+const FOLLOW: Duration = Duration::from_secs(1);
 
 /// The memory of a VM that `guest_view` reads.
 struct Ram<'a>(&'a GuestMemoryMmap);
@@ -26,38 +45,162 @@ impl GuestMemory for Ram<'_> {
     }
 }
 
-/// The kernel of a VM's guest. What was found serves until the guest has another one.
+/// The kernel of a VM's guest, and what runs there.
 #[derive(Debug)]
 pub(crate) struct VmKernel {
     vm: Arc<KvmVm>,
+    /// What was found serves until the guest has another one. Whoever searches holds it.
     found: Mutex<Option<KernelView>>,
+    /// What vCPUs look with, and how often it was another one.
+    shown: Mutex<Option<Arc<KernelView>>>,
+    version: AtomicU64,
+    /// The CR3 of the last look; 0: there was none lately.
+    looked: AtomicU64,
+    descriptions: Descriptions,
 }
 
 impl VmKernel {
-    pub(crate) fn new(vm: Arc<KvmVm>) -> Self {
-        Self {
+    /// Also starts the thread that describes what vCPUs find; it ends with the VM.
+    ///
+    /// # Errors
+    /// The host gives no thread.
+    pub(crate) fn new(vm: Arc<KvmVm>) -> io::Result<Arc<Self>> {
+        let (descriptions, news) = Descriptions::new();
+        let kernel = Arc::new(Self {
             vm,
             found: Mutex::default(),
-        }
+            shown: Mutex::default(),
+            version: AtomicU64::new(0),
+            looked: AtomicU64::new(0),
+            descriptions,
+        });
+        let weak = Arc::downgrade(&kernel);
+        let describe = move || describe(&weak, &news);
+        Builder::new().name("guest-view".into()).spawn(describe)?;
+        Ok(kernel)
     }
 
-    /// The kernel that runs with `cr3`, with the modules that it has now.
-    fn view(&self, cr3: u64) -> Result<KernelView, String> {
+    /// A vCPU that runs with `cr3` looks at the guest.
+    fn looks(&self, cr3: u64) {
+        self.looked.store(cr3, Ordering::Relaxed);
+    }
+
+    /// What vCPUs look with, if it is not that of `version` any more. Never waits.
+    fn newer(&self, version: u64) -> Option<(u64, Option<Arc<KernelView>>)> {
+        let now = self.version.load(Ordering::Acquire);
+        if now == version {
+            return None;
+        }
+        let shown = self.shown.try_lock().ok()?;
+        Some((now, shown.clone()))
+    }
+
+    fn show(&self, view: Option<KernelView>) {
+        let mut shown = lock(&self.shown);
+        *shown = view.map(Arc::new);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// The kernel that runs with `cr3`, with the modules that it has now; and whether it is
+    /// another one than the last time.
+    fn view(&self, cr3: u64) -> Result<(KernelView, bool), String> {
         let ram = Ram(self.vm.memory());
         let mut found = lock(&self.found);
         if let Some(view) = found.take().filter(|view| view.is_current(&ram, cr3)) {
             // A list that is being changed is as it was.
-            let view = view.refreshed(&ram).ok().flatten().unwrap_or(view);
-            return Ok(found.insert(view).clone());
+            let newer = view.refreshed(&ram).ok().flatten();
+            let is_new = newer.is_some();
+            let view = newer.unwrap_or(view);
+            return Ok((found.insert(view).clone(), is_new));
         }
         let view = search(&ram, cr3)?;
-        Ok(found.insert(view).clone())
+        Ok((found.insert(view).clone(), true))
+    }
+
+    /// Has vCPUs look with the kernel that runs with `cr3`.
+    fn show_present(&self, cr3: u64) {
+        let unknown = match self.view(cr3) {
+            Ok((view, is_new)) => {
+                let mut missing = view.missing();
+                let unknown = missing.find(|(what, _)| *what == "tasks").map(|(_, why)| {
+                    format!(
+                        "the kernel {} does not describe its tasks: {why}",
+                        view.release()
+                    )
+                });
+                drop(missing);
+                if is_new || lock(&self.shown).is_none() {
+                    self.show(Some(view));
+                }
+                unknown
+            }
+            Err(why) => {
+                if lock(&self.shown).is_some() {
+                    self.show(None);
+                }
+                Some(why)
+            }
+        };
+        self.descriptions.set_unknown(unknown);
+    }
+
+    fn describe(&self, news: News, names: &mut FileNames) {
+        match news {
+            // Several vCPUs ask at once.
+            News::Kernel(cr3) if lock(&self.shown).is_none() => self.show_present(cr3),
+            News::Kernel(_) => {}
+            News::Task(number, task) => self.descriptions.add(of_task(number, &task)),
+            News::Mapping(number, mapping) => {
+                let ram = Ram(self.vm.memory());
+                let view = lock(&self.shown).clone();
+                let path = mapping.file.as_ref().and_then(|file| {
+                    let find = || Look::at(view.as_deref()?, &ram).path(file).ok();
+                    names.of(file, find)
+                });
+                self.descriptions.add(of_mapping(number, &mapping, path));
+            }
+        }
+    }
+}
+
+/// Describes what vCPUs find, and follows the guest's kernel while they look.
+fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
+    let mut names = FileNames::default();
+    let mut next = Instant::now() + FOLLOW;
+    loop {
+        let wait = next.saturating_duration_since(Instant::now());
+        let looks = kernel
+            .upgrade()
+            .is_some_and(|it| it.looked.load(Ordering::Relaxed) != 0);
+        let told = if looks {
+            news.recv_timeout(wait)
+        } else {
+            news.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        };
+        let Some(kernel) = kernel.upgrade() else {
+            return;
+        };
+        match told {
+            Ok(news) => kernel.describe(news, &mut names),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if Instant::now() >= next {
+            next = Instant::now() + FOLLOW;
+            let cr3 = kernel.looked.swap(0, Ordering::Relaxed);
+            if cr3 != 0 && lock(&kernel.shown).is_some() {
+                kernel.show_present(cr3);
+            }
+        }
     }
 }
 
 impl GuestKernel for VmKernel {
     fn find(&self, cr3: u64) -> Result<KernelInfo, String> {
-        let view = self.view(cr3)?;
+        let (view, is_new) = self.view(cr3)?;
+        if is_new && lock(&self.shown).is_some() {
+            self.show(Some(view.clone()));
+        }
         let mut kallsyms = String::new();
         for symbol in view.symbols() {
             // It always succeeds.
@@ -67,6 +210,10 @@ impl GuestKernel for VmKernel {
             release: view.release().to_owned(),
             kallsyms,
         })
+    }
+
+    fn programs(&self, since: u64) -> ProgramsInfo {
+        self.descriptions.after(since)
     }
 }
 

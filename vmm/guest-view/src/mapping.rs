@@ -24,7 +24,7 @@ const LONGEST_PART: u32 = 255;
 const PAGE: u64 = 0x1000;
 
 /// A mapping of a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mapping {
     /// Its first address.
     pub start: u64,

@@ -57,7 +57,7 @@ pub struct ProgramMemory {
 }
 
 /// A thread of a program, or of the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Task {
     /// Of its `struct task_struct`.
     pub address: u64,

@@ -77,6 +77,9 @@ pub enum MachineError {
         /// The backend's name.
         sources: &'static str,
     },
+    /// No thread looks into the guest for tools.
+    #[error("no thread for the VM: {0}; see `ulimit -u`, or give --control none")]
+    Thread(std::io::Error),
     /// More vCPUs than this host's KVM allows.
     #[error("--cpus {asked}: this host's KVM allows {limit} vCPUs in one machine")]
     TooManyVcpus {
@@ -281,13 +284,16 @@ impl Machine {
         let pin = at_cpu
             .map(|cpu| CpuList::new(vec![cpu]))
             .or_else(|| config.pin.clone());
+        let mut guest_kernel = None;
         let mut host_tools = match &tools_pmu {
             Some(model) if config.control.is_some() || config.lease.is_some() => {
                 let memory = Box::new(VmMemory(vm.clone()));
                 let unserved = || ControlConfig::at(PathBuf::new());
                 let control = config.control.clone().unwrap_or_else(unserved);
                 let mut setup = ServerSetup::new(&control, model.clone(), memory, tsc_khz);
-                setup.set_kernel(Arc::new(VmKernel::new(vm.clone())));
+                let kernel = VmKernel::new(vm.clone()).map_err(MachineError::Thread)?;
+                guest_kernel = Some(kernel.clone());
+                setup.set_kernel(kernel);
                 if config.control.is_some() {
                     setup.enable_hosting(&mut cores);
                 }
@@ -393,6 +399,7 @@ impl Machine {
                 own_core: core,
                 firmware: pcr.as_ref().and_then(MachineReservations::expected),
                 host: endpoints.next(),
+                guest: guest_kernel.clone(),
             });
         }
         let server = server.filter(|_| config.control.is_some());

@@ -331,6 +331,7 @@ impl MicroRun {
             // Tests say themselves what is right.
             firmware: None,
             host: None,
+            guest: None,
         })
     }
 }

@@ -84,6 +84,7 @@ impl Solo {
             observer: parts.observer,
             firmware: None,
             host: None,
+            guest: None,
         });
         Ok(Self {
             vcpu,

@@ -3,9 +3,13 @@
 
 use std::fmt::Debug;
 
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_pmu::{PmiRoute, TrapEvent, TrapObserver, VcpuId};
-use pmu_virt::perfmon::Quantities;
+use perfmon_abi::compact::GuestPlace;
+use pmu_virt::perfmon::{Quantities, VirtualPmd, Wish};
 use vmm_control::VcpuQuantities;
+
+use crate::guest_kernel::VcpuLook;
 
 /// Receives a vCPU's reports, on its thread.
 pub trait Observer: Debug + Send {
@@ -72,11 +76,18 @@ pub(super) struct Reports {
     wants_events: bool,
     /// What host tools can ask for.
     pub(super) tally: VcpuQuantities,
+    /// Looks into the guest, where there are host tools.
+    guest: Option<VcpuLook>,
 }
 
 impl Reports {
-    pub(super) fn new(observer: Box<dyn Observer>, tally: VcpuQuantities) -> Self {
+    pub(super) fn new(
+        observer: Box<dyn Observer>,
+        tally: VcpuQuantities,
+        guest: Option<VcpuLook>,
+    ) -> Self {
         Self {
+            guest,
             wants_events: observer.wants_events(),
             observer,
             tally,
@@ -100,7 +111,23 @@ impl TrapObserver for Reports {
         }
     }
 
+    fn look(&mut self, _: VcpuId, wish: Wish, regs: &kvm_regs, sregs: &kvm_sregs) {
+        if let Some(guest) = &mut self.guest {
+            guest.look(wish, regs, sregs);
+        }
+    }
+
     fn quantities(&self) -> &dyn Quantities {
-        &self.tally
+        self
+    }
+}
+
+impl Quantities for Reports {
+    fn read(&self, which: VirtualPmd) -> Option<u64> {
+        self.tally.read(which)
+    }
+
+    fn guest(&self) -> Option<&GuestPlace> {
+        self.guest.as_ref().map(VcpuLook::place)
     }
 }

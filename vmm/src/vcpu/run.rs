@@ -14,6 +14,7 @@ use super::outcome::{RunOutcome, Timeslice, VcpuEnd};
 use super::platform::Platform;
 use crate::control::{VcpuHalts, exit_kind};
 use crate::firmware::Expected;
+use crate::guest_kernel::{VcpuLook, VmKernel};
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};
 
 /// What other threads may do to a vCPU.
@@ -100,6 +101,8 @@ pub struct VcpuParts {
     pub firmware: Option<Expected>,
     /// The way to the server of host tools, where there is one.
     pub host: Option<ControlEndpoint>,
+    /// Its guest's kernel, where host tools may ask for it.
+    pub(crate) guest: Option<Arc<VmKernel>>,
 }
 
 /// One vCPU.
@@ -134,6 +137,8 @@ impl Vcpu {
     pub fn new(parts: VcpuParts) -> Self {
         let tally = tally(&parts.kvm, parts.host.as_ref());
         let unit = parts.pmu.pmu().and_then(VcpuPmu::reservations);
+        let id = u32::from(parts.kvm.id().0);
+        let look = parts.guest.map(|guest| VcpuLook::new(guest, id));
         let in_firmware = unit.is_some_and(|unit| !unit.phase().is_over());
         Self {
             kvm: parts.kvm,
@@ -143,7 +148,7 @@ impl Vcpu {
                 pmu: parts.pmu,
                 platform: parts.platform,
                 control: parts.control,
-                reports: Reports::new(parts.observer, tally),
+                reports: Reports::new(parts.observer, tally, look),
                 firmware: parts.firmware,
                 in_firmware,
                 host: parts.host,

@@ -13,6 +13,7 @@ use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use perfmon_abi::wire::kernel::{KERNEL, KernelInfo, KernelRequest};
 use perfmon_abi::wire::pause::{PAUSE, PauseInfo, PauseRequest};
 use perfmon_abi::wire::pcr::{PCR, PcrInfo, PcrRequest};
+use perfmon_abi::wire::programs::{PROGRAMS, ProgramsInfo, ProgramsRequest};
 use perfmon_abi::wire::{Bound, Call, Errno, Extension, Hello, MAX_PACKET, NO_CONTEXT, Refusal};
 use rustix::net::SocketAddrUnix;
 use rustix::net::UCred;
@@ -295,6 +296,14 @@ impl Client {
     /// connection.
     pub fn kernel(&self, request: &KernelRequest) -> Result<KernelInfo, Refusal> {
         self.administer(KERNEL, request)
+    }
+
+    /// What the numbers of tasks and mappings in samples stand for.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP: this VMM does not look into its guest. And those of the connection.
+    pub fn programs(&self, request: &ProgramsRequest) -> Result<ProgramsInfo, Refusal> {
+        self.administer(PROGRAMS, request)
     }
 
     fn administer<Q, A>(&self, command: u16, request: &Q) -> Result<A, Refusal>

@@ -12,6 +12,7 @@ use perfmon_abi::wire::budget::BUDGET;
 use perfmon_abi::wire::kernel::KERNEL;
 use perfmon_abi::wire::pause::PAUSE;
 use perfmon_abi::wire::pcr::PCR;
+use perfmon_abi::wire::programs::PROGRAMS;
 use perfmon_abi::wire::{Call, Errno, Extension, FrameError, Hello, MAX_PACKET, Refusal, Request};
 use pmu_virt::perfmon::ContextId;
 
@@ -21,7 +22,7 @@ use super::connections::{Connections, PacketBuffer};
 use super::contexts::Contexts;
 use super::events::{Events, Token};
 use super::inventory::{self, ListAnswer, ListRequests};
-use super::kernel::KernelRequests;
+use super::kernel::{KernelRequests, programs};
 use super::limits::Limits;
 use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
@@ -274,6 +275,8 @@ impl EventLoop {
             let vm = self.contexts.vm();
             let guest = vm.kernel.as_ref();
             self.kernel.request(id, request, guest, &vm.dispatcher)
+        } else if request.command == PROGRAMS {
+            programs(request, self.contexts.vm().kernel.as_ref()).map(Some)
         } else if matches!(request.command, PCR | BUDGET | PAUSE) {
             let connection = self.connections.get(id.connection);
             let peer = &connection.ok_or(Errno::ECONNRESET)?.peer;

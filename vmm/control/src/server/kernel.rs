@@ -6,6 +6,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use perfmon_abi::wire::kernel::KernelRequest;
+use perfmon_abi::wire::programs::ProgramsRequest;
 use perfmon_abi::wire::{Errno, Refusal, Request};
 
 use super::administration::decode;
@@ -65,10 +66,7 @@ impl KernelRequests {
             return Ok(Some(answer(found)));
         }
         if !self.searching {
-            let guest = guest.ok_or_else(|| {
-                let reason = "this VMM does not look into its guest";
-                Refusal::new(Errno::EOPNOTSUPP, reason)
-            })?;
+            let guest = guest.ok_or_else(no_looks)?;
             let (guest, answer) = (guest.clone(), Sure::new(dispatcher.outbox()));
             let search = move || answer.tell(guest.find(cr3).map(Arc::new));
             let started = Builder::new().name("guest-kernel".to_owned()).spawn(search);
@@ -92,6 +90,20 @@ impl KernelRequests {
         self.waiting
             .retain(|request| request.connection != connection);
     }
+}
+
+/// The descriptions that `request` asks for.
+pub(super) fn programs(
+    request: &Request<'_>,
+    guest: Option<&Arc<dyn GuestKernel>>,
+) -> Result<Answer, Refusal> {
+    let ProgramsRequest { since } = decode(request)?;
+    let guest = guest.ok_or_else(no_looks)?;
+    Ok(Answer::json(&guest.programs(since)))
+}
+
+fn no_looks() -> Refusal {
+    Refusal::new(Errno::EOPNOTSUPP, "this VMM does not look into its guest")
 }
 
 fn answer(found: &FoundKernel) -> Answer {

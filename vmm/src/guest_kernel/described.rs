@@ -1,0 +1,226 @@
+//! What samples have met in the guest, described for tools.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use guest_view::{File, Mapping, Path, Task};
+use perfmon_abi::wire::programs::{Described, MappingInfo, ProgramsInfo, TaskInfo};
+
+use crate::sync::lock;
+
+/// Descriptions that wait for the thread that makes them. A sample that finds no room says
+/// that it does not know its task.
+const WAITING: usize = 1024;
+/// Descriptions that are kept for tools that have not asked yet: some 10 MiB.
+const KEPT: usize = 1 << 16;
+/// Most descriptions of one answer.
+const ANSWER: usize = 1024;
+/// Names of files that are remembered.
+const NAMES: usize = 1 << 14;
+
+/// What a vCPU has met for the first time.
+#[derive(Debug)]
+pub(super) enum News {
+    /// A guest runs with this CR3, and nobody knows its kernel.
+    Kernel(u64),
+    Task(u64, Task),
+    Mapping(u64, Mapping),
+}
+
+/// The descriptions of a VM.
+#[derive(Debug)]
+pub(super) struct Descriptions {
+    news: SyncSender<News>,
+    /// Of tasks and mappings, the last one that was given.
+    number: AtomicU64,
+    /// Tasks and mappings that are on their way.
+    pending: AtomicU64,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// Descriptions before the first of `list`.
+    before: u64,
+    list: VecDeque<Described>,
+    /// Why nothing is known.
+    unknown: Option<String>,
+}
+
+impl Descriptions {
+    pub(super) fn new() -> (Self, Receiver<News>) {
+        let (news, receiver) = sync_channel(WAITING);
+        let descriptions = Self {
+            news,
+            number: AtomicU64::new(0),
+            pending: AtomicU64::new(0),
+            kept: Mutex::default(),
+        };
+        (descriptions, receiver)
+    }
+
+    /// Somebody looks for the kernel that runs with `cr3`, soon.
+    pub(super) fn seek(&self, cr3: u64) {
+        // Whoever finds no room asks again.
+        let _ = self.news.try_send(News::Kernel(cr3));
+    }
+
+    /// A number for what `news` tells; none if there is no room.
+    pub(super) fn announce(&self, news: impl FnOnce(u64) -> News) -> Option<u64> {
+        let number = self.number.fetch_add(1, Ordering::Relaxed) + 1;
+        self.pending.fetch_add(1, Ordering::AcqRel);
+        if self.news.try_send(news(number)).is_ok() {
+            return Some(number);
+        }
+        self.pending.fetch_sub(1, Ordering::AcqRel);
+        None
+    }
+
+    pub(super) fn add(&self, described: Described) {
+        let mut kept = lock(&self.kept);
+        if kept.list.len() >= KEPT {
+            kept.list.pop_front();
+            kept.before += 1;
+        }
+        kept.list.push_back(described);
+        drop(kept);
+        self.pending.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Why no task is known, or that there is no such reason.
+    pub(super) fn set_unknown(&self, why: Option<String>) {
+        lock(&self.kept).unknown = why;
+    }
+
+    /// The descriptions behind the first `since`.
+    pub(super) fn after(&self, since: u64) -> ProgramsInfo {
+        let pending = self.pending.load(Ordering::Acquire) > 0;
+        let kept = lock(&self.kept);
+        let lost = kept.before.saturating_sub(since);
+        let skip = usize::try_from(since.saturating_sub(kept.before)).unwrap_or(usize::MAX);
+        let described: Vec<_> = kept.list.iter().skip(skip).take(ANSWER).cloned().collect();
+        let all = kept.before + kept.list.len() as u64;
+        let next = (since.max(kept.before) + described.len() as u64).min(all);
+        ProgramsInfo {
+            described,
+            more: pending || next < all,
+            next,
+            lost,
+            unknown: kept.unknown.clone(),
+        }
+    }
+}
+
+/// Names of files that were made already.
+#[derive(Debug, Default)]
+pub(super) struct FileNames(HashMap<File, Option<Path>>);
+
+impl FileNames {
+    /// The name of `file`, which `find` looks for if it is new.
+    pub(super) fn of(&mut self, file: &File, find: impl FnOnce() -> Option<Path>) -> Option<Path> {
+        if self.0.len() >= NAMES {
+            self.0.clear();
+        }
+        self.0.entry(*file).or_insert_with(find).clone()
+    }
+}
+
+pub(super) fn of_task(number: u64, task: &Task) -> Described {
+    Described::Task(TaskInfo {
+        number,
+        pid: task.tgid,
+        tid: task.pid,
+        comm: task.comm.to_string(),
+        process: task.process.to_string(),
+        started_ns: task.started,
+        kernel: task.is_kernel,
+    })
+}
+
+pub(super) fn of_mapping(number: u64, mapping: &Mapping, path: Option<Path>) -> Described {
+    // As perf names what is no file.
+    let name = match (&mapping.file, mapping.is_vdso) {
+        (Some(_), _) => path.as_ref().map_or("", |path| &path.name),
+        (None, true) => "[vdso]",
+        (None, false) => "//anon",
+    };
+    let file = mapping.file.as_ref();
+    Described::Mapping(MappingInfo {
+        number,
+        start: mapping.start,
+        end: mapping.end,
+        offset: mapping.offset,
+        name: name.to_owned(),
+        deleted: path.is_some_and(|path| path.deleted),
+        device: file.map_or(0, |file| file.device),
+        inode: file.map_or(0, |file| file.inode),
+        generation: file.map_or(0, |file| file.generation),
+        build_id: String::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(number: u64) -> Described {
+        Described::Task(TaskInfo {
+            number,
+            ..TaskInfo::default()
+        })
+    }
+
+    fn numbers(info: &ProgramsInfo) -> Vec<u64> {
+        let number = |one: &Described| match one {
+            Described::Task(task) => task.number,
+            Described::Mapping(mapping) => mapping.number,
+        };
+        info.described.iter().map(number).collect()
+    }
+
+    #[test]
+    fn answers_follow_each_other() {
+        let (all, news) = Descriptions::new();
+        assert_eq!(all.after(0), ProgramsInfo::default());
+        for _ in 0..1500 {
+            let number = all.announce(News::Kernel).unwrap_or(0);
+            let pending = all.after(0);
+            assert!(pending.more, "it is on its way");
+            all.add(task(number));
+            assert!(news.try_recv().is_ok());
+        }
+        let first = all.after(0);
+        assert_eq!((first.next, first.more, first.lost), (1024, true, 0));
+        let second = all.after(first.next);
+        assert_eq!((second.next, second.more), (1500, false));
+        assert_eq!(numbers(&second), (1025..=1500).collect::<Vec<_>>());
+        assert_eq!(all.after(1500).described, []);
+        assert_eq!(
+            all.after(u64::MAX).next,
+            1500,
+            "nobody has more than there are"
+        );
+    }
+
+    #[test]
+    fn old_ones_are_given_up_and_counted() {
+        let (all, _news) = Descriptions::new();
+        for number in 1..=KEPT as u64 + 5 {
+            all.pending.fetch_add(1, Ordering::Relaxed);
+            all.add(task(number));
+        }
+        let answer = all.after(2);
+        assert_eq!(answer.lost, 3);
+        assert_eq!(numbers(&answer).first(), Some(&6));
+    }
+
+    #[test]
+    fn without_room_there_is_no_number() {
+        let (all, _news) = Descriptions::new();
+        let given = (0..2 * WAITING).filter_map(|_| all.announce(News::Kernel));
+        assert_eq!(given.count(), WAITING);
+        assert_eq!(all.pending.load(Ordering::Relaxed), WAITING as u64);
+    }
+}

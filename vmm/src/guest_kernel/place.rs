@@ -1,0 +1,190 @@
+//! Where in its guest a vCPU is, at a sample.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use guest_view::{Chain, End, KernelView, Look, Mapping, Mode, Registers, Task};
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
+use pmu_virt::perfmon::Wish;
+
+use super::described::{Descriptions, News};
+use super::{Ram, VmKernel};
+
+/// How long a vCPU waits before it asks again for a kernel, or for its number there.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Tasks, and mappings, whose numbers a vCPU remembers.
+const REMEMBERED: usize = 4096;
+
+/// A vCPU's looks at its guest.
+#[derive(Debug)]
+pub(crate) struct VcpuLook {
+    kernel: Arc<VmKernel>,
+    apic_id: u32,
+    /// The kernel, and which one that is.
+    view: Option<Arc<KernelView>>,
+    version: u64,
+    /// What the kernel calls the vCPU.
+    processor: Option<u32>,
+    /// Nobody is asked for what is missing before.
+    next: Option<Instant>,
+    chain: Chain,
+    tasks: Numbers<Task>,
+    mappings: Numbers<Mapping>,
+    place: GuestPlace,
+}
+
+impl VcpuLook {
+    pub(crate) fn new(kernel: Arc<VmKernel>, apic_id: u32) -> Self {
+        Self {
+            kernel,
+            apic_id,
+            view: None,
+            version: 0,
+            processor: None,
+            next: None,
+            chain: Chain::with_depth(MOST_FRAMES),
+            tasks: Numbers::default(),
+            mappings: Numbers::default(),
+            place: GuestPlace::default(),
+        }
+    }
+
+    /// What the last look found.
+    pub(crate) fn place(&self) -> &GuestPlace {
+        &self.place
+    }
+
+    /// Looks at the vCPU, which stands still.
+    pub(crate) fn look(&mut self, wish: Wish, regs: &kvm_regs, sregs: &kvm_sregs) {
+        (self.place.task, self.place.mapping) = (0, 0);
+        self.place.chain.clear();
+        let at = registers(regs, sregs);
+        self.kernel.looks(at.cr3);
+        self.follow();
+        let kernel = Arc::clone(&self.kernel);
+        let Some(view) = self.view.clone() else {
+            // Before it has page tables of its own a kernel is not where it will be.
+            if (at.mode != Mode::Kernel || at.rip >> 63 != 0) && self.may_ask() {
+                kernel.descriptions.seek(at.cr3);
+            }
+            return;
+        };
+        let ram = Ram(kernel.vm.memory());
+        if self.processor.is_none() && self.may_ask() {
+            self.processor = view.processor(&ram, self.apic_id);
+        }
+        let look = Look::at(&view, &ram);
+        let task = self.processor.and_then(|cpu| look.task(cpu, &at).ok());
+        let descriptions = &kernel.descriptions;
+        if let Some(task) = &task {
+            self.place.task = self.tasks.of(task, descriptions, News::Task);
+        }
+        let memory = task.as_ref().and_then(|task| task.memory);
+        let mappings = &mut self.mappings;
+        let mut mapping = |address| {
+            let found = look.mapping(memory?, address).ok()?;
+            Some(mappings.of(&found, descriptions, News::Mapping))
+        };
+        if at.mode != Mode::Kernel {
+            self.place.mapping = mapping(at.rip).unwrap_or(0);
+        }
+        if wish.chain {
+            look.chain(task.as_ref(), &at, &mut self.chain);
+            let frame = |address| ProgramFrame {
+                address,
+                mapping: mapping(address).unwrap_or(0),
+            };
+            told(&self.chain, frame, &mut self.place.chain);
+        }
+    }
+
+    /// Takes the kernel that is the present one.
+    fn follow(&mut self) {
+        let Some((version, view)) = self.kernel.newer(self.version) else {
+            return;
+        };
+        *self = Self {
+            view,
+            version,
+            ..Self::new(Arc::clone(&self.kernel), self.apic_id)
+        };
+    }
+
+    fn may_ask(&mut self) -> bool {
+        let now = Instant::now();
+        let may = self.next.is_none_or(|next| next <= now);
+        if may {
+            self.next = Some(now + AGAIN);
+        }
+        may
+    }
+}
+
+/// Numbers that things have got.
+#[derive(Debug)]
+struct Numbers<T>(HashMap<T, u64>);
+
+impl<T> Default for Numbers<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<T: Copy + Eq + Hash> Numbers<T> {
+    /// The number of `thing`, which is announced if it has none; 0 where it cannot be.
+    fn of(&mut self, thing: &T, to: &Descriptions, news: impl FnOnce(u64, T) -> News) -> u64 {
+        if let Some(number) = self.0.get(thing) {
+            return *number;
+        }
+        let Some(number) = to.announce(|number| news(number, *thing)) else {
+            return 0;
+        };
+        if self.0.len() >= REMEMBERED {
+            self.0.clear();
+        }
+        self.0.insert(*thing, number);
+        number
+    }
+}
+
+fn registers(regs: &kvm_regs, sregs: &kvm_sregs) -> Registers {
+    let mode = match (sregs.ss.dpl, sregs.cs.l) {
+        (0, _) => Mode::Kernel,
+        (_, 0) => Mode::User32,
+        _ => Mode::User,
+    };
+    Registers {
+        rip: regs.rip,
+        rsp: regs.rsp,
+        rbp: regs.rbp,
+        rdx: regs.rdx,
+        rdi: regs.rdi,
+        r10: regs.r10,
+        r13: regs.r13,
+        cr3: sregs.cr3,
+        mode,
+    }
+}
+
+/// `chain` as samples tell it.
+fn told(chain: &Chain, frame: impl FnMut(u64) -> ProgramFrame, to: &mut CallChain) {
+    let kernel = chain.kernel().iter().map(guest_view::Frame::instruction);
+    to.kernel.extend(kernel);
+    to.kernel_end = chain.kernel_end().map(end);
+    let program = chain.program().iter().map(guest_view::Frame::instruction);
+    to.program.extend(program.map(frame));
+    to.program_end = chain.program_end().map(end);
+}
+
+fn end(of: End) -> ChainEnd {
+    match of {
+        End::Outermost => ChainEnd::Outermost,
+        End::Entry => ChainEnd::Entry,
+        End::Depth => ChainEnd::Depth,
+        End::NoProgram => ChainEnd::NoProgram,
+        _ => ChainEnd::Broken,
+    }
+}
