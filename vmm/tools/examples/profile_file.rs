@@ -30,13 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             time_ns: u64::from(number) * 1_000,
             ip: 0xffff_ffff_8100_0000,
             period: 100_000,
-            cr3: None,
             vm: 1,
             vcpu: number % 2,
-            core: 0,
-            event: 0,
-            set: 0,
-            ring: None,
+            ..Sample::default()
         }))?;
     }
     let file = writer.finish(5_000)?;

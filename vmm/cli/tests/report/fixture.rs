@@ -51,10 +51,8 @@ pub(crate) fn sample(time_ns: u64, ip: u64) -> Sample {
         cr3: Some(0x10_0001),
         vm: 7,
         vcpu: 0,
-        core: 0,
-        event: 0,
-        set: 0,
         ring: Some(Ring::Kernel),
+        ..Sample::default()
     }
 }
 

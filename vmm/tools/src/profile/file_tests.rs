@@ -1,5 +1,7 @@
 //! Tests of the profile file.
 
+use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
+use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
 use pmu_model::Provenance;
 use proptest::prelude::*;
 
@@ -49,6 +51,71 @@ fn read(bytes: &[u8]) -> Result<(Vec<Record>, Ending), ProfileError> {
     Ok((records, reader.ending().expect("the end was reached")))
 }
 
+fn chain() -> impl Strategy<Value = CallChain> {
+    let part = |most| {
+        (
+            1u8..6,
+            proptest::collection::vec(any::<(u64, u64)>(), 0..most),
+        )
+    };
+    let part = |most| proptest::option::of(part(most));
+    (part(MOST_FRAMES + 1), part(8)).prop_map(|(kernel, program)| {
+        let mut chain = CallChain::default();
+        if let Some((end, frames)) = kernel {
+            chain.kernel_end = ChainEnd::of(end);
+            chain.kernel = frames.into_iter().map(|(address, _)| address).collect();
+        }
+        if let Some((end, frames)) = program {
+            chain.program_end = ChainEnd::of(end);
+            let frame = |(address, mapping)| ProgramFrame { address, mapping };
+            chain.program = frames.into_iter().map(frame).collect();
+        }
+        chain
+    })
+}
+
+fn guest() -> impl Strategy<Value = GuestPlace> {
+    let place =
+        (any::<u64>(), any::<u64>(), chain()).prop_map(|(task, mapping, chain)| GuestPlace {
+            task,
+            mapping,
+            chain,
+        });
+    prop_oneof![Just(GuestPlace::default()), place]
+}
+
+pub(super) fn task(number: u64, comm: &str) -> Described {
+    Described::Task(TaskInfo {
+        number,
+        pid: 40,
+        tid: 41,
+        comm: comm.to_owned(),
+        process: "main".to_owned(),
+        started_ns: 5,
+        kernel: false,
+    })
+}
+
+pub(super) fn mapping(number: u64, name: &str) -> Described {
+    Described::Mapping(MappingInfo {
+        number,
+        start: 0x40_0000,
+        end: 0x50_0000,
+        name: name.to_owned(),
+        build_id: "00ff".to_owned(),
+        ..MappingInfo::default()
+    })
+}
+
+fn described() -> impl Strategy<Value = Record> {
+    (1..u64::MAX, "\\PC{0,20}", any::<bool>()).prop_map(|(number, name, is_task)| {
+        Record::Described(match is_task {
+            true => task(number, &name),
+            false => mapping(number, &name),
+        })
+    })
+}
+
 fn sample() -> impl Strategy<Value = Record> {
     let ring = prop_oneof![Just(None), Just(Some(Ring::Kernel)), Just(Some(Ring::User))];
     (
@@ -58,9 +125,10 @@ fn sample() -> impl Strategy<Value = Record> {
         0u16..2,
         any::<u16>(),
         ring,
+        guest(),
     )
         .prop_map(
-            |([time_ns, ip, period], [vm, vcpu, core], cr3, event, set, ring)| {
+            |([time_ns, ip, period], [vm, vcpu, core], cr3, event, set, ring, guest)| {
                 Record::Sample(Sample {
                     time_ns,
                     ip,
@@ -72,6 +140,7 @@ fn sample() -> impl Strategy<Value = Record> {
                     event,
                     set,
                     ring,
+                    guest,
                 })
             },
         )
@@ -95,7 +164,10 @@ fn loss() -> impl Strategy<Value = Record> {
 }
 
 fn records() -> impl Strategy<Value = Vec<Record>> {
-    proptest::collection::vec(prop_oneof![3 => sample(), 1 => loss()], 0..40)
+    proptest::collection::vec(
+        prop_oneof![3 => sample(), 1 => loss(), 1 => described()],
+        0..40,
+    )
 }
 
 proptest! {
@@ -115,9 +187,9 @@ proptest! {
             Ok((read, ending)) => {
                 prop_assert_eq!(ending, Ending::CutOff);
                 prop_assert_eq!(read.as_slice(), &records[..read.len()]);
-                let next = records.get(read.len());
                 let rest = cut + 52 - file(&read).len();
-                let size = match next { Some(Record::Sample(_)) => 53, Some(Record::Loss(_)) => 29, None => 52 };
+                let with_next = records.get(..=read.len());
+                let size = with_next.map_or(52, |with_next| file(with_next).len() - file(&read).len());
                 prop_assert!(rest < size, "{} bytes of {}", rest, size);
             }
             Err(error) => prop_assert!(
@@ -158,6 +230,92 @@ proptest! {
             prop_assert!(read.len() <= bytes.len() / 29);
         }
     }
+
+    /// Descriptions are found before the samples are read: those that a reader reaches.
+    #[test]
+    fn descriptions_are_found_first(
+        records in records(), at in any::<prop::sample::Index>(), to in any::<u8>(),
+    ) {
+        let found = |bytes: &[u8]| {
+            let mut found = Vec::new();
+            reader::descriptions(std::io::Cursor::new(bytes), |one| found.push(one)).unwrap();
+            found
+        };
+        let described = |records: Vec<Record>| -> Vec<Described> {
+            let one = |record| match record { Record::Described(one) => Some(one), _ => None };
+            records.into_iter().filter_map(one).collect()
+        };
+        let mut bytes = file(&records);
+        prop_assert_eq!(found(&bytes), described(records));
+        let at = at.index(bytes.len());
+        bytes[at] = to;
+        let found = found(&bytes);
+        if let Ok((read, _)) = read(&bytes) {
+            prop_assert!(found.starts_with(&described(read)));
+        }
+    }
+}
+
+/// What readers refuse is not written, and not read.
+#[test]
+fn descriptions_that_make_no_sense_are_damage() {
+    fn check(described: Described, expected: &str) {
+        let written = file(&[Record::Described(described.clone())]);
+        assert_eq!(written, file(&[]), "{described:?}");
+        let mut bytes = file(&[]);
+        bytes.truncate(bytes.len() - 52);
+        let json = serde_json::to_vec(&described).unwrap();
+        let [low, high] = u16::try_from(json.len()).unwrap().to_le_bytes();
+        bytes.extend([5, 0, low, high]);
+        bytes.extend(json);
+        let text = read(&bytes).unwrap().1.to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+    check(task(1, "a\u{1b}[2J"), "control characters");
+    check(task(0, "a"), "make no sense");
+    check(mapping(1, "\n"), "control characters");
+    check(mapping(1, &"x".repeat(20_000)), "too long");
+    let Described::Mapping(one) = mapping(1, "/bin/true") else {
+        return;
+    };
+    let odd = |change: fn(&mut MappingInfo)| {
+        let mut one = one.clone();
+        change(&mut one);
+        check(Described::Mapping(one), "make no sense");
+    };
+    odd(|one| one.end = one.start);
+    odd(|one| one.build_id = "../../etc".to_owned());
+    odd(|one| one.build_id = "abc".to_owned());
+}
+
+#[test]
+fn callers_that_make_no_sense_are_damage() {
+    fn check(change: impl Fn(&mut [u8]), expected: &str) {
+        let guest = GuestPlace {
+            chain: CallChain {
+                kernel: vec![1, 2],
+                kernel_end: Some(ChainEnd::Entry),
+                ..CallChain::default()
+            },
+            ..GuestPlace::default()
+        };
+        let sample = Record::Sample(Sample {
+            guest,
+            ..Sample::default()
+        });
+        let mut bytes = file(&[sample]);
+        let at = file(&[]).len() - 52 + 4 + 49;
+        change(&mut bytes[at..]);
+        let text = read(&bytes).unwrap().1.to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+    check(|_| {}, "whole");
+    check(|chain| chain[0] = 128, "more callers");
+    check(|chain| chain[2] = 200, "more callers");
+    check(|chain| chain[1] = 6, "unknown end");
+    check(|chain| chain[1] = 0, "unknown end");
+    check(|chain| chain[2] = 1, "unknown end");
+    check(|chain| chain[0] = 3, "too short");
 }
 
 #[test]

@@ -166,7 +166,7 @@ impl Sink for Firefox<'_> {
     fn take(&mut self, record: &Record) -> io::Result<()> {
         match record {
             Record::Sample(sample) if self.filter.takes(sample) => self.sample(sample),
-            Record::Sample(_) => {}
+            Record::Sample(_) | Record::Described(_) => {}
             Record::Loss(loss) => self.loss(loss),
         }
         Ok(())

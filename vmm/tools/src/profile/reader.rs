@@ -1,14 +1,15 @@
 //! Reading a profile file, whatever it holds.
 
 use std::fmt;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
+use perfmon_abi::wire::programs::Described;
 use thiserror::Error;
 
 use super::record::{Header, Record, Totals};
 use super::wire::{
-    Decoded, HEAD, LONGEST_HEADER, LONGEST_SYMBOLS, MAGIC, VERSION, WHOLE_TRAILER, decode, head,
-    symbols_before, symbols_of,
+    DESCRIBED, Decoded, HEAD, LONGEST_HEADER, LONGEST_SYMBOLS, MAGIC, VERSION, WHOLE_TRAILER,
+    decode, head, symbols_before, symbols_of,
 };
 
 /// A file that is no profile, or whose beginning cannot be used. Prints as one
@@ -230,6 +231,52 @@ impl<R: Read> ProfileReader<R> {
         let mut part = self.input.by_ref().take(length as u64);
         part.read_to_end(&mut self.payload)?;
         Ok(())
+    }
+}
+
+/// Gives every description of the file to `take`, whatever else it holds, as far as its
+/// records go: they may be behind the samples that need them. Other records are passed
+/// over by their lengths.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn descriptions(
+    file: impl Read + Seek,
+    mut take: impl FnMut(Described),
+) -> io::Result<()> {
+    let mut file = BufReader::with_capacity(1 << 18, file);
+    let mut start = [0; 16];
+    if read_whole(&mut file, &mut start)?.is_none() {
+        return Ok(());
+    }
+    let [.., a, b, c, d] = start;
+    file.seek_relative(i64::from(u32::from_le_bytes([a, b, c, d])))?;
+    let mut payload = Vec::new();
+    let mut first = [0; HEAD];
+    while read_whole(&mut file, &mut first)?.is_some() {
+        let (kind, length) = head(first);
+        if kind != DESCRIBED {
+            file.seek_relative(i64::try_from(length).unwrap_or(i64::MAX))?;
+            continue;
+        }
+        payload.resize(length, 0);
+        if read_whole(&mut file, &mut payload)?.is_none() {
+            break;
+        }
+        match decode(kind, &payload, 0) {
+            Decoded::Record(Record::Described(described)) => take(described),
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
+/// Fills `bytes`; none where the file ends before.
+fn read_whole(file: &mut impl Read, bytes: &mut [u8]) -> io::Result<Option<()>> {
+    match file.read_exact(bytes) {
+        Ok(()) => Ok(Some(())),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

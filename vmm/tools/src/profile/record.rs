@@ -2,6 +2,8 @@
 
 use std::io;
 
+use perfmon_abi::compact::GuestPlace;
+use perfmon_abi::wire::programs::Described;
 use pmu_model::Provenance;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -94,7 +96,7 @@ impl Ring {
 }
 
 /// One sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// Nanoseconds since sampling began.
     pub time_ns: u64,
@@ -116,6 +118,9 @@ pub struct Sample {
     pub set: u16,
     /// The ring, if it was asked for.
     pub ring: Option<Ring>,
+    /// The guest's task, what it has mapped there, and the callers, as far as they are
+    /// known. [`Record::Described`] says what the numbers stand for.
+    pub guest: GuestPlace,
 }
 
 /// Something that could not be sampled.
@@ -144,12 +149,15 @@ pub enum LossKind {
 }
 
 /// One record of a profile file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A sample.
     Sample(Sample),
     /// Samples that are missing.
     Loss(Loss),
+    /// What a number in samples stands for. It may come behind samples that have the
+    /// number, and two numbers may stand for the same.
+    Described(Described),
 }
 
 /// What a file holds altogether.
@@ -175,6 +183,7 @@ impl Totals {
                 LossKind::Throttled(times) => (&mut self.throttled, times),
                 LossKind::Blind(ns) => (&mut self.blind_ns, ns),
             },
+            Record::Described(_) => return,
         };
         *sum = sum.saturating_add(more);
     }

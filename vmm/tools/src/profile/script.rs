@@ -123,6 +123,7 @@ impl Sink for Script<'_> {
             Record::Sample(sample) => self.sample_text(sample),
             Record::Loss(loss) if self.json => self.loss_json(loss),
             Record::Loss(loss) => self.loss_text(loss),
+            Record::Described(_) => Ok(()),
         }
     }
 }

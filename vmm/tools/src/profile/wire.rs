@@ -16,6 +16,9 @@
 //! version. The last record is the trailer, so that a file that was cut off
 //! differs from a whole one.
 
+use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
+use perfmon_abi::wire::programs::Described;
+
 use super::record::{Loss, LossKind, Record, Ring, Sample, Totals};
 
 /// How a profile file begins: not as text does, and damaged by transfers that
@@ -37,6 +40,8 @@ const TRAILER: u8 = 3;
 /// A piece of the names of the guest's kernel, in the form of `/proc/kallsyms`. All pieces
 /// are together, in front of the trailer.
 const SYMBOLS: u8 = 4;
+/// What a number in samples stands for: a [`Described`] in JSON.
+pub(super) const DESCRIBED: u8 = 5;
 
 const SAMPLE_LENGTH: usize = 49;
 const LOSS_LENGTH: usize = 25;
@@ -53,14 +58,23 @@ pub(super) const LONGEST_SYMBOLS: u64 = 256 << 20;
 const HAS_CR3: u8 = 1;
 const HAS_RING: u8 = 1 << 1;
 const USER: u8 = 1 << 2;
+/// The numbers of task and mapping follow.
+const HAS_TASK: u8 = 1 << 3;
+/// A chain of callers follows.
+const HAS_CHAIN: u8 = 1 << 4;
+
+/// Most bytes of a name in a description: those of a path, each replaced at worst.
+const LONGEST_NAME: usize = 3 * 4096;
+/// Most digits of a build id: those of SHA-512.
+const LONGEST_BUILD_ID: usize = 128;
 
 /// `vcpu` of a loss that is not known to be one vCPU's.
 const NO_VCPU: u32 = u32::MAX;
 
 /// What the bytes of a record mean.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Decoded {
-    /// A sample or a loss.
+    /// A sample, a loss or a description.
     Record(Record),
     /// The end: what the writer wrote, and how long it sampled in nanoseconds.
     Trailer(Totals, u64),
@@ -72,11 +86,12 @@ pub(super) enum Decoded {
     Damaged(&'static str),
 }
 
-/// Appends `record`.
+/// Appends `record`, but for a description that no reader would take.
 pub(super) fn put_record(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Sample(sample) => put_sample(sample, out),
         Record::Loss(loss) => put_loss(loss, out),
+        Record::Described(described) => put_described(described, out),
     }
 }
 
@@ -130,13 +145,14 @@ pub(super) fn put_trailer(totals: &Totals, duration_ns: u64, symbols: u64, out: 
 }
 
 fn put_head(kind: u8, length: usize, out: &mut Vec<u8>) {
-    // Every length is one of the constants above.
+    // No caller has a longer one.
     let length = u16::try_from(length).unwrap_or(u16::MAX);
     out.extend([kind, 0]);
     out.extend(length.to_le_bytes());
 }
 
 fn put_sample(sample: &Sample, out: &mut Vec<u8>) {
+    let before = out.len();
     put_head(SAMPLE, SAMPLE_LENGTH, out);
     for number in [
         sample.time_ns,
@@ -161,7 +177,68 @@ fn put_sample(sample: &Sample, out: &mut Vec<u8>) {
         Some(Ring::User) => HAS_RING | USER,
         None => 0,
     };
-    out.push(cr3 | ring);
+    let guest = &sample.guest;
+    let has = |flag, is| if is { flag } else { 0 };
+    let task = has(HAS_TASK, (guest.task, guest.mapping) != (0, 0));
+    let chain = has(HAS_CHAIN, !guest.chain.is_empty());
+    out.push(cr3 | ring | task | chain);
+    if task != 0 {
+        out.extend(guest.task.to_le_bytes());
+        out.extend(guest.mapping.to_le_bytes());
+    }
+    if chain != 0 {
+        put_chain(&guest.chain, out);
+    }
+    let length = u16::try_from(out.len() - before - HEAD).unwrap_or(u16::MAX);
+    out[before + 2..before + HEAD].copy_from_slice(&length.to_le_bytes());
+}
+
+/// For each part how many frames it has and why no more, then the frames.
+fn put_chain(chain: &CallChain, out: &mut Vec<u8>) {
+    let end = |end: Option<ChainEnd>| end.map_or(0, |end| end as u8);
+    let kernel = &chain.kernel[..chain.kernel.len().min(MOST_FRAMES)];
+    let program = &chain.program[..chain.program.len().min(MOST_FRAMES)];
+    let count = |count: usize| u8::try_from(count).unwrap_or(u8::MAX);
+    out.extend([count(kernel.len()), end(chain.kernel_end)]);
+    out.extend([count(program.len()), end(chain.program_end)]);
+    for address in kernel {
+        out.extend(address.to_le_bytes());
+    }
+    for frame in program {
+        out.extend(frame.address.to_le_bytes());
+        out.extend(frame.mapping.to_le_bytes());
+    }
+}
+
+fn put_described(described: &Described, out: &mut Vec<u8>) {
+    let json = serde_json::to_vec(described).unwrap_or_default();
+    if fault(described).is_none() && json.len() <= usize::from(u16::MAX) {
+        put_head(DESCRIBED, json.len(), out);
+        out.extend(json);
+    }
+}
+
+/// What is wrong with a description, if something is. Names go to terminals, and numbers
+/// are taken from each other.
+fn fault(described: &Described) -> Option<&'static str> {
+    let (number, names, sane) = match described {
+        Described::Task(task) => (task.number, [&task.comm, &task.process], true),
+        Described::Mapping(mapping) => {
+            let id = &mapping.build_id;
+            let digits = id.bytes().all(|digit| digit.is_ascii_hexdigit());
+            let whole = digits && id.len().is_multiple_of(2) && id.len() <= LONGEST_BUILD_ID;
+            let sane = whole && mapping.start < mapping.end;
+            (mapping.number, [&mapping.name, &mapping.build_id], sane)
+        }
+    };
+    let bad = |name: &String| name.len() > LONGEST_NAME || name.chars().any(char::is_control);
+    if names.into_iter().any(bad) {
+        Some("a description has a name that is too long or has control characters")
+    } else if number == 0 || !sane {
+        Some("a description has numbers that make no sense")
+    } else {
+        None
+    }
 }
 
 fn put_loss(loss: &Loss, out: &mut Vec<u8>) {
@@ -192,6 +269,7 @@ pub(super) fn decode(kind: u8, payload: &[u8], events: usize) -> Decoded {
         LOSS => loss(&mut fields),
         TRAILER => trailer(&mut fields),
         SYMBOLS => Some(Decoded::Symbols),
+        DESCRIBED => Some(described(payload)),
         _ => Some(Decoded::Unknown),
     };
     decoded.unwrap_or(Decoded::Damaged("a record is too short for its kind"))
@@ -212,6 +290,16 @@ fn sample(fields: &mut FieldReader, events: usize) -> Option<Decoded> {
         (true, false) => Some(Ring::Kernel),
         (true, true) => Some(Ring::User),
     };
+    let mut guest = GuestPlace::default();
+    if flags & HAS_TASK != 0 {
+        (guest.task, guest.mapping) = (fields.u64()?, fields.u64()?);
+    }
+    if flags & HAS_CHAIN != 0 {
+        match chain(fields)? {
+            Ok(chain) => guest.chain = chain,
+            Err(why) => return Some(Decoded::Damaged(why)),
+        }
+    }
     Some(Decoded::Record(Record::Sample(Sample {
         time_ns,
         ip,
@@ -223,7 +311,49 @@ fn sample(fields: &mut FieldReader, events: usize) -> Option<Decoded> {
         event,
         set,
         ring,
+        guest,
     })))
+}
+
+/// The callers, or what is wrong with them.
+fn chain(fields: &mut FieldReader) -> Option<Result<CallChain, &'static str>> {
+    let (kernel, kernel_end) = (usize::from(fields.u8()?), fields.u8()?);
+    let (program, program_end) = (usize::from(fields.u8()?), fields.u8()?);
+    if kernel > MOST_FRAMES || program > MOST_FRAMES {
+        return Some(Err("a sample has more callers than are recorded"));
+    }
+    let end = |count: usize, end: u8| match (count, end) {
+        // Frames that end nowhere are no part of a chain.
+        (0, 0) => Some(None),
+        (_, end) => ChainEnd::of(end).map(Some),
+    };
+    let ends = (end(kernel, kernel_end), end(program, program_end));
+    let (Some(kernel_end), Some(program_end)) = ends else {
+        return Some(Err("a chain of callers has an unknown end"));
+    };
+    let addresses = (0..kernel).map(|_| fields.u64()).collect::<Option<_>>()?;
+    let frame = |_| {
+        Some(ProgramFrame {
+            address: fields.u64()?,
+            mapping: fields.u64()?,
+        })
+    };
+    Some(Ok(CallChain {
+        kernel: addresses,
+        kernel_end,
+        program: (0..program).map(frame).collect::<Option<_>>()?,
+        program_end,
+    }))
+}
+
+fn described(payload: &[u8]) -> Decoded {
+    let Ok(described) = serde_json::from_slice::<Described>(payload) else {
+        return Decoded::Damaged("a description is not of the form that descriptions have");
+    };
+    match fault(&described) {
+        Some(why) => Decoded::Damaged(why),
+        None => Decoded::Record(Record::Described(described)),
+    }
 }
 
 fn loss(fields: &mut FieldReader) -> Option<Decoded> {

@@ -50,7 +50,8 @@ impl<W: Write> ProfileWriter<W> {
         })
     }
 
-    /// Appends a record.
+    /// Appends a record. A description that no reader would take, with control characters
+    /// in a name say, is left out: its number stays unknown.
     ///
     /// # Errors
     /// It cannot be written.
@@ -62,6 +63,7 @@ impl<W: Write> ProfileWriter<W> {
         let time_ns = match record {
             Record::Sample(sample) => sample.time_ns,
             Record::Loss(loss) => loss.time_ns,
+            Record::Described(_) => 0,
         };
         self.latest_ns = self.latest_ns.max(time_ns);
         Ok(())

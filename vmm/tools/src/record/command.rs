@@ -273,6 +273,7 @@ impl Recording<'_> {
         records.sort_by_key(|record| match record {
             Record::Sample(sample) => sample.time_ns,
             Record::Loss(loss) => loss.time_ns,
+            Record::Described(_) => 0,
         });
         self.names.take(&records);
         self.output.write(&records)

@@ -61,6 +61,7 @@ pub fn record(sample: &parse::Sample, clock: &Clock, periods: &[u64]) -> Option<
             0 => Ring::Kernel,
             _ => Ring::User,
         }),
+        guest: sample.guest.clone(),
     }))
 }
 
@@ -68,6 +69,7 @@ pub fn record(sample: &parse::Sample, clock: &Clock, periods: &[u64]) -> Option<
 mod tests {
     use super::*;
     use perfmon_abi::DefaultEntry;
+    use perfmon_abi::compact::GuestPlace;
 
     const CLOCK: Clock = Clock {
         start: 1000,
@@ -89,6 +91,11 @@ mod tests {
             }),
             eventid: Some(1),
             values: vec![(VirtualPmd::Ring.pmd(), 3), (VirtualPmd::Cr3.pmd(), 0x5000)],
+            guest: GuestPlace {
+                task: 4,
+                mapping: 5,
+                ..GuestPlace::default()
+            },
             ..parse::Sample::default()
         }
     }
@@ -106,11 +113,12 @@ mod tests {
             event: 1,
             set: 0,
             ring: Some(Ring::User),
+            guest: sample().guest,
         };
         let check = |sample: &parse::Sample, expected| {
             assert_eq!(record(sample, &CLOCK, &[10, 20]), expected);
         };
-        check(&sample(), Some(Record::Sample(expected)));
+        check(&sample(), Some(Record::Sample(expected.clone())));
         // What the host does not know, and what was not recorded.
         let unknown = parse::Sample {
             values: vec![(VirtualPmd::Ring.pmd(), u64::MAX)],
@@ -119,7 +127,7 @@ mod tests {
         let without = Sample {
             ring: None,
             cr3: None,
-            ..expected
+            ..expected.clone()
         };
         check(&unknown, Some(Record::Sample(without)));
         // Before the first reset.
