@@ -36,6 +36,9 @@ const PAGES: usize = 1 << 16;
 /// or be another one.
 const FOLLOW: Duration = Duration::from_secs(1);
 
+/// How long nobody searches a guest in which nothing is found, at most.
+const SELDOM: Duration = Duration::from_secs(64);
+
 /// The memory of a VM that `guest_view` reads.
 struct Ram<'a>(&'a GuestMemoryMmap);
 
@@ -144,11 +147,19 @@ impl VmKernel {
         self.descriptions.set_unknown(unknown);
     }
 
-    fn describe(&self, news: News, names: &mut FileNames) {
+    fn describe(&self, news: News, (names, pace): (&mut FileNames, &mut Pace)) {
         match news {
             // Several vCPUs ask at once.
-            News::Kernel(cr3) if lock(&self.shown).is_none() => self.show_present(cr3),
-            News::Kernel(_) => {}
+            News::Kernel(cr3) => {
+                if lock(&self.shown).is_none() && pace.may(Instant::now()) {
+                    self.show_present(cr3);
+                    pace.ended(Instant::now(), lock(&self.shown).is_some());
+                }
+            }
+            News::Elsewhere => {
+                let why = "what runs is no Linux kernel, or one that has just begun";
+                self.descriptions.set_unknown(Some(why.to_owned()));
+            }
             News::Task(number, task) => self.descriptions.add(of_task(number, &task)),
             News::Mapping(number, mapping) => {
                 let ram = Ram(self.vm.memory());
@@ -163,9 +174,25 @@ impl VmKernel {
     }
 }
 
+/// When to search again after nothing was found: soon, since a kernel that begins is there
+/// soon, and then ever more seldom.
+#[derive(Debug, Default)]
+struct Pace(Option<(Instant, Duration)>);
+
+impl Pace {
+    fn may(&self, now: Instant) -> bool {
+        self.0.is_none_or(|(next, _)| next <= now)
+    }
+
+    fn ended(&mut self, now: Instant, found: bool) {
+        let wait = self.0.map_or(FOLLOW, |(_, wait)| (wait * 2).min(SELDOM));
+        self.0 = (!found).then_some((now + wait, wait));
+    }
+}
+
 /// Describes what vCPUs find, and follows the guest's kernel while they look.
 fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
-    let mut names = FileNames::default();
+    let (mut names, mut pace) = (FileNames::default(), Pace::default());
     let mut next = Instant::now() + FOLLOW;
     loop {
         let wait = next.saturating_duration_since(Instant::now());
@@ -181,7 +208,7 @@ fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
             return;
         };
         match told {
-            Ok(news) => kernel.describe(news, &mut names),
+            Ok(news) => kernel.describe(news, (&mut names, &mut pace)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -238,4 +265,23 @@ fn search(ram: &Ram<'_>, cr3: u64) -> Result<KernelView, String> {
         }
     }
     Err(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn searches_in_vain_become_seldom() {
+        let mut now = Instant::now();
+        let mut pace = Pace::default();
+        for wait in [1, 2, 4, 8, 16, 32, 64, 64] {
+            assert!(pace.may(now));
+            pace.ended(now, false);
+            now += Duration::from_secs(wait);
+            assert!(!pace.may(now - Duration::from_millis(1)));
+        }
+        pace.ended(now, true);
+        assert!(pace.may(now), "the next kernel is looked for at once");
+    }
 }

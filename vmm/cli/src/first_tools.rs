@@ -80,6 +80,7 @@ impl FirstTools {
             selection,
             events: Vec::new(),
             sampling: Sampling::Frequency(RecordOptions::DEFAULT_HZ),
+            chains: false,
             random: 0,
             output,
             buffer: BUFFER_KIB << 10,

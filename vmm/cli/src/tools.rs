@@ -160,6 +160,7 @@ pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
             Some(period) => Sampling::Period(period),
             None => Sampling::Frequency(flags.freq.unwrap_or(RecordOptions::DEFAULT_HZ)),
         },
+        chains: flags.call_graph,
         random: flags.random,
         output: flags.output.clone(),
         buffer: flags.buffer << 10,

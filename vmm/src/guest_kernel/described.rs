@@ -25,6 +25,8 @@ const NAMES: usize = 1 << 14;
 pub(super) enum News {
     /// A guest runs with this CR3, and nobody knows its kernel.
     Kernel(u64),
+    /// What runs is not where a kernel of Linux is.
+    Elsewhere,
     Task(u64, Task),
     Mapping(u64, Mapping),
 }
@@ -61,10 +63,10 @@ impl Descriptions {
         (descriptions, receiver)
     }
 
-    /// Somebody looks for the kernel that runs with `cr3`, soon.
-    pub(super) fn seek(&self, cr3: u64) {
-        // Whoever finds no room asks again.
-        let _ = self.news.try_send(News::Kernel(cr3));
+    /// Tells what is no description.
+    pub(super) fn tell(&self, news: News) {
+        // Whoever finds no room tells it again.
+        let _ = self.news.try_send(news);
     }
 
     /// A number for what `news` tells; none if there is no room.

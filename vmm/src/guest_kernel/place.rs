@@ -67,8 +67,14 @@ impl VcpuLook {
         let kernel = Arc::clone(&self.kernel);
         let Some(view) = self.view.clone() else {
             // Before it has page tables of its own a kernel is not where it will be.
-            if (at.mode != Mode::Kernel || at.rip >> 63 != 0) && self.may_ask() {
-                kernel.descriptions.seek(at.cr3);
+            let is_begun = at.mode != Mode::Kernel || at.rip >> 63 != 0;
+            if self.may_ask() {
+                let news = if is_begun {
+                    News::Kernel(at.cr3)
+                } else {
+                    News::Elsewhere
+                };
+                kernel.descriptions.tell(news);
             }
             return;
         };

@@ -131,6 +131,11 @@ impl Starter {
         );
     }
 
+    /// The VM waits for tools, or is with them from its first instruction.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Everything counts.
     pub(crate) fn ready(&self, vm: &Vm) -> Result<(), ToolError> {
         match &self.0 {

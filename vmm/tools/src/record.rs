@@ -10,6 +10,7 @@ pub mod frequency;
 mod kernel;
 mod output;
 mod plan;
+mod programs;
 pub mod samples;
 mod session;
 

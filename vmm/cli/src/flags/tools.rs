@@ -184,6 +184,10 @@ pub struct RecordFlags {
     /// [default: 1000]
     #[arg(short = 'F', long, value_name = "HZ", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub freq: Option<u64>,
+    /// Record the callers of each sample, too: the kernel's by its own unwind tables (ORC), a
+    /// program's by its frame pointers
+    #[arg(short = 'g', long)]
+    pub call_graph: bool,
     /// Vary each period at random by so many of its low bits, which breaks the step with
     /// loops
     #[arg(long, value_name = "BITS", default_value_t = 0,

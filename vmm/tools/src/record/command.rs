@@ -10,6 +10,7 @@ use umpire_perfmon::Call;
 use super::kernel::KernelNames;
 use super::output::Output;
 use super::plan::SamplingPlan;
+use super::programs::Programs;
 use super::samples::Clock;
 use super::session::{SamplingSession, Scene};
 use crate::command::{Limit, Until};
@@ -26,8 +27,14 @@ const DRAIN: Duration = Duration::from_millis(50);
 /// How often the counters are looked at, for the first time and then.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_millis(100);
+/// How long the VM may look for the guest's kernel, and how long a guest that does nothing is
+/// waited for.
+const KERNEL: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_millis(200);
 /// How often a terminal shows the progress.
 const PROGRESS: Duration = Duration::from_millis(500);
+/// The least sampling buffer: two blocks with callers.
+const LEAST_BUFFER: u64 = 16 << 10;
 const DEFAULT: &str = "cycles";
 
 /// What is sampled, and where samples go.
@@ -39,6 +46,8 @@ pub struct RecordOptions {
     pub events: Vec<EventList>,
     /// How far apart samples are.
     pub sampling: Sampling,
+    /// Record the callers of each sample, too.
+    pub chains: bool,
     /// Vary each period at random by so many of its low bits.
     pub random: u32,
     /// The file for the samples.
@@ -75,6 +84,7 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         plan: &plan,
         clock,
         flags: selection.flags(),
+        chains: options.chains,
         buffer: buffer(options.buffer, targets.len(), &vm)?,
     };
     let waiter = Waiter::new().map_err(host("waiting for events"))?;
@@ -86,6 +96,7 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         waiter: &waiter,
         output,
         names: KernelNames::new(&vm),
+        programs: Programs::default(),
         shown: None,
         unreported: false,
     };
@@ -134,7 +145,7 @@ fn buffer(wanted: u64, count: usize, vm: &Vm) -> Result<u64, ToolError> {
     };
     let count = u64::try_from(count).unwrap_or(u64::MAX).max(1);
     // Half of it is left to other tools, in whole pages.
-    Ok(wanted.min(most / 2 / count / 4096 * 4096).max(4096))
+    Ok(wanted.min(most / 2 / count / 4096 * 4096).max(LEAST_BUFFER))
 }
 
 fn sessions(
@@ -153,8 +164,6 @@ fn sessions(
 }
 
 fn header(scene: &Scene<'_>) -> Header {
-    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let unix = unix.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(0));
     let event = |event: &super::plan::Sampled| SampledEvent {
         name: event.name.clone(),
         sampling: scene.plan.sampling,
@@ -168,11 +177,17 @@ fn header(scene: &Scene<'_>) -> Header {
         vcpus: scene.vm.model.vcpus,
         cores: scene.vm.model.cores,
         host: host_words(),
-        start_unix_ns: unix,
+        start_unix_ns: unix_ns(),
         start_tsc: scene.clock.start,
         tsc_khz: scene.vm.model.tsc_khz,
         events: scene.plan.events.iter().map(event).collect(),
     }
+}
+
+/// Nanoseconds since 1970.
+fn unix_ns() -> u64 {
+    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    unix.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(0))
 }
 
 /// `Linux 6.1.0 x86_64`, as far as the host says.
@@ -188,6 +203,7 @@ struct Recording<'a> {
     waiter: &'a Waiter,
     output: Output,
     names: KernelNames,
+    programs: Programs,
     /// When progress was shown last.
     shown: Option<Instant>,
     /// Others had counters for a time that nobody reports.
@@ -201,10 +217,11 @@ impl Recording<'_> {
             session.start(self.scene.vm)?;
         }
         options.starter.ready(self.scene.vm)?;
+        let stopped = !options.starter.is_waited_for() && self.get_ready()?;
         let began = Instant::now();
         let mut limit = Limit::begin(&options.until, self.waiter)?;
         let (mut next_drain, mut next_look) = (began + DRAIN, began + FIRST_LOOK);
-        loop {
+        while !stopped {
             let moments = [Some(next_drain), Some(next_look), limit.due()];
             let next = moments.into_iter().flatten().min();
             let woken = self
@@ -226,6 +243,7 @@ impl Recording<'_> {
             if next_look <= now {
                 self.drain()?;
                 self.look()?;
+                self.describe()?;
                 next_look = now + LOOK;
             }
             self.show(now);
@@ -251,6 +269,39 @@ impl Recording<'_> {
         Ok(limit.completion())
     }
 
+    /// Samples until the VM knows the guest's kernel, so that those of the recording have
+    /// tasks; what was sampled so far is no part of it. It is not waited for where nothing can
+    /// be known, or nothing runs. Returns whether it was stopped meanwhile.
+    fn get_ready(&mut self) -> Result<bool, ToolError> {
+        let began = Instant::now();
+        let (mut any, mut stopped) = (false, false);
+        while !stopped && began.elapsed() < if any { KERNEL } else { IDLE } {
+            let mut records = Vec::new();
+            for session in &mut self.sessions {
+                records.extend(session.drain(&self.scene)?);
+            }
+            any |= !records.is_empty();
+            self.programs.take(&records);
+            if self.programs.is_ready(&self.scene.vm.client) {
+                break;
+            }
+            let woken = self.waiter.wait(Some(Instant::now() + FIRST_LOOK));
+            let woken = woken.map_err(host("waiting for samples"))?;
+            for number in woken.ready {
+                if let Some(session) = self.sessions.get_mut(number) {
+                    session.messages(&self.scene)?;
+                    if session.over {
+                        self.waiter.remove(&session.handle.fd);
+                    }
+                }
+            }
+            stopped = woken.stop || self.sessions.iter().all(|session| session.over);
+        }
+        self.scene.clock.start = crate::sys::rdtsc();
+        self.output.begin(unix_ns(), self.scene.clock.start);
+        Ok(stopped)
+    }
+
     fn messages(&mut self, number: usize) -> Result<(), ToolError> {
         let Some(session) = self.sessions.get_mut(number) else {
             return Ok(());
@@ -261,8 +312,13 @@ impl Recording<'_> {
         if session.over {
             self.waiter.remove(&session.handle.fd);
         }
-        self.names.take(&records);
-        self.output.write(&records)
+        self.write(&records)
+    }
+
+    fn write(&mut self, records: &[Record]) -> Result<(), ToolError> {
+        self.names.take(records);
+        self.programs.take(records);
+        self.output.write(records)
     }
 
     fn drain(&mut self) -> Result<(), ToolError> {
@@ -275,8 +331,7 @@ impl Recording<'_> {
             Record::Loss(loss) => loss.time_ns,
             Record::Described(_) => 0,
         });
-        self.names.take(&records);
-        self.output.write(&records)
+        self.write(&records)
     }
 
     /// Where periods adapt, or it is not known yet how events are counted.
@@ -291,6 +346,12 @@ impl Recording<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What samples have met in the guest.
+    fn describe(&mut self) -> Result<(), ToolError> {
+        let described = self.programs.ask(&self.scene.vm.client);
+        self.output.write(&described)
     }
 
     /// How far it is, for people.
@@ -309,6 +370,11 @@ impl Recording<'_> {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
         let now = crate::sys::rdtsc();
+        let described = self.programs.rest(&self.scene.vm.client);
+        self.output.write(&described)?;
+        if let Some(note) = self.programs.note().filter(|_| totals.samples > 0) {
+            crate::note(&mut io::stderr(), &note);
+        }
         let symbols = self.names.text(self.scene.vm);
         let bytes = self.output.finish(self.scene.clock.ns(now), &symbols)?;
         let none = if was_idle(&totals) && !self.unreported {

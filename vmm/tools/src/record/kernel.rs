@@ -52,6 +52,9 @@ impl KernelNames {
             let Record::Sample(sample) = record else {
                 continue;
             };
+            let room = MOST.saturating_sub(self.hits.len());
+            let callers = sample.guest.chain.kernel.iter().copied();
+            self.hits.extend(callers.take(room));
             if sample.ring != Some(Ring::Kernel) {
                 continue;
             }

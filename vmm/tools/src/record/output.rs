@@ -77,6 +77,11 @@ impl Output {
         })
     }
 
+    /// Sampling begins now: so many nanoseconds after 1970, at this TSC.
+    pub(super) fn begin(&mut self, start_unix_ns: u64, start_tsc: u64) {
+        (self.header.start_unix_ns, self.header.start_tsc) = (start_unix_ns, start_tsc);
+    }
+
     /// An event is counted so.
     pub(super) fn learn(&mut self, event: usize, provenance: Provenance) {
         if let Some(how) = self.how.get_mut(event) {

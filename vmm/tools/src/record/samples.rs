@@ -33,7 +33,7 @@ impl Clock {
 /// samples that do not have theirs. `None` if it is of an event that nobody
 /// asked for, or does not say where it was taken.
 #[must_use]
-pub fn record(sample: &parse::Sample, clock: &Clock, periods: &[u64]) -> Option<Record> {
+pub fn record(sample: parse::Sample, clock: &Clock, periods: &[u64]) -> Option<Record> {
     let entry = sample.entry?;
     let event = usize::try_from(sample.eventid?).ok()?;
     let usual = *periods.get(event)?;
@@ -61,7 +61,7 @@ pub fn record(sample: &parse::Sample, clock: &Clock, periods: &[u64]) -> Option<
             0 => Ring::Kernel,
             _ => Ring::User,
         }),
-        guest: sample.guest.clone(),
+        guest: sample.guest,
     }))
 }
 
@@ -115,10 +115,10 @@ mod tests {
             ring: Some(Ring::User),
             guest: sample().guest,
         };
-        let check = |sample: &parse::Sample, expected| {
+        let check = |sample: parse::Sample, expected| {
             assert_eq!(record(sample, &CLOCK, &[10, 20]), expected);
         };
-        check(&sample(), Some(Record::Sample(expected.clone())));
+        check(sample(), Some(Record::Sample(expected.clone())));
         // What the host does not know, and what was not recorded.
         let unknown = parse::Sample {
             values: vec![(VirtualPmd::Ring.pmd(), u64::MAX)],
@@ -129,7 +129,7 @@ mod tests {
             cr3: None,
             ..expected.clone()
         };
-        check(&unknown, Some(Record::Sample(without)));
+        check(unknown, Some(Record::Sample(without)));
         // Before the first reset.
         let mut first = sample();
         if let Some(entry) = &mut first.entry {
@@ -139,7 +139,7 @@ mod tests {
             period: 20,
             ..expected
         };
-        check(&first, Some(Record::Sample(usual)));
+        check(first, Some(Record::Sample(usual)));
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
         let odd = |change: fn(&mut parse::Sample)| {
             let mut sample = sample();
             change(&mut sample);
-            assert_eq!(record(&sample, &CLOCK, &[10, 20]), None);
+            assert_eq!(record(sample, &CLOCK, &[10, 20]), None);
         };
         odd(|sample| sample.eventid = Some(2));
         odd(|sample| sample.eventid = None);

@@ -4,7 +4,8 @@ use perfmon::VirtualPmd;
 use perfmon_abi::compact::Cursor;
 use perfmon_abi::consts::{
     COMPACT_FORMAT, PFM_FL_NO_ASK, PFM_FL_PREEMPTIBLE, PFM_MSG_END, PFM_MSG_PREEMPTED,
-    PFM_MSG_RESTORED, PFM_MSG_THROTTLED, PFM_SETFL_EXCL_IDLE,
+    PFM_MSG_RESTORED, PFM_MSG_THROTTLED, PFM_SETFL_EXCL_IDLE, UMPIRE_COMPACT_FL_CHAIN,
+    UMPIRE_COMPACT_FL_TASK,
 };
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{CompactArg, Message, PmdArg, Record as _, SetDesc, SetInfo};
@@ -27,6 +28,8 @@ pub(super) struct Scene<'a> {
     pub(super) clock: Clock,
     /// Of contexts, beside those of their targets.
     pub(super) flags: u32,
+    /// Samples tell their callers.
+    pub(super) chains: bool,
     /// Bytes of a sampling buffer.
     pub(super) buffer: u64,
 }
@@ -106,9 +109,15 @@ impl SamplingSession {
     fn try_open(scene: &Scene<'_>, target: Target) -> Result<Self, Refusal> {
         let Scene { vm, plan, .. } = scene;
         let flags = target.flags() | scene.flags;
+        let chains = if scene.chains {
+            UMPIRE_COMPACT_FL_CHAIN
+        } else {
+            0
+        };
         let argument = CompactArg {
             buf_size: scene.buffer,
-            ..CompactArg::default()
+            block_size: 0,
+            flags: UMPIRE_COMPACT_FL_TASK | chains,
         };
         let argument = argument.to_bytes();
         let handle = vm.client.create(flags, Some(COMPACT_FORMAT), &argument)?;
@@ -198,7 +207,7 @@ impl SamplingSession {
         })?;
         let periods: Vec<u64> = self.paces.iter().map(|pace| pace.period).collect();
         let mut records = Vec::with_capacity(batch.samples.len());
-        for sample in &batch.samples {
+        for sample in batch.samples {
             if let Some(entry) = &sample.entry {
                 self.latest = self.latest.max(entry.tstamp);
             }

@@ -1,0 +1,180 @@
+//! What the numbers of tasks and mappings in samples stand for, as the VM tells it.
+
+use std::time::{Duration, Instant};
+
+use perfmon_abi::wire::programs::{
+    Described, MappingInfo, ProgramsInfo, ProgramsRequest, TaskInfo,
+};
+use umpire_perfmon::Client;
+
+use crate::profile::{Record, Sample};
+
+/// How long the last descriptions are waited for, and how often they are asked for meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What was asked already.
+#[derive(Debug, Default)]
+pub(super) struct Programs {
+    /// Where the next question begins.
+    next: u64,
+    /// The greatest number that a sample has, and that was described.
+    met: u64,
+    described: u64,
+    /// The last answer said that there is more.
+    more: bool,
+    /// Descriptions that the VM did not keep.
+    lost: u64,
+    /// Why nothing is known.
+    unknown: Option<String>,
+}
+
+impl Programs {
+    /// Takes note of the numbers in samples.
+    pub(super) fn take(&mut self, records: &[Record]) {
+        for record in records {
+            if let Record::Sample(sample) = record {
+                self.met = self.met.max(greatest(sample));
+            }
+        }
+    }
+
+    /// A sample had a task, or there is a reason why none will have: of what samples have met,
+    /// the VM is asked only then.
+    pub(super) fn is_ready(&mut self, client: &Client) -> bool {
+        let asks = || client.programs(&ProgramsRequest { since: u64::MAX });
+        self.met > 0 || asks().map_or(true, |info| info.unknown.is_some())
+    }
+
+    /// The descriptions that are there, if samples need any that were not told yet. What
+    /// cannot be asked for stays unknown: the VM may be gone.
+    pub(super) fn ask(&mut self, client: &Client) -> Vec<Record> {
+        let mut records = Vec::new();
+        while self.more || self.met > self.described || self.met == 0 {
+            let Ok(info) = client.programs(&ProgramsRequest { since: self.next }) else {
+                break;
+            };
+            let told = info.described.len();
+            self.answered(info, &mut records);
+            if told == 0 {
+                break;
+            }
+        }
+        records
+    }
+
+    fn answered(&mut self, info: ProgramsInfo, records: &mut Vec<Record>) {
+        for one in &info.described {
+            let (Described::Task(TaskInfo { number, .. })
+            | Described::Mapping(MappingInfo { number, .. })) = one;
+            self.described = self.described.max(*number);
+        }
+        (self.next, self.more) = (info.next, info.more);
+        self.lost = self.lost.saturating_add(info.lost);
+        self.unknown = info.unknown;
+        records.extend(info.described.into_iter().map(Record::Described));
+    }
+
+    /// Those that are still missing at the end.
+    pub(super) fn rest(&mut self, client: &Client) -> Vec<Record> {
+        let end = Instant::now() + PATIENCE;
+        let mut records = self.ask(client);
+        while (self.more || self.met > self.described) && Instant::now() < end {
+            std::thread::sleep(PAUSE);
+            let further = self.ask(client);
+            if further.is_empty() && !self.more {
+                break;
+            }
+            records.extend(further);
+        }
+        records
+    }
+
+    /// What the user has to know.
+    pub(super) fn note(&self) -> Option<String> {
+        if self.lost > 0 {
+            return Some(format!(
+                "the VM has forgotten {} descriptions of programs; their samples have no names",
+                self.lost
+            ));
+        }
+        let why = self.unknown.as_ref().filter(|_| self.met == 0)?;
+        Some(format!("programs of the guest have no names: {why}"))
+    }
+}
+
+/// The greatest number of a task or mapping in `sample`.
+fn greatest(sample: &Sample) -> u64 {
+    let guest = &sample.guest;
+    let frames = guest.chain.program.iter().map(|frame| frame.mapping);
+    frames.fold(guest.task.max(guest.mapping), u64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perfmon_abi::compact::{CallChain, GuestPlace, ProgramFrame};
+
+    #[test]
+    fn the_greatest_number_may_be_anywhere() {
+        let sample = |task, mapping, frame| Sample {
+            guest: GuestPlace {
+                task,
+                mapping,
+                chain: CallChain {
+                    program: vec![ProgramFrame {
+                        address: 9,
+                        mapping: frame,
+                    }],
+                    ..CallChain::default()
+                },
+            },
+            ..Sample::default()
+        };
+        for (sample, expected) in [
+            (sample(3, 2, 1), 3),
+            (sample(1, 3, 2), 3),
+            (sample(1, 2, 3), 3),
+        ] {
+            assert_eq!(greatest(&sample), expected);
+        }
+    }
+
+    #[test]
+    fn answers_are_taken_in() {
+        let task = |number| {
+            Described::Task(TaskInfo {
+                number,
+                ..TaskInfo::default()
+            })
+        };
+        let mut programs = Programs::default();
+        let mut records = Vec::new();
+        let info = ProgramsInfo {
+            described: vec![task(2), task(1)],
+            next: 2,
+            more: true,
+            lost: 1,
+            unknown: None,
+        };
+        programs.answered(info, &mut records);
+        assert_eq!(records.len(), 2);
+        assert_eq!((programs.next, programs.described), (2, 2));
+        assert!(
+            programs
+                .note()
+                .is_some_and(|note| note.contains("forgotten 1"))
+        );
+        let nothing = ProgramsInfo {
+            unknown: Some("it is no Linux".to_owned()),
+            ..ProgramsInfo::default()
+        };
+        let mut programs = Programs::default();
+        programs.answered(nothing.clone(), &mut records);
+        let note = programs.note().unwrap_or_default();
+        assert!(note.ends_with("have no names: it is no Linux"), "{note}");
+        // Samples that have tasks need no excuse.
+        programs.met = 1;
+        assert_eq!(programs.note(), None);
+    }
+}
