@@ -21,6 +21,8 @@ walk kernel >/tmp/kernel & walk module >/tmp/module & sleep 1
 (cat /proc/kallsyms; echo '#maps'; cat /proc/$(cat /tmp/compute.pid)/maps) >/tmp/said
 (echo '#walk'; cat /tmp/compute; echo '#pid'; cat /tmp/compute.pid; echo '#end') >>/tmp/said
 stty -F /dev/ttyS1 raw; cat /tmp/said >/dev/ttyS1
+mkfifo /tmp/there /tmp/back
+cat 0<>/tmp/there 1<>/tmp/back & cat 0<>/tmp/back 1<>/tmp/there & echo ping >/tmp/there
 while :; do find /proc /sys >/dev/null 2>&1; done & while :; do true; done
 "#;
 
@@ -150,6 +152,8 @@ struct Tally {
     module: u32,
     through: u32,
     mapped: bool,
+    /// In the kernel, with the place where the program entered it.
+    entered: u32,
     comms: BTreeMap<String, u32>,
 }
 
@@ -228,6 +232,12 @@ fn check(image: LinuxImage, cpu: &str, options: &str) {
             };
             *tally.comms.entry(task.process.to_string()).or_default() += 1;
             assert!(!task.is_kernel || task.memory.is_none(), "{task:?}");
+            // Registers of another task would lead elsewhere in this one's memory.
+            if let (Some(memory), Some(frame)) = (task.memory, chain.program().first()) {
+                let mapping = look.mapping(memory, frame.address);
+                assert!(mapping.is_ok(), "{frame:?}: {mapping:?} in {task:?}");
+                tally.entered += u32::from(at.mode == Mode::Kernel);
+            }
             if task.tgid == said.pid && !tally.mapped {
                 check_mappings(&look, &task, &said);
                 tally.mapped = true;
@@ -238,6 +248,8 @@ fn check(image: LinuxImage, cpu: &str, options: &str) {
     println!("{tally:#?}");
     let most = |part: u32, whole: u32| part * 100 >= whole * 90;
     assert!(tally.mapped && tally.comms.contains_key("walk"));
+    assert!(tally.comms.contains_key("cat"), "two that wake each other");
+    assert!(tally.entered > 100, "programs in the kernel");
     assert!(tally.unknown_tasks * 100 <= tally.samples, "tasks");
     assert!(
         tally.computing > 20 && most(tally.walked, tally.computing),

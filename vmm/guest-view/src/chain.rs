@@ -4,7 +4,7 @@
 use crate::frame::{End, Frame};
 use crate::registers::{Mode, Registers, Saved};
 use crate::space::Space;
-use crate::unwind::{State, Unwinder};
+use crate::unwind::{Entered, State, Unwinder};
 
 /// Depth of a chain where nobody says another: that of perf (`PERF_MAX_STACK_DEPTH`).
 pub const DEPTH: usize = 127;
@@ -150,7 +150,7 @@ impl Chain {
 /// What was met on the way through the kernel's frames.
 pub(crate) struct Walked {
     /// The registers of the program that entered the kernel, if the chain comes so far.
-    pub(crate) entered: Option<Saved>,
+    pub(crate) entered: Option<Entered>,
     /// A frame is on the task's stack, below the registers that were saved there: the entry
     /// into the kernel is over, and they are those of the program.
     pub(crate) on_stack: bool,

@@ -11,7 +11,7 @@ use crate::registers::{Mode, Registers};
 use crate::space::Space;
 use crate::task::{ProgramMemory, Task};
 use crate::unknown::Unknown;
-use crate::unwind::Unwinder;
+use crate::unwind::{Entered, Unwinder};
 use crate::view::KernelView;
 
 /// Most bytes that a look reads of the kernel, and as many of a program: far more than a
@@ -81,8 +81,11 @@ impl<'a> Look<'a> {
             if task.is_some_and(|task| task.memory.is_none()) {
                 return;
             }
+            // In the middle of a switch the stack is the next task's already.
+            let is_tasks = |at: &Entered| task.is_none_or(|task| task.enters_at(at.address));
+            let entered = walked.entered.filter(is_tasks).map(|at| at.saved);
             let of_task = || layout?.of_program(&self.space, task.filter(|_| walked.on_stack)?);
-            let saved = walked.entered.or_else(of_task);
+            let saved = entered.or_else(of_task);
             saved.as_ref().map(Program::entered)
         } else {
             Some(Program::running(at))

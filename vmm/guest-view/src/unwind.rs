@@ -56,6 +56,14 @@ pub(crate) struct Unwinder<'a> {
     pub(crate) orc: &'a dyn Fn(u64) -> Table,
 }
 
+/// The registers of a program that entered the kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entered {
+    /// Of the whole `struct pt_regs`, also where only the processor's part is saved.
+    pub(crate) address: u64,
+    pub(crate) saved: Saved,
+}
+
 /// What the kernel's tables have for an address.
 pub(crate) enum Table {
     /// There is none: code that the kernel made itself, or a kernel without ORC.
@@ -67,7 +75,7 @@ pub(crate) enum Table {
 
 impl Unwinder<'_> {
     /// Goes to the caller's frame, or gives the registers of the program that called.
-    pub(crate) fn next(&self, state: &mut State) -> Result<Option<Saved>, End> {
+    pub(crate) fn next(&self, state: &mut State) -> Result<Option<Entered>, End> {
         let place = state.ip.wrapping_sub(u64::from(!state.interrupted));
         let entry = match (self.orc)(place) {
             Table::Entry(entry) => entry,
@@ -129,24 +137,30 @@ impl Unwinder<'_> {
     }
 
     /// Goes to what was interrupted, whose registers are at `sp`.
-    fn interrupted(&self, state: &mut State, sp: u64, frame: Found) -> Result<Option<Saved>, End> {
+    fn interrupted(
+        &self,
+        state: &mut State,
+        sp: u64,
+        frame: Found,
+    ) -> Result<Option<Entered>, End> {
         let layout = self.saved.ok_or(End::NoTable)?;
         let kernels = (sp >= KERNEL).then_some(sp).ok_or(End::Unreadable)?;
-        let mut saved = if frame == Found::Registers {
-            layout.whole(self.space, kernels)
+        let (address, saved) = if frame == Found::Registers {
+            (kernels, layout.whole(self.space, kernels))
         } else {
-            layout.part(self.space, kernels)
-        }
-        .ok_or(End::Unreadable)?;
+            let whole = kernels.wrapping_sub(layout.processors_part());
+            (whole, layout.part(self.space, kernels))
+        };
+        let mut saved = saved.ok_or(End::Unreadable)?;
         // Where only the processor's part is saved, the others are as they were last known.
         saved.general = saved.general.or(state.general);
         state.general = saved.general;
         (state.ip, state.sp) = (saved.ip, saved.sp);
-        Ok((saved.mode != Mode::Kernel).then_some(saved))
+        Ok((saved.mode != Mode::Kernel).then_some(Entered { address, saved }))
     }
 
     /// As the kernel does for code without tables: it may have a frame pointer.
-    fn by_frame_pointer(&self, state: &mut State) -> Result<Option<Saved>, End> {
+    fn by_frame_pointer(&self, state: &mut State) -> Result<Option<Entered>, End> {
         let above = state.bp.wrapping_sub(state.sp);
         if !state.bp.is_multiple_of(8) || above > MOST_FRAME {
             return Err(End::Direction);

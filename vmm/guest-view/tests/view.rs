@@ -5,8 +5,8 @@ mod linux;
 
 use guest_view::{Chain, End, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown};
 use linux::{
-    AREA, CALLED, CODE, DENTRY, ENTRY, IMAGE, INTERRUPT, KSTACK, Linux, MM, MODULE, MODULE_CODE,
-    NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, at, physical,
+    AREA, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, IMAGE, INTERRUPT, KSTACK, Linux, MM, MODULE,
+    MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, at, physical,
 };
 
 fn note(linux: &Linux) -> Note {
@@ -182,6 +182,17 @@ fn a_task_that_cannot_be_is_unknown() {
     );
     check(
         |linux| linux.word(TASK + at::STACK, 0),
+        Unknown::Inconsistent("stacks"),
+    );
+    // Another task's: not as large as a stack, and not where one begins.
+    for other in [0x10, 0x1000, 0x3ff8] {
+        check(
+            |linux| linux.word(TASK + at::STACK, KSTACK + other),
+            Unknown::Inconsistent("stacks"),
+        );
+    }
+    check(
+        |linux| linux.word(TASK + at::STACK, KSTACK - 0x4000),
         Unknown::Inconsistent("stacks"),
     );
     check(
@@ -406,8 +417,9 @@ fn what_entered_the_kernel_just_now() {
     both(|mut linux| {
         let view = view(&linux);
         // Only the processor has saved registers; those of the stack's top are old.
-        linux.saved(KSTACK + 0x100 - 128, CODE + 0x77, 0x33, STACK + 0x800, 0);
-        let found = chain_at(&linux, &view, INTERRUPT, KSTACK + 0x100, STACK + 0x810);
+        let sp = ENTRY_STACK + 0x100;
+        linux.saved(sp - 128, CODE + 0x77, 0x33, STACK + 0x800, 0);
+        let found = chain_at(&linux, &view, INTERRUPT, sp, STACK + 0x810);
         let program = vec![CODE + 0x77, CODE + 0x123, CODE + 0x456];
         let expected = (
             vec![INTERRUPT],
@@ -419,6 +431,47 @@ fn what_entered_the_kernel_just_now() {
         // Not on the task's stack: nobody knows where the program is.
         let found = chain_at(&linux, &view, IMAGE + 0x1300, STACK, 0);
         assert_eq!((found.2, found.3), (vec![], Some(End::NoProgram)));
+    });
+}
+
+/// `__switch_to` runs on the next task's stack before it says which task that is.
+#[test]
+fn in_the_middle_of_a_switch() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let next = KSTACK + 0x8000 - REGS;
+        linux.word(next - 8, ENTRY + 0x20);
+        linux.saved(next, CODE + 0x77, 0x33, STACK + 0x800, STACK + 0x810);
+        let found = chain_at(&linux, &view, CALLED + 9, next - 32, 0);
+        let kernel = vec![CALLED + 9, ENTRY + 0x20];
+        let nobody = (kernel, Some(End::Entry), vec![], Some(End::NoProgram));
+        assert_eq!(found, nobody);
+        // The processor's part alone, where no processor saves it.
+        linux.saved(next - 0x200 - 128, CODE + 0x77, 0x33, STACK + 0x800, 0);
+        let found = chain_at(&linux, &view, INTERRUPT, next - 0x200, 0);
+        assert_eq!((found.2, found.3), (vec![], Some(End::NoProgram)));
+        // It is the task's own at the top of the task's stack.
+        let top = KSTACK + 0x4000 - REGS;
+        let found = chain_at(&linux, &view, INTERRUPT, top + 128, STACK + 0x810);
+        assert_eq!((found.2, found.3), (PROGRAM.to_vec(), Some(End::Outermost)));
+    });
+}
+
+/// Its memory is the new program's, and its registers may be those of the one before.
+#[test]
+fn a_task_that_becomes_another_program() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let sp = KSTACK + 0x4000 - REGS - 32;
+        linux.word(sp + 24, ENTRY + 0x20);
+        linux.half(TASK + at::EXECUTES, 1 << 3);
+        let found = chain_at(&linux, &view, CALLED + 9, sp, 0);
+        let kernel = vec![CALLED + 9, ENTRY + 0x20];
+        let nobody = (kernel, Some(End::Entry), vec![], Some(End::NoProgram));
+        assert_eq!(found, nobody);
+        linux.half(TASK + at::EXECUTES, !(1 << 3));
+        let found = chain_at(&linux, &view, CALLED + 9, sp, 0);
+        assert_eq!(found.2, PROGRAM.to_vec());
     });
 }
 

@@ -29,6 +29,7 @@ pub(crate) const NOTE: u64 = 0xa000;
 pub(crate) const CODE: u64 = 0x40_0000;
 pub(crate) const STACK: u64 = 0x40_1000;
 const STACK_AT: u64 = 0x2_1000;
+const ENTRY_STACK_AT: u64 = 0x1_0000;
 /// Objects in the direct map.
 pub(crate) const AREA: u64 = DIRECT + 0x3_0000;
 pub(crate) const TASK: u64 = DIRECT + 0x3_2000;
@@ -45,6 +46,8 @@ pub(crate) const NODES: u64 = DIRECT + 0x3_6000;
 pub(crate) const MODULE: u64 = DIRECT + 0x3_8000;
 /// 16 KiB of a task's kernel stack.
 pub(crate) const KSTACK: u64 = DIRECT + 0x4_0000;
+/// A stack on which a processor begins to enter the kernel, in `cpu_entry_area`.
+pub(crate) const ENTRY_STACK: u64 = 0xffff_fe00_0001_0000;
 /// Code of a module, within the image's large page.
 pub(crate) const MODULE_CODE: u64 = IMAGE + 0x1f_0000;
 /// Functions of the kernel, 0x100 bytes each: an entry, one that is called, one that
@@ -79,6 +82,7 @@ pub(crate) fn physical(linear: u64) -> u64 {
         DIRECT..=0xffff_8880_003f_ffff => linear - DIRECT,
         IMAGE..=0xffff_ffff_811f_ffff => linear - IMAGE + IMAGE_AT,
         STACK..=0x40_1fff => linear - STACK + STACK_AT,
+        ENTRY_STACK..=0xffff_fe00_0001_0fff => linear - ENTRY_STACK + ENTRY_STACK_AT,
         _ => panic!("{linear:#x} is not mapped"),
     }
 }
@@ -89,6 +93,7 @@ pub(crate) mod at {
     pub(crate) const FLAGS: u64 = 0x2c;
     pub(crate) const ON_CPU: u64 = 0x34;
     pub(crate) const STACK: u64 = 0x20;
+    pub(crate) const EXECUTES: u64 = 0x108;
     pub(crate) const PID: u64 = 0x100;
     pub(crate) const TGID: u64 = 0x104;
     pub(crate) const COMM: u64 = 0x200;
@@ -153,10 +158,13 @@ impl Linux {
         for root in [KERNEL_ROOT, PROGRAM_ROOT] {
             entry(root, 511, 0x2003);
             entry(root, 273, 0x4003);
+            entry(root, 508, 0xb003);
         }
         entry(0x2000, 510, 0x3003);
         entry(0x3000, 8, IMAGE_AT | LARGE);
         entry(0x4000, 0, 0x5003);
+        entry(0xb000, 0, 0xc003);
+        entry(0xc000, 0, LARGE);
         entry(0x5000, 0, LARGE);
         entry(0x5000, 1, IMAGE_AT | LARGE);
         entry(PROGRAM_ROOT, 0, 0x7007);
@@ -450,10 +458,11 @@ impl Linux {
         let bit = |bytes: u64| 8 * bytes as u32;
         let comm = types.array(byte, 16);
         let info = types.structure("thread_info", 24, &[("flags", long, 0), ("cpu", half, 160)]);
-        types.structure(
+        types.packed(
             "task_struct",
             0x400,
             &[
+                ("in_execve", half, 1 << 24 | (bit(at::EXECUTES) + 3)),
                 ("thread_info", info, 0),
                 ("stack", pointer, bit(at::STACK)),
                 ("flags", half, bit(at::FLAGS)),
