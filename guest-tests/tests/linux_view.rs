@@ -103,8 +103,9 @@ fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
             .next()
             .and_then(|range| range.split_once('-'))
             .expect("a range");
+        let rights = words.next().expect("rights");
         let (offset, device) = (
-            words.nth(1).expect("an offset"),
+            words.next().expect("an offset"),
             words.next().expect("a device"),
         );
         let (inode, name) = (words.next().expect("an inode"), words.next());
@@ -118,6 +119,7 @@ fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
         let place = (found.start, found.end);
         assert_eq!(place, (number(start), number(end)), "{line}");
         assert_eq!(found.is_vdso, name == Some("[vdso]"), "{line}");
+        assert_eq!(found.is_executable, rights.contains('x'), "{line}");
         let Some(file) = found.file else {
             assert_eq!(inode, "0", "{line}");
             continue;
@@ -235,7 +237,8 @@ fn check(image: LinuxImage, cpu: &str, options: &str) {
             // Registers of another task would lead elsewhere in this one's memory.
             if let (Some(memory), Some(frame)) = (task.memory, chain.program().first()) {
                 let mapping = look.mapping(memory, frame.address);
-                assert!(mapping.is_ok(), "{frame:?}: {mapping:?} in {task:?}");
+                let is_code = mapping.is_ok_and(|mapping| mapping.is_executable);
+                assert!(is_code, "{frame:?}: {mapping:?} in {task:?}");
                 tally.entered += u32::from(at.mode == Mode::Kernel);
             }
             if task.tgid == said.pid && !tally.mapped {

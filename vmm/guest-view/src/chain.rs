@@ -80,14 +80,14 @@ impl Chain {
             entered: None,
             on_stack: false,
         };
-        self.push(state.ip, true);
+        self.push(state.ip, true, false);
         let end = loop {
             walked.on_stack |= unwinder.stack.contains(&state.sp);
             if self.frames.len() >= self.depth {
                 break End::Depth;
             }
             match unwinder.next(&mut state) {
-                Ok(None) => self.push(state.ip, state.interrupted),
+                Ok(None) => self.push(state.ip, state.interrupted, state.guessed),
                 Ok(Some(program)) => {
                     walked.entered = Some(program);
                     break End::Entry;
@@ -102,7 +102,7 @@ impl Chain {
 
     /// The program's part, by its frame pointers.
     pub(crate) fn walk_program(&mut self, space: &Space<'_>, at: &Program) {
-        self.push(at.ip, true);
+        self.push(at.ip, true, false);
         let word = at.word();
         let (mut below, mut bp) = (at.sp, at.bp);
         let end = loop {
@@ -125,7 +125,7 @@ impl Chain {
             if back >= PROGRAM {
                 break End::NotCode;
             }
-            self.push(back, false);
+            self.push(back, false, true);
             (below, bp) = (frame + 2 * word, Some(caller));
         };
         self.program_end = Some(end);
@@ -134,15 +134,16 @@ impl Chain {
     /// The program's part, where its memory is not known; where it is, may be.
     pub(crate) fn no_program(&mut self, at: Option<&Program>) {
         if let Some(at) = at {
-            self.push(at.ip, true);
+            self.push(at.ip, true, false);
         }
         self.program_end = Some(End::NoProgram);
     }
 
-    fn push(&mut self, address: u64, interrupted: bool) {
+    fn push(&mut self, address: u64, interrupted: bool, guessed: bool) {
         self.frames.push(Frame {
             address,
             interrupted,
+            guessed,
         });
     }
 }

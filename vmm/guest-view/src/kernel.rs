@@ -16,6 +16,14 @@ use crate::task::TaskLayout;
 /// Most processors (`CONFIG_NR_CPUS` of x86 is 8192 at most).
 const MOST_PROCESSORS: u32 = 8192;
 
+/// Functions that take the place of a caller, whose address a tracer then keeps in lists of
+/// its own: of kretprobes, with `CONFIG_RETHOOK` and without, and of the function graph.
+const TRAMPOLINES: [&str; 3] = [
+    "arch_rethook_trampoline",
+    "__kretprobe_trampoline",
+    "return_to_handler",
+];
+
 /// What does not change as long as a kernel runs.
 pub(crate) struct Kernel {
     pub(crate) note: Note,
@@ -25,6 +33,8 @@ pub(crate) struct Kernel {
     /// The image, from its first instruction on.
     pub(crate) image: Range<u64>,
     pub(crate) code: [Range<u64>; 2],
+    /// Of [`TRAMPOLINES`], those that it has.
+    pub(crate) trampolines: Vec<Range<u64>>,
     pub(crate) orc: Result<orc::Table, BtfError>,
     pub(crate) tasks: Result<TaskLayout, BtfError>,
     pub(crate) mappings: Result<MappingLayout, BtfError>,
@@ -75,6 +85,10 @@ impl Kernel {
             five_levels,
             image,
             code: [text, init],
+            trampolines: TRAMPOLINES
+                .iter()
+                .filter_map(|name| symbols.range(name))
+                .collect(),
             orc: table,
             tasks,
             mappings,

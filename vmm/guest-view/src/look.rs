@@ -75,6 +75,7 @@ impl<'a> Look<'a> {
                 space: &self.space,
                 saved: layout.map(|layout| &layout.saved),
                 stack: task.map_or(0..0, Task::kernel_stack),
+                trampolines: &self.view.kernel.trampolines,
                 orc: &|address| self.view.orc(address),
             };
             let walked = chain.walk_kernel(&unwinder, at);
@@ -82,7 +83,7 @@ impl<'a> Look<'a> {
                 return;
             }
             // In the middle of a switch the stack is the next task's already.
-            let is_tasks = |at: &Entered| task.is_none_or(|task| task.enters_at(at.address));
+            let is_tasks = |at: &Entered| task.is_none_or(|task| task.has_entered(at));
             let entered = walked.entered.filter(is_tasks).map(|at| at.saved);
             let of_task = || layout?.of_program(&self.space, task.filter(|_| walked.on_stack)?);
             let saved = entered.or_else(of_task);

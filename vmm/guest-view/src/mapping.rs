@@ -20,6 +20,8 @@ const NODE: usize = 256;
 /// Most parts of a path, those of mount points included, and bytes of one.
 const MOST_PARTS: usize = 256;
 const LONGEST_PART: u32 = 255;
+/// `VM_EXEC` (`include/linux/mm.h`).
+const EXECUTABLE: u64 = 4;
 /// Where pages are counted.
 const PAGE: u64 = 0x1000;
 
@@ -36,6 +38,9 @@ pub struct Mapping {
     pub file: Option<File>,
     /// It is the kernel's own code for programs, `[vdso]`.
     pub is_vdso: bool,
+    /// The program may execute what is there. Where it may not, a frame that was guessed is
+    /// none.
+    pub is_executable: bool,
 }
 
 /// A file that is mapped. Two that are equal are the same file by the same name, unless it
@@ -92,6 +97,7 @@ struct Area {
     memory: u64,
     offset: u64,
     file: u64,
+    flags: u64,
     /// In `struct file`, `struct inode` and `struct super_block`.
     file_dentry: u64,
     file_mount: u64,
@@ -169,6 +175,7 @@ impl MappingLayout {
                 memory: area("vm_mm")?,
                 offset: area("vm_pgoff")?,
                 file: area("vm_file")?,
+                flags: area("vm_flags")?,
                 file_dentry: types.word("file", "f_path.dentry")?,
                 file_mount: types.word("file", "f_path.mnt")?,
                 file_inode: types.word("file", "f_inode")?,
@@ -222,6 +229,7 @@ impl MappingLayout {
             offset,
             file,
             is_vdso: file.is_none() && start == vdso,
+            is_executable: at(of.flags)? & EXECUTABLE != 0,
         })
     }
 

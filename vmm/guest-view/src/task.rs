@@ -10,6 +10,7 @@ use crate::space::Space;
 use crate::symbols::SymbolTable;
 use crate::text::printable;
 use crate::unknown::Unknown;
+use crate::unwind::Entered;
 
 /// `PF_KTHREAD` (`include/linux/sched.h`); programs see it in `/proc/PID/stat`.
 const KERNEL_THREAD: u32 = 0x0020_0000;
@@ -94,9 +95,10 @@ impl Task {
         self.stack..self.saved.wrapping_add(1)
     }
 
-    /// Registers of a program at `address` are those with which this task entered the kernel.
-    pub(crate) fn enters_at(&self, address: u64) -> bool {
-        !self.executes && (address == self.saved || CPU_ENTRY_AREA.contains(&address))
+    /// These are the registers with which it entered the kernel.
+    pub(crate) fn has_entered(&self, at: &Entered) -> bool {
+        let by_processor = !at.guessed && CPU_ENTRY_AREA.contains(&at.address);
+        !self.executes && (by_processor || at.address == self.saved)
     }
 }
 

@@ -26,6 +26,8 @@ pub(crate) struct State {
     /// The last registers that were saved, as long as no call is behind them.
     general: Option<General>,
     pub(crate) interrupted: bool,
+    /// A frame pointer led here.
+    pub(crate) guessed: bool,
 }
 
 impl State {
@@ -42,6 +44,7 @@ impl State {
                 r13: at.r13,
             }),
             interrupted: true,
+            guessed: false,
         }
     }
 }
@@ -52,6 +55,8 @@ pub(crate) struct Unwinder<'a> {
     pub(crate) saved: Option<&'a SavedLayout>,
     /// The task's stack, up to the registers of its program.
     pub(crate) stack: Range<u64>,
+    /// Code that returns to an address that a tracer keeps.
+    pub(crate) trampolines: &'a [Range<u64>],
     /// Whether there is ORC at an address, and what it says.
     pub(crate) orc: &'a dyn Fn(u64) -> Table,
 }
@@ -62,6 +67,8 @@ pub(crate) struct Entered {
     /// Of the whole `struct pt_regs`, also where only the processor's part is saved.
     pub(crate) address: u64,
     pub(crate) saved: Saved,
+    /// A frame pointer led to them.
+    pub(crate) guessed: bool,
 }
 
 /// What the kernel's tables have for an address.
@@ -77,6 +84,9 @@ impl Unwinder<'_> {
     /// Goes to the caller's frame, or gives the registers of the program that called.
     pub(crate) fn next(&self, state: &mut State) -> Result<Option<Entered>, End> {
         let place = state.ip.wrapping_sub(u64::from(!state.interrupted));
+        if self.trampolines.iter().any(|code| code.contains(&place)) {
+            return Err(End::NoTable);
+        }
         let entry = match (self.orc)(place) {
             Table::Entry(entry) => entry,
             Table::Unknown => return Err(End::NoTable),
@@ -113,8 +123,18 @@ impl Unwinder<'_> {
             _ => return Err(End::NoTable),
         };
         state.interrupted = entry.interrupted;
+        self.check_code(state)
+    }
+
+    /// What was found as the caller's address is one.
+    fn check_code(&self, state: &State) -> Result<Option<Entered>, End> {
         if !CODE.contains(&state.ip) {
             return Err(End::NotCode);
+        }
+        // A tracer has put its own function in the place of the caller.
+        let is_it = |code: &Range<u64>| code.start == state.ip;
+        if !state.interrupted && self.trampolines.iter().any(is_it) {
+            return Err(End::NoTable);
         }
         Ok(None)
     }
@@ -156,7 +176,11 @@ impl Unwinder<'_> {
         saved.general = saved.general.or(state.general);
         state.general = saved.general;
         (state.ip, state.sp) = (saved.ip, saved.sp);
-        Ok((saved.mode != Mode::Kernel).then_some(Entered { address, saved }))
+        Ok((saved.mode != Mode::Kernel).then_some(Entered {
+            address,
+            saved,
+            guessed: state.guessed,
+        }))
     }
 
     /// As the kernel does for code without tables: it may have a frame pointer.
@@ -166,17 +190,15 @@ impl Unwinder<'_> {
             return Err(End::Direction);
         }
         let (caller, back) = (self.word(state.bp)?, self.word(state.bp.wrapping_add(8))?);
-        if !CODE.contains(&back) {
-            return Err(End::NotCode);
-        }
         *state = State {
             ip: back,
             sp: state.bp.wrapping_add(16),
             bp: caller,
             general: None,
             interrupted: false,
+            guessed: true,
         };
-        Ok(None)
+        self.check_code(state)
     }
 
     /// A word of a kernel's stack.

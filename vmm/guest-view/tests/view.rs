@@ -6,7 +6,7 @@ mod linux;
 use guest_view::{Chain, End, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown};
 use linux::{
     AREA, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, IMAGE, INTERRUPT, KSTACK, Linux, MM, MODULE,
-    MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, at, physical,
+    MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, TRAMPOLINE, VMA, at, physical,
 };
 
 fn note(linux: &Linux) -> Note {
@@ -257,6 +257,7 @@ fn what_is_mapped() {
         );
         let stack = found(&linux, STACK + 0xfff).expect("a mapping");
         assert_eq!((stack.file, stack.offset, stack.is_vdso), (None, 0, false));
+        assert!(code.is_executable && !stack.is_executable);
         for nothing in [0, CODE - 1, STACK + 0x1000, u64::MAX] {
             assert_eq!(
                 found(&linux, nothing),
@@ -521,6 +522,61 @@ fn code_without_tables_has_frame_pointers() {
         assert_eq!(found.1, Some(End::Direction));
         let found = chain_at(&linux, &view, made, top, top);
         assert_eq!(found.1, Some(End::NotCode));
+    });
+}
+
+#[test]
+fn what_frame_pointers_say_is_a_guess() {
+    fn guessed(frames: &[guest_view::Frame]) -> Vec<bool> {
+        frames.iter().map(|frame| frame.guessed).collect()
+    }
+    both(|mut linux| {
+        let view = view(&linux);
+        let look = Look::at(&view, &linux);
+        let mut chain = Chain::default();
+        let at = linux.registers(CODE, STACK + 0x800, STACK + 0x810);
+        let task = look.task(0, &at).expect("a task");
+        look.chain(Some(&task), &at, &mut chain);
+        assert_eq!(guessed(chain.program()), [false, true, true]);
+        // Code without a table, called by the kernel's.
+        let sp = KSTACK + 0x4000 - REGS - 0x70;
+        linux.word(sp + 0x40, 0x1111);
+        linux.word(sp + 0x48, CALLED + 9);
+        linux.word(sp + 0x50 + 24, ENTRY + 1);
+        let at = linux.registers(MODULE_CODE + 0x2000, sp, sp + 0x40);
+        Look::at(&view, &linux).chain(Some(&task), &at, &mut chain);
+        assert_eq!(chain.kernel_end(), Some(End::Entry));
+        assert_eq!(guessed(chain.kernel()), [false, true, true]);
+        assert_eq!(guessed(chain.program()), [false, true, true]);
+        // Nobody knows whether the stack is one on which a processor entered the kernel.
+        let other = ENTRY_STACK + 0x100;
+        linux.saved(other - 128, CODE + 0x77, 0x33, STACK + 0x800, 0);
+        linux.word(other - 0x10, 0x1111);
+        linux.word(other - 8, INTERRUPT + 4);
+        let at = linux.registers(MODULE_CODE + 0x2000, other - 0x20, other - 0x10);
+        Look::at(&view, &linux).chain(Some(&task), &at, &mut chain);
+        assert_eq!(chain.kernel().len(), 2);
+        assert_eq!(chain.program_end(), Some(End::NoProgram));
+    });
+}
+
+#[test]
+fn a_tracer_keeps_the_caller() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let sp = KSTACK + 0x4000 - REGS - 32;
+        linux.word(sp + 24, TRAMPOLINE);
+        let found = chain_at(&linux, &view, CALLED, sp, 0);
+        let known = PROGRAM.to_vec();
+        assert_eq!((found.0, found.1), (vec![CALLED], Some(End::NoTable)));
+        assert_eq!(found.2, known);
+        // What the tracer calls is still known.
+        linux.word(sp + 24, TRAMPOLINE + 4);
+        let found = chain_at(&linux, &view, CALLED, sp, 0);
+        let kernel = vec![CALLED, TRAMPOLINE + 4];
+        assert_eq!((found.0, found.1), (kernel, Some(End::NoTable)));
+        let found = chain_at(&linux, &view, TRAMPOLINE, sp, 0);
+        assert_eq!((found.0, found.1), (vec![TRAMPOLINE], Some(End::NoTable)));
     });
 }
 

@@ -55,6 +55,8 @@ pub(crate) const MODULE_CODE: u64 = IMAGE + 0x1f_0000;
 pub(crate) const ENTRY: u64 = IMAGE + 0x1000;
 pub(crate) const CALLED: u64 = IMAGE + 0x1100;
 pub(crate) const INTERRUPT: u64 = IMAGE + 0x1200;
+/// In the last part of that: what returns to an address that a tracer keeps.
+pub(crate) const TRAMPOLINE: u64 = IMAGE + 0x1280;
 /// Of a pt_regs.
 pub(crate) const REGS: u64 = 168;
 
@@ -245,6 +247,7 @@ impl Linux {
             self.word(area + at::VMA_MM, MM);
             self.word(area + 0x18, 3);
             self.word(area + 0x20, file);
+            self.word(area + 0x28, if file == 0 { 0x10_0173 } else { 0x75 });
         }
         self.word(FILE + 0x10, MOUNT + 0x20);
         self.word(FILE + 0x18, DENTRY);
@@ -321,6 +324,7 @@ impl Linux {
             ("tcalled", CALLED),
             ("tcalled_alias", CALLED),
             ("tinterrupt", INTERRUPT),
+            ("tarch_rethook_trampoline", TRAMPOLINE),
             ("T_etext", IMAGE + 0x1300),
             ("Bvmcoreinfo_note", variables),
             ("Bnr_cpu_ids", variables + 8),
@@ -521,6 +525,13 @@ impl Linux {
         ];
         let kinds: Vec<_> = kinds.into_iter().zip(0..).collect();
         types.enumeration("maple_type", &kinds);
+        // Since 6.3 there are two names for them.
+        let either = types.union("", 8, &[("vm_flags", long, 0), ("__vm_flags", long, 0)]);
+        let flags = if self.newer {
+            ("", either, bit(0x28))
+        } else {
+            ("vm_flags", long, bit(0x28))
+        };
         types.structure(
             "vm_area_struct",
             0x80,
@@ -530,6 +541,7 @@ impl Linux {
                 ("vm_mm", pointer, bit(at::VMA_MM)),
                 ("vm_pgoff", long, bit(0x18)),
                 ("vm_file", pointer, bit(0x20)),
+                flags,
             ],
         );
         let path = types.structure("path", 16, &[("mnt", pointer, 0), ("dentry", pointer, 64)]);
