@@ -125,10 +125,10 @@ impl<'a> Look<'a> {
     }
 
     /// The name of a file that is mapped; not for every sample, since it is as long as it is
-    /// deep, and allocates.
+    /// deep, and allocates. `file` may be of an earlier look.
     ///
     /// # Errors
-    /// The name is not known.
+    /// The name is not known, or the file is not there any more.
     pub fn path(&self, file: &File) -> Result<Path, Unknown> {
         let layout = self.view.kernel.mappings.as_ref();
         layout.map_err(|_| Unknown::Types)?.path(&self.space, file)

@@ -5,8 +5,9 @@ mod linux;
 
 use guest_view::{Chain, End, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown};
 use linux::{
-    AREA, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, IMAGE, INTERRUPT, KSTACK, Linux, MM, MODULE,
-    MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, TRAMPOLINE, VMA, at, physical,
+    AREA, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, IMAGE, INODE, INTERRUPT, KSTACK, Linux, MM,
+    MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, TRAMPOLINE, VMA, at,
+    physical,
 };
 
 fn note(linux: &Linux) -> Note {
@@ -293,6 +294,47 @@ fn what_is_mapped() {
             Look::at(&view, &linux).path(&file),
             Err(Unknown::TooMany("names"))
         );
+    });
+}
+
+/// A path is asked for when there is time, and what the kernel had there may be another's.
+#[test]
+fn a_path_is_never_another_files() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let at = linux.registers(CODE, STACK, STACK);
+        let task = Look::at(&view, &linux).task(0, &at).expect("a task");
+        let memory = task.memory.expect("a program");
+        let file = |linux: &Linux| {
+            let mapping = Look::at(&view, linux).mapping(memory, CODE);
+            mapping.expect("a mapping").file.expect("a file")
+        };
+        let path = |linux: &Linux, file| Look::at(&view, linux).path(file);
+        let first = file(&linux);
+        assert_eq!(first, file(&linux));
+        let changes = [
+            // The name is that of another inode, or of none.
+            (DENTRY + at::DENTRY_INODE, INODE + 0x40),
+            (DENTRY + at::DENTRY_INODE, 0),
+            // The inode is another file's.
+            (INODE + 16, 4712),
+            (INODE + 24, 10),
+        ];
+        for (place, other) in changes {
+            let before = linux.memory[physical(place) as usize..][..8].to_vec();
+            linux.word(place, other);
+            let found = path(&linux, &first);
+            assert!(found.is_err(), "{place:#x}: {found:?}");
+            linux.put(place, &before);
+            assert!(path(&linux, &first).is_ok());
+        }
+        // An overlay's file has an inode of its own, and the name that of the overlay.
+        linux.word(DENTRY + at::DENTRY_INODE, INODE + 0x40);
+        let overlaid = file(&linux);
+        assert_ne!(overlaid, first);
+        assert!(path(&linux, &overlaid).is_ok());
+        linux.word(INODE + 0x40 + 16, 5);
+        assert_eq!(path(&linux, &overlaid), Err(Unknown::Inconsistent("files")));
     });
 }
 

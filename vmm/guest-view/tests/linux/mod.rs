@@ -37,7 +37,7 @@ const LEADER: u64 = DIRECT + 0x3_3000;
 pub(crate) const MM: u64 = DIRECT + 0x3_4000;
 pub(crate) const VMA: u64 = DIRECT + 0x3_5000;
 const FILE: u64 = DIRECT + 0x3_5100;
-const INODE: u64 = DIRECT + 0x3_5200;
+pub(crate) const INODE: u64 = DIRECT + 0x3_5200;
 const SUPER: u64 = DIRECT + 0x3_5300;
 pub(crate) const DENTRY: u64 = DIRECT + 0x3_5400;
 const NAMES: u64 = DIRECT + 0x3_5800;
@@ -105,6 +105,7 @@ pub(crate) mod at {
     pub(crate) const MM_TREE: u64 = 0x40;
     pub(crate) const MM_PGD: u64 = 0x60;
     pub(crate) const VMA_MM: u64 = 0x10;
+    pub(crate) const DENTRY_INODE: u64 = 0x30;
     pub(crate) const MODULE_LIST: u64 = 8;
 }
 
@@ -271,6 +272,8 @@ impl Linux {
             self.half(dentry + 0xc, name.len() as u32);
             self.word(dentry + 0x10, text);
             self.word(dentry + 0x20, hashed);
+            let inode = if index == 0 { INODE } else { INODE + 0x40 };
+            self.word(dentry + at::DENTRY_INODE, inode);
         }
         let root = MOUNT + 0x80;
         self.word(MOUNT, root);
@@ -574,6 +577,7 @@ impl Linux {
             &[
                 ("d_parent", pointer, 0),
                 ("d_name", name, 64),
+                ("d_inode", pointer, bit(at::DENTRY_INODE)),
                 ("d_hash", hash, bit(0x18)),
             ],
         );
