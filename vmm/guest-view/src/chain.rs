@@ -20,6 +20,7 @@ pub struct Chain {
     kernel: usize,
     kernel_end: Option<End>,
     program_end: Option<End>,
+    unknown_code: bool,
 }
 
 impl Default for Chain {
@@ -38,6 +39,7 @@ impl Chain {
             kernel: 0,
             kernel_end: None,
             program_end: None,
+            unknown_code: false,
         }
     }
 
@@ -66,11 +68,20 @@ impl Chain {
         self.program_end
     }
 
+    /// The kernel was in code that its view does not know: a module that was loaded since
+    /// ([`KernelView::refreshed`](crate::KernelView::refreshed) tells), or code that the kernel
+    /// made itself.
+    #[must_use]
+    pub fn has_unknown_code(&self) -> bool {
+        self.unknown_code
+    }
+
     pub(crate) fn clear(&mut self) {
         self.frames.clear();
         self.kernel = 0;
         self.kernel_end = None;
         self.program_end = None;
+        self.unknown_code = false;
     }
 
     /// The kernel's part, from `at` on.
@@ -97,6 +108,7 @@ impl Chain {
         };
         self.kernel = self.frames.len();
         self.kernel_end = Some(end);
+        self.unknown_code = state.elsewhere;
         walked
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct Kernel {
     pub(crate) tasks: Result<TaskLayout, BtfError>,
     pub(crate) mappings: Result<MappingLayout, BtfError>,
     pub(crate) modules: Result<ModuleLayout, BtfError>,
-    /// Where the per-CPU variables of each processor are.
+    /// Where the per-CPU variables of each processor are; none in a kernel for one processor.
     pub(crate) areas: Vec<u64>,
     /// Of each processor's local APIC: the per-CPU variable, and its bytes.
     pub(crate) apic: Option<(u64, u32)>,
@@ -93,7 +93,7 @@ impl Kernel {
             tasks,
             mappings,
             modules,
-            areas: areas(space, &symbols)?,
+            areas: areas(space, &symbols).unwrap_or_default(),
             apic: apic.zip(bytes),
             symbols,
         })

@@ -28,6 +28,8 @@ pub(crate) struct State {
     pub(crate) interrupted: bool,
     /// A frame pointer led here.
     pub(crate) guessed: bool,
+    /// A frame was in code that is not known.
+    pub(crate) elsewhere: bool,
 }
 
 impl State {
@@ -45,6 +47,7 @@ impl State {
             }),
             interrupted: true,
             guessed: false,
+            elsewhere: false,
         }
     }
 }
@@ -73,7 +76,10 @@ pub(crate) struct Entered {
 
 /// What the kernel's tables have for an address.
 pub(crate) enum Table {
-    /// There is none: code that the kernel made itself, or a kernel without ORC.
+    /// It is in no code that is known: a module's that came since, or what the kernel made
+    /// itself.
+    Elsewhere,
+    /// There is none: a kernel without ORC, or a module.
     None,
     /// An entry that is no entry.
     Unknown,
@@ -91,6 +97,10 @@ impl Unwinder<'_> {
             Table::Entry(entry) => entry,
             Table::Unknown => return Err(End::NoTable),
             Table::None => return self.by_frame_pointer(state),
+            Table::Elsewhere => {
+                state.elsewhere = true;
+                return self.by_frame_pointer(state);
+            }
         };
         match entry.frame {
             Found::Undefined => return Err(End::NoTable),
@@ -197,6 +207,7 @@ impl Unwinder<'_> {
             general: None,
             interrupted: false,
             guessed: true,
+            elsewhere: state.elsewhere,
         };
         self.check_code(state)
     }

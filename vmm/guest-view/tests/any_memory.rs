@@ -46,6 +46,16 @@ fn changes_reach_what_they_are_for() {
     assert!(kernels < 1900 && tasks < kernels, "{counts:?}");
 }
 
+/// A kernel lies about where its structures have what.
+#[test]
+fn types_that_cannot_be() {
+    for newer in [false, true] {
+        let (kernels, tasks) = play::extreme_types(newer);
+        assert!(kernels > 1000, "{kernels}");
+        assert!(tasks > 500 && tasks < kernels, "{tasks} of {kernels}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 

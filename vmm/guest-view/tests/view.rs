@@ -3,7 +3,11 @@
 
 mod linux;
 
-use guest_view::{Chain, End, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown};
+use std::cell::Cell;
+
+use guest_view::{
+    Chain, End, GuestMemory, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown,
+};
 use linux::{
     AREA, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, IMAGE, INODE, INTERRUPT, KSTACK, Linux, MM,
     MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, TRAMPOLINE, VMA, at,
@@ -100,6 +104,31 @@ fn an_old_kernel_is_named() {
     assert_eq!(older.unwrap_err(), NoKernel::Old("6.1-toy".to_owned()));
 }
 
+/// Without `CONFIG_KALLSYMS_ALL` a kernel names its functions alone.
+#[test]
+fn a_kernel_that_names_no_data_is_unproved() {
+    both(|mut linux| {
+        let name = b"vmcoreinfo_note";
+        let place = linux.memory.windows(name.len()).position(|at| at == name);
+        linux.memory[place.expect("the symbol")] = b'x';
+        let found = KernelView::of(&linux, note(&linux), PROGRAM_ROOT);
+        assert!(matches!(found, Err(NoKernel::Unproved(_))), "{found:?}");
+    });
+}
+
+#[test]
+fn a_kernel_for_one_processor_has_symbols() {
+    both(|mut linux| {
+        let name = b"nr_cpu_ids";
+        let place = linux.memory.windows(name.len()).position(|at| at == name);
+        linux.memory[place.expect("the symbol")] = b'x';
+        let view = KernelView::of(&linux, note(&linux), PROGRAM_ROOT).expect("a kernel");
+        assert_eq!(view.processors(), 0);
+        assert_eq!(view.processor(&linux, 7), None);
+        assert!(view.symbol(CALLED).is_some());
+    });
+}
+
 #[test]
 fn symbols_of_kernel_and_module() {
     both(|linux| {
@@ -150,6 +179,56 @@ fn modules_come_and_go() {
         );
         linux.half(linux::DIRECT + NOTE + 24, 0);
         assert!(!view.is_current(&linux, PROGRAM_ROOT));
+    });
+}
+
+/// A small kernel that has another module in the same place from some read on.
+struct Changing {
+    before: Linux,
+    after: Linux,
+    left: Cell<usize>,
+}
+
+impl GuestMemory for Changing {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        let now = self.left.get();
+        self.left.set(now.saturating_sub(1));
+        let linux = if now == 0 { &self.after } else { &self.before };
+        linux.read(address, buffer)
+    }
+}
+
+#[test]
+fn a_module_has_no_other_ones_symbols() {
+    both(|mut before| {
+        let kernel = {
+            let list = IMAGE + 0x3000;
+            before.word(list, list);
+            let view = view(&before);
+            before.word(list, MODULE + at::MODULE_LIST);
+            view
+        };
+        let mut after = Linux::new(before.newer);
+        after.put(MODULE + 0x18, b"new");
+        after.put(MODULE + 0x301, b"new");
+        let memory = Changing {
+            before,
+            after,
+            left: Cell::new(0),
+        };
+        let [mut whole, mut refused] = [0; 2];
+        for reads in 0..100 {
+            memory.left.set(reads);
+            let Ok(found) = kernel.refreshed(&memory) else {
+                refused += 1;
+                continue;
+            };
+            let found = found.expect("a module");
+            let symbol = found.symbol(MODULE_CODE + 0x11).expect("a symbol");
+            assert_eq!(Some(&symbol.name[..3]), symbol.module, "{reads} reads");
+            whole += 1;
+        }
+        assert!(whole > 10 && refused > 10, "{whole} {refused}");
     });
 }
 
@@ -585,8 +664,10 @@ fn what_frame_pointers_say_is_a_guess() {
         linux.word(sp + 0x40, 0x1111);
         linux.word(sp + 0x48, CALLED + 9);
         linux.word(sp + 0x50 + 24, ENTRY + 1);
+        assert!(!chain.has_unknown_code());
         let at = linux.registers(MODULE_CODE + 0x2000, sp, sp + 0x40);
         Look::at(&view, &linux).chain(Some(&task), &at, &mut chain);
+        assert!(chain.has_unknown_code());
         assert_eq!(chain.kernel_end(), Some(End::Entry));
         assert_eq!(guessed(chain.kernel()), [false, true, true]);
         assert_eq!(guessed(chain.program()), [false, true, true]);

@@ -63,6 +63,8 @@ pub(crate) const REGS: u64 = 168;
 pub(crate) struct Linux {
     pub(crate) memory: Vec<u8>,
     pub(crate) newer: bool,
+    /// Bytes of its types.
+    pub(crate) types: usize,
     pub(crate) reads: Cell<usize>,
     pub(crate) bytes: Cell<usize>,
 }
@@ -114,6 +116,7 @@ impl Linux {
         let mut linux = Self {
             memory: vec![0; 4 << 20],
             newer,
+            types: 0,
             reads: Cell::new(0),
             bytes: Cell::new(0),
         };
@@ -288,6 +291,7 @@ impl Linux {
     fn tables(&mut self) {
         let btf = self.types().bytes();
         self.put(IMAGE + 0x10_0000, &btf);
+        self.types = btf.len();
         let unwind = self.unwind(IMAGE + 0x8_0000, IMAGE + 0x9_0000);
         // The module, in a list of its own.
         let list = IMAGE + 0x3000;
