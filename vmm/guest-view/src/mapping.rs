@@ -43,6 +43,13 @@ pub struct Mapping {
     pub is_executable: bool,
 }
 
+impl Mapping {
+    /// Both are of one file, or of the kernel's code for programs.
+    pub(crate) fn is_of(&self, other: &Self) -> bool {
+        self.file == other.file && self.is_vdso == other.is_vdso
+    }
+}
+
 /// A file that is mapped. Two that are equal are the same file by the same name, unless it
 /// was renamed: so the name of one need not be made twice. It serves as a key, and
 /// [`Look::path`](crate::Look::path) of it may be asked at any later time, on any thread: a

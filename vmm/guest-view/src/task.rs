@@ -193,8 +193,7 @@ impl TaskLayout {
         let memory = match space.word(member(self.mm))? {
             0 => None,
             mm => {
-                let root = space.word(mm.wrapping_add(self.pgd))?;
-                let root = space.physical(root).ok_or(Unknown::Unmapped(root))?;
+                let root = self.root(space, mm)?;
                 Some(ProgramMemory { address: mm, root })
             }
         };
@@ -225,6 +224,12 @@ impl TaskLayout {
             return Err(Unknown::Inconsistent("page tables"));
         }
         Ok(task)
+    }
+
+    /// Guest-physical address of the page tables of the `struct mm_struct` at `mm`.
+    pub(crate) fn root(&self, space: &Space<'_>, mm: u64) -> Result<u64, Unknown> {
+        let root = space.word(mm.wrapping_add(self.pgd))?;
+        space.physical(root).ok_or(Unknown::Unmapped(root))
     }
 
     fn executes(&self, space: &Space<'_>, task: u64) -> Result<bool, Unknown> {

@@ -18,7 +18,8 @@ fn what_is_not_changed_is_found() {
         assert!(reached.kernel_frames > 0, "{reached:?}");
     }
     let reached = play::run(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
-    assert!(reached.path && reached.program_frames > 1, "{reached:?}");
+    assert!(reached.path && reached.build_id, "{reached:?}");
+    assert!(reached.program_frames > 1, "{reached:?}");
 }
 
 /// Inputs that are the same every time, and what they come to.

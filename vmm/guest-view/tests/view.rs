@@ -9,9 +9,9 @@ use guest_view::{
     Chain, End, GuestMemory, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown,
 };
 use linux::{
-    AREA, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, IMAGE, INODE, INTERRUPT, KSTACK, Linux, MM,
-    MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, TRAMPOLINE, VMA, at,
-    physical,
+    AREA, BUILD_ID, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, HEAD, HEAD_VMA, IMAGE, INODE,
+    INTERRUPT, KSTACK, Linux, MM, MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK,
+    TASK, TRAMPOLINE, VMA, at, physical,
 };
 
 fn note(linux: &Linux) -> Note {
@@ -338,7 +338,7 @@ fn what_is_mapped() {
         let stack = found(&linux, STACK + 0xfff).expect("a mapping");
         assert_eq!((stack.file, stack.offset, stack.is_vdso), (None, 0, false));
         assert!(code.is_executable && !stack.is_executable);
-        for nothing in [0, CODE - 1, STACK + 0x1000, u64::MAX] {
+        for nothing in [0, HEAD - 1, STACK + 0x1000, u64::MAX] {
             assert_eq!(
                 found(&linux, nothing),
                 Err(Unknown::NoMapping),
@@ -373,6 +373,62 @@ fn what_is_mapped() {
             Look::at(&view, &linux).path(&file),
             Err(Unknown::TooMany("names"))
         );
+    });
+}
+
+#[test]
+fn the_build_id_of_a_file() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let at = linux.registers(CODE, STACK, STACK);
+        let task = Look::at(&view, &linux).task(0, &at).expect("a task");
+        let memory = task.memory.expect("a program");
+        let mapping = |linux: &Linux, at| Look::at(&view, linux).mapping(memory, at);
+        let code = mapping(&linux, CODE).expect("a mapping");
+        let found = |linux: &Linux| Look::at(&view, linux).build_id(memory, &code);
+        let id = found(&linux).expect("an id");
+        assert_eq!(id.bytes(), BUILD_ID);
+        assert!(id.to_string().starts_with("012320"), "{id}");
+        // Of the first mapping, too; anonymous memory has none.
+        let head = mapping(&linux, HEAD).expect("a mapping");
+        assert_eq!(Look::at(&view, &linux).build_id(memory, &head), Some(id));
+        let stack = mapping(&linux, STACK).expect("a mapping");
+        assert_eq!(Look::at(&view, &linux).build_id(memory, &stack), None);
+        let (notes, segment) = (HEAD + 0x220, HEAD + 0x40 + 2 * 56);
+        let odd = [
+            // Other magic, 32 bits, segments elsewhere, of another size, or none.
+            (HEAD, 0),
+            (HEAD + 4, 1),
+            (HEAD + 32, 0xf90),
+            (HEAD + 32, u64::MAX),
+            (HEAD + 54, 57),
+            (HEAD + 56, 2),
+            // Notes elsewhere, too few bytes, or without an end.
+            (segment + 8, 0xff8),
+            (segment + 8, u64::MAX - 8),
+            (segment + 32, 0x40),
+            (notes, u64::MAX),
+            (notes + 0x20, 20 << 32 | 3),
+            (notes + 0x20, 21 << 32 | 4),
+            (notes + 0x20, 4),
+            (notes + 0x28, 0x20_554e_4700_0003),
+            // Another file's start, and none that is mapped.
+            (HEAD_VMA + 0x20, 0),
+            (HEAD_VMA + 0x18, 1),
+            // Something else is there now.
+            (VMA + 0x18, 4),
+            (MM + at::MM_PGD, linux::DIRECT + 0x20_0000),
+        ];
+        for (place, value) in odd {
+            let before = linux.memory[physical(place) as usize..][..8].to_vec();
+            linux.word(place, value);
+            assert_eq!(found(&linux), None, "{place:#x}: {value:#x}");
+            linux.put(place, &before);
+            assert_eq!(found(&linux), Some(id));
+        }
+        // Its page is not in memory.
+        linux.memory[0xdff8] = 0;
+        assert_eq!(found(&linux), None);
     });
 }
 

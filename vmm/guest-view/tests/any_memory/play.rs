@@ -8,7 +8,9 @@ mod linux;
 use std::ops::Range;
 
 use guest_view::{Btf, Chain, KernelView, Look, Mode, Note, Registers, Search, Step};
-use linux::{AREA, CALLED, CODE, ENTRY, IMAGE, INTERRUPT, KSTACK, Linux, MODULE, NODES, NOTE};
+use linux::{
+    AREA, CALLED, CODE, ENTRY, HEAD, IMAGE, INTERRUPT, KSTACK, Linux, MODULE, NODES, NOTE,
+};
 use linux::{DENTRY, DIRECT, MM, MODULE_CODE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, physical};
 
 const MIB: usize = 1 << 20;
@@ -19,6 +21,7 @@ pub(crate) struct Reached {
     pub(crate) kernel: bool,
     pub(crate) task: bool,
     pub(crate) path: bool,
+    pub(crate) build_id: bool,
     pub(crate) kernel_frames: usize,
     pub(crate) program_frames: usize,
 }
@@ -58,6 +61,8 @@ impl Decisions<'_> {
             physical(IMAGE) + 0x8_0000,
             physical(IMAGE) + 0x10_0000,
             physical(MODULE_CODE),
+            physical(HEAD),
+            physical(HEAD) + 0x200,
         ];
         let choice = usize::from(self.byte());
         let start = starts[choice % starts.len()] as usize;
@@ -200,6 +205,11 @@ fn ask(linux: &mut Linux, view: &KernelView, decisions: &mut Decisions<'_>) -> R
         reached.program_frames = reached.program_frames.max(chain.program().len());
         assert!(chain.kernel().len() <= 127 && chain.program().len() <= 127);
         if let Some(memory) = task.ok().and_then(|task| task.memory) {
+            let place = look.mapping(memory, at.rip);
+            let id = place
+                .ok()
+                .and_then(|mapping| look.build_id(memory, &mapping));
+            reached.build_id |= id.is_some();
             for frame in chain.program() {
                 let mapping = look.mapping(memory, frame.instruction());
                 if let Some(file) = mapping.ok().and_then(|mapping| mapping.file) {
@@ -209,9 +219,11 @@ fn ask(linux: &mut Linux, view: &KernelView, decisions: &mut Decisions<'_>) -> R
                 }
             }
         }
-        assert!(linux.bytes.get() <= 2 * MIB, "{} bytes", linux.bytes.get());
+        // The look's own, and for a build id.
+        let most = 2 * MIB + (MIB >> 4);
+        assert!(linux.bytes.get() <= most, "{} bytes", linux.bytes.get());
         assert!(
-            linux.reads.get() <= 2 * MIB / 64,
+            linux.reads.get() <= most / 64,
             "{} reads",
             linux.reads.get()
         );

@@ -25,9 +25,11 @@ pub(crate) const DIRECT: u64 = 0xffff_8880_0000_0000;
 const KERNEL_ROOT: u64 = 0x1000;
 pub(crate) const PROGRAM_ROOT: u64 = 0x6000;
 pub(crate) const NOTE: u64 = 0xa000;
-/// A program's code and stack.
+/// A program's file from its start on, its code and its stack.
+pub(crate) const HEAD: u64 = 0x3f_f000;
 pub(crate) const CODE: u64 = 0x40_0000;
 pub(crate) const STACK: u64 = 0x40_1000;
+const HEAD_AT: u64 = 0x2_2000;
 const STACK_AT: u64 = 0x2_1000;
 const ENTRY_STACK_AT: u64 = 0x1_0000;
 /// Objects in the direct map.
@@ -36,6 +38,7 @@ pub(crate) const TASK: u64 = DIRECT + 0x3_2000;
 const LEADER: u64 = DIRECT + 0x3_3000;
 pub(crate) const MM: u64 = DIRECT + 0x3_4000;
 pub(crate) const VMA: u64 = DIRECT + 0x3_5000;
+pub(crate) const HEAD_VMA: u64 = DIRECT + 0x3_5b00;
 const FILE: u64 = DIRECT + 0x3_5100;
 pub(crate) const INODE: u64 = DIRECT + 0x3_5200;
 const SUPER: u64 = DIRECT + 0x3_5300;
@@ -57,6 +60,8 @@ pub(crate) const CALLED: u64 = IMAGE + 0x1100;
 pub(crate) const INTERRUPT: u64 = IMAGE + 0x1200;
 /// In the last part of that: what returns to an address that a tracer keeps.
 pub(crate) const TRAMPOLINE: u64 = IMAGE + 0x1280;
+/// Of the program's file.
+pub(crate) const BUILD_ID: [u8; 20] = *b"\x01\x23 is the build id..";
 /// Of a pt_regs.
 pub(crate) const REGS: u64 = 168;
 
@@ -85,6 +90,7 @@ pub(crate) fn physical(linear: u64) -> u64 {
     match linear {
         DIRECT..=0xffff_8880_003f_ffff => linear - DIRECT,
         IMAGE..=0xffff_ffff_811f_ffff => linear - IMAGE + IMAGE_AT,
+        HEAD..CODE => linear - HEAD + HEAD_AT,
         STACK..=0x40_1fff => linear - STACK + STACK_AT,
         ENTRY_STACK..=0xffff_fe00_0001_0fff => linear - ENTRY_STACK + ENTRY_STACK_AT,
         _ => panic!("{linear:#x} is not mapped"),
@@ -123,6 +129,7 @@ impl Linux {
         linux.page_tables();
         linux.tasks();
         linux.mappings();
+        linux.file();
         linux.tables();
         linux
     }
@@ -175,6 +182,8 @@ impl Linux {
         entry(0x5000, 1, IMAGE_AT | LARGE);
         entry(PROGRAM_ROOT, 0, 0x7007);
         entry(0x7000, 0, 0x8007);
+        entry(0x8000, 1, 0xd007);
+        entry(0xd000, 0x1ff, HEAD_AT | 5);
         entry(0x8000, 2, 0x9007);
         entry(0x9000, 0, 0x2_0005);
         entry(0x9000, 1, STACK_AT | 7);
@@ -236,20 +245,26 @@ impl Linux {
         self.word(NODES + wide_slots, leaf | 1 << 3 | 4);
         self.word(NODES + wide_slots + 8, empty | 1 << 3 | 4);
         self.word(leaf, NODES | 6);
-        for (index, pivot) in [CODE - 1, CODE + 0xfff, STACK + 0xfff]
+        for (index, pivot) in [HEAD - 1, CODE - 1, CODE + 0xfff, STACK + 0xfff]
             .into_iter()
             .enumerate()
         {
             self.word(leaf + 8 + 8 * index as u64, pivot);
         }
         let slots = 8 + 8 * 15;
-        self.word(leaf + slots + 8, VMA);
-        self.word(leaf + slots + 16, VMA + 0x80);
-        for (area, start, file) in [(VMA, CODE, FILE), (VMA + 0x80, STACK, 0)] {
+        self.word(leaf + slots + 8, HEAD_VMA);
+        self.word(leaf + slots + 16, VMA);
+        self.word(leaf + slots + 24, VMA + 0x80);
+        let areas = [
+            (VMA, CODE, FILE),
+            (VMA + 0x80, STACK, 0),
+            (HEAD_VMA, HEAD, FILE),
+        ];
+        for (area, start, file) in areas {
             self.word(area, start);
             self.word(area + 8, start + 0x1000);
             self.word(area + at::VMA_MM, MM);
-            self.word(area + 0x18, 3);
+            self.word(area + 0x18, if start == HEAD { 0 } else { 3 });
             self.word(area + 0x20, file);
             self.word(area + 0x28, if file == 0 { 0x10_0173 } else { 0x75 });
         }
@@ -285,6 +300,36 @@ impl Linux {
         self.word(root, root);
         self.word(root + 8, DENTRY + 4 * 0x80);
         self.word(root + 0x20, DENTRY + 4 * 0x80);
+    }
+
+    /// What the program's file begins with: notes of properties, then of its build id.
+    fn file(&mut self) {
+        self.put(HEAD, b"\x7fELF\x02\x01\x01");
+        self.word(HEAD + 32, 0x40);
+        self.half(HEAD + 54, 56 | 3 << 16);
+        for (index, (kind, at, bytes, align)) in [
+            (1, 0, 0x1000, 0x1000),
+            (4, 0x200, 0x20, 8),
+            (4, 0x220, 0x44, 4),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let segment = HEAD + 0x40 + 56 * index as u64;
+            self.half(segment, kind);
+            self.word(segment + 8, at);
+            self.word(segment + 32, bytes);
+            self.word(segment + 48, align);
+        }
+        let mut notes = Vec::new();
+        for (kind, content) in [(5, &[0xff; 16][..]), (1, &[0; 16]), (3, &BUILD_ID)] {
+            for word in [4, content.len() as u32, kind] {
+                notes.extend(word.to_le_bytes());
+            }
+            notes.extend(b"GNU\0");
+            notes.extend(content);
+        }
+        self.put(HEAD + 0x200, &notes);
     }
 
     /// Symbols, types, unwind tables and the note.
