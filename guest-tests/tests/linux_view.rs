@@ -19,7 +19,10 @@ insmod /lib/modules/msr.ko
 walk compute >/tmp/compute & echo $! >/tmp/compute.pid
 walk kernel >/tmp/kernel & walk module >/tmp/module & sleep 1
 (cat /proc/kallsyms; echo '#maps'; cat /proc/$(cat /tmp/compute.pid)/maps) >/tmp/said
-(echo '#walk'; cat /tmp/compute; echo '#pid'; cat /tmp/compute.pid; echo '#end') >>/tmp/said
+(echo '#walk'; cat /tmp/compute; echo '#pid'; cat /tmp/compute.pid; echo '#files') >>/tmp/said
+sed -n 's|.* r-xp [^/]*/|/|p' /proc/$(cat /tmp/compute.pid)/maps >/tmp/files
+while read f; do echo $f $(hexdump -v -n 4096 -e '1/1 "%02x"' $f); done </tmp/files >>/tmp/said
+echo '#end' >>/tmp/said
 stty -F /dev/ttyS1 raw; cat /tmp/said >/dev/ttyS1
 mkfifo /tmp/there /tmp/back
 cat 0<>/tmp/there 1<>/tmp/back & cat 0<>/tmp/back 1<>/tmp/there & echo ping >/tmp/there
@@ -33,6 +36,8 @@ struct Said<'a> {
     /// Where the functions of `walk` begin.
     walk: BTreeMap<u64, &'a str>,
     pid: u32,
+    /// Names of files, and in hexadecimal digits what each begins with.
+    files: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> Said<'a> {
@@ -40,6 +45,8 @@ impl<'a> Said<'a> {
         let (symbols, rest) = text.split_once("#maps\n")?;
         let (maps, rest) = rest.split_once("#walk\n")?;
         let (walk, rest) = rest.split_once("#pid\n")?;
+        let (pid, rest) = rest.split_once("#files\n")?;
+        let files = rest.lines().filter_map(|line| line.split_once(' '));
         let words: Vec<&str> = walk.strip_prefix("walk: ")?.split_whitespace().collect();
         let walk = words.chunks_exact(2).map(|pair| {
             let address = u64::from_str_radix(pair[1].strip_prefix("0x")?, 16).ok()?;
@@ -49,8 +56,19 @@ impl<'a> Said<'a> {
             symbols,
             maps,
             walk: walk.collect::<Option<_>>()?,
-            pid: rest.lines().next()?.parse().ok()?,
+            pid: pid.trim().parse().ok()?,
+            files: files.collect(),
         })
+    }
+
+    /// The GNU build id of a file, as `readelf --notes` finds it: behind 4 bytes of name, 20 of
+    /// content, the kind, and the name.
+    fn build_id(&self, file: &str) -> Option<&'a str> {
+        let (_, rest) = self
+            .files
+            .get(file)?
+            .split_once("040000001400000003000000474e5500")?;
+        rest.get(..40)
     }
 
     /// The function of `walk` that has `address`, if it is one of those that print themselves.
@@ -96,6 +114,7 @@ fn check_symbols(view: &KernelView, said: &Said<'_>) {
 /// Every line of the program's `/proc/PID/maps`.
 fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
     let memory = task.memory.expect("a program");
+    let mut ids = 0;
     let number = |text: &str| u64::from_str_radix(text, 16).expect("a number");
     for line in said.maps.lines() {
         let mut words = line.split_whitespace();
@@ -126,6 +145,13 @@ fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
         };
         assert_eq!(found.offset, number(offset), "{line}");
         assert_eq!(file.inode.to_string(), inode, "{line}");
+        if found.is_executable {
+            let ours = look.build_id(memory, &found).map(|id| id.to_string());
+            println!("{line}: build id {ours:?}");
+            let theirs = said.build_id(name.unwrap_or(""));
+            assert!(ours.is_none() || ours.as_deref() == theirs, "{theirs:?}");
+            ids += u32::from(ours.is_some());
+        }
         let ours = format!("{:02x}:{:02x}", file.device >> 20, file.device & 0xf_ffff);
         assert_eq!(ours, device, "{line}");
         let path = look.path(&file).expect("a path");
@@ -136,6 +162,8 @@ fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
         assert_eq!(path, expected, "{line}");
     }
     assert!(said.maps.lines().count() > 5, "{}", said.maps);
+    // Of pages that no program has touched nothing is in memory.
+    assert!(ids > 0, "{}", said.maps);
 }
 
 /// What the samples came to.
