@@ -19,8 +19,13 @@ insmod /lib/modules/msr.ko
 walk compute >/tmp/compute & echo $! >/tmp/compute.pid
 walk kernel >/tmp/kernel & walk module >/tmp/module & sleep 1
 (cat /proc/kallsyms; echo '#maps'; cat /proc/$(cat /tmp/compute.pid)/maps) >/tmp/said
-(echo '#walk'; cat /tmp/compute; echo '#pid'; cat /tmp/compute.pid; echo '#end') >>/tmp/said
+(echo '#walk'; cat /tmp/compute; echo '#pid'; cat /tmp/compute.pid; echo '#files') >>/tmp/said
+sed -n 's|.* r-xp [^/]*/|/|p' /proc/$(cat /tmp/compute.pid)/maps >/tmp/files
+while read f; do echo $f $(hexdump -v -n 4096 -e '1/1 "%02x"' $f); done </tmp/files >>/tmp/said
+echo '#end' >>/tmp/said
 stty -F /dev/ttyS1 raw; cat /tmp/said >/dev/ttyS1
+mkfifo /tmp/there /tmp/back
+cat 0<>/tmp/there 1<>/tmp/back & cat 0<>/tmp/back 1<>/tmp/there & echo ping >/tmp/there
 while :; do find /proc /sys >/dev/null 2>&1; done & while :; do true; done
 "#;
 
@@ -31,6 +36,8 @@ struct Said<'a> {
     /// Where the functions of `walk` begin.
     walk: BTreeMap<u64, &'a str>,
     pid: u32,
+    /// Names of files, and in hexadecimal digits what each begins with.
+    files: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> Said<'a> {
@@ -38,6 +45,8 @@ impl<'a> Said<'a> {
         let (symbols, rest) = text.split_once("#maps\n")?;
         let (maps, rest) = rest.split_once("#walk\n")?;
         let (walk, rest) = rest.split_once("#pid\n")?;
+        let (pid, rest) = rest.split_once("#files\n")?;
+        let files = rest.lines().filter_map(|line| line.split_once(' '));
         let words: Vec<&str> = walk.strip_prefix("walk: ")?.split_whitespace().collect();
         let walk = words.chunks_exact(2).map(|pair| {
             let address = u64::from_str_radix(pair[1].strip_prefix("0x")?, 16).ok()?;
@@ -47,8 +56,19 @@ impl<'a> Said<'a> {
             symbols,
             maps,
             walk: walk.collect::<Option<_>>()?,
-            pid: rest.lines().next()?.parse().ok()?,
+            pid: pid.trim().parse().ok()?,
+            files: files.collect(),
         })
+    }
+
+    /// The GNU build id of a file, as `readelf --notes` finds it: behind 4 bytes of name, 20 of
+    /// content, the kind, and the name.
+    fn build_id(&self, file: &str) -> Option<&'a str> {
+        let (_, rest) = self
+            .files
+            .get(file)?
+            .split_once("040000001400000003000000474e5500")?;
+        rest.get(..40)
     }
 
     /// The function of `walk` that has `address`, if it is one of those that print themselves.
@@ -94,6 +114,7 @@ fn check_symbols(view: &KernelView, said: &Said<'_>) {
 /// Every line of the program's `/proc/PID/maps`.
 fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
     let memory = task.memory.expect("a program");
+    let mut ids = 0;
     let number = |text: &str| u64::from_str_radix(text, 16).expect("a number");
     for line in said.maps.lines() {
         let mut words = line.split_whitespace();
@@ -101,8 +122,9 @@ fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
             .next()
             .and_then(|range| range.split_once('-'))
             .expect("a range");
+        let rights = words.next().expect("rights");
         let (offset, device) = (
-            words.nth(1).expect("an offset"),
+            words.next().expect("an offset"),
             words.next().expect("a device"),
         );
         let (inode, name) = (words.next().expect("an inode"), words.next());
@@ -116,12 +138,20 @@ fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
         let place = (found.start, found.end);
         assert_eq!(place, (number(start), number(end)), "{line}");
         assert_eq!(found.is_vdso, name == Some("[vdso]"), "{line}");
+        assert_eq!(found.is_executable, rights.contains('x'), "{line}");
         let Some(file) = found.file else {
             assert_eq!(inode, "0", "{line}");
             continue;
         };
         assert_eq!(found.offset, number(offset), "{line}");
         assert_eq!(file.inode.to_string(), inode, "{line}");
+        if found.is_executable {
+            let ours = look.build_id(memory, &found).map(|id| id.to_string());
+            println!("{line}: build id {ours:?}");
+            let theirs = said.build_id(name.unwrap_or(""));
+            assert!(ours.is_none() || ours.as_deref() == theirs, "{theirs:?}");
+            ids += u32::from(ours.is_some());
+        }
         let ours = format!("{:02x}:{:02x}", file.device >> 20, file.device & 0xf_ffff);
         assert_eq!(ours, device, "{line}");
         let path = look.path(&file).expect("a path");
@@ -132,6 +162,8 @@ fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
         assert_eq!(path, expected, "{line}");
     }
     assert!(said.maps.lines().count() > 5, "{}", said.maps);
+    // Of pages that no program has touched nothing is in memory.
+    assert!(ids > 0, "{}", said.maps);
 }
 
 /// What the samples came to.
@@ -150,6 +182,8 @@ struct Tally {
     module: u32,
     through: u32,
     mapped: bool,
+    /// In the kernel, with the place where the program entered it.
+    entered: u32,
     comms: BTreeMap<String, u32>,
 }
 
@@ -228,6 +262,13 @@ fn check(image: LinuxImage, cpu: &str, options: &str) {
             };
             *tally.comms.entry(task.process.to_string()).or_default() += 1;
             assert!(!task.is_kernel || task.memory.is_none(), "{task:?}");
+            // Registers of another task would lead elsewhere in this one's memory.
+            if let (Some(memory), Some(frame)) = (task.memory, chain.program().first()) {
+                let mapping = look.mapping(memory, frame.address);
+                let is_code = mapping.is_ok_and(|mapping| mapping.is_executable);
+                assert!(is_code, "{frame:?}: {mapping:?} in {task:?}");
+                tally.entered += u32::from(at.mode == Mode::Kernel);
+            }
             if task.tgid == said.pid && !tally.mapped {
                 check_mappings(&look, &task, &said);
                 tally.mapped = true;
@@ -238,6 +279,8 @@ fn check(image: LinuxImage, cpu: &str, options: &str) {
     println!("{tally:#?}");
     let most = |part: u32, whole: u32| part * 100 >= whole * 90;
     assert!(tally.mapped && tally.comms.contains_key("walk"));
+    assert!(tally.comms.contains_key("cat"), "two that wake each other");
+    assert!(tally.entered > 100, "programs in the kernel");
     assert!(tally.unknown_tasks * 100 <= tally.samples, "tasks");
     assert!(
         tally.computing > 20 && most(tally.walked, tally.computing),

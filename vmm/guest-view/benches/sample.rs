@@ -1,5 +1,6 @@
-//! What a sample costs with its task and a chain of 16 frames, in a kernel of 4 MiB. A real
-//! guest's pages and tables are not all in the processor's caches.
+//! What a sample costs with its task, a chain of 16 frames and what is mapped at each frame of
+//! the program, by part, in a kernel of 4 MiB. A real guest's pages and tables are not all in
+//! the processor's caches.
 
 #[path = "../tests/linux/mod.rs"]
 mod linux;
@@ -7,49 +8,92 @@ mod linux;
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use guest_view::{Chain, KernelView, Look, Search, Step};
-use linux::{CALLED, CODE, ENTRY, KSTACK, Linux, PROGRAM_ROOT, REGS, STACK};
+use guest_view::{Chain, GuestMemory, KernelView, Look, Search, Step};
+use linux::{CALLED, CODE, ENTRY, HEAD, KSTACK, Linux, PROGRAM_ROOT, REGS, STACK};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+/// Guest memory as a VMM has it.
+struct Ram(GuestMemoryMmap);
+
+impl GuestMemory for Ram {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.0.read_slice(buffer, GuestAddress(address)).is_ok()
+    }
+}
+
+impl Ram {
+    fn of(linux: &Linux) -> Option<Self> {
+        let ranges = [(GuestAddress(0), linux.memory.len())];
+        let memory = GuestMemoryMmap::from_ranges(&ranges).ok()?;
+        memory.write_slice(&linux.memory, GuestAddress(0)).ok()?;
+        Some(Self(memory))
+    }
+}
+
+fn view(memory: &dyn GuestMemory) -> Option<KernelView> {
+    let mut search = Search::new(std::iter::once(0..4 << 20));
+    loop {
+        match search.step(memory, 1024) {
+            Step::Found(note) => return KernelView::of(memory, note, PROGRAM_ROOT).ok(),
+            Step::Searching => {}
+            Step::Done => return None,
+        }
+    }
+}
 
 fn sample(criterion: &mut Criterion) {
     let mut linux = Linux::new(true);
-    // 13 calls of the kernel above the entry, and three frames of the program: 17 with that.
-    let sp = KSTACK + 0x4000 - REGS - 13 * 32;
-    for frame in 0..13 {
-        let caller = if frame == 12 {
-            ENTRY + 0x20
-        } else {
-            CALLED + 9
-        };
+    // Six calls of the kernel above the entry, with the place where it is: 8 frames.
+    let sp = KSTACK + 0x4000 - REGS - 7 * 32;
+    for frame in 0..7 {
+        let caller = if frame == 6 { ENTRY + 0x20 } else { CALLED + 9 };
         linux.word(sp + 32 * frame + 24, caller);
     }
-    let mut search = Search::new(std::iter::once(0..4 << 20));
-    let note = loop {
-        match search.step(&linux, 1024) {
-            Step::Found(note) => break note,
-            Step::Searching => {}
-            Step::Done => return,
-        }
+    // As many of the program, in two mappings of its file.
+    let bp = STACK + 0x810;
+    for frame in 0..7 {
+        let (at, last) = (bp + 0x40 * frame, frame == 6);
+        linux.word(at, if last { 0 } else { at + 0x40 });
+        linux.word(at + 8, if frame % 2 == 0 { CODE } else { HEAD } + 0x123);
+    }
+    let Some(memory) = Ram::of(&linux) else {
+        return;
     };
-    let Ok(view) = KernelView::of(&linux, note, PROGRAM_ROOT) else {
+    let Some(view) = view(&memory) else {
         return;
     };
     let mut chain = Chain::default();
-    let kernel = linux.registers(CALLED + 9, sp, 0);
-    criterion.bench_function("task and a chain of 17 frames", |bencher| {
+    let at = linux.registers(CALLED + 9, sp, 0);
+    criterion.bench_function("a read of 8 bytes", |bencher| {
+        let mut word = [0; 8];
+        bencher.iter(|| memory.read(black_box(0x3_2000), black_box(&mut word)));
+    });
+    criterion.bench_function("a look", |bencher| {
         bencher.iter(|| {
-            let look = Look::at(&view, &linux);
-            let task = look.task(0, &kernel);
-            look.chain(task.as_ref().ok(), &kernel, &mut chain);
-            assert_eq!(chain.kernel().len() + chain.program().len(), 17);
+            black_box(Look::at(&view, &memory));
         });
     });
-    let program = linux.registers(CODE, STACK + 0x800, STACK + 0x810);
-    criterion.bench_function("task of a program, and its file", |bencher| {
+    criterion.bench_function("with the task", |bencher| {
+        bencher.iter(|| Look::at(&view, &memory).task(0, &at));
+    });
+    criterion.bench_function("with the task and 16 frames", |bencher| {
         bencher.iter(|| {
-            let look = Look::at(&view, &linux);
-            let task = look.task(0, &program).ok();
-            let memory = task.and_then(|task| task.memory);
-            black_box(memory.map(|memory| look.mapping(memory, CODE)))
+            let look = Look::at(&view, &memory);
+            let task = look.task(0, &at).ok();
+            look.chain(task.as_ref(), &at, &mut chain);
+            assert_eq!((chain.kernel().len(), chain.program().len()), (8, 8));
+        });
+    });
+    criterion.bench_function("with the task, 16 frames and 2 mappings", |bencher| {
+        bencher.iter(|| {
+            let look = Look::at(&view, &memory);
+            let task = look.task(0, &at).ok();
+            look.chain(task.as_ref(), &at, &mut chain);
+            let program = task.and_then(|task| task.memory);
+            for frame in chain.program() {
+                let mapping = program.map(|program| look.mapping(program, frame.instruction()));
+                assert!(mapping.is_some_and(|mapping| mapping.is_ok()));
+            }
         });
     });
 }

@@ -4,7 +4,7 @@
 use crate::frame::{End, Frame};
 use crate::registers::{Mode, Registers, Saved};
 use crate::space::Space;
-use crate::unwind::{State, Unwinder};
+use crate::unwind::{Entered, State, Unwinder};
 
 /// Depth of a chain where nobody says another: that of perf (`PERF_MAX_STACK_DEPTH`).
 pub const DEPTH: usize = 127;
@@ -20,6 +20,7 @@ pub struct Chain {
     kernel: usize,
     kernel_end: Option<End>,
     program_end: Option<End>,
+    unknown_code: bool,
 }
 
 impl Default for Chain {
@@ -38,6 +39,7 @@ impl Chain {
             kernel: 0,
             kernel_end: None,
             program_end: None,
+            unknown_code: false,
         }
     }
 
@@ -66,11 +68,20 @@ impl Chain {
         self.program_end
     }
 
+    /// The kernel was in code that its view does not know: a module that was loaded since
+    /// ([`KernelView::refreshed`](crate::KernelView::refreshed) tells), or code that the kernel
+    /// made itself.
+    #[must_use]
+    pub fn has_unknown_code(&self) -> bool {
+        self.unknown_code
+    }
+
     pub(crate) fn clear(&mut self) {
         self.frames.clear();
         self.kernel = 0;
         self.kernel_end = None;
         self.program_end = None;
+        self.unknown_code = false;
     }
 
     /// The kernel's part, from `at` on.
@@ -80,14 +91,14 @@ impl Chain {
             entered: None,
             on_stack: false,
         };
-        self.push(state.ip, true);
+        self.push(state.ip, true, false);
         let end = loop {
             walked.on_stack |= unwinder.stack.contains(&state.sp);
             if self.frames.len() >= self.depth {
                 break End::Depth;
             }
             match unwinder.next(&mut state) {
-                Ok(None) => self.push(state.ip, state.interrupted),
+                Ok(None) => self.push(state.ip, state.interrupted, state.guessed),
                 Ok(Some(program)) => {
                     walked.entered = Some(program);
                     break End::Entry;
@@ -97,12 +108,13 @@ impl Chain {
         };
         self.kernel = self.frames.len();
         self.kernel_end = Some(end);
+        self.unknown_code = state.elsewhere;
         walked
     }
 
     /// The program's part, by its frame pointers.
     pub(crate) fn walk_program(&mut self, space: &Space<'_>, at: &Program) {
-        self.push(at.ip, true);
+        self.push(at.ip, true, false);
         let word = at.word();
         let (mut below, mut bp) = (at.sp, at.bp);
         let end = loop {
@@ -125,7 +137,7 @@ impl Chain {
             if back >= PROGRAM {
                 break End::NotCode;
             }
-            self.push(back, false);
+            self.push(back, false, true);
             (below, bp) = (frame + 2 * word, Some(caller));
         };
         self.program_end = Some(end);
@@ -134,15 +146,16 @@ impl Chain {
     /// The program's part, where its memory is not known; where it is, may be.
     pub(crate) fn no_program(&mut self, at: Option<&Program>) {
         if let Some(at) = at {
-            self.push(at.ip, true);
+            self.push(at.ip, true, false);
         }
         self.program_end = Some(End::NoProgram);
     }
 
-    fn push(&mut self, address: u64, interrupted: bool) {
+    fn push(&mut self, address: u64, interrupted: bool, guessed: bool) {
         self.frames.push(Frame {
             address,
             interrupted,
+            guessed,
         });
     }
 }
@@ -150,7 +163,7 @@ impl Chain {
 /// What was met on the way through the kernel's frames.
 pub(crate) struct Walked {
     /// The registers of the program that entered the kernel, if the chain comes so far.
-    pub(crate) entered: Option<Saved>,
+    pub(crate) entered: Option<Entered>,
     /// A frame is on the task's stack, below the registers that were saved there: the entry
     /// into the kernel is over, and they are those of the program.
     pub(crate) on_stack: bool,

@@ -7,6 +7,9 @@ pub struct Frame {
     pub address: u64,
     /// It was interrupted there.
     pub interrupted: bool,
+    /// It, or one before it, was found by a frame pointer: a register that a function may
+    /// also use for something else, so that this need not be a caller.
+    pub guessed: bool,
 }
 
 impl Frame {
@@ -24,13 +27,15 @@ impl Frame {
 #[non_exhaustive]
 pub enum End {
     /// This is the first function of its thread. Kernels up to 6.3 say so also of the first
-    /// and last instructions of an entry, and of thunks for indirect jumps.
+    /// and last instructions of an entry, and of thunks for indirect jumps. A program's last
+    /// frame pointer is 0, or is not in use.
     Outermost,
     /// A program was here, and entered the kernel.
     Entry,
     /// There are more frames than were asked for.
     Depth,
-    /// The kernel's tables say that they do not know.
+    /// The kernel's tables say that they do not know; or a tracer of the kernel keeps the
+    /// return address elsewhere (`return_to_handler`, kretprobes).
     NoTable,
     /// The tables ask for a register that nobody has saved.
     NoRegister,

@@ -16,6 +16,14 @@ use crate::task::TaskLayout;
 /// Most processors (`CONFIG_NR_CPUS` of x86 is 8192 at most).
 const MOST_PROCESSORS: u32 = 8192;
 
+/// Functions that take the place of a caller, whose address a tracer then keeps in lists of
+/// its own: of kretprobes, with `CONFIG_RETHOOK` and without, and of the function graph.
+const TRAMPOLINES: [&str; 3] = [
+    "arch_rethook_trampoline",
+    "__kretprobe_trampoline",
+    "return_to_handler",
+];
+
 /// What does not change as long as a kernel runs.
 pub(crate) struct Kernel {
     pub(crate) note: Note,
@@ -25,11 +33,13 @@ pub(crate) struct Kernel {
     /// The image, from its first instruction on.
     pub(crate) image: Range<u64>,
     pub(crate) code: [Range<u64>; 2],
+    /// Of [`TRAMPOLINES`], those that it has.
+    pub(crate) trampolines: Vec<Range<u64>>,
     pub(crate) orc: Result<orc::Table, BtfError>,
     pub(crate) tasks: Result<TaskLayout, BtfError>,
     pub(crate) mappings: Result<MappingLayout, BtfError>,
     pub(crate) modules: Result<ModuleLayout, BtfError>,
-    /// Where the per-CPU variables of each processor are.
+    /// Where the per-CPU variables of each processor are; none in a kernel for one processor.
     pub(crate) areas: Vec<u64>,
     /// Of each processor's local APIC: the per-CPU variable, and its bytes.
     pub(crate) apic: Option<(u64, u32)>,
@@ -75,11 +85,15 @@ impl Kernel {
             five_levels,
             image,
             code: [text, init],
+            trampolines: TRAMPOLINES
+                .iter()
+                .filter_map(|name| symbols.range(name))
+                .collect(),
             orc: table,
             tasks,
             mappings,
             modules,
-            areas: areas(space, &symbols)?,
+            areas: areas(space, &symbols).unwrap_or_default(),
             apic: apic.zip(bytes),
             symbols,
         })

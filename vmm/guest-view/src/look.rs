@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
+use crate::build_id::{self, BuildId};
 use crate::chain::{Chain, Program};
 use crate::mapping::{File, Mapping, Path};
 use crate::memory::GuestMemory;
@@ -11,12 +12,16 @@ use crate::registers::{Mode, Registers};
 use crate::space::Space;
 use crate::task::{ProgramMemory, Task};
 use crate::unknown::Unknown;
-use crate::unwind::Unwinder;
+use crate::unwind::{Entered, Unwinder};
 use crate::view::KernelView;
 
 /// Most bytes that a look reads of the kernel, and as many of a program: far more than a
 /// chain of [`DEPTH`](crate::DEPTH) frames takes.
 const BUDGET: usize = 1 << 20;
+/// Most bytes of a program that are read for a build id.
+const BUILD_ID_BUDGET: usize = 64 << 10;
+/// Mappings of one file that are looked at for that of its start: before code there are few.
+const PARTS: usize = 8;
 /// Mappings that one look remembers.
 const REMEMBERED: usize = 4;
 
@@ -75,14 +80,18 @@ impl<'a> Look<'a> {
                 space: &self.space,
                 saved: layout.map(|layout| &layout.saved),
                 stack: task.map_or(0..0, Task::kernel_stack),
+                trampolines: &self.view.kernel.trampolines,
                 orc: &|address| self.view.orc(address),
             };
             let walked = chain.walk_kernel(&unwinder, at);
             if task.is_some_and(|task| task.memory.is_none()) {
                 return;
             }
+            // In the middle of a switch the stack is the next task's already.
+            let is_tasks = |at: &Entered| task.is_none_or(|task| task.has_entered(at));
+            let entered = walked.entered.filter(is_tasks).map(|at| at.saved);
             let of_task = || layout?.of_program(&self.space, task.filter(|_| walked.on_stack)?);
-            let saved = walked.entered.or_else(of_task);
+            let saved = entered.or_else(of_task);
             saved.as_ref().map(Program::entered)
         } else {
             Some(Program::running(at))
@@ -120,11 +129,43 @@ impl<'a> Look<'a> {
         Ok(found)
     }
 
+    /// The GNU build id of the file that `program` has mapped as `mapping`, which may be of an
+    /// earlier look; `None` where it has none, its first page is not in the program's memory,
+    /// or the program has something else there now. Not for every sample: at most 64 KiB.
+    #[must_use]
+    pub fn build_id(&self, program: ProgramMemory, mapping: &Mapping) -> Option<BuildId> {
+        let kernel = &*self.view.kernel;
+        let mappings = kernel.mappings.as_ref().ok()?;
+        let tasks = kernel.tasks.as_ref().ok()?;
+        let find = |at| mappings.find(&self.space, program, at).ok();
+        let is_there = |mapping: &Mapping| {
+            self.space.forget();
+            let root = tasks.root(&self.space, program.address);
+            root == Ok(program.root) && find(mapping.start) == Some(*mapping)
+        };
+        if !is_there(mapping) {
+            return None;
+        }
+        let is_first =
+            |found: &Mapping| found.is_of(mapping) && (found.offset == 0 || found.is_vdso);
+        let before = |found: &Mapping| found.start.checked_sub(1).and_then(find);
+        let parts = std::iter::successors(Some(*mapping), before);
+        let parts = parts.take(PARTS).take_while(|found| found.is_of(mapping));
+        // Between two of its parts others may be.
+        let far = || find(mapping.start.checked_sub(mapping.offset)?);
+        let first = parts.chain(std::iter::once_with(far).flatten());
+        let first = first.into_iter().find(is_first)?;
+        let paging = Paging::long_mode(program.root, kernel.five_levels);
+        let memory = Space::new(self.memory, paging, BUILD_ID_BUDGET);
+        let found = build_id::read(&memory, &first)?;
+        (is_there(&first) && is_there(mapping)).then_some(found)
+    }
+
     /// The name of a file that is mapped; not for every sample, since it is as long as it is
-    /// deep, and allocates.
+    /// deep, and allocates. `file` may be of an earlier look.
     ///
     /// # Errors
-    /// The name is not known.
+    /// The name is not known, or the file is not there any more.
     pub fn path(&self, file: &File) -> Result<Path, Unknown> {
         let layout = self.view.kernel.mappings.as_ref();
         layout.map_err(|_| Unknown::Types)?.path(&self.space, file)

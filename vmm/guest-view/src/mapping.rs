@@ -20,6 +20,8 @@ const NODE: usize = 256;
 /// Most parts of a path, those of mount points included, and bytes of one.
 const MOST_PARTS: usize = 256;
 const LONGEST_PART: u32 = 255;
+/// `VM_EXEC` (`include/linux/mm.h`).
+const EXECUTABLE: u64 = 4;
 /// Where pages are counted.
 const PAGE: u64 = 0x1000;
 
@@ -36,10 +38,22 @@ pub struct Mapping {
     pub file: Option<File>,
     /// It is the kernel's own code for programs, `[vdso]`.
     pub is_vdso: bool,
+    /// The program may execute what is there. Where it may not, a frame that was guessed is
+    /// none.
+    pub is_executable: bool,
+}
+
+impl Mapping {
+    /// Both are of one file, or of the kernel's code for programs.
+    pub(crate) fn is_of(&self, other: &Self) -> bool {
+        self.file == other.file && self.is_vdso == other.is_vdso
+    }
 }
 
 /// A file that is mapped. Two that are equal are the same file by the same name, unless it
-/// was renamed: so the name of one need not be made twice.
+/// was renamed: so the name of one need not be made twice. It serves as a key, and
+/// [`Look::path`](crate::Look::path) of it may be asked at any later time, on any thread: a
+/// file that is gone by then has no name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct File {
     /// The number of its file system's device: `MAJOR << 20 | MINOR`.
@@ -50,6 +64,10 @@ pub struct File {
     pub generation: u32,
     dentry: u64,
     mount: u64,
+    /// Of its `struct inode`.
+    address: u64,
+    /// The inode that `dentry` names, and its number. An overlay's is another one.
+    named: (u64, u64),
 }
 
 /// A file's name.
@@ -92,6 +110,7 @@ struct Area {
     memory: u64,
     offset: u64,
     file: u64,
+    flags: u64,
     /// In `struct file`, `struct inode` and `struct super_block`.
     file_dentry: u64,
     file_mount: u64,
@@ -107,6 +126,7 @@ struct Dentry {
     parent: u64,
     name: u64,
     len: u64,
+    inode: u64,
     /// Whether it has a name: `d_hash.pprev`.
     hashed: u64,
 }
@@ -169,6 +189,7 @@ impl MappingLayout {
                 memory: area("vm_mm")?,
                 offset: area("vm_pgoff")?,
                 file: area("vm_file")?,
+                flags: area("vm_flags")?,
                 file_dentry: types.word("file", "f_path.dentry")?,
                 file_mount: types.word("file", "f_path.mnt")?,
                 file_inode: types.word("file", "f_inode")?,
@@ -181,6 +202,7 @@ impl MappingLayout {
                 parent: types.word("dentry", "d_parent")?,
                 name: types.word("dentry", "d_name.name")?,
                 len: types.half("dentry", "d_name.len")?,
+                inode: types.word("dentry", "d_inode")?,
                 hashed: types.word("dentry", "d_hash.pprev")?,
             },
             mount: Mount {
@@ -222,6 +244,7 @@ impl MappingLayout {
             offset,
             file,
             is_vdso: file.is_none() && start == vdso,
+            is_executable: at(of.flags)? & EXECUTABLE != 0,
         })
     }
 
@@ -259,21 +282,57 @@ impl MappingLayout {
     }
 
     fn file(&self, space: &Space<'_>, file: u64) -> Result<File, Unknown> {
+        let word = |offset: u64| space.word(file.wrapping_add(offset));
+        let of = &self.area;
+        let dentry = word(of.file_dentry)?;
+        self.identity(space, word(of.file_inode)?, dentry, word(of.file_mount)?)
+    }
+
+    /// The file of the inode at `address` that `dentry` names.
+    fn identity(
+        &self,
+        space: &Space<'_>,
+        address: u64,
+        dentry: u64,
+        mount: u64,
+    ) -> Result<File, Unknown> {
         let of = &self.area;
         let word = |base: u64, offset: u64| space.word(base.wrapping_add(offset));
         let half = |base: u64, offset: u64| space.half(base.wrapping_add(offset));
-        let inode = word(file, of.file_inode)?;
+        let inode = word(address, of.inode_number)?;
+        let named = match word(dentry, self.dentry.inode)? {
+            same if same == address => (same, inode),
+            other => (other, word(other, of.inode_number)?),
+        };
         Ok(File {
-            device: half(word(inode, of.inode_super)?, of.super_device)?,
-            inode: word(inode, of.inode_number)?,
-            generation: half(inode, of.inode_generation)?,
-            dentry: word(file, of.file_dentry)?,
-            mount: word(file, of.file_mount)?,
+            device: half(word(address, of.inode_super)?, of.super_device)?,
+            inode,
+            generation: half(address, of.inode_generation)?,
+            dentry,
+            mount,
+            address,
+            named,
         })
     }
 
-    /// The name of `file`, as `__prepend_path` of `fs/d_path.c` makes it.
+    /// The name of `file`, which may have been mapped long ago: the same file has to be there
+    /// before the name is read, and behind.
     pub(crate) fn path(&self, space: &Space<'_>, file: &File) -> Result<Path, Unknown> {
+        let check = || {
+            space.forget();
+            let now = self.identity(space, file.address, file.dentry, file.mount)?;
+            (now == *file)
+                .then_some(())
+                .ok_or(Unknown::Inconsistent("files"))
+        };
+        check()?;
+        let path = self.name(space, file)?;
+        check()?;
+        Ok(path)
+    }
+
+    /// As `__prepend_path` of `fs/d_path.c` makes it.
+    fn name(&self, space: &Space<'_>, file: &File) -> Result<Path, Unknown> {
         let word = |base: u64, offset: u64| space.word(base.wrapping_add(offset));
         let of = &self.dentry;
         let mut parts = Vec::new();

@@ -139,7 +139,13 @@ impl ModuleLayout {
                 Some(Arc::new(read.unwrap_or_else(|| Module::unread(*seen))))
             }
         };
-        Ok(Some(seen.iter().filter_map(module).collect()))
+        let modules = seen.iter().filter_map(module).collect();
+        // One that was unloaded meanwhile has left its memory to others.
+        space.forget();
+        if self.list(space)? != seen {
+            return Err(Unknown::Inconsistent("modules"));
+        }
+        Ok(Some(modules))
     }
 
     /// All that are on the kernel's list.

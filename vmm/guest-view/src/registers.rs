@@ -112,6 +112,11 @@ impl SavedLayout {
         Ok(layout)
     }
 
+    /// Bytes to the processor's own part.
+    pub(crate) fn processors_part(&self) -> u64 {
+        self.ip as u64
+    }
+
     /// All of them, at `address`.
     pub(crate) fn whole(&self, space: &Space<'_>, address: u64) -> Option<Saved> {
         let mut bytes = [0; MOST];

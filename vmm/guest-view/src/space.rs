@@ -61,6 +61,11 @@ impl<'a> Space<'a> {
         }
     }
 
+    /// Looks everything up again: what was known may be no longer so.
+    pub(crate) fn forget(&self) {
+        self.known.iter().for_each(|known| known.set(NOTHING));
+    }
+
     /// Takes `bytes` of the budget; false where there is too little. Whoever keeps something
     /// that is larger than what was read calls it for the rest.
     pub(crate) fn charge(&self, bytes: usize) -> bool {

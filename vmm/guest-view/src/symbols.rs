@@ -1,6 +1,7 @@
 //! Names of a kernel's addresses: tables that `/proc/kallsyms` is printed from.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::space::Space;
 
@@ -101,6 +102,14 @@ impl SymbolTable {
     pub(crate) fn address(&self, name: &str) -> Option<u64> {
         let mut all = self.iter();
         Some(all.find(|symbol| symbol.name == name)?.address)
+    }
+
+    /// From the first symbol of that name to the next one behind it.
+    pub(crate) fn range(&self, name: &str) -> Option<Range<u64>> {
+        let start = self.address(name)?;
+        let address = |place: &u32| self.entries[*place as usize].address;
+        let behind = self.sorted.partition_point(|place| address(place) <= start);
+        Some(start..address(self.sorted.get(behind)?))
     }
 
     /// In the kernel's order.

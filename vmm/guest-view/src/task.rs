@@ -1,15 +1,16 @@
 //! The task that runs on a processor of the guest.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
-use crate::btf::BtfError;
+use crate::btf::{BitField, BtfError};
 use crate::layout::Types;
 use crate::registers::{Mode, Registers, Saved, SavedLayout};
 use crate::space::Space;
 use crate::symbols::SymbolTable;
 use crate::text::printable;
 use crate::unknown::Unknown;
+use crate::unwind::Entered;
 
 /// `PF_KTHREAD` (`include/linux/sched.h`); programs see it in `/proc/PID/stat`.
 const KERNEL_THREAD: u32 = 0x0020_0000;
@@ -18,8 +19,13 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// `PTI_USER_PGTABLE_BIT` (`arch/x86/mm/tlb.c`): CR3 of a program, under page-table
 /// isolation.
 const PROGRAM_TABLES: u64 = 0x1000;
-/// Most bytes of a kernel stack, `THREAD_SIZE` with all debugging.
-const MOST_STACK: u64 = 1 << 18;
+/// Bytes of a kernel stack, `THREAD_SIZE`: a power of two, with all debugging the most.
+const STACK: RangeInclusive<u64> = 1 << 12..=1 << 18;
+/// Most bytes of it that are above its first registers (`TOP_OF_KERNEL_STACK_PADDING`).
+const MOST_PADDING: u64 = 16;
+/// Where a processor saves registers before the kernel has found the task's stack
+/// (`Documentation/arch/x86/x86_64/mm.rst`).
+const CPU_ENTRY_AREA: Range<u64> = 0xffff_fe00_0000_0000..0xffff_fe80_0000_0000;
 
 /// A task's name: 16 bytes, which may be anything.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,12 +85,20 @@ pub struct Task {
     stack: u64,
     /// Where its program's registers are on it.
     saved: u64,
+    /// It becomes another program: the registers may be those of the one before.
+    executes: bool,
 }
 
 impl Task {
     /// Its stack in the kernel, up to and with where its program's registers begin.
     pub(crate) fn kernel_stack(&self) -> Range<u64> {
         self.stack..self.saved.wrapping_add(1)
+    }
+
+    /// These are the registers with which it entered the kernel.
+    pub(crate) fn has_entered(&self, at: &Entered) -> bool {
+        let by_processor = !at.guessed && CPU_ENTRY_AREA.contains(&at.address);
+        !self.executes && (by_processor || at.address == self.saved)
     }
 }
 
@@ -104,6 +118,8 @@ pub(crate) struct TaskLayout {
     group_leader: u64,
     stack: u64,
     started: u64,
+    /// `in_execve`, in bits; not every kernel may have it.
+    executes: Option<BitField>,
     pgd: u64,
     pub(crate) saved: SavedLayout,
 }
@@ -127,6 +143,7 @@ impl TaskLayout {
             ),
         };
         Ok(Self {
+            executes: types.0.bit_field(TASK, "in_execve").ok(),
             current,
             top_of_stack,
             on_cpu: types.half(TASK, "on_cpu")?,
@@ -176,8 +193,7 @@ impl TaskLayout {
         let memory = match space.word(member(self.mm))? {
             0 => None,
             mm => {
-                let root = space.word(mm.wrapping_add(self.pgd))?;
-                let root = space.physical(root).ok_or(Unknown::Unmapped(root))?;
+                let root = self.root(space, mm)?;
                 Some(ProgramMemory { address: mm, root })
             }
         };
@@ -194,12 +210,14 @@ impl TaskLayout {
             memory,
             stack,
             saved: top.wrapping_sub(self.saved.size),
+            executes: self.executes(space, address)?,
         };
         // The two variables are written one after the other when tasks are switched.
-        let fits = top
-            .checked_sub(stack)
-            .is_some_and(|size| size <= MOST_STACK);
-        if !fits || space.word(place)? != address {
+        let fits = |bytes: u64| {
+            let whole = bytes.checked_next_power_of_two().unwrap_or(0);
+            STACK.contains(&whole) && whole - bytes <= MOST_PADDING && stack.is_multiple_of(whole)
+        };
+        if !top.checked_sub(stack).is_some_and(fits) || space.word(place)? != address {
             return Err(Unknown::Inconsistent("stacks"));
         }
         if at.mode != Mode::Kernel && !memory.is_some_and(|memory| memory.is_loaded(at.cr3)) {
@@ -208,9 +226,26 @@ impl TaskLayout {
         Ok(task)
     }
 
+    /// Guest-physical address of the page tables of the `struct mm_struct` at `mm`.
+    pub(crate) fn root(&self, space: &Space<'_>, mm: u64) -> Result<u64, Unknown> {
+        let root = space.word(mm.wrapping_add(self.pgd))?;
+        space.physical(root).ok_or(Unknown::Unmapped(root))
+    }
+
+    fn executes(&self, space: &Space<'_>, task: u64) -> Result<bool, Unknown> {
+        let Some(field) = self.executes else {
+            return Ok(false);
+        };
+        let at = task.wrapping_add((field.offset / 8).into());
+        let [byte] = space.array(at).ok_or(Unknown::Unmapped(at))?;
+        Ok(byte >> (field.offset % 8) & 1 != 0)
+    }
+
     /// The registers with which `task` entered the kernel; `None` for the kernel's own.
     pub(crate) fn of_program(&self, space: &Space<'_>, task: &Task) -> Option<Saved> {
-        task.memory?;
+        if task.memory.is_none() || task.executes {
+            return None;
+        }
         let saved = self.saved.whole(space, task.saved)?;
         (saved.mode != Mode::Kernel).then_some(saved)
     }

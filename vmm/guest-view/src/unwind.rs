@@ -26,6 +26,10 @@ pub(crate) struct State {
     /// The last registers that were saved, as long as no call is behind them.
     general: Option<General>,
     pub(crate) interrupted: bool,
+    /// A frame pointer led here.
+    pub(crate) guessed: bool,
+    /// A frame was in code that is not known.
+    pub(crate) elsewhere: bool,
 }
 
 impl State {
@@ -42,6 +46,8 @@ impl State {
                 r13: at.r13,
             }),
             interrupted: true,
+            guessed: false,
+            elsewhere: false,
         }
     }
 }
@@ -52,13 +58,28 @@ pub(crate) struct Unwinder<'a> {
     pub(crate) saved: Option<&'a SavedLayout>,
     /// The task's stack, up to the registers of its program.
     pub(crate) stack: Range<u64>,
+    /// Code that returns to an address that a tracer keeps.
+    pub(crate) trampolines: &'a [Range<u64>],
     /// Whether there is ORC at an address, and what it says.
     pub(crate) orc: &'a dyn Fn(u64) -> Table,
 }
 
+/// The registers of a program that entered the kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entered {
+    /// Of the whole `struct pt_regs`, also where only the processor's part is saved.
+    pub(crate) address: u64,
+    pub(crate) saved: Saved,
+    /// A frame pointer led to them.
+    pub(crate) guessed: bool,
+}
+
 /// What the kernel's tables have for an address.
 pub(crate) enum Table {
-    /// There is none: code that the kernel made itself, or a kernel without ORC.
+    /// It is in no code that is known: a module's that came since, or what the kernel made
+    /// itself.
+    Elsewhere,
+    /// There is none: a kernel without ORC, or a module.
     None,
     /// An entry that is no entry.
     Unknown,
@@ -67,12 +88,19 @@ pub(crate) enum Table {
 
 impl Unwinder<'_> {
     /// Goes to the caller's frame, or gives the registers of the program that called.
-    pub(crate) fn next(&self, state: &mut State) -> Result<Option<Saved>, End> {
+    pub(crate) fn next(&self, state: &mut State) -> Result<Option<Entered>, End> {
         let place = state.ip.wrapping_sub(u64::from(!state.interrupted));
+        if self.trampolines.iter().any(|code| code.contains(&place)) {
+            return Err(End::NoTable);
+        }
         let entry = match (self.orc)(place) {
             Table::Entry(entry) => entry,
             Table::Unknown => return Err(End::NoTable),
             Table::None => return self.by_frame_pointer(state),
+            Table::Elsewhere => {
+                state.elsewhere = true;
+                return self.by_frame_pointer(state);
+            }
         };
         match entry.frame {
             Found::Undefined => return Err(End::NoTable),
@@ -105,8 +133,18 @@ impl Unwinder<'_> {
             _ => return Err(End::NoTable),
         };
         state.interrupted = entry.interrupted;
+        self.check_code(state)
+    }
+
+    /// What was found as the caller's address is one.
+    fn check_code(&self, state: &State) -> Result<Option<Entered>, End> {
         if !CODE.contains(&state.ip) {
             return Err(End::NotCode);
+        }
+        // A tracer has put its own function in the place of the caller.
+        let is_it = |code: &Range<u64>| code.start == state.ip;
+        if !state.interrupted && self.trampolines.iter().any(is_it) {
+            return Err(End::NoTable);
         }
         Ok(None)
     }
@@ -129,40 +167,49 @@ impl Unwinder<'_> {
     }
 
     /// Goes to what was interrupted, whose registers are at `sp`.
-    fn interrupted(&self, state: &mut State, sp: u64, frame: Found) -> Result<Option<Saved>, End> {
+    fn interrupted(
+        &self,
+        state: &mut State,
+        sp: u64,
+        frame: Found,
+    ) -> Result<Option<Entered>, End> {
         let layout = self.saved.ok_or(End::NoTable)?;
         let kernels = (sp >= KERNEL).then_some(sp).ok_or(End::Unreadable)?;
-        let mut saved = if frame == Found::Registers {
-            layout.whole(self.space, kernels)
+        let (address, saved) = if frame == Found::Registers {
+            (kernels, layout.whole(self.space, kernels))
         } else {
-            layout.part(self.space, kernels)
-        }
-        .ok_or(End::Unreadable)?;
+            let whole = kernels.wrapping_sub(layout.processors_part());
+            (whole, layout.part(self.space, kernels))
+        };
+        let mut saved = saved.ok_or(End::Unreadable)?;
         // Where only the processor's part is saved, the others are as they were last known.
         saved.general = saved.general.or(state.general);
         state.general = saved.general;
         (state.ip, state.sp) = (saved.ip, saved.sp);
-        Ok((saved.mode != Mode::Kernel).then_some(saved))
+        Ok((saved.mode != Mode::Kernel).then_some(Entered {
+            address,
+            saved,
+            guessed: state.guessed,
+        }))
     }
 
     /// As the kernel does for code without tables: it may have a frame pointer.
-    fn by_frame_pointer(&self, state: &mut State) -> Result<Option<Saved>, End> {
+    fn by_frame_pointer(&self, state: &mut State) -> Result<Option<Entered>, End> {
         let above = state.bp.wrapping_sub(state.sp);
         if !state.bp.is_multiple_of(8) || above > MOST_FRAME {
             return Err(End::Direction);
         }
         let (caller, back) = (self.word(state.bp)?, self.word(state.bp.wrapping_add(8))?);
-        if !CODE.contains(&back) {
-            return Err(End::NotCode);
-        }
         *state = State {
             ip: back,
             sp: state.bp.wrapping_add(16),
             bp: caller,
             general: None,
             interrupted: false,
+            guessed: true,
+            elsewhere: state.elsewhere,
         };
-        Ok(None)
+        self.check_code(state)
     }
 
     /// A word of a kernel's stack.

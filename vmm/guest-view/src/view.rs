@@ -36,6 +36,9 @@ pub enum NoKernel {
     /// It describes other page tables than those that run.
     #[error("the note at {0:#x} is not that of the running kernel")]
     NotRunning(u64),
+    /// Its symbols do not have the variable that would prove that the note is its own.
+    #[error("the kernel {0} does not name its own data; one with CONFIG_KALLSYMS_ALL does")]
+    Unproved(String),
     /// There are no symbols where it says.
     #[error("the kernel's symbols cannot be read")]
     Symbols,
@@ -46,9 +49,15 @@ pub enum NoKernel {
 #[derive(Clone)]
 pub struct KernelView {
     pub(crate) kernel: Arc<Kernel>,
+    modules: Arc<Modules>,
+}
+
+/// All modules at one moment.
+#[derive(Default)]
+struct Modules {
     /// In the kernel's order.
-    modules: Vec<Arc<Module>>,
-    /// Places in `modules`, by address.
+    listed: Vec<Arc<Module>>,
+    /// Places in `listed`, by address.
     sorted: Vec<u32>,
 }
 
@@ -56,7 +65,7 @@ impl fmt::Debug for KernelView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelView")
             .field("release", &self.release())
-            .field("modules", &self.modules.len())
+            .field("modules", &self.modules.listed.len())
             .finish_non_exhaustive()
     }
 }
@@ -82,8 +91,10 @@ impl KernelView {
         }
         let symbols = kallsyms::read(&space, &note).ok_or(NoKernel::Symbols)?;
         // What the kernel has as its note is this one.
-        let own = symbols.address("vmcoreinfo_note");
-        let own = own.and_then(|at| space.physical(space.u64(at)?));
+        let Some(own) = symbols.address("vmcoreinfo_note") else {
+            return Err(NoKernel::Unproved(note.release().unwrap_or("?").to_owned()));
+        };
+        let own = space.u64(own).and_then(|at| space.physical(at));
         if own != Some(note.address) {
             return Err(not_running);
         }
@@ -91,8 +102,7 @@ impl KernelView {
         let kernel = kernel.ok_or(NoKernel::Symbols)?;
         let view = Self {
             kernel: Arc::new(kernel),
-            modules: Vec::new(),
-            sorted: Vec::new(),
+            modules: Arc::default(),
         };
         Ok(view.refreshed(memory).unwrap_or(None).unwrap_or(view))
     }
@@ -132,15 +142,14 @@ impl KernelView {
     pub fn refreshed(&self, memory: &dyn GuestMemory) -> Result<Option<Self>, Unknown> {
         let layout = self.kernel.modules.as_ref().map_err(|_| Unknown::Types)?;
         let space = Space::new(memory, self.kernel.paging, MODULES_BUDGET);
-        let Some(modules) = layout.read(&space, &self.modules)? else {
+        let Some(listed) = layout.read(&space, &self.modules.listed)? else {
             return Ok(None);
         };
-        let mut sorted: Vec<u32> = (0u32..).zip(&modules).map(|(place, _)| place).collect();
-        sorted.sort_by_key(|place| modules[*place as usize].code.start);
+        let mut sorted: Vec<u32> = (0u32..).zip(&listed).map(|(place, _)| place).collect();
+        sorted.sort_by_key(|place| listed[*place as usize].code.start);
         Ok(Some(Self {
             kernel: Arc::clone(&self.kernel),
-            modules,
-            sorted,
+            modules: Arc::new(Modules { listed, sorted }),
         }))
     }
 
@@ -154,7 +163,7 @@ impl KernelView {
 
     /// Every symbol of the kernel and its modules, in the order of `/proc/kallsyms`.
     pub fn symbols(&self) -> impl Iterator<Item = Symbol<'_>> {
-        let modules = self.modules.iter().flat_map(|module| {
+        let modules = self.modules.listed.iter().flat_map(|module| {
             let symbols = module.symbols.iter();
             symbols.map(|symbol| module.named(symbol))
         });
@@ -179,7 +188,9 @@ impl KernelView {
         u32::try_from(self.kernel.areas.len()).unwrap_or(u32::MAX)
     }
 
-    /// The number that the kernel has given to the processor with this APIC id.
+    /// The number that the kernel has given to the processor with this APIC id; `None` where
+    /// it has not started it yet, or does not say. A number stays as long as the kernel runs,
+    /// and is to be asked for once: it takes a read for each processor that there can be.
     #[must_use]
     pub fn processor(&self, memory: &dyn GuestMemory, apic_id: u32) -> Option<u32> {
         let space = Space::new(memory, self.kernel.paging, PROCESSORS_BUDGET);
@@ -197,11 +208,10 @@ impl KernelView {
     }
 
     fn module(&self, address: u64) -> Option<&Module> {
-        let module = |place: &u32| &self.modules[*place as usize];
-        let behind = self
-            .sorted
-            .partition_point(|place| module(place).code.start <= address);
-        let found = module(self.sorted.get(behind.checked_sub(1)?)?);
+        let Modules { listed, sorted } = &*self.modules;
+        let module = |place: &u32| &listed[*place as usize];
+        let behind = sorted.partition_point(|place| module(place).code.start <= address);
+        let found = module(sorted.get(behind.checked_sub(1)?)?);
         found.code.contains(&address).then(|| &**found)
     }
 
@@ -210,8 +220,10 @@ impl KernelView {
         let kernel = &*self.kernel;
         let table = if kernel.code.iter().any(|code| code.contains(&address)) {
             kernel.orc.as_ref().ok()
+        } else if let Some(module) = self.module(address) {
+            module.orc.as_ref()
         } else {
-            self.module(address).and_then(|module| module.orc.as_ref())
+            return Table::Elsewhere;
         };
         match table.map(|table| table.find(address)) {
             None => Table::None,

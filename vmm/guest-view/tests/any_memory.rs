@@ -18,7 +18,8 @@ fn what_is_not_changed_is_found() {
         assert!(reached.kernel_frames > 0, "{reached:?}");
     }
     let reached = play::run(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
-    assert!(reached.path && reached.program_frames > 1, "{reached:?}");
+    assert!(reached.path && reached.build_id, "{reached:?}");
+    assert!(reached.program_frames > 1, "{reached:?}");
 }
 
 /// Inputs that are the same every time, and what they come to.
@@ -44,6 +45,16 @@ fn changes_reach_what_they_are_for() {
         "{counts:?}"
     );
     assert!(kernels < 1900 && tasks < kernels, "{counts:?}");
+}
+
+/// A kernel lies about where its structures have what.
+#[test]
+fn types_that_cannot_be() {
+    for newer in [false, true] {
+        let (kernels, tasks) = play::extreme_types(newer);
+        assert!(kernels > 1000, "{kernels}");
+        assert!(tasks > 500 && tasks < kernels, "{tasks} of {kernels}");
+    }
 }
 
 proptest! {

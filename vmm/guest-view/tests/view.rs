@@ -3,10 +3,15 @@
 
 mod linux;
 
-use guest_view::{Chain, End, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown};
+use std::cell::Cell;
+
+use guest_view::{
+    Chain, End, GuestMemory, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown,
+};
 use linux::{
-    AREA, CALLED, CODE, DENTRY, ENTRY, IMAGE, INTERRUPT, KSTACK, Linux, MM, MODULE, MODULE_CODE,
-    NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, at, physical,
+    AREA, BUILD_ID, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, HEAD, HEAD_VMA, IMAGE, INODE,
+    INTERRUPT, KSTACK, Linux, MM, MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK,
+    TASK, TRAMPOLINE, VMA, at, physical,
 };
 
 fn note(linux: &Linux) -> Note {
@@ -99,6 +104,31 @@ fn an_old_kernel_is_named() {
     assert_eq!(older.unwrap_err(), NoKernel::Old("6.1-toy".to_owned()));
 }
 
+/// Without `CONFIG_KALLSYMS_ALL` a kernel names its functions alone.
+#[test]
+fn a_kernel_that_names_no_data_is_unproved() {
+    both(|mut linux| {
+        let name = b"vmcoreinfo_note";
+        let place = linux.memory.windows(name.len()).position(|at| at == name);
+        linux.memory[place.expect("the symbol")] = b'x';
+        let found = KernelView::of(&linux, note(&linux), PROGRAM_ROOT);
+        assert!(matches!(found, Err(NoKernel::Unproved(_))), "{found:?}");
+    });
+}
+
+#[test]
+fn a_kernel_for_one_processor_has_symbols() {
+    both(|mut linux| {
+        let name = b"nr_cpu_ids";
+        let place = linux.memory.windows(name.len()).position(|at| at == name);
+        linux.memory[place.expect("the symbol")] = b'x';
+        let view = KernelView::of(&linux, note(&linux), PROGRAM_ROOT).expect("a kernel");
+        assert_eq!(view.processors(), 0);
+        assert_eq!(view.processor(&linux, 7), None);
+        assert!(view.symbol(CALLED).is_some());
+    });
+}
+
 #[test]
 fn symbols_of_kernel_and_module() {
     both(|linux| {
@@ -152,6 +182,56 @@ fn modules_come_and_go() {
     });
 }
 
+/// A small kernel that has another module in the same place from some read on.
+struct Changing {
+    before: Linux,
+    after: Linux,
+    left: Cell<usize>,
+}
+
+impl GuestMemory for Changing {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        let now = self.left.get();
+        self.left.set(now.saturating_sub(1));
+        let linux = if now == 0 { &self.after } else { &self.before };
+        linux.read(address, buffer)
+    }
+}
+
+#[test]
+fn a_module_has_no_other_ones_symbols() {
+    both(|mut before| {
+        let kernel = {
+            let list = IMAGE + 0x3000;
+            before.word(list, list);
+            let view = view(&before);
+            before.word(list, MODULE + at::MODULE_LIST);
+            view
+        };
+        let mut after = Linux::new(before.newer);
+        after.put(MODULE + 0x18, b"new");
+        after.put(MODULE + 0x301, b"new");
+        let memory = Changing {
+            before,
+            after,
+            left: Cell::new(0),
+        };
+        let [mut whole, mut refused] = [0; 2];
+        for reads in 0..100 {
+            memory.left.set(reads);
+            let Ok(found) = kernel.refreshed(&memory) else {
+                refused += 1;
+                continue;
+            };
+            let found = found.expect("a module");
+            let symbol = found.symbol(MODULE_CODE + 0x11).expect("a symbol");
+            assert_eq!(Some(&symbol.name[..3]), symbol.module, "{reads} reads");
+            whole += 1;
+        }
+        assert!(whole > 10 && refused > 10, "{whole} {refused}");
+    });
+}
+
 #[test]
 fn the_task_that_runs() {
     both(|linux| {
@@ -182,6 +262,17 @@ fn a_task_that_cannot_be_is_unknown() {
     );
     check(
         |linux| linux.word(TASK + at::STACK, 0),
+        Unknown::Inconsistent("stacks"),
+    );
+    // Another task's: not as large as a stack, and not where one begins.
+    for other in [0x10, 0x1000, 0x3ff8] {
+        check(
+            |linux| linux.word(TASK + at::STACK, KSTACK + other),
+            Unknown::Inconsistent("stacks"),
+        );
+    }
+    check(
+        |linux| linux.word(TASK + at::STACK, KSTACK - 0x4000),
         Unknown::Inconsistent("stacks"),
     );
     check(
@@ -246,7 +337,8 @@ fn what_is_mapped() {
         );
         let stack = found(&linux, STACK + 0xfff).expect("a mapping");
         assert_eq!((stack.file, stack.offset, stack.is_vdso), (None, 0, false));
-        for nothing in [0, CODE - 1, STACK + 0x1000, u64::MAX] {
+        assert!(code.is_executable && !stack.is_executable);
+        for nothing in [0, HEAD - 1, STACK + 0x1000, u64::MAX] {
             assert_eq!(
                 found(&linux, nothing),
                 Err(Unknown::NoMapping),
@@ -281,6 +373,103 @@ fn what_is_mapped() {
             Look::at(&view, &linux).path(&file),
             Err(Unknown::TooMany("names"))
         );
+    });
+}
+
+#[test]
+fn the_build_id_of_a_file() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let at = linux.registers(CODE, STACK, STACK);
+        let task = Look::at(&view, &linux).task(0, &at).expect("a task");
+        let memory = task.memory.expect("a program");
+        let mapping = |linux: &Linux, at| Look::at(&view, linux).mapping(memory, at);
+        let code = mapping(&linux, CODE).expect("a mapping");
+        let found = |linux: &Linux| Look::at(&view, linux).build_id(memory, &code);
+        let id = found(&linux).expect("an id");
+        assert_eq!(id.bytes(), BUILD_ID);
+        assert!(id.to_string().starts_with("012320"), "{id}");
+        // Of the first mapping, too; anonymous memory has none.
+        let head = mapping(&linux, HEAD).expect("a mapping");
+        assert_eq!(Look::at(&view, &linux).build_id(memory, &head), Some(id));
+        let stack = mapping(&linux, STACK).expect("a mapping");
+        assert_eq!(Look::at(&view, &linux).build_id(memory, &stack), None);
+        let (notes, segment) = (HEAD + 0x220, HEAD + 0x40 + 2 * 56);
+        let odd = [
+            // Other magic, 32 bits, segments elsewhere, of another size, or none.
+            (HEAD, 0),
+            (HEAD + 4, 1),
+            (HEAD + 32, 0xf90),
+            (HEAD + 32, u64::MAX),
+            (HEAD + 54, 57),
+            (HEAD + 56, 2),
+            // Notes elsewhere, too few bytes, or without an end.
+            (segment + 8, 0xff8),
+            (segment + 8, u64::MAX - 8),
+            (segment + 32, 0x40),
+            (notes, u64::MAX),
+            (notes + 0x20, 20 << 32 | 3),
+            (notes + 0x20, 21 << 32 | 4),
+            (notes + 0x20, 4),
+            (notes + 0x28, 0x20_554e_4700_0003),
+            // Another file's start, and none that is mapped.
+            (HEAD_VMA + 0x20, 0),
+            (HEAD_VMA + 0x18, 1),
+            // Something else is there now.
+            (VMA + 0x18, 4),
+            (MM + at::MM_PGD, linux::DIRECT + 0x20_0000),
+        ];
+        for (place, value) in odd {
+            let before = linux.memory[physical(place) as usize..][..8].to_vec();
+            linux.word(place, value);
+            assert_eq!(found(&linux), None, "{place:#x}: {value:#x}");
+            linux.put(place, &before);
+            assert_eq!(found(&linux), Some(id));
+        }
+        // Its page is not in memory.
+        linux.memory[0xdff8] = 0;
+        assert_eq!(found(&linux), None);
+    });
+}
+
+/// A path is asked for when there is time, and what the kernel had there may be another's.
+#[test]
+fn a_path_is_never_another_files() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let at = linux.registers(CODE, STACK, STACK);
+        let task = Look::at(&view, &linux).task(0, &at).expect("a task");
+        let memory = task.memory.expect("a program");
+        let file = |linux: &Linux| {
+            let mapping = Look::at(&view, linux).mapping(memory, CODE);
+            mapping.expect("a mapping").file.expect("a file")
+        };
+        let path = |linux: &Linux, file| Look::at(&view, linux).path(file);
+        let first = file(&linux);
+        assert_eq!(first, file(&linux));
+        let changes = [
+            // The name is that of another inode, or of none.
+            (DENTRY + at::DENTRY_INODE, INODE + 0x40),
+            (DENTRY + at::DENTRY_INODE, 0),
+            // The inode is another file's.
+            (INODE + 16, 4712),
+            (INODE + 24, 10),
+        ];
+        for (place, other) in changes {
+            let before = linux.memory[physical(place) as usize..][..8].to_vec();
+            linux.word(place, other);
+            let found = path(&linux, &first);
+            assert!(found.is_err(), "{place:#x}: {found:?}");
+            linux.put(place, &before);
+            assert!(path(&linux, &first).is_ok());
+        }
+        // An overlay's file has an inode of its own, and the name that of the overlay.
+        linux.word(DENTRY + at::DENTRY_INODE, INODE + 0x40);
+        let overlaid = file(&linux);
+        assert_ne!(overlaid, first);
+        assert!(path(&linux, &overlaid).is_ok());
+        linux.word(INODE + 0x40 + 16, 5);
+        assert_eq!(path(&linux, &overlaid), Err(Unknown::Inconsistent("files")));
     });
 }
 
@@ -406,8 +595,9 @@ fn what_entered_the_kernel_just_now() {
     both(|mut linux| {
         let view = view(&linux);
         // Only the processor has saved registers; those of the stack's top are old.
-        linux.saved(KSTACK + 0x100 - 128, CODE + 0x77, 0x33, STACK + 0x800, 0);
-        let found = chain_at(&linux, &view, INTERRUPT, KSTACK + 0x100, STACK + 0x810);
+        let sp = ENTRY_STACK + 0x100;
+        linux.saved(sp - 128, CODE + 0x77, 0x33, STACK + 0x800, 0);
+        let found = chain_at(&linux, &view, INTERRUPT, sp, STACK + 0x810);
         let program = vec![CODE + 0x77, CODE + 0x123, CODE + 0x456];
         let expected = (
             vec![INTERRUPT],
@@ -419,6 +609,47 @@ fn what_entered_the_kernel_just_now() {
         // Not on the task's stack: nobody knows where the program is.
         let found = chain_at(&linux, &view, IMAGE + 0x1300, STACK, 0);
         assert_eq!((found.2, found.3), (vec![], Some(End::NoProgram)));
+    });
+}
+
+/// `__switch_to` runs on the next task's stack before it says which task that is.
+#[test]
+fn in_the_middle_of_a_switch() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let next = KSTACK + 0x8000 - REGS;
+        linux.word(next - 8, ENTRY + 0x20);
+        linux.saved(next, CODE + 0x77, 0x33, STACK + 0x800, STACK + 0x810);
+        let found = chain_at(&linux, &view, CALLED + 9, next - 32, 0);
+        let kernel = vec![CALLED + 9, ENTRY + 0x20];
+        let nobody = (kernel, Some(End::Entry), vec![], Some(End::NoProgram));
+        assert_eq!(found, nobody);
+        // The processor's part alone, where no processor saves it.
+        linux.saved(next - 0x200 - 128, CODE + 0x77, 0x33, STACK + 0x800, 0);
+        let found = chain_at(&linux, &view, INTERRUPT, next - 0x200, 0);
+        assert_eq!((found.2, found.3), (vec![], Some(End::NoProgram)));
+        // It is the task's own at the top of the task's stack.
+        let top = KSTACK + 0x4000 - REGS;
+        let found = chain_at(&linux, &view, INTERRUPT, top + 128, STACK + 0x810);
+        assert_eq!((found.2, found.3), (PROGRAM.to_vec(), Some(End::Outermost)));
+    });
+}
+
+/// Its memory is the new program's, and its registers may be those of the one before.
+#[test]
+fn a_task_that_becomes_another_program() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let sp = KSTACK + 0x4000 - REGS - 32;
+        linux.word(sp + 24, ENTRY + 0x20);
+        linux.half(TASK + at::EXECUTES, 1 << 3);
+        let found = chain_at(&linux, &view, CALLED + 9, sp, 0);
+        let kernel = vec![CALLED + 9, ENTRY + 0x20];
+        let nobody = (kernel, Some(End::Entry), vec![], Some(End::NoProgram));
+        assert_eq!(found, nobody);
+        linux.half(TASK + at::EXECUTES, !(1 << 3));
+        let found = chain_at(&linux, &view, CALLED + 9, sp, 0);
+        assert_eq!(found.2, PROGRAM.to_vec());
     });
 }
 
@@ -468,6 +699,63 @@ fn code_without_tables_has_frame_pointers() {
         assert_eq!(found.1, Some(End::Direction));
         let found = chain_at(&linux, &view, made, top, top);
         assert_eq!(found.1, Some(End::NotCode));
+    });
+}
+
+#[test]
+fn what_frame_pointers_say_is_a_guess() {
+    fn guessed(frames: &[guest_view::Frame]) -> Vec<bool> {
+        frames.iter().map(|frame| frame.guessed).collect()
+    }
+    both(|mut linux| {
+        let view = view(&linux);
+        let look = Look::at(&view, &linux);
+        let mut chain = Chain::default();
+        let at = linux.registers(CODE, STACK + 0x800, STACK + 0x810);
+        let task = look.task(0, &at).expect("a task");
+        look.chain(Some(&task), &at, &mut chain);
+        assert_eq!(guessed(chain.program()), [false, true, true]);
+        // Code without a table, called by the kernel's.
+        let sp = KSTACK + 0x4000 - REGS - 0x70;
+        linux.word(sp + 0x40, 0x1111);
+        linux.word(sp + 0x48, CALLED + 9);
+        linux.word(sp + 0x50 + 24, ENTRY + 1);
+        assert!(!chain.has_unknown_code());
+        let at = linux.registers(MODULE_CODE + 0x2000, sp, sp + 0x40);
+        Look::at(&view, &linux).chain(Some(&task), &at, &mut chain);
+        assert!(chain.has_unknown_code());
+        assert_eq!(chain.kernel_end(), Some(End::Entry));
+        assert_eq!(guessed(chain.kernel()), [false, true, true]);
+        assert_eq!(guessed(chain.program()), [false, true, true]);
+        // Nobody knows whether the stack is one on which a processor entered the kernel.
+        let other = ENTRY_STACK + 0x100;
+        linux.saved(other - 128, CODE + 0x77, 0x33, STACK + 0x800, 0);
+        linux.word(other - 0x10, 0x1111);
+        linux.word(other - 8, INTERRUPT + 4);
+        let at = linux.registers(MODULE_CODE + 0x2000, other - 0x20, other - 0x10);
+        Look::at(&view, &linux).chain(Some(&task), &at, &mut chain);
+        assert_eq!(chain.kernel().len(), 2);
+        assert_eq!(chain.program_end(), Some(End::NoProgram));
+    });
+}
+
+#[test]
+fn a_tracer_keeps_the_caller() {
+    both(|mut linux| {
+        let view = view(&linux);
+        let sp = KSTACK + 0x4000 - REGS - 32;
+        linux.word(sp + 24, TRAMPOLINE);
+        let found = chain_at(&linux, &view, CALLED, sp, 0);
+        let known = PROGRAM.to_vec();
+        assert_eq!((found.0, found.1), (vec![CALLED], Some(End::NoTable)));
+        assert_eq!(found.2, known);
+        // What the tracer calls is still known.
+        linux.word(sp + 24, TRAMPOLINE + 4);
+        let found = chain_at(&linux, &view, CALLED, sp, 0);
+        let kernel = vec![CALLED, TRAMPOLINE + 4];
+        assert_eq!((found.0, found.1), (kernel, Some(End::NoTable)));
+        let found = chain_at(&linux, &view, TRAMPOLINE, sp, 0);
+        assert_eq!((found.0, found.1), (vec![TRAMPOLINE], Some(End::NoTable)));
     });
 }
 

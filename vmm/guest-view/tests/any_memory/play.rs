@@ -5,10 +5,12 @@
 #[path = "../linux/mod.rs"]
 mod linux;
 
-use std::sync::OnceLock;
+use std::ops::Range;
 
 use guest_view::{Btf, Chain, KernelView, Look, Mode, Note, Registers, Search, Step};
-use linux::{AREA, CALLED, CODE, ENTRY, IMAGE, INTERRUPT, KSTACK, Linux, MODULE, NODES, NOTE};
+use linux::{
+    AREA, CALLED, CODE, ENTRY, HEAD, IMAGE, INTERRUPT, KSTACK, Linux, MODULE, NODES, NOTE,
+};
 use linux::{DENTRY, DIRECT, MM, MODULE_CODE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, physical};
 
 const MIB: usize = 1 << 20;
@@ -19,6 +21,7 @@ pub(crate) struct Reached {
     pub(crate) kernel: bool,
     pub(crate) task: bool,
     pub(crate) path: bool,
+    pub(crate) build_id: bool,
     pub(crate) kernel_frames: usize,
     pub(crate) program_frames: usize,
 }
@@ -58,6 +61,8 @@ impl Decisions<'_> {
             physical(IMAGE) + 0x8_0000,
             physical(IMAGE) + 0x10_0000,
             physical(MODULE_CODE),
+            physical(HEAD),
+            physical(HEAD) + 0x200,
         ];
         let choice = usize::from(self.byte());
         let start = starts[choice % starts.len()] as usize;
@@ -142,7 +147,6 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
     let mut linux = Linux::new(start & 1 != 0);
     // `called` was called by `entry`.
     linux.word(KSTACK + 0x4000 - REGS - 8, ENTRY + 0x20);
-    let mut reached = Reached::default();
     if start & 2 != 0 {
         decisions.change(&mut linux);
     }
@@ -151,7 +155,7 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
         match search.step(&linux, 64) {
             Step::Searching => {}
             Step::Found(note) => break note,
-            Step::Done => return reached,
+            Step::Done => return Reached::default(),
         }
     };
     let text = (note.release(), note.build_id(), note.kernel_offset());
@@ -164,9 +168,8 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
         linux.bytes.get()
     );
     let Ok(mut view) = found else {
-        return reached;
+        return Reached::default();
     };
-    reached.kernel = true;
     decisions.change(&mut linux);
     if let Ok(Some(now)) = view.refreshed(&linux) {
         view = now;
@@ -176,6 +179,15 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
         view.processor(&linux, 7),
         view.missing().count(),
     );
+    ask(&mut linux, &view, &mut decisions)
+}
+
+/// Everything that a look tells, three times; the kernel is changed behind each.
+fn ask(linux: &mut Linux, view: &KernelView, decisions: &mut Decisions<'_>) -> Reached {
+    let mut reached = Reached {
+        kernel: true,
+        ..Reached::default()
+    };
     for symbol in view.symbols().take(1 << 16) {
         assert!(symbol.name.bytes().all(|byte| byte.is_ascii_graphic()));
         let _ = view.symbol(symbol.address);
@@ -185,7 +197,7 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
         let at = decisions.registers();
         linux.bytes.set(0);
         linux.reads.set(0);
-        let look = Look::at(&view, &linux);
+        let look = Look::at(view, linux);
         let task = look.task(0, &at);
         reached.task |= task.is_ok();
         look.chain(task.as_ref().ok(), &at, &mut chain);
@@ -193,6 +205,11 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
         reached.program_frames = reached.program_frames.max(chain.program().len());
         assert!(chain.kernel().len() <= 127 && chain.program().len() <= 127);
         if let Some(memory) = task.ok().and_then(|task| task.memory) {
+            let place = look.mapping(memory, at.rip);
+            let id = place
+                .ok()
+                .and_then(|mapping| look.build_id(memory, &mapping));
+            reached.build_id |= id.is_some();
             for frame in chain.program() {
                 let mapping = look.mapping(memory, frame.instruction());
                 if let Some(file) = mapping.ok().and_then(|mapping| mapping.file) {
@@ -202,55 +219,80 @@ pub(crate) fn run(bytes: &[u8]) -> Reached {
                 }
             }
         }
-        assert!(linux.bytes.get() <= 2 * MIB, "{} bytes", linux.bytes.get());
+        // The look's own, and for a build id.
+        let most = 2 * MIB + (MIB >> 4);
+        assert!(linux.bytes.get() <= most, "{} bytes", linux.bytes.get());
         assert!(
-            linux.reads.get() <= 2 * MIB / 64,
+            linux.reads.get() <= most / 64,
             "{} reads",
             linux.reads.get()
         );
-        decisions.change(&mut linux);
+        decisions.change(linux);
     }
     reached
 }
 
-/// Any bytes as a kernel's types, or as changes of the small kernel's: where and what.
+/// Any bytes as a kernel's types, or as changes of the small kernel's: where and what. Then
+/// a kernel with such types is asked everything.
 pub(crate) fn types(bytes: &[u8]) {
-    static USUAL: OnceLock<Vec<u8>> = OnceLock::new();
     let Some((kind, rest)) = bytes.split_first() else {
         return;
     };
-    let mut types = rest.to_vec();
-    if kind % 4 != 0 {
-        types = USUAL.get_or_init(usual_types).clone();
+    let mut linux = Linux::new(kind & 4 != 0);
+    let usual = types_of(&linux);
+    let types = &mut linux.memory[usual];
+    let len = types.len();
+    if kind % 4 == 0 {
+        let _ = Btf::parse(rest.to_vec());
+        let some = rest.len().min(len);
+        types[..some].copy_from_slice(&rest[..some]);
+    } else {
         for change in rest.chunks_exact(3) {
             let at = usize::from(change[0]) | usize::from(change[1]) << 8;
-            let len = types.len();
             types[at % len] = change[2];
         }
     }
-    let Ok(btf) = Btf::parse(types) else {
-        return;
-    };
-    let _ = (
-        btf.member("mm_struct", "mm_mt.ma_root"),
-        btf.member("dentry", "d_name.len"),
-    );
-    let _ = (
-        btf.member("task_struct", "pid"),
-        btf.member("task_struct", "comm"),
-    );
-    let _ = (btf.bit_field("orc_entry", "type"), btf.size_of("pt_regs"));
-    let _ = (
-        btf.variable_size("x86_cpu_to_apicid"),
-        btf.enumerator("maple_type", "maple_leaf_64"),
-    );
+    with_types(&mut linux);
 }
 
-/// The types of the small kernel.
-fn usual_types() -> Vec<u8> {
-    let linux = Linux::new(true);
+/// Each number of the small kernel's types becomes one that sums wrap with, or products with
+/// 8. Gives how often kernels were found all the same, and how often a task.
+pub(crate) fn extreme_types(newer: bool) -> (u32, u32) {
+    let mut linux = Linux::new(newer);
+    let (mut kernels, mut tasks) = (0, 0);
+    for at in types_of(&linux).step_by(4) {
+        let before = linux.memory[at..at + 4].to_vec();
+        for value in [u32::MAX, 0x7fff_fff8, 0x1fff_ffff] {
+            linux.memory[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            let found = with_types(&mut linux);
+            kernels += u32::from(found.kernel);
+            tasks += u32::from(found.task);
+        }
+        linux.memory[at..at + 4].copy_from_slice(&before);
+    }
+    (kernels, tasks)
+}
+
+/// Asks everything of the small kernel as it is.
+fn with_types(linux: &mut Linux) -> Reached {
+    if let Ok(btf) = Btf::parse(linux.memory[types_of(linux)].to_vec()) {
+        let _ = (
+            btf.member("mm_struct", "mm_mt.ma_root"),
+            btf.bit_field("orc_entry", "type"),
+            btf.variable_size("x86_cpu_to_apicid"),
+        );
+    }
+    let note = Note::read(linux, NOTE).expect("the note");
+    let Ok(view) = KernelView::of(linux, note, PROGRAM_ROOT) else {
+        return Reached::default();
+    };
+    // In the program, in the kernel, and in a module; nothing is changed.
+    let places = [16, 17, 20].map(|place| [place, 1, 1, 1, 1, 1, 1, 1, 1, 0]);
+    ask(linux, &view, &mut Decisions(places.as_flattened()))
+}
+
+/// Where the small kernel has its types.
+fn types_of(linux: &Linux) -> Range<usize> {
     let start = physical(IMAGE + 0x10_0000) as usize;
-    let types = &linux.memory[start..start + 0x4000];
-    let last = types.iter().rposition(|byte| *byte != 0).unwrap_or(0);
-    types[..last + 2].to_vec()
+    start..start + linux.types
 }

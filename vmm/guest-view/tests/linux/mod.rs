@@ -25,18 +25,22 @@ pub(crate) const DIRECT: u64 = 0xffff_8880_0000_0000;
 const KERNEL_ROOT: u64 = 0x1000;
 pub(crate) const PROGRAM_ROOT: u64 = 0x6000;
 pub(crate) const NOTE: u64 = 0xa000;
-/// A program's code and stack.
+/// A program's file from its start on, its code and its stack.
+pub(crate) const HEAD: u64 = 0x3f_f000;
 pub(crate) const CODE: u64 = 0x40_0000;
 pub(crate) const STACK: u64 = 0x40_1000;
+const HEAD_AT: u64 = 0x2_2000;
 const STACK_AT: u64 = 0x2_1000;
+const ENTRY_STACK_AT: u64 = 0x1_0000;
 /// Objects in the direct map.
 pub(crate) const AREA: u64 = DIRECT + 0x3_0000;
 pub(crate) const TASK: u64 = DIRECT + 0x3_2000;
 const LEADER: u64 = DIRECT + 0x3_3000;
 pub(crate) const MM: u64 = DIRECT + 0x3_4000;
 pub(crate) const VMA: u64 = DIRECT + 0x3_5000;
+pub(crate) const HEAD_VMA: u64 = DIRECT + 0x3_5b00;
 const FILE: u64 = DIRECT + 0x3_5100;
-const INODE: u64 = DIRECT + 0x3_5200;
+pub(crate) const INODE: u64 = DIRECT + 0x3_5200;
 const SUPER: u64 = DIRECT + 0x3_5300;
 pub(crate) const DENTRY: u64 = DIRECT + 0x3_5400;
 const NAMES: u64 = DIRECT + 0x3_5800;
@@ -45,6 +49,8 @@ pub(crate) const NODES: u64 = DIRECT + 0x3_6000;
 pub(crate) const MODULE: u64 = DIRECT + 0x3_8000;
 /// 16 KiB of a task's kernel stack.
 pub(crate) const KSTACK: u64 = DIRECT + 0x4_0000;
+/// A stack on which a processor begins to enter the kernel, in `cpu_entry_area`.
+pub(crate) const ENTRY_STACK: u64 = 0xffff_fe00_0001_0000;
 /// Code of a module, within the image's large page.
 pub(crate) const MODULE_CODE: u64 = IMAGE + 0x1f_0000;
 /// Functions of the kernel, 0x100 bytes each: an entry, one that is called, one that
@@ -52,12 +58,18 @@ pub(crate) const MODULE_CODE: u64 = IMAGE + 0x1f_0000;
 pub(crate) const ENTRY: u64 = IMAGE + 0x1000;
 pub(crate) const CALLED: u64 = IMAGE + 0x1100;
 pub(crate) const INTERRUPT: u64 = IMAGE + 0x1200;
+/// In the last part of that: what returns to an address that a tracer keeps.
+pub(crate) const TRAMPOLINE: u64 = IMAGE + 0x1280;
+/// Of the program's file.
+pub(crate) const BUILD_ID: [u8; 20] = *b"\x01\x23 is the build id..";
 /// Of a pt_regs.
 pub(crate) const REGS: u64 = 168;
 
 pub(crate) struct Linux {
     pub(crate) memory: Vec<u8>,
     pub(crate) newer: bool,
+    /// Bytes of its types.
+    pub(crate) types: usize,
     pub(crate) reads: Cell<usize>,
     pub(crate) bytes: Cell<usize>,
 }
@@ -78,7 +90,9 @@ pub(crate) fn physical(linear: u64) -> u64 {
     match linear {
         DIRECT..=0xffff_8880_003f_ffff => linear - DIRECT,
         IMAGE..=0xffff_ffff_811f_ffff => linear - IMAGE + IMAGE_AT,
+        HEAD..CODE => linear - HEAD + HEAD_AT,
         STACK..=0x40_1fff => linear - STACK + STACK_AT,
+        ENTRY_STACK..=0xffff_fe00_0001_0fff => linear - ENTRY_STACK + ENTRY_STACK_AT,
         _ => panic!("{linear:#x} is not mapped"),
     }
 }
@@ -89,6 +103,7 @@ pub(crate) mod at {
     pub(crate) const FLAGS: u64 = 0x2c;
     pub(crate) const ON_CPU: u64 = 0x34;
     pub(crate) const STACK: u64 = 0x20;
+    pub(crate) const EXECUTES: u64 = 0x108;
     pub(crate) const PID: u64 = 0x100;
     pub(crate) const TGID: u64 = 0x104;
     pub(crate) const COMM: u64 = 0x200;
@@ -98,6 +113,7 @@ pub(crate) mod at {
     pub(crate) const MM_TREE: u64 = 0x40;
     pub(crate) const MM_PGD: u64 = 0x60;
     pub(crate) const VMA_MM: u64 = 0x10;
+    pub(crate) const DENTRY_INODE: u64 = 0x30;
     pub(crate) const MODULE_LIST: u64 = 8;
 }
 
@@ -106,12 +122,14 @@ impl Linux {
         let mut linux = Self {
             memory: vec![0; 4 << 20],
             newer,
+            types: 0,
             reads: Cell::new(0),
             bytes: Cell::new(0),
         };
         linux.page_tables();
         linux.tasks();
         linux.mappings();
+        linux.file();
         linux.tables();
         linux
     }
@@ -153,14 +171,19 @@ impl Linux {
         for root in [KERNEL_ROOT, PROGRAM_ROOT] {
             entry(root, 511, 0x2003);
             entry(root, 273, 0x4003);
+            entry(root, 508, 0xb003);
         }
         entry(0x2000, 510, 0x3003);
         entry(0x3000, 8, IMAGE_AT | LARGE);
         entry(0x4000, 0, 0x5003);
+        entry(0xb000, 0, 0xc003);
+        entry(0xc000, 0, LARGE);
         entry(0x5000, 0, LARGE);
         entry(0x5000, 1, IMAGE_AT | LARGE);
         entry(PROGRAM_ROOT, 0, 0x7007);
         entry(0x7000, 0, 0x8007);
+        entry(0x8000, 1, 0xd007);
+        entry(0xd000, 0x1ff, HEAD_AT | 5);
         entry(0x8000, 2, 0x9007);
         entry(0x9000, 0, 0x2_0005);
         entry(0x9000, 1, STACK_AT | 7);
@@ -222,21 +245,28 @@ impl Linux {
         self.word(NODES + wide_slots, leaf | 1 << 3 | 4);
         self.word(NODES + wide_slots + 8, empty | 1 << 3 | 4);
         self.word(leaf, NODES | 6);
-        for (index, pivot) in [CODE - 1, CODE + 0xfff, STACK + 0xfff]
+        for (index, pivot) in [HEAD - 1, CODE - 1, CODE + 0xfff, STACK + 0xfff]
             .into_iter()
             .enumerate()
         {
             self.word(leaf + 8 + 8 * index as u64, pivot);
         }
         let slots = 8 + 8 * 15;
-        self.word(leaf + slots + 8, VMA);
-        self.word(leaf + slots + 16, VMA + 0x80);
-        for (area, start, file) in [(VMA, CODE, FILE), (VMA + 0x80, STACK, 0)] {
+        self.word(leaf + slots + 8, HEAD_VMA);
+        self.word(leaf + slots + 16, VMA);
+        self.word(leaf + slots + 24, VMA + 0x80);
+        let areas = [
+            (VMA, CODE, FILE),
+            (VMA + 0x80, STACK, 0),
+            (HEAD_VMA, HEAD, FILE),
+        ];
+        for (area, start, file) in areas {
             self.word(area, start);
             self.word(area + 8, start + 0x1000);
             self.word(area + at::VMA_MM, MM);
-            self.word(area + 0x18, 3);
+            self.word(area + 0x18, if start == HEAD { 0 } else { 3 });
             self.word(area + 0x20, file);
+            self.word(area + 0x28, if file == 0 { 0x10_0173 } else { 0x75 });
         }
         self.word(FILE + 0x10, MOUNT + 0x20);
         self.word(FILE + 0x18, DENTRY);
@@ -260,6 +290,8 @@ impl Linux {
             self.half(dentry + 0xc, name.len() as u32);
             self.word(dentry + 0x10, text);
             self.word(dentry + 0x20, hashed);
+            let inode = if index == 0 { INODE } else { INODE + 0x40 };
+            self.word(dentry + at::DENTRY_INODE, inode);
         }
         let root = MOUNT + 0x80;
         self.word(MOUNT, root);
@@ -270,10 +302,41 @@ impl Linux {
         self.word(root + 0x20, DENTRY + 4 * 0x80);
     }
 
+    /// What the program's file begins with: notes of properties, then of its build id.
+    fn file(&mut self) {
+        self.put(HEAD, b"\x7fELF\x02\x01\x01");
+        self.word(HEAD + 32, 0x40);
+        self.half(HEAD + 54, 56 | 3 << 16);
+        for (index, (kind, at, bytes, align)) in [
+            (1, 0, 0x1000, 0x1000),
+            (4, 0x200, 0x20, 8),
+            (4, 0x220, 0x44, 4),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let segment = HEAD + 0x40 + 56 * index as u64;
+            self.half(segment, kind);
+            self.word(segment + 8, at);
+            self.word(segment + 32, bytes);
+            self.word(segment + 48, align);
+        }
+        let mut notes = Vec::new();
+        for (kind, content) in [(5, &[0xff; 16][..]), (1, &[0; 16]), (3, &BUILD_ID)] {
+            for word in [4, content.len() as u32, kind] {
+                notes.extend(word.to_le_bytes());
+            }
+            notes.extend(b"GNU\0");
+            notes.extend(content);
+        }
+        self.put(HEAD + 0x200, &notes);
+    }
+
     /// Symbols, types, unwind tables and the note.
     fn tables(&mut self) {
         let btf = self.types().bytes();
         self.put(IMAGE + 0x10_0000, &btf);
+        self.types = btf.len();
         let unwind = self.unwind(IMAGE + 0x8_0000, IMAGE + 0x9_0000);
         // The module, in a list of its own.
         let list = IMAGE + 0x3000;
@@ -313,6 +376,7 @@ impl Linux {
             ("tcalled", CALLED),
             ("tcalled_alias", CALLED),
             ("tinterrupt", INTERRUPT),
+            ("tarch_rethook_trampoline", TRAMPOLINE),
             ("T_etext", IMAGE + 0x1300),
             ("Bvmcoreinfo_note", variables),
             ("Bnr_cpu_ids", variables + 8),
@@ -450,10 +514,11 @@ impl Linux {
         let bit = |bytes: u64| 8 * bytes as u32;
         let comm = types.array(byte, 16);
         let info = types.structure("thread_info", 24, &[("flags", long, 0), ("cpu", half, 160)]);
-        types.structure(
+        types.packed(
             "task_struct",
             0x400,
             &[
+                ("in_execve", half, 1 << 24 | (bit(at::EXECUTES) + 3)),
                 ("thread_info", info, 0),
                 ("stack", pointer, bit(at::STACK)),
                 ("flags", half, bit(at::FLAGS)),
@@ -512,6 +577,13 @@ impl Linux {
         ];
         let kinds: Vec<_> = kinds.into_iter().zip(0..).collect();
         types.enumeration("maple_type", &kinds);
+        // Since 6.3 there are two names for them.
+        let either = types.union("", 8, &[("vm_flags", long, 0), ("__vm_flags", long, 0)]);
+        let flags = if self.newer {
+            ("", either, bit(0x28))
+        } else {
+            ("vm_flags", long, bit(0x28))
+        };
         types.structure(
             "vm_area_struct",
             0x80,
@@ -521,6 +593,7 @@ impl Linux {
                 ("vm_mm", pointer, bit(at::VMA_MM)),
                 ("vm_pgoff", long, bit(0x18)),
                 ("vm_file", pointer, bit(0x20)),
+                flags,
             ],
         );
         let path = types.structure("path", 16, &[("mnt", pointer, 0), ("dentry", pointer, 64)]);
@@ -553,6 +626,7 @@ impl Linux {
             &[
                 ("d_parent", pointer, 0),
                 ("d_name", name, 64),
+                ("d_inode", pointer, bit(at::DENTRY_INODE)),
                 ("d_hash", hash, bit(0x18)),
             ],
         );
