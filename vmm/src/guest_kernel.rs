@@ -22,7 +22,7 @@ use perfmon_abi::wire::programs::ProgramsInfo;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_control::GuestKernel;
 
-use self::described::{Descriptions, FileNames, News, of_mapping, of_task};
+use self::described::{Descriptions, Files, News, of_mapping, of_task};
 pub(crate) use self::place::VcpuLook;
 use crate::kvm::KvmVm;
 use crate::sync::lock;
@@ -147,7 +147,7 @@ impl VmKernel {
         self.descriptions.set_unknown(unknown);
     }
 
-    fn describe(&self, news: News, (names, pace): (&mut FileNames, &mut Pace)) {
+    fn describe(&self, news: News, (files, pace): (&mut Files, &mut Pace)) {
         match news {
             // Several vCPUs ask at once.
             News::Kernel(cr3) => {
@@ -161,14 +161,21 @@ impl VmKernel {
                 self.descriptions.set_unknown(Some(why.to_owned()));
             }
             News::Task(number, task) => self.descriptions.add(of_task(number, &task)),
-            News::Mapping(number, mapping) => {
+            News::Mapping(number, program, mapping) => {
                 let ram = Ram(self.vm.memory());
                 let view = lock(&self.shown).clone();
-                let path = mapping.file.as_ref().and_then(|file| {
-                    let find = || Look::at(view.as_deref()?, &ram).path(file).ok();
-                    names.of(file, find)
+                let facts = mapping.file.as_ref().map(|file| {
+                    files.of(file, |facts| {
+                        let Some(look) = view.as_deref().map(|view| Look::at(view, &ram)) else {
+                            return;
+                        };
+                        facts.path = facts.path.take().or_else(|| look.path(file).ok());
+                        let build_id = || look.build_id(program, &mapping);
+                        facts.build_id = facts.build_id.take().or_else(build_id);
+                    })
                 });
-                self.descriptions.add(of_mapping(number, &mapping, path));
+                let facts = facts.unwrap_or_default();
+                self.descriptions.add(of_mapping(number, &mapping, &facts));
             }
         }
     }
@@ -192,7 +199,7 @@ impl Pace {
 
 /// Describes what vCPUs find, and follows the guest's kernel while they look.
 fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
-    let (mut names, mut pace) = (FileNames::default(), Pace::default());
+    let (mut files, mut pace) = (Files::default(), Pace::default());
     let mut next = Instant::now() + FOLLOW;
     loop {
         let wait = next.saturating_duration_since(Instant::now());
@@ -208,7 +215,7 @@ fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
             return;
         };
         match told {
-            Ok(news) => kernel.describe(news, (&mut names, &mut pace)),
+            Ok(news) => kernel.describe(news, (&mut files, &mut pace)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use guest_view::{File, Mapping, Path, Task};
+use guest_view::{BuildId, File, Mapping, Path, ProgramMemory, Task};
 use perfmon_abi::wire::programs::{Described, MappingInfo, ProgramsInfo, TaskInfo};
 
 use crate::sync::lock;
@@ -17,7 +17,7 @@ const WAITING: usize = 1024;
 const KEPT: usize = 1 << 16;
 /// Most descriptions of one answer.
 const ANSWER: usize = 1024;
-/// Names of files that are remembered.
+/// Files that are remembered.
 const NAMES: usize = 1 << 14;
 
 /// What a vCPU has met for the first time.
@@ -28,7 +28,7 @@ pub(super) enum News {
     /// What runs is not where a kernel of Linux is.
     Elsewhere,
     Task(u64, Task),
-    Mapping(u64, Mapping),
+    Mapping(u64, ProgramMemory, Mapping),
 }
 
 /// The descriptions of a VM.
@@ -115,17 +115,28 @@ impl Descriptions {
     }
 }
 
-/// Names of files that were made already.
-#[derive(Debug, Default)]
-pub(super) struct FileNames(HashMap<File, Option<Path>>);
+/// What is known of a file, as far as it is.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FileFacts {
+    pub(super) path: Option<Path>,
+    pub(super) build_id: Option<BuildId>,
+}
 
-impl FileNames {
-    /// The name of `file`, which `find` looks for if it is new.
-    pub(super) fn of(&mut self, file: &File, find: impl FnOnce() -> Option<Path>) -> Option<Path> {
+/// Files that were looked at already.
+#[derive(Debug, Default)]
+pub(super) struct Files(HashMap<File, FileFacts>);
+
+impl Files {
+    /// What is known of `file`. `find` looks for what is not.
+    pub(super) fn of(&mut self, file: &File, find: impl FnOnce(&mut FileFacts)) -> FileFacts {
         if self.0.len() >= NAMES {
             self.0.clear();
         }
-        self.0.entry(*file).or_insert_with(find).clone()
+        let facts = self.0.entry(*file).or_default();
+        if facts.path.is_none() || facts.build_id.is_none() {
+            find(facts);
+        }
+        facts.clone()
     }
 }
 
@@ -141,10 +152,10 @@ pub(super) fn of_task(number: u64, task: &Task) -> Described {
     })
 }
 
-pub(super) fn of_mapping(number: u64, mapping: &Mapping, path: Option<Path>) -> Described {
+pub(super) fn of_mapping(number: u64, mapping: &Mapping, facts: &FileFacts) -> Described {
     // As perf names what is no file.
     let name = match (&mapping.file, mapping.is_vdso) {
-        (Some(_), _) => path.as_ref().map_or("", |path| &path.name),
+        (Some(_), _) => facts.path.as_ref().map_or("", |path| &path.name),
         (None, true) => "[vdso]",
         (None, false) => "//anon",
     };
@@ -155,12 +166,19 @@ pub(super) fn of_mapping(number: u64, mapping: &Mapping, path: Option<Path>) -> 
         end: mapping.end,
         offset: mapping.offset,
         name: name.to_owned(),
-        deleted: path.is_some_and(|path| path.deleted),
+        deleted: facts.path.as_ref().is_some_and(|path| path.deleted),
         device: file.map_or(0, |file| file.device),
         inode: file.map_or(0, |file| file.inode),
         generation: file.map_or(0, |file| file.generation),
-        build_id: String::new(),
+        build_id: facts.build_id.map_or(String::new(), digits),
     })
+}
+
+fn digits(id: BuildId) -> String {
+    id.bytes()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 #[cfg(test)]

@@ -91,8 +91,10 @@ impl VcpuLook {
         let memory = task.as_ref().and_then(|task| task.memory);
         let mappings = &mut self.mappings;
         let mut mapping = |address| {
-            let found = look.mapping(memory?, address).ok()?;
-            Some(mappings.of(&found, descriptions, News::Mapping))
+            let program = memory?;
+            let found = look.mapping(program, address).ok()?;
+            let news = |number, mapping| News::Mapping(number, program, mapping);
+            Some(mappings.of(&found, descriptions, news))
         };
         if at.mode != Mode::Kernel {
             self.place.mapping = mapping(at.rip).unwrap_or(0);
