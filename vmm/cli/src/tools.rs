@@ -365,6 +365,7 @@ fn profile(flags: &ProfileFlags) -> ProfileChoice {
         input: flags.input.clone(),
         symbols: flags.symbols.clone(),
         kaslr_offset: flags.kaslr_offset.unwrap_or(0),
+        symfs: flags.symfs.clone(),
         event: flags.event.clone(),
         vcpus: flags.vcpu.clone(),
         cores: flags.core.clone(),
@@ -376,6 +377,8 @@ impl From<&ReportFlags> for ReportOptions {
         Self {
             profile: profile(&flags.profile),
             sort: flags.sort.clone(),
+            children: flags.children(),
+            graph: flags.graph(),
             percent_limit: flags.percent_limit,
             folded: flags.folded,
             flamegraph: flags.flamegraph.clone(),

@@ -10,12 +10,16 @@ pub mod facts;
 pub mod firefox;
 mod input;
 pub mod location;
+pub mod names;
+pub mod paths;
+pub mod programs;
 mod reader;
 mod record;
 pub mod report;
 pub mod script;
 pub mod stacks;
 pub mod symbols;
+pub mod symfs;
 pub mod tally;
 mod wire;
 mod writer;
@@ -32,3 +36,5 @@ pub use writer::ProfileWriter;
 
 #[cfg(test)]
 mod file_tests;
+#[cfg(test)]
+mod program_tests;

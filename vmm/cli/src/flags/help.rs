@@ -275,30 +275,35 @@ Exit status: 0; 2 if the counters cannot be had.";
 
 const REPORT: &str = "\
 Overhead is the part of the event's occurrences, which each sample stands for by its period.
-The first lines say what could not be sampled. CR3, the address of the page tables, stands
-for a program of the guest.
+The first lines say what could not be sampled. Columns and trees look as perf report prints
+them: [k] is the kernel, [.] a program.
 
-Names come from one file: a copy of the guest's /proc/kallsyms, made as root, has those of
-modules too and fits a kernel that moved itself (KASLR). With vmlinux or System.map say how
-far it moved: the address of _text in the guest's /proc/kallsyms less that in System.map.
+The guest's tasks, files and kernel symbols come with the profile where the VM knew them.
+Symbols of programs come from their files below --symfs DIR. For kernels that the VM does not
+know, --symbols names one file: a copy of the guest's /proc/kallsyms, made as root, has modules
+too and fits a kernel that moved itself (KASLR). With vmlinux or System.map say how far it
+moved: the address of _text in the guest's /proc/kallsyms less that in System.map.
 
-  umpire report --symbols vmlinux
-  umpire report --kallsyms guest.kallsyms --sort vcpu,symbol --percent-limit 1
-  umpire report --vmlinux vmlinux --kaslr-offset 0x1a000000 --flamegraph guest.svg
-  umpire report --kallsyms guest.kallsyms --folded | grep 'vCPU 1;'
-  umpire report --kallsyms guest.kallsyms --firefox guest.json    open it in profiler.firefox.com
-Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile or a
-file of symbols cannot be used.";
+  umpire report --symfs /mnt/guest
+  umpire report --symfs /mnt/guest -g --percent-limit 1
+  umpire report --sort pid,vcpu
+  umpire report --symfs /mnt/guest --flamegraph guest.svg
+  umpire report --symfs /mnt/guest --folded | grep '^bash;'
+  umpire report --firefox guest.json    open it in profiler.firefox.com
+  umpire report --vmlinux vmlinux --kaslr-offset 0x1a000000
+Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile, a
+folder or a file of symbols cannot be used.";
 
 const SCRIPT: &str = "\
-A line is: VM/vCPU [core] seconds: period event: address symbol+offset (whose), and a line for
-everything that was lost. Seconds count from the beginning of the recording.
+A line is: comm pid/tid VM/vCPU [core] seconds: period event: address symbol+offset (whose), or
+a line for each caller; and a line for everything that was lost. Seconds count from the
+beginning of the recording.
 
-  umpire script --symbols vmlinux
+  umpire script --symfs /mnt/guest
   umpire script -F time,vcpu,ring,cr3,ip
   umpire script --vcpu 0 -j | jq .ip
-Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile or a
-file of symbols cannot be used.";
+Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile, a
+folder or a file of symbols cannot be used.";
 
 const BENCH_TRAPS: &str = "\
 Compares, within one run, a trapped RDMSR and WRMSR of a PMU register with an MSR exit

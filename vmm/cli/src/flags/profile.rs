@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use umpire_tools::numbers::Numbers;
+use umpire_tools::profile::report::GraphOrder;
 use umpire_tools::profile::script::Fields;
 use umpire_tools::profile::stacks::Weight;
 use umpire_tools::profile::tally::SortKeys;
@@ -23,6 +24,10 @@ pub struct ProfileFlags {
     #[arg(long, value_name = "HEX", requires = "symbols", allow_hyphen_values = true,
           value_parser = offset)]
     pub kaslr_offset: Option<u64>,
+    /// Names of the guest's programs: a folder of this host that is the guest's root, or has
+    /// copies of its programs and libraries
+    #[arg(long, value_name = "DIR")]
+    pub symfs: Option<PathBuf>,
     /// Only this event [default: all]
     #[arg(long, value_name = "EVENT")]
     pub event: Option<String>,
@@ -53,19 +58,60 @@ impl From<WeightFlag> for Weight {
     }
 }
 
+/// Which way a tree of callers goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GraphFlag {
+    /// From callers to those whom they call
+    Caller,
+    /// From the sample's place to its callers
+    Callee,
+}
+
+impl ReportFlags {
+    /// Whether callers have rows, if it was said.
+    pub(crate) fn children(&self) -> Option<bool> {
+        match (self.children, self.no_children) {
+            (true, _) => Some(true),
+            (false, true) => Some(false),
+            (false, false) => None,
+        }
+    }
+
+    /// The tree below each row.
+    pub(crate) fn graph(&self) -> Option<GraphOrder> {
+        Some(match (self.call_graph?, self.no_children) {
+            (Some(GraphFlag::Caller), _) | (None, false) => GraphOrder::Caller,
+            (Some(GraphFlag::Callee), _) | (None, true) => GraphOrder::Callee,
+        })
+    }
+}
+
 /// The flags of `umpire report`.
 #[derive(Clone, Debug, Args)]
 pub struct ReportFlags {
     /// The profile.
     #[command(flatten)]
     pub profile: ProfileFlags,
-    /// What samples are grouped by, a column each: symbol, vcpu, core, ring, cr3
-    #[arg(short, long, value_name = "KEY[,...]", default_value = "symbol")]
-    pub sort: SortKeys,
+    /// What samples are grouped by, a column each: comm, pid, tid, dso, symbol, vcpu, core,
+    /// ring, cr3 [default: comm,dso,symbol, or symbol where the guest's tasks are not known]
+    #[arg(short, long, value_name = "KEY[,...]")]
+    pub sort: Option<SortKeys>,
+    /// Give callers rows of their own, with what is called from them [default where samples
+    /// have callers]
+    #[arg(long, overrides_with = "no_children")]
+    pub children: bool,
+    /// Give callers no rows
+    #[arg(long, overrides_with = "children")]
+    pub no_children: bool,
+    /// Show below each row who called whom: caller from the outermost on, callee from the
+    /// sample's place on [default order: caller, with --no-children callee]
+    #[arg(short = 'g', long, value_name = "ORDER", value_enum, num_args = 0..=1,
+          require_equals = true, conflicts_with_all = ["folded", "flamegraph", "firefox"])]
+    pub call_graph: Option<Option<GraphFlag>>,
     /// Leave out rows with less than this part of the events, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = percent)]
     pub percent_limit: f64,
-    /// Print collapsed stacks instead: VM;vCPU;ring;symbol and a number
+    /// Print collapsed stacks instead: process;callers;symbol and a number
     #[arg(long, conflicts_with = "json")]
     pub folded: bool,
     /// Write a flame graph to this file instead
@@ -88,14 +134,11 @@ pub struct ScriptFlags {
     /// The profile.
     #[command(flatten)]
     pub profile: ProfileFlags,
-    /// What a line has: vm, vcpu, core, time, period, event, set, ring, cr3, ip, sym
-    #[arg(
-        short = 'F',
-        long,
-        value_name = "FIELD[,...]",
-        default_value = "vm,vcpu,core,time,period,event,ip,sym"
-    )]
-    pub fields: Fields,
+    /// What a line has: comm, pid, tid, vm, vcpu, core, time, period, event, set, ring, cr3,
+    /// ip, sym, dso, callchain [default: vm,vcpu,core,time,period,event,ip,sym,callchain, and
+    /// comm,pid,tid,dso where the guest's tasks are known]
+    #[arg(short = 'F', long, value_name = "FIELD[,...]")]
+    pub fields: Option<Fields>,
     /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,

@@ -313,10 +313,10 @@ fn a_script_for_programs_has_an_object_for_each_record() {
 fn stacks_collapse() {
     let place = Place::with(&records());
     let expected = "\
+VM 7;vCPU 0;kernel;[unknown] 0xffffffffdeadbeef 1
 VM 7;vCPU 0;kernel;clear_page 2
 VM 7;vCPU 0;kernel;do_idle 1
 VM 7;vCPU 0;kernel;nft_do_chain [nf_tables] 1
-VM 7;vCPU 0;kernel;[unknown] 0xffffffffdeadbeef 1
 VM 7;vCPU 1;user;[user cr3=0x200000] 1
 VM 7;vCPU 1;user;[user cr3=0x300000] 1
 ";

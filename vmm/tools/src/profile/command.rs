@@ -9,7 +9,7 @@ use super::facts::{Facts, event_name, how_often};
 use super::firefox::Firefox;
 use super::input::{Input, Looked, ProfileChoice, RunError};
 use super::record::{Sampling, Sink};
-use super::report::{Report, write_json, write_text};
+use super::report::{GraphOrder, Looks, Report, write_json, write_text};
 use super::script::{Fields, Script};
 use super::stacks::{Stacks, Weight};
 use super::tally::SortKeys;
@@ -19,8 +19,13 @@ use super::tally::SortKeys;
 pub struct ReportOptions {
     /// The profile.
     pub profile: ProfileChoice,
-    /// What samples are grouped by, a column each.
-    pub sort: SortKeys,
+    /// What samples are grouped by, a column each; perf's choice where tasks are known, and
+    /// the symbol elsewhere.
+    pub sort: Option<SortKeys>,
+    /// Whether callers have rows; where samples have callers, if nobody says.
+    pub children: Option<bool>,
+    /// The tree of callers below each row.
+    pub graph: Option<GraphOrder>,
     /// Leave out rows with less than this part of the events, in percent.
     pub percent_limit: f64,
     /// Collapsed stacks instead of a table.
@@ -40,8 +45,8 @@ pub struct ReportOptions {
 pub struct ScriptOptions {
     /// The profile.
     pub profile: ProfileChoice,
-    /// What a line has.
-    pub fields: Fields,
+    /// What a line has; what is known of its sample if nobody says.
+    pub fields: Option<Fields>,
     /// JSON, one object a line.
     pub json: bool,
 }
@@ -79,8 +84,11 @@ pub fn script(
     let mut script = Script {
         header: &looked.header,
         filter: &looked.filter,
-        symbols: &looked.symbols,
-        fields: options.fields.clone(),
+        names: &looked.names,
+        fields: match &options.fields {
+            Some(fields) => fields.clone(),
+            None => Fields::usual(&looked.names),
+        },
         json: options.json,
         out,
     };
@@ -95,13 +103,15 @@ pub fn script(
 /// The table of `umpire report`.
 fn table(options: &ReportOptions, input: Input, out: &mut dyn Write) -> Result<(), ReportError> {
     let (looked, mut reader) = input.split();
-    let mut report = Report::new(
-        options.sort.clone(),
-        &looked.filter,
-        &looked.symbols,
-        looked.header.events.len(),
-        options.percent_limit,
-    );
+    let usual = || SortKeys::usual(&looked.names);
+    let looks = Looks {
+        keys: options.sort.clone().unwrap_or_else(usual),
+        children: options.children.unwrap_or(looked.has_chains),
+        graph: options.graph,
+        least_percent: options.percent_limit,
+    };
+    let events = looked.header.events.len();
+    let mut report = Report::new(looks, &looked.filter, &looked.names, events);
     ran(&looked, looked.run(&mut reader, &mut [&mut report]))?;
     let facts = looked.facts(&reader);
     written(if options.json {
@@ -127,12 +137,12 @@ fn graphs(
     let (looked, mut reader) = input.split();
     let sampled = looked.header.events.get(usize::from(event));
     let sampling = sampled.map_or(Sampling::Period(1), |one| one.sampling);
-    let mut stacks = Stacks::new(&looked.filter, &looked.symbols, options.weight);
+    let mut stacks = Stacks::new(&looked.filter, &looked.names, options.weight);
     let mut firefox = Firefox::new(
         &looked.header,
         sampling,
         &looked.filter,
-        &looked.symbols,
+        &looked.names,
         options.weight,
     );
     let mut sinks: Vec<&mut dyn Sink> = Vec::new();

@@ -25,6 +25,14 @@ pub enum ReportError {
     /// The file of symbols cannot be used.
     #[error(transparent)]
     Symbols(#[from] SymbolFileError),
+    /// The folder of the guest's files cannot be used.
+    #[error("--symfs {}: {error}; give the folder that is the guest's root", path.display())]
+    Symfs {
+        /// The folder.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
     /// It has no such event.
     #[error("--event: the profile has no event '{event}'; it has {known}")]
     Event {

@@ -1,8 +1,9 @@
 //! What a report says about the file that it is of.
 
+use super::names::Names;
 use super::reader::Ending;
 use super::record::{Filter, Header, SampledEvent, Sampling, Totals};
-use super::symbols::SymbolTable;
+use super::tally::Unknown;
 
 /// A file that was read to its end, and how it was looked at.
 #[derive(Clone, Copy, Debug)]
@@ -17,8 +18,8 @@ pub struct Facts<'a> {
     pub unknown_records: u64,
     /// Which samples the report is about.
     pub filter: &'a Filter,
-    /// The names of the guest's kernel; empty without a file of symbols.
-    pub symbols: &'a SymbolTable,
+    /// The names of the guest's kernel and programs, as far as they are known.
+    pub names: &'a Names,
 }
 
 impl Facts<'_> {
@@ -35,6 +36,7 @@ impl Facts<'_> {
                 self.unknown_records
             ));
         }
+        warnings.extend_from_slice(self.names.warnings());
         warnings
     }
 
@@ -56,20 +58,29 @@ impl Facts<'_> {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
-    /// What to do about addresses without a name, if there is something to do:
-    /// of `kernel` samples outside of programs, `unknown` have none.
+    /// What to do about addresses without a name, if there is something to do.
     #[must_use]
-    pub fn hint(&self, kernel: u64, unknown: u64) -> Option<&'static str> {
-        if kernel == 0 || unknown < kernel {
-            return None;
-        }
-        Some(if self.symbols.is_empty() {
-            "give --symbols FILE for names: the guest's vmlinux or System.map, or a copy of \
-                 its /proc/kallsyms"
+    pub fn hint(&self, of: Unknown) -> Option<&'static str> {
+        let no_kernel = of.kernel > 0 && of.kernel_unknown >= of.kernel;
+        let no_program = of.program_unknown > 0 && self.names.symfs.is_none();
+        if no_kernel && self.names.kernel.is_empty() {
+            Some(
+                "give --symbols FILE for names: the guest's vmlinux or System.map, or a copy of \
+                 its /proc/kallsyms",
+            )
+        } else if no_kernel {
+            Some(
+                "no sample is within a symbol of the file: is it the guest's kernel? One that \
+                 moved itself (KASLR) needs --kaslr-offset, or a copy of its /proc/kallsyms",
+            )
+        } else if no_program {
+            Some(
+                "give --symfs DIR for names in programs: the guest's root, or a copy of what it \
+                 has of these files",
+            )
         } else {
-            "no sample is within a symbol of the file: is it the guest's kernel? One that \
-                 moved itself (KASLR) needs --kaslr-offset, or a copy of its /proc/kallsyms"
-        })
+            None
+        }
     }
 }
 

@@ -13,22 +13,36 @@ use fxprof_processed_profile::{
 };
 
 use super::location::CodeLocation;
+use super::names::Names;
+use super::paths::{Callers, PathId, Paths};
+use super::programs::TaskId;
 use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sampling, Sink};
 use super::stacks::Weight;
-use super::symbols::SymbolTable;
 
-/// Builds the profile: a process for each VM, a thread for each vCPU, and a
-/// marker for each loss.
+/// Whose samples a thread of the profile has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Track {
+    /// A thread of the guest.
+    Task(TaskId),
+    /// A vCPU of a VM: what is of no task; none for what is known of the VM alone.
+    Vcpu(u32, Option<u32>),
+}
+
+/// Builds the profile: a process for each process of the guest, a thread for each of its
+/// threads; for what is of no known task, a process for each VM and a thread for each vCPU;
+/// and a marker for each loss.
 #[derive(Debug)]
 pub struct Firefox<'a> {
     filter: &'a Filter,
-    symbols: &'a SymbolTable,
+    paths: Paths<'a>,
     weight: Weight,
     profile: Profile,
     vm_name: String,
-    processes: HashMap<u32, ProcessHandle>,
-    threads: HashMap<(u32, Option<u32>), ThreadHandle>,
-    stacks: HashMap<(ThreadHandle, Option<Ring>, CodeLocation), Option<StackHandle>>,
+    vms: HashMap<u32, ProcessHandle>,
+    /// By number and name: numbers are given again.
+    processes: HashMap<(u32, String), ProcessHandle>,
+    threads: HashMap<Track, ThreadHandle>,
+    stacks: HashMap<(ThreadHandle, Option<Ring>, PathId), Option<StackHandle>>,
     categories: [CategoryHandle; 3],
     samples: u64,
 }
@@ -40,7 +54,7 @@ impl<'a> Firefox<'a> {
         header: &Header,
         sampling: Sampling,
         filter: &'a Filter,
-        symbols: &'a SymbolTable,
+        names: &'a Names,
         weight: Weight,
     ) -> Self {
         let began = Duration::from_nanos(header.start_unix_ns);
@@ -60,10 +74,11 @@ impl<'a> Firefox<'a> {
         ];
         Self {
             filter,
-            symbols,
+            paths: Paths::new(names),
             weight,
             profile,
             vm_name: header.vm_name.clone(),
+            vms: HashMap::new(),
             processes: HashMap::new(),
             threads: HashMap::new(),
             stacks: HashMap::new(),
@@ -88,51 +103,69 @@ impl<'a> Firefox<'a> {
         out.flush()
     }
 
-    /// The thread of a vCPU; `None` stands for what is known of the VM alone.
-    fn thread(&mut self, vm: u32, vcpu: Option<u32>) -> ThreadHandle {
-        const START: u64 = 0;
-        let start = Timestamp::from_nanos_since_reference(START);
-        let profile = &mut self.profile;
-        let name = match self.vm_name.as_str() {
-            "" => format!("VM {vm}"),
-            name => format!("VM {vm} ({name})"),
+    fn thread(&mut self, track: Track) -> ThreadHandle {
+        if let Some(thread) = self.threads.get(&track) {
+            return *thread;
+        }
+        let start = Timestamp::from_nanos_since_reference(0);
+        let info = match track {
+            Track::Task(task) => self.paths.names().programs.task_info(task),
+            Track::Vcpu(..) => None,
         };
-        let process = *self
-            .processes
-            .entry(vm)
-            .or_insert_with(|| profile.add_process(&name, vm, start));
-        *self.threads.entry((vm, vcpu)).or_insert_with(|| {
-            // The profiler shows a main thread under its process's name.
-            let main = false;
-            let thread = profile.add_thread(process, vcpu.unwrap_or(u32::MAX), start, main);
-            let name = vcpu.map_or("all vCPUs".to_owned(), |vcpu| format!("vCPU {vcpu}"));
-            profile.set_thread_name(thread, &name);
-            thread
-        })
+        let profile = &mut self.profile;
+        let (process, number, name) = match (track, info) {
+            (Track::Vcpu(vm, vcpu), _) => {
+                let name = match self.vm_name.as_str() {
+                    "" => format!("VM {vm}"),
+                    name => format!("VM {vm} ({name})"),
+                };
+                let new = || profile.add_process(&name, vm, start);
+                let process = *self.vms.entry(vm).or_insert_with(new);
+                let name = vcpu.map_or("all vCPUs".to_owned(), |vcpu| format!("vCPU {vcpu}"));
+                (process, vcpu.unwrap_or(u32::MAX), name)
+            }
+            (Track::Task(_), info) => {
+                let info = info.cloned().unwrap_or_default();
+                let key = (info.pid, info.process.clone());
+                let new = || profile.add_process(&info.process, info.pid, start);
+                let process = *self.processes.entry(key).or_insert_with(new);
+                (process, info.tid, info.comm)
+            }
+        };
+        // The profiler shows a main thread under its process's name.
+        let main = false;
+        let thread = profile.add_thread(process, number, start, main);
+        profile.set_thread_name(thread, &name);
+        self.threads.insert(track, thread);
+        thread
     }
 
     fn sample(&mut self, sample: &Sample) {
         self.samples += 1;
-        let thread = self.thread(sample.vm, Some(sample.vcpu));
-        let location = CodeLocation::of(sample, self.symbols);
+        let names = self.paths.names();
+        let task = names.task_of(sample).map(Track::Task);
+        let thread = self.thread(task.unwrap_or(Track::Vcpu(sample.vm, Some(sample.vcpu))));
+        let path = self.paths.of(sample, Callers::Kept);
         let [kernel, user, unknown] = self.categories;
-        let (profile, symbols) = (&mut self.profile, self.symbols);
+        let (profile, paths) = (&mut self.profile, &self.paths);
         let stack = *self
             .stacks
-            .entry((thread, sample.ring, location))
+            .entry((thread, sample.ring, path))
             .or_insert_with(|| {
-                let name = profile.intern_string(&location.name(symbols));
-                let category = match sample.ring {
-                    Some(Ring::Kernel) => kernel,
-                    Some(Ring::User) => user,
-                    None => unknown,
-                };
-                let frame = FrameInfo {
-                    frame: Frame::Label(name),
-                    category_pair: category.into(),
-                    flags: FrameFlags::empty(),
-                };
-                profile.intern_stack_frames(thread, [frame].into_iter())
+                let mut frames = Vec::new();
+                for location in paths.inwards(path) {
+                    let category = match location {
+                        _ if sample.ring.is_none() => unknown,
+                        CodeLocation::Symbol(_) | CodeLocation::Unknown(_) => kernel,
+                        _ => user,
+                    };
+                    frames.push(FrameInfo {
+                        frame: Frame::Label(profile.intern_string(&location.name(names))),
+                        category_pair: category.into(),
+                        flags: FrameFlags::empty(),
+                    });
+                }
+                profile.intern_stack_frames(thread, frames.into_iter())
             });
         let time = Timestamp::from_nanos_since_reference(sample.time_ns);
         let weight = i32::try_from(self.weight.of(sample)).unwrap_or(i32::MAX);
@@ -141,7 +174,7 @@ impl<'a> Firefox<'a> {
     }
 
     fn loss(&mut self, loss: &Loss) {
-        let thread = self.thread(loss.vm, loss.vcpu);
+        let thread = self.thread(Track::Vcpu(loss.vm, loss.vcpu));
         let (name, text) = match loss.kind {
             LossKind::Full(samples) => ("Lost", format!("{samples} samples found no room")),
             LossKind::Throttled(times) => ("Throttled", format!("{times} times")),

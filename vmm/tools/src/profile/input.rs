@@ -1,14 +1,18 @@
 //! Opening a profile, and running through it.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use super::error::ReportError;
 use super::facts::Facts;
-use super::reader::{Ending, ProfileError, ProfileReader, symbols};
+use super::names::Names;
+use super::programs::Programs;
+use super::reader::{Ending, ProfileError, ProfileReader, descriptions, symbols};
 use super::record::{Filter, Header, Sink};
 use super::symbols::{SymbolTable, load, parse};
+use super::symfs::Symfs;
+use super::wire::MAGIC;
 use crate::numbers::Numbers;
 
 /// A profile, and the part of it that is asked about.
@@ -20,6 +24,8 @@ pub struct ProfileChoice {
     pub symbols: Option<PathBuf>,
     /// How far the kernel moved itself from the addresses in this file.
     pub kaslr_offset: u64,
+    /// A folder with the files of the guest's programs.
+    pub symfs: Option<PathBuf>,
     /// Only this event.
     pub event: Option<String>,
     /// Only samples of these vCPUs.
@@ -28,12 +34,10 @@ pub struct ProfileChoice {
     pub cores: Option<Numbers>,
 }
 
-/// The names that the profile itself has. A pipe cannot be looked at from its end, and what
-/// is wrong with the file is said when it is read.
-fn own_symbols(path: &Path) -> SymbolTable {
-    let is_file = path.metadata().is_ok_and(|found| found.is_file());
-    let file = File::open(path).ok().filter(|_| is_file);
-    let text = file.and_then(|mut file| symbols(&mut file).ok());
+/// The names of the kernel that the profile itself has. What is wrong with the file is said
+/// when it is read.
+fn own_symbols(file: &mut File) -> SymbolTable {
+    let text = symbols(file).ok();
     let raw = text.and_then(|text| parse(&text).ok());
     raw.map_or_else(SymbolTable::default, |raw| SymbolTable::new(raw, 0))
 }
@@ -44,18 +48,36 @@ pub(super) struct Input {
     pub(super) name: String,
     pub(super) header: Header,
     pub(super) filter: Filter,
-    pub(super) symbols: SymbolTable,
-    reader: ProfileReader<Box<dyn Read>>,
+    pub(super) names: Names,
+    pub(super) has_chains: bool,
+    reader: ProfileReader<Box<BufReader<File>>>,
 }
 
 impl Input {
     /// Opens the profile and the file of symbols.
     pub(super) fn open(choice: &ProfileChoice) -> Result<Self, ReportError> {
-        let symbols = match &choice.symbols {
-            Some(path) => load(path, choice.kaslr_offset)?,
-            None => own_symbols(&choice.input),
+        let symfs = choice.symfs.as_ref().map(|path| {
+            Symfs::open(path).map_err(|error| ReportError::Symfs {
+                path: path.clone(),
+                error,
+            })
+        });
+        let symfs = symfs.transpose()?;
+        let given = choice.symbols.as_ref();
+        let given = given.map(|path| load(path, choice.kaslr_offset));
+        let given = given.transpose()?;
+        let (name, mut file) = seekable(&choice.input)?;
+        let unreadable = |error| ReportError::Open {
+            name: name.clone(),
+            error: ProfileError::Read(error),
         };
-        let (name, input) = bytes(&choice.input)?;
+        let kernel = given.unwrap_or_else(|| own_symbols(&mut file));
+        file.rewind().map_err(unreadable)?;
+        let mut programs = Programs::default();
+        let survey = descriptions(&file, |one| programs.add(one)).map_err(unreadable)?;
+        file.rewind().map_err(unreadable)?;
+        let names = Names::new(kernel, programs, symfs);
+        let input = Box::new(BufReader::with_capacity(1 << 16, file));
         let reader = ProfileReader::open(input).map_err(|error| ReportError::Open {
             name: name.clone(),
             error,
@@ -73,7 +95,8 @@ impl Input {
             name,
             header,
             filter,
-            symbols,
+            names,
+            has_chains: survey.chains,
             reader,
         })
     }
@@ -95,12 +118,13 @@ impl Input {
     }
 
     /// Takes the reader out, to run through it while the rest is borrowed.
-    pub(super) fn split(self) -> (Looked, ProfileReader<Box<dyn Read>>) {
+    pub(super) fn split(self) -> (Looked, ProfileReader<Box<BufReader<File>>>) {
         let looked = Looked {
             name: self.name,
             header: self.header,
             filter: self.filter,
-            symbols: self.symbols,
+            names: self.names,
+            has_chains: self.has_chains,
         };
         (looked, self.reader)
     }
@@ -112,7 +136,8 @@ pub(super) struct Looked {
     pub(super) name: String,
     pub(super) header: Header,
     pub(super) filter: Filter,
-    pub(super) symbols: SymbolTable,
+    pub(super) names: Names,
+    pub(super) has_chains: bool,
 }
 
 impl Looked {
@@ -120,7 +145,7 @@ impl Looked {
     /// be read or a sink could not write.
     pub(super) fn run(
         &self,
-        reader: &mut ProfileReader<Box<dyn Read>>,
+        reader: &mut ProfileReader<Box<BufReader<File>>>,
         sinks: &mut [&mut dyn Sink],
     ) -> Result<(), RunError> {
         while let Some(record) = reader.next_record().map_err(RunError::Read)? {
@@ -132,14 +157,14 @@ impl Looked {
     }
 
     /// What a report says of the file, which was read to its end.
-    pub(super) fn facts(&self, reader: &ProfileReader<Box<dyn Read>>) -> Facts<'_> {
+    pub(super) fn facts(&self, reader: &ProfileReader<Box<BufReader<File>>>) -> Facts<'_> {
         Facts {
             header: &self.header,
             totals: reader.totals(),
             ending: reader.ending().unwrap_or(Ending::CutOff),
             unknown_records: reader.unknown_records(),
             filter: &self.filter,
-            symbols: &self.symbols,
+            names: &self.names,
         }
     }
 
@@ -160,22 +185,42 @@ pub(super) enum RunError {
     Write(io::Error),
 }
 
-/// The bytes of a file or of standard input, and what to call it.
-fn bytes(path: &Path) -> Result<(String, Box<dyn Read>), ReportError> {
-    if path == Path::new("-") {
-        return Ok(("standard input".to_owned(), Box::new(io::stdin().lock())));
-    }
-    let name = path.display().to_string();
-    match File::open(path) {
-        Ok(file) => Ok((name, Box::new(BufReader::with_capacity(1 << 16, file)))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(ReportError::Missing(path.to_owned()))
+/// The file, and what to call it. What comes through a pipe goes to a file without a name:
+/// it is read twice.
+fn seekable(path: &Path) -> Result<(String, File), ReportError> {
+    let (name, mut input): (String, Box<dyn Read>) = if path == Path::new("-") {
+        ("standard input".to_owned(), Box::new(io::stdin().lock()))
+    } else {
+        let name = path.display().to_string();
+        match File::open(path) {
+            Ok(file) if file.metadata().is_ok_and(|found| found.is_file()) => {
+                return Ok((name, file));
+            }
+            Ok(file) => (name, Box::new(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(ReportError::Missing(path.to_owned()));
+            }
+            Err(error) => {
+                let error = ProfileError::Read(error);
+                return Err(ReportError::Open { name, error });
+            }
         }
-        Err(error) => Err(ReportError::Open {
-            name,
-            error: ProfileError::Read(error),
-        }),
+    };
+    let failed = |error| ReportError::Open {
+        name: name.clone(),
+        error: ProfileError::Read(error),
+    };
+    let mut file = tempfile::tempfile().map_err(failed)?;
+    let mut start = Vec::new();
+    let mut first = input.by_ref().take(MAGIC.len() as u64);
+    first.read_to_end(&mut start).map_err(failed)?;
+    file.write_all(&start).map_err(failed)?;
+    // Of something else, which may never end, no more is needed.
+    if start == MAGIC {
+        io::copy(&mut input, &mut file).map_err(failed)?;
     }
+    file.rewind().map_err(failed)?;
+    Ok((name, file))
 }
 
 fn number_of(event: &str, header: &Header) -> Result<u16, ReportError> {

@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::record::{Header, Record, Totals};
 use super::wire::{
     DESCRIBED, Decoded, HEAD, LONGEST_HEADER, LONGEST_SYMBOLS, MAGIC, VERSION, WHOLE_TRAILER,
-    decode, head, symbols_before, symbols_of,
+    decode, has_chain, head, symbols_before, symbols_of,
 };
 
 /// A file that is no profile, or whose beginning cannot be used. Prints as one
@@ -234,6 +234,13 @@ impl<R: Read> ProfileReader<R> {
     }
 }
 
+/// What a file holds, found before its samples are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Survey {
+    /// A sample has callers.
+    pub(super) chains: bool,
+}
+
 /// Gives every description of the file to `take`, whatever else it holds, as far as its
 /// records go: they may be behind the samples that need them. Other records are passed
 /// over by their lengths.
@@ -243,11 +250,12 @@ impl<R: Read> ProfileReader<R> {
 pub(super) fn descriptions(
     file: impl Read + Seek,
     mut take: impl FnMut(Described),
-) -> io::Result<()> {
+) -> io::Result<Survey> {
+    let mut survey = Survey::default();
     let mut file = BufReader::with_capacity(1 << 18, file);
     let mut start = [0; 16];
     if read_whole(&mut file, &mut start)?.is_none() {
-        return Ok(());
+        return Ok(survey);
     }
     let [.., a, b, c, d] = start;
     file.seek_relative(i64::from(u32::from_le_bytes([a, b, c, d])))?;
@@ -255,6 +263,7 @@ pub(super) fn descriptions(
     let mut first = [0; HEAD];
     while read_whole(&mut file, &mut first)?.is_some() {
         let (kind, length) = head(first);
+        survey.chains |= has_chain(kind, length);
         if kind != DESCRIBED {
             file.seek_relative(i64::try_from(length).unwrap_or(i64::MAX))?;
             continue;
@@ -268,7 +277,7 @@ pub(super) fn descriptions(
             _ => break,
         }
     }
-    Ok(())
+    Ok(survey)
 }
 
 /// Fills `bytes`; none where the file ends before.

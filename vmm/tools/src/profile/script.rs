@@ -3,17 +3,24 @@
 use std::io::{self, Write};
 use std::str::FromStr;
 
+use perfmon_abi::compact::ChainEnd;
 use serde::Serialize;
 use thiserror::Error;
 
 use super::facts::event_name;
-use super::location::process;
+use super::location::CodeLocation;
+use super::names::Names;
 use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sink};
-use super::symbols::SymbolTable;
 
 /// Part of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
+    /// The name of the guest's thread.
+    Comm,
+    /// The guest's process.
+    Pid,
+    /// The guest's thread.
+    Tid,
     /// The VM.
     Vm,
     /// The vCPU.
@@ -34,12 +41,19 @@ pub enum Field {
     Cr3,
     /// The instruction pointer.
     Ip,
-    /// SymbolOf and offset, and whose it is.
+    /// Symbol and offset, and whose it is.
     Sym,
+    /// The file of the symbol, by its whole name.
+    Dso,
+    /// The callers, a line each.
+    Callchain,
 }
 
 impl Field {
-    const ALL: [(Self, &'static str); 11] = [
+    const ALL: [(Self, &'static str); 16] = [
+        (Self::Comm, "comm"),
+        (Self::Pid, "pid"),
+        (Self::Tid, "tid"),
         (Self::Vm, "vm"),
         (Self::Vcpu, "vcpu"),
         (Self::Core, "core"),
@@ -51,6 +65,8 @@ impl Field {
         (Self::Cr3, "cr3"),
         (Self::Ip, "ip"),
         (Self::Sym, "sym"),
+        (Self::Dso, "dso"),
+        (Self::Callchain, "callchain"),
     ];
 }
 
@@ -61,7 +77,8 @@ pub struct Fields(Vec<Field>);
 /// A word that is no field.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "'{0}' is no field; give some of vm,vcpu,core,time,period,event,set,ring,cr3,ip,sym with commas between"
+    "'{0}' is no field; give some of comm,pid,tid,vm,vcpu,core,time,period,event,set,ring,cr3,ip,\
+     sym,dso,callchain with commas between"
 )]
 pub struct FieldsError(String);
 
@@ -85,6 +102,28 @@ impl FromStr for Fields {
 }
 
 impl Fields {
+    /// Those of who gives none; more of them where tasks are known.
+    #[must_use]
+    pub fn usual(names: &Names) -> Self {
+        let task = [Field::Comm, Field::Pid, Field::Tid];
+        let all = [
+            Field::Vm,
+            Field::Vcpu,
+            Field::Core,
+            Field::Time,
+            Field::Period,
+            Field::Event,
+            Field::Ip,
+            Field::Sym,
+        ];
+        let more = [Field::Dso, Field::Callchain];
+        if names.has_tasks() {
+            Self(task.into_iter().chain(all).chain(more).collect())
+        } else {
+            Self(all.into_iter().chain([Field::Callchain]).collect())
+        }
+    }
+
     fn has(&self, field: Field) -> bool {
         self.0.contains(&field)
     }
@@ -96,8 +135,8 @@ pub struct Script<'a> {
     pub header: &'a Header,
     /// Which samples are written.
     pub filter: &'a Filter,
-    /// Names of the guest's kernel.
-    pub symbols: &'a SymbolTable,
+    /// Names of what samples are in.
+    pub names: &'a Names,
     /// The parts of a line.
     pub fields: Fields,
     /// One JSON object a line instead of text.
@@ -134,6 +173,12 @@ impl Sink for Script<'_> {
 struct ScriptLine<'a> {
     kind: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    comm: Option<Option<&'a str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<Option<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tid: Option<Option<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     vm: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     vcpu: Option<u32>,
@@ -155,6 +200,20 @@ struct ScriptLine<'a> {
     ip: Option<String>,
     #[serde(flatten)]
     symbol: Option<SymbolOf<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dso: Option<String>,
+    /// Callers, the innermost first; left out where none were recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    callchain: Option<Vec<FrameLine<'a>>>,
+}
+
+#[derive(Serialize)]
+struct FrameLine<'a> {
+    /// Null where callers are missing.
+    ip: Option<String>,
+    #[serde(flatten)]
+    symbol: SymbolOf<'a>,
+    dso: String,
 }
 
 #[derive(Serialize)]
@@ -163,6 +222,14 @@ struct SymbolOf<'a> {
     symbol: Option<&'a str>,
     symbol_offset: Option<u64>,
     module: Option<&'a str>,
+}
+
+/// A line of a chain.
+#[derive(Clone, Copy, Debug)]
+struct FrameAt {
+    location: CodeLocation,
+    address: u64,
+    mapping: u64,
 }
 
 /// A loss for programs.
@@ -190,6 +257,17 @@ impl Script<'_> {
             }
             line.push_str(&text);
         };
+        let task = self.names.task_of(sample);
+        let (pid, tid) = self.names.ids(task);
+        if has(Field::Comm) {
+            put(format!("{:>16}", self.names.comm(task)));
+        }
+        match (has(Field::Pid), has(Field::Tid)) {
+            (true, true) => put(format!("{pid}/{tid}")),
+            (true, false) => put(pid.to_string()),
+            (false, true) => put(tid.to_string()),
+            (false, false) => {}
+        }
         match (has(Field::Vm), has(Field::Vcpu)) {
             (true, true) => put(format!("{}/{}", sample.vm, sample.vcpu)),
             (true, false) => put(sample.vm.to_string()),
@@ -218,52 +296,147 @@ impl Script<'_> {
             let cr3 = sample.cr3.map(|cr3| format!("{cr3:#x}"));
             put(format!("cr3={}", cr3.as_deref().unwrap_or("?")));
         }
-        if has(Field::Ip) {
-            put(format!("{:>16x}", sample.ip));
+        let frames = self.frames(sample);
+        if has(Field::Callchain) && frames.len() > 1 {
+            writeln!(self.out, "{}", line.trim_end())?;
+            for frame in frames {
+                writeln!(self.out, "\t{}", self.place(sample, frame).trim_end())?;
+            }
+            return writeln!(self.out);
         }
-        if has(Field::Sym) {
-            put(self.place(sample));
+        if let Some(own) = frames.first() {
+            put(self.place(sample, *own));
         }
         writeln!(self.out, "{}", line.trim_end())
     }
 
-    /// `clear_page+0x1d ([kernel])`, as perf writes symbol and object.
-    fn place(&self, sample: &Sample) -> String {
-        match self.symbol(sample) {
-            SymbolOf {
-                symbol: Some(name),
-                symbol_offset,
-                module,
-            } => format!(
-                "{name}+{:#x} ([{}])",
-                symbol_offset.unwrap_or(0),
-                module.unwrap_or("kernel")
-            ),
-            _ => match (sample.ring, process(sample.cr3)) {
-                (Some(Ring::User), Some(cr3)) => format!("[unknown] ([user cr3={cr3:#x}])"),
-                (Some(Ring::User), None) => "[unknown] ([user])".to_owned(),
-                (Some(Ring::Kernel), _) => "[unknown] ([kernel])".to_owned(),
-                (None, _) => "[unknown]".to_owned(),
-            },
-        }
+    /// Where the sample was taken, and its callers.
+    fn frames(&self, sample: &Sample) -> Vec<FrameAt> {
+        let names = self.names;
+        let mut frames = vec![FrameAt {
+            location: CodeLocation::of(sample, names),
+            address: sample.ip,
+            mapping: sample.guest.mapping,
+        }];
+        let chain = &sample.guest.chain;
+        let missing = |end: Option<ChainEnd>| match end? {
+            end @ (ChainEnd::Depth | ChainEnd::Broken | ChainEnd::NoProgram) => Some(FrameAt {
+                location: CodeLocation::Missing(end),
+                address: 0,
+                mapping: 0,
+            }),
+            ChainEnd::Outermost | ChainEnd::Entry => None,
+        };
+        // The first frame is the sample's own.
+        let own = usize::from(chain.kernel_end.is_none());
+        frames.extend(chain.kernel.iter().skip(1).map(|&address| FrameAt {
+            location: CodeLocation::kernel(address, names),
+            address,
+            mapping: 0,
+        }));
+        frames.extend(missing(chain.kernel_end));
+        frames.extend(chain.program.iter().skip(own).map(|frame| FrameAt {
+            location: CodeLocation::program(sample, frame.address, frame.mapping, names),
+            address: frame.address,
+            mapping: frame.mapping,
+        }));
+        frames.extend(missing(chain.program_end));
+        frames
     }
 
-    fn symbol(&self, sample: &Sample) -> SymbolOf<'_> {
-        let found = match sample.ring {
-            Some(Ring::User) => None,
-            _ => self.symbols.find(sample.ip),
+    /// `ffffffff81000010 clear_page+0x1d ([kernel])`, as perf writes address, symbol and
+    /// object, as far as they were chosen.
+    fn place(&self, sample: &Sample, frame: FrameAt) -> String {
+        let has = |field| self.fields.has(field);
+        let location = frame.location;
+        if let CodeLocation::Missing(_) = location {
+            return format!("{:>16} {}", "", location.symbol(self.names));
+        }
+        let mut parts = Vec::new();
+        if has(Field::Ip) {
+            parts.push(format!("{:>16x}", frame.address));
+        }
+        let found = self.symbol(frame);
+        let object = |usual: String| {
+            if has(Field::Dso) {
+                location.whole_object(self.names)
+            } else {
+                usual
+            }
         };
-        SymbolOf {
-            symbol: found.map(|found| self.symbols.name(found.index)),
-            symbol_offset: found.map(|found| found.offset),
-            module: found.and_then(|found| self.symbols.module(found.index)),
+        let object = match (location, sample.ring) {
+            (CodeLocation::Symbol(_), _) => {
+                object(format!("[{}]", found.module.unwrap_or("kernel")))
+            }
+            (CodeLocation::Program(..), _) => location.whole_object(self.names),
+            (CodeLocation::User(cr3), _) => match cr3 {
+                Some(cr3) => format!("[user cr3={cr3:#x}]"),
+                None => "[user]".to_owned(),
+            },
+            (_, Some(Ring::Kernel)) => object("[kernel]".to_owned()),
+            (_, Some(Ring::User)) => object("[user]".to_owned()),
+            (_, None) => String::new(),
+        };
+        if has(Field::Sym) {
+            parts.push(match found.symbol {
+                Some(name) => format!("{name}+{:#x}", found.symbol_offset.unwrap_or(0)),
+                None => "[unknown]".to_owned(),
+            });
+        }
+        if (has(Field::Sym) || has(Field::Dso)) && !object.is_empty() {
+            parts.push(format!("({object})"));
+        }
+        parts.join(" ")
+    }
+
+    fn symbol(&self, frame: FrameAt) -> SymbolOf<'_> {
+        let names = self.names;
+        match frame.location {
+            CodeLocation::Symbol(index) => SymbolOf {
+                symbol: Some(names.kernel.name(index)),
+                symbol_offset: names.kernel.find(frame.address).map(|found| found.offset),
+                module: names.kernel.module(index),
+            },
+            CodeLocation::Program(..) => {
+                let found = names.in_program(frame.mapping, frame.address);
+                let found = found.and_then(|(_, found)| found);
+                SymbolOf {
+                    symbol: found.map(|found| found.name),
+                    symbol_offset: found.map(|found| found.offset),
+                    module: None,
+                }
+            }
+            _ => SymbolOf {
+                symbol: None,
+                symbol_offset: None,
+                module: None,
+            },
         }
     }
 
     fn sample_json(&mut self, sample: &Sample) -> io::Result<()> {
         let has = |field| self.fields.has(field);
+        let (names, task) = (self.names, self.names.task_of(sample));
+        let info = task.and_then(|task| names.programs.task_info(task));
+        let frames = self.frames(sample);
+        let own = frames[0];
+        let chain = has(Field::Callchain) && frames.len() > 1;
+        let frame = |&frame: &FrameAt| FrameLine {
+            ip: match frame.location {
+                CodeLocation::Missing(_) => None,
+                _ => Some(format!("{:#x}", frame.address)),
+            },
+            symbol: self.symbol(frame),
+            dso: match frame.location {
+                CodeLocation::Missing(_) => frame.location.symbol(names),
+                location => location.whole_object(names),
+            },
+        };
         let line = ScriptLine {
             kind: "sample",
+            comm: has(Field::Comm).then(|| info.map(|info| info.comm.as_str())),
+            pid: has(Field::Pid).then(|| info.map(|info| info.pid)),
+            tid: has(Field::Tid).then(|| info.map(|info| info.tid)),
             vm: has(Field::Vm).then_some(sample.vm),
             vcpu: has(Field::Vcpu).then_some(sample.vcpu),
             core: has(Field::Core).then_some(sample.core),
@@ -274,7 +447,9 @@ impl Script<'_> {
             ring: has(Field::Ring).then_some(sample.ring),
             cr3: has(Field::Cr3).then(|| sample.cr3.map(|cr3| format!("{cr3:#x}"))),
             ip: has(Field::Ip).then(|| format!("{:#x}", sample.ip)),
-            symbol: has(Field::Sym).then(|| self.symbol(sample)),
+            symbol: has(Field::Sym).then(|| self.symbol(own)),
+            dso: has(Field::Dso).then(|| own.location.whole_object(names)),
+            callchain: chain.then(|| frames.iter().map(frame).collect()),
         };
         let line = serde_json::to_string(&line)?;
         writeln!(self.out, "{line}")

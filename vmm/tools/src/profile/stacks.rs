@@ -5,9 +5,10 @@ use std::io::{self, Write};
 
 use inferno::flamegraph;
 
-use super::location::CodeLocation;
+use super::names::Names;
+use super::paths::{Callers, PathId, Paths};
+use super::programs::TaskId;
 use super::record::{Filter, Record, Ring, Sample, Sink};
-use super::symbols::SymbolTable;
 
 /// What the width of a stack stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,22 +37,31 @@ impl Weight {
     }
 }
 
-/// Samples by VM, vCPU, ring and symbol.
+/// What is below all frames of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Root {
+    /// Where tasks are known: the task.
+    Task(Option<TaskId>),
+    /// Elsewhere: VM, vCPU and ring.
+    Vcpu(u32, u32, Option<Ring>),
+}
+
+/// Samples by task or vCPU, and by callers.
 #[derive(Debug)]
 pub struct Stacks<'a> {
     filter: &'a Filter,
-    symbols: &'a SymbolTable,
+    paths: Paths<'a>,
     weight: Weight,
-    stacks: BTreeMap<(u32, u32, Option<Ring>, CodeLocation), u64>,
+    stacks: BTreeMap<(Root, PathId), u64>,
 }
 
 impl<'a> Stacks<'a> {
     /// No samples yet.
     #[must_use]
-    pub fn new(filter: &'a Filter, symbols: &'a SymbolTable, weight: Weight) -> Self {
+    pub fn new(filter: &'a Filter, names: &'a Names, weight: Weight) -> Self {
         Self {
             filter,
-            symbols,
+            paths: Paths::new(names),
             weight,
             stacks: BTreeMap::new(),
         }
@@ -63,16 +73,33 @@ impl<'a> Stacks<'a> {
         self.stacks.is_empty()
     }
 
-    /// `VM 1;vCPU 0;kernel;do_idle 17`, a line for each stack.
+    /// `VM 1;vCPU 0;kernel;do_idle 17`, or `bash;main;do_syscall_64_[k] 17` where tasks are
+    /// known: a line for each stack.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        self.stacks
-            .iter()
-            .map(|(&(vm, vcpu, ring, location), weight)| {
-                let ring = ring.map_or("ring not sampled", Ring::name);
-                // A semicolon would part the name in two.
-                let name = location.name(self.symbols).replace(';', ":");
-                format!("VM {vm};vCPU {vcpu};{ring};{name} {weight}")
-            })
+        let names = self.paths.names();
+        // Threads of one name are one.
+        let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+        for (&(root, path), &weight) in &self.stacks {
+            let mut line = match root {
+                Root::Task(task) => plain(names.comm(task)),
+                Root::Vcpu(vm, vcpu, ring) => {
+                    let ring = ring.map_or("ring not sampled", Ring::name);
+                    format!("VM {vm};vCPU {vcpu};{ring}")
+                }
+            };
+            for location in self.paths.inwards(path) {
+                line.push(';');
+                line.push_str(&plain(&location.name(names)));
+                if matches!(root, Root::Task(_)) && location.is_kernel() {
+                    line.push_str("_[k]");
+                }
+            }
+            let sum = lines.entry(line).or_insert(0);
+            *sum = sum.saturating_add(weight);
+        }
+        lines
+            .into_iter()
+            .map(|(line, weight)| format!("{line} {weight}"))
     }
 
     /// Writes the lines.
@@ -113,11 +140,21 @@ impl Sink for Stacks<'_> {
         if let Record::Sample(sample) = record
             && self.filter.takes(sample)
         {
-            let location = CodeLocation::of(sample, self.symbols);
-            let key = (sample.vm, sample.vcpu, sample.ring, location);
-            let sum = self.stacks.entry(key).or_insert(0);
+            let names = self.paths.names();
+            let root = if names.has_tasks() {
+                Root::Task(names.task_of(sample))
+            } else {
+                Root::Vcpu(sample.vm, sample.vcpu, sample.ring)
+            };
+            let path = self.paths.of(sample, Callers::Kept);
+            let sum = self.stacks.entry((root, path)).or_insert(0);
             *sum = sum.saturating_add(self.weight.of(sample));
         }
         Ok(())
     }
+}
+
+/// A semicolon would part a name in two.
+fn plain(name: &str) -> String {
+    name.replace(';', ":")
 }

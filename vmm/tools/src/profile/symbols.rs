@@ -6,7 +6,7 @@
 //! (KASLR) runs elsewhere, by an offset that the caller gives. The third says
 //! where the kernel really is, its modules included.
 
-mod elf;
+pub(super) mod elf;
 mod table;
 mod text;
 

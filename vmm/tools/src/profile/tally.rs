@@ -3,15 +3,26 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
+use ahash::AHashMap;
 use thiserror::Error;
 
 use super::location::{CodeLocation, process};
+use super::names::Names;
+use super::paths::{Callers, PathId, Paths};
+use super::programs::TaskId;
 use super::record::{Ring, Sample};
-use super::symbols::SymbolTable;
 
 /// What samples are grouped by; a column of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SortKey {
+    /// The name of the guest's thread.
+    Comm,
+    /// The guest's process.
+    Pid,
+    /// The guest's thread.
+    Tid,
+    /// The kernel, its module, or the file of a program.
+    Dso,
     /// The symbol.
     Symbol,
     /// The vCPU and its VM.
@@ -26,12 +37,26 @@ pub enum SortKey {
 
 impl SortKey {
     /// All of them, in the order of the help.
-    pub const ALL: [Self; 5] = [Self::Symbol, Self::Vcpu, Self::Core, Self::Ring, Self::Cr3];
+    pub const ALL: [Self; 9] = [
+        Self::Comm,
+        Self::Pid,
+        Self::Tid,
+        Self::Dso,
+        Self::Symbol,
+        Self::Vcpu,
+        Self::Core,
+        Self::Ring,
+        Self::Cr3,
+    ];
 
     /// Its name in `--sort`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Comm => "comm",
+            Self::Pid => "pid",
+            Self::Tid => "tid",
+            Self::Dso => "dso",
             Self::Symbol => "symbol",
             Self::Vcpu => "vcpu",
             Self::Core => "core",
@@ -44,7 +69,8 @@ impl SortKey {
 /// A word that is no sort key.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "'{0}' cannot be sorted by; give symbol, vcpu, core, ring, cr3, or some of them with commas between"
+    "'{0}' cannot be sorted by; give comm, pid, tid, dso, symbol, vcpu, core, ring, cr3, or some \
+     of them with commas between"
 )]
 pub struct SortKeyError(String);
 
@@ -53,10 +79,26 @@ pub struct SortKeyError(String);
 pub struct SortKeys(Vec<SortKey>);
 
 impl SortKeys {
+    /// Those of who gives none: perf's where the tasks of samples are known.
+    #[must_use]
+    pub fn usual(names: &Names) -> Self {
+        if names.has_tasks() {
+            Self(vec![SortKey::Comm, SortKey::Dso, SortKey::Symbol])
+        } else {
+            Self(vec![SortKey::Symbol])
+        }
+    }
+
     /// The keys, in the order of the columns.
     #[must_use]
     pub fn keys(&self) -> &[SortKey] {
         &self.0
+    }
+
+    /// `key` is among them.
+    #[must_use]
+    pub fn has(&self, key: SortKey) -> bool {
+        self.0.contains(&key)
     }
 }
 
@@ -82,8 +124,16 @@ impl FromStr for SortKeys {
 
 /// What the samples of a row have in common. Fields that are not sorted by are
 /// none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
+    /// The name of the thread.
+    pub comm: Option<String>,
+    /// The process and its name; the inner none is one that is not known.
+    pub pid: Option<Option<(u32, String)>>,
+    /// The thread and its name; the inner none is one that is not known.
+    pub tid: Option<Option<(u32, String)>>,
+    /// What they were taken in.
+    pub dso: Option<String>,
     /// Where they were taken.
     pub location: Option<CodeLocation>,
     /// VM and vCPU.
@@ -96,6 +146,54 @@ pub struct Key {
     pub cr3: Option<Option<u64>>,
 }
 
+/// What a sample itself gives to the key of its row: all but its place in code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Group {
+    task: Option<TaskId>,
+    vcpu: Option<(u32, u32)>,
+    core: Option<u32>,
+    ring: Option<Option<Ring>>,
+    cr3: Option<Option<u64>>,
+}
+
+impl Group {
+    fn of(sample: &Sample, keys: &SortKeys, names: &Names) -> Self {
+        let mut group = Self::default();
+        for key in keys.keys() {
+            match key {
+                SortKey::Comm | SortKey::Pid | SortKey::Tid => group.task = names.task_of(sample),
+                SortKey::Vcpu => group.vcpu = Some((sample.vm, sample.vcpu)),
+                SortKey::Core => group.core = Some(sample.core),
+                SortKey::Ring => group.ring = Some(sample.ring),
+                SortKey::Cr3 => group.cr3 = Some(process(sample.cr3)),
+                SortKey::Dso | SortKey::Symbol => {}
+            }
+        }
+        group
+    }
+
+    /// The key of its samples, without their places.
+    fn key(&self, keys: &SortKeys, names: &Names) -> Key {
+        let info = self.task.and_then(|task| names.programs.task_info(task));
+        let comm = || names.comm(self.task).to_owned();
+        Key {
+            comm: keys.has(SortKey::Comm).then(comm),
+            pid: keys
+                .has(SortKey::Pid)
+                .then(|| info.map(|info| (info.pid, info.process.clone()))),
+            tid: keys
+                .has(SortKey::Tid)
+                .then(|| info.map(|info| (info.tid, info.comm.clone()))),
+            dso: None,
+            location: None,
+            vcpu: self.vcpu,
+            core: self.core,
+            ring: self.ring,
+            cr3: self.cr3,
+        }
+    }
+}
+
 /// What samples amount to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
@@ -106,56 +204,138 @@ pub struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, period: u64) {
-        self.samples = self.samples.saturating_add(1);
-        self.events = self.events.saturating_add(period);
+    fn add(&mut self, more: Self) {
+        self.samples = self.samples.saturating_add(more.samples);
+        self.events = self.events.saturating_add(more.events);
+    }
+
+    /// Its part of `all` events, in percent.
+    #[must_use]
+    pub fn percent(self, all: Self) -> f64 {
+        percent(self.events, all.events)
     }
 }
 
 /// A row of the report.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SampleRow {
     /// What its samples have in common.
     pub key: Key,
-    /// What they amount to.
-    pub sum: Sum,
-    /// Its part of all events, in percent.
-    pub percent: f64,
+    /// What those amount to that were taken there.
+    pub own: Sum,
+    /// The same, and those that were taken in what is called from there; equal to `own`
+    /// without callers.
+    pub total: Sum,
+    /// The paths of these samples, and how many locations of each are within the row's own;
+    /// none without callers.
+    pub paths: Vec<RowPath>,
+}
+
+/// A path of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowPath {
+    /// The path.
+    pub path: PathId,
+    /// How many locations from the end of the path the row's own is: 0 where the samples were
+    /// taken there.
+    pub inside: u32,
+    /// Which of the tally's sums.
+    sum: u32,
+}
+
+/// What rows are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Callers have rows, too.
+    pub children: bool,
+    /// Rows know their paths.
+    pub paths: bool,
 }
 
 /// The samples of one event, added up by [`SortKeys`].
 #[derive(Clone, Debug, Default)]
 pub struct SampleTally {
-    rows: HashMap<Key, Sum>,
+    groups: Vec<Group>,
+    numbers: AHashMap<Group, u32>,
+    latest: Option<(Group, u32)>,
+    sums: AHashMap<(u32, PathId), u32>,
+    amounts: Vec<Sum>,
     all: Sum,
-    kernel: u64,
-    kernel_unknown: u64,
+    unknown: Unknown,
 }
 
-impl SampleTally {
-    /// Takes `sample` in.
-    pub fn add(&mut self, sample: &Sample, keys: &SortKeys, symbols: &SymbolTable) {
-        let location = CodeLocation::of(sample, symbols);
+/// How many samples there are of each half, and how many of these have no symbol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unknown {
+    /// Outside of programs.
+    pub kernel: u64,
+    /// Of these, those without a symbol.
+    pub kernel_unknown: u64,
+    /// In files of programs.
+    pub program: u64,
+    /// Of these, those without a symbol.
+    pub program_unknown: u64,
+}
+
+impl Unknown {
+    fn count(&mut self, location: CodeLocation) {
         match location {
-            CodeLocation::User(_) => {}
+            CodeLocation::User(_) | CodeLocation::Missing(_) => {}
             CodeLocation::Symbol(_) => self.kernel += 1,
             CodeLocation::Unknown(_) => {
                 self.kernel += 1;
                 self.kernel_unknown += 1;
             }
-        }
-        let mut key = Key::default();
-        for one in keys.keys() {
-            match one {
-                SortKey::Symbol => key.location = Some(location),
-                SortKey::Vcpu => key.vcpu = Some((sample.vm, sample.vcpu)),
-                SortKey::Core => key.core = Some(sample.core),
-                SortKey::Ring => key.ring = Some(sample.ring),
-                SortKey::Cr3 => key.cr3 = Some(process(sample.cr3)),
+            CodeLocation::Program(_, symbol) => {
+                self.program += 1;
+                self.program_unknown += u64::from(symbol.is_none());
             }
         }
-        self.rows.entry(key).or_default().add(sample.period);
-        self.all.add(sample.period);
+    }
+}
+
+impl SampleTally {
+    /// Takes `sample` in.
+    pub fn add(
+        &mut self,
+        sample: &Sample,
+        keys: &SortKeys,
+        callers: Callers,
+        paths: &mut Paths<'_>,
+    ) {
+        let path = paths.of(sample, callers);
+        if let Some(location) = paths.outwards(path).next() {
+            self.unknown.count(location);
+        }
+        let group = Group::of(sample, keys, paths.names());
+        let group = self.group(group);
+        let amounts = &mut self.amounts;
+        let sum = *self.sums.entry((group, path)).or_insert_with(|| {
+            amounts.push(Sum::default());
+            number(amounts.len() - 1)
+        });
+        let one = Sum {
+            samples: 1,
+            events: sample.period,
+        };
+        self.amounts[sum as usize].add(one);
+        self.all.add(one);
+    }
+
+    /// The number of a group. Samples of a group come together, all but always.
+    fn group(&mut self, group: Group) -> u32 {
+        if let Some((latest, index)) = self.latest
+            && latest == group
+        {
+            return index;
+        }
+        let groups = &mut self.groups;
+        let index = *self.numbers.entry(group).or_insert_with(|| {
+            groups.push(group);
+            number(groups.len() - 1)
+        });
+        self.latest = Some((group, index));
+        index
     }
 
     /// What all samples amount to.
@@ -164,33 +344,78 @@ impl SampleTally {
         self.all
     }
 
-    /// Samples outside of user programs, and how many of them have no symbol.
+    /// How many samples have no symbol.
     #[must_use]
-    pub fn without_symbol(&self) -> (u64, u64) {
-        (self.kernel, self.kernel_unknown)
+    pub fn without_symbol(&self) -> Unknown {
+        self.unknown
+    }
+
+    /// What the samples of one path of a row amount to.
+    #[must_use]
+    pub fn sum(&self, path: RowPath) -> Sum {
+        self.amounts
+            .get(path.sum as usize)
+            .copied()
+            .unwrap_or_default()
     }
 
     /// The rows, those with most events first.
     #[must_use]
-    pub fn rows(&self) -> Vec<SampleRow> {
-        let mut rows: Vec<SampleRow> = self
-            .rows
-            .iter()
-            .map(|(&key, &sum)| SampleRow {
-                key,
-                sum,
-                percent: percent(sum.events, self.all.events),
-            })
-            .collect();
+    pub fn rows(&self, keys: &SortKeys, paths: &Paths<'_>, wanted: Rows) -> Vec<SampleRow> {
+        let names = paths.names();
+        let (with_dso, with_symbol) = (keys.has(SortKey::Dso), keys.has(SortKey::Symbol));
+        let mut objects: AHashMap<CodeLocation, String> = AHashMap::new();
+        let mut rows: HashMap<Key, SampleRow> = HashMap::new();
+        let mut met: Vec<Key> = Vec::new();
+        for (&(group, path), &sum) in &self.sums {
+            let common = self.groups[group as usize].key(keys, names);
+            let amount = self.amounts[sum as usize];
+            met.clear();
+            let depth = if wanted.children { usize::MAX } else { 1 };
+            for (inside, location) in (0u32..).zip(paths.outwards(path).take(depth)) {
+                let object = || location.object(names);
+                let key = Key {
+                    dso: with_dso.then(|| objects.entry(location).or_insert_with(object).clone()),
+                    location: with_symbol.then_some(location),
+                    ..common.clone()
+                };
+                // A function that calls itself has these samples once.
+                if met.contains(&key) {
+                    continue;
+                }
+                if wanted.children {
+                    met.push(key.clone());
+                }
+                let row = rows.entry(key).or_default();
+                row.total.add(amount);
+                if inside == 0 {
+                    row.own.add(amount);
+                }
+                if wanted.paths {
+                    row.paths.push(RowPath { path, inside, sum });
+                }
+            }
+        }
+        let with_key = |(key, row)| SampleRow { key, ..row };
+        let mut rows: Vec<SampleRow> = rows.into_iter().map(with_key).collect();
         rows.sort_by(|a, b| {
-            let order = (b.sum.events, b.sum.samples).cmp(&(a.sum.events, a.sum.samples));
-            order.then_with(|| a.key.cmp(&b.key))
+            let order = |row: &SampleRow| {
+                let (total, own) = (row.total, row.own);
+                (total.events, own.events, total.samples)
+            };
+            order(b).cmp(&order(a)).then_with(|| a.key.cmp(&b.key))
         });
         rows
     }
 }
 
-fn percent(part: u64, all: u64) -> f64 {
+/// No tally has more than 2^32 sums in memory.
+fn number(position: usize) -> u32 {
+    u32::try_from(position).unwrap_or(u32::MAX)
+}
+
+/// `part` of `all` in percent.
+pub(super) fn percent(part: u64, all: u64) -> f64 {
     match all {
         0 => 0.0,
         // A percentage needs no more than the 53 bits of a double.

@@ -255,6 +255,11 @@ fn put_loss(loss: &Loss, out: &mut Vec<u8>) {
     out.push(kind);
 }
 
+/// A record of this kind and length is a sample with callers: no other is so long.
+pub(super) fn has_chain(kind: u8, length: usize) -> bool {
+    kind == SAMPLE && length > SAMPLE_LENGTH + 16
+}
+
 /// The kind and the length of a record from its first bytes.
 pub(super) fn head(bytes: [u8; HEAD]) -> (u8, usize) {
     let [kind, _, low, high] = bytes;

@@ -4,12 +4,12 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::Report;
+use super::tree::{Branch, Tree};
+use super::{GraphOrder, Report};
 use crate::profile::facts::{Facts, event_name};
 use crate::profile::location::CodeLocation;
 use crate::profile::reader::Ending;
 use crate::profile::record::{Header, Ring, SampledEvent, Totals};
-use crate::profile::symbols::SymbolTable;
 use crate::profile::tally::{SampleRow, SampleTally};
 
 #[derive(Serialize)]
@@ -51,6 +51,17 @@ struct ReportLine {
     overhead: f64,
     samples: u64,
     events: u64,
+    /// With what is called from there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    children: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    comm: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<Option<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tid: Option<Option<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dso: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     symbol: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,6 +78,9 @@ struct ReportLine {
     ring: Option<Option<Ring>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cr3: Option<Option<String>>,
+    /// The tree of callers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chains: Option<Vec<Branch>>,
 }
 
 /// Writes the report as one JSON object.
@@ -99,44 +113,52 @@ fn of_event<'a>(
     event: u16,
     tally: &SampleTally,
 ) -> OfEvent<'a> {
-    let rows = tally.rows();
-    let shown = rows.partition_point(|row| row.percent >= report.least_percent);
+    let (rows, shown) = report.rows(tally);
     let how = |event: &'a SampledEvent| SampledHow {
         sampling: &event.sampling,
         provenance: event.provenance.map(|one| one.to_string()),
     };
-    let (kernel, unknown) = tally.without_symbol();
     OfEvent {
         event: event_name(facts.header, event),
         how: facts.header.events.get(usize::from(event)).map(how),
         samples: tally.all().samples,
         events: tally.all().events,
-        hint: facts.hint(kernel, unknown),
+        hint: facts.hint(tally.without_symbol()),
         rows: rows[..shown]
             .iter()
-            .map(|row| line(row, facts.symbols))
+            .map(|row| line(report, tally, row))
             .collect(),
         rows_left_out: rows.len() - shown,
     }
 }
 
-fn line(row: &SampleRow, symbols: &SymbolTable) -> ReportLine {
-    let key = row.key;
+fn line(report: &Report<'_>, tally: &SampleTally, row: &SampleRow) -> ReportLine {
+    let (key, names) = (&row.key, report.paths.names());
     let (symbol, module, address) = match key.location {
         None => (None, None, None),
         Some(CodeLocation::Symbol(index)) => {
-            let module = symbols.module(index).map(str::to_owned);
-            (Some(symbols.name(index).to_owned()), module, None)
+            let module = names.kernel.module(index).map(str::to_owned);
+            (Some(names.kernel.name(index).to_owned()), module, None)
         }
         Some(CodeLocation::Unknown(ip)) => {
             (Some("[unknown]".to_owned()), None, Some(format!("{ip:#x}")))
         }
-        Some(user @ CodeLocation::User(_)) => (Some(user.name(symbols)), None, None),
+        Some(program) => (Some(program.symbol(names)), None, None),
     };
+    let id = |task: &Option<(u32, String)>| task.as_ref().map(|(id, _)| *id);
+    let chains = |order: GraphOrder| Tree::of(report, tally, row, order).branches();
     ReportLine {
-        overhead: row.percent,
-        samples: row.sum.samples,
-        events: row.sum.events,
+        overhead: row.own.percent(tally.all()),
+        samples: row.own.samples,
+        events: row.own.events,
+        children: report
+            .looks
+            .children
+            .then(|| row.total.percent(tally.all())),
+        comm: key.comm.clone(),
+        pid: key.pid.as_ref().map(id),
+        tid: key.tid.as_ref().map(id),
+        dso: key.dso.clone(),
         symbol,
         module,
         address,
@@ -145,5 +167,6 @@ fn line(row: &SampleRow, symbols: &SymbolTable) -> ReportLine {
         core: key.core,
         ring: key.ring,
         cr3: key.cr3.map(|cr3| cr3.map(|cr3| format!("{cr3:#x}"))),
+        chains: report.looks.graph.map(chains),
     }
 }

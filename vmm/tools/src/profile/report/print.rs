@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 
 use super::Report;
+use super::tree::Tree;
 use crate::profile::facts::{Facts, began, event_name, how_often, scaled};
 use crate::profile::reader::Ending;
 use crate::profile::record::Ring;
-use crate::profile::symbols::SymbolTable;
 use crate::profile::tally::{SampleRow, SampleTally, SortKey};
 use crate::table::lines;
 
@@ -65,7 +65,6 @@ fn write_event(
     (event, tally): (u16, &SampleTally),
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let (kernel, unknown) = tally.without_symbol();
     let all = tally.all();
     let part = if facts.filter.is_part() {
         " on the chosen vCPUs and cores"
@@ -87,28 +86,32 @@ fn write_event(
         )?;
     }
     writeln!(out, "# Event count (approx.): {}", all.events)?;
-    if let Some(hint) = facts.hint(kernel, unknown) {
+    if let Some(hint) = facts.hint(tally.without_symbol()) {
         writeln!(out, "# Hint: {hint}")?;
     }
     writeln!(out, "#")?;
-    write_rows(report, facts.symbols, tally, out)
+    write_rows(report, tally, out)
 }
 
-fn write_rows(
-    report: &Report<'_>,
-    symbols: &SymbolTable,
-    tally: &SampleTally,
-    out: &mut dyn Write,
-) -> io::Result<()> {
-    let rows = tally.rows();
-    // Rows descend.
-    let shown = rows.partition_point(|row| row.percent >= report.least_percent);
-    let keys = report.keys.keys();
-    let mut table = vec![vec!["Overhead".to_owned(), "Samples".to_owned()]];
-    table[0].extend(keys.iter().map(|key| title(*key).to_owned()));
+fn write_rows(report: &Report<'_>, tally: &SampleTally, out: &mut dyn Write) -> io::Result<()> {
+    let (rows, shown) = report.rows(tally);
+    let looks = &report.looks;
+    let keys = looks.keys.keys();
+    let numbers: &[&str] = match looks.children {
+        true => &["Children", "Self", "Samples"],
+        false => &["Overhead", "Samples"],
+    };
+    let heads = numbers.iter().copied();
+    let heads = heads.chain(keys.iter().map(|key| title(*key)));
+    let mut table = vec![heads.map(str::to_owned).collect::<Vec<String>>()];
     for row in &rows[..shown] {
-        let mut line = vec![format!("{:.2}%", row.percent), row.sum.samples.to_string()];
-        line.extend(keys.iter().map(|key| cell(*key, row, symbols)));
+        let percent = |sum: crate::profile::tally::Sum| format!("{:.2}%", sum.percent(tally.all()));
+        let mut line = vec![percent(row.total)];
+        if looks.children {
+            line.push(percent(row.own));
+        }
+        line.push(row.own.samples.to_string());
+        line.extend(keys.iter().map(|key| cell(*key, row, report)));
         table.push(line);
     }
     let width = |column: usize| {
@@ -117,12 +120,15 @@ fn write_rows(
     };
     let dots = (0..table[0].len()).map(|column| ".".repeat(width(column)));
     table.insert(1, dots.collect());
-    // The two numbers to the right, the rest to the left.
-    for (number, line) in lines(table, |column, _| column < 2).enumerate() {
+    // The numbers to the right, the rest to the left.
+    for (number, line) in lines(table, |column, _| column < numbers.len()).enumerate() {
         match number {
             0 => writeln!(out, "# {line}")?,
             1 => writeln!(out, "# {line}\n#")?,
             _ => writeln!(out, "  {line}")?,
+        }
+        if let (Some(order), Some(row)) = (looks.graph, number.checked_sub(2)) {
+            Tree::of(report, tally, &rows[row], order).write(out)?;
         }
     }
     match rows.len() - shown {
@@ -130,13 +136,18 @@ fn write_rows(
         more => writeln!(
             out,
             "# {more} more rows have less than {} % each",
-            report.least_percent
+            looks.least_percent
         ),
     }
 }
 
+/// Those that perf has are named as there.
 fn title(key: SortKey) -> &'static str {
     match key {
+        SortKey::Comm => "Command",
+        SortKey::Pid => "Pid:Command",
+        SortKey::Tid => "Tid:Command",
+        SortKey::Dso => "Shared Object",
         SortKey::Symbol => "Symbol",
         SortKey::Vcpu => "VM/vCPU",
         SortKey::Core => "Core",
@@ -145,11 +156,31 @@ fn title(key: SortKey) -> &'static str {
     }
 }
 
-fn cell(key: SortKey, row: &SampleRow, symbols: &SymbolTable) -> String {
+fn cell(key: SortKey, row: &SampleRow, report: &Report<'_>) -> String {
     const NOT_SAMPLED: &str = "not sampled";
+    let names = report.paths.names();
     let key_of = &row.key;
+    let task = |task: &Option<(u32, String)>| match task {
+        Some((id, name)) => format!("{id}:{name}"),
+        None => "[unknown]".to_owned(),
+    };
     let text = match key {
-        SortKey::Symbol => key_of.location.map(|location| location.name(symbols)),
+        SortKey::Comm => key_of.comm.clone(),
+        SortKey::Pid => key_of.pid.as_ref().map(task),
+        SortKey::Tid => key_of.tid.as_ref().map(task),
+        SortKey::Dso => key_of.dso.clone(),
+        SortKey::Symbol => key_of.location.map(|location| {
+            // What it is in has a column already.
+            let name = match report.looks.keys.has(SortKey::Dso) {
+                true => location.symbol(names),
+                false => location.name(names),
+            };
+            match (names.has_tasks(), location.is_kernel()) {
+                (false, _) => name,
+                (true, true) => format!("[k] {name}"),
+                (true, false) => format!("[.] {name}"),
+            }
+        }),
         SortKey::Vcpu => key_of.vcpu.map(|(vm, vcpu)| format!("{vm}/{vcpu}")),
         SortKey::Core => key_of.core.map(|core| core.to_string()),
         SortKey::Ring => key_of

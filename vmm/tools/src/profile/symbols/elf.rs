@@ -8,6 +8,15 @@ use super::table::RawSymbol;
 /// The most symbols that are read; a vmlinux has some 200,000.
 const MOST: usize = 1 << 23;
 
+/// Which of a file's symbol tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::profile) enum Table {
+    /// The one that stripping takes away.
+    Full,
+    /// That of what other files use.
+    Dynamic,
+}
+
 /// An ELF file without usable symbols. Prints as one line without the file's
 /// name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -21,9 +30,9 @@ pub enum ElfError {
          the build, its System.map, or a copy of the guest's /proc/kallsyms"
     )]
     Stripped,
-    /// It has more symbols than any kernel.
-    #[error("it has more than {MOST} symbols, which no kernel has")]
-    TooMany,
+    /// It has more symbols than are read.
+    #[error("it has more symbols than are read: {0}")]
+    TooMany(usize),
 }
 
 /// The symbols of the ELF file in `data`.
@@ -32,10 +41,26 @@ pub enum ElfError {
 /// [`ElfError`] says why there are none.
 pub(super) fn read<'data, R: ReadRef<'data>>(data: R) -> Result<Vec<RawSymbol>, ElfError> {
     let file = object::File::parse(data).map_err(|error| ElfError::Damaged(error.to_string()))?;
+    of_program(&file, Table::Full, MOST)
+}
+
+/// At most `most` symbols of a table.
+///
+/// # Errors
+/// [`ElfError`] says why there are none.
+pub(in crate::profile) fn of_program<'data, R: ReadRef<'data>>(
+    file: &object::File<'data, R>,
+    table: Table,
+    most: usize,
+) -> Result<Vec<RawSymbol>, ElfError> {
+    let found = match table {
+        Table::Full => file.symbols(),
+        Table::Dynamic => file.dynamic_symbols(),
+    };
     let mut symbols = Vec::new();
-    for symbol in file.symbols() {
-        if symbols.len() >= MOST {
-            return Err(ElfError::TooMany);
+    for symbol in found {
+        if symbols.len() >= most {
+            return Err(ElfError::TooMany(most));
         }
         // Only what has a section has a place.
         let Some(section) = symbol.section_index() else {

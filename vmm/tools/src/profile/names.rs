@@ -1,0 +1,147 @@
+//! Names of what samples are in: symbols of the guest's kernel, its tasks, and the files and
+//! symbols of its programs.
+
+use std::collections::HashMap;
+
+use super::programs::{FileId, FileInfo, Programs, TaskId};
+use super::record::Sample;
+use super::symbols::{SymbolIndex, SymbolTable};
+use super::symfs::{ProgramFile, Symfs};
+
+/// Most symbols of all programs together; a browser has half a million.
+const MOST_SYMBOLS: usize = 1 << 22;
+/// Most files that warnings name.
+const MOST_WARNINGS: usize = 8;
+
+/// The names that there are for a profile.
+#[derive(Debug, Default)]
+pub struct Names {
+    /// Symbols of the kernel.
+    pub kernel: SymbolTable,
+    /// Tasks, mappings and files.
+    pub programs: Programs,
+    /// Where files of programs are looked for.
+    pub symfs: Option<Symfs>,
+    files: HashMap<FileId, ProgramFile>,
+    warnings: Vec<String>,
+}
+
+impl Names {
+    /// The names of `programs`, whose files are below `symfs`.
+    #[must_use]
+    pub fn new(kernel: SymbolTable, programs: Programs, symfs: Option<Symfs>) -> Self {
+        let mut names = Self {
+            kernel,
+            programs,
+            symfs,
+            ..Self::default()
+        };
+        names.read_files();
+        names
+    }
+
+    fn read_files(&mut self) {
+        let Some(symfs) = &self.symfs else {
+            return;
+        };
+        let (mut room, mut without) = (MOST_SYMBOLS, 0);
+        for (id, info) in self.programs.files().filter(|(_, info)| info.is_file()) {
+            match symfs.program(info, room) {
+                Ok(file) => {
+                    room -= file.symbols().len().min(room);
+                    self.files.insert(id, file);
+                }
+                Err(_) if self.warnings.len() >= MOST_WARNINGS => without += 1,
+                Err(error) => self.warnings.push(format!(
+                    "symbols of {} are not known: below {}: {error}",
+                    info.name,
+                    symfs.path().display()
+                )),
+            }
+        }
+        if without > 0 {
+            self.warnings.push(format!(
+                "symbols of {without} more files are not known for such reasons"
+            ));
+        }
+    }
+
+    /// What was wrong with files of programs; a line each.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The profile says of which tasks its samples are.
+    #[must_use]
+    pub fn has_tasks(&self) -> bool {
+        !self.programs.has_no_tasks()
+    }
+
+    /// The task of a sample.
+    #[must_use]
+    pub fn task_of(&self, sample: &Sample) -> Option<TaskId> {
+        self.programs.task(sample.guest.task)
+    }
+
+    /// The file of a mapping, and the symbol and its offset at `address` there.
+    #[must_use]
+    pub fn in_program(&self, mapping: u64, address: u64) -> Option<(FileId, Option<FoundIn<'_>>)> {
+        let (mapping, file) = self.programs.mapping(mapping)?;
+        let offset = address
+            .wrapping_sub(mapping.start)
+            .wrapping_add(mapping.offset);
+        let found = self.files.get(&file).and_then(|file| {
+            let found = file.find(offset)?;
+            Some(FoundIn {
+                symbol: found.index,
+                offset: found.offset,
+                name: file.name(found.index),
+            })
+        });
+        Some((file, found))
+    }
+
+    /// The name of a symbol of a program.
+    #[must_use]
+    pub fn program_symbol(&self, file: FileId, symbol: SymbolIndex) -> &str {
+        self.files.get(&file).map_or("", |file| file.name(symbol))
+    }
+
+    /// The symbols of a program's file, if they are known.
+    #[must_use]
+    pub fn program_file(&self, file: FileId) -> Option<&ProgramFile> {
+        self.files.get(&file)
+    }
+
+    /// What is known of a program's file.
+    #[must_use]
+    pub fn file(&self, file: FileId) -> &FileInfo {
+        self.programs.file(file)
+    }
+
+    /// The name of a thread; `[unknown]` where it is not known.
+    #[must_use]
+    pub fn comm(&self, task: Option<TaskId>) -> &str {
+        let info = task.and_then(|task| self.programs.task_info(task));
+        info.map_or("[unknown]", |info| info.comm.as_str())
+    }
+
+    /// Process and thread; 0 where they are not known.
+    #[must_use]
+    pub fn ids(&self, task: Option<TaskId>) -> (u32, u32) {
+        let info = task.and_then(|task| self.programs.task_info(task));
+        info.map_or((0, 0), |info| (info.pid, info.tid))
+    }
+}
+
+/// A symbol of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundIn<'a> {
+    /// Its number in its file.
+    pub symbol: SymbolIndex,
+    /// How far the address is behind its beginning.
+    pub offset: u64,
+    /// Its name.
+    pub name: &'a str,
+}

@@ -1,0 +1,469 @@
+//! Tests of reports about programs: tasks, files, symbols, callers.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use object::{Object, ObjectSegment, ObjectSymbol};
+use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame};
+use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
+use tempfile::TempDir;
+
+use super::file_tests::header;
+use super::report::GraphOrder;
+use super::stacks::Weight;
+use super::*;
+
+const KERNEL: &str = "\
+ffffffff81001000 t clear_page
+ffffffff81002000 T do_syscall_64
+ffffffff81003000 T _etext
+ffffffffc0000000 t nft_do_chain\t[nf_tables]
+";
+const CLEAR: u64 = 0xffff_ffff_8100_1010;
+const SYSCALL: u64 = 0xffff_ffff_8100_2020;
+const MODULE: u64 = 0xffff_ffff_c000_0123;
+/// Where the program is mapped.
+const START: u64 = 0x5555_0000_0000;
+
+fn thread(number: u64, pid: u32, tid: u32, comm: &str) -> Record {
+    Record::Described(Described::Task(TaskInfo {
+        number,
+        pid,
+        tid,
+        comm: comm.to_owned(),
+        process: "main".to_owned(),
+        started_ns: 5,
+        kernel: false,
+    }))
+}
+
+fn mapped(number: u64, name: &str, build_id: &str) -> Record {
+    Record::Described(Described::Mapping(MappingInfo {
+        number,
+        start: START,
+        end: START + (1 << 40),
+        name: name.to_owned(),
+        build_id: build_id.to_owned(),
+        ..MappingInfo::default()
+    }))
+}
+
+fn kernel(ip: u64, task: u64, chain: CallChain) -> Record {
+    Record::Sample(Sample {
+        ip,
+        period: 1000,
+        vm: 7,
+        ring: Some(Ring::Kernel),
+        guest: GuestPlace {
+            task,
+            mapping: 0,
+            chain,
+        },
+        ..Sample::default()
+    })
+}
+
+fn user(ip: u64, task: u64, mapping: u64, chain: CallChain) -> Record {
+    Record::Sample(Sample {
+        ip,
+        period: 1000,
+        vm: 7,
+        cr3: Some(0x1000),
+        ring: Some(Ring::User),
+        guest: GuestPlace {
+            task,
+            mapping,
+            chain,
+        },
+        ..Sample::default()
+    })
+}
+
+/// Callers within mapping 11, then how it ended.
+fn chain(kernel: &[u64], program: &[u64], end: ChainEnd) -> CallChain {
+    let frame = |&address: &u64| ProgramFrame {
+        address,
+        mapping: 11,
+    };
+    CallChain {
+        kernel: kernel.to_vec(),
+        kernel_end: (!kernel.is_empty()).then_some(ChainEnd::Entry),
+        program: program.iter().map(frame).collect(),
+        program_end: Some(end),
+    }
+}
+
+/// This very program, with symbols: its file, build id, and the offset of `main` in it.
+struct Program {
+    file: PathBuf,
+    build_id: String,
+    main: u64,
+}
+
+impl Program {
+    fn own() -> Self {
+        let file = std::env::current_exe().unwrap();
+        let bytes = fs::read(&file).unwrap();
+        let elf = object::File::parse(&*bytes).unwrap();
+        let main = elf.symbols().find(|one| one.name() == Ok("main")).unwrap();
+        let segment = elf
+            .segments()
+            .find(|one| (one.address()..one.address() + one.size()).contains(&main.address()));
+        let segment = segment.unwrap();
+        let id = elf.build_id().unwrap().unwrap_or_default();
+        Self {
+            build_id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            main: main.address() - segment.address() + segment.file_range().0,
+            file,
+        }
+    }
+}
+
+/// A folder with a profile, the kernel's names and a guest's root.
+struct Place(TempDir);
+
+impl Place {
+    fn new(records: &[Record]) -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        fs::create_dir_all(place.path("root/usr/bin")).unwrap();
+        fs::write(place.path("kallsyms"), KERNEL).unwrap();
+        let mut header = header();
+        header.events.truncate(1);
+        let mut writer = ProfileWriter::new(Vec::new(), &header).unwrap();
+        for record in records {
+            writer.write(record).unwrap();
+        }
+        fs::write(place.path("umpire.data"), writer.finish(5).unwrap()).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn options(&self) -> ReportOptions {
+        ReportOptions {
+            profile: ProfileChoice {
+                input: self.path("umpire.data"),
+                symbols: Some(self.path("kallsyms")),
+                kaslr_offset: 0,
+                symfs: Some(self.path("root")),
+                event: None,
+                vcpus: None,
+                cores: None,
+            },
+            sort: None,
+            children: Some(false),
+            graph: None,
+            percent_limit: 0.0,
+            folded: false,
+            flamegraph: None,
+            firefox: None,
+            weight: Weight::Samples,
+            json: false,
+        }
+    }
+
+    fn report(&self, change: impl FnOnce(&mut ReportOptions)) -> String {
+        let mut options = self.options();
+        change(&mut options);
+        let mut out = Vec::new();
+        report(&options, &mut out, &mut Vec::new()).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    /// The lines of a report that are rows, with single spaces.
+    fn rows(&self, change: impl FnOnce(&mut ReportOptions)) -> Vec<String> {
+        let text = self.report(change);
+        let rows = text.lines().filter(|line| !line.starts_with('#'));
+        rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect()
+    }
+
+    fn script(&self, fields: Option<&str>, json: bool) -> String {
+        let options = ScriptOptions {
+            profile: self.options().profile,
+            fields: fields.map(|fields| fields.parse().unwrap()),
+            json,
+        };
+        let mut out = Vec::new();
+        script(&options, &mut out, &mut Vec::new()).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+}
+
+/// Samples of two threads and one of nobody; `main` is where they say.
+fn records(main: u64, build_id: &str) -> Vec<Record> {
+    let none = CallChain::default;
+    vec![
+        // The numbers are told later, and twice.
+        user(START + main, 1, 11, none()),
+        user(START + main + 1, 2, 11, none()),
+        thread(1, 40, 40, "main"),
+        thread(2, 40, 40, "main"),
+        mapped(11, "/usr/bin/prog", build_id),
+        thread(3, 40, 41, "helper"),
+        kernel(CLEAR, 3, none()),
+        kernel(MODULE, 3, none()),
+        user(0x1234, 3, 0, none()),
+        user(0x1234, 0, 0, none()),
+    ]
+}
+
+#[test]
+fn samples_are_of_tasks_files_and_symbols() {
+    let program = Program::own();
+    let place = Place::new(&records(program.main, &program.build_id));
+    fs::copy(&program.file, place.path("root/usr/bin/prog")).unwrap();
+    let expected = [
+        "33.33% 2 main prog [.] main",
+        "16.67% 1 [unknown] [unknown] [.] [user cr3=0x1000]",
+        "16.67% 1 helper [kernel.kallsyms] [k] clear_page",
+        "16.67% 1 helper [nf_tables] [k] nft_do_chain",
+        "16.67% 1 helper [unknown] [.] [unknown]",
+    ];
+    assert_eq!(place.rows(|_| {}), expected);
+    let sorted = |keys: &str| place.rows(|options| options.sort = keys.parse().ok());
+    assert_eq!(
+        sorted("pid,tid"),
+        [
+            "50.00% 3 40:main 41:helper",
+            "33.33% 2 40:main 40:main",
+            "16.67% 1 [unknown] [unknown]"
+        ]
+    );
+    assert_eq!(
+        sorted("dso,vcpu"),
+        [
+            "33.33% 2 [unknown] 7/0",
+            "33.33% 2 prog 7/0",
+            "16.67% 1 [kernel.kallsyms] 7/0",
+            "16.67% 1 [nf_tables] 7/0"
+        ]
+    );
+    let json = place.report(|options| options.json = true);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let row = &json["events"][0]["rows"][0];
+    assert_eq!(
+        (&row["comm"], &row["dso"]),
+        (&"main".into(), &"prog".into())
+    );
+    assert_eq!(row["symbol"], "main");
+}
+
+/// What is known without the guest's files, and what to do for more.
+#[test]
+fn without_files_the_symbols_of_programs_are_unknown() {
+    let place = Place::new(&records(0x1000, ""));
+    let text = place.report(|options| options.profile.symfs = None);
+    assert!(text.contains("# Hint: give --symfs DIR"), "{text}");
+    let rows = place.rows(|options| options.profile.symfs = None);
+    assert_eq!(rows[0], "33.33% 2 main prog [.] [unknown]");
+    let folded = place.report(|options| options.folded = true);
+    let expected = "\
+[unknown];[user cr3=0x1000] 1
+helper;[unknown] 1
+helper;clear_page_[k] 1
+helper;nft_do_chain [nf_tables]_[k] 1
+main;[unknown] 2
+";
+    assert_eq!(folded, expected);
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named_with_the_reason() {
+    fn check(build_id: &str, deleted: bool, make: impl FnOnce(&Path), expected: &str) {
+        let mut all = records(0x1000, build_id);
+        for record in &mut all {
+            if let Record::Described(Described::Mapping(mapping)) = record {
+                mapping.deleted = deleted;
+            }
+        }
+        let place = Place::new(&all);
+        make(&place.path("root/usr/bin/prog"));
+        let text = place.report(|_| {});
+        let line = text.lines().find(|line| line.contains("/usr/bin/prog"));
+        let line = line.unwrap_or_else(|| panic!("{text}"));
+        assert!(
+            line.starts_with("# Warning: symbols of /usr/bin/prog"),
+            "{line}"
+        );
+        assert!(line.contains(expected), "{line}");
+    }
+    let own = |path: &Path| {
+        fs::copy(Program::own().file, path).unwrap();
+    };
+    check("", false, |_| {}, "No such file");
+    check("", true, own, "removed or replaced");
+    check("00ff", false, own, "the guest ran 00ff");
+    check(
+        "",
+        false,
+        |path| fs::write(path, "text").unwrap(),
+        "damaged ELF",
+    );
+    check(
+        "",
+        false,
+        |path| fs::create_dir(path).unwrap(),
+        "no regular file",
+    );
+    // Nothing leaves the folder: the link leads nowhere within it.
+    let outside = Program::own().file;
+    let link = |path: &Path| std::os::unix::fs::symlink(&outside, path).unwrap();
+    check("", false, link, "No such file");
+}
+
+#[test]
+fn no_name_leaves_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("root");
+    fs::create_dir_all(root.join("etc")).unwrap();
+    fs::write(folder.path().join("secret"), "").unwrap();
+    fs::write(root.join("etc/inside"), "").unwrap();
+    std::os::unix::fs::symlink("/etc/inside", root.join("link")).unwrap();
+    std::os::unix::fs::symlink("../../..", root.join("etc/up")).unwrap();
+    let symfs = symfs::Symfs::open(&root).unwrap();
+    for inside in ["/link", "link", "/etc/up/etc/inside", "/../../etc/inside"] {
+        symfs.file(inside).unwrap();
+    }
+    for outside in [
+        "/../secret",
+        "../secret",
+        "/etc/up/../secret",
+        "/proc/self/exe",
+        "",
+    ] {
+        symfs.file(outside).unwrap_err();
+    }
+}
+
+fn with_callers() -> Place {
+    let program = Program::own();
+    let main = START + program.main;
+    let outer = |end| chain(&[], &[main + 1, 0x99], end);
+    let through = chain(&[CLEAR, SYSCALL], &[main + 2, 0x99], ChainEnd::Outermost);
+    let place = Place::new(&[
+        thread(1, 40, 40, "prog"),
+        mapped(11, "/usr/bin/prog", &program.build_id),
+        user(main + 1, 1, 11, outer(ChainEnd::Outermost)),
+        kernel(CLEAR, 1, through.clone()),
+        kernel(CLEAR, 1, through),
+        user(main + 1, 1, 11, chain(&[], &[main + 1], ChainEnd::Broken)),
+    ]);
+    fs::copy(&program.file, place.path("root/usr/bin/prog")).unwrap();
+    place
+}
+
+#[test]
+fn callers_have_rows_and_trees() {
+    let place = with_callers();
+    let rows = place.rows(|options| options.children = None);
+    let expected = [
+        "100.00% 50.00% 2 prog prog [.] main",
+        "75.00% 0.00% 0 prog prog [.] [unknown]",
+        "50.00% 50.00% 2 prog [kernel.kallsyms] [k] clear_page",
+        "50.00% 0.00% 0 prog [kernel.kallsyms] [k] do_syscall_64",
+        "25.00% 0.00% 0 prog [unknown] [.] [broken chain]",
+    ];
+    assert_eq!(rows, expected);
+    let text = place.report(|options| {
+        options.children = Some(true);
+        options.graph = Some(GraphOrder::Caller);
+    });
+    let expected = "
+   100.00%  50.00%        2  prog     prog               [.] main
+            |
+            ---main
+               |
+                --50.00%--do_syscall_64
+                          clear_page
+
+";
+    assert!(text.contains(expected), "{text}");
+    let text = place.report(|options| options.graph = Some(GraphOrder::Callee));
+    let expected = "
+            |
+            ---clear_page
+               do_syscall_64
+               main
+               [unknown]
+
+";
+    assert!(text.contains(expected), "{text}");
+    let expected = "
+            |
+            ---main
+               |
+               |--25.00%--[unknown]
+               |
+                --25.00%--[broken chain]
+
+";
+    assert!(text.contains(expected), "{text}");
+    let json = place.report(|options| {
+        options.json = true;
+        options.children = None;
+        options.graph = Some(GraphOrder::Caller);
+    });
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let row = &json["events"][0]["rows"][0];
+    assert_eq!(
+        (&row["children"], &row["overhead"]),
+        (&100.0.into(), &50.0.into())
+    );
+    assert_eq!(row["chains"][0]["then"][0]["symbol"], "do_syscall_64");
+}
+
+#[test]
+fn stacks_have_callers() {
+    let place = with_callers();
+    let expected = "\
+prog;[broken chain];main 1
+prog;[unknown];main 1
+prog;[unknown];main;do_syscall_64_[k];clear_page_[k] 2
+";
+    assert_eq!(place.report(|options| options.folded = true), expected);
+    let path = place.path("out.json");
+    place.report(|options| options.firefox = Some(path.clone()));
+    let text = fs::read_to_string(path).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let thread = &json["threads"][0];
+    assert_eq!(
+        (&thread["pid"], &thread["tid"]),
+        (&"40".into(), &"40".into())
+    );
+    assert_eq!(thread["processName"], "main");
+    assert!(text.contains("do_syscall_64"));
+}
+
+#[test]
+fn a_script_has_callers() {
+    let place = with_callers();
+    let text = place.script(None, false);
+    let expected = format!(
+        "            prog 40/40 7/0 [000]     0.000000:       1000 cycles:
+\tffffffff81001010 clear_page+0x10 ([kernel.kallsyms])
+\tffffffff81002020 do_syscall_64+0x20 ([kernel.kallsyms])
+\t{:>16x} main+0x2 (/usr/bin/prog)
+\t              99 [unknown] (/usr/bin/prog)
+
+",
+        START + Program::own().main + 2
+    );
+    assert!(text.contains(&expected), "{text}");
+    assert!(
+        text.contains("\t                 [broken chain]\n"),
+        "{text}"
+    );
+    let text = place.script(Some("comm,tid,sym"), false);
+    assert!(
+        text.contains("            prog 40 clear_page+0x10 ([kernel])\n"),
+        "{text}"
+    );
+    let json = place.script(None, true);
+    let line: serde_json::Value = serde_json::from_str(json.lines().nth(1).unwrap()).unwrap();
+    assert_eq!((&line["comm"], &line["pid"]), (&"prog".into(), &40.into()));
+    assert_eq!(line["callchain"][2]["symbol"], "main");
+    assert_eq!(line["callchain"][2]["dso"], "/usr/bin/prog");
+}

@@ -1,0 +1,171 @@
+//! What the numbers of tasks and mappings in samples stand for.
+
+use std::collections::HashMap;
+
+use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
+
+/// A thread of the guest; equal descriptions are one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId(u32);
+
+/// A file that programs have mapped, or what perf names so: `[vdso]`. The first is that of
+/// which nothing is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId(u32);
+
+impl FileId {
+    /// The one of which nothing is known.
+    pub const UNKNOWN: Self = Self(0);
+}
+
+/// What is known of a mapped file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FileInfo {
+    /// As the guest names it; empty if it is not known.
+    pub name: String,
+    /// Its GNU build id in hexadecimal digits; empty: not known.
+    pub build_id: String,
+    /// The guest has no such file any more.
+    pub deleted: bool,
+    /// Device, inode and generation.
+    pub inode: (u32, u64, u32),
+}
+
+impl FileInfo {
+    /// The whole name as perf prints it.
+    #[must_use]
+    pub fn shown(&self) -> &str {
+        match self.name.as_str() {
+            "" => "[unknown]",
+            name => name,
+        }
+    }
+
+    /// The last part of its name, as perf prints it in a column; the whole of a name that is
+    /// no file's.
+    #[must_use]
+    pub fn short(&self) -> &str {
+        if self.is_file() {
+            let last = self.name.rsplit('/').find(|part| !part.is_empty());
+            last.unwrap_or("/")
+        } else {
+            self.shown()
+        }
+    }
+
+    /// It is a file, not something that the kernel has mapped without one.
+    #[must_use]
+    pub fn is_file(&self) -> bool {
+        self.name.starts_with('/') && !self.name.starts_with("//")
+    }
+}
+
+/// Tasks and mappings of a profile.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    tasks: Vec<TaskInfo>,
+    task_numbers: HashMap<u64, TaskId>,
+    known_tasks: HashMap<TaskInfo, TaskId>,
+    mappings: HashMap<u64, (MappingInfo, FileId)>,
+    files: Vec<FileInfo>,
+    known_files: HashMap<FileInfo, FileId>,
+}
+
+impl Default for Programs {
+    fn default() -> Self {
+        Self {
+            tasks: Vec::new(),
+            task_numbers: HashMap::new(),
+            known_tasks: HashMap::new(),
+            mappings: HashMap::new(),
+            files: vec![FileInfo::default()],
+            known_files: HashMap::from([(FileInfo::default(), FileId::UNKNOWN)]),
+        }
+    }
+}
+
+impl Programs {
+    /// Takes a description in. A number that has one keeps it.
+    pub fn add(&mut self, described: Described) {
+        match described {
+            Described::Task(mut task) => {
+                let number = std::mem::take(&mut task.number);
+                let tasks = &mut self.tasks;
+                let id = *self.known_tasks.entry(task).or_insert_with_key(|task| {
+                    tasks.push(task.clone());
+                    TaskId(index(tasks.len() - 1))
+                });
+                self.task_numbers.entry(number).or_insert(id);
+            }
+            Described::Mapping(mapping) => {
+                let file = FileInfo {
+                    name: mapping.name.clone(),
+                    build_id: mapping.build_id.to_ascii_lowercase(),
+                    deleted: mapping.deleted,
+                    inode: (mapping.device, mapping.inode, mapping.generation),
+                };
+                let files = &mut self.files;
+                let id = *self.known_files.entry(file).or_insert_with_key(|file| {
+                    files.push(file.clone());
+                    FileId(index(files.len() - 1))
+                });
+                let number = mapping.number;
+                self.mappings.entry(number).or_insert((mapping, id));
+            }
+        }
+    }
+
+    /// No task is described.
+    #[must_use]
+    pub fn has_no_tasks(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// The task with this number in samples.
+    #[must_use]
+    pub fn task(&self, number: u64) -> Option<TaskId> {
+        self.task_numbers.get(&number).copied()
+    }
+
+    /// What is known of a task of this profile; its number is 0.
+    #[must_use]
+    pub fn task_info(&self, task: TaskId) -> Option<&TaskInfo> {
+        self.tasks.get(task.0 as usize)
+    }
+
+    /// All tasks; their numbers are 0.
+    #[must_use]
+    pub fn tasks(&self) -> &[TaskInfo] {
+        &self.tasks
+    }
+
+    /// The mapping with this number in samples, and its file.
+    #[must_use]
+    pub fn mapping(&self, number: u64) -> Option<(&MappingInfo, FileId)> {
+        let found = self.mappings.get(&number);
+        found.map(|(mapping, file)| (mapping, *file))
+    }
+
+    /// All mappings, in no order, and their files.
+    pub fn mappings(&self) -> impl Iterator<Item = (&MappingInfo, FileId)> {
+        self.mappings
+            .values()
+            .map(|(mapping, file)| (mapping, *file))
+    }
+
+    /// What is known of a file of this profile.
+    #[must_use]
+    pub fn file(&self, file: FileId) -> &FileInfo {
+        &self.files[(file.0 as usize).min(self.files.len() - 1)]
+    }
+
+    /// All files.
+    pub fn files(&self) -> impl Iterator<Item = (FileId, &FileInfo)> {
+        (0u32..).map(FileId).zip(&self.files)
+    }
+}
+
+/// No profile has more than 2^32 descriptions in memory.
+fn index(position: usize) -> u32 {
+    u32::try_from(position).unwrap_or(u32::MAX)
+}
