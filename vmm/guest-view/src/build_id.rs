@@ -13,7 +13,7 @@ const MAGIC: [u8; 7] = *b"\x7fELF\x02\x01\x01";
 /// Bytes of `Elf64_Ehdr`, `Elf64_Phdr` and `Elf64_Nhdr`.
 const HEADER: usize = 64;
 const SEGMENT: usize = 56;
-const NOTE: u64 = 12;
+const NOTE: usize = 12;
 /// Most segments and notes that are looked at; files have some ten of each at most.
 const MOST_SEGMENTS: u16 = 32;
 const MOST_NOTES: usize = 16;
@@ -96,10 +96,10 @@ impl FileStart<'_> {
     fn build_id(&self, mut at: u64, bytes: u64, align: u64) -> Option<BuildId> {
         let end = at.checked_add(bytes)?;
         for _ in 0..MOST_NOTES {
-            let header: [u8; NOTE as usize] = self.array(at)?;
+            let header: [u8; NOTE] = self.array(at)?;
             let part = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
             let (name, content, kind) = (u64::from(part(0)), u64::from(part(4)), part(8));
-            let named = at.checked_add(NOTE)?;
+            let named = at.checked_add(NOTE as u64)?;
             let start = named.checked_add(name)?.checked_next_multiple_of(align)?;
             let behind = start.checked_add(content)?;
             if behind > end {

@@ -5,6 +5,7 @@ use std::fmt;
 
 use crate::build_id::{self, BuildId};
 use crate::chain::{Chain, Program};
+use crate::lines::Lines;
 use crate::mapping::{File, Mapping, Path};
 use crate::memory::GuestMemory;
 use crate::paging::Paging;
@@ -15,22 +16,23 @@ use crate::unknown::Unknown;
 use crate::unwind::{Entered, Unwinder};
 use crate::view::KernelView;
 
-/// Most bytes that a look reads of the kernel, and as many of a program: far more than a
-/// chain of [`DEPTH`](crate::DEPTH) frames takes.
-const BUDGET: usize = 1 << 20;
-/// Most bytes of a program that are read for a build id.
+/// Most bytes that a look reads: far more than a chain of [`DEPTH`](crate::DEPTH) frames
+/// takes.
+const BUDGET: usize = 2 << 20;
+/// Most bytes that are read for a name, and of the program for a build id.
+const NAME_BUDGET: usize = 256 << 10;
 const BUILD_ID_BUDGET: usize = 64 << 10;
 /// Mappings of one file that are looked at for that of its start: before code there are few.
 const PARTS: usize = 8;
 /// Mappings that one look remembers.
 const REMEMBERED: usize = 4;
 
-/// One look at a guest that stands still, or whose vCPU does: a page is looked up once, and
-/// a mapping, too.
+/// One look at a guest that stands still, or whose vCPU does. It keeps what it has read, and
+/// so is of one moment: for another one there is another look.
 pub struct Look<'a> {
     view: &'a KernelView,
     memory: &'a dyn GuestMemory,
-    space: Space<'a>,
+    lines: Lines<'a>,
     mappings: RefCell<[Option<(ProgramMemory, Mapping)>; REMEMBERED]>,
     next: Cell<usize>,
 }
@@ -50,10 +52,20 @@ impl<'a> Look<'a> {
         Self {
             view,
             memory,
-            space: Space::new(memory, view.kernel.paging, BUDGET),
+            lines: Lines::of(memory, BUDGET),
             mappings: RefCell::new([None; REMEMBERED]),
             next: Cell::new(0),
         }
+    }
+
+    /// The kernel's memory.
+    fn kernel(&self) -> Space<'_> {
+        Space::new(&self.lines, self.view.kernel.paging, BUDGET)
+    }
+
+    /// The kernel's memory as it is now.
+    fn kernel_now(&self) -> Space<'_> {
+        Space::new(self.memory, self.view.kernel.paging, NAME_BUDGET)
     }
 
     /// The task that runs on the kernel's processor `cpu`, whose vCPU stands at `at`. Some 20
@@ -65,7 +77,7 @@ impl<'a> Look<'a> {
         let kernel = &*self.view.kernel;
         let layout = kernel.tasks.as_ref().map_err(|_| Unknown::Types)?;
         let area = kernel.areas.get(cpu as usize).ok_or(Unknown::Processor)?;
-        layout.current(&self.space, (cpu, *area), at)
+        layout.current(&self.kernel(), (cpu, *area), at)
     }
 
     /// The callers of `at`, into `chain`. Where the kernel runs, the program's part begins
@@ -76,8 +88,9 @@ impl<'a> Look<'a> {
         chain.clear();
         let layout = self.view.kernel.tasks.as_ref().ok();
         let program = if at.mode == Mode::Kernel {
+            let space = self.kernel();
             let unwinder = Unwinder {
-                space: &self.space,
+                space: &space,
                 saved: layout.map(|layout| &layout.saved),
                 stack: task.map_or(0..0, Task::kernel_stack),
                 trampolines: &self.view.kernel.trampolines,
@@ -90,7 +103,7 @@ impl<'a> Look<'a> {
             // In the middle of a switch the stack is the next task's already.
             let is_tasks = |at: &Entered| task.is_none_or(|task| task.has_entered(at));
             let entered = walked.entered.filter(is_tasks).map(|at| at.saved);
-            let of_task = || layout?.of_program(&self.space, task.filter(|_| walked.on_stack)?);
+            let of_task = || layout?.of_program(&space, task.filter(|_| walked.on_stack)?);
             let saved = entered.or_else(of_task);
             saved.as_ref().map(Program::entered)
         } else {
@@ -100,7 +113,7 @@ impl<'a> Look<'a> {
         match (program, memory) {
             (Some(program), Some(memory)) => {
                 let paging = Paging::long_mode(memory.root, self.view.kernel.five_levels);
-                chain.walk_program(&Space::new(self.memory, paging, BUDGET), &program);
+                chain.walk_program(&Space::new(&self.lines, paging, BUDGET), &program);
             }
             (program, _) => chain.no_program(program.as_ref()),
         }
@@ -122,7 +135,7 @@ impl<'a> Look<'a> {
         drop(known);
         let layout = self.view.kernel.mappings.as_ref();
         let layout = layout.map_err(|_| Unknown::Types)?;
-        let found = layout.find(&self.space, program, address)?;
+        let found = layout.find(&self.kernel(), program, address)?;
         let next = self.next.get();
         self.mappings.borrow_mut()[next] = Some((program, found));
         self.next.set((next + 1) % REMEMBERED);
@@ -137,10 +150,11 @@ impl<'a> Look<'a> {
         let kernel = &*self.view.kernel;
         let mappings = kernel.mappings.as_ref().ok()?;
         let tasks = kernel.tasks.as_ref().ok()?;
-        let find = |at| mappings.find(&self.space, program, at).ok();
+        let space = self.kernel_now();
+        let find = |at| mappings.find(&space, program, at).ok();
         let is_there = |mapping: &Mapping| {
-            self.space.forget();
-            let root = tasks.root(&self.space, program.address);
+            space.forget();
+            let root = tasks.root(&space, program.address);
             root == Ok(program.root) && find(mapping.start) == Some(*mapping)
         };
         if !is_there(mapping) {
@@ -168,6 +182,7 @@ impl<'a> Look<'a> {
     /// The name is not known, or the file is not there any more.
     pub fn path(&self, file: &File) -> Result<Path, Unknown> {
         let layout = self.view.kernel.mappings.as_ref();
-        layout.map_err(|_| Unknown::Types)?.path(&self.space, file)
+        let layout = layout.map_err(|_| Unknown::Types)?;
+        layout.path(&self.kernel_now(), file)
     }
 }
