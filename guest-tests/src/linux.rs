@@ -258,6 +258,19 @@ fn add_program(cpio: &mut Cpio<impl Write>, name: &str, file: &Path) -> Result<(
     cpio.bytes(&format!("usr/bin/{name}"), 0o755, script.as_bytes())
 }
 
+/// A program of ours that every guest has in `/usr/bin`: the same bytes.
+///
+/// # Errors
+/// No C compiler.
+///
+/// # Panics
+/// There is no such program.
+pub fn own_program(name: &str) -> Result<Vec<u8>, L1Error> {
+    let mut all = SOURCES.into_iter();
+    let (_, source) = all.find(|(other, _)| *other == name).expect("a program");
+    compile(name, source)
+}
+
 /// Compiles a program: static, with symbols.
 fn compile(name: &str, text: &str) -> Result<Vec<u8>, L1Error> {
     const ADVICE: &str = "a C compiler and the static libc are needed (Debian: gcc and libc6-dev)";

@@ -10,7 +10,7 @@ mod place;
 use std::fmt::Write;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::Builder;
@@ -32,8 +32,7 @@ const MOST_NOTES: usize = 16;
 /// Pages of one step of a search; there is nobody to make room for between two.
 const PAGES: usize = 1 << 16;
 
-/// How often the kernel is looked at again while vCPUs are sampled: it may have other modules,
-/// or be another one.
+/// How often the kernel is looked at again while vCPUs are sampled: it may have other modules.
 const FOLLOW: Duration = Duration::from_secs(1);
 
 /// How long nobody searches a guest in which nothing is found, at most.
@@ -57,8 +56,8 @@ pub(crate) struct VmKernel {
     /// What vCPUs look with, and how often it was another one.
     shown: Mutex<Option<Arc<KernelView>>>,
     version: AtomicU64,
-    /// The CR3 of the last look; 0: there was none lately.
-    looked: AtomicU64,
+    /// A vCPU has looked lately.
+    looked: AtomicBool,
     descriptions: Descriptions,
 }
 
@@ -74,7 +73,7 @@ impl VmKernel {
             found: Mutex::default(),
             shown: Mutex::default(),
             version: AtomicU64::new(0),
-            looked: AtomicU64::new(0),
+            looked: AtomicBool::new(false),
             descriptions,
         });
         let weak = Arc::downgrade(&kernel);
@@ -83,9 +82,9 @@ impl VmKernel {
         Ok(kernel)
     }
 
-    /// A vCPU that runs with `cr3` looks at the guest.
-    fn looks(&self, cr3: u64) {
-        self.looked.store(cr3, Ordering::Relaxed);
+    /// A vCPU looks at the guest.
+    fn looks(&self) {
+        self.looked.store(true, Ordering::Relaxed);
     }
 
     /// What vCPUs look with, if it is not that of `version` any more. Never waits.
@@ -123,18 +122,13 @@ impl VmKernel {
     /// Has vCPUs look with the kernel that runs with `cr3`.
     fn show_present(&self, cr3: u64) {
         let unknown = match self.view(cr3) {
-            Ok((view, is_new)) => {
-                let mut missing = view.missing();
-                let unknown = missing.find(|(what, _)| *what == "tasks").map(|(_, why)| {
-                    format!(
-                        "the kernel {} does not describe its tasks: {why}",
-                        view.release()
-                    )
+            Ok((view, _)) => {
+                let missing = view.missing().find(|(what, _)| *what == "tasks");
+                let unknown = missing.map(|(_, why)| {
+                    let release = view.release();
+                    format!("the kernel {release} does not describe its tasks: {why}")
                 });
-                drop(missing);
-                if is_new || lock(&self.shown).is_none() {
-                    self.show(Some(view));
-                }
+                self.show(Some(view));
                 unknown
             }
             Err(why) => {
@@ -147,11 +141,22 @@ impl VmKernel {
         self.descriptions.set_unknown(unknown);
     }
 
+    /// Has vCPUs look with the modules that the kernel has now.
+    fn refresh(&self) {
+        let ram = Ram(self.vm.memory());
+        let mut found = lock(&self.found);
+        let newer = found.as_ref().and_then(|view| view.refreshed(&ram).ok()?);
+        if let Some(view) = newer {
+            self.show(Some(found.insert(view).clone()));
+        }
+    }
+
     fn describe(&self, news: News, (files, pace): (&mut Files, &mut Pace)) {
         match news {
-            // Several vCPUs ask at once.
-            News::Kernel(cr3) => {
-                if lock(&self.shown).is_none() && pace.may(Instant::now()) {
+            News::Kernel(cr3, version) => {
+                // Several vCPUs ask at once; the others follow.
+                let is_latest = self.version.load(Ordering::Acquire) == version;
+                if is_latest && pace.may(Instant::now()) {
                     self.show_present(cr3);
                     pace.ended(Instant::now(), lock(&self.shown).is_some());
                 }
@@ -205,7 +210,7 @@ fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
         let wait = next.saturating_duration_since(Instant::now());
         let looks = kernel
             .upgrade()
-            .is_some_and(|it| it.looked.load(Ordering::Relaxed) != 0);
+            .is_some_and(|it| it.looked.load(Ordering::Relaxed));
         let told = if looks {
             news.recv_timeout(wait)
         } else {
@@ -221,9 +226,9 @@ fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
         }
         if Instant::now() >= next {
             next = Instant::now() + FOLLOW;
-            let cr3 = kernel.looked.swap(0, Ordering::Relaxed);
-            if cr3 != 0 && lock(&kernel.shown).is_some() {
-                kernel.show_present(cr3);
+            let looked = kernel.looked.swap(false, Ordering::Relaxed);
+            if looked && lock(&kernel.shown).is_some() {
+                kernel.refresh();
             }
         }
     }

@@ -23,8 +23,9 @@ const NAMES: usize = 1 << 14;
 /// What a vCPU has met for the first time.
 #[derive(Debug)]
 pub(super) enum News {
-    /// A guest runs with this CR3, and nobody knows its kernel.
-    Kernel(u64),
+    /// A guest runs with this CR3, and its kernel is not the one that was shown, in this
+    /// version.
+    Kernel(u64, u64),
     /// What runs is not where a kernel of Linux is.
     Elsewhere,
     Task(u64, Task),
@@ -205,7 +206,7 @@ mod tests {
         let (all, news) = Descriptions::new();
         assert_eq!(all.after(0), ProgramsInfo::default());
         for _ in 0..1500 {
-            let number = all.announce(News::Kernel).unwrap_or(0);
+            let number = all.announce(|number| News::Kernel(number, 0)).unwrap_or(0);
             let pending = all.after(0);
             assert!(pending.more, "it is on its way");
             all.add(task(number));
@@ -239,7 +240,7 @@ mod tests {
     #[test]
     fn without_room_there_is_no_number() {
         let (all, _news) = Descriptions::new();
-        let given = (0..2 * WAITING).filter_map(|_| all.announce(News::Kernel));
+        let given = (0..2 * WAITING).filter_map(|_| all.announce(|number| News::Kernel(number, 0)));
         assert_eq!(given.count(), WAITING);
         assert_eq!(all.pending.load(Ordering::Relaxed), WAITING as u64);
     }

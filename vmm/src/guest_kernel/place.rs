@@ -13,7 +13,8 @@ use pmu_virt::perfmon::Wish;
 use super::described::{Descriptions, News};
 use super::{Ram, VmKernel};
 
-/// How long a vCPU waits before it asks again for a kernel, or for its number there.
+/// How long a vCPU waits before it asks again for a kernel, or for its number there, and
+/// before it makes sure that the kernel is still the one that runs.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Tasks, and mappings, whose numbers a vCPU remembers.
 const REMEMBERED: usize = 4096;
@@ -26,6 +27,8 @@ pub(crate) struct VcpuLook {
     /// The kernel, and which one that is.
     view: Option<Arc<KernelView>>,
     version: u64,
+    /// It is looked with for the first time.
+    is_new: bool,
     /// What the kernel calls the vCPU.
     processor: Option<u32>,
     /// Nobody is asked for what is missing before.
@@ -43,6 +46,7 @@ impl VcpuLook {
             apic_id,
             view: None,
             version: 0,
+            is_new: true,
             processor: None,
             next: None,
             chain: Chain::with_depth(MOST_FRAMES),
@@ -62,15 +66,20 @@ impl VcpuLook {
         (self.place.task, self.place.mapping) = (0, 0);
         self.place.chain.clear();
         let at = registers(regs, sregs);
-        self.kernel.looks(at.cr3);
+        self.kernel.looks();
         self.follow();
         let kernel = Arc::clone(&self.kernel);
+        let ram = Ram(kernel.vm.memory());
+        let asks = self.may_ask();
+        if asks {
+            self.view.take_if(|view| !view.is_current(&ram, at.cr3));
+        }
         let Some(view) = self.view.clone() else {
             // Before it has page tables of its own a kernel is not where it will be.
             let is_begun = at.mode != Mode::Kernel || at.rip >> 63 != 0;
-            if self.may_ask() {
+            if asks {
                 let news = if is_begun {
-                    News::Kernel(at.cr3)
+                    News::Kernel(at.cr3, self.version)
                 } else {
                     News::Elsewhere
                 };
@@ -78,8 +87,8 @@ impl VcpuLook {
             }
             return;
         };
-        let ram = Ram(kernel.vm.memory());
-        if self.processor.is_none() && self.may_ask() {
+        if self.processor.is_none() && (asks || self.is_new) {
+            self.is_new = false;
             self.processor = view.processor(&ram, self.apic_id);
         }
         let look = Look::at(&view, &ram);
@@ -117,6 +126,7 @@ impl VcpuLook {
         *self = Self {
             view,
             version,
+            next: self.next,
             ..Self::new(Arc::clone(&self.kernel), self.apic_id)
         };
     }

@@ -1,0 +1,155 @@
+//! `umpire record -a -g` beside a real Linux guest: its samples belong to processes, files and
+//! functions of the guest, which knows nothing of it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use guest_tests::linux::{LinuxImage, Script, UnderUmpire, own_program};
+use serde_json::Value;
+
+/// Two programs compute, one in a known function, one in the kernel; a third is in a module.
+const START: &str = "insmod /lib/modules/msr.ko; walk compute >/tmp/compute & echo compute $!; \
+                     walk kernel >/tmp/kernel & echo kernel $!; walk module >/tmp/module & \
+                     echo module $!; sleep 1; cat /tmp/compute";
+const RECORD: &str =
+    "echo host: record -a -g --for 8s -o /l1/out/umpire.data; sleep 10; killall walk";
+const FLAGS: [&str; 8] = [
+    "--cpu-vendor",
+    "intel",
+    "--pmu",
+    "intel-v2",
+    "--cpus",
+    "2",
+    "--counters",
+    "clock",
+];
+
+/// The words that begin with `name` and what follows each of them.
+fn word<'a>(text: &'a str, name: &str) -> &'a str {
+    let mut words = text.split_whitespace().skip_while(|word| *word != name);
+    words
+        .nth(1)
+        .unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
+fn umpire(folder: &Path, arguments: &[&str]) -> String {
+    let output = Command::new(guest_tests::umpire::path())
+        .args(arguments)
+        .args(["-i", "umpire.data", "--symfs", "root"])
+        .current_dir(folder)
+        .output();
+    let output = output.expect("umpire");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The functions of a sample's chain, the innermost first.
+fn chain(sample: &Value) -> Vec<&str> {
+    let frames = sample["callchain"].as_array();
+    frames
+        .into_iter()
+        .flatten()
+        .filter_map(|frame| frame["symbol"].as_str())
+        .collect()
+}
+
+fn check(image: LinuxImage) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path().join("root/usr/bin");
+    fs::create_dir_all(&root).expect("a folder");
+    fs::write(root.join("walk"), own_program("walk").expect("a program")).expect("a file");
+    let guest = UnderUmpire::new(image, &FLAGS).with_kernel_options("nmi_watchdog=0");
+    let log = Script::default()
+        .step("start", START)
+        .step("record", RECORD)
+        .run_on(&guest.with_host(folder.path()));
+    let said = log.of("start");
+    let pid = |name| word(said, name).parse::<u64>().expect("a pid");
+    let pids = ["compute", "kernel", "module"].map(pid);
+    let address = |name| {
+        let digits = word(said, name).trim_start_matches("0x");
+        u64::from_str_radix(digits, 16).expect("an address")
+    };
+    // Only the first program runs these.
+    let computing = address("leaf")..address("middle");
+
+    // In whose function, in whose name: right ones, and all.
+    let mut tally: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
+    let text = umpire(
+        folder.path(),
+        &["script", "-j", "-F", "pid,ip,ring,sym,dso,callchain"],
+    );
+    for line in text.lines() {
+        let sample: Value = serde_json::from_str(line).expect("JSON");
+        if sample["kind"] != "sample" {
+            continue;
+        }
+        let ip = sample["ip"].as_str().and_then(|ip| ip.strip_prefix("0x"));
+        let ip = ip
+            .and_then(|ip| u64::from_str_radix(ip, 16).ok())
+            .expect("an address");
+        let chain = chain(&sample);
+        let mut judge = |what, is_right: bool| {
+            let (right, all) = tally.entry(what).or_default();
+            *right += u32::from(is_right);
+            *all += 1;
+        };
+        let of = |number: usize| sample["pid"] == pids[number];
+        judge("a task is known", !sample["pid"].is_null());
+        if sample["ring"] == "user" && computing.contains(&ip) {
+            let named = sample["dso"] == "/usr/bin/walk"
+                && matches!(sample["symbol"].as_str(), Some("leaf" | "inner"));
+            judge("a program computes", of(0) && named);
+            judge("its callers", chain.join(" ").contains("middle outer main"));
+        }
+        let has = |name: &&str| chain.contains(name);
+        if has(&"__x64_sys_pread64") && sample["ring"] == "kernel" {
+            let module = has(&"msr_read");
+            judge(
+                if module {
+                    "in a module"
+                } else {
+                    "in the kernel"
+                },
+                of(if module { 2 } else { 1 }) && has(&"outer") && has(&"main"),
+            );
+        }
+    }
+    println!("{tally:?}");
+    for what in [
+        "a task is known",
+        "a program computes",
+        "its callers",
+        "in the kernel",
+        "in a module",
+    ] {
+        let (right, all) = tally.get(what).copied().unwrap_or_default();
+        assert!(
+            all >= 20 && right * 100 >= all * 95,
+            "{what}: {right} of {all}"
+        );
+    }
+
+    let report = umpire(
+        folder.path(),
+        &["report", "--no-children", "--sort", "pid,dso,symbol"],
+    );
+    let first = |name: &str| {
+        let rows = report.lines().filter(|line| !line.starts_with('#'));
+        rows.filter(|row| row.contains(name)).count()
+    };
+    assert!(first("leaf") == 1 && first("chacha") >= 1, "{report}");
+}
+
+#[test]
+fn linux_6_1() {
+    check(LinuxImage::fetch().expect("the guest's image"));
+}
+
+#[test]
+fn linux_6_12() {
+    check(LinuxImage::fetch_newer().expect("the guest's image"));
+}
