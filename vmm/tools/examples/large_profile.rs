@@ -6,8 +6,8 @@
 //!
 //! With FILE alone it is reported on, as `umpire report` does.
 //!
-//! It has 8 processes with 4 mapped files each, samples at half a million addresses of kernel
-//! and programs, and chains of FRAMES callers.
+//! It has 8 processes with 4 mapped files each, samples at half a million addresses each of
+//! kernel and programs, few of them hot, and chains of FRAMES callers.
 
 use std::env;
 use std::error::Error;
@@ -16,7 +16,11 @@ use std::io::{self, BufWriter};
 
 use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame};
 use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
-use umpire_tools::profile::{Header, ProfileWriter, Record, Ring, Sample, SampledEvent, Sampling};
+use umpire_tools::profile::stacks::Weight;
+use umpire_tools::profile::{
+    Header, ProfileChoice, ProfileWriter, Record, ReportOptions, Ring, Sample, SampledEvent,
+    Sampling, report,
+};
 
 const TASKS: u64 = 8;
 const FILES: u64 = 4;
@@ -102,7 +106,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         mapping: 100 + at % FILES,
     };
     for number in 0..samples {
-        let (kernel, at) = (random(2) == 0, random(ADDRESSES));
+        // A few places are hot, and most are not.
+        let at = random(ADDRESSES) * random(ADDRESSES) / ADDRESSES * random(ADDRESSES) / ADDRESSES;
+        let kernel = random(2) == 0;
         // Callers differ much less than places.
         let callers = random(64);
         let mut chain = CallChain::default();

@@ -1,7 +1,7 @@
 //! Names of what samples are in: symbols of the guest's kernel, its tasks, and the files and
 //! symbols of its programs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::programs::{FileId, FileInfo, Programs, TaskId};
 use super::record::Sample;
@@ -13,6 +13,10 @@ const MOST_SYMBOLS: usize = 1 << 22;
 /// Most files that warnings name.
 const MOST_WARNINGS: usize = 8;
 
+/// The name of a thread, process or object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WordId(u32);
+
 /// The names that there are for a profile.
 #[derive(Debug, Default)]
 pub struct Names {
@@ -23,6 +27,8 @@ pub struct Names {
     /// Where files of programs are looked for.
     pub symfs: Option<Symfs>,
     files: HashMap<FileId, ProgramFile>,
+    /// Names of threads, processes and objects, in their order.
+    words: Vec<String>,
     warnings: Vec<String>,
 }
 
@@ -37,7 +43,35 @@ impl Names {
             ..Self::default()
         };
         names.read_files();
+        names.words = names.all_words();
         names
+    }
+
+    fn all_words(&self) -> Vec<String> {
+        let tasks = self.programs.tasks().iter();
+        let tasks = tasks.flat_map(|task| [task.comm.clone(), task.process.clone()]);
+        let files = self.programs.files();
+        let files = files.map(|(_, file)| file.short().to_owned());
+        let modules = self.kernel.modules().iter();
+        let modules = modules.map(|module| format!("[{module}]"));
+        let others = ["[unknown]", "[kernel.kallsyms]"].map(str::to_owned);
+        let words = tasks.chain(files).chain(modules).chain(others);
+        let words: BTreeSet<String> = words.collect();
+        words.into_iter().collect()
+    }
+
+    /// The number of a name; numbers are in the order of names.
+    #[must_use]
+    pub fn word(&self, text: &str) -> WordId {
+        let found = self.words.binary_search_by(|word| word.as_str().cmp(text));
+        let index = found.unwrap_or_else(|index| index);
+        WordId(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+
+    /// The name with a number.
+    #[must_use]
+    pub fn text(&self, word: WordId) -> &str {
+        self.words.get(word.0 as usize).map_or("", String::as_str)
     }
 
     fn read_files(&mut self) {

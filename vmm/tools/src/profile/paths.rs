@@ -5,9 +5,10 @@ use perfmon_abi::compact::ChainEnd;
 
 use super::location::CodeLocation;
 use super::names::Names;
+use super::programs::FileId;
 use super::record::{Ring, Sample};
 
-/// Addresses whose location is remembered.
+/// Addresses whose location is remembered at most.
 const MOST_ADDRESSES: usize = 1 << 20;
 /// Stands for the kernel in place of a mapping.
 const KERNEL: u64 = u64::MAX;
@@ -25,21 +26,26 @@ pub enum Callers {
     Kept,
 }
 
+/// The number of a location: maps of small things stay in caches.
+type LocationIndex = u32;
+
 #[derive(Clone, Copy, Debug)]
 struct Node {
     caller: PathId,
-    location: CodeLocation,
+    location: LocationIndex,
 }
 
 /// All paths of a profile.
 #[derive(Debug)]
 pub struct Paths<'a> {
     names: &'a Names,
+    locations: Vec<CodeLocation>,
+    indices: AHashMap<CodeLocation, LocationIndex>,
     /// By address and mapping.
-    locations: AHashMap<(u64, u64), CodeLocation>,
+    places: AHashMap<(u64, u64), LocationIndex>,
     /// Node 0 is that of no location.
     nodes: Vec<Node>,
-    numbers: AHashMap<(PathId, CodeLocation), PathId>,
+    numbers: AHashMap<(PathId, LocationIndex), PathId>,
 }
 
 impl<'a> Paths<'a> {
@@ -48,11 +54,13 @@ impl<'a> Paths<'a> {
     pub fn new(names: &'a Names) -> Self {
         let none = Node {
             caller: PathId::default(),
-            location: CodeLocation::Missing(ChainEnd::Broken),
+            location: 0,
         };
         Self {
             names,
-            locations: AHashMap::new(),
+            locations: Vec::new(),
+            indices: AHashMap::new(),
+            places: AHashMap::new(),
             nodes: vec![none],
             numbers: AHashMap::new(),
         }
@@ -92,7 +100,7 @@ impl<'a> Paths<'a> {
         std::iter::from_fn(move || {
             let node = self.nodes.get(at.0 as usize).filter(|_| at.0 != 0)?;
             at = node.caller;
-            Some(node.location)
+            self.locations.get(node.location as usize).copied()
         })
     }
 
@@ -107,14 +115,15 @@ impl<'a> Paths<'a> {
     fn missing(&mut self, path: PathId, end: Option<ChainEnd>) -> PathId {
         match end {
             Some(end @ (ChainEnd::Depth | ChainEnd::Broken | ChainEnd::NoProgram)) => {
-                self.next(path, CodeLocation::Missing(end))
+                let location = self.index(CodeLocation::Missing(end));
+                self.next(path, location)
             }
             Some(ChainEnd::Outermost | ChainEnd::Entry) | None => path,
         }
     }
 
     /// `path`, and inside it `location`.
-    fn next(&mut self, path: PathId, location: CodeLocation) -> PathId {
+    fn next(&mut self, path: PathId, location: LocationIndex) -> PathId {
         let nodes = &mut self.nodes;
         *self.numbers.entry((path, location)).or_insert_with(|| {
             nodes.push(Node {
@@ -125,42 +134,52 @@ impl<'a> Paths<'a> {
         })
     }
 
-    fn leaf(&mut self, sample: &Sample) -> CodeLocation {
+    fn leaf(&mut self, sample: &Sample) -> LocationIndex {
         match sample.ring {
             Some(Ring::User) => self.program(sample, sample.ip, sample.guest.mapping),
             Some(Ring::Kernel) => self.kernel(sample.ip),
-            None => CodeLocation::of(sample, self.names),
+            None => self.index(CodeLocation::of(sample, self.names)),
         }
     }
 
-    fn kernel(&mut self, address: u64) -> CodeLocation {
-        let names = self.names;
-        self.remembered((address, KERNEL), || CodeLocation::kernel(address, names))
+    fn kernel(&mut self, address: u64) -> LocationIndex {
+        if let Some(index) = self.places.get(&(address, KERNEL)) {
+            return *index;
+        }
+        let location = CodeLocation::kernel(address, self.names);
+        self.remember((address, KERNEL), location)
     }
 
-    fn program(&mut self, sample: &Sample, address: u64, mapping: u64) -> CodeLocation {
-        let names = self.names;
-        if mapping == 0 || mapping == KERNEL {
-            return CodeLocation::program(sample, address, 0, names);
+    fn program(&mut self, sample: &Sample, address: u64, mapping: u64) -> LocationIndex {
+        if mapping != KERNEL
+            && let Some(index) = self.places.get(&(address, mapping))
+        {
+            return *index;
         }
-        let found = || CodeLocation::program(sample, address, mapping, names);
-        match self.remembered((address, mapping), found) {
-            // It is the sample's own.
-            CodeLocation::User(_) | CodeLocation::Program(super::programs::FileId::UNKNOWN, _) => {
-                CodeLocation::program(sample, address, mapping, names)
+        let location = CodeLocation::program(sample, address, mapping, self.names);
+        match location {
+            CodeLocation::Program(file, _) if file != FileId::UNKNOWN && mapping != KERNEL => {
+                self.remember((address, mapping), location)
             }
-            location => location,
+            // It depends on the sample.
+            _ => self.index(location),
         }
     }
 
-    fn remembered(
-        &mut self,
-        place: (u64, u64),
-        find: impl FnOnce() -> CodeLocation,
-    ) -> CodeLocation {
-        if self.locations.len() >= MOST_ADDRESSES {
-            self.locations.clear();
+    fn remember(&mut self, place: (u64, u64), location: CodeLocation) -> LocationIndex {
+        if self.places.len() >= MOST_ADDRESSES {
+            self.places.clear();
         }
-        *self.locations.entry(place).or_insert_with(find)
+        let index = self.index(location);
+        self.places.insert(place, index);
+        index
+    }
+
+    fn index(&mut self, location: CodeLocation) -> LocationIndex {
+        let locations = &mut self.locations;
+        *self.indices.entry(location).or_insert_with(|| {
+            locations.push(location);
+            u32::try_from(locations.len() - 1).unwrap_or(0)
+        })
     }
 }

@@ -227,9 +227,17 @@ impl<R: Read> ProfileReader<R> {
 
     /// Fills `payload` with the next `length` bytes, or those that there are.
     fn read(&mut self, length: usize) -> io::Result<()> {
-        self.payload.clear();
-        let mut part = self.input.by_ref().take(length as u64);
-        part.read_to_end(&mut self.payload)?;
+        self.payload.resize(length, 0);
+        let mut have = 0;
+        while have < length {
+            match self.input.read(&mut self.payload[have..]) {
+                Ok(0) => break,
+                Ok(more) => have += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.payload.truncate(have);
         Ok(())
     }
 }

@@ -1,13 +1,12 @@
 //! Samples that have something in common, added up.
 
-use std::collections::HashMap;
 use std::str::FromStr;
 
 use ahash::AHashMap;
 use thiserror::Error;
 
 use super::location::{CodeLocation, process};
-use super::names::Names;
+use super::names::{Names, WordId};
 use super::paths::{Callers, PathId, Paths};
 use super::programs::TaskId;
 use super::record::{Ring, Sample};
@@ -124,16 +123,16 @@ impl FromStr for SortKeys {
 
 /// What the samples of a row have in common. Fields that are not sorted by are
 /// none.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// The name of the thread.
-    pub comm: Option<String>,
+    pub comm: Option<WordId>,
     /// The process and its name; the inner none is one that is not known.
-    pub pid: Option<Option<(u32, String)>>,
+    pub pid: Option<Option<(u32, WordId)>>,
     /// The thread and its name; the inner none is one that is not known.
-    pub tid: Option<Option<(u32, String)>>,
+    pub tid: Option<Option<(u32, WordId)>>,
     /// What they were taken in.
-    pub dso: Option<String>,
+    pub dso: Option<WordId>,
     /// Where they were taken.
     pub location: Option<CodeLocation>,
     /// VM and vCPU.
@@ -175,15 +174,15 @@ impl Group {
     /// The key of its samples, without their places.
     fn key(&self, keys: &SortKeys, names: &Names) -> Key {
         let info = self.task.and_then(|task| names.programs.task_info(task));
-        let comm = || names.comm(self.task).to_owned();
+        let comm = || names.word(names.comm(self.task));
         Key {
             comm: keys.has(SortKey::Comm).then(comm),
             pid: keys
                 .has(SortKey::Pid)
-                .then(|| info.map(|info| (info.pid, info.process.clone()))),
+                .then(|| info.map(|info| (info.pid, names.word(&info.process)))),
             tid: keys
                 .has(SortKey::Tid)
-                .then(|| info.map(|info| (info.tid, info.comm.clone()))),
+                .then(|| info.map(|info| (info.tid, names.word(&info.comm)))),
             dso: None,
             location: None,
             vcpu: self.vcpu,
@@ -364,8 +363,9 @@ impl SampleTally {
     pub fn rows(&self, keys: &SortKeys, paths: &Paths<'_>, wanted: Rows) -> Vec<SampleRow> {
         let names = paths.names();
         let (with_dso, with_symbol) = (keys.has(SortKey::Dso), keys.has(SortKey::Symbol));
-        let mut objects: AHashMap<CodeLocation, String> = AHashMap::new();
-        let mut rows: HashMap<Key, SampleRow> = HashMap::new();
+        let mut objects: AHashMap<CodeLocation, WordId> = AHashMap::new();
+        let mut numbers: AHashMap<Key, usize> = AHashMap::new();
+        let mut rows: Vec<SampleRow> = Vec::new();
         let mut met: Vec<Key> = Vec::new();
         for (&(group, path), &sum) in &self.sums {
             let common = self.groups[group as usize].key(keys, names);
@@ -373,20 +373,27 @@ impl SampleTally {
             met.clear();
             let depth = if wanted.children { usize::MAX } else { 1 };
             for (inside, location) in (0u32..).zip(paths.outwards(path).take(depth)) {
-                let object = || location.object(names);
+                let object = || names.word(&location.object(names));
                 let key = Key {
-                    dso: with_dso.then(|| objects.entry(location).or_insert_with(object).clone()),
+                    dso: with_dso.then(|| *objects.entry(location).or_insert_with(object)),
                     location: with_symbol.then_some(location),
-                    ..common.clone()
+                    ..common
                 };
                 // A function that calls itself has these samples once.
                 if met.contains(&key) {
                     continue;
                 }
                 if wanted.children {
-                    met.push(key.clone());
+                    met.push(key);
                 }
-                let row = rows.entry(key).or_default();
+                let number = *numbers.entry(key).or_insert_with(|| {
+                    rows.push(SampleRow {
+                        key,
+                        ..SampleRow::default()
+                    });
+                    rows.len() - 1
+                });
+                let row = &mut rows[number];
                 row.total.add(amount);
                 if inside == 0 {
                     row.own.add(amount);
@@ -396,8 +403,6 @@ impl SampleTally {
                 }
             }
         }
-        let with_key = |(key, row)| SampleRow { key, ..row };
-        let mut rows: Vec<SampleRow> = rows.into_iter().map(with_key).collect();
         rows.sort_by(|a, b| {
             let order = |row: &SampleRow| {
                 let (total, own) = (row.total, row.own);

@@ -8,6 +8,7 @@ use super::tree::{Branch, Tree};
 use super::{GraphOrder, Report};
 use crate::profile::facts::{Facts, event_name};
 use crate::profile::location::CodeLocation;
+use crate::profile::names::WordId;
 use crate::profile::reader::Ending;
 use crate::profile::record::{Header, Ring, SampledEvent, Totals};
 use crate::profile::tally::{SampleRow, SampleTally};
@@ -145,7 +146,8 @@ fn line(report: &Report<'_>, tally: &SampleTally, row: &SampleRow) -> ReportLine
         }
         Some(program) => (Some(program.symbol(names)), None, None),
     };
-    let id = |task: &Option<(u32, String)>| task.as_ref().map(|(id, _)| *id);
+    let id = |task: Option<(u32, WordId)>| task.map(|(id, _)| id);
+    let word = |word| names.text(word).to_owned();
     let chains = |order: GraphOrder| Tree::of(report, tally, row, order).branches();
     ReportLine {
         overhead: row.own.percent(tally.all()),
@@ -155,10 +157,10 @@ fn line(report: &Report<'_>, tally: &SampleTally, row: &SampleRow) -> ReportLine
             .looks
             .children
             .then(|| row.total.percent(tally.all())),
-        comm: key.comm.clone(),
-        pid: key.pid.as_ref().map(id),
-        tid: key.tid.as_ref().map(id),
-        dso: key.dso.clone(),
+        comm: key.comm.map(word),
+        pid: key.pid.map(id),
+        tid: key.tid.map(id),
+        dso: key.dso.map(word),
         symbol,
         module,
         address,

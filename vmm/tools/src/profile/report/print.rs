@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use super::Report;
 use super::tree::Tree;
 use crate::profile::facts::{Facts, began, event_name, how_often, scaled};
+use crate::profile::names::WordId;
 use crate::profile::reader::Ending;
 use crate::profile::record::Ring;
 use crate::profile::tally::{SampleRow, SampleTally, SortKey};
@@ -160,15 +161,16 @@ fn cell(key: SortKey, row: &SampleRow, report: &Report<'_>) -> String {
     const NOT_SAMPLED: &str = "not sampled";
     let names = report.paths.names();
     let key_of = &row.key;
-    let task = |task: &Option<(u32, String)>| match task {
-        Some((id, name)) => format!("{id}:{name}"),
+    let word = |word| names.text(word).to_owned();
+    let task = |task: Option<(u32, WordId)>| match task {
+        Some((id, name)) => format!("{id}:{}", names.text(name)),
         None => "[unknown]".to_owned(),
     };
     let text = match key {
-        SortKey::Comm => key_of.comm.clone(),
-        SortKey::Pid => key_of.pid.as_ref().map(task),
-        SortKey::Tid => key_of.tid.as_ref().map(task),
-        SortKey::Dso => key_of.dso.clone(),
+        SortKey::Comm => key_of.comm.map(word),
+        SortKey::Pid => key_of.pid.map(task),
+        SortKey::Tid => key_of.tid.map(task),
+        SortKey::Dso => key_of.dso.map(word),
         SortKey::Symbol => key_of.location.map(|location| {
             // What it is in has a column already.
             let name = match report.looks.keys.has(SortKey::Dso) {

@@ -172,6 +172,12 @@ impl SymbolTable {
         self.symbols.get(index.0).map_or("", |symbol| &symbol.name)
     }
 
+    /// All modules that symbols are of.
+    #[must_use]
+    pub fn modules(&self) -> &[String] {
+        &self.modules
+    }
+
     /// The module of a symbol of this table; none if it is the kernel's.
     #[must_use]
     pub fn module(&self, index: SymbolIndex) -> Option<&str> {
