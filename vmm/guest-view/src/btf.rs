@@ -132,7 +132,7 @@ impl Btf {
 
     fn index(&mut self) -> Option<()> {
         let magic = u16::from_le_bytes([*self.bytes.first()?, *self.bytes.get(1)?]);
-        let header = self.word(4)? as usize;
+        let header = self.u32_at(4)? as usize;
         if magic != MAGIC || self.bytes[2] != 1 || header < HEADER || self.bytes.len() > MOST {
             return None;
         }
@@ -141,8 +141,8 @@ impl Btf {
             let end = start.checked_add(len? as usize)?;
             (end <= self.bytes.len()).then_some((start, end))
         };
-        let (mut at, end) = part(self.word(8), self.word(12))?;
-        let (strings, last) = part(self.word(16), self.word(20))?;
+        let (mut at, end) = part(self.u32_at(8), self.u32_at(12))?;
+        let (strings, last) = part(self.u32_at(16), self.u32_at(20))?;
         // Every string ends inside.
         if strings == last || self.bytes[last - 1] != 0 {
             return None;
@@ -227,8 +227,8 @@ impl Btf {
         let value = found.and_then(|found| {
             (0..found.len()).find_map(|index| {
                 let at = found.at + 12 + 8 * index;
-                let named = self.is_called(self.word(at)?, name);
-                named.then(|| self.word(at + 4)).flatten()
+                let named = self.is_called(self.u32_at(at)?, name);
+                named.then(|| self.u32_at(at + 4)).flatten()
             })
         });
         value.ok_or_else(|| BtfError::Missing(format!("{of}.{name}")))
@@ -295,15 +295,15 @@ impl Btf {
 
     fn raw_member(&self, of: Type, index: usize) -> Option<RawMember> {
         let at = of.at + 12 + 12 * index;
-        let place = self.word(at + 8)?;
+        let place = self.u32_at(at + 8)?;
         let (bit, width) = if of.has_bit_fields() {
             (place & 0xff_ffff, place >> 24)
         } else {
             (place, 0)
         };
         Some(RawMember {
-            name: self.word(at)?,
-            of: self.word(at + 4)?,
+            name: self.u32_at(at)?,
+            of: self.u32_at(at + 4)?,
             bit,
             width,
         })
@@ -324,8 +324,8 @@ impl Btf {
                 | kind::ENUM64
                 | kind::FLOAT => found.third,
                 kind::ARRAY => {
-                    times = times.checked_mul(self.word(found.at + 20)?)?;
-                    id = self.word(found.at + 12)?;
+                    times = times.checked_mul(self.u32_at(found.at + 20)?)?;
+                    id = self.u32_at(found.at + 12)?;
                     continue;
                 }
                 _ => return None,
@@ -358,9 +358,9 @@ impl Btf {
     fn at(&self, at: usize) -> Option<Type> {
         Some(Type {
             at,
-            name: self.word(at)?,
-            info: self.word(at + 4)?,
-            third: self.word(at + 8)?,
+            name: self.u32_at(at)?,
+            info: self.u32_at(at + 4)?,
+            third: self.u32_at(at + 8)?,
         })
     }
 
@@ -371,7 +371,7 @@ impl Btf {
         self.bytes.get(start..end) == Some(name.as_bytes()) && self.bytes.get(end) == Some(&0)
     }
 
-    fn word(&self, at: usize) -> Option<u32> {
+    fn u32_at(&self, at: usize) -> Option<u32> {
         let bytes = self.bytes.get(at..at.checked_add(4)?)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     }

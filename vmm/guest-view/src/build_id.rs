@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use crate::bytes::{u32_at, u64_at};
 use crate::mapping::Mapping;
 use crate::space::Space;
 
@@ -64,17 +65,17 @@ pub(crate) fn read(program: &Space<'_>, first: &Mapping) -> Option<BuildId> {
     if header[..MAGIC.len()] != MAGIC || usize::from(half(&header, 54)) != SEGMENT {
         return None;
     }
-    let segments = word(&header, 32);
+    let segments = u64_at(&header, 32);
     (0..half(&header, 56).min(MOST_SEGMENTS)).find_map(|index| {
         let at = segments.checked_add(u64::from(index) * SEGMENT as u64)?;
         let segment: [u8; SEGMENT] = file.array(at)?;
-        let kind = u32::from_le_bytes([0, 1, 2, 3].map(|byte| segment[byte]));
+        let kind = u32_at(&segment, 0);
         if kind != NOTES {
             return None;
         }
         // Only these have their content in multiples of another number.
-        let align = if word(&segment, 48) == 8 { 8 } else { 4 };
-        file.build_id(word(&segment, 8), word(&segment, 32), align)
+        let align = if u64_at(&segment, 48) == 8 { 8 } else { 4 };
+        file.build_id(u64_at(&segment, 8), u64_at(&segment, 32), align)
     })
 }
 
@@ -97,7 +98,7 @@ impl FileStart<'_> {
         let end = at.checked_add(bytes)?;
         for _ in 0..MOST_NOTES {
             let header: [u8; NOTE] = self.array(at)?;
-            let part = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
+            let part = |at| u32_at(&header, at);
             let (name, content, kind) = (u64::from(part(0)), u64::from(part(4)), part(8));
             let named = at.checked_add(NOTE as u64)?;
             let start = named.checked_add(name)?.checked_next_multiple_of(align)?;
@@ -124,8 +125,4 @@ impl FileStart<'_> {
         let inside = len > 0 && at.checked_add(bytes)? <= self.len;
         (inside && self.program.read(self.start.checked_add(at)?, part)).then_some(id)
     }
-}
-
-fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|byte| bytes[at + byte]))
 }

@@ -115,7 +115,7 @@ impl Chain {
     /// The program's part, by its frame pointers.
     pub(crate) fn walk_program(&mut self, space: &Space<'_>, at: &Program) {
         self.push(at.ip, true, false);
-        let word = at.word();
+        let bytes = at.pointer();
         let (mut below, mut bp) = (at.sp, at.bp);
         let end = loop {
             if self.frames.len() - self.kernel >= self.depth {
@@ -124,8 +124,7 @@ impl Chain {
             let Some(frame) = bp.filter(|bp| *bp != 0) else {
                 break End::Outermost;
             };
-            let outside = frame < below || frame >= PROGRAM || frame % word != 0;
-            if outside || frame - below > PROGRAM {
+            if frame < below || frame >= PROGRAM || frame % bytes != 0 {
                 break End::Direction;
             }
             let Some((caller, back)) = at.frame(space, frame) else {
@@ -138,7 +137,7 @@ impl Chain {
                 break End::NotCode;
             }
             self.push(back, false, true);
-            (below, bp) = (frame + 2 * word, Some(caller));
+            (below, bp) = (frame + 2 * bytes, Some(caller));
         };
         self.program_end = Some(end);
     }
@@ -199,14 +198,14 @@ impl Program {
     }
 
     /// Bytes of a pointer.
-    fn word(&self) -> u64 {
+    fn pointer(&self) -> u64 {
         if self.mode == Mode::User32 { 4 } else { 8 }
     }
 
     /// What a frame pointer leads to: the caller's, and the return address.
     fn frame(&self, space: &Space<'_>, at: u64) -> Option<(u64, u64)> {
         if self.mode == Mode::User32 {
-            let both = space.u64(at)?;
+            let both = space.u64(at).ok()?;
             return Some((both & 0xffff_ffff, both >> 32));
         }
         let both: [u8; 16] = space.array(at)?;

@@ -39,9 +39,9 @@ impl Offsets {
 
 /// The whole table; `None` where it is none, or is not where `note` says.
 pub(crate) fn read(space: &Space<'_>, note: &Note) -> Option<SymbolTable> {
-    let count = space.u32(note.symbol("kallsyms_num_syms")?)?;
+    let count = space.u32(note.symbol("kallsyms_num_syms")?).ok()?;
     let count = usize::try_from(count).ok().filter(|count| *count <= MOST)?;
-    let base = space.u64(note.symbol("kallsyms_relative_base")?)?;
+    let base = space.u64(note.symbol("kallsyms_relative_base")?).ok()?;
     let offsets = space.bytes(note.symbol("kallsyms_offsets")?, 4 * count)?;
     let tokens = Tokens::read(space, note)?;
     let mut names = Names::at(space, note.symbol("kallsyms_names")?);

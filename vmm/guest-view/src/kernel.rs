@@ -123,7 +123,7 @@ fn orc_table(space: &Space<'_>, symbols: &SymbolTable, format: orc::Format) -> O
 
 /// `__per_cpu_offset`, which is written once, before the kernel has a note.
 fn areas(space: &Space<'_>, symbols: &SymbolTable) -> Option<Vec<u64>> {
-    let count = space.u32(symbols.address("nr_cpu_ids")?)?;
+    let count = space.u32(symbols.address("nr_cpu_ids")?).ok()?;
     let count = count.min(MOST_PROCESSORS) as usize;
     let bytes = space.bytes(symbols.address("__per_cpu_offset")?, 8 * count)?;
     let words = bytes.chunks_exact(8);

@@ -17,12 +17,12 @@ impl Types<'_> {
     }
 
     /// A pointer, or another word of the processor's.
-    pub(crate) fn word(self, of: &str, path: &str) -> Result<u64, BtfError> {
+    pub(crate) fn u64(self, of: &str, path: &str) -> Result<u64, BtfError> {
         self.at(of, path, 8)
     }
 
     /// A number of 32 bits.
-    pub(crate) fn half(self, of: &str, path: &str) -> Result<u64, BtfError> {
+    pub(crate) fn u32(self, of: &str, path: &str) -> Result<u64, BtfError> {
         self.at(of, path, 4)
     }
 }

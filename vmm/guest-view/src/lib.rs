@@ -51,6 +51,7 @@
 
 mod btf;
 mod build_id;
+mod bytes;
 mod chain;
 mod frame;
 mod kallsyms;

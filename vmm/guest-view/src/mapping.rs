@@ -7,6 +7,7 @@
 //! and a freed `struct vm_area_struct` looks as before until it is used again.
 
 use crate::btf::{Btf, BtfError, Member};
+use crate::bytes::u64_at;
 use crate::layout::Types;
 use crate::space::Space;
 use crate::task::ProgramMemory;
@@ -164,22 +165,22 @@ impl Node {
     fn slot(&self, bytes: &[u8; NODE], address: u64) -> u64 {
         let last = self.count - 1;
         let holds = |index: &usize| {
-            let pivot = word(bytes, self.pivots + 8 * index);
+            let pivot = u64_at(bytes, self.pivots + 8 * index);
             pivot >= address || pivot == 0 && *index > 0
         };
         let index = (0..last).find(holds).unwrap_or(last);
-        word(bytes, self.slots + 8 * index)
+        u64_at(bytes, self.slots + 8 * index)
     }
 }
 
 impl MappingLayout {
     pub(crate) fn of(btf: &Btf) -> Result<Self, BtfError> {
         let types = Types(btf);
-        let area = |name| types.word("vm_area_struct", name);
+        let area = |name| types.u64("vm_area_struct", name);
         let node = |kind, of| Node::of(types, kind, of);
         Ok(Self {
-            root: types.word("mm_struct", "mm_mt.ma_root")?,
-            vdso: types.word("mm_struct", "context.vdso")?,
+            root: types.u64("mm_struct", "mm_mt.ma_root")?,
+            vdso: types.u64("mm_struct", "context.vdso")?,
             leaf: node("maple_leaf_64", "maple_range_64")?,
             inner: node("maple_range_64", "maple_range_64")?,
             wide: node("maple_arange_64", "maple_arange_64")?,
@@ -190,26 +191,26 @@ impl MappingLayout {
                 offset: area("vm_pgoff")?,
                 file: area("vm_file")?,
                 flags: area("vm_flags")?,
-                file_dentry: types.word("file", "f_path.dentry")?,
-                file_mount: types.word("file", "f_path.mnt")?,
-                file_inode: types.word("file", "f_inode")?,
-                inode_number: types.word("inode", "i_ino")?,
-                inode_generation: types.half("inode", "i_generation")?,
-                inode_super: types.word("inode", "i_sb")?,
-                super_device: types.half("super_block", "s_dev")?,
+                file_dentry: types.u64("file", "f_path.dentry")?,
+                file_mount: types.u64("file", "f_path.mnt")?,
+                file_inode: types.u64("file", "f_inode")?,
+                inode_number: types.u64("inode", "i_ino")?,
+                inode_generation: types.u32("inode", "i_generation")?,
+                inode_super: types.u64("inode", "i_sb")?,
+                super_device: types.u32("super_block", "s_dev")?,
             },
             dentry: Dentry {
-                parent: types.word("dentry", "d_parent")?,
-                name: types.word("dentry", "d_name.name")?,
-                len: types.half("dentry", "d_name.len")?,
-                inode: types.word("dentry", "d_inode")?,
-                hashed: types.word("dentry", "d_hash.pprev")?,
+                parent: types.u64("dentry", "d_parent")?,
+                name: types.u64("dentry", "d_name.name")?,
+                len: types.u32("dentry", "d_name.len")?,
+                inode: types.u64("dentry", "d_inode")?,
+                hashed: types.u64("dentry", "d_hash.pprev")?,
             },
             mount: Mount {
-                parent: types.word("mount", "mnt_parent")?,
-                point: types.word("mount", "mnt_mountpoint")?,
+                parent: types.u64("mount", "mnt_parent")?,
+                point: types.u64("mount", "mnt_mountpoint")?,
                 inner: types.0.member("mount", "mnt")?.offset.into(),
-                root: types.word("vfsmount", "mnt_root")?,
+                root: types.u64("vfsmount", "mnt_root")?,
             },
         })
     }
@@ -223,7 +224,7 @@ impl MappingLayout {
     ) -> Result<Mapping, Unknown> {
         let area = self.area(space, memory, address)?;
         let of = &self.area;
-        let at = |offset: u64| space.word(area.wrapping_add(offset));
+        let at = |offset: u64| space.u64(area.wrapping_add(offset));
         let (start, end) = (at(of.start)?, at(of.end)?);
         // It may have changed while it was looked up.
         if at(of.memory)? != memory.address || !(start..end).contains(&address) {
@@ -237,7 +238,7 @@ impl MappingLayout {
             Some(_) => at(of.offset)?.wrapping_mul(PAGE),
             None => 0,
         };
-        let vdso = space.word(memory.address.wrapping_add(self.vdso))?;
+        let vdso = space.u64(memory.address.wrapping_add(self.vdso))?;
         Ok(Mapping {
             start,
             end,
@@ -251,7 +252,7 @@ impl MappingLayout {
     /// The `struct vm_area_struct` in the tree's slot for `address`.
     fn area(&self, space: &Space<'_>, memory: ProgramMemory, address: u64) -> Result<u64, Unknown> {
         let root = memory.address.wrapping_add(self.root);
-        let mut entry = space.word(root)?;
+        let mut entry = space.u64(root)?;
         // A pointer to a node; a tree of one entry at 0 has none.
         if entry & 3 != 2 || entry <= 4096 {
             return Err(Unknown::NoMapping);
@@ -260,7 +261,7 @@ impl MappingLayout {
             let (kind, at) = (entry >> 3 & 0xf, entry & !(NODE as u64 - 1));
             let bytes: [u8; NODE] = space.array(at).ok_or(Unknown::Unmapped(at))?;
             // A node that was removed is its own parent, the first of its words.
-            if word(&bytes, 0) & !(NODE as u64 - 1) == at {
+            if u64_at(&bytes, 0) & !(NODE as u64 - 1) == at {
                 return Err(Unknown::Inconsistent("mappings"));
             }
             let nodes = [&self.leaf, &self.inner, &self.wide];
@@ -282,10 +283,15 @@ impl MappingLayout {
     }
 
     fn file(&self, space: &Space<'_>, file: u64) -> Result<File, Unknown> {
-        let word = |offset: u64| space.word(file.wrapping_add(offset));
+        let u64_of = |offset: u64| space.u64(file.wrapping_add(offset));
         let of = &self.area;
-        let dentry = word(of.file_dentry)?;
-        self.identity(space, word(of.file_inode)?, dentry, word(of.file_mount)?)
+        let dentry = u64_of(of.file_dentry)?;
+        self.identity(
+            space,
+            u64_of(of.file_inode)?,
+            dentry,
+            u64_of(of.file_mount)?,
+        )
     }
 
     /// The file of the inode at `address` that `dentry` names.
@@ -297,17 +303,17 @@ impl MappingLayout {
         mount: u64,
     ) -> Result<File, Unknown> {
         let of = &self.area;
-        let word = |base: u64, offset: u64| space.word(base.wrapping_add(offset));
-        let half = |base: u64, offset: u64| space.half(base.wrapping_add(offset));
-        let inode = word(address, of.inode_number)?;
-        let named = match word(dentry, self.dentry.inode)? {
+        let u64_of = |base: u64, offset: u64| space.u64(base.wrapping_add(offset));
+        let u32_of = |base: u64, offset: u64| space.u32(base.wrapping_add(offset));
+        let inode = u64_of(address, of.inode_number)?;
+        let named = match u64_of(dentry, self.dentry.inode)? {
             same if same == address => (same, inode),
-            other => (other, word(other, of.inode_number)?),
+            other => (other, u64_of(other, of.inode_number)?),
         };
         Ok(File {
-            device: half(word(address, of.inode_super)?, of.super_device)?,
+            device: u32_of(u64_of(address, of.inode_super)?, of.super_device)?,
             inode,
-            generation: half(address, of.inode_generation)?,
+            generation: u32_of(address, of.inode_generation)?,
             dentry,
             mount,
             address,
@@ -333,33 +339,33 @@ impl MappingLayout {
 
     /// As `__prepend_path` of `fs/d_path.c` makes it.
     fn name(&self, space: &Space<'_>, file: &File) -> Result<Path, Unknown> {
-        let word = |base: u64, offset: u64| space.word(base.wrapping_add(offset));
+        let u64_of = |base: u64, offset: u64| space.u64(base.wrapping_add(offset));
         let of = &self.dentry;
         let mut parts = Vec::new();
         let mut dentry = file.dentry;
         let mut mount = file.mount.wrapping_sub(self.mount.inner);
-        let mut deleted = word(dentry, of.hashed)? == 0;
+        let mut deleted = u64_of(dentry, of.hashed)? == 0;
         for _ in 0..MOST_PARTS {
-            let root = word(mount.wrapping_add(self.mount.inner), self.mount.root)?;
+            let root = u64_of(mount.wrapping_add(self.mount.inner), self.mount.root)?;
             if dentry == root {
-                let parent = word(mount, self.mount.parent)?;
+                let parent = u64_of(mount, self.mount.parent)?;
                 if parent == mount {
                     // A root is in no directory.
                     deleted &= dentry != file.dentry;
                     return Ok(joined(&parts, deleted));
                 }
-                dentry = word(mount, self.mount.point)?;
+                dentry = u64_of(mount, self.mount.point)?;
                 mount = parent;
                 continue;
             }
-            let at = word(dentry, of.name)?;
-            let len = space.half(dentry.wrapping_add(of.len))?;
+            let at = u64_of(dentry, of.name)?;
+            let len = space.u32(dentry.wrapping_add(of.len))?;
             if len > LONGEST_PART {
                 return Err(Unknown::Inconsistent("names"));
             }
             let part = space.bytes(at, len as usize);
             parts.push(part.ok_or(Unknown::Unmapped(at))?);
-            let parent = word(dentry, of.parent)?;
+            let parent = u64_of(dentry, of.parent)?;
             if parent == dentry {
                 // Of no directory: a file in memory, for example.
                 return Ok(joined(&parts, deleted));
@@ -380,10 +386,4 @@ fn joined(parts: &[Vec<u8>], deleted: bool) -> Path {
         name.push('/');
     }
     Path { name, deleted }
-}
-
-fn word(bytes: &[u8; NODE], offset: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[offset..offset + 8]);
-    u64::from_le_bytes(word)
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::btf::{Btf, BtfError, Member};
+use crate::bytes::u32_at;
 use crate::layout::Types;
 use crate::orc::{Format, Table};
 use crate::space::Space;
@@ -26,7 +27,7 @@ const SYMBOL: usize = 24;
 pub(crate) struct Module {
     pub(crate) name: String,
     /// Where its code is.
-    pub(crate) code: Range<u64>,
+    pub(crate) text: Range<u64>,
     pub(crate) symbols: SymbolTable,
     pub(crate) orc: Option<Table>,
     seen: Seen,
@@ -81,8 +82,8 @@ impl ModuleLayout {
         const KALLSYMS: &str = "mod_kallsyms";
         let types = Types(btf);
         // Since 6.4 code has memory of its own; before, it is the first part of all that stays.
-        let (base, size) = match types.word(MODULE, "core_layout.base") {
-            Ok(base) => (base, types.half(MODULE, "core_layout.size")?),
+        let (base, size) = match types.u64(MODULE, "core_layout.base") {
+            Ok(base) => (base, types.u32(MODULE, "core_layout.size")?),
             Err(_) => {
                 let first = types.0.member(MODULE, "mem")?.offset;
                 let number = btf.enumerator("mod_mem_type", "MOD_TEXT")?;
@@ -98,24 +99,24 @@ impl ModuleLayout {
         let members = |format| {
             Ok::<_, BtfError>(OrcMembers {
                 format,
-                count: types.half(MODULE, "arch.num_orcs")?,
-                addresses: types.word(MODULE, "arch.orc_unwind_ip")?,
-                entries: types.word(MODULE, "arch.orc_unwind")?,
+                count: types.u32(MODULE, "arch.num_orcs")?,
+                addresses: types.u64(MODULE, "arch.orc_unwind_ip")?,
+                entries: types.u64(MODULE, "arch.orc_unwind")?,
             })
         };
         Ok(Self {
             head,
             list: types.at(MODULE, "list", 16)?,
             name: types.at(MODULE, "name", 56)?,
-            state: types.half(MODULE, "state")?,
+            state: types.u32(MODULE, "state")?,
             unformed: btf.enumerator("module_state", "MODULE_STATE_UNFORMED")?,
             base,
             size,
-            kallsyms: types.word(MODULE, "kallsyms")?,
-            symtab: types.word(KALLSYMS, "symtab")?,
-            count: types.half(KALLSYMS, "num_symtab")?,
-            strtab: types.word(KALLSYMS, "strtab")?,
-            typetab: types.word(KALLSYMS, "typetab")?,
+            kallsyms: types.u64(MODULE, "kallsyms")?,
+            symtab: types.u64(KALLSYMS, "symtab")?,
+            count: types.u32(KALLSYMS, "num_symtab")?,
+            strtab: types.u64(KALLSYMS, "strtab")?,
+            typetab: types.u64(KALLSYMS, "typetab")?,
             orc: orc.map(members).transpose()?,
         })
     }
@@ -154,7 +155,7 @@ impl ModuleLayout {
         let mut at = self.head;
         for _ in 0..MOST {
             // `next` is the first of the two pointers of a `struct list_head`.
-            at = space.word(at)?;
+            at = space.u64(at)?;
             if at == self.head {
                 return Ok(found);
             }
@@ -166,16 +167,16 @@ impl ModuleLayout {
     /// The module at `address`; `None` while it is being set up.
     fn look(&self, space: &Space<'_>, address: u64) -> Result<Option<Seen>, Unknown> {
         let at = |offset: u64| address.wrapping_add(offset);
-        if space.half(at(self.state))? == self.unformed {
+        if space.u32(at(self.state))? == self.unformed {
             return Ok(None);
         }
-        let names = space.word(at(self.kallsyms))?;
+        let names = space.u64(at(self.kallsyms))?;
         let in_names = |offset: u64| names.wrapping_add(offset);
         let orc = match &self.orc {
             Some(orc) => (
-                space.half(at(orc.count))?,
-                space.word(at(orc.addresses))?,
-                space.word(at(orc.entries))?,
+                space.u32(at(orc.count))?,
+                space.u64(at(orc.addresses))?,
+                space.u64(at(orc.entries))?,
             ),
             None => (0, 0, 0),
         };
@@ -183,12 +184,12 @@ impl ModuleLayout {
         Ok(Some(Seen {
             address,
             name: space.array(name).ok_or(Unknown::Unmapped(name))?,
-            base: space.word(at(self.base))?,
-            size: space.half(at(self.size))?,
-            symtab: space.word(in_names(self.symtab))?,
-            count: space.half(in_names(self.count))?,
-            strtab: space.word(in_names(self.strtab))?,
-            typetab: space.word(in_names(self.typetab))?,
+            base: space.u64(at(self.base))?,
+            size: space.u32(at(self.size))?,
+            symtab: space.u64(in_names(self.symtab))?,
+            count: space.u32(in_names(self.count))?,
+            strtab: space.u64(in_names(self.strtab))?,
+            typetab: space.u64(in_names(self.typetab))?,
             orc,
         }))
     }
@@ -208,7 +209,7 @@ impl ModuleLayout {
         });
         Some(Module {
             name: visible(name),
-            code,
+            text: code,
             symbols: symbols_of(space, &seen)?,
             orc,
             seen,
@@ -223,7 +224,7 @@ impl Module {
         let name = seen.name.split(|byte| *byte == 0).next();
         Self {
             name: visible(name.unwrap_or_default()),
-            code: 0..0,
+            text: 0..0,
             symbols: SymbolTable::default(),
             orc: None,
             seen,
@@ -239,9 +240,11 @@ fn symbols_of(space: &Space<'_>, seen: &Seen) -> Option<SymbolTable> {
     }
     let raw = space.bytes(seen.symtab, SYMBOL * count)?;
     let kinds = space.bytes(seen.typetab, count)?;
-    let part =
-        |symbol: &[u8], at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| symbol[at + byte]));
-    let last = raw.chunks_exact(SYMBOL).map(|symbol| part(symbol, 0)).max();
+
+    let last = raw
+        .chunks_exact(SYMBOL)
+        .map(|symbol| u32_at(symbol, 0))
+        .max();
     let last = last.unwrap_or(0) as usize;
     // The last name ends in its own time.
     let mut text = vec![0; last.checked_add(LONGEST)?.min(MOST_TEXT)];
@@ -249,12 +252,12 @@ fn symbols_of(space: &Space<'_>, seen: &Seen) -> Option<SymbolTable> {
     text.truncate(read);
     let mut table = SymbolTable::default();
     for (symbol, kind) in raw.chunks_exact(SYMBOL).zip(kinds) {
-        let rest = text.get(part(symbol, 0) as usize..)?;
+        let rest = text.get(u32_at(symbol, 0) as usize..)?;
         let rest = &rest[..rest.len().min(LONGEST)];
         let name = rest.split(|byte| *byte == 0).next()?;
         // Also one that is not kept was looked at.
         space.charge(SYMBOL + name.len()).then_some(())?;
-        let address = u64::from(part(symbol, 8)) | u64::from(part(symbol, 12)) << 32;
+        let address = u64::from(u32_at(symbol, 8)) | u64::from(u32_at(symbol, 12)) << 32;
         // The first has no name, as in every ELF file.
         if !name.is_empty() && kind.is_ascii_alphabetic() {
             table.push(space, address, kind, &visible(name))?;

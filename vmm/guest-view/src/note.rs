@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use crate::bytes::u32_at;
 use crate::memory::GuestMemory;
 use crate::paging::Paging;
 
@@ -81,7 +82,7 @@ impl Note {
     #[must_use]
     pub fn read(memory: &dyn GuestMemory, address: u64) -> Option<Self> {
         let header: [u8; HEADER] = memory.array(address)?;
-        let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
+        let word = |at| u32_at(&header, at);
         let bytes = usize::try_from(word(4)).ok()?;
         if word(0) != 11 || word(8) != 0 || header[12..] != NAME[..] || bytes > MOST {
             return None;

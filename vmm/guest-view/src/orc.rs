@@ -31,7 +31,7 @@ pub(crate) enum Base {
 
 /// What lies where the caller's frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Frame {
+pub(crate) enum FrameKind {
     /// Nobody knows.
     Undefined,
     /// This is the outermost frame.
@@ -51,7 +51,7 @@ pub(crate) struct Entry {
     pub(crate) sp_offset: i16,
     pub(crate) bp: Base,
     pub(crate) bp_offset: i16,
-    pub(crate) frame: Frame,
+    pub(crate) kind: FrameKind,
     /// The caller was interrupted at its address, and did not call.
     pub(crate) interrupted: bool,
 }
@@ -122,29 +122,29 @@ impl Format {
         let kind = bits(self.kind.offset, self.kind.width);
         let frame = match is_set(self.end) {
             Some(end) => match (sp, end, kind) {
-                (Base::Undefined, true, _) => Frame::End,
-                (Base::Undefined, false, _) => Frame::Undefined,
-                (_, _, 0) => Frame::Call,
-                (_, _, 1) => Frame::Registers,
-                (_, _, 2) => Frame::Interrupt,
+                (Base::Undefined, true, _) => FrameKind::End,
+                (Base::Undefined, false, _) => FrameKind::Undefined,
+                (_, _, 0) => FrameKind::Call,
+                (_, _, 1) => FrameKind::Registers,
+                (_, _, 2) => FrameKind::Interrupt,
                 _ => return None,
             },
             None => match kind {
-                0 => Frame::Undefined,
-                1 => Frame::End,
-                2 => Frame::Call,
-                3 => Frame::Registers,
-                4 => Frame::Interrupt,
+                0 => FrameKind::Undefined,
+                1 => FrameKind::End,
+                2 => FrameKind::Call,
+                3 => FrameKind::Registers,
+                4 => FrameKind::Interrupt,
                 _ => return None,
             },
         };
-        let by_kind = matches!(frame, Frame::Registers | Frame::Interrupt);
+        let by_kind = matches!(frame, FrameKind::Registers | FrameKind::Interrupt);
         Some(Entry {
             sp,
             sp_offset: i16::from_le_bytes([bytes[0], bytes[1]]),
             bp: base(bits(self.bp, 4))?,
             bp_offset: i16::from_le_bytes([bytes[2], bytes[3]]),
-            frame,
+            kind: frame,
             interrupted: is_set(self.signal).unwrap_or(by_kind),
         })
     }

@@ -19,11 +19,11 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paging {
     cr3: u64,
-    mode: Mode,
+    mode: PagingMode,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum PagingMode {
     Off,
     /// 32-bit entries, two levels; `true` where 4 MiB pages are on.
     Bits32(bool),
@@ -36,13 +36,13 @@ impl Paging {
     #[must_use]
     pub fn of_registers(cr0: u64, cr3: u64, cr4: u64, efer: u64) -> Self {
         let mode = if cr0 & CR0_PG == 0 {
-            Mode::Off
+            PagingMode::Off
         } else if efer & EFER_LMA != 0 {
-            Mode::Levels(if cr4 & CR4_LA57 != 0 { 5 } else { 4 })
+            PagingMode::Levels(if cr4 & CR4_LA57 != 0 { 5 } else { 4 })
         } else if cr4 & CR4_PAE != 0 {
-            Mode::Pae
+            PagingMode::Pae
         } else {
-            Mode::Bits32(cr4 & CR4_PSE != 0)
+            PagingMode::Bits32(cr4 & CR4_PSE != 0)
         };
         Self { cr3, mode }
     }
@@ -50,7 +50,7 @@ impl Paging {
     /// Long mode with the tables at `root`, five levels of them or four.
     #[must_use]
     pub fn long_mode(root: u64, five_levels: bool) -> Self {
-        let mode = Mode::Levels(if five_levels { 5 } else { 4 });
+        let mode = PagingMode::Levels(if five_levels { 5 } else { 4 });
         Self { cr3: root, mode }
     }
 
@@ -60,14 +60,14 @@ impl Paging {
     pub fn map(&self, memory: &dyn GuestMemory, linear: u64) -> Option<Mapped> {
         match self.mode {
             // No rights without paging: as writable pages of CPL 0.
-            Mode::Off => Some(Mapped::by(WRITABLE, linear & 0xffff_ffff, 32)),
-            Mode::Bits32(large) => bits32(memory, self.cr3, linear, large),
-            Mode::Pae => {
+            PagingMode::Off => Some(Mapped::by(WRITABLE, linear & 0xffff_ffff, 32)),
+            PagingMode::Bits32(large) => bits32(memory, self.cr3, linear, large),
+            PagingMode::Pae => {
                 let root = (self.cr3 & 0xffff_ffe0) + 8 * (linear >> 30 & 3);
                 let entry = read64(memory, root)?;
                 walk(memory, entry & ADDRESS, linear, 2)
             }
-            Mode::Levels(levels) => {
+            PagingMode::Levels(levels) => {
                 let bits = 12 + 9 * levels;
                 let sign = linear.cast_signed() >> (bits - 1);
                 // A non-canonical address is mapped nowhere.
@@ -78,6 +78,13 @@ impl Paging {
             }
         }
     }
+}
+
+/// Where the tables at this CR3 are, and where the kernel's beside them are if these are a
+/// program's under page-table isolation (`PTI_USER_PGTABLE_BIT`, `arch/x86/mm/tlb.c`).
+pub(crate) fn tables_of(cr3: u64) -> [u64; 2] {
+    const PROGRAMS: u64 = 0x1000;
+    [cr3 & ADDRESS, cr3 & ADDRESS & !PROGRAMS]
 }
 
 /// What a linear address leads to.

@@ -2,6 +2,7 @@
 //! on its stacks.
 
 use crate::btf::BtfError;
+use crate::bytes::u64_at;
 use crate::layout::Types;
 use crate::space::Space;
 
@@ -92,7 +93,7 @@ impl SavedLayout {
             let is_inside = size <= MOST && offset + 8 <= size;
             is_inside.then_some(offset).ok_or_else(unexpected)
         };
-        let at = |name| inside(types.word(NAME, name)?);
+        let at = |name| inside(types.u64(NAME, name)?);
         // Since 6.9 two bytes, in a union with FRED's.
         let cs = types.0.member(NAME, "cs")?;
         let layout = Self {
@@ -124,7 +125,7 @@ impl SavedLayout {
         if !space.read(address, &mut bytes[..size]) {
             return None;
         }
-        let at = |offset| word(&bytes, offset);
+        let at = |offset| u64_at(&bytes, offset);
         let general = General {
             bp: at(self.bp),
             dx: at(self.dx),
@@ -150,16 +151,10 @@ impl SavedLayout {
 
     fn interrupted(&self, bytes: &[u8; MOST]) -> Saved {
         Saved {
-            ip: word(bytes, self.ip),
-            sp: word(bytes, self.sp),
+            ip: u64_at(bytes, self.ip),
+            sp: u64_at(bytes, self.sp),
             mode: Mode::of_cs(u16::from_le_bytes([bytes[self.cs], bytes[self.cs + 1]])),
             general: None,
         }
     }
-}
-
-fn word(bytes: &[u8; MOST], offset: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[offset..offset + 8]);
-    u64::from_le_bytes(word)
 }

@@ -132,22 +132,16 @@ impl<'a> Space<'a> {
         self.read(linear, &mut bytes).then_some(bytes)
     }
 
-    pub(crate) fn u64(&self, linear: u64) -> Option<u64> {
-        self.array(linear).map(u64::from_le_bytes)
-    }
-
-    pub(crate) fn u32(&self, linear: u64) -> Option<u32> {
-        self.array(linear).map(u32::from_le_bytes)
-    }
-
-    /// A pointer, or another word of the processor's.
-    pub(crate) fn word(&self, linear: u64) -> Result<u64, Unknown> {
-        self.u64(linear).ok_or(Unknown::Unmapped(linear))
+    /// A pointer, or another number of 64 bits.
+    pub(crate) fn u64(&self, linear: u64) -> Result<u64, Unknown> {
+        let bytes = self.array(linear).ok_or(Unknown::Unmapped(linear))?;
+        Ok(u64::from_le_bytes(bytes))
     }
 
     /// A number of 32 bits.
-    pub(crate) fn half(&self, linear: u64) -> Result<u32, Unknown> {
-        self.u32(linear).ok_or(Unknown::Unmapped(linear))
+    pub(crate) fn u32(&self, linear: u64) -> Result<u32, Unknown> {
+        let bytes = self.array(linear).ok_or(Unknown::Unmapped(linear))?;
+        Ok(u32::from_le_bytes(bytes))
     }
 
     /// The `bytes` bytes at `linear`.

@@ -30,7 +30,7 @@ impl fmt::Display for Symbol<'_> {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct NamedAddress {
     address: u64,
     name: u32,
     len: u16,
@@ -40,7 +40,7 @@ struct Entry {
 /// Names by address.
 #[derive(Debug, Default)]
 pub(crate) struct SymbolTable {
-    entries: Vec<Entry>,
+    entries: Vec<NamedAddress>,
     /// Places in `entries`, by address; of one address in the order of `entries`.
     sorted: Vec<u32>,
     text: String,
@@ -60,13 +60,13 @@ impl SymbolTable {
         kind: u8,
         name: &str,
     ) -> Option<()> {
-        let entry = Entry {
+        let entry = NamedAddress {
             address,
             name: u32::try_from(self.text.len()).ok()?,
             len: u16::try_from(name.len()).ok()?,
             kind,
         };
-        if self.entries.len() >= MOST || !space.charge(size_of::<Entry>() + name.len()) {
+        if self.entries.len() >= MOST || !space.charge(size_of::<NamedAddress>() + name.len()) {
             return None;
         }
         self.text.push_str(name);
@@ -117,7 +117,7 @@ impl SymbolTable {
         self.entries.iter().map(|entry| self.symbol(entry))
     }
 
-    fn symbol(&self, entry: &Entry) -> Symbol<'_> {
+    fn symbol(&self, entry: &NamedAddress) -> Symbol<'_> {
         let start = entry.name as usize;
         let end = start + usize::from(entry.len);
         Symbol {

@@ -5,6 +5,7 @@ use std::ops::{Range, RangeInclusive};
 
 use crate::btf::{BitField, BtfError};
 use crate::layout::Types;
+use crate::paging::tables_of;
 use crate::registers::{Mode, Registers, Saved, SavedLayout};
 use crate::space::Space;
 use crate::symbols::SymbolTable;
@@ -14,11 +15,6 @@ use crate::unwind::Entered;
 
 /// `PF_KTHREAD` (`include/linux/sched.h`); programs see it in `/proc/PID/stat`.
 const KERNEL_THREAD: u32 = 0x0020_0000;
-/// Bits of CR3 and of table entries that are an address.
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// `PTI_USER_PGTABLE_BIT` (`arch/x86/mm/tlb.c`): CR3 of a program, under page-table
-/// isolation.
-const PROGRAM_TABLES: u64 = 0x1000;
 /// Bytes of a kernel stack, `THREAD_SIZE`: a power of two, with all debugging the most.
 const STACK: RangeInclusive<u64> = 1 << 12..=1 << 18;
 /// Most bytes of it that are above its first registers (`TOP_OF_KERNEL_STACK_PADDING`).
@@ -134,7 +130,7 @@ impl TaskLayout {
         // 6.2 to 6.14 keep them together; 6.1 and before, and 6.15 on, do not.
         let (current, top_of_stack) = match variable("pcpu_hot") {
             Ok(hot) => {
-                let at = |name| types.word("pcpu_hot", name).map(|at| hot.wrapping_add(at));
+                let at = |name| types.u64("pcpu_hot", name).map(|at| hot.wrapping_add(at));
                 (at("current_task")?, at("top_of_stack")?)
             }
             Err(_) => (
@@ -146,17 +142,17 @@ impl TaskLayout {
             executes: types.0.bit_field(TASK, "in_execve").ok(),
             current,
             top_of_stack,
-            on_cpu: types.half(TASK, "on_cpu")?,
-            cpu: types.half(TASK, "thread_info.cpu")?,
-            flags: types.half(TASK, "flags")?,
-            pid: types.half(TASK, "pid")?,
-            tgid: types.half(TASK, "tgid")?,
+            on_cpu: types.u32(TASK, "on_cpu")?,
+            cpu: types.u32(TASK, "thread_info.cpu")?,
+            flags: types.u32(TASK, "flags")?,
+            pid: types.u32(TASK, "pid")?,
+            tgid: types.u32(TASK, "tgid")?,
             comm: types.at(TASK, "comm", 16)?,
-            mm: types.word(TASK, "mm")?,
-            group_leader: types.word(TASK, "group_leader")?,
-            stack: types.word(TASK, "stack")?,
-            started: types.word(TASK, "start_boottime")?,
-            pgd: types.word("mm_struct", "pgd")?,
+            mm: types.u64(TASK, "mm")?,
+            group_leader: types.u64(TASK, "group_leader")?,
+            stack: types.u64(TASK, "stack")?,
+            started: types.u64(TASK, "start_boottime")?,
+            pgd: types.u64("mm_struct", "pgd")?,
             saved: SavedLayout::of(types)?,
         })
     }
@@ -168,9 +164,9 @@ impl TaskLayout {
         (cpu, area): (u32, u64),
         at: &Registers,
     ) -> Result<Task, Unknown> {
-        let address = space.word(area.wrapping_add(self.current))?;
+        let address = space.u64(area.wrapping_add(self.current))?;
         let member = |offset: u64| address.wrapping_add(offset);
-        let runs = space.half(member(self.cpu))? == cpu && space.half(member(self.on_cpu))? == 1;
+        let runs = space.u32(member(self.cpu))? == cpu && space.u32(member(self.on_cpu))? == 1;
         if !runs {
             return Err(Unknown::Inconsistent("tasks"));
         }
@@ -179,33 +175,30 @@ impl TaskLayout {
             let bytes = space.array(at).ok_or(Unknown::Unmapped(at))?;
             Ok(Comm(bytes))
         };
-        let (pid, tgid) = (
-            space.half(member(self.pid))?,
-            space.half(member(self.tgid))?,
-        );
+        let (pid, tgid) = (space.u32(member(self.pid))?, space.u32(member(self.tgid))?);
         let comm = name(address)?;
         let process = if pid == tgid {
             comm
         } else {
-            name(space.word(member(self.group_leader))?)?
+            name(space.u64(member(self.group_leader))?)?
         };
-        let memory = match space.word(member(self.mm))? {
+        let memory = match space.u64(member(self.mm))? {
             0 => None,
             mm => {
                 let root = self.root(space, mm)?;
                 Some(ProgramMemory { address: mm, root })
             }
         };
-        let top = space.word(area.wrapping_add(self.top_of_stack))?;
-        let stack = space.word(member(self.stack))?;
+        let top = space.u64(area.wrapping_add(self.top_of_stack))?;
+        let stack = space.u64(member(self.stack))?;
         let task = Task {
             address,
             pid,
             tgid,
             comm,
             process,
-            is_kernel: space.half(member(self.flags))? & KERNEL_THREAD != 0,
-            started: space.word(member(self.started))?,
+            is_kernel: space.u32(member(self.flags))? & KERNEL_THREAD != 0,
+            started: space.u64(member(self.started))?,
             memory,
             stack,
             saved: top.wrapping_sub(self.saved.size),
@@ -227,7 +220,7 @@ impl TaskLayout {
 
     /// Guest-physical address of the page tables of the `struct mm_struct` at `mm`.
     pub(crate) fn root(&self, space: &Space<'_>, mm: u64) -> Result<u64, Unknown> {
-        let root = space.word(mm.wrapping_add(self.pgd))?;
+        let root = space.u64(mm.wrapping_add(self.pgd))?;
         space.physical(root).ok_or(Unknown::Unmapped(root))
     }
 
@@ -253,7 +246,6 @@ impl TaskLayout {
 impl ProgramMemory {
     /// A program that runs with this CR3 has this memory.
     fn is_loaded(&self, cr3: u64) -> bool {
-        let tables = cr3 & ADDRESS;
-        tables == self.root || tables == self.root | PROGRAM_TABLES
+        tables_of(cr3).contains(&self.root)
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::frame::End;
-use crate::orc::{Base, Entry, Frame as Found};
+use crate::orc::{Base, Entry, FrameKind};
 use crate::registers::{General, Mode, Registers, Saved, SavedLayout};
 use crate::space::Space;
 
@@ -61,7 +61,7 @@ pub(crate) struct Unwinder<'a> {
     /// Code that returns to an address that a tracer keeps.
     pub(crate) trampolines: &'a [Range<u64>],
     /// Whether there is ORC at an address, and what it says.
-    pub(crate) orc: &'a dyn Fn(u64) -> Table,
+    pub(crate) orc: &'a dyn Fn(u64) -> OrcLookup,
 }
 
 /// The registers of a program that entered the kernel.
@@ -75,7 +75,7 @@ pub(crate) struct Entered {
 }
 
 /// What the kernel's tables have for an address.
-pub(crate) enum Table {
+pub(crate) enum OrcLookup {
     /// It is in no code that is known: a module's that came since, or what the kernel made
     /// itself.
     Elsewhere,
@@ -94,25 +94,27 @@ impl Unwinder<'_> {
             return Err(End::NoTable);
         }
         let entry = match (self.orc)(place) {
-            Table::Entry(entry) => entry,
-            Table::Unknown => return Err(End::NoTable),
-            Table::None => return self.by_frame_pointer(state),
-            Table::Elsewhere => {
+            OrcLookup::Entry(entry) => entry,
+            OrcLookup::Unknown => return Err(End::NoTable),
+            OrcLookup::None => return self.by_frame_pointer(state),
+            OrcLookup::Elsewhere => {
                 state.elsewhere = true;
                 return self.by_frame_pointer(state);
             }
         };
-        match entry.frame {
-            Found::Undefined => return Err(End::NoTable),
-            Found::End => return Err(End::Outermost),
+        match entry.kind {
+            FrameKind::Undefined => return Err(End::NoTable),
+            FrameKind::End => return Err(End::Outermost),
             _ => {}
         }
         let (sp, indirect) = self.caller_sp(state, &entry)?;
         let before = state.sp;
-        let program = match entry.frame {
-            Found::Registers | Found::Interrupt => self.interrupted(state, sp, entry.frame)?,
+        let program = match entry.kind {
+            FrameKind::Registers | FrameKind::Interrupt => {
+                self.interrupted(state, sp, entry.kind)?
+            }
             _ => {
-                state.ip = self.word(sp.wrapping_sub(8))?;
+                state.ip = self.on_stack(sp.wrapping_sub(8))?;
                 state.sp = sp;
                 state.general = None;
                 // On one stack callers are above. Other stacks are reached by what was
@@ -128,8 +130,8 @@ impl Unwinder<'_> {
         }
         state.bp = match entry.bp {
             Base::Undefined => state.general.map_or(state.bp, |general| general.bp),
-            Base::PreviousSp => self.word(offset(sp, entry.bp_offset))?,
-            Base::Bp => self.word(offset(state.bp, entry.bp_offset))?,
+            Base::PreviousSp => self.on_stack(offset(sp, entry.bp_offset))?,
+            Base::Bp => self.on_stack(offset(state.bp, entry.bp_offset))?,
             _ => return Err(End::NoTable),
         };
         state.interrupted = entry.interrupted;
@@ -156,8 +158,8 @@ impl Unwinder<'_> {
         Ok(match entry.sp {
             Base::Sp => (offset(state.sp, by), false),
             Base::Bp => (offset(state.bp, by), false),
-            Base::SpIndirect => (offset(self.word(state.sp)?, by), true),
-            Base::BpIndirect => (self.word(offset(state.bp, by))?, true),
+            Base::SpIndirect => (offset(self.on_stack(state.sp)?, by), true),
+            Base::BpIndirect => (self.on_stack(offset(state.bp, by))?, true),
             Base::R10 => (general()?.r10, true),
             Base::R13 => (general()?.r13, true),
             Base::Di => (general()?.di, true),
@@ -171,11 +173,11 @@ impl Unwinder<'_> {
         &self,
         state: &mut State,
         sp: u64,
-        frame: Found,
+        frame: FrameKind,
     ) -> Result<Option<Entered>, End> {
         let layout = self.saved.ok_or(End::NoTable)?;
         let kernels = (sp >= KERNEL).then_some(sp).ok_or(End::Unreadable)?;
-        let (address, saved) = if frame == Found::Registers {
+        let (address, saved) = if frame == FrameKind::Registers {
             (kernels, layout.whole(self.space, kernels))
         } else {
             let whole = kernels.wrapping_sub(layout.processors_part());
@@ -199,7 +201,10 @@ impl Unwinder<'_> {
         if !state.bp.is_multiple_of(8) || above > MOST_FRAME {
             return Err(End::Direction);
         }
-        let (caller, back) = (self.word(state.bp)?, self.word(state.bp.wrapping_add(8))?);
+        let (caller, back) = (
+            self.on_stack(state.bp)?,
+            self.on_stack(state.bp.wrapping_add(8))?,
+        );
         *state = State {
             ip: back,
             sp: state.bp.wrapping_add(16),
@@ -212,10 +217,10 @@ impl Unwinder<'_> {
         self.check_code(state)
     }
 
-    /// A word of a kernel's stack.
-    fn word(&self, at: u64) -> Result<u64, End> {
+    /// What a kernel's stack has there.
+    fn on_stack(&self, at: u64) -> Result<u64, End> {
         let kernels = (at >= KERNEL).then_some(at);
-        let found = kernels.and_then(|at| self.space.u64(at));
+        let found = kernels.and_then(|at| self.space.u64(at).ok());
         found.ok_or(End::Unreadable)
     }
 }

@@ -11,16 +11,12 @@ use crate::kernel::Kernel;
 use crate::memory::GuestMemory;
 use crate::module::Module;
 use crate::note::Note;
-use crate::paging::Paging;
+use crate::paging::{Paging, tables_of};
 use crate::space::Space;
 use crate::symbols::Symbol;
 use crate::unknown::Unknown;
-use crate::unwind::Table;
+use crate::unwind::OrcLookup;
 
-/// Bits of CR3 that are an address, and the one that a program's differs in under
-/// page-table isolation (`PTI_USER_PGTABLE_BIT`).
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-const PROGRAM_TABLES: u64 = 0x1000;
 /// Most bytes that are read, and as many that are kept: of the kernel, of all its modules,
 /// and to find a processor. Debian's kernels take 20 MiB.
 const KERNEL_BUDGET: usize = 256 << 20;
@@ -94,7 +90,7 @@ impl KernelView {
         let Some(own) = symbols.address("vmcoreinfo_note") else {
             return Err(NoKernel::Unproved(note.release().unwrap_or("?").to_owned()));
         };
-        let own = space.u64(own).and_then(|at| space.physical(at));
+        let own = space.u64(own).ok().and_then(|at| space.physical(at));
         if own != Some(note.address) {
             return Err(not_running);
         }
@@ -146,7 +142,7 @@ impl KernelView {
             return Ok(None);
         };
         let mut sorted: Vec<u32> = (0u32..).zip(&listed).map(|(place, _)| place).collect();
-        sorted.sort_by_key(|place| listed[*place as usize].code.start);
+        sorted.sort_by_key(|place| listed[*place as usize].text.start);
         Ok(Some(Self {
             kernel: Arc::clone(&self.kernel),
             modules: Arc::new(Modules { listed, sorted }),
@@ -179,7 +175,7 @@ impl KernelView {
         }
         let module = self.module(address)?;
         let found = module.symbols.at(address)?;
-        (found.address >= module.code.start).then(|| module.named(found))
+        (found.address >= module.text.start).then(|| module.named(found))
     }
 
     /// How many processors the kernel can have.
@@ -199,7 +195,7 @@ impl KernelView {
             let at = area.wrapping_add(variable);
             let found = match bytes {
                 2 => space.array(at).map(u16::from_le_bytes).map(u32::from),
-                _ => space.u32(at),
+                _ => space.u32(at).ok(),
             };
             found == Some(apic_id)
         };
@@ -210,25 +206,25 @@ impl KernelView {
     fn module(&self, address: u64) -> Option<&Module> {
         let Modules { listed, sorted } = &*self.modules;
         let module = |place: &u32| &listed[*place as usize];
-        let behind = sorted.partition_point(|place| module(place).code.start <= address);
+        let behind = sorted.partition_point(|place| module(place).text.start <= address);
         let found = module(sorted.get(behind.checked_sub(1)?)?);
-        found.code.contains(&address).then(|| &**found)
+        found.text.contains(&address).then(|| &**found)
     }
 
     /// What unwind tables say of the instruction at `address`.
-    pub(crate) fn orc(&self, address: u64) -> Table {
+    pub(crate) fn orc(&self, address: u64) -> OrcLookup {
         let kernel = &*self.kernel;
         let table = if kernel.code.iter().any(|code| code.contains(&address)) {
             kernel.orc.as_ref().ok()
         } else if let Some(module) = self.module(address) {
             module.orc.as_ref()
         } else {
-            return Table::Elsewhere;
+            return OrcLookup::Elsewhere;
         };
         match table.map(|table| table.find(address)) {
-            None => Table::None,
-            Some(None) => Table::Unknown,
-            Some(Some(entry)) => Table::Entry(entry),
+            None => OrcLookup::None,
+            Some(None) => OrcLookup::Unknown,
+            Some(Some(entry)) => OrcLookup::Entry(entry),
         }
     }
 }
@@ -239,8 +235,7 @@ fn is_run_by(memory: &dyn GuestMemory, note: &Note, cr3: u64) -> bool {
         return false;
     };
     let place = |paging: Paging| Some(paging.map(memory, start)?.physical);
-    let runs = [cr3 & ADDRESS, cr3 & ADDRESS & !PROGRAM_TABLES];
-    let mut runs = runs
+    let mut runs = tables_of(cr3)
         .map(|root| place(Paging::long_mode(root, five_levels)))
         .into_iter();
     place(paging).is_some_and(|here| runs.any(|there| there == Some(here)))
