@@ -188,15 +188,30 @@ fn somebody_who_counts_system_wide_invalidates() {
 /// Where the second processor starts (vector 0x60).
 const TRAMPOLINE: u32 = 0x6_0000;
 
-/// Some seconds after boot the second processor is started, by its x2APIC (SDM vol. 3A, 10.12),
-/// and spins.
-fn a_second_one_starts_later(a: &mut CodeAssembler) -> Written {
+/// Some seconds after boot the other processors start.
+fn others_start_later(a: &mut CodeAssembler) -> Written {
+    // 2^33 to 3 * 2^32 ticks of the time stamp counter: some 3 to 5 seconds.
+    let mut wait = a.create_label();
+    a.rdtsc()?;
+    a.mov(esi, edx)?;
+    a.add(esi, 3)?;
+    a.set_label(&mut wait)?;
+    a.pause()?;
+    a.rdtsc()?;
+    a.cmp(edx, esi)?;
+    a.jb(wait)?;
+    others_start(a)
+}
+
+/// All other processors are started, by the x2APIC (SDM vol. 3A, 10.12), and spin.
+fn others_start(a: &mut CodeAssembler) -> Written {
     const APIC_BASE: u32 = 0x1b;
     const ENABLE: u32 = 0xc00;
     const SPURIOUS: u32 = 0x80f;
     const COMMAND: u32 = 0x830;
-    const INIT: u32 = 0x4500;
-    const START: u32 = 0x4600 | TRAMPOLINE >> 12;
+    const OTHERS: u32 = 3 << 18;
+    const INIT: u32 = OTHERS | 0x4500;
+    const START: u32 = OTHERS | 0x4600 | TRAMPOLINE >> 12;
     // Real mode: `jmp $`.
     for (offset, byte) in (0..).zip([0xeb, 0xfe]) {
         a.mov(edi, TRAMPOLINE + offset)?;
@@ -210,19 +225,9 @@ fn a_second_one_starts_later(a: &mut CodeAssembler) -> Written {
     a.mov(eax, 0x1ff)?;
     a.mov(edx, 0)?;
     a.wrmsr()?;
-    // 2^33 to 3 * 2^32 ticks of the time stamp counter: some 3 to 5 seconds.
-    let mut wait = a.create_label();
-    a.rdtsc()?;
-    a.mov(esi, edx)?;
-    a.add(esi, 3)?;
-    a.set_label(&mut wait)?;
-    a.pause()?;
-    a.rdtsc()?;
-    a.cmp(edx, esi)?;
-    a.jb(wait)?;
     for command in [INIT, START, START] {
         a.mov(ecx, COMMAND)?;
-        a.mov(edx, 1)?;
+        a.mov(edx, 0)?;
         a.mov(eax, command)?;
         a.wrmsr()?;
     }
@@ -235,12 +240,7 @@ fn vcpus_that_start_later_inherit() {
         return;
     }
     for signals in ["0", "1"] {
-        let vm = Vm::boot_kernel(
-            &umpire::path(),
-            RATES,
-            &["--cpus", "2"],
-            a_second_one_starts_later,
-        );
+        let vm = Vm::boot_kernel(&umpire::path(), RATES, &["--cpus", "2"], others_start_later);
         let mut program = Talking::start(command(&vm, 0, "rules", &["later", signals]));
         program.hear("bound");
         let offline = || vm.printed(&["ls", &vm.socket()]).contains("offline");
@@ -251,6 +251,70 @@ fn vcpus_that_start_later_inherit() {
             std::thread::sleep(Duration::from_millis(20));
         }
         program.go_on();
+        program.join();
+    }
+}
+
+#[test]
+fn signals_are_about_the_vcpu_that_has_overflowed() {
+    if skipped_without_kvm("signals_are_about_the_vcpu_that_has_overflowed") {
+        return;
+    }
+    let flags = ["--cpus", "3"];
+    let vm = Vm::boot_kernel(&umpire::path(), RATES, &flags, others_start);
+    said(command(&vm, 0, "robust", &["several"]));
+}
+
+#[test]
+fn programs_fork_and_block_and_end_threads() {
+    if skipped_without_kvm("programs_fork_and_block_and_end_threads") {
+        return;
+    }
+    // The second vCPU is never started.
+    let vm = boot(&["--cpus", "2"]);
+    for check in ["handler", "blocked", "waits", "forks", "cancelled"] {
+        said(command(&vm, 0, "robust", &[check]));
+    }
+}
+
+#[test]
+fn a_processor_has_the_counters_of_this_vm() {
+    if skipped_without_kvm("a_processor_has_the_counters_of_this_vm") {
+        return;
+    }
+    let vm = boot(&[
+        "--pmu",
+        "intel-v2,counters=3,fixed=1",
+        "--cpu-vendor",
+        "intel",
+    ]);
+    let mut words = command(&vm, 0, "rules", &["words"]);
+    words.env("CPC_TEST_PICS", "4");
+    said(words);
+}
+
+#[test]
+fn a_vm_that_is_started_again_is_found_again() {
+    if skipped_without_kvm("a_vm_that_is_started_again_is_found_again") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let link = folder.path().join("link.sock");
+    for (same, pmu) in [("1", "amd-core"), ("0", "amd-k7")] {
+        let lead_to = |vm: &Vm| {
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(vm.socket(), &link).expect("a link");
+        };
+        let vm = boot(&[]);
+        lead_to(&vm);
+        let mut command = command(&vm, 0, "rules", &["restarted", same]);
+        command.env("UMPIRE_VCPU", format!("{}:0", link.display()));
+        let mut program = Talking::start(command);
+        program.hear("bound");
+        drop(vm);
+        program.hear("lost");
+        let again = boot(&["--pmu", pmu, "--cpu-vendor", "amd"]);
+        lead_to(&again);
         program.join();
     }
 }

@@ -6,7 +6,7 @@ use super::{program, signals, values};
 
 /// An instruction a nanosecond. Cycles are for `clock` to count.
 const RATES: &str = "[event.instructions]\nrate = 1000\n";
-const PROGRAMS: [&str; 3] = ["measure", "overflow", "rules"];
+const PROGRAMS: [&str; 4] = ["measure", "overflow", "rules", "robust"];
 /// One program waits for its input to end while another has all counters, pinned; and gets its
 /// own back.
 const SYSTEM_WIDE: &str = "mkfifo /tmp/input; cpc-rules system_wide </tmp/input & exec 9>/tmp/input; \
@@ -28,6 +28,11 @@ fn programs_measure_themselves() {
         "cpc-rules rings",
         "cpc-rules words",
         "cpc-rules threads",
+        "cpc-robust handler",
+        "cpc-robust blocked",
+        "cpc-robust waits",
+        "cpc-robust forks",
+        "cpc-robust cancelled",
         SYSTEM_WIDE,
     ];
     let script = programs.map(|line| format!("export CPC_TEST_SLOWER=10; {line}\n"));

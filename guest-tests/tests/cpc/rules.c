@@ -89,6 +89,8 @@ static void words(void)
 	CHECK(cpc_getnpic(cpuver) >= 2 && cpc_getnpic(cpuver) <= CPC_MAX_PIC);
 	CHECK(cpc_getnpic(-1) == 0 && cpc_getcciname(-1) == NULL);
 	CHECK(strlen(cpc_getcciname(cpuver)) > 0 && strlen(cpc_getcpuref(cpuver)) > 0);
+	if (getenv("CPC_TEST_PICS"))
+		CHECK(cpc_getnpic(cpuver) == (uint_t)atoi(getenv("CPC_TEST_PICS")));
 	CHECK(strstr(cpc_getusage(cpuver), "pic1") != NULL);
 	cpc_walk_names(cpuver, 1, &names, count_names);
 	CHECK(names > 3);
@@ -148,6 +150,34 @@ static void system_wide(void)
 	compute(3);
 	CHECK(cpc_take_sample(&sample) == 0 && sample.ce_pic[0] > 0);
 	puts("again");
+}
+
+/* The VM ends, and another one is there later: of the same PMU, or not. */
+static void restarted(int same)
+{
+	cpc_event_t event = chosen(), sample;
+	int tries;
+
+	CHECK(cpc_bind_event(&event, 0) == 0);
+	puts("bound");
+	fflush(stdout);
+	while (cpc_take_sample(&sample) == 0)
+		usleep(5000);
+	CHECK(errno == EAGAIN && says("ended"));
+	CHECK(cpc_take_sample(&sample) == -1 && errno == EAGAIN);
+	CHECK(cpc_rele() == 0);
+	CHECK(cpc_bind_event(&event, 0) == -1 && errno == ESRCH);
+	puts("lost");
+	fflush(stdout);
+	for (tries = 0; cpc_bind_event(&event, 0) == -1; tries++) {
+		CHECK(errno == ESRCH && tries < 4000);
+		if (!same && says("another PMU"))
+			return;
+		usleep(5000);
+	}
+	CHECK(same);
+	compute(3);
+	CHECK(cpc_take_sample(&sample) == 0 && sample.ce_pic[0] > 0);
 }
 
 static volatile sig_atomic_t fresh, overflows, about;
@@ -282,6 +312,8 @@ int main(int argc, char **argv)
 		words();
 	else if (!strcmp(check, "system_wide"))
 		system_wide();
+	else if (!strcmp(check, "restarted") && argc == 3)
+		restarted(atoi(argv[2]));
 	else if (!strcmp(check, "threads"))
 		threads();
 	else if (!strcmp(check, "later") && argc == 3)

@@ -3,9 +3,11 @@
 use std::io::{self, BufWriter, Write};
 
 use umpire_events::{
-    Entry, EventError, NameTable, Pattern, Question, identify, is_code, list, names, nothing_found,
-    write_list,
+    Entry, EventError, NameTable, Pattern, Question, decode, identify, is_code, list, names,
+    nothing_found, write_list,
 };
+use umpire_tools::Vm;
+use umpire_tools::find::VmChoice;
 use vmm::counters::backends_for;
 
 use crate::exit::{ExitStatus, UserError, written};
@@ -19,23 +21,46 @@ use crate::flags::EventsFlags;
 /// no error.
 pub fn run(flags: &EventsFlags) -> Result<ExitStatus, UserError> {
     let names = names();
-    let question = Question {
-        pattern: flags.pattern.as_deref().map(Pattern::new),
-        pmu: flags.pmu.clone(),
+    let pmu = match &flags.vm {
+        Some(_) => Some(model_of(flags.vm.clone())?),
+        None => flags.pmu.clone(),
     };
-    let mut entries =
-        list(&question, names.as_ref(), &backends_for).map_err(UserError::bad_input)?;
-    if let Some(text) = &flags.pattern {
-        let found = |entry: &Entry| !matches!(entry, Entry::NoTables { .. });
-        if is_code(text) || !entries.iter().any(found) {
-            let meant = identify(text, flags.pmu.as_deref(), names.as_ref(), &backends_for);
-            let meant = meant.map_err(|error| not_found(text, error, names.as_ref()))?;
-            entries.splice(0..0, meant);
-        }
-    }
+    let entries = match &flags.decode {
+        Some(code) => decode(code, pmu.as_deref(), names.as_ref(), &backends_for)
+            .map_err(UserError::bad_input)?,
+        None => found(flags.pattern.as_deref(), pmu, names.as_ref())?,
+    };
     let mut out = BufWriter::new(io::stdout().lock());
     written(write_list(&entries, flags.json, &mut out).and_then(|()| out.flush()))?;
     Ok(ExitStatus::SUCCESS)
+}
+
+/// The PMU model of a VM.
+fn model_of(vm: Option<String>) -> Result<String, UserError> {
+    let vm = Vm::find(&VmChoice { control: None, vm })?;
+    Ok(vm.pmu.model().to_string())
+}
+
+/// What is found for `pattern`, or what it stands for.
+fn found(
+    pattern: Option<&str>,
+    pmu: Option<String>,
+    names: &dyn NameTable,
+) -> Result<Vec<Entry>, UserError> {
+    let question = Question {
+        pattern: pattern.map(Pattern::new),
+        pmu,
+    };
+    let mut entries = list(&question, names, &backends_for).map_err(UserError::bad_input)?;
+    if let Some(text) = pattern {
+        let found = |entry: &Entry| !matches!(entry, Entry::NoTables { .. });
+        if is_code(text) || !entries.iter().any(found) {
+            let meant = identify(text, question.pmu.as_deref(), names, &backends_for);
+            let meant = meant.map_err(|error| not_found(text, error, names))?;
+            entries.splice(0..0, meant);
+        }
+    }
+    Ok(entries)
 }
 
 /// What to say of a text that no description has and that names no event.

@@ -172,6 +172,13 @@ pub struct EventsFlags {
     /// PMU model (amd-core)
     #[arg(long, value_name = "NAME")]
     pub pmu: Option<String>,
+    /// The PMU model of this VM, by the name of its umpire run --name or by its process id
+    #[arg(long, value_name = "NAME|PID", conflicts_with = "pmu")]
+    pub vm: Option<String>,
+    /// Print the names that a code has: r5300c0, 0x5300c0, as the register holds it, or
+    /// cpu/event=0xc0,umask=0/
+    #[arg(long, value_name = "CODE", conflicts_with = "pattern")]
+    pub decode: Option<String>,
     /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,

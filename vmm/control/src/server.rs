@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use perfmon_abi::wire::info::CountableInfo;
 use pmu_virt::EventFilters;
 use pmu_virt::perfmon::{FormatRegistry, LogicalPmu};
 use thiserror::Error;
@@ -27,6 +26,7 @@ use crate::job::Notifier;
 use crate::kernel::GuestKernel;
 use crate::lease::LeaseDesk;
 use crate::quantities::MemoryProbe;
+use crate::setup::Countable;
 use event_loop::EventLoop;
 use limits::Limits;
 use rustix::net::SocketType;
@@ -80,7 +80,7 @@ pub(crate) struct ServedVm {
     /// Who can say what the guest's kernel is.
     pub(crate) kernel: Option<Arc<dyn GuestKernel>>,
     /// What can be counted, and how well.
-    pub(crate) countable: Vec<CountableInfo>,
+    pub(crate) countable: Vec<Countable>,
 }
 
 /// The running server. It stops when it is dropped.

@@ -31,11 +31,14 @@ pub struct ServerSetup {
     tsc_khz: u32,
     counters: String,
     core_cpus: Vec<u32>,
-    countable: Vec<CountableInfo>,
+    countable: Vec<Countable>,
 }
 
+/// An event that `backend` counts, and how well.
+pub(crate) type Countable = (CountRequest, CountableInfo);
+
 /// What `backend` counts of the events that `model` has, and how well.
-fn countable(model: &PmuModel, backend: &dyn CounterBackend) -> Vec<CountableInfo> {
+fn countable(model: &PmuModel, backend: &dyn CounterBackend) -> Vec<Countable> {
     let one = |event: KnownEvent| {
         let coded = EventCode::of(model.events(), event);
         let mut fixed = model.fixed_counters().filter_map(|counter| match counter {
@@ -45,11 +48,12 @@ fn countable(model: &PmuModel, backend: &dyn CounterBackend) -> Vec<CountableInf
         let code = coded.or_else(|| fixed.find(|code| code.known() == Some(event)))?;
         let request = CountRequest::plain(code, true, true);
         let plan = backend.plan(&request).ok()?;
-        Some(CountableInfo {
+        let info = CountableInfo {
             event: event.to_string(),
             select: request.encode(),
             provenance: plan.provenance.to_string(),
-        })
+        };
+        Some((request, info))
     };
     KnownEvent::ALL.into_iter().filter_map(one).collect()
 }

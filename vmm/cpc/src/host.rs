@@ -1,12 +1,10 @@
 //! On the host: an LWP is a vCPU of the VM that `UMPIRE_VCPU` names. Each has a perfmon2
 //! context while an event is bound to it.
-//!
-//! What is done between a first bind and the last release does not allocate, as programs bind
-//! and sample in signal handlers.
 
 mod place;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use libc::{EACCES, EAGAIN, EINVAL, EIO, ENOSYS, ESRCH};
 use perfmon::registers::{need, program};
@@ -22,7 +20,6 @@ use perfmon_abi::{CtxArg, LoadArg, Message, PmcArg, PmdArg, Record};
 use pmu_model::{CounterId, PmuModel};
 use rustix::net::{RecvFlags, SocketAddrUnix};
 use umpire_events::{LibraryError, NoTables, resolve};
-use umpire_perfmon::TIMEOUT;
 use umpire_perfmon::link::{ARGUMENT, Answer, Link, Packet, Question};
 use umpire_perfmon::messages::{self, Incoming};
 
@@ -31,9 +28,12 @@ use super::clock::now;
 use super::event::{Event, MAX_PIC};
 use super::failure::{Failure, Subcode, fail};
 use super::lwp::{Bed, invalid};
+use super::processor;
 use super::signals::signal_on;
 pub(crate) use place::VcpuName;
 
+/// How long a call waits for the VM, with signals blocked.
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Where fixed counters begin in a set of counters.
 const FIXED: usize = 32;
 
@@ -98,21 +98,26 @@ impl Host {
             let reason = format_args!("{}: {}", path.display(), refusal.reason);
             fail(errno, subcode, reason)
         })?;
+        let host = Self::served(address, link)?;
+        let count = host.count();
+        if name.vcpu >= count {
+            let reason = format_args!("the VM has no vCPU {}; there are {count}", name.vcpu);
+            return Err(fail(ESRCH, Subcode::BindFailed, reason));
+        }
+        Ok((host, name.vcpu))
+    }
+
+    /// The VM at the other end of `link`.
+    fn served(address: SocketAddrUnix, mut link: Link) -> Result<Self, Failure> {
         let mut packet = Box::new([0; MAX_PACKET]);
-        let mut link = link;
         let info: ModelInfo = document(&mut link, &mut packet, Extension::Model)?;
         let pmu = LogicalPmu::served(&info).map_err(|model| {
             let reason = format_args!("the VM has a PMU that this library does not know: {model}");
             fail(ENOSYS, Subcode::BindFailed, reason)
         })?;
-        let count = usize::try_from(info.vcpus).unwrap_or(0);
-        if name.vcpu >= count {
-            let reason = format_args!("the VM has no vCPU {}; there are {count}", name.vcpu);
-            return Err(fail(ESRCH, Subcode::BindFailed, reason));
-        }
         let mut vcpus = Vec::new();
-        vcpus.resize_with(count, Vcpu::default);
-        let host = Host {
+        vcpus.resize_with(usize::try_from(info.vcpus).unwrap_or(0), Vcpu::default);
+        Ok(Host {
             address,
             link,
             packet,
@@ -123,8 +128,7 @@ impl Host {
                 .iter()
                 .any(|it| it.pmd == VirtualPmd::Clock.pmd()),
             vcpus,
-        };
-        Ok((host, name.vcpu))
+        })
     }
 
     /// How many vCPUs it has.
@@ -138,10 +142,72 @@ impl Host {
         if self.link.is_usable() {
             return Ok(());
         }
-        // Handles were those of the old one.
-        self.vcpus.iter_mut().for_each(|vcpu| vcpu.context = None);
-        self.link =
-            Link::connect(&self.address, TIMEOUT).map_err(|error| refused(Refusal::from(error)))?;
+        let link = Link::connect(&self.address, TIMEOUT);
+        let link = link.map_err(|error| refused(Refusal::from(error)))?;
+        let again = Self::served(self.address.clone(), link)?;
+        let promised = |host: &Host| {
+            let model = host.pmu.model();
+            (
+                processor::number(model),
+                processor::pics(model),
+                host.count(),
+            )
+        };
+        if promised(&again) != promised(self) {
+            let reason = format_args!(
+                "the VM was started again with another PMU or other vCPUs: start this program \
+                 again, too"
+            );
+            return Err(fail(ESRCH, Subcode::BindFailed, reason));
+        }
+        // Contexts were those of the old one.
+        *self = again;
+        Ok(())
+    }
+
+    /// Reads what an LWP's context has counted.
+    fn counted(&mut self, lwp: usize, event: &mut Event) -> Result<(), Failure> {
+        let Some(context) = &self.vcpus[lwp].context else {
+            if self.vcpus[lwp].used > 0 {
+                return Err(invalid());
+            }
+            // Nothing counts in any ring.
+            event.hrt = now();
+            return Ok(());
+        };
+        let (handle, before) = (context.handle, context.core_loads);
+        let (used, registers) = (self.vcpus[lwp].used, self.vcpus[lwp].registers);
+        if self.system_wide()?.loads != before {
+            return Err(invalid());
+        }
+        let mut wanted = [PmdArg::default(); MAX_PIC + 2];
+        let run_time = VirtualPmd::RunTime.pmd();
+        wanted[0].num = run_time;
+        // Where there is none, something that there is.
+        wanted[1].num = if self.has_clock {
+            VirtualPmd::Clock.pmd()
+        } else {
+            run_time
+        };
+        for (pmd, registers) in wanted[2..].iter_mut().zip(registers) {
+            pmd.num = registers.pmd;
+        }
+        let read = self.read_pmds(handle, wanted, used + 2)?;
+        for (pmd, registers) in read[2..].iter().zip(&registers[..used]) {
+            let how = (pmd.flags & PFM_REG_RETFL_PROV_MASK) >> PFM_REG_RETFL_PROV_SHIFT;
+            if how == PFM_PROV_LOST {
+                return Err(invalid());
+            }
+            event.pic[registers.pic] = pmd.value;
+        }
+        let ticks = |ns: u64| u128::from(ns) * u128::from(self.tsc_khz) / 1_000_000;
+        event.tsc = match read[0].value {
+            // Nobody knows.
+            u64::MAX => 0,
+            ns => u64::try_from(ticks(ns)).unwrap_or(u64::MAX),
+        };
+        let clock = i64::try_from(read[1].value).ok();
+        event.hrt = clock.filter(|_| self.has_clock).unwrap_or_else(now);
         Ok(())
     }
 
@@ -313,48 +379,13 @@ impl Bed for Host {
     }
 
     fn read(&mut self, lwp: usize, event: &mut Event) -> Result<(), Failure> {
-        let Some(context) = &self.vcpus[lwp].context else {
-            if self.vcpus[lwp].used > 0 {
-                return Err(invalid());
-            }
-            // Nothing counts in any ring.
-            event.hrt = now();
-            return Ok(());
-        };
-        let (handle, before) = (context.handle, context.core_loads);
-        let (used, registers) = (self.vcpus[lwp].used, self.vcpus[lwp].registers);
-        if self.system_wide()?.loads != before {
-            return Err(invalid());
+        let read = self.counted(lwp, event);
+        if read.is_err() && !self.link.is_usable() {
+            let reason =
+                format_args!("the VM has ended, or does not answer: cpc_rele, wait, bind again");
+            return Err(fail(EAGAIN, Subcode::BindFailed, reason));
         }
-        let mut wanted = [PmdArg::default(); MAX_PIC + 2];
-        let run_time = VirtualPmd::RunTime.pmd();
-        wanted[0].num = run_time;
-        // Where there is none, something that there is.
-        wanted[1].num = if self.has_clock {
-            VirtualPmd::Clock.pmd()
-        } else {
-            run_time
-        };
-        for (pmd, registers) in wanted[2..].iter_mut().zip(registers) {
-            pmd.num = registers.pmd;
-        }
-        let read = self.read_pmds(handle, wanted, used + 2)?;
-        for (pmd, registers) in read[2..].iter().zip(&registers[..used]) {
-            let how = (pmd.flags & PFM_REG_RETFL_PROV_MASK) >> PFM_REG_RETFL_PROV_SHIFT;
-            if how == PFM_PROV_LOST {
-                return Err(invalid());
-            }
-            event.pic[registers.pic] = pmd.value;
-        }
-        let ticks = |ns: u64| u128::from(ns) * u128::from(self.tsc_khz) / 1_000_000;
-        event.tsc = match read[0].value {
-            // Nobody knows.
-            u64::MAX => 0,
-            ns => u64::try_from(ticks(ns)).unwrap_or(u64::MAX),
-        };
-        let clock = i64::try_from(read[1].value).ok();
-        event.hrt = clock.filter(|_| self.has_clock).unwrap_or_else(now);
-        Ok(())
+        read
     }
 
     fn stop(&mut self, lwp: usize) {

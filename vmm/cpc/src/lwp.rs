@@ -79,7 +79,7 @@ struct Lwp {
     flags: i32,
     /// What is bound, with values that it had last.
     event: Event,
-    /// It is to be signalled before it counts anything.
+    /// It has not counted anything: it is signalled first.
     fresh: bool,
 }
 
@@ -256,7 +256,7 @@ impl Lwps {
             state: State::Frozen,
             flags,
             event,
-            fresh: false,
+            fresh: true,
         };
         Some(Signal { lwp, pc: None })
     }
@@ -266,7 +266,12 @@ impl Lwps {
     /// # Errors
     /// EINVAL: nothing is bound. EAGAIN: what was bound is invalid.
     pub(crate) fn sample(&mut self, lwp: usize) -> Result<Event, Failure> {
-        let Lwp { state, event, .. } = &mut self.lwps[lwp];
+        let Lwp {
+            state,
+            event,
+            fresh,
+            ..
+        } = &mut self.lwps[lwp];
         match state {
             State::Unbound => Err(fail(
                 EINVAL,
@@ -274,9 +279,14 @@ impl Lwps {
                 format_args!("nothing is bound: cpc_bind_event comes first"),
             )),
             State::Invalid => Err(invalid()),
-            State::Frozen => Ok(*event),
-            State::Counting => {
-                let read = self.bed.read(lwp, event);
+            // It has no counters yet.
+            State::Frozen if *fresh => Ok(*event),
+            State::Counting | State::Frozen => {
+                let mut now = *event;
+                let read = self.bed.read(lwp, &mut now);
+                if *state == State::Counting {
+                    *event = now;
+                }
                 if read.is_err_and(|failure| failure.errno == EAGAIN) {
                     *state = State::Invalid;
                     self.bed.stop(lwp);

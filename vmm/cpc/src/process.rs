@@ -1,16 +1,20 @@
 //! What this process has: LWPs and their bed, and whom a call of a thread is about.
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::ESRCH;
+use pmu_model::PmuModel;
 use umpire_events::{LibraryError, NameTable, NoTables};
 
 use super::event::Event;
 use super::failure::{Failure, Subcode, fail};
 use super::host::{Host, VcpuName};
 use super::linux::Linux;
-use super::lwp::{Lwps, Signal};
+use super::lwp::{INHERIT, Lwps, Signal};
+use super::processor;
+use super::signals::{Undisturbed, undisturbed};
 
 /// The environment variable that names a vCPU.
 const VCPU: &str = "UMPIRE_VCPU";
@@ -24,8 +28,6 @@ struct World {
     vcpu: Option<usize>,
     /// Threads that have ended, whose numbers are free.
     free: Vec<usize>,
-    /// The process that made it: a child of `fork` has nothing of it.
-    pid: u32,
 }
 
 static WORLD: Mutex<Option<World>> = Mutex::new(None);
@@ -33,6 +35,10 @@ static WORLD: Mutex<Option<World>> = Mutex::new(None);
 thread_local! {
     /// The LWP that the thread's calls are about, where it is not the vCPU that was named.
     static LWP: Cell<Option<usize>> = const { Cell::new(None) };
+    /// What it has bound may be inherited by threads that it starts.
+    static INHERITS: Cell<bool> = const { Cell::new(false) };
+    /// All that there is, while the thread forks.
+    static FORKING: Cell<Option<ManuallyDrop<(Undisturbed, Locked)>>> = const { Cell::new(None) };
     /// Gives a thread's counters back as it ends.
     static END: End = const { End };
 }
@@ -43,7 +49,7 @@ struct End;
 impl Drop for End {
     fn drop(&mut self) {
         if let Ok(Some(lwp)) = LWP.try_with(Cell::get) {
-            super::signals::without_signals(|| leave(lwp));
+            undisturbed(|| leave(lwp));
         }
     }
 }
@@ -51,19 +57,43 @@ impl Drop for End {
 fn leave(lwp: usize) {
     if let Some(world) = lock().as_mut()
         && world.vcpu.is_none()
-        && world.pid == std::process::id()
     {
         world.lwps.release(lwp);
         world.free.push(lwp);
     }
 }
 
-fn lock() -> MutexGuard<'static, Option<World>> {
+type Locked = MutexGuard<'static, Option<World>>;
+
+fn lock() -> Locked {
     WORLD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The calling thread is about to fork: no other one is in the middle of anything.
+pub(crate) fn before_fork() {
+    let undisturbed = Undisturbed::begin();
+    FORKING.set(Some(ManuallyDrop::new((undisturbed, lock()))));
+}
+
+/// It has forked. The child has nothing of what there is: its copies of descriptors are closed,
+/// or counters would outlive the parent's.
+pub(crate) fn after_fork(in_child: bool) {
+    if let Some(held) = FORKING.take() {
+        // The lock goes first.
+        let (_undisturbed, mut world) = ManuallyDrop::into_inner(held);
+        if in_child {
+            *world = None;
+        }
+    }
+}
+
+/// Does `work` while no other thread does anything here, and no thread forks.
+pub(crate) fn alone<R>(work: impl FnOnce() -> R) -> R {
+    let _world = lock();
+    work()
+}
+
 fn make() -> Result<World, Failure> {
-    let pid = std::process::id();
     let free = Vec::new();
     if let Some(name) = std::env::var_os(VCPU) {
         // A name that is no text is none of a VM, and an error below.
@@ -74,27 +104,21 @@ fn make() -> Result<World, Failure> {
             lwps: Lwps::new(Box::new(host), count),
             vcpu: Some(vcpu),
             free,
-            pid,
         });
     }
     Ok(World {
         lwps: Lwps::new(Box::new(Linux::find()?), 0),
         vcpu: None,
         free,
-        pid,
     })
 }
 
 /// Does something with LWPs. Signals are blocked.
 fn with<R>(work: impl FnOnce(&mut World) -> Result<R, Failure>) -> Result<R, Failure> {
     let mut world = lock();
-    if world
-        .as_ref()
-        .is_none_or(|world| world.pid != std::process::id())
-    {
+    if world.is_none() {
+        // In a child, that of the parent.
         LWP.set(None);
-        // The parent's copies of descriptors are closed.
-        *world = None;
         *world = Some(make()?);
     }
     match world.as_mut() {
@@ -122,7 +146,18 @@ impl World {
 
 /// The processor's number.
 pub(crate) fn cpuver() -> Result<i32, Failure> {
-    with(|world| Ok(super::processor::number(world.lwps.bed.model())))
+    with(|world| Ok(processor::number(world.lwps.bed.model())))
+}
+
+/// What is asked about the PMU of the processor with this number: with as many counters as
+/// there are, if it is the one that counts.
+pub(crate) fn about<R>(number: i32, work: impl FnOnce(&PmuModel) -> R) -> Option<R> {
+    let world = lock();
+    let own = world.as_ref().map(|world| world.lwps.bed.model());
+    match own.filter(|model| processor::number(model) == number) {
+        Some(model) => Some(work(model)),
+        None => Some(work(&processor::model(number)?)),
+    }
 }
 
 /// Whether the counters can be used.
@@ -134,6 +169,7 @@ pub(crate) fn access() -> Result<(), Failure> {
 pub(crate) fn bind(event: Option<&Event>, flags: i32) -> Result<(), Failure> {
     with(|world| {
         let lwp = world.lwp();
+        INHERITS.set(world.vcpu.is_none() && flags & INHERIT != 0);
         world.lwps.bind(lwp, event, flags)
     })
 }
@@ -189,34 +225,28 @@ pub(crate) fn on_behalf_of(lwp: usize, work: impl FnOnce()) {
 }
 
 /// A descriptor of ours tells of something: the signal for the calling thread, and whether it
-/// is about another LWP than its own.
+/// is about one of many LWPs, and not about the thread.
 pub(crate) fn overflow(descriptor: i32) -> Option<(Signal, bool)> {
     let mut world = lock();
-    let world = world
-        .as_mut()
-        .filter(|world| world.pid == std::process::id())?;
+    let world = world.as_mut()?;
     let signal = world.lwps.overflow(descriptor)?;
-    let own = LWP.get().or(world.vcpu);
-    Some((signal, own != Some(signal.lwp)))
+    Some((signal, world.vcpu.is_some()))
 }
 
 /// What a thread that the calling one starts will inherit.
 pub(crate) fn legacy() -> Option<(Event, i32)> {
-    let world = lock();
-    let world = world
-        .as_ref()
-        .filter(|world| world.pid == std::process::id())?;
-    match world.vcpu {
-        // vCPUs inherit, not the tool's threads.
-        Some(_) => None,
-        None => world.lwps.legacy(LWP.get()?),
+    // vCPUs inherit, not the tool's threads.
+    if !INHERITS.get() {
+        return None;
     }
+    undisturbed(|| lock().as_ref()?.lwps.legacy(LWP.get()?))
 }
 
 /// The calling thread has just started, and inherits this.
 pub(crate) fn inherit(legacy: (Event, i32)) -> Option<Signal> {
     let inherited = with(|world| {
         let lwp = world.lwp();
+        INHERITS.set(true);
         Ok(world.lwps.inherit_now(lwp, legacy))
     });
     inherited.ok().flatten()

@@ -1,7 +1,7 @@
 //! Numbers of processors (`cpc_getcpuver`): one for each PMU model and vocabulary of events.
 
-use std::ffi::{CStr, CString};
-use std::sync::OnceLock;
+use std::ffi::CString;
+use std::sync::{Mutex, PoisonError};
 
 use pmu_model::{EventFamily, PmuModel};
 
@@ -10,13 +10,17 @@ use super::event::MAX_PIC;
 /// Numbers of models are below this; above it come the vocabularies.
 const MODELS: i32 = 256;
 
-/// A processor that the library knows.
+/// What is said of a processor.
 #[derive(Debug)]
-struct Known {
+pub(crate) struct Description {
+    pics: usize,
     number: i32,
-    name: CString,
-    reference: CString,
-    usage: CString,
+    /// `cpc_getcciname`.
+    pub(crate) name: CString,
+    /// `cpc_getcpuref`.
+    pub(crate) reference: CString,
+    /// `cpc_getusage`.
+    pub(crate) usage: CString,
 }
 
 /// The number of a processor with this PMU.
@@ -49,19 +53,21 @@ pub(crate) fn pics(model: &PmuModel) -> usize {
     (usize::from(model.programmable()) + fixed).min(MAX_PIC)
 }
 
-fn known(number: i32) -> Option<&'static Known> {
-    static ALL: OnceLock<Vec<Known>> = OnceLock::new();
-    let all = ALL.get_or_init(|| {
-        let families = i32::try_from(EventFamily::ALL.len()).unwrap_or(0);
-        let numbers =
-            (0..=families).flat_map(|family| (1..MODELS).map(move |n| family * MODELS + n));
-        let named = |number| Some((number, model(number)?));
-        numbers.filter_map(named).map(describe).collect()
-    });
-    all.iter().find(|known| known.number == number)
+/// What is said of a processor with this PMU. It stays for good.
+pub(crate) fn description(model: &PmuModel) -> &'static Description {
+    static ALL: Mutex<Vec<&'static Description>> = Mutex::new(Vec::new());
+    let (number, pics) = (number(model), pics(model));
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = |it: &&&Description| (it.number, it.pics) == (number, pics);
+    if let Some(description) = all.iter().find(known) {
+        return description;
+    }
+    let description = Box::leak(Box::new(describe(number, pics, model)));
+    all.push(description);
+    description
 }
 
-fn describe((number, model): (i32, PmuModel)) -> Known {
+fn describe(number: i32, pics: usize, model: &PmuModel) -> Description {
     let text = |text: String| CString::new(text).unwrap_or_default();
     let mut summaries = PmuModel::names().iter();
     let summary = summaries.find(|summary| summary.name == model.name());
@@ -80,15 +86,16 @@ fn describe((number, model): (i32, PmuModel)) -> Known {
              Counters\", and the Processor Programming Reference of the processor"
         }
     };
-    let pics: Vec<String> = (0..pics(&model))
+    let counters: Vec<String> = (0..pics)
         .map(|pic| format!("[pic{pic}=]<eventspec>"))
         .collect();
     let usage = format!(
         "{} [,sys[N]] [,nouser[N]] [,edge[N]] [,noedge[N]] [,inv[N]] [,int[N]] \
          [,cmask[N]=<maskspec>] [,umask[N]=<maskspec>]",
-        pics.join(" ,")
+        counters.join(" ,")
     );
-    Known {
+    Description {
+        pics,
         number,
         name: text(format!(
             "{}{events}: {}",
@@ -98,21 +105,6 @@ fn describe((number, model): (i32, PmuModel)) -> Known {
         reference: text(reference.to_owned()),
         usage: text(usage),
     }
-}
-
-/// `cpc_getcciname`.
-pub(crate) fn name(number: i32) -> Option<&'static CStr> {
-    Some(&known(number)?.name)
-}
-
-/// `cpc_getcpuref`.
-pub(crate) fn reference(number: i32) -> Option<&'static CStr> {
-    Some(&known(number)?.reference)
-}
-
-/// `cpc_getusage`.
-pub(crate) fn usage(number: i32) -> Option<&'static CStr> {
-    Some(&known(number)?.usage)
 }
 
 #[cfg(test)]
@@ -132,17 +124,22 @@ mod tests {
             let again = super::model(number).unwrap();
             assert_eq!(again.name(), model.name());
             assert_eq!(again.events(), model.events());
-            assert!(
-                name(number)
-                    .unwrap()
-                    .to_str()
-                    .unwrap()
-                    .contains(again.name())
-            );
-            assert!(reference(number).is_some() && usage(number).is_some());
+            let name = description(&again).name.to_str().unwrap();
+            assert!(name.contains(again.name()), "{name}");
         }
         for number in [0, -1, 255, 256, i32::MAX, i32::MIN] {
-            assert!(super::model(number).is_none() && name(number).is_none());
+            assert!(super::model(number).is_none());
         }
+    }
+
+    #[test]
+    fn usage_names_the_counters_that_there_are() {
+        let usage = |spec: &str| {
+            let model = PmuModel::parse(spec).unwrap();
+            description(&model).usage.to_str().unwrap().to_owned()
+        };
+        assert!(usage("amd-core").contains("pic5="));
+        assert!(!usage("intel-v2,counters=2,fixed=0").contains("pic2="));
+        assert!(usage("intel-v2,counters=4,fixed=1").contains("pic4="));
     }
 }

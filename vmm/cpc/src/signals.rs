@@ -3,4 +3,6 @@
 #[allow(unsafe_code)]
 mod sys;
 
-pub(crate) use sys::{OVERFLOW, SIGEMT, errno, set_errno, signal_on, without_signals};
+pub(crate) use sys::{
+    OVERFLOW, SIGEMT, Undisturbed, errno, set_errno, signal_on, unblock, undisturbed,
+};

@@ -1,5 +1,6 @@
 //! What C sees of `libcpc.h`.
 
+mod load;
 mod report;
 mod signals;
 mod threads;
@@ -11,19 +12,20 @@ use libc::{EINVAL, ENOMEM};
 
 use crate::event::Event;
 use crate::failure::{self, Failure, Subcode, fail};
-use crate::signals::{set_errno, without_signals};
-use crate::spec::{OS, USR};
-use crate::{process, processor, spec};
+use crate::lwp::SIGNAL;
+use crate::process;
+use crate::processor::{self, Description};
+use crate::signals::{set_errno, undisturbed};
+use crate::spec::{self, OS, USR};
 
 /// `CPC_VER_CURRENT`.
 const VERSION: c_uint = 1;
 /// `CPC_VER_NONE`.
 const NONE: c_uint = 0;
 
-/// What a call returns, and its failure where C looks for it. No signal handler of this thread
-/// runs meanwhile.
+/// What a call returns, and its failure where C looks for it.
 fn done<T>(failed: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
-    let result = without_signals(|| {
+    let result = undisturbed(|| {
         failure::forget();
         work()
     });
@@ -54,19 +56,26 @@ fn null_pointer(what: &str) -> Failure {
     )
 }
 
-/// The event that a pointer of the caller's leads to.
-fn event(pointer: *const Event) -> Result<Event, Failure> {
-    // SAFETY: by the header it is NULL or leads to a cpc_event_t, which `Event` has the layout
-    // of; every bit pattern is one.
+/// The event that a pointer leads to.
+///
+/// # Safety
+/// It is NULL, or leads to a `cpc_event_t`.
+unsafe fn event(pointer: *const Event) -> Result<Event, Failure> {
+    // SAFETY: by the caller's promise; `Event` has the layout of cpc_event_t, and every bit
+    // pattern is one.
     let event = unsafe { pointer.as_ref() };
     event.copied().ok_or_else(|| null_pointer("the event"))
 }
 
-fn write(to: *mut Event, event: Event) -> Result<(), Failure> {
+/// Puts an event where a pointer leads to.
+///
+/// # Safety
+/// It is NULL, or leads to a `cpc_event_t` that may be written.
+unsafe fn write(to: *mut Event, event: Event) -> Result<(), Failure> {
     if to.is_null() {
         return Err(null_pointer("the event"));
     }
-    // SAFETY: by the header it leads to a cpc_event_t that may be written.
+    // SAFETY: by the caller's promise.
     unsafe { to.write(event) };
     Ok(())
 }
@@ -84,30 +93,31 @@ extern "C" fn cpc_getcpuver() -> c_int {
     done(-1, process::cpuver)
 }
 
-fn text(text: Option<&'static CStr>) -> *const c_char {
-    text.map_or(null(), CStr::as_ptr)
+/// A text about the processor of this number.
+fn text(cpuver: c_int, pick: fn(&Description) -> &CStr) -> *const c_char {
+    let found = undisturbed(|| process::about(cpuver, processor::description));
+    found.map_or(null(), |description| pick(description).as_ptr())
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_getcciname(cpuver: c_int) -> *const c_char {
-    text(processor::name(cpuver))
+    text(cpuver, |it| &it.name)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_getcpuref(cpuver: c_int) -> *const c_char {
-    text(processor::reference(cpuver))
+    text(cpuver, |it| &it.reference)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_getusage(cpuver: c_int) -> *const c_char {
-    text(processor::usage(cpuver))
+    text(cpuver, |it| &it.usage)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_getnpic(cpuver: c_int) -> c_uint {
-    let model = processor::model(cpuver);
-    let pics = model.map_or(0, |model| processor::pics(&model));
-    c_uint::try_from(pics).unwrap_or(0)
+    let pics = undisturbed(|| process::about(cpuver, processor::pics));
+    c_uint::try_from(pics.unwrap_or(0)).unwrap_or(0)
 }
 
 /// `cpc_walk_names`'s function.
@@ -120,14 +130,17 @@ extern "C" fn cpc_walk_names(
     argument: *mut c_void,
     action: Option<Action>,
 ) {
-    let (Some(action), Some(model)) = (action, processor::model(cpuver)) else {
+    let names = |model: &_| match usize::try_from(regno) {
+        Ok(pic) if pic < processor::pics(model) => spec::names(model).collect(),
+        _ => Vec::new(),
+    };
+    let Some(action) = action else {
         return;
     };
-    if usize::try_from(regno).is_ok_and(|pic| pic < processor::pics(&model)) {
-        for (name, select) in spec::names(&model) {
-            if let Ok(name) = CString::new(name) {
-                action(argument, regno, name.as_ptr(), select.to_le_bytes()[0]);
-            }
+    // The function may make calls.
+    for (name, select) in undisturbed(|| process::about(cpuver, names)).unwrap_or_default() {
+        if let Ok(name) = CString::new(name) {
+            action(argument, regno, name.as_ptr(), select.to_le_bytes()[0]);
         }
     }
 }
@@ -145,21 +158,24 @@ extern "C" fn cpc_strtoevent(cpuver: c_int, text: *const c_char, to: *mut Event)
         }
         // SAFETY: by the header it is a C string.
         let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-        let model = processor::model(cpuver).ok_or_else(|| {
+        let parsed = process::about(cpuver, |model| {
+            spec::parse(cpuver, model, process::names().as_ref(), &text)
+        });
+        let event = parsed.unwrap_or_else(|| {
             let reason = format_args!("there is no processor {cpuver}; see cpc_getcpuver");
-            fail(EINVAL, Subcode::InvalidEvent, reason)
+            Err(fail(EINVAL, Subcode::InvalidEvent, reason))
         })?;
-        let event = spec::parse(cpuver, &model, process::names().as_ref(), &text)?;
-        write(to, event).map(|()| 0)
+        // SAFETY: by the header.
+        unsafe { write(to, event) }.map(|()| 0)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_eventtostr(of: *const Event) -> *mut c_char {
     done(null_mut(), || {
-        let event = event(of)?;
-        let model = processor::model(event.cpuver);
-        let text = model.and_then(|model| spec::write(&event, &model));
+        // SAFETY: by the header.
+        let event = unsafe { event(of) }?;
+        let text = process::about(event.cpuver, |model| spec::write(&event, model)).flatten();
         let text = text.and_then(|text| CString::new(text).ok());
         let text = text.ok_or_else(|| {
             let reason = format_args!("the event is none that cpc_strtoevent made");
@@ -176,16 +192,22 @@ extern "C" fn cpc_eventtostr(of: *const Event) -> *mut c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_bind_event(of: *const Event, flags: c_int) -> c_int {
-    done(-1, || {
-        let event = (!of.is_null()).then(|| event(of)).transpose()?;
-        signals::prepare();
+    let bound = done(-1, || {
+        // SAFETY: by the header.
+        let event = (!of.is_null()).then(|| unsafe { event(of) }).transpose()?;
+        process::alone(signals::prepare);
         process::bind(event.as_ref(), flags).map(|()| 0)
-    })
+    });
+    if bound == 0 && flags & SIGNAL != 0 {
+        signals::listen();
+    }
+    bound
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_take_sample(to: *mut Event) -> c_int {
-    done(-1, || write(to, process::sample()?).map(|()| 0))
+    // SAFETY: by the header.
+    done(-1, || unsafe { write(to, process::sample()?) }.map(|()| 0))
 }
 
 #[unsafe(no_mangle)]
@@ -205,7 +227,8 @@ extern "C" fn cpc_count_sys_events(enable: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_event_accum(sum: *mut Event, more: *const Event) {
-    done((), || {
+    // SAFETY: by the header.
+    done((), || unsafe {
         let mut total = event(sum)?;
         total.accumulate(&event(more)?);
         write(sum, total)
@@ -214,7 +237,10 @@ extern "C" fn cpc_event_accum(sum: *mut Event, more: *const Event) {
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_event_diff(to: *mut Event, after: *const Event, before: *const Event) {
-    done((), || write(to, event(after)?.since(&event(before)?)));
+    // SAFETY: by the header.
+    done((), || unsafe {
+        write(to, event(after)?.since(&event(before)?))
+    });
 }
 
 #[unsafe(no_mangle)]

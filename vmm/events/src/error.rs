@@ -38,6 +38,22 @@ pub enum EventError {
     /// A raw code of more than 64 bits.
     #[error("'{0}' is no raw code: r or 0x takes 1 to 16 hexadecimal digits, as in r5300c0")]
     RawTooLong(String),
+    /// No code where one is to be decoded.
+    #[error(
+        "'{0}' is no code: give one as r5300c0, 0x5300c0 or cpu/event=0xc0,umask=0/; without \
+         --decode, umpire events says what a name stands for"
+    )]
+    NotACode(String),
+    /// A code that no event has.
+    #[error("'{code}': no event of {pmu} has this code{}", without_tables(library.as_ref()))]
+    NoName {
+        /// The code, as given.
+        code: String,
+        /// Where it was looked for.
+        pmu: String,
+        /// Why there are no tables, if there are none.
+        library: Option<LibraryError>,
+    },
     /// Neither a generic name nor a raw code, and there are no tables.
     #[error(
         "'{name}' is no generic event name{}; named events are in tables: {library}",
@@ -268,6 +284,12 @@ fn did_you_mean(near: &[String]) -> String {
         [] => String::new(),
         near => format!(" (did you mean {}?)", super::text::one_of(near)),
     }
+}
+
+fn without_tables(library: Option<&LibraryError>) -> String {
+    library.map_or_else(String::new, |library| {
+        format!(" as far as generic names go; tables of named events: {library}")
+    })
 }
 
 fn fixed_counters(number: u8) -> String {

@@ -12,6 +12,7 @@ use super::explain::Name;
 use super::families::{all_models, family_of, label, model_named, models_of, processors, reads};
 use super::generic;
 use super::list::{find, usable};
+use super::perf_form;
 use super::resolve::{models_for, raw_code, resolve, take};
 use super::suggest::nearest;
 use super::table::{AttributeKind, NameTable, NamedEvent, PmuTable};
@@ -19,9 +20,44 @@ use super::table::{AttributeKind, NameTable, NamedEvent, PmuTable};
 /// Whether `text` can only be meant as a code: no word of a description is one.
 #[must_use]
 pub fn is_code(text: &str) -> bool {
+    let has_digit = text.contains(|c: char| c.is_ascii_digit());
+    has_digit && can_be_code(text)
+}
+
+/// Whether it is written as a code: a number, or perf's fields.
+fn can_be_code(text: &str) -> bool {
     let name = Name::split(text);
-    let has_digit = name.event.contains(|c: char| c.is_ascii_digit());
-    has_digit && name.table.is_none() && !matches!(raw_code(name.event), Ok(None))
+    let is_raw = name.table.is_none() && !matches!(raw_code(name.event), Ok(None));
+    is_raw || perf_form::is_form(text)
+}
+
+/// The names of the code `text`, which is written as the register holds it, or in perf's words:
+/// entries as of [`identify`], of models that know a name.
+///
+/// # Errors
+/// It is no code, or no event that is known has it.
+pub fn decode(
+    text: &str,
+    pmu: Option<&str>,
+    names: &dyn NameTable,
+    backends: Backends<'_>,
+) -> Result<Vec<Entry>, EventError> {
+    if !can_be_code(text) {
+        return Err(EventError::NotACode(text.to_owned()));
+    }
+    let mut entries = identify(text, pmu, names, backends)?;
+    entries.retain(|entry| match entry {
+        Entry::Code(code) => !code.names.is_empty() || code.architectural.is_some(),
+        _ => false,
+    });
+    if entries.is_empty() {
+        return Err(EventError::NoName {
+            code: text.to_owned(),
+            pmu: pmu.unwrap_or("the PMU models").to_owned(),
+            library: names.missing().cloned(),
+        });
+    }
+    Ok(entries)
 }
 
 /// What `text` stands for, in every form that [`resolve`] takes: an entry for each
@@ -41,7 +77,7 @@ pub fn identify(
         _ => None,
     };
     let name = Name::split(text);
-    let is_plain = generic::find(name.event).is_some() || !matches!(raw_code(name.event), Ok(None));
+    let is_plain = generic::find(name.event).is_some() || can_be_code(text);
     let full = match table {
         Some(table) if name.table.is_none() && !is_plain => format!("{}::{text}", table.name),
         _ => text.to_owned(),

@@ -3,7 +3,8 @@
 //! [`resolve()`] turns a name into a `pmu_model::CountRequest` for one PMU model.
 //! The tables come through [`NameTable`]; [`names`] is libpfm4's, loaded at run
 //! time, and [`NoTables`] what there is without it. [`list()`] finds events by a
-//! pattern, and [`identify()`] says what one name or code stands for. Which backends can count an event the caller says, by a [`Backends`].
+//! pattern, [`identify()`] says what one name or code stands for, and [`decode()`] which names
+//! a code has. Which backends can count an event the caller says, by a [`Backends`].
 //! `docs/events.md` says how names are written.
 
 #![deny(unsafe_code)]
@@ -40,7 +41,7 @@ pub use entry::{
 pub use error::{EventError, LibraryError};
 pub use families::{family_of, models_of};
 pub use generic::all_names as generic_names;
-pub use identify::{identify, is_code};
+pub use identify::{decode, identify, is_code};
 pub use libpfm::names;
 pub use list::{Question, list, nothing_found};
 pub use print::write_list;

@@ -62,6 +62,11 @@ pub(super) enum Inside {
     Generic(&'static generic::Generic),
 }
 
+/// Whether `text` is written like this.
+pub(super) fn is_form(text: &str) -> bool {
+    text.starts_with(CPU)
+}
+
 /// What `text` says, and the modifiers behind it; none if it is no such form.
 pub(super) fn split<'a>(
     text: &'a str,

@@ -58,11 +58,13 @@ impl From<LinkError> for Refusal {
                 (Errno::ENOSYS, "there is no such control socket")
             }
             LinkError::Connect(_) => (Errno::ENOSYS, "nobody serves the control socket"),
+            LinkError::Closed | LinkError::NotSent(OsErrno::PIPE) => {
+                (Errno::ECONNRESET, "the VMM closed the connection")
+            }
             LinkError::NotSent(os) | LinkError::System(os) => {
                 let errno = known(os, Errno::EIO);
                 (errno, errno.text())
             }
-            LinkError::Closed => (Errno::ECONNRESET, "the VMM closed the connection"),
             LinkError::Timeout => (Errno::ETIMEDOUT, "the VMM did not answer in time"),
             LinkError::Frame(FrameError::Version(_)) => (
                 Errno::EPROTO,

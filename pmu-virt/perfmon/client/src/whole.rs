@@ -76,7 +76,8 @@ impl Snapshot {
         }
     }
 
-    /// Both together: of two vCPUs, or of two intervals.
+    /// Both together, as of two vCPUs, which have the same PMDs. [`Snapshot::at`] is that of
+    /// the later one: times are not added.
     #[must_use]
     pub fn and(&self, other: &Snapshot) -> Snapshot {
         let pairs = self.counts.iter().zip(&other.counts);

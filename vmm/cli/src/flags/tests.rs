@@ -39,7 +39,7 @@ fn commands_parse() {
     );
     check(
         &["events", "branch", "--pmu", "skl", "-j"],
-        "Events(EventsFlags { pattern: Some(\"branch\"), pmu: Some(\"skl\"), json: true })",
+        "Events(EventsFlags { pattern: Some(\"branch\"), pmu: Some(\"skl\"), vm: None, decode: None, json: true })",
     );
     check(
         &["bench", "traps", "-j", "--iterations", "500"],

@@ -363,7 +363,12 @@ impl EventLoop {
             Extension::Hello => Answer::done(hello(vm).to_bytes()),
             Extension::SystemWide => Answer::done(self.contexts.system_wide().to_bytes()),
             Extension::Formats => Answer::json(&inventory::formats(&vm.formats)),
-            Extension::Model => Answer::json(&inventory::model(vm)),
+            Extension::Model => {
+                let connection = self.connections.get(id.connection);
+                let peer = &connection.ok_or(Errno::ECONNRESET)?.peer;
+                let filter = vm.events.tool(peer.uid, &peer.groups);
+                Answer::json(&inventory::model(vm, filter))
+            }
             Extension::Bind => {
                 let (context, mut answer) = self.contexts.bind(fds)?;
                 answer.context = Some(self.handle(id, context).ok_or(Errno::ECONNRESET)?);

@@ -9,8 +9,8 @@ use perfmon_abi::wire::info::{
     ContextInfo, ContextState, CoreInfo, FormatInfo, Holder, HolderInfo, MachineInfo, ModelInfo,
     Scope, VcpuInfo, VcpuState, VirtualPmdInfo, uuid_text,
 };
-use pmu_virt::HolderReport;
 use pmu_virt::perfmon::{ContextId, FormatRegistry, Phase, SamplingFormat, VirtualPmd};
+use pmu_virt::{EventFilter, HolderReport};
 
 use super::ServedVm;
 use super::answer::{Answer, ConnectionId, RequestId};
@@ -18,6 +18,7 @@ use super::contexts::Contexts;
 use super::contexts::table::{Attachment, ContextEntry};
 use crate::job::{ContextView, INSPECTION, Target, View, Work};
 use crate::message_queue::unread;
+use crate::setup::Countable;
 
 /// A thread that has not answered by then is left out of the answer.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -263,9 +264,11 @@ pub(super) fn formats(registry: &FormatRegistry) -> Vec<FormatInfo> {
     registry.all().iter().map(info).collect()
 }
 
-/// The answer to MODEL.
-pub(super) fn model(vm: &ServedVm) -> ModelInfo {
+/// The answer to MODEL for a tool that may count what `filter` allows.
+pub(super) fn model(vm: &ServedVm, filter: &EventFilter) -> ModelInfo {
     let model = vm.pmu.model();
+    let allowed = |(request, _): &&Countable| filter.check(request).is_ok();
+    let countable = vm.countable.iter().filter(allowed);
     let virtual_pmd = |which: &VirtualPmd| VirtualPmdInfo {
         pmd: which.pmd(),
         name: which.name().to_owned(),
@@ -290,7 +293,7 @@ pub(super) fn model(vm: &ServedVm) -> ModelInfo {
         cores: number(vm.dispatcher.cores()),
         core_cpus: vm.core_cpus.clone(),
         virtual_pmds: VirtualPmd::ALL.iter().map(virtual_pmd).collect(),
-        countable: vm.countable.clone(),
+        countable: countable.map(|(_, info)| info.clone()).collect(),
     }
 }
 

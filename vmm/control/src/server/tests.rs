@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perfmon_abi::wire::info::VcpuState;
+use perfmon_abi::wire::info::{CountableInfo, VcpuState};
 use perfmon_abi::wire::pcr::{PcrAct, PcrRequest};
 use perfmon_abi::wire::{Call, Errno, MAX_PACKET, NO_CONTEXT, Reply, Request};
 use perfmon_abi::{CtxArg, LoadArg, PmcInfo, Record, SetDesc};
 use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
-use pmu_virt::{EventFilters, PmuModel};
+use pmu_virt::{CountRequest, EventFilters, EventProfile, PmuModel};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use umpire_perfmon::Client;
 
@@ -38,13 +38,26 @@ impl Stage {
     }
 
     fn of(vcpus: usize) -> Self {
+        Self::filtered(vcpus, EventFilters::default())
+    }
+
+    fn filtered(vcpus: usize, events: EventFilters) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = ControlConfig::at(folder.path().join("control"));
         let (dispatcher, queues) = JobDispatcher::new(vcpus, None).unwrap();
-        let pmu = LogicalPmu::new(PmuModel::parse("amd-core").unwrap());
+        let model = PmuModel::parse("amd-core").unwrap();
+        let countable = [("cycles", 0x43_0076), ("misses", 0x43_0964)].map(|(event, select)| {
+            let info = CountableInfo {
+                event: event.to_owned(),
+                select: Some(select),
+                provenance: "exact".to_owned(),
+            };
+            (CountRequest::decode(model.events(), select), info)
+        });
+        let pmu = LogicalPmu::new(model);
         let vm = ServedVm {
             lease_desk: None,
-            events: EventFilters::default(),
+            events,
             guest: String::new(),
             counters: String::new(),
             pmu: Arc::new(pmu),
@@ -55,7 +68,7 @@ impl Stage {
             dispatcher,
             memory: None,
             kernel: None,
-            countable: Vec::new(),
+            countable: countable.to_vec(),
         };
         let server = Server::start(vm, &config).unwrap();
         let client = Client::connect(&config.socket).unwrap();
@@ -78,6 +91,18 @@ fn job(queue: &JobQueue) -> Job {
         assert!(began.elapsed() < Duration::from_secs(20), "no job comes");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+#[test]
+fn what_may_not_be_counted_is_not_countable() {
+    let countable = |profile| {
+        let stage = Stage::filtered(1, EventFilters::of(profile));
+        let model = stage.client.model().unwrap();
+        let events = model.countable.into_iter().map(|it| it.event);
+        events.collect::<Vec<_>>()
+    };
+    assert_eq!(countable(EventProfile::All), ["cycles", "misses"]);
+    assert_eq!(countable(EventProfile::Architectural), ["cycles"]);
 }
 
 #[test]

@@ -47,6 +47,10 @@ pub(super) struct Processor {
     pub(super) core_extension: bool,
     /// It has performance monitoring version 2 (AMD).
     pub(super) version2: bool,
+    /// Programmable counters; 0: it does not say.
+    pub(super) programmable: u8,
+    /// Fixed counters.
+    pub(super) fixed: u8,
 }
 
 impl Processor {
@@ -85,7 +89,16 @@ pub(super) fn model(processor: &Processor) -> Option<PmuModel> {
         }
         _ => return None,
     };
-    let model = PmuModel::parse(&name).ok()?;
+    let counters = match (processor.programmable, vendor) {
+        (0, _) => String::new(),
+        (programmable, Vendor::Intel) => {
+            format!(",counters={programmable},fixed={}", processor.fixed)
+        }
+        (programmable, Vendor::Amd) => format!(",counters={programmable}"),
+    };
+    // Where it has more than the model can have, as many as that has.
+    let model = PmuModel::parse(&(name.clone() + &counters)).or_else(|_| PmuModel::parse(&name));
+    let model = model.ok()?;
     let events = EventFamily::of_processor(vendor, processor.family, processor.model);
     let with = events.and_then(|events| model.clone().with_events(events));
     Some(with.unwrap_or(model))
@@ -118,6 +131,18 @@ mod tests {
             (skylake.name(), skylake.events().name()),
             ("intel-v4", "skylake")
         );
+        let narrow = Processor {
+            programmable: 2,
+            fixed: 1,
+            ..intel
+        };
+        let narrow = model(&narrow).unwrap();
+        assert_eq!((narrow.programmable(), narrow.fixed_map()), (2, 1));
+        let wide = Processor {
+            programmable: 200,
+            ..intel
+        };
+        assert_eq!(model(&wide).unwrap().name(), "intel-v4");
         let without = Processor {
             version: 0,
             ..intel

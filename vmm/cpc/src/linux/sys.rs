@@ -120,16 +120,22 @@ pub(super) fn processor() -> Processor {
         place.copy_from_slice(&word.to_le_bytes());
     }
     let (family, model) = Processor::signature(leaf(1).map_or(0, |it| it.eax));
-    let has = |number: u32, pick: fn(std::arch::x86_64::CpuidResult) -> bool| {
-        leaf(number).is_some_and(pick)
-    };
+    // SDM vol. 2A, CPUID: leaf 0AH; the vendor AMD has none.
+    let monitoring = leaf(0xa);
+    let [version, programmable, ..] = monitoring.map_or([0; 4], |it| it.eax.to_le_bytes());
+    let version2 = leaf(0x8000_0022).filter(|it| it.eax & 1 != 0);
     Processor {
         vendor,
         family,
         model,
-        version: leaf(0xa).map_or(0, |it| it.eax.to_le_bytes()[0]),
+        version,
+        programmable: version2.map_or(programmable, |it| it.ebx.to_le_bytes()[0] & 0xf),
+        // Models have the first three.
+        fixed: monitoring
+            .map_or(0, |it| it.edx.to_le_bytes()[0] & 0x1f)
+            .min(3),
         // APM vol. 3, E.4: Fn8000_0001_ECX[PerfCtrExtCore], Fn8000_0022_EAX[PerfMonV2].
-        core_extension: has(0x8000_0001, |it| it.ecx & 1 << 23 != 0),
-        version2: has(0x8000_0022, |it| it.eax & 1 != 0),
+        core_extension: leaf(0x8000_0001).is_some_and(|it| it.ecx & 1 << 23 != 0),
+        version2: version2.is_some(),
     }
 }

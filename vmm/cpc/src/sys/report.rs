@@ -2,10 +2,11 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::io::{Write, stderr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::failure;
-use crate::signals::without_signals;
+use crate::process::alone;
+use crate::signals::undisturbed;
 
 /// `va_list` of x86-64 (System V ABI, 3.5.7).
 #[repr(C)]
@@ -25,14 +26,18 @@ pub(super) type ErrorFunction = extern "C" fn(*const c_char, *const c_char, *mut
 
 static FUNCTION: Mutex<Option<ErrorFunction>> = Mutex::new(None);
 
+fn lock() -> MutexGuard<'static, Option<ErrorFunction>> {
+    FUNCTION.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Reports go to `function` from now on, or to stderr again.
 pub(super) fn set(function: Option<ErrorFunction>) {
-    without_signals(|| *FUNCTION.lock().unwrap_or_else(PoisonError::into_inner) = function);
+    undisturbed(|| alone(|| *lock() = function));
 }
 
 /// Reports the calling thread's last failure.
 pub(super) fn report(function: &CStr) {
-    let to = without_signals(|| *FUNCTION.lock().unwrap_or_else(PoisonError::into_inner));
+    let to = undisturbed(|| alone(|| *lock()));
     let line = failure::line();
     match to {
         None => {
@@ -40,7 +45,9 @@ pub(super) fn report(function: &CStr) {
             let line = unsafe { CStr::from_ptr(line.cast()) }.to_string_lossy();
             let function = function.to_string_lossy();
             // Where nobody reads there is nothing to be done.
-            let _ = writeln!(stderr(), "libcpc: cpc_{function}(): {line}");
+            undisturbed(|| {
+                let _ = writeln!(stderr(), "libcpc: cpc_{function}(): {line}");
+            });
         }
         Some(to) => {
             let arguments = [line];

@@ -1,5 +1,6 @@
 //! What becomes of the library's own signal: `SIGEMT`, which the program gets for an overflow.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Once;
@@ -7,7 +8,7 @@ use std::sync::Once;
 use crate::failure;
 use crate::lwp::Signal;
 use crate::process;
-use crate::signals::{OVERFLOW, SIGEMT, errno, set_errno};
+use crate::signals::{OVERFLOW, SIGEMT, errno, set_errno, unblock, undisturbed};
 
 /// `EMT_CPCOVF` of `libcpc.h`.
 const EMT_CPCOVF: c_int = 1;
@@ -36,6 +37,19 @@ struct PollInfo {
     descriptor: c_int,
 }
 
+thread_local! {
+    /// A handler of `SIGEMT` runs, that is about one of many LWPs.
+    static HANDLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The calling thread is to hear of overflows, whatever it blocks; but not before the handler
+/// of the last one has ended.
+pub(super) fn listen() {
+    if !HANDLING.get() {
+        unblock(OVERFLOW);
+    }
+}
+
 /// The library's own signal has its handler.
 pub(super) fn prepare() {
     static ONCE: Once = Once::new();
@@ -59,61 +73,54 @@ extern "C" fn on_overflow(_: c_int, info: *const PollInfo, context: *const libc:
     let before = errno();
     // SAFETY: the kernel passes both, and they are valid while the handler runs; the signal is
     // sent for descriptors alone, so that `si_fd` is there.
-    let (descriptor, pc) = unsafe {
+    let (descriptor, pc, waits) = unsafe {
         let registers = &(*context).uc_mcontext.gregs;
         let pc = registers[libc::REG_RIP as usize].cast_unsigned();
-        ((*info).descriptor, pc)
+        let waits = libc::sigismember(&raw const (*context).uc_sigmask, SIGEMT) == 1;
+        ((*info).descriptor, pc, waits)
     };
-    let signal = failure::unheard(|| process::overflow(descriptor));
-    if let Some((signal, elsewhere)) = signal {
-        send(signal, pc, elsewhere);
+    let signal = failure::unheard(|| undisturbed(|| process::overflow(descriptor)));
+    match signal {
+        // Where the program lets none through it looks for the number of the LWP itself.
+        Some((signal, true)) if !waits => at_once(signal, pc),
+        Some((signal, _)) => send(signal, pc),
+        None => {}
     }
     set_errno(before);
 }
 
-/// Sends `SIGEMT` to the calling thread. For another LWP it is dealt with at once, and calls
-/// of its handler are about that one.
-pub(super) fn send(signal: Signal, pc: u64, elsewhere: bool) {
+/// Sends `SIGEMT` to the calling thread, and its handler runs before this returns, about the
+/// LWP of the signal: no other `SIGEMT` waits, and other signals are blocked.
+fn at_once(signal: Signal, pc: u64) {
+    let before = HANDLING.replace(true);
+    process::on_behalf_of(signal.lwp, || {
+        unblock(SIGEMT);
+        send(signal, pc);
+    });
+    HANDLING.set(before);
+}
+
+/// Sends `SIGEMT` to the calling thread.
+pub(super) fn send(signal: Signal, pc: u64) {
     let info = Info {
         signal: SIGEMT,
-        errno: 0,
+        errno: c_int::try_from(signal.lwp).unwrap_or(c_int::MAX),
         code: EMT_CPCOVF,
         padding: 0,
         address: signal.pc.unwrap_or(pc),
         rest: [0; 13],
     };
-    let queue = || {
-        // SAFETY: the kernel reads a siginfo_t at the pointer, which `Info` has the size of. A
-        // thread may send itself any code.
-        unsafe {
-            libc::syscall(
-                libc::SYS_rt_tgsigqueueinfo,
-                libc::getpid(),
-                libc::gettid(),
-                SIGEMT,
-                &raw const info,
-            )
-        };
-    };
-    if elsewhere {
-        process::on_behalf_of(signal.lwp, || at_once(queue));
-    } else {
-        queue();
-    }
-}
-
-/// Queues with `SIGEMT` let through, so that its handler runs before this returns.
-fn at_once(queue: impl FnOnce()) {
-    let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
-    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: the sets are valid for writes, and zeros are empty ones.
+    // SAFETY: the kernel reads a siginfo_t at the pointer, which `Info` has the size of. A thread
+    // may send itself any code.
     unsafe {
-        libc::sigaddset(mask.as_mut_ptr(), SIGEMT);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, mask.as_ptr(), before.as_mut_ptr());
-    }
-    queue();
-    // SAFETY: the set was filled in above; no old one is asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+        libc::syscall(
+            libc::SYS_rt_tgsigqueueinfo,
+            libc::getpid(),
+            libc::gettid(),
+            SIGEMT,
+            &raw const info,
+        )
+    };
 }
 
 /// What `pthread_create` passes on.

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::signals::{self, Start};
 use crate::event::Event;
 use crate::process;
-use crate::signals::without_signals;
+use crate::signals::undisturbed;
 
 /// The function of the C library.
 type Create =
@@ -27,6 +27,11 @@ fn next() -> Option<Create> {
         // SAFETY: the function of this name has this signature; NULL is none.
         unsafe { std::mem::transmute::<*mut c_void, Option<Create>>(found) }
     })
+}
+
+/// Nobody waits for somebody else who looks for the function of the C library.
+pub(super) fn prepare() {
+    next();
 }
 
 /// POSIX's, and the thread inherits what its creator has bound with `CPC_BIND_LWP_INHERIT`.
@@ -51,18 +56,19 @@ fn create(
     let Some(next) = next() else {
         return libc::EAGAIN;
     };
-    let Some(legacy) = without_signals(process::legacy) else {
+    let Some(legacy) = process::legacy() else {
         return next(thread, attributes, start, argument);
     };
-    let begin = Box::into_raw(Box::new(Begin {
+    let begin = Begin {
         start,
         argument,
         legacy,
-    }));
+    };
+    let begin = undisturbed(|| Box::into_raw(Box::new(begin)));
     let result = next(thread, attributes, begin_thread, begin.cast());
     if result != 0 {
         // SAFETY: no thread has started, so that nobody else has the box.
-        drop(unsafe { Box::from_raw(begin) });
+        undisturbed(|| drop(unsafe { Box::from_raw(begin) }));
     }
     result
 }
@@ -75,10 +81,11 @@ extern "C-unwind" fn begin_thread(begin: *mut c_void) -> *mut c_void {
         legacy,
     } = {
         // SAFETY: `create` has made it of a box, for this thread alone.
-        *unsafe { Box::from_raw(begin.cast::<Begin>()) }
+        undisturbed(|| *unsafe { Box::from_raw(begin.cast::<Begin>()) })
     };
-    if let Some(signal) = without_signals(|| process::inherit(legacy)) {
-        signals::send(signal, start as usize as u64, true);
+    if let Some(signal) = undisturbed(|| process::inherit(legacy)) {
+        signals::send(signal, start as usize as u64);
+        signals::listen();
     }
     start(argument)
 }

@@ -6,8 +6,8 @@ use proptest::sample::{select, subsequence};
 
 use super::tables::{Fake, no_library};
 use crate::{
-    BackendUse, CodeEntry, Entry, EventError, NameTable, family_of, identify, is_code, models_of,
-    resolve, write_list,
+    BackendUse, CodeEntry, Entry, EventError, NameTable, code_of, decode, family_of, generic_names,
+    identify, is_code, models_of, resolve, write_list,
 };
 
 fn entries(
@@ -38,6 +38,57 @@ fn check(text: &str, model: &str, expected: &[&str]) {
     let of_model = found.iter().find(|entry| entry.models.contains(&model));
     let entry = of_model.unwrap_or_else(|| panic!("{text} with {model}: {found:?}"));
     assert_eq!(names_of(entry), expected, "{text} with {model}");
+}
+
+fn decoded(text: &str, pmu: &str, names: &dyn NameTable) -> Result<Vec<String>, EventError> {
+    let entries = decode(text, Some(pmu), names, &|_| Vec::<BackendUse>::new())?;
+    let names = entries.iter().flat_map(|entry| match entry {
+        Entry::Code(code) => names_of(code),
+        other => panic!("{text}: {other:?}"),
+    });
+    Ok(names.collect())
+}
+
+/// Every generic name comes back from its code, however the code is written.
+#[test]
+fn codes_lead_back_to_names() {
+    for summary in PmuModel::names() {
+        let model = PmuModel::parse(summary.name).unwrap();
+        for name in generic_names() {
+            let Ok(named) = resolve(name, &model, &no_library()) else {
+                continue;
+            };
+            let code = code_of(&named.request);
+            for text in [
+                format!("r{code:x}"),
+                format!("{code:#x}"),
+                format!("r{:x}", code & 0xf_0000_ffff),
+                format!("cpu/config={code:#x}/"),
+            ] {
+                let found = decoded(&text, summary.name, &no_library());
+                let found = found.unwrap_or_else(|error| panic!("{text}: {error}"));
+                assert!(found.iter().any(|it| it == name), "{text}: {found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_code_or_has_no_name_is_refused() {
+    let refused = |text: &str, says: &str| {
+        let error = decoded(text, "amd-core", &Fake::new())
+            .expect_err(text)
+            .to_string();
+        assert!(error.contains(says) && !error.contains('\n'), "{error}");
+    };
+    refused("cycles", "no code");
+    refused("", "no code");
+    refused("0166", "no code");
+    refused("r53fffe", "no event of amd-core");
+    refused("r80000000000000c0", "no bits");
+    refused("cpu/event=0x1000/", "12 bits");
+    let error = decoded("r53fffe", "amd-core", &no_library()).expect_err("no tables");
+    assert!(error.to_string().contains("libpfm4"), "{error}");
 }
 
 /// The three forms that `umpire events --help` lists, with each model.
