@@ -8,6 +8,7 @@
 mod command;
 pub mod frequency;
 mod kernel;
+mod live;
 mod output;
 mod plan;
 mod programs;
@@ -15,3 +16,4 @@ pub mod samples;
 mod session;
 
 pub use command::{RecordOptions, run};
+pub(crate) use live::{LiveSamples, LiveSampling};

@@ -11,6 +11,7 @@
 
 mod command;
 pub mod events;
+mod live;
 pub mod metrics;
 pub mod print;
 pub mod reading;
@@ -25,6 +26,7 @@ mod trial;
 mod watch;
 
 pub use command::run;
+pub(crate) use live::LiveCounts;
 pub use runs::Runs;
 
 use std::time::Duration;
