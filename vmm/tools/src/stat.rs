@@ -7,7 +7,8 @@
 //! - [`mod@print`] has the three forms of the output, with the provenance of every
 //!   count; they are functions of rows and settings.
 //!
-//! The commands to the VM are in `session`, the loop around them in `command`.
+//! The commands to the VM are in `session`, the loop around them in `command`; `live` is for
+//! `umpire top`, whose loop is another one.
 
 mod command;
 pub mod events;

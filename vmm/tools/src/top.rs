@@ -17,7 +17,7 @@ mod terminal;
 mod view;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -83,7 +83,7 @@ impl TopOptions {
     /// From frame to frame where nobody says.
     pub const SECONDS: &str = "2";
     /// Samples a second where nobody says: not in step with the ticks of guests.
-    pub const HZ: u64 = 99;
+    pub const HZ: u64 = 49;
     /// Columns of a frame that is printed where nobody says.
     pub const COLUMNS: u16 = 120;
 
@@ -168,8 +168,10 @@ struct Top<'a> {
     settings: Arc<Settings>,
     state: State,
     watchers: Vec<Watcher>,
-    /// Names of VMs that are or were watched.
-    names: BTreeMap<u64, String>,
+    /// The number of the next one.
+    next: u64,
+    /// Sockets of VMs that cannot be looked at.
+    refused: BTreeSet<PathBuf>,
     news: Receiver<(u64, News)>,
     reporter: Sender<(u64, News)>,
     /// Both ends of what the watchers ring.
@@ -204,7 +206,8 @@ impl<'a> Top<'a> {
             settings,
             state: State::new(options.interval),
             watchers: Vec::new(),
-            names: BTreeMap::new(),
+            next: 0,
+            refused: BTreeSet::new(),
             news,
             reporter,
             bell,
@@ -216,10 +219,8 @@ impl<'a> Top<'a> {
             top.watch(socket)?;
         }
         top.await_answers(Instant::now() + PATIENCE)?;
-        for watcher in &top.watchers {
-            if let (true, Some(name)) = (watcher.asked, top.names.get(&watcher.id)) {
-                top.state.expect(watcher.id, name);
-            }
+        for watcher in top.watchers.iter().filter(|one| one.asked) {
+            top.state.expect(watcher.id, name_of(&watcher.socket));
         }
         match top.failed.take() {
             Some(error) if top.watchers.is_empty() => Err(error),
@@ -228,14 +229,13 @@ impl<'a> Top<'a> {
     }
 
     fn watch(&mut self, socket: PathBuf) -> Result<(), ToolError> {
-        let id = self.names.last_key_value().map_or(0, |(id, _)| id + 1);
         let bell = self.bell.1.try_clone();
         let reporter = Reporter {
-            id,
+            id: self.next,
             news: self.reporter.clone(),
             bell: bell.map_err(host("watching a VM"))?,
         };
-        self.names.insert(id, name_of(&socket).to_owned());
+        self.next += 1;
         let watcher = Watcher::start(socket, self.settings.clone(), reporter);
         self.watchers.push(watcher.map_err(host("watching a VM"))?);
         Ok(())
@@ -247,7 +247,8 @@ impl<'a> Top<'a> {
             return Ok(());
         }
         for socket in known_sockets() {
-            if !self.watchers.iter().any(|one| one.socket == socket) {
+            let known = self.watchers.iter().any(|one| one.socket == socket);
+            if !known && !self.refused.contains(&socket) {
                 self.watch(socket)?;
             }
         }
@@ -258,55 +259,57 @@ impl<'a> Top<'a> {
     fn take_news(&mut self) -> Result<bool, ToolError> {
         let _ = (&self.bell.0).read(&mut [0; 256]);
         // Who has ended before the news are looked at has told all of them.
-        let over: Vec<u64> = self
-            .watchers
-            .iter()
-            .filter(|it| it.is_over())
-            .map(|it| it.id)
-            .collect();
+        let over = self.watchers.iter().filter(|one| one.is_over());
+        let over: Vec<u64> = over.map(|one| one.id).collect();
         let mut any = false;
         while let Ok((id, news)) = self.news.try_recv() {
             any = true;
             self.take(id, news);
         }
-        let (ended, left) = std::mem::take(&mut self.watchers)
-            .into_iter()
-            .partition(|watcher| over.contains(&watcher.id));
-        self.watchers = left;
-        for watcher in ended {
-            let watcher: Watcher = watcher;
-            if !watcher.ended_well() {
-                return Err(ToolError::Input(
-                    "who watched a VM panicked; this is a bug in Umpire".to_owned(),
-                ));
-            }
+        // Who said that there is nothing more is not among them any more.
+        if self.watchers.iter().any(|one| over.contains(&one.id)) {
+            return Err(ToolError::Input(
+                "who watched a VM panicked; this is a bug in Umpire".to_owned(),
+            ));
         }
         Ok(any)
     }
 
     fn take(&mut self, id: u64, news: News) {
-        let name = self.names.get(&id).cloned().unwrap_or_default();
+        let Some(watcher) = self.watchers.iter_mut().find(|one| one.id == id) else {
+            return;
+        };
+        let socket = watcher.socket.clone();
+        let name = name_of(&socket);
         let known = self.state.vms().iter().any(|line| line.id == id);
         match news {
             News::Reading(reading) => {
-                let now = self.began.elapsed();
-                self.state.answer(id, &name, *reading, now);
-                let mut all = self.watchers.iter_mut();
-                if let Some(watcher) = all.find(|one| one.id == id) {
-                    watcher.asked = false;
-                }
+                watcher.asked = false;
+                self.state.answer(id, name, *reading, self.began.elapsed());
             }
-            News::Ended => self.state.end(id, &name, Standing::Ended),
+            News::Left => self.forget(id),
+            News::Ended => {
+                self.forget(id);
+                self.state.end(id, name, Standing::Ended);
+            }
             // What a VM that ended badly has left is no news.
             News::Failed(error @ ToolError::Connect { .. }) if !known => {
+                self.forget(id);
                 self.failed.get_or_insert(error);
             }
             News::Failed(error) => {
+                self.forget(id);
                 let standing = Standing::Failed(error.to_string());
-                self.state.end(id, &name, standing);
+                self.state.end(id, name, standing);
+                self.refused.insert(socket.clone());
                 self.failed.get_or_insert(error);
             }
         }
+    }
+
+    /// Who watched a VM has nothing more to say.
+    fn forget(&mut self, id: u64) {
+        self.watchers.retain(|one| one.id != id);
     }
 
     /// Waits until nobody owes an answer; false if that was cut short.
@@ -428,7 +431,10 @@ impl<'a> Top<'a> {
             }
             if self.watchers.is_empty() {
                 drop(screen);
-                let text = match self.state.vms().len() {
+                let vms = self.state.vms();
+                let ended = vms.iter().filter(|line| line.standing == Standing::Ended);
+                let text = match ended.count() {
+                    0 => return Err(self.failed.take().unwrap_or(ToolError::NoVm)),
                     1 => "the VM has ended",
                     _ => "all VMs have ended",
                 };

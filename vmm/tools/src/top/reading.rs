@@ -1,5 +1,6 @@
 //! What one VM says of itself at one moment, and what it has done since the moment before.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -355,7 +356,7 @@ impl Window {
             events,
         };
         let mut rows: Vec<HotRow> = rows.into_iter().map(row).collect();
-        rows.sort_by(|a, b| (b.events, b.samples).cmp(&(a.events, a.samples)));
+        rows.sort_by_key(|row| Reverse((row.events, row.samples)));
         Some(SampleReading {
             event: last.event.clone(),
             hz: last.hz,

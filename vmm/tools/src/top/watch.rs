@@ -57,6 +57,8 @@ pub(super) enum News {
     /// The VM has ended.
     Ended,
     Failed(ToolError),
+    /// It is not watched: this program has seen enough, or nobody led it there.
+    Left,
 }
 
 /// Who hears the news, with the VM's number.
@@ -106,7 +108,7 @@ impl Watcher {
         let watch = move || {
             let mut answered = false;
             match watch(&path, &settings, &asked, &reporter, &mut answered) {
-                Ok(Ending::Told) => {}
+                Ok(Ending::Told) => reporter.tell(News::Left),
                 Ok(Ending::Ended) => reporter.tell(News::Ended),
                 Err(error) if answered && error.is_gone() => reporter.tell(News::Ended),
                 Err(error) => reporter.tell(News::Failed(error)),
@@ -139,11 +141,6 @@ impl Watcher {
     /// Whether the thread has ended.
     pub(super) fn is_over(&self) -> bool {
         self.thread.is_finished()
-    }
-
-    /// Whether the thread ended as it should; waits for that.
-    pub(super) fn ended_well(self) -> bool {
-        self.thread.join().is_ok()
     }
 }
 
@@ -304,8 +301,8 @@ impl<'a> Watch<'a> {
             let number = number - self.counting;
             let drained = samples.drain(self.vm)?;
             let (losses, over) = samples.messages(self.vm, number)?;
-            self.take(&drained);
-            self.take(&losses);
+            self.take(drained);
+            self.take(losses);
             over
         } else {
             return Ok(());
@@ -324,19 +321,18 @@ impl<'a> Watch<'a> {
     fn drain(&mut self) -> Result<(), ToolError> {
         if let Some(samples) = &mut self.samples {
             let records = samples.drain(self.vm)?;
-            self.take(&records);
+            self.take(records);
         }
         Ok(())
     }
 
-    fn take(&mut self, records: &[Record]) {
-        let mut samples: Vec<Sample> = Vec::new();
-        for record in records {
-            self.totals.add(record);
-            if let Record::Sample(sample) = record {
-                samples.push(*sample);
-            }
-        }
+    fn take(&mut self, records: Vec<Record>) {
+        records.iter().for_each(|record| self.totals.add(record));
+        let sample = |record| match record {
+            Record::Sample(sample) => Some(sample),
+            _ => None,
+        };
+        let samples: Vec<Sample> = records.into_iter().filter_map(sample).collect();
         let symbols = self.names.of(&samples);
         for sample in samples {
             let name = CodeLocation::of(&sample, symbols).name(symbols);
