@@ -42,7 +42,7 @@ use crate::stat::spec::EventList;
 use crate::{Completion, ToolError, Waiter, note};
 
 /// How long VMs have to answer at the beginning, and for a frame that is printed.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(8);
 /// How long a frame waits for a VM that takes its time.
 const ANSWER: Duration = Duration::from_millis(300);
 /// How soon the first rates are there.
@@ -123,7 +123,8 @@ impl TopOptions {
                 flags,
             }),
             flags,
-            symbols: symbols.map(Arc::new),
+            symbols,
+            patient: self.once.is_some(),
             named: self.is_named(),
         })
     }

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::command::buffer;
 use super::plan::SamplingPlan;
+use super::programs::Programs;
 use super::samples::Clock;
 use super::session::{SamplingSession, Scene};
 use crate::profile::{Record, Sampling};
@@ -35,6 +36,7 @@ pub(crate) struct LiveSamples {
     flags: u32,
     buffer: u64,
     sessions: Vec<SamplingSession>,
+    programs: Programs,
     /// What is not sampled, and why.
     notes: Vec<String>,
 }
@@ -69,6 +71,7 @@ impl LiveSamples {
             flags: what.flags,
             buffer: buffer(wanted, targets.len(), vm)?,
             sessions: Vec::new(),
+            programs: Programs::default(),
             notes: Vec::new(),
         };
         let mut sessions = Vec::new();
@@ -92,6 +95,7 @@ impl LiveSamples {
             plan: &self.plan,
             clock: self.clock,
             flags: self.flags,
+            chains: false,
             buffer: self.buffer,
         }
     }
@@ -161,7 +165,25 @@ impl LiveSamples {
     /// # Errors
     /// A buffer makes no sense.
     pub(crate) fn drain(&mut self, vm: &Vm) -> Result<Vec<Record>, ToolError> {
-        self.all(vm, |session, scene| session.drain(scene))
+        let records = self.all(vm, |session, scene| session.drain(scene))?;
+        self.programs.take(&records);
+        Ok(records)
+    }
+
+    /// Whether samples have tasks by now, or will have none.
+    pub(crate) fn is_ready(&mut self, vm: &Vm) -> bool {
+        self.programs.is_ready(&vm.client)
+    }
+
+    /// What the numbers in samples stand for, as far as the VM knows it by now, and has not
+    /// said before.
+    pub(crate) fn describe(&mut self, vm: &Vm) -> Vec<Record> {
+        self.programs.ask(&vm.client)
+    }
+
+    /// Has the VM say all of it again.
+    pub(crate) fn forget_descriptions(&mut self) {
+        self.programs = Programs::default();
     }
 
     /// Makes the periods right for the frequency; buffers have to be empty.

@@ -2,7 +2,9 @@
 
 use umpire_events::one_line;
 
-use super::reading::{CYCLES, EXITS, INSTRUCTIONS, Missing, RUN_TIME, VcpuReading, VmReading};
+use super::reading::{
+    CYCLES, EXITS, HotRow, INSTRUCTIONS, Missing, RUN_TIME, VcpuReading, VmReading,
+};
 use super::state::{Standing, State, VmLine};
 use crate::table::lines;
 
@@ -321,18 +323,28 @@ fn symbols(line: &VmLine) -> Option<Section> {
     }
     let all = samples.rows.iter().map(|row| row.events);
     let all = all.fold(0, u64::saturating_add);
-    let row = |row: &super::reading::HotRow| {
-        vec![
+    let programs = samples.rows.iter().any(|row| row.place.program.is_some());
+    let row = |row: &HotRow| {
+        let place = &row.place;
+        let mut cells = vec![
             format!("{:.2}%", percent(row.events, all)),
             row.samples.to_string(),
-            one_line(&row.symbol),
-        ]
+        ];
+        if programs {
+            let program = place.program.clone().unwrap_or_default();
+            cells.extend([one_line(&program.comm), one_line(&program.dso)]);
+        }
+        cells.push(one_line(&place.symbol));
+        cells
     };
-    let heads = ["OVERHEAD", "SAMPLES", "SYMBOL"]
-        .map(str::to_owned)
-        .to_vec();
+    let mut heads = vec!["OVERHEAD", "SAMPLES"];
+    if programs {
+        heads.extend(["COMMAND", "OBJECT"]);
+    }
+    heads.push("SYMBOL");
+    let heads = heads.into_iter().map(str::to_owned).collect();
     let rows = samples.rows.iter().take(SYMBOLS).map(row).collect();
-    Some(Section::table(title, heads, rows, &[2]))
+    Some(Section::table(title, heads, rows, &[2, 3, 4]))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "rounded to 0.01 %")]

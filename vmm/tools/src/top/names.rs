@@ -1,28 +1,32 @@
-//! Names for samples while a VM runs: those of a file, or those that the guest's own kernel
-//! has in its memory.
+//! Names for samples while a VM runs: symbols of a file, or those that the guest's own kernel
+//! has in its memory, and the guest's tasks.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use perfmon_abi::wire::kernel::KernelRequest;
 
 use crate::find::connect;
+use crate::profile::names::Names;
+use crate::profile::programs::Programs;
 use crate::profile::symbols::{SymbolTable, parse};
-use crate::profile::{Ring, Sample};
+use crate::profile::{Record, Ring, Sample};
 
 /// How long the VM is left alone after an answer without names; twice as long each time.
 const FIRST: Duration = Duration::from_secs(1);
+/// Tasks and mappings that are kept; a VM keeps fewer.
+const MOST_DESCRIBED: usize = 1 << 17;
 /// At most so long. Where there are names, modules may still come.
 const MOST: Duration = Duration::from_secs(60);
 
-/// The symbols of a guest's kernel, as far as they are known by now.
+/// The names of what a guest runs, as far as they are known by now.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(super) struct GuestNames {
     socket: PathBuf,
-    symbols: Arc<SymbolTable>,
-    /// The user gave them.
+    names: Names,
+    described: usize,
+    /// The user gave the symbols.
     given: bool,
     /// Who asks the VM.
     asking: Option<JoinHandle<Option<SymbolTable>>>,
@@ -31,33 +35,59 @@ pub(super) struct Names {
     pause: Duration,
 }
 
-impl Names {
-    /// Those of a file, or of the guest behind `socket`.
-    pub(super) fn new(socket: &Path, given: Option<Arc<SymbolTable>>) -> Self {
+impl GuestNames {
+    /// Symbols of a file, or of the guest behind `socket`.
+    pub(super) fn new(socket: &Path, given: Option<SymbolTable>) -> Self {
         Self {
             socket: socket.to_owned(),
             given: given.is_some(),
-            symbols: given.unwrap_or_default(),
+            names: Names::new(given.unwrap_or_default(), Programs::default(), None),
+            described: 0,
             asking: None,
             next: Instant::now(),
             pause: FIRST,
         }
     }
 
-    /// The symbols. Samples that these do not name make the VM be asked, which takes a while.
-    pub(super) fn of(&mut self, samples: &[Sample]) -> &SymbolTable {
-        if !self.given {
-            self.take_answer();
-            // What runs before the kernel has neither its place nor its page tables.
-            let in_kernel = |sample: &&Sample| sample.ring == Some(Ring::Kernel);
-            let high = samples.iter().rev().filter(in_kernel);
-            let mut high = high.filter(|sample| sample.ip >> 63 != 0);
-            let unnamed = high.find(|sample| self.symbols.find(sample.ip).is_none());
-            if let Some(cr3) = unnamed.and_then(|sample| sample.cr3) {
-                self.ask(cr3);
+    /// Takes in what the VM says of tasks and mappings. False: these are too many by now, and
+    /// all were forgotten.
+    pub(super) fn describe(&mut self, records: Vec<Record>) -> bool {
+        for record in records {
+            if let Record::Described(described) = record {
+                self.described += 1;
+                self.names.programs.add(described);
             }
         }
-        &self.symbols
+        let fits = self.described <= MOST_DESCRIBED;
+        if !fits {
+            self.described = 0;
+            self.names.programs = Programs::default();
+        }
+        fits
+    }
+
+    /// Asks for the symbols that samples need.
+    pub(super) fn look_for(&mut self, samples: &[Sample]) {
+        if self.given {
+            return;
+        }
+        self.take_answer();
+        // What runs before the kernel has neither its place nor its page tables.
+        let in_kernel = |sample: &&Sample| sample.ring == Some(Ring::Kernel);
+        let mut high = samples
+            .iter()
+            .filter(in_kernel)
+            .filter(|it| it.ip >> 63 != 0);
+        let unnamed = high.find(|sample| self.names.kernel.find(sample.ip).is_none());
+        if let Some(cr3) = unnamed.and_then(|sample| sample.cr3) {
+            self.ask(cr3);
+        }
+    }
+
+    /// The names.
+    pub(super) fn known(&mut self) -> &Names {
+        self.take_answer();
+        &self.names
     }
 
     fn take_answer(&mut self) {
@@ -67,7 +97,7 @@ impl Names {
         };
         self.pause = match thread.join() {
             Ok(Some(symbols)) => {
-                self.symbols = Arc::new(symbols);
+                self.names.kernel = symbols;
                 MOST
             }
             _ => (self.pause * 2).min(MOST),

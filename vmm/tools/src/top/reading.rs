@@ -123,11 +123,28 @@ pub(super) struct SampleReading {
     pub(super) rows: Vec<HotRow>,
 }
 
+/// Where samples are, in the words of `umpire report`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct HotPlace {
+    /// The thread, and the file or part of the kernel; none where the VM knows no tasks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) program: Option<Program>,
+    /// The symbol, or what else is known.
+    pub(super) symbol: String,
+}
+
+/// What of a guest a sample is of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct Program {
+    pub(super) comm: String,
+    pub(super) dso: String,
+}
+
 /// Samples in one place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct HotRow {
-    /// The symbol, or what else is known, as `umpire report` has it.
-    pub(super) symbol: String,
+    #[serde(flatten)]
+    pub(super) place: HotPlace,
     pub(super) samples: u64,
     /// How many events they stand for.
     pub(super) events: u64,
@@ -336,7 +353,7 @@ impl Window {
     /// All of it in one, the place with most events first; none if nothing is sampled.
     pub(super) fn sum(&self) -> Option<SampleReading> {
         let (_, last) = self.readings.last()?;
-        let mut rows: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        let mut rows: BTreeMap<&HotPlace, (u64, u64)> = BTreeMap::new();
         let mut totals = Totals::default();
         for (_, reading) in &self.readings {
             let more = reading.totals;
@@ -345,13 +362,13 @@ impl Window {
             totals.throttled += more.throttled;
             totals.blind_ns += more.blind_ns;
             for row in &reading.rows {
-                let sum = rows.entry(&row.symbol).or_default();
+                let sum = rows.entry(&row.place).or_default();
                 sum.0 = sum.0.saturating_add(row.samples);
                 sum.1 = sum.1.saturating_add(row.events);
             }
         }
-        let row = |(symbol, (samples, events)): (&str, (u64, u64))| HotRow {
-            symbol: symbol.to_owned(),
+        let row = |(place, (samples, events)): (&HotPlace, (u64, u64))| HotRow {
+            place: place.clone(),
             samples,
             events,
         };

@@ -16,8 +16,8 @@ use perfmon_abi::wire::info::{MachineInfo, VcpuInfo, VcpuState};
 use perfmon_abi::wire::pcr::{PcrAct, PcrRequest};
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::names::Names;
-use super::reading::{Answers, HotRow, SampleReading, VmReading};
+use super::names::GuestNames;
+use super::reading::{Answers, HotPlace, HotRow, Program, SampleReading, VmReading};
 use crate::error::host;
 use crate::find::is_trusted;
 use crate::profile::location::CodeLocation;
@@ -32,6 +32,11 @@ use crate::{ToolError, Vm, Waiter, refused};
 /// How soon periods are adapted at first, and how often buffers are emptied then.
 const FIRST_LOOK: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(500);
+/// Samples whose names are looked for together.
+const TOGETHER: usize = 1 << 16;
+/// How long the guest's tasks are waited for, and a guest that does nothing.
+const TASKS: Duration = Duration::from_secs(5);
+const IDLE: Duration = Duration::from_millis(300);
 /// What the thread waits for besides its contexts.
 const ASKED: usize = usize::MAX - 1;
 const PROCESS: usize = usize::MAX - 2;
@@ -44,8 +49,10 @@ pub(super) struct Settings {
     pub(super) sampling: Option<LiveSampling>,
     /// Of the contexts that count.
     pub(super) flags: u32,
-    /// A file that the user gave.
-    pub(super) symbols: Option<Arc<SymbolTable>>,
+    /// Of a file that the user gave.
+    pub(super) symbols: Option<SymbolTable>,
+    /// The first frame is the only one: it is worth waiting for the guest's tasks.
+    pub(super) patient: bool,
     /// The user named the VM, so whose it is does not matter.
     pub(super) named: bool,
 }
@@ -176,6 +183,9 @@ fn watch(
             .map_err(host("watching the VM"))?;
     }
     let mut watch = Watch::begin(&vm, settings, &waiter)?;
+    if settings.patient {
+        watch.get_ready()?;
+    }
     let ending = watch.go(asked, reporter, answered);
     watch.leave();
     ending
@@ -190,8 +200,10 @@ struct Watch<'a> {
     counting: usize,
     samples: Option<LiveSamples>,
     sampling: Option<&'a LiveSampling>,
-    names: Names,
-    hot: BTreeMap<String, (u64, u64)>,
+    names: GuestNames,
+    /// Samples that have no names yet, and those that have.
+    held: Vec<Sample>,
+    hot: BTreeMap<HotPlace, (u64, u64)>,
     totals: Totals,
     notes: Vec<String>,
 }
@@ -238,7 +250,8 @@ impl<'a> Watch<'a> {
             counting,
             samples,
             sampling,
-            names: Names::new(&vm.socket, settings.symbols.clone()),
+            names: GuestNames::new(&vm.socket, settings.symbols.clone()),
+            held: Vec::new(),
             hot: BTreeMap::new(),
             totals: Totals::default(),
             notes,
@@ -333,12 +346,52 @@ impl<'a> Watch<'a> {
             _ => None,
         };
         let samples: Vec<Sample> = records.into_iter().filter_map(sample).collect();
-        let symbols = self.names.of(&samples);
-        for sample in samples {
-            let name = CodeLocation::of(&sample, symbols).name(symbols);
-            let sum = self.hot.entry(name).or_default();
+        self.names.look_for(&samples);
+        self.held.extend(samples);
+        if self.held.len() >= TOGETHER {
+            self.name_held();
+        }
+    }
+
+    /// Adds up the samples that were held back, by the names that are known by now.
+    fn name_held(&mut self) {
+        if let Some(samples) = &mut self.samples
+            && !self.names.describe(samples.describe(self.vm))
+        {
+            samples.forget_descriptions();
+        }
+        let names = self.names.known();
+        for sample in self.held.drain(..) {
+            let location = CodeLocation::of(&sample, names);
+            let program = names.has_tasks().then(|| Program {
+                comm: names.comm(names.task_of(&sample)).to_owned(),
+                dso: location.object(names),
+            });
+            let symbol = location.name(names);
+            let sum = self.hot.entry(HotPlace { program, symbol }).or_default();
             *sum = (sum.0 + 1, sum.1.saturating_add(sample.period));
         }
+    }
+
+    /// Samples until the VM knows the guest's tasks, where they can be known and something
+    /// runs; what was counted and sampled so far is forgotten.
+    fn get_ready(&mut self) -> Result<(), ToolError> {
+        let began = Instant::now();
+        let mut any = false;
+        while let Some(samples) = &mut self.samples {
+            let drained = samples.drain(self.vm)?;
+            any |= !drained.is_empty();
+            let patience = if any { TASKS } else { IDLE };
+            if samples.is_ready(self.vm) || began.elapsed() >= patience {
+                break;
+            }
+            self.take(drained);
+            std::thread::sleep(FIRST_LOOK);
+        }
+        self.held.clear();
+        self.totals = Totals::default();
+        self.counts.rows(self.vm)?;
+        Ok(())
     }
 
     fn reading(&mut self, counted: Option<(Vec<Row>, f64)>) -> Result<VmReading, ToolError> {
@@ -363,10 +416,11 @@ impl<'a> Watch<'a> {
             counted,
             observer: std::process::id(),
         };
+        self.name_held();
         let samples = self.sampling.filter(|_| self.samples.is_some());
         let rows = std::mem::take(&mut self.hot);
-        let row = |(symbol, (samples, events))| HotRow {
-            symbol,
+        let row = |(place, (samples, events))| HotRow {
+            place,
             samples,
             events,
         };

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::super::reading::{HolderRow, HotRow, Rate, SampleReading};
+use super::super::reading::{HolderRow, HotPlace, HotRow, Program, Rate, SampleReading};
 use super::super::view::text;
 use super::*;
 use crate::profile::Totals;
@@ -67,12 +67,18 @@ pub(in crate::top) fn reading() -> VmReading {
             },
             rows: vec![
                 HotRow {
-                    symbol: "hot_loop".to_owned(),
+                    place: HotPlace {
+                        symbol: "hot_loop".to_owned(),
+                        program: None,
+                    },
                     samples: 3,
                     events: 300,
                 },
                 HotRow {
-                    symbol: "[unknown] 0xfff0".to_owned(),
+                    place: HotPlace {
+                        symbol: "[unknown] 0xfff0".to_owned(),
+                        program: None,
+                    },
                     samples: 1,
                     events: 100,
                 },
@@ -121,6 +127,26 @@ OVERHEAD  SAMPLES  SYMBOL
 ";
     let found = text(&Frame::whole(&state(), "noon"), 120);
     assert_eq!(found, expected, "{found}");
+}
+
+#[test]
+fn tasks_have_columns_where_they_are_known() {
+    let mut known = reading();
+    if let Some(samples) = &mut known.samples {
+        samples.rows[0].place.program = Some(Program {
+            comm: "make\u{1b}".to_owned(),
+            dso: "libc.so.6".to_owned(),
+        });
+    }
+    let mut state = State::new(Duration::from_secs(2));
+    state.answer(1, "web1", known, Duration::ZERO);
+    let found = text(&Frame::whole(&state, "noon"), 120);
+    let expected = "\
+OVERHEAD  SAMPLES  COMMAND  OBJECT     SYMBOL
+  75.00%        3  make\u{fffd}    libc.so.6  hot_loop
+  25.00%        1                      [unknown] 0xfff0
+";
+    assert!(found.ends_with(expected), "{found}");
 }
 
 #[test]

@@ -236,7 +236,10 @@ fn samples_are_those_of_the_last_seconds() {
         rows: rows
             .iter()
             .map(|(symbol, samples, events)| HotRow {
-                symbol: (*symbol).to_owned(),
+                place: HotPlace {
+                    symbol: (*symbol).to_owned(),
+                    program: None,
+                },
                 samples: *samples,
                 events: *events,
             })
@@ -249,7 +252,7 @@ fn samples_are_those_of_the_last_seconds() {
         let found: Vec<(&str, u64, u64)> = sum
             .rows
             .iter()
-            .map(|row| (row.symbol.as_str(), row.samples, row.events))
+            .map(|row| (row.place.symbol.as_str(), row.samples, row.events))
             .collect();
         assert_eq!(found, expected);
         assert!((window.seconds() - seconds).abs() < 1e-9);
