@@ -65,6 +65,19 @@ install_missing() {
     }
 }
 
+# umpire top is tested in a terminal of tmux.
+install_tmux() {
+    command -v tmux >/dev/null && return
+    local root=()
+    [ "$(id -u)" -eq 0 ] || root=(sudo -n)
+    echo "installing tmux …"
+    {
+        "${root[@]}" apt-get update &&
+            "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y tmux
+    } >"$logs/tmux.log" 2>&1 </dev/null ||
+        echo "tmux could not be installed (log: $logs/tmux.log): its tests are skipped"
+}
+
 # Event names are tested with libpfm4 where it is to be had. Umpire does without,
 # so those tests are skipped where it cannot be installed.
 install_libpfm() {
@@ -122,7 +135,7 @@ count() {
             split("", names)
         }
         /^skipped: all [0-9]+ tests/ { skipped += $3; next }
-        /^skipped: / && /\/dev\/kvm|libpfm|x86_64-unknown-none/ && !/not possible here/ { missing++ }
+        /^skipped: / && /\/dev\/kvm|libpfm|tmux|x86_64-unknown-none/ && !/not possible here/ { missing++ }
         /^skipped: / && !($2 in names) { told++; names[$2] }
         END { print passed + 0, failed + 0, skipped + 0, missing + 0 }
     ' "$1"
@@ -198,6 +211,7 @@ micro_suites() {
 
 install_missing
 install_libpfm
+install_tmux
 check_rust
 install_target
 echo "building (log: $logs/build.log) …"

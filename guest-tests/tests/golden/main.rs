@@ -272,7 +272,7 @@ fn options_of(help: &str) -> String {
 
 #[test]
 fn options_are_as_before() {
-    let commands: [&[&str]; 29] = [
+    let commands: [&[&str]; 30] = [
         &["run"],
         &["doctor"],
         &["demo"],
@@ -302,6 +302,7 @@ fn options_are_as_before() {
         &["pcr", "unbar"],
         &["pcr", "policy"],
         &["pcr", "scheme"],
+        &["top"],
     ];
     let mut all = String::new();
     for words in commands {

@@ -11,10 +11,10 @@ use guest_tests::kernel::{Kernel, Protocol};
 use guest_tests::umpire::{self, skipped_without_kvm};
 
 /// A VM that ends with the test.
-struct Named(Child);
+pub(super) struct Named(pub(super) Child);
 
 impl Named {
-    fn run(kernel: &Kernel, runtime: &Path, flags: &[&str]) -> Self {
+    pub(super) fn run(kernel: &Kernel, runtime: &Path, flags: &[&str]) -> Self {
         let child = Command::new(umpire::path())
             .env("XDG_RUNTIME_DIR", runtime)
             .args(["run", "--memory", "32", "--counters", "clock"])
@@ -38,7 +38,7 @@ impl Drop for Named {
 }
 
 /// Status, standard output, standard error.
-fn umpire(runtime: &Path, words: &[&str]) -> (i32, String, String) {
+pub(super) fn umpire(runtime: &Path, words: &[&str]) -> (i32, String, String) {
     let output = Command::new(umpire::path())
         .args(words)
         .env("XDG_RUNTIME_DIR", runtime)
@@ -50,7 +50,7 @@ fn umpire(runtime: &Path, words: &[&str]) -> (i32, String, String) {
     (status, text(&output.stdout), text(&output.stderr))
 }
 
-fn await_listed(runtime: &Path, name: &str) {
+pub(super) fn await_listed(runtime: &Path, name: &str) {
     let began = Instant::now();
     while !umpire(runtime, &["ls"])
         .1

@@ -1,4 +1,4 @@
-//! `umpire stat`, `record`, `report`, `ls`, `pcr` and `budget` beside a running VM, through the
+//! `umpire stat`, `record`, `report`, `top`, `ls`, `pcr` and `budget` beside a running VM, through the
 //! real programs. Counts are declared by `sim`, so what must come out is known.
 
 mod bad_input;
@@ -9,6 +9,7 @@ mod observers;
 mod owners;
 mod reservations;
 mod samples;
+mod top;
 mod track;
 
 use guest_tests::umpire;

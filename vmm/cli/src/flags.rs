@@ -11,6 +11,7 @@ mod perfmon;
 mod profile;
 mod run;
 mod tools;
+mod top;
 mod track;
 
 use std::ffi::OsString;
@@ -32,6 +33,7 @@ pub use tools::{
     BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags,
     UntilFlags, VmFlags, WhoFlags,
 };
+pub use top::TopFlags;
 pub use track::TrackFlags;
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
@@ -62,6 +64,8 @@ pub enum Command {
     Track(Box<TrackFlags>),
     /// Sample a running VM's vCPUs into a profile
     Record(Box<RecordFlags>),
+    /// Show running VMs live: rates of their vCPUs, who holds which counter, hottest symbols
+    Top(Box<TopFlags>),
     /// Show running VMs: vCPUs, cores, contexts, and who holds which counter
     Ls(LsFlags),
     /// Keep the vCPUs of a running VM out of their guest until umpire resume

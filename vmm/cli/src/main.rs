@@ -51,6 +51,7 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
         Command::Stop(flags) => tools::stop(&flags),
         Command::Track(flags) => tools::track(&flags),
         Command::Record(flags) => tools::record(&flags),
+        Command::Top(flags) => tools::top(&flags),
         Command::Ls(flags) => tools::ls(&flags),
         Command::Pcr(flags) => tools::pcr(&flags),
         Command::Budget(flags) => tools::budget(&flags),

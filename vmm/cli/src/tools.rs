@@ -1,5 +1,5 @@
-//! `umpire stat`, `track`, `record`, `ls`, `pcr`, `budget`, `report` and `script`: from their flags
-//! to the tools.
+//! `umpire stat`, `track`, `record`, `top`, `ls`, `pcr`, `budget`, `report` and `script`: from
+//! their flags to the tools.
 
 use std::fs;
 use std::io::{self, BufWriter};
@@ -22,6 +22,7 @@ use umpire_tools::stat::spec::EventList;
 use umpire_tools::stat::tally::Scale;
 use umpire_tools::stat::{StatOptions, metrics};
 use umpire_tools::targets::Selection;
+use umpire_tools::top::TopOptions;
 use umpire_tools::{Completion, ToolError};
 use vmm::config::BudgetChoice;
 
@@ -29,7 +30,7 @@ use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
     BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags,
-    ReportFlags, ScriptFlags, StatFlags, TrackFlags, UntilFlags, WhoFlags,
+    ReportFlags, ScriptFlags, StatFlags, TopFlags, TrackFlags, UntilFlags, WhoFlags,
 };
 
 /// `umpire stat`.
@@ -186,6 +187,34 @@ pub fn pause(flags: &LifecycleFlags, paused: bool) -> Result<ExitStatus, UserErr
 pub fn stop(flags: &LifecycleFlags) -> Result<ExitStatus, UserError> {
     lifecycle::stop(&flags.into(), &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire top`.
+///
+/// # Errors
+/// There is no VM, no such event, none can be looked at, there is no terminal, or standard
+/// output cannot be written to.
+pub fn top(flags: &TopFlags) -> Result<ExitStatus, UserError> {
+    let columns = std::env::var("COLUMNS").ok();
+    let columns = columns.and_then(|columns| columns.parse().ok());
+    let columns = columns.filter(|columns| *columns > 0);
+    let offset = flags.kaslr_offset.unwrap_or(0);
+    let options = TopOptions {
+        vm: (&flags.vm).into(),
+        interval: flags.delay,
+        frames: flags.frames,
+        once: flags.once.then(|| columns.unwrap_or(TopOptions::COLUMNS)),
+        json: flags.json,
+        event: flags.event.clone(),
+        hz: (!flags.no_samples).then_some(flags.freq),
+        symbols: flags.symbols.clone().map(|path| (path, offset)),
+    };
+    let mut out = BufWriter::new(io::stdout());
+    Ok(status(umpire_tools::top::run(
+        &options,
+        &mut out,
+        &mut io::stderr(),
+    )?))
 }
 
 /// `umpire ls`.

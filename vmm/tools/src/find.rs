@@ -100,18 +100,22 @@ pub(crate) fn known_sockets() -> Vec<PathBuf> {
     sockets
 }
 
+/// The sockets of the VMs that run, of this user and of root.
+pub(crate) fn running_sockets() -> Vec<PathBuf> {
+    let running = running(known_sockets());
+    running.into_iter().map(|one| one.socket).collect()
+}
+
 /// How long a VM may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Those behind which there is a VM. What a VM that ended badly has left is passed over, and
 /// so is a VM of another user than this one or root: nobody is to be led to the wrong one.
 fn running(sockets: Vec<PathBuf>) -> Vec<Running> {
-    let own = [Uid::ROOT, geteuid()];
     let answer = |socket: PathBuf| {
         let pid = match Client::with_timeout(&socket, PATIENCE) {
             Ok(client) => {
-                let server = client.server().ok()?;
-                own.contains(&server.uid).then_some(())?;
+                is_trusted(client.server().ok()?.uid).then_some(())?;
                 Some(client.hello().ok()?.pid)
             }
             // Nobody is there, this user may not, or it is something else.
@@ -122,13 +126,18 @@ fn running(sockets: Vec<PathBuf>) -> Vec<Running> {
             }
             Err(_) => {
                 let owner = std::fs::metadata(&socket).ok()?.uid();
-                own.contains(&Uid::from_raw(owner)).then_some(())?;
+                is_trusted(Uid::from_raw(owner)).then_some(())?;
                 None
             }
         };
         Some(Running { socket, pid })
     };
     sockets.into_iter().filter_map(answer).collect()
+}
+
+/// Whether a VM of this user is looked at by a tool that was not led to it.
+pub(crate) fn is_trusted(owner: Uid) -> bool {
+    [Uid::ROOT, geteuid()].contains(&owner)
 }
 
 fn choose(vm: &str, running: &[Running]) -> Result<PathBuf, ToolError> {

@@ -1,6 +1,6 @@
 //! The tools for running VMs: [`stat`] counts, [`record`] samples into a
 //! [`profile`], [`ls`] shows who holds what, [`pcr`] who has reserved what,
-//! and changes it.
+//! and changes it. [`top`] shows all of it live.
 //!
 //! They know a VM only by its perfmon2 interface ([`umpire_perfmon`]). Here is
 //! also what they share: how they find a VM, what of it they look at, and for how
@@ -27,6 +27,7 @@ pub mod stat;
 mod sys;
 pub mod table;
 pub mod targets;
+pub mod top;
 mod vm;
 mod wait;
 

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use serde::Serialize;
 
+pub(crate) use text::vcpu_state;
+
 use crate::find::{connect, known_sockets};
 use crate::{ToolError, note, refused};
 

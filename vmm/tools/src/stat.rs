@@ -7,10 +7,12 @@
 //! - [`mod@print`] has the three forms of the output, with the provenance of every
 //!   count; they are functions of rows and settings.
 //!
-//! The commands to the VM are in `session`, the loop around them in `command`.
+//! The commands to the VM are in `session`, the loop around them in `command`; `live` is for
+//! `umpire top`, whose loop is another one.
 
 mod command;
 pub mod events;
+mod live;
 pub mod metrics;
 pub mod print;
 pub mod reading;
@@ -25,6 +27,7 @@ mod trial;
 mod watch;
 
 pub use command::run;
+pub(crate) use live::LiveCounts;
 pub use runs::Runs;
 
 use std::time::Duration;

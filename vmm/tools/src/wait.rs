@@ -19,12 +19,12 @@ pub(crate) struct Woken {
     pub(crate) ready: Vec<usize>,
 }
 
-/// Waits, with the process's signals taken over.
+/// Waits, with the process's signals taken over where it is to hear them.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     epoll: Epoll,
     /// Has a byte for each signal that came.
-    stop: UnixStream,
+    stop: Option<UnixStream>,
 }
 
 /// The number of the event that signals write.
@@ -43,10 +43,26 @@ impl Waiter {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             pipe::register(signal, signalled.try_clone()?)?;
         }
-        let epoll = Epoll::new()?;
+        let waiter = Self::without_signals()?;
         let event = EpollEvent::new(EventSet::IN, STOP);
-        epoll.ctl(ControlOperation::Add, stop.as_raw_fd(), event)?;
-        Ok(Self { epoll, stop })
+        waiter
+            .epoll
+            .ctl(ControlOperation::Add, stop.as_raw_fd(), event)?;
+        Ok(Self {
+            stop: Some(stop),
+            ..waiter
+        })
+    }
+
+    /// For a thread beside the one that hears of signals.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(crate) fn without_signals() -> io::Result<Self> {
+        Ok(Self {
+            epoll: Epoll::new()?,
+            stop: None,
+        })
     }
 
     /// Waits for `thing`, too, and calls it `number`. Closing it ends this.
@@ -86,7 +102,7 @@ impl Waiter {
                 STOP => {
                     woken.stop = true;
                     // Or the next wait would end at once.
-                    let _ = (&self.stop).read(&mut [0; 64]);
+                    let _ = self.stop.as_ref().map(|mut stop| stop.read(&mut [0; 64]));
                 }
                 number => woken.ready.extend(usize::try_from(number)),
             }

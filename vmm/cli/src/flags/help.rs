@@ -17,6 +17,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("stat", |stat| stat.after_help(STAT))
         .mut_subcommand("track", |track| track.after_help(TRACK))
         .mut_subcommand("record", |record| record.after_help(RECORD))
+        .mut_subcommand("top", |top| top.after_help(TOP))
         .mut_subcommand("pause", |pause| pause.after_help(PAUSE))
         .mut_subcommand("resume", |resume| resume.after_help(PAUSE))
         .mut_subcommand("stop", |stop| stop.after_help(STOP))
@@ -57,6 +58,7 @@ Examples:
   umpire events                                what can be counted, by name
   umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\"
   umpire stat                                  count events of a guest that runs
+  umpire top                                   watch all VMs that run
 
 Exit status: 0 done; 2 bad input, or a host that cannot do it; 4 the host failed;
 6 the guest failed (triple fault, instruction that KVM cannot emulate); 124 timeout;
@@ -167,6 +169,24 @@ lost, and counted.
   umpire record -e branches -c 100000 --random 8 -o branches.data
 Exit status: 0, also after Ctrl-C without --for, and after the end of the VM; 130 if Ctrl-C cut
 --for short; that of the command if there is one; 2 if something cannot be sampled as asked.";
+
+const TOP: &str = "\
+Without --vm it shows every VM that umpire ls finds, also those that begin later. For each: what
+its vCPUs do in a second, who holds which counter (guests, tools, reservations and their
+cookies), and the symbols in which its samples are, of the last 10 seconds. What nobody counted
+is \"not counted\", never 0. Guests and other tools have counters before this program, and get
+them as soon as they want them.
+
+  umpire top
+  umpire top --vm web1 -d 1
+  umpire top --vm web1 -e branch-misses -F 500
+  umpire top --vm web1 --symbols System.map
+  umpire top --once                    one frame as text: for scripts, or to send to somebody
+  umpire top --once -j -d 5 | jq .vcpus
+Keys: q ends; Tab and arrows choose the VM; p pauses the display; s sorts; d asks for the delay;
+h shows this and more.
+Exit status: 0, also when the last VM has ended; 130 if Ctrl-C cut -n or --once short; 2 if there
+is no VM, no terminal and no --once, or something cannot be sampled as asked.";
 
 const PAUSE: &str = "\
 A paused VM does nothing, and its counters stand still; the guest's clocks go on. umpire run

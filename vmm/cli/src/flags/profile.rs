@@ -145,7 +145,7 @@ pub struct ScriptFlags {
 }
 
 /// A hexadecimal number, which may be negative: then it is below by so much.
-fn offset(text: &str) -> Result<u64, String> {
+pub(super) fn offset(text: &str) -> Result<u64, String> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
         None => (false, text),

@@ -92,6 +92,20 @@ fn commands_parse() {
         &["script", "-F", "time,ip", "-i", "-", "--vcpu", "0,2-3"],
         "Script(",
     );
+    check(
+        &["top", "-n", "3", "-d", "0.5"],
+        "Top(TopFlags { vm: VmFlags { vm: None, control: None }, delay: 500ms, frames: Some(3), \
+         once: false, json: false, event: None, freq: 49, no_samples: false",
+    );
+    check(&["top", "--once", "-j", "--no-samples"], "Top(");
+    for words in [
+        &["top", "--once", "-n", "3"][..],
+        &["top", "-j"],
+        &["top", "--no-samples", "-F", "99"],
+        &["top", "--kaslr-offset", "0x1000"],
+    ] {
+        assert!(parse(args(words)).is_err(), "{words:?}");
+    }
 }
 
 #[test]

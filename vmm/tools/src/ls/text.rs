@@ -59,8 +59,9 @@ pub(super) fn write(vm: &VmListing, apart: bool, out: &mut dyn Write) -> io::Res
     indented(&heads, contexts, out)
 }
 
-fn vcpu(vcpu: &VcpuInfo) -> Vec<String> {
-    let state = match vcpu.state {
+/// What a vCPU does, in a word.
+pub(crate) fn vcpu_state(vcpu: &VcpuInfo) -> &'static str {
+    match vcpu.state {
         // One that is halted needs no core.
         VcpuState::Running | VcpuState::Waiting if vcpu.halted == Some(true) => "halted",
         VcpuState::Running => "running",
@@ -69,12 +70,15 @@ fn vcpu(vcpu: &VcpuInfo) -> Vec<String> {
         VcpuState::Paused => "paused",
         VcpuState::Offline => "offline",
         VcpuState::Ended => "ended",
-    };
+    }
+}
+
+fn vcpu(vcpu: &VcpuInfo) -> Vec<String> {
     let reserved = vcpu.reserved.iter();
     let reserved = reserved.map(|it| format!("{}: {}", one_line(&it.counter), one_line(&it.layer)));
     vec![
         vcpu.vcpu.to_string(),
-        state.to_owned(),
+        vcpu_state(vcpu).to_owned(),
         or_none(vcpu.core),
         attached(&vcpu.contexts, vcpu.context),
         listed(reserved.collect()),

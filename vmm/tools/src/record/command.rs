@@ -134,7 +134,7 @@ fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
 
 /// Bytes of a sampling buffer: as asked for, or less if all together would have
 /// more than the VM allows.
-fn buffer(wanted: u64, count: usize, vm: &Vm) -> Result<u64, ToolError> {
+pub(super) fn buffer(wanted: u64, count: usize, vm: &Vm) -> Result<u64, ToolError> {
     let mut config = Call::GetConfig(Config::default());
     vm.client
         .ask(&mut config)
