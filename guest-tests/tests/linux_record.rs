@@ -106,7 +106,7 @@ fn check(image: LinuxImage) {
             judge("its callers", chain.join(" ").contains("middle outer main"));
         }
         let has = |name: &&str| chain.contains(name);
-        if has(&"__x64_sys_pread64") && sample["ring"] == "kernel" {
+        if (has(&"get_random_bytes_user") || has(&"msr_read")) && sample["ring"] == "kernel" {
             let module = has(&"msr_read");
             judge(
                 if module {
