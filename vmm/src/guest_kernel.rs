@@ -19,7 +19,10 @@ use std::time::{Duration, Instant};
 use guest_view::{GuestMemory, KernelView, Look, Search, Step};
 use perfmon_abi::wire::kernel::KernelInfo;
 use perfmon_abi::wire::programs::ProgramsInfo;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    MemoryRegionAddress,
+};
 use vmm_control::GuestKernel;
 
 use self::described::{Descriptions, Files, News, of_mapping, of_task};
@@ -43,7 +46,17 @@ struct Ram<'a>(&'a GuestMemoryMmap);
 
 impl GuestMemory for Ram<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
-        self.0.read_slice(buffer, GuestAddress(address)).is_ok()
+        let start = GuestAddress(address);
+        let Some(region) = self.0.find_region(start) else {
+            return false;
+        };
+        let at = MemoryRegionAddress(address - region.start_addr().0);
+        // A sample reads some hundred numbers, each within one region: `read_slice` alone, which
+        // is made for several, takes longer than the rest.
+        match region.get_slice(at, buffer.len()) {
+            Ok(found) => found.copy_to(buffer) == buffer.len(),
+            Err(_) => self.0.read_slice(buffer, start).is_ok(),
+        }
     }
 }
 

@@ -39,7 +39,7 @@
 //!
 //! | what a guest may try | what holds |
 //! |---|---|
-//! | tables, trees, lists and stacks without an end | every walk has a number of steps, and everything a budget: a look reads 2 MiB at most, and 320 KiB more for each name or build id, a kernel with its modules 384 MiB, and keeps no more |
+//! | tables, trees, lists and stacks without an end | every walk has a number of steps, and everything a budget: a look reads 2 MiB at most, and 64 KiB more for each build id, a kernel with its modules 384 MiB, and keeps no more |
 //! | addresses outside of memory | [`GuestMemory::read`] says so, and what depends on it is [`Unknown`] |
 //! | a program that poses as its kernel | the page tables that run must lead to the same kernel, and the kernel's own variable to the note |
 //! | structures of another shape | where members are, the kernel's BTF says, with their sizes; what it does not say is not known |
@@ -57,7 +57,6 @@ mod frame;
 mod kallsyms;
 mod kernel;
 mod layout;
-mod lines;
 mod look;
 mod mapping;
 mod memory;

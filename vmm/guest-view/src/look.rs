@@ -5,7 +5,6 @@ use std::fmt;
 
 use crate::build_id::{self, BuildId};
 use crate::chain::{Chain, Program};
-use crate::lines::Lines;
 use crate::mapping::{File, Mapping, Path};
 use crate::memory::GuestMemory;
 use crate::paging::Paging;
@@ -16,23 +15,22 @@ use crate::unknown::Unknown;
 use crate::unwind::{Entered, Unwinder};
 use crate::view::KernelView;
 
-/// Most bytes that a look reads: far more than a chain of [`DEPTH`](crate::DEPTH) frames
-/// takes.
-const BUDGET: usize = 2 << 20;
-/// Most bytes that are read for a name, and of the program for a build id.
-const NAME_BUDGET: usize = 256 << 10;
+/// Most bytes that a look reads of the kernel, and as many of a program: far more than a
+/// chain of [`DEPTH`](crate::DEPTH) frames takes.
+const BUDGET: usize = 1 << 20;
+/// Most bytes of a program that are read for a build id.
 const BUILD_ID_BUDGET: usize = 64 << 10;
 /// Mappings of one file that are looked at for that of its start: before code there are few.
 const PARTS: usize = 8;
 /// Mappings that one look remembers.
 const REMEMBERED: usize = 4;
 
-/// One look at a guest that stands still, or whose vCPU does. It keeps what it has read, and
-/// so is of one moment: for another one there is another look.
+/// One look at a guest that stands still, or whose vCPU does: a page is looked up once, and
+/// a mapping, too. So it is of one moment: for another one there is another look.
 pub struct Look<'a> {
     view: &'a KernelView,
     memory: &'a dyn GuestMemory,
-    lines: Lines<'a>,
+    space: Space<'a>,
     mappings: RefCell<[Option<(ProgramMemory, Mapping)>; REMEMBERED]>,
     next: Cell<usize>,
 }
@@ -52,20 +50,10 @@ impl<'a> Look<'a> {
         Self {
             view,
             memory,
-            lines: Lines::of(memory, BUDGET),
+            space: Space::new(memory, view.kernel.paging, BUDGET),
             mappings: RefCell::new([None; REMEMBERED]),
             next: Cell::new(0),
         }
-    }
-
-    /// The kernel's memory.
-    fn kernel(&self) -> Space<'_> {
-        Space::new(&self.lines, self.view.kernel.paging, BUDGET)
-    }
-
-    /// The kernel's memory as it is now.
-    fn kernel_now(&self) -> Space<'_> {
-        Space::new(self.memory, self.view.kernel.paging, NAME_BUDGET)
     }
 
     /// The task that runs on the kernel's processor `cpu`, whose vCPU stands at `at`. Some 20
@@ -77,7 +65,7 @@ impl<'a> Look<'a> {
         let kernel = &*self.view.kernel;
         let layout = kernel.tasks.as_ref().map_err(|_| Unknown::Types)?;
         let area = kernel.areas.get(cpu as usize).ok_or(Unknown::Processor)?;
-        layout.current(&self.kernel(), (cpu, *area), at)
+        layout.current(&self.space, (cpu, *area), at)
     }
 
     /// The callers of `at`, into `chain`. Where the kernel runs, the program's part begins
@@ -88,9 +76,8 @@ impl<'a> Look<'a> {
         chain.clear();
         let layout = self.view.kernel.tasks.as_ref().ok();
         let program = if at.mode == Mode::Kernel {
-            let space = self.kernel();
             let unwinder = Unwinder {
-                space: &space,
+                space: &self.space,
                 saved: layout.map(|layout| &layout.saved),
                 stack: task.map_or(0..0, Task::kernel_stack),
                 trampolines: &self.view.kernel.trampolines,
@@ -103,7 +90,7 @@ impl<'a> Look<'a> {
             // In the middle of a switch the stack is the next task's already.
             let is_tasks = |at: &Entered| task.is_none_or(|task| task.has_entered(at));
             let entered = walked.entered.filter(is_tasks).map(|at| at.saved);
-            let of_task = || layout?.of_program(&space, task.filter(|_| walked.on_stack)?);
+            let of_task = || layout?.of_program(&self.space, task.filter(|_| walked.on_stack)?);
             let saved = entered.or_else(of_task);
             saved.as_ref().map(Program::entered)
         } else {
@@ -113,7 +100,7 @@ impl<'a> Look<'a> {
         match (program, memory) {
             (Some(program), Some(memory)) => {
                 let paging = Paging::long_mode(memory.root, self.view.kernel.five_levels);
-                chain.walk_program(&Space::new(&self.lines, paging, BUDGET), &program);
+                chain.walk_program(&Space::new(self.memory, paging, BUDGET), &program);
             }
             (program, _) => chain.no_program(program.as_ref()),
         }
@@ -135,7 +122,7 @@ impl<'a> Look<'a> {
         drop(known);
         let layout = self.view.kernel.mappings.as_ref();
         let layout = layout.map_err(|_| Unknown::Types)?;
-        let found = layout.find(&self.kernel(), program, address)?;
+        let found = layout.find(&self.space, program, address)?;
         let next = self.next.get();
         self.mappings.borrow_mut()[next] = Some((program, found));
         self.next.set((next + 1) % REMEMBERED);
@@ -150,11 +137,10 @@ impl<'a> Look<'a> {
         let kernel = &*self.view.kernel;
         let mappings = kernel.mappings.as_ref().ok()?;
         let tasks = kernel.tasks.as_ref().ok()?;
-        let space = self.kernel_now();
-        let find = |at| mappings.find(&space, program, at).ok();
+        let find = |at| mappings.find(&self.space, program, at).ok();
         let is_there = |mapping: &Mapping| {
-            space.forget();
-            let root = tasks.root(&space, program.address);
+            self.space.forget();
+            let root = tasks.root(&self.space, program.address);
             root == Ok(program.root) && find(mapping.start) == Some(*mapping)
         };
         if !is_there(mapping) {
@@ -183,6 +169,6 @@ impl<'a> Look<'a> {
     pub fn path(&self, file: &File) -> Result<Path, Unknown> {
         let layout = self.view.kernel.mappings.as_ref();
         let layout = layout.map_err(|_| Unknown::Types)?;
-        layout.path(&self.kernel_now(), file)
+        layout.path(&self.space, file)
     }
 }

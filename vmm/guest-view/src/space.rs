@@ -12,7 +12,7 @@ use crate::unknown::Unknown;
 const KNOWN: usize = 8;
 const PAGE: u64 = 0x1000;
 /// What a read costs of the budget at least, in bytes: about what it takes.
-pub(crate) const READ: usize = 64;
+const READ: usize = 64;
 /// Reads for a page that is looked up, with five levels.
 const LEVELS: usize = 5;
 

@@ -197,7 +197,6 @@ fn ask(linux: &mut Linux, view: &KernelView, decisions: &mut Decisions<'_>) -> R
         let at = decisions.registers();
         linux.bytes.set(0);
         linux.reads.set(0);
-        let mut asked = 0;
         let look = Look::at(view, linux);
         let task = look.task(0, &at);
         reached.task |= task.is_ok();
@@ -214,15 +213,14 @@ fn ask(linux: &mut Linux, view: &KernelView, decisions: &mut Decisions<'_>) -> R
             for frame in chain.program() {
                 let mapping = look.mapping(memory, frame.instruction());
                 if let Some(file) = mapping.ok().and_then(|mapping| mapping.file) {
-                    asked += 1;
                     let path = look.path(&file);
                     reached.path |= path.is_ok();
                     assert!(path.is_err() || !path.unwrap().name.contains(char::is_control));
                 }
             }
         }
-        // Names and build ids beside the look's own.
-        let most = 2 * MIB + asked * (320 << 10);
+        // The build id's beside the look's own.
+        let most = 2 * MIB + (64 << 10);
         assert!(linux.bytes.get() <= most, "{} bytes", linux.bytes.get());
         assert!(
             linux.reads.get() <= most / 64,
