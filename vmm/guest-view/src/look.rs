@@ -143,7 +143,8 @@ impl<'a> Look<'a> {
             let root = tasks.root(&self.space, program.address);
             root == Ok(program.root) && find(mapping.start) == Some(*mapping)
         };
-        if !is_there(mapping) {
+        let has_header = mapping.file.is_some() || mapping.is_vdso;
+        if !has_header || !is_there(mapping) {
             return None;
         }
         let is_first =

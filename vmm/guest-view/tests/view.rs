@@ -394,6 +394,11 @@ fn the_build_id_of_a_file() {
         assert_eq!(Look::at(&view, &linux).build_id(memory, &head), Some(id));
         let stack = mapping(&linux, STACK).expect("a mapping");
         assert_eq!(Look::at(&view, &linux).build_id(memory, &stack), None);
+        let head = linux.memory[physical(HEAD) as usize..][..0x400].to_vec();
+        let stack_before = linux.memory[physical(STACK) as usize..][..0x400].to_vec();
+        linux.put(STACK, &head);
+        assert_eq!(Look::at(&view, &linux).build_id(memory, &stack), None);
+        linux.put(STACK, &stack_before);
         let (notes, segment) = (HEAD + 0x220, HEAD + 0x40 + 2 * 56);
         let odd = [
             // Other magic, 32 bits, segments elsewhere, of another size, or none.
