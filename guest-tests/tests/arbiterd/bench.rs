@@ -4,6 +4,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::schemas::valid;
+
 /// What the command measures.
 fn measured(flags: &[&str]) -> Value {
     let mut command = Command::new("timeout");
@@ -15,6 +17,7 @@ fn measured(flags: &[&str]) -> Value {
     let output = output.expect("it starts");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{flags:?}: {errors}");
+    valid("bench", &String::from_utf8_lossy(&output.stdout));
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(report["failures"], Value::Array(Vec::new()));
     report

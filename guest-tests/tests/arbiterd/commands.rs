@@ -7,6 +7,7 @@ use serde_json::Value;
 use umpire_lease::{CallError, Next, Request};
 
 use crate::fixture::{Daemon, LONG, programmable};
+use crate::schemas::valid;
 
 fn json(text: &str) -> Vec<Value> {
     text.lines()
@@ -48,6 +49,21 @@ fn a_command_runs_while_its_lease_is_held() {
     );
     // It ends with the command.
     assert_eq!(daemon.out(&["leases", "-j"]), "");
+}
+
+#[test]
+fn what_is_printed_for_programs_is_as_its_schema_says() {
+    let daemon = Daemon::start();
+    let held = daemon.acquire(&programmable(3));
+    let socket = daemon.socket().display().to_string();
+    valid("leases", &daemon.out(&["leases", "-j"]));
+    valid("who", &daemon.out(&["who", "-j"]));
+    for request in ["counters=1,cpus=0", "counters=4,cpus=0,wait"] {
+        let explain = ["arbiterd", "--socket", &socket, "--explain", request, "-j"];
+        valid("arbiterd", &daemon.out(&explain));
+    }
+    let id = held.lease().id.to_string();
+    valid("revoke", &daemon.out(&["revoke", &id, "-j"]));
 }
 
 #[test]

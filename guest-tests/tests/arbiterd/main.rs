@@ -11,5 +11,7 @@ mod metrics;
 mod package;
 mod python;
 mod rude;
+#[path = "../golden/schemas.rs"]
+mod schemas;
 mod service;
 mod vm;

@@ -3,10 +3,11 @@
 use guest_tests::umpire::skipped_without_kvm;
 use guest_tests::vm::Vm;
 
+use super::schemas::valid;
 use super::shape::{shape, shapes_of_lines, without_numbers};
 use super::{check, program, run};
 
-const RATES: &str = "counters = 12\n\
+pub(crate) const RATES: &str = "counters = 12\n\
     [event.cycles]\nrate = 2000\n\
     [event.instructions]\nrate = 500\n\
     [event.branches]\nrate = 100\n";
@@ -36,8 +37,19 @@ fn what_a_live_guest_leads_to_has_its_shape() {
     let events = "cycles,{instructions,branches},vm-exits,branch-misses";
     let stat = |more: &[&str]| {
         let words = [&["stat", "-e", events], more, &["--for", "200ms"]].concat();
-        vm.printed(&words)
+        let said = vm.printed(&words);
+        if more.contains(&"-j") {
+            valid("stat", &said);
+        }
+        said
     };
+    for more in [
+        &["-j", "--metric-only"][..],
+        &["-j", "-I", "100"],
+        &["-j", "-a"],
+    ] {
+        let _ = stat(more);
+    }
     check("stat.shape", &shapes_of_lines(&stat(&["-j"]), &WORDS));
     check(
         "stat-per-vcpu.shape",
@@ -52,16 +64,23 @@ fn what_a_live_guest_leads_to_has_its_shape() {
         "stat-repeat.csv",
         &without_numbers(&stat(&["-x", ",", "-r", "2", "-a"])),
     );
-    check(
-        "ls.shape",
-        &shapes_of_lines(&vm.printed(&["ls", "-j"]), &WORDS),
-    );
-    for (name, tool) in [("pcr.shape", "pcr"), ("budget.shape", "budget")] {
-        check(name, &shapes_of_lines(&vm.printed(&[tool, "-j"]), &WORDS));
+    for (name, tool) in [
+        ("ls.shape", "ls"),
+        ("pcr.shape", "pcr"),
+        ("budget.shape", "budget"),
+    ] {
+        let said = vm.printed(&[tool, "-j"]);
+        valid(tool, &said);
+        check(name, &shapes_of_lines(&said, &WORDS));
     }
     let often = ["record", "-c", "1000000", "-e", "cycles,branches"];
     let _ = vm.printed(&[&often[..], &["-o", "a.data", "--for", "300ms"]].concat());
     let script = vm.printed(&["script", "-i", "a.data", "-j"]);
+    valid("script", &script);
+    let fields = ["-F", "vm,vcpu,core,time,period,event,set,ring,cr3,ip,sym"];
+    let all = [&["script", "-i", "a.data", "-j"][..], &fields].concat();
+    valid("script", &vm.printed(&all));
+    valid("report", &vm.printed(&["report", "-i", "a.data", "-j"]));
     check("script.shape", &shapes_of_lines(&script, &WORDS));
     vm.stop();
     let read = |name| std::fs::read_to_string(vm.path(name)).expect("a file of the guest");

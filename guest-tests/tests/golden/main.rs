@@ -7,7 +7,9 @@
 //! the corpus anew, from that program. A change of the corpus is a change of
 //! what users rely on: CHANGELOG names it.
 
+mod documented;
 mod live;
+mod schemas;
 mod shape;
 
 use std::collections::BTreeSet;
