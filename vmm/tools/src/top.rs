@@ -83,7 +83,7 @@ impl TopOptions {
     /// From frame to frame where nobody says.
     pub const SECONDS: &str = "2";
     /// Samples a second where nobody says: not in step with the ticks of guests.
-    pub const HZ: u64 = 49;
+    pub const HZ: u64 = 29;
     /// Columns of a frame that is printed where nobody says.
     pub const COLUMNS: u16 = 120;
 

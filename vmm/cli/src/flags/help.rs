@@ -17,7 +17,11 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("stat", |stat| stat.after_help(STAT))
         .mut_subcommand("track", |track| track.after_help(TRACK))
         .mut_subcommand("record", |record| record.after_help(RECORD))
-        .mut_subcommand("top", |top| top.after_help(TOP))
+        .mut_subcommand("top", |top| {
+            let all = "The VM, by the name of its umpire run --name or by its process id \
+                       [default: all that run]";
+            top.after_help(TOP).mut_arg("vm", |vm| vm.help(all))
+        })
         .mut_subcommand("pause", |pause| pause.after_help(PAUSE))
         .mut_subcommand("resume", |resume| resume.after_help(PAUSE))
         .mut_subcommand("stop", |stop| stop.after_help(STOP))
@@ -185,8 +189,8 @@ them as soon as they want them.
   umpire top --once -j -d 5 | jq .vcpus
 Keys: q ends; Tab and arrows choose the VM; p pauses the display; s sorts; d asks for the delay;
 h shows this and more.
-Exit status: 0, also when the last VM has ended; 130 if Ctrl-C cut -n or --once short; 2 if there
-is no VM, no terminal and no --once, or something cannot be sampled as asked.";
+Exit status: 0, also when the last VM has ended; 130 if -n or --once was cut short; 2 if there is
+no VM, no terminal and no --once, or something cannot be sampled as asked.";
 
 const PAUSE: &str = "\
 A paused VM does nothing, and its counters stand still; the guest's clocks go on. umpire run

@@ -95,7 +95,7 @@ fn commands_parse() {
     check(
         &["top", "-n", "3", "-d", "0.5"],
         "Top(TopFlags { vm: VmFlags { vm: None, control: None }, delay: 500ms, frames: Some(3), \
-         once: false, json: false, event: None, freq: 49, no_samples: false",
+         once: false, json: false, event: None, freq: 29, no_samples: false",
     );
     check(&["top", "--once", "-j", "--no-samples"], "Top(");
     for words in [
