@@ -29,7 +29,7 @@ pub enum Callers {
 }
 
 /// The number of a location: maps of small things stay in caches.
-type LocationIndex = u32;
+pub type LocationIndex = u32;
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
@@ -125,14 +125,25 @@ impl<'a> Paths<'a> {
         path
     }
 
-    /// The locations of a path, from where the sample was taken outwards.
-    pub fn outwards(&self, path: PathId) -> impl Iterator<Item = CodeLocation> {
+    /// The numbers of a path's locations, from where the sample was taken outwards.
+    pub fn steps(&self, path: PathId) -> impl Iterator<Item = LocationIndex> {
         let mut at = path;
         std::iter::from_fn(move || {
             let node = self.nodes.get(at.0 as usize).filter(|_| at.0 != 0)?;
             at = node.caller;
-            self.locations.get(node.location as usize).copied()
+            Some(node.location)
         })
+    }
+
+    /// The location with a number.
+    #[must_use]
+    pub fn location(&self, index: LocationIndex) -> Option<CodeLocation> {
+        self.locations.get(index as usize).copied()
+    }
+
+    /// The locations of a path, from where the sample was taken outwards.
+    pub fn outwards(&self, path: PathId) -> impl Iterator<Item = CodeLocation> {
+        self.steps(path).filter_map(|index| self.location(index))
     }
 
     /// The locations of a path, from the outermost caller inwards.
