@@ -412,6 +412,7 @@ impl From<&ReportFlags> for ReportOptions {
             folded: flags.folded,
             flamegraph: flags.flamegraph.clone(),
             firefox: flags.firefox.clone(),
+            perf_data: flags.perf_data.clone(),
             weight: flags.weight.into(),
             json: flags.json,
         }

@@ -45,6 +45,7 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
         folded: false,
         flamegraph: None,
         firefox: None,
+        perf_data: None,
         weight: Weight::Samples,
         json: false,
     };

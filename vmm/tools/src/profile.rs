@@ -12,6 +12,7 @@ mod input;
 pub mod location;
 pub mod names;
 pub mod paths;
+pub mod perf_data;
 pub mod programs;
 mod reader;
 mod record;

@@ -314,6 +314,7 @@ moved: the address of _text in the guest's /proc/kallsyms less that in System.ma
   umpire report --symfs /mnt/guest --flamegraph guest.svg
   umpire report --symfs /mnt/guest --folded | grep '^bash;'
   umpire report --firefox guest.json    open it in profiler.firefox.com
+  umpire report --perf-data guest.perf    then perf report -i guest.perf --kallsyms guest.perf.kallsyms
   umpire report --vmlinux vmlinux --kaslr-offset 0x1a000000
 Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile, a
 folder or a file of symbols cannot be used.";

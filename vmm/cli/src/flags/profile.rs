@@ -120,6 +120,11 @@ pub struct ReportFlags {
     /// Write a profile for profiler.firefox.com to this file instead
     #[arg(long, value_name = "FILE.json", conflicts_with = "json")]
     pub firefox: Option<PathBuf>,
+    /// Write a file for perf report -i FILE --kallsyms FILE.kallsyms --symfs DIR instead; the
+    /// second file is written beside it
+    #[arg(long, value_name = "FILE",
+          conflicts_with_all = ["json", "folded", "flamegraph", "firefox", "call_graph"])]
+    pub perf_data: Option<PathBuf>,
     /// What the number of a stack, and its width, stands for
     #[arg(long, value_enum, default_value_t)]
     pub weight: WeightFlag,

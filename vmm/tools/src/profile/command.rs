@@ -8,6 +8,7 @@ use super::error::ReportError;
 use super::facts::{Facts, event_name, how_often};
 use super::firefox::Firefox;
 use super::input::{Input, Looked, ProfileChoice, RunError};
+use super::perf_data::{PerfData, PerfSurvey};
 use super::record::{Sampling, Sink};
 use super::report::{GraphOrder, Looks, Report, write_json, write_text};
 use super::script::{Fields, Script};
@@ -34,6 +35,8 @@ pub struct ReportOptions {
     pub flamegraph: Option<PathBuf>,
     /// A file for profiler.firefox.com instead of a table.
     pub firefox: Option<PathBuf>,
+    /// A file for `perf report` instead of a table; the kernel's names go to `FILE.kallsyms`.
+    pub perf_data: Option<PathBuf>,
     /// What the number of a stack stands for.
     pub weight: Weight,
     /// One JSON object instead of text.
@@ -62,7 +65,9 @@ pub fn report(
     notes: &mut dyn Write,
 ) -> Result<(), ReportError> {
     let input = Input::open(&options.profile)?;
-    if options.folded || options.flamegraph.is_some() || options.firefox.is_some() {
+    if let Some(path) = &options.perf_data {
+        perf_data(options, path, input, notes)
+    } else if options.folded || options.flamegraph.is_some() || options.firefox.is_some() {
         graphs(options, input, out, notes)
     } else {
         table(options, input, out)
@@ -185,6 +190,44 @@ fn graphs(
     Ok(())
 }
 
+/// The profile as a file of perf's, and the kernel's names beside it.
+fn perf_data(
+    options: &ReportOptions,
+    path: &Path,
+    input: Input,
+    notes: &mut dyn Write,
+) -> Result<(), ReportError> {
+    let (looked, mut reader) = input.split();
+    let mut survey = PerfSurvey::new(&looked.filter, &looked.names);
+    ran(&looked, looked.run(&mut reader, &mut [&mut survey]))?;
+    let kallsyms = beside(path, ".kallsyms");
+    to_file(&kallsyms, &options.profile.input, |out| {
+        out.write_all(survey.kallsyms().as_bytes())?;
+        out.flush()
+    })?;
+    let mut reader = looked.again()?;
+    let out = create(path, &options.profile.input)?;
+    let failed = |error| ReportError::Write {
+        file: path.to_owned(),
+        error,
+    };
+    let mut data = PerfData::new(&survey, &looked.header, BufWriter::new(out)).map_err(failed)?;
+    match looked.run(&mut reader, &mut [&mut data]) {
+        Ok(()) => data.finish().map_err(failed)?,
+        Err(RunError::Read(error)) => return Err(looked.failed(error)),
+        Err(RunError::Write(error)) => return Err(failed(error)),
+    }
+    tell(&looked.facts(&reader), notes);
+    Ok(())
+}
+
+/// `path` with something behind its name.
+fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
+}
+
 /// What a flame graph says below its title.
 fn below(facts: &Facts<'_>, event: u16) -> String {
     let event = facts.header.events.get(usize::from(event));
@@ -227,15 +270,21 @@ fn to_file(
     input: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), ReportError> {
+    let out = create(path, input)?;
+    write(&mut BufWriter::new(out)).map_err(|error| ReportError::Write {
+        file: path.to_owned(),
+        error,
+    })
+}
+
+/// The file at `path`, which is not `input`, emptied.
+fn create(path: &Path, input: &Path) -> Result<File, ReportError> {
     let place = |path| fs::canonicalize(path).ok();
     if place(path).is_some_and(|path| place(input) == Some(path)) {
         return Err(ReportError::ItselfAsOutput(path.to_owned()));
     }
-    let file = path.to_owned();
-    match File::create(path) {
-        Ok(out) => {
-            write(&mut BufWriter::new(out)).map_err(|error| ReportError::Write { file, error })
-        }
-        Err(error) => Err(ReportError::Create { file, error }),
-    }
+    File::create(path).map_err(|error| ReportError::Create {
+        file: path.to_owned(),
+        error,
+    })
 }

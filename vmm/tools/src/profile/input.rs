@@ -34,6 +34,9 @@ pub struct ProfileChoice {
     pub cores: Option<Numbers>,
 }
 
+/// Reads a profile that can be read again.
+pub(super) type Reader = ProfileReader<BufReader<File>>;
+
 /// The names of the kernel that the profile itself has. What is wrong with the file is said
 /// when it is read.
 fn own_symbols(file: &mut File) -> SymbolTable {
@@ -50,7 +53,8 @@ pub(super) struct Input {
     pub(super) filter: Filter,
     pub(super) names: Names,
     pub(super) has_chains: bool,
-    reader: ProfileReader<Box<BufReader<File>>>,
+    file: File,
+    reader: Reader,
 }
 
 impl Input {
@@ -77,11 +81,7 @@ impl Input {
         let survey = descriptions(&file, |one| programs.add(one)).map_err(unreadable)?;
         file.rewind().map_err(unreadable)?;
         let names = Names::new(kernel, programs, symfs);
-        let input = Box::new(BufReader::with_capacity(1 << 16, file));
-        let reader = ProfileReader::open(input).map_err(|error| ReportError::Open {
-            name: name.clone(),
-            error,
-        })?;
+        let reader = open(&file, &name)?;
         let header = reader.header().clone();
         let mut filter = Filter {
             vcpus: choice.vcpus.clone(),
@@ -97,6 +97,7 @@ impl Input {
             filter,
             names,
             has_chains: survey.chains,
+            file,
             reader,
         })
     }
@@ -118,13 +119,14 @@ impl Input {
     }
 
     /// Takes the reader out, to run through it while the rest is borrowed.
-    pub(super) fn split(self) -> (Looked, ProfileReader<Box<BufReader<File>>>) {
+    pub(super) fn split(self) -> (Looked, Reader) {
         let looked = Looked {
             name: self.name,
             header: self.header,
             filter: self.filter,
             names: self.names,
             has_chains: self.has_chains,
+            file: self.file,
         };
         (looked, self.reader)
     }
@@ -138,6 +140,7 @@ pub(super) struct Looked {
     pub(super) filter: Filter,
     pub(super) names: Names,
     pub(super) has_chains: bool,
+    file: File,
 }
 
 impl Looked {
@@ -145,7 +148,7 @@ impl Looked {
     /// be read or a sink could not write.
     pub(super) fn run(
         &self,
-        reader: &mut ProfileReader<Box<BufReader<File>>>,
+        reader: &mut Reader,
         sinks: &mut [&mut dyn Sink],
     ) -> Result<(), RunError> {
         while let Some(record) = reader.next_record().map_err(RunError::Read)? {
@@ -156,8 +159,13 @@ impl Looked {
         Ok(())
     }
 
+    /// Reads the profile from its beginning once more.
+    pub(super) fn again(&self) -> Result<Reader, ReportError> {
+        open(&self.file, &self.name)
+    }
+
     /// What a report says of the file, which was read to its end.
-    pub(super) fn facts(&self, reader: &ProfileReader<Box<BufReader<File>>>) -> Facts<'_> {
+    pub(super) fn facts(&self, reader: &Reader) -> Facts<'_> {
         Facts {
             header: &self.header,
             totals: reader.totals(),
@@ -183,6 +191,20 @@ pub(super) enum RunError {
     Read(io::Error),
     /// A sink's output takes no more.
     Write(io::Error),
+}
+
+/// A reader of `file` from its beginning. There is one at a time.
+fn open(file: &File, name: &str) -> Result<Reader, ReportError> {
+    let failed = |error| ReportError::Open {
+        name: name.to_owned(),
+        error,
+    };
+    let mut file = file
+        .try_clone()
+        .map_err(|error| failed(ProfileError::Read(error)))?;
+    file.rewind()
+        .map_err(|error| failed(ProfileError::Read(error)))?;
+    ProfileReader::open(BufReader::with_capacity(1 << 16, file)).map_err(failed)
 }
 
 /// The file, and what to call it. What comes through a pipe goes to a file without a name:

@@ -3,13 +3,15 @@
 use ahash::AHashMap;
 use perfmon_abi::compact::ChainEnd;
 
-use super::location::CodeLocation;
+use super::location::{CodeLocation, process};
 use super::names::Names;
 use super::programs::FileId;
 use super::record::{Ring, Sample};
 
 /// Addresses whose location is remembered at most.
 const MOST_ADDRESSES: usize = 1 << 20;
+/// Chains whose path is remembered at most.
+const MOST_CHAINS: usize = 1 << 16;
 /// Stands for the kernel in place of a mapping.
 const KERNEL: u64 = u64::MAX;
 
@@ -27,7 +29,7 @@ pub enum Callers {
 }
 
 /// The number of a location: maps of small things stay in caches.
-type LocationIndex = u32;
+pub type LocationIndex = u32;
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
@@ -46,6 +48,10 @@ pub struct Paths<'a> {
     /// Node 0 is that of no location.
     nodes: Vec<Node>,
     numbers: AHashMap<(PathId, LocationIndex), PathId>,
+    /// The callers of samples, by all that they were told from.
+    chains: AHashMap<Box<[u64]>, PathId>,
+    /// What is looked for there.
+    chain: Vec<u64>,
 }
 
 impl<'a> Paths<'a> {
@@ -63,6 +69,8 @@ impl<'a> Paths<'a> {
             places: AHashMap::new(),
             nodes: vec![none],
             numbers: AHashMap::new(),
+            chains: AHashMap::new(),
+            chain: Vec::new(),
         }
     }
 
@@ -75,33 +83,67 @@ impl<'a> Paths<'a> {
     /// The path of `sample`.
     pub fn of(&mut self, sample: &Sample, callers: Callers) -> PathId {
         let leaf = self.leaf(sample);
-        let mut path = PathId::default();
-        let chain = &sample.guest.chain;
-        if callers == Callers::Kept && !chain.is_empty() {
-            // The first frame is the sample's own.
-            let own = usize::from(chain.kernel_end.is_none());
-            path = self.missing(path, chain.program_end);
-            for frame in chain.program.iter().skip(own).rev() {
-                let location = self.program(sample, frame.address, frame.mapping);
-                path = self.next(path, location);
-            }
-            path = self.missing(path, chain.kernel_end);
-            for address in chain.kernel.iter().skip(1).rev() {
-                let location = self.kernel(*address);
-                path = self.next(path, location);
-            }
-        }
-        self.next(path, leaf)
+        let callers = match callers {
+            Callers::Kept if !sample.guest.chain.is_empty() => self.callers(sample),
+            _ => PathId::default(),
+        };
+        self.next(callers, leaf)
     }
 
-    /// The locations of a path, from where the sample was taken outwards.
-    pub fn outwards(&self, path: PathId) -> impl Iterator<Item = CodeLocation> {
+    /// The path of the callers of `sample`. Many samples have the same.
+    fn callers(&mut self, sample: &Sample) -> PathId {
+        let chain = &sample.guest.chain;
+        // The first frame is the sample's own.
+        let own = usize::from(chain.kernel_end.is_none());
+        let end = |end: Option<ChainEnd>| end.map_or(0, |end| end as u64);
+        let cr3 = process(sample.cr3).unwrap_or(u64::MAX);
+        let ends = end(chain.kernel_end) << 8 | end(chain.program_end);
+        self.chain.clear();
+        self.chain.extend([sample.guest.task, cr3, ends]);
+        self.chain.extend(chain.kernel.iter().skip(1));
+        self.chain.push(KERNEL);
+        for frame in chain.program.iter().skip(own) {
+            self.chain.extend([frame.address, frame.mapping]);
+        }
+        if let Some(path) = self.chains.get(self.chain.as_slice()) {
+            return *path;
+        }
+        let mut path = self.missing(PathId::default(), chain.program_end);
+        for frame in chain.program.iter().skip(own).rev() {
+            let location = self.program(sample, frame.address, frame.mapping);
+            path = self.next(path, location);
+        }
+        path = self.missing(path, chain.kernel_end);
+        for address in chain.kernel.iter().skip(1).rev() {
+            let location = self.kernel(*address);
+            path = self.next(path, location);
+        }
+        if self.chains.len() >= MOST_CHAINS {
+            self.chains.clear();
+        }
+        self.chains.insert(self.chain.as_slice().into(), path);
+        path
+    }
+
+    /// The numbers of a path's locations, from where the sample was taken outwards.
+    pub fn steps(&self, path: PathId) -> impl Iterator<Item = LocationIndex> {
         let mut at = path;
         std::iter::from_fn(move || {
             let node = self.nodes.get(at.0 as usize).filter(|_| at.0 != 0)?;
             at = node.caller;
-            self.locations.get(node.location as usize).copied()
+            Some(node.location)
         })
+    }
+
+    /// The location with a number.
+    #[must_use]
+    pub fn location(&self, index: LocationIndex) -> Option<CodeLocation> {
+        self.locations.get(index as usize).copied()
+    }
+
+    /// The locations of a path, from where the sample was taken outwards.
+    pub fn outwards(&self, path: PathId) -> impl Iterator<Item = CodeLocation> {
+        self.steps(path).filter_map(|index| self.location(index))
     }
 
     /// The locations of a path, from the outermost caller inwards.

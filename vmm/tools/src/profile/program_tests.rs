@@ -159,6 +159,7 @@ impl Place {
             folded: false,
             flamegraph: None,
             firefox: None,
+            perf_data: None,
             weight: Weight::Samples,
             json: false,
         }
@@ -466,4 +467,47 @@ fn a_script_has_callers() {
     assert_eq!((&line["comm"], &line["pid"]), (&"prog".into(), &40.into()));
     assert_eq!(line["callchain"][2]["symbol"], "main");
     assert_eq!(line["callchain"][2]["dso"], "/usr/bin/prog");
+}
+
+/// perf itself shows the same symbols, and the callers.
+#[test]
+fn perf_opens_the_file() {
+    let place = with_callers();
+    let file = place.path("perf.data");
+    place.report(|options| options.perf_data = Some(file.clone()));
+    let kallsyms = fs::read_to_string(place.path("perf.data.kallsyms")).unwrap();
+    assert!(
+        kallsyms.starts_with("ffffffff81000000 T _text\n"),
+        "{kallsyms}"
+    );
+    let perf = |words: &[&str]| {
+        let mut perf = std::process::Command::new("perf");
+        let perf = perf.args(words).arg("-i").arg(&file);
+        let perf = perf.arg("--kallsyms").arg(place.path("perf.data.kallsyms"));
+        perf.arg("--symfs").arg(place.path("root")).output()
+    };
+    let columns = ["report", "--stdio", "-g", "none", "--percent-limit", "0"];
+    let sort = ["--sort", "comm,dso,sym", "--children"];
+    let output = match perf(&[&columns[..], &sort].concat()) {
+        Ok(output) => output,
+        Err(error) => {
+            println!("skipped: perf_opens_the_file: perf cannot be run: {error}");
+            return;
+        }
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let rows: Vec<String> = text
+        .lines()
+        .filter(|line| line.contains('%') && !line.starts_with('#'))
+        .map(|row| row.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    let all = format!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    for row in [
+        "50.00% 50.00% prog [kernel.kallsyms] [k] clear_page",
+        "50.00% 0.00% prog [kernel.kallsyms] [k] do_syscall_64",
+        "100.00% 50.00% prog prog [.] main",
+    ] {
+        assert!(rows.iter().any(|one| one == row), "{row}: {all}");
+    }
+    assert!(text.contains("of event 'cycles'"), "{all}");
 }

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::location::{CodeLocation, process};
 use super::names::{Names, WordId};
-use super::paths::{Callers, PathId, Paths};
+use super::paths::{Callers, LocationIndex, PathId, Paths};
 use super::programs::TaskId;
 use super::record::{Ring, Sample};
 
@@ -363,36 +363,35 @@ impl SampleTally {
     pub fn rows(&self, keys: &SortKeys, paths: &Paths<'_>, wanted: Rows) -> Vec<SampleRow> {
         let names = paths.names();
         let (with_dso, with_symbol) = (keys.has(SortKey::Dso), keys.has(SortKey::Symbol));
-        let mut objects: AHashMap<CodeLocation, WordId> = AHashMap::new();
         let mut numbers: AHashMap<Key, usize> = AHashMap::new();
+        // The same by what is small and met often.
+        let mut known: AHashMap<(u32, LocationIndex), usize> = AHashMap::new();
         let mut rows: Vec<SampleRow> = Vec::new();
-        let mut met: Vec<Key> = Vec::new();
+        let mut met: Vec<usize> = Vec::new();
         for (&(group, path), &sum) in &self.sums {
-            let common = self.groups[group as usize].key(keys, names);
             let amount = self.amounts[sum as usize];
             met.clear();
             let depth = if wanted.children { usize::MAX } else { 1 };
-            for (inside, location) in (0u32..).zip(paths.outwards(path).take(depth)) {
-                let object = || names.word(&location.object(names));
-                let key = Key {
-                    dso: with_dso.then(|| *objects.entry(location).or_insert_with(object)),
-                    location: with_symbol.then_some(location),
-                    ..common
-                };
+            for (inside, step) in (0u32..).zip(paths.steps(path).take(depth)) {
+                let number = *known.entry((group, step)).or_insert_with(|| {
+                    let mut key = self.groups[group as usize].key(keys, names);
+                    let location = paths.location(step);
+                    key.location = location.filter(|_| with_symbol);
+                    let object = |location: CodeLocation| names.word(&location.object(names));
+                    key.dso = location.filter(|_| with_dso).map(object);
+                    *numbers.entry(key).or_insert_with(|| {
+                        rows.push(SampleRow {
+                            key,
+                            ..SampleRow::default()
+                        });
+                        rows.len() - 1
+                    })
+                });
                 // A function that calls itself has these samples once.
-                if met.contains(&key) {
+                if met.contains(&number) {
                     continue;
                 }
-                if wanted.children {
-                    met.push(key);
-                }
-                let number = *numbers.entry(key).or_insert_with(|| {
-                    rows.push(SampleRow {
-                        key,
-                        ..SampleRow::default()
-                    });
-                    rows.len() - 1
-                });
+                met.push(number);
                 let row = &mut rows[number];
                 row.total.add(amount);
                 if inside == 0 {
