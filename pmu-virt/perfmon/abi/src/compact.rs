@@ -28,8 +28,7 @@
 
 mod codec;
 mod cursor;
-mod place;
 
+pub use crate::place::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
 pub use codec::{MAX_CHAIN, MAX_SAMPLE, RecordError, Values, decode, encode};
 pub use cursor::{Batch, CompactError, Cursor};
-pub use place::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};

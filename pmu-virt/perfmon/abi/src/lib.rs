@@ -14,6 +14,7 @@ pub mod compact;
 pub mod consts;
 mod field;
 pub mod parse;
+mod place;
 pub mod records;
 pub mod wire;
 

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use crate::compact::GuestPlace;
 use crate::consts::{PFM_DFL_SMPL_IIP_HDR, PFM_DFL_SMPL_NO_HDR};
 use crate::field::{Field, Record};
+use crate::place::GuestPlace;
 use crate::records::{DefaultEntry, DefaultHeader, DoubleHeader};
 use crate::{PMD_WORDS, consts};
 

@@ -2,12 +2,12 @@
 
 use thiserror::Error;
 
-use super::place::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
 use crate::consts::{
     UMPIRE_COMPACT_BODY, UMPIRE_COMPACT_CHAIN, UMPIRE_COMPACT_PLACE, UMPIRE_COMPACT_RESET,
     UMPIRE_COMPACT_SOURCE, UMPIRE_COMPACT_TASK,
 };
 use crate::parse::{Sample, indices};
+use crate::place::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
 use crate::{CompactLast, DefaultEntry};
 
 /// Bytes of a number at most.
