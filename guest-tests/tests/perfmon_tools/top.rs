@@ -271,6 +271,18 @@ impl Terminal {
         }
     }
 
+    /// Waits until nobody reads keys but the shell.
+    fn await_left(&self) {
+        let began = Instant::now();
+        let alternate = ["display-message", "-p", "-t", "0", "#{alternate_on}"];
+        while self.tmux(&alternate).trim() != "0" {
+            assert!(began.elapsed() < PATIENCE, "top leaves the terminal");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // It restores the mode behind that, which throws away what was typed.
+        std::thread::sleep(Duration::from_millis(300));
+    }
+
     /// Runs `umpire` with words; its status and the mode of the terminal before and after it
     /// are shown afterwards.
     fn umpire(&self, words: &str) {
@@ -366,6 +378,7 @@ fn a_terminal_shows_frames_of_any_size_and_is_restored() {
         text.contains("q quit") && text.contains("hot_loop")
     });
     terminal.keys(&["q"]);
+    terminal.await_left();
     terminal.keys(&["clear; echo o''ver", "Enter"]);
     terminal.shows("the shell", |text| text.contains("over\n"));
     check_free(&vm);
