@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use pmu_virt::EventFilters;
+use perfmon_abi::wire::info::CountableInfo;
 use pmu_virt::perfmon::{FormatRegistry, LogicalPmu};
+use pmu_virt::{CountRequest, EventFilters};
 use thiserror::Error;
 
 use crate::config::ControlConfig;
@@ -26,7 +27,6 @@ use crate::job::Notifier;
 use crate::kernel::GuestKernel;
 use crate::lease::LeaseDesk;
 use crate::quantities::MemoryProbe;
-use crate::setup::Countable;
 use event_loop::EventLoop;
 use limits::Limits;
 use rustix::net::SocketType;
@@ -54,6 +54,9 @@ pub enum ServerError {
     #[error("host tools cannot be served: {0} (limit of open files: `ulimit -n`)")]
     Io(#[from] io::Error),
 }
+
+/// An event that the VM's backend counts, and how well.
+pub(crate) type Countable = (CountRequest, CountableInfo);
 
 /// The VM whose vCPUs and cores tools look at.
 #[derive(Debug)]

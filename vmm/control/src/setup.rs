@@ -18,7 +18,7 @@ use crate::lease::{ContextLine, LeaseDesk, LeaseLine};
 use crate::owners::Owners;
 use crate::quantities::{GuestMemoryUse, HaltTimes, MemoryGauge, MemoryProbe, VcpuQuantities};
 use crate::serve::close_vcpu;
-use crate::server::{ServedVm, Server, ServerError};
+use crate::server::{Countable, ServedVm, Server, ServerError};
 
 /// A server in the making.
 #[derive(Debug)]
@@ -33,9 +33,6 @@ pub struct ServerSetup {
     core_cpus: Vec<u32>,
     countable: Vec<Countable>,
 }
-
-/// An event that `backend` counts, and how well.
-pub(crate) type Countable = (CountRequest, CountableInfo);
 
 /// What `backend` counts of the events that `model` has, and how well.
 fn countable(model: &PmuModel, backend: &dyn CounterBackend) -> Vec<Countable> {

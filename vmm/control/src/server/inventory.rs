@@ -12,13 +12,12 @@ use perfmon_abi::wire::info::{
 use pmu_virt::perfmon::{ContextId, FormatRegistry, Phase, SamplingFormat, VirtualPmd};
 use pmu_virt::{EventFilter, HolderReport};
 
-use super::ServedVm;
 use super::answer::{Answer, ConnectionId, RequestId};
 use super::contexts::Contexts;
 use super::contexts::table::{Attachment, ContextEntry};
+use super::{Countable, ServedVm};
 use crate::job::{ContextView, INSPECTION, Target, View, Work};
 use crate::message_queue::unread;
-use crate::setup::Countable;
 
 /// A thread that has not answered by then is left out of the answer.
 const PATIENCE: Duration = Duration::from_millis(200);
