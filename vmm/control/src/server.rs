@@ -55,7 +55,7 @@ pub enum ServerError {
     Io(#[from] io::Error),
 }
 
-/// An event that a backend counts, and how well.
+/// An event that the VM's backend counts, and how well.
 pub(crate) type Countable = (CountRequest, CountableInfo);
 
 /// The VM whose vCPUs and cores tools look at.
