@@ -14,7 +14,7 @@ use umpire_tools::lifecycle::{self, Starter};
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
 use umpire_tools::profile::{
-    self, ProfileChoice, ReportError, ReportOptions, Sampling, ScriptOptions,
+    self, DiffOptions, ProfileChoice, ReportError, ReportOptions, Sampling, ScriptOptions,
 };
 use umpire_tools::record::RecordOptions;
 use umpire_tools::stat::print::{Form, write_header};
@@ -29,8 +29,8 @@ use vmm::config::BudgetChoice;
 use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
-    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ProfileFlags, RecordFlags,
-    ReportFlags, ScriptFlags, StatFlags, TopFlags, TrackFlags, UntilFlags, WhoFlags,
+    BudgetFlags, DiffFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ProfileFlags,
+    RecordFlags, ReportFlags, ScriptFlags, StatFlags, TopFlags, TrackFlags, UntilFlags, WhoFlags,
 };
 
 /// `umpire stat`.
@@ -334,6 +334,31 @@ pub fn budget(flags: &BudgetFlags) -> Result<ExitStatus, UserError> {
 pub fn report(flags: &ReportFlags) -> Result<ExitStatus, UserError> {
     let mut out = BufWriter::new(io::stdout().lock());
     profile::report(&flags.into(), &mut out, &mut io::stderr())?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire diff`.
+///
+/// # Errors
+/// A profile, the symbols or a flag cannot be used, or standard output cannot be written to.
+pub fn diff(flags: &DiffFlags) -> Result<ExitStatus, UserError> {
+    let choice = |input: &std::path::Path| ProfileChoice {
+        input: input.to_owned(),
+        symbols: flags.symbols.clone(),
+        kaslr_offset: 0,
+        symfs: flags.symfs.clone(),
+        event: flags.event.clone(),
+        vcpus: None,
+        cores: None,
+    };
+    let options = DiffOptions {
+        old: choice(&flags.old),
+        new: choice(&flags.new),
+        sort: flags.sort.clone(),
+        least: flags.percent_limit,
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    profile::diff(&options, &mut out, &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
 }
 

@@ -5,6 +5,7 @@
 //! the file and the commands.
 
 mod command;
+mod diff;
 mod error;
 pub mod facts;
 pub mod firefox;
@@ -25,7 +26,7 @@ pub mod tally;
 mod wire;
 mod writer;
 
-pub use command::{ReportOptions, ScriptOptions, report, script};
+pub use command::{DiffOptions, ReportOptions, ScriptOptions, diff, report, script};
 pub use error::ReportError;
 pub use input::ProfileChoice;
 pub use reader::{Ending, ProfileError, ProfileReader};

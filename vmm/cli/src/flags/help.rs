@@ -35,6 +35,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("revoke", |revoke| revoke.after_help(REVOKE))
         .mut_subcommand("hog", |hog| hog.after_help(HOG))
         .mut_subcommand("report", |report| report.after_help(REPORT))
+        .mut_subcommand("diff", |diff| diff.after_help(DIFF))
         .mut_subcommand("script", |script| script.after_help(SCRIPT))
         .mut_subcommand("bench", |bench| {
             BENCHES.iter().fold(bench, |bench, (name, help)| {
@@ -318,6 +319,15 @@ moved: the address of _text in the guest's /proc/kallsyms less that in System.ma
   umpire report --vmlinux vmlinux --kaslr-offset 0x1a000000
 Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile, a
 folder or a file of symbols cannot be used.";
+
+const DIFF: &str = "\
+Baseline is a row's part of the event's occurrences in OLD, and Delta how much more or less of
+them NEW has, as perf diff prints it; the greatest changes come first.
+
+  umpire diff before.data after.data --symfs /mnt/guest
+  umpire diff before.data after.data --sort comm --percent-limit 0.5
+Exit status: 0, also for a profile that was cut off, after a warning; 2 if a profile or a file
+of symbols cannot be used, or they have no event in common.";
 
 const SCRIPT: &str = "\
 A line is: comm pid/tid VM/vCPU [core] seconds: period event: address symbol+offset (whose), or

@@ -133,6 +133,34 @@ pub struct ReportFlags {
     pub json: bool,
 }
 
+/// The flags of `umpire diff`.
+#[derive(Clone, Debug, Args)]
+pub struct DiffFlags {
+    /// The profile of before
+    #[arg(value_name = "OLD")]
+    pub old: PathBuf,
+    /// The profile of after
+    #[arg(value_name = "NEW")]
+    pub new: PathBuf,
+    /// Names of the guest's kernel, of both: a copy of its /proc/kallsyms, its vmlinux or
+    /// System.map
+    #[arg(long, value_name = "FILE", visible_aliases = ["vmlinux", "kallsyms", "system-map"])]
+    pub symbols: Option<PathBuf>,
+    /// Names of the guest's programs: a folder of this host that is the guest's root
+    #[arg(long, value_name = "DIR")]
+    pub symfs: Option<PathBuf>,
+    /// Only this event [default: all that both have]
+    #[arg(long, value_name = "EVENT")]
+    pub event: Option<String>,
+    /// What samples are grouped by, a column each, as in umpire report [default: dso,symbol, or
+    /// symbol where the guest's tasks are not known]
+    #[arg(short, long, value_name = "KEY[,...]")]
+    pub sort: Option<SortKeys>,
+    /// Leave out rows that changed by less than this part of the events, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = percent)]
+    pub percent_limit: f64,
+}
+
 /// The flags of `umpire script`.
 #[derive(Clone, Debug, Args)]
 pub struct ScriptFlags {

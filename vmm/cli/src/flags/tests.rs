@@ -171,7 +171,7 @@ fn bad_arguments_are_one_line_with_status_2() {
         &["report", "--weight", "tons"],
         &["tons", "samples", "events"],
     );
-    check(&["script", "-F", "time,comm"], &["'comm'", "vm,vcpu"]);
+    check(&["script", "-F", "time,colour"], &["'colour'", "vm,vcpu"]);
 }
 
 #[test]

@@ -4,13 +4,14 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use super::diff::{self, Compared};
 use super::error::ReportError;
 use super::facts::{Facts, event_name, how_often};
 use super::firefox::Firefox;
 use super::input::{Input, Looked, ProfileChoice, RunError};
 use super::perf_data::{PerfData, PerfSurvey};
 use super::record::{Sampling, Sink};
-use super::report::{GraphOrder, Looks, Report, write_json, write_text};
+use super::report::{GraphOrder, Looks, Report, title, write_json, write_text};
 use super::script::{Fields, Script};
 use super::stacks::{Stacks, Weight};
 use super::tally::SortKeys;
@@ -41,6 +42,19 @@ pub struct ReportOptions {
     pub weight: Weight,
     /// One JSON object instead of text.
     pub json: bool,
+}
+
+/// What `umpire diff` compares.
+#[derive(Clone, Debug)]
+pub struct DiffOptions {
+    /// The profile of before.
+    pub old: ProfileChoice,
+    /// The profile of after.
+    pub new: ProfileChoice,
+    /// What samples are grouped by; what perf takes if nobody says.
+    pub sort: Option<SortKeys>,
+    /// Rows that changed by less than this are only counted, in percent.
+    pub least: f64,
 }
 
 /// What `umpire script` prints of a profile.
@@ -103,6 +117,45 @@ pub fn script(
     written(script.out.flush())?;
     tell(&looked.facts(&reader), notes);
     Ok(())
+}
+
+/// `umpire diff` to `out`, with warnings to `notes`.
+///
+/// # Errors
+/// A profile, the symbols or an option cannot be used, or `out` cannot be written to.
+/// Whoever closes `out` early has seen enough: that is no error.
+pub fn diff(
+    options: &DiffOptions,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<(), ReportError> {
+    let old = Input::open(&options.old)?;
+    let new = Input::open(&options.new)?;
+    let keys = options.sort.clone();
+    let keys = keys.unwrap_or_else(|| SortKeys::of_diff(&old.names));
+    let titles: Vec<&str> = keys.keys().iter().map(|key| title(*key)).collect();
+    let old = compared(old, &keys, notes)?;
+    let new = compared(new, &keys, notes)?;
+    let (had, has) = (old.names(), new.names());
+    if !had.iter().any(|name| has.contains(name)) {
+        return Err(ReportError::NothingInCommon {
+            old: had.join(", "),
+            new: has.join(", "),
+        });
+    }
+    written(diff::write(&titles, (&old, &new), options.least, out))
+}
+
+fn compared(input: Input, keys: &SortKeys, notes: &mut dyn Write) -> Result<Compared, ReportError> {
+    let (looked, mut reader) = input.split();
+    let looks = diff::looks(keys.clone());
+    let events = looked.header.events.len();
+    let mut report = Report::new(looks, &looked.filter, &looked.names, events);
+    ran(&looked, looked.run(&mut reader, &mut [&mut report]))?;
+    tell(&looked.facts(&reader), notes);
+    Ok(Compared::of(&report, |event| {
+        event_name(&looked.header, event)
+    }))
 }
 
 /// The table of `umpire report`.

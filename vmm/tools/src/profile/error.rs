@@ -55,6 +55,14 @@ pub enum ReportError {
         /// What it is called.
         name: String,
     },
+    /// Two profiles have no event that both have.
+    #[error("the profiles have no event in common: the first has {old}, the second {new}")]
+    NothingInCommon {
+        /// What the first has.
+        old: String,
+        /// What the second has.
+        new: String,
+    },
     /// It has no samples to draw.
     #[error("{name}: no sample of '{event}' is left to draw, so {} is not written", file.display())]
     NothingToDraw {

@@ -109,9 +109,10 @@ pub(super) fn mapping(number: u64, name: &str) -> Described {
 
 fn described() -> impl Strategy<Value = Record> {
     (1..u64::MAX, "\\PC{0,20}", any::<bool>()).prop_map(|(number, name, is_task)| {
-        Record::Described(match is_task {
-            true => task(number, &name),
-            false => mapping(number, &name),
+        Record::Described(if is_task {
+            task(number, &name)
+        } else {
+            mapping(number, &name)
         })
     })
 }

@@ -511,3 +511,39 @@ fn perf_opens_the_file() {
     }
     assert!(text.contains("of event 'cycles'"), "{all}");
 }
+
+#[test]
+fn two_profiles_are_compared() {
+    let program = Program::own();
+    let old = Place::new(&records(program.main, &program.build_id));
+    let new = with_callers();
+    fs::copy(&program.file, old.path("root/usr/bin/prog")).unwrap();
+    let options = DiffOptions {
+        old: old.options().profile,
+        new: new.options().profile,
+        sort: None,
+        least: 0.0,
+    };
+    let mut out = Vec::new();
+    diff(&options, &mut out, &mut Vec::new()).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    let expected = "\
+# Event 'cycles'
+#
+# Baseline  Delta Abs  Shared Object      Symbol
+";
+    assert!(text.starts_with(expected), "{text}");
+    let rows: Vec<String> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|row| row.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    let expected = [
+        "16.67% +33.33% [kernel.kallsyms] [k] clear_page",
+        "16.67% -16.67% [nf_tables] [k] nft_do_chain",
+        "16.67% -16.67% [unknown] [.] [unknown]",
+        "16.67% -16.67% [unknown] [.] [user cr3=0x1000]",
+        "33.33% +16.67% prog [.] main",
+    ];
+    assert_eq!(rows, expected, "{text}");
+}

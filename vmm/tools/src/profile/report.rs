@@ -6,6 +6,7 @@ mod tree;
 
 pub use json::write_json;
 pub use print::write_text;
+pub(super) use print::{below_dots, title};
 
 use super::names::Names;
 use super::paths::{Callers, Paths};
@@ -70,6 +71,17 @@ impl<'a> Report<'a> {
     pub(super) fn events(&self) -> impl Iterator<Item = (u16, &SampleTally)> {
         let tallies = (0u16..).zip(&self.tallies);
         tallies.filter(|(event, _)| self.filter.event.is_none_or(|only| only == *event))
+    }
+
+    /// What the rows of an event have in their columns, and their parts in percent.
+    pub(super) fn parts(&self, tally: &SampleTally) -> Vec<(Vec<String>, f64)> {
+        let (rows, _) = self.rows(tally);
+        let cells = |row: &SampleRow| {
+            let keys = self.looks.keys.keys().iter();
+            let cells = keys.map(|key| print::cell(*key, row, self)).collect();
+            (cells, row.own.percent(tally.all()))
+        };
+        rows.iter().map(cells).collect()
     }
 
     /// The rows of an event, and how many of them are shown.

@@ -88,6 +88,16 @@ impl SortKeys {
         }
     }
 
+    /// Those of a comparison: as perf has them.
+    #[must_use]
+    pub fn of_diff(names: &Names) -> Self {
+        if names.has_tasks() {
+            Self(vec![SortKey::Dso, SortKey::Symbol])
+        } else {
+            Self(vec![SortKey::Symbol])
+        }
+    }
+
     /// The keys, in the order of the columns.
     #[must_use]
     pub fn keys(&self) -> &[SortKey] {

@@ -96,7 +96,6 @@ mod tests {
                 mapping: 5,
                 ..GuestPlace::default()
             },
-            ..parse::Sample::default()
         }
     }
 

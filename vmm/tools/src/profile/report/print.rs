@@ -98,9 +98,10 @@ fn write_rows(report: &Report<'_>, tally: &SampleTally, out: &mut dyn Write) -> 
     let (rows, shown) = report.rows(tally);
     let looks = &report.looks;
     let keys = looks.keys.keys();
-    let numbers: &[&str] = match looks.children {
-        true => &["Children", "Self", "Samples"],
-        false => &["Overhead", "Samples"],
+    let numbers: &[&str] = if looks.children {
+        &["Children", "Self", "Samples"]
+    } else {
+        &["Overhead", "Samples"]
     };
     let heads = numbers.iter().copied();
     let heads = heads.chain(keys.iter().map(|key| title(*key)));
@@ -115,19 +116,8 @@ fn write_rows(report: &Report<'_>, tally: &SampleTally, out: &mut dyn Write) -> 
         line.extend(keys.iter().map(|key| cell(*key, row, report)));
         table.push(line);
     }
-    let width = |column: usize| {
-        let cells = table.iter().map(|line| line[column].chars().count());
-        cells.max().unwrap_or(0)
-    };
-    let dots = (0..table[0].len()).map(|column| ".".repeat(width(column)));
-    table.insert(1, dots.collect());
-    // The numbers to the right, the rest to the left.
-    for (number, line) in lines(table, |column, _| column < numbers.len()).enumerate() {
-        match number {
-            0 => writeln!(out, "# {line}")?,
-            1 => writeln!(out, "# {line}\n#")?,
-            _ => writeln!(out, "  {line}")?,
-        }
+    for (number, line) in below_dots(table, numbers.len()).enumerate() {
+        writeln!(out, "{line}")?;
         if let (Some(order), Some(row)) = (looks.graph, number.checked_sub(2)) {
             Tree::of(report, tally, &rows[row], order).write(out)?;
         }
@@ -142,8 +132,29 @@ fn write_rows(report: &Report<'_>, tally: &SampleTally, out: &mut dyn Write) -> 
     }
 }
 
+/// The lines of a table as perf prints it: dots below the heads, the first `numbers` columns
+/// to the right, the rest to the left.
+pub(in crate::profile) fn below_dots(
+    mut table: Vec<Vec<String>>,
+    numbers: usize,
+) -> impl Iterator<Item = String> {
+    let width = |column: usize| {
+        let cells = table.iter().map(|line| line[column].chars().count());
+        cells.max().unwrap_or(0)
+    };
+    let dots = (0..table[0].len()).map(|column| ".".repeat(width(column)));
+    let dots = dots.collect();
+    table.insert(1, dots);
+    let lines = lines(table, move |column, _| column < numbers).enumerate();
+    lines.map(|(number, line)| match number {
+        0 => format!("# {line}"),
+        1 => format!("# {line}\n#"),
+        _ => format!("  {line}"),
+    })
+}
+
 /// Those that perf has are named as there.
-fn title(key: SortKey) -> &'static str {
+pub(in crate::profile) fn title(key: SortKey) -> &'static str {
     match key {
         SortKey::Comm => "Command",
         SortKey::Pid => "Pid:Command",
@@ -157,7 +168,7 @@ fn title(key: SortKey) -> &'static str {
     }
 }
 
-fn cell(key: SortKey, row: &SampleRow, report: &Report<'_>) -> String {
+pub(super) fn cell(key: SortKey, row: &SampleRow, report: &Report<'_>) -> String {
     const NOT_SAMPLED: &str = "not sampled";
     let names = report.paths.names();
     let key_of = &row.key;
@@ -173,9 +184,10 @@ fn cell(key: SortKey, row: &SampleRow, report: &Report<'_>) -> String {
         SortKey::Dso => key_of.dso.map(word),
         SortKey::Symbol => key_of.location.map(|location| {
             // What it is in has a column already.
-            let name = match report.looks.keys.has(SortKey::Dso) {
-                true => location.symbol(names),
-                false => location.name(names),
+            let name = if report.looks.keys.has(SortKey::Dso) {
+                location.symbol(names)
+            } else {
+                location.name(names)
             };
             match (names.has_tasks(), location.is_kernel()) {
                 (false, _) => name,
