@@ -221,7 +221,10 @@ impl Recording<'_> {
         let began = Instant::now();
         let mut limit = Limit::begin(&options.until, self.waiter)?;
         let (mut next_drain, mut next_look) = (began + DRAIN, began + FIRST_LOOK);
-        while !stopped {
+        loop {
+            if stopped {
+                break;
+            }
             let moments = [Some(next_drain), Some(next_look), limit.due()];
             let next = moments.into_iter().flatten().min();
             let woken = self
