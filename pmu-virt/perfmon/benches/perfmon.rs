@@ -11,7 +11,10 @@ use perfmon::{
     CompactFormat, Context, DefaultFormat, DoubleFormat, LogicalPmu, MessageQueue, Moment, PmdBits,
     Quantities, Sampler, SamplingFormat, Setup, VirtualPmd,
 };
-use perfmon_abi::consts::{PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_TIME_SWITCH};
+use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame};
+use perfmon_abi::consts::{
+    PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_TIME_SWITCH, UMPIRE_COMPACT_FL_CHAIN, UMPIRE_COMPACT_FL_TASK,
+};
 use perfmon_abi::wire::Call;
 use perfmon_abi::{CompactArg, DefaultArg, Message, PmcArg, PmdArg, Record, SetDesc, Timespec};
 use pmu_model::{Nanos, PmuModel, Provenance, Ring};
@@ -28,6 +31,39 @@ const SET_TIME: Nanos = Nanos(1_000_000);
 /// A tool that reads no message, and a machine without quantities.
 #[derive(Debug)]
 struct Nobody;
+
+/// A machine that has looked into its guest.
+#[derive(Debug)]
+struct Seen(GuestPlace);
+
+impl Quantities for Seen {
+    fn read(&self, _: VirtualPmd) -> Option<u64> {
+        None
+    }
+
+    fn guest(&self) -> Option<&GuestPlace> {
+        Some(&self.0)
+    }
+}
+
+/// A task with 8 frames in the kernel and 8 in a program, as far apart as they are there.
+fn seen() -> Seen {
+    let kernel = (0..8).map(|frame| 0xffff_ffff_8100_0000 + frame * 0x1_2345);
+    let program = (0..8).map(|frame| ProgramFrame {
+        address: 0x7f12_3456_0000 + frame * 0x1234,
+        mapping: 3 + frame % 2,
+    });
+    Seen(GuestPlace {
+        task: 1,
+        mapping: 0,
+        chain: CallChain {
+            kernel: kernel.collect(),
+            kernel_end: Some(ChainEnd::Entry),
+            program: program.collect(),
+            program_end: Some(ChainEnd::Outermost),
+        },
+    })
+}
 
 impl Quantities for Nobody {
     fn read(&self, _: VirtualPmd) -> Option<u64> {
@@ -132,13 +168,26 @@ fn overflow(criterion: &mut Criterion) {
         ..CompactArg::default()
     }
     .to_bytes();
-    let formats: [(Arc<dyn SamplingFormat>, &[u8]); 3] = [
-        (Arc::new(DefaultFormat), &buffer),
-        (Arc::new(DoubleFormat), &buffer),
-        (Arc::new(CompactFormat), &compact),
+    let callers = CompactArg {
+        buf_size: BUFFER,
+        block_size: 0,
+        flags: UMPIRE_COMPACT_FL_TASK | UMPIRE_COMPACT_FL_CHAIN,
+    }
+    .to_bytes();
+    let (nobody, seen) = (Nobody, seen());
+    let formats: [(Arc<dyn SamplingFormat>, &[u8], &dyn Quantities, &str); 4] = [
+        (Arc::new(DefaultFormat), &buffer, &nobody, ""),
+        (Arc::new(DoubleFormat), &buffer, &nobody, ""),
+        (Arc::new(CompactFormat), &compact, &nobody, ""),
+        (
+            Arc::new(CompactFormat),
+            &callers,
+            &seen,
+            ", with task and 16 frames",
+        ),
     ];
-    for (format, arg) in formats {
-        let name = format!("an overflow into the {} format", format.name());
+    for (format, arg, values, with) in formats {
+        let name = format!("an overflow into the {} format{with}", format.name());
         let mut context = started(Some(sampler(format, arg)), 1);
         let mut moment = Moment {
             tsc: 0,
@@ -154,7 +203,7 @@ fn overflow(criterion: &mut Criterion) {
                 moment.tsc += 3_000;
                 moment.ip ^= moment.tsc & 0xff_f0;
                 context.count(0, PERIOD, Provenance::Exact);
-                context.overflow(&moment, &Nobody, &mut Nobody);
+                context.overflow(&moment, values, &mut Nobody);
                 // A full buffer is given back, as its tool does now and then.
                 if context.is_masked() {
                     must(&mut context, Call::Restart);

@@ -117,6 +117,9 @@ pub struct KvmPmu {
 /// Everything but the register cache, so that both can be borrowed at once.
 #[derive(Debug)]
 struct Traps {
+    /// The number of this process, which samples carry as that of the VM: asking the host
+    /// for it would be a system call for each.
+    process: i32,
     tsc_khz: u32,
     pmu: Option<VcpuPmu>,
     /// MSRs that are a PMU's, whoever's model.
@@ -157,6 +160,7 @@ impl KvmPmu {
             registers: RegisterCache::new(vm),
             kicks: KickFlag::of(fd).map_err(|error| KvmPmuError::Map { id, error })?,
             traps: Traps {
+                process: std::process::id().cast_signed(),
                 tsc_khz,
                 pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
                 ranges: pmu_virt::all_pmu_msr_ranges(),

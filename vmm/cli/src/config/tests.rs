@@ -138,6 +138,28 @@ fn defaults() {
 }
 
 #[test]
+fn a_file_switches_with_words_of_its_own() {
+    let folder = folder();
+    let tools = |text: &str| {
+        let text = format!("kernel = 'kernel'\ncontrol = 'sock'\n{text}");
+        let settings = load(&with_file(folder.path(), &text)).unwrap();
+        (settings.run.pcr.is_some(), settings.tools)
+    };
+    let (pcr, all) = tools("paused = true\nstat = true\npcr = true");
+    assert!(pcr && all.paused && all.stat.is_some_and(|events| events.is_empty()));
+    assert_eq!(
+        tools("paused = false\nstat = false\npcr = false"),
+        (false, StartTools::default())
+    );
+    let (_, some) = tools("paused = 'on'\nstat = 'cycles'");
+    assert!(some.paused && some.stat.is_some_and(|events| events.len() == 1));
+    check_error(
+        "kernel = 'kernel'\npaused = 3",
+        &["run.toml:2:10: ", "true, false", "in `paused`"],
+    );
+}
+
+#[test]
 fn every_flag_wins_over_its_key() {
     fn check(set: impl Fn(&mut RunFlags, &Path), seen: impl Fn(&Settings, &Path) -> bool) {
         let folder = folder();

@@ -102,6 +102,7 @@ pub struct RunFlags {
     pub pmi_floor: Option<i64>,
     /// Counter reservations for guests: on or off [default: on]
     #[arg(long, value_name = "on|off")]
+    #[serde(deserialize_with = "switch_or_text")]
     pub pcr: Option<String>,
     /// How many counters a layer may reserve; one for each layer, see below
     #[arg(long, value_name = "LAYER:KEY=N[,...]")]
@@ -154,10 +155,12 @@ pub struct RunFlags {
     pub name: Option<String>,
     /// Let the guest begin only when umpire resume says so
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    #[serde(deserialize_with = "switch_or_text")]
     pub paused: Option<String>,
     /// Count events of all vCPUs from the guest's first instruction on, and print the counts
     /// on standard error at its end [default events: those of umpire stat]
     #[arg(long, value_name = "EVENTS", num_args = 0..=1, default_missing_value = "")]
+    #[serde(deserialize_with = "events_or_none")]
     pub stat: Option<String>,
     /// Sample the cycles of all vCPUs from the guest's first instruction on, 1000 times a
     /// second, for umpire report
@@ -233,4 +236,29 @@ fn number_or_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, 
         Value::Number(number) => number.to_string(),
         Value::Text(text) => text,
     }))
+}
+
+/// A word, or what a file says of it without one.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected true, false or a string")]
+enum Switch {
+    On(bool),
+    Text(String),
+}
+
+/// `on` or `off`, also as `true` or `false`.
+fn switch_or_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let word = |on| if on { "on" } else { "off" };
+    Ok(Some(match Switch::deserialize(from)? {
+        Switch::On(on) => word(on).to_owned(),
+        Switch::Text(text) => text,
+    }))
+}
+
+/// Events; `true` is those where nobody says, and `false` that nothing is counted.
+fn events_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Ok(match Switch::deserialize(from)? {
+        Switch::On(on) => on.then(String::new),
+        Switch::Text(text) => Some(text),
+    })
 }

@@ -163,10 +163,10 @@ impl Traps {
         thread: &mut ThreadContext,
         observer: &mut dyn TrapObserver,
     ) -> Result<(), KvmPmuError> {
-        let number = thread.core();
+        let place = (thread.core(), self.process);
         match (&mut self.pmu, thread.counters_mut()) {
             (Some(pmu), Some(core)) if pmu.has_host_overflow(core) => {
-                sample((pmu, core), vcpu, number, observer)
+                sample((pmu, core), vcpu, place, observer)
             }
             _ => Ok(()),
         }
@@ -177,7 +177,7 @@ impl Traps {
 fn sample(
     (pmu, core): (&mut VcpuPmu, &mut CorePmu),
     vcpu: VcpuAccess<'_>,
-    number: u16,
+    (number, process): (u16, i32),
     observer: &mut dyn TrapObserver,
 ) -> Result<(), KvmPmuError> {
     let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
@@ -190,7 +190,7 @@ fn sample(
         ip: regs.rip,
         ring: Ring::from_cpl(cpl(&sregs)),
         cr3: sregs.cr3,
-        vm: std::process::id().cast_signed(),
+        vm: process,
         vcpu: vcpu.id().0.into(),
         core: number,
     };
