@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use guest_view::{GuestMemory, KernelView, Look, Search, Step};
 use perfmon_abi::wire::kernel::KernelInfo;
 use perfmon_abi::wire::programs::ProgramsInfo;
+use rustix::fs::{SeekFrom, seek};
 use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
     MemoryRegionAddress,
@@ -64,9 +65,8 @@ impl GuestMemory for Ram<'_> {
 #[derive(Debug)]
 pub(crate) struct VmKernel {
     vm: Arc<KvmVm>,
-    /// What was found serves until the guest has another one. Whoever searches holds it.
-    found: Mutex<Option<KernelView>>,
-    /// What vCPUs look with, and how often it was another one.
+    /// What was found, with which vCPUs look until the guest has another one; and how often it
+    /// was another one. Nobody holds it for long.
     shown: Mutex<Option<Arc<KernelView>>>,
     version: AtomicU64,
     /// A vCPU has looked lately.
@@ -83,7 +83,6 @@ impl VmKernel {
         let (descriptions, news) = Descriptions::new();
         let kernel = Arc::new(Self {
             vm,
-            found: Mutex::default(),
             shown: Mutex::default(),
             version: AtomicU64::new(0),
             looked: AtomicBool::new(false),
@@ -97,7 +96,9 @@ impl VmKernel {
 
     /// A vCPU looks at the guest.
     fn looks(&self) {
-        self.looked.store(true, Ordering::Relaxed);
+        if !self.looked.swap(true, Ordering::Relaxed) {
+            self.descriptions.tell(News::Looks);
+        }
     }
 
     /// What vCPUs look with, if it is not that of `version` any more. Never waits.
@@ -110,57 +111,37 @@ impl VmKernel {
         Some((now, shown.clone()))
     }
 
-    fn show(&self, view: Option<KernelView>) {
+    fn show(&self, view: Option<Arc<KernelView>>) {
         let mut shown = lock(&self.shown);
-        *shown = view.map(Arc::new);
+        *shown = view;
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// The kernel that runs with `cr3`, with the modules that it has now; and whether it is
-    /// another one than the last time.
-    fn view(&self, cr3: u64) -> Result<(KernelView, bool), String> {
+    /// Looks for the kernel that runs with `cr3`, and has vCPUs look with it.
+    fn seek(&self, cr3: u64) -> Result<Arc<KernelView>, String> {
         let ram = Ram(self.vm.memory());
-        let mut found = lock(&self.found);
-        if let Some(view) = found.take().filter(|view| view.is_current(&ram, cr3)) {
-            // A list that is being changed is as it was.
-            let newer = view.refreshed(&ram).ok().flatten();
-            let is_new = newer.is_some();
-            let view = newer.unwrap_or(view);
-            return Ok((found.insert(view).clone(), is_new));
-        }
-        let view = search(&ram, cr3)?;
-        Ok((found.insert(view).clone(), true))
-    }
-
-    /// Has vCPUs look with the kernel that runs with `cr3`.
-    fn show_present(&self, cr3: u64) {
-        let unknown = match self.view(cr3) {
-            Ok((view, _)) => {
-                let missing = view.missing().find(|(what, _)| *what == "tasks");
-                let unknown = missing.map(|(_, why)| {
-                    let release = view.release();
-                    format!("the kernel {release} does not describe its tasks: {why}")
-                });
-                self.show(Some(view));
-                unknown
-            }
-            Err(why) => {
-                if lock(&self.shown).is_some() {
-                    self.show(None);
-                }
-                Some(why)
-            }
+        let known = lock(&self.shown).clone();
+        let found = match known.filter(|view| view.is_current(&ram, cr3)) {
+            // A list of modules that is being changed is as it was.
+            Some(view) => Ok(view.refreshed(&ram).ok().flatten().map_or(view, Arc::new)),
+            None => search(&ram, cr3).map(Arc::new),
+        };
+        let unknown = match &found {
+            Ok(view) => no_tasks(view),
+            Err(why) => Some(why.clone()),
         };
         self.descriptions.set_unknown(unknown);
+        self.show(found.as_ref().ok().cloned());
+        found
     }
 
     /// Has vCPUs look with the modules that the kernel has now.
     fn refresh(&self) {
-        let ram = Ram(self.vm.memory());
-        let mut found = lock(&self.found);
-        let newer = found.as_ref().and_then(|view| view.refreshed(&ram).ok()?);
-        if let Some(view) = newer {
-            self.show(Some(found.insert(view).clone()));
+        let Some(view) = lock(&self.shown).clone() else {
+            return;
+        };
+        if let Ok(Some(newer)) = view.refreshed(&Ram(self.vm.memory())) {
+            self.show(Some(Arc::new(newer)));
         }
     }
 
@@ -170,10 +151,12 @@ impl VmKernel {
                 // Several vCPUs ask at once; the others follow.
                 let is_latest = self.version.load(Ordering::Acquire) == version;
                 if is_latest && pace.may(Instant::now()) {
-                    self.show_present(cr3);
-                    pace.ended(Instant::now(), lock(&self.shown).is_some());
+                    let found = self.seek(cr3).is_ok();
+                    pace.ended(Instant::now(), found);
                 }
             }
+            News::Looks => {}
+            News::Elsewhere if lock(&self.shown).is_some() => {}
             News::Elsewhere => {
                 let why = "what runs is no Linux kernel, or one that has just begun";
                 self.descriptions.set_unknown(Some(why.to_owned()));
@@ -240,7 +223,7 @@ fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
         if Instant::now() >= next {
             next = Instant::now() + FOLLOW;
             let looked = kernel.looked.swap(false, Ordering::Relaxed);
-            if looked && lock(&kernel.shown).is_some() {
+            if looked {
                 kernel.refresh();
             }
         }
@@ -249,10 +232,11 @@ fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
 
 impl GuestKernel for VmKernel {
     fn find(&self, cr3: u64) -> Result<KernelInfo, String> {
-        let (view, is_new) = self.view(cr3)?;
-        if is_new && lock(&self.shown).is_some() {
-            self.show(Some(view.clone()));
-        }
+        // What vCPUs look with they make sure of themselves, and a tool's CR3 may be that of a
+        // program that has ended.
+        self.refresh();
+        let shown = lock(&self.shown).clone();
+        let view = shown.map_or_else(|| self.seek(cr3), Ok)?;
         let mut kallsyms = String::new();
         for symbol in view.symbols() {
             // It always succeeds.
@@ -269,11 +253,48 @@ impl GuestKernel for VmKernel {
     }
 }
 
+/// Why the kernel's tasks cannot be known, if it is so.
+fn no_tasks(view: &KernelView) -> Option<String> {
+    let (_, why) = view.missing().find(|(what, _)| *what == "tasks")?;
+    let release = view.release();
+    Some(format!(
+        "the kernel {release} does not describe its tasks: {why}"
+    ))
+}
+
+/// The parts of guest memory that have been written: a search is not to take memory of the
+/// host for what the guest does not use.
+fn written(memory: &GuestMemoryMmap) -> Vec<Range<u64>> {
+    let mut ranges = Vec::new();
+    for region in memory.iter() {
+        let (start, len) = (region.start_addr().0, region.len());
+        let Some(file) = region.file_offset() else {
+            // Of what was not written the host has one page for all.
+            ranges.push(start..start.saturating_add(len));
+            continue;
+        };
+        let end = file.start().saturating_add(len);
+        let mut at = file.start();
+        while at < end {
+            let Ok(data) = seek(file.file(), SeekFrom::Data(at)) else {
+                break;
+            };
+            let hole = seek(file.file(), SeekFrom::Hole(data))
+                .unwrap_or(end)
+                .min(end);
+            if data >= hole {
+                break;
+            }
+            let place = |offset: u64| start + (offset - file.start());
+            ranges.push(place(data)..place(hole));
+            at = hole;
+        }
+    }
+    ranges
+}
+
 fn search(ram: &Ram<'_>, cr3: u64) -> Result<KernelView, String> {
-    let ranges = ram.0.iter().map(|region| -> Range<u64> {
-        let start = region.start_addr().0;
-        start..start.saturating_add(region.len())
-    });
+    let ranges = written(ram.0);
     let mut search = Search::new(ranges);
     let mut why = "no Linux kernel that says where its symbols are was found in its memory; \
                    Linux 6.0 and later do"

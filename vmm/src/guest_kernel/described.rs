@@ -13,12 +13,16 @@ use crate::sync::lock;
 /// Descriptions that wait for the thread that makes them. A sample that finds no room says
 /// that it does not know its task.
 const WAITING: usize = 1024;
-/// Descriptions that are kept for tools that have not asked yet: some 10 MiB.
+/// Descriptions that are kept for tools that have not asked yet, and most bytes of them.
 const KEPT: usize = 1 << 16;
-/// Most descriptions of one answer.
+const KEPT_BYTES: usize = 16 << 20;
+/// Most descriptions of one answer, and bytes of their names, but for one.
 const ANSWER: usize = 1024;
+const ANSWER_BYTES: usize = 1 << 20;
 /// Files that are remembered.
-const NAMES: usize = 1 << 14;
+const FILES: usize = 1 << 12;
+/// The longest path that is told, in bytes: as for programs (`PATH_MAX`).
+const LONGEST_PATH: usize = 4096;
 
 /// What a vCPU has met for the first time.
 #[derive(Debug)]
@@ -26,6 +30,8 @@ pub(super) enum News {
     /// A guest runs with this CR3, and its kernel is not the one that was shown, in this
     /// version.
     Kernel(u64, u64),
+    /// vCPUs look, which they did not for a while.
+    Looks,
     /// What runs is not where a kernel of Linux is.
     Elsewhere,
     Task(u64, Task),
@@ -40,6 +46,8 @@ pub(super) struct Descriptions {
     number: AtomicU64,
     /// Tasks and mappings that are on their way.
     pending: AtomicU64,
+    /// Numbers below are of descriptions that are not kept any more.
+    floor: AtomicU64,
     kept: Mutex<Kept>,
 }
 
@@ -48,6 +56,8 @@ struct Kept {
     /// Descriptions before the first of `list`.
     before: u64,
     list: VecDeque<Described>,
+    /// What they take.
+    bytes: usize,
     /// Why nothing is known.
     unknown: Option<String>,
 }
@@ -59,6 +69,7 @@ impl Descriptions {
             news,
             number: AtomicU64::new(0),
             pending: AtomicU64::new(0),
+            floor: AtomicU64::new(0),
             kept: Mutex::default(),
         };
         (descriptions, receiver)
@@ -72,8 +83,9 @@ impl Descriptions {
 
     /// A number for what `news` tells; none if there is no room.
     pub(super) fn announce(&self, news: impl FnOnce(u64) -> News) -> Option<u64> {
-        let number = self.number.fetch_add(1, Ordering::Relaxed) + 1;
+        // First, so that nobody who sees a later number takes this one for described.
         self.pending.fetch_add(1, Ordering::AcqRel);
+        let number = self.number.fetch_add(1, Ordering::AcqRel) + 1;
         if self.news.try_send(news(number)).is_ok() {
             return Some(number);
         }
@@ -83,13 +95,24 @@ impl Descriptions {
 
     pub(super) fn add(&self, described: Described) {
         let mut kept = lock(&self.kept);
-        if kept.list.len() >= KEPT {
-            kept.list.pop_front();
-            kept.before += 1;
-        }
+        kept.bytes += bytes_of(&described);
         kept.list.push_back(described);
+        while kept.list.len() > KEPT || kept.bytes > KEPT_BYTES {
+            let Some(oldest) = kept.list.pop_front() else {
+                break;
+            };
+            kept.bytes = kept.bytes.saturating_sub(bytes_of(&oldest));
+            kept.before += 1;
+            self.floor
+                .fetch_max(number_of(&oldest) + 1, Ordering::Relaxed);
+        }
         drop(kept);
         self.pending.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// What has this number is told to tools that ask now.
+    pub(super) fn is_kept(&self, number: u64) -> bool {
+        number >= self.floor.load(Ordering::Relaxed)
     }
 
     /// Why no task is known, or that there is no such reason.
@@ -103,7 +126,14 @@ impl Descriptions {
         let kept = lock(&self.kept);
         let lost = kept.before.saturating_sub(since);
         let skip = usize::try_from(since.saturating_sub(kept.before)).unwrap_or(usize::MAX);
-        let described: Vec<_> = kept.list.iter().skip(skip).take(ANSWER).cloned().collect();
+        let mut bytes = 0;
+        let fits = |one: &&Described| {
+            let is_first = bytes == 0;
+            bytes += bytes_of(one);
+            is_first || bytes <= ANSWER_BYTES
+        };
+        let some = kept.list.iter().skip(skip).take(ANSWER);
+        let described: Vec<_> = some.take_while(fits).cloned().collect();
         let all = kept.before + kept.list.len() as u64;
         let next = (since.max(kept.before) + described.len() as u64).min(all);
         ProgramsInfo {
@@ -130,15 +160,32 @@ pub(super) struct Files(HashMap<File, FileFacts>);
 impl Files {
     /// What is known of `file`. `find` looks for what is not.
     pub(super) fn of(&mut self, file: &File, find: impl FnOnce(&mut FileFacts)) -> FileFacts {
-        if self.0.len() >= NAMES {
+        if self.0.len() >= FILES {
             self.0.clear();
         }
         let facts = self.0.entry(*file).or_default();
         if facts.path.is_none() || facts.build_id.is_none() {
             find(facts);
+            facts.path.take_if(|path| path.name.len() > LONGEST_PATH);
         }
         facts.clone()
     }
+}
+
+fn number_of(described: &Described) -> u64 {
+    match described {
+        Described::Task(task) => task.number,
+        Described::Mapping(mapping) => mapping.number,
+    }
+}
+
+/// What it takes, about.
+fn bytes_of(described: &Described) -> usize {
+    let names = match described {
+        Described::Task(task) => task.comm.len() + task.process.len(),
+        Described::Mapping(mapping) => mapping.name.len() + mapping.build_id.len(),
+    };
+    size_of::<Described>() + names
 }
 
 pub(super) fn of_task(number: u64, task: &Task) -> Described {
@@ -194,11 +241,7 @@ mod tests {
     }
 
     fn numbers(info: &ProgramsInfo) -> Vec<u64> {
-        let number = |one: &Described| match one {
-            Described::Task(task) => task.number,
-            Described::Mapping(mapping) => mapping.number,
-        };
-        info.described.iter().map(number).collect()
+        info.described.iter().map(number_of).collect()
     }
 
     #[test]
@@ -235,6 +278,27 @@ mod tests {
         let answer = all.after(2);
         assert_eq!(answer.lost, 3);
         assert_eq!(numbers(&answer).first(), Some(&6));
+        assert!(all.is_kept(6) && !all.is_kept(5), "it is described anew");
+    }
+
+    #[test]
+    fn long_names_take_no_more_room_than_short_ones() {
+        let (all, _news) = Descriptions::new();
+        let name = "x".repeat(LONGEST_PATH);
+        for number in 1..=2 * (KEPT_BYTES / LONGEST_PATH) as u64 {
+            all.pending.fetch_add(1, Ordering::Relaxed);
+            all.add(Described::Mapping(MappingInfo {
+                number,
+                name: name.clone(),
+                ..MappingInfo::default()
+            }));
+        }
+        assert!(lock(&all.kept).bytes <= KEPT_BYTES);
+        let answer = all.after(u64::MAX - 1);
+        assert_eq!(answer.described, []);
+        let answer = all.after(0);
+        let names: usize = answer.described.iter().map(bytes_of).sum();
+        assert!(answer.more && names <= ANSWER_BYTES && !answer.described.is_empty());
     }
 
     #[test]

@@ -66,6 +66,9 @@ impl VcpuLook {
         (self.place.task, self.place.mapping) = (0, 0);
         self.place.chain.clear();
         let at = registers(regs, sregs);
+        // Neither a kernel before it has page tables of its own is where it will be, nor what
+        // starts another one.
+        let is_elsewhere = at.mode == Mode::Kernel && at.rip >> 63 == 0;
         self.kernel.looks();
         self.follow();
         let kernel = Arc::clone(&self.kernel);
@@ -74,14 +77,12 @@ impl VcpuLook {
         if asks {
             self.view.take_if(|view| !view.is_current(&ram, at.cr3));
         }
-        let Some(view) = self.view.clone() else {
-            // Before it has page tables of its own a kernel is not where it will be.
-            let is_begun = at.mode != Mode::Kernel || at.rip >> 63 != 0;
+        let Some(view) = self.view.clone().filter(|_| !is_elsewhere) else {
             if asks {
-                let news = if is_begun {
-                    News::Kernel(at.cr3, self.version)
-                } else {
+                let news = if is_elsewhere {
                     News::Elsewhere
+                } else {
+                    News::Kernel(at.cr3, self.version)
                 };
                 kernel.descriptions.tell(news);
             }
@@ -103,18 +104,14 @@ impl VcpuLook {
             let program = memory?;
             let found = look.mapping(program, address).ok()?;
             let news = |number, mapping| News::Mapping(number, program, mapping);
-            Some(mappings.of(&found, descriptions, news))
+            Some((mappings.of(&found, descriptions, news), found.is_executable))
         };
         if at.mode != Mode::Kernel {
-            self.place.mapping = mapping(at.rip).unwrap_or(0);
+            self.place.mapping = mapping(at.rip).map_or(0, |(number, _)| number);
         }
         if wish.chain {
             look.chain(task.as_ref(), &at, &mut self.chain);
-            let frame = |address| ProgramFrame {
-                address,
-                mapping: mapping(address).unwrap_or(0),
-            };
-            told(&self.chain, frame, &mut self.place.chain);
+            told(&self.chain, mapping, &mut self.place.chain);
         }
     }
 
@@ -154,7 +151,7 @@ impl<T> Default for Numbers<T> {
 impl<T: Copy + Eq + Hash> Numbers<T> {
     /// The number of `thing`, which is announced if it has none; 0 where it cannot be.
     fn of(&mut self, thing: &T, to: &Descriptions, news: impl FnOnce(u64, T) -> News) -> u64 {
-        if let Some(number) = self.0.get(thing) {
+        if let Some(number) = self.0.get(thing).filter(|number| to.is_kept(**number)) {
             return *number;
         }
         let Some(number) = to.announce(|number| news(number, *thing)) else {
@@ -187,14 +184,23 @@ fn registers(regs: &kvm_regs, sregs: &kvm_sregs) -> Registers {
     }
 }
 
-/// `chain` as samples tell it.
-fn told(chain: &Chain, frame: impl FnMut(u64) -> ProgramFrame, to: &mut CallChain) {
+/// `chain` as samples tell it. `mapping` is the number of what is mapped at an address, and
+/// whether it may be executed: where it may not, what a frame pointer led to is no caller.
+fn told(chain: &Chain, mut mapping: impl FnMut(u64) -> Option<(u64, bool)>, to: &mut CallChain) {
     let kernel = chain.kernel().iter().map(guest_view::Frame::instruction);
     to.kernel.extend(kernel);
     to.kernel_end = chain.kernel_end().map(end);
-    let program = chain.program().iter().map(guest_view::Frame::instruction);
-    to.program.extend(program.map(frame));
     to.program_end = chain.program_end().map(end);
+    for frame in chain.program() {
+        let address = frame.instruction();
+        let found = mapping(address);
+        if frame.guessed && !found.is_some_and(|(_, is_executable)| is_executable) {
+            to.program_end = Some(ChainEnd::Broken);
+            break;
+        }
+        let mapping = found.map_or(0, |(number, _)| number);
+        to.program.push(ProgramFrame { address, mapping });
+    }
 }
 
 fn end(of: End) -> ChainEnd {

@@ -271,12 +271,17 @@ impl EventLoop {
         }
         if request.command < EXTENSIONS || request.command == PFM_TRY_LOAD {
             self.specified(id, request)
-        } else if request.command == KERNEL {
+        } else if matches!(request.command, KERNEL | PROGRAMS) {
+            // What samples have met, and where the kernel is, is for those who may sample.
+            let connection = self.connections.get(id.connection);
+            let peer = &connection.ok_or(Errno::ECONNRESET)?.peer;
+            self.limits.admit(peer, false)?;
+            if request.command == PROGRAMS {
+                return programs(request, self.contexts.vm().kernel.as_ref()).map(Some);
+            }
             let vm = self.contexts.vm();
             let guest = vm.kernel.as_ref();
             self.kernel.request(id, request, guest, &vm.dispatcher)
-        } else if request.command == PROGRAMS {
-            programs(request, self.contexts.vm().kernel.as_ref()).map(Some)
         } else if matches!(request.command, PCR | BUDGET | PAUSE) {
             let connection = self.connections.get(id.connection);
             let peer = &connection.ok_or(Errno::ECONNRESET)?.peer;

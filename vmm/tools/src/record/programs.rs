@@ -12,6 +12,8 @@ use crate::profile::{Record, Sample};
 /// How long the last descriptions are waited for, and how often they are asked for meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
+/// Most questions at a time.
+const QUESTIONS: u32 = 8;
 
 /// What was asked already.
 #[derive(Debug, Default)]
@@ -50,7 +52,11 @@ impl Programs {
     /// cannot be asked for stays unknown: the VM may be gone.
     pub(super) fn ask(&mut self, client: &Client) -> Vec<Record> {
         let mut records = Vec::new();
-        while self.more || self.met > self.described || self.met == 0 {
+        // A guest may always have more to tell.
+        for _ in 0..QUESTIONS {
+            if !(self.more || self.met > self.described || self.met == 0) {
+                break;
+            }
             let Ok(info) = client.programs(&ProgramsRequest { since: self.next }) else {
                 break;
             };
@@ -69,8 +75,11 @@ impl Programs {
             | Described::Mapping(MappingInfo { number, .. })) = one;
             self.described = self.described.max(*number);
         }
+        // What was told before this recording began is none of its samples'.
+        if self.next > 0 {
+            self.lost = self.lost.saturating_add(info.lost);
+        }
         (self.next, self.more) = (info.next, info.more);
-        self.lost = self.lost.saturating_add(info.lost);
         self.unknown = info.unknown;
         records.extend(info.described.into_iter().map(Record::Described));
     }
@@ -97,6 +106,11 @@ impl Programs {
                 "the VM has forgotten {} descriptions of programs; their samples have no names",
                 self.lost
             ));
+        }
+        if self.met > self.described {
+            let gone =
+                "the VM ended before it had described all programs; some samples have no names";
+            return Some(gone.to_owned());
         }
         let why = self.unknown.as_ref().filter(|_| self.met == 0)?;
         Some(format!("programs of the guest have no names: {why}"))
@@ -157,9 +171,11 @@ mod tests {
             lost: 1,
             unknown: None,
         };
-        programs.answered(info, &mut records);
+        programs.answered(info.clone(), &mut records);
         assert_eq!(records.len(), 2);
         assert_eq!((programs.next, programs.described), (2, 2));
+        assert_eq!(programs.note(), None, "those were of others");
+        programs.answered(info, &mut records);
         assert!(
             programs
                 .note()
@@ -173,8 +189,14 @@ mod tests {
         programs.answered(nothing.clone(), &mut records);
         let note = programs.note().unwrap_or_default();
         assert!(note.ends_with("have no names: it is no Linux"), "{note}");
-        // Samples that have tasks need no excuse.
-        programs.met = 1;
+        // Samples that have tasks need no excuse, but that these were never described.
+        (programs.met, programs.described) = (1, 1);
         assert_eq!(programs.note(), None);
+        programs.met = 2;
+        assert!(
+            programs
+                .note()
+                .is_some_and(|note| note.contains("ended before"))
+        );
     }
 }
