@@ -46,6 +46,14 @@ impl Quantities for Seen {
     }
 }
 
+/// A format with its argument, what it is told, and what that adds to its name.
+type Case<'a> = (
+    Arc<dyn SamplingFormat>,
+    &'a [u8],
+    &'a dyn Quantities,
+    &'a str,
+);
+
 /// A task with 8 frames in the kernel and 8 in a program, as far apart as they are there.
 fn seen() -> Seen {
     let kernel = (0..8).map(|frame| 0xffff_ffff_8100_0000 + frame * 0x1_2345);
@@ -175,7 +183,7 @@ fn overflow(criterion: &mut Criterion) {
     }
     .to_bytes();
     let (nobody, seen) = (Nobody, seen());
-    let formats: [(Arc<dyn SamplingFormat>, &[u8], &dyn Quantities, &str); 4] = [
+    let formats: [Case<'_>; 4] = [
         (Arc::new(DefaultFormat), &buffer, &nobody, ""),
         (Arc::new(DoubleFormat), &buffer, &nobody, ""),
         (Arc::new(CompactFormat), &compact, &nobody, ""),
