@@ -103,8 +103,7 @@ impl Descriptions {
             };
             kept.bytes = kept.bytes.saturating_sub(bytes_of(&oldest));
             kept.before += 1;
-            self.floor
-                .fetch_max(number_of(&oldest) + 1, Ordering::Relaxed);
+            self.floor.fetch_max(oldest.number() + 1, Ordering::Relaxed);
         }
         drop(kept);
         self.pending.fetch_sub(1, Ordering::AcqRel);
@@ -172,13 +171,6 @@ impl Files {
     }
 }
 
-fn number_of(described: &Described) -> u64 {
-    match described {
-        Described::Task(task) => task.number,
-        Described::Mapping(mapping) => mapping.number,
-    }
-}
-
 /// What it takes, about.
 fn bytes_of(described: &Described) -> usize {
     let names = match described {
@@ -241,7 +233,7 @@ mod tests {
     }
 
     fn numbers(info: &ProgramsInfo) -> Vec<u64> {
-        info.described.iter().map(number_of).collect()
+        info.described.iter().map(Described::number).collect()
     }
 
     #[test]

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use perfmon_abi::wire::programs::{
-    Described, MappingInfo, ProgramsInfo, ProgramsRequest, TaskInfo,
-};
+use perfmon_abi::wire::programs::{ProgramsInfo, ProgramsRequest};
 use umpire_perfmon::Client;
 
 use crate::profile::{Record, Sample};
@@ -71,9 +69,7 @@ impl Programs {
 
     fn answered(&mut self, info: ProgramsInfo, records: &mut Vec<Record>) {
         for one in &info.described {
-            let (Described::Task(TaskInfo { number, .. })
-            | Described::Mapping(MappingInfo { number, .. })) = one;
-            self.described = self.described.max(*number);
+            self.described = self.described.max(one.number());
         }
         // What was told before this recording began is none of its samples'.
         if self.next > 0 {
@@ -128,6 +124,7 @@ fn greatest(sample: &Sample) -> u64 {
 mod tests {
     use super::*;
     use perfmon_abi::compact::{CallChain, GuestPlace, ProgramFrame};
+    use perfmon_abi::wire::programs::{Described, TaskInfo};
 
     #[test]
     fn the_greatest_number_may_be_anywhere() {

@@ -42,6 +42,17 @@ pub enum Described {
     Mapping(MappingInfo),
 }
 
+impl Described {
+    /// Its number in samples.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        match self {
+            Self::Task(task) => task.number,
+            Self::Mapping(mapping) => mapping.number,
+        }
+    }
+}
+
 /// A thread of a program, or of the kernel. What has another name later has another number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TaskInfo {
