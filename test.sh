@@ -16,6 +16,8 @@ mkdir -p "$logs" || exit 1
 # VMs of the tests are not among those of whoever runs them.
 XDG_RUNTIME_DIR=$(mktemp -d) || exit 1
 export XDG_RUNTIME_DIR
+# The suites run without cargo, which would set it (.cargo/config.toml).
+export LIBPFM_ENCODE_INACTIVE=1
 trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
 passed=0 failed=0 skipped=0
 trouble=()
@@ -65,34 +67,25 @@ install_missing() {
     }
 }
 
-# umpire top is tested in a terminal of tmux.
-install_tmux() {
-    command -v tmux >/dev/null && return
-    local root=()
-    [ "$(id -u)" -eq 0 ] || root=(sudo -n)
-    echo "installing tmux …"
-    {
-        "${root[@]}" apt-get update &&
-            "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y tmux
-    } >"$logs/tmux.log" 2>&1 </dev/null ||
-        echo "tmux could not be installed (log: $logs/tmux.log): its tests are skipped"
-}
-
-# Event names are tested with libpfm4 where it is to be had. Umpire does without,
-# so those tests are skipped where it cannot be installed.
-install_libpfm() {
-    local folder
+# What some tests need and Umpire does without: libpfm4 for names of events, a terminal of tmux for
+# umpire top, perf to open what umpire writes for it. Where it cannot be installed, they are skipped.
+install_for_tests() {
+    local packages=() root=() package folder found=
     for folder in /usr/lib /usr/lib64 /usr/local/lib /usr/lib/x86_64-linux-gnu; do
-        [ -e "$folder/libpfm.so.4" ] && return
+        [ -e "$folder/libpfm.so.4" ] && found=yes
     done
-    local root=()
+    [ -n "$found" ] || packages+=(libpfm4)
+    command -v tmux >/dev/null || packages+=(tmux)
+    command -v perf >/dev/null || packages+=(linux-perf)
+    [ ${#packages[@]} -eq 0 ] && return
     [ "$(id -u)" -eq 0 ] || root=(sudo -n)
-    echo "installing libpfm4 …"
-    {
-        "${root[@]}" apt-get update &&
-            "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y libpfm4
-    } >"$logs/libpfm.log" 2>&1 </dev/null ||
-        echo "libpfm4 could not be installed (log: $logs/libpfm.log): its tests are skipped"
+    echo "installing ${packages[*]} …"
+    "${root[@]}" apt-get update >"$logs/packages.log" 2>&1 </dev/null
+    for package in "${packages[@]}"; do
+        "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y "$package" \
+            >>"$logs/packages.log" 2>&1 </dev/null ||
+            echo "$package could not be installed (log: $logs/packages.log): its tests are skipped"
+    done
 }
 
 check_rust() {
@@ -194,11 +187,24 @@ leave_out() {
     fi
 }
 
-# Names and files of the test binaries of guest-tests.
-guest_binaries() {
-    cargo test --quiet -p guest-tests --tests --no-run --message-format=json 2>"$logs/list.log" |
-        sed -n 's/.*"target":{"kind":\["test"\],[^}]*"name":"\([^"]*\)".*"executable":"\([^"]*\)".*/\1 \2/p'
+# built TEST: of each program that was built, its package's folder, kind, name and file. TEST is
+# true for tests and false for programs. Whatever runs is of one build: cargo would build what
+# two choices of packages share once for each.
+built() {
+    local fields='.*"manifest_path":"\([^"]*\)\/Cargo.toml","target":{"kind":\["\([^"]*\)"\],.*"name":"\([^"]*\)"'
+    sed -n "s/$fields.*\"test\":$1},\"features\".*\"executable\":\"\([^\"]*\)\".*/\1 \2 \3 \4/p" "$logs/build.json"
 }
+
+# Runs test programs as cargo would, each in its package's folder, with these arguments.
+run_all() {
+    local folder kind name file status=0
+    while read -r folder kind name file; do
+        echo "running $name ($kind of $folder)"
+        (cd "$folder" && "$file" "$@") || status=$?
+    done
+    return $status
+}
+export -f run_all
 
 # Suites for either KVM: those without libtest hold micro-guests. Hostile guests
 # are for a real one: some end the QEMU that L1 runs in (docs/testing.md).
@@ -210,32 +216,37 @@ micro_suites() {
 # --- the tests ---------------------------------------------------------------
 
 install_missing
-install_libpfm
-install_tmux
+install_for_tests
 check_rust
 install_target
 echo "building (log: $logs/build.log) …"
-cargo build --workspace --all-targets >"$logs/build.log" 2>&1 </dev/null || {
+cargo build --workspace --lib --bins --tests --examples --message-format=json-render-diagnostics \
+    >"$logs/build.json" 2>"$logs/build.log" </dev/null || {
     tail -n 40 "$logs/build.log"
     give_up "the build (whole log: $logs/build.log)"
 }
+tests=$(built true)
+l1=$(built false | awk '$3 == "l1" { print $4 }')
+guests=$PWD/guest-tests
+binaries=$(awk -v of="$guests" '$1 == of && $2 == "test" { print $3, $4 }' <<<"$tests")
+[ -n "$binaries" ] && [ -n "$l1" ] || give_up "the tests were not found in $logs/build.json"
 
-suite unit 900 cargo test --workspace --exclude guest-tests --lib --bins --tests --no-fail-fast -- --show-output
+awk -v of="$guests" '$1 != of' <<<"$tests" >"$logs/unit.list"
+awk -v of="$guests" '$1 == of && $2 != "test"' <<<"$tests" >"$logs/harness.list"
+suite unit 900 bash -c 'run_all --show-output <"$0"' "$logs/unit.list"
 suite documentation 600 cargo test --workspace --doc --no-fail-fast
-suite harness 600 cargo test -p guest-tests --lib --bins --no-fail-fast -- --show-output
+suite harness 600 bash -c 'run_all --show-output <"$0"' "$logs/harness.list"
 
-binaries=$(guest_binaries)
-[ -n "$binaries" ] || give_up "no test binaries of guest-tests were found (log: $logs/list.log)"
 micro=$(micro_suites)
 needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == perf_contract || $1 == *-in-l1 ]]; }
 is_micro() { grep -qx "$1" <<<"$micro"; }
 
 while read -r name file; do
-    is_micro "$name" && suite "$name" 600 cargo test -p guest-tests --test "$name" -- --show-output
+    is_micro "$name" && suite "$name" 600 env -C "$guests" "$file" --show-output
 done <<<"$binaries"
 
 echo "fetching L1's packages, unless they are in the cache (log: $logs/fetch.log) …"
-if timeout 600 cargo l1 --fetch-only >"$logs/fetch.log" 2>&1 </dev/null; then
+if timeout 600 "$l1" --fetch-only >"$logs/fetch.log" 2>&1 </dev/null; then
     l1_missing=
 else
     tail -n 5 "$logs/fetch.log" | sed 's/^/    | /'
@@ -247,9 +258,9 @@ while read -r name file; do
         # Its guests have two vCPUs, which QEMU's SVM does not run soundly on two
         # processors of L1 (docs/testing.md, "Limits of L1").
         [ "$name" = perfmon ] && processors=1
-        command=(cargo l1 --smp "$processors" --timeout 300 -- "$file" --show-output)
+        command=("$l1" --smp "$processors" --timeout 300 -- "$file" --show-output)
     else
-        label=$name command=(cargo test -p guest-tests --test "$name" -- --show-output)
+        label=$name command=(env -C "$guests" "$file" --show-output)
     fi
     if [ -n "$l1_missing" ] && needs_l1 "$label"; then
         leave_out "$label" "$("$file" --list | grep -c ': test$')" "$l1_missing"
