@@ -4,6 +4,7 @@ mod clock;
 mod combined;
 pub mod msr;
 mod open;
+mod patience;
 pub mod perf;
 mod sim;
 mod slots;
@@ -106,6 +107,12 @@ pub trait CounterBackend: Send + Debug {
     /// `None` takes an earlier request back.
     fn arm(&mut self, slot: SlotIndex, after: Option<NonZeroU64>);
 
+    /// [`CounterBackend::arm`] for somebody to whom a little later is as good, so that one
+    /// exit serves several overflows. A source that is told by hardware has no use for it.
+    fn arm_about(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        self.arm(slot, after);
+    }
+
     /// What happened to the vCPU.
     fn observe(&mut self, progress: &Progress);
 
@@ -114,7 +121,8 @@ pub trait CounterBackend: Send + Debug {
     fn take_overflows(&mut self) -> SlotSet;
 
     /// TSC value at which the guest has to be interrupted, known after
-    /// [`Progress::Entered`]: an armed overflow, or a sample of the ring.
+    /// [`Progress::Entered`]: an armed overflow, the last of several that may wait, or a
+    /// sample of the ring.
     fn deadline(&self) -> Option<Tsc>;
 
     /// Whether a running slot needs the ring in [`Progress::Left`].

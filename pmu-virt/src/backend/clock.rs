@@ -7,6 +7,7 @@ use pmu_model::{
     Unavailable, UnavailableReason,
 };
 
+use super::patience::together;
 use super::slots::{ANY_SLOT, CAPACITY, Slot, Slots};
 use super::{CountPlan, CounterBackend};
 
@@ -23,6 +24,9 @@ const LIVELY: u32 = 64;
 /// costs the host, too.
 const RARELY: u64 = 4;
 
+/// A sample waits for an overflow for this part of its distance.
+const SAMPLE_WAITS: u64 = 4;
+
 /// Counts TSC ticks between entry and exit, less those in which the vCPU
 /// was halted or preempted.
 ///
@@ -31,8 +35,12 @@ const RARELY: u64 = 4;
 /// interval whole if the guest was found in its ring at the end, and is
 /// labelled scaled; while such a counter runs, [`CounterBackend::deadline`]
 /// asks for a sample of the ring at short distances, which bounds the error
-/// of each change of ring by that distance; by four times that where a guest goes on
-/// without exits that has left all the time.
+/// of each change of ring by that distance; by a quarter more where a sample waits for an
+/// overflow, and by four times that where a guest goes on without exits that has left
+/// all the time.
+///
+/// Overflows that may wait share an exit ([`CounterBackend::arm_about`]): each is told
+/// late by a 32nd of its slot's time at most.
 #[derive(Debug)]
 pub struct ClockBackend {
     slots: Slots,
@@ -155,6 +163,10 @@ impl CounterBackend for ClockBackend {
         self.slots.arm(slot, after);
     }
 
+    fn arm_about(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        self.slots.arm_about(slot, after);
+    }
+
     fn observe(&mut self, progress: &Progress) {
         match *progress {
             Progress::Entered { tsc } => {
@@ -163,6 +175,7 @@ impl CounterBackend for ClockBackend {
             }
             Progress::Left { tsc, halted, ring } => {
                 let entered = self.entered.take().unwrap_or(tsc);
+                let due = self.slots.is_patient().then(|| self.due()).flatten();
                 let is_short = ring.is_some() && (tsc - entered).0 < self.sample_ticks.get() / 8;
                 self.short = if is_short {
                     self.short.saturating_add(1)
@@ -172,6 +185,9 @@ impl CounterBackend for ClockBackend {
                 let ran = self.slots.take_interval();
                 if !ran.is_empty() {
                     let Ticks(ticks) = tsc - entered - halted;
+                    if let Some(due) = due {
+                        self.spend_patience(ran, ticks, due);
+                    }
                     self.slots.advance(ran, |slot| {
                         if slot.request.is_ring_filtered() {
                             slot.ticks_in(ring, ticks)
@@ -192,26 +208,42 @@ impl CounterBackend for ClockBackend {
 
     fn deadline(&self) -> Option<Tsc> {
         let entered = self.entered?;
-        let overflow = self
-            .slots
-            .running()
-            .filter_map(|slot| slot.remaining())
-            .min();
+        Some(entered + Ticks(self.due()?))
+    }
+
+    fn needs_ring(&self) -> bool {
+        self.slots.any_of_one_ring()
+    }
+}
+
+impl ClockBackend {
+    /// Ticks from the entry to the exit that is due.
+    fn due(&self) -> Option<u64> {
         let often = self.sample_ticks.get();
         let distance = if self.short < LIVELY {
             often
         } else {
             often.saturating_mul(RARELY)
         };
-        let sample = self.needs_ring().then_some(distance);
-        let ticks = match (overflow, sample) {
-            (Some(overflow), Some(sample)) => overflow.min(sample),
-            (overflow, sample) => overflow.or(sample)?,
-        };
-        Some(entered + Ticks(ticks))
+        let waits = self.slots.is_patient().then_some(distance / SAMPLE_WAITS);
+        let sample = self.needs_ring().then_some((distance, waits.unwrap_or(0)));
+        let overflow = |slot: &Slot| Some((slot.remaining()?, slot.patience.ticks()));
+        together(|| self.slots.running().filter_map(overflow).chain(sample))
     }
 
-    fn needs_ring(&self) -> bool {
-        self.slots.any_of_one_ring()
+    /// Takes note of what the slots that `ran` have earned by so many ticks, and how long
+    /// their overflows have waited for an exit that was `due`.
+    #[cold]
+    fn spend_patience(&mut self, ran: SlotSet, ticks: u64, due: u64) {
+        for index in ran.iter() {
+            let Some(slot) = self.slots.get_mut(index) else {
+                continue;
+            };
+            let left = slot.remaining();
+            if let Some(waited) = left.and_then(|left| due.min(ticks).checked_sub(left)) {
+                slot.patience.spend(waited);
+            }
+            slot.patience.earn(ticks);
+        }
     }
 }

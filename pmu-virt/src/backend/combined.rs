@@ -208,6 +208,12 @@ impl CounterBackend for CombinedBackend {
         }
     }
 
+    fn arm_about(&mut self, slot: SlotIndex, after: Option<NonZeroU64>) {
+        if let Some((backend, inner)) = self.at_mut(slot) {
+            backend.arm_about(inner, after);
+        }
+    }
+
     fn observe(&mut self, progress: &Progress) {
         for source in &mut self.sources {
             source.backend.observe(progress);

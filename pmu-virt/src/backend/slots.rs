@@ -9,6 +9,7 @@ use pmu_model::{
 };
 
 use super::CountPlan;
+use super::patience::Patience;
 
 /// Slots of each backend here: a stopped one costs nothing, so there are
 /// enough for the counters of several vCPUs that take turns on one core.
@@ -26,6 +27,8 @@ pub(super) struct Slot {
     count: u64,
     /// Events still to come before the armed overflow.
     armed: Option<NonZeroU64>,
+    /// How long that may wait.
+    pub(super) patience: Patience,
     /// Ticks whose ring is yet to be told (`clock`).
     pub(super) unattributed: u64,
     pub(super) loss: Option<LossReason>,
@@ -56,6 +59,8 @@ pub(super) struct Slots {
     programmed: SlotSet,
     /// Those of them that count one ring alone.
     of_one_ring: SlotSet,
+    /// Those whose armed overflow may wait.
+    patient: SlotSet,
     running: SlotSet,
     /// Running since before the present interval began.
     in_interval: SlotSet,
@@ -69,6 +74,7 @@ impl Slots {
             slots: Box::new([const { None }; CAPACITY]),
             programmed: SlotSet::EMPTY,
             of_one_ring: SlotSet::EMPTY,
+            patient: SlotSet::EMPTY,
             running: SlotSet::EMPTY,
             in_interval: SlotSet::EMPTY,
             overflowed: SlotSet::EMPTY,
@@ -101,6 +107,7 @@ impl Slots {
             provenance,
             count: 0,
             armed: None,
+            patience: Patience::default(),
             unattributed: 0,
             loss: None,
         });
@@ -116,6 +123,7 @@ impl Slots {
             *place = None;
             self.programmed.remove(index);
             self.of_one_ring.remove(index);
+            self.patient.remove(index);
             self.stop(index);
             self.overflowed.remove(index);
         }
@@ -161,9 +169,25 @@ impl Slots {
 
     pub(super) fn arm(&mut self, index: SlotIndex, after: Option<NonZeroU64>) {
         self.overflowed.remove(index);
+        self.patient.remove(index);
         if let Some(slot) = self.get_mut(index) {
             slot.armed = after;
+            slot.patience.deny();
         }
+    }
+
+    /// Arms an overflow that may wait for others.
+    pub(super) fn arm_about(&mut self, index: SlotIndex, after: Option<NonZeroU64>) {
+        self.arm(index, after);
+        if let (Some(slot), Some(after)) = (self.get_mut(index), after) {
+            slot.patience.grant(after.get());
+            self.patient.insert(index);
+        }
+    }
+
+    /// Whether an overflow is armed that may wait.
+    pub(super) fn is_patient(&self) -> bool {
+        !self.patient.is_empty()
     }
 
     pub(super) fn read(&self, index: SlotIndex) -> Reading {

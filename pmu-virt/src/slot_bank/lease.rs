@@ -173,9 +173,25 @@ impl SlotLease {
     /// settled; `None`: nobody waits for one.
     #[inline]
     pub(crate) fn arm(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) {
+        if self.note_armed(until, bank) {
+            bank.backend.arm(self.slot, until);
+        }
+    }
+
+    /// The same of an overflow that may wait for others.
+    #[inline]
+    pub(crate) fn arm_about(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) {
+        if self.note_armed(until, bank) {
+            bank.backend.arm_about(self.slot, until);
+        }
+    }
+
+    /// Whether the backend is to be told.
+    #[inline]
+    fn note_armed(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) -> bool {
         let armed = until.map(|until| self.settled.saturating_add(until.get()));
         if armed.is_some() && self.armed == armed {
-            return;
+            return false;
         }
         self.armed = armed;
         bank.flagged.remove(self.slot);
@@ -184,10 +200,10 @@ impl SlotLease {
             Some(_) => bank.armed.insert(self.slot),
             None if bank.armed.contains(self.slot) => bank.armed.remove(self.slot),
             // What is not armed need not be disarmed.
-            None => return,
+            None => return false,
         }
         bank.operations += 1;
-        bank.backend.arm(self.slot, until);
+        true
     }
 
     /// Events since the last settlement by a count that was looked at.

@@ -15,4 +15,5 @@ mod schedule;
 #[path = "../seated/mod.rs"]
 mod seated;
 mod shaky;
+mod together;
 mod truth;

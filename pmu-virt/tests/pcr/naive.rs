@@ -436,7 +436,7 @@ impl Naive {
 
     fn manage(&mut self, reg: Reg, p: u8, value: u64, layer: Layer, cookie: u64) -> Seen {
         let makes_sense = match reg {
-            Reg::Control(_) => value & !0x10f_03ff == 0,
+            Reg::Control(_) => value & !0x11f_03ff == 0,
             _ => value <= MASK,
         };
         if !makes_sense || cookie > MASK {
