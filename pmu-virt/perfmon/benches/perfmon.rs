@@ -1,7 +1,7 @@
 //! What the perfmon core costs by itself, without counters, sockets or a guest:
 //! a read, an overflow into each sampling format, a switch of event sets.
 //!
-//! `cargo bench -p pmu-virt --bench perfmon`
+//! `cargo bench -p perfmon --bench perfmon`
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,9 +11,10 @@ use perfmon::{
     CompactFormat, Context, DefaultFormat, DoubleFormat, LogicalPmu, MessageQueue, Moment, PmdBits,
     Quantities, Sampler, SamplingFormat, Setup, VirtualPmd,
 };
-use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame};
+use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame, ProgramStack};
 use perfmon_abi::consts::{
-    PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_TIME_SWITCH, UMPIRE_COMPACT_FL_CHAIN, UMPIRE_COMPACT_FL_TASK,
+    PFM_REGFL_OVFL_NOTIFY, PFM_SETFL_TIME_SWITCH, UMPIRE_COMPACT_FL_CHAIN,
+    UMPIRE_COMPACT_FL_STACK_SHIFT, UMPIRE_COMPACT_FL_TASK,
 };
 use perfmon_abi::wire::Call;
 use perfmon_abi::{CompactArg, DefaultArg, Message, PmcArg, PmdArg, Record, SetDesc, Timespec};
@@ -26,6 +27,8 @@ const COUNTERS: u16 = 6;
 const PERIOD: u64 = 1_000;
 /// Bytes of a sampling buffer: some thousand samples.
 const BUFFER: u64 = 1 << 20;
+/// Bytes of a stack that perf records.
+const STACK: u32 = 8192;
 const SET_TIME: Nanos = Nanos(1_000_000);
 
 /// A tool that reads no message, and a machine without quantities.
@@ -69,6 +72,12 @@ fn seen() -> Seen {
             kernel_end: Some(ChainEnd::Entry),
             program: program.collect(),
             program_end: Some(ChainEnd::Outermost),
+        },
+        stack: ProgramStack {
+            sp: 0x7ffc_1234_5670,
+            bp: Some(0x7ffc_1234_5690),
+            mappings: vec![3, 4],
+            bytes: vec![0x5a; STACK as usize],
         },
     })
 }
@@ -182,8 +191,14 @@ fn overflow(criterion: &mut Criterion) {
         flags: UMPIRE_COMPACT_FL_TASK | UMPIRE_COMPACT_FL_CHAIN,
     }
     .to_bytes();
+    let stacks = CompactArg {
+        buf_size: BUFFER,
+        block_size: 0,
+        flags: UMPIRE_COMPACT_FL_CHAIN | STACK << UMPIRE_COMPACT_FL_STACK_SHIFT,
+    }
+    .to_bytes();
     let (nobody, seen) = (Nobody, seen());
-    let formats: [Case<'_>; 4] = [
+    let formats: [Case<'_>; 5] = [
         (Arc::new(DefaultFormat), &buffer, &nobody, ""),
         (Arc::new(DoubleFormat), &buffer, &nobody, ""),
         (Arc::new(CompactFormat), &compact, &nobody, ""),
@@ -192,6 +207,12 @@ fn overflow(criterion: &mut Criterion) {
             &callers,
             &seen,
             ", with task and 16 frames",
+        ),
+        (
+            Arc::new(CompactFormat),
+            &stacks,
+            &seen,
+            ", with 16 frames and 8 KiB of stack",
         ),
     ];
     for (format, arg, values, with) in formats {

@@ -81,6 +81,8 @@ pub struct Wish {
     pub task: bool,
     /// Callers.
     pub chain: bool,
+    /// So many bytes of a program's stack, and what its words lead to.
+    pub stack: usize,
 }
 
 impl Wish {
@@ -96,6 +98,7 @@ impl Wish {
         Self {
             task: self.task || other.task,
             chain: self.chain || other.chain,
+            stack: self.stack.max(other.stack),
         }
     }
 }

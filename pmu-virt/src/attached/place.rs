@@ -148,7 +148,7 @@ impl AttachedContext {
             bank.rename(lease, claimant);
         }
         lease.start(bank);
-        lease.arm(wanted.until, bank);
+        lease.arm_about(wanted.until, bank);
     }
 
     /// Gives slots to what is missing, where that moves nobody who counts.

@@ -81,6 +81,7 @@ impl FirstTools {
             events: Vec::new(),
             sampling: Sampling::Frequency(RecordOptions::DEFAULT_HZ),
             chains: false,
+            dwarf: None,
             random: 0,
             output,
             buffer: BUFFER_KIB << 10,

@@ -27,7 +27,7 @@ pub use host::{
     RevokeFlags,
 };
 pub use perfmon::{PartFlag, PerfmonFlags};
-pub use profile::{DiffFlags, ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
+pub use profile::{AnnotateFlags, DiffFlags, ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
 pub use run::RunFlags;
 pub use tools::{
     BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags,
@@ -92,6 +92,8 @@ pub enum Command {
     Hog(Box<HogFlags>),
     /// Show which symbols of the guest the samples of a profile are in
     Report(Box<ReportFlags>),
+    /// Show at which instructions of a symbol the samples of a profile are
+    Annotate(Box<AnnotateFlags>),
     /// Show what a profile has more or less of than another
     Diff(Box<DiffFlags>),
     /// Print each sample of a profile as a line

@@ -56,6 +56,7 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
         Command::Pcr(flags) => tools::pcr(&flags),
         Command::Budget(flags) => tools::budget(&flags),
         Command::Report(flags) => tools::report(&flags),
+        Command::Annotate(flags) => tools::annotate(&flags),
         Command::Diff(flags) => tools::diff(&flags),
         Command::Script(flags) => tools::script(&flags),
         Command::Man { folder } => packaging::man(&folder),

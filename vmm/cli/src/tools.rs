@@ -14,9 +14,10 @@ use umpire_tools::lifecycle::{self, Starter};
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
 use umpire_tools::profile::{
-    self, DiffOptions, ProfileChoice, ReportError, ReportOptions, Sampling, ScriptOptions,
+    self, AnnotateOptions, DiffOptions, ProfileChoice, ReportError, ReportOptions, Sampling,
+    ScriptOptions,
 };
-use umpire_tools::record::RecordOptions;
+use umpire_tools::record::{CallGraph, Dwarf, RecordOptions};
 use umpire_tools::stat::print::{Form, write_header};
 use umpire_tools::stat::spec::EventList;
 use umpire_tools::stat::tally::Scale;
@@ -29,8 +30,9 @@ use vmm::config::BudgetChoice;
 use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
-    BudgetFlags, DiffFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ProfileFlags,
-    RecordFlags, ReportFlags, ScriptFlags, StatFlags, TopFlags, TrackFlags, UntilFlags, WhoFlags,
+    AnnotateFlags, BudgetFlags, DiffFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags,
+    ProfileFlags, RecordFlags, ReportFlags, ScriptFlags, StatFlags, TopFlags, TrackFlags,
+    UntilFlags, WhoFlags,
 };
 
 /// `umpire stat`.
@@ -154,6 +156,25 @@ pub fn track(flags: &TrackFlags) -> Result<ExitStatus, UserError> {
 /// There is no VM, no such event, vCPU or core, the VM refuses, or the file
 /// cannot be written.
 pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
+    let dwarf = match (flags.call_graph, &flags.symfs) {
+        (Some(CallGraph::Dwarf(stack)), Some(symfs)) => Some(Dwarf {
+            stack,
+            symfs: symfs.clone(),
+        }),
+        (Some(CallGraph::Dwarf(_)), None) => {
+            return Err(UserError::bad_input(
+                "--call-graph dwarf finds callers in the files of the guest's programs: give \
+                 --symfs DIR, the guest's root or copies of what it runs",
+            ));
+        }
+        (_, Some(_)) => {
+            return Err(UserError::bad_input(
+                "--symfs is for --call-graph dwarf here; names are found when the profile is \
+                 read: umpire report --symfs DIR",
+            ));
+        }
+        (_, None) => None,
+    };
     let options = RecordOptions {
         selection: selection(&flags.who),
         events: flags.event.clone(),
@@ -161,7 +182,8 @@ pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
             Some(period) => Sampling::Period(period),
             None => Sampling::Frequency(flags.freq.unwrap_or(RecordOptions::DEFAULT_HZ)),
         },
-        chains: flags.call_graph,
+        chains: flags.callers || flags.call_graph.is_some(),
+        dwarf,
         random: flags.random,
         output: flags.output.clone(),
         buffer: flags.buffer << 10,
@@ -337,6 +359,34 @@ pub fn report(flags: &ReportFlags) -> Result<ExitStatus, UserError> {
     Ok(ExitStatus::SUCCESS)
 }
 
+/// `umpire annotate`.
+///
+/// # Errors
+/// The profile, a file or a flag cannot be used, no code is known, or standard output cannot be
+/// written to. Whoever closes it early has seen enough: that is no error.
+pub fn annotate(flags: &AnnotateFlags) -> Result<ExitStatus, UserError> {
+    let options = AnnotateOptions {
+        profile: ProfileChoice {
+            input: flags.input.clone(),
+            symbols: flags.symbols.clone(),
+            kaslr_offset: flags.kaslr_offset.unwrap_or(0),
+            symfs: flags.symfs.clone(),
+            demangle: !flags.no_demangle,
+            event: flags.event.clone(),
+            vcpus: flags.vcpu.clone(),
+            cores: flags.core.clone(),
+        },
+        symbol: flags.symbol.clone(),
+        vmlinux: flags.vmlinux.clone(),
+        kaslr_offset: flags.kaslr_offset,
+        percent_limit: flags.percent_limit,
+        syntax: flags.disassembler_style.into(),
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    profile::annotate(&options, &mut out, &mut io::stderr())?;
+    Ok(ExitStatus::SUCCESS)
+}
+
 /// `umpire diff`.
 ///
 /// # Errors
@@ -347,6 +397,7 @@ pub fn diff(flags: &DiffFlags) -> Result<ExitStatus, UserError> {
         symbols: flags.symbols.clone(),
         kaslr_offset: 0,
         symfs: flags.symfs.clone(),
+        demangle: !flags.no_demangle,
         event: flags.event.clone(),
         vcpus: None,
         cores: None,
@@ -420,6 +471,7 @@ fn profile(flags: &ProfileFlags) -> ProfileChoice {
         symbols: flags.symbols.clone(),
         kaslr_offset: flags.kaslr_offset.unwrap_or(0),
         symfs: flags.symfs.clone(),
+        demangle: !flags.no_demangle,
         event: flags.event.clone(),
         vcpus: flags.vcpu.clone(),
         cores: flags.core.clone(),
@@ -438,6 +490,7 @@ impl From<&ReportFlags> for ReportOptions {
             flamegraph: flags.flamegraph.clone(),
             firefox: flags.firefox.clone(),
             perf_data: flags.perf_data.clone(),
+            pprof: flags.pprof.clone(),
             weight: flags.weight.into(),
             json: flags.json,
         }

@@ -64,6 +64,22 @@ fn sample(criterion: &mut Criterion) {
         linux.word(at, if last { 0 } else { at + 0x40 });
         linux.word(at + 8, if frame % 2 == 0 { CODE } else { HEAD } + 0x123);
     }
+    // Three more pages of its stack: numbers, what is nowhere, the stack itself, and code.
+    for page in 1..4u64 {
+        let entry = (0x2_3000 + page * 0x1000) | 7;
+        let at = usize::try_from(0x9008 + 8 * page).unwrap_or(0);
+        linux.memory[at..at + 8].copy_from_slice(&entry.to_le_bytes());
+        for at in (0..0x1000).step_by(8) {
+            let word = match at / 8 % 4 {
+                0 => at,
+                1 => STACK + at,
+                2 => 0x5000_0000 + at,
+                _ => CODE + at,
+            };
+            let at = usize::try_from(0x2_3000 + page * 0x1000 + at).unwrap_or(0);
+            linux.memory[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+    }
     let Some(memory) = Ram::of(&linux) else {
         return;
     };
@@ -90,6 +106,22 @@ fn sample(criterion: &mut Criterion) {
             let task = look.task(0, &at).ok();
             look.chain(task.as_ref(), &at, &mut chain);
             assert_eq!((chain.kernel().len(), chain.program().len()), (8, 8));
+        });
+    });
+    let mut stack = vec![0; 8192];
+    criterion.bench_function("with the task, 16 frames and 8 KiB of stack", |bencher| {
+        bencher.iter(|| {
+            let look = Look::at(&view, &memory);
+            let task = look.task(0, &at).ok();
+            look.chain(task.as_ref(), &at, &mut chain);
+            let program = task.and_then(|task| task.memory);
+            let (Some(program), Some(at)) = (program, chain.registers()) else {
+                return;
+            };
+            let len = look.stack(program, &at, &mut stack);
+            let mut mappings = 0;
+            look.code(program, (at.sp, &stack[..len]), |_| mappings += 1);
+            assert_eq!((len, mappings), (stack.len(), 2));
         });
     });
     criterion.bench_function("with the task, 16 frames and 2 mappings", |bencher| {

@@ -2,7 +2,7 @@
 //! found by frame pointers.
 
 use crate::frame::{End, Frame};
-use crate::registers::{Mode, Registers, Saved};
+use crate::registers::{Mode, ProgramRegisters, Registers, Saved};
 use crate::space::Space;
 use crate::unwind::{Entered, State, Unwinder};
 
@@ -21,6 +21,7 @@ pub struct Chain {
     kernel_end: Option<End>,
     program_end: Option<End>,
     unknown_code: bool,
+    registers: Option<ProgramRegisters>,
 }
 
 impl Default for Chain {
@@ -40,6 +41,7 @@ impl Chain {
             kernel_end: None,
             program_end: None,
             unknown_code: false,
+            registers: None,
         }
     }
 
@@ -76,12 +78,19 @@ impl Chain {
         self.unknown_code
     }
 
+    /// The program's registers where its part begins.
+    #[must_use]
+    pub fn registers(&self) -> Option<ProgramRegisters> {
+        self.registers
+    }
+
     pub(crate) fn clear(&mut self) {
         self.frames.clear();
         self.kernel = 0;
         self.kernel_end = None;
         self.program_end = None;
         self.unknown_code = false;
+        self.registers = None;
     }
 
     /// The kernel's part, from `at` on.
@@ -113,7 +122,8 @@ impl Chain {
     }
 
     /// The program's part, by its frame pointers.
-    pub(crate) fn walk_program(&mut self, space: &Space<'_>, at: &Program) {
+    pub(crate) fn walk_program(&mut self, space: &Space<'_>, at: &ProgramRegisters) {
+        self.registers = Some(*at);
         self.push(at.ip, true, false);
         let bytes = at.pointer();
         let (mut below, mut bp) = (at.sp, at.bp);
@@ -143,7 +153,7 @@ impl Chain {
     }
 
     /// The program's part, where its memory is not known; where it is, may be.
-    pub(crate) fn no_program(&mut self, at: Option<&Program>) {
+    pub(crate) fn no_program(&mut self, at: Option<&ProgramRegisters>) {
         if let Some(at) = at {
             self.push(at.ip, true, false);
         }
@@ -168,17 +178,7 @@ pub(crate) struct Walked {
     pub(crate) on_stack: bool,
 }
 
-/// Where a program is.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Program {
-    ip: u64,
-    sp: u64,
-    /// Unknown where the entry into the kernel has not saved it yet.
-    bp: Option<u64>,
-    mode: Mode,
-}
-
-impl Program {
+impl ProgramRegisters {
     pub(crate) fn running(at: &Registers) -> Self {
         Self {
             ip: at.rip,

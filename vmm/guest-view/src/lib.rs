@@ -39,7 +39,7 @@
 //!
 //! | what a guest may try | what holds |
 //! |---|---|
-//! | tables, trees, lists and stacks without an end | every walk has a number of steps, and everything a budget: a look reads 2 MiB at most, and 64 KiB more for each build id, a kernel with its modules 384 MiB, and keeps no more |
+//! | tables, trees, lists and stacks without an end | every walk has a number of steps, and everything a budget: a look reads 2 MiB at most, 128 KiB more for a stack, and 64 KiB for each build id, a kernel with its modules 384 MiB, and keeps no more |
 //! | addresses outside of memory | [`GuestMemory::read`] says so, and what depends on it is [`Unknown`] |
 //! | a program that poses as its kernel | the page tables that run must lead to the same kernel, and the kernel's own variable to the note |
 //! | structures of another shape | where members are, the kernel's BTF says, with their sizes; what it does not say is not known |
@@ -66,6 +66,7 @@ mod orc;
 mod paging;
 mod registers;
 mod space;
+mod stack;
 mod symbols;
 mod task;
 mod text;
@@ -82,7 +83,7 @@ pub use mapping::{File, Mapping, Path};
 pub use memory::GuestMemory;
 pub use note::{Note, Search, Step};
 pub use paging::{Mapped, Paging};
-pub use registers::{Mode, Registers};
+pub use registers::{Mode, ProgramRegisters, Registers};
 pub use symbols::Symbol;
 pub use task::{Comm, ProgramMemory, Task};
 pub use unknown::Unknown;

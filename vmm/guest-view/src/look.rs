@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use crate::build_id::{self, BuildId};
-use crate::chain::{Chain, Program};
+use crate::chain::Chain;
 use crate::mapping::{File, Mapping, Path};
 use crate::memory::GuestMemory;
 use crate::paging::Paging;
-use crate::registers::{Mode, Registers};
+use crate::registers::{Mode, ProgramRegisters, Registers};
 use crate::space::Space;
 use crate::task::{ProgramMemory, Task};
 use crate::unknown::Unknown;
@@ -18,6 +18,8 @@ use crate::view::KernelView;
 /// Most bytes that a look reads of the kernel, and as many of a program: far more than a
 /// chain of [`DEPTH`](crate::DEPTH) frames takes.
 const BUDGET: usize = 1 << 20;
+/// Of CR3 the address of the page tables.
+const PAGE_TABLES: u64 = 0x000f_ffff_ffff_f000;
 /// Most bytes of a program that are read for a build id.
 const BUILD_ID_BUDGET: usize = 64 << 10;
 /// Mappings of one file that are looked at for that of its start: before code there are few.
@@ -28,9 +30,9 @@ const REMEMBERED: usize = 4;
 /// One look at a guest that stands still, or whose vCPU does: a page is looked up once, and
 /// a mapping, too. So it is of one moment: for another one there is another look.
 pub struct Look<'a> {
-    view: &'a KernelView,
-    memory: &'a dyn GuestMemory,
-    space: Space<'a>,
+    pub(crate) view: &'a KernelView,
+    pub(crate) memory: &'a dyn GuestMemory,
+    pub(crate) space: Space<'a>,
     mappings: RefCell<[Option<(ProgramMemory, Mapping)>; REMEMBERED]>,
     next: Cell<usize>,
 }
@@ -70,7 +72,8 @@ impl<'a> Look<'a> {
 
     /// The callers of `at`, into `chain`. Where the kernel runs, the program's part begins
     /// where `task` entered it, also when the kernel's part is broken. Without a task the
-    /// program's part is a frame at most. At most 60 reads for each frame; nothing is
+    /// program's part is a frame at most, unless the program runs itself and the kernel
+    /// describes no tasks. At most 60 reads for each frame; nothing is
     /// allocated.
     pub fn chain(&self, task: Option<&Task>, at: &Registers, chain: &mut Chain) {
         chain.clear();
@@ -92,14 +95,19 @@ impl<'a> Look<'a> {
             let entered = walked.entered.filter(is_tasks).map(|at| at.saved);
             let of_task = || layout?.of_program(&self.space, task.filter(|_| walked.on_stack)?);
             let saved = entered.or_else(of_task);
-            saved.as_ref().map(Program::entered)
+            saved.as_ref().map(ProgramRegisters::entered)
         } else {
-            Some(Program::running(at))
+            Some(ProgramRegisters::running(at))
         };
-        let memory = task.and_then(|task| task.memory);
-        match (program, memory) {
-            (Some(program), Some(memory)) => {
-                let paging = Paging::long_mode(memory.root, self.view.kernel.five_levels);
+        // A program that runs itself has its own page tables, whoever its task is.
+        let unnamed = layout.is_none() && at.mode != Mode::Kernel;
+        let root = match task {
+            Some(task) => task.memory.map(|memory| memory.root),
+            None => unnamed.then_some(at.cr3 & PAGE_TABLES),
+        };
+        match (program, root) {
+            (Some(program), Some(root)) => {
+                let paging = Paging::long_mode(root, self.view.kernel.five_levels);
                 chain.walk_program(&Space::new(self.memory, paging, BUDGET), &program);
             }
             (program, _) => chain.no_program(program.as_ref()),

@@ -6,6 +6,8 @@
 //! that a mapping of before still stands: 6.1 counts no changes of a program's mappings,
 //! and a freed `struct vm_area_struct` looks as before until it is used again.
 
+use std::ops::RangeInclusive;
+
 use crate::btf::{Btf, BtfError, Member};
 use crate::bytes::u64_at;
 use crate::layout::Types;
@@ -162,13 +164,19 @@ impl Node {
 
     /// The slot that `address` belongs to (`mtree_range_walk` of `lib/maple_tree.c`): the
     /// first whose pivot is not below it. A pivot 0 behind the first is the node's end.
-    fn slot(&self, bytes: &[u8; NODE], address: u64) -> u64 {
+    /// `around` shrinks to the addresses of that slot.
+    fn slot(&self, bytes: &[u8; NODE], address: u64, around: &mut RangeInclusive<u64>) -> u64 {
         let last = self.count - 1;
-        let holds = |index: &usize| {
-            let pivot = u64_at(bytes, self.pivots + 8 * index);
-            pivot >= address || pivot == 0 && *index > 0
-        };
+        let pivot = |index: usize| u64_at(bytes, self.pivots + 8 * index);
+        let holds = |index: &usize| pivot(*index) >= address || pivot(*index) == 0 && *index > 0;
         let index = (0..last).find(holds).unwrap_or(last);
+        let before = index
+            .checked_sub(1)
+            .map(|index| pivot(index).wrapping_add(1));
+        let end = (0..last).contains(&index).then(|| pivot(index));
+        let end = end.filter(|end| *end >= address);
+        *around = before.map_or(*around.start(), |start| start.max(*around.start()))
+            ..=end.map_or(*around.end(), |end| end.min(*around.end()));
         u64_at(bytes, self.slots + 8 * index)
     }
 }
@@ -222,7 +230,35 @@ impl MappingLayout {
         memory: ProgramMemory,
         address: u64,
     ) -> Result<Mapping, Unknown> {
-        let area = self.area(space, memory, address)?;
+        let area = self.area(space, memory, address, &mut (0..=u64::MAX))?;
+        self.mapping(space, memory, address, area)
+    }
+
+    /// The addresses of `memory` around `address` that have the same answer, and the mapping
+    /// there, if the program may execute it.
+    pub(crate) fn code(
+        &self,
+        space: &Space<'_>,
+        memory: ProgramMemory,
+        address: u64,
+    ) -> (RangeInclusive<u64>, Option<Mapping>) {
+        let mut around = 0..=u64::MAX;
+        let area = self.area(space, memory, address, &mut around);
+        let flags = |area: u64| space.u64(area.wrapping_add(self.area.flags)).ok();
+        let is_code = |area: &u64| flags(*area).is_some_and(|flags| flags & EXECUTABLE != 0);
+        let area = area.ok().filter(is_code);
+        let found = area.and_then(|area| self.mapping(space, memory, address, area).ok());
+        (around, found)
+    }
+
+    /// That of the `struct vm_area_struct` at `area`, if it has `address`.
+    fn mapping(
+        &self,
+        space: &Space<'_>,
+        memory: ProgramMemory,
+        address: u64,
+        area: u64,
+    ) -> Result<Mapping, Unknown> {
         let of = &self.area;
         let at = |offset: u64| space.u64(area.wrapping_add(offset));
         let (start, end) = (at(of.start)?, at(of.end)?);
@@ -250,7 +286,13 @@ impl MappingLayout {
     }
 
     /// The `struct vm_area_struct` in the tree's slot for `address`.
-    fn area(&self, space: &Space<'_>, memory: ProgramMemory, address: u64) -> Result<u64, Unknown> {
+    fn area(
+        &self,
+        space: &Space<'_>,
+        memory: ProgramMemory,
+        address: u64,
+        around: &mut RangeInclusive<u64>,
+    ) -> Result<u64, Unknown> {
         let root = memory.address.wrapping_add(self.root);
         let mut entry = space.u64(root)?;
         // A pointer to a node; a tree of one entry at 0 has none.
@@ -267,7 +309,7 @@ impl MappingLayout {
             let nodes = [&self.leaf, &self.inner, &self.wide];
             let node = nodes.into_iter().find(|node| node.kind == kind);
             let node = node.ok_or(Unknown::Inconsistent("mappings"))?;
-            entry = node.slot(&bytes, address);
+            entry = node.slot(&bytes, address, around);
             if kind != self.leaf.kind {
                 continue;
             }

@@ -49,6 +49,19 @@ pub struct Registers {
     pub mode: Mode,
 }
 
+/// Registers of a program, as far as they are known while its vCPU runs it or the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramRegisters {
+    /// The instruction pointer.
+    pub ip: u64,
+    /// The stack pointer.
+    pub sp: u64,
+    /// The frame pointer's register; none where the entry into the kernel has not saved it yet.
+    pub bp: Option<u64>,
+    /// Of 64 or 32 bits; never the kernel.
+    pub mode: Mode,
+}
+
 /// Registers that an entry into the kernel has saved.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Saved {

@@ -522,6 +522,54 @@ fn a_programs_chain() {
 }
 
 #[test]
+fn a_stack_and_the_code_that_it_leads_to() {
+    both(|mut linux| {
+        let view = view(&linux);
+        // In the kernel: the program's registers are those that it has saved.
+        let sp = KSTACK + 0x4000 - REGS - 32;
+        linux.word(sp + 24, ENTRY + 0x20);
+        // No code: a number, what is nowhere, and the stack itself. Code, the last twice.
+        let words = [12, 0x5000_0000, STACK + 8, HEAD + 8, CODE + 8, CODE + 16];
+        for (at, word) in (0u64..).zip(words) {
+            linux.word(STACK + 0x900 + 8 * at, word);
+        }
+        let program = |linux: &Linux, mode| {
+            let at = linux.registers(CALLED, sp, 0);
+            let look = Look::at(&view, linux);
+            let task = look.task(0, &at).expect("a task");
+            let mut chain = Chain::default();
+            look.chain(Some(&task), &at, &mut chain);
+            let mut at = chain.registers().expect("they are saved");
+            assert_eq!(
+                (at.ip, at.sp, at.mode),
+                (CODE + 0x10, STACK + 0x800, Mode::User)
+            );
+            assert_eq!(at.bp, Some(STACK + 0x810));
+            at.mode = mode;
+            let memory = task.memory.expect("a program");
+            let mut stack = vec![0; 0x1000];
+            let len = look.stack(memory, &at, &mut stack);
+            let (mut starts, reads) = (Vec::new(), linux.reads.get());
+            look.code(memory, (at.sp, &stack[..len]), |found| {
+                starts.push(found.start);
+            });
+            assert!(
+                linux.reads.get() - reads < 100,
+                "{}",
+                linux.reads.get() - reads
+            );
+            (len, starts)
+        };
+        // The frames of the chain come first.
+        assert_eq!(program(&linux, Mode::User), (0x800, vec![CODE, HEAD]));
+        assert_eq!(program(&linux, Mode::User32), (0, vec![]));
+        // Code that may not be executed any more.
+        linux.word(HEAD_VMA + 0x28, 0x71);
+        assert_eq!(program(&linux, Mode::User), (0x800, vec![CODE]));
+    });
+}
+
+#[test]
 fn a_chain_without_a_task() {
     both(|linux| {
         let view = view(&linux);

@@ -34,6 +34,7 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
             symbols: None,
             kaslr_offset: 0,
             symfs: None,
+            demangle: true,
             event: None,
             vcpus: None,
             cores: None,
@@ -46,6 +47,7 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
         flamegraph: None,
         firefox: None,
         perf_data: None,
+        pprof: None,
         weight: Weight::Samples,
         json: false,
     };
@@ -138,6 +140,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 task: 1 + number / 64 % TASKS,
                 mapping: if kernel { 0 } else { frame(at).mapping },
                 chain,
+                ..GuestPlace::default()
             },
             ..Sample::default()
         }))?;

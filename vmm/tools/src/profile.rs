@@ -4,7 +4,10 @@
 //! `umpire script` read it with [`ProfileReader`]. `docs/profiling.md` describes
 //! the file and the commands.
 
+mod annotate;
+mod code;
 mod command;
+mod demangle;
 mod diff;
 mod error;
 pub mod facts;
@@ -14,6 +17,7 @@ pub mod location;
 pub mod names;
 pub mod paths;
 pub mod perf_data;
+pub mod pprof;
 pub mod programs;
 mod reader;
 mod record;
@@ -23,9 +27,12 @@ pub mod stacks;
 pub mod symbols;
 pub mod symfs;
 pub mod tally;
+pub mod unwind;
 mod wire;
 mod writer;
 
+pub use annotate::{AnnotateOptions, Syntax, annotate};
+pub use code::CodeError;
 pub use command::{DiffOptions, ReportOptions, ScriptOptions, diff, report, script};
 pub use error::ReportError;
 pub use input::ProfileChoice;
@@ -40,3 +47,5 @@ pub use writer::ProfileWriter;
 mod file_tests;
 #[cfg(test)]
 mod program_tests;
+#[cfg(test)]
+mod test_elf;

@@ -6,6 +6,7 @@
 //! are to be, `session` has the commands to the VM, `command` the loop. `live` is for
 //! `umpire top`, which keeps no file.
 
+mod callers;
 mod command;
 pub mod frequency;
 mod kernel;
@@ -16,5 +17,5 @@ mod programs;
 pub mod samples;
 mod session;
 
-pub use command::{RecordOptions, run};
+pub use command::{CallGraph, Dwarf, RecordOptions, run};
 pub(crate) use live::{LiveSamples, LiveSampling};

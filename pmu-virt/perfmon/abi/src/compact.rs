@@ -20,15 +20,21 @@
 //!    program, 0 for a part that is not there; for each frame the difference of its
 //!    address to the frame before, and in the program's that of its mapping. In front of
 //!    the first frame are the sample's own;
-//! 8. for each recorded PMD, by ascending index, the difference of its value to
+//! 8. STACK: the program's stack pointer; 0, or 1 and its frame pointer; how many mappings
+//!    the words of the stack lead to, and for each the difference of its number to the one
+//!    before; how many bytes of the stack there are, and these ([`ProgramStack`]);
+//! 9. for each recorded PMD, by ascending index, the difference of its value to
 //!    the last that was recorded of this PMD in the block.
 //!
-//! What has no flag is as in the sample before, but for the chain: there is none then.
+//! What has no flag is as in the sample before, but for chain and stack: there are none then.
 //! Before the first sample of a block everything is 0.
 
 mod codec;
 mod cursor;
 
-pub use crate::place::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
-pub use codec::{MAX_CHAIN, MAX_SAMPLE, RecordError, Values, decode, encode};
+pub use crate::place::{
+    CallChain, ChainEnd, GuestPlace, MOST_FRAMES, MOST_STACK, MOST_STACK_MAPPINGS, ProgramFrame,
+    ProgramStack,
+};
+pub use codec::{MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, RecordError, Values, decode, encode};
 pub use cursor::{Batch, CompactError, Cursor};

@@ -106,8 +106,11 @@ constants! {
     UMPIRE_COMPACT_BODY: u8 = 0x8, "Compact sample: the vector of recorded PMDs follows.";
     UMPIRE_COMPACT_TASK: u8 = 0x10, "Compact sample: the numbers of task and mapping follow.";
     UMPIRE_COMPACT_CHAIN: u8 = 0x20, "Compact sample: the callers follow.";
+    UMPIRE_COMPACT_STACK: u8 = 0x40, "Compact sample: the top of the program's stack follows.";
     UMPIRE_COMPACT_FL_TASK: u32 = 0x1, "Compact format: samples tell the guest's task, as far as it is known.";
     UMPIRE_COMPACT_FL_CHAIN: u32 = 0x2, "Compact format: samples tell their callers, as far as these are known.";
+    UMPIRE_COMPACT_FL_STACK_MASK: u32 = 0xffff_0000, "Compact format, beside UMPIRE_COMPACT_FL_CHAIN: so many bytes of the program's stack, a multiple of 8; 0: none.";
+    UMPIRE_COMPACT_FL_STACK_SHIFT: u32 = 16, "Place of this field.";
 }
 
 /// Identifies the default sampling format (3.6.1).

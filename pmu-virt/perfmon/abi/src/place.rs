@@ -4,6 +4,11 @@
 /// (`PERF_MAX_STACK_DEPTH`).
 pub const MOST_FRAMES: usize = 127;
 
+/// Most bytes of a program's stack in a sample: as many as perf takes.
+pub const MOST_STACK: usize = 65_528;
+/// Most mappings that the words of a stack lead to.
+pub const MOST_STACK_MAPPINGS: usize = 64;
+
 /// What runs on a vCPU, as the VMM sees it in the guest's memory. Tasks and mappings have
 /// numbers, from 1 on, that PROGRAMS describes ([`crate::wire::programs`]); 0 is one that is
 /// not known.
@@ -15,6 +20,37 @@ pub struct GuestPlace {
     pub mapping: u64,
     /// The callers, if they were asked for.
     pub chain: CallChain,
+    /// What the program's callers can be found by, if it was asked for.
+    pub stack: ProgramStack,
+}
+
+/// The top of a program's stack, with what the unwind tables of its files (DWARF CFI) need
+/// beside it. The program is at the first frame of [`CallChain::program`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgramStack {
+    /// The stack pointer.
+    pub sp: u64,
+    /// The frame pointer's register; none where it is not known.
+    pub bp: Option<u64>,
+    /// Numbers of what is mapped, and may be executed, where words of the stack point to.
+    pub mappings: Vec<u64>,
+    /// The memory from `sp` on, as far as it could be read.
+    pub bytes: Vec<u8>,
+}
+
+impl ProgramStack {
+    /// There is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Nothing is in it from now on; it keeps its room.
+    pub fn clear(&mut self) {
+        (self.sp, self.bp) = (0, None);
+        self.mappings.clear();
+        self.bytes.clear();
+    }
 }
 
 /// Callers, the innermost first: those in the kernel, then those in the program. The first

@@ -2,8 +2,8 @@
 //! panic, loop or allocate without bound.
 
 use perfmon_abi::compact::{
-    CallChain, ChainEnd, Cursor, GuestPlace, MAX_CHAIN, MAX_SAMPLE, MOST_FRAMES, ProgramFrame,
-    RecordError, decode, encode,
+    CallChain, ChainEnd, Cursor, GuestPlace, MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, MOST_FRAMES,
+    MOST_STACK, MOST_STACK_MAPPINGS, ProgramFrame, ProgramStack, RecordError, decode, encode,
 };
 use perfmon_abi::parse::{
     Layout, ParseError, default_buffer, double_half, double_header, indices, oldest_full,
@@ -158,13 +158,16 @@ fn the_half_that_was_filled_first_is_freed_first() {
     );
 }
 
-fn compact(steps: &[(CompactLast, Vec<u64>, CallChain)]) -> Vec<u8> {
+type Step = (CompactLast, Vec<u64>, CallChain, ProgramStack);
+
+fn compact(steps: &[Step]) -> Vec<u8> {
     let (mut last, mut values) = (CompactLast::default(), [0u64; 128]);
     let mut bytes = Vec::new();
-    for (sample, recorded, chain) in steps {
-        let mut to = [0; MAX_SAMPLE + MAX_CHAIN];
+    for (sample, recorded, chain, stack) in steps {
+        let mut to = vec![0; MAX_SAMPLE + MAX_CHAIN + MAX_STACK_NUMBERS + MOST_STACK];
         let notes = (&mut last, &mut values[..]);
-        let len = encode(sample, recorded, chain, notes, &mut to).expect("there is room");
+        let guest = (chain, stack, MOST_STACK);
+        let len = encode(sample, recorded, guest, notes, &mut to).expect("there is room");
         bytes.extend(&to[..len]);
     }
     bytes
@@ -199,16 +202,23 @@ fn numbers_of_a_compact_sample_are_as_documented() {
         }],
         program_end: Some(ChainEnd::Broken),
     };
-    let none = CallChain::default();
+    let stack = ProgramStack {
+        sp: 128,
+        bp: Some(5),
+        mappings: vec![4, 3],
+        bytes: vec![0xaa, 0xbb],
+    };
+    let (none, empty) = (CallChain::default(), ProgramStack::default());
     let bytes = compact(&[
-        (first, vec![u64::MAX], none.clone()),
-        (second, vec![0], none),
-        (third, vec![0], chain),
+        (first, vec![u64::MAX], none.clone(), empty.clone()),
+        (second, vec![0], none.clone(), empty.clone()),
+        (third, vec![0], chain, empty),
+        (third, vec![0], none, stack),
     ]);
     // 600 is 0x58 | 4 << 7; -1 folds to 1, 1 to 2; 130 is 0x82, 1.
     let expected = [
         0x9, 0xd8, 4, 2, 2, 3, 4, 32, 0, 1, 0, 1, 0, 2, 0x30, 0, 0, 0x82, 1, 9, 2, 2, 1, 4, 0, 6,
-        1, 2, 0,
+        1, 2, 0, 0x40, 0, 0, 0x80, 1, 1, 5, 2, 8, 1, 2, 0xaa, 0xbb, 0,
     ];
     assert_eq!(bytes, expected);
 }
@@ -223,7 +233,13 @@ fn bytes_that_are_no_sample_are_refused() {
     for (bytes, error) in [
         (&[][..], RecordError::Cut),
         (&[0, 0], RecordError::Cut),
-        (&[0x40, 0, 0], RecordError::Flags(0x40)),
+        (&[0x80, 0, 0], RecordError::Flags(0x80)),
+        // A stack that is cut off, and numbers of it that are too large.
+        (&[0x40, 0, 0, 8, 0, 0, 2, 9], RecordError::Cut),
+        (&[0x40, 0, 0, 8, 2, 0, 0, 0], RecordError::Number),
+        (&[0x40, 0, 0, 8, 0, 0, 0, 0], RecordError::Number),
+        (&[0x40, 0, 0, 8, 0, 65, 0, 0], RecordError::Number),
+        (&[0x40, 0, 0, 8, 0, 0, 0xf9, 0xff, 3], RecordError::Number),
         (&[0x20, 0, 0, 1, 1, 0, 0], RecordError::Cut),
         // More frames than there can be, and an end that is none.
         (&[0x20, 0, 0, 0x80, 1, 1, 0, 0], RecordError::Number),
@@ -311,35 +327,51 @@ fn any_chain() -> impl Strategy<Value = CallChain> {
     })
 }
 
-fn any_sample() -> impl Strategy<Value = (CompactLast, Vec<u64>, CallChain)> {
+fn any_stack() -> impl Strategy<Value = ProgramStack> {
+    let mappings = prop::collection::vec(any::<u64>(), 0..=MOST_STACK_MAPPINGS);
+    let bytes = prop::collection::vec(any::<u8>(), 1..200);
+    let known = (any::<u64>(), any::<Option<u64>>(), mappings, bytes);
+    let known = known.prop_map(|(sp, bp, mappings, bytes)| ProgramStack {
+        sp,
+        bp,
+        mappings,
+        bytes,
+    });
+    proptest::prop_oneof![proptest::prelude::Just(ProgramStack::default()), known]
+}
+
+fn any_sample() -> impl Strategy<Value = Step> {
     let words = any::<(u64, u64, u64, u64, [u64; 2])>();
     let small = any::<(i32, i32, u16, u16, u16)>();
     let values = prop::collection::vec(any::<u64>(), 128);
     let place = any::<(u64, u64)>();
-    let all = (words, small, values, any::<bool>(), place, any_chain());
-    all.prop_map(|(words, small, mut values, few, (task, mapping), chain)| {
-        let (tstamp, ip, last_reset_val, eventid, mut smpl_pmds) = words;
-        let (pid, tid, cpu, set, ovfl_pmd) = small;
-        if few {
-            smpl_pmds = smpl_pmds.map(|word| word & 0x11);
-        }
-        values.truncate(indices(smpl_pmds).count());
-        let sample = CompactLast {
-            tstamp,
-            ip,
-            last_reset_val,
-            eventid,
-            smpl_pmds,
-            task,
-            mapping,
-            pid,
-            tid,
-            cpu,
-            set,
-            ovfl_pmd,
-        };
-        (sample, values, chain)
-    })
+    let guest = (any_chain(), any_stack());
+    let all = (words, small, values, any::<bool>(), place, guest);
+    all.prop_map(
+        |(words, small, mut values, few, (task, mapping), (chain, stack))| {
+            let (tstamp, ip, last_reset_val, eventid, mut smpl_pmds) = words;
+            let (pid, tid, cpu, set, ovfl_pmd) = small;
+            if few {
+                smpl_pmds = smpl_pmds.map(|word| word & 0x11);
+            }
+            values.truncate(indices(smpl_pmds).count());
+            let sample = CompactLast {
+                tstamp,
+                ip,
+                last_reset_val,
+                eventid,
+                smpl_pmds,
+                task,
+                mapping,
+                pid,
+                tid,
+                cpu,
+                set,
+                ovfl_pmd,
+            };
+            (sample, values, chain, stack)
+        },
+    )
 }
 
 proptest! {
@@ -348,11 +380,11 @@ proptest! {
         let bytes = compact(&steps);
         let (mut last, mut values) = (CompactLast::default(), [0u64; 128]);
         let mut rest = bytes.as_slice();
-        for (sample, recorded, chain) in steps {
+        for (sample, recorded, chain, stack) in steps {
             let told = decode(&mut rest, &mut last, &mut values[..])?;
             prop_assert_eq!(last, sample);
             prop_assert_eq!(told.eventid, Some(sample.eventid));
-            let guest = GuestPlace { task: sample.task, mapping: sample.mapping, chain };
+            let guest = GuestPlace { task: sample.task, mapping: sample.mapping, chain, stack };
             prop_assert_eq!(told.guest, guest);
             let entry = told.entry.unwrap_or_default();
             prop_assert_eq!((entry.tstamp, entry.pid, entry.set), (sample.tstamp, sample.pid, sample.set));
@@ -363,12 +395,15 @@ proptest! {
     }
 
     #[test]
-    fn a_sample_without_room_is_not_cut((sample, values, chain) in any_sample(), short in 1usize..9) {
-        let whole = compact(&[(sample, values.clone(), chain.clone())]).len();
+    fn a_sample_without_room_is_not_cut(
+        (sample, values, chain, stack) in any_sample(),
+        short in 1usize..9,
+    ) {
+        let whole = compact(&[(sample, values.clone(), chain.clone(), stack.clone())]).len();
         let (mut last, mut recorded) = (CompactLast::default(), [0u64; 128]);
         let mut room = vec![0; whole.saturating_sub(short)];
         let notes = (&mut last, &mut recorded[..]);
-        prop_assert_eq!(encode(&sample, &values, &chain, notes, &mut room), None);
+        prop_assert_eq!(encode(&sample, &values, (&chain, &stack, MOST_STACK), notes, &mut room), None);
     }
 
     #[test]

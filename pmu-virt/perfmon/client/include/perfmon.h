@@ -102,8 +102,11 @@ extern "C" {
 #define UMPIRE_COMPACT_BODY 8 /* Compact sample: the vector of recorded PMDs follows. */
 #define UMPIRE_COMPACT_TASK 16 /* Compact sample: the numbers of task and mapping follow. */
 #define UMPIRE_COMPACT_CHAIN 32 /* Compact sample: the callers follow. */
+#define UMPIRE_COMPACT_STACK 64 /* Compact sample: the top of the program's stack follows. */
 #define UMPIRE_COMPACT_FL_TASK 0x1 /* Compact format: samples tell the guest's task, as far as it is known. */
 #define UMPIRE_COMPACT_FL_CHAIN 0x2 /* Compact format: samples tell their callers, as far as these are known. */
+#define UMPIRE_COMPACT_FL_STACK_MASK 0xffff0000U /* Compact format, beside UMPIRE_COMPACT_FL_CHAIN: so many bytes of the program's stack, a multiple of 8; 0: none. */
+#define UMPIRE_COMPACT_FL_STACK_SHIFT 16 /* Place of this field. */
 
 /* Elements of the vectors of bits (3.1.2, 3.1.17). */
 #define PFM_MAX_PMC_BITVECTOR (((PFM_MAX_PMCS) + 64 - 1) / 64)

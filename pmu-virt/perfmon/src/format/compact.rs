@@ -7,10 +7,13 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use perfmon_abi::compact::{CallChain, MAX_CHAIN, MAX_SAMPLE, encode};
+use perfmon_abi::compact::{
+    CallChain, GuestPlace, MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, ProgramStack, encode,
+};
 use perfmon_abi::consts::{
-    COMPACT_FORMAT, PFM_MAX_PMDS, UMPIRE_COMPACT_FL_CHAIN, UMPIRE_COMPACT_FL_TASK,
-    UMPIRE_COMPACT_MAX_BLOCK, UMPIRE_COMPACT_VERSION,
+    COMPACT_FORMAT, PFM_MAX_PMDS, UMPIRE_COMPACT_FL_CHAIN, UMPIRE_COMPACT_FL_STACK_MASK,
+    UMPIRE_COMPACT_FL_STACK_SHIFT, UMPIRE_COMPACT_FL_TASK, UMPIRE_COMPACT_MAX_BLOCK,
+    UMPIRE_COMPACT_VERSION,
 };
 use perfmon_abi::wire::Refusal;
 use perfmon_abi::{CompactArg, CompactBlock, CompactHeader, CompactLast, Record};
@@ -28,9 +31,6 @@ const BLOCKS: usize = OF_PMDS + 8 * PFM_MAX_PMDS as usize;
 /// Blocks have room for the largest sample at least, and are multiples of this.
 const ALIGN: usize = 8;
 const MIN_BLOCK: usize = (CompactBlock::SIZE + MAX_SAMPLE).next_multiple_of(ALIGN);
-/// Where samples tell their callers.
-const MIN_CHAIN_BLOCK: usize =
-    (CompactBlock::SIZE + MAX_SAMPLE + MAX_CHAIN).next_multiple_of(ALIGN);
 /// With one block there would be nothing to read while it is cleared.
 const MIN_BLOCKS: usize = 2;
 
@@ -56,15 +56,29 @@ impl CompactFormat {
     fn plan(setup: &Setup<'_>) -> Result<Plan, Refusal> {
         let arg = CompactArg::from_bytes(setup.arg)
             .map_err(|error| entry::invalid(format!("argument of the sampling format: {error}")))?;
-        let unknown = arg.flags & !(UMPIRE_COMPACT_FL_TASK | UMPIRE_COMPACT_FL_CHAIN);
+        let known = UMPIRE_COMPACT_FL_TASK | UMPIRE_COMPACT_FL_CHAIN | UMPIRE_COMPACT_FL_STACK_MASK;
+        let unknown = arg.flags & !known;
         if unknown != 0 {
             let reason = format!("buf_flags has bits that are not defined: {unknown:#x}");
             return Err(entry::invalid(reason));
         }
-        let least = match arg.flags & UMPIRE_COMPACT_FL_CHAIN {
-            0 => MIN_BLOCK,
-            _ => MIN_CHAIN_BLOCK,
+        let stack = stack_of(arg.flags);
+        let chain = arg.flags & UMPIRE_COMPACT_FL_CHAIN != 0;
+        if stack > 0 && !(chain && stack.is_multiple_of(ALIGN)) {
+            let reason = format!(
+                "buf_flags asks for {stack} bytes of the stack: that is for samples with callers \
+                 (UMPIRE_COMPACT_FL_CHAIN), and a multiple of {ALIGN}"
+            );
+            return Err(entry::invalid(reason));
+        }
+        let of_chain = if chain { MAX_CHAIN } else { 0 };
+        let of_stack = if stack > 0 {
+            MAX_STACK_NUMBERS + stack
+        } else {
+            0
         };
+        let least = CompactBlock::SIZE + MAX_SAMPLE + of_chain + of_stack;
+        let least = least.next_multiple_of(ALIGN);
         let size = entry::buffer_size(arg.buf_size, BLOCKS + MIN_BLOCKS * least)?;
         let room = size - BLOCKS;
         let given = usize::try_from(arg.block_size).unwrap_or(usize::MAX);
@@ -141,6 +155,7 @@ impl SamplingFormat for CompactFormat {
         Wish {
             task: flags & UMPIRE_COMPACT_FL_TASK != 0,
             chain: flags & UMPIRE_COMPACT_FL_CHAIN != 0,
+            stack: stack_of(flags),
         }
     }
 
@@ -154,8 +169,10 @@ impl SamplingFormat for CompactFormat {
         let wants = |flag| ring.header.flags & flag != 0;
         let known = arg.guest.filter(|_| wants(UMPIRE_COMPACT_FL_TASK));
         let chain = arg.guest.filter(|_| wants(UMPIRE_COMPACT_FL_CHAIN));
-        let none = CallChain::default();
-        let chain = chain.map_or(&none, |guest| &guest.chain);
+        let none = GuestPlace::default();
+        let GuestPlace { chain, stack, .. } = chain.unwrap_or(&none);
+        // Somebody else may have asked for more of it.
+        let guest = (chain, stack, stack_of(ring.header.flags));
         let sample = CompactLast {
             task: known.map_or(0, |guest| guest.task),
             mapping: known.map_or(0, |guest| guest.mapping),
@@ -170,10 +187,10 @@ impl SamplingFormat for CompactFormat {
             set: arg.active_set,
             ovfl_pmd: arg.ovfl_pmd,
         };
-        let next_block = !ring.append(&sample, arg.values, chain);
+        let next_block = !ring.append(&sample, arg.values, guest);
         if next_block {
             ring.open();
-            ring.append(&sample, arg.values, chain);
+            ring.append(&sample, arg.values, guest);
         }
         arg.control = Control {
             notify_user: next_block,
@@ -188,6 +205,12 @@ impl SamplingFormat for CompactFormat {
         control.reset_ovfl_pmds = !active;
         Ok(())
     }
+}
+
+/// Bytes of the stack that `UMPIRE_COMPACT_FL_*` ask for.
+fn stack_of(flags: u32) -> usize {
+    let bytes = (flags & UMPIRE_COMPACT_FL_STACK_MASK) >> UMPIRE_COMPACT_FL_STACK_SHIFT;
+    usize::try_from(bytes).unwrap_or(0)
 }
 
 /// The buffer, with its header in front of the rest.
@@ -236,7 +259,12 @@ impl<'a> Ring<'a> {
     }
 
     /// Writes a sample; `false` if the block has no room for it.
-    fn append(&mut self, sample: &CompactLast, values: &[u64], chain: &CallChain) -> bool {
+    fn append(
+        &mut self,
+        sample: &CompactLast,
+        values: &[u64],
+        guest: (&CallChain, &ProgramStack, usize),
+    ) -> bool {
         let place = self.block();
         if place.end > self.bytes.len() {
             return false;
@@ -249,7 +277,7 @@ impl<'a> Ring<'a> {
         let used = usize::try_from(block.used).unwrap_or(usize::MAX);
         let mut last = CompactLast::get(last_bytes);
         let room = bytes.get_mut(used..).unwrap_or_default();
-        let Some(len) = encode(sample, values, chain, (&mut last, of_pmds), room) else {
+        let Some(len) = encode(sample, values, guest, (&mut last, of_pmds), room) else {
             return false;
         };
         entry::store(&last, last_bytes);

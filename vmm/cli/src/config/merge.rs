@@ -173,6 +173,7 @@ impl Merge<'_> {
             firmware: self.firmware()?,
             save_on_exit: self.file_option(given!(self, save_on_exit), writable)?,
             restore: self.file_option(given!(self, restore), readable)?,
+            agent: checked!(self, agent, on_or_off)?.unwrap_or_default(),
             control,
             paused: false,
         })

@@ -151,6 +151,12 @@ fn a_file_switches_with_words_of_its_own() {
         tools("paused = false\nstat = false\npcr = false"),
         (false, StartTools::default())
     );
+    let agent = |word: &str| {
+        let text = format!("kernel = 'kernel'\n{word}");
+        load(&with_file(folder.path(), &text)).unwrap().run.agent
+    };
+    assert!(agent("agent = true") && agent("agent = 'on'"));
+    assert!(!agent("agent = false") && !agent(""));
     let (_, some) = tools("paused = 'on'\nstat = 'cycles'");
     assert!(some.paused && some.stat.is_some_and(|events| events.len() == 1));
     check_error(

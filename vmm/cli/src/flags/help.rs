@@ -35,6 +35,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("revoke", |revoke| revoke.after_help(REVOKE))
         .mut_subcommand("hog", |hog| hog.after_help(HOG))
         .mut_subcommand("report", |report| report.after_help(REPORT))
+        .mut_subcommand("annotate", |annotate| annotate.after_help(ANNOTATE))
         .mut_subcommand("diff", |diff| diff.after_help(DIFF))
         .mut_subcommand("script", |script| script.after_help(SCRIPT))
         .mut_subcommand("bench", |bench| {
@@ -172,6 +173,7 @@ lost, and counted.
   umpire record --for 10s
   umpire record -F 500 -e cycles,instructions --vcpu 0-1
   umpire record -e branches -c 100000 --random 8 -o branches.data
+  umpire record -a --call-graph dwarf --symfs /mnt/guest --for 5s
 Exit status: 0, also after Ctrl-C without --for, and after the end of the VM; 130 if Ctrl-C cut
 --for short; that of the command if there is one; 2 if something cannot be sampled as asked.";
 
@@ -316,9 +318,24 @@ moved: the address of _text in the guest's /proc/kallsyms less that in System.ma
   umpire report --symfs /mnt/guest --folded | grep '^bash;'
   umpire report --firefox guest.json    open it in profiler.firefox.com
   umpire report --perf-data guest.perf    then perf report -i guest.perf --kallsyms guest.perf.kallsyms
+  umpire report --pprof guest.pb.gz    then go tool pprof -http : guest.pb.gz
   umpire report --vmlinux vmlinux --kaslr-offset 0x1a000000
 Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile, a
 folder or a file of symbols cannot be used.";
+
+const ANNOTATE: &str = "\
+Percent is the part of the symbol's events at an instruction, as perf annotate --stdio prints it.
+A counter overflows some instructions before the guest is interrupted: the cause of a sample is
+often an instruction above it.
+
+Code of programs comes from their files below --symfs DIR, that of the kernel from --vmlinux. The
+kernel changes its code while it runs (alternatives, tracing), so single instructions may differ.
+
+  umpire annotate --symfs /mnt/guest
+  umpire annotate --symfs /mnt/guest main -M intel
+  umpire annotate --vmlinux vmlinux clear_page_erms
+Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile, a
+folder or a file cannot be used, or no code is known.";
 
 const DIFF: &str = "\
 Baseline is a row's part of the event's occurrences in OLD, and Delta how much more or less of

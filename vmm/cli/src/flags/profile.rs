@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use umpire_tools::numbers::Numbers;
+use umpire_tools::profile::Syntax;
 use umpire_tools::profile::report::GraphOrder;
 use umpire_tools::profile::script::Fields;
 use umpire_tools::profile::stacks::Weight;
@@ -28,6 +29,9 @@ pub struct ProfileFlags {
     /// copies of its programs and libraries
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
+    /// Show names of C++ and Rust as the files have them
+    #[arg(long)]
+    pub no_demangle: bool,
     /// Only this event [default: all]
     #[arg(long, value_name = "EVENT")]
     pub event: Option<String>,
@@ -125,6 +129,11 @@ pub struct ReportFlags {
     #[arg(long, value_name = "FILE",
           conflicts_with_all = ["json", "folded", "flamegraph", "firefox", "call_graph"])]
     pub perf_data: Option<PathBuf>,
+    /// Write a profile for pprof to this file instead
+    #[arg(long, value_name = "FILE.pb.gz",
+          conflicts_with_all = ["json", "folded", "flamegraph", "firefox", "perf_data",
+                                "call_graph"])]
+    pub pprof: Option<PathBuf>,
     /// What the number of a stack, and its width, stands for
     #[arg(long, value_enum, default_value_t)]
     pub weight: WeightFlag,
@@ -149,6 +158,9 @@ pub struct DiffFlags {
     /// Names of the guest's programs: a folder of this host that is the guest's root
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
+    /// Show names of C++ and Rust as the files have them
+    #[arg(long)]
+    pub no_demangle: bool,
     /// Only this event [default: all that both have]
     #[arg(long, value_name = "EVENT")]
     pub event: Option<String>,
@@ -159,6 +171,69 @@ pub struct DiffFlags {
     /// Leave out rows that changed by less than this part of the events, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = percent)]
     pub percent_limit: f64,
+}
+
+/// How instructions are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SyntaxFlag {
+    /// mov %rsp,%rbp
+    #[default]
+    Att,
+    /// mov rbp,rsp
+    Intel,
+}
+
+impl From<SyntaxFlag> for Syntax {
+    fn from(flag: SyntaxFlag) -> Self {
+        match flag {
+            SyntaxFlag::Att => Self::Att,
+            SyntaxFlag::Intel => Self::Intel,
+        }
+    }
+}
+
+/// The flags of `umpire annotate`.
+#[derive(Clone, Debug, Args)]
+pub struct AnnotateFlags {
+    /// The symbol, as umpire report names it [default: those with most events]
+    #[arg(value_name = "SYMBOL")]
+    pub symbol: Option<String>,
+    /// The profile, or - for standard input
+    #[arg(short, long, value_name = "FILE", default_value = "umpire.data")]
+    pub input: PathBuf,
+    /// Code of the guest's programs: a folder of this host that is the guest's root, or has
+    /// copies of its programs and libraries
+    #[arg(long, value_name = "DIR")]
+    pub symfs: Option<PathBuf>,
+    /// Show names of C++ and Rust as the files have them
+    #[arg(long)]
+    pub no_demangle: bool,
+    /// Code of the guest's kernel: an uncompressed ELF file
+    #[arg(long, value_name = "FILE")]
+    pub vmlinux: Option<PathBuf>,
+    /// Names of the guest's kernel, in place of those in the profile: a copy of its
+    /// /proc/kallsyms, or its System.map
+    #[arg(long, value_name = "FILE", visible_aliases = ["kallsyms", "system-map"])]
+    pub symbols: Option<PathBuf>,
+    /// How far the kernel moved itself from the addresses in vmlinux or System.map, in
+    /// hexadecimal [default: told from the symbols that vmlinux and the profile both have]
+    #[arg(long, value_name = "HEX", allow_hyphen_values = true, value_parser = offset)]
+    pub kaslr_offset: Option<u64>,
+    /// Only this event; needed where the profile has several
+    #[arg(long, value_name = "EVENT")]
+    pub event: Option<String>,
+    /// Only samples of these vCPUs: 0,2-3
+    #[arg(long, value_name = "LIST")]
+    pub vcpu: Option<Numbers>,
+    /// Only samples taken on these cores: 0,2-3
+    #[arg(long, value_name = "LIST")]
+    pub core: Option<Numbers>,
+    /// Without SYMBOL: leave out symbols with less than this part of the events, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = percent)]
+    pub percent_limit: f64,
+    /// How instructions are written
+    #[arg(short = 'M', long, value_name = "SYNTAX", value_enum, default_value_t)]
+    pub disassembler_style: SyntaxFlag,
 }
 
 /// The flags of `umpire script`.

@@ -153,6 +153,11 @@ pub struct RunFlags {
     /// [default: the process id]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// Give the guest a second serial port, /dev/ttyS1, at which umpire-agent tells tools what
+    /// runs in it: for Linux guests whose kernel has no BTF
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    #[serde(deserialize_with = "switch_or_text")]
+    pub agent: Option<String>,
     /// Let the guest begin only when umpire resume says so
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     #[serde(deserialize_with = "switch_or_text")]

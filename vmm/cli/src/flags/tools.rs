@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use umpire_tools::duration::Span;
 use umpire_tools::find::VmChoice;
 use umpire_tools::numbers::Numbers;
+use umpire_tools::record::CallGraph;
 use umpire_tools::stat::spec::EventList;
 use umpire_tools::stat::tally::Scale;
 
@@ -186,8 +187,16 @@ pub struct RecordFlags {
     pub freq: Option<u64>,
     /// Record the callers of each sample, too: the kernel's by its own unwind tables (ORC), a
     /// program's by its frame pointers
-    #[arg(short = 'g', long)]
-    pub call_graph: bool,
+    #[arg(short = 'g')]
+    pub callers: bool,
+    /// The same with a program's callers by fp, its frame pointers, or by dwarf[,BYTES]: the
+    /// unwind tables of its files, with so many bytes of its stack, 8 to 65528 [default: 8192]
+    #[arg(long, value_name = "HOW")]
+    pub call_graph: Option<CallGraph>,
+    /// Where --call-graph dwarf finds the guest's programs: a folder of this host that is the
+    /// guest's root, or has copies of its programs and libraries
+    #[arg(long, value_name = "DIR")]
+    pub symfs: Option<PathBuf>,
     /// Vary each period at random by so many of its low bits, which breaks the step with
     /// loops
     #[arg(long, value_name = "BITS", default_value_t = 0,

@@ -205,6 +205,16 @@ fn ask(linux: &mut Linux, view: &KernelView, decisions: &mut Decisions<'_>) -> R
         reached.program_frames = reached.program_frames.max(chain.program().len());
         assert!(chain.kernel().len() <= 127 && chain.program().len() <= 127);
         if let Some(memory) = task.ok().and_then(|task| task.memory) {
+            if let Some(at) = chain.registers() {
+                let mut stack = vec![0; 1 << 13];
+                let len = look.stack(memory, &at, &mut stack);
+                let mut found = 0;
+                look.code(memory, (at.sp, &stack[..len]), |mapping| {
+                    assert!(mapping.is_executable);
+                    found += 1;
+                });
+                assert!(found <= 64);
+            }
             let place = look.mapping(memory, at.rip);
             let id = place
                 .ok()
@@ -219,8 +229,8 @@ fn ask(linux: &mut Linux, view: &KernelView, decisions: &mut Decisions<'_>) -> R
                 }
             }
         }
-        // The build id's beside the look's own.
-        let most = 2 * MIB + (64 << 10);
+        // The stack's and the build id's beside the look's own.
+        let most = 2 * MIB + (128 << 10) + (64 << 10);
         assert!(linux.bytes.get() <= most, "{} bytes", linux.bytes.get());
         assert!(
             linux.reads.get() <= most / 64,

@@ -10,6 +10,7 @@ use super::facts::{Facts, event_name, how_often};
 use super::firefox::Firefox;
 use super::input::{Input, Looked, ProfileChoice, RunError};
 use super::perf_data::{PerfData, PerfSurvey};
+use super::pprof::Pprof;
 use super::record::{Sampling, Sink};
 use super::report::{GraphOrder, Looks, Report, title, write_json, write_text};
 use super::script::{Fields, Script};
@@ -38,6 +39,8 @@ pub struct ReportOptions {
     pub firefox: Option<PathBuf>,
     /// A file for `perf report` instead of a table; the kernel's names go to `FILE.kallsyms`.
     pub perf_data: Option<PathBuf>,
+    /// A file for pprof instead of a table.
+    pub pprof: Option<PathBuf>,
     /// What the number of a stack stands for.
     pub weight: Weight,
     /// One JSON object instead of text.
@@ -81,6 +84,8 @@ pub fn report(
     let input = Input::open(&options.profile)?;
     if let Some(path) = &options.perf_data {
         perf_data(options, path, input, notes)
+    } else if let Some(path) = &options.pprof {
+        pprof(options, path, input, notes)
     } else if options.folded || options.flamegraph.is_some() || options.firefox.is_some() {
         graphs(options, input, out, notes)
     } else {
@@ -274,6 +279,32 @@ fn perf_data(
     Ok(())
 }
 
+/// The profile as a file of pprof's.
+fn pprof(
+    options: &ReportOptions,
+    path: &Path,
+    input: Input,
+    notes: &mut dyn Write,
+) -> Result<(), ReportError> {
+    let event = input.one_event("--pprof")?;
+    let (looked, mut reader) = input.split();
+    let mut pprof = Pprof::new(&looked.filter, &looked.names);
+    ran(&looked, looked.run(&mut reader, &mut [&mut pprof]))?;
+    if pprof.is_empty() {
+        return Err(ReportError::NothingToDraw {
+            name: looked.name.clone(),
+            event: event_name(&looked.header, event),
+            file: path.to_owned(),
+        });
+    }
+    let facts = looked.facts(&reader);
+    to_file(path, &options.profile.input, |out| {
+        pprof.write(&facts, event, options.weight, out)
+    })?;
+    tell(&facts, notes);
+    Ok(())
+}
+
 /// `path` with something behind its name.
 fn beside(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
@@ -294,7 +325,7 @@ fn below(facts: &Facts<'_>, event: u16) -> String {
 }
 
 /// Whether a run came to its end; not if nobody reads what it writes.
-fn ran(looked: &Looked, end: Result<(), RunError>) -> Result<bool, ReportError> {
+pub(super) fn ran(looked: &Looked, end: Result<(), RunError>) -> Result<bool, ReportError> {
     match end {
         Ok(()) => Ok(true),
         Err(RunError::Read(error)) => Err(looked.failed(error)),
@@ -302,7 +333,7 @@ fn ran(looked: &Looked, end: Result<(), RunError>) -> Result<bool, ReportError> 
     }
 }
 
-fn written(end: io::Result<()>) -> Result<(), ReportError> {
+pub(super) fn written(end: io::Result<()>) -> Result<(), ReportError> {
     match end {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ReportError::Output(error)),
         _ => Ok(()),
@@ -311,7 +342,7 @@ fn written(end: io::Result<()>) -> Result<(), ReportError> {
 
 /// Warnings and losses, where the output has no place for them. Where nobody
 /// reads them there is nothing to be done.
-fn tell(facts: &Facts<'_>, notes: &mut dyn Write) {
+pub(super) fn tell(facts: &Facts<'_>, notes: &mut dyn Write) {
     for line in facts.warnings().into_iter().chain(facts.losses()) {
         let _ = writeln!(notes, "umpire: {line}");
     }

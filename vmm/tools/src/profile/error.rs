@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use super::code::CodeError;
 use super::reader::ProfileError;
 use super::symbols::SymbolFileError;
 
@@ -72,6 +73,39 @@ pub enum ReportError {
         event: String,
         /// The file that is not written.
         file: PathBuf,
+    },
+    /// No sample is in such a symbol.
+    #[error(
+        "no sample of '{event}' is in a symbol '{symbol}'; umpire report --sort symbol lists \
+         those that have some{hint}"
+    )]
+    NoSuchSymbol {
+        /// What was asked for.
+        symbol: String,
+        /// The event.
+        event: String,
+        /// What else may help.
+        hint: &'static str,
+    },
+    /// No symbol has enough samples.
+    #[error("no symbol has {least} % of the samples of '{event}'{hint}")]
+    NothingToAnnotate {
+        /// The event.
+        event: String,
+        /// How much is enough, in percent.
+        least: f64,
+        /// What else may help.
+        hint: &'static str,
+    },
+    /// The code of a symbol is not known.
+    #[error("no code of '{symbol}' of {object}: {error}")]
+    NoCode {
+        /// The symbol.
+        symbol: String,
+        /// What it is in.
+        object: String,
+        /// Why not, and what gives it.
+        error: CodeError,
     },
     /// An output would replace it.
     #[error("{}: it is the profile itself; name another file", .0.display())]

@@ -1,7 +1,7 @@
 //! Tests of the profile file.
 
 use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
-use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
+use perfmon_abi::wire::programs::{Described, MappingInfo, MomentInfo, TaskInfo};
 use pmu_model::Provenance;
 use proptest::prelude::*;
 
@@ -80,6 +80,7 @@ fn guest() -> impl Strategy<Value = GuestPlace> {
             task,
             mapping,
             chain,
+            ..GuestPlace::default()
         });
     prop_oneof![Just(GuestPlace::default()), place]
 }
@@ -287,6 +288,13 @@ fn descriptions_that_make_no_sense_are_damage() {
     odd(|one| one.end = one.start);
     odd(|one| one.build_id = "../../etc".to_owned());
     odd(|one| one.build_id = "abc".to_owned());
+    let moment = |number, count| {
+        let same = vec![1; count];
+        Described::Moment(MomentInfo { number, same })
+    };
+    check(moment(0, 1), "make no sense");
+    check(moment(u64::MAX, 2), "make no sense");
+    check(moment(1, 130), "make no sense");
 }
 
 #[test]

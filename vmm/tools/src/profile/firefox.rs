@@ -153,7 +153,7 @@ impl<'a> Firefox<'a> {
             .entry((thread, sample.ring, path))
             .or_insert_with(|| {
                 let mut frames = Vec::new();
-                for location in paths.inwards(path) {
+                for location in paths.layers(path) {
                     let category = match location {
                         _ if sample.ring.is_none() => unknown,
                         CodeLocation::Symbol(_) | CodeLocation::Unknown(_) => kernel,

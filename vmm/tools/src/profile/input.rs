@@ -9,7 +9,7 @@ use super::facts::Facts;
 use super::names::Names;
 use super::programs::Programs;
 use super::reader::{Ending, ProfileError, ProfileReader, descriptions, symbols};
-use super::record::{Filter, Header, Sink};
+use super::record::{Filter, Header, Record, Sink};
 use super::symbols::{SymbolTable, load, parse};
 use super::symfs::Symfs;
 use super::wire::MAGIC;
@@ -26,6 +26,8 @@ pub struct ProfileChoice {
     pub kaslr_offset: u64,
     /// A folder with the files of the guest's programs.
     pub symfs: Option<PathBuf>,
+    /// Names of C++ and Rust are shown as their sources have them.
+    pub demangle: bool,
     /// Only this event.
     pub event: Option<String>,
     /// Only samples of these vCPUs.
@@ -80,7 +82,8 @@ impl Input {
         let mut programs = Programs::default();
         let survey = descriptions(&file, |one| programs.add(one)).map_err(unreadable)?;
         file.rewind().map_err(unreadable)?;
-        let names = Names::new(kernel, programs, symfs);
+        let mut names = Names::new(kernel, programs, symfs);
+        names.demangle = choice.demangle;
         let reader = open(&file, &name)?;
         let header = reader.header().clone();
         let mut filter = Filter {
@@ -151,7 +154,10 @@ impl Looked {
         reader: &mut Reader,
         sinks: &mut [&mut dyn Sink],
     ) -> Result<(), RunError> {
-        while let Some(record) = reader.next_record().map_err(RunError::Read)? {
+        while let Some(mut record) = reader.next_record().map_err(RunError::Read)? {
+            if let Record::Sample(sample) = &mut record {
+                self.names.programs.settle(&mut sample.guest);
+            }
             for sink in sinks.iter_mut() {
                 sink.take(&record).map_err(RunError::Write)?;
             }

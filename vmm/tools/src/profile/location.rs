@@ -28,6 +28,9 @@ pub enum CodeLocation {
     Program(FileId, Option<SymbolIndex>),
     /// Nowhere: callers are missing, and why.
     Missing(ChainEnd),
+    /// Nowhere: who called the outermost known function of a program is not known. Nearly every
+    /// chain of frame pointers ends so, in the C library's start code, which has none.
+    BrokenProgram,
 }
 
 impl CodeLocation {
@@ -60,7 +63,7 @@ impl CodeLocation {
     #[must_use]
     pub fn program(sample: &Sample, address: u64, mapping: u64, names: &Names) -> Self {
         match names.in_program(mapping, address) {
-            Some((file, found)) => Self::Program(file, found.map(|found| found.symbol)),
+            Some((file, found)) => Self::Program(file, found.map(|found| found.index)),
             None if names.task_of(sample).is_some() => Self::Program(FileId::UNKNOWN, None),
             None => Self::User(process(sample.cr3)),
         }
@@ -72,8 +75,15 @@ impl CodeLocation {
         match self {
             Self::Symbol(_) => true,
             Self::Unknown(address) => address >= UPPER_HALF,
-            Self::User(_) | Self::Program(..) | Self::Missing(_) => false,
+            Self::User(_) | Self::Program(..) | Self::Missing(_) | Self::BrokenProgram => false,
         }
+    }
+
+    /// It has a row in tables of callers, and a layer in drawings. Who misses something in
+    /// nearly every chain is only told where single chains are shown.
+    #[must_use]
+    pub fn is_layer(self) -> bool {
+        self != Self::BrokenProgram
     }
 
     /// The name of its symbol, without that of what it is in: `do_idle`, `[unknown]`.
@@ -85,8 +95,9 @@ impl CodeLocation {
             Self::User(None) => "[user]".to_owned(),
             Self::User(Some(cr3)) => format!("[user cr3={cr3:#x}]"),
             Self::Program(_, None) => "[unknown]".to_owned(),
-            Self::Program(file, Some(symbol)) => names.program_symbol(file, symbol).to_owned(),
+            Self::Program(file, Some(symbol)) => names.program_symbol(file, symbol),
             Self::Missing(end) => missing(end).to_owned(),
+            Self::BrokenProgram => missing(ChainEnd::Broken).to_owned(),
         }
     }
 

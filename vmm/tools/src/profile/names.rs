@@ -1,11 +1,15 @@
 //! Names of what samples are in: symbols of the guest's kernel, its tasks, and the files and
 //! symbols of its programs.
 
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 
+use ahash::AHashMap;
+
+use super::demangle::demangled;
 use super::programs::{FileId, FileInfo, Programs, TaskId};
 use super::record::Sample;
-use super::symbols::{SymbolIndex, SymbolTable};
+use super::symbols::{Found, SymbolIndex, SymbolTable};
 use super::symfs::{ProgramFile, Symfs};
 
 /// Most symbols of all programs together; a browser has half a million.
@@ -26,6 +30,10 @@ pub struct Names {
     pub programs: Programs,
     /// Where files of programs are looked for.
     pub symfs: Option<Symfs>,
+    /// Symbols of programs are shown as their sources have them.
+    pub demangle: bool,
+    /// Those that were shown.
+    shown: RefCell<AHashMap<(FileId, SymbolIndex), Box<str>>>,
     files: HashMap<FileId, ProgramFile>,
     /// Names of threads, processes and objects, in their order.
     words: Vec<String>,
@@ -120,26 +128,33 @@ impl Names {
 
     /// The file of a mapping, and the symbol and its offset at `address` there.
     #[must_use]
-    pub fn in_program(&self, mapping: u64, address: u64) -> Option<(FileId, Option<FoundIn<'_>>)> {
+    pub fn in_program(&self, mapping: u64, address: u64) -> Option<(FileId, Option<Found>)> {
         let (mapping, file) = self.programs.mapping(mapping)?;
         let offset = address
             .wrapping_sub(mapping.start)
             .wrapping_add(mapping.offset);
-        let found = self.files.get(&file).and_then(|file| {
-            let found = file.find(offset)?;
-            Some(FoundIn {
-                symbol: found.index,
-                offset: found.offset,
-                name: file.name(found.index),
-            })
-        });
-        Some((file, found))
+        let found = self.files.get(&file);
+        Some((file, found.and_then(|file| file.find(offset))))
     }
 
-    /// The name of a symbol of a program.
+    /// The name of a symbol of a program, as its file has it.
     #[must_use]
-    pub fn program_symbol(&self, file: FileId, symbol: SymbolIndex) -> &str {
+    pub fn raw_program_symbol(&self, file: FileId, symbol: SymbolIndex) -> &str {
         self.files.get(&file).map_or("", |file| file.name(symbol))
+    }
+
+    /// The same as reports show it.
+    #[must_use]
+    pub fn program_symbol(&self, file: FileId, symbol: SymbolIndex) -> String {
+        let raw = self.raw_program_symbol(file, symbol);
+        if !self.demangle {
+            return raw.to_owned();
+        }
+        let mut shown = self.shown.borrow_mut();
+        let name = shown
+            .entry((file, symbol))
+            .or_insert_with(|| demangled(raw).unwrap_or_else(|| raw.to_owned()).into());
+        name.to_string()
     }
 
     /// The symbols of a program's file, if they are known.
@@ -167,15 +182,4 @@ impl Names {
         let info = task.and_then(|task| self.programs.task_info(task));
         info.map_or((0, 0), |info| (info.pid, info.tid))
     }
-}
-
-/// A symbol of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FoundIn<'a> {
-    /// Its number in its file.
-    pub symbol: SymbolIndex,
-    /// How far the address is behind its beginning.
-    pub offset: u64,
-    /// Its name.
-    pub name: &'a str,
 }

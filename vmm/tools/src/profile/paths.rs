@@ -108,7 +108,13 @@ impl<'a> Paths<'a> {
         if let Some(path) = self.chains.get(self.chain.as_slice()) {
             return *path;
         }
-        let mut path = self.missing(PathId::default(), chain.program_end);
+        let mut path = match chain.program_end {
+            Some(ChainEnd::Broken) => {
+                let location = self.index(CodeLocation::BrokenProgram);
+                self.next(PathId::default(), location)
+            }
+            end => self.missing(PathId::default(), end),
+        };
         for frame in chain.program.iter().skip(own).rev() {
             let location = self.program(sample, frame.address, frame.mapping);
             path = self.next(path, location);
@@ -146,10 +152,11 @@ impl<'a> Paths<'a> {
         self.steps(path).filter_map(|index| self.location(index))
     }
 
-    /// The locations of a path, from the outermost caller inwards.
+    /// The layers that a drawing has of a path, from the outermost caller inwards.
     #[must_use]
-    pub fn inwards(&self, path: PathId) -> Vec<CodeLocation> {
-        let mut locations: Vec<CodeLocation> = self.outwards(path).collect();
+    pub fn layers(&self, path: PathId) -> Vec<CodeLocation> {
+        let locations = self.outwards(path);
+        let mut locations: Vec<CodeLocation> = locations.filter(|one| one.is_layer()).collect();
         locations.reverse();
         locations
     }

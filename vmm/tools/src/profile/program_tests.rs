@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use super::file_tests::header;
 use super::report::GraphOrder;
 use super::stacks::Weight;
+use super::test_elf::{OFFSET, elf};
 use super::*;
 
 const KERNEL: &str = "\
@@ -23,9 +24,9 @@ const CLEAR: u64 = 0xffff_ffff_8100_1010;
 const SYSCALL: u64 = 0xffff_ffff_8100_2020;
 const MODULE: u64 = 0xffff_ffff_c000_0123;
 /// Where the program is mapped.
-const START: u64 = 0x5555_0000_0000;
+pub(super) const START: u64 = 0x5555_0000_0000;
 
-fn thread(number: u64, pid: u32, tid: u32, comm: &str) -> Record {
+pub(super) fn thread(number: u64, pid: u32, tid: u32, comm: &str) -> Record {
     Record::Described(Described::Task(TaskInfo {
         number,
         pid,
@@ -37,7 +38,7 @@ fn thread(number: u64, pid: u32, tid: u32, comm: &str) -> Record {
     }))
 }
 
-fn mapped(number: u64, name: &str, build_id: &str) -> Record {
+pub(super) fn mapped(number: u64, name: &str, build_id: &str) -> Record {
     Record::Described(Described::Mapping(MappingInfo {
         number,
         start: START,
@@ -48,7 +49,7 @@ fn mapped(number: u64, name: &str, build_id: &str) -> Record {
     }))
 }
 
-fn kernel(ip: u64, task: u64, chain: CallChain) -> Record {
+pub(super) fn kernel(ip: u64, task: u64, chain: CallChain) -> Record {
     Record::Sample(Sample {
         ip,
         period: 1000,
@@ -58,12 +59,13 @@ fn kernel(ip: u64, task: u64, chain: CallChain) -> Record {
             task,
             mapping: 0,
             chain,
+            ..GuestPlace::default()
         },
         ..Sample::default()
     })
 }
 
-fn user(ip: u64, task: u64, mapping: u64, chain: CallChain) -> Record {
+pub(super) fn user(ip: u64, task: u64, mapping: u64, chain: CallChain) -> Record {
     Record::Sample(Sample {
         ip,
         period: 1000,
@@ -74,13 +76,14 @@ fn user(ip: u64, task: u64, mapping: u64, chain: CallChain) -> Record {
             task,
             mapping,
             chain,
+            ..GuestPlace::default()
         },
         ..Sample::default()
     })
 }
 
 /// Callers within mapping 11, then how it ended.
-fn chain(kernel: &[u64], program: &[u64], end: ChainEnd) -> CallChain {
+pub(super) fn chain(kernel: &[u64], program: &[u64], end: ChainEnd) -> CallChain {
     let frame = |&address: &u64| ProgramFrame {
         address,
         mapping: 11,
@@ -94,14 +97,14 @@ fn chain(kernel: &[u64], program: &[u64], end: ChainEnd) -> CallChain {
 }
 
 /// This very program, with symbols: its file, build id, and the offset of `main` in it.
-struct Program {
+pub(super) struct Program {
     file: PathBuf,
-    build_id: String,
+    pub(super) build_id: String,
     main: u64,
 }
 
 impl Program {
-    fn own() -> Self {
+    pub(super) fn own() -> Self {
         let file = std::env::current_exe().unwrap();
         let bytes = fs::read(&file).unwrap();
         let elf = object::File::parse(&*bytes).unwrap();
@@ -120,10 +123,10 @@ impl Program {
 }
 
 /// A folder with a profile, the kernel's names and a guest's root.
-struct Place(TempDir);
+pub(super) struct Place(TempDir);
 
 impl Place {
-    fn new(records: &[Record]) -> Self {
+    pub(super) fn new(records: &[Record]) -> Self {
         let place = Self(tempfile::tempdir().unwrap());
         fs::create_dir_all(place.path("root/usr/bin")).unwrap();
         fs::write(place.path("kallsyms"), KERNEL).unwrap();
@@ -137,17 +140,18 @@ impl Place {
         place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn options(&self) -> ReportOptions {
+    pub(super) fn options(&self) -> ReportOptions {
         ReportOptions {
             profile: ProfileChoice {
                 input: self.path("umpire.data"),
                 symbols: Some(self.path("kallsyms")),
                 kaslr_offset: 0,
                 symfs: Some(self.path("root")),
+                demangle: true,
                 event: None,
                 vcpus: None,
                 cores: None,
@@ -160,12 +164,13 @@ impl Place {
             flamegraph: None,
             firefox: None,
             perf_data: None,
+            pprof: None,
             weight: Weight::Samples,
             json: false,
         }
     }
 
-    fn report(&self, change: impl FnOnce(&mut ReportOptions)) -> String {
+    pub(super) fn report(&self, change: impl FnOnce(&mut ReportOptions)) -> String {
         let mut options = self.options();
         change(&mut options);
         let mut out = Vec::new();
@@ -339,7 +344,7 @@ fn no_name_leaves_the_folder() {
     }
 }
 
-fn with_callers() -> Place {
+pub(super) fn with_callers() -> Place {
     let program = Program::own();
     let main = START + program.main;
     let outer = |end| chain(&[], &[main + 1, 0x99], end);
@@ -365,7 +370,6 @@ fn callers_have_rows_and_trees() {
         "75.00% 0.00% 0 prog prog [.] [unknown]",
         "50.00% 50.00% 2 prog [kernel.kallsyms] [k] clear_page",
         "50.00% 0.00% 0 prog [kernel.kallsyms] [k] do_syscall_64",
-        "25.00% 0.00% 0 prog [unknown] [.] [broken chain]",
     ];
     assert_eq!(rows, expected);
     let text = place.report(|options| {
@@ -420,9 +424,9 @@ fn callers_have_rows_and_trees() {
 fn stacks_have_callers() {
     let place = with_callers();
     let expected = "\
-prog;[broken chain];main 1
 prog;[unknown];main 1
 prog;[unknown];main;do_syscall_64_[k];clear_page_[k] 2
+prog;main 1
 ";
     assert_eq!(place.report(|options| options.folded = true), expected);
     let path = place.path("out.json");
@@ -436,6 +440,39 @@ prog;[unknown];main;do_syscall_64_[k];clear_page_[k] 2
     );
     assert_eq!(thread["processName"], "main");
     assert!(text.contains("do_syscall_64"));
+}
+
+/// A program's chain breaks in nearly every sample, so only single chains say so; one of the
+/// kernel should not.
+#[test]
+fn what_a_broken_chain_lacks_has_a_row_in_the_kernel_alone() {
+    let mut in_kernel = chain(&[CLEAR, SYSCALL], &[], ChainEnd::NoProgram);
+    (in_kernel.kernel_end, in_kernel.program_end) = (Some(ChainEnd::Broken), None);
+    let place = Place::new(&[
+        thread(1, 40, 40, "prog"),
+        mapped(11, "/usr/bin/prog", ""),
+        kernel(CLEAR, 1, in_kernel),
+        user(0x99, 1, 11, chain(&[], &[0x99, 0x98], ChainEnd::Broken)),
+    ]);
+    let rows = place.rows(|options| options.children = Some(true));
+    let expected = [
+        "50.00% 50.00% 1 prog [kernel.kallsyms] [k] clear_page",
+        "50.00% 50.00% 1 prog prog [.] [unknown]",
+        "50.00% 0.00% 0 prog [kernel.kallsyms] [k] do_syscall_64",
+        "50.00% 0.00% 0 prog [unknown] [.] [broken chain]",
+    ];
+    assert_eq!(rows, expected);
+    let expected = "\
+prog;[broken chain];do_syscall_64_[k];clear_page_[k] 1
+prog;[unknown];[unknown] 1
+";
+    assert_eq!(place.report(|options| options.folded = true), expected);
+    let firefox = place.path("out.json");
+    place.report(|options| options.firefox = Some(firefox.clone()));
+    let text = fs::read_to_string(firefox).unwrap();
+    assert_eq!(text.matches("[broken chain]").count(), 1, "{text}");
+    let tree = place.report(|options| options.graph = Some(GraphOrder::Callee));
+    assert_eq!(tree.matches("[broken chain]").count(), 2, "{tree}");
 }
 
 #[test]
@@ -510,6 +547,27 @@ fn perf_opens_the_file() {
         assert!(rows.iter().any(|one| one == row), "{row}: {all}");
     }
     assert!(text.contains("of event 'cycles'"), "{all}");
+}
+
+#[test]
+fn names_of_rust_are_those_of_the_source_unless_raw_ones_are_asked_for() {
+    const RAW: &str = "_ZN4core3fmt5Write9write_str17h0123456789abcdefE";
+    let place = Place::new(&[
+        thread(1, 40, 40, "prog"),
+        mapped(11, "/usr/bin/prog", ""),
+        user(START + OFFSET, 1, 11, CallChain::default()),
+    ]);
+    let file = elf(0x40_1000, &[0xc3], &[(RAW, 0x40_1000, 1)]);
+    fs::write(place.path("root/usr/bin/prog"), file).unwrap();
+    let rows = |demangle| place.rows(|options| options.profile.demangle = demangle);
+    assert_eq!(
+        rows(true),
+        ["100.00% 1 prog prog [.] core::fmt::Write::write_str"]
+    );
+    assert_eq!(rows(false), [format!("100.00% 1 prog prog [.] {RAW}")]);
+    let script = place.script(Some("sym"), true);
+    let line: serde_json::Value = serde_json::from_str(&script).unwrap();
+    assert_eq!(line["symbol"], "core::fmt::Write::write_str");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use perfmon_abi::compact::GuestPlace;
 use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
 
 /// A thread of the guest; equal descriptions are one.
@@ -67,6 +68,8 @@ pub struct Programs {
     task_numbers: HashMap<u64, TaskId>,
     known_tasks: HashMap<TaskInfo, TaskId>,
     mappings: HashMap<u64, (MappingInfo, FileId)>,
+    /// Numbers that stand for what others do.
+    same: HashMap<u64, u64>,
     files: Vec<FileInfo>,
     known_files: HashMap<FileInfo, FileId>,
 }
@@ -78,6 +81,7 @@ impl Default for Programs {
             task_numbers: HashMap::new(),
             known_tasks: HashMap::new(),
             mappings: HashMap::new(),
+            same: HashMap::new(),
             files: vec![FileInfo::default()],
             known_files: HashMap::from([(FileInfo::default(), FileId::UNKNOWN)]),
         }
@@ -112,7 +116,25 @@ impl Programs {
                 let number = mapping.number;
                 self.mappings.entry(number).or_insert((mapping, id));
             }
+            Described::Moment(moment) => {
+                for (number, same) in (moment.number..).zip(moment.same) {
+                    self.same.entry(number).or_insert(same);
+                }
+            }
         }
+    }
+
+    /// Gives a sample's place the numbers of tasks and mappings in place of those that stand
+    /// for them.
+    pub fn settle(&self, place: &mut GuestPlace) {
+        if self.same.is_empty() {
+            return;
+        }
+        let settle = |number: &mut u64| *number = *self.same.get(number).unwrap_or(number);
+        settle(&mut place.task);
+        settle(&mut place.mapping);
+        let frames = place.chain.program.iter_mut();
+        frames.for_each(|frame| settle(&mut frame.mapping));
     }
 
     /// No task is described.
@@ -168,4 +190,38 @@ impl Programs {
 /// No profile has more than 2^32 descriptions in memory.
 fn index(position: usize) -> u32 {
     u32::try_from(position).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perfmon_abi::compact::{CallChain, ProgramFrame};
+    use perfmon_abi::wire::programs::MomentInfo;
+
+    #[test]
+    fn numbers_of_a_moment_stand_for_others() {
+        let mut programs = Programs::default();
+        for (number, same) in [(5, vec![90, 91, 0, 91]), (5, vec![7])] {
+            programs.add(Described::Moment(MomentInfo { number, same }));
+        }
+        let frame = |mapping| ProgramFrame {
+            address: 1,
+            mapping,
+        };
+        let place = |task, mapping, frames: [u64; 3]| GuestPlace {
+            task,
+            mapping,
+            chain: CallChain {
+                program: frames.map(frame).to_vec(),
+                ..CallChain::default()
+            },
+            ..GuestPlace::default()
+        };
+        let mut found = place(5, 6, [7, 8, 9]);
+        programs.settle(&mut found);
+        assert_eq!(found, place(90, 91, [0, 91, 9]), "the first word counts");
+        // It is done once.
+        programs.settle(&mut found);
+        assert_eq!(found, place(90, 91, [0, 91, 9]));
+    }
 }

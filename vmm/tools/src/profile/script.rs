@@ -1,5 +1,6 @@
 //! `umpire script`: one line for each record.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::str::FromStr;
 
@@ -219,7 +220,7 @@ struct FrameLine<'a> {
 #[derive(Serialize)]
 struct SymbolOf<'a> {
     /// Null for an address that no symbol covers.
-    symbol: Option<&'a str>,
+    symbol: Option<Cow<'a, str>>,
     symbol_offset: Option<u64>,
     module: Option<&'a str>,
 }
@@ -393,16 +394,17 @@ impl Script<'_> {
         let names = self.names;
         match frame.location {
             CodeLocation::Symbol(index) => SymbolOf {
-                symbol: Some(names.kernel.name(index)),
+                symbol: Some(names.kernel.name(index).into()),
                 symbol_offset: names.kernel.find(frame.address).map(|found| found.offset),
                 module: names.kernel.module(index),
             },
             CodeLocation::Program(..) => {
                 let found = names.in_program(frame.mapping, frame.address);
-                let found = found.and_then(|(_, found)| found);
+                let found = found.and_then(|(file, found)| Some((file, found?)));
                 SymbolOf {
-                    symbol: found.map(|found| found.name),
-                    symbol_offset: found.map(|found| found.offset),
+                    symbol: found
+                        .map(|(file, found)| names.program_symbol(file, found.index).into()),
+                    symbol_offset: found.map(|(_, found)| found.offset),
                     module: None,
                 }
             }

@@ -87,7 +87,7 @@ impl<'a> Stacks<'a> {
                     format!("VM {vm};vCPU {vcpu};{ring}")
                 }
             };
-            for location in self.paths.inwards(path) {
+            for location in self.paths.layers(path) {
                 line.push(';');
                 line.push_str(&plain(&location.name(names)));
                 if matches!(root, Root::Task(_)) && location.is_kernel() {

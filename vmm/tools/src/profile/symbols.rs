@@ -18,7 +18,6 @@ use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
-use object::ReadCache;
 use thiserror::Error;
 
 /// The longest text of symbols; that of a kernel with all its modules has some
@@ -84,7 +83,7 @@ pub fn load(path: &Path, offset: u64) -> Result<SymbolTable, SymbolFileError> {
             error,
         };
         // Of a vmlinux with debug information only the symbol table is read.
-        elf::read(&ReadCache::new(file)).map_err(elf)?
+        elf::read(&elf::ElfData::new(file)).map_err(elf)?
     } else {
         let mut bytes = Vec::new();
         let mut limited = file.take(LONGEST_TEXT + 1);

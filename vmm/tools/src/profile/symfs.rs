@@ -8,12 +8,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use object::{Object, ObjectSegment, ReadCache};
+use object::{Object, ObjectSegment, ReadRef};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use super::programs::FileInfo;
+use super::symbols::elf::ElfData;
 use super::symbols::{Found, SymbolIndex, SymbolTable, elf};
 
 /// The longest file that is read.
@@ -116,22 +117,9 @@ impl Symfs {
     /// # Errors
     /// [`SymfsError`] says why it has no symbols.
     pub fn program(&self, info: &FileInfo, most: usize) -> Result<ProgramFile, SymfsError> {
-        if info.deleted && info.build_id.is_empty() {
-            return Err(SymfsError::Deleted);
-        }
-        let data = ReadCache::new(self.file(&info.name)?);
-        let damaged =
-            |error: object::Error| SymfsError::Elf(elf::ElfError::Damaged(error.to_string()));
+        let data = ElfData::new(self.of_build(info)?);
         let file = object::File::parse(&data).map_err(damaged)?;
-        let build_id = file.build_id().map_err(damaged)?.unwrap_or_default();
-        let build_id: String = build_id.iter().map(|byte| format!("{byte:02x}")).collect();
-        if !info.build_id.is_empty() && build_id != info.build_id {
-            let own = match build_id.as_str() {
-                "" => "none".to_owned(),
-                own => own.to_owned(),
-            };
-            return Err(SymfsError::OtherBuild(own, info.build_id.clone()));
-        }
+        let build_id = build_id(&file)?;
         let segments = file.segments().map(|segment| {
             let (offset, size) = segment.file_range();
             Segment {
@@ -154,16 +142,48 @@ impl Symfs {
         })
     }
 
+    /// The file of the program or library `info`, of the build that the guest ran.
+    ///
+    /// # Errors
+    /// There is none, or it is of another build.
+    pub(super) fn of_build(&self, info: &FileInfo) -> Result<File, SymfsError> {
+        if info.deleted && info.build_id.is_empty() {
+            return Err(SymfsError::Deleted);
+        }
+        let data = ElfData::new(self.file(&info.name)?);
+        if !info.build_id.is_empty() {
+            let own = build_id(&object::File::parse(&data).map_err(damaged)?)?;
+            if own != info.build_id {
+                let own = if own.is_empty() { "none" } else { &own };
+                return Err(SymfsError::OtherBuild(
+                    own.to_owned(),
+                    info.build_id.clone(),
+                ));
+            }
+        }
+        Ok(data.into_inner())
+    }
+
     /// The symbols of the debug file of a program that was stripped.
     fn debug_symbols(&self, build_id: &str, most: usize) -> Option<Vec<super::symbols::RawSymbol>> {
         let (first, rest) = build_id
             .split_at_checked(2)
             .filter(|(_, rest)| !rest.is_empty())?;
         let name = format!("/usr/lib/debug/.build-id/{first}/{rest}.debug");
-        let data = ReadCache::new(self.file(&name).ok()?);
+        let data = ElfData::new(self.file(&name).ok()?);
         let file = object::File::parse(&data).ok()?;
         elf::of_program(&file, elf::Table::Full, most).ok()
     }
+}
+
+fn damaged(error: object::Error) -> SymfsError {
+    SymfsError::Elf(elf::ElfError::Damaged(error.to_string()))
+}
+
+/// Its build id in hexadecimal digits; empty if it has none.
+fn build_id<'data, R: ReadRef<'data>>(file: &object::File<'data, R>) -> Result<String, SymfsError> {
+    let id = file.build_id().map_err(damaged)?.unwrap_or_default();
+    Ok(id.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Part of a file that a program has in memory.

@@ -213,7 +213,7 @@ pub struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, more: Self) {
+    pub(super) fn add(&mut self, more: Self) {
         self.samples = self.samples.saturating_add(more.samples);
         self.events = self.events.saturating_add(more.events);
     }
@@ -289,7 +289,7 @@ pub struct Unknown {
 impl Unknown {
     fn count(&mut self, location: CodeLocation) {
         match location {
-            CodeLocation::User(_) | CodeLocation::Missing(_) => {}
+            CodeLocation::User(_) | CodeLocation::Missing(_) | CodeLocation::BrokenProgram => {}
             CodeLocation::Symbol(_) => self.kernel += 1,
             CodeLocation::Unknown(_) => {
                 self.kernel += 1;
@@ -383,6 +383,9 @@ impl SampleTally {
             met.clear();
             let depth = if wanted.children { usize::MAX } else { 1 };
             for (inside, step) in (0u32..).zip(paths.steps(path).take(depth)) {
+                if paths.location(step).is_some_and(|one| !one.is_layer()) {
+                    continue;
+                }
                 let number = *known.entry((group, step)).or_insert_with(|| {
                     let mut key = self.groups[group as usize].key(keys, names);
                     let location = paths.location(step);

@@ -68,6 +68,10 @@ const LONGEST_NAME: usize = 3 * 4096;
 /// Most digits of a build id: those of SHA-512.
 const LONGEST_BUILD_ID: usize = 128;
 
+/// Most numbers of a sample: task, mapping, and those of callers.
+const MOST_NUMBERS: usize = 2 + MOST_FRAMES;
+const SENSELESS: &str = "a description has numbers that make no sense";
+
 /// `vcpu` of a loss that is not known to be one vCPU's.
 const NO_VCPU: u32 = u32::MAX;
 
@@ -230,12 +234,17 @@ fn fault(described: &Described) -> Option<&'static str> {
             let sane = whole && mapping.start < mapping.end;
             (mapping.number, [&mapping.name, &mapping.build_id], sane)
         }
+        Described::Moment(moment) => {
+            let behind = moment.number.checked_add(moment.same.len() as u64);
+            let sane = behind.is_some() && moment.same.len() <= MOST_NUMBERS;
+            return (moment.number == 0 || !sane).then_some(SENSELESS);
+        }
     };
     let bad = |name: &String| name.len() > LONGEST_NAME || name.chars().any(char::is_control);
     if names.into_iter().any(bad) {
         Some("a description has a name that is too long or has control characters")
     } else if number == 0 || !sane {
-        Some("a description has numbers that make no sense")
+        Some(SENSELESS)
     } else {
         None
     }

@@ -2,11 +2,13 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::{Duration, Instant, SystemTime};
 
 use perfmon_abi::Config;
 use umpire_perfmon::Call;
 
+use super::callers::ProgramCallers;
 use super::kernel::KernelNames;
 use super::output::Output;
 use super::plan::SamplingPlan;
@@ -16,6 +18,8 @@ use super::session::{SamplingSession, Scene};
 use crate::command::{Limit, Until};
 use crate::error::host;
 use crate::lifecycle::Starter;
+use crate::profile::symfs::Symfs;
+use crate::profile::unwind::ProgramUnwinder;
 use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
 use crate::stat::spec::EventList;
 use crate::targets::{Selection, Target};
@@ -35,6 +39,8 @@ const IDLE: Duration = Duration::from_millis(200);
 const PROGRESS: Duration = Duration::from_millis(500);
 /// The least sampling buffer: two blocks with callers.
 const LEAST_BUFFER: u64 = 16 << 10;
+/// For so many stacks a buffer has room beside what was asked for: half a second of them.
+const STACKS: u64 = 512;
 const DEFAULT: &str = "cycles";
 
 /// What is sampled, and where samples go.
@@ -48,6 +54,8 @@ pub struct RecordOptions {
     pub sampling: Sampling,
     /// Record the callers of each sample, too.
     pub chains: bool,
+    /// Find those of programs by the unwind tables of their files.
+    pub dwarf: Option<Dwarf>,
     /// Vary each period at random by so many of its low bits.
     pub random: u32,
     /// The file for the samples.
@@ -58,6 +66,55 @@ pub struct RecordOptions {
     pub until: Until,
     /// Who lets a paused VM go on.
     pub starter: Starter,
+}
+
+/// How callers of programs are found by the unwind tables of their files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dwarf {
+    /// Bytes of the stack that each sample brings, a multiple of 8.
+    pub stack: u16,
+    /// The guest's root, or a copy of what it has of the programs.
+    pub symfs: PathBuf,
+}
+
+/// How callers of programs are found, as `--call-graph` of perf says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallGraph {
+    /// By frame pointers.
+    FramePointers,
+    /// By the unwind tables of their files, and so many bytes of the stack.
+    Dwarf(u16),
+}
+
+impl CallGraph {
+    /// Bytes of the stack where nobody says: as with perf.
+    const STACK: u16 = 8192;
+}
+
+impl FromStr for CallGraph {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (how, bytes) = match text.split_once(',') {
+            Some((how, bytes)) => (how, Some(bytes)),
+            None => (text, None),
+        };
+        match (how, bytes) {
+            ("fp", None) => Ok(Self::FramePointers),
+            ("dwarf", None) => Ok(Self::Dwarf(Self::STACK)),
+            ("dwarf", Some(bytes)) => {
+                let bytes: Option<u16> = bytes.parse().ok();
+                let bytes = bytes.filter(|bytes| *bytes > 0 && bytes.is_multiple_of(8));
+                let wrong = "the bytes of the stack are a multiple of 8 from 8 to 65528";
+                bytes.map(Self::Dwarf).ok_or_else(|| wrong.to_owned())
+            }
+            _ => Err(
+                "callers are found by fp (frame pointers) or by dwarf[,BYTES] (the files of \
+                 --symfs)"
+                    .to_owned(),
+            ),
+        }
+    }
 }
 
 impl RecordOptions {
@@ -72,6 +129,8 @@ impl RecordOptions {
 /// cannot be written.
 pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
     let selection = &options.selection;
+    let callers = options.dwarf.as_ref().map(callers).transpose()?;
+    let stack = options.dwarf.as_ref().map_or(0, |dwarf| dwarf.stack);
     let vm = Vm::find(&selection.vm)?;
     let targets = selection.targets(vm.model.vcpus, vm.model.cores)?;
     let plan = plan(options, &vm).map_err(ToolError::Input)?;
@@ -84,8 +143,14 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         plan: &plan,
         clock,
         flags: selection.flags(),
-        chains: options.chains,
-        buffer: buffer(options.buffer, targets.len(), &vm)?,
+        chains: options.chains || stack > 0,
+        stack,
+        buffer: buffer(
+            options.buffer + STACKS * u64::from(stack),
+            targets.len(),
+            &vm,
+        )?
+        .max(LEAST_BUFFER + 4 * u64::from(stack)),
     };
     let waiter = Waiter::new().map_err(host("waiting for events"))?;
     let sessions = sessions(&scene, &targets, &waiter)?;
@@ -97,12 +162,22 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         output,
         names: KernelNames::new(&vm),
         programs: Programs::default(),
+        callers,
         shown: None,
         unreported: false,
     };
     let completion = recording.go(options)?;
     recording.finish(&options.output.display().to_string())?;
     Ok(completion)
+}
+
+/// Who finds callers in the files of programs.
+fn callers(dwarf: &Dwarf) -> Result<ProgramCallers, ToolError> {
+    let path = dwarf.symfs.display();
+    let symfs = Symfs::open(&dwarf.symfs)
+        .map_err(|error| ToolError::Input(format!("--symfs {path}: {error}")))?;
+    let unwinder = ProgramUnwinder::new(symfs, dwarf.stack.into());
+    Ok(ProgramCallers::new(unwinder))
 }
 
 fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
@@ -204,6 +279,8 @@ struct Recording<'a> {
     output: Output,
     names: KernelNames,
     programs: Programs,
+    /// Where programs' callers are found by their files.
+    callers: Option<ProgramCallers>,
     /// When progress was shown last.
     shown: Option<Instant>,
     /// Others had counters for a time that nobody reports.
@@ -315,13 +392,21 @@ impl Recording<'_> {
         if session.over {
             self.waiter.remove(&session.handle.fd);
         }
-        self.write(&records)
+        self.write(records)
     }
 
-    fn write(&mut self, records: &[Record]) -> Result<(), ToolError> {
-        self.names.take(records);
-        self.programs.take(records);
-        self.output.write(records)
+    fn write(&mut self, records: Vec<Record>) -> Result<(), ToolError> {
+        self.names.take(&records);
+        self.programs.take(&records);
+        self.put(records)
+    }
+
+    /// To the file, or where samples wait for what is known of their programs.
+    fn put(&mut self, mut records: Vec<Record>) -> Result<(), ToolError> {
+        if let Some(callers) = &mut self.callers {
+            records = callers.push(records, Instant::now());
+        }
+        self.output.write(&records)
     }
 
     fn drain(&mut self) -> Result<(), ToolError> {
@@ -334,7 +419,7 @@ impl Recording<'_> {
             Record::Loss(loss) => loss.time_ns,
             Record::Described(_) => 0,
         });
-        self.write(&records)
+        self.write(records)
     }
 
     /// Where periods adapt, or it is not known yet how events are counted.
@@ -354,7 +439,7 @@ impl Recording<'_> {
     /// What samples have met in the guest.
     fn describe(&mut self) -> Result<(), ToolError> {
         let described = self.programs.ask(&self.scene.vm.client);
-        self.output.write(&described)
+        self.put(described)
     }
 
     /// How far it is, for people.
@@ -368,13 +453,19 @@ impl Recording<'_> {
     }
 
     fn finish(mut self, file: &str) -> Result<(), ToolError> {
-        let totals = self.output.totals();
         if self.shown.take().is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
         let now = crate::sys::rdtsc();
         let described = self.programs.rest(&self.scene.vm.client);
-        self.output.write(&described)?;
+        self.put(described)?;
+        if let Some(callers) = &mut self.callers {
+            self.output.write(&callers.rest())?;
+            for warning in callers.warnings() {
+                crate::note(&mut io::stderr(), &warning);
+            }
+        }
+        let totals = self.output.totals();
         if let Some(note) = self.programs.note().filter(|_| totals.samples > 0) {
             crate::note(&mut io::stderr(), &note);
         }
@@ -416,6 +507,27 @@ fn progress(totals: &Totals) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn callers_are_found_as_perf_says_it() {
+        let check = |text: &str, expected: Result<CallGraph, &str>| match (text.parse(), expected) {
+            (Err(error), Err(part)) => {
+                let error: String = error;
+                assert!(error.contains(part), "{error}");
+            }
+            (how, expected) => assert_eq!(how.ok(), expected.ok(), "{text}"),
+        };
+        check("fp", Ok(CallGraph::FramePointers));
+        check("dwarf", Ok(CallGraph::Dwarf(8192)));
+        check("dwarf,16", Ok(CallGraph::Dwarf(16)));
+        check("dwarf,65528", Ok(CallGraph::Dwarf(65_528)));
+        for wrong in ["dwarf,65536", "dwarf,0", "dwarf,12", "dwarf,", "dwarf,-8"] {
+            check(wrong, Err("a multiple of 8 from 8 to 65528"));
+        }
+        for wrong in ["", "lbr", "fp,8", "DWARF"] {
+            check(wrong, Err("fp (frame pointers) or by dwarf[,BYTES]"));
+        }
+    }
 
     #[test]
     fn progress_tells_losses() {

@@ -1,6 +1,7 @@
 //! Sampling without an end and without a file: the samples since somebody asked last.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use super::command::buffer;
 use super::plan::SamplingPlan;
@@ -11,6 +12,9 @@ use crate::profile::{Record, Sampling};
 use crate::stat::spec::EventList;
 use crate::targets::Target;
 use crate::{ToolError, Vm};
+
+/// How long descriptions of samples are waited for, of which the next ones follow soon.
+const SOON: Duration = Duration::from_millis(300);
 
 /// Bytes that a sample takes in a buffer, at least.
 const SAMPLE: u64 = 128;
@@ -96,6 +100,7 @@ impl LiveSamples {
             clock: self.clock,
             flags: self.flags,
             chains: false,
+            stack: 0,
             buffer: self.buffer,
         }
     }
@@ -178,7 +183,7 @@ impl LiveSamples {
     /// What the numbers in samples stand for, as far as the VM knows it by now, and has not
     /// said before.
     pub(crate) fn describe(&mut self, vm: &Vm) -> Vec<Record> {
-        self.programs.ask(&vm.client)
+        self.programs.within(&vm.client, SOON, SOON)
     }
 
     /// Has the VM say all of it again.

@@ -7,8 +7,11 @@ use umpire_perfmon::Client;
 
 use crate::profile::{Record, Sample};
 
-/// How long the last descriptions are waited for, and how often they are asked for meanwhile.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the last descriptions are waited for: a VM that has to ask its guest for them takes
+/// up to 3 s. And how often they are asked for meanwhile.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long they are waited for while some come.
+const LONGEST: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(10);
 /// Most questions at a time.
 const QUESTIONS: u32 = 8;
@@ -82,11 +85,26 @@ impl Programs {
 
     /// Those that are still missing at the end.
     pub(super) fn rest(&mut self, client: &Client) -> Vec<Record> {
-        let end = Instant::now() + PATIENCE;
+        self.within(client, PATIENCE, LONGEST)
+    }
+
+    /// Those that are missing, as far as they come one after the other with `patience` between
+    /// them, and all in the `longest` time.
+    pub(super) fn within(
+        &mut self,
+        client: &Client,
+        patience: Duration,
+        longest: Duration,
+    ) -> Vec<Record> {
+        let began = Instant::now();
+        let mut end = began + patience;
         let mut records = self.ask(client);
         while (self.more || self.met > self.described) && Instant::now() < end {
             std::thread::sleep(PAUSE);
             let further = self.ask(client);
+            if !further.is_empty() {
+                end = (began + longest).min(Instant::now() + patience);
+            }
             if further.is_empty() && !self.more {
                 break;
             }
@@ -117,7 +135,8 @@ impl Programs {
 fn greatest(sample: &Sample) -> u64 {
     let guest = &sample.guest;
     let frames = guest.chain.program.iter().map(|frame| frame.mapping);
-    frames.fold(guest.task.max(guest.mapping), u64::max)
+    let numbers = frames.chain(guest.stack.mappings.iter().copied());
+    numbers.fold(guest.task.max(guest.mapping), u64::max)
 }
 
 #[cfg(test)]
@@ -139,6 +158,7 @@ mod tests {
                     }],
                     ..CallChain::default()
                 },
+                ..GuestPlace::default()
             },
             ..Sample::default()
         };

@@ -5,7 +5,7 @@ use perfmon_abi::compact::Cursor;
 use perfmon_abi::consts::{
     COMPACT_FORMAT, PFM_FL_NO_ASK, PFM_FL_PREEMPTIBLE, PFM_MSG_END, PFM_MSG_PREEMPTED,
     PFM_MSG_RESTORED, PFM_MSG_THROTTLED, PFM_SETFL_EXCL_IDLE, UMPIRE_COMPACT_FL_CHAIN,
-    UMPIRE_COMPACT_FL_TASK,
+    UMPIRE_COMPACT_FL_STACK_SHIFT, UMPIRE_COMPACT_FL_TASK,
 };
 use perfmon_abi::wire::{Errno, Refusal};
 use perfmon_abi::{CompactArg, Message, PmdArg, Record as _, SetDesc, SetInfo};
@@ -20,6 +20,10 @@ use crate::stat::reading::How;
 use crate::targets::{PREEMPTIBLE_HINT, Target};
 use crate::{ToolError, Vm, is_gone, refused};
 
+/// What to do where a VM has no stacks.
+const STACK_HINT: &str = "; this VM records no stacks, since its umpire is older than this one: \
+                          record with -g, or start the guest with this umpire";
+
 /// What the records of a context are made with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scene<'a> {
@@ -30,6 +34,8 @@ pub(super) struct Scene<'a> {
     pub(super) flags: u32,
     /// Samples tell their callers.
     pub(super) chains: bool,
+    /// Bytes of the program's stack that samples have.
+    pub(super) stack: u16,
     /// Bytes of a sampling buffer.
     pub(super) buffer: u64,
 }
@@ -79,10 +85,10 @@ impl SamplingSession {
     pub(super) fn open(scene: &Scene<'_>, target: Target) -> Result<Self, ToolError> {
         let opened = Self::try_open(scene, target);
         opened.map_err(|refusal| {
-            let hint = if refusal.errno == Errno::EBUSY && Self::preemptible_helps(scene, target) {
-                PREEMPTIBLE_HINT
-            } else {
-                ""
+            let hint = match refusal.errno {
+                Errno::EBUSY if Self::preemptible_helps(scene, target) => PREEMPTIBLE_HINT,
+                Errno::EINVAL if Self::works_without_stack(scene, target) => STACK_HINT,
+                _ => "",
             };
             let refusal = Refusal::new(refusal.errno, format!("{}{hint}", refusal.reason));
             ToolError::refused(format!("{target} cannot be sampled"), refusal)
@@ -106,6 +112,18 @@ impl SamplingSession {
         })
     }
 
+    /// Whether the VM would be content without stacks: it is of before there were any.
+    fn works_without_stack(scene: &Scene<'_>, target: Target) -> bool {
+        let trial = Scene { stack: 0, ..*scene };
+        let opened = (scene.stack > 0).then(|| Self::try_open(&trial, target));
+        opened.is_some_and(|opened| {
+            opened.is_ok_and(|mut session| {
+                session.stop(&trial);
+                true
+            })
+        })
+    }
+
     fn try_open(scene: &Scene<'_>, target: Target) -> Result<Self, Refusal> {
         let Scene { vm, plan, .. } = scene;
         let flags = target.flags() | scene.flags;
@@ -117,7 +135,9 @@ impl SamplingSession {
         let argument = CompactArg {
             buf_size: scene.buffer,
             block_size: 0,
-            flags: UMPIRE_COMPACT_FL_TASK | chains,
+            flags: UMPIRE_COMPACT_FL_TASK
+                | chains
+                | u32::from(scene.stack) << UMPIRE_COMPACT_FL_STACK_SHIFT,
         };
         let argument = argument.to_bytes();
         let handle = vm.client.create(flags, Some(COMPACT_FORMAT), &argument)?;

@@ -361,7 +361,8 @@ impl<'a> Watch<'a> {
             samples.forget_descriptions();
         }
         let names = self.names.known();
-        for sample in self.held.drain(..) {
+        for mut sample in self.held.drain(..) {
+            names.programs.settle(&mut sample.guest);
             let location = CodeLocation::of(&sample, names);
             let program = names.has_tasks().then(|| Program {
                 comm: names.comm(names.task_of(&sample)).to_owned(),

@@ -4,10 +4,13 @@ use thiserror::Error;
 
 use crate::consts::{
     UMPIRE_COMPACT_BODY, UMPIRE_COMPACT_CHAIN, UMPIRE_COMPACT_PLACE, UMPIRE_COMPACT_RESET,
-    UMPIRE_COMPACT_SOURCE, UMPIRE_COMPACT_TASK,
+    UMPIRE_COMPACT_SOURCE, UMPIRE_COMPACT_STACK, UMPIRE_COMPACT_TASK,
 };
 use crate::parse::{Sample, indices};
-use crate::place::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
+use crate::place::{
+    CallChain, ChainEnd, GuestPlace, MOST_FRAMES, MOST_STACK, MOST_STACK_MAPPINGS, ProgramFrame,
+    ProgramStack,
+};
 use crate::{CompactLast, DefaultEntry};
 
 /// Bytes of a number at most.
@@ -16,6 +19,8 @@ const MAX_NUMBER: usize = 10;
 const MAX_NUMBERS: usize = 13 + crate::consts::PFM_MAX_PMDS as usize;
 /// Bytes of callers at most.
 pub const MAX_CHAIN: usize = (4 + 3 * MOST_FRAMES) * MAX_NUMBER;
+/// Bytes of what comes with a stack at most, without the stack itself.
+pub const MAX_STACK_NUMBERS: usize = (5 + MOST_STACK_MAPPINGS) * MAX_NUMBER;
 /// Bytes of a sample without callers at most.
 pub const MAX_SAMPLE: usize = 1 + MAX_NUMBERS * MAX_NUMBER;
 
@@ -24,7 +29,8 @@ const FLAGS: u8 = UMPIRE_COMPACT_SOURCE
     | UMPIRE_COMPACT_RESET
     | UMPIRE_COMPACT_BODY
     | UMPIRE_COMPACT_TASK
-    | UMPIRE_COMPACT_CHAIN;
+    | UMPIRE_COMPACT_CHAIN
+    | UMPIRE_COMPACT_STACK;
 
 /// Bytes that are no sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -75,12 +81,13 @@ impl Values for [u8] {
 
 /// Writes a sample to the beginning of `to`, and how many bytes it took; none if
 /// `to` has no room for it, and what `last` and `of_pmds` are then means nothing.
-/// `next` tells the sample; its `smpl_pmds` as many as there are `values`.
+/// `next` tells the sample; its `smpl_pmds` as many as there are `values`. Of the stack `most` bytes are
+/// written at most, and [`MOST_STACK`] anyway.
 /// `last` is the sample before, and becomes this one.
 pub fn encode<V: Values + ?Sized>(
     next: &CompactLast,
     values: &[u64],
-    chain: &CallChain,
+    (chain, stack, most): (&CallChain, &ProgramStack, usize),
     (last, of_pmds): (&mut CompactLast, &mut V),
     to: &mut [u8],
 ) -> Option<usize> {
@@ -119,6 +126,10 @@ pub fn encode<V: Values + ?Sized>(
     if !chain.is_empty() {
         flags |= UMPIRE_COMPACT_CHAIN;
         out.chain(next, chain);
+    }
+    if !stack.is_empty() && most > 0 {
+        flags |= UMPIRE_COMPACT_STACK;
+        out.stack(stack, most.min(MOST_STACK));
     }
     for (pmd, &value) in indices(next.smpl_pmds).zip(values) {
         out.difference(value, of_pmds.last(pmd));
@@ -172,10 +183,13 @@ pub fn decode<V: Values + ?Sized>(
     let mut guest = GuestPlace {
         task: last.task,
         mapping: last.mapping,
-        chain: CallChain::default(),
+        ..GuestPlace::default()
     };
     if flags & UMPIRE_COMPACT_CHAIN != 0 {
         guest.chain = chain(bytes, last)?;
+    }
+    if flags & UMPIRE_COMPACT_STACK != 0 {
+        guest.stack = stack(bytes)?;
     }
     let mut values = Vec::new();
     for pmd in indices(last.smpl_pmds) {
@@ -218,6 +232,37 @@ fn chain(bytes: &mut &[u8], sample: &CompactLast) -> Result<CallChain, RecordErr
         chain.program.push(ProgramFrame { address, mapping });
     }
     Ok(chain)
+}
+
+fn stack(bytes: &mut &[u8]) -> Result<ProgramStack, RecordError> {
+    let sp = number(bytes)?;
+    let bp = match number(bytes)? {
+        0 => None,
+        1 => Some(number(bytes)?),
+        _ => return Err(RecordError::Number),
+    };
+    let count: usize = narrow(bytes)?;
+    if count > MOST_STACK_MAPPINGS {
+        return Err(RecordError::Number);
+    }
+    let mut mappings = Vec::with_capacity(count);
+    let mut mapping = 0;
+    for _ in 0..count {
+        mapping = difference(bytes, mapping)?;
+        mappings.push(mapping);
+    }
+    let len: usize = narrow(bytes)?;
+    if !(1..=MOST_STACK).contains(&len) {
+        return Err(RecordError::Number);
+    }
+    let (found, rest) = bytes.split_at_checked(len).ok_or(RecordError::Cut)?;
+    *bytes = rest;
+    Ok(ProgramStack {
+        sp,
+        bp,
+        mappings,
+        bytes: found.to_vec(),
+    })
 }
 
 fn entry(of: &CompactLast) -> DefaultEntry {
@@ -272,6 +317,26 @@ impl Out<'_> {
             self.difference(frame.mapping, mapping);
             (address, mapping) = (frame.address, frame.mapping);
         }
+    }
+
+    fn stack(&mut self, stack: &ProgramStack, most: usize) {
+        self.number(stack.sp);
+        self.number(stack.bp.is_some().into());
+        stack.bp.into_iter().for_each(|bp| self.number(bp));
+        let mappings = stack.mappings.iter().take(MOST_STACK_MAPPINGS);
+        self.number(mappings.len() as u64);
+        let mut last = 0;
+        for &mapping in mappings {
+            self.difference(mapping, last);
+            last = mapping;
+        }
+        let bytes = &stack.bytes[..stack.bytes.len().min(most)];
+        self.number(bytes.len() as u64);
+        let end = self.len + bytes.len();
+        if let Some(place) = self.to.get_mut(self.len..end) {
+            place.copy_from_slice(bytes);
+        }
+        self.len = end;
     }
 
     fn difference(&mut self, value: u64, last: u64) {

@@ -40,17 +40,32 @@ pub enum Described {
     Task(TaskInfo),
     /// Part of a program's memory.
     Mapping(MappingInfo),
+    /// Numbers of one sample, each of which stands for what an earlier one does.
+    Moment(MomentInfo),
 }
 
 impl Described {
-    /// Its number in samples.
+    /// Its number in samples, the last one if there are several.
     #[must_use]
     pub fn number(&self) -> u64 {
         match self {
             Self::Task(task) => task.number,
             Self::Mapping(mapping) => mapping.number,
+            Self::Moment(moment) => {
+                let further = moment.same.len().saturating_sub(1) as u64;
+                moment.number.saturating_add(further)
+            }
         }
     }
+}
+
+/// What is known later than a sample is taken: it has numbers of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct MomentInfo {
+    /// The first of its numbers; the others follow.
+    pub number: u64,
+    /// What each of them stands for: a number that was described before; 0: not known.
+    pub same: Vec<u64>,
 }
 
 /// A thread of a program, or of the kernel. What has another name later has another number.

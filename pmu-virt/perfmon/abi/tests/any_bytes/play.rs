@@ -6,7 +6,9 @@
 
 use std::fmt::Debug;
 
-use perfmon_abi::compact::{Cursor, MAX_CHAIN, MAX_SAMPLE, decode, encode};
+use perfmon_abi::compact::{
+    Cursor, MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, MOST_STACK, decode, encode,
+};
 use perfmon_abi::parse::{Layout, Sample, default_buffer, double_half, double_header, oldest_full};
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
 use perfmon_abi::wire::{
@@ -308,10 +310,12 @@ fn compact_sample(mut bytes: &[u8]) -> bool {
         };
         any = true;
         let values: Vec<u64> = sample.values.iter().map(|&(_, value)| value).collect();
-        let mut room = [0; MAX_SAMPLE + MAX_CHAIN];
+        let of_stack = MAX_STACK_NUMBERS + sample.guest.stack.bytes.len();
+        let mut room = vec![0; MAX_SAMPLE + MAX_CHAIN + of_stack];
         let (mut from, mut from_values) = (before, values_before);
         let notes = (&mut from, &mut from_values[..]);
-        let len = encode(&last, &values, &sample.guest.chain, notes, &mut room);
+        let guest = (&sample.guest.chain, &sample.guest.stack, MOST_STACK);
+        let len = encode(&last, &values, guest, notes, &mut room);
         let len = len.expect("there is room for every sample");
         assert_eq!((from, from_values), (last, of_pmds));
         let (mut again, mut again_values) = (before, values_before);

@@ -1,6 +1,7 @@
 //! The compact format, read by its cursor while it is written.
 
-use perfmon_abi::compact::{Batch, CallChain, ChainEnd, Cursor, GuestPlace};
+use perfmon_abi::compact::{Batch, CallChain, ChainEnd, Cursor, GuestPlace, ProgramStack};
+use perfmon_abi::consts::{UMPIRE_COMPACT_FL_CHAIN, UMPIRE_COMPACT_FL_STACK_SHIFT};
 use perfmon_abi::wire::Errno;
 use perfmon_abi::{CompactArg, CompactHeader, Record};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
@@ -241,8 +242,14 @@ fn a_sample_tells_of_the_guest_what_was_asked_for() {
             kernel_end: Some(ChainEnd::Outermost),
             ..CallChain::default()
         },
+        stack: ProgramStack {
+            sp: 9,
+            bytes: vec![1; 32],
+            ..ProgramStack::default()
+        },
     };
-    for flags in 0..4 {
+    let with_stack = UMPIRE_COMPACT_FL_CHAIN | 16 << UMPIRE_COMPACT_FL_STACK_SHIFT;
+    for flags in (0..4).chain([with_stack]) {
         let arg = CompactArg {
             buf_size: 1 << 16,
             block_size: 0,
@@ -275,6 +282,15 @@ fn a_sample_tells_of_the_guest_what_was_asked_for() {
             } else {
                 CallChain::default()
             },
+            // Not more of it than was asked for.
+            stack: if flags == with_stack {
+                ProgramStack {
+                    bytes: vec![1; 16],
+                    ..place.stack.clone()
+                }
+            } else {
+                ProgramStack::default()
+            },
         };
         let batch = follow(&mut Cursor::default(), &bench);
         let places: Vec<_> = batch
@@ -285,5 +301,36 @@ fn a_sample_tells_of_the_guest_what_was_asked_for() {
         assert_eq!(places, [expected, GuestPlace::default()]);
         let wish = CompactFormat.wish(&setup(&arg.to_bytes()));
         assert_eq!((wish.task, wish.chain), (task, chain));
+        assert_eq!(wish.stack, usize::try_from(flags >> 16).unwrap_or(0));
     }
+}
+
+#[test]
+fn a_stack_needs_callers_and_room() {
+    let check = |buf_size, block_size, flags, expected: &str| {
+        let arg = CompactArg {
+            buf_size,
+            block_size,
+            flags,
+        };
+        let arg = arg.to_bytes();
+        let refused = CompactFormat
+            .validate(&setup(&arg))
+            .map_err(|error| error.reason);
+        match refused {
+            Ok(()) => assert_eq!(expected, ""),
+            Err(reason) => assert!(
+                !expected.is_empty() && reason.contains(expected),
+                "{reason}"
+            ),
+        }
+    };
+    let stack = |bytes: u32| bytes << UMPIRE_COMPACT_FL_STACK_SHIFT;
+    let chain = UMPIRE_COMPACT_FL_CHAIN;
+    check(1 << 20, 0, chain | stack(8192), "");
+    check(1 << 20, 0, chain | stack(65_528), "");
+    check(1 << 20, 0, stack(8192), "asks for 8192 bytes of the stack");
+    check(1 << 20, 0, chain | stack(8190), "a multiple of 8");
+    check(1 << 20, 8192, chain | stack(8192), "block_size is 8192");
+    check(1 << 14, 0, chain | stack(8192), "16384");
 }

@@ -1,12 +1,50 @@
 //! The symbol table of an ELF file.
 
-use object::{Object, ObjectSection, ObjectSymbol, ReadRef, SectionKind, SymbolKind};
+use std::fs::File;
+use std::ops::Range;
+
+use object::{Object, ObjectSection, ObjectSymbol, ReadCache, ReadRef, SectionKind, SymbolKind};
 use thiserror::Error;
 
 use super::table::RawSymbol;
 
 /// The most symbols that are read; a vmlinux has some 200,000.
 const MOST: usize = 1 << 23;
+
+/// The most that is read of a file at once, in bytes: what it says of itself is not trusted. A
+/// table of as many symbols as are read has less.
+const MOST_AT_ONCE: u64 = 256 << 20;
+
+/// A file that is read piece by piece.
+#[derive(Debug)]
+pub(in crate::profile) struct ElfData(ReadCache<File>);
+
+impl ElfData {
+    pub(in crate::profile) fn new(file: File) -> Self {
+        Self(ReadCache::new(file))
+    }
+
+    pub(in crate::profile) fn into_inner(self) -> File {
+        self.0.into_inner()
+    }
+}
+
+impl<'data> ReadRef<'data> for &'data ElfData {
+    fn len(self) -> Result<u64, ()> {
+        (&self.0).len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'data [u8], ()> {
+        if size > MOST_AT_ONCE {
+            return Err(());
+        }
+        (&self.0).read_bytes_at(offset, size)
+    }
+
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'data [u8], ()> {
+        (&self.0).read_bytes_at_until(range, delimiter)
+    }
+}
 
 /// Which of a file's symbol tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -166,6 +166,25 @@ impl SymbolTable {
         text
     }
 
+    /// All symbols and their addresses, ascending.
+    pub fn all(&self) -> impl Iterator<Item = (SymbolIndex, u64)> {
+        let symbols = self.symbols.iter().enumerate();
+        symbols.map(|(index, one)| (SymbolIndex(index), one.start.wrapping_add(self.offset)))
+    }
+
+    /// Where a symbol of this table begins and ends. What others have of it in between counts.
+    #[must_use]
+    pub fn span(&self, index: SymbolIndex) -> Option<(u64, u64)> {
+        let start = self.symbols.get(index.0)?.start;
+        let from = self.ranges.partition_point(|range| range.end <= start);
+        let own = self.ranges[from..]
+            .iter()
+            .filter(|range| range.symbol == index.0);
+        let end = own.map(|range| range.end).max()?;
+        let moved = |address: u64| address.wrapping_add(self.offset);
+        Some((moved(start), moved(end)))
+    }
+
     /// The name of a symbol of this table.
     #[must_use]
     pub fn name(&self, index: SymbolIndex) -> &str {

@@ -1,0 +1,116 @@
+//! A profile for pprof is read again.
+
+use std::fs;
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+use prost::Message;
+
+use super::proto::{Profile, Sample};
+use crate::profile::program_tests::{Place, Program, START, with_callers};
+use crate::profile::stacks::Weight;
+
+fn written(place: &Place, weight: Weight) -> Profile {
+    let path = place.path("out.pb.gz");
+    place.report(|options| {
+        options.pprof = Some(path.clone());
+        options.weight = weight;
+    });
+    let mut bytes = Vec::new();
+    let mut file = GzDecoder::new(fs::File::open(path).unwrap());
+    file.read_to_end(&mut bytes).unwrap();
+    Profile::decode(bytes.as_slice()).unwrap()
+}
+
+fn text(profile: &Profile, number: i64) -> &str {
+    &profile.string_table[usize::try_from(number).unwrap()]
+}
+
+/// The frames of a sample, from the innermost outwards.
+fn frames(profile: &Profile, sample: &Sample) -> Vec<String> {
+    let frame = |id: &u64| {
+        let location = profile.location.iter().find(|one| one.id == *id).unwrap();
+        match location.line.first() {
+            Some(line) => {
+                let id = line.function_id;
+                let function = profile.function.iter().find(|one| one.id == id).unwrap();
+                text(profile, function.name).to_owned()
+            }
+            None => format!("{:#x}", location.address),
+        }
+    };
+    sample.location_id.iter().map(frame).collect()
+}
+
+#[test]
+fn pprof_has_all_samples_with_their_callers() {
+    let profile = written(&with_callers(), Weight::Samples);
+    let types: Vec<(&str, &str)> = profile
+        .sample_type
+        .iter()
+        .map(|one| (text(&profile, one.r#type), text(&profile, one.unit)))
+        .collect();
+    assert_eq!(types, [("samples", "count"), ("events", "count")]);
+    assert_eq!(text(&profile, profile.default_sample_type), "samples");
+    let sum = |value: usize| profile.sample.iter().map(|one| one.value[value]).sum();
+    let sums: (i64, i64) = (sum(0), sum(1));
+    assert_eq!(sums, (4, 4000));
+    let mut stacks: Vec<(Vec<String>, i64)> = profile
+        .sample
+        .iter()
+        .map(|one| (frames(&profile, one), one.value[0]))
+        .collect();
+    stacks.sort();
+    let stack = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    let expected: [(Vec<String>, i64); 3] = [
+        (stack(&["clear_page", "do_syscall_64", "main", "0x99"]), 2),
+        (stack(&["main"]), 1),
+        (stack(&["main", "0x99"]), 1),
+    ];
+    assert_eq!(stacks, expected);
+    for sample in &profile.sample {
+        let labels: Vec<(&str, &str, i64)> = sample
+            .label
+            .iter()
+            .map(|one| (text(&profile, one.key), text(&profile, one.str), one.num))
+            .collect();
+        let expected = [
+            ("pid", "", 40),
+            ("tid", "", 40),
+            ("comm", "prog", 0),
+            ("vm", "", 7),
+            ("vcpu", "", 0),
+        ];
+        assert_eq!(labels, expected);
+    }
+}
+
+/// Every number leads somewhere, and files are known by their build.
+#[test]
+fn what_pprof_refers_to_is_there() {
+    let place = with_callers();
+    let profile = written(&place, Weight::Events);
+    assert_eq!(text(&profile, profile.default_sample_type), "events");
+    assert_eq!(profile.string_table[0], "");
+    assert_eq!(profile.time_nanos, 1_700_000_000_000_000_000);
+    assert_eq!((profile.duration_nanos, profile.period), (5, 1000));
+    let comment = text(&profile, profile.comment[0]);
+    assert_eq!(
+        comment,
+        "cycles: sampled every 1000 events; the counts are hardware"
+    );
+    let program = profile
+        .mapping
+        .iter()
+        .find(|one| text(&profile, one.filename) == "/usr/bin/prog");
+    let program = program.unwrap();
+    assert_eq!(program.memory_start, START);
+    assert!(program.has_functions);
+    let build_id = Program::own().build_id;
+    assert_eq!(text(&profile, program.build_id), build_id);
+    for (index, location) in profile.location.iter().enumerate() {
+        assert_eq!(location.id, index as u64 + 1);
+        let mapping = location.mapping_id;
+        assert!(mapping == 0 || profile.mapping.iter().any(|one| one.id == mapping));
+    }
+}
