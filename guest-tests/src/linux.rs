@@ -17,6 +17,7 @@
 //! ```
 
 mod emulator;
+mod kernel;
 mod modules;
 pub mod perf;
 mod script;
@@ -28,6 +29,7 @@ use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::l1::cpio::Cpio;
@@ -48,20 +50,24 @@ pub const COMMAND_LINE: &str = "console=ttyS0 mitigations=off panic=-1";
 
 const INIT: &str = include_str!("linux/init.sh");
 /// Programs of ours in C.
-const SOURCES: [(&str, &str); 6] = [
+const SOURCES: [(&str, &str); 7] = [
     ("spin", include_str!("../linux/spin.c")),
     ("msr", include_str!("../linux/msr.c")),
     ("walk", include_str!("../linux/walk.c")),
+    ("frameless", include_str!("../linux/frameless.c")),
     ("breakpoints", include_str!("../linux/breakpoints.c")),
     ("pmu-accounting", ACCOUNTING),
     ("event-holder", include_str!("../linux/event-holder.c")),
 ];
+const PERF: &str = "/usr/bin/perf";
 const ACCOUNTING: &str = include_str!("../linux/pmu-accounting.c");
 
 /// The parts of the guest, in the cache.
 #[derive(Debug, Clone)]
 pub struct LinuxImage {
     kernel: PathBuf,
+    /// The kernel, where it is no file of the cache: goes with the last who may boot it.
+    own_kernel: Option<Arc<tempfile::NamedTempFile>>,
     busybox: PathBuf,
     /// Programs of Debian's: name in the guest, and root folder.
     packaged: Vec<(&'static str, PathBuf)>,
@@ -106,11 +112,20 @@ impl LinuxImage {
         Self::of_sets(&Cache::of_user().fetch(&sets)?)
     }
 
+    /// The guest's `perf`, on this machine.
+    #[must_use]
+    pub fn perf(&self) -> Command {
+        let root = self.packaged.iter().find(|(name, _)| *name == PERF);
+        let root = root.map_or(Path::new("/"), |(_, root)| root);
+        Libraries::of_root(root).command(PERF.trim_start_matches('/'))
+    }
+
     fn of_sets(sets: &[Cached]) -> Result<Self, L1Error> {
         Ok(Self {
             kernel: sets[0].folder.join("vmlinuz"),
+            own_kernel: None,
             busybox: sets[1].folder.join("busybox"),
-            packaged: vec![("/usr/bin/perf", sets[2].folder.clone())],
+            packaged: vec![(PERF, sets[2].folder.clone())],
             modules: sets[0].folder.clone(),
             programs: Vec::new(),
             built: Vec::new(),
@@ -143,6 +158,24 @@ impl LinuxImage {
     pub fn with_gdb(mut self) -> Result<Self, L1Error> {
         let sets = Cache::of_user().fetch(&[Set::Gdb])?;
         self.packaged.push(("/usr/bin/gdb", sets[0].folder.clone()));
+        Ok(self)
+    }
+
+    /// The kernel does not describe its types: a vmlinux, whose BTF is zeros.
+    ///
+    /// # Errors
+    /// The kernel is no bzImage of Debian's, or there is no room for a file.
+    pub fn without_btf(mut self) -> Result<Self, L1Error> {
+        let read = || kernel::without_btf(&fs::read(&self.kernel)?);
+        let bytes = read().map_err(L1Error::file("unpack", &self.kernel))?;
+        let make = || {
+            let file = tempfile::NamedTempFile::new()?;
+            fs::write(file.path(), bytes)?;
+            Ok(file)
+        };
+        let file = make().map_err(L1Error::file("create a file in", std::env::temp_dir()))?;
+        file.path().clone_into(&mut self.kernel);
+        self.own_kernel = Some(Arc::new(file));
         Ok(self)
     }
 

@@ -45,6 +45,29 @@ pub fn built_beside(package: &str) -> PathBuf {
     profile.to_owned()
 }
 
+/// Builds `umpire-agent` for guests, static, with the same profile, beside `umpire`. The file.
+///
+/// # Panics
+/// There is no cargo, or it does not build.
+#[must_use]
+pub fn agent() -> PathBuf {
+    let umpire = path();
+    let profile = umpire.parent().expect("a profile's folder");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["rustc", "--quiet", "--package", "umpire-agent", "--bin"]);
+    cargo.args(["umpire-agent", "--target-dir"]);
+    cargo.arg(profile.parent().expect("the target folder"));
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    cargo.args(["--", "-C", "target-feature=+crt-static"]);
+    assert!(
+        cargo.status().expect("cargo").success(),
+        "it does not build"
+    );
+    profile.join("umpire-agent")
+}
+
 /// Whether `test` is skipped because `/dev/kvm` is missing; prints the reason.
 /// In L1 it must be there, so there nothing is skipped.
 #[must_use]

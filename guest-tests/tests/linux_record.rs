@@ -1,7 +1,7 @@
-//! `umpire record -a -g` beside a real Linux guest: its samples belong to processes, files and
-//! functions of the guest, which knows nothing of it.
+//! `umpire record -a` with `-g`, or with `--call-graph dwarf`, beside a real Linux guest: its
+//! samples belong to processes, files and functions of the guest, which knows nothing of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -13,8 +13,7 @@ use serde_json::Value;
 const START: &str = "insmod /lib/modules/msr.ko; walk compute >/tmp/compute & echo compute $!; \
                      walk kernel >/tmp/kernel & echo kernel $!; walk module >/tmp/module & \
                      echo module $!; sleep 1; cat /tmp/compute";
-const RECORD: &str =
-    "echo host: record -a -g --for 8s -o /l1/out/umpire.data; sleep 10; killall walk";
+const RECORD: &str = "record -a -g --for 8s -o /l1/out/umpire.data";
 const FLAGS: [&str; 8] = [
     "--cpu-vendor",
     "intel",
@@ -34,10 +33,10 @@ fn word<'a>(text: &'a str, name: &str) -> &'a str {
         .unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-fn umpire(folder: &Path, arguments: &[&str]) -> String {
+fn umpire(folder: &Path, file: &str, arguments: &[&str]) -> String {
     let output = Command::new(guest_tests::umpire::path())
         .args(arguments)
-        .args(["-i", "umpire.data", "--symfs", "root"])
+        .args(["-i", file, "--symfs", "root"])
         .current_dir(folder)
         .output();
     let output = output.expect("umpire");
@@ -57,6 +56,7 @@ fn chain(sample: &Value) -> Vec<&str> {
 }
 
 fn check(image: LinuxImage) {
+    let perf = image.perf();
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("root/usr/bin");
     fs::create_dir_all(&root).expect("a folder");
@@ -64,7 +64,8 @@ fn check(image: LinuxImage) {
     let guest = UnderUmpire::new(image, &FLAGS).with_kernel_options("nmi_watchdog=0");
     let log = Script::default()
         .step("start", START)
-        .step("record", RECORD)
+        .step("record", UnderUmpire::on_host(RECORD))
+        .step("end", "killall walk")
         .run_on(&guest.with_host(folder.path()));
     let said = log.of("start");
     let pid = |name| word(said, name).parse::<u64>().expect("a pid");
@@ -80,6 +81,7 @@ fn check(image: LinuxImage) {
     let mut tally: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
     let text = umpire(
         folder.path(),
+        "umpire.data",
         &["script", "-j", "-F", "pid,ip,ring,sym,dso,callchain"],
     );
     for line in text.lines() {
@@ -135,6 +137,7 @@ fn check(image: LinuxImage) {
 
     let report = umpire(
         folder.path(),
+        "umpire.data",
         &["report", "--no-children", "--sort", "pid,dso,symbol"],
     );
     let first = |name: &str| {
@@ -145,6 +148,111 @@ fn check(image: LinuxImage) {
         first(" leaf") == 1 && first("chacha_block_generic") >= 1,
         "{report}"
     );
+    perf_shows_the_same(perf, folder.path());
+}
+
+/// `perf report` of the file for it has the same rows as `umpire report`, as far as they matter.
+fn perf_shows_the_same(mut perf: Command, folder: &Path) {
+    let sorted = ["report", "--no-children", "--sort", "comm,symbol"];
+    let ours = umpire(folder, "umpire.data", &sorted);
+    let written = ["report", "--perf-data", "perf.data"];
+    umpire(folder, "umpire.data", &written);
+    perf.args([
+        "report",
+        "--stdio",
+        "-g",
+        "none",
+        "--no-children",
+        "-F",
+        "overhead,comm,sym",
+    ])
+    .args([
+        "--kallsyms",
+        "perf.data.kallsyms",
+        "--symfs",
+        "root",
+        "-i",
+        "perf.data",
+    ])
+    .current_dir(folder);
+    let output = perf.output().expect("perf");
+    let theirs = String::from_utf8_lossy(&output.stdout);
+    let rows: HashSet<Vec<&str>> = theirs.lines().map(|row| words(row, None)).collect();
+    let known = |row: &&str| rows.contains(&words(row, Some(1)));
+    let first = ours.lines().filter(|line| line.contains('%')).take(20);
+    let (same, others): (Vec<&str>, Vec<&str>) = first.partition(known);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((same.len(), others), (20, Vec::new()), "{theirs}\n{said}");
+}
+
+/// The words of a row, one of its columns left out.
+fn words(row: &str, without: Option<usize>) -> Vec<&str> {
+    let words = row.split_whitespace().enumerate();
+    let kept = words.filter(|(at, _)| Some(*at) != without);
+    kept.map(|(_, word)| word).collect()
+}
+
+/// Of the samples of programs without frame pointers, in a function of theirs and in the kernel:
+/// how many have the right callers, and how many there are.
+fn frameless(folder: &Path, file: &str) -> [(u32, u32); 2] {
+    let mut found = [(0, 0); 2];
+    let text = umpire(
+        folder,
+        file,
+        &["script", "-j", "-F", "ring,sym,dso,callchain"],
+    );
+    for line in text.lines() {
+        let sample: Value = serde_json::from_str(line).expect("JSON");
+        let chain = chain(&sample);
+        let is_in = |name| sample["symbol"] == name && sample["dso"] == "/usr/bin/frameless";
+        let (place, callers) = if is_in("leaf") {
+            (0, "leaf inner middle outer main ")
+        } else if sample["ring"] == "kernel" && chain.contains(&"get_random_bytes_user") {
+            (1, " middle outer main ")
+        } else {
+            continue;
+        };
+        let text = chain.join(" ");
+        let is_right = text.contains(callers) && text.ends_with(" _start");
+        found[place].0 += u32::from(is_right);
+        found[place].1 += 1;
+    }
+    found
+}
+
+#[test]
+fn programs_without_frame_pointers() {
+    let image = LinuxImage::fetch().expect("the guest's image");
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path().join("root");
+    fs::create_dir_all(root.join("usr/bin")).expect("a folder");
+    let program = own_program("frameless").expect("a program");
+    fs::write(root.join("usr/bin/frameless"), program).expect("a file");
+    let guest = UnderUmpire::new(image, &FLAGS).with_kernel_options("nmi_watchdog=0");
+    let log = Script::default()
+        .step("start", "frameless compute & frameless kernel & sleep 1")
+        .step(
+            "record",
+            UnderUmpire::on_host(
+                "record -a --call-graph dwarf --symfs /l1/root --for 6s -o /l1/out/dwarf.data",
+            ),
+        )
+        .step(
+            "record by pointers",
+            UnderUmpire::on_host("record -a -g --for 3s -o /l1/out/fp.data"),
+        )
+        .step("end", "killall frameless")
+        .run_on(&guest.with_host(folder.path()).with_root(&root));
+    println!("{}", log.of("record"));
+    let [by_tables, by_pointers] =
+        ["dwarf.data", "fp.data"].map(|file| frameless(folder.path(), file));
+    println!("by tables {by_tables:?}, by frame pointers {by_pointers:?}");
+    for (right, all) in by_tables {
+        assert!(all >= 20 && right * 100 >= all * 95, "{right} of {all}");
+    }
+    for (right, all) in by_pointers {
+        assert!(all >= 10 && right * 2 <= all, "{right} of {all}");
+    }
 }
 
 #[test]

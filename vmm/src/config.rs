@@ -177,6 +177,8 @@ pub struct RunConfig {
     pub restore: Option<PathBuf>,
     /// How host tools are served; `None`: they are not.
     pub control: Option<ControlConfig>,
+    /// The guest has a second serial port, for an agent that tells tools what runs there.
+    pub agent: bool,
     /// Tools let the guest begin.
     pub paused: bool,
 }

@@ -2,8 +2,8 @@
 //! one of them can lead to.
 //!
 //! Everything here is a state machine: a register access goes in, bytes and a
-//! [`DeviceOutcome`] come out. The only effects are the interrupt line of COM1
-//! and the console writer, both handed in at construction. Time comes from a
+//! [`DeviceOutcome`] come out. The only effects are the interrupt lines of COM1
+//! and COM2 and what takes their output, all handed in at construction. Time comes from a
 //! [`DeviceClock`], so tests set it. Interrupt controllers, the PIT and the
 //! local APIC live in KVM and are not modelled here.
 //!
@@ -20,6 +20,7 @@
 //! | a console that fails (closed pipe) | bytes are counted as lost, the guest goes on, the first failure is logged |
 //! | console input faster than the guest reads | the receive FIFO holds 64 bytes, [`PortBus::enqueue`] takes no more than fit |
 //! | a guest that masks, ignores or storms the UART interrupt | the line is an event descriptor: raising it twice is one interrupt, it never blocks |
+//! | bytes to COM2 faster than the agent's thread reads them | at most 1 MiB waits, the rest is lost; the vCPU never waits |
 //! | ending the run | only the documented registers do: test exit, ACPI sleep, the three reset registers |
 
 mod acpi_pm;
@@ -46,6 +47,10 @@ pub mod ports {
     pub const COM1: u16 = 0x3f8;
     /// The interrupt line (GSI) of COM1.
     pub const COM1_GSI: u32 = 4;
+    /// COM2's first register, as that of [`COM1`].
+    pub const COM2: u16 = 0x2f8;
+    /// The interrupt line (GSI) of COM2.
+    pub const COM2_GSI: u32 = 3;
     /// ACPI PM1a event block: status (2 bytes), enable (2 bytes).
     pub const PM1A_EVENT: u16 = 0x600;
     /// ACPI PM1a control register (2 bytes).

@@ -4,6 +4,7 @@
 //! of the VM has found and keeps up to date. What it meets for the first time gets a number,
 //! and the thread describes it for tools: names of files are too long for a vCPU to read.
 
+mod agent;
 mod described;
 mod place;
 
@@ -26,6 +27,7 @@ use vm_memory::{
 };
 use vmm_control::GuestKernel;
 
+pub(crate) use self::agent::{AgentLine, AgentPort};
 use self::described::{Descriptions, Files, News, of_mapping, of_task};
 pub(crate) use self::place::VcpuLook;
 use crate::kvm::KvmVm;
@@ -71,7 +73,11 @@ pub(crate) struct VmKernel {
     version: AtomicU64,
     /// A vCPU has looked lately.
     looked: AtomicBool,
+    /// The guest was searched for its kernel, whether one was found or not.
+    searched: AtomicBool,
     descriptions: Descriptions,
+    /// Where an agent in the guest may be asked for what the kernel does not describe.
+    agent: Option<Arc<AgentPort>>,
 }
 
 impl VmKernel {
@@ -79,15 +85,20 @@ impl VmKernel {
     ///
     /// # Errors
     /// The host gives no thread.
-    pub(crate) fn new(vm: Arc<KvmVm>) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(vm: Arc<KvmVm>, agent: Option<AgentLine>) -> io::Result<Arc<Self>> {
         let (descriptions, news) = Descriptions::new();
         let kernel = Arc::new(Self {
             vm,
             shown: Mutex::default(),
             version: AtomicU64::new(0),
             looked: AtomicBool::new(false),
+            searched: AtomicBool::new(false),
             descriptions,
+            agent: agent.as_ref().map(|agent| agent.port.clone()),
         });
+        if let Some(agent) = agent {
+            agent.serve(&kernel)?;
+        }
         let weak = Arc::downgrade(&kernel);
         let describe = move || describe(&weak, &news);
         Builder::new().name("guest-view".into()).spawn(describe)?;
@@ -99,6 +110,14 @@ impl VmKernel {
         if !self.looked.swap(true, Ordering::Relaxed) {
             self.descriptions.tell(News::Looks);
         }
+    }
+
+    /// The agent in the guest, if it answers. It is not asked before the guest was searched:
+    /// callers are found by the kernel alone.
+    fn agent_there(&self) -> Option<&AgentPort> {
+        let searched = self.searched.load(Ordering::Relaxed);
+        let agent = self.agent.as_deref().filter(|_| searched);
+        agent.filter(|agent| agent.is_there())
     }
 
     /// What vCPUs look with, if it is not that of `version` any more. Never waits.
@@ -132,6 +151,7 @@ impl VmKernel {
         };
         self.descriptions.set_unknown(unknown);
         self.show(found.as_ref().ok().cloned());
+        self.searched.store(true, Ordering::Relaxed);
         found
     }
 

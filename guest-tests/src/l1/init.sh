@@ -22,6 +22,21 @@ ln -s /proc/self/fd/2 /dev/stderr
 ip link set lo up
 hostname l1
 
+# What stands still is told before the time is over: a command that hangs is to be told from an L1
+# that does.
+if [ "$L1_SECONDS" -gt 30 ]; then
+    (
+        sleep $((L1_SECONDS - 10))
+        echo "l1: the time is nearly over; each thread, its state, where it waits, its system call:"
+        for task in /proc/[0-9]*/task/*; do
+            # What has no arguments is of the kernel.
+            [ -n "$(tr -d '\0' <"${task%/task/*}/cmdline")" ] || continue
+            read -r call rest <"$task/syscall"
+            echo "$(cat "$task/comm") $(sed -n 's/^State:[[:space:]]*//p' "$task/status"), $(cat "$task/wchan"), $call"
+        done
+    ) 2>/dev/null &
+fi
+
 # The names arrive over the control queue some time after the ports.
 port() {
     for tries in $(seq 500); do

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::elf::{self, Dynamic};
 use super::error::L1Error;
@@ -52,6 +54,28 @@ impl Libraries {
     /// The loader's search folders, on this machine's file system.
     pub(crate) fn folders(&self) -> impl Iterator<Item = PathBuf> {
         self.folders.iter().map(|folder| self.below_root(folder))
+    }
+
+    /// A program below the root, through that root's own loader and libraries.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let folders: Vec<PathBuf> = self.folders().filter(|path| path.is_dir()).collect();
+        let mut path = OsString::new();
+        for folder in &folders {
+            if !path.is_empty() {
+                path.push(":");
+            }
+            path.push(folder);
+        }
+        let loader = self.root.join("lib/x86_64-linux-gnu/ld-linux-x86-64.so.2");
+        let mut command = Command::new(loader);
+        command
+            .arg("--library-path")
+            .arg(path)
+            .arg(self.root.join(program))
+            // A library path or preload meant for this machine's programs must not reach that libc.
+            .env_remove("LD_LIBRARY_PATH")
+            .env_remove("LD_PRELOAD");
+        command
     }
 
     /// Adds to `files` what the program at `program` (a name below the root) needs, itself not included.

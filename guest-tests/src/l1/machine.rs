@@ -30,7 +30,6 @@ pub struct Output {
 #[derive(Debug, Clone)]
 pub struct Machine {
     shape: Shape,
-    timeout: Duration,
     verbose: bool,
     keep: bool,
     cache: Cache,
@@ -50,8 +49,8 @@ impl Machine {
                 memory_mib: 1536,
                 smp: 2,
                 icount: false,
+                timeout: Duration::from_secs(300),
             },
-            timeout: Duration::from_secs(300),
             verbose: false,
             keep: false,
             cache: Cache::of_user(),
@@ -82,7 +81,7 @@ impl Machine {
     /// Limits a run's time, counted from QEMU's start.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.shape.timeout = timeout;
         self
     }
 
@@ -140,7 +139,6 @@ impl Machine {
         let mut files = run.out.as_ref().map(|_| unlinked()).transpose()?;
         let session = Session {
             shape: self.shape,
-            timeout: self.timeout,
             verbose: self.verbose,
             qemu,
             kernel: &kernel.join("vmlinuz"),

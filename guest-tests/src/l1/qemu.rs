@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use super::libraries::Libraries;
 
@@ -18,6 +19,8 @@ pub(crate) struct Shape {
     pub(crate) smp: u32,
     /// One processor whose time advances with its instructions, so that it is repeatable.
     pub(crate) icount: bool,
+    /// A run's time, counted from QEMU's start.
+    pub(crate) timeout: Duration,
 }
 
 /// The channels of the guest; each is a socket whose other end QEMU inherits.
@@ -49,24 +52,9 @@ impl Channels {
 
 /// QEMU from an unpacked root, started through that root's own loader and libraries.
 pub(crate) fn command(root: &Path, args: Vec<OsString>) -> Command {
-    let libraries = Libraries::of_root(root);
-    let folders: Vec<PathBuf> = libraries.folders().filter(|path| path.is_dir()).collect();
-    let mut path = OsString::new();
-    for folder in &folders {
-        if !path.is_empty() {
-            path.push(":");
-        }
-        path.push(folder);
-    }
-    let mut command = Command::new(root.join("lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"));
+    let mut command = Libraries::of_root(root).command("usr/bin/qemu-system-x86_64");
     command
-        .arg("--library-path")
-        .arg(path)
-        .arg(root.join("usr/bin/qemu-system-x86_64"))
         .args(args)
-        // A library path or preload meant for this machine's programs must not reach QEMU's own libc.
-        .env_remove("LD_LIBRARY_PATH")
-        .env_remove("LD_PRELOAD")
         .env(
             "QEMU_MODULE_DIR",
             root.join("usr/lib/x86_64-linux-gnu/qemu"),
@@ -102,7 +90,11 @@ pub(crate) fn arguments(
     args.pair("-initrd", format!("/proc/self/fd/{initramfs}"));
     args.pair(
         "-append",
-        "rdinit=/l1/init console=ttyS0 panic=-1 tsc=reliable mitigations=off nokaslr",
+        // The kernel hands its last word to init, as a variable.
+        format!(
+            "rdinit=/l1/init console=ttyS0 panic=-1 tsc=reliable mitigations=off nokaslr L1_SECONDS={}",
+            shape.timeout.as_secs()
+        ),
     );
     args.words("-device virtio-serial-pci");
     for (name, fd) in CHANNELS.iter().zip(channels) {
@@ -143,6 +135,7 @@ mod tests {
                 memory_mib,
                 smp,
                 icount,
+                timeout: Duration::from_secs(300),
             };
             let args = arguments(shape, Path::new("/q"), Path::new("/k"), 9, [3, 4, 5, 6, 7]);
             let line = args

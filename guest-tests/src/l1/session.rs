@@ -45,7 +45,6 @@ pub struct Outcome {
 #[derive(Debug)]
 pub(crate) struct Session<'a> {
     pub(crate) shape: Shape,
-    pub(crate) timeout: Duration,
     pub(crate) verbose: bool,
     pub(crate) qemu: &'a Path,
     pub(crate) kernel: &'a Path,
@@ -98,7 +97,7 @@ impl Session<'_> {
             }
             let (sender, receiver) = channel();
             scope.spawn(move || read_status(status, &sender));
-            let progress = follow(&receiver, start, self.timeout, wants_files);
+            let progress = follow(&receiver, start, self.shape.timeout, wants_files);
             if progress.end.is_some() {
                 child.wait_for(POWER_OFF);
             }

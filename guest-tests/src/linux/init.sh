@@ -19,7 +19,8 @@ echo 0 >/proc/sys/kernel/kptr_restrict
 # Kernel messages must not fall between a step's lines; `dmesg` as a step shows them all.
 dmesg -n 1
 # The console otherwise turns each newline into two characters.
-stty -onlcr 2>/dev/null
+# What the host types is no output.
+stty -onlcr -echo 2>/dev/null
 
 step=0
 while IFS= read -r line <&3; do

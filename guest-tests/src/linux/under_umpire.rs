@@ -27,12 +27,15 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// Plays the host beside the guest: a line `host: ARGUMENTS` on its console is a call of `umpire`
 /// with these arguments, made before the next line is looked at. What it prints goes to stderr.
+/// The guest gets a line when it has ended ([`on_host`](UnderUmpire::on_host)).
 const HOST: &str = r#"
 set -o pipefail
 export UMPIRE_PERFMON=/tmp/guest.sock
-"$@" | while IFS= read -r line; do
+mkfifo /tmp/keys
+exec 3<>/tmp/keys
+"$@" <&3 | while IFS= read -r line; do
     printf '%s\n' "$line"
-    case $line in 'host: '*) "$1" ${line#host: } >&2 </dev/null ;; esac
+    case $line in 'host: '*) "$1" ${line#host: } >&2 </dev/null 3>&-; echo done >&3 ;; esac
 done
 "#;
 
@@ -43,6 +46,7 @@ pub struct UnderUmpire {
     flags: Vec<String>,
     command_line: String,
     out: Option<PathBuf>,
+    root: Option<PathBuf>,
     beside_others: bool,
     /// Declares what its simulated events do, for as long as it may be booted.
     _rates: Option<Arc<NamedTempFile>>,
@@ -66,6 +70,7 @@ impl UnderUmpire {
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             command_line: COMMAND_LINE.to_owned(),
             out: None,
+            root: None,
             beside_others: false,
             _rates: None,
         }
@@ -102,6 +107,20 @@ impl UnderUmpire {
     pub fn with_host(mut self, out: impl Into<PathBuf>) -> Self {
         self.out = Some(out.into());
         self
+    }
+
+    /// Has the folder `root` at `/l1/root` of the host, for `--symfs` of a tool.
+    #[must_use]
+    pub fn with_root(mut self, root: impl Into<PathBuf>) -> Self {
+        self.root = Some(root.into());
+        self
+    }
+
+    /// For a script's line: calls `umpire` on the host with `arguments`, and goes on when it has
+    /// ended. Both for guests that have a host, once for each call that was not waited for before.
+    #[must_use]
+    pub fn on_host(arguments: &str) -> String {
+        format!("echo host: {arguments}; read -r answer </dev/console")
     }
 
     /// Adds words to the kernel's command line.
@@ -165,6 +184,10 @@ impl UnderUmpire {
                 .arg(umpire::path())
                 .out(out),
             None => Run::new(umpire::path()),
+        };
+        let program = match &self.root {
+            Some(root) => program.file_as(root, "/l1/root"),
+            None => program,
         };
         let host = self.out.as_ref().map(|_| HOST_FLAGS);
         let run = program

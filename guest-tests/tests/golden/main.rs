@@ -274,7 +274,7 @@ fn options_of(help: &str) -> String {
 
 #[test]
 fn options_are_as_before() {
-    let commands: [&[&str]; 30] = [
+    let commands: [&[&str]; 31] = [
         &["run"],
         &["doctor"],
         &["demo"],
@@ -286,6 +286,7 @@ fn options_are_as_before() {
         &["record"],
         &["ls"],
         &["report"],
+        &["annotate"],
         &["script"],
         &["bench", "traps"],
         &["bench", "neighbour"],
@@ -320,7 +321,7 @@ fn options_are_as_before() {
 /// say so.
 #[test]
 fn statuses_of_refusals_are_as_before() {
-    let cases: [&[&str]; 34] = [
+    let cases: [&[&str]; 43] = [
         &[],
         &["walk"],
         &["run"],
@@ -355,12 +356,37 @@ fn statuses_of_refusals_are_as_before() {
         &["record", "--control", "gone.sock"],
         &["record", "--control", "gone.sock", "-c", "5", "-F", "5"],
         &["record", "--control", "gone.sock", "--buffer", "1"],
+        &["record", "--control", "gone.sock", "--call-graph"],
+        &["record", "--control", "gone.sock", "--call-graph", "lbr"],
+        &["record", "--control", "gone.sock", "--call-graph", "dwarf"],
+        &[
+            "record",
+            "--control",
+            "gone.sock",
+            "--call-graph",
+            "dwarf,12",
+            "--symfs",
+            ".",
+        ],
+        &[
+            "record",
+            "--control",
+            "gone.sock",
+            "--call-graph",
+            "dwarf",
+            "--symfs",
+            "gone",
+        ],
+        &["record", "--control", "gone.sock", "-g", "--symfs", "."],
         &["ls", "gone.sock"],
         &["ls"],
         &["report", "-i", "gone.data"],
         &["report", "-i", "System.map"],
         &["report", "-i", "guest.data", "--symbols", "gone.map"],
         &["report", "-i", "guest.data", "--sort", "colour"],
+        &["annotate", "-i", "gone.data"],
+        &["annotate", "-i", "guest.data"],
+        &["annotate", "-i", "guest.data", "--event", "cycles"],
         &["script", "-i", "System.map"],
         &["script", "-i", "guest.data", "-F", "colour"],
         &["events", "no such event"],

@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 26] = [
+const HOUSE: [Room; 27] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-experiment", "arbiter/experiment", &["arbiter"]),
     room("umpire-budget", "arbiter/budget", &["arbiter"]),
@@ -44,6 +44,7 @@ const HOUSE: [Room; 26] = [
     room("perfmon", "pmu-virt/perfmon", &["pmu-model", "perfmon-abi"]),
     room("pmu-virt", "pmu-virt", &["pmu-model", "perfmon", "arbiter"]),
     room("guest-view", "vmm/guest-view", &[]),
+    room("umpire-agent", "vmm/agent", &[]),
     room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt", "guest-view"]),
     room("umpire-events", "vmm/events", &["pmu-model"]),
     room("umpire-socket", "vmm/socket", &[]),
@@ -68,6 +69,7 @@ const HOUSE: [Room; 26] = [
             "vmm-control",
             "umpire-events",
             "guest-view",
+            "umpire-agent",
             "firmware",
         ],
     ),

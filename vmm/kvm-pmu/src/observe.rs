@@ -122,9 +122,15 @@ pub trait TrapObserver: Debug {
 
     /// The vCPU has stopped and is to be sampled, with what `wish` says of the guest's
     /// memory. What is found there, [`quantities`](Self::quantities) has as
-    /// [`Quantities::guest`]. Must not block.
-    fn look(&mut self, vcpu: VcpuId, wish: Wish, regs: &kvm_regs, sregs: &kvm_sregs) {
-        let _ = (vcpu, wish, regs, sregs);
+    /// [`Quantities::guest`]. `tsc` reads the guest's TSC. Must not block.
+    fn look(
+        &mut self,
+        vcpu: VcpuId,
+        wish: Wish,
+        (regs, sregs): (&kvm_regs, &kvm_sregs),
+        tsc: &dyn Fn() -> Option<u64>,
+    ) {
+        let _ = (vcpu, wish, regs, sregs, tsc);
     }
 
     /// What the VMM counts of the vCPU, for samples that record it.

@@ -10,7 +10,7 @@ use super::acpi_pm::{AcpiPm, TimerWidth};
 use super::legacy::{ControlB, KeyboardController, control_a};
 use super::pci::PciHole;
 use super::rtc::Rtc;
-use super::serial::{Com1, ConsoleIrqError};
+use super::serial::{ConsoleIrqError, SerialPort};
 use super::time::DeviceClock;
 use super::{DeviceOutcome, GuestEnd, ResetSource, ports};
 
@@ -20,6 +20,9 @@ pub struct PlatformParts {
     pub com1_irq: EventFd,
     /// Receives what the guest writes to COM1, byte by byte, flushed each time.
     pub console: Box<dyn Write + Send>,
+    /// The same of a second port, COM2, whose line is [`ports::COM2_GSI`]; `None`: there is
+    /// none.
+    pub com2: Option<(EventFd, Box<dyn Write + Send>)>,
     /// The clocks behind the power management timer and the real-time clock.
     pub time: Box<dyn DeviceClock>,
     /// The width has to agree with the FADT.
@@ -50,6 +53,7 @@ impl PlatformParts {
         let parts = Self {
             com1_irq: irq,
             console,
+            com2: None,
             time: Box::new(super::HostClock::new()),
             timer_width: TimerWidth::default(),
         };
@@ -67,6 +71,7 @@ enum Claim {
     ControlA,
     TestExit,
     Com1,
+    Com2,
     AcpiPm,
     PciAddress,
     PciData,
@@ -102,6 +107,7 @@ static MAP: &[PortMapEntry] = &[
     line(0x92..=0x92, Claim::ControlA, "system control A"),
     line(0xed..=0xed, Claim::Ignored, "I/O delay"),
     line(0xf4..=0xf7, Claim::TestExit, "test exit"),
+    line(0x2f8..=0x2ff, Claim::Com2, "COM2, where it is asked for"),
     line(0x3f8..=0x3ff, Claim::Com1, "COM1"),
     line(0x600..=0x60b, Claim::AcpiPm, "ACPI PM1a, PM timer"),
     line(
@@ -115,7 +121,8 @@ static MAP: &[PortMapEntry] = &[
 /// The port space of the machine with everything in it.
 #[derive(Debug)]
 pub struct PortBus {
-    com1: Com1,
+    com1: SerialPort,
+    com2: Option<SerialPort>,
     keyboard: KeyboardController,
     control_b: ControlB,
     rtc: Rtc,
@@ -132,7 +139,8 @@ impl PortBus {
     /// All devices in their reset state.
     pub fn new(parts: PlatformParts) -> Self {
         Self {
-            com1: Com1::new(parts.com1_irq, parts.console),
+            com1: SerialPort::new(parts.com1_irq, parts.console),
+            com2: parts.com2.map(|(irq, output)| SerialPort::new(irq, output)),
             keyboard: KeyboardController::new(),
             control_b: ControlB::default(),
             rtc: Rtc::default(),
@@ -168,6 +176,11 @@ impl PortBus {
     /// loopback mode nothing is taken.
     pub fn enqueue(&mut self, input: &[u8]) -> usize {
         self.com1.enqueue(input)
+    }
+
+    /// As [`enqueue`](Self::enqueue), for COM2. Without one nothing is taken.
+    pub fn enqueue_agent(&mut self, input: &[u8]) -> usize {
+        self.com2.as_mut().map_or(0, |com2| com2.enqueue(input))
     }
 
     /// How many bytes [`enqueue`](Self::enqueue) would take now, 0 to 64.
@@ -230,6 +243,13 @@ impl PortBus {
             Some(Claim::CmosData) => self.rtc.read_data(&*self.time),
             Some(Claim::ControlA) => control_a::read(),
             Some(Claim::Com1) => self.com1.read(offset(port, ports::COM1)),
+            Some(Claim::Com2) => match &mut self.com2 {
+                Some(com2) => com2.read(offset(port, ports::COM2)),
+                None => {
+                    self.note("read of", port);
+                    0xff
+                }
+            },
             Some(Claim::PciAddress) if port == ports::RESET_CONTROL => {
                 self.pci.read_reset_control()
             }
@@ -279,6 +299,10 @@ impl PortBus {
             Some(Claim::ControlB) => self.control_b.write(value),
             Some(Claim::CmosIndex) => self.rtc.write_index(value),
             Some(Claim::Com1) => self.com1.write(offset(port, ports::COM1), value),
+            Some(Claim::Com2) => match &mut self.com2 {
+                Some(com2) => com2.write(offset(port, ports::COM2), value),
+                None => self.note("write to", port),
+            },
             Some(_) => {}
             None => self.note("write to", port),
         }

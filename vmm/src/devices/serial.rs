@@ -1,4 +1,4 @@
-//! COM1: a 16550A UART (vm-superio) between the guest and a console.
+//! COM1 and COM2: 16550A UARTs (vm-superio) between the guest and a console, and an agent.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -9,9 +9,9 @@ use vm_superio::Trigger;
 use vm_superio::serial::{Error as UartError, NoEvents};
 use vmm_sys_util::eventfd::EventFd;
 
-/// COM1's interrupt event descriptor cannot be used.
+/// A serial port's interrupt event descriptor cannot be used.
 #[derive(Debug, Error)]
-#[error("cannot make the interrupt line of COM1: {0}")]
+#[error("cannot make the interrupt line of a serial port: {0}")]
 pub struct ConsoleIrqError(#[from] io::Error);
 
 type Console = Box<dyn Write + Send>;
@@ -32,12 +32,12 @@ impl Trigger for IrqLine {
     }
 }
 
-pub(super) struct Com1 {
+pub(super) struct SerialPort {
     uart: Serial<IrqLine, NoEvents, Console>,
     lost: u64,
 }
 
-impl Com1 {
+impl SerialPort {
     pub(super) fn new(irq: EventFd, console: Console) -> Self {
         Self {
             uart: Serial::new(IrqLine(irq), console),
@@ -59,7 +59,7 @@ impl Com1 {
                 self.lost = self.lost.saturating_add(1);
             }
             // The guest polls on when an interrupt is missing; nothing is lost.
-            Err(e) => log::debug!("COM1: {e}"),
+            Err(e) => log::debug!("serial port: {e}"),
         }
     }
 
@@ -76,7 +76,7 @@ impl Com1 {
             Ok(taken) => taken,
             // The bytes are in the FIFO, only the interrupt failed.
             Err(UartError::Trigger(e)) => {
-                log::debug!("COM1: cannot raise the interrupt: {e}");
+                log::debug!("serial port: cannot raise the interrupt: {e}");
                 fits
             }
             Err(_) => 0,
@@ -88,9 +88,9 @@ impl Com1 {
     }
 }
 
-impl fmt::Debug for Com1 {
+impl fmt::Debug for SerialPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Com1")
+        f.debug_struct("SerialPort")
             .field("free", &self.free())
             .field("lost", &self.lost)
             .finish_non_exhaustive()

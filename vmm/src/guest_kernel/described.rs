@@ -60,6 +60,30 @@ struct Kept {
     bytes: usize,
     /// Why nothing is known.
     unknown: Option<String>,
+    agent: AgentState,
+}
+
+/// What an agent in the guest has to say of why nothing is known.
+#[derive(Debug, Default)]
+pub(super) enum AgentState {
+    /// None is expected.
+    #[default]
+    Unused,
+    /// It answers.
+    There,
+    /// It does not, and why.
+    Away(String),
+}
+
+impl Kept {
+    fn why(&self) -> Option<String> {
+        let unknown = self.unknown.as_ref()?;
+        match &self.agent {
+            AgentState::Unused => Some(unknown.clone()),
+            AgentState::There => None,
+            AgentState::Away(why) => Some(format!("{unknown}; {why}")),
+        }
+    }
 }
 
 impl Descriptions {
@@ -83,14 +107,27 @@ impl Descriptions {
 
     /// A number for what `news` tells; none if there is no room.
     pub(super) fn announce(&self, news: impl FnOnce(u64) -> News) -> Option<u64> {
+        self.reserve(1, |number| self.news.try_send(news(number)).is_ok())
+    }
+
+    /// The first of so many numbers that one description is of, if `tell` finds room for it.
+    pub(super) fn reserve(&self, count: u64, tell: impl FnOnce(u64) -> bool) -> Option<u64> {
         // First, so that nobody who sees a later number takes this one for described.
         self.pending.fetch_add(1, Ordering::AcqRel);
-        let number = self.number.fetch_add(1, Ordering::AcqRel) + 1;
-        if self.news.try_send(news(number)).is_ok() {
+        let number = self.number.fetch_add(count, Ordering::AcqRel) + 1;
+        if tell(number) {
             return Some(number);
         }
         self.pending.fetch_sub(1, Ordering::AcqRel);
         None
+    }
+
+    /// Adds what has no number yet, and gives it one.
+    pub(super) fn add_new(&self, describe: impl FnOnce(u64) -> Described) -> u64 {
+        self.pending.fetch_add(1, Ordering::AcqRel);
+        let number = self.number.fetch_add(1, Ordering::AcqRel) + 1;
+        self.add(describe(number));
+        number
     }
 
     pub(super) fn add(&self, described: Described) {
@@ -119,6 +156,11 @@ impl Descriptions {
         lock(&self.kept).unknown = why;
     }
 
+    /// What an agent in the guest has to say of it.
+    pub(super) fn set_agent(&self, agent: AgentState) {
+        lock(&self.kept).agent = agent;
+    }
+
     /// The descriptions behind the first `since`.
     pub(super) fn after(&self, since: u64) -> ProgramsInfo {
         let pending = self.pending.load(Ordering::Acquire) > 0;
@@ -140,7 +182,7 @@ impl Descriptions {
             more: pending || next < all,
             next,
             lost,
-            unknown: kept.unknown.clone(),
+            unknown: kept.why(),
         }
     }
 }
@@ -176,6 +218,7 @@ fn bytes_of(described: &Described) -> usize {
     let names = match described {
         Described::Task(task) => task.comm.len() + task.process.len(),
         Described::Mapping(mapping) => mapping.name.len() + mapping.build_id.len(),
+        Described::Moment(moment) => size_of_val(moment.same.as_slice()),
     };
     size_of::<Described>() + names
 }

@@ -10,8 +10,9 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
 use pmu_virt::perfmon::Wish;
 
+use super::agent::Moment;
 use super::described::{Descriptions, News};
-use super::{Ram, VmKernel};
+use super::{Ram, VmKernel, no_tasks};
 
 /// How long a vCPU waits before it asks again for a kernel, or for its number there, and
 /// before it makes sure that the kernel is still the one that runs.
@@ -29,6 +30,8 @@ pub(crate) struct VcpuLook {
     version: u64,
     /// It is looked with for the first time.
     is_new: bool,
+    /// The kernel describes its tasks.
+    has_tasks: bool,
     /// What the kernel calls the vCPU.
     processor: Option<u32>,
     /// Nobody is asked for what is missing before.
@@ -47,6 +50,7 @@ impl VcpuLook {
             view: None,
             version: 0,
             is_new: true,
+            has_tasks: false,
             processor: None,
             next: None,
             chain: Chain::with_depth(MOST_FRAMES),
@@ -61,14 +65,61 @@ impl VcpuLook {
         &self.place
     }
 
-    /// Looks at the vCPU, which stands still.
-    pub(crate) fn look(&mut self, wish: Wish, regs: &kvm_regs, sregs: &kvm_sregs) {
+    /// Looks at the vCPU, which stands still. `tsc` reads its TSC.
+    pub(crate) fn look(
+        &mut self,
+        wish: Wish,
+        (regs, sregs): (&kvm_regs, &kvm_sregs),
+        tsc: &dyn Fn() -> Option<u64>,
+    ) {
+        let at = registers(regs, sregs);
+        self.look_at(wish, &at);
+        if (self.view.is_none() || !self.has_tasks) && !is_elsewhere(&at) {
+            self.ask_agent(&at, tsc);
+        }
+    }
+
+    /// Leaves it to the agent in the guest, if there is one, to say what runs.
+    fn ask_agent(&mut self, at: &Registers, tsc: &dyn Fn() -> Option<u64>) {
+        let kernel = Arc::clone(&self.kernel);
+        let Some((agent, tsc)) = kernel.agent_there().and_then(|agent| Some((agent, tsc()?)))
+        else {
+            return;
+        };
+        let runs = (at.mode != Mode::Kernel).then_some(at.rip);
+        let frames = &mut self.place.chain.program;
+        let addresses: Vec<u64> = runs
+            .into_iter()
+            .chain(frames.iter().map(|frame| frame.address))
+            .collect();
+        let apic_id = self.apic_id;
+        let moment = |number| Moment {
+            number,
+            apic_id,
+            tsc,
+            addresses: addresses.clone(),
+        };
+        let count = 1 + addresses.len() as u64;
+        let asks = |number| agent.ask(moment(number));
+        let Some(number) = kernel.descriptions.reserve(count, asks) else {
+            return;
+        };
+        let mut further = number + 1..;
+        self.place.task = number;
+        if runs.is_some() {
+            self.place.mapping = further.next().unwrap_or(0);
+        }
+        for (frame, number) in frames.iter_mut().zip(further) {
+            frame.mapping = number;
+        }
+    }
+
+    /// Looks at the vCPU by itself.
+    fn look_at(&mut self, wish: Wish, at: &Registers) {
         (self.place.task, self.place.mapping) = (0, 0);
         self.place.chain.clear();
-        let at = registers(regs, sregs);
-        // Neither a kernel before it has page tables of its own is where it will be, nor what
-        // starts another one.
-        let is_elsewhere = at.mode == Mode::Kernel && at.rip >> 63 == 0;
+        self.place.stack.clear();
+        let is_elsewhere = is_elsewhere(at);
         self.kernel.looks();
         self.follow();
         let kernel = Arc::clone(&self.kernel);
@@ -93,15 +144,18 @@ impl VcpuLook {
             self.processor = view.processor(&ram, self.apic_id);
         }
         let look = Look::at(&view, &ram);
-        let task = self.processor.and_then(|cpu| look.task(cpu, &at).ok());
+        let task = self.processor.and_then(|cpu| look.task(cpu, at).ok());
         let descriptions = &kernel.descriptions;
         if let Some(task) = &task {
             self.place.task = self.tasks.of(task, descriptions, News::Task);
         }
         let memory = task.as_ref().and_then(|task| task.memory);
-        let mappings = &mut self.mappings;
+        let (mappings, has_tasks) = (&mut self.mappings, self.has_tasks);
         let mut mapping = |address| {
-            let program = memory?;
+            let Some(program) = memory else {
+                // The agent will know.
+                return (!has_tasks).then_some((0, true));
+            };
             let found = look.mapping(program, address).ok()?;
             let news = |number, mapping| News::Mapping(number, program, mapping);
             Some((mappings.of(&found, descriptions, news), found.is_executable))
@@ -110,8 +164,25 @@ impl VcpuLook {
             self.place.mapping = mapping(at.rip).map_or(0, |(number, _)| number);
         }
         if wish.chain {
-            look.chain(task.as_ref(), &at, &mut self.chain);
+            look.chain(task.as_ref(), at, &mut self.chain);
             told(&self.chain, mapping, &mut self.place.chain);
+        }
+        if let (1.., Some(at), Some(program)) = (wish.stack, self.chain.registers(), memory)
+            && wish.chain
+        {
+            let stack = &mut self.place.stack;
+            (stack.sp, stack.bp) = (at.sp, at.bp);
+            stack.bytes.resize(wish.stack, 0);
+            let len = look.stack(program, &at, &mut stack.bytes);
+            stack.bytes.truncate(len);
+            let (mappings, numbers) = (&mut stack.mappings, &mut self.mappings);
+            look.code(program, (at.sp, &stack.bytes), |found| {
+                let news = |number, mapping| News::Mapping(number, program, mapping);
+                let number = numbers.of(found, descriptions, news);
+                if number != 0 {
+                    mappings.push(number);
+                }
+            });
         }
     }
 
@@ -120,7 +191,9 @@ impl VcpuLook {
         let Some((version, view)) = self.kernel.newer(self.version) else {
             return;
         };
+        let missing = view.as_ref().map(|view| no_tasks(view));
         *self = Self {
+            has_tasks: missing.is_some_and(|why| why.is_none()),
             view,
             version,
             next: self.next,
@@ -136,6 +209,12 @@ impl VcpuLook {
         }
         may
     }
+}
+
+/// Neither a kernel before it has page tables of its own is where it will be, nor what starts
+/// another one.
+fn is_elsewhere(at: &Registers) -> bool {
+    at.mode == Mode::Kernel && at.rip >> 63 == 0
 }
 
 /// Numbers that things have got.

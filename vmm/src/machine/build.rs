@@ -30,7 +30,7 @@ use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
-use crate::guest_kernel::VmKernel;
+use crate::guest_kernel::{AgentPort, VmKernel};
 use crate::kvm::{
     GuestRam, Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions,
 };
@@ -158,6 +158,7 @@ pub struct Machine {
     lease_lines: Option<LeaseLines>,
     // The line stays connected for as long as its event lives.
     _com1_irq: EventFd,
+    _com2_irq: Option<EventFd>,
 }
 
 /// Ends a run.
@@ -233,9 +234,19 @@ impl Machine {
         log::info!("{}", loaded.describe());
 
         let vm = Arc::new(KvmVm::new(host, memory, &options)?);
-        let (parts, com1_irq) = PlatformParts::with_console(console)?;
+        let (mut parts, com1_irq) = PlatformParts::with_console(console)?;
         vm.connect_irq(&com1_irq, ports::COM1_GSI)?;
+        let (mut agent, mut com2_irq) = (None, None);
+        if config.agent {
+            let irq = EventFd::new(libc::EFD_NONBLOCK).map_err(ConsoleIrqError::from)?;
+            let copy = irq.try_clone().map_err(ConsoleIrqError::from)?;
+            vm.connect_irq(&irq, ports::COM2_GSI)?;
+            let (end, from_guest) = AgentPort::pair();
+            parts.com2 = Some((copy, Box::new(from_guest)));
+            (agent, com2_irq) = (Some(end), Some(irq));
+        }
         let platform = Arc::new(SharedPlatform::new(PortBus::new(parts)));
+        let mut agent = agent.map(|agent| agent.on(platform.clone()));
         let control = Arc::new(VcpuControl::default());
 
         let kvm = |id| vm.create_vcpu(id);
@@ -291,7 +302,8 @@ impl Machine {
                 let unserved = || ControlConfig::at(PathBuf::new());
                 let control = config.control.clone().unwrap_or_else(unserved);
                 let mut setup = ServerSetup::new(&control, model.clone(), memory, tsc_khz);
-                let kernel = VmKernel::new(vm.clone()).map_err(MachineError::Thread)?;
+                let kernel =
+                    VmKernel::new(vm.clone(), agent.take()).map_err(MachineError::Thread)?;
                 guest_kernel = Some(kernel.clone());
                 setup.set_kernel(kernel);
                 if config.control.is_some() {
@@ -417,6 +429,7 @@ impl Machine {
             control,
             audit,
             _com1_irq: com1_irq,
+            _com2_irq: com2_irq,
         })
     }
 

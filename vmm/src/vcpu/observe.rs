@@ -111,9 +111,15 @@ impl TrapObserver for Reports {
         }
     }
 
-    fn look(&mut self, _: VcpuId, wish: Wish, regs: &kvm_regs, sregs: &kvm_sregs) {
+    fn look(
+        &mut self,
+        _: VcpuId,
+        wish: Wish,
+        registers: (&kvm_regs, &kvm_sregs),
+        tsc: &dyn Fn() -> Option<u64>,
+    ) {
         if let Some(guest) = &mut self.guest {
-            guest.look(wish, regs, sregs);
+            guest.look(wish, registers, tsc);
         }
     }
 

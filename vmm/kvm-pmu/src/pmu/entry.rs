@@ -183,7 +183,8 @@ fn sample(
     let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
     let wish = pmu.host_wish(core);
     if !wish.is_empty() {
-        observer.look(vcpu.id(), wish, &regs, &sregs);
+        let tsc = || vcpu.guest_tsc().ok();
+        observer.look(vcpu.id(), wish, (&regs, &sregs), &tsc);
     }
     let moment = Moment {
         tsc: time::now().0,

@@ -130,6 +130,28 @@ fn the_pci_probe_of_a_guest_finds_the_mechanism_but_no_device() {
 }
 
 #[test]
+fn com2_is_there_where_it_is_asked_for() {
+    let screen = Screen::default();
+    let (mut parts, _irq) = PlatformParts::with_console(Box::new(io::sink())).unwrap();
+    let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+    parts.com2 = Some((irq.try_clone().unwrap(), Box::new(screen.clone())));
+    let mut with = PortBus::new(parts);
+    assert_eq!(with.write(0x2f8, 1, b"agent"), DeviceOutcome::Continue);
+    assert_eq!(screen.0.lock().unwrap().as_slice(), b"agent");
+    // The guest wants interrupts for what it receives.
+    let _ = with.write(0x2f9, 1, &[1]);
+    assert_eq!(with.enqueue_agent(&[7; 100]), 64);
+    assert_eq!(irq.read().unwrap(), 1);
+    assert_eq!(read(&mut with, 0x2f8, 1), 7);
+    assert_eq!(with.unclaimed(), 0);
+
+    let mut without = bus();
+    assert_eq!(read(&mut without, 0x2fd, 1), 0xff);
+    assert_eq!(without.write(0x2f8, 1, b"x"), DeviceOutcome::Continue);
+    assert_eq!((without.enqueue_agent(b"x"), without.unclaimed()), (0, 2));
+}
+
+#[test]
 fn string_output_is_element_by_element() {
     let screen = Screen::default();
     let (mut bus, _irq) = bus_with(Box::new(screen.clone()));
