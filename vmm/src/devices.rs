@@ -28,6 +28,7 @@ mod bus;
 mod legacy;
 mod mmio;
 mod pci;
+mod platform;
 mod rtc;
 mod serial;
 mod time;
@@ -35,6 +36,7 @@ mod time;
 pub use acpi_pm::{PM_TIMER_HZ, SLP_TYP_POWER_OFF, TimerWidth};
 pub use bus::{PlatformParts, PortBus, PortMapEntry, port_map};
 pub use mmio::MmioBus;
+pub use platform::{Platform, SharedPlatform};
 pub use serial::ConsoleIrqError;
 pub use time::{DeviceClock, HostClock};
 

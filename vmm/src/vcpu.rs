@@ -4,7 +4,6 @@ mod exits;
 mod hosted;
 mod observe;
 mod outcome;
-mod platform;
 mod reserved;
 mod run;
 mod saved;
@@ -17,5 +16,4 @@ pub use kvm_pmu::{
 };
 pub use observe::{Observer, PmuLog, Silent};
 pub use outcome::{RunOutcome, Runnability, Timeslice, VcpuEnd};
-pub use platform::{Platform, SharedPlatform};
 pub use run::{Vcpu, VcpuControl, VcpuFailure, VcpuParts};

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use pmu_virt::PmuModel;
+use vmm::devices::{Platform, SharedPlatform};
 use vmm::devices::{PlatformParts, PortBus, ports};
 use vmm::kvm::KvmVm;
 use vmm::micro::{MicroError, MicroOutcome, MicroPcr, MicroRun};
 use vmm::sync::lock;
-use vmm::vcpu::{Platform, SharedPlatform, VcpuEnd};
+use vmm::vcpu::VcpuEnd;
 
 use super::guest::HostileGuest;
 use crate::micro::Lab;

@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 27] = [
+const HOUSE: [Room; 28] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-experiment", "arbiter/experiment", &["arbiter"]),
     room("umpire-budget", "arbiter/budget", &["arbiter"]),
@@ -44,7 +44,8 @@ const HOUSE: [Room; 27] = [
     room("perfmon", "pmu-virt/perfmon", &["pmu-model", "perfmon-abi"]),
     room("pmu-virt", "pmu-virt", &["pmu-model", "perfmon", "arbiter"]),
     room("guest-view", "vmm/guest-view", &[]),
-    room("umpire-agent", "vmm/agent", &[]),
+    room("umpire-agent-wire", "vmm/agent/wire", &[]),
+    room("umpire-agent", "vmm/agent", &["umpire-agent-wire"]),
     room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt", "guest-view"]),
     room("umpire-events", "vmm/events", &["pmu-model"]),
     room("umpire-socket", "vmm/socket", &[]),
@@ -69,7 +70,7 @@ const HOUSE: [Room; 27] = [
             "vmm-control",
             "umpire-events",
             "guest-view",
-            "umpire-agent",
+            "umpire-agent-wire",
             "firmware",
         ],
     ),

@@ -13,9 +13,9 @@ use iced_x86::code_asm::{CodeAssembler, dx, eax, ecx, edx, qword_ptr, r8, r9, ra
 use pmu_virt::PmuModel;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::devices::DeviceOutcome;
+use vmm::devices::Platform;
 use vmm::micro::{MicroGuest, MicroRun, RecordingPlatform};
 use vmm::sys::{allowed_cpus, pin_this_thread, rdtsc, thread_cpu_time};
-use vmm::vcpu::Platform;
 
 use crate::overflow::Apic;
 

@@ -11,10 +11,10 @@ use iced_x86::code_asm::{CodeAssembler, al, dx, edx};
 use perfmon_abi::{LoadArg, PmcArg, PmdArg};
 use pmu_virt::{ClockBackend, CounterBackend, PmuModel, StepBackend};
 use umpire_perfmon::{Call, Client, ContextHandle};
+use vmm::devices::Platform;
 use vmm::devices::{DeviceOutcome, GuestEnd, ports};
 use vmm::micro::{BackendFactory, KERNEL_CODE, MicroGuest, MicroOutcome, MicroRun, Start};
 use vmm::sched::CorePlan;
-use vmm::vcpu::Platform;
 use vmm_control::ControlConfig;
 
 /// How long anybody waits for anything.

@@ -6,11 +6,9 @@
 //! answers the VMM's questions: which thread ran on a processor at a TSC, and what its program
 //! has mapped. Only what samples have met goes over the port.
 //!
-//! The VMM uses [`wire`] alone. The rest is the program, whose only `unsafe` code is in `sys`.
+//! The protocol is `umpire-agent-wire`. The only `unsafe` code is in `sys`.
 
 #![deny(unsafe_code)]
-
-pub mod wire;
 
 mod clock;
 mod guest;

@@ -21,7 +21,7 @@ use crate::proc;
 use crate::records;
 use crate::session::Session;
 use crate::sys::{self, NoEvent, Ring};
-use crate::wire::{Ask, Frames, MAGIC, ToVmm, VERSION, frame};
+use umpire_agent_wire::{Ask, Frames, MAGIC, ToVmm, VERSION, frame};
 
 /// How often the agent says that it is there, while nobody asks.
 const HELLO: Duration = Duration::from_secs(1);

@@ -6,7 +6,9 @@ use crate::clock::{Clock, Reading};
 use crate::guest::{Guest, Thread};
 use crate::history::History;
 use crate::records::{Change, Ids, MappedFile, Record, What};
-use crate::wire::{self, Ask, Item, LONGEST, LONGEST_COMM, LONGEST_PATH, MOMENTS, ToVmm};
+use umpire_agent_wire::{
+    self as wire, Ask, Item, LONGEST, LONGEST_COMM, LONGEST_PATH, MOMENTS, ToVmm,
+};
 
 /// How long a change waits, in ns: questions are about what was a moment ago.
 const GRACE_NS: u64 = 2_000_000_000;
@@ -248,7 +250,7 @@ mod tests {
     use super::*;
     use crate::guest::Started;
     use crate::records::Mapped;
-    use crate::wire::{Frames, Moment};
+    use umpire_agent_wire::{Frames, Moment};
 
     fn ids(pid: u32, tid: u32) -> Ids {
         Ids { pid, tid }

@@ -8,12 +8,13 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm::config::DEFAULT_PMI_FLOOR_US;
 use vmm::counters::backend_env;
 use vmm::cpuid::host_vendor;
+use vmm::devices::Platform;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::host::CpuFacts;
 use vmm::kvm::{Host, KvmVcpu, KvmVm, VmOptions};
 use vmm::micro::{KERNEL_CODE, MicroGuest, Solo, SoloParts, Start, UNEXPECTED_VECTOR_PORT};
 use vmm::probe::ProbeReport;
-use vmm::vcpu::{Observer, Platform, TrapMode, VcpuEnd};
+use vmm::vcpu::{Observer, TrapMode, VcpuEnd};
 
 use super::error::BenchError;
 

@@ -14,11 +14,12 @@ use arbiter::{Policy, Scheme};
 use pmu_virt::ClockBackend;
 use serde::Serialize;
 use vmm::audit::AuditTrail;
+use vmm::devices::{Platform, SharedPlatform};
 use vmm::devices::{PlatformParts, PortBus};
 use vmm::kvm::KvmVm;
 use vmm::micro::{MicroGuest, Solo};
 use vmm::sys::{allowed_cpus, pin_this_thread};
-use vmm::vcpu::{Platform, SharedPlatform, Silent};
+use vmm::vcpu::Silent;
 
 use super::beside::{Compared, Ratios, TARGET, write_compared};
 use super::error::BenchError;

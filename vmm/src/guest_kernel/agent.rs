@@ -18,8 +18,8 @@ use std::time::Instant;
 use self::link::Link;
 use super::VmKernel;
 use super::described::AgentState;
+use crate::devices::SharedPlatform;
 use crate::sync::lock;
-use crate::vcpu::SharedPlatform;
 
 /// Moments that wait for the thread. A sample that finds no room knows no task.
 const WAITING: usize = 1024;

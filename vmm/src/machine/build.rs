@@ -28,6 +28,7 @@ use crate::config::{ConfigError, OversubscribeChoice, RunConfig, UnpackChoice};
 use crate::control::VmMemory;
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
+use crate::devices::SharedPlatform;
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::guest_kernel::{AgentPort, VmKernel};
@@ -37,7 +38,7 @@ use crate::kvm::{
 use crate::probe::ProbeReport;
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::CpuList;
-use crate::vcpu::{Observer, SharedPlatform, VcpuControl, VcpuParts};
+use crate::vcpu::{Observer, VcpuControl, VcpuParts};
 
 /// `IA32_MISC_ENABLE` and its fast-string bit: Linux switches REP MOVS off without it.
 const MISC_ENABLE: u32 = 0x1a0;

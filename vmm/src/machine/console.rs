@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::vcpu::SharedPlatform;
+use crate::devices::SharedPlatform;
 
 /// Most bytes that wait here; the rest waits in the terminal or the pipe.
 const MOST: usize = 4096;

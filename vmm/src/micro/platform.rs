@@ -2,9 +2,9 @@
 
 use std::sync::Mutex;
 
+use crate::devices::Platform;
 use crate::devices::{DeviceOutcome, GuestEnd, ports};
 use crate::sync::lock;
-use crate::vcpu::Platform;
 
 /// An exception or interrupt that a micro-guest has no handler for ends it:
 /// its vector is written to this port.

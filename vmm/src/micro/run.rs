@@ -20,14 +20,15 @@ use super::threads::{Cores, Ran};
 use crate::audit::Holding;
 use crate::control::VmMemory;
 use crate::cpuid::bare_cpuid;
+use crate::devices::Platform;
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
 use crate::reservations::{MachineReservations, PcrPlan};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sync::lock;
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
-    DebugQuirks, Observer, Platform, Silent, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd,
-    VcpuFailure, VcpuParts,
+    DebugQuirks, Observer, Silent, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuFailure,
+    VcpuParts,
 };
 
 /// Makes a counter backend for one vCPU.

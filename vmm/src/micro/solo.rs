@@ -10,11 +10,12 @@ use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, Reservations, VcpuPmu};
 
 use super::error::MicroRunError;
+use crate::devices::Platform;
 use crate::kvm::{KvmVcpu, KvmVm};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
-    DebugQuirks, Observer, Platform, StepSupport, ThreadContext, Vcpu, VcpuControl, VcpuEnd,
-    VcpuFailure, VcpuParts,
+    DebugQuirks, Observer, StepSupport, ThreadContext, Vcpu, VcpuControl, VcpuEnd, VcpuFailure,
+    VcpuParts,
 };
 
 /// What a solo vCPU is made of, besides KVM's parts.

@@ -11,8 +11,8 @@ use vmm_sys_util::errno;
 
 use super::observe::{Observer, Reports};
 use super::outcome::{RunOutcome, Timeslice, VcpuEnd};
-use super::platform::Platform;
 use crate::control::{VcpuHalts, exit_kind};
+use crate::devices::Platform;
 use crate::firmware::Expected;
 use crate::guest_kernel::{VcpuLook, VmKernel};
 use crate::kvm::{KvmVcpu, KvmVm, VcpuError, VcpuId, VmExit};

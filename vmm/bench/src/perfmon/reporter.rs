@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm::devices::Platform;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
 use vmm::sys::pin_this_thread;
-use vmm::vcpu::{Platform, VcpuEnd};
+use vmm::vcpu::VcpuEnd;
 
 use super::guest::{AFTER, BEFORE, words_of};
 use crate::guest::{BATCH, samples_at};

@@ -9,12 +9,13 @@ use pmu_virt::{
     Register, Ring, WriteOutcome,
 };
 use serde::Serialize;
+use vmm::devices::Platform;
 use vmm::devices::ports::TEST_EXIT;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::kvm::VcpuId;
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
 use vmm::sync::lock;
-use vmm::vcpu::{Observer, Platform, PmiDelivery, PmiRoute, TrapEvent};
+use vmm::vcpu::{Observer, PmiDelivery, PmiRoute, TrapEvent};
 
 use super::guest::{GP_PORT, NMI_PORT, PROGRAM_PORT};
 

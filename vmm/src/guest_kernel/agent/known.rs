@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
-use umpire_agent::wire::{File, LONGEST_COMM, LONGEST_PATH, Mapping, Thread};
+use umpire_agent_wire::{File, LONGEST_COMM, LONGEST_PATH, Mapping, Thread};
 
 use crate::guest_kernel::described::Descriptions;
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use perfmon_abi::wire::programs::{Described, MomentInfo};
-use umpire_agent::wire::{self, Ask, Frames, Item, MAGIC, MOMENTS, ToVmm, VERSION};
+use umpire_agent_wire::{self as wire, Ask, Frames, Item, MAGIC, MOMENTS, ToVmm, VERSION};
 
 use super::Moment;
 use super::known::{Known, clean};

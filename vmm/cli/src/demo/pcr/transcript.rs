@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use arbiter::{Auditor, Record};
+use vmm::devices::Platform;
 use vmm::devices::ports::TEST_EXIT;
 use vmm::devices::{DeviceOutcome, GuestEnd};
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
-use vmm::vcpu::Platform;
 
 use super::guest::{DONE_PORT, FAULT_PORT, HIGH_PORT, LOW_PORT, NOTICE_PORT, STEP_PORT};
 

@@ -2,7 +2,7 @@
 
 use perfmon_abi::wire::programs::ProgramsInfo;
 use proptest::prelude::*;
-use umpire_agent::wire::{File, Mapping, Thread, frame};
+use umpire_agent_wire::{File, Mapping, Thread, frame};
 
 use super::*;
 

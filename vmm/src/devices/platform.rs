@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::{Mutex, MutexGuard};
 
-use crate::devices::{DeviceOutcome, MmioBus, PortBus};
+use super::{DeviceOutcome, MmioBus, PortBus};
 use crate::sync::lock;
 
 /// What answers a vCPU's accesses to ports and to memory that is not there.

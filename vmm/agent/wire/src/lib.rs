@@ -8,6 +8,8 @@
 //! [`Ask`], one at a time, and the agent answers with [`ToVmm::Told`]: what the VMM has not been
 //! told yet of the threads that are meant, and last the [`Item::Threads`] themselves.
 
+#![forbid(unsafe_code)]
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
