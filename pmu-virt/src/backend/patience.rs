@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn one_exit_takes_what_nobody_waits_too_long_for() {
-        let table: [(&[(u64, u64)], Option<u64>); 8] = [
+        type Case = (&'static [(u64, u64)], Option<u64>);
+        let table: [Case; 8] = [
             (&[], None),
             (&[(100, 50)], Some(100)),
             (&[(100, 0), (101, 50)], Some(100)),
