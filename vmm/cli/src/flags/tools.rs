@@ -189,8 +189,8 @@ pub struct RecordFlags {
     /// program's by its frame pointers
     #[arg(short = 'g')]
     pub callers: bool,
-    /// The same with a program's callers by fp, its frame pointers, or by dwarf[,BYTES]: the
-    /// unwind tables of its files, with so many bytes of its stack, 8 to 65528 [default: 8192]
+    /// The same with a program's callers by fp, its frame pointers, or by dwarf, the unwind
+    /// tables of its files, with 8192 bytes of its stack; dwarf,4096 keeps 4096 (8 to 65528)
     #[arg(long, value_name = "HOW")]
     pub call_graph: Option<CallGraph>,
     /// Where --call-graph dwarf finds the guest's programs: a folder of this host that is the
