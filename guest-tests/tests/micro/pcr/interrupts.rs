@@ -97,6 +97,9 @@ fn freeze(lab: &Lab) -> Result<()> {
             Apic::X2.route(a, 0x400)?;
             wrmsr(a, DEBUGCTL, FREEZE_PERFMON_ON_PMI)?;
             read(a, DEBUGCTL)?;
+            // All are enabled at reset, and one that overflowed before the last of these
+            // writes would be enabled by it again.
+            wrmsr(a, GLOBAL_CTRL, 0)?;
             wrmsr(a, 0x4c1, 0xffff_fff0_0000)?;
             wrmsr(a, 0x186, 0x53_013c)?;
             wrmsr(a, GLOBAL_CTRL, 1)?;

@@ -1,6 +1,7 @@
 //! A counted region of a guest, and what must have been counted in it.
 
 use anyhow::{Context, Result, ensure};
+use guest_tests::l1;
 use guest_tests::micro::{
     Lab, LabRun, Program, Setup, Written, enter_user, exit, log_value, wrmsr,
 };
@@ -161,7 +162,17 @@ fn counts(ran: &LabRun) -> Result<Counts> {
 
 /// `expected`: the region's own counts at its ring.
 pub(crate) fn check(lab: &Lab, program: Program, cpl: u8, expected: Counts) -> Result<LabRun> {
-    let (ran, _) = run(lab, &setup(), program)?;
+    let guest = program.start(0);
+    let mut ran = lab.run(&setup(), &guest)?;
+    // L1 now and then loses a hit of a breakpoint (docs/testing.md, "Limits of L1"). That the
+    // label says so is another test's; a wrong count without that label fails here at once.
+    for _ in 0..2 {
+        let lost = label(&ran, Provenance::Scaled, Some(LossReason::EventDelivery)).is_ok();
+        if !lost || !l1::inside() {
+            break;
+        }
+        ran = lab.run(&setup(), &guest)?;
+    }
     check_counts(&ran, cpl, expected)?;
     Ok(ran)
 }
