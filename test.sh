@@ -134,10 +134,17 @@ count() {
     ' "$1"
 }
 
+# The tests that a whole run says have failed; none of a run that broke off.
+failed_tests() {
+    grep -q '^test result: FAILED' "$1" || return
+    sed -nE 's/^test ([^ ]+) \.\.\. FAILED.*/\1/p' "$1"
+}
+
 # suite NAME SECONDS COMMAND…: runs the command, counts, shows the end of the
 # log if anything failed.
 suite() {
     local name=$1 limit=$2 log=$logs/$1.log start=$SECONDS status p f s missing
+    local again logs_of_it=("$log") first=(0 0 0 0)
     shift 2
     timeout "$limit" "$@" >"$log" 2>&1 </dev/null
     status=$?
@@ -147,12 +154,20 @@ suite() {
     if [ "$status" -ne 0 ] && [ $((SECONDS - start)) -lt "$limit" ] && [[ ! $name =~ ^(unit|documentation|harness)$ ]]; then
         mv "$log" "$log.first"
         grep -E '^(failed:|l1: |test .* FAILED|thread .* panicked)' "$log.first" | sed 's/^/    | /'
-        echo "$name: once more (log of the first: $log.first)"
-        timeout "$limit" "$@" >"$log" 2>&1 </dev/null
+        mapfile -t again < <(failed_tests "$log.first")
+        if [ ${#again[@]} -gt 0 ]; then
+            # The others have passed, and are not run again.
+            read -r -a first < <(count "$log.first")
+            logs_of_it+=("$log.first")
+            again=(--exact "${again[@]}")
+        fi
+        echo "$name: once more ${again[*]} (log of the first: $log.first)"
+        timeout "$limit" "$@" "${again[@]}" >"$log" 2>&1 </dev/null
         status=$?
         [ "$status" -ne 0 ] || trouble+=("FAILED ONCE: $name: passed the second time (log of the first: $log.first)")
     fi
     read -r p f s missing < <(count "$log")
+    p=$((p + first[0])) s=$((s + first[2])) missing=$((missing + first[3]))
     # A suite that broke off, or that was stopped, may not have said so itself.
     if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
     # A suite in which nothing ran tests nothing.
@@ -166,7 +181,7 @@ suite() {
     fi
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     printf '%-22s %4d passed, %d failed, %d skipped (%d s)\n' "$name" "$p" "$f" "$s" $((SECONDS - start))
-    if [ "$s" -gt 0 ]; then grep '^skipped: ' "$log" | sed 's/^/    /'; fi
+    if [ "$s" -gt 0 ]; then grep -h '^skipped: ' "${logs_of_it[@]}" | sed 's/^/    /'; fi
     if [ "$status" -ne 0 ]; then
         grep -vE '^test .* ok( |$)|^skipped: ' "$log" | tail -n 40 | sed 's/^/    | /'
         case $status in

@@ -13,10 +13,8 @@ const BOTH_TOLERANCE: f64 = 0.10;
 /// About 100 Hz on a TSC of 2 to 3 GHz.
 const SAMPLE_PERIOD: f64 = 25_000_000.0;
 
-/// Boots the guest with `flags`, runs `script` and gives its steps; every step has to succeed.
-fn boot(flags: &[&str], script: &str) -> Vec<Step> {
-    let image = LinuxImage::fetch().expect("the guest's image");
-    UnderUmpire::new(image, flags).run(script).successes()
+fn guest(flags: &[&str]) -> UnderUmpire {
+    UnderUmpire::new(LinuxImage::fetch().expect("the guest's image"), flags)
 }
 
 /// Samples of `spin` taken by PMI, against the count of the same run.
@@ -125,7 +123,7 @@ fn check_both(first: &str, second: &str, mhz: f64) {
 }
 
 fn check_model(flags: &[&str], stat: &str, cycle_events: &[&str], log: &[&str]) -> Vec<Step> {
-    let steps = boot(flags, &script(stat));
+    let steps = guest(flags).alone().run(&script(stat)).successes();
     let [
         dmesg,
         _,
@@ -205,7 +203,6 @@ fn each_rdpmc_trap_serves_debians_kernel() {
         ("patch", "RDPMC is trapped by a patch", 0.10),
         ("breakpoint", "RDPMC is trapped by a breakpoint", 0.25),
     ] {
-        let image = LinuxImage::fetch().expect("the guest's image");
         let flags = [
             "--pmu",
             "amd-core",
@@ -215,7 +212,7 @@ fn each_rdpmc_trap_serves_debians_kernel() {
             mode,
             "-vv",
         ];
-        let run = UnderUmpire::new(image, &flags).run(&script);
+        let run = guest(&flags).alone().run(&script);
         assert!(run.errors.contains(said), "{mode}:\n{}", run.errors);
         let steps = run.successes();
         let mhz = tsc_mhz(&steps[0].output);
@@ -235,12 +232,10 @@ fn vcpus_share_cores_under_debians_kernel() {
          taskset $c perf stat -x, -o /tmp/s$c -e cycles,task-clock spin 2 & done; wait\n\
          cat /tmp/s1\ncat /tmp/s2\ncat /tmp/s4\ncat /tmp/s8\n\
          sleep 1";
-    let image = LinuxImage::fetch().expect("the guest's image");
     let flags = ["--pmu", "amd-core", "--cpus", "4", "--cores", "2"];
     // Both cores' threads take turns on L1's processor.
-    let steps = UnderUmpire::new(image, &flags)
-        .run(&format!("{load}\n{LOG}"))
-        .successes();
+    let script = format!("{load}\n{LOG}");
+    let steps = guest(&flags).run(&script).successes();
     let [nproc, _, reports @ .., _, dmesg] = steps.as_slice() else {
         panic!("eight steps");
     };
@@ -273,7 +268,7 @@ fn without_a_pmu_the_kernel_finds_none() {
         &["--pmu", "none", "--cpu-vendor", "intel"],
     ] {
         let stat = "perf stat -x, -o /tmp/s -e cycles true; cat /tmp/s";
-        let steps = boot(flags, &format!("{LOG}\n{stat}"));
+        let steps = guest(flags).run(&format!("{LOG}\n{stat}")).successes();
         let dmesg = &steps[0].output;
         for driver in ["AMD PMU driver", "Intel PMU driver"] {
             assert!(!dmesg.contains(driver), "{dmesg}");
@@ -286,8 +281,7 @@ fn without_a_pmu_the_kernel_finds_none() {
 /// Without a trap KVM's #GP ends the kernel, at its first RDPMC and not before.
 #[test]
 fn without_a_trap_the_kernel_ends_at_its_first_rdpmc() {
-    let image = LinuxImage::fetch().expect("the guest's image");
-    let guest = UnderUmpire::new(image, &["--pmu", "amd-core", "--rdpmc-trap", "none"])
+    let guest = guest(&["--pmu", "amd-core", "--rdpmc-trap", "none"])
         .with_kernel_options("nmi_watchdog=0 oops=panic");
     let script = format!("{LOG}\nperf stat -e cycles true\necho went on");
     let (console, errors) = guest.run_to_any_end(&script);

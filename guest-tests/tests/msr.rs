@@ -28,7 +28,7 @@ fn boot(flags: &[&str], script: &[&str]) -> Vec<Step> {
     let image = LinuxImage::fetch().expect("the guest's image");
     let image = image.with_program(CONTRACT, contract());
     let guest = UnderUmpire::new(image, flags).with_kernel_options("nmi_watchdog=0");
-    guest.run(&script.join("\n")).steps
+    guest.alone().run(&script.join("\n")).steps
 }
 
 fn check(flags: &[&str], found: &str) {

@@ -12,8 +12,8 @@ use crate::l1::tool::last_lines;
 use crate::l1::{End, Machine, Output, Run};
 use crate::umpire;
 
-/// Guests whose time is measured write: two emulated machines on two processors would measure
-/// each other. Others read ([`UnderUmpire::beside_others`]).
+/// Guests whose time is measured closely write ([`UnderUmpire::alone`]): two emulated machines on
+/// two processors would measure each other. Others read.
 static ALONE: RwLock<()> = RwLock::new(());
 
 const HOST_FLAGS: &[&str] = &[
@@ -47,7 +47,7 @@ pub struct UnderUmpire {
     command_line: String,
     out: Option<PathBuf>,
     root: Option<PathBuf>,
-    beside_others: bool,
+    alone: bool,
     /// Declares what its simulated events do, for as long as it may be booted.
     _rates: Option<Arc<NamedTempFile>>,
 }
@@ -71,13 +71,14 @@ impl UnderUmpire {
             command_line: COMMAND_LINE.to_owned(),
             out: None,
             root: None,
-            beside_others: false,
+            alone: false,
             _rates: None,
         }
     }
 
     /// As [`new`](Self::new); cycles come from the TSC, and other events have these `rates`,
-    /// the text of a table for `sim`. The kernel has no watchdog, which would use counters.
+    /// the text of a table for `sim`. It runs [`alone`](Self::alone), and its kernel has no
+    /// watchdog, which would use counters.
     ///
     /// # Panics
     /// There is no room for the table.
@@ -90,14 +91,15 @@ impl UnderUmpire {
         let flags = [flags, &["--counters", &counters]].concat();
         Self {
             _rates: Some(Arc::new(file)),
+            alone: true,
             ..Self::new(image, &flags).with_kernel_options("nmi_watchdog=0")
         }
     }
 
-    /// May run while another such guest does: nothing that it measures is told closely.
+    /// Runs while no other guest of this process does: its time is measured closely.
     #[must_use]
-    pub fn beside_others(mut self) -> Self {
-        self.beside_others = true;
+    pub fn alone(mut self) -> Self {
+        self.alone = true;
         self
     }
 
@@ -172,8 +174,8 @@ impl UnderUmpire {
     }
 
     fn boot(&self, script: &str) -> Output {
-        let shared = self.beside_others.then(|| ALONE.read());
-        let alone = (!self.beside_others).then(|| ALONE.write());
+        let shared = (!self.alone).then(|| ALONE.read());
+        let alone = self.alone.then(|| ALONE.write());
         let _shared = shared.map(|lock| lock.unwrap_or_else(PoisonError::into_inner));
         let _alone = alone.map(|lock| lock.unwrap_or_else(PoisonError::into_inner));
         let guest = self.image.with_script(script).expect("the initramfs");

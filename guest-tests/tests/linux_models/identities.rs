@@ -230,7 +230,7 @@ fn check(processor: &Processor, image: LinuxImage) {
         .chain(precise)
         .chain([TROUBLE.to_owned()])
         .collect();
-    let guest = UnderUmpire::new(image, &flags).beside_others();
+    let guest = UnderUmpire::new(image, &flags);
     let steps = guest.run(&script.join("\n")).successes();
     let [
         log,

@@ -107,7 +107,7 @@ fn check(case: &Case, image: LinuxImage) {
         "--counters",
         "clock",
     ];
-    let guest = UnderUmpire::new(image, &flags).beside_others();
+    let guest = UnderUmpire::new(image, &flags);
     let steps = guest.run(&script).successes();
     let [log, _, counted, _, stat, samples, trouble] = steps.as_slice() else {
         panic!("seven steps");

@@ -24,7 +24,6 @@ fn check(flags: &[&str], image: LinuxImage) {
         "insmod /lib/modules/lockup.ko",
     ];
     let guest = UnderUmpire::new(image, flags).with_kernel_options("nmi_watchdog=1");
-    let guest = guest.beside_others();
     let (console, errors) = guest.run_to_any_end(&script.join("\n"));
     let told = format!("{console}\n{errors}");
     let steps = steps(&console);
