@@ -166,11 +166,13 @@ Exit status: 0, also after Ctrl-C and after the end of the VM; 130 if Ctrl-C cut
 something cannot be counted as asked.";
 
 const RECORD: &str = "\
-Each sample has the guest's instruction pointer, ring and CR3. umpire report and umpire script
-read the file. The guest never waits for this program: samples that it fetches too late are
-lost, and counted.
+Each sample has the guest's instruction pointer, ring and CR3, and of a Linux guest the process,
+the thread and the file, with -g the callers too. umpire report, umpire annotate and umpire
+script read the profile. The guest never waits for this program: samples that it fetches too
+late are lost, and counted.
 
   umpire record --for 10s
+  umpire record --vm web1 -a -g --for 5s
   umpire record -F 500 -e cycles,instructions --vcpu 0-1
   umpire record -e branches -c 100000 --random 8 -o branches.data
   umpire record -a --call-graph dwarf --symfs /mnt/guest --for 5s
