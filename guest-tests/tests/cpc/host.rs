@@ -112,8 +112,8 @@ fn refusals_have_numbers_and_sub_codes() {
     };
     // Denied by the VM: EACCES, CPC_HV_NO_ACCESS.
     refused("pic0=0x64,umask0=9", libc::EACCES, "11");
-    // Nobody counts it: EINVAL, CPC_PIC_NOT_CAPABLE.
-    refused("pic0=branches", libc::EINVAL, "6");
+    // Nobody counts it, which is not supported here: ENOTSUP, CPC_PIC_NOT_CAPABLE.
+    refused("pic0=branches", libc::ENOTSUP, "6");
     // Five events, four counters: EAGAIN, CPC_RESOURCE_UNAVAIL.
     refused("cycles,cycles,cycles,cycles,cycles", libc::EAGAIN, "5");
 }
