@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use guest_tests::umpire;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -14,14 +15,22 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A target folder with the program of this test's profile in place of a release.
+/// A target folder with the programs and libraries of this test's profile in place of a release.
 fn target() -> TempDir {
     let target = tempfile::tempdir().expect("a folder");
     let release = target.path().join("release");
     fs::create_dir(&release).expect("a folder");
-    symlink(guest_tests::umpire::path(), release.join("umpire")).expect("a link");
-    let name = "libumpire_lease.so";
-    symlink(library().join(name), release.join(name)).expect("a link");
+    let built = [
+        umpire::path(),
+        library().join("libumpire_lease.so"),
+        umpire::built_beside("umpire-perfmon-c").join("libumpire_perfmon.so"),
+        umpire::built_beside("umpire-cpc").join("libumpire_cpc.so"),
+        umpire::agent(),
+    ];
+    for file in built {
+        let name = file.file_name().expect("a name");
+        symlink(&file, release.join(name)).expect("a link");
+    }
     target
 }
 
@@ -129,6 +138,11 @@ fn the_package_installs_what_an_operator_needs() {
         "./usr/bin/umpire",
         "./usr/lib/x86_64-linux-gnu/libumpire_lease.so",
         "./usr/include/umpire_lease.h",
+        "./usr/lib/x86_64-linux-gnu/libumpire_perfmon.so",
+        "./usr/include/perfmon.h",
+        "./usr/lib/x86_64-linux-gnu/libumpire_cpc.so",
+        "./usr/include/libcpc.h",
+        "./usr/lib/umpire/umpire-agent",
         "./etc/umpire/arbiter.toml",
         "/systemd/system/umpire-arbiterd.service",
         "/systemd/system/umpire-arbiterd.socket",
@@ -140,6 +154,7 @@ fn the_package_installs_what_an_operator_needs() {
         "./usr/share/fish/vendor_completions.d/umpire.fish",
         "./usr/share/doc/umpire/copyright",
         "./usr/share/doc/umpire/docs/arbiterd.md",
+        "./usr/share/doc/umpire/docs/schemas/stat.json",
     ] {
         assert!(listed.contains(file), "{file} is not in:\n{listed}");
     }

@@ -9,6 +9,9 @@ use guest_tests::micro::Written;
 use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::Vm;
 use iced_x86::code_asm::{CodeAssembler, byte_ptr, eax, ecx, edi, edx, esi};
+use perfmon_abi::consts::PFM_PROV_SIMULATED;
+use perfmon_abi::{PmcArg, PmdArg};
+use umpire_perfmon::{Client, WholeVm};
 
 use super::{program, signals, values};
 
@@ -112,8 +115,8 @@ fn refusals_have_numbers_and_sub_codes() {
     };
     // Denied by the VM: EACCES, CPC_HV_NO_ACCESS.
     refused("pic0=0x64,umask0=9", libc::EACCES, "11");
-    // Nobody counts it: EINVAL, CPC_PIC_NOT_CAPABLE.
-    refused("pic0=branches", libc::EINVAL, "6");
+    // Nobody counts it, which is not supported here: ENOTSUP, CPC_PIC_NOT_CAPABLE.
+    refused("pic0=branches", libc::ENOTSUP, "6");
     // Five events, four counters: EAGAIN, CPC_RESOURCE_UNAVAIL.
     refused("cycles,cycles,cycles,cycles,cycles", libc::EAGAIN, "5");
 }
@@ -133,6 +136,59 @@ fn nobody_is_there() {
         command.env("UMPIRE_VCPU", vcpu);
         said(command);
     }
+}
+
+/// A VM that has a name, and serves where such a VM does. It ends with the test.
+struct Named(Child);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_vm_is_named_by_its_name_or_process() {
+    if skipped_without_kvm("a_vm_is_named_by_its_name_or_process") {
+        return;
+    }
+    let runtime = tempfile::tempdir().expect("a folder");
+    let rates = runtime.path().join("rates.toml");
+    std::fs::write(&rates, RATES).expect("a file");
+    let kernel = guest_tests::vm::spinning();
+    let vm = Command::new(umpire::path())
+        .env("XDG_RUNTIME_DIR", runtime.path())
+        .args(["run", "--name", "web1", "--memory", "32", "--timeout", "60"])
+        .args(["--pmu", "amd-core", "--cpu-vendor", "amd"])
+        .args(["--host-policy", "host-first", "--counters"])
+        .arg(format!("sim={}", rates.display()))
+        .arg("--kernel")
+        .arg(kernel.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    let vm = Named(vm.expect("umpire can be started"));
+    let socket = runtime.path().join("umpire/web1.sock");
+    let began = Instant::now();
+    while Client::connect(&socket).is_err() {
+        assert!(began.elapsed() < PATIENCE, "the VM serves its socket");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let about = |vcpu: &str, words: &[&str]| {
+        let mut command = Command::new(program("rules"));
+        command.args(words).env("UMPIRE_VCPU", vcpu);
+        command.env("XDG_RUNTIME_DIR", runtime.path());
+        command
+            .env("PERFEVENTS", EVENTS)
+            .env("CPC_TEST_SLOWER", "10");
+        said(command);
+    };
+    for vcpu in ["web1:0", "web1", &format!("{}:0", vm.0.id())] {
+        about(vcpu, &["states"]);
+    }
+    about("web2:0", &["nobody", &libc::ENOSYS.to_string()]);
+    about("web1:1", &["nobody", &libc::ESRCH.to_string()]);
 }
 
 /// A program that says how far it is, and goes on when its input ends.
@@ -243,16 +299,60 @@ fn vcpus_that_start_later_inherit() {
         let vm = Vm::boot_kernel(&umpire::path(), RATES, &["--cpus", "2"], others_start_later);
         let mut program = Talking::start(command(&vm, 0, "rules", &["later", signals]));
         program.hear("bound");
-        let offline = || vm.printed(&["ls", &vm.socket()]).contains("offline");
-        assert!(offline(), "bound before the second one starts");
-        let began = Instant::now();
-        while offline() {
-            assert!(began.elapsed() < PATIENCE, "the second one starts");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        await_second(&vm);
         program.go_on();
         program.join();
     }
+}
+
+/// The second vCPU has not started yet, and does now.
+fn await_second(vm: &Vm) {
+    let offline = || vm.printed(&["ls", &vm.socket()]).contains("offline");
+    assert!(offline(), "it was there before the second one starts");
+    let began = Instant::now();
+    while offline() {
+        assert!(began.elapsed() < PATIENCE, "the second one starts");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A VM-wide handle has contexts on vCPUs that have not started: they count from the first
+/// instruction on, and are in the sum.
+#[test]
+fn a_sum_over_a_vm_has_vcpus_that_start_later() {
+    if skipped_without_kvm("a_sum_over_a_vm_has_vcpus_that_start_later") {
+        return;
+    }
+    let vm = Vm::boot_kernel(&umpire::path(), RATES, &["--cpus", "2"], others_start_later);
+    let client = Client::connect(vm.socket()).expect("a client");
+    let (event, count) = (0x43_0076, PmdArg::default());
+    let cycles = PmcArg {
+        value: event,
+        ..PmcArg::default()
+    };
+    let run_time = 72;
+    let whole = WholeVm::attach(&client, 0, (&[cycles], &[count]), &[run_time]).expect("contexts");
+    whole.start(&client).expect("they count");
+    assert_eq!(whole.of(&client, 1).expect("counts").counts[0].value, 0);
+    await_second(&vm);
+    let counted = || whole.of(&client, 1).expect("counts");
+    let began = Instant::now();
+    while counted().counts[0].value == 0 {
+        assert!(began.elapsed() < PATIENCE, "it counts");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Both are of one moment, and 2 cycles are a nanosecond: none is missing since it started.
+    // There are more where its thread waited for a CPU, which is no time that it ran.
+    let second = counted();
+    let [cycles, ran] = [0, 1].map(|index| second.counts[index].value);
+    assert!(cycles / 2 + ran / 10 + 1_000_000 > ran, "{second:?}");
+    whole.stop(&client).expect("they stop");
+    let [one, other] = [0, 1].map(|vcpu| whole.of(&client, vcpu).expect("counts").counts[0].value);
+    let sum = whole.sum(&client).expect("a sum").counts[0];
+    assert_eq!(
+        (sum.value, sum.provenance),
+        (one + other, PFM_PROV_SIMULATED)
+    );
 }
 
 #[test]

@@ -28,6 +28,11 @@ fn programs_measure_themselves() {
         "cpc-rules rings",
         "cpc-rules words",
         "cpc-rules threads",
+        "cpc-rules system_overflows",
+        "echo 2 >/proc/sys/kernel/perf_event_paranoid; cpc-rules unprivileged",
+        // ENOENT and EINVAL are both ENOTSUP: nobody counts it, or not beside the others.
+        "cpc-rules kernel_says 2 95 6",
+        "cpc-rules kernel_says 22 95 5",
         "cpc-robust handler",
         "cpc-robust blocked",
         "cpc-robust waits",

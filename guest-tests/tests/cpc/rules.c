@@ -1,7 +1,13 @@
 /* What cpc_bind_event(3CPC) and the pages beside it promise: `cpc_rules CHECK`. */
 #include "cpc.h"
 
+#include <grp.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 static int says(const char *word)
 {
@@ -290,6 +296,60 @@ static void refused(char **words)
 	CHECK(errno == atoi(words[1]) && cpc_last_subcode() == atoi(words[2]));
 }
 
+/* In a Linux, overflows of system events are not signalled. A bind says so, and so does a change
+ * of what is bound, which counts on. */
+static void system_overflows(void)
+{
+	cpc_event_t event, sample;
+
+	listen();
+	CHECK(cpc_strtoevent(cpc_getcpuver(), "pic0=cycles,pic1=instructions,sys1", &event) == 0);
+	CHECK(cpc_bind_event(&event, CPC_BIND_EMT_OVF) == -1 && errno == ENOTSUP);
+	CHECK(cpc_last_subcode() == CPC_CONFLICTING_REQS);
+	CHECK(cpc_take_sample(&sample) == -1 && errno == EINVAL);
+	CHECK(cpc_bind_event(&event, 0) == 0);
+	event = chosen();
+	CHECK(cpc_bind_event(&event, CPC_BIND_EMT_OVF) == 0);
+	CHECK(cpc_count_sys_events(1) == -1 && errno == EINVAL);
+	CHECK(cpc_last_subcode() == CPC_CONFLICTING_REQS);
+	CHECK(cpc_take_sample(&event) == 0);
+	compute(3);
+	CHECK(cpc_take_sample(&sample) == 0 && sample.ce_pic[0] > event.ce_pic[0]);
+	CHECK(cpc_count_sys_events(0) == 0);
+	CHECK(overflows == 0 && cpc_rele() == 0);
+}
+
+/* Where /proc/sys/kernel/perf_event_paranoid is 2, a user without rights counts user events. */
+static void unprivileged(void)
+{
+	cpc_event_t event = chosen(), system;
+
+	CHECK(cpc_strtoevent(event.ce_cpuver, "pic0=cycles,sys", &system) == 0);
+	CHECK(setgroups(0, NULL) == 0 && setresgid(65534, 65534, 65534) == 0);
+	CHECK(setresuid(65534, 65534, 65534) == 0);
+	CHECK(cpc_bind_event(&system, 0) == -1 && errno == EACCES);
+	CHECK(cpc_last_subcode() == CPC_ATTR_REQUIRES_PRIVILEGE && says("perf_event_paranoid"));
+	CHECK(cpc_bind_event(&event, 0) == 0);
+}
+
+/* What a bind makes of an error of the kernel's: `kernel_says ERRNO ERRNO SUBCODE`. */
+static void kernel_says(char **numbers)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_perf_event_open, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | atoi(numbers[0])),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(*filter), filter };
+	cpc_event_t event = chosen();
+
+	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+	CHECK(cpc_bind_event(&event, 0) == -1 && errno == atoi(numbers[1]));
+	CHECK(cpc_last_subcode() == atoi(numbers[2]));
+}
+
 /* There is nobody to count: `nobody ERRNO`. */
 static void nobody(const char *number)
 {
@@ -320,6 +380,12 @@ int main(int argc, char **argv)
 		later(argv[2]);
 	else if (!strcmp(check, "refused") && argc == 5)
 		refused(argv + 2);
+	else if (!strcmp(check, "system_overflows"))
+		system_overflows();
+	else if (!strcmp(check, "unprivileged"))
+		unprivileged();
+	else if (!strcmp(check, "kernel_says") && argc == 5)
+		kernel_says(argv + 2);
 	else if (!strcmp(check, "nobody") && argc == 3)
 		nobody(argv[2]);
 	else

@@ -34,7 +34,8 @@ const HOUSE: [Room; 28] = [
     room(
         "umpire-perfmon-c",
         "pmu-virt/perfmon/capi",
-        &["umpire-perfmon"],
+        // Programs in C name events (`pfm_event_encode`), as those in Rust do by umpire-events.
+        &["umpire-events", "perfmon", "umpire-perfmon"],
     ),
     room(
         "umpire-cpc",

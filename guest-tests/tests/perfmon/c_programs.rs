@@ -93,6 +93,10 @@ pub(crate) const TESTS: &[Test] = &[
         run: counts,
     },
     Test {
+        name: "c_programs::names_become_registers",
+        run: names,
+    },
+    Test {
         name: "c_programs::the_last_descriptor_is_the_contexts_end",
         run: last_close,
     },
@@ -136,11 +140,22 @@ pub(crate) fn on(
     source: Source,
     tool: impl FnOnce(&Bed, &Client, &Gates) -> Result<()>,
 ) -> Result<()> {
+    on_model(lab, source, "amd-core", tool)
+}
+
+/// The same with this PMU model.
+fn on_model(
+    lab: &Lab,
+    source: Source,
+    model: &'static str,
+    tool: impl FnOnce(&Bed, &Client, &Gates) -> Result<()>,
+) -> Result<()> {
     // Before the guest's time begins.
     library()?;
     let guest = two_hearts()?;
     known::measure(lab, &guest)?;
     let mut bed = Bed::new(source.backend)?;
+    bed.model = model;
     bed.cores = source.cores;
     bed.control.contexts_per_vcpu = source.contexts;
     bed.timeout = Duration::from_secs(120);
@@ -252,6 +267,22 @@ fn counts(lab: &Lab) -> Result<()> {
         println!("{said}");
         Ok(())
     })
+}
+
+/// Cycles on AMD are for six programmable counters, on Intel for a fixed one as well, which
+/// comes first.
+fn names(lab: &Lab) -> Result<()> {
+    for (model, event, count, first) in [
+        ("amd-core", "cycles:k", "6", "PMC 0: 0x420076"),
+        ("intel-v2", "cycles:k", "5", "PMC 33: 0x10"),
+    ] {
+        on_model(lab, SIM, model, |bed, client, _| {
+            let said = start(bed, SIM, "encode", &[event, count])?.join()?;
+            ensure!(said.starts_with(first), "{said}");
+            nothing_is_left(client)
+        })?;
+    }
+    Ok(())
 }
 
 /// Waits until a program has said `word`.

@@ -91,8 +91,8 @@ char *cpc_eventtostr(cpc_event_t *event);
 /*
  * Binds, after it has unbound what was bound; NULL only unbinds.
  * EAGAIN: somebody counts system-wide, or has the counters. EACCES: the event filter, or the
- * user's rights. EINVAL: see the sub-code. ENOTSUP: not on this processor, or not with this
- * flag.
+ * user's rights. ENOTSUP: this processor does not count the event, nobody here does, or not
+ * with this flag. EINVAL: flags or event make no sense. The sub-code says which.
  */
 int cpc_bind_event(cpc_event_t *event, int flags);
 /* EINVAL: nothing is bound. EAGAIN: what was bound is invalid; cpc_rele() comes next. */

@@ -6,7 +6,7 @@ mod place;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use libc::{EACCES, EAGAIN, EINVAL, EIO, ENOSYS, ESRCH};
+use libc::{EACCES, EAGAIN, EINVAL, EIO, ENOSYS, ENOTSUP, ESRCH};
 use perfmon::registers::{need, program};
 use perfmon::{LogicalPmu, VirtualPmd};
 use perfmon_abi::consts::{
@@ -251,7 +251,7 @@ impl Host {
             let named = resolve(&code, model, &NoTables(LibraryError::TooLate));
             let named = named.map_err(|error| {
                 fail(
-                    EINVAL,
+                    ENOTSUP,
                     Subcode::InvalidEvent,
                     format_args!("pic{pic}: {error}"),
                 )
@@ -263,14 +263,14 @@ impl Host {
             wants.push(fixed | if need.programmable { all } else { 0 });
             if wants.last() == Some(&0) {
                 let reason = format_args!("pic{pic}: no counter of the VM's PMU has the event");
-                return Err(fail(EINVAL, Subcode::PicNotCapable, reason));
+                return Err(fail(ENOTSUP, Subcode::PicNotCapable, reason));
             }
             requests.push((pic, named.request));
         }
         let counters = assign(&wants).ok_or_else(|| {
             let reason =
                 format_args!("the VM's PMU has no counters for all of these events at once");
-            fail(EINVAL, Subcode::ResourceUnavailable, reason)
+            fail(ENOTSUP, Subcode::ResourceUnavailable, reason)
         })?;
         let vcpu = &mut self.vcpus[lwp];
         for (index, ((pic, request), counter)) in requests.iter().zip(counters).enumerate() {
@@ -281,7 +281,7 @@ impl Host {
             };
             let Some((pmc, value)) = program(&self.pmu, counter, request) else {
                 let reason = format_args!("pic{pic}: {counter} cannot count it");
-                return Err(fail(EINVAL, Subcode::PicNotCapable, reason));
+                return Err(fail(ENOTSUP, Subcode::PicNotCapable, reason));
             };
             vcpu.registers[index] = Registers {
                 pic: *pic,
@@ -476,7 +476,10 @@ fn meaning(errno: Errno, subcode: Subcode, reason: &str) -> Failure {
     let (number, usual) = match errno {
         Errno::EINVAL if subcode == Subcode::NoHypervisorAccess => (EACCES, subcode),
         Errno::EBUSY | Errno::EAGAIN => (EAGAIN, Subcode::ResourceUnavailable),
-        Errno::EINVAL => (EINVAL, Subcode::PicNotCapable),
+        Errno::EINVAL if matches!(subcode, Subcode::None | Subcode::PicNotCapable) => {
+            (ENOTSUP, Subcode::PicNotCapable)
+        }
+        Errno::EINVAL => (EINVAL, subcode),
         Errno::EPERM => (EACCES, Subcode::RequiresPrivilege),
         Errno::ECONNRESET | Errno::ENOSYS | Errno::EBADF => (ESRCH, Subcode::BindFailed),
         errno => (errno.number(), Subcode::BindFailed),
@@ -487,4 +490,51 @@ fn meaning(errno: Errno, subcode: Subcode, reason: &str) -> Failure {
         subcode
     };
     fail(number, subcode, format_args!("{reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_of_the_vm_are_the_pages_errors() {
+        for (errno, subcode, wanted) in [
+            (
+                Errno::EINVAL,
+                Subcode::None,
+                (ENOTSUP, Subcode::PicNotCapable),
+            ),
+            (
+                Errno::EINVAL,
+                Subcode::PicNotCapable,
+                (ENOTSUP, Subcode::PicNotCapable),
+            ),
+            (
+                Errno::EINVAL,
+                Subcode::NoHypervisorAccess,
+                (EACCES, Subcode::NoHypervisorAccess),
+            ),
+            (
+                Errno::EINVAL,
+                Subcode::InvalidPicNumber,
+                (EINVAL, Subcode::InvalidPicNumber),
+            ),
+            (
+                Errno::EBUSY,
+                Subcode::None,
+                (EAGAIN, Subcode::ResourceUnavailable),
+            ),
+            (
+                Errno::EPERM,
+                Subcode::None,
+                (EACCES, Subcode::RequiresPrivilege),
+            ),
+        ] {
+            let Failure {
+                errno: number,
+                subcode: exact,
+            } = meaning(errno, subcode, "");
+            assert_eq!((number, exact), wanted, "{errno:?} {subcode:?}");
+        }
+    }
 }

@@ -241,7 +241,7 @@ fn not_opened(pic: usize, errno: i32) -> Failure {
             "somebody has the counters",
         ),
         EINVAL => (
-            EINVAL,
+            ENOTSUP,
             Subcode::ResourceUnavailable,
             "the processor cannot count this, or not beside the others",
         ),

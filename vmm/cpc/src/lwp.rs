@@ -33,7 +33,7 @@ pub(crate) trait Bed: Send {
     ///
     /// # Errors
     /// EAGAIN: somebody counts system-wide, or others have the counters. EACCES: the event
-    /// is forbidden. EINVAL, ENOTSUP: it cannot be counted, or not like this.
+    /// is forbidden. ENOTSUP: it cannot be counted, or not like this.
     fn start(&mut self, lwp: usize, event: &Event, signals: bool) -> Result<(), Failure>;
 
     /// Reads them into `event`: time, ticks, and the values of those that count.

@@ -89,6 +89,19 @@ constants! {
     PFM_GROUP_ANY: u32 = u32::MAX, "Group: any user.";
     PFM_VERSION: u32 = 6, "Version of the specification, major number in bits 31:16: 0.6.";
 
+    PFM_SUBCODE_NONE: u16 = 0, "Sub-code of Umpire: nothing more is known.";
+    PFM_SUBCODE_INVALID_EVENT: u16 = 1, "Sub-code of Umpire: the processor does not have the event.";
+    PFM_SUBCODE_INVALID_PICNUM: u16 = 2, "Sub-code of Umpire: there is no such counter or register.";
+    PFM_SUBCODE_INVALID_ATTRIBUTE: u16 = 3, "Sub-code of Umpire: there is no such attribute, or not for this event.";
+    PFM_SUBCODE_ATTRIBUTE_OUT_OF_RANGE: u16 = 4, "Sub-code of Umpire: the value of an attribute is not possible.";
+    PFM_SUBCODE_RESOURCE_UNAVAIL: u16 = 5, "Sub-code of Umpire: no counter is left, or somebody has taken it.";
+    PFM_SUBCODE_PIC_NOT_CAPABLE: u16 = 6, "Sub-code of Umpire: nobody here counts the event.";
+    PFM_SUBCODE_INVALID_FLAGS: u16 = 7, "Sub-code of Umpire: flags that there are not.";
+    PFM_SUBCODE_CONFLICTING_REQS: u16 = 8, "Sub-code of Umpire: what was asked for does not go together.";
+    PFM_SUBCODE_REQUIRES_PRIVILEGE: u16 = 9, "Sub-code of Umpire: the user may not.";
+    PFM_SUBCODE_BIND_FAILED: u16 = 10, "Sub-code of Umpire: there is nothing to attach to, or it cannot be reached.";
+    PFM_SUBCODE_HV_NO_ACCESS: u16 = 11, "Sub-code of Umpire: the VM's event filter denies the event.";
+
     PFM_DFL_SMPL_NO_HDR: u32 = 0x1, "Default format: samples have no header.";
     PFM_DFL_SMPL_IIP_HDR: u32 = 0x2, "Default format: the header is the instruction pointer alone.";
     PFM_DFL_SMPL_VERSION: u32 = 1 << 16, "Version of the default format, major number in bits 31:16.";

@@ -5,7 +5,7 @@ use perfmon_abi::wire::{
     Bound, Buffer, Call, Errno, Extension, FrameError, Hello, MAX_PACKET, MAX_PAYLOAD, MAX_REASON,
     Refusal, Reply, Request, Subcode,
 };
-use perfmon_abi::{Config, CtxArg, LoadArg, PmcArg, PmdArg, Record, SetDesc, StartArg};
+use perfmon_abi::{Config, CtxArg, LoadArg, PmcArg, PmdArg, Record, SetDesc, StartArg, consts};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, proptest};
 
 const LIMIT: usize = 4096;
@@ -270,4 +270,14 @@ fn extensions_have_numbers_of_their_own_and_no_arguments() {
         assert!(Extension::decode(extension.number(), 0, &[1]).is_err());
     }
     assert!(Extension::decode(0x1ff, 0, &[]).is_err());
+}
+
+#[test]
+fn programs_in_c_have_a_constant_for_each_sub_code() {
+    let constants = consts::ALL.iter();
+    let subcodes = constants.filter(|(name, ..)| name.starts_with("PFM_SUBCODE_"));
+    let numbers: Vec<u64> = subcodes.map(|(_, number, _)| *number).collect();
+    let all = [&[Subcode::None], Subcode::ALL].concat();
+    let expected: Vec<u64> = all.iter().map(|it| it.number().into()).collect();
+    assert_eq!(numbers, expected);
 }

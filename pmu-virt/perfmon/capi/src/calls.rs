@@ -9,7 +9,7 @@ use perfmon_abi::consts::{
     PFM_RESTART, PFM_START, PFM_TRY_LOAD,
 };
 use perfmon_abi::wire::info::{FormatInfo, ModelInfo};
-use perfmon_abi::wire::{Call, Errno, Extension, MAX_PAYLOAD, NO_CONTEXT};
+use perfmon_abi::wire::{Call, Errno, Extension, MAX_PAYLOAD, NO_CONTEXT, Reply};
 use perfmon_abi::{CtxArg, FmtInfo, LoadArg, Record};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, gettid, sched_getaffinity};
 use serde::de::DeserializeOwned;
 use umpire_perfmon::link::{ARGUMENT, Question};
 
-use crate::failure::{Failure, failure};
+use crate::failure::{Failure, because, failure};
 use crate::reading;
 use crate::state::{STATE, State, no_context};
 use crate::sys::borrow;
@@ -150,7 +150,10 @@ fn core_cpus(state: &mut State) -> Result<&[u32], Failure> {
 }
 
 /// What the VM tells of itself. This allocates.
-fn document<T: DeserializeOwned>(state: &mut State, what: Extension) -> Result<T, Failure> {
+pub(crate) fn document<T: DeserializeOwned>(
+    state: &mut State,
+    what: Extension,
+) -> Result<T, Failure> {
     let Some(link) = &mut state.link else {
         return Err(no_context());
     };
@@ -207,14 +210,14 @@ fn ask(
     take(answer.reply.payload)?;
     match answer.reply.errno {
         0 => Ok(()),
-        number => Err(refused(number, answer.reply.reason)),
+        _ => Err(refused(&answer.reply)),
     }
 }
 
-fn refused(number: i32, reason: &str) -> Failure {
-    match Errno::from_number(number) {
-        Some(errno) if reason.is_empty() => failure(errno, errno.text()),
-        Some(errno) => failure(errno, reason),
+fn refused(reply: &Reply<'_>) -> Failure {
+    match Errno::from_number(reply.errno) {
+        Some(errno) if reply.reason.is_empty() => because(errno, reply.subcode, errno.text()),
+        Some(errno) => because(errno, reply.subcode, reply.reason),
         None => failure(Errno::EPROTO, "the VM answered with an unknown error"),
     }
 }
@@ -252,7 +255,7 @@ fn create(state: &mut State, argument: User) -> Result<(), Failure> {
     };
     let answer = link.exchange(question, &mut state.packet)?;
     if answer.reply.errno != 0 {
-        return Err(refused(answer.reply.errno, answer.reply.reason));
+        return Err(refused(&answer.reply));
     }
     let malformed = || failure(Errno::EPROTO, "the reply is malformed");
     let (handle, [fd, _]) = (answer.reply.context, answer.descriptors);

@@ -1,12 +1,12 @@
 //! Why a call failed: a number for `errno`, and a line for people.
 
-use perfmon_abi::wire::{Errno, Refusal};
+use perfmon_abi::wire::{Errno, Refusal, Subcode};
 use rustix::io::Errno as OsErrno;
 use umpire_perfmon::link::LinkError;
 
 use crate::sys::last;
 
-/// A call failed; `pfm_strerror_last` knows why.
+/// A call failed; `pfm_strerror_last` and `pfm_subcode_last` know why.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
     /// What `errno` becomes.
@@ -15,7 +15,12 @@ pub(crate) struct Failure {
 
 /// A failure for a reason, which is copied.
 pub(crate) fn failure(errno: Errno, reason: &str) -> Failure {
-    last::set(reason);
+    because(errno, Subcode::None, reason)
+}
+
+/// The same, and what exactly was wrong.
+pub(crate) fn because(errno: Errno, subcode: Subcode, reason: &str) -> Failure {
+    last::set(subcode, reason);
     Failure {
         number: errno.number(),
     }
@@ -23,7 +28,7 @@ pub(crate) fn failure(errno: Errno, reason: &str) -> Failure {
 
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
-        failure(refusal.errno, &refusal.reason)
+        because(refusal.errno, refusal.subcode, &refusal.reason)
     }
 }
 
@@ -36,7 +41,8 @@ impl From<LinkError> for Failure {
 impl From<OsErrno> for Failure {
     fn from(error: OsErrno) -> Self {
         let number = error.raw_os_error();
-        last::set(Errno::from_number(number).map_or("the system refused it", Errno::text));
+        let reason = Errno::from_number(number).map_or("the system refused it", Errno::text);
+        last::set(Subcode::None, reason);
         Failure { number }
     }
 }

@@ -7,18 +7,21 @@
 //!
 //! `exports` has what C sees: the calls, and `read`, `write`, `lseek`,
 //! `mmap`, `close` and the `dup`s, which pass on all that is not for a context
-//! after a look into [`table`]. [`calls`] are the commands, [`reading`] and
-//! [`buffer`] what the descriptors of contexts do. Commands and reading may be
+//! after a look into [`table`]. [`calls`] are the commands, [`encode`] finds the registers
+//! for an event's name, [`sum`] adds what several contexts have counted, [`reading`] and
+//! [`buffer`] are what the descriptors of contexts do. Commands and reading may be
 //! done in signal handlers and after `fork`: neither allocates, and what locks
 //! does so with signals blocked ([`state`]).
 #![deny(unsafe_code)]
 
 mod buffer;
 mod calls;
+mod encode;
 mod exports;
 mod failure;
 mod reading;
 mod state;
+mod sum;
 #[allow(unsafe_code)]
 mod sys;
 mod table;

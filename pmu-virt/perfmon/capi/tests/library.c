@@ -582,6 +582,76 @@ static void formats(void)
 	FAILS(pfm_getinfo_fmts(NULL, 1), EFAULT);
 }
 
+/* An event's name, for the four counters of this PMU. */
+static void events(void)
+{
+	pfarg_pmc_t pmcs[8];
+	int i, n;
+
+	memset(pmcs, 1, sizeof(pmcs));
+	n = pfm_event_encode("instructions:u", pmcs, 8);
+	MUST(n == 4, "%d PMCs, %s", n, pfm_strerror_last());
+	for (i = 0; i < n; i++)
+		MUST(pmcs[i].reg_num == i && pmcs[i].reg_value == 0x4100c0 && !pmcs[i].reg_flags,
+		     "PMC %u: %#llx", pmcs[i].reg_num, (unsigned long long)pmcs[i].reg_value);
+	MUST(pmcs[4].reg_num == 0x101, "an element behind the last was written");
+	MUST(pfm_event_encode("r5300c0", pmcs, 1) == 4, "%s", pfm_strerror_last());
+	MUST(pmcs[0].reg_value == 0x4300c0, "%#llx", (unsigned long long)pmcs[0].reg_value);
+	MUST(pfm_event_encode("cpu/event=0xc0/k", pmcs, 1) == 4, "%s", pfm_strerror_last());
+	MUST(pmcs[0].reg_value == 0x4200c0, "%#llx", (unsigned long long)pmcs[0].reg_value);
+	MUST(pfm_event_encode("cycles", NULL, 0) == 4, "%s", pfm_strerror_last());
+	MUST(pfm_subcode_last() == PFM_SUBCODE_NONE, "%d", pfm_subcode_last());
+	/* There may be no libpfm4. */
+	n = pfm_event_encode("amd64_k7::CPU_CLK_UNHALTED", pmcs, 1);
+	MUST(n == 4 ? pmcs[0].reg_value == 0x430076 : !!strstr(pfm_strerror_last(), "libpfm4"),
+	     "%s", pfm_strerror_last());
+
+	FAILS(pfm_event_encode("no-such-event", pmcs, 8), EINVAL);
+	MUST(pfm_subcode_last() == PFM_SUBCODE_INVALID_EVENT, "%d", pfm_subcode_last());
+	MUST(strstr(pfm_strerror_last(), "no-such-event") != NULL, "%s", pfm_strerror_last());
+	FAILS(pfm_event_encode("", pmcs, 8), EINVAL);
+	FAILS(pfm_event_encode("\xff", pmcs, 8), EINVAL);
+	FAILS(pfm_event_encode("topdown-slots", pmcs, 8), EINVAL);
+	FAILS(pfm_event_encode("cycles:x", pmcs, 8), EINVAL);
+	MUST(pfm_subcode_last() == PFM_SUBCODE_INVALID_ATTRIBUTE, "%d", pfm_subcode_last());
+	FAILS(pfm_event_encode("r10000000000000c0", pmcs, 8), EINVAL);
+	MUST(pfm_subcode_last() == PFM_SUBCODE_INVALID_ATTRIBUTE, "%d", pfm_subcode_last());
+	FAILS(pfm_event_encode(NULL, pmcs, 8), EFAULT);
+	FAILS(pfm_event_encode("cycles", NULL, 1), EFAULT);
+	FAILS(pfm_event_encode("cycles", pmcs, -1), EFAULT);
+}
+
+/* PMDs of several contexts are added. */
+static void sums(void)
+{
+	int fds[2] = { create(0), create(0) }, i;
+	pfarg_pmd_t pmd, sum;
+	uint64_t each = 0;
+
+	for (i = 0; i < 2; i++) {
+		program(fds[i], 0, 0, 0);
+		load(fds[i], i);
+		CALL(pfm_start(fds[i], NULL));
+		memset(&pmd, 0, sizeof(pmd));
+		CALL(pfm_stop(fds[i]));
+		CALL(pfm_read_pmds(fds[i], &pmd, 1));
+		each += pmd.reg_value;
+	}
+	memset(&sum, 0, sizeof(sum));
+	CALL(pfm_read_pmds_sum(fds, 2, &sum, 1));
+	MUST(sum.reg_value == each, "%llu", (unsigned long long)sum.reg_value);
+	MUST(PFM_REG_PROV(sum.reg_flags) == PFM_PROV_EXACT, "flags %#x", sum.reg_flags);
+	MUST(close(fds[1]) == 0, "errno %d", errno);
+	FAILS(pfm_read_pmds_sum(fds, 2, &sum, 1), EBADF);
+	MUST(sum.reg_value == each, "it was changed");
+	FAILS(pfm_read_pmds_sum(fds, 0, &sum, 1), EFAULT);
+	FAILS(pfm_read_pmds_sum(NULL, 1, &sum, 1), EFAULT);
+	FAILS(pfm_read_pmds_sum(fds, 1, NULL, 1), EFAULT);
+	FAILS(pfm_read_pmds_sum(fds, 1, &sum, 0), EFAULT);
+	sum.reg_num = PFM_MAX_PMDS;
+	FAILS(pfm_read_pmds_sum(fds, 1, &sum, 1), EINVAL);
+}
+
 /* The question after a load is refused; the load was done. */
 static void load_alone(void)
 {
@@ -650,7 +720,7 @@ int main(int argc, char **argv)
 		CHECK(stale_messages), CHECK(many_messages), CHECK(signals), CHECK(threads),
 		CHECK(fork_in_threads), CHECK(many_contexts), CHECK(no_allocation),
 		CHECK(closed_while_read), CHECK(half_a_buffer), CHECK(load_alone), CHECK(formats),
-		CHECK(does_not_wait),
+		CHECK(does_not_wait), CHECK(events), CHECK(sums),
 	};
 	size_t i;
 

@@ -86,6 +86,18 @@ extern "C" {
 #define PFM_FMTFL_NOSET 0x1 /* Format flag: contexts that use it have set 0 only (3.5.7). */
 #define PFM_GROUP_ANY 0xffffffffU /* Group: any user. */
 #define PFM_VERSION 6 /* Version of the specification, major number in bits 31:16: 0.6. */
+#define PFM_SUBCODE_NONE 0 /* Sub-code of Umpire: nothing more is known. */
+#define PFM_SUBCODE_INVALID_EVENT 1 /* Sub-code of Umpire: the processor does not have the event. */
+#define PFM_SUBCODE_INVALID_PICNUM 2 /* Sub-code of Umpire: there is no such counter or register. */
+#define PFM_SUBCODE_INVALID_ATTRIBUTE 3 /* Sub-code of Umpire: there is no such attribute, or not for this event. */
+#define PFM_SUBCODE_ATTRIBUTE_OUT_OF_RANGE 4 /* Sub-code of Umpire: the value of an attribute is not possible. */
+#define PFM_SUBCODE_RESOURCE_UNAVAIL 5 /* Sub-code of Umpire: no counter is left, or somebody has taken it. */
+#define PFM_SUBCODE_PIC_NOT_CAPABLE 6 /* Sub-code of Umpire: nobody here counts the event. */
+#define PFM_SUBCODE_INVALID_FLAGS 7 /* Sub-code of Umpire: flags that there are not. */
+#define PFM_SUBCODE_CONFLICTING_REQS 8 /* Sub-code of Umpire: what was asked for does not go together. */
+#define PFM_SUBCODE_REQUIRES_PRIVILEGE 9 /* Sub-code of Umpire: the user may not. */
+#define PFM_SUBCODE_BIND_FAILED 10 /* Sub-code of Umpire: there is nothing to attach to, or it cannot be reached. */
+#define PFM_SUBCODE_HV_NO_ACCESS 11 /* Sub-code of Umpire: the VM's event filter denies the event. */
 #define PFM_DFL_SMPL_NO_HDR 0x1 /* Default format: samples have no header. */
 #define PFM_DFL_SMPL_IIP_HDR 0x2 /* Default format: the header is the instruction pointer alone. */
 #define PFM_DFL_SMPL_VERSION 0x10000 /* Version of the default format, major number in bits 31:16. */
@@ -365,10 +377,31 @@ int pfm_get_config(pfarg_config_t *cfg);
 int pfm_set_config(pfarg_config_t *cfg);
 
 /*
- * Why the last call of this thread failed, one line; "" if it did not. The text
- * is valid until the thread's next call.
+ * Of Umpire: which registers have a counter of this VM count an event. Its name is one that
+ * umpire events takes: cycles:u, r5300c0, cpu/event=0xc0/, and skl::INST_RETIRED:ANY_P where
+ * there is libpfm4. It returns how many PMCs there are for it, at least 1, and fills the first
+ * n elements of pmcs (NULL with n = 0) as PFM_WRITE_PMCS takes them, the best first. Each counts
+ * by itself, in the PMD of the same number. -1 with errno, EINVAL: the event stands for nothing
+ * here, see pfm_subcode_last() and pfm_strerror_last(). EOPNOTSUPP: the library does not know
+ * this PMU. EFAULT: an address is bad, or n negative. Whether somebody counts the event a write
+ * or a load says. Not for signal handlers.
+ */
+int pfm_event_encode(const char *event, pfarg_pmc_t *pmcs, int n);
+
+/*
+ * Of Umpire: PFM_READ_PMDS on each of nfds contexts, and the sums of their values, each with
+ * the provenance that says least. With a context loaded on every vCPU, also on those that have
+ * not started yet, they are the counts of the VM. If one cannot be read, it fails as that read
+ * does. Not for signal handlers.
+ */
+int pfm_read_pmds_sum(const int *fds, int nfds, pfarg_pmd_t *pmds, int n);
+
+/*
+ * Why the last call of this thread failed: one line, "" if it did not, and a PFM_SUBCODE_*.
+ * The text is valid until the thread's next call.
  */
 const char *pfm_strerror_last(void);
+int pfm_subcode_last(void);
 
 /* Other names that the specification itself uses, in the sections at the right. */
 #ifndef PFM_NO_COMPAT

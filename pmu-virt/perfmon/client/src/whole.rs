@@ -38,6 +38,28 @@ pub struct Count {
     pub provenance: u32,
 }
 
+impl Count {
+    /// What PFM_READ_PMDS says of a PMD.
+    #[must_use]
+    pub fn of(pmd: &PmdArg) -> Self {
+        Count {
+            pmd: pmd.num,
+            value: pmd.value,
+            provenance: (pmd.flags & PFM_REG_RETFL_PROV_MASK) >> PFM_REG_RETFL_PROV_SHIFT,
+        }
+    }
+
+    /// Both together, as of the same PMD of two vCPUs.
+    #[must_use]
+    pub fn and(self, other: Count) -> Count {
+        Count {
+            value: self.value.wrapping_add(other.value),
+            provenance: and(self.provenance, other.provenance),
+            ..self
+        }
+    }
+}
+
 /// Registers at one moment, or what was counted between two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -83,13 +105,7 @@ impl Snapshot {
         let pairs = self.counts.iter().zip(&other.counts);
         Snapshot {
             at: self.at.max(other.at),
-            counts: pairs
-                .map(|(one, other)| Count {
-                    value: one.value.wrapping_add(other.value),
-                    provenance: and(one.provenance, other.provenance),
-                    ..*one
-                })
-                .collect(),
+            counts: pairs.map(|(one, other)| one.and(*other)).collect(),
         }
     }
 }
@@ -183,14 +199,9 @@ impl WholeVm {
             Call::ReadPmds(read) => read,
             _ => Vec::new(),
         };
-        let count = |pmd: &PmdArg| Count {
-            pmd: pmd.num,
-            value: pmd.value,
-            provenance: (pmd.flags & PFM_REG_RETFL_PROV_MASK) >> PFM_REG_RETFL_PROV_SHIFT,
-        };
         Ok(Snapshot {
             at: self.began.elapsed(),
-            counts: read.iter().map(count).collect(),
+            counts: read.iter().map(Count::of).collect(),
         })
     }
 

@@ -80,10 +80,31 @@ int pfm_get_config(pfarg_config_t *cfg);
 int pfm_set_config(pfarg_config_t *cfg);
 
 /*
- * Why the last call of this thread failed, one line; "" if it did not. The text
- * is valid until the thread's next call.
+ * Of Umpire: which registers have a counter of this VM count an event. Its name is one that
+ * umpire events takes: cycles:u, r5300c0, cpu/event=0xc0/, and skl::INST_RETIRED:ANY_P where
+ * there is libpfm4. It returns how many PMCs there are for it, at least 1, and fills the first
+ * n elements of pmcs (NULL with n = 0) as PFM_WRITE_PMCS takes them, the best first. Each counts
+ * by itself, in the PMD of the same number. -1 with errno, EINVAL: the event stands for nothing
+ * here, see pfm_subcode_last() and pfm_strerror_last(). EOPNOTSUPP: the library does not know
+ * this PMU. EFAULT: an address is bad, or n negative. Whether somebody counts the event a write
+ * or a load says. Not for signal handlers.
+ */
+int pfm_event_encode(const char *event, pfarg_pmc_t *pmcs, int n);
+
+/*
+ * Of Umpire: PFM_READ_PMDS on each of nfds contexts, and the sums of their values, each with
+ * the provenance that says least. With a context loaded on every vCPU, also on those that have
+ * not started yet, they are the counts of the VM. If one cannot be read, it fails as that read
+ * does. Not for signal handlers.
+ */
+int pfm_read_pmds_sum(const int *fds, int nfds, pfarg_pmd_t *pmds, int n);
+
+/*
+ * Why the last call of this thread failed: one line, "" if it did not, and a PFM_SUBCODE_*.
+ * The text is valid until the thread's next call.
  */
 const char *pfm_strerror_last(void);
+int pfm_subcode_last(void);
 
 /* Other names that the specification itself uses, in the sections at the right. */
 #ifndef PFM_NO_COMPAT

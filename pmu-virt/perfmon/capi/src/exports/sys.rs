@@ -2,24 +2,28 @@
 
 mod descriptors;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 
 use perfmon_abi::consts as pfm;
+use perfmon_abi::wire::{Errno, Subcode};
 
-use crate::calls;
+use crate::failure::{Failure, failure};
 use crate::sys::memory::User;
 use crate::sys::{last, set_errno};
+use crate::{calls, encode, sum};
+
+/// What a call returns; -1 with `errno` if it fails.
+fn call(work: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
+    last::set(Subcode::None, "");
+    work().unwrap_or_else(|failure| {
+        set_errno(failure.number);
+        -1
+    })
+}
 
 fn done(fd: c_int, command: c_int, argument: *mut c_void, nargs: c_int) -> c_int {
-    last::set("");
-    match calls::command(fd, command, User::new(argument), nargs) {
-        Ok(()) => 0,
-        Err(failure) => {
-            set_errno(failure.number);
-            -1
-        }
-    }
+    call(|| calls::command(fd, command, User::new(argument), nargs).map(|()| 0))
 }
 
 /// 3.1. `argument` points to `nargs` structures of the command; an address that
@@ -33,6 +37,40 @@ extern "C" fn perfmonctl(fd: c_int, command: c_int, argument: *mut c_void, nargs
 #[unsafe(no_mangle)]
 extern "C" fn pfm_strerror_last() -> *const c_char {
     last::pointer()
+}
+
+/// What exactly was wrong with this thread's last call: `PFM_SUBCODE_*`.
+#[unsafe(no_mangle)]
+extern "C" fn pfm_subcode_last() -> c_int {
+    last::subcode().number().into()
+}
+
+/// Fills `n` elements at `pmcs` with what counts `event`; how many there are for it.
+///
+/// # Safety
+/// `event` is NULL or a C string.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pfm_event_encode(event: *const c_char, pmcs: *mut c_void, n: c_int) -> c_int {
+    call(|| {
+        if event.is_null() {
+            return Err(failure(Errno::EFAULT, "there is no name of an event"));
+        }
+        // SAFETY: it is not NULL, so the caller's promise makes it a C string, which stays
+        // while the call lasts.
+        let event = unsafe { CStr::from_ptr(event) }.to_string_lossy();
+        encode::encode(&event, User::new(pmcs), n)
+    })
+}
+
+/// Reads `n` PMDs of each of `contexts` contexts, and leaves their sums.
+#[unsafe(no_mangle)]
+extern "C" fn pfm_read_pmds_sum(
+    fds: *mut c_void,
+    contexts: c_int,
+    pmds: *mut c_void,
+    n: c_int,
+) -> c_int {
+    call(|| sum::read(User::new(fds), contexts, User::new(pmds), n).map(|()| 0))
 }
 
 /// Calls of 6.1 for a context: with a vector, with one structure, with none.
