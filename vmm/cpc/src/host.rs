@@ -495,6 +495,24 @@ fn meaning(errno: Errno, subcode: Subcode, reason: &str) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::Fake;
+
+    /// A VMM of before has no PMD for its clock: then the time is that of the program.
+    #[test]
+    fn without_a_clock_of_the_vm_the_time_is_ours() {
+        let fake = Fake::start();
+        let name = VcpuName::parse(&format!("{}:1", fake.path().display())).unwrap();
+        let (mut host, vcpu) = Host::find(&name).unwrap();
+        let mut event = Event::default();
+        event.pes[0] = 0x43_0076;
+        host.start(vcpu, &event, false).unwrap();
+        for _ in 0..2 {
+            let before = now();
+            host.read(vcpu, &mut event).unwrap();
+            assert!((before..=now()).contains(&event.hrt), "{event:?}");
+            assert!(event.pic[0] > 0, "{event:?}");
+        }
+    }
 
     #[test]
     fn refusals_of_the_vm_are_the_pages_errors() {

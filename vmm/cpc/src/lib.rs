@@ -11,6 +11,9 @@ mod assign;
 mod clock;
 mod event;
 mod failure;
+#[cfg(test)]
+#[path = "../../../pmu-virt/perfmon/client/tests/fake/mod.rs"]
+mod fake;
 mod host;
 mod linux;
 mod lwp;

@@ -6,7 +6,7 @@ use perfmon_abi::wire::info::ModelInfo;
 use perfmon_abi::wire::{Errno, Extension, Subcode};
 use perfmon_abi::{PmcArg, Record};
 use pmu_model::CounterId;
-use umpire_events::{EventError, resolve};
+use umpire_events::{EventError, LibraryError, NoTables, resolve};
 
 use crate::calls::document;
 use crate::failure::{Failure, because, failure};
@@ -39,8 +39,14 @@ fn candidates(event: &str, info: &ModelInfo, pmu: &LogicalPmu) -> Result<Vec<Pmc
         let reason = format!("'{event}' is PMD {}, which needs no PMC", quantity.pmd);
         return Err(because(Errno::EINVAL, Subcode::PicNotCapable, &reason));
     }
-    let named = resolve(event, pmu.model(), &*umpire_events::names())
-        .map_err(|error| because(Errno::EINVAL, subcode(&error), &error.to_string()))?;
+    let named = resolve(event, pmu.model(), &NoTables(LibraryError::TooLate));
+    let named = match named {
+        // libpfm4 is big, and wants a variable in the environment: only who needs it gets it.
+        Err(EventError::NoTables { .. }) => resolve(event, pmu.model(), &*umpire_events::names()),
+        other => other,
+    };
+    let named =
+        named.map_err(|error| because(Errno::EINVAL, subcode(&error), &error.to_string()))?;
     let mut found: Vec<_> = pmu
         .pmcs()
         .iter()

@@ -20,6 +20,8 @@ const SAMPLES: usize = 3;
 pub const VCPUS: i32 = 3;
 /// Counters.
 pub(super) const COUNTERS: u16 = 4;
+/// Virtual PMDs: exits, and the time that a vCPU ran.
+const QUANTITIES: [u16; 2] = [64, 72];
 
 #[derive(Debug)]
 pub struct Context {
@@ -337,7 +339,7 @@ impl Context {
 
     fn check(&self, num: u16, set: u16, flags: &mut u32) -> Result<(), Refusal> {
         *flags &= !(pfm::PFM_REG_RETFL_MASK | pfm::PFM_REG_RETFL_PROV_MASK);
-        if num >= COUNTERS && num != 64 {
+        if num >= COUNTERS && !QUANTITIES.contains(&num) {
             *flags |= pfm::PFM_REG_RETFL_NOTAVAIL;
             return refuse(Errno::EINVAL, "there is no such register");
         }
