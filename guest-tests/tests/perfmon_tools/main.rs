@@ -4,6 +4,7 @@
 mod bad_input;
 mod budget;
 mod counts;
+mod endings;
 mod lifecycle;
 mod observers;
 mod owners;
