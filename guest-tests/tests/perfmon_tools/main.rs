@@ -9,7 +9,9 @@ mod lifecycle;
 mod observers;
 mod owners;
 mod reservations;
+mod rings;
 mod samples;
+mod scribbler;
 mod top;
 mod track;
 
