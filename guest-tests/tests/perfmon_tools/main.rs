@@ -5,6 +5,7 @@ mod bad_input;
 mod budget;
 mod counts;
 mod endings;
+mod liar;
 mod lifecycle;
 mod observers;
 mod owners;
