@@ -396,6 +396,62 @@ fn options_and_files() {
 }
 
 /// Where nobody reads standard error, the status still tells.
+/// Two profiles, of which one is none, or is damaged from its beginning on.
+#[test]
+fn profiles_that_cannot_be_compared() {
+    let desk = Desk::new();
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
+    let good = fs::read(corpus.join("tasks.data")).expect("a profile");
+    desk.write("good", &good);
+    desk.write(
+        "other",
+        &fs::read(corpus.join("guest.data")).expect("a profile"),
+    );
+    let changed = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        bytes
+    };
+    desk.write("version", &changed(8, 9));
+    desk.write("header", &changed(16, b'x'));
+    desk.write("long", &changed(15, 0xff));
+    desk.write("head", &good[..20]);
+    for (bad, expected) in [
+        ("gone", "gone"),
+        ("folder", "folder"),
+        ("empty", "empty"),
+        ("text", "no profile"),
+        ("version", "version"),
+        ("header", "header"),
+        ("long", "header"),
+        ("head", "head"),
+    ] {
+        desk.check_flags(&["diff", bad, "good"], &[expected]);
+        desk.check_flags(&["diff", "good", bad], &[expected]);
+    }
+    desk.check_flags(&["diff", "good"], &["<NEW>"]);
+    desk.check_flags(
+        &["diff", "good", "other", "--event", "branches"],
+        &["branches"],
+    );
+    desk.check_flags(&["diff", "good", "good", "--symbols", "gone"], &["gone"]);
+    desk.check_flags(&["diff", "good", "good", "--symfs", "gone"], &["gone"]);
+    desk.check_flags(&["diff", "good", "good", "--sort", "colour"], &["colour"]);
+    // One that was cut off is used up to there.
+    desk.write("cut", &good[..good.len() - 30]);
+    let output = Command::new(umpire::path())
+        .args(["diff", "cut", "good"])
+        .current_dir(desk.folder.path())
+        .output()
+        .expect("umpire can be started");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    assert!(
+        told.lines().count() >= 1 && !output.stdout.is_empty(),
+        "{told}"
+    );
+}
+
 #[test]
 fn nobody_reads_the_error() {
     let (reader, writer) = std::io::pipe().expect("a pipe");

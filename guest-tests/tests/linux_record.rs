@@ -12,7 +12,10 @@ use serde_json::Value;
 /// Two programs compute, one in a known function, one in the kernel; a third is in a module.
 const START: &str = "insmod /lib/modules/msr.ko; walk compute >/tmp/compute & echo compute $!; \
                      walk kernel >/tmp/kernel & echo kernel $!; walk module >/tmp/module & \
-                     echo module $!; sleep 1; cat /tmp/compute";
+                     echo module $!; sleep 1; cat /tmp/compute; \
+                     echo text $(grep ' _text$' /proc/kallsyms)";
+/// Where each x86-64 kernel is linked to begin. One of some 480 boots is there all the same.
+const LINKED: u64 = 0xffff_ffff_8100_0000;
 const RECORD: &str = "record -a -g --for 8s -o /l1/out/umpire.data";
 const FLAGS: [&str; 8] = [
     "--cpu-vendor",
@@ -76,6 +79,11 @@ fn check(image: LinuxImage) {
     };
     // Only the first program runs these.
     let computing = address("leaf")..address("middle");
+    let text = u64::from_str_radix(word(said, "text"), 16).expect("an address");
+    assert!(
+        text > 1 << 63 && text != LINKED,
+        "the kernel did not move: {said}"
+    );
 
     // In whose function, in whose name: right ones, and all.
     let mut tally: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
@@ -119,6 +127,16 @@ fn check(image: LinuxImage) {
                 of(if module { 2 } else { 1 }) && has(&"outer") && has(&"main"),
             );
         }
+        // Whatever the two that enter the kernel do there: theirs are all that have their pid.
+        if sample["ring"] == "kernel" && (of(1) || of(2)) {
+            judge("symbols of the kernel", sample["symbol"].is_string());
+            judge("called by the program", has(&"outer") && has(&"main"));
+        }
+        if sample["ring"] == "kernel" && of(1) {
+            judge("what it is there for", has(&"get_random_bytes_user"));
+            let own = sample["symbol"].as_str().unwrap_or_default();
+            judge("by its own symbol", own.contains("chacha"));
+        }
     }
     println!("{tally:?}");
     for what in [
@@ -127,6 +145,9 @@ fn check(image: LinuxImage) {
         "its callers",
         "in the kernel",
         "in a module",
+        "symbols of the kernel",
+        "called by the program",
+        "what it is there for",
     ] {
         let (right, all) = tally.get(what).copied().unwrap_or_default();
         assert!(
@@ -134,6 +155,9 @@ fn check(image: LinuxImage) {
             "{what}: {right} of {all}"
         );
     }
+    // Random numbers are made there, most of the time.
+    let (right, all) = tally["by its own symbol"];
+    assert!(right * 4 >= all, "{right} of {all}");
 
     let report = umpire(
         folder.path(),

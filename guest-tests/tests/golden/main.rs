@@ -205,6 +205,36 @@ fn answers_on_fixed_input_are_as_before() {
                 "vm,vcpu,core,time,period,event,set,ring,cr3,ip,sym",
             ],
         ),
+        // With tasks and callers; the guest's kernel says the symbols.
+        case("report-tasks.json", &["report", "-i", "tasks.data", "-j"]),
+        case(
+            "report-callers.json",
+            &[
+                "report",
+                "-i",
+                "tasks.data",
+                "-g=callee",
+                "--sort",
+                "pid,tid,comm,dso,symbol",
+                "-j",
+            ],
+        ),
+        case(
+            "report-tasks.folded",
+            &["report", "-i", "tasks.data", "--folded"],
+        ),
+        case(
+            "script-tasks.json",
+            &[
+                "script",
+                "-i",
+                "tasks.data",
+                "-F",
+                "comm,pid,tid,vm,vcpu,core,time,period,event,set,ring,cr3,ip,sym,dso,callchain",
+                "-j",
+            ],
+        ),
+        case("script-tasks.txt", &["script", "-i", "tasks.data"]),
     ];
     for Case { name, words } in cases {
         let output = run(words);
@@ -274,7 +304,7 @@ fn options_of(help: &str) -> String {
 
 #[test]
 fn options_are_as_before() {
-    let commands: [&[&str]; 31] = [
+    let commands: [&[&str]; 35] = [
         &["run"],
         &["doctor"],
         &["demo"],
@@ -306,6 +336,10 @@ fn options_are_as_before() {
         &["pcr", "policy"],
         &["pcr", "scheme"],
         &["top"],
+        &["diff"],
+        &["pause"],
+        &["resume"],
+        &["stop"],
     ];
     let mut all = String::new();
     for words in commands {
@@ -321,7 +355,7 @@ fn options_are_as_before() {
 /// say so.
 #[test]
 fn statuses_of_refusals_are_as_before() {
-    let cases: [&[&str]; 43] = [
+    let cases: [&[&str]; 54] = [
         &[],
         &["walk"],
         &["run"],
@@ -398,6 +432,17 @@ fn statuses_of_refusals_are_as_before() {
             "33",
             "../../docs/examples/short.script",
         ],
+        &["diff"],
+        &["diff", "guest.data"],
+        &["diff", "gone.data", "guest.data"],
+        &["diff", "guest.data", "gone.data"],
+        &["diff", "guest.data", "System.map"],
+        &["diff", "guest.data", "tasks.data", "--event", "branches"],
+        &["diff", "guest.data", "guest.data", "--sort", "colour"],
+        &["pause", "--control", "gone.sock"],
+        &["resume", "--control", "gone.sock"],
+        &["stop", "--control", "gone.sock"],
+        &["stop", "no-such-vm"],
     ];
     let mut all = String::new();
     for words in cases {
@@ -416,7 +461,7 @@ fn statuses_of_refusals_are_as_before() {
 /// A file that no test reads is no promise.
 #[test]
 fn every_file_of_the_corpus_is_compared() {
-    let input = BTreeSet::from(["guest.data", "System.map"]);
+    let input = BTreeSet::from(["guest.data", "tasks.data", "System.map"]);
     let code = [include_str!("main.rs"), include_str!("live.rs")].concat();
     for entry in fs::read_dir(folder()).expect("the corpus") {
         let name = entry.expect("an entry").file_name();

@@ -105,6 +105,64 @@ fn by_name_by_number_or_the_only_one() {
     await_listed(runtime, "web1");
 }
 
+/// Each tool means the VM that `--vm` names, and a name that nobody has is one line.
+#[test]
+fn each_tool_finds_a_vm_by_its_name() {
+    if skipped_without_kvm("each_tool_finds_a_vm_by_its_name") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let runtime = folder.path();
+    let kernel = guest_tests::vm::spinning();
+    let web1 = Named::run(&kernel, runtime, &["--name", "web1", "--paused"]);
+    let _db = Named::run(&kernel, runtime, &["--name", "db"]);
+    await_listed(runtime, "web1");
+    await_listed(runtime, "db");
+    let file = folder.path().join("a.data").display().to_string();
+    let record = ["record", "-F", "200", "--for", "300ms", "-o", &file];
+    let tools: [&[&str]; 6] = [
+        &record,
+        &["track", "-c", "vm-exits", "-T", "0.1", "-N", "1"],
+        &["pcr"],
+        &["top", "--once", "-d", "0.2"],
+        &["events", "cycles"],
+        &["stat", "-e", "vm-exits", "--for", "20ms"],
+    ];
+    for tool in tools {
+        let (status, out, told) = umpire(runtime, &[tool, &["--vm", "web2"]].concat());
+        assert_eq!((status, told.lines().count()), (2, 1), "{tool:?}: {told}");
+        assert!(told.contains("there is no VM web2; running are "), "{told}");
+        assert_eq!(out, "", "{tool:?}");
+    }
+    // The one that stands until everything counts.
+    let resumed = [&record[..], &["--vm", "web1", "--resume"]].concat();
+    let (status, _, told) = umpire(runtime, &resumed);
+    assert!(status == 0 && told.contains(" samples; "), "{told}");
+    let (_, report, _) = umpire(runtime, &["report", "-i", &file]);
+    assert!(report.contains(&web1.0.id().to_string()), "{report}");
+    assert!(report.contains('%'), "{report}");
+    for tool in tools {
+        let (status, out, told) = umpire(runtime, &[tool, &["--vm", "web1"]].concat());
+        assert_eq!(status, 0, "{tool:?}: {told}");
+        match tool[0] {
+            "top" => assert!(out.contains("web1") && !out.contains("db"), "{out}"),
+            "events" => assert!(out.contains("cycles"), "{out}"),
+            "track" => assert!(out.contains(" exit "), "{out}"),
+            _ => {}
+        }
+    }
+    let (status, _, told) = umpire(runtime, &["pause", "web1"]);
+    assert!(status == 0 && told.contains("VM web1 ("), "{told}");
+    let (status, _, told) = umpire(runtime, &["resume", "web1"]);
+    assert!(status == 0 && told.contains("VM web1 ("), "{told}");
+    let listed = umpire(runtime, &["ls", "--vm", "web1"]).1;
+    assert!(listed.contains("running"), "{listed}");
+    for tool in ["pause", "resume", "stop"] {
+        let (status, _, told) = umpire(runtime, &[tool, "web2"]);
+        assert_eq!((status, told.lines().count()), (2, 1), "{tool}: {told}");
+    }
+}
+
 #[test]
 fn nobody_is_served_where_none_is_wanted() {
     if skipped_without_kvm("nobody_is_served") {

@@ -4,11 +4,15 @@
 mod bad_input;
 mod budget;
 mod counts;
+mod endings;
+mod liar;
 mod lifecycle;
 mod observers;
 mod owners;
 mod reservations;
+mod rings;
 mod samples;
+mod scribbler;
 mod top;
 mod track;
 

@@ -47,6 +47,31 @@ fn changes_reach_what_they_are_for() {
     assert!(kernels < 1900 && tasks < kernels, "{counts:?}");
 }
 
+/// Memory changes while it is looked at: what was checked is another when it is used.
+#[test]
+fn memory_that_changes_during_a_look() {
+    for (calm, expected) in [
+        (3, 0..100),
+        (30, 100..390),
+        (300, 300..400),
+        (10_000, 390..401),
+    ] {
+        let [mut kernels, mut tasks, mut paths, mut deep] = [0; 4];
+        for seed in 0..400 {
+            let reached = play::restless(seed, calm);
+            kernels += u32::from(reached.kernel);
+            tasks += u32::from(reached.task);
+            paths += u32::from(reached.path);
+            deep += u32::from(reached.kernel_frames > 1);
+        }
+        let counts = (calm, kernels, tasks, paths, deep);
+        assert!(expected.contains(&kernels), "{counts:?}");
+        if calm >= 30 {
+            assert!(tasks > 100 && paths > 100 && deep > 100, "{counts:?}");
+        }
+    }
+}
+
 /// A kernel lies about where its structures have what.
 #[test]
 fn types_that_cannot_be() {
@@ -63,6 +88,11 @@ proptest! {
     #[test]
     fn any_memory(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         play::run(&bytes);
+    }
+
+    #[test]
+    fn any_changes_during_a_look(seed: u64, calm in 1u64..2000) {
+        play::restless(seed, calm);
     }
 
     #[test]

@@ -5,9 +5,10 @@
 #[path = "../linux/mod.rs"]
 mod linux;
 
+use std::cell::Cell;
 use std::ops::Range;
 
-use guest_view::{Btf, Chain, KernelView, Look, Mode, Note, Registers, Search, Step};
+use guest_view::{Btf, Chain, GuestMemory, KernelView, Look, Mode, Note, Registers, Search, Step};
 use linux::{
     AREA, CALLED, CODE, ENTRY, HEAD, IMAGE, INTERRUPT, KSTACK, Linux, MODULE, NODES, NOTE,
 };
@@ -24,6 +25,8 @@ pub(crate) struct Reached {
     pub(crate) build_id: bool,
     pub(crate) kernel_frames: usize,
     pub(crate) program_frames: usize,
+    /// What a stack led to cannot be executed: it has changed between two reads.
+    not_code: bool,
 }
 
 /// Bytes as decisions; behind their end all are 0.
@@ -188,56 +191,163 @@ fn ask(linux: &mut Linux, view: &KernelView, decisions: &mut Decisions<'_>) -> R
         kernel: true,
         ..Reached::default()
     };
+    check_symbols(view);
+    let mut chain = Chain::default();
+    for _ in 0..3 {
+        let at = decisions.registers();
+        look(linux, linux, view, &at, &mut chain, &mut reached);
+        assert!(!reached.not_code);
+        decisions.change(linux);
+    }
+    reached
+}
+
+fn check_symbols(view: &KernelView) {
     for symbol in view.symbols().take(1 << 16) {
         assert!(symbol.name.bytes().all(|byte| byte.is_ascii_graphic()));
         let _ = view.symbol(symbol.address);
     }
-    let mut chain = Chain::default();
-    for _ in 0..3 {
-        let at = decisions.registers();
-        linux.bytes.set(0);
-        linux.reads.set(0);
-        let look = Look::at(view, linux);
-        let task = look.task(0, &at);
-        reached.task |= task.is_ok();
-        look.chain(task.as_ref().ok(), &at, &mut chain);
-        reached.kernel_frames = reached.kernel_frames.max(chain.kernel().len());
-        reached.program_frames = reached.program_frames.max(chain.program().len());
-        assert!(chain.kernel().len() <= 127 && chain.program().len() <= 127);
-        if let Some(memory) = task.ok().and_then(|task| task.memory) {
-            if let Some(at) = chain.registers() {
-                let mut stack = vec![0; 1 << 13];
-                let len = look.stack(memory, &at, &mut stack);
-                let mut found = 0;
-                look.code(memory, (at.sp, &stack[..len]), |mapping| {
-                    assert!(mapping.is_executable);
-                    found += 1;
-                });
-                assert!(found <= 64);
-            }
-            let place = look.mapping(memory, at.rip);
-            let id = place
-                .ok()
-                .and_then(|mapping| look.build_id(memory, &mapping));
-            reached.build_id |= id.is_some();
-            for frame in chain.program() {
-                let mapping = look.mapping(memory, frame.instruction());
-                if let Some(file) = mapping.ok().and_then(|mapping| mapping.file) {
-                    let path = look.path(&file);
-                    reached.path |= path.is_ok();
-                    assert!(path.is_err() || !path.unwrap().name.contains(char::is_control));
-                }
+}
+
+/// Everything that a look at `memory` tells. `linux`, which is behind it, counts the reads.
+fn look(
+    memory: &dyn GuestMemory,
+    linux: &Linux,
+    view: &KernelView,
+    at: &Registers,
+    chain: &mut Chain,
+    reached: &mut Reached,
+) {
+    linux.bytes.set(0);
+    linux.reads.set(0);
+    let look = Look::at(view, memory);
+    let task = look.task(0, at);
+    reached.task |= task.is_ok();
+    look.chain(task.as_ref().ok(), at, chain);
+    reached.kernel_frames = reached.kernel_frames.max(chain.kernel().len());
+    reached.program_frames = reached.program_frames.max(chain.program().len());
+    assert!(chain.kernel().len() <= 127 && chain.program().len() <= 127);
+    if let Some(memory) = task.ok().and_then(|task| task.memory) {
+        if let Some(at) = chain.registers() {
+            let mut stack = vec![0; 1 << 13];
+            let len = look.stack(memory, &at, &mut stack);
+            let mut found = 0;
+            look.code(memory, (at.sp, &stack[..len]), |mapping| {
+                reached.not_code |= !mapping.is_executable;
+                found += 1;
+            });
+            assert!(found <= 64);
+        }
+        let place = look.mapping(memory, at.rip);
+        let id = place
+            .ok()
+            .and_then(|mapping| look.build_id(memory, &mapping));
+        reached.build_id |= id.is_some();
+        for frame in chain.program() {
+            let mapping = look.mapping(memory, frame.instruction());
+            if let Some(file) = mapping.ok().and_then(|mapping| mapping.file) {
+                let path = look.path(&file);
+                reached.path |= path.is_ok();
+                assert!(path.is_err() || !path.unwrap().name.contains(char::is_control));
             }
         }
-        // The stack's and the build id's beside the look's own.
-        let most = 2 * MIB + (128 << 10) + (64 << 10);
-        assert!(linux.bytes.get() <= most, "{} bytes", linux.bytes.get());
-        assert!(
-            linux.reads.get() <= most / 64,
-            "{} reads",
-            linux.reads.get()
-        );
-        decisions.change(linux);
+    }
+    // The stack's and the build id's beside the look's own.
+    let most = 2 * MIB + (128 << 10) + (64 << 10);
+    assert!(linux.bytes.get() <= most, "{} bytes", linux.bytes.get());
+    assert!(
+        linux.reads.get() <= most / 64,
+        "{} reads",
+        linux.reads.get()
+    );
+}
+
+/// The small kernel's memory while another processor writes: what is read differs now and
+/// then from what was there a read before, and is as before at the next one.
+struct Restless<'a> {
+    linux: &'a Linux,
+    state: Cell<u64>,
+    /// One of so many reads is changed.
+    calm: u64,
+}
+
+impl Restless<'_> {
+    fn random(&self) -> u64 {
+        let mut state = self.state.get();
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        self.state.set(state);
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+}
+
+impl GuestMemory for Restless<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        let found = self.linux.read(address, buffer);
+        let random = self.random();
+        if !random.is_multiple_of(self.calm) || buffer.is_empty() {
+            return found;
+        }
+        let decisions = self.random().to_le_bytes();
+        let value = Decisions(&decisions).value().to_le_bytes();
+        let place = (random >> 32) as usize % buffer.len();
+        for (byte, value) in buffer[place & !7..].iter_mut().zip(value) {
+            *byte = value;
+        }
+        found
+    }
+}
+
+/// Asks everything while memory changes, from the search for the kernel on. One of `calm` reads
+/// is not what it was.
+pub(crate) fn restless(seed: u64, calm: u64) -> Reached {
+    let mut linux = Linux::new(seed & 1 != 0);
+    linux.word(KSTACK + 0x4000 - REGS - 8, ENTRY + 0x20);
+    let memory = Restless {
+        linux: &linux,
+        state: Cell::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+        calm,
+    };
+    let mut search = Search::new(std::iter::once(0..4 << 20));
+    let note = loop {
+        match search.step(&memory, 64) {
+            Step::Searching => {}
+            Step::Found(note) => break note,
+            Step::Done => return Reached::default(),
+        }
+    };
+    linux.bytes.set(0);
+    let found = KernelView::of(&memory, note, PROGRAM_ROOT);
+    assert!(
+        linux.bytes.get() <= 385 * MIB,
+        "{} bytes",
+        linux.bytes.get()
+    );
+    let Ok(mut view) = found else {
+        return Reached::default();
+    };
+    if let Ok(Some(now)) = view.refreshed(&memory) {
+        view = now;
+    }
+    let _ = (
+        view.is_current(&memory, PROGRAM_ROOT),
+        view.processor(&memory, 7),
+    );
+    let mut reached = Reached {
+        kernel: true,
+        ..Reached::default()
+    };
+    check_symbols(&view);
+    let mut chain = Chain::default();
+    for place in [16, 17, 18, 19, 20, 21] {
+        // The registers as they are, but for those of every other seed.
+        let mut bytes = [place, 1, 1, 1, 1, 1, 1, 1, 1, 1];
+        if seed & 2 != 0 {
+            bytes[1..9].copy_from_slice(&memory.random().to_le_bytes());
+        }
+        let at = Decisions(&bytes).registers();
+        look(&memory, &linux, &view, &at, &mut chain, &mut reached);
     }
     reached
 }
