@@ -183,7 +183,7 @@ fn one_question_at_a_time() {
     assert_eq!(scene.described().len(), 3 * MOMENTS);
     assert_eq!(
         scene.link.due(),
-        Some(scene.now + PATIENCE),
+        Some(scene.now - TOGETHER + PATIENCE),
         "only if it is silent"
     );
 }
@@ -359,10 +359,10 @@ fn a_flood_is_bounded() {
         scene.answer(&ask, part, items.collect());
     }
     assert!(scene.link.known.is_full());
-    scene.described();
+    let before = scene.to.after(u64::MAX).next;
     scene.answer(&ask, 200, vec![Item::Threads(vec![1; MOMENTS])]);
     // The first thread is known, but what was refused may have been a part of its memory.
-    let described = scene.described();
+    let described = scene.to.after(before).described;
     assert_eq!(described.len(), MOMENTS);
     let known = described.iter().any(|one| match one {
         Described::Moment(one) => one.same[0] != 0,
