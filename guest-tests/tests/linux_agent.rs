@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use guest_tests::linux::{LinuxImage, Script, UnderUmpire, own_program};
 use guest_tests::umpire;
@@ -15,8 +16,8 @@ use serde_json::Value;
 const START: &str = "walk compute >/tmp/compute & echo compute $!; walk kernel >/tmp/kernel & \
                      echo kernel $!; umpire-agent >/tmp/agent 2>&1 & \
                      while :; do timeout 1 walk kernel >/dev/null; done 2>/dev/null & \
-                     sleep 2; cat /tmp/compute; echo types $(hexdump -n 2 /sys/kernel/btf/vmlinux)";
-const RECORD: &str = "record -a -g -F 97 --for 12s -o /l1/out/umpire.data";
+                     echo $! >/tmp/loop; sleep 2; cat /tmp/compute; echo types $(hexdump -n 2 /sys/kernel/btf/vmlinux)";
+const RECORD: &str = "record -a -g -F 97 --for 8s -o /l1/out/umpire.data";
 const LATER: &str = "record -a -F 97 --for 1s -o /l1/out/later.data";
 const FLAGS: [&str; 9] = [
     "--agent",
@@ -66,12 +67,17 @@ fn check(image: LinuxImage) {
     fs::create_dir_all(&root).expect("a folder");
     fs::write(root.join("walk"), own_program("walk").expect("a program")).expect("a file");
     let guest = UnderUmpire::new(image, &FLAGS).with_kernel_options("nmi_watchdog=0");
+    // On a machine with much else to do it takes some 150 s.
+    let guest = guest.with_timeout(Duration::from_secs(300));
     let log = Script::default()
         .step("start", START)
         .step("record", UnderUmpire::on_host(RECORD))
-        .step("without it", "killall umpire-agent")
+        .step(
+            "without it",
+            "killall umpire-agent; kill $(cat /tmp/loop); killall walk",
+        )
         .step("record later", UnderUmpire::on_host(LATER))
-        .step("end", "killall walk; cat /tmp/agent")
+        .step("end", "cat /tmp/agent")
         .run_on(&guest.with_host(folder.path()));
     let said = log.of("start");
     println!("{}", log.errors());

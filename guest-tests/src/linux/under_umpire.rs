@@ -23,7 +23,9 @@ const HOST_FLAGS: &[&str] = &[
     "/l1/out/audit.json",
 ];
 
-const TIMEOUT: Duration = Duration::from_secs(240);
+/// For the guest, and what L1 takes around it.
+const TIMEOUT: Duration = Duration::from_secs(180);
+const AROUND: Duration = Duration::from_secs(60);
 
 /// Plays the host beside the guest: a line `host: ARGUMENTS` on its console is a call of `umpire`
 /// with these arguments, made before the next line is looked at. What it prints goes to stderr.
@@ -48,6 +50,7 @@ pub struct UnderUmpire {
     out: Option<PathBuf>,
     root: Option<PathBuf>,
     alone: bool,
+    timeout: Duration,
     /// Declares what its simulated events do, for as long as it may be booted.
     _rates: Option<Arc<NamedTempFile>>,
 }
@@ -72,6 +75,7 @@ impl UnderUmpire {
             out: None,
             root: None,
             alone: false,
+            timeout: TIMEOUT,
             _rates: None,
         }
     }
@@ -100,6 +104,13 @@ impl UnderUmpire {
     #[must_use]
     pub fn alone(mut self) -> Self {
         self.alone = true;
+        self
+    }
+
+    /// Gives up after this time only, which whole seconds are.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -193,7 +204,8 @@ impl UnderUmpire {
         };
         let host = self.out.as_ref().map(|_| HOST_FLAGS);
         let run = program
-            .args(["run", "--memory", "512", "--timeout", "180"])
+            .args(["run", "--memory", "512", "--timeout"])
+            .arg(self.timeout.as_secs().to_string())
             .args(host.unwrap_or_default())
             .args(["--cmdline", &self.command_line])
             .args(&self.flags)
@@ -203,7 +215,10 @@ impl UnderUmpire {
             .arg(guest.initrd());
         // With two, QEMU now and then mixes up L1 and its guest (docs/testing.md,
         // "Limits of L1").
-        let machine = Machine::new().memory_mib(2048).smp(1).timeout(TIMEOUT);
+        let machine = Machine::new()
+            .memory_mib(2048)
+            .smp(1)
+            .timeout(self.timeout + AROUND);
         machine.output(&run).expect("L1 works")
     }
 }

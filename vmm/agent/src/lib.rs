@@ -14,6 +14,7 @@ mod clock;
 mod guest;
 mod history;
 mod proc;
+mod processors;
 mod program;
 mod records;
 mod session;

@@ -9,21 +9,26 @@ use crate::records::{Ids, Mapped, MappedFile};
 /// `PF_KTHREAD` of the kernel's flags of a task (`include/linux/sched.h`).
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// Everything that runs, as far as it does not end meanwhile. `tick` is that of `/proc`, in ns.
-pub(crate) fn guest(proc: &Path, tick: u64) -> Guest {
+/// It is known how things are at the end only, so that nothing is said of an earlier moment.
+const LATER: u64 = u64::MAX;
+
+/// Everything that runs, as far as it does not end meanwhile; to be settled at its end. `tick`
+/// is that of `/proc`, in ns. `between` is called before each process.
+pub(crate) fn guest(proc: &Path, tick: u64, mut between: impl FnMut()) -> Guest {
     let mut guest = Guest::default();
     for pid in numbers(proc) {
+        between();
         let process = proc.join(pid.to_string());
         for tid in numbers(&process.join("task")) {
             let thread = process.join("task").join(tid.to_string());
             let stat = fs::read(thread.join("stat")).unwrap_or_default();
             if let Some((comm, started)) = stat_of(&String::from_utf8_lossy(&stat), tick) {
-                guest.start(Ids { pid, tid }, comm, started);
+                guest.start(LATER, Ids { pid, tid }, comm, started);
             }
         }
         let maps = fs::read(process.join("maps")).unwrap_or_default();
         for mapped in String::from_utf8_lossy(&maps).lines().filter_map(mapping) {
-            guest.map(pid, mapped);
+            guest.map(LATER, pid, mapped);
         }
     }
     guest
@@ -141,9 +146,11 @@ mod tests {
 
     #[test]
     fn this_process_is_found() {
-        let guest = guest(Path::new("/proc"), 10_000_000);
+        let guest = guest(Path::new("/proc"), 10_000_000, || {});
         let pid = std::process::id();
-        let thread = guest.thread(Ids { pid, tid: pid }).expect("this process");
+        let thread = guest
+            .thread(LATER, Ids { pid, tid: pid })
+            .expect("this process");
         assert!(!thread.kernel && thread.memory != 0);
         let own = std::env::current_exe().expect("a program");
         let mappings = guest.mappings(thread.memory, 0);

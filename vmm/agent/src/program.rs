@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,18 +14,24 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::process::{geteuid, setpriority_process};
 use rustix::termios::{OptionalActions, QueueSelector, tcflush, tcgetattr, tcsetattr};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use thiserror::Error;
 
-use crate::guest::Guest;
 use crate::proc;
-use crate::records;
+use crate::processors::Processors;
 use crate::session::Session;
-use crate::sys::{self, NoEvent, Ring};
+use crate::sys::{self, NoEvent};
 use umpire_agent_wire::{Ask, Frames, MAGIC, ToVmm, VERSION, frame};
 
 /// How often the agent says that it is there, while nobody asks.
 const HELLO: Duration = Duration::from_secs(1);
+/// How often it makes sure that each processor has its records.
+const CHECK: Duration = Duration::from_secs(1);
+/// From one look at `/proc` to the next, at least: so long, and so many times as long as the
+/// look took, since nobody else runs meanwhile.
+const REST: Duration = Duration::from_secs(1);
+const RESTS: u32 = 10;
+/// The inode of the first PID namespace (`PROC_PID_INIT_INO` in `include/linux/proc_ns.h`).
+const FIRST_PIDS: u64 = 0xefff_fffc;
 /// Before all usual programs.
 const PRIORITY: i32 = -20;
 /// A tick of `/proc` in ns: `USER_HZ` is 100 on x86-64.
@@ -40,8 +47,7 @@ const WAITING: usize = 1 << 20;
     after_help = "For guests whose kernel has no BTF: with it, umpire record, top and script show \
                   processes, threads and files of the guest. Run it as root in the guest, for as \
                   long as the guest runs; umpire run --agent gives the guest the port. It needs \
-                  Linux 4.3 or later with perf events, and what processors are online when it \
-                  starts.\n\nExit status: 0 after --help, 2 if it cannot work."
+                  Linux 4.3 or later with perf events, and to be outside of containers.\n\nExit status: 0 after --help, 2 if it cannot work."
 )]
 pub struct Arguments {
     /// The serial port of umpire run --agent
@@ -55,6 +61,12 @@ pub enum AgentError {
     /// It may not see other processes.
     #[error("only root may record what all processes do; start umpire-agent as root")]
     NotRoot,
+    /// A container.
+    #[error(
+        "this is a PID namespace, where other processes have no numbers; start umpire-agent \
+         outside of the container"
+    )]
+    Namespace,
     /// No port.
     #[error(
         "{} cannot be used: {cause}; umpire run --agent gives the guest this port, and --port \
@@ -97,6 +109,9 @@ pub fn run(arguments: &Arguments) -> Result<(), AgentError> {
     if !geteuid().is_root() {
         return Err(AgentError::NotRoot);
     }
+    if !is_first(Path::new("/proc/self/ns/pid")) {
+        return Err(AgentError::Namespace);
+    }
     // What it is asked for is gone soon; it runs for moments only. A guest that does not let it
     // gets its answers later.
     let _ = setpriority_process(None, PRIORITY);
@@ -110,33 +125,29 @@ pub fn run(arguments: &Arguments) -> Result<(), AgentError> {
     ended
 }
 
+/// The PID namespace is the first one. A kernel without namespaces has no file for it.
+fn is_first(namespace: &Path) -> bool {
+    fs::metadata(namespace).map_or(true, |file| file.ino() == FIRST_PIDS)
+}
+
 fn record(port: &mut Port) -> Result<(), AgentError> {
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let processors = proc::processors(&cpuinfo);
+    let mut session = Session::default();
+    let mut processors = Processors::open(&mut session).map_err(refused)?;
     if processors.is_empty() {
         return Err(AgentError::NoProcessors);
     }
-    let mut rings = rings(&processors)?;
-    let mut session = Session::new(Guest::default(), processors.iter().map(|(_, id)| *id));
-    begin(&mut session);
-    show_up(&processors);
     let mut frames = Frames::default();
     let began = sys::now().tsc;
-    let mut next = Instant::now();
+    let (mut next, mut check, mut scan) = (Instant::now(), Instant::now() + CHECK, Instant::now());
     loop {
         let asks = port.exchange(&mut frames)?;
-        for (apic_id, ring) in &mut rings {
-            ring.drain(|bytes| {
-                if let Some(record) = records::record(bytes) {
-                    session.take(*apic_id, record);
-                }
-            });
-        }
-        session.now(sys::now());
-        if session.is_incomplete() {
-            begin(&mut session);
-        }
         let now = Instant::now();
+        if now >= check {
+            processors.check(&mut session);
+            check = now + CHECK;
+        }
+        processors.drain(&mut session);
+        session.now(sys::now());
         for ask in &asks {
             port.send(&session.answer(ask));
             next = now + HELLO;
@@ -149,56 +160,53 @@ fn record(port: &mut Port) -> Result<(), AgentError> {
             }));
             next = now + HELLO;
         }
-        wait(port, &rings, next.saturating_duration_since(Instant::now()))?;
+        port.write()?;
+        if now >= scan && session.is_incomplete() {
+            let took = begin(&mut processors, &mut session);
+            scan = Instant::now() + rest(took);
+        }
+        let until = next.min(check);
+        wait(
+            port,
+            &processors,
+            until.saturating_duration_since(Instant::now()),
+        )?;
     }
 }
 
-/// Begins with what runs now.
-fn begin(session: &mut Session) {
-    let since = sys::now().ns;
-    session.begin_again(proc::guest(Path::new("/proc"), TICK_NS), since);
+/// How long nobody looks at `/proc` after a look that took so long.
+fn rest(took: Duration) -> Duration {
+    REST.max(took.saturating_mul(RESTS))
 }
 
-/// The records of each processor, by APIC id.
-fn rings(processors: &[(u32, u32)]) -> Result<Vec<(u32, Ring)>, AgentError> {
-    let open = |&(cpu, apic_id): &(u32, u32)| match Ring::open(cpu) {
-        Ok(ring) => Ok((apic_id, ring)),
-        Err(NoEvent::NoSwitches) => Err(AgentError::NoSwitches),
-        Err(NoEvent::Other(cause)) => Err(match Errno::from_io_error(&cause) {
+/// Begins with what runs now. How long that took.
+fn begin(processors: &mut Processors, session: &mut Session) -> Duration {
+    let (began, since) = (Instant::now(), sys::now().ns);
+    let proc = Path::new("/proc");
+    let guest = proc::guest(proc, TICK_NS, || processors.drain(session));
+    let until = sys::now().ns;
+    processors.drain(session);
+    session.begin_again(guest, since, until);
+    began.elapsed()
+}
+
+fn refused((cpu, why): (u32, NoEvent)) -> AgentError {
+    match why {
+        NoEvent::NoSwitches => AgentError::NoSwitches,
+        NoEvent::Other(cause) => match Errno::from_io_error(&cause) {
             Some(Errno::NOSYS | Errno::NOENT) => AgentError::NoPerf,
             _ => AgentError::Event { cpu, cause },
-        }),
-    };
-    processors.iter().map(open).collect()
-}
-
-/// Runs on each processor once, so that the kernel records who runs there.
-fn show_up(processors: &[(u32, u32)]) {
-    let Ok(all) = sched_getaffinity(None) else {
-        return;
-    };
-    for (cpu, _) in processors {
-        let cpu = usize::try_from(*cpu).unwrap_or(usize::MAX);
-        if cpu < CpuSet::MAX_CPU {
-            let mut one = CpuSet::new();
-            one.set(cpu);
-            // Of a processor where it may not run the first switch tells.
-            let _ = sched_setaffinity(None, &one);
-        }
+        },
     }
-    let _ = sched_setaffinity(None, &all);
 }
 
 /// Waits for a question, for room for an answer, for many records, or for the time.
-fn wait(port: &Port, rings: &[(u32, Ring)], time: Duration) -> Result<(), AgentError> {
+fn wait(port: &Port, processors: &Processors, time: Duration) -> Result<(), AgentError> {
     let mut events = PollFlags::IN;
     events.set(PollFlags::OUT, !port.out.is_empty());
     let mut all = vec![PollFd::new(&port.device, events)];
-    all.extend(
-        rings
-            .iter()
-            .map(|(_, ring)| PollFd::new(ring, PollFlags::IN)),
-    );
+    let rings = processors.rings();
+    all.extend(rings.map(|ring| PollFd::new(ring, PollFlags::IN)));
     let time = Timespec::try_from(time).unwrap_or_default();
     match poll(&mut all, Some(&time)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -243,8 +251,8 @@ impl Port {
         }
     }
 
-    /// Writes what there is room for, and reads what there is.
-    fn exchange(&mut self, frames: &mut Frames) -> Result<Vec<Ask>, AgentError> {
+    /// Writes what there is room for.
+    fn write(&mut self) -> Result<(), AgentError> {
         while !self.out.is_empty() {
             match rustix::io::write(&self.device, self.out.as_slices().0) {
                 Ok(0) | Err(Errno::AGAIN) => break,
@@ -253,6 +261,12 @@ impl Port {
                 Err(errno) => return Err(failed(&self.path, errno)),
             }
         }
+        Ok(())
+    }
+
+    /// Writes what there is room for, and reads what there is.
+    fn exchange(&mut self, frames: &mut Frames) -> Result<Vec<Ask>, AgentError> {
+        self.write()?;
         let (mut asks, mut buffer) = (Vec::new(), [0; 4096]);
         match rustix::io::read(&self.device, &mut buffer) {
             Ok(0) => return Err(failed(&self.path, Errno::IO)),
@@ -268,5 +282,25 @@ fn failed(path: &Path, errno: Errno) -> AgentError {
     AgentError::Port {
         port: path.to_owned(),
         cause: errno.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_leave_time_to_others() {
+        for (took, expected) in [(0, 1000), (50, 1000), (700, 7000)] {
+            let took = Duration::from_millis(took);
+            assert_eq!(rest(took), Duration::from_millis(expected));
+        }
+    }
+
+    #[test]
+    fn only_the_first_namespace_will_do() {
+        assert!(is_first(Path::new("/proc/self/ns/none")));
+        // Another one, for certain.
+        assert!(!is_first(Path::new("/proc/self/ns/uts")));
     }
 }

@@ -1,6 +1,6 @@
 //! What the agent has seen, and its answers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::clock::{Clock, Reading};
 use crate::guest::{Guest, Thread};
@@ -16,9 +16,12 @@ const GRACE_NS: u64 = 2_000_000_000;
 const WAITING: usize = 1 << 16;
 /// Bytes of a part of an answer, but for one item.
 const PART: usize = LONGEST / 4;
+/// Bytes of an answer after which no more mappings are told: the rest waits for the next
+/// question. The port takes a second for it.
+const MOST: usize = 1 << 16;
 
 /// Everything that is known of the guest.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Session {
     clock: Clock,
     /// By APIC id.
@@ -28,7 +31,8 @@ pub(crate) struct Session {
     changes: BTreeMap<(u64, u64), Change>,
     order: u64,
     told: Told,
-    incomplete: bool,
+    /// Since when threads may have come and gone that nobody knows.
+    incomplete: Option<u64>,
 }
 
 /// What the VMM knows already.
@@ -41,18 +45,17 @@ struct Told {
 }
 
 impl Session {
-    /// Begins with what runs in `guest`, on processors with these APIC ids.
-    pub(crate) fn new(guest: Guest, processors: impl IntoIterator<Item = u32>) -> Self {
-        let processors = processors.into_iter();
-        Self {
-            clock: Clock::default(),
-            processors: processors.map(|id| (id, History::default())).collect(),
-            guest,
-            changes: BTreeMap::new(),
-            order: 0,
-            told: Told::default(),
-            incomplete: false,
-        }
+    /// From `time` on records of this processor are taken. What happened there before is not
+    /// known.
+    pub(crate) fn opened(&mut self, apic_id: u32, time: u64) {
+        self.lost(apic_id);
+        self.processors.entry(apic_id).or_default().opened(time);
+    }
+
+    /// Records of this processor are missing since the last one.
+    pub(crate) fn lost(&mut self, apic_id: u32) {
+        let since = self.processors.entry(apic_id).or_default().lost();
+        self.incomplete = Some(self.incomplete.map_or(since, |before| before.min(since)));
     }
 
     /// Takes what happened on a processor.
@@ -64,10 +67,7 @@ impl Session {
         match what {
             What::Switch { from, to } => history.switch(time, from, to),
             What::Runs(thread) => history.runs(time, Some(thread)),
-            What::Lost => {
-                history.lost();
-                self.incomplete = true;
-            }
+            What::Lost => self.lost(apic_id),
             What::Change(change) => {
                 self.order += 1;
                 self.changes.insert((time, self.order), change);
@@ -75,15 +75,38 @@ impl Session {
         }
     }
 
-    /// Records were lost: threads may have come and gone. True once.
+    /// Records were lost: threads may have come and gone. True once; the guest is looked at then.
     pub(crate) fn is_incomplete(&mut self) -> bool {
-        std::mem::take(&mut self.incomplete)
+        self.incomplete.take().is_some()
     }
 
-    /// Begins again with what runs in `guest`, which was looked for from `since` on.
-    pub(crate) fn begin_again(&mut self, guest: Guest, since: u64) {
+    /// Begins again with what runs in `guest`, which was looked for from `since` to `until`. All
+    /// that happened up to then was taken.
+    pub(crate) fn begin_again(&mut self, guest: Guest, since: u64, until: u64) {
         self.guest = guest.after(&self.guest);
-        self.changes = self.changes.split_off(&(since, 0));
+        let mut changes = self.changes.split_off(&(since, 0));
+        self.changes = changes.split_off(&(until, u64::MAX));
+        let comms = changes.values().filter_map(|change| match change {
+            Change::Comm { of, .. } => Some(of.tid),
+            _ => None,
+        });
+        let mut renamed: HashSet<u32> = comms.collect();
+        for ((time, _), change) in changes {
+            match &change {
+                Change::Comm { of, .. } => {
+                    renamed.remove(&of.tid);
+                }
+                // Nobody knows the name that its parent had then.
+                Change::Fork { child, parent }
+                    if renamed.contains(&parent.tid) && !self.guest.has(*child) =>
+                {
+                    continue;
+                }
+                _ => {}
+            }
+            self.guest.change(time, change);
+        }
+        self.guest.settle(until);
         // Their memories are others now.
         self.told.memories.clear();
     }
@@ -132,14 +155,18 @@ impl Session {
     fn thread_at(&mut self, apic_id: u32, tsc: u64) -> Option<Thread> {
         let time = self.clock.at(tsc)?;
         let ids: Ids = self.processors.get(&apic_id)?.at(time)?;
+        if ids.tid != 0 && self.incomplete.is_some_and(|since| since <= time) {
+            return None;
+        }
         while let Some(first) = self.changes.first_entry().filter(|it| it.key().0 <= time) {
             let ((time, _), change) = first.remove_entry();
             self.guest.change(time, change);
         }
-        self.guest.thread(ids)
+        self.guest.thread(time, ids)
     }
 
-    /// The number of a thread that the VMM knows then, with all that its process has mapped.
+    /// The number of a thread that the VMM knows then, with all that its process has mapped; 0 if
+    /// that is too much for this answer.
     fn tell(&mut self, thread: Thread, parts: &mut Parts) -> u32 {
         let memory = thread.memory;
         let next = number_of(self.told.threads.len());
@@ -168,6 +195,9 @@ impl Session {
         if memory != 0 {
             let known = self.told.memories.entry(memory).or_default();
             for (mapped, file) in self.guest.mappings(memory, *known) {
+                if parts.frames.len() + parts.bytes > MOST {
+                    return 0;
+                }
                 *known += 1;
                 let next = number_of(self.told.files.len());
                 let files = &mut self.told.files;
@@ -278,13 +308,18 @@ mod tests {
         Record { time, what }
     }
 
+    /// Each at a place of its own.
     fn map(time: u64, pid: u32, name: &str) -> Record {
+        map_at(0x1000 * time, time, pid, name)
+    }
+
+    fn map_at(start: u64, time: u64, pid: u32, name: &str) -> Record {
         let file = MappedFile {
             name: name.to_owned(),
             ..MappedFile::default()
         };
         let mapping = Mapped {
-            start: 0x1000,
+            start,
             length: 0x1000,
             offset: 0,
             file,
@@ -338,8 +373,12 @@ mod tests {
     /// A clock of 2 GHz.
     fn session() -> Session {
         let mut guest = Guest::default();
-        guest.start(ids(1, 1), "init", Started::default());
-        let mut session = Session::new(guest, [4, 6]);
+        guest.start(0, ids(1, 1), "init", Started::default());
+        let mut session = Session::default();
+        session.opened(4, 0);
+        session.opened(6, 0);
+        assert!(session.is_incomplete());
+        session.begin_again(guest, 0, 0);
         session.now(Reading { tsc: 0, ns: 0 });
         session
     }
@@ -401,6 +440,107 @@ mod tests {
     }
 
     #[test]
+    fn a_later_state_is_no_answer() {
+        let mut session = session();
+        session.take(4, switch(100, ids(0, 0), ids(1, 1)));
+        session.take(4, comm(200, ids(1, 1), "sh"));
+        session.now(Reading { tsc: 1000, ns: 500 });
+        assert_eq!(names(&items(&mut session, false, &[(4, 500)])), ["sh"]);
+        // A question that comes late.
+        let found = items(&mut session, false, &[(4, 300)]);
+        assert_eq!(found, [Item::Threads(vec![0])]);
+    }
+
+    #[test]
+    fn moments_around_a_mapping_that_replaces_another_have_two_memories() {
+        let mut session = session();
+        session.take(4, switch(10, ids(0, 0), ids(1, 1)));
+        session.take(4, map_at(0x1000, 20, 1, "/one"));
+        session.take(4, map_at(0x1000, 200, 1, "/two"));
+        session.now(Reading { tsc: 1000, ns: 500 });
+        let found = items(&mut session, false, &[(4, 100), (4, 500)]);
+        assert_eq!(found.last(), Some(&Item::Threads(vec![1, 2])));
+        let memories: Vec<_> = found
+            .iter()
+            .filter_map(|item| match item {
+                Item::Thread(thread) => Some(thread.memory),
+                Item::Mapping(mapping) => Some(mapping.memory),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(memories.len(), 4);
+        assert_eq!(memories[0], memories[1]);
+        assert_eq!(memories[2], memories[3]);
+        assert_ne!(memories[0], memories[2]);
+    }
+
+    #[test]
+    fn what_is_too_much_for_an_answer_comes_with_the_next() {
+        let mut session = session();
+        let count = 3000;
+        for number in 0..count {
+            let name = format!("/a/name/of/some/length/{number}");
+            session.take(4, map_at(number * 0x1000, 10, 1, &name));
+        }
+        session.take(4, switch(10, ids(0, 0), ids(1, 1)));
+        session.now(Reading { tsc: 1000, ns: 500 });
+        let (mut told, mut questions) = (0, 0);
+        loop {
+            questions += 1;
+            let found = items(&mut session, false, &[(4, 500)]);
+            let is_mapping = |item: &&Item| matches!(item, Item::Mapping(_));
+            told += found.iter().filter(is_mapping).count() as u64;
+            match found.last() {
+                Some(Item::Threads(threads)) if threads[..] == [1] => break,
+                last => assert_eq!(last, Some(&Item::Threads(vec![0])), "not whole"),
+            }
+        }
+        assert_eq!(told, count);
+        assert!((2..9).contains(&questions), "{questions}");
+    }
+
+    #[test]
+    fn nothing_is_known_from_a_loss_to_the_end_of_the_next_look() {
+        let mut session = session();
+        session.take(6, switch(90, ids(0, 0), ids(1, 1)));
+        session.take(4, switch(100, ids(0, 0), ids(1, 1)));
+        session.lost(4);
+        session.take(4, switch(120, ids(1, 1), ids(0, 0)));
+        session.now(Reading { tsc: 1000, ns: 500 });
+        let ask = |session: &mut Session| {
+            items(session, false, &[(6, 190), (4, 210), (6, 400), (4, 400)])
+        };
+        let found = ask(&mut session);
+        assert_eq!(names(&found), ["init", "swapper"]);
+        assert_eq!(found.last(), Some(&Item::Threads(vec![1, 0, 0, 2])));
+        assert!(session.is_incomplete());
+        let mut guest = Guest::default();
+        guest.start(u64::MAX, ids(1, 1), "init", Started::default());
+        session.begin_again(guest, 150, 200);
+        let found = ask(&mut session);
+        assert_eq!(found.last(), Some(&Item::Threads(vec![0, 0, 3, 2])));
+    }
+
+    #[test]
+    fn a_fork_by_who_has_another_name_now_is_not_known() {
+        let mut session = session();
+        let (renamed, early, late) = (ids(1, 1), ids(7, 7), ids(8, 8));
+        let fork = |time, child| {
+            let parent = renamed;
+            change(time, Change::Fork { child, parent })
+        };
+        session.take(4, fork(110, early));
+        session.take(4, comm(120, renamed, "then"));
+        session.take(4, fork(130, late));
+        let mut guest = Guest::default();
+        guest.start(u64::MAX, renamed, "then", Started::default());
+        session.begin_again(guest, 100, 140);
+        assert_eq!(session.guest.thread(150, early), None);
+        let late = session.guest.thread(150, late);
+        assert_eq!(late.map(|it| it.comm), Some("then".to_owned()));
+    }
+
+    #[test]
     fn after_a_gap_everything_is_looked_for_again() {
         let mut session = session();
         session.take(4, switch(100, ids(0, 0), ids(1, 1)));
@@ -418,9 +558,9 @@ mod tests {
         );
         assert!(session.is_incomplete() && !session.is_incomplete());
         let mut guest = Guest::default();
-        guest.start(ids(1, 1), "init", Started::default());
+        guest.start(u64::MAX, ids(1, 1), "init", Started::default());
         session.take(4, comm(310, ids(1, 1), "later"));
-        session.begin_again(guest, 300);
+        session.begin_again(guest, 300, 320);
         session.now(Reading { tsc: 1000, ns: 500 });
         let found = items(&mut session, false, &[(4, 500)]);
         assert_eq!(found, [Item::Threads(vec![0])], "nobody knows");

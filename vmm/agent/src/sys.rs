@@ -20,6 +20,9 @@ use crate::records::{self, HEAD};
 const PAGE: usize = 4096;
 /// Bytes of a processor's records: of some 4000 switches.
 const RING: usize = 64 * PAGE;
+/// The longest record is a mapping's, with a path of 4096 bytes. Where less room than for it, and
+/// for what else the kernel is just writing, was left, the kernel may have dropped one.
+const LARGEST: usize = 2 * PAGE;
 /// Readings of the clocks of which the closest is taken.
 const TRIES: usize = 4;
 
@@ -29,6 +32,8 @@ pub(crate) struct Ring {
     event: OwnedFd,
     /// A page that describes them, and [`RING`] bytes.
     memory: *mut u8,
+    /// For how long the event has run, in ns, when that was asked last.
+    ran: u64,
 }
 
 /// An event cannot be opened.
@@ -59,6 +64,7 @@ impl Ring {
         let ring = Self {
             event,
             memory: memory.cast(),
+            ran: 0,
         };
         // SAFETY: the descriptor is a perf event's, and the call takes no memory.
         match unsafe { ioctls::ENABLE(ring.event.as_raw_fd(), 0) } {
@@ -67,12 +73,26 @@ impl Ring {
         }
     }
 
-    /// Hands `take` the records that are there, and makes room for others.
-    pub(crate) fn drain(&mut self, mut take: impl FnMut(&[u8])) {
+    /// The event has run since this was asked last.
+    pub(crate) fn has_run(&mut self) -> bool {
+        // Its count, and its time.
+        let mut fields = [0; 16];
+        let read = rustix::io::read(&self.event, &mut fields);
+        let time = fields
+            .last_chunk()
+            .map_or(0, |time| u64::from_le_bytes(*time));
+        let before = std::mem::replace(&mut self.ran, time);
+        read == Ok(fields.len()) && time > before
+    }
+
+    /// Hands `take` the records that are there, and makes room for others. False if there was so
+    /// little room that some may be missing behind these.
+    pub(crate) fn drain(&mut self, mut take: impl FnMut(&[u8])) -> bool {
         let (head, tail) = (self.position(false), self.position(true));
         let mut at = tail.load(Ordering::Relaxed);
         // The kernel writes records before it says where they end.
         let end = head.load(Ordering::Acquire);
+        let had_room = end.wrapping_sub(at) <= (RING - LARGEST) as u64;
         let mut record = Vec::new();
         while end.wrapping_sub(at) >= HEAD as u64 {
             let mut first = [0; HEAD];
@@ -88,6 +108,7 @@ impl Ring {
         }
         // What was not understood would never be.
         tail.store(end, Ordering::Release);
+        had_room
     }
 
     /// Where the kernel writes next, or up to where was read.
@@ -140,6 +161,7 @@ fn event(cpu: u32, switches: bool) -> io::Result<OwnedFd> {
     attr.config = abi::PERF_COUNT_SW_DUMMY.into();
     let tail = abi::PERF_SAMPLE_TID | abi::PERF_SAMPLE_TIME | abi::PERF_SAMPLE_CPU;
     attr.sample_type = tail.into();
+    attr.read_format = abi::PERF_FORMAT_TOTAL_TIME_RUNNING.into();
     attr.clockid = ClockId::MonotonicRaw as i32;
     attr.__bindgen_anon_2.wakeup_watermark = u32::try_from(RING / 2).unwrap_or(0);
     attr.set_disabled(1);
@@ -188,4 +210,63 @@ pub(crate) fn now() -> Reading {
 fn tsc() -> u64 {
     // SAFETY: every x86-64 processor has the instruction, and Linux lets programs use it.
     unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
+    use rustix::mm::mmap_anonymous;
+
+    /// A ring without a kernel behind it; its event is a file.
+    fn ring(event: &[u8]) -> Ring {
+        let file = memfd_create("event", MemfdFlags::CLOEXEC).expect("a file");
+        rustix::io::write(&file, event).expect("room");
+        seek(&file, SeekFrom::Start(0)).expect("a file");
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: no address is asked for, so that nothing of ours is replaced.
+        let memory = unsafe { mmap_anonymous(null_mut(), PAGE + RING, rights, MapFlags::PRIVATE) };
+        Ring {
+            event: file,
+            memory: memory.expect("memory").cast(),
+            ran: 0,
+        }
+    }
+
+    #[test]
+    fn a_ring_that_was_full_says_so_at_once() {
+        let mut ring = ring(&[]);
+        // A head that says a length of 64 bytes.
+        let record = [0, 0, 0, 0, 0, 0, 64, 0];
+        for (place, byte) in (0..RING).zip(record.iter().cycle()) {
+            let byte = if place % 64 < HEAD { *byte } else { 0 };
+            // SAFETY: `place` is below `RING`, and that many bytes follow the first page.
+            unsafe { ring.memory.add(PAGE + place).write(byte) };
+        }
+        let all = RING as u64;
+        let mut head = 0;
+        for (bytes, had_room) in [
+            (0, true),
+            (64, true),
+            (all / 2, true),
+            (all - 64, false),
+            (all - 4160, false),
+            (all, false),
+            (128, true),
+        ] {
+            head += bytes;
+            ring.position(false).store(head, Ordering::Release);
+            let mut count = 0;
+            assert_eq!(ring.drain(|_| count += 1), had_room, "{bytes}");
+            assert_eq!(count, bytes / 64);
+        }
+    }
+
+    #[test]
+    fn an_event_whose_time_stands_still_is_gone() {
+        let words = [0u64, 5, 0, 9, 0, 9, 0].map(u64::to_le_bytes).concat();
+        let mut ring = ring(&words);
+        let found = [(); 4].map(|()| ring.has_run());
+        assert_eq!(found, [true, true, false, false]);
+    }
 }

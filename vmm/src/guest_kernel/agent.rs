@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::Builder;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use self::link::Link;
 use super::VmKernel;
@@ -25,6 +25,9 @@ use crate::sync::lock;
 const WAITING: usize = 1024;
 /// Most bytes of the guest that wait for the thread. What comes then is lost, which shows.
 const BYTES: usize = 1 << 20;
+/// How often the thread makes sure that there is a VM: it keeps the VM's devices, and with them
+/// the other end of its channel.
+const CHECK: Duration = Duration::from_secs(1);
 
 /// A sample whose thread and mappings the agent knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,11 +152,7 @@ impl AgentLine {
 fn serve(line: &AgentLine, kernel: &Weak<VmKernel>) {
     let mut link = Link::default();
     loop {
-        let due = link.due();
-        let told = match due.map(|due| due.saturating_duration_since(Instant::now())) {
-            Some(wait) => line.news.recv_timeout(wait),
-            None => line.news.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
+        let told = next(&line.news, link.due());
         let Some(kernel) = kernel.upgrade() else {
             return;
         };
@@ -177,5 +176,27 @@ fn serve(line: &AgentLine, kernel: &Weak<VmKernel>) {
         link.step(descriptions, now);
         line.port.there.store(link.is_there(), Ordering::Relaxed);
         link.send(now, |bytes| line.platform.ports().enqueue_agent(bytes));
+    }
+}
+
+/// The next news, before `due` and before it is time to look after the VM.
+fn next(news: &Receiver<News>, due: Option<Instant>) -> Result<News, RecvTimeoutError> {
+    let wait = due.map_or(CHECK, |due| due.saturating_duration_since(Instant::now()));
+    news.recv_timeout(wait.min(CHECK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_a_vm_that_is_gone() {
+        let (end, _from_guest) = AgentPort::pair();
+        for due in [None, Some(Instant::now() + 9 * CHECK), Some(Instant::now())] {
+            let began = Instant::now();
+            let told = next(&end.news, due);
+            assert!(matches!(told, Err(RecvTimeoutError::Timeout)), "{told:?}");
+            assert!(began.elapsed() < 5 * CHECK);
+        }
     }
 }

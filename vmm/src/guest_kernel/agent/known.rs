@@ -22,6 +22,8 @@ pub(super) struct Known {
     memories: HashMap<u32, BTreeMap<u64, Area>>,
     mappings: usize,
     bytes: usize,
+    /// There was no room for something: what it would have replaced may be wrong.
+    refused: bool,
 }
 
 /// Part of a mapping, or all of it.
@@ -43,16 +45,27 @@ impl Known {
             || self.bytes >= BYTES
     }
 
+    /// What is here may not be what was told.
+    pub(super) fn is_broken(&self) -> bool {
+        self.refused
+    }
+
+    /// There is room. Whoever asks loses something if there is none.
+    fn has_room(&mut self) -> bool {
+        self.refused |= self.is_full();
+        !self.refused
+    }
+
     pub(super) fn add_thread(&mut self, thread: Thread) {
         let sane = thread.comm.len() <= LONGEST_COMM && thread.process.len() <= LONGEST_COMM;
-        if sane && !self.is_full() {
+        if sane && self.has_room() {
             self.bytes += thread.comm.len() + thread.process.len();
             self.threads.insert(thread.number, (thread, 0));
         }
     }
 
     pub(super) fn add_file(&mut self, file: File) {
-        if file.name.len() <= LONGEST_PATH && !self.is_full() {
+        if file.name.len() <= LONGEST_PATH && self.has_room() {
             self.bytes += file.name.len();
             self.files.insert(file.number, file);
         }
@@ -62,7 +75,7 @@ impl Known {
     pub(super) fn add_mapping(&mut self, mapping: &Mapping) {
         let start = mapping.start;
         let end = start.checked_add(mapping.length).filter(|end| *end > start);
-        let Some(end) = end.filter(|_| !self.is_full()) else {
+        let Some(end) = end.filter(|_| self.has_room()) else {
             return;
         };
         let areas = self.memories.entry(mapping.memory).or_default();
@@ -290,7 +303,7 @@ mod tests {
             });
             known.add_mapping(&mapping(u64::from(number) << 12, 1, number));
         }
-        assert!(known.is_full() && known.bytes <= BYTES + LONGEST_PATH);
+        assert!(known.is_full() && known.is_broken() && known.bytes <= BYTES + LONGEST_PATH);
         assert!(known.mappings <= MAPPINGS + 1 && known.threads.len() <= THREADS);
     }
 

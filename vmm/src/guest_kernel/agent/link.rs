@@ -13,7 +13,7 @@ use crate::guest_kernel::described::{AgentState, Descriptions};
 /// Moments that wait for the agent.
 const WAITING: usize = 1 << 14;
 /// How long the first of them waits for others.
-const TOGETHER: Duration = Duration::from_millis(10);
+const TOGETHER: Duration = Duration::from_millis(50);
 /// How long an agent may be silent, and how long an answer may take in all.
 const PATIENCE: Duration = Duration::from_secs(3);
 const LONGEST_ANSWER: Duration = Duration::from_secs(10);
@@ -21,13 +21,15 @@ const LONGEST_ANSWER: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(1);
 /// Characters of the agent's own words.
 const WORDS: usize = 200;
+/// How often the log has that an agent came or went. A guest may play it as often as it likes.
+const LOGGED: u32 = 16;
 
 /// What is known of an agent, and asked of it.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     frames: Frames,
-    /// The one that answers, if one does.
-    session: Option<u64>,
+    /// The one that answers, if one does, and when it said something last.
+    session: Option<(u64, Instant)>,
     known: Known,
     /// The agent is to tell everything again.
     forget: bool,
@@ -37,6 +39,8 @@ pub(super) struct Link {
     /// For the guest, and when it is tried again.
     out: VecDeque<u8>,
     retry: Option<Instant>,
+    /// What was logged last, and how often something was.
+    logged: (String, u32),
 }
 
 /// A question.
@@ -70,8 +74,14 @@ impl Link {
     pub(super) fn due(&self) -> Option<Instant> {
         let first = self.waiting.front().filter(|_| self.asked.is_none());
         let asks = first.map(|(_, since)| *since + TOGETHER);
-        let ends = self.asked.as_ref().map(Asked::ends);
-        [asks, ends, self.retry].into_iter().flatten().min()
+        [asks, self.ends(), self.retry].into_iter().flatten().min()
+    }
+
+    /// When the agent is taken for gone, unless it says something before.
+    fn ends(&self) -> Option<Instant> {
+        let asked = self.asked.as_ref().map(Asked::ends);
+        let silent = self.session.map(|(_, heard)| heard + PATIENCE);
+        [asked, silent].into_iter().flatten().min()
     }
 
     /// Takes a moment of which the agent is to be asked.
@@ -85,40 +95,54 @@ impl Link {
 
     /// Takes what came from the guest.
     pub(super) fn take(&mut self, bytes: &[u8], to: &Descriptions, now: Instant) {
-        let mut messages = Vec::new();
-        self.frames.push(bytes, |message| messages.push(message));
-        for message in messages {
-            match message {
-                ToVmm::Hello { magic, .. } if magic != MAGIC => {}
-                ToVmm::Hello { version, .. } if version != VERSION => {
-                    let why = format!(
-                        "umpire-agent in the guest speaks version {version} of its protocol, \
-                         this umpire version {VERSION}"
-                    );
-                    self.away(why, to);
-                }
-                ToVmm::Hello { session, .. } => self.hello(session, to),
-                ToVmm::Bye(why) => {
-                    let why: String = clean(&why).chars().take(WORDS).collect();
-                    self.away(format!("umpire-agent in the guest has ended: {why}"), to);
-                }
-                ToVmm::Told {
-                    sequence,
-                    part,
-                    items,
-                } if sequence == self.sequence => self.told(part, items, to, now),
-                ToVmm::Told { .. } => {}
+        let mut frames = std::mem::take(&mut self.frames);
+        frames.push(bytes, |message| self.hear(message, to, now));
+        self.frames = frames;
+    }
+
+    fn hear(&mut self, message: ToVmm, to: &Descriptions, now: Instant) {
+        if let Some((_, heard)) = &mut self.session {
+            *heard = now;
+        }
+        match message {
+            ToVmm::Hello { magic, .. } if magic != MAGIC => {}
+            ToVmm::Hello { version, .. } if version != VERSION => {
+                let why = format!(
+                    "umpire-agent in the guest speaks version {version} of its protocol, \
+                     this umpire version {VERSION}"
+                );
+                self.away(why, to);
             }
+            ToVmm::Hello { session, .. } => self.hello(session, to, now),
+            ToVmm::Bye(why) => {
+                let why: String = clean(&why).chars().take(WORDS).collect();
+                self.away(format!("umpire-agent in the guest has ended: {why}"), to);
+            }
+            ToVmm::Told {
+                sequence,
+                part,
+                items,
+            } if sequence == self.sequence => self.told(part, items, to, now),
+            ToVmm::Told { .. } => {}
         }
     }
 
-    fn hello(&mut self, session: u64, to: &Descriptions) {
-        if self.session != Some(session) {
+    fn hello(&mut self, session: u64, to: &Descriptions, now: Instant) {
+        if self.session.is_none_or(|(known, _)| known != session) {
             self.give_up(to);
-            log::info!("umpire-agent is there in the guest");
-            self.session = Some(session);
+            self.log("umpire-agent is there in the guest");
+            self.session = Some((session, now));
             self.out.clear();
             to.set_agent(AgentState::There);
+        }
+    }
+
+    fn log(&mut self, what: &str) {
+        let (last, count) = &mut self.logged;
+        if *count < LOGGED && last != what {
+            what.clone_into(last);
+            *count += 1;
+            log::info!("{what}");
         }
     }
 
@@ -142,6 +166,11 @@ impl Link {
                     let Some(asked) = self.asked.take() else {
                         return;
                     };
+                    if self.known.is_broken() {
+                        self.asked = Some(asked);
+                        self.drop_question(to);
+                        return;
+                    }
                     self.answered(&asked.moments, &threads, to);
                 }
             }
@@ -161,7 +190,7 @@ impl Link {
 
     /// Does what it is time for.
     pub(super) fn step(&mut self, to: &Descriptions, now: Instant) {
-        if self.asked.as_ref().is_some_and(|asked| now >= asked.ends()) {
+        if self.ends().is_some_and(|end| now >= end) {
             self.away("umpire-agent in the guest does not answer".to_owned(), to);
         }
         let is_time = |(_, since): &(Moment, Instant)| now >= *since + TOGETHER;
@@ -215,11 +244,12 @@ impl Link {
 
     /// Nobody answers.
     fn away(&mut self, why: String, to: &Descriptions) {
-        log::info!("{why}");
+        self.log(&why);
         self.session = None;
+        // First: whoever sees that nothing is known is to see why.
+        to.set_agent(AgentState::Away(why));
         self.give_up(to);
         self.out.clear();
-        to.set_agent(AgentState::Away(why));
     }
 
     /// Nothing that was asked will be known.

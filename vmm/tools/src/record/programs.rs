@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use perfmon_abi::wire::programs::{ProgramsInfo, ProgramsRequest};
+use perfmon_abi::wire::programs::{Described, ProgramsInfo, ProgramsRequest};
 use umpire_perfmon::Client;
 
 use crate::profile::{Record, Sample};
@@ -26,6 +26,12 @@ pub(super) struct Programs {
     described: u64,
     /// The last answer said that there is more.
     more: bool,
+    /// The least number that a sample has; 0: none has one.
+    least: u64,
+    /// The greatest number of which it is known what it stands for.
+    named: u64,
+    /// The VM answered no more.
+    gone: bool,
     /// Descriptions that the VM did not keep.
     lost: u64,
     /// Why nothing is known.
@@ -38,6 +44,9 @@ impl Programs {
         for record in records {
             if let Record::Sample(sample) = record {
                 self.met = self.met.max(greatest(sample));
+                let least = numbers(sample).filter(|number| *number > 0).min();
+                let before = Some(self.least).filter(|least| *least > 0);
+                self.least = before.into_iter().chain(least).min().unwrap_or(0);
             }
         }
     }
@@ -58,7 +67,9 @@ impl Programs {
             if !(self.more || self.met > self.described || self.met == 0) {
                 break;
             }
-            let Ok(info) = client.programs(&ProgramsRequest { since: self.next }) else {
+            let info = client.programs(&ProgramsRequest { since: self.next });
+            self.gone = info.is_err();
+            let Ok(info) = info else {
                 break;
             };
             let told = info.described.len();
@@ -73,6 +84,13 @@ impl Programs {
     fn answered(&mut self, info: ProgramsInfo, records: &mut Vec<Record>) {
         for one in &info.described {
             self.described = self.described.max(one.number());
+            let is_known = match one {
+                Described::Moment(moment) => moment.same.iter().any(|number| *number > 0),
+                Described::Task(_) | Described::Mapping(_) => true,
+            };
+            if is_known {
+                self.named = self.named.max(one.number());
+            }
         }
         // What was told before this recording began is none of its samples'.
         if self.next > 0 {
@@ -85,7 +103,12 @@ impl Programs {
 
     /// Those that are still missing at the end.
     pub(super) fn rest(&mut self, client: &Client) -> Vec<Record> {
-        self.within(client, PATIENCE, LONGEST)
+        let records = self.within(client, PATIENCE, LONGEST);
+        // Samples that nobody could describe have no numbers to ask for.
+        if let Ok(info) = client.programs(&ProgramsRequest { since: u64::MAX }) {
+            self.unknown = info.unknown;
+        }
+        records
     }
 
     /// Those that are missing, as far as they come one after the other with `patience` between
@@ -121,29 +144,46 @@ impl Programs {
                 self.lost
             ));
         }
-        if self.met > self.described {
-            let gone =
-                "the VM ended before it had described all programs; some samples have no names";
-            return Some(gone.to_owned());
+        if let Some(why) = &self.unknown {
+            let which = if self.has_names() { "some " } else { "" };
+            return Some(format!("{which}programs of the guest have no names: {why}"));
         }
-        let why = self.unknown.as_ref().filter(|_| self.met == 0)?;
-        Some(format!("programs of the guest have no names: {why}"))
+        if self.met > self.described {
+            let why = if self.gone {
+                "the VM ended before it had described all programs"
+            } else {
+                "the VM did not describe all programs in time"
+            };
+            return Some(format!("{why}; some samples have no names"));
+        }
+        let nobody = self.met > 0 && !self.has_names();
+        nobody
+            .then(|| "programs of the guest have no names: the guest knows none of them".to_owned())
+    }
+
+    /// It is known of a sample what ran.
+    fn has_names(&self) -> bool {
+        self.least > 0 && self.named >= self.least
     }
 }
 
-/// The greatest number of a task or mapping in `sample`.
-fn greatest(sample: &Sample) -> u64 {
+/// The numbers of tasks and mappings in `sample`; 0: none.
+fn numbers(sample: &Sample) -> impl Iterator<Item = u64> {
     let guest = &sample.guest;
     let frames = guest.chain.program.iter().map(|frame| frame.mapping);
     let numbers = frames.chain(guest.stack.mappings.iter().copied());
-    numbers.fold(guest.task.max(guest.mapping), u64::max)
+    numbers.chain([guest.task, guest.mapping])
+}
+
+fn greatest(sample: &Sample) -> u64 {
+    numbers(sample).max().unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use perfmon_abi::compact::{CallChain, GuestPlace, ProgramFrame};
-    use perfmon_abi::wire::programs::{Described, TaskInfo};
+    use perfmon_abi::wire::programs::{Described, MomentInfo, TaskInfo};
 
     #[test]
     fn the_greatest_number_may_be_anywhere() {
@@ -207,13 +247,68 @@ mod tests {
         let note = programs.note().unwrap_or_default();
         assert!(note.ends_with("have no names: it is no Linux"), "{note}");
         // Samples that have tasks need no excuse, but that these were never described.
-        (programs.met, programs.described) = (1, 1);
+        let mut programs = Programs {
+            met: 1,
+            least: 1,
+            ..Programs::default()
+        };
+        let of = |described, unknown: Option<&str>| ProgramsInfo {
+            described,
+            unknown: unknown.map(str::to_owned),
+            ..ProgramsInfo::default()
+        };
+        programs.answered(of(vec![task(1)], None), &mut records);
         assert_eq!(programs.note(), None);
         programs.met = 2;
+        programs.gone = true;
+        let note = programs.note().unwrap_or_default();
+        assert!(note.contains("ended before"), "{note}");
+        // It is there, but slow.
+        programs.gone = false;
+        let note = programs.note().unwrap_or_default();
+        assert!(note.contains("in time; some samples"), "{note}");
+        // Who told them ended.
+        programs.answered(of(vec![task(2)], Some("it ended")), &mut records);
+        let note = programs.note().unwrap_or_default();
+        assert_eq!(note, "some programs of the guest have no names: it ended");
+    }
+
+    #[test]
+    fn samples_of_which_nothing_is_known_are_told() {
+        let moment = |number, same| {
+            Described::Moment(MomentInfo {
+                number,
+                same: vec![same, 0],
+            })
+        };
+        let sample = |task| {
+            let guest = GuestPlace {
+                task,
+                ..GuestPlace::default()
+            };
+            Record::Sample(Sample {
+                guest,
+                ..Sample::default()
+            })
+        };
+        let mut programs = Programs::default();
+        programs.take(&[sample(0), sample(7), sample(5), sample(9)]);
+        assert_eq!((programs.least, programs.met), (5, 9));
+        let answers = |programs: &mut Programs, described| {
+            let info = ProgramsInfo {
+                described,
+                ..ProgramsInfo::default()
+            };
+            programs.answered(info, &mut Vec::new());
+            programs.note()
+        };
+        // The first is of a recording before.
+        let none = vec![moment(3, 2), moment(5, 0), moment(7, 0), moment(9, 0)];
+        let note = answers(&mut programs, none).unwrap_or_default();
         assert!(
-            programs
-                .note()
-                .is_some_and(|note| note.contains("ended before"))
+            note.starts_with("programs of the guest have no names"),
+            "{note}"
         );
+        assert_eq!(answers(&mut programs, vec![moment(9, 2)]), None);
     }
 }

@@ -181,7 +181,43 @@ fn one_question_at_a_time() {
     }
     assert_eq!(scene.wait(TOGETHER), []);
     assert_eq!(scene.described().len(), 3 * MOMENTS);
+    assert_eq!(
+        scene.link.due(),
+        Some(scene.now - TOGETHER + PATIENCE),
+        "only if it is silent"
+    );
+}
+
+#[test]
+fn who_says_nothing_is_gone_without_a_question() {
+    let mut scene = Scene::new();
+    scene.hello(1);
+    for _ in 0..9 {
+        assert_eq!(scene.wait(PATIENCE / 2), []);
+        scene.hello(1);
+    }
+    assert!(scene.link.is_there());
+    assert_eq!(scene.link.due(), Some(scene.now + PATIENCE));
+    scene.wait(PATIENCE);
+    assert!(!scene.link.is_there());
+    let why = scene.why().expect("a reason");
+    assert_eq!(why, "no BTF; umpire-agent in the guest does not answer");
     assert_eq!(scene.link.due(), None);
+}
+
+#[test]
+fn what_the_guest_plays_does_not_fill_the_log() {
+    let mut scene = Scene::new();
+    for session in 0..1000 {
+        scene.hello(session);
+        scene.says(&ToVmm::Bye(session.to_string()));
+    }
+    assert_eq!(scene.link.logged.1, LOGGED);
+    let mut scene = Scene::new();
+    for _ in 0..5 {
+        scene.says(&ToVmm::Bye("no perf".to_owned()));
+    }
+    assert_eq!(scene.link.logged.1, 1);
 }
 
 #[test]
@@ -323,7 +359,16 @@ fn a_flood_is_bounded() {
         scene.answer(&ask, part, items.collect());
     }
     assert!(scene.link.known.is_full());
-    scene.answer(&ask, 200, vec![Item::Threads(vec![1])]);
+    let before = scene.to.after(u64::MAX).next;
+    scene.answer(&ask, 200, vec![Item::Threads(vec![1; MOMENTS])]);
+    // The first thread is known, but what was refused may have been a part of its memory.
+    let described = scene.to.after(before).described;
+    assert_eq!(described.len(), MOMENTS);
+    let known = described.iter().any(|one| match one {
+        Described::Moment(one) => one.same[0] != 0,
+        _ => true,
+    });
+    assert!(!known, "{described:?}");
     assert!(scene.asked().forget, "there is room again");
 }
 
