@@ -46,7 +46,7 @@ fn read(bytes: &[u8]) -> Result<(Vec<Record>, Ending), ProfileError> {
     let mut reader = ProfileReader::open(bytes)?;
     let mut records = Vec::new();
     while let Some(record) = reader.next_record()? {
-        records.push(record);
+        records.push(record.clone());
     }
     Ok((records, reader.ending().expect("the end was reached")))
 }
@@ -367,7 +367,7 @@ fn a_header_that_no_reader_would_take_is_not_written() {
 
 #[test]
 fn kinds_and_fields_of_later_versions_are_passed_over() {
-    let loss = Record::Loss(Loss {
+    let mut loss = Record::Loss(Loss {
         time_ns: 1,
         vm: 7,
         vcpu: None,
@@ -382,7 +382,7 @@ fn kinds_and_fields_of_later_versions_are_passed_over() {
     longer.extend([9; 5]);
     bytes.extend(longer);
     let mut reader = ProfileReader::open(bytes.as_slice()).unwrap();
-    assert_eq!(reader.next_record().unwrap(), Some(loss));
+    assert_eq!(reader.next_record().unwrap(), Some(&mut loss));
     assert_eq!(reader.next_record().unwrap(), None);
     assert_eq!(
         (reader.unknown_records(), reader.ending()),

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::ops::Range;
 
 use perfmon_abi::wire::programs::Described;
 use thiserror::Error;
 
-use super::record::{Header, Record, Totals};
+use super::record::{Header, Record, Sample, Totals};
 use super::wire::{
     DESCRIBED, Decoded, HEAD, LONGEST_HEADER, LONGEST_SYMBOLS, MAGIC, VERSION, WHOLE_TRAILER,
     decode, has_chain, head, symbols_before, symbols_of,
@@ -74,12 +75,18 @@ impl fmt::Display for Ending {
     }
 }
 
+/// Bytes of a file in memory; more than the longest record has.
+const ROOM: usize = 1 << 18;
+
 /// Reads a profile file, one record in memory at a time.
 #[derive(Debug)]
 pub struct ProfileReader<R: Read> {
     input: R,
     header: Header,
-    payload: Vec<u8>,
+    /// What was read of the file and not yet looked at is in this part.
+    bytes: Vec<u8>,
+    part: Range<usize>,
+    record: Record,
     offset: u64,
     totals: Totals,
     unknown: u64,
@@ -87,7 +94,7 @@ pub struct ProfileReader<R: Read> {
 }
 
 impl<R: Read> ProfileReader<R> {
-    /// Reads the header. Wrap a file in a [`std::io::BufReader`].
+    /// Reads the header.
     ///
     /// # Errors
     /// [`ProfileError`] says why it is no profile that can be used.
@@ -127,7 +134,9 @@ impl<R: Read> ProfileReader<R> {
         Ok(Self {
             input,
             header: checked_header(&json)?,
-            payload: Vec::new(),
+            bytes: vec![0; ROOM],
+            part: 0..0,
+            record: Record::Sample(Sample::default()),
             offset,
             totals: Totals::default(),
             unknown: 0,
@@ -161,22 +170,24 @@ impl<R: Read> ProfileReader<R> {
         self.ending
     }
 
-    /// The next record; none at the end, of which [`ending`](Self::ending)
-    /// tells. Damage ends the file.
+    /// The next record, which the reader keeps to read others into its memory; none at the
+    /// end, of which [`ending`](Self::ending) tells. Damage ends the file.
     ///
     /// # Errors
     /// The host cannot read on.
-    pub fn next_record(&mut self) -> io::Result<Option<Record>> {
+    pub fn next_record(&mut self) -> io::Result<Option<&mut Record>> {
         while self.ending.is_none() {
-            let Some((kind, size)) = self.read_one()? else {
+            let Some((kind, payload)) = self.read_one()? else {
                 self.ending = Some(Ending::CutOff);
                 break;
             };
-            match decode(kind, &self.payload, self.header.events.len()) {
-                Decoded::Record(record) => {
+            let size = (HEAD + payload.len()) as u64;
+            let payload = &self.bytes[payload];
+            match decode(kind, payload, self.header.events.len(), &mut self.record) {
+                Decoded::Record => {
                     self.offset += size;
-                    self.totals.add(&record);
-                    return Ok(Some(record));
+                    self.totals.add(&self.record);
+                    return Ok(Some(&mut self.record));
                 }
                 Decoded::Symbols => self.offset += size,
                 Decoded::Unknown => {
@@ -189,11 +200,10 @@ impl<R: Read> ProfileReader<R> {
                 }
                 Decoded::Trailer(_, duration_ns) => {
                     self.offset += size;
-                    match self.read_one()? {
-                        None if self.payload.is_empty() => {
-                            self.ending = Some(Ending::Whole(duration_ns));
-                        }
-                        _ => self.damaged("there is something behind the trailer"),
+                    if self.has(1)? {
+                        self.damaged("there is something behind the trailer");
+                    } else {
+                        self.ending = Some(Ending::Whole(duration_ns));
                     }
                 }
             }
@@ -208,37 +218,39 @@ impl<R: Read> ProfileReader<R> {
         });
     }
 
-    /// Reads a record into `payload`: its kind, and its size in bytes. None if
-    /// the file ends before it does; `payload` is then what is left of it.
-    fn read_one(&mut self) -> io::Result<Option<(u8, u64)>> {
-        self.read(HEAD)?;
-        let Ok(bytes) = <[u8; HEAD]>::try_from(self.payload.as_slice()) else {
+    /// Reads a record: its kind, and where in `bytes` the rest of it is. None if the file
+    /// ends before it does.
+    fn read_one(&mut self) -> io::Result<Option<(u8, Range<usize>)>> {
+        if !self.has(HEAD)? {
+            return Ok(None);
+        }
+        let Some((first, _)) = self.bytes[self.part.clone()].split_first_chunk() else {
             return Ok(None);
         };
-        let (kind, length) = head(bytes);
-        self.read(length)?;
-        if self.payload.len() == length {
-            return Ok(Some((kind, (HEAD + length) as u64)));
+        let (kind, length) = head(*first);
+        if !self.has(HEAD + length)? {
+            return Ok(None);
         }
-        // Something is left even if it is a head alone.
-        self.payload.extend(bytes);
-        Ok(None)
+        let start = self.part.start + HEAD;
+        self.part.start = start + length;
+        Ok(Some((kind, start..start + length)))
     }
 
-    /// Fills `payload` with the next `length` bytes, or those that there are.
-    fn read(&mut self, length: usize) -> io::Result<()> {
-        self.payload.resize(length, 0);
-        let mut have = 0;
-        while have < length {
-            match self.input.read(&mut self.payload[have..]) {
-                Ok(0) => break,
-                Ok(more) => have += more,
+    /// Reads until there are `length` bytes, no more than [`ROOM`], if the file has as many.
+    fn has(&mut self, length: usize) -> io::Result<bool> {
+        if self.part.len() < length {
+            self.bytes.copy_within(self.part.clone(), 0);
+            self.part = 0..self.part.len();
+        }
+        while self.part.len() < length {
+            match self.input.read(&mut self.bytes[self.part.end..]) {
+                Ok(0) => return Ok(false),
+                Ok(more) => self.part.end += more,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        self.payload.truncate(have);
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -268,6 +280,7 @@ pub(super) fn descriptions(
     let [.., a, b, c, d] = start;
     file.seek_relative(i64::from(u32::from_le_bytes([a, b, c, d])))?;
     let mut payload = Vec::new();
+    let mut record = Record::Sample(Sample::default());
     let mut first = [0; HEAD];
     while read_whole(&mut file, &mut first)?.is_some() {
         let (kind, length) = head(first);
@@ -280,8 +293,8 @@ pub(super) fn descriptions(
         if read_whole(&mut file, &mut payload)?.is_none() {
             break;
         }
-        match decode(kind, &payload, 0) {
-            Decoded::Record(Record::Described(described)) => take(described),
+        match (decode(kind, &payload, 0, &mut record), &record) {
+            (Decoded::Record, Record::Described(described)) => take(described.clone()),
             _ => break,
         }
     }

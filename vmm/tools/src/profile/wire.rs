@@ -78,8 +78,8 @@ const NO_VCPU: u32 = u32::MAX;
 /// What the bytes of a record mean.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Decoded {
-    /// A sample, a loss or a description.
-    Record(Record),
+    /// A sample, a loss or a description, which was put in place of another record.
+    Record,
     /// The end: what the writer wrote, and how long it sampled in nanoseconds.
     Trailer(Totals, u64),
     /// A piece of symbols.
@@ -275,21 +275,22 @@ pub(super) fn head(bytes: [u8; HEAD]) -> (u8, usize) {
     (kind, usize::from(u16::from_le_bytes([low, high])))
 }
 
-/// What a record of `kind` with `payload` means, in a file of `events` events.
-pub(super) fn decode(kind: u8, payload: &[u8], events: usize) -> Decoded {
+/// What a record of `kind` with `payload` means, in a file of `events` events. One that is
+/// for readers is put into `record`; a sample takes over the memory of the one before it.
+pub(super) fn decode(kind: u8, payload: &[u8], events: usize, record: &mut Record) -> Decoded {
     let mut fields = FieldReader(payload);
     let decoded = match kind {
-        SAMPLE => sample(&mut fields, events),
-        LOSS => loss(&mut fields),
+        SAMPLE => sample(&mut fields, events, record),
+        LOSS => loss(&mut fields, record),
         TRAILER => trailer(&mut fields),
         SYMBOLS => Some(Decoded::Symbols),
-        DESCRIBED => Some(described(payload)),
+        DESCRIBED => Some(described(payload, record)),
         _ => Some(Decoded::Unknown),
     };
     decoded.unwrap_or(Decoded::Damaged("a record is too short for its kind"))
 }
 
-fn sample(fields: &mut FieldReader, events: usize) -> Option<Decoded> {
+fn sample(fields: &mut FieldReader, events: usize, record: &mut Record) -> Option<Decoded> {
     let (time_ns, ip, period, cr3) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
     let (vm, vcpu, core) = (fields.u32()?, fields.u32()?, fields.u32()?);
     let (event, set) = (fields.u16()?, fields.u16()?);
@@ -304,17 +305,21 @@ fn sample(fields: &mut FieldReader, events: usize) -> Option<Decoded> {
         (true, false) => Some(Ring::Kernel),
         (true, true) => Some(Ring::User),
     };
-    let mut guest = GuestPlace::default();
+    let mut guest = match record {
+        Record::Sample(before) => std::mem::take(&mut before.guest),
+        _ => GuestPlace::default(),
+    };
+    (guest.task, guest.mapping) = (0, 0);
+    guest.chain.clear();
     if flags & HAS_TASK != 0 {
         (guest.task, guest.mapping) = (fields.u64()?, fields.u64()?);
     }
-    if flags & HAS_CHAIN != 0 {
-        match chain(fields)? {
-            Ok(chain) => guest.chain = chain,
-            Err(why) => return Some(Decoded::Damaged(why)),
-        }
+    if flags & HAS_CHAIN != 0
+        && let Err(why) = chain(fields, &mut guest.chain)?
+    {
+        return Some(Decoded::Damaged(why));
     }
-    Some(Decoded::Record(Record::Sample(Sample {
+    *record = Record::Sample(Sample {
         time_ns,
         ip,
         period,
@@ -326,11 +331,12 @@ fn sample(fields: &mut FieldReader, events: usize) -> Option<Decoded> {
         set,
         ring,
         guest,
-    })))
+    });
+    Some(Decoded::Record)
 }
 
-/// The callers, or what is wrong with them.
-fn chain(fields: &mut FieldReader) -> Option<Result<CallChain, &'static str>> {
+/// Puts the callers into `chain`, which is empty, or says what is wrong with them.
+fn chain(fields: &mut FieldReader, chain: &mut CallChain) -> Option<Result<(), &'static str>> {
     let (kernel, kernel_end) = (usize::from(fields.u8()?), fields.u8()?);
     let (program, program_end) = (usize::from(fields.u8()?), fields.u8()?);
     if kernel > MOST_FRAMES || program > MOST_FRAMES {
@@ -345,32 +351,28 @@ fn chain(fields: &mut FieldReader) -> Option<Result<CallChain, &'static str>> {
     let (Some(kernel_end), Some(program_end)) = ends else {
         return Some(Err("a chain of callers has an unknown end"));
     };
-    let addresses = (0..kernel).map(|_| fields.u64()).collect::<Option<_>>()?;
-    let frame = |_| {
-        Some(ProgramFrame {
-            address: fields.u64()?,
-            mapping: fields.u64()?,
-        })
-    };
-    Some(Ok(CallChain {
-        kernel: addresses,
-        kernel_end,
-        program: (0..program).map(frame).collect::<Option<_>>()?,
-        program_end,
-    }))
+    (chain.kernel_end, chain.program_end) = (kernel_end, program_end);
+    let address = |[address]: [u64; 1]| address;
+    chain.kernel.extend(fields.rows(kernel)?.map(address));
+    let frame = |[address, mapping]: [u64; 2]| ProgramFrame { address, mapping };
+    chain.program.extend(fields.rows(program)?.map(frame));
+    Some(Ok(()))
 }
 
-fn described(payload: &[u8]) -> Decoded {
+fn described(payload: &[u8], record: &mut Record) -> Decoded {
     let Ok(described) = serde_json::from_slice::<Described>(payload) else {
         return Decoded::Damaged("a description is not of the form that descriptions have");
     };
     match fault(&described) {
         Some(why) => Decoded::Damaged(why),
-        None => Decoded::Record(Record::Described(described)),
+        None => {
+            *record = Record::Described(described);
+            Decoded::Record
+        }
     }
 }
 
-fn loss(fields: &mut FieldReader) -> Option<Decoded> {
+fn loss(fields: &mut FieldReader, record: &mut Record) -> Option<Decoded> {
     let (time_ns, amount) = (fields.u64()?, fields.u64()?);
     let (vm, vcpu) = (fields.u32()?, fields.u32()?);
     let kind = match fields.u8()? {
@@ -379,12 +381,13 @@ fn loss(fields: &mut FieldReader) -> Option<Decoded> {
         2 => LossKind::Blind(amount),
         _ => return Some(Decoded::Damaged("a loss has an unknown cause")),
     };
-    Some(Decoded::Record(Record::Loss(Loss {
+    *record = Record::Loss(Loss {
         time_ns,
         vm,
         vcpu: (vcpu != NO_VCPU).then_some(vcpu),
         kind,
-    })))
+    });
+    Some(Decoded::Record)
 }
 
 fn trailer(fields: &mut FieldReader) -> Option<Decoded> {
@@ -400,7 +403,19 @@ fn trailer(fields: &mut FieldReader) -> Option<Decoded> {
 /// Takes numbers from the front of some bytes; none where they run out.
 struct FieldReader<'a>(&'a [u8]);
 
-impl FieldReader<'_> {
+impl<'a> FieldReader<'a> {
+    /// So many rows of N numbers each.
+    fn rows<const N: usize>(
+        &mut self,
+        count: usize,
+    ) -> Option<impl ExactSizeIterator<Item = [u64; N]> + use<'a, N>> {
+        let (rows, rest) = self.0.split_at_checked(count * N * 8)?;
+        self.0 = rest;
+        let (numbers, _) = rows.as_chunks::<8>();
+        let (rows, _) = numbers.as_chunks::<N>();
+        Some(rows.iter().map(|row| row.map(u64::from_le_bytes)))
+    }
+
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (first, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
