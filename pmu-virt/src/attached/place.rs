@@ -148,6 +148,8 @@ impl AttachedContext {
             bank.rename(lease, claimant);
         }
         lease.start(bank);
+        // A set that switches at overflows (PFM_SETFL_OVFL_SWITCH) does so as late as a sample
+        // comes: what it counted meanwhile is its own, and no count is missing.
         lease.arm_about(wanted.until, bank);
     }
 

@@ -34,7 +34,8 @@ impl Look<'_> {
     }
 
     /// Calls `found` with each executable mapping that a word of `stack`, which is at `sp`,
-    /// leads to: those that callers can be in, and maybe others. They are looked for from the
+    /// leads to: those that callers can be in, and maybe others. Words are where programs have
+    /// them, at multiples of 8. They are looked for from the
     /// stack pointer on in at most 64 parts of the program's memory, mappings and what is
     /// between them, at 30 reads each, mostly.
     pub fn code(
@@ -47,6 +48,8 @@ impl Look<'_> {
             return;
         };
         let own = sp..=sp.saturating_add(stack.len() as u64);
+        let first = usize::from(sp.to_le_bytes()[0]).wrapping_neg() % WORD;
+        let stack = stack.get(first..).unwrap_or_default();
         let nothing = RangeInclusive::new(1, 0);
         let mut known = [const { RangeInclusive::new(1, 0) }; REGIONS];
         let (mut regions, mut last) = (0, nothing);

@@ -533,7 +533,7 @@ fn a_stack_and_the_code_that_it_leads_to() {
         for (at, word) in (0u64..).zip(words) {
             linux.word(STACK + 0x900 + 8 * at, word);
         }
-        let program = |linux: &Linux, mode| {
+        let of_stack = |linux: &Linux, mode, pushed: u64| {
             let at = linux.registers(CALLED, sp, 0);
             let look = Look::at(&view, linux);
             let task = look.task(0, &at).expect("a task");
@@ -546,6 +546,7 @@ fn a_stack_and_the_code_that_it_leads_to() {
             );
             assert_eq!(at.bp, Some(STACK + 0x810));
             at.mode = mode;
+            at.sp -= pushed;
             let memory = task.memory.expect("a program");
             let mut stack = vec![0; 0x1000];
             let len = look.stack(memory, &at, &mut stack);
@@ -560,9 +561,18 @@ fn a_stack_and_the_code_that_it_leads_to() {
             );
             (len, starts)
         };
+        let program = |linux: &Linux, mode| of_stack(linux, mode, 0);
         // The frames of the chain come first.
         assert_eq!(program(&linux, Mode::User), (0x800, vec![CODE, HEAD]));
         assert_eq!(program(&linux, Mode::User32), (0, vec![]));
+        // Where it has pushed less than a word, words are where they were.
+        for pushed in [1, 2, 7] {
+            let (len, starts) = of_stack(&linux, Mode::User, pushed);
+            assert_eq!(
+                (len, starts),
+                (0x800 + usize::try_from(pushed).unwrap(), vec![CODE, HEAD])
+            );
+        }
         // Code that may not be executed any more.
         linux.word(HEAD_VMA + 0x28, 0x71);
         assert_eq!(program(&linux, Mode::User), (0x800, vec![CODE]));

@@ -4,7 +4,7 @@ mod listing;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use super::input::{Input, ProfileChoice};
 use super::location::CodeLocation;
 use super::names::Names;
 use super::record::{Filter, Record, Sample, Sink};
-use super::symbols::{ElfError, SymbolFileError, SymbolTable, load};
+use super::symbols::{ElfError, SymbolFileError, SymbolIndex, SymbolTable, load, raw};
 use super::tally::Sum;
 
 /// The notation of instructions.
@@ -31,6 +31,9 @@ pub enum Syntax {
     /// `mov rbp,rsp`
     Intel,
 }
+
+/// A kernel moves itself by a multiple of this (`CONFIG_PHYSICAL_ALIGN`).
+const ALIGN: u64 = 2 << 20;
 
 /// What `umpire annotate` shows.
 #[derive(Clone, Debug)]
@@ -161,15 +164,15 @@ struct Vmlinux {
     path: PathBuf,
     /// None if that cannot be told.
     moved: Option<u64>,
-    /// Its symbols, where the kernel's are others.
-    symbols: SymbolTable,
+    /// Where which names are in it, if the kernel's are from elsewhere.
+    places: BTreeSet<(u64, String)>,
 }
 
 impl Vmlinux {
     /// Its symbols are those of the kernel where nobody has others.
     fn open(path: PathBuf, given: Option<u64>, input: &mut Input) -> Result<Self, ReportError> {
         let own = &mut input.names.kernel;
-        let mut symbols = SymbolTable::default();
+        let mut places = BTreeSet::new();
         let moved = match (given, own.is_empty()) {
             (given, true) => {
                 let offset = given.unwrap_or(0);
@@ -177,10 +180,11 @@ impl Vmlinux {
                 Some(offset)
             }
             (Some(given), false) => Some(given),
-            (None, false) => match load(&path, 0) {
+            (None, false) => match raw(&path) {
                 Ok(found) => {
-                    symbols = found;
-                    distance(&symbols, own)
+                    let code = found.into_iter().filter(|one| one.code);
+                    places = code.map(|one| (one.address, one.name)).collect();
+                    distance(&places, own).filter(|moved| moved.is_multiple_of(ALIGN))
                 }
                 Err(SymbolFileError::Elf {
                     error: ElfError::Stripped,
@@ -192,46 +196,50 @@ impl Vmlinux {
         Ok(Self {
             path,
             moved,
-            symbols,
+            places,
         })
     }
 
-    /// The code of what the kernel has from `start` to `end`.
-    fn code(&self, (start, end): (u64, u64)) -> Result<Code, CodeError> {
+    /// The code of a symbol of `kernel`, which is there by this name or another kernel's file.
+    fn code(&self, kernel: &SymbolTable, symbol: SymbolIndex) -> Result<Code, CodeError> {
         let moved = self.moved.ok_or(CodeError::OtherKernel)?;
+        let (start, end) = kernel.span(symbol).ok_or(CodeError::OtherKernel)?;
         let (start, end) = (start.wrapping_sub(moved), end.wrapping_sub(moved));
-        let begins = || self.symbols.find(start).is_some_and(|at| at.offset == 0);
-        if !self.symbols.is_empty() && !begins() {
+        let place = (start, kernel.name(symbol).to_owned());
+        if !self.places.is_empty() && !self.places.contains(&place) {
             return Err(CodeError::OtherKernel);
         }
         code::of_file(&self.path, (start, end))
     }
 }
 
-/// How far above `file` more than half of the kernel's symbols in `running` are that have one place in
-/// each.
-fn distance(file: &SymbolTable, running: &SymbolTable) -> Option<u64> {
-    let places = |table: &SymbolTable| {
-        let mut places: AHashMap<String, Option<u64>> = AHashMap::new();
-        for (index, address) in table
-            .all()
-            .filter(|(index, _)| table.module(*index).is_none())
-        {
-            let place = places.entry(table.name(index).to_owned());
-            place.and_modify(|one| *one = None).or_insert(Some(address));
-        }
-        places
-    };
-    let file = places(file);
+/// How far above the `file` more than half of the kernel's symbols in `running` are that have one
+/// place in each.
+fn distance(file: &BTreeSet<(u64, String)>, running: &SymbolTable) -> Option<u64> {
+    let file = once(file.iter().map(|(address, name)| (name.as_str(), *address)));
+    let own = running
+        .all()
+        .filter(|(index, _)| running.module(*index).is_none());
+    let running = once(own.map(|(index, address)| (running.name(index), address)));
     let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
-    for (name, address) in places(running) {
-        if let (Some(address), Some(Some(there))) = (address, file.get(&name)) {
+    for (name, address) in running {
+        if let (Some(address), Some(Some(there))) = (address, file.get(name)) {
             *votes.entry(address.wrapping_sub(*there)).or_default() += 1;
         }
     }
     let all: usize = votes.values().sum();
     let most = votes.into_iter().find(|(_, votes)| *votes > all / 2);
     most.map(|(distance, _)| distance)
+}
+
+/// Where each name is, if it is in one place alone.
+fn once<'a>(symbols: impl Iterator<Item = (&'a str, u64)>) -> AHashMap<&'a str, Option<u64>> {
+    let mut places: AHashMap<&str, Option<u64>> = AHashMap::new();
+    for (name, address) in symbols {
+        let place = places.entry(name);
+        place.and_modify(|one| *one = None).or_insert(Some(address));
+    }
+    places
 }
 
 /// What is printed, and of what.
@@ -252,22 +260,27 @@ impl Shown<'_> {
         out: &mut dyn Write,
     ) -> Result<(), ReportError> {
         let mut found = false;
+        let mut without = None;
         for (location, sum) in places.sorted() {
-            if location.symbol(self.names) == symbol || self.raw(location) == Some(symbol) {
-                let code = self.code(location);
-                let code = code.map_err(|error| self.no_code(location, error))?;
-                written(self.write(places, (location, sum), &code, out))?;
-                found = true;
+            if location.symbol(self.names) != symbol && self.raw(location) != Some(symbol) {
+                continue;
+            }
+            match self.code(location) {
+                Ok(code) => {
+                    written(self.write(places, (location, sum), &code, out))?;
+                    found = true;
+                }
+                Err(error) => without = without.or_else(|| Some(self.no_code(location, error))),
             }
         }
         if found {
             return Ok(());
         }
-        Err(ReportError::NoSuchSymbol {
+        Err(without.unwrap_or_else(|| ReportError::NoSuchSymbol {
             symbol: symbol.to_owned(),
             event: self.event.to_owned(),
             hint: self.hint(),
-        })
+        }))
     }
 
     /// What gives more symbols.
@@ -362,8 +375,7 @@ impl Shown<'_> {
             }
             CodeLocation::Symbol(symbol) => {
                 let vmlinux = self.vmlinux.ok_or(CodeError::NoVmlinux)?;
-                let span = names.kernel.span(symbol).ok_or(CodeError::OtherKernel)?;
-                vmlinux.code(span)
+                vmlinux.code(&names.kernel, symbol)
             }
             _ => Err(CodeError::NoFile),
         }

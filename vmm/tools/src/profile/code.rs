@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use object::{Architecture, Object, ObjectSegment, ReadRef};
+use object::{Architecture, Object, ObjectSection, ObjectSegment, ReadRef, SectionFlags, elf};
 use thiserror::Error;
 
 use super::programs::FileInfo;
@@ -45,9 +45,9 @@ pub enum CodeError {
     NotThere(u64),
     /// Addresses in the kernel's file and in the guest cannot be brought together.
     #[error(
-        "the file of --vmlinux has none of the kernel's symbols at one distance from where the \
-         guest has them: give the vmlinux of the guest's kernel, or --kaslr-offset for one \
-         without symbols"
+        "the file of --vmlinux does not have the kernel's symbols at one distance, a multiple of \
+         2 MiB, from where the guest has them: give the vmlinux of the guest's kernel, or \
+         --kaslr-offset for one without symbols"
     )]
     OtherKernel,
 }
@@ -91,6 +91,15 @@ fn between<'data, R: ReadRef<'data>>(data: R, address: u64, end: u64) -> Result<
         Architecture::I386 => 32,
         _ => return Err(CodeError::OtherProcessor),
     };
+    // A debug file may have segments of code, but none of its sections is there.
+    let mut sections = file.sections().filter(is_in_memory).peekable();
+    let is_there = |section: &object::Section<'data, '_, R>| {
+        let at = address.checked_sub(section.address());
+        section.file_range().is_some() && at.is_some_and(|at| at < section.size())
+    };
+    if sections.peek().is_some() && !sections.any(|section| is_there(&section)) {
+        return Err(CodeError::NotThere(address));
+    }
     for segment in file.segments() {
         let (offset, size) = segment.file_range();
         let Some(at) = address.checked_sub(segment.address()) else {
@@ -112,4 +121,12 @@ fn between<'data, R: ReadRef<'data>>(data: R, address: u64, end: u64) -> Result<
         });
     }
     Err(CodeError::NotThere(address))
+}
+
+/// Whether a section has a place in memory.
+fn is_in_memory<'data, R: ReadRef<'data>>(section: &object::Section<'data, '_, R>) -> bool {
+    match section.flags() {
+        SectionFlags::Elf { sh_flags } => sh_flags & u64::from(elf::SHF_ALLOC) != 0,
+        _ => false,
+    }
 }

@@ -2,10 +2,21 @@
 
 use std::fmt::{self, Write};
 
-use cpp_demangle::{DemangleOptions, Symbol};
+use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
 /// The longest name that is shown, in bytes. A short symbol can stand for one without end.
 const LONGEST: usize = 1 << 14;
+/// The longest symbol of C++ that is read, in bytes; LLVM has none of more.
+const LONGEST_CPP: usize = 1 << 10;
+/// How deep its parts may be in each other. What `cpp_demangle` cannot read it tries to read as
+/// something else, on each level anew, so the time for a bad one doubles every few levels. One
+/// in 200 of LLVM's symbols is deeper.
+const DEEPEST: u32 = 48;
+/// Words of expressions that double it on each level, and what stands for them in names while
+/// these are read.
+const TWICE: [(&str, &str); 4] = [("na", "$a"), ("nw", "$w"), ("dl", "$l"), ("da", "$d")];
+/// How often what doubles the time may be in a symbol.
+const MOST_TWICE: usize = 4;
 
 /// What `symbol` is called in its source, if it is a name of C++ or Rust: without parameters
 /// and without the hash that Rust puts behind names, as perf shows it.
@@ -16,14 +27,62 @@ pub(super) fn demangled(symbol: &str) -> Option<String> {
     let mut name = Limited(String::new());
     let written = match rustc_demangle::try_demangle(symbol) {
         Ok(rust) => write!(name, "{rust:#}"),
-        Err(_) => {
-            let cpp = Symbol::new(symbol.as_bytes()).ok()?;
-            let options = DemangleOptions::new().no_params().no_return_type();
-            cpp.structured_demangle(&mut name, &options)
-        }
+        Err(_) => return cpp(symbol),
     };
     let Limited(name) = name;
-    (written.is_ok() && !name.is_empty() && !name.contains(char::is_control)).then_some(name)
+    (written.is_ok() && is_shown(&name)).then_some(name)
+}
+
+/// The same of a name of C++, in bounded time.
+fn cpp(symbol: &str) -> Option<String> {
+    if symbol.len() > LONGEST_CPP || arguments_of_conversions(symbol) > MOST_TWICE {
+        return None;
+    }
+    let words = TWICE.iter().map(|(word, _)| symbol.matches(word).count());
+    if words.sum::<usize>() <= MOST_TWICE {
+        return parsed(symbol);
+    }
+    // Mostly they are within names of the source.
+    if symbol.contains('$') {
+        return None;
+    }
+    let mut hidden = symbol.to_owned();
+    for (word, stand_in) in TWICE {
+        hidden = hidden.replace(word, stand_in);
+    }
+    let mut name = parsed(&hidden)?;
+    for (word, stand_in) in TWICE {
+        name = name.replace(stand_in, word);
+    }
+    // One was partly in a name.
+    (!name.contains('$')).then_some(name)
+}
+
+/// How many template parameters have arguments, where a conversion operator may be: it is tried
+/// with and without them.
+fn arguments_of_conversions(symbol: &str) -> usize {
+    if !symbol.contains("cv") {
+        return 0;
+    }
+    let before = symbol.match_indices("_I").map(|(at, _)| &symbol[..at]);
+    let digit = |char: char| char.is_ascii_digit();
+    before
+        .filter(|before| before.trim_end_matches(digit).ends_with('T'))
+        .count()
+}
+
+fn parsed(symbol: &str) -> Option<String> {
+    let options = ParseOptions::default().recursion_limit(DEEPEST);
+    let cpp = Symbol::new_with_options(symbol.as_bytes(), &options).ok()?;
+    let options = DemangleOptions::new().no_params().no_return_type();
+    let mut name = Limited(String::new());
+    let written = cpp.structured_demangle(&mut name, &options);
+    let Limited(name) = name;
+    (written.is_ok() && is_shown(&name)).then_some(name)
+}
+
+fn is_shown(name: &str) -> bool {
+    !name.is_empty() && !name.contains(char::is_control)
 }
 
 /// A text that takes no more than [`LONGEST`].
@@ -41,6 +100,8 @@ impl Write for Limited {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::RecvTimeoutError;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -60,6 +121,13 @@ mod tests {
             Some("std::vector<int, std::allocator<int> >::push_back")
         });
         check("_Z3fooi.cold", Some("foo"));
+        check(
+            "_ZN8namedata19handle_nada_dl_nwanEv",
+            Some("namedata::handle_nada_dl_nwan"),
+        );
+        // Double and long, behind a name that ends with d, are one of the words.
+        check("_Z8nadadldddl", Some("nadadldd"));
+        check("_Z10nadadlnaddl", None);
         check("main", None);
         check("_Zebra", None);
         check("_ZN5space3fooEibc trailing", None);
@@ -76,6 +144,38 @@ mod tests {
         }
         symbol.push_str("Evv");
         assert!(demangled(&symbol).is_none_or(|name| name.len() <= LONGEST));
+    }
+
+    /// Each of them takes for ever where nothing bounds the time.
+    #[test]
+    fn bad_names_take_no_time() {
+        let (to, from) = std::sync::mpsc::channel();
+        let check = move |begin: &str, part: &str, times: usize| {
+            let symbol = format!("{begin}{}{}", part.repeat(times), "Ss".repeat(300));
+            for end in ["", "EEvv"] {
+                let _ = demangled(&format!("{symbol}{end}"));
+            }
+            to.send(()).unwrap();
+        };
+        let all = std::thread::spawn(move || {
+            for word in ["na", "nw", "dl", "da", "gsna", "naplnw", "nadl"] {
+                for begin in ["_Z1fIX", "_Z1fIA", "_ZA", "_Z1fIDT"] {
+                    check(begin, word, 45);
+                }
+            }
+            check("_ZNcv", "T_I", 40);
+            check("_ZNK1acvT_I", "T12_I", 40);
+            check("_Z1fI", "LStI", 15);
+            check("_Z1fI", "LStI", 5);
+            check("_Z1fIXnananana", "StI", 5);
+            check("_Z1fIXnananana", "L1aI", 4);
+        });
+        // The slowest takes 0.2 s where the compiler optimizes.
+        let patience = std::time::Duration::from_secs(60);
+        while !all.is_finished() {
+            let next = from.recv_timeout(patience);
+            assert_ne!(next, Err(RecvTimeoutError::Timeout), "it goes on");
+        }
     }
 
     proptest! {

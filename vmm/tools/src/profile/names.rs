@@ -1,8 +1,9 @@
 //! Names of what samples are in: symbols of the guest's kernel, its tasks, and the files and
 //! symbols of its programs.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
 
 use ahash::AHashMap;
 
@@ -16,6 +17,10 @@ use super::symfs::{ProgramFile, Symfs};
 const MOST_SYMBOLS: usize = 1 << 22;
 /// Most files that warnings name.
 const MOST_WARNINGS: usize = 8;
+
+/// How long names of C++ and Rust may be read, in all; most take some microseconds. Those that
+/// come later are shown as files have them.
+const MOST_TIME: Duration = Duration::from_secs(10);
 
 /// The name of a thread, process or object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +39,8 @@ pub struct Names {
     pub demangle: bool,
     /// Those that were shown.
     shown: RefCell<AHashMap<(FileId, SymbolIndex), Box<str>>>,
+    /// How long it took to read them.
+    took: Cell<Duration>,
     files: HashMap<FileId, ProgramFile>,
     /// Names of threads, processes and objects, in their order.
     words: Vec<String>,
@@ -153,8 +160,18 @@ impl Names {
         let mut shown = self.shown.borrow_mut();
         let name = shown
             .entry((file, symbol))
-            .or_insert_with(|| demangled(raw).unwrap_or_else(|| raw.to_owned()).into());
+            .or_insert_with(|| self.demangled(raw).unwrap_or_else(|| raw.to_owned()).into());
         name.to_string()
+    }
+
+    fn demangled(&self, raw: &str) -> Option<String> {
+        if self.took.get() >= MOST_TIME {
+            return None;
+        }
+        let began = Instant::now();
+        let name = demangled(raw);
+        self.took.set(self.took.get() + began.elapsed());
+        name
     }
 
     /// The symbols of a program's file, if they are known.

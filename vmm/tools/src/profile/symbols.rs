@@ -66,6 +66,14 @@ pub enum SymbolFileError {
 /// # Errors
 /// [`SymbolFileError`] names the file, what is wrong, and what to do.
 pub fn load(path: &Path, offset: u64) -> Result<SymbolTable, SymbolFileError> {
+    Ok(SymbolTable::new(raw(path)?, offset))
+}
+
+/// The symbols of the file at `path` as they stand there, with all names of an address.
+///
+/// # Errors
+/// [`SymbolFileError`] names the file, what is wrong, and what to do.
+pub(super) fn raw(path: &Path) -> Result<Vec<RawSymbol>, SymbolFileError> {
     let read = |cause| SymbolFileError::Read {
         path: path.to_owned(),
         cause,
@@ -77,13 +85,13 @@ pub fn load(path: &Path, offset: u64) -> Result<SymbolTable, SymbolFileError> {
         .read_to_end(&mut begin)
         .map_err(read)?;
     file.rewind().map_err(read)?;
-    let raw = if begin == *b"\x7fELF" {
+    if begin == *b"\x7fELF" {
         let elf = |error| SymbolFileError::Elf {
             path: path.to_owned(),
             error,
         };
         // Of a vmlinux with debug information only the symbol table is read.
-        elf::read(&elf::ElfData::new(file)).map_err(elf)?
+        elf::read_file(file).map_err(elf)
     } else {
         let mut bytes = Vec::new();
         let mut limited = file.take(LONGEST_TEXT + 1);
@@ -96,9 +104,8 @@ pub fn load(path: &Path, offset: u64) -> Result<SymbolTable, SymbolFileError> {
         text::parse(&bytes).map_err(|error| SymbolFileError::Text {
             path: path.to_owned(),
             error,
-        })?
-    };
-    Ok(SymbolTable::new(raw, offset))
+        })
+    }
 }
 
 #[cfg(test)]

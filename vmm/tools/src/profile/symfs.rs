@@ -136,6 +136,9 @@ impl Symfs {
             },
             full => full?,
         };
+        if data.is_used_up() {
+            return Err(SymfsError::Elf(elf::ElfError::TooLong));
+        }
         Ok(ProgramFile {
             segments,
             symbols: SymbolTable::new(raw, 0),
@@ -172,7 +175,8 @@ impl Symfs {
         let name = format!("/usr/lib/debug/.build-id/{first}/{rest}.debug");
         let data = ElfData::new(self.file(&name).ok()?);
         let file = object::File::parse(&data).ok()?;
-        elf::of_program(&file, elf::Table::Full, most).ok()
+        let symbols = elf::of_program(&file, elf::Table::Full, most).ok()?;
+        (!data.is_used_up()).then_some(symbols)
     }
 }
 

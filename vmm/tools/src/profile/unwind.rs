@@ -9,12 +9,14 @@ mod cfi;
 mod tests;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::time::Duration;
 
+use gimli::UnwindContext;
 use perfmon_abi::compact::{ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame, ProgramStack};
 use perfmon_abi::wire::programs::Described;
 
-use self::cfi::{Cfi, Registers, Room, Row, Unwound};
+use self::cfi::{Cfi, NoCfi, Registers, Room, Row, Unwound};
 use super::programs::{FileId, Programs};
 use super::symfs::Symfs;
 
@@ -40,9 +42,12 @@ pub struct ProgramUnwinder {
     /// What further tables may take.
     room: Room,
     rows: HashMap<(FileId, u64), Option<Row>>,
+    context: UnwindContext<usize>,
     warnings: Vec<String>,
     /// Files that no warning names.
     unnamed: u64,
+    /// Samples of programs that came without a stack.
+    stackless: u64,
 }
 
 impl ProgramUnwinder {
@@ -57,8 +62,10 @@ impl ProgramUnwinder {
             files: HashMap::new(),
             room: MOST_TABLES,
             rows: HashMap::new(),
+            context: UnwindContext::new(),
             warnings: Vec::new(),
             unnamed: 0,
+            stackless: 0,
         }
     }
 
@@ -69,17 +76,26 @@ impl ProgramUnwinder {
         }
     }
 
-    /// Everything is described that the callers of `guest` need.
+    /// Everything is described that the callers of `guest` need: nothing without a stack.
     #[must_use]
     pub fn knows(&self, guest: &GuestPlace) -> bool {
         let mut numbers = numbers(guest);
-        numbers.all(|number| number == 0 || self.programs.mapping(number).is_some())
+        guest.stack.is_empty()
+            || numbers.all(|number| number == 0 || self.programs.mapping(number).is_some())
     }
 
-    /// What was wrong with files of programs; a line each.
+    /// Why callers are missing: what was wrong with files of programs, and samples without a
+    /// stack; a line each.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.warnings.clone();
+        if self.stackless > 0 {
+            warnings.push(format!(
+                "{} samples of programs have no callers there, since they came without a stack: \
+                 of programs of 32 bits, or of a guest that only its agent knows; record with -g",
+                self.stackless
+            ));
+        }
         if self.unnamed > 0 {
             warnings.push(format!(
                 "callers in {} more files are not known for such reasons",
@@ -98,22 +114,24 @@ impl ProgramUnwinder {
             .collect();
         let stack = std::mem::take(&mut guest.stack);
         let chain = &mut guest.chain;
-        let first = chain.program.first().map(|frame| frame.address);
-        let (Some(ip), false) = (first, chain.program_end == Some(ChainEnd::NoProgram)) else {
+        let first = chain.program.first().copied();
+        let (Some(first), false) = (first, chain.program_end == Some(ChainEnd::NoProgram)) else {
             return;
         };
+        self.stackless += u64::from(stack.is_empty());
         chain.program.clear();
-        let mut registers = Registers::of_program(ip, stack.sp, stack.bp);
+        let mut registers = Registers::of_program(first.address, stack.sp, stack.bp);
         let mut is_interrupted = true;
         let end = loop {
             let place = registers.ip.wrapping_sub(u64::from(!is_interrupted));
             let is_there = |one: &&Mapped| (one.start..one.end).contains(&place);
             let mapped = known.iter().find(is_there);
-            // A return address leads to code; where the program was is known anyway.
+            // A return address leads to code; where the program was is known anyway, and
+            // what the number of its mapping stands for may be said later.
             if mapped.is_some() || chain.program.is_empty() {
                 chain.program.push(ProgramFrame {
                     address: place,
-                    mapping: mapped.map_or(0, |mapped| mapped.number),
+                    mapping: mapped.map_or(first.mapping, |mapped| mapped.number),
                 });
             }
             let Some(mapped) = mapped.filter(|_| !stack.is_empty()) else {
@@ -164,8 +182,17 @@ impl ProgramUnwinder {
         if self.rows.len() >= MOST_ROWS {
             self.rows.clear();
         }
-        let row = self.rows.entry((mapped.file, address));
-        let row = row.or_insert_with(|| cfi.row(address));
+        let row = match self.rows.entry((mapped.file, address)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => match cfi.row(address, &mut self.context, &mut self.room) {
+                Ok(row) => place.insert(row),
+                Err(error) => {
+                    self.files.insert(mapped.file, None);
+                    self.warn(mapped.file, &error);
+                    return Unwound::Unknown;
+                }
+            },
+        };
         row.as_ref()
             .map_or(Unwound::Unknown, |row| cfi.caller(row, registers, stack))
     }
@@ -176,24 +203,27 @@ impl ProgramUnwinder {
             return;
         }
         let info = self.programs.file(file);
-        let cfi = if info.is_file() {
-            Cfi::read(&self.symfs, info, &mut self.room)
-                .map_err(|error| {
-                    if self.warnings.len() >= MOST_WARNINGS {
-                        self.unnamed += 1;
-                        return;
-                    }
-                    self.warnings.push(format!(
-                        "callers in {} are not known: below {}: {error}",
-                        info.name,
-                        self.symfs.path().display()
-                    ));
-                })
-                .ok()
-        } else {
+        let cfi = info
+            .is_file()
+            .then(|| Cfi::read(&self.symfs, info, &mut self.room))
+            .transpose();
+        let cfi = cfi.unwrap_or_else(|error| {
+            self.warn(file, &error);
             None
-        };
+        });
         self.files.insert(file, cfi);
+    }
+
+    fn warn(&mut self, file: FileId, error: &NoCfi) {
+        if self.warnings.len() >= MOST_WARNINGS {
+            self.unnamed += 1;
+            return;
+        }
+        self.warnings.push(format!(
+            "callers in {} are not known: below {}: {error}",
+            self.programs.file(file).name,
+            self.symfs.path().display()
+        ));
     }
 }
 

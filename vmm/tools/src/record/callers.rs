@@ -8,7 +8,7 @@ use crate::profile::unwind::ProgramUnwinder;
 
 /// How long a sample waits for a description: those of a VM come within a tenth of a second.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Most bytes of stacks that wait.
+/// Most bytes of stacks and chains that wait.
 const MOST_WAITING: usize = 64 << 20;
 
 /// Records on their way to the file, in their order.
@@ -16,7 +16,7 @@ const MOST_WAITING: usize = 64 << 20;
 pub(super) struct ProgramCallers {
     unwinder: ProgramUnwinder,
     waiting: VecDeque<(Instant, Record)>,
-    /// Bytes of their stacks.
+    /// Bytes of their stacks and chains.
     bytes: usize,
 }
 
@@ -69,7 +69,12 @@ impl ProgramCallers {
         Some(record)
     }
 
-    /// What was wrong with files of programs; a line each.
+    /// Nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Why callers are missing; a line each.
     pub(super) fn warnings(&self) -> Vec<String> {
         self.unwinder.warnings()
     }
@@ -77,7 +82,13 @@ impl ProgramCallers {
 
 fn bytes(record: &Record) -> usize {
     match record {
-        Record::Sample(sample) => sample.guest.stack.bytes.len(),
+        Record::Sample(sample) => {
+            let (chain, stack) = (&sample.guest.chain, &sample.guest.stack);
+            size_of_val(chain.program.as_slice())
+                + size_of_val(chain.kernel.as_slice())
+                + size_of_val(stack.mappings.as_slice())
+                + stack.bytes.len()
+        }
         _ => 0,
     }
 }
@@ -178,5 +189,20 @@ mod tests {
             []
         );
         assert_eq!(times(&callers.push(vec![sample(3, 8, 8)], now)), [1]);
+    }
+
+    #[test]
+    fn frames_take_room() {
+        let frames = 3 * size_of::<ProgramFrame>();
+        assert_eq!(bytes(&sample(1, 8, 8)), frames + 8);
+    }
+
+    /// A guest whose agent describes it later, and has no stacks.
+    #[test]
+    fn samples_without_a_stack_do_not_wait() {
+        let mut callers = callers();
+        let came = callers.push(vec![sample(1, 8, 0)], Instant::now());
+        assert_eq!(times(&came), [1]);
+        assert!(callers.is_empty());
     }
 }

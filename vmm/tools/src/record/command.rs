@@ -166,8 +166,15 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         shown: None,
         unreported: false,
     };
-    let completion = recording.go(options)?;
-    recording.finish(&options.output.display().to_string())?;
+    let file = options.output.display().to_string();
+    let went = recording.go(options);
+    if went.is_err() && !recording.has_any() {
+        return went;
+    }
+    // What was measured is kept, whatever has happened since.
+    let kept = recording.finish(&file);
+    let completion = went?;
+    kept?;
     Ok(completion)
 }
 
@@ -336,9 +343,10 @@ impl Recording<'_> {
             self.messages(number)?;
         }
         self.drain()?;
+        let mut losses = Vec::new();
         for session in &mut self.sessions {
             match session.unrestored(&self.scene) {
-                Some(Ok(loss)) => self.output.write(&[loss])?,
+                Some(Ok(loss)) => losses.push(loss),
                 Some(Err(note)) => {
                     self.unreported = true;
                     crate::note(&mut io::stderr(), &note);
@@ -346,7 +354,18 @@ impl Recording<'_> {
                 None => {}
             }
         }
+        // Behind the samples before them.
+        self.write(losses)?;
         Ok(limit.completion())
+    }
+
+    /// Takes in what is in the buffers yet, and says whether anything was measured.
+    fn has_any(&mut self) -> bool {
+        // Why it fails, if it does, was said already.
+        let _ = self.drain();
+        let callers = self.callers.as_ref();
+        let waits = callers.is_some_and(|callers| !callers.is_empty());
+        waits || self.output.totals() != Totals::default()
     }
 
     /// Samples until the VM knows the guest's kernel, so that those of the recording have

@@ -273,6 +273,8 @@ impl SamplingSession {
                 Ok(Event::Overflow) => {}
                 Ok(Event::Nothing) => break,
                 Ok(Event::Gone) => self.over = true,
+                // The VM has ended, maybe before it had read all.
+                Err(refusal) if is_gone(&refusal) => self.over = true,
                 Err(refusal) => {
                     return Err(ToolError::refused(
                         format!("sampling {}", self.target),

@@ -137,6 +137,21 @@ fn code_of_the_kernel_is_found_by_its_symbols() {
         error.clone().unwrap_err().contains("--vmlinux"),
         "{error:?}"
     );
+    // Other builds: one symbol is elsewhere, and another one is where this was.
+    for functions in [
+        &[("do_syscall_64", LINKED + 0x10, 11)][..],
+        &[("other", LINKED, 11), ("clear_page", LINKED - 0x1000, 5)],
+    ] {
+        let error = file(functions);
+        assert!(
+            error.clone().unwrap_err().contains("a multiple of 2 MiB"),
+            "{error:?}"
+        );
+    }
+    // It has two names, and its file shows the other one.
+    let alias = ("a_syscall", LINKED, 11);
+    let text = file(&[alias, own, ("clear_page", LINKED - 0x1000, 5)]);
+    assert!(text.unwrap().contains("<do_syscall_64>:"));
     // One out of a compressed kernel.
     let error = file(&[]).unwrap_err();
     assert!(error.contains("--kaslr-offset"), "{error}");
@@ -162,6 +177,41 @@ fn what_has_no_code_says_what_gives_it() {
     check(None, &limit, "no symbol has 99 %");
     let event = |options: &mut AnnotateOptions| options.profile.event = Some("x".to_owned());
     check(None, &event, "no event 'x'");
+}
+
+/// Another file has a symbol of the same name, and is not there.
+#[test]
+fn one_of_several_symbols_is_enough() {
+    let mut records = records();
+    records.insert(2, mapped(12, "/usr/bin/gone", ""));
+    let hot = user(START + OFFSET + 4, 1, 12, CallChain::default());
+    records.extend(vec![hot; 9]);
+    let own = |file: &str| {
+        let place = Place::new(&records);
+        let program = elf(ADDRESS, CODE, FUNCTIONS);
+        fs::write(place.path("root/usr/bin/prog"), &program).unwrap();
+        fs::write(place.path("root/usr/bin/gone"), file_without_code(program)).unwrap();
+        run(&place, Some("outer"), |_| {}).map(|text| text.contains(file))
+    };
+    assert_eq!(own("Disassembly of /usr/bin/prog"), Ok(true));
+    assert_eq!(own("Disassembly of /usr/bin/gone"), Ok(false));
+}
+
+/// The same file, as a debug file has it: its section of code has nothing.
+fn file_without_code(mut file: Vec<u8>) -> Vec<u8> {
+    let sections = u64::from_le_bytes(file[0x28..0x30].try_into().unwrap());
+    let kind = usize::try_from(sections).unwrap() + 64 + 4;
+    file[kind..kind + 4].copy_from_slice(&object::elf::SHT_NOBITS.to_le_bytes());
+    file
+}
+
+#[test]
+fn a_debug_file_has_no_code() {
+    let place = place();
+    let file = file_without_code(elf(ADDRESS, CODE, FUNCTIONS));
+    fs::write(place.path("root/usr/bin/prog"), file).unwrap();
+    let error = run(&place, Some("outer"), |_| {}).unwrap_err();
+    assert!(error.contains("no code at 0x401000"), "{error}");
 }
 
 /// The last instruction is cut off.

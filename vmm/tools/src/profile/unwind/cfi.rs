@@ -1,5 +1,8 @@
 //! The unwind tables of one ELF file.
 
+#[cfg(test)]
+mod tests;
+
 use std::time::{Duration, Instant};
 
 use gimli::{
@@ -15,8 +18,12 @@ use crate::profile::programs::FileInfo;
 use crate::profile::symbols::elf::ElfData;
 use crate::profile::symfs::{Symfs, SymfsError};
 
-/// How long the places in the tables of one file may be looked for.
+/// How long the tables of one file may be read and searched.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a search may take that is not counted: most take some microseconds.
+const USUAL: Duration = Duration::from_micros(50);
+/// Most parts of a file that a program has in memory; linkers make some ten.
+const MOST_SEGMENTS: usize = 1 << 10;
 /// Most bytes of an entry that is used: what says how to unwind one function. In a compiler
 /// one has 20 KiB, the others less than 7.
 const MOST_ENTRY: usize = 32 << 10;
@@ -45,6 +52,9 @@ pub(super) enum NoCfi {
          with -fasynchronous-unwind-tables, or record with -g"
     )]
     None,
+    /// It has more parts than programs have.
+    #[error("it has more than 1024 segments")]
+    Segments,
     /// Too much does.
     #[error("its unwind tables are larger than is read, or take too long; record with -g")]
     TooLong,
@@ -55,8 +65,15 @@ pub(super) enum NoCfi {
 pub(super) struct Room {
     /// Bytes, with those of what finds places in them.
     pub(super) bytes: u64,
-    /// For finding these places.
+    /// For reading and searching them.
     pub(super) time: Duration,
+}
+
+impl Room {
+    fn take_bytes(&mut self, bytes: u64) -> Result<(), NoCfi> {
+        self.bytes = self.bytes.checked_sub(bytes).ok_or(NoCfi::TooLong)?;
+        Ok(())
+    }
 }
 
 /// Registers of a program, as far as they are known.
@@ -126,7 +143,8 @@ pub(super) struct Cfi {
     tables: Vec<Table>,
     /// Of all of them, by address.
     places: Vec<Place>,
-    context: UnwindContext<usize>,
+    /// For how long they may be searched.
+    time: Duration,
 }
 
 #[derive(Debug)]
@@ -169,6 +187,22 @@ impl Cfi {
     /// Of the program or library `info` below `symfs`. `room` is what its tables may
     /// take, and becomes what they leave.
     pub(super) fn read(symfs: &Symfs, info: &FileInfo, room: &mut Room) -> Result<Self, NoCfi> {
+        let began = Instant::now();
+        let patience = PATIENCE.min(room.time);
+        let cfi = Self::read_until(symfs, info, room, began + patience);
+        let took = began.elapsed();
+        room.time = room.time.saturating_sub(took);
+        let mut cfi = cfi?;
+        cfi.time = patience.saturating_sub(took);
+        Ok(cfi)
+    }
+
+    fn read_until(
+        symfs: &Symfs,
+        info: &FileInfo,
+        room: &mut Room,
+        end: Instant,
+    ) -> Result<Self, NoCfi> {
         let data = ElfData::new(symfs.of_build(info)?);
         let file = object::File::parse(&data)?;
         if file.architecture() != Architecture::X86_64 {
@@ -183,11 +217,16 @@ impl Cfi {
                 address,
             }
         });
+        let segments: Vec<Segment> = segments.take(MOST_SEGMENTS + 1).collect();
+        if segments.len() > MOST_SEGMENTS {
+            return Err(NoCfi::Segments);
+        }
+        room.take_bytes(size_of_val(segments.as_slice()) as u64)?;
         let mut cfi = Self {
-            segments: segments.collect(),
+            segments,
             tables: Vec::new(),
             places: Vec::new(),
-            context: UnwindContext::new(),
+            time: Duration::ZERO,
         };
         let address = |name| {
             let section = file.section_by_name(name);
@@ -204,18 +243,13 @@ impl Cfi {
             if section.compressed_file_range()?.format != object::CompressionFormat::None {
                 continue;
             }
-            room.bytes = room
-                .bytes
-                .checked_sub(section.size())
-                .ok_or(NoCfi::TooLong)?;
+            room.take_bytes(section.size())?;
             cfi.tables.push(Table {
                 is_eh: name == ".eh_frame",
                 bases: bases.clone(),
                 bytes: section.data()?.to_vec(),
             });
         }
-        let began = Instant::now();
-        let end = began + PATIENCE.min(room.time);
         let places = &mut cfi.places;
         let is_whole = cfi.tables.iter().enumerate().all(|(number, table)| {
             let found = if table.is_eh {
@@ -225,17 +259,20 @@ impl Cfi {
             };
             found.is_some()
         });
-        room.time = room.time.saturating_sub(began.elapsed());
         if !is_whole {
             return Err(NoCfi::TooLong);
         }
         if cfi.places.is_empty() {
             return Err(NoCfi::None);
         }
-        let bytes = cfi.places.len() as u64 * size_of::<Place>() as u64;
-        room.bytes = room.bytes.checked_sub(bytes).ok_or(NoCfi::TooLong)?;
-        cfi.places.sort_by_key(|place| place.start);
+        room.take_bytes(size_of_val(cfi.places.as_slice()) as u64)?;
+        cfi.sort();
         Ok(cfi)
+    }
+
+    /// Of several places that begin at one address the longest comes last, which is found.
+    fn sort(&mut self) {
+        self.places.sort_by_key(|place| (place.start, place.end));
     }
 
     /// The address that the file itself gives to what is at `offset` in it.
@@ -245,8 +282,37 @@ impl Cfi {
         found.map(|(segment, at)| segment.address.wrapping_add(at))
     }
 
-    /// How to unwind from `address`, if a table says so.
-    pub(super) fn row(&mut self, address: u64) -> Option<Row> {
+    /// How to unwind from `address`, if a table says so. What that takes beyond the usual is
+    /// `room`'s and the file's.
+    ///
+    /// # Errors
+    /// Searches have taken too long.
+    pub(super) fn row(
+        &mut self,
+        address: u64,
+        context: &mut UnwindContext<usize>,
+        room: &mut Room,
+    ) -> Result<Option<Row>, NoCfi> {
+        let mut took = Duration::MAX;
+        let mut row = None;
+        // The host may have been busy: what takes long twice does.
+        for _ in 0..2 {
+            let began = Instant::now();
+            row = self.find_row(address, context);
+            took = took.min(began.elapsed());
+            if took <= USUAL {
+                return Ok(row);
+            }
+        }
+        self.time = self.time.saturating_sub(took);
+        room.time = room.time.saturating_sub(took);
+        if self.time.is_zero() || room.time.is_zero() {
+            return Err(NoCfi::TooLong);
+        }
+        Ok(row)
+    }
+
+    fn find_row(&self, address: u64, context: &mut UnwindContext<usize>) -> Option<Row> {
         let behind = self.places.partition_point(|place| place.start <= address);
         let place = *self.places.get(behind.checked_sub(1)?)?;
         let table = self
@@ -255,9 +321,9 @@ impl Cfi {
             .filter(|_| address < place.end)?;
         let at = (place, address);
         if table.is_eh {
-            row(&table.eh(), table, at, &mut self.context)
+            row(&table.eh(), table, at, context)
         } else {
-            row(&table.debug(), table, at, &mut self.context)
+            row(&table.debug(), table, at, context)
         }
     }
 
@@ -333,7 +399,9 @@ where
             continue;
         };
         last = Some(entry.cie().clone());
-        if entry.entry_len().max(entry.cie().entry_len()) <= MOST_ENTRY {
+        // What a linker has thrown away has no length.
+        let is_any = entry.initial_address() < entry.end_address();
+        if is_any && entry.entry_len().max(entry.cie().entry_len()) <= MOST_ENTRY {
             places.push(Place {
                 start: entry.initial_address(),
                 end: entry.end_address(),

@@ -8,6 +8,7 @@ use perfmon_abi::wire::programs::{Described, MappingInfo};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_oneof, proptest};
 
 use super::{MOST_FRAMES, ProgramUnwinder, Programs, Symfs};
+use crate::profile::test_elf::elf;
 
 /// Bytes of a stack's copy.
 const STACK: usize = 8192;
@@ -217,7 +218,12 @@ fn what_is_not_known_breaks_the_chain() {
         );
     };
     // Nothing of its stack; a mapping that nobody has described.
-    check(&|told| told.guest.stack = ProgramStack::default(), 1, None);
+    let without = |told: &mut Told| told.guest.stack = ProgramStack::default();
+    check(
+        &without,
+        1,
+        Some("1 samples of programs have no callers there"),
+    );
     check(&|told| told.mappings.clear(), 1, None);
     let first = |told: &Told| told.guest.chain.program[0].mapping;
     let rename = |told: &mut Told, name: &str| {
@@ -269,6 +275,48 @@ fn a_file_without_tables_says_so() {
     assert_eq!(guest.chain.program_end, Some(ChainEnd::Broken));
     let warnings = unwinder.warnings();
     assert!(warnings[0].contains("no unwind tables"), "{warnings:?}");
+}
+
+#[test]
+fn a_file_of_very_many_segments_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = elf(0x40_1000, &[0xc3; 64], &[]);
+    let segments = file[64..120].repeat(1025);
+    let at = file.len() as u64;
+    file[32..40].copy_from_slice(&at.to_le_bytes());
+    file[56..58].copy_from_slice(&1025u16.to_le_bytes());
+    file.extend(segments);
+    let name = folder.path().join("many");
+    std::fs::write(&name, file).unwrap();
+    let mut unwinder = unwinder(&[mapping(name.to_str().unwrap())]);
+    let bytes = vec![0; 64];
+    let stack = ProgramStack {
+        sp: 0x7000,
+        bytes,
+        ..ProgramStack::default()
+    };
+    let mut guest = place(0x40_0210, stack);
+    unwinder.unwind(&mut guest);
+    assert_eq!(guest.chain.program_end, Some(ChainEnd::Broken));
+    let warnings = unwinder.warnings();
+    assert!(
+        warnings[0].contains("more than 1024 segments"),
+        "{warnings:?}"
+    );
+}
+
+/// An agent says later what the number of a mapping stands for, and no stack comes with it.
+#[test]
+fn the_first_frame_keeps_its_number() {
+    let mut unwinder = unwinder(&[]);
+    let mut guest = place(0x40_1000, ProgramStack::default());
+    guest.chain.program[0].mapping = 77;
+    assert!(unwinder.knows(&guest), "nothing is waited for");
+    unwinder.unwind(&mut guest);
+    let (address, mapping) = (0x40_1000, 77);
+    assert_eq!(guest.chain.program, [ProgramFrame { address, mapping }]);
+    let warnings = unwinder.warnings();
+    assert!(warnings[0].contains("came without a stack"), "{warnings:?}");
 }
 
 /// All of a file, mapped at 0x40_0000.
