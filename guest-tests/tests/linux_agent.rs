@@ -16,9 +16,13 @@ use serde_json::Value;
 const START: &str = "walk compute >/tmp/compute & echo compute $!; walk kernel >/tmp/kernel & \
                      echo kernel $!; umpire-agent >/tmp/agent 2>&1 & \
                      while :; do timeout 1 walk kernel >/dev/null; done 2>/dev/null & \
-                     echo $! >/tmp/loop; sleep 2; cat /tmp/compute; echo types $(hexdump -n 2 /sys/kernel/btf/vmlinux)";
+                     sleep 2; cat /tmp/compute; echo types $(hexdump -n 2 /sys/kernel/btf/vmlinux)";
 const RECORD: &str = "record -a -g -F 97 --for 8s -o /l1/out/umpire.data";
-const LATER: &str = "record -a -F 97 --for 1s -o /l1/out/later.data";
+/// The first one meets an agent that has gone without a word.
+const LATER: [&str; 2] = [
+    "record -a -F 97 --for 1s -o /l1/out/unheard.data",
+    "record -a -F 97 --for 1s -o /l1/out/later.data",
+];
 const FLAGS: [&str; 9] = [
     "--agent",
     "--cpu-vendor",
@@ -39,10 +43,10 @@ fn word<'a>(text: &'a str, name: &str) -> &'a str {
         .unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-fn umpire(folder: &Path, arguments: &[&str]) -> String {
+fn umpire(folder: &Path, file: &str, arguments: &[&str]) -> String {
     let output = Command::new(umpire::path())
         .args(arguments)
-        .args(["-i", "umpire.data", "--symfs", "root"])
+        .args(["-i", file, "--symfs", "root"])
         .current_dir(folder)
         .output();
     let output = output.expect("umpire");
@@ -72,16 +76,24 @@ fn check(image: LinuxImage) {
     let log = Script::default()
         .step("start", START)
         .step("record", UnderUmpire::on_host(RECORD))
-        .step(
-            "without it",
-            "killall umpire-agent; kill $(cat /tmp/loop); killall walk",
-        )
-        .step("record later", UnderUmpire::on_host(LATER))
-        .step("end", "cat /tmp/agent")
+        .step("without it", "killall umpire-agent")
+        .step("record unheard", UnderUmpire::on_host(LATER[0]))
+        .step("record later", UnderUmpire::on_host(LATER[1]))
+        .step("end", "killall walk; cat /tmp/agent")
         .run_on(&guest.with_host(folder.path()));
     let said = log.of("start");
     println!("{}", log.errors());
     assert!(!said.contains("eb9f"), "it has BTF: {said}");
+    for file in ["unheard.data", "later.data"] {
+        without_names(folder.path(), file);
+    }
+    let why = "programs of the guest have no names: the kernel 6.";
+    let errors = log.errors();
+    let reasons: Vec<&str> = errors.lines().filter(|line| line.contains(why)).collect();
+    let parts = ["does not describe its tasks", "umpire-agent in the guest"];
+    let is_whole = |line: &&str| parts.iter().all(|part| line.contains(part));
+    assert!((1..=LATER.len()).contains(&reasons.len()), "{errors}");
+    assert!(reasons.iter().all(is_whole), "{errors}");
     let pid = |name| word(said, name).parse::<u64>().expect("a pid");
     let pids = ["compute", "kernel"].map(pid);
     let address = |name| {
@@ -92,9 +104,17 @@ fn check(image: LinuxImage) {
     let computing = address("leaf")..address("middle");
 
     let mut tally: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
+    // By the second of the recording.
+    let mut unknown: BTreeMap<u64, u32> = BTreeMap::new();
     let text = umpire(
         folder.path(),
-        &["script", "-j", "-F", "comm,pid,ip,ring,sym,dso,callchain"],
+        "umpire.data",
+        &[
+            "script",
+            "-j",
+            "-F",
+            "comm,pid,time,ip,ring,sym,dso,callchain",
+        ],
     );
     for line in text.lines() {
         let sample: Value = serde_json::from_str(line).expect("JSON");
@@ -112,26 +132,42 @@ fn check(image: LinuxImage) {
             *all += 1;
         };
         judge("a task is known", !sample["pid"].is_null());
+        if sample["pid"].is_null() {
+            let second = sample["time_ns"].as_u64().expect("a time") / 1_000_000_000;
+            *unknown.entry(second).or_default() += 1;
+        }
         if sample["ring"] == "user" && computing.contains(&ip) {
             let named = sample["dso"] == "/usr/bin/walk"
                 && matches!(sample["symbol"].as_str(), Some("leaf" | "inner"));
             judge("a program computes", sample["pid"] == pids[0] && named);
             judge("its callers", chain.join(" ").contains("middle outer main"));
         }
-        if chain.contains(&"get_random_bytes_user") && sample["ring"] == "kernel" {
+        if sample["ring"] != "kernel" {
+            continue;
+        }
+        // Without its types the kernel's chain has few callers.
+        let own = sample["symbol"].as_str().unwrap_or_default();
+        let is_random = own.contains("chacha") || chain.contains(&"get_random_bytes_user");
+        if is_random {
             judge(
                 "in the kernel",
                 sample["comm"] == "walk" && sample["pid"] != pids[0],
             );
             judge("of all the long one", sample["pid"] == pids[1]);
         }
+        // Whatever it does there: its samples are all that have its pid.
+        if sample["pid"] == pids[1] {
+            judge("symbols of the kernel", !own.is_empty());
+            judge("what it is there for", is_random);
+        }
     }
-    println!("{tally:?}");
+    println!("{tally:?}, without a task: {unknown:?}");
     for what in [
         "a task is known",
         "a program computes",
         "its callers",
         "in the kernel",
+        "symbols of the kernel",
     ] {
         let (right, all) = tally.get(what).copied().unwrap_or_default();
         assert!(
@@ -139,11 +175,14 @@ fn check(image: LinuxImage) {
             "{what}: {right} of {all}"
         );
     }
+    let (right, all) = tally["what it is there for"];
+    assert!(right * 4 >= all, "{right} of {all}");
     let (long, all) = tally["of all the long one"];
     assert!(0 < long && long < all, "there were others: {tally:?}");
 
     let report = umpire(
         folder.path(),
+        "umpire.data",
         &["report", "--no-children", "--sort", "pid,dso,symbol"],
     );
     let rows = report.lines().filter(|line| !line.starts_with('#'));
@@ -152,6 +191,43 @@ fn check(image: LinuxImage) {
         1,
         "{report}"
     );
+}
+
+/// Of a kernel that does not describe itself, and without an agent, samples have what they had
+/// before there were tasks: rings, CR3, symbols of the kernel.
+fn without_names(folder: &Path, file: &str) {
+    let fields = ["script", "-j", "-F", "comm,pid,tid,ring,cr3,sym,dso"];
+    let text = umpire(folder, file, &fields);
+    let (mut all, mut kernel, mut named, mut programs) = (0, 0, 0, 0);
+    for line in text.lines() {
+        let sample: Value = serde_json::from_str(line).expect("JSON");
+        if sample["kind"] != "sample" {
+            continue;
+        }
+        all += 1;
+        for field in ["comm", "pid", "tid"] {
+            assert!(sample[field].is_null(), "{line}");
+        }
+        assert!(sample["cr3"].is_string(), "{line}");
+        if sample["ring"] == "kernel" {
+            kernel += 1;
+            named += u32::from(sample["symbol"].is_string());
+        } else {
+            programs += u32::from(sample["symbol"].is_null());
+        }
+    }
+    println!(
+        "{file}: {all}, {kernel} in the kernel, {named} with a symbol, {programs} of programs"
+    );
+    assert!(all >= 50 && kernel >= 10, "{text}");
+    assert!(named * 100 >= kernel * 95, "{named} of {kernel}");
+    assert_eq!(kernel + programs, all, "programs have no symbols: {text}");
+    let report = umpire(folder, file, &["report"]);
+    assert!(report.contains("[user cr3=0x"), "{report}");
+    // The VM may still know tasks of before; none of them has a sample.
+    assert!(!report.contains(" walk "), "{report}");
+    let rows = report.lines().filter(|line| line.contains("[k] "));
+    assert!(rows.count() > 0, "{report}");
 }
 
 #[test]
