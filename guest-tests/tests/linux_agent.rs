@@ -17,7 +17,7 @@ const START: &str = "walk compute >/tmp/compute & echo compute $!; walk kernel >
                      echo kernel $!; umpire-agent >/tmp/agent 2>&1 & \
                      while :; do timeout 1 walk kernel >/dev/null; done 2>/dev/null & \
                      echo $! >/tmp/loop; sleep 2; cat /tmp/compute; echo types $(hexdump -n 2 /sys/kernel/btf/vmlinux)";
-const RECORD: &str = "record -a -g -F 97 --for 8s -o /l1/out/umpire.data";
+const RECORD: &str = "record -a -g -F 97 --for 12s -o /l1/out/umpire.data";
 const LATER: &str = "record -a -F 97 --for 1s -o /l1/out/later.data";
 const FLAGS: [&str; 9] = [
     "--agent",
