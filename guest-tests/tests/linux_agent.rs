@@ -17,7 +17,7 @@ const START: &str = "walk compute >/tmp/compute & echo compute $!; walk kernel >
                      echo kernel $!; umpire-agent >/tmp/agent 2>&1 & \
                      while :; do timeout 1 walk kernel >/dev/null; done 2>/dev/null & \
                      sleep 2; cat /tmp/compute; echo types $(hexdump -n 2 /sys/kernel/btf/vmlinux)";
-const RECORD: &str = "record -a -g -F 97 --for 8s -o /l1/out/umpire.data";
+const RECORD: &str = "record -a -g -F 97 --for 12s -o /l1/out/umpire.data";
 /// The first one meets an agent that has gone without a word.
 const LATER: [&str; 2] = [
     "record -a -F 97 --for 1s -o /l1/out/unheard.data",
