@@ -82,12 +82,23 @@ impl<'a> Paths<'a> {
 
     /// The path of `sample`.
     pub fn of(&mut self, sample: &Sample, callers: Callers) -> PathId {
+        let (callers, leaf) = self.parts_of(sample, callers);
+        self.next(callers, leaf)
+    }
+
+    /// The path of the callers of `sample`, and where it was taken: many samples have the
+    /// same callers, and few have both.
+    pub(super) fn parts_of(
+        &mut self,
+        sample: &Sample,
+        callers: Callers,
+    ) -> (PathId, LocationIndex) {
         let leaf = self.leaf(sample);
         let callers = match callers {
             Callers::Kept if !sample.guest.chain.is_empty() => self.callers(sample),
             _ => PathId::default(),
         };
-        self.next(callers, leaf)
+        (callers, leaf)
     }
 
     /// The path of the callers of `sample`. Many samples have the same.

@@ -243,13 +243,25 @@ pub struct SampleRow {
 /// A path of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowPath {
-    /// The path.
-    pub path: PathId,
+    /// Which of the tally's sums.
+    leaf: Leaf,
     /// How many locations from the end of the path the row's own is: 0 where the samples were
     /// taken there.
     pub inside: u32,
-    /// Which of the tally's sums.
-    sum: u32,
+}
+
+/// A place on top of a stem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Leaf {
+    stem: u32,
+    place: LocationIndex,
+}
+
+/// What samples of one group with the same callers have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Stem {
+    group: u32,
+    callers: PathId,
 }
 
 /// What rows are made of.
@@ -262,13 +274,17 @@ pub struct Rows {
 }
 
 /// The samples of one event, added up by [`SortKeys`].
+///
+/// There are few groups and stems, whose maps stay in caches, and as many leaves as samples
+/// at worst: a sample looks for one of these once.
 #[derive(Clone, Debug, Default)]
 pub struct SampleTally {
     groups: Vec<Group>,
     numbers: AHashMap<Group, u32>,
     latest: Option<(Group, u32)>,
-    sums: AHashMap<(u32, PathId), u32>,
-    amounts: Vec<Sum>,
+    stems: Vec<Stem>,
+    stem_numbers: AHashMap<Stem, u32>,
+    leaves: AHashMap<Leaf, Sum>,
     all: Sum,
     unknown: Unknown,
 }
@@ -312,22 +328,24 @@ impl SampleTally {
         callers: Callers,
         paths: &mut Paths<'_>,
     ) {
-        let path = paths.of(sample, callers);
-        if let Some(location) = paths.outwards(path).next() {
+        let (callers, place) = paths.parts_of(sample, callers);
+        if let Some(location) = paths.location(place) {
             self.unknown.count(location);
         }
         let group = Group::of(sample, keys, paths.names());
         let group = self.group(group);
-        let amounts = &mut self.amounts;
-        let sum = *self.sums.entry((group, path)).or_insert_with(|| {
-            amounts.push(Sum::default());
-            number(amounts.len() - 1)
+        let stem = Stem { group, callers };
+        let stems = &mut self.stems;
+        let stem = *self.stem_numbers.entry(stem).or_insert_with(|| {
+            stems.push(stem);
+            number(stems.len() - 1)
         });
         let one = Sum {
             samples: 1,
             events: sample.period,
         };
-        self.amounts[sum as usize].add(one);
+        let leaf = Leaf { stem, place };
+        self.leaves.entry(leaf).or_default().add(one);
         self.all.add(one);
     }
 
@@ -362,59 +380,68 @@ impl SampleTally {
     /// What the samples of one path of a row amount to.
     #[must_use]
     pub fn sum(&self, path: RowPath) -> Sum {
-        self.amounts
-            .get(path.sum as usize)
-            .copied()
-            .unwrap_or_default()
+        self.leaves.get(&path.leaf).copied().unwrap_or_default()
+    }
+
+    /// The locations of a path of a row, from where its samples were taken outwards.
+    pub fn outwards(&self, path: RowPath, paths: &Paths<'_>) -> impl Iterator<Item = CodeLocation> {
+        let Leaf { stem, place } = path.leaf;
+        let stem = self.stems.get(stem as usize);
+        let callers = stem.map_or_else(PathId::default, |stem| stem.callers);
+        let place = paths.location(place);
+        place.into_iter().chain(paths.outwards(callers))
     }
 
     /// The rows, those with most events first.
     #[must_use]
     pub fn rows(&self, keys: &SortKeys, paths: &Paths<'_>, wanted: Rows) -> Vec<SampleRow> {
-        let names = paths.names();
-        let (with_dso, with_symbol) = (keys.has(SortKey::Dso), keys.has(SortKey::Symbol));
-        let mut numbers: AHashMap<Key, usize> = AHashMap::new();
-        // The same by what is small and met often.
-        let mut known: AHashMap<(u32, LocationIndex), usize> = AHashMap::new();
-        let mut rows: Vec<SampleRow> = Vec::new();
-        let mut met: Vec<usize> = Vec::new();
-        for (&(group, path), &sum) in &self.sums {
-            let amount = self.amounts[sum as usize];
-            met.clear();
-            let depth = if wanted.children { usize::MAX } else { 1 };
-            for (inside, step) in (0u32..).zip(paths.steps(path).take(depth)) {
-                if paths.location(step).is_some_and(|one| !one.is_layer()) {
+        let mut rows = RowMaker::new(self, keys, paths);
+        let leaves = self.leaves.iter().map(|(leaf, sum)| (*leaf, *sum));
+        let mut leaves: Vec<(Leaf, Sum)> = leaves.collect();
+        leaves.sort_unstable_by_key(|(leaf, _)| *leaf);
+        // The rows of a stem's callers, and how far inside the stem they are.
+        let mut above: Vec<(usize, u32)> = Vec::new();
+        // By row, the last stem whose callers have it.
+        let mut met: Vec<u32> = Vec::new();
+        for leaves in leaves.chunk_by(|(one, _), (other, _)| one.stem == other.stem) {
+            let number = leaves[0].0.stem;
+            let stem = self.stems[number as usize];
+            above.clear();
+            let callers = paths.steps(stem.callers).filter(|_| wanted.children);
+            for (inside, step) in (1u32..).zip(callers) {
+                let Some(row) = rows.of(stem.group, step) else {
                     continue;
-                }
-                let number = *known.entry((group, step)).or_insert_with(|| {
-                    let mut key = self.groups[group as usize].key(keys, names);
-                    let location = paths.location(step);
-                    key.location = location.filter(|_| with_symbol);
-                    let object = |location: CodeLocation| names.word(&location.object(names));
-                    key.dso = location.filter(|_| with_dso).map(object);
-                    *numbers.entry(key).or_insert_with(|| {
-                        rows.push(SampleRow {
-                            key,
-                            ..SampleRow::default()
-                        });
-                        rows.len() - 1
-                    })
-                });
+                };
+                met.resize(rows.rows.len(), u32::MAX);
                 // A function that calls itself has these samples once.
-                if met.contains(&number) {
-                    continue;
-                }
-                met.push(number);
-                let row = &mut rows[number];
-                row.total.add(amount);
-                if inside == 0 {
-                    row.own.add(amount);
-                }
-                if wanted.paths {
-                    row.paths.push(RowPath { path, inside, sum });
+                if std::mem::replace(&mut met[row], number) != number {
+                    above.push((row, inside));
                 }
             }
+            let mut whole = Sum::default();
+            for &(leaf, sum) in leaves {
+                whole.add(sum);
+                let own = rows.of(stem.group, leaf.place);
+                if let Some(row) = own {
+                    rows.rows[row].own.add(sum);
+                    // Where it is among its callers, it is in `whole`.
+                    if met.get(row) != Some(&number) {
+                        rows.rows[row].total.add(sum);
+                    }
+                }
+                if wanted.paths {
+                    let above = above.iter().filter(|(row, _)| own != Some(*row));
+                    for (row, inside) in own.map(|row| (row, 0)).into_iter().chain(above.copied()) {
+                        rows.rows[row].paths.push(RowPath { leaf, inside });
+                    }
+                }
+            }
+            for &(row, _) in &above {
+                rows.rows[row].total.add(whole);
+            }
         }
+        drop(leaves);
+        let mut rows = rows.rows;
         rows.sort_by(|a, b| {
             let order = |row: &SampleRow| {
                 let (total, own) = (row.total, row.own);
@@ -426,7 +453,58 @@ impl SampleTally {
     }
 }
 
-/// No tally has more than 2^32 sums in memory.
+/// Makes rows as they are met.
+struct RowMaker<'a> {
+    tally: &'a SampleTally,
+    keys: &'a SortKeys,
+    paths: &'a Paths<'a>,
+    rows: Vec<SampleRow>,
+    numbers: AHashMap<Key, usize>,
+    /// The same by what is small and met often.
+    known: AHashMap<(u32, LocationIndex), usize>,
+}
+
+impl<'a> RowMaker<'a> {
+    fn new(tally: &'a SampleTally, keys: &'a SortKeys, paths: &'a Paths<'a>) -> Self {
+        Self {
+            tally,
+            keys,
+            paths,
+            rows: Vec::new(),
+            numbers: AHashMap::new(),
+            known: AHashMap::new(),
+        }
+    }
+
+    /// The row of a location in a group; none of what has none.
+    fn of(&mut self, group: u32, step: LocationIndex) -> Option<usize> {
+        if let Some(number) = self.known.get(&(group, step)) {
+            return Some(*number);
+        }
+        let location = self.paths.location(step);
+        if location.is_some_and(|one| !one.is_layer()) {
+            return None;
+        }
+        let names = self.paths.names();
+        let mut key = self.tally.groups[group as usize].key(self.keys, names);
+        key.location = location.filter(|_| self.keys.has(SortKey::Symbol));
+        let object = |location: CodeLocation| names.word(&location.object(names));
+        let with_dso = self.keys.has(SortKey::Dso);
+        key.dso = location.filter(|_| with_dso).map(object);
+        let rows = &mut self.rows;
+        let number = *self.numbers.entry(key).or_insert_with(|| {
+            rows.push(SampleRow {
+                key,
+                ..SampleRow::default()
+            });
+            rows.len() - 1
+        });
+        self.known.insert((group, step), number);
+        Some(number)
+    }
+}
+
+/// No tally has more than 2^32 stems in memory.
 fn number(position: usize) -> u32 {
     u32::try_from(position).unwrap_or(u32::MAX)
 }
@@ -440,3 +518,6 @@ pub(super) fn percent(part: u64, all: u64) -> f64 {
         _ => part as f64 / all as f64 * 100.0,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -64,7 +64,7 @@ impl<'a> Tree<'a> {
         let mut known: AHashMap<(usize, CodeLocation), usize> = AHashMap::new();
         for path in &row.paths {
             let inside = path.inside as usize;
-            let mut locations: Vec<CodeLocation> = report.paths.outwards(path.path).collect();
+            let mut locations: Vec<CodeLocation> = tally.outwards(*path, &report.paths).collect();
             match order {
                 // With callers' rows: what is called from this row on.
                 GraphOrder::Caller => {
