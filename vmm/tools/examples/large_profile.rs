@@ -4,15 +4,17 @@
 //! cargo run --release -p umpire-tools --example large_profile -- FILE SAMPLES FRAMES
 //! ```
 //!
-//! With FILE alone it is reported on, as `umpire report` does.
+//! With FILE alone it is reported on, as `umpire report` does; what that took is on standard
+//! error: CPU time of user and system, time that passed, and most memory that was resident.
 //!
 //! It has 8 processes with 4 mapped files each, samples at half a million addresses each of
 //! kernel and programs, few of them hot, and chains of FRAMES callers.
 
 use std::env;
 use std::error::Error;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter};
+use std::time::Instant;
 
 use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame};
 use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
@@ -51,7 +53,19 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
         weight: Weight::Samples,
         json: false,
     };
+    let begun = Instant::now();
     report(&options, &mut io::stdout(), &mut io::stderr())?;
+    let passed = begun.elapsed().as_secs_f64();
+    // Fields 14 and 15, in hundredths of a second; the name before them may have spaces.
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let (_, fields) = stat.rsplit_once(')').ok_or("no times of this process")?;
+    let mut fields = fields.split_whitespace().skip(11).map(str::parse::<u32>);
+    let mut seconds = || Ok::<_, Box<dyn Error>>(f64::from(fields.next().ok_or("")??) / 100.0);
+    let (user, system) = (seconds()?, seconds()?);
+    let status = fs::read_to_string("/proc/self/status")?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = peak.unwrap_or("unknown").trim();
+    eprintln!("{user:.2} s user + {system:.2} s system, {passed:.2} s passed, {peak} at most");
     Ok(())
 }
 
