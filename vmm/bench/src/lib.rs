@@ -32,8 +32,9 @@ pub use host_arbiter::{
 pub use neighbour::{Hostility, NeighbourReport, NeighbourRow};
 pub use pcr::{DecisionRow, PcrAccess, PcrOptions, PcrReport, PcrRow};
 pub use perfmon::{
-    CommandRow, Events, Failure, FloodReport, Format, ManyReport, ObserverRow, PerfmonOptions,
-    PerfmonPart, PerfmonReport, SampleRow, SetCost, SetRow, SlowRow, Spent, TrapsRow,
+    CallersRow, CommandRow, Events, Failure, FloodReport, Format, ManyReport, ObserverRow,
+    PerfmonOptions, PerfmonPart, PerfmonReport, SampleRow, SetCost, SetRow, SlowRow, Spent,
+    TrapsRow,
 };
 pub use pmi::{BarePmi, PmiReport, PmiRow};
 pub use report::{Report, micros, write_report};

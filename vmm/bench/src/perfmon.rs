@@ -1,6 +1,7 @@
 //! What host tools cost: the perfmon2 interface, measured by a tool of it through
 //! the control socket of a real guest.
 
+mod callers;
 mod commands;
 mod fixture;
 mod flood;
@@ -18,6 +19,7 @@ mod text;
 mod tool;
 mod traps;
 
+pub use callers::CallersRow;
 pub use commands::CommandRow;
 pub use flood::FloodReport;
 pub use many::ManyReport;
@@ -144,6 +146,8 @@ pub struct PerfmonReport {
     pub commands: Vec<CommandRow>,
     /// Samples into the buffer.
     pub samples: Vec<SampleRow>,
+    /// Samples with a task and callers, and without.
+    pub callers: Vec<CallersRow>,
     /// A computing guest while it is sampled.
     pub slowdown: Vec<SlowRow>,
     /// Switches of event sets.
@@ -222,6 +226,7 @@ pub(super) fn measure(
         events: Vec::new(),
         commands: Vec::new(),
         samples: Vec::new(),
+        callers: Vec::new(),
         slowdown: Vec::new(),
         sets: Vec::new(),
         observers: Vec::new(),
@@ -265,6 +270,9 @@ impl PerfmonReport {
         part: PerfmonPart,
         sources: &[&Source],
     ) -> Result<(), BenchError> {
+        if part == PerfmonPart::Samples {
+            self.callers = callers::measure(bench)?;
+        }
         match part {
             PerfmonPart::Commands => self.commands = commands::measure(bench)?,
             PerfmonPart::Many => self.many = Some(many::measure(bench)?),

@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 
 use super::{
-    CommandRow, FloodReport, ManyReport, ObserverRow, PerfmonReport, SampleRow, SetRow, SlowRow,
-    Spent, TrapsRow,
+    CallersRow, CommandRow, FloodReport, ManyReport, ObserverRow, PerfmonReport, SampleRow, SetRow,
+    SlowRow, Spent, TrapsRow,
 };
 use crate::beside::{Compared, TARGET, write_compared};
-use crate::report::{Report, millis, pair, table, where_it_ran};
+use crate::report::{Report, micros, millis, pair, table, verdict, where_it_ran};
 use crate::sources::LeftOut;
 
 impl Report for PerfmonReport {
@@ -28,6 +28,7 @@ impl Report for PerfmonReport {
         }
         commands(&self.commands, out)?;
         samples(&self.samples, out)?;
+        callers(&self.callers, out)?;
         slowdown(&self.slowdown, out)?;
         sets(&self.sets, out)?;
         observers(&self.observers, out)?;
@@ -94,6 +95,39 @@ fn samples(rows: &[SampleRow], out: &mut dyn Write) -> io::Result<()> {
         "due: periods in what another counter on the same event counted; stretched: of these, those\n\
          without a sample of their own, as an overflow is handled after it took place and only then\n\
          the next period starts; not all: samples were dropped, or monitoring was masked"
+    )
+}
+
+fn callers(rows: &[CallersRow], out: &mut dyn Write) -> io::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let rows = rows.iter().map(|row| {
+        let caches = if row.cold { "cold" } else { "warm" };
+        [
+            caches.to_owned(),
+            row.samples.to_string(),
+            pair(row.without),
+            pair(row.with),
+            pair(row.more),
+            format!("{} {}", micros(row.target_ns), verdict(Some(row.met))),
+        ]
+    });
+    let titles = [
+        "caches",
+        "samples",
+        "without p50 / p99 [us]",
+        "task, 16 callers",
+        "more",
+        "wanted p50",
+    ];
+    table(titles, 1..=4, rows, out)?;
+    writeln!(
+        out,
+        "a sample in the compact format with ring and CR3, and the same with the guest's task, 8\n\
+         callers in its kernel and 8 in its program: the look into the memory of a toy Linux, and\n\
+         the record; no exit. Cold: 4 MiB of other memory were touched before each"
     )
 }
 

@@ -52,7 +52,7 @@ prop_compose! {
     /// Few places, so that chains have some of them twice, and samples share chains.
     fn sample()(
         (task, mapping, cr3) in (0u64..5, 10u64..15, proptest::option::of(0u64..3)),
-        (ring, vcpu, core) in (0..3, 0u32..2, 0u32..2),
+        (ring, vcpu, core) in (0usize..3, 0u32..2, 0u32..2),
         (ip, period) in (0u64..20, prop_oneof![1u64..100, Just(u64::MAX)]),
         kernel in proptest::collection::vec(0u64..20, 0..5),
         program in proptest::collection::vec((0u64..3, 10u64..15), 0..5),
