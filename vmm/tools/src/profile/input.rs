@@ -154,12 +154,12 @@ impl Looked {
         reader: &mut Reader,
         sinks: &mut [&mut dyn Sink],
     ) -> Result<(), RunError> {
-        while let Some(mut record) = reader.next_record().map_err(RunError::Read)? {
-            if let Record::Sample(sample) = &mut record {
+        while let Some(record) = reader.next_record().map_err(RunError::Read)? {
+            if let Record::Sample(sample) = record {
                 self.names.programs.settle(&mut sample.guest);
             }
             for sink in sinks.iter_mut() {
-                sink.take(&record).map_err(RunError::Write)?;
+                sink.take(record).map_err(RunError::Write)?;
             }
         }
         Ok(())
