@@ -10,8 +10,9 @@ use umpire_agent_wire::{
     self as wire, Ask, Item, LONGEST, LONGEST_COMM, LONGEST_PATH, MOMENTS, ToVmm,
 };
 
-/// How long a change waits, in ns: questions are about what was a moment ago.
-const GRACE_NS: u64 = 2_000_000_000;
+/// How long a change waits, in ns: questions are about what was a moment ago, and as long as the
+/// answer before took, 10 s at most.
+const GRACE_NS: u64 = 10_000_000_000;
 /// Changes that wait.
 const WAITING: usize = 1 << 16;
 /// Bytes of a part of an answer, but for one item. A port may need a millisecond for a byte, and
