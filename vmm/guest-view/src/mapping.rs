@@ -244,11 +244,8 @@ impl MappingLayout {
     ) -> (RangeInclusive<u64>, Option<Mapping>) {
         let mut around = 0..=u64::MAX;
         let area = self.area(space, memory, address, &mut around);
-        let flags = |area: u64| space.u64(area.wrapping_add(self.area.flags)).ok();
-        let is_code = |area: &u64| flags(*area).is_some_and(|flags| flags & EXECUTABLE != 0);
-        let area = area.ok().filter(is_code);
-        let found = area.and_then(|area| self.mapping(space, memory, address, area).ok());
-        (around, found)
+        let found = area.and_then(|area| self.mapping(space, memory, address, area));
+        (around, found.ok().filter(|found| found.is_executable))
     }
 
     /// That of the `struct vm_area_struct` at `area`, if it has `address`.

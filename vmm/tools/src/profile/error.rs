@@ -13,7 +13,7 @@ use super::symbols::SymbolFileError;
 #[derive(Debug, Error)]
 pub enum ReportError {
     /// There is no profile.
-    #[error("{}: there is no such file; name another with --input FILE, or record one: umpire record -e cycles -c 100000", .0.display())]
+    #[error("{}: there is no such file; name another, or record one: umpire record -e cycles -c 100000", .0.display())]
     Missing(PathBuf),
     /// It is none, or cannot be opened.
     #[error("{name}: {error}")]
