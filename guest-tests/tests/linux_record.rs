@@ -17,6 +17,7 @@ const START: &str = "insmod /lib/modules/msr.ko; walk compute >/tmp/compute & ec
 /// Where each x86-64 kernel is linked to begin. One of some 480 boots is there all the same.
 const LINKED: u64 = 0xffff_ffff_8100_0000;
 const RECORD: &str = "record -a -g --for 8s -o /l1/out/umpire.data";
+const TOP: &str = "top --once -d 2 -F 99";
 const FLAGS: [&str; 8] = [
     "--cpu-vendor",
     "intel",
@@ -68,9 +69,11 @@ fn check(image: LinuxImage) {
     let log = Script::default()
         .step("start", START)
         .step("record", UnderUmpire::on_host(RECORD))
+        .step("top", UnderUmpire::on_host(TOP))
         .step("end", "killall walk")
         .run_on(&guest.with_host(folder.path()));
     let said = log.of("start");
+    top_shows_them(log.errors());
     let pid = |name| word(said, name).parse::<u64>().expect("a pid");
     let pids = ["compute", "kernel", "module"].map(pid);
     let address = |name| {
@@ -147,7 +150,6 @@ fn check(image: LinuxImage) {
         "in a module",
         "symbols of the kernel",
         "called by the program",
-        "what it is there for",
     ] {
         let (right, all) = tally.get(what).copied().unwrap_or_default();
         assert!(
@@ -155,9 +157,12 @@ fn check(image: LinuxImage) {
             "{what}: {right} of {all}"
         );
     }
-    // Random numbers are made there, most of the time.
-    let (right, all) = tally["by its own symbol"];
-    assert!(right * 4 >= all, "{right} of {all}");
+    // It asks for random numbers all the time, but for system calls' ways in and out and what
+    // interrupts them: 92 to 99.9 % in runs here. Most of that makes them.
+    for (what, percent) in [("what it is there for", 75), ("by its own symbol", 25)] {
+        let (right, all) = tally[what];
+        assert!(right * 100 >= all * percent, "{what}: {right} of {all}");
+    }
 
     let report = umpire(
         folder.path(),
@@ -173,6 +178,20 @@ fn check(image: LinuxImage) {
         "{report}"
     );
     perf_shows_the_same(perf, folder.path());
+}
+
+/// The live view has the threads, their files, and the symbols of the kernel.
+fn top_shows_them(frame: &str) {
+    let rows = frame.lines().map(|line| words(line, None));
+    let rows: Vec<Vec<&str>> = rows.filter(|row| row.len() > 4).collect();
+    let has = |is_it: &dyn Fn(&[&str]) -> bool| rows.iter().any(|row| is_it(&row[2..]));
+    assert!(
+        has(&|row| row == ["COMMAND", "OBJECT", "SYMBOL"]),
+        "{frame}"
+    );
+    let of_program = |row: &[&str]| row[0] == "walk" && row[1].ends_with("walk");
+    let of_kernel = |row: &[&str]| row[0] == "walk" && row[2].contains("chacha");
+    assert!(has(&of_program) && has(&of_kernel), "{frame}");
 }
 
 /// `perf report` of the file for it has the same rows as `umpire report`, as far as they matter.
