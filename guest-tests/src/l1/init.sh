@@ -1,7 +1,7 @@
 #!/l1/busybox sh
 # Init of the L1 machine. It runs /l1/run and reports on the virtio ports `stdout`, `stderr`, `files`
 # and `status`; its own messages go to the console.
-# Status lines: "ready", "exit N", "files", "error TEXT".
+# Status lines: "ready", then "alive" every 2 s, "exit N", "files", "error TEXT".
 
 /l1/busybox mkdir -p /proc /sys /dev /tmp /run /root /l1/bin
 /l1/busybox --install -s /l1/bin
@@ -79,6 +79,7 @@ first=$!
 cat /l1/stderr >"$(port stderr)" &
 second=$!
 echo ready >&7
+while sleep 2; do echo alive; done >&7 &
 # The subshell keeps the shell's own words about a killed command out of the command's stderr.
 (exec sh /l1/run </dev/null >/l1/stdout 2>/l1/stderr 7>&-)
 status=$?

@@ -106,11 +106,21 @@ impl Machine {
         self
     }
 
-    /// Runs a command and collects its output.
+    /// Runs a command and collects its output. An L1 that stands still is started once more.
     ///
     /// # Errors
     /// Whatever kept the command from running to its own end, a time-out excepted.
     pub fn output(&self, run: &Run) -> Result<Output, L1Error> {
+        match self.output_once(run) {
+            Err(L1Error::StoodStill { .. }) => {
+                say("the L1 machine stood still, and is started once more");
+                self.output_once(run)
+            }
+            other => other,
+        }
+    }
+
+    fn output_once(&self, run: &Run) -> Result<Output, L1Error> {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let outcome = self.run(run, &mut stdout, &mut stderr)?;
         Ok(Output {

@@ -17,6 +17,9 @@ use super::tool::last_lines;
 
 /// After its last status line L1 has this long to power itself off.
 const POWER_OFF: Duration = Duration::from_secs(5);
+/// Init says every 2 s that it is there, once it is ready. Not even a shell that sleeps goes on
+/// in an L1 that says nothing for so long (docs/testing.md, "Limits of L1").
+const SILENCE: Duration = Duration::from_secs(60);
 const LOG_LINES: usize = 25;
 
 /// How a run ended.
@@ -62,6 +65,7 @@ pub(crate) struct Sinks<'a> {
 #[derive(Debug, PartialEq, Eq)]
 enum Status {
     Ready,
+    Alive,
     Exit(u8),
     Files,
     Error(String),
@@ -97,7 +101,8 @@ impl Session<'_> {
             }
             let (sender, receiver) = channel();
             scope.spawn(move || read_status(status, &sender));
-            let progress = follow(&receiver, start, self.shape.timeout, wants_files);
+            let patience = (self.shape.timeout, SILENCE);
+            let progress = follow(&receiver, start, patience, wants_files);
             if progress.end.is_some() {
                 child.wait_for(POWER_OFF);
             }
@@ -109,6 +114,7 @@ impl Session<'_> {
             };
             let (console, errors) = (text(console), text(errors));
             let end = match progress.verdict() {
+                _ if progress.silent => return Err(L1Error::StoodStill { after: total }),
                 Ok(end) => end,
                 Err(reason) => {
                     return Err(L1Error::Machine {
@@ -134,6 +140,7 @@ struct Progress {
     ready: Option<Duration>,
     end: Option<u8>,
     timed_out: bool,
+    silent: bool,
     error: Option<String>,
 }
 
@@ -151,17 +158,21 @@ impl Progress {
     }
 }
 
+/// Until the end, for the whole time and the silence in it that `patience` allows.
 fn follow(
     statuses: &Receiver<Status>,
     start: Instant,
-    timeout: Duration,
+    (timeout, silence): (Duration, Duration),
     wants_files: bool,
 ) -> Progress {
     let mut progress = Progress::default();
     loop {
         let left = timeout.saturating_sub(start.elapsed());
-        match statuses.recv_timeout(left) {
+        let talks = progress.ready.is_some();
+        let wait = if talks { left.min(silence) } else { left };
+        match statuses.recv_timeout(wait) {
             Ok(Status::Ready) => progress.ready = Some(start.elapsed()),
+            Ok(Status::Alive) => {}
             Ok(Status::Exit(status)) => {
                 progress.end = Some(status);
                 if !wants_files {
@@ -174,7 +185,8 @@ fn follow(
                 return progress;
             }
             Err(RecvTimeoutError::Timeout) => {
-                progress.timed_out = true;
+                progress.silent = wait < left;
+                progress.timed_out = !progress.silent;
                 return progress;
             }
             Err(RecvTimeoutError::Disconnected) => return progress,
@@ -195,6 +207,7 @@ fn parse_status(line: &str) -> Status {
     let exit = line.strip_prefix("exit ").map(str::parse);
     match (line, exit) {
         ("ready", _) => Status::Ready,
+        ("alive", _) => Status::Alive,
         ("files", _) => Status::Files,
         (_, Some(Ok(status))) => Status::Exit(status),
         _ => {
@@ -279,6 +292,7 @@ mod tests {
             assert_eq!(parse_status(line), expected, "{line}");
         }
         check("ready", Status::Ready);
+        check("alive", Status::Alive);
         check("files", Status::Files);
         check("exit 0", Status::Exit(0));
         check("exit 255", Status::Exit(255));
@@ -301,10 +315,11 @@ mod tests {
             let progress = follow(
                 &receiver,
                 Instant::now(),
-                Duration::from_millis(20),
+                (Duration::from_millis(20), Duration::from_secs(1)),
                 wants_files,
             );
             drop(sender);
+            assert!(!progress.silent, "{lines:?}");
             match (progress.verdict(), expected) {
                 (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{lines:?}"),
                 (Err(found), Err(expected)) => assert!(found.contains(expected), "{found}"),
@@ -324,6 +339,24 @@ mod tests {
         check(&[], false, true, Err("before the command started"));
         check(&["ready"], false, true, Err("while the command ran"));
         check(&["error no KVM"], false, false, Err("no KVM"));
+    }
+
+    /// Only what has said that it is ready says that it goes on.
+    #[test]
+    fn silence() {
+        let silent = |lines: &[&str]| {
+            let (sender, receiver) = channel();
+            for line in lines {
+                sender.send(parse_status(line)).expect("open");
+            }
+            let patience = (Duration::from_millis(100), Duration::from_millis(20));
+            let progress = follow(&receiver, Instant::now(), patience, false);
+            assert_ne!(progress.silent, progress.timed_out, "{lines:?}");
+            progress.silent
+        };
+        assert!(silent(&["ready", "alive", "alive"]));
+        assert!(silent(&["ready"]));
+        assert!(!silent(&[]));
     }
 
     #[test]

@@ -29,35 +29,17 @@ const AROUND: Duration = Duration::from_secs(60);
 
 /// Plays the host beside the guest: a line `host: ARGUMENTS` on its console is a call of `umpire`
 /// with these arguments, made before the next line is looked at. What it prints goes to stderr.
-/// The guest gets a line when it has ended ([`on_host`](UnderUmpire::on_host)). Of a run that
-/// takes long it says what the threads of `umpire` do: where nothing is said L1 stood still.
+/// The guest gets a line when it has ended ([`on_host`](UnderUmpire::on_host)).
 const HOST: &str = r#"
 set -o pipefail
 export UMPIRE_PERFMON=/tmp/guest.sock
 mkfifo /tmp/keys
 exec 3<>/tmp/keys
-(
-    trap 'kill $!; exit' TERM
-    sleep 150 3>&- & wait
-    for pid in $(pidof "${1##*/}"); do
-        for task in /proc/$pid/task/*; do
-            echo "after 150 s: $(cat $task/comm) $(cut -d' ' -f3,14,15 $task/stat)" \
-                "$(cat $task/wchan) $(cat $task/syscall)"
-        done
-    done
-) >&2 &
-watch=$!
 "$@" <&3 | while IFS= read -r line; do
     printf '%s\n' "$line"
     case $line in 'host: '*) "$1" ${line#host: } >&2 </dev/null 3>&-; echo done >&3 ;; esac
 done
-status=$?
-kill $watch
-exit $status
 "#;
-
-/// What each line of it begins with that tells of a thread.
-const WATCHED: &str = "after 150 s: ";
 
 /// A guest that `umpire run` boots.
 #[derive(Debug, Clone)]
@@ -237,19 +219,7 @@ impl UnderUmpire {
             .memory_mib(2048)
             .smp(1)
             .timeout(self.timeout + AROUND);
-        let output = machine.output(&run).expect("L1 works");
-        if !self.stood_still(&output) {
-            return output;
-        }
-        println!("L1 stood still beside a host tool, and is started once more");
         machine.output(&run).expect("L1 works")
-    }
-
-    /// L1 itself does not go on (docs/testing.md, "Limits of L1"): of an `umpire` that hangs
-    /// [`HOST`] would have told.
-    fn stood_still(&self, output: &Output) -> bool {
-        let told = String::from_utf8_lossy(&output.stderr).contains(WATCHED);
-        self.out.is_some() && output.outcome.end == End::TimedOut && !told
     }
 }
 
