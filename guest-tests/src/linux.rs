@@ -20,6 +20,7 @@ mod emulator;
 mod kernel;
 mod modules;
 pub mod perf;
+pub mod profile;
 mod script;
 mod steps;
 mod under_umpire;

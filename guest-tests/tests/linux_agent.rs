@@ -2,14 +2,11 @@
 //! what runs.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
-use guest_tests::linux::{LinuxImage, Script, UnderUmpire, own_program};
+use guest_tests::linux::profile::{Recordings, Tally, address, word};
+use guest_tests::linux::{LinuxImage, Script, UnderUmpire};
 use guest_tests::umpire;
-use serde_json::Value;
 
 /// One program runs all the time, one computes in a known function, one in the kernel; the last
 /// one is there only for moments, in one process after the other.
@@ -35,41 +32,10 @@ const FLAGS: [&str; 9] = [
     "clock",
 ];
 
-/// The word behind `name`.
-fn word<'a>(text: &'a str, name: &str) -> &'a str {
-    let mut words = text.split_whitespace().skip_while(|word| *word != name);
-    words
-        .nth(1)
-        .unwrap_or_else(|| panic!("no {name} in {text}"))
-}
-
-fn umpire(folder: &Path, file: &str, arguments: &[&str]) -> String {
-    let output = Command::new(umpire::path())
-        .args(arguments)
-        .args(["-i", file, "--symfs", "root"])
-        .current_dir(folder)
-        .output();
-    let output = output.expect("umpire");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {errors}");
-    String::from_utf8(output.stdout).expect("text")
-}
-
-/// The functions of a sample's chain, the innermost first.
-fn chain(sample: &Value) -> Vec<&str> {
-    let frames = sample["callchain"].as_array().into_iter().flatten();
-    frames
-        .filter_map(|frame| frame["symbol"].as_str())
-        .collect()
-}
-
 fn check(image: LinuxImage) {
     let image = image.without_btf().expect("a kernel");
     let image = image.with_program("umpire-agent", umpire::agent());
-    let folder = tempfile::tempdir().expect("a folder");
-    let root = folder.path().join("root/usr/bin");
-    fs::create_dir_all(&root).expect("a folder");
-    fs::write(root.join("walk"), own_program("walk").expect("a program")).expect("a file");
+    let recordings = Recordings::of("walk");
     let guest = UnderUmpire::new(image, &FLAGS).with_kernel_options("nmi_watchdog=0");
     // On a machine with much else to do it takes some 150 s.
     let guest = guest.with_timeout(Duration::from_secs(300));
@@ -80,13 +46,13 @@ fn check(image: LinuxImage) {
         .step("record unheard", UnderUmpire::on_host(LATER[0]))
         .step("record later", UnderUmpire::on_host(LATER[1]))
         .step("end", "killall walk; cat /tmp/agent")
-        .run_on(&guest.with_host(folder.path()));
+        .run_on(&guest.with_host(recordings.path()));
     let said = log.of("start");
     println!("{}", log.errors());
     assert!(!said.contains("eb9f"), "it has BTF: {said}");
     // Whether the kernel's symbols are there, too, is judged by the first: on a very busy host
     // the second one was seen without any.
-    let [first, _] = ["unheard.data", "later.data"].map(|file| without_names(folder.path(), file));
+    let [first, _] = ["unheard.data", "later.data"].map(|file| without_names(&recordings, file));
     let (named, kernel) = first;
     assert!(named * 100 >= kernel * 95, "{named} of {kernel}");
     let why = "programs of the guest have no names: the kernel 6.";
@@ -98,69 +64,41 @@ fn check(image: LinuxImage) {
     assert!(reasons.iter().all(is_whole), "{errors}");
     let pid = |name| word(said, name).parse::<u64>().expect("a pid");
     let pids = ["compute", "kernel"].map(pid);
-    let address = |name| {
-        let digits = word(said, name).trim_start_matches("0x");
-        u64::from_str_radix(digits, 16).expect("an address")
-    };
     // Only the first program runs these.
-    let computing = address("leaf")..address("middle");
+    let [leaf, middle] = ["leaf", "middle"].map(|name| address(word(said, name)));
 
-    let mut tally: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
+    let mut tally = Tally::default();
     // By the second of the recording.
     let mut unknown: BTreeMap<u64, u32> = BTreeMap::new();
-    let text = umpire(
-        folder.path(),
-        "umpire.data",
-        &[
-            "script",
-            "-j",
-            "-F",
-            "comm,pid,time,ip,ring,sym,dso,callchain",
-        ],
-    );
-    for line in text.lines() {
-        let sample: Value = serde_json::from_str(line).expect("JSON");
-        if sample["kind"] != "sample" {
-            continue;
-        }
-        let ip = sample["ip"].as_str().and_then(|ip| ip.strip_prefix("0x"));
-        let ip = ip
-            .and_then(|ip| u64::from_str_radix(ip, 16).ok())
-            .expect("an address");
-        let chain = chain(&sample);
-        let mut judge = |what, is_right: bool| {
-            let (right, all) = tally.entry(what).or_default();
-            *right += u32::from(is_right);
-            *all += 1;
-        };
-        judge("a task is known", !sample["pid"].is_null());
-        if sample["pid"].is_null() {
-            let second = sample["time_ns"].as_u64().expect("a time") / 1_000_000_000;
+    let fields = "comm,pid,time,ip,ring,sym,dso,callchain";
+    for sample in recordings.samples("umpire.data", fields) {
+        let chain = sample.chain();
+        let is_of = |pid: u64| sample.0["pid"] == pid;
+        tally.judge("a task is known", !sample.0["pid"].is_null());
+        if sample.0["pid"].is_null() {
+            let second = sample.0["time_ns"].as_u64().expect("a time") / 1_000_000_000;
             *unknown.entry(second).or_default() += 1;
         }
-        if sample["ring"] == "user" && computing.contains(&ip) {
-            let named = sample["dso"] == "/usr/bin/walk"
-                && matches!(sample["symbol"].as_str(), Some("leaf" | "inner"));
-            judge("a program computes", sample["pid"] == pids[0] && named);
-            judge("its callers", chain.join(" ").contains("middle outer main"));
-        }
-        if sample["ring"] != "kernel" {
+        let own = sample.symbol();
+        if !sample.in_kernel() {
+            if (leaf..middle).contains(&sample.ip()) {
+                let named = sample.0["dso"] == "/usr/bin/walk" && matches!(own, "leaf" | "inner");
+                tally.judge("a program computes", is_of(pids[0]) && named);
+                tally.judge("its callers", chain.join(" ").contains("middle outer main"));
+            }
             continue;
         }
         // Without its types the kernel's chain has few callers.
-        let own = sample["symbol"].as_str().unwrap_or_default();
         let is_random = own.contains("chacha") || chain.contains(&"get_random_bytes_user");
         if is_random {
-            judge(
-                "in the kernel",
-                sample["comm"] == "walk" && sample["pid"] != pids[0],
-            );
-            judge("of all the long one", sample["pid"] == pids[1]);
+            let is_right = sample.0["comm"] == "walk" && !is_of(pids[0]);
+            tally.judge("in the kernel", is_right);
+            tally.judge("of all the long one", is_of(pids[1]));
         }
         // Whatever it does there: its samples are all that have its pid.
-        if sample["pid"] == pids[1] {
-            judge("symbols of the kernel", !own.is_empty());
-            judge("what it is there for", is_random);
+        if is_of(pids[1]) {
+            tally.judge("symbols of the kernel", !own.is_empty());
+            tally.judge("what it is there for", is_random);
         }
     }
     println!("{tally:?}, without a task: {unknown:?}");
@@ -171,22 +109,14 @@ fn check(image: LinuxImage) {
         "in the kernel",
         "symbols of the kernel",
     ] {
-        let (right, all) = tally.get(what).copied().unwrap_or_default();
-        assert!(
-            all >= 20 && right * 100 >= all * 95,
-            "{what}: {right} of {all}"
-        );
+        tally.at_least(95, what);
     }
-    let (right, all) = tally["what it is there for"];
-    assert!(right * 4 >= all, "{right} of {all}");
-    let (long, all) = tally["of all the long one"];
+    tally.at_least(25, "what it is there for");
+    let (long, all) = tally.of("of all the long one");
     assert!(0 < long && long < all, "there were others: {tally:?}");
 
-    let report = umpire(
-        folder.path(),
-        "umpire.data",
-        &["report", "--no-children", "--sort", "pid,dso,symbol"],
-    );
+    let sorted = ["report", "--no-children", "--sort", "pid,dso,symbol"];
+    let report = recordings.umpire("umpire.data", &sorted);
     let rows = report.lines().filter(|line| !line.starts_with('#'));
     assert_eq!(
         rows.filter(|row| row.ends_with(" leaf")).count(),
@@ -198,33 +128,27 @@ fn check(image: LinuxImage) {
 /// Of a kernel that does not describe itself, and without an agent, samples have what they had
 /// before there were tasks: rings, CR3, symbols of the kernel. Of those in the kernel how many
 /// have a symbol, and how many there are.
-fn without_names(folder: &Path, file: &str) -> (u32, u32) {
-    let fields = ["script", "-j", "-F", "comm,pid,tid,ring,cr3,sym,dso"];
-    let text = umpire(folder, file, &fields);
+fn without_names(recordings: &Recordings, file: &str) -> (u32, u32) {
     let (mut all, mut kernel, mut named, mut programs) = (0, 0, 0, 0);
-    for line in text.lines() {
-        let sample: Value = serde_json::from_str(line).expect("JSON");
-        if sample["kind"] != "sample" {
-            continue;
-        }
+    for sample in recordings.samples(file, "comm,pid,tid,ring,cr3,sym,dso") {
         all += 1;
         for field in ["comm", "pid", "tid"] {
-            assert!(sample[field].is_null(), "{line}");
+            assert!(sample.0[field].is_null(), "{sample:?}");
         }
-        assert!(sample["cr3"].is_string(), "{line}");
-        if sample["ring"] == "kernel" {
+        assert!(sample.0["cr3"].is_string(), "{sample:?}");
+        if sample.in_kernel() {
             kernel += 1;
-            named += u32::from(sample["symbol"].is_string());
+            named += u32::from(!sample.symbol().is_empty());
         } else {
-            programs += u32::from(sample["symbol"].is_null());
+            programs += u32::from(sample.symbol().is_empty());
         }
     }
     println!(
         "{file}: {all}, {kernel} in the kernel, {named} with a symbol, {programs} of programs"
     );
-    assert!(all >= 20 && kernel >= 10, "{text}");
-    assert_eq!(kernel + programs, all, "programs have no symbols: {text}");
-    let report = umpire(folder, file, &["report"]);
+    assert!(all >= 20 && kernel >= 10, "too few");
+    assert_eq!(kernel + programs, all, "programs have no symbols");
+    let report = recordings.umpire(file, &["report"]);
     assert!(report.contains("[user cr3=0x"), "{report}");
     // The VM may still know tasks of before; none of them has a sample.
     assert!(!report.contains(" walk "), "{report}");

@@ -1,13 +1,11 @@
 //! `umpire record -a` with `-g`, or with `--call-graph dwarf`, beside a real Linux guest: its
 //! samples belong to processes, files and functions of the guest, which knows nothing of it.
 
-use std::collections::{BTreeMap, HashSet};
-use std::fs;
-use std::path::Path;
+use std::collections::HashSet;
 use std::process::Command;
 
-use guest_tests::linux::{LinuxImage, Script, UnderUmpire, own_program};
-use serde_json::Value;
+use guest_tests::linux::profile::{Recordings, Tally, address, word};
+use guest_tests::linux::{LinuxImage, Script, UnderUmpire};
 
 /// Two programs compute, one in a known function, one in the kernel; a third is in a module.
 const START: &str = "insmod /lib/modules/msr.ko; walk compute >/tmp/compute & echo compute $!; \
@@ -30,116 +28,58 @@ const FLAGS: [&str; 8] = [
     "clock",
 ];
 
-/// The words that begin with `name` and what follows each of them.
-fn word<'a>(text: &'a str, name: &str) -> &'a str {
-    let mut words = text.split_whitespace().skip_while(|word| *word != name);
-    words
-        .nth(1)
-        .unwrap_or_else(|| panic!("no {name} in {text}"))
-}
-
-fn umpire(folder: &Path, file: &str, arguments: &[&str]) -> String {
-    let output = Command::new(guest_tests::umpire::path())
-        .args(arguments)
-        .args(["-i", file, "--symfs", "root"])
-        .current_dir(folder)
-        .output();
-    let output = output.expect("umpire");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {errors}");
-    String::from_utf8(output.stdout).expect("text")
-}
-
-/// The functions of a sample's chain, the innermost first.
-fn chain(sample: &Value) -> Vec<&str> {
-    let frames = sample["callchain"].as_array();
-    frames
-        .into_iter()
-        .flatten()
-        .filter_map(|frame| frame["symbol"].as_str())
-        .collect()
-}
-
 fn check(image: LinuxImage) {
     let perf = image.perf();
-    let folder = tempfile::tempdir().expect("a folder");
-    let root = folder.path().join("root/usr/bin");
-    fs::create_dir_all(&root).expect("a folder");
-    fs::write(root.join("walk"), own_program("walk").expect("a program")).expect("a file");
+    let recordings = Recordings::of("walk");
     let guest = UnderUmpire::new(image, &FLAGS).with_kernel_options("nmi_watchdog=0");
     let log = Script::default()
         .step("start", START)
         .step("record", UnderUmpire::on_host(RECORD))
         .step("top", UnderUmpire::on_host(TOP))
         .step("end", "killall walk")
-        .run_on(&guest.with_host(folder.path()));
+        .run_on(&guest.with_host(recordings.path()));
     let said = log.of("start");
     top_shows_them(log.errors());
     let pid = |name| word(said, name).parse::<u64>().expect("a pid");
     let pids = ["compute", "kernel", "module"].map(pid);
-    let address = |name| {
-        let digits = word(said, name).trim_start_matches("0x");
-        u64::from_str_radix(digits, 16).expect("an address")
-    };
     // Only the first program runs these.
-    let computing = address("leaf")..address("middle");
-    let text = u64::from_str_radix(word(said, "text"), 16).expect("an address");
+    let [leaf, middle, text] = ["leaf", "middle", "text"].map(|name| address(word(said, name)));
     assert!(
         text > 1 << 63 && text != LINKED,
         "the kernel did not move: {said}"
     );
 
     // In whose function, in whose name: right ones, and all.
-    let mut tally: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
-    let text = umpire(
-        folder.path(),
-        "umpire.data",
-        &["script", "-j", "-F", "pid,ip,ring,sym,dso,callchain"],
-    );
-    for line in text.lines() {
-        let sample: Value = serde_json::from_str(line).expect("JSON");
-        if sample["kind"] != "sample" {
+    let mut tally = Tally::default();
+    for sample in recordings.samples("umpire.data", "pid,ip,ring,sym,dso,callchain") {
+        let chain = sample.chain();
+        let own = sample.symbol();
+        let of = |number: usize| sample.0["pid"] == pids[number];
+        tally.judge("a task is known", !sample.0["pid"].is_null());
+        if !sample.in_kernel() {
+            if (leaf..middle).contains(&sample.ip()) {
+                let named = sample.0["dso"] == "/usr/bin/walk" && matches!(own, "leaf" | "inner");
+                tally.judge("a program computes", of(0) && named);
+                tally.judge("its callers", chain.join(" ").contains("middle outer main"));
+            }
             continue;
         }
-        let ip = sample["ip"].as_str().and_then(|ip| ip.strip_prefix("0x"));
-        let ip = ip
-            .and_then(|ip| u64::from_str_radix(ip, 16).ok())
-            .expect("an address");
-        let chain = chain(&sample);
-        let mut judge = |what, is_right: bool| {
-            let (right, all) = tally.entry(what).or_default();
-            *right += u32::from(is_right);
-            *all += 1;
-        };
-        let of = |number: usize| sample["pid"] == pids[number];
-        judge("a task is known", !sample["pid"].is_null());
-        if sample["ring"] == "user" && computing.contains(&ip) {
-            let named = sample["dso"] == "/usr/bin/walk"
-                && matches!(sample["symbol"].as_str(), Some("leaf" | "inner"));
-            judge("a program computes", of(0) && named);
-            judge("its callers", chain.join(" ").contains("middle outer main"));
+        let has = |name: &str| chain.contains(&name);
+        let called = has("outer") && has("main");
+        if has("get_random_bytes_user") {
+            tally.judge("in the kernel", of(1) && called);
         }
-        let has = |name: &&str| chain.contains(name);
-        if (has(&"get_random_bytes_user") || has(&"msr_read")) && sample["ring"] == "kernel" {
-            let module = has(&"msr_read");
-            judge(
-                if module {
-                    "in a module"
-                } else {
-                    "in the kernel"
-                },
-                of(if module { 2 } else { 1 }) && has(&"outer") && has(&"main"),
-            );
+        if has("msr_read") {
+            tally.judge("in a module", of(2) && called);
         }
         // Whatever the two that enter the kernel do there: theirs are all that have their pid.
-        if sample["ring"] == "kernel" && (of(1) || of(2)) {
-            judge("symbols of the kernel", sample["symbol"].is_string());
-            judge("called by the program", has(&"outer") && has(&"main"));
+        if of(1) || of(2) {
+            tally.judge("symbols of the kernel", !own.is_empty());
+            tally.judge("called by the program", called);
         }
-        if sample["ring"] == "kernel" && of(1) {
-            judge("what it is there for", has(&"get_random_bytes_user"));
-            let own = sample["symbol"].as_str().unwrap_or_default();
-            judge("by its own symbol", own.contains("chacha"));
+        if of(1) {
+            tally.judge("what it is there for", has("get_random_bytes_user"));
+            tally.judge("by its own symbol", own.contains("chacha"));
         }
     }
     println!("{tally:?}");
@@ -152,24 +92,15 @@ fn check(image: LinuxImage) {
         "symbols of the kernel",
         "called by the program",
     ] {
-        let (right, all) = tally.get(what).copied().unwrap_or_default();
-        assert!(
-            all >= 20 && right * 100 >= all * 95,
-            "{what}: {right} of {all}"
-        );
+        tally.at_least(95, what);
     }
     // It asks for random numbers all the time, but for system calls' ways in and out and what
     // interrupts them: 92 to 99.9 % in runs here. Most of that makes them.
-    for (what, percent) in [("what it is there for", 75), ("by its own symbol", 25)] {
-        let (right, all) = tally[what];
-        assert!(right * 100 >= all * percent, "{what}: {right} of {all}");
-    }
+    tally.at_least(75, "what it is there for");
+    tally.at_least(25, "by its own symbol");
 
-    let report = umpire(
-        folder.path(),
-        "umpire.data",
-        &["report", "--no-children", "--sort", "pid,dso,symbol"],
-    );
+    let sorted = ["report", "--no-children", "--sort", "pid,dso,symbol"];
+    let report = recordings.umpire("umpire.data", &sorted);
     let first = |name: &str| {
         let rows = report.lines().filter(|line| !line.starts_with('#'));
         rows.filter(|row| row.ends_with(name)).count()
@@ -178,10 +109,10 @@ fn check(image: LinuxImage) {
         first(" leaf") == 1 && first("chacha_block_generic") >= 1,
         "{report}"
     );
-    perf_shows_the_same(perf, folder.path());
+    perf_shows_the_same(perf, &recordings);
 }
 
-/// The live view has the threads, and what they run. The names of the kernel come later here.
+/// The live view has the threads, and what they run; its only frame waits for the names.
 fn top_shows_them(frame: &str) {
     let rows = frame.lines().map(|line| words(line, None));
     let rows: Vec<Vec<&str>> = rows.filter(|row| row.len() > 4).collect();
@@ -191,16 +122,18 @@ fn top_shows_them(frame: &str) {
         "{frame}"
     );
     let of_program = |row: &[&str]| row[0] == "walk" && row[1].ends_with("walk");
-    let of_kernel = |row: &[&str]| row[0] == "walk" && row[1] == "[kernel.kallsyms]";
-    assert!(has(&of_program) && has(&of_kernel), "{frame}");
+    let is_random = |row: &[&str]| row[0] == "walk" && row[2].starts_with("chacha");
+    assert!(has(&of_program) && has(&is_random), "{frame}");
+    let is_unknown = |row: &[&str]| row[1..].starts_with(&["[kernel.kallsyms]", "[unknown]"]);
+    assert!(!has(&is_unknown), "{frame}");
 }
 
 /// `perf report` of the file for it has the same rows as `umpire report`, as far as they matter.
-fn perf_shows_the_same(mut perf: Command, folder: &Path) {
+fn perf_shows_the_same(mut perf: Command, recordings: &Recordings) {
     let sorted = ["report", "--no-children", "--sort", "comm,symbol"];
-    let ours = umpire(folder, "umpire.data", &sorted);
+    let ours = recordings.umpire("umpire.data", &sorted);
     let written = ["report", "--perf-data", "perf.data"];
-    umpire(folder, "umpire.data", &written);
+    let _ = recordings.umpire("umpire.data", &written);
     perf.args([
         "report",
         "--stdio",
@@ -218,7 +151,7 @@ fn perf_shows_the_same(mut perf: Command, folder: &Path) {
         "-i",
         "perf.data",
     ])
-    .current_dir(folder);
+    .current_dir(recordings.path());
     let output = perf.output().expect("perf");
     let theirs = String::from_utf8_lossy(&output.stdout);
     let rows: HashSet<Vec<&str>> = theirs.lines().map(|row| words(row, None)).collect();
@@ -238,20 +171,14 @@ fn words(row: &str, without: Option<usize>) -> Vec<&str> {
 
 /// Of the samples of programs without frame pointers, in a function of theirs and in the kernel:
 /// how many have the right callers, and how many there are.
-fn frameless(folder: &Path, file: &str) -> [(u32, u32); 2] {
+fn frameless(recordings: &Recordings, file: &str) -> [(u32, u32); 2] {
     let mut found = [(0, 0); 2];
-    let text = umpire(
-        folder,
-        file,
-        &["script", "-j", "-F", "ring,sym,dso,callchain"],
-    );
-    for line in text.lines() {
-        let sample: Value = serde_json::from_str(line).expect("JSON");
-        let chain = chain(&sample);
-        let is_in = |name| sample["symbol"] == name && sample["dso"] == "/usr/bin/frameless";
+    for sample in recordings.samples(file, "ring,sym,dso,callchain") {
+        let chain = sample.chain();
+        let is_in = |name| sample.symbol() == name && sample.0["dso"] == "/usr/bin/frameless";
         let (place, callers) = if is_in("leaf") {
             (0, "leaf inner middle outer main ")
-        } else if sample["ring"] == "kernel" && chain.contains(&"get_random_bytes_user") {
+        } else if sample.in_kernel() && chain.contains(&"get_random_bytes_user") {
             (1, " middle outer main ")
         } else {
             continue;
@@ -267,11 +194,8 @@ fn frameless(folder: &Path, file: &str) -> [(u32, u32); 2] {
 #[test]
 fn programs_without_frame_pointers() {
     let image = LinuxImage::fetch().expect("the guest's image");
-    let folder = tempfile::tempdir().expect("a folder");
-    let root = folder.path().join("root");
-    fs::create_dir_all(root.join("usr/bin")).expect("a folder");
-    let program = own_program("frameless").expect("a program");
-    fs::write(root.join("usr/bin/frameless"), program).expect("a file");
+    let recordings = Recordings::of("frameless");
+    let root = recordings.path().join("root");
     let guest = UnderUmpire::new(image, &FLAGS).with_kernel_options("nmi_watchdog=0");
     let log = Script::default()
         .step("start", "frameless compute & frameless kernel & sleep 1")
@@ -286,10 +210,10 @@ fn programs_without_frame_pointers() {
             UnderUmpire::on_host("record -a -F 199 -g --for 3s -o /l1/out/fp.data"),
         )
         .step("end", "killall frameless")
-        .run_on(&guest.with_host(folder.path()).with_root(&root));
+        .run_on(&guest.with_host(recordings.path()).with_root(&root));
     println!("{}", log.of("record"));
     let [by_tables, by_pointers] =
-        ["dwarf.data", "fp.data"].map(|file| frameless(folder.path(), file));
+        ["dwarf.data", "fp.data"].map(|file| frameless(&recordings, file));
     println!("by tables {by_tables:?}, by frame pointers {by_pointers:?}");
     for (right, all) in by_tables {
         assert!(all >= 20 && right * 100 >= all * 95, "{right} of {all}");

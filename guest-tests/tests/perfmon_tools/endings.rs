@@ -86,17 +86,12 @@ fn await_counting(vm: &Vm) {
     }
 }
 
-/// From its first instruction to its last: `--resume` lets it go when everything counts.
-#[test]
-fn a_guest_that_powers_off() {
-    if skipped_without_kvm("a_guest_that_powers_off") {
-        return;
-    }
-    let rates = RATES.replace("COUNT", "8");
-    let vm = Vm::boot_kernel(&umpire::path(), &rates, &["--paused"], a_while);
-    let track = start(&vm, &["track", "-c", "cycles", "-T", "0.1"]);
-    let record = start(&vm, &["record", "-F", "200", "-o", "plain.data"]);
-    await_counting(&vm);
+/// Three tools watch the VM, the last one with `flags`, until `end_it` has ended it, and keep
+/// what they have measured.
+fn watched(vm: &Vm, flags: &[&str], end_it: impl FnOnce()) {
+    let track = start(vm, &["track", "-c", "cycles", "-T", "0.1"]);
+    let record = start(vm, &["record", "-F", "200", "-o", "plain.data"]);
+    await_counting(vm);
     // More than the guest has time for.
     let words = [
         "record",
@@ -108,9 +103,10 @@ fn a_guest_that_powers_off() {
         "--for",
         "60s",
     ];
-    let chains = start(&vm, &[&words[..], &["--resume"]].concat());
+    let chains = start(vm, &[&words[..], flags].concat());
+    end_it();
     for (child, file) in [(chains, "chains.data"), (record, "plain.data")] {
-        kept(&vm, file, &end(child).1);
+        kept(vm, file, &end(child).1);
     }
     let (lines, told) = end(track);
     tracked(&lines);
@@ -133,34 +129,27 @@ fn tracked(lines: &str) {
     assert!(ends[0] >= ticks.iter().sum(), "{lines}");
 }
 
+/// From its first instruction to its last: `--resume` lets it go when everything counts.
+#[test]
+fn a_guest_that_powers_off() {
+    if skipped_without_kvm("a_guest_that_powers_off") {
+        return;
+    }
+    let rates = RATES.replace("COUNT", "8");
+    let vm = Vm::boot_kernel(&umpire::path(), &rates, &["--paused"], a_while);
+    watched(&vm, &["--resume"], || {});
+}
+
 #[test]
 fn a_vm_that_is_killed() {
     if skipped_without_kvm("a_vm_that_is_killed") {
         return;
     }
     let vm = boot(8, &[]);
-    let track = start(&vm, &["track", "-c", "cycles", "-T", "0.1"]);
-    let record = start(&vm, &["record", "-F", "200", "-o", "plain.data"]);
-    let words = [
-        "record",
-        "-g",
-        "-F",
-        "200",
-        "-o",
-        "chains.data",
-        "--for",
-        "60s",
-    ];
-    let chains = start(&vm, &words);
-    await_counting(&vm);
-    std::thread::sleep(Duration::from_millis(1500));
-    vm.signal("-KILL");
-    for (child, file) in [(chains, "chains.data"), (record, "plain.data")] {
-        kept(&vm, file, &end(child).1);
-    }
-    let (lines, told) = end(track);
-    tracked(&lines);
-    assert!(told.lines().count() <= 1, "{told}");
+    watched(&vm, &[], || {
+        std::thread::sleep(Duration::from_millis(1500));
+        vm.signal("-KILL");
+    });
     // There is nobody left to ask.
     let late = vm.tool(&["record", "--for", "1s"]);
     let told = String::from_utf8_lossy(&late.stderr);
