@@ -42,7 +42,7 @@ use crate::stat::spec::EventList;
 use crate::{Completion, ToolError, Waiter, note};
 
 /// How long VMs have to answer at the beginning, and for a frame that is printed.
-const PATIENCE: Duration = Duration::from_secs(8);
+const PATIENCE: Duration = Duration::from_secs(12);
 /// How long a frame waits for a VM that takes its time.
 const ANSWER: Duration = Duration::from_millis(300);
 /// How soon the first rates are there.

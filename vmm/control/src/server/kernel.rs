@@ -18,6 +18,9 @@ use crate::kernel::{FoundKernel, GuestKernel};
 /// What a search has found serves further requests for so long: whoever asks all the time
 /// does not keep a host CPU busy.
 const FRESH: Duration = Duration::from_secs(2);
+/// A search in vain serves them for so many times as long as it took, since the page tables that
+/// it was asked with may be those of a program that has ended meanwhile.
+const IN_VAIN: u32 = 3;
 
 /// Tells the server what was found, whatever becomes of the search.
 struct Sure {
@@ -46,7 +49,9 @@ impl Drop for Sure {
 #[derive(Debug, Default)]
 pub(super) struct KernelRequests {
     waiting: Vec<RequestId>,
-    searching: bool,
+    /// When the search began that is under way.
+    searching: Option<Instant>,
+    /// The last answer, and until when it serves.
     last: Option<(Instant, FoundKernel)>,
 }
 
@@ -60,18 +65,18 @@ impl KernelRequests {
         dispatcher: &JobDispatcher,
     ) -> Result<Option<Answer>, Refusal> {
         let KernelRequest { cr3 } = decode(request)?;
-        if let Some((at, found)) = &self.last
-            && at.elapsed() < FRESH
+        if let Some((until, found)) = &self.last
+            && Instant::now() < *until
         {
             return Ok(Some(answer(found)));
         }
-        if !self.searching {
+        if self.searching.is_none() {
             let guest = guest.ok_or_else(no_looks)?;
             let (guest, answer) = (guest.clone(), Sure::new(dispatcher.outbox()));
             let search = move || answer.tell(guest.find(cr3).map(Arc::new));
             let started = Builder::new().name("guest-kernel".to_owned()).spawn(search);
             started.map_err(|error| Refusal::new(Errno::ENOMEM, error.to_string()))?;
-            self.searching = true;
+            self.searching = Some(Instant::now());
         }
         self.waiting.push(id);
         Ok(None)
@@ -79,9 +84,13 @@ impl KernelRequests {
 
     /// A search has ended: who waits for it, and the answer.
     pub(super) fn done(&mut self, found: FoundKernel) -> (Vec<RequestId>, Answer) {
-        self.searching = false;
+        let took = self.searching.take().map_or(FRESH, |began| began.elapsed());
+        let serves = match found {
+            Ok(_) => FRESH,
+            Err(_) => (took * IN_VAIN).min(FRESH),
+        };
         let answer = answer(&found);
-        self.last = Some((Instant::now(), found));
+        self.last = Some((Instant::now() + serves, found));
         (std::mem::take(&mut self.waiting), answer)
     }
 

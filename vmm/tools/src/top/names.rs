@@ -84,6 +84,27 @@ impl GuestNames {
         }
     }
 
+    /// Asks for the symbols, whether `samples` need any or those that follow will.
+    pub(super) fn prepare(&mut self, samples: &[Sample]) {
+        if self.given {
+            return;
+        }
+        self.take_answer();
+        let mut latest = samples.iter().rev();
+        let cr3 = latest.find_map(|sample| {
+            let is_in_program = sample.ring == Some(Ring::User);
+            sample.cr3.filter(|_| is_in_program || sample.ip >> 63 != 0)
+        });
+        if let Some(cr3) = cr3 {
+            self.ask(cr3);
+        }
+    }
+
+    /// The VM was asked, and has not answered.
+    pub(super) fn are_awaited(&self) -> bool {
+        self.asking.is_some()
+    }
+
     /// The names.
     pub(super) fn known(&mut self) -> &Names {
         self.take_answer();
@@ -95,14 +116,15 @@ impl GuestNames {
         let Some(thread) = self.asking.take_if(|_| answered) else {
             return;
         };
-        self.pause = match thread.join() {
+        let pause = match thread.join() {
             Ok(Some(symbols)) => {
                 self.names.kernel = symbols;
                 MOST
             }
-            _ => (self.pause * 2).min(MOST),
+            _ => self.pause,
         };
-        self.next = Instant::now() + self.pause;
+        self.pause = (pause * 2).min(MOST);
+        self.next = Instant::now() + pause;
     }
 
     fn ask(&mut self, cr3: u64) {

@@ -34,8 +34,9 @@ const FIRST_LOOK: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(500);
 /// Samples whose names are looked for together.
 const TOGETHER: usize = 1 << 16;
-/// How long the guest's tasks are waited for, and a guest that does nothing.
-const TASKS: Duration = Duration::from_secs(5);
+/// How long the guest's tasks and its kernel's names are waited for, and a guest that does
+/// nothing.
+const NAMES: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_millis(300);
 /// What the thread waits for besides its contexts.
 const ASKED: usize = usize::MAX - 1;
@@ -51,7 +52,7 @@ pub(super) struct Settings {
     pub(super) flags: u32,
     /// Of a file that the user gave.
     pub(super) symbols: Option<SymbolTable>,
-    /// The first frame is the only one: it is worth waiting for the guest's tasks.
+    /// The first frame is the only one: it is worth waiting for the names in it.
     pub(super) patient: bool,
     /// The user named the VM, so whose it is does not matter.
     pub(super) named: bool,
@@ -341,11 +342,7 @@ impl<'a> Watch<'a> {
 
     fn take(&mut self, records: Vec<Record>) {
         records.iter().for_each(|record| self.totals.add(record));
-        let sample = |record| match record {
-            Record::Sample(sample) => Some(sample),
-            _ => None,
-        };
-        let samples: Vec<Sample> = records.into_iter().filter_map(sample).collect();
+        let samples = samples_of(records);
         self.names.look_for(&samples);
         self.held.extend(samples);
         if self.held.len() >= TOGETHER {
@@ -374,23 +371,32 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Samples until the VM knows the guest's tasks, where they can be known and something
-    /// runs; what was counted and sampled so far is forgotten.
+    /// Samples until the VM knows the guest's tasks, and the names of its kernel are here: where
+    /// these can be known, and something runs. What was counted and sampled so far is forgotten.
     fn get_ready(&mut self) -> Result<(), ToolError> {
         let began = Instant::now();
-        let mut any = false;
         while let Some(samples) = &mut self.samples {
             let drained = samples.drain(self.vm)?;
-            any |= !drained.is_empty();
-            let patience = if any { TASKS } else { IDLE };
-            if samples.is_ready(self.vm) || began.elapsed() >= patience {
+            self.held.extend(samples_of(drained));
+            // A VM that knows tasks has found the kernel, and needs no second search for names.
+            if samples.is_ready(self.vm) {
+                self.names.prepare(&self.held);
+                if !self.names.are_awaited() {
+                    break;
+                }
+            }
+            let is_idle = self.held.is_empty();
+            if began.elapsed() >= if is_idle { IDLE } else { NAMES } {
+                if !is_idle {
+                    let late = "the VM has not told all names of its guest in time: what runs \
+                                has addresses, or no task, where it would have a name";
+                    self.notes.push(late.to_owned());
+                }
                 break;
             }
-            self.take(drained);
             std::thread::sleep(FIRST_LOOK);
         }
         self.held.clear();
-        self.totals = Totals::default();
         self.counts.rows(self.vm)?;
         Ok(())
     }
@@ -446,6 +452,14 @@ impl<'a> Watch<'a> {
             samples.stop(self.vm);
         }
     }
+}
+
+fn samples_of(records: Vec<Record>) -> Vec<Sample> {
+    let sample = |record| match record {
+        Record::Sample(sample) => Some(sample),
+        _ => None,
+    };
+    records.into_iter().filter_map(sample).collect()
 }
 
 /// The numbers of the vCPUs that are so.
