@@ -9,9 +9,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use guest_view::{
-    Chain, Frame, GuestMemory, KernelView, Look, Mapping, Registers, Search, Step, Task,
-};
+use guest_view::{Chain, Frame, KernelView, Look, Mapping, Registers, Task};
 use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame};
 use perfmon_abi::consts::{PFM_REGFL_OVFL_NOTIFY, UMPIRE_COMPACT_FL_CHAIN, UMPIRE_COMPACT_FL_TASK};
 use perfmon_abi::wire::{Call, Refusal};
@@ -22,19 +20,18 @@ use pmu_virt::perfmon::{
 };
 use pmu_virt::{Provenance, Ring};
 use serde::Serialize;
-use vm_memory::{
-    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    MemoryRegionAddress,
-};
 use vmm::sys::rdtsc;
 
-use self::linux::{CALLED, CODE, ENTRY, HEAD, KSTACK, Linux, PROGRAM_ROOT, REGS, STACK};
+use self::deep::{Ram, deep, view};
+use self::linux::Linux;
 use super::fixture::Fixture;
 use super::sets::Nobody;
 use super::{Bench, progress};
 use crate::error::BenchError;
 use crate::stats::{Percentiles, percentiles};
 
+#[path = "../../../guest-view/tests/linux/deep.rs"]
+mod deep;
 #[path = "../../../guest-view/tests/linux/mod.rs"]
 mod linux;
 
@@ -69,20 +66,6 @@ pub struct CallersRow {
     pub target_ns: u64,
     /// The difference is no higher.
     pub met: bool,
-}
-
-/// Guest memory as a VM reads it.
-struct Ram(GuestMemoryMmap);
-
-impl GuestMemory for Ram {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
-        let Some(region) = self.0.find_region(GuestAddress(address)) else {
-            return false;
-        };
-        let at = MemoryRegionAddress(address - region.start_addr().0);
-        let found = region.get_slice(at, buffer.len());
-        found.is_ok_and(|found| found.copy_to(buffer) == buffer.len())
-    }
 }
 
 /// A vCPU that looks, as `vmm` does: with numbers for what it has met before.
@@ -228,29 +211,11 @@ fn sampling(fixture: &Fixture, flags: u32) -> Result<Context, Refusal> {
 }
 
 impl Looker {
-    /// In the kernel 8 calls deep, and as many in its program.
     fn new() -> Result<Self, BenchError> {
         let mut linux = Linux::new(true);
-        let sp = KSTACK + 0x4000 - REGS - 7 * 32;
-        for frame in 0..7 {
-            let caller = if frame == 6 { ENTRY + 0x20 } else { CALLED + 9 };
-            linux.word(sp + 32 * frame + 24, caller);
-        }
-        let bp = STACK + 0x810;
-        for frame in 0..7 {
-            let (at, last) = (bp + 0x40 * frame, frame == 6);
-            linux.word(at, if last { 0 } else { at + 0x40 });
-            linux.word(at + 8, if frame % 2 == 0 { CODE } else { HEAD } + 0x123);
-        }
-        let at = linux.registers(CALLED + 9, sp, 0);
-        let failed = |error: String| BenchError::Guest(error);
-        let ranges = [(GuestAddress(0), linux.memory.len())];
-        let memory = GuestMemoryMmap::from_ranges(&ranges);
-        let memory = memory.map_err(|error| failed(error.to_string()))?;
-        let written = memory.write_slice(&linux.memory, GuestAddress(0));
-        written.map_err(|error| failed(error.to_string()))?;
-        let memory = Ram(memory);
-        let view = view(&memory, linux.memory.len() as u64)?;
+        let at = deep(&mut linux);
+        let memory = Ram::of(&linux).map_err(BenchError::Guest)?;
+        let view = view(&memory).map_err(BenchError::Guest)?;
         Ok(Self {
             memory,
             view,
@@ -313,18 +278,4 @@ impl Looker {
 fn number<T: Eq + Hash>(numbers: &mut HashMap<T, u64>, thing: T) -> u64 {
     let next = numbers.len() as u64 + 1;
     *numbers.entry(thing).or_insert(next)
-}
-
-fn view(memory: &dyn GuestMemory, size: u64) -> Result<KernelView, BenchError> {
-    let mut search = Search::new(std::iter::once(0..size));
-    loop {
-        match search.step(memory, 1024) {
-            Step::Found(note) => {
-                let view = KernelView::of(memory, note, PROGRAM_ROOT);
-                return view.map_err(|error| BenchError::Guest(error.to_string()));
-            }
-            Step::Searching => {}
-            Step::Done => return Err(BenchError::Guest("its kernel was not found".into())),
-        }
-    }
 }
