@@ -50,7 +50,6 @@ pub(super) fn facs() -> Vec<u8> {
 /// Fixed description table (5.2.9).
 pub(super) fn fadt(dsdt: u64, facs: u64, pm_timer: bool) -> Vec<u8> {
     const BOOT_ISA_DEVICES: u16 = 1 << 0;
-    const BOOT_8042: u16 = 1 << 1;
     const BOOT_NO_VGA: u16 = 1 << 2;
     // Latencies above 100 and 1000 µs mean that C2 and C3 do not exist.
     const NO_C2: u16 = 101;
@@ -87,7 +86,9 @@ pub(super) fn fadt(dsdt: u64, facs: u64, pm_timer: bool) -> Vec<u8> {
     }
     fadt.p_lvl2_lat = NO_C2.into();
     fadt.p_lvl3_lat = NO_C3.into();
-    fadt.iapc_boot_arch = (BOOT_ISA_DEVICES | BOOT_8042 | BOOT_NO_VGA).into();
+    // No 8042: what is at its ports takes the command to reset, and Linux would wait a second
+    // for a keyboard.
+    fadt.iapc_boot_arch = (BOOT_ISA_DEVICES | BOOT_NO_VGA).into();
     fadt.reset_reg = io_register(PORTS.reset, 1, AccessSize::ByteAccess);
     fadt.reset_value = RESET_VALUE;
     fadt.hypervisor_vendor_identity = u64::from_le_bytes(*b"Umpire\0\0").into();
