@@ -41,8 +41,10 @@ use crate::record::LiveSampling;
 use crate::stat::spec::EventList;
 use crate::{Completion, ToolError, Waiter, note};
 
-/// How long VMs have to answer at the beginning, and for a frame that is printed.
-const PATIENCE: Duration = Duration::from_secs(12);
+/// How long VMs have to answer at the beginning, and for a frame that is printed; and at the
+/// beginning where the names in that frame are waited for.
+const PATIENCE: Duration = Duration::from_secs(8);
+const WITH_NAMES: Duration = Duration::from_secs(12);
 /// How long a frame waits for a VM that takes its time.
 const ANSWER: Duration = Duration::from_millis(300);
 /// How soon the first rates are there.
@@ -219,7 +221,12 @@ impl<'a> Top<'a> {
         for socket in sockets {
             top.watch(socket)?;
         }
-        top.await_answers(Instant::now() + PATIENCE)?;
+        let patience = if top.settings.patient {
+            WITH_NAMES
+        } else {
+            PATIENCE
+        };
+        top.await_answers(Instant::now() + patience)?;
         for watcher in top.watchers.iter().filter(|one| one.asked) {
             top.state.expect(watcher.id, name_of(&watcher.socket));
         }

@@ -23,7 +23,8 @@ pub struct TopFlags {
     /// End after so many frames [default: q or Ctrl-C ends it]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub frames: Option<u64>,
-    /// Print one frame as text, of COLUMNS columns or 120, after one delay; needs no terminal
+    /// Print one frame as text, of COLUMNS columns or 120, after one delay, and after up to 10 s
+    /// for the names in it; needs no terminal
     #[arg(long, conflicts_with = "frames")]
     pub once: bool,
     /// With --once, print JSON: one object for each VM, a line each

@@ -180,6 +180,11 @@ impl LiveSamples {
         self.programs.is_ready(&vm.client)
     }
 
+    /// Whether a sample had a task.
+    pub(crate) fn has_tasks(&self) -> bool {
+        self.programs.has_tasks()
+    }
+
     /// What the numbers in samples stand for, as far as the VM knows it by now, and has not
     /// said before.
     pub(crate) fn describe(&mut self, vm: &Vm) -> Vec<Record> {

@@ -55,7 +55,12 @@ impl Programs {
     /// the VM is asked only then.
     pub(super) fn is_ready(&mut self, client: &Client) -> bool {
         let asks = || client.programs(&ProgramsRequest { since: u64::MAX });
-        self.met > 0 || asks().map_or(true, |info| info.unknown.is_some())
+        self.has_tasks() || asks().map_or(true, |info| info.unknown.is_some())
+    }
+
+    /// A sample had a task.
+    pub(super) fn has_tasks(&self) -> bool {
+        self.met > 0
     }
 
     /// The descriptions that are there, if samples need any that were not told yet. What

@@ -28,6 +28,8 @@ pub(super) struct GuestNames {
     described: usize,
     /// The user gave the symbols.
     given: bool,
+    /// The VM has told them.
+    told: bool,
     /// Who asks the VM.
     asking: Option<JoinHandle<Option<SymbolTable>>>,
     /// Nobody asks before.
@@ -41,6 +43,7 @@ impl GuestNames {
         Self {
             socket: socket.to_owned(),
             given: given.is_some(),
+            told: false,
             names: Names::new(given.unwrap_or_default(), Programs::default(), None),
             described: 0,
             asking: None,
@@ -84,25 +87,14 @@ impl GuestNames {
         }
     }
 
-    /// Asks for the symbols, whether `samples` need any or those that follow will.
-    pub(super) fn prepare(&mut self, samples: &[Sample]) {
-        if self.given {
-            return;
-        }
+    /// Whether the kernel's symbols are here; asks for them if not.
+    pub(super) fn are_there(&mut self, cr3: Option<u64>) -> bool {
         self.take_answer();
-        let mut latest = samples.iter().rev();
-        let cr3 = latest.find_map(|sample| {
-            let is_in_program = sample.ring == Some(Ring::User);
-            sample.cr3.filter(|_| is_in_program || sample.ip >> 63 != 0)
-        });
-        if let Some(cr3) = cr3 {
+        let are_there = self.given || self.told;
+        if let Some(cr3) = cr3.filter(|_| !are_there) {
             self.ask(cr3);
         }
-    }
-
-    /// The VM was asked, and has not answered.
-    pub(super) fn are_awaited(&self) -> bool {
-        self.asking.is_some()
+        are_there
     }
 
     /// The names.
@@ -118,7 +110,7 @@ impl GuestNames {
         };
         let pause = match thread.join() {
             Ok(Some(symbols)) => {
-                self.names.kernel = symbols;
+                (self.names.kernel, self.told) = (symbols, true);
                 MOST
             }
             _ => self.pause,

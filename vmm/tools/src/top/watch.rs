@@ -22,7 +22,7 @@ use crate::error::host;
 use crate::find::is_trusted;
 use crate::profile::location::CodeLocation;
 use crate::profile::symbols::SymbolTable;
-use crate::profile::{Record, Sample, Totals};
+use crate::profile::{Record, Ring, Sample, Totals};
 use crate::record::{LiveSamples, LiveSampling};
 use crate::stat::spec::EventList;
 use crate::stat::{LiveCounts, Row};
@@ -34,9 +34,10 @@ const FIRST_LOOK: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(500);
 /// Samples whose names are looked for together.
 const TOGETHER: usize = 1 << 16;
-/// How long the guest's tasks and its kernel's names are waited for, and a guest that does
-/// nothing.
+/// How long the guest's tasks and its kernel's names are waited for; the names of a kernel whose
+/// tasks will not be known, which may be no Linux; and a guest that does nothing.
 const NAMES: Duration = Duration::from_secs(10);
+const WITHOUT_TASKS: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_millis(300);
 /// What the thread waits for besides its contexts.
 const ASKED: usize = usize::MAX - 1;
@@ -375,28 +376,32 @@ impl<'a> Watch<'a> {
     /// these can be known, and something runs. What was counted and sampled so far is forgotten.
     fn get_ready(&mut self) -> Result<(), ToolError> {
         let began = Instant::now();
+        let (mut any, mut cr3) = (false, None);
         while let Some(samples) = &mut self.samples {
-            let drained = samples.drain(self.vm)?;
-            self.held.extend(samples_of(drained));
-            // A VM that knows tasks has found the kernel, and needs no second search for names.
-            if samples.is_ready(self.vm) {
-                self.names.prepare(&self.held);
-                if !self.names.are_awaited() {
-                    break;
-                }
+            let drained = samples_of(samples.drain(self.vm)?);
+            any |= !drained.is_empty();
+            let (is_ready, has_tasks) = (samples.is_ready(self.vm), samples.has_tasks());
+            // With tasks it is Linux, whose programs' page tables have the kernel, too.
+            cr3 = page_tables(&drained, has_tasks).or(cr3);
+            if is_ready && self.names.are_there(cr3) {
+                break;
             }
-            let is_idle = self.held.is_empty();
-            if began.elapsed() >= if is_idle { IDLE } else { NAMES } {
-                if !is_idle {
-                    let late = "the VM has not told all names of its guest in time: what runs \
-                                has addresses, or no task, where it would have a name";
+            let patience = match (is_ready && !has_tasks, cr3) {
+                _ if !any => IDLE,
+                (true, None) => IDLE,
+                (true, Some(_)) => WITHOUT_TASKS,
+                (false, _) => NAMES,
+            };
+            if began.elapsed() >= patience {
+                if patience == NAMES {
+                    let late = "the VM did not give all names of its guest in time: some rows \
+                                have addresses for symbols, or no thread";
                     self.notes.push(late.to_owned());
                 }
                 break;
             }
             std::thread::sleep(FIRST_LOOK);
         }
-        self.held.clear();
         self.counts.rows(self.vm)?;
         Ok(())
     }
@@ -460,6 +465,18 @@ fn samples_of(records: Vec<Record>) -> Vec<Sample> {
         _ => None,
     };
     records.into_iter().filter_map(sample).collect()
+}
+
+/// CR3 of the latest sample whose page tables lead to the guest's kernel: in it, or in a program
+/// of it.
+fn page_tables(samples: &[Sample], or_program: bool) -> Option<u64> {
+    let leads = |sample: &&Sample| match sample.ring {
+        // What runs before the kernel has neither its place nor its page tables.
+        Some(Ring::Kernel) => sample.ip >> 63 != 0,
+        Some(Ring::User) => or_program,
+        None => false,
+    };
+    samples.iter().rev().find(leads)?.cr3
 }
 
 /// The numbers of the vCPUs that are so.
