@@ -437,19 +437,53 @@ fn profiles_that_cannot_be_compared() {
     desk.check_flags(&["diff", "good", "good", "--symbols", "gone"], &["gone"]);
     desk.check_flags(&["diff", "good", "good", "--symfs", "gone"], &["gone"]);
     desk.check_flags(&["diff", "good", "good", "--sort", "colour"], &["colour"]);
-    // One that was cut off is used up to there.
+}
+
+/// What comes before the damage is used. A recorder that was killed leaves a file that is cut
+/// off: there is a warning, and it is no error.
+#[test]
+fn profiles_that_are_not_whole() {
+    let desk = Desk::new();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/tasks.data");
+    let good = fs::read(golden).expect("a profile");
+    desk.write("good", &good);
     desk.write("cut", &good[..good.len() - 30]);
-    let output = Command::new(umpire::path())
-        .args(["diff", "cut", "good"])
-        .current_dir(desk.folder.path())
-        .output()
-        .expect("umpire can be started");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    assert!(
-        told.lines().count() >= 1 && !output.stdout.is_empty(),
-        "{told}"
-    );
+    desk.write("damaged", &[&good[..good.len() - 30], &[0xff; 30]].concat());
+    for (file, status) in [("good", 0), ("cut", 0), ("damaged", 2)] {
+        for command in [
+            &["report", "-i", file][..],
+            &["report", "-j", "-i", file],
+            &["report", "--folded", "-i", file],
+            &["report", "--perf-data", "perf.data", "-i", file],
+            &["report", "--pprof", "pprof.gz", "-i", file],
+            &["script", "-i", file],
+            &["diff", file, "good"],
+            &["diff", "good", file],
+        ] {
+            let output = Command::new(umpire::path())
+                .args(command)
+                .current_dir(desk.folder.path())
+                .output()
+                .expect("umpire can be started");
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(status), "{command:?}: {told}");
+            let damage = format!("umpire: {file}: the file is damaged at byte ");
+            let lines = told.lines().filter(|line| line.contains("damaged"));
+            assert_eq!(
+                lines.count(),
+                usize::from(status == 2),
+                "{command:?}: {told}"
+            );
+            let last = told.lines().last().unwrap_or_default();
+            assert_eq!(
+                last.starts_with(&damage),
+                status == 2,
+                "{command:?}: {told}"
+            );
+            let is_shown = !matches!(command[1], "--perf-data" | "--pprof");
+            assert_eq!(!output.stdout.is_empty(), is_shown, "{command:?}: {told}");
+        }
+    }
 }
 
 #[test]

@@ -87,8 +87,7 @@ pub fn annotate(
     };
     end?;
     written(out.flush())?;
-    tell(&looked.facts(&reader), notes);
-    Ok(())
+    tell(&looked, &looked.facts(&reader), notes)
 }
 
 /// Samples by symbol, and by how far they are behind its beginning.

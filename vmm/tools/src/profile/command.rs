@@ -11,6 +11,7 @@ use super::firefox::Firefox;
 use super::input::{Input, Looked, ProfileChoice, RunError};
 use super::perf_data::{PerfData, PerfSurvey};
 use super::pprof::Pprof;
+use super::reader::Ending;
 use super::record::{Sampling, Sink};
 use super::report::{GraphOrder, Looks, Report, title, write_json, write_text};
 use super::script::{Fields, Script};
@@ -120,8 +121,7 @@ pub fn script(
         return Ok(());
     }
     written(script.out.flush())?;
-    tell(&looked.facts(&reader), notes);
-    Ok(())
+    tell(&looked, &looked.facts(&reader), notes)
 }
 
 /// `umpire diff` to `out`, with warnings to `notes`.
@@ -139,8 +139,8 @@ pub fn diff(
     let keys = options.sort.clone();
     let keys = keys.unwrap_or_else(|| SortKeys::of_diff(&old.names));
     let titles: Vec<&str> = keys.keys().iter().map(|key| title(*key)).collect();
-    let old = compared(old, &keys, notes)?;
-    let new = compared(new, &keys, notes)?;
+    let (old, old_end) = compared(old, &keys, notes)?;
+    let (new, new_end) = compared(new, &keys, notes)?;
     let (had, has) = (old.names(), new.names());
     if !had.iter().any(|name| has.contains(name)) {
         return Err(ReportError::NothingInCommon {
@@ -148,19 +148,24 @@ pub fn diff(
             new: has.join(", "),
         });
     }
-    written(diff::write(&titles, (&old, &new), options.least, out))
+    written(diff::write(&titles, (&old, &new), options.least, out))?;
+    old_end.and(new_end)
 }
 
-fn compared(input: Input, keys: &SortKeys, notes: &mut dyn Write) -> Result<Compared, ReportError> {
+/// One of two profiles, and whether it is damaged.
+fn compared(
+    input: Input,
+    keys: &SortKeys,
+    notes: &mut dyn Write,
+) -> Result<(Compared, Result<(), ReportError>), ReportError> {
     let (looked, mut reader) = input.split();
     let looks = diff::looks(keys.clone());
     let events = looked.header.events.len();
     let mut report = Report::new(looks, &looked.filter, &looked.names, events);
     ran(&looked, looked.run(&mut reader, &mut [&mut report]))?;
-    tell(&looked.facts(&reader), notes);
-    Ok(Compared::of(&report, |event| {
-        event_name(&looked.header, event)
-    }))
+    let end = tell(&looked, &looked.facts(&reader), notes);
+    let name = |event| event_name(&looked.header, event);
+    Ok((Compared::of(&report, name), end))
 }
 
 /// The table of `umpire report`.
@@ -181,7 +186,8 @@ fn table(options: &ReportOptions, input: Input, out: &mut dyn Write) -> Result<(
         write_json(&report, &facts, out)
     } else {
         write_text(&report, &facts, out)
-    })
+    })?;
+    undamaged(&looked, &facts)
 }
 
 /// What `umpire report` makes instead of a table.
@@ -244,8 +250,7 @@ fn graphs(
         }
         to_file(path, &options.profile.input, |file| firefox.write(file))?;
     }
-    tell(&facts, notes);
-    Ok(())
+    tell(&looked, &facts, notes)
 }
 
 /// The profile as a file of perf's, and the kernel's names beside it.
@@ -275,8 +280,7 @@ fn perf_data(
         Err(RunError::Read(error)) => return Err(looked.failed(error)),
         Err(RunError::Write(error)) => return Err(failed(error)),
     }
-    tell(&looked.facts(&reader), notes);
-    Ok(())
+    tell(&looked, &looked.facts(&reader), notes)
 }
 
 /// The profile as a file of pprof's.
@@ -301,8 +305,7 @@ fn pprof(
     to_file(path, &options.profile.input, |out| {
         pprof.write(&facts, event, options.weight, out)
     })?;
-    tell(&facts, notes);
-    Ok(())
+    tell(&looked, &facts, notes)
 }
 
 /// `path` with something behind its name.
@@ -342,9 +345,31 @@ pub(super) fn written(end: io::Result<()>) -> Result<(), ReportError> {
 
 /// Warnings and losses, where the output has no place for them. Where nobody
 /// reads them there is nothing to be done.
-pub(super) fn tell(facts: &Facts<'_>, notes: &mut dyn Write) {
-    for line in facts.warnings().into_iter().chain(facts.losses()) {
+///
+/// # Errors
+/// That of [`undamaged`], which is not told here.
+pub(super) fn tell(
+    looked: &Looked,
+    facts: &Facts<'_>,
+    notes: &mut dyn Write,
+) -> Result<(), ReportError> {
+    let end = undamaged(looked, facts);
+    let warnings = facts.warnings().into_iter().skip(usize::from(end.is_err()));
+    for line in warnings.chain(facts.losses()) {
         let _ = writeln!(notes, "umpire: {line}");
+    }
+    end
+}
+
+/// # Errors
+/// The profile is damaged, and was used up to there.
+fn undamaged(looked: &Looked, facts: &Facts<'_>) -> Result<(), ReportError> {
+    match facts.ending {
+        Ending::Whole(_) | Ending::CutOff => Ok(()),
+        Ending::Damaged { .. } => Err(ReportError::Damaged {
+            name: looked.name.clone(),
+            ending: facts.ending,
+        }),
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::code::CodeError;
-use super::reader::ProfileError;
+use super::reader::{Ending, ProfileError};
 use super::symbols::SymbolFileError;
 
 /// Why there is no report of a profile; one line, with what to do about it.
@@ -22,6 +22,14 @@ pub enum ReportError {
         name: String,
         /// Why not.
         error: ProfileError,
+    },
+    /// It is damaged, and was used up to there.
+    #[error("{name}: {ending}")]
+    Damaged {
+        /// What it is called.
+        name: String,
+        /// Where, and how.
+        ending: Ending,
     },
     /// The file of symbols cannot be used.
     #[error(transparent)]
