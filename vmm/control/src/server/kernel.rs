@@ -15,11 +15,11 @@ use crate::dispatcher::JobDispatcher;
 use crate::job::{Outbox, Report};
 use crate::kernel::{FoundKernel, GuestKernel};
 
-/// What a search has found serves further requests for so long: whoever asks all the time
-/// does not keep a host CPU busy.
+/// What a search has found serves further requests for so long, and a refusal those with the
+/// same CR3: whoever asks all the time has but a part of a host CPU searching.
 const FRESH: Duration = Duration::from_secs(2);
-/// A search in vain serves them for so many times as long as it took, since the page tables that
-/// it was asked with may be those of a program that has ended meanwhile.
+/// A refusal serves other requests for so many times as long as its search took, and no longer
+/// than [`FRESH`]: its page tables may be those of a program that has ended meanwhile.
 const IN_VAIN: u32 = 3;
 
 /// Tells the server what was found, whatever becomes of the search.
@@ -45,14 +45,33 @@ impl Drop for Sure {
     }
 }
 
+/// The answer to the request of a CR3, which took some time.
+#[derive(Debug)]
+struct Answered {
+    cr3: u64,
+    at: Instant,
+    took: Duration,
+    found: FoundKernel,
+}
+
+impl Answered {
+    /// It also answers a request that comes `now`.
+    fn serves(&self, now: Instant, cr3: u64) -> bool {
+        let serves = match self.found {
+            Err(_) if cr3 != self.cr3 => (self.took * IN_VAIN).min(FRESH),
+            _ => FRESH,
+        };
+        now < self.at + serves
+    }
+}
+
 /// Requests, and the last answer.
 #[derive(Debug, Default)]
 pub(super) struct KernelRequests {
     waiting: Vec<RequestId>,
-    /// When the search began that is under way.
-    searching: Option<Instant>,
-    /// The last answer, and until when it serves.
-    last: Option<(Instant, FoundKernel)>,
+    /// The CR3 of the search that is under way, and when it began.
+    searching: Option<(u64, Instant)>,
+    last: Option<Answered>,
 }
 
 impl KernelRequests {
@@ -65,10 +84,9 @@ impl KernelRequests {
         dispatcher: &JobDispatcher,
     ) -> Result<Option<Answer>, Refusal> {
         let KernelRequest { cr3 } = decode(request)?;
-        if let Some((until, found)) = &self.last
-            && Instant::now() < *until
-        {
-            return Ok(Some(answer(found)));
+        let now = Instant::now();
+        if let Some(last) = self.last.as_ref().filter(|last| last.serves(now, cr3)) {
+            return Ok(Some(answer(&last.found)));
         }
         if self.searching.is_none() {
             let guest = guest.ok_or_else(no_looks)?;
@@ -76,7 +94,7 @@ impl KernelRequests {
             let search = move || answer.tell(guest.find(cr3).map(Arc::new));
             let started = Builder::new().name("guest-kernel".to_owned()).spawn(search);
             started.map_err(|error| Refusal::new(Errno::ENOMEM, error.to_string()))?;
-            self.searching = Some(Instant::now());
+            self.searching = Some((cr3, now));
         }
         self.waiting.push(id);
         Ok(None)
@@ -84,13 +102,14 @@ impl KernelRequests {
 
     /// A search has ended: who waits for it, and the answer.
     pub(super) fn done(&mut self, found: FoundKernel) -> (Vec<RequestId>, Answer) {
-        let took = self.searching.take().map_or(FRESH, |began| began.elapsed());
-        let serves = match found {
-            Ok(_) => FRESH,
-            Err(_) => (took * IN_VAIN).min(FRESH),
-        };
         let answer = answer(&found);
-        self.last = Some((Instant::now() + serves, found));
+        let at = Instant::now();
+        self.last = self.searching.take().map(|(cr3, began)| Answered {
+            cr3,
+            at,
+            took: at - began,
+            found,
+        });
         (std::mem::take(&mut self.waiting), answer)
     }
 
@@ -119,5 +138,46 @@ fn answer(found: &FoundKernel) -> Answer {
     match found {
         Ok(kernel) => Answer::json(&**kernel),
         Err(why) => Refusal::new(Errno::ENOENT, why.clone()).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use perfmon_abi::wire::kernel::KernelInfo;
+
+    use super::*;
+
+    #[test]
+    fn what_an_answer_serves() {
+        let kernel = KernelInfo {
+            release: "6.1".to_owned(),
+            kallsyms: String::new(),
+        };
+        let found: [FoundKernel; 2] = [Ok(Arc::new(kernel)), Err("none".to_owned())];
+        let at = Instant::now();
+        // Found; the search, the time since, and the CR3, of 1: whether it serves.
+        for (which, took, since, cr3, serves) in [
+            (0, 100, 1999, 2, true),
+            (0, 100, 2001, 1, false),
+            (1, 100, 1999, 1, true),
+            (1, 100, 2001, 1, false),
+            (1, 100, 299, 2, true),
+            (1, 100, 301, 2, false),
+            (1, 9000, 1999, 2, true),
+            (1, 9000, 2001, 2, false),
+        ] {
+            let answered = Answered {
+                cr3: 1,
+                at,
+                took: Duration::from_millis(took),
+                found: found[which].clone(),
+            };
+            let now = at + Duration::from_millis(since);
+            assert_eq!(
+                answered.serves(now, cr3),
+                serves,
+                "{answered:?} {since} {cr3}"
+            );
+        }
     }
 }
