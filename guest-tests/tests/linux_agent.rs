@@ -72,7 +72,7 @@ fn check(image: LinuxImage) {
     let mut unknown: BTreeMap<u64, u32> = BTreeMap::new();
     let fields = "comm,pid,time,ip,ring,sym,dso,callchain";
     for sample in recordings.samples("umpire.data", fields) {
-        let chain = sample.chain();
+        let (ip, chain) = (sample.ip(), sample.chain());
         let is_of = |pid: u64| sample.0["pid"] == pid;
         tally.judge("a task is known", !sample.0["pid"].is_null());
         if sample.0["pid"].is_null() {
@@ -80,12 +80,12 @@ fn check(image: LinuxImage) {
             *unknown.entry(second).or_default() += 1;
         }
         let own = sample.symbol();
+        if sample.in_program() && (leaf..middle).contains(&ip) {
+            let named = sample.0["dso"] == "/usr/bin/walk" && matches!(own, "leaf" | "inner");
+            tally.judge("a program computes", is_of(pids[0]) && named);
+            tally.judge("its callers", chain.join(" ").contains("middle outer main"));
+        }
         if !sample.in_kernel() {
-            if (leaf..middle).contains(&sample.ip()) {
-                let named = sample.0["dso"] == "/usr/bin/walk" && matches!(own, "leaf" | "inner");
-                tally.judge("a program computes", is_of(pids[0]) && named);
-                tally.judge("its callers", chain.join(" ").contains("middle outer main"));
-            }
             continue;
         }
         // Without its types the kernel's chain has few callers.

@@ -52,16 +52,16 @@ fn check(image: LinuxImage) {
     // In whose function, in whose name: right ones, and all.
     let mut tally = Tally::default();
     for sample in recordings.samples("umpire.data", "pid,ip,ring,sym,dso,callchain") {
-        let chain = sample.chain();
+        let (ip, chain) = (sample.ip(), sample.chain());
         let own = sample.symbol();
         let of = |number: usize| sample.0["pid"] == pids[number];
         tally.judge("a task is known", !sample.0["pid"].is_null());
+        if sample.in_program() && (leaf..middle).contains(&ip) {
+            let named = sample.0["dso"] == "/usr/bin/walk" && matches!(own, "leaf" | "inner");
+            tally.judge("a program computes", of(0) && named);
+            tally.judge("its callers", chain.join(" ").contains("middle outer main"));
+        }
         if !sample.in_kernel() {
-            if (leaf..middle).contains(&sample.ip()) {
-                let named = sample.0["dso"] == "/usr/bin/walk" && matches!(own, "leaf" | "inner");
-                tally.judge("a program computes", of(0) && named);
-                tally.judge("its callers", chain.join(" ").contains("middle outer main"));
-            }
             continue;
         }
         let has = |name: &str| chain.contains(&name);

@@ -109,12 +109,14 @@ pub enum L1Error {
     },
     /// Nothing in the L1 machine went on any more.
     #[error(
-        "the L1 machine stood still after {:.1} s: not even its own shell goes on (docs/testing.md, \"Limits of L1\"); try again",
+        "the L1 machine stood still after {:.1} s: not even its own shell goes on (docs/testing.md, \"Limits of L1\"); try again\n{log}",
         after.as_secs_f64()
     )]
     StoodStill {
         /// Time since QEMU's start.
         after: Duration,
+        /// The last lines of QEMU and of the console.
+        log: String,
     },
     /// A value in `--file` or `--env` does not parse.
     #[error("`{value}`: {reason}")]

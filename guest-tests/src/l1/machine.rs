@@ -112,8 +112,9 @@ impl Machine {
     /// Whatever kept the command from running to its own end, a time-out excepted.
     pub fn output(&self, run: &Run) -> Result<Output, L1Error> {
         match self.output_once(run) {
-            Err(L1Error::StoodStill { .. }) => {
-                say("the L1 machine stood still, and is started once more");
+            Err(error @ L1Error::StoodStill { .. }) => {
+                say(&error.to_string());
+                say("it is started once more");
                 self.output_once(run)
             }
             other => other,

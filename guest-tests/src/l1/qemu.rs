@@ -90,10 +90,11 @@ pub(crate) fn arguments(
     args.pair("-initrd", format!("/proc/self/fd/{initramfs}"));
     args.pair(
         "-append",
-        // The kernel hands its last word to init, as a variable.
+        // The kernel hands its last words to init, as variables.
         format!(
-            "rdinit=/l1/init console=ttyS0 panic=-1 tsc=reliable mitigations=off nokaslr L1_SECONDS={}",
-            shape.timeout.as_secs()
+            "rdinit=/l1/init console=ttyS0 panic=-1 tsc=reliable mitigations=off nokaslr L1_SECONDS={}{}",
+            shape.timeout.as_secs(),
+            if shape.icount { " L1_ICOUNT=1" } else { "" }
         ),
     );
     args.words("-device virtio-serial-pci");

@@ -20,6 +20,8 @@ const POWER_OFF: Duration = Duration::from_secs(5);
 /// Init says every 2 s that it is there, once it is ready. Not even a shell that sleeps goes on
 /// in an L1 that says nothing for so long (docs/testing.md, "Limits of L1").
 const SILENCE: Duration = Duration::from_secs(60);
+/// As much of it says so where the time is over.
+const AT_THE_END: u32 = 4;
 const LOG_LINES: usize = 25;
 
 /// How a run ended.
@@ -101,7 +103,8 @@ impl Session<'_> {
             }
             let (sender, receiver) = channel();
             scope.spawn(move || read_status(status, &sender));
-            let patience = (self.shape.timeout, SILENCE);
+            let silence = (!self.shape.icount).then_some(SILENCE);
+            let patience = (self.shape.timeout, silence);
             let progress = follow(&receiver, start, patience, wants_files);
             if progress.end.is_some() {
                 child.wait_for(POWER_OFF);
@@ -113,16 +116,12 @@ impl Session<'_> {
                 String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned()
             };
             let (console, errors) = (text(console), text(errors));
+            let (after, log) = (total, format!("{errors}\n{console}"));
+            let log = last_lines(&log, LOG_LINES);
             let end = match progress.verdict() {
-                _ if progress.silent => return Err(L1Error::StoodStill { after: total }),
+                _ if progress.silent => return Err(L1Error::StoodStill { after, log }),
                 Ok(end) => end,
-                Err(reason) => {
-                    return Err(L1Error::Machine {
-                        after: total,
-                        reason,
-                        log: last_lines(&format!("{errors}\n{console}"), LOG_LINES),
-                    });
-                }
+                Err(reason) => return Err(L1Error::Machine { after, reason, log }),
             };
             Ok(Outcome {
                 end,
@@ -158,19 +157,24 @@ impl Progress {
     }
 }
 
-/// Until the end, for the whole time and the silence in it that `patience` allows.
+/// Until the end, for the whole time and, where init says that it is there, the silence in it
+/// that `patience` allows.
 fn follow(
     statuses: &Receiver<Status>,
     start: Instant,
-    (timeout, silence): (Duration, Duration),
+    (timeout, silence): (Duration, Option<Duration>),
     wants_files: bool,
 ) -> Progress {
     let mut progress = Progress::default();
+    let mut heard = start;
     loop {
         let left = timeout.saturating_sub(start.elapsed());
-        let talks = progress.ready.is_some();
-        let wait = if talks { left.min(silence) } else { left };
-        match statuses.recv_timeout(wait) {
+        let silence = silence.filter(|_| progress.ready.is_some());
+        let status = statuses.recv_timeout(silence.unwrap_or(left).min(left));
+        if status.is_ok() {
+            heard = Instant::now();
+        }
+        match status {
             Ok(Status::Ready) => progress.ready = Some(start.elapsed()),
             Ok(Status::Alive) => {}
             Ok(Status::Exit(status)) => {
@@ -185,7 +189,8 @@ fn follow(
                 return progress;
             }
             Err(RecvTimeoutError::Timeout) => {
-                progress.silent = wait < left;
+                let so_long = |silence: Duration| heard.elapsed() >= silence / AT_THE_END;
+                progress.silent = silence.is_some_and(so_long);
                 progress.timed_out = !progress.silent;
                 return progress;
             }
@@ -315,7 +320,7 @@ mod tests {
             let progress = follow(
                 &receiver,
                 Instant::now(),
-                (Duration::from_millis(20), Duration::from_secs(1)),
+                (Duration::from_millis(20), Some(Duration::from_secs(60))),
                 wants_files,
             );
             drop(sender);
@@ -344,19 +349,25 @@ mod tests {
     /// Only what has said that it is ready says that it goes on.
     #[test]
     fn silence() {
-        let silent = |lines: &[&str]| {
+        let silent = |lines: &[&str], timeout: u64, silence: Option<u64>| {
             let (sender, receiver) = channel();
             for line in lines {
                 sender.send(parse_status(line)).expect("open");
             }
-            let patience = (Duration::from_millis(100), Duration::from_millis(20));
+            let patience = (
+                Duration::from_millis(timeout),
+                silence.map(Duration::from_millis),
+            );
             let progress = follow(&receiver, Instant::now(), patience, false);
             assert_ne!(progress.silent, progress.timed_out, "{lines:?}");
             progress.silent
         };
-        assert!(silent(&["ready", "alive", "alive"]));
-        assert!(silent(&["ready"]));
-        assert!(!silent(&[]));
+        assert!(silent(&["ready", "alive", "alive"], 60_000, Some(20)));
+        assert!(silent(&["ready"], 60_000, Some(20)));
+        assert!(silent(&["ready"], 40, Some(50)), "long enough at the end");
+        assert!(!silent(&["ready"], 20, Some(60_000)));
+        assert!(!silent(&["ready"], 20, None));
+        assert!(!silent(&[], 20, Some(1)));
     }
 
     #[test]

@@ -79,6 +79,12 @@ impl Sample {
         self.0["ring"] == "kernel"
     }
 
+    /// It was taken in a program.
+    #[must_use]
+    pub fn in_program(&self) -> bool {
+        self.0["ring"] == "user"
+    }
+
     /// Where it was taken.
     ///
     /// # Panics

@@ -180,7 +180,8 @@ impl UnderUmpire {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (out, errors) = (text(&output.stdout), text(&output.stderr));
         let ended = !matches!(output.outcome.end, End::TimedOut | End::Exited(124));
-        assert!(ended, "{out}\n{errors}");
+        let console = last_lines(&output.outcome.console, 30);
+        assert!(ended, "{out}\n{errors}\n{console}");
         (out, errors)
     }
 

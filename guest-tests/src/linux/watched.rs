@@ -76,7 +76,7 @@ impl Watched {
             .arg("-initrd")
             .arg(guest.initrd())
             .arg("-append")
-            .arg(format!("console=ttyS0 panic=-1 {options}"))
+            .arg(format!("console=ttyS0 loglevel=5 panic=-1 {options}"))
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let qemu = spawn_bound(&mut command, vec![theirs.as_raw_fd()]);

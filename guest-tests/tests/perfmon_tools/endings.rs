@@ -92,7 +92,7 @@ fn watched(vm: &Vm, flags: &[&str], end_it: impl FnOnce()) {
     let track = start(vm, &["track", "-c", "cycles", "-T", "0.1"]);
     let record = start(vm, &["record", "-F", "200", "-o", "plain.data"]);
     await_counting(vm);
-    // More than the guest has time for.
+    // More than there is time for.
     let words = [
         "record",
         "-g",
@@ -147,7 +147,7 @@ fn a_vm_that_is_killed() {
     }
     let vm = boot(8, &[]);
     watched(&vm, &[], || {
-        std::thread::sleep(Duration::from_millis(1500));
+        std::thread::sleep(Duration::from_millis(2500));
         vm.signal("-KILL");
     });
     // There is nobody left to ask.
