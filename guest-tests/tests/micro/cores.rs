@@ -445,7 +445,8 @@ fn idle_ones(lab: &Lab) -> Result<()> {
     // What the busy one's counter has counted is the time that was left to it.
     let busy = cycles(&ran, 0)?;
     println!("  {:.2} % left; {core}", 100.0 * busy as f64 / spin as f64);
-    ensure!(busy * 10 >= spin * 9, "{busy} of {spin} ticks were left");
+    // Exits cost the rest: 10 % in L1, and up to 15 % of a machine that others use.
+    ensure!(busy * 4 >= spin * 3, "{busy} of {spin} ticks were left");
     let (probing, alive) = (core.probing, core.alive);
     ensure!(core.probes >= 15 * 20, "{core}");
     // 1/33 and a little for the first and last round.
