@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use guest_tests::l1;
 use guest_tests::micro::{
     DATA, LOG, Lab, LabRun, Program, Setup, Test, Written, exit, one_of_three, spin_for, tsc, wrmsr,
 };
@@ -445,8 +446,12 @@ fn idle_ones(lab: &Lab) -> Result<()> {
     // What the busy one's counter has counted is the time that was left to it.
     let busy = cycles(&ran, 0)?;
     println!("  {:.2} % left; {core}", 100.0 * busy as f64 / spin as f64);
-    // Exits cost the rest: 10 % in L1, and up to 15 % of a machine that others use.
-    ensure!(busy * 4 >= spin * 3, "{busy} of {spin} ticks were left");
+    // Exits cost the rest: in L1 10 %, and up to 15 % of a machine that others use.
+    let least = if l1::inside() { 80 } else { 90 };
+    ensure!(
+        busy * 100 >= spin * least,
+        "{busy} of {spin} ticks were left"
+    );
     let (probing, alive) = (core.probing, core.alive);
     ensure!(core.probes >= 15 * 20, "{core}");
     // 1/33 and a little for the first and last round.
