@@ -25,7 +25,7 @@ use tempfile::NamedTempFile;
 use umpire_perfmon::Client;
 
 use self::linux::{
-    AREA, CALLED, CODE, DENTRY, ENTRY, HEAD, IMAGE, KSTACK, Linux, MM, MODULE, MODULE_CODE, NODES,
+    AREA, CALLED, CODE, DENTRY, ENTRY, HEAD, IMAGE, KSTACK, Kind, Linux, MM, MODULE, MODULE_CODE, NODES,
     NOTE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, physical,
 };
 use super::rings::{self, DATA, Guest, KEPT, PATIENCE, WINDOW, WINDOW_ENTRY, printed};
@@ -215,7 +215,7 @@ fn kernel(at: u64) -> Vec<u8> {
 
 /// The guest of a seed: which places it rewrites, and what runs.
 fn guest(seed: u64) -> NamedTempFile {
-    let mut linux = Linux::new(seed & 1 != 0);
+    let mut linux = Linux::new(Kind::of(seed));
     // The vCPU's number at the local APIC.
     linux.half(AREA + 0x300, 0);
     linux.word(KSTACK + 0x4000 - REGS - 8, ENTRY + 0x20);

@@ -12,10 +12,10 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use deep::{Ram, deep, view};
 use guest_view::{Chain, GuestMemory, Look};
-use linux::{CODE, Linux, STACK};
+use linux::{CODE, Kind, Linux, STACK};
 
 fn sample(criterion: &mut Criterion) {
-    let mut linux = Linux::new(true);
+    let mut linux = Linux::new(Kind::V6_12);
     let at = deep(&mut linux);
     // Three more pages of its stack: numbers, what is nowhere, the stack itself, and code.
     for page in 1..4u64 {

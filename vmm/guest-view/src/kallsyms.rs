@@ -22,17 +22,21 @@ enum Offsets {
     /// from 0 on are themselves addresses, of per-CPU variables; others go from
     /// `kallsyms_relative_base`, less 1, downwards.
     AbsolutePerCpu,
-    /// All are unsigned, from the base on.
+    /// All are unsigned, from the base on (6.15 to 6.19).
     Relative,
+    /// All are signed, from their own places on: since 7.0 there is no base.
+    OwnPlace,
 }
 
 impl Offsets {
-    fn address(self, base: u64, offset: u32) -> u64 {
+    /// What `offset` stands for, which lies at `place`.
+    fn address(self, base: u64, (place, offset): (u64, u32)) -> u64 {
         let signed = i64::from(offset.cast_signed());
         match self {
             Self::AbsolutePerCpu if signed >= 0 => u64::from(offset),
             Self::AbsolutePerCpu => base.wrapping_sub(1).wrapping_add_signed(-signed),
             Self::Relative => base.wrapping_add(u64::from(offset)),
+            Self::OwnPlace => place.wrapping_add_signed(signed),
         }
     }
 }
@@ -41,8 +45,10 @@ impl Offsets {
 pub(crate) fn read(space: &Space<'_>, note: &Note) -> Option<SymbolTable> {
     let count = space.u32(note.symbol("kallsyms_num_syms")?).ok()?;
     let count = usize::try_from(count).ok().filter(|count| *count <= MOST)?;
-    let base = space.u64(note.symbol("kallsyms_relative_base")?).ok()?;
-    let offsets = space.bytes(note.symbol("kallsyms_offsets")?, 4 * count)?;
+    let base = note.symbol("kallsyms_relative_base");
+    let base = base.map(|at| space.u64(at)).transpose().ok()?;
+    let first = note.symbol("kallsyms_offsets")?;
+    let offsets = space.bytes(first, 4 * count)?;
     let tokens = Tokens::read(space, note)?;
     let mut names = Names::at(space, note.symbol("kallsyms_names")?);
     let mut table = SymbolTable::default();
@@ -54,10 +60,19 @@ pub(crate) fn read(space: &Space<'_>, note: &Note) -> Option<SymbolTable> {
     // Nothing in memory says how the kernel was built. One of its own addresses does: the
     // note has it, too.
     let known = note.symbol("_stext")?;
-    let offset = u32::try_from(table.address("_stext")?).ok()?;
-    let mut ways = [Offsets::AbsolutePerCpu, Offsets::Relative].into_iter();
-    let way = ways.find(|way| way.address(base, offset) == known)?;
-    table.move_to(|offset| way.address(base, u32::try_from(offset).unwrap_or(0)));
+    let (stext, offset) = table.position("_stext")?;
+    let offset = u32::try_from(offset).ok()?;
+    let ways: &[Offsets] = match base {
+        Some(_) => &[Offsets::AbsolutePerCpu, Offsets::Relative],
+        None => &[Offsets::OwnPlace],
+    };
+    let base = base.unwrap_or_default();
+    let place = |index: usize| first.wrapping_add(4 * index as u64);
+    let is_it = |way: &&Offsets| way.address(base, (place(stext), offset)) == known;
+    let way = ways.iter().find(is_it)?;
+    table.move_to(|index, offset| {
+        way.address(base, (place(index), u32::try_from(offset).unwrap_or(0)))
+    });
     table.sort();
     Some(table)
 }
@@ -153,7 +168,9 @@ mod tests {
     #[test]
     fn offsets() {
         fn check(way: Offsets, offset: u32, expected: u64) {
-            assert_eq!(way.address(0xffff_ffff_8100_0000, offset), expected);
+            let place = 0xffff_ffff_8200_0040;
+            let found = way.address(0xffff_ffff_8100_0000, (place, offset));
+            assert_eq!(found, expected);
         }
         check(Offsets::AbsolutePerCpu, 0x2_0000, 0x2_0000);
         check(Offsets::AbsolutePerCpu, u32::MAX, 0xffff_ffff_8100_0000);
@@ -164,5 +181,8 @@ mod tests {
         );
         check(Offsets::Relative, 0x100, 0xffff_ffff_8100_0100);
         check(Offsets::Relative, 0x9000_0000, 0x1100_0000);
+        check(Offsets::OwnPlace, 0, 0xffff_ffff_8200_0040);
+        check(Offsets::OwnPlace, 0x100, 0xffff_ffff_8200_0140);
+        check(Offsets::OwnPlace, 0xfeff_ffc0, 0xffff_ffff_8100_0000);
     }
 }

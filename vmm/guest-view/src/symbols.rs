@@ -74,10 +74,11 @@ impl SymbolTable {
         Some(())
     }
 
-    /// Gives every name another address: that which is made of its present one.
-    pub(crate) fn move_to(&mut self, address: impl Fn(u64) -> u64) {
-        for entry in &mut self.entries {
-            entry.address = address(entry.address);
+    /// Gives every name another address: that which is made of its place in the kernel's
+    /// order and its present one.
+    pub(crate) fn move_to(&mut self, address: impl Fn(usize, u64) -> u64) {
+        for (place, entry) in self.entries.iter_mut().enumerate() {
+            entry.address = address(place, entry.address);
         }
     }
 
@@ -98,10 +99,16 @@ impl SymbolTable {
         Some(self.symbol(&self.entries[self.sorted[first] as usize]))
     }
 
+    /// The first symbol of that name: its place in the kernel's order, and its address.
+    pub(crate) fn position(&self, name: &str) -> Option<(usize, u64)> {
+        let mut all = self.iter().enumerate();
+        let (place, symbol) = all.find(|(_, symbol)| symbol.name == name)?;
+        Some((place, symbol.address))
+    }
+
     /// The address of the first symbol of that name.
     pub(crate) fn address(&self, name: &str) -> Option<u64> {
-        let mut all = self.iter();
-        Some(all.find(|symbol| symbol.name == name)?.address)
+        self.position(name).map(|(_, address)| address)
     }
 
     /// From the first symbol of that name to the next one behind it.

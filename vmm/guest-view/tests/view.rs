@@ -1,4 +1,4 @@
-//! A kernel in 4 MiB, as 6.1 and as 6.12 have it: what is found, and what is unknown.
+//! A kernel in 4 MiB, as 6.1, 6.12 and 7.3 have it: what is found, and what is unknown.
 #![allow(clippy::cast_possible_truncation, reason = "addresses in 4 MiB")]
 
 mod linux;
@@ -10,7 +10,7 @@ use guest_view::{
 };
 use linux::{
     BUILD_ID, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, HEAD, HEAD_VMA, IMAGE, INODE, INTERRUPT,
-    KSTACK, Linux, MM, MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK,
+    KSTACK, Kind, Linux, MM, MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK,
     TRAMPOLINE, VMA, at, physical,
 };
 
@@ -32,10 +32,12 @@ fn view(linux: &Linux) -> KernelView {
     view
 }
 
-/// Of both kinds.
-fn both(check: impl Fn(Linux)) {
-    check(Linux::new(false));
-    check(Linux::new(true));
+/// Of every kind.
+fn each(check: impl Fn(Linux)) {
+    for kind in Kind::ALL {
+        println!("{kind:?}");
+        check(Linux::new(kind));
+    }
 }
 
 /// The task, after `change`, as the program runs.
@@ -48,20 +50,19 @@ fn task(mut linux: Linux, change: impl Fn(&mut Linux)) -> Result<Task, Unknown> 
 
 #[test]
 fn the_note_is_found_in_steps() {
-    both(|linux| {
+    each(|linux| {
         let note = note(&linux);
         assert_eq!(note.address, NOTE);
         assert_eq!(note.build_id(), Some("0123"));
         assert_eq!(note.kernel_offset(), Some(0));
         let release = note.release().map(str::to_owned);
-        let expected = if linux.newer { "6.12-toy" } else { "6.1-toy" };
-        assert_eq!(release.as_deref(), Some(expected));
+        assert_eq!(release.as_deref(), Some(linux.kind.release()));
     });
 }
 
 #[test]
 fn a_search_ends() {
-    let linux = Linux::new(true);
+    let linux = Linux::new(Kind::V7_3);
     let mut search = Search::new([0..0x3000, u64::MAX - 0x1000..u64::MAX]);
     assert_eq!(search.step(&linux, 1), Step::Searching);
     assert_eq!(search.step(&linux, 1000), Step::Done);
@@ -70,7 +71,7 @@ fn a_search_ends() {
 
 #[test]
 fn a_note_of_another_kernel_is_refused() {
-    both(|mut linux| {
+    each(|mut linux| {
         let note = note(&linux);
         let other = KernelView::of(&linux, note.clone(), 0x20_0000);
         assert_eq!(other.unwrap_err(), NoKernel::NotRunning(NOTE));
@@ -87,7 +88,7 @@ fn a_note_of_another_kernel_is_refused() {
 
 #[test]
 fn an_old_kernel_is_named() {
-    let mut linux = Linux::new(false);
+    let mut linux = Linux::new(Kind::V6_1);
     let place = linux
         .memory
         .windows(8)
@@ -107,7 +108,7 @@ fn an_old_kernel_is_named() {
 /// Without `CONFIG_KALLSYMS_ALL` a kernel names its functions alone.
 #[test]
 fn a_kernel_that_names_no_data_is_unproved() {
-    both(|mut linux| {
+    each(|mut linux| {
         let name = b"vmcoreinfo_note";
         let place = linux.memory.windows(name.len()).position(|at| at == name);
         linux.memory[place.expect("the symbol")] = b'x';
@@ -118,7 +119,7 @@ fn a_kernel_that_names_no_data_is_unproved() {
 
 #[test]
 fn a_kernel_for_one_processor_has_symbols() {
-    both(|mut linux| {
+    each(|mut linux| {
         let name = b"nr_cpu_ids";
         let place = linux.memory.windows(name.len()).position(|at| at == name);
         linux.memory[place.expect("the symbol")] = b'x';
@@ -131,7 +132,7 @@ fn a_kernel_for_one_processor_has_symbols() {
 
 #[test]
 fn symbols_of_kernel_and_module() {
-    both(|linux| {
+    each(|linux| {
         let view = view(&linux);
         let check = |address: u64, expected: Option<(&str, char, u64, Option<&str>)>| {
             let found = view.symbol(address);
@@ -161,7 +162,7 @@ fn symbols_of_kernel_and_module() {
 
 #[test]
 fn modules_come_and_go() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         assert!(view.is_current(&linux, PROGRAM_ROOT));
         assert!(!view.is_current(&linux, 0x20_0000), "another one runs");
@@ -200,7 +201,7 @@ impl GuestMemory for Changing {
 
 #[test]
 fn a_module_has_no_other_ones_symbols() {
-    both(|mut before| {
+    each(|mut before| {
         let kernel = {
             let list = IMAGE + 0x3000;
             before.word(list, list);
@@ -208,7 +209,7 @@ fn a_module_has_no_other_ones_symbols() {
             before.word(list, MODULE + at::MODULE_LIST);
             view
         };
-        let mut after = Linux::new(before.newer);
+        let mut after = Linux::new(before.kind);
         after.put(MODULE + 0x18, b"new");
         after.put(MODULE + 0x301, b"new");
         let memory = Changing {
@@ -234,7 +235,7 @@ fn a_module_has_no_other_ones_symbols() {
 
 #[test]
 fn the_task_that_runs() {
-    both(|linux| {
+    each(|linux| {
         let task = task(linux, |_| {}).expect("a task");
         assert_eq!((task.pid, task.tgid, task.is_kernel), (43, 42, false));
         assert_eq!(
@@ -250,7 +251,7 @@ fn the_task_that_runs() {
 #[test]
 fn a_task_that_cannot_be_is_unknown() {
     fn check(change: impl Fn(&mut Linux), expected: Unknown) {
-        both(|linux| assert_eq!(task(linux, &change).unwrap_err(), expected));
+        each(|linux| assert_eq!(task(linux, &change).unwrap_err(), expected));
     }
     check(
         |linux| linux.half(TASK + at::CPU, 1),
@@ -287,7 +288,7 @@ fn a_task_that_cannot_be_is_unknown() {
         |linux| linux.word(MM + at::MM_PGD, linux::DIRECT + 0x20_0000),
         Unknown::Inconsistent("page tables"),
     );
-    let linux = Linux::new(true);
+    let linux = Linux::new(Kind::V7_3);
     let view = view(&linux);
     let at = linux.registers(CODE, STACK, STACK);
     assert_eq!(
@@ -298,7 +299,7 @@ fn a_task_that_cannot_be_is_unknown() {
 
 #[test]
 fn kernels_threads_have_no_program() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         linux.word(TASK + at::MM, 0);
         linux.half(TASK + at::FLAGS, 0x20_0040);
@@ -314,7 +315,7 @@ fn kernels_threads_have_no_program() {
 
 #[test]
 fn what_is_mapped() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let at = linux.registers(CODE, STACK, STACK);
         let task = Look::at(&view, &linux).task(0, &at).expect("a task");
@@ -378,7 +379,7 @@ fn what_is_mapped() {
 
 #[test]
 fn the_build_id_of_a_file() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let at = linux.registers(CODE, STACK, STACK);
         let task = Look::at(&view, &linux).task(0, &at).expect("a task");
@@ -440,7 +441,7 @@ fn the_build_id_of_a_file() {
 /// A path is asked for when there is time, and what the kernel had there may be another's.
 #[test]
 fn a_path_is_never_another_files() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let at = linux.registers(CODE, STACK, STACK);
         let task = Look::at(&view, &linux).task(0, &at).expect("a task");
@@ -500,7 +501,7 @@ const PROGRAM: [u64; 3] = [CODE + 0x10, CODE + 0x123, CODE + 0x456];
 
 #[test]
 fn a_programs_chain() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let found = chain_at(&linux, &view, CODE, STACK + 0x800, STACK + 0x810);
         let frames = vec![CODE, CODE + 0x123, CODE + 0x456];
@@ -523,7 +524,7 @@ fn a_programs_chain() {
 
 #[test]
 fn a_stack_and_the_code_that_it_leads_to() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         // In the kernel: the program's registers are those that it has saved.
         let sp = KSTACK + 0x4000 - REGS - 32;
@@ -581,7 +582,7 @@ fn a_stack_and_the_code_that_it_leads_to() {
 
 #[test]
 fn a_chain_without_a_task() {
-    both(|linux| {
+    each(|linux| {
         let view = view(&linux);
         let mut chain = Chain::default();
         let at = linux.registers(CODE + 3, STACK + 0x800, STACK + 0x810);
@@ -594,7 +595,7 @@ fn a_chain_without_a_task() {
 
 #[test]
 fn a_32_bit_programs_chain() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         linux.half(STACK + 0x10, (STACK + 0x20) as u32);
         linux.half(STACK + 0x14, 0x40_0123);
@@ -612,7 +613,7 @@ fn a_32_bit_programs_chain() {
 
 #[test]
 fn the_kernels_chain() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let top = KSTACK + 0x4000 - REGS;
         // `called` was called by the module's function, and that by `entry`.
@@ -633,7 +634,7 @@ fn the_kernels_chain() {
 
 #[test]
 fn through_an_interrupt_of_the_kernel() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let top = KSTACK + 0x4000 - REGS;
         let sp = top - 32;
@@ -655,7 +656,7 @@ fn through_an_interrupt_of_the_kernel() {
 
 #[test]
 fn what_entered_the_kernel_just_now() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         // Only the processor has saved registers; those of the stack's top are old.
         let sp = ENTRY_STACK + 0x100;
@@ -678,7 +679,7 @@ fn what_entered_the_kernel_just_now() {
 /// `__switch_to` runs on the next task's stack before it says which task that is.
 #[test]
 fn in_the_middle_of_a_switch() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let next = KSTACK + 0x8000 - REGS;
         linux.word(next - 8, ENTRY + 0x20);
@@ -701,7 +702,7 @@ fn in_the_middle_of_a_switch() {
 /// Its memory is the new program's, and its registers may be those of the one before.
 #[test]
 fn a_task_that_becomes_another_program() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let sp = KSTACK + 0x4000 - REGS - 32;
         linux.word(sp + 24, ENTRY + 0x20);
@@ -718,7 +719,7 @@ fn a_task_that_becomes_another_program() {
 
 #[test]
 fn a_broken_chain_says_so() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let sp = KSTACK + 0x1000;
         let program = |found: Found| (found.0.len(), found.1.expect("kernel"), found.2);
@@ -745,7 +746,7 @@ fn a_broken_chain_says_so() {
 
 #[test]
 fn code_without_tables_has_frame_pointers() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let (sp, top) = (KSTACK + 0x1000, KSTACK + 0x4000 - REGS);
         // Behind the module: the kernel made it itself.
@@ -770,7 +771,7 @@ fn what_frame_pointers_say_is_a_guess() {
     fn guessed(frames: &[guest_view::Frame]) -> Vec<bool> {
         frames.iter().map(|frame| frame.guessed).collect()
     }
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let look = Look::at(&view, &linux);
         let mut chain = Chain::default();
@@ -804,7 +805,7 @@ fn what_frame_pointers_say_is_a_guess() {
 
 #[test]
 fn a_tracer_keeps_the_caller() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let sp = KSTACK + 0x4000 - REGS - 32;
         linux.word(sp + 24, TRAMPOLINE);
@@ -824,7 +825,7 @@ fn a_tracer_keeps_the_caller() {
 
 #[test]
 fn a_look_reads_little() {
-    both(|mut linux| {
+    each(|mut linux| {
         let view = view(&linux);
         let sp = KSTACK + 0x4000 - REGS - 32;
         linux.word(sp + 24, ENTRY + 0x20);
@@ -836,7 +837,7 @@ fn a_look_reads_little() {
 
 #[test]
 fn a_kernel_without_types_has_symbols() {
-    both(|mut linux| {
+    each(|mut linux| {
         let btf = physical(IMAGE + 0x10_0000) as usize;
         linux.memory[btf] ^= 1;
         let view = KernelView::of(&linux, note(&linux), PROGRAM_ROOT).expect("a kernel");

@@ -3,14 +3,14 @@
 #![allow(clippy::cast_possible_truncation, reason = "addresses in 4 MiB")]
 
 #[path = "../linux/mod.rs"]
-mod linux;
+pub(crate) mod linux;
 
 use std::cell::Cell;
 use std::ops::Range;
 
 use guest_view::{Btf, Chain, GuestMemory, KernelView, Look, Mode, Note, Registers, Search, Step};
 use linux::{
-    AREA, CALLED, CODE, ENTRY, HEAD, IMAGE, INTERRUPT, KSTACK, Linux, MODULE, NODES, NOTE,
+    AREA, CALLED, CODE, ENTRY, HEAD, IMAGE, INTERRUPT, KSTACK, Kind, Linux, MODULE, NODES, NOTE,
 };
 use linux::{DENTRY, DIRECT, MM, MODULE_CODE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, physical};
 
@@ -147,7 +147,7 @@ impl Decisions<'_> {
 pub(crate) fn run(bytes: &[u8]) -> Reached {
     let mut decisions = Decisions(bytes);
     let start = decisions.byte();
-    let mut linux = Linux::new(start & 1 != 0);
+    let mut linux = Linux::new(Kind::of(start.into()));
     // `called` was called by `entry`.
     linux.word(KSTACK + 0x4000 - REGS - 8, ENTRY + 0x20);
     if start & 2 != 0 {
@@ -302,7 +302,7 @@ impl GuestMemory for Restless<'_> {
 /// Asks everything while memory changes, from the search for the kernel on. One of `calm` reads
 /// is not what it was.
 pub(crate) fn restless(seed: u64, calm: u64) -> Reached {
-    let mut linux = Linux::new(seed & 1 != 0);
+    let mut linux = Linux::new(Kind::of(seed));
     linux.word(KSTACK + 0x4000 - REGS - 8, ENTRY + 0x20);
     let memory = Restless {
         linux: &linux,
@@ -358,7 +358,7 @@ pub(crate) fn types(bytes: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else {
         return;
     };
-    let mut linux = Linux::new(kind & 4 != 0);
+    let mut linux = Linux::new(Kind::of(u64::from(kind >> 2)));
     let usual = types_of(&linux);
     let types = &mut linux.memory[usual];
     let len = types.len();
@@ -377,8 +377,8 @@ pub(crate) fn types(bytes: &[u8]) {
 
 /// Each number of the small kernel's types becomes one that sums wrap with, or products with
 /// 8. Gives how often kernels were found all the same, and how often a task.
-pub(crate) fn extreme_types(newer: bool) -> (u32, u32) {
-    let mut linux = Linux::new(newer);
+pub(crate) fn extreme_types(kind: Kind) -> (u32, u32) {
+    let mut linux = Linux::new(kind);
     let (mut kernels, mut tasks) = (0, 0);
     for at in types_of(&linux).step_by(4) {
         let before = linux.memory[at..at + 4].to_vec();

@@ -1,5 +1,5 @@
 //! A very small Linux in 4 MiB of memory: everything that guest-view reads of one, and
-//! nothing else. Of two kinds: as 6.1 has it, and as 6.12 has it.
+//! nothing else. Of three kinds: as 6.1, as 6.12 and as 7.3 has it.
 #![allow(dead_code, reason = "each test, fuzz target and bench uses a part")]
 #![allow(
     clippy::cast_possible_truncation,
@@ -53,6 +53,8 @@ pub(crate) const KSTACK: u64 = DIRECT + 0x4_0000;
 pub(crate) const ENTRY_STACK: u64 = 0xffff_fe00_0001_0000;
 /// Code of a module, within the image's large page.
 pub(crate) const MODULE_CODE: u64 = IMAGE + 0x1f_0000;
+/// Where a kernel of [`Kind::V7_3`] has its per-CPU variables.
+const PER_CPU: u64 = IMAGE + 0x1d_0000;
 /// Functions of the kernel, 0x100 bytes each: an entry, one that is called, one that
 /// interrupts, and one without a table.
 pub(crate) const ENTRY: u64 = IMAGE + 0x1000;
@@ -65,9 +67,36 @@ pub(crate) const BUILD_ID: [u8; 20] = *b"\x01\x23 is the build id..";
 /// Of a pt_regs.
 pub(crate) const REGS: u64 = 168;
 
+/// What it is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    V6_1,
+    V6_12,
+    V7_3,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_3];
+
+    /// One of them, as a number from outside chooses.
+    pub(crate) fn of(number: u64) -> Self {
+        Self::ALL[(number % 3) as usize]
+    }
+
+    pub(crate) fn release(self) -> &'static str {
+        match self {
+            Self::V6_1 => "6.1-toy",
+            Self::V6_12 => "6.12-toy",
+            Self::V7_3 => "7.3-toy",
+        }
+    }
+}
+
 pub(crate) struct Linux {
     pub(crate) memory: Vec<u8>,
-    pub(crate) newer: bool,
+    pub(crate) kind: Kind,
+    /// Not [`Kind::V6_1`].
+    newer: bool,
     /// Bytes of its types.
     pub(crate) types: usize,
     pub(crate) reads: Cell<usize>,
@@ -118,10 +147,11 @@ pub(crate) mod at {
 }
 
 impl Linux {
-    pub(crate) fn new(newer: bool) -> Self {
+    pub(crate) fn new(kind: Kind) -> Self {
         let mut linux = Self {
             memory: vec![0; 4 << 20],
-            newer,
+            kind,
+            newer: kind != Kind::V6_1,
             types: 0,
             reads: Cell::new(0),
             bytes: Cell::new(0),
@@ -190,10 +220,11 @@ impl Linux {
     }
 
     fn tasks(&mut self) {
-        let current = if self.newer { 0x100 } else { 0x200 };
+        let hot = self.kind == Kind::V6_12;
+        let current = if hot { 0x100 } else { 0x200 };
         self.word(AREA + current, TASK);
         // pcpu_hot.top_of_stack, or cpu_current_top_of_stack.
-        let top = if self.newer { 0x118 } else { 0x208 };
+        let top = if hot { 0x118 } else { 0x208 };
         self.word(AREA + top, KSTACK + 0x4000);
         // x86_cpu_to_apicid.
         self.half(AREA + 0x300, 7);
@@ -368,9 +399,11 @@ impl Linux {
         let variables = IMAGE + 0x2000;
         self.word(variables, DIRECT + NOTE);
         self.half(variables + 8, 1);
-        self.word(variables + 16, AREA);
+        // Since 6.15 per-CPU variables have addresses like all others.
+        let per_cpu = if self.kind == Kind::V7_3 { PER_CPU } else { 0 };
+        self.word(variables + 16, AREA.wrapping_sub(per_cpu));
         let mut symbols = vec![
-            ("Ax86_cpu_to_apicid", 0x300),
+            ("Ax86_cpu_to_apicid", per_cpu + 0x300),
             ("T_stext", IMAGE),
             ("Tentry", ENTRY),
             ("tcalled", CALLED),
@@ -389,14 +422,15 @@ impl Linux {
             ("R__stop_BTF", IMAGE + 0x10_0000 + btf.len() as u64),
             ("B_end", IMAGE + 0x1e_0000),
         ];
-        // Debian's 6.1 has neither name.
-        if self.newer {
-            symbols.push(("D__stop_orc_unwind", IMAGE + 0x9_0000 + 6 * unwind));
+        let letter = if self.newer { "D" } else { "R" };
+        let end = format!("{letter}__stop_orc_unwind");
+        symbols.push((&end, IMAGE + 0x9_0000 + 6 * unwind));
+        // Neither 6.1 nor 7.3 keeps them together.
+        if self.kind == Kind::V6_12 {
             symbols.insert(0, ("Apcpu_hot", 0x100));
         } else {
-            symbols.push(("R__stop_orc_unwind", IMAGE + 0x9_0000 + 6 * unwind));
-            symbols.insert(0, ("Acurrent_task", 0x200));
-            symbols.insert(1, ("Acpu_current_top_of_stack", 0x208));
+            symbols.insert(0, ("Acurrent_task", per_cpu + 0x200));
+            symbols.insert(1, ("Acpu_current_top_of_stack", per_cpu + 0x208));
         }
         self.symbols(&symbols);
     }
@@ -414,14 +448,19 @@ impl Linux {
         }
         self.put(IMAGE + names, &compressed);
         self.half(IMAGE + count, symbols.len() as u32);
-        self.word(IMAGE + relative, base);
-        for (place, (_, address)) in (0..).zip(symbols) {
-            let offset = if *address < 0x1000 {
-                *address as u32
-            } else {
-                (base.wrapping_sub(1).wrapping_sub(*address)) as u32
+        // Since 7.0 each offset is from its own place on.
+        let has_base = self.kind != Kind::V7_3;
+        if has_base {
+            self.word(IMAGE + relative, base);
+        }
+        for (index, (_, address)) in (0..).zip(symbols) {
+            let place = IMAGE + offsets + 4 * index;
+            let offset = match *address {
+                of_processor @ ..0x1000 => of_processor,
+                address if has_base => base.wrapping_sub(1).wrapping_sub(address),
+                address => address.wrapping_sub(place),
             };
-            self.half(IMAGE + offsets + 4 * place, offset);
+            self.half(place, offset as u32);
         }
         let (mut text, mut places) = (Vec::new(), Vec::new());
         for byte in 0..=255u8 {
@@ -436,19 +475,23 @@ impl Linux {
         self.put(IMAGE + index, &places);
         let root = (KERNEL_ROOT as i64 - PHYS_BASE) as u64 + START_KERNEL_MAP;
         let image = |offset: u64| IMAGE + offset;
+        let relative = if has_base {
+            format!("SYMBOL(kallsyms_relative_base)={:x}\n", image(relative))
+        } else {
+            String::new()
+        };
         let note = format!(
-            "OSRELEASE=6.{}-toy\nBUILD-ID=0123\nSYMBOL(swapper_pg_dir)={root:x}\nSYMBOL(_stext)={IMAGE:x}\n\
+            "OSRELEASE={}\nBUILD-ID=0123\nSYMBOL(swapper_pg_dir)={root:x}\nSYMBOL(_stext)={IMAGE:x}\n\
              SYMBOL(kallsyms_names)={:x}\nSYMBOL(kallsyms_num_syms)={:x}\n\
              SYMBOL(kallsyms_token_table)={:x}\nSYMBOL(kallsyms_token_index)={:x}\n\
-             SYMBOL(kallsyms_offsets)={:x}\nSYMBOL(kallsyms_relative_base)={:x}\n\
+             SYMBOL(kallsyms_offsets)={:x}\n{relative}\
              NUMBER(phys_base)={PHYS_BASE}\nNUMBER(pgtable_l5_enabled)=0\nKERNELOFFSET=0\n",
-            if self.newer { 12 } else { 1 },
+            self.kind.release(),
             image(names),
             image(count),
             image(tokens),
             image(index),
             image(offsets),
-            image(relative),
         );
         self.half(DIRECT + NOTE, 11);
         self.half(DIRECT + NOTE + 4, note.len() as u32);
@@ -531,7 +574,7 @@ impl Linux {
                 ("comm", comm, bit(at::COMM)),
             ],
         );
-        if self.newer {
+        if self.kind == Kind::V6_12 {
             let hot = types.structure(
                 "",
                 64,
