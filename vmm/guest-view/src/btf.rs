@@ -1,10 +1,15 @@
 //! BTF, a kernel's description of its own types (`Documentation/bpf/btf.rst`,
 //! `include/uapi/linux/btf.h`): where members of its structures are.
 
+use std::ops::Range;
+
 use thiserror::Error;
 
 const MAGIC: u16 = 0xeb9f;
 const HEADER: usize = 24;
+/// Bytes of a header that says where the lengths of kinds are, and of one of these.
+const LONGER_HEADER: usize = 32;
+const LAYOUT: usize = 4;
 /// Most bytes of a kernel's BTF; Debian's 6.1 has about 5 MiB.
 pub(crate) const MOST: usize = 64 << 20;
 /// Typedefs and qualifiers that are followed, and structures within structures.
@@ -89,13 +94,14 @@ struct Type {
 }
 
 impl Type {
+    /// Of seven bits since 2026, before of five; the others were 0.
     fn kind(self) -> u32 {
-        self.info >> 24 & 0x1f
+        self.info >> 24 & 0x7f
     }
 
-    /// Members, enumerators or parameters.
+    /// Members, enumerators or parameters: 24 bits, where there were 16.
     fn len(self) -> usize {
-        (self.info & 0xffff) as usize
+        (self.info & 0xff_ffff) as usize
     }
 
     fn has_bit_fields(self) -> bool {
@@ -143,11 +149,17 @@ impl Btf {
         };
         let (mut at, end) = part(self.u32_at(8), self.u32_at(12))?;
         let (strings, last) = part(self.u32_at(16), self.u32_at(20))?;
+        let layouts = if header < LONGER_HEADER {
+            0..0
+        } else {
+            let (start, end) = part(self.u32_at(24), self.u32_at(28))?;
+            start..end
+        };
         // Every string ends inside.
         if strings == last || self.bytes[last - 1] != 0 {
             return None;
         }
-        self.bytes.truncate(last.max(end));
+        self.bytes.truncate(last.max(end).max(layouts.end));
         self.strings = strings;
         while at < end {
             let found = self.at(at)?;
@@ -157,12 +169,20 @@ impl Btf {
                 kind::ARRAY => 12,
                 kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => 12 * found.len(),
                 kind::ENUM | kind::FUNC_PROTO => 8 * found.len(),
-                0 | kind::LAST.. => return None,
+                0 => return None,
+                kind::LAST.. => self.layout(&layouts, found)?,
                 _ => 0,
             };
             at = at.checked_add(12 + each)?;
         }
         (at == end).then_some(())
+    }
+
+    /// Bytes behind the head of a type of a later kind, as the kernel itself says.
+    fn layout(&self, layouts: &Range<usize>, found: Type) -> Option<usize> {
+        let at = layouts.start + LAYOUT * found.kind() as usize;
+        let both = self.bytes[..layouts.end].get(at..at + 2)?;
+        Some(usize::from(both[0]) + usize::from(both[1]) * found.len())
     }
 
     /// The member `path` of the structure or union `name`; dots lead into structures, and

@@ -116,3 +116,53 @@ fn damage() {
     ));
     assert_eq!(btf.member("looped", "x"), Err(BtfError::Damaged));
 }
+
+/// A kernel whose types have kinds that are not known yet says how long they are.
+#[test]
+fn kinds_of_later_kernels() {
+    const LATER: u32 = 40;
+    let mut types = Types::default();
+    let int = types.int("int", 4);
+    types.add("later", LATER << 24 | 3, 0, &[7, 8, 9, 10]);
+    types.structure("behind", 8, &[("first", int, 0), ("second", int, 32)]);
+    let damaged = |bytes| Btf::parse(bytes).err();
+    assert_eq!(damaged(types.bytes()), Some(BtfError::Damaged));
+    let mut layouts = [[0u8; 4]; LATER as usize + 1];
+    // A word of its own, and one for each of three parts.
+    layouts[LATER as usize] = [4, 4, 0, 0];
+    let whole = types.with_layouts(Some(&layouts));
+    let btf = Btf::parse(whole.clone()).expect("BTF");
+    let second = Member { offset: 4, size: 4 };
+    assert_eq!(btf.member("behind", "second"), Ok(second));
+    let short = &layouts[..LATER as usize];
+    let bytes = types.with_layouts(Some(short));
+    assert_eq!(damaged(bytes), Some(BtfError::Damaged));
+    layouts[LATER as usize] = [8, 4, 0, 0];
+    let bytes = types.with_layouts(Some(&layouts));
+    assert_eq!(damaged(bytes), Some(BtfError::Damaged));
+    for len in 0..whole.len() {
+        assert!(Btf::parse(whole[..len].to_vec()).is_err(), "{len}");
+    }
+}
+
+/// More parts than 16 bits count.
+#[test]
+fn a_structure_of_very_many_members() {
+    let mut types = Types::default();
+    let int = types.int("int", 4);
+    let names: Vec<String> = (0..0x1_0003).map(|index| format!("m{index}")).collect();
+    let members = names.iter().zip(0u32..);
+    let members: Vec<_> = members
+        .map(|(name, index)| (name.as_str(), int, 32 * index))
+        .collect();
+    types.structure("long", 4 * 0x1_0003, &members);
+    types.structure("behind", 4, &[("only", int, 0)]);
+    let btf = Btf::parse(types.bytes()).expect("BTF");
+    let first = Member { offset: 0, size: 4 };
+    assert_eq!(btf.member("behind", "only"), Ok(first));
+    let fifth = Member {
+        offset: 16,
+        size: 4,
+    };
+    assert_eq!(btf.member("long", "m4"), Ok(fifth));
+}

@@ -29,7 +29,8 @@ impl Types {
         at
     }
 
-    fn add(&mut self, name: &str, info: u32, third: u32, rest: &[u32]) -> u32 {
+    /// A type of whatever kind, with what is behind its head.
+    pub(crate) fn add(&mut self, name: &str, info: u32, third: u32, rest: &[u32]) -> u32 {
         let name = self.name(name);
         for word in [name, info, third].iter().chain(rest) {
             self.types.extend(word.to_le_bytes());
@@ -97,13 +98,27 @@ impl Types {
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.with_layouts(None)
+    }
+
+    /// With the lengths of kinds, of each four bytes.
+    pub(crate) fn with_layouts(&self, layouts: Option<&[[u8; 4]]>) -> Vec<u8> {
         let mut bytes = vec![0x9f, 0xeb, 1, 0];
         let (types, strings) = (self.types.len() as u32, self.strings.len() as u32);
-        for word in [24, 0, types, types, strings] {
+        let header = if layouts.is_some() { 32 } else { 24 };
+        for word in [header, 0, types, types, strings] {
             bytes.extend(u32::to_le_bytes(word));
         }
+        let layouts = layouts.map(|layouts| {
+            let layouts = layouts.concat();
+            for word in [types + strings, layouts.len() as u32] {
+                bytes.extend(word.to_le_bytes());
+            }
+            layouts
+        });
         bytes.extend(&self.types);
         bytes.extend(&self.strings);
+        bytes.extend(layouts.unwrap_or_default());
         bytes
     }
 }
