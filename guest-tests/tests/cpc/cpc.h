@@ -2,7 +2,9 @@
 #ifndef CPC_TEST_H
 #define CPC_TEST_H
 
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <errno.h>
 #include <inttypes.h>
 #include <libcpc.h>
@@ -15,8 +17,6 @@
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
-
-#define _lwp_self() cpc_lwp_self()
 
 static void error(const char *format, ...)
 {

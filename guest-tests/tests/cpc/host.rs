@@ -398,22 +398,26 @@ fn a_vm_that_is_started_again_is_found_again() {
     if skipped_without_kvm("a_vm_that_is_started_again_is_found_again") {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let link = folder.path().join("link.sock");
-    for (same, pmu) in [("1", "amd-core"), ("0", "amd-k7")] {
+    for (check, pmu) in [
+        (&["restarted", "1"][..], "amd-core"),
+        (&["restarted", "0"], "amd-k7"),
+        (&["others_restarted"], "amd-core"),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let link = folder.path().join("link.sock");
         let lead_to = |vm: &Vm| {
             let _ = std::fs::remove_file(&link);
             std::os::unix::fs::symlink(vm.socket(), &link).expect("a link");
         };
-        let vm = boot(&[]);
+        let vm = boot(&["--cpus", "2"]);
         lead_to(&vm);
-        let mut command = command(&vm, 0, "rules", &["restarted", same]);
+        let mut command = command(&vm, 0, "rules", check);
         command.env("UMPIRE_VCPU", format!("{}:0", link.display()));
         let mut program = Talking::start(command);
         program.hear("bound");
         drop(vm);
         program.hear("lost");
-        let again = boot(&["--pmu", pmu, "--cpu-vendor", "amd"]);
+        let again = boot(&["--cpus", "2", "--pmu", pmu, "--cpu-vendor", "amd"]);
         lead_to(&again);
         program.join();
     }

@@ -186,6 +186,44 @@ static void restarted(int same)
 	CHECK(cpc_take_sample(&sample) == 0 && sample.ce_pic[0] > 0);
 }
 
+/* The VM is started again; the program hears of it by one vCPU, and the other one has nothing
+ * bound there. */
+static void others_restarted(void)
+{
+	cpc_event_t event = chosen(), sample;
+	int lwp, tries;
+
+	for (lwp = 0; lwp < 2; lwp++) {
+		CHECK(cpc_lwp_switch(lwp) == 0 && cpc_bind_event(&event, 0) == 0);
+		CHECK(cpc_take_sample(&sample) == 0);
+	}
+	puts("bound");
+	fflush(stdout);
+	while (cpc_take_sample(&sample) == 0)
+		usleep(5000);
+	CHECK(errno == EAGAIN && says("ended"));
+	puts("lost");
+	fflush(stdout);
+	for (tries = 0; cpc_bind_event(&event, 0) == -1; tries++) {
+		CHECK(errno == ESRCH && tries < 4000);
+		usleep(5000);
+	}
+	CHECK(cpc_take_sample(&sample) == 0);
+	CHECK(cpc_lwp_switch(0) == 0);
+	for (tries = 0; tries < 3; tries++) {
+		errno = 0;
+		CHECK(cpc_take_sample(&sample) == -1 && errno == EAGAIN && says("started again"));
+		CHECK(cpc_count_sys_events(1) == -1 && errno == EAGAIN);
+		/* A message has both: asking for the LWP leaves errno and the reason. */
+		CHECK(_lwp_self() == 0 && errno == EAGAIN && says("started again"));
+	}
+	CHECK(cpc_bind_event(&event, 0) == 0);
+	compute(3);
+	CHECK(cpc_take_sample(&sample) == 0 && sample.ce_pic[0] > 0);
+	CHECK(cpc_rele() == 0);
+	CHECK(cpc_take_sample(&sample) == -1 && errno == EINVAL);
+}
+
 static volatile sig_atomic_t fresh, overflows, about;
 static cpc_event_t first;
 
@@ -374,6 +412,8 @@ int main(int argc, char **argv)
 		system_wide();
 	else if (!strcmp(check, "restarted") && argc == 3)
 		restarted(atoi(argv[2]));
+	else if (!strcmp(check, "others_restarted"))
+		others_restarted();
 	else if (!strcmp(check, "threads"))
 		threads();
 	else if (!strcmp(check, "later") && argc == 3)

@@ -14,18 +14,33 @@
 #ifndef LIBCPC_H
 #define LIBCPC_H
 
+/* The pages' examples count on errno, strerror() and bzero() without asking for them. */
+#include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <string.h>
+#include <strings.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Types that Linux does not have. Define CPC_NO_SOLARIS_TYPES if the program has its own. */
+/* What Linux does not have. Define CPC_NO_SOLARIS_TYPES if the program has its own. */
 #ifndef CPC_NO_SOLARIS_TYPES
 typedef unsigned int uint_t;
 typedef long long hrtime_t;
+/* Where gregs[] of a mcontext_t has the program counter and the stack pointer (x86-64). */
+#ifndef PC
+#define PC 16
+#endif
+#ifndef USP
+#define USP 15
+#endif
+/* cpc_lwp_self(), which leaves errno and cpc_last_error() as they are. */
+#ifndef _lwp_self
+int _lwp_self(void);
+#endif
 #endif
 
 #define CPC_VER_NONE 0
@@ -95,7 +110,10 @@ char *cpc_eventtostr(cpc_event_t *event);
  * with this flag. EINVAL: flags or event make no sense. The sub-code says which.
  */
 int cpc_bind_event(cpc_event_t *event, int flags);
-/* EINVAL: nothing is bound. EAGAIN: what was bound is invalid; cpc_rele() comes next. */
+/*
+ * EINVAL: nothing is bound. EAGAIN: what was bound is invalid, as somebody counts system-wide or
+ * the VM has ended, until cpc_rele() or the next bind.
+ */
 int cpc_take_sample(cpc_event_t *event);
 int cpc_rele(void);
 

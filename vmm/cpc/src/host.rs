@@ -10,7 +10,7 @@ use libc::{EACCES, EAGAIN, EINVAL, EIO, ENOSYS, ENOTSUP, ESRCH};
 use perfmon::registers::{need, program};
 use perfmon::{LogicalPmu, VirtualPmd};
 use perfmon_abi::consts::{
-    PFM_CREATE_CONTEXT, PFM_LOAD_CONTEXT, PFM_MSG_OVFL, PFM_PROV_LOST, PFM_READ_PMDS,
+    PFM_CREATE_CONTEXT, PFM_LOAD_CONTEXT, PFM_MSG_END, PFM_MSG_OVFL, PFM_PROV_LOST, PFM_READ_PMDS,
     PFM_REG_RETFL_PROV_MASK, PFM_REG_RETFL_PROV_SHIFT, PFM_REGFL_OVFL_NOTIFY, PFM_START,
     PFM_WRITE_PMCS, PFM_WRITE_PMDS,
 };
@@ -27,7 +27,7 @@ use super::assign::assign;
 use super::clock::now;
 use super::event::{Event, MAX_PIC};
 use super::failure::{Failure, Subcode, fail};
-use super::lwp::{Bed, invalid};
+use super::lwp::{Bed, gone, invalid};
 use super::processor;
 use super::signals::signal_on;
 pub(crate) use place::VcpuName;
@@ -49,11 +49,20 @@ struct Registers {
 /// What is kept of a vCPU.
 #[derive(Debug, Default)]
 struct Vcpu {
-    context: Option<Context>,
+    bound: Option<Bound>,
     /// What the last event led to, for it comes back at every overflow.
     pes: [u64; MAX_PIC],
     registers: [Registers; MAX_PIC],
     used: usize,
+}
+
+/// What was bound to a vCPU of this VM: of the one that serves now, and no earlier one.
+#[derive(Debug)]
+struct Bound {
+    /// None where events are counted in no ring.
+    context: Option<Context>,
+    /// Contexts that had been loaded on cores before.
+    core_loads: u64,
 }
 
 /// A context that is loaded.
@@ -61,8 +70,31 @@ struct Vcpu {
 struct Context {
     fd: OwnedFd,
     handle: u32,
-    /// Contexts that had been loaded on cores before.
-    core_loads: u64,
+    /// It was told of an overflow that nobody was signalled yet.
+    overflowed: bool,
+    /// Its vCPU has ended, and the last counts will never change.
+    ended: bool,
+}
+
+impl Context {
+    /// Takes in what the VM has told so far. A message may come to be read by a sample, before
+    /// the signal that tells of it.
+    fn hear(&mut self) {
+        while let Ok(incoming) = messages::take(self.fd.as_fd(), RecvFlags::DONTWAIT) {
+            match incoming {
+                Incoming::Message(bytes) => match Message::get(&bytes).kind {
+                    PFM_MSG_OVFL => self.overflowed = true,
+                    PFM_MSG_END => self.ended = true,
+                    _ => {}
+                },
+                Incoming::Empty => {}
+                Incoming::Closed => {
+                    self.ended = true;
+                    break;
+                }
+            }
+        }
+    }
 }
 
 /// A VM.
@@ -167,19 +199,20 @@ impl Host {
 
     /// Reads what an LWP's context has counted.
     fn counted(&mut self, lwp: usize, event: &mut Event) -> Result<(), Failure> {
-        let Some(context) = &self.vcpus[lwp].context else {
-            if self.vcpus[lwp].used > 0 {
-                return Err(invalid());
-            }
-            // Nothing counts in any ring.
-            event.hrt = now();
-            return Ok(());
+        let Some(bound) = &self.vcpus[lwp].bound else {
+            // It was bound on a VM that is gone.
+            return Err(gone());
         };
-        let (handle, before) = (context.handle, context.core_loads);
+        let handle = bound.context.as_ref().map(|context| context.handle);
+        let before = bound.core_loads;
         let (used, registers) = (self.vcpus[lwp].used, self.vcpus[lwp].registers);
         if self.system_wide()?.loads != before {
             return Err(invalid());
         }
+        let Some(handle) = handle else {
+            event.hrt = now();
+            return Ok(());
+        };
         let mut wanted = [PmdArg::default(); MAX_PIC + 2];
         let run_time = VirtualPmd::RunTime.pmd();
         wanted[0].num = run_time;
@@ -193,6 +226,9 @@ impl Host {
             pmd.num = registers.pmd;
         }
         let read = self.read_pmds(handle, wanted, used + 2)?;
+        if self.has_ended(lwp) {
+            return Err(gone());
+        }
         for (pmd, registers) in read[2..].iter().zip(&registers[..used]) {
             let how = (pmd.flags & PFM_REG_RETFL_PROV_MASK) >> PFM_REG_RETFL_PROV_SHIFT;
             if how == PFM_PROV_LOST {
@@ -209,6 +245,16 @@ impl Host {
         let clock = i64::try_from(read[1].value).ok();
         event.hrt = clock.filter(|_| self.has_clock).unwrap_or_else(now);
         Ok(())
+    }
+
+    /// Whether the vCPU has ended since something was bound to it.
+    fn has_ended(&mut self, lwp: usize) -> bool {
+        let context = self.vcpus[lwp].bound.as_mut();
+        let context = context.and_then(|bound| bound.context.as_mut());
+        context.is_some_and(|context| {
+            context.hear();
+            context.ended
+        })
     }
 
     /// Does a command, whose argument is these structures.
@@ -235,6 +281,14 @@ impl Host {
         let question = Question::plain(Extension::SystemWide.number());
         let answer = ask(&mut self.link, &mut self.packet, question)?;
         SystemWide::from_bytes(answer.reply.payload).map_err(|_| malformed())
+    }
+
+    /// How many contexts have been loaded on cores; none counts there now.
+    fn core_loads(&mut self) -> Result<u64, Failure> {
+        match self.system_wide()? {
+            there if there.contexts > 0 => Err(invalid()),
+            there => Ok(there.loads),
+        }
     }
 
     /// What registers become, so that they count what `event` says.
@@ -272,7 +326,7 @@ impl Host {
                 format_args!("the VM's PMU has no counters for all of these events at once");
             fail(ENOTSUP, Subcode::ResourceUnavailable, reason)
         })?;
-        let vcpu = &mut self.vcpus[lwp];
+        let mut registers = [Registers::default(); MAX_PIC];
         for (index, ((pic, request), counter)) in requests.iter().zip(counters).enumerate() {
             let number = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
             let counter = match counter.checked_sub(FIXED) {
@@ -283,13 +337,15 @@ impl Host {
                 let reason = format_args!("pic{pic}: {counter} cannot count it");
                 return Err(fail(ENOTSUP, Subcode::PicNotCapable, reason));
             };
-            vcpu.registers[index] = Registers {
+            registers[index] = Registers {
                 pic: *pic,
                 pmc: pmc.num,
                 pmd: pmc.pmd,
                 value,
             };
         }
+        let vcpu = &mut self.vcpus[lwp];
+        vcpu.registers = registers;
         vcpu.used = requests.len();
         vcpu.pes = event.pes;
         Ok(())
@@ -297,17 +353,14 @@ impl Host {
 
     /// A context for a vCPU, loaded and started.
     fn load(&mut self, lwp: usize, event: &Event, signals: bool) -> Result<Context, Failure> {
-        let there = self.system_wide()?;
-        if there.contexts > 0 {
-            return Err(invalid());
-        }
         let answer = self.command(NO_CONTEXT, PFM_CREATE_CONTEXT, &[CtxArg::default()])?;
         let handle = answer.reply.context;
         let [fd, _] = answer.descriptors;
         let context = Context {
             fd: fd.ok_or_else(malformed)?,
             handle,
-            core_loads: there.loads,
+            overflowed: false,
+            ended: false,
         };
         if signals {
             signal_on(context.fd.as_fd())?;
@@ -363,53 +416,47 @@ impl Bed for Host {
 
     fn access(&mut self) -> Result<(), Failure> {
         self.ensure_link()?;
-        if self.system_wide()?.contexts > 0 {
-            return Err(invalid());
-        }
-        Ok(())
+        self.core_loads().map(drop)
     }
 
     fn start(&mut self, lwp: usize, event: &Event, signals: bool) -> Result<(), Failure> {
         self.ensure_link()?;
         self.plan(lwp, event)?;
-        if self.vcpus[lwp].used > 0 {
-            self.vcpus[lwp].context = Some(self.load(lwp, event, signals)?);
-        }
+        let core_loads = self.core_loads()?;
+        let context = match self.vcpus[lwp].used {
+            0 => None,
+            _ => Some(self.load(lwp, event, signals)?),
+        };
+        self.vcpus[lwp].bound = Some(Bound {
+            context,
+            core_loads,
+        });
         Ok(())
     }
 
     fn read(&mut self, lwp: usize, event: &mut Event) -> Result<(), Failure> {
-        let read = self.counted(lwp, event);
-        if read.is_err() && !self.link.is_usable() {
-            let reason =
-                format_args!("the VM has ended, or does not answer: cpc_rele, wait, bind again");
-            return Err(fail(EAGAIN, Subcode::BindFailed, reason));
-        }
-        read
+        // The VM, or the context: somebody may have closed its descriptor.
+        self.counted(lwp, event).map_err(|failure| {
+            if failure.errno == ESRCH || !self.link.is_usable() {
+                return gone();
+            }
+            failure
+        })
     }
 
     fn stop(&mut self, lwp: usize) {
         // Closing its last descriptor ends it.
-        self.vcpus[lwp].context = None;
+        self.vcpus[lwp].bound = None;
     }
 
     fn overflow(&mut self, descriptor: i32) -> Option<(usize, Option<u64>)> {
-        let mut vcpus = self.vcpus.iter().enumerate();
+        let mut vcpus = self.vcpus.iter_mut().enumerate();
         let (lwp, context) = vcpus.find_map(|(lwp, vcpu)| {
-            let context = vcpu.context.as_ref()?;
+            let context = vcpu.bound.as_mut()?.context.as_mut()?;
             (context.fd.as_raw_fd() == descriptor).then_some((lwp, context))
         })?;
-        let mut overflowed = false;
-        while let Ok(incoming) = messages::take(context.fd.as_fd(), RecvFlags::DONTWAIT) {
-            match incoming {
-                Incoming::Message(bytes) => {
-                    overflowed |= Message::get(&bytes).kind == PFM_MSG_OVFL;
-                }
-                Incoming::Empty => {}
-                Incoming::Closed => break,
-            }
-        }
-        if !overflowed {
+        context.hear();
+        if !std::mem::take(&mut context.overflowed) {
             return None;
         }
         let handle = context.handle;
@@ -493,66 +540,4 @@ fn meaning(errno: Errno, subcode: Subcode, reason: &str) -> Failure {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake::Fake;
-
-    /// A VMM of before has no PMD for its clock: then the time is that of the program.
-    #[test]
-    fn without_a_clock_of_the_vm_the_time_is_ours() {
-        let fake = Fake::start();
-        let name = VcpuName::parse(&format!("{}:1", fake.path().display())).unwrap();
-        let (mut host, vcpu) = Host::find(&name).unwrap();
-        let mut event = Event::default();
-        event.pes[0] = 0x43_0076;
-        host.start(vcpu, &event, false).unwrap();
-        for _ in 0..2 {
-            let before = now();
-            host.read(vcpu, &mut event).unwrap();
-            assert!((before..=now()).contains(&event.hrt), "{event:?}");
-            assert!(event.pic[0] > 0, "{event:?}");
-        }
-    }
-
-    #[test]
-    fn refusals_of_the_vm_are_the_pages_errors() {
-        for (errno, subcode, wanted) in [
-            (
-                Errno::EINVAL,
-                Subcode::None,
-                (ENOTSUP, Subcode::PicNotCapable),
-            ),
-            (
-                Errno::EINVAL,
-                Subcode::PicNotCapable,
-                (ENOTSUP, Subcode::PicNotCapable),
-            ),
-            (
-                Errno::EINVAL,
-                Subcode::NoHypervisorAccess,
-                (EACCES, Subcode::NoHypervisorAccess),
-            ),
-            (
-                Errno::EINVAL,
-                Subcode::InvalidPicNumber,
-                (EINVAL, Subcode::InvalidPicNumber),
-            ),
-            (
-                Errno::EBUSY,
-                Subcode::None,
-                (EAGAIN, Subcode::ResourceUnavailable),
-            ),
-            (
-                Errno::EPERM,
-                Subcode::None,
-                (EACCES, Subcode::RequiresPrivilege),
-            ),
-        ] {
-            let Failure {
-                errno: number,
-                subcode: exact,
-            } = meaning(errno, subcode, "");
-            assert_eq!((number, exact), wanted, "{errno:?} {subcode:?}");
-        }
-    }
-}
+mod tests;

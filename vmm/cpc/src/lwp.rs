@@ -1,7 +1,7 @@
 //! What becomes of an LWP's counters, whoever counts: bound, sampled, frozen after an overflow,
 //! invalidated, released. Pure: a [`Bed`] has the counters.
 
-use libc::{EAGAIN, EINVAL};
+use libc::{EAGAIN, EINVAL, ESRCH};
 use pmu_model::PmuModel;
 
 use super::event::{Event, MAX_PIC};
@@ -68,8 +68,8 @@ enum State {
     Counting,
     /// They stand still since an overflow, or as they were inherited.
     Frozen,
-    /// They were taken; `cpc_rele` comes next.
-    Invalid,
+    /// They were taken, or went with their VM; `cpc_rele` or a bind comes next.
+    Invalid(Subcode),
 }
 
 /// An LWP.
@@ -243,7 +243,7 @@ impl Lwps {
         if flags & SIGNAL == 0 {
             if self.start(lwp, &event, flags).is_err() {
                 self.lwps[lwp] = Lwp {
-                    state: State::Invalid,
+                    state: State::Invalid(Subcode::ResourceUnavailable),
                     flags,
                     event,
                     fresh: false,
@@ -278,7 +278,8 @@ impl Lwps {
                 Subcode::BindFailed,
                 format_args!("nothing is bound: cpc_bind_event comes first"),
             )),
-            State::Invalid => Err(invalid()),
+            State::Invalid(Subcode::BindFailed) => Err(gone()),
+            State::Invalid(_) => Err(invalid()),
             // It has no counters yet.
             State::Frozen if *fresh => Ok(*event),
             State::Counting | State::Frozen => {
@@ -287,8 +288,10 @@ impl Lwps {
                 if *state == State::Counting {
                     *event = now;
                 }
-                if read.is_err_and(|failure| failure.errno == EAGAIN) {
-                    *state = State::Invalid;
+                if let Err(failure) = read
+                    && failure.errno == EAGAIN
+                {
+                    *state = State::Invalid(failure.subcode);
                     self.bed.stop(lwp);
                 }
                 read.map(|()| *event)
@@ -331,10 +334,14 @@ impl Lwps {
         self.bed.stop(lwp);
         let restarted = self.start(lwp, &event, flags);
         self.lwps[lwp].fresh = fresh;
-        if restarted.is_err() {
-            self.lwps[lwp].state = State::Invalid;
-        }
-        restarted
+        restarted.map_err(|failure| {
+            self.lwps[lwp].state = State::Invalid(failure.subcode);
+            if failure.errno == ESRCH {
+                // The VM has ended just now.
+                return gone();
+            }
+            failure
+        })
     }
 
     /// A descriptor of ours tells of something: the signal that somebody is to get.
@@ -367,6 +374,15 @@ pub(crate) fn invalid() -> Failure {
         "the counters were taken by somebody who counts system-wide: cpc_rele, wait, bind again"
     );
     fail(EAGAIN, Subcode::ResourceUnavailable, reason)
+}
+
+/// The VM that had what was bound is gone, or that vCPU of it.
+pub(crate) fn gone() -> Failure {
+    let reason = format_args!(
+        "the VM has ended since the bind, or was started again, or does not answer: cpc_rele, \
+         wait, bind again"
+    );
+    fail(EAGAIN, Subcode::BindFailed, reason)
 }
 
 #[cfg(test)]

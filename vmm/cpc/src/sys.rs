@@ -15,7 +15,7 @@ use crate::failure::{self, Failure, Subcode, fail};
 use crate::lwp::SIGNAL;
 use crate::process;
 use crate::processor::{self, Description};
-use crate::signals::{set_errno, undisturbed};
+use crate::signals::{errno, set_errno, undisturbed};
 use crate::spec::{self, OS, USR};
 
 /// `CPC_VER_CURRENT`.
@@ -263,6 +263,15 @@ extern "C" fn cpc_lwp_self() -> c_int {
     done(-1, || {
         Ok(c_int::try_from(process::lwp()?).unwrap_or(c_int::MAX))
     })
+}
+
+/// Programs print it beside the reason of a failure: it leaves both `errno` and the line.
+#[unsafe(no_mangle)]
+extern "C" fn _lwp_self() -> c_int {
+    let before = errno();
+    let lwp = failure::unheard(|| cpc_lwp_self());
+    set_errno(before);
+    lwp
 }
 
 #[unsafe(no_mangle)]

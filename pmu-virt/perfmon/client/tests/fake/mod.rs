@@ -31,7 +31,7 @@ use rustix::net::{
 };
 use serde_json::json;
 
-pub use machine::Context;
+pub use machine::{Context, VCPUS};
 
 /// What to do with the next command in place of doing it.
 #[derive(Debug)]
