@@ -229,7 +229,9 @@ mod tests {
 
     /// A ring without a kernel behind it; its event is a file.
     fn ring(event: &[u8]) -> Ring {
-        let file = memfd_create("event", MemfdFlags::CLOEXEC).expect("a file");
+        let create = |flags| memfd_create("event", MemfdFlags::CLOEXEC | flags);
+        let made = create(MemfdFlags::NOEXEC_SEAL).or_else(|_| create(MemfdFlags::empty()));
+        let file = made.expect("a file");
         rustix::io::write(&file, event).expect("room");
         seek(&file, SeekFrom::Start(0)).expect("a file");
         let rights = ProtFlags::READ | ProtFlags::WRITE;

@@ -11,11 +11,19 @@ const PAGE_SIZE: usize = 0x1000;
 
 /// Memory of `size` bytes, as a file that nobody else sees.
 pub(crate) fn unnamed_file(size: u64) -> io::Result<File> {
-    // SAFETY: the name is a string that ends in 0; the call has no other memory.
-    let fd = unsafe { libc::memfd_create(c"guest memory".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let create = |flags| {
+        // SAFETY: the name is a string that ends in 0; the call has no other memory.
+        let fd = unsafe { libc::memfd_create(c"guest memory".as_ptr(), libc::MFD_CLOEXEC | flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(fd)
+    };
+    // Kernels before 6.3 know no files that are never executed.
+    let fd = match create(libc::MFD_NOEXEC_SEAL) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => create(0)?,
+        made => made?,
+    };
     // SAFETY: the descriptor is new, so nobody else owns it.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(size)?;

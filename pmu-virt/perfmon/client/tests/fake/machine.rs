@@ -50,6 +50,13 @@ pub(super) fn refuse<T>(errno: Errno, reason: &'static str) -> Result<T, Refusal
     Err(Refusal::new(errno, reason))
 }
 
+/// A file in memory, which nobody executes where the kernel knows such files (6.3).
+pub(super) fn memory_file(name: &str) -> OwnedFd {
+    let create = |flags| memfd_create(name, MemfdFlags::CLOEXEC | flags);
+    let made = create(MemfdFlags::NOEXEC_SEAL).or_else(|_| create(MemfdFlags::empty()));
+    made.expect("a file")
+}
+
 impl Context {
     pub fn create(wanted: &mut CtxArg, argument: &[u8]) -> Result<(Self, Vec<OwnedFd>), Refusal> {
         let bad = pfm::PFM_FL_NOTIFY_BLOCK | pfm::PFM_FL_SYSTEM_WIDE;
@@ -62,7 +69,7 @@ impl Context {
                 let Ok(argument) = DefaultArg::from_bytes(argument) else {
                     return refuse(Errno::EINVAL, "the format's argument is missing");
                 };
-                let file = memfd_create("buffer", MemfdFlags::CLOEXEC).expect("a file");
+                let file = memory_file("buffer");
                 ftruncate(&file, argument.buf_size).expect("a size");
                 Some((file, argument.buf_size))
             }

@@ -5,7 +5,7 @@
 //! restart.
 
 // Each test program uses a part of it.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, unused_imports)]
 
 mod machine;
 mod properties;
@@ -23,7 +23,7 @@ use perfmon_abi::wire::{
     Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, MAX_PAYLOAD, Refusal, Request,
     SystemWide,
 };
-use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::fs::{fstat, ftruncate};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen,
@@ -322,7 +322,7 @@ fn extend(
 fn document(shared: &Shared, outcome: &mut Outcome, value: &serde_json::Value) {
     let text = value.to_string().into_bytes();
     if shared.files {
-        let file = memfd_create("document", MemfdFlags::CLOEXEC).expect("a file");
+        let file = machine::memory_file("document");
         ftruncate(&file, text.len() as u64).expect("a size");
         rustix::io::pwrite(&file, &text, 0).expect("written");
         outcome.descriptors = vec![file];
