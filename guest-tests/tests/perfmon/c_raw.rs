@@ -10,7 +10,7 @@ use perfmon_abi::consts::{
 };
 use perfmon_abi::wire::{Extension, Request};
 use perfmon_abi::{DefaultArg, LoadArg, Message, PmcArg, PmdArg, Record};
-use rustix::fs::{SealFlags, fcntl_get_seals, ftruncate};
+use rustix::fs::{OFlags, SealFlags, fcntl_get_seals, ftruncate};
 use umpire_perfmon::{Call, Client, ContextHandle};
 
 use crate::bed::{CYCLES, eventually, load, pmc, pmd};
@@ -139,10 +139,17 @@ fn sealed(lab: &Lab) -> Result<()> {
         };
         let context = client.create(0, Some(DEFAULT_FORMAT), &arg.to_bytes())?;
         let buffer = context.buffer.as_ref().context("a buffer")?;
-        let wanted =
-            SealFlags::GROW | SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        // The VMM itself cuts it at the context's end.
+        let wanted = SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        // Kernels from 6.3 on do not execute it.
         let seals = fcntl_get_seals(&buffer.fd)?;
-        ensure!(seals == wanted, "{seals:?}");
+        ensure!(seals.difference(SealFlags::EXEC) == wanted, "{seals:?}");
+        let flags = rustix::fs::fcntl_getfl(&buffer.fd)?;
+        let access = flags.intersection(OFlags::RWMODE);
+        ensure!(access == OFlags::RDONLY, "{flags:?}");
+        let stat = rustix::fs::fstat(&buffer.fd)?;
+        ensure!(stat.st_mode & 0o777 == 0o400, "mode {:o}", stat.st_mode);
+        ensure!(stat.st_blocks * 512 == 8192, "{} blocks", stat.st_blocks);
         for size in [0, 4096, 1 << 20] {
             ensure!(
                 ftruncate(&buffer.fd, size).is_err(),
@@ -169,6 +176,14 @@ fn sealed(lab: &Lab) -> Result<()> {
         }
         let mapping = context.map_buffer()?;
         ensure!(mapping.size() >= 8192, "{} bytes", mapping.size());
+        // Who keeps the file, and the context no more, keeps no memory.
+        let kept = buffer.fd.try_clone()?;
+        drop((mapping, context));
+        let began = std::time::Instant::now();
+        while rustix::fs::fstat(&kept)?.st_size > 0 {
+            ensure!(began.elapsed() < crate::bed::PATIENCE, "it is not cut");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
         Ok(())
     })
 }

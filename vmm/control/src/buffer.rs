@@ -1,19 +1,27 @@
 //! Sampling buffers: memory that the VMM writes and the tool maps read-only.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::fmt::Display;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 
 use perfmon_abi::wire::{Errno, Refusal};
 use pmu_virt::perfmon::SampleBuffer;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
+use crate::memory_file::MemoryFile;
 use crate::sys::{Mapping, PAGE};
 
-/// Counts the bytes of all buffers of a VM.
+/// Counts the bytes of all buffers of a VM: of each from the moment that it is made until its
+/// memory has been given back, whoever still has it mapped.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pool(Arc<AtomicU64>);
+pub(crate) struct Pool(Arc<Counted>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    bytes: AtomicU64,
+    /// The VM ends. What tools have of its last samples stays theirs.
+    over: AtomicBool,
+}
 
 /// A part of the pool, until it is dropped.
 #[derive(Debug)]
@@ -23,13 +31,18 @@ struct Share {
 }
 
 impl Pool {
-    /// Bytes in use.
-    pub(crate) fn used(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    /// The VM ends: from now on what goes stays with who has it mapped.
+    pub(crate) fn end(&self) {
+        self.0.over.store(true, Ordering::Relaxed);
     }
 
-    /// Only the server takes, so nobody takes between the look and the addition.
-    /// Threads of vCPUs give back.
+    /// Bytes in use.
+    fn used(&self) -> u64 {
+        self.0.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Only one thread takes, so nobody takes between the look and the addition.
+    /// Any gives back.
     fn take(&self, bytes: u64, most: u64) -> Result<Share, Refusal> {
         let used = self.used();
         if used.checked_add(bytes).is_none_or(|sum| sum > most) {
@@ -41,7 +54,7 @@ impl Pool {
                 ),
             ));
         }
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(Share {
             pool: self.clone(),
             bytes,
@@ -51,105 +64,116 @@ impl Pool {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.pool.0.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.pool.0.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-/// A buffer in a memory file. The file is sealed: nobody but this mapping writes it,
-/// and nobody changes its size.
+/// What the memory of a buffer is.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    mapping: Mapping,
+    file: Arc<MemoryFile>,
+    share: Option<Share>,
+}
+
+impl Drop for Memory {
+    /// Its share goes back last.
+    fn drop(&mut self) {
+        let pool = self.share.as_ref().map(|share| &share.pool);
+        if pool.is_some_and(|pool| pool.0.over.load(Ordering::Relaxed)) {
+            return;
+        }
+        if let Err(error) = self.file.cut() {
+            log::warn!("the memory of a sampling buffer does not come back: {error}");
+            std::mem::forget(self.share.take());
+        }
+    }
+}
+
+/// A buffer in a memory file. Nobody but this mapping writes it, and its memory goes when
+/// this is dropped.
 #[derive(Debug)]
 pub(crate) struct SharedBuffer {
-    mapping: Mapping,
+    memory: Option<Memory>,
     size: usize,
-    _share: Share,
+    /// Who gives the memory back.
+    keeper: Option<Sender<Task>>,
 }
 
 impl SharedBuffer {
-    /// A buffer of `size` bytes, and the file for the tool.
+    /// A buffer of `size` bytes.
     ///
     /// # Errors
     /// ENOMEM: all buffers together would have more than `most` bytes, or the
     /// host has no memory or descriptor left. EINVAL: `size` is 0.
     pub(crate) fn new(
         size: usize,
-        pool: &Pool,
-        most: u64,
-    ) -> Result<(Self, Arc<OwnedFd>), Refusal> {
-        let none = |error: io::Error| {
-            Refusal::new(
-                Errno::ENOMEM,
-                format!("no sampling buffer of {size} bytes: {error}"),
-            )
-        };
+        (pool, most): (&Pool, u64),
+        keeper: Option<Sender<Task>>,
+    ) -> Result<Self, Refusal> {
         let Some(whole) = size.checked_next_multiple_of(PAGE).filter(|_| size > 0) else {
             let reason = format!("a sampling buffer cannot have {size} bytes");
             return Err(Refusal::new(Errno::EINVAL, reason));
         };
         let share = pool.take(whole as u64, most)?;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create("umpire-samples", flags)
-            .map_err(io::Error::from)
-            .map_err(none)?;
-        ftruncate(&file, whole as u64)
-            .map_err(io::Error::from)
-            .map_err(none)?;
+        let none = |error| none(size, error);
+        let file = MemoryFile::new("umpire-samples", whole as u64).map_err(none)?;
         // Before the seals: they refuse mappings that can write.
-        let mapping = Mapping::new(&file, whole).map_err(none)?;
-        let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        fcntl_add_seals(&file, seals)
-            .map_err(io::Error::from)
-            .map_err(none)?;
-        let buffer = Self {
+        let mapping = Mapping::new(file.file(), whole).map_err(none)?;
+        file.seal().map_err(none)?;
+        let memory = Memory {
             mapping,
-            size,
-            _share: share,
+            file: Arc::new(file),
+            share: Some(share),
         };
-        Ok((buffer, Arc::new(file)))
+        Ok(Self {
+            memory: Some(memory),
+            size,
+            keeper,
+        })
     }
+
+    /// The file for tools, and how many bytes of it they are to look at.
+    pub(crate) fn shared(&self) -> Option<(Arc<MemoryFile>, u64)> {
+        Some((self.memory.as_ref()?.file.clone(), self.size as u64))
+    }
+}
+
+/// There is none, and why.
+pub(crate) fn none(size: usize, why: impl Display) -> Refusal {
+    Refusal::new(
+        Errno::ENOMEM,
+        format!("no sampling buffer of {size} bytes: {why}"),
+    )
 }
 
 impl SampleBuffer for SharedBuffer {
     fn bytes(&mut self) -> &mut [u8] {
-        let size = self.size;
-        &mut self.mapping.bytes()[..size]
+        match &mut self.memory {
+            Some(memory) => &mut memory.mapping.bytes()[..self.size],
+            // It has it until it is dropped.
+            None => &mut [],
+        }
     }
+}
+
+impl Drop for SharedBuffer {
+    fn drop(&mut self) {
+        if let (Some(memory), Some(keeper)) = (self.memory.take(), self.keeper.take()) {
+            // Without its thread it goes here.
+            let _ = keeper.send(Task::GiveBack(memory));
+        }
+    }
+}
+
+/// What the thread of buffers does.
+#[derive(Debug)]
+pub(crate) enum Task {
+    /// Makes a buffer of so many bytes, within this limit for all, and reports it by this
+    /// number.
+    Make(u64, usize, u64, Sender<Task>),
+    GiveBack(Memory),
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::io::{Errno as Os, pread, pwrite};
-
-    #[test]
-    fn the_tool_reads_and_cannot_write() {
-        let pool = Pool::default();
-        let (mut buffer, file) = SharedBuffer::new(5000, &pool, 8192).unwrap();
-        assert_eq!((buffer.bytes().len(), pool.used()), (5000, 8192));
-        buffer.bytes()[4999] = 9;
-        let mut read = [0; 1];
-        assert_eq!(pread(&*file, &mut read, 4999), Ok(1));
-        assert_eq!(read, [9]);
-        assert_eq!(pwrite(&*file, &[1], 0), Err(Os::PERM));
-        assert_eq!(ftruncate(&*file, 0), Err(Os::PERM));
-        assert_eq!(ftruncate(&*file, 1 << 20), Err(Os::PERM));
-        assert_eq!(
-            fcntl_add_seals(&*file, SealFlags::WRITE),
-            Err(Os::PERM),
-            "it is sealed against further seals"
-        );
-        assert!(Mapping::new(&Arc::into_inner(file).unwrap(), 4096).is_err());
-    }
-
-    #[test]
-    fn all_buffers_share_one_limit() {
-        let pool = Pool::default();
-        let refused = |size| SharedBuffer::new(size, &pool, 8192).map(drop).unwrap_err();
-        let first = SharedBuffer::new(1, &pool, 8192).unwrap();
-        assert_eq!(refused(4097).errno, Errno::ENOMEM);
-        assert_eq!(refused(usize::MAX).errno, Errno::EINVAL);
-        assert_eq!(refused(0).errno, Errno::EINVAL);
-        drop(first);
-        assert_eq!(pool.used(), 0);
-        SharedBuffer::new(8192, &pool, 8192).unwrap();
-    }
-}
+mod tests;

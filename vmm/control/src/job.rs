@@ -20,6 +20,7 @@ use pmu_virt::{CorePmu, HolderReport, VcpuPmu};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::Serialize;
 
+use crate::buffer::SharedBuffer;
 use crate::kernel::FoundKernel;
 
 /// What a context is, or is to be, attached to.
@@ -192,6 +193,8 @@ pub(crate) enum Report {
     Ended(Target, Vec<AttachedContext>),
     /// A search for the guest's kernel has ended.
     Kernel(FoundKernel),
+    /// A sampling buffer was made for the request of this number, or there is none.
+    Buffer(u64, Result<SharedBuffer, Refusal>),
 }
 
 /// An event descriptor that wakes the server's thread: readable from a

@@ -1,10 +1,12 @@
 //! What the server asks the VMM about the guest's kernel.
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
+use perfmon_abi::wire::Refusal;
 use perfmon_abi::wire::kernel::KernelInfo;
 use perfmon_abi::wire::programs::ProgramsInfo;
+
+use crate::document::Document;
 
 /// Who can say what a guest's kernel is.
 pub trait GuestKernel: Send + Sync + Debug {
@@ -18,5 +20,5 @@ pub trait GuestKernel: Send + Sync + Debug {
     fn programs(&self, since: u64) -> ProgramsInfo;
 }
 
-/// What a search has found.
-pub(crate) type FoundKernel = Result<Arc<KernelInfo>, String>;
+/// What a search has found: the answer to all who ask.
+pub(crate) type FoundKernel = Result<Document, Refusal>;

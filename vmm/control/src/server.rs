@@ -2,10 +2,12 @@
 
 mod administration;
 mod answer;
+mod buffers;
 mod connections;
 mod contexts;
 mod event_loop;
 mod events;
+mod handed;
 mod inventory;
 mod kernel;
 mod limits;

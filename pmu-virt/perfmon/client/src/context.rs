@@ -129,10 +129,11 @@ impl ContextHandle {
         stale
     }
 
-    /// Maps the sampling buffer.
+    /// Maps the sampling buffer. The context lives at least as long as the mapping: with a
+    /// context the VMM takes its buffer's memory away, and to read that would end the program.
     ///
     /// # Errors
-    /// EINVAL: the context has none. Else the error of `mmap`.
+    /// EINVAL: the context has none. EMFILE: no descriptor is left. Else the error of `mmap`.
     pub fn map_buffer(&self) -> Result<Mapping, Refusal> {
         let Some(buffer) = &self.buffer else {
             return Err(Refusal::new(
@@ -141,7 +142,11 @@ impl ContextHandle {
             ));
         };
         let pages = Pages::map(buffer.fd.as_fd(), buffer.size).map_err(refusal)?;
-        Ok(Mapping { pages })
+        let _context = self.fd.try_clone().map_err(|error| {
+            let errno = error.raw_os_error().and_then(Errno::from_number);
+            Refusal::from(errno.unwrap_or(Errno::EIO))
+        })?;
+        Ok(Mapping { pages, _context })
     }
 }
 
@@ -150,7 +155,9 @@ impl ContextHandle {
 /// sampling format says so (after a notification that masks, for instance).
 #[derive(Debug)]
 pub struct Mapping {
+    // It goes before the context.
     pages: Pages,
+    _context: OwnedFd,
 }
 
 impl Mapping {

@@ -21,9 +21,9 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Maps `size` bytes from the beginning of a file that cannot shrink. A size
-    /// that is no multiple of 8 is mapped up to the next one, which lies in the
-    /// same page.
+    /// Maps `size` bytes from the beginning of a file that does not shrink while this is
+    /// there. A size that is no multiple of 8 is mapped up to the next one, which lies in
+    /// the same page.
     pub(crate) fn map(file: BorrowedFd<'_>, size: usize) -> Result<Self, Errno> {
         // A file that is too short would end the program at the first access.
         let length = rustix::fs::fstat(file)?.st_size;

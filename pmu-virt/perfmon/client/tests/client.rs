@@ -173,6 +173,25 @@ fn the_sampling_buffer_is_mapped_and_read() {
     assert_eq!(unknown.errno, Errno::EINVAL);
 }
 
+/// With a context the VMM takes its buffer's memory away: nobody here reads it then.
+#[test]
+fn a_mapping_keeps_its_context() {
+    let fake = Fake::start();
+    let client = connect(&fake);
+    let argument = DefaultArg {
+        buf_size: 8192,
+        buf_flags: 0,
+    };
+    let format = Some(pfm::DEFAULT_FORMAT);
+    let context = client.create(0, format, &argument.to_bytes()).unwrap();
+    let buffer = context.map_buffer().unwrap();
+    drop(context);
+    assert!(!fake.shared().contexts[0].is_closed());
+    assert_eq!(buffer.word(0), Some(0));
+    drop(buffer);
+    assert!(fake.shared().contexts[0].is_closed());
+}
+
 #[test]
 fn a_load_removes_the_messages_of_the_time_before() {
     let fake = Fake::start();

@@ -1,11 +1,13 @@
 //! Requests by number, and what goes back for them.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use perfmon_abi::wire::{Call, Errno, MAX_PAYLOAD, Refusal, Reply, Subcode};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use perfmon_abi::wire::{Call, Refusal, Reply, Subcode};
 use serde::Serialize;
+
+use crate::document::Document;
+use crate::memory_file::MemoryFile;
 
 /// A connection: a number that is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +46,12 @@ pub(super) struct Answer {
     /// A new handle.
     pub(super) context: Option<u32>,
     pub(super) payload: Vec<u8>,
-    pub(super) fds: Vec<Arc<OwnedFd>>,
+    /// A context.
+    pub(super) fd: Option<OwnedFd>,
+    /// A file that goes along: whoever gets it reads it for itself.
+    pub(super) file: Option<Arc<MemoryFile>>,
+    /// The server needs the file no more: clients have it for a while.
+    pub(super) is_files_last_use: bool,
     pub(super) refusal: Option<Refusal>,
 }
 
@@ -66,30 +73,26 @@ impl Answer {
         }
     }
 
-    /// A document. One that is too long for a packet goes along as a file.
-    pub(super) fn json(document: &impl Serialize) -> Self {
-        let text = match serde_json::to_vec(document) {
-            Ok(text) => text,
-            // Only maps with odd keys cannot be written; there is none.
-            Err(error) => return Refusal::new(Errno::EIO, error.to_string()).into(),
-        };
-        if text.len() <= MAX_PAYLOAD {
-            return Self::done(text);
-        }
-        match file_of(&text) {
-            Ok(file) => Self {
-                fds: vec![Arc::new(file)],
-                ..Self::default()
+    /// What `value` is in JSON, made for this answer.
+    pub(super) fn json(value: &impl Serialize) -> Self {
+        match Document::of(value) {
+            Ok(document) => Self {
+                is_files_last_use: true,
+                ..Self::document(&document)
             },
-            Err(error) => {
-                let reason = format!("no memory file for the answer: {error}");
-                Refusal::new(Errno::ENOMEM, reason).into()
-            }
+            Err(refusal) => refusal.into(),
         }
     }
 
-    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.fds.iter().map(AsFd::as_fd).collect()
+    /// A document that others get, too.
+    pub(super) fn document(document: &Document) -> Self {
+        match document {
+            Document::Short(text) => Self::done(text.to_vec()),
+            Document::Long(file) => Self {
+                file: Some(file.clone()),
+                ..Self::default()
+            },
+        }
     }
 }
 
@@ -100,17 +103,4 @@ impl From<Refusal> for Answer {
             ..Self::default()
         }
     }
-}
-
-/// A memory file that nobody can change any more.
-fn file_of(text: &[u8]) -> rustix::io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = memfd_create("umpire-answer", flags)?;
-    let mut at = 0;
-    while at < text.len() {
-        at += rustix::io::pwrite(&file, &text[at..], at as u64)?;
-    }
-    let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::WRITE | SealFlags::SEAL;
-    fcntl_add_seals(&file, seals)?;
-    Ok(file)
 }

@@ -14,6 +14,7 @@ use pmu_virt::perfmon::ContextId;
 
 use super::answer::{Answer, ConnectionId, RequestId};
 use super::events::{Events, Token};
+use super::handed::Handed;
 use crate::closer::Closer;
 use crate::socket::{Packet, receive, send};
 use umpire_socket::{Listener, Peer};
@@ -53,6 +54,7 @@ pub(super) struct Connections {
     refused: BTreeMap<ConnectionId, OwnedFd>,
     last: u64,
     closer: Closer,
+    handed: Handed,
     accept_paused_until: Option<Instant>,
     /// Connections that have ended since somebody asked.
     ended: Vec<ConnectionId>,
@@ -73,6 +75,7 @@ impl Connections {
             refused: BTreeMap::new(),
             last: 0,
             closer: Closer::new(),
+            handed: Handed::default(),
             accept_paused_until: None,
             ended: Vec::new(),
         })
@@ -254,8 +257,22 @@ impl Connections {
             return;
         };
         connection.waits = false;
-        let packet = request.packet(answer);
-        if let Err(error) = send(connection.socket.as_fd(), &packet, &answer.descriptors()) {
+        let reader = answer.file.as_ref().map(|file| file.reader());
+        let (packet, file) = match reader.transpose() {
+            Ok(file) => (request.packet(answer), file),
+            Err(error) => {
+                let errno = error.raw_os_error().and_then(Errno::from_number);
+                let reason = format!("the VMM cannot open the answer's file by /proc: {error}");
+                let refusal = Refusal::new(errno.unwrap_or(Errno::EIO), reason).into();
+                (request.packet(&refusal), None)
+            }
+        };
+        let fds = [&answer.fd, &file].map(|fd| fd.as_ref().map(AsFd::as_fd));
+        let fds: Vec<_> = fds.into_iter().flatten().collect();
+        if let Some(file) = answer.file.as_ref().filter(|_| answer.is_files_last_use) {
+            self.handed.add(connection.peer.uid, file);
+        }
+        if let Err(error) = send(connection.socket.as_fd(), &packet, &fds) {
             log::debug!("a connection is closed, as its answer cannot be sent: {error}");
             self.hang_up(id);
         } else if connection.muted {

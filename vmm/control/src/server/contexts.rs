@@ -9,7 +9,7 @@ pub(super) mod asking;
 mod create;
 pub(super) mod table;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -21,12 +21,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ServedVm;
 use super::answer::{Answer, ConnectionId, RequestId};
+use super::buffers::BufferKeeper;
 use super::events::Events;
-use crate::buffer::Pool;
 use crate::job::{Done, Target, Work};
 use crate::quantities::NoQuantities;
 use crate::socket::FileId;
 use asking::{ASKED, AskingLoads, Load};
+use create::Creating;
+pub(super) use create::{Created, Wanted};
 use table::{Attachment, ContextEntry, ContextTable};
 
 /// All contexts of the VM, and the way to its vCPUs.
@@ -35,7 +37,10 @@ pub(super) struct Contexts {
     vm: ServedVm,
     table: ContextTable,
     events: Arc<Events>,
-    pool: Pool,
+    buffers: BufferKeeper,
+    /// Contexts that wait for their buffers, by the numbers of these.
+    creating: BTreeMap<u64, Creating>,
+    last_buffer: u64,
     /// Answers to requests that had to wait.
     answers: VecDeque<(RequestId, Answer)>,
     /// Loads for which the owners of counters are asked.
@@ -50,6 +55,7 @@ pub(super) struct Contexts {
 /// behind, and a vCPU that is blocked for its tool would never go on.
 impl Drop for Contexts {
     fn drop(&mut self) {
+        self.buffers.end();
         for (id, entry) in self.table.iter() {
             if let Attachment::Attached(target) = entry.attachment {
                 self.vm.dispatcher.post(id, target, Work::Unload);
@@ -61,10 +67,12 @@ impl Drop for Contexts {
 impl Contexts {
     pub(super) fn new(vm: ServedVm, events: Arc<Events>) -> Self {
         Self {
+            buffers: BufferKeeper::new(vm.dispatcher.outbox()),
+            creating: BTreeMap::new(),
+            last_buffer: 0,
             vm,
             table: ContextTable::default(),
             events,
-            pool: Pool::default(),
             answers: VecDeque::new(),
             asking: AskingLoads::default(),
             abandoned: Vec::new(),
@@ -97,6 +105,7 @@ impl Contexts {
             self.give_back(id);
         }
         self.cancel_loads_of(connection);
+        self.creating.retain(|_, one| !one.is_of(connection));
     }
 
     /// SYSTEM_WIDE: who counts on cores.
@@ -131,9 +140,10 @@ impl Contexts {
             let reason = "the context has no sampling buffer";
             return Err(Refusal::new(Errno::EINVAL, reason));
         };
-        let mut answer = Answer::done(Buffer { size: *size }.to_bytes());
-        answer.fds.push(file.clone());
-        Ok(answer)
+        Ok(Answer {
+            file: Some(file.clone()),
+            ..Answer::done(Buffer { size: *size }.to_bytes())
+        })
     }
 
     /// A command for a context. It is done here, or by the thread that has the

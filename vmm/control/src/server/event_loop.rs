@@ -19,7 +19,7 @@ use pmu_virt::perfmon::ContextId;
 use super::administration::AdminRequests;
 use super::answer::{Answer, ConnectionId, RequestId};
 use super::connections::{Connections, PacketBuffer};
-use super::contexts::Contexts;
+use super::contexts::{Contexts, Created, Wanted};
 use super::events::{Events, Token};
 use super::inventory::{self, ListAnswer, ListRequests};
 use super::kernel::{KernelRequests, programs};
@@ -163,6 +163,13 @@ impl EventLoop {
                 Report::Kernel(found) => {
                     let answer = self.kernel.done(found);
                     self.answer_lists(Some(answer));
+                }
+                Report::Buffer(number, made) => {
+                    let created = self.contexts.buffer_made(number, made, &self.limits);
+                    if let Some((request, created)) = created {
+                        let answer = self.created(request, created);
+                        self.connections.reply(request, &answer);
+                    }
                 }
                 Report::Ended(target, contexts) => {
                     self.lists.outdated();
@@ -313,7 +320,7 @@ impl EventLoop {
         let pmu = &self.contexts.vm().pmu;
         let result = match &mut call {
             Call::Create(arg, format_arg) => {
-                return Ok(Some(self.create(id, *arg, format_arg)));
+                return Ok(self.create(id, *arg, std::mem::take(format_arg)));
             }
             Call::GetinfoPmcs(vector) => pmu.getinfo_pmcs(vector),
             Call::GetinfoPmds(vector) => pmu.getinfo_pmds(vector),
@@ -330,21 +337,24 @@ impl EventLoop {
         Ok(Some(Answer::of_call(&call, result)))
     }
 
-    fn create(&mut self, id: RequestId, mut arg: CtxArg, format_arg: &[u8]) -> Answer {
-        let created = match self.connections.get(id.connection) {
-            Some(connection) => {
-                let creator = connection.peer.clone();
-                self.contexts
-                    .create(creator, &self.limits, &mut arg, format_arg)
-            }
-            None => Err(Errno::ECONNRESET.into()),
+    /// The answer to a request that makes a context; `None` if it comes later.
+    fn create(&mut self, id: RequestId, arg: CtxArg, format_arg: Vec<u8>) -> Option<Answer> {
+        let Some(connection) = self.connections.get(id.connection) else {
+            return Some(Refusal::from(Errno::ECONNRESET).into());
         };
-        match created {
-            Ok((context, mut answer)) => {
-                answer.context = self.handle(id, context);
-                answer
-            }
-            Err(refusal) => Answer::of_call(&Call::Create(arg, Vec::new()), Err(refusal)),
+        let wanted = Wanted {
+            creator: connection.peer.clone(),
+            arg,
+            format_arg,
+        };
+        let created = self.contexts.create(id, &self.limits, wanted)?;
+        Some(self.created(id, created))
+    }
+
+    fn created(&mut self, id: RequestId, (context, answer): Created) -> Answer {
+        Answer {
+            context: context.and_then(|context| self.handle(id, context)),
+            ..answer
         }
     }
 

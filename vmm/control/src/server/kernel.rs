@@ -12,6 +12,7 @@ use perfmon_abi::wire::{Errno, Refusal, Request};
 use super::administration::decode;
 use super::answer::{Answer, ConnectionId, RequestId};
 use crate::dispatcher::JobDispatcher;
+use crate::document::Document;
 use crate::job::{Outbox, Report};
 use crate::kernel::{FoundKernel, GuestKernel};
 
@@ -30,7 +31,8 @@ struct Sure {
 
 impl Sure {
     fn new(outbox: Outbox) -> Self {
-        let found = Err("the search failed; this is a bug in Umpire".to_owned());
+        let why = "the search failed; this is a bug in Umpire";
+        let found = Err(unknown(why.to_owned()));
         Self { outbox, found }
     }
 
@@ -72,6 +74,9 @@ pub(super) struct KernelRequests {
     /// The CR3 of the search that is under way, and when it began.
     searching: Option<(u64, Instant)>,
     last: Option<Answered>,
+    /// What was found before that. Clients may be reading its file; that of an earlier one is
+    /// cut, whoever keeps it.
+    before: Option<Document>,
 }
 
 impl KernelRequests {
@@ -86,12 +91,14 @@ impl KernelRequests {
         let KernelRequest { cr3 } = decode(request)?;
         let now = Instant::now();
         if let Some(last) = self.last.as_ref().filter(|last| last.serves(now, cr3)) {
-            return Ok(Some(answer(&last.found)));
+            return Ok(Some(answer_of(&last.found)));
         }
         if self.searching.is_none() {
             let guest = guest.ok_or_else(no_looks)?;
             let (guest, answer) = (guest.clone(), Sure::new(dispatcher.outbox()));
-            let search = move || answer.tell(guest.find(cr3).map(Arc::new));
+            // The document, too: it takes a while to write.
+            let find = move || Document::of(&guest.find(cr3).map_err(unknown)?);
+            let search = move || answer.tell(find());
             let started = Builder::new().name("guest-kernel".to_owned()).spawn(search);
             started.map_err(|error| Refusal::new(Errno::ENOMEM, error.to_string()))?;
             self.searching = Some((cr3, now));
@@ -102,14 +109,21 @@ impl KernelRequests {
 
     /// A search has ended: who waits for it, and the answer.
     pub(super) fn done(&mut self, found: FoundKernel) -> (Vec<RequestId>, Answer) {
-        let answer = answer(&found);
+        let answer = answer_of(&found);
         let at = Instant::now();
-        self.last = self.searching.take().map(|(cr3, began)| Answered {
+        let answered = self.searching.take().map(|(cr3, began)| Answered {
             cr3,
             at,
             took: at - began,
             found,
         });
+        let last = std::mem::replace(&mut self.last, answered);
+        if let Some(Ok(document)) = last.map(|last| last.found)
+            && let Some(Document::Long(old)) = self.before.replace(document)
+            && let Err(error) = old.cut()
+        {
+            log::warn!("the memory of an answer does not come back: {error}");
+        }
         (std::mem::take(&mut self.waiting), answer)
     }
 
@@ -134,11 +148,16 @@ fn no_looks() -> Refusal {
     Refusal::new(Errno::EOPNOTSUPP, "this VMM does not look into its guest")
 }
 
-fn answer(found: &FoundKernel) -> Answer {
+fn answer_of(found: &FoundKernel) -> Answer {
     match found {
-        Ok(kernel) => Answer::json(&**kernel),
-        Err(why) => Refusal::new(Errno::ENOENT, why.clone()).into(),
+        Ok(kernel) => Answer::document(kernel),
+        Err(refusal) => refusal.clone().into(),
     }
+}
+
+/// No kernel is known, and why.
+fn unknown(why: String) -> Refusal {
+    Refusal::new(Errno::ENOENT, why)
 }
 
 #[cfg(test)]
@@ -153,7 +172,7 @@ mod tests {
             release: "6.1".to_owned(),
             kallsyms: String::new(),
         };
-        let found: [FoundKernel; 2] = [Ok(Arc::new(kernel)), Err("none".to_owned())];
+        let found: [FoundKernel; 2] = [Document::of(&kernel), Err(unknown("none".to_owned()))];
         let at = Instant::now();
         // Found; the search, the time since, and the CR3, of 1: whether it serves.
         for (which, took, since, cr3, serves) in [
@@ -179,5 +198,31 @@ mod tests {
                 "{answered:?} {since} {cr3}"
             );
         }
+    }
+
+    /// All who ask get the same memory, and who keeps it keeps no more than the last two.
+    #[test]
+    fn one_file_serves_all() {
+        let kernel = KernelInfo {
+            release: "6.1".to_owned(),
+            kallsyms: "symbol\n".repeat(100_000),
+        };
+        let mut requests = KernelRequests::default();
+        let mut done = |found| {
+            requests.searching = Some((1, Instant::now()));
+            let (_, answer) = requests.done(found);
+            let again = requests.last.as_ref().map(|last| answer_of(&last.found));
+            (answer.file, again.and_then(|answer| answer.file))
+        };
+        let (first, again) = done(Document::of(&kernel));
+        let (first, again) = (first.unwrap(), again.unwrap());
+        assert!(Arc::ptr_eq(&first, &again));
+        // A refusal has none.
+        assert!(done(Err(unknown("none".to_owned()))).0.is_none());
+        let (second, _) = done(Document::of(&kernel));
+        assert!(first.left() > 700_000, "somebody may be reading it");
+        let (third, _) = done(Document::of(&kernel));
+        let left = [first, second.unwrap(), third.unwrap()].map(|file| file.left() > 0);
+        assert_eq!(left, [false, true, true]);
     }
 }

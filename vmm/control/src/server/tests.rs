@@ -1,6 +1,7 @@
 //! The server, with vCPUs that the tests play.
 
 mod asking;
+mod memory;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,8 +22,12 @@ use crate::closer::tests::lingering;
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, JobQueues};
 use crate::job::{Done, Job, VcpuView, View, Work};
+use crate::kernel::GuestKernel;
 use crate::serve::serve_inspection;
 use crate::socket::{receive, send};
+
+/// Bytes of all sampling buffers.
+const MOST_BUFFERS: u64 = 1 << 20;
 
 /// A machine of two vCPUs, with a server and a client.
 struct Stage {
@@ -42,8 +47,13 @@ impl Stage {
     }
 
     fn filtered(vcpus: usize, events: EventFilters) -> Self {
+        Self::served(vcpus, events, None)
+    }
+
+    fn served(vcpus: usize, events: EventFilters, kernel: Option<Arc<dyn GuestKernel>>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let config = ControlConfig::at(folder.path().join("control"));
+        let mut config = ControlConfig::at(folder.path().join("control"));
+        config.buffers = MOST_BUFFERS;
         let (dispatcher, queues) = JobDispatcher::new(vcpus, None).unwrap();
         let model = PmuModel::parse("amd-core").unwrap();
         let countable = [("cycles", 0x43_0076), ("misses", 0x43_0964)].map(|(event, select)| {
@@ -67,7 +77,7 @@ impl Stage {
             contexts_per_vcpu: 1,
             dispatcher,
             memory: None,
-            kernel: None,
+            kernel,
             countable: countable.to_vec(),
         };
         let server = Server::start(vm, &config).unwrap();
@@ -78,6 +88,10 @@ impl Stage {
             client,
             _folder: folder,
         }
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self._folder.path().join("control")
     }
 }
 

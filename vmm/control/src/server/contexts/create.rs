@@ -2,53 +2,171 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use perfmon_abi::consts::PFM_FL_SYSTEM_WIDE;
-use perfmon_abi::wire::{Errno, Refusal};
+use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{CtxArg, Record};
 use pmu_virt::perfmon::{Context, ContextId, Sampler, SamplingFormat, Setup, Throttle};
 
 use super::Contexts;
 use super::table::{Attachment, ContextEntry};
 use crate::buffer::SharedBuffer;
+use crate::memory_file::MemoryFile;
 use crate::message_queue::SocketQueue;
-use crate::server::answer::Answer;
+use crate::server::answer::{Answer, ConnectionId, RequestId};
 use crate::server::events::Token;
 use crate::server::limits::Limits;
 use crate::socket::{FileId, context_pair};
 use umpire_socket::Peer;
 
-/// A sampler, and the file and size of its buffer.
-type Made = (Sampler, Option<(Arc<OwnedFd>, u64)>);
+/// A context that waits for its sampling buffer.
+#[derive(Debug)]
+pub(super) struct Creating {
+    request: RequestId,
+    wanted: Wanted,
+    format: Arc<dyn SamplingFormat>,
+}
+
+/// What a client asks for.
+#[derive(Debug)]
+pub(in crate::server) struct Wanted {
+    pub(in crate::server) creator: Peer,
+    pub(in crate::server) arg: CtxArg,
+    pub(in crate::server) format_arg: Vec<u8>,
+}
+
+/// The context, if there is one, and the answer, which lacks the handle.
+pub(in crate::server) type Created = (Option<ContextId>, Answer);
+
+impl Creating {
+    pub(super) fn is_of(&self, connection: ConnectionId) -> bool {
+        self.request.connection == connection
+    }
+}
 
 impl Contexts {
-    /// Makes a context for `creator`. The answer lacks the handle.
+    /// Makes a context. `None`: it waits for its buffer, and comes out of
+    /// [`Contexts::buffer_made`].
     pub(in crate::server) fn create(
         &mut self,
-        creator: Peer,
+        request: RequestId,
         limits: &Limits,
-        arg: &mut CtxArg,
-        format_arg: &[u8],
-    ) -> Result<(ContextId, Answer), Refusal> {
+        wanted: Wanted,
+    ) -> Option<Created> {
+        let format = match self.admit(limits, &wanted) {
+            Ok(format) => format,
+            Err(refusal) => return Some(refused(&wanted, refusal)),
+        };
+        let Some((format, size)) = format else {
+            return Some(self.make(limits, wanted, None));
+        };
+        if size == 0 {
+            let none = Box::new(Vec::new());
+            let sampler = Sampler::new(format.clone(), &self.setup(&wanted), none);
+            let made = sampler.map(|sampler| (sampler, format, None));
+            return Some(match made {
+                Ok(made) => self.make(limits, wanted, Some(made)),
+                Err(refusal) => refused(&wanted, refusal),
+            });
+        }
+        self.last_buffer += 1;
+        let number = self.last_buffer;
+        if let Err(refusal) = self.buffers.make(number, size, limits.buffers) {
+            return Some(refused(&wanted, refusal));
+        }
+        let creating = Creating {
+            request,
+            wanted,
+            format,
+        };
+        self.creating.insert(number, creating);
+        None
+    }
+
+    /// A buffer was made, or there is none: the context that waits for it, and its request.
+    pub(in crate::server) fn buffer_made(
+        &mut self,
+        number: u64,
+        made: Result<SharedBuffer, Refusal>,
+        limits: &Limits,
+    ) -> Option<(RequestId, Created)> {
+        // If its client is gone, so is the buffer.
+        let creating = self.creating.remove(&number)?;
+        let Creating {
+            request,
+            wanted,
+            format,
+        } = creating;
+        let sampler = made.and_then(|buffer| {
+            let shared = buffer.shared();
+            let sampler = Sampler::new(format.clone(), &self.setup(&wanted), Box::new(buffer))?;
+            Ok((sampler, format, shared))
+        });
+        let created = match sampler {
+            Ok(made) => self.make(limits, wanted, Some(made)),
+            Err(refusal) => refused(&wanted, refusal),
+        };
+        Some((request, created))
+    }
+
+    /// The format of a context that may be made, and the size of its buffer.
+    fn admit(
+        &self,
+        limits: &Limits,
+        wanted: &Wanted,
+    ) -> Result<Option<(Arc<dyn SamplingFormat>, usize)>, Refusal> {
+        let Wanted {
+            creator,
+            arg,
+            format_arg,
+        } = wanted;
         // Flags are checked first, so that a refused context allocates nothing.
         Context::new(self.vm.pmu.clone(), arg.flags, None)?;
         let format = self.format(arg, format_arg)?;
-        limits.admit(&creator, arg.flags & PFM_FL_SYSTEM_WIDE != 0)?;
-        if self.table.len() >= limits.contexts {
-            let reason = format!(
-                "there are {} contexts, and no more are made",
-                self.table.len()
-            );
+        limits.admit(creator, arg.flags & PFM_FL_SYSTEM_WIDE != 0)?;
+        let there = self.table.len() + self.creating.len();
+        if there >= limits.contexts {
+            let reason = format!("there are {there} contexts, and no more are made");
             return Err(Refusal::new(Errno::ENOMEM, reason));
         }
-        let made = match &format {
-            Some(format) => Some(self.sampler(format, arg, format_arg, limits.buffers)?),
-            None => None,
+        let Some(format) = format else {
+            return Ok(None);
         };
-        let (sampler, buffer) =
-            made.map_or((None, None), |(sampler, buffer)| (Some(sampler), buffer));
+        let setup = self.setup(wanted);
+        format.validate(&setup)?;
+        let size = format.size(&setup)?;
+        Ok(Some((format, size)))
+    }
+
+    fn setup<'w>(&self, wanted: &'w Wanted) -> Setup<'w> {
+        Setup {
+            ctx_flags: wanted.arg.flags,
+            num_pmds: u16::try_from(self.vm.pmu.pmds().len()).unwrap_or(u16::MAX),
+            arg: &wanted.format_arg,
+        }
+    }
+
+    /// Makes a context that may be made.
+    fn make(&mut self, limits: &Limits, mut wanted: Wanted, sampler: Option<Made>) -> Created {
+        match self.enter(limits, &mut wanted, sampler) {
+            Ok((context, answer)) => (Some(context), answer),
+            Err(refusal) => refused(&wanted, refusal),
+        }
+    }
+
+    fn enter(
+        &mut self,
+        limits: &Limits,
+        wanted: &mut Wanted,
+        made: Option<Made>,
+    ) -> Result<(ContextId, Answer), Refusal> {
+        let arg = &mut wanted.arg;
+        let (sampler, format, buffer) = match made {
+            Some((sampler, format, buffer)) => (Some(sampler), Some(format), buffer),
+            None => (None, None, None),
+        };
         let mut context = Context::new(self.vm.pmu.clone(), arg.flags, sampler)?;
         let khz = self.vm.tsc_khz.into();
         context.set_throttle(Throttle::per_second(limits.rate, khz));
@@ -61,15 +179,16 @@ impl Contexts {
         let socket = Arc::new(ours);
         arg.fd = -1;
         arg.buffer_size = buffer.as_ref().map_or(0, |(_, size)| *size);
-        let mut answer = Answer::done(arg.to_bytes());
-        answer.fds.push(Arc::new(theirs));
-        let buffer_file = buffer.iter().map(|(file, _)| file.clone());
-        answer.fds.extend(buffer_file);
+        let answer = Answer {
+            fd: Some(theirs),
+            file: buffer.as_ref().map(|(file, _)| file.clone()),
+            ..Answer::done(arg.to_bytes())
+        };
         let entry = ContextEntry {
             file,
             socket: socket.clone(),
             buffer,
-            creator,
+            creator: wanted.creator.clone(),
             flags: arg.flags,
             format: format.map(|format| format.name().to_owned()),
             generation: context.generation(),
@@ -119,29 +238,19 @@ impl Contexts {
         }
         Ok(Some(format))
     }
+}
 
-    fn sampler(
-        &self,
-        format: &Arc<dyn SamplingFormat>,
-        arg: &CtxArg,
-        format_arg: &[u8],
-        most_bytes: u64,
-    ) -> Result<Made, Refusal> {
-        let setup = Setup {
-            ctx_flags: arg.flags,
-            num_pmds: u16::try_from(self.vm.pmu.pmds().len()).unwrap_or(u16::MAX),
-            arg: format_arg,
-        };
-        format.validate(&setup)?;
-        let size = format.size(&setup)?;
-        if size == 0 {
-            let sampler = Sampler::new(format.clone(), &setup, Box::new(Vec::new()))?;
-            return Ok((sampler, None));
-        }
-        let (buffer, file) = SharedBuffer::new(size, &self.pool, most_bytes)?;
-        let sampler = Sampler::new(format.clone(), &setup, Box::new(buffer))?;
-        Ok((sampler, Some((file, size as u64))))
-    }
+/// A sampler, its format, and the file of its buffer with the buffer's size.
+type Made = (
+    Sampler,
+    Arc<dyn SamplingFormat>,
+    Option<(Arc<MemoryFile>, u64)>,
+);
+
+/// There is no context, and why.
+fn refused(wanted: &Wanted, refusal: Refusal) -> Created {
+    let call = Call::Create(wanted.arg, Vec::new());
+    (None, Answer::of_call(&call, Err(refusal)))
 }
 
 fn no_descriptor(error: io::Error) -> Refusal {

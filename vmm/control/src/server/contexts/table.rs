@@ -9,6 +9,7 @@ use pmu_virt::perfmon::{AttachedContext, Context, ContextId, MessageQueue};
 
 use super::asking::Load;
 use crate::job::Target;
+use crate::memory_file::MemoryFile;
 use crate::server::answer::{ConnectionId, RequestId};
 use crate::socket::FileId;
 use umpire_socket::Peer;
@@ -45,7 +46,7 @@ pub(in crate::server) struct ContextEntry {
     /// The server's end.
     pub(in crate::server) socket: Arc<OwnedFd>,
     /// The file of its sampling buffer, and its size.
-    pub(in crate::server) buffer: Option<(Arc<OwnedFd>, u64)>,
+    pub(in crate::server) buffer: Option<(Arc<MemoryFile>, u64)>,
     /// The client that created it.
     pub(in crate::server) creator: Peer,
     pub(in crate::server) flags: u32,
