@@ -18,7 +18,7 @@ use perfmon::{Context, ContextId, MessageQueue, Moment, Quantities, Wanted};
 use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
 use perfmon_abi::wire::Refusal;
 use pmu_model::ibs::IbsSample;
-use pmu_model::{CountRequest, Nanos, OwnerId, Tsc, Unavailable};
+use pmu_model::{CountRequest, Nanos, OwnerId, Tsc, Unavailable, UnavailableReason};
 
 use crate::backend::{CountPlan, CounterBackend};
 use crate::filter::EventFilter;
@@ -106,6 +106,10 @@ fn plan(
     if let Some(filter) = filter {
         let denied = filter.check(request);
         denied.map_err(|reason| Unavailable { reason })?;
+    }
+    if request.is_for_host_alone() {
+        let reason = UnavailableReason::HostOnly;
+        return Err(Unavailable { reason });
     }
     backend.plan(request)
 }

@@ -311,7 +311,9 @@ fn reason_code(reason: &UnavailableReason) -> u8 {
         UnavailableReason::Unseen { .. } => 11,
         UnavailableReason::Budget { .. } => 12,
         UnavailableReason::Denied { .. } => 13,
-        UnavailableReason::NoSuchSlot { .. }
+        // No guest is told this: it is a tool's event that asks for the host alone.
+        UnavailableReason::HostOnly
+        | UnavailableReason::NoSuchSlot { .. }
         | UnavailableReason::NotProgrammed { .. }
         | UnavailableReason::Misplaced { .. }
         | UnavailableReason::NoCore => 255,

@@ -517,6 +517,13 @@ impl PmuModel {
         Some(self.by_index[at.ok()?].1)
     }
 
+    /// The bits of an event select that say what is counted, and when: those of PEBS are
+    /// not among them.
+    #[must_use]
+    pub fn event_bits(&self) -> u64 {
+        self.family.select_bits
+    }
+
     /// Which values a control register takes; `None` for a register that is
     /// no control register.
     #[inline]

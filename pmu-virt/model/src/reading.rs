@@ -108,6 +108,12 @@ pub enum UnavailableReason {
         /// The event.
         event: EventCode,
     },
+    /// HostOnly alone, in a tool's event select (AMD).
+    #[error(
+        "HostOnly (bit 41) without GuestOnly counts what the host does outside of its guests, and \
+         only the guest is counted here; on the host, use perf"
+    )]
+    HostOnly,
     /// Every slot is taken.
     #[error("the {backend} backend has no free counter among its {capacity}")]
     NoFreeCounter {
@@ -188,6 +194,7 @@ impl UnavailableReason {
             | Self::Modifier { .. }
             | Self::OneRing { .. }
             | Self::Denied { .. }
+            | Self::HostOnly
             | Self::Unseen { .. } => true,
             // The host has no such event.
             Self::Refused { errno, .. } => {

@@ -191,6 +191,24 @@ impl CountRequest {
         self.enabled && (self.os || self.usr) && (!self.guest_only || self.host_only)
     }
 
+    /// What it asks for where a tool of the host asks, which stands outside of the guest:
+    /// what that does is the guest's, in the words of APM vol. 2, 13.2.1, and nothing else
+    /// is counted. GuestOnly asks for just that, and with HostOnly for that and more.
+    /// HostOnly alone stays, see [`CountRequest::is_for_host_alone`].
+    #[must_use]
+    pub fn of_host_tool(self) -> Self {
+        CountRequest {
+            guest_only: false,
+            host_only: self.is_for_host_alone(),
+            ..self
+        }
+    }
+
+    /// Whether it asks for nothing that a guest does, if a tool of the host asks.
+    pub fn is_for_host_alone(&self) -> bool {
+        self.host_only && !self.guest_only
+    }
+
     /// Whether edge, invert, cmask or any-thread change what is counted.
     pub fn has_modifier(&self) -> bool {
         self.edge || self.invert || self.cmask != 0 || self.any_thread

@@ -202,12 +202,14 @@ impl LogicalPmu {
         self.pmds.iter().map(|pmd| pmd.num).collect()
     }
 
-    /// What a PMC of this value asks its counter to do; of a sampler, what comes nearest
-    /// to what it samples.
+    /// What a PMC of this value asks its counter to do, as a tool of the host means it; of a
+    /// sampler, what comes nearest to what it samples.
     #[must_use]
     pub fn request(&self, pmc: &PmcDescription, value: u64) -> Option<CountRequest> {
         match pmc.counter {
-            CounterId::Programmable(_) => Some(CountRequest::decode(self.model.events(), value)),
+            CounterId::Programmable(_) => {
+                Some(CountRequest::decode(self.model.events(), value).of_host_tool())
+            }
             CounterId::Fixed(n) => Some(CountRequest::decode_fixed(
                 pmu_model::FixedFunction::of(n)?,
                 value,
@@ -264,8 +266,8 @@ fn index(model: &PmuModel, counter: CounterId) -> Option<u16> {
 fn pmc(model: &PmuModel, counter: CounterId) -> Option<PmcDescription> {
     let (register, implemented, forced) = match counter {
         CounterId::Programmable(n) => {
-            let rule = model.write_rule(Register::Select(n))?;
-            (Register::Select(n), rule.implemented, SELECT_INT)
+            // A context has no PEBS records.
+            (Register::Select(n), model.event_bits(), SELECT_INT)
         }
         CounterId::Fixed(n) => {
             let rule = model.write_rule(Register::FixedControl)?;

@@ -7,6 +7,7 @@ mod ibs;
 mod leased;
 mod losses;
 mod named;
+mod outside;
 mod policies;
 mod private;
 mod reserved;

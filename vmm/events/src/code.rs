@@ -1,6 +1,6 @@
 //! From a code to what a counter is asked to do.
 
-use pmu_model::{CountRequest, CounterId, EventCode, FixedFunction, PmuModel, Register, Vendor};
+use pmu_model::{CountRequest, CounterId, EventCode, FixedFunction, PmuModel, Vendor};
 
 use super::error::EventError;
 
@@ -21,15 +21,12 @@ pub(super) fn pseudo_fixed(code: u64) -> Option<u8> {
 /// OS it is for both rings. INT and EN of the code are not taken over: the
 /// request is enabled and asks for no PMI.
 pub(super) fn request(name: &str, code: u64, model: &PmuModel) -> Result<CountRequest, EventError> {
-    let implemented = model
-        .write_rule(Register::Select(0))
-        .map_or(0, |rule| rule.implemented);
-    let missing = code & !implemented;
+    let missing = code & !model.event_bits();
     if missing != 0 {
         return Err(EventError::NoSuchBits {
             name: name.to_owned(),
             code,
-            bits: in_words(missing),
+            bits: in_words(missing, model.vendor()),
             model: model.name(),
         });
     }
@@ -89,24 +86,32 @@ pub fn printed(request: &CountRequest) -> u64 {
     code | INT | ENABLE
 }
 
-/// The bits of an event select that `bits` has, named.
-fn in_words(bits: u64) -> String {
-    const NAMED: [(u64, &str); 6] = [
+/// The bits of an event select that `bits` has, as the vendor names them.
+fn in_words(bits: u64, vendor: Vendor) -> String {
+    const BOTH: [(u64, &str); 4] = [
         (1 << 19, "pin control (bit 19)"),
         (1 << 21, "any-thread (bit 21)"),
-        (
-            0b11 << 32,
-            "bits 33:32 (event select above 0xff, or transactions)",
-        ),
-        (0b11 << 34, "bits 35:34 (event select above 0xff)"),
         (1 << 40, "guest-only (bit 40)"),
         (1 << 41, "host-only (bit 41)"),
     ];
+    const INTEL: [(u64, &str); 3] = [
+        (
+            1 << 32,
+            "in_tx (bit 32, which is no event select above 0xff)",
+        ),
+        (1 << 33, "in_tx_cp (bit 33)"),
+        (1 << 34, "adaptive PEBS record (bit 34)"),
+    ];
+    const AMD: [(u64, &str); 1] = [(0xf << 32, "bits 35:32 (event select above 0xff)")];
+    let own: &[_] = match vendor {
+        Vendor::Intel => &INTEL,
+        Vendor::Amd => &AMD,
+    };
     let mut rest = bits;
     let mut words = Vec::new();
-    for (mask, name) in NAMED {
+    for (mask, name) in BOTH.iter().chain(own) {
         if rest & mask != 0 {
-            words.push(name.to_owned());
+            words.push((*name).to_owned());
             rest &= !mask;
         }
     }

@@ -186,11 +186,11 @@ fn is_pmd(n: u16) -> bool {
 }
 
 impl Pmc {
-    /// EN, and OS or USR; a guest that counts for its own guests only counts
-    /// nothing (APM vol. 2, 13.2.1).
+    /// EN, and OS or USR. GuestOnly (APM vol. 2, 13.2.1) is what a tool of the host counts
+    /// anyway; what comes of HostOnly, bit 41, the host's core says at the load.
     fn counts(&self) -> bool {
         let bit = |n: u32| self.value >> n & 1 == 1;
-        bit(22) && (bit(16) || bit(17)) && (bit(41) || !bit(40))
+        bit(22) && (bit(16) || bit(17))
     }
 }
 
