@@ -89,8 +89,7 @@ fn bad_address(lab: &Lab) -> Result<()> {
     let told = errors_with(lab, "address", 0o600)?;
     for command in COMMANDS {
         let expected = match command.name {
-            "PFM_STOP" => Errno::EINVAL,
-            "PFM_RESTART" | "PFM_UNLOAD_CONTEXT" => Errno::EBUSY,
+            "PFM_STOP" | "PFM_RESTART" | "PFM_UNLOAD_CONTEXT" => Errno::EBUSY,
             _ => Errno::EFAULT,
         };
         expect(&told, command.name, Some(expected))?;

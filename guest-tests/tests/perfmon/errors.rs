@@ -91,7 +91,9 @@ fn loads(lab: &Lab) -> Result<()> {
         )?;
         refused("set 5", client.call(&context, &mut at(0, 5)), Errno::EINVAL)?;
         let unloaded = client.call(&context, &mut Call::Start(None));
-        refused("start", unloaded, Errno::EINVAL)?;
+        refused("start", unloaded, Errno::EBUSY)?;
+        let unloaded = client.call(&context, &mut Call::Stop);
+        refused("stop", unloaded, Errno::EBUSY)?;
         load(client, &context, 0)?;
         refused("again", client.call(&context, &mut at(0, 0)), Errno::EBUSY)?;
         let other = counter(client, 0, CYCLES)?;

@@ -7,6 +7,7 @@
 //! commands with such an argument. Numbers are little-endian.
 //! Whatever a peer sends, decoding it ends in a value or a typed error.
 
+pub mod bell;
 pub mod budget;
 mod call;
 mod errno;
@@ -14,6 +15,7 @@ mod extension;
 pub mod frame;
 pub mod info;
 pub mod kernel;
+pub mod last;
 pub mod pause;
 pub mod pcr;
 pub mod programs;

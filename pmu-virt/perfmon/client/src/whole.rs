@@ -7,7 +7,7 @@ use perfmon_abi::consts::{
     PFM_PROV_NOT_COUNTED, PFM_PROV_SCALED, PFM_PROV_SIMULATED, PFM_REG_RETFL_PROV_MASK,
     PFM_REG_RETFL_PROV_SHIFT,
 };
-use perfmon_abi::wire::{Call, Refusal};
+use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{LoadArg, PmcArg, PmdArg};
 
 use crate::client::Client;
@@ -174,8 +174,8 @@ impl WholeVm {
     fn each(&self, client: &Client, call: &Call) -> Result<(), Refusal> {
         for context in &self.contexts {
             match client.call(context, &mut call.clone()) {
-                // It is attached to nothing any more.
-                Err(refusal) if refusal.errno == perfmon_abi::wire::Errno::EINVAL => {}
+                // It is attached to nothing any more. A VMM of before says EINVAL.
+                Err(refusal) if matches!(refusal.errno, Errno::EBUSY | Errno::EINVAL) => {}
                 other => other?,
             }
         }
@@ -188,7 +188,7 @@ impl WholeVm {
     /// Those of the command and the connection. ESRCH: there is no such vCPU.
     pub fn of(&self, client: &Client, vcpu: usize) -> Result<Snapshot, Refusal> {
         let context = self.contexts.get(vcpu);
-        let context = context.ok_or(perfmon_abi::wire::Errno::ESRCH)?;
+        let context = context.ok_or(Errno::ESRCH)?;
         let named = |&num: &u16| PmdArg {
             num,
             ..PmdArg::default()

@@ -13,7 +13,7 @@ use perfmon_abi::consts::{
 };
 use perfmon_abi::wire::{Errno, Refusal, Subcode};
 use perfmon_abi::{PmcArg, PmdArg};
-use pmu_model::{CounterId, Provenance};
+use pmu_model::Provenance;
 
 use super::{Context, EventSet, How, Phase, Pmc, Pmd};
 use crate::bits::PmdBits;
@@ -85,12 +85,6 @@ impl Context {
             let reason = format!("{name}: reg_flags has bits that are not defined: {unknown:#x}");
             return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
         }
-        if arg.flags & PFM_REGFL_NO_64BIT_EMUL != 0 && matches!(pmc.counter, CounterId::Ibs(_)) {
-            let reason = format!(
-                "{name}: PFM_REGFL_NO_64BIT_EMUL is for counters, and this is a sampler of IBS"
-            );
-            return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
-        }
         let reset_pmds = self.checked_pmds(arg.reset_pmds, &name, "reg_reset_pmds")?;
         let smpl_pmds = self.checked_pmds(arg.smpl_pmds, &name, "reg_smpl_pmds")?;
         let state = Pmc {
@@ -146,7 +140,8 @@ impl Context {
         }
         if let Some(set) = self.sets.get_mut(&arg.set) {
             let value = arg.value & set.mask(&pmd);
-            set.overflowed.remove(arg.num);
+            // What was told of its overflow stays true: PFM_RESTART loads it with the
+            // long reset value that is written here (3.4.2).
             set.pmds.insert(
                 arg.num,
                 Pmd {

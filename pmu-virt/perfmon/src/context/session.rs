@@ -123,7 +123,7 @@ impl Context {
         if self.phase == Phase::Unloaded {
             let reason =
                 "the context is attached to nothing: PFM_LOAD_CONTEXT comes before PFM_START";
-            return refuse(Errno::EINVAL, reason);
+            return refuse(Errno::EBUSY, reason);
         }
         let set = start.map_or(self.active, |start| start.set);
         if !self.sets.contains_key(&set) {
@@ -144,7 +144,7 @@ impl Context {
     fn stop(&mut self) -> Result<(), Refusal> {
         if self.phase == Phase::Unloaded {
             let reason = "the context is attached to nothing, so there is nothing to stop";
-            return refuse(Errno::EINVAL, reason);
+            return refuse(Errno::EBUSY, reason);
         }
         self.started = false;
         Ok(())

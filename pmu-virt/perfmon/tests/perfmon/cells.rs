@@ -70,13 +70,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         &[ENOSYS, EBADF, EBUSY, EFAULT],
         &[EINVAL],
     ),
-    command(
-        "PFM_STOP",
-        "3.1.6",
-        true,
-        &[ENOSYS, EBADF, EBUSY],
-        &[EINVAL],
-    ),
+    command("PFM_STOP", "3.1.6", true, &[ENOSYS, EBADF, EBUSY], &[]),
     command(
         "PFM_LOAD_CONTEXT",
         "3.1.7",
@@ -286,16 +280,6 @@ pub(crate) const NEVER: &[(&str, Errno, &str)] = &[
         "PFM_READ_PMDS",
         EBUSY,
         "the thread that runs the vCPU reads them between two entries into the guest; the caller waits for it",
-    ),
-    (
-        "PFM_START",
-        EBUSY,
-        "as PFM_READ_PMDS; a context that is not attached gets EINVAL",
-    ),
-    (
-        "PFM_STOP",
-        EBUSY,
-        "as PFM_READ_PMDS; a context that is not attached gets EINVAL",
     ),
     (
         "PFM_RESTART",

@@ -14,5 +14,6 @@ mod registers;
 mod replay;
 mod session;
 mod sets;
+mod statements;
 mod steps;
 mod table;

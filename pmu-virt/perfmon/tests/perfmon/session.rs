@@ -42,8 +42,8 @@ fn a_new_context_is_detached_and_has_set_0() {
 #[test]
 fn start_and_stop_need_a_load() {
     let mut context = context("amd-core", 0);
-    assert_eq!(call(&mut context, Call::Start(None)).0, Err(Errno::EINVAL));
-    assert_eq!(call(&mut context, Call::Stop).0, Err(Errno::EINVAL));
+    assert_eq!(call(&mut context, Call::Start(None)).0, Err(Errno::EBUSY));
+    assert_eq!(call(&mut context, Call::Stop).0, Err(Errno::EBUSY));
     context.attached(0);
     assert_eq!(call(&mut context, start(1)).0, Err(Errno::EINVAL));
     assert!(!context.is_started());
@@ -54,7 +54,7 @@ fn start_and_stop_need_a_load() {
     must(&mut context, Call::Stop);
     assert!(!context.is_started());
     context.detached();
-    assert_eq!(call(&mut context, Call::Stop).0, Err(Errno::EINVAL));
+    assert_eq!(call(&mut context, Call::Stop).0, Err(Errno::EBUSY));
 }
 
 /// The set of PFM_START overrides that of the load; without one, the last

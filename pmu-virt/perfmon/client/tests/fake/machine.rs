@@ -10,7 +10,7 @@ use perfmon_abi::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec as Time, poll};
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, send, socketpair};
 
 use super::properties;
 
@@ -32,6 +32,8 @@ pub struct Context {
     pub started: bool,
     pub masked: bool,
     end: OwnedFd,
+    /// Both ends, once somebody has asked for it.
+    bell: Option<(OwnedFd, OwnedFd)>,
     buffer: Option<(OwnedFd, u64)>,
     pmcs: BTreeMap<(u16, u16), PmcArg>,
     pmds: BTreeMap<(u16, u16), PmdArg>,
@@ -90,6 +92,7 @@ impl Context {
             started: false,
             masked: false,
             end,
+            bell: None,
             buffer,
             pmcs: BTreeMap::new(),
             pmds: BTreeMap::new(),
@@ -125,6 +128,18 @@ impl Context {
         polled[0]
             .revents()
             .intersects(PollFlags::HUP | PollFlags::RDHUP)
+    }
+
+    /// What rings for it.
+    pub fn bell(&mut self) -> Result<OwnedFd, Refusal> {
+        if self.flags & pfm::PFM_FL_OVFL_NO_MSG == 0 {
+            return refuse(Errno::EINVAL, "it has messages");
+        }
+        let bell = self.bell.get_or_insert_with(|| {
+            let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+            socketpair(family, SocketType::SEQPACKET, flags, None).expect("a pair of sockets")
+        });
+        Ok(bell.1.try_clone().expect("a duplicate"))
     }
 
     pub fn send_bytes(&self, bytes: &[u8]) {
@@ -225,7 +240,10 @@ impl Context {
             self.write_buffer(SAMPLES);
         }
         self.masked = true;
-        if self.flags & pfm::PFM_FL_OVFL_NO_MSG != 0 {
+        if let Some((hand, bell)) = &self.bell {
+            send(hand, &[1], SendFlags::NOSIGNAL).expect("it rings");
+            rustix::net::recv(bell, &mut [0; 1][..], RecvFlags::DONTWAIT).expect("one byte");
+        } else if self.flags & pfm::PFM_FL_OVFL_NO_MSG != 0 {
             self.send_bytes(&[]);
         } else {
             self.send(pfm::PFM_MSG_OVFL, self.generation, pmds);
@@ -263,8 +281,11 @@ impl Context {
             }
             Call::Start(start) => {
                 let set = start.map_or(0, |start| start.set);
-                if self.loaded.is_none() || !self.sets.contains_key(&set) {
-                    return refuse(Errno::EINVAL, "the context is not loaded");
+                if self.loaded.is_none() {
+                    return refuse(Errno::EBUSY, "the context is not loaded");
+                }
+                if !self.sets.contains_key(&set) {
+                    return refuse(Errno::EINVAL, "there is no such set");
                 }
                 self.started = true;
                 self.switch();
@@ -275,7 +296,7 @@ impl Context {
                 }
             }
             Call::Stop if self.loaded.is_none() => {
-                return refuse(Errno::EINVAL, "the context is not loaded");
+                return refuse(Errno::EBUSY, "the context is not loaded");
             }
             Call::Stop => {
                 self.count();

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use perfmon_abi::consts;
+use perfmon_abi::wire::bell::BELL;
 use perfmon_abi::wire::{
     Bound, Buffer, Call, Errno, Extension, Hello, MAX_PACKET, MAX_PAYLOAD, Refusal, Request,
     SystemWide,
@@ -61,6 +62,8 @@ pub struct Shared {
     pub connections: usize,
     /// Whether documents come in a file.
     pub files: bool,
+    /// Whether it knows no BELL, as servers of before.
+    pub no_bells: bool,
     /// The host CPUs that cores are kept on.
     pub core_cpus: Vec<u32>,
 }
@@ -213,6 +216,17 @@ fn converse(connection: &OwnedFd, shared: &Mutex<Shared>) {
 const ASKING_SET: u16 = 77;
 
 fn answer(shared: &mut Shared, request: Request<'_>, came: Option<OwnedFd>) -> Outcome {
+    if request.command == BELL && !shared.no_bells {
+        let index = usize::try_from(request.context).expect("an index");
+        let context = shared.contexts.get_mut(index.wrapping_sub(1));
+        let mut outcome = Outcome::of(Ok(()));
+        match context.map(Context::bell) {
+            Some(Ok(bell)) => outcome.descriptors = vec![bell],
+            Some(Err(refusal)) => outcome.result = Err(refusal),
+            None => outcome.result = Err(Errno::EBADF.into()),
+        }
+        return outcome;
+    }
     if request.command >= 0x100 && request.command != consts::PFM_TRY_LOAD {
         let decoded = Extension::decode(request.command, request.nargs, request.payload);
         return match decoded {

@@ -20,7 +20,8 @@ int main(void)
 	CALL(perfmonctl(fd, PFM_READ_PMDS, pmds, 2));
 	MUST(!pmds[0].reg_value && !pmds[1].reg_value, "a counter begins with a count");
 
-	FAILS(perfmonctl(fd, PFM_START, NULL, 0), EINVAL);
+	FAILS(perfmonctl(fd, PFM_START, NULL, 0), EBUSY);
+	FAILS(perfmonctl(fd, PFM_STOP, NULL, 0), EBUSY);
 	FAILS(perfmonctl(fd, PFM_WRITE_PMCS, pmcs, 0), EFAULT);
 	FAILS(perfmonctl(fd, PFM_WRITE_PMCS, pmcs, -1), EFAULT);
 	FAILS(perfmonctl(fd, PFM_WRITE_PMCS, pmcs, 1 << 24), EFAULT);

@@ -20,7 +20,8 @@ int main(void)
 	CALL(pfm_read_pmds(fd, &pmd, 1));
 	printf("vCPU %d ended, PMD 0: %#llx\n", ending, (unsigned long long)pmd.reg_value);
 	FAILS(pfm_restart(fd), EBUSY);
-	FAILS(pfm_start(fd, NULL), EINVAL);
+	FAILS(pfm_start(fd, NULL), EBUSY);
+	FAILS(pfm_stop(fd), EBUSY);
 	FAILS(pfm_unload_context(fd), EBUSY);
 	return 0;
 }

@@ -164,7 +164,7 @@ pub(super) const CASES: &[Case] = &[
     case(
         START,
         &[State::Unloaded],
-        EINVAL,
+        EBUSY,
         0,
         "the context is not attached",
         |context| play(context, Call::Start(None)),
@@ -195,7 +195,7 @@ pub(super) const CASES: &[Case] = &[
     case(
         STOP,
         &[State::Unloaded],
-        EINVAL,
+        EBUSY,
         0,
         "the context is not attached",
         |context| play(context, Call::Stop),

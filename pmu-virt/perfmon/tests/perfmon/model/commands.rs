@@ -44,7 +44,7 @@ impl Model {
             Call::WritePmds(v) => each(v, |arg| &mut arg.flags, of_pmd, |arg| self.write_pmd(arg)),
             Call::ReadPmds(v) => each(v, |arg| &mut arg.flags, of_pmd, |arg| self.read_pmd(arg)),
             Call::Start(start) => self.start(start.map(|start| start.set)),
-            Call::Stop if self.state == State::Unloaded => Err(Errno::EINVAL),
+            Call::Stop if self.state == State::Unloaded => Err(Errno::EBUSY),
             Call::Stop => {
                 self.started = false;
                 Ok(())
@@ -138,8 +138,8 @@ impl Model {
             ..Pmd::default()
         };
         set.pmds.insert(arg.num, pmd);
-        // A new value is a new period: the overflow of the old one is history.
-        set.overflowed.remove(&arg.num);
+        // A new value is a new period: a wrap of the old one that nobody has dealt with is
+        // history. What was dealt with is over with PFM_RESTART alone (3.4.2).
         if arg.set == self.active {
             self.wrapped.remove(&arg.num);
         }
@@ -194,7 +194,7 @@ impl Model {
 
     fn start(&mut self, set: Option<u16>) -> Outcome {
         if self.state == State::Unloaded {
-            return Err(Errno::EINVAL);
+            return Err(Errno::EBUSY);
         }
         if set.is_some_and(|set| !self.sets.contains_key(&set)) {
             return Err(Errno::EINVAL);
