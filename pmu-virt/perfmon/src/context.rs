@@ -4,6 +4,7 @@ mod count;
 #[cfg(test)]
 mod flow_tests;
 mod ibs;
+mod last;
 mod notice;
 mod overflow;
 mod registers;

@@ -175,6 +175,17 @@ impl JobDispatcher {
         line.flag.thread.get().map(|thread| thread.thread_id())
     }
 
+    /// The core whose thread has this number, once it runs.
+    pub(crate) fn core_of_thread(&self, thread: i32) -> Option<usize> {
+        (0..self.cores()).find(|&core| self.thread_of(core) == Some(thread))
+    }
+
+    /// The vCPU whose own thread has this number, once it runs.
+    pub(crate) fn vcpu_of_thread(&self, thread: i32) -> Option<usize> {
+        // Such a thread is a core of the same number.
+        (!self.shares_cores()).then(|| self.core_of_thread(thread))?
+    }
+
     /// Readable when there are reports.
     pub(crate) fn notifier(&self) -> &Arc<Notifier> {
         &self.outbox.notifier

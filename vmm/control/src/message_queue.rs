@@ -1,11 +1,13 @@
 //! The message queue of a context: a socket whose other end the tool has.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
 use perfmon_abi::{Message, Record};
 use pmu_virt::perfmon::MessageQueue;
+use rustix::net::{RecvFlags, recv};
 
 use crate::{socket, sys};
 
@@ -26,6 +28,31 @@ pub(crate) fn unread(socket: &OwnedFd) -> usize {
     MESSAGE_BYTES.get().map_or(0, |each| bytes.div_ceil(*each))
 }
 
+/// What rings at the tool for overflows of a context with `PFM_FL_OVFL_NO_MSG`: whoever
+/// asked for a signal gets one (3.3.7), and nothing stays that could be read.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    hand: OwnedFd,
+    /// The tool has it, too.
+    pub(crate) socket: Arc<OwnedFd>,
+}
+
+impl Bell {
+    /// # Errors
+    /// The process has no descriptor left.
+    pub(crate) fn new() -> io::Result<Self> {
+        let (hand, socket) = socket::context_pair()?;
+        let socket = Arc::new(socket);
+        Ok(Self { hand, socket })
+    }
+
+    fn ring(&self) {
+        // A tool that has shut its bell down hears nothing.
+        let _ = socket::send(self.hand.as_fd(), &[1], &[]);
+        let _ = recv(&*self.socket, &mut [0; 1][..], RecvFlags::DONTWAIT);
+    }
+}
+
 /// The VMM's end of the socket. The kernel tells how many bytes are unread, and so how
 /// many messages.
 #[derive(Debug)]
@@ -34,6 +61,8 @@ pub(crate) struct SocketQueue {
     /// The last packets, of which some may be unread, the oldest first. True for a
     /// message, false for an empty record.
     sent: VecDeque<bool>,
+    /// Rings in place of empty records, once somebody has asked for it.
+    bell: Arc<OnceLock<Bell>>,
 }
 
 impl SocketQueue {
@@ -41,7 +70,13 @@ impl SocketQueue {
         Self {
             socket,
             sent: VecDeque::new(),
+            bell: Arc::default(),
         }
+    }
+
+    /// The place of its bell.
+    pub(crate) fn bell(&self) -> Arc<OnceLock<Bell>> {
+        self.bell.clone()
     }
 
     /// Unread messages, and unread empty records: packets are read in their order.
@@ -65,6 +100,9 @@ impl MessageQueue for SocketQueue {
     }
 
     fn post(&mut self, message: Option<&Message>) {
+        if let (None, Some(bell)) = (message, self.bell.get()) {
+            return bell.ring();
+        }
         let (messages, empty) = self.unread();
         // A tool that has not read an empty record learns nothing by another one.
         if message.is_none() && empty >= MOST_EMPTY {
@@ -105,7 +143,8 @@ impl MessageQueue for SocketQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{RecvFlags, recv};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
     fn message(generation: u16) -> Message {
         Message {
@@ -136,6 +175,31 @@ mod tests {
         assert_eq!((read(), queue.waiting()), (Ok(Message::SIZE), 0));
         assert_eq!(read(), Ok(0), "there was room again");
         assert_eq!(read(), Err(rustix::io::Errno::AGAIN));
+    }
+
+    #[test]
+    fn a_bell_leaves_nothing_to_be_read() {
+        let (ours, theirs) = socket::context_pair().unwrap();
+        let mut queue = SocketQueue::new(Arc::new(ours));
+        let place = queue.bell();
+        queue.post(None);
+        place.set(Bell::new().unwrap()).unwrap();
+        for _ in 0..1000 {
+            queue.post(None);
+        }
+        queue.post(Some(&message(1)));
+        let read = || recv(&theirs, &mut [0; 64][..], RecvFlags::DONTWAIT).map(|(got, _)| got);
+        assert_eq!(read(), Ok(0), "from before there was a bell");
+        assert_eq!(read(), Ok(Message::SIZE));
+        assert_eq!(read(), Err(rustix::io::Errno::AGAIN));
+        let bell = &place.get().unwrap().socket;
+        let mut polled = [PollFd::new(&**bell, PollFlags::IN)];
+        assert_eq!(poll(&mut polled, Some(&Timespec::default())), Ok(0));
+        // Whatever the tool does to its end, nobody waits.
+        socket::send(bell.as_fd(), b"x", &[]).unwrap_err();
+        fcntl_setfl(bell, fcntl_getfl(bell).unwrap() - OFlags::NONBLOCK).unwrap();
+        rustix::net::shutdown(bell, rustix::net::Shutdown::Both).unwrap();
+        queue.post(None);
     }
 
     #[test]

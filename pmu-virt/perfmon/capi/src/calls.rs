@@ -9,19 +9,21 @@ use perfmon_abi::consts::{
     PFM_RESTART, PFM_START, PFM_TRY_LOAD,
 };
 use perfmon_abi::wire::info::{FormatInfo, ModelInfo};
-use perfmon_abi::wire::{Call, Errno, Extension, MAX_PAYLOAD, NO_CONTEXT, Reply};
+use perfmon_abi::wire::{Call, Errno, Extension, MAX_PAYLOAD, NO_CONTEXT, Reply, Subcode};
 use perfmon_abi::{CtxArg, FmtInfo, LoadArg, Record};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity};
 use serde::de::DeserializeOwned;
 use umpire_perfmon::link::{ARGUMENT, Question};
+use umpire_perfmon::threads::in_its_own_space;
 
+use crate::bell;
 use crate::failure::{Failure, because, failure};
 use crate::reading;
 use crate::state::{STATE, State, no_context};
-use crate::sys::borrow;
 use crate::sys::memory::User;
+use crate::sys::{borrow, last};
 use crate::table::Slot;
 
 /// Does a command. The argument's elements come back as it left them.
@@ -43,15 +45,14 @@ pub(crate) fn command(fd: i32, command: i32, argument: User, nargs: i32) -> Resu
             let Some(open) = borrow(fd) else {
                 return state.ensure_link().and(Err(no_context()));
             };
-            let context = state.context(fd, open)?;
-            on_context(
-                state,
-                (fd, open),
-                context,
-                command,
-                argument,
-                (nargs, length),
-            )
+            let context = state.context(fd, open);
+            let size = (nargs, length);
+            let done = context.and_then(|context| {
+                on_context(state, (fd, open), context, command, argument, size)
+            });
+            done.or_else(|failure| {
+                after_the_end(state, (fd, open), command, (argument, length), failure)
+            })
         }
     })
 }
@@ -66,6 +67,31 @@ fn check(command: i32, argument: User, nargs: i32) -> Result<(u16, usize), Failu
         return Err(failure(Errno::EFAULT, reason));
     }
     Ok((command, length))
+}
+
+/// Answers a command that nobody does any more from what the context's VM has left as it
+/// ended; else its failure stays.
+fn after_the_end(
+    state: &mut State,
+    (fd, open): (i32, BorrowedFd<'_>),
+    command: u16,
+    (argument, length): (User, usize),
+    before: Failure,
+) -> Result<(), Failure> {
+    if !Errno::from_number(before.number).is_some_and(umpire_perfmon::is_of_the_end) {
+        return Err(before);
+    }
+    let Some((left, packet)) = state.last_counts(fd, open) else {
+        return Err(before);
+    };
+    let vector = &mut packet[..length];
+    read(argument, vector)?;
+    let done = left.answer(command, vector);
+    let written = argument.write(0, vector);
+    written.map_err(|_| failure(Errno::EFAULT, "the argument cannot be written to"))?;
+    done.map_err(Failure::from)?;
+    last::set(Subcode::None, "");
+    Ok(())
 }
 
 fn on_context(
@@ -83,9 +109,10 @@ fn on_context(
             let mut bytes = [0; LoadArg::SIZE];
             read(argument, &mut bytes)?;
             let mut load = LoadArg::get(&bytes);
-            if slot.flags.load(SeqCst) & PFM_FL_SYSTEM_WIDE != 0 {
-                load.pid = core(state, load.pid)?;
-            }
+            load.pid = match slot.flags.load(SeqCst) & PFM_FL_SYSTEM_WIDE {
+                0 => of_vmm(state, load.pid),
+                _ => core(state, load.pid)?,
+            };
             load.put(&mut state.packet[ARGUMENT..]);
             ask(state, handle, command, size, |_| Ok(()))?;
             // The new generation tells which messages are stale. The context is
@@ -105,11 +132,21 @@ fn on_context(
     }
 }
 
+/// A thread of the VMM's by the VMM's own number, if it is one; else the number as it is,
+/// which a vCPU or core has.
+fn of_vmm(state: &State, pid: i32) -> i32 {
+    let server = state.link.as_ref().and_then(|link| link.server().ok());
+    let thread = server
+        .map(|server| server.pid.as_raw_nonzero().get())
+        .and_then(|vmm| in_its_own_space(vmm, pid));
+    thread.unwrap_or(pid)
+}
+
 /// The core that a system-wide context is for: a number as it is, or, as the
 /// specification has it, the caller's thread, which runs on one CPU alone.
 fn core(state: &mut State, pid: i32) -> Result<i32, Failure> {
     if pid != gettid().as_raw_nonzero().get() {
-        return Ok(pid);
+        return Ok(of_vmm(state, pid));
     }
     let allowed = sched_getaffinity(None)?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
@@ -260,7 +297,10 @@ fn create(state: &mut State, argument: User) -> Result<(), Failure> {
     let malformed = || failure(Errno::EPROTO, "the reply is malformed");
     let (handle, [fd, _]) = (answer.reply.context, answer.descriptors);
     let mut made = CtxArg::from_bytes(answer.reply.payload).map_err(|_| malformed())?;
-    let fd = fd.ok_or_else(malformed)?;
+    let mut fd = fd.ok_or_else(malformed)?;
+    if wanted.flags & PFM_FL_OVFL_NO_MSG != 0 {
+        bell::hang(state, &mut fd, handle)?;
+    }
     fcntl_setfd(&fd, FdFlags::empty())?;
     made.flags = wanted.flags;
     made.fd = fd.as_raw_fd();

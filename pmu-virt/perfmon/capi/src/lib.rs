@@ -14,6 +14,7 @@
 //! does so with signals blocked ([`state`]).
 #![deny(unsafe_code)]
 
+mod bell;
 mod buffer;
 mod calls;
 mod encode;

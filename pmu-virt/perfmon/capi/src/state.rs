@@ -3,16 +3,18 @@
 #[allow(unsafe_code)]
 mod sys;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
 
+use perfmon_abi::consts::PFM_FL_OVFL_NO_MSG;
 use perfmon_abi::wire::{Bound, Errno, Extension, MAX_PACKET};
 use rustix::fs::{FileType, fstat};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
-use umpire_perfmon::TIMEOUT;
 use umpire_perfmon::link::{Link, Packet, Question, inode};
+use umpire_perfmon::{LastCounts, TIMEOUT};
 
+use crate::bell;
 use crate::failure::{Failure, failure};
 use crate::sys::environment;
 use crate::table::{self, Slot};
@@ -30,6 +32,8 @@ pub(crate) struct State {
     pub(crate) packet: Packet,
     /// Size of the argument that a sampling format takes.
     pub(crate) formats: [Option<([u8; 16], usize)>; FORMATS],
+    /// What a VM that has ended has left on a connection, and which this was.
+    pub(crate) last: Option<(u32, OwnedFd)>,
     /// The host CPU that each of the VM's cores is kept on, once it was asked for.
     pub(crate) core_cpus: Option<Vec<u32>>,
 }
@@ -39,6 +43,7 @@ pub(crate) static STATE: Guard = Guard::new(State {
     epoch: 0,
     packet: [0; MAX_PACKET],
     formats: [None; FORMATS],
+    last: None,
     core_cpus: None,
 });
 
@@ -48,7 +53,7 @@ impl State {
         if self.link.as_ref().is_some_and(Link::is_usable) {
             return Ok(());
         }
-        self.link = None;
+        self.end_link();
         self.epoch = self.epoch.wrapping_add(1);
         self.formats = [None; FORMATS];
         self.core_cpus = None;
@@ -57,6 +62,29 @@ impl State {
         STATE.note_socket(link.identity());
         self.link = Some(link);
         Ok(())
+    }
+
+    /// The connection is of no use any more; what the VM has left there is.
+    fn end_link(&mut self) {
+        if let Some(file) = self.link.take().and_then(Link::last_words) {
+            self.last = Some((self.epoch, file));
+        }
+    }
+
+    /// What a context's VM has left as it ended, and room for a packet.
+    pub(crate) fn last_counts(
+        &mut self,
+        number: i32,
+        open: BorrowedFd<'_>,
+    ) -> Option<(LastCounts<'_>, &mut Packet)> {
+        if !self.link.as_ref().is_some_and(Link::is_usable) {
+            self.end_link();
+        }
+        let slot = table::find(number, open)?;
+        let State { last, packet, .. } = self;
+        let (epoch, file) = last.as_ref()?;
+        (slot.epoch.load(SeqCst) == *epoch).then_some(())?;
+        Some((LastCounts::of(file, slot.handle.load(SeqCst))?, packet))
     }
 
     /// The slot and handle of a context.
@@ -103,10 +131,15 @@ impl State {
         ) else {
             return Err(failure(Errno::EPROTO, "the reply is malformed"));
         };
+        let is_new = table::find(number, open).is_none();
         let slot = self.register(number, open, handle)?;
         slot.flags.store(bound.flags, SeqCst);
         slot.generation.store(bound.generation.into(), SeqCst);
         slot.buffer_size.store(bound.buffer_size, SeqCst);
+        if is_new && bound.flags & PFM_FL_OVFL_NO_MSG != 0 {
+            // What its owner asked for before this library knew of it.
+            bell::adopt(self, open, handle);
+        }
         Ok((slot, handle))
     }
 

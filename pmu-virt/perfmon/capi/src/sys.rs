@@ -3,6 +3,7 @@
 pub(crate) mod environment;
 pub(crate) mod last;
 pub(crate) mod memory;
+pub(crate) mod owner;
 pub(crate) mod real;
 
 use std::os::fd::BorrowedFd;

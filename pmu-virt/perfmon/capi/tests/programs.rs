@@ -199,7 +199,14 @@ macro_rules! checks {
 checks! {
     no_server others_are_left_alone reuse_of_numbers reuse_of_the_connection duplicates
     passed_on stale_messages many_messages signals threads fork_in_threads many_contexts no_allocation
-    closed_while_read half_a_buffer formats events sums
+    half_a_buffer formats events sums
+}
+
+#[test]
+fn closed_while_read() {
+    let fake = Fake::start();
+    fake.shared().no_bells = true;
+    run(checks(), &fake, &["closed_while_read"]);
 }
 
 /// 3.1.7: the core is the one on the caller's CPU, whatever its number.

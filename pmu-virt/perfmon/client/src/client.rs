@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 
 use crate::context::{Buffer, ContextHandle};
 use crate::document::document;
+use crate::last::LastCounts;
 use crate::link::{self, ARGUMENT, Answer, Link, LinkError, Packet, Question};
 use crate::messages;
 
@@ -74,6 +75,8 @@ struct State {
     pid: u32,
     /// Handles on this connection, by the number of the context's socket.
     handles: HashMap<u64, u32>,
+    /// What a VM that has ended has left on the connection before, with its handles.
+    last: Option<(OwnedFd, HashMap<u64, u32>)>,
     packet: Box<Packet>,
 }
 
@@ -100,6 +103,7 @@ impl Client {
                 link: None,
                 pid: 0,
                 handles: HashMap::new(),
+                last: None,
                 packet: Box::new([0; MAX_PACKET]),
             }),
         };
@@ -206,18 +210,28 @@ impl Client {
     /// and EPROTO leave open whether it was done.
     pub fn call(&self, context: &ContextHandle, call: &mut Call) -> Result<(), Refusal> {
         let mut state = self.state();
+        let done = self.call_served(&mut state, context, call);
+        done.or_else(|refusal| state.after_the_end(context, call, refusal))
+    }
+
+    fn call_served(
+        &self,
+        state: &mut State,
+        context: &ContextHandle,
+        call: &mut Call,
+    ) -> Result<(), Refusal> {
         let handle = match state.handles.get(&context.inode) {
-            Some(&handle) if self.is_current(&state) => handle,
+            Some(&handle) if self.is_current(state) => handle,
             _ => {
-                let (handle, _) = self.bind(&mut state, context.as_fd())?;
+                let (handle, _) = self.bind(state, context.as_fd())?;
                 state.handles.insert(context.inode, handle);
                 handle
             }
         };
-        let answer = self.exchange_call(&mut state, handle, call)?;
+        let answer = self.exchange_call(state, handle, call)?;
         answer.reply.result()?;
         if let Call::Load(_) | Call::TryLoad(_) = call {
-            let (_, bound) = self.bind(&mut state, context.as_fd())?;
+            let (_, bound) = self.bind(state, context.as_fd())?;
             context
                 .generation
                 .store(bound.generation, Ordering::Relaxed);
@@ -398,8 +412,7 @@ impl Client {
     }
 
     fn reconnect(&self, state: &mut State) -> Result<(), Refusal> {
-        state.link = None;
-        state.handles.clear();
+        state.end_link();
         let failed = |error| {
             let Refusal { errno, reason, .. } = LinkError::Connect(error).into();
             Refusal::new(errno, format!("{}: {reason}", self.path.display()))
@@ -413,6 +426,53 @@ impl Client {
         state.pid = std::process::id();
         Ok(())
     }
+}
+
+impl State {
+    /// The connection is of no use any more; what the VM has left there is.
+    fn end_link(&mut self) {
+        let handles = std::mem::take(&mut self.handles);
+        let own = self.pid == std::process::id();
+        if let Some(file) = self.link.take().filter(|_| own).and_then(Link::last_words) {
+            self.last = Some((file, handles));
+        }
+    }
+
+    /// Answers a command that `refusal` says nobody does, from what the context's VM has
+    /// left as it ended.
+    fn after_the_end(
+        &mut self,
+        context: &ContextHandle,
+        call: &mut Call,
+        refusal: Refusal,
+    ) -> Result<(), Refusal> {
+        if !is_of_the_end(refusal.errno) {
+            return Err(refusal);
+        }
+        if !self.link.as_ref().is_some_and(Link::is_usable) {
+            self.end_link();
+        }
+        let left = self
+            .last
+            .as_ref()
+            .and_then(|(file, handles)| LastCounts::of(file, *handles.get(&context.inode)?));
+        let Some(left) = left else {
+            return Err(refusal);
+        };
+        let mut vector = call.encode();
+        let done = left.answer(call.command(), &mut vector);
+        if matches!(call, Call::ReadPmds(_) | Call::GetinfoEvtsets(_)) {
+            call.take_reply(&vector).map_err(malformed)?;
+        }
+        done
+    }
+}
+
+/// Whether this is what becomes of commands whose VM has ended: nobody serves, another VM
+/// does, or the connection broke.
+#[must_use]
+pub fn is_of_the_end(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOSYS | Errno::EBADF | Errno::ECONNRESET)
 }
 
 fn malformed(error: perfmon_abi::BadLength) -> Refusal {

@@ -26,15 +26,18 @@
 mod client;
 mod context;
 mod document;
+mod last;
 pub mod link;
 pub mod maps;
 pub mod messages;
 #[allow(unsafe_code)]
 mod sys;
+pub mod threads;
 mod whole;
 
-pub use client::{Client, ENVIRONMENT, TIMEOUT, socket_folder, socket_folders};
+pub use client::{Client, ENVIRONMENT, TIMEOUT, is_of_the_end, socket_folder, socket_folders};
 pub use context::{Buffer, ContextHandle, Event, Mapping, Wait};
 pub use document::document;
+pub use last::LastCounts;
 pub use perfmon_abi::wire::{Call, Errno, Refusal as CallError, info};
 pub use whole::{Count, Snapshot, WholeVm};

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use perfmon_abi::wire::last::PACKET;
 use perfmon_abi::wire::{Errno, FrameError, MAX_PACKET, NO_CONTEXT, Refusal, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
@@ -19,6 +20,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
     sendmsg, socket_with,
 };
+
+/// Packets and errors that can be left on a connection.
+const MOST_LEFT: usize = 8;
 
 /// Room for a packet. A request's argument lies behind its header, at
 /// [`ARGUMENT`]; the reply takes the request's place.
@@ -187,6 +191,38 @@ impl Link {
         let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
         let polling = poll(&mut polled, Some(&Timespec::default()));
         polling.is_ok() && polled[0].revents().is_empty()
+    }
+
+    /// What the VM has left on a connection that it has closed as it ended: a file for
+    /// [`LastCounts`](crate::LastCounts).
+    #[must_use]
+    pub fn last_words(self) -> Option<OwnedFd> {
+        let socket = self.socket()?;
+        // A reply that nobody has waited for may be in front, and one error.
+        for _ in 0..MOST_LEFT {
+            let mut bytes = [0; PACKET.len()];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
+            let received = recvmsg(
+                socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut control,
+                flags,
+            );
+            match received {
+                Ok(received) if received.bytes == 0 => return None,
+                Ok(received) if received.bytes == bytes.len() && bytes == PACKET => {
+                    return control.drain().find_map(|message| match message {
+                        RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+                        _ => None,
+                    });
+                }
+                Err(OsErrno::AGAIN) => return None,
+                Ok(_) | Err(_) => {}
+            }
+        }
+        None
     }
 
     /// Asks, and waits for the reply. After any error but

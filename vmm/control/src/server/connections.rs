@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use perfmon_abi::wire::last;
 use perfmon_abi::wire::{Errno, MAX_PACKET, NO_CONTEXT, Refusal, Reply};
 use pmu_virt::perfmon::ContextId;
 
@@ -16,6 +17,7 @@ use super::answer::{Answer, ConnectionId, RequestId};
 use super::events::{Events, Token};
 use super::handed::Handed;
 use crate::closer::Closer;
+use crate::memory_file::MemoryFile;
 use crate::socket::{Packet, receive, send};
 use umpire_socket::{Listener, Peer};
 
@@ -277,6 +279,25 @@ impl Connections {
             self.hang_up(id);
         } else if connection.muted {
             self.mute(id, false);
+        }
+    }
+
+    /// Leaves each connection what `counts` has of the contexts that it has bound: the VM has
+    /// ended, and its tools read on (3.3.6).
+    pub(super) fn leave(&self, mut counts: impl FnMut(ContextId) -> Option<Vec<u8>>) {
+        for connection in self.open.values() {
+            let bound = connection.handles.contexts.iter();
+            let counts = bound.filter_map(|(&handle, &id)| Some((handle, counts(id)?)));
+            let counts: Vec<(u32, Vec<u8>)> = counts.collect();
+            if counts.is_empty() {
+                continue;
+            }
+            let left = MemoryFile::of("umpire-last-counts", &last::encode_all(&counts))
+                .and_then(|file| file.reader())
+                .and_then(|file| send(connection.socket.as_fd(), &last::PACKET, &[file.as_fd()]));
+            if let Err(error) = left {
+                log::warn!("a tool cannot read its counts after the VM's end: {error}");
+            }
         }
     }
 

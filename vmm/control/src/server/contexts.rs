@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use perfmon_abi::LoadArg;
-use perfmon_abi::consts::{PFM_FL_NO_ASK, PFM_FL_SYSTEM_WIDE};
+use perfmon_abi::consts::{PFM_FL_NO_ASK, PFM_FL_OVFL_NO_MSG, PFM_FL_SYSTEM_WIDE};
 use perfmon_abi::wire::{Bound, Buffer, Call, Errno, Refusal, SystemWide};
 use pmu_virt::perfmon::{AttachedContext, ContextId, GuestLimit, MAX_CONTEXTS, VirtualPmd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,12 +24,13 @@ use super::answer::{Answer, ConnectionId, RequestId};
 use super::buffers::BufferKeeper;
 use super::events::Events;
 use crate::job::{Done, Target, Work};
+use crate::message_queue::Bell;
 use crate::quantities::NoQuantities;
 use crate::socket::FileId;
 use asking::{ASKED, AskingLoads, Load};
 use create::Creating;
 pub(super) use create::{Created, Wanted};
-use table::{Attachment, ContextEntry, ContextTable};
+use table::{Attachment, BELL_FILES, ContextEntry, ContextTable};
 
 /// All contexts of the VM, and the way to its vCPUs.
 #[derive(Debug)]
@@ -144,6 +145,43 @@ impl Contexts {
             file: Some(file.clone()),
             ..Answer::done(Buffer { size: *size }.to_bytes())
         })
+    }
+
+    /// BELL: what rings for the overflows of a context with `PFM_FL_OVFL_NO_MSG` from now on,
+    /// in place of empty records. Bells take no more descriptors than contexts leave of
+    /// `most_files`.
+    pub(super) fn bell(&self, id: ContextId, most_files: usize) -> Result<Answer, Refusal> {
+        let entry = self.table.get(id).ok_or(Errno::EBADF)?;
+        if entry.flags & PFM_FL_OVFL_NO_MSG == 0 {
+            let reason = "a bell is for contexts with PFM_FL_OVFL_NO_MSG";
+            return Err(Refusal::new(Errno::EINVAL, reason));
+        }
+        if entry.bell.get().is_none() {
+            let bell = match self.table.files() + BELL_FILES <= most_files {
+                true => Bell::new().ok(),
+                false => None,
+            };
+            let bell = bell.ok_or_else(|| {
+                let reason = "the VMM has no descriptors for a bell; overflows are empty records";
+                Refusal::new(Errno::ENOMEM, reason)
+            })?;
+            // This thread alone makes bells.
+            let _ = entry.bell.set(bell);
+        }
+        let bell = entry.bell.get().map(|bell| bell.socket.try_clone());
+        let bell = bell.transpose().map_err(|_| Errno::ENOMEM)?;
+        Ok(Answer {
+            fd: bell,
+            ..Answer::default()
+        })
+    }
+
+    /// What a context reads from now on, as the VM has ended.
+    pub(super) fn last_counts(&mut self, id: ContextId) -> Option<Vec<u8>> {
+        match &mut self.table.get_mut(id)?.attachment {
+            Attachment::Detached { context, .. } => context.last_counts(),
+            Attachment::Attached(_) => None,
+        }
     }
 
     /// A command for a context. It is done here, or by the thread that has the
@@ -323,16 +361,30 @@ impl Contexts {
         Err(Refusal::new(Errno::EBUSY, reason))
     }
 
-    /// The vCPU or core that a load names.
+    /// The vCPU or core that a load names: by its own number, or by that of its thread
+    /// (3.1.7).
     fn target(&self, flags: u32, number: i32) -> Result<Target, Refusal> {
+        let dispatcher = &self.vm.dispatcher;
         let core = flags & PFM_FL_SYSTEM_WIDE != 0;
-        let (count, what) = if core {
-            (self.vm.dispatcher.cores(), "core")
+        let (count, what, of_thread) = if core {
+            (
+                dispatcher.cores(),
+                "core",
+                dispatcher.core_of_thread(number),
+            )
         } else {
-            (self.vm.dispatcher.vcpus(), "vCPU")
+            (
+                dispatcher.vcpus(),
+                "vCPU",
+                dispatcher.vcpu_of_thread(number),
+            )
         };
-        let Some(number) = usize::try_from(number).ok().filter(|&n| n < count) else {
-            let reason = format!("there is no {what} {number}; there are 0 to {}", count - 1);
+        let own = usize::try_from(number).ok().filter(|&n| n < count);
+        let Some(number) = own.or(of_thread) else {
+            let reason = format!(
+                "there is no {what} {number}, and no thread of that number is one; there are 0 to {}",
+                count - 1
+            );
             return Err(Refusal::new(Errno::ESRCH, reason));
         };
         Ok(if core {

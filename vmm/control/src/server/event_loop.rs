@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use perfmon_abi::CtxArg;
 use perfmon_abi::consts::{PFM_TRY_LOAD, PFM_VERSION};
+use perfmon_abi::wire::bell::BELL;
 use perfmon_abi::wire::budget::BUDGET;
 use perfmon_abi::wire::kernel::KERNEL;
 use perfmon_abi::wire::pause::PAUSE;
@@ -23,7 +24,7 @@ use super::contexts::{Contexts, Created, Wanted};
 use super::events::{Events, Token};
 use super::inventory::{self, ListAnswer, ListRequests};
 use super::kernel::{KernelRequests, programs};
-use super::limits::Limits;
+use super::limits::{CONTEXT_FILES, Limits};
 use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
 use crate::job::{Ask, Done, Report, Work};
@@ -75,8 +76,15 @@ impl EventLoop {
         })
     }
 
-    /// Serves until `stop` is requested and no tool looks at its context any more.
+    /// Serves until `stop` is requested and no tool looks at its context any more. What
+    /// contexts counted can be read from then on, too.
     pub(super) fn run(mut self, stop: &Stop) {
+        self.serve(stop);
+        let contexts = &mut self.contexts;
+        self.connections.leave(|id| contexts.last_counts(id));
+    }
+
+    fn serve(&mut self, stop: &Stop) {
         let mut buffer: PacketBuffer = Box::new([0; MAX_PACKET]);
         let mut until: Option<Instant> = None;
         loop {
@@ -296,9 +304,24 @@ impl EventLoop {
             let may = self.limits.admit_administrator(peer);
             self.administration.request(id, request, may, dispatcher)?;
             Ok(None)
+        } else if request.command == BELL {
+            if request.nargs != 0 || !request.payload.is_empty() {
+                let reason = "BELL takes no argument";
+                return Err(Refusal::new(Errno::EINVAL, reason));
+            }
+            let context = self.context_of(id, request)?;
+            let files = self.limits.contexts * CONTEXT_FILES;
+            self.contexts.bell(context, files).map(Some)
         } else {
             self.extension(id, request, &packet.fds)
         }
+    }
+
+    /// The context that a request is about.
+    fn context_of(&self, id: RequestId, request: &Request<'_>) -> Result<ContextId, Refusal> {
+        let connection = self.connections.get(id.connection);
+        let handles = &connection.ok_or(Errno::ECONNRESET)?.handles;
+        handles.get(request.context)
     }
 
     /// A command of the specification.
@@ -396,11 +419,7 @@ impl EventLoop {
                 Answer::default()
             }
             Extension::GetBuffer => {
-                let connection = self.connections.get(id.connection);
-                let context = connection
-                    .ok_or(Errno::ECONNRESET)?
-                    .handles
-                    .get(request.context)?;
+                let context = self.context_of(id, request)?;
                 self.contexts.buffer(context)?
             }
         }))

@@ -14,7 +14,7 @@ use umpire_socket::Peer;
 /// Most contexts of a VM.
 const MOST_CONTEXTS: usize = 4096;
 /// Descriptors of a context in the VMM: its socket and its buffer.
-const CONTEXT_FILES: usize = 2;
+pub(super) const CONTEXT_FILES: usize = 2;
 /// Descriptors kept for the VMM: devices, logs, and those that come with packets.
 const MACHINE_FILES: usize = 256;
 /// Descriptors kept for each vCPU. Counters of the host are among them.

@@ -1,6 +1,7 @@
 //! The server, with vCPUs that the tests play.
 
 mod asking;
+mod ending;
 mod memory;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -120,6 +120,7 @@ impl Guard {
         // this process, and its own wait in `notice_fork`.
         unsafe {
             (&raw mut (*state).link).write(None);
+            (&raw mut (*state).last).write(None);
             (&raw mut (*state).formats).write([None; _]);
         }
         table::after_fork();

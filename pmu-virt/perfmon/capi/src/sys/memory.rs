@@ -84,7 +84,9 @@ fn copy(user: *mut u8, own: *mut u8, length: usize, direction: Direction) -> Res
 ///
 /// # Safety
 /// As `call`.
-unsafe fn saving_errno(call: impl FnOnce() -> libc::c_long) -> Result<libc::c_long, i32> {
+pub(super) unsafe fn saving_errno(
+    call: impl FnOnce() -> libc::c_long,
+) -> Result<libc::c_long, i32> {
     // SAFETY: libc returns the address of this thread's errno, always valid.
     let errno = unsafe { &mut *libc::__errno_location() };
     let before = *errno;

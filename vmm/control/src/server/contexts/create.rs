@@ -17,7 +17,7 @@ use crate::memory_file::MemoryFile;
 use crate::message_queue::SocketQueue;
 use crate::server::answer::{Answer, ConnectionId, RequestId};
 use crate::server::events::Token;
-use crate::server::limits::Limits;
+use crate::server::limits::{CONTEXT_FILES, Limits};
 use crate::socket::{FileId, context_pair};
 use umpire_socket::Peer;
 
@@ -127,7 +127,9 @@ impl Contexts {
         let format = self.format(arg, format_arg)?;
         limits.admit(creator, arg.flags & PFM_FL_SYSTEM_WIDE != 0)?;
         let there = self.table.len() + self.creating.len();
-        if there >= limits.contexts {
+        // Bells have taken descriptors that further contexts would have had.
+        let files = self.table.files() + CONTEXT_FILES * (self.creating.len() + 1);
+        if there >= limits.contexts || files > limits.contexts * CONTEXT_FILES {
             let reason = format!("there are {there} contexts, and no more are made");
             return Err(Refusal::new(Errno::ENOMEM, reason));
         }
@@ -184,9 +186,11 @@ impl Contexts {
             file: buffer.as_ref().map(|(file, _)| file.clone()),
             ..Answer::done(arg.to_bytes())
         };
+        let queue = SocketQueue::new(socket.clone());
         let entry = ContextEntry {
             file,
-            socket: socket.clone(),
+            socket,
+            bell: queue.bell(),
             buffer,
             creator: wanted.creator.clone(),
             flags: arg.flags,
@@ -195,7 +199,7 @@ impl Contexts {
             sets: context.set_count(),
             attachment: Attachment::Detached {
                 context: Box::new(context),
-                queue: Box::new(SocketQueue::new(socket)),
+                queue: Box::new(queue),
             },
             job: None,
             waiting: VecDeque::new(),

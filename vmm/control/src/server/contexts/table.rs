@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_virt::perfmon::{AttachedContext, Context, ContextId, MessageQueue};
@@ -10,12 +10,16 @@ use pmu_virt::perfmon::{AttachedContext, Context, ContextId, MessageQueue};
 use super::asking::Load;
 use crate::job::Target;
 use crate::memory_file::MemoryFile;
+use crate::message_queue::Bell;
 use crate::server::answer::{ConnectionId, RequestId};
 use crate::socket::FileId;
 use umpire_socket::Peer;
 
 /// Most event sets of all contexts of a VM.
 pub(in crate::server) const MOST_SETS: usize = 1 << 16;
+
+/// Descriptors of a bell in the VMM.
+pub(in crate::server) const BELL_FILES: usize = 2;
 
 /// What a context is attached to.
 #[derive(Debug)]
@@ -45,6 +49,8 @@ pub(in crate::server) struct ContextEntry {
     pub(in crate::server) file: FileId,
     /// The server's end.
     pub(in crate::server) socket: Arc<OwnedFd>,
+    /// What rings for its overflows, where it has no messages for them and somebody asked.
+    pub(in crate::server) bell: Arc<OnceLock<Bell>>,
     /// The file of its sampling buffer, and its size.
     pub(in crate::server) buffer: Option<(Arc<MemoryFile>, u64)>,
     /// The client that created it.
@@ -84,6 +90,15 @@ pub(in crate::server) struct ContextTable {
 impl ContextTable {
     pub(in crate::server) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Descriptors of all contexts in the VMM: socket, buffer, bell.
+    pub(in crate::server) fn files(&self) -> usize {
+        let of = |entry: &ContextEntry| {
+            let bell = entry.bell.get().map_or(0, |_| BELL_FILES);
+            1 + usize::from(entry.buffer.is_some()) + bell
+        };
+        self.entries.values().map(of).sum()
     }
 
     pub(in crate::server) fn get(&self, id: ContextId) -> Option<&ContextEntry> {

@@ -9,11 +9,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use libc::{off_t, size_t, ssize_t};
 use rustix::io::Errno;
 
+use crate::bell;
 use crate::buffer::{self, Wanted};
 use crate::reading;
 use crate::state::can_be_context;
 use crate::sys::memory::User;
-use crate::sys::{borrow, real, set_errno};
+use crate::sys::{borrow, owner, real, set_errno};
 use crate::table::{self, Slot};
 
 /// The context that a descriptor is.
@@ -211,11 +212,18 @@ fn control(large: bool, fd: c_int, command: c_int, argument: usize) -> c_int {
     let result = unsafe { real::fcntl(large, fd, command, argument) };
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
+        changed if result != -1 && owner::is_changed_by(changed) => {
+            if let Some((open, slot)) = context(fd) {
+                bell::follow(fd, open, slot);
+            }
+            result
+        }
         _ => result,
     }
 }
 
-/// Keeps duplicates contexts. Variadic in C: on x86-64 a third argument, of
+/// Keeps duplicates contexts, and has a context's bell signal as the context would
+/// (3.3.7). Variadic in C: on x86-64 a third argument, of
 /// whatever kind that fcntl knows, lies in the third register all the same.
 ///
 /// # Safety

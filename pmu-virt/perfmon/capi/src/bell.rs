@@ -1,0 +1,77 @@
+//! Signals of contexts with `PFM_FL_OVFL_NO_MSG` (3.3.7).
+//!
+//! Whatever made such a context's own socket signal would also have to be read from it. So
+//! the VM has a second socket for it, its bell, and whoever is to be signalled for the
+//! context is signalled for that. Nobody keeps a descriptor of it: what `fcntl` sets stays
+//! with the socket, which the VM keeps.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+
+use perfmon_abi::consts::PFM_FL_OVFL_NO_MSG;
+use perfmon_abi::wire::Errno;
+use perfmon_abi::wire::bell::BELL;
+use rustix::io::{dup2, fcntl_dupfd_cloexec};
+use umpire_perfmon::link::Question;
+
+use crate::failure::{Failure, failure};
+use crate::state::{STATE, State, can_be_context};
+use crate::sys::owner;
+use crate::table::Slot;
+
+/// How often a descriptor's place may be busy, which is for moments.
+const TRIES: usize = 100;
+
+/// Makes a new context's bell ready, with nobody to signal. A VM of before has none: its
+/// contexts have empty records.
+///
+/// # Errors
+/// The context could not be put back to its descriptor.
+pub(crate) fn hang(state: &mut State, context: &mut OwnedFd, handle: u32) -> Result<(), Failure> {
+    let Some(bell) = ask(state, handle) else {
+        return Ok(());
+    };
+    // A signal tells the number at which signals were turned on (`si_fd`), and it is to be
+    // the context's. Nobody knows this number yet, so the bell can have it for a moment.
+    let Ok(kept) = fcntl_dupfd_cloexec(context.as_fd(), 0) else {
+        return Ok(());
+    };
+    if dup2(&bell, context).is_ok() {
+        owner::turn_on(context.as_fd());
+        let back = (0..TRIES).any(|_| dup2(&kept, context).is_ok());
+        if !back {
+            return Err(failure(Errno::EMFILE, "the descriptor's place is busy"));
+        }
+    }
+    Ok(())
+}
+
+/// After `fcntl` has changed who is signalled for a context, or how.
+pub(crate) fn follow(number: i32, open: BorrowedFd<'_>, slot: &Slot) {
+    if slot.flags.load(SeqCst) & PFM_FL_OVFL_NO_MSG == 0 {
+        return;
+    }
+    STATE.with(|state| {
+        if let Ok((_, handle)) = state.context(number, open) {
+            adopt(state, open, handle);
+        }
+    });
+}
+
+/// The bell signals whom the context's descriptor would.
+pub(crate) fn adopt(state: &mut State, open: BorrowedFd<'_>, handle: u32) {
+    if let Some(bell) = ask(state, handle) {
+        owner::copy(open, bell.as_fd());
+    }
+}
+
+fn ask(state: &mut State, handle: u32) -> Option<OwnedFd> {
+    let question = Question {
+        context: handle,
+        ..Question::plain(BELL)
+    };
+    let link = state.link.as_mut()?;
+    let answer = link.exchange(question, &mut state.packet).ok()?;
+    let [bell, _] = answer.descriptors;
+    bell.filter(|bell| answer.reply.errno == 0 && can_be_context(bell.as_fd()))
+}

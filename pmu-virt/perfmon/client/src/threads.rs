@@ -1,0 +1,65 @@
+//! The VMM's threads, as this process's name space numbers them.
+
+use std::io::Write;
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::read;
+
+/// Bytes of a thread's status that have its numbers.
+const STATUS: usize = 4096;
+
+/// What the process `vmm` itself calls its thread number `thread`, where both numbers are of
+/// this process's name space; `None` if it has no such thread, or `/proc` does not tell.
+/// Does not allocate.
+#[must_use]
+pub fn in_its_own_space(vmm: i32, thread: i32) -> Option<i32> {
+    let mut path = [0; 64];
+    write!(&mut path[..], "/proc/{vmm}/task/{thread}/status").ok()?;
+    let length = path.iter().position(|&byte| byte == 0)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = openat(CWD, &path[..length], flags, Mode::empty()).ok()?;
+    let mut status = [0; STATUS];
+    let mut filled = 0;
+    while let Ok(got @ 1..) = read(&file, &mut status[filled..]) {
+        filled += got;
+    }
+    innermost(&status[..filled])
+}
+
+/// The last number of `NSpid`: a thread's number in its own process's name space. A name
+/// is bytes, and no line of it: the kernel writes a newline there as `\n`.
+fn innermost(status: &[u8]) -> Option<i32> {
+    let mut lines = status.split(|&byte| byte == b'\n');
+    let numbers = lines.find_map(|line| line.strip_prefix(b"NSpid:"))?;
+    let mut words = numbers.split(u8::is_ascii_whitespace);
+    let last = words.rfind(|word| !word.is_empty())?;
+    std::str::from_utf8(last).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{in_its_own_space, innermost};
+
+    #[test]
+    fn the_last_number_is_its_own() {
+        let check = |status: &[u8], expected| {
+            let text = status.escape_ascii();
+            assert_eq!(innermost(status), expected, "{text}");
+        };
+        check(b"Name:\tvcpu\nPid:\t7\nNSpid:\t7\nNSsid:\t1\n", Some(7));
+        check(b"Name:\t\xff\xfe\nNSpid:\t412\t31\t2\n", Some(2));
+        check(b"Name:\tNSpid:\t9\nNSpid:\t5\n", Some(5));
+        for bad in [&b""[..], b"Pid:\t7\n", b"NSpid:\n", b"NSpid:\tx\n"] {
+            check(bad, None);
+        }
+    }
+
+    #[test]
+    fn a_thread_of_this_process_is_known() {
+        let own = std::process::id().cast_signed();
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        assert_eq!(in_its_own_space(own, thread), Some(thread));
+        assert_eq!(in_its_own_space(own, 0), None);
+        assert_eq!(in_its_own_space(-1, i32::MIN), None);
+    }
+}
