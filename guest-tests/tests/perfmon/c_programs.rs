@@ -101,6 +101,10 @@ pub(crate) const TESTS: &[Test] = &[
         run: last_close,
     },
     Test {
+        name: "c_programs::counts_are_read_after_the_vms_end",
+        run: after_the_end,
+    },
+    Test {
         name: "c_programs::a_killed_program_frees_a_blocked_vcpu",
         run: killed,
     },
@@ -294,6 +298,33 @@ fn hears(program: &mut Running, word: &str) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+    Ok(())
+}
+
+/// The program names vCPU 0 by its thread, and reads on when the VM is gone.
+fn after_the_end(lab: &Lab) -> Result<()> {
+    library()?;
+    let mut program = None;
+    let bed = Bed::new(CLOCK.backend)?;
+    bed.run(lab, &two_hearts()?, |client, gates| {
+        gates.alive(0)?;
+        let list = client.list()?;
+        let thread = list.cores[0].tid;
+        let environment = [
+            ("UMPIRE_PERFMON", bed.socket().display().to_string()),
+            ("UMPIRE_TEST_EVENT", CYCLES.to_string()),
+            ("UMPIRE_TEST_PERIOD", u64::from(u32::MAX).to_string()),
+            ("UMPIRE_TEST_THREAD", thread.to_string()),
+        ];
+        let running = program.insert(Running::start("after", &[], &environment)?);
+        hears(running, "counting")?;
+        let list = client.list()?;
+        ensure!(list.contexts[0].target == Some(0), "{list:?}");
+        gates.alive(0)?;
+        gates.open(3);
+        Ok(())
+    })?;
+    program.context("the program")?.join()?;
     Ok(())
 }
 

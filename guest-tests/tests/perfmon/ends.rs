@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use guest_tests::micro::{Lab, Test};
 use perfmon_abi::consts::{PFM_FL_SYSTEM_WIDE, PFM_MSG_END};
 use perfmon_abi::wire::info::{ContextState, Holder};
@@ -58,6 +58,13 @@ fn end_of_guest(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
         ensure!(exits.value > 0 && exits.value != u64::MAX, "{exits:?}");
         let list = client.list()?;
         ensure!(list.contexts[0].state == ContextState::Unloaded, "{list:?}");
+        // The VM goes, and its counts stay.
+        eventually("the VM is gone", || Ok(client.hello().is_err()))?;
+        let kept = [0, VirtualPmd::Exits.pmd()].map(|num| read(client, &context, num));
+        let [Ok(kept), Ok(kept_exits)] = kept else {
+            bail!("{kept:?}");
+        };
+        ensure!(kept == last && kept_exits == exits, "{kept:?}");
         Ok(())
     })?;
     Ok(())

@@ -37,7 +37,7 @@ constants! {
 
     PFM_FL_NOTIFY_BLOCK: u32 = 0x01, "Context flag: a notification takes the vCPU off its core.";
     PFM_FL_SYSTEM_WIDE: u32 = 0x02, "Context flag: for a core, not for a vCPU.";
-    PFM_FL_OVFL_NO_MSG: u32 = 0x80, "Context flag: overflows wake and signal, without a message.";
+    PFM_FL_OVFL_NO_MSG: u32 = 0x80, "Context flag: overflows signal, without a message.";
     PFM_FL_PREEMPTIBLE: u32 = 0x1_0000, "Context flag of Umpire: others may take its counters for a time (6.5).";
     PFM_FL_NO_ASK: u32 = 0x2_0000, "Context flag of Umpire: a load that finds no room fails at once; no owner of reserved counters is asked.";
 

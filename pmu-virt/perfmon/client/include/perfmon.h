@@ -41,7 +41,7 @@ extern "C" {
 #define PFM_GETINFO_FMTS 272 /* Command of Umpire: ask for the sampling formats (3.5.2). */
 #define PFM_FL_NOTIFY_BLOCK 0x1 /* Context flag: a notification takes the vCPU off its core. */
 #define PFM_FL_SYSTEM_WIDE 0x2 /* Context flag: for a core, not for a vCPU. */
-#define PFM_FL_OVFL_NO_MSG 0x80 /* Context flag: overflows wake and signal, without a message. */
+#define PFM_FL_OVFL_NO_MSG 0x80 /* Context flag: overflows signal, without a message. */
 #define PFM_FL_PREEMPTIBLE 0x10000 /* Context flag of Umpire: others may take its counters for a time (6.5). */
 #define PFM_FL_NO_ASK 0x20000 /* Context flag of Umpire: a load that finds no room fails at once; no owner of reserved counters is asked. */
 #define PFM_REGFL_OVFL_NOTIFY 0x1 /* PMC flag: an overflow notifies. */

@@ -127,6 +127,8 @@ pub struct Link {
     inode: u64,
     last: u32,
     broken: bool,
+    /// What the VMM has left, where it came in place of a reply.
+    left: Option<OwnedFd>,
 }
 
 /// The number of a socket, which tells whether a descriptor still is it; `None`
@@ -155,6 +157,7 @@ impl Link {
             inode,
             last: 0,
             broken: false,
+            left: None,
         })
     }
 
@@ -196,7 +199,10 @@ impl Link {
     /// What the VM has left on a connection that it has closed as it ended: a file for
     /// [`LastCounts`](crate::LastCounts).
     #[must_use]
-    pub fn last_words(self) -> Option<OwnedFd> {
+    pub fn last_words(mut self) -> Option<OwnedFd> {
+        if self.left.is_some() {
+            return self.left.take();
+        }
         let socket = self.socket()?;
         // A reply that nobody has waited for may be in front, and one error.
         for _ in 0..MOST_LEFT {
@@ -242,6 +248,11 @@ impl Link {
         let socket = socket.ok_or(LinkError::NotSent(OsErrno::NOTCONN))?;
         send(socket, self.last, question, packet)?;
         let (length, descriptors) = receive(socket, packet)?;
+        if packet[..length] == PACKET {
+            // It ended as the request was under way.
+            [self.left, _] = descriptors;
+            return Err(LinkError::Closed);
+        }
         let reply = Reply::decode(&packet[..length]).map_err(LinkError::Frame)?;
         // A reply to no request refuses the connection itself.
         let refused = reply.id == 0 && reply.errno != 0;

@@ -201,6 +201,17 @@ fn a_notice_masks_and_a_restart_goes_on_from_the_reset_value() {
     must(&mut context, Call::Restart);
     assert_eq!(context.wanted()[0].until.map(u64::from), Some(6));
     assert_eq!(read(&mut context, 0, OP.1).0 & OP_VAL, 0);
+    // 3.4.2: a long reset value that is written between them is the one that counts.
+    count(&mut context, 6);
+    assert!(context.sampled(&op(0x10)));
+    overflow(&mut context);
+    let drawn = PmdArg {
+        long_reset: 13 << 32,
+        ..pmd(0, OP.1, 0)
+    };
+    must(&mut context, Call::WritePmds(vec![drawn]));
+    must(&mut context, Call::Restart);
+    assert_eq!(context.wanted()[0].until.map(u64::from), Some(3));
 }
 
 #[test]
