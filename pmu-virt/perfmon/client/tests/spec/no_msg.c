@@ -88,7 +88,9 @@ int main(void)
 	MUST(!overflows, "a signal that nobody asked for");
 	nothing_to_read();
 	MUST(fcntl(fd, F_SETFL, O_ASYNC | O_NONBLOCK) == 0, "errno %d", errno);
+	/* It may have overflowed once more, and the next load forgets that. */
 	CALL(pfm_unload_context(fd));
+	program(fd, 0, 0, PFM_REGFL_OVFL_NOTIFY);
 	load(fd, vcpu());
 	CALL(pfm_start(fd, NULL));
 	until(5);
