@@ -3,7 +3,7 @@
 
 mod place;
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use libc::{EACCES, EAGAIN, EINVAL, EIO, ENOSYS, ENOTSUP, ESRCH};
@@ -20,7 +20,7 @@ use perfmon_abi::{CtxArg, LoadArg, Message, PmcArg, PmdArg, Record};
 use pmu_model::{CounterId, PmuModel};
 use rustix::net::{RecvFlags, SocketAddrUnix};
 use umpire_events::{LibraryError, NoTables, resolve};
-use umpire_perfmon::link::{ARGUMENT, Answer, Link, Packet, Question};
+use umpire_perfmon::link::{ARGUMENT, Answer, Link, Packet, Question, inode};
 use umpire_perfmon::messages::{self, Incoming};
 
 use super::assign::assign;
@@ -68,7 +68,10 @@ struct Bound {
 /// A context that is loaded.
 #[derive(Debug)]
 struct Context {
-    fd: OwnedFd,
+    /// Is there until the end.
+    fd: Option<OwnedFd>,
+    /// The number of its socket.
+    inode: u64,
     handle: u32,
     /// It was told of an overflow that nobody was signalled yet.
     overflowed: bool,
@@ -77,22 +80,45 @@ struct Context {
 }
 
 impl Context {
+    /// Its socket, unless the program closed it; the number may be another file's by now.
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        let socket = self.fd.as_ref()?.as_fd();
+        (inode(socket) == Some(self.inode)).then_some(socket)
+    }
+
     /// Takes in what the VM has told so far. A message may come to be read by a sample, before
     /// the signal that tells of it.
     fn hear(&mut self) {
-        while let Ok(incoming) = messages::take(self.fd.as_fd(), RecvFlags::DONTWAIT) {
-            match incoming {
-                Incoming::Message(bytes) => match Message::get(&bytes).kind {
-                    PFM_MSG_OVFL => self.overflowed = true,
-                    PFM_MSG_END => self.ended = true,
-                    _ => {}
-                },
-                Incoming::Empty => {}
-                Incoming::Closed => {
-                    self.ended = true;
-                    break;
+        let (mut overflowed, mut ended) = (false, false);
+        match self.socket() {
+            Some(socket) => {
+                while let Ok(incoming) = messages::take(socket, RecvFlags::DONTWAIT) {
+                    match incoming {
+                        Incoming::Message(bytes) => match Message::get(&bytes).kind {
+                            PFM_MSG_OVFL => overflowed = true,
+                            PFM_MSG_END => ended = true,
+                            _ => {}
+                        },
+                        Incoming::Empty => {}
+                        Incoming::Closed => {
+                            ended = true;
+                            break;
+                        }
+                    }
                 }
             }
+            None => ended = true,
+        }
+        self.overflowed |= overflowed;
+        self.ended |= ended;
+    }
+}
+
+impl Drop for Context {
+    /// Closes the socket, but not the file of the program's that has its number.
+    fn drop(&mut self) {
+        if self.socket().is_none() {
+            std::mem::forget(self.fd.take());
         }
     }
 }
@@ -356,14 +382,16 @@ impl Host {
         let answer = self.command(NO_CONTEXT, PFM_CREATE_CONTEXT, &[CtxArg::default()])?;
         let handle = answer.reply.context;
         let [fd, _] = answer.descriptors;
+        let fd = fd.ok_or_else(malformed)?;
         let context = Context {
-            fd: fd.ok_or_else(malformed)?,
+            inode: inode(fd.as_fd()).ok_or_else(malformed)?,
+            fd: Some(fd),
             handle,
             overflowed: false,
             ended: false,
         };
-        if signals {
-            signal_on(context.fd.as_fd())?;
+        if let Some(socket) = context.socket().filter(|_| signals) {
+            signal_on(socket)?;
         }
         let vcpu = &self.vcpus[lwp];
         let (used, registers) = (vcpu.used, vcpu.registers);
@@ -453,7 +481,8 @@ impl Bed for Host {
         let mut vcpus = self.vcpus.iter_mut().enumerate();
         let (lwp, context) = vcpus.find_map(|(lwp, vcpu)| {
             let context = vcpu.bound.as_mut()?.context.as_mut()?;
-            (context.fd.as_raw_fd() == descriptor).then_some((lwp, context))
+            let number = context.fd.as_ref()?.as_raw_fd();
+            (number == descriptor).then_some((lwp, context))
         })?;
         context.hear();
         if !std::mem::take(&mut context.overflowed) {

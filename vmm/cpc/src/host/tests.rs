@@ -178,3 +178,35 @@ fn a_vcpu_that_has_ended_takes_what_was_bound_along() {
         assert_eq!(lwps.sample(last).expect_err("nothing").errno, EINVAL);
     }
 }
+
+/// A program that becomes a daemon closes all descriptors, and opens files of its own: nobody
+/// reads from these or closes them.
+#[test]
+fn a_descriptor_that_the_program_closed_is_the_programs() {
+    let fake = Fake::start();
+    let name = VcpuName::parse(&format!("{}:0", fake.path().display())).unwrap();
+    let (mut host, vcpu) = Host::find(&name).unwrap();
+    let mut event = Event::default();
+    event.pes[0] = 0x43_0076;
+    host.start(vcpu, &event, false).unwrap();
+    let (own, other) = {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let flags = SocketFlags::CLOEXEC;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    };
+    let bound = host.vcpus[vcpu].bound.as_mut().unwrap();
+    let context = bound.context.as_mut().unwrap().fd.as_mut().unwrap();
+    rustix::io::dup2(&own, context).unwrap();
+    rustix::net::send(&other, b"to the program", rustix::net::SendFlags::NOSIGNAL).unwrap();
+    lost(host.read(vcpu, &mut event));
+    let number = host.vcpus[vcpu].bound.as_ref().unwrap();
+    let number = number.context.as_ref().unwrap().fd.as_ref().unwrap();
+    let number = number.as_raw_fd();
+    host.stop(vcpu);
+    let path = format!("/proc/self/fd/{number}");
+    let there = std::fs::read_link(path).expect("it is open");
+    assert!(there.to_string_lossy().starts_with("socket:"), "{there:?}");
+    let mut read = [0; 32];
+    let (bytes, _) = rustix::net::recv(&own, &mut read, RecvFlags::DONTWAIT).unwrap();
+    assert_eq!(&read[..bytes], b"to the program");
+}
