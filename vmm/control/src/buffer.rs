@@ -37,7 +37,7 @@ impl Pool {
     }
 
     /// Bytes in use.
-    fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.0.bytes.load(Ordering::Relaxed)
     }
 

@@ -13,6 +13,7 @@ use rustix::fs::{
     ftruncate, ioctl_setflags, memfd_create,
 };
 use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Resource, getrlimit};
 
 /// A memory file. All of it is there from the beginning.
 #[derive(Debug)]
@@ -33,6 +34,13 @@ impl MemoryFile {
         {
             let reason = format!("the host has {there} bytes of memory available");
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, reason));
+        }
+        // A file beyond this limit would end the process, too, by SIGXFSZ.
+        if let Some(most) = getrlimit(Resource::Fsize).current
+            && bytes > most
+        {
+            let reason = format!("the VMM's files may have {most} bytes (`ulimit -f`)");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
         }
         let file = create(name)?;
         // Now, for memory that is missing later ends the process.

@@ -29,6 +29,11 @@ impl BufferKeeper {
         }
     }
 
+    /// Whether there is room for a buffer of `size` bytes now; some may be about to come back.
+    pub(super) fn has_room(&self, size: usize, most: u64) -> bool {
+        self.pool.used().saturating_add(size as u64) <= most
+    }
+
     /// Has a buffer of `size` bytes made, while all together have no more than `most`;
     /// [`Report::Buffer`] has it, or why there is none, by this number.
     ///

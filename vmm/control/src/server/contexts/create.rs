@@ -10,8 +10,8 @@ use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{CtxArg, Record};
 use pmu_virt::perfmon::{Context, ContextId, Sampler, SamplingFormat, Setup, Throttle};
 
-use super::Contexts;
 use super::table::{Attachment, ContextEntry};
+use super::{Contexts, is_closed};
 use crate::buffer::SharedBuffer;
 use crate::memory_file::MemoryFile;
 use crate::message_queue::SocketQueue;
@@ -71,6 +71,9 @@ impl Contexts {
                 Err(refusal) => refused(&wanted, refusal),
             });
         }
+        if !self.buffers.has_room(size, limits.buffers) {
+            self.abandon_closed_buffers();
+        }
         self.last_buffer += 1;
         let number = self.last_buffer;
         if let Err(refusal) = self.buffers.make(number, size, limits.buffers) {
@@ -83,6 +86,17 @@ impl Contexts {
         };
         self.creating.insert(number, creating);
         None
+    }
+
+    /// Contexts with a buffer may have been closed without the server having heard of it: their
+    /// client's next request may come to be read first.
+    fn abandon_closed_buffers(&mut self) {
+        let closed = |(id, entry): (ContextId, &ContextEntry)| {
+            let is_closed = entry.buffer.is_some() && !entry.zombie && is_closed(&entry.socket);
+            is_closed.then_some(id)
+        };
+        let closed: Vec<ContextId> = self.table.iter().filter_map(closed).collect();
+        closed.into_iter().for_each(|id| self.abandoned(id));
     }
 
     /// A buffer was made, or there is none: the context that waits for it, and its request.
@@ -112,11 +126,7 @@ impl Contexts {
     }
 
     /// The format of a context that may be made, and the size of its buffer.
-    fn admit(
-        &self,
-        limits: &Limits,
-        wanted: &Wanted,
-    ) -> Result<Option<(Arc<dyn SamplingFormat>, usize)>, Refusal> {
+    fn admit(&self, limits: &Limits, wanted: &Wanted) -> Result<Option<FormatAndSize>, Refusal> {
         let Wanted {
             creator,
             arg,
@@ -250,6 +260,9 @@ type Made = (
     Arc<dyn SamplingFormat>,
     Option<(Arc<MemoryFile>, u64)>,
 );
+
+/// A sampling format, and the size of its buffer.
+type FormatAndSize = (Arc<dyn SamplingFormat>, usize);
 
 /// There is no context, and why.
 fn refused(wanted: &Wanted, refusal: Refusal) -> Created {

@@ -67,6 +67,26 @@ fn buffers_go_with_their_contexts_whoever_keeps_them() {
     await_that(|| sampling(&stage.client, MOST_BUFFERS).is_ok());
 }
 
+/// What the host does not have is refused, and not found missing as samples come.
+#[test]
+fn memory_that_there_is_not_is_an_error() {
+    let stage = Stage::new();
+    let mut config = Call::GetConfig(perfmon_abi::Config::default());
+    stage.client.ask(&mut config).unwrap();
+    if let Call::GetConfig(config) = config {
+        let config = perfmon_abi::Config {
+            smpl_buf_size_max: u64::MAX,
+            ..config
+        };
+        stage.client.ask(&mut Call::SetConfig(config)).unwrap();
+    }
+    for bytes in [1 << 43, 1 << 50, u64::MAX / 2] {
+        let refused = sampling(&stage.client, bytes).unwrap_err();
+        assert_eq!(refused.errno, Errno::ENOMEM, "{refused:?}");
+    }
+    sampling(&stage.client, MOST_BUFFERS * 2).unwrap();
+}
+
 /// A client that goes away while its buffer is made leaves nothing behind.
 #[test]
 fn buffers_of_clients_that_are_gone_go() {
