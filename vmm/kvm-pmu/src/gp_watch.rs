@@ -30,6 +30,11 @@ const IDLE_LOOKS: u8 = 10;
 /// host was asleep.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 
+/// A vCPU whose handler is patched may begin to run another kernel, without an exit. So it is
+/// looked at whenever this many times the freshness of a look have passed, 200 ms: a kernel that
+/// saves the one that crashed is up for longer before it reads the memory.
+const FOLLOW_LOOKS: u64 = 200;
+
 /// Where the #GP handler of one vCPU is, and how it is watched.
 #[derive(Debug)]
 pub(crate) struct GpWatch {
@@ -46,6 +51,12 @@ pub(crate) struct GpWatch {
     look_at: Option<Tsc>,
     /// No counter is enabled: the next look, and looks that are left.
     idle: Option<(Tsc, u8)>,
+    /// Guest-physical address of the last handler that was found, of whichever kernel.
+    home: Option<u64>,
+    /// While that one is patched, for whichever vCPU: when to see whether it still is this
+    /// vCPU's, and from one time to the next.
+    follow: Option<Tsc>,
+    pace: Ticks,
 }
 
 /// How the gate was found. A look at 16 bytes then shows whether it has changed.
@@ -106,6 +117,9 @@ impl GpWatch {
             storing: false,
             look_at: None,
             idle: None,
+            home: None,
+            follow: None,
+            pace: Ticks::default(),
         }
     }
 
@@ -129,6 +143,9 @@ impl GpWatch {
         if self.gate.is_none() {
             // Nothing to look at.
             self.traps.unwatch();
+            if self.follow.is_none() {
+                self.follow_home();
+            }
         }
         false
     }
@@ -200,7 +217,12 @@ impl GpWatch {
             log::debug!("{}: #GP handler at {gate:x?}", vcpu.id());
             self.gate = gate;
         }
+        if let Some(at) = gate.and_then(|gate| context.physical(gate.handler)) {
+            self.moved_to(at);
+        }
         self.choose(&context, stepped, fresh_for);
+        self.pace = Ticks(fresh_for.0 * FOLLOW_LOOKS);
+        self.follow_home();
         if self.is_wanted(debug) && debug.is_active() {
             debug.refresh_stale(vcpu)?;
         } else {
@@ -260,6 +282,58 @@ impl GpWatch {
         }
     }
 
+    /// Whether it is time to see if this vCPU has begun to run another kernel: from time to
+    /// time while the handler of the one before is patched for any vCPU.
+    pub(crate) fn is_follow_due(&self) -> bool {
+        self.follow.is_some_and(|at| at <= time::now())
+    }
+
+    /// Looks where the #GP handler is now. One that is on its way has none.
+    #[cold]
+    pub(crate) fn follow(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
+    ) -> Result<(), VcpuError> {
+        if vcpu.in_smm() {
+            return Ok(());
+        }
+        let sregs = vcpu.get_sregs()?;
+        let context = CpuContext {
+            regs: &kvm_regs::default(),
+            sregs: &sregs,
+            memory,
+        };
+        let gate = context.gate(GP_VECTOR);
+        let at = gate.and_then(|gate| context.physical(gate.handler));
+        if let Some(at) = at
+            && self.moved_to(at)
+            && self.gate.is_some()
+        {
+            self.look_at = Some(Tsc::default());
+        }
+        self.follow_home();
+        Ok(())
+    }
+
+    /// The handler is at `at`; true if it was elsewhere, which is not patched any more then.
+    fn moved_to(&mut self, at: u64) -> bool {
+        let Some(before) = self.home.replace(at).filter(|before| *before != at) else {
+            return false;
+        };
+        self.traps.abandon(before);
+        true
+    }
+
+    fn follow_home(&mut self) {
+        let is_patched = |at: &u64| self.traps.vm().is_patched(*at);
+        let next = self
+            .home
+            .filter(is_patched)
+            .map(|_| time::now() + self.pace);
+        self.follow = next;
+    }
+
     /// How the handler is watched.
     pub(crate) fn armed(&self) -> Armed {
         self.armed
@@ -281,7 +355,8 @@ impl GpWatch {
 
     /// When something is to be done at the latest, if the guest does not exit before.
     pub(crate) fn deadline(&self) -> Option<Tsc> {
-        earliest(self.look_at, self.idle.map(|(at, _)| at))
+        let looks = earliest(self.look_at, self.idle.map(|(at, _)| at));
+        earliest(looks, self.follow)
     }
 
     /// Whether it is time to ask if the patch is still needed: from time to time while
@@ -321,6 +396,7 @@ impl GpWatch {
         self.look_at = None;
         self.idle = None;
         self.armed = Armed::Nothing;
+        self.follow_home();
     }
 
     /// True if the guest has just taken the last debug register.

@@ -60,6 +60,8 @@ const PATCH_SPAN: Duration = Duration::from_secs(60);
 pub(crate) const QUIET: Duration = Duration::from_millis(1);
 /// A vCPU that has not left its `KVM_RUN` by then is kicked again.
 const KICK_AGAIN: Duration = Duration::from_millis(1);
+/// Handlers of earlier kernels that are remembered: of two at a time there are few.
+const MOST_ABANDONED: usize = 8;
 /// Different reasons that are logged.
 const MOST_REASONS: usize = 8;
 
@@ -83,6 +85,8 @@ struct State {
     last_write: Option<Instant>,
     /// Patches since then, within one [`PATCH_SPAN`].
     patched: (Option<Instant>, u8),
+    /// Handlers that are not patched, each since this vCPU has left it for another one.
+    abandoned: Vec<(u64, VcpuId)>,
     logged: Vec<PatchRefusal>,
 }
 
@@ -132,6 +136,11 @@ impl VmTraps {
         let read = memory.read(address, buffer);
         state.patches.hide(address, buffer);
         read
+    }
+
+    /// Whether the handler at guest-physical address `at` is patched.
+    pub(crate) fn is_patched(&self, at: u64) -> bool {
+        self.lock().patches.has(at)
     }
 
     /// Nothing is patched any more in this VM.
@@ -358,6 +367,10 @@ impl VcpuTraps {
         if let Some(reason) = state.given_up {
             return Err(reason);
         }
+        state.abandoned.retain(|by| *by != (at, self.vcpu));
+        if state.abandoned.iter().any(|(left, _)| *left == at) {
+            return Err(PatchRefusal::Abandoned);
+        }
         if state.patches.join(at, self.vcpu) {
             return Ok(());
         }
@@ -379,6 +392,25 @@ impl VcpuTraps {
         if state.patches.leave(self.vcpu, but) {
             self.vm.take(state, Patch::is_unused);
         }
+    }
+
+    /// This vCPU has left the handler at `at` for another one. If other vCPUs have it still,
+    /// they may be those that a crashed kernel has stopped, and this one runs the kernel that
+    /// saves its memory: the guest's own byte comes back. Whoever does run there is served
+    /// otherwise, until this vCPU comes back.
+    #[cold]
+    pub(crate) fn abandon(&self, at: u64) {
+        let mut state = self.vm.lock();
+        self.leave_others(&mut state, None);
+        if !state.patches.has(at) {
+            return;
+        }
+        if state.abandoned.len() >= MOST_ABANDONED {
+            state.abandoned.remove(0);
+        }
+        state.abandoned.push((at, self.vcpu));
+        log::debug!("{}: left the #GP handler at {at:#x}", self.vcpu);
+        self.vm.take(&mut state, |patch| patch.at == at);
     }
 
     /// This vCPU needs no patch.
@@ -418,6 +450,7 @@ impl Drop for VcpuTraps {
         self.leave();
         self.unwatch();
         let mut state = self.vm.lock();
+        state.abandoned.retain(|(_, by)| *by != self.vcpu);
         state.vcpus.retain(|vcpu| !Arc::ptr_eq(vcpu, &self.inside));
     }
 }

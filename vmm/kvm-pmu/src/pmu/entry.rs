@@ -42,6 +42,9 @@ impl Traps {
             self.forward_samples(vcpu, lent)?;
             self.forward_notices(vcpu, lent)?;
         }
+        if self.gp.is_follow_due() {
+            self.gp.follow(vcpu, lent.memory)?;
+        }
         let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
         if self.gp.is_due(stepped) {
             self.watch_gp_handler(vcpu, lent)?;

@@ -179,6 +179,8 @@ pub enum PatchRefusal {
     Stepped,
     /// The processor stores to the handler's page: a stack, descriptors or page tables.
     ProcessorStores,
+    /// A vCPU has left this handler for that of another kernel, which reads this one's code.
+    Abandoned,
 }
 
 impl fmt::Display for PatchRefusal {
@@ -221,6 +223,9 @@ impl fmt::Display for PatchRefusal {
             Self::Stepped => f.write_str("the guest is single-stepped for a counter"),
             Self::ProcessorStores => {
                 f.write_str("a stack, descriptors or page tables lie in the handler's page")
+            }
+            Self::Abandoned => {
+                f.write_str("another vCPU has left this handler for that of another kernel")
             }
         }
     }
@@ -394,6 +399,7 @@ mod tests {
             PatchRefusal::Written(8),
             PatchRefusal::TooOften(64),
             PatchRefusal::Stepped,
+            PatchRefusal::Abandoned,
         ];
         let mut said: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         assert!(said[4].contains("50 01 02 03"), "{said:?}");

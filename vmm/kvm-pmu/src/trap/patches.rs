@@ -76,6 +76,11 @@ impl Patches {
         self.patches.is_empty()
     }
 
+    /// Whether the handler at `at` is patched.
+    pub(crate) fn has(&self, at: u64) -> bool {
+        self.patches.iter().any(|patch| patch.at == at)
+    }
+
     /// Those that `wanted` picks, which are patches no more.
     pub(crate) fn take(&mut self, wanted: impl Fn(&Patch) -> bool) -> Vec<Patch> {
         self.patches.extract_if(.., |patch| wanted(patch)).collect()

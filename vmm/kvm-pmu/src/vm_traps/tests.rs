@@ -239,3 +239,65 @@ fn what_was_restored_is_patched_again_after_the_next_look() {
     assert_eq!(byte(&memory), ENDBR64[0]);
     assert_eq!(vcpu.watch(HANDLER, endbr()), Err(PatchRefusal::Stepped));
 }
+
+/// A kernel that crashed has stopped the second vCPU; the first runs the one that saves it.
+#[test]
+fn a_handler_that_a_vcpu_has_left_is_the_guests() {
+    let (traps, memory) = traps();
+    const OTHER: u64 = 0x3010;
+    assert!(memory.bytes().write(OTHER, &ENDBR64));
+    let mut first = VcpuTraps::new(traps.clone(), VcpuId(0));
+    let mut second = VcpuTraps::new(traps.clone(), VcpuId(1));
+    first.watch(HANDLER, endbr()).unwrap();
+    second.watch(HANDLER, endbr()).unwrap();
+    first.abandon(HANDLER);
+    assert_eq!(byte(&memory), ENDBR64[0]);
+    assert!(!traps.is_patched(HANDLER));
+    assert!(second.has_news());
+    let refused = Err(PatchRefusal::Abandoned);
+    assert_eq!(second.watch(HANDLER, endbr()), refused);
+    first.watch(OTHER, endbr()).unwrap();
+    assert!(traps.is_patched(OTHER));
+    assert_eq!(second.watch(HANDLER, endbr()), refused);
+    // It follows, and both come back.
+    second.watch(OTHER, endbr()).unwrap();
+    first.abandon(OTHER);
+    first.watch(HANDLER, endbr()).unwrap();
+    second.abandon(OTHER);
+    second.watch(HANDLER, endbr()).unwrap();
+    assert_eq!(byte(&memory), OUT);
+}
+
+/// One that nobody else has comes back as before.
+#[test]
+fn a_handler_that_all_have_left_is_not_remembered() {
+    let (traps, memory) = traps();
+    let mut first = VcpuTraps::new(traps.clone(), VcpuId(0));
+    let mut second = VcpuTraps::new(traps.clone(), VcpuId(1));
+    first.watch(HANDLER, endbr()).unwrap();
+    first.abandon(HANDLER);
+    assert_eq!(byte(&memory), ENDBR64[0]);
+    second.watch(HANDLER, endbr()).unwrap();
+    assert_eq!(byte(&memory), OUT);
+    // Nor is it when whoever left it is gone.
+    first.watch(HANDLER, endbr()).unwrap();
+    first.abandon(HANDLER);
+    drop(first);
+    second.watch(HANDLER, endbr()).unwrap();
+    assert_eq!(byte(&memory), OUT);
+}
+
+#[test]
+fn few_handlers_are_remembered() {
+    let (traps, memory) = traps();
+    let mut first = VcpuTraps::new(traps.clone(), VcpuId(0));
+    let mut second = VcpuTraps::new(traps.clone(), VcpuId(1));
+    for round in 0..3 * MOST_ABANDONED as u64 {
+        let at = 0x2000 + 16 * round;
+        assert!(memory.bytes().write(at, &ENDBR64));
+        first.watch(at, endbr()).unwrap();
+        second.watch(at, endbr()).unwrap();
+        first.abandon(at);
+    }
+    assert_eq!(traps.lock().abandoned.len(), MOST_ABANDONED);
+}
