@@ -10,7 +10,7 @@ use guest_tests::micro::{
 };
 use iced_x86::code_asm::{
     CodeAssembler, al, ax, byte_ptr, cr3, dr0, dr1, dr2, dr3, dr6, dr7, dword_ptr, eax, ecx, edx,
-    qword_ptr, r12, r13, r14, r15, rax, rbx, rcx, rdi, rdx, rsp, word_ptr,
+    qword_ptr, r12, r13, r14, r15, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
 };
 use pmu_virt::ReadOutcome;
 use vm_memory::{Bytes, GuestAddress};
@@ -66,6 +66,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "patch::is_gone_when_no_counter_was_enabled_for_long",
         run: idle,
+    },
+    Test {
+        name: "patch::a_crashed_kernel_is_as_it_was",
+        run: |lab| another_kernel(lab, true),
+    },
+    Test {
+        name: "patch::another_kernel_beside_one_that_reads",
+        run: |lab| another_kernel(lab, false),
     },
     Test {
         name: "patch::another_vcpu_writes_to_the_page",
@@ -517,6 +525,99 @@ fn idle(lab: &Lab) -> Result<()> {
         )
     });
     ensure!(reads.len() == 2, "{} reads", reads.len());
+    Ok(())
+}
+
+/// A vCPU begins to run another kernel, with an IDT and a handler of its own, as one that saves
+/// what a crashed kernel has left. It tells the PMU nothing, and reads the handler of before.
+/// The other vCPU was stopped, or reads counters on as if nothing was.
+fn another_kernel(lab: &Lab, stopped: bool) -> Result<()> {
+    const SECOND: u64 = KERNEL_CODE + 0x1_0000;
+    const THIRD: u64 = KERNEL_CODE + 0x2_0000;
+    const READS: u64 = DATA + 0x108;
+    const POINTER: u64 = DATA + 0x110;
+    const IDT: u64 = DATA + 0x2000;
+    const GATE: u64 = IDT + 16 * 13;
+    let read = |a: &mut CodeAssembler| {
+        let mut wrong = a.create_label();
+        a.set_label(&mut wrong)?;
+        a.xor(ecx, ecx)?;
+        a.lea(r15, qword_ptr(wrong))?;
+        a.rdpmc()?;
+        a.cmp(eax, i32::try_from(COUNT & 0x7fff_ffff).unwrap_or(0))?;
+        a.jne(wrong)?;
+        a.inc(qword_ptr(READS))
+    };
+    let wait_for_more = |a: &mut CodeAssembler, more: i32| {
+        let mut again = a.create_label();
+        a.mov(rax, qword_ptr(READS))?;
+        a.add(rax, more)?;
+        a.set_label(&mut again)?;
+        a.pause()?;
+        a.cmp(qword_ptr(READS), rax)?;
+        a.jb(again)
+    };
+    let begins = |a: &mut CodeAssembler| {
+        let mut again = a.create_label();
+        program_counter(a)?;
+        rdpmc(a)?;
+        a.set_label(&mut again)?;
+        a.pause()?;
+        a.cmp(qword_ptr(READS), 0)?;
+        a.je(again)?;
+        a.mov(rsi, 0x6000u64)?;
+        a.mov(rdi, IDT)?;
+        a.mov(ecx, 16 * 32)?;
+        a.rep().movsb()?;
+        a.mov(word_ptr(GATE), u32::try_from(THIRD & 0xffff).unwrap_or(0))?;
+        a.mov(word_ptr(GATE + 6), u32::try_from(THIRD >> 16).unwrap_or(0))?;
+        a.mov(word_ptr(POINTER), 16 * 32 - 1)?;
+        a.mov(rax, IDT)?;
+        a.mov(qword_ptr(POINTER + 2), rax)?;
+        a.lidt(qword_ptr(POINTER))
+    };
+    let program = Program::new()?.gp_begins(&ENDBR64)?.kernel(|a| {
+        begins(a)?;
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.pause()?;
+        a.cmp(byte_ptr(GP), i32::from(ENDBR64[0].cast_signed()))?;
+        a.jne(again)?;
+        if !stopped {
+            wait_for_more(a, 100)?;
+        }
+        // Still the guest's own, and a #GP finds the handler of this kernel.
+        a.cmp(byte_ptr(GP), i32::from(ENDBR64[0].cast_signed()))?;
+        a.jne(again)?;
+        foreign_gp(a)?;
+        exit(a)
+    })?;
+    let program = program.code(THIRD, |a| {
+        a.db(&ENDBR64)?;
+        guest_tests::micro::log_fault(a, 13, true)
+    })?;
+    let program = program.code(SECOND, |a| {
+        program_counter(a)?;
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.pause()?;
+        read(a)?;
+        if stopped {
+            a.cli()?;
+            a.hlt()?;
+        }
+        a.jmp(again)
+    })?;
+    let first = Start {
+        rdi: LOG,
+        ..Start::at(KERNEL_CODE, 0)
+    };
+    let guest = program.guest().start(first).start(Start::at(SECOND, 0));
+    let ran = lab.run(&setup(), &guest)?;
+    ensure!(ran.log == [count(), gp(KERNEL_CS)], "{:x?}", ran.log);
+    ensure!(handler_bytes(&ran)? == ENDBR64, "the byte stays");
+    let reads = ran.word(READS)?;
+    ensure!(reads == 1 || !stopped && reads > 100, "{reads} reads");
     Ok(())
 }
 
