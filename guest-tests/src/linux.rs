@@ -114,6 +114,21 @@ impl LinuxImage {
         Self::of_sets(&Cache::of_user().fetch(&sets)?)
     }
 
+    /// The same with the newest kernel that Debian has for its cloud images, whose version it
+    /// prints. `perf` stays that of 6.1, and there are no headers for modules of ours.
+    ///
+    /// # Errors
+    /// No apt, no network, no room; the message says what to do.
+    pub fn fetch_newest() -> Result<Self, L1Error> {
+        let mut sets = Set::LINUX_GUEST;
+        sets[0] = Set::NewestGuestKernel;
+        let sets = Cache::of_user().fetch(&sets)?;
+        for package in &sets[0].packages {
+            println!("the guest's kernel: {} {}", package.name, package.version);
+        }
+        Self::of_sets(&sets)
+    }
+
     /// The guest's `perf`, on this machine.
     #[must_use]
     pub fn perf(&self) -> Command {

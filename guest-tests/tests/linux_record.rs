@@ -232,3 +232,8 @@ fn linux_6_1() {
 fn linux_6_12() {
     check(LinuxImage::fetch_newer().expect("the guest's image"));
 }
+
+#[test]
+fn the_newest_linux() {
+    check(LinuxImage::fetch_newest().expect("the guest's image"));
+}

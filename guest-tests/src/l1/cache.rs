@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::apt::{Apt, Package};
 use super::error::L1Error;
-use super::packages::{RELEASE, Set};
+use super::packages::Set;
 use super::tool::say;
 
 const MANIFEST: &str = "packages.json";
@@ -85,13 +85,21 @@ impl Cache {
             .prefix(PARTIAL)
             .tempdir_in(&self.folder)
             .map_err(L1Error::file("create a folder in", &self.folder))?;
-        let apt_folder = work.path().join("apt");
-        fs::create_dir(&apt_folder).map_err(L1Error::file("create", &apt_folder))?;
-        let apt = Apt::prepare(&apt_folder, RELEASE)?;
+        let mut prepared: Option<(&str, Apt)> = None;
         for set in sets {
+            let release = set.release();
+            let apt = match &prepared {
+                Some((of, apt)) if *of == release => apt,
+                _ => {
+                    let folder = work.path().join(format!("apt-{release}"));
+                    fs::create_dir_all(&folder).map_err(L1Error::file("create", &folder))?;
+                    let apt = Apt::prepare(&folder, release)?;
+                    &prepared.insert((release, apt)).1
+                }
+            };
             say(&format!("package set `{}`", set.name()));
-            let packages = set.resolve(&apt)?;
-            let ready = set.build(&apt, &packages, &work.path().join(set.name()))?;
+            let packages = set.resolve(apt)?;
+            let ready = set.build(apt, &packages, &work.path().join(set.name()))?;
             let manifest = ready.join(MANIFEST);
             let text = serde_json::to_string_pretty(&packages).unwrap_or_default();
             fs::write(&manifest, text).map_err(L1Error::file("write", &manifest))?;

@@ -13,6 +13,12 @@ use super::tool::say;
 /// behaviour of L1's KVM was measured with its backports' QEMU 10 and Linux 6.12.
 pub(crate) const RELEASE: &str = "bookworm";
 const BACKPORTS: &str = "bookworm-backports";
+/// The release whose backports have the newest kernel of a guest.
+const NEWEST_RELEASE: &str = "trixie";
+const NEWEST_BACKPORTS: &str = "trixie-backports";
+/// What depends on the newest cloud kernel of a suite, and what its parts are called.
+const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
+const KERNEL_PARTS: [&str; 3] = ["linux-image-", "linux-binary-", "linux-modules-"];
 
 /// The kernel modules of L1's KVM, in the order in which they are loaded.
 pub(crate) const MODULES: [&str; 3] = ["irqbypass", "kvm", "kvm-amd"];
@@ -34,6 +40,9 @@ pub enum Set {
     GuestKernel,
     /// The same of Linux 6.12, as the other kernel that the modules are for.
     NewGuestKernel,
+    /// The newest kernel that Debian has for its cloud images now, without headers: versions come
+    /// and go there, so its package's name says which it is.
+    NewestGuestKernel,
     /// `perf` of the guest's kernel with every library it needs: a root folder.
     Perf,
     /// `gdb` without Python, with every library it needs: a root folder.
@@ -42,7 +51,7 @@ pub enum Set {
 
 impl Set {
     /// Every set.
-    pub const ALL: [Set; 7] = [
+    pub const ALL: [Set; 8] = [
         Set::Qemu,
         Set::HypervisorKernel,
         Set::Busybox,
@@ -50,6 +59,7 @@ impl Set {
         Set::NewGuestKernel,
         Set::Perf,
         Set::Gdb,
+        Set::NewestGuestKernel,
     ];
     /// What L1 needs.
     pub const L1: [Set; 3] = [Set::Qemu, Set::HypervisorKernel, Set::Busybox];
@@ -64,8 +74,17 @@ impl Set {
             Set::Busybox => "busybox",
             Set::GuestKernel => "linux-6.1",
             Set::NewGuestKernel => "linux-6.12-guest",
+            Set::NewestGuestKernel => "linux-newest-guest",
             Set::Perf => "perf-6.1",
             Set::Gdb => "gdb",
+        }
+    }
+
+    /// The Debian release that it comes from, or whose backports it comes from.
+    pub(crate) fn release(self) -> &'static str {
+        match self {
+            Set::NewestGuestKernel => NEWEST_RELEASE,
+            _ => RELEASE,
         }
     }
 
@@ -76,6 +95,7 @@ impl Set {
             Set::GuestKernel | Set::NewGuestKernel => {
                 &["vmlinuz", "msr.ko", "build/Module.symvers"]
             }
+            Set::NewestGuestKernel => &["vmlinuz", "msr.ko"],
             Set::Busybox => &["busybox"],
             Set::Qemu | Set::Perf | Set::Gdb => &[],
         }
@@ -98,6 +118,17 @@ impl Set {
                 let mut packages = headers::packages(apt, &kernel)?;
                 packages.insert(0, kernel);
                 Ok(packages)
+            }
+            Set::NewestGuestKernel => {
+                let all = apt.closure(&[NEWEST_KERNEL], Some(NEWEST_BACKPORTS))?;
+                let parts = newest_kernel(all);
+                let has = |part: &str| parts.iter().any(|found| found.name.starts_with(part));
+                has(KERNEL_PARTS[0])
+                    .then_some(parts)
+                    .ok_or_else(|| L1Error::NoPackage {
+                        wanted: NEWEST_KERNEL.to_owned(),
+                        releases: format!("{NEWEST_RELEASE} and {NEWEST_BACKPORTS}"),
+                    })
             }
         }
     }
@@ -131,6 +162,10 @@ impl Set {
                 self.take_modules(&root, &GUEST_MODULES, &ready)?;
                 headers::take(&root, &ready, self.name())?;
             }
+            Set::NewestGuestKernel => {
+                self.take_kernel(&root, &ready)?;
+                self.take_modules(&root, &GUEST_MODULES, &ready)?;
+            }
             Set::HypervisorKernel => {
                 self.take_kernel(&root, &ready)?;
                 self.take_modules(&root, &MODULES, &ready)?;
@@ -149,7 +184,8 @@ impl Set {
     }
 
     fn take_kernel(self, root: &Path, ready: &Path) -> Result<(), L1Error> {
-        let kernel = |name: &str| name.contains("/vmlinuz-");
+        // In `/boot`, or beside its modules.
+        let kernel = |name: &str| name.contains("/vmlinuz-") || name.ends_with("/vmlinuz");
         self.take(root, kernel, &ready.join("vmlinuz"))
     }
 
@@ -194,6 +230,17 @@ fn newest_cloud_kernel(names: &[String]) -> Option<&str> {
     let kernels = kernels.filter(|(_, release)| numbers(release).len() > 2);
     let newest = kernels.max_by_key(|(_, release)| numbers(release));
     newest.map(|(name, _)| name)
+}
+
+/// Of what a kernel depends on its own packages: one with all of it, or since 6.17 or so
+/// three, and the one that depends on them.
+fn newest_kernel(all: Vec<Package>) -> Vec<Package> {
+    let is_part = |package: &Package| {
+        let rests = KERNEL_PARTS.map(|part| package.name.strip_prefix(part));
+        let mut rests = rests.into_iter().flatten();
+        rests.any(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    all.into_iter().filter(is_part).collect()
 }
 
 /// Removes what no program reads: manuals, documentation, translations.
@@ -275,6 +322,29 @@ mod tests {
             ],
             None,
         );
+    }
+
+    #[test]
+    fn parts_of_the_newest_kernel() {
+        let package = |name: &str| Package {
+            name: name.to_owned(),
+            version: "1".to_owned(),
+        };
+        let names =
+            |names: &[&str]| -> Vec<Package> { names.iter().map(|one| package(one)).collect() };
+        let all = names(&[
+            "linux-base",
+            "linux-base-7.3.4+deb13-cloud-amd64",
+            "linux-binary-7.3.4+deb13-cloud-amd64",
+            "kmod",
+            "linux-modules-7.3.4+deb13-cloud-amd64",
+            "linux-image-7.3.4+deb13-cloud-amd64",
+            "linux-image-cloud-amd64",
+        ]);
+        let expected = [2, 4, 5].map(|at| all[at].clone());
+        assert_eq!(newest_kernel(all), expected);
+        let all = names(&["linux-image-6.12.9+deb13-cloud-amd64", "linux-base"]);
+        assert_eq!(newest_kernel(all.clone()), all[..1]);
     }
 
     #[test]
