@@ -70,7 +70,9 @@ impl Kernel {
         let tasks = with
             .clone()
             .and_then(|btf| TaskLayout::of(Types(btf), &symbols));
-        let mappings = with.clone().and_then(MappingLayout::of);
+        let mappings = with
+            .clone()
+            .and_then(|btf| MappingLayout::of(btf, &symbols));
         let modules = with.clone().and_then(|btf| {
             let head = symbols.address("modules");
             let head = head.ok_or_else(|| BtfError::Missing("modules".to_owned()))?;

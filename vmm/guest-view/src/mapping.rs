@@ -12,6 +12,7 @@ use crate::btf::{Btf, BtfError, Member};
 use crate::bytes::u64_at;
 use crate::layout::Types;
 use crate::space::Space;
+use crate::symbols::SymbolTable;
 use crate::task::ProgramMemory;
 use crate::text::printable;
 use crate::unknown::Unknown;
@@ -81,6 +82,13 @@ pub struct Path {
     pub name: String,
     /// The file has no name any more.
     pub deleted: bool,
+    /// What the name begins at, where that is not the root of the guest's first process: that
+    /// of a container, or of a part of its file system. Empty if it is that root, or if that is
+    /// not known.
+    ///
+    /// It is a folder's name from that root on, `/var/lib/machines/web`, or the number of
+    /// another device and, but for its own root, the folder's name there: `0:53`, `8:2/web`.
+    pub root: String,
 }
 
 /// Where a kernel keeps mappings and files.
@@ -94,6 +102,43 @@ pub(crate) struct MappingLayout {
     area: Area,
     dentry: Dentry,
     mount: Mount,
+    first: Option<FirstProcess>,
+}
+
+/// Where the root of the guest's first process is: of the idle task's list, and of tasks. A
+/// kernel without these has no containers that are known as such.
+#[derive(Debug)]
+struct FirstProcess {
+    /// `init_task`.
+    idle: u64,
+    tasks: u64,
+    pid: u64,
+    fs: u64,
+    /// In `struct fs_struct`.
+    dentry: u64,
+}
+
+impl FirstProcess {
+    fn of(types: Types<'_>, symbols: &SymbolTable) -> Option<Self> {
+        const TASK: &str = "task_struct";
+        Some(Self {
+            idle: symbols.address("init_task")?,
+            tasks: types.at(TASK, "tasks", 16).ok()?,
+            pid: types.u32(TASK, "pid").ok()?,
+            fs: types.u64(TASK, "fs").ok()?,
+            dentry: types.u64("fs_struct", "root.dentry").ok()?,
+        })
+    }
+
+    /// The `struct dentry` that is its root.
+    fn root(&self, space: &Space<'_>) -> Option<u64> {
+        let u64_of = |base: u64, offset: u64| space.u64(base.wrapping_add(offset)).ok();
+        // The first behind the idle task.
+        let task = u64_of(self.idle, self.tasks)?.wrapping_sub(self.tasks);
+        let is_first = space.u32(task.wrapping_add(self.pid)).ok()? == 1;
+        let fs = u64_of(task, self.fs)?;
+        is_first.then(|| u64_of(fs, self.dentry))?
+    }
 }
 
 /// A kind of node: its number, and its arrays.
@@ -182,7 +227,7 @@ impl Node {
 }
 
 impl MappingLayout {
-    pub(crate) fn of(btf: &Btf) -> Result<Self, BtfError> {
+    pub(crate) fn of(btf: &Btf, symbols: &SymbolTable) -> Result<Self, BtfError> {
         let types = Types(btf);
         let area = |name| types.u64("vm_area_struct", name);
         let node = |kind, of| Node::of(types, kind, of);
@@ -220,6 +265,7 @@ impl MappingLayout {
                 inner: types.0.member("mount", "mnt")?.offset.into(),
                 root: types.u64("vfsmount", "mnt_root")?,
             },
+            first: FirstProcess::of(types, symbols),
         })
     }
 
@@ -384,45 +430,97 @@ impl MappingLayout {
         let mut dentry = file.dentry;
         let mut mount = file.mount.wrapping_sub(self.mount.inner);
         let mut deleted = u64_of(dentry, of.hashed)? == 0;
+        // Of the file systems that lie over each other at the root, the one that is seen.
+        let mut seen = (usize::MAX, dentry);
         for _ in 0..MOST_PARTS {
             let root = u64_of(mount.wrapping_add(self.mount.inner), self.mount.root)?;
             if dentry == root {
+                if seen.0 != parts.len() {
+                    seen = (parts.len(), root);
+                }
                 let parent = u64_of(mount, self.mount.parent)?;
                 if parent == mount {
                     // A root is in no directory.
                     deleted &= dentry != file.dentry;
-                    return Ok(joined(&parts, deleted));
+                    let root = self.elsewhere(space, seen.1)?;
+                    return Ok(joined(&parts, deleted, root));
                 }
                 dentry = u64_of(mount, self.mount.point)?;
                 mount = parent;
                 continue;
             }
-            let at = u64_of(dentry, of.name)?;
-            let len = space.u32(dentry.wrapping_add(of.len))?;
-            if len > LONGEST_PART {
-                return Err(Unknown::Inconsistent("names"));
-            }
-            let part = space.bytes(at, len as usize);
-            parts.push(part.ok_or(Unknown::Unmapped(at))?);
-            let parent = u64_of(dentry, of.parent)?;
+            let (part, parent) = self.part(space, dentry)?;
+            parts.push(part);
             if parent == dentry {
                 // Of no directory: a file in memory, for example.
-                return Ok(joined(&parts, deleted));
+                return Ok(joined(&parts, deleted, String::new()));
             }
+            dentry = parent;
+        }
+        Err(Unknown::TooMany("names"))
+    }
+
+    /// The name of `dentry` in the directory that it is in, and that.
+    fn part(&self, space: &Space<'_>, dentry: u64) -> Result<(Vec<u8>, u64), Unknown> {
+        let u64_of = |offset: u64| space.u64(dentry.wrapping_add(offset));
+        let at = u64_of(self.dentry.name)?;
+        let len = space.u32(dentry.wrapping_add(self.dentry.len))?;
+        if len > LONGEST_PART {
+            return Err(Unknown::Inconsistent("names"));
+        }
+        let part = space.bytes(at, len as usize);
+        let part = part.ok_or(Unknown::Unmapped(at))?;
+        Ok((part, u64_of(self.dentry.parent)?))
+    }
+
+    /// What [`Path::root`] says of names that begin at `dentry`.
+    fn elsewhere(&self, space: &Space<'_>, mut dentry: u64) -> Result<String, Unknown> {
+        let first = self.first.as_ref().and_then(|first| first.root(space));
+        let Some(first) = first.filter(|first| *first != dentry) else {
+            return Ok(String::new());
+        };
+        let device = |dentry: u64| {
+            let of = &self.area;
+            let inode = space.u64(dentry.wrapping_add(self.dentry.inode))?;
+            let file_system = space.u64(inode.wrapping_add(of.inode_super))?;
+            space.u32(file_system.wrapping_add(of.super_device))
+        };
+        let own = device(dentry)?;
+        let mut parts = Vec::new();
+        for _ in 0..MOST_PARTS {
+            if dentry == first {
+                return Ok(folder(&parts));
+            }
+            let (part, parent) = self.part(space, dentry)?;
+            if parent == dentry {
+                let (major, minor) = (own >> 20, own & 0xf_ffff);
+                return Ok(format!("{major}:{minor}{}", folder(&parts)));
+            }
+            parts.push(part);
             dentry = parent;
         }
         Err(Unknown::TooMany("names"))
     }
 }
 
-fn joined(parts: &[Vec<u8>], deleted: bool) -> Path {
+/// The name of a folder, whose last part is the first; empty for a root.
+fn folder(parts: &[Vec<u8>]) -> String {
     let mut name = String::new();
     for part in parts.iter().rev() {
         name.push('/');
         name.push_str(&printable(part));
     }
+    name
+}
+
+fn joined(parts: &[Vec<u8>], deleted: bool, root: String) -> Path {
+    let mut name = folder(parts);
     if name.is_empty() {
         name.push('/');
     }
-    Path { name, deleted }
+    Path {
+        name,
+        deleted,
+        root,
+    }
 }

@@ -9,9 +9,9 @@ use guest_view::{
     Chain, End, GuestMemory, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown,
 };
 use linux::{
-    BUILD_ID, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, HEAD, HEAD_VMA, IMAGE, INODE, INTERRUPT,
-    KSTACK, Kind, Linux, MM, MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK,
-    TRAMPOLINE, VMA, at, physical,
+    BUILD_ID, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, FIRST, FIRST_FS, HEAD, HEAD_VMA, IMAGE,
+    INODE, INTERRUPT, KSTACK, Kind, Linux, MM, MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT,
+    REGS, STACK, TASK, TRAMPOLINE, VMA, at, physical,
 };
 
 fn note(linux: &Linux) -> Note {
@@ -374,6 +374,70 @@ fn what_is_mapped() {
             Look::at(&view, &linux).path(&file),
             Err(Unknown::TooMany("names"))
         );
+    });
+}
+
+/// A name that begins elsewhere than the first process's root is a container's.
+#[test]
+fn a_files_root() {
+    each(|mut linux| {
+        let view = view(&linux);
+        let at = linux.registers(CODE, STACK, STACK);
+        let task = Look::at(&view, &linux).task(0, &at).expect("a task");
+        let memory = task.memory.expect("a program");
+        let code = Look::at(&view, &linux).mapping(memory, CODE + 5);
+        let file = code.expect("a mapping").file.expect("a file");
+        let path = |linux: &Linux| Look::at(&view, linux).path(&file).expect("a path");
+        let check = |linux: &Linux, expected: &str| {
+            let path = path(linux);
+            assert_eq!(path.name, "/opt/bin/server");
+            assert_eq!(path.root, expected);
+        };
+        check(&linux, "");
+        let [bin, device, opt, root] = [1, 2, 3, 4].map(|index| DENTRY + 0x80 * index);
+        // Whoever is not the first says nothing, nor does one that ends.
+        linux.word(FIRST_FS + 0x18, bin);
+        linux.half(FIRST + at::PID, 2);
+        check(&linux, "");
+        linux.half(FIRST + at::PID, 1);
+        linux.word(FIRST + at::FS, 0);
+        check(&linux, "");
+        linux.word(FIRST + at::FS, FIRST_FS);
+        // Its root is on another device.
+        linux.word(FIRST_FS + 0x18, device);
+        check(&linux, "8:1");
+        // The name's root is a folder below that of the first process.
+        let [folder, web] = [5, 6].map(|index| DENTRY + 0x80 * index);
+        linux.word(FIRST_FS + 0x18, folder);
+        for (dentry, parent, name) in [
+            (root, web, &b"r"[..]),
+            (web, folder, b"web"),
+            (folder, folder, b"/"),
+        ] {
+            linux.word(dentry, parent);
+            linux.half(dentry + 0xc, name.len() as u32);
+            linux.word(dentry + 0x10, linux::DIRECT + 0x3_7a00 + (dentry & 0x380));
+            linux.put(linux::DIRECT + 0x3_7a00 + (dentry & 0x380), name);
+        }
+        check(&linux, "/web/r");
+        // And one of another device.
+        linux.word(FIRST_FS + 0x18, device);
+        check(&linux, "8:1/web/r");
+        // What lies over another root is the one that is seen.
+        linux.word(linux::DIRECT + 0x3_5908, root);
+        linux.word(opt, opt);
+        let path = path(&linux);
+        assert_eq!(
+            (path.name.as_str(), path.root.as_str()),
+            ("/bin/server", "")
+        );
+        // A folder in itself.
+        linux.word(linux::DIRECT + 0x3_5908, opt);
+        linux.word(opt, root);
+        linux.word(FIRST_FS + 0x18, device);
+        linux.word(folder, root);
+        let endless = Look::at(&view, &linux).path(&file);
+        assert_eq!(endless, Err(Unknown::TooMany("names")));
     });
 }
 

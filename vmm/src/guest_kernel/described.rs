@@ -207,7 +207,8 @@ impl Files {
         let facts = self.0.entry(*file).or_default();
         if facts.path.is_none() || facts.build_id.is_none() {
             find(facts);
-            facts.path.take_if(|path| path.name.len() > LONGEST_PATH);
+            let is_long = |path: &mut Path| path.name.len().max(path.root.len()) > LONGEST_PATH;
+            facts.path.take_if(is_long);
         }
         facts.clone()
     }
@@ -217,7 +218,9 @@ impl Files {
 fn bytes_of(described: &Described) -> usize {
     let names = match described {
         Described::Task(task) => task.comm.len() + task.process.len(),
-        Described::Mapping(mapping) => mapping.name.len() + mapping.build_id.len(),
+        Described::Mapping(mapping) => {
+            mapping.name.len() + mapping.build_id.len() + mapping.root.len()
+        }
         Described::Moment(moment) => size_of_val(moment.same.as_slice()),
     };
     size_of::<Described>() + names
@@ -254,6 +257,10 @@ pub(super) fn of_mapping(number: u64, mapping: &Mapping, facts: &FileFacts) -> D
         inode: file.map_or(0, |file| file.inode),
         generation: file.map_or(0, |file| file.generation),
         build_id: facts.build_id.map_or(String::new(), digits),
+        root: facts
+            .path
+            .as_ref()
+            .map_or(String::new(), |path| path.root.clone()),
     })
 }
 

@@ -45,6 +45,10 @@ const SUPER: u64 = DIRECT + 0x3_5300;
 pub(crate) const DENTRY: u64 = DIRECT + 0x3_5400;
 const NAMES: u64 = DIRECT + 0x3_5800;
 const MOUNT: u64 = DIRECT + 0x3_5900;
+/// The idle task, in the image, the first process, and where its root is.
+const IDLE: u64 = IMAGE + 0x4000;
+pub(crate) const FIRST: u64 = DIRECT + 0x3_7000;
+pub(crate) const FIRST_FS: u64 = DIRECT + 0x3_7800;
 pub(crate) const NODES: u64 = DIRECT + 0x3_6000;
 pub(crate) const MODULE: u64 = DIRECT + 0x3_8000;
 /// 16 KiB of a task's kernel stack.
@@ -139,6 +143,8 @@ pub(crate) mod at {
     pub(crate) const MM: u64 = 0x110;
     pub(crate) const LEADER: u64 = 0x120;
     pub(crate) const STARTED: u64 = 0x130;
+    pub(crate) const TASKS: u64 = 0x140;
+    pub(crate) const FS: u64 = 0x150;
     pub(crate) const MM_TREE: u64 = 0x40;
     pub(crate) const MM_PGD: u64 = 0x60;
     pub(crate) const VMA_MM: u64 = 0x10;
@@ -302,7 +308,9 @@ impl Linux {
         self.word(FILE + 0x10, MOUNT + 0x20);
         self.word(FILE + 0x18, DENTRY);
         self.word(FILE + 0x20, INODE);
-        self.word(INODE + 8, SUPER);
+        for inode in [INODE, INODE + 0x40] {
+            self.word(inode + 8, SUPER);
+        }
         self.word(INODE + 16, 4711);
         self.half(INODE + 24, 9);
         self.half(SUPER + 4, 8 << 20 | 1);
@@ -324,6 +332,11 @@ impl Linux {
             let inode = if index == 0 { INODE } else { INODE + 0x40 };
             self.word(dentry + at::DENTRY_INODE, inode);
         }
+        // The first process, behind the idle one, has the same root.
+        self.word(IDLE + at::TASKS, FIRST + at::TASKS);
+        self.half(FIRST + at::PID, 1);
+        self.word(FIRST + at::FS, FIRST_FS);
+        self.word(FIRST_FS + 0x18, DENTRY + 4 * 0x80);
         let root = MOUNT + 0x80;
         self.word(MOUNT, root);
         self.word(MOUNT + 8, DENTRY + 3 * 0x80);
@@ -415,6 +428,7 @@ impl Linux {
             ("Bnr_cpu_ids", variables + 8),
             ("D__per_cpu_offset", variables + 16),
             ("dmodules", list),
+            ("Dinit_task", IDLE),
             ("R__start_orc_unwind_ip", IMAGE + 0x8_0000),
             ("R__stop_orc_unwind_ip", IMAGE + 0x8_0000 + 4 * unwind),
             ("R__start_orc_unwind", IMAGE + 0x9_0000),
@@ -556,6 +570,7 @@ impl Linux {
         let pointer = types.pointer();
         let bit = |bytes: u64| 8 * bytes as u32;
         let comm = types.array(byte, 16);
+        let tasks = types.array(pointer, 2);
         let info = types.structure("thread_info", 24, &[("flags", long, 0), ("cpu", half, 160)]);
         types.packed(
             "task_struct",
@@ -571,6 +586,8 @@ impl Linux {
                 ("mm", pointer, bit(at::MM)),
                 ("group_leader", pointer, bit(at::LEADER)),
                 ("start_boottime", long, bit(at::STARTED)),
+                ("tasks", tasks, bit(at::TASKS)),
+                ("fs", pointer, bit(at::FS)),
                 ("comm", comm, bit(at::COMM)),
             ],
         );
@@ -640,6 +657,7 @@ impl Linux {
             ],
         );
         let path = types.structure("path", 16, &[("mnt", pointer, 0), ("dentry", pointer, 64)]);
+        types.structure("fs_struct", 40, &[("root", path, bit(0x10))]);
         types.structure(
             "file",
             64,

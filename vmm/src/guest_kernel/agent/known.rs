@@ -189,6 +189,7 @@ fn of_area(number: u64, start: u64, area: &Area, file: Option<&File>) -> Describ
         inode: file.inode,
         generation: 0,
         build_id: String::new(),
+        root: String::new(),
     })
 }
 

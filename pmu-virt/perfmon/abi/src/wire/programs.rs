@@ -111,4 +111,10 @@ pub struct MappingInfo {
     pub generation: u32,
     /// The file's GNU build id, in hexadecimal digits; empty: not known.
     pub build_id: String,
+    /// What `name` begins at, if that is not the root of the guest's first process but, say,
+    /// a container's: a folder's name from that root on, `/var/lib/machines/web`, or the number
+    /// of another device, with the folder's name there if it has one, `0:53`. Empty: it is
+    /// that root, or it is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub root: String,
 }
