@@ -25,8 +25,8 @@ use tempfile::NamedTempFile;
 use umpire_perfmon::Client;
 
 use self::linux::{
-    AREA, CALLED, CODE, DENTRY, ENTRY, HEAD, IMAGE, KSTACK, Kind, Linux, MM, MODULE, MODULE_CODE, NODES,
-    NOTE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, physical,
+    AREA, CALLED, CODE, DENTRY, ENTRY, HEAD, IMAGE, KSTACK, Kind, Linux, MM, MODULE, MODULE_CODE,
+    NODES, NOTE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, physical,
 };
 use super::rings::{self, DATA, Guest, KEPT, PATIENCE, WINDOW, WINDOW_ENTRY, printed};
 

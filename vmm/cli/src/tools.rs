@@ -156,24 +156,24 @@ pub fn track(flags: &TrackFlags) -> Result<ExitStatus, UserError> {
 /// There is no VM, no such event, vCPU or core, the VM refuses, or the file
 /// cannot be written.
 pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
-    let dwarf = match (flags.call_graph, &flags.symfs) {
-        (Some(CallGraph::Dwarf(stack)), Some(symfs)) => Some(Dwarf {
-            stack,
-            symfs: symfs.clone(),
-        }),
-        (Some(CallGraph::Dwarf(_)), None) => {
+    let dwarf = match (flags.call_graph, flags.symfs.as_slice()) {
+        (Some(CallGraph::Dwarf(_)), []) => {
             return Err(UserError::bad_input(
                 "--call-graph dwarf finds callers in the files of the guest's programs: give \
                  --symfs DIR, the guest's root or copies of what it runs",
             ));
         }
-        (_, Some(_)) => {
+        (Some(CallGraph::Dwarf(stack)), symfs) => Some(Dwarf {
+            stack,
+            symfs: symfs.to_vec(),
+        }),
+        (_, []) => None,
+        (_, _) => {
             return Err(UserError::bad_input(
                 "--symfs is for --call-graph dwarf here; names are found when the profile is \
                  read: umpire report --symfs DIR",
             ));
         }
-        (_, None) => None,
     };
     let options = RecordOptions {
         selection: selection(&flags.who),

@@ -35,7 +35,7 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
             input: file.into(),
             symbols: None,
             kaslr_offset: 0,
-            symfs: None,
+            symfs: Vec::new(),
             demangle: true,
             event: None,
             vcpus: None,

@@ -26,9 +26,10 @@ pub struct ProfileFlags {
           value_parser = offset)]
     pub kaslr_offset: Option<u64>,
     /// Names of the guest's programs: a folder of this host that is the guest's root, or has
-    /// copies of its programs and libraries
+    /// copies of its programs and libraries. PATH=DIR is for what begins with PATH there: a
+    /// container's root, or the number of its device, 0:53
     #[arg(long, value_name = "DIR")]
-    pub symfs: Option<PathBuf>,
+    pub symfs: Vec<PathBuf>,
     /// Show names of C++ and Rust as the files have them
     #[arg(long)]
     pub no_demangle: bool,
@@ -155,9 +156,10 @@ pub struct DiffFlags {
     /// System.map
     #[arg(long, value_name = "FILE", visible_aliases = ["vmlinux", "kallsyms", "system-map"])]
     pub symbols: Option<PathBuf>,
-    /// Names of the guest's programs: a folder of this host that is the guest's root
+    /// Names of the guest's programs: a folder of this host that is the guest's root; PATH=DIR
+    /// is a container's, as in umpire report
     #[arg(long, value_name = "DIR")]
-    pub symfs: Option<PathBuf>,
+    pub symfs: Vec<PathBuf>,
     /// Show names of C++ and Rust as the files have them
     #[arg(long)]
     pub no_demangle: bool,
@@ -202,9 +204,9 @@ pub struct AnnotateFlags {
     #[arg(short, long, value_name = "FILE", default_value = "umpire.data")]
     pub input: PathBuf,
     /// Code of the guest's programs: a folder of this host that is the guest's root, or has
-    /// copies of its programs and libraries
+    /// copies of its programs and libraries; PATH=DIR is a container's, as in umpire report
     #[arg(long, value_name = "DIR")]
-    pub symfs: Option<PathBuf>,
+    pub symfs: Vec<PathBuf>,
     /// Show names of C++ and Rust as the files have them
     #[arg(long)]
     pub no_demangle: bool,

@@ -194,9 +194,10 @@ pub struct RecordFlags {
     #[arg(long, value_name = "HOW")]
     pub call_graph: Option<CallGraph>,
     /// Where --call-graph dwarf finds the guest's programs: a folder of this host that is the
-    /// guest's root, or has copies of its programs and libraries
+    /// guest's root, or has copies of its programs and libraries; PATH=DIR is a container's, as
+    /// in umpire report
     #[arg(long, value_name = "DIR")]
-    pub symfs: Option<PathBuf>,
+    pub symfs: Vec<PathBuf>,
     /// Vary each period at random by so many of its low bits, which breaks the step with
     /// loops
     #[arg(long, value_name = "BITS", default_value_t = 0,

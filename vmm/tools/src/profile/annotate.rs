@@ -367,7 +367,8 @@ impl Shown<'_> {
                 let table = names.program_file(file).map(|file| file.symbols());
                 let span = table.and_then(|table| table.span(symbol));
                 let span = span.ok_or(CodeError::NoSymfs)?;
-                code::of_program(names.symfs.as_ref(), names.file(file), span)
+                let (info, others) = names.programs.file_and_others(file);
+                code::of_program(names.symfs.as_ref(), (info, &others), span)
             }
             CodeLocation::Symbol(symbol) if names.kernel.module(symbol).is_some() => {
                 Err(CodeError::Module)

@@ -66,14 +66,14 @@ pub(super) struct Code {
 /// The code of a program from `address` to `end`, as its file counts.
 pub(super) fn of_program(
     symfs: Option<&Symfs>,
-    info: &FileInfo,
+    (info, others): (&FileInfo, &[&FileInfo]),
     (address, end): (u64, u64),
 ) -> Result<Code, CodeError> {
     if !info.is_file() {
         return Err(CodeError::NoFile);
     }
     let symfs = symfs.ok_or(CodeError::NoSymfs)?;
-    let data = ElfData::new(symfs.of_build(info)?);
+    let data = ElfData::new(symfs.of_build((info, others))?);
     between(&data, address, end)
 }
 

@@ -8,6 +8,7 @@ use thiserror::Error;
 use super::code::CodeError;
 use super::reader::{Ending, ProfileError};
 use super::symbols::SymbolFileError;
+use super::symfs::NoSymfs;
 
 /// Why there is no report of a profile; one line, with what to do about it.
 #[derive(Debug, Error)]
@@ -34,14 +35,9 @@ pub enum ReportError {
     /// The file of symbols cannot be used.
     #[error(transparent)]
     Symbols(#[from] SymbolFileError),
-    /// The folder of the guest's files cannot be used.
-    #[error("--symfs {}: {error}; give the folder that is the guest's root", path.display())]
-    Symfs {
-        /// The folder.
-        path: PathBuf,
-        /// Why not.
-        error: io::Error,
-    },
+    /// A folder of the guest's files cannot be used.
+    #[error(transparent)]
+    Symfs(#[from] NoSymfs),
     /// It has no such event.
     #[error("--event: the profile has no event '{event}'; it has {known}")]
     Event {

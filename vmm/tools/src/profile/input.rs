@@ -24,8 +24,8 @@ pub struct ProfileChoice {
     pub symbols: Option<PathBuf>,
     /// How far the kernel moved itself from the addresses in this file.
     pub kaslr_offset: u64,
-    /// A folder with the files of the guest's programs.
-    pub symfs: Option<PathBuf>,
+    /// Folders with the files of the guest's programs ([`Symfs::open`]).
+    pub symfs: Vec<PathBuf>,
     /// Names of C++ and Rust are shown as their sources have them.
     pub demangle: bool,
     /// Only this event.
@@ -62,13 +62,7 @@ pub(super) struct Input {
 impl Input {
     /// Opens the profile and the file of symbols.
     pub(super) fn open(choice: &ProfileChoice) -> Result<Self, ReportError> {
-        let symfs = choice.symfs.as_ref().map(|path| {
-            Symfs::open(path).map_err(|error| ReportError::Symfs {
-                path: path.clone(),
-                error,
-            })
-        });
-        let symfs = symfs.transpose()?;
+        let symfs = Symfs::open(&choice.symfs)?;
         let given = choice.symbols.as_ref();
         let given = given.map(|path| load(path, choice.kaslr_offset));
         let given = given.transpose()?;

@@ -95,7 +95,8 @@ impl Names {
         };
         let (mut room, mut without) = (MOST_SYMBOLS, 0);
         for (id, info) in self.programs.files().filter(|(_, info)| info.is_file()) {
-            match symfs.program(info, room) {
+            let (_, others) = self.programs.file_and_others(id);
+            match symfs.program((info, &others), room) {
                 Ok(file) => {
                     room -= file.symbols().len().min(room);
                     self.files.insert(id, file);
@@ -103,8 +104,8 @@ impl Names {
                 Err(_) if self.warnings.len() >= MOST_WARNINGS => without += 1,
                 Err(error) => self.warnings.push(format!(
                     "symbols of {} are not known: below {}: {error}",
-                    info.name,
-                    symfs.path().display()
+                    info.whole_name(),
+                    symfs.path(info).display()
                 )),
             }
         }

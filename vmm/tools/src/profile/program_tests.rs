@@ -150,7 +150,7 @@ impl Place {
                 input: self.path("umpire.data"),
                 symbols: Some(self.path("kallsyms")),
                 kaslr_offset: 0,
-                symfs: Some(self.path("root")),
+                symfs: vec![self.path("root")],
                 demangle: true,
                 event: None,
                 vcpus: None,
@@ -261,9 +261,9 @@ fn samples_are_of_tasks_files_and_symbols() {
 #[test]
 fn without_files_the_symbols_of_programs_are_unknown() {
     let place = Place::new(&records(0x1000, ""));
-    let text = place.report(|options| options.profile.symfs = None);
+    let text = place.report(|options| options.profile.symfs.clear());
     assert!(text.contains("# Hint: give --symfs DIR"), "{text}");
-    let rows = place.rows(|options| options.profile.symfs = None);
+    let rows = place.rows(|options| options.profile.symfs.clear());
     assert_eq!(rows[0], "33.33% 2 main prog [.] [unknown]");
     let folded = place.report(|options| options.folded = true);
     let expected = "\
@@ -329,7 +329,9 @@ fn no_name_leaves_the_folder() {
     fs::write(root.join("etc/inside"), "").unwrap();
     std::os::unix::fs::symlink("/etc/inside", root.join("link")).unwrap();
     std::os::unix::fs::symlink("../../..", root.join("etc/up")).unwrap();
-    let symfs = symfs::Symfs::open(&root).unwrap();
+    let symfs = symfs::Symfs::open(std::slice::from_ref(&root))
+        .unwrap()
+        .unwrap();
     for inside in ["/link", "link", "/etc/up/etc/inside", "/../../etc/inside"] {
         symfs.file(inside).unwrap();
     }
@@ -341,6 +343,241 @@ fn no_name_leaves_the_folder() {
         "",
     ] {
         symfs.file(outside).unwrap_err();
+    }
+}
+
+/// A program of `name` with a function in each of two builds: what it is called, at 0x1000.
+fn build(function: &str) -> Vec<u8> {
+    elf(0x1000, &[0x90; 64], &[(function, 0x1000, 64)])
+}
+
+/// A sample in a mapping of each of `files`: name, root, device and inode.
+fn samples_of(files: &[(&str, &str, u32, u64)]) -> Vec<Record> {
+    let mut all = vec![thread(1, 40, 40, "main")];
+    for (number, (name, root, device, inode)) in (11..).zip(files) {
+        let Record::Described(Described::Mapping(mut mapping)) = mapped(number, name, "") else {
+            unreachable!();
+        };
+        (mapping.device, mapping.inode) = (*device, *inode);
+        mapping.root = (*root).to_owned();
+        all.push(Record::Described(Described::Mapping(mapping)));
+        all.push(user(START + OFFSET + 8, 1, number, CallChain::default()));
+    }
+    all
+}
+
+const DISK: u32 = 8 << 20 | 1;
+const OVERLAY: u32 = 53;
+
+/// Symbols of a report's rows, sorted, and its warnings, with `--symfs` of these below the
+/// place.
+fn symbols_with(place: &Place, symfs: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
+    let change = |options: &mut ReportOptions| {
+        let folder = |(of, dir): &(&str, &str)| {
+            let dir = place.path(dir);
+            match *of {
+                "" => dir,
+                of => format!("{of}={}", dir.display()).into(),
+            }
+        };
+        options.profile.symfs = symfs.iter().map(folder).collect();
+        options.sort = "symbol".parse().ok();
+    };
+    let mut symbols: Vec<String> = place
+        .rows(change)
+        .iter()
+        .filter_map(|row| Some(row.rsplit_once(' ')?.1.to_owned()))
+        .collect();
+    symbols.sort();
+    symbols.dedup();
+    let text = place.report(change);
+    let warnings = text.lines().filter(|line| line.starts_with("# Warning"));
+    (symbols, warnings.map(str::to_owned).collect())
+}
+
+fn put(place: &Place, name: &str, function: &str) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let path = place.path(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, build(function)).unwrap();
+    fs::metadata(path).unwrap().ino()
+}
+
+/// One name, two files: that of the guest's root and a container's, without build ids.
+#[test]
+fn two_files_of_one_name_are_not_taken_for_each_other() {
+    let files = [
+        ("/usr/bin/prog", "", DISK, 4711),
+        ("/usr/bin/prog", "", OVERLAY, 99),
+        ("/usr/bin/other", "", DISK, 4712),
+    ];
+    let place = Place::new(&samples_of(&files));
+    put(&place, "root/usr/bin/prog", "of_root");
+    put(&place, "root/usr/bin/other", "other");
+    put(&place, "web/usr/bin/prog", "of_container");
+    // Nothing says which of them is there.
+    let (symbols, warnings) = symbols_with(&place, &[("", "root")]);
+    assert_eq!(symbols, ["[unknown]", "other"]);
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    for (warning, expected) in warnings.iter().zip(["--symfs 8:1=DIR", "--symfs 0:53=DIR"]) {
+        assert!(warning.contains("symbols of /usr/bin/prog"), "{warning}");
+        assert!(warning.contains(expected), "{warning}");
+    }
+    // The container's folder is known; the root's need not be the other one's.
+    let with = [("", "root"), ("0:53", "web")];
+    let (symbols, warnings) = symbols_with(&place, &with);
+    assert_eq!(symbols, ["of_container", "of_root", "other"]);
+    assert_eq!(warnings, [""; 0]);
+    // Either by itself.
+    let (symbols, _) = symbols_with(&place, &[("0:53", "web")]);
+    assert_eq!(symbols, ["[unknown]", "of_container"]);
+}
+
+/// A root that is mounted has the guest's inodes.
+#[test]
+fn the_inode_says_which_of_two_files_a_folder_has() {
+    let first = Place::new(&[]);
+    let inode = put(&first, "root/usr/bin/prog", "of_root");
+    let files = [
+        ("/usr/bin/prog", "", OVERLAY, inode + 1),
+        ("/usr/bin/prog", "", DISK, inode),
+    ];
+    let all = samples_of(&files);
+    let place = Place::new(&all);
+    fs::copy(place.path("umpire.data"), first.path("umpire.data")).unwrap();
+    let (symbols, warnings) = symbols_with(&first, &[("", "root")]);
+    assert_eq!(symbols, ["[unknown]", "of_root"]);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("0:53"), "{warnings:?}");
+}
+
+/// One file that two sources know, and one that was replaced: there is one of that name.
+#[test]
+fn one_file_is_one() {
+    let files = [
+        ("/usr/bin/prog", "", DISK, 4711),
+        ("/usr/bin/prog", "", DISK, 4711),
+        ("/usr/bin/prog", "", 0, 0),
+        ("/usr/bin/prog", "", DISK, 4710),
+    ];
+    let mut all = samples_of(&files);
+    for record in &mut all {
+        if let Record::Described(Described::Mapping(mapping)) = record {
+            mapping.generation = u32::try_from(mapping.number).unwrap();
+            mapping.deleted = mapping.inode == 4710;
+        }
+    }
+    let place = Place::new(&all);
+    put(&place, "root/usr/bin/prog", "of_root");
+    let (symbols, warnings) = symbols_with(&place, &[("", "root")]);
+    assert_eq!(symbols, ["[unknown]", "of_root"]);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("removed or replaced"), "{warnings:?}");
+}
+
+/// The VM has said that a name begins at a container's root.
+#[test]
+fn a_containers_files_are_not_the_roots() {
+    let check = |root: &str, symfs: &[(&str, &str)], expected: &str, warning: &str| {
+        let place = Place::new(&samples_of(&[("/usr/bin/prog", root, OVERLAY, 99)]));
+        put(&place, "root/usr/bin/prog", "of_root");
+        put(&place, "root/srv/db/usr/bin/prog", "of_db");
+        put(&place, "web/usr/bin/prog", "of_web");
+        let (symbols, warnings) = symbols_with(&place, symfs);
+        assert_eq!(symbols, [expected], "{root} {symfs:?} {warnings:?}");
+        assert_eq!(warnings.len(), usize::from(!warning.is_empty()));
+        let all = warnings.concat();
+        assert!(all.contains(warning), "{all}");
+    };
+    let root = ("", "root");
+    check("0:53", &[root], "[unknown]", "--symfs 0:53=DIR");
+    check("0:53", &[root, ("0:53", "web")], "of_web", "");
+    check("0:53", &[("0:53", "web")], "of_web", "");
+    check("0:53", &[root, ("0:53/", "web")], "of_web", "");
+    check("0:53", &[root, ("0:5", "web")], "[unknown]", "0:53=DIR");
+    check("0:53", &[root, ("0:54", "web")], "[unknown]", "0:53=DIR");
+    check("8:2/web", &[root, ("8:2/web", "web")], "of_web", "");
+    check(
+        "8:2/web",
+        &[root, ("8:2/we", "web")],
+        "[unknown]",
+        "8:2/web=DIR",
+    );
+    // Of the root's own file system its folder has the container's, too.
+    check("/srv/db", &[root], "of_db", "");
+    check("/srv/db", &[root, ("/srv/db", "web")], "of_web", "");
+    check("/srv/gone", &[root], "[unknown]", "--symfs /srv/gone=DIR");
+    check("/srv/gone", &[root, ("/srv/gone", "web")], "of_web", "");
+    // Parts of the root, too: the longest path counts.
+    check("", &[root, ("/usr", "web/usr")], "of_web", "");
+    check(
+        "",
+        &[("/usr", "web/usr"), ("/usr/bin", "root/usr/bin")],
+        "of_root",
+        "",
+    );
+    check("", &[("/opt", "web")], "[unknown]", "give --symfs DIR");
+    check("", &[("/", "root")], "of_root", "");
+    check("", &[("/usr", "web")], "[unknown]", "No such file");
+}
+
+/// A build that both have is the same, whichever file it is.
+#[test]
+fn a_build_id_makes_files_of_containers_equal() {
+    let program = Program::own();
+    let mut all = samples_of(&[("/usr/bin/prog", "0:53", OVERLAY, 99)]);
+    for record in &mut all {
+        match record {
+            Record::Described(Described::Mapping(mapping)) => {
+                mapping.build_id.clone_from(&program.build_id);
+            }
+            Record::Sample(sample) => sample.ip = START + program.main,
+            _ => {}
+        }
+    }
+    let place = Place::new(&all);
+    fs::copy(&program.file, place.path("root/usr/bin/prog")).unwrap();
+    let (symbols, warnings) = symbols_with(&place, &[("", "root")]);
+    assert_eq!((symbols, warnings), (vec!["main".to_owned()], Vec::new()));
+    put(&place, "root/usr/bin/prog", "of_root");
+    let (symbols, warnings) = symbols_with(&place, &[("", "root")]);
+    assert_eq!(symbols, ["[unknown]"]);
+    assert!(warnings[0].contains("--symfs 0:53=DIR"), "{warnings:?}");
+}
+
+#[test]
+fn folders_that_make_no_sense_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir_all(path("a=b")).unwrap();
+    fs::create_dir_all(path("c")).unwrap();
+    let open = |arguments: &[String]| {
+        let arguments: Vec<PathBuf> = arguments.iter().map(PathBuf::from).collect();
+        symfs::Symfs::open(&arguments).map_err(|error| error.to_string())
+    };
+    let dir = |name: &str| path(name).display().to_string();
+    // A folder may be called so.
+    assert!(open(&[dir("a=b")]).unwrap().is_some());
+    assert!(open(&[]).unwrap().is_none());
+    let web = format!("/srv/web={}", dir("c"));
+    assert!(open(&[dir("c"), web.clone()]).unwrap().is_some());
+    for (arguments, expected) in [
+        (vec![dir("gone")], "gone: No such file"),
+        (
+            vec![format!("/srv/web={}", dir("gone"))],
+            "gone: No such file",
+        ),
+        (vec![format!("web={}", dir("c"))], "No such file"),
+        (vec!["/srv/web=".to_owned()], "No such file"),
+        (vec![String::new()], "No such file"),
+        (
+            vec![dir("c"), dir("a=b")],
+            "one folder for the guest's root",
+        ),
+        (vec![web.clone(), web], "one folder for /srv/web"),
+    ] {
+        let error = open(&arguments).unwrap_err();
+        assert!(error.contains(expected), "{arguments:?}: {error}");
     }
 }
 

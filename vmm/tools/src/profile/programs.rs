@@ -30,6 +30,9 @@ pub struct FileInfo {
     pub deleted: bool,
     /// Device, inode and generation.
     pub inode: (u32, u64, u32),
+    /// What its name begins at, where that is not the guest's root
+    /// ([`MappingInfo::root`]); else empty.
+    pub root: String,
 }
 
 impl FileInfo {
@@ -54,6 +57,26 @@ impl FileInfo {
         }
     }
 
+    /// The name from the guest's root on, or from a container's whose place is not known.
+    #[must_use]
+    pub fn whole_name(&self) -> String {
+        format!("{}{}", self.root, self.name)
+    }
+
+    /// The number of its device, as `/proc/PID/mountinfo` has it.
+    #[must_use]
+    pub fn device(&self) -> String {
+        let (device, ..) = self.inode;
+        format!("{}:{}", device >> 20, device & 0xf_ffff)
+    }
+
+    /// It has the name of `other`, and is another file.
+    fn is_rival(&self, other: &Self) -> bool {
+        let id = |one: &Self| (one.inode.0, one.inode.1);
+        let is_known = |one: &Self| id(one) != (0, 0) && !one.deleted;
+        self.root == other.root && is_known(self) && is_known(other) && id(self) != id(other)
+    }
+
     /// It is a file, not something that the kernel has mapped without one.
     #[must_use]
     pub fn is_file(&self) -> bool {
@@ -72,6 +95,7 @@ pub struct Programs {
     same: HashMap<u64, u64>,
     files: Vec<FileInfo>,
     known_files: HashMap<FileInfo, FileId>,
+    named: HashMap<String, Vec<FileId>>,
 }
 
 impl Default for Programs {
@@ -84,6 +108,7 @@ impl Default for Programs {
             same: HashMap::new(),
             files: vec![FileInfo::default()],
             known_files: HashMap::from([(FileInfo::default(), FileId::UNKNOWN)]),
+            named: HashMap::new(),
         }
     }
 }
@@ -107,11 +132,14 @@ impl Programs {
                     build_id: mapping.build_id.to_ascii_lowercase(),
                     deleted: mapping.deleted,
                     inode: (mapping.device, mapping.inode, mapping.generation),
+                    root: mapping.root.clone(),
                 };
-                let files = &mut self.files;
+                let (files, named) = (&mut self.files, &mut self.named);
                 let id = *self.known_files.entry(file).or_insert_with_key(|file| {
                     files.push(file.clone());
-                    FileId(index(files.len() - 1))
+                    let id = FileId(index(files.len() - 1));
+                    named.entry(file.name.clone()).or_default().push(id);
+                    id
                 });
                 let number = mapping.number;
                 self.mappings.entry(number).or_insert((mapping, id));
@@ -179,6 +207,15 @@ impl Programs {
     #[must_use]
     pub fn file(&self, file: FileId) -> &FileInfo {
         &self.files[(file.0 as usize).min(self.files.len() - 1)]
+    }
+
+    /// What is known of a file, and of others that have its name.
+    #[must_use]
+    pub fn file_and_others(&self, file: FileId) -> (&FileInfo, Vec<&FileInfo>) {
+        let info = self.file(file);
+        let named = self.named.get(&info.name).into_iter().flatten();
+        let others = named.map(|other| self.file(*other));
+        (info, others.filter(|other| info.is_rival(other)).collect())
     }
 
     /// All files.

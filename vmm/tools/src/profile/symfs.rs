@@ -1,11 +1,14 @@
-//! Files of the guest's programs below a folder of the host (`--symfs`), and their symbols.
+//! Files of the guest's programs below folders of the host (`--symfs`), and their symbols.
 //!
 //! Names are the guest's and not trusted: they are resolved by the kernel as if the folder
 //! was the root, symbolic links included, so none of them leaves it.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSegment, ReadRef};
@@ -46,6 +49,40 @@ pub enum SymfsError {
     /// The guest ran a file that was replaced, and its build id is not known.
     #[error("the guest had removed or replaced it, and the build id of what it ran is not known")]
     Deleted,
+    /// It is a container's, and in no folder that was given.
+    #[error("it is a container's: give --symfs {0}=DIR, that container's root or a copy")]
+    Container(String),
+    /// It is the root's, or what it is is not known, and in no folder that was given.
+    #[error("no folder has {0}: give --symfs DIR, the guest's root or a copy")]
+    Elsewhere(String),
+    /// The guest ran several files of that name, and nothing tells which of them is there.
+    #[error(
+        "the guest ran two files of that name, this one with inode {1} on device {0}, and their \
+         build ids are not known: give --symfs {0}=DIR, the root of the container with that device"
+    )]
+    Twins(String, u64),
+}
+
+/// What is wrong with the folders of `--symfs`.
+#[derive(Debug, Error)]
+pub enum NoSymfs {
+    /// A folder cannot be opened.
+    #[error("--symfs {}: {error}; give the folder that is the guest's root", path.display())]
+    Open {
+        /// Its name.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// Two are for the same.
+    #[error("--symfs {} is for the same files as one before it: give one folder for {}", path.display(),
+        if of.is_empty() { "the guest's root" } else { of })]
+    Twice {
+        /// As it was given.
+        path: PathBuf,
+        /// Which files it is for.
+        of: String,
+    },
 }
 
 impl From<elf::ElfError> for SymfsError {
@@ -57,38 +94,123 @@ impl From<elf::ElfError> for SymfsError {
     }
 }
 
-/// A folder that has the guest's files.
+/// Folders that have the guest's files: its root, and roots of containers or parts of either.
 #[derive(Debug)]
 pub struct Symfs {
+    /// The longest name first.
+    folders: Vec<Folder>,
+}
+
+/// A folder that has files of the guest.
+#[derive(Debug)]
+struct Folder {
+    /// What the names of its files begin with in the guest; empty: all of the guest's root.
+    of: String,
     root: OwnedFd,
     path: PathBuf,
 }
 
-impl Symfs {
-    /// The guest's root at `path`.
-    ///
-    /// # Errors
-    /// It is no folder that can be opened.
-    pub fn open(path: &Path) -> io::Result<Self> {
+impl Folder {
+    /// `argument` is a folder, or `PATH=FOLDER`. PATH begins at the guest's root, or with a
+    /// device's number.
+    fn open(argument: &Path) -> Result<Self, NoSymfs> {
+        let bytes = argument.as_os_str().as_bytes();
+        let equals = bytes.iter().position(|byte| *byte == b'=');
+        let split = equals.and_then(|at| {
+            let of = std::str::from_utf8(&bytes[..at]).ok()?;
+            let is_place = of.starts_with(|first: char| first == '/' || first.is_ascii_digit());
+            let folder = Path::new(OsStr::from_bytes(&bytes[at + 1..]));
+            (is_place && !argument.is_dir()).then(|| (of.trim_end_matches('/'), folder))
+        });
+        let (of, path) = split.unwrap_or(("", argument));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty())?;
+        let root = rustix::fs::open(path, flags, Mode::empty());
+        let root = root.map_err(|error| NoSymfs::Open {
+            path: path.to_owned(),
+            error: error.into(),
+        })?;
         Ok(Self {
+            of: of.to_owned(),
             root,
             path: path.to_owned(),
         })
     }
 
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// What `name` is called there, if it is one of its files.
+    fn inside<'a>(&self, name: &'a str) -> Option<&'a str> {
+        let rest = name.strip_prefix(&self.of)?;
+        rest.starts_with('/').then_some(rest)
+    }
+}
+
+impl Symfs {
+    /// Of `arguments`, each a folder that is the guest's root, or `PATH=FOLDER`; none if there
+    /// is no argument.
+    ///
+    /// # Errors
+    /// One is no folder that can be opened, or two are for the same files.
+    pub fn open(arguments: &[PathBuf]) -> Result<Option<Self>, NoSymfs> {
+        let mut folders: Vec<Folder> = Vec::new();
+        for argument in arguments {
+            let folder = Folder::open(argument)?;
+            if folders.iter().any(|other| other.of == folder.of) {
+                return Err(NoSymfs::Twice {
+                    path: argument.clone(),
+                    of: folder.of,
+                });
+            }
+            folders.push(folder);
+        }
+        folders.sort_by_key(|folder| std::cmp::Reverse(folder.of.len()));
+        Ok((!folders.is_empty()).then_some(Self { folders }))
     }
 
-    /// The regular file that the guest calls `name`.
+    /// The folder that has `info`, or would have it, for messages.
+    #[must_use]
+    pub fn path(&self, info: &FileInfo) -> &Path {
+        let found = self.folder(info).map(|(folder, _)| folder);
+        let root = self.folders.last().filter(|folder| folder.of.is_empty());
+        let any = found.or(root).or(self.folders.first());
+        any.map_or(Path::new(""), |folder| &folder.path)
+    }
+
+    /// Where `info` is looked for: the folder and the name there.
+    fn folder(&self, info: &FileInfo) -> Option<(&Folder, String)> {
+        let names = [info.whole_name(), format!("{}{}", info.device(), info.name)];
+        self.folders.iter().find_map(|folder| {
+            let name = names.iter().find_map(|name| folder.inside(name))?;
+            Some((folder, name.to_owned()))
+        })
+    }
+
+    /// The regular file that the guest calls `name`, as if that was below its root.
     ///
     /// # Errors
     /// There is none below the folder, or it cannot be read.
     pub fn file(&self, name: &str) -> Result<File, SymfsError> {
+        let root = self.folders.last().filter(|folder| folder.of.is_empty());
+        let none = || SymfsError::Elsewhere(name.to_owned());
+        root.ok_or_else(none)?.file(name)
+    }
+
+    fn of_name(&self, info: &FileInfo) -> Result<File, SymfsError> {
+        let found = self.folder(info);
+        let none = || match info.root.as_str() {
+            "" => SymfsError::Elsewhere(info.name.clone()),
+            root => SymfsError::Container(root.to_owned()),
+        };
+        let (folder, name) = found.ok_or_else(none)?;
+        // The guest's root may have a container's, too.
+        let is_guess = folder.of.is_empty() && !info.root.is_empty();
+        folder.file(&name).map_err(|error| match error {
+            SymfsError::Open(_) if is_guess => SymfsError::Container(info.root.clone()),
+            error => error,
+        })
+    }
+}
+
+impl Folder {
+    fn file(&self, name: &str) -> Result<File, SymfsError> {
         // Nothing there makes the tool wait or act.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -110,14 +232,20 @@ impl Symfs {
         }
         Ok(file)
     }
+}
 
+impl Symfs {
     /// The program or library `info` of at most `most` symbols, with the symbols of its debug
-    /// file where it was stripped and that one is there.
+    /// file where it was stripped and that one is there. `others` are further files of its name.
     ///
     /// # Errors
     /// [`SymfsError`] says why it has no symbols.
-    pub fn program(&self, info: &FileInfo, most: usize) -> Result<ProgramFile, SymfsError> {
-        let data = ElfData::new(self.of_build(info)?);
+    pub fn program(
+        &self,
+        (info, others): (&FileInfo, &[&FileInfo]),
+        most: usize,
+    ) -> Result<ProgramFile, SymfsError> {
+        let data = ElfData::new(self.of_build((info, others))?);
         let file = object::File::parse(&data).map_err(damaged)?;
         let build_id = build_id(&file)?;
         let segments = file.segments().map(|segment| {
@@ -130,7 +258,7 @@ impl Symfs {
         });
         let segments = segments.collect();
         let raw = match elf::of_program(&file, elf::Table::Full, most) {
-            Err(elf::ElfError::Stripped) => match self.debug_symbols(&build_id, most) {
+            Err(elf::ElfError::Stripped) => match self.debug_symbols(info, &build_id, most) {
                 Some(raw) => raw,
                 None => elf::of_program(&file, elf::Table::Dynamic, most)?,
             },
@@ -145,39 +273,70 @@ impl Symfs {
         })
     }
 
-    /// The file of the program or library `info`, of the build that the guest ran.
+    /// The file of the program or library `info`, of the build that the guest ran. `others` are
+    /// further files of its name.
     ///
     /// # Errors
     /// There is none, or it is of another build.
-    pub(super) fn of_build(&self, info: &FileInfo) -> Result<File, SymfsError> {
-        if info.deleted && info.build_id.is_empty() {
+    pub(super) fn of_build(
+        &self,
+        (info, others): (&FileInfo, &[&FileInfo]),
+    ) -> Result<File, SymfsError> {
+        if !info.build_id.is_empty() {
+            let found = self.of_name(info).and_then(|file| of_id(file, info));
+            // A container's program may be the very same build as the root's.
+            let by_name = || of_id(self.file(&info.name).ok()?, info).ok();
+            return found.or_else(|error| by_name().ok_or(error));
+        }
+        if info.deleted {
             return Err(SymfsError::Deleted);
         }
-        let data = ElfData::new(self.file(&info.name)?);
-        if !info.build_id.is_empty() {
-            let own = build_id(&object::File::parse(&data).map_err(damaged)?)?;
-            if own != info.build_id {
-                let own = if own.is_empty() { "none" } else { &own };
-                return Err(SymfsError::OtherBuild(
-                    own.to_owned(),
-                    info.build_id.clone(),
-                ));
-            }
+        let file = self.of_name(info)?;
+        let place = |info| {
+            let (folder, name) = self.folder(info)?;
+            Some((&folder.of, name))
+        };
+        let here = place(info);
+        if others.iter().any(|other| place(other) == here) && file.metadata()?.ino() != info.inode.1
+        {
+            return Err(SymfsError::Twins(info.device(), info.inode.1));
         }
-        Ok(data.into_inner())
+        Ok(file)
     }
 
-    /// The symbols of the debug file of a program that was stripped.
-    fn debug_symbols(&self, build_id: &str, most: usize) -> Option<Vec<super::symbols::RawSymbol>> {
+    /// The symbols of the debug file of a program that was stripped: in its own folder, or in
+    /// another one.
+    fn debug_symbols(
+        &self,
+        info: &FileInfo,
+        build_id: &str,
+        most: usize,
+    ) -> Option<Vec<super::symbols::RawSymbol>> {
         let (first, rest) = build_id
             .split_at_checked(2)
             .filter(|(_, rest)| !rest.is_empty())?;
         let name = format!("/usr/lib/debug/.build-id/{first}/{rest}.debug");
-        let data = ElfData::new(self.file(&name).ok()?);
+        let own = self.folder(info).map(|(folder, _)| folder);
+        let mut folders = own.into_iter().chain(&self.folders);
+        let data = ElfData::new(folders.find_map(|folder| folder.file(&name).ok())?);
         let file = object::File::parse(&data).ok()?;
         let symbols = elf::of_program(&file, elf::Table::Full, most).ok()?;
         (!data.is_used_up()).then_some(symbols)
     }
+}
+
+/// `file`, if it has the build id of `info`.
+fn of_id(file: File, info: &FileInfo) -> Result<File, SymfsError> {
+    let data = ElfData::new(file);
+    let own = build_id(&object::File::parse(&data).map_err(damaged)?)?;
+    if own == info.build_id {
+        return Ok(data.into_inner());
+    }
+    let own = if own.is_empty() { "none" } else { &own };
+    Err(SymfsError::OtherBuild(
+        own.to_owned(),
+        info.build_id.clone(),
+    ))
 }
 
 fn damaged(error: object::Error) -> SymfsError {

@@ -202,10 +202,10 @@ impl ProgramUnwinder {
         if self.files.contains_key(&file) {
             return;
         }
-        let info = self.programs.file(file);
+        let (info, others) = self.programs.file_and_others(file);
         let cfi = info
             .is_file()
-            .then(|| Cfi::read(&self.symfs, info, &mut self.room))
+            .then(|| Cfi::read(&self.symfs, (info, &others), &mut self.room))
             .transpose();
         let cfi = cfi.unwrap_or_else(|error| {
             self.warn(file, &error);
@@ -219,10 +219,11 @@ impl ProgramUnwinder {
             self.unnamed += 1;
             return;
         }
+        let info = self.programs.file(file);
         self.warnings.push(format!(
             "callers in {} are not known: below {}: {error}",
-            self.programs.file(file).name,
-            self.symfs.path().display()
+            info.whole_name(),
+            self.symfs.path(info).display()
         ));
     }
 }

@@ -95,8 +95,6 @@ fn bytes(record: &Record) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame, ProgramStack};
     use perfmon_abi::wire::programs::{Described, MappingInfo};
 
@@ -153,7 +151,7 @@ mod tests {
     }
 
     fn callers() -> ProgramCallers {
-        let symfs = Symfs::open(Path::new("/")).unwrap();
+        let symfs = Symfs::open(&["/".into()]).unwrap().unwrap();
         ProgramCallers::new(ProgramUnwinder::new(symfs, 64))
     }
 

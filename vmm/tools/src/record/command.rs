@@ -73,8 +73,8 @@ pub struct RecordOptions {
 pub struct Dwarf {
     /// Bytes of the stack that each sample brings, a multiple of 8.
     pub stack: u16,
-    /// The guest's root, or a copy of what it has of the programs.
-    pub symfs: PathBuf,
+    /// The guest's root, or a copy of what it has of the programs, and those of containers.
+    pub symfs: Vec<PathBuf>,
 }
 
 /// How callers of programs are found, as `--call-graph` of perf says it.
@@ -180,9 +180,10 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
 
 /// Who finds callers in the files of programs.
 fn callers(dwarf: &Dwarf) -> Result<ProgramCallers, ToolError> {
-    let path = dwarf.symfs.display();
-    let symfs = Symfs::open(&dwarf.symfs)
-        .map_err(|error| ToolError::Input(format!("--symfs {path}: {error}")))?;
+    let symfs = Symfs::open(&dwarf.symfs);
+    let symfs = symfs.map_err(|error| ToolError::Input(error.to_string()))?;
+    let none = || ToolError::Input("give --symfs DIR, the guest's root".to_owned());
+    let symfs = symfs.ok_or_else(none)?;
     let unwinder = ProgramUnwinder::new(symfs, dwarf.stack.into());
     Ok(ProgramCallers::new(unwinder))
 }

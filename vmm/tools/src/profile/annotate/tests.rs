@@ -171,7 +171,7 @@ fn what_has_no_code_says_what_gives_it() {
     };
     check(Some("do_syscall_64"), &|_| {}, "give --vmlinux FILE");
     check(Some("nothing"), &|_| {}, "no sample of 'cycles'");
-    let without = |options: &mut AnnotateOptions| options.profile.symfs = None;
+    let without = |options: &mut AnnotateOptions| options.profile.symfs.clear();
     check(Some("outer"), &without, "give --symfs DIR for symbols");
     let limit = |options: &mut AnnotateOptions| options.percent_limit = 99.0;
     check(None, &limit, "no symbol has 99 %");

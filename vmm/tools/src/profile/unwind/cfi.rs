@@ -184,9 +184,13 @@ impl Table {
 }
 
 impl Cfi {
-    /// Of the program or library `info` below `symfs`. `room` is what its tables may
+    /// Of the program or library `info`, and others of its name, below `symfs`. `room` is what its tables may
     /// take, and becomes what they leave.
-    pub(super) fn read(symfs: &Symfs, info: &FileInfo, room: &mut Room) -> Result<Self, NoCfi> {
+    pub(super) fn read(
+        symfs: &Symfs,
+        info: (&FileInfo, &[&FileInfo]),
+        room: &mut Room,
+    ) -> Result<Self, NoCfi> {
         let began = Instant::now();
         let patience = PATIENCE.min(room.time);
         let cfi = Self::read_until(symfs, info, room, began + patience);
@@ -199,7 +203,7 @@ impl Cfi {
 
     fn read_until(
         symfs: &Symfs,
-        info: &FileInfo,
+        info: (&FileInfo, &[&FileInfo]),
         room: &mut Room,
         end: Instant,
     ) -> Result<Self, NoCfi> {

@@ -89,7 +89,7 @@ fn run(program: &Path, argument: Option<&str>) -> Told {
 }
 
 fn unwinder(mappings: &[MappingInfo]) -> ProgramUnwinder {
-    let mut unwinder = ProgramUnwinder::new(Symfs::open(Path::new("/")).unwrap(), STACK);
+    let mut unwinder = ProgramUnwinder::new(Symfs::open(&["/".into()]).unwrap().unwrap(), STACK);
     for one in mappings {
         unwinder.add(Described::Mapping(one.clone()));
     }
@@ -111,13 +111,13 @@ fn functions(told: &Told, program: &Path) -> (Vec<String>, Option<ChainEnd>) {
     for one in &told.mappings {
         programs.add(Described::Mapping(one.clone()));
     }
-    let symfs = Symfs::open(Path::new("/")).unwrap();
+    let symfs = Symfs::open(&["/".into()]).unwrap().unwrap();
     let name = |frame: &ProgramFrame| {
         let (info, file) = programs.mapping(frame.mapping)?;
         if Path::new(&info.name) != program {
             return None;
         }
-        let file = symfs.program(programs.file(file), 1 << 16).unwrap();
+        let file = symfs.program((programs.file(file), &[]), 1 << 16).unwrap();
         let found = file.find(frame.address - info.start + info.offset)?;
         Some(file.name(found.index).to_owned())
     };
