@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::fmt;
 
+use crate::btf::Member;
 use crate::memory::GuestMemory;
 use crate::paging::Paging;
 use crate::unknown::Unknown;
@@ -142,6 +143,16 @@ impl<'a> Space<'a> {
     pub(crate) fn u32(&self, linear: u64) -> Result<u32, Unknown> {
         let bytes = self.array(linear).ok_or(Unknown::Unmapped(linear))?;
         Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// The number of at most eight bytes that `member` of the structure at `linear` is.
+    pub(crate) fn number(&self, linear: u64, member: Member) -> Result<u64, Unknown> {
+        let at = linear.wrapping_add(member.offset.into());
+        let mut bytes = [0; 8];
+        let part = bytes.get_mut(..member.size as usize);
+        let read = part.is_some_and(|part| self.read(at, part));
+        read.then(|| u64::from_le_bytes(bytes))
+            .ok_or(Unknown::Unmapped(at))
     }
 
     /// The `bytes` bytes at `linear`.

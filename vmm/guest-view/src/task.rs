@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::{Range, RangeInclusive};
 
-use crate::btf::{BitField, BtfError};
+use crate::btf::{BitField, BtfError, Member};
 use crate::layout::Types;
 use crate::paging::tables_of;
 use crate::registers::{Mode, Registers, Saved, SavedLayout};
@@ -104,7 +104,8 @@ pub(crate) struct TaskLayout {
     /// Of the per-CPU variables, in a processor's area.
     current: u64,
     top_of_stack: u64,
-    on_cpu: u64,
+    /// Of four bytes up to 6.19 or so; 7.3 has one.
+    on_cpu: Member,
     cpu: u64,
     flags: u64,
     pid: u64,
@@ -142,7 +143,7 @@ impl TaskLayout {
             executes: types.0.bit_field(TASK, "in_execve").ok(),
             current,
             top_of_stack,
-            on_cpu: types.u32(TASK, "on_cpu")?,
+            on_cpu: types.number(TASK, "on_cpu")?,
             cpu: types.u32(TASK, "thread_info.cpu")?,
             flags: types.u32(TASK, "flags")?,
             pid: types.u32(TASK, "pid")?,
@@ -166,7 +167,8 @@ impl TaskLayout {
     ) -> Result<Task, Unknown> {
         let address = space.u64(area.wrapping_add(self.current))?;
         let member = |offset: u64| address.wrapping_add(offset);
-        let runs = space.u32(member(self.cpu))? == cpu && space.u32(member(self.on_cpu))? == 1;
+        let on_cpu = space.number(address, self.on_cpu)? == 1;
+        let runs = space.u32(member(self.cpu))? == cpu && on_cpu;
         if !runs {
             return Err(Unknown::Inconsistent("tasks"));
         }

@@ -239,7 +239,8 @@ impl Linux {
             (LEADER, 42, b"server\0"),
         ] {
             self.half(task + at::CPU, 0);
-            self.half(task + at::ON_CPU, 1);
+            let queued = if self.kind == Kind::V7_3 { 1 << 8 } else { 0 };
+            self.half(task + at::ON_CPU, queued | 1);
             self.half(task + at::FLAGS, 0x40_0000);
             self.half(task + at::PID, pid);
             self.half(task + at::TGID, 42);
@@ -570,6 +571,8 @@ impl Linux {
         let pointer = types.pointer();
         let bit = |bytes: u64| 8 * bytes as u32;
         let comm = types.array(byte, 16);
+        // 7.3 has a byte, and another one right behind it.
+        let on_cpu = if self.kind == Kind::V7_3 { byte } else { half };
         let tasks = types.array(pointer, 2);
         let info = types.structure("thread_info", 24, &[("flags", long, 0), ("cpu", half, 160)]);
         types.packed(
@@ -580,7 +583,12 @@ impl Linux {
                 ("thread_info", info, 0),
                 ("stack", pointer, bit(at::STACK)),
                 ("flags", half, bit(at::FLAGS)),
-                ("on_cpu", half, bit(at::ON_CPU)),
+                ("on_cpu", on_cpu, bit(at::ON_CPU)),
+                (
+                    "on_rq",
+                    on_cpu,
+                    bit(at::ON_CPU) + if byte == on_cpu { 8 } else { 32 },
+                ),
                 ("pid", pid, bit(at::PID)),
                 ("tgid", pid, bit(at::TGID)),
                 ("mm", pointer, bit(at::MM)),
