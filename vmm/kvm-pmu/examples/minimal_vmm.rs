@@ -81,7 +81,6 @@ enum Exit {
     Rdmsr,
     Wrmsr(u64),
     Out(u8, u32),
-    Failed(i32),
     Other(String),
 }
 
@@ -146,26 +145,24 @@ fn run() -> Result<Seen, Failure> {
             observer: &mut seen,
         };
         pmu.before_entry(&mut vcpu, &mut lent)?;
-        let exit = match vcpu.run() {
-            Ok(VcpuExit::X86Rdmsr(_)) => Exit::Rdmsr,
-            Ok(VcpuExit::X86Wrmsr(msr)) => Exit::Wrmsr(msr.data),
+        let ran = match vcpu.run() {
+            Ok(VcpuExit::X86Rdmsr(_)) => Ok(Exit::Rdmsr),
+            Ok(VcpuExit::X86Wrmsr(msr)) => Ok(Exit::Wrmsr(msr.data)),
             Ok(VcpuExit::IoOut(port, data)) => {
                 let value = data
                     .iter()
                     .rev()
                     .fold(0, |value, byte| value << 8 | u32::from(*byte));
-                Exit::Out(port.try_into()?, value)
+                Ok(Exit::Out(port.try_into()?, value))
             }
-            Ok(other) => Exit::Other(format!("{other:?}")),
-            Err(error) => Exit::Failed(error.errno()),
+            Ok(other) => Ok(Exit::Other(format!("{other:?}"))),
+            Err(error) => Err(error),
         };
-        if matches!(exit, Exit::Failed(libc::EFAULT)) {
-            pmu.note_fault(&mut vcpu);
-        }
-        if pmu.after_exit(&mut vcpu, &mut lent)? == ExitOwner::Pmu {
+        // An error that no kick explains ends the loop here.
+        if pmu.after_exit(&mut vcpu, &mut lent, &ran)? == ExitOwner::Pmu {
             continue;
         }
-        match exit {
+        match ran? {
             // The filter lets nothing but our own MSR out beside those of the PMU.
             Exit::Rdmsr => answer_msr(vcpu.get_kvm_run(), Some(own_msr)),
             Exit::Wrmsr(value) => {
@@ -176,7 +173,6 @@ fn run() -> Result<Seen, Failure> {
             Exit::Out(port, value) => {
                 seen.reports.insert(port, value);
             }
-            Exit::Failed(errno) => return Err(format!("KVM_RUN failed: {errno}").into()),
             Exit::Other(what) => return Err(format!("unexpected exit: {what}").into()),
         }
     }

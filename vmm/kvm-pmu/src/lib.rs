@@ -7,8 +7,7 @@
 //! - Each vCPU has a [`KvmPmu`], each thread that runs vCPUs a [`ThreadContext`], and
 //!   the process [`install_kick_handler`].
 //! - The loop calls [`KvmPmu::before_entry`] before each `KVM_RUN` and
-//!   [`KvmPmu::after_exit`] after each, also after one that failed with EINTR. What
-//!   the VMM lends for a call is [`Lent`]; [`ExitOwner`] says who answers the exit.
+//!   [`KvmPmu::after_exit`] after each, also after one that failed. What the VMM lends for a call is [`Lent`]; [`ExitOwner`] says who answers the exit.
 //! - [`TrapObserver`] gets reports.
 //!
 //! The crate makes no VM, and enters no guest. It answers RDMSR, WRMSR and RDPMC of

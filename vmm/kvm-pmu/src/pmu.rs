@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::{CorePmu, Ticks, Tsc, VcpuPmu};
+use vmm_sys_util::errno;
 
 use crate::debug::{DebugControl, DebugQuirks};
-use crate::error::{KvmPmuError, VcpuId};
+use crate::error::{KvmPmuError, VcpuError, VcpuId};
 use crate::gp_watch::GpWatch;
 use crate::halt::HaltClock;
 use crate::memory::GuestBytes;
@@ -295,21 +296,28 @@ impl KvmPmu {
         Ok(())
     }
 
-    /// A `KVM_RUN` failed with EFAULT, before [`KvmPmu::after_exit`]: the guest may have
-    /// stored to a page that the PMU has made read-only, and not every KVM says so.
-    pub fn note_fault(&self, fd: &mut VcpuFd) {
-        PmuExit::note_fault(fd.get_kvm_run());
-    }
-
-    /// Takes in what a `KVM_RUN` ended with, also one that failed with EINTR or
-    /// EAGAIN: settles the counts, and answers the exit if it is the PMU's.
+    /// Takes in what a `KVM_RUN` ended with, whether it `ran` or failed: settles the counts,
+    /// and answers the exit if it is the PMU's. EINTR and EAGAIN are interruptions. EFAULT
+    /// may be a store of the guest's to a page that the PMU has made read-only; if not, it
+    /// is the VMM's to deal with.
     ///
     /// # Errors
-    /// As [`KvmPmu::before_entry`].
-    pub fn after_exit(
+    /// As [`KvmPmu::before_entry`], and any other errno of `KVM_RUN`: the guest cannot be
+    /// run on.
+    pub fn after_exit<T>(
         &mut self,
         fd: &mut VcpuFd,
         lent: &mut Lent<'_>,
+        ran: &Result<T, errno::Error>,
+    ) -> Result<ExitOwner, KvmPmuError> {
+        self.take_exit(fd, lent, ran.as_ref().err().copied())
+    }
+
+    fn take_exit(
+        &mut self,
+        fd: &mut VcpuFd,
+        lent: &mut Lent<'_>,
+        failed: Option<errno::Error>,
     ) -> Result<ExitOwner, KvmPmuError> {
         let tsc = time::now();
         let handlers_changed = self.traps.gp.leave();
@@ -319,7 +327,10 @@ impl KvmPmu {
             fd.set_kvm_immediate_exit(0);
             lent.thread.kicked(self.traps.entered, tsc);
         }
-        let exit = PmuExit::of(fd.get_kvm_run());
+        let exit = match PmuExit::after(fd.get_kvm_run(), failed) {
+            Ok(exit) => exit,
+            Err(error) => return Err(self.give_up(fd, lent, tsc, error)),
+        };
         let debug_exit = matches!(exit, PmuExit::Debug(_));
         self.registers.after_run(fd, debug_exit);
         let vcpu = self.registers.access(fd, self.id);
@@ -393,6 +404,23 @@ impl KvmPmu {
             self.registers.forget();
         }
         Ok(owner)
+    }
+
+    /// `KVM_RUN` failed with `error` at `tsc`. What was counted until then is, as far as KVM
+    /// still tells what that takes; why it does not is the same error.
+    #[cold]
+    fn give_up(
+        &mut self,
+        fd: &mut VcpuFd,
+        lent: &mut Lent<'_>,
+        tsc: Tsc,
+        error: errno::Error,
+    ) -> KvmPmuError {
+        self.registers.forget();
+        let vcpu = self.registers.access(fd, self.id);
+        let _ = self.traps.settle(vcpu, lent, tsc);
+        self.traps.entered = None;
+        VcpuError::new(self.id, "KVM_RUN", error).into()
     }
 
     /// Samples counters of attached contexts that have overflowed, before the guest

@@ -114,17 +114,28 @@ impl KvmVcpu {
     /// What `KVM_RUN` failed with, except EINTR and EAGAIN, which are
     /// [`VmExit::Interrupted`], and EFAULT, which is [`VmExit::MemoryFault`].
     pub fn run(&mut self) -> Result<VmExit, VcpuError> {
-        let exit = match self.fd.run() {
-            Ok(exit) => exit,
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-                return Ok(VmExit::Interrupted);
-            }
-            Err(error) if error.errno() == libc::EFAULT => {
-                return Ok(VmExit::MemoryFault { address: None });
-            }
-            Err(error) => return Err(self.error("KVM_RUN", error)),
-        };
-        Ok(match exit {
+        let ran = self.enter();
+        self.exit_of(ran)
+    }
+
+    /// What a `KVM_RUN` that [`ran`](KvmVcpu::enter) or failed comes to.
+    ///
+    /// # Errors
+    /// As [`KvmVcpu::run`].
+    pub fn exit_of(&self, ran: Result<VmExit, errno::Error>) -> Result<VmExit, VcpuError> {
+        ran.or_else(|error| match error.errno() {
+            libc::EINTR | libc::EAGAIN => Ok(VmExit::Interrupted),
+            libc::EFAULT => Ok(VmExit::MemoryFault { address: None }),
+            _ => Err(self.error("KVM_RUN", error)),
+        })
+    }
+
+    /// Enters the guest until it exits.
+    ///
+    /// # Errors
+    /// What `KVM_RUN` failed with.
+    pub fn enter(&mut self) -> Result<VmExit, errno::Error> {
+        Ok(match self.fd.run()? {
             VcpuExit::X86Rdmsr(msr) => VmExit::Rdmsr { index: msr.index },
             VcpuExit::X86Wrmsr(msr) => VmExit::Wrmsr {
                 index: msr.index,

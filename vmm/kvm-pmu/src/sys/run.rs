@@ -5,6 +5,7 @@ use kvm_bindings::{
     KVM_EXIT_MEMORY_FAULT, KVM_EXIT_MMIO, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR,
     kvm_debug_exit_arch, kvm_run,
 };
+use vmm_sys_util::errno;
 
 /// What a `KVM_RUN` ended with, as far as it can concern a PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,9 +76,33 @@ impl From<kvm_debug_exit_arch> for DebugExit {
 }
 
 impl PmuExit {
+    /// What the last `KVM_RUN` ended with, `failed` included: EINTR and EAGAIN are an
+    /// interruption, EFAULT is an access that KVM could not do and may have said no
+    /// more about.
+    ///
+    /// # Errors
+    /// Any other one, after which KVM will not run the guest on.
+    pub(crate) fn after(
+        run: &mut kvm_run,
+        failed: Option<errno::Error>,
+    ) -> Result<Self, errno::Error> {
+        match failed.map(|error| (error.errno(), error)) {
+            None => Ok(Self::of(run)),
+            Some((libc::EINTR | libc::EAGAIN, _)) => Ok(Self::Interrupted),
+            Some((libc::EFAULT, _)) => {
+                if run.exit_reason != KVM_EXIT_MEMORY_FAULT {
+                    run.exit_reason = KVM_EXIT_MEMORY_FAULT;
+                    run.__bindgen_anon_1.memory_fault = Default::default();
+                }
+                Ok(Self::of(run))
+            }
+            Some((_, error)) => Err(error),
+        }
+    }
+
     /// Reads what the last `KVM_RUN` left.
     #[must_use]
-    pub(crate) fn of(run: &kvm_run) -> Self {
+    fn of(run: &kvm_run) -> Self {
         match run.exit_reason {
             KVM_EXIT_X86_RDMSR => {
                 // SAFETY: the exit reason, which the kernel wrote with the union,
@@ -133,16 +158,8 @@ impl PmuExit {
         }
     }
 
-    /// Notes that `KVM_RUN` failed with EFAULT, which KVM may have said no more about.
-    pub(crate) fn note_fault(run: &mut kvm_run) {
-        if run.exit_reason != KVM_EXIT_MEMORY_FAULT {
-            run.exit_reason = KVM_EXIT_MEMORY_FAULT;
-            run.__bindgen_anon_1.memory_fault = Default::default();
-        }
-    }
-
-    /// Prepares for a `KVM_RUN` that may fail with EINTR or EAGAIN: KVM then leaves
-    /// the exit reason as it is, and it must not be that of the exit before.
+    /// Prepares for a `KVM_RUN` that may fail: KVM then mostly leaves the exit reason as it
+    /// is, and it must not be that of the exit before.
     pub(crate) fn expect_interruption(run: &mut kvm_run) {
         run.exit_reason = KVM_EXIT_INTR;
     }
@@ -184,6 +201,40 @@ mod tests {
         assert_eq!(PmuExit::of(&run), PmuExit::Wrmsr { index, value });
         PmuExit::expect_interruption(&mut run);
         assert_eq!(PmuExit::of(&run), PmuExit::Interrupted);
+    }
+
+    /// Each errno, with a fault's address left by KVM or by nobody.
+    #[test]
+    fn only_a_signal_is_an_interruption() {
+        let check = |reason: u32, errno: i32, expected: Result<PmuExit, i32>| {
+            let mut run = kvm_run {
+                exit_reason: reason,
+                ..Default::default()
+            };
+            run.__bindgen_anon_1.memory_fault.gpa = 0x5000;
+            run.__bindgen_anon_1.memory_fault.size = 0x1000;
+            let failed = Some(errno::Error::new(errno));
+            let exit = PmuExit::after(&mut run, failed).map_err(|error| error.errno());
+            assert_eq!(exit, expected, "exit {reason}, errno {errno}");
+        };
+        let fault = |address| Ok(PmuExit::MemoryFault { address });
+        for reason in [KVM_EXIT_INTR, KVM_EXIT_X86_WRMSR, KVM_EXIT_IO] {
+            check(reason, libc::EINTR, Ok(PmuExit::Interrupted));
+            check(reason, libc::EAGAIN, Ok(PmuExit::Interrupted));
+            check(reason, libc::EFAULT, fault(None));
+            for errno in [
+                libc::EIO,
+                libc::EINVAL,
+                libc::ENOMEM,
+                libc::EBADF,
+                libc::EHWPOISON,
+                libc::ENOEXEC,
+            ] {
+                check(reason, errno, Err(errno));
+            }
+        }
+        check(KVM_EXIT_MEMORY_FAULT, libc::EFAULT, fault(Some(0x5000)));
+        check(KVM_EXIT_MEMORY_FAULT, libc::EIO, Err(libc::EIO));
     }
 
     #[test]
