@@ -100,9 +100,9 @@ pub struct MsrWrite {
     /// processor takes it, [`VcpuPmu::rest_taken`] completes the write; if not,
     /// the guest gets #GP(0). Only for [`PmuModel::shared_msrs`].
     pub rest: Option<u64>,
-    /// It took place and is one that a guest does before it reads counts: it
+    /// It took place and is one that a guest does before it reads counts: it sets or
     /// starts a counter or gives access to one, or is a step towards that.
-    pub starts_counting: bool,
+    pub reads_follow: bool,
     /// The value is a cookie, which must not be seen in logs, traces and tests.
     pub secret: bool,
 }
@@ -132,7 +132,7 @@ impl From<WriteOutcome> for MsrWrite {
         MsrWrite {
             outcome,
             rest: None,
-            starts_counting: false,
+            reads_follow: false,
             secret: false,
         }
     }
@@ -214,6 +214,8 @@ pub struct VcpuPmu {
     /// Instruction-based sampling, where the model has it.
     ibs: Option<Box<Ibs>>,
     needs: Needs,
+    /// [`VcpuPmu::is_programmed`].
+    programmed: bool,
     /// How long the guest has run, halted time left out.
     ran: Ticks,
     /// TSC at entry, while the guest runs.
@@ -262,6 +264,7 @@ impl VcpuPmu {
             pmi: PendingPmi::default(),
             ibs,
             needs: Needs::default(),
+            programmed: false,
             ran: Ticks(0),
             entered: None,
             left: Tsc(0),
@@ -315,6 +318,7 @@ impl VcpuPmu {
         }
         self.multiplexer.reset();
         self.snapshot = Snapshot::default();
+        self.programmed = false;
         self.refresh_needs(here.as_deref());
     }
 

@@ -105,6 +105,7 @@ pub const LIMITS: &[Limit] = &[
             "debug::execution_breakpoint_in_the_shadow_of_mov_ss_at_cpl_3",
             "debug::breakpoint_on_an_int3_at_cpl_3",
             "debug::breakpoint_set_without_an_exit_at_cpl_3",
+            "debug::breakpoint_set_when_nothing_counts_at_cpl_3",
             "patch::a_breakpoint_right_behind_rdpmc_at_cpl_3",
         ],
     },

@@ -19,6 +19,7 @@ mod perf;
 mod rdpmc;
 mod rings;
 mod selftests;
+mod standing;
 mod step;
 mod time;
 mod vcpus;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         pcr::interrupts::TESTS,
         rings::TESTS,
         selftests::TESTS,
+        standing::TESTS,
         time::TESTS,
         &step,
     ];

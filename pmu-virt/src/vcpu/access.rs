@@ -66,6 +66,12 @@ impl VcpuPmu {
         value: u64,
         caller: Caller,
     ) -> MsrWrite {
+        let written = self.write(core, msr, value, caller);
+        self.programmed |= written.reads_follow;
+        written
+    }
+
+    fn write(&mut self, core: &mut CorePmu, msr: MsrIndex, value: u64, caller: Caller) -> MsrWrite {
         let here = &mut self.here(Some(core));
         if self.freeze.on {
             self.settle_freeze(here);
@@ -87,14 +93,17 @@ impl VcpuPmu {
             },
             None => self.write_shared(here, register, value),
         };
-        let is_start = matches!(
+        let before_reads = matches!(
             register,
-            Register::Select(_) | Register::FixedControl | Register::GlobalControl
+            Register::Counter { .. }
+                | Register::Select(_)
+                | Register::FixedControl
+                | Register::GlobalControl
         );
         MsrWrite {
             outcome,
             rest: None,
-            starts_counting: is_start && outcome == WriteOutcome::Done,
+            reads_follow: before_reads && outcome == WriteOutcome::Done,
             secret: false,
         }
     }

@@ -174,7 +174,7 @@ impl VcpuPmu {
             self.write_register(here, register, value, caller)
         });
         MsrWrite {
-            starts_counting: outcome == WriteOutcome::Done && starts_counting(register),
+            reads_follow: outcome == WriteOutcome::Done && reads_follow(register),
             secret: is_key(register),
             ..outcome.into()
         }
@@ -285,11 +285,12 @@ pub(super) fn is_key(register: Option<PcrRegister>) -> bool {
 }
 
 /// Whether a guest writes the register before it reads counts.
-fn starts_counting(register: Option<PcrRegister>) -> bool {
+fn reads_follow(register: Option<PcrRegister>) -> bool {
     matches!(
         register,
         Some(
             PcrRegister::Select(_)
+                | PcrRegister::Counter(_)
                 | PcrRegister::AccessKey(_)
                 | PcrRegister::Phase
                 | PcrRegister::Request

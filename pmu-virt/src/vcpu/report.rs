@@ -53,6 +53,14 @@ impl VcpuPmu {
         self.model.counters().any(enabled) || self.reservations().is_some_and(reserved)
     }
 
+    /// True once the guest has set or started a counter, or has asked for one, since the
+    /// PMU's reset, also before it was saved: from then on its guest may read a count at
+    /// any time, however long ago the last counter was stopped.
+    #[inline]
+    pub fn is_programmed(&self) -> bool {
+        self.programmed
+    }
+
     pub(super) fn report_of(
         &self,
         core: Option<&CorePmu>,

@@ -152,6 +152,9 @@ impl VcpuPmu {
             logical.provenance = saved.provenance;
             logical.loss = saved.loss;
         }
+        let programmed = |saved: &SavedCounter| saved.programmed || saved.value.0 != 0;
+        self.programmed = state.counters.iter().any(programmed)
+            || state.global_control.0 != self.model.global_control_reset();
         for saved in &state.counters {
             self.update(here, saved.counter.0);
         }

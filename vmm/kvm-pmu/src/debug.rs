@@ -17,6 +17,9 @@ use crate::trap::{
 
 const DB_VECTOR: u32 = 1;
 
+/// Looks that a quiet guest is spared, and one.
+const QUIET_LOOKS: u64 = 10;
+
 /// What this host's KVM does otherwise than the manuals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DebugQuirks {
@@ -164,6 +167,12 @@ impl DebugControl {
         self.guest.free()
     }
 
+    /// Whether the guest has breakpoints of its own that we keep up for it.
+    #[must_use]
+    pub(crate) fn guest_uses_some(&self) -> bool {
+        self.guest.uses_some()
+    }
+
     /// Looks at the guest's own debug registers again.
     ///
     /// # Errors
@@ -187,11 +196,14 @@ impl DebugControl {
         self.fresh_for
     }
 
-    /// When the guest has to be stopped for the next look: it sets
-    /// breakpoints without an exit.
+    /// When the guest has to be stopped for the next look: it sets breakpoints without
+    /// an exit. A `quiet` guest has set none for long and counts nothing, and is
+    /// stopped a tenth as often.
     #[must_use]
-    pub(crate) fn deadline(&self) -> Option<Tsc> {
-        self.is_active().then(|| self.seen + self.fresh_for)
+    pub(crate) fn deadline(&self, quiet: bool) -> Option<Tsc> {
+        let looks = if quiet { QUIET_LOOKS } else { 1 };
+        let next = || self.seen + Ticks(self.fresh_for.0 * looks);
+        self.is_active().then(next)
     }
 
     /// Looks at the guest's own debug registers again, unless the last look is

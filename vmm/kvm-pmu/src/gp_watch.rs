@@ -22,18 +22,12 @@ use crate::vm_traps::{TrapMode, VcpuTraps, VmTraps};
 
 pub(crate) use stop::OutStop;
 
-/// Looks that find no counter enabled before the watch ends. A guest reads a counter
-/// after it has stopped it, and may be interrupted in between; an RDPMC that nobody
-/// watches for is the end of its kernel.
-const IDLE_LOOKS: u8 = 10;
-/// From one of them to the next. The guest runs between any two, however long the
-/// host was asleep.
-const IDLE_LOOK: Duration = Duration::from_millis(500);
-
-/// A vCPU whose handler is patched may begin to run another kernel, without an exit. So it is
-/// looked at whenever this many times the freshness of a look have passed, 200 ms: a kernel that
-/// saves the one that crashed is up for longer before it reads the memory.
-const FOLLOW_LOOKS: u64 = 200;
+/// LIDT, and stores to a gate, have no exit: while a counter may be read, the handler is
+/// looked at again before an entry when the last look is so old.
+const LOOK: Duration = Duration::from_millis(10);
+/// And a guest that does not exit is kicked for a look after so long. (Where debug
+/// registers are ours it is kicked more often, for these.)
+const KICK: Duration = Duration::from_millis(100);
 
 /// Where the #GP handler of one vCPU is, and how it is watched.
 #[derive(Debug)]
@@ -47,16 +41,16 @@ pub(crate) struct GpWatch {
     displaced: Option<Displaced>,
     /// A store of this vCPU's to the handler's page is to take place at its next entry.
     storing: bool,
-    /// When the handler is to be looked at again.
+    /// When the handler is to be looked at again, for a reason of its own.
     look_at: Option<Tsc>,
-    /// No counter is enabled: the next look, and looks that are left.
-    idle: Option<(Tsc, u8)>,
+    /// When it was looked at last.
+    looked: Tsc,
+    /// [`LOOK`].
+    look: Ticks,
+    /// [`KICK`].
+    kick: Ticks,
     /// Guest-physical address of the last handler that was found, of whichever kernel.
     home: Option<u64>,
-    /// While that one is patched, for whichever vCPU: when to see whether it still is this
-    /// vCPU's, and from one time to the next.
-    follow: Option<Tsc>,
-    pace: Ticks,
 }
 
 /// How the gate was found. A look at 16 bytes then shows whether it has changed.
@@ -106,7 +100,7 @@ impl Found {
 }
 
 impl GpWatch {
-    pub(crate) fn new(traps: Arc<VmTraps>, vcpu: VcpuId) -> Self {
+    pub(crate) fn new(traps: Arc<VmTraps>, vcpu: VcpuId, tsc_khz: u32) -> Self {
         Self {
             gate: None,
             found: None,
@@ -116,11 +110,24 @@ impl GpWatch {
             displaced: None,
             storing: false,
             look_at: None,
-            idle: None,
+            looked: Tsc::default(),
+            look: Ticks::of(LOOK, tsc_khz),
+            kick: Ticks::of(KICK, tsc_khz),
             home: None,
-            follow: None,
-            pace: Ticks::default(),
         }
+    }
+
+    /// Whether this vCPU's PMU is one that may be read. A guest programs a counter on one
+    /// vCPU, and may read it, and any other, on all of them.
+    #[inline]
+    pub(crate) fn programmed(&mut self, programmed: bool) {
+        self.traps.programmed(programmed);
+    }
+
+    /// Whether the handler is to be watched, or is.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.gate.is_some() || self.traps.vm().is_read()
     }
 
     pub(crate) fn vm(&self) -> &VmTraps {
@@ -140,12 +147,9 @@ impl GpWatch {
         if self.traps.enter(thread) {
             return true;
         }
-        if self.gate.is_none() {
+        if !self.is_on() {
             // Nothing to look at.
             self.traps.unwatch();
-            if self.follow.is_none() {
-                self.follow_home();
-            }
         }
         false
     }
@@ -176,13 +180,14 @@ impl GpWatch {
     ) -> Result<bool, VcpuError> {
         // Who changes a patch waits for all that are inside.
         self.traps.leave();
+        self.looked = time::now();
         if self.traps.mode() == TrapMode::None {
             return Ok(false);
         }
         if vcpu.in_smm() {
             // Its registers are not the guest's, which goes on without an exit when it
             // leaves SMM: the handler is watched as it was until then.
-            self.traps.put_off();
+            self.traps.take_in();
             self.look_at = Some(time::now() + debug.fresh_for());
             return Ok(false);
         }
@@ -217,12 +222,12 @@ impl GpWatch {
             log::debug!("{}: #GP handler at {gate:x?}", vcpu.id());
             self.gate = gate;
         }
-        if let Some(at) = gate.and_then(|gate| context.physical(gate.handler)) {
-            self.moved_to(at);
+        if let Some(at) = gate.and_then(|gate| context.physical(gate.handler))
+            && let Some(before) = self.home.replace(at).filter(|before| *before != at)
+        {
+            self.traps.abandon(before);
         }
         self.choose(&context, stepped, fresh_for);
-        self.pace = Ticks(fresh_for.0 * FOLLOW_LOOKS);
-        self.follow_home();
         if self.is_wanted(debug) && debug.is_active() {
             debug.refresh_stale(vcpu)?;
         } else {
@@ -246,6 +251,7 @@ impl GpWatch {
             return;
         };
         if mode == TrapMode::Breakpoint {
+            self.traps.take_in();
             self.armed = Armed::Breakpoint(None);
             return;
         }
@@ -282,58 +288,6 @@ impl GpWatch {
         }
     }
 
-    /// Whether it is time to see if this vCPU has begun to run another kernel: from time to
-    /// time while the handler of the one before is patched for any vCPU.
-    pub(crate) fn is_follow_due(&self) -> bool {
-        self.follow.is_some_and(|at| at <= time::now())
-    }
-
-    /// Looks where the #GP handler is now. One that is on its way has none.
-    #[cold]
-    pub(crate) fn follow(
-        &mut self,
-        vcpu: VcpuAccess<'_>,
-        memory: &dyn GuestBytes,
-    ) -> Result<(), VcpuError> {
-        if vcpu.in_smm() {
-            return Ok(());
-        }
-        let sregs = vcpu.get_sregs()?;
-        let context = CpuContext {
-            regs: &kvm_regs::default(),
-            sregs: &sregs,
-            memory,
-        };
-        let gate = context.gate(GP_VECTOR);
-        let at = gate.and_then(|gate| context.physical(gate.handler));
-        if let Some(at) = at
-            && self.moved_to(at)
-            && self.gate.is_some()
-        {
-            self.look_at = Some(Tsc::default());
-        }
-        self.follow_home();
-        Ok(())
-    }
-
-    /// The handler is at `at`; true if it was elsewhere, which is not patched any more then.
-    fn moved_to(&mut self, at: u64) -> bool {
-        let Some(before) = self.home.replace(at).filter(|before| *before != at) else {
-            return false;
-        };
-        self.traps.abandon(before);
-        true
-    }
-
-    fn follow_home(&mut self) {
-        let is_patched = |at: &u64| self.traps.vm().is_patched(*at);
-        let next = self
-            .home
-            .filter(is_patched)
-            .map(|_| time::now() + self.pace);
-        self.follow = next;
-    }
-
     /// How the handler is watched.
     pub(crate) fn armed(&self) -> Armed {
         self.armed
@@ -341,7 +295,15 @@ impl GpWatch {
 
     /// Whether it is time for [`GpWatch::arm`], without a write of the guest's.
     pub(crate) fn is_due(&self, stepped: bool) -> bool {
-        self.look_at.is_some_and(|at| at <= time::now()) || stepped && self.armed == Armed::Patch
+        self.look_at.is_some_and(|at| at <= time::now())
+            || stepped && self.armed == Armed::Patch
+            || self.traps.vm().is_read() && time::now() - self.looked >= self.look
+    }
+
+    /// Whether no counter can be read any more, and the watch is to end: the machine was
+    /// reset.
+    pub(crate) fn is_over(&self) -> bool {
+        self.gate.is_some() && !self.traps.vm().is_read()
     }
 
     /// The handler is to be looked at before the next entry, if it is watched and the
@@ -355,36 +317,9 @@ impl GpWatch {
 
     /// When something is to be done at the latest, if the guest does not exit before.
     pub(crate) fn deadline(&self) -> Option<Tsc> {
-        let looks = earliest(self.look_at, self.idle.map(|(at, _)| at));
-        earliest(looks, self.follow)
-    }
-
-    /// Whether it is time to ask if the patch is still needed: from time to time while
-    /// nothing is `counting`.
-    pub(crate) fn is_idle_look_due(&mut self, counting: bool, tsc_khz: u32) -> bool {
-        if counting || self.armed != Armed::Patch {
-            self.idle = None;
-            return false;
-        }
-        let now = time::now();
-        let next = || now + Ticks::of(IDLE_LOOK, tsc_khz);
-        let (at, left) = self.idle.unwrap_or_else(|| (next(), IDLE_LOOKS));
-        let due = at <= now;
-        self.idle = Some((if due { next() } else { at }, left));
-        due
-    }
-
-    /// The answer: whether a counter can be `read` soon. The watch ends after some looks
-    /// between which none could be.
-    #[cold]
-    pub(crate) fn looked(&mut self, read: bool) {
-        let Some((_, left)) = &mut self.idle else {
-            return;
-        };
-        *left = if read { IDLE_LOOKS } else { *left - 1 };
-        if *left == 0 {
-            self.end();
-        }
+        let look = || self.looked + self.kick;
+        let look = self.traps.vm().is_read().then(look);
+        earliest(self.look_at, look)
     }
 
     /// Ends the watch, until the guest programs a counter.
@@ -394,9 +329,7 @@ impl GpWatch {
         self.found = None;
         self.displaced = None;
         self.look_at = None;
-        self.idle = None;
         self.armed = Armed::Nothing;
-        self.follow_home();
     }
 
     /// True if the guest has just taken the last debug register.

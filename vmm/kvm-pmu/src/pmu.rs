@@ -156,6 +156,9 @@ impl KvmPmu {
         let KvmPmuParts { id, quirks, .. } = parts;
         let tsc_khz = parts.tsc_khz.max(1);
         let floor = Ticks::of(parts.pmi_floor, tsc_khz);
+        let mut gp = GpWatch::new(parts.traps, id, tsc_khz);
+        // One that was restored may be read on vCPUs that are run before this one.
+        gp.programmed(parts.pmu.as_ref().is_some_and(VcpuPmu::is_programmed));
         Ok(Self {
             id,
             registers: RegisterCache::new(vm),
@@ -166,7 +169,7 @@ impl KvmPmu {
                 pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
                 ranges: pmu_virt::all_pmu_msr_ranges(),
                 debug: DebugControl::new(quirks, Ticks::of(DEBUG_REFRESH, tsc_khz)),
-                gp: GpWatch::new(parts.traps, id),
+                gp,
                 stepping: StepDriver::new(parts.step),
                 pmi_routing: None,
                 halt: HaltClock::new(fd, id, tsc_khz),
@@ -258,7 +261,7 @@ impl KvmPmu {
         let traps = &mut self.traps;
         traps.prepare(vcpu, lent)?;
         while !traps.gp.enter(lent.thread.target()) {
-            if traps.gp.gate().is_some() {
+            if traps.gp.is_on() {
                 traps.watch_gp_handler(vcpu, lent)?;
                 traps.debug.apply(vcpu)?;
             }

@@ -6,7 +6,7 @@
 //! changes something says so in a word that all look at, kicks those that are inside,
 //! and waits until none is. That costs an entry a store and a load.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ impl TrapPlan {
 const MOST_WRITES: u8 = 8;
 /// And after so many patches within a [`PATCH_SPAN`]: each protects a page anew, for
 /// which the host interrupts all CPUs that run the process. A kernel that boots needs
-/// one or two, and one whose counters come and go one in 5 seconds.
+/// one or two.
 const MOST_PATCHES: u8 = 64;
 const PATCH_SPAN: Duration = Duration::from_secs(60);
 /// A page that was written to is left alone for so long: the next write is near.
@@ -72,6 +72,8 @@ pub struct VmTraps {
     memory: Option<Arc<dyn ProtectPages>>,
     /// Changes so far, times two, and 1 while one is being made.
     changes: AtomicU64,
+    /// The guest has programmed a counter, and may read any on any vCPU from then on.
+    read: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -90,9 +92,14 @@ struct State {
     logged: Vec<PatchRefusal>,
 }
 
-/// The thread that has a vCPU in its `KVM_RUN`, or 0.
+/// What the others have to know of one vCPU.
 #[derive(Debug, Default)]
-struct Inside(AtomicI32);
+struct Inside {
+    /// The thread that has it in its `KVM_RUN`, or 0.
+    thread: AtomicI32,
+    /// Its PMU is programmed.
+    programmed: AtomicBool,
+}
 
 impl VmTraps {
     /// Of a VM with `memory`, if its pages can be protected.
@@ -103,6 +110,7 @@ impl VmTraps {
             mode: plan.mode,
             memory,
             changes: AtomicU64::new(0),
+            read: AtomicBool::new(false),
             state: Mutex::new(State {
                 given_up: plan.obstacle.or(missing),
                 ..State::default()
@@ -139,8 +147,30 @@ impl VmTraps {
     }
 
     /// Whether the handler at guest-physical address `at` is patched.
-    pub(crate) fn is_patched(&self, at: u64) -> bool {
+    #[cfg(test)]
+    fn is_patched(&self, at: u64) -> bool {
         self.lock().patches.has(at)
+    }
+
+    /// Whether an RDPMC may come, on whichever vCPU, that is to read a value.
+    #[inline]
+    pub(crate) fn is_read(&self) -> bool {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// A vCPU's PMU was programmed, or is as after a reset. That some vCPU has gone meanwhile
+    /// changes nothing: what was programmed on it may be read on the others.
+    #[cold]
+    fn programmed(&self, vcpu: &Inside, programmed: bool) {
+        let mut state = self.lock();
+        vcpu.programmed.store(programmed, Ordering::Relaxed);
+        let mut vcpus = state.vcpus.iter();
+        let read = vcpus.any(|vcpu| vcpu.programmed.load(Ordering::Relaxed));
+        if read != self.is_read() {
+            self.read.store(read, Ordering::Relaxed);
+            // Those that are inside have a handler that nobody watches.
+            self.change(&mut state, |_| ());
+        }
     }
 
     /// Nothing is patched any more in this VM.
@@ -287,7 +317,7 @@ impl State {
 
 impl Inside {
     fn thread(&self) -> Option<KickTarget> {
-        match self.0.load(Ordering::SeqCst) {
+        match self.thread.load(Ordering::SeqCst) {
             0 => None,
             thread => Some(KickTarget::of_this_process(thread)),
         }
@@ -329,7 +359,7 @@ impl VcpuTraps {
     /// outside.
     #[inline]
     pub(crate) fn enter(&self, thread: KickTarget) -> bool {
-        self.inside.0.store(thread.thread(), Ordering::SeqCst);
+        self.inside.thread.store(thread.thread(), Ordering::SeqCst);
         if self.vm.changes.load(Ordering::SeqCst) == self.seen {
             return true;
         }
@@ -340,7 +370,17 @@ impl VcpuTraps {
     /// The vCPU is outside of its `KVM_RUN`.
     #[inline]
     pub(crate) fn leave(&self) {
-        self.inside.0.store(0, Ordering::Release);
+        self.inside.thread.store(0, Ordering::Release);
+    }
+
+    /// Whether this vCPU's PMU is programmed. It is outside of its `KVM_RUN`.
+    #[inline]
+    pub(crate) fn programmed(&self, programmed: bool) {
+        let known = self.inside.programmed.load(Ordering::Relaxed);
+        if programmed != known && self.vm.mode != TrapMode::None {
+            self.leave();
+            self.vm.programmed(&self.inside, programmed);
+        }
     }
 
     /// Whether something has changed since the vCPU looked last.
@@ -422,9 +462,9 @@ impl VcpuTraps {
         self.seen = vm.changes.load(Ordering::Relaxed);
     }
 
-    /// This vCPU looks later at what has changed.
+    /// What has changed concerns no patch of this vCPU's, or is looked at later.
     #[cold]
-    pub(crate) fn put_off(&mut self) {
+    pub(crate) fn take_in(&mut self) {
         self.seen = self.vm.changes.load(Ordering::Relaxed);
     }
 

@@ -1,6 +1,5 @@
 //! Debug exits: RDPMC behind the #GP handler, steps, and the guest's own.
 
-use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use pmu_virt::{ReadOutcome, VcpuPmu};
 
 use super::{Lent, SYNCED_EXITS, Traps};
@@ -11,16 +10,14 @@ use crate::registers::VcpuAccess;
 use crate::sys::DebugExit;
 use crate::trap::StepStop;
 
-/// Looks, a millisecond apart, at a guest that runs without an enabled counter, after
-/// which the breakpoint for RDPMC goes. Guests read counters a moment after they have
-/// stopped them, so this is counted in looks: time goes by where the host does not run
-/// the guest. And Linux stops a counter that overflows too often until its next timer
-/// tick, which a halted processor may not have for long.
+/// Looks, a millisecond apart, that find neither a counter enabled nor a debug register in
+/// the guest's use, after which the guest is kicked for one as seldom as
+/// [`DebugControl::deadline`] says. Counted in looks, for time goes by also where the host
+/// does not run the guest.
 const IDLE_LOOKS: u8 = 100;
 
 impl Traps {
-    /// While debug registers are ours: takes in what the guest did to its own, and
-    /// leaves them all to it when it can read no counter any more.
+    /// While debug registers are ours: takes in what the guest did to its own.
     #[cold]
     pub(super) fn share_debug_registers(
         &mut self,
@@ -34,21 +31,21 @@ impl Traps {
         if self.gp.is_news(&self.debug) {
             self.report_full(vcpu, lent);
         }
-        if !looked {
-            return Ok(());
-        }
-        if self.pmu.as_ref().is_some_and(VcpuPmu::has_enabled) {
-            self.idle_looks = 0;
-        } else if vcpu.get_mp_state()?.mp_state == KVM_MP_STATE_RUNNABLE {
-            self.idle_looks += 1;
-            if self.idle_looks >= IDLE_LOOKS {
-                let before = self.gp.armed();
-                self.gp.end();
-                self.gp.want(&mut self.debug);
-                self.tell_armed(vcpu, lent, before);
-            }
+        if looked {
+            let enabled = self.pmu.as_ref().is_some_and(VcpuPmu::has_enabled);
+            self.idle_looks = if enabled || self.debug.guest_uses_some() {
+                0
+            } else {
+                self.idle_looks.saturating_add(1)
+            };
         }
         Ok(())
+    }
+
+    /// Whether nothing happens that a kick each millisecond would be for: a guest whose
+    /// counters are all off may read them for ever, and shall not pay for that.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.idle_looks >= IDLE_LOOKS && !self.stepping.is_active()
     }
 
     /// The guest has just taken the last debug register.

@@ -1,6 +1,6 @@
 //! What every entry prepares and every exit settles, before it is looked at.
 
-use kvm_bindings::{KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_UNINITIALIZED};
+use kvm_bindings::{KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED};
 use pmu_virt::perfmon::Moment;
 use pmu_virt::{CorePmu, Progress, Ring, Tsc, VcpuPmu};
 
@@ -42,23 +42,16 @@ impl Traps {
             self.forward_samples(vcpu, lent)?;
             self.forward_notices(vcpu, lent)?;
         }
-        if self.gp.is_follow_due() {
-            self.gp.follow(vcpu, lent.memory)?;
-        }
         let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
+        if let Some(pmu) = &self.pmu {
+            // One that was restored, or reset, has had no write.
+            self.gp.programmed(pmu.is_programmed());
+        }
+        if self.gp.is_over() {
+            self.end_watch(vcpu, lent);
+        }
         if self.gp.is_due(stepped) {
             self.watch_gp_handler(vcpu, lent)?;
-        }
-        if let Some(pmu) = &self.pmu
-            && self
-                .gp
-                .is_idle_look_due(pmu.needs().counting, self.tsc_khz)
-            // A halted one reads nothing, and may have been halted all the time.
-            && vcpu.get_mp_state()?.mp_state == KVM_MP_STATE_RUNNABLE
-        {
-            let before = self.gp.armed();
-            self.gp.looked(pmu.has_enabled());
-            self.tell_armed(vcpu, lent, before);
         }
         if !self.debug.is_idle() {
             self.debug.apply(vcpu)?;
@@ -89,7 +82,7 @@ impl Traps {
     pub(super) fn enter(&mut self, thread: &mut ThreadContext) -> bool {
         let now = time::now();
         self.entered = Some(now);
-        let mut deadline = self.debug.deadline();
+        let mut deadline = self.debug.deadline(self.is_quiet());
         if let (Some(pmu), Some(core)) = (&mut self.pmu, thread.counters_mut()) {
             pmu.observe(core, Progress::Entered { tsc: now });
             let due = pmu.deadline(core);

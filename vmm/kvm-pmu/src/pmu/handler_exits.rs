@@ -17,7 +17,6 @@ impl Traps {
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
         let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
-        self.idle_looks = 0;
         let before = self.gp.armed();
         let full = self.gp.arm(vcpu, lent.memory, &mut self.debug, stepped)?;
         self.tell_armed(vcpu, lent, before);
@@ -27,8 +26,17 @@ impl Traps {
         Ok(())
     }
 
+    /// The machine was reset: the handler is the guest's, until it programs a counter.
     #[cold]
-    pub(super) fn tell_armed(&self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>, before: Armed) {
+    pub(super) fn end_watch(&mut self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>) {
+        let before = self.gp.armed();
+        self.gp.end();
+        self.gp.want(&mut self.debug);
+        self.tell_armed(vcpu, lent, before);
+    }
+
+    #[cold]
+    fn tell_armed(&self, vcpu: VcpuAccess<'_>, lent: &mut Lent<'_>, before: Armed) {
         let armed = self.gp.armed();
         if armed != before {
             lent.observer.event(vcpu.id(), TrapEvent::Armed(armed));

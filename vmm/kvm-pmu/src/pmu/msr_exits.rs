@@ -119,8 +119,10 @@ impl Traps {
             }
         };
         lent.observer.event(vcpu.id(), event);
-        if written.starts_counting {
+        if written.reads_follow {
             self.registers_wanted = SYNCED_EXITS;
+            self.idle_looks = 0;
+            self.gp.programmed(true);
             // Whoever programs counters will read them.
             self.watch_gp_handler(vcpu, lent)?;
         }

@@ -41,6 +41,12 @@ impl GuestBreakpoints {
         self.dr7 >> (2 * slot) & 3 != 0
     }
 
+    /// True if the guest enabled any slot.
+    #[must_use]
+    pub(crate) fn uses_some(&self) -> bool {
+        self.free() < SLOTS
+    }
+
     /// How many slots the guest leaves free.
     #[must_use]
     pub(crate) fn free(&self) -> usize {

@@ -1,0 +1,267 @@
+//! What a VMM of somebody else's may do with the PMU of a vCPU: snapshots, vCPUs that come
+//! and go, resets, a `KVM_RUN` that fails, and guests of 32 bits.
+
+mod bits32;
+#[allow(unsafe_code, reason = "a memory slot")]
+mod sys;
+mod vmm;
+
+use std::path::Path;
+
+use kvm_pmu::{Armed, ExitOwner, Lent, TrapMode};
+use vmm_sys_util::errno;
+
+use vmm::{
+    COUNT, COUNTER, END, ENDBR64, GP_TAKEN, MAIN, PAUSE, PUSH, VALUE, Vcpu, Vmm, Written, enable,
+    read, report, spin_for, stopped, wrmsr,
+};
+
+use iced_x86::code_asm::CodeAssembler;
+
+/// How RDPMC is trapped, and what the guest's #GP handler begins with.
+const WAYS: [(TrapMode, &[u8]); 3] = [
+    (TrapMode::Auto, ENDBR64),
+    (TrapMode::Auto, PUSH),
+    (TrapMode::Breakpoint, ENDBR64),
+];
+
+/// Whether `test` can run; says why not.
+fn can_run(test: &str) -> bool {
+    let kvm = Path::new("/dev/kvm").exists();
+    if !kvm {
+        println!("skipped: {test}: this machine has no /dev/kvm");
+    }
+    kvm
+}
+
+/// A guest that is to be saved after `before`, and then reads at once.
+fn saved(way: (TrapMode, &[u8]), before: fn(&mut CodeAssembler) -> Written) -> (Vmm, Vcpu) {
+    let vmm = Vmm::with(way.0, way.1, |a| {
+        before(a)?;
+        report(a, PAUSE)?;
+        read(a)?;
+        read(a)?;
+        report(a, END)
+    });
+    let mut vcpu = vmm.started(0, MAIN, None);
+    let reports = vcpu.reports(&vmm);
+    assert!(matches!(reports.as_slice(), [(PAUSE, _)]), "{reports:x?}");
+    vcpu.leave();
+    (vmm, vcpu)
+}
+
+/// The same guest in a new VM, whose PMU takes the state in before it is handed over, or
+/// afterwards.
+fn restored(way: (TrapMode, &[u8]), (vmm, vcpu): (&Vmm, &mut Vcpu), late: bool) -> (Vmm, Vcpu) {
+    let state = vcpu.save();
+    vmm.traps.restore();
+    let other = Vmm::new(way.0);
+    let mut memory = vec![0; 2 << 20];
+    assert!(
+        vmm.traps
+            .read(vmm.memory.for_vmm(), 0, memory.as_mut_slice())
+    );
+    other.put(0, &memory);
+    let mut copy = other.vcpu(0, (!late).then_some(&state));
+    copy.set(&vcpu.fd.get_regs().unwrap(), &vcpu.fd.get_sregs().unwrap());
+    if late {
+        let counters = copy.thread.counters_mut();
+        let pmu = copy.pmu.pmu_mut().unwrap();
+        pmu.restore(counters, &state).unwrap();
+    }
+    (other, copy)
+}
+
+/// Whatever the saved guest could read it can read at its first instruction, and its
+/// handler is left alone if it could read nothing.
+#[test]
+fn a_restored_guest_may_read_at_once() {
+    if !can_run("a_restored_guest_may_read_at_once") {
+        return;
+    }
+    let values = [(VALUE, COUNT), (VALUE, COUNT), (END, COUNT)];
+    let check = |name: &str, before: fn(&mut CodeAssembler) -> Written, reads: bool| {
+        for (way, late) in WAYS.iter().flat_map(|way| [(*way, false), (*way, true)]) {
+            let (vmm, mut vcpu) = saved(way, before);
+            let (other, mut copy) = restored(way, (&vmm, &mut vcpu), late);
+            let reports = copy.reports(&other);
+            let told = format!(
+                "{name}, {way:x?}, late {late}: {reports:x?} {:?}",
+                copy.seen
+            );
+            let watched = copy.seen.0.len() == 1;
+            let right = if reads {
+                reports == values && watched
+            } else {
+                matches!(reports.as_slice(), [(GP_TAKEN, _)]) && copy.seen.0.is_empty()
+            };
+            assert!(right, "{told}");
+        }
+    };
+    check("a counter is on", enable, true);
+    check("all counters were stopped", stopped, true);
+    check(
+        "a counter was set and none was on",
+        |a| wrmsr(a, COUNTER, COUNT),
+        true,
+    );
+    check("nothing was programmed", |_| Ok(()), false);
+}
+
+/// The guest that was saved goes on as well.
+#[test]
+fn a_saved_guest_goes_on() {
+    if !can_run("a_saved_guest_goes_on") {
+        return;
+    }
+    for way in WAYS {
+        let (vmm, mut vcpu) = saved(way, stopped);
+        vcpu.save();
+        vmm.traps.restore();
+        let reports = vcpu.reports(&vmm);
+        let values = [(VALUE, COUNT), (VALUE, COUNT), (END, COUNT)];
+        assert_eq!(reports, values, "{way:x?}");
+    }
+}
+
+/// A machine that was reset has no counter to be read: its handler is its own, until it
+/// programs one.
+#[test]
+fn a_reset_ends_the_watch() {
+    if !can_run("a_reset_ends_the_watch") {
+        return;
+    }
+    for way in WAYS {
+        let (vmm, mut vcpu) = saved(way, enable);
+        let pmu = vcpu.pmu.pmu_mut().unwrap();
+        pmu.reset(vcpu.thread.counters_mut());
+        let reports = vcpu.reports(&vmm);
+        assert!(
+            matches!(reports.as_slice(), [(GP_TAKEN, _)]),
+            "{way:x?}: {reports:x?}"
+        );
+        assert_eq!(vcpu.seen.0.last(), Some(&Armed::Nothing), "{way:x?}");
+        assert_eq!(vmm.handler_byte(), way.1[0], "{way:x?}");
+    }
+}
+
+/// A vCPU that is plugged in when all counters are off, and never programs one, reads; also
+/// when the one that had programmed them is gone.
+#[test]
+fn a_vcpu_that_comes_later_reads() {
+    const SECOND: u64 = MAIN + 0x800;
+    if !can_run("a_vcpu_that_comes_later_reads") {
+        return;
+    }
+    for way in WAYS {
+        let (vmm, vcpu) = saved(way, stopped);
+        vmm.code(SECOND, 64, |a| {
+            read(a)?;
+            report(a, PAUSE)?;
+            read(a)?;
+            report(a, END)
+        });
+        let mut second = vmm.started(1, SECOND, None);
+        let reports = second.reports(&vmm);
+        assert_eq!(reports, [(VALUE, 0), (PAUSE, 0)], "{way:x?}");
+        drop(vcpu);
+        let reports = second.reports(&vmm);
+        assert_eq!(reports, [(VALUE, 0), (END, 0)], "{way:x?}");
+        let mut third = vmm.started(2, SECOND, None);
+        let reports = third.reports(&vmm);
+        assert_eq!(reports, [(VALUE, 0), (PAUSE, 0)], "{way:x?}");
+    }
+}
+
+/// A guest whose counters are off for good is kicked for a look at its debug registers, or
+/// at its gate, and seldom.
+#[test]
+fn a_quiet_guest_is_left_alone() {
+    if !can_run("a_quiet_guest_is_left_alone") {
+        return;
+    }
+    for (way, most) in WAYS.into_iter().zip([30, 400, 400]) {
+        let tsc_khz = Vmm::new(way.0).vcpu(0, None).pmu.tsc_khz();
+        let vmm = Vmm::with(way.0, way.1, |a| {
+            stopped(a)?;
+            spin_for(a, u64::from(tsc_khz) * 2_000)?;
+            read(a)?;
+            report(a, END)
+        });
+        let mut vcpu = vmm.started(0, MAIN, None);
+        let reports = vcpu.reports(&vmm);
+        assert_eq!(reports, [(VALUE, COUNT), (END, COUNT)], "{way:x?}");
+        // Two seconds: 100 looks a millisecond apart, then each 10 ms; or each 100 ms.
+        let kicks = vcpu.kicks;
+        println!("{way:x?}: {kicks} kicks in 2 s");
+        assert!(0 < kicks && kicks <= most, "{way:x?}: {kicks} kicks");
+    }
+}
+
+/// Only EINTR and EAGAIN are kicks. EFAULT is the VMM's, if no patched handler explains it;
+/// any other errno ends the loop with an error that names the call.
+#[test]
+fn a_failed_run_is_no_kick() {
+    if !can_run("a_failed_run_is_no_kick") {
+        return;
+    }
+    let (vmm, mut vcpu) = saved((TrapMode::Auto, PUSH), enable);
+    let mut outcome = |ran: Result<(), i32>, prepare: fn(&mut Vcpu)| {
+        let mut lent = Lent {
+            vm: &vmm.vm,
+            memory: vmm.memory.for_vmm(),
+            thread: &mut vcpu.thread,
+            observer: &mut vcpu.seen,
+        };
+        vcpu.pmu.before_entry(&mut vcpu.fd, &mut lent).unwrap();
+        prepare(&mut vcpu);
+        let really = vcpu.fd.run().map(|_| ());
+        let ran = match ran {
+            Ok(()) => really,
+            Err(errno) => Err(errno::Error::new(errno)),
+        };
+        let mut lent = Lent {
+            vm: &vmm.vm,
+            memory: vmm.memory.for_vmm(),
+            thread: &mut vcpu.thread,
+            observer: &mut vcpu.seen,
+        };
+        let owner = vcpu.pmu.after_exit(&mut vcpu.fd, &mut lent, &ran);
+        vcpu.fd.set_kvm_immediate_exit(0);
+        (ran.map_err(|error| error.errno()), owner)
+    };
+    let stay_out: fn(&mut Vcpu) = |vcpu| vcpu.fd.set_kvm_immediate_exit(1);
+    let (ran, owner) = outcome(Ok(()), stay_out);
+    assert_eq!((ran, owner.unwrap()), (Err(libc::EINTR), ExitOwner::Pmu));
+    for (errno, owner) in [
+        (libc::EINTR, ExitOwner::Pmu),
+        (libc::EAGAIN, ExitOwner::Pmu),
+        (libc::EFAULT, ExitOwner::Vmm),
+    ] {
+        assert_eq!(outcome(Err(errno), stay_out).1.unwrap(), owner, "{errno}");
+    }
+    for errno in [
+        libc::EIO,
+        libc::EINVAL,
+        libc::ENOMEM,
+        libc::EBADF,
+        libc::EPERM,
+    ] {
+        let error = outcome(Err(errno), stay_out).1.unwrap_err();
+        let told = error.to_string();
+        assert!(told.starts_with("vCPU 0: KVM_RUN failed: "), "{told}");
+        assert_eq!(error.is_dead(), errno == libc::EIO, "{told}");
+    }
+    // KVM's own: it has no such registers to leave in `kvm_run`.
+    let (ran, owner) = outcome(Ok(()), |vcpu| {
+        vcpu.fd.get_kvm_run().kvm_valid_regs = 1 << 63;
+    });
+    assert_eq!(ran, Err(libc::EINVAL));
+    let told = owner.unwrap_err().to_string();
+    assert!(told.starts_with("vCPU 0: KVM_RUN failed: "), "{told}");
+    // Nobody waits for a vCPU whose KVM_RUN has failed, and it can be left.
+    vmm.traps.restore();
+    vcpu.leave();
+    let reports = vcpu.pmu.pmu().unwrap().report(vcpu.thread.counters());
+    assert_eq!(reports[0].value, u64::from(COUNT));
+}

@@ -1,0 +1,314 @@
+//! A VMM that is not Umpire's, as `docs/embedding.md` describes one. Its vCPUs run on the
+//! thread of the test, one after the other.
+
+use std::sync::Arc;
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, r10, r11, rax, rdx};
+use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_sregs};
+use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VcpuExit, VcpuFd, VmFd};
+use kvm_pmu::{
+    Armed, ExitOwner, KvmPmu, KvmPmuError, KvmPmuParts, Lent, MsrFilter, ThreadContext, TrapEvent,
+    TrapMode, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmTraps, install_kick_handler,
+    msr_ranges, switch_off_vpmu,
+};
+use pmu_virt::{ClockBackend, CorePmu, Grant, OwnerId, PmuModel, PmuState, VcpuPmu};
+use vm_memory::{Bytes, GuestAddress};
+
+pub(crate) type Written = Result<(), IcedError>;
+
+const MEMORY_SIZE: usize = 2 << 20;
+const PML4: u64 = 0x1000;
+const PDPT: u64 = 0x2000;
+const PAGE_DIRECTORY: u64 = 0x3000;
+const IDT: u64 = 0x4000;
+pub(crate) const GDT: u64 = 0x6000;
+const STACK: u64 = 0x9000;
+pub(crate) const MAIN: u64 = 0x1_0000;
+pub(crate) const HANDLER: u64 = 0x1_2000;
+
+/// Ports on which a guest reports: what it read, that it is to be saved or otherwise
+/// treated, that it has met a #GP, and its end.
+pub(crate) const VALUE: u8 = 0x12;
+pub(crate) const PAUSE: u8 = 0x13;
+pub(crate) const END: u8 = 0x14;
+pub(crate) const GP_TAKEN: u8 = 0x15;
+
+pub(crate) const COUNTER: u32 = 0xc1;
+pub(crate) const SELECT: u32 = 0x186;
+pub(crate) const GLOBAL: u32 = 0x38f;
+/// Enabled, of an event in no ring: the count stays as it is.
+pub(crate) const ON: u32 = 0x0040_013c;
+pub(crate) const COUNT: u32 = 0x1234_5678;
+
+/// A handler that is patched, and one that is not.
+pub(crate) const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
+pub(crate) const PUSH: &[u8] = &[0x50];
+
+/// One VM.
+pub(crate) struct Vmm {
+    // The VM goes before its memory.
+    pub(crate) vm: VmFd,
+    pub(crate) traps: Arc<VmTraps>,
+    pub(crate) memory: TwiceMapped,
+    model: PmuModel,
+}
+
+/// One vCPU with its PMU.
+pub(crate) struct Vcpu {
+    pub(crate) fd: VcpuFd,
+    pub(crate) pmu: KvmPmu,
+    pub(crate) thread: ThreadContext,
+    pub(crate) seen: Seen,
+    /// Times that `KVM_RUN` was interrupted.
+    pub(crate) kicks: u32,
+}
+
+/// How the #GP handler came to be watched.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(pub(crate) Vec<Armed>);
+
+impl TrapObserver for Seen {
+    fn event(&mut self, _: VcpuId, event: TrapEvent) {
+        if let TrapEvent::Armed(armed) = event {
+            self.0.push(armed);
+        }
+    }
+}
+
+impl Vmm {
+    /// Without a guest yet.
+    pub(crate) fn new(mode: TrapMode) -> Self {
+        let vm = Kvm::new().unwrap().create_vm().unwrap();
+        let memory = TwiceMapped::new(&[(GuestAddress(0), MEMORY_SIZE)]).unwrap();
+        crate::sys::set_memory(&vm, &memory, MEMORY_SIZE);
+        switch_off_vpmu(&vm).unwrap();
+        vm.create_irq_chip().unwrap();
+        let model = PmuModel::parse("intel-v2").unwrap();
+        let allow = MsrFilterDefaultAction::ALLOW;
+        let filter = MsrFilter::beside(&msr_ranges(Some(&model)), allow, &[]).unwrap();
+        vm.enable_cap(&filter.exits()).unwrap();
+        vm.set_msr_filter(filter.default_action(), &filter.ranges())
+            .unwrap();
+        let plan = TrapPlan {
+            mode,
+            obstacle: None,
+        };
+        Self {
+            traps: VmTraps::new(plan, Some(Arc::new(memory.clone()))),
+            vm,
+            memory,
+            model,
+        }
+    }
+
+    /// With 64-bit code at [`MAIN`] and a #GP handler that begins with `first`, reports, and
+    /// stops.
+    pub(crate) fn with(
+        mode: TrapMode,
+        first: &[u8],
+        main: impl FnOnce(&mut CodeAssembler) -> Written,
+    ) -> Self {
+        let vmm = Self::new(mode);
+        for (at, entry) in [
+            (PML4, PDPT | 3),
+            (PDPT, PAGE_DIRECTORY | 3),
+            (PAGE_DIRECTORY, 1 << 7 | 3),
+            (GDT + 8, 0x00af_9b00_0000_ffff),
+            // A 64-bit interrupt gate.
+            (
+                IDT + 16 * 13,
+                HANDLER & 0xffff | 8 << 16 | 0x8e00 << 32 | (HANDLER >> 16) << 48,
+            ),
+        ] {
+            vmm.put(at, &entry.to_le_bytes());
+        }
+        vmm.put(HANDLER, &[first, &[0xe7, GP_TAKEN, 0xf4]].concat());
+        vmm.code(MAIN, 64, main);
+        vmm
+    }
+
+    pub(crate) fn put(&self, at: u64, bytes: &[u8]) {
+        let memory = self.memory.for_vmm();
+        memory.write_slice(bytes, GuestAddress(at)).unwrap();
+    }
+
+    /// Puts code at `at`.
+    pub(crate) fn code(
+        &self,
+        at: u64,
+        bitness: u32,
+        write: impl FnOnce(&mut CodeAssembler) -> Written,
+    ) {
+        let mut a = CodeAssembler::new(bitness).unwrap();
+        write(&mut a).unwrap();
+        self.put(at, &a.assemble(at).unwrap());
+    }
+
+    /// The first byte of the handler, as the guest sees it.
+    pub(crate) fn handler_byte(&self) -> u8 {
+        let memory = self.memory.for_vmm();
+        memory.read_obj(GuestAddress(HANDLER)).unwrap()
+    }
+
+    /// vCPU `id`; its PMU takes `state` in before the PMU is handed over.
+    pub(crate) fn vcpu(&self, id: u8, state: Option<&PmuState>) -> Vcpu {
+        install_kick_handler().unwrap();
+        let fd = self.vm.create_vcpu(id.into()).unwrap();
+        let tsc_khz = fd.get_tsc_khz().unwrap();
+        let owner = OwnerId(id.into());
+        let mut logical = VcpuPmu::detached(owner, self.model.clone(), Grant::everything());
+        let mut counters = Box::new(CorePmu::new(Box::new(ClockBackend::new())));
+        logical.attach(&mut counters);
+        if let Some(state) = state {
+            logical.restore(Some(&mut counters), state).unwrap();
+        }
+        let mut parts = KvmPmuParts::new(VcpuId(id), logical, tsc_khz);
+        parts.traps = self.traps.clone();
+        Vcpu {
+            pmu: KvmPmu::new(&fd, &self.vm, parts).unwrap(),
+            fd,
+            thread: ThreadContext::new(tsc_khz)
+                .unwrap()
+                .with_counters(Some(counters)),
+            seen: Seen::default(),
+            kicks: 0,
+        }
+    }
+
+    /// The same at `rip` in 64-bit mode at CPL 0.
+    pub(crate) fn started(&self, id: u8, rip: u64, state: Option<&PmuState>) -> Vcpu {
+        let vcpu = self.vcpu(id, state);
+        let mut sregs = vcpu.fd.get_sregs().unwrap();
+        (sregs.cs.base, sregs.cs.selector, sregs.cs.l) = (0, 8, 1);
+        (sregs.gdt.base, sregs.gdt.limit) = (GDT, 0xf);
+        (sregs.idt.base, sregs.idt.limit) = (IDT, 0xfff);
+        (sregs.cr0, sregs.cr3, sregs.cr4) = (1 << 31 | 1 << 5 | 1, PML4, 1 << 5);
+        sregs.efer = 1 << 10 | 1 << 8;
+        let regs = kvm_regs {
+            rip,
+            rsp: STACK - 0x800 * u64::from(id),
+            rflags: 2,
+            ..Default::default()
+        };
+        vcpu.set(&regs, &sregs);
+        vcpu
+    }
+}
+
+impl Vcpu {
+    pub(crate) fn set(&self, regs: &kvm_regs, sregs: &kvm_sregs) {
+        self.fd.set_sregs(sregs).unwrap();
+        self.fd.set_regs(regs).unwrap();
+        let mp_state = KVM_MP_STATE_RUNNABLE;
+        self.fd.set_mp_state(kvm_mp_state { mp_state }).unwrap();
+    }
+
+    /// The loop, to the next report.
+    pub(crate) fn run(&mut self, vmm: &Vmm) -> Result<(u8, u32), KvmPmuError> {
+        loop {
+            let mut lent = Lent {
+                vm: &vmm.vm,
+                memory: vmm.memory.for_vmm(),
+                thread: &mut self.thread,
+                observer: &mut self.seen,
+            };
+            self.pmu.before_entry(&mut self.fd, &mut lent)?;
+            let ran = match self.fd.run() {
+                Ok(VcpuExit::IoOut(port, data)) => {
+                    let mut word = [0; 4];
+                    word[..data.len()].copy_from_slice(data);
+                    let port = u8::try_from(port).unwrap();
+                    Ok(Ok((port, u32::from_le_bytes(word))))
+                }
+                Ok(other) => Ok(Err(format!("{other:?}"))),
+                Err(error) => Err(error),
+            };
+            self.kicks += u32::from(ran.is_err());
+            if self.pmu.after_exit(&mut self.fd, &mut lent, &ran)? == ExitOwner::Pmu {
+                continue;
+            }
+            let regs = self.fd.get_regs();
+            return Ok(ran
+                .unwrap()
+                .unwrap_or_else(|exit| panic!("{exit}, {regs:x?}")));
+        }
+    }
+
+    /// What is reported up to the end, a #GP or a pause.
+    pub(crate) fn reports(&mut self, vmm: &Vmm) -> Vec<(u8, u32)> {
+        let mut reports = Vec::new();
+        loop {
+            let report = self.run(vmm).unwrap();
+            reports.push(report);
+            if [END, GP_TAKEN, PAUSE].contains(&report.0) {
+                return reports;
+            }
+        }
+    }
+
+    /// Has KVM complete the last OUT, and leaves the thread: registers and the PMU may be
+    /// read, saved and reset.
+    pub(crate) fn leave(&mut self) {
+        self.fd.set_kvm_immediate_exit(1);
+        self.fd.run().unwrap_err();
+        self.fd.set_kvm_immediate_exit(0);
+        self.pmu.leave_thread(&self.fd, &mut self.thread).unwrap();
+    }
+
+    /// The state of its PMU, counts settled.
+    pub(crate) fn save(&mut self) -> PmuState {
+        let pmu = self.pmu.pmu_mut().unwrap();
+        pmu.save(self.thread.counters_mut())
+    }
+}
+
+pub(crate) fn wrmsr(a: &mut CodeAssembler, msr: u32, value: u32) -> Written {
+    a.mov(ecx, msr)?;
+    a.mov(eax, value)?;
+    a.xor(edx, edx)?;
+    a.wrmsr()
+}
+
+pub(crate) fn report(a: &mut CodeAssembler, port: u8) -> Written {
+    a.out(u32::from(port), eax)
+}
+
+/// Counter 0 at [`COUNT`], and on.
+pub(crate) fn enable(a: &mut CodeAssembler) -> Written {
+    wrmsr(a, COUNTER, COUNT)?;
+    wrmsr(a, SELECT, ON)?;
+    wrmsr(a, GLOBAL, 1)
+}
+
+/// The same, and off again.
+pub(crate) fn stopped(a: &mut CodeAssembler) -> Written {
+    enable(a)?;
+    wrmsr(a, GLOBAL, 0)?;
+    wrmsr(a, SELECT, 0)
+}
+
+/// Reads counter 0 and reports it.
+pub(crate) fn read(a: &mut CodeAssembler) -> Written {
+    a.xor(ecx, ecx)?;
+    a.rdpmc()?;
+    report(a, VALUE)
+}
+
+/// Spins for `ticks` of the TSC, without an exit.
+pub(crate) fn spin_for(a: &mut CodeAssembler, ticks: u64) -> Written {
+    let tsc = |a: &mut CodeAssembler| -> Written {
+        a.rdtsc()?;
+        a.shl(rdx, 32)?;
+        a.or(rax, rdx)
+    };
+    let mut again = a.create_label();
+    tsc(a)?;
+    a.mov(r10, rax)?;
+    a.mov(r11, ticks)?;
+    a.add(r10, r11)?;
+    a.set_label(&mut again)?;
+    tsc(a)?;
+    a.cmp(rax, r10)?;
+    a.jb(again)
+}
