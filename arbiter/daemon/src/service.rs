@@ -32,6 +32,7 @@ use crate::peer::Client;
 pub(crate) use broker::Allowed;
 use introspect::introspect;
 use kept::stuck;
+use shown::Viewer;
 
 /// A connection, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -121,6 +122,15 @@ struct Calling<'a> {
     /// It takes more than one reply.
     more: bool,
     now: BootTime,
+}
+
+impl Calling<'_> {
+    fn viewer(&self) -> Viewer {
+        Viewer {
+            uid: self.client.uid,
+            operator: self.operator,
+        }
+    }
 }
 
 /// What a call comes to at once; `None`: its reply comes later.
@@ -340,6 +350,7 @@ impl Service {
             more,
             now,
         } = calling;
+        let viewer = calling.viewer();
         if let Some(id) = parameters.get("lease").and_then(Value::as_u64)
             && self.is_watchdog(LeaseId(id))
         {
@@ -381,7 +392,7 @@ impl Service {
                 let claimed = self
                     .arbiter
                     .claim(id, generation, caller, now, &mut self.changes);
-                claimed.map_err(|refusal| self.refused(&refusal))?;
+                claimed.map_err(|refusal| self.refused(&refusal, viewer))?;
                 self.attach(id, from, more, None, None);
                 Ok(None)
             }
@@ -397,7 +408,7 @@ impl Service {
                 let done = self
                     .arbiter
                     .release(id, keep, generation, caller, now, changes);
-                done.map_err(|refusal| self.refused(&refusal))?;
+                done.map_err(|refusal| self.refused(&refusal, viewer))?;
                 Ok(Some(json!({})))
             }
             "Renew" => {
@@ -406,7 +417,7 @@ impl Service {
                 let until = self
                     .arbiter
                     .renew(id, generation, caller, now, &mut self.changes);
-                let until = until.map_err(|refusal| self.refused(&refusal))?;
+                let until = until.map_err(|refusal| self.refused(&refusal, viewer))?;
                 let left_ms = until.map(|until| until.since(now).0 / 1_000_000);
                 self.settle();
                 self.answer(from, reply(&wire::RenewOut { left_ms }, false), Some(id));
@@ -431,20 +442,18 @@ impl Service {
                             .revoke(id, grace, caller, now, &mut self.changes);
                     }
                 }
-                let at = at.map_err(|refusal| self.refused(&refusal))?;
+                let at = at.map_err(|refusal| self.refused(&refusal, viewer))?;
                 let in_ms = at.since(now).0 / 1_000_000;
                 Ok(Some(value(&wire::RevokeOut { in_ms })))
             }
             "List" => {
                 let wire::NoReply {} = parsed(parameters)?;
-                let leases = self.visible(tenants, operator);
+                let leases = self.visible(tenants, viewer);
                 Ok(Some(value(&wire::ListOut { leases })))
             }
             "Who" => {
                 let wire::WhoIn { cpu } = parsed(parameters)?;
-                // What holders call themselves is for those who share with them.
-                let labels = operator || !tenants.is_empty();
-                let (places, outsiders) = (self.who(cpu, labels)?, self.outsiders(cpu));
+                let (places, outsiders) = (self.who(cpu, viewer)?, self.outsiders(cpu, viewer));
                 Ok(Some(value(&wire::WhoOut { places, outsiders })))
             }
             "Explain" => {
@@ -453,7 +462,7 @@ impl Service {
                 let owner = self.owner(calling, &request)?;
                 let explained = explain(&self.arbiter, &self.config, owner, &request, now);
                 let explained = explained.map_err(wrong)?;
-                Ok(Some(value(&explained)))
+                Ok(Some(value(&viewer.explained(explained))))
             }
             "Report" => self.report(caller, parameters),
             "Audit" => self.audit(calling, caller, parameters),
@@ -504,7 +513,8 @@ impl Service {
                 tenant
             }
         };
-        let tenant = tenant.ok_or_else(|| self.refused(&Refusal::UnknownTenant))?;
+        let tenant =
+            tenant.ok_or_else(|| self.refused(&Refusal::UnknownTenant, calling.viewer()))?;
         let mut label = request.label.clone().unwrap_or_default();
         if label.len() > MOST_LABEL || label.chars().any(char::is_control) {
             return Err(wrong(format!(
@@ -537,7 +547,8 @@ impl Service {
         let outcome = self
             .arbiter
             .request(owner, terms, calling.now, &mut self.changes);
-        let (id, waits) = match outcome.map_err(|refusal| self.refused(&refusal))? {
+        let refused = |refusal| self.refused(&refusal, calling.viewer());
+        let (id, waits) = match outcome.map_err(refused)? {
             Outcome::Granted { lease, .. } => (lease, None),
             Outcome::Waits { lease, behind, why } => {
                 let waits = Change::Waits { lease, behind, why };
@@ -577,8 +588,9 @@ impl Service {
         }
     }
 
-    fn refused(&self, refusal: &Refusal) -> Reply {
-        let refusal = convert::refusal(&self.arbiter, refusal);
+    /// A refusal of the arbiter's, as `viewer` may know it.
+    fn refused(&self, refusal: &Refusal, viewer: Viewer) -> Reply {
+        let refusal = viewer.refusal(convert::refusal(&self.arbiter, refusal));
         error("Refused", &wire::RefusedError { refusal })
     }
 

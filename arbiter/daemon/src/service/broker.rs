@@ -8,6 +8,7 @@ use umpire_budget::{EventSpec, Fixed, HandedEvent, Rings};
 use umpire_lease::{self as wire, EventRequest};
 use varlink::Reply;
 
+use super::shown::Viewer;
 use super::{Service, refusal, trail, wrong};
 use crate::peer::Client;
 
@@ -63,7 +64,11 @@ impl Service {
     fn event_of(&self, caller: Caller, request: &EventRequest) -> Result<Allowed, Reply> {
         let id = LeaseId(request.lease);
         let own = self.arbiter.own(id, request.generation, caller);
-        own.map_err(|refusal| self.refused(&refusal))?;
+        let viewer = Viewer {
+            uid: caller.uid,
+            operator: caller.operator,
+        };
+        own.map_err(|refusal| self.refused(&refusal, viewer))?;
         let lease = self.arbiter.lease(id);
         let lease = lease.filter(|_| !self.is_watchdog(id));
         let lease = lease.ok_or_else(|| wrong("there is no such lease"))?;

@@ -6,6 +6,7 @@ use umpire_budget::{Holder, Holders};
 use umpire_lease as wire;
 
 use super::Service;
+use super::shown::Viewer;
 use crate::probe::Seen;
 
 /// Whether it is process `pid`, or one that it started.
@@ -67,7 +68,7 @@ impl Service {
 
     /// Whether somebody may have counters who has no lease, as far as anybody knows.
     fn may_be_outside(&self) -> bool {
-        self.holders.is_none() || !self.outsiders(None).is_empty()
+        self.holders.is_none() || !self.all_outsiders(None).is_empty()
     }
 
     /// What leases of scope `cpu` hold of a place whose holders have no perf event open, nor
@@ -117,8 +118,33 @@ impl Service {
         })
     }
 
-    /// Who has counters, or may, without a lease: as far as the kernel shows.
-    pub(super) fn outsiders(&self, only: Option<u32>) -> Vec<wire::Outsider> {
+    /// Who has counters, or may, without a lease: as far as the kernel shows, and as far as
+    /// `viewer` may know.
+    pub(super) fn outsiders(&self, only: Option<u32>, viewer: Viewer) -> Vec<wire::Outsider> {
+        let mut shown = Vec::new();
+        let (mut others, mut of_others) = (0, 0);
+        for outsider in self.all_outsiders(only) {
+            match outsider.uid {
+                Some(uid) if !viewer.knows(uid) => {
+                    others += 1;
+                    of_others += outsider.events.unwrap_or(0);
+                }
+                _ => shown.push(outsider),
+            }
+        }
+        if others > 0 {
+            shown.push(wire::Outsider {
+                what: "process".to_owned(),
+                name: format!("{others} processes of other users"),
+                events: Some(of_others),
+                ..wire::Outsider::default()
+            });
+        }
+        shown
+    }
+
+    /// All of them.
+    fn all_outsiders(&self, only: Option<u32>) -> Vec<wire::Outsider> {
         let found = self.holders.iter().flat_map(|holders| &holders.found);
         let ours = |one: &Holder| {
             let mut leases = self.arbiter.leases();

@@ -9,23 +9,89 @@ use varlink::Reply;
 use super::Service;
 use crate::convert;
 
+/// The user of a lease that is another's to whoever may not know: `(uid_t)-1` is nobody's.
+const NOT_SHOWN: u32 = u32::MAX;
+
+/// Whom something is shown to. Processes, users and names are for root, for operators, and
+/// for the user whose they are; others see the tenant, and how many counters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Viewer {
+    pub(super) uid: u32,
+    pub(super) operator: bool,
+}
+
+impl Viewer {
+    /// Whether it may know all that belongs to this user.
+    pub(super) fn knows(self, uid: u32) -> bool {
+        self.operator || self.uid == 0 || self.uid == uid
+    }
+
+    /// The lease as it is shown.
+    pub(super) fn lease(self, lease: wire::Lease) -> wire::Lease {
+        if self.knows(lease.uid) {
+            return lease;
+        }
+        let leaving = lease.leaving.map(|leaving| wire::Leaving {
+            // By whom is not for everybody.
+            why: "its holder was told".to_owned(),
+            ..leaving
+        });
+        wire::Lease {
+            uid: NOT_SHOWN,
+            pid: 0,
+            label: String::new(),
+            threads: Vec::new(),
+            leaving,
+            ..lease
+        }
+    }
+
+    pub(super) fn refusal(self, mut refusal: wire::Refusal) -> wire::Refusal {
+        let held_by = refusal.held_by.into_iter();
+        refusal.held_by = held_by.map(|lease| self.lease(lease)).collect();
+        refusal
+    }
+
+    /// What would happen: the caller's own lease first, then those of others.
+    pub(super) fn explained(self, explained: wire::ExplainOut) -> wire::ExplainOut {
+        let events = explained.events.into_iter().map(|event| {
+            let others = !self.knows(event.lease.uid);
+            let lease = self.lease(event.lease);
+            let message = match event.why.as_deref() {
+                Some("revoked") if others => "was revoked".to_owned(),
+                _ => event.message,
+            };
+            wire::Event {
+                lease,
+                message,
+                ..event
+            }
+        });
+        wire::ExplainOut {
+            events: events.collect(),
+            why: explained.why.map(|why| self.refusal(why)),
+            ..explained
+        }
+    }
+}
+
 /// Most leases that are shown of all places together, each as often as it holds something;
 /// and of each place, where they are more.
 const MOST_SHOWN: usize = 8192;
 const MOST_OF_PLACE: usize = 16;
 
 impl Service {
-    pub(super) fn visible(&self, tenants: &[TenantId], operator: bool) -> Vec<wire::Lease> {
+    pub(super) fn visible(&self, tenants: &[TenantId], viewer: Viewer) -> Vec<wire::Lease> {
         let leases = self.arbiter.leases();
-        let leases = leases.filter(|lease| operator || tenants.contains(&lease.owner.tenant));
+        let leases =
+            leases.filter(|lease| viewer.operator || tenants.contains(&lease.owner.tenant));
         leases
-            .map(|lease| convert::lease(&self.arbiter, lease))
+            .map(|lease| viewer.lease(convert::lease(&self.arbiter, lease)))
             .collect()
     }
 
-    /// Who holds which counters, place by place; those of one CPU with `only`. `labels`:
-    /// names are shown.
-    pub(super) fn who(&self, only: Option<u32>, labels: bool) -> Result<Vec<wire::Place>, Reply> {
+    /// Who holds which counters, place by place; those of one CPU with `only`.
+    pub(super) fn who(&self, only: Option<u32>, viewer: Viewer) -> Result<Vec<wire::Place>, Reply> {
         let held = self.held_at(only);
         let all: usize = held.values().map(Vec::len).sum();
         let most = match only {
@@ -47,7 +113,7 @@ impl Service {
                     .take(most)
                     .map(|lease| {
                         let shown = shown.entry(lease.id);
-                        let shown = shown.or_insert_with(|| self.brief(lease, labels));
+                        let shown = shown.or_insert_with(|| self.brief(lease, viewer));
                         shown.clone()
                     })
                     .collect();
@@ -71,10 +137,13 @@ impl Service {
             }
         }
         match only {
-            Some(cpu) if places.is_empty() => Err(self.refused(&Refusal::NoSuchCpu {
-                cpu,
-                there: self.arbiter.online().clone(),
-            })),
+            Some(cpu) if places.is_empty() => Err(self.refused(
+                &Refusal::NoSuchCpu {
+                    cpu,
+                    there: self.arbiter.online().clone(),
+                },
+                viewer,
+            )),
             _ => Ok(places),
         }
     }
@@ -110,13 +179,11 @@ impl Service {
     }
 
     /// A lease without its threads, which are many, and the same everywhere.
-    fn brief(&self, lease: &Lease, labels: bool) -> wire::Lease {
-        let mut brief = convert::lease(&self.arbiter, lease);
-        brief.threads = Vec::new();
-        if !labels {
-            brief.label = String::new();
+    fn brief(&self, lease: &Lease, viewer: Viewer) -> wire::Lease {
+        wire::Lease {
+            threads: Vec::new(),
+            ..viewer.lease(convert::lease(&self.arbiter, lease))
         }
-        brief
     }
 }
 
@@ -171,7 +238,7 @@ mod tests {
     #[test]
     fn few_leases_are_shown_wherever_they_are() {
         let service = service(40);
-        let places = service.who(None, true).expect("places");
+        let places = service.who(None, ROOT).expect("places");
         assert_eq!(places.len(), 512);
         let labels = |place: &wire::Place| -> Vec<String> {
             place.leases.iter().map(|one| one.label.clone()).collect()
@@ -179,16 +246,16 @@ mod tests {
         assert_eq!(labels(&places[0]), ["vm0", "vm32"]);
         assert_eq!(labels(&places[511]), ["vm31"]);
         assert_eq!(
-            service.who(Some(511), true).expect("one"),
+            service.who(Some(511), ROOT).expect("one"),
             [places[511].clone()]
         );
-        assert!(service.who(Some(512), true).is_err());
+        assert!(service.who(Some(512), ROOT).is_err());
     }
 
     #[test]
     fn of_many_leases_a_few_are_shown_of_each_place() {
         let service = service(10_000);
-        let places = service.who(None, true).expect("places");
+        let places = service.who(None, ROOT).expect("places");
         assert!(
             places
                 .iter()
@@ -197,14 +264,79 @@ mod tests {
         let last = places[3].leases.last().expect("one that stands for others");
         let more = 10_000usize.div_ceil(32) - MOST_OF_PLACE;
         assert!(last.id == 0 && last.label.starts_with(&format!("{more} more leases")));
-        let one = service.who(Some(3), true).expect("one");
+        let one = service.who(Some(3), ROOT).expect("one");
         assert_eq!(one[0].leases.len(), 10_000usize.div_ceil(32));
     }
 
+    const ROOT: Viewer = Viewer {
+        uid: 0,
+        operator: true,
+    };
+
+    /// The lease of user 0 as each of these sees it: label, process, user, and the tenant and
+    /// the counters, which all do.
     #[test]
-    fn names_are_for_those_who_have_a_tenant() {
-        let places = service(1).who(Some(0), false).expect("one");
-        let lease = &places[0].leases[0];
-        assert_eq!((lease.id, lease.label.as_str(), lease.pid), (1, "", 1));
+    fn processes_and_names_are_for_root_operators_and_their_own_user() {
+        let service = service(1);
+        let check = |uid, operator, expected: (&str, u32, u32)| {
+            let viewer = Viewer { uid, operator };
+            let places = service.who(Some(0), viewer).expect("one");
+            let listed = service.visible(&[TenantId(0)], viewer);
+            for lease in [&places[0].leases[0], &listed[0]] {
+                let shown = (lease.label.as_str(), lease.pid, lease.uid);
+                assert_eq!(shown, expected, "{viewer:?}");
+                assert_eq!((lease.id, lease.holds), (1, 1));
+                assert!(!lease.tenant.is_empty());
+            }
+            assert_eq!(listed[0].threads.is_empty(), expected.1 == 0);
+        };
+        check(0, false, ("vm0", 1, 0));
+        check(7, true, ("vm0", 1, 0));
+        check(7, false, ("", 0, NOT_SHOWN));
+    }
+
+    /// Whoever is refused, or asks what would happen, sees no more of others than in `Who`.
+    #[test]
+    fn what_is_in_the_way_is_shown_as_who_shows_it() {
+        let lease = |uid| wire::Lease {
+            uid,
+            pid: 1041,
+            label: "secret".to_owned(),
+            tenant: "blue".to_owned(),
+            threads: vec![1142],
+            leaving: Some(wire::Leaving {
+                why: "user 1243 revoked it".to_owned(),
+                ..wire::Leaving::default()
+            }),
+            ..wire::Lease::default()
+        };
+        let explained = wire::ExplainOut {
+            why: Some(wire::Refusal {
+                held_by: vec![lease(7), lease(9)],
+                ..wire::Refusal::default()
+            }),
+            events: vec![wire::Event {
+                lease: lease(9),
+                why: Some("revoked".to_owned()),
+                message: "has ended: user 1243 revoked it".to_owned(),
+                ..wire::Event::default()
+            }],
+            ..wire::ExplainOut::default()
+        };
+        let viewer = Viewer {
+            uid: 7,
+            operator: false,
+        };
+        let shown = viewer.explained(explained);
+        let why = shown.why.expect("a refusal");
+        assert_eq!(why.held_by[0], lease(7));
+        for others in [&why.held_by[1], &shown.events[0].lease] {
+            let text = serde_json::to_string(others).expect("JSON");
+            for hidden in ["secret", "1041", "1142", "1243", "\"uid\":9,"] {
+                assert!(!text.contains(hidden), "{hidden}: {text}");
+            }
+            assert_eq!(others.tenant, "blue");
+        }
+        assert_eq!(shown.events[0].message, "was revoked");
     }
 }

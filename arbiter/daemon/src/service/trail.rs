@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use umpire_lease::{self as wire, MOST_FIGURES, MOST_LINE, MOST_LINES};
 use varlink::{Reply, Request};
 
+use super::shown::Viewer;
 use super::{Answered, Calling, Service, parsed, refusal, wrong};
 use crate::audit::Record;
 use crate::metrics::Open;
@@ -128,7 +129,11 @@ impl Service {
     fn own_lease(&self, caller: Caller, id: u64) -> Result<&Lease, Reply> {
         let id = LeaseId(id);
         let own = self.arbiter.own(id, None, caller);
-        own.map_err(|refusal| self.refused(&refusal))?;
+        let viewer = Viewer {
+            uid: caller.uid,
+            operator: caller.operator,
+        };
+        own.map_err(|refusal| self.refused(&refusal, viewer))?;
         let lease = self.arbiter.lease(id);
         lease.ok_or_else(|| wrong("there is no such lease"))
     }

@@ -39,8 +39,17 @@ pub(super) fn counters(counters: &[Counters]) -> String {
 
 fn name(lease: &Lease) -> String {
     match lease.label.as_str() {
+        "" if lease.pid == 0 => "another user's".to_owned(),
         "" => format!("process {}", lease.pid),
         label => label.to_owned(),
+    }
+}
+
+/// The process of a lease; the arbiter tells it to root, to operators, and to its own user.
+fn process(lease: &Lease) -> String {
+    match lease.pid {
+        0 => "-".to_owned(),
+        pid => pid.to_string(),
     }
 }
 
@@ -93,7 +102,7 @@ pub(super) fn leases(leases: &[Lease], out: &mut dyn Write) -> io::Result<()> {
             lease.id.to_string(),
             lease.tenant.clone(),
             name(lease),
-            lease.pid.to_string(),
+            process(lease),
             counters(&lease.counters),
             lease.cpus.clone(),
             lease.scope.clone(),
@@ -135,7 +144,7 @@ pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
                 name(lease),
                 lease.tenant.clone(),
                 format!("lease {}", lease.id),
-                format!("process {}", lease.pid),
+                format!("process {}", process(lease)),
                 match lease.scope.as_str() {
                     "thread" => "while its threads run".to_owned(),
                     _ => String::new(),
