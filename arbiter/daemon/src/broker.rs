@@ -15,13 +15,13 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use arbiter::host::LeaseId;
-use rustix::net::{
-    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, recv, sendmsg,
-};
+use rustix::event::epoll::EventFlags;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use umpire_budget::{Handed, NotMeasured};
 use umpire_lease::{EventReply, EventRequest, Refusal};
-use umpire_socket::{Access, Listener, SocketError, Wording};
+use umpire_socket::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 
+use crate::connections::is_passing;
 use crate::peer::{self, Client, Started};
 use crate::service::{Allowed, Service};
 
@@ -55,7 +55,7 @@ fn companion(socket: &Path) -> PathBuf {
 /// Who is connected.
 #[derive(Debug)]
 struct Holder {
-    socket: OwnedFd,
+    socket: ClientSocket,
     client: Client,
     /// The process itself, where the kernel names it so.
     process: Option<OwnedFd>,
@@ -159,10 +159,15 @@ impl Broker {
     ///
     /// # Errors
     /// The socket cannot be had.
-    pub(crate) fn listen(socket: &Path, access: &Access, files: u64) -> Result<Self, SocketError> {
+    pub(crate) fn listen(
+        socket: &Path,
+        access: &Access,
+        files: u64,
+        closer: &Closer,
+    ) -> Result<Self, SocketError> {
         let path = companion(socket);
         Ok(Broker {
-            listener: Listener::new(&path, SocketType::SEQPACKET, access, WORDING)?,
+            listener: Listener::new(&path, Kind::Packets, access, WORDING, closer)?,
             holders: BTreeMap::new(),
             open: BTreeMap::new(),
             lost: VecDeque::new(),
@@ -187,8 +192,16 @@ impl Broker {
         self.holders.contains_key(&id)
     }
 
-    pub(crate) fn socket(&self, id: u64) -> Option<BorrowedFd<'_>> {
-        self.holders.get(&id).map(|holder| holder.socket.as_fd())
+    pub(crate) fn socket(&self, id: u64) -> Option<&ClientSocket> {
+        self.holders.get(&id).map(|holder| &holder.socket)
+    }
+
+    /// Has a connection reported.
+    pub(crate) fn watch(&mut self, id: u64, epoll: &Arc<OwnedFd>) -> io::Result<()> {
+        let Some(holder) = self.holders.get_mut(&id) else {
+            return Ok(());
+        };
+        holder.socket.watch(epoll, id, EventFlags::IN)
     }
 
     /// Whose connection it is.
@@ -207,9 +220,10 @@ impl Broker {
         };
         let own = self.holders.values();
         let own = own.filter(|other| other.client.uid == client.uid).count();
-        if own >= most {
+        if own >= most || socket.is_overdrawn() {
             return Ok(false);
         }
+        socket.refuse_rights();
         let holder = Holder {
             socket,
             client,
@@ -229,13 +243,15 @@ impl Broker {
             return Turn::Ended;
         };
         let mut bytes = [0; MOST_REQUEST];
-        let length = match recv(&holder.socket, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => return Turn::Ended,
-            Ok((length, _)) => length,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Turn::Quiet,
+        let request = match holder.socket.receive(&mut bytes) {
+            // Nobody sends descriptors here.
+            Ok(got) if got.bytes == 0 || !got.rights.is_empty() || got.cut => return Turn::Ended,
+            // One that is cut is none.
+            Ok(got) => bytes.get(..got.bytes).unwrap_or_default(),
+            Err(error) if is_passing(&error) => return Turn::Quiet,
             Err(_) => return Turn::Ended,
         };
-        let Ok(request) = serde_json::from_slice::<EventRequest>(&bytes[..length]) else {
+        let Ok(request) = serde_json::from_slice::<EventRequest>(request) else {
             let why = "this is no request for an event: one JSON object with lease and counter";
             let refused = service.not_opened(&holder.client, "wrong-request", why);
             return holder.reply(&refused.into(), None);

@@ -2,33 +2,33 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::OwnedFd;
 
-use rustix::net::{RecvFlags, SendFlags, recv, send};
-use varlink::sansio::{ParseResult, parse_message, serialize_reply};
+use rustix::net::{SendFlags, send};
+use umpire_socket::ClientSocket;
+use varlink::sansio::serialize_reply;
 use varlink::{Reply, Request};
 
 use crate::peer::Client;
+use crate::room::OF_CONNECTION;
 use crate::service::ConnectionId;
 
-/// A message is no longer than this.
-const MOST_MESSAGE: usize = 256 * 1024;
-/// A client that does not read its replies is left when so much waits for it.
-const MOST_UNREAD: usize = 4 * 1024 * 1024;
+/// Taken in at once.
+const CHUNK: usize = 16 * 1024;
+/// A renewal is no longer.
+const SHORT: usize = 1024;
 /// Most calls that one connection has answered before others have their turn.
 pub(crate) const MOST_CALLS: usize = 16;
 
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: ClientSocket,
     pub(crate) client: Client,
-    received: Vec<u8>,
-    /// Up to here there is no end of a message.
-    scanned: usize,
+    calls: Calls,
     unsent: VecDeque<Vec<u8>>,
     /// How much of the first was sent.
     sent: usize,
+    /// The memory of all of them.
     unread: usize,
 }
 
@@ -39,8 +39,12 @@ pub(crate) enum End {
     Closed,
     /// It sent what is no call, or one that is too long.
     Malformed,
+    /// It sent descriptors.
+    Descriptors,
     /// It does not read its replies.
     Unread,
+    /// There is no room for what it has sent, or not read.
+    Crowded,
 }
 
 impl End {
@@ -48,38 +52,47 @@ impl End {
         match self {
             End::Closed => "it has gone",
             End::Malformed => "it sent what is no varlink call, and was left",
+            End::Descriptors => "it sent descriptors, which no call takes, and was left",
             End::Unread => "it does not read its replies, and was left",
+            End::Crowded => {
+                "it had most of what its user, users without a tenant, or all may have waiting, \
+                 and was left"
+            }
         }
     }
 }
 
 impl Connection {
-    pub(crate) fn new(socket: OwnedFd, client: Client) -> Self {
+    pub(crate) fn new(socket: ClientSocket, client: Client) -> Self {
         Connection {
             socket,
             client,
-            received: Vec::new(),
-            scanned: 0,
+            calls: Calls::default(),
             unsent: VecDeque::new(),
             sent: 0,
             unread: 0,
         }
     }
 
-    /// Takes in what has come, as much as fits.
+    /// Takes in what has come: up to a whole call, and what came right behind it.
     pub(crate) fn fill(&mut self) -> Result<(), End> {
-        let mut chunk = [0u8; 16 * 1024];
-        while self.received.len() <= MOST_MESSAGE {
-            match recv(&self.socket, &mut chunk, RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Err(End::Closed),
-                Ok((_, count)) => {
-                    self.received.extend_from_slice(&chunk[..count]);
-                    if count < chunk.len() {
+        let mut chunk = [0; CHUNK];
+        while !self.calls.has_one() {
+            let room = self.calls.room().min(CHUNK);
+            if room == 0 {
+                return Err(End::Malformed);
+            }
+            match self.socket.receive(&mut chunk[..room]) {
+                Ok(got) if !got.rights.is_empty() || got.cut => return Err(End::Descriptors),
+                Ok(got) if got.bytes == 0 => return Err(End::Closed),
+                Ok(got) => {
+                    self.calls.add(&chunk[..got.bytes]);
+                    if got.bytes < room {
                         break;
                     }
                 }
-                Err(rustix::io::Errno::AGAIN) => break,
-                Err(rustix::io::Errno::INTR) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Err(End::Closed),
             }
         }
@@ -88,50 +101,42 @@ impl Connection {
 
     /// The next call that has come in whole.
     pub(crate) fn next(&mut self) -> Result<Option<Request<'static>>, End> {
-        if !self.received[self.scanned..].contains(&0) {
-            self.scanned = self.received.len();
-            return if self.received.len() > MOST_MESSAGE {
-                Err(End::Malformed)
-            } else {
-                Ok(None)
-            };
-        }
-        let ParseResult::Complete { message, consumed } = parse_message(&self.received) else {
-            return Err(End::Malformed);
-        };
-        self.received.drain(..consumed);
-        self.scanned = 0;
-        serde_json::from_slice::<OwnedRequest>(&message)
-            .map(|request| Some(request.into()))
-            .map_err(|_| End::Malformed)
-    }
-
-    /// Whether what has come in can still become a call.
-    pub(crate) fn next_if_malformed(&self) -> Result<(), End> {
-        if self.received.len() > MOST_MESSAGE && !self.has_call() {
-            return Err(End::Malformed);
-        }
-        Ok(())
-    }
-
-    /// Whether no more is taken in before a call is answered.
-    pub(crate) fn is_full(&self) -> bool {
-        self.received.len() > MOST_MESSAGE
+        self.calls.next()
     }
 
     /// Whether a call has come in, whole.
     pub(crate) fn has_call(&self) -> bool {
-        self.received.contains(&0)
+        self.calls.has_one()
+    }
+
+    /// Whether that call seems to renew a lease.
+    pub(crate) fn has_renewal(&self) -> bool {
+        self.calls.first().is_some_and(|call| {
+            let name = b"io.umpire.Arbiter.Renew\"";
+            call.len() <= SHORT && call.windows(name.len()).any(|part| part == name)
+        })
+    }
+
+    /// The memory that it has for what it has sent and not read.
+    pub(crate) fn held(&self) -> usize {
+        self.calls.received.capacity() + self.unread
     }
 
     /// Sends a reply, as far as the client takes it in.
     pub(crate) fn reply(&mut self, reply: &Reply) -> Result<(), End> {
-        let bytes = serialize_reply(reply).map_err(|_| End::Malformed)?;
-        // One reply is sent however long it is.
-        if self.unread > MOST_UNREAD {
+        let mut bytes = serialize_reply(reply).map_err(|_| End::Malformed)?;
+        if self.unsent.is_empty() {
+            let sent = self.send(&bytes)?;
+            if sent == bytes.len() {
+                return Ok(());
+            }
+            bytes.drain(..sent);
+        } else if self.held() + bytes.len() > OF_CONNECTION {
+            // Only one reply that waits alone may be as long as it likes.
             return Err(End::Unread);
         }
-        self.unread += bytes.len();
+        bytes.shrink_to_fit();
+        self.unread += bytes.capacity();
         self.unsent.push_back(bytes);
         Ok(())
     }
@@ -144,22 +149,85 @@ impl Connection {
     /// Sends what waits. Returns whether something still does.
     pub(crate) fn flush(&mut self) -> Result<bool, End> {
         while let Some(first) = self.unsent.front() {
+            self.sent += self.send(&first[self.sent..])?;
+            if self.sent < first.len() {
+                return Ok(true);
+            }
+            self.unread -= first.capacity();
+            self.unsent.pop_front();
+            self.sent = 0;
+        }
+        self.unsent = VecDeque::new();
+        Ok(false)
+    }
+
+    /// How many of `bytes` the client takes in now.
+    fn send(&self, bytes: &[u8]) -> Result<usize, End> {
+        let mut sent = 0;
+        while sent < bytes.len() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match send(&self.socket, &first[self.sent..], flags) {
-                Ok(count) => {
-                    self.sent += count;
-                    self.unread -= count;
-                    if self.sent == first.len() {
-                        self.unsent.pop_front();
-                        self.sent = 0;
-                    }
-                }
-                Err(rustix::io::Errno::AGAIN) => return Ok(true),
+            match send(&self.socket, &bytes[sent..], flags) {
+                Ok(count) => sent += count,
+                Err(rustix::io::Errno::AGAIN) => break,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return Err(End::Closed),
             }
         }
-        Ok(false)
+        Ok(sent)
+    }
+}
+
+/// The bytes of calls, each with a 0 behind it, as they come in.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    received: Vec<u8>,
+    /// How many of them are whole.
+    whole: usize,
+}
+
+impl Calls {
+    /// How many more bytes may come before a call is whole.
+    pub(crate) fn room(&self) -> usize {
+        OF_CONNECTION.saturating_sub(self.received.len())
+    }
+
+    /// Adds what has come.
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        // No more memory than there are bytes: that is what is counted.
+        self.received.reserve_exact(bytes.len());
+        self.received.extend_from_slice(bytes);
+        self.whole += bytes.iter().filter(|byte| **byte == 0).count();
+    }
+
+    fn has_one(&self) -> bool {
+        self.whole > 0
+    }
+
+    fn first(&self) -> Option<&[u8]> {
+        self.received
+            .split(|byte| *byte == 0)
+            .next()
+            .filter(|_| self.has_one())
+    }
+
+    /// The next call that has come in whole.
+    ///
+    /// # Errors
+    /// What came is no call.
+    pub(crate) fn next(&mut self) -> Result<Option<Request<'static>>, End> {
+        let Some(call) = self.first() else {
+            return Ok(None);
+        };
+        let length = call.len();
+        let request = serde_json::from_slice::<OwnedRequest>(call);
+        self.received.drain(..=length);
+        if self.received.capacity() > 2 * self.received.len() + CHUNK || self.received.is_empty() {
+            self.received.shrink_to_fit();
+        }
+        self.whole -= 1;
+        request
+            .map(|request| Some(request.into()))
+            .map_err(|_| End::Malformed)
     }
 }
 
@@ -207,18 +275,44 @@ impl Rates {
         self.used.insert(user, (used.saturating_add(cost), now));
     }
 
+    /// How much of its calls a user has used up, in nanoseconds.
+    pub(crate) fn used(&self, user: u32, now: u64) -> u64 {
+        let (used, at) = self.used.get(&user).copied().unwrap_or((0, now));
+        used.saturating_sub(now.saturating_sub(at))
+    }
+
     /// Whether `user` may make a call at `now`. If not, when.
     pub(crate) fn take(&mut self, user: u32, now: u64) -> Result<(), u64> {
         const BURST: u64 = 100_000_000;
         let cost = 1_000_000_000 / self.per_second;
-        let (used, at) = self.used.get(&user).copied().unwrap_or((0, now));
-        let used = used.saturating_sub(now.saturating_sub(at));
+        let used = self.used(user, now);
         if used + cost > BURST.max(cost) {
             self.used.insert(user, (used, now));
             return Err(now + used + cost - BURST.max(cost));
         }
         self.used.insert(user, (used + cost, now));
         Ok(())
+    }
+}
+
+/// What is said of those who are left: a line for each user in a second, however often it comes
+/// back.
+#[derive(Debug, Default)]
+pub(crate) struct Complaints {
+    /// For each user: when the next line may be, and how many there were since.
+    users: BTreeMap<u32, (u64, u64)>,
+}
+
+impl Complaints {
+    /// Whether there may be a line of `user`; if so, how many before it there were not.
+    pub(crate) fn take(&mut self, user: u32, now: u64) -> Option<u64> {
+        let (next, more) = self.users.entry(user).or_default();
+        if now < *next {
+            *more += 1;
+            return None;
+        }
+        *next = now.saturating_add(1_000_000_000);
+        Some(std::mem::take(more))
     }
 }
 

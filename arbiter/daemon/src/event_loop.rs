@@ -8,22 +8,23 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use arbiter::host::BootTime;
 use rustix::event::{Timespec, epoll};
-use rustix::net::accept_with;
 use rustix::time::{ClockId, clock_gettime};
-use umpire_socket::{FLAGS, Listener};
+use umpire_socket::{ClientSocket, Closer, Listener};
+use varlink::Request;
 
 use crate::audit::Trail;
 use crate::broker::Broker;
 use crate::commit::Committer;
 use crate::config::ArbiterConfig;
-use crate::connections::{Connection, End, MOST_CALLS, Rates, Table, is_passing};
+use crate::connections::{Complaints, Connection, End, MOST_CALLS, Rates, Table, is_passing};
 use crate::host::HostFiles;
 use crate::peer::Client;
 use crate::probe::Sights;
+use crate::room::Room;
 use crate::scrape::Scrapers;
 use crate::service::{ConnectionId, Service};
 use crate::store::Store;
@@ -38,7 +39,7 @@ const METRICS: u64 = 4;
 const EVENTS: u64 = 5;
 const FIRST: u64 = 6;
 /// Most events taken at once.
-const BATCH: usize = 256;
+const BATCH: usize = 1024;
 /// Calls that look at everything count as so many.
 const DEAR: u64 = 50;
 /// An explanation plays the request through on a copy of all that there is.
@@ -46,7 +47,15 @@ const DEARER: u64 = 1000;
 /// So many bytes of audit count as one call: nobody turns the files over in a moment.
 const BYTES: u64 = 8;
 /// Most connections accepted before others have their turn.
-const ACCEPTS: usize = 64;
+const ACCEPTS: usize = 16;
+/// How long those who have come are served before it is looked who else has, in nanoseconds.
+const SLICE: u64 = 5_000_000;
+/// Answers are sent before more of them wait than so many bytes.
+const MOST_ANSWERS: usize = 256 * 1024;
+/// What is due waits for what had come by then to be looked at, so long at most; and for those
+/// who have sent much, so long; in nanoseconds.
+const LONGEST_HOLD: u64 = 1_000_000_000;
+const HOLD: u64 = 20_000_000;
 /// No wait is longer, in nanoseconds: a host that was suspended has waited for less than
 /// has passed.
 const LONGEST_WAIT: u64 = 1_000_000_000;
@@ -57,14 +66,14 @@ enum Incoming {
     /// A socket that this process made.
     Own(Listener),
     /// One that the service manager made (`LISTEN_FDS`).
-    Given(OwnedFd),
+    Given(ClientSocket, Closer),
 }
 
 impl Incoming {
-    fn accept(&self) -> io::Result<OwnedFd> {
+    fn accept(&self) -> io::Result<ClientSocket> {
         match self {
             Incoming::Own(listener) => listener.accept(),
-            Incoming::Given(socket) => Ok(accept_with(socket, FLAGS)?),
+            Incoming::Given(socket, closer) => umpire_socket::accept(socket, closer),
         }
     }
 }
@@ -75,7 +84,7 @@ pub struct Arbiterd {
     service: Service,
     journal: Option<Committer<Store>>,
     incoming: Incoming,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     /// Can be read from after SIGTERM and SIGINT.
     stop: UnixStream,
     /// Can be read from after SIGHUP.
@@ -92,12 +101,19 @@ pub struct Arbiterd {
     connections: Table,
     next: u64,
     rates: Rates,
+    /// Renewals do not wait behind other calls of their user.
+    renewals: Rates,
+    room: Room,
+    complaints: Complaints,
     /// Those that are not listened to until then: their user has made too many calls.
     paused: BTreeMap<ConnectionId, u64>,
     /// Those that do not take in their replies.
     blocked: BTreeSet<ConnectionId>,
     /// Those that have calls left from the last turn.
     ready: BTreeSet<ConnectionId>,
+    /// Something was seen to be due at that time, and whether all that had come by then was
+    /// looked at.
+    held: Option<(BootTime, bool)>,
     /// Nobody is accepted until then: there are no descriptors left.
     full_until: Option<u64>,
 }
@@ -125,7 +141,7 @@ impl Arbiterd {
     fn watch_incoming(&self, on: bool) -> io::Result<()> {
         let incoming = match &self.incoming {
             Incoming::Own(listener) => listener.as_fd(),
-            Incoming::Given(socket) => socket.as_fd(),
+            Incoming::Given(socket, _) => socket.as_fd(),
         };
         let metrics = self.scrapers.as_ref().map(|all| (all.as_fd(), METRICS));
         let events = self.broker.as_ref().map(|all| (all.as_fd(), EVENTS));
@@ -179,10 +195,11 @@ impl Arbiterd {
     fn serve_until_told(&mut self) -> Result<(), ServeError> {
         loop {
             let tokens = self.wait()?;
+            let mut all = tokens.len() < BATCH;
             let goes_on = tokens.iter().all(|(token, _)| *token != STOP);
             for (token, gone) in tokens {
                 match token {
-                    LISTENER => self.accept(),
+                    LISTENER => all &= self.accept(),
                     STOP => {}
                     HANGUP => self.reload(),
                     SIGHTS => self.see(),
@@ -195,7 +212,7 @@ impl Arbiterd {
                         if gone {
                             self.leave_holder(holder);
                         } else {
-                            self.broker(holder);
+                            self.ready.insert(ConnectionId(holder));
                         }
                     }
                     // Both directions are closed, whatever it has sent before.
@@ -205,9 +222,12 @@ impl Arbiterd {
                     }
                 }
             }
-            self.service.advance(now());
+            self.resume();
+            all &= self.serve();
+            self.advance(all);
             if self.host.due() <= now().0 {
-                self.host.look(&mut self.service, now());
+                let time = self.time();
+                self.host.look(&mut self.service, time);
                 if let Some(journal) = &mut self.journal {
                     journal.sync(&self.service);
                 }
@@ -219,8 +239,6 @@ impl Arbiterd {
             if let Some(scrapers) = &mut self.scrapers {
                 scrapers.leave_slow(now().0);
             }
-            self.resume();
-            self.serve();
             self.settle();
             if !goes_on {
                 return Ok(());
@@ -243,7 +261,7 @@ impl Arbiterd {
             .chain([self.host.due()])
             .chain(self.scrapers.as_ref().and_then(Scrapers::due))
             .min();
-        let most = match (self.ready.is_empty(), due) {
+        let most = match (self.ready.is_empty() && self.held.is_none(), due) {
             (false, _) => Some(0),
             (true, due) => {
                 let tries = self.tries_again();
@@ -271,6 +289,43 @@ impl Arbiterd {
         }
     }
 
+    /// The time by which calls are judged. As long as something is due that has not been done,
+    /// it is just before that: who renews a lease is read before the lease ends.
+    fn time(&self) -> BootTime {
+        let now = now();
+        let due = self.service.arbiter().deadline();
+        let due = due.filter(|due| *due <= now);
+        due.map_or(now, |due| BootTime(due.0.saturating_sub(1)))
+    }
+
+    /// Does what is due, but nothing before all that had come by then was read. `all`: that was
+    /// all that can be read now.
+    fn advance(&mut self, all: bool) {
+        let now = now();
+        if self
+            .service
+            .arbiter()
+            .deadline()
+            .is_none_or(|due| due > now)
+        {
+            self.held = None;
+            return self.service.advance(now);
+        }
+        let Some((since, read)) = self.held else {
+            self.held = Some((now, false));
+            return;
+        };
+        let read = read || all;
+        let held = now.0.saturating_sub(since.0);
+        let done = read && (self.ready.is_empty() || held >= HOLD);
+        if done || held >= LONGEST_HOLD {
+            self.held = None;
+            self.service.advance(since);
+        } else {
+            self.held = Some((since, read));
+        }
+    }
+
     fn reload(&mut self) {
         // However many signals there were.
         let _ = self.hangup.read(&mut [0; 64]);
@@ -279,10 +334,15 @@ impl Arbiterd {
             return;
         };
         let read = ArbiterConfig::read(path).map_err(|error| error.to_string());
-        match read.and_then(|config| self.service.reload(config, now())) {
+        let time = self.time();
+        match read.and_then(|config| self.service.reload(config, time)) {
             Ok(()) => {
                 log::info!("{}: read again", path.display());
-                self.host.follow_config(&mut self.service, now());
+                self.host.follow_config(&mut self.service, time);
+                for (id, connection) in &self.connections {
+                    let stranger = self.service.is_stranger(&connection.client);
+                    self.room.add(*id, connection.client.uid, stranger);
+                }
             }
             Err(error) => log::error!("{error}; the rules stay as they were"),
         }
@@ -301,39 +361,56 @@ impl Arbiterd {
                     let (places, holders) =
                         (std::mem::take(&mut sight.places), sight.holders.clone());
                     drop(sight);
-                    self.service.see(&places, holders, now());
+                    let time = self.time();
+                    self.service.see(&places, holders, time);
                 }
             }
         }
     }
 
-    fn accept(&mut self) {
+    /// Accepts connections, a few. Whether that were all.
+    fn accept(&mut self) -> bool {
         for _ in 0..ACCEPTS {
             let socket = match self.incoming.accept() {
                 Ok(socket) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if is_passing(&error) => continue,
-                Err(error) => return self.pause_incoming(&error),
+                Err(error) => {
+                    self.pause_incoming(&error);
+                    return true;
+                }
             };
             let Ok(client) = Client::of(&socket) else {
                 continue;
             };
-            let own = self
-                .connections
-                .values()
-                .filter(|other| other.client.uid == client.uid);
-            if own.count() >= self.service.config().connections_per_user {
-                log::debug!(
-                    "user {} has too many connections; one was closed",
-                    client.uid
-                );
-                continue;
-            }
-            let id = ConnectionId(self.next);
-            if self.watch(&socket, id.0).is_ok() {
-                self.next += 1;
-                self.connections.insert(id, Connection::new(socket, client));
-            }
+            self.admit(socket, client);
+        }
+        false
+    }
+
+    fn admit(&mut self, mut socket: ClientSocket, client: Client) {
+        let own = self.connections.values();
+        let own = own.filter(|other| other.client.uid == client.uid).count();
+        if own >= self.service.config().connections_per_user || socket.is_overdrawn() {
+            log::debug!(
+                "user {} has too many connections; one was closed",
+                client.uid
+            );
+            self.service.metrics.refused_connections.inc();
+            return;
+        }
+        socket.refuse_rights();
+        let id = ConnectionId(self.next);
+        if socket
+            .watch(&self.epoll, id.0, epoll::EventFlags::IN)
+            .is_ok()
+        {
+            self.next += 1;
+            self.room
+                .add(id, client.uid, self.service.is_stranger(&client));
+            self.connections.insert(id, Connection::new(socket, client));
+            // It may have said something already.
+            self.ready.insert(id);
         }
     }
 
@@ -361,59 +438,114 @@ impl Arbiterd {
     /// Whether what a connection sends is reported. Its end always is.
     fn listen(&self, id: ConnectionId, on: bool) {
         let connection = self.connections.get(&id);
-        let connection = connection.map(|connection| connection.socket.as_fd());
+        let connection = connection.map(|connection| &connection.socket);
         let broker = self.broker.as_ref();
-        let holder = || broker.and_then(|broker| broker.socket(id.0));
-        let Some(socket) = connection.or_else(holder) else {
+        let Some(socket) = connection.or_else(|| broker?.socket(id.0)) else {
             return;
         };
-        let flags = if on {
+        let flags = if self.blocked.contains(&id) {
+            epoll::EventFlags::OUT
+        } else if on {
             epoll::EventFlags::IN
         } else {
             epoll::EventFlags::empty()
         };
-        let data = epoll::EventData::new_u64(id.0);
-        let _ = epoll::modify(&self.epoll, socket, data, flags);
+        socket.listen(id.0, flags);
     }
 
-    /// Answers what has come, a few calls of each connection.
-    fn serve(&mut self) {
-        for id in std::mem::take(&mut self.ready) {
-            let Some(connection) = self.connections.get_mut(&id) else {
-                continue;
-            };
-            let filled = connection.fill();
-            if connection.has_unsent() {
-                let mut ended = BTreeMap::new();
-                self.flush(id, &mut ended);
-                if let Some(end) = ended.remove(&id) {
-                    self.drop_connection(id, Some(end));
-                    continue;
-                }
+    /// Answers what has come, a few calls of each connection, first of those whose users have
+    /// said least; the rest after a look who else has said something. Where something is due,
+    /// the rest has its renewals done at once. Whether all were looked at.
+    fn serve(&mut self) -> bool {
+        let begun = now().0;
+        let used = |id: &ConnectionId| {
+            let user = self
+                .connections
+                .get(id)
+                .map(|connection| connection.client.uid);
+            let user = user.or_else(|| self.broker.as_ref()?.user(id.0));
+            self.rates.used(user.unwrap_or_default(), begun)
+        };
+        let mut ready: Vec<(u64, ConnectionId)> =
+            self.ready.iter().map(|id| (used(id), *id)).collect();
+        ready.sort_unstable();
+        for (_, id) in ready {
+            let is_late = now().0.saturating_sub(begun) >= SLICE;
+            if is_late && self.held.is_none() {
+                return false;
             }
-            let served = self.serve_one(id);
-            if filled.is_err() || served.is_err() {
-                self.drop_connection(id, served.err().or(filled.err()));
+            if self.connections.contains_key(&id) {
+                self.ready.remove(&id);
+                self.serve_connection(id, begun.saturating_add(SLICE));
+            } else if !is_late {
+                self.ready.remove(&id);
+                self.broker(id.0);
             }
+        }
+        true
+    }
+
+    fn serve_connection(&mut self, id: ConnectionId, until: u64) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if connection.has_unsent() {
+            let mut ended = BTreeMap::new();
+            self.flush(id, &mut ended);
+            if let Some(end) = ended.remove(&id) {
+                return self.drop_connection(id, Some(end));
+            }
+        }
+        let Some(connection) = self
+            .connections
+            .get_mut(&id)
+            .filter(|one| !one.has_unsent())
+        else {
+            // It gets no more answers before it has read these.
+            return;
+        };
+        let filled = connection.fill();
+        let served = self.serve_calls(id, until);
+        if filled.is_err() || served.is_err() {
+            return self.drop_connection(id, served.err().or(filled.err()));
+        }
+        self.weigh(id);
+    }
+
+    /// Counts the memory of a connection, and leaves those that have most where it is short.
+    fn weigh(&mut self, id: ConnectionId) {
+        while let Some(connection) = self.connections.get(&id)
+            && let Some(goes) = self.room.weigh(id, connection.held())
+        {
+            self.drop_connection(goes, Some(End::Crowded));
         }
     }
 
-    fn serve_one(&mut self, id: ConnectionId) -> Result<(), End> {
+    fn serve_calls(&mut self, id: ConnectionId, until: u64) -> Result<(), End> {
         for _ in 0..MOST_CALLS {
             let Some(connection) = self.connections.get_mut(&id) else {
                 return Ok(());
             };
-            if !connection.has_call() || self.service.is_busy(id) {
-                if connection.is_full() && connection.has_call() {
-                    // What it sends on stays with the kernel until it has its reply.
-                    self.paused.insert(id, u64::MAX);
-                    self.listen(id, false);
-                    return Ok(());
-                }
-                return connection.next_if_malformed();
+            if !connection.has_call() || connection.has_unsent() {
+                return Ok(());
             }
-            let now = now();
-            if let Err(until) = self.rates.take(connection.client.uid, now.0) {
+            if self.service.is_busy(id) {
+                // What it sends on stays with the kernel until it has its reply.
+                self.paused.insert(id, u64::MAX);
+                self.listen(id, false);
+                return Ok(());
+            }
+            let now = now().0;
+            let renews = connection.has_renewal();
+            if now >= until && !renews {
+                break;
+            }
+            let rates = if renews {
+                &mut self.renewals
+            } else {
+                &mut self.rates
+            };
+            if let Err(until) = rates.take(connection.client.uid, now) {
                 self.paused.insert(id, until);
                 self.listen(id, false);
                 return Ok(());
@@ -422,50 +554,61 @@ impl Arbiterd {
                 return Ok(());
             };
             let client = connection.client.clone();
-            let lines = request.parameters.as_ref().and_then(|all| all.get("lines"));
-            let bytes = lines
-                .and_then(|lines| lines.as_array())
-                .into_iter()
-                .flatten();
-            let bytes = bytes.map(|line| 1 + line.as_str().map_or(0, str::len));
-            let bytes: usize = bytes.sum();
-            self.rates.charge(client.uid, bytes as u64 / BYTES, now.0);
-            let threads = request.parameters.as_ref().and_then(|all| {
-                let threads = all.get("request")?.get("threads")?;
-                Some(threads.as_array()?.len())
-            });
-            self.rates
-                .charge(client.uid, threads.unwrap_or(0) as u64, now.0);
-            let method = request.method.rsplit('.').next();
-            let dear = match method {
-                Some("List" | "Who") => DEAR,
-                Some("Explain") => DEARER,
-                _ => 0,
-            };
-            self.rates.charge(client.uid, dear, now.0);
-            self.service.call(id, &client, &request, now);
+            self.charge(&client, &request, now);
+            let time = self.time();
+            self.service.call(id, &client, &request, time);
+            if self.service.waiting_bytes() > MOST_ANSWERS {
+                self.settle();
+            }
         }
         self.ready.insert(id);
         Ok(())
     }
 
+    /// Counts calls that cost more than others as so many.
+    fn charge(&mut self, client: &Client, request: &Request<'_>, now: u64) {
+        let lines = request.parameters.as_ref().and_then(|all| all.get("lines"));
+        let bytes = lines
+            .and_then(|lines| lines.as_array())
+            .into_iter()
+            .flatten();
+        let bytes = bytes.map(|line| 1 + line.as_str().map_or(0, str::len));
+        let bytes: usize = bytes.sum();
+        self.rates.charge(client.uid, bytes as u64 / BYTES, now);
+        let threads = request.parameters.as_ref().and_then(|all| {
+            let threads = all.get("request")?.get("threads")?;
+            Some(threads.as_array()?.len())
+        });
+        self.rates
+            .charge(client.uid, threads.unwrap_or(0) as u64, now);
+        let method = request.method.rsplit('.').next();
+        let dear = match method {
+            Some("List" | "Who") => DEAR,
+            Some("Explain") => DEARER,
+            _ => 0,
+        };
+        self.rates.charge(client.uid, dear, now);
+    }
+
     fn drop_connection(&mut self, id: ConnectionId, why: Option<End>) {
         if let Some(connection) = self.connections.remove(&id) {
-            if let Some(end @ (End::Malformed | End::Unread)) = why {
-                let client = &connection.client;
-                log::warn!(
-                    "process {} of user {}: {}",
-                    client.pid,
-                    client.uid,
-                    end.words()
-                );
+            let client = &connection.client;
+            if let Some(end) = why.filter(|end| *end != End::Closed)
+                && let Some(more) = self.complaints.take(client.uid, now().0)
+            {
+                let words = end.words();
+                log::warn!("process {} of user {}: {words}", client.pid, client.uid);
+                if more > 0 {
+                    log::warn!("user {}: {more} more connections were left", client.uid);
+                }
             }
-            let _ = epoll::delete(&self.epoll, &connection.socket);
         }
+        self.room.remove(id);
         self.paused.remove(&id);
         self.blocked.remove(&id);
         self.ready.remove(&id);
-        self.service.gone(id, now());
+        let time = self.time();
+        self.service.gone(id, time);
     }
 
     /// When the journal is tried again, if it could not be written.
@@ -482,10 +625,11 @@ impl Arbiterd {
             if nothing && output.records.is_empty() && !tries {
                 return;
             }
+            let time = self.time();
             if let Some(journal) = &mut self.journal {
-                journal.commit(&mut self.service, &mut output, now());
+                journal.commit(&mut self.service, &mut output, time);
             }
-            self.host.switch_watchdog(&mut self.service, now());
+            self.host.switch_watchdog(&mut self.service, time);
             if let Some(broker) = &mut self.broker {
                 broker.follow(&mut self.service, &output.changed, now().0);
             }
@@ -505,6 +649,7 @@ impl Arbiterd {
                 .collect::<BTreeSet<_>>()
             {
                 self.flush(to, &mut ended);
+                self.weigh(to);
                 // It may have sent its next call while this one waited.
                 if self.connections.get(&to).is_some_and(Connection::has_call) {
                     if self.paused.remove(&to).is_some() {
@@ -529,9 +674,7 @@ impl Arbiterd {
             Ok(false) => self.listen(id, !self.paused.contains_key(&id)),
             Ok(true) => {
                 self.blocked.insert(id);
-                let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
-                let data = epoll::EventData::new_u64(id.0);
-                let _ = epoll::modify(&self.epoll, &connection.socket, data, flags);
+                self.listen(id, false);
             }
             Err(end) => {
                 ended.insert(id, end);

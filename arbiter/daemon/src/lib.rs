@@ -25,6 +25,7 @@ mod journal;
 mod metrics;
 mod peer;
 mod probe;
+mod room;
 mod scrape;
 mod service;
 #[cfg(test)]

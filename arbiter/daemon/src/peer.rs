@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,7 +20,7 @@ pub(crate) struct Client {
 
 impl Client {
     /// Who has connected.
-    pub(crate) fn of(socket: &OwnedFd) -> io::Result<Self> {
+    pub(crate) fn of(socket: &impl AsFd) -> io::Result<Self> {
         let Peer { pid, uid, groups } = Peer::of(socket)?;
         let cgroup = cgroup(pid);
         // If the process is gone, its number may have been another's when that was read.
@@ -53,7 +53,7 @@ impl Client {
 ///
 /// # Errors
 /// It has ended.
-pub(crate) fn process(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+pub(crate) fn process(socket: &impl AsFd) -> io::Result<Option<OwnedFd>> {
     let unknown = rustix::io::Errno::NOPROTOOPT.raw_os_error();
     match Peer::pidfd(socket) {
         Err(error) if error.raw_os_error() == Some(unknown) => Ok(None),

@@ -7,13 +7,16 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use rustix::net::{RecvFlags, SendFlags, SocketType, recv, send};
-use umpire_socket::{Access, Listener, SocketError, Wording};
+use rustix::event::epoll::EventFlags;
+use rustix::net::{SendFlags, send};
+use umpire_socket::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 
 use crate::http::{self, Asked};
 
-/// Most connections; one more is closed at once.
+/// Most connections; for one more, one of a user that has more of them is left, or else it is
+/// closed at once.
 const MOST: usize = 16;
 /// So long a scraper has for its request and for reading the answer, in nanoseconds.
 const TIME: u64 = 5_000_000_000;
@@ -61,29 +64,18 @@ impl FromStr for MetricsAddress {
 
 #[derive(Debug)]
 enum Listening {
-    Port(TcpListener),
+    Port(TcpListener, Closer),
     Path(Listener),
 }
 
 /// One scraper.
 #[derive(Debug)]
 struct Scraper {
-    socket: OwnedFd,
+    socket: ClientSocket,
     received: Vec<u8>,
     answer: Option<Vec<u8>>,
     sent: usize,
     until: u64,
-}
-
-/// What a scraper waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    /// Its request comes.
-    Reads,
-    /// It reads the answer.
-    Writes,
-    /// It has its answer, or is gone.
-    Done,
 }
 
 /// The socket, and who is connected.
@@ -98,10 +90,15 @@ pub(crate) struct Scrapers {
 impl Scrapers {
     /// # Errors
     /// The socket cannot be had.
-    pub(crate) fn listen(address: &MetricsAddress, access: &Access) -> Result<Self, SocketError> {
+    pub(crate) fn listen(
+        address: &MetricsAddress,
+        access: &Access,
+        closer: &Closer,
+    ) -> Result<Self, SocketError> {
         let listening = match address {
             MetricsAddress::Path(path) => {
-                Listening::Path(Listener::new(path, SocketType::STREAM, access, WORDING)?)
+                let listener = Listener::new(path, Kind::Stream, access, WORDING, closer)?;
+                Listening::Path(listener)
             }
             MetricsAddress::Port(address) => {
                 let failed = |what: &str| {
@@ -116,7 +113,7 @@ impl Scrapers {
                 };
                 let listener = TcpListener::bind(address).map_err(failed("bind"))?;
                 listener.set_nonblocking(true).map_err(failed("fcntl"))?;
-                Listening::Port(listener)
+                Listening::Port(listener, closer.clone())
             }
         };
         Ok(Scrapers {
@@ -129,7 +126,7 @@ impl Scrapers {
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.listening {
-            Listening::Port(listener) => listener.as_fd(),
+            Listening::Port(listener, _) => listener.as_fd(),
             Listening::Path(listener) => listener.as_fd(),
         }
     }
@@ -138,22 +135,20 @@ impl Scrapers {
         self.open.len()
     }
 
-    /// Accepts one. `None`: there are too many, and it was closed.
+    /// Accepts one, and has it reported. `false`: there are too many, and it was closed.
     ///
     /// # Errors
     /// Nobody waits to be accepted, or there is no descriptor.
-    pub(crate) fn accept(&mut self, id: u64, now: u64) -> io::Result<Option<BorrowedFd<'_>>> {
-        let socket = match &self.listening {
-            Listening::Port(listener) => {
-                let (stream, _) = listener.accept()?;
-                stream.set_nonblocking(true)?;
-                OwnedFd::from(stream)
-            }
+    pub(crate) fn accept(&mut self, id: u64, now: u64, epoll: &Arc<OwnedFd>) -> io::Result<bool> {
+        let mut socket = match &self.listening {
+            Listening::Port(listener, closer) => umpire_socket::accept(listener, closer)?,
             Listening::Path(listener) => listener.accept()?,
         };
-        if self.open.len() >= MOST {
-            return Ok(None);
+        if self.open.len() >= MOST && !self.make_room(socket.user()) || socket.is_overdrawn() {
+            return Ok(false);
         }
+        socket.refuse_rights();
+        socket.watch(epoll, id, EventFlags::IN)?;
         let scraper = Scraper {
             socket,
             received: Vec::new(),
@@ -161,8 +156,27 @@ impl Scrapers {
             sent: 0,
             until: now.saturating_add(TIME),
         };
-        let scraper = self.open.entry(id).or_insert(scraper);
-        Ok(Some(scraper.socket.as_fd()))
+        self.open.insert(id, scraper);
+        Ok(true)
+    }
+
+    /// Leaves the oldest connection of the user that has most, if those are more than `user`
+    /// would have.
+    fn make_room(&mut self, user: u32) -> bool {
+        let of = |user| {
+            let all = self.open.values();
+            all.filter(|scraper| scraper.socket.user() == user).count()
+        };
+        let all = self.open.iter().rev();
+        let most = all.max_by_key(|(_, scraper)| of(scraper.socket.user()));
+        let most = most.map(|(_, scraper)| scraper.socket.user());
+        let most = most.filter(|most| of(*most) > of(user) + 1);
+        let oldest = self
+            .open
+            .iter()
+            .find(|(_, scraper)| Some(scraper.socket.user()) == most)
+            .map(|(id, _)| *id);
+        oldest.is_some_and(|id| self.open.remove(&id).is_some())
     }
 
     /// Whether this is one of the connections.
@@ -170,19 +184,14 @@ impl Scrapers {
         self.open.contains_key(&id)
     }
 
-    /// Its descriptor, while it is there.
-    pub(crate) fn socket(&self, id: u64) -> Option<BorrowedFd<'_>> {
-        self.open.get(&id).map(|scraper| scraper.socket.as_fd())
-    }
-
     /// Goes on with a connection that can be read from, or written to.
-    pub(crate) fn turn(&mut self, id: u64, now: u64, render: impl FnOnce() -> String) -> Progress {
+    pub(crate) fn turn(&mut self, id: u64, now: u64, render: impl FnOnce() -> String) {
         let Some(scraper) = self.open.get_mut(&id) else {
-            return Progress::Done;
+            return;
         };
         if scraper.answer.is_none() {
             match scraper.read() {
-                Ok(Asked::More) => return Progress::Reads,
+                Ok(Asked::More) => return,
                 Ok(Asked::Wrong(status, what)) => {
                     scraper.answer = Some(http::answer(status, what, true));
                 }
@@ -198,15 +207,15 @@ impl Scrapers {
                 }
                 Err(_) => {
                     self.open.remove(&id);
-                    return Progress::Done;
+                    return;
                 }
             }
         }
         match scraper.write() {
-            Ok(false) => Progress::Writes,
+            // It is reported when it can take in more.
+            Ok(false) => scraper.socket.listen(id, EventFlags::OUT),
             _ => {
                 self.open.remove(&id);
-                Progress::Done
             }
         }
     }
@@ -226,12 +235,15 @@ impl Scraper {
     fn read(&mut self) -> io::Result<Asked> {
         let mut chunk = [0; 4096];
         loop {
-            match recv(&self.socket, &mut chunk, RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok((_, count)) => self.received.extend_from_slice(&chunk[..count]),
-                Err(rustix::io::Errno::AGAIN) => return Ok(Asked::More),
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
+            match self.socket.receive(&mut chunk) {
+                // No request comes with descriptors.
+                Ok(got) if got.bytes == 0 || !got.rights.is_empty() || got.cut => {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                Ok(got) => self.received.extend_from_slice(&chunk[..got.bytes]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Asked::More),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
             }
             match http::asked(&self.received) {
                 Asked::More => {}

@@ -64,6 +64,8 @@ pub(crate) struct Output {
     pub(crate) records: Vec<Record>,
     /// Leases that may hold less than before.
     pub(crate) changed: Vec<LeaseId>,
+    /// So long are the answers, about.
+    bytes: usize,
 }
 
 impl Output {
@@ -73,6 +75,7 @@ impl Output {
         self.answers.extend(more.answers);
         self.records.extend(more.records);
         self.changed.extend(more.changed);
+        self.bytes += more.bytes;
     }
 }
 
@@ -130,6 +133,20 @@ impl Calling<'_> {
             uid: self.client.uid,
             operator: self.operator,
         }
+    }
+}
+
+/// How long a value is, about.
+fn length(value: &Value) -> usize {
+    const SHORT: usize = 16;
+    match value {
+        Value::String(text) => SHORT + text.len(),
+        Value::Array(all) => SHORT + all.iter().map(length).sum::<usize>(),
+        Value::Object(all) => {
+            let fields = all.iter().map(|(name, value)| name.len() + length(value));
+            SHORT + fields.sum::<usize>()
+        }
+        _ => SHORT,
     }
 }
 
@@ -332,7 +349,19 @@ impl Service {
         }
     }
 
+    /// How long the answers are that wait to be taken, about.
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.output.bytes
+    }
+
+    /// Whether a client's user has no tenant, and nothing to say.
+    pub(crate) fn is_stranger(&self, client: &Client) -> bool {
+        let (tenants, operator) = self.config.tenants_of(client);
+        tenants.is_empty() && !operator
+    }
+
     fn answer(&mut self, to: ConnectionId, reply: Reply, rests_on: Option<LeaseId>) {
+        self.output.bytes += reply.parameters.as_ref().map_or(0, length);
         self.output.answers.push(Answer {
             to,
             reply,

@@ -34,9 +34,9 @@
 //! | who | may | what bounds it |
 //! |---|---|---|
 //! | any process | open the socket | permission bits and group of the socket ([`Access`]); they hold before the socket can be connected to |
-//! | a client | hold connections | [`ControlConfig::connections`]; beyond, EAGAIN and the connection is closed; 128 refused ones are kept until they have read why |
+//! | a client | hold connections | [`ControlConfig::connections`]; beyond, EAGAIN and the connection is closed; a quarter of the descriptors, 512 at most, are not for connections; 128 refused ones are kept until they have read why |
 //! | a client | send packets | one request of a connection at a time, 64 KiB each; a packet that is none of the protocol's ends the connection |
-//! | a client | send descriptors | BIND alone takes one; all others are closed by threads of their own, so that nobody waits for a file system of the client; beyond 1024 that wait, the connection ends |
+//! | a client | send descriptors | BIND alone takes one; all others are closed by threads of the user's own, as is the connection, which may have unread ones, so that nobody waits for a file system of the client; a user of whom more than 1024 wait (or an eighth of the open files) gets no further connection, and loses those on which it sends more |
 //! | a client | leave answers unread | nobody waits: the connection ends when its socket is full |
 //! | a client | make contexts | 4096 of a VM, and fewer where descriptors are short; 65,536 event sets of all contexts |
 //! | a client | make sampling buffers | `cf_smpl_buf_size_max` bytes of all buffers; the files are sealed, so a tool can only read them |
@@ -55,7 +55,6 @@
 
 mod budget;
 mod buffer;
-mod closer;
 mod config;
 mod dispatcher;
 mod document;

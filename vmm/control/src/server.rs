@@ -31,8 +31,7 @@ use crate::lease::LeaseDesk;
 use crate::quantities::MemoryProbe;
 use event_loop::EventLoop;
 use limits::Limits;
-use rustix::net::SocketType;
-use umpire_socket::{Listener, SocketError, Wording, raise_open_files};
+use umpire_socket::{Closer, Kind, Listener, SocketError, Wording, raise_open_files};
 
 /// How long tools may look at their contexts after the machine has ended.
 const LINGER: Duration = Duration::from_secs(1);
@@ -107,12 +106,14 @@ impl Server {
     /// # Errors
     /// The socket cannot be had, or the host has no descriptor or thread left.
     pub(crate) fn start(vm: ServedVm, config: &ControlConfig) -> Result<Self, ServerError> {
-        let limits = Limits::new(config, raise_open_files(), vm.dispatcher.vcpus());
+        let files = raise_open_files();
+        let limits = Limits::new(config, files, vm.dispatcher.vcpus());
         let listener = Listener::new(
             &config.socket,
-            SocketType::SEQPACKET,
+            Kind::PacketsWithRights,
             &config.access,
             WORDING,
+            &Closer::new(files),
         )?;
         let stop = Arc::new(Stop {
             requested: AtomicBool::new(false),

@@ -1,57 +1,19 @@
-//! Packets on sockets that keep them apart (`SOCK_SEQPACKET`), with descriptors along.
+//! Packets that are sent on sockets that keep them apart (`SOCK_SEQPACKET`), with descriptors
+//! along, and the sockets that contexts are.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use perfmon_abi::wire::MAX_PACKET;
 use rustix::fs::fstat;
 use rustix::net::sockopt::{socket_cookie, socket_domain, socket_type};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
-    recvmsg, sendmsg, shutdown, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
+    SocketType, sendmsg, shutdown, socketpair,
 };
 
-/// Most descriptors taken in from one packet. A packet cannot have more (SCM_MAX_FD), so
-/// the kernel never closes one on this thread.
-const MOST_RECEIVED: usize = 253;
 /// Most descriptors sent along with one packet.
 const MOST_SENT: usize = 2;
-
-/// A packet that was taken in.
-#[derive(Debug)]
-pub(crate) struct Packet {
-    /// Bytes that it had: more than fit into the buffer, if it was cut.
-    pub(crate) bytes: usize,
-    /// Descriptors that came with it.
-    pub(crate) fds: Vec<OwnedFd>,
-    /// More descriptors came, and the kernel has closed them.
-    pub(crate) more_fds: bool,
-}
-
-/// Takes a packet in; `None` at the end of the connection. An empty packet counts as
-/// the end, since nothing tells the two apart.
-pub(crate) fn receive(
-    socket: BorrowedFd<'_>,
-    buffer: &mut [u8; MAX_PACKET],
-) -> io::Result<Option<Packet>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
-    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    Ok((got.bytes > 0).then_some(Packet {
-        bytes: got.bytes,
-        fds,
-        more_fds: got.flags.contains(ReturnFlags::CTRUNC),
-    }))
-}
 
 /// Sends a packet with at most two descriptors; never waits.
 pub(crate) fn send(
@@ -117,7 +79,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use rustix::net::socket_with;
-    use umpire_socket::FLAGS;
+    use umpire_socket::{ClientSocket, Closer, FLAGS};
 
     use super::*;
 
@@ -125,22 +87,23 @@ mod tests {
     fn packets_and_descriptors_arrive() {
         let kind = SocketType::SEQPACKET;
         let (client, server) = socketpair(AddressFamily::UNIX, kind, FLAGS, None).unwrap();
-        let mut buffer = Box::new([0; MAX_PACKET]);
+        let server = ClientSocket::new(server, &Closer::new(1 << 20));
+        let mut buffer = [0; 16];
         send(client.as_fd(), b"one", &[server.as_fd()]).unwrap();
         send(client.as_fd(), b"other", &[]).unwrap();
-        let one = receive(server.as_fd(), &mut buffer).unwrap().unwrap();
-        assert_eq!((one.bytes, one.fds.len(), one.more_fds), (3, 1, false));
+        let one = server.receive(&mut buffer).unwrap();
+        assert_eq!((one.bytes, one.rights.len(), one.cut), (3, 1, false));
         assert_eq!(&buffer[..3], b"one");
-        let same = FileId::of(one.fds[0].as_fd()).unwrap();
+        let same = FileId::of(one.rights[0].as_fd()).unwrap();
         assert_eq!(same, FileId::of(server.as_fd()).unwrap());
         assert_ne!(same, FileId::of(client.as_fd()).unwrap());
         let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None).unwrap();
         FileId::of(stream.as_fd()).unwrap_err();
         FileId::of(fs::File::open("/dev/null").unwrap().as_fd()).unwrap_err();
-        let other = receive(server.as_fd(), &mut buffer).unwrap().unwrap();
-        assert_eq!((other.bytes, other.fds.len()), (5, 0));
+        let other = server.receive(&mut buffer).unwrap();
+        assert_eq!((other.bytes, other.rights.len()), (5, 0));
         drop(client);
-        assert!(receive(server.as_fd(), &mut buffer).unwrap().is_none());
+        assert_eq!(server.receive(&mut buffer).unwrap().bytes, 0);
     }
 
     #[test]

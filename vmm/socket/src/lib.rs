@@ -2,21 +2,26 @@
 //! who is at the other end.
 #![deny(unsafe_code)]
 
+mod client;
+mod closer;
+mod place;
 mod sys;
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Gid, Mode, fchmod};
+use rustix::fs::{Mode, fchmod};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
+
+pub use client::{ClientSocket, Received, Rights, refuse_rights};
+pub use closer::Closer;
+use place::{Name, Place};
 
 /// Most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -31,6 +36,26 @@ pub struct Access {
     pub mode: u32,
     /// Its group; `None`: that of the server.
     pub group: Option<u32>,
+}
+
+/// What comes on a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Bytes (`SOCK_STREAM`).
+    Stream,
+    /// Packets that are kept apart (`SOCK_SEQPACKET`).
+    Packets,
+    /// The same, with descriptors along. Of others the kernel refuses them, where it can.
+    PacketsWithRights,
+}
+
+impl Kind {
+    fn socket(self) -> SocketType {
+        match self {
+            Kind::Stream => SocketType::STREAM,
+            Kind::Packets | Kind::PacketsWithRights => SocketType::SEQPACKET,
+        }
+    }
 }
 
 /// How messages call a socket.
@@ -95,31 +120,35 @@ pub enum SocketError {
 /// The listening socket. Its name in the file system is removed with it.
 #[derive(Debug)]
 pub struct Listener {
-    socket: OwnedFd,
-    path: PathBuf,
-    /// Device and inode of its name.
-    name: (u64, u64),
+    /// On those that nobody has accepted there may be descriptors, too.
+    socket: ClientSocket,
+    closer: Closer,
+    place: Place,
+    name: Name,
 }
 
 impl Listener {
-    /// Listens at `path`. A socket that an earlier server has left there is replaced.
+    /// Listens at `path`. A socket that an earlier server has left there is replaced. What
+    /// clients leave behind is closed by `closer`.
     ///
     /// # Errors
     /// Somebody serves it, something else has the name, or a system call failed.
     pub fn new(
         path: &Path,
-        kind: SocketType,
+        kind: Kind,
         access: &Access,
         wording: Wording,
+        closer: &Closer,
     ) -> Result<Self, SocketError> {
         let failed = |what: &str| failure(path, wording, what.to_owned());
         let address = SocketAddrUnix::new(path).map_err(|_| SocketError::Path {
             wording,
             path: path.to_owned(),
         })?;
-        clear(path, kind, &address, wording)?;
-        let socket = open(kind).map_err(failed("socket"))?;
-        // The name gets the mode of the socket, so nobody can connect before the chmod
+        let place = Place::of(path).map_err(failed("bind"))?;
+        clear(path, &place, kind.socket(), &address, wording)?;
+        let socket = open(kind.socket()).map_err(failed("socket"))?;
+        // The name gets the mode of the socket, so nobody can connect before it has its own
         // below, which no umask restricts.
         fchmod(&socket, Mode::from_raw_mode(access.mode & 0o600))
             .map_err(io::Error::from)
@@ -127,17 +156,21 @@ impl Listener {
         bind(&socket, &address)
             .map_err(io::Error::from)
             .map_err(failed("bind"))?;
-        let listener = Self {
-            socket,
-            path: path.to_owned(),
-            name: name_of(path).map_err(failed("stat"))?,
-        };
-        if let Some(group) = access.group {
-            rustix::fs::chown(path, None, Some(Gid::from_raw(group)))
-                .map_err(io::Error::from)
-                .map_err(failed(&format!("chown ({}-group)", wording.option)))?;
+        let bound = place.bound(socket.as_fd()).map_err(failed("bind"))?;
+        if kind != Kind::PacketsWithRights {
+            refuse_rights(&socket);
         }
-        fs::set_permissions(path, fs::Permissions::from_mode(access.mode))
+        let listener = Self {
+            socket: ClientSocket::new(socket, closer),
+            closer: closer.clone(),
+            place,
+            name: bound.name,
+        };
+        bound
+            .set_group(access)
+            .map_err(failed(&format!("chown ({}-group)", wording.option)))?;
+        bound
+            .set_mode(access)
             .map_err(failed(&format!("chmod ({}-mode)", wording.option)))?;
         listen(&listener.socket, BACKLOG)
             .map_err(io::Error::from)
@@ -156,16 +189,25 @@ impl Listener {
 
     /// Whether the name still leads to this socket.
     pub fn has_name(&self) -> bool {
-        name_of(&self.path).is_ok_and(|name| name == self.name)
+        self.place.has(self.name)
     }
 
     /// A connection that waits to be accepted. Never waits itself.
     ///
     /// # Errors
     /// There is none, or the process has no descriptor left.
-    pub fn accept(&self) -> io::Result<OwnedFd> {
-        Ok(accept_with(&self.socket, FLAGS)?)
+    pub fn accept(&self) -> io::Result<ClientSocket> {
+        accept(&self.socket, &self.closer)
     }
+}
+
+/// Accepts a connection at a socket that somebody else has made. Never waits.
+///
+/// # Errors
+/// There is none, or the process has no descriptor left for it.
+pub fn accept(listener: &impl AsFd, closer: &Closer) -> io::Result<ClientSocket> {
+    closer.has_room(listener.as_fd())?;
+    Ok(ClientSocket::new(accept_with(listener, FLAGS)?, closer))
 }
 
 impl AsFd for Listener {
@@ -178,15 +220,9 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // Another process may have removed the name, or serve there now.
         if self.has_name() {
-            let _ = fs::remove_file(&self.path);
+            let _ = self.place.remove();
         }
     }
-}
-
-/// Device and inode of a name.
-fn name_of(path: &Path) -> io::Result<(u64, u64)> {
-    let there = fs::symlink_metadata(path)?;
-    Ok((there.dev(), there.ino()))
 }
 
 fn failure(path: &Path, wording: Wording, what: String) -> impl FnOnce(io::Error) -> SocketError {
@@ -205,6 +241,7 @@ fn open(kind: SocketType) -> io::Result<OwnedFd> {
 /// Removes a socket that nobody serves from `path`.
 fn clear(
     path: &Path,
+    place: &Place,
     kind: SocketType,
     address: &SocketAddrUnix,
     wording: Wording,
@@ -214,21 +251,21 @@ fn clear(
         wording,
         path: path.to_owned(),
     };
-    let before = match fs::symlink_metadata(path) {
+    let before = match place.look() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed("stat")(error)),
-        Ok(there) if !there.file_type().is_socket() => {
+        Ok((_, false)) => {
             return Err(SocketError::NoSocket {
                 wording,
                 path: path.to_owned(),
             });
         }
-        Ok(there) => (there.dev(), there.ino()),
+        Ok((there, true)) => there,
     };
     let probe = open(kind).map_err(failed("socket"))?;
     match connect(&probe, address) {
-        Err(rustix::io::Errno::CONNREFUSED) => match name_of(path) {
-            Ok(name) if name == before => fs::remove_file(path).map_err(failed("unlink")),
+        Err(rustix::io::Errno::CONNREFUSED) => match place.look() {
+            Ok((name, _)) if name == before => place.remove().map_err(failed("unlink")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             // Another server was quicker.
             _ => Err(live()),
@@ -254,7 +291,7 @@ impl Peer {
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub fn of(socket: &OwnedFd) -> io::Result<Self> {
+    pub fn of(socket: &impl AsFd) -> io::Result<Self> {
         let [pid, uid, gid] = sys::peer_credentials(socket.as_fd())?;
         let mut groups = sys::peer_groups(socket.as_fd())?;
         groups.push(gid);
@@ -266,7 +303,7 @@ impl Peer {
     ///
     /// # Errors
     /// The kernel has none, or the process is gone.
-    pub fn pidfd(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    pub fn pidfd(socket: &impl AsFd) -> io::Result<OwnedFd> {
         sys::peer_pidfd(socket.as_fd())
     }
 
@@ -301,7 +338,9 @@ pub fn raise_open_files() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::fd::AsRawFd;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
 
@@ -315,7 +354,7 @@ mod tests {
     };
 
     fn listener(path: &Path) -> Result<Listener, SocketError> {
-        Listener::new(path, SocketType::SEQPACKET, &ACCESS, WORDING)
+        Listener::new(path, Kind::Packets, &ACCESS, WORDING, &Closer::new(1 << 20))
     }
 
     fn dial(path: &Path) -> rustix::io::Result<OwnedFd> {

@@ -3,14 +3,12 @@
 
 use std::io;
 
-use rustix::event::epoll;
-
 use super::{ACCEPTS, Arbiterd, now};
 use crate::audit::unix_ms;
 use crate::broker::{Broker, Turn};
 use crate::connections::{MOST_CALLS, is_passing};
 use crate::metrics::Open;
-use crate::scrape::{Progress, Scrapers};
+use crate::scrape::Scrapers;
 use crate::service::{ConnectionId, Output, Service};
 
 impl Arbiterd {
@@ -60,9 +58,8 @@ impl Arbiterd {
                 Err(error) if is_passing(&error) => continue,
                 Err(error) => return self.pause_incoming(&error),
             }
-            let socket = self.broker.as_ref().and_then(|all| all.socket(id));
-            if let Some(socket) = socket {
-                let _ = self.watch(&socket, id);
+            if broker.watch(id, &self.epoll).is_err() {
+                broker.leave(id);
             }
         }
     }
@@ -73,7 +70,9 @@ impl Arbiterd {
             let Some(broker) = &mut self.broker else {
                 return;
             };
-            let user = broker.user(id).unwrap_or_default();
+            let Some(user) = broker.user(id) else {
+                return;
+            };
             if let Err(until) = self.rates.take(user, now().0) {
                 // What it sends on stays with the kernel.
                 self.paused.insert(ConnectionId(id), until);
@@ -88,6 +87,7 @@ impl Arbiterd {
     }
 
     pub(super) fn leave_holder(&mut self, id: u64) {
+        self.ready.remove(&ConnectionId(id));
         self.paused.remove(&ConnectionId(id));
         if let Some(broker) = &mut self.broker {
             broker.leave(id);
@@ -100,9 +100,9 @@ impl Arbiterd {
                 return;
             };
             let id = self.next;
-            match scrapers.accept(id, now().0) {
-                Ok(Some(_)) => self.next += 1,
-                Ok(None) => {
+            match scrapers.accept(id, now().0, &self.epoll) {
+                Ok(true) => self.next += 1,
+                Ok(false) => {
                     self.service.metrics.refused_connections.inc();
                     continue;
                 }
@@ -111,10 +111,6 @@ impl Arbiterd {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => return self.pause_incoming(&error),
-            }
-            let socket = self.scrapers.as_ref().and_then(|all| all.socket(id));
-            if let Some(socket) = socket {
-                let _ = self.watch(&socket, id);
             }
             self.scrape(id);
         }
@@ -132,11 +128,6 @@ impl Arbiterd {
             return;
         };
         let service = &mut self.service;
-        if scrapers.turn(id, now().0, || service.render(open)) == Progress::Writes
-            && let Some(socket) = scrapers.socket(id)
-        {
-            let data = epoll::EventData::new_u64(id);
-            let _ = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::OUT);
-        }
+        scrapers.turn(id, now().0, || service.render(open));
     }
 }

@@ -5,24 +5,27 @@ use std::fs;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use arbiter::host::{HostArbiter, HostPolicyError, PmuId, Tenant};
 use rustix::event::epoll;
-use rustix::net::SocketType;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
-use umpire_socket::{Access, Listener, SocketError, Wording, raise_open_files};
+use umpire_socket::{
+    Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording, raise_open_files,
+};
 
 use super::{Arbiterd, FIRST, HANGUP, Incoming, SIGHTS, STOP, now};
 use crate::audit::{Trail, unix_ms};
 use crate::broker::Broker;
 use crate::commit::Committer;
 use crate::config::{ArbiterConfig, ConfigError, Members};
-use crate::connections::{Rates, Table};
+use crate::connections::{Complaints, Rates, Table};
 use crate::host::HostFiles;
 use crate::journal::Recalled;
 use crate::probe;
+use crate::room::Room;
 use crate::scrape::Scrapers;
 use crate::service::Service;
 use crate::store::{Store, StoreError};
@@ -153,7 +156,8 @@ impl Arbiterd {
             .iter()
             .map(|found| (found.host.name.clone(), found.perf_type()));
         config.perf_types = named.collect();
-        let rates = Rates::new(config.requests_per_second);
+        let [rates, renewals] = [(); 2].map(|()| Rates::new(config.requests_per_second));
+        let closer = Closer::new(files);
         let (looks, is_own) = (config.looks, config.measured.is_some());
         let mut service = Service::new(arbiter, config);
         host.follow_cpus(&mut service, now());
@@ -178,11 +182,11 @@ impl Arbiterd {
         }
         // Who finds the socket finds these, too.
         let scrapers = service.config().metrics.as_ref();
-        let scrapers = scrapers.map(|address| Scrapers::listen(address, access));
+        let scrapers = scrapers.map(|address| Scrapers::listen(address, access, &closer));
         let scrapers = scrapers.transpose()?;
         let broker = service.opens_events();
         let broker = broker
-            .then(|| Broker::listen(socket, access, files))
+            .then(|| Broker::listen(socket, access, files, &closer))
             .transpose()?;
         let trail = service.config().audit.clone().map(|audit| {
             let path = audit.path.clone();
@@ -198,11 +202,17 @@ impl Arbiterd {
                 given
                     .set_nonblocking(true)
                     .map_err(failed("the socket that was given"))?;
-                Incoming::Given(given.into())
+                // Who has connected already may send descriptors, or has.
+                let given = ClientSocket::new(given.into(), &closer);
+                given.refuse_rights();
+                Incoming::Given(given, closer)
             }
-            _ => Incoming::Own(Listener::new(socket, SocketType::STREAM, access, WORDING)?),
+            _ => {
+                let listener = Listener::new(socket, Kind::Stream, access, WORDING, &closer)?;
+                Incoming::Own(listener)
+            }
         };
-        if keeps_no_journal && (follows || matches!(incoming, Incoming::Given(_))) {
+        if keeps_no_journal && (follows || matches!(incoming, Incoming::Given(..))) {
             service.wait_for_holders(now());
         }
         let flags = epoll::CreateFlags::CLOEXEC;
@@ -218,7 +228,7 @@ impl Arbiterd {
             service,
             journal: store.map(Committer::new),
             incoming,
-            epoll,
+            epoll: Arc::new(epoll),
             stop,
             hangup,
             looked,
@@ -231,9 +241,13 @@ impl Arbiterd {
             connections: Table::new(),
             next: FIRST,
             rates,
+            renewals,
+            room: Room::new(),
+            complaints: Complaints::default(),
             paused: BTreeMap::new(),
             blocked: BTreeSet::new(),
             ready: BTreeSet::new(),
+            held: None,
             full_until: None,
         };
         arbiterd.watch_incoming(true).map_err(failed("epoll"))?;

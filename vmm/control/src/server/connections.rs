@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,9 @@ use pmu_virt::perfmon::ContextId;
 use super::answer::{Answer, ConnectionId, RequestId};
 use super::events::{Events, Token};
 use super::handed::Handed;
-use crate::closer::Closer;
 use crate::memory_file::MemoryFile;
-use crate::socket::{Packet, receive, send};
-use umpire_socket::{Listener, Peer};
+use crate::socket::send;
+use umpire_socket::{ClientSocket, Listener, Peer, Received};
 
 /// Connections accepted before others are served.
 const MOST_AT_ONCE: usize = 64;
@@ -34,7 +33,7 @@ pub(super) type PacketBuffer = Box<[u8; MAX_PACKET]>;
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    socket: OwnedFd,
+    socket: ClientSocket,
     pub(super) peer: Peer,
     pub(super) handles: Handles,
     /// A request is under way. The next one is not read before its answer.
@@ -53,9 +52,8 @@ pub(super) struct Connections {
     open: BTreeMap<ConnectionId, Connection>,
     /// Refused connections, the oldest first. To close one whose request was not
     /// read would throw away the answer that says why.
-    refused: BTreeMap<ConnectionId, OwnedFd>,
+    refused: BTreeMap<ConnectionId, ClientSocket>,
     last: u64,
-    closer: Closer,
     handed: Handed,
     accept_paused_until: Option<Instant>,
     /// Connections that have ended since somebody asked.
@@ -76,7 +74,6 @@ impl Connections {
             open: BTreeMap::new(),
             refused: BTreeMap::new(),
             last: 0,
-            closer: Closer::new(),
             handed: Handed::default(),
             accept_paused_until: None,
             ended: Vec::new(),
@@ -147,17 +144,19 @@ impl Connections {
         };
     }
 
-    fn admit(&mut self, socket: OwnedFd) -> Result<(), Refusal> {
+    fn admit(&mut self, socket: ClientSocket) -> Result<(), Refusal> {
         let none = |error: io::Error| Refusal::new(Errno::EMFILE, error.to_string());
+        if socket.is_overdrawn() {
+            let user = socket.user();
+            let reason = format!("descriptors that user {user} has sent are still being closed");
+            return self.refuse(socket, reason);
+        }
         if self.open.len() >= self.most {
             let reason = format!(
                 "{} connections are open, and no more are served (--control-connections)",
                 self.most
             );
-            let refusal = Refusal::new(Errno::EAGAIN, reason);
-            send_refusal(&socket, &refusal);
-            self.keep_refused(socket).map_err(none)?;
-            return Err(refusal);
+            return self.refuse(socket, reason);
         }
         let peer = Peer::of(&socket).map_err(none)?;
         let id = self.next_id();
@@ -176,17 +175,25 @@ impl Connections {
         Ok(())
     }
 
+    fn refuse(&mut self, socket: ClientSocket, reason: String) -> Result<(), Refusal> {
+        let refusal = Refusal::new(Errno::EAGAIN, reason);
+        send_refusal(&socket, &refusal);
+        self.keep_refused(socket)
+            .map_err(|error| Refusal::new(Errno::EMFILE, error.to_string()))?;
+        Err(refusal)
+    }
+
     /// Keeps a refused connection until it has sent its request, or is the oldest
     /// of too many.
-    fn keep_refused(&mut self, socket: OwnedFd) -> io::Result<()> {
+    fn keep_refused(&mut self, socket: ClientSocket) -> io::Result<()> {
         let id = self.next_id();
         self.events.add(&socket, Token::Connection(id))?;
+        socket.refuse_rights();
         self.refused.insert(id, socket);
         if self.refused.len() > MOST_REFUSED
             && let Some((_, oldest)) = self.refused.pop_first()
         {
             self.events.remove(&oldest);
-            self.closer.close(oldest);
         }
         Ok(())
     }
@@ -197,14 +204,11 @@ impl Connections {
         &mut self,
         id: ConnectionId,
         buffer: &mut PacketBuffer,
-    ) -> Option<Packet> {
+    ) -> Option<Received> {
         if let Some(socket) = self.refused.remove(&id) {
             // With the packet unread, its peer would lose the answer.
-            if let Ok(Some(packet)) = receive(socket.as_fd(), buffer) {
-                packet.fds.into_iter().for_each(|fd| self.closer.close(fd));
-            }
+            let _ = socket.receive(&mut buffer[..]);
             self.events.remove(&socket);
-            self.closer.close(socket);
             return None;
         }
         let connection = self.open.get_mut(&id)?;
@@ -217,12 +221,13 @@ impl Connections {
             }
             return None;
         }
-        match receive(connection.socket.as_fd(), buffer) {
-            Ok(Some(packet)) => {
+        match connection.socket.receive(&mut buffer[..]) {
+            // An empty packet counts as the end, since nothing tells the two apart.
+            Ok(packet) if packet.bytes == 0 => self.hang_up(id),
+            Ok(packet) => {
                 connection.waits = true;
                 return Some(packet);
             }
-            Ok(None) => self.hang_up(id),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 log::debug!("a connection failed: {error}");
@@ -232,15 +237,11 @@ impl Connections {
         None
     }
 
-    /// Whether so many descriptors wait to be closed that whoever sends more is
-    /// not served.
-    pub(super) fn is_closer_full(&self) -> bool {
-        self.closer.is_full()
-    }
-
-    /// Closes a descriptor that came with a packet, without waiting for its end.
-    pub(super) fn close_soon(&mut self, fd: OwnedFd) {
-        self.closer.close(fd);
+    /// Whether so many descriptors that its user has sent wait to be closed that the
+    /// connection is not served if it sends more.
+    pub(super) fn is_overdrawn(&self, id: ConnectionId) -> bool {
+        let connection = self.open.get(&id);
+        connection.is_some_and(|connection| connection.socket.is_overdrawn())
     }
 
     /// Ends a connection whose packet is no request; the client gets to know why.
@@ -318,14 +319,13 @@ impl Connections {
     pub(super) fn hang_up(&mut self, id: ConnectionId) {
         if let Some(connection) = self.open.remove(&id) {
             self.events.remove(&connection.socket);
-            self.closer.close(connection.socket);
             self.ended.push(id);
         }
     }
 }
 
 /// Tells somebody why who has made no request that could be answered.
-fn send_refusal(socket: &OwnedFd, refusal: &Refusal) {
+fn send_refusal(socket: &ClientSocket, refusal: &Refusal) {
     let reply = Reply {
         command: 0,
         id: 0,

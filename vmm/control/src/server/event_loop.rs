@@ -1,7 +1,7 @@
 //! The server's thread: it takes in packets and reports, and has each answered.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ use super::limits::{CONTEXT_FILES, Limits};
 use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
 use crate::job::{Ask, Done, Report, Work};
-use crate::socket::{FileId, Packet};
-use umpire_socket::Listener;
+use crate::socket::FileId;
+use umpire_socket::{Listener, Received};
 
 /// How often the server looks whether tools have closed their contexts, once the
 /// machine has ended.
@@ -221,10 +221,10 @@ impl EventLoop {
     }
 
     /// A packet of a connection: a request, if it is one of the protocol.
-    fn request(&mut self, id: ConnectionId, buffer: &PacketBuffer, packet: Packet) {
-        if !packet.fds.is_empty() && self.connections.is_closer_full() {
+    fn request(&mut self, id: ConnectionId, buffer: &PacketBuffer, packet: Received) {
+        if !packet.rights.is_empty() && self.connections.is_overdrawn(id) {
             log::debug!("a connection is closed, as too many descriptors wait to be closed");
-            packet.fds.into_iter().for_each(|fd| self.discard(fd));
+            self.discard(packet);
             self.connections.hang_up(id);
             return;
         }
@@ -238,7 +238,7 @@ impl EventLoop {
                 // Whoever sends this does not speak the protocol.
                 log::debug!("a connection is closed: {error}");
                 let refusal = Refusal::new(Errno::EPROTO, error.to_string());
-                packet.fds.into_iter().for_each(|fd| self.discard(fd));
+                self.discard(packet);
                 self.connections.turn_away(id, &refusal);
                 return;
             }
@@ -250,7 +250,7 @@ impl EventLoop {
             context: request.context,
         };
         let answer = self.command(number, &request, &packet);
-        packet.fds.into_iter().for_each(|fd| self.discard(fd));
+        self.discard(packet);
         if let Some(answer) = answer.unwrap_or_else(|refusal| Some(refusal.into())) {
             self.connections.reply(number, &answer);
         }
@@ -259,12 +259,12 @@ impl EventLoop {
     /// Closes what came with a packet. The descriptor of a context is closed at
     /// once: nobody is to find it open whose client has closed it. Whatever else
     /// it is, this thread does not wait for its end.
-    fn discard(&mut self, fd: OwnedFd) {
-        let file = FileId::of(fd.as_fd()).ok();
-        let context = file.and_then(|file| self.contexts.table().of_file(file));
-        if context.is_none() {
-            self.connections.close_soon(fd);
-        }
+    fn discard(&mut self, mut packet: Received) {
+        packet.rights.keep(|fd| {
+            let file = FileId::of(fd).ok();
+            let context = file.and_then(|file| self.contexts.table().of_file(file));
+            context.is_none()
+        });
     }
 
     /// The answer to a request; `None` if it comes later.
@@ -272,10 +272,10 @@ impl EventLoop {
         &mut self,
         id: RequestId,
         request: &Request<'_>,
-        packet: &Packet,
+        packet: &Received,
     ) -> Result<Option<Answer>, Refusal> {
         let wants = usize::from(request.command == Extension::Bind.number());
-        if packet.fds.len() != wants || packet.more_fds {
+        if packet.rights.len() != wants || packet.cut {
             return Err(if wants == 0 {
                 let reason = "the command takes no descriptor; those that came are closed";
                 Refusal::new(Errno::EINVAL, reason)
@@ -313,7 +313,7 @@ impl EventLoop {
             let files = self.limits.contexts * CONTEXT_FILES;
             self.contexts.bell(context, files).map(Some)
         } else {
-            self.extension(id, request, &packet.fds)
+            self.extension(id, request, &packet.rights)
         }
     }
 

@@ -84,7 +84,7 @@ impl Events {
     }
 
     /// Whether packets of a connection are reported. Its end always is.
-    pub(super) fn listen(&self, source: &OwnedFd, token: Token, on: bool) -> io::Result<()> {
+    pub(super) fn listen(&self, source: &impl AsFd, token: Token, on: bool) -> io::Result<()> {
         let flags = if on {
             epoll::EventFlags::IN
         } else {

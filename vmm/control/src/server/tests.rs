@@ -4,6 +4,8 @@ mod asking;
 mod ending;
 mod memory;
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,16 +18,16 @@ use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
 use pmu_virt::{CountRequest, EventFilters, EventProfile, PmuModel};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use umpire_perfmon::Client;
+use umpire_socket::{ClientSocket, Closer, Rights};
 
 use super::contexts::table::MOST_SETS;
 use super::{ServedVm, Server};
-use crate::closer::tests::lingering;
 use crate::config::ControlConfig;
 use crate::dispatcher::{JobDispatcher, JobQueue, JobQueues};
 use crate::job::{Done, Job, VcpuView, View, Work};
 use crate::kernel::GuestKernel;
 use crate::serve::serve_inspection;
-use crate::socket::{receive, send};
+use crate::socket::send;
 
 /// Bytes of all sampling buffers.
 const MOST_BUFFERS: u64 = 1 << 20;
@@ -145,9 +147,9 @@ fn a_server_that_ends_leaves_no_context_behind() {
 
 /// A connection whose requests are sent without waiting for answers.
 struct Wire {
-    socket: OwnedFd,
+    socket: ClientSocket,
     /// What came with answers, contexts among it.
-    files: Vec<OwnedFd>,
+    files: Vec<Rights>,
 }
 
 impl Wire {
@@ -157,8 +159,10 @@ impl Wire {
         let socket = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
         let path = stage._folder.path().join("control");
         connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        let files = Vec::new();
-        Self { socket, files }
+        Self {
+            socket: ClientSocket::new(socket, &Closer::new(1 << 20)),
+            files: Vec::new(),
+        }
     }
 
     fn send(&self, context: u32, call: &Call, fds: &[BorrowedFd<'_>]) {
@@ -177,11 +181,11 @@ impl Wire {
         let mut buffer = Box::new([0; MAX_PACKET]);
         let began = Instant::now();
         loop {
-            if let Ok(packet) = receive(self.socket.as_fd(), &mut buffer) {
-                let packet = packet.expect("the server has hung up");
+            if let Ok(packet) = self.socket.receive(&mut buffer[..]) {
+                assert_ne!(packet.bytes, 0, "the server has hung up");
                 let reply = Reply::decode(&buffer[..packet.bytes]).unwrap();
                 reply.result().unwrap();
-                self.files.extend(packet.fds);
+                self.files.push(packet.rights);
                 return (reply.command, reply.context);
             }
             assert!(began.elapsed() < Duration::from_secs(20), "no answer comes");
@@ -230,6 +234,18 @@ fn a_request_waits_for_the_answer_to_the_one_before() {
     drop(wire);
     stop.act(|_, work| Done::Undone(work));
     stage.client.hello().unwrap();
+}
+
+/// A socket that takes so long to be closed: its peer reads nothing.
+fn lingering(time: Duration) -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    one.set_nonblocking(true).unwrap();
+    while one.write_all(&[0; 1 << 16]).is_ok() {}
+    one.set_nonblocking(false).unwrap();
+    rustix::net::sockopt::set_socket_linger(&one, Some(time)).unwrap();
+    (one.into(), other)
 }
 
 /// A vCPU that waits for its tool goes on although a client's descriptor, in a packet

@@ -1,0 +1,278 @@
+//! A client's connection, and what comes on it. Nobody waits for its end, nor for that of the
+//! descriptors that came with it.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg, shutdown,
+};
+
+use crate::closer::Closer;
+use crate::sys;
+
+/// Most descriptors taken in from one message. A message cannot have more (SCM_MAX_FD), so
+/// the kernel never closes one on this thread.
+const MOST_RECEIVED: usize = 253;
+
+/// The server's end of a connection.
+#[derive(Debug)]
+pub struct ClientSocket {
+    /// `None` while this is dropped.
+    socket: Option<OwnedFd>,
+    user: u32,
+    /// There may be descriptors in what was not read: the kernel closes them with the socket.
+    may_carry: bool,
+    epoll: Option<Arc<OwnedFd>>,
+    closer: Closer,
+}
+
+impl ClientSocket {
+    /// A connection that was accepted, or another socket that others send on.
+    pub fn new(socket: OwnedFd, closer: &Closer) -> Self {
+        let peer = sys::peer_credentials(socket.as_fd());
+        Self {
+            user: peer.map_or(u32::MAX, |[_, user, _]| user),
+            // It was refused from the first byte on if the listener did so at the `connect`.
+            may_carry: sys::passes_rights(socket.as_fd()),
+            socket: Some(socket),
+            epoll: None,
+            closer: closer.clone(),
+        }
+    }
+
+    /// The user that has connected; `u32::MAX`: the kernel does not tell.
+    pub fn user(&self) -> u32 {
+        self.user
+    }
+
+    /// Has `epoll` report it, until its end.
+    ///
+    /// # Errors
+    /// That of `epoll_ctl`.
+    pub fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64, flags: EventFlags) -> io::Result<()> {
+        epoll::add(epoll, &*self, EventData::new_u64(token), flags)?;
+        self.epoll = Some(epoll.clone());
+        Ok(())
+    }
+
+    /// Has other things reported of it.
+    pub fn listen(&self, token: u64, flags: EventFlags) {
+        if let Some(epoll) = &self.epoll {
+            // It was added, so this cannot fail.
+            let _ = epoll::modify(epoll, self, EventData::new_u64(token), flags);
+        }
+    }
+
+    /// Takes in what has come: of a stream as much as fits, up to the next descriptors; or a
+    /// packet. Never waits.
+    ///
+    /// # Errors
+    /// Nothing has come, or the connection has failed.
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
+        let mut space = [MaybeUninit::uninit();
+            rustix::cmsg_space!(ScmRights(MOST_RECEIVED), ScmCredentials(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
+        let got = recvmsg(self, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
+        let mut rights = Rights {
+            files: Vec::new(),
+            user: self.user,
+            closer: self.closer.clone(),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                rights.files.extend(files);
+            }
+        }
+        Ok(Received {
+            bytes: got.bytes,
+            cut: got.flags.contains(ReturnFlags::CTRUNC),
+            rights,
+        })
+    }
+
+    /// The kernel takes no descriptors from the client any more, where it can refuse them
+    /// (SO_PASSRIGHTS, Linux 6.16).
+    pub fn refuse_rights(&self) {
+        refuse_rights(self);
+    }
+
+    /// Whether so much that the client has left waits to be closed that it is not served.
+    pub fn is_overdrawn(&self) -> bool {
+        self.closer.is_full(self.user)
+    }
+}
+
+impl AsFd for ClientSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // It is there until the value is dropped.
+        self.socket.as_ref().expect("a socket").as_fd()
+    }
+}
+
+impl Drop for ClientSocket {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        if let Some(epoll) = &self.epoll {
+            let _ = epoll::delete(epoll, &socket);
+        }
+        if self.may_carry {
+            // The client learns of it at once.
+            let _ = shutdown(&socket, Shutdown::Both);
+            self.closer.close(socket, self.user);
+        }
+    }
+}
+
+/// The kernel takes no descriptors on this socket, nor on those that connect to it, where it can
+/// refuse them (SO_PASSRIGHTS, Linux 6.16): whoever sends some gets EPERM.
+pub fn refuse_rights(socket: &impl AsFd) {
+    // An older kernel knows no such option.
+    let _ = sys::refuse_rights(socket.as_fd());
+}
+
+/// What was taken in.
+#[derive(Debug)]
+pub struct Received {
+    /// Bytes that came; of a packet that was longer than the buffer, all that it had. 0: the
+    /// end of the connection, or an empty packet, which nothing tells from it.
+    pub bytes: usize,
+    /// More came along than there was room for, and the kernel has closed it.
+    pub cut: bool,
+    /// Descriptors that came along.
+    pub rights: Rights,
+}
+
+/// Descriptors that a client has sent. Whatever they are, dropping them does not wait.
+#[derive(Debug)]
+pub struct Rights {
+    files: Vec<OwnedFd>,
+    user: u32,
+    closer: Closer,
+}
+
+impl Rights {
+    /// Closes those at once that are not to be kept: such as cannot make this thread wait.
+    pub fn keep(&mut self, mut is_kept: impl FnMut(BorrowedFd<'_>) -> bool) {
+        self.files.retain(|file| is_kept(file.as_fd()));
+    }
+}
+
+impl Deref for Rights {
+    type Target = [OwnedFd];
+
+    fn deref(&self) -> &[OwnedFd] {
+        &self.files
+    }
+}
+
+impl Drop for Rights {
+    fn drop(&mut self) {
+        for file in self.files.drain(..) {
+            self.closer.close(file, self.user);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::time::{Duration, Instant};
+
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg,
+        socketpair,
+    };
+
+    use super::*;
+    use crate::FLAGS;
+    use crate::closer::tests::{lingering, soon};
+
+    fn send(to: &OwnedFd, bytes: &[u8], file: &OwnedFd, count: usize) -> rustix::io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = vec![file.as_fd(); count];
+        assert!(count == 0 || control.push(SendAncillaryMessage::ScmRights(&files)));
+        sendmsg(
+            to,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+    }
+
+    fn pair(kind: SocketType, closer: &Closer) -> (OwnedFd, ClientSocket) {
+        let (client, server) = socketpair(AddressFamily::UNIX, kind, FLAGS, None).unwrap();
+        (client, ClientSocket::new(server, closer))
+    }
+
+    #[test]
+    fn bytes_and_all_descriptors_arrive() {
+        for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
+            let closer = Closer::new(1 << 20);
+            let (client, server) = pair(kind, &closer);
+            // What came before descriptors may be taken in with them.
+            let mut buffer = [0; 3];
+            let error = server.receive(&mut buffer).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            send(&client, b"one", &client, 0).unwrap();
+            assert_eq!(send(&client, b"two", &client, MOST_RECEIVED), Ok(3));
+            let one = server.receive(&mut buffer).unwrap();
+            assert_eq!(
+                (one.bytes, one.rights.len(), &buffer[..3]),
+                (3, 0, &b"one"[..])
+            );
+            let two = server.receive(&mut buffer).unwrap();
+            assert_eq!((two.bytes, two.cut, &buffer[..3]), (3, false, &b"two"[..]));
+            assert_eq!(two.rights.len(), MOST_RECEIVED);
+            drop(two);
+            soon(|| closer.waiting(server.user()) == 0);
+            drop(client);
+            assert_eq!(server.receive(&mut buffer).unwrap().bytes, 0);
+        }
+    }
+
+    /// Neither those that were taken in nor those that nobody has read.
+    #[test]
+    fn nobody_waits_for_what_lingers() {
+        for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
+            let closer = Closer::new(1 << 20);
+            let began = Instant::now();
+            let time = Duration::from_secs(3);
+            let (slow, _peer) = lingering(time);
+            let (other, _other) = lingering(time);
+            let (client, server) = pair(kind, &closer);
+            send(&client, b"one", &slow, 1).unwrap();
+            send(&client, b"two", &other, MOST_RECEIVED).unwrap();
+            drop((slow, other));
+            drop(server.receive(&mut [0; 8]).unwrap());
+            let user = server.user();
+            drop(server);
+            // It learns that it was left before they are closed.
+            let gone = rustix::net::recv(&client, &mut [0; 1], RecvFlags::empty());
+            assert!(matches!(gone, Ok((0, _)) | Err(_)), "{gone:?}");
+            assert!(began.elapsed() < time, "{kind:?}: it waited");
+            assert_eq!(closer.waiting(user), 2, "{kind:?}: they linger");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_does_not_come() {
+        let closer = Closer::new(1 << 20);
+        let (client, server) = pair(SocketType::STREAM, &closer);
+        if sys::refuse_rights(server.as_fd()).is_err() {
+            println!("skipped: what_is_refused_does_not_come: needs Linux 6.16");
+            return;
+        }
+        let refused = send(&client, b"x", &client, 1);
+        assert_eq!(refused, Err(rustix::io::Errno::PERM));
+        assert_eq!(send(&client, b"x", &client, 0), Ok(1));
+    }
+}
