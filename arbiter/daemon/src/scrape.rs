@@ -193,9 +193,9 @@ impl Scrapers {
             match scraper.read() {
                 Ok(Asked::More) => return,
                 Ok(Asked::Wrong(status, what)) => {
-                    scraper.answer = Some(http::answer(status, what, true));
+                    scraper.answer = Some(http::answer(status, "text/plain", what, true));
                 }
-                Ok(Asked::Metrics { body }) => {
+                Ok(Asked::Metrics { body, format }) => {
                     if self
                         .rendered
                         .is_none_or(|at| now.saturating_sub(at) >= FRESH)
@@ -203,7 +203,8 @@ impl Scrapers {
                         self.text = render();
                         self.rendered = Some(now);
                     }
-                    scraper.answer = Some(http::answer(200, &self.text, body));
+                    let text = format.of(&self.text);
+                    scraper.answer = Some(http::answer(200, format.media_type(), &text, body));
                 }
                 Err(_) => {
                     self.open.remove(&id);
