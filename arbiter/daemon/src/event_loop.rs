@@ -51,7 +51,7 @@ const ACCEPTS: usize = 16;
 /// How long those who have come are served before it is looked who else has, in nanoseconds.
 const SLICE: u64 = 5_000_000;
 /// Answers are sent before more of them wait than so many bytes.
-const MOST_ANSWERS: usize = 256 * 1024;
+const MOST_ANSWERS: usize = 64 * 1024;
 /// What is due waits for what had come by then to be looked at, so long at most; and for those
 /// who have sent much, so long; in nanoseconds.
 const LONGEST_HOLD: u64 = 1_000_000_000;

@@ -12,6 +12,8 @@
 //! host could lose it before, and that ends all leases.
 #![deny(unsafe_code)]
 
+#[doc(hidden)]
+pub mod any_bytes;
 mod audit;
 mod broker;
 mod commit;

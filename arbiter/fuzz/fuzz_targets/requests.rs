@@ -1,0 +1,11 @@
+//! Any bytes as calls of several users to the arbiter, time passing in between.
+//!
+//! The harness is `any_bytes` of umpire-arbiterd, which its tests use too; `docs/testing.md`
+//! tells how to run this.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    umpire_arbiterd::any_bytes::requests(bytes);
+});
