@@ -23,7 +23,7 @@ use serde::Serialize;
 use vmm::sys::rdtsc;
 
 use self::deep::{Ram, deep, view};
-use self::linux::Linux;
+use self::linux::{Kind, Linux};
 use super::fixture::Fixture;
 use super::sets::Nobody;
 use super::{Bench, progress};
@@ -212,7 +212,7 @@ fn sampling(fixture: &Fixture, flags: u32) -> Result<Context, Refusal> {
 
 impl Looker {
     fn new() -> Result<Self, BenchError> {
-        let mut linux = Linux::new(true);
+        let mut linux = Linux::new(Kind::V6_12);
         let at = deep(&mut linux);
         let memory = Ram::of(&linux).map_err(BenchError::Guest)?;
         let view = view(&memory).map_err(BenchError::Guest)?;
