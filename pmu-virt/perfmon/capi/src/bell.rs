@@ -6,18 +6,14 @@
 //! with the socket, which the VM keeps.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::SeqCst;
 
-use perfmon_abi::consts::PFM_FL_OVFL_NO_MSG;
 use perfmon_abi::wire::Errno;
 use perfmon_abi::wire::bell::BELL;
 use rustix::io::{dup2, fcntl_dupfd_cloexec};
-use umpire_perfmon::link::Question;
+use umpire_perfmon::link::{Link, Packet, Question};
 
 use crate::failure::{Failure, failure};
-use crate::state::{STATE, State, can_be_context};
 use crate::sys::owner;
-use crate::table::Slot;
 
 /// How often a descriptor's place may be busy, which is for moments.
 const TRIES: usize = 100;
@@ -27,8 +23,13 @@ const TRIES: usize = 100;
 ///
 /// # Errors
 /// The context could not be put back to its descriptor.
-pub(crate) fn hang(state: &mut State, context: &mut OwnedFd, handle: u32) -> Result<(), Failure> {
-    let Some(bell) = ask(state, handle) else {
+pub(crate) fn hang(
+    link: &mut Link,
+    packet: &mut Packet,
+    context: &mut OwnedFd,
+    handle: u32,
+) -> Result<(), Failure> {
+    let Some(bell) = ask(link, packet, handle) else {
         return Ok(());
     };
     // A signal tells the number at which signals were turned on (`si_fd`), and it is to be
@@ -46,32 +47,19 @@ pub(crate) fn hang(state: &mut State, context: &mut OwnedFd, handle: u32) -> Res
     Ok(())
 }
 
-/// After `fcntl` has changed who is signalled for a context, or how.
-pub(crate) fn follow(number: i32, open: BorrowedFd<'_>, slot: &Slot) {
-    if slot.flags.load(SeqCst) & PFM_FL_OVFL_NO_MSG == 0 {
-        return;
-    }
-    STATE.with(|state| {
-        if let Ok((_, handle)) = state.context(number, open) {
-            adopt(state, open, handle);
-        }
-    });
-}
-
 /// The bell signals whom the context's descriptor would.
-pub(crate) fn adopt(state: &mut State, open: BorrowedFd<'_>, handle: u32) {
-    if let Some(bell) = ask(state, handle) {
-        owner::copy(open, bell.as_fd());
+pub(crate) fn follow(link: &mut Link, packet: &mut Packet, context: BorrowedFd<'_>, handle: u32) {
+    if let Some(bell) = ask(link, packet, handle) {
+        owner::copy(context, bell.as_fd());
     }
 }
 
-fn ask(state: &mut State, handle: u32) -> Option<OwnedFd> {
+fn ask(link: &mut Link, packet: &mut Packet, handle: u32) -> Option<OwnedFd> {
     let question = Question {
         context: handle,
         ..Question::plain(BELL)
     };
-    let link = state.link.as_mut()?;
-    let answer = link.exchange(question, &mut state.packet).ok()?;
+    let answer = link.exchange(question, packet).ok()?;
     let [bell, _] = answer.descriptors;
-    bell.filter(|bell| answer.reply.errno == 0 && can_be_context(bell.as_fd()))
+    bell.filter(|_| answer.reply.errno == 0)
 }

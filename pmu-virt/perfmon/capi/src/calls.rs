@@ -259,6 +259,20 @@ fn refused(reply: &Reply<'_>) -> Failure {
     }
 }
 
+/// After `fcntl` has changed who is signalled for a context, or how (3.3.7).
+pub(crate) fn signals_changed(number: i32, open: BorrowedFd<'_>, slot: &Slot) {
+    if slot.flags.load(SeqCst) & PFM_FL_OVFL_NO_MSG == 0 {
+        return;
+    }
+    STATE.with(|state| {
+        if let Ok((_, handle)) = state.context(number, open)
+            && let Some(link) = &mut state.link
+        {
+            bell::follow(link, &mut state.packet, open, handle);
+        }
+    });
+}
+
 /// Creates a context. Its descriptor survives exec, as the specification wants
 /// it (3.1.1).
 fn create(state: &mut State, argument: User) -> Result<(), Failure> {
@@ -299,7 +313,7 @@ fn create(state: &mut State, argument: User) -> Result<(), Failure> {
     let mut made = CtxArg::from_bytes(answer.reply.payload).map_err(|_| malformed())?;
     let mut fd = fd.ok_or_else(malformed)?;
     if wanted.flags & PFM_FL_OVFL_NO_MSG != 0 {
-        bell::hang(state, &mut fd, handle)?;
+        bell::hang(link, &mut state.packet, &mut fd, handle)?;
     }
     fcntl_setfd(&fd, FdFlags::empty())?;
     made.flags = wanted.flags;

@@ -138,7 +138,9 @@ impl State {
         slot.buffer_size.store(bound.buffer_size, SeqCst);
         if is_new && bound.flags & PFM_FL_OVFL_NO_MSG != 0 {
             // What its owner asked for before this library knew of it.
-            bell::adopt(self, open, handle);
+            if let Some(link) = &mut self.link {
+                bell::follow(link, &mut self.packet, open, handle);
+            }
         }
         Ok((slot, handle))
     }

@@ -316,6 +316,13 @@ fn what_the_model_cannot_take_is_named() {
         &["0x10053fff0", "event select above 0xff"],
     );
     check_error("r200005300c0", "intel-v2", &["host-only (bit 41)"]);
+    check_error("r100005300c0", "amd-k7", &["guest-only (bit 40)"]);
+    check_error("r3005300c0", "intel-v2", &["in_tx (bit 32", "in_tx_cp"]);
+    // What a PEBS record has is no part of an event, on a model with such records either.
+    let adaptive = ["adaptive PEBS record (bit 34)"];
+    for model in ["intel-v2", "intel-v5", "intel-v5,pebs=exact"] {
+        check_error("r4005300c0", model, &adaptive);
+    }
     check_error(
         "r8000000000000000",
         "amd-core",

@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use libc::{off_t, size_t, ssize_t};
 use rustix::io::Errno;
 
-use crate::bell;
 use crate::buffer::{self, Wanted};
+use crate::calls;
 use crate::reading;
 use crate::state::can_be_context;
 use crate::sys::memory::User;
@@ -214,7 +214,7 @@ fn control(large: bool, fd: c_int, command: c_int, argument: usize) -> c_int {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
         changed if result != -1 && owner::is_changed_by(changed) => {
             if let Some((open, slot)) = context(fd) {
-                bell::follow(fd, open, slot);
+                calls::signals_changed(fd, open, slot);
             }
             result
         }
