@@ -157,10 +157,8 @@ impl Contexts {
             return Err(Refusal::new(Errno::EINVAL, reason));
         }
         if entry.bell.get().is_none() {
-            let bell = match self.table.files() + BELL_FILES <= most_files {
-                true => Bell::new().ok(),
-                false => None,
-            };
+            let is_room = self.table.files() + BELL_FILES <= most_files;
+            let bell = is_room.then(Bell::new).and_then(Result::ok);
             let bell = bell.ok_or_else(|| {
                 let reason = "the VMM has no descriptors for a bell; overflows are empty records";
                 Refusal::new(Errno::ENOMEM, reason)

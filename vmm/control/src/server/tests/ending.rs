@@ -202,7 +202,6 @@ fn a_bell_is_for_a_context_without_messages() {
         descriptor: Some(without.fd.as_fd()),
         ..Question::plain(perfmon_abi::wire::Extension::Bind.number())
     };
-    drop(ask);
     let handle = link.exchange(bind, &mut packet).unwrap().reply.context;
     let cookie = |socket: &OwnedFd| rustix::net::sockopt::socket_cookie(socket).unwrap();
     let mut bells = Vec::new();
