@@ -90,7 +90,12 @@ impl MemoryFile {
     /// # Errors
     /// The kernel refuses.
     pub(crate) fn cut(&self) -> io::Result<()> {
-        Ok(retry_on_intr(|| ftruncate(&self.file, 0))?)
+        let cut = || retry_on_intr(|| ftruncate(&self.file, 0));
+        // A kernel may take that for a change of what is immutable.
+        Ok(cut().or_else(|_| {
+            let _ = ioctl_setflags(&self.file, IFlags::empty());
+            cut()
+        })?)
     }
 
     /// How many bytes it was made with.
