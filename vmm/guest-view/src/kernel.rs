@@ -66,6 +66,9 @@ impl Kernel {
             let missing = || BtfError::Missing("ORC table".to_owned());
             orc_table(space, &symbols, format).ok_or_else(missing)
         });
+        let format = table
+            .as_ref()
+            .map_or(format.ok(), |table| Some(table.format()));
         let with = types.as_ref().map_err(Clone::clone);
         let tasks = with
             .clone()
@@ -76,7 +79,7 @@ impl Kernel {
         let modules = with.clone().and_then(|btf| {
             let head = symbols.address("modules");
             let head = head.ok_or_else(|| BtfError::Missing("modules".to_owned()))?;
-            ModuleLayout::of(btf, head, format.ok())
+            ModuleLayout::of(btf, head, format)
         });
         let apic = symbols.address("x86_cpu_to_apicid");
         let bytes = with.and_then(|btf| btf.variable_size("x86_cpu_to_apicid"));
@@ -120,7 +123,7 @@ fn orc_table(space: &Space<'_>, symbols: &SymbolTable, format: orc::Format) -> O
     let (addresses, end) = part("__start_orc_unwind_ip", "__stop_orc_unwind_ip")?;
     let (entries, _) = part("__start_orc_unwind", "__stop_orc_unwind")?;
     let count = usize::try_from(end.checked_sub(addresses)? / 4).ok()?;
-    orc::Table::read(space, format, addresses, entries, count)
+    orc::Table::read(space, format, addresses, entries, count).map(orc::Table::of_kernel)
 }
 
 /// `__per_cpu_offset`, which is written once, before the kernel has a note.

@@ -14,11 +14,12 @@ const BLOCK: u32 = 256;
 /// Bytes of an entry.
 const ENTRY: u32 = 6;
 
-/// Where the caller's stack pointer comes from (`ORC_REG_*`, the same since 4.14).
+/// Where the caller's stack pointer comes from (`ORC_REG_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Base {
     Undefined,
     PreviousSp,
+    Ax,
     Dx,
     Di,
     Bp,
@@ -56,6 +57,51 @@ pub(crate) struct Entry {
     pub(crate) interrupted: bool,
 }
 
+/// Which number stands for which register: the position in each. No kernel's types say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Numbers {
+    /// From 4.14 on.
+    First,
+    /// Those of 7.3.
+    Second,
+}
+
+impl Numbers {
+    const FIRST: [Base; 10] = [
+        Base::Undefined,
+        Base::PreviousSp,
+        Base::Dx,
+        Base::Di,
+        Base::Bp,
+        Base::Sp,
+        Base::R10,
+        Base::R13,
+        Base::BpIndirect,
+        Base::SpIndirect,
+    ];
+    const SECOND: [Base; 11] = [
+        Base::Undefined,
+        Base::Ax,
+        Base::Dx,
+        Base::Sp,
+        Base::Bp,
+        Base::Di,
+        Base::R10,
+        Base::R13,
+        Base::PreviousSp,
+        Base::SpIndirect,
+        Base::BpIndirect,
+    ];
+
+    fn base(self, number: u64) -> Option<Base> {
+        let all: &[Base] = match self {
+            Self::First => &Self::FIRST,
+            Self::Second => &Self::SECOND,
+        };
+        all.get(usize::try_from(number).ok()?).copied()
+    }
+}
+
 /// Where a kernel's `struct orc_entry` has what.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Format {
@@ -66,6 +112,7 @@ pub(crate) struct Format {
     signal: Option<u32>,
     /// Says that this is the outermost frame: up to 6.3. Since then, the kind says it.
     end: Option<u32>,
+    numbers: Numbers,
 }
 
 impl Format {
@@ -101,6 +148,7 @@ impl Format {
             kind,
             signal: optional("signal")?,
             end: optional("end")?,
+            numbers: Numbers::First,
         };
         // 4.14 to 6.3: two bits, and one of its own for the end. Since 6.4: three bits.
         let known = matches!(
@@ -112,10 +160,28 @@ impl Format {
         (known && inside).then_some(format).ok_or_else(unexpected)
     }
 
+    /// The same with the numbers that the kernel's own table uses: nearly all frames are found
+    /// by the stack pointer, and by no other register as many.
+    fn numbered(self, entries: &[[u8; 6]]) -> Self {
+        let by = |numbers: Numbers| {
+            let format = Self { numbers, ..self };
+            let is_usual = |entry: Entry| entry.kind == FrameKind::Call && entry.sp == Base::Sp;
+            let usual = |bytes: &&[u8; 6]| format.decode(**bytes).is_some_and(is_usual);
+            (entries.iter().filter(usual).count(), format)
+        };
+        let (first, second) = (by(Numbers::First), by(Numbers::Second));
+        if second.0 > first.0 {
+            second.1
+        } else {
+            first.1
+        }
+    }
+
     fn decode(&self, bytes: [u8; 6]) -> Option<Entry> {
         let mut whole = [0; 8];
         whole[..6].copy_from_slice(&bytes);
         let whole = u64::from_le_bytes(whole);
+        let base = |number| self.numbers.base(number);
         let bits = |offset: u32, width: u32| whole >> offset & ((1 << width) - 1);
         let is_set = |bit: Option<u32>| bit.map(|bit| bits(bit, 1) != 0);
         let sp = base(bits(self.sp, 4))?;
@@ -150,22 +216,6 @@ impl Format {
     }
 }
 
-fn base(code: u64) -> Option<Base> {
-    const ALL: [Base; 10] = [
-        Base::Undefined,
-        Base::PreviousSp,
-        Base::Dx,
-        Base::Di,
-        Base::Bp,
-        Base::Sp,
-        Base::R10,
-        Base::R13,
-        Base::BpIndirect,
-        Base::SpIndirect,
-    ];
-    ALL.get(usize::try_from(code).ok()?).copied()
-}
-
 /// A table, copied out of the guest.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -179,6 +229,17 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// How its entries are to be read.
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The kernel's own table, which also says how modules' are to be read.
+    pub(crate) fn of_kernel(mut self) -> Self {
+        self.format = self.format.numbered(&self.entries);
+        self
+    }
+
     /// The table of `count` entries at `entries`, whose addresses are at `addresses`;
     /// `None` where it is not in order, or covers more than 1 GiB.
     pub(crate) fn read(

@@ -164,6 +164,8 @@ impl Unwinder<'_> {
             Base::R13 => (general()?.r13, true),
             Base::Di => (general()?.di, true),
             Base::Dx => (general()?.dx, true),
+            // No table has it so far, and nobody has kept it.
+            Base::Ax => return Err(End::NoRegister),
             Base::Undefined | Base::PreviousSp => return Err(End::NoTable),
         })
     }

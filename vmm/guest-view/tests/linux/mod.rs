@@ -532,7 +532,7 @@ impl Linux {
         5
     }
 
-    /// An entry of the unwind tables.
+    /// An entry of the unwind tables; registers as before 7.3.
     pub(crate) fn entry(
         &self,
         sp: u16,
@@ -552,7 +552,14 @@ impl Linux {
             (false, "end") => 4,
             (false, _) => 0,
         };
-        let bits = sp | bp << 4 | kind << 8;
+        let number = |register: u16| match (self.kind, register) {
+            (Kind::V7_3, 1) => 8,
+            (Kind::V7_3, 3) => 5,
+            (Kind::V7_3, 5) => 3,
+            (Kind::V7_3, 8) => 10,
+            (_, same) => same,
+        };
+        let bits = number(sp) | number(bp) << 4 | kind << 8;
         let [a, b] = sp_offset.to_le_bytes();
         let [c, d] = bp_offset.to_le_bytes();
         let [e, f] = bits.to_le_bytes();
