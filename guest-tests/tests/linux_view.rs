@@ -18,8 +18,11 @@ const SCRIPT: &str = r#"
 insmod /lib/modules/msr.ko
 walk compute >/tmp/compute & echo $! >/tmp/compute.pid
 walk kernel >/tmp/kernel & walk module >/tmp/module & sleep 1
+mkdir -p /tmp/c && mount -t tmpfs c /tmp/c && mkdir -p /tmp/c/usr/bin && cp /usr/bin/walk /tmp/c/usr/bin
+unshare -m sh -c 'cd /tmp/c && mount --move . / && exec chroot . /usr/bin/walk compute' >/tmp/inside & echo $! >/tmp/inside.pid
 (cat /proc/kallsyms; echo '#maps'; cat /proc/$(cat /tmp/compute.pid)/maps) >/tmp/said
-(echo '#walk'; cat /tmp/compute; echo '#pid'; cat /tmp/compute.pid; echo '#files') >>/tmp/said
+(echo '#walk'; cat /tmp/compute; echo '#pid'; cat /tmp/compute.pid) >>/tmp/said
+(echo '#inside'; cat /tmp/inside.pid; grep ' /tmp/c ' /proc/self/mountinfo; echo '#files') >>/tmp/said
 sed -n 's|.* r-xp [^/]*/|/|p' /proc/$(cat /tmp/compute.pid)/maps >/tmp/files
 while read f; do echo $f $(hexdump -v -n 4096 -e '1/1 "%02x"' $f); done </tmp/files >>/tmp/said
 echo '#end' >>/tmp/said
@@ -36,6 +39,8 @@ struct Said<'a> {
     /// Where the functions of `walk` begin.
     walk: BTreeMap<u64, &'a str>,
     pid: u32,
+    /// The program in a container, and the device of its root.
+    inside: (u32, &'a str),
     /// Names of files, and in hexadecimal digits what each begins with.
     files: BTreeMap<&'a str, &'a str>,
 }
@@ -45,7 +50,10 @@ impl<'a> Said<'a> {
         let (symbols, rest) = text.split_once("#maps\n")?;
         let (maps, rest) = rest.split_once("#walk\n")?;
         let (walk, rest) = rest.split_once("#pid\n")?;
-        let (pid, rest) = rest.split_once("#files\n")?;
+        let (pid, rest) = rest.split_once("#inside\n")?;
+        let (inside, rest) = rest.split_once("#files\n")?;
+        let (inside, mount) = inside.split_once('\n')?;
+        let device = mount.split_whitespace().nth(2)?;
         let files = rest.lines().filter_map(|line| line.split_once(' '));
         let words: Vec<&str> = walk.strip_prefix("walk: ")?.split_whitespace().collect();
         let walk = words.chunks_exact(2).map(|pair| {
@@ -57,6 +65,7 @@ impl<'a> Said<'a> {
             maps,
             walk: walk.collect::<Option<_>>()?,
             pid: pid.trim().parse().ok()?,
+            inside: (inside.trim().parse().ok()?, device),
             files: files.collect(),
         })
     }
@@ -167,6 +176,19 @@ fn check_mappings(look: &Look<'_>, task: &Task, said: &Said<'_>) {
     assert!(ids > 0, "{}", said.maps);
 }
 
+/// A program in a container has its file's name there, which is not the root's.
+fn check_inside(look: &Look<'_>, task: &Task, address: u64, said: &Said<'_>) {
+    let memory = task.memory.expect("a program");
+    let found = look.mapping(memory, address).expect("a mapping");
+    let path = look.path(&found.file.expect("a file")).expect("a path");
+    let expected = Path {
+        name: "/usr/bin/walk".to_owned(),
+        deleted: false,
+        root: said.inside.1.to_owned(),
+    };
+    assert_eq!(path, expected);
+}
+
 /// What the samples came to.
 #[derive(Debug, Default)]
 struct Tally {
@@ -183,6 +205,8 @@ struct Tally {
     module: u32,
     through: u32,
     mapped: bool,
+    /// The program in a container.
+    inside: bool,
     /// In the kernel, with the place where the program entered it.
     entered: u32,
     comms: BTreeMap<String, u32>,
@@ -270,6 +294,11 @@ fn check(image: LinuxImage, cpu: &str, options: &str) {
                 assert!(is_code, "{frame:?}: {mapping:?} in {task:?}");
                 tally.entered += u32::from(at.mode == Mode::Kernel);
             }
+            let in_walk = at.mode == Mode::User && said.function(at.rip).is_some();
+            if task.tgid == said.inside.0 && in_walk {
+                check_inside(&look, &task, at.rip, &said);
+                tally.inside = true;
+            }
             if task.tgid == said.pid && !tally.mapped {
                 check_mappings(&look, &task, &said);
                 tally.mapped = true;
@@ -279,6 +308,7 @@ fn check(image: LinuxImage, cpu: &str, options: &str) {
     }
     println!("{tally:#?}");
     let most = |part: u32, whole: u32| part * 100 >= whole * 90;
+    assert!(tally.inside, "the program in a container");
     assert!(tally.mapped && tally.comms.contains_key("walk"));
     assert!(tally.comms.contains_key("cat"), "two that wake each other");
     assert!(tally.entered > 100, "programs in the kernel");
