@@ -253,9 +253,13 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
             let Some((mapping, file)) = survey.names.programs.mapping(number) else {
                 continue;
             };
-            let file = survey.names.file(file);
+            let (file, others) = survey.names.programs.file_and_others(file);
+            // perf would take the root's file for a container's.
+            let is_elsewhere = file.build_id.is_empty() && file.is_file();
             let name = match file.name.as_str() {
                 "" => continue,
+                _ if is_elsewhere && !file.root.is_empty() => file.whole_name(),
+                name if is_elsewhere && !others.is_empty() => format!("{}{name}", file.device()),
                 // perf would take its own.
                 "[vdso]" => "[guest.vdso]".to_owned(),
                 name if file.deleted => format!("{name} (deleted)"),

@@ -521,6 +521,37 @@ fn a_containers_files_are_not_the_roots() {
     check("", &[("/usr", "web")], "[unknown]", "No such file");
 }
 
+/// Nor does perf take the root's file for them.
+#[test]
+fn perf_gets_names_of_containers_files_that_lead_to_no_other_file() {
+    let files = [
+        ("/usr/bin/prog", "0:53", OVERLAY, 99),
+        ("/usr/bin/prog", "/srv/db", DISK, 100),
+        ("/usr/bin/twin", "", DISK, 101),
+        ("/usr/bin/twin", "", OVERLAY, 102),
+        ("/usr/bin/own", "", DISK, 103),
+    ];
+    let place = Place::new(&samples_of(&files));
+    let file = place.path("perf.data");
+    place.report(|options| options.perf_data = Some(file.clone()));
+    let bytes = fs::read(file).unwrap();
+    // Numbers are in front of each.
+    let has = |name: &str| {
+        let name = format!("\0{name}\0");
+        bytes.windows(name.len()).any(|at| at == name.as_bytes())
+    };
+    for name in [
+        "0:53/usr/bin/prog",
+        "/srv/db/usr/bin/prog",
+        "8:1/usr/bin/twin",
+        "0:53/usr/bin/twin",
+        "/usr/bin/own",
+    ] {
+        assert!(has(name), "{name}");
+    }
+    assert!(!has("/usr/bin/prog") && !has("/usr/bin/twin"));
+}
+
 /// A build that both have is the same, whichever file it is.
 #[test]
 fn a_build_id_makes_files_of_containers_equal() {
