@@ -252,16 +252,34 @@ fn a_failed_run_is_no_kick() {
         assert!(told.starts_with("vCPU 0: KVM_RUN failed: "), "{told}");
         assert_eq!(error.is_dead(), errno == libc::EIO, "{told}");
     }
-    // KVM's own: it has no such registers to leave in `kvm_run`.
-    let (ran, owner) = outcome(Ok(()), |vcpu| {
-        vcpu.fd.get_kvm_run().kvm_valid_regs = 1 << 63;
-    });
-    assert_eq!(ran, Err(libc::EINVAL));
-    let told = owner.unwrap_err().to_string();
-    assert!(told.starts_with("vCPU 0: KVM_RUN failed: "), "{told}");
     // Nobody waits for a vCPU whose KVM_RUN has failed, and it can be left.
     vmm.traps.restore();
     vcpu.leave();
     let reports = vcpu.pmu.pmu().unwrap().report(vcpu.thread.counters());
     assert_eq!(reports[0].value, u64::from(COUNT));
+}
+
+/// An error of KVM's own.
+#[test]
+fn a_vm_of_another_process_is_dead() {
+    if !can_run("a_vm_of_another_process_is_dead") {
+        return;
+    }
+    let (vmm, mut vcpu) = saved((TrapMode::Auto, PUSH), enable);
+    let mut lent = Lent {
+        vm: &vmm.vm,
+        memory: vmm.memory.for_vmm(),
+        thread: &mut vcpu.thread,
+        observer: &mut vcpu.seen,
+    };
+    vcpu.pmu.before_entry(&mut vcpu.fd, &mut lent).unwrap();
+    let held = sys::in_a_child(|| {
+        let ran = vcpu.fd.run().map(|_| ());
+        let owner = vcpu.pmu.after_exit(&mut vcpu.fd, &mut lent, &ran);
+        println!("{ran:?}: {owner:?}");
+        owner.is_err_and(|error| {
+            error.is_dead() && error.to_string().starts_with("vCPU 0: KVM_RUN failed: ")
+        })
+    });
+    assert!(held);
 }

@@ -1,4 +1,4 @@
-//! The one call of kvm-ioctls that is not safe.
+//! What is not safe: a memory slot, and a process in which a VM is dead.
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
@@ -15,4 +15,26 @@ pub(crate) fn set_memory(vm: &VmFd, memory: &TwiceMapped, size: usize) {
     };
     // SAFETY: the mapping has `size` bytes, and the caller drops it after the VM.
     unsafe { vm.set_user_memory_region(slot) }.unwrap();
+}
+
+/// Whether `holds`, asked in a child process: there each ioctl of a VM that this process has
+/// made fails with EIO.
+pub(crate) fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs on this thread alone, and leaves without running what the
+    // parent has registered for its end.
+    match unsafe { libc::fork() } {
+        0 => {
+            let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(holds));
+            let status = i32::from(!held.unwrap_or(false));
+            // SAFETY: ends the process, which is the child.
+            unsafe { libc::_exit(status) }
+        }
+        child => {
+            assert!(child > 0, "no child process");
+            let mut status = 0;
+            // SAFETY: the status is a variable of this frame.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            waited == child && status == 0
+        }
+    }
 }

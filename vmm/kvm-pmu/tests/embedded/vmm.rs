@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, r10, r11, rax, rdx};
-use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_sregs};
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_sregs,
+};
 use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VcpuExit, VcpuFd, VmFd};
 use kvm_pmu::{
     Armed, ExitOwner, KvmPmu, KvmPmuError, KvmPmuParts, Lent, MsrFilter, ThreadContext, TrapEvent,
@@ -51,6 +53,7 @@ pub(crate) struct Vmm {
     pub(crate) vm: VmFd,
     pub(crate) traps: Arc<VmTraps>,
     pub(crate) memory: TwiceMapped,
+    cpuid: CpuId,
     model: PmuModel,
 }
 
@@ -79,7 +82,8 @@ impl TrapObserver for Seen {
 impl Vmm {
     /// Without a guest yet.
     pub(crate) fn new(mode: TrapMode) -> Self {
-        let vm = Kvm::new().unwrap().create_vm().unwrap();
+        let kvm = Kvm::new().unwrap();
+        let vm = kvm.create_vm().unwrap();
         let memory = TwiceMapped::new(&[(GuestAddress(0), MEMORY_SIZE)]).unwrap();
         crate::sys::set_memory(&vm, &memory, MEMORY_SIZE);
         switch_off_vpmu(&vm).unwrap();
@@ -98,6 +102,7 @@ impl Vmm {
             traps: VmTraps::new(plan, Some(Arc::new(memory.clone()))),
             vm,
             memory,
+            cpuid: kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap(),
             model,
         }
     }
@@ -155,6 +160,7 @@ impl Vmm {
     pub(crate) fn vcpu(&self, id: u8, state: Option<&PmuState>) -> Vcpu {
         install_kick_handler().unwrap();
         let fd = self.vm.create_vcpu(id.into()).unwrap();
+        fd.set_cpuid2(&self.cpuid).unwrap();
         let tsc_khz = fd.get_tsc_khz().unwrap();
         let owner = OwnerId(id.into());
         let mut logical = VcpuPmu::detached(owner, self.model.clone(), Grant::everything());
