@@ -169,14 +169,14 @@ impl GpWatch {
     }
 
     /// Finds the #GP handler through IDTR and has it watched; a guest that is
-    /// `stepped` is not patched. True if the guest has just taken the last debug
-    /// register.
+    /// `stepped` is not patched. A way through page tables that was walked less than
+    /// `walked` ago is trusted. True if the guest has just taken the last debug register.
     pub(crate) fn arm(
         &mut self,
         vcpu: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
-        stepped: bool,
+        (stepped, walked): (bool, Ticks),
     ) -> Result<bool, VcpuError> {
         // Who changes a patch waits for all that are inside.
         self.traps.leave();
@@ -197,10 +197,9 @@ impl GpWatch {
             sregs: &sregs,
             memory,
         };
-        let fresh_for = debug.fresh_for();
         if self
             .found
-            .is_some_and(|found| found.still_holds(&context, fresh_for))
+            .is_some_and(|found| found.still_holds(&context, walked))
             && !self.traps.has_news()
             && self.look_at.is_none()
             && !(stepped && self.armed == Armed::Patch)
@@ -227,7 +226,7 @@ impl GpWatch {
         {
             self.traps.abandon(before);
         }
-        self.choose(&context, stepped, fresh_for);
+        self.choose(&context, stepped, debug.fresh_for());
         if self.is_wanted(debug) && debug.is_active() {
             debug.refresh_stale(vcpu)?;
         } else {
@@ -298,6 +297,11 @@ impl GpWatch {
         self.look_at.is_some_and(|at| at <= time::now())
             || stepped && self.armed == Armed::Patch
             || self.traps.vm().is_read() && time::now() - self.looked >= self.look
+    }
+
+    /// For how long a walk is trusted where nothing but time has passed.
+    pub(crate) fn walk_holds(&self) -> Ticks {
+        self.kick
     }
 
     /// Whether no counter can be read any more, and the watch is to end: the machine was

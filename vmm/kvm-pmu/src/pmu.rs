@@ -262,7 +262,8 @@ impl KvmPmu {
         traps.prepare(vcpu, lent)?;
         while !traps.gp.enter(lent.thread.target()) {
             if traps.gp.is_on() {
-                traps.watch_gp_handler(vcpu, lent)?;
+                let walked = traps.gp.walk_holds();
+                traps.watch_gp_handler(vcpu, lent, walked)?;
                 traps.debug.apply(vcpu)?;
             }
         }

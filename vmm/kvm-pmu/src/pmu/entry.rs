@@ -51,7 +51,7 @@ impl Traps {
             self.end_watch(vcpu, lent);
         }
         if self.gp.is_due(stepped) {
-            self.watch_gp_handler(vcpu, lent)?;
+            self.watch_gp_handler(vcpu, lent, self.gp.walk_holds())?;
         }
         if !self.debug.is_idle() {
             self.debug.apply(vcpu)?;

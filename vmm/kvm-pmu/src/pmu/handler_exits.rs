@@ -1,6 +1,8 @@
 //! Exits at the guest's #GP handler, where that is patched: the OUT that stands there,
 //! and the guest's own stores to its page.
 
+use pmu_virt::Ticks;
+
 use super::{ExitOwner, Lent, SYNCED_EXITS, Traps};
 use crate::error::{KvmPmuError, VcpuId};
 use crate::gp_watch::{GpWatch, OutStop};
@@ -9,16 +11,19 @@ use crate::registers::VcpuAccess;
 use crate::trap::page_of;
 
 impl Traps {
-    /// Looks at the #GP handler, and has it watched.
+    /// Looks at the #GP handler, and has it watched. A way through page tables that was
+    /// walked less than `walked` ago is trusted.
     #[inline(never)]
     pub(super) fn watch_gp_handler(
         &mut self,
         vcpu: VcpuAccess<'_>,
         lent: &mut Lent<'_>,
+        walked: Ticks,
     ) -> Result<(), KvmPmuError> {
         let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
         let before = self.gp.armed();
-        let full = self.gp.arm(vcpu, lent.memory, &mut self.debug, stepped)?;
+        let how = (stepped, walked);
+        let full = self.gp.arm(vcpu, lent.memory, &mut self.debug, how)?;
         self.tell_armed(vcpu, lent, before);
         if full {
             self.report_full(vcpu, lent);

@@ -124,7 +124,7 @@ impl Traps {
             self.idle_looks = 0;
             self.gp.programmed(true);
             // Whoever programs counters will read them.
-            self.watch_gp_handler(vcpu, lent)?;
+            self.watch_gp_handler(vcpu, lent, self.debug.fresh_for())?;
         }
         Ok(Some(done))
     }
