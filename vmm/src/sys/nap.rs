@@ -11,9 +11,10 @@ use super::kick_signal;
 /// kicks cannot go unnoticed any more; if it says no, there is no wait.
 ///
 /// # Errors
-/// The error of `pthread_sigmask`.
+/// The error of `pthread_sigmask`, or of `ppoll` if that was no signal.
 pub fn nap(time: Duration, wanted: impl FnOnce() -> bool) -> errno::Result<()> {
     let before = change_mask(libc::SIG_BLOCK, &kicks())?;
+    let mut failed = None;
     if wanted() {
         let spec = libc::timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -22,9 +23,13 @@ pub fn nap(time: Duration, wanted: impl FnOnce() -> bool) -> errno::Result<()> {
         // SAFETY: no descriptors; the time and the mask are valid for the call.
         // It ends by the time, or by a signal whose handler has then run; both
         // are as good.
-        unsafe { libc::ppoll(std::ptr::null_mut(), 0, &raw const spec, &raw const before) };
+        let polled =
+            unsafe { libc::ppoll(std::ptr::null_mut(), 0, &raw const spec, &raw const before) };
+        let error = errno::Error::last();
+        failed = (polled < 0 && error.errno() != libc::EINTR).then_some(error);
     }
-    change_mask(libc::SIG_SETMASK, &before).map(|_| ())
+    change_mask(libc::SIG_SETMASK, &before)?;
+    failed.map_or(Ok(()), Err)
 }
 
 /// The kick signal, and the one that the kernel sends in its place when a thread's

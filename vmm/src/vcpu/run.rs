@@ -58,8 +58,8 @@ pub enum VcpuFailure {
         /// Why.
         error: errno::Error,
     },
-    /// The signals that end a wait could not be blocked.
-    #[error("pthread_sigmask failed: {0}")]
+    /// A wait that a kick ends failed.
+    #[error("a wait for a kick failed: {0}")]
     Wait(errno::Error),
     /// The signal that probes need could not be queued.
     #[error("a signal cannot be queued: {0} (limit of pending signals: `ulimit -i`)")]

@@ -1,7 +1,7 @@
 //! A guest of 32 bits, whose handler is never patched: protected mode, flat segments, no
 //! paging.
 
-use iced_x86::code_asm::{CodeAssembler, eax, ebx, ecx, edx, esp};
+use iced_x86::code_asm::{CodeAssembler, eax, ebx, ecx, edx};
 use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_pmu::{Armed, TrapMode};
 
@@ -149,7 +149,6 @@ fn a_32_bit_guest_reads_long_after_it_stopped_its_counters() {
     let tsc_khz = Vmm::new(TrapMode::Auto).vcpu(0, None).pmu.tsc_khz();
     for (cr4, wait_ms) in [(PCE, 6_500), (0, 300)] {
         let vmm = guest(|a| {
-            a.mov(esp, STACK as u32)?;
             stopped(a)?;
             spin_for(a, u64::from(tsc_khz) * wait_ms)?;
             read(a)?;
