@@ -4,6 +4,9 @@
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+#[cfg(feature = "alloc")]
+use crate::account::Account;
+
 /// The software layer that performs an access. The order is from the most to the
 /// least privileged layer inside a guest; the host's own tools come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,12 +89,18 @@ pub enum Access {
 }
 
 /// The firmware's phase of a machine: whether the firmware still runs. All vCPUs of
-/// the machine share it.
+/// the machine share it, and with it the account of their wrong cookies.
 #[derive(Debug)]
 pub struct Phase {
     over: AtomicBool,
     has_firmware: bool,
     in_smm: AtomicBool,
+    /// Wrong cookies of firmware and kernel.
+    #[cfg(feature = "alloc")]
+    pub(crate) privileged: Account,
+    /// Wrong cookies of programs.
+    #[cfg(feature = "alloc")]
+    pub(crate) programs: Account,
 }
 
 impl Phase {
@@ -101,6 +110,10 @@ impl Phase {
             over: AtomicBool::new(!has_firmware),
             has_firmware,
             in_smm: AtomicBool::new(false),
+            #[cfg(feature = "alloc")]
+            privileged: Account::new(),
+            #[cfg(feature = "alloc")]
+            programs: Account::new(),
         }
     }
 

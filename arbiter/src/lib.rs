@@ -67,6 +67,8 @@
 extern crate alloc;
 
 pub mod abi;
+#[cfg(feature = "alloc")]
+mod account;
 mod audit;
 #[cfg(feature = "alloc")]
 mod backing;
@@ -79,6 +81,7 @@ mod cookie;
 mod counter;
 #[cfg(feature = "alloc")]
 mod grant;
+#[cfg(feature = "alloc")]
 mod guard;
 pub mod guest;
 #[cfg(feature = "alloc")]
@@ -102,6 +105,8 @@ mod time;
 mod unit;
 
 #[cfg(feature = "alloc")]
+pub use account::GuardLimits;
+#[cfg(feature = "alloc")]
 pub use audit::{Ask, AskRecord, AskResult, Presented};
 pub use audit::{Auditor, Entropy, Event, NoAudit, NoEntropy, Record};
 #[cfg(feature = "alloc")]
@@ -113,7 +118,8 @@ pub use cookie::Cookie;
 pub use counter::{CounterId, CounterSet, IbsKind, MAX_FIXED, MAX_PROGRAMMABLE, PerKind};
 #[cfg(feature = "alloc")]
 pub use grant::{Budget, BudgetEnd, Denial, Grant, Verdict};
-pub use guard::{Guard, GuardLimits, Penalty};
+#[cfg(feature = "alloc")]
+pub use guard::{Guard, Penalty};
 pub use layer::{Access, Layer, Phase};
 #[cfg(feature = "alloc")]
 pub use map::LegacyMap;

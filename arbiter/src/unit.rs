@@ -20,6 +20,7 @@ use alloc::sync::Arc;
 use core::fmt;
 
 use crate::abi;
+use crate::account::GuardLimits;
 use crate::audit::{Ask, AskRecord, AskResult, Auditor, Entropy, Event, Presented, Record};
 use crate::backing::Backing;
 use crate::bank::Bank;
@@ -27,7 +28,7 @@ use crate::broker::{self, LAYERS};
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
 use crate::counter::PerKind;
-use crate::guard::{Guard, GuardLimits};
+use crate::guard::Guard;
 use crate::layer::Phase;
 use crate::mailbox::{Mailbox, QueuedNotice};
 use crate::map::LegacyMap;
@@ -50,7 +51,7 @@ pub struct PcrConfig {
     pub policy: Policy,
     /// Who reserves, and how layers get each other's counters.
     pub scheme: Scheme,
-    /// The penalties for wrong cookies.
+    /// The penalties for wrong cookies, which are counted for all units of a phase.
     pub guard: GuardLimits,
     /// Ticks of the caller's clock in a millisecond. 0 counts as 1.
     pub ticks_per_ms: u64,
@@ -174,7 +175,7 @@ impl PcrUnit {
         PcrUnit {
             bank: Bank::new(programmable, fixed),
             policy: config.policy,
-            guard: Guard::new(config.guard),
+            guard: Guard::of_vcpu(config.guard, config.phase.clone()),
             widths: config.widths,
             ticks_per_ms: config.ticks_per_ms.max(1),
             phase: config.phase,

@@ -4,12 +4,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::{Action, End, Row, Script, Setup, Step, Trace, What};
+use crate::account::GuardLimits;
 use crate::audit::{Event, NoEntropy};
 use crate::broker::LAYERS;
 use crate::control::Control;
 use crate::cookie::Cookie;
 use crate::counter::PerKind;
-use crate::guard::GuardLimits;
 use crate::layer::Phase;
 use crate::message::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
 use crate::policy::Policy;

@@ -9,6 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::{AdminAct, Caller, Context, PcrConfig, PcrUnit};
+use crate::guard::Guard;
 use crate::message::{Reply, Request, Wanted};
 use crate::time::{Ticks, Tsc};
 use crate::{
@@ -105,13 +106,15 @@ impl State {
         if unit.phase.is_over() {
             phase.end();
         }
+        let phase = Arc::new(phase);
         let unit = PcrUnit {
             bank: unit.bank.clone(),
             policy: unit.policy,
-            guard: unit.guard,
+            // There is but one cookie, so none is wrong.
+            guard: Guard::of_vcpu(GuardLimits::with_ticks_per_ms(1), phase.clone()),
             widths: unit.widths,
             ticks_per_ms: unit.ticks_per_ms,
-            phase: Arc::new(phase),
+            phase,
             map: unit.map,
             unmapped: unit.unmapped,
             legacy: unit.legacy,

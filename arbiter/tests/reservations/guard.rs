@@ -1,7 +1,9 @@
 //! Wrong cookies: when they bring a penalty, how long it is, and how many cookies a
 //! layer can try that does nothing else.
 
-use arbiter::{Guard, GuardLimits, Layer, Penalty, Ticks, Tsc};
+use std::sync::Arc;
+
+use arbiter::{Guard, GuardLimits, Layer, Penalty, Phase, Ticks, Tsc};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
 
 /// Ticks are milliseconds here.
@@ -178,6 +180,70 @@ fn programs_guess_at_their_own_expense() {
         assert_eq!(present(&mut guard, hour), None, "the kernel's own account");
     }
     assert_eq!(present(&mut guard, hour), Some(limits.first_penalty.0));
+}
+
+/// The guards of a machine's vCPUs.
+fn machine(vcpus: usize) -> Vec<Guard> {
+    let phase = Arc::new(Phase::new(false));
+    let guard = |_| Guard::of_vcpu(limits(), Arc::clone(&phase));
+    (0..vcpus).map(guard).collect()
+}
+
+#[test]
+fn what_one_vcpu_guesses_counts_on_all() {
+    let mut vcpus = machine(4);
+    for n in 0..16 {
+        assert_eq!(present(&mut vcpus[n % 3], 0), None, "guess {n}");
+    }
+    // One that has guessed nothing yet.
+    assert_eq!(present(&mut vcpus[3], 0), Some(10));
+    assert_eq!(locked_out(&vcpus[3], 9), Some(10));
+    // The others run, and each that guesses now is out for longer than the one before.
+    for vcpu in &vcpus[..3] {
+        assert_eq!(locked_out(vcpu, 0), None);
+    }
+    assert_eq!(present(&mut vcpus[0], 4), Some(10 + 20 - 4));
+    assert_eq!(present(&mut vcpus[1], 5), Some(30 + 40 - 5));
+    // Each vCPU has a total of its own.
+    let totals = vcpus.iter().map(Guard::total);
+    assert_eq!(totals.collect::<Vec<_>>(), [7, 6, 5, 1]);
+    assert_eq!(present(&mut machine(1)[0], 0), None, "another machine");
+}
+
+#[test]
+fn a_program_that_guesses_is_not_heard_on_any_vcpu() {
+    let mut vcpus = machine(3);
+    for n in 0..16 {
+        assert_eq!(vcpus[n % 2].wrong(Layer::GuestUser, Tsc(0)), None);
+    }
+    let deaf = Some(Penalty::Deaf(Ticks(10)));
+    assert_eq!(vcpus[1].wrong(Layer::GuestUser, Tsc(0)), deaf);
+    for vcpu in &mut vcpus {
+        assert!(vcpu.is_deaf(Tsc(9)) && !vcpu.is_deaf(Tsc(10)));
+        assert_eq!(locked_out(vcpu, 0), None);
+        assert_eq!(present(vcpu, 0), None, "the kernel's own account");
+    }
+}
+
+/// Many vCPUs, each of which guesses whenever it runs: they are given no more guesses than
+/// one, but for the first penalty of each.
+#[test]
+fn many_vcpus_guess_no_more_than_one() {
+    let (limits, end) = (limits(), 600_000);
+    let mut vcpus = machine(16);
+    let mut guesses = 0_u64;
+    for now in 0..end {
+        for vcpu in &mut vcpus {
+            while locked_out(vcpu, now).is_none() {
+                guesses += 1;
+                present(vcpu, now);
+            }
+        }
+    }
+    let forgiven = end / limits.forgive_after.0;
+    let penalties = end / limits.longest_penalty.0 + 8 + 16;
+    let bound = u64::from(limits.burst) + forgiven + penalties;
+    assert!(guesses <= bound, "{guesses} of at most {bound}");
 }
 
 proptest! {
