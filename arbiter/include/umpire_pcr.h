@@ -80,6 +80,7 @@
 #define UMPIRE_PCR_CONTROL_OVF_CLEAR 0x40000ULL /* global status shows its overflow, global registers clear it */
 #define UMPIRE_PCR_CONTROL_FIXED_CTRL 0x80000ULL /* FIXED_CTR_CTRL reaches it */
 #define UMPIRE_PCR_CONTROL_PEBS_ENABLE 0x100000ULL /* IA32_PEBS_ENABLE reaches it */
+#define UMPIRE_PCR_CONTROL_SHARED 0x1f0000ULL /* all of these: what several counters share reaches it */
 #define UMPIRE_PCR_CONTROL_LEND 0x1000000ULL /* the owner agrees to revocation when another layer is short */
 #define UMPIRE_PCR_CONTROL_INITIAL 0x1f00ffULL /* value of an unreserved counter */
 

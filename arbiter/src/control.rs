@@ -46,15 +46,8 @@ impl Shared {
 }
 
 const MODES: u64 = 0xff;
-const IMPLEMENTED: u64 = MODES
-    | abi::CONTROL_FAULT
-    | abi::CONTROL_FAULT_RDPMC
-    | abi::CONTROL_GLOBAL_CTRL
-    | abi::CONTROL_FREEZE
-    | abi::CONTROL_OVF_CLEAR
-    | abi::CONTROL_FIXED_CTRL
-    | abi::CONTROL_PEBS_ENABLE
-    | abi::CONTROL_LEND;
+const IMPLEMENTED: u64 =
+    MODES | abi::CONTROL_FAULT | abi::CONTROL_FAULT_RDPMC | abi::CONTROL_SHARED | abi::CONTROL_LEND;
 
 impl Control {
     /// The control word of a new reservation: both cookies are valid in every layer,

@@ -179,3 +179,130 @@ fn names_are_unique_and_values_fit() {
     names.dedup();
     assert_eq!(all, names.len(), "a name is given twice");
 }
+
+/// The page around the generated tables.
+fn prose() -> String {
+    let text = fs::read_to_string(path("../docs/pcr.md")).unwrap();
+    let (before, rest) = text.split_once(BEGIN).expect("docs/pcr.md has the marker");
+    let (_, after) = rest.split_once(END).expect("and its end");
+    format!("{before}{after}")
+}
+
+fn entries(prefix: &str) -> impl Iterator<Item = &'static Entry> {
+    let all = TABLE.iter().flat_map(|group| group.entries);
+    let prefix = prefix.to_owned();
+    all.filter(move |entry| entry.name.starts_with(&prefix))
+}
+
+fn value(name: &str) -> u64 {
+    let mut all = entries(name).filter(|entry| entry.name == name);
+    all.next()
+        .unwrap_or_else(|| panic!("{name} is in the table"))
+        .value
+}
+
+/// The rows of the table below `heading` whose first cell `read` takes, with their second.
+fn rows<T>(heading: &str, read: impl Fn(&str) -> Option<T>) -> Vec<(T, String)> {
+    let text = prose();
+    let (_, rest) = text.split_once(heading).expect(heading);
+    let section = rest.split("\n## ").next().unwrap_or(rest);
+    let cells = section.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| ")?.split(" | ");
+        Some((read(cells.next()?)?, cells.next()?.to_owned()))
+    });
+    cells.collect()
+}
+
+#[test]
+fn the_page_describes_every_feature() {
+    let read = |cell: &str| cell.strip_prefix("ECX bit ")?.parse().ok();
+    let told = rows("\n## Finding it\n", read);
+    let told: Vec<u64> = told
+        .into_iter()
+        .map(|(bit, _): (u32, _)| 1 << bit)
+        .collect();
+    let there: Vec<u64> = entries("FEATURE_").map(|entry| entry.value).collect();
+    assert_eq!(told, there);
+}
+
+#[test]
+fn the_page_names_the_present_version() {
+    let version = value("VERSION");
+    let text = prose();
+    for told in [
+        format!("version of this ABI: {version} "),
+        format!("EAX is {version}?"),
+    ] {
+        assert!(text.contains(&told), "docs/pcr.md lacks '{told}'");
+    }
+}
+
+#[test]
+fn the_page_describes_every_bit_of_the_control_word() {
+    let bits = |cell: &str| {
+        let (high, low) = cell.split_once(':').unwrap_or((cell, cell));
+        Some(low.parse::<u32>().ok()?..=high.parse::<u32>().ok()?)
+    };
+    let told = rows("\n## The control word\n", bits);
+    let mut described = 0;
+    for (bits, name) in told {
+        let name = name.trim_matches('`').trim_end_matches('*').to_owned();
+        for (bit, entry) in bits.zip(entries(&format!("CONTROL_{name}"))) {
+            assert_eq!(entry.value, 1 << bit, "{}", entry.name);
+            described |= entry.value;
+        }
+    }
+    let one_bit = entries("CONTROL_").filter(|entry| entry.value.is_power_of_two());
+    let all = one_bit.fold(0, |all, entry| all | entry.value);
+    assert_eq!(described, all);
+    // Words that consist of such bits.
+    let shared = entries("CONTROL_").filter(|entry| entry.meaning.ends_with("reaches it"));
+    let named = value("CONTROL_GLOBAL_CTRL") | value("CONTROL_OVF_CLEAR");
+    let shared = shared.fold(named, |all, entry| all | entry.value);
+    assert_eq!(value("CONTROL_SHARED"), shared);
+    let modes = entries("CONTROL_MANAGE").chain(entries("CONTROL_ACCESS"));
+    let modes = modes.fold(0, |all, entry| all | entry.value);
+    assert_eq!(value("CONTROL_INITIAL"), modes | shared);
+    let (first, last) = (shared.trailing_zeros(), shared.ilog2());
+    for told in [
+        format!("The initial value is {:#010x}:", modes | shared),
+        format!("The write of {modes:#010x} to `CONTROL` clears bits {first} to {last}."),
+    ] {
+        assert!(prose().contains(&told), "docs/pcr.md lacks '{told}'");
+    }
+}
+
+/// Every hexadecimal offset of a register that the page's programs use, and every register.
+#[test]
+fn the_page_has_the_registers_where_they_are() {
+    let offset = |cell: &str| {
+        let digits = cell.strip_prefix("0x")?.get(..3)?;
+        u64::from_str_radix(digits, 16).ok()
+    };
+    let told = rows("\n## MSRs\n", offset);
+    for (offset, name) in &told {
+        let name = name.trim_matches('`');
+        assert_eq!(value(&format!("MSR_{name}")), *offset, "{name}");
+    }
+    let there = entries("MSR_").filter(|entry| !matches!(entry.name, "MSR_BASE" | "MSR_COUNT"));
+    assert_eq!(told.len(), there.count());
+    let text = prose();
+    let used = text.match_indices("MSR base + 0x").map(|(at, found)| {
+        let digits = &text[at + found.len()..][..3];
+        u64::from_str_radix(digits, 16).expect("an offset")
+    });
+    let used: Vec<u64> = used.collect();
+    let driver = [
+        "MANAGEMENT_KEY",
+        "ACCESS_KEY",
+        "CONTROL",
+        "COUNTER",
+        "SELECT",
+        "COUNTER",
+    ];
+    let mut driver: Vec<u64> = driver.map(|name| value(&format!("MSR_{name}"))).into();
+    driver.push(value("MSR_MANAGEMENT_KEY"));
+    assert_eq!(used, driver);
+    let cookie = format!("ECX = {:#x} + n", value("RDPMC_COOKIE"));
+    assert_eq!(text.matches(&cookie).count(), 2, "'{cookie}'");
+}

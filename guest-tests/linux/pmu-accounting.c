@@ -78,9 +78,11 @@ static const char *const loss_codes[256] = {
 	[6] = "its reservation ended while it counted, which cleared the counter",
 };
 
-/* Reservations (docs/pcr.md): the position that the legacy registers of position i reach. */
+/* Reservations (docs/pcr.md): the position that the legacy registers of position i reach, in
+ * every version of their ABI up to this one. */
 #define LEGACY_MAP(i) (0x200 + (i))
 #define RESERVATIONS_LEGACY_MAP (1u << 3)
+#define RESERVATIONS_VERSION 3
 
 /* What the processor has, and where Umpire's page is. */
 static struct {
@@ -118,7 +120,7 @@ static void find_page(void)
 	pmu.fixed = d >> 8 & 0xff;
 	if (c & FEATURE_RESERVATIONS) {
 		__cpuid(leaf + 2, a, b, c, d);
-		if (a == 1 && c & RESERVATIONS_LEGACY_MAP)
+		if (a <= RESERVATIONS_VERSION && c & RESERVATIONS_LEGACY_MAP)
 			pmu.map = b;
 	}
 	return;
@@ -215,9 +217,11 @@ static void describe(unsigned position, char *event, size_t size, const char **r
 					    0xc0010000 + (uint32_t)name, &control);
 	if (!known)
 		return;
-	/* All but the enable bits, the rings and the interrupt: what perf takes. */
-	snprintf(event, size, "r%llx", (unsigned long long)(control & ~0x30000530000ULL));
 	*rings = names[(control >> 16 & 1) << 1 | (control >> 17 & 1)];
+	/* All but the enable bits, the rings and the interrupt, and PEBS's Adaptive_Record: what
+	 * perf takes. */
+	control &= pmu.intel ? ~0x400530000ULL : ~0x30000530000ULL;
+	snprintf(event, size, "r%llx", (unsigned long long)control);
 }
 
 /* The first word of a code's text; its number if a later version has added it. */

@@ -342,9 +342,60 @@ fn compile(name: &str, text: &str) -> Result<Vec<u8>, L1Error> {
 
 #[cfg(test)]
 mod tests {
-    use pmu_virt::accounting::{LOSS_CODES, PROVENANCE_CODES, REASON_CODES, STATE_CODES};
+    use arbiter::abi;
+    use pmu_virt::accounting::{
+        self, LOSS_CODES, PAGE, PROVENANCE_CODES, REASON_CODES, STATE_CODES,
+    };
 
     use super::ACCOUNTING;
+
+    /// What the program in C defines a name as: a number, a bit, or the first of a row.
+    fn defined(name: &str) -> u32 {
+        let mut lines = ACCOUNTING.lines();
+        let value = lines.find_map(|line| {
+            let rest = line.strip_prefix("#define ")?.strip_prefix(name)?;
+            rest.strip_prefix("(i)")
+                .or(rest.strip_prefix("(n)"))
+                .or(Some(rest))?
+                .strip_prefix(' ')
+        });
+        let value = value.unwrap_or_else(|| panic!("pmu-accounting.c lacks {name}"));
+        let first = value.trim_matches(['(', ')']).split(" + ").next();
+        let first = first.unwrap_or(value);
+        let number = |text: &str| match text.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16),
+            None => text.trim_end_matches('u').parse(),
+        };
+        let number = |text| number(text).unwrap_or_else(|_| panic!("{name} is {value}"));
+        match first.split_once(" << ") {
+            Some((one, bit)) => number(one) << number(bit),
+            None => number(first),
+        }
+    }
+
+    #[test]
+    fn the_accounting_program_knows_the_abi() {
+        let row = |name| {
+            let mut rows = PAGE.iter();
+            let row = rows.find(|row| row.name == name).expect("a row");
+            row.offset
+        };
+        let expected = [
+            ("CPUID_FIRST", accounting::CPUID_BASE),
+            ("ABI_VERSION", accounting::ABI_VERSION),
+            ("FEATURE_ACCOUNTING", accounting::FEATURE_ACCOUNTING),
+            ("FEATURE_RESERVATIONS", abi::CPUID_FEATURES_ECX_PCR),
+            ("SNAPSHOT", row("SNAPSHOT")),
+            ("SEQUENCE", row("SEQUENCE")),
+            ("WORDS", row("STATUS")),
+            ("LEGACY_MAP", abi::MSR_LEGACY_MAP),
+            ("RESERVATIONS_LEGACY_MAP", abi::FEATURE_LEGACY_MAP),
+            ("RESERVATIONS_VERSION", abi::VERSION),
+        ];
+        for (name, value) in expected {
+            assert_eq!(defined(name), value, "{name}");
+        }
+    }
 
     /// The program in C has the ABI's tables once more, as a guest has nothing else of Umpire.
     #[test]

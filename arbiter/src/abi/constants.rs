@@ -144,6 +144,8 @@ pub const CONTROL_OVF_CLEAR: u64 = 0x4_0000;
 pub const CONTROL_FIXED_CTRL: u64 = 0x8_0000;
 /// IA32_PEBS_ENABLE reaches it.
 pub const CONTROL_PEBS_ENABLE: u64 = 0x10_0000;
+/// All of these: what several counters share reaches it.
+pub const CONTROL_SHARED: u64 = 0x1f_0000;
 /// The owner agrees to revocation when another layer is short.
 pub const CONTROL_LEND: u64 = 0x100_0000;
 /// Value of an unreserved counter.

@@ -268,6 +268,11 @@ pub const TABLE: &[Group] = &[
             ),
             bit("CONTROL_FIXED_CTRL", 19, "FIXED_CTR_CTRL reaches it"),
             bit("CONTROL_PEBS_ENABLE", 20, "IA32_PEBS_ENABLE reaches it"),
+            entry(
+                "CONTROL_SHARED",
+                0x001f_0000,
+                "all of these: what several counters share reaches it",
+            ),
             bit(
                 "CONTROL_LEND",
                 24,

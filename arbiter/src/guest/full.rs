@@ -5,14 +5,6 @@ use super::error::Result;
 use super::{ArbiterError, DeniedAccess, Discovery, Key, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
-/// The shared controls. They do not reach a private counter: it counts as its own
-/// select says, and shows its overflow in `OVERFLOW`.
-const SHARED: u64 = abi::CONTROL_GLOBAL_CTRL
-    | abi::CONTROL_FREEZE
-    | abi::CONTROL_OVF_CLEAR
-    | abi::CONTROL_FIXED_CTRL
-    | abi::CONTROL_PEBS_ENABLE;
-
 /// A counter that one user in the kernel has for itself. The alias registers at
 /// [`Discovery::position`] of the CPU reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +47,9 @@ impl<P: PcrPort> FullMaster<P> {
         let counter = unused.next().ok_or(ArbiterError::NoneFree)?;
         let key = self.registers.fresh_key()?;
         self.registers.clear(counter, self.secret);
-        self.set(counter, key, !SHARED)?;
+        // The shared controls do not reach a private counter: it counts as its own select
+        // says, and shows its overflow in `OVERFLOW`.
+        self.set(counter, key, !abi::CONTROL_SHARED)?;
         self.private.insert(counter);
         *self.rule.key(counter) = key;
         Ok(Private { counter, key })

@@ -6,9 +6,6 @@
  */
 #include "pcr_arbiter.h"
 
-#define PCR_GLOBALS (UMPIRE_PCR_CONTROL_GLOBAL_CTRL | UMPIRE_PCR_CONTROL_FREEZE | \
-		     UMPIRE_PCR_CONTROL_OVF_CLEAR)
-
 static DEFINE_SPINLOCK(pcr_lock);
 static u64 pcr_private[PCR_PROGRAMMABLE];	/* cookies of private counters; 0: not private */
 
@@ -19,7 +16,7 @@ static void pcr_update_lock(unsigned int counter)
 	spin_lock(&pcr_lock);
 	if (pcr_private[counter]) {
 		key = pcr_private[counter];
-		control &= ~PCR_GLOBALS;
+		control &= ~UMPIRE_PCR_CONTROL_SHARED;
 	} else if (pcr_is_owned(counter)) {
 		key = UMPIRE_PCR_DEFAULT_COOKIE;
 	}

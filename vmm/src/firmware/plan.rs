@@ -8,13 +8,6 @@ use umpire_events::{EventError, NameTable, resolve};
 
 use super::spec::{CounterSpec, ErrorMode, WantedCounter};
 
-/// The compatibility bits.
-const COMPATIBILITY: u64 = abi::CONTROL_GLOBAL_CTRL
-    | abi::CONTROL_FREEZE
-    | abi::CONTROL_OVF_CLEAR
-    | abi::CONTROL_FIXED_CTRL
-    | abi::CONTROL_PEBS_ENABLE;
-
 /// The mode bits of all layers but the firmware's.
 const OTHER_LAYERS: u64 = abi::CONTROL_MANAGE_HYPERVISOR
     | abi::CONTROL_MANAGE_KERNEL
@@ -261,7 +254,11 @@ fn control(spec: &CounterSpec) -> Control {
         ErrorMode::FaultRdpmc => abi::CONTROL_FAULT | abi::CONTROL_FAULT_RDPMC,
     };
     let lend = if spec.lend { abi::CONTROL_LEND } else { 0 };
-    let mut kept = if spec.isolate { !COMPATIBILITY } else { !0 };
+    let mut kept = if spec.isolate {
+        !abi::CONTROL_SHARED
+    } else {
+        !0
+    };
     if spec.firmware_only {
         kept &= !OTHER_LAYERS;
     }
