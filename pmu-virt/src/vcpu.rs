@@ -197,6 +197,8 @@ pub struct VcpuPmu {
     taken: Taken,
     /// Reserved counters whose owners know that what they select cannot be counted.
     unbacked: CounterSet,
+    /// Counters that the guest's kernel held as of the last decision.
+    kernels: CounterSet,
     /// What can count most events of the guest's on the core where it was last; none
     /// before that was needed.
     any: Cell<Option<Constraint>>,
@@ -251,6 +253,7 @@ impl VcpuPmu {
             reservations: None,
             others: None,
             unbacked: CounterSet::EMPTY,
+            kernels: CounterSet::EMPTY,
             any: Cell::new(None),
             taken: Taken::default(),
             select: [0; MAX_PROGRAMMABLE as usize],
@@ -295,6 +298,7 @@ impl VcpuPmu {
         if let Some(reservations) = &mut self.reservations {
             reservations.unit.reset();
         }
+        self.kernels = CounterSet::EMPTY;
         self.note_holdings();
     }
 
@@ -312,6 +316,8 @@ impl VcpuPmu {
         self.freeze = Freeze::default();
         self.pebs.reset();
         self.active = CounterSet::EMPTY;
+        self.unbacked = CounterSet::EMPTY;
+        self.taken = Taken::default();
         self.pmi.reset();
         if let Some(ibs) = &mut self.ibs {
             ibs.reset(&self.model);

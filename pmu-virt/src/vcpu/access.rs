@@ -224,8 +224,10 @@ impl VcpuPmu {
         self.settle(here, counter);
         match counter {
             CounterId::Programmable(n) => self.select[usize::from(n)] = accepted,
+            // All of the counter's field: without `Adaptive_Record`.
             CounterId::Fixed(_) => {
-                self.fixed_control = self.fixed_control & !(FIELD << field) | accepted << field;
+                let all = fields(std::iter::once(counter).collect());
+                self.fixed_control = self.fixed_control & !all | accepted << field;
             }
             CounterId::Ibs(_) => {}
         }

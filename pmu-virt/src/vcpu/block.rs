@@ -202,6 +202,10 @@ impl VcpuPmu {
             let asked = self.asked_with(register, value, caller);
             self.look_for_room_of(here, asked);
         }
+        let handed = match register {
+            PcrRegister::ManagementKey(counter) => Some((counter, self.owner_of(counter))),
+            _ => None,
+        };
         // One that lends its counter need not be the one that asks.
         let others = self.held() & !self.held_by(caller.layer);
         let Some(reservations) = &mut self.reservations else {
@@ -214,6 +218,12 @@ impl VcpuPmu {
                 // those of this moment.
                 unit.map();
                 self.take_from(here, effects, others);
+                if let Some((counter, before)) = handed
+                    && before.is_some()
+                    && before != self.owner_of(counter)
+                {
+                    self.tell_new_owner(counter);
+                }
                 if self.is_frozen() {
                     // It may reach other counters than before.
                     self.take_freeze(here);

@@ -7,6 +7,7 @@ use arbiter::{
 };
 use pmu_model::{MsrIndex, Ring, Tsc};
 
+use super::access::fields;
 use super::{COUNTERS, Here, Logical, VcpuPmu, index_of};
 use crate::core_pmu::CorePmu;
 use crate::holdings::Holdings;
@@ -113,6 +114,12 @@ impl VcpuPmu {
     pub(super) fn held(&self) -> CounterSet {
         self.reservations()
             .map_or(CounterSet::EMPTY, |unit| unit.bank().held())
+    }
+
+    /// The layer that holds a counter.
+    pub(super) fn owner_of(&self, counter: CounterId) -> Option<Layer> {
+        let reservation = self.reservations()?.bank().reservation(counter)?;
+        Some(reservation.owner)
     }
 
     /// Counters that `layer` holds.
@@ -283,11 +290,12 @@ impl VcpuPmu {
         self.take_from(here, effects, effects.cleared);
     }
 
-    /// Does to the PMU what a decision means for it. The accounting page tells owners other
-    /// than who asked, whose counters `of` are cleared while they count.
+    /// Does to the PMU what a decision means for it. The accounting page tells the kernel
+    /// of its counters among those of others than who asked, `of`, that are cleared while
+    /// they count; what others had in theirs is none of its business.
     pub(super) fn take_from(&mut self, here: &mut Here<'_>, effects: Effects, of: CounterSet) {
         let mut taken = [None; COUNTERS];
-        let lost = effects.cleared & of;
+        let lost = effects.cleared & of & self.kernels;
         for counter in lost.iter() {
             if self.model.has(counter) {
                 let request = self.counters[index_of(counter)].request;
@@ -305,6 +313,7 @@ impl VcpuPmu {
     /// Does to the PMU what a decision means for it.
     pub(super) fn take_effects(&mut self, here: &mut Here<'_>, effects: Effects) {
         self.note_holdings();
+        self.kernels = self.held_by(Layer::GuestKernel);
         if effects.is_empty() {
             return;
         }
@@ -337,7 +346,9 @@ impl VcpuPmu {
         }
         match counter {
             CounterId::Programmable(n) => self.select[usize::from(n)] = 0,
-            CounterId::Fixed(n) => self.fixed_control &= !(0xf << (4 * u32::from(n))),
+            CounterId::Fixed(_) => {
+                self.fixed_control &= !fields(std::iter::once(counter).collect())
+            }
             CounterId::Ibs(kind) => self.clear_sampler(kind),
         }
         if let Some(bit) = counter.global_bit() {
@@ -364,6 +375,8 @@ impl VcpuPmu {
         self.snapshot.counters[index] = [0; 4];
         self.pmi.clear(counter);
         self.pebs.clear(counter);
+        self.unbacked.remove(counter);
+        self.taken.clear(counter);
         if self.needs_places() {
             self.distribute(here);
         }

@@ -20,6 +20,12 @@ pub(super) struct Taken {
 }
 
 impl Taken {
+    /// Leaves nothing of the counter's former owner.
+    pub(super) fn clear(&mut self, counter: CounterId) {
+        self.counters.remove(counter);
+        self.told.remove(counter);
+    }
+
     /// TSC value at which there is something to do.
     pub(super) fn due(&self) -> Option<Tsc> {
         self.again.map(|(again, _)| again)
@@ -50,6 +56,16 @@ impl VcpuPmu {
         if let Some(reservations) = &mut self.reservations {
             let (unit, mut context) = reservations.parts(self.left);
             unit.note_unbacked(counter, &mut context);
+        }
+    }
+
+    /// A counter that was handed over as it is may have no physical one: its new owner
+    /// hears of it.
+    pub(super) fn tell_new_owner(&mut self, counter: CounterId) {
+        self.taken.told.remove(counter);
+        if self.unbacked.contains(counter) {
+            self.unbacked.remove(counter);
+            self.note_unbacked(counter);
         }
     }
 

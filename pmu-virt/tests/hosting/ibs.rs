@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arbiter::{Cookie, CounterId, Effects, Layer, Outcome, Request, Wanted};
+use arbiter::{Caller, Cookie, CounterId, Effects, Layer, Outcome, Request, Wanted, abi};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{PmcArg, PmdArg, consts as pfm};
 use pmu_virt::ibs::{OpRecord, OpSample};
@@ -287,6 +287,44 @@ fn a_guest_waits_for_a_sampler_that_a_tool_has() {
     assert_eq!(retire(&mut pmu, 1), [1]);
     assert_eq!(msr(&mut pmu, OP_MSR) & OP_VAL, OP_VAL);
     assert_eq!(msr(&mut pmu, OP_MSR + 1), 1);
+}
+
+/// Each owner of a sampler that a tool has hears that it stands: one that takes it anew, and
+/// one to whom it is handed over as it is.
+#[test]
+fn each_owner_hears_that_a_tool_has_the_sampler() {
+    const POSITION: u32 = abi::POSITION_IBS_OP;
+    const MANAGEMENT: MsrIndex = MsrIndex(abi::MSR_BASE + abi::MSR_MANAGEMENT_KEY + POSITION);
+    const NOTICE: MsrIndex = MsrIndex(abi::MSR_BASE + abi::MSR_NOTICE);
+    let mut pmu = with_reservations(seated(StepBackend::new()));
+    load(&mut pmu, 1, ops(0), &Mail::default()).expect("room");
+    call(&mut pmu, 1, Call::Start(None)).expect("a start");
+    let hand = |pmu: &mut Seated, layer: Layer, presented: u64, key: u64| {
+        let caller = Caller { layer, presented };
+        assert_eq!(pmu.wrmsr(MANAGEMENT, key, caller), WriteOutcome::Done);
+    };
+    let hears = |pmu: &mut Seated, layer: Layer| {
+        let expected = abi::NOTICE_TAKEN
+            | u64::from(POSITION) << abi::NOTICE_POSITION_SHIFT
+            | u64::from(layer.code()) << abi::NOTICE_LAYER_SHIFT
+            | abi::REASON_UNBACKED << abi::NOTICE_REASON_SHIFT;
+        for value in [expected, abi::NOTICE_NONE] {
+            let notice = pmu.rdmsr(NOTICE, Caller::legacy(layer));
+            assert_eq!(notice, ReadOutcome::Value(value), "{layer}");
+        }
+    };
+    let (kernel, firmware) = (Layer::GuestKernel, Layer::Firmware);
+    for _ in 0..2 {
+        hand(&mut pmu, kernel, 0, 7);
+        write_msr(&mut pmu, OP_MSR, EACH_16);
+        hears(&mut pmu, kernel);
+        hand(&mut pmu, kernel, 7, 0);
+    }
+    hand(&mut pmu, kernel, 0, 7);
+    write_msr(&mut pmu, OP_MSR, EACH_16);
+    hears(&mut pmu, kernel);
+    hand(&mut pmu, firmware, 7, 8);
+    hears(&mut pmu, firmware);
 }
 
 #[test]

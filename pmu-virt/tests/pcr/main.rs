@@ -4,6 +4,7 @@ mod alias;
 mod announced;
 mod freeze;
 mod kept;
+mod leftovers;
 mod legacy;
 #[expect(dead_code, reason = "late and shared counters are for other tests")]
 #[path = "../limited/mod.rs"]
