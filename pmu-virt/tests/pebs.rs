@@ -249,6 +249,91 @@ fn armed_counters_and_their_registers_are_restored() {
     assert_eq!(again.pebs_stats().records, 1);
 }
 
+const PERIOD: u64 = 1000;
+
+/// A guest whose clock has overflowed `late` cycles ago, at an exit in SMM: its record waits.
+fn waiting(late: u64) -> (Seated, Memory) {
+    let memory = Memory::new();
+    memory.prepare(30, 30, FULL + 1 - PERIOD);
+    let mut pmu = guest("intel-v4,pebs=skid", Box::new(ClockBackend::new()));
+    write(&mut pmu, 0x600, AREA);
+    write(&mut pmu, 0x3f1, 1);
+    write(&mut pmu, 0x4c1, FULL + 1 - PERIOD);
+    write(&mut pmu, 0x186, 0x43_003c);
+    run(&mut pmu, 0, PERIOD + late);
+    assert!(pmu.pebs_due().is_some());
+    (pmu, memory)
+}
+
+fn run(pmu: &mut Seated, from: u64, ticks: u64) {
+    pmu.observe(Progress::Entered { tsc: Tsc(from) });
+    let ring = Some(Ring::Kernel);
+    pmu.observe(Progress::Left {
+        tsc: Tsc(from + ticks),
+        halted: Ticks(0),
+        ring,
+    });
+}
+
+fn write_record(pmu: &mut Seated, memory: &Memory) {
+    let (pmu, core) = pmu.parts();
+    pmu.write_pebs(core, memory, &PebsMoment::default());
+}
+
+/// Whatever the vCPU does meanwhile, there is one record, and the counter goes on as if it
+/// had been reloaded at its overflow.
+#[test]
+fn a_record_that_waits_for_the_end_of_smm_is_made_once() {
+    for (late, more) in [(0, 10), (5, 0), (300, 300), (999, 1), (700, 5_000)] {
+        let (mut pmu, memory) = waiting(late);
+        assert_eq!(read(&mut pmu, 0x4c1), late);
+        run(&mut pmu, 1 << 20, more);
+        assert!(pmu.pebs_due().is_some());
+        assert_eq!(pmu.deadline(), None, "it waits for no overflow");
+        write_record(&mut pmu, &memory);
+        assert_eq!(addresses(&memory).len(), 1);
+        assert!(pmu.pebs_due().is_none());
+        let expected = FULL + 1 - PERIOD + (late + more) % PERIOD;
+        assert_eq!(read(&mut pmu, 0x4c1), expected, "{late} and {more} cycles");
+    }
+}
+
+#[test]
+fn a_record_does_not_outlive_what_it_was_for() {
+    let check = |name: &str, then: &dyn Fn(&mut Seated)| {
+        let (mut pmu, memory) = waiting(5);
+        then(&mut pmu);
+        assert_eq!(pmu.pebs_due(), None, "{name}");
+        run(&mut pmu, 1 << 20, 100);
+        assert_eq!(pmu.pebs_due(), None, "{name}");
+        assert!(addresses(&memory).is_empty(), "{name}");
+    };
+    check("PEBS is off", &|pmu| write(pmu, 0x3f1, 0));
+    check("the counter is written", &|pmu| write(pmu, 0x4c1, 0));
+    check("it counts something else", &|pmu| {
+        write(pmu, 0x186, 0x43_013c)
+    });
+    check("a reset", &|pmu| pmu.reset());
+    let (mut pmu, _) = waiting(5);
+    write(&mut pmu, 0x3f1, 3);
+    assert!(pmu.pebs_due().is_some(), "another counter's PEBS");
+}
+
+/// A state has it as a counter that is armed: the next event makes the record.
+#[test]
+fn a_record_that_waits_is_in_the_state() {
+    let (mut pmu, memory) = waiting(5);
+    let state = pmu.save();
+    let json = serde_json::to_value(&state).expect("a state in JSON");
+    assert_eq!(json["pebs"]["armed"], serde_json::json!(["PMC0"]));
+    let mut again = guest("intel-v4,pebs=skid", Box::new(ClockBackend::new()));
+    again.restore(&state).expect("a state of this model");
+    run(&mut again, 0, 7);
+    assert!(again.pebs_due().is_some());
+    write_record(&mut again, &memory);
+    assert_eq!(read(&mut again, 0x4c1), FULL + 1 - PERIOD + 12);
+}
+
 #[test]
 fn a_model_without_pebs_has_nothing_of_it_in_its_state() {
     let mut pmu = guest("intel-v4", Box::new(StepBackend::new()));

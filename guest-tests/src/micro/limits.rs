@@ -87,6 +87,10 @@ pub const LIMITS: &[Limit] = &[
         tests: &[
             "pcr::smm_counts_as_firmware",
             "pcr::each_vcpu_has_a_state_of_its_own_in_smm",
+            "smm::no_pebs_record_has_its_registers",
+            "smm::no_exact_pebs_record_has_its_registers",
+            "smm::no_sample_of_ibs_is_there",
+            "smm::no_exact_sample_of_ibs_is_there",
         ],
     },
     Limit {

@@ -19,6 +19,7 @@ mod perf;
 mod rdpmc;
 mod rings;
 mod selftests;
+mod smm;
 mod standing;
 mod step;
 mod time;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         pcr::interrupts::TESTS,
         rings::TESTS,
         selftests::TESTS,
+        smm::TESTS,
         standing::TESTS,
         time::TESTS,
         &step,

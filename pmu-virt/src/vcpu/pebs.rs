@@ -9,7 +9,8 @@
 //! The caller writes the record before anything else happens to the vCPU
 //! ([`VcpuPmu::pebs_due`], [`VcpuPmu::write_pebs`]): the counter is reloaded from the
 //! debug store area, and where the buffer has come to its threshold, the status says so
-//! and a PMI is raised.
+//! and a PMI is raised. A vCPU in SMM is the exception: its registers are the firmware's,
+//! and the record waits until it has left.
 
 use arbiter::{CounterId, CounterSet, Shared};
 use pmu_model::{KnownEvent, OVF_BUFFER, OwnerId};
@@ -86,13 +87,13 @@ impl PebsState {
         if !self.enabled.contains(counter) {
             return false;
         }
-        if self.armed.contains(counter) {
-            self.armed.remove(counter);
-            self.due.insert(counter);
-        } else if self.retiring {
+        if self.retiring && !self.armed.contains(counter) {
             self.armed.insert(counter);
-        } else {
-            self.due.insert(counter);
+            return true;
+        }
+        self.armed.remove(counter);
+        self.due.insert(counter);
+        if !self.retiring {
             self.late.insert(counter);
         }
         true
@@ -102,6 +103,13 @@ impl PebsState {
     #[inline]
     pub(super) fn disarm(&mut self, counter: CounterId) {
         self.armed.remove(counter);
+        self.due.remove(counter);
+        self.late.remove(counter);
+    }
+
+    /// Counters whose overflow has no record yet.
+    pub(super) fn waiting(&self) -> CounterSet {
+        self.armed | self.due
     }
 
     /// Whether the record of `counter` is to be written now.
@@ -113,9 +121,7 @@ impl PebsState {
     /// Leaves nothing of the counter's former owner.
     pub(super) fn clear(&mut self, counter: CounterId) {
         self.enabled.remove(counter);
-        self.armed.remove(counter);
-        self.due.remove(counter);
-        self.late.remove(counter);
+        self.disarm(counter);
     }
 
     /// Says why there is no record, once for each kind of reason.
@@ -131,7 +137,7 @@ impl PebsState {
 
 impl VcpuPmu {
     /// Whether a record is due, and what it needs: [`VcpuPmu::write_pebs`] is to be called
-    /// before the guest goes on and before its exit is answered.
+    /// before the guest goes on and before its exit is answered, unless the vCPU is in SMM.
     #[inline]
     pub fn pebs_due(&self) -> Option<PebsNeeds> {
         (!self.pebs.due.is_empty()).then(|| PebsNeeds {
@@ -295,6 +301,9 @@ impl VcpuPmu {
             self.settle(here, counter);
         }
         self.pebs.enabled = enabled;
+        // What waits for the end of SMM is no more, either.
+        self.pebs.due = self.pebs.due & enabled;
+        self.pebs.late = self.pebs.late & enabled;
         for counter in changed.iter() {
             self.rearm(here, counter);
         }

@@ -51,7 +51,10 @@ impl VcpuPmu {
                 enable: Hex((self.pebs.enabled & !held).bits()),
                 data_config: Hex(self.pebs.data_config),
                 ds_area: Hex(self.pebs.ds_area),
-                armed: (self.pebs.armed & !held).iter().map(CounterName).collect(),
+                armed: (self.pebs.waiting() & !held)
+                    .iter()
+                    .map(CounterName)
+                    .collect(),
             }),
             counters: counters
                 .clone()

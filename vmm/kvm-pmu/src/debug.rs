@@ -314,6 +314,11 @@ impl DebugControl {
             // never set; there is nothing of ours in it.
             return Ok(DebugEvent::Passed);
         }
+        if vcpu.in_smm() {
+            // An SMI disables the kernel's breakpoints, of which we learn only now.
+            cause.guest_dr6 &= !DR6_SLOTS;
+            cause.guest_execution = 0;
+        }
         let stepped = stepping && exit.dr6 & DR6_BS != 0;
         let passed = std::mem::replace(&mut self.lift, Lift::None) != Lift::None;
         if passed {

@@ -22,6 +22,21 @@ impl<M: Bytes<GuestAddress>> GuestBytes for M {
     }
 }
 
+/// The memory of a vCPU in SMM, whose addresses lead to SMRAM: nothing that a trap could
+/// read there, and nothing of the kernel's that it could take for it.
+#[derive(Debug)]
+pub(crate) struct OutOfReach;
+
+impl GuestBytes for OutOfReach {
+    fn read(&self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> bool {
+        false
+    }
+}
+
 impl dyn GuestBytes + '_ {
     /// The `N` bytes at `address`, if all of them are memory.
     #[must_use]

@@ -24,7 +24,7 @@ pub(crate) struct Sampled {
 }
 
 /// Writes the record that is due: of `sampled`, or where the instruction was not seen, of
-/// the place where the guest stands.
+/// the place where the guest stands. In SMM that is the firmware's, and the record waits.
 #[cold]
 pub(crate) fn write(
     vcpu: VcpuAccess<'_>,
@@ -33,6 +33,9 @@ pub(crate) fn write(
     needs: PebsNeeds,
     sampled: Option<Sampled>,
 ) -> Result<(), VcpuError> {
+    if vcpu.in_smm() {
+        return Ok(());
+    }
     let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
     let mut moment = PebsMoment {
         eventing_ip: regs.rip,

@@ -18,9 +18,9 @@ use crate::debug::{DebugControl, DebugQuirks};
 use crate::error::{KvmPmuError, VcpuError, VcpuId};
 use crate::gp_watch::GpWatch;
 use crate::halt::HaltClock;
-use crate::memory::GuestBytes;
+use crate::memory::{GuestBytes, OutOfReach};
 use crate::observe::{TrapEvent, TrapObserver};
-use crate::registers::RegisterCache;
+use crate::registers::{RegisterCache, VcpuAccess};
 use crate::step_driver::{StepDriver, StepSupport};
 use crate::sys::{KickFlag, PmuExit, answer_msr};
 use crate::thread::ThreadContext;
@@ -93,6 +93,22 @@ pub struct Lent<'a> {
     pub thread: &'a mut ThreadContext,
     /// Receives reports.
     pub observer: &'a mut dyn TrapObserver,
+}
+
+impl Lent<'_> {
+    /// The same with what the traps can see of the memory while `vcpu` stands where it does.
+    fn seen_from(&mut self, vcpu: VcpuAccess<'_>) -> Lent<'_> {
+        Lent {
+            vm: self.vm,
+            memory: if vcpu.in_smm() {
+                &OutOfReach
+            } else {
+                self.memory
+            },
+            thread: self.thread,
+            observer: self.observer,
+        }
+    }
 }
 
 /// Whose an exit was.
@@ -258,6 +274,7 @@ impl KvmPmu {
     ) -> Result<(), KvmPmuError> {
         lent.thread.bind(&self.kicks);
         let vcpu = self.registers.access(fd, self.id);
+        let lent = &mut lent.seen_from(vcpu);
         let traps = &mut self.traps;
         traps.prepare(vcpu, lent)?;
         while !traps.gp.enter(lent.thread.target()) {
@@ -267,13 +284,14 @@ impl KvmPmu {
                 traps.debug.apply(vcpu)?;
             }
         }
+        let smm = vcpu.in_smm();
         let (at_once, sync) = traps.next_entry(lent.thread);
         if at_once {
             fd.set_kvm_immediate_exit(1);
         }
         self.registers.hand_over(fd);
         PmuExit::expect_interruption(fd.get_kvm_run());
-        let near = traps.enter(lent.thread);
+        let near = traps.enter(lent.thread, smm);
         self.registers.want(fd, sync || near);
         Ok(())
     }
@@ -291,6 +309,7 @@ impl KvmPmu {
     ) -> Result<(), KvmPmuError> {
         let now = time::now();
         let vcpu = self.registers.access(fd, self.id);
+        let lent = &mut lent.seen_from(vcpu);
         self.traps.forward_pmi(vcpu, lent, now)?;
         self.traps.forward_samples(vcpu, lent)?;
         self.traps.forward_notices(vcpu, lent)?;
@@ -338,6 +357,7 @@ impl KvmPmu {
         let debug_exit = matches!(exit, PmuExit::Debug(_));
         self.registers.after_run(fd, debug_exit);
         let vcpu = self.registers.access(fd, self.id);
+        let lent = &mut lent.seen_from(vcpu);
         self.traps.settle(vcpu, lent, tsc)?;
         let locked_out = self.traps.locked_out_until().is_some();
         // A debug exit says itself where the step ended; an entry that was prevented

@@ -1,6 +1,6 @@
 //! Drives the stepper on a KVM vCPU.
 
-use kvm_bindings::{kvm_lapic_state, kvm_regs, kvm_sregs};
+use kvm_bindings::{kvm_lapic_state, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use pmu_virt::step::Retirement;
 use pmu_virt::{CorePmu, LossReason, Progress, Ring, VcpuPmu};
 
@@ -155,10 +155,19 @@ impl StepDriver {
         debug: &mut DebugControl,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
     ) -> Result<bool, VcpuError> {
+        if kvm.in_smm() {
+            // Step by step to its end, unseen: no exit would tell of that.
+            self.lose(pmu, core);
+            debug.want_step(true, true);
+            debug.want(&[]);
+            debug.renew_step();
+            return Ok(true);
+        }
         let stopped = Stopped::read(kvm, memory)?;
+        let events = kvm.get_vcpu_events()?;
         let inputs = StepInputs {
             loses_traps: self.support.loses_traps,
-            ..inputs(kvm, &stopped.context(), debug)?
+            ..inputs(kvm, &stopped.context(), debug, &events)?
         };
         let sampling = pmu.ibs_runs() || pmu.has_pebs();
         self.stepper.set_sampling(sampling);
@@ -175,10 +184,19 @@ impl StepDriver {
         if let Some(reason) = lost {
             pmu.observe(core, Progress::Lost { reason });
         }
-        debug.want_step(can_step, plan.hold_irqs);
+        // KVM would hold an SMI back as well, until the last step: the firmware waits for none.
+        debug.want_step(can_step, plan.hold_irqs && events.smi.pending == 0);
         debug.want(&plan.breakpoints);
         debug.renew_step();
         Ok(can_step)
+    }
+
+    /// Instructions are executed that nobody may look at, and so cannot count.
+    fn lose(&mut self, pmu: &mut VcpuPmu, core: &mut CorePmu) {
+        self.stepper.abandon();
+        self.before = None;
+        let reason = LossReason::Undecodable;
+        pmu.observe(core, Progress::Lost { reason });
     }
 
     /// Takes in a stop, and hides our TF from what the guest saved.
@@ -190,6 +208,11 @@ impl StepDriver {
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
         stop: StepStop,
     ) -> Result<(), VcpuError> {
+        if kvm.in_smm() {
+            // Nothing there says what the instruction before the SMI did.
+            self.lose(pmu, core);
+            return Ok(());
+        }
         let stopped = Stopped::read(kvm, memory)?;
         let tf_before = self.stepper.guest_tf();
         let result = self.stepper.stopped(&stopped.context(), stop);
@@ -327,13 +350,14 @@ fn inputs(
     kvm: VcpuAccess<'_>,
     context: &CpuContext<'_>,
     debug: &DebugControl,
+    events: &kvm_vcpu_events,
 ) -> Result<StepInputs, VcpuError> {
     let (msr, target_bits) = syscall_entry(context);
     Ok(StepInputs {
         syscall_target: kvm.read_msr(msr)?.unwrap_or(0) & target_bits,
         syscall_mask: kvm.read_msr(SFMASK)?.unwrap_or(0),
         sysenter_target: kvm.read_msr(SYSENTER_EIP)?.unwrap_or(0),
-        deliverable: deliverable(kvm, context.regs)?,
+        deliverable: deliverable(kvm, context.regs, events)?,
         debug_queued: debug.is_injecting(),
         slots: debug.free_slots(),
         loses_traps: false,
@@ -351,8 +375,11 @@ fn syscall_entry(context: &CpuContext<'_>) -> (u32, u64) {
 }
 
 /// The vector that the guest would take at its next instruction boundary.
-fn deliverable(kvm: VcpuAccess<'_>, regs: &kvm_regs) -> Result<Option<u8>, VcpuError> {
-    let events = kvm.get_vcpu_events()?;
+fn deliverable(
+    kvm: VcpuAccess<'_>,
+    regs: &kvm_regs,
+    events: &kvm_vcpu_events,
+) -> Result<Option<u8>, VcpuError> {
     if events.interrupt.shadow != 0 {
         return Ok(None);
     }

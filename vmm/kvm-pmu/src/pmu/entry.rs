@@ -1,7 +1,7 @@
 //! What every entry prepares and every exit settles, before it is looked at.
 
 use kvm_bindings::{KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED};
-use pmu_virt::perfmon::Moment;
+use pmu_virt::perfmon::{Moment, Quantities, VirtualPmd};
 use pmu_virt::{CorePmu, Progress, Ring, Tsc, VcpuPmu};
 
 use super::{Lent, Traps};
@@ -77,9 +77,9 @@ impl Traps {
         (pmu.has_host_overflow(core), soon || needs.ring)
     }
 
-    /// The guest is entered now. True if an overflow is near: its PMI wants registers,
+    /// The guest is entered now, perhaps in SMM. True if an overflow is near: its PMI wants registers,
     /// and must not wait until they are fetched.
-    pub(super) fn enter(&mut self, thread: &mut ThreadContext) -> bool {
+    pub(super) fn enter(&mut self, thread: &mut ThreadContext, smm: bool) -> bool {
         let now = time::now();
         self.entered = Some(now);
         let mut deadline = self.debug.deadline(self.is_quiet());
@@ -90,6 +90,10 @@ impl Traps {
             let due = earliest(due, pmu.interrupt_due());
             deadline = earliest(deadline, due);
             deadline = earliest(deadline, self.gp.deadline());
+            if smm && (pmu.pebs_due().is_some() || pmu.ibs_due().is_some()) {
+                // KVM has no exit for the end of SMM.
+                deadline = earliest(deadline, Some(now + self.debug.fresh_for()));
+            }
         }
         thread.set_deadline(now, deadline);
         self.due.is_some_and(|due| due - now < self.near)
@@ -178,7 +182,8 @@ fn sample(
 ) -> Result<(), KvmPmuError> {
     let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
     let wish = pmu.host_wish(core);
-    if !wish.is_empty() {
+    let smm = vcpu.in_smm();
+    if !wish.is_empty() && !smm {
         let tsc = || vcpu.guest_tsc().ok();
         observer.look(vcpu.id(), wish, (&regs, &sregs), &tsc);
     }
@@ -191,6 +196,21 @@ fn sample(
         vcpu: vcpu.id().0.into(),
         core: number,
     };
-    pmu.sample_hosts(core, &moment, observer.quantities());
+    let quantities = observer.quantities();
+    if smm {
+        pmu.sample_hosts(core, &moment, &InSmm(quantities));
+    } else {
+        pmu.sample_hosts(core, &moment, quantities);
+    }
     Ok(())
+}
+
+/// What is counted of a vCPU in SMM, which is nowhere in the kernel that the guest runs: its
+/// memory is another.
+struct InSmm<'a>(&'a dyn Quantities);
+
+impl Quantities for InSmm<'_> {
+    fn read(&self, which: VirtualPmd) -> Option<u64> {
+        self.0.read(which)
+    }
 }

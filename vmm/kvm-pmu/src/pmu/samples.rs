@@ -19,7 +19,8 @@ use crate::trap::CpuContext;
 
 impl Traps {
     /// Takes the samples that are due, of a guest that stands where it was found: an op
-    /// was executed somewhere before, and the fetch is that of the instruction to come.
+    /// was executed somewhere before, and the fetch is that of the instruction to come. In
+    /// SMM that is the firmware's, and the samples wait.
     #[inline]
     pub(super) fn sample_ibs(
         &mut self,
@@ -27,6 +28,7 @@ impl Traps {
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
         match &self.pmu {
+            _ if vcpu.in_smm() => Ok(()),
             // The instruction that is being stepped tells itself when it is over.
             Some(pmu) if pmu.needs().stepping && self.stepping.is_under_way() => Ok(()),
             Some(pmu) if pmu.ibs_due().is_some() => self.take_samples(vcpu, lent),

@@ -134,7 +134,11 @@ impl Presented {
 
 #[cfg(test)]
 mod tests {
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+    use super::super::context::GateKind;
     use super::*;
+    use crate::memory::{GuestBytes, OutOfReach};
 
     #[test]
     fn which_register() {
@@ -156,6 +160,42 @@ mod tests {
         check(true, 0, 0x7777_8888_3333_4444);
         check(false, 1, 0x7777_8888_3333_4444);
         check(false, 0, 0x7777_8888_3333_4444);
+    }
+
+    /// In SMM the stack is the kernel's to choose, and so is what lies there in ordinary
+    /// memory: a frame of an RDPMC that would lead code of the firmware anywhere.
+    #[test]
+    fn in_smm_no_frame_is_found() {
+        const STACK: u64 = 0x2000;
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x8_0000)]).unwrap();
+        let (selector, ip) = (0x3000, 0x9000);
+        let frame = [0, ip, selector, 2, STACK, 0];
+        for (word, at) in frame.into_iter().zip((STACK..).step_by(8)) {
+            memory.write_obj::<u64>(word, GuestAddress(at)).unwrap();
+        }
+        let code = GuestAddress((selector << 4) + ip);
+        memory.write_slice(&RDPMC, code).unwrap();
+        let mut sregs = kvm_sregs::default();
+        (sregs.cs.selector, sregs.cs.base) = (0x3000, 0x3_0000);
+        let regs = kvm_regs {
+            rsp: STACK,
+            ..Default::default()
+        };
+        let gate = Gate {
+            handler: 0x3_8040,
+            kind: GateKind::Bits64,
+            selector: 8,
+        };
+        let found = |memory: &dyn GuestBytes| {
+            let context = CpuContext {
+                regs: &regs,
+                sregs: &sregs,
+                memory,
+            };
+            inspect(&context, &gate)
+        };
+        assert!(matches!(found(&memory), RdpmcTrap::Rdpmc(_)));
+        assert_eq!(found(&OutOfReach), RdpmcTrap::Foreign);
     }
 
     #[test]
