@@ -19,6 +19,10 @@ pub(crate) const TESTS: &[Test] = &[
         run: penalty,
     },
     Test {
+        name: "pcr::guesses_of_all_vcpus_count_together",
+        run: together,
+    },
+    Test {
         name: "pcr::a_barred_vcpu_can_be_stopped",
         run: stopped,
     },
@@ -67,6 +71,52 @@ fn penalty(lab: &Lab) -> Result<()> {
         let all = format!("reserved, access-set, {end}");
         ensure!(told(&ran) == all, "{}", told(&ran));
     }
+    Ok(())
+}
+
+/// What one vCPU guesses free of charge the others have guessed, too: a cookie may be the
+/// same on each. The first guess of the second one locks it out, and the first one runs.
+fn together(lab: &Lab) -> Result<()> {
+    const READY: u64 = DATA + 0x100;
+    const DONE: u64 = DATA + 0x108;
+    let guess = |a: &mut CodeAssembler, times: usize| {
+        wrmsr(a, key(1), super::KEY)?;
+        a.mov(rsi, OTHER_KEY)?;
+        a.mov(ecx, alias(1))?;
+        (0..times).try_for_each(|_| a.rdmsr())
+    };
+    let await_one = |a: &mut CodeAssembler, at: u64| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.pause()?;
+        a.cmp(qword_ptr(at), 1)?;
+        a.jne(again)
+    };
+    let program = Program::new()?.kernel(|a| {
+        guess(a, FREE)?;
+        a.inc(qword_ptr(READY))?;
+        await_one(a, DONE)?;
+        exit(a)
+    })?;
+    let program = program.code(OTHERS, |a| {
+        let mut rest = a.create_label();
+        await_one(a, READY)?;
+        guess(a, 1)?;
+        a.inc(qword_ptr(DONE))?;
+        a.set_label(&mut rest)?;
+        a.pause()?;
+        a.jmp(rest)
+    })?;
+    let guest = program.start(0).start(Start::at(OTHERS, 0));
+    let ran = lab.run(&setup(), &guest)?;
+    let barred = ran.outcome.vcpus.iter().map(|vcpu| {
+        let events = vcpu.events.iter();
+        events
+            .filter(|event| matches!(event, TrapEvent::LockedOut { .. }))
+            .count()
+    });
+    let barred: Vec<usize> = barred.collect();
+    ensure!(barred == [0, 1], "{barred:?} lock-outs");
     Ok(())
 }
 
@@ -204,7 +254,7 @@ fn all_guess(lab: &Lab) -> Result<()> {
         step: lab.probe.step_support(),
         trap: lab.probe.trap_plan(vmm::vcpu::TrapMode::Auto),
         pmi_floor_us: 100,
-        timeout: Duration::from_secs(1),
+        timeout: Duration::from_secs(2),
         record: false,
         cores: plan(),
         pcr: setup().pcr,
