@@ -347,7 +347,7 @@ impl VcpuPmu {
         match counter {
             CounterId::Programmable(n) => self.select[usize::from(n)] = 0,
             CounterId::Fixed(_) => {
-                self.fixed_control &= !fields(std::iter::once(counter).collect())
+                self.fixed_control &= !fields(std::iter::once(counter).collect());
             }
             CounterId::Ibs(kind) => self.clear_sampler(kind),
         }

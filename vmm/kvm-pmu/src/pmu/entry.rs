@@ -77,8 +77,8 @@ impl Traps {
         (pmu.has_host_overflow(core), soon || needs.ring)
     }
 
-    /// The guest is entered now, perhaps in SMM. True if an overflow is near: its PMI wants registers,
-    /// and must not wait until they are fetched.
+    /// The guest is entered now, in SMM or not. True if an overflow is near: its PMI wants
+    /// registers, and must not wait until they are fetched.
     pub(super) fn enter(&mut self, thread: &mut ThreadContext, smm: bool) -> bool {
         let now = time::now();
         self.entered = Some(now);
@@ -197,16 +197,13 @@ fn sample(
         core: number,
     };
     let quantities = observer.quantities();
-    if smm {
-        pmu.sample_hosts(core, &moment, &InSmm(quantities));
-    } else {
-        pmu.sample_hosts(core, &moment, quantities);
-    }
+    let in_smm = InSmm(quantities);
+    pmu.sample_hosts(core, &moment, if smm { &in_smm } else { quantities });
     Ok(())
 }
 
-/// What is counted of a vCPU in SMM, which is nowhere in the kernel that the guest runs: its
-/// memory is another.
+/// What is counted of a vCPU in SMM. It is nowhere in the kernel that the guest runs, as the
+/// memory there is another.
 struct InSmm<'a>(&'a dyn Quantities);
 
 impl Quantities for InSmm<'_> {
