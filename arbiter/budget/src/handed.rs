@@ -1,6 +1,7 @@
 //! Perf events that one process opens for another.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::{Errno, HandedEvent, sys};
@@ -19,6 +20,15 @@ impl Handed {
     /// What the kernel answered. A lack of counters shows in a read of the event only.
     pub fn open(event: &HandedEvent) -> Result<Self, Errno> {
         sys::open_handed(event).map(|event| Handed { event })
+    }
+
+    /// The event of a descriptor that a service manager has given to this process
+    /// (`LISTEN_FDS`), which takes it over: nobody else may use the number.
+    ///
+    /// # Errors
+    /// It is no perf event.
+    pub fn given(descriptor: RawFd) -> io::Result<Self> {
+        sys::given_event(descriptor).map(|event| Handed { event })
     }
 
     /// Has it count from now on.

@@ -1,6 +1,7 @@
 //! The system calls of a measurement, on the host's kernel.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use perf_event_open_sys::{bindings as abi, ioctls, perf_event_open};
@@ -159,6 +160,23 @@ pub(crate) fn open_handed(event: &HandedEvent) -> Result<OwnedFd, Errno> {
     let fd = open(&mut attr, number(event.thread)?, number(event.cpu)?)?;
     // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A perf event of a service manager.
+pub(crate) fn given_event(descriptor: RawFd) -> io::Result<OwnedFd> {
+    let what = std::fs::read_link(format!("/proc/self/fd/{descriptor}"))?;
+    if what.as_os_str() != "anon_inode:[perf_event]" {
+        let what = what.display();
+        return Err(io::Error::other(format!(
+            "descriptor {descriptor} is no perf event, but {what}"
+        )));
+    }
+    // SAFETY: fcntl with F_SETFD takes a number, and touches no memory of ours.
+    answer(unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) })
+        .map_err(|Errno(errno)| io::Error::from_raw_os_error(errno))?;
+    // SAFETY: the descriptor is open, as its link in /proc has just shown, and the service
+    // manager gave it to this process, where only the caller knows the number.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Starts an event.

@@ -30,8 +30,9 @@ pub use events::Events;
 pub use keeper::{Keeper, News};
 pub use wire::{
     AcquireIn, AcquireOut, AuditIn, ClaimIn, Counters, Event, EventReply, EventRequest, ExplainIn,
-    ExplainOut, Figure, Lease, Leaving, ListOut, NoReply, Outsider, Place, Refusal, RefusedError,
-    ReleaseIn, RenewIn, RenewOut, ReportIn, Request, RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
+    ExplainOut, Figure, Lease, Leaving, ListOut, NoReply, Outsider, PardonIn, Place, Refusal,
+    RefusedError, ReleaseIn, RenewIn, RenewOut, ReportIn, Request, RevokeIn, RevokeOut, WatchOut,
+    WhoIn, WhoOut,
 };
 
 /// The interface's name.

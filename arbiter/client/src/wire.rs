@@ -242,7 +242,8 @@ messages! {
     }
     /// Somebody who has counters, or may, and has no lease.
     Outsider {
-        /// `nmi-watchdog`, `process`, or `hidden` for those that cannot be looked at.
+        /// `nmi-watchdog`, `process`, `hidden` for those that cannot be looked at, or `barred`
+        /// for a user who gets nothing any more.
         what: String,
         /// Its name.
         name: String,
@@ -310,6 +311,11 @@ messages! {
         lease: u64,
         /// One JSON object each.
         lines: Vec<String>,
+    }
+    /// Parameters of `Pardon`.
+    PardonIn {
+        /// The user.
+        uid: u32,
     }
     /// Parameters of the error `Refused`.
     RefusedError {

@@ -4,41 +4,38 @@
 //! its own of the same event, by which it stops the event when the lease is lost, and looks
 //! whether somebody starts it again, for as long as there is something that it could count.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod lost;
+mod manager;
+mod opens;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
-use std::time::Duration;
 
-use arbiter::host::LeaseId;
+use arbiter::host::{BootTime, LeaseId};
 use rustix::event::epoll::EventFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use umpire_budget::{Handed, NotMeasured};
+use umpire_budget::Handed;
 use umpire_lease::{EventReply, EventRequest, Refusal};
 use umpire_socket::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 
 use crate::connections::is_passing;
 use crate::peer::{self, Client, Started};
 use crate::service::{Allowed, Service};
+use lost::{Excuses, Lost, Most};
+pub(crate) use manager::PREFIX;
+use opens::{Asked, Opened, Opens};
 
 /// No request is longer.
 const MOST_REQUEST: usize = 4096;
-/// Most events of a user, and most that it has lost and that are still looked at.
+/// Most events of a user.
 const MOST_EVENTS: usize = 1024;
-const MOST_LOST: usize = 4096;
-/// Of the room for lost events a user has one part in so many at most.
-const SHARE_OF_USER: usize = 4;
-/// Most lost events that are looked at in one go.
-const LOOKS_AT: usize = 2048;
-/// How long the kernel may take to open an event.
-const OPENS: Duration = Duration::from_millis(100);
-/// So often it is looked whether there is still something that a lost event could count, in
-/// nanoseconds; so long each is looked at in any case.
-const LIVES: u64 = 60_000_000_000;
+
+const FOREIGN: &str = "the thread is not one of the process that asks";
 
 const WORDING: Wording = Wording {
     option: "--socket",
@@ -70,64 +67,8 @@ struct Open {
     pid: u32,
     /// The thread that it counts, or the process that asked for one of a whole CPU.
     life: (u32, Option<Started>),
-}
-
-/// An event that somebody should not use any more.
-#[derive(Debug)]
-struct Lost {
-    open: Open,
-    enabled: Option<Duration>,
-    since: u64,
-    /// Nobody asks before whether there is something left that it could count.
-    until: u64,
-}
-
-impl Lost {
-    /// Whether there is nothing left that it could count.
-    fn is_over(&self) -> bool {
-        let (thread, started) = self.open.life;
-        started.is_none() || peer::started(thread) != started
-    }
-}
-
-/// Most lost events that are looked at.
-#[derive(Clone, Copy, Debug)]
-struct Most {
-    of_user: usize,
-    of_all: usize,
-}
-
-impl Most {
-    fn of(of_all: usize) -> Self {
-        Most {
-            // One user cannot take the room of all others.
-            of_user: MOST_LOST.min(of_all / SHARE_OF_USER),
-            of_all,
-        }
-    }
-}
-
-/// Makes room for one more event of a user among those that were lost: the one that was lost
-/// first goes, if that is long ago. `false`: there is none.
-fn make_room(lost: &mut VecDeque<Lost>, most: Most, uid: u32, now: u64) -> bool {
-    let own = |one: &Lost| one.open.uid == uid;
-    let of_user = lost.iter().filter(|one| own(one)).count();
-    if of_user < most.of_user && lost.len() < most.of_all {
-        return true;
-    }
-    let old = |one: &Lost| own(one) && one.since.saturating_add(LIVES) <= now;
-    let all = lost.iter().enumerate().filter(|(_, one)| old(one));
-    let Some((first, _)) = all.min_by_key(|(_, one)| one.since) else {
-        return false;
-    };
-    if let Some(gone) = lost.remove(first) {
-        let lease = gone.open.allowed.lease.0;
-        log::warn!(
-            "user {uid} has lost {of_user} events whose threads still run; the first of them, of \
-             lease {lease}, is not looked at any more"
-        );
-    }
-    true
+    /// Its name in the service manager's store.
+    name: Option<String>,
 }
 
 /// The socket, and what was handed over.
@@ -139,8 +80,12 @@ pub(crate) struct Broker {
     /// Those that were looked at last are at the end.
     lost: VecDeque<Lost>,
     most_lost: usize,
-    /// Users for whom an event is being opened.
-    slow: Arc<Mutex<BTreeSet<u32>>>,
+    excuses: Excuses,
+    opens: Opens,
+    /// Where names go that the service manager is to forget, if there is one.
+    forgets: Option<Sender<String>>,
+    /// The number of the last event that was asked for.
+    number: u64,
 }
 
 /// What became of a connection's turn.
@@ -150,30 +95,84 @@ pub(crate) enum Turn {
     Quiet,
     /// It was answered, and may have said more.
     Answered,
+    /// It is answered when the kernel has opened its event.
+    Opens,
     /// It is gone, or was left.
     Ended,
 }
 
 impl Broker {
-    /// `files`: the most that this process may have open.
+    /// The socket of it, beside `socket`.
     ///
     /// # Errors
-    /// The socket cannot be had.
+    /// It cannot be had.
     pub(crate) fn listen(
         socket: &Path,
         access: &Access,
-        files: u64,
         closer: &Closer,
-    ) -> Result<Self, SocketError> {
-        let path = companion(socket);
+    ) -> Result<Listener, SocketError> {
+        Listener::new(&companion(socket), Kind::Packets, access, WORDING, closer)
+    }
+
+    /// `files`: the most that this process may have open. `managed`: the service manager
+    /// keeps events over a restart, if there is one.
+    ///
+    /// # Errors
+    /// There is no pipe or no thread for it.
+    pub(crate) fn new(listener: Listener, files: u64, managed: bool) -> io::Result<Self> {
+        let managed = managed && manager::is_there();
         Ok(Broker {
-            listener: Listener::new(&path, Kind::Packets, access, WORDING, closer)?,
+            listener,
             holders: BTreeMap::new(),
             open: BTreeMap::new(),
             lost: VecDeque::new(),
             most_lost: usize::try_from(files / 2).unwrap_or(usize::MAX),
-            slow: Arc::default(),
+            excuses: Excuses::default(),
+            opens: Opens::new()?,
+            forgets: managed.then(forgets).transpose()?,
+            number: 0,
         })
+    }
+
+    /// Takes over what an arbiter before this one has handed over, and the service manager has
+    /// kept. After the leases of before are known.
+    pub(crate) fn restore(
+        &mut self,
+        events: Vec<(String, Handed)>,
+        service: &mut Service,
+        now: u64,
+    ) {
+        let pmu = |perf_type| service.pmu_of(perf_type);
+        let known = events.into_iter();
+        let known = known.filter_map(|(name, event)| manager::named(&name, event, pmu));
+        let known: BTreeMap<u64, Open> = known.collect();
+        if !known.is_empty() {
+            log::info!("{} events of before are known", known.len());
+        }
+        for (number, open) in known {
+            self.number = self.number.max(number);
+            let holds = service.holds(open.allowed.lease);
+            if open.allowed.counter < holds {
+                self.have(open, service, now);
+            } else {
+                let barred = service.is_barred(open.uid);
+                let _ = open.event.disable();
+                let lost = Lost::new(open, now);
+                self.lost
+                    .push_back(if barred { lost.taken(now) } else { lost });
+            }
+        }
+        service.set_taken(lost::taken(&self.lost, now), BootTime(now));
+    }
+
+    /// Can be read from when an event is open that somebody waits for.
+    pub(crate) fn opened_fd(&self) -> BorrowedFd<'_> {
+        self.opens.as_fd()
+    }
+
+    /// When somebody has waited for too long.
+    pub(crate) fn due(&self) -> Option<u64> {
+        self.opens.due()
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -235,6 +234,7 @@ impl Broker {
 
     pub(crate) fn leave(&mut self, id: u64) {
         self.holders.remove(&id);
+        self.opens.leave(id);
     }
 
     /// Answers one request of a connection.
@@ -256,23 +256,187 @@ impl Broker {
             let refused = service.not_opened(&holder.client, "wrong-request", why);
             return holder.reply(&refused.into(), None);
         };
-        let room = make_room(
-            &mut self.lost,
-            Most::of(self.most_lost),
-            holder.client.uid,
-            now,
-        );
-        let opened = service
+        // Among those that are alike the last is in use.
+        self.number += 1;
+        let asked = service
             .allow(&holder.client, &request)
             .map_err(|refusal| *refusal)
-            .and_then(|allowed| self.opened(holder, allowed, room, service));
-        let open = match opened {
+            .and_then(|allowed| self.asked(id, holder, allowed, request, service));
+        let begun = asked.and_then(|asked| {
+            let client = asked.client.clone();
+            let begun = self.opens.begin(asked, now);
+            begun.map_err(|why| not_opened(service, &client, &why))
+        });
+        match begun {
+            Ok(()) => Turn::Opens,
+            Err(refused) => holder.reply(&refused.into(), None),
+        }
+    }
+
+    /// What is to be opened, as it is now.
+    fn asked(
+        &self,
+        connection: u64,
+        holder: &Holder,
+        allowed: Allowed,
+        request: EventRequest,
+        service: &mut Service,
+    ) -> Result<Asked, Refusal> {
+        let client = &holder.client;
+        self.has_room(client, service)?;
+        let thread = allowed.event.thread;
+        let before = thread.map(|thread| peer::thread(thread, client));
+        if before == Some(None) || !holder.is_there() {
+            return Err(service.not_opened(client, "foreign-thread", FOREIGN));
+        }
+        let counts = thread.filter(|_| before.is_some()).unwrap_or(client.pid);
+        let life = (counts, before.flatten().or_else(|| peer::started(counts)));
+        let name = || manager::name(&allowed, (client.uid, client.pid), life, self.number);
+        Ok(Asked {
+            connection,
+            client: client.clone(),
+            request,
+            before: before.flatten(),
+            life,
+            name: self.forgets.as_ref().map(|_| name()),
+            allowed,
+        })
+    }
+
+    fn has_room(&self, client: &Client, service: &mut Service) -> Result<(), Refusal> {
+        let own = self.open.values().flatten();
+        if own.filter(|open| open.uid == client.uid).count() >= MOST_EVENTS {
+            let why = format!("this user has {MOST_EVENTS} events; give a lease back first");
+            return Err(service.not_opened(client, "too-many-events", &why));
+        }
+        Ok(())
+    }
+
+    /// Hands over what the kernel has opened, and tells those who have waited for too long.
+    /// Returns the connections that go on.
+    pub(crate) fn opened(&mut self, service: &mut Service, now: u64) -> Vec<u64> {
+        let mut go_on = Vec::new();
+        for Opened {
+            asked,
+            event,
+            waits,
+        } in self.opens.finished()
+        {
+            let uid = asked.client.uid;
+            let (connection, name) = (asked.connection, asked.name.clone());
+            let handed = if waits {
+                self.hand_over(asked, event, service, now)
+            } else {
+                // It was told to try again: this one is closed.
+                false
+            };
+            if !handed {
+                self.forget(name);
+            }
+            go_on.extend(waits.then_some(connection));
+            while let Some(next) = self.opens.next_of(uid) {
+                let (connection, client) = (next.connection, next.client.clone());
+                if let Err(why) = self.opens.begin(next, now) {
+                    self.tell(connection, not_opened(service, &client, &why));
+                    go_on.push(connection);
+                }
+            }
+        }
+        for (connection, why) in self.opens.overdue(now) {
+            let client = self.holders.get(&connection).map(|one| one.client.clone());
+            if let Some(client) = client {
+                self.tell(connection, not_opened(service, &client, why));
+            }
+            go_on.push(connection);
+        }
+        go_on
+    }
+
+    fn tell(&mut self, connection: u64, refused: Refusal) {
+        let holder = self.holders.get(&connection);
+        if holder.is_some_and(|holder| holder.reply(&refused.into(), None) == Turn::Ended) {
+            self.leave(connection);
+        }
+    }
+
+    /// Hands one over, if it still may be. `false`: nobody has it.
+    fn hand_over(
+        &mut self,
+        asked: Asked,
+        event: Result<Handed, String>,
+        service: &mut Service,
+        now: u64,
+    ) -> bool {
+        let (connection, counter) = (asked.connection, asked.request.counter);
+        let open = match self.still(asked, event, service, now) {
             Ok(open) => open,
-            Err(refused) => return holder.reply(&refused.into(), None),
+            Err(None) => return false,
+            Err(Some(refused)) => {
+                self.tell(connection, refused);
+                return false;
+            }
         };
-        service.handed(&holder.client, &open.allowed);
-        // Who asks again for the same has the new event instead of the old one.
-        let lease = open.allowed.lease;
+        let (lease, allowed) = (open.allowed.lease, open.allowed.clone());
+        self.have(open, service, now);
+        let handed = self.open.get(&lease).and_then(|events| events.last());
+        let Some((holder, open)) = self.holders.get(&connection).zip(handed) else {
+            return true;
+        };
+        service.handed(&holder.client, &allowed);
+        let reply = EventReply {
+            counter: Some(counter),
+            refused: None,
+        };
+        if holder.reply(&reply, Some(open.event.as_fd())) == Turn::Ended {
+            self.leave(connection);
+        }
+        true
+    }
+
+    /// The event, if what was true before it was opened still is.
+    fn still(
+        &mut self,
+        asked: Asked,
+        event: Result<Handed, String>,
+        service: &mut Service,
+        now: u64,
+    ) -> Result<Open, Option<Refusal>> {
+        let client = &asked.client;
+        let holder = self.holders.get(&asked.connection).ok_or(None)?;
+        let event = event.map_err(|why| not_opened(service, client, &why))?;
+        // The lease may have gone meanwhile, or the number have become another thread's.
+        let allowed = service.allow(client, &asked.request).map_err(|why| *why)?;
+        let thread = allowed.event.thread;
+        let same = thread.is_none_or(|thread| peer::thread(thread, client) == asked.before);
+        if !same || !holder.is_there() {
+            return Err(Some(service.not_opened(client, "foreign-thread", FOREIGN)));
+        }
+        if allowed != asked.allowed {
+            let why = "the lease has changed meanwhile; ask again";
+            return Err(Some(service.not_opened(client, "wrong-generation", why)));
+        }
+        self.has_room(client, service)?;
+        let most = Most::of(self.most_lost);
+        let room = lost::make_room(&mut self.lost, most, client.uid, now);
+        let Ok(gone) = room else {
+            let why = "too many events of this user were lost within a minute, and their threads \
+                       still run; try again in a minute";
+            return Err(Some(service.not_opened(client, "too-many-events", why)));
+        };
+        self.forget(gone.and_then(|gone| gone.name));
+        Ok(Open {
+            allowed,
+            event,
+            uid: client.uid,
+            pid: client.pid,
+            life: asked.life,
+            name: asked.name,
+        })
+    }
+
+    /// Somebody has it from now on. Who asks again for the same has the new event instead of
+    /// the old one.
+    fn have(&mut self, open: Open, service: &mut Service, now: u64) {
         let same = |other: &mut Open| {
             let (a, b) = (&other.allowed, &open.allowed);
             // One without a CPU, or without a thread, counts on each.
@@ -281,87 +445,16 @@ impl Broker {
                 && meet(a.event.thread, b.event.thread)
                 && meet(a.event.cpu, b.event.cpu)
         };
-        let of_lease = self.open.entry(lease).or_default();
+        let of_lease = self.open.entry(open.allowed.lease).or_default();
         let replaced: Vec<Open> = of_lease.extract_if(.., same).collect();
         of_lease.push(open);
         self.lose(replaced, service, now);
-        let handed = self.open.get(&lease).and_then(|events| events.last());
-        match self.holders.get(&id).zip(handed) {
-            None => Turn::Ended,
-            Some((holder, open)) => {
-                let reply = EventReply {
-                    counter: Some(request.counter),
-                    refused: None,
-                };
-                holder.reply(&reply, Some(open.event.as_fd()))
-            }
-        }
     }
 
-    fn opened(
-        &self,
-        holder: &Holder,
-        allowed: Allowed,
-        room: bool,
-        service: &mut Service,
-    ) -> Result<Open, Refusal> {
-        let client = &holder.client;
-        let own = self.open.values().flatten();
-        if own.filter(|open| open.uid == client.uid).count() >= MOST_EVENTS {
-            let why = format!("this user has {MOST_EVENTS} events; give a lease back first");
-            return Err(service.not_opened(client, "too-many-events", &why));
-        }
-        if !room {
-            let why = "too many events of this user were lost within a minute, and their threads \
-                       still run; try again in a minute";
-            return Err(service.not_opened(client, "too-many-events", why));
-        }
-        let thread = allowed.event.thread;
-        let before = thread.map(|thread| peer::thread(thread, client));
-        let foreign = "the thread is not one of the process that asks";
-        if before == Some(None) || !holder.is_there() {
-            return Err(service.not_opened(client, "foreign-thread", foreign));
-        }
-        let event = self.open_in_time(&allowed, client).map_err(|why| {
-            let why = format!("the kernel does not open the event: {why}");
-            service.not_opened(client, "not-opened", &why)
-        })?;
-        // The number may have become another thread's between the look and the opening.
-        if thread.map(|thread| peer::thread(thread, client)) != before || !holder.is_there() {
-            return Err(service.not_opened(client, "foreign-thread", foreign));
-        }
-        let counts = thread.filter(|_| before.is_some()).unwrap_or(client.pid);
-        Ok(Open {
-            allowed,
-            event,
-            uid: client.uid,
-            pid: client.pid,
-            life: (counts, before.flatten().or_else(|| peer::started(counts))),
-        })
-    }
-
-    /// Opens an event on a thread of its own: the kernel waits there for as long as the other
-    /// process is in `execve`, which may be for ever.
-    fn open_in_time(&self, allowed: &Allowed, client: &Client) -> Result<Handed, String> {
-        let (slow, uid) = (self.slow.clone(), client.uid);
-        if !lock(&slow).insert(uid) {
-            return Err("an event for this user is being opened still; try again".to_owned());
-        }
-        let (send, opened) = channel();
-        let event = allowed.event;
-        let body = move || {
-            let opened = Handed::open(&event);
-            lock(&slow).remove(&uid);
-            // Nobody may wait for it any more: then it is closed.
-            let _ = send.send(opened);
-        };
-        if let Err(error) = Builder::new().name("open-event".to_owned()).spawn(body) {
-            lock(&self.slow).remove(&uid);
-            return Err(format!("there is no thread for it: {error}"));
-        }
-        match opened.recv_timeout(OPENS) {
-            Ok(opened) => opened.map_err(|errno| NotMeasured::from(errno).to_string()),
-            Err(_) => Err("the process of the thread is being replaced; try again".to_owned()),
+    /// Has the service manager forget an event that is closed here.
+    fn forget(&self, name: Option<String>) {
+        if let Some((name, forgets)) = name.zip(self.forgets.as_ref()) {
+            let _ = forgets.send(name);
         }
     }
 
@@ -391,43 +484,36 @@ impl Broker {
                 );
             }
             service.disabled(open.uid, open.pid, &open.allowed);
-            let enabled = open.event.enabled().ok().flatten();
-            self.lost.push_back(Lost {
-                open,
-                enabled,
-                since: now,
-                until: now.saturating_add(LIVES),
-            });
+            self.lost.push_back(Lost::new(open, now));
         }
     }
 
     /// Looks whether what was stopped runs again, and stops it.
     pub(crate) fn look(&mut self, service: &mut Service, now: u64) {
-        for _ in 0..self.lost.len().min(LOOKS_AT) {
-            let Some(mut lost) = self.lost.pop_front() else {
-                return;
-            };
-            let Lost { open, enabled, .. } = &mut lost;
-            let is = open.event.enabled().ok().flatten();
-            if is > *enabled {
-                let _ = open.event.disable();
-                *enabled = open.event.enabled().ok().flatten();
-                service.reenabled(open.uid, open.pid, &open.allowed);
-                lost.until = now.saturating_add(LIVES);
-            }
-            if lost.until <= now {
-                if lost.is_over() {
-                    continue;
-                }
-                lost.until = now.saturating_add(LIVES);
-            }
-            self.lost.push_back(lost);
+        for uid in service.take_forgiven() {
+            lost::forgive(&mut self.lost, uid, now);
         }
+        for over in lost::look(&mut self.lost, &mut self.excuses, service, now) {
+            self.forget(over.name);
+        }
+        service.set_taken(lost::taken(&self.lost, now), BootTime(now));
     }
 }
 
-fn lock(users: &Mutex<BTreeSet<u32>>) -> MutexGuard<'_, BTreeSet<u32>> {
-    users.lock().unwrap_or_else(PoisonError::into_inner)
+/// The kernel does not open an event.
+fn not_opened(service: &mut Service, client: &Client, why: &str) -> Refusal {
+    let why = format!("the kernel does not open the event: {why}");
+    service.not_opened(client, "not-opened", &why)
+}
+
+/// A thread that tells the service manager what to forget: that takes as long as the manager
+/// does.
+fn forgets() -> io::Result<Sender<String>> {
+    let (sender, names) = channel::<String>();
+    Builder::new()
+        .name("forget-events".to_owned())
+        .spawn(move || names.iter().for_each(|name| manager::forget(&name)))?;
+    Ok(sender)
 }
 
 impl Holder {
@@ -451,88 +537,5 @@ impl Holder {
             // It does not read its replies.
             Err(_) => Turn::Ended,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use umpire_budget::{EventSpec, HandedEvent, Rings};
-
-    use super::*;
-
-    /// An event of this thread that was lost then. `None`: the kernel opens none here.
-    fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
-        // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK.
-        let event = HandedEvent {
-            spec: EventSpec {
-                perf_type: 1,
-                config: 1,
-                config1: 0,
-                config2: 0,
-            },
-            thread: Some(0),
-            cpu: None,
-            rings: Rings::User,
-            period: None,
-        };
-        let open = Open {
-            event: Handed::open(&event).ok()?,
-            allowed: Allowed {
-                lease: LeaseId(1),
-                counter: 0,
-                event,
-            },
-            uid: 7,
-            pid: 1,
-            life,
-        };
-        Some(Lost {
-            open,
-            enabled: Some(Duration::ZERO),
-            since,
-            until: since + LIVES,
-        })
-    }
-
-    #[test]
-    fn a_lost_event_is_looked_at_while_there_is_something_to_count() {
-        let pid = std::process::id();
-        let (Some(lives), Some(gone)) = (
-            lost(0, (pid, peer::started(pid))),
-            lost(0, (u32::MAX, peer::started(pid))),
-        ) else {
-            println!(
-                "skipped: a_lost_event_is_looked_at_while_there_is_something_to_count: no events"
-            );
-            return;
-        };
-        assert!(!lives.is_over() && gone.is_over());
-    }
-
-    #[test]
-    fn who_loses_many_events_makes_room_for_itself() {
-        let me = (std::process::id(), peer::started(std::process::id()));
-        let many = (0..3).map(|minute| lost(minute * LIVES, me));
-        let Some(mut many) = many.collect::<Option<VecDeque<Lost>>>() else {
-            println!("skipped: who_loses_many_events_makes_room_for_itself: no events");
-            return;
-        };
-        let since = |many: &VecDeque<Lost>| -> Vec<u64> {
-            many.iter().map(|one| one.since / LIVES).collect()
-        };
-        let all = |of_all| Most {
-            of_user: MOST_LOST,
-            of_all,
-        };
-        assert!(make_room(&mut many, all(4), 7, 2 * LIVES));
-        assert_eq!(since(&many), [0, 1, 2]);
-        many.rotate_left(1);
-        // Another user cannot have it.
-        assert!(!make_room(&mut many, all(3), 8, 2 * LIVES));
-        assert!(make_room(&mut many, all(3), 7, 2 * LIVES));
-        assert_eq!(since(&many), [1, 2]);
-        assert!(make_room(&mut many, all(2), 7, 2 * LIVES));
-        assert!(!make_room(&mut many, all(1), 7, 2 * LIVES));
-        assert_eq!(since(&many), [2]);
     }
 }

@@ -37,7 +37,8 @@ const HANGUP: u64 = 2;
 const SIGHTS: u64 = 3;
 const METRICS: u64 = 4;
 const EVENTS: u64 = 5;
-const FIRST: u64 = 6;
+const OPENED: u64 = 6;
+const FIRST: u64 = 7;
 /// Most events taken at once.
 const BATCH: usize = 1024;
 /// Calls that look at everything count as so many.
@@ -208,6 +209,8 @@ impl Arbiterd {
                         self.scrape(scraper);
                     }
                     EVENTS => self.accept_holders(),
+                    // All that are open by now are handed over below.
+                    OPENED => {}
                     holder if self.broker.as_ref().is_some_and(|all| all.has(holder)) => {
                         if gone {
                             self.leave_holder(holder);
@@ -236,6 +239,7 @@ impl Arbiterd {
                     broker.look(&mut self.service, now().0);
                 }
             }
+            self.hand_over();
             if let Some(scrapers) = &mut self.scrapers {
                 scrapers.leave_slow(now().0);
             }
@@ -260,6 +264,7 @@ impl Arbiterd {
             .chain(self.full_until)
             .chain([self.host.due()])
             .chain(self.scrapers.as_ref().and_then(Scrapers::due))
+            .chain(self.broker.as_ref().and_then(Broker::due))
             .min();
         let most = match (self.ready.is_empty() && self.held.is_none(), due) {
             (false, _) => Some(0),

@@ -50,6 +50,15 @@ pub(crate) struct Stored {
     pub(crate) arrival: u64,
 }
 
+/// Why a user is barred: an event of its counted after its lease had ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Barred {
+    pub(crate) uid: u32,
+    /// The process that had the event.
+    pub(crate) pid: u32,
+    pub(crate) lease: u64,
+}
+
 /// What a record says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Entry {
@@ -62,6 +71,12 @@ pub(crate) enum Entry {
     /// Numbers below this were given.
     #[serde(rename = "n")]
     Next(u64),
+    /// The user has no leases and no events until it is pardoned.
+    #[serde(rename = "b")]
+    Barred(Barred),
+    /// The user is pardoned.
+    #[serde(rename = "p")]
+    Pardoned(u32),
 }
 
 /// What a journal comes to.
@@ -70,6 +85,8 @@ pub(crate) struct Recalled {
     pub(crate) leases: BTreeMap<u64, Stored>,
     /// Numbers below this were given.
     pub(crate) next: u64,
+    /// Users that are barred.
+    pub(crate) barred: BTreeMap<u32, Barred>,
     /// Length of what is whole: the rest is cut off.
     pub(crate) length: usize,
     /// The journal goes on after this, and cannot be read.
@@ -91,8 +108,8 @@ impl Recalled {
 /// A journal that is not this host's of now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unusable {
-    /// It is of before the last boot: its leases have ended.
-    OtherBoot,
+    /// It is of before the last boot: its leases have ended. Users that were barred then are.
+    OtherBoot(BTreeMap<u32, Barred>),
     /// It is of another version.
     Version(u32),
     /// It has no header.
@@ -138,10 +155,17 @@ pub(crate) fn recall(bytes: &[u8], boot_id: &str) -> Result<Recalled, Unusable> 
             Some(version) if whole && theirs.starts_with(MAGIC) && version != VERSION => {
                 Unusable::Version(version)
             }
-            Some(_) if whole && theirs.starts_with(MAGIC) => Unusable::OtherBoot,
+            Some(_) if whole && theirs.starts_with(MAGIC) => {
+                Unusable::OtherBoot(records(bytes).barred)
+            }
             _ => Unusable::NoJournal,
         });
     }
+    Ok(records(bytes))
+}
+
+/// What the records behind the header say.
+fn records(bytes: &[u8]) -> Recalled {
     let mut recalled = Recalled {
         next: 1,
         length: HEADER,
@@ -159,10 +183,16 @@ pub(crate) fn recall(bytes: &[u8], boot_id: &str) -> Result<Recalled, Unusable> 
                 recalled.leases.remove(&id);
             }
             Entry::Next(next) => recalled.next = recalled.next.max(next),
+            Entry::Barred(barred) => {
+                recalled.barred.insert(barred.uid, barred);
+            }
+            Entry::Pardoned(uid) => {
+                recalled.barred.remove(&uid);
+            }
         }
     }
     recalled.cut = recalled.length < bytes.len();
-    Ok(recalled)
+    recalled
 }
 
 /// The first record, and its length.
@@ -238,6 +268,27 @@ mod tests {
         assert_eq!((recalled.next, recalled.cut), (9, false));
     }
 
+    /// A reboot ends leases, and pardons nobody.
+    #[test]
+    fn who_is_barred_is_so_until_it_is_pardoned_also_over_a_reboot() {
+        let barred = |uid| Barred {
+            uid,
+            pid: 7,
+            lease: 3,
+        };
+        let entries = [
+            Entry::Barred(barred(1000)),
+            Entry::Barred(barred(1001)),
+            Entry::Pardoned(1000),
+            Entry::Lease(Box::new(lease(1, 2))),
+        ];
+        let bytes = journal(&entries);
+        let expected = BTreeMap::from([(1001, barred(1001))]);
+        assert_eq!(recall(&bytes, BOOT).expect("a journal").barred, expected);
+        let other = "11111111-6f0b-4f6a-a5ae-3e6f5a1d2c3b";
+        assert_eq!(recall(&bytes, other), Err(Unusable::OtherBoot(expected)));
+    }
+
     #[test]
     fn a_journal_that_is_cut_at_any_byte_has_what_is_whole() {
         let entries = entries();
@@ -276,7 +327,8 @@ mod tests {
     #[test]
     fn other_boots_and_versions_are_told_apart() {
         let other = "11111111-6f0b-4f6a-a5ae-3e6f5a1d2c3b";
-        assert_eq!(recall(&header(other), BOOT), Err(Unusable::OtherBoot));
+        let none = BTreeMap::new();
+        assert_eq!(recall(&header(other), BOOT), Err(Unusable::OtherBoot(none)));
         let mut newer = header(BOOT);
         newer[8] = 9;
         let sum = crc32fast::hash(&newer[..HEADER - 4]).to_le_bytes();

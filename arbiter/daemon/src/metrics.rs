@@ -21,9 +21,9 @@ type Level = Family<Labels, Gauge>;
 type Waited = Family<Labels, Histogram, fn() -> Histogram>;
 
 /// The methods of the interface.
-const METHODS: [&str; 11] = [
+const METHODS: [&str; 12] = [
     "Acquire", "Claim", "Release", "Renew", "Revoke", "List", "Who", "Explain", "Report", "Audit",
-    "Watch",
+    "Watch", "Pardon",
 ];
 
 /// Most groups of CPUs of a PMU that have figures of their own.
@@ -61,6 +61,7 @@ pub(crate) struct Metrics {
     pub(crate) brokered: Counter,
     pub(crate) reenabled: Counter,
     open_events: Gauge,
+    barred: Gauge,
     holder: Count,
     of_lease: Count,
     /// Time that ended leases were blind for, and how much of all was counted.
@@ -175,6 +176,10 @@ impl Metrics {
             "arbiter_events_open",
             "Perf events that holders have of the arbiter"
         );
+        let barred: Gauge = metric!(
+            "arbiter_users_barred",
+            "Users who had an event count after its lease had ended, and were not pardoned"
+        );
         let holder: Count = metric!(
             "holder",
             "What holders of leases report of themselves, by tenant"
@@ -207,6 +212,7 @@ impl Metrics {
             brokered,
             reenabled,
             open_events,
+            barred,
             holder,
             of_lease,
             ended_blind: BTreeMap::new(),
@@ -215,6 +221,11 @@ impl Metrics {
             reporting: 0,
             holds: BTreeMap::new(),
         }
+    }
+
+    /// So many users are barred.
+    pub(crate) fn set_barred(&self, users: usize) {
+        self.barred.set(whole(users));
     }
 
     /// The lease is there since before a restart.
@@ -333,6 +344,7 @@ impl Metrics {
         &mut self,
         arbiter: &HostArbiter,
         holders: Option<&Holders>,
+        takers: &[u32],
         watchdog_off: bool,
         open: Open,
     ) -> String {
@@ -361,6 +373,14 @@ impl Metrics {
                 .get_or_create(&vec![("what", what.to_owned())])
                 .inc();
         }
+        let known = |pid: &u32| {
+            let mut found = holders.iter().flat_map(|seen| &seen.found);
+            found.any(|one| matches!(one, Holder::Process { pid: this, .. } if this == pid))
+        };
+        let takers = takers.iter().filter(|pid| !known(pid)).count();
+        self.outsiders
+            .get_or_create(&vec![("what", "process".to_owned())])
+            .inc_by(whole(takers));
         for (socket, count) in [
             ("varlink", open.varlink),
             ("metrics", open.metrics),

@@ -70,7 +70,7 @@ pub(crate) fn has_ended(process: &OwnedFd) -> bool {
 /// What tells a thread from a later one of the same number: when it was started, in ticks
 /// since the boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Started(u64);
+pub(crate) struct Started(pub(crate) u64);
 
 /// A thread of the process that is `client`, of its user. `None`: it is not.
 pub(crate) fn thread(thread: u32, client: &Client) -> Option<Started> {

@@ -1,6 +1,7 @@
 //! Calls of clients to commands of the arbiter, and changes to replies. No I/O: what is to
 //! be written and sent is taken by [`Service::take`].
 
+mod barred;
 mod broker;
 mod introspect;
 mod kept;
@@ -29,6 +30,7 @@ use crate::convert::{self, Wrong};
 use crate::journal::Entry;
 use crate::metrics::Metrics;
 use crate::peer::Client;
+pub(crate) use barred::Taken;
 pub(crate) use broker::Allowed;
 use introspect::introspect;
 use kept::stuck;
@@ -108,11 +110,18 @@ pub(crate) struct Service {
     waits_until: BootTime,
     /// What the last look saw of outsiders.
     seen: BTreeMap<Place, Vec<CounterSet>>,
+    /// What outsiders have by that, and by the look before.
+    measured: BTreeMap<Place, Vec<CounterSet>>,
+    bars: barred::Bars,
     /// Who has counters and no lease, as far as the kernel shows.
     holders: Option<Holders>,
     watchdog: watchdog::Claim,
     pub(crate) metrics: Metrics,
     denials: trail::Denials,
+    /// The tenant whose call is decided.
+    calling: Option<TenantId>,
+    /// Whose lease has ended just now, without a call.
+    left: Option<TenantId>,
 }
 
 /// Who calls, and how.
@@ -167,10 +176,14 @@ impl Service {
             stuck: None,
             waits_until: BootTime(0),
             seen: BTreeMap::new(),
+            measured: BTreeMap::new(),
+            bars: barred::Bars::default(),
             holders: None,
             watchdog: watchdog::Claim::default(),
             metrics: Metrics::new(),
             denials: trail::Denials::default(),
+            calling: None,
+            left: None,
         }
     }
 
@@ -316,6 +329,7 @@ impl Service {
                 let method = method.strip_prefix('.').unwrap_or(method);
                 let (tenants, operator) = self.config.tenants_of(client);
                 who.tenant = tenants.first().copied();
+                self.calling = who.tenant;
                 let calling = Calling {
                     from,
                     client,
@@ -338,6 +352,7 @@ impl Service {
             }
         };
         self.settle();
+        self.calling = None;
         if quiet {
             // Nobody reads what is said to this call.
             let answers = self.output.answers.split_off(before);
@@ -413,6 +428,7 @@ impl Service {
             "Claim" => {
                 let wire::ClaimIn { lease, generation } = parsed(parameters)?;
                 let id = LeaseId(lease);
+                self.not_barred(client.uid)?;
                 if self.listeners.contains_key(&id) {
                     return Err(wrong(format!(
                         "lease {lease} is held by another connection, which is still there"
@@ -495,6 +511,7 @@ impl Service {
             }
             "Report" => self.report(caller, parameters),
             "Audit" => self.audit(calling, caller, parameters),
+            "Pardon" => self.pardon(calling, parameters),
             "Watch" => {
                 let wire::NoReply {} = parsed(parameters)?;
                 if !more {
@@ -521,6 +538,7 @@ impl Service {
         let Calling {
             client, tenants, ..
         } = calling;
+        self.not_barred(client.uid)?;
         let policy = self.arbiter.policy();
         let tenant = match &request.tenant {
             None => tenants.first().copied(),
@@ -658,6 +676,7 @@ impl Service {
             }
             self.tell(id, &change, event);
         }
+        self.left = None;
     }
 
     /// Tells the listener of a lease of an event.

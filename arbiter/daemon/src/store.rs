@@ -100,6 +100,11 @@ impl Store {
         let recalled = match recall(&bytes, boot_id) {
             Ok(recalled) => recalled,
             Err(Unusable::Version(version)) => return Err(StoreError::Version { path, version }),
+            Err(Unusable::OtherBoot(barred)) => Recalled {
+                next: 1,
+                barred,
+                ..Recalled::default()
+            },
             Err(unusable) => {
                 if !bytes.is_empty() && unusable == Unusable::NoJournal {
                     let kept = folder.join("leases.journal.damaged");
@@ -135,7 +140,12 @@ impl Store {
             unsynced: false,
             lost: false,
         };
-        if store.length < HEADER as u64 {
+        if !recalled.barred.is_empty() && store.length < HEADER as u64 {
+            // Beside the old one: whatever happens, nobody is pardoned by it.
+            let barred = recalled.barred.values().cloned().map(Entry::Barred);
+            let barred: Vec<Entry> = barred.collect();
+            store.compact(&barred).map_err(failed("write"))?;
+        } else if store.length < HEADER as u64 {
             store.begin().map_err(failed("write"))?;
         }
         Ok((store, recalled))

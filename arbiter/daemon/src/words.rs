@@ -212,6 +212,7 @@ pub(crate) fn cause(cause: Cause) -> &'static str {
         Cause::HolderGone => "holder-gone",
         Cause::TimedOut => "timed-out",
         Cause::Unclaimed => "unclaimed",
+        Cause::Barred => "barred",
     }
 }
 
@@ -228,6 +229,7 @@ pub(crate) fn because(cause: Cause) -> String {
         Cause::Unclaimed => {
             "its holder did not come back after the arbiter had started anew".to_owned()
         }
+        Cause::Barred => "its user has had an event count after its lease had ended".to_owned(),
     }
 }
 

@@ -367,6 +367,15 @@ impl HostArbiter {
         }
     }
 
+    /// Ends leases at once: their user has counted on after another had ended.
+    pub fn bar(&mut self, ids: &[LeaseId], now: BootTime, out: &mut Vec<Change>) {
+        self.advance(now, out);
+        for &id in ids {
+            self.end(id, Cause::Barred, out);
+        }
+        self.go_on(out);
+    }
+
     /// Takes over what was held before a restart. Each lease stays for `window`; its
     /// owner has to claim it in that time. `next` is the first number that was never
     /// given. Nothing that leases hold can be granted meanwhile. Returns those that cannot

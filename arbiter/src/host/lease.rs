@@ -58,6 +58,8 @@ pub enum Cause {
     TimedOut,
     /// The service came back, and the owner did not claim it in time.
     Unclaimed,
+    /// Its user has counted on after another lease had ended.
+    Barred,
 }
 
 /// A lease, or a request that waits for one: then it holds nothing yet.

@@ -98,6 +98,76 @@ fn who_is_refused_learns_who_holds_what() {
     assert!(explained.contains("vm7"), "{explained}");
 }
 
+/// Processes, users and names of others are not for everybody; tenants and counters are.
+#[test]
+fn another_user_sees_tenants_and_counters_and_no_processes() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let me = rustix::process::geteuid().as_raw();
+    if me != 0 {
+        println!("skipped: another_user_sees_tenants_and_counters: not root");
+        return;
+    }
+    const STRANGER: u32 = 65_534;
+    let config = format!(
+        "[[tenant]]\nname = \"mine\"\nusers = [0]\noperator = true\n\
+         [[tenant]]\nname = \"other\"\nusers = [{STRANGER}]\nwhole-cpus = true\n"
+    );
+    let flags = ["--budget", "programmable=4", "--socket-mode", "0666"];
+    let daemon = Daemon::with(&flags, &config);
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(daemon.folder.path(), open).expect("it is ours");
+    let request = Request {
+        label: Some("vm7".to_owned()),
+        ..programmable(3)
+    };
+    let held = daemon.acquire(&request);
+    // A copy, where every user may start it.
+    let program = daemon.folder.path().join("umpire");
+    fs::copy(guest_tests::umpire::path(), &program).expect("a copy");
+    let run = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(&program);
+        command.args(arguments).uid(STRANGER).gid(STRANGER);
+        command.env("UMPIRE_ARBITER", daemon.socket());
+        let output = command.output().expect("it starts");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr)
+    };
+    let pid = std::process::id().to_string();
+    let socket = daemon.socket().display().to_string();
+    let explain = [
+        "arbiterd",
+        "--socket",
+        &socket,
+        "--explain",
+        "counters=2,cpus=0",
+    ];
+    for arguments in [
+        &["who"][..],
+        &["who", "-j"],
+        &["who", "0", "-j"],
+        &["leases", "-j"],
+        &[&explain[..], &["-j"]].concat(),
+        &explain,
+        &["lease", "--counters", "2", "--cpus", "0", "--", "true"],
+    ] {
+        let seen = run(arguments);
+        assert!(
+            !seen.contains("vm7") && !seen.contains(&pid),
+            "{arguments:?}: {seen}"
+        );
+    }
+    let seen = json(&run(&["who", "0", "-j"]));
+    let lease = &seen[0]["places"][0]["leases"][0];
+    assert_eq!(
+        (&lease["tenant"], &lease["holds"]),
+        (&"mine".into(), &3.into())
+    );
+    let own = daemon.out(&["who", "0"]);
+    assert!(own.contains("vm7") && own.contains(&pid), "{own}");
+    drop(held);
+}
+
 #[test]
 fn who_waits_is_served_when_the_counters_are_free() {
     let daemon = Daemon::start();

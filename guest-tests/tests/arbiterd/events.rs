@@ -2,13 +2,16 @@
 //! those of a PMU: the way to them is the same.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{IoSliceMut, Read};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Duration;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use umpire_lease::{Arbiter, CallError, Counters, EventRequest, Events, Held, Request};
+use umpire_lease::{Arbiter, CallError, Counters, EventRequest, Events, Held, Next, Request};
 
-use crate::fixture::Daemon;
+use crate::fixture::{Daemon, LONG, programmable};
 
 /// PERF_TYPE_SOFTWARE, whose event 1 is the time that a thread has run.
 const TASK_CLOCK: u64 = 1;
@@ -145,6 +148,173 @@ fn an_event_of_a_lease_counts_until_the_lease_is_lost() {
         "{}",
         daemon.log()
     );
+    // That was excused: it may have been on its way when the lease ended.
+    assert!(!daemon.log().contains("is barred"), "{}", daemon.log());
+    drop(lease(&daemon, vec![own_thread()], "open"));
+}
+
+/// The event of the lease's first counter. `None`: the kernel opens none here.
+fn opened(daemon: &Daemon, held: &Held, test: &str) -> Option<OwnedFd> {
+    let mut events = Events::connect(&daemon.socket()).expect("it listens");
+    match events.open(&request(held, 0)) {
+        Ok(event) => Some(event),
+        Err(CallError::Refused(why)) if why.reason == "not-opened" => {
+            println!("skipped: {test}: {}", why.message);
+            None
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn who(daemon: &Daemon) -> serde_json::Value {
+    serde_json::from_str(&daemon.out(&["who", "-j"])).expect("JSON")
+}
+
+#[test]
+fn who_counts_on_after_its_lease_is_barred_until_an_operator_pardons() {
+    let mut daemon = daemon();
+    let held = lease(&daemon, vec![own_thread()], "open");
+    let mut other = daemon.acquire(&programmable(1));
+    let Some(event) = opened(&daemon, &held, "who_counts_on_after_its_lease_is_barred") else {
+        return;
+    };
+    enable(&event);
+    let me = rustix::process::geteuid().as_raw();
+    let id = held.lease().id.to_string();
+    daemon.out(&["revoke", &id]);
+    let until = Instant::now() + LONG;
+    while !daemon.log().contains("is barred") {
+        assert!(Instant::now() < until, "{}", daemon.log());
+        enable(&event);
+        spend();
+    }
+    // Its other lease ends, too, and it gets none.
+    loop {
+        match other.next(Some(LONG)) {
+            Ok(Next::Event(event)) if event.what == "ended" => {
+                assert_eq!(event.why.as_deref(), Some("barred"), "{}", event.message);
+                break;
+            }
+            Ok(Next::Event(_)) => {}
+            end => panic!("it was not told: {end:?}"),
+        }
+    }
+    let refused_for = |daemon: &Daemon| {
+        let refused = daemon.connect().acquire(&programmable(1));
+        match refused {
+            Err(CallError::Refused(why)) => why.reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused_for(&daemon), "barred");
+    // What it has is an outsider's, and nobody is promised it.
+    let shown = who(&daemon);
+    let places = shown["places"].as_array().expect("some");
+    assert!(places.iter().all(|place| place["outside"] == 1), "{shown}");
+    let outsiders = shown["outsiders"].as_array().expect("some");
+    let is_me = |one: &&serde_json::Value| one["pid"] == std::process::id();
+    assert_eq!(outsiders.iter().filter(is_me).count(), 1, "{shown}");
+    assert!(daemon.out(&["who"]).contains(&format!("Barred: user {me}")));
+    // A crash changes nothing of it.
+    daemon.kill();
+    daemon.begin();
+    assert_eq!(refused_for(&daemon), "barred");
+    let wrong = daemon.refused(&["pardon", "4000000000"]);
+    assert!(wrong.contains("is not barred"), "{wrong}");
+    let out = daemon.out(&["pardon", &me.to_string()]);
+    assert!(out.contains("may have leases"), "{out}");
+    drop(daemon.acquire(&programmable(1)));
+    daemon.kill();
+    daemon.begin();
+    drop(daemon.acquire(&programmable(1)));
+}
+
+/// A descriptor, and the name that a service manager is to keep it by.
+fn stored(manager: &UnixDatagram) -> (String, OwnedFd) {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let until = Instant::now() + LONG;
+    while Instant::now() < until {
+        let mut bytes = [0; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let read = recvmsg(
+            manager,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        );
+        let length = read.expect("a message").bytes;
+        let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
+        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+        let Some(name) = name.filter(|_| text.contains("FDSTORE=1")) else {
+            continue;
+        };
+        assert!(text.contains("FDPOLL=0"), "{text}");
+        let event = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut events) => events.next(),
+            _ => None,
+        });
+        return (name.to_owned(), event.expect("a descriptor"));
+    }
+    panic!("nothing is to be kept");
+}
+
+/// The service manager keeps the arbiter's events while there is no arbiter: the next one
+/// stops what a lease of before had that has ended, and sees who starts it again.
+#[test]
+fn events_survive_the_arbiter_in_the_service_managers_store() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    let me = rustix::process::geteuid().as_raw();
+    let config = format!(
+        "grace-ms = 0\nclaim-window-ms = 300\n\
+         [[pmu]]\nprogrammable = 4\nperf-type = 1\n\
+         [[tenant]]\nname = \"open\"\nusers = [{me}]\noperator = true\nopens-events = true\n"
+    );
+    let mut daemon = Daemon::in_folder(folder, &[], &config);
+    let mut command = daemon.command();
+    command.env("NOTIFY_SOCKET", &socket);
+    daemon.begin_with(command);
+    let held = lease(&daemon, vec![own_thread()], "open");
+    let Some(event) = opened(&daemon, &held, "events_survive_the_arbiter") else {
+        return;
+    };
+    let (name, kept) = stored(&manager);
+    enable(&event);
+    daemon.kill();
+    drop(held);
+    let before = read(&event);
+    spend();
+    assert!(read(&event)[0] > before[0], "nobody is there to stop it");
+
+    // sd_listen_fds(3): they begin at 3.
+    let command = daemon.command();
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "exec 3<&0 </dev/null; exec \"$0\" \"$@\""])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .env("NOTIFY_SOCKET", &socket)
+        .env("LISTEN_FDS", "1")
+        .env("LISTEN_FDNAMES", &name);
+    daemon.begin_from(shell, Stdio::from(kept));
+    assert!(daemon.log().contains("1 events of before are known"));
+    // Nobody claims the lease, so the event is stopped.
+    let until = Instant::now() + LONG;
+    loop {
+        let before = read(&event);
+        spend();
+        if read(&event) == before {
+            break;
+        }
+        assert!(Instant::now() < until, "it runs on: {}", daemon.log());
+    }
+    while !daemon.log().contains("is barred") {
+        assert!(Instant::now() < until, "{}", daemon.log());
+        enable(&event);
+        spend();
+    }
 }
 
 #[test]

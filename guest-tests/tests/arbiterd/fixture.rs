@@ -90,13 +90,19 @@ impl Daemon {
         self.begin_with(shell);
     }
 
-    fn begin_with(&mut self, mut command: Command) {
+    /// Starts it by a command that runs [`Daemon::command`].
+    pub(crate) fn begin_with(&mut self, command: Command) {
+        self.begin_from(command, Stdio::null());
+    }
+
+    /// The same, with something to read from.
+    pub(crate) fn begin_from(&mut self, mut command: Command, stdin: Stdio) {
         let log = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.folder.path().join("log"))
             .expect("a log");
-        let child = command.stderr(log).stdin(Stdio::null()).spawn();
+        let child = command.stderr(log).stdin(stdin).spawn();
         let child = self.child.insert(child.expect("umpire starts"));
         let until = Instant::now() + LONG;
         while Arbiter::connect(&self.folder.path().join("socket")).is_err() {

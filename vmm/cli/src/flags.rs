@@ -24,7 +24,7 @@ use crate::exit::ExitStatus;
 pub use arbiter::{ArbiterBenchFlags, ArbiterPartFlag};
 pub use host::{
     ArbiterFlag, ArbiterdFlags, HogFlags, HolderFlags, LeaseFlags, LeaseTerms, LeasesFlags,
-    RevokeFlags,
+    PardonFlags, RevokeFlags,
 };
 pub use perfmon::{PartFlag, PerfmonFlags};
 pub use profile::{AnnotateFlags, DiffFlags, ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
@@ -88,6 +88,8 @@ pub enum Command {
     Who(HolderFlags),
     /// Take a lease from its holder, after notice
     Revoke(RevokeFlags),
+    /// Let a user have leases again whose event had counted after its lease
+    Pardon(PardonFlags),
     /// Hold counters of every CPU until Ctrl-C, to see what others make of it
     Hog(Box<HogFlags>),
     /// Show which symbols of the guest the samples of a profile are in

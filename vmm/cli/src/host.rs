@@ -1,5 +1,5 @@
 //! `umpire arbiterd`, and the ways into the tools that ask it: `lease`, `leases`, `who`,
-//! `revoke` and `hog`.
+//! `revoke`, `pardon` and `hog`.
 
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use vmm_control::Access;
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
     ArbiterFlag, ArbiterdFlags, HogFlags, HolderFlags, LeaseFlags, LeaseTerms, LeasesFlags,
-    RevokeFlags,
+    PardonFlags, RevokeFlags,
 };
 use crate::logging::{self, LogOptions};
 
@@ -442,5 +442,15 @@ pub fn revoke(flags: &RevokeFlags) -> Result<ExitStatus, UserError> {
         flags.grace,
         &mut out,
     )?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// `umpire pardon`.
+///
+/// # Errors
+/// There is no arbiter, the user is not barred, or the caller is no operator.
+pub fn pardon(flags: &PardonFlags) -> Result<ExitStatus, UserError> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    host::pardon(&options(&flags.arbiter, false), flags.uid, &mut out)?;
     Ok(ExitStatus::SUCCESS)
 }

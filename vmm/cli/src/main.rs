@@ -41,6 +41,7 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
         Command::Leases(flags) => host::leases(&flags),
         Command::Who(flags) => host::who(&flags),
         Command::Revoke(flags) => host::revoke(&flags),
+        Command::Pardon(flags) => host::pardon(&flags),
         Command::Doctor(output) => doctor::run(output.json),
         Command::Demo(flags) => demo::run(&flags),
         Command::Events(flags) => events::run(&flags),

@@ -1,4 +1,4 @@
-//! `umpire leases`, `who`, `revoke`, `lease` and `hog`: the leases on this host's physical
+//! `umpire leases`, `who`, `revoke`, `pardon`, `lease` and `hog`: the leases on this host's physical
 //! counters.
 
 mod hold;
@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use umpire_lease::{
-    Arbiter, CallError, ExplainIn, ExplainOut, Lease, Place, Request, RevokeIn, RevokeOut, WhoIn,
-    WhoOut,
+    Arbiter, CallError, ExplainIn, ExplainOut, Lease, NoReply, PardonIn, Place, Request, RevokeIn,
+    RevokeOut, WhoIn, WhoOut,
 };
 
 pub use hold::{HoldOptions, hold, pass_time};
@@ -128,6 +128,17 @@ pub fn revoke(
             ms => writeln!(out, "lease {lease} was told, and holds nothing in {ms} ms"),
         },
     )
+}
+
+/// `umpire pardon`: lifts that a user is barred.
+///
+/// # Errors
+/// There is no arbiter, the user is not barred, or the caller is no operator.
+pub fn pardon(options: &HostOptions, uid: u32, out: &mut dyn Write) -> Result<(), ToolError> {
+    let NoReply {} = options.connect()?.call("Pardon", &PardonIn { uid })?;
+    print::<()>(&[], false, out, |out| {
+        writeln!(out, "user {uid} may have leases and events again")
+    })
 }
 
 /// What the running arbiter would do with a request.

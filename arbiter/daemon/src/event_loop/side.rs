@@ -81,8 +81,21 @@ impl Arbiterd {
             match broker.turn(id, &mut self.service, now().0) {
                 Turn::Answered => {}
                 Turn::Quiet => return,
+                // It has one request at a time.
+                Turn::Opens => return self.listen(ConnectionId(id), false),
                 Turn::Ended => return self.leave_holder(id),
             }
+        }
+    }
+
+    /// Hands over the events that the kernel has opened meanwhile.
+    pub(super) fn hand_over(&mut self) {
+        let Some(broker) = &mut self.broker else {
+            return;
+        };
+        for id in broker.opened(&mut self.service, now().0) {
+            // What it has sent since is there, and is reported.
+            self.listen(ConnectionId(id), true);
         }
     }
 

@@ -12,13 +12,14 @@ use arbiter::host::{HostArbiter, HostPolicyError, PmuId, Tenant};
 use rustix::event::epoll;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
+use umpire_budget::Handed;
 use umpire_socket::{
     Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording, raise_open_files,
 };
 
-use super::{Arbiterd, FIRST, HANGUP, Incoming, SIGHTS, STOP, now};
+use super::{Arbiterd, FIRST, HANGUP, Incoming, OPENED, SIGHTS, STOP, now};
 use crate::audit::{Trail, unix_ms};
-use crate::broker::Broker;
+use crate::broker::{Broker, PREFIX};
 use crate::commit::Committer;
 use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Complaints, Rates, Table};
@@ -34,6 +35,45 @@ const WORDING: Wording = Wording {
     option: "--socket",
     server: "arbiter",
 };
+
+/// What the service manager has given.
+#[derive(Debug, Default)]
+struct Given {
+    socket: Option<UnixListener>,
+    /// Events that it has kept since an arbiter before, with their names.
+    events: Vec<(String, Handed)>,
+    /// It may keep some again.
+    managed: bool,
+}
+
+impl Given {
+    /// `LISTEN_FDS` and `LISTEN_FDNAMES`: sd_listen_fds(3).
+    fn from_manager() -> Self {
+        let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let mut names = names.split(':');
+        let mut all = listenfd::ListenFd::from_env();
+        let mut given = Given {
+            managed: true,
+            ..Given::default()
+        };
+        for at in 0..all.len() {
+            let name = names.next().unwrap_or_default();
+            if !name.starts_with(PREFIX) {
+                let socket = all.take_unix_listener(at).ok().flatten();
+                given.socket = given.socket.or(socket);
+                continue;
+            }
+            let event = all.take_raw_fd(at).ok().flatten();
+            match event.map(Handed::given) {
+                Some(Ok(event)) => given.events.push((name.to_owned(), event)),
+                Some(Err(why)) => log::warn!("{name}, of the service manager: {why}"),
+                None => {}
+            }
+        }
+        given
+    }
+}
+
 /// The service could not start, or had to end.
 #[derive(Debug, Error)]
 pub enum ServeError {
@@ -94,16 +134,15 @@ impl Arbiterd {
     ) -> Result<Self, ServeError> {
         let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
         let hangup = signal_pipe(&[SIGHUP]).map_err(failed("signals"))?;
-        let given = listenfd::ListenFd::from_env().take_unix_listener(0);
-        let given = given.ok().flatten();
+        let given = Given::from_manager();
         Self::start_until((stop, hangup), given, config, config_file, socket, access)
     }
 
-    /// The same, at the socket that was `given` if one was. `stop` can be read from when it is
+    /// The same, at the socket that was `given` if one was, with the events. `stop` can be read from when it is
     /// to end, `hangup` when the configuration is to be read again.
     fn start_until(
         (stop, hangup): (UnixStream, UnixStream),
-        given: Option<UnixListener>,
+        given: Given,
         mut config: ArbiterConfig,
         config_file: Option<&Path>,
         socket: &Path,
@@ -162,6 +201,7 @@ impl Arbiterd {
         let mut service = Service::new(arbiter, config);
         host.follow_cpus(&mut service, now());
         if let Some(recalled) = recalled {
+            service.restore_bars(recalled.barred);
             service.restore(
                 recalled.leases.into_values().collect(),
                 recalled.next,
@@ -185,9 +225,16 @@ impl Arbiterd {
         let scrapers = scrapers.map(|address| Scrapers::listen(address, access, &closer));
         let scrapers = scrapers.transpose()?;
         let broker = service.opens_events();
-        let broker = broker
-            .then(|| Broker::listen(socket, access, files, &closer))
-            .transpose()?;
+        let listener = broker.then(|| Broker::listen(socket, access, &closer));
+        let broker = match listener.transpose()? {
+            None => None,
+            Some(listener) => {
+                let broker = Broker::new(listener, files, given.managed);
+                let mut broker = broker.map_err(failed("the companion socket"))?;
+                broker.restore(given.events, &mut service, now().0);
+                Some(broker)
+            }
+        };
         let trail = service.config().audit.clone().map(|audit| {
             let path = audit.path.clone();
             Trail::open(audit, unix_ms()).map_err(|error| ServeError::Audit { path, error })
@@ -197,7 +244,7 @@ impl Arbiterd {
         // has left its socket; whose socket is another's may have had one.
         let keeps_no_journal = store.is_none();
         let follows = socket.exists();
-        let incoming = match given {
+        let incoming = match given.socket {
             Some(given) => {
                 given
                     .set_nonblocking(true)
@@ -258,6 +305,10 @@ impl Arbiterd {
         ] {
             arbiterd.watch(pipe, token).map_err(failed("epoll"))?;
         }
+        if let Some(broker) = &arbiterd.broker {
+            let opened = arbiterd.watch(&broker.opened_fd(), OPENED);
+            opened.map_err(failed("epoll"))?;
+        }
         Ok(arbiterd)
     }
 }
@@ -284,7 +335,7 @@ impl OwnArbiter {
         // Nothing is ever written to it.
         let (hangup, _silent) = UnixStream::pair().map_err(failed("socketpair"))?;
         let ends = (stop, hangup);
-        let service = Arbiterd::start_until(ends, None, config, None, socket, &access)?;
+        let service = Arbiterd::start_until(ends, Given::default(), config, None, socket, &access)?;
         let body = move || {
             let _silent = _silent;
             if let Err(error) = service.run_within() {

@@ -1,7 +1,7 @@
 //! Which perf event a holder may have of its lease. The attributes follow from the lease;
 //! what is counted is the only word of the holder's. Pure.
 
-use arbiter::host::{Caller, CpuSet, LeaseId, Scope, ThreadId};
+use arbiter::host::{Caller, CpuSet, LeaseId, PmuId, Scope, ThreadId};
 use arbiter::{CounterId, CounterSet};
 use serde_json::{Value, json};
 use umpire_budget::{EventSpec, Fixed, HandedEvent, Rings};
@@ -20,11 +20,14 @@ const CHOICE: u64 = 0xffff | 1 << 18 | 1 << 23 | 0xff << 24 | 0xf << 32;
 const LEAST_PERIOD: u64 = 1_000;
 
 /// An event that may be opened, and whose it is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Allowed {
     pub(crate) lease: LeaseId,
     /// Which of the lease's counters.
     pub(crate) counter: usize,
+    /// Those of the host that it may be on.
+    pub(crate) pmu: PmuId,
+    pub(crate) counters: CounterSet,
     pub(crate) event: HandedEvent,
 }
 
@@ -46,6 +49,7 @@ impl Service {
         client: &Client,
         request: &EventRequest,
     ) -> Result<Allowed, Box<wire::Refusal>> {
+        let barred = self.not_barred(client.uid).err();
         let (tenants, operator) = self.config.tenants_of(client);
         let id = LeaseId(request.lease);
         let of = self.arbiter.lease(id).map(|lease| lease.owner.tenant);
@@ -57,7 +61,8 @@ impl Service {
             uid: client.uid,
             operator,
         };
-        self.event_of(caller, request)
+        barred
+            .map_or_else(|| self.event_of(caller, request), Err)
             .map_err(|reply| self.not_allowed(client, caller, &reply))
     }
 
@@ -149,6 +154,8 @@ impl Service {
         Ok(Allowed {
             lease: id,
             counter,
+            pmu: demand.pmu,
+            counters: demand.counters,
             event: HandedEvent {
                 spec: EventSpec {
                     perf_type,
@@ -215,7 +222,14 @@ impl Service {
     /// A holder has enabled an event again that it had lost.
     pub(crate) fn reenabled(&mut self, uid: u32, pid: u32, allowed: &Allowed) {
         self.metrics.reenabled.inc();
-        log::warn!(
+        // Of a user who is barred that is known, and it does not fill the log.
+        let level = if self.is_barred(uid) {
+            log::Level::Debug
+        } else {
+            log::Level::Warn
+        };
+        log::log!(
+            level,
             "process {pid} of user {uid} has enabled an event again that lease {} had lost; it was \
              disabled again",
             allowed.lease.0
@@ -224,17 +238,44 @@ impl Service {
         self.record(&record);
     }
 
+    /// The tenant of a lease, or of a user where that has ended.
+    pub(super) fn tenant_of(&self, lease: LeaseId, uid: u32) -> Option<&str> {
+        let of_user = || {
+            let client = Client {
+                uid,
+                ..Client::default()
+            };
+            self.config.tenants_of(&client).0.first().copied()
+        };
+        let of_lease = self.arbiter.lease(lease).map(|lease| lease.owner.tenant);
+        let tenant = self.arbiter.policy().tenant(of_lease.or_else(of_user)?)?;
+        Some(&tenant.name)
+    }
+
+    /// The PMU that the kernel calls by this number.
+    pub(crate) fn pmu_of(&self, perf_type: u32) -> Option<PmuId> {
+        let pmus = (0u16..).map(PmuId).zip(self.arbiter.pmus());
+        let mut same = pmus.filter(|(_, pmu)| self.config.perf_type(&pmu.name) == Some(perf_type));
+        same.next().map(|(id, _)| id)
+    }
+
+    /// How many counters a lease holds, if it is there.
+    pub(crate) fn holds(&self, lease: LeaseId) -> usize {
+        self.arbiter.lease(lease).map_or(0, |lease| lease.holds)
+    }
+
     /// Events of a lease were disabled: it does not hold their counters any more.
     pub(crate) fn disabled(&mut self, uid: u32, pid: u32, allowed: &Allowed) {
         let record = self.event_record("event-disabled", uid, pid, allowed);
         self.record(&record);
     }
 
-    fn event_record(&self, event: &str, uid: u32, pid: u32, allowed: &Allowed) -> Value {
+    pub(super) fn event_record(&self, event: &str, uid: u32, pid: u32, allowed: &Allowed) -> Value {
         let of = &allowed.event;
         json!({
             "event": event,
             "lease": allowed.lease.0,
+            "tenant": self.tenant_of(allowed.lease, uid),
             "counter": allowed.counter,
             "uid": uid,
             "pid": pid,

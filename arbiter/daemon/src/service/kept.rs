@@ -18,7 +18,10 @@ impl Service {
             .leases()
             .map(|lease| Entry::Lease(Box::new(convert::stored(&self.arbiter, lease))));
         let next = Entry::Next(self.arbiter.next_id());
-        std::iter::once(next).chain(leases).collect()
+        std::iter::once(next)
+            .chain(leases)
+            .chain(self.bars())
+            .collect()
     }
 
     /// Takes over what was held before a restart.
@@ -103,7 +106,7 @@ impl Service {
                 Entry::Ended(id) => {
                     self.written.remove(&LeaseId(*id));
                 }
-                Entry::Next(_) => {}
+                Entry::Next(_) | Entry::Barred(_) | Entry::Pardoned(_) => {}
             }
         }
     }

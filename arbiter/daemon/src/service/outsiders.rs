@@ -41,7 +41,7 @@ impl Service {
             };
             // A lease may have come or gone between look and judgement: what two looks in a
             // row saw is there.
-            let known = self.arbiter.outside(place);
+            let known = self.measured.get(&place).map_or(&[][..], Vec::as_slice);
             let less = now_outside.len() < known.len();
             let outside = if less && seen.free == Some(0) && self.may_be_outside() {
                 // A holder has come, and found less than it holds. What it has now explains
@@ -58,10 +58,8 @@ impl Service {
                     now_outside
                 }
             };
-            if self.arbiter.outside(place) != outside {
-                self.arbiter
-                    .set_outside(place, outside, now, &mut self.changes);
-            }
+            self.measured.insert(place, outside);
+            self.set_outside(place, now);
         }
         self.settle();
     }
@@ -123,10 +121,10 @@ impl Service {
     pub(super) fn outsiders(&self, only: Option<u32>, viewer: Viewer) -> Vec<wire::Outsider> {
         let mut shown = Vec::new();
         let (mut others, mut of_others) = (0, 0);
-        for outsider in self.all_outsiders(only) {
+        for outsider in self.all_outsiders(only).into_iter().chain(self.barred()) {
             match outsider.uid {
                 Some(uid) if !viewer.knows(uid) => {
-                    others += 1;
+                    others += u32::from(outsider.what == "process");
                     of_others += outsider.events.unwrap_or(0);
                 }
                 _ => shown.push(outsider),
@@ -176,6 +174,19 @@ impl Service {
             }),
         });
         let mut outsiders: Vec<wire::Outsider> = shown.collect();
+        for ((uid, pid), (events, cpus)) in self.takers() {
+            if outsiders.iter().any(|known| known.pid == Some(pid)) {
+                continue;
+            }
+            outsiders.push(wire::Outsider {
+                what: "process".to_owned(),
+                name: format!("of user {uid}, after its lease had ended"),
+                pid: Some(pid),
+                uid: Some(uid),
+                events: Some(events),
+                cpus: Some(cpus.to_string()),
+            });
+        }
         if let Some(hidden) = self
             .holders
             .as_ref()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use arbiter::host::{Caller, Change, Lease, LeaseId, TenantId};
+use arbiter::host::{Caller, Cause, Change, Lease, LeaseId, TenantId};
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, MOST_FIGURES, MOST_LINE, MOST_LINES};
 use varlink::{Reply, Request};
@@ -19,7 +19,7 @@ use crate::words;
 #[derive(Debug, Default)]
 pub(super) struct Denials {
     second: u64,
-    counts: BTreeMap<(u32, String), u64>,
+    counts: BTreeMap<(u32, String), (Option<TenantId>, u64)>,
 }
 
 impl Service {
@@ -37,7 +37,8 @@ impl Service {
         if self.config.audit.is_none() {
             return;
         }
-        let record = match (event, change) {
+        let by = self.caused_by(change);
+        let mut record = match (event, change) {
             (Some(event), _) => {
                 let lease = &event.lease;
                 json!({
@@ -65,7 +66,34 @@ impl Service {
                 "lease": change.lease().0,
             }),
         };
+        // Who has caused what another's lease was told has it in its share of the audit.
+        if let (Some(by), Some(record)) = (self.name_of(by), record.as_object_mut()) {
+            record.insert("by".to_owned(), by.into());
+        }
         self.record(&record);
+    }
+
+    /// The tenant that has caused what happened to a lease of another one.
+    fn caused_by(&mut self, change: &Change) -> Option<TenantId> {
+        let tenant_of = |id| self.arbiter.lease(id).map(|lease| lease.owner.tenant);
+        let (own, ended) = match change {
+            Change::Ended { lease, .. } => (Some(lease.owner.tenant), true),
+            other => (tenant_of(other.lease()), false),
+        };
+        let why = match change {
+            Change::Holds { why, .. } | Change::Ended { why, .. } => Some(*why),
+            Change::Announced { departure, .. } => Some(departure.why),
+            _ => None,
+        };
+        let by = match why {
+            Some(Cause::Preempted { by }) => tenant_of(by).or(self.calling),
+            // What one gives back is what others get.
+            _ => self.calling.or(self.left),
+        };
+        if ended && self.calling.is_none() && by.is_none() {
+            self.left = own;
+        }
+        by.filter(|by| Some(*by) != own)
     }
 
     /// Counts and records a call that was refused.
@@ -97,32 +125,42 @@ impl Service {
         if self.denials.second != second {
             let before = std::mem::take(&mut self.denials.counts);
             self.denials.second = second;
-            for ((uid, why), more) in before.into_iter().filter(|(_, more)| *more > 0) {
-                let record =
-                    json!({ "event": "refused-more", "why": why, "uid": uid, "more": more });
+            let before = before.into_iter().filter(|(_, (_, more))| *more > 0);
+            for ((uid, why), (tenant, more)) in before {
+                let record = json!({
+                    "event": "refused-more",
+                    "why": why,
+                    "tenant": self.name_of(tenant),
+                    "uid": uid,
+                    "more": more,
+                });
                 self.record(&record);
             }
         }
         match self.denials.counts.entry((who.uid, reason.to_owned())) {
             Entry::Occupied(mut more) => {
-                *more.get_mut() += 1;
+                more.get_mut().1 += 1;
                 return;
             }
             Entry::Vacant(first) => {
-                first.insert(0);
+                first.insert((who.tenant, 0));
             }
         }
-        let tenant = who.tenant.and_then(|id| self.arbiter.policy().tenant(id));
         let record = json!({
             "event": "refused",
             "method": method,
             "why": reason,
-            "tenant": tenant.map(|tenant| tenant.name.as_str()),
+            "tenant": self.name_of(who.tenant),
             "uid": who.uid,
             "pid": who.pid,
             "message": message,
         });
         self.record(&record);
+    }
+
+    fn name_of(&self, tenant: Option<TenantId>) -> Option<&str> {
+        let tenant = self.arbiter.policy().tenant(tenant?)?;
+        Some(&tenant.name)
     }
 
     /// The lease of a call, if it is the caller's.
@@ -214,8 +252,10 @@ impl Service {
     /// The text of the metrics.
     pub(crate) fn render(&mut self, open: Open) -> String {
         let off = self.watchdog_on() == Some(false);
+        let takers: Vec<u32> = self.takers().into_keys().map(|(_, pid)| pid).collect();
+        let holders = self.holders.as_ref();
         self.metrics
-            .render(&self.arbiter, self.holders.as_ref(), off, open)
+            .render(&self.arbiter, holders, &takers, off, open)
     }
 }
 

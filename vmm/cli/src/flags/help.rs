@@ -33,6 +33,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("leases", |leases| leases.after_help(LEASES))
         .mut_subcommand("who", |who| who.after_help(WHO))
         .mut_subcommand("revoke", |revoke| revoke.after_help(REVOKE))
+        .mut_subcommand("pardon", |pardon| pardon.after_help(PARDON))
         .mut_subcommand("hog", |hog| hog.after_help(HOG))
         .mut_subcommand("report", |report| report.after_help(REPORT))
         .mut_subcommand("annotate", |annotate| annotate.after_help(ANNOTATE))
@@ -296,6 +297,14 @@ One's own leases, those of tenants that the policy lets one revoke, and as an op
 
   umpire revoke 17 --grace 500
 Exit status: 0; 2 if there is no such lease, or it is another's.";
+
+const PARDON: &str = "\
+A user whose perf event of the arbiter's counted after its lease had ended is barred: it has no
+leases and no events, also over a restart. Who is barred, and why, is in umpire who, in the
+arbiter's log and in its audit. For operators.
+
+  umpire pardon 1000
+Exit status: 0; 2 if the user is not barred, or the caller is no operator.";
 
 const HOG: &str = "\
   umpire hog 3 --cpus 0-1 --for 10s

@@ -181,3 +181,14 @@ pub struct RevokeFlags {
     #[arg(short, long)]
     pub json: bool,
 }
+
+/// The flags of `umpire pardon`.
+#[derive(Clone, Debug, Args)]
+pub struct PardonFlags {
+    /// The user, by its number in umpire who
+    #[arg(value_name = "UID")]
+    pub uid: u32,
+    /// The arbiter.
+    #[command(flatten)]
+    pub arbiter: ArbiterFlag,
+}

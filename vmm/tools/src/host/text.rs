@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use umpire_lease::{Counters, ExplainOut, Lease, WhoOut};
+use umpire_lease::{Counters, ExplainOut, Lease, Outsider, WhoOut};
 
 use crate::table::indented;
 
@@ -161,9 +161,15 @@ pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
             indented(&heads, place.leases.iter().map(row).collect(), out)?;
         }
     }
+    let barred = |outsider: &&Outsider| outsider.what == "barred";
+    for user in answer.outsiders.iter().filter(barred) {
+        writeln!(out, "Barred: {}", user.name)?;
+    }
+    let outsiders = answer.outsiders.iter().filter(|one| !barred(one));
     if answer.places.iter().any(|place| place.outside > 0) {
         writeln!(out, "Who has no lease, and may use counters:")?;
-        for outsider in &answer.outsiders {
+        let outsiders: Vec<&Outsider> = outsiders.collect();
+        for outsider in &outsiders {
             let pid = outsider
                 .pid
                 .map(|pid| format!(" (process {pid})"))
@@ -179,7 +185,7 @@ pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
                 .unwrap_or_default();
             writeln!(out, "  {}{pid}{events}{cpus}", outsider.name)?;
         }
-        if answer.outsiders.is_empty() {
+        if outsiders.is_empty() {
             writeln!(out, "  nobody that the kernel shows: firmware or unknown")?;
         }
     }

@@ -1,0 +1,242 @@
+//! Events that somebody has and should not use any more. A descriptor cannot be taken back,
+//! so each is looked at for as long as there is something that it could count. One look is
+//! excused: who enables an event in the moment in which the lease ends is told soon enough.
+//! Whoever has it count after that has taken a counter that nobody gave.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::Open;
+use crate::peer;
+use crate::service::{Service, Taken};
+
+/// Most that a user has lost and that are still looked at.
+const MOST_LOST: usize = 4096;
+/// Of the room for lost events a user has one part in so many at most.
+const SHARE_OF_USER: usize = 4;
+/// Most lost events that are looked at in one go.
+const LOOKS_AT: usize = 2048;
+/// So often it is looked whether there is still something that a lost event could count, in
+/// nanoseconds; so long each is looked at in any case, and so long after it was last seen on
+/// its counter is taken for used.
+const LIVES: u64 = 60_000_000_000;
+/// The first look so long after the loss is the last that excuses, in nanoseconds.
+const EXCUSED: u64 = 500_000_000;
+/// So many looks of a user are excused in [`LIVES`]: who gets lease after lease counts no
+/// longer by it.
+const MOST_EXCUSED: usize = 3;
+
+/// When something of each user was excused.
+#[derive(Debug, Default)]
+pub(super) struct Excuses(BTreeMap<u32, Vec<u64>>);
+
+impl Excuses {
+    /// Whether one more event that this look saw on is excused.
+    fn take(&mut self, uid: u32, look: u64) -> bool {
+        let looks = self.0.entry(uid).or_default();
+        looks.retain(|before| before.saturating_add(LIVES) > look);
+        if looks.last() != Some(&look) {
+            if looks.len() >= MOST_EXCUSED {
+                return false;
+            }
+            looks.push(look);
+        }
+        true
+    }
+
+    fn forget_old(&mut self, now: u64) {
+        let is_new = |look: &u64| look.saturating_add(LIVES) > now;
+        self.0.retain(|_, looks| looks.last().is_some_and(is_new));
+    }
+}
+
+/// An event that somebody should not use any more.
+#[derive(Debug)]
+pub(super) struct Lost {
+    pub(super) open: Open,
+    enabled: Option<Duration>,
+    since: u64,
+    /// Nobody asks before whether there is something left that it could count.
+    until: u64,
+    /// A look was excused: there is no other.
+    excused: bool,
+    /// It counts for somebody who should not, as far as the last looks know.
+    taken_until: u64,
+}
+
+impl Lost {
+    pub(super) fn new(open: Open, now: u64) -> Self {
+        let enabled = open.event.enabled().ok().flatten();
+        Lost {
+            open,
+            enabled,
+            since: now,
+            until: now.saturating_add(LIVES),
+            excused: false,
+            taken_until: 0,
+        }
+    }
+
+    /// One of before a restart, of a user who is barred: it counts still, until looks say
+    /// that it does not.
+    pub(super) fn taken(self, now: u64) -> Self {
+        Lost {
+            taken_until: now.saturating_add(LIVES),
+            ..self
+        }
+    }
+
+    /// Whether there is nothing left that it could count.
+    fn is_over(&self) -> bool {
+        let (thread, started) = self.open.life;
+        started.is_none() || peer::started(thread) != started
+    }
+
+    /// Looks whether it has counted since the last look, and stops it.
+    fn look(&mut self, excuses: &mut Excuses, now: u64) -> Seen {
+        let on = self.open.event.enabled().ok().flatten() > self.enabled;
+        if on {
+            let _ = self.open.event.disable();
+            self.enabled = self.open.event.enabled().ok().flatten();
+            self.until = now.saturating_add(LIVES);
+        }
+        self.judge(on, excuses, now)
+    }
+
+    /// What it comes to that it was on, or was not. Pure.
+    fn judge(&mut self, on: bool, excuses: &mut Excuses, now: u64) -> Seen {
+        let first = !self.excused;
+        self.excused |= now >= self.since.saturating_add(EXCUSED);
+        if !on {
+            return Seen::Off;
+        }
+        if first && excuses.take(self.open.uid, now) {
+            return Seen::Excused;
+        }
+        self.taken_until = now.saturating_add(LIVES);
+        Seen::On
+    }
+}
+
+/// What a look at a lost event saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Off,
+    /// It was on, which may be the holder's last doing before it knew.
+    Excused,
+    On,
+}
+
+/// Most lost events that are looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Most {
+    of_user: usize,
+    of_all: usize,
+}
+
+impl Most {
+    pub(super) fn of(of_all: usize) -> Self {
+        Most {
+            // One user cannot take the room of all others.
+            of_user: MOST_LOST.min(of_all / SHARE_OF_USER),
+            of_all,
+        }
+    }
+}
+
+/// Makes room for one more event of a user among those that were lost: the one that was lost
+/// first goes, if that is long ago and it was off since. `false`: there is none.
+pub(super) fn make_room(
+    lost: &mut VecDeque<Lost>,
+    most: Most,
+    uid: u32,
+    now: u64,
+) -> Result<Option<Open>, ()> {
+    let own = |one: &Lost| one.open.uid == uid;
+    let of_user = lost.iter().filter(|one| own(one)).count();
+    if of_user < most.of_user && lost.len() < most.of_all {
+        return Ok(None);
+    }
+    let old =
+        |one: &Lost| own(one) && one.since.saturating_add(LIVES) <= now && one.taken_until <= now;
+    let all = lost.iter().enumerate().filter(|(_, one)| old(one));
+    let first = all.min_by_key(|(_, one)| one.since).map(|(first, _)| first);
+    let gone = first.and_then(|first| lost.remove(first)).ok_or(())?;
+    let lease = gone.open.allowed.lease.0;
+    log::warn!(
+        "user {uid} has lost {of_user} events whose threads still run; the first of them, of lease \
+         {lease}, is not looked at any more"
+    );
+    Ok(Some(gone.open))
+}
+
+/// Looks at some of them. Returns those that there is nothing left to count for.
+pub(super) fn look(
+    lost: &mut VecDeque<Lost>,
+    excuses: &mut Excuses,
+    service: &mut Service,
+    now: u64,
+) -> Vec<Open> {
+    let mut over = Vec::new();
+    excuses.forget_old(now);
+    for _ in 0..lost.len().min(LOOKS_AT) {
+        let Some(mut one) = lost.pop_front() else {
+            break;
+        };
+        let seen = one.look(excuses, now);
+        let Open {
+            uid, pid, allowed, ..
+        } = &one.open;
+        match seen {
+            Seen::Off => {}
+            Seen::Excused => service.reenabled(*uid, *pid, allowed),
+            Seen::On => {
+                service.reenabled(*uid, *pid, allowed);
+                service.outlived(*uid, *pid, allowed);
+            }
+        }
+        if one.until <= now {
+            if one.is_over() {
+                over.push(one.open);
+                continue;
+            }
+            one.until = now.saturating_add(LIVES);
+        }
+        if one.taken_until > now && one.is_over() {
+            // Its counter is free again, and nobody has to wait for the minute.
+            over.push(one.open);
+            continue;
+        }
+        lost.push_back(one);
+    }
+    over
+}
+
+/// What is taken, and by whom.
+pub(super) fn taken(lost: &VecDeque<Lost>, now: u64) -> Vec<Taken> {
+    let taken = lost.iter().filter(|one| one.taken_until > now);
+    taken
+        .map(|one| Taken {
+            uid: one.open.uid,
+            pid: one.open.pid,
+            lease: one.open.allowed.lease,
+            pmu: one.open.allowed.pmu,
+            counters: one.open.allowed.counters,
+            thread: one.open.allowed.event.thread,
+            cpu: one.open.allowed.event.cpu,
+        })
+        .collect()
+}
+
+/// An operator has forgiven a user: what it has lost is excused once more, and nothing of it
+/// is taken until it is seen on again.
+pub(super) fn forgive(lost: &mut VecDeque<Lost>, uid: u32, now: u64) {
+    for one in lost.iter_mut().filter(|one| one.open.uid == uid) {
+        let _ = one.look(&mut Excuses::default(), now);
+        (one.since, one.excused, one.taken_until) = (now, false, 0);
+    }
+}
+
+#[cfg(test)]
+#[path = "lost_tests.rs"]
+mod tests;

@@ -1,0 +1,173 @@
+//! Which looks are excused, what is taken, and for whom there is room.
+
+use arbiter::CounterSet;
+use arbiter::host::{LeaseId, PmuId};
+use umpire_budget::{EventSpec, Handed, HandedEvent, Rings};
+
+use super::*;
+use crate::peer::Started;
+use crate::service::Allowed;
+
+/// An event of this thread that was lost then. `None`: the kernel opens none here.
+fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
+    // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK.
+    let event = HandedEvent {
+        spec: EventSpec {
+            perf_type: 1,
+            config: 1,
+            config1: 0,
+            config2: 0,
+        },
+        thread: Some(0),
+        cpu: None,
+        rings: Rings::User,
+        period: None,
+    };
+    let open = Open {
+        event: Handed::open(&event).ok()?,
+        allowed: Allowed {
+            lease: LeaseId(1),
+            counter: 0,
+            pmu: PmuId(0),
+            counters: CounterSet::first(4, 0),
+            event,
+        },
+        uid: 7,
+        pid: 1,
+        life,
+        name: None,
+    };
+    Some(Lost::new(open, since))
+}
+
+fn me() -> (u32, Option<Started>) {
+    (std::process::id(), peer::started(std::process::id()))
+}
+
+/// Half a second.
+const LOOK: u64 = 500_000_000;
+
+#[test]
+fn one_look_is_excused_and_the_next_is_not() {
+    // Looks in half seconds after the loss, and whether the event was on.
+    let check = |looks: &[(u64, bool)], expected: &[Seen]| {
+        let Some(mut one) = lost(10 * LOOK, me()) else {
+            println!("skipped: one_look_is_excused_and_the_next_is_not: no events");
+            return;
+        };
+        let mut excuses = Excuses::default();
+        let seen = looks
+            .iter()
+            .map(|(at, on)| one.judge(*on, &mut excuses, (10 + at) * LOOK));
+        assert_eq!(seen.collect::<Vec<_>>(), expected, "{looks:?}");
+        let taken = expected.contains(&Seen::On);
+        assert_eq!(one.taken_until > 0, taken, "{looks:?}");
+    };
+    use Seen::{Excused, Off, On};
+    // It was enabled in the moment of the end, and stopped at the first look.
+    check(&[(1, true), (2, false), (9, false)], &[Excused, Off, Off]);
+    // The first look was at once: what was on its way then is excused, too.
+    check(&[(0, true), (1, true), (2, true)], &[Excused, Excused, On]);
+    check(&[(1, true), (2, true)], &[Excused, On]);
+    // Nobody is that late by an oversight.
+    check(&[(1, false), (2, true)], &[Off, On]);
+    check(&[(1, false), (90, true)], &[Off, On]);
+}
+
+/// Who gets lease after lease, and has each event count for the look that is excused, is no
+/// better off.
+#[test]
+fn a_user_is_excused_three_times_a_minute() {
+    let mut excuses = Excuses::default();
+    // Many events at one look are one excuse: the VM with all its threads.
+    assert!((0..100).all(|_| excuses.take(7, 0)));
+    assert!(excuses.take(7, LOOK) && excuses.take(7, 2 * LOOK));
+    assert!(!excuses.take(7, 3 * LOOK) && !excuses.take(7, LIVES - 1));
+    assert!(excuses.take(8, 3 * LOOK), "another user");
+    assert!(excuses.take(7, LIVES));
+    excuses.forget_old(3 * LIVES);
+    assert!(excuses.0.is_empty());
+}
+
+/// An event of the kernel's, which its holder starts again and again.
+#[test]
+fn an_event_that_is_enabled_again_is_seen_and_stopped() {
+    let Some(mut one) = lost(0, me()) else {
+        println!("skipped: an_event_that_is_enabled_again_is_seen_and_stopped: no events");
+        return;
+    };
+    let mut excuses = Excuses::default();
+    let spend = || (0..200_000u64).fold(0, |sum, one| sum ^ std::hint::black_box(one));
+    let mut look = |on: bool, at: u64| {
+        if on {
+            one.open.event.enable().expect("it can be started");
+        }
+        spend();
+        let seen = one.look(&mut excuses, at * LOOK);
+        let stopped = one.open.event.enabled().expect("it can be read");
+        spend();
+        assert_eq!(one.open.event.enabled().expect("it can be read"), stopped);
+        seen
+    };
+    let seen = [(false, 1), (true, 2), (false, 3), (true, 4)].map(|(on, at)| look(on, at));
+    assert_eq!(seen, [Seen::Off, Seen::On, Seen::Off, Seen::On]);
+}
+
+#[test]
+fn what_is_taken_is_an_outsiders_until_it_is_off_for_a_minute_or_forgiven() {
+    let Some(one) = lost(0, me()) else {
+        println!("skipped: what_is_taken_is_an_outsiders: no events");
+        return;
+    };
+    let mut all = VecDeque::from([one]);
+    assert_eq!(taken(&all, LOOK), []);
+    let mut excuses = Excuses::default();
+    all[0].judge(false, &mut excuses, LOOK);
+    all[0].judge(true, &mut excuses, 2 * LOOK);
+    assert_eq!(taken(&all, 3 * LOOK).len(), 1);
+    assert_eq!(taken(&all, 2 * LOOK + LIVES), []);
+    all[0].judge(true, &mut excuses, 9 * LOOK);
+    forgive(&mut all, 8, 10 * LOOK);
+    assert_eq!(taken(&all, 10 * LOOK).len(), 1, "another user");
+    forgive(&mut all, 7, 10 * LOOK);
+    assert_eq!(taken(&all, 10 * LOOK), []);
+    assert_eq!(all[0].judge(true, &mut excuses, 10 * LOOK), Seen::Excused);
+}
+
+#[test]
+fn a_lost_event_is_looked_at_while_there_is_something_to_count() {
+    let (Some(lives), Some(gone)) = (lost(0, me()), lost(0, (u32::MAX, me().1))) else {
+        println!("skipped: a_lost_event_is_looked_at_while_there_is_something_to_count: no events");
+        return;
+    };
+    assert!(!lives.is_over() && gone.is_over());
+}
+
+#[test]
+fn who_loses_many_events_makes_room_for_itself() {
+    let many = (0..3).map(|minute| lost(minute * LIVES, me()));
+    let Some(mut many) = many.collect::<Option<VecDeque<Lost>>>() else {
+        println!("skipped: who_loses_many_events_makes_room_for_itself: no events");
+        return;
+    };
+    let since =
+        |many: &VecDeque<Lost>| -> Vec<u64> { many.iter().map(|one| one.since / LIVES).collect() };
+    let all = |of_all| Most {
+        of_user: MOST_LOST,
+        of_all,
+    };
+    assert!(make_room(&mut many, all(4), 7, 2 * LIVES).is_ok());
+    assert_eq!(since(&many), [0, 1, 2]);
+    many.rotate_left(1);
+    // Another user cannot have it.
+    assert!(make_room(&mut many, all(3), 8, 2 * LIVES).is_err());
+    assert!(make_room(&mut many, all(3), 7, 2 * LIVES).is_ok());
+    assert_eq!(since(&many), [1, 2]);
+    // What is taken stays looked at.
+    many[0].taken_until = u64::MAX;
+    assert!(make_room(&mut many, all(2), 7, 2 * LIVES).is_err());
+    many[0].taken_until = 0;
+    assert!(make_room(&mut many, all(2), 7, 2 * LIVES).is_ok());
+    assert!(make_room(&mut many, all(1), 7, 2 * LIVES).is_err());
+    assert_eq!(since(&many), [2]);
+}

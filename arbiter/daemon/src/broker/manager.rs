@@ -1,0 +1,181 @@
+//! The service manager's store of descriptors (`FDSTORE` of sd_notify(3)): the events that
+//! were handed over survive the arbiter there, so that the next one knows them. What an event
+//! is for is in its name, since a name is all that the store keeps beside it.
+
+use std::env;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use arbiter::CounterSet;
+use arbiter::host::{LeaseId, PmuId};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, sendmsg, socket_with,
+};
+use umpire_budget::{EventSpec, Handed, HandedEvent, Rings};
+
+use super::Open;
+use crate::peer::Started;
+use crate::service::Allowed;
+
+/// What the names of these begin with; others are not ours.
+pub(crate) const PREFIX: &str = "umpire-event-1";
+
+/// Whether there is a manager that may keep them.
+pub(super) fn is_there() -> bool {
+    env::var_os("NOTIFY_SOCKET").is_some_and(|socket| !socket.is_empty())
+}
+
+/// Has the manager keep an event. It waits for the manager: not for the thread that decides.
+pub(super) fn keep(event: &Handed, name: &str) {
+    // Without a buffer an event is at its end for poll(2), and the manager would drop it.
+    let text = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
+    if let Err(error) = send(&text, Some(event.as_fd())) {
+        log::warn!("the service manager does not keep an event over a restart: {error}");
+    }
+}
+
+/// Has the manager forget an event.
+pub(super) fn forget(name: &str) {
+    if let Err(error) = send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None) {
+        log::debug!("the service manager was not told to forget an event: {error}");
+    }
+}
+
+fn send(text: &str, event: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let Some(path) = env::var_os("NOTIFY_SOCKET") else {
+        return Ok(());
+    };
+    let address = match path.as_bytes() {
+        // sd_notify(3): a socket without a file.
+        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
+        path => SocketAddrUnix::new(path)?,
+    };
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    connect(&socket, &address)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let events: Vec<BorrowedFd<'_>> = event.into_iter().collect();
+    if !events.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&events));
+    }
+    let text = [IoSlice::new(text.as_bytes())];
+    sendmsg(&socket, &text, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The words of a name. Numbers that may be missing are `-` then.
+const WORDS: usize = 15;
+
+/// What a descriptor of the store is called: all that an arbiter which follows has to know.
+/// `number` tells it from others that are alike.
+pub(super) fn name(
+    allowed: &Allowed,
+    (uid, pid): (u32, u32),
+    (thread, started): (u32, Option<Started>),
+    number: u64,
+) -> String {
+    let or_none = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
+    let HandedEvent {
+        spec,
+        thread: counts,
+        cpu,
+        rings,
+        period,
+    } = &allowed.event;
+    let rings = match rings {
+        Rings::User => "user",
+        Rings::Guest => "guest",
+        Rings::All => "all",
+    };
+    // Of 255 characters at most, and no colon.
+    [
+        PREFIX.to_owned(),
+        number.to_string(),
+        allowed.lease.0.to_string(),
+        allowed.counter.to_string(),
+        allowed.counters.bits().to_string(),
+        uid.to_string(),
+        pid.to_string(),
+        thread.to_string(),
+        or_none(started.map(|started| started.0)),
+        or_none(counts.map(u64::from)),
+        or_none(cpu.map(u64::from)),
+        rings.to_owned(),
+        or_none(*period),
+        spec.perf_type.to_string(),
+        spec.config.to_string(),
+    ]
+    .join(".")
+}
+
+/// The event of a descriptor from the store, and its number. `None`: the name says nothing
+/// that this arbiter understands. `pmu`: the PMU that the kernel calls so.
+pub(super) fn named(
+    name: &str,
+    event: Handed,
+    pmu: impl Fn(u32) -> Option<PmuId>,
+) -> Option<(u64, Open)> {
+    let words: Vec<&str> = name.split('.').collect();
+    let &[prefix, ref numbers @ ..] = words.as_slice() else {
+        return None;
+    };
+    if prefix != PREFIX || words.len() != WORDS {
+        return None;
+    }
+    let number = |at: usize| numbers.get(at)?.parse::<u64>().ok();
+    let small = |at: usize| u32::try_from(number(at)?).ok();
+    // A number, `-` for none, or what is no name of ours.
+    let maybe = |at: usize| match numbers.get(at) {
+        Some(&"-") => Some(None),
+        _ => Some(Some(number(at)?)),
+    };
+    let maybe_small = |at: usize| match maybe(at)? {
+        None => Some(None),
+        Some(number) => Some(Some(u32::try_from(number).ok()?)),
+    };
+    let rings = match numbers[10] {
+        "user" => Rings::User,
+        "guest" => Rings::Guest,
+        "all" => Rings::All,
+        _ => return None,
+    };
+    let allowed = Allowed {
+        lease: LeaseId(number(1)?),
+        counter: usize::try_from(number(2)?).ok()?,
+        pmu: pmu(small(12)?)?,
+        counters: CounterSet::from_bits(number(3)?),
+        event: HandedEvent {
+            spec: EventSpec {
+                perf_type: small(12)?,
+                config: number(13)?,
+                config1: 0,
+                config2: 0,
+            },
+            thread: maybe_small(8)?,
+            cpu: maybe_small(9)?,
+            rings,
+            period: maybe(11)?,
+        },
+    };
+    let open = Open {
+        allowed,
+        event,
+        uid: small(4)?,
+        pid: small(5)?,
+        life: (small(6)?, maybe(7)?.map(Started)),
+        name: Some(name.to_owned()),
+    };
+    Some((number(0)?, open))
+}
+
+#[cfg(test)]
+#[path = "manager_tests.rs"]
+mod tests;

@@ -1,0 +1,104 @@
+//! Names of descriptors: what is in them comes back.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// An event of this thread. `None`: the kernel opens none here.
+fn event() -> Option<Handed> {
+    let event = HandedEvent {
+        spec: EventSpec {
+            perf_type: 1,
+            config: 1,
+            config1: 0,
+            config2: 0,
+        },
+        thread: Some(0),
+        cpu: None,
+        rings: Rings::User,
+        period: None,
+    };
+    Handed::open(&event).ok()
+}
+
+fn allowed() -> impl Strategy<Value = Allowed> {
+    let small = || proptest::option::of(any::<u32>());
+    let what = (any::<u64>(), 0usize..128, any::<u64>(), any::<u32>());
+    let event = (0u64..1 << 36, small(), small(), 0usize..3);
+    (what, event, proptest::option::of(any::<u64>())).prop_map(|(what, event, period)| {
+        let ((lease, counter, counters, perf_type), (config, thread, cpu, rings)) = (what, event);
+        Allowed {
+            lease: LeaseId(lease),
+            counter,
+            pmu: PmuId(3),
+            counters: CounterSet::from_bits(counters),
+            event: HandedEvent {
+                spec: EventSpec {
+                    perf_type,
+                    config,
+                    config1: 0,
+                    config2: 0,
+                },
+                thread,
+                cpu,
+                rings: [Rings::User, Rings::Guest, Rings::All][rings],
+                period,
+            },
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_in_a_name_comes_back(
+        allowed in allowed(),
+        who in (any::<u32>(), any::<u32>()),
+        life in (any::<u32>(), proptest::option::of(any::<u64>())),
+        number in any::<u64>(),
+    ) {
+        let life = (life.0, life.1.map(Started));
+        let text = name(&allowed, who, life, number);
+        // sd_notify(3): what a name may be.
+        prop_assert!(text.len() <= 255, "{}", text);
+        prop_assert!(text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':'));
+        let Some(event) = event() else { return Ok(()) };
+        let perf_type = allowed.event.spec.perf_type;
+        let pmu = |other| (other == perf_type).then_some(PmuId(3));
+        let (known, open) = named(&text, event, pmu).expect("it is one of ours");
+        prop_assert_eq!(known, number);
+        prop_assert_eq!(&open.allowed, &allowed);
+        prop_assert_eq!(((open.uid, open.pid), open.life), (who, life));
+    }
+}
+
+#[test]
+fn other_names_are_nobodys() {
+    let whole = "umpire-event-1.9.7.0.15.1000.41.42.99.42.-.user.-.1.1";
+    let check = |name: &str, expected: bool| {
+        let Some(event) = event() else {
+            println!("skipped: other_names_are_nobodys: no events");
+            return;
+        };
+        let pmu = |perf_type| (perf_type == 1).then_some(PmuId(0));
+        assert_eq!(named(name, event, pmu).is_some(), expected, "{name}");
+    };
+    check(whole, true);
+    check("", false);
+    check("stored", false);
+    check(&whole.replace("event-1", "event-2"), false);
+    check(&format!("{whole}.1"), false);
+    check(
+        &whole.replace(".user.", ".ring.").replace(".1000.", ".-."),
+        false,
+    );
+    check(&whole.replace(".1000.", ".4294967296."), false);
+    check(&whole.replace(".-.1.1", ".-.2.1"), false);
+    for end in 0..whole.len() {
+        let cut = &whole[..end];
+        // A number that was cut is still a number.
+        check(
+            cut,
+            cut.ends_with(|one: char| one.is_ascii_digit()) && cut.len() > whole.len(),
+        );
+    }
+}

@@ -1,0 +1,193 @@
+//! Events that are being opened, each on a thread of its own: the kernel waits there for as
+//! long as the other process is in `execve`, which may be for ever. The thread that decides
+//! waits for none of them; a user has one at a time, and its other requests stand behind it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::Builder;
+
+use umpire_budget::{Errno, Handed, HandedEvent, NotMeasured};
+use umpire_lease::EventRequest;
+
+use super::manager;
+use crate::peer::{Client, Started};
+use crate::service::Allowed;
+
+/// So long a request waits for the kernel before its user is told, in nanoseconds.
+const OPENS: u64 = 100_000_000;
+const STILL: &str = "an event for this user is being opened still; try again";
+
+/// A request that may be served, and what was true then.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) connection: u64,
+    pub(super) client: Client,
+    pub(super) request: EventRequest,
+    pub(super) allowed: Allowed,
+    /// When the thread was started, if the request names one.
+    pub(super) before: Option<Started>,
+    /// The thread that it is to count, or the process that asks for one of a whole CPU.
+    pub(super) life: (u32, Option<Started>),
+    /// Its name in the service manager's store, if there is one.
+    pub(super) name: Option<String>,
+}
+
+/// What became of it. `waits`: its connection was not told to try again meanwhile.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) asked: Asked,
+    pub(super) event: Result<Handed, String>,
+    pub(super) waits: bool,
+}
+
+/// An event of a user that is being opened.
+#[derive(Debug)]
+struct Busy {
+    /// Its connection waits for it.
+    waits: bool,
+    connection: u64,
+    since: u64,
+}
+
+/// All that are being opened.
+#[derive(Debug)]
+pub(super) struct Opens {
+    busy: BTreeMap<u32, Busy>,
+    behind: VecDeque<Asked>,
+    sends: Sender<(Asked, Result<Handed, String>)>,
+    done: Receiver<(Asked, Result<Handed, String>)>,
+    tells: UnixStream,
+    told: UnixStream,
+    opens: fn(&HandedEvent) -> Result<Handed, Errno>,
+}
+
+impl Opens {
+    pub(super) fn new() -> io::Result<Self> {
+        Opens::with(Handed::open)
+    }
+
+    /// The same with a kernel of the caller's choice.
+    pub(super) fn with(opens: fn(&HandedEvent) -> Result<Handed, Errno>) -> io::Result<Self> {
+        let (told, tells) = UnixStream::pair()?;
+        told.set_nonblocking(true)?;
+        tells.set_nonblocking(true)?;
+        let (sends, done) = channel();
+        Ok(Opens {
+            busy: BTreeMap::new(),
+            behind: VecDeque::new(),
+            sends,
+            done,
+            tells,
+            told,
+            opens,
+        })
+    }
+
+    /// Can be read from when one is open.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.told.as_fd()
+    }
+
+    /// Begins to open one, or has it stand behind its user's other.
+    ///
+    /// # Errors
+    /// The kernel has not opened an earlier one for too long, or there is no thread.
+    pub(super) fn begin(&mut self, asked: Asked, now: u64) -> Result<(), String> {
+        match self.busy.get(&asked.client.uid) {
+            Some(busy) if !busy.waits => Err(STILL.to_owned()),
+            Some(_) => {
+                self.behind.push_back(asked);
+                Ok(())
+            }
+            None => self.start(asked, now),
+        }
+    }
+
+    fn start(&mut self, asked: Asked, now: u64) -> Result<(), String> {
+        let failed = |error| format!("there is no thread for it: {error}");
+        let mut tells = self.tells.try_clone().map_err(failed)?;
+        let (sends, opens) = (self.sends.clone(), self.opens);
+        let (uid, connection) = (asked.client.uid, asked.connection);
+        let body = move || {
+            let opened = opens(&asked.allowed.event);
+            if let (Ok(event), Some(name)) = (&opened, &asked.name) {
+                // Before anybody has it: an arbiter that follows this one knows it, too.
+                manager::keep(event, name);
+            }
+            let opened = opened.map_err(|errno| NotMeasured::from(errno).to_string());
+            let _ = sends.send((asked, opened));
+            // A pipe that is full tells it already.
+            let _ = tells.write(&[1]);
+        };
+        let spawned = Builder::new().name("open-event".to_owned()).spawn(body);
+        spawned.map_err(failed)?;
+        let busy = Busy {
+            waits: true,
+            connection,
+            since: now,
+        };
+        self.busy.insert(uid, busy);
+        Ok(())
+    }
+
+    /// What the kernel has answered.
+    pub(super) fn finished(&mut self) -> Vec<Opened> {
+        while self.told.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
+        let mut finished = Vec::new();
+        while let Ok((asked, event)) = self.done.try_recv() {
+            let busy = self.busy.remove(&asked.client.uid);
+            finished.push(Opened {
+                waits: busy.is_some_and(|busy| busy.waits),
+                asked,
+                event,
+            });
+        }
+        finished
+    }
+
+    /// The next request of a user for whom nothing is being opened.
+    pub(super) fn next_of(&mut self, uid: u32) -> Option<Asked> {
+        if self.busy.contains_key(&uid) {
+            return None;
+        }
+        let next = self.behind.iter().position(|one| one.client.uid == uid);
+        next.and_then(|at| self.behind.remove(at))
+    }
+
+    /// The connections of those that have waited for too long, and what they are told.
+    pub(super) fn overdue(&mut self, now: u64) -> Vec<(u64, &'static str)> {
+        let mut overdue = Vec::new();
+        for (uid, busy) in &mut self.busy {
+            if !busy.waits || busy.since.saturating_add(OPENS) > now {
+                continue;
+            }
+            busy.waits = false;
+            overdue.push((
+                busy.connection,
+                "the process of the thread is being replaced; try again",
+            ));
+            let own = self.behind.iter().filter(|one| one.client.uid == *uid);
+            overdue.extend(own.map(|one| (one.connection, STILL)));
+            self.behind.retain(|one| one.client.uid != *uid);
+        }
+        overdue
+    }
+
+    /// When the next has waited for too long.
+    pub(super) fn due(&self) -> Option<u64> {
+        let waits = self.busy.values().filter(|busy| busy.waits);
+        waits.map(|busy| busy.since.saturating_add(OPENS)).min()
+    }
+
+    /// A connection has ended.
+    pub(super) fn leave(&mut self, connection: u64) {
+        self.behind.retain(|one| one.connection != connection);
+    }
+}
+
+#[cfg(test)]
+#[path = "opens_tests.rs"]
+mod tests;

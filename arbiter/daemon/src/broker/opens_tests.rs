@@ -1,0 +1,116 @@
+//! A kernel that takes long costs the one user for whom it does.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arbiter::CounterSet;
+use arbiter::host::{LeaseId, PmuId};
+use umpire_budget::{EventSpec, Rings};
+
+use super::*;
+
+const MS: u64 = 1_000_000;
+
+fn asked(uid: u32, connection: u64) -> Asked {
+    let event = HandedEvent {
+        spec: EventSpec {
+            perf_type: 1,
+            config: 1,
+            config1: 0,
+            config2: 0,
+        },
+        thread: Some(uid),
+        cpu: None,
+        rings: Rings::User,
+        period: None,
+    };
+    Asked {
+        connection,
+        client: Client {
+            uid,
+            ..Client::default()
+        },
+        request: EventRequest::default(),
+        allowed: Allowed {
+            lease: LeaseId(1),
+            counter: 0,
+            pmu: PmuId(0),
+            counters: CounterSet::first(4, 0),
+            event,
+        },
+        before: None,
+        life: (1, None),
+        name: None,
+    }
+}
+
+/// All that finish within a moment.
+fn finished(opens: &mut Opens, count: usize) -> Vec<Opened> {
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut all = Vec::new();
+    while all.len() < count {
+        assert!(Instant::now() < until, "{count}: {all:?}");
+        all.extend(opens.finished());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    all
+}
+
+#[test]
+fn a_slow_kernel_costs_its_user_alone() {
+    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    // User 7's thread is in execve.
+    fn kernel(event: &HandedEvent) -> Result<Handed, Errno> {
+        let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = |goes: &mut bool| event.thread == Some(7) && !*goes;
+        drop(GOES.1.wait_while(goes, waits));
+        Err(Errno(1))
+    }
+    let mut opens = Opens::with(kernel).expect("a pipe");
+    let begun = Instant::now();
+    assert!(opens.begin(asked(7, 1), 0).is_ok());
+    // Its other connection stands behind; another user does not.
+    assert!(opens.begin(asked(7, 2), MS).is_ok());
+    assert!(opens.begin(asked(8, 3), 2 * MS).is_ok());
+    assert!(begun.elapsed() < Duration::from_secs(5), "nobody waits");
+    let of_other = finished(&mut opens, 1);
+    assert_eq!((of_other[0].asked.connection, of_other[0].waits), (3, true));
+    assert_eq!(opens.due(), Some(100 * MS));
+    assert_eq!(opens.overdue(99 * MS), []);
+    let told = opens.overdue(100 * MS);
+    assert_eq!(told.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2]);
+    assert!(told[0].1.contains("being replaced") && told[1].1.contains("being opened still"));
+    assert_eq!((opens.due(), opens.overdue(u64::MAX)), (None, vec![]));
+    let still = opens.begin(asked(7, 2), 101 * MS);
+    assert!(still.is_err_and(|why| why.contains("try again")));
+    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    GOES.1.notify_all();
+    let late = finished(&mut opens, 1);
+    assert_eq!((late[0].asked.connection, late[0].waits), (1, false));
+    assert!(opens.begin(asked(7, 2), 200 * MS).is_ok());
+    assert!(finished(&mut opens, 1)[0].waits);
+}
+
+/// Two VMs of one user that ask in the same moment both get theirs.
+#[test]
+fn requests_of_one_user_have_their_turns() {
+    let mut opens = Opens::with(|_| Err(Errno(1))).expect("a pipe");
+    for connection in 1..=5 {
+        assert!(opens.begin(asked(7, connection), 0).is_ok());
+    }
+    // One of them leaves.
+    opens.leave(3);
+    let mut turns = Vec::new();
+    while turns.len() < 4 {
+        turns.extend(
+            finished(&mut opens, 1)
+                .iter()
+                .map(|one| one.asked.connection),
+        );
+        if let Some(next) = opens.next_of(7) {
+            assert!(opens.begin(next, 0).is_ok());
+        }
+    }
+    assert_eq!(turns, [1, 2, 4, 5]);
+    assert!(opens.next_of(7).is_none());
+}

@@ -1,0 +1,233 @@
+//! What a user loses whose event counts on, and what others see of it.
+
+use arbiter::host::{CpuSet, HostArbiter};
+use serde_json::{Value, json};
+use umpire_budget::{EventSpec, HandedEvent, Rings};
+use umpire_lease::INTERFACE;
+use varlink::Request;
+
+use super::*;
+use crate::config::ArbiterConfig;
+use crate::peer::Client;
+use crate::service::ConnectionId;
+
+/// Root, an operator, and two users, on two CPUs with four counters each.
+fn service() -> Service {
+    let text = "[[pmu]]\nprogrammable = 4\nperf-type = 1\ncpus = \"0-1\"\n\
+                [[tenant]]\nname = \"root\"\nusers = [0]\noperator = true\n\
+                [[tenant]]\nname = \"blue\"\nusers = [7]\nwhole-cpus = true\nopens-events = true\n\
+                [[tenant]]\nname = \"green\"\nusers = [8]\nwhole-cpus = true\n";
+    let config = ArbiterConfig::parse("test".as_ref(), text).expect("a configuration");
+    let config = ArbiterConfig {
+        audit: Some(crate::audit::AuditConfig {
+            path: "audit".into(),
+            size: 4096,
+            keep: 8,
+            age_ms: None,
+        }),
+        ..config
+    };
+    let pmus = config.host_pmus(&CpuSet::from_iter([0, 1]));
+    let arbiter = HostArbiter::new(pmus, config.policy.clone()).expect("the policy fits");
+    Service::new(arbiter, config)
+}
+
+fn call(service: &mut Service, uid: u32, method: &str, parameters: Value) -> Reply {
+    let client = Client {
+        pid: 40 + uid,
+        uid,
+        ..Client::default()
+    };
+    let request = Request::create(format!("{INTERFACE}.{method}"), Some(parameters));
+    let from = ConnectionId(u64::from(uid));
+    service.call(from, &client, &request, BootTime(1));
+    let answers = std::mem::take(&mut service.output.answers);
+    let own = answers.into_iter().rfind(|answer| answer.to == from);
+    own.expect("an answer").reply
+}
+
+fn acquire(service: &mut Service, uid: u32, counters: u32) -> Reply {
+    let request = json!({ "counters": [{ "count": counters }], "cpus": "0" });
+    call(service, uid, "Acquire", json!({ "request": request }))
+}
+
+fn reason(reply: &Reply) -> String {
+    let refusal = reply.parameters.as_ref().and_then(|all| all.get("refusal"));
+    let reason = refusal.and_then(|refusal| refusal.get("reason")?.as_str());
+    reason.unwrap_or("granted").to_owned()
+}
+
+fn allowed(thread: Option<u32>, cpu: Option<u32>) -> Allowed {
+    Allowed {
+        lease: LeaseId(1),
+        counter: 0,
+        pmu: PmuId(0),
+        counters: CounterSet::first(4, 0),
+        event: HandedEvent {
+            spec: EventSpec {
+                perf_type: 1,
+                config: 1,
+                config1: 0,
+                config2: 0,
+            },
+            thread,
+            cpu,
+            rings: Rings::User,
+            period: None,
+        },
+    }
+}
+
+fn taken(thread: Option<u32>, cpu: Option<u32>) -> Taken {
+    Taken {
+        uid: 7,
+        pid: 47,
+        lease: LeaseId(1),
+        pmu: PmuId(0),
+        counters: CounterSet::first(4, 0),
+        thread,
+        cpu,
+    }
+}
+
+fn events(service: &Service) -> Vec<String> {
+    let records = service.output.records.iter();
+    let events = records.filter_map(|record| record.get("event")?.as_str());
+    events.map(str::to_owned).collect()
+}
+
+#[test]
+fn who_counts_on_loses_leases_and_events_until_an_operator_pardons() {
+    let mut service = service();
+    assert_eq!(reason(&acquire(&mut service, 7, 1)), "granted");
+    assert_eq!(reason(&acquire(&mut service, 8, 1)), "granted");
+    service.outlived(7, 47, &allowed(Some(41), None));
+    service.outlived(7, 47, &allowed(Some(41), None));
+    service.set_taken(vec![taken(Some(41), None)], BootTime(2));
+    // Its leases have ended, and no other's.
+    let left: Vec<u32> = service.arbiter.leases().map(|one| one.owner.uid).collect();
+    assert_eq!(left, [8]);
+    let bars = service.output.entries.iter();
+    let bars = bars.filter(|entry| matches!(entry, Entry::Barred(_)));
+    assert_eq!(bars.count(), 1);
+    let told = events(&service);
+    for event in ["barred", "outsider", "ended"] {
+        assert!(told.iter().any(|one| one == event), "{event}: {told:?}");
+    }
+    assert!(
+        service
+            .all()
+            .iter()
+            .any(|one| matches!(one, Entry::Barred(_)))
+    );
+
+    // It gets nothing, and nobody is promised what it has: of four, one is user 8's.
+    assert_eq!(reason(&acquire(&mut service, 7, 1)), "barred");
+    let explain = json!({ "request": { "counters": [{ "count": 1 }] } });
+    assert_eq!(reason(&call(&mut service, 7, "Explain", explain)), "barred");
+    let claim = json!({ "lease": 2 });
+    assert_eq!(reason(&call(&mut service, 7, "Claim", claim)), "barred");
+    assert_eq!(reason(&acquire(&mut service, 8, 3)), "held");
+    assert_eq!(reason(&acquire(&mut service, 8, 2)), "granted");
+    let who = call(&mut service, 0, "Who", json!({}))
+        .parameters
+        .expect("places");
+    assert_eq!(
+        (&who["places"][0]["outside"], &who["places"][1]["outside"]),
+        (&json!(1), &json!(1))
+    );
+    let outsiders = who["outsiders"].as_array().expect("some");
+    assert!(
+        outsiders
+            .iter()
+            .any(|one| one["what"] == "process" && one["pid"] == 47)
+    );
+    assert!(
+        outsiders
+            .iter()
+            .any(|one| one["what"] == "barred" && one["uid"] == 7)
+    );
+    let metrics = service.render(crate::metrics::Open::default());
+    assert!(
+        metrics.contains("umpire_arbiter_users_barred 1"),
+        "{metrics}"
+    );
+    assert!(
+        metrics.contains("umpire_arbiter_outsiders{what=\"process\"} 1"),
+        "{metrics}"
+    );
+
+    // Others see that there is somebody, and no process.
+    let who = call(&mut service, 8, "Who", json!({}))
+        .parameters
+        .expect("places");
+    let seen = who["outsiders"].to_string();
+    assert!(
+        seen.contains("1 processes of other users") && !seen.contains("47"),
+        "{seen}"
+    );
+
+    let pardon = json!({ "uid": 7 });
+    for uid in [7, 8] {
+        assert_eq!(
+            reason(&call(&mut service, uid, "Pardon", pardon.clone())),
+            "foreign"
+        );
+    }
+    assert!(service.is_barred(7));
+    assert_eq!(
+        reason(&call(&mut service, 0, "Pardon", pardon.clone())),
+        "granted"
+    );
+    assert_eq!(
+        reason(&call(&mut service, 0, "Pardon", pardon)),
+        "wrong-request"
+    );
+    assert_eq!(service.take_forgiven(), [7]);
+    service.set_taken(Vec::new(), BootTime(3));
+    assert_eq!(reason(&acquire(&mut service, 7, 1)), "granted");
+    let told = events(&service);
+    assert!(told.contains(&"pardoned".to_owned()) && told.contains(&"outsider-gone".to_owned()));
+    assert!(
+        !service
+            .all()
+            .iter()
+            .any(|one| matches!(one, Entry::Barred(_)))
+    );
+}
+
+#[test]
+fn what_is_taken_is_taken_where_it_may_be() {
+    let mut service = service();
+    let mut check = |all: Vec<Taken>, expected: [usize; 2]| {
+        service.set_taken(all.clone(), BootTime(1));
+        let of = |domain| Place {
+            pmu: PmuId(0),
+            domain,
+        };
+        let outside = [0, 1].map(|domain| service.arbiter.outside(of(domain)).len());
+        assert_eq!(outside, expected, "{all:?}");
+    };
+    let (one, other) = (Some(41), Some(42));
+    check(vec![taken(one, None)], [1, 1]);
+    check(vec![taken(one, None), taken(one, None)], [2, 2]);
+    // Two threads share a counter in time.
+    check(vec![taken(one, None), taken(other, None)], [1, 1]);
+    check(vec![taken(one, Some(0)), taken(other, None)], [1, 1]);
+    check(vec![taken(one, Some(0)), taken(one, None)], [2, 1]);
+    check(vec![taken(None, Some(1)), taken(one, Some(1))], [0, 2]);
+    check(vec![taken(None, Some(1)), taken(one, None)], [1, 2]);
+    // No more than there are; CPUs that are none.
+    check(vec![taken(one, Some(0)); 99], [4, 0]);
+    check(vec![taken(one, Some(9))], [0, 0]);
+    check(vec![], [0, 0]);
+}
+
+/// A lease whose counters are taken is broken, as by any outsider.
+#[test]
+fn whoever_holds_what_is_taken_is_told() {
+    let mut service = service();
+    assert_eq!(reason(&acquire(&mut service, 8, 4)), "granted");
+    service.set_taken(vec![taken(Some(41), None)], BootTime(2));
+    assert!(events(&service).contains(&"broken".to_owned()));
+}
