@@ -3,23 +3,32 @@
 //!
 //! A file that is long or old enough becomes `PATH.1`, that one `PATH.2`, and so on. The
 //! last record of a file and the first of the next say so. What cannot be written is lost,
-//! counted, and said as soon as something can be written again.
+//! counted, and said as soon as something can be written again. When all files are full,
+//! records make room by the shares of tenants ([`room`]).
+
+mod room;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
 use crate::sync::Syncer;
+use room::{Class, Made, Plan, Shelf};
 
 /// What a record says, without its number and time.
 pub(crate) type Record = Map<String, Value>;
 
 /// No record is longer, but for what it repeats of a lease.
 const MOST_TAIL: u64 = 1 << 20;
+/// Two have a share beside the tenants: users without one, and the arbiter.
+const OTHERS: usize = 2;
+/// Fewer older files are not kept.
+const LEAST_KEPT: u32 = 2;
 /// Between two tries to rotate a file, in milliseconds.
 const TRIES: u64 = 1_000;
 
@@ -51,8 +60,20 @@ pub(crate) struct Trail {
     syncer: Syncer,
     /// Something was written since the last sync.
     dirty: bool,
+    /// Files that were rotated, and the folder, which are not on the disk yet.
+    unsynced: Vec<Arc<File>>,
     /// No rotation is tried before.
     rotates_from: u64,
+    /// What this file has; `None`: it has records of before, too.
+    shelf: Option<Shelf>,
+    /// Who has written what since this arbiter has begun, or since the last file.
+    written: Shelf,
+    /// The older files, from the newest on.
+    shelves: Vec<Option<Shelf>>,
+    /// Between how many the bytes are shared.
+    classes: usize,
+    /// Records are making room.
+    making: Option<JoinHandle<io::Result<Made>>>,
 }
 
 /// What became of some records.
@@ -107,11 +128,17 @@ impl Trail {
     ///
     /// # Errors
     /// It cannot be opened, read or written.
-    pub(crate) fn open(config: AuditConfig, now_ms: u64) -> io::Result<Self> {
+    pub(crate) fn open(mut config: AuditConfig, now_ms: u64) -> io::Result<Self> {
+        if config.keep < LEAST_KEPT {
+            // Records that stay are joined with others, for which it takes two.
+            config.size /= u64::from(LEAST_KEPT);
+            config.keep = LEAST_KEPT;
+        }
         let mut file = open(&config.path, false)?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::other("this is no regular file"));
         }
+        let older_files = room::tidy(&config.path, config.keep)?;
         let (next, length) = last(&mut file)?;
         let whole = file.metadata()?.len();
         // What a crash has left of a record was never whole.
@@ -128,7 +155,13 @@ impl Trail {
             lost: 0,
             syncer: Syncer::new()?,
             dirty: false,
+            unsynced: Vec::new(),
             rotates_from: 0,
+            shelf: (length == 0).then(Shelf::default),
+            written: Shelf::default(),
+            shelves: vec![None; older_files],
+            classes: OTHERS,
+            making: None,
             config,
         };
         let begins = json!({ "event": "begins", "cut_bytes": whole - length });
@@ -141,7 +174,14 @@ impl Trail {
         Ok(trail)
     }
 
+    /// The bytes are shared among so many tenants.
+    pub(crate) fn share_among(&mut self, tenants: usize) {
+        self.classes = OTHERS + tenants;
+    }
+
     fn line(&mut self, mut record: Record, now_ms: u64) -> Vec<u8> {
+        Class::charge(&mut record, &self.written);
+        let class = Class::of(&record);
         let mut whole = Map::new();
         whole.insert("seq".to_owned(), self.next.into());
         whole.insert("time_ms".to_owned(), now_ms.into());
@@ -149,6 +189,8 @@ impl Trail {
         self.next += 1;
         let mut line = serde_json::to_vec(&whole).unwrap_or_default();
         line.push(b'\n');
+        let shelves = self.shelf.iter_mut().chain([&mut self.written]);
+        shelves.for_each(|shelf| shelf.add(class.clone(), line.len() as u64, now_ms));
         line
     }
 
@@ -163,8 +205,12 @@ impl Trail {
         if count == 0 {
             return Kept::default();
         }
+        let displaced = self.made_room();
         self.rotate_if_due(now_ms);
         let mut bytes = Vec::new();
+        for record in displaced {
+            bytes.extend(self.line(record, now_ms));
+        }
         let lost = self.lost;
         if lost > 0 {
             let record = json!({ "event": "lost", "records": lost });
@@ -199,6 +245,8 @@ impl Trail {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.dirty = true;
         if let Err(error) = (&*self.file).write_all(bytes) {
+            // What it has is counted anew when that is needed.
+            self.shelf = None;
             // Half a record would spoil the next one.
             let _ = self.file.set_len(self.length);
             return Err(error);
@@ -207,13 +255,86 @@ impl Trail {
         Ok(())
     }
 
+    /// Takes over what a thread has made of the older files. The records say what is gone.
+    fn made_room(&mut self) -> Vec<Record> {
+        if !self.making.as_ref().is_some_and(JoinHandle::is_finished) {
+            return Vec::new();
+        }
+        let made = self.making.take().map(JoinHandle::join);
+        match made {
+            Some(Ok(Ok(made))) => {
+                self.shelves = made.shelves.into_iter().map(Some).collect();
+                let gone = made.gone.into_iter().map(|(class, records)| {
+                    let (whose, of) = class.words();
+                    let gone = json!({ "event": "displaced", "whose": whose, "of": of, "records": records });
+                    gone.as_object().cloned().unwrap_or_default()
+                });
+                gone.collect()
+            }
+            failed => {
+                let why = match failed {
+                    Some(Ok(Err(error))) => error.to_string(),
+                    _ => "its thread has ended".to_owned(),
+                };
+                let path = self.config.path.display();
+                log::error!("{path}: no room for a file more: {why}; it grows, and is tried again");
+                self.rotates_from = unix_ms().saturating_add(TRIES);
+                self.shelves = vec![None; self.older_files()];
+                Vec::new()
+            }
+        }
+    }
+
+    fn older_files(&self) -> usize {
+        let there = |number: &u32| older(&self.config.path, *number).exists();
+        (1..=self.config.keep).take_while(there).count()
+    }
+
+    fn is_full(&self) -> bool {
+        self.shelves.len() >= usize::try_from(self.config.keep).unwrap_or(usize::MAX)
+    }
+
+    /// Has records make room, in time before a file more is needed.
+    fn make_room(&mut self, now_ms: u64) {
+        if !self.is_full() || self.making.is_some() || now_ms < self.rotates_from {
+            return;
+        }
+        // Any two of the files that are left fit into one, once no class has more than this.
+        let whole = u64::from(self.config.keep / 2) * self.config.size;
+        let plan = Plan {
+            path: self.config.path.clone(),
+            size: self.config.size,
+            shared: whole,
+            classes: self.classes,
+            old: self
+                .config
+                .age_ms
+                .map_or(0, |age| now_ms.saturating_sub(age)),
+            first: self.written.most().cloned(),
+            shelves: self.shelves.clone(),
+        };
+        let thread = Builder::new().name("audit-room".to_owned());
+        match thread.spawn(move || plan.make_room()) {
+            Ok(making) => self.making = Some(making),
+            Err(error) => {
+                log::error!("no room for a file more of the audit: {error}; it is tried again");
+                self.rotates_from = now_ms.saturating_add(TRIES);
+            }
+        }
+    }
+
     fn rotate_if_due(&mut self, now_ms: u64) {
         let old = self
             .config
             .age_ms
             .is_some_and(|age| now_ms.saturating_sub(self.begun) >= age);
+        if self.length >= self.config.size / 2 || old {
+            self.make_room(now_ms);
+        }
         if (self.length < self.config.size && !old)
             || self.length == 0
+            || self.is_full()
+            || self.making.is_some()
             || now_ms < self.rotates_from
         {
             return;
@@ -222,6 +343,7 @@ impl Trail {
             let path = self.config.path.display();
             log::error!("{path}: it cannot be rotated: {error}; it grows, and is tried again");
             self.rotates_from = now_ms.saturating_add(TRIES);
+            self.shelves = vec![None; self.older_files()];
         }
     }
 
@@ -231,7 +353,7 @@ impl Trail {
         if path.exists() {
             let rotated = self.marker("rotated", now_ms);
             self.write(&rotated)?;
-            self.file.sync_all()?;
+            self.unsynced.push(self.file.clone());
             // Behind a gap, which an earlier try has left, nothing has to make room.
             let there = |number: &u32| older(&path, *number).exists();
             let last = (1..self.config.keep).take_while(there).last().unwrap_or(0);
@@ -239,17 +361,20 @@ impl Trail {
                 std::fs::rename(older(&path, number), older(&path, number + 1))?;
             }
             std::fs::rename(&path, older(&path, 1))?;
+            self.shelves.insert(0, self.shelf.take());
         }
         self.file = Arc::new(open(&path, true)?);
         self.length = 0;
         self.begun = now_ms;
+        (self.shelf, self.written) = (Some(Shelf::default()), Shelf::default());
         let follows = self.marker("follows", now_ms);
         self.write(&follows)?;
-        self.file.sync_all()?;
         let folder = path
             .parent()
             .filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        let folder = File::open(folder.unwrap_or(Path::new(".")))?;
+        self.unsynced.push(Arc::new(folder));
+        Ok(())
     }
 
     /// Has what was written put on the disk, without a wait for it.
@@ -259,6 +384,12 @@ impl Trail {
     pub(crate) fn sync(&mut self) -> io::Result<()> {
         if let Some(error) = self.syncer.failure() {
             return Err(error);
+        }
+        while let Some(file) = self.unsynced.first() {
+            if !self.syncer.sync(file)? {
+                return Ok(());
+            }
+            self.unsynced.remove(0);
         }
         if self.dirty && self.syncer.sync(&self.file)? {
             self.dirty = false;
@@ -271,7 +402,11 @@ impl Trail {
     /// # Errors
     /// The disk did not take it.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
-        self.file.sync_data()
+        if let Some(Err(_)) = self.making.take().map(JoinHandle::join) {
+            log::error!("the thread that makes room in the audit has ended");
+        }
+        let files = self.unsynced.iter().chain([&self.file]);
+        files.map(|file| file.sync_data()).collect()
     }
 }
 

@@ -4,6 +4,7 @@
 use std::fs;
 
 use super::*;
+use crate::sync::tests::until;
 
 fn config(folder: &Path, size: u64) -> AuditConfig {
     AuditConfig {
@@ -43,18 +44,135 @@ fn numbers(folder: &Path) -> Vec<u64> {
 fn nothing_is_lost_where_files_rotate_by_size() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut trail = Trail::open(config(folder.path(), 300), 1_000).expect("a file");
-    for turn in 0..40 {
+    for turn in 0..10 {
         let kept = trail.append(record(&"x".repeat(turn * 3)), 1_000);
         assert_eq!((kept.written, kept.lost), (1, 0));
     }
-    let numbers = numbers(folder.path());
-    let last = *numbers.last().expect("a record");
-    assert_eq!(numbers, (numbers[0]..=last).collect::<Vec<_>>());
-    assert!(last > 12 && older(&folder.path().join("audit"), 3).exists());
-    assert!(!older(&folder.path().join("audit"), 4).exists());
+    // As long as there is room, all are there.
+    let first = numbers(folder.path());
+    assert_eq!(first, (1..=first.len() as u64).collect::<Vec<_>>());
+    assert!(older(&folder.path().join("audit"), 2).exists());
     let events = records(folder.path());
     let at = events.iter().position(|one| one["event"] == "rotated");
     assert_eq!(events[at.expect("it was rotated") + 1]["event"], "follows");
+}
+
+#[test]
+fn what_makes_room_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut trail = Trail::open(config(folder.path(), 16_384), 1_000).expect("a file");
+    trail.share_among(1);
+    for _ in 0..1_000 {
+        let kept = trail.append(of("a", &"x".repeat(100)), 1_000);
+        assert_eq!((kept.written, kept.lost), (1, 0));
+        if let Some(making) = &trail.making {
+            until(|| making.is_finished().then_some(()));
+        }
+    }
+    // As many are missing as were counted.
+    let there = numbers(folder.path());
+    let last = *there.last().expect("a record");
+    let records = records(folder.path());
+    let gone = records.iter().filter(|one| one["event"] == "displaced");
+    let gone: u64 = gone.filter_map(|one| one["records"].as_u64()).sum();
+    assert!(there.is_sorted());
+    assert_eq!((gone > 300, gone), (true, last - there.len() as u64));
+    assert!(!older(&folder.path().join("audit"), 4).exists());
+}
+
+/// A record of a tenant's.
+fn of(tenant: &str, text: &str) -> Vec<Record> {
+    let record = json!({ "event": "holds", "tenant": tenant, "text": text });
+    vec![record.as_object().cloned().expect("an object")]
+}
+
+/// Two tenants and the arbiter; one of them writes ten times what there is room for.
+#[test]
+fn no_tenant_displaces_what_another_has_written() {
+    for keep in [1, 2, 5] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = AuditConfig {
+            keep,
+            age_ms: Some(3_600_000),
+            ..config(folder.path(), 16_384)
+        };
+        let bound = u64::from(keep + 1) * config.size;
+        let open = |now| {
+            let mut trail = Trail::open(config.clone(), now).expect("a file");
+            trail.share_among(2);
+            trail
+        };
+        let mut trail = open(1_000);
+        let mut evidence = 0;
+        for turn in 0..10 * bound / 250 {
+            // The victim does something now and then, and the arbiter is started anew.
+            if turn % (2 * bound / 250) == 0 {
+                trail.append(of("victim", &format!("evidence {evidence}")), 1_000 + turn);
+                evidence += 1;
+                trail.finish().expect("a disk");
+                drop(trail);
+                trail = open(1_000 + turn);
+            }
+            trail.append(of("flood", &"x".repeat(200)), 1_000 + turn);
+            if let Some(making) = &trail.making {
+                until(|| making.is_finished().then_some(()));
+            }
+        }
+        trail.finish().expect("a disk");
+        let records = records(folder.path());
+        for number in 0..evidence {
+            let text = format!("evidence {number}");
+            assert!(
+                records.iter().any(|one| one["text"] == text),
+                "{keep}: {text}"
+            );
+        }
+        assert!(records.iter().any(|one| {
+            one["event"] == "displaced" && one["whose"] == "tenant" && one["of"] == "flood"
+        }));
+        // The flood's last are there, too.
+        assert_eq!(records[records.len() - 1]["tenant"], "flood");
+        let files = fs::read_dir(folder.path()).expect("a folder");
+        let lengths = files.map(|file| file.and_then(|file| file.metadata()).map(|at| at.len()));
+        let all: u64 = lengths.map(|length| length.expect("a file")).sum();
+        assert!(all <= bound + 4096, "{keep}: {all} of {bound}");
+    }
+}
+
+/// What somebody has others' leases do is not in the others' share.
+#[test]
+fn who_causes_records_of_another_is_charged_for_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = AuditConfig {
+        age_ms: Some(3_600_000),
+        ..config(folder.path(), 8_192)
+    };
+    let mut trail = Trail::open(config, 1_000).expect("a file");
+    trail.share_among(2);
+    trail.append(of("victim", "evidence"), 1_000);
+    for _ in 0..2_000 {
+        let mut all = of("flood", "x");
+        let mut caused = of("victim", "it was preempted");
+        caused[0].insert("by".to_owned(), "flood".into());
+        all.append(&mut caused);
+        trail.append(all, 1_000);
+        if let Some(making) = &trail.making {
+            until(|| making.is_finished().then_some(()));
+        }
+    }
+    trail.finish().expect("a disk");
+    let records = records(folder.path());
+    assert!(records.iter().any(|one| one["text"] == "evidence"));
+    assert!(
+        records
+            .iter()
+            .any(|one| one["charged"] == "flood" && one["tenant"] == "victim")
+    );
+    // Who is quiet itself cannot have the other pay for it.
+    let mut caused = of("flood", "waits");
+    caused[0].insert("by".to_owned(), "victim".into());
+    let line = trail.line(caused.remove(0), 1_000);
+    assert!(!String::from_utf8_lossy(&line).contains("charged"));
 }
 
 #[test]

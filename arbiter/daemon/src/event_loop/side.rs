@@ -17,6 +17,7 @@ impl Arbiterd {
         let Some(trail) = &mut self.trail else {
             return;
         };
+        trail.share_among(self.service.config().members.len());
         let kept = trail.append(std::mem::take(&mut output.records), unix_ms());
         self.service.metrics.audit_records.inc_by(kept.written);
         self.service.metrics.audit_lost.inc_by(kept.lost);
