@@ -118,10 +118,7 @@ pub(crate) struct Service {
     watchdog: watchdog::Claim,
     pub(crate) metrics: Metrics,
     denials: trail::Denials,
-    /// The tenant whose call is decided.
-    calling: Option<TenantId>,
-    /// Whose lease has ended just now, without a call.
-    left: Option<TenantId>,
+    causes: trail::Causes,
 }
 
 /// Who calls, and how.
@@ -182,8 +179,7 @@ impl Service {
             watchdog: watchdog::Claim::default(),
             metrics: Metrics::new(),
             denials: trail::Denials::default(),
-            calling: None,
-            left: None,
+            causes: trail::Causes::default(),
         }
     }
 
@@ -329,7 +325,7 @@ impl Service {
                 let method = method.strip_prefix('.').unwrap_or(method);
                 let (tenants, operator) = self.config.tenants_of(client);
                 who.tenant = tenants.first().copied();
-                self.calling = who.tenant;
+                self.causes.calling = who.tenant;
                 let calling = Calling {
                     from,
                     client,
@@ -352,7 +348,7 @@ impl Service {
             }
         };
         self.settle();
-        self.calling = None;
+        self.causes.calling = None;
         if quiet {
             // Nobody reads what is said to this call.
             let answers = self.output.answers.split_off(before);
@@ -643,7 +639,9 @@ impl Service {
 
     /// Turns what has changed into entries of the journal and events.
     fn settle(&mut self) {
-        for change in std::mem::take(&mut self.changes) {
+        let changes = std::mem::take(&mut self.changes);
+        self.causes.begin(&changes);
+        for change in changes {
             let id = change.lease();
             if let Change::Ended { why, .. } = &change
                 && self.is_watchdog(id)
@@ -676,7 +674,6 @@ impl Service {
             }
             self.tell(id, &change, event);
         }
-        self.left = None;
     }
 
     /// Tells the listener of a lease of an event.

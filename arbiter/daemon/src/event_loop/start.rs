@@ -224,7 +224,8 @@ impl Arbiterd {
         let scrapers = service.config().metrics.as_ref();
         let scrapers = scrapers.map(|address| Scrapers::listen(address, access, &closer));
         let scrapers = scrapers.transpose()?;
-        let broker = service.opens_events();
+        // Events of before are looked at, also if no tenant may have any now.
+        let broker = service.opens_events() || !given.events.is_empty();
         let listener = broker.then(|| Broker::listen(socket, access, &closer));
         let broker = match listener.transpose()? {
             None => None,

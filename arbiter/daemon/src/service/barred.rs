@@ -72,6 +72,11 @@ impl Service {
             }
             self.settle();
         }
+        self.end_barred(now);
+    }
+
+    /// Ends what users who are barred have.
+    pub(super) fn end_barred(&mut self, now: BootTime) {
         let barred =
             |lease: &&Lease| self.is_barred(lease.owner.uid) && !self.is_watchdog(lease.id);
         let barred = self.arbiter.leases().filter(barred);

@@ -64,6 +64,7 @@ impl Service {
             self.metrics.restored(*id, *holds);
         }
         self.settle();
+        self.end_barred(now);
     }
 
     /// There may be holders of before a restart, and no journal says what they hold: nothing

@@ -22,6 +22,28 @@ pub(super) struct Denials {
     counts: BTreeMap<(u32, String), (Option<TenantId>, u64)>,
 }
 
+/// Who has caused the changes of a batch.
+#[derive(Debug, Default)]
+pub(super) struct Causes {
+    /// The tenant whose call is decided.
+    pub(super) calling: Option<TenantId>,
+    /// Whose lease has ended just now, without a call.
+    left: Option<TenantId>,
+    /// The leases that end in this batch: they are not there any more.
+    ended: BTreeMap<LeaseId, TenantId>,
+}
+
+impl Causes {
+    /// A batch begins.
+    pub(super) fn begin(&mut self, changes: &[Change]) {
+        let ended = changes.iter().filter_map(|change| match change {
+            Change::Ended { lease, .. } => Some((lease.id, lease.owner.tenant)),
+            _ => None,
+        });
+        (self.left, self.ended) = (None, ended.collect());
+    }
+}
+
 impl Service {
     /// Adds a record to the audit, if there is one.
     pub(crate) fn record(&mut self, record: &Value) {
@@ -64,6 +86,7 @@ impl Service {
             (None, change) => json!({
                 "event": words::what(change),
                 "lease": change.lease().0,
+                "tenant": self.name_of(self.owner_of(change.lease())),
             }),
         };
         // Who has caused what another's lease was told has it in its share of the audit.
@@ -75,23 +98,21 @@ impl Service {
 
     /// The tenant that has caused what happened to a lease of another one.
     fn caused_by(&mut self, change: &Change) -> Option<TenantId> {
-        let tenant_of = |id| self.arbiter.lease(id).map(|lease| lease.owner.tenant);
-        let (own, ended) = match change {
-            Change::Ended { lease, .. } => (Some(lease.owner.tenant), true),
-            other => (tenant_of(other.lease()), false),
-        };
+        let own = self.owner_of(change.lease());
+        let ended = matches!(change, Change::Ended { .. });
+        let Causes { calling, left, .. } = self.causes;
         let why = match change {
             Change::Holds { why, .. } | Change::Ended { why, .. } => Some(*why),
             Change::Announced { departure, .. } => Some(departure.why),
             _ => None,
         };
         let by = match why {
-            Some(Cause::Preempted { by }) => tenant_of(by).or(self.calling),
+            Some(Cause::Preempted { by }) => self.owner_of(by).or(calling),
             // What one gives back is what others get.
-            _ => self.calling.or(self.left),
+            _ => calling.or(left),
         };
-        if ended && self.calling.is_none() && by.is_none() {
-            self.left = own;
+        if ended && by.is_none() {
+            self.causes.left = own;
         }
         by.filter(|by| Some(*by) != own)
     }
@@ -156,6 +177,12 @@ impl Service {
             "message": message,
         });
         self.record(&record);
+    }
+
+    /// The tenant of a lease, also of one that has just ended.
+    fn owner_of(&self, id: LeaseId) -> Option<TenantId> {
+        let there = self.arbiter.lease(id).map(|lease| lease.owner.tenant);
+        there.or(self.causes.ended.get(&id).copied())
     }
 
     fn name_of(&self, tenant: Option<TenantId>) -> Option<&str> {
@@ -266,3 +293,7 @@ pub(super) struct Who {
     pub(super) uid: u32,
     pub(super) pid: u32,
 }
+
+#[cfg(test)]
+#[path = "trail_tests.rs"]
+mod tests;

@@ -1,0 +1,96 @@
+//! Who has caused what a lease is told, as the audit has it.
+
+use arbiter::host::{BootTime, CpuSet, HostArbiter};
+use serde_json::json;
+use umpire_lease::INTERFACE;
+
+use super::*;
+use crate::audit::AuditConfig;
+use crate::config::ArbiterConfig;
+use crate::peer::Client;
+use crate::service::ConnectionId;
+
+const LOUD: u32 = 7;
+const QUIET: u32 = 8;
+
+fn service() -> Service {
+    let text = "grace-ms = 0\n[[pmu]]\nprogrammable = 4\ncpus = \"0\"\n\
+                [[tenant]]\nname = \"loud\"\nusers = [7]\nwhole-cpus = true\n\
+                [[tenant]]\nname = \"quiet\"\nusers = [8]\nwhole-cpus = true\n";
+    let config = ArbiterConfig::parse("test".as_ref(), text).expect("a configuration");
+    let audit = AuditConfig {
+        path: "audit".into(),
+        size: 4096,
+        keep: 8,
+        age_ms: None,
+    };
+    let config = ArbiterConfig {
+        audit: Some(audit),
+        ..config
+    };
+    let pmus = config.host_pmus(&CpuSet::from_iter([0]));
+    let arbiter = HostArbiter::new(pmus, config.policy.clone()).expect("the policy fits");
+    Service::new(arbiter, config)
+}
+
+fn acquire(service: &mut Service, uid: u32, guaranteed: bool) {
+    let client = Client {
+        pid: 40 + uid,
+        uid,
+        ..Client::default()
+    };
+    let request = json!({
+        "counters": [{ "count": 4 }],
+        "cpus": "0",
+        "guaranteed": guaranteed,
+        "waits_ms": -1,
+    });
+    let method = format!("{INTERFACE}.Acquire");
+    let mut call = Request::create(method, Some(json!({ "request": request })));
+    call.more = Some(true);
+    service.call(ConnectionId(u64::from(uid)), &client, &call, BootTime(1));
+}
+
+/// Event, tenant and cause of the records since the last time.
+fn told(service: &mut Service) -> Vec<(String, String, Option<String>)> {
+    let records = std::mem::take(&mut service.output.records);
+    let text = |record: &Record, key: &str| {
+        let text = record.get(key).and_then(Value::as_str);
+        text.map(str::to_owned)
+    };
+    let records = records.iter();
+    records
+        .map(|record| {
+            let (event, tenant) = (text(record, "event"), text(record, "tenant"));
+            (
+                event.unwrap_or_default(),
+                tenant.unwrap_or_default(),
+                text(record, "by"),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn what_one_tenant_does_to_another_is_its_doing() {
+    let mut service = service();
+    acquire(&mut service, QUIET, false);
+    let own = told(&mut service);
+    assert!(
+        own.iter()
+            .all(|(_, tenant, by)| tenant == "quiet" && by.is_none()),
+        "{own:?}"
+    );
+    for _ in 0..3 {
+        acquire(&mut service, LOUD, true);
+        service.gone(ConnectionId(u64::from(LOUD)), BootTime(2));
+        let told = told(&mut service);
+        let (of_quiet, of_loud): (Vec<_>, Vec<_>) =
+            told.iter().partition(|(_, tenant, _)| tenant == "quiet");
+        assert!(of_quiet.len() >= 3, "{told:?}");
+        for (event, _, by) in of_quiet {
+            assert_eq!(by.as_deref(), Some("loud"), "{event}: {told:?}");
+        }
+        assert!(of_loud.iter().all(|(_, _, by)| by.is_none()), "{told:?}");
+    }
+}
