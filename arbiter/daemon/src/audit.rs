@@ -8,6 +8,7 @@
 
 mod room;
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -68,6 +69,8 @@ pub(crate) struct Trail {
     shelf: Option<Shelf>,
     /// Who has written what since this arbiter has begun, or since the last file.
     written: Shelf,
+    /// Lately, of that what each has caused itself.
+    own: BTreeMap<Class, u64>,
     /// The older files, from the newest on.
     shelves: Vec<Option<Shelf>>,
     /// Between how many the bytes are shared.
@@ -159,6 +162,7 @@ impl Trail {
             rotates_from: 0,
             shelf: (length == 0).then(Shelf::default),
             written: Shelf::default(),
+            own: BTreeMap::new(),
             shelves: vec![None; older_files],
             classes: OTHERS,
             making: None,
@@ -180,8 +184,9 @@ impl Trail {
     }
 
     fn line(&mut self, mut record: Record, now_ms: u64) -> Vec<u8> {
-        Class::charge(&mut record, &self.written);
+        Class::charge(&mut record, &self.own);
         let class = Class::of(&record);
+        let is_own = !record.contains_key("by");
         let mut whole = Map::new();
         whole.insert("seq".to_owned(), self.next.into());
         whole.insert("time_ms".to_owned(), now_ms.into());
@@ -191,6 +196,9 @@ impl Trail {
         line.push(b'\n');
         let shelves = self.shelf.iter_mut().chain([&mut self.written]);
         shelves.for_each(|shelf| shelf.add(class.clone(), line.len() as u64, now_ms));
+        if is_own {
+            *self.own.entry(class).or_default() += line.len() as u64;
+        }
         line
     }
 
@@ -367,6 +375,7 @@ impl Trail {
         self.length = 0;
         self.begun = now_ms;
         (self.shelf, self.written) = (Some(Shelf::default()), Shelf::default());
+        self.own.values_mut().for_each(|bytes| *bytes /= 2);
         let follows = self.marker("follows", now_ms);
         self.write(&follows)?;
         let folder = path
@@ -405,8 +414,8 @@ impl Trail {
         if let Some(Err(_)) = self.making.take().map(JoinHandle::join) {
             log::error!("the thread that makes room in the audit has ended");
         }
-        let files = self.unsynced.iter().chain([&self.file]);
-        files.map(|file| file.sync_data()).collect()
+        let mut files = self.unsynced.iter().chain([&self.file]);
+        files.try_for_each(|file| file.sync_data())
     }
 }
 

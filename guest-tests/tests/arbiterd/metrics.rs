@@ -351,6 +351,85 @@ fn decisions_and_lines_of_vms_are_in_one_audit() {
     );
 }
 
+/// A tenant that asks and asks fills its own share of the audit; what another has done, what
+/// users without a tenant were refused, and the last that the loud one did are all there.
+#[test]
+fn a_loud_tenant_displaces_its_own_records() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let audit = folder.path().join("audit").display().to_string();
+    let me = rustix::process::geteuid().as_raw();
+    let config = format!(
+        "grace-ms = 0\nclaim-window-ms = 500\naudit = \"{audit}\"\naudit-size = 32768\naudit-keep = 4\naudit-age-hours = 1\n\
+         [[tenant]]\nname = \"quiet\"\nusers = [{me}]\noperator = true\n\
+         [[tenant]]\nname = \"loud\"\nusers = [{me}]\noperator = true\n"
+    );
+    let mut daemon = Daemon::in_folder(folder, &["--budget", "programmable=4"], &config);
+    daemon.begin();
+    let of = |tenant: &str, label: &str| Request {
+        tenant: Some(tenant.to_owned()),
+        label: Some(label.to_owned()),
+        // Others may take its counters: what becomes of it then is their doing.
+        guaranteed: Some(tenant == "loud"),
+        waits_ms: Some(-1),
+        ..programmable(4)
+    };
+    let quiet = daemon.acquire(&of("quiet", "evidence"));
+    let flood = "x".repeat(128);
+    for round in 0..1_200 {
+        // It waits for a moment, until the other has left.
+        let mut loud = daemon
+            .connect()
+            .acquire(&of("loud", &flood))
+            .expect("it waits");
+        loud.wait().expect("its turn comes");
+        drop(loud);
+        if round == 600 {
+            // A crash in the middle of it.
+            daemon.kill();
+            daemon.begin();
+        }
+    }
+    drop(quiet);
+    drop(
+        daemon
+            .connect()
+            .acquire(&of("loud", "the last"))
+            .expect("it waits"),
+    );
+    daemon.end();
+    let records = records(&daemon);
+    let numbers: Vec<u64> = records
+        .iter()
+        .filter_map(|record| record["seq"].as_u64())
+        .collect();
+    assert!(numbers.is_sorted(), "{numbers:?}");
+    let last = *numbers.last().expect("records");
+    assert!(last > 4_000, "there was room for all: {last}");
+    let has = |is: &dyn Fn(&Value) -> bool| records.iter().any(is);
+    assert!(has(&|one| one["label"] == "evidence"
+        && one["why"] == "granted"
+        && one["seq"] == 2));
+    assert!(has(&|one| one["label"] == "the last"));
+    assert!(has(&|one| one["tenant"] == "quiet" && one["by"] == "loud"));
+    let gone = records.iter().filter(|one| one["event"] == "displaced");
+    let gone: Vec<&Value> = gone.collect();
+    assert!(
+        !gone.is_empty() && gone.iter().all(|one| one["of"] == "loud"),
+        "{gone:?}"
+    );
+    let lengths = fs::read_dir(daemon.folder.path()).expect("a folder");
+    let lengths = lengths.filter_map(|file| file.ok()).filter(|file| {
+        let name = file.file_name();
+        name.to_str().is_some_and(|name| name.starts_with("audit"))
+    });
+    let all: u64 = lengths
+        .filter_map(|file| file.metadata().ok())
+        .map(|file| file.len())
+        .sum();
+    // Some megabytes were written.
+    assert!(all <= 1 << 20, "{all}");
+}
+
 #[test]
 fn an_audit_that_cannot_be_written_stops_nobody() {
     let config = "audit = \"/dev/full\"\n";

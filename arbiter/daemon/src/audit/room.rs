@@ -43,13 +43,14 @@ impl Class {
     }
 
     /// Who is charged for a record of somebody's lease that another one has caused: of the
-    /// two the one that has written most. Neither fills the other's share.
-    pub(super) fn charge(record: &mut Record, written: &Shelf) {
+    /// two the one that has had more written lately by its own doing. Neither fills the
+    /// other's share.
+    pub(super) fn charge(record: &mut Record, own: &BTreeMap<Class, u64>) {
         let Some(Value::String(by)) = record.get("by") else {
             return;
         };
         let by = Class::Tenant(by.clone());
-        let of = |class: &Class| written.bytes.get(class).copied().unwrap_or(0);
+        let of = |class: &Class| own.get(class).copied().unwrap_or(0);
         if let Class::Tenant(name) = &by
             && of(&by) >= of(&Class::of(record))
         {
