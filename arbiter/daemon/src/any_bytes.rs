@@ -57,8 +57,11 @@ pub fn connection(bytes: &[u8]) -> usize {
                 Ok(None) => break,
                 Ok(Some(request)) => {
                     let call = expected.next().expect("a call is there");
-                    let plain: serde_json::Value = serde_json::from_slice(call).expect("JSON");
-                    assert_eq!(plain["method"], *request.method);
+                    let call = std::str::from_utf8(call).expect("text");
+                    // Numbers that nobody looks at may be too large for a value.
+                    if let Ok(plain) = serde_json::from_str::<serde_json::Value>(call) {
+                        assert_eq!(plain["method"], *request.method);
+                    }
                     calls += 1;
                 }
                 Err(end) => ended = Some(end),
@@ -176,6 +179,14 @@ mod tests {
             connection(&bytes);
             connection(&noise);
         }
+    }
+
+    /// What the fuzzer has found: bytes that are no text, where nobody looked at them.
+    #[test]
+    fn a_call_is_text() {
+        let call = b"\x03{\"method\":\"a.B\",\"other\":\"\xf0t\"}\0{\"method\":\"a.B\"}\0";
+        assert_eq!(connection(call), 0);
+        assert_eq!(connection(&call[call.len() - 18..]), 1);
     }
 
     /// They reach what they are for.

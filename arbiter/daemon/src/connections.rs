@@ -1,5 +1,6 @@
 //! The bytes of connections: calls that come in, replies that go out.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
@@ -14,7 +15,7 @@ use crate::service::ConnectionId;
 
 /// Taken in at once.
 const CHUNK: usize = 16 * 1024;
-/// A renewal is no longer.
+/// What is answered before its turn is no longer.
 const SHORT: usize = 1024;
 /// Most calls that one connection has answered before others have their turn.
 pub(crate) const MOST_CALLS: usize = 16;
@@ -109,12 +110,16 @@ impl Connection {
         self.calls.has_one()
     }
 
-    /// Whether that call seems to renew a lease.
-    pub(crate) fn has_renewal(&self) -> bool {
-        self.calls.first().is_some_and(|call| {
-            let name = b"io.umpire.Arbiter.Renew\"";
-            call.len() <= SHORT && call.windows(name.len()).any(|part| part == name)
-        })
+    /// The method of that call, if it is a short one.
+    pub(crate) fn next_method(&self) -> Option<Cow<'_, str>> {
+        #[derive(serde::Deserialize)]
+        struct Named<'a> {
+            #[serde(borrow)]
+            method: Cow<'a, str>,
+        }
+        let call = self.calls.first().filter(|call| call.len() <= SHORT)?;
+        let named = serde_json::from_slice::<Named<'_>>(call).ok();
+        named.map(|named| named.method)
     }
 
     /// The memory that it has for what it has sent and not read.
@@ -219,15 +224,16 @@ impl Calls {
             return Ok(None);
         };
         let length = call.len();
-        let request = serde_json::from_slice::<OwnedRequest>(call);
+        // JSON is text, also where nobody looks at it.
+        let text = std::str::from_utf8(call).ok();
+        let request = text.and_then(|text| serde_json::from_str::<OwnedRequest>(text).ok());
         self.received.drain(..=length);
         if self.received.capacity() > 2 * self.received.len() + CHUNK || self.received.is_empty() {
             self.received.shrink_to_fit();
         }
         self.whole -= 1;
-        request
-            .map(|request| Some(request.into()))
-            .map_err(|_| End::Malformed)
+        let request = request.ok_or(End::Malformed)?;
+        Ok(Some(request.into()))
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, PoisonError};
 
 use arbiter::host::BootTime;
 use rustix::event::{Timespec, epoll};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::time::{ClockId, clock_gettime};
 use umpire_socket::{ClientSocket, Closer, Listener};
 use varlink::Request;
@@ -26,7 +27,7 @@ use crate::peer::Client;
 use crate::probe::Sights;
 use crate::room::Room;
 use crate::scrape::Scrapers;
-use crate::service::{ConnectionId, Service};
+use crate::service::{ConnectionId, Service, waits_for_nothing};
 use crate::store::Store;
 use start::failed;
 pub use start::{OwnArbiter, ServeError};
@@ -47,6 +48,8 @@ const DEAR: u64 = 50;
 const DEARER: u64 = 1000;
 /// So many bytes of audit count as one call: nobody turns the files over in a moment.
 const BYTES: u64 = 8;
+/// The kernel's buffer of what one connection has not read; it takes twice as much.
+const SEND_BUFFER: usize = 32 * 1024;
 /// Most connections accepted before others have their turn.
 const ACCEPTS: usize = 16;
 /// How long those who have come are served before it is looked who else has, in nanoseconds.
@@ -56,7 +59,9 @@ const MOST_ANSWERS: usize = 64 * 1024;
 /// What is due waits for what had come by then to be looked at, so long at most; and for those
 /// who have sent much, so long; in nanoseconds.
 const LONGEST_HOLD: u64 = 1_000_000_000;
-const HOLD: u64 = 20_000_000;
+const HOLD: u64 = 100_000_000;
+/// That nobody can be accepted is said so often, in nanoseconds.
+const FULL_AGAIN: u64 = 10_000_000_000;
 /// No wait is longer, in nanoseconds: a host that was suspended has waited for less than
 /// has passed.
 const LONGEST_WAIT: u64 = 1_000_000_000;
@@ -115,8 +120,14 @@ pub struct Arbiterd {
     /// Something was seen to be due at that time, and whether all that had come by then was
     /// looked at.
     held: Option<(BootTime, bool)>,
+    /// For once, all are served, whatever is due.
+    is_free: bool,
+    /// Connections that have ended; what they held is given to others when nothing is due.
+    gone: Vec<ConnectionId>,
     /// Nobody is accepted until then: there are no descriptors left.
     full_until: Option<u64>,
+    /// It is not said again before.
+    says_full: u64,
 }
 
 /// Now, in nanoseconds since the host was booted.
@@ -162,8 +173,12 @@ impl Arbiterd {
 
     /// Nobody can be accepted for want of descriptors: that is tried again later.
     fn pause_incoming(&mut self, error: &io::Error) {
-        log::warn!("no connection can be accepted: {error}; trying again in 100 ms");
-        self.full_until = Some(now().0 + 100_000_000);
+        let now = now().0;
+        if now >= self.says_full {
+            self.says_full = now.saturating_add(FULL_AGAIN);
+            log::warn!("no connection can be accepted: {error}; trying again each 100 ms");
+        }
+        self.full_until = Some(now.saturating_add(100_000_000));
         let _ = self.watch_incoming(false);
     }
 
@@ -202,6 +217,8 @@ impl Arbiterd {
                 match token {
                     LISTENER => all &= self.accept(),
                     STOP => {}
+                    // They are reported again.
+                    HANGUP | SIGHTS if self.is_due() => {}
                     HANGUP => self.reload(),
                     SIGHTS => self.see(),
                     METRICS => self.accept_scrapers(),
@@ -228,9 +245,8 @@ impl Arbiterd {
             self.resume();
             all &= self.serve();
             self.advance(all);
-            if self.host.due() <= now().0 {
-                let time = self.time();
-                self.host.look(&mut self.service, time);
+            if self.host.due() <= now().0 && !self.is_due() {
+                self.host.look(&mut self.service, now());
                 if let Some(journal) = &mut self.journal {
                     journal.sync(&self.service);
                 }
@@ -266,7 +282,8 @@ impl Arbiterd {
             .chain(self.scrapers.as_ref().and_then(Scrapers::due))
             .chain(self.broker.as_ref().and_then(Broker::due))
             .min();
-        let most = match (self.ready.is_empty() && self.held.is_none(), due) {
+        let rests = self.ready.is_empty() && self.held.is_none() && self.gone.is_empty();
+        let most = match (rests, due) {
             (false, _) => Some(0),
             (true, due) => {
                 let tries = self.tries_again();
@@ -294,40 +311,46 @@ impl Arbiterd {
         }
     }
 
-    /// The time by which calls are judged. As long as something is due that has not been done,
-    /// it is just before that: who renews a lease is read before the lease ends.
-    fn time(&self) -> BootTime {
-        let now = now();
+    /// Whether something is due that has not been done, so that only such calls are answered as
+    /// do not wait for it: who renews a lease is read before the lease ends.
+    fn is_due(&self) -> bool {
         let due = self.service.arbiter().deadline();
-        let due = due.filter(|due| *due <= now);
-        due.map_or(now, |due| BootTime(due.0.saturating_sub(1)))
+        !self.is_free && due.is_some_and(|due| due <= now())
+    }
+
+    /// Whether somebody has sent more calls that do not wait for what is due.
+    fn has_more_to_answer(&self) -> bool {
+        let ready = self.ready.iter().filter_map(|id| self.connections.get(id));
+        let mut next = ready.filter_map(Connection::next_method);
+        next.any(|method| waits_for_nothing(&method))
     }
 
     /// Does what is due, but nothing before all that had come by then was read. `all`: that was
     /// all that can be read now.
     fn advance(&mut self, all: bool) {
-        let now = now();
-        if self
-            .service
-            .arbiter()
-            .deadline()
-            .is_none_or(|due| due > now)
-        {
+        self.is_free = false;
+        if !self.is_due() {
             self.held = None;
-            return self.service.advance(now);
-        }
-        let Some((since, read)) = self.held else {
-            self.held = Some((now, false));
-            return;
-        };
-        let read = read || all;
-        let held = now.0.saturating_sub(since.0);
-        let done = read && (self.ready.is_empty() || held >= HOLD);
-        if done || held >= LONGEST_HOLD {
+            self.service.advance(now());
+        } else if let Some((since, read)) = self.held {
+            let read = read || all;
+            let held = now().0.saturating_sub(since.0);
+            let done = read && (held >= HOLD || !self.has_more_to_answer());
+            if !done && held < LONGEST_HOLD {
+                self.held = Some((since, read));
+                return;
+            }
             self.held = None;
             self.service.advance(since);
+            // Others have their turn, however much is due all the time.
+            self.is_free = true;
         } else {
-            self.held = Some((since, read));
+            self.held = Some((now(), false));
+        }
+        if !self.is_due() {
+            for id in std::mem::take(&mut self.gone) {
+                self.service.gone(id, now());
+            }
         }
     }
 
@@ -339,7 +362,7 @@ impl Arbiterd {
             return;
         };
         let read = ArbiterConfig::read(path).map_err(|error| error.to_string());
-        let time = self.time();
+        let time = now();
         match read.and_then(|config| self.service.reload(config, time)) {
             Ok(()) => {
                 log::info!("{}: read again", path.display());
@@ -366,8 +389,7 @@ impl Arbiterd {
                     let (places, holders) =
                         (std::mem::take(&mut sight.places), sight.holders.clone());
                     drop(sight);
-                    let time = self.time();
-                    self.service.see(&places, holders, time);
+                    self.service.see(&places, holders, now());
                 }
             }
         }
@@ -405,6 +427,8 @@ impl Arbiterd {
             return;
         }
         socket.refuse_rights();
+        // What the client does not read waits in this process, where it is counted.
+        let _ = set_socket_send_buffer_size(&socket, SEND_BUFFER);
         let id = ConnectionId(self.next);
         if socket
             .watch(&self.epoll, id.0, epoll::EventFlags::IN)
@@ -528,6 +552,7 @@ impl Arbiterd {
 
     fn serve_calls(&mut self, id: ConnectionId, until: u64) -> Result<(), End> {
         for _ in 0..MOST_CALLS {
+            let is_due = self.is_due();
             let Some(connection) = self.connections.get_mut(&id) else {
                 return Ok(());
             };
@@ -541,8 +566,14 @@ impl Arbiterd {
                 return Ok(());
             }
             let now = now().0;
-            let renews = connection.has_renewal();
-            if now >= until && !renews {
+            let (renews, waits) = match connection.next_method() {
+                Some(method) => (
+                    method == "io.umpire.Arbiter.Renew",
+                    !waits_for_nothing(&method),
+                ),
+                None => (false, true),
+            };
+            if now >= until && !renews || waits && is_due {
                 break;
             }
             let rates = if renews {
@@ -560,8 +591,7 @@ impl Arbiterd {
             };
             let client = connection.client.clone();
             self.charge(&client, &request, now);
-            let time = self.time();
-            self.service.call(id, &client, &request, time);
+            self.service.call(id, &client, &request, BootTime(now));
             if self.service.waiting_bytes() > MOST_ANSWERS {
                 self.settle();
             }
@@ -612,8 +642,7 @@ impl Arbiterd {
         self.paused.remove(&id);
         self.blocked.remove(&id);
         self.ready.remove(&id);
-        let time = self.time();
-        self.service.gone(id, time);
+        self.gone.push(id);
     }
 
     /// When the journal is tried again, if it could not be written.
@@ -630,7 +659,7 @@ impl Arbiterd {
             if nothing && output.records.is_empty() && !tries {
                 return;
             }
-            let time = self.time();
+            let time = now();
             if let Some(journal) = &mut self.journal {
                 journal.commit(&mut self.service, &mut output, time);
             }

@@ -292,6 +292,23 @@ impl HostArbiter {
         out: &mut Vec<Change>,
     ) -> Result<Option<BootTime>, Refusal> {
         self.advance(now, out);
+        self.renew_first(id, generation, by, now, out)
+    }
+
+    /// The same, before what is due by then is done: a lease that has not ended yet goes on,
+    /// also if it was to end before.
+    ///
+    /// # Errors
+    /// Those of [`HostArbiter::renew`].
+    pub fn renew_first(
+        &mut self,
+        id: LeaseId,
+        generation: Option<u64>,
+        by: Caller,
+        now: BootTime,
+        out: &mut Vec<Change>,
+    ) -> Result<Option<BootTime>, Refusal> {
+        let now = self.now.max(now);
         self.own(id, generation, by)?;
         let lease = &self.leases[&id];
         if let Some(departure) = &lease.departure {
@@ -303,8 +320,7 @@ impl HostArbiter {
         if lease.holds == 0 {
             return Ok(None);
         }
-        let until = lease.terms.lasts.map(|lasts| self.now.after(lasts));
-        let now = self.now;
+        let until = lease.terms.lasts.map(|lasts| now.after(lasts));
         self.update(id, |lease| {
             lease.until = until;
             lease.renewed = Some(now);

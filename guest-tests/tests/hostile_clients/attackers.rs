@@ -28,7 +28,7 @@ pub(crate) const LINGERS: Duration = Duration::from_secs(6);
 /// Most descriptors of a message (SCM_MAX_FD).
 const MOST: usize = 253;
 /// Most sockets that an attacker has linger, or has open.
-const MOST_OPEN: usize = 200;
+const MOST_OPEN: usize = 40;
 
 /// Where they attack.
 #[derive(Clone, Debug)]
@@ -80,10 +80,14 @@ impl Attackers {
         Attackers { stop, threads }
     }
 
-    /// Ends them. Each has attacked.
-    pub(crate) fn end(self) {
+    /// Ends them, and does `beat` until they have ended. Each has attacked.
+    pub(crate) fn end(self, beat: &mut dyn FnMut()) {
         self.stop.store(true, Ordering::Relaxed);
         for (name, done, thread) in self.threads {
+            while !thread.is_finished() {
+                beat();
+                std::thread::sleep(Duration::from_millis(10));
+            }
             thread.join().expect("an attacker");
             let done = done.load(Ordering::Relaxed);
             println!("{name}: {done}");
@@ -134,12 +138,14 @@ fn send(socket: &OwnedFd, bytes: &[u8], file: Option<(&OwnedFd, usize)>) -> bool
         control.push(SendAncillaryMessage::ScmRights(&files));
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
-        Ok(_) => true,
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags);
+    if let (Err(error), Some((file, _))) = (&sent, file) {
+        // It is still this thread's, which does not wait for it.
+        let _ = sockopt::set_socket_linger(file, None);
         // The kernel refuses the descriptors: so they do not come.
-        Err(rustix::io::Errno::PERM) => send(socket, bytes, None),
-        Err(_) => false,
+        return *error == rustix::io::Errno::PERM && send(socket, bytes, None);
     }
+    sent.is_ok()
 }
 
 impl Stock {
@@ -168,7 +174,11 @@ impl Stock {
 /// One or as many descriptors as there may be, with messages of each kind and with a part of one.
 pub(crate) fn descriptors(target: &Target, stock: &mut Stock, turn: u64) -> bool {
     std::thread::sleep(Duration::from_millis(20));
-    let (Some(socket), Some(file)) = (dial(target), stock.lingering()) else {
+    let Some(file) = stock.lingering() else {
+        return false;
+    };
+    let Some(socket) = dial(target) else {
+        let _ = sockopt::set_socket_linger(&file, None);
         return false;
     };
     let at = usize::try_from(turn).expect("few turns") % (2 * target.messages.len());
@@ -185,7 +195,11 @@ pub(crate) fn descriptors(target: &Target, stock: &mut Stock, turn: u64) -> bool
 /// The same behind calls that take long, or on a connection that is closed at once.
 fn unread_descriptors(target: &Target, stock: &mut Stock, turn: u64) -> bool {
     std::thread::sleep(Duration::from_millis(20));
-    let (Some(socket), Some(file)) = (dial(target), stock.lingering()) else {
+    let Some(file) = stock.lingering() else {
+        return false;
+    };
+    let Some(socket) = dial(target) else {
+        let _ = sockopt::set_socket_linger(&file, None);
         return false;
     };
     for message in target.messages.iter().rev().take(10) {
@@ -231,15 +245,11 @@ fn flood(target: &Target, _: &mut Stock, turn: u64) -> bool {
     sent
 }
 
-/// As many connections as there may be: they come, stay for a while, and go.
-fn connections(target: &Target, stock: &mut Stock, _: u64) -> bool {
-    let socket = dial(target);
-    let connected = socket.is_some();
-    stock.open.extend(socket);
-    if !connected {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    connected
+/// Many connections: they come, stay for a while, and go.
+fn connections(target: &Target, _: &mut Stock, _: u64) -> bool {
+    let all: Vec<OwnedFd> = (0..100).filter_map(|_| dial(target)).collect();
+    std::thread::sleep(Duration::from_millis(5));
+    !all.is_empty()
 }
 
 /// Anybody may come to what is in this folder.

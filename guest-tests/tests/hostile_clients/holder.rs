@@ -102,7 +102,7 @@ pub(crate) fn is_not_kept_waiting(beat: &mut dyn FnMut(), targets: &[Target]) {
         let attackers = Attackers::start(targets);
         std::thread::sleep(Duration::from_millis(300));
         let attacked = p99(&lateness(beat));
-        attackers.end();
+        attackers.end(beat);
         println!("p99 without attackers {quiet:?}, with them {attacked:?}");
         if attacked <= quiet + MOST_LATER {
             return;

@@ -235,7 +235,11 @@ fn nobody_makes_a_vm_wait_for_its_tools() {
     }
     // Tools may send descriptors to it, whatever the kernel can refuse.
     let flags = ["--control-mode", "0666", "--control-connections", "4096"];
-    let vm = Vm::boot_idle(&umpire::path(), "counters = 6\n", &flags);
+    let vm = Vm::boot_idle(
+        &umpire::path(),
+        "counters = 6\n[event.cycles]\nrate = 1000\n",
+        &flags,
+    );
     open_folder(&vm.path("."));
     let request = |command| {
         let request = Request {
@@ -259,7 +263,9 @@ fn nobody_makes_a_vm_wait_for_its_tools() {
         messages: commands.map(|one| request(one.number())).to_vec(),
     };
     let client = Client::connect(vm.socket()).expect("it listens");
-    let mut beat = || drop(client.hello().expect("an answer"));
+    let mut beat = || {
+        client.hello().expect("an answer");
+    };
     is_not_kept_waiting(&mut beat, &[target]);
 }
 
@@ -337,9 +343,11 @@ fn what_has_come_is_read_before_leases_end() {
     for round in 0..6 {
         let explain = "{\"method\":\"io.umpire.Arbiter.Explain\",\"parameters\":\
                        {\"request\":{\"counters\":[{}]}}}\0";
-        let crowd: Vec<UnixStream> = (0..100)
-            .map(|_| connection_of(NOBODY, &daemon.path("socket")))
-            .collect();
+        let mut crowd = Vec::new();
+        for _ in 0..100 {
+            crowd.push(connection_of(NOBODY, &daemon.path("socket")));
+            holder.renew(lease);
+        }
         daemon.signal(Signal::STOP);
         for mut stream in &crowd {
             stream

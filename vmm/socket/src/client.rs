@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg, shutdown,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
+    recvmsg, shutdown, sockopt::socket_type,
 };
 
 use crate::closer::Closer;
@@ -124,11 +125,37 @@ impl Drop for ClientSocket {
             let _ = epoll::delete(epoll, &socket);
         }
         if self.may_carry {
-            // The client learns of it at once.
+            // The client learns of it at once, and nothing more comes.
             let _ = shutdown(&socket, Shutdown::Both);
-            self.closer.close(socket, self.user);
+            if !is_empty(&socket) {
+                self.closer.close(socket, self.user);
+            }
         }
     }
+}
+
+/// Whether nothing is left on a stream that was shut down, after what has no descriptors along
+/// was taken away: then nobody waits for its close.
+fn is_empty(socket: &OwnedFd) -> bool {
+    // A packet without bytes looks like the end, and descriptors may have come with it.
+    if socket_type(socket) != Ok(SocketType::STREAM) {
+        return false;
+    }
+    let mut bytes = [0; 16 * 1024];
+    // As much as the kernel keeps of one connection, about.
+    for _ in 0..32 {
+        // Without room for descriptors it says that there are some, and closes none.
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let mut none = RecvAncillaryBuffer::default();
+        let seen = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut none, flags);
+        match seen {
+            Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => return false,
+            Ok(seen) if seen.bytes == 0 => return true,
+            Ok(seen) if recv(socket, &mut bytes[..seen.bytes], RecvFlags::DONTWAIT).is_ok() => {}
+            _ => return false,
+        }
+    }
+    false
 }
 
 /// The kernel takes no descriptors on this socket, nor on those that connect to it, where it can
@@ -187,8 +214,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use rustix::net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg,
-        socketpair,
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, socketpair,
     };
 
     use super::*;
@@ -260,6 +286,28 @@ mod tests {
             assert!(matches!(gone, Ok((0, _)) | Err(_)), "{gone:?}");
             assert!(began.elapsed() < time, "{kind:?}: it waited");
             assert_eq!(closer.waiting(user), 2, "{kind:?}: they linger");
+        }
+    }
+
+    /// Bytes alone are not waited for, in front of descriptors or not.
+    #[test]
+    fn a_connection_is_closed_at_once_unless_descriptors_are_left() {
+        let closer = Closer::new(1 << 20);
+        let (slow, _peer) = lingering(Duration::from_secs(3));
+        for (bytes, count) in [(0, 0), (1, 0), (70_000, 0), (0, 1), (70_000, MOST_RECEIVED)] {
+            let (client, server) = pair(SocketType::STREAM, &closer);
+            if bytes > 0 {
+                send(&client, &vec![b'x'; bytes], &slow, 0).unwrap();
+            }
+            if count > 0 {
+                send(&client, b"y", &slow, count).unwrap();
+            }
+            let user = server.user();
+            let socket = server.as_fd().try_clone_to_owned().unwrap();
+            rustix::net::shutdown(&socket, Shutdown::Both).unwrap();
+            assert_eq!(is_empty(&socket), count == 0, "{bytes} bytes, {count}");
+            drop((socket, server));
+            soon(|| closer.waiting(user) == 0);
         }
     }
 

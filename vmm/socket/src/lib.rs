@@ -340,7 +340,7 @@ pub fn raise_open_files() -> u64 {
 mod tests {
     use std::fs;
     use std::os::fd::AsRawFd;
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 
     use super::*;
 
@@ -400,6 +400,36 @@ mod tests {
         drop(first);
         assert!(second.has_name(), "it went with the first one");
         dial(&path).unwrap();
+    }
+
+    /// Whoever owns the folder may swap the name at any time: nothing else gets the mode.
+    #[test]
+    fn the_mode_is_that_of_the_socket_whatever_has_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, victim, aside] =
+            ["control", "victim", "aside"].map(|name| folder.path().join(name));
+        fs::write(&victim, "").unwrap();
+        fs::set_permissions(&victim, fs::Permissions::from_mode(0o600)).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(relaxed) {
+                    let is_socket = fs::symlink_metadata(&path)
+                        .is_ok_and(|there| there.file_type().is_socket());
+                    if is_socket && fs::rename(&path, &aside).is_ok() {
+                        std::os::unix::fs::symlink(&victim, &path).unwrap();
+                    }
+                }
+            });
+            for _ in 0..2000 {
+                drop(listener(&path));
+                let _ = fs::remove_file(&path);
+            }
+            stop.store(true, relaxed);
+        });
+        let mode = fs::metadata(&victim).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "it got the mode of a socket");
     }
 
     #[test]

@@ -296,7 +296,10 @@ impl Arbiterd {
             blocked: BTreeSet::new(),
             ready: BTreeSet::new(),
             held: None,
+            is_free: false,
+            gone: Vec::new(),
             full_until: None,
+            says_full: 0,
         };
         arbiterd.watch_incoming(true).map_err(failed("epoll"))?;
         for (pipe, token) in [
