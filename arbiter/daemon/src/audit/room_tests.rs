@@ -33,7 +33,7 @@ fn plan(path: &Path, files: usize, size: u64, old: u64) -> Plan {
 
 /// The bytes of the older files, from the oldest on.
 fn all(path: &Path, files: usize) -> Vec<u8> {
-    let files = (1..=files).rev().map(|at| older(path, at as u32));
+    let files = (0..files).rev().map(|at| older(path, number(at)));
     files
         .flat_map(|file| fs::read(file).expect("a file"))
         .collect()
@@ -54,31 +54,31 @@ proptest! {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("audit");
         let count = files.len();
-        let mut number = 0;
+        let mut seq = 0;
         let mut lines: Vec<(usize, u64, Vec<u8>)> = Vec::new();
         for (at, file) in files.iter().enumerate() {
             let mut bytes = Vec::new();
             for (class, length) in file {
-                number += 1;
-                let line = line(number, *class, *length, number);
+                seq += 1;
+                let line = line(seq, *class, *length, seq);
                 bytes.extend_from_slice(&line);
-                lines.push((*class, number, line));
+                lines.push((*class, seq, line));
             }
-            fs::write(older(&path, (count - at) as u32), bytes).expect("a file");
+            fs::write(older(&path, number(count - at - 1)), bytes).expect("a file");
         }
         let size = 4096;
         let plan = plan(&path, count, size, old);
         let share = plan.shared / 4;
         let made = plan.make_room().expect("there is");
         prop_assert_eq!(made.shelves.len(), count - 1);
-        prop_assert!(!older(&path, count as u32).exists() && !beside(&path).exists());
+        prop_assert!(!older(&path, number(count - 1)).exists() && !beside(&path).exists());
         let left = all(&path, count - 1);
         for (at, shelf) in made.shelves.iter().enumerate() {
-            prop_assert_eq!(shelf, &Shelf::scan(&older(&path, number_of(at))).expect("a file"));
+            prop_assert_eq!(shelf, &Shelf::scan(&older(&path, super::number(at))).expect("a file"));
         }
         let mut rest = left.as_slice();
         let mut gone = 0;
-        for (class, number, line) in &lines {
+        for (class, seq, line) in &lines {
             if let Some(after) = rest.strip_prefix(line.as_slice()) {
                 rest = after;
                 continue;
@@ -86,15 +86,11 @@ proptest! {
             gone += 1;
             let of_class = lines.iter().filter(|(other, _, _)| other == class);
             let bytes: usize = of_class.map(|(_, _, line)| line.len()).sum();
-            prop_assert!(bytes as u64 > share || *number < old, "{}", number);
+            prop_assert!(bytes as u64 > share || *seq < old, "{}", seq);
         }
         prop_assert!(rest.is_empty());
         prop_assert_eq!(made.gone.values().sum::<u64>(), gone);
     }
-}
-
-fn number_of(at: usize) -> u32 {
-    number(at)
 }
 
 /// The arbiter ends between any two steps of joining two files.
@@ -106,9 +102,9 @@ fn an_end_in_the_middle_loses_nothing() {
         for at in 1..=9 {
             let _ = fs::remove_file(older(&path, at));
         }
-        for at in 1..=4u64 {
-            let bytes = line(10 - 2 * at, 2, 10, 1);
-            fs::write(older(&path, at as u32), bytes).expect("a file");
+        for at in 1..=4 {
+            let bytes = line(10 - 2 * u64::from(at), 2, 10, 1);
+            fs::write(older(&path, at), bytes).expect("a file");
         }
         all(&path, 4)
     };
@@ -137,4 +133,38 @@ fn an_end_in_the_middle_loses_nothing() {
     fs::write(older(&path, 2), line(1, 2, 10, 1)).expect("a file");
     fs::write(older(&path, 3), line(5_000, 2, 10, 1)).expect("a file");
     assert_eq!(tidy(&path, 4).expect("a disk"), 4);
+}
+
+/// A record counts for the same share when it is written and when its file is read.
+#[test]
+fn a_record_is_of_one_class() {
+    let check = |text: &str, expected: Class| {
+        let record: Record = serde_json::from_str(text).expect("JSON");
+        assert_eq!(Class::of(&record), expected, "{text}");
+        assert_eq!(
+            Class::of_line(&Line::parse(text.as_bytes())),
+            expected,
+            "{text}"
+        );
+    };
+    let tenant = |name: &str| Class::Tenant(name.to_owned());
+    check("{\"event\":\"begins\"}", Class::Arbiter);
+    check("{\"tenant\":null,\"uid\":7}", Class::Strangers);
+    check("{\"tenant\":\"a\",\"by\":\"b\"}", tenant("a"));
+    check(
+        "{\"tenant\":\"a\",\"by\":\"b\",\"charged\":\"b\"}",
+        tenant("b"),
+    );
+    check("{\"tenant\":\"\\u00e4 \\\"\"}", tenant("ä \""));
+    // What a client calls itself, or a line of a VM's, is nobody's word for it.
+    let label = "{\"label\":\"\\\",\\\"tenant\\\":\\\"b\",\"tenant\":\"a\"}";
+    check(label, tenant("a"));
+    check(
+        "{\"line\":{\"charged\":\"b\",\"tenant\":\"b\"},\"tenant\":\"a\"}",
+        tenant("a"),
+    );
+    assert_eq!(
+        Class::of_line(&Line::parse(b"\xff no record")),
+        Class::Arbiter
+    );
 }
