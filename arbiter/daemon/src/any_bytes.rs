@@ -42,6 +42,8 @@ pub fn connection(bytes: &[u8]) -> usize {
     };
     let (mut client, server) = UnixStream::pair().expect("sockets");
     server.set_nonblocking(true).expect("a socket");
+    // So it is closed by this thread, where the kernel can do so.
+    umpire_socket::refuse_rights(&server);
     let socket = ClientSocket::new(server.into(), &Closer::new(1 << 20));
     let mut connection = Connection::new(socket, Client::default());
     // What a plain look at the bytes says: a call is what stands before a 0.

@@ -1,6 +1,6 @@
 //! Threads of user 65534 that do their worst to a server, until they are stopped. They get the
-//! processor only when nobody else wants it: what is measured beside them is how long the server
-//! makes others wait, not how many processors there are.
+//! processor only when nobody else wants it, and pause: what is measured beside them is how long
+//! the server makes others wait, not how many processors there are.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, Write};
@@ -224,16 +224,17 @@ fn slow_reader(target: &Target, stock: &mut Stock, turn: u64) -> bool {
     let sent = (0..200).filter(|_| send(&socket, &target.messages[at], None));
     let sent = sent.count() > 0;
     stock.open.push_back(socket);
-    std::thread::sleep(Duration::from_millis(5));
+    std::thread::sleep(Duration::from_millis(20));
     sent
 }
 
-/// Messages, parts of some and noise, as fast as they are taken.
+/// Messages, parts of some and noise, a thousand times a second.
 fn flood(target: &Target, _: &mut Stock, turn: u64) -> bool {
     let Some(socket) = dial(target) else {
         std::thread::sleep(Duration::from_millis(1));
         return false;
     };
+    std::thread::sleep(Duration::from_millis(1));
     let noise = [0xff; 4096];
     let sent = target.messages.iter().filter(|message| {
         send(&socket, message, None) && send(&socket, &message[..message.len() / 2], None)
@@ -248,7 +249,7 @@ fn flood(target: &Target, _: &mut Stock, turn: u64) -> bool {
 /// Many connections: they come, stay for a while, and go.
 fn connections(target: &Target, _: &mut Stock, _: u64) -> bool {
     let all: Vec<OwnedFd> = (0..100).filter_map(|_| dial(target)).collect();
-    std::thread::sleep(Duration::from_millis(5));
+    std::thread::sleep(Duration::from_millis(50));
     !all.is_empty()
 }
 
