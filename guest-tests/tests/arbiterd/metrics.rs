@@ -159,6 +159,35 @@ fn scrapers_cannot_hold_it_up() {
 }
 
 #[test]
+fn who_asks_for_prometheus_own_text_gets_it() {
+    let daemon = daemon("");
+    let socket = daemon.folder.path().join("metrics");
+    let answer = ask(
+        &socket,
+        b"GET /metrics HTTP/1.1\r\nAccept: text/plain\r\n\r\n",
+    );
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    assert!(
+        head.contains("Content-Type: text/plain; version=0.0.4"),
+        "{head}"
+    );
+    let counter = "# TYPE umpire_arbiter_connections_refused_total counter\n";
+    assert!(body.contains(counter) && !body.contains("# EOF"), "{body}");
+    assert!(
+        body.contains("\numpire_arbiter_connections_refused_total "),
+        "{body}"
+    );
+    // The same samples as in the other format.
+    let samples = |text: &str| -> BTreeSet<String> {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines
+            .filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned()))
+            .collect()
+    };
+    assert_eq!(samples(body), samples(&metrics(&daemon)));
+}
+
+#[test]
 fn a_port_is_of_this_host_only() {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
     let port = port.expect("a port").port();

@@ -26,6 +26,8 @@ pub struct ClientSocket {
     /// `None` while this is dropped.
     socket: Option<OwnedFd>,
     user: u32,
+    /// It keeps packets apart.
+    packets: bool,
     /// There may be descriptors in what was not read: the kernel closes them with the socket.
     may_carry: bool,
     epoll: Option<Arc<OwnedFd>>,
@@ -38,6 +40,7 @@ impl ClientSocket {
         let peer = sys::peer_credentials(socket.as_fd());
         Self {
             user: peer.map_or(u32::MAX, |[_, user, _]| user),
+            packets: socket_type(&socket) == Ok(SocketType::SEQPACKET),
             // It was refused from the first byte on if the listener did so at the `connect`.
             may_carry: sys::passes_rights(socket.as_fd()),
             socket: Some(socket),
@@ -78,7 +81,9 @@ impl ClientSocket {
         let mut space = [MaybeUninit::uninit();
             rustix::cmsg_space!(ScmRights(MOST_RECEIVED), ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
+        let mut flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        // It tells how long a packet is; of a TCP connection it throws the bytes away.
+        flags.set(RecvFlags::TRUNC, self.packets);
         let got = recvmsg(self, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
         let mut rights = Rights {
             files: Vec::new(),
@@ -263,6 +268,18 @@ mod tests {
             drop(client);
             assert_eq!(server.receive(&mut buffer).unwrap().bytes, 0);
         }
+    }
+
+    #[test]
+    fn bytes_of_tcp_arrive() {
+        use std::io::Write;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let server = ClientSocket::new(listener.accept().unwrap().0.into(), &Closer::new(64));
+        client.write_all(b"one").unwrap();
+        let mut buffer = [0; 8];
+        soon(|| server.receive(&mut buffer).is_ok_and(|got| got.bytes == 3));
+        assert_eq!(&buffer[..3], b"one");
     }
 
     /// Neither those that were taken in nor those that nobody has read.
