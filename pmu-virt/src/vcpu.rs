@@ -100,9 +100,11 @@ pub struct MsrWrite {
     /// processor takes it, [`VcpuPmu::rest_taken`] completes the write; if not,
     /// the guest gets #GP(0). Only for [`PmuModel::shared_msrs`].
     pub rest: Option<u64>,
-    /// It took place and is one that a guest does before it reads counts: it sets or
+    /// It took place and is one that a guest does before it reads counts: it
     /// starts a counter or gives access to one, or is a step towards that.
-    pub reads_follow: bool,
+    pub starts_counting: bool,
+    /// It took place and set a count, which may be read whether or not it is started.
+    pub sets_count: bool,
     /// The value is a cookie, which must not be seen in logs, traces and tests.
     pub secret: bool,
 }
@@ -132,7 +134,8 @@ impl From<WriteOutcome> for MsrWrite {
         MsrWrite {
             outcome,
             rest: None,
-            reads_follow: false,
+            starts_counting: false,
+            sets_count: false,
             secret: false,
         }
     }

@@ -67,7 +67,7 @@ impl VcpuPmu {
         caller: Caller,
     ) -> MsrWrite {
         let written = self.write(core, msr, value, caller);
-        self.programmed |= written.reads_follow;
+        self.programmed |= written.starts_counting || written.sets_count;
         written
     }
 
@@ -93,17 +93,16 @@ impl VcpuPmu {
             },
             None => self.write_shared(here, register, value),
         };
-        let before_reads = matches!(
+        let is_start = matches!(
             register,
-            Register::Counter { .. }
-                | Register::Select(_)
-                | Register::FixedControl
-                | Register::GlobalControl
+            Register::Select(_) | Register::FixedControl | Register::GlobalControl
         );
+        let is_count = matches!(register, Register::Counter { .. });
         MsrWrite {
             outcome,
             rest: None,
-            reads_follow: before_reads && outcome == WriteOutcome::Done,
+            starts_counting: is_start && outcome == WriteOutcome::Done,
+            sets_count: is_count && outcome == WriteOutcome::Done,
             secret: false,
         }
     }

@@ -174,7 +174,9 @@ impl VcpuPmu {
             self.write_register(here, register, value, caller)
         });
         MsrWrite {
-            reads_follow: outcome == WriteOutcome::Done && reads_follow(register),
+            starts_counting: outcome == WriteOutcome::Done && starts_counting(register),
+            sets_count: outcome == WriteOutcome::Done
+                && matches!(register, Some(PcrRegister::Counter(_))),
             secret: is_key(register),
             ..outcome.into()
         }
@@ -295,12 +297,11 @@ pub(super) fn is_key(register: Option<PcrRegister>) -> bool {
 }
 
 /// Whether a guest writes the register before it reads counts.
-fn reads_follow(register: Option<PcrRegister>) -> bool {
+fn starts_counting(register: Option<PcrRegister>) -> bool {
     matches!(
         register,
         Some(
             PcrRegister::Select(_)
-                | PcrRegister::Counter(_)
                 | PcrRegister::AccessKey(_)
                 | PcrRegister::Phase
                 | PcrRegister::Request

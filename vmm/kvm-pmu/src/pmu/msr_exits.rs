@@ -1,7 +1,7 @@
 //! RDMSR and WRMSR of the PMU's registers.
 
 use arbiter::{Caller, Layer};
-use pmu_virt::{MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, WriteOutcome};
+use pmu_virt::{MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, VcpuPmu, WriteOutcome};
 
 use super::{Lent, SYNCED_EXITS, Traps};
 use crate::error::{KvmPmuError, VcpuError};
@@ -119,7 +119,10 @@ impl Traps {
             }
         };
         lent.observer.event(vcpu.id(), event);
-        if written.reads_follow {
+        // What is set while nothing counts is set to be read. While something does, it is
+        // often the next period of a counter, and the handler is looked at otherwise.
+        let set = written.sets_count && !self.pmu.as_ref().is_some_and(VcpuPmu::has_enabled);
+        if written.starts_counting || set {
             self.registers_wanted = SYNCED_EXITS;
             self.idle_looks = 0;
             self.gp.programmed(true);
