@@ -517,6 +517,41 @@ fn a_write_says_whether_counting_may_start() {
     }
 }
 
+/// What a guest has set or started it may read until a reset, also after it was saved; what
+/// it has read or failed to write makes no difference.
+#[test]
+fn what_was_programmed_stays_so_until_a_reset() {
+    let check = |name: &str, writes: &[(u32, u64)], expected: bool| {
+        let mut core = CorePmu::new(Box::new(ClockBackend::new()));
+        let model = PmuModel::parse("intel-v2").expect("a model");
+        let mut pmu = VcpuPmu::detached(OwnerId(1), model, Grant::everything());
+        pmu.attach(&mut core);
+        assert!(!pmu.is_programmed(), "{name}");
+        for (msr, value) in writes {
+            pmu.rdmsr(&mut core, MsrIndex(*msr), GUEST);
+            pmu.wrmsr(&mut core, MsrIndex(*msr), *value, GUEST);
+        }
+        assert_eq!(pmu.is_programmed(), expected, "{name}");
+        let state = pmu.save(Some(&mut core));
+        pmu.reset(Some(&mut core));
+        assert!(!pmu.is_programmed(), "{name}, reset");
+        pmu.restore(Some(&mut core), &state).unwrap();
+        assert_eq!(pmu.is_programmed(), expected, "{name}, restored");
+    };
+    check("nothing", &[], false);
+    check("refused", &[(0x186, 1 << 40), (0x999, 1)], false);
+    check("cleared overflows", &[(0x390, 1)], false);
+    check("a counter", &[(0xc1, 5)], true);
+    check("started", &[(0x186, REF), (0x38f, 1)], true);
+    check(
+        "stopped",
+        &[(0x186, REF), (0x38f, 1), (0x38f, 0), (0x186, 0)],
+        true,
+    );
+    check("a fixed one", &[(0x38d, 0x030), (0x38d, 0)], true);
+    check("the global control", &[(0x38f, 1)], true);
+}
+
 /// Overflows while the PMI of others is on its way have nothing to be routed: they go
 /// with that one.
 #[test]

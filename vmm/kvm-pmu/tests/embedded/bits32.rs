@@ -1,5 +1,5 @@
 //! A guest of 32 bits, whose handler is never patched: protected mode, flat segments, no
-//! paging.
+//! paging. Not for L1, whose QEMU ends itself with such a guest.
 
 use iced_x86::code_asm::{CodeAssembler, eax, ebx, ecx, edx};
 use kvm_bindings::{kvm_regs, kvm_segment};
