@@ -200,8 +200,6 @@ pub struct VcpuPmu {
     taken: Taken,
     /// Reserved counters whose owners know that what they select cannot be counted.
     unbacked: CounterSet,
-    /// Counters that the guest's kernel held as of the last decision.
-    kernels: CounterSet,
     /// What can count most events of the guest's on the core where it was last; none
     /// before that was needed.
     any: Cell<Option<Constraint>>,
@@ -256,7 +254,6 @@ impl VcpuPmu {
             reservations: None,
             others: None,
             unbacked: CounterSet::EMPTY,
-            kernels: CounterSet::EMPTY,
             any: Cell::new(None),
             taken: Taken::default(),
             select: [0; MAX_PROGRAMMABLE as usize],
@@ -301,7 +298,6 @@ impl VcpuPmu {
         if let Some(reservations) = &mut self.reservations {
             reservations.unit.reset();
         }
-        self.kernels = CounterSet::EMPTY;
         self.note_holdings();
     }
 

@@ -290,12 +290,11 @@ impl VcpuPmu {
         self.take_from(here, effects, effects.cleared);
     }
 
-    /// Does to the PMU what a decision means for it. The accounting page tells the kernel
-    /// of its counters among those of others than who asked, `of`, that are cleared while
-    /// they count; what others had in theirs is none of its business.
+    /// Does to the PMU what a decision means for it. The accounting page tells owners other
+    /// than who asked, whose counters `of` are cleared while they count.
     pub(super) fn take_from(&mut self, here: &mut Here<'_>, effects: Effects, of: CounterSet) {
         let mut taken = [None; COUNTERS];
-        let lost = effects.cleared & of & self.kernels;
+        let lost = effects.cleared & of;
         for counter in lost.iter() {
             if self.model.has(counter) {
                 let request = self.counters[index_of(counter)].request;
@@ -313,7 +312,6 @@ impl VcpuPmu {
     /// Does to the PMU what a decision means for it.
     pub(super) fn take_effects(&mut self, here: &mut Here<'_>, effects: Effects) {
         self.note_holdings();
-        self.kernels = self.held_by(Layer::GuestKernel);
         if effects.is_empty() {
             return;
         }

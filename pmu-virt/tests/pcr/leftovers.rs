@@ -141,8 +141,11 @@ fn end(machine: &mut Machine, layer: Layer, position: u32, how: End) {
     machine.run(u64::from(LEASE_MS + 10) * MS);
 }
 
-/// Everything that `layer` can see, and that is kept of the PMU.
+/// Everything that `layer` can see, and that is kept of the PMU; but that a counter was taken
+/// from its owner is told where the event is counted on.
 fn visible(machine: &mut Machine, layer: Layer) -> Vec<String> {
+    const LOSS: u64 = 0xff << 16;
+    let pages = SNAPSHOT + 0x100..SNAPSHOT + 0x200;
     machine.act_as(layer, 0);
     let _ = machine.read(SNAPSHOT);
     let mut all = Vec::new();
@@ -150,12 +153,19 @@ fn visible(machine: &mut Machine, layer: Layer) -> Vec<String> {
         for msr in first..=last {
             match machine.read(msr) {
                 ReadOutcome::Gp | ReadOutcome::NotHandled => {}
+                ReadOutcome::Value(word) if pages.contains(&msr) && msr.is_multiple_of(4) => {
+                    all.push(format!("{msr:#x}: {:x?}", word & !LOSS));
+                }
                 seen => all.push(format!("{msr:#x}: {seen:x?}")),
             }
         }
     }
-    all.push(format!("{:?}", machine.pmu.report()));
-    all.push(format!("{:x?}", machine.pmu.save()));
+    let saved = format!("{:x?}", machine.pmu.save());
+    // The page's words were looked at.
+    let (before, page) = saved.split_once("snapshot: ").expect("a page");
+    let (_, after) = page.split_once("ibs: ").expect("samplers");
+    let kept = format!("{:x?} {before} {after}", machine.pmu.report());
+    all.push(kept.replace("loss: Some(Taken)", "loss: None"));
     all.push(format!("{:?}", machine.pmu.take_pmi()));
     all.push(format!("{:?}", machine.pmu.take_ibs_interrupt()));
     all.push(format!("{:?}", machine.pmu.deadline()));
@@ -192,13 +202,14 @@ proptest! {
             "amd-core,ibs=on", "amd-perfmonv2,ibs=on", "amd-fam10h,ibs=on",
         ]),
         position in among(vec![0u32, 1, 32, 33, FETCH, OP]),
-        // That it was taken from the kernel is told where the event is counted on.
         (former, next, how) in among(vec![
             (FIRMWARE, KERNEL, End::GivenBack),
             (FIRMWARE, KERNEL, End::Revoked),
             (FIRMWARE, KERNEL, End::Expired),
             (KERNEL, FIRMWARE, End::GivenBack),
+            (KERNEL, FIRMWARE, End::Revoked),
             (KERNEL, KERNEL, End::GivenBack),
+            (KERNEL, KERNEL, End::Expired),
         ]),
         used in vec(uses(), 0..12),
         then in vec(uses(), 0..8),
