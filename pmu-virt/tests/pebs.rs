@@ -311,7 +311,7 @@ fn a_record_does_not_outlive_what_it_was_for() {
     check("PEBS is off", &|pmu| write(pmu, 0x3f1, 0));
     check("the counter is written", &|pmu| write(pmu, 0x4c1, 0));
     check("it counts something else", &|pmu| {
-        write(pmu, 0x186, 0x43_013c)
+        write(pmu, 0x186, 0x43_013c);
     });
     check("a reset", &|pmu| pmu.reset());
     let (mut pmu, _) = waiting(5);
