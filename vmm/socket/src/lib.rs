@@ -4,6 +4,7 @@
 
 mod client;
 mod closer;
+mod namespace;
 mod place;
 mod sys;
 
@@ -280,13 +281,18 @@ fn clear(
 pub struct Peer {
     /// 0 stands for a process of another PID namespace.
     pub pid: u32,
-    /// Its user.
+    /// Its user; [`Peer::UNMAPPED`] if this process's user namespace has no number for it.
     pub uid: u32,
-    /// Its groups.
+    /// Its groups, without those that have no number here.
     pub groups: Vec<u32>,
 }
 
 impl Peer {
+    /// No user: the kernel's own number for that, `(uid_t) -1`. It calls all users that a
+    /// namespace does not know by one number, that of `nobody`, and these must not pass for
+    /// `nobody`, or for each other.
+    pub const UNMAPPED: u32 = u32::MAX;
+
     /// Who has connected to `socket`.
     ///
     /// # Errors
@@ -295,6 +301,13 @@ impl Peer {
         let [pid, uid, gid] = sys::peer_credentials(socket.as_fd())?;
         let mut groups = sys::peer_groups(socket.as_fd())?;
         groups.push(gid);
+        let shared = namespace::shared_numbers();
+        groups.retain(|group| Some(*group) != shared.group);
+        let uid = if Some(uid) == shared.user {
+            Self::UNMAPPED
+        } else {
+            uid
+        };
         Ok(Self { pid, uid, groups })
     }
 
@@ -319,6 +332,13 @@ impl Peer {
     pub fn is_in(&self, group: u32) -> bool {
         self.groups.contains(&group)
     }
+}
+
+/// The user and the group by whose number the kernel calls all those that this process's user
+/// namespace does not know. `None`: it knows all.
+pub fn unmapped_numbers() -> (Option<u32>, Option<u32>) {
+    let shared = namespace::shared_numbers();
+    (shared.user, shared.group)
 }
 
 /// Raises the soft limit of open files to the hard one: each client takes descriptors, and
