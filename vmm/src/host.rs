@@ -102,8 +102,11 @@ impl CpuFacts {
     }
 }
 
+/// The text of one of the kernel's files. What is not UTF-8 is replaced: a processor's name is
+/// whatever its maker or a hypervisor has written there.
 fn read_text(root: &Path, path: &str) -> Option<String> {
-    fs::read_to_string(root.join(path)).ok()
+    let bytes = fs::read(root.join(path)).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn read_number(root: &Path, path: &str) -> Option<i64> {

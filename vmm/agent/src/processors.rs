@@ -90,8 +90,9 @@ impl Processors {
     fn open_others(&mut self, session: &mut Session) -> Option<(u32, NoEvent)> {
         let (mut opened, mut refused) = (Vec::new(), None);
         let online = fs::read(ONLINE).ok();
-        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        for (cpu, apic_id) in proc::processors(&cpuinfo) {
+        let cpuinfo = fs::read("/proc/cpuinfo").unwrap_or_default();
+        // The hypervisor names the processor, in whatever bytes it likes.
+        for (cpu, apic_id) in proc::processors(&String::from_utf8_lossy(&cpuinfo)) {
             if self.all.iter().any(|processor| processor.cpu == cpu) {
                 continue;
             }

@@ -119,7 +119,9 @@ pub(super) fn processor() -> Option<String> {
 /// Resident memory of a process in bytes (proc_pid_status(5), VmRSS): `self`, or a number.
 pub(super) fn resident(process: &str) -> Result<u64, BenchError> {
     let path = format!("/proc/{process}/status");
-    let status = std::fs::read_to_string(&path).map_err(BenchError::Memory)?;
+    let status = std::fs::read(&path).map_err(BenchError::Memory)?;
+    // The process's name may be any bytes.
+    let status = String::from_utf8_lossy(&status);
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
     let kilobytes = kilobytes.and_then(|number| number.trim().parse::<u64>().ok());

@@ -162,8 +162,8 @@ fn count_events(process: &Path) -> io::Result<usize> {
 }
 
 fn name_of(process: &Path) -> String {
-    fs::read_to_string(process.join("comm")).map_or_else(
+    fs::read(process.join("comm")).map_or_else(
         |_| "unknown".to_owned(),
-        |name| umpire_events::one_line(&name),
+        |name| umpire_events::one_line(&String::from_utf8_lossy(&name)),
     )
 }

@@ -207,3 +207,28 @@ fn the_running_host_has_facts() {
         assert!(json.get(key).is_some(), "{key}");
     }
 }
+
+#[test]
+fn names_are_bytes() {
+    let root = root(&[
+        ("proc/cpuinfo", &cpuinfo("AuthenticAMD", "svm hypervisor")),
+        ("proc/sys/kernel/nmi_watchdog", "0\n"),
+    ]);
+    let mut text = b"model name\t: B\xfcro \xff\n".to_vec();
+    text.extend(fs::read(root.path().join("proc/cpuinfo")).unwrap());
+    fs::write(root.path().join("proc/cpuinfo"), text).unwrap();
+    let facts = CpuFacts::read(root.path());
+    assert!(facts.virtualisation && facts.is_virtual, "{facts:?}");
+    assert_eq!(facts.model_name.as_deref(), Some("B\u{fffd}ro \u{fffd}"));
+    let fds = root.path().join("proc/7/fd");
+    fs::create_dir_all(&fds).unwrap();
+    symlink("anon_inode:[perf_event]", fds.join("3")).unwrap();
+    fs::write(root.path().join("proc/7/comm"), b"B\xfcro\n").unwrap();
+    let facts = HostFacts::gather_from(root.path(), &Answer(None));
+    let holder = CounterHolder::Process {
+        pid: 7,
+        name: "B\u{fffd}ro".to_owned(),
+        events: 1,
+    };
+    assert_eq!(facts.counter_holders.seen, [holder]);
+}

@@ -300,3 +300,14 @@ ffffffffc0010000 T third\t[two]
     assert_eq!(shown(&part, 0xffff_ffff_8100_3000), "-");
     assert_eq!(whole.of_addresses(&[].into()), "");
 }
+
+#[test]
+fn a_name_that_is_no_text_hides_no_other() {
+    let text = b"ffffffff81000000 T first\nffffffff81000100 t B\xfcro\nffffffff81000200 T third\n";
+    let table = SymbolTable::new(parse(text).unwrap(), 0);
+    let shown = |address| shown(&table, address);
+    assert_eq!(shown(0xffff_ffff_8100_0001), "first+0x1");
+    assert_eq!(shown(0xffff_ffff_8100_0102), "B\u{fffd}ro+0x2");
+    assert_eq!(shown(0xffff_ffff_8100_0203), "third+0x3");
+    assert!(matches!(parse(b"\x7fELF\0\xff"), Err(TextError::NotText)));
+}

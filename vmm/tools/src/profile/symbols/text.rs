@@ -46,7 +46,8 @@ const PLACEHOLDER: &str = "ffffffffffffffff B The real System.map is in";
 /// # Errors
 /// [`TextError`] names the first line that cannot be used.
 pub fn parse(bytes: &[u8]) -> Result<Vec<RawSymbol>, TextError> {
-    let text = std::str::from_utf8(bytes).map_err(|_| TextError::NotText)?;
+    // A name of other bytes hides none of the others.
+    let text = String::from_utf8_lossy(bytes);
     if text.contains('\0') {
         return Err(TextError::NotText);
     }
