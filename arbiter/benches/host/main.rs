@@ -17,7 +17,13 @@ fn decisions(criterion: &mut Criterion) {
         for cpus in [1, 16, 128, 512] {
             for (scope, name) in [
                 (Scope::Cpu, "cpu"),
-                (Scope::Thread(vec![ThreadId(u32::MAX)]), "thread"),
+                (
+                    Scope::Thread(vec![ThreadId {
+                        number: u32::MAX,
+                        started: 0,
+                    }]),
+                    "thread",
+                ),
             ] {
                 let terms = terms(7, cpus, scope);
                 let id = BenchmarkId::new(name, format!("{vcpus} leases, {cpus} CPUs"));

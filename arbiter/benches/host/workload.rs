@@ -66,7 +66,10 @@ pub(crate) fn host(vcpus: u32) -> HostArbiter {
     let mut host = HostArbiter::new(vec![pmu], policy).expect("it fits");
     let mut out = Vec::new();
     for vcpu in 0..vcpus {
-        let scope = Scope::Thread(vec![ThreadId(vcpu)]);
+        let scope = Scope::Thread(vec![ThreadId {
+            number: vcpu,
+            started: 0,
+        }]);
         let terms = terms(vcpu * VCPU_CPUS, VCPU_CPUS, scope);
         host.request(owner(), terms, BootTime(0), &mut out)
             .expect("they share in time");

@@ -50,7 +50,7 @@ messages! {
         /// `cpu`, which is meant without it, or `thread`.
         #[serde(skip_serializing_if = "Option::is_none")]
         scope: Option<String>,
-        /// The threads of scope `thread`.
+        /// The threads of scope `thread`, by their numbers in the caller's PID namespace.
         #[serde(skip_serializing_if = "Option::is_none")]
         threads: Option<Vec<u32>>,
         /// Whether others wait for this lease to end; true without it.
@@ -102,7 +102,7 @@ messages! {
         cpus: String,
         /// `cpu` or `thread`.
         scope: String,
-        /// The threads of scope `thread`.
+        /// The threads of scope `thread` that live, by their numbers on the host.
         threads: Vec<u32>,
         /// Whether others wait for it to end.
         guaranteed: bool,
@@ -136,7 +136,7 @@ messages! {
     /// What happened to a lease.
     Event {
         /// `waits`, `holds`, `leaving`, `spared`, `renewed`, `claimed`, `broken`, `mended`,
-        /// `cpus-gone`, `cpus-back` or `ended`.
+        /// `cpus-gone`, `cpus-back`, `threads-gone` or `ended`.
         what: String,
         /// As it is now.
         lease: Lease,

@@ -1,6 +1,8 @@
 //! The configuration: which counters there are to give, and to whom.
 
+mod cgroups;
 mod file;
+mod warnings;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,6 +12,8 @@ use arbiter::host::{CpuSet, HostPmu, HostPolicy, HostPolicyError, Tenant, Tenant
 use arbiter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, Nanos};
 use serde::Deserialize;
 use thiserror::Error;
+
+use cgroups::CgroupRule;
 
 use crate::audit::AuditConfig;
 use crate::probe::LOOKS;
@@ -166,8 +170,8 @@ pub(crate) const WATCHDOG: &str = "nmi-watchdog";
 pub(crate) struct Members {
     pub(crate) users: Vec<u32>,
     pub(crate) groups: Vec<u32>,
-    /// Paths of control groups; what is below them belongs too.
-    pub(crate) cgroups: Vec<String>,
+    /// Control groups; what is below them belongs too.
+    pub(crate) cgroups: Vec<CgroupRule>,
     /// Whether its users may do everything.
     pub(crate) operator: bool,
     /// Whether the arbiter opens perf events for them.
@@ -205,6 +209,8 @@ pub struct ArbiterConfig {
     pub looks: Duration,
     /// The kernel's files are below this folder: `/`, but for tests.
     pub root: PathBuf,
+    /// What the file says to no effect, whatever the host is.
+    pub(crate) doubts: Vec<String>,
 }
 
 impl Default for ArbiterConfig {
@@ -236,6 +242,7 @@ impl Default for ArbiterConfig {
             measured: None,
             looks: LOOKS,
             root: PathBuf::from("/"),
+            doubts: Vec::new(),
         }
     }
 }
@@ -298,6 +305,10 @@ impl ArbiterConfig {
     /// The tenants of a client, and whether one of them is an operator.
     pub(crate) fn tenants_of(&self, peer: &crate::peer::Client) -> (Vec<TenantId>, bool) {
         let mut tenants = Vec::new();
+        if !peer.has_user() {
+            // Who it is cannot be told from others.
+            return (tenants, false);
+        }
         let mut operator = peer.uid == 0;
         for (id, members) in (0u16..).map(TenantId).zip(&self.members) {
             if members.has(peer) {
@@ -311,13 +322,8 @@ impl ArbiterConfig {
 
 impl Members {
     fn has(&self, peer: &crate::peer::Client) -> bool {
-        let below = |path: &String| {
-            let rest = peer
-                .cgroup
-                .as_deref()
-                .and_then(|cgroup| cgroup.strip_prefix(path.as_str()));
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || path.ends_with('/'))
-        };
+        let path = peer.cgroup.as_deref();
+        let below = |rule: &CgroupRule| path.is_some_and(|path| rule.covers(path));
         self.users.contains(&peer.uid)
             || self.groups.iter().any(|group| peer.groups.contains(group))
             || self.cgroups.iter().any(below)

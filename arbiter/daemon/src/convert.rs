@@ -24,12 +24,16 @@ const MOST_LIST: usize = 4096;
 /// What is wrong with a request before anything is decided.
 pub(crate) struct Wrong(pub(crate) String);
 
+/// Which threads the numbers of a request mean.
+pub(crate) type ThreadsOf<'a> = &'a mut dyn FnMut(&[u32]) -> Result<Vec<ThreadId>, String>;
+
 /// The terms of a request.
 pub(crate) fn terms(
     config: &ArbiterConfig,
     arbiter: &HostArbiter,
     tenant: arbiter::host::TenantId,
     request: &wire::Request,
+    threads: ThreadsOf<'_>,
 ) -> Result<Terms, Wrong> {
     let mut demands = Vec::new();
     for counters in &request.counters {
@@ -68,16 +72,8 @@ pub(crate) fn terms(
                 "threads were named; ask with scope thread".to_owned(),
             ));
         }
-        (Some("thread"), threads) => {
-            let mut threads = threads.clone().unwrap_or_default();
-            threads.sort_unstable();
-            threads.dedup();
-            if threads.len() > MOST_THREADS {
-                return Err(Wrong(format!(
-                    "a lease is for {MOST_THREADS} threads at most"
-                )));
-            }
-            Scope::Thread(threads.into_iter().map(ThreadId).collect())
+        (Some("thread"), numbers) => {
+            Scope::Thread(threads_of(numbers.as_deref().unwrap_or_default(), threads)?)
         }
         (Some(other), _) => {
             return Err(Wrong(format!("scope '{other}': give cpu or thread")));
@@ -114,6 +110,21 @@ pub(crate) fn terms(
         lasts: request.lasts_ms.map(|ms| Nanos(ms.saturating_mul(MS))),
         waits,
     })
+}
+
+/// The threads of a request, each once.
+fn threads_of(numbers: &[u32], threads: ThreadsOf<'_>) -> Result<Vec<ThreadId>, Wrong> {
+    let mut numbers = numbers.to_vec();
+    numbers.sort_unstable();
+    numbers.dedup();
+    if numbers.len() > MOST_THREADS {
+        return Err(Wrong(format!(
+            "a lease is for {MOST_THREADS} threads at most"
+        )));
+    }
+    let mut threads = threads(&numbers).map_err(Wrong)?;
+    threads.sort_unstable();
+    Ok(threads)
 }
 
 /// All CPUs that the tenant may use, and that have the PMUs.
@@ -241,7 +252,7 @@ pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
     let tenant = arbiter.policy().tenant(lease.owner.tenant);
     let threads = match &terms.scope {
         Scope::Cpu => None,
-        Scope::Thread(threads) => Some(threads.iter().map(|thread| thread.0).collect()),
+        Scope::Thread(threads) => Some(threads.iter().map(|thread| thread.number).collect()),
     };
     wire::Lease {
         id: lease.id.0,
@@ -344,6 +355,13 @@ pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Even
             None,
             format!("CPUs {cpus} are online again: open the events there anew"),
         ),
+        Change::ThreadsGone { threads, .. } => (
+            None,
+            format!(
+                "threads {} have ended: it is for the others alone",
+                words::threads(threads)
+            ),
+        ),
         Change::Ended { why, .. } => (
             Some(words::cause(*why)),
             format!("has ended: {}", words::because(*why)),
@@ -355,6 +373,13 @@ pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Even
         why: why.map(str::to_owned),
         message,
     })
+}
+
+fn of_threads<T>(scope: &Scope, what: impl Fn(&ThreadId) -> T) -> Option<Vec<T>> {
+    match scope {
+        Scope::Cpu => None,
+        Scope::Thread(threads) => Some(threads.iter().map(what).collect()),
+    }
 }
 
 /// A lease for the journal.
@@ -379,10 +404,8 @@ pub(crate) fn stored(arbiter: &HostArbiter, lease: &Lease) -> Stored {
             .collect(),
         at_least: terms.at_least,
         cpus: terms.cpus.to_string(),
-        threads: match &terms.scope {
-            Scope::Cpu => None,
-            Scope::Thread(threads) => Some(threads.iter().map(|thread| thread.0).collect()),
-        },
+        threads: of_threads(&terms.scope, |thread| thread.number),
+        started: of_threads(&terms.scope, |thread| thread.started),
         guaranteed: terms.guaranteed,
         priority: terms.priority,
         preemptible: terms.preemptible,
@@ -431,7 +454,13 @@ pub(crate) fn recalled(arbiter: &HostArbiter, stored: &Stored) -> Option<Lease> 
         cpus: stored.cpus.parse().ok()?,
         scope: match &stored.threads {
             None => Scope::Cpu,
-            Some(threads) => Scope::Thread(threads.iter().copied().map(ThreadId).collect()),
+            Some(threads) => {
+                // Of a journal that says no more, none of them is known: they have ended.
+                let started = stored.started.iter().flatten().copied();
+                let all = threads.iter().zip(started.chain(std::iter::repeat(0)));
+                let thread = |(&number, started)| ThreadId { number, started };
+                Scope::Thread(all.map(thread).collect())
+            }
         },
         guaranteed: stored.guaranteed,
         priority: stored.priority,

@@ -29,6 +29,7 @@ use crate::room::Room;
 use crate::scrape::Scrapers;
 use crate::service::{ConnectionId, Service, waits_for_nothing};
 use crate::store::Store;
+use crate::threads::Threads;
 use start::failed;
 pub use start::{OwnArbiter, ServeError};
 
@@ -39,7 +40,8 @@ const SIGHTS: u64 = 3;
 const METRICS: u64 = 4;
 const EVENTS: u64 = 5;
 const OPENED: u64 = 6;
-const FIRST: u64 = 7;
+const THREADS: u64 = 7;
+const FIRST: u64 = 8;
 /// Most events taken at once.
 const BATCH: usize = 1024;
 /// Calls that look at everything count as so many.
@@ -104,6 +106,7 @@ pub struct Arbiterd {
     scrapers: Option<Scrapers>,
     broker: Option<Broker>,
     trail: Option<Trail>,
+    threads: Threads,
     connections: Table,
     next: u64,
     rates: Rates,
@@ -221,6 +224,7 @@ impl Arbiterd {
                     HANGUP | SIGHTS if self.is_due() => {}
                     HANGUP => self.reload(),
                     SIGHTS => self.see(),
+                    THREADS => self.threads.hear(),
                     METRICS => self.accept_scrapers(),
                     scraper if self.scrapers.as_ref().is_some_and(|all| all.has(scraper)) => {
                         self.scrape(scraper);
@@ -247,6 +251,7 @@ impl Arbiterd {
             self.advance(all);
             if self.host.due() <= now().0 && !self.is_due() {
                 self.host.look(&mut self.service, now());
+                self.threads.look();
                 if let Some(journal) = &mut self.journal {
                     journal.sync(&self.service);
                 }
@@ -592,6 +597,8 @@ impl Arbiterd {
             let client = connection.client.clone();
             self.charge(&client, &request, now);
             self.service.call(id, &client, &request, BootTime(now));
+            let looks = self.service.take_looks();
+            self.rates.charge(client.uid, looks, now);
             if self.service.waiting_bytes() > MOST_ANSWERS {
                 self.settle();
             }
@@ -653,15 +660,23 @@ impl Arbiterd {
     /// Writes what has changed, and answers.
     fn settle(&mut self) {
         loop {
+            if let Some(ended) = self.threads.take() {
+                self.service.threads_ended(&ended, now());
+            }
             let mut output = self.service.take();
             let tries = self.tries_again().is_some_and(|at| at <= now().0);
             let nothing = output.entries.is_empty() && output.answers.is_empty();
             if nothing && output.records.is_empty() && !tries {
                 return;
             }
+            self.threads.follow(&self.service, &output.entries);
             let time = now();
             if let Some(journal) = &mut self.journal {
                 journal.commit(&mut self.service, &mut output, time);
+                if self.service.stuck().is_some() {
+                    self.threads.follow_all(&self.service);
+                }
+                self.threads.follow(&self.service, &output.entries);
             }
             self.host.switch_watchdog(&mut self.service, time);
             if let Some(broker) = &mut self.broker {

@@ -33,6 +33,9 @@ pub(crate) struct Stored {
     pub(crate) at_least: usize,
     pub(crate) cpus: String,
     pub(crate) threads: Option<Vec<u32>>,
+    /// When each of them began; absent in journals of before Umpire kept that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) started: Option<Vec<u64>>,
     pub(crate) guaranteed: bool,
     pub(crate) priority: u8,
     pub(crate) preemptible: bool,
@@ -208,12 +211,12 @@ fn record(bytes: &[u8]) -> Option<(Entry, usize)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const BOOT: &str = "0b5c6c3e-6f0b-4f6a-a5ae-3e6f5a1d2c3b";
 
-    fn lease(id: u64, holds: usize) -> Stored {
+    pub(crate) fn lease(id: u64, holds: usize) -> Stored {
         Stored {
             id,
             tenant: "a".into(),
@@ -223,7 +226,8 @@ mod tests {
             demands: vec![("cpu".into(), 0xf), ("cpu".into(), 1 << 32)],
             at_least: 2,
             cpus: "0-3".into(),
-            threads: None,
+            threads: Some(vec![9, 12]),
+            started: Some(vec![345, 678]),
             guaranteed: true,
             priority: 3,
             preemptible: false,
@@ -287,6 +291,27 @@ mod tests {
         assert_eq!(recall(&bytes, BOOT).expect("a journal").barred, expected);
         let other = "11111111-6f0b-4f6a-a5ae-3e6f5a1d2c3b";
         assert_eq!(recall(&bytes, other), Err(Unusable::OtherBoot(expected)));
+    }
+
+    #[test]
+    fn a_record_of_before_has_threads_without_their_start() {
+        let now = Entry::Lease(Box::new(lease(1, 2)));
+        let mut of_before = serde_json::to_value(now).expect("JSON");
+        let fields = of_before["l"].as_object_mut().expect("a lease");
+        assert!(fields.remove("started").is_some());
+        let payload = serde_json::to_vec(&of_before).expect("JSON");
+        let mut bytes = header(BOOT);
+        let length = u32::try_from(payload.len()).expect("it is short");
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(crc32fast::hash(&payload).to_le_bytes());
+        bytes.extend(payload);
+        let recalled = recall(&bytes, BOOT).expect("a journal");
+        let right = Stored {
+            started: None,
+            ..lease(1, 2)
+        };
+        assert_eq!(recalled.leases.into_values().collect::<Vec<_>>(), [right]);
+        assert!(!recalled.cut);
     }
 
     #[test]

@@ -35,6 +35,8 @@ mod simulation;
 mod store;
 mod sync;
 mod sysfs;
+mod task;
+mod threads;
 mod watchdog;
 mod words;
 

@@ -1,51 +1,238 @@
-//! Who a client is, as the kernel tells it.
+//! Who a client is, as the kernel tells it, and which threads its numbers mean.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
+use arbiter::host::ThreadId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use thiserror::Error;
 use umpire_socket::Peer;
+
+use crate::task::{Task, cgroup};
+
+/// Most threads of a process of another PID namespace among which numbers are looked for.
+const MOST_LOOKED_AT: usize = 4096;
+
+/// Most bytes of a path that are shown.
+const MOST_SHOWN: usize = 128;
 
 /// A client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Client {
+    /// Its process; 0: one of no PID namespace that this one has.
     pub(crate) pid: u32,
+    /// Its user; [`Peer::UNMAPPED`]: one that this process's user namespace does not have.
     pub(crate) uid: u32,
     pub(crate) groups: Vec<u32>,
-    /// Its control group in the unified hierarchy.
-    pub(crate) cgroup: Option<String>,
+    /// Its control group in the unified hierarchy: bytes, like all names of files.
+    pub(crate) cgroup: Option<Vec<u8>>,
+    /// Its process, to tell it from a later one.
+    pub(crate) process: Option<ThreadId>,
+    /// That is in another PID namespace, whose numbers are not those here.
+    pub(crate) is_inner: bool,
+    /// What of it could not be learned, and why, in words; empty: all was.
+    pub(crate) unknown: String,
+}
+
+/// A number that means no thread for which its client may have a lease.
+#[derive(Debug, Error)]
+pub(crate) enum NoThread {
+    /// The numbers of its namespace mean nothing here.
+    #[error(
+        "the process that asks is in a PID namespace that is neither the arbiter's nor below it, \
+         so its threads cannot be told; run the arbiter in the host's PID namespace"
+    )]
+    Outside,
+    /// Whoever has its number now is not it.
+    #[error("the process that connected has ended, so its threads cannot be told; connect anew")]
+    Gone,
+    /// Its namespace is another one, and it is not there.
+    #[error(
+        "the process that asks is in a PID namespace of its own, and has no thread {0} there \
+         (NSpid); of such a namespace only the process's own threads can be named"
+    )]
+    NotInNamespace(u32),
+    /// There is no such thread.
+    #[error("there is no thread {0}, or it has ended")]
+    None(u32),
+    /// It is another's.
+    #[error("thread {0} is not one of this user's; a lease is for the caller's own threads")]
+    Foreign(u32),
+    /// The kernel does not say whose it is.
+    #[error("whose thread {number} is cannot be told: {error}")]
+    Unknown { number: u32, error: io::Error },
 }
 
 impl Client {
     /// Who has connected.
     pub(crate) fn of(socket: &impl AsFd) -> io::Result<Self> {
         let Peer { pid, uid, groups } = Peer::of(socket)?;
+        let mut client = Client {
+            pid,
+            uid,
+            groups,
+            ..Client::default()
+        };
+        if uid == Peer::UNMAPPED {
+            client.lacks(format_args!(
+                "its user is none of the arbiter's user namespace (/proc/self/uid_map), so it is \
+                 nobody's"
+            ));
+        }
+        if pid == 0 {
+            client.lacks(format_args!(
+                "its process is in a PID namespace that is neither the arbiter's nor below it, so \
+                 its control group cannot be told"
+            ));
+            return Ok(client);
+        }
+        let task = Task::of(pid);
         let cgroup = cgroup(pid);
         // If the process is gone, its number may have been another's when that was read.
         let gone = match process(socket) {
             Ok(process) => process.is_some_and(|process| has_ended(&process)),
             Err(_) => true,
         };
-        Ok(Client {
-            pid,
-            uid,
-            groups,
-            cgroup: cgroup.filter(|_| !gone),
-        })
+        match (task, cgroup) {
+            _ if gone => client.lacks(format_args!("its process has ended")),
+            (Ok(Some(task)), cgroup) => {
+                client.is_inner = task.inner.is_some();
+                client.process = Some(task.id);
+                client.set_cgroup(cgroup);
+            }
+            (Err(error), _) => {
+                client.lacks(format_args!("its process cannot be looked at: {error}"));
+            }
+            (Ok(None), _) => client.lacks(format_args!("its process has ended")),
+        }
+        Ok(client)
     }
 
-    /// Whether `thread` is one of its user's.
-    pub(crate) fn owns(&self, thread: u32) -> bool {
-        let status = std::fs::read_to_string(format!("/proc/{thread}/status"));
-        // Real, effective, saved, and of file accesses: proc_pid_status(5).
-        status.ok().is_some_and(|status| {
-            let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-            let own = |uid: &str| uid.parse() == Ok(self.uid);
-            line.is_some_and(|uids| uids.split_whitespace().all(own))
-        })
+    /// A path that leaves the cgroup namespace of this process begins with `/..`:
+    /// cgroup_namespaces(7).
+    fn set_cgroup(&mut self, path: io::Result<Option<Vec<u8>>>) {
+        match path {
+            Ok(Some(path)) if path.split(|byte| *byte == b'/').nth(1) == Some(b"..") => {
+                let path =
+                    String::from_utf8_lossy(&path[..path.len().min(MOST_SHOWN)]).into_owned();
+                self.lacks(format_args!(
+                    "its control group ({path:?}) is outside of the arbiter's cgroup namespace"
+                ));
+            }
+            Ok(path) => self.cgroup = path,
+            Err(error) => self.lacks(format_args!("its control group cannot be read: {error}")),
+        }
     }
+
+    fn lacks(&mut self, what: std::fmt::Arguments<'_>) {
+        let between = if self.unknown.is_empty() { "" } else { "; " };
+        // A string takes all that is written to it.
+        let _ = write!(self.unknown, "{between}{what}");
+    }
+
+    /// Whether its user is one of this host's, as far as this process can tell users.
+    pub(crate) fn has_user(&self) -> bool {
+        self.uid != Peer::UNMAPPED
+    }
+
+    /// The thread that a number of the client's means, whoever's it is. Adds to `looks` how many
+    /// were looked at.
+    ///
+    /// # Errors
+    /// It means none, or that cannot be told.
+    pub(crate) fn thread(&self, number: u32, looks: &mut u64) -> Result<Task, NoThread> {
+        let mut found = self.named(&[number], looks)?;
+        found.pop().ok_or(NoThread::None(number))
+    }
+
+    /// The threads that the numbers of a request mean, for which it may have a lease: its
+    /// user's; any, of an operator. Adds to `looks` how many were looked at.
+    ///
+    /// # Errors
+    /// Which number means none of them, and why.
+    pub(crate) fn threads(
+        &self,
+        numbers: &[u32],
+        operator: bool,
+        looks: &mut u64,
+    ) -> Result<Vec<ThreadId>, NoThread> {
+        let found = self.named(numbers, looks)?;
+        let foreign = found
+            .iter()
+            .zip(numbers)
+            .find(|(task, _)| !operator && !self.owns(task));
+        match foreign {
+            Some((_, number)) => Err(NoThread::Foreign(*number)),
+            None => Ok(found.into_iter().map(|task| task.id).collect()),
+        }
+    }
+
+    /// Whether a thread is one of its user's.
+    fn owns(&self, task: &Task) -> bool {
+        // Real, effective, saved, and of file accesses.
+        self.has_user() && task.uids.iter().all(|uid| *uid == self.uid)
+    }
+
+    /// Whether a thread is one of its process, and of its user.
+    pub(crate) fn runs(&self, task: &Task) -> bool {
+        self.pid != 0 && task.process == self.pid && self.owns(task)
+    }
+
+    /// The threads that these numbers mean, in their order. Adds to `looks` how many were looked
+    /// at.
+    fn named(&self, numbers: &[u32], looks: &mut u64) -> Result<Vec<Task>, NoThread> {
+        if self.pid == 0 {
+            return Err(NoThread::Outside);
+        }
+        let process = self.process.ok_or(NoThread::Gone)?;
+        *looks += numbers.len() as u64;
+        if self.is_inner {
+            let own = look(self.pid)?.filter(|task| task.id == process);
+            own.ok_or(NoThread::Gone)?;
+            return self.named_within(numbers, looks);
+        }
+        let found = numbers.iter().map(|&number| {
+            let task = look(number)?.filter(|task| !task.ended);
+            task.ok_or(NoThread::None(number))
+        });
+        found.collect()
+    }
+
+    /// The same where numbers are those of another namespace: the last in `NSpid`
+    /// (proc_pid_status(5)).
+    fn named_within(&self, numbers: &[u32], looks: &mut u64) -> Result<Vec<Task>, NoThread> {
+        let all = Task::numbers_of(self.pid).map_err(|error| NoThread::Unknown {
+            number: numbers.first().copied().unwrap_or_default(),
+            error,
+        })?;
+        let mut found: BTreeMap<u32, Option<u32>> =
+            numbers.iter().map(|number| (*number, None)).collect();
+        let mut left = found.len();
+        for (number, inner) in all.take(MOST_LOOKED_AT) {
+            if left == 0 {
+                break;
+            }
+            *looks += 1;
+            if let Some(place) = inner.and_then(|inner| found.get_mut(&inner)) {
+                left -= usize::from(place.replace(number).is_none());
+            }
+        }
+        let tasks = numbers.iter().map(|&number| {
+            let none = || NoThread::NotInNamespace(number);
+            let here = found.get(&number).copied().flatten().ok_or_else(none)?;
+            let task = look(here)?.filter(|task| !task.ended);
+            // Its number may be a later one's by now.
+            let is = |task: &Task| task.process == self.pid && task.inner == Some(number);
+            task.filter(is).ok_or_else(none)
+        });
+        tasks.collect()
+    }
+}
+
+fn look(number: u32) -> Result<Option<Task>, NoThread> {
+    Task::of(number).map_err(|error| NoThread::Unknown { number, error })
 }
 
 /// The process that has connected. `None`: the kernel names it by its number only (before
@@ -67,44 +254,21 @@ pub(crate) fn has_ended(process: &OwnedFd) -> bool {
     poll(&mut ended, Some(&Timespec::default())) != Ok(0)
 }
 
-/// What tells a thread from a later one of the same number: when it was started, in ticks
-/// since the boot.
+/// What tells a thread from a later one of the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Started(pub(crate) u64);
 
 /// A thread of the process that is `client`, of its user. `None`: it is not.
 pub(crate) fn thread(thread: u32, client: &Client) -> Option<Started> {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
-    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
-    let own = client.pid != 0 && process.trim().parse() == Ok(client.pid) && client.owns(thread);
-    started(thread).filter(|_| own)
+    let task = Task::of(thread).ok().flatten();
+    let own = task.filter(|task| client.runs(task))?;
+    Some(Started(own.id.started))
 }
 
 /// When a thread was started, whoever's it is. `None`: it has ended.
 pub(crate) fn started(thread: u32) -> Option<Started> {
-    let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
-    // proc_pid_stat(5): the name, which may hold anything, is field 2; this is field 22.
-    let started = stat.rsplit(')').next()?.split_whitespace().nth(19)?;
-    started.parse().ok().map(Started)
-}
-
-/// cgroups(7): the line of the unified hierarchy is `0::PATH`.
-fn cgroup(pid: u32) -> Option<String> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("0::"))?;
-    (pid != 0).then(|| line.to_owned())
-}
-
-/// The names of a file like passwd(5) or group(5), with their numbers.
-pub(crate) fn names(file: &Path) -> HashMap<String, u32> {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    text.lines()
-        .filter_map(|line| {
-            let mut fields = line.split(':');
-            let name = fields.next()?;
-            Some((name.to_owned(), fields.nth(1)?.parse().ok()?))
-        })
-        .collect()
+    let task = Task::of(thread).ok().flatten()?;
+    Some(Started(task.id.started))
 }
 
 #[cfg(test)]
@@ -113,9 +277,11 @@ mod tests {
 
     #[test]
     fn threads_of_a_process() {
+        let pid = std::process::id();
         let me = Client {
-            pid: std::process::id(),
+            pid,
             uid: rustix::process::geteuid().as_raw(),
+            process: look(pid).expect("it can be looked at").map(|task| task.id),
             ..Client::default()
         };
         let own = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).expect("an id");
@@ -123,6 +289,13 @@ mod tests {
         assert_eq!(thread(own, &me), thread(own, &me));
         assert_eq!(thread(own, &me), started(own));
         assert_eq!(started(u32::MAX), None);
+        let threads = |client: &Client, operator| {
+            let mut looks = 0;
+            let found = client.threads(&[own], operator, &mut looks);
+            found.map_err(|error| error.to_string())
+        };
+        let mine = threads(&me, false).expect("it is its own");
+        assert_eq!(mine, [me.thread(own, &mut 0).expect("it is there").id]);
         let other = Client {
             pid: 1,
             ..me.clone()
@@ -130,8 +303,68 @@ mod tests {
         assert_eq!(thread(own, &other), None);
         let stranger = Client {
             uid: me.uid + 1,
-            ..me
+            ..me.clone()
         };
         assert_eq!(thread(own, &stranger), None);
+        assert!(
+            threads(&stranger, false)
+                .expect_err("it is not")
+                .contains("this user's")
+        );
+        assert_eq!(threads(&stranger, true), Ok(mine));
+        let unmapped = Client {
+            uid: Peer::UNMAPPED,
+            ..me.clone()
+        };
+        assert!(threads(&unmapped, false).is_err());
+        // Its numbers are of a namespace that has none of them.
+        let inner = Client {
+            is_inner: true,
+            ..me.clone()
+        };
+        assert!(
+            threads(&inner, true)
+                .expect_err("it is not")
+                .contains("NSpid")
+        );
+        let outside = Client {
+            pid: 0,
+            ..me.clone()
+        };
+        assert!(
+            threads(&outside, true)
+                .expect_err("it is not")
+                .contains("PID namespace")
+        );
+        let gone = Client {
+            process: None,
+            ..me
+        };
+        assert!(
+            threads(&gone, true)
+                .expect_err("it is not")
+                .contains("has ended")
+        );
+    }
+
+    #[test]
+    fn a_control_group_outside_of_the_namespace_is_none() {
+        for (path, seen) in [
+            (&b"/"[..], true),
+            (b"/a/\xff", true),
+            (b"/a..b", true),
+            (b"/..b", true),
+            (b"/..", false),
+            (b"/../b", false),
+            (b"/../../c.slice", false),
+        ] {
+            let mut client = Client::default();
+            client.set_cgroup(Ok(Some(path.to_vec())));
+            assert_eq!(client.cgroup.is_some(), seen, "{path:?}");
+            assert_eq!(client.unknown.is_empty(), seen, "{path:?}");
+        }
+        let mut client = Client::default();
+        client.set_cgroup(Err(io::ErrorKind::PermissionDenied.into()));
+        assert!(client.unknown.contains("cannot be read"));
     }
 }

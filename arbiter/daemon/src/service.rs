@@ -13,8 +13,8 @@ mod watchdog;
 use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::host::{
-    BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal, Scope,
-    TenantId,
+    BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal,
+    TenantId, Terms, ThreadId,
 };
 use arbiter::{CounterSet, Nanos};
 use serde::Serialize;
@@ -119,6 +119,7 @@ pub(crate) struct Service {
     pub(crate) metrics: Metrics,
     denials: trail::Denials,
     causes: trail::Causes,
+    looks: u64,
 }
 
 /// Who calls, and how.
@@ -191,6 +192,7 @@ impl Service {
             metrics: Metrics::new(),
             denials: trail::Denials::default(),
             causes: trail::Causes::default(),
+            looks: 0,
         }
     }
 
@@ -513,8 +515,8 @@ impl Service {
                 let wire::ExplainIn { request } = parsed(parameters)?;
                 self.grants_from(now)?;
                 let owner = self.owner(calling, &request)?;
-                let explained = explain(&self.arbiter, &self.config, owner, &request, now);
-                let explained = explained.map_err(wrong)?;
+                let terms = self.terms(calling, &owner, &request)?;
+                let explained = explained(&self.arbiter, owner, terms, now);
                 Ok(Some(value(&viewer.explained(explained))))
             }
             "Report" => self.report(caller, parameters),
@@ -568,8 +570,7 @@ impl Service {
                 tenant
             }
         };
-        let tenant =
-            tenant.ok_or_else(|| self.refused(&Refusal::UnknownTenant, calling.viewer()))?;
+        let tenant = tenant.ok_or_else(|| self.no_tenant(client))?;
         let mut label = request.label.clone().unwrap_or_default();
         if label.len() > MOST_LABEL || label.chars().any(char::is_control) {
             return Err(wrong(format!(
@@ -585,20 +586,44 @@ impl Service {
         })
     }
 
+    /// The terms of a request. Its numbers of threads are those of its sender's namespace.
+    fn terms(
+        &mut self,
+        calling: &Calling<'_>,
+        owner: &Owner,
+        request: &wire::Request,
+    ) -> Result<Terms, Reply> {
+        let Calling {
+            client, operator, ..
+        } = *calling;
+        let looks = &mut self.looks;
+        let mut threads = |numbers: &[u32]| {
+            let threads = client.threads(numbers, operator, looks);
+            threads.map_err(|why| why.to_string())
+        };
+        let (config, arbiter) = (&self.config, &self.arbiter);
+        let terms = convert::terms(config, arbiter, owner.tenant, request, &mut threads);
+        terms.map_err(|Wrong(what)| wrong(what))
+    }
+
+    /// How many threads were looked at for calls since this was asked last.
+    pub(crate) fn take_looks(&mut self) -> u64 {
+        std::mem::take(&mut self.looks)
+    }
+
+    /// Threads of leases have ended.
+    pub(crate) fn threads_ended(
+        &mut self,
+        ended: &BTreeMap<LeaseId, BTreeSet<ThreadId>>,
+        now: BootTime,
+    ) {
+        self.arbiter.threads_ended(ended, now, &mut self.changes);
+        self.settle();
+    }
+
     fn acquire(&mut self, calling: &Calling<'_>, request: &wire::Request) -> Answered {
         let owner = self.owner(calling, request)?;
-        let terms = convert::terms(&self.config, &self.arbiter, owner.tenant, request);
-        let terms = terms.map_err(|Wrong(what)| wrong(what))?;
-        if let Scope::Thread(threads) = &terms.scope
-            && let Some(thread) = threads
-                .iter()
-                .find(|thread| !calling.operator && !calling.client.owns(thread.0))
-        {
-            return Err(wrong(format!(
-                "thread {} is not one of this user's; a lease is for the caller's own threads",
-                thread.0
-            )));
-        }
+        let terms = self.terms(calling, &owner, request)?;
         let outcome = self
             .arbiter
             .request(owner, terms, calling.now, &mut self.changes);
@@ -641,6 +666,15 @@ impl Service {
             let now = wire::AcquireOut { lease, event };
             self.answer(connection, reply(&now, more), rests_on);
         }
+    }
+
+    /// The client is of no tenant, as far as it is known.
+    fn no_tenant(&self, client: &Client) -> Reply {
+        let mut refusal = convert::refusal(&self.arbiter, &Refusal::UnknownTenant);
+        if !client.unknown.is_empty() {
+            refusal.message = format!("{} ({})", refusal.message, client.unknown);
+        }
+        error("Refused", &wire::RefusedError { refusal })
     }
 
     /// A refusal of the arbiter's, as `viewer` may know it.
@@ -735,7 +769,18 @@ pub fn explain(
     request: &wire::Request,
     now: BootTime,
 ) -> Result<wire::ExplainOut, String> {
-    let terms = convert::terms(config, arbiter, owner.tenant, request).map_err(|wrong| wrong.0)?;
+    // Nobody has asked whose threads could be looked for.
+    let mut threads = |_: &[u32]| Err("threads are not known without an arbiter".to_owned());
+    let terms = convert::terms(config, arbiter, owner.tenant, request, &mut threads);
+    Ok(explained(
+        arbiter,
+        owner,
+        terms.map_err(|wrong| wrong.0)?,
+        now,
+    ))
+}
+
+fn explained(arbiter: &HostArbiter, owner: Owner, terms: Terms, now: BootTime) -> wire::ExplainOut {
     let mut after = arbiter.clone();
     let mut changes = Vec::new();
     let outcome = after.request(owner, terms, now, &mut changes);
@@ -747,7 +792,7 @@ pub fn explain(
         .filter_map(|change| convert::event(&after, change))
         .collect();
     let lease = |id| after.lease(id).map(|lease| convert::lease(&after, lease));
-    Ok(match outcome {
+    match outcome {
         Ok(Outcome::Granted { lease: id, .. }) => wire::ExplainOut {
             outcome: "granted".to_owned(),
             lease: lease(id),
@@ -766,7 +811,7 @@ pub fn explain(
             why: Some(convert::refusal(arbiter, &why)),
             events,
         },
-    })
+    }
 }
 
 /// A request that makes no sense is refused.

@@ -1,7 +1,7 @@
 //! What is said of refusals and causes: a word for programs, a sentence with the next
 //! step for people.
 
-use arbiter::host::{Cause, Change, Demand, HostArbiter, PmuId, Refusal};
+use arbiter::host::{Cause, Change, Demand, HostArbiter, PmuId, Refusal, ThreadId};
 
 /// How a time is written.
 fn seconds(ns: u64) -> String {
@@ -18,9 +18,19 @@ pub(crate) fn pmu(arbiter: &HostArbiter, pmu: PmuId) -> &str {
 }
 
 fn leases(ids: &[arbiter::host::LeaseId]) -> String {
-    let shown: Vec<String> = ids.iter().take(8).map(|id| id.0.to_string()).collect();
-    let more = if ids.len() > 8 { " and others" } else { "" };
+    few(ids.iter().map(|id| id.0.to_string()))
+}
+
+/// Some of several.
+fn few(all: impl ExactSizeIterator<Item = String>) -> String {
+    let more = if all.len() > 8 { " and others" } else { "" };
+    let shown: Vec<String> = all.take(8).collect();
     format!("{}{more}", shown.join(", "))
+}
+
+/// The numbers of threads.
+pub(crate) fn threads(threads: &[ThreadId]) -> String {
+    few(threads.iter().map(|thread| thread.number.to_string()))
 }
 
 /// The word for a refusal.
@@ -197,6 +207,7 @@ pub(crate) fn what(change: &Change) -> &'static str {
         Change::Mended { .. } => "mended",
         Change::CpusGone { .. } => "cpus-gone",
         Change::CpusBack { .. } => "cpus-back",
+        Change::ThreadsGone { .. } => "threads-gone",
         Change::Ended { .. } => "ended",
     }
 }
@@ -210,6 +221,7 @@ pub(crate) fn cause(cause: Cause) -> &'static str {
         Cause::Expired => "expired",
         Cause::Released => "released",
         Cause::HolderGone => "holder-gone",
+        Cause::ThreadsEnded => "threads-ended",
         Cause::TimedOut => "timed-out",
         Cause::Unclaimed => "unclaimed",
         Cause::Barred => "barred",
@@ -225,6 +237,7 @@ pub(crate) fn because(cause: Cause) -> String {
         Cause::Expired => "its time was over".to_owned(),
         Cause::Released => "its holder gave it back".to_owned(),
         Cause::HolderGone => "its holder's connection ended".to_owned(),
+        Cause::ThreadsEnded => "its threads have ended".to_owned(),
         Cause::TimedOut => "it waited for as long as it said".to_owned(),
         Cause::Unclaimed => {
             "its holder did not come back after the arbiter had started anew".to_owned()

@@ -7,7 +7,7 @@ use super::room::Room;
 use super::usage::Usage;
 use super::{
     BootTime, Cause, Change, CpuSet, Departure, HostPmu, HostPolicy, HostPolicyError, Lease,
-    LeaseId, Owner, Place, PmuId, Refusal, Scope, TenantId, Terms, Waits,
+    LeaseId, Owner, Place, PmuId, Refusal, Scope, TenantId, Terms, ThreadId, Waits,
 };
 use crate::{CounterSet, Nanos, PerKind};
 
@@ -388,6 +388,36 @@ impl HostArbiter {
         self.advance(now, out);
         for &id in ids {
             self.end(id, Cause::Barred, out);
+        }
+        self.go_on(out);
+    }
+
+    /// Threads of leases have ended. A lease is for those that are left, and ends with the last.
+    pub fn threads_ended(
+        &mut self,
+        ended: &BTreeMap<LeaseId, BTreeSet<ThreadId>>,
+        now: BootTime,
+        out: &mut Vec<Change>,
+    ) {
+        self.advance(now, out);
+        for (&id, ended) in ended {
+            let Some(lease) = self.leases.get_mut(&id) else {
+                continue;
+            };
+            self.room.remove(lease.holding());
+            let gone: Vec<ThreadId> = match &mut lease.terms.scope {
+                Scope::Cpu => Vec::new(),
+                Scope::Thread(threads) => threads
+                    .extract_if(.., |thread| ended.contains(thread))
+                    .collect(),
+            };
+            self.room.add(lease.holding());
+            if lease.terms.scope == Scope::Thread(Vec::new()) {
+                self.end(id, Cause::ThreadsEnded, out);
+            } else if !gone.is_empty() {
+                let threads = gone;
+                out.push(Change::ThreadsGone { lease: id, threads });
+            }
         }
         self.go_on(out);
     }

@@ -35,9 +35,15 @@ pub struct PmuId(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u16);
 
-/// A thread of the host, by the kernel's id of it.
+/// A thread of the host. The kernel gives the number of one that has ended to another, so
+/// when it began belongs to its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ThreadId(pub u32);
+pub struct ThreadId {
+    /// The kernel's id of it.
+    pub number: u32,
+    /// When it began, in the kernel's ticks since the boot.
+    pub started: u64,
+}
 
 /// A PMU of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]

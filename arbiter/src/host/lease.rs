@@ -1,9 +1,10 @@
 //! A lease: what of its terms is held, and what becomes of it.
 
 use alloc::string::String;
+use alloc::vec::Vec;
 
 use super::cpus::CpuSet;
-use super::ids::{BootTime, LeaseId, TenantId};
+use super::ids::{BootTime, LeaseId, TenantId, ThreadId};
 use super::refusal::Refusal;
 use super::room::Holding;
 use super::terms::{Terms, Waits};
@@ -54,6 +55,8 @@ pub enum Cause {
     Released,
     /// The owner's connection has ended.
     HolderGone,
+    /// The last of its threads has ended.
+    ThreadsEnded,
     /// It waited for as long as it said.
     TimedOut,
     /// The service came back, and the owner did not claim it in time.
@@ -268,6 +271,13 @@ pub enum Change {
         /// The CPUs.
         cpus: CpuSet,
     },
+    /// Some of its threads have ended: it is for the others alone.
+    ThreadsGone {
+        /// The lease.
+        lease: LeaseId,
+        /// Those that have ended.
+        threads: Vec<ThreadId>,
+    },
     /// There is no such lease any more.
     Ended {
         /// The lease, as it was last.
@@ -290,7 +300,8 @@ impl Change {
             | Change::Broken { lease }
             | Change::Mended { lease, .. }
             | Change::CpusGone { lease, .. }
-            | Change::CpusBack { lease, .. } => *lease,
+            | Change::CpusBack { lease, .. }
+            | Change::ThreadsGone { lease, .. } => *lease,
             Change::Ended { lease, .. } => lease.id,
         }
     }

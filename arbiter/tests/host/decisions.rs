@@ -1,5 +1,7 @@
 //! What is decided in plain cases, one by one.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use arbiter::host::{
     Cause, Change, CpuSet, Demand, HostPolicyError, Outcome, Refusal, Scope, Tenant, TenantId,
     Terms, Waits,
@@ -981,4 +983,51 @@ fn what_is_taken_back_is_waited_for_again() {
     let (now, out) = (host.now, &mut host.out);
     host.arbiter.thaw(now, out);
     assert_eq!(host.holds(short), Some(3));
+}
+
+#[test]
+fn a_lease_is_for_threads_that_live() {
+    let mut host = open();
+    let of = |threads: &[(u32, u64)]| Terms {
+        scope: Scope::Thread(threads.iter().map(|one| thread(one.0, one.1)).collect()),
+        ..terms(programmable(3), "0")
+    };
+    let lease = host.granted(A, of(&[(7, 100), (8, 100)]));
+    assert!(host.ask(B, of(&[(7, 100)])).is_err());
+    // The number is another's.
+    let later = host.granted(B, of(&[(7, 200)]));
+    let waits = host.waiting(B, terms(programmable(1), "0"));
+    host.changes();
+
+    let end = |host: &mut Host, threads: &[(u32, u64)]| {
+        let ended: BTreeSet<_> = threads.iter().map(|one| thread(one.0, one.1)).collect();
+        let ended = BTreeMap::from([(lease, ended.clone()), (later, ended)]);
+        let (now, out) = (host.now, &mut host.out);
+        host.arbiter.threads_ended(&ended, now, out);
+        host.changes()
+    };
+    assert_eq!(end(&mut host, &[(7, 300), (9, 100)]), []);
+    let threads = vec![thread(7, 100)];
+    assert_eq!(
+        end(&mut host, &[(7, 100)]),
+        [Change::ThreadsGone { lease, threads }]
+    );
+    assert_eq!(
+        host.arbiter.lease(lease).expect("it holds").terms,
+        of(&[(8, 100)])
+    );
+    // What it held for that thread is free for it, and nobody else's.
+    let ended = end(&mut host, &[(8, 100), (7, 200)]);
+    let whys: Vec<_> = ended
+        .iter()
+        .filter_map(|change| match change {
+            Change::Ended { lease, why } => Some((lease.id, *why)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(
+        whys,
+        [(lease, Cause::ThreadsEnded), (later, Cause::ThreadsEnded)]
+    );
+    assert_eq!(host.holds(waits), Some(1));
 }

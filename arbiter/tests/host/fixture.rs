@@ -121,7 +121,11 @@ pub(crate) fn terms(demands: Vec<Demand>, on: &str) -> Terms {
 }
 
 pub(crate) fn of_threads(threads: &[u32]) -> Scope {
-    Scope::Thread(threads.iter().copied().map(ThreadId).collect())
+    Scope::Thread(threads.iter().map(|number| thread(*number, 0)).collect())
+}
+
+pub(crate) fn thread(number: u32, started: u64) -> ThreadId {
+    ThreadId { number, started }
 }
 
 /// An arbiter, and the time.

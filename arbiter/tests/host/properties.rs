@@ -15,16 +15,42 @@ use crate::naive::{Held, Naive, Outside, all_held};
 
 #[derive(Clone, Debug)]
 enum Step {
-    Ask { tenant: u16, terms: Terms },
-    Release { which: usize, keep: usize },
-    Renew { which: usize },
-    Revoke { which: usize, grace: Option<u64> },
-    Gone { which: usize },
-    Pass { ms: u64 },
-    Outside { place: u32, sets: Vec<CounterSet> },
-    Policy { kept: bool },
+    Ask {
+        tenant: u16,
+        terms: Terms,
+    },
+    Release {
+        which: usize,
+        keep: usize,
+    },
+    Renew {
+        which: usize,
+    },
+    Revoke {
+        which: usize,
+        grace: Option<u64>,
+    },
+    Gone {
+        which: usize,
+    },
+    Pass {
+        ms: u64,
+    },
+    Outside {
+        place: u32,
+        sets: Vec<CounterSet>,
+    },
+    Policy {
+        kept: bool,
+    },
     Restart,
-    Claim { which: usize },
+    Claim {
+        which: usize,
+    },
+    /// A thread ends.
+    Ends {
+        number: u32,
+    },
 }
 
 fn demand() -> impl Strategy<Value = Demand> {
@@ -93,6 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<bool>().prop_map(|kept| Step::Policy { kept }),
         1 => Just(Step::Restart),
         2 => which().prop_map(|which| Step::Claim { which }),
+        2 => (1u32..5).prop_map(|number| Step::Ends { number }),
     ]
 }
 
@@ -240,8 +267,36 @@ impl World {
                     assert_eq!(done, Ok(()));
                 }
             }
+            Step::Ends { number } => self.end_thread(number),
         }
         self.look();
+    }
+
+    /// All leases that are for a thread are told that it has ended.
+    fn end_thread(&mut self, number: u32) {
+        let ended = thread(number, 0);
+        let is_for = |lease: &&Lease| matches!(&lease.terms.scope, Scope::Thread(threads) if threads.contains(&ended));
+        let leases = self.host.arbiter.leases();
+        let leases: Vec<Lease> = leases.filter(is_for).cloned().collect();
+        let told = leases
+            .iter()
+            .map(|lease| (lease.id, BTreeSet::from([ended])));
+        let (now, out) = (self.host.now, &mut self.host.out);
+        self.host.arbiter.threads_ended(&told.collect(), now, out);
+        for before in leases {
+            let id = before.id;
+            let others = match before.terms.scope {
+                Scope::Cpu => 0,
+                Scope::Thread(threads) => threads.len() - 1,
+            };
+            let ends = self.host.out.iter().any(|change| {
+                matches!(change, Change::Ended { lease, why: Cause::ThreadsEnded } if lease.id == id)
+            });
+            assert_eq!(ends, others == 0, "lease {id:?}");
+            if let Some(after) = self.host.arbiter.lease(id) {
+                assert!(!is_for(&after) && after.terms.scope != Scope::Cpu);
+            }
+        }
     }
 
     fn ask(&mut self, tenant: u16, terms: Terms) {

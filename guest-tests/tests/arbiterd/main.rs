@@ -8,6 +8,7 @@ mod fixture;
 mod host;
 mod killed;
 mod metrics;
+mod names;
 mod package;
 mod python;
 mod rude;

@@ -52,6 +52,17 @@ pub fn arbiterd(flags: &ArbiterdFlags) -> Result<ExitStatus, UserError> {
         .unwrap_or_else(umpire_lease::default_socket);
     if flags.check_config {
         check(&config)?;
+    }
+    if let Some(file) = &flags.config {
+        for warning in config.warnings() {
+            if flags.check_config {
+                eprintln!("umpire: warning: {}: {warning}", file.display());
+            } else {
+                log::warn!("{}: {warning}", file.display());
+            }
+        }
+    }
+    if flags.check_config {
         return Ok(ExitStatus::SUCCESS);
     }
     if let Some(text) = &flags.explain {
@@ -105,8 +116,16 @@ pub(crate) fn stated_pmu(choice: BudgetChoice) -> Result<PmuConfig, UserError> {
 
 /// An arbiter of `config` that nobody has asked yet.
 fn fresh(config: &ArbiterConfig) -> Result<HostArbiter, UserError> {
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    let online: CpuSet = online.trim().parse().map_err(UserError::bad_input)?;
+    const ONLINE: &str = "sys/devices/system/cpu/online";
+    let path = config.root.join(ONLINE);
+    let wrong = |why: &dyn std::fmt::Display| {
+        UserError::bad_input(format!(
+            "the host's CPUs cannot be read: {}: {why}",
+            path.display()
+        ))
+    };
+    let online = std::fs::read_to_string(&path).map_err(|error| wrong(&error))?;
+    let online: CpuSet = online.trim().parse().map_err(|error| wrong(&error))?;
     if config.pmus.is_empty() {
         return Err(start_error(ServeError::NoPmu));
     }

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 
 use arbiter::host::{CpuSet, HostPolicy, Minimum, Tenant, TenantId};
 use arbiter::{MAX_FIXED, MAX_PROGRAMMABLE, Nanos, PerKind};
+use nix::errno::Errno;
+use nix::unistd::{Group, User};
 use serde::Deserialize;
 
+use super::cgroups::CgroupRule;
 use super::{ArbiterConfig, ConfigError, Cpus, Members, PmuConfig, WATCHDOG, WatchdogConfig};
 use crate::audit::AuditConfig;
 use crate::scrape::MetricsAddress;
@@ -44,7 +47,7 @@ struct TenantConfig {
     #[serde(default)]
     groups: Vec<Id>,
     #[serde(default)]
-    cgroups: Vec<String>,
+    cgroups: Vec<toml::Spanned<String>>,
     #[serde(default)]
     operator: bool,
     #[serde(default = "one")]
@@ -112,6 +115,9 @@ struct WatchdogFile {
     only: Option<Vec<String>>,
 }
 
+/// The fewest bytes of a file of the audit.
+const LEAST_AUDIT: u64 = 4096;
+
 fn one() -> u32 {
     1
 }
@@ -174,12 +180,8 @@ impl ArbiterConfig {
                 .rules(&file)
                 .map_err(|wrong| malformed(at, wrong))?;
             policy.tenants.push(rules);
-            members.push(
-                tenant
-                    .get_ref()
-                    .members()
-                    .map_err(|wrong| malformed(at, wrong))?,
-            );
+            let own = tenant.get_ref().members(text);
+            members.push(own.map_err(|wrong| malformed(at, wrong))?);
         }
         if file.tenant.is_empty() {
             (policy.tenants, members) = (default.policy.tenants, default.members);
@@ -192,15 +194,15 @@ impl ArbiterConfig {
             let address = metrics.get_ref().parse::<MetricsAddress>();
             address.map_err(|wrong| malformed(metrics.span().start, format!("metrics: {wrong}")))
         });
-        let audit = file.audit.map(|path| AuditConfig {
+        let audit = file.audit.clone().map(|path| AuditConfig {
             path,
-            size: file.audit_size.unwrap_or(16 << 20).max(4096),
+            size: file.audit_size.unwrap_or(16 << 20).max(LEAST_AUDIT),
             keep: file.audit_keep.unwrap_or(8).max(1),
             age_ms: file
                 .audit_age_hours
                 .map(|hours| hours.max(1).saturating_mul(3_600_000)),
         });
-        let watchdog = match file.watchdog {
+        let watchdog = match file.watchdog.clone() {
             None => WatchdogConfig::default(),
             Some(watchdog) => {
                 let names = watchdog.get_ref().only.iter().flatten();
@@ -244,6 +246,7 @@ impl ArbiterConfig {
                 return Err(malformed(at, wrong));
             }
         }
+        let doubts = file.doubts();
         Ok(ArbiterConfig {
             pmus: file
                 .pmu
@@ -260,13 +263,81 @@ impl ArbiterConfig {
                 .requests_per_second
                 .unwrap_or(default.requests_per_second)
                 .max(1),
-            state: file.state,
+            state: file.state.clone(),
             watchdog,
             perf_types: BTreeMap::new(),
             metrics: metrics.transpose()?,
             audit,
+            doubts,
             ..default
         })
+    }
+}
+
+impl File {
+    /// What it says to no effect.
+    fn doubts(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        let of_audit = [
+            ("audit-size", self.audit_size.is_some()),
+            ("audit-keep", self.audit_keep.is_some()),
+            ("audit-age-hours", self.audit_age_hours.is_some()),
+        ];
+        for (key, _) in of_audit
+            .iter()
+            .filter(|(_, given)| *given && self.audit.is_none())
+        {
+            doubts.push(format!(
+                "{key} is of no use without an audit: give audit = \"FILE\""
+            ));
+        }
+        if self.audit_size.is_some_and(|size| size < LEAST_AUDIT) {
+            doubts.push(format!(
+                "audit-size is taken for {LEAST_AUDIT}, the least; give that, or more"
+            ));
+        }
+        for (key, given) in [
+            ("audit-keep", self.audit_keep.map(u64::from)),
+            ("audit-age-hours", self.audit_age_hours),
+            (
+                "requests-per-second",
+                self.requests_per_second.map(u64::from),
+            ),
+        ] {
+            if given == Some(0) {
+                doubts.push(format!(
+                    "{key} is taken for 1, the least; give that, or more"
+                ));
+            }
+        }
+        if self.connections_per_user == Some(0) {
+            doubts.push("connections-per-user = 0 lets nobody connect; give at least 1".to_owned());
+        }
+        let classes = self.tenant.iter().map(|tenant| &tenant.get_ref().class);
+        let used: Vec<&String> = classes
+            .filter_map(|class| match class {
+                Some(Class::Name(name)) => Some(name),
+                _ => None,
+            })
+            .collect();
+        for name in self.classes.keys().filter(|name| !used.contains(name)) {
+            doubts.push(format!(
+                "no tenant is of class '{name}'; give it to one (class = \"{name}\"), or leave it out"
+            ));
+        }
+        let watchdog = self.watchdog.as_ref().map(toml::Spanned::get_ref);
+        match watchdog.map(|watchdog| (watchdog.keep, watchdog.only.as_deref())) {
+            Some((true, Some(_))) => doubts.push(
+                "[watchdog] for is of no use while keep = true: give keep = false, or leave it out"
+                    .to_owned(),
+            ),
+            Some((false, Some([]))) => doubts.push(
+                "[watchdog] for = [] lets no tenant have the counter; name one, or give keep = true"
+                    .to_owned(),
+            ),
+            _ => {}
+        }
+        doubts
     }
 }
 
@@ -345,33 +416,56 @@ impl TenantConfig {
         })
     }
 
-    fn members(&self) -> Result<Members, String> {
-        let find = |ids: &[Id], file: &str, what: &str| -> Result<Vec<u32>, String> {
-            let known = || crate::peer::names(Path::new(file));
-            ids.iter()
-                .map(|id| match id {
-                    Id::Number(number) => Ok(*number),
-                    Id::Name(name) => known().get(name).copied().ok_or_else(|| {
-                        format!(
-                            "tenant '{}': {file} has no {what} '{name}'; give its number",
-                            self.name
-                        )
-                    }),
-                })
-                .collect()
-        };
+    /// `text`: the whole file's.
+    fn members(&self, text: &str) -> Result<Members, String> {
         if self.users.is_empty() && self.groups.is_empty() && self.cgroups.is_empty() {
             return Err(format!(
                 "tenant '{}' has no users, groups or cgroups, so nobody could use it",
                 self.name
             ));
         }
+        let user = |name: &str| Ok(User::from_name(name)?.map(|user| user.uid.as_raw()));
+        let group = |name: &str| Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()));
+        let cgroups = self.cgroups.iter().map(|path| {
+            let written = text.get(path.span()).unwrap_or_default();
+            CgroupRule::new(path.get_ref(), written)
+        });
         Ok(Members {
-            users: find(&self.users, "/etc/passwd", "user")?,
-            groups: find(&self.groups, "/etc/group", "group")?,
-            cgroups: self.cgroups.clone(),
+            users: self.numbers(&self.users, "user", "passwd", user)?,
+            groups: self.numbers(&self.groups, "group", "group", group)?,
+            cgroups: cgroups.collect(),
             operator: self.operator,
             opens_events: self.opens_events,
         })
+    }
+
+    /// The numbers of users or groups, by the sources that the host is set up with
+    /// (nsswitch.conf(5)).
+    fn numbers(
+        &self,
+        ids: &[Id],
+        what: &str,
+        database: &str,
+        find: impl Fn(&str) -> Result<Option<u32>, Errno>,
+    ) -> Result<Vec<u32>, String> {
+        let number = |id: &Id| match id {
+            Id::Number(number) => Ok(*number),
+            Id::Name(name) => match find(name) {
+                Ok(Some(number)) => Ok(number),
+                // getpwnam(3) and getgrnam(3): what sources say of a name that they do not have.
+                Ok(None) | Err(Errno::ENOENT | Errno::ESRCH) => Err(format!(
+                    "tenant '{}': the host has no {what} '{name}' (getent {database} '{name}'); \
+                     give its number, or make it",
+                    self.name
+                )),
+                Err(error) => Err(format!(
+                    "tenant '{}': {what} '{name}' cannot be looked up: {}; see that /etc/{database} \
+                     and the sources in /etc/nsswitch.conf can be read, or give its number",
+                    self.name,
+                    error.desc()
+                )),
+            },
+        };
+        ids.iter().map(number).collect()
     }
 }

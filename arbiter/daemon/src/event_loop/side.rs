@@ -79,7 +79,10 @@ impl Arbiterd {
                 self.paused.insert(ConnectionId(id), until);
                 return self.listen(ConnectionId(id), false);
             }
-            match broker.turn(id, &mut self.service, now().0) {
+            let turn = broker.turn(id, &mut self.service, now().0);
+            let looks = self.service.take_looks();
+            self.rates.charge(user, looks, now().0);
+            match turn {
                 Turn::Answered => {}
                 Turn::Quiet => return,
                 // It has one request at a time.

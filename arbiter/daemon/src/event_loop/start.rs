@@ -17,19 +17,20 @@ use umpire_socket::{
     Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording, raise_open_files,
 };
 
-use super::{Arbiterd, FIRST, HANGUP, Incoming, OPENED, SIGHTS, STOP, now};
+use super::{Arbiterd, FIRST, HANGUP, Incoming, OPENED, SIGHTS, STOP, THREADS, now};
 use crate::audit::{Trail, unix_ms};
 use crate::broker::{Broker, PREFIX};
 use crate::commit::Committer;
 use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Complaints, Rates, Table};
 use crate::host::HostFiles;
-use crate::journal::Recalled;
+use crate::journal::{Recalled, Stored};
 use crate::probe;
 use crate::room::Room;
 use crate::scrape::Scrapers;
 use crate::service::Service;
 use crate::store::{Store, StoreError};
+use crate::threads::{self, Threads};
 
 const WORDING: Wording = Wording {
     option: "--socket",
@@ -154,7 +155,8 @@ impl Arbiterd {
         let (store, recalled) = match &config.state {
             None => (None, None),
             Some(folder) => {
-                let (store, recalled) = Store::open(folder, &boot_id())?;
+                let boot_id = boot_id().map_err(failed("reading the id of this boot"))?;
+                let (store, recalled) = Store::open(folder, &boot_id)?;
                 (Some(store), Some(recalled))
             }
         };
@@ -200,13 +202,14 @@ impl Arbiterd {
         let (looks, is_own) = (config.looks, config.measured.is_some());
         let mut service = Service::new(arbiter, config);
         host.follow_cpus(&mut service, now());
+        let most = usize::try_from(files / 4).unwrap_or(usize::MAX);
+        let mut threads = Threads::new(most).map_err(failed("epoll"))?;
         if let Some(recalled) = recalled {
             service.restore_bars(recalled.barred);
-            service.restore(
-                recalled.leases.into_values().collect(),
-                recalled.next,
-                now(),
-            );
+            let mut leases: Vec<Stored> = recalled.leases.into_values().collect();
+            leases.iter_mut().for_each(threads::learn);
+            service.restore(leases, recalled.next, now());
+            threads.follow_all(&service);
         }
         host.look(&mut service, now());
         if is_own {
@@ -286,6 +289,7 @@ impl Arbiterd {
             scrapers,
             broker,
             trail,
+            threads,
             connections: Table::new(),
             next: FIRST,
             rates,
@@ -302,6 +306,9 @@ impl Arbiterd {
             says_full: 0,
         };
         arbiterd.watch_incoming(true).map_err(failed("epoll"))?;
+        arbiterd
+            .watch(&arbiterd.threads.as_fd(), THREADS)
+            .map_err(failed("epoll"))?;
         for (pipe, token) in [
             (&arbiterd.stop, STOP),
             (&arbiterd.hangup, HANGUP),
@@ -362,9 +369,10 @@ impl Drop for OwnArbiter {
     }
 }
 
-fn boot_id() -> String {
-    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    id.map(|id| id.trim().to_owned()).unwrap_or_default()
+/// Without it a journal of another boot would pass for one of this.
+fn boot_id() -> io::Result<String> {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(id.trim().to_owned())
 }
 
 /// What can be read from once one of `signals` has come.

@@ -1,7 +1,7 @@
 //! Which perf event a holder may have of its lease. The attributes follow from the lease;
 //! what is counted is the only word of the holder's. Pure.
 
-use arbiter::host::{Caller, CpuSet, LeaseId, PmuId, Scope, ThreadId};
+use arbiter::host::{Caller, CpuSet, LeaseId, PmuId, Scope};
 use arbiter::{CounterId, CounterSet};
 use serde_json::{Value, json};
 use umpire_budget::{EventSpec, Fixed, HandedEvent, Rings};
@@ -10,7 +10,8 @@ use varlink::Reply;
 
 use super::shown::Viewer;
 use super::{Service, refusal, trail, wrong};
-use crate::peer::Client;
+use crate::peer::{Client, NoThread};
+use crate::task::Task;
 
 /// What of `config` a holder may choose: the event and its unit mask, edge, invert and
 /// threshold, and AMD's upper bits of the event. The bit of Intel's for any thread of the
@@ -61,12 +62,20 @@ impl Service {
             uid: client.uid,
             operator,
         };
+        let looks = &mut self.looks;
+        let thread = request.thread.map(|number| client.thread(number, looks));
         barred
-            .map_or_else(|| self.event_of(caller, request), Err)
+            .map_or_else(|| self.event_of(caller, request, thread), Err)
             .map_err(|reply| self.not_allowed(client, caller, &reply))
     }
 
-    fn event_of(&self, caller: Caller, request: &EventRequest) -> Result<Allowed, Reply> {
+    /// `thread`: the one that the request's number means, if it means one.
+    fn event_of(
+        &self,
+        caller: Caller,
+        request: &EventRequest,
+        thread: Option<Result<Task, NoThread>>,
+    ) -> Result<Allowed, Reply> {
         let id = LeaseId(request.lease);
         let own = self.arbiter.own(id, request.generation, caller);
         let viewer = Viewer {
@@ -98,16 +107,23 @@ impl Service {
         })?;
 
         let pmu = &self.arbiter.pmus()[usize::from(demand.pmu.0)];
-        let thread = request.thread;
+        let thread = match thread {
+            None => None,
+            Some(Ok(task)) => Some(task.id),
+            // It is none of the lease's.
+            Some(Err(NoThread::None(0))) => None,
+            Some(Err(NoThread::None(_))) if terms.scope != Scope::Cpu => None,
+            Some(Err(why)) => return Err(refusal("foreign-thread".to_owned(), why.to_string())),
+        };
         match (&terms.scope, thread) {
-            (Scope::Thread(threads), Some(thread)) if threads.contains(&ThreadId(thread)) => {}
+            (Scope::Thread(threads), Some(thread)) if threads.contains(&thread) => {}
             (Scope::Thread(_), _) => {
                 return Err(wrong(
                     "the lease is for threads: name one of them, which is the caller's own",
                 ));
             }
-            (Scope::Cpu, Some(thread)) if thread > 0 && pmu.for_threads => {}
-            (Scope::Cpu, None) if caller.operator => {}
+            (Scope::Cpu, Some(_)) if pmu.for_threads => {}
+            (Scope::Cpu, None) if caller.operator && request.thread.is_none() => {}
             (Scope::Cpu, _) => {
                 return Err(wrong(
                     "events of whole CPUs are for operators; name a thread of the caller's own",
@@ -163,7 +179,7 @@ impl Service {
                     config1: 0,
                     config2: 0,
                 },
-                thread,
+                thread: thread.map(|thread| thread.number),
                 cpu: request.cpu,
                 rings,
                 period: request.period,

@@ -220,7 +220,10 @@ mod tests {
                 demands: vec![demand],
                 at_least: 1,
                 cpus: (0..16).map(|cpu| (lease * 16 + cpu) % 512).collect(),
-                scope: Scope::Thread(vec![ThreadId(lease)]),
+                scope: Scope::Thread(vec![ThreadId {
+                    number: lease,
+                    started: 0,
+                }]),
                 guaranteed: true,
                 priority: 0,
                 preemptible: false,

@@ -1,11 +1,14 @@
 //! The arbiter as a process of its own, in a folder that ends with it; and many leases
 //! there.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::thread::{scope, sleep};
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{Builder, park, scope, sleep};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -31,6 +34,8 @@ const CONNECTIONS: u32 = 64;
 const ON_DISK: &str = "/var/tmp";
 /// Syncs of the disk that are timed.
 const SYNCS: u32 = 100;
+/// Of a thread that does nothing.
+const LEAST_STACK: usize = 16 * 1024;
 /// Clock ticks of proc(5) on x86.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -220,15 +225,40 @@ pub(super) fn request(cpu: u32) -> Request {
 }
 
 /// Two counters for a thread that runs on some CPUs: a vCPU.
-fn vcpu(number: u32) -> Request {
+fn vcpu(number: u32) -> Result<Request, BenchError> {
     let first = number * VCPU_CPUS % CPUS;
-    Request {
+    Ok(Request {
         cpus: Some(format!("{first}-{}", first + VCPU_CPUS - 1)),
         scope: Some("thread".to_owned()),
-        // An operator may name any thread.
-        threads: Some(vec![number + 1]),
+        threads: Some(vec![thread(number).map_err(io_failed)?]),
         ..request(0)
+    })
+}
+
+/// A thread that does nothing, for as long as this process lasts: leases are for such as are
+/// there.
+fn thread(number: u32) -> io::Result<u32> {
+    static IDLE: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
+    let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(id) = idle.get(&number) {
+        return Ok(*id);
     }
+    let (tell, told) = channel();
+    let body = move || {
+        let _ = tell.send(
+            rustix::thread::gettid()
+                .as_raw_nonzero()
+                .get()
+                .unsigned_abs(),
+        );
+        loop {
+            park();
+        }
+    };
+    Builder::new().stack_size(LEAST_STACK).spawn(body)?;
+    let id = told.recv().map_err(io::Error::other)?;
+    idle.insert(number, id);
+    Ok(id)
 }
 
 /// Acquires a lease of this connection.
@@ -263,7 +293,7 @@ impl Holders {
         let each = at_once(CONNECTIONS, |n| {
             let mut arbiter = daemon.connect()?;
             let own = (0..leases).filter(|lease| lease % CONNECTIONS == n);
-            let ids = own.map(|number| acquire(&mut arbiter, vcpu(number)));
+            let ids = own.map(|number| acquire(&mut arbiter, vcpu(number)?));
             let ids = ids.collect::<Result<Vec<u64>, _>>()?;
             Ok((arbiter, ids))
         })?;
@@ -304,8 +334,9 @@ impl Holders {
 
 /// How long the threads of a process have run (proc(5)): `self`, or a number.
 pub(super) fn cpu_time(process: &str) -> Option<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name may have spaces; what is behind it is counted.
+    let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The name may have any bytes; what is behind it is counted.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut ticks = fields.split_whitespace().skip(11);
     let mut next = || ticks.next()?.parse::<u32>().ok();

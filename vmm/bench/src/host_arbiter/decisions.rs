@@ -49,7 +49,13 @@ pub(super) fn measure(options: &ArbiterOptions) -> Vec<CoreRow> {
         let mut host = workload::host(leases);
         for (scope, name) in [
             (Scope::Cpu, "cpu"),
-            (Scope::Thread(vec![ThreadId(u32::MAX)]), "thread"),
+            (
+                Scope::Thread(vec![ThreadId {
+                    number: u32::MAX,
+                    started: 0,
+                }]),
+                "thread",
+            ),
         ] {
             for cpus in MASKS {
                 let ns = time(&mut host, &workload::terms(7, cpus, scope.clone()));

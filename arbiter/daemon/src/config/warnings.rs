@@ -1,0 +1,266 @@
+//! Rules that can never apply, or do not apply to anybody now: what is said of them to who
+//! checks a configuration, and in the log.
+
+use std::io;
+use std::path::PathBuf;
+
+use arbiter::host::{CpuSet, Tenant};
+use arbiter::{CounterSet, PerKind};
+use nix::errno::Errno;
+use nix::unistd::{Gid, Group, Uid, User};
+use umpire_socket::unmapped_numbers;
+
+use super::cgroups::{CgroupRule, hierarchies};
+use super::{ArbiterConfig, Cpus, Members, PmuConfig};
+use crate::sysfs;
+
+impl ArbiterConfig {
+    /// What it says to no effect on this host as it is now, one sentence each, with what to do.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut all = self.doubts.clone();
+        let there = match sysfs::present(&self.root) {
+            Ok(there) => there,
+            Err(error) => {
+                all.push(format!(
+                    "the host's CPUs cannot be read, so lists of CPUs are not checked: {error}"
+                ));
+                (0..CpuSet::LIMIT).collect()
+            }
+        };
+        let mounted = hierarchies(&self.root);
+        for (tenant, members) in self.policy.tenants.iter().zip(&self.members) {
+            let about = |what: String| format!("tenant '{}': {what}", tenant.name);
+            let nobody = members.warnings(&mounted);
+            all.extend(nobody.into_iter().map(about));
+            all.extend(
+                self.of_rules(tenant, members, &there)
+                    .into_iter()
+                    .map(about),
+            );
+        }
+        for pmu in &self.pmus {
+            all.extend(
+                of_pmu(pmu, &there)
+                    .into_iter()
+                    .map(|what| format!("PMU '{}': {what}", pmu.name)),
+            );
+        }
+        all
+    }
+
+    /// What of it differs from `before`, and does not count before the next start.
+    pub(crate) fn counts_later(&self, before: &Self) -> String {
+        let opens = |config: &Self| config.members.iter().any(|members| members.opens_events);
+        let changed = [
+            ("[[pmu]]", self.pmus != before.pmus),
+            ("state", self.state != before.state),
+            ("metrics", self.metrics != before.metrics),
+            ("audit", self.audit != before.audit),
+            (
+                "requests-per-second",
+                self.requests_per_second != before.requests_per_second,
+            ),
+            (
+                "opens-events (whether any tenant has it)",
+                opens(self) != opens(before),
+            ),
+        ];
+        let names: Vec<&str> = changed
+            .iter()
+            .filter(|one| one.1)
+            .map(|one| one.0)
+            .collect();
+        names.join(", ")
+    }
+
+    /// Limits that leave nothing, and rules that others make void.
+    fn of_rules(&self, tenant: &Tenant, members: &Members, there: &CpuSet) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut say = |is: bool, what: &str| {
+            if is {
+                wrong.push(what.to_owned());
+            }
+        };
+        let nothing = |kinds: PerKind| kinds == PerKind::default();
+        say(
+            tenant.most_leases == 0,
+            "most-leases = 0 lets it have no lease; give at least 1",
+        );
+        say(
+            nothing(tenant.maximum),
+            "its maximum lets it have no counter; give it at least one of a kind",
+        );
+        let most = tenant.maximum;
+        let above = |most: u8, of: fn(&PmuConfig) -> u8| {
+            most != u8::MAX && !self.pmus.is_empty() && self.pmus.iter().all(|pmu| of(pmu) < most)
+        };
+        say(
+            above(most.programmable, |pmu| pmu.programmable) || above(most.fixed, |pmu| pmu.fixed),
+            "its maximum is more than any [[pmu]] has, and limits nothing; lower it, or leave it \
+             out",
+        );
+        say(
+            tenant.longest.is_some_and(|longest| longest.0 == 0),
+            "longest-ms = 0 lets no lease last; give at least 1",
+        );
+        say(
+            !tenant.whole_cpus && !nothing(tenant.minimum.cpu),
+            "minimum-cpu is kept for leases of scope cpu, which it may not have; give \
+             whole-cpus = true, or minimum-thread",
+        );
+        say(
+            members.operator && !tenant.revokes.is_empty(),
+            "it may revoke all leases, as an operator; leave out revokes",
+        );
+        let own = self.policy.named(&tenant.name);
+        say(
+            own.is_some_and(|own| tenant.revokes.contains(&own)),
+            "it may revoke its own leases anyway; leave its name out of revokes",
+        );
+        let stated = !self.pmus.is_empty();
+        say(
+            members.opens_events && stated && self.pmus.iter().all(|pmu| pmu.perf_type.is_none()),
+            "opens-events is of no use while no [[pmu]] has a perf-type; give the kernel's number \
+             of it",
+        );
+        if let Some(cpus) = &tenant.cpus {
+            let stated = self
+                .pmus
+                .iter()
+                .flat_map(|pmu| pmu.cpus.iter().chain(pmu.shared.iter().flatten()));
+            let known = there
+                .iter()
+                .chain(stated.flat_map(|cpus| cpus.0.iter()))
+                .collect();
+            let missing = cpus.without(&known);
+            say(
+                !missing.is_empty(),
+                &format!("its cpus have {missing}, which the host does not; it has {there}"),
+            );
+        }
+        wrong
+    }
+}
+
+impl Members {
+    /// Who is meant, and is not there.
+    fn warnings(&self, mounted: &io::Result<Vec<PathBuf>>) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let unmapped = unmapped_numbers();
+        for &uid in &self.users {
+            let found = User::from_uid(Uid::from_raw(uid)).map(|user| user.is_some());
+            wrong.extend(of_number("user", uid, found, unmapped.0));
+        }
+        for &gid in &self.groups {
+            let found = Group::from_gid(Gid::from_raw(gid)).map(|group| group.is_some());
+            wrong.extend(of_number("group", gid, found, unmapped.1));
+        }
+        // A number may be used without a name.
+        let named = self.users.len() + self.groups.len();
+        let of_rules = self.cgroups.iter().map(|rule| of_cgroup(rule, mounted));
+        let of_rules: Vec<Option<String>> = of_rules.collect();
+        let nobody = named == 0 && !of_rules.is_empty() && of_rules.iter().all(Option::is_some);
+        wrong.extend(of_rules.into_iter().flatten());
+        if nobody {
+            wrong.push("none of its control groups is there, so nobody can use it now".to_owned());
+        }
+        wrong
+    }
+}
+
+fn of_number(
+    what: &str,
+    number: u32,
+    found: Result<bool, Errno>,
+    shared: Option<u32>,
+) -> Option<String> {
+    if number == u32::MAX {
+        return Some(format!(
+            "{number} is no {what}'s number (it stands for none); leave it out"
+        ));
+    }
+    if shared == Some(number) {
+        return Some(format!(
+            "{what} {number} stands for all that the arbiter's user namespace does not know, and is \
+             given nothing; map it, or run the arbiter in the host's namespace"
+        ));
+    }
+    match found {
+        Ok(true) => None,
+        Ok(false) | Err(Errno::ENOENT | Errno::ESRCH) => Some(format!(
+            "no {what} of the host has the number {number} now; see that it is the one that is meant"
+        )),
+        Err(error) => Some(format!(
+            "{what} {number} cannot be looked up: {}",
+            error.desc()
+        )),
+    }
+}
+
+fn of_cgroup(rule: &CgroupRule, mounted: &io::Result<Vec<PathBuf>>) -> Option<String> {
+    let path = rule.path();
+    if let Some(why) = rule.impossible() {
+        return Some(format!(
+            "control group '{path}' cannot exist: {why}; {}",
+            rule.hint()
+        ));
+    }
+    let unchecked = |why: &dyn std::fmt::Display| {
+        Some(format!(
+            "control group '{path}' cannot be looked for: {why}"
+        ))
+    };
+    match mounted {
+        Err(error) => unchecked(&format_args!("the mounts cannot be read: {error}")),
+        Ok(mounted) if mounted.is_empty() => {
+            unchecked(&"the unified hierarchy (cgroup2) is not mounted here")
+        }
+        Ok(mounted) => match rule.is_there(mounted) {
+            Ok(true) => None,
+            Ok(false) => Some(format!(
+                "control group '{path}' does not exist now; {}",
+                rule.hint()
+            )),
+            Err(error) => unchecked(&error),
+        },
+    }
+}
+
+/// CPUs and counters that are not there.
+fn of_pmu(pmu: &PmuConfig, there: &CpuSet) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let own: CpuSet = match &pmu.cpus {
+        Some(Cpus(cpus)) => cpus.clone(),
+        None => pmu
+            .shared
+            .iter()
+            .flatten()
+            .flat_map(|cpus| cpus.0.iter())
+            .collect(),
+    };
+    let missing = own.without(there);
+    if !missing.is_empty() {
+        wrong.push(format!(
+            "its cpus have {missing}, which the host does not; it has {there}"
+        ));
+    }
+    let counters = CounterSet::first(pmu.programmable, pmu.fixed);
+    for (event, names) in &pmu.events {
+        let can: CounterSet = names.iter().map(|name| name.0).collect();
+        if (can & counters).is_empty() {
+            wrong.push(format!(
+                "no counter of it can count event '{event}': name one of its {} programmable and {} \
+                 fixed-function counters",
+                pmu.programmable, pmu.fixed
+            ));
+        } else if !(can & !counters).is_empty() {
+            wrong.push(format!(
+                "event '{event}' names counters that it does not have; name some of its {} \
+                 programmable and {} fixed-function counters",
+                pmu.programmable, pmu.fixed
+            ));
+        }
+    }
+    wrong
+}

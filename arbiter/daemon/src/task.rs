@@ -1,0 +1,239 @@
+//! A thread of the host, as its folder in `/proc` has it. What is read is bytes: a name may be
+//! any (`prctl(2)`, `PR_SET_NAME`), and nothing is decided by one.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use arbiter::host::ThreadId;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+/// What there is to know of a thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Task {
+    pub(crate) id: ThreadId,
+    /// The number of its process.
+    pub(crate) process: u32,
+    /// Its users: real, effective, saved, and that of file accesses.
+    pub(crate) uids: Vec<u32>,
+    /// Its number in its own PID namespace, if that is not this process's.
+    pub(crate) inner: Option<u32>,
+    /// It runs no more, and has its number until somebody has asked how it ended.
+    pub(crate) ended: bool,
+}
+
+impl Task {
+    /// The thread that has this number now. `None`: there is none.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub(crate) fn of(number: u32) -> io::Result<Option<Self>> {
+        require_own_proc()?;
+        match Self::at(&format!("/proc/{number}"), number) {
+            Err(error) if is_none(&error) && is_hidden(number) => Err(io::Error::other(
+                "/proc hides it from the arbiter (hidepid); give the arbiter CAP_SYS_PTRACE",
+            )),
+            Err(error) if is_none(&error) => Ok(None),
+            task => task.map(Some),
+        }
+    }
+
+    /// The numbers of a process's threads, here and in their own PID namespace.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub(crate) fn numbers_of(process: u32) -> io::Result<impl Iterator<Item = (u32, Option<u32>)>> {
+        require_own_proc()?;
+        let folder = format!("/proc/{process}/task");
+        let names = fs::read_dir(&folder)?.map_while(Result::ok);
+        Ok(names.filter_map(move |name| {
+            let number = parsed(name.file_name().as_encoded_bytes())?;
+            // One that ends meanwhile has none.
+            let status = fs::read(format!("{folder}/{number}/status")).unwrap_or_default();
+            Some((number, inner(&status)))
+        }))
+    }
+
+    fn at(folder: &str, number: u32) -> io::Result<Self> {
+        // The folder stays the thread's, whoever has its number later.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = openat(CWD, folder, flags, Mode::empty())?;
+        let (stat, status) = (read(&folder, "stat")?, read(&folder, "status")?);
+        Self::parse(number, &stat, &status).ok_or_else(|| {
+            let what = format!("the stat or status of thread {number} is not as proc(5) has it");
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        })
+    }
+
+    /// By proc_pid_stat(5) and proc_pid_status(5).
+    fn parse(number: u32, stat: &[u8], status: &[u8]) -> Option<Self> {
+        // The name, which may hold anything, is field 2; fields 3 and 22 are these.
+        let fields = stat.rsplit(|byte| *byte == b')').next()?;
+        let mut fields = words(fields);
+        let (state, started) = (fields.next()?, parsed(fields.nth(18)?)?);
+        let numbers =
+            |name| line(status, name).map(|line| words(line).filter_map(parsed).collect());
+        let uids: Vec<u32> = numbers("Uid:")?;
+        Some(Task {
+            id: ThreadId { number, started },
+            process: numbers("Tgid:")?.first().copied()?,
+            uids: Some(uids).filter(|uids| uids.len() == 4)?,
+            inner: inner(status),
+            ended: matches!(state, b"Z" | b"X"),
+        })
+    }
+}
+
+/// The last number in `NSpid`, which begins with that here.
+fn inner(status: &[u8]) -> Option<u32> {
+    let deeper = words(line(status, "NSpid:")?).skip(1);
+    deeper.last().and_then(parsed)
+}
+
+/// The control group of a process in the unified hierarchy: cgroups(7), `0::PATH`.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn cgroup(pid: u32) -> io::Result<Option<Vec<u8>>> {
+    require_own_proc()?;
+    let text = fs::read(format!("/proc/{pid}/cgroup"))?;
+    Ok(line(&text, "0::").map(<[u8]>::to_vec))
+}
+
+fn read(folder: &OwnedFd, file: &str) -> io::Result<Vec<u8>> {
+    let file = openat(
+        folder,
+        file,
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut fs::File::from(file), &mut bytes)?;
+    Ok(bytes)
+}
+
+/// What follows `name` at the start of a line.
+fn line<'a>(text: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    lines.find_map(|line| line.strip_prefix(name.as_bytes()))
+}
+
+fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let words = text.split(u8::is_ascii_whitespace);
+    words.filter(|word| !word.is_empty())
+}
+
+fn parsed<T: FromStr>(word: &[u8]) -> Option<T> {
+    std::str::from_utf8(word).ok()?.parse().ok()
+}
+
+/// Whether the kernel says so of a thread that is not there, or has just ended.
+fn is_none(error: &io::Error) -> bool {
+    let gone = [Errno::NOENT, Errno::SRCH].map(|errno| Some(errno.raw_os_error()));
+    gone.contains(&error.raw_os_error())
+}
+
+/// Whether a thread is there that `/proc` does not show.
+fn is_hidden(number: u32) -> bool {
+    let pid = i32::try_from(number).ok().and_then(Pid::from_raw);
+    let found = pid.map(test_kill_process);
+    // A signal 0 to one that may not be sent any is refused, not unknown.
+    matches!(found, Some(Ok(()) | Err(Errno::PERM)))
+        && fs::symlink_metadata(format!("/proc/{number}")).is_err()
+}
+
+/// Numbers are those of this process's PID namespace; a `/proc` of another one would show
+/// strangers for them.
+fn require_own_proc() -> io::Result<()> {
+    static OWN: OnceLock<bool> = OnceLock::new();
+    let own = OWN.get_or_init(|| {
+        let me = std::process::id();
+        let seen = Task::at("/proc/self", me);
+        seen.is_ok_and(|seen| seen.process == me && seen.inner.is_none())
+    });
+    if *own {
+        return Ok(());
+    }
+    Err(io::Error::other(
+        "/proc is not there, or is that of another PID namespace than the arbiter's; mount one of \
+         its own (unshare --mount-proc)",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> u32 {
+        u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).expect("an id")
+    }
+
+    fn text(names: &str) -> Vec<u8> {
+        format!("Name:\tx\nUmask:\t0022\nTgid:\t7\nUid:\t1\t2\t3\t4\nGid:\t0\t0\t0\t0\n{names}")
+            .into_bytes()
+    }
+
+    #[test]
+    fn a_name_of_any_bytes_hides_nothing() {
+        let after = " 1 1 1 0 -1 64 0 0 0 0 0 0 0 0 20 0 1 0 345 0 0\n";
+        for name in [
+            &b"x"[..],
+            b"B\xfcro",
+            b"",
+            b"a) S 1 (b",
+            b"x\ny) Z 1",
+            b")",
+            b"\xff\xfe) Z",
+        ] {
+            let stat = [b"9 (", name, b") S", after.as_bytes()].concat();
+            let mut status = b"Name:\tB\xfcro \xd0\n".to_vec();
+            status.extend(text("NSpid:\t9\n"));
+            let task = Task::parse(9, &stat, &status).expect("a thread");
+            assert_eq!((task.id.number, task.id.started), (9, 345), "{name:?}");
+            assert_eq!(
+                (task.process, task.uids, task.ended),
+                (7, vec![1, 2, 3, 4], false)
+            );
+        }
+        let zombie = [b"9 (S) Z".as_slice(), after.as_bytes()].concat();
+        assert!(Task::parse(9, &zombie, &text("")).expect("a thread").ended);
+        assert_eq!(Task::parse(9, b"9 (x) S 1", &text("")), None);
+        assert_eq!(Task::parse(9, &zombie, b"Tgid:\t7\n"), None);
+    }
+
+    #[test]
+    fn its_number_in_the_innermost_namespace_is_its_own() {
+        let stat = b"9 (x) S 1 1 1 0 -1 64 0 0 0 0 0 0 0 0 20 0 1 0 345 0 0\n";
+        for (line, inner) in [
+            ("", None),
+            ("NSpid:\t9\n", None),
+            ("NSpid:\t9\t1\n", Some(1)),
+            ("NSpid:\t9\t77\t3\n", Some(3)),
+        ] {
+            let task = Task::parse(9, stat, &text(line)).expect("a thread");
+            assert_eq!(task.inner, inner, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn threads_are_told_from_later_ones_of_the_same_number() {
+        let task = Task::of(own())
+            .expect("it can be looked at")
+            .expect("it is there");
+        assert_eq!(task.process, std::process::id());
+        assert!(!task.ended && task.id.started > 0);
+        assert_eq!(
+            Task::of(own()).expect("it can be looked at"),
+            Some(task.clone())
+        );
+        assert_eq!(Task::of(u32::MAX).expect("nothing to look at"), None);
+        assert_eq!(Task::of(0).expect("nothing to look at"), None);
+        let mut all = Task::numbers_of(std::process::id()).expect("its threads");
+        assert!(all.any(|one| one == (task.id.number, None)));
+        assert!(cgroup(std::process::id()).is_ok());
+    }
+}
