@@ -1,5 +1,6 @@
 //! The one thread: what it waits for, and what it does in a turn.
 
+mod reload;
 mod side;
 mod start;
 
@@ -7,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
 use arbiter::host::BootTime;
@@ -20,9 +20,9 @@ use varlink::Request;
 use crate::audit::Trail;
 use crate::broker::Broker;
 use crate::commit::Committer;
-use crate::config::ArbiterConfig;
 use crate::connections::{Complaints, Connection, End, MOST_CALLS, Rates, Table, is_passing};
 use crate::host::HostFiles;
+use crate::manager::Manager;
 use crate::peer::Client;
 use crate::probe::Sights;
 use crate::room::Room;
@@ -30,6 +30,7 @@ use crate::scrape::Scrapers;
 use crate::service::{ConnectionId, Service, waits_for_nothing};
 use crate::store::Store;
 use crate::threads::Threads;
+use reload::Reloads;
 use start::failed;
 pub use start::{OwnArbiter, ServeError};
 
@@ -41,7 +42,8 @@ const METRICS: u64 = 4;
 const EVENTS: u64 = 5;
 const OPENED: u64 = 6;
 const THREADS: u64 = 7;
-const FIRST: u64 = 8;
+const REREAD: u64 = 8;
+const FIRST: u64 = 9;
 /// Most events taken at once.
 const BATCH: usize = 1024;
 /// Calls that look at everything count as so many.
@@ -101,7 +103,8 @@ pub struct Arbiterd {
     looked: UnixStream,
     /// What was seen, where the counters are measured.
     sights: Option<Sights>,
-    config: Option<PathBuf>,
+    reloads: Reloads,
+    manager: Manager,
     host: HostFiles,
     scrapers: Option<Scrapers>,
     broker: Option<Broker>,
@@ -190,8 +193,7 @@ impl Arbiterd {
     /// # Errors
     /// The kernel did not do what it always does.
     pub fn run(self) -> Result<(), ServeError> {
-        // Nobody may listen: then it does not matter.
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        self.manager.tell("READY=1\nSTATUS=Serves.");
         self.run_within()
     }
 
@@ -199,6 +201,7 @@ impl Arbiterd {
     fn run_within(mut self) -> Result<(), ServeError> {
         self.settle();
         let ended = self.serve_until_told();
+        self.manager.tell("STOPPING=1\nSTATUS=Ends.");
         self.host.end(&self.service);
         self.sync_audit(true);
         if self.journal.is_none()
@@ -221,8 +224,9 @@ impl Arbiterd {
                     LISTENER => all &= self.accept(),
                     STOP => {}
                     // They are reported again.
-                    HANGUP | SIGHTS if self.is_due() => {}
+                    HANGUP | REREAD | SIGHTS if self.is_due() => {}
                     HANGUP => self.reload(),
+                    REREAD => self.take_configuration(),
                     SIGHTS => self.see(),
                     THREADS => self.threads.hear(),
                     METRICS => self.accept_scrapers(),
@@ -248,6 +252,7 @@ impl Arbiterd {
             }
             self.resume();
             all &= self.serve();
+            self.manager.beat(now().0);
             self.advance(all);
             if self.host.due() <= now().0 && !self.is_due() {
                 self.host.look(&mut self.service, now());
@@ -284,6 +289,7 @@ impl Arbiterd {
             .chain(self.paused.values().copied())
             .chain(self.full_until)
             .chain([self.host.due()])
+            .chain(self.manager.due())
             .chain(self.scrapers.as_ref().and_then(Scrapers::due))
             .chain(self.broker.as_ref().and_then(Broker::due))
             .min();
@@ -356,28 +362,6 @@ impl Arbiterd {
             for id in std::mem::take(&mut self.gone) {
                 self.service.gone(id, now());
             }
-        }
-    }
-
-    fn reload(&mut self) {
-        // However many signals there were.
-        let _ = self.hangup.read(&mut [0; 64]);
-        let Some(path) = &self.config else {
-            log::warn!("SIGHUP: there is no --config file to read again");
-            return;
-        };
-        let read = ArbiterConfig::read(path).map_err(|error| error.to_string());
-        let time = now();
-        match read.and_then(|config| self.service.reload(config, time)) {
-            Ok(()) => {
-                log::info!("{}: read again", path.display());
-                self.host.follow_config(&mut self.service, time);
-                for (id, connection) in &self.connections {
-                    let stranger = self.service.is_stranger(&connection.client);
-                    self.room.add(*id, connection.client.uid, stranger);
-                }
-            }
-            Err(error) => log::error!("{error}; the rules stay as they were"),
         }
     }
 
@@ -660,7 +644,10 @@ impl Arbiterd {
     /// Writes what has changed, and answers.
     fn settle(&mut self) {
         loop {
-            if let Some(ended) = self.threads.take() {
+            // Their leases end after what is due: somebody may have renewed in time.
+            if !self.is_due()
+                && let Some(ended) = self.threads.take()
+            {
                 self.service.threads_ended(&ended, now());
             }
             let mut output = self.service.take();

@@ -24,6 +24,7 @@ mod event_loop;
 mod host;
 mod http;
 mod journal;
+mod manager;
 mod metrics;
 mod peer;
 mod probe;

@@ -57,6 +57,8 @@ pub(crate) struct Metrics {
     pub(crate) audit_records: Counter,
     pub(crate) audit_lost: Counter,
     pub(crate) audit_errors: Counter,
+    pub(crate) reload_errors: Counter,
+    pub(crate) config_stale: Gauge,
     pub(crate) refused_connections: Counter,
     pub(crate) brokered: Counter,
     pub(crate) reenabled: Counter,
@@ -163,6 +165,14 @@ impl Metrics {
         );
         let audit_errors: Counter =
             metric!("arbiter_audit_errors", "Syncs of the audit that failed");
+        let reload_errors: Counter = metric!(
+            "arbiter_reload_errors",
+            "Times that the configuration could not be read again"
+        );
+        let config_stale: Gauge = metric!(
+            "arbiter_config_stale",
+            "1 while the rules are of before, since the file cannot be used"
+        );
         let refused_connections: Counter = metric!(
             "arbiter_connections_refused",
             "Connections that were closed at once: there were too many"
@@ -208,6 +218,8 @@ impl Metrics {
             audit_records,
             audit_lost,
             audit_errors,
+            reload_errors,
+            config_stale,
             refused_connections,
             brokered,
             reenabled,

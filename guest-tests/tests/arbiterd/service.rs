@@ -1,7 +1,9 @@
 //! The arbiter below a service manager: a socket that is given, readiness, units.
 
 use std::fs;
-use std::os::unix::net::UnixDatagram;
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -124,6 +126,101 @@ fn systemds_own_tool_activates_it() {
     drop(held);
     end_well(&mut child);
     assert!(socket.exists());
+}
+
+/// What a service manager is told, up to what has `end`.
+fn told(socket: &UnixDatagram, end: &str) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    while !all.last().is_some_and(|last| last.contains(end)) {
+        let mut bytes = [0; 4096];
+        let length = socket.recv(&mut bytes);
+        let length = length.unwrap_or_else(|error| panic!("no {end}: {error}; {all:?}"));
+        all.push(String::from_utf8_lossy(&bytes[..length]).into_owned());
+    }
+    all
+}
+
+#[test]
+fn the_manager_is_told_of_start_reload_and_end_wherever_it_listens() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("notify").display().to_string();
+    let abstract_name = format!("umpire-test-{}", std::process::id());
+    for name in [path, format!("@{abstract_name}/x")] {
+        let address = match name.strip_prefix('@') {
+            Some(name) => SocketAddr::from_abstract_name(name),
+            None => SocketAddr::from_pathname(&name),
+        };
+        let manager = UnixDatagram::bind_addr(&address.expect("an address")).expect("a socket");
+        manager.set_read_timeout(Some(LONG)).expect("a socket");
+        let config = folder.path().join("c.toml");
+        let good = "[[pmu]]\nprogrammable = 4\n[[tenant]]\nname = \"a\"\nusers = [0]\n";
+        fs::write(&config, good).expect("a file");
+        let mut command = Command::new(guest_tests::umpire::path());
+        command.arg("arbiterd").arg("--config").arg(&config);
+        command.arg("--socket").arg(folder.path().join("socket"));
+        command
+            .args(["--metrics"])
+            .arg(folder.path().join("metrics"));
+        // Half of it is soon over.
+        command
+            .env("NOTIFY_SOCKET", &name)
+            .env("WATCHDOG_USEC", "400000");
+        let mut child = command.stdin(Stdio::null()).spawn().expect("it starts");
+        let hangup = || {
+            let pid = i32::try_from(child.id())
+                .ok()
+                .and_then(rustix::process::Pid::from_raw);
+            rustix::process::kill_process(pid.expect("a pid"), rustix::process::Signal::HUP)
+                .expect("it is ours");
+        };
+        told(&manager, "READY=1");
+        told(&manager, "WATCHDOG=1");
+        for (text, status, stale) in [
+            (good.to_owned(), "read again", "arbiter_config_stale 0"),
+            (
+                format!("{good}nonsense = [\n"),
+                "c.toml:6:",
+                "arbiter_config_stale 1",
+            ),
+            (
+                format!("{good}groups = [\"nosuchgroup\"]\n"),
+                "no group 'nosuchgroup'",
+                "arbiter_config_stale 1",
+            ),
+            (good.to_owned(), "read again", "arbiter_config_stale 0"),
+        ] {
+            fs::write(&config, &text).expect("a file");
+            hangup();
+            let all = told(&manager, "READY=1");
+            let all: Vec<&String> = all.iter().filter(|one| *one != "WATCHDOG=1").collect();
+            let begins = |line: &str| line.starts_with("MONOTONIC_USEC=") && line.len() > 15;
+            assert_eq!(all.len(), 2, "{all:?}");
+            assert!(all[0].starts_with("RELOADING=1\n"), "{all:?}");
+            assert!(all[0].lines().any(begins), "{all:?}");
+            assert!(
+                all[1].contains("STATUS=") && all[1].contains(status),
+                "{all:?}"
+            );
+            let scraped = || {
+                let socket = folder.path().join("metrics");
+                let mut metrics = UnixStream::connect(socket).expect("it listens");
+                metrics
+                    .write_all(b"GET /metrics HTTP/1.0\r\n\r\n")
+                    .expect("it reads");
+                let mut said = String::new();
+                metrics.read_to_string(&mut said).expect("it answers");
+                said
+            };
+            let until = Instant::now() + LONG;
+            // The text is made at most five times a second.
+            while !scraped().contains(stale) {
+                assert!(Instant::now() < until, "{stale}: {}", scraped());
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        end_well(&mut child);
+        told(&manager, "STOPPING=1");
+    }
 }
 
 #[test]

@@ -7,16 +7,15 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixDatagram;
 
 use arbiter::CounterSet;
 use arbiter::host::{LeaseId, PmuId};
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, connect, sendmsg, socket_with,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use umpire_budget::{EventSpec, Handed, HandedEvent, Rings};
 
 use super::Open;
+use crate::manager::address;
 use crate::peer::Started;
 use crate::service::Allowed;
 
@@ -48,18 +47,8 @@ fn send(text: &str, event: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return Ok(());
     };
-    let address = match path.as_bytes() {
-        // sd_notify(3): a socket without a file.
-        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
-        path => SocketAddrUnix::new(path)?,
-    };
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    connect(&socket, &address)?;
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address(path.as_bytes())?)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let events: Vec<BorrowedFd<'_>> = event.into_iter().collect();

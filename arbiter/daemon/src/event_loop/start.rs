@@ -17,7 +17,8 @@ use umpire_socket::{
     Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording, raise_open_files,
 };
 
-use super::{Arbiterd, FIRST, HANGUP, Incoming, OPENED, SIGHTS, STOP, THREADS, now};
+use super::reload::Reloads;
+use super::{Arbiterd, FIRST, HANGUP, Incoming, OPENED, REREAD, SIGHTS, STOP, THREADS, now};
 use crate::audit::{Trail, unix_ms};
 use crate::broker::{Broker, PREFIX};
 use crate::commit::Committer;
@@ -25,6 +26,7 @@ use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Complaints, Rates, Table};
 use crate::host::HostFiles;
 use crate::journal::{Recalled, Stored};
+use crate::manager::Manager;
 use crate::probe;
 use crate::room::Room;
 use crate::scrape::Scrapers;
@@ -135,14 +137,16 @@ impl Arbiterd {
     ) -> Result<Self, ServeError> {
         let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
         let hangup = signal_pipe(&[SIGHUP]).map_err(failed("signals"))?;
+        let ends = (stop, hangup, Manager::of_environment());
         let given = Given::from_manager();
-        Self::start_until((stop, hangup), given, config, config_file, socket, access)
+        Self::start_until(ends, given, config, config_file, socket, access)
     }
 
-    /// The same, at the socket that was `given` if one was, with the events. `stop` can be read from when it is
-    /// to end, `hangup` when the configuration is to be read again.
+    /// The same, at the socket that was `given` if one was, with the events. `stop` can be read
+    /// from when it is to end, `hangup` when the configuration is to be read again; `manager` is
+    /// told of both.
     fn start_until(
-        (stop, hangup): (UnixStream, UnixStream),
+        (stop, hangup, manager): (UnixStream, UnixStream, Manager),
         given: Given,
         mut config: ArbiterConfig,
         config_file: Option<&Path>,
@@ -164,6 +168,7 @@ impl Arbiterd {
         let found = if config.pmus.is_empty() {
             let recorded = recalled.as_ref().map(Recalled::counters);
             let recorded = recorded.unwrap_or_default();
+            manager.starts("Measures the counters of the host.");
             probe::found(host.present(), config.measured.as_ref(), &recorded)
                 .map_err(ServeError::NotMeasured)?
         } else {
@@ -284,7 +289,8 @@ impl Arbiterd {
             hangup,
             looked,
             sights,
-            config: config_file.map(Path::to_owned),
+            reloads: Reloads::new(config_file).map_err(failed("socketpair"))?,
+            manager,
             host,
             scrapers,
             broker,
@@ -313,6 +319,7 @@ impl Arbiterd {
             (&arbiterd.stop, STOP),
             (&arbiterd.hangup, HANGUP),
             (&arbiterd.looked, SIGHTS),
+            (&arbiterd.reloads.is_read, REREAD),
         ] {
             arbiterd.watch(pipe, token).map_err(failed("epoll"))?;
         }
@@ -345,7 +352,8 @@ impl OwnArbiter {
         };
         // Nothing is ever written to it.
         let (hangup, _silent) = UnixStream::pair().map_err(failed("socketpair"))?;
-        let ends = (stop, hangup);
+        // The program's service manager is its own affair.
+        let ends = (stop, hangup, Manager::default());
         let service = Arbiterd::start_until(ends, Given::default(), config, None, socket, &access)?;
         let body = move || {
             let _silent = _silent;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::path::Path;
 
 use arbiter::host::{Caller, Cause, Change, Lease, LeaseId, TenantId};
 use serde_json::{Value, json};
@@ -268,6 +269,22 @@ impl Service {
         for answer in output.answers.iter_mut().filter(|answer| answer.audited) {
             answer.reply = refusal("audit-failed".to_owned(), what.to_owned());
         }
+    }
+
+    /// The configuration was read again, or could not be.
+    pub(crate) fn reloaded(&mut self, file: &Path, why: Option<&String>) {
+        self.metrics.config_stale.set(i64::from(why.is_some()));
+        if why.is_some() {
+            self.metrics.reload_errors.inc();
+        }
+        let event = if why.is_some() {
+            "reload-failed"
+        } else {
+            "reload"
+        };
+        // What of the path is not text is not needed to know which it is.
+        let file = file.to_string_lossy();
+        self.record(&json!({ "event": event, "file": file, "why": why }));
     }
 
     /// The NMI watchdog was turned on or off.
