@@ -60,9 +60,14 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<RawSymbol>, TextError> {
         if line.is_empty() {
             continue;
         }
-        let symbol = symbol(line).ok_or_else(|| TextError::Line {
-            line: number + 1,
-            text: umpire_events::one_line(&line.chars().take(60).collect::<String>()),
+        let symbol = symbol(line).ok_or_else(|| {
+            if line.contains(char::REPLACEMENT_CHARACTER) {
+                return TextError::NotText;
+            }
+            TextError::Line {
+                line: number + 1,
+                text: umpire_events::one_line(&line.chars().take(60).collect::<String>()),
+            }
         })?;
         symbols.extend(symbol);
     }
