@@ -633,7 +633,12 @@ impl Arbiterd {
         self.paused.remove(&id);
         self.blocked.remove(&id);
         self.ready.remove(&id);
-        self.gone.push(id);
+        if self.is_due() {
+            self.gone.push(id);
+        } else {
+            // What it held is there for whoever has asked since.
+            self.service.gone(id, now());
+        }
     }
 
     /// When the journal is tried again, if it could not be written.
