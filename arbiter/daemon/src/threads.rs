@@ -87,7 +87,7 @@ impl Threads {
             match entry {
                 Entry::Lease(lease) => self.follow_lease(service, LeaseId(lease.id)),
                 Entry::Ended(id) => self.follow_lease(service, LeaseId(*id)),
-                Entry::Next(_) => {}
+                Entry::Next(_) | Entry::Barred(_) | Entry::Pardoned(_) => {}
             }
         }
     }
