@@ -183,8 +183,8 @@ pub(crate) fn descriptors(target: &Target, stock: &mut Stock, turn: u64) -> bool
     };
     let at = usize::try_from(turn).expect("few turns") % (2 * target.messages.len());
     let message = &target.messages[at / 2];
-    let part = if at % 2 == 0 { message.len() } else { 1 };
-    let count = if turn % 3 == 0 { 1 } else { MOST };
+    let part = if at.is_multiple_of(2) { message.len() } else { 1 };
+    let count = if turn.is_multiple_of(3) { 1 } else { MOST };
     let sent = send(&socket, &message[..part], Some((&file, count)));
     // Whoever receives it has the last ones.
     drop(file);
@@ -207,7 +207,7 @@ fn unread_descriptors(target: &Target, stock: &mut Stock, turn: u64) -> bool {
     }
     let sent = send(&socket, b"x", Some((&file, MOST)));
     drop(file);
-    if turn % 2 == 0 {
+    if turn.is_multiple_of(2) {
         std::thread::sleep(Duration::from_millis(60));
     }
     drop(socket);
@@ -240,7 +240,7 @@ fn flood(target: &Target, _: &mut Stock, turn: u64) -> bool {
         send(&socket, message, None) && send(&socket, &message[..message.len() / 2], None)
     });
     let sent = sent.count() > 0;
-    if turn % 2 == 0 {
+    if turn.is_multiple_of(2) {
         send(&socket, &noise, None);
     }
     sent
