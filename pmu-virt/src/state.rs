@@ -39,6 +39,9 @@ pub struct PmuState {
     /// Counters whose overflow has yet to raise its PMI.
     pub(crate) pending_pmi: Vec<CounterName>,
     pub(crate) snapshot: SavedSnapshot,
+    /// The guest has set or asked for a counter, which nothing else here shows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) was_programmed: bool,
     /// Instruction-based sampling, where the model has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ibs: Option<SavedIbs>,

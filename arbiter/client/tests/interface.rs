@@ -8,8 +8,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use umpire_lease::{
     AcquireIn, AcquireOut, AuditIn, ClaimIn, Counters, DESCRIPTION, Event, ExplainIn, ExplainOut,
-    Figure, INTERFACE, Lease, Leaving, ListOut, NoReply, Outsider, Place, Refusal, RefusedError,
-    ReleaseIn, RenewIn, RenewOut, ReportIn, Request, RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
+    Figure, INTERFACE, Lease, Leaving, ListOut, NoReply, Outsider, PardonIn, Place, Refusal,
+    RefusedError, ReleaseIn, RenewIn, RenewOut, ReportIn, Request, RevokeIn, RevokeOut, WatchOut,
+    WhoIn, WhoOut,
 };
 use varlink_parser::{IDL, VStruct, VStructOrEnum, VType, VTypeExt};
 
@@ -114,6 +115,8 @@ fn messages_are_as_described() {
     check::<NoReply>(&idl, "Report", &method("Report").output);
     check::<AuditIn>(&idl, "Audit", &method("Audit").input);
     check::<NoReply>(&idl, "Audit", &method("Audit").output);
-    assert_eq!(idl.methods.len(), 11, "each method is checked");
+    check::<PardonIn>(&idl, "Pardon", &method("Pardon").input);
+    check::<NoReply>(&idl, "Pardon", &method("Pardon").output);
+    assert_eq!(idl.methods.len(), 12, "each method is checked");
     check::<RefusedError>(&idl, "Refused", &idl.errors["Refused"].parm);
 }

@@ -183,7 +183,11 @@ pub(crate) fn descriptors(target: &Target, stock: &mut Stock, turn: u64) -> bool
     };
     let at = usize::try_from(turn).expect("few turns") % (2 * target.messages.len());
     let message = &target.messages[at / 2];
-    let part = if at.is_multiple_of(2) { message.len() } else { 1 };
+    let part = if at.is_multiple_of(2) {
+        message.len()
+    } else {
+        1
+    };
     let count = if turn.is_multiple_of(3) { 1 } else { MOST };
     let sent = send(&socket, &message[..part], Some((&file, count)));
     // Whoever receives it has the last ones.

@@ -31,7 +31,7 @@ impl VcpuPmu {
         let held = self.held();
         let fields = fields(held);
         let counters = self.model.counters();
-        PmuState {
+        let mut state = PmuState {
             model: self.model.to_string(),
             selects: (0..self.model.programmable())
                 .filter_map(|n| Some((n, self.select.get(usize::from(n))?)))
@@ -82,9 +82,13 @@ impl VcpuPmu {
                     })
                     .collect(),
             },
+            was_programmed: false,
             ibs: self.save_ibs(here, held),
             reservations: None,
-        }
+        };
+        // Said only where nothing else shows it, so that older versions read the others.
+        state.was_programmed = self.programmed && !shows_use(&self.model, &state);
+        state
     }
 
     fn save_counter(&self, core: Option<&CorePmu>, counter: CounterId) -> SavedCounter {
@@ -155,9 +159,7 @@ impl VcpuPmu {
             logical.provenance = saved.provenance;
             logical.loss = saved.loss;
         }
-        let programmed = |saved: &SavedCounter| saved.programmed || saved.value.0 != 0;
-        self.programmed = state.counters.iter().any(programmed)
-            || state.global_control.0 != self.model.global_control_reset();
+        self.programmed = state.was_programmed || shows_use(&self.model, state);
         for saved in &state.counters {
             self.update(here, saved.counter.0);
         }
@@ -170,6 +172,12 @@ impl VcpuPmu {
         self.refresh_needs(here.as_deref());
         Ok(())
     }
+}
+
+/// Whether the registers of a state show that its guest has set or started a counter.
+fn shows_use(model: &PmuModel, state: &PmuState) -> bool {
+    let used = |saved: &SavedCounter| saved.programmed || saved.value.0 != 0;
+    state.counters.iter().any(used) || state.global_control.0 != model.global_control_reset()
 }
 
 /// Whether a PMU of `model` can be in this state.

@@ -3,10 +3,14 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::Builder;
 
 use perfmon_abi::{Message, Record};
 use pmu_virt::perfmon::MessageQueue;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
 use crate::{socket, sys};
@@ -30,26 +34,83 @@ pub(crate) fn unread(socket: &OwnedFd) -> usize {
 
 /// What rings at the tool for overflows of a context with `PFM_FL_OVFL_NO_MSG`: whoever
 /// asked for a signal gets one (3.3.7), and nothing stays that could be read.
+///
+/// A thread of the bell's own takes out what rings. Who reads from a socket waits for others who
+/// do, and a tool can make its own read take as long as it likes (a page of its buffer that some
+/// file system of the tool's never brings). So nobody else may read from the tool's end.
 #[derive(Debug)]
 pub(crate) struct Bell {
     hand: OwnedFd,
     /// The tool has it, too.
     pub(crate) socket: Arc<OwnedFd>,
+    /// There is one bell less when it is gone.
+    _place: BellPlace,
+}
+
+/// Most bells of this process: each has a thread, which may hang for as long as its tool lives.
+const MOST_BELLS: usize = 256;
+static BELLS: AtomicUsize = AtomicUsize::new(0);
+
+/// One of [`MOST_BELLS`], from the making of a bell to the end of its thread.
+#[derive(Clone, Debug)]
+struct BellPlace(#[expect(dead_code, reason = "counted")] Arc<CountedBell>);
+
+#[derive(Debug)]
+struct CountedBell;
+
+impl Drop for CountedBell {
+    fn drop(&mut self) {
+        BELLS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl BellPlace {
+    fn new() -> Option<Self> {
+        let counted = BELLS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bells| {
+            (bells < MOST_BELLS).then_some(bells + 1)
+        });
+        counted.ok().map(|_| Self(Arc::new(CountedBell)))
+    }
 }
 
 impl Bell {
     /// # Errors
-    /// The process has no descriptor left.
+    /// There are too many, or the process has no descriptor or thread left.
     pub(crate) fn new() -> io::Result<Self> {
+        let place = BellPlace::new().ok_or(io::ErrorKind::QuotaExceeded)?;
         let (hand, socket) = socket::context_pair()?;
         let socket = Arc::new(socket);
-        Ok(Self { hand, socket })
+        let (theirs, thread) = (socket.clone(), place.clone());
+        Builder::new().name("bell".to_owned()).spawn(move || {
+            empty(&theirs);
+            drop(thread);
+        })?;
+        Ok(Self {
+            hand,
+            socket,
+            _place: place,
+        })
     }
 
     fn ring(&self) {
         // A tool that has shut its bell down hears nothing.
         let _ = socket::send(self.hand.as_fd(), &[1], &[]);
-        let _ = recv(&*self.socket, &mut [0; 1][..], RecvFlags::DONTWAIT);
+    }
+}
+
+/// Takes out what comes until the other end is closed, or the tool has shut this one down.
+fn empty(socket: &OwnedFd) {
+    loop {
+        let mut polled = [PollFd::new(socket, PollFlags::IN)];
+        match poll(&mut polled, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return,
+        }
+        match recv(socket, &mut [0; 1][..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return,
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => return,
+        }
     }
 }
 
@@ -143,7 +204,7 @@ impl MessageQueue for SocketQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::event::Timespec;
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
     fn message(generation: u16) -> Message {
@@ -193,8 +254,15 @@ mod tests {
         assert_eq!(read(), Ok(Message::SIZE));
         assert_eq!(read(), Err(rustix::io::Errno::AGAIN));
         let bell = &place.get().unwrap().socket;
-        let mut polled = [PollFd::new(&**bell, PollFlags::IN)];
-        assert_eq!(poll(&mut polled, Some(&Timespec::default())), Ok(0));
+        let rests = || {
+            let mut polled = [PollFd::new(&**bell, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())) == Ok(0)
+        };
+        let began = std::time::Instant::now();
+        while !rests() {
+            assert!(began.elapsed() < std::time::Duration::from_secs(20));
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         // Whatever the tool does to its end, nobody waits.
         socket::send(bell.as_fd(), b"x", &[]).unwrap_err();
         fcntl_setfl(bell, fcntl_getfl(bell).unwrap() - OFlags::NONBLOCK).unwrap();

@@ -417,7 +417,12 @@ mod tests {
         refuse("amd-core", "cycles:k", InvalidAttribute, "nouser");
         refuse("amd-core", "cycles,pc", InvalidEvent, "pc");
         refuse("intel-v2", "ref-cycles,inv", InvalidAttribute, "pic0");
-        refuse("intel-v2", "pic0=0x10000003c", InvalidAttribute, "33:32");
+        refuse(
+            "intel-v2",
+            "pic0=0x10000003c",
+            InvalidAttribute,
+            "in_tx (bit 32",
+        );
     }
 
     proptest! {

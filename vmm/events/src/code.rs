@@ -97,7 +97,7 @@ fn in_words(bits: u64, vendor: Vendor) -> String {
     const INTEL: [(u64, &str); 3] = [
         (
             1 << 32,
-            "in_tx (bit 32, which is no event select above 0xff)",
+            "in_tx (bit 32; event selects above 0xff are AMD's)",
         ),
         (1 << 33, "in_tx_cp (bit 33)"),
         (1 << 34, "adaptive PEBS record (bit 34)"),

@@ -168,6 +168,10 @@ impl VmTraps {
         let read = vcpus.any(|vcpu| vcpu.programmed.load(Ordering::Relaxed));
         if read != self.is_read() {
             self.read.store(read, Ordering::Relaxed);
+            if !read {
+                // After a reset a kernel may be where an earlier one was.
+                state.abandoned.clear();
+            }
             // Those that are inside have a handler that nobody watches.
             self.change(&mut state, |_| ());
         }

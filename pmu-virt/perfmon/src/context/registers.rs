@@ -140,8 +140,12 @@ impl Context {
         }
         if let Some(set) = self.sets.get_mut(&arg.set) {
             let value = arg.value & set.mask(&pmd);
-            // What was told of its overflow stays true: PFM_RESTART loads it with the
-            // long reset value that is written here (3.4.2).
+            // Of the active set, what was told of its overflow stays true: PFM_RESTART loads
+            // it with the long reset value that is written here (3.4.2). A set that is not
+            // active counts on from what is written when its turn comes.
+            if arg.set != self.active {
+                set.overflowed.remove(arg.num);
+            }
             set.pmds.insert(
                 arg.num,
                 Pmd {

@@ -24,6 +24,9 @@ use umpire_socket::{ClientSocket, Listener, Peer, Received};
 const MOST_AT_ONCE: usize = 64;
 /// Refused connections that are kept until their peer has seen why.
 pub(super) const MOST_REFUSED: usize = 128;
+/// Most bytes of counts that a user has after the VM's end, and that all have.
+const MOST_LAST_OF_USER: usize = 8 << 20;
+const MOST_LAST: usize = 64 << 20;
 /// How long connections wait when there is no descriptor for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -284,16 +287,35 @@ impl Connections {
     }
 
     /// Leaves each connection what `counts` has of the contexts that it has bound: the VM has
-    /// ended, and its tools read on (3.3.6).
+    /// ended, and its tools read on (3.3.6). What is left stays for as long as a client likes,
+    /// so users have limited room, and those with little are served first.
     pub(super) fn leave(&self, mut counts: impl FnMut(ContextId) -> Option<Vec<u8>>) {
-        for connection in self.open.values() {
-            let bound = connection.handles.contexts.iter();
-            let counts = bound.filter_map(|(&handle, &id)| Some((handle, counts(id)?)));
-            let counts: Vec<(u32, Vec<u8>)> = counts.collect();
-            if counts.is_empty() {
+        let mut connections: Vec<&Connection> = self.open.values().collect();
+        connections.sort_by_key(|connection| connection.handles.contexts.len());
+        let mut room = LastRoom::default();
+        for connection in connections {
+            let user = connection.peer.uid;
+            let mut of_it: Vec<(u32, Vec<u8>)> = Vec::new();
+            let mut bytes = 0;
+            for (&handle, &id) in &connection.handles.contexts {
+                let Some(counts) = counts(id) else { continue };
+                bytes += counts.len();
+                if !room.has(user, bytes) {
+                    break;
+                }
+                of_it.push((handle, counts));
+            }
+            if bytes == 0 {
                 continue;
             }
-            let left = MemoryFile::of("umpire-last-counts", &last::encode_all(&counts))
+            if !room.take(user, bytes) {
+                log::warn!(
+                    "a tool of user {user} cannot read its counts after the VM's end: its user \
+                     has {MOST_LAST_OF_USER} bytes for them, and all have {MOST_LAST}"
+                );
+                continue;
+            }
+            let left = MemoryFile::of("umpire-last-counts", &last::encode_all(&of_it))
                 .and_then(|file| file.reader())
                 .and_then(|file| send(connection.socket.as_fd(), &last::PACKET, &[file.as_fd()]));
             if let Err(error) = left {
@@ -321,6 +343,29 @@ impl Connections {
             self.events.remove(&connection.socket);
             self.ended.push(id);
         }
+    }
+}
+
+/// How many bytes of last counts are left.
+#[derive(Debug, Default)]
+struct LastRoom {
+    of_users: BTreeMap<u32, usize>,
+    of_all: usize,
+}
+
+impl LastRoom {
+    fn has(&self, user: u32, bytes: usize) -> bool {
+        let own = self.of_users.get(&user).copied().unwrap_or(0);
+        own + bytes <= MOST_LAST_OF_USER && self.of_all + bytes <= MOST_LAST
+    }
+
+    fn take(&mut self, user: u32, bytes: usize) -> bool {
+        let has = self.has(user, bytes);
+        if has {
+            *self.of_users.entry(user).or_default() += bytes;
+            self.of_all += bytes;
+        }
+        has
     }
 }
 

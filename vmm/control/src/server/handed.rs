@@ -51,16 +51,21 @@ impl Handed {
         if files.files.front().is_none_or(|it| Arc::ptr_eq(it, last)) {
             return false;
         }
-        if let Some(oldest) = files.files.pop_front() {
-            files.bytes -= oldest.bytes();
-            self.bytes -= oldest.bytes();
-            self.count -= 1;
-            if let Err(error) = oldest.cut() {
-                log::warn!("the memory of an answer does not come back: {error}");
-            }
-        }
+        let Some(oldest) = files.files.pop_front() else {
+            return false;
+        };
+        files.bytes -= oldest.bytes();
+        self.bytes -= oldest.bytes();
+        self.count -= 1;
         if files.files.is_empty() {
             self.of_users.remove(&user);
+        }
+        // Another user who has it, too, may still read it, and loses it in its own turn.
+        let mut others = self.of_users.values().flat_map(|files| &files.files);
+        if !others.any(|file| Arc::ptr_eq(file, &oldest))
+            && let Err(error) = oldest.cut()
+        {
+            log::warn!("the memory of an answer does not come back: {error}");
         }
         true
     }
@@ -90,6 +95,22 @@ mod tests {
         let kept: Vec<bool> = files.iter().map(left).collect();
         assert_eq!(kept, [false, false, true, true, true, true, true, true]);
         assert_eq!(handed.bytes, MOST);
+    }
+
+    #[test]
+    fn nobody_loses_a_file_by_anothers_requests() {
+        let mut handed = Handed::default();
+        let shared = file(1 << 20);
+        handed.add(7, &shared);
+        handed.add(8, &shared);
+        for _ in 0..2 * MOST_FILES {
+            handed.add(8, &file(4096));
+        }
+        assert!(shared.left() > 0);
+        for _ in 0..2 * MOST_FILES {
+            handed.add(7, &file(4096));
+        }
+        assert_eq!(shared.left(), 0, "its last user has asked for more");
     }
 
     #[test]

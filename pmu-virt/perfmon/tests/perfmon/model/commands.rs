@@ -142,6 +142,8 @@ impl Model {
         // history. What was dealt with is over with PFM_RESTART alone (3.4.2).
         if arg.set == self.active {
             self.wrapped.remove(&arg.num);
+        } else {
+            set.overflowed.remove(&arg.num);
         }
         Ok(())
     }
