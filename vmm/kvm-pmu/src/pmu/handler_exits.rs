@@ -23,7 +23,14 @@ impl Traps {
         let stepped = self.pmu.as_ref().is_some_and(|pmu| pmu.needs().stepping);
         let before = self.gp.armed();
         let how = (stepped, walked);
+        // What the stepper waits for stays: without it a delivery goes by unseen. Its next
+        // plan has the handler that is found now.
+        let awaited = self.stepping.is_active();
+        let awaited = awaited.then(|| self.debug.wanted().to_vec());
         let full = self.gp.arm(vcpu, lent.memory, &mut self.debug, how)?;
+        if let Some(awaited) = awaited {
+            self.debug.want(&awaited);
+        }
         self.tell_armed(vcpu, lent, before);
         if full {
             self.report_full(vcpu, lent);
