@@ -348,13 +348,16 @@ fn what_tools_count_in_a_vm_is_leased_too() {
     await_leases(&daemon, "tool", &[]);
 
     // Taken away and given back: the tool says for how long it counted.
-    let two = stat("cycles,cycles:u", "3s");
+    let two = stat("cycles,cycles:u", "6s");
+    await_leases(&daemon, "tool", &[2]);
+    // It tries first, and has a lease for each try.
+    std::thread::sleep(Duration::from_millis(500));
     let lease = await_leases(&daemon, "tool", &[2])[0].id;
     let mut held = daemon.connect().acquire(&whole(2)).expect("it waits");
     let _ = daemon.out(&["revoke", &lease.to_string(), "--grace", "50"]);
     held.wait().expect("it is served");
     await_counting(&vm, 6, 6);
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(1500));
     drop(held);
     await_leases(&daemon, "tool", &[2]);
     let (both, told) = rows(two);
