@@ -22,7 +22,7 @@ pub(crate) struct Task {
     pub(crate) uids: Vec<u32>,
     /// Its number in its own PID namespace, if that is not this process's.
     pub(crate) inner: Option<u32>,
-    /// It runs no more, and has its number until somebody has asked how it ended.
+    /// It is ending, or runs no more and has its number until somebody has asked how it ended.
     pub(crate) ended: bool,
 }
 
@@ -33,7 +33,8 @@ impl Task {
     /// It cannot be looked at.
     pub(crate) fn of(number: u32) -> io::Result<Option<Self>> {
         require_own_proc()?;
-        match Self::at(&format!("/proc/{number}"), number) {
+        // What `/proc/N/stat` has is summed over all threads of the process; this is its own.
+        match Self::at(&format!("/proc/{number}/task/{number}"), number) {
             Err(error) if is_none(&error) && is_hidden(number) => Err(io::Error::other(
                 "/proc hides it from the arbiter (hidepid); give the arbiter CAP_SYS_PTRACE",
             )),
@@ -71,10 +72,13 @@ impl Task {
 
     /// By proc_pid_stat(5) and proc_pid_status(5).
     fn parse(number: u32, stat: &[u8], status: &[u8]) -> Option<Self> {
-        // The name, which may hold anything, is field 2; fields 3 and 22 are these.
+        /// `PF_EXITING` of the kernel's `<linux/sched.h>`.
+        const EXITING: u64 = 0x4;
+        // The name, which may hold anything, is field 2; fields 3, 9 and 22 are these.
         let fields = stat.rsplit(|byte| *byte == b')').next()?;
         let mut fields = words(fields);
-        let (state, started) = (fields.next()?, parsed(fields.nth(18)?)?);
+        let (state, flags) = (fields.next()?, parsed::<u64>(fields.nth(5)?)?);
+        let started = parsed(fields.nth(12)?)?;
         let numbers =
             |name| line(status, name).map(|line| words(line).filter_map(parsed).collect());
         let uids: Vec<u32> = numbers("Uid:")?;
@@ -83,7 +87,7 @@ impl Task {
             process: numbers("Tgid:")?.first().copied()?,
             uids: Some(uids).filter(|uids| uids.len() == 4)?,
             inner: inner(status),
-            ended: matches!(state, b"Z" | b"X"),
+            ended: matches!(state, b"Z" | b"X") || flags & EXITING != 0,
         })
     }
 }
@@ -199,6 +203,10 @@ mod tests {
                 (7, vec![1, 2, 3, 4], false)
             );
         }
+        // Field 9 has the kernel's flags of it: one that is ending has 4 there.
+        let ending = b"9 (x) R 1 1 1 0 -1 4210948 0 0 0 0 0 0 0 0 20 0 1 0 345 0 0\n";
+        let ending = Task::parse(9, ending, &text("")).expect("a thread");
+        assert!(ending.ended && ending.id.started == 345);
         let zombie = [b"9 (S) Z".as_slice(), after.as_bytes()].concat();
         assert!(Task::parse(9, &zombie, &text("")).expect("a thread").ended);
         assert_eq!(Task::parse(9, b"9 (x) S 1", &text("")), None);
@@ -232,6 +240,11 @@ mod tests {
         );
         assert_eq!(Task::of(u32::MAX).expect("nothing to look at"), None);
         assert_eq!(Task::of(0).expect("nothing to look at"), None);
+        // A thread is found by its own number, which is not that of its process.
+        let other = std::thread::spawn(|| Task::of(own()).expect("it can be looked at"));
+        let other = other.join().expect("it ends").expect("it was there");
+        assert_eq!(other.process, std::process::id());
+        assert_ne!(other.id.number, other.process);
         let mut all = Task::numbers_of(std::process::id()).expect("its threads");
         assert!(all.any(|one| one == (task.id.number, None)));
         assert!(cgroup(std::process::id()).is_ok());
