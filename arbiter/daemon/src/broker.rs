@@ -25,7 +25,7 @@ use umpire_lease::{EventReply, EventRequest, Refusal};
 use umpire_socket::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 
 use crate::connections::is_passing;
-use crate::peer::{self, Client, Started};
+use crate::peer::{self, Client, NoThread, Started};
 use crate::service::{Allowed, Service};
 use lost::{Excuses, Lost, Most};
 pub(crate) use manager::PREFIX;
@@ -286,12 +286,18 @@ impl Broker {
         let client = &holder.client;
         self.has_room(client, service)?;
         let thread = allowed.event.thread;
-        let before = thread.map(|thread| peer::thread(thread, client));
+        let before = thread.map(|thread| own_thread(thread, client, service));
+        let before = before.transpose()?;
         if before == Some(None) || !holder.is_there() {
             return Err(service.not_opened(client, "foreign-thread", FOREIGN));
         }
         let counts = thread.filter(|_| before.is_some()).unwrap_or(client.pid);
-        let life = (counts, before.flatten().or_else(|| peer::started(counts)));
+        let started = before.flatten().or_else(|| client.started());
+        if let (None, Some(why)) = (started, &client.not_seen) {
+            let why = NoThread::NotSeen(why.clone()).to_string();
+            return Err(service.not_opened(client, "foreign-thread", &why));
+        }
+        let life = (counts, started);
         let name = || manager::name(&allowed, (client.uid, client.pid), life, self.number);
         Ok(Asked {
             connection,
@@ -408,8 +414,9 @@ impl Broker {
         // The lease may have gone meanwhile, or the number have become another thread's.
         let allowed = service.allow(client, &asked.request).map_err(|why| *why)?;
         let thread = allowed.event.thread;
-        let same = thread.is_none_or(|thread| peer::thread(thread, client) == asked.before);
-        if !same || !holder.is_there() {
+        let now_it = thread.map(|thread| own_thread(thread, client, service));
+        let now_it = now_it.transpose().map_err(Some)?.flatten();
+        if now_it != asked.before || !holder.is_there() {
             return Err(Some(service.not_opened(client, "foreign-thread", FOREIGN)));
         }
         if allowed != asked.allowed {
@@ -499,6 +506,21 @@ impl Broker {
         }
         service.set_taken(lost::taken(&self.lost, now), BootTime(now));
     }
+}
+
+/// When a thread of the client's was started. `None`: it is none of its.
+///
+/// # Errors
+/// It cannot be looked at.
+fn own_thread(
+    number: u32,
+    client: &Client,
+    service: &mut Service,
+) -> Result<Option<Started>, Refusal> {
+    peer::thread(number, client).map_err(|error| {
+        let why = NoThread::Unknown { number, error }.to_string();
+        service.not_opened(client, "foreign-thread", &why)
+    })
 }
 
 /// The kernel does not open an event.

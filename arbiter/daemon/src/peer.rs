@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use arbiter::host::ThreadId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
 use thiserror::Error;
 use umpire_socket::Peer;
 
@@ -30,6 +31,8 @@ pub(crate) struct Client {
     pub(crate) cgroup: Option<Vec<u8>>,
     /// Its process, to tell it from a later one.
     pub(crate) process: Option<ThreadId>,
+    /// Why there is no `process`, if that is no end of it: in words.
+    pub(crate) not_seen: Option<String>,
     /// That is in another PID namespace, whose numbers are not those here.
     pub(crate) is_inner: bool,
     /// What of it could not be learned, and why, in words; empty: all was.
@@ -48,6 +51,9 @@ pub(crate) enum NoThread {
     /// Whoever has its number now is not it.
     #[error("the process that connected has ended, so its threads cannot be told; connect anew")]
     Gone,
+    /// Whether it has it still, the kernel does not say.
+    #[error("the process that asks cannot be looked at, so its threads cannot be told: {0}")]
+    NotSeen(String),
     /// Its namespace is another one, and it is not there.
     #[error(
         "the process that asks is in a PID namespace of its own, and has no thread {0} there \
@@ -92,22 +98,35 @@ impl Client {
         let cgroup = cgroup(pid);
         // If the process is gone, its number may have been another's when that was read.
         let gone = match process(socket) {
-            Ok(process) => process.is_some_and(|process| has_ended(&process)),
-            Err(_) => true,
+            Ok(process) => Ok(process.is_some_and(|process| has_ended(&process))),
+            Err(error) if is_ended(&error) => Ok(true),
+            Err(error) => Err(error),
         };
-        match (task, cgroup) {
-            _ if gone => client.lacks(format_args!("its process has ended")),
-            (Ok(Some(task)), cgroup) => {
-                client.is_inner = task.inner.is_some();
-                client.process = Some(task.id);
-                client.set_cgroup(cgroup);
-            }
-            (Err(error), _) => {
-                client.lacks(format_args!("its process cannot be looked at: {error}"));
-            }
-            (Ok(None), _) => client.lacks(format_args!("its process has ended")),
-        }
+        client.set_process(gone, task, cgroup);
         Ok(client)
+    }
+
+    /// `gone`: whether the process that connected has ended.
+    fn set_process(
+        &mut self,
+        gone: io::Result<bool>,
+        task: io::Result<Option<Task>>,
+        cgroup: io::Result<Option<Vec<u8>>>,
+    ) {
+        match (gone, task) {
+            (Ok(true), _) | (Ok(false), Ok(None)) => {
+                self.lacks(format_args!("its process has ended"));
+            }
+            (Ok(false), Ok(Some(task))) => {
+                self.is_inner = task.inner.is_some();
+                self.process = Some(task.id);
+                self.set_cgroup(cgroup);
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                self.lacks(format_args!("its process cannot be looked at: {error}"));
+                self.not_seen = Some(error.to_string());
+            }
+        }
     }
 
     /// A path that leaves the cgroup namespace of this process begins with `/..`:
@@ -186,7 +205,7 @@ impl Client {
         if self.pid == 0 {
             return Err(NoThread::Outside);
         }
-        let process = self.process.ok_or(NoThread::Gone)?;
+        let process = self.process.ok_or_else(|| self.no_process())?;
         *looks += numbers.len() as u64;
         if self.is_inner {
             let own = look(self.pid)?.filter(|task| task.id == process);
@@ -198,6 +217,17 @@ impl Client {
             task.ok_or(NoThread::None(number))
         });
         found.collect()
+    }
+
+    /// When its process was started, as far as that is known.
+    pub(crate) fn started(&self) -> Option<Started> {
+        self.process.map(|process| Started(process.started))
+    }
+
+    /// Why nobody knows which process it is.
+    fn no_process(&self) -> NoThread {
+        let why = self.not_seen.clone();
+        why.map_or(NoThread::Gone, NoThread::NotSeen)
     }
 
     /// The same where numbers are those of another namespace: the last in `NSpid`
@@ -239,19 +269,26 @@ fn look(number: u32) -> Result<Option<Task>, NoThread> {
 /// Linux 6.5).
 ///
 /// # Errors
-/// It has ended.
+/// It has ended, or there is no descriptor for it.
 pub(crate) fn process(socket: &impl AsFd) -> io::Result<Option<OwnedFd>> {
-    let unknown = rustix::io::Errno::NOPROTOOPT.raw_os_error();
+    let unknown = Errno::NOPROTOOPT.raw_os_error();
     match Peer::pidfd(socket) {
         Err(error) if error.raw_os_error() == Some(unknown) => Ok(None),
         process => process.map(Some),
     }
 }
 
+/// Whether the kernel says so of a process that has ended, rather than of what this one lacks.
+fn is_ended(error: &io::Error) -> bool {
+    let ended = [Errno::INVAL, Errno::SRCH].map(|errno| Some(errno.raw_os_error()));
+    ended.contains(&error.raw_os_error())
+}
+
 /// Whether the process of a descriptor has ended.
 pub(crate) fn has_ended(process: &OwnedFd) -> bool {
     let mut ended = [PollFd::new(process, PollFlags::IN)];
-    poll(&mut ended, Some(&Timespec::default())) != Ok(0)
+    // A signal that this process gets says nothing of that one.
+    retry_on_intr(|| poll(&mut ended, Some(&Timespec::default()))) != Ok(0)
 }
 
 /// What tells a thread from a later one of the same number.
@@ -259,16 +296,25 @@ pub(crate) fn has_ended(process: &OwnedFd) -> bool {
 pub(crate) struct Started(pub(crate) u64);
 
 /// A thread of the process that is `client`, of its user. `None`: it is not.
-pub(crate) fn thread(thread: u32, client: &Client) -> Option<Started> {
-    let task = Task::of(thread).ok().flatten();
-    let own = task.filter(|task| client.runs(task))?;
-    Some(Started(own.id.started))
+///
+/// # Errors
+/// It cannot be looked at.
+pub(crate) fn thread(thread: u32, client: &Client) -> io::Result<Option<Started>> {
+    let own = Task::of(thread)?.filter(|task| client.runs(task));
+    Ok(own.map(|own| Started(own.id.started)))
 }
 
-/// When a thread was started, whoever's it is. `None`: it has ended.
-pub(crate) fn started(thread: u32) -> Option<Started> {
-    let task = Task::of(thread).ok().flatten()?;
-    Some(Started(task.id.started))
+/// Whether nobody has a thread's number any more, or only one that was started later. Of one
+/// that cannot be looked at nobody knows: it is there.
+pub(crate) fn is_gone(started: Option<Started>, task: &io::Result<Option<Task>>) -> bool {
+    match (task, started) {
+        (Err(_), _) => false,
+        (Ok(task), Some(started)) => !task
+            .as_ref()
+            .is_some_and(|task| task.id.started == started.0),
+        // Whoever has the number may be it.
+        (Ok(task), None) => task.is_none(),
+    }
 }
 
 #[cfg(test)]
@@ -285,10 +331,11 @@ mod tests {
             ..Client::default()
         };
         let own = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).expect("an id");
+        let thread = |number, client: &Client| thread(number, client).expect("it can be seen");
         assert!(thread(own, &me).is_some() && thread(me.pid, &me).is_some());
         assert_eq!(thread(own, &me), thread(own, &me));
-        assert_eq!(thread(own, &me), started(own));
-        assert_eq!(started(u32::MAX), None);
+        assert!(!is_gone(thread(own, &me), &Task::of(own)));
+        assert!(is_gone(thread(own, &me), &Task::of(u32::MAX)));
         let threads = |client: &Client, operator| {
             let mut looks = 0;
             let found = client.threads(&[own], operator, &mut looks);
@@ -336,6 +383,16 @@ mod tests {
                 .expect_err("it is not")
                 .contains("PID namespace")
         );
+        let not_seen = Client {
+            process: None,
+            not_seen: Some("/proc is not there".to_owned()),
+            ..me.clone()
+        };
+        let why = threads(&not_seen, true).expect_err("it is not");
+        assert!(
+            why.contains("/proc is not there") && !why.contains("has ended"),
+            "{why}"
+        );
         let gone = Client {
             process: None,
             ..me
@@ -345,6 +402,43 @@ mod tests {
                 .expect_err("it is not")
                 .contains("has ended")
         );
+    }
+
+    /// A lack of descriptors, or of rights, is this process's, and no end of another.
+    #[test]
+    fn who_cannot_be_looked_at_has_not_ended() {
+        let seen = |gone: io::Result<bool>, task: io::Result<Option<Task>>| {
+            let mut client = Client {
+                pid: 9,
+                ..Client::default()
+            };
+            client.set_process(gone, task, Ok(None));
+            let why = client.no_process().to_string();
+            (client.process.is_some(), why.contains("has ended"), why)
+        };
+        let task = || Task::of(std::process::id());
+        assert!(seen(Ok(false), task()).0);
+        for (gone, task) in [(Ok(true), task()), (Ok(false), Ok(None))] {
+            let (is_seen, ended, why) = seen(gone, task);
+            assert!(!is_seen && ended, "{why}");
+        }
+        let full = || io::Error::from(Errno::MFILE);
+        for (gone, task) in [(Err(full()), task()), (Ok(false), Err(full()))] {
+            let (is_seen, ended, why) = seen(gone, task);
+            assert!(!is_seen && !ended && why.contains("open files"), "{why}");
+        }
+        assert!(is_ended(&Errno::SRCH.into()) && !is_ended(&full()));
+        let me = task().expect("it can be seen").expect("it is there");
+        for (started, task, gone) in [
+            (Some(me.id.started), task(), false),
+            (Some(me.id.started + 1), task(), true),
+            (Some(1), Ok(None), true),
+            (Some(1), Err(full()), false),
+            (None, task(), false),
+            (None, Ok(None), true),
+        ] {
+            assert_eq!(is_gone(started.map(Started), &task), gone, "{started:?}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::Open;
 use crate::peer;
 use crate::service::{Service, Taken};
+use crate::task::Task;
 
 /// Most that a user has lost and that are still looked at.
 const MOST_LOST: usize = 4096;
@@ -89,7 +90,7 @@ impl Lost {
     /// Whether there is nothing left that it could count.
     fn is_over(&self) -> bool {
         let (thread, started) = self.open.life;
-        started.is_none() || peer::started(thread) != started
+        peer::is_gone(started, &Task::of(thread))
     }
 
     /// Looks whether it has counted since the last look, and stops it.
