@@ -49,7 +49,8 @@ impl Handed {
     }
 
     /// How long it was to count, as far as it is known: the time stands still while it is
-    /// disabled. `None`: it has no counter, and never will have.
+    /// disabled. `None`: the kernel found no counter for it, and has given it up until
+    /// somebody enables it anew. When its thread has ended, its time is told all the same.
     ///
     /// # Errors
     /// What the kernel answered.

@@ -55,6 +55,8 @@ impl Excuses {
 #[derive(Debug)]
 pub(super) struct Lost {
     pub(super) open: Open,
+    /// `None`: the kernel had no counter for it. It says the time again when somebody has
+    /// enabled it anew, and when the thread that it counts has ended.
     enabled: Option<Duration>,
     since: u64,
     /// Nobody asks before whether there is something left that it could count.
@@ -93,15 +95,30 @@ impl Lost {
         peer::is_gone(started, &Task::of(thread))
     }
 
+    /// Whether the thread that it counts has ended, as far as its number tells.
+    fn thread_has_ended(&self) -> bool {
+        let (thread, started) = self.open.life;
+        let task = Task::of(thread);
+        self.open.allowed.event.thread.is_some()
+            && (peer::is_gone(started, &task)
+                || task.is_ok_and(|task| task.is_some_and(|task| task.ended)))
+    }
+
     /// Looks whether it has counted since the last look, and stops it.
     fn look(&mut self, excuses: &mut Excuses, now: u64) -> Seen {
-        let on = self.open.event.enabled().ok().flatten() > self.enabled;
-        if on {
-            let _ = self.open.event.disable();
-            self.enabled = self.open.event.enabled().ok().flatten();
-            self.until = now.saturating_add(LIVES);
+        let enabled = self.open.event.enabled().ok().flatten();
+        if enabled <= self.enabled {
+            return self.judge(false, excuses, now);
         }
-        self.judge(on, excuses, now)
+        let was_told = self.enabled.is_some();
+        let _ = self.open.event.disable();
+        let stopped = self.open.event.enabled().ok().flatten();
+        self.enabled = stopped.max(enabled);
+        if !was_told && self.thread_has_ended() {
+            return self.judge(false, excuses, now);
+        }
+        self.until = now.saturating_add(LIVES);
+        self.judge(true, excuses, now)
     }
 
     /// What it comes to that it was on, or was not. Pure.

@@ -115,6 +115,34 @@ fn an_event_that_is_enabled_again_is_seen_and_stopped() {
     assert_eq!(seen, [Seen::Off, Seen::On, Seen::Off, Seen::On]);
 }
 
+/// The kernel tells no time of an event that it has no counter for, until its thread has
+/// ended: nobody has enabled it then.
+#[test]
+fn the_end_of_a_thread_is_no_start_of_its_event() {
+    let ended = std::thread::spawn(|| {
+        let number = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get());
+        let task = Task::of(number.expect("a number")).expect("it can be seen");
+        task.expect("it is there").id
+    });
+    let ended = ended.join().expect("it ends");
+    let ended = (ended.number, Some(Started(ended.started)));
+    for (life, seen) in [(ended, [Seen::Off, Seen::On]), (me(), [Seen::On; 2])] {
+        let Some(mut one) = lost(0, life) else {
+            println!("skipped: the_end_of_a_thread_is_no_start_of_its_event: no events");
+            return;
+        };
+        one.enabled = None;
+        one.excused = true;
+        let mut excuses = Excuses::default();
+        assert_eq!(one.look(&mut excuses, 2 * LOOK), seen[0], "{life:?}");
+        // What it tells from now on is measured by that.
+        assert_eq!(one.look(&mut excuses, 3 * LOOK), Seen::Off, "{life:?}");
+        one.open.event.enable().expect("it can be started");
+        std::hint::black_box((0..200_000u64).fold(0, |sum, one| sum ^ std::hint::black_box(one)));
+        assert_eq!(one.look(&mut excuses, 4 * LOOK), seen[1], "{life:?}");
+    }
+}
+
 #[test]
 fn what_is_taken_is_an_outsiders_until_it_is_off_for_a_minute_or_forgiven() {
     let Some(one) = lost(0, me()) else {
