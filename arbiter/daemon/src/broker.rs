@@ -68,6 +68,9 @@ struct Open {
     pid: u32,
     /// The thread that it counts, or the process that asked for one of a whole CPU.
     life: (u32, Option<Started>),
+    /// When the process that asked was started. A thread of it that calls `execve` takes its
+    /// number and its start, and the event goes along.
+    process: Option<Started>,
     /// Its name in the service manager's store.
     name: Option<String>,
 }
@@ -298,7 +301,8 @@ impl Broker {
             return Err(service.not_opened(client, "foreign-thread", &why));
         }
         let life = (counts, started);
-        let name = || manager::name(&allowed, (client.uid, client.pid), life, self.number);
+        let who = (client.uid, client.pid, client.started());
+        let name = || manager::name(&allowed, who, life, self.number);
         Ok(Asked {
             connection,
             client: client.clone(),
@@ -438,6 +442,7 @@ impl Broker {
             uid: client.uid,
             pid: client.pid,
             life: asked.life,
+            process: client.started(),
             name: asked.name,
         })
     }

@@ -91,8 +91,9 @@ impl Lost {
 
     /// Whether there is nothing left that it could count.
     fn is_over(&self) -> bool {
-        let (thread, started) = self.open.life;
-        peer::is_gone(started, &Task::of(thread))
+        let is_gone = |(number, started)| peer::is_gone(started, &Task::of(number));
+        // A thread that has called `execve` has the number and the start of its process.
+        is_gone(self.open.life) && is_gone((self.open.pid, self.open.process))
     }
 
     /// Whether the thread that it counts has ended, as far as its number tells.

@@ -33,8 +33,9 @@ fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
             event,
         },
         uid: 7,
-        pid: 1,
+        pid: u32::MAX,
         life,
+        process: me().1,
         name: None,
     };
     Some(Lost::new(open, since))
@@ -171,6 +172,28 @@ fn a_lost_event_is_looked_at_while_there_is_something_to_count() {
         return;
     };
     assert!(!lives.is_over() && gone.is_over());
+}
+
+/// A thread that is not the first of its process takes the first one's number and start by
+/// `execve`, and its event goes along.
+#[test]
+fn what_a_thread_has_that_calls_execve_is_not_over() {
+    let (process, started) = me();
+    for (pid, process, over) in [
+        (process, started, false),
+        // Another has the number of the process.
+        (process, Some(Started(1)), true),
+        // Of a name of before only the number is known.
+        (process, None, false),
+        (u32::MAX, None, true),
+    ] {
+        let Some(mut one) = lost(0, (u32::MAX, started)) else {
+            println!("skipped: what_a_thread_has_that_calls_execve_is_not_over: no events");
+            return;
+        };
+        (one.open.pid, one.open.process) = (pid, process);
+        assert_eq!(one.is_over(), over, "{pid} {process:?}");
+    }
 }
 
 #[test]

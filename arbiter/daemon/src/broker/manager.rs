@@ -60,14 +60,15 @@ fn send(text: &str, event: Option<BorrowedFd<'_>>) -> io::Result<()> {
     Ok(())
 }
 
-/// The words of a name. Numbers that may be missing are `-` then.
-const WORDS: usize = 15;
+/// The words of a name. Numbers that may be missing are `-` then. One of before Umpire kept
+/// the start of the process lacks the last.
+const WORDS: std::ops::RangeInclusive<usize> = 15..=16;
 
 /// What a descriptor of the store is called: all that an arbiter which follows has to know.
 /// `number` tells it from others that are alike.
 pub(super) fn name(
     allowed: &Allowed,
-    (uid, pid): (u32, u32),
+    (uid, pid, process): (u32, u32, Option<Started>),
     (thread, started): (u32, Option<Started>),
     number: u64,
 ) -> String {
@@ -101,6 +102,7 @@ pub(super) fn name(
         or_none(*period),
         spec.perf_type.to_string(),
         spec.config.to_string(),
+        or_none(process.map(|process| process.0)),
     ]
     .join(".")
 }
@@ -116,7 +118,7 @@ pub(super) fn named(
     let &[prefix, ref numbers @ ..] = words.as_slice() else {
         return None;
     };
-    if prefix != PREFIX || words.len() != WORDS {
+    if prefix != PREFIX || !WORDS.contains(&words.len()) {
         return None;
     }
     let number = |at: usize| numbers.get(at)?.parse::<u64>().ok();
@@ -160,6 +162,10 @@ pub(super) fn named(
         uid: small(4)?,
         pid: small(5)?,
         life: (small(6)?, maybe(7)?.map(Started)),
+        process: match numbers.get(14) {
+            None => None,
+            Some(_) => maybe(14)?.map(Started),
+        },
         name: Some(name.to_owned()),
     };
     Some((number(0)?, open))

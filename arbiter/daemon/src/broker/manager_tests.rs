@@ -53,11 +53,12 @@ proptest! {
     fn what_is_in_a_name_comes_back(
         allowed in allowed(),
         who in (any::<u32>(), any::<u32>()),
+        process in proptest::option::of(any::<u64>()),
         life in (any::<u32>(), proptest::option::of(any::<u64>())),
         number in any::<u64>(),
     ) {
         let life = (life.0, life.1.map(Started));
-        let text = name(&allowed, who, life, number);
+        let text = name(&allowed, (who.0, who.1, process.map(Started)), life, number);
         // sd_notify(3): what a name may be.
         prop_assert!(text.len() <= 255, "{}", text);
         prop_assert!(text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':'));
@@ -68,6 +69,7 @@ proptest! {
         prop_assert_eq!(known, number);
         prop_assert_eq!(&open.allowed, &allowed);
         prop_assert_eq!(((open.uid, open.pid), open.life), (who, life));
+        prop_assert_eq!(open.process, process.map(Started));
     }
 }
 
@@ -86,7 +88,11 @@ fn other_names_are_nobodys() {
     check("", false);
     check("stored", false);
     check(&whole.replace("event-1", "event-2"), false);
-    check(&format!("{whole}.1"), false);
+    // With the start of the process, which names of before do not have.
+    check(&format!("{whole}.1"), true);
+    check(&format!("{whole}.-"), true);
+    check(&format!("{whole}.x"), false);
+    check(&format!("{whole}.1.1"), false);
     check(
         &whole.replace(".user.", ".ring.").replace(".1000.", ".-."),
         false,
