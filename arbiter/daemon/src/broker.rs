@@ -379,7 +379,7 @@ impl Broker {
         now: u64,
     ) -> bool {
         let (connection, counter) = (asked.connection, asked.request.counter);
-        let open = match self.still(asked, event, service, now) {
+        let open = match self.still(asked, event, service) {
             Ok(open) => open,
             Err(None) => return false,
             Err(Some(refused)) => {
@@ -410,7 +410,6 @@ impl Broker {
         asked: Asked,
         event: Result<Handed, String>,
         service: &mut Service,
-        now: u64,
     ) -> Result<Open, Option<Refusal>> {
         let client = &asked.client;
         let holder = self.holders.get(&asked.connection).ok_or(None)?;
@@ -429,10 +428,10 @@ impl Broker {
         }
         self.has_room(client, service)?;
         let most = Most::of(self.most_lost);
-        let room = lost::make_room(&mut self.lost, most, client.uid, now);
+        let room = lost::make_room(&mut self.lost, most, client.uid);
         let Ok(gone) = room else {
-            let why = "too many events of this user were lost within a minute, and their threads \
-                       still run; try again in a minute";
+            let why = "too many events that this user has lost could count still; end the \
+                       processes that asked for them, and try again a minute later";
             return Err(Some(service.not_opened(client, "too-many-events", why)));
         };
         self.forget(gone.and_then(|gone| gone.name));

@@ -17,6 +17,8 @@ const MOST_LOST: usize = 4096;
 const SHARE_OF_USER: usize = 4;
 /// Most lost events that are looked at in one go.
 const LOOKS_AT: usize = 2048;
+/// Of so many of a user it is found out at once whether they are over, where there is no room.
+const TRIES: usize = 16;
 /// So often it is looked whether there is still something that a lost event could count, in
 /// nanoseconds; so long each is looked at in any case, and so long after it was last seen on
 /// its counter is taken for used.
@@ -163,30 +165,27 @@ impl Most {
     }
 }
 
-/// Makes room for one more event of a user among those that were lost: the one that was lost
-/// first goes, if that is long ago and it was off since. `false`: there is none.
+/// Makes room for one more event of a user among those that were lost: one goes for which
+/// there is nothing left to count. What could count stays, however long it was off: whoever
+/// waits for that would have it count with nobody looking.
+///
+/// # Errors
+/// There is none, among the few that are looked at.
 pub(super) fn make_room(
     lost: &mut VecDeque<Lost>,
     most: Most,
     uid: u32,
-    now: u64,
 ) -> Result<Option<Open>, ()> {
     let own = |one: &Lost| one.open.uid == uid;
     let of_user = lost.iter().filter(|one| own(one)).count();
     if of_user < most.of_user && lost.len() < most.of_all {
         return Ok(None);
     }
-    let old =
-        |one: &Lost| own(one) && one.since.saturating_add(LIVES) <= now && one.taken_until <= now;
-    let all = lost.iter().enumerate().filter(|(_, one)| old(one));
-    let first = all.min_by_key(|(_, one)| one.since).map(|(first, _)| first);
-    let gone = first.and_then(|first| lost.remove(first)).ok_or(())?;
-    let lease = gone.open.allowed.lease.0;
-    log::warn!(
-        "user {uid} has lost {of_user} events whose threads still run; the first of them, of lease \
-         {lease}, is not looked at any more"
-    );
-    Ok(Some(gone.open))
+    let all = lost.iter().enumerate().filter(|(_, one)| own(one));
+    let over = all.take(TRIES).find(|(_, one)| one.is_over());
+    let over = over.map(|(at, _)| at);
+    let over = over.and_then(|at| lost.remove(at)).ok_or(())?;
+    Ok(Some(over.open))
 }
 
 /// Looks at some of them. Returns those that there is nothing left to count for.

@@ -196,31 +196,33 @@ fn what_a_thread_has_that_calls_execve_is_not_over() {
     }
 }
 
+/// However long it was off: who waits for that would have it count with nobody looking.
 #[test]
-fn who_loses_many_events_makes_room_for_itself() {
-    let many = (0..3).map(|minute| lost(minute * LIVES, me()));
+fn who_loses_many_events_has_room_when_their_threads_are_gone() {
+    let gone = (u32::MAX, me().1);
+    let lives = [me(), gone, me()];
+    let many = (0..).zip(lives).map(|(at, life)| lost(at, life));
     let Some(mut many) = many.collect::<Option<VecDeque<Lost>>>() else {
-        println!("skipped: who_loses_many_events_makes_room_for_itself: no events");
+        println!("skipped: who_loses_many_events_has_room_when_their_threads_are_gone: no events");
         return;
     };
-    let since =
-        |many: &VecDeque<Lost>| -> Vec<u64> { many.iter().map(|one| one.since / LIVES).collect() };
+    let since = |many: &VecDeque<Lost>| -> Vec<u64> { many.iter().map(|one| one.since).collect() };
     let all = |of_all| Most {
         of_user: MOST_LOST,
         of_all,
     };
-    assert!(make_room(&mut many, all(4), 7, 2 * LIVES).is_ok());
-    assert_eq!(since(&many), [0, 1, 2]);
-    many.rotate_left(1);
+    assert!(make_room(&mut many, all(4), 7).is_ok_and(|gone| gone.is_none()));
     // Another user cannot have it.
-    assert!(make_room(&mut many, all(3), 8, 2 * LIVES).is_err());
-    assert!(make_room(&mut many, all(3), 7, 2 * LIVES).is_ok());
-    assert_eq!(since(&many), [1, 2]);
-    // What is taken stays looked at.
-    many[0].taken_until = u64::MAX;
-    assert!(make_room(&mut many, all(2), 7, 2 * LIVES).is_err());
-    many[0].taken_until = 0;
-    assert!(make_room(&mut many, all(2), 7, 2 * LIVES).is_ok());
-    assert!(make_room(&mut many, all(1), 7, 2 * LIVES).is_err());
-    assert_eq!(since(&many), [2]);
+    assert!(make_room(&mut many, all(3), 8).is_err());
+    assert_eq!(since(&many), [0, 1, 2]);
+    assert!(make_room(&mut many, all(3), 7).is_ok_and(|gone| gone.is_some()));
+    assert_eq!(since(&many), [0, 2]);
+    // Nobody looks whether these were off for long.
+    assert!(make_room(&mut many, all(2), 7).is_err());
+    let of_user = Most {
+        of_user: 2,
+        of_all: 100,
+    };
+    assert!(make_room(&mut many, of_user, 7).is_err());
+    assert_eq!(since(&many), [0, 2]);
 }
