@@ -292,7 +292,7 @@ pub(crate) fn has_ended(process: &OwnedFd) -> bool {
 }
 
 /// What tells a thread from a later one of the same number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Started(pub(crate) u64);
 
 /// A thread of the process that is `client`, of its user. `None`: it is not.

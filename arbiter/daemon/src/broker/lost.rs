@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::Open;
-use crate::peer;
+use crate::peer::{self, Started};
 use crate::service::{Service, Taken};
 use crate::task::Task;
 
@@ -25,31 +25,44 @@ const TRIES: usize = 16;
 const LIVES: u64 = 60_000_000_000;
 /// The first look so long after the loss is the last that excuses, in nanoseconds.
 const EXCUSED: u64 = 500_000_000;
-/// So many looks of a user are excused in [`LIVES`]: who gets lease after lease counts no
+/// So many losses of a process are excused in [`LIVES`]: who gets lease after lease counts no
 /// longer by it.
 const MOST_EXCUSED: usize = 3;
+/// And so many of a user: who starts process after process is no better off.
+const MOST_OF_USER: usize = 32;
 
-/// When something of each user was excused.
+/// A process that has asked for events: its user, its number and its start.
+type Process = (u32, u32, Option<Started>);
+
+/// Of which losses something of each process was excused, by when they were. A user may run
+/// many VMs, each of which loses its counters for itself.
 #[derive(Debug, Default)]
-pub(super) struct Excuses(BTreeMap<u32, Vec<u64>>);
+pub(super) struct Excuses(BTreeMap<Process, Vec<u64>>);
 
 impl Excuses {
-    /// Whether one more event that this look saw on is excused.
-    fn take(&mut self, uid: u32, look: u64) -> bool {
-        let looks = self.0.entry(uid).or_default();
-        looks.retain(|before| before.saturating_add(LIVES) > look);
-        if looks.last() != Some(&look) {
-            if looks.len() >= MOST_EXCUSED {
-                return false;
-            }
-            looks.push(look);
+    /// Whether one more event is excused that a process lost then. What it lost at once, all
+    /// the threads of a VM, is one, and so is what more than one look sees of it.
+    fn take(&mut self, process: Process, loss: u64, look: u64) -> bool {
+        let (uid, ..) = process;
+        let is_new = |before: &&u64| before.saturating_add(LIVES) > look;
+        let all = (uid, 0, None)..=(uid, u32::MAX, Some(Started(u64::MAX)));
+        let of_user = self.0.range(all).flat_map(|(_, losses)| losses);
+        let of_user = of_user.filter(is_new).count();
+        let losses = self.0.entry(process).or_default();
+        losses.retain(|before| is_new(&before));
+        if losses.contains(&loss) {
+            return true;
         }
-        true
+        let has_room = losses.len() < MOST_EXCUSED && of_user < MOST_OF_USER;
+        if has_room {
+            losses.push(loss);
+        }
+        has_room
     }
 
     fn forget_old(&mut self, now: u64) {
-        let is_new = |look: &u64| look.saturating_add(LIVES) > now;
-        self.0.retain(|_, looks| looks.last().is_some_and(is_new));
+        let is_new = |loss: &u64| loss.saturating_add(LIVES) > now;
+        self.0.retain(|_, losses| losses.iter().any(is_new));
     }
 }
 
@@ -89,6 +102,10 @@ impl Lost {
             taken_until: now.saturating_add(LIVES),
             ..self
         }
+    }
+
+    fn process(&self) -> Process {
+        (self.open.uid, self.open.pid, self.open.process)
     }
 
     /// Whether there is nothing left that it could count.
@@ -131,7 +148,7 @@ impl Lost {
         if !on {
             return Seen::Off;
         }
-        if first && excuses.take(self.open.uid, now) {
+        if first && excuses.take(self.process(), self.since, now) {
             return Seen::Excused;
         }
         self.taken_until = now.saturating_add(LIVES);

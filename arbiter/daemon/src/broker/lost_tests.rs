@@ -80,16 +80,42 @@ fn one_look_is_excused_and_the_next_is_not() {
 /// Who gets lease after lease, and has each event count for the look that is excused, is no
 /// better off.
 #[test]
-fn a_user_is_excused_three_times_a_minute() {
+fn a_process_is_excused_three_losses_a_minute() {
     let mut excuses = Excuses::default();
-    // Many events at one look are one excuse: the VM with all its threads.
-    assert!((0..100).all(|_| excuses.take(7, 0)));
-    assert!(excuses.take(7, LOOK) && excuses.take(7, 2 * LOOK));
-    assert!(!excuses.take(7, 3 * LOOK) && !excuses.take(7, LIVES - 1));
-    assert!(excuses.take(8, 3 * LOOK), "another user");
-    assert!(excuses.take(7, LIVES));
+    let me = (7, 7, Some(Started(1)));
+    // Many events that are lost at once are one, at whichever look: the VM with all its threads.
+    assert!((0..100).all(|_| excuses.take(me, 0, 0)));
+    assert!((0..100).all(|_| excuses.take(me, 0, LOOK)));
+    assert!(excuses.take(me, LOOK, 2 * LOOK) && excuses.take(me, 2 * LOOK, 2 * LOOK));
+    assert!(!excuses.take(me, 3 * LOOK, 3 * LOOK) && !excuses.take(me, 3 * LOOK, LIVES - 1));
+    // Other VMs of the same user, and one that has the number later.
+    assert!(excuses.take((7, 8, Some(Started(1))), 3 * LOOK, 3 * LOOK));
+    assert!(excuses.take((7, 7, Some(Started(2))), 3 * LOOK, 3 * LOOK));
+    // Process after process of one user.
+    let many = (100..200).map(|pid| excuses.take((7, pid, None), 3 * LOOK, 3 * LOOK));
+    assert_eq!(many.filter(|excused| *excused).count(), MOST_OF_USER - 5);
+    assert!(excuses.take((8, 100, None), 3 * LOOK, 3 * LOOK));
+    assert!(excuses.take(me, LIVES, LIVES));
     excuses.forget_old(3 * LIVES);
     assert!(excuses.0.is_empty());
+}
+
+/// One user runs four VMs, which lose their counters at four moments and are late each time.
+#[test]
+fn vms_of_one_user_are_late_each_for_itself() {
+    let mut excuses = Excuses::default();
+    for vm in 1..=4 {
+        let since = u64::from(vm) * 10 * LOOK;
+        let Some(mut one) = lost(since, me()) else {
+            println!("skipped: vms_of_one_user_are_late_each_for_itself: no events");
+            return;
+        };
+        one.open.pid = vm;
+        // The first look was at once.
+        for at in [since, since + LOOK] {
+            assert_eq!(one.judge(true, &mut excuses, at), Seen::Excused, "{vm}");
+        }
+    }
 }
 
 /// An event of the kernel's, which its holder starts again and again.
