@@ -90,6 +90,8 @@ pub(crate) struct Broker {
     forgets: Option<Sender<String>>,
     /// The number of the last event that was asked for.
     number: u64,
+    /// There was no room for a name in the service manager's store, and that was said.
+    store_full: bool,
 }
 
 /// What became of a connection's turn.
@@ -135,6 +137,7 @@ impl Broker {
             opens: Opens::new()?,
             forgets: managed.then(forgets).transpose()?,
             number: 0,
+            store_full: false,
         })
     }
 
@@ -262,10 +265,14 @@ impl Broker {
         };
         // Among those that are alike the last is in use.
         self.number += 1;
-        let asked = service
+        let mut asked = service
             .allow(&holder.client, &request)
             .map_err(|refusal| *refusal)
             .and_then(|allowed| self.asked(id, holder, allowed, request, service));
+        if let Ok(asked) = &mut asked {
+            asked.name = asked.name.take().filter(|name| self.can_keep(name));
+            self.store_full |= self.forgets.is_some() && asked.name.is_none();
+        }
         let begun = asked.and_then(|asked| {
             let client = asked.client.clone();
             let begun = self.opens.begin(asked, now);
@@ -312,6 +319,23 @@ impl Broker {
             name: self.forgets.as_ref().map(|_| name()),
             allowed,
         })
+    }
+
+    /// Whether the service manager may keep one more under this name, and an arbiter after this
+    /// one be started all the same.
+    fn can_keep(&self, name: &str) -> bool {
+        let open = self.open.values().flatten();
+        let all = open.chain(self.lost.iter().map(|lost| &lost.open));
+        let names = all.filter_map(|open| open.name.as_deref());
+        let has_room = manager::has_room(names.chain(self.opens.names()), name);
+        if !has_room && !self.store_full {
+            log::warn!(
+                "the service manager keeps as many events over a restart as it can name; an \
+                 arbiter after this one will not know those that are opened from now on, until \
+                 others are closed"
+            );
+        }
+        has_room
     }
 
     fn has_room(&self, client: &Client, service: &mut Service) -> Result<(), Refusal> {

@@ -22,6 +22,18 @@ use crate::service::Allowed;
 /// What the names of these begin with; others are not ours.
 pub(crate) const PREFIX: &str = "umpire-event-1";
 
+/// Most bytes of names that the manager is to keep. It gives all of them to an arbiter that it
+/// starts in one variable (`LISTEN_FDNAMES`), and the kernel starts nothing that has a longer
+/// one than 128 KiB (`MAX_ARG_STRLEN`); there are descriptors of others, too.
+const MOST_BYTES: usize = 96 << 10;
+
+/// Whether there is room for one more name beside those that are kept.
+pub(super) fn has_room<'a>(kept: impl Iterator<Item = &'a str>, name: &'a str) -> bool {
+    // A colon is between two.
+    let bytes: usize = kept.chain([name]).map(|name| name.len() + 1).sum();
+    bytes <= MOST_BYTES
+}
+
 /// Whether there is a manager that may keep them.
 pub(super) fn is_there() -> bool {
     env::var_os("NOTIFY_SOCKET").is_some_and(|socket| !socket.is_empty())

@@ -108,3 +108,29 @@ fn other_names_are_nobodys() {
         );
     }
 }
+
+/// The service manager gives all names to an arbiter that it starts in one string.
+#[test]
+fn names_are_kept_that_fit_in_one_variable() {
+    /// Of the kernel: `MAX_ARG_STRLEN`.
+    const LONGEST: usize = 128 << 10;
+    let name = "umpire-event-1.1234567.1234567.0.18446744073709551615.1000.12345.12346.123456789.\
+                12346.-.user.-.4.196.123456789";
+    let mut kept: Vec<&str> = Vec::new();
+    while has_room(kept.iter().copied(), name) {
+        kept.push(name);
+        assert!(kept.len() < LONGEST, "there is no end");
+    }
+    let variable = format!("LISTEN_FDNAMES={}", kept.join(":"));
+    assert!(
+        variable.len() < LONGEST - (16 << 10) && kept.len() > 800,
+        "{}",
+        kept.len()
+    );
+    // There is room again when one is forgotten.
+    kept.pop();
+    assert!(has_room(kept.iter().copied(), name));
+    let mut command = std::process::Command::new("true");
+    let status = command.env("LISTEN_FDNAMES", kept.join(":")).status();
+    assert!(status.expect("true starts").success());
+}

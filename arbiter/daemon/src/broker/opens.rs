@@ -50,6 +50,8 @@ struct Busy {
     waits: bool,
     connection: u64,
     since: u64,
+    /// What the service manager keeps it under.
+    name: Option<String>,
 }
 
 /// All that are being opened.
@@ -111,6 +113,7 @@ impl Opens {
         let mut tells = self.tells.try_clone().map_err(failed)?;
         let (sends, opens) = (self.sends.clone(), self.opens);
         let (uid, connection) = (asked.client.uid, asked.connection);
+        let name = asked.name.clone();
         let body = move || {
             let opened = opens(&asked.allowed.event);
             if let (Ok(event), Some(name)) = (&opened, &asked.name) {
@@ -128,6 +131,7 @@ impl Opens {
             waits: true,
             connection,
             since: now,
+            name,
         };
         self.busy.insert(uid, busy);
         Ok(())
@@ -180,6 +184,13 @@ impl Opens {
     pub(super) fn due(&self) -> Option<u64> {
         let waits = self.busy.values().filter(|busy| busy.waits);
         waits.map(|busy| busy.since.saturating_add(OPENS)).min()
+    }
+
+    /// The names of all that are or will be being opened.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let busy = self.busy.values().map(|busy| &busy.name);
+        let behind = self.behind.iter().map(|asked| &asked.name);
+        busy.chain(behind).filter_map(Option::as_deref)
     }
 
     /// A connection has ended.
