@@ -439,7 +439,10 @@ impl Broker {
         let holder = self.holders.get(&asked.connection).ok_or(None)?;
         let event = event.map_err(|why| not_opened(service, client, &why))?;
         // The lease may have gone meanwhile, or the number have become another thread's.
-        let allowed = service.allow(client, &asked.request).map_err(|why| *why)?;
+        let allowed = service.allow(client, &asked.request).map_err(|why| *why);
+        // It was charged for the same look when it asked; nobody else is for this one.
+        service.take_looks();
+        let allowed = allowed?;
         let thread = allowed.event.thread;
         let now_it = thread.map(|thread| own_thread(thread, client, service));
         let now_it = now_it.transpose().map_err(Some)?.flatten();

@@ -13,8 +13,9 @@ use umpire_socket::Peer;
 
 use crate::task::{Task, cgroup};
 
-/// Most threads of a process of another PID namespace among which numbers are looked for.
-const MOST_LOOKED_AT: usize = 4096;
+/// Most threads of a process of another PID namespace among which numbers are looked for:
+/// everybody waits meanwhile.
+const MOST_LOOKED_AT: usize = 512;
 
 /// Most bytes of a path that are shown.
 const MOST_SHOWN: usize = 128;
@@ -57,7 +58,9 @@ pub(crate) enum NoThread {
     /// Its namespace is another one, and it is not there.
     #[error(
         "the process that asks is in a PID namespace of its own, and has no thread {0} there \
-         (NSpid); of such a namespace only the process's own threads can be named"
+         (NSpid, among its first {most}); of such a namespace only the process's own threads can \
+         be named",
+        most = MOST_LOOKED_AT
     )]
     NotInNamespace(u32),
     /// There is no such thread.

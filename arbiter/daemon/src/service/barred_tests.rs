@@ -231,3 +231,46 @@ fn whoever_holds_what_is_taken_is_told() {
     service.set_taken(vec![taken(Some(41), None)], BootTime(2));
     assert!(events(&service).contains(&"broken".to_owned()));
 }
+
+/// To find a thread of another PID namespace takes a look at many. Nobody has it done for whom
+/// there is no event in any case.
+#[test]
+fn threads_are_looked_for_when_there_may_be_an_event() {
+    let me = crate::task::Task::of(std::process::id()).expect("it can be seen");
+    let client = |uid| Client {
+        pid: std::process::id(),
+        uid,
+        process: me.as_ref().map(|me| me.id),
+        is_inner: true,
+        ..Client::default()
+    };
+    let mut service = service();
+    let lease = |service: &mut Service, uid| {
+        let granted = acquire(service, uid, 1).parameters.expect("a lease");
+        let of = |name: &str| granted["lease"][name].as_u64();
+        let lease = of("id").expect("a number");
+        wire::EventRequest {
+            lease,
+            generation: of("generation"),
+            thread: Some(u32::MAX),
+            ..wire::EventRequest::default()
+        }
+    };
+    let looked = |service: &mut Service, uid, request: &wire::EventRequest| {
+        let refused = service.allow(&client(uid), request).expect_err("no event");
+        (refused.reason, service.take_looks())
+    };
+    let none = wire::EventRequest {
+        lease: 99,
+        ..lease(&mut service, 7)
+    };
+    assert_eq!(looked(&mut service, 7, &none).1, 0, "no lease");
+    // Its policy opens no events.
+    let green = lease(&mut service, 8);
+    assert_eq!(looked(&mut service, 8, &green), ("no-events".to_owned(), 0));
+    let blue = lease(&mut service, 7);
+    let (reason, looks) = looked(&mut service, 7, &blue);
+    assert!(reason == "foreign-thread" && looks > 0, "{reason} {looks}");
+    service.outlived(7, 1, &allowed(None, Some(0)));
+    assert_eq!(looked(&mut service, 7, &blue), ("barred".to_owned(), 0));
+}

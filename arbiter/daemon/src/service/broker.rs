@@ -50,7 +50,6 @@ impl Service {
         client: &Client,
         request: &EventRequest,
     ) -> Result<Allowed, Box<wire::Refusal>> {
-        let barred = self.not_barred(client.uid).err();
         let (tenants, operator) = self.config.tenants_of(client);
         let id = LeaseId(request.lease);
         let of = self.arbiter.lease(id).map(|lease| lease.owner.tenant);
@@ -62,19 +61,26 @@ impl Service {
             uid: client.uid,
             operator,
         };
-        let looks = &mut self.looks;
-        let thread = request.thread.map(|number| client.thread(number, looks));
-        barred
-            .map_or_else(|| self.event_of(caller, request, thread), Err)
-            .map_err(|reply| self.not_allowed(client, caller, &reply))
+        let mut looks = 0;
+        let thread = || {
+            request
+                .thread
+                .map(|number| client.thread(number, &mut looks))
+        };
+        let allowed = self
+            .not_barred(client.uid)
+            .and_then(|()| self.event_of(caller, request, thread));
+        self.looks += looks;
+        allowed.map_err(|reply| self.not_allowed(client, caller, &reply))
     }
 
-    /// `thread`: the one that the request's number means, if it means one.
+    /// `thread`: the one that the request's number means, if it means one. To find it takes
+    /// time: nobody has that who may have no event in any case.
     fn event_of(
         &self,
         caller: Caller,
         request: &EventRequest,
-        thread: Option<Result<Task, NoThread>>,
+        thread: impl FnOnce() -> Option<Result<Task, NoThread>>,
     ) -> Result<Allowed, Reply> {
         let id = LeaseId(request.lease);
         let own = self.arbiter.own(id, request.generation, caller);
@@ -107,7 +113,7 @@ impl Service {
         })?;
 
         let pmu = &self.arbiter.pmus()[usize::from(demand.pmu.0)];
-        let thread = match thread {
+        let thread = match thread() {
             None => None,
             Some(Ok(task)) => Some(task.id),
             // It is none of the lease's.
