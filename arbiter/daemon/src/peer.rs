@@ -312,9 +312,9 @@ pub(crate) fn thread(thread: u32, client: &Client) -> io::Result<Option<Started>
 pub(crate) fn is_gone(started: Option<Started>, task: &io::Result<Option<Task>>) -> bool {
     match (task, started) {
         (Err(_), _) => false,
-        (Ok(task), Some(started)) => !task
+        (Ok(task), Some(started)) => task
             .as_ref()
-            .is_some_and(|task| task.id.started == started.0),
+            .is_none_or(|task| task.id.started != started.0),
         // Whoever has the number may be it.
         (Ok(task), None) => task.is_none(),
     }
