@@ -270,7 +270,8 @@ impl Broker {
             .map_err(|refusal| *refusal)
             .and_then(|allowed| self.asked(id, holder, allowed, request, service));
         if let Ok(asked) = &mut asked {
-            asked.name = asked.name.take().filter(|name| self.can_keep(name));
+            let uid = asked.client.uid;
+            asked.name = asked.name.take().filter(|name| self.can_keep(uid, name));
             self.store_full |= self.forgets.is_some() && asked.name.is_none();
         }
         let begun = asked.and_then(|asked| {
@@ -323,16 +324,16 @@ impl Broker {
 
     /// Whether the service manager may keep one more under this name, and an arbiter after this
     /// one be started all the same.
-    fn can_keep(&self, name: &str) -> bool {
+    fn can_keep(&self, uid: u32, name: &str) -> bool {
         let open = self.open.values().flatten();
         let all = open.chain(self.lost.iter().map(|lost| &lost.open));
-        let names = all.filter_map(|open| open.name.as_deref());
-        let has_room = manager::has_room(names.chain(self.opens.names()), name);
+        let names = all.filter_map(|open| Some((open.uid, open.name.as_deref()?)));
+        let has_room = manager::has_room(names.chain(self.opens.names()), uid, name);
         if !has_room && !self.store_full {
             log::warn!(
-                "the service manager keeps as many events over a restart as it can name; an \
-                 arbiter after this one will not know those that are opened from now on, until \
-                 others are closed"
+                "the service manager keeps as many events over a restart as it can name, of user \
+                 {uid} or of all; an arbiter after this one will not know those that are opened \
+                 beyond that"
             );
         }
         has_room

@@ -27,11 +27,24 @@ pub(crate) const PREFIX: &str = "umpire-event-1";
 /// one than 128 KiB (`MAX_ARG_STRLEN`); there are descriptors of others, too.
 const MOST_BYTES: usize = 96 << 10;
 
-/// Whether there is room for one more name beside those that are kept.
-pub(super) fn has_room<'a>(kept: impl Iterator<Item = &'a str>, name: &'a str) -> bool {
-    // A colon is between two.
-    let bytes: usize = kept.chain([name]).map(|name| name.len() + 1).sum();
-    bytes <= MOST_BYTES
+/// Of that a user has one part in so many at most: nobody takes the room of all others.
+const SHARE_OF_USER: usize = 2;
+
+/// Whether there is room for one more name of a user beside those that are kept, each with its
+/// user.
+pub(super) fn has_room<'a>(
+    kept: impl Iterator<Item = (u32, &'a str)>,
+    uid: u32,
+    name: &'a str,
+) -> bool {
+    let (mut all, mut own) = (0, 0);
+    for (user, name) in kept.chain([(uid, name)]) {
+        // A colon is between two.
+        let bytes = name.len() + 1;
+        all += bytes;
+        own += if user == uid { bytes } else { 0 };
+    }
+    all <= MOST_BYTES && own <= MOST_BYTES / SHARE_OF_USER
 }
 
 /// Whether there is a manager that may keep them.

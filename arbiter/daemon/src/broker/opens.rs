@@ -186,11 +186,13 @@ impl Opens {
         waits.map(|busy| busy.since.saturating_add(OPENS)).min()
     }
 
-    /// The names of all that are or will be being opened.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        let busy = self.busy.values().map(|busy| &busy.name);
-        let behind = self.behind.iter().map(|asked| &asked.name);
-        busy.chain(behind).filter_map(Option::as_deref)
+    /// The names of all that are or will be being opened, each with its user.
+    pub(super) fn names(&self) -> impl Iterator<Item = (u32, &str)> {
+        let busy = self.busy.iter().map(|(uid, busy)| (*uid, &busy.name));
+        let behind = self.behind.iter();
+        let behind = behind.map(|asked| (asked.client.uid, &asked.name));
+        let all = busy.chain(behind);
+        all.filter_map(|(uid, name)| Some((uid, name.as_deref()?)))
     }
 
     /// A connection has ended.
