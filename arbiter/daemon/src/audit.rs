@@ -19,7 +19,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Map, Value, json};
 
 use crate::sync::Syncer;
-use room::{Class, Made, Plan, Shelf};
+use room::{Class, Made, Plan, Shelf, Shortened};
 
 /// What a record says, without its number and time.
 pub(crate) type Record = Map<String, Value>;
@@ -75,6 +75,9 @@ pub(crate) struct Trail {
     shelves: Vec<Option<Shelf>>,
     /// Between how many the bytes are shared.
     classes: usize,
+    /// There was no room for a file more; while the newest one is not too long, that is not
+    /// tried again before.
+    tight: Option<u64>,
     /// Records are making room.
     making: Option<JoinHandle<io::Result<Made>>>,
 }
@@ -165,6 +168,7 @@ impl Trail {
             own: BTreeMap::new(),
             shelves: vec![None; older_files],
             classes: OTHERS,
+            tight: None,
             making: None,
             config,
         };
@@ -213,7 +217,7 @@ impl Trail {
         if count == 0 {
             return Kept::default();
         }
-        let displaced = self.made_room();
+        let displaced = self.made_room(now_ms);
         self.rotate_if_due(now_ms);
         let mut bytes = Vec::new();
         for record in displaced {
@@ -263,34 +267,61 @@ impl Trail {
         Ok(())
     }
 
-    /// Takes over what a thread has made of the older files. The records say what is gone.
-    fn made_room(&mut self) -> Vec<Record> {
+    /// Takes over what a thread has made of the files. The records say what is gone.
+    fn made_room(&mut self, now_ms: u64) -> Vec<Record> {
         if !self.making.as_ref().is_some_and(JoinHandle::is_finished) {
             return Vec::new();
         }
         let made = self.making.take().map(JoinHandle::join);
-        match made {
+        let why = match made {
             Some(Ok(Ok(made))) => {
                 self.shelves = made.shelves.into_iter().map(Some).collect();
-                let gone = made.gone.into_iter().map(|(class, records)| {
+                self.tight = made.is_tight.then_some(now_ms.saturating_add(TRIES));
+                let mut gone = made.gone;
+                let shortened = made.shortened.map(|short| self.shorten(short, &mut gone));
+                if let Some(Err(error)) = shortened {
+                    self.no_room(&error.to_string());
+                }
+                let gone = gone.into_iter().map(|(class, records)| {
                     let (whose, of) = class.words();
                     let gone = json!({ "event": "displaced", "whose": whose, "of": of, "records": records });
                     gone.as_object().cloned().unwrap_or_default()
                 });
-                gone.collect()
+                return gone.collect();
             }
-            failed => {
-                let why = match failed {
-                    Some(Ok(Err(error))) => error.to_string(),
-                    _ => "its thread has ended".to_owned(),
-                };
-                let path = self.config.path.display();
-                log::error!("{path}: no room for a file more: {why}; it grows, and is tried again");
-                self.rotates_from = unix_ms().saturating_add(TRIES);
-                self.shelves = vec![None; self.older_files()];
-                Vec::new()
-            }
-        }
+            Some(Ok(Err(error))) => error.to_string(),
+            _ => "its thread has ended".to_owned(),
+        };
+        self.no_room(&why);
+        self.shelves = vec![None; self.older_files()];
+        Vec::new()
+    }
+
+    fn no_room(&mut self, why: &str) {
+        let path = self.config.path.display();
+        log::error!("{path}: no room for a file more: {why}; it grows, and is tried again");
+        self.rotates_from = unix_ms().saturating_add(TRIES);
+    }
+
+    /// Goes on in the file that stands for the newest one, with what came since.
+    fn shorten(&mut self, short: Shortened, gone: &mut BTreeMap<Class, u64>) -> io::Result<()> {
+        let path = &self.config.path;
+        let beside = room::beside(path);
+        let mut since = Vec::new();
+        let mut whole = File::open(path)?;
+        whole.seek(SeekFrom::Start(short.upto))?;
+        whole.read_to_end(&mut since)?;
+        let mut file = open(&beside, false)?;
+        file.write_all(&since)?;
+        std::fs::rename(&beside, path)?;
+        self.unsynced.push(folder_of(path)?);
+        self.file = Arc::new(file);
+        self.length = short.left.length + since.len() as u64;
+        self.dirty = true;
+        // What it has is counted anew when that is needed.
+        (self.shelf, self.written) = (None, short.left);
+        *gone.entry(short.class).or_default() += short.records;
+        Ok(())
     }
 
     fn older_files(&self) -> usize {
@@ -307,6 +338,10 @@ impl Trail {
         if !self.is_full() || self.making.is_some() || now_ms < self.rotates_from {
             return;
         }
+        let is_long = self.length >= self.config.size;
+        if self.tight.is_some_and(|until| !is_long && now_ms < until) {
+            return;
+        }
         // Any two of the files that are left fit into one, once no class has more than this.
         let whole = u64::from(self.config.keep / 2) * self.config.size;
         let plan = Plan {
@@ -318,6 +353,8 @@ impl Trail {
                 .config
                 .age_ms
                 .map_or(0, |age| now_ms.saturating_sub(age)),
+            keeps_young: self.config.age_ms.is_some(),
+            newest: is_long.then_some(self.length),
             first: self.written.most().cloned(),
             shelves: self.shelves.clone(),
         };
@@ -378,11 +415,7 @@ impl Trail {
         self.own.values_mut().for_each(|bytes| *bytes /= 2);
         let follows = self.marker("follows", now_ms);
         self.write(&follows)?;
-        let folder = path
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty());
-        let folder = File::open(folder.unwrap_or(Path::new(".")))?;
-        self.unsynced.push(Arc::new(folder));
+        self.unsynced.push(folder_of(&path)?);
         Ok(())
     }
 
@@ -417,6 +450,14 @@ impl Trail {
         let mut files = self.unsynced.iter().chain([&self.file]);
         files.try_for_each(|file| file.sync_data())
     }
+}
+
+/// The folder that has a file.
+fn folder_of(path: &Path) -> io::Result<Arc<File>> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    Ok(Arc::new(File::open(folder.unwrap_or(Path::new(".")))?))
 }
 
 fn open(path: &Path, new: bool) -> io::Result<File> {

@@ -139,6 +139,62 @@ fn no_tenant_displaces_what_another_has_written() {
     }
 }
 
+/// Who comes when the files are full of another's young records displaces its own, also in the
+/// newest file; what is gone is counted, and once the other's are old they make room.
+#[test]
+fn young_records_of_another_stay_whoever_has_filled_the_files() {
+    for keep in [1, 2, 5] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = AuditConfig {
+            keep,
+            age_ms: Some(3_600_000),
+            ..config(folder.path(), 16_384)
+        };
+        let bound = u64::from(keep + 1) * config.size;
+        let mut trail = Trail::open(config, 1_000).expect("a file");
+        trail.share_among(2);
+        let mut first = 0;
+        while !trail.is_full() {
+            trail.append(of("first", &format!("evidence {first}")), 1_000);
+            first += 1;
+        }
+        let write = |trail: &mut Trail, text: &str, now| {
+            let kept = trail.append(of("flood", text), now);
+            assert_eq!((kept.written, kept.lost), (1, 0));
+            if let Some(making) = &trail.making {
+                until(|| making.is_finished().then_some(()));
+            }
+        };
+        for turn in 0..3 * bound / 250 {
+            write(&mut trail, &"x".repeat(200), 1_000 + turn);
+        }
+        write(&mut trail, "the last", 9_000);
+        let there = numbers(folder.path());
+        let records = records(folder.path());
+        let of_first = records.iter().filter(|one| one["tenant"] == "first");
+        assert_eq!(of_first.count(), first, "{keep}");
+        assert!(records.iter().any(|one| one["text"] == "the last"));
+        let gone = records.iter().filter(|one| one["event"] == "displaced");
+        assert!(
+            gone.clone()
+                .all(|one| one["whose"] == "arbiter" || one["of"] == "flood")
+        );
+        let gone: u64 = gone.filter_map(|one| one["records"].as_u64()).sum();
+        let last = *there.last().expect("a record");
+        assert!(there.is_sorted() && gone > 0);
+        assert_eq!((gone, trail.next), (last - there.len() as u64, last + 1));
+        let files = fs::read_dir(folder.path()).expect("a folder");
+        let lengths = files.map(|file| file.and_then(|file| file.metadata()).map(|at| at.len()));
+        let all: u64 = lengths.map(|length| length.expect("a file")).sum();
+        assert!(all <= bound + 4096, "{keep}: {all} of {bound}");
+        for turn in 0..3 * bound / 250 {
+            write(&mut trail, &"x".repeat(200), 4_000_000 + turn);
+        }
+        let left = self::records(folder.path());
+        assert!(left.iter().all(|one| one["tenant"] != "first"), "{keep}");
+    }
+}
+
 /// What somebody has others' leases do is not in the others' share.
 #[test]
 fn who_causes_records_of_another_is_charged_for_them() {

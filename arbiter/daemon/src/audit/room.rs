@@ -1,8 +1,10 @@
 //! Whose records make room when all files of the audit are full. Each tenant has its share
 //! of the bytes, the users without one have one together, and so has the arbiter itself. A
-//! tenant that has more than its share loses its own oldest records, and first that one
-//! which has written most since: whatever it writes, no record of another's is lost by it,
-//! unless that is older than the audit's age or above a share of its own.
+//! tenant that has more than its share loses its own oldest records once it is the one which
+//! has written most since: whatever it writes, no record of another's is lost by it, unless
+//! that is older than the audit's age. Where the older files have nothing else, the newest
+//! file loses the older half of what the one has that has most of it. An audit without an
+//! age has all lose what is above their share.
 //!
 //! It is done on a thread of its own, file by file from the oldest on, until there is room
 //! for one file more. A file that has become short is joined with its neighbour. Whenever
@@ -12,7 +14,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -132,9 +134,9 @@ impl Shelf {
         self.ends = self.ends.max(other.ends);
     }
 
-    fn scan(path: &Path) -> io::Result<Self> {
+    fn scan(path: &Path, upto: u64) -> io::Result<Self> {
         let mut shelf = Shelf::default();
-        each_line(path, |bytes| {
+        each_line(path, upto, |bytes| {
             let line = Line::parse(bytes);
             shelf.add(Class::of_line(&line), bytes.len() as u64, line.time_ms);
             Ok(())
@@ -143,8 +145,13 @@ impl Shelf {
     }
 }
 
-fn each_line(path: &Path, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-    let mut file = BufReader::new(File::open(path)?);
+/// The lines of the first so many bytes.
+fn each_line(
+    path: &Path,
+    upto: u64,
+    mut each: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = BufReader::new(File::open(path)?.take(upto));
     let mut bytes = Vec::new();
     while file.read_until(b'\n', &mut bytes)? > 0 {
         each(&bytes)?;
@@ -165,6 +172,10 @@ pub(super) struct Plan {
     pub(super) classes: usize,
     /// Records of before make room first, whoever's they are.
     pub(super) old: u64,
+    /// Younger ones make room for nobody but their own class.
+    pub(super) keeps_young: bool,
+    /// If the older files have nothing to give, the newest one has to, of so many bytes.
+    pub(super) newest: Option<u64>,
     /// Who has written most since the last time.
     pub(super) first: Option<Class>,
     /// The older files, from the newest on; `None`: not known.
@@ -176,6 +187,20 @@ pub(super) struct Plan {
 pub(super) struct Made {
     pub(super) shelves: Vec<Shelf>,
     pub(super) gone: BTreeMap<Class, u64>,
+    /// There is no room for a file more.
+    pub(super) is_tight: bool,
+    /// What is to stand for the newest file.
+    pub(super) shortened: Option<Shortened>,
+}
+
+/// The first bytes of the newest file without some of its records, [`beside`] it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shortened {
+    /// It stands for so many bytes.
+    pub(super) upto: u64,
+    pub(super) left: Shelf,
+    pub(super) class: Class,
+    pub(super) records: u64,
 }
 
 impl Plan {
@@ -186,12 +211,13 @@ impl Plan {
     pub(super) fn make_room(self) -> io::Result<Made> {
         let mut made = Made::default();
         for (number, shelf) in (1..).zip(&self.shelves) {
-            let scan = || Shelf::scan(&older(&self.path, number));
+            let scan = || Shelf::scan(&older(&self.path, number), u64::MAX);
             let shelf = shelf.clone().map_or_else(scan, Ok)?;
             made.shelves.push(shelf);
         }
         // First who has written most lately, then all that have more than their share.
-        let all = [self.first.clone().map(Some), Some(None)];
+        let others = (!self.keeps_young).then_some(None);
+        let all = [self.first.clone().map(Some), others];
         for only in all.into_iter().flatten() {
             for at in (0..made.shelves.len()).rev() {
                 self.thin(&mut made, at, only.as_ref())?;
@@ -200,7 +226,41 @@ impl Plan {
                 }
             }
         }
-        Err(io::Error::other("no records can make room for others"))
+        if !self.keeps_young {
+            return Err(io::Error::other("no records can make room for others"));
+        }
+        made.is_tight = true;
+        made.shortened = self.newest.map(|upto| self.shorten(upto)).transpose()?;
+        Ok(made)
+    }
+
+    /// Writes the newest file anew, without the older half of what the class has that has most.
+    fn shorten(&self, upto: u64) -> io::Result<Shortened> {
+        let whole = Shelf::scan(&self.path, upto)?;
+        let class = whole.most().cloned().unwrap_or(Class::Arbiter);
+        let mut over = whole.bytes.get(&class).map_or(0, |bytes| bytes.div_ceil(2));
+        let (mut left, mut records) = (Shelf::default(), 0);
+        let mut out = BufWriter::new(File::create(beside(&self.path))?);
+        each_line(&self.path, upto, |bytes| {
+            let line = Line::parse(bytes);
+            let (of, length) = (Class::of_line(&line), bytes.len() as u64);
+            if over > 0 && of == class {
+                over = over.saturating_sub(length);
+                records += 1;
+                return Ok(());
+            }
+            left.add(of, length, line.time_ms);
+            out.write_all(bytes)
+        })?;
+        let out = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        set_mode(&out)?;
+        out.sync_all()?;
+        Ok(Shortened {
+            upto,
+            left,
+            class,
+            records,
+        })
     }
 
     /// Removes from a file what may make room.
@@ -224,7 +284,7 @@ impl Plan {
         let mut gone: BTreeMap<Class, u64> = BTreeMap::new();
         let beside = beside(&self.path);
         let mut out = BufWriter::new(File::create(&beside)?);
-        each_line(&path, |bytes| {
+        each_line(&path, u64::MAX, |bytes| {
             let line = Line::parse(bytes);
             let (class, length) = (Class::of_line(&line), bytes.len() as u64);
             let more = over.get_mut(&class).filter(|over| **over > 0);
@@ -285,7 +345,7 @@ fn number(at: usize) -> u32 {
     u32::try_from(at + 1).unwrap_or(u32::MAX)
 }
 
-fn beside(path: &Path) -> PathBuf {
+pub(super) fn beside(path: &Path) -> PathBuf {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".room");
     beside.into()
