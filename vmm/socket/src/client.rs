@@ -73,11 +73,25 @@ impl ClientSocket {
     }
 
     /// Takes in what has come: of a stream as much as fits, up to the next descriptors; or a
-    /// packet. Never waits.
+    /// packet. Never waits. While too many descriptors wait to be closed, none are taken in: what
+    /// comes with some stays with the kernel, as [`Received::cut`] tells.
     ///
     /// # Errors
     /// Nothing has come, or the connection has failed.
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
+    pub fn receive(&self, mut buffer: &mut [u8]) -> io::Result<Received> {
+        if self.may_carry && self.closer.takes_none(self.user) {
+            // Without room for descriptors it says that there are some, and closes none.
+            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+            let mut none = RecvAncillaryBuffer::default();
+            let seen = recvmsg(self, &mut [IoSliceMut::new(buffer)], &mut none, flags)?;
+            if seen.flags.contains(ReturnFlags::CTRUNC) {
+                return Ok(self.received(0, true));
+            }
+            if !self.packets {
+                // Descriptors may have come behind what was seen.
+                buffer = buffer.get_mut(..seen.bytes).unwrap_or_default();
+            }
+        }
         let mut space = [MaybeUninit::uninit();
             rustix::cmsg_space!(ScmRights(MOST_RECEIVED), ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -85,21 +99,25 @@ impl ClientSocket {
         // It tells how long a packet is; of a TCP connection it throws the bytes away.
         flags.set(RecvFlags::TRUNC, self.packets);
         let got = recvmsg(self, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
-        let mut rights = Rights {
-            files: Vec::new(),
-            user: self.user,
-            closer: self.closer.clone(),
-        };
+        let mut received = self.received(got.bytes, got.flags.contains(ReturnFlags::CTRUNC));
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(files) = message {
-                rights.files.extend(files);
+                received.rights.files.extend(files);
             }
         }
-        Ok(Received {
-            bytes: got.bytes,
-            cut: got.flags.contains(ReturnFlags::CTRUNC),
-            rights,
-        })
+        Ok(received)
+    }
+
+    fn received(&self, bytes: usize, cut: bool) -> Received {
+        Received {
+            bytes,
+            cut,
+            rights: Rights {
+                files: Vec::new(),
+                user: self.user,
+                closer: self.closer.clone(),
+            },
+        }
     }
 
     /// The kernel takes no descriptors from the client any more, where it can refuse them
@@ -176,7 +194,8 @@ pub struct Received {
     /// Bytes that came; of a packet that was longer than the buffer, all that it had. 0: the
     /// end of the connection, or an empty packet, which nothing tells from it.
     pub bytes: usize,
-    /// More came along than there was room for, and the kernel has closed it.
+    /// More came along than there was room for, and the kernel has closed it; or it waits there
+    /// until the connection is closed.
     pub cut: bool,
     /// Descriptors that came along.
     pub rights: Rights,
@@ -303,6 +322,50 @@ mod tests {
             assert!(matches!(gone, Ok((0, _)) | Err(_)), "{gone:?}");
             assert!(began.elapsed() < time, "{kind:?}: it waited");
             assert_eq!(closer.waiting(user), 2, "{kind:?}: they linger");
+        }
+    }
+
+    /// Whether they are this user's or those of others together: what has connected before can
+    /// fill no table, and who sends none is served.
+    #[test]
+    fn no_descriptors_are_taken_in_while_too_many_wait() {
+        for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
+            let closer = Closer::new(80);
+            let (client, server) = pair(kind, &closer);
+            let mut peers = Vec::new();
+            for other in 0..11 {
+                let (slow, peer) = lingering(Duration::from_secs(2));
+                // Nobody of them is full.
+                closer.close(slow, server.user().wrapping_add(1 + other % 3));
+                peers.push(peer);
+            }
+            assert!(!server.is_overdrawn());
+            let mut buffer = [0; 8];
+            let error = server.receive(&mut buffer).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            send(&client, b"one", &client, 0).unwrap();
+            let one = server.receive(&mut buffer).unwrap();
+            assert_eq!((one.bytes, one.cut, &buffer[..3]), (3, false, &b"one"[..]));
+            send(&client, b"two", &client, MOST_RECEIVED).unwrap();
+            let two = server.receive(&mut buffer).unwrap();
+            assert_eq!((two.cut, two.rights.len()), (true, 0), "{kind:?}");
+            assert_eq!(closer.waiting(server.user()), 0);
+            // Once they are closed there is room again.
+            drop(peers);
+            soon(|| !closer.takes_none(server.user()));
+            let two = server.receive(&mut buffer).unwrap();
+            assert_eq!((two.bytes, two.cut), (3, false));
+            // And then they are its own.
+            drop(two);
+            let mut peers = Vec::new();
+            for _ in 0..11 {
+                let (slow, peer) = lingering(Duration::from_secs(2));
+                closer.close(slow, server.user());
+                peers.push(peer);
+            }
+            send(&client, b"three", &client, 1).unwrap();
+            let three = server.receive(&mut buffer).unwrap();
+            assert_eq!((three.cut, three.rights.len()), (true, 0), "{kind:?}");
         }
     }
 

@@ -19,7 +19,8 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 const THREADS_OF_USER: usize = 4;
 const THREADS: usize = 64;
 /// A user of whom more descriptors than these wait is not served; fewer, where this process
-/// may have few files open.
+/// may have few files open. No descriptors are taken in of anybody while more than the share of
+/// its files wait: many users together must not fill its table.
 const MOST_WAITING: u64 = 1024;
 const SHARE_OF_USER: u64 = 8;
 /// Of the files that this process may have open so many are not for connections: there is always
@@ -40,6 +41,8 @@ struct Left {
 struct Queue {
     users: BTreeMap<u32, Left>,
     threads: usize,
+    /// Files of all users that are not closed yet.
+    waiting: usize,
     /// The user whose file was taken last: others have their turn.
     last: u32,
 }
@@ -60,6 +63,7 @@ impl Queue {
 
     /// A file of `user` is closed.
     fn closed(&mut self, user: u32) {
+        self.waiting -= 1;
         if let Some(left) = self.users.get_mut(&user) {
             left.threads -= 1;
             if left.threads == 0 && left.files.is_empty() {
@@ -74,6 +78,7 @@ impl Queue {
 pub struct Closer {
     queue: Arc<Mutex<Queue>>,
     most: usize,
+    most_of_all: usize,
     /// Connections have no descriptors from this on.
     for_connections: u64,
 }
@@ -81,10 +86,13 @@ pub struct Closer {
 impl Closer {
     /// For a process that may have so many `files` open.
     pub fn new(files: u64) -> Self {
-        let most = (files / SHARE_OF_USER).min(MOST_WAITING);
+        let [most, most_of_all] = [MOST_WAITING, u64::MAX]
+            .map(|most| (files / SHARE_OF_USER).min(most))
+            .map(|most| usize::try_from(most).unwrap_or(usize::MAX));
         Self {
             queue: Arc::default(),
-            most: usize::try_from(most).unwrap_or(usize::MAX),
+            most,
+            most_of_all,
             for_connections: files - (files / SHARE_OF_RESERVE).min(MOST_RESERVED),
         }
     }
@@ -116,9 +124,16 @@ impl Closer {
         self.waiting(user) > self.most
     }
 
+    /// Whether there is no room for descriptors that `user` sends: too many wait, of it or of
+    /// all users together.
+    pub(crate) fn takes_none(&self, user: u32) -> bool {
+        self.lock().waiting > self.most_of_all || self.is_full(user)
+    }
+
     /// Has `file`, which `user` has sent or may have sent something on, closed soon. Never waits.
     pub fn close(&self, file: OwnedFd, user: u32) {
         let mut queue = self.lock();
+        queue.waiting += 1;
         let left = queue.users.entry(user).or_default();
         left.files.push_back(file);
         let starts = left.threads < THREADS_OF_USER && queue.threads < THREADS;
