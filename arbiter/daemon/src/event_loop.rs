@@ -340,6 +340,7 @@ impl Arbiterd {
     /// all that can be read now.
     fn advance(&mut self, all: bool) {
         self.is_free = false;
+        self.service.hold_due(None);
         if !self.is_due() {
             self.held = None;
             self.service.advance(now());
@@ -353,8 +354,10 @@ impl Arbiterd {
             }
             self.held = None;
             self.service.advance(since);
-            // Others have their turn, however much is due all the time.
+            // Others have their turn, however much is due all the time. What has become due since
+            // waits for those who have renewed since, and were not read yet.
             self.is_free = true;
+            self.service.hold_due(Some(since));
         } else {
             self.held = Some((now(), false));
         }
@@ -723,3 +726,7 @@ impl Arbiterd {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "event_loop/tests.rs"]
+mod tests;

@@ -271,6 +271,11 @@ impl Service {
         self.settle();
     }
 
+    /// What is due later waits until this is told `None`.
+    pub(crate) fn hold_due(&mut self, after: Option<BootTime>) {
+        self.arbiter.hold_due(after);
+    }
+
     /// A connection has ended, and with it the leases that it had.
     pub(crate) fn gone(&mut self, connection: ConnectionId, now: BootTime) {
         self.watchers.remove(&connection);

@@ -66,6 +66,8 @@ pub struct HostArbiter {
     pub(super) arrivals: u64,
     /// Nothing is granted.
     pub(super) frozen: bool,
+    /// What is due after it is not done yet.
+    due_until: Option<BootTime>,
     pub(super) now: BootTime,
 }
 
@@ -88,6 +90,7 @@ impl HostArbiter {
             next: 1,
             arrivals: 0,
             frozen: false,
+            due_until: None,
             now: BootTime(0),
         };
         arbiter.set_policy(policy, BootTime(0), &mut Vec::new())?;
@@ -575,8 +578,9 @@ impl HostArbiter {
     /// for the latest that was given.
     pub fn advance(&mut self, now: BootTime, out: &mut Vec<Change>) {
         let until = self.now.max(now);
+        let done = self.due_until.map_or(until, |most| most.min(until));
         // In the order of the instants, however late the caller is.
-        while let Some(&(at, id)) = self.due.first().filter(|(at, _)| *at <= until) {
+        while let Some(&(at, id)) = self.due.first().filter(|(at, _)| *at <= done) {
             self.now = self.now.max(at);
             let lease = &self.leases[&id];
             if lease
@@ -601,6 +605,12 @@ impl HostArbiter {
             self.go_on(out);
         }
         self.now = until;
+    }
+
+    /// What is due later is not done until this is told `None`, whatever time it is: somebody may
+    /// have renewed in time who was not read yet.
+    pub fn hold_due(&mut self, after: Option<BootTime>) {
+        self.due_until = after;
     }
 
     fn depart(&mut self, id: LeaseId, out: &mut Vec<Change>) {

@@ -41,7 +41,7 @@ const WORDING: Wording = Wording {
 
 /// What the service manager has given.
 #[derive(Debug, Default)]
-struct Given {
+pub(super) struct Given {
     socket: Option<UnixListener>,
     /// Events that it has kept since an arbiter before, with their names.
     events: Vec<(String, Handed)>,
@@ -145,7 +145,7 @@ impl Arbiterd {
     /// The same, at the socket that was `given` if one was, with the events. `stop` can be read
     /// from when it is to end, `hangup` when the configuration is to be read again; `manager` is
     /// told of both.
-    fn start_until(
+    pub(super) fn start_until(
         (stop, hangup, manager): (UnixStream, UnixStream, Manager),
         given: Given,
         mut config: ArbiterConfig,

@@ -1,0 +1,90 @@
+//! What is due, and who is served before it is done.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use umpire_lease::INTERFACE;
+use umpire_socket::Access;
+
+use super::start::Given;
+use super::*;
+use crate::config::ArbiterConfig;
+
+/// One CPU with four counters, for users 7 and 8.
+fn arbiterd(folder: &tempfile::TempDir) -> Arbiterd {
+    let text = "[[pmu]]\nprogrammable = 4\ncpus = \"0\"\n\
+                [[tenant]]\nname = \"all\"\nusers = [7, 8]\nwhole-cpus = true\n";
+    let config = ArbiterConfig::parse("test".as_ref(), text).expect("a configuration");
+    let [(stop, _), (hangup, _)] = [(); 2].map(|()| UnixStream::pair().expect("a pair"));
+    let access = Access {
+        mode: 0o600,
+        group: None,
+    };
+    let socket = folder.path().join("socket");
+    let ends = (stop, hangup, Manager::default());
+    Arbiterd::start_until(ends, Given::default(), config, None, &socket, &access)
+        .expect("it starts")
+}
+
+fn call(arbiterd: &mut Arbiterd, uid: u32, method: &str, parameters: Value) {
+    let client = Client {
+        pid: 40 + uid,
+        uid,
+        ..Client::default()
+    };
+    let request = Request::create(format!("{INTERFACE}.{method}"), Some(parameters));
+    let from = ConnectionId(1000 + u64::from(uid));
+    arbiterd.service.call(from, &client, &request, now());
+}
+
+fn acquire(arbiterd: &mut Arbiterd, uid: u32, lasts_ms: u64) {
+    let request = json!({ "counters": [{ "count": 1 }], "cpus": "0", "lasts_ms": lasts_ms });
+    call(arbiterd, uid, "Acquire", json!({ "request": request }));
+}
+
+fn users(arbiterd: &Arbiterd) -> Vec<u32> {
+    let leases = arbiterd.service.arbiter().leases();
+    leases.map(|lease| lease.owner.uid).collect()
+}
+
+fn pass(ms: u64) {
+    std::thread::sleep(Duration::from_millis(ms));
+}
+
+/// Something of somebody's is due all the time. Another's lease, which has become due since it
+/// was looked who has said something, does not end before its renewal is read, whatever else is
+/// done meanwhile; and all goes on.
+#[test]
+fn nobody_elses_call_ends_a_lease_whose_renewal_may_have_come() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut arbiterd = arbiterd(&folder);
+    acquire(&mut arbiterd, 8, 1);
+    acquire(&mut arbiterd, 7, 200);
+    assert_eq!(users(&arbiterd), [8, 7]);
+    pass(2);
+    arbiterd.advance(true);
+    assert!(arbiterd.held.is_some());
+    pass(250);
+    arbiterd.advance(true);
+    assert!(arbiterd.is_free);
+    assert_eq!(users(&arbiterd), [7]);
+    // All of these came after the renewal, and are read before it.
+    acquire(&mut arbiterd, 8, 1);
+    arbiterd.drop_connection(ConnectionId(9), None);
+    arbiterd.settle();
+    assert_eq!(users(&arbiterd), [7, 8]);
+    call(&mut arbiterd, 7, "Renew", json!({ "lease": 2 }));
+    pass(2);
+    arbiterd.advance(true);
+    assert_eq!(
+        users(&arbiterd),
+        [7, 8],
+        "it is looked who has said something"
+    );
+    arbiterd.advance(true);
+    assert_eq!(users(&arbiterd), [7], "nobody has renewed");
+    pass(250);
+    arbiterd.advance(true);
+    arbiterd.advance(true);
+    assert_eq!(users(&arbiterd), [0; 0]);
+}
