@@ -14,7 +14,7 @@ use arbiter::host::BootTime;
 use rustix::event::{Timespec, epoll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::time::{ClockId, clock_gettime};
-use umpire_socket::{ClientSocket, Closer, Listener};
+use umpire_socket::{BACKLOG, ClientSocket, Closer, Listener};
 use varlink::Request;
 
 use crate::audit::Trail;
@@ -86,6 +86,15 @@ impl Incoming {
             Incoming::Given(socket, closer) => umpire_socket::accept(socket, closer),
         }
     }
+
+    /// How many wait to be accepted at most.
+    fn most_waiting(&self) -> u16 {
+        match self {
+            Incoming::Own(_) => BACKLOG + 1,
+            // What the kernel allows if it is not told otherwise.
+            Incoming::Given(..) => 4096 + 1,
+        }
+    }
 }
 
 /// The service, ready to run.
@@ -126,6 +135,8 @@ pub struct Arbiterd {
     /// Something was seen to be due at that time, and whether all that had come by then was
     /// looked at.
     held: Option<(BootTime, bool)>,
+    /// How many were accepted since then: who waits behind so many as can wait has come later.
+    accepted: u16,
     /// For once, all are served, whatever is due.
     is_free: bool,
     /// Connections that have ended; what they held is given to others when nothing is due.
@@ -360,6 +371,7 @@ impl Arbiterd {
             self.service.hold_due(Some(since));
         } else {
             self.held = Some((now(), false));
+            self.accepted = 0;
         }
         if !self.is_due() {
             for id in std::mem::take(&mut self.gone) {
@@ -387,9 +399,11 @@ impl Arbiterd {
         }
     }
 
-    /// Accepts connections, a few. Whether that were all.
+    /// Accepts connections, a few. Whether that were all, or all that had come by the time from
+    /// which on something is held.
     fn accept(&mut self) -> bool {
         for _ in 0..ACCEPTS {
+            self.accepted = self.accepted.saturating_add(1);
             let socket = match self.incoming.accept() {
                 Ok(socket) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
@@ -404,7 +418,7 @@ impl Arbiterd {
             };
             self.admit(socket, client);
         }
-        false
+        self.accepted >= self.incoming.most_waiting()
     }
 
     fn admit(&mut self, mut socket: ClientSocket, client: Client) {

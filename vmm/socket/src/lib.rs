@@ -25,7 +25,8 @@ pub use closer::Closer;
 use place::{Name, Place};
 
 /// Most connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+/// So many may wait to be accepted, and one more.
+pub const BACKLOG: u16 = 128;
 
 /// Of each socket here: it never makes its thread wait, and children do not get it.
 pub const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -173,7 +174,7 @@ impl Listener {
         bound
             .set_mode(access)
             .map_err(failed(&format!("chmod ({}-mode)", wording.option)))?;
-        listen(&listener.socket, BACKLOG)
+        listen(&listener.socket, BACKLOG.into())
             .map_err(io::Error::from)
             .map_err(failed("listen"))?;
         // Before `listen` the socket looked as if nobody served it, and a second server

@@ -306,6 +306,7 @@ impl Arbiterd {
             blocked: BTreeSet::new(),
             ready: BTreeSet::new(),
             held: None,
+            accepted: 0,
             is_free: false,
             gone: Vec::new(),
             full_until: None,

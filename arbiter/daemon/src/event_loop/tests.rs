@@ -88,3 +88,23 @@ fn nobody_elses_call_ends_a_lease_whose_renewal_may_have_come() {
     arbiterd.advance(true);
     assert_eq!(users(&arbiterd), [0; 0]);
 }
+
+/// There is always somebody who waits to be accepted; but all who had come are read after as many
+/// as can wait.
+#[test]
+fn who_connects_without_end_does_not_hold_what_is_due() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut arbiterd = arbiterd(&folder);
+    let path = folder.path().join("socket");
+    let connect = |count| (0..count).map(|_| UnixStream::connect(&path).expect("it listens"));
+    let mut clients: Vec<UnixStream> = connect(2 * ACCEPTS).collect();
+    acquire(&mut arbiterd, 8, 1);
+    pass(2);
+    arbiterd.advance(false);
+    assert!(arbiterd.held.is_some());
+    let turns = (1..20).find(|_| {
+        clients.extend(connect(ACCEPTS));
+        arbiterd.accept()
+    });
+    assert_eq!(turns, Some(BACKLOG / 16 + 1));
+}
