@@ -46,6 +46,8 @@ pub(crate) enum End {
     Unread,
     /// There is no room for what it has sent, or not read.
     Crowded,
+    /// Others without a tenant connect, and its user has most connections of them.
+    Outnumbered,
 }
 
 impl End {
@@ -58,6 +60,10 @@ impl End {
             End::Crowded => {
                 "it had most of what its user, users without a tenant, or all may have waiting, \
                  and was left"
+            }
+            End::Outnumbered => {
+                "users without a tenant have as many connections as they may, its user most, and \
+                 it was left for another's"
             }
         }
     }

@@ -424,7 +424,9 @@ impl Arbiterd {
     fn admit(&mut self, mut socket: ClientSocket, client: Client) {
         let own = self.connections.values();
         let own = own.filter(|other| other.client.uid == client.uid).count();
-        if own >= self.service.config().connections_per_user || socket.is_overdrawn() {
+        let stranger = self.service.is_stranger(&client);
+        let most = self.service.config().connections_per_user;
+        if own >= most || socket.is_overdrawn() || stranger && !self.has_place(client.uid) {
             log::debug!(
                 "user {} has too many connections; one was closed",
                 client.uid
@@ -441,12 +443,20 @@ impl Arbiterd {
             .is_ok()
         {
             self.next += 1;
-            self.room
-                .add(id, client.uid, self.service.is_stranger(&client));
+            self.room.add(id, client.uid, stranger);
             self.connections.insert(id, Connection::new(socket, client));
             // It may have said something already.
             self.ready.insert(id);
         }
+    }
+
+    /// Whether a user without a tenant may have one connection more; another's may be left for it.
+    fn has_place(&mut self, user: u32) -> bool {
+        let goes = self.room.place_of_stranger(user);
+        if let Ok(Some(id)) = goes {
+            self.drop_connection(id, Some(End::Outnumbered));
+        }
+        goes.is_ok()
     }
 
     /// Those who had to pause go on.

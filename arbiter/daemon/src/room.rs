@@ -1,5 +1,6 @@
 //! What connections may have in this process's memory: calls that are not whole or not answered
-//! yet, and replies that are not read. Whoever has most of what is short is left. Pure.
+//! yet, and replies that are not read; and how many connections those have whose user has no
+//! tenant, since the kernel has memory for each, too. Whoever has most of what is short is left. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +12,9 @@ const MIB: usize = 1024 * KIB;
 /// Most of one connection. A call is no longer, and a reply that is longer has to be the only
 /// one that waits.
 pub(crate) const OF_CONNECTION: usize = 256 * KIB;
+
+/// Most connections of users without a tenant, all together.
+pub(crate) const OF_STRANGERS: usize = 512;
 
 /// Most of all connections of one user, of those together whose user has no tenant, and of all.
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +117,24 @@ impl Room {
         } else {
             None
         }
+    }
+
+    /// The connection that has to go for one more of a user without a tenant, if one has to: the
+    /// oldest of the one of them that has most. `Err`: nobody has more than this one would have.
+    pub(crate) fn place_of_stranger(&self, user: u32) -> Result<Option<ConnectionId>, ()> {
+        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+        let strangers = || self.parts.iter().filter(|(_, part)| part.stranger);
+        for (_, part) in strangers() {
+            *counts.entry(part.user).or_default() += 1;
+        }
+        if counts.values().sum::<usize>() < OF_STRANGERS {
+            return Ok(None);
+        }
+        let own = counts.get(&user).copied().unwrap_or(0);
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        let (most, _) = most.filter(|(_, count)| *count > own + 1).ok_or(())?;
+        let oldest = strangers().find(|(_, part)| part.user == most);
+        Ok(oldest.map(|(id, _)| *id))
     }
 
     fn largest(&self, is_meant: impl Fn(&Part) -> bool) -> Option<ConnectionId> {

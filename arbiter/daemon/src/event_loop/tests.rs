@@ -9,6 +9,7 @@ use umpire_socket::Access;
 use super::start::Given;
 use super::*;
 use crate::config::ArbiterConfig;
+use crate::room::OF_STRANGERS;
 
 /// One CPU with four counters, for users 7 and 8.
 fn arbiterd(folder: &tempfile::TempDir) -> Arbiterd {
@@ -107,4 +108,39 @@ fn who_connects_without_end_does_not_hold_what_is_due() {
         arbiterd.accept()
     });
     assert_eq!(turns, Some(BACKLOG / 16 + 1));
+}
+
+/// However many users they are, those without a tenant have so many connections together, and
+/// each of them has its part; who has a tenant connects.
+#[test]
+fn many_users_without_a_tenant_have_few_connections_together() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut arbiterd = arbiterd(&folder);
+    let closer = Closer::new(1 << 20);
+    let mut clients = Vec::new();
+    let mut connect = |arbiterd: &mut Arbiterd, uid| {
+        let (client, server) = UnixStream::pair().expect("a pair");
+        clients.push(client);
+        let client = Client {
+            pid: 1,
+            uid,
+            ..Client::default()
+        };
+        arbiterd.admit(ClientSocket::new(server.into(), &closer), client);
+    };
+    let of = |arbiterd: &Arbiterd, uid| {
+        let all = arbiterd.connections.values();
+        all.filter(|one| one.client.uid == uid).count()
+    };
+    for _ in 0..200 {
+        (1000..1003).for_each(|uid| connect(&mut arbiterd, uid));
+    }
+    assert_eq!(arbiterd.connections.len(), OF_STRANGERS);
+    (0..200).for_each(|_| connect(&mut arbiterd, 7));
+    (0..200).for_each(|_| connect(&mut arbiterd, 1003));
+    assert_eq!(arbiterd.connections.len(), OF_STRANGERS + 200);
+    assert_eq!(of(&arbiterd, 7), 200);
+    for uid in 1000..=1003 {
+        assert_eq!(of(&arbiterd, uid), OF_STRANGERS / 4, "{uid}");
+    }
 }
