@@ -88,6 +88,11 @@ impl ArbiterConfig {
             "most-leases = 0 lets it have no lease; give at least 1",
         );
         say(
+            tenant.most_sets == 0,
+            "most-sets = 0 refuses all that names counters, or an event that only some of them \
+             count; give at least 1",
+        );
+        say(
             nothing(tenant.maximum),
             "its maximum lets it have no counter; give it at least one of a kind",
         );
@@ -124,15 +129,24 @@ impl ArbiterConfig {
             "opens-events is of no use while no [[pmu]] has a perf-type; give the kernel's number \
              of it",
         );
+        say(
+            !tenant.whole_cpus && stated && self.pmus.iter().all(|pmu| pmu.shared.is_some()),
+            "counters that CPUs share are given to leases of scope cpu alone, which it may not \
+             have; give whole-cpus = true",
+        );
         if let Some(cpus) = &tenant.cpus {
-            let stated = self
-                .pmus
-                .iter()
-                .flat_map(|pmu| pmu.cpus.iter().chain(pmu.shared.iter().flatten()));
-            let known = there
-                .iter()
-                .chain(stated.flat_map(|cpus| cpus.0.iter()))
+            let of_pmus = self.pmus.iter().map(|pmu| cpus_of(pmu, there));
+            let of_pmus: CpuSet = of_pmus
+                .flat_map(|cpus| cpus.iter().collect::<Vec<_>>())
                 .collect();
+            let known: CpuSet = there.iter().chain(of_pmus.iter()).collect();
+            say(
+                stated && !cpus.meets(&of_pmus) && cpus.meets(&known),
+                &format!(
+                    "no [[pmu]] has any of its cpus {cpus}, so it gets no counter; name some of \
+                     {of_pmus}"
+                ),
+            );
             let missing = cpus.without(&known);
             say(
                 !missing.is_empty(),
@@ -227,19 +241,23 @@ fn of_cgroup(rule: &CgroupRule, mounted: &io::Result<Vec<PathBuf>>) -> Option<St
     }
 }
 
+/// The CPUs that a PMU is of.
+fn cpus_of(pmu: &PmuConfig, there: &CpuSet) -> CpuSet {
+    match (&pmu.shared, &pmu.cpus) {
+        (Some(shared), _) => shared.iter().flat_map(|cpus| cpus.0.iter()).collect(),
+        (None, Some(Cpus(cpus))) => cpus.clone(),
+        (None, None) => there.clone(),
+    }
+}
+
 /// CPUs and counters that are not there.
 fn of_pmu(pmu: &PmuConfig, there: &CpuSet) -> Vec<String> {
     let mut wrong = Vec::new();
-    let own: CpuSet = match &pmu.cpus {
-        Some(Cpus(cpus)) => cpus.clone(),
-        None => pmu
-            .shared
-            .iter()
-            .flatten()
-            .flat_map(|cpus| cpus.0.iter())
-            .collect(),
-    };
-    let missing = own.without(there);
+    if pmu.cpus.is_some() && pmu.shared.is_some() {
+        wrong
+            .push("cpus is of no use beside shared, which names its CPUs; leave it out".to_owned());
+    }
+    let missing = cpus_of(pmu, there).without(there);
     if !missing.is_empty() {
         wrong.push(format!(
             "its cpus have {missing}, which the host does not; it has {there}"
@@ -263,4 +281,59 @@ fn of_pmu(pmu: &PmuConfig, there: &CpuSet) -> Vec<String> {
         }
     }
     wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warnings(text: &str) -> String {
+        let config = ArbiterConfig::parse("test".as_ref(), text).expect("a configuration");
+        let there = CpuSet::from_iter(0..8);
+        let tenant = &config.policy.tenants[0];
+        config
+            .of_rules(tenant, &config.members[0], &there)
+            .join("; ")
+    }
+
+    #[test]
+    fn a_tenant_whose_cpus_have_no_pmu_is_warned_of() {
+        let tenant = "[[tenant]]\nname = \"a\"\nusers = [0]\nwhole-cpus = true\n";
+        let pmu = "[[pmu]]\nprogrammable = 4\n";
+        let shared = "shared = [\"0-1\", \"2-3\"]\n";
+        let said = "no [[pmu]] has any of its cpus 4-7, so it gets no counter; name some of 0-3";
+        for of_pmu in ["cpus = \"0-3\"\n", shared] {
+            let text = format!("{pmu}{of_pmu}{tenant}cpus = \"4-7\"\n");
+            assert_eq!(warnings(&text), said);
+            for cpus in ["3-7", "0-3"] {
+                let text = format!("{pmu}{of_pmu}{tenant}cpus = \"{cpus}\"\n");
+                assert_eq!(warnings(&text), "", "{cpus}");
+            }
+        }
+        let other = "[[pmu]]\nname = \"other\"\nprogrammable = 2\n";
+        for pmus in ["", other] {
+            let text = format!("{pmus}{tenant}cpus = \"4-7\"\n");
+            assert_eq!(warnings(&text), "");
+        }
+        let text = format!("{pmu}cpus = \"0-3\"\n{other}{tenant}cpus = \"4-7\"\n");
+        assert_eq!(warnings(&text), "");
+        // What is not there at all is said once.
+        let text = format!("{pmu}{tenant}cpus = \"8-9\"\n");
+        assert_eq!(
+            warnings(&text),
+            "its cpus have 8-9, which the host does not; it has 0-7"
+        );
+        let whole = tenant.replace("true", "false");
+        assert!(warnings(&format!("{pmu}{shared}{whole}")).starts_with("counters that CPUs share"));
+        assert_eq!(warnings(&format!("{pmu}{shared}{other}{whole}")), "");
+        let text = format!("{pmu}{shared}cpus = \"0-7\"\n{tenant}");
+        let config = ArbiterConfig::parse("test".as_ref(), &text).expect("a configuration");
+        let said = of_pmu(&config.pmus[0], &CpuSet::from_iter(0..8)).join("; ");
+        assert!(
+            said.starts_with("cpus is of no use beside shared"),
+            "{said}"
+        );
+        let text = format!("{pmu}{tenant}most-sets = 0\n");
+        assert!(warnings(&text).starts_with("most-sets = 0 refuses all"));
+    }
 }
