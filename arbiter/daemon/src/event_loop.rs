@@ -203,7 +203,7 @@ impl Arbiterd {
     ///
     /// # Errors
     /// The kernel did not do what it always does.
-    pub fn run(self) -> Result<(), ServeError> {
+    pub fn run(mut self) -> Result<(), ServeError> {
         self.manager.tell("READY=1\nSTATUS=Serves.");
         self.run_within()
     }
@@ -212,7 +212,7 @@ impl Arbiterd {
     fn run_within(mut self) -> Result<(), ServeError> {
         self.settle();
         let ended = self.serve_until_told();
-        self.manager.tell("STOPPING=1\nSTATUS=Ends.");
+        self.manager.tell_and_wait("STOPPING=1\nSTATUS=Ends.");
         self.host.end(&self.service);
         self.sync_audit(true);
         if self.journal.is_none()

@@ -146,7 +146,7 @@ impl Arbiterd {
     /// from when it is to end, `hangup` when the configuration is to be read again; `manager` is
     /// told of both.
     pub(super) fn start_until(
-        (stop, hangup, manager): (UnixStream, UnixStream, Manager),
+        (stop, hangup, mut manager): (UnixStream, UnixStream, Manager),
         given: Given,
         mut config: ArbiterConfig,
         config_file: Option<&Path>,
