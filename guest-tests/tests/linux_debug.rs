@@ -299,20 +299,18 @@ fn debuggers_work_with_intel_v2() {
     check_model(&["--cpu-vendor", "intel", "--pmu", "intel-v2"]);
 }
 
-/// The breakpoint takes the debug registers while counters are enabled: what the guest sets works
-/// a millisecond later, and again at once when the counters have stopped. The guest's text is its
-/// own.
+/// The breakpoint has a debug register from the first write of a counter on, which Linux does as
+/// it boots: what the guest sets works a little later, before its counters have run, beside them,
+/// and when they have stopped for long. The guest's text is its own.
 #[test]
 fn debug_registers_come_late_with_the_breakpoint_trap() {
-    let late = mem_of("-a -e cycles", &format!("breakpoints late {ROUNDS}"));
+    let late = |with: &str| mem_of(with, &format!("breakpoints late {ROUNDS}"));
     let script = Script::default()
-        .step("mem before", mem(""))
+        .step("mem before", late(""))
         .step("handler", HANDLER)
-        .step("mem beside", late)
+        .step("mem beside", late("-a -e cycles"))
         .step("rest", "sleep 1; spin 0.5")
-        .step("perf tests after", PERF_TESTS)
-        .step("mem after", mem(""))
-        .step("debug after", DEBUG);
+        .step("mem after", late(""));
     let flags = ["--pmu", "amd-core", "--rdpmc-trap", "breakpoint"];
     let log = script.run(image(), &flags, NO_WATCHDOG);
     log.has("handler", &["0x0f\t0x01\t0xca"]);
@@ -320,6 +318,4 @@ fn debug_registers_come_late_with_the_breakpoint_trap() {
         check_mem(&log, step);
     }
     assert!(count(log.of("mem beside"), "cycles") > 0.0);
-    check_perf_tests(&log, "perf tests after");
-    check_debug(&log, "debug after");
 }
