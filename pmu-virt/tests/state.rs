@@ -504,7 +504,7 @@ fn impossible_states_are_refused() {
         |s| s["cookies"] = 1.into(),
         "unknown field `cookies`, expected one of `model`, `selects`, `fixed-control`, \
          `global-control`, `global-status`, `debug-control`, `pebs`, `counters`, `pending-pmi`, \
-         `snapshot`, `ibs`, `reservations`",
+         `snapshot`, `was-programmed`, `ibs`, `reservations`",
     );
     refused(
         |s| s["debug-control"] = text("0x1"),

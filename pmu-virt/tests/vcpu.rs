@@ -542,6 +542,8 @@ fn what_was_programmed_stays_so_until_a_reset() {
     check("refused", &[(0x186, 1 << 40), (0x999, 1)], false);
     check("cleared overflows", &[(0x390, 1)], false);
     check("a counter", &[(0xc1, 5)], true);
+    check("a counter that is 0 again", &[(0xc1, 5), (0xc1, 0)], true);
+    check("global control, and back", &[(0x38f, 1), (0x38f, 0)], true);
     check("started", &[(0x186, REF), (0x38f, 1)], true);
     check(
         "stopped",

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use umpire_lease::{Counters, Held, Next, Request};
 
 use crate::fixture::{Daemon, LONG, programmable};
+use crate::python::python3;
 
 /// Asks for three counters for a thread, and prints what comes of it: the second argument is
 /// the thread's number, `own`, or `child`; the third its name, in hexadecimal digits.
@@ -58,7 +59,7 @@ fn daemon() -> Daemon {
 fn can(name: &str, before: &[&str]) -> bool {
     let tried = Command::new(before[0])
         .args(&before[1..])
-        .arg("python3")
+        .arg(python3())
         .args(["-c", ""])
         .output();
     let can = tried.as_ref().is_ok_and(|output| output.status.success());
@@ -80,7 +81,7 @@ impl Asking {
         let mut command = Command::new(before[0]);
         command
             .args(&before[1..])
-            .args(["python3", "-c", ASK])
+            .args([python3(), "-c", ASK])
             .arg(daemon.socket());
         command
             .args([which, name])
@@ -538,7 +539,7 @@ fn events_are_of_the_callers_own_numbers() {
     let mut command = Command::new(IN_NAMESPACE[0]);
     command
         .args(&IN_NAMESPACE[1..])
-        .args(["python3", "-c", EVENTS]);
+        .args([python3(), "-c", EVENTS]);
     let output = command.arg(daemon.socket()).output().expect("it starts");
     let said = String::from_utf8(output.stdout).expect("text");
     let lines: Vec<&str> = said.lines().collect();

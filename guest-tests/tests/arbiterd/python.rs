@@ -38,6 +38,17 @@ with varlink.Client(address="unix:" + sys.argv[1]) as client:
 print("done")
 "#;
 
+/// A Python that other users can run, too: the system's, where there is one. Somebody's own may
+/// be in a folder that is closed to them.
+pub(crate) fn python3() -> &'static str {
+    const SYSTEM: &str = "/usr/bin/python3";
+    if Path::new(SYSTEM).exists() {
+        SYSTEM
+    } else {
+        "python3"
+    }
+}
+
 /// A Python that has the package, or why there is none.
 pub(crate) fn python(folder: &Path, package: &str) -> Result<PathBuf, String> {
     let run = |command: &mut Command| {
