@@ -227,6 +227,22 @@ fn check_mem(log: &Log, step: &str) {
     }
 }
 
+/// What the guest sets is in force soon. But its handler takes its breakpoints away and sets them
+/// again at each hit, which nobody sees before the next look: not all are hit.
+fn check_late(log: &Log, step: &str) {
+    let report = log.of(step);
+    for (kind, exact) in [(":x:u", ROUNDS), (":w:u", 2 * ROUNDS)] {
+        let lines = report.lines().filter(|line| line.contains(kind));
+        let counts = lines.map(|line| line.split(',').next().and_then(|text| text.parse().ok()));
+        let counts: Vec<Option<u32>> = counts.collect();
+        let is_hit = |count: &Option<u32>| count.is_some_and(|count| (1..=exact).contains(&count));
+        assert!(
+            counts.len() == 3 && counts.iter().all(is_hit),
+            "{step}:\n{report}"
+        );
+    }
+}
+
 fn check_debug(log: &Log, step: &str) {
     let output = log.of(step);
     assert!(output.contains(DEBUGGED), "{step}:\n{output}");
@@ -301,7 +317,8 @@ fn debuggers_work_with_intel_v2() {
 
 /// The breakpoint has a debug register from the first write of a counter on, which Linux does as
 /// it boots: what the guest sets works a little later, before its counters have run, beside them,
-/// and when they have stopped for long. The guest's text is its own.
+/// and when they have stopped for long, and beside them all of it does. The guest's text is its
+/// own.
 #[test]
 fn debug_registers_come_late_with_the_breakpoint_trap() {
     let late = |with: &str| mem_of(with, &format!("breakpoints late {ROUNDS}"));
@@ -314,8 +331,9 @@ fn debug_registers_come_late_with_the_breakpoint_trap() {
     let flags = ["--pmu", "amd-core", "--rdpmc-trap", "breakpoint"];
     let log = script.run(image(), &flags, NO_WATCHDOG);
     log.has("handler", &["0x0f\t0x01\t0xca"]);
-    for step in ["mem before", "mem beside", "mem after"] {
-        check_mem(&log, step);
+    check_mem(&log, "mem beside");
+    for step in ["mem before", "mem after"] {
+        check_late(&log, step);
     }
     assert!(count(log.of("mem beside"), "cycles") > 0.0);
 }
