@@ -2,27 +2,16 @@
 
 use arbiter::CounterSet;
 use arbiter::host::{LeaseId, PmuId};
-use umpire_budget::{EventSpec, Handed, HandedEvent, Rings};
+use umpire_budget::Handed;
 
 use super::*;
+use crate::broker::manager::tests::thread_clock;
 use crate::peer::Started;
 use crate::service::Allowed;
 
 /// An event of this thread that was lost then. `None`: the kernel opens none here.
 fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
-    // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK.
-    let event = HandedEvent {
-        spec: EventSpec {
-            perf_type: 1,
-            config: 1,
-            config1: 0,
-            config2: 0,
-        },
-        thread: Some(0),
-        cpu: None,
-        rings: Rings::User,
-        period: None,
-    };
+    let event = thread_clock();
     let open = Open {
         event: Handed::open(&event).ok()?,
         allowed: Allowed {

@@ -198,4 +198,4 @@ pub(super) fn named(
 
 #[cfg(test)]
 #[path = "manager_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// An event of this thread. `None`: the kernel opens none here.
-fn event() -> Option<Handed> {
-    let event = HandedEvent {
+/// The clock of this thread: PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK.
+pub(in crate::broker) fn thread_clock() -> HandedEvent {
+    HandedEvent {
         spec: EventSpec {
             perf_type: 1,
             config: 1,
@@ -17,8 +17,12 @@ fn event() -> Option<Handed> {
         cpu: None,
         rings: Rings::User,
         period: None,
-    };
-    Handed::open(&event).ok()
+    }
+}
+
+/// An event of this thread. `None`: the kernel opens none here.
+fn event() -> Option<Handed> {
+    Handed::open(&thread_clock()).ok()
 }
 
 fn allowed() -> impl Strategy<Value = Allowed> {
