@@ -27,11 +27,10 @@ pub use host::{
     PardonFlags, RevokeFlags,
 };
 pub use perfmon::{PartFlag, PerfmonFlags};
-pub use profile::{AnnotateFlags, DiffFlags, ProfileFlags, ReportFlags, ScriptFlags, WeightFlag};
+pub use profile::{AnnotateFlags, DiffFlags, ReportFlags, ScriptFlags, WeightFlag};
 pub use run::RunFlags;
 pub use tools::{
     BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags,
-    UntilFlags, VmFlags, WhoFlags,
 };
 pub use top::TopFlags;
 pub use track::TrackFlags;

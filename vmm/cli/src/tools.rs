@@ -9,7 +9,6 @@ use std::time::Duration;
 use umpire_tools::budget::{BudgetChange, BudgetOptions};
 use umpire_tools::command::Until;
 use umpire_tools::duration::Span;
-use umpire_tools::find::VmChoice;
 use umpire_tools::lifecycle::{self, Starter};
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
@@ -31,8 +30,7 @@ use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
     AnnotateFlags, BudgetFlags, DiffFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags,
-    ProfileFlags, RecordFlags, ReportFlags, ScriptFlags, StatFlags, TopFlags, TrackFlags,
-    UntilFlags, WhoFlags,
+    RecordFlags, ReportFlags, ScriptFlags, StatFlags, TopFlags, TrackFlags,
 };
 
 /// `umpire stat`.
@@ -47,7 +45,7 @@ pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
         None => Form::Table,
     };
     let options = StatOptions {
-        selection: selection(&flags.who),
+        selection: flags.who.clone(),
         events: stat_events(flags)?,
         interval: flags.interval.map(Duration::from_millis),
         repeat: flags.repeat,
@@ -59,7 +57,7 @@ pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
         apart: flags.per_vcpu,
         turn: Duration::from_millis(flags.turn),
         scale: flags.scale.into(),
-        until: until(&flags.until)?,
+        until: flags.until.until()?,
         starter: starter(flags.resume),
     };
     let mut out: Box<dyn io::Write> = match &flags.output {
@@ -116,7 +114,7 @@ pub fn track(flags: &TrackFlags) -> Result<ExitStatus, UserError> {
     let interval = Some(flags.interval).filter(|interval| !interval.is_zero());
     let options = StatOptions {
         selection: Selection {
-            vm: VmChoice::from(&flags.vm),
+            vm: flags.vm.clone(),
             vcpus: flags.vcpu.clone(),
             ..Selection::default()
         },
@@ -176,7 +174,7 @@ pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
         }
     };
     let options = RecordOptions {
-        selection: selection(&flags.who),
+        selection: flags.who.clone(),
         events: flags.event.clone(),
         sampling: match flags.count {
             Some(period) => Sampling::Period(period),
@@ -187,7 +185,7 @@ pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
         random: flags.random,
         output: flags.output.clone(),
         buffer: flags.buffer << 10,
-        until: until(&flags.until)?,
+        until: flags.until.until()?,
         starter: starter(flags.resume),
     };
     Ok(status(umpire_tools::record::run(&options)?))
@@ -222,7 +220,7 @@ pub fn top(flags: &TopFlags) -> Result<ExitStatus, UserError> {
     let columns = columns.filter(|columns| *columns > 0);
     let offset = flags.kaslr_offset.unwrap_or(0);
     let options = TopOptions {
-        vm: (&flags.vm).into(),
+        vm: flags.vm.clone(),
         interval: flags.delay,
         frames: flags.frames,
         once: flags.once.then(|| columns.unwrap_or(TopOptions::COLUMNS)),
@@ -247,7 +245,7 @@ pub fn top(flags: &TopFlags) -> Result<ExitStatus, UserError> {
 pub fn ls(flags: &LsFlags) -> Result<ExitStatus, UserError> {
     let mut sockets = flags.sockets.clone();
     if flags.vm.control.is_some() || flags.vm.vm.is_some() {
-        sockets.insert(0, VmChoice::from(&flags.vm).socket()?);
+        sockets.insert(0, flags.vm.socket()?);
     }
     let options = LsOptions {
         sockets,
@@ -291,7 +289,7 @@ pub fn pcr(flags: &PcrFlags) -> Result<ExitStatus, UserError> {
         },
     };
     let options = PcrOptions {
-        vm: (&flags.vm).into(),
+        vm: flags.vm.clone(),
         vcpus: flags.vcpu.clone(),
         json: flags.json,
         act,
@@ -338,7 +336,7 @@ pub fn budget(flags: &BudgetFlags) -> Result<ExitStatus, UserError> {
         })
     };
     let options = BudgetOptions {
-        vm: (&flags.vm).into(),
+        vm: flags.vm.clone(),
         json: flags.json,
         change: flags.budget.as_ref().map(change).transpose()?,
     };
@@ -369,9 +367,9 @@ pub fn annotate(flags: &AnnotateFlags) -> Result<ExitStatus, UserError> {
         profile: ProfileChoice {
             input: flags.input.clone(),
             symbols: flags.symbols.clone(),
-            kaslr_offset: flags.kaslr_offset.unwrap_or(0),
+            kaslr_offset: flags.kaslr_offset,
             symfs: flags.symfs.clone(),
-            demangle: !flags.no_demangle,
+            no_demangle: flags.no_demangle,
             event: flags.event.clone(),
             vcpus: flags.vcpu.clone(),
             cores: flags.core.clone(),
@@ -395,9 +393,9 @@ pub fn diff(flags: &DiffFlags) -> Result<ExitStatus, UserError> {
     let choice = |input: &std::path::Path| ProfileChoice {
         input: input.to_owned(),
         symbols: flags.symbols.clone(),
-        kaslr_offset: 0,
+        kaslr_offset: None,
         symfs: flags.symfs.clone(),
-        demangle: !flags.no_demangle,
+        no_demangle: flags.no_demangle,
         event: flags.event.clone(),
         vcpus: None,
         cores: None,
@@ -424,36 +422,11 @@ pub fn script(flags: &ScriptFlags) -> Result<ExitStatus, UserError> {
     Ok(ExitStatus::SUCCESS)
 }
 
-fn selection(flags: &WhoFlags) -> Selection {
-    Selection {
-        vm: (&flags.vm).into(),
-        vcpus: flags.vcpu.clone(),
-        cores: flags.core.clone(),
-        all_cores: flags.all_cores,
-        preemptible: flags.preemptible,
-    }
-}
-
 fn starter(resume: bool) -> Starter {
     if resume {
         Starter::of(1)
     } else {
         Starter::default()
-    }
-}
-
-fn until(flags: &UntilFlags) -> Result<Until, UserError> {
-    if let Some(time) = flags.time {
-        return Ok(Until::Passed(time.0));
-    }
-    let words = &flags.command;
-    let time = words.first().and_then(|word| word.to_str());
-    match (words.len(), time) {
-        (0, _) => Ok(Until::Stopped),
-        (1, Some(time)) if time.parse::<Span>().is_ok() => Err(UserError::bad_input(format!(
-            "'{time}' is no command; to look for a time, give --for {time}"
-        ))),
-        _ => Ok(Until::CommandEnds(words.clone())),
     }
 }
 
@@ -465,23 +438,10 @@ fn status(ending: Completion) -> ExitStatus {
     }
 }
 
-fn profile(flags: &ProfileFlags) -> ProfileChoice {
-    ProfileChoice {
-        input: flags.input.clone(),
-        symbols: flags.symbols.clone(),
-        kaslr_offset: flags.kaslr_offset.unwrap_or(0),
-        symfs: flags.symfs.clone(),
-        demangle: !flags.no_demangle,
-        event: flags.event.clone(),
-        vcpus: flags.vcpu.clone(),
-        cores: flags.core.clone(),
-    }
-}
-
 impl From<&ReportFlags> for ReportOptions {
     fn from(flags: &ReportFlags) -> Self {
         Self {
-            profile: profile(&flags.profile),
+            profile: flags.profile.clone(),
             sort: flags.sort.clone(),
             children: flags.children(),
             graph: flags.graph(),
@@ -500,7 +460,7 @@ impl From<&ReportFlags> for ReportOptions {
 impl From<&ScriptFlags> for ScriptOptions {
     fn from(flags: &ScriptFlags) -> Self {
         Self {
-            profile: profile(&flags.profile),
+            profile: flags.profile.clone(),
             fields: flags.fields.clone(),
             json: flags.json,
         }

@@ -34,9 +34,9 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
         profile: ProfileChoice {
             input: file.into(),
             symbols: None,
-            kaslr_offset: 0,
+            kaslr_offset: None,
             symfs: Vec::new(),
-            demangle: true,
+            no_demangle: false,
             event: None,
             vcpus: None,
             cores: None,

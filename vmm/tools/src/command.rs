@@ -6,8 +6,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+use crate::duration::Span;
 use crate::error::host;
 use crate::wait::{Waiter, Woken};
 use crate::{Completion, ToolError};
@@ -27,6 +29,39 @@ pub enum Until {
     Passed(Duration),
     /// While this command runs: program and arguments.
     CommandEnds(Vec<OsString>),
+}
+
+/// How long a tool looks, as somebody says it.
+#[derive(Clone, Debug, Default, Args)]
+#[group(id = "until", multiple = false)]
+pub struct UntilOptions {
+    /// How long: 5s, 500ms, 2m [default: until Ctrl-C or the end of the VM]
+    #[arg(long = "for", value_name = "TIME")]
+    pub time: Option<Span>,
+    /// As long as this command runs on the host; its status is that of this program. It begins
+    /// at --, or at the first word without a hyphen
+    #[arg(value_name = "COMMAND", trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}
+
+impl UntilOptions {
+    /// How long that is.
+    ///
+    /// # Errors
+    /// The command is a time, which has an option of its own.
+    pub fn until(&self) -> Result<Until, ToolError> {
+        if let Some(time) = self.time {
+            return Ok(Until::Passed(time.0));
+        }
+        let time = self.command.first().and_then(|word| word.to_str());
+        match (self.command.len(), time) {
+            (0, _) => Ok(Until::Stopped),
+            (1, Some(time)) if time.parse::<Span>().is_ok() => Err(ToolError::Input(format!(
+                "'{time}' is no command; to look for a time, give --for {time}"
+            ))),
+            _ => Ok(Until::CommandEnds(self.command.clone())),
+        }
+    }
 }
 
 /// What ends a tool's look besides the VM's end.

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use perfmon_abi::wire::Errno;
-
 use rustix::process::{Uid, geteuid};
 pub use umpire_perfmon::socket_folder;
 use umpire_perfmon::{Client, ENVIRONMENT, socket_folders};
@@ -14,12 +14,15 @@ use umpire_perfmon::{Client, ENVIRONMENT, socket_folders};
 use crate::error::ToolError;
 
 /// The VM that is meant.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct VmChoice {
-    /// Its control socket.
-    pub control: Option<PathBuf>,
-    /// Its name, or the process id of its `umpire run`.
+    /// The VM, by the name of its umpire run --name or by its process id [default: the one
+    /// that UMPIRE_PERFMON names, or the only one that runs]
+    #[arg(long, value_name = "NAME|PID", global = true)]
     pub vm: Option<String>,
+    /// The VM, by its control socket
+    #[arg(long, value_name = "SOCKET", global = true, conflicts_with = "vm")]
+    pub control: Option<PathBuf>,
 }
 
 impl VmChoice {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use clap::Args;
 use perfmon_abi::LoadArg;
 use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_FL_SYSTEM_WIDE};
 
@@ -52,17 +53,28 @@ impl Target {
 }
 
 /// A VM, and what of it a tool looks at. Without a choice it looks at all vCPUs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct Selection {
     /// The VM.
+    #[command(flatten)]
     pub vm: VmChoice,
-    /// These vCPUs, wherever they run.
+    /// Only these vCPUs, wherever they run: 0,2-3 [default: all]
+    #[arg(
+        long = "vcpu",
+        id = "vcpu",
+        value_name = "LIST",
+        conflicts_with = "core"
+    )]
     pub vcpus: Option<Numbers>,
-    /// These cores, whatever vCPU runs on them.
+    /// These cores, whatever vCPU runs on them: 0,2-3
+    #[arg(long = "core", id = "core", value_name = "LIST")]
     pub cores: Option<Numbers>,
-    /// Every core.
+    /// All cores, whatever vCPU runs on them
+    #[arg(short = 'a', long, conflicts_with_all = ["vcpu", "core"])]
     pub all_cores: bool,
-    /// Guest and other tools may take the counters away.
+    /// Let the guest and others have the counters when they need them; the output says for
+    /// how long they did
+    #[arg(long)]
     pub preemptible: bool,
 }
 

@@ -4,45 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use umpire_tools::numbers::Numbers;
-use umpire_tools::profile::Syntax;
 use umpire_tools::profile::report::GraphOrder;
 use umpire_tools::profile::script::Fields;
 use umpire_tools::profile::stacks::Weight;
+use umpire_tools::profile::symbols::offset;
 use umpire_tools::profile::tally::SortKeys;
-
-/// A profile, and the part of it that is asked about.
-#[derive(Clone, Debug, Args)]
-pub struct ProfileFlags {
-    /// The profile, or - for standard input
-    #[arg(short, long, value_name = "FILE", default_value = "umpire.data")]
-    pub input: PathBuf,
-    /// Names of the guest's kernel: its vmlinux, its System.map, or a copy of its
-    /// /proc/kallsyms
-    #[arg(long, value_name = "FILE", visible_aliases = ["vmlinux", "kallsyms", "system-map"])]
-    pub symbols: Option<PathBuf>,
-    /// How far the kernel moved itself from the addresses in vmlinux or System.map, in
-    /// hexadecimal
-    #[arg(long, value_name = "HEX", requires = "symbols", allow_hyphen_values = true,
-          value_parser = offset)]
-    pub kaslr_offset: Option<u64>,
-    /// Names of the guest's programs: a folder of this host that is the guest's root, or has
-    /// copies of its programs and libraries. PATH=DIR is for what begins with PATH there: a
-    /// container's root, or the number of its device, 0:53
-    #[arg(long, value_name = "DIR")]
-    pub symfs: Vec<PathBuf>,
-    /// Show names of C++ and Rust as the files have them
-    #[arg(long)]
-    pub no_demangle: bool,
-    /// Only this event [default: all]
-    #[arg(long, value_name = "EVENT")]
-    pub event: Option<String>,
-    /// Only samples of these vCPUs: 0,2-3
-    #[arg(long, value_name = "LIST")]
-    pub vcpu: Option<Numbers>,
-    /// Only samples taken on these cores: 0,2-3
-    #[arg(long, value_name = "LIST")]
-    pub core: Option<Numbers>,
-}
+use umpire_tools::profile::{ProfileChoice, Syntax};
 
 /// What the width of a stack stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -96,7 +63,7 @@ impl ReportFlags {
 pub struct ReportFlags {
     /// The profile.
     #[command(flatten)]
-    pub profile: ProfileFlags,
+    pub profile: ProfileChoice,
     /// What samples are grouped by, a column each: comm, pid, tid, dso, symbol, vcpu, core,
     /// ring, cr3 [default: comm,dso,symbol, or symbol where the guest's tasks are not known]
     #[arg(short, long, value_name = "KEY[,...]")]
@@ -243,7 +210,7 @@ pub struct AnnotateFlags {
 pub struct ScriptFlags {
     /// The profile.
     #[command(flatten)]
-    pub profile: ProfileFlags,
+    pub profile: ProfileChoice,
     /// What a line has: comm, pid, tid, vm, vcpu, core, time, period, event, set, ring, cr3,
     /// ip, sym, dso, callchain [default: vm,vcpu,core,time,period,event,ip,sym,callchain, and
     /// comm,pid,tid,dso where the guest's tasks are known]
@@ -252,24 +219,6 @@ pub struct ScriptFlags {
     /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,
-}
-
-/// A hexadecimal number, which may be negative: then it is below by so much.
-pub(super) fn offset(text: &str) -> Result<u64, String> {
-    let (negative, digits) = match text.strip_prefix('-') {
-        Some(digits) => (true, digits),
-        None => (false, text),
-    };
-    let digits = digits.strip_prefix("0x").unwrap_or(digits);
-    let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let number = plain
-        .then(|| u64::from_str_radix(digits, 16).ok())
-        .flatten();
-    match number {
-        Some(number) if negative => Ok(number.wrapping_neg()),
-        Some(number) => Ok(number),
-        None => Err("give a hexadecimal number such as 0x1a000000".to_owned()),
-    }
 }
 
 fn percent(text: &str) -> Result<f64, String> {

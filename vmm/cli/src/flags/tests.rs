@@ -81,11 +81,11 @@ fn commands_parse() {
     check(&["run", "--kernel", "k"], "Run(");
     check(
         &["report"],
-        "Report(ReportFlags { profile: ProfileFlags { input: \"umpire.data\", symbols: None",
+        "Report(ReportFlags { profile: ProfileChoice { input: \"umpire.data\", symbols: None",
     );
     check(
         &["report", "--vmlinux", "v", "--kaslr-offset", "0x1a000000"],
-        "Report(ReportFlags { profile: ProfileFlags { input: \"umpire.data\", \
+        "Report(ReportFlags { profile: ProfileChoice { input: \"umpire.data\", \
          symbols: Some(\"v\"), kaslr_offset: Some(436207616)",
     );
     check(
@@ -94,7 +94,7 @@ fn commands_parse() {
     );
     check(
         &["top", "-n", "3", "-d", "0.5"],
-        "Top(TopFlags { vm: VmFlags { vm: None, control: None }, delay: 500ms, frames: Some(3), \
+        "Top(TopFlags { vm: VmChoice { vm: None, control: None }, delay: 500ms, frames: Some(3), \
          once: false, json: false, event: None, freq: 29, no_samples: false",
     );
     check(&["top", "--once", "-j", "--no-samples"], "Top(");

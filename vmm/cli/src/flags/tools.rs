@@ -1,36 +1,16 @@
 //! The flags of the tools that look at a running VM.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use umpire_tools::command::UntilOptions;
 use umpire_tools::duration::Span;
 use umpire_tools::find::VmChoice;
 use umpire_tools::numbers::Numbers;
 use umpire_tools::record::CallGraph;
 use umpire_tools::stat::spec::EventList;
 use umpire_tools::stat::tally::Scale;
-
-/// Which VM.
-#[derive(Clone, Debug, Default, Args)]
-pub struct VmFlags {
-    /// The VM, by the name of its umpire run --name or by its process id [default: the one
-    /// that UMPIRE_PERFMON names, or the only one that runs]
-    #[arg(long, value_name = "NAME|PID", global = true)]
-    pub vm: Option<String>,
-    /// The VM, by its control socket
-    #[arg(long, value_name = "SOCKET", global = true, conflicts_with = "vm")]
-    pub control: Option<PathBuf>,
-}
-
-impl From<&VmFlags> for VmChoice {
-    fn from(flags: &VmFlags) -> Self {
-        Self {
-            control: flags.control.clone(),
-            vm: flags.vm.clone(),
-        }
-    }
-}
+use umpire_tools::targets::Selection;
 
 /// The flags of `umpire pause`, `resume` and `stop`.
 #[derive(Clone, Debug, Default, Args)]
@@ -41,7 +21,7 @@ pub struct LifecycleFlags {
     pub name: Option<String>,
     /// The VM, as the other tools take it.
     #[command(flatten)]
-    pub vm: VmFlags,
+    pub vm: VmChoice,
 }
 
 impl From<&LifecycleFlags> for VmChoice {
@@ -51,43 +31,6 @@ impl From<&LifecycleFlags> for VmChoice {
             vm: flags.name.clone().or_else(|| flags.vm.vm.clone()),
         }
     }
-}
-
-/// The VM and the part of it that a tool looks at.
-#[derive(Clone, Debug, Default, Args)]
-pub struct WhoFlags {
-    /// The VM.
-    #[command(flatten)]
-    pub vm: VmFlags,
-    /// Only these vCPUs, wherever they run: 0,2-3 [default: all]
-    #[arg(long, value_name = "LIST", conflicts_with = "core")]
-    pub vcpu: Option<Numbers>,
-    /// These cores, whatever vCPU runs on them: 0,2-3
-    #[arg(long, value_name = "LIST")]
-    pub core: Option<Numbers>,
-    /// All cores, whatever vCPU runs on them
-    #[arg(short = 'a', long, conflicts_with_all = ["vcpu", "core"])]
-    pub all_cores: bool,
-    /// Let the guest and others have the counters when they need them; the output says for
-    /// how long they did
-    #[arg(long)]
-    pub preemptible: bool,
-}
-
-/// How long a tool looks.
-#[derive(Clone, Debug, Default, Args)]
-#[group(id = "until", multiple = false)]
-pub struct UntilFlags {
-    /// How long: 5s, 500ms, 2m [default: until Ctrl-C or the end of the VM]
-    #[arg(long = "for", value_name = "TIME")]
-    pub time: Option<Span>,
-    /// As long as this command runs on the host; its status is that of this program
-    #[arg(
-        value_name = "COMMAND",
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
-    pub command: Vec<OsString>,
 }
 
 /// How counts of a part of the time become counts of the whole.
@@ -114,7 +57,7 @@ impl From<ScaleFlag> for Scale {
 pub struct StatFlags {
     /// The VM, and what of it.
     #[command(flatten)]
-    pub who: WhoFlags,
+    pub who: Selection,
     /// What to count: a,b,{c,d}; the events of a group {} are counted at the same time;
     /// repeatable [default: times, exits, cycles, instructions, branches]
     #[arg(short, long, value_name = "EVENTS")]
@@ -165,7 +108,7 @@ pub struct StatFlags {
     pub resume: bool,
     /// How long.
     #[command(flatten)]
-    pub until: UntilFlags,
+    pub until: UntilOptions,
 }
 
 /// The flags of `umpire record`.
@@ -173,7 +116,7 @@ pub struct StatFlags {
 pub struct RecordFlags {
     /// The VM, and what of it.
     #[command(flatten)]
-    pub who: WhoFlags,
+    pub who: Selection,
     /// What to sample; several events are sampled at once [default: cycles]
     #[arg(short, long, value_name = "EVENTS")]
     pub event: Vec<EventList>,
@@ -216,7 +159,7 @@ pub struct RecordFlags {
     pub resume: bool,
     /// How long.
     #[command(flatten)]
-    pub until: UntilFlags,
+    pub until: UntilOptions,
 }
 
 /// The flags of `umpire ls`.
@@ -228,7 +171,7 @@ pub struct LsFlags {
     pub sockets: Vec<PathBuf>,
     /// Only this VM, as the other tools take it.
     #[command(flatten)]
-    pub vm: VmFlags,
+    pub vm: VmChoice,
     /// Print JSON: one object per line
     #[arg(short, long)]
     pub json: bool,
@@ -243,7 +186,7 @@ pub struct BudgetFlags {
     pub budget: Option<String>,
     /// The VM.
     #[command(flatten)]
-    pub vm: VmFlags,
+    pub vm: VmChoice,
     /// Tell who has reserved a counter that is to be taken so many milliseconds before, 0 to
     /// 60000
     #[arg(long, value_name = "MS", default_value_t = 100, requires = "budget",
@@ -262,7 +205,7 @@ pub struct BudgetFlags {
 pub struct PcrFlags {
     /// The VM.
     #[command(flatten)]
-    pub vm: VmFlags,
+    pub vm: VmChoice,
     /// Only these vCPUs: 0,2-3 [default: all]
     #[arg(long, value_name = "LIST", global = true)]
     pub vcpu: Option<Numbers>,

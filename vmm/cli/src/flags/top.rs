@@ -4,18 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use umpire_tools::find::VmChoice;
+use umpire_tools::profile::symbols::offset;
 use umpire_tools::stat::spec::EventList;
 use umpire_tools::top::TopOptions;
-
-use super::VmFlags;
-use super::profile::offset;
 
 /// The flags of `umpire top`.
 #[derive(Clone, Debug, Args)]
 pub struct TopFlags {
     /// The VM.
     #[command(flatten)]
-    pub vm: VmFlags,
+    pub vm: VmChoice,
     /// Seconds from frame to frame, 0.1 to 3600
     #[arg(short, long, value_name = "SECONDS", default_value = TopOptions::SECONDS,
           value_parser = delay)]

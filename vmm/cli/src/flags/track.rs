@@ -4,17 +4,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use umpire_tools::find::VmChoice;
 use umpire_tools::numbers::Numbers;
 use umpire_tools::stat::spec::EventList;
-
-use super::VmFlags;
 
 /// The flags of `umpire track`.
 #[derive(Clone, Debug, Args)]
 pub struct TrackFlags {
     /// The VM.
     #[command(flatten)]
-    pub vm: VmFlags,
+    pub vm: VmChoice,
     /// Only these vCPUs: 0,2-3 [default: all, those that start later too]
     #[arg(long, value_name = "LIST")]
     pub vcpu: Option<Numbers>,

@@ -4,35 +4,50 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use clap::Args;
+
 use super::error::ReportError;
 use super::facts::Facts;
 use super::names::Names;
 use super::programs::Programs;
 use super::reader::{Ending, ProfileError, ProfileReader, descriptions, symbols};
 use super::record::{Filter, Header, Record, Sink};
-use super::symbols::{SymbolTable, load, parse};
+use super::symbols::{SymbolTable, load, offset, parse};
 use super::symfs::Symfs;
 use super::wire::MAGIC;
 use crate::numbers::Numbers;
 
 /// A profile, and the part of it that is asked about.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Args)]
 pub struct ProfileChoice {
-    /// The file; `-` is standard input.
+    /// The profile, or - for standard input
+    #[arg(short, long, value_name = "FILE", default_value = "umpire.data")]
     pub input: PathBuf,
-    /// Names of the guest's kernel.
+    /// Names of the guest's kernel: its vmlinux, its System.map, or a copy of its
+    /// /proc/kallsyms
+    #[arg(long, value_name = "FILE", visible_aliases = ["vmlinux", "kallsyms", "system-map"])]
     pub symbols: Option<PathBuf>,
-    /// How far the kernel moved itself from the addresses in this file.
-    pub kaslr_offset: u64,
-    /// Folders with the files of the guest's programs ([`Symfs::open`]).
+    /// How far the kernel moved itself from the addresses in vmlinux or System.map, in
+    /// hexadecimal
+    #[arg(long, value_name = "HEX", requires = "symbols", allow_hyphen_values = true,
+          value_parser = offset)]
+    pub kaslr_offset: Option<u64>,
+    /// Names of the guest's programs: a folder of this host that is the guest's root, or has
+    /// copies of its programs and libraries. PATH=DIR is for what begins with PATH there: a
+    /// container's root, or the number of its device, 0:53
+    #[arg(long, value_name = "DIR")]
     pub symfs: Vec<PathBuf>,
-    /// Names of C++ and Rust are shown as their sources have them.
-    pub demangle: bool,
-    /// Only this event.
+    /// Show names of C++ and Rust as the files have them
+    #[arg(long)]
+    pub no_demangle: bool,
+    /// Only this event [default: all]
+    #[arg(long, value_name = "EVENT")]
     pub event: Option<String>,
-    /// Only samples of these vCPUs.
+    /// Only samples of these vCPUs: 0,2-3
+    #[arg(long = "vcpu", id = "vcpu", value_name = "LIST")]
     pub vcpus: Option<Numbers>,
-    /// Only samples taken on these cores.
+    /// Only samples taken on these cores: 0,2-3
+    #[arg(long = "core", id = "core", value_name = "LIST")]
     pub cores: Option<Numbers>,
 }
 
@@ -64,7 +79,7 @@ impl Input {
     pub(super) fn open(choice: &ProfileChoice) -> Result<Self, ReportError> {
         let symfs = Symfs::open(&choice.symfs)?;
         let given = choice.symbols.as_ref();
-        let given = given.map(|path| load(path, choice.kaslr_offset));
+        let given = given.map(|path| load(path, choice.kaslr_offset.unwrap_or(0)));
         let given = given.transpose()?;
         let (name, mut file) = seekable(&choice.input)?;
         let unreadable = |error| ReportError::Open {
@@ -77,7 +92,7 @@ impl Input {
         let survey = descriptions(&file, |one| programs.add(one)).map_err(unreadable)?;
         file.rewind().map_err(unreadable)?;
         let mut names = Names::new(kernel, programs, symfs);
-        names.demangle = choice.demangle;
+        names.demangle = !choice.no_demangle;
         let reader = open(&file, &name)?;
         let header = reader.header().clone();
         let mut filter = Filter {

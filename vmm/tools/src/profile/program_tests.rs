@@ -149,9 +149,9 @@ impl Place {
             profile: ProfileChoice {
                 input: self.path("umpire.data"),
                 symbols: Some(self.path("kallsyms")),
-                kaslr_offset: 0,
+                kaslr_offset: None,
                 symfs: vec![self.path("root")],
-                demangle: true,
+                no_demangle: false,
                 event: None,
                 vcpus: None,
                 cores: None,
@@ -827,7 +827,7 @@ fn names_of_rust_are_those_of_the_source_unless_raw_ones_are_asked_for() {
     ]);
     let file = elf(0x40_1000, &[0xc3], &[(RAW, 0x40_1000, 1)]);
     fs::write(place.path("root/usr/bin/prog"), file).unwrap();
-    let rows = |demangle| place.rows(|options| options.profile.demangle = demangle);
+    let rows = |demangle: bool| place.rows(|options| options.profile.no_demangle = !demangle);
     assert_eq!(
         rows(true),
         ["100.00% 1 prog prog [.] core::fmt::Write::write_str"]

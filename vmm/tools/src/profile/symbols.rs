@@ -24,6 +24,28 @@ use thiserror::Error;
 /// 20 MiB.
 const LONGEST_TEXT: u64 = 256 << 20;
 
+/// By how much a kernel has moved, as somebody types it: a hexadecimal number, which may be
+/// negative: then it is below by so much.
+///
+/// # Errors
+/// It is no such number; the text says what is wanted.
+pub fn offset(text: &str) -> Result<u64, String> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text),
+    };
+    let digits = digits.strip_prefix("0x").unwrap_or(digits);
+    let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let number = plain
+        .then(|| u64::from_str_radix(digits, 16).ok())
+        .flatten();
+    match number {
+        Some(number) if negative => Ok(number.wrapping_neg()),
+        Some(number) => Ok(number),
+        None => Err("give a hexadecimal number such as 0x1a000000".to_owned()),
+    }
+}
+
 /// A file of symbols that cannot be used.
 #[derive(Debug, Error)]
 pub enum SymbolFileError {
