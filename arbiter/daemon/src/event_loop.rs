@@ -149,6 +149,10 @@ pub struct Arbiterd {
 
 /// Now, in nanoseconds since the host was booted.
 fn now() -> BootTime {
+    #[cfg(test)]
+    if let Some(time) = tests::TIME.get() {
+        return time;
+    }
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
