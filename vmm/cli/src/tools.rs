@@ -13,8 +13,8 @@ use umpire_tools::lifecycle::{self, Starter};
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
 use umpire_tools::profile::{
-    self, AnnotateOptions, DiffOptions, ProfileChoice, ReportError, ReportOptions, Sampling,
-    ScriptOptions,
+    self, AnnotateOptions, DiffOptions, ProfileChoice, ReportError, ReportOptions, SampleChoice,
+    Sampling, ScriptOptions,
 };
 use umpire_tools::record::{CallGraph, Dwarf, RecordOptions};
 use umpire_tools::stat::print::{Form, write_header};
@@ -370,9 +370,7 @@ pub fn annotate(flags: &AnnotateFlags) -> Result<ExitStatus, UserError> {
             kaslr_offset: flags.kaslr_offset,
             symfs: flags.symfs.clone(),
             no_demangle: flags.no_demangle,
-            event: flags.event.clone(),
-            vcpus: flags.vcpu.clone(),
-            cores: flags.core.clone(),
+            samples: flags.samples.clone(),
         },
         symbol: flags.symbol.clone(),
         vmlinux: flags.vmlinux.clone(),
@@ -396,9 +394,10 @@ pub fn diff(flags: &DiffFlags) -> Result<ExitStatus, UserError> {
         kaslr_offset: None,
         symfs: flags.symfs.clone(),
         no_demangle: flags.no_demangle,
-        event: flags.event.clone(),
-        vcpus: None,
-        cores: None,
+        samples: SampleChoice {
+            event: flags.event.clone(),
+            ..SampleChoice::default()
+        },
     };
     let options = DiffOptions {
         old: choice(&flags.old),

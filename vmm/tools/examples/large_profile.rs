@@ -20,8 +20,8 @@ use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame};
 use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
 use umpire_tools::profile::stacks::Weight;
 use umpire_tools::profile::{
-    Header, ProfileChoice, ProfileWriter, Record, ReportOptions, Ring, Sample, SampledEvent,
-    Sampling, report,
+    Header, ProfileChoice, ProfileWriter, Record, ReportOptions, Ring, Sample, SampleChoice,
+    SampledEvent, Sampling, report,
 };
 
 const TASKS: u64 = 8;
@@ -37,9 +37,7 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
             kaslr_offset: None,
             symfs: Vec::new(),
             no_demangle: false,
-            event: None,
-            vcpus: None,
-            cores: None,
+            samples: SampleChoice::default(),
         },
         sort: None,
         children: None,

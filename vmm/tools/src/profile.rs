@@ -5,6 +5,8 @@
 //! the file and the commands.
 
 mod annotate;
+mod choice;
+mod chosen;
 mod code;
 mod command;
 mod demangle;
@@ -32,6 +34,7 @@ mod wire;
 mod writer;
 
 pub use annotate::{AnnotateOptions, Syntax, annotate};
+pub use choice::{SampleChoice, TimeChoice, TimeChoiceError, WordList, WordListError};
 pub use code::CodeError;
 pub use command::{DiffOptions, ReportOptions, ScriptOptions, diff, report, script};
 pub use error::ReportError;

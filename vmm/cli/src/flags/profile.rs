@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use umpire_tools::numbers::Numbers;
 use umpire_tools::profile::report::GraphOrder;
 use umpire_tools::profile::script::Fields;
 use umpire_tools::profile::stacks::Weight;
 use umpire_tools::profile::symbols::offset;
 use umpire_tools::profile::tally::SortKeys;
-use umpire_tools::profile::{ProfileChoice, Syntax};
+use umpire_tools::profile::{ProfileChoice, SampleChoice, Syntax};
 
 /// What the width of a stack stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -188,15 +187,9 @@ pub struct AnnotateFlags {
     /// hexadecimal [default: told from the symbols that vmlinux and the profile both have]
     #[arg(long, value_name = "HEX", allow_hyphen_values = true, value_parser = offset)]
     pub kaslr_offset: Option<u64>,
-    /// Only this event; needed where the profile has several
-    #[arg(long, value_name = "EVENT")]
-    pub event: Option<String>,
-    /// Only samples of these vCPUs: 0,2-3
-    #[arg(long, value_name = "LIST")]
-    pub vcpu: Option<Numbers>,
-    /// Only samples taken on these cores: 0,2-3
-    #[arg(long, value_name = "LIST")]
-    pub core: Option<Numbers>,
+    /// The samples; of one event where the profile has several.
+    #[command(flatten)]
+    pub samples: SampleChoice,
     /// Without SYMBOL: leave out symbols with less than this part of the events, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = percent)]
     pub percent_limit: f64,

@@ -1,5 +1,6 @@
 //! What a report says about the file that it is of.
 
+use super::chosen::Chosen;
 use super::names::Names;
 use super::reader::Ending;
 use super::record::{Filter, Header, SampledEvent, Sampling, Totals};
@@ -18,6 +19,8 @@ pub struct Facts<'a> {
     pub unknown_records: u64,
     /// Which samples the report is about.
     pub filter: &'a Filter,
+    /// The same by task, code and time.
+    pub(super) chosen: &'a Chosen,
     /// The names of the guest's kernel and programs, as far as they are known.
     pub names: &'a Names,
 }
@@ -37,7 +40,18 @@ impl Facts<'_> {
             ));
         }
         warnings.extend_from_slice(self.names.warnings());
+        warnings.extend(self.chosen.missed(self.names));
         warnings
+    }
+
+    /// What is said of the samples that a table is of, behind the event's name.
+    #[must_use]
+    pub fn part(&self) -> &'static str {
+        match (self.chosen.is_part(), self.filter.is_part()) {
+            (true, _) => " that were chosen",
+            (false, true) => " on the chosen vCPUs and cores",
+            (false, false) => "",
+        }
     }
 
     /// What was not sampled, in one line; none if nothing was lost.

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+use super::choice::SampleChoice;
+use super::chosen::Chosen;
 use super::error::ReportError;
 use super::facts::Facts;
 use super::names::Names;
@@ -15,7 +17,6 @@ use super::record::{Filter, Header, Record, Sink};
 use super::symbols::{SymbolTable, load, offset, parse};
 use super::symfs::Symfs;
 use super::wire::MAGIC;
-use crate::numbers::Numbers;
 
 /// A profile, and the part of it that is asked about.
 #[derive(Clone, Debug, Args)]
@@ -40,15 +41,9 @@ pub struct ProfileChoice {
     /// Show names of C++ and Rust as the files have them
     #[arg(long)]
     pub no_demangle: bool,
-    /// Only this event [default: all]
-    #[arg(long, value_name = "EVENT")]
-    pub event: Option<String>,
-    /// Only samples of these vCPUs: 0,2-3
-    #[arg(long = "vcpu", id = "vcpu", value_name = "LIST")]
-    pub vcpus: Option<Numbers>,
-    /// Only samples taken on these cores: 0,2-3
-    #[arg(long = "core", id = "core", value_name = "LIST")]
-    pub cores: Option<Numbers>,
+    /// The part of it that is asked about.
+    #[command(flatten)]
+    pub samples: SampleChoice,
 }
 
 /// Reads a profile that can be read again.
@@ -70,6 +65,7 @@ pub(super) struct Input {
     pub(super) filter: Filter,
     pub(super) names: Names,
     pub(super) has_chains: bool,
+    chosen: Chosen,
     file: File,
     reader: Reader,
 }
@@ -93,22 +89,27 @@ impl Input {
         file.rewind().map_err(unreadable)?;
         let mut names = Names::new(kernel, programs, symfs);
         names.demangle = !choice.no_demangle;
-        let reader = open(&file, &name)?;
-        let header = reader.header().clone();
+        let header = open(&file, &name)?.header().clone();
         let mut filter = Filter {
-            vcpus: choice.vcpus.clone(),
-            cores: choice.cores.clone(),
+            vcpus: choice.samples.vcpus.clone(),
+            cores: choice.samples.cores.clone(),
             event: None,
         };
-        if let Some(event) = &choice.event {
+        if let Some(event) = &choice.samples.event {
             filter.event = Some(number_of(event, &header)?);
         }
+        let span = match &choice.samples.time {
+            Some(time) if time.is_relative() => span(&file, &name)?,
+            _ => (0, 0),
+        };
+        let reader = open(&file, &name)?;
         Ok(Self {
             name,
             header,
             filter,
             names,
             has_chains: survey.chains,
+            chosen: Chosen::new(&choice.samples, span),
             file,
             reader,
         })
@@ -138,6 +139,7 @@ impl Input {
             filter: self.filter,
             names: self.names,
             has_chains: self.has_chains,
+            chosen: self.chosen,
             file: self.file,
         };
         (looked, self.reader)
@@ -152,12 +154,13 @@ pub(super) struct Looked {
     pub(super) filter: Filter,
     pub(super) names: Names,
     pub(super) has_chains: bool,
+    chosen: Chosen,
     file: File,
 }
 
 impl Looked {
-    /// Gives every record to every sink. An error says whether the file could not
-    /// be read or a sink could not write.
+    /// Gives every record to every sink, but for samples that were not asked for. An error says
+    /// whether the file could not be read or a sink could not write.
     pub(super) fn run(
         &self,
         reader: &mut Reader,
@@ -166,6 +169,9 @@ impl Looked {
         while let Some(record) = reader.next_record().map_err(RunError::Read)? {
             if let Record::Sample(sample) = record {
                 self.names.programs.settle(&mut sample.guest);
+                if !self.chosen.takes(sample, &self.names) {
+                    continue;
+                }
             }
             for sink in sinks.iter_mut() {
                 sink.take(record).map_err(RunError::Write)?;
@@ -187,6 +193,7 @@ impl Looked {
             ending: reader.ending().unwrap_or(Ending::CutOff),
             unknown_records: reader.unknown_records(),
             filter: &self.filter,
+            chosen: &self.chosen,
             names: &self.names,
         }
     }
@@ -220,6 +227,21 @@ fn open(file: &File, name: &str) -> Result<Reader, ReportError> {
     file.rewind()
         .map_err(|error| failed(ProfileError::Read(error)))?;
     ProfileReader::open(BufReader::with_capacity(1 << 16, file)).map_err(failed)
+}
+
+/// When the first and the last sample of `file` were taken, in nanoseconds since sampling began;
+/// 0 where it has none. What cannot be read is said when it is read again.
+fn span(file: &File, name: &str) -> Result<(u64, u64), ReportError> {
+    let mut reader = open(file, name)?;
+    let mut span: Option<(u64, u64)> = None;
+    while let Ok(Some(record)) = reader.next_record() {
+        if let Record::Sample(sample) = record {
+            let time = sample.time_ns;
+            let (first, last) = span.unwrap_or((time, time));
+            span = Some((first.min(time), last.max(time)));
+        }
+    }
+    Ok(span.unwrap_or_default())
 }
 
 /// The file, and what to call it. What comes through a pipe goes to a file without a name:

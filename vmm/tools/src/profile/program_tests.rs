@@ -152,9 +152,7 @@ impl Place {
                 kaslr_offset: None,
                 symfs: vec![self.path("root")],
                 no_demangle: false,
-                event: None,
-                vcpus: None,
-                cores: None,
+                samples: SampleChoice::default(),
             },
             sort: None,
             children: Some(false),
@@ -872,4 +870,129 @@ fn two_profiles_are_compared() {
         "33.33% +16.67% prog [.] main",
     ];
     assert_eq!(rows, expected, "{text}");
+}
+
+/// Samples of threads with such names, and of nobody; each a millisecond behind the one before.
+fn threads(program: &Program) -> Place {
+    let none = CallChain::default;
+    let mut all = vec![
+        thread(1, 40, 40, "main"),
+        thread(2, 40, 41, "worker"),
+        thread(3, 50, 50, "sh"),
+        mapped(11, "/usr/bin/prog", &program.build_id),
+        user(START + program.main, 1, 11, none()),
+        user(START + program.main + 1, 2, 11, none()),
+        kernel(CLEAR, 2, none()),
+        kernel(MODULE, 3, none()),
+        user(0x1234, 3, 0, none()),
+        user(0x1234, 0, 0, none()),
+    ];
+    let samples = all.iter_mut().filter_map(|record| match record {
+        Record::Sample(sample) => Some(sample),
+        _ => None,
+    });
+    for (sample, ms) in samples.zip(0..) {
+        sample.time_ns = ms * 1_000_000;
+        sample.vcpu = (ms == 3).into();
+    }
+    let place = Place::new(&all);
+    fs::copy(&program.file, place.path("root/usr/bin/prog")).unwrap();
+    place
+}
+
+/// Options of `profile` as somebody types them.
+fn chosen(words: &[&str]) -> SampleChoice {
+    #[derive(clap::Parser)]
+    struct Typed {
+        #[command(flatten)]
+        samples: SampleChoice,
+    }
+    let words = ["umpire"].iter().chain(words);
+    let typed: Typed = clap::Parser::try_parse_from(words).unwrap();
+    typed.samples
+}
+
+/// Every reader of a profile has the same filters; what no sample is gets a line.
+#[test]
+fn samples_are_chosen_by_task_code_and_time() {
+    fn check(place: &Place, words: &[&str], expected: &[u64], notes: &[&str]) {
+        let options = ScriptOptions {
+            profile: ProfileChoice {
+                samples: chosen(words),
+                ..place.options().profile
+            },
+            fields: None,
+            json: true,
+        };
+        let (mut out, mut said) = (Vec::new(), Vec::new());
+        script(&options, &mut out, &mut said).unwrap();
+        let lines = out.split(|byte| *byte == b'\n');
+        let lines = lines.filter(|line| !line.is_empty());
+        let times = lines.map(|line| {
+            let line: serde_json::Value = serde_json::from_slice(line).unwrap();
+            line["time_ns"].as_u64().unwrap() / 1_000_000
+        });
+        assert_eq!(times.collect::<Vec<_>>(), expected, "{words:?}");
+        let said = String::from_utf8(said).unwrap();
+        let said: Vec<&str> = said.lines().collect();
+        let notes: Vec<String> = notes.iter().map(|note| format!("umpire: {note}")).collect();
+        assert_eq!(said, notes, "{words:?}");
+        // The report is of as many.
+        let text = place.report(|all| all.profile = options.profile.clone());
+        let samples = format!("# Samples: {} of event", expected.len());
+        assert!(text.contains(&samples), "{words:?}: {text}");
+        for note in notes {
+            let note = note.replace("umpire: ", "# Warning: ");
+            assert!(text.contains(&note), "{words:?}: {text}");
+        }
+    }
+    let program = Program::own();
+    let place = threads(&program);
+    let main = format!("0x{:x}", START + program.main);
+    for (words, expected) in [
+        (&[][..], &[0, 1, 2, 3, 4, 5][..]),
+        (&["--comms", "main"], &[0]),
+        (&["--comm=sh,main"], &[0, 3, 4]),
+        (&["-cworker"], &[1, 2]),
+        (&["--comms", "[unknown]"], &[5]),
+        (&["--pid", "40"], &[0, 1, 2]),
+        (&["--tid", "41,50-59"], &[1, 2, 3, 4]),
+        (&["--dsos", "prog"], &[0, 1]),
+        (&["--dso", "/usr/bin/prog,[nf_tables]"], &[0, 1, 3]),
+        (&["-d", "nf_tables"], &[3]),
+        (&["-d", "[kernel.kallsyms]"], &[2]),
+        (&["-d", "[kernel]"], &[2]),
+        (&["-d", "[unknown]"], &[4, 5]),
+        (&["-S", "main,clear_page"], &[0, 1, 2]),
+        (&["-S", &main], &[0, 1]),
+        (&["-S", "0xffffffff81001010"], &[2]),
+        (&["--symbol-filter", "_"], &[2, 3]),
+        (&["-C", "1"], &[3]),
+        (&["--cpu", "0", "-d", "[nf_tables]"], &[]),
+        (&["--time", "0.001,0.002"], &[1, 2]),
+        (&["--time", ",0.001 0.005,"], &[0, 1, 5]),
+        (&["--time", "20%/2"], &[1]),
+        (&["--time", "60%-100%"], &[3, 4, 5]),
+        (&["--comms", "worker", "-S", "main"], &[1]),
+    ] {
+        check(&place, words, expected, &[]);
+    }
+    let comms = "--comms: no sample is of a thread 'workre'; the nearest is 'worker'";
+    check(&place, &["--comms", "workre,main"], &[0], &[comms]);
+    let dsos = "--dsos: no sample is in 'prg'; the nearest is 'prog'";
+    check(&place, &["--dsos", "prg"], &[], &[dsos]);
+    let symbol = "--symbol: no sample is in a symbol 'clear'; the nearest is 'clear_page'";
+    check(&place, &["-S", "clear"], &[], &[symbol]);
+    let symbol = "--symbol: no sample is in a symbol 'qqqq'";
+    check(&place, &["-S", "qqqq", "-c", "sh"], &[], &[symbol]);
+    let part = "--symbol-filter: no sample is in a symbol with 'qq'";
+    check(&place, &["--symbol-filter", "qq"], &[], &[part]);
+    // Who is not known is no process 0.
+    let pid = "--pid: no sample is of such a process";
+    check(&place, &["--pid", "0"], &[], &[pid]);
+    let tid = "--tid: no sample is of such a thread";
+    check(&place, &["--tid", "7"], &[], &[tid]);
+    let time = "--time: no sample was taken then; they are from 0.000000000 to 0.005000000 \
+                seconds";
+    check(&place, &["--time", "1,2"], &[], &[time]);
 }

@@ -175,7 +175,8 @@ fn what_has_no_code_says_what_gives_it() {
     check(Some("outer"), &without, "give --symfs DIR for symbols");
     let limit = |options: &mut AnnotateOptions| options.percent_limit = 99.0;
     check(None, &limit, "no symbol has 99 %");
-    let event = |options: &mut AnnotateOptions| options.profile.event = Some("x".to_owned());
+    let event =
+        |options: &mut AnnotateOptions| options.profile.samples.event = Some("x".to_owned());
     check(None, &event, "no event 'x'");
 }
 

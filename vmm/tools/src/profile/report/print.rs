@@ -67,11 +67,7 @@ fn write_event(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let all = tally.all();
-    let part = if facts.filter.is_part() {
-        " on the chosen vCPUs and cores"
-    } else {
-        ""
-    };
+    let part = facts.part();
     writeln!(
         out,
         "#\n# Samples: {} of event '{}'{part}",
