@@ -19,6 +19,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use umpire_tools::profile::{AnnotateOptions, DiffOptions, ReportOptions};
 
 use crate::exit::ExitStatus;
 pub use arbiter::{ArbiterBenchFlags, ArbiterPartFlag};
@@ -27,7 +28,7 @@ pub use host::{
     PardonFlags, RevokeFlags,
 };
 pub use perfmon::{PartFlag, PerfmonFlags};
-pub use profile::{AnnotateFlags, DiffFlags, ReportFlags, ScriptFlags, WeightFlag};
+pub use profile::ScriptFlags;
 pub use run::RunFlags;
 pub use tools::{
     BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags,
@@ -92,11 +93,11 @@ pub enum Command {
     /// Hold counters of every CPU until Ctrl-C, to see what others make of it
     Hog(Box<HogFlags>),
     /// Show which symbols of the guest the samples of a profile are in
-    Report(Box<ReportFlags>),
+    Report(Box<ReportOptions>),
     /// Show at which instructions of a symbol the samples of a profile are
-    Annotate(Box<AnnotateFlags>),
+    Annotate(Box<AnnotateOptions>),
     /// Show what a profile has more or less of than another
-    Diff(Box<DiffFlags>),
+    Diff(Box<DiffOptions>),
     /// Print each sample of a profile as a line
     Script(Box<ScriptFlags>),
     /// Write a manual page for each command into a folder

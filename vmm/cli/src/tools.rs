@@ -13,8 +13,7 @@ use umpire_tools::lifecycle::{self, Starter};
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
 use umpire_tools::profile::{
-    self, AnnotateOptions, DiffOptions, ProfileChoice, ReportError, ReportOptions, SampleChoice,
-    Sampling, ScriptOptions,
+    self, AnnotateOptions, DiffOptions, ReportError, ReportOptions, Sampling, ScriptOptions,
 };
 use umpire_tools::record::{CallGraph, Dwarf, RecordOptions};
 use umpire_tools::stat::print::{Form, write_header};
@@ -29,8 +28,8 @@ use vmm::config::BudgetChoice;
 use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
-    AnnotateFlags, BudgetFlags, DiffFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags,
-    RecordFlags, ReportFlags, ScriptFlags, StatFlags, TopFlags, TrackFlags,
+    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScriptFlags,
+    StatFlags, TopFlags, TrackFlags,
 };
 
 /// `umpire stat`.
@@ -351,9 +350,9 @@ pub fn budget(flags: &BudgetFlags) -> Result<ExitStatus, UserError> {
 /// The profile, the symbols or a flag cannot be used, or an output cannot be
 /// written to. Whoever closes standard output early has seen enough: that is no
 /// error.
-pub fn report(flags: &ReportFlags) -> Result<ExitStatus, UserError> {
+pub fn report(options: &ReportOptions) -> Result<ExitStatus, UserError> {
     let mut out = BufWriter::new(io::stdout().lock());
-    profile::report(&flags.into(), &mut out, &mut io::stderr())?;
+    profile::report(options, &mut out, &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
 }
 
@@ -362,24 +361,9 @@ pub fn report(flags: &ReportFlags) -> Result<ExitStatus, UserError> {
 /// # Errors
 /// The profile, a file or a flag cannot be used, no code is known, or standard output cannot be
 /// written to. Whoever closes it early has seen enough: that is no error.
-pub fn annotate(flags: &AnnotateFlags) -> Result<ExitStatus, UserError> {
-    let options = AnnotateOptions {
-        profile: ProfileChoice {
-            input: flags.input.clone(),
-            symbols: flags.symbols.clone(),
-            kaslr_offset: flags.kaslr_offset,
-            symfs: flags.symfs.clone(),
-            no_demangle: flags.no_demangle,
-            samples: flags.samples.clone(),
-        },
-        symbol: flags.symbol.clone(),
-        vmlinux: flags.vmlinux.clone(),
-        kaslr_offset: flags.kaslr_offset,
-        percent_limit: flags.percent_limit,
-        syntax: flags.disassembler_style.into(),
-    };
+pub fn annotate(options: &AnnotateOptions) -> Result<ExitStatus, UserError> {
     let mut out = BufWriter::new(io::stdout().lock());
-    profile::annotate(&options, &mut out, &mut io::stderr())?;
+    profile::annotate(options, &mut out, &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
 }
 
@@ -387,26 +371,9 @@ pub fn annotate(flags: &AnnotateFlags) -> Result<ExitStatus, UserError> {
 ///
 /// # Errors
 /// A profile, the symbols or a flag cannot be used, or standard output cannot be written to.
-pub fn diff(flags: &DiffFlags) -> Result<ExitStatus, UserError> {
-    let choice = |input: &std::path::Path| ProfileChoice {
-        input: input.to_owned(),
-        symbols: flags.symbols.clone(),
-        kaslr_offset: None,
-        symfs: flags.symfs.clone(),
-        no_demangle: flags.no_demangle,
-        samples: SampleChoice {
-            event: flags.event.clone(),
-            ..SampleChoice::default()
-        },
-    };
-    let options = DiffOptions {
-        old: choice(&flags.old),
-        new: choice(&flags.new),
-        sort: flags.sort.clone(),
-        least: flags.percent_limit,
-    };
+pub fn diff(options: &DiffOptions) -> Result<ExitStatus, UserError> {
     let mut out = BufWriter::new(io::stdout().lock());
-    profile::diff(&options, &mut out, &mut io::stderr())?;
+    profile::diff(options, &mut out, &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
 }
 
@@ -434,25 +401,6 @@ fn status(ending: Completion) -> ExitStatus {
         Completion::Complete => ExitStatus::SUCCESS,
         Completion::CutShort => ExitStatus::INTERRUPTED,
         Completion::Command(status) => ExitStatus::of_command(status),
-    }
-}
-
-impl From<&ReportFlags> for ReportOptions {
-    fn from(flags: &ReportFlags) -> Self {
-        Self {
-            profile: flags.profile.clone(),
-            sort: flags.sort.clone(),
-            children: flags.children(),
-            graph: flags.graph(),
-            percent_limit: flags.percent_limit,
-            folded: flags.folded,
-            flamegraph: flags.flamegraph.clone(),
-            firefox: flags.firefox.clone(),
-            perf_data: flags.perf_data.clone(),
-            pprof: flags.pprof.clone(),
-            weight: flags.weight.into(),
-            json: flags.json,
-        }
     }
 }
 

@@ -16,12 +16,11 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::time::Instant;
 
+use clap::Parser;
 use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame};
 use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
-use umpire_tools::profile::stacks::Weight;
 use umpire_tools::profile::{
-    Header, ProfileChoice, ProfileWriter, Record, ReportOptions, Ring, Sample, SampleChoice,
-    SampledEvent, Sampling, report,
+    Header, ProfileWriter, Record, ReportOptions, Ring, Sample, SampledEvent, Sampling, report,
 };
 
 const TASKS: u64 = 8;
@@ -29,28 +28,16 @@ const FILES: u64 = 4;
 const KERNEL: u64 = 0xffff_ffff_8100_0000;
 const ADDRESSES: u64 = 1 << 19;
 
+/// A command line of `umpire report`.
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    options: ReportOptions,
+}
+
 fn read(file: &str) -> Result<(), Box<dyn Error>> {
-    let options = ReportOptions {
-        profile: ProfileChoice {
-            input: file.into(),
-            symbols: None,
-            kaslr_offset: None,
-            symfs: Vec::new(),
-            no_demangle: false,
-            samples: SampleChoice::default(),
-        },
-        sort: None,
-        children: None,
-        graph: None,
-        percent_limit: 0.5,
-        folded: false,
-        flamegraph: None,
-        firefox: None,
-        perf_data: None,
-        pprof: None,
-        weight: Weight::Samples,
-        json: false,
-    };
+    let words = ["report", "-i", file, "--percent-limit", "0.5"];
+    let Line { options } = Line::try_parse_from(words)?;
     let begun = Instant::now();
     report(&options, &mut io::stdout(), &mut io::stderr())?;
     let passed = begun.elapsed().as_secs_f64();

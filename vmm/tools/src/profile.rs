@@ -15,8 +15,10 @@ mod error;
 pub mod facts;
 pub mod firefox;
 mod input;
+mod jit;
 pub mod location;
 pub mod names;
+mod packages;
 pub mod paths;
 pub mod perf_data;
 pub mod pprof;
@@ -36,18 +38,22 @@ mod writer;
 pub use annotate::{AnnotateOptions, Syntax, annotate};
 pub use choice::{SampleChoice, TimeChoice, TimeChoiceError, WordList, WordListError};
 pub use code::CodeError;
-pub use command::{DiffOptions, ReportOptions, ScriptOptions, diff, report, script};
+pub use command::{ScriptOptions, diff, report, script};
+pub use diff::DiffOptions;
 pub use error::ReportError;
 pub use input::ProfileChoice;
 pub use reader::{Ending, ProfileError, ProfileReader};
 pub use record::{
     Filter, Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Sink, Totals,
 };
+pub use report::ReportOptions;
 pub use wire::{LONGEST_HEADER, MAGIC, VERSION};
 pub use writer::ProfileWriter;
 
 #[cfg(test)]
 mod file_tests;
+#[cfg(test)]
+mod jit_tests;
 #[cfg(test)]
 mod program_tests;
 #[cfg(test)]

@@ -81,11 +81,11 @@ fn commands_parse() {
     check(&["run", "--kernel", "k"], "Run(");
     check(
         &["report"],
-        "Report(ReportFlags { profile: ProfileChoice { input: \"umpire.data\", symbols: None",
+        "Report(ReportOptions { profile: ProfileChoice { input: \"umpire.data\", symbols: None",
     );
     check(
         &["report", "--vmlinux", "v", "--kaslr-offset", "0x1a000000"],
-        "Report(ReportFlags { profile: ProfileChoice { input: \"umpire.data\", \
+        "Report(ReportOptions { profile: ProfileChoice { input: \"umpire.data\", \
          symbols: Some(\"v\"), kaslr_offset: Some(436207616)",
     );
     check(
@@ -156,8 +156,8 @@ fn bad_arguments_are_one_line_with_status_2() {
     check(&["bench", "traps", "--iterations", "1"], &["1", "100"]);
     check(&["doctor", "extra"], &["'extra'"]);
     check(
-        &["report", "--sort", "symbol,cpu"],
-        &["'cpu'", "--sort", "symbol, vcpu"],
+        &["report", "--sort", "symbol,cgroup"],
+        &["'cgroup'", "--sort", "symbol (sym), vcpu"],
     );
     check(&["report", "--vcpu", "3-1"], &["'3-1'", "0,2-3"]);
     check(&["report", "--percent-limit", "NaN"], &["NaN", "0 to 100"]);

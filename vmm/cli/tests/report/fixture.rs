@@ -21,6 +21,7 @@ pub(crate) fn header() -> Header {
         vcpus: 2,
         cores: 1,
         host: "a processor, Linux 6.1".to_owned(),
+        command: Vec::new(),
         start_unix_ns: 1_700_000_000_123_000_000,
         start_tsc: 1000,
         tsc_khz: 2_000_000,

@@ -9,6 +9,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use ahash::AHashMap;
+use clap::builder::Resettable;
+use clap::{Args, ValueEnum};
 
 use self::listing::Listing;
 use super::code::{self, Code, CodeError};
@@ -19,16 +21,17 @@ use super::input::{Input, ProfileChoice};
 use super::location::CodeLocation;
 use super::names::Names;
 use super::record::{Filter, Record, Sample, Sink};
+use super::report::percent;
 use super::symbols::{ElfError, SymbolFileError, SymbolIndex, SymbolTable, load, raw};
 use super::tally::Sum;
 
 /// The notation of instructions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Syntax {
-    /// `mov %rsp,%rbp`
+    /// mov %rsp,%rbp
     #[default]
     Att,
-    /// `mov rbp,rsp`
+    /// mov rbp,rsp
     Intel,
 }
 
@@ -36,22 +39,39 @@ pub enum Syntax {
 const ALIGN: u64 = 2 << 20;
 
 /// What `umpire annotate` shows.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Args)]
+// Here the vmlinux has code, which other commands take its names for alone.
+#[command(mut_arg("symbols", |symbols| symbols.alias(Resettable::Reset)
+              .visible_aliases(["kallsyms", "system-map"])
+              .help("Names of the guest's kernel, in place of those in the profile: a copy of \
+                     its /proc/kallsyms, or its System.map")),
+          mut_arg("kaslr_offset", |offset| offset.requires(Resettable::Reset)
+              .help("How far the kernel moved itself from the addresses in vmlinux or \
+                     System.map, in hexadecimal [default: told from the symbols that vmlinux \
+                     and the profile both have]")),
+          mut_arg("event", |event| event
+              .help("Only this event; needed where the profile has several")))]
 pub struct AnnotateOptions {
-    /// The profile.
-    pub profile: ProfileChoice,
-    /// The symbol, as reports call it or as its file does; those with most events if nobody
-    /// says.
+    /// The symbol, as umpire report names it [default: those with most events]
+    #[arg(value_name = "SYMBOL")]
     pub symbol: Option<String>,
-    /// An ELF file with the code of the guest's kernel.
+    /// The profile.
+    #[command(flatten)]
+    pub profile: ProfileChoice,
+    /// Code of the guest's kernel: an uncompressed ELF file
+    #[arg(long, value_name = "FILE")]
     pub vmlinux: Option<PathBuf>,
-    /// How far the kernel runs above the addresses in that file; told from the symbols that
-    /// both have, if nobody says.
-    pub kaslr_offset: Option<u64>,
-    /// Where no symbol is named, those with less than this part of the events are left out, in
-    /// percent.
+    /// Without SYMBOL: leave out symbols with less than this part of the events, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = percent)]
     pub percent_limit: f64,
-    /// The notation.
+    /// How instructions are written
+    #[arg(
+        short = 'M',
+        long = "disassembler-style",
+        value_name = "SYNTAX",
+        value_enum,
+        default_value_t
+    )]
     pub syntax: Syntax,
 }
 
@@ -68,7 +88,8 @@ pub fn annotate(
     let mut input = Input::open(&options.profile)?;
     let event = input.one_event("umpire annotate")?;
     let vmlinux = options.vmlinux.as_ref();
-    let vmlinux = vmlinux.map(|path| Vmlinux::open(path.clone(), options.kaslr_offset, &mut input));
+    let vmlinux =
+        vmlinux.map(|path| Vmlinux::open(path.clone(), options.profile.kaslr_offset, &mut input));
     let vmlinux = vmlinux.transpose()?;
     let (looked, mut reader) = input.split();
     let mut places = Places::new(&looked.filter, &looked.names);
@@ -150,7 +171,8 @@ fn offset(location: CodeLocation, sample: &Sample, names: &Names) -> Option<u64>
     match location {
         CodeLocation::Symbol(_) => Some(names.kernel.find(sample.ip)?.offset),
         CodeLocation::Program(_, Some(_)) => {
-            let (_, found) = names.in_program(sample.guest.mapping, sample.ip)?;
+            let (_, found) =
+                names.in_program_of(sample.guest.task, sample.guest.mapping, sample.ip)?;
             Some(found?.offset)
         }
         _ => None,
@@ -364,6 +386,9 @@ impl Shown<'_> {
         let names = self.names;
         match location {
             CodeLocation::Program(file, Some(symbol)) => {
+                if !names.file(file).is_file() {
+                    return Err(CodeError::NoFile);
+                }
                 let table = names.program_file(file).map(|file| file.symbols());
                 let span = table.and_then(|table| table.span(symbol));
                 let span = span.ok_or(CodeError::NoSymfs)?;

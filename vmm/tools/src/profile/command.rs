@@ -4,62 +4,20 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::diff::{self, Compared};
+use super::diff::{self, Compared, DiffOptions};
 use super::error::ReportError;
 use super::facts::{Facts, event_name, how_often};
 use super::firefox::Firefox;
 use super::input::{Input, Looked, ProfileChoice, RunError};
+use super::packages;
 use super::perf_data::{PerfData, PerfSurvey};
 use super::pprof::Pprof;
 use super::reader::Ending;
 use super::record::{Sampling, Sink};
-use super::report::{GraphOrder, Looks, Report, title, write_json, write_text};
+use super::report::{Report, ReportOptions, title, write_header, write_json, write_text};
 use super::script::{Fields, Script};
-use super::stacks::{Stacks, Weight};
+use super::stacks::Stacks;
 use super::tally::SortKeys;
-
-/// What `umpire report` makes of a profile.
-#[derive(Clone, Debug)]
-pub struct ReportOptions {
-    /// The profile.
-    pub profile: ProfileChoice,
-    /// What samples are grouped by, a column each; perf's choice where tasks are known, and
-    /// the symbol elsewhere.
-    pub sort: Option<SortKeys>,
-    /// Whether callers have rows; where samples have callers, if nobody says.
-    pub children: Option<bool>,
-    /// The tree of callers below each row.
-    pub graph: Option<GraphOrder>,
-    /// Leave out rows with less than this part of the events, in percent.
-    pub percent_limit: f64,
-    /// Collapsed stacks instead of a table.
-    pub folded: bool,
-    /// A file for a flame graph instead of a table.
-    pub flamegraph: Option<PathBuf>,
-    /// A file for profiler.firefox.com instead of a table.
-    pub firefox: Option<PathBuf>,
-    /// A file for `perf report` instead of a table; the kernel's names go to `FILE.kallsyms`.
-    pub perf_data: Option<PathBuf>,
-    /// A file for pprof instead of a table.
-    pub pprof: Option<PathBuf>,
-    /// What the number of a stack stands for.
-    pub weight: Weight,
-    /// One JSON object instead of text.
-    pub json: bool,
-}
-
-/// What `umpire diff` compares.
-#[derive(Clone, Debug)]
-pub struct DiffOptions {
-    /// The profile of before.
-    pub old: ProfileChoice,
-    /// The profile of after.
-    pub new: ProfileChoice,
-    /// What samples are grouped by; what perf takes if nobody says.
-    pub sort: Option<SortKeys>,
-    /// Rows that changed by less than this are only counted, in percent.
-    pub least: f64,
-}
 
 /// What `umpire script` prints of a profile.
 #[derive(Clone, Debug)]
@@ -83,14 +41,16 @@ pub fn report(
     notes: &mut dyn Write,
 ) -> Result<(), ReportError> {
     let input = Input::open(&options.profile)?;
-    if let Some(path) = &options.perf_data {
+    if options.header_only {
+        header(input, out)
+    } else if let Some(path) = &options.perf_data {
         perf_data(options, path, input, notes)
     } else if let Some(path) = &options.pprof {
         pprof(options, path, input, notes)
     } else if options.folded || options.flamegraph.is_some() || options.firefox.is_some() {
         graphs(options, input, out, notes)
     } else {
-        table(options, input, out)
+        table(options, input, out, notes)
     }
 }
 
@@ -134,10 +94,13 @@ pub fn diff(
     out: &mut dyn Write,
     notes: &mut dyn Write,
 ) -> Result<(), ReportError> {
-    let old = Input::open(&options.old)?;
-    let new = Input::open(&options.new)?;
-    let keys = options.sort.clone();
-    let keys = keys.unwrap_or_else(|| SortKeys::of_diff(&old.names));
+    let choice = |input: &Path| ProfileChoice {
+        input: input.to_owned(),
+        ..options.profile.clone()
+    };
+    let old = Input::open(&choice(&options.old))?;
+    let new = Input::open(&choice(&options.new))?;
+    let keys = SortKeys::of_diff(&old.names).or(options.sort.as_ref());
     let titles: Vec<&str> = keys.keys().iter().map(|key| title(*key)).collect();
     let (old, old_end) = compared(old, &keys, notes)?;
     let (new, new_end) = compared(new, &keys, notes)?;
@@ -148,7 +111,12 @@ pub fn diff(
             new: has.join(", "),
         });
     }
-    written(diff::write(&titles, (&old, &new), options.least, out))?;
+    written(diff::write(
+        &titles,
+        (&old, &new),
+        options.percent_limit,
+        out,
+    ))?;
     old_end.and(new_end)
 }
 
@@ -169,24 +137,38 @@ fn compared(
 }
 
 /// The table of `umpire report`.
-fn table(options: &ReportOptions, input: Input, out: &mut dyn Write) -> Result<(), ReportError> {
+fn table(
+    options: &ReportOptions,
+    input: Input,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<(), ReportError> {
     let (looked, mut reader) = input.split();
-    let usual = || SortKeys::usual(&looked.names);
-    let looks = Looks {
-        keys: options.sort.clone().unwrap_or_else(usual),
-        children: options.children.unwrap_or(looked.has_chains),
-        graph: options.graph,
-        least_percent: options.percent_limit,
-    };
+    let looks = options.looks(&looked);
     let events = looked.header.events.len();
     let mut report = Report::new(looks, &looked.filter, &looked.names, events);
     ran(&looked, looked.run(&mut reader, &mut [&mut report]))?;
     let facts = looked.facts(&reader);
+    if options.header {
+        written(write_header(&facts, out))?;
+    }
     written(if options.json {
         write_json(&report, &facts, out)
     } else {
         write_text(&report, &facts, out)
     })?;
+    for line in packages::hints(&looked.names, &report.unnamed()) {
+        let _ = writeln!(notes, "umpire: {line}");
+    }
+    undamaged(&looked, &facts)
+}
+
+/// What the profile says of itself, and no more.
+fn header(input: Input, out: &mut dyn Write) -> Result<(), ReportError> {
+    let (looked, mut reader) = input.split();
+    ran(&looked, looked.run(&mut reader, &mut []))?;
+    let facts = looked.facts(&reader);
+    written(write_header(&facts, out).and_then(|()| out.flush()))?;
     undamaged(&looked, &facts)
 }
 

@@ -2,9 +2,35 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::PathBuf;
 
-use super::report::{Looks, Report, below_dots};
+use clap::Args;
+
+use super::input::ProfileChoice;
+use super::report::{Looks, Report, below_dots, percent};
 use super::tally::SortKeys;
+
+/// What `umpire diff` compares.
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("input", |input| input.hide(true).conflicts_with("old")))]
+pub struct DiffOptions {
+    /// The profile of before
+    #[arg(value_name = "OLD")]
+    pub old: PathBuf,
+    /// The profile of after
+    #[arg(value_name = "NEW")]
+    pub new: PathBuf,
+    /// The names of both, and what is looked at of them; its input is neither.
+    #[command(flatten)]
+    pub profile: ProfileChoice,
+    /// What samples are grouped by, a column each, as in umpire report [default: dso,symbol, or
+    /// symbol where the guest's tasks are not known]
+    #[arg(short, long, value_name = "KEY[,...]")]
+    pub sort: Option<SortKeys>,
+    /// Leave out rows that changed by less than this part of the events, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = percent)]
+    pub percent_limit: f64,
+}
 
 /// The parts that rows have of an event: what a row is by its columns, and percent.
 type Parts = BTreeMap<Vec<String>, f64>;
@@ -40,9 +66,12 @@ impl Compared {
 pub(super) fn looks(keys: SortKeys) -> Looks {
     Looks {
         keys,
+        columns: Vec::new(),
         children: false,
         graph: None,
         least_percent: 0.0,
+        separator: None,
+        hierarchy: false,
     }
 }
 
@@ -101,7 +130,7 @@ fn write_event(
         line.extend(row.0.iter().cloned());
         table.push(line);
     }
-    for line in below_dots(table, 2) {
+    for line in below_dots(table, |column| column < 2) {
         writeln!(out, "{line}")?;
     }
     match rows.len() - shown {

@@ -15,6 +15,7 @@ pub(super) fn header() -> Header {
         vcpus: 2,
         cores: 2,
         host: "a processor, Linux 6.1".to_owned(),
+        command: ["umpire", "record", "-a"].map(str::to_owned).to_vec(),
         start_unix_ns: 1_700_000_000_000_000_000,
         start_tsc: 1000,
         tsc_khz: 2_000_000,

@@ -62,7 +62,7 @@ impl CodeLocation {
     /// That of an address in the program that runs in `sample`.
     #[must_use]
     pub fn program(sample: &Sample, address: u64, mapping: u64, names: &Names) -> Self {
-        match names.in_program(mapping, address) {
+        match names.in_program_of(sample.guest.task, mapping, address) {
             Some((file, found)) => Self::Program(file, found.map(|found| found.index)),
             None if names.task_of(sample).is_some() => Self::Program(FileId::UNKNOWN, None),
             None => Self::User(process(sample.cr3)),
@@ -119,7 +119,7 @@ impl CodeLocation {
     #[must_use]
     pub fn object(self, names: &Names) -> String {
         match self {
-            Self::Program(file, _) => names.file(file).short().to_owned(),
+            Self::Program(file, _) => names.file(file).short().into_owned(),
             _ => self.whole_object(names),
         }
     }

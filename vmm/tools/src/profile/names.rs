@@ -2,16 +2,17 @@
 //! symbols of its programs.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use ahash::AHashMap;
 
 use super::demangle::demangled;
+use super::jit::CodeMap;
 use super::programs::{FileId, FileInfo, Programs, TaskId};
 use super::record::Sample;
 use super::symbols::{Found, SymbolIndex, SymbolTable};
-use super::symfs::{ProgramFile, Symfs};
+use super::symfs::{ProgramFile, Symfs, SymfsError};
 
 /// Most symbols of all programs together; a browser has half a million.
 const MOST_SYMBOLS: usize = 1 << 22;
@@ -42,6 +43,11 @@ pub struct Names {
     /// How long it took to read them.
     took: Cell<Duration>,
     files: HashMap<FileId, ProgramFile>,
+    /// Files that have no symbols, since these were taken out.
+    stripped: HashSet<FileId>,
+    /// What processes made while they ran, by their numbers.
+    made: HashMap<u32, FileId>,
+    code_maps: HashMap<FileId, CodeMap>,
     /// Names of threads, processes and objects, in their order.
     words: Vec<String>,
     warnings: Vec<String>,
@@ -57,7 +63,8 @@ impl Names {
             symfs,
             ..Self::default()
         };
-        names.read_files();
+        let room = names.read_files();
+        names.read_code_maps(room);
         names.words = names.all_words();
         names
     }
@@ -66,7 +73,7 @@ impl Names {
         let tasks = self.programs.tasks().iter();
         let tasks = tasks.flat_map(|task| [task.comm.clone(), task.process.clone()]);
         let files = self.programs.files();
-        let files = files.map(|(_, file)| file.short().to_owned());
+        let files = files.map(|(_, file)| file.short().into_owned());
         let modules = self.kernel.modules().iter();
         let modules = modules.map(|module| format!("[{module}]"));
         let others = ["[unknown]", "[kernel.kallsyms]"].map(str::to_owned);
@@ -89,9 +96,10 @@ impl Names {
         self.words.get(word.0 as usize).map_or("", String::as_str)
     }
 
-    fn read_files(&mut self) {
+    /// How many more symbols there may be.
+    fn read_files(&mut self) -> usize {
         let Some(symfs) = &self.symfs else {
-            return;
+            return 0;
         };
         let (mut room, mut without) = (MOST_SYMBOLS, 0);
         for (id, info) in self.programs.files().filter(|(_, info)| info.is_file()) {
@@ -100,19 +108,73 @@ impl Names {
                 Ok(file) => {
                     room -= file.symbols().len().min(room);
                     self.files.insert(id, file);
+                    continue;
                 }
-                Err(_) if self.warnings.len() >= MOST_WARNINGS => without += 1,
-                Err(error) => self.warnings.push(format!(
-                    "symbols of {} are not known: below {}: {error}",
-                    info.whole_name(),
-                    symfs.path(info).display()
-                )),
+                // What was made there may have names.
+                Err(SymfsError::Deleted) if info.is_anonymous() => continue,
+                Err(error) => {
+                    if matches!(error, SymfsError::Stripped) {
+                        self.stripped.insert(id);
+                    }
+                    if self.warnings.len() >= MOST_WARNINGS {
+                        without += 1;
+                        continue;
+                    }
+                    self.warnings.push(format!(
+                        "symbols of {} are not known: below {}: {error}",
+                        info.whole_name(),
+                        symfs.path(info).display()
+                    ));
+                }
             }
         }
         if without > 0 {
             self.warnings.push(format!(
                 "symbols of {without} more files are not known for such reasons"
             ));
+        }
+        room
+    }
+
+    /// Reads the names of what programs made while they ran.
+    fn read_code_maps(&mut self, mut room: usize) {
+        let anonymous = self.programs.files().any(|(_, info)| info.is_anonymous());
+        let Some(symfs) = self.symfs.as_ref().filter(|_| anonymous) else {
+            return;
+        };
+        let tasks = self.programs.tasks().iter().filter(|task| !task.kernel);
+        let processes: BTreeSet<u32> = tasks.map(|task| task.pid).collect();
+        for pid in processes {
+            let name = format!("/tmp/perf-{pid}.map");
+            let Some((found, place)) = symfs.code_map(&name, room) else {
+                continue;
+            };
+            let mut tell = |what: String| {
+                if self.warnings.len() < MOST_WARNINGS {
+                    self.warnings
+                        .push(format!("{}{name}: {what}", place.display()));
+                }
+            };
+            let map = match found {
+                Ok(map) => map,
+                Err(error) => {
+                    tell(format!("{error}; what process {pid} made has no names"));
+                    continue;
+                }
+            };
+            if map.bad_lines > 0 {
+                let bad = map.bad_lines;
+                tell(format!(
+                    "{bad} of its lines are not START SIZE NAME, and were passed over"
+                ));
+            }
+            if map.is_cut {
+                tell("it has more names than are read; the first ones are used".to_owned());
+            }
+            room -= map.len().min(room);
+            let id = self.programs.add_made(pid, name);
+            self.made.insert(pid, id);
+            self.code_maps.insert(id, map);
         }
     }
 
@@ -137,25 +199,75 @@ impl Names {
     /// The file of a mapping, and the symbol and its offset at `address` there.
     #[must_use]
     pub fn in_program(&self, mapping: u64, address: u64) -> Option<(FileId, Option<Found>)> {
-        let (mapping, file) = self.programs.mapping(mapping)?;
+        let (_, file) = self.programs.mapping(mapping)?;
+        Some((file, self.found(file, mapping, address)))
+    }
+
+    /// The symbol and its offset at `address` of `file`, which is mapped there.
+    #[must_use]
+    pub fn found(&self, file: FileId, mapping: u64, address: u64) -> Option<Found> {
+        if let Some(map) = self.code_maps.get(&file) {
+            return map.find(address);
+        }
+        let (mapping, _) = self.programs.mapping(mapping)?;
         let offset = address
             .wrapping_sub(mapping.start)
             .wrapping_add(mapping.offset);
-        let found = self.files.get(&file);
-        Some((file, found.and_then(|file| file.find(offset))))
+        self.files.get(&file)?.find(offset)
+    }
+
+    /// The same of the task with the number `task` in samples, which may have made what it runs.
+    #[must_use]
+    pub fn in_program_of(
+        &self,
+        task: u64,
+        mapping: u64,
+        address: u64,
+    ) -> Option<(FileId, Option<Found>)> {
+        let (_, file) = self.programs.mapping(mapping)?;
+        let made = self.made_by(task, file, address);
+        Some(made.unwrap_or_else(|| (file, self.found(file, mapping, address))))
+    }
+
+    /// The same of what a program made while it ran, in the memory `file`.
+    fn made_by(&self, task: u64, file: FileId, address: u64) -> Option<(FileId, Option<Found>)> {
+        if self.made.is_empty() || !self.file(file).is_anonymous() {
+            return None;
+        }
+        let process = self.programs.task_info(self.programs.task(task)?)?.pid;
+        let made = *self.made.get(&process)?;
+        Some((made, self.code_maps.get(&made)?.find(address)))
+    }
+
+    /// What is at an address of `file` is not the same for all processes that have it there.
+    #[must_use]
+    pub fn is_made(&self, file: FileId) -> bool {
+        let info = self.file(file);
+        info.made_by.is_some() || !self.made.is_empty() && info.is_anonymous()
+    }
+
+    /// The file has symbols no more, or only the names that it exports: it was stripped.
+    #[must_use]
+    pub fn is_stripped(&self, file: FileId) -> bool {
+        let read = self.files.get(&file);
+        self.stripped.contains(&file) || read.is_some_and(ProgramFile::is_stripped)
     }
 
     /// The name of a symbol of a program, as its file has it.
     #[must_use]
     pub fn raw_program_symbol(&self, file: FileId, symbol: SymbolIndex) -> &str {
-        self.files.get(&file).map_or("", |file| file.name(symbol))
+        match self.files.get(&file) {
+            Some(file) => file.name(symbol),
+            None => self.code_maps.get(&file).map_or("", |map| map.name(symbol)),
+        }
     }
 
     /// The same as reports show it.
     #[must_use]
     pub fn program_symbol(&self, file: FileId, symbol: SymbolIndex) -> String {
         let raw = self.raw_program_symbol(file, symbol);
-        if !self.demangle {
+        // A compiler at run time writes names as its sources have them.
+        if !self.demangle || !self.files.contains_key(&file) {
             return raw.to_owned();
         }
         let mut shown = self.shown.borrow_mut();

@@ -218,7 +218,9 @@ impl<'a> Paths<'a> {
         }
         let location = CodeLocation::program(sample, address, mapping, self.names);
         match location {
-            CodeLocation::Program(file, _) if file != FileId::UNKNOWN && mapping != KERNEL => {
+            CodeLocation::Program(file, _)
+                if file != FileId::UNKNOWN && mapping != KERNEL && !self.names.is_made(file) =>
+            {
                 self.remember((address, mapping), location)
             }
             // It depends on the sample.

@@ -238,8 +238,13 @@ impl<'a> Pprof<'a> {
             return *known;
         }
         let location = CodeLocation::program(sample, address, mapping, self.names);
+        // Another process may have made something else there.
+        let is_made = match location {
+            CodeLocation::Program(file, _) => self.names.is_made(file),
+            _ => false,
+        };
         match self.mapping(mapping) {
-            Some(id) if mapping != KERNEL => {
+            Some(id) if mapping != KERNEL && !is_made => {
                 let new = self.location(address, id, location);
                 self.places.insert((address, mapping), new);
                 new

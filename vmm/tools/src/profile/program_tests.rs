@@ -3,14 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use clap::Parser;
 use object::{Object, ObjectSegment, ObjectSymbol};
 use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, ProgramFrame};
 use perfmon_abi::wire::programs::{Described, MappingInfo, TaskInfo};
 use tempfile::TempDir;
 
 use super::file_tests::header;
-use super::report::GraphOrder;
-use super::stacks::Weight;
 use super::test_elf::{OFFSET, elf};
 use super::*;
 
@@ -98,9 +97,9 @@ pub(super) fn chain(kernel: &[u64], program: &[u64], end: ChainEnd) -> CallChain
 
 /// This very program, with symbols: its file, build id, and the offset of `main` in it.
 pub(super) struct Program {
-    file: PathBuf,
+    pub(super) file: PathBuf,
     pub(super) build_id: String,
-    main: u64,
+    pub(super) main: u64,
 }
 
 impl Program {
@@ -120,6 +119,13 @@ impl Program {
             file,
         }
     }
+}
+
+/// A command line of `umpire report`.
+#[derive(Debug, clap::Parser)]
+struct ReportLine {
+    #[command(flatten)]
+    options: ReportOptions,
 }
 
 /// A folder with a profile, the kernel's names and a guest's root.
@@ -145,27 +151,24 @@ impl Place {
     }
 
     pub(super) fn options(&self) -> ReportOptions {
-        ReportOptions {
-            profile: ProfileChoice {
-                input: self.path("umpire.data"),
-                symbols: Some(self.path("kallsyms")),
-                kaslr_offset: None,
-                symfs: vec![self.path("root")],
-                no_demangle: false,
-                samples: SampleChoice::default(),
-            },
-            sort: None,
-            children: Some(false),
-            graph: None,
-            percent_limit: 0.0,
-            folded: false,
-            flamegraph: None,
-            firefox: None,
-            perf_data: None,
-            pprof: None,
-            weight: Weight::Samples,
-            json: false,
-        }
+        self.options_with(&["--no-children"])
+    }
+
+    /// Those of a command line.
+    pub(super) fn options_with(&self, words: &[&str]) -> ReportOptions {
+        let path = |name| self.path(name).display().to_string();
+        let (input, names, root) = (path("umpire.data"), path("kallsyms"), path("root"));
+        let own = [
+            "report",
+            "-i",
+            &input,
+            "--symbols",
+            &names,
+            "--symfs",
+            &root,
+        ];
+        let words = own.iter().chain(words);
+        ReportLine::try_parse_from(words).unwrap().options
     }
 
     pub(super) fn report(&self, change: impl FnOnce(&mut ReportOptions)) -> String {
@@ -176,15 +179,23 @@ impl Place {
         String::from_utf8(out).unwrap()
     }
 
+    /// What a command line prints, and what it says beside that.
+    pub(super) fn printed(&self, words: &[&str]) -> (String, String) {
+        let (mut out, mut notes) = (Vec::new(), Vec::new());
+        report(&self.options_with(words), &mut out, &mut notes).unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (text(out), text(notes))
+    }
+
     /// The lines of a report that are rows, with single spaces.
-    fn rows(&self, change: impl FnOnce(&mut ReportOptions)) -> Vec<String> {
+    pub(super) fn rows(&self, change: impl FnOnce(&mut ReportOptions)) -> Vec<String> {
         let text = self.report(change);
         let rows = text.lines().filter(|line| !line.starts_with('#'));
         rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect()
     }
 
-    fn script(&self, fields: Option<&str>, json: bool) -> String {
+    pub(super) fn script(&self, fields: Option<&str>, json: bool) -> String {
         let options = ScriptOptions {
             profile: self.options().profile,
             fields: fields.map(|fields| fields.parse().unwrap()),
@@ -630,7 +641,7 @@ pub(super) fn with_callers() -> Place {
 #[test]
 fn callers_have_rows_and_trees() {
     let place = with_callers();
-    let rows = place.rows(|options| options.children = None);
+    let rows = place.rows(|options| options.no_children = false);
     let expected = [
         "100.00% 50.00% 2 prog prog [.] main",
         "75.00% 0.00% 0 prog prog [.] [unknown]",
@@ -639,8 +650,8 @@ fn callers_have_rows_and_trees() {
     ];
     assert_eq!(rows, expected);
     let text = place.report(|options| {
-        options.children = Some(true);
-        options.graph = Some(GraphOrder::Caller);
+        options.children = true;
+        options.call_graph = "caller".parse().ok();
     });
     let expected = "
    100.00%  50.00%        2  prog     prog               [.] main
@@ -652,7 +663,7 @@ fn callers_have_rows_and_trees() {
 
 ";
     assert!(text.contains(expected), "{text}");
-    let text = place.report(|options| options.graph = Some(GraphOrder::Callee));
+    let text = place.report(|options| options.call_graph = "callee".parse().ok());
     let expected = "
             |
             ---clear_page
@@ -674,8 +685,8 @@ fn callers_have_rows_and_trees() {
     assert!(text.contains(expected), "{text}");
     let json = place.report(|options| {
         options.json = true;
-        options.children = None;
-        options.graph = Some(GraphOrder::Caller);
+        options.no_children = false;
+        options.call_graph = "caller".parse().ok();
     });
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let row = &json["events"][0]["rows"][0];
@@ -720,7 +731,7 @@ fn what_a_broken_chain_lacks_has_a_row_in_the_kernel_alone() {
         kernel(CLEAR, 1, in_kernel),
         user(0x99, 1, 11, chain(&[], &[0x99, 0x98], ChainEnd::Broken)),
     ]);
-    let rows = place.rows(|options| options.children = Some(true));
+    let rows = place.rows(|options| options.children = true);
     let expected = [
         "50.00% 50.00% 1 prog [kernel.kallsyms] [k] clear_page",
         "50.00% 50.00% 1 prog prog [.] [unknown]",
@@ -737,7 +748,7 @@ prog;[unknown];[unknown] 1
     place.report(|options| options.firefox = Some(firefox.clone()));
     let text = fs::read_to_string(firefox).unwrap();
     assert_eq!(text.matches("[broken chain]").count(), 1, "{text}");
-    let tree = place.report(|options| options.graph = Some(GraphOrder::Callee));
+    let tree = place.report(|options| options.call_graph = "callee".parse().ok());
     assert_eq!(tree.matches("[broken chain]").count(), 2, "{tree}");
 }
 
@@ -843,10 +854,11 @@ fn two_profiles_are_compared() {
     let new = with_callers();
     fs::copy(&program.file, old.path("root/usr/bin/prog")).unwrap();
     let options = DiffOptions {
-        old: old.options().profile,
-        new: new.options().profile,
+        old: old.path("umpire.data"),
+        new: new.path("umpire.data"),
+        profile: old.options().profile,
         sort: None,
-        least: 0.0,
+        percent_limit: 0.0,
     };
     let mut out = Vec::new();
     diff(&options, &mut out, &mut Vec::new()).unwrap();

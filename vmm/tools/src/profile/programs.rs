@@ -1,5 +1,6 @@
 //! What the numbers of tasks and mappings in samples stand for.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use perfmon_abi::compact::GuestPlace;
@@ -33,6 +34,9 @@ pub struct FileInfo {
     /// What its name begins at, where that is not the guest's root
     /// ([`MappingInfo::root`]); else empty.
     pub root: String,
+    /// It is no file, but what the process with this number made while it ran, and has the
+    /// name of the file with its names.
+    pub made_by: Option<u32>,
 }
 
 impl FileInfo {
@@ -48,12 +52,15 @@ impl FileInfo {
     /// The last part of its name, as perf prints it in a column; the whole of a name that is
     /// no file's.
     #[must_use]
-    pub fn short(&self) -> &str {
+    pub fn short(&self) -> Cow<'_, str> {
+        if let Some(process) = self.made_by {
+            return format!("[JIT] tid {process}").into();
+        }
         if self.is_file() {
             let last = self.name.rsplit('/').find(|part| !part.is_empty());
-            last.unwrap_or("/")
+            last.unwrap_or("/").into()
         } else {
-            self.shown()
+            self.shown().into()
         }
     }
 
@@ -80,7 +87,16 @@ impl FileInfo {
     /// It is a file, not something that the kernel has mapped without one.
     #[must_use]
     pub fn is_file(&self) -> bool {
-        self.name.starts_with('/') && !self.name.starts_with("//")
+        self.name.starts_with('/') && !self.name.starts_with("//") && self.made_by.is_none()
+    }
+
+    /// It is memory in which a program may have made code, as perf takes it; a file without a
+    /// name (memfd_create) is such, too.
+    #[must_use]
+    pub fn is_anonymous(&self) -> bool {
+        const BEGINNINGS: [&str; 5] = ["/dev/zero", "/anon_hugepage", "/memfd:", "/SYSV", "[anon"];
+        let is = |beginning: &&str| self.name.starts_with(*beginning);
+        matches!(&*self.name, "//anon" | "[heap]") || BEGINNINGS.iter().any(is)
     }
 }
 
@@ -133,6 +149,7 @@ impl Programs {
                     deleted: mapping.deleted,
                     inode: (mapping.device, mapping.inode, mapping.generation),
                     root: mapping.root.clone(),
+                    made_by: None,
                 };
                 let (files, named) = (&mut self.files, &mut self.named);
                 let id = *self.known_files.entry(file).or_insert_with_key(|file| {
@@ -150,6 +167,16 @@ impl Programs {
                 }
             }
         }
+    }
+
+    /// Adds what the process `pid` made, whose names are in the file `name`.
+    pub(super) fn add_made(&mut self, pid: u32, name: String) -> FileId {
+        self.files.push(FileInfo {
+            name,
+            made_by: Some(pid),
+            ..FileInfo::default()
+        });
+        FileId(index(self.files.len() - 1))
     }
 
     /// Gives a sample's place the numbers of tasks and mappings in place of those that stand

@@ -341,7 +341,12 @@ fn checked_header(json: &[u8]) -> Result<Header, ProfileError> {
     let printable = |text: &String| !text.chars().any(char::is_control);
     let others = [&header.umpire, &header.vm_name, &header.host];
     let events = header.events.iter().map(|event| &event.name);
-    if !others.into_iter().chain(events).all(printable) {
+    let is_printable = others
+        .into_iter()
+        .chain(events)
+        .chain(&header.command)
+        .all(printable);
+    if !is_printable {
         return Err(ProfileError::Header(
             "a name has control characters".to_owned(),
         ));

@@ -26,6 +26,9 @@ pub struct Header {
     /// The machine: its processor and kernel, in words. May be empty.
     #[serde(default)]
     pub host: String,
+    /// The command that recorded, word by word; empty where it is not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
     /// When sampling began, in nanoseconds since 1970 (UTC).
     pub start_unix_ns: u64,
     /// The host's TSC at that moment.

@@ -1,15 +1,30 @@
 //! `umpire report`: which symbols the samples are in.
 
+mod columns;
+mod graph;
+mod header;
+mod hierarchy;
 mod json;
+mod options;
 mod print;
+#[cfg(test)]
+mod tests;
 mod tree;
 
+pub use columns::{Column, ColumnError, Columns};
+pub use graph::{CallGraph, CallGraphError, Graph, GraphOrder, GraphStyle, GraphValue};
+pub use header::write_header;
 pub use json::write_json;
+pub use options::ReportOptions;
+pub(super) use options::percent;
 pub use print::write_text;
 pub(super) use print::{below_dots, title};
 
+use std::collections::BTreeMap;
+
 use super::names::Names;
 use super::paths::{Callers, Paths};
+use super::programs::FileId;
 use super::record::{Filter, Record, Sample, Sink};
 use super::tally::{Rows, SampleRow, SampleTally, SortKeys};
 
@@ -18,21 +33,19 @@ use super::tally::{Rows, SampleRow, SampleTally, SortKeys};
 pub struct Looks {
     /// What samples are grouped by.
     pub keys: SortKeys,
+    /// What a row shows.
+    pub columns: Vec<Column>,
     /// Callers have rows of their own, with all that is called from them.
     pub children: bool,
     /// The tree of callers is below each row.
-    pub graph: Option<GraphOrder>,
+    pub graph: Option<Graph>,
     /// Rows with less than this are not printed, in percent.
     pub least_percent: f64,
-}
-
-/// Which way a tree of callers goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GraphOrder {
-    /// From callers to those whom they call.
-    Caller,
-    /// From the sample's place to its callers.
-    Callee,
+    /// What is between columns, which are as wide as their words then; none: blanks, so that
+    /// they are below each other.
+    pub separator: Option<String>,
+    /// Keys stand below each other, each with what the next one makes of it.
+    pub hierarchy: bool,
 }
 
 /// Adds up the samples of each event.
@@ -73,6 +86,19 @@ impl<'a> Report<'a> {
         tallies.filter(|(event, _)| self.filter.event.is_none_or(|only| only == *event))
     }
 
+    /// Files of programs with samples in no symbol, and how many; that with most first.
+    pub(super) fn unnamed(&self) -> Vec<(FileId, u64)> {
+        let mut all: BTreeMap<FileId, u64> = BTreeMap::new();
+        for (_, tally) in self.events() {
+            for (file, sum) in tally.unnamed(&self.paths) {
+                *all.entry(file).or_default() += sum.samples;
+            }
+        }
+        let mut all: Vec<(FileId, u64)> = all.into_iter().collect();
+        all.sort_by_key(|(_, samples)| std::cmp::Reverse(*samples));
+        all
+    }
+
     /// What the rows of an event have in their columns, and their parts in percent.
     pub(super) fn parts(&self, tally: &SampleTally) -> Vec<(Vec<String>, f64)> {
         let (rows, _) = self.rows(tally);
@@ -84,17 +110,29 @@ impl<'a> Report<'a> {
         rows.iter().map(cells).collect()
     }
 
-    /// The rows of an event, and how many of them are shown.
+    /// The rows of an event that are shown, and how many are not.
     fn rows(&self, tally: &SampleTally) -> (Vec<SampleRow>, usize) {
         let wanted = Rows {
             children: self.looks.children,
             paths: self.looks.graph.is_some(),
         };
-        let rows = tally.rows(&self.looks.keys, &self.paths, wanted);
+        let mut rows = tally.rows(&self.looks.keys, &self.paths, wanted);
+        let all = rows.len();
         let least = self.looks.least_percent;
-        // Rows descend.
-        let shown = rows.partition_point(|row| row.total.percent(tally.all()) >= least);
-        (rows, shown)
+        // In a hierarchy what is small may be part of what is not.
+        let is_shown =
+            |row: &SampleRow| self.looks.hierarchy || row.total.percent(tally.all()) >= least;
+        rows.retain(is_shown);
+        // They come with the greatest total first.
+        match self.looks.columns.iter().find(|one| one.is_number()) {
+            Some(Column::Overhead | Column::Period) => {
+                rows.sort_by_key(|row| std::cmp::Reverse(row.own.events));
+            }
+            Some(Column::Sample) => rows.sort_by_key(|row| std::cmp::Reverse(row.own.samples)),
+            Some(Column::Children | Column::Key(_)) | None => {}
+        }
+        let left_out = all - rows.len();
+        (rows, left_out)
     }
 }
 

@@ -398,9 +398,9 @@ impl Script<'_> {
                 symbol_offset: names.kernel.find(frame.address).map(|found| found.offset),
                 module: names.kernel.module(index),
             },
-            CodeLocation::Program(..) => {
-                let found = names.in_program(frame.mapping, frame.address);
-                let found = found.and_then(|(file, found)| Some((file, found?)));
+            CodeLocation::Program(file, _) => {
+                let found = names.found(file, frame.mapping, frame.address);
+                let found = found.map(|found| (file, found));
                 SymbolOf {
                     symbol: found
                         .map(|(file, found)| names.program_symbol(file, found.index).into()),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use clap::ValueEnum;
 use inferno::flamegraph;
 
 use super::names::Names;
@@ -11,12 +12,12 @@ use super::programs::TaskId;
 use super::record::{Filter, Record, Ring, Sample, Sink};
 
 /// What the width of a stack stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Weight {
-    /// How many samples it has.
+    /// How many samples it has
     #[default]
     Samples,
-    /// How many events these stand for.
+    /// How many events these stand for
     Events,
 }
 

@@ -1,21 +1,23 @@
 //! Files of the guest's programs below folders of the host (`--symfs`), and their symbols.
 //!
-//! Names are the guest's and not trusted: they are resolved by the kernel as if the folder
-//! was the root, symbolic links included, so none of them leaves it.
+//! Names are the guest's and not trusted: they are resolved as if the folder was the root,
+//! symbolic links included, so none of them leaves it ([`root`]).
+
+mod root;
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSegment, ReadRef};
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags};
 use thiserror::Error;
 
+use super::jit::CodeMap;
 use super::programs::FileInfo;
 use super::symbols::elf::ElfData;
 use super::symbols::{Found, SymbolIndex, SymbolTable, elf};
@@ -103,7 +105,7 @@ pub struct Symfs {
 
 /// A folder that has files of the guest.
 #[derive(Debug)]
-struct Folder {
+pub(super) struct Folder {
     /// What the names of its files begin with in the guest; empty: all of the guest's root.
     of: String,
     root: OwnedFd,
@@ -210,18 +212,22 @@ impl Symfs {
 }
 
 impl Folder {
-    fn file(&self, name: &str) -> Result<File, SymfsError> {
-        // Nothing there makes the tool wait or act.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        let mut tries = 0..8;
-        let fd = loop {
-            match openat2(&self.root, name, flags, Mode::empty(), resolve) {
-                // Somebody renames while it is resolved.
-                Err(Errno::AGAIN) if tries.next().is_some() => {}
-                other => break other.map_err(io::Error::from)?,
-            }
-        };
+    /// The names of what is in the folder that the guest calls `name`, at most `most`.
+    pub(super) fn list(&self, name: &str, most: usize) -> io::Result<Vec<String>> {
+        let fd = root::open(self.root.as_fd(), name.as_bytes())?;
+        let entries = rustix::fs::Dir::read_from(fd)?.take(most);
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        names.collect()
+    }
+
+    /// Its name on this host.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The regular file that is called `name` there.
+    pub(super) fn file(&self, name: &str) -> Result<File, SymfsError> {
+        let fd = root::open(self.root.as_fd(), name.as_bytes()).map_err(io::Error::from)?;
         let file = File::from(fd);
         let found = file.metadata()?;
         if !found.is_file() {
@@ -257,10 +263,14 @@ impl Symfs {
             }
         });
         let segments = segments.collect();
+        let mut stripped = false;
         let raw = match elf::of_program(&file, elf::Table::Full, most) {
             Err(elf::ElfError::Stripped) => match self.debug_symbols(info, &build_id, most) {
                 Some(raw) => raw,
-                None => elf::of_program(&file, elf::Table::Dynamic, most)?,
+                None => {
+                    stripped = true;
+                    elf::of_program(&file, elf::Table::Dynamic, most)?
+                }
             },
             full => full?,
         };
@@ -270,7 +280,40 @@ impl Symfs {
         Ok(ProgramFile {
             segments,
             symbols: SymbolTable::new(raw, 0),
+            stripped,
         })
+    }
+
+    /// The names in the file that the guest calls `name`, at most `most`, and the folder that
+    /// has it; none if there is no such file.
+    pub(super) fn code_map(
+        &self,
+        name: &str,
+        most: usize,
+    ) -> Option<(Result<CodeMap, SymfsError>, &Path)> {
+        let info = FileInfo {
+            name: name.to_owned(),
+            ..FileInfo::default()
+        };
+        let read = |file| CodeMap::read(file, most).map_err(SymfsError::Open);
+        match self.of_name(&info) {
+            Err(SymfsError::Open(error)) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(SymfsError::Elsewhere(_) | SymfsError::Container(_)) => None,
+            found => Some((found.and_then(read), self.path(&info))),
+        }
+    }
+
+    /// Where the debug file of the program or library `info` belongs, below the folder that has
+    /// it; none without a build id. `others` are further files of its name.
+    pub(super) fn debug_place(&self, (info, others): (&FileInfo, &[&FileInfo])) -> Option<String> {
+        let data = ElfData::new(self.of_build((info, others)).ok()?);
+        let build_id = build_id(&object::File::parse(&data).ok()?).ok()?;
+        debug_name(&build_id)
+    }
+
+    /// The folder that has `info`, and its name there.
+    pub(super) fn place(&self, info: &FileInfo) -> Option<(&Folder, String)> {
+        self.folder(info)
     }
 
     /// The file of the program or library `info`, of the build that the guest ran. `others` are
@@ -312,10 +355,7 @@ impl Symfs {
         build_id: &str,
         most: usize,
     ) -> Option<Vec<super::symbols::RawSymbol>> {
-        let (first, rest) = build_id
-            .split_at_checked(2)
-            .filter(|(_, rest)| !rest.is_empty())?;
-        let name = format!("/usr/lib/debug/.build-id/{first}/{rest}.debug");
+        let name = debug_name(build_id)?;
         let own = self.folder(info).map(|(folder, _)| folder);
         let mut folders = own.into_iter().chain(&self.folders);
         let data = ElfData::new(folders.find_map(|folder| folder.file(&name).ok())?);
@@ -323,6 +363,14 @@ impl Symfs {
         let symbols = elf::of_program(&file, elf::Table::Full, most).ok()?;
         (!data.is_used_up()).then_some(symbols)
     }
+}
+
+/// Where a debug file belongs, from the root on.
+fn debug_name(build_id: &str) -> Option<String> {
+    let (first, rest) = build_id
+        .split_at_checked(2)
+        .filter(|(_, rest)| !rest.is_empty())?;
+    Some(format!("/usr/lib/debug/.build-id/{first}/{rest}.debug"))
 }
 
 /// `file`, if it has the build id of `info`.
@@ -362,9 +410,16 @@ struct Segment {
 pub struct ProgramFile {
     segments: Vec<Segment>,
     symbols: SymbolTable,
+    stripped: bool,
 }
 
 impl ProgramFile {
+    /// It has only the names that it exports.
+    #[must_use]
+    pub fn is_stripped(&self) -> bool {
+        self.stripped
+    }
+
     /// The address that the file itself gives to what is at `offset` in it.
     #[must_use]
     pub fn address(&self, offset: u64) -> Option<u64> {

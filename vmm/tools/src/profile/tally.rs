@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::location::{CodeLocation, process};
 use super::names::{Names, WordId};
 use super::paths::{Callers, LocationIndex, PathId, Paths};
-use super::programs::TaskId;
+use super::programs::{FileId, TaskId};
 use super::record::{Ring, Sample};
 
 /// What samples are grouped by; a column of the report.
@@ -63,51 +63,99 @@ impl SortKey {
             Self::Cr3 => "cr3",
         }
     }
+
+    /// The key that is called `word`, or is by perf.
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
+        match word {
+            "sym" => Some(Self::Symbol),
+            // A guest's CPUs are its vCPUs.
+            "cpu" => Some(Self::Vcpu),
+            _ => Self::ALL.into_iter().find(|key| key.name() == word),
+        }
+    }
 }
 
 /// A word that is no sort key.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "'{0}' cannot be sorted by; give comm, pid, tid, dso, symbol, vcpu, core, ring, cr3, or some \
-     of them with commas between"
-)]
-pub struct SortKeyError(String);
+pub enum SortKeyError {
+    /// It is a column of numbers.
+    #[error("'{0}' is a column and no key: give it to --fields")]
+    Number(String),
+    /// It is none.
+    #[error(
+        "'{0}' cannot be sorted by; give comm, pid, tid, dso, symbol (sym), vcpu (cpu), core, \
+         ring, cr3, or some of them with commas between"
+    )]
+    Unknown(String),
+}
 
 /// The keys of `--sort`, each once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SortKeys(Vec<SortKey>);
+pub struct SortKeys {
+    keys: Vec<SortKey>,
+    /// They come behind those of who gives none: `+vcpu`.
+    more: bool,
+}
+
+impl From<Vec<SortKey>> for SortKeys {
+    fn from(keys: Vec<SortKey>) -> Self {
+        Self { keys, more: false }
+    }
+}
 
 impl SortKeys {
     /// Those of who gives none: perf's where the tasks of samples are known.
     #[must_use]
     pub fn usual(names: &Names) -> Self {
-        if names.has_tasks() {
-            Self(vec![SortKey::Comm, SortKey::Dso, SortKey::Symbol])
+        Self::from(if names.has_tasks() {
+            vec![SortKey::Comm, SortKey::Dso, SortKey::Symbol]
         } else {
-            Self(vec![SortKey::Symbol])
-        }
+            vec![SortKey::Symbol]
+        })
     }
 
     /// Those of a comparison: as perf has them.
     #[must_use]
     pub fn of_diff(names: &Names) -> Self {
-        if names.has_tasks() {
-            Self(vec![SortKey::Dso, SortKey::Symbol])
+        Self::from(if names.has_tasks() {
+            vec![SortKey::Dso, SortKey::Symbol]
         } else {
-            Self(vec![SortKey::Symbol])
+            vec![SortKey::Symbol]
+        })
+    }
+
+    /// These where `given` says nothing, and those of `given` behind them where it only adds.
+    #[must_use]
+    pub fn or(self, given: Option<&Self>) -> Self {
+        match given {
+            None => self,
+            Some(given) if given.more => self.and(&given.keys),
+            Some(given) => given.clone(),
         }
+    }
+
+    /// These, and behind them those of `more` that are not among them.
+    #[must_use]
+    pub fn and(mut self, more: &[SortKey]) -> Self {
+        for key in more {
+            if !self.keys.contains(key) {
+                self.keys.push(*key);
+            }
+        }
+        self
     }
 
     /// The keys, in the order of the columns.
     #[must_use]
     pub fn keys(&self) -> &[SortKey] {
-        &self.0
+        &self.keys
     }
 
     /// `key` is among them.
     #[must_use]
     pub fn has(&self, key: SortKey) -> bool {
-        self.0.contains(&key)
+        self.keys.contains(&key)
     }
 }
 
@@ -115,19 +163,25 @@ impl FromStr for SortKeys {
     type Err = SortKeyError;
 
     fn from_str(text: &str) -> Result<Self, SortKeyError> {
-        let mut keys = Vec::new();
-        for word in text.split(',') {
+        let (more, words) = match text.strip_prefix('+') {
+            Some(words) => (true, words),
+            None => (false, text),
+        };
+        let mut keys = Self::from(Vec::new());
+        for word in words.split(',') {
             let word = word.trim();
-            let named = SortKey::ALL.into_iter().find(|key| key.name() == word);
-            let key = named
-                // As perf abbreviates it.
-                .or((word == "sym").then_some(SortKey::Symbol))
-                .ok_or_else(|| SortKeyError(word.to_owned()))?;
-            if !keys.contains(&key) {
-                keys.push(key);
-            }
+            let key = SortKey::named(word).ok_or_else(|| {
+                let word = word.to_owned();
+                match word.as_str() {
+                    "overhead" | "overhead_children" | "sample" | "period" => {
+                        SortKeyError::Number(word)
+                    }
+                    _ => SortKeyError::Unknown(word),
+                }
+            })?;
+            keys = keys.and(&[key]);
         }
-        Ok(Self(keys))
+        Ok(Self { more, ..keys })
     }
 }
 
@@ -375,6 +429,18 @@ impl SampleTally {
     #[must_use]
     pub fn without_symbol(&self) -> Unknown {
         self.unknown
+    }
+
+    /// What the samples in files of programs amount to that are in no symbol.
+    #[must_use]
+    pub fn unnamed(&self, paths: &Paths<'_>) -> AHashMap<FileId, Sum> {
+        let mut unnamed: AHashMap<FileId, Sum> = AHashMap::new();
+        for (leaf, sum) in &self.leaves {
+            if let Some(CodeLocation::Program(file, None)) = paths.location(leaf.place) {
+                unnamed.entry(file).or_default().add(*sum);
+            }
+        }
+        unnamed
     }
 
     /// What the samples of one path of a row amount to.

@@ -260,6 +260,7 @@ fn header(scene: &Scene<'_>) -> Header {
         vcpus: scene.vm.model.vcpus,
         cores: scene.vm.model.cores,
         host: host_words(),
+        command: own_words(),
         start_unix_ns: unix_ns(),
         start_tsc: scene.clock.start,
         tsc_khz: scene.vm.model.tsc_khz,
@@ -278,6 +279,17 @@ fn host_words() -> String {
     let word = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
     let words = ["ostype", "osrelease", "arch"].map(|name| word(name).unwrap_or_default());
     umpire_events::one_line(&words.join(" "))
+}
+
+/// What this program was called with, up to 4 KiB: a header has a limit.
+fn own_words() -> Vec<String> {
+    let words = std::env::args_os().map(|word| umpire_events::one_line(&word.to_string_lossy()));
+    let mut bytes = 0;
+    let fits = |word: &String| {
+        bytes += word.len() + 1;
+        bytes <= 4096
+    };
+    words.take_while(fits).collect()
 }
 
 struct Recording<'a> {

@@ -53,7 +53,6 @@ fn run(
         profile: place.options().profile,
         symbol: symbol.map(str::to_owned),
         vmlinux: None,
-        kaslr_offset: None,
         percent_limit: 0.0,
         syntax: Syntax::Att,
     };
@@ -155,9 +154,12 @@ fn code_of_the_kernel_is_found_by_its_symbols() {
     // One out of a compressed kernel.
     let error = file(&[]).unwrap_err();
     assert!(error.contains("--kaslr-offset"), "{error}");
+    let map = place.path("System.map");
+    fs::write(&map, format!("{LINKED:016x} T do_syscall_64\n")).unwrap();
     let given = run(&place, Some("do_syscall_64"), |options| {
         options.vmlinux = Some(place.path("vmlinux"));
-        options.kaslr_offset = Some(RUNNING - LINKED);
+        options.profile.symbols = Some(map);
+        options.profile.kaslr_offset = Some(RUNNING - LINKED);
     });
     assert!(given.unwrap().contains("<do_syscall_64>:"));
 }
@@ -288,7 +290,7 @@ proptest! {
         for kaslr_offset in [None, Some(RUNNING - ADDRESS)] {
             let _ = run(&place, None, |options| {
                 options.vmlinux = Some(place.path("vmlinux"));
-                options.kaslr_offset = kaslr_offset;
+                options.profile.kaslr_offset = kaslr_offset;
             });
         }
     }

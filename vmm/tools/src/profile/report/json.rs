@@ -4,8 +4,9 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use super::Report;
+use super::graph::Graph;
 use super::tree::{Branch, Tree};
-use super::{GraphOrder, Report};
 use crate::profile::facts::{Facts, event_name};
 use crate::profile::location::CodeLocation;
 use crate::profile::names::WordId;
@@ -114,7 +115,7 @@ fn of_event<'a>(
     event: u16,
     tally: &SampleTally,
 ) -> OfEvent<'a> {
-    let (rows, shown) = report.rows(tally);
+    let (rows, rows_left_out) = report.rows(tally);
     let how = |event: &'a SampledEvent| SampledHow {
         sampling: &event.sampling,
         provenance: event.provenance.map(|one| one.to_string()),
@@ -125,11 +126,8 @@ fn of_event<'a>(
         samples: tally.all().samples,
         events: tally.all().events,
         hint: facts.hint(tally.without_symbol()),
-        rows: rows[..shown]
-            .iter()
-            .map(|row| line(report, tally, row))
-            .collect(),
-        rows_left_out: rows.len() - shown,
+        rows: rows.iter().map(|row| line(report, tally, row)).collect(),
+        rows_left_out,
     }
 }
 
@@ -148,7 +146,7 @@ fn line(report: &Report<'_>, tally: &SampleTally, row: &SampleRow) -> ReportLine
     };
     let id = |task: Option<(u32, WordId)>| task.map(|(id, _)| id);
     let word = |word| names.text(word).to_owned();
-    let chains = |order: GraphOrder| Tree::of(report, tally, row, order).branches();
+    let chains = |graph: Graph| Tree::of(report, tally, row, graph).branches();
     ReportLine {
         overhead: row.own.percent(tally.all()),
         samples: row.own.samples,

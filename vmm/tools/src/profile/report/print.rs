@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 
 use super::Report;
+use super::columns::Column;
+use super::hierarchy::write_hierarchy;
 use super::tree::Tree;
 use crate::profile::facts::{Facts, began, event_name, how_often, scaled};
 use crate::profile::names::WordId;
@@ -91,34 +93,31 @@ fn write_event(
 }
 
 fn write_rows(report: &Report<'_>, tally: &SampleTally, out: &mut dyn Write) -> io::Result<()> {
-    let (rows, shown) = report.rows(tally);
+    let (rows, left_out) = report.rows(tally);
     let looks = &report.looks;
-    let keys = looks.keys.keys();
-    let numbers: &[&str] = if looks.children {
-        &["Children", "Self", "Samples"]
+    if looks.hierarchy {
+        write_hierarchy(report, tally, &rows, out)?;
     } else {
-        &["Overhead", "Samples"]
-    };
-    let heads = numbers.iter().copied();
-    let heads = heads.chain(keys.iter().map(|key| title(*key)));
-    let mut table = vec![heads.map(str::to_owned).collect::<Vec<String>>()];
-    for row in &rows[..shown] {
-        let percent = |sum: crate::profile::tally::Sum| format!("{:.2}%", sum.percent(tally.all()));
-        let mut line = vec![percent(row.total)];
-        if looks.children {
-            line.push(percent(row.own));
+        let columns = &looks.columns;
+        let heads = columns.iter().map(|one| one.title(columns).to_owned());
+        let mut table = vec![heads.collect::<Vec<String>>()];
+        for row in &rows {
+            let cells = columns.iter().map(|one| column(*one, row, report, tally));
+            table.push(cells.collect());
         }
-        line.push(row.own.samples.to_string());
-        line.extend(keys.iter().map(|key| cell(*key, row, report)));
-        table.push(line);
-    }
-    for (number, line) in below_dots(table, numbers.len()).enumerate() {
-        writeln!(out, "{line}")?;
-        if let (Some(order), Some(row)) = (looks.graph, number.checked_sub(2)) {
-            Tree::of(report, tally, &rows[row], order).write(out)?;
+        let lines: Box<dyn Iterator<Item = String>> = match &looks.separator {
+            Some(separator) => Box::new(separated(table, separator)),
+            None => Box::new(below_dots(table, |at| columns[at].is_number())),
+        };
+        let heads = if looks.separator.is_some() { 1 } else { 2 };
+        for (number, line) in lines.enumerate() {
+            writeln!(out, "{line}")?;
+            if let (Some(graph), Some(row)) = (looks.graph, number.checked_sub(heads)) {
+                Tree::of(report, tally, &rows[row], graph).write(out)?;
+            }
         }
     }
-    match rows.len() - shown {
+    match left_out {
         0 => Ok(()),
         more => writeln!(
             out,
@@ -128,11 +127,40 @@ fn write_rows(report: &Report<'_>, tally: &SampleTally, out: &mut dyn Write) -> 
     }
 }
 
-/// The lines of a table as perf prints it: dots below the heads, the first `numbers` columns
-/// to the right, the rest to the left.
+/// What a row has in a column.
+fn column(column: Column, row: &SampleRow, report: &Report<'_>, tally: &SampleTally) -> String {
+    match column {
+        Column::Children => format!("{:.2}%", row.total.percent(tally.all())),
+        Column::Overhead => format!("{:.2}%", row.own.percent(tally.all())),
+        Column::Sample => row.own.samples.to_string(),
+        Column::Period => row.own.events.to_string(),
+        Column::Key(key) => cell(key, row, report),
+    }
+}
+
+/// The lines of a table with `separator` between columns. As with perf, the words have a dot
+/// for it.
+fn separated(table: Vec<Vec<String>>, separator: &str) -> impl Iterator<Item = String> {
+    let join = |cells: Vec<String>| {
+        let cells = cells.iter().map(|cell| cell.replace(separator, "."));
+        cells.collect::<Vec<String>>().join(separator)
+    };
+    let lines = table.into_iter().enumerate().map(move |(number, cells)| {
+        let line = join(cells);
+        if number == 0 {
+            format!("# {line}")
+        } else {
+            line
+        }
+    });
+    lines.collect::<Vec<String>>().into_iter()
+}
+
+/// The lines of a table as perf prints it: dots below the heads, columns with numbers to the
+/// right, the rest to the left.
 pub(in crate::profile) fn below_dots(
     mut table: Vec<Vec<String>>,
-    numbers: usize,
+    is_number: impl Fn(usize) -> bool,
 ) -> impl Iterator<Item = String> {
     let width = |column: usize| {
         let cells = table.iter().map(|line| line[column].chars().count());
@@ -141,7 +169,7 @@ pub(in crate::profile) fn below_dots(
     let dots = (0..table[0].len()).map(|column| ".".repeat(width(column)));
     let dots = dots.collect();
     table.insert(1, dots);
-    let lines = lines(table, move |column, _| column < numbers).enumerate();
+    let lines = lines(table, move |column, _| is_number(column)).enumerate();
     lines.map(|(number, line)| match number {
         0 => format!("# {line}"),
         1 => format!("# {line}\n#"),

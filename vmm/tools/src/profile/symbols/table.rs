@@ -27,6 +27,18 @@ pub struct RawSymbol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SymbolIndex(usize);
 
+impl SymbolIndex {
+    /// The one with this number in a table of another kind.
+    pub(in crate::profile) fn of(number: usize) -> Self {
+        Self(number)
+    }
+
+    /// Its number.
+    pub(in crate::profile) fn number(self) -> usize {
+        self.0
+    }
+}
+
 /// A symbol that covers an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {

@@ -131,7 +131,7 @@ proptest! {
         keys in proptest::sample::subsequence(SortKey::ALL.to_vec(), 1..4),
         (children, with_paths) in (any::<bool>(), any::<bool>()),
     ) {
-        let (names, keys) = (names(), SortKeys(keys));
+        let (names, keys) = (names(), SortKeys::from(keys));
         let wanted = Rows { children, paths: with_paths };
         let mut paths = Paths::new(&names);
         let mut tally = SampleTally::default();

@@ -1,0 +1,147 @@
+//! Tests of the names of code that programs made while they ran.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use perfmon_abi::compact::{CallChain, ChainEnd};
+use perfmon_abi::wire::programs::Described;
+
+use super::program_tests::{Place, START, chain, mapped, thread, user};
+use super::*;
+
+/// Two processes, 40 and 50, that have the same memory without a file, and a file in memory.
+fn place() -> Place {
+    let none = CallChain::default;
+    let mut memory = mapped(12, "/memfd:doublemapper", "");
+    if let Record::Described(Described::Mapping(mapping)) = &mut memory {
+        (mapping.deleted, mapping.inode) = (true, 9);
+    }
+    let place = Place::new(&[
+        thread(1, 40, 41, "node"),
+        thread(2, 50, 50, "other"),
+        mapped(11, "//anon", ""),
+        memory,
+        user(
+            START + 8,
+            1,
+            11,
+            chain(&[], &[START + 8, START + 0x24], ChainEnd::Outermost),
+        ),
+        user(START + 9, 1, 12, none()),
+        user(START + 0x80, 1, 11, none()),
+        user(START + 8, 2, 11, none()),
+    ]);
+    fs::create_dir_all(place.path("root/tmp")).unwrap();
+    place
+}
+
+fn names() -> String {
+    format!(
+        "{START:x} 10 ~run app.js:1\n{:x} 10 main loop\n",
+        START + 0x20
+    )
+}
+
+fn rows(place: &Place) -> Vec<String> {
+    place.rows(|options| options.sort = "comm,dso,sym".parse().ok())
+}
+
+#[test]
+fn each_process_has_its_own_names() {
+    let place = place();
+    let before = [
+        "50.00% 2 node //anon [.] [unknown]",
+        "25.00% 1 node memfd:doublemapper [.] [unknown]",
+        "25.00% 1 other //anon [.] [unknown]",
+    ];
+    assert_eq!(rows(&place), before);
+    fs::write(place.path("root/tmp/perf-40.map"), names()).unwrap();
+    let after = [
+        "50.00% 2 node [JIT] tid 40 [.] ~run app.js:1",
+        "25.00% 1 node [JIT] tid 40 [.] [unknown]",
+        "25.00% 1 other //anon [.] [unknown]",
+    ];
+    assert_eq!(rows(&place), after);
+    let script = place.script(Some("ip,sym,dso,callchain"), false);
+    assert!(
+        script.contains("~run app.js:1+0x8 (/tmp/perf-40.map)"),
+        "{script}"
+    );
+    assert!(
+        script.contains("main loop+0x4 (/tmp/perf-40.map)"),
+        "{script}"
+    );
+    let folded = place.report(|options| options.folded = true);
+    assert!(folded.contains(";main loop;~run app.js:1"), "{folded}");
+    let out = place.path("out.pb.gz");
+    place.report(|options| options.pprof = Some(out.clone()));
+    assert!(fs::metadata(out).unwrap().len() > 0);
+}
+
+/// The warnings of a report of `place` when its file of names is made by `make`.
+fn warnings(make: impl FnOnce(&Place, std::path::PathBuf)) -> (usize, Vec<String>) {
+    let place = place();
+    make(&place, place.path("root/tmp/perf-40.map"));
+    let text = place.report(|_| {});
+    let named = text.matches("~run").count();
+    let warnings = text.lines().filter(|line| line.starts_with("# Warning"));
+    let root = place.path("root").display().to_string();
+    (
+        named,
+        warnings.map(|line| line.replace(&root, "ROOT")).collect(),
+    )
+}
+
+#[test]
+fn a_file_of_names_is_not_trusted() {
+    let none: Vec<String> = Vec::new();
+    let good = |_: &Place, path| fs::write(path, names()).unwrap();
+    assert_eq!(warnings(good), (1, none.clone()));
+    let bad = |_: &Place, path| fs::write(path, format!("{}no\nlines\n", names())).unwrap();
+    let said = "# Warning: ROOT/tmp/perf-40.map: 2 of its lines are not START SIZE NAME, and \
+                were passed over";
+    assert_eq!(warnings(bad), (1, vec![said.to_owned()]));
+    let outside = |place: &Place, path| {
+        fs::write(place.path("names"), names()).unwrap();
+        symlink(place.path("names"), path).unwrap();
+    };
+    assert_eq!(warnings(outside), (0, none.clone()));
+    let up = |place: &Place, path| {
+        fs::write(place.path("names"), names()).unwrap();
+        symlink("../../names", path).unwrap();
+    };
+    assert_eq!(warnings(up), (0, none.clone()));
+    let within = |place: &Place, path| {
+        fs::write(place.path("root/names"), names()).unwrap();
+        symlink("../../../names", path).unwrap();
+    };
+    assert_eq!(warnings(within), (1, none));
+    let folder = |_: &Place, path| fs::create_dir(path).unwrap();
+    let said = "# Warning: ROOT/tmp/perf-40.map: it is no regular file; what process 40 made has \
+                no names";
+    assert_eq!(warnings(folder), (0, vec![said.to_owned()]));
+    let long = |_: &Place, path| {
+        fs::File::create(path)
+            .unwrap()
+            .set_len((64 << 20) + 1)
+            .unwrap()
+    };
+    let (named, said) = warnings(long);
+    assert_eq!(named, 0);
+    assert!(said[0].contains("longer than 64 MiB"), "{said:?}");
+}
+
+#[test]
+fn what_was_made_is_in_no_file_for_annotate() {
+    let place = place();
+    fs::write(place.path("root/tmp/perf-40.map"), names()).unwrap();
+    let options = AnnotateOptions {
+        profile: place.options().profile,
+        symbol: Some("~run app.js:1".to_owned()),
+        vmlinux: None,
+        percent_limit: 1.0,
+        syntax: Syntax::Att,
+    };
+    let error = annotate(&options, &mut Vec::new(), &mut Vec::new()).unwrap_err();
+    assert!(error.to_string().contains("it is in no file"), "{error}");
+}
