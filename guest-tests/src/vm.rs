@@ -147,7 +147,8 @@ impl Vm {
         output.expect("umpire can be started")
     }
 
-    /// What such a command prints.
+    /// What such a command prints; of `stat` the counts, which go to standard error as those of
+    /// perf stat do, without the notes beside them.
     ///
     /// # Panics
     /// It fails.
@@ -156,6 +157,14 @@ impl Vm {
         let output = self.tool(words);
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{words:?}: {told}");
+        if words.first() == Some(&"stat") && output.stdout.is_empty() {
+            let is_note = |line: &&str| {
+                let text = line.strip_prefix("# ").unwrap_or(line);
+                text.starts_with("umpire: ")
+            };
+            let counts = told.split_inclusive('\n').filter(|line| !is_note(line));
+            return counts.collect();
+        }
         String::from_utf8(output.stdout).expect("text")
     }
 

@@ -315,7 +315,7 @@ fn what_tools_count_in_a_vm_is_leased_too() {
     let vm = Vm::boot_kernel(&umpire::path(), &rates, &asks, counts);
     await_counting(&vm, 6, 6);
     let stat = |events: &str, time: &str| {
-        let mut stat = vm.command(&["stat", "-j", "-e", events, "--for", time]);
+        let mut stat = vm.command(&["stat", "--log-fd", "1", "-j", "-e", events, "--for", time]);
         stat.stdout(Stdio::piped()).stderr(Stdio::piped());
         stat.spawn().expect("umpire can be started")
     };

@@ -232,7 +232,7 @@ fn somebody_who_counts_system_wide_invalidates() {
     let mut program = Talking::start(command(&vm, 0, "rules", &["system_wide"]));
     program.hear("bound");
     let mut stat = vm.command(&["stat", "-a", "-e", "cycles", "--for", "60s"]);
-    let mut stat = stat.stdout(Stdio::null()).spawn().expect("umpire stat");
+    let mut stat = stat.stderr(Stdio::null()).spawn().expect("umpire stat");
     program.go_on();
     program.hear("invalid");
     guest_tests::vm::signal(&stat, "-INT");

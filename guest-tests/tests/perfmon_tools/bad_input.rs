@@ -44,7 +44,7 @@ fn no_vm_is_named_or_there() {
 fn flags_that_make_no_sense() {
     without_vm(&["stat", "-e", "a,,b"], "comma");
     without_vm(&["stat", "-e", "{a"], "a group is written as {a,b}");
-    without_vm(&["stat", "-r", "3"], "--for <TIME>|COMMAND");
+    without_vm(&["stat", "-r", "3"], "--for <TIME>|COMMAND|--timeout <MS>");
     for words in [&["stat", "--", "3s"][..], &["record", "500ms"]] {
         without_vm(words, "is no command; to look for a time, give --for ");
     }
@@ -58,7 +58,7 @@ fn flags_that_make_no_sense() {
         &["stat", "-M", "speed"],
         "'speed' is no metric; there are ipc (",
     );
-    without_vm(&["stat", "--append"], "--output <FILE>");
+    without_vm(&["stat", "--append"], "--output <FILE>|--log-fd <N>");
     without_vm(&["stat", "-e", "{a}:1"], "a group is written as {a,b}");
     without_vm(&["stat", "--for", "soon"], "'soon' is no time");
     without_vm(&["stat", "-a", "--vcpu", "1"], "cannot be used with");

@@ -91,6 +91,7 @@ fn what_nothing_counts_is_not_supported() {
     let vm = boot(8, &[]);
     let text = vm.printed(&[
         "stat",
+        "--provenance",
         "-x",
         ";",
         "-e",
@@ -189,7 +190,7 @@ fn ctrl_c_and_the_end_of_the_vm_print_the_table() {
     }
     let mut vm = boot(8, &[]);
     let start = |vm: &Vm| {
-        let mut command = vm.command(&["stat", "-j", "-e", "cycles,instructions"]);
+        let mut command = vm.command(&["stat", "--log-fd", "1", "-j", "-e", "cycles,instructions"]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().expect("umpire can be started");
         std::thread::sleep(Duration::from_millis(1500));
@@ -222,7 +223,17 @@ fn what_the_event_filter_denies_is_not_supported() {
     std::fs::write(file.path(), filter).expect("a file");
     let path = file.path().to_str().expect("UTF-8");
     let vm = boot(4, &["--event-filter", path]);
-    let output = vm.tool(&["stat", "-x", ",", "-e", "cycles,branches", "--for", "200ms"]);
+    let output = vm.tool(&[
+        "stat",
+        "--log-fd",
+        "1",
+        "-x",
+        ",",
+        "-e",
+        "cycles,branches",
+        "--for",
+        "200ms",
+    ]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let rows: Vec<&str> = printed.lines().chain(told.lines()).collect();
@@ -243,7 +254,11 @@ fn as_long_as_a_command_runs() {
     }
     let vm = boot(8, &[]);
     let stat = |command: &[&str]| {
-        let words = [&["stat", "-j", "-e", "vm-run-ns", "--"], command].concat();
+        let words = [
+            &["stat", "--log-fd", "1", "-j", "-e", "vm-run-ns", "--"],
+            command,
+        ]
+        .concat();
         vm.tool(&words)
     };
     let slept = stat(&["sleep", "0.4"]);

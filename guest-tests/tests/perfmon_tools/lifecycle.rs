@@ -191,7 +191,17 @@ fn a_paused_guest_does_nothing() {
         // Milliseconds of 150; a thread that does jobs for a tool counts as running.
         let ran = |more: &[&str]| {
             let words = [
-                &["stat", "-x", ";", "-e", "vm-run-ns", "--for", "150ms"],
+                &[
+                    "stat",
+                    "--log-fd",
+                    "1",
+                    "-x",
+                    ";",
+                    "-e",
+                    "vm-run-ns",
+                    "--for",
+                    "150ms",
+                ],
                 more,
             ]
             .concat();

@@ -15,6 +15,7 @@ mod samples;
 mod scribbler;
 mod top;
 mod track;
+mod wrappers;
 
 use guest_tests::umpire;
 use guest_tests::vm::Vm;

@@ -83,7 +83,16 @@ fn stat_runs_beside_record() {
     await_counting(&vm, 1);
     let stat = start(
         &vm,
-        &["stat", "-j", "-e", "cycles,instructions", "--for", "1s"],
+        &[
+            "stat",
+            "--log-fd",
+            "1",
+            "-j",
+            "-e",
+            "cycles,instructions",
+            "--for",
+            "1s",
+        ],
     );
     await_counting(&vm, 2);
     check_counts(&end(stat));
@@ -106,7 +115,18 @@ fn two_stats_at_once_count_the_same() {
     }
     for flags in [&[][..], &["--cpus", "2", "--cores", "1"]] {
         let vm = boot(16, flags);
-        let words = |time| ["stat", "-j", "-e", "cycles,instructions", "--for", time];
+        let words = |time| {
+            [
+                "stat",
+                "--log-fd",
+                "1",
+                "-j",
+                "-e",
+                "cycles,instructions",
+                "--for",
+                time,
+            ]
+        };
         let long = start(&vm, &words("3s"));
         await_counting(&vm, 1);
         let short = start(&vm, &words("1s"));
@@ -138,7 +158,16 @@ fn a_second_stat_is_refused_where_one_is_allowed() {
     let vm = boot(8, &["--contexts-per-vcpu", "1"]);
     let first = start(
         &vm,
-        &["stat", "-j", "-e", "cycles,instructions", "--for", "3s"],
+        &[
+            "stat",
+            "--log-fd",
+            "1",
+            "-j",
+            "-e",
+            "cycles,instructions",
+            "--for",
+            "3s",
+        ],
     );
     await_counting(&vm, 1);
     let second = vm.tool(&["stat", "-e", "cycles", "--for", "100ms"]);
@@ -158,6 +187,8 @@ fn tools_make_room_for_each_other() {
     let vm = boot(3, &[]);
     let words = [
         "stat",
+        "--log-fd",
+        "1",
         "--preemptible",
         "-j",
         "-e",
@@ -178,7 +209,16 @@ fn tools_make_room_for_each_other() {
     // Nobody makes room who did not agree to it.
     let first = start(
         &vm,
-        &["stat", "-j", "-e", "{cycles,instructions}", "--for", "2s"],
+        &[
+            "stat",
+            "--log-fd",
+            "1",
+            "-j",
+            "-e",
+            "{cycles,instructions}",
+            "--for",
+            "2s",
+        ],
     );
     await_counting(&vm, 1);
     let second = vm.tool(&["stat", "-e", "{cycles,instructions}", "--for", "100ms"]);

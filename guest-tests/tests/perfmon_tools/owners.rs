@@ -63,7 +63,9 @@ fn boot(flags: &[&str]) -> Vm {
 }
 
 fn stat(vm: &Vm, events: &str) -> Output {
-    vm.tool(&["stat", "-j", "-e", events, "--for", "200ms"])
+    vm.tool(&[
+        "stat", "--log-fd", "1", "-j", "-e", events, "--for", "200ms",
+    ])
 }
 
 /// No event of `output` has a count, and it says why.
@@ -317,7 +319,9 @@ fn a_vcpu_goes_where_its_request_can_be_granted() {
     };
     let home = core_of(&vm).expect("it runs");
     let core = home.to_string();
-    let mut stat = vm.command(&["stat", "-j", "--core", &core, "-e", events, "--for", "2s"]);
+    let mut stat = vm.command(&[
+        "stat", "--log-fd", "1", "-j", "--core", &core, "-e", events, "--for", "2s",
+    ]);
     let stat = stat.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let stat = stat.expect("umpire can be started");
     let began = Instant::now();

@@ -117,7 +117,16 @@ fn counters_of_others_are_theirs() {
         return;
     }
     let vm = boot(2, &[]);
-    let words = ["stat", "-j", "-e", "cycles,branches", "--for", "5s"];
+    let words = [
+        "stat",
+        "--log-fd",
+        "1",
+        "-j",
+        "-e",
+        "cycles,branches",
+        "--for",
+        "5s",
+    ];
     let mut stat = vm.command(&words);
     let stat = stat.stdout(Stdio::piped()).spawn().expect("umpire");
     let began = Instant::now();

@@ -1,18 +1,14 @@
 //! `umpire run --stat` and `--record`: tools of the same process, which look at the guest from
 //! its first instruction on.
 
-use std::io::stderr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
 
 use umpire_tools::command::Until;
 use umpire_tools::find::VmChoice;
 use umpire_tools::lifecycle::Starter;
 use umpire_tools::profile::Sampling;
 use umpire_tools::record::{self, RecordOptions};
-use umpire_tools::stat::print::Form;
-use umpire_tools::stat::tally::Scale;
 use umpire_tools::stat::{self, StatOptions};
 use umpire_tools::targets::Selection;
 use umpire_tools::{Completion, ToolError};
@@ -67,14 +63,8 @@ impl FirstTools {
         let stat = tools.stat.clone().map(|events| StatOptions {
             selection: selection.clone(),
             events,
-            interval: None,
-            repeat: 1,
-            form: Form::Table,
-            apart: false,
-            turn: Duration::from_millis(10),
-            scale: Scale::Phases,
-            until: Until::Stopped,
             starter: starter.clone(),
+            ..StatOptions::default()
         });
         let record = tools.record.clone().map(|output| RecordOptions {
             selection,
@@ -89,7 +79,7 @@ impl FirstTools {
             starter,
         });
         if let Some(options) = stat {
-            let counts = move || stat::run(&options, &mut stderr(), &mut stderr());
+            let counts = move || stat::run(&options);
             threads.spawn("stat", machine, counts)?;
         }
         if let Some(options) = record {

@@ -12,7 +12,6 @@ mod profile;
 mod run;
 mod tools;
 mod top;
-mod track;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -20,6 +19,9 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use umpire_tools::profile::{AnnotateOptions, DiffOptions, ReportOptions};
+
+use umpire_tools::stat::StatOptions;
+use umpire_tools::stat::track::TrackOptions;
 
 use crate::exit::ExitStatus;
 pub use arbiter::{ArbiterBenchFlags, ArbiterPartFlag};
@@ -30,11 +32,8 @@ pub use host::{
 pub use perfmon::{PartFlag, PerfmonFlags};
 pub use profile::ScriptFlags;
 pub use run::RunFlags;
-pub use tools::{
-    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScaleFlag, StatFlags,
-};
+pub use tools::{BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags};
 pub use top::TopFlags;
-pub use track::TrackFlags;
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
 #[derive(Clone, Debug, Parser)]
@@ -59,9 +58,9 @@ pub enum Command {
     /// Play a script of who wants which counter when, under each scheme of arbitration
     Arbitrate(ArbitrateFlags),
     /// Count events of a running VM's vCPUs
-    Stat(Box<StatFlags>),
+    Stat(Box<StatOptions>),
     /// Print what each vCPU of a running VM counts, a line an interval, as cputrack does
-    Track(Box<TrackFlags>),
+    Track(Box<TrackOptions>),
     /// Sample a running VM's vCPUs into a profile
     Record(Box<RecordFlags>),
     /// Show running VMs live: rates of their vCPUs, who holds which counter, hottest symbols

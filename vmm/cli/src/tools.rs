@@ -4,10 +4,8 @@
 use std::fs;
 use std::io::{self, BufWriter};
 use std::path::Path;
-use std::time::Duration;
 
 use umpire_tools::budget::{BudgetChange, BudgetOptions};
-use umpire_tools::command::Until;
 use umpire_tools::duration::Span;
 use umpire_tools::lifecycle::{self, Starter};
 use umpire_tools::ls::LsOptions;
@@ -16,11 +14,8 @@ use umpire_tools::profile::{
     self, AnnotateOptions, DiffOptions, ReportError, ReportOptions, Sampling, ScriptOptions,
 };
 use umpire_tools::record::{CallGraph, Dwarf, RecordOptions};
-use umpire_tools::stat::print::{Form, write_header};
-use umpire_tools::stat::spec::EventList;
-use umpire_tools::stat::tally::Scale;
-use umpire_tools::stat::{StatOptions, metrics};
-use umpire_tools::targets::Selection;
+use umpire_tools::stat::StatOptions;
+use umpire_tools::stat::track::TrackOptions;
 use umpire_tools::top::TopOptions;
 use umpire_tools::{Completion, ToolError};
 use vmm::config::BudgetChoice;
@@ -28,123 +23,23 @@ use vmm::config::BudgetChoice;
 use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
-    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScriptFlags,
-    StatFlags, TopFlags, TrackFlags,
+    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScriptFlags, TopFlags,
 };
 
 /// `umpire stat`.
 ///
 /// # Errors
-/// There is no VM, no such event, vCPU or core, or standard output cannot be
-/// written to. Whoever closes it early has seen enough: that is no error.
-pub fn stat(flags: &StatFlags) -> Result<ExitStatus, UserError> {
-    let form = match &flags.field_separator {
-        _ if flags.json => Form::Json,
-        Some(separator) => Form::Csv(separator.clone()),
-        None => Form::Table,
-    };
-    let options = StatOptions {
-        selection: flags.who.clone(),
-        events: stat_events(flags)?,
-        interval: flags.interval.map(Duration::from_millis),
-        repeat: flags.repeat,
-        form: if flags.metric_only {
-            Form::MetricOnly(Box::new(form))
-        } else {
-            form
-        },
-        apart: flags.per_vcpu,
-        turn: Duration::from_millis(flags.turn),
-        scale: flags.scale.into(),
-        until: flags.until.until()?,
-        starter: starter(flags.resume),
-    };
-    let mut out: Box<dyn io::Write> = match &flags.output {
-        Some(path) => Box::new(output(path, flags.append, &options.form)?),
-        None => Box::new(io::stdout().lock()),
-    };
-    Ok(status(umpire_tools::stat::run(
-        &options,
-        &mut out,
-        &mut io::stderr(),
-    )?))
-}
-
-/// What `-e`, `-M` and `-d` name; nothing where nobody says.
-fn stat_events(flags: &StatFlags) -> Result<Vec<EventList>, UserError> {
-    let parse = |words: &str| {
-        let list: Result<EventList, _> = words.parse();
-        list.map_err(UserError::bad_input)
-    };
-    let mut events = flags.event.clone();
-    for metric in &flags.metrics {
-        events.push(parse(
-            metrics::events_of(metric).map_err(UserError::bad_input)?,
-        )?);
-    }
-    if flags.detailed {
-        if events.is_empty() {
-            events.push(parse(umpire_tools::stat::events::DEFAULT)?);
-        }
-        events.push(parse("cache-references,cache-misses")?);
-    }
-    Ok(events)
-}
-
-/// The file that counts go to, as perf begins one.
-fn output(path: &Path, append: bool, form: &Form) -> Result<fs::File, UserError> {
-    let failed = |error: io::Error| UserError::bad_input(format!("-o {}: {error}", path.display()));
-    let mut options = fs::OpenOptions::new();
-    let options = options
-        .create(true)
-        .write(true)
-        .append(append)
-        .truncate(!append);
-    let mut file = options.open(path).map_err(failed)?;
-    write_header(form, &mut file).map_err(failed)?;
-    Ok(file)
+/// There is no VM, no such event, vCPU or core, or counts cannot be written where they go.
+pub fn stat(options: &StatOptions) -> Result<ExitStatus, UserError> {
+    Ok(status(umpire_tools::stat::run(options)?))
 }
 
 /// `umpire track`.
 ///
 /// # Errors
 /// There is no VM, no such event or vCPU, or the lines cannot be written.
-pub fn track(flags: &TrackFlags) -> Result<ExitStatus, UserError> {
-    let interval = Some(flags.interval).filter(|interval| !interval.is_zero());
-    let options = StatOptions {
-        selection: Selection {
-            vm: flags.vm.clone(),
-            vcpus: flags.vcpu.clone(),
-            ..Selection::default()
-        },
-        events: flags.events.clone(),
-        interval,
-        repeat: 1,
-        form: Form::Track {
-            header: !flags.no_header,
-            shown: interval.is_some(),
-        },
-        apart: true,
-        turn: StatOptions::TURN,
-        scale: Scale::default(),
-        until: match (flags.count, interval) {
-            (None, _) => Until::Stopped,
-            (Some(count), Some(interval)) => Until::Passed(interval.saturating_mul(count)),
-            // Seconds where there is no interval.
-            (Some(count), None) => Until::Passed(Duration::from_secs(count.into())),
-        },
-        starter: starter(flags.resume),
-    };
-    let notes = &mut io::stderr();
-    let ending = match &flags.output {
-        None => umpire_tools::stat::run(&options, &mut io::stdout().lock(), notes)?,
-        Some(path) => {
-            let mut file = fs::File::create(path)
-                .map_err(|error| UserError::bad_input(format!("-o {}: {error}", path.display())))?;
-            umpire_tools::stat::run(&options, &mut file, notes)?
-        }
-    };
-    Ok(status(ending))
+pub fn track(options: &TrackOptions) -> Result<ExitStatus, UserError> {
+    Ok(status(umpire_tools::stat::track::run(options)?))
 }
 
 /// `umpire record`.
@@ -417,7 +312,9 @@ impl From<&ScriptFlags> for ScriptOptions {
 impl From<ToolError> for UserError {
     fn from(error: ToolError) -> Self {
         let status = match &error {
-            ToolError::Host { .. } | ToolError::Output(_) => ExitStatus::HOST_FAILURE,
+            ToolError::Host { .. } | ToolError::Output(_) | ToolError::Counts(_) => {
+                ExitStatus::HOST_FAILURE
+            }
             _ => ExitStatus::BAD_INPUT,
         };
         Self::with_status(error, status)

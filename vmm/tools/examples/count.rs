@@ -5,16 +5,12 @@
 //! ```
 
 use std::error::Error;
-use std::io;
 use std::time::Duration;
 
-use umpire_tools::command::Until;
-
+use umpire_tools::command::UntilOptions;
+use umpire_tools::duration::Span;
 use umpire_tools::find::VmChoice;
-use umpire_tools::lifecycle::Starter;
-use umpire_tools::stat::print::Form;
-use umpire_tools::stat::tally::Scale;
-use umpire_tools::stat::{self, StatOptions};
+use umpire_tools::stat::{self, FormOptions, SinkOptions, StatOptions};
 use umpire_tools::targets::Selection;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -29,15 +25,20 @@ fn main() -> Result<(), Box<dyn Error>> {
             ..Selection::default()
         },
         events: words.map(|list| list.parse()).collect::<Result<_, _>>()?,
-        interval: None,
-        repeat: 1,
-        form: Form::Table,
-        apart: true,
-        turn: Duration::from_millis(10),
-        scale: Scale::Phases,
-        starter: Starter::default(),
-        until: Until::Passed(Duration::from_secs(1)),
+        look: FormOptions {
+            per_vcpu: true,
+            ..FormOptions::default()
+        },
+        sink: SinkOptions {
+            log_fd: Some(1),
+            ..SinkOptions::default()
+        },
+        until: UntilOptions {
+            time: Some(Span(Duration::from_secs(1))),
+            ..UntilOptions::default()
+        },
+        ..StatOptions::default()
     };
-    stat::run(&options, &mut io::stdout().lock(), &mut io::stderr())?;
+    stat::run(&options)?;
     Ok(())
 }

@@ -18,6 +18,8 @@ use crate::{Completion, ToolError};
 const COMMAND: usize = usize::MAX - 1;
 /// How long a command may go on after Ctrl-C before it is told to end.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The exit status of a command that SIGTERM ended, as a shell has it.
+const TERMINATED: u8 = 128 + 15;
 
 /// How long a tool looks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,6 +71,8 @@ impl UntilOptions {
 pub(crate) struct Limit {
     deadline: Option<Instant>,
     command: Option<RunningCommand>,
+    /// The command is told to end then.
+    times_out: Option<Instant>,
     completion: Completion,
 }
 
@@ -86,8 +90,27 @@ impl Limit {
         Ok(Self {
             deadline,
             command,
+            times_out: None,
             completion: Completion::Complete,
         })
+    }
+
+    /// Moves the end of the time to look, where it is a time, since looking begins later.
+    pub(crate) fn postpone(&mut self, by: Duration) {
+        self.deadline = self.deadline.map(|at| at + by);
+    }
+
+    /// It is over after `time` from now at the latest: a command that still runs then is told
+    /// to end, and how it ends by that is no failure.
+    pub(crate) fn end_after(&mut self, time: Duration) {
+        let at = Instant::now() + time;
+        match &mut self.command {
+            Some(command) => {
+                command.end_by(at);
+                self.times_out = Some(at);
+            }
+            None => self.deadline = Some(self.deadline.map_or(at, |deadline| deadline.min(at))),
+        }
     }
 
     /// Whether a command says how long, whatever becomes of the VM.
@@ -109,9 +132,15 @@ impl Limit {
     pub(crate) fn is_over(&mut self, woken: &Woken) -> Result<bool, ToolError> {
         if let Some(command) = &mut self.command {
             command.hear(woken);
-            let status = command.status()?;
-            self.completion = status.map_or(self.completion, Completion::Command);
-            return Ok(status.is_some());
+            let Some(status) = command.status()? else {
+                return Ok(false);
+            };
+            let late = self.times_out.is_some_and(|at| at <= Instant::now());
+            self.completion = match status {
+                TERMINATED if late && !command.stopped => Completion::Complete,
+                status => Completion::Command(status),
+            };
+            return Ok(true);
         }
         if woken.stop && self.deadline.is_some() {
             self.completion = Completion::CutShort;
@@ -133,6 +162,8 @@ pub(crate) struct RunningCommand {
     _pidfd: OwnedFd,
     /// When it is told to end.
     ends: Option<Instant>,
+    /// Ctrl-C came.
+    stopped: bool,
 }
 
 impl RunningCommand {
@@ -159,6 +190,7 @@ impl RunningCommand {
                 child,
                 _pidfd: pidfd,
                 ends: None,
+                stopped: false,
             })),
             Err(error) => {
                 // Nobody would wait for it.
@@ -172,12 +204,18 @@ impl RunningCommand {
     pub(crate) fn hear(&mut self, woken: &Woken) {
         let now = Instant::now();
         if woken.stop {
-            self.ends.get_or_insert(now + PATIENCE);
+            self.stopped = true;
+            self.end_by(now + PATIENCE);
         }
         if self.ends.is_some_and(|ends| ends <= now) {
             let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
             self.ends = Some(now + PATIENCE);
         }
+    }
+
+    /// It is told to end at this moment, if not before.
+    fn end_by(&mut self, at: Instant) {
+        self.ends = Some(self.ends.map_or(at, |ends| ends.min(at)));
     }
 
     /// When [`RunningCommand::hear`] is to be called again, at the latest.
@@ -254,6 +292,36 @@ mod tests {
                 .to_string()
                 .contains("'/no/such/program'")
         );
+    }
+
+    /// How a command ends that may run for so many milliseconds.
+    fn check_late(command: &str, ms: u64, expected: Completion) {
+        let waiter = Waiter::new().unwrap();
+        let until = Until::CommandEnds(words(command));
+        let mut limit = Limit::begin(&until, &waiter).unwrap();
+        limit.end_after(Duration::from_millis(ms));
+        let mut woken = Woken::default();
+        while !limit.is_over(&woken).unwrap() {
+            woken = waiter.wait(limit.due()).unwrap();
+        }
+        assert_eq!(limit.completion(), expected, "{command}");
+    }
+
+    #[test]
+    fn a_command_that_takes_too_long_is_ended_without_blame() {
+        let began = Instant::now();
+        check_late("sleep 60", 20, Completion::Complete);
+        assert!(began.elapsed() < Duration::from_secs(30));
+        check_late("false", 60_000, Completion::Command(1));
+        let script = std::env::temp_dir().join(format!("umpire-late-{}", std::process::id()));
+        // One that has its own way to end has its own status.
+        std::fs::write(&script, "trap 'exit 3' TERM; while :; do sleep 0.01; done").unwrap();
+        check_late(
+            &format!("sh {}", script.display()),
+            300,
+            Completion::Command(3),
+        );
+        let _ = std::fs::remove_file(&script);
     }
 
     #[test]

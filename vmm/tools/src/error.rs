@@ -85,6 +85,9 @@ pub enum ToolError {
     /// Standard output takes no more.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
+    /// Where counts go takes no more.
+    #[error("the counts cannot be written: {0}")]
+    Counts(std::io::Error),
 }
 
 /// The error of a call to the host; `what` was tried.

@@ -7,13 +7,15 @@
 //! - [`mod@print`] has the three forms of the output, with the provenance of every
 //!   count; they are functions of rows and settings.
 //!
-//! The commands to the VM are in `session`, the loop around them in `command`; `live` is for
-//! `umpire top`, whose loop is another one.
+//! What is typed is [`StatOptions`], and of [`mod@track`] its own; where counts and notes go is
+//! in `sink`. The commands to the VM are in `session`, the loop around them in `command`; `live`
+//! is for `umpire top`, whose loop is another one.
 
 mod command;
 pub mod events;
 mod live;
 pub mod metrics;
+mod options;
 pub mod print;
 pub mod reading;
 pub mod rows;
@@ -21,55 +23,23 @@ mod run;
 mod runs;
 pub mod schedule;
 mod session;
+mod sink;
 pub mod spec;
 pub mod tally;
+pub mod track;
 mod trial;
+mod verbose;
 mod watch;
 
 pub use command::run;
 pub(crate) use live::LiveCounts;
+pub use options::{FormOptions, StatOptions};
 pub use runs::Runs;
-
-use std::time::Duration;
+pub use sink::SinkOptions;
 
 use pmu_model::Provenance;
 
-use self::print::Form;
-use self::spec::EventList;
-use self::tally::Scale;
-use crate::command::Until;
-use crate::lifecycle::Starter;
-use crate::targets::{Selection, Target};
-
-/// What is counted, and how it is shown.
-#[derive(Clone, Debug)]
-pub struct StatOptions {
-    /// The VM, and what of it.
-    pub selection: Selection,
-    /// What to count; without any the usual events.
-    pub events: Vec<EventList>,
-    /// Print what was counted after each of these times.
-    pub interval: Option<Duration>,
-    /// Measure so many times.
-    pub repeat: u32,
-    /// The form of the output.
-    pub form: Form,
-    /// Rows for each vCPU, or for each core.
-    pub apart: bool,
-    /// How long a set of events has the counters.
-    pub turn: Duration,
-    /// How counts of a part of the time become counts of the whole.
-    pub scale: Scale,
-    /// How long to count.
-    pub until: Until,
-    /// Who lets a paused VM go on.
-    pub starter: Starter,
-}
-
-impl StatOptions {
-    /// How long a set of events has the counters unless somebody says otherwise.
-    pub const TURN: Duration = Duration::from_millis(10);
-}
+use crate::targets::Target;
 
 /// A count, or why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

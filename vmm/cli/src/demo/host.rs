@@ -53,7 +53,15 @@ pub(super) fn perform(host: &Host) -> Result<HostReport, DemoError> {
     std::thread::sleep(COUNTS);
 
     let socket = stage.path("blue-1.sock").display().to_string();
-    let counts = ["stat", "-j", "-e", "{cycles,instructions}", "--control"];
+    let counts = [
+        "stat",
+        "-j",
+        "--log-fd",
+        "1",
+        "-e",
+        "{cycles,instructions}",
+        "--control",
+    ];
     let words = [&counts[..], &[socket.as_str(), "--for", "2s"]].concat();
     let tool = stage.start("tool", &words)?;
     stage.asks("tool", "blue", "counts 2 events of blue-1 at once, for 2 s");

@@ -138,8 +138,9 @@ Exit status: 0; 2 if the script, the experiment, the audit file or a value canno
 
 const STAT: &str = "\
 Events are those of umpire events, for the VM's PMU model, and vm-exits, vm-run-ns and others
-that the VMM measures of itself (umpire events vm-). The output says before each event how it
-was counted.
+that the VMM measures of itself (umpire events vm-). The table says before each event how it
+was counted. Counts and notes go to standard error, as perf stat's do; among fields (-x) or JSON
+notes are comments (#).
 
 <not supported> is an event that nothing here counts, <not counted> one that found no counter
 or lost it. If there are more events than counters, sets of them take turns; a percentage says
@@ -152,6 +153,7 @@ phases that are found in the counts of all events, or with --scale linear by tim
   umpire stat -a -e '{cycles,instructions},{branches,branch-misses}' -r 5 --for 1s
   umpire stat -M ipc,exits --metric-only -I 1000 -o web1.txt
   umpire stat -x ';' -e skl::INST_RETIRED:ANY_P:u --for 500ms
+  umpire stat -x, -I100 --interval-count 10 --log-fd 1 -ecycles | ./plot
 Exit status: 0, also after Ctrl-C without --for, and after the end of the VM; 130 if Ctrl-C cut
 --for short; that of the command if there is one; 2 if something cannot be measured as asked.";
 

@@ -2,14 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use umpire_tools::command::UntilOptions;
 use umpire_tools::duration::Span;
 use umpire_tools::find::VmChoice;
 use umpire_tools::numbers::Numbers;
 use umpire_tools::record::CallGraph;
 use umpire_tools::stat::spec::EventList;
-use umpire_tools::stat::tally::Scale;
 use umpire_tools::targets::Selection;
 
 /// The flags of `umpire pause`, `resume` and `stop`.
@@ -31,84 +30,6 @@ impl From<&LifecycleFlags> for VmChoice {
             vm: flags.name.clone().or_else(|| flags.vm.vm.clone()),
         }
     }
-}
-
-/// How counts of a part of the time become counts of the whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum ScaleFlag {
-    /// By the phases that are found in the counts of all events
-    #[default]
-    Phases,
-    /// By time alone, as the specification and perf do
-    Linear,
-}
-
-impl From<ScaleFlag> for Scale {
-    fn from(flag: ScaleFlag) -> Self {
-        match flag {
-            ScaleFlag::Phases => Self::Phases,
-            ScaleFlag::Linear => Self::Linear,
-        }
-    }
-}
-
-/// The flags of `umpire stat`.
-#[derive(Clone, Debug, Args)]
-pub struct StatFlags {
-    /// The VM, and what of it.
-    #[command(flatten)]
-    pub who: Selection,
-    /// What to count: a,b,{c,d}; the events of a group {} are counted at the same time;
-    /// repeatable [default: times, exits, cycles, instructions, branches]
-    #[arg(short, long, value_name = "EVENTS")]
-    pub event: Vec<EventList>,
-    /// Count what these numbers follow from: ipc, branch-miss-ratio, cache-miss-ratio, ghz,
-    /// exits, cpus
-    #[arg(short = 'M', long, value_name = "METRICS", value_delimiter = ',')]
-    pub metrics: Vec<String>,
-    /// Print what follows from the counts, and not the counts
-    #[arg(long)]
-    pub metric_only: bool,
-    /// Count references and misses of the cache besides
-    #[arg(short, long)]
-    pub detailed: bool,
-    /// Print into this file
-    #[arg(short, long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Print behind what the file has already
-    #[arg(long, requires = "output")]
-    pub append: bool,
-    /// Print what was counted every so many milliseconds, 10 to 3600000
-    #[arg(short = 'I', long, value_name = "MS",
-          value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
-    pub interval: Option<u64>,
-    /// Measure so many times and print means; needs --for or a command
-    #[arg(short, long, value_name = "N", default_value_t = 1, requires = "until",
-          conflicts_with = "interval", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub repeat: u32,
-    /// Print fields with this between them
-    #[arg(short = 'x', long, value_name = "SEP", conflicts_with = "json")]
-    pub field_separator: Option<String>,
-    /// Print JSON: one object per line
-    #[arg(short, long)]
-    pub json: bool,
-    /// Rows for each vCPU, or for each core
-    #[arg(short = 'A', long, visible_aliases = ["per-core", "no-aggr"])]
-    pub per_vcpu: bool,
-    /// How long a set of events has the counters if there are more events than counters,
-    /// in milliseconds, 1 to 1000
-    #[arg(long, value_name = "MS", default_value_t = 10,
-          value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub turn: u64,
-    /// How counts of a part of the time become counts of the whole
-    #[arg(long, value_enum, default_value_t)]
-    pub scale: ScaleFlag,
-    /// Let a paused VM go on as soon as everything counts
-    #[arg(long)]
-    pub resume: bool,
-    /// How long.
-    #[command(flatten)]
-    pub until: UntilOptions,
 }
 
 /// The flags of `umpire record`.

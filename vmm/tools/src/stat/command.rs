@@ -3,51 +3,64 @@
 use std::io::Write;
 
 use perfmon_abi::consts::PFM_FL_NO_ASK;
+use pmu_model::Provenance;
 
-use super::events::{Asked, DEFAULT, asked};
+use super::events::{Asked, Source, asked};
 use super::metrics::Counts;
 use super::print::{Form, Whole, write_whole};
 use super::rows::mean;
 use super::run::{End, Measure, Run, read_by};
 use super::runs::Runs;
 use super::session::Job;
-use super::spec::{EventList, EventListError};
 use super::trial::Question;
+use super::verbose;
 use super::{Row, StatOptions};
+use crate::error::host;
 use crate::{Completion, ToolError, Vm, Waiter, note};
+
+/// Counts, and writes the counts where the options say.
+///
+/// # Errors
+/// There is no VM, no such event, vCPU or core, or what is written to takes no more.
+/// Whoever closes it early has seen enough: that is no error.
+pub fn run(options: &StatOptions) -> Result<Completion, ToolError> {
+    let form = options.look.form();
+    let mut sink = options.sink.open(&form)?;
+    count(options, &form, &mut sink.out, &mut sink.notes)
+}
 
 /// Counts, and writes the counts to `out`; what has no place there goes to `notes`, a
 /// line each.
-///
-/// # Errors
-/// There is no VM, no such event, vCPU or core, or `out` cannot be written to.
-/// Whoever closes `out` early has seen enough: that is no error.
-pub fn run(
+pub(super) fn count(
     options: &StatOptions,
+    form: &Form,
     out: &mut dyn Write,
     notes: &mut dyn Write,
 ) -> Result<Completion, ToolError> {
-    let vm = Vm::find(&options.selection.vm)?;
-    let list = event_list(&options.events)?;
+    let selection = options.who();
+    let vm = Vm::find(&selection.vm)?;
+    let list = options.list()?;
     let names = umpire_events::names();
-    let groups = asked(
+    let mut groups = asked(
         &list,
         vm.pmu.model(),
         &vm.model.virtual_pmds,
         names.as_ref(),
     )
     .map_err(ToolError::Input)?;
+    for event in groups.iter_mut().flatten() {
+        in_rings(event, (options.all_user, options.all_kernel));
+    }
     let mut number = 0..;
     let numbered = |group: &Vec<Asked>| number.by_ref().take(group.len()).collect();
     let numbers: Vec<Vec<usize>> = groups.iter().map(numbered).collect();
     let events: Vec<Asked> = groups.into_iter().flatten().collect();
-    if matches!(options.form, Form::MetricOnly(_)) && !follows(&events) {
+    if matches!(form, Form::MetricOnly(_)) && !follows(&events) {
         return Err(ToolError::Input(
             "--metric-only: nothing follows from these events; -M names what can be had".to_owned(),
         ));
     }
-    let selection = &options.selection;
-    let targets = selection.targets(vm.model.vcpus, vm.model.cores)?;
+    let targets = options.targets(vm.model.vcpus, vm.model.cores)?;
     let question = Question {
         vm: &vm,
         events: &events,
@@ -60,25 +73,56 @@ pub fn run(
     for text in &plan.notes {
         note(notes, text);
     }
+    if options.verbose > 0 {
+        verbose::plan(&vm, &events, &plan, options.turn(), notes);
+    }
     let job = Job {
         vm: &vm,
         events: &events,
         sets: &plan.schedule.sets,
-        turn: options.turn,
+        turn: options.turn(),
         flags: selection.flags(),
     };
-    let waiter = Waiter::new().map_err(|error| ToolError::Host {
-        what: "waiting for events".to_owned(),
-        error,
-    })?;
+    let waiter = Waiter::new().map_err(host("waiting for events"))?;
     let measure = Measure {
         job,
         plan: &plan,
         targets: &targets,
         waiter: &waiter,
         options,
+        until: &options.until()?,
+        form,
     };
     all(&measure, out, notes)
+}
+
+/// `--all-user` and `--all-kernel`: the rings of an event that does not name its own, which
+/// its name says then as if they had been given.
+fn in_rings(event: &mut Asked, (user, kernel): (bool, bool)) {
+    let Source::Counter(request) = &mut event.source else {
+        return;
+    };
+    let letters = modifiers(&event.name);
+    let names_them = letters.contains(['u', 'k']) || !(request.usr && request.os);
+    if names_them || !(user || kernel) {
+        return;
+    }
+    (request.usr, request.os) = (user, kernel);
+    if letters.is_empty() && !event.name.ends_with('/') {
+        event.name.push(':');
+    }
+    event.name.push(if user { 'u' } else { 'k' });
+}
+
+/// The letters behind an event's last colon or slash that are perf's modifiers.
+fn modifiers(name: &str) -> &str {
+    let behind = name.rfind([':', '/']).and_then(|at| name.get(at + 1..));
+    let all = |letters: &&str| {
+        letters
+            .chars()
+            .all(|letter| "ukhGHpPISDWeb".contains(letter))
+    };
+    behind.filter(all).unwrap_or_default()
 }
 
 /// Whether a number follows from some of the counts.
@@ -91,53 +135,119 @@ fn follows(events: &[Asked]) -> bool {
     (0..events.len()).any(|index| counts.metric(index).is_some())
 }
 
-/// All lists in one, or the default.
-fn event_list(lists: &[EventList]) -> Result<EventList, ToolError> {
-    if lists.is_empty() {
-        return DEFAULT
-            .parse()
-            .map_err(|error: EventListError| ToolError::Input(error.to_string()));
-    }
-    Ok(EventList {
-        groups: lists.iter().flat_map(|list| list.groups.clone()).collect(),
-        reads_at_samples: false,
-    })
-}
-
 /// Makes every run and prints their counts.
 fn all(
     measure: &Measure<'_>,
     out: &mut dyn Write,
     notes: &mut dyn Write,
 ) -> Result<Completion, ToolError> {
+    let options = measure.options;
+    let repeat = options.repeat.unwrap_or(1);
     let mut runs: Vec<Vec<Row>> = Vec::new();
     let mut elapsed = Runs::default();
-    let mut end = End::Time;
-    let mut completion = Completion::Complete;
-    for _ in 0..measure.options.repeat {
+    let mut said = false;
+    loop {
         let mut run = Run::begin(measure)?;
-        (end, completion) = run.go(out)?;
+        let (end, completion) = run.go(out)?;
         let seconds = run.ended.duration_since(run.began).as_secs_f64();
         runs.push(run.rows(|it| &it.course.whole, seconds));
         elapsed.add(seconds);
         run.note_blind(notes);
-        if end != End::Time {
-            break;
+        if !said {
+            note_simulated(measure, &runs, notes);
+            said = true;
+        }
+        if options.verbose > 0 {
+            run.note_counts(options.verbose > 1, seconds, notes);
+        }
+        let last = end != End::Time || elapsed.count() == repeat;
+        if end == End::Ended {
+            note(notes, "the vCPUs that were measured have ended");
+        }
+        // Again and again: each by itself, as there is no end to compute a mean at.
+        let by_itself = repeat == 0;
+        let shown = options.interval.is_none() || options.summary;
+        let mut read = end != End::Unread;
+        if (last || by_itself) && shown && read {
+            read = print(measure, &runs, &elapsed, out)?;
+        }
+        if last || !read {
+            return Ok(completion);
+        }
+        if by_itself {
+            runs.clear();
+            elapsed = Runs::default();
         }
     }
-    if end == End::Ended {
-        note(notes, "the vCPUs that were measured have ended");
+}
+
+/// Fields have no place to say that nobody saw the events that they have numbers of.
+fn note_simulated(measure: &Measure<'_>, runs: &[Vec<Row>], notes: &mut dyn Write) {
+    let silent = matches!(
+        measure.form,
+        Form::Csv {
+            provenance: false,
+            ..
+        }
+    );
+    let rows = runs.iter().flatten().filter(|_| silent);
+    let made_up = rows.filter(|row| row.provenance() == Some(Provenance::Simulated));
+    let mut names: Vec<&str> = made_up.map(|row| row.event.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    if !names.is_empty() {
+        let names = names.join(", ");
+        note(
+            notes,
+            &format!("simulated, made up by a declared rate: {names}"),
+        );
     }
-    let sums = matches!(measure.options.form, Form::Track { .. });
-    if (measure.options.interval.is_none() || sums) && end != End::Unread {
-        let rows = mean(&runs);
-        let whole = Whole {
-            title: &measure.job.vm.title(),
-            rows: &rows,
-            elapsed: &elapsed,
-            repeated: measure.options.repeat > 1,
-        };
-        read_by(write_whole(&whole, &measure.options.form, out))?;
+}
+
+/// Prints what was counted altogether, and returns whether somebody reads it.
+fn print(
+    measure: &Measure<'_>,
+    runs: &[Vec<Row>],
+    elapsed: &Runs,
+    out: &mut dyn Write,
+) -> Result<bool, ToolError> {
+    let options = measure.options;
+    let whole = Whole {
+        title: &measure.job.vm.title(),
+        rows: &mean(runs),
+        elapsed,
+        repeated: options.repeat.unwrap_or(1) > 1,
+        summary: options.interval.is_some() && !options.look.no_csv_summary,
+    };
+    read_by(write_whole(&whole, measure.form, out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pmu_model::PmuModel;
+    use umpire_events::{LibraryError, NoTables};
+
+    /// What an event is called, and the rings that it is counted in.
+    fn check(name: &str, rings: (bool, bool), expected: (&str, bool, bool)) {
+        let model = PmuModel::parse("intel-v2").unwrap();
+        let list = name.parse().unwrap();
+        let mut found = asked(&list, &model, &[], &NoTables(LibraryError::TooLate)).unwrap();
+        let mut event = found.remove(0).remove(0);
+        in_rings(&mut event, rings);
+        let request = event.request().unwrap();
+        assert_eq!((event.name.as_str(), request.usr, request.os), expected);
     }
-    Ok(completion)
+
+    #[test]
+    fn rings_are_those_of_events_that_have_none() {
+        let (user, kernel) = ((true, false), (false, true));
+        check("cycles", (false, false), ("cycles", true, true));
+        check("cycles", user, ("cycles:u", true, false));
+        check("cycles", kernel, ("cycles:k", false, true));
+        check("cycles:k", user, ("cycles:k", false, true));
+        check("cycles:uk", user, ("cycles:uk", true, true));
+        check("cycles:G", user, ("cycles:Gu", true, false));
+        check("cpu/event=0xc0/", user, ("cpu/event=0xc0/u", true, false));
+    }
 }

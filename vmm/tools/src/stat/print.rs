@@ -2,8 +2,9 @@
 //!
 //! Each follows `perf stat`: the columns of its table, the order of its CSV
 //! fields, the names of its JSON keys. What perf does not have, the provenance
-//! of a count, is a mark before the event in the table, one more field at the
-//! end of a CSV line, and a key of its own in JSON.
+//! of a count, is a mark before the event in the table and a key of its own in
+//! JSON; a CSV line has as many fields as perf's, which readers count, and one
+//! more at its end for who asks for it.
 
 mod csv;
 mod json;
@@ -13,16 +14,24 @@ mod track;
 
 use std::io::{self, Write};
 
-use super::Row;
 use super::runs::Runs;
+use super::{Row, stamp};
 
 /// The form of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
     /// For people.
-    Table,
-    /// Fields with this between (`-x`).
-    Csv(String),
+    Table {
+        /// With commas between thousands.
+        grouped: bool,
+    },
+    /// Fields (`-x`).
+    Csv {
+        /// What stands between them.
+        separator: String,
+        /// How counts were obtained is a field more.
+        provenance: bool,
+    },
     /// One JSON object a line (`-j`).
     Json,
     /// One of the others, with what follows from the counts alone (`--metric-only`).
@@ -36,6 +45,17 @@ pub enum Form {
     },
 }
 
+impl Form {
+    /// Programs read it line by line.
+    pub(super) fn is_read_by_programs(&self) -> bool {
+        match self {
+            Self::Csv { .. } | Self::Json => true,
+            Self::MetricOnly(form) => form.is_read_by_programs(),
+            Self::Table { .. } | Self::Track { .. } => false,
+        }
+    }
+}
+
 /// Counts of the whole time.
 #[derive(Clone, Copy, Debug)]
 pub struct Whole<'a> {
@@ -47,6 +67,8 @@ pub struct Whole<'a> {
     pub elapsed: &'a Runs,
     /// Several runs were asked for.
     pub repeated: bool,
+    /// It comes below intervals, so that fields say so where those have their time.
+    pub summary: bool,
 }
 
 /// Counts of an interval (`-I`).
@@ -69,7 +91,7 @@ pub fn write_header(form: &Form, out: &mut dyn Write) -> io::Result<()> {
     match form {
         Form::Json | Form::Track { .. } => Ok(()),
         Form::MetricOnly(form) => write_header(form, out),
-        Form::Table | Form::Csv(_) => {
+        Form::Table { .. } | Form::Csv { .. } => {
             let now = jiff::Timestamp::now().strftime("%a %b %e %H:%M:%S %Y UTC");
             writeln!(out, "# started on {now}")
         }
@@ -81,16 +103,24 @@ pub fn write_header(form: &Form, out: &mut dyn Write) -> io::Result<()> {
 /// # Errors
 /// `out` cannot be written to.
 pub fn write_whole(whole: &Whole<'_>, form: &Form, out: &mut dyn Write) -> io::Result<()> {
+    let first = whole.summary.then(|| format!("{:>16}", "summary"));
     match form {
-        Form::Table => table::write_whole(whole, out)?,
-        Form::Csv(separator) => csv::write_rows(whole.rows, None, whole.repeated, separator, out)?,
+        Form::Table { grouped } => table::write_whole(whole, *grouped, out)?,
+        Form::Csv { .. } => {
+            csv::write_rows(whole.rows, first.as_deref(), whole.repeated, form, out)?
+        }
         Form::Json => json::write_rows(whole.rows, None, out)?,
         Form::MetricOnly(form) => {
-            if **form == Form::Table {
+            let is_table = matches!(**form, Form::Table { .. });
+            if is_table {
                 table::write_title(whole, out)?;
             }
-            metric_only::write(whole.rows, None, true, form, out)?;
-            if **form == Form::Table {
+            let moment = match first {
+                Some(text) if !is_table => Moment::Summary(text),
+                _ => Moment::None,
+            };
+            metric_only::write(whole.rows, &moment, !whole.summary || is_table, form, out)?;
+            if is_table {
                 table::write_elapsed(whole, out)?;
             }
         }
@@ -104,15 +134,28 @@ pub fn write_whole(whole: &Whole<'_>, form: &Form, out: &mut dyn Write) -> io::R
 /// # Errors
 /// `out` cannot be written to.
 pub fn write_interval(interval: &Interval<'_>, form: &Form, out: &mut dyn Write) -> io::Result<()> {
-    let end = Some(interval.end_ns);
+    let end = interval.end_ns;
     match form {
-        Form::Table => table::write_interval(interval, out)?,
-        Form::Csv(separator) => csv::write_rows(interval.rows, end, false, separator, out)?,
-        Form::Json => json::write_rows(interval.rows, end, out)?,
+        Form::Table { grouped } => table::write_interval(interval, *grouped, out)?,
+        Form::Csv { .. } => {
+            csv::write_rows(interval.rows, Some(&stamp(end)), false, form, out)?;
+        }
+        Form::Json => json::write_rows(interval.rows, Some(end), out)?,
         Form::MetricOnly(form) => {
-            metric_only::write(interval.rows, end, interval.first, form, out)?;
+            let moment = Moment::Ended(end);
+            metric_only::write(interval.rows, &moment, interval.first, form, out)?;
         }
         Form::Track { header, .. } => track::write_interval(interval, *header, out)?,
     }
     out.flush()
+}
+
+/// What a line of metrics is of.
+enum Moment {
+    /// The whole time.
+    None,
+    /// The whole time, below intervals: the word for it.
+    Summary(String),
+    /// The interval that ended then.
+    Ended(u64),
 }

@@ -4,16 +4,18 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use super::events::{Asked, Source};
-use super::print::{Interval, write_interval};
+use super::print::{Form, Interval, write_interval};
 use super::rows::{Layout, Part};
 use super::session::{CountingSession, Job};
 use super::tally::CountTally;
 use super::trial::CountingPlan;
 use super::watch::{Watched, since};
-use super::{Row, StatOptions};
-use crate::command::Limit;
+use super::{Row, StatOptions, verbose};
+use crate::command::{Limit, Until};
 use crate::error::host;
+use crate::lifecycle::Starter;
 use crate::targets::Target;
+use crate::wait::Woken;
 use crate::{Completion, ToolError, Waiter, note, refused};
 
 /// How often a context without turns is read: what it has counted is not lost
@@ -40,9 +42,20 @@ pub(super) struct Measure<'a> {
     pub(super) targets: &'a [Target],
     pub(super) waiter: &'a Waiter,
     pub(super) options: &'a StatOptions,
+    pub(super) until: &'a Until,
+    pub(super) form: &'a Form,
 }
 
 impl Measure<'_> {
+    /// Who lets a paused VM go on.
+    fn starter(&self) -> Starter {
+        if self.options.resume {
+            Starter::of(1)
+        } else {
+            self.options.starter.clone()
+        }
+    }
+
     /// Who counts what: with `-a` the vCPUs' contexts have the quantities of the
     /// VMM, which a core does not have.
     fn sessions(&self) -> Result<Vec<(CountingSession, Kind)>, ToolError> {
@@ -59,7 +72,7 @@ impl Measure<'_> {
                 .map_err(refused(format!("{target} cannot be measured")))?;
             sessions.push((session, kind));
         }
-        let beside = self.options.selection.all_cores && quantities;
+        let beside = self.options.who().all_cores && quantities;
         for number in 0..if beside { vm.model.vcpus } else { 0 } {
             let job = Job {
                 sets: &[],
@@ -90,7 +103,7 @@ pub(super) fn read_by(written: io::Result<()>) -> Result<bool, ToolError> {
     match written {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(ToolError::Output(error)),
+        Err(error) => Err(ToolError::Counts(error)),
     }
 }
 
@@ -116,10 +129,6 @@ impl<'a> Run<'a> {
             watched.push((Watched::begin(vm, session, events)?, kind));
         }
         let began = Instant::now();
-        for (watched, _) in &watched {
-            watched.session.start(vm)?;
-        }
-        measure.options.starter.ready(vm)?;
         Ok(Self {
             measure,
             watched,
@@ -129,53 +138,142 @@ impl<'a> Run<'a> {
         })
     }
 
+    /// Lets every context count from now on.
+    fn start(&mut self) -> Result<(), ToolError> {
+        self.began = Instant::now();
+        let vm = self.measure.job.vm;
+        let each = self.watched.iter();
+        each.map(|(watched, _)| &watched.session)
+            .try_for_each(|session| session.start(vm))
+    }
+
+    /// Lets a paused VM go on, if this tool is to.
+    fn ready(&self) -> Result<(), ToolError> {
+        self.measure.starter().ready(self.measure.job.vm)
+    }
+
     pub(super) fn go(&mut self, out: &mut dyn Write) -> Result<(End, Completion), ToolError> {
         let options = self.measure.options;
-        let several = self.measure.job.sets.len() > 1;
-        let poll = if several { options.turn } else { POLL };
-        let every = options.interval;
-        let mut limit = Limit::begin(&options.until, self.measure.waiter)?;
-        let mut stopped = false;
-        let mut next_poll = self.began + poll;
-        let mut next_interval = every.map(|every| self.began + every);
-        let mut first = true;
-        let end = loop {
-            let moments = [Some(next_poll), next_interval, limit.due()];
-            let next = moments.into_iter().flatten().min();
-            let woken = self
-                .measure
-                .waiter
-                .wait(next)
-                .map_err(host("waiting for messages"))?;
-            for number in &woken.ready {
-                self.messages(*number)?;
+        let mut limit = match options.delay.filter(|delay| !delay.is_zero()) {
+            None => {
+                self.start()?;
+                self.ready()?;
+                Limit::begin(self.measure.until, self.measure.waiter)?
             }
-            let now = Instant::now();
+            Some(delay) => {
+                self.ready()?;
+                let mut limit = Limit::begin(self.measure.until, self.measure.waiter)?;
+                limit.postpone(delay);
+                if let Some(end) = self.await_start(delay, &mut limit)? {
+                    self.began = Instant::now();
+                    self.finish()?;
+                    return Ok((end, limit.completion()));
+                }
+                self.start()?;
+                limit
+            }
+        };
+        if let Some(timeout) = options.timeout {
+            limit.end_after(timeout);
+        }
+        let (end, unprinted) = self.count(&mut limit, out)?;
+        if end == End::Unread {
+            return Ok((end, limit.completion()));
+        }
+        self.finish()?;
+        if let Some(first) = unprinted
+            && !self.print_interval(first, out)?
+        {
+            return Ok((End::Unread, limit.completion()));
+        }
+        Ok((end, limit.completion()))
+    }
+
+    /// Waits before anything counts; the run's end, if it ends meanwhile.
+    fn await_start(
+        &mut self,
+        delay: Duration,
+        limit: &mut Limit,
+    ) -> Result<Option<End>, ToolError> {
+        let starts = Instant::now() + delay;
+        let mut stopped = false;
+        loop {
+            let moments = [Some(starts), limit.due()];
+            let woken = self.wait(moments.into_iter().flatten().min())?;
             stopped |= woken.stop;
             if limit.is_over(&woken)? {
-                break if stopped { End::Stopped } else { End::Time };
+                return Ok(Some(if stopped { End::Stopped } else { End::Time }));
             }
-            if !limit.is_command() && self.watched.iter().all(|(watched, _)| watched.is_over()) {
-                break End::Ended;
+            if !limit.is_command() && self.all_over() {
+                return Ok(Some(End::Ended));
+            }
+            if starts <= Instant::now() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Counts until the end. What was counted since the last interval is to be printed, if
+    /// there is something: as the first one, if there was none.
+    fn count(
+        &mut self,
+        limit: &mut Limit,
+        out: &mut dyn Write,
+    ) -> Result<(End, Option<bool>), ToolError> {
+        let options = self.measure.options;
+        let several = self.measure.job.sets.len() > 1;
+        let poll = if several { options.turn() } else { POLL };
+        let mut stopped = false;
+        let mut next_poll = self.began + poll;
+        let mut next_interval = options.interval.map(|every| self.began + every);
+        let mut printed = 0;
+        loop {
+            let moments = [Some(next_poll), next_interval, limit.due()];
+            let woken = self.wait(moments.into_iter().flatten().min())?;
+            let now = Instant::now();
+            stopped |= woken.stop;
+            let unprinted = next_interval.map(|_| printed == 0);
+            if limit.is_over(&woken)? {
+                let end = if stopped { End::Stopped } else { End::Time };
+                return Ok((end, unprinted));
+            }
+            if !limit.is_command() && self.all_over() {
+                return Ok((End::Ended, unprinted));
             }
             let interval_due = next_interval.is_some_and(|next| next <= now);
             if interval_due || next_poll <= now {
                 self.poll()?;
                 next_poll = later(next_poll, poll, now);
             }
-            if let (true, Some(every), Some(next)) = (interval_due, every, next_interval) {
-                if !self.print_interval(first, out)? {
-                    return Ok((End::Unread, limit.completion()));
+            if let (true, Some(every), Some(next)) = (interval_due, options.interval, next_interval)
+            {
+                if !self.print_interval(printed == 0, out)? {
+                    return Ok((End::Unread, None));
                 }
-                first = false;
+                printed += 1;
                 next_interval = Some(later(next, every, now));
             }
-        };
-        self.finish()?;
-        if every.is_some() && !self.print_interval(first, out)? {
-            return Ok((End::Unread, limit.completion()));
+            if options.interval_count == Some(printed) {
+                next_interval = None;
+                if !limit.is_command() {
+                    return Ok((End::Time, None));
+                }
+            }
         }
-        Ok((end, limit.completion()))
+    }
+
+    /// Waits for the first of messages, which it takes in, Ctrl-C and the moment.
+    fn wait(&mut self, until: Option<Instant>) -> Result<Woken, ToolError> {
+        let woken = self.measure.waiter.wait(until);
+        let woken = woken.map_err(host("waiting for messages"))?;
+        for number in &woken.ready {
+            self.messages(*number)?;
+        }
+        Ok(woken)
+    }
+
+    fn all_over(&self) -> bool {
+        self.watched.iter().all(|(watched, _)| watched.is_over())
     }
 
     fn messages(&mut self, number: usize) -> Result<(), ToolError> {
@@ -207,11 +305,21 @@ impl<'a> Run<'a> {
     }
 
     pub(super) fn rows(&self, tally: impl Fn(&Watched) -> &CountTally, seconds: f64) -> Vec<Row> {
+        self.rows_of(tally, seconds, false)
+    }
+
+    /// The rows; `apart`: of each vCPU or core, whatever the options say.
+    fn rows_of(
+        &self,
+        tally: impl Fn(&Watched) -> &CountTally,
+        seconds: f64,
+        apart: bool,
+    ) -> Vec<Row> {
         let layout = Layout {
             events: self.measure.job.events,
             supported: &self.measure.plan.supported,
             scale: self.measure.options.scale,
-            apart: self.measure.options.apart,
+            apart: apart || self.measure.options.look.per_vcpu,
         };
         let part = |(watched, kind): &'_ (Watched, Kind)| (watched.session.target, *kind);
         let parts: Vec<Part<'_>> = self
@@ -242,11 +350,17 @@ impl<'a> Run<'a> {
             rows: &rows,
             first,
         };
-        let read = read_by(write_interval(&interval, &self.measure.options.form, out))?;
+        let read = read_by(write_interval(&interval, self.measure.form, out))?;
         for (watched, _) in &mut self.watched {
             watched.course.next_interval();
         }
         Ok(read)
+    }
+
+    /// What every event has counted, for `-v`.
+    pub(super) fn note_counts(&self, apart: bool, seconds: f64, notes: &mut dyn Write) {
+        let rows = self.rows_of(|it| &it.course.whole, seconds, apart);
+        verbose::counts(&rows, notes);
     }
 
     /// What the user must know of the blind spots.

@@ -1,5 +1,6 @@
 //! What one context has counted so far, event by event.
 
+use clap::ValueEnum;
 use perfmon::Nanos;
 use perfmon::estimate::{Estimate, Estimator};
 use pmu_model::Provenance;
@@ -7,12 +8,12 @@ use pmu_model::Provenance;
 use super::reading::{Count, How, Reading, slices};
 
 /// How counts of a part of the time become counts of the whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Scale {
-    /// By the phases that are found in the counts of all events.
+    /// By the phases that are found in the counts of all events
     #[default]
     Phases,
-    /// By time alone, as the specification and perf do.
+    /// By time alone, as the specification and perf do
     Linear,
 }
 

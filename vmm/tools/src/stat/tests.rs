@@ -76,6 +76,15 @@ fn twice() -> Runs {
     runs
 }
 
+/// Fields with this between, and with `provenance` one more.
+fn fields(separator: &str, provenance: bool) -> Form {
+    let separator = separator.to_owned();
+    Form::Csv {
+        separator,
+        provenance,
+    }
+}
+
 fn whole(rows: &[Row], elapsed: &Runs, form: &Form) -> String {
     let mut out = Vec::new();
     let whole = Whole {
@@ -83,6 +92,7 @@ fn whole(rows: &[Row], elapsed: &Runs, form: &Form) -> String {
         rows,
         elapsed,
         repeated: elapsed.count() > 1,
+        summary: false,
     };
     write_whole(&whole, form, &mut out).unwrap();
     String::from_utf8(out).unwrap()
@@ -116,7 +126,14 @@ fn the_table_is_that_of_perf() {
  Counts: = exact (every event was seen); h hardware (by a physical counter); d derived (computed from another quantity); ~ scaled (extrapolated from a part)
 
 ";
-    assert_eq!(whole(&rows(), &once(1.001_603_849), &Form::Table), expected);
+    assert_eq!(
+        whole(
+            &rows(),
+            &once(1.001_603_849),
+            &Form::Table { grouped: true }
+        ),
+        expected
+    );
 }
 
 #[test]
@@ -130,7 +147,7 @@ fn the_points_of_metrics_are_in_one_column() {
         ..row("e", Value::Counted(1))
     };
     let rows: Vec<Row> = (0..4).map(with).collect();
-    let text = whole(&rows, &once(1.0), &Form::Table);
+    let text = whole(&rows, &once(1.0), &Form::Table { grouped: true });
     let metrics: Vec<&str> = text
         .lines()
         .filter_map(|line| line.split_once('#').map(|(_, metric)| metric))
@@ -187,7 +204,10 @@ fn several_runs_show_their_spread() {
  Counts: h hardware (by a physical counter)
 
 ";
-    assert_eq!(whole(&rows, &elapsed, &Form::Table), expected);
+    assert_eq!(
+        whole(&rows, &elapsed, &Form::Table { grouped: true }),
+        expected
+    );
 }
 
 #[test]
@@ -202,7 +222,7 @@ fn intervals_and_vcpus_come_first() {
             ..row("cycles", Value::Counted(80))
         },
     ];
-    let text = interval(&rows, true, &Form::Table);
+    let text = interval(&rows, true, &Form::Table { grouped: true });
     let expected = "\
 # Counts: = exact (every event was seen); h hardware (by a physical counter); \
 d derived (computed from another quantity); ~ scaled (extrapolated from a part); \
@@ -212,13 +232,13 @@ s simulated (made up by a declared rate)
      0.100203576 core12                     80      h cycles
 ";
     assert_eq!(text, expected);
-    let later = interval(&rows, false, &Form::Table);
+    let later = interval(&rows, false, &Form::Table { grouped: true });
     assert_eq!(
         later,
         expected.split_inclusive('\n').skip(2).collect::<String>()
     );
     assert_eq!(
-        interval(&rows, false, &Form::Csv(",".to_owned())),
+        interval(&rows, false, &fields(",", true)),
         "     0.100203576,vCPU0,1234.56,msec,run-time,1234560000,100.00,0.346,CPUs utilized,exact\n     \
          0.100203576,core12,80,,cycles,1000000,100.00,,,hardware\n"
     );
@@ -234,7 +254,7 @@ fn csv_has_the_fields_of_perf() {
 <not counted>,,cache-misses,0,0.00,,,
 <not supported>,,LLC-loads,0,0.00,,,
 ";
-    let csv = Form::Csv(",".to_owned());
+    let csv = fields(",", true);
     assert_eq!(whole(&rows(), &once(1.0), &csv), expected);
     let of_runs = Row {
         variance: Some(0.684),
@@ -253,10 +273,81 @@ fn csv_has_the_fields_of_perf() {
         whole(
             &[row("a:\"b\":u", Value::Counted(1))],
             &once(1.0),
-            &Form::Csv(":".to_owned())
+            &fields(":", true)
         ),
         "1::\"a:\"\"b\"\":u\":1000000:100.00:::hardware\n"
     );
+}
+
+/// Readers count fields: seven, and one more for each of the time, whose count it is, and the
+/// variance.
+#[test]
+fn lines_have_as_many_fields_as_perf_prints() {
+    let counted = |text: &str| -> Vec<usize> {
+        let each = text.lines();
+        each.map(|line| line.split(';').count()).collect()
+    };
+    let form = fields(";", false);
+    assert_eq!(counted(&whole(&rows(), &once(1.0), &form)), [7; 6]);
+    assert_eq!(counted(&whole(&rows(), &twice(), &form)), [8; 6]);
+    assert_eq!(counted(&interval(&rows(), true, &form)), [8; 6]);
+    let apart: Vec<Row> = rows()
+        .into_iter()
+        .map(|row| Row {
+            whose: Some(Target::Vcpu(1)),
+            ..row
+        })
+        .collect();
+    assert_eq!(counted(&interval(&apart, true, &form)), [9; 6]);
+    assert_eq!(
+        whole(&[row("cycles", Value::Counted(9))], &once(1.0), &form),
+        "9;;cycles;1000000;100.00;;\n"
+    );
+}
+
+/// A sum below intervals says so where those have their time.
+#[test]
+fn a_sum_below_intervals_is_called_so() {
+    let summary = |form: &Form| {
+        let mut out = Vec::new();
+        let rows = [Row {
+            metric: metric(0.5, "GHz"),
+            ..row("cycles", Value::Counted(9))
+        }];
+        let whole = Whole {
+            title: "VM 7",
+            rows: &rows,
+            elapsed: &once(1.0),
+            repeated: false,
+            summary: true,
+        };
+        write_whole(&whole, form, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    };
+    let csv = fields(",", false);
+    let line = "         summary,9,,cycles,1000000,100.00,0.500,GHz\n";
+    assert_eq!(summary(&csv), line);
+    let only = Form::MetricOnly(Box::new(csv));
+    assert_eq!(summary(&only), "         summary,0.500\n");
+    assert!(summary(&Form::Json).starts_with("{\"counter-value\":"));
+    let table = summary(&Form::Table { grouped: false });
+    assert!(table.contains("counter stats for 'VM 7':"), "{table}");
+}
+
+/// perf has no signs between thousands in the C locale, which is how scripts get numbers.
+#[test]
+fn thousands_are_apart_in_the_table_alone() {
+    let plain = whole(&rows(), &once(1.0), &Form::Table { grouped: false });
+    assert!(
+        plain.contains("\n        1234567890      h cycles\n"),
+        "{plain}"
+    );
+    assert!(
+        plain.contains("\n           1234.56 msec = run-time"),
+        "{plain}"
+    );
+    let csv = whole(&rows(), &once(1.0), &fields(";", false));
+    assert!(!csv.contains(','), "{csv}");
 }
 
 #[test]
@@ -302,7 +393,7 @@ fn nothing_is_said_of_what_was_not_counted() {
         metric: metric(f64::NAN, "insn per cycle"),
         ..row("instructions", Value::Counted(0))
     };
-    for form in [Form::Table, Form::Csv(",".to_owned()), Form::Json] {
+    for form in [Form::Table { grouped: true }, fields(",", true), Form::Json] {
         let text = whole(&[odd.clone(), broken.clone()], &once(1.0), &form);
         assert!(!text.contains("insn"), "{text}");
         assert!(!text.contains("exact"), "{text}");
@@ -366,8 +457,11 @@ fn metrics_alone() {
        1.000000000 seconds time elapsed
 
 ";
-    assert_eq!(whole(&rows, &once(1.0), &only(Form::Table)), expected);
-    let csv = only(Form::Csv(",".to_owned()));
+    assert_eq!(
+        whole(&rows, &once(1.0), &only(Form::Table { grouped: true })),
+        expected
+    );
+    let csv = only(fields(",", true));
     let expected = "CPUs utilized,insn per cycle\n0.346,0.81\n";
     assert_eq!(whole(&rows, &once(1.0), &csv), expected);
     let expected = "{\"metrics\":{\"CPUs utilized\":0.346,\"insn per cycle\":0.81}}\n";

@@ -6,7 +6,7 @@ use perfmon::LogicalPmu;
 use perfmon_abi::consts::{PFM_FL_NO_ASK, PFM_FL_PREEMPTIBLE};
 use perfmon_abi::wire::Errno;
 
-use super::events::Asked;
+use super::events::{Asked, Source};
 use super::schedule::{Counters, Schedule, Wanted};
 use super::session::{CountingSession, Job};
 use crate::targets::{PREEMPTIBLE_HINT, Target};
@@ -50,7 +50,7 @@ impl Question<'_> {
             self.try_on(*target, &[])?
                 .map_err(refused(format!("{target} cannot be measured")))?;
         }
-        self.find_supported(&mut plan)?;
+        let refused = self.find_supported(&mut plan)?;
         let (schedule, mut reason) = self.schedule(&plan.supported)?;
         plan.schedule = schedule;
         if !plan.schedule.left_out.is_empty() {
@@ -72,9 +72,13 @@ impl Question<'_> {
                 }
             }
         }
+        let mut parts = self.not_counted(&refused);
         if !plan.schedule.left_out.is_empty() {
-            let note = self.note(&plan, reason)?;
-            plan.notes.push(note);
+            parts.push(self.note(&plan, reason)?);
+        }
+        if !parts.is_empty() {
+            parts.push(format!("counted: {}", self.counted(&plan)));
+            plan.notes.push(parts.join("; "));
         }
         Ok(plan)
     }
@@ -109,16 +113,21 @@ impl Question<'_> {
     }
 
     /// Loads each event alone: what is refused then as invalid, no source counts.
-    fn find_supported(&self, plan: &mut CountingPlan) -> Result<(), ToolError> {
+    /// Returns these, with the reasons.
+    fn find_supported(&self, plan: &mut CountingPlan) -> Result<Vec<(usize, String)>, ToolError> {
         let Some(&target) = self.targets.first() else {
-            return Ok(());
+            return Ok(Vec::new());
         };
+        let mut refused = Vec::new();
         for (event, supported) in plan.supported.iter_mut().enumerate() {
             let Some(asked) = self.events.get(event) else {
                 continue;
             };
             let Some(request) = asked.request() else {
-                *supported = asked.source != super::events::Source::Nothing;
+                *supported = asked.source != Source::Nothing;
+                if !*supported {
+                    refused.push((event, "the VM's PMU has no such event".to_owned()));
+                }
                 continue;
             };
             let need = registers::need(&self.vm.pmu, request);
@@ -130,19 +139,48 @@ impl Question<'_> {
             let schedule = Schedule::of(&[vec![(event, need)]], counters);
             if !schedule.left_out.is_empty() {
                 *supported = false;
+                refused.push((event, "no counter of the VM's PMU counts it".to_owned()));
                 continue;
             }
             match self.try_on(target, &schedule.sets)? {
                 Err(refusal) if refusal.errno == Errno::EINVAL => {
                     *supported = false;
-                    plan.notes
-                        .push(format!("{}: {}", asked.name, refusal.reason));
+                    refused.push((event, reason_alone(&refusal.reason).to_owned()));
                 }
                 // Counters are missing, which is looked at below.
                 Err(_) | Ok(()) => {}
             }
         }
-        Ok(())
+        Ok(refused)
+    }
+
+    fn name(&self, event: usize) -> &str {
+        self.events.get(event).map_or("", |it| it.name.as_str())
+    }
+
+    /// What nothing counts here, with the reasons.
+    fn not_counted(&self, refused: &[(usize, String)]) -> Vec<String> {
+        let with_reason = |same: &[(usize, String)]| {
+            let names: Vec<&str> = same.iter().map(|(event, _)| self.name(*event)).collect();
+            let reason = same.first().map_or("", |(_, reason)| reason);
+            format!("{} ({reason})", names.join(", "))
+        };
+        let same = refused.chunk_by(|(_, one), (_, other)| one == other);
+        let all: Vec<String> = same.map(with_reason).collect();
+        let line = (!all.is_empty()).then(|| format!("not counted here: {}", all.join(", ")));
+        line.into_iter().collect()
+    }
+
+    /// What is counted.
+    fn counted(&self, plan: &CountingPlan) -> String {
+        let each = plan.supported.iter().enumerate();
+        let counts = each.filter(|(event, is)| **is && !plan.schedule.left_out.contains(event));
+        let names: Vec<&str> = counts.map(|(event, _)| self.name(event)).collect();
+        if names.is_empty() {
+            "nothing".to_owned()
+        } else {
+            names.join(", ")
+        }
     }
 
     fn try_everywhere(&self, schedule: &Schedule) -> Result<Result<(), String>, ToolError> {
@@ -206,6 +244,14 @@ impl Question<'_> {
             reason.unwrap_or_else(|| "a group needs more counters than there are".to_owned());
         let names = names.join(", ");
         Ok(format!("no counters for {names}: {reason}{hint}"))
+    }
+}
+
+/// A refusal without the registers of the context that was tried, which say nothing to a user.
+fn reason_alone(reason: &str) -> &str {
+    match reason.split_once(": ") {
+        Some((place, reason)) if place.starts_with("event set ") => reason,
+        _ => reason,
     }
 }
 

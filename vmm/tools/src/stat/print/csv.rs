@@ -2,30 +2,42 @@
 
 use std::io::{self, Write};
 
-use crate::stat::{Row, Value, in_unit, missing, stamp};
+use super::Form;
+use crate::stat::{Row, Value, in_unit, missing};
 use crate::targets::Target;
 
-/// Writes a line for each row: under `-I` the end of the interval, with
+/// Writes a line for each row: `first`, which is the end of the interval under `-I`, with
 /// `--per-vcpu` whose it is; then value, unit, event, with `runs` (`-r`) the
 /// variance, running time in nanoseconds, percent running, metric, metric's unit,
-/// and provenance.
+/// and the provenance if it is asked for.
 pub(super) fn write_rows(
     rows: &[Row],
-    end_ns: Option<u64>,
+    first: Option<&str>,
     runs: bool,
-    separator: &str,
+    form: &Form,
     out: &mut dyn Write,
 ) -> io::Result<()> {
+    let Form::Csv {
+        separator,
+        provenance,
+    } = form
+    else {
+        return Ok(());
+    };
     for row in rows {
-        let fields = fields(row, end_ns, runs);
+        let mut fields = fields(row, first, runs);
+        if *provenance {
+            let how = row.provenance();
+            fields.push(how.map_or(String::new(), |one| one.to_string()));
+        }
         let quoted: Vec<String> = fields.iter().map(|one| quoted(one, separator)).collect();
         writeln!(out, "{}", quoted.join(separator))?;
     }
     Ok(())
 }
 
-fn fields(row: &Row, end_ns: Option<u64>, runs: bool) -> Vec<String> {
-    let mut fields: Vec<String> = end_ns.map(stamp).into_iter().collect();
+fn fields(row: &Row, first: Option<&str>, runs: bool) -> Vec<String> {
+    let mut fields: Vec<String> = first.map(str::to_owned).into_iter().collect();
     fields.extend(row.whose.map(|whose| match whose {
         Target::Vcpu(vcpu) => format!("vCPU{vcpu}"),
         Target::Core(core) => format!("core{core}"),
@@ -48,10 +60,6 @@ fn fields(row: &Row, end_ns: Option<u64>, runs: bool) -> Vec<String> {
         (format!("{:.digits$}", metric.value), metric.unit.clone())
     });
     fields.extend([value, unit]);
-    fields.push(
-        row.provenance()
-            .map_or(String::new(), |one| one.to_string()),
-    );
     fields
 }
 

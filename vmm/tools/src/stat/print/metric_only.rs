@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::Form;
+use super::{Form, Moment};
 use crate::stat::{Metric, Row, stamp};
 use crate::targets::Target;
 
@@ -49,22 +49,26 @@ struct Line<'a> {
     metrics: BTreeMap<&'a str, f64>,
 }
 
-/// Writes the metrics of `rows`, with a heading if it is the `first` time. `end_ns` is the
-/// end of the interval, if they are of one.
+/// Writes the metrics of `rows`, with a heading if it is the `first` time.
 pub(super) fn write(
     rows: &[Row],
-    end_ns: Option<u64>,
+    moment: &Moment,
     first: bool,
     form: &Form,
     out: &mut dyn Write,
 ) -> io::Result<()> {
+    let (end_ns, time) = match moment {
+        Moment::None => (None, None),
+        Moment::Summary(word) => (None, Some(word.clone())),
+        Moment::Ended(ns) => (Some(*ns), Some(stamp(*ns))),
+    };
     let columns = columns(rows);
     let mut whose: Vec<Option<Target>> = rows.iter().map(|row| row.whose).collect();
     whose.dedup();
     if first && *form != Form::Json {
         let labels = columns.iter().map(|column| column.label.clone());
         let heads = [
-            end_ns.map(|_| "time"),
+            time.as_ref().map(|_| "time"),
             whose.first().copied().flatten().map(|_| "of"),
         ];
         let heads = heads.into_iter().flatten().map(str::to_owned).collect();
@@ -102,11 +106,11 @@ pub(super) fn write(
                 format!("{value:.digits$}")
             })
         };
-        let heads = [end_ns.map(stamp), whose.map(|whose| whose.to_string())];
+        let heads = [time.clone(), whose.map(|whose| whose.to_string())];
         let heads = heads.into_iter().flatten().collect();
         let widths: Vec<usize> = columns.iter().map(|column| column.label.len()).collect();
         let cells = found.iter().zip(widths).map(|(found, width)| match form {
-            Form::Table => format!("{:>width$}", cell(found)),
+            Form::Table { .. } => format!("{:>width$}", cell(found)),
             _ => cell(found),
         });
         line(heads, cells.collect(), form, out)?;
@@ -142,7 +146,7 @@ fn line(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     match form {
-        Form::Csv(separator) => {
+        Form::Csv { separator, .. } => {
             let all: Vec<String> = heads.into_iter().chain(cells).collect();
             writeln!(out, "{}", all.join(separator))
         }

@@ -39,9 +39,9 @@ pub(super) fn write_elapsed(whole: &Whole<'_>, out: &mut dyn Write) -> io::Resul
     }
 }
 
-pub(super) fn write_whole(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write_whole(whole: &Whole<'_>, grouped: bool, out: &mut dyn Write) -> io::Result<()> {
     write_title(whole, out)?;
-    write_rows(whole.rows, "", out)?;
+    write_rows(whole.rows, "", grouped, out)?;
     write_elapsed(whole, out)?;
     let present = |one| whole.rows.iter().any(|row| row.provenance() == Some(one));
     if MARKS.iter().any(|(one, ..)| present(*one)) {
@@ -51,33 +51,37 @@ pub(super) fn write_whole(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<
     }
 }
 
-pub(super) fn write_interval(interval: &Interval<'_>, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write_interval(
+    interval: &Interval<'_>,
+    grouped: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     if interval.first {
         // Later intervals may have marks that this one lacks.
         writeln!(out, "#{}", legend(|_| true))?;
         writeln!(out, "#           time             counts unit   events")?;
     }
     let stamp = format!("{} ", stamp(interval.end_ns));
-    write_rows(interval.rows, &stamp, out)
+    write_rows(interval.rows, &stamp, grouped, out)
 }
 
-fn write_rows(rows: &[Row], stamp: &str, out: &mut dyn Write) -> io::Result<()> {
+fn write_rows(rows: &[Row], stamp: &str, grouped: bool, out: &mut dyn Write) -> io::Result<()> {
     let units = rows.iter().map(|row| row.unit.name.len());
     // perf leaves room for "msec".
     let unit_width = units.max().unwrap_or(0).max(4);
     for row in rows {
-        writeln!(out, "{stamp}{}", line(row, unit_width))?;
+        writeln!(out, "{stamp}{}", line(row, unit_width, grouped))?;
     }
     Ok(())
 }
 
-fn line(row: &Row, unit_width: usize) -> String {
+fn line(row: &Row, unit_width: usize, grouped: bool) -> String {
     let whose = row.whose.map_or(String::new(), |whose| match whose {
         Target::Vcpu(vcpu) => format!("{:<11}", format!("vCPU{vcpu}")),
         Target::Core(core) => format!("{:<11}", format!("core{core}")),
     });
     let value = match row.value {
-        Value::Counted(count) => number(count, row.unit),
+        Value::Counted(count) => number(count, row.unit, grouped),
         other => missing(other).unwrap_or_default().to_owned(),
     };
     let mark = row.provenance().map_or(' ', mark);
@@ -108,16 +112,18 @@ fn metric_column(metric: &Metric) -> String {
     format!(" # {whole:>4}{part:<4} {}", metric.unit)
 }
 
-/// A count with commas between thousands; two digits behind the point if it has
-/// a unit of its own.
-fn number(count: u64, unit: Unit) -> String {
-    if unit.scale == 1.0 {
-        return grouped(&count.to_string());
-    }
-    let text = format!("{:.2}", in_unit(count, unit));
+/// A count, with commas between thousands if they are `apart`; two digits behind the
+/// point if it has a unit of its own.
+fn number(count: u64, unit: Unit, apart: bool) -> String {
+    let text = if unit.scale == 1.0 {
+        count.to_string()
+    } else {
+        format!("{:.2}", in_unit(count, unit))
+    };
     match text.split_once('.') {
+        _ if !apart => text,
         Some((whole, part)) => format!("{}.{part}", grouped(whole)),
-        None => text,
+        None => grouped(&text),
     }
 }
 

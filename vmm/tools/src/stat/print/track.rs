@@ -176,6 +176,7 @@ mod tests {
             rows: &rows,
             elapsed: &elapsed,
             repeated: false,
+            summary: false,
         };
         write_whole(&whole, &form, &mut out).unwrap();
         let expected = "      time   vcpu  event          cycles  instructions:u
@@ -202,6 +203,7 @@ mod tests {
             rows: &rows[..2],
             elapsed: &Runs::default(),
             repeated: false,
+            summary: false,
         };
         write_whole(&whole, &form, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
