@@ -76,6 +76,21 @@ fn flags_that_make_no_sense() {
     without_vm(&["record", "-c", "0"], "0 is not in");
     without_vm(&["record", "-c", "1", "-F", "1"], "cannot be used with");
     without_vm(&["record", "--vcpu", "3-1"], "neither a number nor a range");
+    without_vm(
+        &["record", "-F", "MAX"],
+        "1 to 100000 samples a second, or max",
+    );
+    without_vm(&["record", "-D", "-1"], "which umpire record does not have");
+    without_vm(&["record", "-D", "5-10"], "not ranges of time");
+    without_vm(&["record", "--max-size", "3m"], "K, M or G behind it");
+    without_vm(
+        &["record", "--switch-output=5"],
+        "give signal, a size with B",
+    );
+    without_vm(&["record", "--switch-max-files", "2"], "--switch-output");
+    without_vm(&["record", "-p", "0"], "0 is not in");
+    without_vm(&["record", "-p", "bash"], "'bash'");
+    without_vm(&["record", "-q", "-v"], "cannot be used with");
 }
 
 #[test]

@@ -331,3 +331,116 @@ fn an_answer_without_an_end() {
     let script = printed("script", &vm.run(&["script", "-i", "a.data"]));
     assert!(script.lines().count() >= 20, "{script}");
 }
+
+/// A guest whose agent tells of five threads in turn, in so many processes.
+fn five_threads() -> Guest {
+    let mut all = Vec::new();
+    let every: Vec<u64> = (1..=5).collect();
+    for number in &every {
+        all.push(say::thread(*number, *number, &format!("name{number}")));
+        all.push(say::file(*number, &format!("/bin/file{number}")));
+        all.push(say::mapping(*number, *number, (IN_WINDOW, 0x1000, 0)));
+    }
+    let answer = |sequence: u64| {
+        let mut items = if sequence == 1 {
+            all.clone()
+        } else {
+            Vec::new()
+        };
+        let turn = usize::try_from(sequence).expect("small") % every.len();
+        let turns = [&every[turn..], &every[..turn]].concat();
+        items.push(say::threads(&turns.repeat(8)));
+        say::told(sequence, 0, &items)
+    };
+    let said = std::iter::once(say::hello()).chain((1..3000).map(answer));
+    Guest::boot(guest(&said.collect::<Vec<_>>(), true), &["--agent"])
+}
+
+/// What `umpire report` says of a whole file, and the process and thread of each row.
+fn tasks_of(vm: &Guest, file: &str) -> (Value, Vec<(u64, u64)>) {
+    let words = ["report", "-j", "-i", file, "--sort", "pid,tid"];
+    let report = printed("report", &vm.run(&words));
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["complete"], true, "{report}");
+    let rows = report["events"][0]["rows"].as_array().expect("rows");
+    let task = |row: &Value| Some((row["pid"].as_u64()?, row["tid"].as_u64()?));
+    let tasks = rows.iter().filter_map(task).collect();
+    (report, tasks)
+}
+
+/// `-p` and `-t` take in what the guest's own numbers say, and count the rest.
+#[test]
+fn samples_of_chosen_processes() {
+    if skipped_without_kvm("samples_of_chosen_processes") {
+        return;
+    }
+    let vm = five_threads();
+    let words = [
+        "record", "-a", "-F", "97", "-p", "41,4711", "-t", "53", "-o", "p.data", "--for", "3s",
+    ];
+    let output = vm.run(&words);
+    printed("record", &output);
+    let told = String::from_utf8_lossy(&output.stderr);
+    let (report, mut tasks) = tasks_of(&vm, "p.data");
+    tasks.sort_unstable();
+    assert_eq!(tasks, [(41, 51), (43, 53)], "{told}: {report}");
+    let totals = &report["totals"];
+    let (taken, left) = (totals["samples"].as_u64(), totals["left_out"].as_u64());
+    assert!(taken > Some(10) && left > taken, "{totals}");
+    assert_eq!(report["header"]["processes"], serde_json::json!([41, 4711]));
+    assert!(told.contains(" samples of others "), "{told}");
+    let absent = "no sample of the guest's process 4711";
+    assert_eq!(
+        told.matches(absent).count(),
+        2,
+        "soon, and at the end: {told}"
+    );
+    // The others are not in the file by name either.
+    let bytes = std::fs::read(vm.path("p.data")).expect("a file");
+    let text = String::from_utf8_lossy(&bytes);
+    for (number, is_there) in [(1, true), (2, false), (3, true), (4, false), (5, false)] {
+        for name in [format!("name{number}"), format!("/bin/file{number}")] {
+            assert_eq!(text.contains(&name), is_there, "{name}");
+        }
+    }
+    let text = printed("report", &vm.run(&["report", "-i", "p.data"]));
+    assert!(text.contains(" samples of others "), "{text}");
+}
+
+/// Each has the descriptions of its own samples, whatever was described before.
+#[test]
+fn several_files_have_the_tasks_of_their_samples() {
+    if skipped_without_kvm("several_files_have_the_tasks") {
+        return;
+    }
+    let vm = five_threads();
+    let words = [
+        "record",
+        "-a",
+        "-F",
+        "97",
+        "--switch-output=2s",
+        "-o",
+        "s.data",
+        "--for",
+        "5s",
+    ];
+    let output = vm.run(&words);
+    printed("record", &output);
+    let told = String::from_utf8_lossy(&output.stderr);
+    let named = |line: &str| {
+        Some(
+            line.split_whitespace()
+                .find(|word| word.starts_with("s.data."))?
+                .to_owned(),
+        )
+    };
+    let files: Vec<String> = told.lines().filter_map(named).collect();
+    assert!(files.len() >= 2, "{told}");
+    for file in &files[..2] {
+        let (report, mut tasks) = tasks_of(&vm, file);
+        tasks.sort_unstable();
+        let all: Vec<(u64, u64)> = (1..=5).map(|number| (40 + number, 50 + number)).collect();
+        assert_eq!(tasks, all, "{file}: {told}: {report}");
+    }
+}

@@ -9,6 +9,7 @@ mod liar;
 mod lifecycle;
 mod observers;
 mod owners;
+mod recording;
 mod reservations;
 mod rings;
 mod samples;

@@ -1,13 +1,13 @@
 //! `umpire run --stat` and `--record`: tools of the same process, which look at the guest from
 //! its first instruction on.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use umpire_tools::command::Until;
 use umpire_tools::find::VmChoice;
 use umpire_tools::lifecycle::Starter;
-use umpire_tools::profile::Sampling;
 use umpire_tools::record::{self, RecordOptions};
 use umpire_tools::stat::{self, StatOptions};
 use umpire_tools::targets::Selection;
@@ -17,9 +17,6 @@ use vmm::machine::{Machine, Stopper};
 
 use crate::config::StartTools;
 use crate::exit::{ExitStatus, UserError};
-
-/// Kibibytes for samples, as `umpire record` has them.
-const BUFFER_KIB: u64 = 1024;
 
 /// The tools, a thread each, and what was wrong first.
 pub(crate) struct FirstTools {
@@ -45,6 +42,11 @@ impl FirstTools {
         let Some(control) = config.control.as_ref().filter(|_| config.paused) else {
             return Ok(threads);
         };
+        if tools.record.as_deref() == Some(Path::new("-")) {
+            return Err(UserError::bad_input(
+                "--record -: standard output is the guest's console; name a file",
+            ));
+        }
         let starter = if tools.paused {
             Starter::told(tools.count())
         } else {
@@ -67,23 +69,17 @@ impl FirstTools {
             ..StatOptions::default()
         });
         let record = tools.record.clone().map(|output| RecordOptions {
-            selection,
-            events: Vec::new(),
-            sampling: Sampling::Frequency(RecordOptions::DEFAULT_HZ),
-            chains: false,
-            dwarf: None,
-            random: 0,
+            who: selection,
             output,
-            buffer: BUFFER_KIB << 10,
-            until: Until::Stopped,
-            starter,
+            ..RecordOptions::default()
         });
         if let Some(options) = stat {
             let counts = move || stat::run(&options);
             threads.spawn("stat", machine, counts)?;
         }
         if let Some(options) = record {
-            threads.spawn("record", machine, move || record::run(&options))?;
+            let samples = move || record::run_with(&options, &starter);
+            threads.spawn("record", machine, samples)?;
         }
         Ok(threads)
     }

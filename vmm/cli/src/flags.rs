@@ -11,7 +11,6 @@ mod perfmon;
 mod profile;
 mod run;
 mod tools;
-mod top;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -19,9 +18,10 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use umpire_tools::profile::{AnnotateOptions, DiffOptions, ReportOptions};
-
+use umpire_tools::record::RecordOptions;
 use umpire_tools::stat::StatOptions;
 use umpire_tools::stat::track::TrackOptions;
+use umpire_tools::top::TopOptions;
 
 use crate::exit::ExitStatus;
 pub use arbiter::{ArbiterBenchFlags, ArbiterPartFlag};
@@ -32,8 +32,7 @@ pub use host::{
 pub use perfmon::{PartFlag, PerfmonFlags};
 pub use profile::ScriptFlags;
 pub use run::RunFlags;
-pub use tools::{BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags};
-pub use top::TopFlags;
+pub use tools::{BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
 #[derive(Clone, Debug, Parser)]
@@ -62,9 +61,9 @@ pub enum Command {
     /// Print what each vCPU of a running VM counts, a line an interval, as cputrack does
     Track(Box<TrackOptions>),
     /// Sample a running VM's vCPUs into a profile
-    Record(Box<RecordFlags>),
+    Record(Box<RecordOptions>),
     /// Show running VMs live: rates of their vCPUs, who holds which counter, hottest symbols
-    Top(Box<TopFlags>),
+    Top(Box<TopOptions>),
     /// Show running VMs: vCPUs, cores, contexts, and who holds which counter
     Ls(LsFlags),
     /// Keep the vCPUs of a running VM out of their guest until umpire resume

@@ -11,9 +11,9 @@ use umpire_tools::lifecycle::{self, Starter};
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
 use umpire_tools::profile::{
-    self, AnnotateOptions, DiffOptions, ReportError, ReportOptions, Sampling, ScriptOptions,
+    self, AnnotateOptions, DiffOptions, ReportError, ReportOptions, ScriptOptions,
 };
-use umpire_tools::record::{CallGraph, Dwarf, RecordOptions};
+use umpire_tools::record::RecordOptions;
 use umpire_tools::stat::StatOptions;
 use umpire_tools::stat::track::TrackOptions;
 use umpire_tools::top::TopOptions;
@@ -23,7 +23,7 @@ use vmm::config::BudgetChoice;
 use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{
-    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, RecordFlags, ScriptFlags, TopFlags,
+    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ScriptFlags,
 };
 
 /// `umpire stat`.
@@ -47,42 +47,8 @@ pub fn track(options: &TrackOptions) -> Result<ExitStatus, UserError> {
 /// # Errors
 /// There is no VM, no such event, vCPU or core, the VM refuses, or the file
 /// cannot be written.
-pub fn record(flags: &RecordFlags) -> Result<ExitStatus, UserError> {
-    let dwarf = match (flags.call_graph, flags.symfs.as_slice()) {
-        (Some(CallGraph::Dwarf(_)), []) => {
-            return Err(UserError::bad_input(
-                "--call-graph dwarf finds callers in the files of the guest's programs: give \
-                 --symfs DIR, the guest's root or copies of what it runs",
-            ));
-        }
-        (Some(CallGraph::Dwarf(stack)), symfs) => Some(Dwarf {
-            stack,
-            symfs: symfs.to_vec(),
-        }),
-        (_, []) => None,
-        (_, _) => {
-            return Err(UserError::bad_input(
-                "--symfs is for --call-graph dwarf here; names are found when the profile is \
-                 read: umpire report --symfs DIR",
-            ));
-        }
-    };
-    let options = RecordOptions {
-        selection: flags.who.clone(),
-        events: flags.event.clone(),
-        sampling: match flags.count {
-            Some(period) => Sampling::Period(period),
-            None => Sampling::Frequency(flags.freq.unwrap_or(RecordOptions::DEFAULT_HZ)),
-        },
-        chains: flags.callers || flags.call_graph.is_some(),
-        dwarf,
-        random: flags.random,
-        output: flags.output.clone(),
-        buffer: flags.buffer << 10,
-        until: flags.until.until()?,
-        starter: starter(flags.resume),
-    };
-    Ok(status(umpire_tools::record::run(&options)?))
+pub fn record(options: &RecordOptions) -> Result<ExitStatus, UserError> {
+    Ok(status(umpire_tools::record::run(options)?))
 }
 
 /// `umpire pause` and `umpire resume`.
@@ -108,27 +74,10 @@ pub fn stop(flags: &LifecycleFlags) -> Result<ExitStatus, UserError> {
 /// # Errors
 /// There is no VM, no such event, none can be looked at, there is no terminal, or standard
 /// output cannot be written to.
-pub fn top(flags: &TopFlags) -> Result<ExitStatus, UserError> {
-    let columns = std::env::var("COLUMNS").ok();
-    let columns = columns.and_then(|columns| columns.parse().ok());
-    let columns = columns.filter(|columns| *columns > 0);
-    let offset = flags.kaslr_offset.unwrap_or(0);
-    let options = TopOptions {
-        vm: flags.vm.clone(),
-        interval: flags.delay,
-        frames: flags.frames,
-        once: flags.once.then(|| columns.unwrap_or(TopOptions::COLUMNS)),
-        json: flags.json,
-        event: flags.event.clone(),
-        hz: (!flags.no_samples).then_some(flags.freq),
-        symbols: flags.symbols.clone().map(|path| (path, offset)),
-    };
+pub fn top(options: &TopOptions) -> Result<ExitStatus, UserError> {
     let mut out = BufWriter::new(io::stdout());
-    Ok(status(umpire_tools::top::run(
-        &options,
-        &mut out,
-        &mut io::stderr(),
-    )?))
+    let ending = umpire_tools::top::run(options, &mut out, &mut io::stderr())?;
+    Ok(status(ending))
 }
 
 /// `umpire ls`.

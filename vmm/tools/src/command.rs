@@ -1,7 +1,7 @@
 //! For how long a tool looks, and a command that runs meanwhile.
 
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -82,10 +82,23 @@ impl Limit {
     /// # Errors
     /// The command cannot be started.
     pub(crate) fn begin(until: &Until, waiter: &Waiter) -> Result<Self, ToolError> {
+        Self::begin_with(until, waiter, Duration::ZERO, CommandOutput::Own)
+    }
+
+    /// A command begins now, and writes there; a time begins after the delay.
+    ///
+    /// # Errors
+    /// The command cannot be started.
+    pub(crate) fn begin_with(
+        until: &Until,
+        waiter: &Waiter,
+        delay: Duration,
+        output: CommandOutput,
+    ) -> Result<Self, ToolError> {
         let (deadline, command) = match until {
             Until::Stopped => (None, None),
-            Until::Passed(duration) => (Some(Instant::now() + *duration), None),
-            Until::CommandEnds(words) => (None, RunningCommand::start(words, waiter)?),
+            Until::Passed(duration) => (Some(Instant::now() + delay + *duration), None),
+            Until::CommandEnds(words) => (None, RunningCommand::start(words, waiter, output)?),
         };
         Ok(Self {
             deadline,
@@ -154,6 +167,15 @@ impl Limit {
     }
 }
 
+/// Where the output of a command goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommandOutput {
+    /// To this program's standard output.
+    Own,
+    /// To its standard error, since its standard output has something else.
+    Error,
+}
+
 /// A command of the user's.
 #[derive(Debug)]
 pub(crate) struct RunningCommand {
@@ -171,11 +193,21 @@ impl RunningCommand {
     ///
     /// # Errors
     /// It cannot be started.
-    pub(crate) fn start(words: &[OsString], waiter: &Waiter) -> Result<Option<Self>, ToolError> {
+    pub(crate) fn start(
+        words: &[OsString],
+        waiter: &Waiter,
+        output: CommandOutput,
+    ) -> Result<Option<Self>, ToolError> {
         let Some((program, arguments)) = words.split_first() else {
             return Ok(None);
         };
-        let started = Command::new(program).args(arguments).spawn();
+        let mut command = Command::new(program);
+        command.args(arguments);
+        if output == CommandOutput::Error {
+            let error = std::io::stderr().as_fd().try_clone_to_owned();
+            command.stdout(error.map_err(host("starting the command"))?);
+        }
+        let started = command.spawn();
         let mut child = started.map_err(|error| {
             let program = program.display();
             ToolError::Input(format!("'{program}' cannot be started: {error}"))

@@ -19,6 +19,7 @@ pub mod lifecycle;
 pub mod ls;
 pub mod numbers;
 pub mod pcr;
+mod private;
 pub mod profile;
 pub mod record;
 pub mod registers;

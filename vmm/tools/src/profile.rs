@@ -44,7 +44,8 @@ pub use error::ReportError;
 pub use input::ProfileChoice;
 pub use reader::{Ending, ProfileError, ProfileReader};
 pub use record::{
-    Filter, Header, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Sink, Totals,
+    Filter, Header, LeftOut, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Sink,
+    Totals,
 };
 pub use report::ReportOptions;
 pub use wire::{LONGEST_HEADER, MAGIC, VERSION};

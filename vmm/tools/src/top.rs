@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use perfmon_abi::consts::{PFM_FL_NO_ASK, PFM_FL_PREEMPTIBLE};
 use serde::Serialize;
 
@@ -36,7 +37,7 @@ use self::terminal::Screen;
 use self::watch::{News, Reporter, Settings, Watcher};
 use crate::error::host;
 use crate::find::{VmChoice, known_sockets, name_of, running_sockets};
-use crate::profile::symbols;
+use crate::profile::symbols::{self, offset};
 use crate::record::LiveSampling;
 use crate::stat::spec::EventList;
 use crate::{Completion, ToolError, Waiter, note};
@@ -55,40 +56,70 @@ const TOGETHER: Duration = Duration::from_millis(20);
 const SEARCH: Duration = Duration::from_secs(2);
 /// How long threads have to leave their VMs at the end.
 const LEAVE: Duration = Duration::from_secs(1);
+/// Columns of a frame that is printed where nobody says.
+const COLUMNS: u16 = 120;
 /// What the loop waits for.
 const BELL: usize = 0;
 const KEYBOARD: usize = 1;
 const RESIZED: usize = 2;
 
 /// What is shown, and how.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Args)]
 pub struct TopOptions {
-    /// The VM; without a choice all that can be found.
+    /// The VM.
+    #[command(flatten)]
     pub vm: VmChoice,
-    /// From frame to frame.
-    pub interval: Duration,
-    /// End after so many frames.
+    /// Seconds from frame to frame, 0.1 to 3600
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = delay)]
+    pub delay: Duration,
+    /// End after so many frames [default: q or Ctrl-C ends it]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub frames: Option<u64>,
-    /// Print one frame as text, without a terminal, of at most so many columns.
-    pub once: Option<u16>,
-    /// That frame as JSON, an object for each VM.
+    /// Print one frame as text, of COLUMNS columns or 120, after one delay, and after up to 10 s
+    /// for the names in it; needs no terminal
+    #[arg(long, conflicts_with = "frames")]
+    pub once: bool,
+    /// With --once, print JSON: one object for each VM, a line each
+    #[arg(short, long, requires = "once")]
     pub json: bool,
-    /// The event that is sampled; without one the cycles.
+    /// The event that is sampled for the symbols, and has a column [default: cycles]
+    #[arg(short, long, value_name = "EVENT")]
     pub event: Option<EventList>,
-    /// Samples a second of a vCPU's time; none: nothing is sampled.
-    pub hz: Option<u64>,
-    /// A file with the symbols of the guest's kernel, and by how much that has moved.
-    pub symbols: Option<(PathBuf, u64)>,
+    /// Take so many samples a second of a vCPU's time
+    // Not in step with the ticks of guests.
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = 29,
+          value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub freq: u64,
+    /// Sample nothing, and show no symbols
+    #[arg(long, conflicts_with_all = ["event", "freq", "symbols"])]
+    pub no_samples: bool,
+    /// Names for the guest's kernel, of one VM: vmlinux, System.map, or a copy of the guest's
+    /// /proc/kallsyms [default: what the guest's kernel has in its memory]
+    #[arg(long, value_name = "FILE", visible_aliases = ["vmlinux", "kallsyms", "system-map"])]
+    pub symbols: Option<PathBuf>,
+    /// How far the kernel moved itself from the addresses in vmlinux or System.map, in
+    /// hexadecimal
+    #[arg(long, value_name = "HEX", requires = "symbols", allow_hyphen_values = true,
+          value_parser = offset)]
+    pub kaslr_offset: Option<u64>,
+}
+
+fn delay(text: &str) -> Result<Duration, String> {
+    let seconds: Result<f64, _> = text.parse();
+    match seconds.ok().filter(|it| (0.1..=3600.0).contains(it)) {
+        Some(seconds) => Ok(Duration::from_secs_f64(seconds)),
+        None => Err("it is a number of seconds from 0.1 to 3600".to_owned()),
+    }
+}
+
+/// Columns of a frame that is printed: what COLUMNS says, if it is a number.
+fn columns() -> u16 {
+    let columns = std::env::var("COLUMNS").ok();
+    let columns = columns.and_then(|columns| columns.parse().ok());
+    columns.filter(|columns| *columns > 0).unwrap_or(COLUMNS)
 }
 
 impl TopOptions {
-    /// From frame to frame where nobody says.
-    pub const SECONDS: &str = "2";
-    /// Samples a second where nobody says: not in step with the ticks of guests.
-    pub const HZ: u64 = 29;
-    /// Columns of a frame that is printed where nobody says.
-    pub const COLUMNS: u16 = 120;
-
     fn settings(&self) -> Result<Settings, ToolError> {
         let sampled = match &self.event {
             None => CYCLES.to_owned(),
@@ -112,21 +143,22 @@ impl TopOptions {
             groups: names.into_iter().map(|name| vec![name]).collect(),
             reads_at_samples: false,
         };
+        let offset = self.kaslr_offset.unwrap_or(0);
         let symbols = self.symbols.as_ref();
-        let symbols = symbols.map(|(path, offset)| symbols::load(path, *offset));
+        let symbols = symbols.map(|path| symbols::load(path, offset));
         let symbols = symbols.transpose();
         let symbols = symbols.map_err(|error| ToolError::Input(error.to_string()))?;
         let flags = PFM_FL_PREEMPTIBLE | PFM_FL_NO_ASK;
         Ok(Settings {
             counted: list(counted),
-            sampling: self.hz.map(|hz| LiveSampling {
+            sampling: (!self.no_samples).then(|| LiveSampling {
                 event: list(vec![sampled]),
-                hz,
+                hz: self.freq,
                 flags,
             }),
             flags,
             symbols,
-            patient: self.once.is_some(),
+            patient: self.once,
             named: self.is_named(),
         })
     }
@@ -149,7 +181,7 @@ pub fn run(
     notes: &mut dyn Write,
 ) -> Result<Completion, ToolError> {
     let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-    if options.once.is_none() && !terminal {
+    if !options.once && !terminal {
         return Err(ToolError::Input(
             "top needs a terminal for its input and output; umpire top --once prints one frame \
              as text"
@@ -157,9 +189,10 @@ pub fn run(
         ));
     }
     let mut top = Top::begin(options)?;
-    let shown = match options.once {
-        Some(width) => top.print(width, out),
-        None => top.show(notes),
+    let shown = if options.once {
+        top.print(columns(), out)
+    } else {
+        top.show(notes)
     };
     top.leave();
     shown
@@ -207,7 +240,7 @@ impl<'a> Top<'a> {
         let mut top = Self {
             options,
             settings,
-            state: State::new(options.interval),
+            state: State::new(options.delay),
             watchers: Vec::new(),
             next: 0,
             refused: BTreeSet::new(),
@@ -344,7 +377,7 @@ impl<'a> Top<'a> {
 
     /// Prints one frame.
     fn print(&mut self, width: u16, out: &mut dyn Write) -> Result<Completion, ToolError> {
-        let until = Instant::now() + self.options.interval;
+        let until = Instant::now() + self.options.delay;
         while Instant::now() < until && !self.watchers.is_empty() {
             let woken = self.waiter.wait(Some(until));
             if woken.map_err(host("waiting for VMs"))?.stop {
@@ -507,4 +540,18 @@ fn clock() -> String {
     let now = jiff::Timestamp::now();
     let text = now.to_string();
     text.split('.').next().unwrap_or("").replace('T', " ") + " UTC"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_seconds() {
+        assert_eq!(delay("0.1"), Ok(Duration::from_millis(100)));
+        assert_eq!(delay("60"), Ok(Duration::from_secs(60)));
+        for text in ["", "0", "-1", "0.05", "3601", "NaN", "1s", "inf"] {
+            assert!(delay(text).is_err(), "{text}");
+        }
+    }
 }

@@ -179,6 +179,9 @@ late are lost, and counted.
   umpire record -F 500 -e cycles,instructions --vcpu 0-1
   umpire record -e branches -c 100000 --random 8 -o branches.data
   umpire record -a --call-graph dwarf --symfs /mnt/guest --for 5s
+  umpire record -p 4711 -g -D 500 --for 5s
+  umpire record -a --for 5s -o - | umpire report -i -
+  umpire record -a -o web1.data --switch-output=100M --switch-max-files 10
 Exit status: 0, also after Ctrl-C without --for, and after the end of the VM; 130 if Ctrl-C cut
 --for short; that of the command if there is one; 2 if something cannot be sampled as asked.";
 

@@ -94,7 +94,7 @@ fn commands_parse() {
     );
     check(
         &["top", "-n", "3", "-d", "0.5"],
-        "Top(TopFlags { vm: VmChoice { vm: None, control: None }, delay: 500ms, frames: Some(3), \
+        "Top(TopOptions { vm: VmChoice { vm: None, control: None }, delay: 500ms, frames: Some(3), \
          once: false, json: false, event: None, freq: 29, no_samples: false",
     );
     check(&["top", "--once", "-j", "--no-samples"], "Top(");

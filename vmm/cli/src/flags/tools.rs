@@ -3,13 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use umpire_tools::command::UntilOptions;
 use umpire_tools::duration::Span;
 use umpire_tools::find::VmChoice;
 use umpire_tools::numbers::Numbers;
-use umpire_tools::record::CallGraph;
-use umpire_tools::stat::spec::EventList;
-use umpire_tools::targets::Selection;
 
 /// The flags of `umpire pause`, `resume` and `stop`.
 #[derive(Clone, Debug, Default, Args)]
@@ -30,57 +26,6 @@ impl From<&LifecycleFlags> for VmChoice {
             vm: flags.name.clone().or_else(|| flags.vm.vm.clone()),
         }
     }
-}
-
-/// The flags of `umpire record`.
-#[derive(Clone, Debug, Args)]
-pub struct RecordFlags {
-    /// The VM, and what of it.
-    #[command(flatten)]
-    pub who: Selection,
-    /// What to sample; several events are sampled at once [default: cycles]
-    #[arg(short, long, value_name = "EVENTS")]
-    pub event: Vec<EventList>,
-    /// Take a sample every so many events
-    #[arg(short = 'c', long, value_name = "N", conflicts_with = "freq",
-          value_parser = clap::value_parser!(u64).range(1..=1 << 47))]
-    pub count: Option<u64>,
-    /// Take so many samples a second of a vCPU's time, by a period that adapts
-    /// [default: 1000]
-    #[arg(short = 'F', long, value_name = "HZ", value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    pub freq: Option<u64>,
-    /// Record the callers of each sample, too: the kernel's by its own unwind tables (ORC), a
-    /// program's by its frame pointers
-    #[arg(short = 'g')]
-    pub callers: bool,
-    /// The same with a program's callers by fp, its frame pointers, or by dwarf, the unwind
-    /// tables of its files, with 8192 bytes of its stack; dwarf,4096 keeps 4096 (8 to 65528)
-    #[arg(long, value_name = "HOW")]
-    pub call_graph: Option<CallGraph>,
-    /// Where --call-graph dwarf finds the guest's programs: a folder of this host that is the
-    /// guest's root, or has copies of its programs and libraries; PATH=DIR is a container's, as
-    /// in umpire report
-    #[arg(long, value_name = "DIR")]
-    pub symfs: Vec<PathBuf>,
-    /// Vary each period at random by so many of its low bits, which breaks the step with
-    /// loops
-    #[arg(long, value_name = "BITS", default_value_t = 0,
-          value_parser = clap::value_parser!(u32).range(0..=32))]
-    pub random: u32,
-    /// Where samples go
-    #[arg(short, long, value_name = "FILE", default_value = "umpire.data")]
-    pub output: PathBuf,
-    /// Memory for the samples of a vCPU or core that were not fetched yet, in KiB, 64 to
-    /// 65536
-    #[arg(long, value_name = "KIB", default_value_t = 1024,
-          value_parser = clap::value_parser!(u64).range(64..=65_536))]
-    pub buffer: u64,
-    /// Let a paused VM go on as soon as everything counts
-    #[arg(long)]
-    pub resume: bool,
-    /// How long.
-    #[command(flatten)]
-    pub until: UntilOptions,
 }
 
 /// The flags of `umpire ls`.

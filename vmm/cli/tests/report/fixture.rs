@@ -30,6 +30,8 @@ pub(crate) fn header() -> Header {
             sampling: Sampling::Period(1000),
             provenance: Some(Provenance::Hardware),
         }],
+        processes: Vec::new(),
+        threads: Vec::new(),
     }
 }
 

@@ -8,7 +8,7 @@ use umpire_lease::{CallError, Keeper, News, Request};
 
 use super::{HostOptions, text};
 use crate::ToolError;
-use crate::command::RunningCommand;
+use crate::command::{CommandOutput, RunningCommand};
 use crate::error::host;
 use crate::wait::Waiter;
 
@@ -51,7 +51,7 @@ pub fn hold(options: &HoldOptions, errors: &mut dyn Write) -> Result<u8, ToolErr
         return Ok(130);
     }
     holder.greet();
-    let command = RunningCommand::start(&options.command, &holder.waiter)?;
+    let command = RunningCommand::start(&options.command, &holder.waiter, CommandOutput::Own)?;
     let Some(mut command) = command else {
         holder.keep(None)?;
         return Ok(0);

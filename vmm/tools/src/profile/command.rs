@@ -18,6 +18,7 @@ use super::report::{Report, ReportOptions, title, write_header, write_json, writ
 use super::script::{Fields, Script};
 use super::stacks::Stacks;
 use super::tally::SortKeys;
+use crate::private;
 
 /// What `umpire script` prints of a profile.
 #[derive(Clone, Debug)]
@@ -245,7 +246,7 @@ fn perf_data(
     let (looked, mut reader) = input.split();
     let mut survey = PerfSurvey::new(&looked.filter, &looked.names);
     ran(&looked, looked.run(&mut reader, &mut [&mut survey]))?;
-    let kallsyms = beside(path, ".kallsyms");
+    let kallsyms = private::behind(path, ".kallsyms");
     to_file(&kallsyms, &options.profile.input, |out| {
         out.write_all(survey.kallsyms().as_bytes())?;
         out.flush()
@@ -288,13 +289,6 @@ fn pprof(
         pprof.write(&facts, event, options.weight, out)
     })?;
     tell(&looked, &facts, notes)
-}
-
-/// `path` with something behind its name.
-fn beside(path: &Path, end: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(end);
-    name.into()
 }
 
 /// What a flame graph says below its title.
@@ -368,13 +362,14 @@ fn to_file(
     })
 }
 
-/// The file at `path`, which is not `input`, emptied.
+/// A file at `path`, which is not `input`, in place of what is there. What was seen of a guest
+/// is for this user alone, in whatever form.
 fn create(path: &Path, input: &Path) -> Result<File, ReportError> {
     let place = |path| fs::canonicalize(path).ok();
     if place(path).is_some_and(|path| place(input) == Some(path)) {
         return Err(ReportError::ItselfAsOutput(path.to_owned()));
     }
-    File::create(path).map_err(|error| ReportError::Create {
+    private::create(path).map_err(|error| ReportError::Create {
         file: path.to_owned(),
         error,
     })

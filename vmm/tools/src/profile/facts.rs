@@ -54,6 +54,24 @@ impl Facts<'_> {
         }
     }
 
+    /// Whose samples the file has, where these are not all: `process 7, 8 and thread 9; 5 samples
+    /// of others left out`.
+    #[must_use]
+    pub fn whose(&self) -> Option<String> {
+        let list = |what, numbers: &[u32]| {
+            let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
+            (!words.is_empty()).then(|| format!("{what} {}", words.join(", ")))
+        };
+        let processes = list("process", &self.header.processes);
+        let whose = processes
+            .into_iter()
+            .chain(list("thread", &self.header.threads));
+        let whose = whose.collect::<Vec<_>>().join(" and ");
+        let left_out = self.totals.left_out.words();
+        let left_out = left_out.map_or(String::new(), |words| format!("; {words}"));
+        (!whose.is_empty()).then(|| format!("{whose}{left_out}"))
+    }
+
     /// What was not sampled, in one line; none if nothing was lost.
     #[must_use]
     pub fn losses(&self) -> Option<String> {
@@ -69,6 +87,7 @@ impl Facts<'_> {
             let blind = scaled(totals.blind_ns, 1_000_000);
             parts.push(format!("{blind:.3} ms without a counter"));
         }
+        parts.extend(totals.left_out.words());
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 

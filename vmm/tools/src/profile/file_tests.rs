@@ -31,6 +31,8 @@ pub(super) fn header() -> Header {
                 provenance: Some(Provenance::Exact),
             },
         ],
+        processes: Vec::new(),
+        threads: Vec::new(),
     }
 }
 
@@ -427,6 +429,33 @@ fn damage_is_told_with_its_place() {
         &format!("at byte {at}: a loss has an unknown cause"),
     );
     check(|bytes| bytes[at] = 1, "too short for its kind");
+}
+
+/// They are told behind the records, maybe several times, and no trailer has to know of them.
+#[test]
+fn samples_that_were_left_out_are_counted() {
+    let mut writer = ProfileWriter::new(Vec::new(), &header()).unwrap();
+    let left_out = |others, unknown| LeftOut { others, unknown };
+    for (others, unknown) in [(0, 0), (5, 0), (2, 3)] {
+        writer.write_left_out(left_out(others, unknown)).unwrap();
+    }
+    assert_eq!(writer.totals().left_out, left_out(7, 3));
+    writer.write_symbols("0000000000001000 T here\n").unwrap();
+    let bytes = writer.finish(9).unwrap();
+    let mut reader = ProfileReader::open(&bytes[..]).unwrap();
+    assert!(reader.next_record().unwrap().is_none());
+    assert_eq!(reader.ending(), Some(Ending::Whole(9)));
+    assert_eq!(reader.totals().left_out, left_out(7, 3));
+    assert_eq!(reader.unknown_records(), 0);
+    let words = reader.totals().left_out.words();
+    let expected = "7 samples of others and 3 of unknown tasks left out";
+    assert_eq!(words.as_deref(), Some(expected));
+    assert_eq!(left_out(0, 0).words(), None);
+    // Nothing is written where there is nothing to tell.
+    let without = ProfileWriter::new(Vec::new(), &header()).unwrap();
+    assert_eq!(file(&[]), without.finish(5_000_000).unwrap());
+    let json = serde_json::to_value(Totals::default()).unwrap();
+    assert_eq!(json.as_object().map(|fields| fields.len()), Some(4));
 }
 
 #[test]

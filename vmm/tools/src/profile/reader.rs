@@ -7,7 +7,7 @@ use std::ops::Range;
 use perfmon_abi::wire::programs::Described;
 use thiserror::Error;
 
-use super::record::{Header, Record, Sample, Totals};
+use super::record::{Header, LeftOut, Record, Sample, Totals};
 use super::wire::{
     DESCRIBED, Decoded, HEAD, LONGEST_HEADER, LONGEST_SYMBOLS, MAGIC, VERSION, WHOLE_TRAILER,
     decode, has_chain, head, symbols_before, symbols_of,
@@ -190,12 +190,16 @@ impl<R: Read> ProfileReader<R> {
                     return Ok(Some(&mut self.record));
                 }
                 Decoded::Symbols => self.offset += size,
+                Decoded::LeftOut(more) => {
+                    self.offset += size;
+                    self.totals.left_out.add(more);
+                }
                 Decoded::Unknown => {
                     self.offset += size;
                     self.unknown += 1;
                 }
                 Decoded::Damaged(why) => self.damaged(why),
-                Decoded::Trailer(totals, _) if totals != self.totals => {
+                Decoded::Trailer(totals, _) if totals != self.recorded() => {
                     self.damaged("its trailer tells of other records than it has");
                 }
                 Decoded::Trailer(_, duration_ns) => {
@@ -209,6 +213,14 @@ impl<R: Read> ProfileReader<R> {
             }
         }
         Ok(None)
+    }
+
+    /// What a trailer tells of.
+    fn recorded(&self) -> Totals {
+        Totals {
+            left_out: LeftOut::default(),
+            ..self.totals
+        }
     }
 
     fn damaged(&mut self, why: &'static str) {

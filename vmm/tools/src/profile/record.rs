@@ -37,6 +37,12 @@ pub struct Header {
     pub tsc_khz: u64,
     /// The events, in the order in which samples refer to them.
     pub events: Vec<SampledEvent>,
+    /// The guest's processes whose samples were taken in; with threads, where not all were.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<u32>,
+    /// The guest's threads whose samples were taken in, besides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub threads: Vec<u32>,
 }
 
 /// An event that samples are taken of.
@@ -174,6 +180,46 @@ pub struct Totals {
     pub throttled: u64,
     /// Time without a counter, in nanoseconds, summed over vCPUs.
     pub blind_ns: u64,
+    /// Samples that were taken, and left out on purpose.
+    #[serde(flatten)]
+    pub left_out: LeftOut,
+}
+
+/// Samples that were taken and are not in the file, since nobody wanted them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Those of other tasks than were asked for.
+    #[serde(rename = "left_out", skip_serializing_if = "is_zero")]
+    pub others: u64,
+    /// Those of which nobody knew whose they are.
+    #[serde(rename = "left_out_unknown", skip_serializing_if = "is_zero")]
+    pub unknown: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl LeftOut {
+    /// Takes more in. Sums stay at the greatest number there is.
+    pub(super) fn add(&mut self, more: Self) {
+        self.others = self.others.saturating_add(more.others);
+        self.unknown = self.unknown.saturating_add(more.unknown);
+    }
+
+    /// `5 samples of others left out, 2 of unknown tasks`; none if none were.
+    #[must_use]
+    pub fn words(&self) -> Option<String> {
+        match (self.others, self.unknown) {
+            (0, 0) => None,
+            (others, 0) => Some(format!("{others} samples of others left out")),
+            (0, unknown) => Some(format!("{unknown} samples of unknown tasks left out")),
+            (others, unknown) => Some(format!(
+                "{others} samples of others and {unknown} of unknown tasks left out"
+            )),
+        }
+    }
 }
 
 impl Totals {

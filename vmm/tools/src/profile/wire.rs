@@ -19,7 +19,7 @@
 use perfmon_abi::compact::{CallChain, ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame};
 use perfmon_abi::wire::programs::Described;
 
-use super::record::{Loss, LossKind, Record, Ring, Sample, Totals};
+use super::record::{LeftOut, Loss, LossKind, Record, Ring, Sample, Totals};
 
 /// How a profile file begins: not as text does, and damaged by transfers that
 /// change line ends.
@@ -42,6 +42,9 @@ const TRAILER: u8 = 3;
 const SYMBOLS: u8 = 4;
 /// What a number in samples stands for: a [`Described`] in JSON.
 pub(super) const DESCRIBED: u8 = 5;
+/// How many samples were taken and left out.
+const LEFT_OUT: u8 = 6;
+const LEFT_OUT_LENGTH: usize = 16;
 
 const SAMPLE_LENGTH: usize = 49;
 const LOSS_LENGTH: usize = 25;
@@ -84,6 +87,8 @@ pub(super) enum Decoded {
     Trailer(Totals, u64),
     /// A piece of symbols.
     Symbols,
+    /// Samples that were left out.
+    LeftOut(LeftOut),
     /// A kind that this version does not know.
     Unknown,
     /// Bytes that no writer makes.
@@ -97,6 +102,13 @@ pub(super) fn put_record(record: &Record, out: &mut Vec<u8>) {
         Record::Loss(loss) => put_loss(loss, out),
         Record::Described(described) => put_described(described, out),
     }
+}
+
+/// Appends how many samples were left out.
+pub(super) fn put_left_out(left_out: LeftOut, out: &mut Vec<u8>) {
+    put_head(LEFT_OUT, LEFT_OUT_LENGTH, out);
+    out.extend(left_out.others.to_le_bytes());
+    out.extend(left_out.unknown.to_le_bytes());
 }
 
 /// Appends symbols, in pieces, and returns how many bytes these have.
@@ -284,6 +296,7 @@ pub(super) fn decode(kind: u8, payload: &[u8], events: usize, record: &mut Recor
         LOSS => loss(&mut fields, record),
         TRAILER => trailer(&mut fields),
         SYMBOLS => Some(Decoded::Symbols),
+        LEFT_OUT => left_out(&mut fields),
         DESCRIBED => Some(described(payload, record)),
         _ => Some(Decoded::Unknown),
     };
@@ -390,12 +403,21 @@ fn loss(fields: &mut FieldReader, record: &mut Record) -> Option<Decoded> {
     Some(Decoded::Record)
 }
 
+fn left_out(fields: &mut FieldReader) -> Option<Decoded> {
+    Some(Decoded::LeftOut(LeftOut {
+        others: fields.u64()?,
+        unknown: fields.u64()?,
+    }))
+}
+
 fn trailer(fields: &mut FieldReader) -> Option<Decoded> {
     let totals = Totals {
         samples: fields.u64()?,
         lost: fields.u64()?,
         throttled: fields.u64()?,
         blind_ns: fields.u64()?,
+        // They have a record of their own.
+        left_out: LeftOut::default(),
     };
     Some(Decoded::Trailer(totals, fields.u64()?))
 }

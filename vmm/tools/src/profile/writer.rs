@@ -2,8 +2,10 @@
 
 use std::io::{self, Write};
 
-use super::record::{Header, Record, Totals};
-use super::wire::{LONGEST_HEADER, MAGIC, VERSION, put_record, put_symbols, put_trailer};
+use super::record::{Header, LeftOut, Record, Totals};
+use super::wire::{
+    LONGEST_HEADER, MAGIC, VERSION, put_left_out, put_record, put_symbols, put_trailer,
+};
 
 /// Writes a profile file. Holds one record in memory at a time; wrap what it
 /// writes to in a [`std::io::BufWriter`].
@@ -69,10 +71,29 @@ impl<W: Write> ProfileWriter<W> {
         Ok(())
     }
 
+    /// What it writes to.
+    pub(crate) fn out(&mut self) -> &mut W {
+        &mut self.out
+    }
+
     /// What was written so far, for a progress line.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.totals
+    }
+
+    /// Appends how many samples were taken and left out, if any were, since this was told last.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_left_out(&mut self, left_out: LeftOut) -> io::Result<()> {
+        if left_out == LeftOut::default() {
+            return Ok(());
+        }
+        self.totals.left_out.add(left_out);
+        self.record.clear();
+        put_left_out(left_out, &mut self.record);
+        self.out.write_all(&self.record)
     }
 
     /// Appends the names of the guest's kernel, behind all records: text in the form of

@@ -80,7 +80,8 @@ impl ProgramCallers {
     }
 }
 
-fn bytes(record: &Record) -> usize {
+/// Bytes of its stack and chain.
+pub(super) fn bytes(record: &Record) -> usize {
     match record {
         Record::Sample(sample) => {
             let (chain, stack) = (&sample.guest.chain, &sample.guest.stack);

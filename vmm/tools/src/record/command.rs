@@ -1,28 +1,31 @@
 //! The loop of `umpire record`.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::{Duration, Instant, SystemTime};
 
 use perfmon_abi::Config;
 use umpire_perfmon::Call;
 
+use super::book::Book;
 use super::callers::ProgramCallers;
 use super::kernel::KernelNames;
-use super::output::Output;
+use super::options::{Dwarf, RecordOptions};
+use super::output::{Output, check_pipe};
 use super::plan::SamplingPlan;
 use super::programs::Programs;
 use super::samples::Clock;
 use super::session::{SamplingSession, Scene};
-use crate::command::{Limit, Until};
+use super::switch::Files;
+use super::tasks::TaskFilter;
+use crate::command::{CommandOutput, Limit, Until};
 use crate::error::host;
 use crate::lifecycle::Starter;
 use crate::profile::symfs::Symfs;
 use crate::profile::unwind::ProgramUnwinder;
 use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
 use crate::stat::spec::EventList;
-use crate::targets::{Selection, Target};
+use crate::targets::Target;
+use crate::wait::Woken;
 use crate::{Completion, ToolError, Vm, Waiter, refused};
 
 /// How often buffers are emptied. At 100,000 samples a second, which is what a
@@ -35,92 +38,16 @@ const LOOK: Duration = Duration::from_millis(100);
 /// waited for.
 const KERNEL: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_millis(200);
+/// How soon it is said that nothing was sampled of a process that was asked for.
+const SOON: Duration = Duration::from_secs(1);
 /// How often a terminal shows the progress.
 const PROGRESS: Duration = Duration::from_millis(500);
 /// The least sampling buffer: two blocks with callers.
 const LEAST_BUFFER: u64 = 16 << 10;
 /// For so many stacks a buffer has room beside what was asked for: half a second of them.
 const STACKS: u64 = 512;
+/// What is sampled where nobody says.
 const DEFAULT: &str = "cycles";
-
-/// What is sampled, and where samples go.
-#[derive(Clone, Debug)]
-pub struct RecordOptions {
-    /// The VM, and what of it.
-    pub selection: Selection,
-    /// What to sample, all at once; without any the cycles.
-    pub events: Vec<EventList>,
-    /// How far apart samples are.
-    pub sampling: Sampling,
-    /// Record the callers of each sample, too.
-    pub chains: bool,
-    /// Find those of programs by the unwind tables of their files.
-    pub dwarf: Option<Dwarf>,
-    /// Vary each period at random by so many of its low bits.
-    pub random: u32,
-    /// The file for the samples.
-    pub output: PathBuf,
-    /// Bytes for the samples of a vCPU or core that were not fetched yet.
-    pub buffer: u64,
-    /// How long to sample.
-    pub until: Until,
-    /// Who lets a paused VM go on.
-    pub starter: Starter,
-}
-
-/// How callers of programs are found by the unwind tables of their files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dwarf {
-    /// Bytes of the stack that each sample brings, a multiple of 8.
-    pub stack: u16,
-    /// The guest's root, or a copy of what it has of the programs, and those of containers.
-    pub symfs: Vec<PathBuf>,
-}
-
-/// How callers of programs are found, as `--call-graph` of perf says it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallGraph {
-    /// By frame pointers.
-    FramePointers,
-    /// By the unwind tables of their files, and so many bytes of the stack.
-    Dwarf(u16),
-}
-
-impl CallGraph {
-    /// Bytes of the stack where nobody says: as with perf.
-    const STACK: u16 = 8192;
-}
-
-impl FromStr for CallGraph {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (how, bytes) = match text.split_once(',') {
-            Some((how, bytes)) => (how, Some(bytes)),
-            None => (text, None),
-        };
-        match (how, bytes) {
-            ("fp", None) => Ok(Self::FramePointers),
-            ("dwarf", None) => Ok(Self::Dwarf(Self::STACK)),
-            ("dwarf", Some(bytes)) => {
-                let bytes: Option<u16> = bytes.parse().ok();
-                let bytes = bytes.filter(|bytes| *bytes > 0 && bytes.is_multiple_of(8));
-                let wrong = "the bytes of the stack are a multiple of 8 from 8 to 65528";
-                bytes.map(Self::Dwarf).ok_or_else(|| wrong.to_owned())
-            }
-            _ => Err(
-                "callers are found by fp (frame pointers) or by dwarf[,BYTES] (the files of \
-                 --symfs)"
-                    .to_owned(),
-            ),
-        }
-    }
-}
-
-impl RecordOptions {
-    /// Samples a second where nobody says.
-    pub const DEFAULT_HZ: u64 = 1000;
-}
 
 /// `umpire record`.
 ///
@@ -128,11 +55,28 @@ impl RecordOptions {
 /// There is no VM, no such event, vCPU or core, the VM refuses, or the file
 /// cannot be written.
 pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
-    let selection = &options.selection;
-    let callers = options.dwarf.as_ref().map(callers).transpose()?;
-    let stack = options.dwarf.as_ref().map_or(0, |dwarf| dwarf.stack);
-    let vm = Vm::find(&selection.vm)?;
-    let targets = selection.targets(vm.model.vcpus, vm.model.cores)?;
+    let starter = if options.resume {
+        Starter::of(1)
+    } else {
+        Starter::default()
+    };
+    run_with(options, &starter)
+}
+
+/// The same, beside other tools that a VM waits for.
+///
+/// # Errors
+/// As of [`run`].
+pub fn run_with(options: &RecordOptions, starter: &Starter) -> Result<Completion, ToolError> {
+    let until = options.until.until()?;
+    let dwarf = options.dwarf()?;
+    if options.is_pipe() {
+        check_pipe()?;
+    }
+    let callers = dwarf.as_ref().map(callers).transpose()?;
+    let stack = dwarf.as_ref().map_or(0, |dwarf| dwarf.stack);
+    let vm = Vm::find(&options.who.vm)?;
+    let targets = options.who.targets(vm.model.vcpus, vm.model.cores)?;
     let plan = plan(options, &vm).map_err(ToolError::Input)?;
     let clock = Clock {
         start: crate::sys::rdtsc(),
@@ -142,40 +86,62 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
         vm: &vm,
         plan: &plan,
         clock,
-        flags: selection.flags(),
-        chains: options.chains || stack > 0,
+        flags: options.who.flags(),
+        chains: options.callers || options.call_graph.is_some(),
         stack,
         buffer: buffer(
-            options.buffer + STACKS * u64::from(stack),
+            (options.buffer << 10) + STACKS * u64::from(stack),
             targets.len(),
             &vm,
         )?
         .max(LEAST_BUFFER + 4 * u64::from(stack)),
     };
     let waiter = Waiter::new().map_err(host("waiting for events"))?;
+    let files = Files::of(options, &waiter)?;
     let sessions = sessions(&scene, &targets, &waiter)?;
-    let output = Output::create(&options.output, header(&scene))?;
+    let filter = TaskFilter::new(&options.processes, &options.threads);
+    let book = (filter.is_some() || files.is_some()).then(Book::default);
     let mut recording = Recording {
+        output: Output::new(&options.output, header(&scene, options)),
         scene,
+        options,
         sessions,
         waiter: &waiter,
-        output,
+        files,
         names: KernelNames::new(&vm),
         programs: Programs::default(),
+        filter,
         callers,
+        book,
         shown: None,
         unreported: false,
     };
-    let file = options.output.display().to_string();
-    let went = recording.go(options);
+    if options.verbose {
+        recording.say(&described(&recording.scene, &targets));
+    }
+    let went = recording.go(&until, starter);
     if went.is_err() && !recording.has_any() {
         return went;
     }
     // What was measured is kept, whatever has happened since.
-    let kept = recording.finish(&file);
+    let kept = recording.finish();
     let completion = went?;
     kept?;
     Ok(completion)
+}
+
+/// What is sampled, for people.
+fn described(scene: &Scene<'_>, targets: &[Target]) -> String {
+    let targets: Vec<String> = targets.iter().map(Target::to_string).collect();
+    let event = |event: &super::plan::Sampled| format!("{} (PMD {})", event.name, event.pmd);
+    let events: Vec<String> = scene.plan.events.iter().map(event).collect();
+    format!(
+        "{}: {}; sampled are {}; a buffer has {} KiB",
+        scene.vm.title(),
+        targets.join(", "),
+        events.join(", "),
+        scene.buffer >> 10
+    )
 }
 
 /// Who finds callers in the files of programs.
@@ -189,14 +155,14 @@ fn callers(dwarf: &Dwarf) -> Result<ProgramCallers, ToolError> {
 }
 
 fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
-    if options.events.iter().any(|list| list.reads_at_samples) {
+    if options.event.iter().any(|list| list.reads_at_samples) {
         return Err(
             "':S' asks for the counts of a group in each sample, and umpire record takes none; \
              leave it out, and each event is sampled by itself"
                 .to_owned(),
         );
     }
-    let groups = options.events.iter().flat_map(|list| list.groups.clone());
+    let groups = options.event.iter().flat_map(|list| list.groups.clone());
     let mut list = EventList {
         groups: groups.collect(),
         reads_at_samples: false,
@@ -210,7 +176,7 @@ fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
         &vm.pmu,
         &vm.model.virtual_pmds,
         names.as_ref(),
-        options.sampling,
+        options.sampling(),
         options.random,
     )
 }
@@ -246,7 +212,7 @@ fn sessions(
     Ok(sessions)
 }
 
-fn header(scene: &Scene<'_>) -> Header {
+fn header(scene: &Scene<'_>, options: &RecordOptions) -> Header {
     let event = |event: &super::plan::Sampled| SampledEvent {
         name: event.name.clone(),
         sampling: scene.plan.sampling,
@@ -265,6 +231,8 @@ fn header(scene: &Scene<'_>) -> Header {
         start_tsc: scene.clock.start,
         tsc_khz: scene.vm.model.tsc_khz,
         events: scene.plan.events.iter().map(event).collect(),
+        processes: options.processes.clone(),
+        threads: options.threads.clone(),
     }
 }
 
@@ -294,13 +262,20 @@ fn own_words() -> Vec<String> {
 
 struct Recording<'a> {
     scene: Scene<'a>,
+    options: &'a RecordOptions,
     sessions: Vec<SamplingSession>,
     waiter: &'a Waiter,
     output: Output,
+    /// Where the recording has several files.
+    files: Option<Files>,
     names: KernelNames,
     programs: Programs,
+    /// Whose samples are taken in, where not all are.
+    filter: Option<TaskFilter>,
     /// Where programs' callers are found by their files.
     callers: Option<ProgramCallers>,
+    /// Where not all descriptions go to the file.
+    book: Option<Book>,
     /// When progress was shown last.
     shown: Option<Instant>,
     /// Others had counters for a time that nobody reports.
@@ -309,20 +284,137 @@ struct Recording<'a> {
 
 impl Recording<'_> {
     /// Samples until the time or the command is over, it is stopped, or nobody is left.
-    fn go(&mut self, options: &RecordOptions) -> Result<Completion, ToolError> {
-        for session in &self.sessions {
+    fn go(&mut self, until: &Until, starter: &Starter) -> Result<Completion, ToolError> {
+        if self.begin(starter)? {
+            return self.end().map(|()| Completion::Complete);
+        }
+        let output = if self.options.is_pipe() {
+            CommandOutput::Error
+        } else {
+            CommandOutput::Own
+        };
+        let delay = self.options.delay;
+        let mut limit = Limit::begin_with(until, self.waiter, delay, output)?;
+        if delay.is_zero() || self.sit_out(delay, &mut limit)? {
+            self.watch(&mut limit)?;
+        }
+        self.end()?;
+        Ok(limit.completion())
+    }
+
+    /// Begins to sample, but for what comes after a delay, and opens the file. Returns whether
+    /// it is over already.
+    fn begin(&mut self, starter: &Starter) -> Result<bool, ToolError> {
+        if starter.is_waited_for() {
+            self.output.open()?;
+            if self.options.delay.is_zero() {
+                self.start()?;
+            }
+            return starter.ready(self.scene.vm).map(|()| false);
+        }
+        self.start()?;
+        let is_over = self.get_ready()?;
+        self.need_tasks()?;
+        self.output.open()?;
+        Ok(is_over)
+    }
+
+    fn start(&mut self) -> Result<(), ToolError> {
+        for session in self.sessions.iter_mut().filter(|session| !session.over) {
             session.start(self.scene.vm)?;
         }
-        options.starter.ready(self.scene.vm)?;
-        let stopped = !options.starter.is_waited_for() && self.get_ready()?;
-        let began = Instant::now();
-        let mut limit = Limit::begin(&options.until, self.waiter)?;
-        let (mut next_drain, mut next_look) = (began + DRAIN, began + FIRST_LOOK);
+        Ok(())
+    }
+
+    /// Samples nothing for so long, and then begins. Returns false if it is over before that.
+    fn sit_out(&mut self, delay: Duration, limit: &mut Limit) -> Result<bool, ToolError> {
+        let until = Instant::now() + delay;
+        for session in &mut self.sessions {
+            session.pause(&self.scene);
+        }
+        // While it got ready something was sampled.
+        drained(&mut self.sessions, &self.scene)?;
         loop {
-            if stopped {
+            let next = limit.due().into_iter().chain([until]).min();
+            let woken = self.waiter.wait(next);
+            let woken = woken.map_err(host("waiting out the delay"))?;
+            self.pass_over(&woken)?;
+            if limit.is_over(&woken)? || self.none_left() && !limit.is_command() {
+                self.say("it was over before the delay was, so nothing was sampled");
+                return Ok(false);
+            }
+            if until <= Instant::now() {
                 break;
             }
-            let moments = [Some(next_drain), Some(next_look), limit.due()];
+        }
+        self.begin_time();
+        self.start()?;
+        Ok(true)
+    }
+
+    /// Takes in what came before sampling begins.
+    fn pass_over(&mut self, woken: &Woken) -> Result<(), ToolError> {
+        for number in &woken.ready {
+            if let Some(session) = self.sessions.get_mut(*number) {
+                session.messages(&self.scene)?;
+                if session.over {
+                    self.waiter.remove(&session.handle.fd);
+                }
+            }
+        }
+        if let Some(files) = &mut self.files {
+            files.hear(woken);
+        }
+        Ok(())
+    }
+
+    /// What is sampled from now on is the recording's.
+    fn begin_time(&mut self) {
+        self.scene.clock.start = crate::sys::rdtsc();
+        self.output.begin(unix_ns(), self.scene.clock.start);
+    }
+
+    fn none_left(&self) -> bool {
+        self.sessions.iter().all(|session| session.over)
+    }
+
+    /// Takes in what is left, and samples no more.
+    fn end(&mut self) -> Result<(), ToolError> {
+        self.look()?;
+        for session in &mut self.sessions {
+            session.stop(&self.scene);
+        }
+        for number in 0..self.sessions.len() {
+            self.messages(number)?;
+        }
+        self.drain()?;
+        let mut losses = Vec::new();
+        let mut notes = Vec::new();
+        for session in &mut self.sessions {
+            match session.unrestored(&self.scene) {
+                Some(Ok(loss)) => losses.push(loss),
+                Some(Err(note)) => notes.push(note),
+                None => {}
+            }
+        }
+        self.unreported |= !notes.is_empty();
+        for note in notes {
+            self.say(&note);
+        }
+        // Behind the samples before them.
+        self.write(losses)
+    }
+
+    fn watch(&mut self, limit: &mut Limit) -> Result<(), ToolError> {
+        let began = Instant::now();
+        if let Some(files) = &mut self.files {
+            files.begin(began);
+        }
+        let (mut next_drain, mut next_look) = (began + DRAIN, began + FIRST_LOOK);
+        let mut absent = self.filter.as_ref().map(|_| began + SOON);
+        loop {
+            let switch = self.files.as_ref().and_then(Files::due);
+            let moments = [Some(next_drain), Some(next_look), limit.due(), switch];
             let next = moments.into_iter().flatten().min();
             let woken = self
                 .waiter
@@ -332,9 +424,9 @@ impl Recording<'_> {
                 self.messages(*number)?;
             }
             let now = Instant::now();
-            let none_left = self.sessions.iter().all(|session| session.over);
+            let none_left = self.none_left();
             if limit.is_over(&woken)? || none_left && !limit.is_command() {
-                break;
+                return Ok(());
             }
             if next_drain <= now {
                 self.drain()?;
@@ -346,38 +438,89 @@ impl Recording<'_> {
                 self.describe()?;
                 next_look = now + LOOK;
             }
+            if absent.is_some_and(|at| at <= now) {
+                absent = None;
+                self.tell_absent(
+                    "so far there is no sample of",
+                    "; they are taken in when it runs",
+                );
+            }
+            self.switch_if_due(&woken, now)?;
+            if self.output.is_closed() || self.is_full() {
+                return Ok(());
+            }
             self.show(now);
         }
-        self.look()?;
-        for session in &mut self.sessions {
-            session.stop(&self.scene);
+    }
+
+    /// Whether the file has as many bytes as it may, which is said.
+    fn is_full(&mut self) -> bool {
+        let most = self.options.max_size;
+        let is_full = most.is_some_and(|most| self.output.bytes() >= most);
+        if is_full {
+            let name = self.output.name();
+            self.say(&format!(
+                "{name} has the bytes of --max-size: sampling ends"
+            ));
         }
-        for number in 0..self.sessions.len() {
-            self.messages(number)?;
+        is_full
+    }
+
+    /// Goes on in another file if it is time.
+    fn switch_if_due(&mut self, woken: &Woken, now: Instant) -> Result<(), ToolError> {
+        let bytes = self.output.bytes();
+        let files = self.files.as_mut();
+        if files.is_some_and(|files| files.is_due(woken, bytes, now)) {
+            self.switch()?;
         }
+        Ok(())
+    }
+
+    /// Ends this file, with all that its samples need, and begins another. What is sampled
+    /// meanwhile is the next one's.
+    fn switch(&mut self) -> Result<(), ToolError> {
         self.drain()?;
-        let mut losses = Vec::new();
-        for session in &mut self.sessions {
-            match session.unrestored(&self.scene) {
-                Some(Ok(loss)) => losses.push(loss),
-                Some(Err(note)) => {
-                    self.unreported = true;
-                    crate::note(&mut io::stderr(), &note);
+        let (unix_ns, tsc) = (unix_ns(), crate::sys::rdtsc());
+        let duration_ns = self.scene.clock.ns(tsc);
+        self.scene.clock.start = tsc;
+        let mut held = Ok(Vec::new());
+        let (sessions, scene) = (&mut self.sessions, &self.scene);
+        let described = self.programs.rest(&scene.vm.client, || {
+            if let Ok(records) = &mut held {
+                match drained(sessions, scene) {
+                    Ok(more) => records.extend(more),
+                    Err(error) => held = Err(error),
                 }
-                None => {}
             }
+        });
+        self.put(described)?;
+        self.put_rest()?;
+        let symbols = self.names.text_of_file(self.scene.vm);
+        let next = self.output.next(unix_ns, tsc);
+        self.close(duration_ns, &symbols)?;
+        if let Some(book) = &mut self.book {
+            book.turn_over();
         }
-        // Behind the samples before them.
-        self.write(losses)?;
-        Ok(limit.completion())
+        self.output = next;
+        self.output.open()?;
+        if let Some(files) = &mut self.files {
+            files.begin(Instant::now());
+        }
+        let held = held?;
+        self.write(held)
     }
 
     /// Takes in what is in the buffers yet, and says whether anything was measured.
     fn has_any(&mut self) -> bool {
+        if !self.output.is_open() {
+            return false;
+        }
         // Why it fails, if it does, was said already.
         let _ = self.drain();
         let callers = self.callers.as_ref();
-        let waits = callers.is_some_and(|callers| !callers.is_empty());
+        let filter = self.filter.as_ref();
+        let waits = callers.is_some_and(|callers| !callers.is_empty())
+            || filter.is_some_and(|filter| !filter.is_empty());
         waits || self.output.totals() != Totals::default()
     }
 
@@ -388,10 +531,7 @@ impl Recording<'_> {
         let began = Instant::now();
         let (mut any, mut stopped) = (false, false);
         while !stopped && began.elapsed() < if any { KERNEL } else { IDLE } {
-            let mut records = Vec::new();
-            for session in &mut self.sessions {
-                records.extend(session.drain(&self.scene)?);
-            }
+            let records = drained(&mut self.sessions, &self.scene)?;
             any |= !records.is_empty();
             self.programs.take(&records);
             if self.programs.is_ready(&self.scene.vm.client) {
@@ -399,19 +539,23 @@ impl Recording<'_> {
             }
             let woken = self.waiter.wait(Some(Instant::now() + FIRST_LOOK));
             let woken = woken.map_err(host("waiting for samples"))?;
-            for number in woken.ready {
-                if let Some(session) = self.sessions.get_mut(number) {
-                    session.messages(&self.scene)?;
-                    if session.over {
-                        self.waiter.remove(&session.handle.fd);
-                    }
-                }
-            }
-            stopped = woken.stop || self.sessions.iter().all(|session| session.over);
+            self.pass_over(&woken)?;
+            stopped = woken.stop || self.none_left();
         }
-        self.scene.clock.start = crate::sys::rdtsc();
-        self.output.begin(unix_ns(), self.scene.clock.start);
+        self.begin_time();
         Ok(stopped)
+    }
+
+    /// Whoever asks for processes has a guest whose processes are known.
+    fn need_tasks(&self) -> Result<(), ToolError> {
+        let asks = self.filter.is_some();
+        let why = || self.programs.why_unknown(&self.scene.vm.client);
+        match asks.then(why).flatten() {
+            Some(why) => Err(ToolError::Input(format!(
+                "-p and -t need the guest's processes, which are not known: {why}"
+            ))),
+            None => Ok(()),
+        }
     }
 
     fn messages(&mut self, number: usize) -> Result<(), ToolError> {
@@ -428,29 +572,49 @@ impl Recording<'_> {
     }
 
     fn write(&mut self, records: Vec<Record>) -> Result<(), ToolError> {
-        self.names.take(&records);
         self.programs.take(&records);
         self.put(records)
     }
 
-    /// To the file, or where samples wait for what is known of their programs.
+    /// To the file, or where samples wait until it is known whose they are.
     fn put(&mut self, mut records: Vec<Record>) -> Result<(), ToolError> {
+        if let (Some(filter), Some(book)) = (&mut self.filter, &mut self.book) {
+            records = filter.push(records, book, Instant::now());
+        }
+        self.put_wanted(records)
+    }
+
+    /// The same, or where samples wait for what is known of their programs.
+    fn put_wanted(&mut self, mut records: Vec<Record>) -> Result<(), ToolError> {
+        self.names.take(&records);
         if let Some(callers) = &mut self.callers {
             records = callers.push(records, Instant::now());
+        }
+        self.put_complete(records)
+    }
+
+    fn put_complete(&mut self, mut records: Vec<Record>) -> Result<(), ToolError> {
+        if let Some(book) = &mut self.book {
+            book.turn(&mut records);
         }
         self.output.write(&records)
     }
 
-    fn drain(&mut self) -> Result<(), ToolError> {
-        let mut records = Vec::new();
-        for session in &mut self.sessions {
-            records.extend(session.drain(&self.scene)?);
+    /// What still waits: nothing more will be described for this file.
+    fn put_rest(&mut self) -> Result<(), ToolError> {
+        if let (Some(filter), Some(book)) = (&mut self.filter, &self.book) {
+            let rest = filter.rest(book);
+            self.put_wanted(rest)?;
         }
-        records.sort_by_key(|record| match record {
-            Record::Sample(sample) => sample.time_ns,
-            Record::Loss(loss) => loss.time_ns,
-            Record::Described(_) => 0,
-        });
+        if let Some(callers) = &mut self.callers {
+            let rest = callers.rest();
+            self.put_complete(rest)?;
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<(), ToolError> {
+        let records = drained(&mut self.sessions, &self.scene)?;
         self.write(records)
     }
 
@@ -477,42 +641,98 @@ impl Recording<'_> {
     /// How far it is, for people.
     fn show(&mut self, now: Instant) {
         let due = self.shown.is_none_or(|last| last + PROGRESS <= now);
-        if !due || !io::stderr().is_terminal() {
+        if !due || self.options.quiet || !io::stderr().is_terminal() {
             return;
         }
         self.shown = Some(now);
-        let _ = write!(io::stderr(), "\r\x1b[K{}", progress(&self.output.totals()));
+        let mut totals = self.output.totals();
+        totals.left_out = self
+            .filter
+            .as_ref()
+            .map_or(totals.left_out, TaskFilter::left_out);
+        let _ = write!(io::stderr(), "\r\x1b[K{}", progress(&totals));
     }
 
-    fn finish(mut self, file: &str) -> Result<(), ToolError> {
+    /// A line for the user, who may not want any.
+    fn say(&mut self, text: &str) {
+        if self.options.quiet {
+            return;
+        }
         if self.shown.take().is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
-        let now = crate::sys::rdtsc();
-        let described = self.programs.rest(&self.scene.vm.client);
-        self.put(described)?;
-        if let Some(callers) = &mut self.callers {
-            self.output.write(&callers.rest())?;
-            for warning in callers.warnings() {
-                crate::note(&mut io::stderr(), &warning);
-            }
+        crate::note(&mut io::stderr(), text);
+    }
+
+    /// Which of the processes and threads that were asked for have no sample.
+    fn tell_absent(&mut self, before: &str, behind: &str) {
+        let absent = self.filter.as_ref().and_then(TaskFilter::absent);
+        if let Some(absent) = absent {
+            self.say(&format!("{before} the guest's {absent}{behind}"));
         }
-        let totals = self.output.totals();
-        if let Some(note) = self.programs.note().filter(|_| totals.samples > 0) {
-            crate::note(&mut io::stderr(), &note);
+    }
+
+    fn finish(mut self) -> Result<(), ToolError> {
+        let now = crate::sys::rdtsc();
+        let described = self.programs.rest(&self.scene.vm.client, || ());
+        self.put(described)?;
+        self.put_rest()?;
+        let warnings = self.callers.as_ref().map(ProgramCallers::warnings);
+        let note = self.programs.note();
+        let note = note.filter(|_| self.output.totals().samples > 0);
+        for line in warnings.into_iter().flatten().chain(note) {
+            self.say(&line);
         }
         let symbols = self.names.text(self.scene.vm);
-        let bytes = self.output.finish(self.scene.clock.ns(now), &symbols)?;
+        self.close(self.scene.clock.ns(now), &symbols)?;
+        self.tell_absent(
+            "there is no sample of",
+            ": it did not run, or had another number",
+        );
+        if self.output.totals().samples == 0 {
+            self.need_tasks()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the file, and says what it has.
+    fn close(&mut self, duration_ns: u64, symbols: &str) -> Result<(), ToolError> {
+        let left_out = self.filter.as_mut().map(TaskFilter::take_left_out);
+        let left_out = left_out.unwrap_or_default();
+        let bytes = self.output.finish(duration_ns, left_out, symbols)?;
+        let name = match &mut self.files {
+            Some(files) => files.put_away()?,
+            None => self.output.name(),
+        };
+        let totals = self.output.totals();
         let none = if was_idle(&totals) && !self.unreported {
             "; the guest was idle, or did nothing of this kind"
         } else {
             ""
         };
-        let kib = bytes.div_ceil(1024);
         let line = progress(&totals);
-        let _ = writeln!(io::stderr(), "umpire: {line}; {file} has {kib} KiB{none}");
+        if self.output.is_closed() {
+            self.say(&format!("{line}; nobody reads {name} any more"));
+        } else {
+            let kib = bytes.div_ceil(1024);
+            self.say(&format!("{line}; {name} has {kib} KiB{none}"));
+        }
         Ok(())
     }
+}
+
+/// What all of them have sampled since the last time, by time.
+fn drained(sessions: &mut [SamplingSession], scene: &Scene<'_>) -> Result<Vec<Record>, ToolError> {
+    let mut records = Vec::new();
+    for session in sessions {
+        records.extend(session.drain(scene)?);
+    }
+    records.sort_by_key(|record| match record {
+        Record::Sample(sample) => sample.time_ns,
+        Record::Loss(loss) => loss.time_ns,
+        Record::Described(_) => 0,
+    });
+    Ok(records)
 }
 
 /// There are no samples, and nothing that keeps them from being taken.
@@ -525,6 +745,9 @@ fn progress(totals: &Totals) -> String {
     let mut text = format!("{} samples", totals.samples);
     if totals.lost > 0 {
         text.push_str(&format!(", {} lost", totals.lost));
+    }
+    if let Some(left_out) = totals.left_out.words() {
+        text.push_str(&format!(", {left_out}"));
     }
     if totals.throttled > 0 {
         text.push_str(&format!(", throttled {} times", totals.throttled));
@@ -539,27 +762,7 @@ fn progress(totals: &Totals) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn callers_are_found_as_perf_says_it() {
-        let check = |text: &str, expected: Result<CallGraph, &str>| match (text.parse(), expected) {
-            (Err(error), Err(part)) => {
-                let error: String = error;
-                assert!(error.contains(part), "{error}");
-            }
-            (how, expected) => assert_eq!(how.ok(), expected.ok(), "{text}"),
-        };
-        check("fp", Ok(CallGraph::FramePointers));
-        check("dwarf", Ok(CallGraph::Dwarf(8192)));
-        check("dwarf,16", Ok(CallGraph::Dwarf(16)));
-        check("dwarf,65528", Ok(CallGraph::Dwarf(65_528)));
-        for wrong in ["dwarf,65536", "dwarf,0", "dwarf,12", "dwarf,", "dwarf,-8"] {
-            check(wrong, Err("a multiple of 8 from 8 to 65528"));
-        }
-        for wrong in ["", "lbr", "fp,8", "DWARF"] {
-            check(wrong, Err("fp (frame pointers) or by dwarf[,BYTES]"));
-        }
-    }
+    use crate::profile::LeftOut;
 
     #[test]
     fn progress_tells_losses() {
@@ -568,10 +771,15 @@ mod tests {
             lost: 3,
             throttled: 2,
             blind_ns: 1_500_000,
+            left_out: LeftOut {
+                others: 5,
+                unknown: 6,
+            },
         };
         assert_eq!(
             progress(&totals),
-            "12 samples, 3 lost, throttled 2 times, 1.500 ms without a counter"
+            "12 samples, 3 lost, 5 samples of others and 6 of unknown tasks left out, \
+             throttled 2 times, 1.500 ms without a counter"
         );
         assert_eq!(progress(&Totals::default()), "0 samples");
         assert!(was_idle(&Totals::default()));

@@ -30,6 +30,8 @@ pub(super) struct KernelNames {
     early: Option<JoinHandle<Option<String>>>,
     /// What was answered.
     found: Option<String>,
+    /// It was answered for a file before this one: modules may have come since.
+    stale: bool,
     /// Nobody asks before.
     next: Instant,
 }
@@ -42,6 +44,7 @@ impl KernelNames {
             cr3: None,
             early: None,
             found: None,
+            stale: false,
             next: Instant::now(),
         }
     }
@@ -73,9 +76,11 @@ impl KernelNames {
         let answered = self.early.as_ref().is_some_and(JoinHandle::is_finished);
         if let Some(thread) = self.early.take_if(|_| answered) {
             self.found = thread.join().ok().flatten().or(self.found.take());
+            self.stale = false;
         }
         let now = Instant::now();
-        let waits = self.early.is_some() || self.found.is_some() || now < self.next;
+        let is_found = self.found.is_some() && !self.stale;
+        let waits = self.early.is_some() || is_found || now < self.next;
         let Some(cr3) = self.cr3.filter(|_| !waits) else {
             return;
         };
@@ -89,17 +94,38 @@ impl KernelNames {
     /// The symbols that the addresses need, in the form of `/proc/kallsyms`; nothing where
     /// nobody knows the kernel. Modules may have come since the first sample, so the VM is
     /// asked again while it is there.
-    pub(super) fn text(self, vm: &Vm) -> String {
+    pub(super) fn text(&mut self, vm: &Vm) -> String {
         let now = self.cr3.and_then(|cr3| ask(&vm.client, cr3));
-        let early = self.early.and_then(|thread| thread.join().ok().flatten());
-        let symbols = now
-            .or(early)
-            .or(self.found)
-            .and_then(|text| parse(text.as_bytes()).ok());
-        symbols.map_or_else(String::new, |raw| {
-            SymbolTable::new(raw, 0).of_addresses(&self.hits)
-        })
+        let early = self.early.take();
+        let early = early.and_then(|thread| thread.join().ok().flatten());
+        let all = now.or(early).or_else(|| self.found.take());
+        all.map_or_else(String::new, |all| needed(&all, &self.hits))
     }
+
+    /// The same for a file that ends while the recording goes on: what was answered last, for
+    /// samples are not to wait. From then on addresses are those of the next file.
+    pub(super) fn text_of_file(&mut self, vm: &Vm) -> String {
+        let hits = std::mem::take(&mut self.hits);
+        if self.found.is_none()
+            && let Some(thread) = self.early.take()
+        {
+            self.found = thread.join().ok().flatten();
+        }
+        if self.found.is_none() {
+            self.found = self.cr3.and_then(|cr3| ask(&vm.client, cr3));
+        }
+        (self.stale, self.next) = (true, Instant::now());
+        let all = self.found.as_deref().filter(|_| !hits.is_empty());
+        all.map_or_else(String::new, |all| needed(all, &hits))
+    }
+}
+
+/// Those of all symbols that these addresses need.
+fn needed(all: &str, hits: &BTreeSet<u64>) -> String {
+    let symbols = parse(all.as_bytes()).ok();
+    symbols.map_or_else(String::new, |raw| {
+        SymbolTable::new(raw, 0).of_addresses(hits)
+    })
 }
 
 fn ask(client: &Client, cr3: u64) -> Option<String> {

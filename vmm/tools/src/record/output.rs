@@ -1,15 +1,15 @@
-//! The file that samples go to.
+//! The file that samples go to, or the pipe.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
 
 use pmu_model::Provenance;
-use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::ToolError;
-use crate::profile::{Header, ProfileWriter, Record, Totals};
+use crate::private;
+use crate::profile::{Header, LeftOut, ProfileWriter, Record, Totals};
 
 /// Records that wait at most for the header, which says how each event is
 /// counted: nobody knows before it was.
@@ -34,10 +34,26 @@ impl<W: Write> Write for ByteCounter<W> {
     }
 }
 
+/// Whether samples can go to standard output: not to a terminal.
+///
+/// # Errors
+/// They cannot.
+pub(super) fn check_pipe() -> Result<(), ToolError> {
+    if io::stdout().is_terminal() {
+        return Err(ToolError::Input(
+            "-o -: standard output is a terminal; lead it to a file or a program, as in: umpire \
+             record -o - | umpire report -i -"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
 /// A file, and what waits for its header.
 #[derive(Debug)]
 pub(super) struct Output {
-    name: String,
+    /// None: standard output.
+    path: Option<PathBuf>,
     header: Header,
     /// How each event is counted, as far as this is known.
     how: Vec<Option<Provenance>>,
@@ -45,36 +61,74 @@ pub(super) struct Output {
     file: Option<BufWriter<File>>,
     writer: Option<ProfileWriter<ByteCounter<BufWriter<File>>>>,
     totals: Totals,
+    /// Nobody reads the pipe any more.
+    closed: bool,
+    is_open: bool,
 }
 
 impl Output {
-    /// Creates the file, or empties the one that is there.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub(super) fn create(path: &Path, header: Header) -> Result<Self, ToolError> {
-        let name = path.display().to_string();
-        // A pipe that nobody reads would make the tool wait, maybe for ever.
-        let mut options = File::options();
-        let options = options.write(true).create(true).truncate(true);
-        let file = options
-            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
-            .open(path)
-            .and_then(|file| {
-                fcntl_setfl(&file, OFlags::empty())?;
-                Ok(file)
-            });
-        let file =
-            file.map_err(|error| ToolError::Input(format!("{name}: cannot be written: {error}")))?;
-        Ok(Self {
-            name,
+    /// For the file at `path`, or for standard output, which is `-`. Nothing is done there yet.
+    pub(super) fn new(path: &Path, header: Header) -> Self {
+        Self {
+            path: (path != Path::new("-")).then(|| path.to_owned()),
             how: vec![None; header.events.len()],
             header,
             waiting: Vec::new(),
-            file: Some(BufWriter::new(file)),
+            file: None,
             writer: None,
             totals: Totals::default(),
-        })
+            closed: false,
+            is_open: false,
+        }
+    }
+
+    /// Another file at the same place, to which samples go from this moment on: so many
+    /// nanoseconds after 1970, at this TSC.
+    pub(super) fn next(&self, start_unix_ns: u64, start_tsc: u64) -> Self {
+        let path = self.path.as_deref().unwrap_or(Path::new("-"));
+        let mut next = Self::new(path, self.header.clone());
+        next.how.clone_from(&self.how);
+        next.begin(start_unix_ns, start_tsc);
+        next
+    }
+
+    /// Creates the file. One that is there is kept under another name.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn open(&mut self) -> Result<(), ToolError> {
+        let file = match &self.path {
+            Some(path) => {
+                private::keep_old(path).map_err(ToolError::Input)?;
+                private::create(path)
+            }
+            None => io::stdout().as_fd().try_clone_to_owned().map(File::from),
+        };
+        let name = self.name();
+        let file =
+            file.map_err(|error| ToolError::Input(format!("{name}: cannot be written: {error}")))?;
+        self.file = Some(BufWriter::new(file));
+        self.is_open = true;
+        Ok(())
+    }
+
+    /// What it is called.
+    pub(super) fn name(&self) -> String {
+        let path = self.path.as_ref();
+        path.map_or_else(
+            || "standard output".to_owned(),
+            |path| path.display().to_string(),
+        )
+    }
+
+    /// Whether there is a file.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Whether nobody reads any more what is written: what comes is dropped.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// Sampling begins now: so many nanoseconds after 1970, at this TSC.
@@ -104,7 +158,8 @@ impl Output {
         if !self.is_learned() && self.waiting.len() < WAITING {
             return Ok(());
         }
-        self.put().map_err(|error| self.failed(error))
+        let put = self.put();
+        self.done(put)
     }
 
     fn put(&mut self) -> io::Result<()> {
@@ -119,6 +174,10 @@ impl Output {
             for record in self.waiting.drain(..) {
                 writer.write(&record)?;
             }
+            if self.path.is_none() {
+                // Whoever reads the pipe has it at once.
+                writer.out().flush()?;
+            }
         }
         Ok(())
     }
@@ -128,26 +187,53 @@ impl Output {
         self.totals
     }
 
-    /// Writes the rest, the names of the guest's kernel and the trailer, and how many bytes the file has.
+    /// Bytes of the file so far.
+    pub(super) fn bytes(&mut self) -> u64 {
+        let writer = self.writer.as_mut();
+        writer.map_or(0, |writer| writer.out().bytes)
+    }
+
+    /// Writes the rest, what was left out, the names of the guest's kernel and the trailer;
+    /// gives how many bytes the file has.
     ///
     /// # Errors
     /// The file takes no more.
-    pub(super) fn finish(mut self, duration_ns: u64, symbols: &str) -> Result<u64, ToolError> {
-        self.put().map_err(|error| self.failed(error))?;
-        let Some(mut writer) = self.writer.take() else {
+    pub(super) fn finish(
+        &mut self,
+        duration_ns: u64,
+        left_out: LeftOut,
+        symbols: &str,
+    ) -> Result<u64, ToolError> {
+        self.is_open = false;
+        let put = self.put();
+        self.done(put)?;
+        self.totals.left_out = left_out;
+        let Some(mut writer) = self.writer.take().filter(|_| !self.closed) else {
             return Ok(0);
         };
         let done = writer
-            .write_symbols(symbols)
+            .write_left_out(left_out)
+            .and_then(|()| writer.write_symbols(symbols))
             .and_then(|()| writer.finish(duration_ns));
-        done.map(|counted| counted.bytes)
-            .map_err(|error| self.failed(error))
+        let mut bytes = 0;
+        let done = done.map(|counted| bytes = counted.bytes);
+        self.done(done)?;
+        Ok(bytes)
     }
 
-    fn failed(&self, error: io::Error) -> ToolError {
-        ToolError::Host {
-            what: format!("{}: cannot be written", self.name),
-            error,
+    /// A pipe that nobody reads any more is no error: somebody has seen enough.
+    fn done(&mut self, end: io::Result<()>) -> Result<(), ToolError> {
+        match end {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                self.closed = true;
+                self.waiting.clear();
+                Ok(())
+            }
+            Err(error) => Err(ToolError::Host {
+                what: format!("{}: cannot be written", self.name()),
+                error,
+            }),
         }
     }
 }

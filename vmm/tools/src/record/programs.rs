@@ -58,6 +58,12 @@ impl Programs {
         self.has_tasks() || asks().map_or(true, |info| info.unknown.is_some())
     }
 
+    /// Why the VM knows no task, if it says so.
+    pub(super) fn why_unknown(&self, client: &Client) -> Option<String> {
+        let info = client.programs(&ProgramsRequest { since: u64::MAX });
+        info.map_or_else(|_| self.unknown.clone(), |info| info.unknown)
+    }
+
     /// A sample had a task.
     pub(super) fn has_tasks(&self) -> bool {
         self.met > 0
@@ -107,8 +113,8 @@ impl Programs {
     }
 
     /// Those that are still missing at the end.
-    pub(super) fn rest(&mut self, client: &Client) -> Vec<Record> {
-        let records = self.within(client, PATIENCE, LONGEST);
+    pub(super) fn rest(&mut self, client: &Client, pause: impl FnMut()) -> Vec<Record> {
+        let records = self.wait(client, (PATIENCE, LONGEST), pause);
         // Samples that nobody could describe have no numbers to ask for.
         if let Ok(info) = client.programs(&ProgramsRequest { since: u64::MAX }) {
             self.unknown = info.unknown;
@@ -124,11 +130,22 @@ impl Programs {
         patience: Duration,
         longest: Duration,
     ) -> Vec<Record> {
+        self.wait(client, (patience, longest), || ())
+    }
+
+    /// The same; in `pause`, which is called again and again, something else can be done.
+    fn wait(
+        &mut self,
+        client: &Client,
+        (patience, longest): (Duration, Duration),
+        mut pause: impl FnMut(),
+    ) -> Vec<Record> {
         let began = Instant::now();
         let mut end = began + patience;
         let mut records = self.ask(client);
         while (self.more || self.met > self.described) && Instant::now() < end {
             std::thread::sleep(PAUSE);
+            pause();
             let further = self.ask(client);
             if !further.is_empty() {
                 end = (began + longest).min(Instant::now() + patience);
@@ -173,7 +190,7 @@ impl Programs {
 }
 
 /// The numbers of tasks and mappings in `sample`; 0: none.
-fn numbers(sample: &Sample) -> impl Iterator<Item = u64> {
+pub(super) fn numbers(sample: &Sample) -> impl Iterator<Item = u64> {
     let guest = &sample.guest;
     let frames = guest.chain.program.iter().map(|frame| frame.mapping);
     let numbers = frames.chain(guest.stack.mappings.iter().copied());

@@ -194,6 +194,12 @@ impl SamplingSession {
             .map_err(refused(format!("starting to sample {}", self.target)))
     }
 
+    /// Samples nothing until it is started again. One that has ended in this moment samples
+    /// nothing either.
+    pub(super) fn pause(&self, scene: &Scene<'_>) {
+        let _ = scene.vm.client.call(&self.handle, &mut Call::Stop);
+    }
+
     fn write_periods(&self, scene: &Scene<'_>, events: &[usize]) -> Result<(), Refusal> {
         let (Target::Vcpu(number) | Target::Core(number)) = self.target;
         let pmds = events.iter().filter_map(|event| {

@@ -56,6 +56,9 @@ pub(in crate::profile) fn write_facts(facts: &Facts<'_>, out: &mut dyn Write) ->
         totals.throttled,
         scaled(totals.blind_ns, 1_000_000),
     )?;
+    if let Some(chosen) = facts.whose() {
+        writeln!(out, "# Only {chosen}")?;
+    }
     for warning in facts.warnings() {
         writeln!(out, "# Warning: {warning}")?;
     }
