@@ -68,7 +68,8 @@ install_missing() {
 }
 
 # What some tests need and Umpire does without: libpfm4 for names of events, a terminal of tmux for
-# umpire top, perf to open what umpire writes for it. Where it cannot be installed, they are skipped.
+# umpire top, perf and pprof (of Go) to open what umpire writes for them. What
+# cannot be installed has its tests skipped.
 install_for_tests() {
     local packages=() root=() package folder found=
     for folder in /usr/lib /usr/lib64 /usr/local/lib /usr/lib/x86_64-linux-gnu; do
@@ -77,6 +78,7 @@ install_for_tests() {
     [ -n "$found" ] || packages+=(libpfm4)
     command -v tmux >/dev/null || packages+=(tmux)
     command -v perf >/dev/null || packages+=(linux-perf)
+    command -v go >/dev/null || packages+=(golang-go)
     [ ${#packages[@]} -eq 0 ] && return
     [ "$(id -u)" -eq 0 ] || root=(sudo -n)
     echo "installing ${packages[*]} …"

@@ -21,6 +21,7 @@ pub mod names;
 mod packages;
 pub mod paths;
 pub mod perf_data;
+mod plain;
 pub mod pprof;
 pub mod programs;
 mod reader;
@@ -55,6 +56,8 @@ pub use writer::ProfileWriter;
 mod file_tests;
 #[cfg(test)]
 mod jit_tests;
+#[cfg(test)]
+mod output_tests;
 #[cfg(test)]
 mod program_tests;
 #[cfg(test)]

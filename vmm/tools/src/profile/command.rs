@@ -206,6 +206,14 @@ fn graphs(
     }
     ran(&looked, looked.run(&mut reader, &mut sinks))?;
     let facts = looked.facts(&reader);
+    if !stacks.total().fits(u64::MAX) {
+        return Err(ReportError::TooManyEvents {
+            name: looked.name.clone(),
+            option,
+            most: u64::MAX,
+            hint: ", or give --weight samples",
+        });
+    }
     if options.folded {
         written(stacks.write_folded(out))?;
     }
@@ -232,6 +240,14 @@ fn graphs(
             return nothing(path);
         }
         to_file(path, &options.profile.input, |file| firefox.write(file))?;
+    }
+    let drawn = options.flamegraph.as_ref().map(|_| stacks.total());
+    let rounded = [
+        drawn.and_then(|total| total.rounded("a flame graph")),
+        firefox.total().rounded("the Firefox Profiler"),
+    ];
+    for line in rounded.into_iter().flatten() {
+        let _ = writeln!(notes, "umpire: {line}");
     }
     tell(&looked, &facts, notes)
 }
@@ -282,6 +298,14 @@ fn pprof(
             name: looked.name.clone(),
             event: event_name(&looked.header, event),
             file: path.to_owned(),
+        });
+    }
+    if !pprof.total().fits(Pprof::MOST) {
+        return Err(ReportError::TooManyEvents {
+            name: looked.name.clone(),
+            option: "--pprof",
+            most: Pprof::MOST,
+            hint: "",
         });
     }
     let facts = looked.facts(&reader);

@@ -78,6 +78,21 @@ pub enum ReportError {
         /// The file that is not written.
         file: PathBuf,
     },
+    /// Its samples weigh more than the output has numbers for.
+    #[error(
+        "{name}: its samples stand for more events together than {option} has numbers for, which \
+         end at {most}; choose fewer with --vcpu or --core{hint}"
+    )]
+    TooManyEvents {
+        /// What it is called.
+        name: String,
+        /// The output.
+        option: &'static str,
+        /// The greatest number.
+        most: u64,
+        /// What else may help.
+        hint: &'static str,
+    },
     /// No sample is in such a symbol.
     #[error(
         "no sample of '{event}' is in a symbol '{symbol}'; umpire report --sort symbol lists \

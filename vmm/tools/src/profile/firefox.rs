@@ -11,13 +11,16 @@ use fxprof_processed_profile::{
     StackHandle, StaticSchemaMarker, StaticSchemaMarkerField, StringHandle, ThreadHandle,
     Timestamp,
 };
+use serde::Serialize;
+use serde_json::ser::Formatter;
 
 use super::location::CodeLocation;
 use super::names::Names;
 use super::paths::{Callers, PathId, Paths};
+use super::plain::named;
 use super::programs::TaskId;
 use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sampling, Sink};
-use super::stacks::Weight;
+use super::stacks::{TotalWeight, Weight};
 
 /// Whose samples a thread of the profile has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +48,8 @@ pub struct Firefox<'a> {
     stacks: HashMap<(ThreadHandle, Option<Ring>, PathId), Option<StackHandle>>,
     categories: [CategoryHandle; 3],
     samples: u64,
+    total: TotalWeight,
+    large: LargeWeights,
 }
 
 impl<'a> Firefox<'a> {
@@ -84,6 +89,8 @@ impl<'a> Firefox<'a> {
             stacks: HashMap::new(),
             categories,
             samples: 0,
+            total: TotalWeight::default(),
+            large: LargeWeights::default(),
         }
     }
 
@@ -93,12 +100,20 @@ impl<'a> Firefox<'a> {
         self.samples == 0
     }
 
+    /// What all samples weigh: readers add up as JavaScript does.
+    #[must_use]
+    pub fn total(&self) -> TotalWeight {
+        self.total
+    }
+
     /// Writes the profile as JSON.
     ///
     /// # Errors
     /// `out` cannot be written to.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        serde_json::to_writer(&mut *out, &self.profile)?;
+        let weights = WithLarge(&self.large);
+        let mut json = serde_json::Serializer::with_formatter(&mut *out, weights);
+        self.profile.serialize(&mut json)?;
         writeln!(out)?;
         out.flush()
     }
@@ -127,7 +142,7 @@ impl<'a> Firefox<'a> {
             (Track::Task(_), info) => {
                 let info = info.cloned().unwrap_or_default();
                 let key = (info.pid, info.process.clone());
-                let new = || profile.add_process(&info.process, info.pid, start);
+                let new = || profile.add_process(named(&info.process), info.pid, start);
                 let process = *self.processes.entry(key).or_insert_with(new);
                 (process, info.tid, info.comm)
             }
@@ -135,12 +150,12 @@ impl<'a> Firefox<'a> {
         // The profiler shows a main thread under its process's name.
         let main = false;
         let thread = profile.add_thread(process, number, start, main);
-        profile.set_thread_name(thread, &name);
+        profile.set_thread_name(thread, named(&name));
         self.threads.insert(track, thread);
         thread
     }
 
-    fn sample(&mut self, sample: &Sample) {
+    fn sample(&mut self, sample: &Sample) -> io::Result<()> {
         self.samples += 1;
         let names = self.paths.names();
         let task = names.task_of(sample).map(Track::Task);
@@ -159,8 +174,9 @@ impl<'a> Firefox<'a> {
                         CodeLocation::Symbol(_) | CodeLocation::Unknown(_) => kernel,
                         _ => user,
                     };
+                    let name = location.name(names);
                     frames.push(FrameInfo {
-                        frame: Frame::Label(profile.intern_string(&location.name(names))),
+                        frame: Frame::Label(profile.intern_string(named(&name))),
                         category_pair: category.into(),
                         flags: FrameFlags::empty(),
                     });
@@ -168,9 +184,15 @@ impl<'a> Firefox<'a> {
                 profile.intern_stack_frames(thread, frames.into_iter())
             });
         let time = Timestamp::from_nanos_since_reference(sample.time_ns);
-        let weight = i32::try_from(self.weight.of(sample)).unwrap_or(i32::MAX);
+        let weight = self.weight.of(sample);
+        self.total.add(weight);
+        let weight = match i32::try_from(weight) {
+            Ok(weight) => weight,
+            Err(_) => self.large.number(weight)?,
+        };
         // Nobody took the CPU time between samples.
         profile.add_sample(thread, time, stack, CpuDelta::ZERO, weight);
+        Ok(())
     }
 
     fn loss(&mut self, loss: &Loss) {
@@ -198,7 +220,7 @@ impl<'a> Firefox<'a> {
 impl Sink for Firefox<'_> {
     fn take(&mut self, record: &Record) -> io::Result<()> {
         match record {
-            Record::Sample(sample) if self.filter.takes(sample) => self.sample(sample),
+            Record::Sample(sample) if self.filter.takes(sample) => self.sample(sample)?,
             Record::Sample(_) | Record::Described(_) => {}
             Record::Loss(loss) => self.loss(loss),
         }
@@ -206,11 +228,55 @@ impl Sink for Firefox<'_> {
     }
 }
 
+/// Weights that are more than the profile's 32 bits hold: a negative number stands for each.
+#[derive(Debug, Default)]
+struct LargeWeights {
+    weights: Vec<u64>,
+    numbers: HashMap<u64, i32>,
+}
+
+impl LargeWeights {
+    /// The number of the first; -1 is what the format has for a missing index.
+    const FIRST: i32 = -2;
+
+    fn number(&mut self, weight: u64) -> io::Result<i32> {
+        if let Some(number) = self.numbers.get(&weight) {
+            return Ok(*number);
+        }
+        let index = i32::try_from(self.weights.len()).ok();
+        let number = index.and_then(|index| Self::FIRST.checked_sub(index));
+        let number = number.ok_or_else(|| io::Error::other("too many different weights"))?;
+        self.weights.push(weight);
+        self.numbers.insert(weight, number);
+        Ok(number)
+    }
+
+    fn weight(&self, number: i32) -> Option<u64> {
+        let index = usize::try_from(i64::from(Self::FIRST) - i64::from(number)).ok()?;
+        self.weights.get(index).copied()
+    }
+}
+
+/// Writes JSON with large weights in place of their numbers.
+struct WithLarge<'a>(&'a LargeWeights);
+
+impl Formatter for WithLarge<'_> {
+    /// Only weights and missing indices are written so.
+    fn write_i32<W: ?Sized + Write>(&mut self, out: &mut W, value: i32) -> io::Result<()> {
+        match self.0.weight(value) {
+            Some(weight) => self.write_u64(out, weight),
+            None => write!(out, "{value}"),
+        }
+    }
+}
+
 /// The distance of samples, of which the profiler only makes the height of its
 /// graphs. A period in events is no time: a millisecond stands for it.
 fn interval(sampling: Sampling) -> SamplingInterval {
     match sampling {
-        Sampling::Frequency(hz) if hz > 0 => SamplingInterval::from_nanos(1_000_000_000 / hz),
+        Sampling::Frequency(hz) if hz > 0 => {
+            SamplingInterval::from_nanos((1_000_000_000 / hz).max(1))
+        }
         _ => SamplingInterval::from_millis(1),
     }
 }

@@ -2,7 +2,7 @@
 
 mod proto;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::io::{self, Write};
 
@@ -16,10 +16,11 @@ use self::proto::{Function, Label, Line, Location, Mapping, Profile, ValueType};
 use super::facts::{Facts, event_name, how_often};
 use super::location::CodeLocation;
 use super::names::Names;
+use super::plain::named;
 use super::programs::TaskId;
 use super::reader::Ending;
 use super::record::{Filter, Record, Ring, Sample, Sampling, Sink};
-use super::stacks::Weight;
+use super::stacks::{TotalWeight, Weight};
 use super::tally::Sum;
 
 /// Stands for the kernel in place of a mapping.
@@ -53,9 +54,13 @@ pub struct Pprof<'a> {
     functions: AHashMap<CodeLocation, u64>,
     /// The frames of the sample that is taken.
     frames: Vec<u64>,
+    total: TotalWeight,
 }
 
 impl<'a> Pprof<'a> {
+    /// The greatest number of the format.
+    pub const MOST: u64 = i64::MAX.unsigned_abs();
+
     /// No samples yet.
     #[must_use]
     pub fn new(filter: &'a Filter, names: &'a Names) -> Self {
@@ -70,6 +75,7 @@ impl<'a> Pprof<'a> {
             mappings: AHashMap::new(),
             functions: AHashMap::new(),
             frames: Vec::new(),
+            total: TotalWeight::default(),
         };
         // Number 0 is the empty text.
         new.text("");
@@ -80,6 +86,13 @@ impl<'a> Pprof<'a> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.stacks.is_empty()
+    }
+
+    /// How many events all samples stand for. Unless that fits into [`MOST`](Self::MOST), the
+    /// profile's sums are wrong.
+    #[must_use]
+    pub fn total(&self) -> TotalWeight {
+        self.total
     }
 
     /// Writes the profile of `event` in the file with `facts`. Tools show `weight` first.
@@ -125,14 +138,14 @@ impl<'a> Pprof<'a> {
             Weight::Samples => samples,
             Weight::Events => events,
         };
-        self.profile.time_nanos = signed(facts.header.start_unix_ns);
+        self.profile.time_nanos = known(facts.header.start_unix_ns);
         if let Ending::Whole(ns) = facts.ending {
-            self.profile.duration_nanos = signed(ns);
+            self.profile.duration_nanos = known(ns);
         }
         let mut comments = Vec::new();
         if let Some(event) = facts.header.events.get(usize::from(event)) {
             if let Sampling::Period(events) = event.sampling {
-                self.profile.period = signed(events);
+                self.profile.period = known(events);
             }
             let often = how_often(event.sampling);
             comments.push(format!("{name}: sampled {often}; {}", event.how()));
@@ -148,20 +161,29 @@ impl<'a> Pprof<'a> {
         let mut labels = Vec::new();
         let names = self.names;
         if let Some(info) = stack.task.and_then(|task| names.programs.task_info(task)) {
-            let comm = (self.text("comm"), self.text(&info.comm));
-            let (pid, tid) = (self.text("pid"), self.text("tid"));
-            labels.push(number(pid, info.pid));
-            labels.push(number(tid, info.tid));
+            labels.push(self.number("pid", info.pid));
+            labels.push(self.number("tid", info.tid));
             labels.push(Label {
-                key: comm.0,
-                str: comm.1,
-                num: 0,
+                key: self.text("comm"),
+                str: self.text(named(&info.comm)),
+                ..Label::default()
             });
         }
-        let (vm, vcpu) = (self.text("vm"), self.text("vcpu"));
-        labels.push(number(vm, stack.vm));
-        labels.push(number(vcpu, stack.vcpu));
+        labels.push(self.number("vm", stack.vm));
+        labels.push(self.number("vcpu", stack.vcpu));
         labels
+    }
+
+    /// A label with a number. A number 0 without a unit is none for pprof; it takes a label's
+    /// key for the unit where none is given, so this one changes nothing else.
+    fn number(&mut self, key: &str, number: u32) -> Label {
+        let key = self.text(key);
+        Label {
+            key,
+            str: 0,
+            num: number.into(),
+            num_unit: key,
+        }
     }
 
     /// The number of a text.
@@ -208,6 +230,7 @@ impl<'a> Pprof<'a> {
             vcpu: sample.vcpu,
             frames: self.frames.as_slice().into(),
         };
+        self.total.add(sample.period);
         self.stacks.entry(stack).or_default().add(Sum {
             samples: 1,
             events: sample.period,
@@ -294,12 +317,16 @@ impl<'a> Pprof<'a> {
             return *known;
         }
         let names = self.names;
-        let name = self.text(&location.name(names));
+        let name = self.text(named(&location.name(names)));
+        // pprof reads a name again that is the file's own: it takes `<b>` out of `a<b>`.
         let system_name = match location {
             CodeLocation::Program(file, Some(symbol)) => {
-                self.text(names.raw_program_symbol(file, symbol))
+                match self.text(names.raw_program_symbol(file, symbol)) {
+                    own if own == name => 0,
+                    mangled => mangled,
+                }
             }
-            _ => name,
+            _ => 0,
         };
         let id = self.profile.function.len() as u64 + 1;
         self.profile.function.push(Function {
@@ -325,7 +352,10 @@ impl<'a> Pprof<'a> {
             file_offset: info.offset,
             filename: self.text(names.file(file).shown()),
             build_id: self.text(&names.file(file).build_id),
-            has_functions: names.program_file(file).is_some(),
+            // Else pprof takes names from a file of that name on its own host, unless the
+            // build ids tell them apart.
+            has_functions: names.program_file(file).is_some()
+                || names.file(file).build_id.is_empty(),
         };
         Some(self.new_mapping(number, new))
     }
@@ -363,15 +393,13 @@ impl Sink for Pprof<'_> {
     }
 }
 
-fn number(key: i64, number: u32) -> Label {
-    Label {
-        key,
-        str: 0,
-        num: number.into(),
-    }
-}
-
-/// Amounts of pprof have a sign.
+/// A number of a stack or text. The total is known to fit.
 fn signed(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
+}
+
+/// What is said of the whole; 0, which is what the format has for what is not known, where it
+/// has no such number.
+fn known(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(0)
 }

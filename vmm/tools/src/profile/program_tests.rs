@@ -19,7 +19,7 @@ ffffffff81002000 T do_syscall_64
 ffffffff81003000 T _etext
 ffffffffc0000000 t nft_do_chain\t[nf_tables]
 ";
-const CLEAR: u64 = 0xffff_ffff_8100_1010;
+pub(super) const CLEAR: u64 = 0xffff_ffff_8100_1010;
 const SYSCALL: u64 = 0xffff_ffff_8100_2020;
 const MODULE: u64 = 0xffff_ffff_c000_0123;
 /// Where the program is mapped.

@@ -6,8 +6,10 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 use inferno::flamegraph;
 
+use super::location::CodeLocation;
 use super::names::Names;
 use super::paths::{Callers, PathId, Paths};
+use super::plain;
 use super::programs::TaskId;
 use super::record::{Filter, Record, Ring, Sample, Sink};
 
@@ -38,6 +40,42 @@ impl Weight {
     }
 }
 
+/// What samples weigh together.
+#[derive(Clone, Copy, Debug)]
+pub struct TotalWeight(Option<u64>);
+
+impl Default for TotalWeight {
+    fn default() -> Self {
+        Self(Some(0))
+    }
+}
+
+impl TotalWeight {
+    /// Up to here, each whole number is one of JavaScript's.
+    const EXACT: u64 = 1 << 53;
+
+    pub(super) fn add(&mut self, weight: u64) {
+        self.0 = self.0.and_then(|sum| sum.checked_add(weight));
+    }
+
+    /// Neither it nor any part of it is more than `most`.
+    #[must_use]
+    pub fn fits(self, most: u64) -> bool {
+        self.0.is_some_and(|sum| sum <= most)
+    }
+
+    /// What to know of the numbers that a reader of `output` shows; none if they are exact.
+    #[must_use]
+    pub fn rounded(self, output: &str) -> Option<String> {
+        (!self.fits(Self::EXACT)).then(|| {
+            format!(
+                "all samples together stand for more than 2^53 events, and {output} rounds \
+                 numbers above that"
+            )
+        })
+    }
+}
+
 /// What is below all frames of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Root {
@@ -54,6 +92,7 @@ pub struct Stacks<'a> {
     paths: Paths<'a>,
     weight: Weight,
     stacks: BTreeMap<(Root, PathId), u64>,
+    total: TotalWeight,
 }
 
 impl<'a> Stacks<'a> {
@@ -65,6 +104,7 @@ impl<'a> Stacks<'a> {
             paths: Paths::new(names),
             weight,
             stacks: BTreeMap::new(),
+            total: TotalWeight::default(),
         }
     }
 
@@ -74,15 +114,28 @@ impl<'a> Stacks<'a> {
         self.stacks.is_empty()
     }
 
+    /// What all stacks weigh. Unless that fits into 64 bits, their sums are wrong.
+    #[must_use]
+    pub fn total(&self) -> TotalWeight {
+        self.total
+    }
+
     /// `VM 1;vCPU 0;kernel;do_idle 17`, or `bash;main;do_syscall_64_[k] 17` where tasks are
-    /// known: a line for each stack.
+    /// known: a line for each stack. What of a name would be structure is `\xNN`.
     pub fn lines(&self) -> impl Iterator<Item = String> {
+        let lines = self.sums().into_iter();
+        lines.map(|(stack, weight)| format!("{stack} {weight}"))
+    }
+
+    /// The stacks, and what each weighs.
+    fn sums(&self) -> BTreeMap<String, u64> {
         let names = self.paths.names();
         // Threads of one name are one.
         let mut lines: BTreeMap<String, u64> = BTreeMap::new();
         for (&(root, path), &weight) in &self.stacks {
             let mut line = match root {
-                Root::Task(task) => plain(names.comm(task)),
+                Root::Task(None) => names.comm(None).to_owned(),
+                Root::Task(task) => plain::folded(names.comm(task)),
                 Root::Vcpu(vm, vcpu, ring) => {
                     let ring = ring.map_or("ring not sampled", Ring::name);
                     format!("VM {vm};vCPU {vcpu};{ring}")
@@ -90,7 +143,7 @@ impl<'a> Stacks<'a> {
             };
             for location in self.paths.layers(path) {
                 line.push(';');
-                line.push_str(&plain(&location.name(names)));
+                line.push_str(&frame(location, names));
                 if matches!(root, Root::Task(_)) && location.is_kernel() {
                     line.push_str("_[k]");
                 }
@@ -99,8 +152,6 @@ impl<'a> Stacks<'a> {
             *sum = sum.saturating_add(weight);
         }
         lines
-            .into_iter()
-            .map(|(line, weight)| format!("{line} {weight}"))
     }
 
     /// Writes the lines.
@@ -115,23 +166,32 @@ impl<'a> Stacks<'a> {
     }
 
     /// Writes a flame graph: SVG with `title` above and `note` below it. There
-    /// is at least one sample.
+    /// is at least one sample, and the total fits into 64 bits.
     ///
     /// # Errors
-    /// `out` cannot be written to.
+    /// `out` cannot be written to, or no sample weighs anything.
     pub fn write_flamegraph(
         &self,
         title: String,
         note: String,
         out: &mut dyn Write,
     ) -> io::Result<()> {
-        let lines: Vec<String> = self.lines().collect();
+        // By frames: among whole lines `f(int)` is between `f` and `f;g`, and f is drawn twice.
+        let mut sums: Vec<(String, u64)> = self.sums().into_iter().collect();
+        sums.sort_by(|(a, _), (b, _)| a.split(';').cmp(b.split(';')));
+        let line = |(stack, weight)| plain::to_draw(&format!("{stack} {weight}"));
+        let lines: Vec<String> = sums.into_iter().rev().map(line).collect();
         let mut options = flamegraph::Options::default();
-        options.title = title;
-        options.subtitle = Some(note);
+        options.title = plain::visible(&title);
+        options.subtitle = Some(plain::visible(&note));
         options.count_name = self.weight.name().to_owned();
         options.deterministic = true;
-        flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut *out)?;
+        // It keeps the order of lines, from the last to the first.
+        options.flame_chart = true;
+        let mut svg = Vec::new();
+        flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
+        let svg = String::from_utf8(svg).map_err(io::Error::other)?;
+        out.write_all(plain::drawn(&svg).as_bytes())?;
         out.flush()
     }
 }
@@ -148,14 +208,20 @@ impl Sink for Stacks<'_> {
                 Root::Vcpu(sample.vm, sample.vcpu, sample.ring)
             };
             let path = self.paths.of(sample, Callers::Kept);
+            let weight = self.weight.of(sample);
+            self.total.add(weight);
             let sum = self.stacks.entry((root, path)).or_insert(0);
-            *sum = sum.saturating_add(self.weight.of(sample));
+            *sum = sum.saturating_add(weight);
         }
         Ok(())
     }
 }
 
-/// A semicolon would part a name in two.
-fn plain(name: &str) -> String {
-    name.replace(';', ":")
+/// What a layer is called in a line. Where code has no name of its own, the words are ours.
+fn frame(location: CodeLocation, names: &Names) -> String {
+    let name = location.name(names);
+    match location {
+        CodeLocation::Symbol(_) | CodeLocation::Program(_, Some(_)) => plain::folded(&name),
+        _ => name,
+    }
 }

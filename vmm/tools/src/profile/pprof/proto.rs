@@ -58,6 +58,9 @@ pub(super) struct Label {
     pub(super) str: i64,
     #[prost(int64, tag = "3")]
     pub(super) num: i64,
+    /// What `num` counts.
+    #[prost(int64, tag = "4")]
+    pub(super) num_unit: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]

@@ -1,13 +1,17 @@
 //! A profile for pprof is read again.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::path::Path;
 
 use flate2::read::GzDecoder;
+use perfmon_abi::compact::CallChain;
 use prost::Message;
 
 use super::proto::{Profile, Sample};
-use crate::profile::program_tests::{Place, Program, START, with_callers};
+use crate::profile::output_tests::Stacks;
+use crate::profile::program_tests::{Place, Program, START, mapped, thread, user, with_callers};
 use crate::profile::stacks::Weight;
 
 fn written(place: &Place, weight: Weight) -> Profile {
@@ -16,10 +20,59 @@ fn written(place: &Place, weight: Weight) -> Profile {
         options.pprof = Some(path.clone());
         options.weight = weight;
     });
+    unpacked(&path)
+}
+
+pub(in crate::profile) fn unzipped(file: &Path) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut file = GzDecoder::new(fs::File::open(path).unwrap());
+    let mut file = GzDecoder::new(fs::File::open(file).unwrap());
     file.read_to_end(&mut bytes).unwrap();
-    Profile::decode(bytes.as_slice()).unwrap()
+    bytes
+}
+
+fn unpacked(file: &Path) -> Profile {
+    Profile::decode(unzipped(file).as_slice()).unwrap()
+}
+
+/// Samples and events of each stack.
+pub(in crate::profile) fn values(file: &Path) -> Vec<Vec<i64>> {
+    let samples = unpacked(file).sample.into_iter();
+    samples.map(|one| one.value).collect()
+}
+
+/// Labels of a sample as pprof takes them in: one without text, number and unit is none.
+fn kept(profile: &Profile, sample: &Sample) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    for label in &sample.label {
+        if label.str != 0 {
+            labels.insert(
+                text(profile, label.key).to_owned(),
+                text(profile, label.str).to_owned(),
+            );
+        } else if label.num != 0 || label.num_unit != 0 {
+            labels.insert(text(profile, label.key).to_owned(), label.num.to_string());
+        }
+    }
+    labels
+}
+
+/// Stacks with their task, which has all its labels, and their numbers of samples.
+pub(in crate::profile) fn of_pprof(file: &Path) -> Stacks {
+    let profile = &unpacked(file);
+    let index = |id: u64| usize::try_from(id - 1).unwrap();
+    let mut stacks = Stacks::new();
+    for sample in &profile.sample {
+        let labels = kept(profile, sample);
+        let keys: Vec<&str> = labels.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["comm", "pid", "tid", "vcpu", "vm"]);
+        let frames = sample.location_id.iter().rev().map(|id| {
+            let line = &profile.location[index(*id)].line[0];
+            text(profile, profile.function[index(line.function_id)].name).to_owned()
+        });
+        let stack = [labels["comm"].clone()].into_iter().chain(frames);
+        *stacks.entry(stack.collect()).or_default() += u64::try_from(sample.value[0]).unwrap();
+    }
+    stacks
 }
 
 fn text(profile: &Profile, number: i64) -> &str {
@@ -82,6 +135,10 @@ fn pprof_has_all_samples_with_their_callers() {
             ("vcpu", "", 0),
         ];
         assert_eq!(labels, expected);
+        // A number 0 would be left out without a unit.
+        for label in sample.label.iter().filter(|one| one.str == 0) {
+            assert_eq!(label.num_unit, label.key);
+        }
     }
 }
 
@@ -113,4 +170,22 @@ fn what_pprof_refers_to_is_there() {
         let mapping = location.mapping_id;
         assert!(mapping == 0 || profile.mapping.iter().any(|one| one.id == mapping));
     }
+}
+
+/// Whoever has functions is not looked for again: the host's file of that name is not the guest's.
+#[test]
+fn pprof_takes_no_names_from_this_host() {
+    let of = |name: &str, build_id: &str| {
+        let chain = CallChain::default();
+        let records = [
+            thread(1, 40, 40, "prog"),
+            mapped(11, name, build_id),
+            user(START, 1, 11, chain),
+        ];
+        let profile = written(&Place::new(&records), Weight::Samples);
+        profile.mapping[0].has_functions
+    };
+    assert!(of("/usr/bin/env", ""));
+    // Build ids tell pprof which file it is.
+    assert!(!of("/usr/bin/env", "0123456789abcdef"));
 }
