@@ -7,15 +7,17 @@
 mod arbiter;
 mod help;
 mod host;
+mod perf;
 mod perfmon;
 mod profile;
 mod run;
 mod tools;
+mod unknown;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use umpire_tools::profile::{AnnotateOptions, DiffOptions, ReportOptions};
 use umpire_tools::record::RecordOptions;
@@ -416,27 +418,27 @@ pub struct CliExit {
 /// Help or the version was asked for, or the arguments cannot be used.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, CliExit> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let bench = args.get(1).is_some_and(|word| word == "bench");
-    command()
-        .try_get_matches_from(args)
+    let mut command = command();
+    command
+        .try_get_matches_from_mut(&args)
         .and_then(|matches| Cli::from_arg_matches(&matches))
-        .map_err(|error| exit_for(&error, bench))
+        .map_err(|error| exit_for(&error, &command, args.get(1..).unwrap_or_default()))
 }
 
-/// The command definition with the long helps, as the help pages show it.
+/// The command definition with the long helps, as the help pages show it, and with perf's names
+/// of options.
 pub fn command() -> clap::Command {
-    help::attach(Cli::command())
+    perf::attach(help::attach(Cli::command()))
 }
 
-/// `bench`: the command given is one that needs a further word.
-fn exit_for(error: &clap::Error, bench: bool) -> CliExit {
+fn exit_for(error: &clap::Error, command: &clap::Command, words: &[OsString]) -> CliExit {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => CliExit {
             text: error.render().to_string(),
             status: ExitStatus::SUCCESS,
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
-            text: if bench {
+            text: if words.first().is_some_and(|word| word == "bench") {
                 "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
                      slowdown, switch, scale in its place"
             } else {
@@ -446,11 +448,27 @@ fn exit_for(error: &clap::Error, bench: bool) -> CliExit {
             status: ExitStatus::BAD_INPUT,
         },
         _ => CliExit {
-            text: help::one_line_of(&error.render().to_string()),
+            text: match unknown_option(error) {
+                Some(option) => unknown::explain(command, words, option),
+                None => help::one_line_of(&error.render().to_string()),
+            },
             status: ExitStatus::BAD_INPUT,
         },
     }
 }
 
+/// The option that the command does not have; not a word too many.
+fn unknown_option(error: &clap::Error) -> Option<&str> {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    match error.get(ContextKind::InvalidArg)? {
+        ContextValue::String(word) if word.starts_with('-') => Some(word),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod option_tests;
 #[cfg(test)]
 mod tests;

@@ -318,6 +318,7 @@ fn request(terms: &LeaseTerms, mut counters: Vec<Counters>) -> Request {
 /// # Errors
 /// There is no arbiter, it refuses, or the command cannot be started.
 pub fn lease(flags: &LeaseFlags) -> Result<u8, UserError> {
+    let command = flags.command().map_err(UserError::bad_input)?;
     let mut counters: Vec<Counters> = flags
         .counters
         .map(Counters::programmable)
@@ -329,7 +330,7 @@ pub fn lease(flags: &LeaseFlags) -> Result<u8, UserError> {
         counters.push(Counters::programmable(1));
     }
     let label = flags.terms.label.clone().or_else(|| {
-        let program = flags.command.first()?.to_string_lossy();
+        let program = command.first()?.to_string_lossy();
         program.rsplit('/').next().map(str::to_owned)
     });
     let options = HoldOptions {
@@ -340,7 +341,7 @@ pub fn lease(flags: &LeaseFlags) -> Result<u8, UserError> {
             ..request(&flags.terms, counters)
         },
         renew: flags.renew,
-        command: flags.command.clone(),
+        command: command.to_vec(),
     };
     Ok(host::hold(&options, &mut io::stderr())?)
 }

@@ -5,11 +5,10 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::exit::{ExitStatus, UserError, written};
-use crate::flags::Cli;
+use crate::flags::command;
 
 /// `umpire man`: a page for the program and for each of its commands.
 ///
@@ -21,7 +20,7 @@ pub fn man(folder: &Path) -> Result<ExitStatus, UserError> {
         move |error: io::Error| UserError::bad_input(format!("{}: {error}", path.display()))
     };
     std::fs::create_dir_all(folder).map_err(failed(folder))?;
-    let mut cli = crate::flags::command();
+    let mut cli = command();
     cli.build();
     for (name, page) in pages(&cli, "") {
         let path = folder.join(format!("{name}.1"));
@@ -53,7 +52,7 @@ fn pages(command: &clap::Command, above: &str) -> Vec<(String, clap_mangen::Man)
 /// Standard output cannot be written to.
 pub fn completions(shell: Shell) -> Result<ExitStatus, UserError> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "umpire", &mut script);
+    clap_complete::generate(shell, &mut command(), "umpire", &mut script);
     written(io::stdout().lock().write_all(&script))?;
     Ok(ExitStatus::SUCCESS)
 }
@@ -66,7 +65,7 @@ mod tests {
     fn each_command_has_a_page_with_its_options_and_help() {
         let folder = tempfile::tempdir().expect("a folder");
         man(folder.path()).expect("a folder can be written to");
-        let commands = Cli::command();
+        let commands = command();
         for command in commands
             .get_subcommands()
             .filter(|command| !command.is_hide_set())
@@ -88,7 +87,7 @@ mod tests {
     fn shells_complete_commands() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "umpire", &mut script);
+            clap_complete::generate(shell, &mut command(), "umpire", &mut script);
             let script = String::from_utf8(script).expect("text");
             assert!(script.contains("arbiterd") && script.contains("best-effort"));
         }

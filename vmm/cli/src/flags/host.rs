@@ -116,9 +116,30 @@ pub struct LeaseFlags {
     /// Renew the lease, as long as the command runs
     #[arg(long, requires = "duration")]
     pub renew: bool,
-    /// The command that runs while the lease is held [default: hold it until Ctrl-C]
-    #[arg(last = true, value_name = "COMMAND")]
+    /// The command that runs while the lease is held [default: hold it until Ctrl-C]. It begins
+    /// at --, or at the first word without a hyphen
+    #[arg(value_name = "COMMAND", trailing_var_arg = true)]
     pub command: Vec<OsString>,
+}
+
+impl LeaseFlags {
+    /// The command, if there is one.
+    ///
+    /// # Errors
+    /// It is a number or a time, which have options of their own.
+    pub(crate) fn command(&self) -> Result<&[OsString], String> {
+        let first = self.command.first().and_then(|word| word.to_str());
+        match first {
+            Some(word) if word.parse::<u32>().is_ok() => Err(format!(
+                "'{word}' is no command; --counters {word} asks for so many counters"
+            )),
+            Some(word) if word.parse::<Span>().is_ok() => Err(format!(
+                "'{word}' is no command; --for {word} holds the lease so long, and --wait={word} \
+                 waits for it so long"
+            )),
+            _ => Ok(&self.command),
+        }
+    }
 }
 
 /// The flags of `umpire hog`.
