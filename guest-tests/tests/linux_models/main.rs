@@ -136,21 +136,27 @@ fn check(case: &Case, image: LinuxImage) {
 fn check_log(case: &Case, log: &Step) {
     let [version, counters, width, fixed] = case.counts;
     let lines = [
-        format!("... version:                {version}"),
-        format!("... generic registers:      {counters}"),
-        format!("... bit width:              {width}"),
-        format!("... fixed-purpose events:   {fixed}"),
-        format!("... event mask:             {:016x}", case.mask),
+        format!("... version: {version}"),
+        format!("... generic registers: {counters}"),
+        format!("... bit width: {width}"),
+        format!("... fixed-purpose events: {fixed}"),
+        format!("... event mask: {:016x}", case.mask),
     ];
     let driver = case.driver.iter().map(|part| (*part).to_owned());
+    let said = folded(&log.output);
     for line in driver.chain(lines) {
-        let said = &log.output;
         assert!(
             said.contains(&line),
             "{}: no {line:?} in:\n{said}",
             case.model
         );
     }
+}
+
+/// A log with one blank where it has several: kernels indent differently.
+fn folded(log: &str) -> String {
+    let line = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    log.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn check_all(cases: &[Case], image: impl Fn() -> LinuxImage) {

@@ -14,6 +14,7 @@ mod reservations;
 mod rings;
 mod samples;
 mod scribbler;
+mod scripts;
 mod top;
 mod track;
 mod wrappers;

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-use umpire_tools::command::Until;
 use umpire_tools::find::VmChoice;
 use umpire_tools::lifecycle::Starter;
 use umpire_tools::record::{self, RecordOptions};

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use umpire_tools::budget::{BudgetChange, BudgetOptions};
 use umpire_tools::duration::Span;
-use umpire_tools::lifecycle::{self, Starter};
+use umpire_tools::lifecycle;
 use umpire_tools::ls::LsOptions;
 use umpire_tools::pcr::{PcrAct, PcrOptions, Presented};
 use umpire_tools::profile::{
@@ -22,9 +22,7 @@ use vmm::config::BudgetChoice;
 
 use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
-use crate::flags::{
-    BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ScriptFlags,
-};
+use crate::flags::{BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ScriptFlags};
 
 /// `umpire stat`.
 ///
@@ -230,14 +228,6 @@ pub fn script(flags: &ScriptFlags) -> Result<ExitStatus, UserError> {
     let mut out = BufWriter::new(io::stdout().lock());
     profile::script(&flags.into(), &mut out, &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
-}
-
-fn starter(resume: bool) -> Starter {
-    if resume {
-        Starter::of(1)
-    } else {
-        Starter::default()
-    }
 }
 
 fn status(ending: Completion) -> ExitStatus {

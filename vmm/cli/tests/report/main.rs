@@ -43,7 +43,7 @@ impl Place {
         let cli = Cli::from_arg_matches(&matches).unwrap();
         let (mut out, mut notes) = (Vec::new(), Vec::new());
         match cli.command {
-            Command::Report(flags) => report(&(&*flags).into(), &mut out, &mut notes)?,
+            Command::Report(flags) => report(&flags, &mut out, &mut notes)?,
             Command::Script(flags) => script(&(&*flags).into(), &mut out, &mut notes)?,
             other => panic!("{other:?}"),
         }

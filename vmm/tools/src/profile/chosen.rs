@@ -273,7 +273,7 @@ fn is_at(sample: &Sample, location: CodeLocation, address: u64, names: &Names) -
 fn objects(names: &Names) -> Vec<String> {
     let files = names.programs.files();
     let files = files.filter(|(id, _)| *id != FileId::UNKNOWN);
-    let files = files.flat_map(|(_, file)| [file.short().to_owned(), file.shown().to_owned()]);
+    let files = files.flat_map(|(_, file)| [file.short().into_owned(), file.shown().to_owned()]);
     let modules = names.kernel.modules().iter();
     let modules = modules.map(|module| format!("[{module}]"));
     files

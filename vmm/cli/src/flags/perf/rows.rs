@@ -424,10 +424,7 @@ static READING: &[Row] = &[
         "-m, --modules",
         No("the profile brings the names of the guest's modules with those of its kernel"),
     ),
-    (
-        "--ns",
-        No("umpire script -j has times in nanoseconds"),
-    ),
+    ("--ns", No("umpire script -j has times in nanoseconds")),
     (
         "--pid, --tid",
         No("umpire report --sort pid,tid has a row for each process and thread"),

@@ -1,0 +1,51 @@
+//! What people wrote for `perf` works with `umpire` in its place.
+
+use std::process::Command;
+
+use guest_tests::umpire::{self, skipped_without_kvm};
+use inferno::collapse::Collapse;
+use inferno::collapse::perf::Folder;
+
+use super::boot;
+
+/// A script that knows nothing of VMs: the environment names the VM and the program.
+#[test]
+fn a_script_for_perf_runs_with_umpire() {
+    if skipped_without_kvm("a_script_for_perf_runs_with_umpire") {
+        return;
+    }
+    let vm = boot(8, &[]);
+    let folder = vm.path("bench");
+    std::fs::create_dir(&folder).expect("a folder");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/perfmon_tools/bench.sh");
+    let run = Command::new("timeout")
+        .args(["60", "sh", script])
+        .arg(&folder)
+        .args(["sh", "-c", "echo the command; sleep 1"])
+        .env("PERF", umpire::path())
+        .env("UMPIRE_PERFMON", vm.socket())
+        .output()
+        .expect("timeout and sh can be run");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (said, told) = (text(&run.stdout), text(&run.stderr));
+    assert_eq!(run.status.code(), Some(0), "{said}{told}");
+    // Four cycles an instruction are declared.
+    for wanted in ["ipc 0.25\n", "intervals ", "hottest 100.00%\n"] {
+        assert!(said.contains(wanted), "no {wanted:?}: {said}{told}");
+    }
+    let file = |name: &str| std::fs::read_to_string(folder.join(name)).expect(name);
+    assert_eq!(file("said"), "the command\n");
+    // Another program's reader of perf script's text.
+    let (stacks, mut folded) = (file("stacks.txt"), Vec::new());
+    let collapsed = Folder::default().collapse(stacks.as_bytes(), &mut folded);
+    collapsed.expect("stacks of perf script");
+    let folded = text(&folded);
+    let count = |line: &str| line.rsplit_once(' ')?.1.parse::<u64>().ok();
+    let samples: u64 = folded.lines().map(|line| count(line).expect(line)).sum();
+    let heads = stacks
+        .lines()
+        .filter(|line| line.contains("cycles"))
+        .count();
+    assert!(samples > 10, "{folded}{stacks}");
+    assert_eq!(samples, heads as u64, "{folded}{stacks}");
+}
