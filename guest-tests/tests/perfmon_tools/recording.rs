@@ -72,7 +72,7 @@ fn profiles_are_private_and_the_old_one_is_kept() {
     ] {
         std::fs::write(vm.path(name), "before").expect("a file");
         let file = profile.display().to_string();
-        vm.printed(&["report", "-i", &file, option, name]);
+        let _ = vm.printed(&["report", "-i", &file, option, name]);
         assert_eq!(mode(&vm.path(name)), 0o600, "{option}");
     }
     assert_eq!(mode(&vm.path("f.perf.kallsyms")), 0o600);
