@@ -8,6 +8,7 @@ use umpire_events::{
 };
 use umpire_tools::Vm;
 use umpire_tools::find::VmChoice;
+use umpire_tools::stat::spec::EventList;
 use vmm::counters::backends_for;
 
 use crate::exit::{ExitStatus, UserError, written};
@@ -47,6 +48,7 @@ fn found(
     pmu: Option<String>,
     names: &dyn NameTable,
 ) -> Result<Vec<Entry>, UserError> {
+    let pattern = pattern.map(str::trim);
     let question = Question {
         pattern: pattern.map(Pattern::new),
         pmu,
@@ -55,8 +57,12 @@ fn found(
     if let Some(text) = pattern {
         let found = |entry: &Entry| !matches!(entry, Entry::NoTables { .. });
         if is_code(text) || !entries.iter().any(found) {
-            let meant = identify(text, question.pmu.as_deref(), names, &backends_for);
-            let meant = meant.map_err(|error| not_found(text, error, names))?;
+            let list: EventList = text.parse().map_err(UserError::bad_input)?;
+            let mut meant = Vec::new();
+            for name in list.groups.iter().flatten() {
+                let found = identify(name, question.pmu.as_deref(), names, &backends_for);
+                meant.extend(found.map_err(|error| not_found(name, error, names))?);
+            }
             entries.splice(0..0, meant);
         }
     }
@@ -66,7 +72,12 @@ fn found(
 /// What to say of a text that no description has and that names no event.
 fn not_found(text: &str, error: EventError, names: &dyn NameTable) -> UserError {
     // Only a name has these signs, so the error says which part of it is wrong.
-    if is_code(text) || text.contains([':', '.']) && !text.contains(['*', '?']) {
+    let is_name = is_code(text) || text.contains([':', '.', '/']) && !text.contains(['*', '?']);
+    let is_unknown = matches!(
+        error,
+        EventError::UnknownEvent { .. } | EventError::NoTables { .. } | EventError::NotAName(_)
+    );
+    if is_name || !is_unknown {
         UserError::bad_input(error)
     } else {
         UserError::bad_input(nothing_found(text, names))

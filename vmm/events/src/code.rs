@@ -5,7 +5,7 @@ use pmu_model::{CountRequest, CounterId, EventCode, FixedFunction, PmuModel, Ven
 use super::error::EventError;
 
 /// USR and OS of an event select.
-const RINGS: u64 = 0b11 << 16;
+pub(super) const RINGS: u64 = 0b11 << 16;
 /// Interrupt and enable, which libpfm sets in every code.
 const INT: u64 = 1 << 20;
 const ENABLE: u64 = 1 << 22;
@@ -15,6 +15,23 @@ const ENABLE: u64 = 1 << 22;
 pub(super) fn pseudo_fixed(code: u64) -> Option<u8> {
     let [select, umask, ..] = code.to_le_bytes();
     (select == 0 && umask > 0).then(|| umask - 1)
+}
+
+/// `r`, `0x` or `r0x`, and hexadecimal digits; none if it is something else.
+pub(super) fn raw_code(text: &str) -> Result<Option<u64>, EventError> {
+    let digits = ["r0x", "r", "0x", "0X"]
+        .iter()
+        .find_map(|sign| text.strip_prefix(sign));
+    let Some(digits) = digits else {
+        return Ok(None);
+    };
+    if digits.is_empty() || !digits.chars().all(|digit| digit.is_ascii_hexdigit()) {
+        return Ok(None);
+    }
+    match u64::from_str_radix(digits, 16) {
+        Ok(code) => Ok(Some(code)),
+        Err(_) => Err(EventError::RawTooLong(text.to_owned())),
+    }
 }
 
 /// The request for `code`, an event select as `model` reads it. Without USR and

@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use super::uncounted::Measured;
+
 /// libpfm4 cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LibraryError {
@@ -207,17 +209,39 @@ pub enum EventError {
         /// As given.
         name: String,
         /// Why not.
-        why: &'static str,
+        why: String,
     },
-    /// A generic name or raw code with an attribute that only tables have.
+    /// A letter that is no modifier of perf's.
     #[error(
-        "'{name}': a generic name or raw code takes :u, :k, :uk and :G only, not ':{attribute}'"
+        "'{name}': '{letter}' is no modifier{}: there are :u and :k for the rings, and of perf's \
+         others G, P, p, S and W",
+        within(attribute)
     )]
     PlainAttribute {
         /// As given.
         name: String,
-        /// The attribute.
+        /// The letters.
         attribute: String,
+        /// The first of them that is none.
+        letter: char,
+    },
+    /// A cache event with a part that perf does not have.
+    #[error("'{name}': {why}")]
+    CacheEvent {
+        /// As given.
+        name: String,
+        /// Which part, and what there is.
+        why: String,
+    },
+    /// What perf counts otherwise, and no counter of a guest.
+    #[error("'{name}': {why}")]
+    Uncounted {
+        /// As given.
+        name: String,
+        /// Why nobody counts it.
+        why: &'static str,
+        /// What has its figure instead.
+        measured: Option<Measured>,
     },
     /// What was given as a model is none.
     #[error(transparent)]
@@ -277,6 +301,31 @@ pub enum EventError {
         /// The code.
         code: u64,
     },
+}
+
+impl EventError {
+    /// The name is right, and nobody counts what it names: perf says `<not supported>` of
+    /// such, and goes on.
+    #[must_use]
+    pub fn is_uncounted(&self) -> bool {
+        matches!(self, Self::Uncounted { .. } | Self::NotInModel { .. })
+    }
+
+    /// Why, without the name where that is apart: what names have in common.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Uncounted { why, .. } => (*why).to_owned(),
+            other => other.to_string(),
+        }
+    }
+}
+
+fn within(letters: &str) -> String {
+    match letters.chars().count() {
+        0 | 1 => String::new(),
+        _ => format!(" (in ':{letters}')"),
+    }
 }
 
 fn did_you_mean(near: &[String]) -> String {

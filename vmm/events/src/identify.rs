@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use pmu_model::{CountRequest, EventCode, EventFamily, PmuModel, Vendor};
 
+use super::code::raw_code;
 use super::counting::{Backends, Use};
 use super::entry::{CodeEntry, Entry, EventName, Meaning};
 use super::error::EventError;
@@ -13,9 +14,10 @@ use super::families::{all_models, family_of, label, model_named, models_of, proc
 use super::generic;
 use super::list::{find, usable};
 use super::perf_form;
-use super::resolve::{models_for, raw_code, resolve, take};
+use super::resolve::{is_plain, models_for, resolve, take};
 use super::suggest::nearest;
 use super::table::{AttributeKind, NameTable, NamedEvent, PmuTable};
+use super::uncounted;
 
 /// Whether `text` can only be meant as a code: no word of a description is one.
 #[must_use]
@@ -28,7 +30,7 @@ pub fn is_code(text: &str) -> bool {
 fn can_be_code(text: &str) -> bool {
     let name = Name::split(text);
     let is_raw = name.table.is_none() && !matches!(raw_code(name.event), Ok(None));
-    is_raw || perf_form::is_form(text)
+    is_raw || perf_form::is_code(text)
 }
 
 /// The names of the code `text`, which is written as the register holds it, or in perf's words:
@@ -77,7 +79,10 @@ pub fn identify(
         _ => None,
     };
     let name = Name::split(text);
-    let is_plain = generic::find(name.event).is_some() || can_be_code(text);
+    let is_plain = name.table.is_none()
+        && (is_plain(name.event)
+            || uncounted::traced(text).is_some()
+            || perf_form::split(text).is_some());
     let full = match table {
         Some(table) if name.table.is_none() && !is_plain => format!("{}::{text}", table.name),
         _ => text.to_owned(),

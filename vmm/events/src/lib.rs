@@ -19,7 +19,9 @@ mod generic;
 mod identify;
 mod libpfm;
 mod list;
+mod modifiers;
 mod perf_form;
+mod perf_names;
 mod print;
 mod resolve;
 mod search;
@@ -28,6 +30,7 @@ mod suggest;
 mod sys;
 mod table;
 mod text;
+mod uncounted;
 
 #[cfg(test)]
 mod tests;
@@ -44,11 +47,14 @@ pub use generic::all_names as generic_names;
 pub use identify::{decode, identify, is_code};
 pub use libpfm::names;
 pub use list::{Question, list, nothing_found};
+pub use perf_form::{EventSampling, Extras, extras};
 pub use print::write_list;
 pub use resolve::{NamedRequest, models_for, resolve};
 pub use search::Pattern;
+pub use suggest::nearest;
 pub use table::{
     Attribute, AttributeKind, EncodeError, Encoding, NameTable, NamedEvent, NoTables, PmuTable,
     TableKind,
 };
 pub use text::one_line;
+pub use uncounted::Measured;

@@ -1,16 +1,13 @@
-//! What perf writes that is neither a name nor a raw code: `cpu/event=0x3c,umask=0/u`, and
-//! the modifiers behind a colon.
+//! What perf writes with slashes: `cpu/event=0x3c,umask=0,name=CYCLES/u`, `cycles/period=1000/`.
 //!
 //! Fields and their bits: `/sys/bus/event_source/devices/cpu/format` of Linux, for Intel and
-//! AMD; meanings of modifiers: perf-list(1).
+//! AMD; other terms: perf-list(1) and `parse-events.l` of perf.
 
 use pmu_model::{PmuModel, Vendor};
 
+use super::code::raw_code;
 use super::error::EventError;
-use super::generic;
-
-/// How perf calls the PMU of the processor's cores.
-const CPU: &str = "cpu/";
+use super::modifiers;
 
 /// A field of a code, with its bits: a value's lower ones and, on AMD, the upper ones of an
 /// event select.
@@ -18,144 +15,302 @@ struct Field {
     name: &'static str,
     shift: u32,
     bits: u32,
+    /// It is 1 where nothing is said.
+    flag: bool,
 }
 
-const FIELDS: [Field; 6] = [
-    Field {
-        name: "umask",
-        shift: 8,
-        bits: 8,
-    },
-    Field {
-        name: "edge",
-        shift: 18,
-        bits: 1,
-    },
-    Field {
-        name: "any",
-        shift: 21,
-        bits: 1,
-    },
-    Field {
-        name: "inv",
-        shift: 23,
-        bits: 1,
-    },
-    Field {
-        name: "cmask",
-        shift: 24,
-        bits: 8,
-    },
-    Field {
-        name: "config",
-        shift: 0,
-        bits: 64,
-    },
+const FIELDS: [Field; 8] = [
+    field("event", 0, 12, false),
+    field("umask", 8, 8, false),
+    field("edge", 18, 1, true),
+    field("pc", 19, 1, true),
+    field("any", 21, 1, true),
+    field("inv", 23, 1, true),
+    field("cmask", 24, 8, false),
+    field("config", 0, 64, false),
 ];
 
-/// What `cpu/…/` stands for.
-#[derive(Clone, Debug)]
-pub(super) enum Inside {
-    /// A code, with fields of an event select.
-    Code(u64),
-    /// A name that perf knows by itself.
-    Generic(&'static generic::Generic),
-}
-
-/// Whether `text` is written like this.
-pub(super) fn is_form(text: &str) -> bool {
-    text.starts_with(CPU)
-}
-
-/// What `text` says, and the modifiers behind it; none if it is no such form.
-pub(super) fn split<'a>(
-    text: &'a str,
-    model: &PmuModel,
-) -> Result<Option<(Inside, &'a str)>, EventError> {
-    let Some(rest) = text.strip_prefix(CPU) else {
-        return Ok(None);
-    };
-    let wrong = |why: String| EventError::PerfForm {
-        name: text.to_owned(),
-        why,
-    };
-    let Some((fields, modifiers)) = rest.split_once('/') else {
-        return Err(wrong("there is no second '/'".to_owned()));
-    };
-    let modifiers = modifiers.strip_prefix(':').unwrap_or(modifiers);
-    if let Some(generic) = generic::find(fields) {
-        return Ok(Some((Inside::Generic(generic), modifiers)));
+const fn field(name: &'static str, shift: u32, bits: u32, flag: bool) -> Field {
+    Field {
+        name,
+        shift,
+        bits,
+        flag,
     }
-    let mut code = 0;
-    for field in fields.split(',') {
-        code |= bits(field, model).map_err(wrong)?;
-    }
-    Ok(Some((Inside::Code(code), modifiers)))
 }
 
-fn bits(field: &str, model: &PmuModel) -> Result<u64, String> {
-    let (name, value) = field.split_once('=').unwrap_or((field, "1"));
-    let number = value.strip_prefix("0x").map_or_else(
-        || value.parse().ok(),
-        |digits| u64::from_str_radix(digits, 16).ok(),
-    );
-    let value = number.ok_or_else(|| format!("'{value}' is no number"))?;
-    let most = |bits: u32| u64::MAX >> (64 - bits);
-    let wide = |bits| format!("{name}={value:#x} has more than {bits} bits");
-    if name == "event" {
-        let bits = match model.vendor() {
-            Vendor::Intel => 8,
-            Vendor::Amd => 12,
-        };
-        if value > most(bits) {
-            return Err(wide(bits));
+/// The PMU of the processor's cores, as perf calls it.
+const CORES: [&str; 2] = ["cpu", "cpu_core"];
+
+/// Those of what perf counts without one, by its name.
+const SOFTWARE: [&str; 2] = ["software", "tool"];
+
+/// A name with slashes in its parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Form<'a> {
+    /// What is before the first slash: a PMU or an event; none for the PMU of the cores.
+    pub(super) head: Option<&'a str>,
+    /// Between the slashes.
+    terms: Vec<&'a str>,
+    /// Letters behind them.
+    pub(super) modifiers: &'a str,
+}
+
+/// What stands between the slashes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Inside<'a> {
+    /// Bits of an event select.
+    pub(super) code: Option<u64>,
+    /// The event.
+    pub(super) event: Option<&'a str>,
+}
+
+/// What a name says beside what is to be counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extras {
+    /// What to call it (`name=`).
+    pub label: Option<String>,
+    /// How far apart samples of it are (`period=`, `freq=`); a count has no use for it.
+    pub sampling: Option<EventSampling>,
+    /// How near to the event a sample has to be: the number of letters `p`.
+    pub precise: u8,
+    /// A sample is to have the counts of the event's group (`S`).
+    pub reads: bool,
+    /// The event's group may be broken up where it does not fit (`W`).
+    pub weak: bool,
+}
+
+/// How far apart samples of an event are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventSampling {
+    /// So many events.
+    Period(u64),
+    /// So many samples a second.
+    Frequency(u64),
+}
+
+/// What the event's name `text` says beside what is to be counted. What is wrong with it
+/// `resolve` says.
+#[must_use]
+pub fn extras(text: &str) -> Extras {
+    let text = text.trim();
+    let mut found = Extras::default();
+    let mut lists: Vec<&str> = match split(text) {
+        Some(Ok(form)) => {
+            for term in &form.terms {
+                match term.split_once('=') {
+                    Some(("name", label)) => found.label = Some(unquoted(label).to_owned()),
+                    Some((name @ ("period" | "freq"), value)) => {
+                        found.sampling = sampling(name, value).ok();
+                    }
+                    _ => {}
+                }
+            }
+            vec![form.modifiers.trim_start_matches(':')]
         }
-        return Ok(value & 0xff | (value >> 8) << 32);
-    }
-    let Some(field) = FIELDS.iter().find(|field| field.name == name) else {
-        return Err(format!(
-            "'{name}' is no field: there are event, umask, edge, any, inv, cmask and config, \
-             and generic names alone"
-        ));
+        Some(Err(_)) => Vec::new(),
+        // Behind the event of a table are libpfm's words, where `S` may be a unit mask.
+        None if text.contains("::") => {
+            let last = text.rsplit(':').take(1);
+            last.filter(|list| modifiers::are_of_tables(list)).collect()
+        }
+        None => text.split(':').skip(1).collect(),
     };
-    if value > most(field.bits) {
-        return Err(wide(field.bits));
+    lists.retain(|list| modifiers::are_letters(list));
+    let letters = modifiers::parse(text, &lists).unwrap_or_default();
+    Extras {
+        precise: letters.precise,
+        reads: letters.reads,
+        weak: letters.weak,
+        ..found
     }
-    Ok(value << field.shift)
 }
 
-/// `text` without those of perf's modifiers that change nothing here, and `None` if it has
-/// none of these: all that is counted is the guest's (`G`).
-pub(super) fn without_modifiers(text: &str) -> Result<Option<String>, EventError> {
-    let (head, last) = match text.rsplit_once([':', '/']) {
-        Some((head, last)) if !head.ends_with(':') => (head, last),
-        _ => return Ok(None),
+/// Whether `text` is a code in perf's words.
+pub(super) fn is_code(text: &str) -> bool {
+    matches!(split(text), Some(Ok(form)) if form.head.is_none())
+        || CORES.iter().any(|it| {
+            let behind = text.strip_prefix(it);
+            behind.is_some_and(|behind| behind.starts_with('/'))
+        })
+}
+
+/// The parts of `text`, and `None` if it has no slash that parts it: one of `mem:` is the
+/// length of a breakpoint.
+pub(super) fn split(text: &str) -> Option<Result<Form<'_>, EventError>> {
+    if text.starts_with("mem:") {
+        return None;
+    }
+    let (head, rest) = text.split_once('/')?;
+    let Some(end) = end_of_terms(rest) else {
+        return Some(Err(wrong(text, "there is no second '/'".to_owned())));
     };
-    let is_perfs = |letter| "ukGHp".contains(letter);
-    if !last.chars().all(is_perfs) || !last.contains(['G', 'H', 'p']) {
-        return Ok(None);
-    }
-    let refused = |why: &'static str| EventError::Modifier {
-        name: text.to_owned(),
-        why,
-    };
-    if last.contains('H') {
-        let why = "H counts the host, and only the guest is counted here; on the host, use perf";
-        return Err(refused(why));
-    }
-    if last.contains('p') {
-        let why = "p asks for precise samples, and only the source of counts decides how precise \
-                   they are: those of step are exact; leave it out";
-        return Err(refused(why));
-    }
-    let separator = &text[head.len()..=head.len()];
-    let rings: String = last
-        .chars()
-        .filter(|letter| "uk".contains(*letter))
-        .collect();
-    Ok(Some(match (separator, rings.is_empty()) {
-        ("/", _) => format!("{head}/{rings}"),
-        (_, true) => head.to_owned(),
-        (_, false) => format!("{head}:{rings}"),
+    let (inside, behind) = rest.split_at(end);
+    let modifiers = behind.strip_prefix('/').unwrap_or(behind);
+    Some(Ok(Form {
+        head: Some(head).filter(|head| !CORES.contains(head)),
+        terms: terms(inside),
+        modifiers: modifiers.strip_prefix(':').unwrap_or(modifiers),
     }))
+}
+
+/// Where the first `/` is that no quotes hold.
+fn end_of_terms(text: &str) -> Option<usize> {
+    let mut quoted = false;
+    text.find(|letter| {
+        quoted ^= letter == '\'';
+        letter == '/' && !quoted
+    })
+}
+
+/// What stands between commas that no quotes hold.
+fn terms(inside: &str) -> Vec<&str> {
+    if inside.is_empty() {
+        return Vec::new();
+    }
+    let mut quoted = false;
+    let apart = |letter| {
+        quoted ^= letter == '\'';
+        letter == ',' && !quoted
+    };
+    inside.split(apart).map(str::trim).collect()
+}
+
+fn unquoted(text: &str) -> &str {
+    let inner = text.strip_prefix('\'').and_then(|it| it.strip_suffix('\''));
+    inner.unwrap_or(text)
+}
+
+pub(super) fn wrong(name: &str, why: String) -> EventError {
+    EventError::PerfForm {
+        name: name.to_owned(),
+        why,
+    }
+}
+
+impl<'a> Form<'a> {
+    /// An event is named between the slashes.
+    pub(super) fn names_inside(&self) -> bool {
+        self.head.is_none_or(|head| SOFTWARE.contains(&head))
+    }
+
+    /// What `model` is asked for; `whole` is all of the name.
+    pub(super) fn inside(&self, whole: &str, model: &PmuModel) -> Result<Inside<'a>, EventError> {
+        let mut found = Inside::default();
+        let mut seen: Vec<&str> = Vec::new();
+        for term in self.terms.iter().copied() {
+            let (name, value) = match term.split_once('=') {
+                Some((name, value)) => (name.trim_end(), Some(value.trim_start())),
+                None => (term, None),
+            };
+            if seen.contains(&name) {
+                return Err(wrong(whole, format!("{name} is there twice")));
+            }
+            seen.push(name);
+            self.take(name, value, model, &mut found)
+                .map_err(|why| wrong(whole, why))?;
+        }
+        Ok(found)
+    }
+
+    fn take(
+        &self,
+        name: &'a str,
+        value: Option<&str>,
+        model: &PmuModel,
+        found: &mut Inside<'a>,
+    ) -> Result<(), String> {
+        if name.is_empty() {
+            return Err("there is nothing before or behind a comma".to_owned());
+        }
+        if let Some(field) = FIELDS.iter().find(|it| it.name.eq_ignore_ascii_case(name)) {
+            *found.code.get_or_insert(0) |= field.bits_of(value, model)?;
+            return Ok(());
+        }
+        match (name, value) {
+            ("name", Some(label)) if !unquoted(label).is_empty() => Ok(()),
+            ("period" | "freq", Some(value)) => sampling(name, value).map(|_| ()),
+            ("name" | "period" | "freq", _) => Err(format!("{name}= has no value")),
+            _ => {
+                if let Some(why) = elsewhere(name) {
+                    return Err(format!("{name} {why}"));
+                }
+                if let Ok(Some(code)) = raw_code(name)
+                    && value.is_none()
+                {
+                    *found.code.get_or_insert(0) |= code;
+                    return Ok(());
+                }
+                if value.is_none() && self.names_inside() && found.event.is_none() {
+                    found.event = Some(name);
+                    return Ok(());
+                }
+                Err(format!(
+                    "'{name}' is no field: there are event, umask, edge, any, inv, cmask, pc and \
+                     config, name, period and freq, and one name of an event"
+                ))
+            }
+        }
+    }
+}
+
+impl Field {
+    /// The bits that `value` stands for.
+    fn bits_of(&self, value: Option<&str>, model: &PmuModel) -> Result<u64, String> {
+        let name = self.name;
+        let value = match value {
+            Some(value) => number(value)?,
+            None if self.flag => 1,
+            None => return Err(format!("{name} has no value, as in {name}=0x1")),
+        };
+        let bits = match (name, model.vendor()) {
+            ("event", Vendor::Intel) => 8,
+            _ => self.bits,
+        };
+        if value > u64::MAX >> (64 - bits) {
+            return Err(format!("{name}={value:#x} has more than {bits} bits"));
+        }
+        Ok(match name {
+            "event" => value & 0xff | (value >> 8) << 32,
+            _ => value << self.shift,
+        })
+    }
+}
+
+/// A number as perf and others write it, in hexadecimal of any case or decimal.
+fn number(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    // What takes a sign is no number of a register.
+    let parsed = match digits {
+        _ if text.contains(['+', '-']) => None,
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    parsed.ok_or_else(|| format!("'{text}' is no number"))
+}
+
+fn sampling(name: &str, value: &str) -> Result<EventSampling, String> {
+    match (number(value)?, name) {
+        (0, _) => Err(format!("{name}=0 is none")),
+        (value, "freq") => Ok(EventSampling::Frequency(value)),
+        (value, _) => Ok(EventSampling::Period(value)),
+    }
+}
+
+/// Why a term of perf's cannot be had here.
+fn elsewhere(name: &str) -> Option<&'static str> {
+    match name {
+        "config1" | "config2" | "config3" | "offcore_rsp" | "ldlat" | "frontend" | "snoop_rsp" => {
+            Some("is for a register outside of the counters, which no PMU model here has")
+        }
+        "in_tx" | "in_tx_cp" => {
+            Some("asks for transactions, which no event select here can ask for")
+        }
+        "branch_type" | "time" | "call-graph" | "stack-size" | "max-stack" | "nr" | "inherit"
+        | "no-inherit" | "overwrite" | "no-overwrite" | "percore" | "aux-output" | "aux-action"
+        | "aux-sample-size" | "metric-id" => {
+            Some("is for perf alone; what umpire record and stat have of it are options")
+        }
+        _ => None,
+    }
 }

@@ -1,18 +1,21 @@
 //! From the name of an event to what a counter of a PMU model is asked to do.
 
-use pmu_model::{CountRequest, EventFamily, PmuModel, Vendor};
+use pmu_model::{CountRequest, EventCode, EventFamily, PmuModel, Vendor};
 
-use super::code;
+use super::code::{self, RINGS, raw_code};
 use super::error::EventError;
 use super::explain::{Name, explain};
 use super::families::{
     all_models, family_of, label, means_another, model_names, processors, processors_of, reads,
 };
 use super::generic::{self, Generic};
-use super::perf_form::{self, Inside};
+use super::modifiers;
+use super::perf_form::{self, Form};
+use super::perf_names::PerfName;
 use super::suggest::nearest;
 use super::table::{EncodeError, Encoding, NameTable, PmuTable};
 use super::text::all_of;
+use super::uncounted::{self, Measured};
 
 /// The longest name in characters. libpfm's longest with every unit mask is
 /// shorter.
@@ -35,13 +38,16 @@ pub struct NamedRequest {
 
 /// The request that the event name `text` stands for in a guest with `model`.
 ///
-/// Taken are generic names (`cycles`, `cycles:u`), raw codes (`r5300c0`, `0x5300c0`), codes in
-/// perf's words (`cpu/event=0x3c,umask=0/u`), and
+/// Taken are generic names (`cycles`, `cycles:u`), perf's names of cache events
+/// (`L1-dcache-loads`), raw codes (`r5300c0`, `0x5300c0`), codes in perf's words
+/// (`cpu/event=0x3c,umask=0/u`), and
 /// names from the tables of `names`: `skl::INST_RETIRED:ANY_P:u`, or without a
-/// table where all tables of the model agree on the meaning.
+/// table where all tables of the model agree on the meaning. What a name says beside that
+/// is in its [`extras`](super::extras()).
 ///
 /// # Errors
-/// Why it stands for none, with what would be right.
+/// Why it stands for none, with what would be right. Of those that
+/// [nobody counts](EventError::is_uncounted) perf says `<not supported>`.
 pub fn resolve(
     text: &str,
     model: &PmuModel,
@@ -53,36 +59,22 @@ pub fn resolve(
         let shown: String = text.chars().take(40).collect();
         return Err(EventError::NotAName(shown));
     }
-    if let Some(plain) = perf_form::without_modifiers(text)? {
+    if let Some(form) = perf_form::split(text) {
+        return from_form(text, &form?, model, names);
+    }
+    if let Some(why) = uncounted::traced(text) {
+        return Err(uncounted_error(text, why, None));
+    }
+    let name = Name::split(text);
+    if let Some(found) = from_plain(&name, model) {
+        return found;
+    }
+    if let Some(plain) = without_modifiers(text)? {
         let found = resolve(&plain, model, names)?;
         return Ok(NamedRequest {
             name: text.to_owned(),
             ..found
         });
-    }
-    if let Some((inside, modifiers)) = perf_form::split(text, model)? {
-        let name = Name {
-            whole: text,
-            table: None,
-            event: text,
-            attributes: Some(modifiers)
-                .into_iter()
-                .filter(|it| !it.is_empty())
-                .collect(),
-        };
-        return match inside {
-            Inside::Code(code) => from_raw(&name, code, model),
-            Inside::Generic(generic) => from_generic(&name, generic, model),
-        };
-    }
-    let name = Name::split(text);
-    if name.table.is_none() {
-        if let Some(code) = raw_code(name.event)? {
-            return from_raw(&name, code, model);
-        }
-        if let Some(generic) = generic::find(name.event) {
-            return from_generic(&name, generic, model);
-        }
     }
     if let Some(library) = names.missing() {
         return Err(EventError::NoTables {
@@ -103,8 +95,9 @@ pub fn resolve(
 /// # Errors
 /// The table that the name begins with is unknown or no model's.
 pub fn models_for(text: &str, names: &dyn NameTable) -> Result<Option<Vec<PmuModel>>, EventError> {
-    let name = Name::split(text.trim());
-    let Some(table) = name.table else {
+    let text = text.trim();
+    let name = Name::split(text);
+    let Some(table) = name.table.filter(|_| perf_form::split(text).is_none()) else {
         return Ok(None);
     };
     if names.missing().is_some() {
@@ -112,20 +105,6 @@ pub fn models_for(text: &str, names: &dyn NameTable) -> Result<Option<Vec<PmuMod
     }
     let family = usable(&name, find_table(table, names)?)?;
     Ok(Some(processors_of(family)))
-}
-
-/// `r` or `0x`, and hexadecimal digits; none if it is something else.
-pub(super) fn raw_code(text: &str) -> Result<Option<u64>, EventError> {
-    let Some(digits) = text.strip_prefix('r').or_else(|| text.strip_prefix("0x")) else {
-        return Ok(None);
-    };
-    if digits.is_empty() || !digits.chars().all(|digit| digit.is_ascii_hexdigit()) {
-        return Ok(None);
-    }
-    match u64::from_str_radix(digits, 16) {
-        Ok(code) => Ok(Some(code)),
-        Err(_) => Err(EventError::RawTooLong(text.to_owned())),
-    }
 }
 
 fn from_raw(name: &Name<'_>, code: u64, model: &PmuModel) -> Result<NamedRequest, EventError> {
@@ -145,7 +124,9 @@ fn from_generic(
     model: &PmuModel,
 ) -> Result<NamedRequest, EventError> {
     let Some(mut request) = generic.request(model) else {
-        return Err(not_in_model(generic, model));
+        modifiers::parse(name.whole, &name.attributes)?;
+        let has = |other: &PmuModel| generic.request(other).is_some();
+        return Err(not_in_model(generic.event.to_string(), model, &has));
     };
     set_rings(name, &mut request)?;
     Ok(NamedRequest {
@@ -156,16 +137,16 @@ fn from_generic(
     })
 }
 
-fn not_in_model(generic: &Generic, model: &PmuModel) -> EventError {
-    let has = |other: &&PmuModel| generic.request(other).is_some();
+/// What is said of an event of which `model` has no code: who `has` one.
+fn not_in_model(event: String, model: &PmuModel, has: &dyn Fn(&PmuModel) -> bool) -> EventError {
     let (models, processors) = (all_models(), processors());
-    let mut having: Vec<&str> = models.iter().filter(has).map(label).collect();
+    let mut having: Vec<&str> = models.iter().filter(|it| has(it)).map(label).collect();
     // A code that every model of the vendor has needs no processor.
     if !having.contains(&PmuModel::default_for(Vendor::Intel).name()) {
-        having.extend(processors.iter().filter(has).map(label));
+        having.extend(processors.iter().filter(|it| has(it)).map(label));
     }
     EventError::NotInModel {
-        event: generic.event.to_string(),
+        event,
         model: label(model),
         having: match having.as_slice() {
             [] => "no model's event select means it".to_owned(),
@@ -175,23 +156,180 @@ fn not_in_model(generic: &Generic, model: &PmuModel) -> EventError {
     }
 }
 
-/// `:u`, `:k`, `:uk`: count in these rings alone.
+/// What the letters behind a name change: with rings among them, it is counted there alone.
 fn set_rings(name: &Name<'_>, request: &mut CountRequest) -> Result<(), EventError> {
-    if name.attributes.is_empty() {
-        return Ok(());
-    }
-    (request.usr, request.os) = (false, false);
-    for attribute in &name.attributes {
-        if attribute.is_empty() || !attribute.chars().all(|letter| "uk".contains(letter)) {
-            return Err(EventError::PlainAttribute {
-                name: name.whole.to_owned(),
-                attribute: (*attribute).to_owned(),
-            });
-        }
-        request.usr |= attribute.contains('u');
-        request.os |= attribute.contains('k');
+    let found = modifiers::parse(name.whole, &name.attributes)?;
+    if found.user || found.kernel {
+        (request.usr, request.os) = (found.user, found.kernel);
     }
     Ok(())
+}
+
+/// The name of a table without perf's modifiers that libpfm does not have, and `None` if it has
+/// none of these. `e` and its like are libpfm's own there.
+fn without_modifiers(text: &str) -> Result<Option<String>, EventError> {
+    let Some((head, last)) = text.rsplit_once(':') else {
+        return Ok(None);
+    };
+    if head.ends_with(':') || !modifiers::are_of_tables(last) {
+        return Ok(None);
+    }
+    let found = modifiers::parse(text, &[last])?;
+    let rings = [(found.user, ":u"), (found.kernel, ":k")];
+    let rings = rings.iter().filter(|(on, _)| *on).map(|(_, word)| *word);
+    Ok(Some(rings.fold(head.to_owned(), |name, ring| name + ring)))
+}
+
+fn uncounted_error(name: &str, why: &'static str, measured: Option<Measured>) -> EventError {
+    EventError::Uncounted {
+        name: name.to_owned(),
+        why,
+        measured,
+    }
+}
+
+/// Whether `event`, without modifiers, means something without tables.
+pub(super) fn is_plain(event: &str) -> bool {
+    generic::find(event).is_some()
+        || PerfName::find(event).is_some()
+        || uncounted::find(event).is_some()
+        || !matches!(raw_code(event), Ok(None))
+}
+
+/// What a name means that is in no table; none if it is none of these.
+fn from_plain(name: &Name<'_>, model: &PmuModel) -> Option<Result<NamedRequest, EventError>> {
+    if name.table.is_some() {
+        return None;
+    }
+    let event = name.event;
+    match raw_code(event) {
+        Ok(None) => {}
+        Ok(Some(code)) => return Some(from_raw(name, code, model)),
+        Err(error) => return Some(Err(error)),
+    }
+    if let Some(generic) = generic::find(event) {
+        return Some(from_generic(name, generic, model));
+    }
+    if let Some((why, measured)) = uncounted::find(event) {
+        return Some(Err(refuse_uncounted(name, why, measured)));
+    }
+    Some(match PerfName::find(event)? {
+        Ok(perfs) => from_perf_name(name, perfs, model),
+        Err(why) => Err(EventError::CacheEvent {
+            name: event.to_owned(),
+            why,
+        }),
+    })
+}
+
+fn refuse_uncounted(name: &Name<'_>, why: &'static str, measured: Option<Measured>) -> EventError {
+    match modifiers::parse(name.whole, &name.attributes) {
+        Err(error) => error,
+        Ok(found) if measured.is_some() && found.user != found.kernel => uncounted_error(
+            name.whole,
+            "a time, and the VMM does not measure that of one ring; leave u or k out",
+            None,
+        ),
+        Ok(_) => uncounted_error(name.whole, why, measured),
+    }
+}
+
+fn from_perf_name(
+    name: &Name<'_>,
+    perfs: PerfName,
+    model: &PmuModel,
+) -> Result<NamedRequest, EventError> {
+    let Some(code) = perfs.code(model.events()) else {
+        // A wrong letter is wrong with every model.
+        modifiers::parse(name.whole, &name.attributes)?;
+        let has = |other: &PmuModel| perfs.code(other.events()).is_some();
+        return Err(not_in_model(perfs.name(), model, &has));
+    };
+    let named = from_raw(name, code, model)?;
+    Ok(NamedRequest {
+        code: code::printed(&named.request),
+        ..named
+    })
+}
+
+/// What a name with slashes stands for.
+fn from_form(
+    text: &str,
+    form: &Form<'_>,
+    model: &PmuModel,
+    names: &dyn NameTable,
+) -> Result<NamedRequest, EventError> {
+    let head = form.head.filter(|_| !form.names_inside());
+    if let Some(head) = head
+        && !is_plain(head)
+        && !head.contains("::")
+    {
+        return Err(match uncounted::foreign_pmu(head) {
+            Some(why) => uncounted_error(text, why, None),
+            None => perf_form::wrong(
+                text,
+                format!("'{head}' is neither an event nor a PMU that is known"),
+            ),
+        });
+    }
+    let inside = form.inside(text, model)?;
+    let event = head.or(inside.event);
+    let whole = |event| Name {
+        whole: text,
+        table: None,
+        event,
+        attributes: Some(form.modifiers)
+            .into_iter()
+            .filter(|it| !it.is_empty())
+            .collect(),
+    };
+    match (event, inside.code) {
+        (None, None) => Err(perf_form::wrong(text, "it names no event".to_owned())),
+        (None, Some(_)) if form.head.is_some() => Err(uncounted_error(
+            text,
+            "the kernel's that perf runs on: use perf in the guest",
+            None,
+        )),
+        (None, Some(code)) => from_raw(&whole(text), code, model),
+        (Some(event), None) => match from_plain(&whole(event), model) {
+            Some(found) => found,
+            None => {
+                let rings = modifiers::parse(text, &whole(event).attributes)?;
+                let found = resolve(event, model, names)?;
+                let mut request = found.request;
+                if rings.user || rings.kernel {
+                    (request.usr, request.os) = (rings.user, rings.kernel);
+                }
+                Ok(NamedRequest {
+                    name: text.to_owned(),
+                    request,
+                    ..found
+                })
+            }
+        },
+        (Some(event), Some(bits)) => {
+            let code = programmable(event, model, names)?;
+            from_raw(&whole(event), code | bits, model)
+        }
+    }
+}
+
+/// The event select of `event`, to which fields are added: a fixed counter has none.
+fn programmable(event: &str, model: &PmuModel, names: &dyn NameTable) -> Result<u64, EventError> {
+    let found = resolve(event, model, names)?.request;
+    let selected = match found.event {
+        EventCode::Fixed(_) => found
+            .event
+            .known()
+            .and_then(|known| EventCode::of(model.events(), known)),
+        _ => Some(found.event),
+    };
+    let plain = selected.map(|event| CountRequest { event, ..found });
+    let code = plain.and_then(|request| request.encode());
+    let code = code.ok_or_else(|| EventError::FixedModifier {
+        name: event.to_owned(),
+    })?;
+    Ok(code & !RINGS)
 }
 
 fn find_table<'a>(name: &str, names: &'a dyn NameTable) -> Result<&'a PmuTable, EventError> {

@@ -1,26 +1,44 @@
 //! Names that somebody may have meant.
 
+use super::code::raw_code;
+
 /// At most this many are proposed.
 const MOST: usize = 3;
 
-/// The candidates that are nearest to `wanted`, best first: few letters differ,
-/// or the one is a part of the other. Case does not matter.
-pub(super) fn nearest<S: AsRef<str>>(
+/// The candidates that are nearest to `wanted`, best first: a letter in four differs at most,
+/// or the one begins with the other and has little more. Case does not matter. A name that only
+/// shares a part is no help, so there may be none.
+pub fn nearest<S: AsRef<str>>(
     wanted: &str,
     candidates: impl IntoIterator<Item = S>,
 ) -> Vec<String> {
-    let wanted = wanted.to_lowercase();
-    // Every third letter may be wrong, and one at least.
-    let tolerance = (wanted.chars().count() / 3).max(1);
+    // A raw code begins with a small letter.
+    let small = wanted.strip_prefix('R').map(|digits| format!("r{digits}"));
+    if let Some(code) = small
+        && matches!(raw_code(&code), Ok(Some(_)))
+    {
+        return vec![code];
+    }
+    let (given, wanted) = (wanted, wanted.to_lowercase());
+    let length = wanted.chars().count();
+    let tolerance = (length / 4).clamp(1, 3);
     let mut found: Vec<(usize, String)> = candidates
         .into_iter()
         .filter_map(|candidate| {
             let name = candidate.as_ref();
             let lower = name.to_lowercase();
             let distance = strsim::damerau_levenshtein(&wanted, &lower);
-            let part = lower.contains(&wanted) && wanted.len() > 2
-                || wanted.contains(&lower) && lower.len() > 2;
-            (distance <= tolerance || part).then(|| (distance, name.to_owned()))
+            let begins = lower.starts_with(&wanted) || wanted.starts_with(&lower);
+            let (short, long) = match lower.chars().count() {
+                other if other < length => (other, length),
+                other => (length, other),
+            };
+            let part = begins && short > 2 && long <= 2 * short;
+            // Of two letters, one that differs is half of them.
+            let near = distance <= tolerance && short > distance * 2;
+            // Nobody mistakes a name for itself.
+            let same = name == given;
+            ((near || part || distance == 0) && !same).then(|| (distance, name.to_owned()))
         })
         .collect();
     found.sort();
@@ -34,13 +52,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_has_three_letters_at_least() {
+    fn a_hint_is_near() {
         fn check(wanted: &str, candidates: &[&str], expected: &[&str]) {
             assert_eq!(nearest(wanted, candidates), expected, "{wanted}");
         }
         check("nosuch123", &["NO", "1", "2"], &[]);
         check("cyclesx", &["cycles", "NO"], &["cycles"]);
         check("instruction", &["instructions"], &["instructions"]);
-        check("cy", &["cycles", "cyc"], &["cyc"]);
+        check("cy", &["cycles", "cyc"], &[]);
+        check("cyc", &["cycles", "cyc", "CYC"], &["CYC", "cycles"]);
+        check("cycels", &["cycles", "cycle"], &["cycles"]);
+        // Hints that help nobody.
+        check("ref-cycles", &["RECYCLEQ", "cpu-cycles"], &[]);
+        check("duration_time", &["RAT"], &[]);
+        check("syscalls", &["calls"], &[]);
+        check("task-clock", &["LOCK"], &[]);
+        check("mem", &["MEMORY_REQUESTS"], &[]);
+        check("cs", &["ip", "tsc"], &[]);
+        check("R1C2", &["rec"], &["r1C2"]);
+        check("Rxc2", &["rec"], &[]);
     }
 }

@@ -216,7 +216,7 @@ fn bad_names_say_what_is_wrong_and_what_is_near() {
         }
     };
     check("instrctions:u", None, &["'instrctions'", "instructions?"]);
-    check("instructions:x", None, &["':x'", ":u, :k"]);
+    check("instructions:x", None, &["'x' is no", ":u and :k"]);
     check("skl::INST_RETIERD:u", None, &["skl", "INST_RETIRED?"]);
     check("skl::INST_RETIRED:ANYP:u", None, &["'ANYP'", "ANY_P?"]);
     check("skk::INST_RETIRED", None, &["'skk'", "skl"]);

@@ -1,10 +1,10 @@
 //! What names mean, and what is said of bad ones.
 
 use pmu_model::{CountRequest, EventCode, FixedFunction, PmuModel};
-use proptest::prelude::{any, prop_assert_eq, proptest};
+use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
 use super::tables::{Fake, no_library};
-use crate::{NameTable, NamedRequest, models_for, resolve};
+use crate::{EventSampling, NameTable, NamedRequest, extras, models_for, resolve};
 
 fn model(name: &str) -> PmuModel {
     PmuModel::parse(name).expect("a model")
@@ -102,8 +102,7 @@ fn perfs_words() {
         "instructions",
     );
     refused("cycles:H", "intel-v2", "H counts the host");
-    refused("instructions:upp", "intel-v2", "p asks for precise samples");
-    refused("cpu/event=1/pp", "intel-v2", "p asks for precise samples");
+    check("instructions:upp", "intel-v2", 0x51_00c0, "instructions:u");
     refused(
         "cpu/event=0x100/",
         "intel-v2",
@@ -118,7 +117,7 @@ fn perfs_words() {
     refused("cpu/event=x/", "intel-v2", "'x' is no number");
     refused("cpu/event=1", "intel-v2", "there is no second '/'");
     refused("cpu/event=1,any/", "amd-core", "any-thread");
-    refused("cpu/event=1/x", "intel-v2", ":u, :k, :uk and :G only");
+    refused("cpu/event=1/x", "intel-v2", "'x' is no modifier");
 }
 
 #[test]
@@ -244,9 +243,13 @@ fn bad_names_are_refused_with_what_would_be_right() {
         "intel-v2",
         &["'cycels'", "intel-v2", "did you mean cycles?"],
     );
-    check_error("cycles:x", "intel-v2", &["'cycles:x'", "':x'", ":u, :k"]);
-    check_error("cycles:", "intel-v2", &[":u, :k"]);
-    check_error("r5300c0:e", "intel-v2", &["':e'"]);
+    check_error(
+        "cycles:x",
+        "intel-v2",
+        &["'cycles:x'", "'x' is no", ":u and :k"],
+    );
+    check_error("cycles:", "intel-v2", &["no letter behind the last ':'"]);
+    check_error("r5300c0:e", "intel-v2", &["e wants the PMU for itself"]);
     check_error("skk::INST_RETIRED", "intel-v2", &["'skk'", "skl"]);
     check_error("skl::INST_RETIERD", "intel-v2", &["skl", "INST_RETIRED?"]);
     check_error("skl::", "intel-v2", &["skl has no event ''"]);
@@ -398,20 +401,382 @@ fn tables_tell_their_models() {
     check("cycles", None);
     check("r5300c0", None);
     check("RETIRED_INSTRUCTIONS", None);
+    check("cpu/cycles,name='a::b'/", None);
     let intel = ["intel-v1", "intel-v2", "intel-v3", "intel-v4", "intel-v5"];
     check("skl::ANYTHING", Some(&intel));
     check("amd64_k8_revg::ANYTHING", Some(&["amd-k7"]));
     check("amd64_fam17h_zen2::ANYTHING", Some(&["amd-core"]));
 }
 
+/// What comes of a name with a model: the request in words, or the refusal's.
+fn comes_of(name: &str, model_name: &str) -> String {
+    match resolve(name, &model(model_name), &Fake::new()) {
+        Ok(named) => named.request.to_string(),
+        Err(error) if error.is_uncounted() => format!("not supported: {}", error.reason()),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn what_people_type() {
+    let skylake = "intel-v2,events=skylake";
+    let table: &[(&str, &str, &str)] = &[
+        // Letters.
+        ("loads:P", "amd-core", "loads"),
+        ("branches:kppp", "intel-v2", "branches:k"),
+        ("branches:khG", "intel-v2", "branches:k"),
+        ("branches:uS", "intel-v2", "branches:u"),
+        ("branches:W", "intel-v2", "branches"),
+        ("branches:GH", "intel-v2", "branches"),
+        ("rc0:u:k", "amd-core", "instructions"),
+        ("branches:kD", "amd-core", "'branches:kD': D pins"),
+        ("branches:Ik", "amd-core", "'branches:Ik': I leaves out"),
+        ("rc4:e", "amd-core", "'rc4:e': e wants the PMU"),
+        ("branches:b", "amd-core", "b counts by a BPF program"),
+        ("branches:R", "amd-core", "R asks for the latency"),
+        ("branches:X", "amd-core", "X keeps perf"),
+        ("branches:h", "amd-core", "h counts a hypervisor alone"),
+        ("branches:uH", "amd-core", "H counts the host"),
+        ("branches:uzk", "amd-core", "'z' is no modifier (in ':uzk')"),
+        ("branches:kk", "amd-core", "k is there twice"),
+        (
+            "branches:pppp",
+            "amd-core",
+            "p is there more than three times",
+        ),
+        ("skl::INST_RETIRED:ANY_P:uP", "intel-v2", "instructions:u"),
+        ("skl::INST_RETIRED:ANY_P:pp", "intel-v2", "instructions"),
+        // perf's words.
+        ("cpu/branches/k", "amd-core", "branches:k"),
+        ("cpu/branches,name=b/P", "amd-core", "branches"),
+        ("cpu/branches,name='a,b:c'/u", "amd-core", "branches:u"),
+        ("cpu_core/branches,period=77/", "amd-core", "branches"),
+        ("cpu/EVENT=0XC4,umask=0X20/", "intel-v2", "taken branches"),
+        (
+            "cpu/event=196,umask=32,freq=9/",
+            "intel-v2",
+            "taken branches",
+        ),
+        ("cpu/rc2/u", "amd-core", "branches:u"),
+        (
+            "cpu/r0xc2,cmask=0x2,inv/",
+            "amd-core",
+            "branches inv cmask=2",
+        ),
+        (
+            "cpu/branches,cmask=1,edge/k",
+            "amd-core",
+            "branches:k edge cmask=1",
+        ),
+        (
+            "cpu/cycles,inv=1,cmask=3/",
+            "intel-v2",
+            "core cycles inv cmask=3",
+        ),
+        ("cpu/cycles,inv=0/", "intel-v2", "core cycles"),
+        (
+            "cpu/ref-cycles,cmask=3/",
+            "intel-v2",
+            "reference cycles cmask=3",
+        ),
+        ("branches/period=100/u", "amd-core", "branches:u"),
+        ("branches//k", "amd-core", "branches:k"),
+        ("rc2/name=x/", "amd-core", "branches"),
+        (
+            "cpu/INST_RETIRED:ANY_P/u",
+            "intel-v2",
+            "'INST_RETIRED:ANY_P' is ambiguous",
+        ),
+        (
+            "cpu/RETIRED_INSTRUCTIONS,name=i/u",
+            "amd-core",
+            "instructions:u",
+        ),
+        ("cpu/nosuch/", "amd-core", "event 'nosuch'"),
+        ("cpu/event=1,nosuch=2/", "amd-core", "'nosuch' is no field"),
+        ("cpu/event=1,umask/", "amd-core", "umask has no value"),
+        ("cpu/event=1,event=2/", "amd-core", "event is there twice"),
+        ("cpu/event=-1/", "amd-core", "'-1' is no number"),
+        ("cpu/event=0xzz/", "amd-core", "'0xzz' is no number"),
+        (
+            "cpu/event=1,,inv/",
+            "amd-core",
+            "nothing before or behind a comma",
+        ),
+        ("cpu//", "amd-core", "it names no event"),
+        ("cpu/name=x/", "amd-core", "it names no event"),
+        ("cpu/cycles,name=/", "amd-core", "name= has no value"),
+        ("cpu/cycles,period=0/", "amd-core", "period=0 is none"),
+        ("cpu/cycles,period=x/", "amd-core", "'x' is no number"),
+        (
+            "cpu/event=1,config1=2/",
+            "intel-v2",
+            "config1 is for a register outside",
+        ),
+        (
+            "cpu/event=1,ldlat=30/",
+            "intel-v2",
+            "ldlat is for a register outside",
+        ),
+        (
+            "cpu/event=1,in_tx/",
+            "intel-v2",
+            "in_tx asks for transactions",
+        ),
+        (
+            "cpu/cycles,call-graph=fp/",
+            "intel-v2",
+            "call-graph is for perf alone",
+        ),
+        ("cpu/cycles/D", "intel-v2", "D pins"),
+        (
+            "cpux/cycles/",
+            "intel-v2",
+            "'cpux' is neither an event nor a PMU",
+        ),
+        // Raw codes.
+        ("r0c2", "amd-core", "branches"),
+        ("r0XC2", "amd-core", "no event 'r0XC2'"),
+        ("r0xC2:k", "amd-core", "branches:k"),
+        ("0XC2", "amd-core", "branches"),
+        ("R0c2", "amd-core", "did you mean r0c2?"),
+        // Caches.
+        ("L1-dcache-loads", skylake, "loads"),
+        ("L1-dcache-load-misses:u", skylake, "event 0x51 umask 0x1:u"),
+        ("l1d-stores", skylake, "stores"),
+        ("dTLB-stores", "intel-v2", "stores"),
+        ("branch-loads", "intel-v2", "branches"),
+        ("branch-load-misses", "amd-fam10h", "mispredicted branches"),
+        ("bpu-read-miss", "amd-fam10h", "mispredicted branches"),
+        ("LLC-load-misses", "amd-fam10h", "event 0x7e umask 0x3"),
+        (
+            "LLC-load-misses/name=x/k",
+            "amd-fam10h",
+            "event 0x7e umask 0x3:k",
+        ),
+        ("LLC", "amd-fam10h", "event 0x7d umask 0x3"),
+        (
+            "L1-dcache-prefetch-misses",
+            "amd-k7",
+            "event 0x67 umask 0x1",
+        ),
+        ("dTLB-load-misses", "amd-core", "event 0x45 umask 0xf0"),
+        ("iTLB-load-misses", "amd-perfmonv2", "event 0x85 umask 0xff"),
+        ("L1-icache-load-misses", "amd-core", "event 0x81 umask 0x0"),
+        ("node-loads", "amd-fam10h", "event 0xe9 umask 0xb8"),
+        (
+            "LLC-loads",
+            "amd-core",
+            "not supported: the PMU model amd-core has no event for LLC-loads; amd-k7 and \
+             amd-fam10h have it",
+        ),
+        ("LLC-stores:D", "amd-core", "D pins"),
+        (
+            "L1-dcache-load-misses",
+            "intel-v2",
+            "not supported: the PMU model intel-v2 has no event for L1-dcache-load-misses; ",
+        ),
+        (
+            "node-prefetch-misses",
+            "amd-core",
+            "no model's event select means it",
+        ),
+        (
+            "L1-dcache-lods",
+            "amd-core",
+            "'lods' is nothing that perf counts of L1-dcache",
+        ),
+        (
+            "dTLB-loads-stores",
+            "amd-core",
+            "'stores' is nothing that perf counts of dTLB",
+        ),
+        ("iTLB-stores", "amd-core", "perf has no stores of iTLB"),
+        // Others of perf's whose code depends on the processor.
+        ("bus-cycles", "intel-v2", "reference cycles"),
+        (
+            "bus-cycles",
+            "amd-core",
+            "not supported: the PMU model amd-core has no event for bus-",
+        ),
+        (
+            "idle-cycles-frontend:u",
+            "amd-fam10h",
+            "event 0xd0 umask 0x0:u",
+        ),
+        ("stalled-cycles-backend", "amd-core", "not supported: "),
+        (
+            "stalled-cycles-backend",
+            "intel-v2,events=nehalem",
+            "event 0xb1 umask 0x3f inv cmask=1",
+        ),
+        (
+            "slots",
+            "amd-core",
+            "not supported: the PMU model amd-core has no event for top-down",
+        ),
+        // What no counter counts.
+        (
+            "cs",
+            "amd-core",
+            "not supported: the guest's kernel counts this",
+        ),
+        (
+            "major-faults:u",
+            "amd-core",
+            "not supported: the guest's kernel counts this",
+        ),
+        (
+            "faults/name=x/",
+            "amd-core",
+            "not supported: the guest's kernel counts this",
+        ),
+        ("faults:D", "amd-core", "'faults:D': D pins"),
+        (
+            "cpu-clock",
+            "amd-core",
+            "not supported: a time that the VMM measures",
+        ),
+        (
+            "software/cpu-clock/",
+            "amd-core",
+            "not supported: a time that the VMM measures",
+        ),
+        (
+            "software/config=1/",
+            "amd-core",
+            "not supported: the kernel's that perf runs on",
+        ),
+        (
+            "tool/duration_time/",
+            "amd-core",
+            "not supported: a time that the VMM measures",
+        ),
+        (
+            "cpu-clock:k",
+            "amd-core",
+            "not supported: a time, and the VMM does not measure",
+        ),
+        (
+            "topdown-bad-spec",
+            "intel-v2",
+            "not supported: needs the register PERF_METRICS",
+        ),
+        (
+            "mem-loads",
+            "intel-v2",
+            "not supported: needs the load latency of PEBS",
+        ),
+        (
+            "cstate_pkg/c2-residency/",
+            "amd-core",
+            "not supported: counts outside of a vCPU",
+        ),
+        (
+            "uncore_imc_0/cas_count_read/",
+            "amd-core",
+            "not supported: counts outside of a vCPU",
+        ),
+        (
+            "ibs_op//p",
+            "amd-core",
+            "not supported: samples instructions and counts nothing",
+        ),
+        ("intel_pt//u", "intel-v2", "not supported: traces"),
+        (
+            "cpu_atom/cycles/",
+            "intel-v2",
+            "not supported: counts on cores of a second kind",
+        ),
+        (
+            "sched:sched_switch",
+            "amd-core",
+            "not supported: a tracepoint of the kernel",
+        ),
+        (
+            "raw_syscalls:*",
+            "amd-core",
+            "not supported: a tracepoint of the kernel",
+        ),
+        (
+            "irq:irq_handler_entry:u",
+            "amd-core",
+            "not supported: a tracepoint of the kernel",
+        ),
+        (
+            "mem:0xffff0000/4:rwx",
+            "amd-core",
+            "not supported: a breakpoint of the kernel",
+        ),
+        ("mem:here:r", "amd-core", "no event 'mem'"),
+        ("schedule:switch", "amd-core", "no event 'schedule'"),
+    ];
+    for (name, model_name, expected) in table {
+        let found = comes_of(name, model_name);
+        let is_counted = resolve(name, &model(model_name), &Fake::new()).is_ok();
+        let is = if is_counted {
+            found == *expected
+        } else {
+            found.contains(expected)
+        };
+        assert!(is, "{name} with {model_name}: {found}");
+    }
+}
+
+#[test]
+fn what_a_name_says_beside_the_event() {
+    let check = |name: &str, label: Option<&str>, sampling: Option<EventSampling>, precise: u8| {
+        let found = extras(name);
+        let found = (found.label.as_deref(), found.sampling, found.precise);
+        assert_eq!(found, (label, sampling, precise), "{name}");
+    };
+    check("loads:u", None, None, 0);
+    check("loads:upp", None, None, 2);
+    check("skl::A:B:p", None, None, 1);
+    check("cpu/loads,name=foo/P", Some("foo"), None, 0);
+    check("cpu/loads,name='a,b'/ppp", Some("a,b"), None, 3);
+    check(
+        "loads/name=A.B,period=0x20/",
+        Some("A.B"),
+        Some(EventSampling::Period(32)),
+        0,
+    );
+    check(
+        "cpu/event=1,freq=99/:p",
+        None,
+        Some(EventSampling::Frequency(99)),
+        1,
+    );
+    check("cpu/name=x", None, None, 0);
+    assert!(extras("loads:S").reads && extras("loads:uW").weak && !extras("skl::A:SW").weak);
+}
+
 proptest! {
+    /// A refusal says which part of the name it is about.
+    #[test]
+    fn a_refusal_names_a_part_of_the_name(
+        event in "(cycles|loads|LLC-loads|cpu|cs|rc0|[a-zA-Z]{1,9}|L1-dcache-[a-z]{1,5})",
+        fields in "(|/(event=0?x?[0-9a-z]{1,3}|name=[a-z]{0,3}|[a-z]{1,5}|inv|,){0,3}/?)",
+        letters in "(|:|:[a-zA-Z]{1,4})",
+        pick in 0usize..6,
+    ) {
+        let name = format!("{event}{fields}{letters}");
+        let model = &model(PmuModel::names()[pick].name);
+        if let Err(error) = resolve(&name, model, &Fake::new()) {
+            let text = error.to_string();
+                        let mut parts = name.split(['/', ',', ':']).filter(|part| !part.is_empty());
+            let named = text.contains(&name) || parts.any(|part| text.contains(&format!("'{part}'")));
+            prop_assert!((named || text.contains("has no event for")) && !text.contains('\n'), "{name}: {text}");
+        }
+    }
+
     /// Whatever somebody types is answered.
     #[test]
     fn no_name_panics(name in "\\PC*", short in "[r:.=a-zA-Z0-9_]{0,12}", pick in 0usize..6) {
         let names = Fake::new();
         let model = &model(PmuModel::names()[pick].name);
-        for text in [&name, &short, &format!("skl::{short}"), &format!("INST_RETIRED:{short}")] {
-            let _ = resolve(text, model, &names);
+        for text in [&name, &short, &format!("skl::{short}"), &format!("INST_RETIRED:{short}"), &format!("cpu/{short}/{name}"), &format!("{short}/{name}/")] {
+            let _ = (resolve(text, model, &names), extras(text));
             let _ = models_for(text, &names);
         }
     }
