@@ -141,7 +141,7 @@ impl TopOptions {
         }
         let list = |names: Vec<String>| EventList {
             groups: names.into_iter().map(|name| vec![name]).collect(),
-            reads_at_samples: false,
+            ..EventList::default()
         };
         let offset = self.kaslr_offset.unwrap_or(0);
         let symbols = self.symbols.as_ref();

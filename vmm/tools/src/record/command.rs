@@ -162,11 +162,8 @@ fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
                 .to_owned(),
         );
     }
-    let groups = options.event.iter().flat_map(|list| list.groups.clone());
-    let mut list = EventList {
-        groups: groups.collect(),
-        reads_at_samples: false,
-    };
+    let mut list = EventList::default();
+    options.event.iter().for_each(|other| list.append(other));
     if list.groups.is_empty() {
         list.groups.push(vec![DEFAULT.to_owned()]);
     }

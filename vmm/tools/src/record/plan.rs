@@ -4,7 +4,7 @@ use perfmon::{LogicalPmu, VirtualPmd};
 use perfmon_abi::consts::PFM_REGFL_RANDOM;
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use perfmon_abi::{PMD_WORDS, PmcArg, PmdArg};
-use umpire_events::NameTable;
+use umpire_events::{EventSampling, NameTable, extras};
 
 use super::frequency::Control;
 use crate::profile::Sampling;
@@ -47,22 +47,20 @@ impl SamplingPlan {
         random: u32,
     ) -> Result<Self, String> {
         let groups = asked(list, pmu.model(), quantities, names)?;
+        let sampling = sampling_of(list)?.unwrap_or(sampling);
         let asked: Vec<Asked> = groups.into_iter().flatten().collect();
         let mut wanted = Vec::new();
         for (number, asked) in asked.iter().enumerate() {
             let request = match &asked.source {
                 Source::Counter(request) => request,
-                Source::Quantity { .. } => {
+                Source::Quantity { .. } | Source::Elapsed => {
                     return Err(format!(
                         "'{}' is no counter that could overflow, so there are no samples of it; \
                          umpire stat counts it",
                         asked.name
                     ));
                 }
-                Source::Nothing => {
-                    let model = pmu.model().name();
-                    return Err(format!("the PMU model {model} has no '{}'", asked.name));
-                }
+                Source::Nothing { why } => return Err(format!("'{}': {why}", asked.name)),
             };
             wanted.push((number, registers::need(pmu, request)));
         }
@@ -155,6 +153,33 @@ impl SamplingPlan {
     }
 }
 
+/// What the events themselves say of how far apart samples are (`period=`, `freq=`): all are
+/// sampled alike.
+fn sampling_of(list: &EventList) -> Result<Option<Sampling>, String> {
+    let names = || list.groups.iter().flatten();
+    for name in names() {
+        if extras(name).precise > 0 {
+            return Err(format!(
+                "'{name}': p asks for samples that are no instruction late, and the source of \
+                 counts decides how precise they are (those of step are exact); P takes the most \
+                 precise there is"
+            ));
+        }
+    }
+    let said: Vec<_> = names().map(|name| extras(name).sampling).collect();
+    let first = said.first().copied().flatten();
+    if let Some((other, _)) = names().zip(&said).find(|(_, one)| **one != first) {
+        return Err(format!(
+            "'{other}': umpire record samples all events alike; give all of them the same \
+             period= or freq=, or none"
+        ));
+    }
+    Ok(first.map(|sampling| match sampling {
+        EventSampling::Period(events) => Sampling::Period(events),
+        EventSampling::Frequency(hz) => Sampling::Frequency(hz),
+    }))
+}
+
 fn bits(pmds: &[u16]) -> [u64; PMD_WORDS] {
     let mut words = [0; PMD_WORDS];
     for pmd in pmds {
@@ -209,6 +234,17 @@ mod tests {
     }
 
     #[test]
+    fn an_event_may_say_its_period() {
+        let check = |list: &str, expected: Sampling| {
+            let plan = plan("amd-core", list, Sampling::Period(9), 0).expect(list);
+            assert_eq!(plan.sampling, expected, "{list}");
+        };
+        check("cycles:P", Sampling::Period(9));
+        check("cpu/cycles,period=0X10/", Sampling::Period(16));
+        check("cycles/freq=7/u,rc0/freq=7/", Sampling::Frequency(7));
+    }
+
+    #[test]
     fn random_periods_have_the_mean_that_was_asked_for() {
         let plan = plan("amd-core", "cycles", Sampling::Period(1000), 4).unwrap();
         assert_eq!(plan.pmcs()[0].flags, PFM_REGFL_RANDOM);
@@ -227,7 +263,16 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         check("vm-exits", 0, "no counter that could overflow");
-        check("slots", 0, "has no 'slots'");
+        check("slots", 0, "'slots': the PMU model amd-k7 has no event");
+        check("page-faults", 0, "'page-faults': the guest's kernel");
+        check("task-clock", 0, "'task-clock'");
+        check("duration_time", 0, "no counter that could overflow");
+        check("rc0:pp", 0, "'rc0:pp': p asks for samples");
+        check(
+            "rc0,rc1/period=5/",
+            0,
+            "'rc1/period=5/': umpire record samples all",
+        );
         check("rc0,rc1,rc2,rc3,rc4", 0, "5 events need more counters");
         check("rc0", 7, "give fewer bits");
         check("nonsense", 0, "'nonsense'");

@@ -12,7 +12,7 @@ use super::rows::mean;
 use super::run::{End, Measure, Run, read_by};
 use super::runs::Runs;
 use super::session::Job;
-use super::trial::Question;
+use super::trial::{Question, broken_up};
 use super::verbose;
 use super::{Row, StatOptions};
 use crate::error::host;
@@ -51,6 +51,7 @@ pub(super) fn count(
     for event in groups.iter_mut().flatten() {
         in_rings(event, (options.all_user, options.all_kernel));
     }
+    let groups = broken_up(groups, &list.weak, &vm.pmu);
     let mut number = 0..;
     let numbered = |group: &Vec<Asked>| number.by_ref().take(group.len()).collect();
     let numbers: Vec<Vec<usize>> = groups.iter().map(numbered).collect();

@@ -3,7 +3,7 @@
 use perfmon::VirtualPmd;
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use pmu_model::{CountRequest, KnownEvent, PmuModel, Provenance};
-use umpire_events::{EventError, NameTable, resolve};
+use umpire_events::{EventError, Measured, NameTable, extras, nearest, resolve};
 
 use super::Unit;
 use super::spec::EventList;
@@ -20,8 +20,13 @@ pub enum Source {
         /// It is how much there is, not how often something took place.
         level: bool,
     },
-    /// Nothing: the VM's PMU has no such event.
-    Nothing,
+    /// The clock on the wall, from the beginning to the end of counting.
+    Elapsed,
+    /// Nothing.
+    Nothing {
+        /// Why: the VM's PMU has no such event, or it is none of a guest's.
+        why: String,
+    },
 }
 
 /// An event that was asked for.
@@ -41,7 +46,7 @@ impl Asked {
     pub fn request(&self) -> Option<&CountRequest> {
         match &self.source {
             Source::Counter(request) => Some(request),
-            Source::Quantity { .. } | Source::Nothing => None,
+            Source::Quantity { .. } | Source::Elapsed | Source::Nothing { .. } => None,
         }
     }
 
@@ -70,10 +75,14 @@ impl Asked {
         }
     }
 
-    /// It is how much there is, not how often something took place.
+    /// It is how much there is, not how often something took place: of several contexts the
+    /// most is meant, not the sum.
     #[must_use]
     pub fn is_level(&self) -> bool {
-        matches!(self.source, Source::Quantity { level: true, .. })
+        matches!(
+            self.source,
+            Source::Elapsed | Source::Quantity { level: true, .. }
+        )
     }
 }
 
@@ -86,6 +95,12 @@ pub const DEFAULT: &str = "vm-run-ns,vm-exits,vm-pmis,cycles,ref-cycles,instruct
 const BYTES: Unit = Unit {
     name: "MB",
     scale: 1e-6,
+};
+
+/// As perf prints the time that it measures itself.
+const NANOSECONDS: Unit = Unit {
+    name: "ns",
+    scale: 1.0,
 };
 
 /// What the names of a list stand for, group by group.
@@ -110,37 +125,63 @@ fn asked_one(
     names: &dyn NameTable,
 ) -> Result<Asked, String> {
     let event = |source, unit| Asked {
-        name: name.to_owned(),
+        name: extras(name).label.unwrap_or_else(|| name.to_owned()),
         source,
         unit,
     };
-    if let Some(quantity) = quantities.iter().find(|it| it.name == name) {
-        let level = quantity.unit == "bytes";
-        let unit = match quantity.unit.as_str() {
-            "ns" => Unit::MSEC_OF_NS,
-            "bytes" => BYTES,
-            "count" => Unit::EVENTS,
-            _ => {
-                return Err(format!(
-                    "'{name}' is known at the moment of a sample only: umpire record has it in \
-                     each one, and umpire script -F shows it"
-                ));
-            }
-        };
-        let pmd = quantity.pmd;
-        return Ok(event(Source::Quantity { pmd, level }, unit));
+    let reported = |name: &str| quantities.iter().find(|it| it.name == name);
+    if let Some(quantity) = reported(name) {
+        let (source, unit) = of_quantity(quantity).ok_or_else(|| {
+            format!(
+                "'{name}' is known at the moment of a sample only: umpire record has it in each \
+                 one, and umpire script -F shows it"
+            )
+        })?;
+        return Ok(event(source, unit));
     }
     match resolve(name, model, names) {
         Ok(named) => Ok(event(Source::Counter(named.request), Unit::EVENTS)),
-        Err(EventError::NotInModel { .. }) => Ok(event(Source::Nothing, Unit::EVENTS)),
-        Err(error) => {
-            let near = quantities
-                .iter()
-                .find(|it| it.name.starts_with(name) || strsim::levenshtein(&it.name, name) < 3);
-            let near = near.map_or(String::new(), |it| format!("; the VMM has '{}'", it.name));
-            Err(format!("{error}{near}"))
-        }
+        Err(error) => match measured(&error) {
+            Some(Measured::WallTime) => Ok(event(Source::Elapsed, NANOSECONDS)),
+            Some(Measured::RunTime)
+                if let Some((source, unit)) =
+                    reported(VirtualPmd::RunTime.name()).and_then(of_quantity) =>
+            {
+                Ok(event(source, unit))
+            }
+            _ if error.is_uncounted() => {
+                let why = error.reason();
+                Ok(event(Source::Nothing { why }, Unit::EVENTS))
+            }
+            _ => {
+                let near = nearest(name, quantities.iter().map(|it| &it.name));
+                let near = near.first();
+                let near = near.map_or(String::new(), |it| format!("; the VMM has '{it}'"));
+                Err(format!("{error}{near}"))
+            }
+        },
     }
+}
+
+/// What has the figure of an event that no counter counts.
+fn measured(error: &EventError) -> Option<Measured> {
+    match error {
+        EventError::Uncounted { measured, .. } => *measured,
+        _ => None,
+    }
+}
+
+/// None for what is known at the moment of a sample only.
+fn of_quantity(quantity: &VirtualPmdInfo) -> Option<(Source, Unit)> {
+    let level = quantity.unit == "bytes";
+    let unit = match quantity.unit.as_str() {
+        "ns" => Unit::MSEC_OF_NS,
+        "bytes" => BYTES,
+        "count" => Unit::EVENTS,
+        _ => return None,
+    };
+    let pmd = quantity.pmd;
+    Some((Source::Quantity { pmd, level }, unit))
 }
 
 #[cfg(test)]
@@ -173,7 +214,8 @@ mod tests {
             Source::Quantity { .. } if asked.reported() == Provenance::Exact => "exact",
             Source::Quantity { level: true, .. } => "level",
             Source::Quantity { level: false, .. } => "quantity",
-            Source::Nothing => "nothing",
+            Source::Elapsed => "elapsed",
+            Source::Nothing { .. } => "nothing",
         };
         let found = match asked(
             &list,
@@ -196,6 +238,17 @@ mod tests {
         check("amd-core", "{instructions:u,r5300c0}", "counter counter");
         check("amd-core", "vm-memory-bytes,vm-run-ns", "level quantity");
         check("amd-core", "ref-cycles", "nothing");
+        check(
+            "amd-core",
+            "task-clock,cpu-clock/name=x/,duration_time,cs,LLC-loads,dTLB-load-misses,kvm:kvm_pio",
+            "quantity quantity elapsed nothing nothing counter nothing",
+        );
+        check(
+            "amd-core",
+            "task-clock:k,duration_time:u",
+            "nothing nothing",
+        );
+        check("amd-core", "cycles:D", "'cycles:D': D pins");
         check("intel-v2", "ref-cycles", "counter");
         check(
             "amd-core",
@@ -207,6 +260,19 @@ mod tests {
             "nonsense",
             "'nonsense' is no generic event name",
         );
+    }
+
+    #[test]
+    fn an_event_is_called_what_its_name_says() {
+        let model = PmuModel::parse("amd-core").unwrap();
+        let list = "cpu/cycles,name=a/u,branches:k,cpu-clock/name=b/"
+            .parse()
+            .unwrap();
+        let names = NoTables(LibraryError::TooLate);
+        let groups = asked(&list, &model, &quantities(), &names).unwrap();
+        let called: Vec<&str> = groups.iter().flatten().map(|it| it.name.as_str()).collect();
+        assert_eq!(called, ["a", "branches:k", "b"]);
+        assert!(groups[2][0].is(VirtualPmd::RunTime));
     }
 
     #[test]

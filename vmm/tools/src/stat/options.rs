@@ -213,10 +213,9 @@ impl StatOptions {
         if self.detailed {
             lists.push(parse("cache-references,cache-misses")?);
         }
-        Ok(EventList {
-            groups: lists.into_iter().flat_map(|list| list.groups).collect(),
-            reads_at_samples: false,
-        })
+        let mut all = EventList::default();
+        lists.iter().for_each(|list| all.append(list));
+        Ok(all)
     }
 }
 

@@ -1,5 +1,9 @@
 //! From what contexts have counted to rows.
 
+use std::time::Duration;
+
+use pmu_model::Provenance;
+
 use super::events::{Asked, Source};
 use super::metrics::Counts;
 use super::runs::Runs;
@@ -58,6 +62,7 @@ impl Layout<'_> {
                     Some(part.tally.quantity(event, level, asked.reported()))
                 }
                 Source::Counter(_) if part.counters => counted.get(event).copied(),
+                Source::Elapsed => Some(elapsed(seconds)),
                 _ => None,
             };
             let found: Vec<Counted> = parts.iter().zip(&counted).filter_map(of).collect();
@@ -122,6 +127,19 @@ impl Layout<'_> {
     }
 }
 
+/// The clock on the wall, which nobody else has to be asked for.
+fn elapsed(seconds: f64) -> Counted {
+    let ns = Duration::try_from_secs_f64(seconds).map_or(0, |it| it.as_nanos());
+    let ns = u64::try_from(ns).unwrap_or(u64::MAX);
+    Counted {
+        value: Some(ns),
+        provenance: Some(Provenance::Exact),
+        enabled_ns: ns,
+        running_ns: ns,
+        ..Counted::default()
+    }
+}
+
 /// The rows of several runs in one: means, with their errors. All runs have
 /// the same rows; a run that has not counted an event does not take part in
 /// that event's mean.
@@ -141,7 +159,7 @@ pub fn mean(runs: &[Vec<Row>]) -> Vec<Row> {
         for (count, row) in counts {
             values.add(float(count));
             provenance = match (provenance, row.provenance) {
-                (Some(one), Some(other)) => Some(pmu_model::Provenance::and(one, other)),
+                (Some(one), Some(other)) => Some(Provenance::and(one, other)),
                 (one, other) => one.or(other),
             };
             // A rate may be in K/sec in one run and in M/sec in another.
@@ -196,7 +214,6 @@ fn rounded(mean: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::stat::Unit;
-    use pmu_model::Provenance;
 
     fn row(value: Value) -> Row {
         let counted = matches!(value, Value::Counted(_));
@@ -227,10 +244,11 @@ mod tests {
             true,
         );
         let level = false;
+        let nothing = Source::Nothing { why: String::new() };
         let events = [
             asked("cycles", Source::Counter(request)),
             asked("exits", Source::Quantity { pmd: 64, level }),
-            asked("none", Source::Nothing),
+            asked("none", nothing),
         ];
         let layout = Layout {
             events: &events,

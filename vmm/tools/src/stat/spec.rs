@@ -3,12 +3,15 @@
 use std::str::FromStr;
 
 use thiserror::Error;
+use umpire_events::extras;
 
 /// Events by name. Those of a group are counted at the same time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventList {
     /// The groups; a single event is a group of one.
     pub groups: Vec<Vec<String>>,
+    /// The numbers of groups that are broken up where they do not fit (`:W`).
+    pub weak: Vec<usize>,
     /// A sample of the first event of a group is to have the counts of the others (`:S`). A
     /// tool that counts reads them together anyway.
     pub reads_at_samples: bool,
@@ -17,86 +20,214 @@ pub struct EventList {
 /// A list that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum EventListError {
-    /// Nothing between two commas.
-    #[error("'{0}' has a comma with no event before or behind it")]
-    Empty(String),
-    /// Braces do not match.
-    #[error("'{0}': a group is written as {{a,b}}, without another one in it")]
-    Braces(String),
+    /// Nothing before or behind a comma.
+    #[error(
+        "'{text}': there is no event at character {at}; events stand between commas, as in a,b"
+    )]
+    Empty {
+        /// The list.
+        text: String,
+        /// Where, from 1 on.
+        at: usize,
+    },
+    /// Braces do not match, or something stands behind them.
+    #[error(
+        "'{text}': '{part}' at character {at} is out of place; a group is written as {{a,b}}, \
+         without another one in it"
+    )]
+    Braces {
+        /// The list.
+        text: String,
+        /// What is wrong.
+        part: String,
+        /// Where, from 1 on.
+        at: usize,
+    },
+    /// What stands behind a group are no letters.
+    #[error("'{text}': ':{letters}' behind a group are no modifiers, as in {{a,b}}:u")]
+    Letters {
+        /// The list.
+        text: String,
+        /// What stands there.
+        letters: String,
+    },
+    /// A quote that the shell has left.
+    #[error(
+        "'{text}': there is a quote ({quote}) at character {at}, which the shell takes away \
+         unless it is quoted itself; leave it out"
+    )]
+    Quote {
+        /// The list.
+        text: String,
+        /// Which.
+        quote: char,
+        /// Where, from 1 on.
+        at: usize,
+    },
 }
 
 impl FromStr for EventList {
     type Err = EventListError;
 
     fn from_str(text: &str) -> Result<Self, EventListError> {
-        let braces = || EventListError::Braces(text.to_owned());
+        let all = text.trim_end();
+        // Where a part of it begins, for people.
+        let at = |rest: &str| {
+            let before = all.get(..all.len() - rest.len()).unwrap_or(all);
+            before.chars().count() + 1
+        };
+        let braces = |rest: &str, part: &str| EventListError::Braces {
+            text: text.to_owned(),
+            part: part.to_owned(),
+            at: at(rest),
+        };
+        let event = |rest: &str, name: &str| {
+            let name = name.trim();
+            match name.find(['{', '}']) {
+                _ if name.is_empty() => Err(EventListError::Empty {
+                    text: text.to_owned(),
+                    at: at(rest),
+                }),
+                Some(brace) => Err(braces(
+                    rest.get(brace..).unwrap_or(rest),
+                    name.get(brace..=brace).unwrap_or(name),
+                )),
+                None => Ok(name.to_owned()),
+            }
+        };
+        if let Some((offset, quote)) = stray_quote(all) {
+            return Err(EventListError::Quote {
+                text: text.to_owned(),
+                quote,
+                at: at(&all[offset..]),
+            });
+        }
         let mut list = Self::default();
-        let mut rest = text.trim();
+        let mut rest = all;
         loop {
-            let (group, behind) = match rest.strip_prefix('{') {
-                Some(inner) => inner.split_once('}').ok_or_else(braces)?,
-                None => rest.split_at(end_of_name(rest)),
+            let start = rest.trim_start();
+            let behind = if let Some(inner) = start.strip_prefix('{') {
+                let end = inner.find('}').ok_or_else(|| braces(start, "{"))?;
+                let mut names = Vec::new();
+                let mut left = inner;
+                loop {
+                    let room = end.saturating_sub(inner.len() - left.len());
+                    let (name, _) = left.split_at(end_of_name(left).min(room));
+                    names.push(event(left, name)?);
+                    if name.len() == room {
+                        break;
+                    }
+                    left = &left[name.len() + 1..];
+                }
+                let mut behind = inner[end + 1..].trim_start();
+                if let Some(modified) = behind.strip_prefix(':') {
+                    let (letters, next) = modified.split_at(end_of_name(modified));
+                    list.modify(letters.trim(), &mut names).ok_or_else(|| {
+                        EventListError::Letters {
+                            text: text.to_owned(),
+                            letters: letters.to_owned(),
+                        }
+                    })?;
+                    behind = next;
+                }
+                list.push(names);
+                behind
+            } else {
+                let (name, behind) = start.split_at(end_of_name(start));
+                list.push(vec![event(rest, name)?]);
+                behind
             };
-            if group.contains(['{', '}']) {
-                return Err(braces());
-            }
-            let mut names: Vec<String> = split(group).map(|it| it.trim().to_owned()).collect();
-            if names.iter().any(String::is_empty) {
-                return Err(EventListError::Empty(text.to_owned()));
-            }
-            let mut behind = behind.trim_start();
-            if let Some(modified) = behind.strip_prefix(':') {
-                let (letters, next) = modified.split_at(end_of_name(modified));
-                list.modify(letters.trim(), &mut names).ok_or_else(braces)?;
-                behind = next;
-            }
-            list.groups.push(names);
             match behind.strip_prefix(',') {
-                Some(next) => rest = next.trim_start(),
+                Some(next) => rest = next,
                 None if behind.is_empty() => return Ok(list),
-                None => return Err(braces()),
+                None => return Err(braces(behind, behind)),
             }
         }
     }
 }
 
 impl EventList {
-    /// The modifiers behind a group's brace are those of each event in it, but for `S`.
+    /// Adds the events of another list.
+    pub fn append(&mut self, other: &Self) {
+        let before = self.groups.len();
+        self.weak.extend(other.weak.iter().map(|it| before + it));
+        self.groups.extend(other.groups.iter().cloned());
+        self.reads_at_samples |= other.reads_at_samples;
+    }
+
+    fn push(&mut self, names: Vec<String>) {
+        let said: Vec<_> = names.iter().map(|name| extras(name)).collect();
+        self.reads_at_samples |= said.iter().any(|it| it.reads);
+        if said.iter().any(|it| it.weak) {
+            self.be_weak();
+        }
+        self.groups.push(names);
+    }
+
+    /// The next group is weak.
+    fn be_weak(&mut self) {
+        let next = self.groups.len();
+        if self.weak.last() != Some(&next) {
+            self.weak.push(next);
+        }
+    }
+
+    /// The modifiers behind a group's brace are those of each event in it, but for those that
+    /// are of the group.
     fn modify(&mut self, letters: &str, names: &mut [String]) -> Option<()> {
-        let plain = letters.replace('S', "");
-        let all = plain.chars().all(|letter| letter.is_ascii_alphabetic());
-        if letters.is_empty() || !all {
+        let plain = letters.replace(['S', 'W'], "");
+        if letters.is_empty() || !letters.chars().all(|it| it.is_ascii_alphabetic()) {
             return None;
         }
-        self.reads_at_samples |= plain.len() < letters.len();
+        self.reads_at_samples |= letters.contains('S');
+        if letters.contains('W') {
+            self.be_weak();
+        }
         if !plain.is_empty() {
             for name in names {
-                let separator = if name.ends_with('/') { "" } else { ":" };
-                name.push_str(separator);
-                name.push_str(&plain);
+                add_letters(name, &plain);
             }
         }
         Some(())
     }
 }
 
-/// The names of a group; a comma between the slashes of `cpu/…/` is the name's.
-fn split(group: &str) -> impl Iterator<Item = &str> {
-    let mut rest = Some(group);
-    std::iter::from_fn(move || {
-        let text = rest?;
-        let (name, behind) = text.split_at(end_of_name(text));
-        rest = behind.strip_prefix(',');
-        Some(name)
+/// Adds modifiers to those that a name has: as with perf, the rings of both are counted.
+fn add_letters(name: &mut String, letters: &str) {
+    let is_ring = |letter: char| "uk".contains(letter);
+    let last = name.rsplit([':', '/']).next().unwrap_or_default();
+    let has_rings = last.len() < name.len() && !last.is_empty() && last.chars().all(is_ring);
+    if has_rings && !name.contains("::") {
+        let more: String = letters.chars().filter(|it| !last.contains(*it)).collect();
+        name.push_str(&more);
+        return;
+    }
+    if !name.ends_with('/') {
+        name.push(':');
+    }
+    name.push_str(letters);
+}
+
+/// The first quote that holds no name of `cpu/…,name='…'/`, and where it is.
+fn stray_quote(text: &str) -> Option<(usize, char)> {
+    let mut between = false;
+    text.char_indices().find(|(_, letter)| {
+        between ^= *letter == '/';
+        !between
+            && [
+                '\'', '"', '`', '\u{2018}', '\u{2019}', '\u{201c}', '\u{201d}',
+            ]
+            .contains(letter)
     })
 }
 
 /// Where the name ends with which `text` begins: at the first comma that is not between
-/// slashes.
+/// slashes. The one slash of `mem:ADDRESS/LENGTH` parts nothing.
 fn end_of_name(text: &str) -> usize {
+    let parts = !text.trim_start().starts_with("mem:");
     let mut between = false;
     let ends = |letter: char| {
-        between ^= letter == '/';
+        between ^= parts && letter == '/';
         letter == ',' && !between
     };
     text.find(ends).unwrap_or(text.len())
@@ -105,6 +236,7 @@ fn end_of_name(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::{prop_assert, proptest};
 
     #[test]
     fn lists_and_groups() {
@@ -128,11 +260,71 @@ mod tests {
             "cpu/event=1,umask=2/u,{cpu/event=3,inv/,a}:Sk",
             Some(&[&["cpu/event=1,umask=2/u"], &["cpu/event=3,inv/k", "a:k"]]),
         );
+        check(
+            " a , { b, c } : u , d ",
+            Some(&[&["a"], &["b:u", "c:u"], &["d"]]),
+        );
+        check(
+            "{a:u,b:k,cpu/c,name='x,y'/,cpu/d/k}:ku,mem:0x10/8:rw,e",
+            Some(&[
+                &["a:uk", "b:ku", "cpu/c,name='x,y'/ku", "cpu/d/ku"],
+                &["mem:0x10/8:rw"],
+                &["e"],
+            ]),
+        );
         for bad in [
             "", ",", "a,", ",a", "a,,b", "{a", "a}", "{a,{b}}", "{}", "{a,}", "{a}b", "a{b}",
             "{a}:", "{a}:1", "{a}:u{b}",
         ] {
             check(bad, None);
+        }
+    }
+
+    #[test]
+    fn letters_of_a_group_are_the_lists() {
+        let check = |text: &str, weak: &[usize], reads: bool| {
+            let list: EventList = text.parse().expect(text);
+            assert_eq!(
+                (&list.weak[..], list.reads_at_samples),
+                (weak, reads),
+                "{text}"
+            );
+        };
+        check("a,{b,c}:W,{d,e}:S", &[1], true);
+        check("{a:W,b},{c}:WW", &[0, 1], false);
+        check("a:S", &[], true);
+        check("skl::A:SNOOP", &[], false);
+        let mut list: EventList = "a,b".parse().unwrap();
+        list.append(&"c,{d,e}:Wu".parse().unwrap());
+        assert_eq!((list.groups.len(), &list.weak[..]), (4, &[3][..]));
+        assert_eq!(list.groups[3], ["d:u", "e:u"]);
+    }
+
+    #[test]
+    fn errors_say_where() {
+        let check = |text: &str, expected: &str| {
+            let error = text.parse::<EventList>().expect_err(text).to_string();
+            assert!(error.contains(expected) && error.contains(text), "{error}");
+        };
+        check("loads,,stores", "no event at character 7");
+        check("loads, ", "no event at character 7");
+        check("{loads,,stores}", "no event at character 8");
+        check("{loads,stores", "'{' at character 1");
+        check("é,loads}", "'}' at character 8");
+        check("{loads}stores", "'stores' at character 8");
+        check("{loads}:4", "':4' behind a group");
+        check("'loads'", "a quote (') at character 1");
+        check("loads,\u{201c}stores", "at character 7");
+    }
+
+    proptest! {
+        /// Whatever somebody types is answered, and a refusal says what it is about.
+        #[test]
+        fn a_refusal_names_what_was_typed(text in "(\\PC{0,12}|[a-z{},:/'SW =]{0,24})") {
+            match text.parse::<EventList>() {
+                Ok(list) => prop_assert!(list.groups.iter().flatten().all(|it| !it.is_empty())),
+                Err(error) => prop_assert!(error.to_string().contains(&text), "{error}"),
+            }
         }
     }
 }

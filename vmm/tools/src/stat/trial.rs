@@ -124,9 +124,9 @@ impl Question<'_> {
                 continue;
             };
             let Some(request) = asked.request() else {
-                *supported = asked.source != Source::Nothing;
-                if !*supported {
-                    refused.push((event, "the VM's PMU has no such event".to_owned()));
+                if let Source::Nothing { why } = &asked.source {
+                    *supported = false;
+                    refused.push((event, (*why).to_string()));
                 }
                 continue;
             };
@@ -255,6 +255,36 @@ fn reason_alone(reason: &str) -> &str {
     }
 }
 
+/// The groups, and of those that are `weak` (by number) each event by itself where all
+/// counters together are too few for them.
+pub(super) fn broken_up(
+    groups: Vec<Vec<Asked>>,
+    weak: &[usize],
+    pmu: &LogicalPmu,
+) -> Vec<Vec<Asked>> {
+    let model = pmu.model();
+    let counters = Counters {
+        programmable: model.programmable(),
+        fixed: model.fixed(),
+    };
+    let fits = |group: &[Asked]| {
+        let requests = group.iter().filter_map(Asked::request).enumerate();
+        let wanted: Vec<Wanted> = requests
+            .map(|(number, request)| (number, registers::need(pmu, request)))
+            .collect();
+        Schedule::of(&[wanted], counters).left_out.is_empty()
+    };
+    let each = groups.into_iter().enumerate();
+    each.flat_map(|(number, group)| {
+        if weak.contains(&number) && !fits(&group) {
+            group.into_iter().map(|event| vec![event]).collect()
+        } else {
+            vec![group]
+        }
+    })
+    .collect()
+}
+
 /// Numbers of counters to try, the most first: others may hold some.
 fn attempts(pmu: &LogicalPmu) -> impl Iterator<Item = Counters> {
     let model = pmu.model();
@@ -273,7 +303,36 @@ fn attempts(pmu: &LogicalPmu) -> impl Iterator<Item = Counters> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stat::events::asked;
+    use crate::stat::spec::EventList;
     use pmu_model::PmuModel;
+    use umpire_events::{LibraryError, NoTables};
+
+    #[test]
+    fn a_weak_group_that_does_not_fit_is_broken_up() {
+        let check = |model: &str, list: &str, expected: &[usize]| {
+            let pmu = LogicalPmu::new(PmuModel::parse(model).unwrap());
+            let list: EventList = list.parse().unwrap();
+            let names = NoTables(LibraryError::TooLate);
+            let groups = asked(&list, pmu.model(), &[], &names).unwrap();
+            let broken = broken_up(groups, &list.weak, &pmu);
+            let lengths: Vec<usize> = broken.iter().map(Vec::len).collect();
+            assert_eq!(lengths, expected, "{list:?}");
+        };
+        check("amd-k7", "rc0,{rc1,rc2}:W", &[1, 2]);
+        check(
+            "amd-k7",
+            "{rc0,rc1,rc2,rc3,rc4}:W,{rc5,rc6}",
+            &[1, 1, 1, 1, 1, 2],
+        );
+        check("amd-k7", "{rc0,rc1,rc2,rc3,rc4}", &[5]);
+        check("amd-k7", "{rc0,rc1,rc2,rc3,cs}:W", &[5]);
+        check(
+            "intel-v2,counters=2",
+            "{cycles,instructions,rc4,rc5}:W",
+            &[4],
+        );
+    }
 
     #[test]
     fn the_most_counters_are_tried_first() {
