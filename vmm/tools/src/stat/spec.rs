@@ -70,79 +70,104 @@ impl FromStr for EventList {
     type Err = EventListError;
 
     fn from_str(text: &str) -> Result<Self, EventListError> {
-        let all = text.trim_end();
-        // Where a part of it begins, for people.
-        let at = |rest: &str| {
-            let before = all.get(..all.len() - rest.len()).unwrap_or(all);
-            before.chars().count() + 1
+        let typed = Typed {
+            text,
+            all: text.trim_end(),
         };
-        let braces = |rest: &str, part: &str| EventListError::Braces {
-            text: text.to_owned(),
-            part: part.to_owned(),
-            at: at(rest),
-        };
-        let event = |rest: &str, name: &str| {
-            let name = name.trim();
-            match name.find(['{', '}']) {
-                _ if name.is_empty() => Err(EventListError::Empty {
-                    text: text.to_owned(),
-                    at: at(rest),
-                }),
-                Some(brace) => Err(braces(
-                    rest.get(brace..).unwrap_or(rest),
-                    name.get(brace..=brace).unwrap_or(name),
-                )),
-                None => Ok(name.to_owned()),
-            }
-        };
-        if let Some((offset, quote)) = stray_quote(all) {
+        if let Some((offset, quote)) = stray_quote(typed.all) {
             return Err(EventListError::Quote {
                 text: text.to_owned(),
                 quote,
-                at: at(&all[offset..]),
+                at: typed.at(&typed.all[offset..]),
             });
         }
         let mut list = Self::default();
-        let mut rest = all;
+        let mut rest = typed.all;
         loop {
             let start = rest.trim_start();
-            let behind = if let Some(inner) = start.strip_prefix('{') {
-                let end = inner.find('}').ok_or_else(|| braces(start, "{"))?;
-                let mut names = Vec::new();
-                let mut left = inner;
-                loop {
-                    let room = end.saturating_sub(inner.len() - left.len());
-                    let (name, _) = left.split_at(end_of_name(left).min(room));
-                    names.push(event(left, name)?);
-                    if name.len() == room {
-                        break;
-                    }
-                    left = &left[name.len() + 1..];
-                }
-                let mut behind = inner[end + 1..].trim_start();
-                if let Some(modified) = behind.strip_prefix(':') {
-                    let (letters, next) = modified.split_at(end_of_name(modified));
-                    list.modify(letters.trim(), &mut names).ok_or_else(|| {
-                        EventListError::Letters {
-                            text: text.to_owned(),
-                            letters: letters.to_owned(),
-                        }
-                    })?;
-                    behind = next;
-                }
-                list.push(names);
-                behind
+            let behind = if start.starts_with('{') {
+                typed.group(start, &mut list)?
             } else {
                 let (name, behind) = start.split_at(end_of_name(start));
-                list.push(vec![event(rest, name)?]);
+                list.push(vec![typed.event(start, name)?]);
                 behind
             };
             match behind.strip_prefix(',') {
                 Some(next) => rest = next,
                 None if behind.is_empty() => return Ok(list),
-                None => return Err(braces(behind, behind)),
+                None => return Err(typed.braces(behind, behind)),
             }
         }
+    }
+}
+
+/// A list as it was typed.
+struct Typed<'a> {
+    text: &'a str,
+    /// Without blanks behind it: what is left to be read is an end of this.
+    all: &'a str,
+}
+
+impl<'a> Typed<'a> {
+    /// Where `rest` begins, for people.
+    fn at(&self, rest: &str) -> usize {
+        let length = self.all.len().saturating_sub(rest.len());
+        let before = self.all.get(..length).unwrap_or(self.all);
+        before.chars().count() + 1
+    }
+
+    /// `part`, with which `rest` begins, is out of place.
+    fn braces(&self, rest: &str, part: &str) -> EventListError {
+        EventListError::Braces {
+            text: self.text.to_owned(),
+            part: part.to_owned(),
+            at: self.at(rest),
+        }
+    }
+
+    /// The event `name`, with which `rest` begins.
+    fn event(&self, rest: &str, name: &str) -> Result<String, EventListError> {
+        if name.trim().is_empty() {
+            return Err(EventListError::Empty {
+                text: self.text.to_owned(),
+                at: self.at(rest),
+            });
+        }
+        match name.find(['{', '}']) {
+            Some(brace) => Err(self.braces(&rest[brace..], &name[brace..=brace])),
+            None => Ok(name.trim().to_owned()),
+        }
+    }
+
+    /// Adds the group with which `start` begins to `list`; what is behind it is left.
+    fn group(&self, start: &'a str, list: &mut EventList) -> Result<&'a str, EventListError> {
+        let inner = &start[1..];
+        let end = inner.find('}').ok_or_else(|| self.braces(start, "{"))?;
+        let mut names = Vec::new();
+        let mut at = 0;
+        loop {
+            let left = &inner[at..];
+            let name = &left[..end_of_name(left).min(end - at)];
+            names.push(self.event(left, name)?);
+            at += name.len();
+            if at == end {
+                break;
+            }
+            // Behind the comma.
+            at += 1;
+        }
+        let mut behind = inner[end + 1..].trim_start();
+        if let Some(modified) = behind.strip_prefix(':') {
+            let (letters, next) = modified.split_at(end_of_name(modified));
+            list.modify(letters.trim(), &mut names)
+                .ok_or_else(|| EventListError::Letters {
+                    text: self.text.to_owned(),
+                    letters: letters.to_owned(),
+                })?;
+            behind = next;
+        }
+        list.push(names);
+        Ok(behind)
     }
 }
 
@@ -311,6 +336,7 @@ mod tests {
         check("{loads,,stores}", "no event at character 8");
         check("{loads,stores", "'{' at character 1");
         check("é,loads}", "'}' at character 8");
+        check("é, lo{ads", "'{' at character 6");
         check("{loads}stores", "'stores' at character 8");
         check("{loads}:4", "':4' behind a group");
         check("'loads'", "a quote (') at character 1");
@@ -320,7 +346,7 @@ mod tests {
     proptest! {
         /// Whatever somebody types is answered, and a refusal says what it is about.
         #[test]
-        fn a_refusal_names_what_was_typed(text in "(\\PC{0,12}|[a-z{},:/'SW =]{0,24})") {
+        fn a_refusal_names_what_was_typed(text in "(\\PC{0,12}|[a-zé{},:/'SW =]{0,24})") {
             match text.parse::<EventList>() {
                 Ok(list) => prop_assert!(list.groups.iter().flatten().all(|it| !it.is_empty())),
                 Err(error) => prop_assert!(error.to_string().contains(&text), "{error}"),
