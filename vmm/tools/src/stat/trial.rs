@@ -126,7 +126,7 @@ impl Question<'_> {
             let Some(request) = asked.request() else {
                 if let Source::Nothing { why } = &asked.source {
                     *supported = false;
-                    refused.push((event, (*why).to_string()));
+                    refused.push((event, why.clone()));
                 }
                 continue;
             };

@@ -19,7 +19,7 @@ pub(super) fn plan(
     for (number, event) in events.iter().enumerate() {
         let how = match event.source {
             Source::Quantity { pmd, .. } => format!("PMD{pmd}, which the VMM itself keeps"),
-            Source::Nothing => "nothing: the VM's PMU has no such event".to_owned(),
+            Source::Nothing { why } => format!("nothing: {why}"),
             Source::Counter(_) => counter(vm, event, number, plan)
                 .unwrap_or_else(|| "no counter: see above".to_owned()),
         };
