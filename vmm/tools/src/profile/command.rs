@@ -274,6 +274,16 @@ fn perf_data(
         error,
     };
     let mut data = PerfData::new(&survey, &looked.header, BufWriter::new(out)).map_err(failed)?;
+    if options.profile.symfs.is_empty()
+        && let Some((number, name)) = data.nowhere()
+    {
+        // Where nobody reads it there is nothing to be done.
+        let _ = writeln!(
+            notes,
+            "umpire: perf will find no names for {number} of the guest's files, whose build ids \
+             are not known, {name} for one: give --symfs DIR, the guest's root or a copy, here too"
+        );
+    }
     match looked.run(&mut reader, &mut [&mut data]) {
         Ok(()) => data.finish().map_err(failed)?,
         Err(RunError::Read(error)) => return Err(looked.failed(error)),

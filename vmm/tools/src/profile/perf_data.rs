@@ -2,14 +2,22 @@
 //! processes, vCPUs its CPUs.
 
 mod format;
+mod kallsyms;
+mod objects;
+mod replay;
+#[cfg(test)]
+mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Seek, SeekFrom, Write};
 
 use format::{Attributes, Chain, Mapped, Stamp};
+use kallsyms::Kallsyms;
+use objects::{BuildId, Objects};
+use replay::{Extent, Replay, Wanted, Who};
 
+use super::location::CodeLocation;
 use super::names::Names;
-use super::programs::TaskId;
 use super::record::{Filter, Header, Record, Ring, Sample, Sampling, Sink};
 
 /// The process of samples whose task is not known: no kernel gives that number.
@@ -18,20 +26,25 @@ pub const NOBODY: u32 = (1 << 30) - 1;
 const PAGE: u64 = 4096;
 /// Addresses of the kernel's half.
 const UPPER_HALF: u64 = 1 << 63;
+/// What perf calls the kernel.
+const KERNEL: &str = "[kernel.kallsyms]";
+/// What perf would otherwise take from its own process.
+const VDSO: [&str; 2] = ["[vdso]", "[vdso32]"];
 
-/// What has to be known before the first sample is written: whose samples there are, since
-/// when, and where in the kernel.
+/// What has to be known before the first sample is written: where in the kernel samples are,
+/// and how far they are from the order of time.
 #[derive(Debug)]
 pub struct PerfSurvey<'a> {
     filter: &'a Filter,
     names: &'a Names,
-    /// Since when a task runs.
-    tasks: HashMap<TaskId, u64>,
-    /// Since when a process has a mapping, by its number.
-    mappings: HashMap<(u32, u64), u64>,
-    nobody: bool,
+    /// Addresses with a name.
     kernel: BTreeSet<u64>,
+    /// Addresses in the kernel's half that have none.
+    nameless: BTreeSet<u64>,
     chains: bool,
+    newest_ns: u64,
+    /// By how much a sample is older than one in front of it.
+    late_ns: u64,
 }
 
 impl<'a> PerfSurvey<'a> {
@@ -41,11 +54,11 @@ impl<'a> PerfSurvey<'a> {
         Self {
             filter,
             names,
-            tasks: HashMap::new(),
-            mappings: HashMap::new(),
-            nobody: false,
             kernel: BTreeSet::new(),
+            nameless: BTreeSet::new(),
             chains: false,
+            newest_ns: 0,
+            late_ns: 0,
         }
     }
 
@@ -53,14 +66,15 @@ impl<'a> PerfSurvey<'a> {
     /// `_text`, from which perf sees that the kernel has not moved.
     #[must_use]
     pub fn kallsyms(&self) -> String {
-        let text = match self.kernel_range() {
-            Some((start, _)) => format!("{start:016x} T _text\n"),
-            None => String::new(),
+        let Some((start, _)) = self.kernel_range() else {
+            return String::new();
         };
-        text + &self.names.kernel.of_addresses(&self.kernel)
+        let named = self.names.kernel.of_addresses(&self.kernel);
+        Kallsyms::new(start, &self.nameless).text(&named)
     }
 
-    /// The kernel itself, with a page in front, for `_text`, in which there is nothing else.
+    /// The kernel itself, with a page in front, for `_text`, in which there is nothing else; and
+    /// around it what has no name, as far as there is no module.
     fn kernel_range(&self) -> Option<(u64, u64)> {
         let mut range: Option<(u64, u64)> = None;
         for &address in &self.kernel {
@@ -70,7 +84,16 @@ impl<'a> PerfSurvey<'a> {
                 range = Some((low.min(start), high.max(address)));
             }
         }
-        let (low, high) = range?;
+        let modules = self.modules();
+        let first = self.nameless.first().map(|&first| (first, first));
+        let (mut low, mut high) = range.or(first)?;
+        for &address in &self.nameless {
+            let (from, to) = (low.min(address), high.max(address));
+            let is_between = |&&(start, end): &&(u64, u64)| start <= to && from < end;
+            if modules.values().find(is_between).is_none() {
+                (low, high) = (from, to);
+            }
+        }
         let start = (low & !(PAGE - 1)).saturating_sub(PAGE);
         Some((start, page_behind(high)))
     }
@@ -100,38 +123,25 @@ impl<'a> PerfSurvey<'a> {
     }
 
     fn sample(&mut self, sample: &Sample) {
-        let task = self.names.task_of(sample);
-        let since = |map: Option<&mut u64>| map.map(|at| *at = (*at).min(sample.time_ns));
-        match task {
-            Some(task) => {
-                if since(self.tasks.get_mut(&task)).is_none() {
-                    self.tasks.insert(task, sample.time_ns);
-                }
-            }
-            None => self.nobody = true,
-        }
-        let (pid, _) = ids(self.names, task);
-        let guest = &sample.guest;
-        let frames = guest.chain.program.iter().map(|frame| frame.mapping);
-        for mapping in frames.chain([guest.mapping]).filter(|one| *one != 0) {
-            let key = (pid, mapping);
-            if since(self.mappings.get_mut(&key)).is_none() {
-                self.mappings.insert(key, sample.time_ns);
-            }
-        }
-        if in_kernel(sample) {
+        self.late_ns = self
+            .late_ns
+            .max(self.newest_ns.saturating_sub(sample.time_ns));
+        self.newest_ns = self.newest_ns.max(sample.time_ns);
+        if in_kernel(sample, self.names) {
             self.add_kernel(sample.ip);
         }
-        for address in &guest.chain.kernel {
+        let chain = &sample.guest.chain;
+        for address in chain.kernel.iter().skip(1) {
             self.add_kernel(*address);
         }
-        self.chains |= !guest.chain.is_empty();
+        self.chains |= !chain.is_empty();
     }
 
     fn add_kernel(&mut self, address: u64) {
-        // What has no name gets none by being here.
         if self.names.kernel.find(address).is_some() {
             self.kernel.insert(address);
+        } else if address >= UPPER_HALF {
+            self.nameless.insert(address);
         }
     }
 }
@@ -147,12 +157,20 @@ impl Sink for PerfSurvey<'_> {
     }
 }
 
-/// Writes the file: its beginning, then each sample as it is taken in, then its end.
+/// Writes the file: its beginning, then the samples in the order of time, then its end.
 #[derive(Debug)]
 pub struct PerfData<'a, W> {
     survey: &'a PerfSurvey<'a>,
     header: &'a Header,
     out: W,
+    /// The kernel and its modules, and their build ids.
+    kernel: BTreeMap<String, BuildId>,
+    objects: Objects,
+    replay: Replay,
+    /// Samples that older ones may follow, by time and place.
+    waiting: BTreeMap<(u64, u64), Sample>,
+    taken: u64,
+    newest_ns: u64,
     record: Vec<u8>,
     attributes: (u64, u64),
     data: (u64, u64),
@@ -164,10 +182,18 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
     /// # Errors
     /// `out` cannot be written to.
     pub fn new(survey: &'a PerfSurvey<'a>, header: &'a Header, out: W) -> io::Result<Self> {
+        let kernel = kernel_ids(survey);
+        let others = kernel.keys().cloned().collect();
         let mut data = Self {
             survey,
             header,
             out,
+            kernel,
+            objects: Objects::new(survey.names, &others),
+            replay: Replay::default(),
+            waiting: BTreeMap::new(),
+            taken: 0,
+            newest_ns: 0,
             record: Vec::new(),
             attributes: (0, 0),
             data: (0, 0),
@@ -180,9 +206,14 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
         data.out.write_all(&empty)?;
         data.out.write_all(&start)?;
         data.put_kernel()?;
-        data.put_tasks()?;
-        data.put_mappings()?;
         Ok(data)
+    }
+
+    /// How many files of the guest have no build id that is known, so that perf is kept from
+    /// looking for them, and the name of one of them.
+    #[must_use]
+    pub fn nowhere(&self) -> Option<(usize, &str)> {
+        self.objects.nowhere()
     }
 
     fn events(&self) -> Vec<Attributes<'a>> {
@@ -200,7 +231,13 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
     }
 
     fn put_kernel(&mut self) -> io::Result<()> {
-        let stamp = stamp((u32::MAX, 0), 0);
+        let stamp = Stamp {
+            pid: u32::MAX,
+            tid: 0,
+            time_ns: 0,
+            cpu: 0,
+            id: 1,
+        };
         if let Some((start, end)) = self.survey.kernel_range() {
             let kernel = Mapped {
                 start,
@@ -219,69 +256,54 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
             };
             format::put_kernel(&module, &stamp, &mut self.record);
         }
+        if let Some((start, _)) = self.survey.kernel_range() {
+            // perf reads all names when it first needs one of the kernel's, and gives modules
+            // theirs unless it has looked for those before. Here it needs one of the kernel's.
+            format::put_poke(start, &stamp, &mut self.record);
+        }
         self.put()
     }
 
-    fn put_tasks(&mut self) -> io::Result<()> {
-        let survey = self.survey;
-        if survey.nobody {
-            let stamp = stamp((NOBODY, NOBODY), 0);
-            format::put_comm("[unknown]", &stamp, &mut self.record);
-        }
-        let mut tasks: Vec<(u64, TaskId)> = survey.tasks.iter().map(|(&a, &b)| (b, a)).collect();
-        tasks.sort_unstable();
-        for (since, task) in tasks {
-            let Some(info) = survey.names.programs.task_info(task) else {
-                continue;
-            };
-            if info.pid != info.tid {
-                let stamp = stamp((info.pid, info.pid), since);
-                format::put_comm(&info.process, &stamp, &mut self.record);
+    /// What perf has to know first of whose a sample is, and of what is mapped where it is and
+    /// where its callers are.
+    fn put_changes(&mut self, sample: &Sample, program: &[(u64, u64)], stamp: &Stamp) {
+        let names = self.survey.names;
+        let task = names.task_of(sample);
+        let info = task.and_then(|task| names.programs.task_info(task));
+        let comm = names.comm(task);
+        let who = Who {
+            pid: stamp.pid,
+            tid: stamp.tid,
+            comm,
+            process: info.map_or(comm, |info| &info.process),
+            started_ns: info.map_or(0, |info| info.started_ns),
+        };
+        self.replay.thread(&who, stamp, &mut self.record);
+        // What one of them says may reach over where another is; then pages are told.
+        for extent in [Extent::Whole, Extent::Page] {
+            for &(address, mapping) in program {
+                let mapped = names.programs.mapping(mapping);
+                let wanted = mapped.map(|(mapping, file)| Wanted {
+                    file,
+                    start: mapping.start,
+                    end: mapping.end,
+                    offset: mapping.offset,
+                });
+                let place = (address, wanted, extent);
+                self.replay
+                    .address(place, &self.objects, stamp, &mut self.record);
             }
-            let stamp = stamp((info.pid, info.tid), since);
-            format::put_comm(&info.comm, &stamp, &mut self.record);
         }
-        self.put()
-    }
-
-    fn put_mappings(&mut self) -> io::Result<()> {
-        let survey = self.survey;
-        let mut mappings: Vec<(u64, (u32, u64))> =
-            survey.mappings.iter().map(|(&a, &b)| (b, a)).collect();
-        mappings.sort_unstable();
-        for (since, (pid, number)) in mappings {
-            let Some((mapping, file)) = survey.names.programs.mapping(number) else {
-                continue;
-            };
-            let (file, others) = survey.names.programs.file_and_others(file);
-            // perf would take the root's file for a container's.
-            let is_elsewhere = file.build_id.is_empty() && file.is_file();
-            let name = match file.name.as_str() {
-                "" => continue,
-                _ if is_elsewhere && !file.root.is_empty() => file.whole_name(),
-                name if is_elsewhere && !others.is_empty() => format!("{}{name}", file.device()),
-                // perf would take its own.
-                "[vdso]" => "[guest.vdso]".to_owned(),
-                name if file.deleted => format!("{name} (deleted)"),
-                name => name.to_owned(),
-            };
-            let mapped = Mapped {
-                start: mapping.start,
-                length: mapping.end - mapping.start,
-                offset: mapping.offset,
-                name: &name,
-            };
-            let id = bytes_of(&file.build_id);
-            let stamp = stamp((pid, pid), since);
-            format::put_program(&mapped, &id, file.inode, &stamp, &mut self.record);
-        }
-        self.put()
     }
 
     fn put_sample(&mut self, sample: &Sample) -> io::Result<()> {
         let (survey, guest) = (self.survey, &sample.guest);
-        let kernel = in_kernel(sample);
-        let (pid, tid) = ids(survey.names, survey.names.task_of(sample));
+        let kernel = in_kernel(sample, survey.names);
+        let task = survey.names.task_of(sample);
+        let (pid, tid) = match task {
+            Some(_) => survey.names.ids(task),
+            None => (NOBODY, NOBODY),
+        };
         let stamp = Stamp {
             pid,
             tid,
@@ -289,33 +311,45 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
             cpu: sample.vcpu,
             id: u64::from(sample.event) + 1,
         };
-        // perf has return addresses, and ours are within the calls; the first is the sample's.
-        let caller = |address: u64| address.wrapping_add(1);
+        // The first frame is the sample's own.
         let own = usize::from(guest.chain.kernel_end.is_none());
+        // Ours are within the calls, where perf has return addresses: both look for the symbol
+        // at the very address, and who goes back by one is still within the call.
+        let inside = guest.chain.kernel.iter().skip(1).copied();
+        let outside = guest.chain.program.iter().skip(own);
+        let mut program: Vec<(u64, u64)> = outside
+            .map(|frame| (frame.address, frame.mapping))
+            .collect();
         let mut chain = Chain {
-            kernel: guest
-                .chain
-                .kernel
-                .iter()
-                .skip(1)
-                .map(|&one| caller(one))
-                .collect(),
-            program: Vec::new(),
+            kernel: inside.collect(),
+            program: program.iter().map(|(address, _)| *address).collect(),
         };
-        let frames = guest.chain.program.iter().skip(own);
-        chain
-            .program
-            .extend(frames.map(|frame| caller(frame.address)));
-        let first = if kernel {
-            &mut chain.kernel
+        if kernel {
+            chain.kernel.insert(0, sample.ip);
         } else {
-            &mut chain.program
-        };
-        first.insert(0, sample.ip);
+            chain.program.insert(0, sample.ip);
+            program.insert(0, (sample.ip, guest.mapping));
+        }
+        self.put_changes(sample, &program, &stamp);
         let chain = survey.chains.then_some(&chain);
         let place = (sample.ip, sample.period, kernel);
         format::put_sample(place, chain, &stamp, &mut self.record);
         self.put()
+    }
+
+    /// Takes a sample in, and writes those that none can come in front of any more.
+    fn take_sample(&mut self, sample: &Sample) -> io::Result<()> {
+        let place = (sample.time_ns, self.taken);
+        self.taken += 1;
+        self.newest_ns = self.newest_ns.max(sample.time_ns);
+        self.waiting.insert(place, sample.clone());
+        while let Some(first) = self.waiting.first_entry()
+            && first.key().0.saturating_add(self.survey.late_ns) < self.newest_ns
+        {
+            let sample = first.remove();
+            self.put_sample(&sample)?;
+        }
+        Ok(())
     }
 
     /// Writes what is waiting.
@@ -331,6 +365,21 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
     /// # Errors
     /// The file cannot be written to.
     pub fn finish(mut self) -> io::Result<()> {
+        for sample in std::mem::take(&mut self.waiting).values() {
+            self.put_sample(sample)?;
+        }
+        if self.data.1 == 0 {
+            // perf refuses a file without a record.
+            let stamp = Stamp {
+                pid: NOBODY,
+                tid: NOBODY,
+                time_ns: 0,
+                cpu: 0,
+                id: 1,
+            };
+            format::put_comm((NOBODY, NOBODY), "[unknown]", &stamp, &mut self.record);
+            self.put()?;
+        }
         let mut features: Vec<(u32, Vec<u8>)> = Vec::new();
         let string = |text: &str| {
             let mut bytes = Vec::new();
@@ -338,6 +387,13 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
             bytes
         };
         let header = self.header;
+        let mut ids = Vec::new();
+        let kernel = self.kernel.iter().map(|(name, id)| (name.as_str(), *id));
+        let nobodys = |name| (name, BuildId::of_nothing_else(name));
+        let vdso = VDSO.into_iter().map(nobodys);
+        let programs = self.objects.known().into_iter();
+        format::put_build_ids(kernel, vdso.chain(programs), &mut ids);
+        features.push((format::BUILD_IDS, ids));
         let name = match header.vm_name.as_str() {
             "" => format!("VM {}", header.vm),
             name => name.to_owned(),
@@ -370,46 +426,30 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
 impl<W: Write + Seek> Sink for PerfData<'_, W> {
     fn take(&mut self, record: &Record) -> io::Result<()> {
         match record {
-            Record::Sample(sample) if self.survey.filter.takes(sample) => self.put_sample(sample),
+            Record::Sample(sample) if self.survey.filter.takes(sample) => self.take_sample(sample),
             _ => Ok(()),
         }
     }
 }
 
-fn stamp((pid, tid): (u32, u32), time_ns: u64) -> Stamp {
-    Stamp {
-        pid,
-        tid,
-        time_ns,
-        cpu: 0,
-        id: 1,
-    }
+/// The kernel and its modules with build ids that no others have: perf takes names of the
+/// running kernel for one without, and names of a module's file.
+fn kernel_ids(survey: &PerfSurvey<'_>) -> BTreeMap<String, BuildId> {
+    let symbols = survey.kallsyms();
+    let id = |name: &str| BuildId::of_nothing_else(&format!("{name}\0{symbols}"));
+    let modules = survey.modules().into_keys();
+    let all = modules.chain([KERNEL.to_owned()]);
+    all.map(|name| (name.clone(), id(&name))).collect()
 }
 
-fn ids(names: &Names, task: Option<TaskId>) -> (u32, u32) {
-    match task {
-        Some(_) => names.ids(task),
-        None => (NOBODY, NOBODY),
-    }
-}
-
-/// Where the ring was not sampled, the address tells.
-fn in_kernel(sample: &Sample) -> bool {
+/// Where the ring was not sampled, names and the address tell.
+fn in_kernel(sample: &Sample, names: &Names) -> bool {
     match sample.ring {
         Some(ring) => ring == Ring::Kernel,
-        None => sample.ip >= UPPER_HALF,
+        None => CodeLocation::of(sample, names).is_kernel(),
     }
 }
 
 fn page_behind(address: u64) -> u64 {
     (address | (PAGE - 1)).saturating_add(1)
-}
-
-fn bytes_of(digits: &str) -> Vec<u8> {
-    let pairs = digits.as_bytes().chunks_exact(2);
-    let byte = |pair: &[u8]| {
-        let pair = std::str::from_utf8(pair).ok()?;
-        u8::from_str_radix(pair, 16).ok()
-    };
-    pairs.map_while(byte).collect()
 }

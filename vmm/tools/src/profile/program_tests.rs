@@ -133,11 +133,16 @@ pub(super) struct Place(TempDir);
 
 impl Place {
     pub(super) fn new(records: &[Record]) -> Self {
+        Self::with_events(1, records)
+    }
+
+    /// With so many of the events of [`header`].
+    pub(super) fn with_events(events: usize, records: &[Record]) -> Self {
         let place = Self(tempfile::tempdir().unwrap());
         fs::create_dir_all(place.path("root/usr/bin")).unwrap();
         fs::write(place.path("kallsyms"), KERNEL).unwrap();
         let mut header = header();
-        header.events.truncate(1);
+        header.events.truncate(events);
         let mut writer = ProfileWriter::new(Vec::new(), &header).unwrap();
         for record in records {
             writer.write(record).unwrap();
@@ -530,35 +535,53 @@ fn a_containers_files_are_not_the_roots() {
     check("", &[("/usr", "web")], "[unknown]", "No such file");
 }
 
-/// Nor does perf take the root's file for them.
+/// Nor does perf take the root's file for them: where no folder has a file, no other one has the
+/// build id that perf is told, and else its name leads to that file alone.
 #[test]
 fn perf_gets_names_of_containers_files_that_lead_to_no_other_file() {
+    let first = Place::new(&[]);
+    let inode = put(&first, "root/usr/bin/twin", "twin");
+    put(&first, "root/srv/db/usr/bin/prog", "of_db");
+    put(&first, "root/usr/bin/prog", "of_root");
     let files = [
         ("/usr/bin/prog", "0:53", OVERLAY, 99),
         ("/usr/bin/prog", "/srv/db", DISK, 100),
-        ("/usr/bin/twin", "", DISK, 101),
-        ("/usr/bin/twin", "", OVERLAY, 102),
+        ("/usr/bin/twin", "", DISK, inode),
+        ("/usr/bin/twin", "", OVERLAY, inode + 1),
         ("/usr/bin/own", "", DISK, 103),
     ];
     let place = Place::new(&samples_of(&files));
-    let file = place.path("perf.data");
-    place.report(|options| options.perf_data = Some(file.clone()));
-    let bytes = fs::read(file).unwrap();
-    // Numbers are in front of each.
-    let has = |name: &str| {
-        let name = format!("\0{name}\0");
-        bytes.windows(name.len()).any(|at| at == name.as_bytes())
+    fs::copy(place.path("umpire.data"), first.path("umpire.data")).unwrap();
+    let check = |place: &Place, expected: &[&str], others: &[&str]| {
+        let file = place.path("perf.data");
+        place.report(|options| options.perf_data = Some(file.clone()));
+        let bytes = fs::read(file).unwrap();
+        // Numbers are in front of each.
+        let has = |name: &str| {
+            let name = format!("\0{name}\0");
+            bytes.windows(name.len()).any(|at| at == name.as_bytes())
+        };
+        expected
+            .iter()
+            .for_each(|name| assert!(has(name), "{name}"));
+        others.iter().for_each(|name| assert!(!has(name), "{name}"));
+        // Three have a build id that begins so: in the records, and in the list of all.
+        bytes.windows(4).filter(|at| at == b"ump:").count()
     };
-    for name in [
-        "0:53/usr/bin/prog",
+    let names = ["/usr/bin/prog", "/usr/bin/twin", "/usr/bin/own"];
+    let others = ["0:53/usr/bin/prog", "8:1/usr/bin/twin"];
+    let vdso_and_kernel = 3;
+    let count = check(&place, &names, &others);
+    assert_eq!(count, 5 + 3 + vdso_and_kernel);
+    let names = [
+        "/usr/bin/prog",
         "/srv/db/usr/bin/prog",
-        "8:1/usr/bin/twin",
+        "/usr/bin/twin",
         "0:53/usr/bin/twin",
         "/usr/bin/own",
-    ] {
-        assert!(has(name), "{name}");
-    }
-    assert!(!has("/usr/bin/prog") && !has("/usr/bin/twin"));
+    ];
+    let count = check(&first, &names, &["8:1/usr/bin/twin"]);
+    assert_eq!(count, 3 + 3 + vdso_and_kernel);
 }
 
 /// A build that both have is the same, whichever file it is.

@@ -278,6 +278,7 @@ impl Symfs {
             return Err(SymfsError::Elf(elf::ElfError::TooLong));
         }
         Ok(ProgramFile {
+            build_id,
             segments,
             symbols: SymbolTable::new(raw, 0),
             stripped,
@@ -408,6 +409,7 @@ struct Segment {
 /// A program or library with symbols.
 #[derive(Debug, Default)]
 pub struct ProgramFile {
+    build_id: String,
     segments: Vec<Segment>,
     symbols: SymbolTable,
     stripped: bool,
@@ -418,6 +420,12 @@ impl ProgramFile {
     #[must_use]
     pub fn is_stripped(&self) -> bool {
         self.stripped
+    }
+
+    /// The build id that it has itself, in hexadecimal digits; empty if it has none.
+    #[must_use]
+    pub fn build_id(&self) -> &str {
+        &self.build_id
     }
 
     /// The address that the file itself gives to what is at `offset` in it.

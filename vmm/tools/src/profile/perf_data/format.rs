@@ -1,6 +1,8 @@
 //! The bytes of a `perf.data` file, version 2, as perf's `tools/perf/Documentation/
 //! perf.data-file-format.txt` and `linux/perf_event.h` describe them. Little-endian.
 
+use super::objects::{BuildId, Identity, Object};
+
 /// How the file begins.
 pub(super) const MAGIC: [u8; 8] = *b"PERFILE2";
 /// Bytes of the header of the file.
@@ -13,30 +15,40 @@ const STRING_ALIGN: usize = 64;
 /// Types of records.
 const MMAP: u32 = 1;
 const COMM: u32 = 3;
+const EXIT: u32 = 4;
+const FORK: u32 = 7;
 const SAMPLE: u32 = 9;
 const MMAP2: u32 = 10;
+const TEXT_POKE: u32 = 20;
+const BUILD_ID: u32 = 67;
 
 /// `misc` of a record.
 const KERNEL: u16 = 1;
 const USER: u16 = 2;
 const HAS_BUILD_ID: u16 = 1 << 14;
+/// Of a FORK: the parent's mappings are not the child's.
+const WITHOUT_MAPPINGS: u16 = 1 << 13;
+/// Of an entry of BUILD_IDS: it says how long the build id is.
+const HAS_SIZE: u16 = 1 << 15;
 
 /// Fields of a sample: IP, TID, TIME, CPU, PERIOD and IDENTIFIER.
 const FIELDS: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 7 | 1 << 8 | 1 << 16;
 const CALLCHAIN: u64 = 1 << 5;
-/// Flags of attributes: mmap, comm, sample_id_all, mmap2.
-const FLAGS: u64 = 1 << 8 | 1 << 9 | 1 << 18 | 1 << 23;
+/// Flags of attributes: mmap, comm, task, sample_id_all, mmap2.
+const FLAGS: u64 = 1 << 8 | 1 << 9 | 1 << 13 | 1 << 18 | 1 << 23;
 
 /// In a chain, in front of addresses of the kernel and of the program.
 const CONTEXT_KERNEL: u64 = 0u64.wrapping_sub(128);
 const CONTEXT_USER: u64 = 0u64.wrapping_sub(512);
 
 /// Features, by their bits.
+pub(super) const BUILD_IDS: u32 = 2;
 pub(super) const HOSTNAME: u32 = 3;
 pub(super) const ARCH: u32 = 6;
 pub(super) const NRCPUS: u32 = 7;
 pub(super) const EVENT_DESC: u32 = 12;
 
+const PROT_READ_WRITE: u32 = 3;
 const PROT_READ_EXEC: u32 = 5;
 const MAP_PRIVATE: u32 = 2;
 /// The longest name of a file, without the NUL.
@@ -184,14 +196,59 @@ fn put_name(name: &str, out: &mut Vec<u8>) {
     out.resize(behind, 0);
 }
 
-/// The name of a thread.
-pub(super) fn put_comm(comm: &str, stamp: &Stamp, out: &mut Vec<u8>) {
+/// The name of a thread, by the numbers of its process and its own.
+pub(super) fn put_comm((pid, tid): (u32, u32), comm: &str, stamp: &Stamp, out: &mut Vec<u8>) {
     put(COMM, 0, out, |out| {
-        out.extend(stamp.pid.to_le_bytes());
-        out.extend(stamp.tid.to_le_bytes());
+        out.extend(pid.to_le_bytes());
+        out.extend(tid.to_le_bytes());
         put_name(comm, out);
         put_stamp(stamp, out);
     });
+}
+
+/// A thread begins, and has no name or mapping of another. `parent` is the process that began it.
+pub(super) fn put_fork(thread: (u32, u32), parent: u32, stamp: &Stamp, out: &mut Vec<u8>) {
+    put(FORK, WITHOUT_MAPPINGS, out, |out| {
+        put_task(thread, (parent, parent), stamp, out);
+    });
+}
+
+/// A thread has ended.
+pub(super) fn put_exit(thread: (u32, u32), stamp: &Stamp, out: &mut Vec<u8>) {
+    put(EXIT, 0, out, |out| put_task(thread, thread, stamp, out));
+}
+
+fn put_task(
+    (pid, tid): (u32, u32),
+    (parent_pid, parent_tid): (u32, u32),
+    stamp: &Stamp,
+    out: &mut Vec<u8>,
+) {
+    for number in [pid, parent_pid, tid, parent_tid] {
+        out.extend(number.to_le_bytes());
+    }
+    out.extend(stamp.time_ns.to_le_bytes());
+    put_stamp(stamp, out);
+}
+
+/// BUILD_IDS: what has which build id, the kernel's own parts and files of programs.
+pub(super) fn put_build_ids<'a>(
+    kernel: impl Iterator<Item = (&'a str, BuildId)>,
+    programs: impl Iterator<Item = (&'a str, BuildId)>,
+    out: &mut Vec<u8>,
+) {
+    let kernel = kernel.map(|one| (KERNEL, one));
+    let programs = programs.map(|one| (USER, one));
+    for (misc, (name, id)) in kernel.chain(programs) {
+        put(BUILD_ID, misc | HAS_SIZE, out, |out| {
+            // That of the host's machine, not of a guest's.
+            out.extend(u32::MAX.to_le_bytes());
+            let (bytes, length) = id.parts();
+            out.extend(bytes);
+            out.extend([length, 0, 0, 0]);
+            put_name(name, out);
+        });
+    }
 }
 
 /// The kernel, or a module of it.
@@ -207,36 +264,48 @@ pub(super) fn put_kernel(mapped: &Mapped<'_>, stamp: &Stamp, out: &mut Vec<u8>) 
     });
 }
 
-/// A file of a program, with its build id where it is known, else with its inode:
-/// device as `MAJOR << 20 | MINOR`, number, generation.
-pub(super) fn put_program(
-    mapped: &Mapped<'_>,
-    build_id: &[u8],
-    inode: (u32, u64, u32),
-    stamp: &Stamp,
-    out: &mut Vec<u8>,
-) {
-    let mut id = [0; 20];
-    let known = !build_id.is_empty() && build_id.len() <= id.len();
-    let misc = if known { USER | HAS_BUILD_ID } else { USER };
+/// A byte of the kernel has changed at `address`, to what it was.
+pub(super) fn put_poke(address: u64, stamp: &Stamp, out: &mut Vec<u8>) {
+    put(TEXT_POKE, KERNEL, out, |out| {
+        out.extend(address.to_le_bytes());
+        // No byte of before, and one of after; filled up to 8 bytes.
+        out.extend([0, 0, 1, 0]);
+        out.extend([0; 4]);
+        put_stamp(stamp, out);
+    });
+}
+
+/// What a program has mapped.
+pub(super) fn put_program(mapped: &Mapped<'_>, object: &Object, stamp: &Stamp, out: &mut Vec<u8>) {
+    let misc = match object.identity {
+        Identity::BuildId(_) => USER | HAS_BUILD_ID,
+        Identity::Inode(..) => USER,
+    };
     put(MMAP2, misc, out, |out| {
         out.extend(stamp.pid.to_le_bytes());
         out.extend(stamp.tid.to_le_bytes());
         for number in [mapped.start, mapped.length, mapped.offset] {
             out.extend(number.to_le_bytes());
         }
-        if known {
-            id[..build_id.len()].copy_from_slice(build_id);
-            out.extend([u8::try_from(build_id.len()).unwrap_or(0), 0, 0, 0]);
-            out.extend(id);
-        } else {
-            let (device, number, generation) = inode;
-            out.extend((device >> 20).to_le_bytes());
-            out.extend((device & 0xf_ffff).to_le_bytes());
-            out.extend(number.to_le_bytes());
-            out.extend(u64::from(generation).to_le_bytes());
+        match object.identity {
+            Identity::BuildId(id) => {
+                let (bytes, length) = id.parts();
+                out.extend([length, 0, 0, 0]);
+                out.extend(bytes);
+            }
+            Identity::Inode(device, number, generation) => {
+                out.extend((device >> 20).to_le_bytes());
+                out.extend((device & 0xf_ffff).to_le_bytes());
+                out.extend(number.to_le_bytes());
+                out.extend(u64::from(generation).to_le_bytes());
+            }
         }
-        out.extend(PROT_READ_EXEC.to_le_bytes());
+        let protection = if object.code {
+            PROT_READ_EXEC
+        } else {
+            PROT_READ_WRITE
+        };
+        out.extend(protection.to_le_bytes());
         out.extend(MAP_PRIVATE.to_le_bytes());
         put_name(mapped.name, out);
         put_stamp(stamp, out);
