@@ -181,7 +181,7 @@ impl<'a> Pprof<'a> {
         Label {
             key,
             str: 0,
-            num: number.into(),
+            num: Some(number.into()),
             num_unit: key,
         }
     }

@@ -56,8 +56,9 @@ pub(super) struct Label {
     pub(super) key: i64,
     #[prost(int64, tag = "2")]
     pub(super) str: i64,
-    #[prost(int64, tag = "3")]
-    pub(super) num: i64,
+    /// A number that is there is written even if it is 0: small readers expect it.
+    #[prost(int64, optional, tag = "3")]
+    pub(super) num: Option<i64>,
     /// What `num` counts.
     #[prost(int64, tag = "4")]
     pub(super) num_unit: i64,

@@ -49,8 +49,8 @@ fn kept(profile: &Profile, sample: &Sample) -> BTreeMap<String, String> {
                 text(profile, label.key).to_owned(),
                 text(profile, label.str).to_owned(),
             );
-        } else if label.num != 0 || label.num_unit != 0 {
-            labels.insert(text(profile, label.key).to_owned(), label.num.to_string());
+        } else if label.num() != 0 || label.num_unit != 0 {
+            labels.insert(text(profile, label.key).to_owned(), label.num().to_string());
         }
     }
     labels
@@ -122,17 +122,17 @@ fn pprof_has_all_samples_with_their_callers() {
     ];
     assert_eq!(stacks, expected);
     for sample in &profile.sample {
-        let labels: Vec<(&str, &str, i64)> = sample
+        let labels: Vec<(&str, &str, Option<i64>)> = sample
             .label
             .iter()
             .map(|one| (text(&profile, one.key), text(&profile, one.str), one.num))
             .collect();
         let expected = [
-            ("pid", "", 40),
-            ("tid", "", 40),
-            ("comm", "prog", 0),
-            ("vm", "", 7),
-            ("vcpu", "", 0),
+            ("pid", "", Some(40)),
+            ("tid", "", Some(40)),
+            ("comm", "prog", None),
+            ("vm", "", Some(7)),
+            ("vcpu", "", Some(0)),
         ];
         assert_eq!(labels, expected);
         // A number 0 would be left out without a unit.
