@@ -181,7 +181,15 @@ impl VmKernel {
                 let why = "what runs is no Linux kernel, or one that has just begun";
                 self.descriptions.set_unknown(Some(why.to_owned()));
             }
-            News::Task(number, task) => self.descriptions.add(of_task(number, &task)),
+            News::Task(number, task) => {
+                let ram = Ram(self.vm.memory());
+                let view = lock(&self.shown).clone();
+                let inside = view
+                    .as_deref()
+                    .map(|view| Look::at(view, &ram).inside(&task));
+                let inside = inside.unwrap_or_default();
+                self.descriptions.add(of_task(number, &task, inside));
+            }
             News::Mapping(number, program, mapping) => {
                 let ram = Ram(self.vm.memory());
                 let view = lock(&self.shown).clone();

@@ -85,6 +85,6 @@ pub use note::{Note, Search, Step};
 pub use paging::{Mapped, Paging};
 pub use registers::{Mode, ProgramRegisters, Registers};
 pub use symbols::Symbol;
-pub use task::{Comm, ProgramMemory, Task};
+pub use task::{Comm, Inside, ProgramMemory, Task};
 pub use unknown::Unknown;
 pub use view::{KernelView, NoKernel};

@@ -10,7 +10,7 @@ use crate::memory::GuestMemory;
 use crate::paging::Paging;
 use crate::registers::{Mode, ProgramRegisters, Registers};
 use crate::space::Space;
-use crate::task::{ProgramMemory, Task};
+use crate::task::{Inside, ProgramMemory, Task};
 use crate::unknown::Unknown;
 use crate::unwind::{Entered, Unwinder};
 use crate::view::KernelView;
@@ -168,6 +168,31 @@ impl<'a> Look<'a> {
         let memory = Space::new(self.memory, paging, BUILD_ID_BUDGET);
         let found = build_id::read(&memory, &first)?;
         (is_there(&first) && is_there(mapping)).then_some(found)
+    }
+
+    /// What the process of `task` is to itself where it is in a container; nothing where it is in
+    /// none, has ended, or that is not known. Not for every sample: it reads the root's name, and
+    /// allocates. `task` may be of an earlier look.
+    #[must_use]
+    pub fn inside(&self, task: &Task) -> Inside {
+        let kernel = &*self.view.kernel;
+        let (Ok(tasks), Ok(mappings)) = (&kernel.tasks, &kernel.mappings) else {
+            return Inside::default();
+        };
+        let is_there = || {
+            self.space.forget();
+            tasks.is_there(&self.space, task)
+        };
+        if task.is_kernel || !is_there() {
+            return Inside::default();
+        }
+        let root = mappings.root_of(&self.space, task.address);
+        let inside = Inside {
+            pid: tasks.inner_pid(&self.space, task),
+            root: root.unwrap_or_default(),
+        };
+        // All of it is of one task.
+        is_there().then_some(inside).unwrap_or_default()
     }
 
     /// The name of a file that is mapped; not for every sample, since it is as long as it is

@@ -473,6 +473,15 @@ impl MappingLayout {
         Ok((part, u64_of(self.dentry.parent)?))
     }
 
+    /// The same of the root of the `struct task_struct` at `task`; none where it has none any
+    /// more, or it is not known.
+    pub(crate) fn root_of(&self, space: &Space<'_>, task: u64) -> Option<String> {
+        let first = self.first.as_ref()?;
+        let u64_of = |base: u64, offset: u64| space.u64(base.wrapping_add(offset)).ok();
+        let dentry = u64_of(u64_of(task, first.fs)?, first.dentry)?;
+        self.elsewhere(space, dentry).ok()
+    }
+
     /// What [`Path::root`] says of names that begin at `dentry`.
     fn elsewhere(&self, space: &Space<'_>, mut dentry: u64) -> Result<String, Unknown> {
         let first = self.first.as_ref().and_then(|first| first.root(space));

@@ -98,6 +98,57 @@ impl Task {
     }
 }
 
+/// What a process in a container is to itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Inside {
+    /// Its number in its own PID namespace, if that is not the first one.
+    pub pid: Option<u32>,
+    /// What the names of its files begin at, as [`Path::root`](crate::Path::root) has it: empty
+    /// where that is the root of the guest's first process, or is not known.
+    pub root: String,
+}
+
+/// Where a kernel keeps the numbers of processes in PID namespaces.
+#[derive(Debug)]
+struct NumberLayout {
+    /// Of a task.
+    thread_pid: u64,
+    /// Of a `struct pid`: how deep its namespace is, and a `struct upid` for each level.
+    level: u64,
+    numbers: u64,
+    upid: u64,
+    number: u64,
+}
+
+impl NumberLayout {
+    /// Levels of PID namespaces (`MAX_PID_NS_LEVEL`).
+    const DEEPEST: u32 = 32;
+
+    /// A kernel that has it otherwise has no containers that are known as such.
+    fn of(types: Types<'_>) -> Option<Self> {
+        Some(Self {
+            thread_pid: types.u64("task_struct", "thread_pid").ok()?,
+            level: types.u32("pid", "level").ok()?,
+            numbers: types.0.member("pid", "numbers").ok()?.offset.into(),
+            upid: types.0.size_of("upid").ok()?.into(),
+            number: types.u32("upid", "nr").ok()?,
+        })
+    }
+
+    /// The number of the task at `address` in its own namespace; none in the first one.
+    fn inner(&self, space: &Space<'_>, address: u64) -> Option<u32> {
+        let pid = space.u64(address.wrapping_add(self.thread_pid)).ok()?;
+        let level = space.u32(pid.wrapping_add(self.level)).ok()?;
+        if !(1..=Self::DEEPEST).contains(&level) {
+            return None;
+        }
+        let upid = self.numbers + u64::from(level) * self.upid;
+        space
+            .u32(pid.wrapping_add(upid).wrapping_add(self.number))
+            .ok()
+    }
+}
+
 /// Where a kernel keeps its tasks.
 #[derive(Debug)]
 pub(crate) struct TaskLayout {
@@ -115,6 +166,7 @@ pub(crate) struct TaskLayout {
     group_leader: u64,
     stack: u64,
     started: u64,
+    numbers: Option<NumberLayout>,
     /// `in_execve`, in bits; not every kernel may have it.
     executes: Option<BitField>,
     pgd: u64,
@@ -153,6 +205,7 @@ impl TaskLayout {
             group_leader: types.u64(TASK, "group_leader")?,
             stack: types.u64(TASK, "stack")?,
             started: types.u64(TASK, "start_boottime")?,
+            numbers: NumberLayout::of(types),
             pgd: types.u64("mm_struct", "pgd")?,
             saved: SavedLayout::of(types)?,
         })
@@ -218,6 +271,19 @@ impl TaskLayout {
             return Err(Unknown::Inconsistent("page tables"));
         }
         Ok(task)
+    }
+
+    /// `task`, which may be of an earlier look, is still where it was.
+    pub(crate) fn is_there(&self, space: &Space<'_>, task: &Task) -> bool {
+        let member = |offset: u64| task.address.wrapping_add(offset);
+        space.u32(member(self.pid)) == Ok(task.pid)
+            && space.u64(member(self.started)) == Ok(task.started)
+    }
+
+    /// The number of the process of `task` in its own PID namespace, if that is not the first.
+    pub(crate) fn inner_pid(&self, space: &Space<'_>, task: &Task) -> Option<u32> {
+        let leader = task.address.wrapping_add(self.group_leader);
+        self.numbers.as_ref()?.inner(space, space.u64(leader).ok()?)
     }
 
     /// Guest-physical address of the page tables of the `struct mm_struct` at `mm`.

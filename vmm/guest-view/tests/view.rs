@@ -441,6 +441,44 @@ fn a_files_root() {
     });
 }
 
+/// The process's number in its own namespace, and its root.
+#[test]
+fn what_a_process_is_inside_of_a_container() {
+    each(|mut linux| {
+        let view = view(&linux);
+        let at = linux.registers(CODE, STACK, STACK);
+        let task = Look::at(&view, &linux).task(0, &at).expect("a task");
+        let check = |linux: &Linux, pid: Option<u32>, root: &str| {
+            let inside = Look::at(&view, linux).inside(&task);
+            assert_eq!((inside.pid, inside.root.as_str()), (pid, root));
+        };
+        check(&linux, None, "");
+        let (pid, fs) = (linux::DIRECT + 0x3_e000, linux::DIRECT + 0x3_e800);
+        // Numbers are those of the process, which is its first thread.
+        linux.word(linux::LEADER + at::THREAD_PID, pid);
+        linux.word(TASK + at::FS, fs);
+        for (level, number) in [(0, 42), (1, 17), (2, 1)] {
+            linux.half(pid + 0x60 + 16 * level, number);
+        }
+        let [device, opt, root] = [2, 3, 4].map(|index| DENTRY + 0x80 * index);
+        linux.word(fs + 0x18, root);
+        check(&linux, None, "");
+        linux.half(pid + 4, 2);
+        check(&linux, Some(1), "");
+        linux.half(pid + 4, 1);
+        linux.word(fs + 0x18, opt);
+        check(&linux, Some(17), "/opt");
+        linux.word(fs + 0x18, device);
+        check(&linux, Some(17), "8:1");
+        linux.half(pid + 4, 33);
+        check(&linux, None, "8:1");
+        // Another task is there now.
+        linux.half(pid + 4, 1);
+        linux.half(TASK + at::PID, 44);
+        check(&linux, None, "");
+    });
+}
+
 #[test]
 fn the_build_id_of_a_file() {
     each(|mut linux| {

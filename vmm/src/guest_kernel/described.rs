@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use guest_view::{BuildId, File, Mapping, Path, ProgramMemory, Task};
+use guest_view::{BuildId, File, Inside, Mapping, Path, ProgramMemory, Task};
 use perfmon_abi::wire::programs::{Described, MappingInfo, ProgramsInfo, TaskInfo};
 
 use crate::sync::lock;
@@ -217,7 +217,7 @@ impl Files {
 /// What it takes, about.
 fn bytes_of(described: &Described) -> usize {
     let names = match described {
-        Described::Task(task) => task.comm.len() + task.process.len(),
+        Described::Task(task) => task.comm.len() + task.process.len() + task.root.len(),
         Described::Mapping(mapping) => {
             mapping.name.len() + mapping.build_id.len() + mapping.root.len()
         }
@@ -226,7 +226,8 @@ fn bytes_of(described: &Described) -> usize {
     size_of::<Described>() + names
 }
 
-pub(super) fn of_task(number: u64, task: &Task) -> Described {
+pub(super) fn of_task(number: u64, task: &Task, inside: Inside) -> Described {
+    let is_short = |root: &String| root.len() <= LONGEST_PATH;
     Described::Task(TaskInfo {
         number,
         pid: task.tgid,
@@ -235,6 +236,8 @@ pub(super) fn of_task(number: u64, task: &Task) -> Described {
         process: task.process.to_string(),
         started_ns: task.started,
         kernel: task.is_kernel,
+        inner_pid: inside.pid.unwrap_or(0),
+        root: Some(inside.root).filter(is_short).unwrap_or_default(),
     })
 }
 

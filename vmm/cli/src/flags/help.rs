@@ -330,6 +330,7 @@ moved: the address of _text in the guest's /proc/kallsyms less that in System.ma
   umpire report --symfs /mnt/guest
   umpire report --symfs /mnt/guest -g --percent-limit 1
   umpire report --sort pid,vcpu
+  umpire report --stdio -g caller,2 -F overhead,sym -t ,    as with perf report
   umpire report --symfs /mnt/guest --flamegraph guest.svg
   umpire report --symfs /mnt/guest --folded | grep '^bash;'
   umpire report --firefox guest.json    open it in profiler.firefox.com

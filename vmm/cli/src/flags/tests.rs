@@ -99,6 +99,20 @@ fn commands_parse() {
     );
     check(&["top", "--once", "-j", "--no-samples"], "Top(");
     for words in [
+        "report --stdio -g caller -i x",
+        "report -gcaller,0.5 -n -t, --header",
+        "report -g -i x",
+        "report --call-graph=fractal,2,callee,count --call-graph none -G",
+        "report -F +period -s +cpu --percent-limit 0.5 --no-children",
+        "report --header-only --symfs a --symfs 0:53=b",
+        "annotate --vmlinux v --kaslr-offset 0x1000 main",
+        "annotate --symbols System.map -M intel",
+        "diff a b --vcpu 0 -s dso",
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        assert!(parse(args(&words)).is_ok(), "{words:?}");
+    }
+    for words in [
         &["top", "--once", "-n", "3"][..],
         &["top", "-j"],
         &["top", "--no-samples", "-F", "99"],
@@ -167,6 +181,19 @@ fn bad_arguments_are_one_line_with_status_2() {
         &["'xyz'", "hexadecimal"],
     );
     check(&["report", "--folded", "-j"], &["--folded", "--json"]);
+    check(&["report", "-g", "srcline"], &["'srcline'", "by function"]);
+    check(&["report", "-gtree"], &["'tree'", "caller, callee"]);
+    check(
+        &["report", "-F", "overhead,colour"],
+        &["'colour'", "sample"],
+    );
+    check(&["report", "-s", "period"], &["'period'", "--fields"]);
+    check(&["report", "-t", ""], &["a character"]);
+    check(
+        &["report", "--hierarchy", "-F", "sym"],
+        &["--hierarchy", "--fields"],
+    );
+    check(&["diff", "a", "b", "-i", "c"], &["--input", "<OLD>"]);
     check(
         &["report", "--weight", "tons"],
         &["tons", "samples", "events"],

@@ -35,7 +35,7 @@ const ENTRY_STACK_AT: u64 = 0x1_0000;
 /// Objects in the direct map.
 pub(crate) const AREA: u64 = DIRECT + 0x3_0000;
 pub(crate) const TASK: u64 = DIRECT + 0x3_2000;
-const LEADER: u64 = DIRECT + 0x3_3000;
+pub(crate) const LEADER: u64 = DIRECT + 0x3_3000;
 pub(crate) const MM: u64 = DIRECT + 0x3_4000;
 pub(crate) const VMA: u64 = DIRECT + 0x3_5000;
 pub(crate) const HEAD_VMA: u64 = DIRECT + 0x3_5b00;
@@ -145,6 +145,7 @@ pub(crate) mod at {
     pub(crate) const STARTED: u64 = 0x130;
     pub(crate) const TASKS: u64 = 0x140;
     pub(crate) const FS: u64 = 0x150;
+    pub(crate) const THREAD_PID: u64 = 0x158;
     pub(crate) const MM_TREE: u64 = 0x40;
     pub(crate) const MM_PGD: u64 = 0x60;
     pub(crate) const VMA_MM: u64 = 0x10;
@@ -603,6 +604,7 @@ impl Linux {
                 ("start_boottime", long, bit(at::STARTED)),
                 ("tasks", tasks, bit(at::TASKS)),
                 ("fs", pointer, bit(at::FS)),
+                ("thread_pid", pointer, bit(at::THREAD_PID)),
                 ("comm", comm, bit(at::COMM)),
             ],
         );
@@ -673,6 +675,14 @@ impl Linux {
         );
         let path = types.structure("path", 16, &[("mnt", pointer, 0), ("dentry", pointer, 64)]);
         types.structure("fs_struct", 40, &[("root", path, bit(0x10))]);
+        let upid = types.structure("upid", 16, &[("nr", half, 0), ("ns", pointer, 64)]);
+        // Since 6.5 the array has no length.
+        let numbers = types.array(upid, if self.newer { 0 } else { 1 });
+        types.structure(
+            "pid",
+            0x70,
+            &[("level", half, 32), ("numbers", numbers, bit(0x60))],
+        );
         types.structure(
             "file",
             64,

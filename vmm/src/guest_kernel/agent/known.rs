@@ -173,6 +173,9 @@ fn of_thread(number: u64, thread: &Thread) -> Described {
         process: clean(&thread.process),
         started_ns: thread.started_ns,
         kernel: thread.kernel,
+        // It tells nothing of containers.
+        inner_pid: 0,
+        root: String::new(),
     })
 }
 

@@ -158,8 +158,10 @@ fn table(
     } else {
         write_text(&report, &facts, out)
     })?;
-    for line in packages::hints(&looked.names, &report.unnamed()) {
-        let _ = writeln!(notes, "umpire: {line}");
+    if looked.names.has_stripped() {
+        for line in packages::hints(&looked.names, &report.unnamed()) {
+            let _ = writeln!(notes, "umpire: {line}");
+        }
     }
     undamaged(&looked, &facts)
 }

@@ -97,6 +97,7 @@ pub(super) fn task(number: u64, comm: &str) -> Described {
         process: "main".to_owned(),
         started_ns: 5,
         kernel: false,
+        ..TaskInfo::default()
     })
 }
 

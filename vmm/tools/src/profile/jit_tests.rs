@@ -145,3 +145,58 @@ fn what_was_made_is_in_no_file_for_annotate() {
     let error = annotate(&options, &mut Vec::new(), &mut Vec::new()).unwrap_err();
     assert!(error.to_string().contains("it is in no file"), "{error}");
 }
+
+/// A container's process writes the number that it has there, and where its root is.
+#[test]
+fn a_container_has_its_own_number_and_root() {
+    let task = |number, pid, inner_pid, root: &str| {
+        let mut task = thread(number, pid, pid, "node");
+        if let Record::Described(Described::Task(info)) = &mut task {
+            (info.inner_pid, info.root) = (inner_pid, root.to_owned());
+        }
+        task
+    };
+    let mut records = vec![mapped(11, "//anon", "")];
+    for (number, pid, inner_pid, root) in [
+        (1, 40, 7, "0:53"),
+        (2, 50, 7, "/var/lib/machines/web"),
+        (3, 7, 0, ""),
+        (4, 60, 8, ""),
+    ] {
+        records.push(task(number, pid, inner_pid, root));
+        records.push(user(START + 8, number, 11, CallChain::default()));
+    }
+    let place = Place::new(&records);
+    for (folder, number, name) in [
+        ("box", 7, "of_box"),
+        ("root/var/lib/machines/web", 7, "of_web"),
+        ("root", 7, "of_root"),
+        ("root", 8, "of_namespace"),
+        // Another one's, which has the number by chance.
+        ("root", 40, "of_nobody"),
+    ] {
+        let folder = place.path(folder).join("tmp");
+        fs::create_dir_all(&folder).unwrap();
+        let text = format!("{START:x} 10 {name}\n");
+        fs::write(folder.join(format!("perf-{number}.map")), text).unwrap();
+    }
+    let rows = |with_box: bool| {
+        let mut rows = place.rows(|options| {
+            options.sort = "pid,dso,sym".parse().ok();
+            if with_box {
+                let folder = format!("0:53={}", place.path("box").display());
+                options.profile.symfs.push(folder.into());
+            }
+        });
+        rows.sort();
+        rows
+    };
+    let expected = [
+        "25.00% 1 40:main [JIT] tid 40 [.] of_box",
+        "25.00% 1 50:main [JIT] tid 50 [.] of_web",
+        "25.00% 1 60:main [JIT] tid 60 [.] of_namespace",
+        "25.00% 1 7:main [JIT] tid 7 [.] of_root",
+    ];
+    assert_eq!(rows(true), expected);
+    assert_eq!(rows(false)[0], "25.00% 1 40:main //anon [.] [unknown]");
+}

@@ -2,10 +2,11 @@
 //! symbols of its programs.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use ahash::AHashMap;
+use perfmon_abi::wire::programs::TaskInfo;
 
 use super::demangle::demangled;
 use super::jit::CodeMap;
@@ -143,10 +144,21 @@ impl Names {
             return;
         };
         let tasks = self.programs.tasks().iter().filter(|task| !task.kernel);
-        let processes: BTreeSet<u32> = tasks.map(|task| task.pid).collect();
-        for pid in processes {
-            let name = format!("/tmp/perf-{pid}.map");
-            let Some((found, place)) = symfs.code_map(&name, room) else {
+        // Of several descriptions the last one counts: a container's first process begins
+        // outside of it.
+        let place = |task: &TaskInfo| (task.pid, (task.inner_pid, task.root.clone()));
+        let processes: BTreeMap<u32, (u32, String)> = tasks.map(place).collect();
+        for (pid, (inner_pid, root)) in processes {
+            // It wrote what it calls itself, into what is /tmp for it.
+            let number = if inner_pid == 0 { pid } else { inner_pid };
+            let file = FileInfo {
+                name: format!("/tmp/perf-{number}.map"),
+                root,
+                made_by: Some(pid),
+                ..FileInfo::default()
+            };
+            let name = file.name.clone();
+            let Some((found, place)) = symfs.code_map(&file, room) else {
                 continue;
             };
             let mut tell = |what: String| {
@@ -172,7 +184,7 @@ impl Names {
                 tell("it has more names than are read; the first ones are used".to_owned());
             }
             room -= map.len().min(room);
-            let id = self.programs.add_made(pid, name);
+            let id = self.programs.add_made(file);
             self.made.insert(pid, id);
             self.code_maps.insert(id, map);
         }
@@ -251,6 +263,12 @@ impl Names {
     pub fn is_stripped(&self, file: FileId) -> bool {
         let read = self.files.get(&file);
         self.stripped.contains(&file) || read.is_some_and(ProgramFile::is_stripped)
+    }
+
+    /// Some file was.
+    #[must_use]
+    pub fn has_stripped(&self) -> bool {
+        !self.stripped.is_empty() || self.files.values().any(ProgramFile::is_stripped)
     }
 
     /// The name of a symbol of a program, as its file has it.

@@ -34,6 +34,7 @@ pub(super) fn thread(number: u64, pid: u32, tid: u32, comm: &str) -> Record {
         process: "main".to_owned(),
         started_ns: 5,
         kernel: false,
+        ..TaskInfo::default()
     }))
 }
 

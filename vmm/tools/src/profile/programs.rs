@@ -169,13 +169,9 @@ impl Programs {
         }
     }
 
-    /// Adds what the process `pid` made, whose names are in the file `name`.
-    pub(super) fn add_made(&mut self, pid: u32, name: String) -> FileId {
-        self.files.push(FileInfo {
-            name,
-            made_by: Some(pid),
-            ..FileInfo::default()
-        });
+    /// Adds what a process made while it ran.
+    pub(super) fn add_made(&mut self, made: FileInfo) -> FileId {
+        self.files.push(made);
         FileId(index(self.files.len() - 1))
     }
 

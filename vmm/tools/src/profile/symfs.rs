@@ -285,22 +285,18 @@ impl Symfs {
         })
     }
 
-    /// The names in the file that the guest calls `name`, at most `most`, and the folder that
-    /// has it; none if there is no such file.
+    /// The names in the file `info`, at most `most`, and the folder that has it; none if there is
+    /// no such file.
     pub(super) fn code_map(
         &self,
-        name: &str,
+        info: &FileInfo,
         most: usize,
     ) -> Option<(Result<CodeMap, SymfsError>, &Path)> {
-        let info = FileInfo {
-            name: name.to_owned(),
-            ..FileInfo::default()
-        };
         let read = |file| CodeMap::read(file, most).map_err(SymfsError::Open);
-        match self.of_name(&info) {
+        match self.of_name(info) {
             Err(SymfsError::Open(error)) if error.kind() == io::ErrorKind::NotFound => None,
             Err(SymfsError::Elsewhere(_) | SymfsError::Container(_)) => None,
-            found => Some((found.and_then(read), self.path(&info))),
+            found => Some((found.and_then(read), self.path(info))),
         }
     }
 

@@ -238,13 +238,14 @@ fn put_described(described: &Described, out: &mut Vec<u8>) {
 /// are taken from each other.
 fn fault(described: &Described) -> Option<&'static str> {
     let (number, names, sane) = match described {
-        Described::Task(task) => (task.number, [&task.comm, &task.process], true),
+        Described::Task(task) => (task.number, [&task.comm, &task.process, &task.root], true),
         Described::Mapping(mapping) => {
             let id = &mapping.build_id;
             let digits = id.bytes().all(|digit| digit.is_ascii_hexdigit());
             let whole = digits && id.len().is_multiple_of(2) && id.len() <= LONGEST_BUILD_ID;
             let sane = whole && mapping.start < mapping.end;
-            (mapping.number, [&mapping.name, &mapping.build_id], sane)
+            let names = [&mapping.name, &mapping.build_id, &mapping.root];
+            (mapping.number, names, sane)
         }
         Described::Moment(moment) => {
             let behind = moment.number.checked_add(moment.same.len() as u64);

@@ -85,6 +85,19 @@ pub struct TaskInfo {
     pub started_ns: u64,
     /// It is one of the kernel's own.
     pub kernel: bool,
+    /// The process's number in its own PID namespace, a container's; 0: it is the guest's, or it
+    /// is not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub inner_pid: u32,
+    /// The process's root directory, if that is not the one of the guest's first process: as
+    /// [`MappingInfo::root`]. Empty: it is that root, or it is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub root: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// What a program has mapped.

@@ -61,7 +61,8 @@ pub struct ReportOptions {
     /// percentage below which branches are left out, and behind it how many are shown; percent,
     /// period or count [default: graph,0.5,caller,percent, with --no-children callee]
     #[arg(short = 'g', long, value_name = "WORD[,...]", num_args = 0..=1,
-          default_missing_value = "", conflicts_with_all = ["folded", "flamegraph", "firefox"])]
+          default_missing_value = "", overrides_with = "call_graph",
+          conflicts_with_all = ["folded", "flamegraph", "firefox"])]
     pub call_graph: Option<CallGraph>,
     /// The same as -g caller
     #[arg(short = 'G', long, conflicts_with_all = ["folded", "flamegraph", "firefox"])]
