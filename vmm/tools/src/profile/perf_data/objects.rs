@@ -77,6 +77,8 @@ pub(super) struct Object {
     pub(super) code: bool,
     /// It is a file of the guest.
     file: bool,
+    /// The guest has it no more.
+    deleted: bool,
 }
 
 impl Object {
@@ -88,6 +90,7 @@ impl Object {
             identity: Identity::BuildId(BuildId::of_nothing_else(name)),
             code: true,
             file: false,
+            deleted: false,
         }
     }
 
@@ -125,6 +128,7 @@ impl Object {
                 && info.name != "[heap]"
                 && !WITHOUT_FILE.iter().any(|one| info.name.starts_with(one)),
             file: info.is_file(),
+            deleted: info.deleted,
         }
     }
 }
@@ -173,9 +177,10 @@ impl Objects {
         self.files.get(&id).unwrap_or(&self.nothing)
     }
 
-    /// How many files there are for which perf looks nowhere, and the name of one.
+    /// How many files the guest has for which perf looks nowhere, and the name of one.
     pub(super) fn nowhere(&self) -> Option<(usize, &str)> {
-        let files = self.files.values().filter(|object| object.file);
+        let files = self.files.values();
+        let files = files.filter(|object| object.file && !object.deleted);
         let nowhere = files.filter(|object| object.code && object.is_nowhere());
         let names: BTreeSet<&str> = nowhere.map(|object| object.name.as_str()).collect();
         Some((names.len(), names.first()?))

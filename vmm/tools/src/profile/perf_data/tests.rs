@@ -615,6 +615,12 @@ fn who_gives_no_files_is_told_so() {
             mapped(11, "/opt/one.so", build_id),
             mapped(12, "//anon", ""),
             mapped(13, "[vdso]", ""),
+            mapping(MappingInfo {
+                number: 14,
+                name: "/memfd:jit".to_owned(),
+                deleted: true,
+                ..MappingInfo::default()
+            }),
         ]);
         let mut options = place.options();
         options.perf_data = Some(place.path("perf.data"));
