@@ -448,24 +448,34 @@ fn exit_for(error: &clap::Error, command: &clap::Command, words: &[OsString]) ->
             status: ExitStatus::BAD_INPUT,
         },
         _ => CliExit {
-            text: match unknown_option(error) {
-                Some(option) => unknown::explain(command, words, option),
-                None => help::one_line_of(&error.render().to_string()),
-            },
+            text: unknown_word(error, command, words)
+                .unwrap_or_else(|| help::one_line_of(&error.render().to_string())),
             status: ExitStatus::BAD_INPUT,
         },
     }
 }
 
-/// The option that the command does not have; not a word too many.
-fn unknown_option(error: &clap::Error) -> Option<&str> {
-    if error.kind() != ErrorKind::UnknownArgument {
+/// What is said of an option or a command that is not there, if that is what is wrong; not of a
+/// word too many.
+fn unknown_word(
+    error: &clap::Error,
+    command: &clap::Command,
+    words: &[OsString],
+) -> Option<String> {
+    let kind = match error.kind() {
+        ErrorKind::UnknownArgument => ContextKind::InvalidArg,
+        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        _ => return None,
+    };
+    let ContextValue::String(word) = error.get(kind)? else {
         return None;
+    };
+    if word.starts_with('-') {
+        return Some(unknown::explain(command, words, word));
     }
-    match error.get(ContextKind::InvalidArg)? {
-        ContextValue::String(word) if word.starts_with('-') => Some(word),
-        _ => None,
-    }
+    let is_first = words.first().is_some_and(|first| *first == **word);
+    let instead = perf::elsewhere(word).filter(|_| is_first)?;
+    Some(format!("there is no command '{word}': {instead}"))
 }
 
 #[cfg(test)]

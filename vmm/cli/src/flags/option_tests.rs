@@ -387,7 +387,8 @@ fn an_option_with_a_value_says_that_it_is_missing() {
             let (longs, shorts) = names(option);
             let typed = longs.iter().map(|long| format!("--{long}"));
             for typed in typed.chain(shorts.iter().map(|short| format!("-{short}"))) {
-                let error = matches(&command, &[typed.clone()]).expect_err("a value is missing");
+                let error = matches(&command, std::slice::from_ref(&typed))
+                    .expect_err("a value is missing");
                 let text = super::help::one_line_of(&error.render().to_string());
                 let (longs, shorts) = (names(option).0, names(option).1);
                 let named = longs.iter().any(|long| says(&text, &format!("--{long}")))

@@ -51,6 +51,13 @@ pub(super) fn instead(command: &str, option: &str) -> Option<&'static str> {
     }
 }
 
+/// What to do instead of a command of perf.
+pub(super) fn elsewhere(command: &str) -> Option<&'static str> {
+    let mut rows = rows::ELSEWHERE.iter();
+    let found = rows.find(|(names, _)| names.split(", ").any(|name| name == command));
+    found.map(|(_, text)| *text)
+}
+
 /// Gives the options of ours the names that they have in perf.
 pub(super) fn attach(command: clap::Command) -> clap::Command {
     rows::COMMANDS.iter().fold(command, |command, (name, _)| {

@@ -17,8 +17,9 @@ pub(super) fn plan(
     notes: &mut dyn Write,
 ) {
     for (number, event) in events.iter().enumerate() {
-        let how = match event.source {
+        let how = match &event.source {
             Source::Quantity { pmd, .. } => format!("PMD{pmd}, which the VMM itself keeps"),
+            Source::Elapsed => "the clock on the wall".to_owned(),
             Source::Nothing { why } => format!("nothing: {why}"),
             Source::Counter(_) => counter(vm, event, number, plan)
                 .unwrap_or_else(|| "no counter: see above".to_owned()),

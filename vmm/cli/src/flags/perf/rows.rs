@@ -17,6 +17,52 @@ pub(super) static COMMANDS: [(&str, &[&[Row]]); 7] = [
     ("top", &[TOP, SAMPLING, READING]),
 ];
 
+/// perf's commands that are not here. A text stands behind "umpire: there is no command 'X': ".
+pub(super) static ELSEWHERE: &[(&str, &str)] = &[
+    (
+        "archive, buildid-cache, buildid-list",
+        "no cache of files is kept: umpire report --symfs DIR finds those of the guest by build id",
+    ),
+    (
+        "c2c, ftrace, inject, kmem, kwork, lock, mem, probe, sched, timechart, trace",
+        "run perf in the guest, to which umpire run gives a PMU of its own",
+    ),
+    (
+        "check, test, version",
+        "umpire --version says the version, and umpire doctor what works on this host",
+    ),
+    (
+        "config",
+        "there are no settings for all commands; umpire run --config FILE has those of a VM",
+    ),
+    (
+        "daemon",
+        "umpire record --for 60s -o FILE, in a loop or a unit of systemd",
+    ),
+    (
+        "data",
+        "umpire report --perf-data FILE writes a file that perf data converts",
+    ),
+    (
+        "evlist",
+        "umpire report -j says which events a profile has, and how they were sampled",
+    ),
+    ("help", "umpire COMMAND --help explains a command"),
+    (
+        "iostat",
+        "the host's I/O units are not the guest's; umpire stat -e vm-exits counts how often it left",
+    ),
+    (
+        "kallsyms",
+        "umpire record finds the names of the guest's kernel by itself",
+    ),
+    (
+        "kvm",
+        "guests are what all of umpire looks at: umpire stat, umpire record, umpire top",
+    ),
+    ("list", "umpire events lists what can be counted"),
+];
+
 const GROUPS: &str = "braces make a group: -e '{cycles,instructions}'";
 const INHERIT: &str = "a vCPU is looked at whatever runs on it, so nothing is inherited";
 const CGROUPS: &str = "control groups are the guest's own, and not known here; --vm chooses the VM";

@@ -15,6 +15,10 @@ use crate::flags::{Cli, command, parse};
 
 /// The options of perf.
 const OPTIONS: &str = include_str!("options.txt");
+/// The commands of perf 6.1 to 7.3.
+const COMMANDS: &str = "annotate archive bench buildid-cache buildid-list c2c check config daemon \
+    data diff evlist ftrace help inject iostat kallsyms kmem kvm kwork list lock mem probe record \
+    report sched script stat test timechart top trace version";
 /// Options that a text names and that are still to come.
 const SOON: [(&str, &str); 1] = [("record", "-p")];
 
@@ -382,6 +386,52 @@ fn what_perf_has_and_we_do_not_is_refused_by_name() {
     }
 }
 
+/// The commands of perf among these that are neither ours nor in the table.
+fn unknown_commands(commands: &str) -> Vec<String> {
+    let cli = command();
+    let missing = commands
+        .split_whitespace()
+        .filter(|word| cli.find_subcommand(word).is_none() && super::elsewhere(word).is_none());
+    missing
+        .map(|word| format!("perf {word}: no row of ELSEWHERE in perf/rows.rs"))
+        .collect()
+}
+
+#[test]
+fn each_command_of_perf_is_ours_or_is_refused() {
+    none_of(&unknown_commands(COMMANDS));
+    match Command::new("perf").arg("--list-cmds").output() {
+        Ok(list) => none_of(&unknown_commands(&String::from_utf8_lossy(&list.stdout))),
+        Err(error) => println!(
+            "skipped: each_command_of_perf_is_ours_or_is_refused: perf cannot be run: {error}"
+        ),
+    }
+    let cli = command();
+    for (names, text) in rows::ELSEWHERE {
+        for name in names.split(", ") {
+            assert!(
+                COMMANDS.split(' ').any(|one| one == name),
+                "{name} is no command of perf"
+            );
+            assert!(
+                cli.find_subcommand(name).is_none(),
+                "{name} is ours: REMOVE THIS ROW"
+            );
+            let words = ["umpire", name, "--for", "x"].map(OsString::from);
+            let exit = parse(words).expect_err("it is no command of ours");
+            assert_eq!(exit.status, ExitStatus::BAD_INPUT);
+            assert_eq!(exit.text, format!("there is no command '{name}': {text}"));
+        }
+    }
+    let words = ["umpire", "lits"].map(OsString::from);
+    assert!(
+        parse(words)
+            .expect_err("no command")
+            .text
+            .contains("'lits'")
+    );
+}
+
 /// The page that says all of it.
 fn page() -> String {
     let cli = command();
@@ -389,7 +439,7 @@ fn page() -> String {
         "# Options of perf\n\n\
          `umpire stat`, `record`, `report`, `script`, `annotate`, `diff` and `top` do for guests what \
          perf's commands of these names do, and take perf's options where they mean the same. This \
-         page has every option of perf 6.1 to 7.3. One that is not here is refused, and the line \
+         page has every option of perf 6.1 to 7.3, and its other commands at the end. One that is not here is refused, and the line \
          that refuses it says what stands below. perf takes `--no-` before each option; such a one \
          is refused with the same line.\n\n\
          `UPDATE_GOLDEN=1 cargo test -p umpire perf` writes this page from the table in \
@@ -451,6 +501,11 @@ fn page() -> String {
                 ));
             }
         }
+    }
+    line("\n## Other commands of perf\n\n| command of perf | here |\n|---|---|".to_owned());
+    for (names, text) in rows::ELSEWHERE {
+        let names: Vec<&str> = names.split(", ").collect();
+        line(format!("| {} | {text} |", quoted(&names)));
     }
     page
 }
