@@ -78,7 +78,6 @@ install_for_tests() {
     [ -n "$found" ] || packages+=(libpfm4)
     command -v tmux >/dev/null || packages+=(tmux)
     command -v perf >/dev/null || packages+=(linux-perf)
-    command -v go >/dev/null || packages+=(golang-go)
     [ ${#packages[@]} -eq 0 ] && return
     [ "$(id -u)" -eq 0 ] || root=(sudo -n)
     echo "installing ${packages[*]} …"

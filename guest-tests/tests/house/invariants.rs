@@ -63,7 +63,9 @@ fn only_the_vmm_knows_kvm() {
 fn only_programs_read_a_command_line() {
     let found = metadata();
     let others = found.iter().filter(|(name, found)| {
-        !["umpire", "umpire-agent", "guest-tests"].contains(&name.as_str())
+        // The options of a tool are the structure that its code takes; only umpire is linked
+        // with the tools.
+        !["umpire", "umpire-tools", "umpire-agent", "guest-tests"].contains(&name.as_str())
             && found.all.contains("clap")
     });
     none_of(others.map(|(name, _)| format!("{name} depends on clap")));

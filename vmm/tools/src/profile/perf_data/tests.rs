@@ -358,6 +358,8 @@ fn who_has_a_number_later_is_another() {
             process: format!("p{pid}"),
             started_ns,
             kernel: false,
+            inner_pid: 0,
+            root: String::new(),
         })
     };
     let mut records = vec![

@@ -289,6 +289,8 @@ impl Guest {
             process: process.unwrap_or_default(),
             started_ns: thread.started_ns,
             kernel: false,
+            inner_pid: 0,
+            root: String::new(),
         }));
         let space = self.spaces[&thread.pid];
         let place = |slot: &usize| ProgramFrame {
