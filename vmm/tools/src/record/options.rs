@@ -335,6 +335,44 @@ mod tests {
         }
     }
 
+    /// Attached, apart and with `=`; a word without a hyphen begins the command.
+    #[test]
+    fn options_are_typed_as_for_perf() {
+        use clap::FromArgMatches as _;
+        let parse = |text: &str| {
+            let words = std::iter::once("record").chain(text.split(' '));
+            let command = RecordOptions::augment_args(clap::Command::new("record"));
+            let matches = command.try_get_matches_from(words);
+            let options = matches.and_then(|it| RecordOptions::from_arg_matches(&it));
+            options.map_err(|error| error.to_string())
+        };
+        let options = parse("-Fmax -p7,8 -t 9 -D250 -ox.data --max-size=4K sleep -D 1").unwrap();
+        assert_eq!(options.sampling(), Sampling::Frequency(100_000));
+        assert_eq!((options.processes, options.threads), (vec![7, 8], vec![9]));
+        assert_eq!(options.delay, Duration::from_millis(250));
+        assert_eq!(options.output, Path::new("x.data"));
+        assert_eq!(options.max_size, Some(4096));
+        assert_eq!(options.until.command, ["sleep", "-D", "1"]);
+        let options = parse("-c1000 --switch-output true").unwrap();
+        assert_eq!(options.sampling(), Sampling::Period(1000));
+        assert_eq!(options.switch_output, Some(SwitchOutput::Signal));
+        assert_eq!(options.until.command, ["true"], "its value has a =");
+        // What a caller of the library has is what nobody says.
+        let (typed, own) = (parse("-q").unwrap(), RecordOptions::default());
+        let shown = |options: RecordOptions| format!("{options:?}");
+        let quiet = RecordOptions { quiet: true, ..own };
+        assert_eq!(shown(typed), shown(quiet));
+        for wrong in [
+            "-p x",
+            "-c1 -F1",
+            "--switch-max-files 2",
+            "-q -v",
+            "-p 1,,2",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
     #[test]
     fn files_are_switched_at_a_signal_a_size_or_a_time() {
         let time = |seconds| Some(SwitchOutput::Time(Duration::from_secs(seconds)));
