@@ -192,7 +192,11 @@ impl<'a> Look<'a> {
             root: root.unwrap_or_default(),
         };
         // All of it is of one task.
-        is_there().then_some(inside).unwrap_or_default()
+        if is_there() {
+            inside
+        } else {
+            Inside::default()
+        }
     }
 
     /// The name of a file that is mapped; not for every sample, since it is as long as it is

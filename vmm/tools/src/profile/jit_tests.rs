@@ -124,7 +124,7 @@ fn a_file_of_names_is_not_trusted() {
         fs::File::create(path)
             .unwrap()
             .set_len((64 << 20) + 1)
-            .unwrap()
+            .unwrap();
     };
     let (named, said) = warnings(long);
     assert_eq!(named, 0);

@@ -111,8 +111,8 @@ impl Names {
                     self.files.insert(id, file);
                     continue;
                 }
-                // What was made there may have names.
-                Err(SymfsError::Deleted) if info.is_anonymous() => continue,
+                // No folder has it, and what was made there may have names.
+                Err(_) if info.is_anonymous() => continue,
                 Err(error) => {
                     if matches!(error, SymfsError::Stripped) {
                         self.stripped.insert(id);
