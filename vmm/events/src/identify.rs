@@ -19,11 +19,14 @@ use super::suggest::nearest;
 use super::table::{AttributeKind, NameTable, NamedEvent, PmuTable};
 use super::uncounted;
 
-/// Whether `text` can only be meant as a code: no word of a description is one.
+/// Whether `text` can only be meant as a code, or as a name with modifiers: no word of a
+/// description is one.
 #[must_use]
 pub fn is_code(text: &str) -> bool {
+    let name = Name::split(text);
+    let has_modifiers = name.table.is_none() && text.contains(':') && is_plain(name.event);
     let has_digit = text.contains(|c: char| c.is_ascii_digit());
-    has_digit && can_be_code(text)
+    has_modifiers || has_digit && can_be_code(text)
 }
 
 /// Whether it is written as a code: a number, or perf's fields.

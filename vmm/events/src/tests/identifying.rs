@@ -242,7 +242,16 @@ fn without_libpfm_there_are_generic_names() {
 
 #[test]
 fn words_are_no_codes() {
-    for text in ["rc0", "r5300c0", "r5300c0:u", "0xc0", "0xcafe", "r1.k"] {
+    for text in [
+        "rc0",
+        "r5300c0",
+        "r5300c0:u",
+        "0xc0",
+        "0xcafe",
+        "r1.k",
+        "loads:D",
+        "cs:u",
+    ] {
         assert!(is_code(text), "{text}");
     }
     for text in [
@@ -253,6 +262,8 @@ fn words_are_no_codes() {
         "c0",
         "r5300cx",
         "skl::r5300c0",
+        "loads",
+        "skl::loads:u",
         "r1*",
         "",
     ] {

@@ -65,7 +65,11 @@ impl Layout<'_> {
                 Source::Elapsed => Some(elapsed(seconds)),
                 _ => None,
             };
-            let found: Vec<Counted> = parts.iter().zip(&counted).filter_map(of).collect();
+            let mut found: Vec<Counted> = parts.iter().zip(&counted).filter_map(of).collect();
+            if asked.source == Source::Elapsed {
+                // It passed once for all of them.
+                found.truncate(1);
+            }
             if found.is_empty() && whose.is_some() && !parts.is_empty() {
                 // Another context counts this one.
                 let elsewhere = matches!(asked.source, Source::Quantity { .. });
@@ -339,6 +343,31 @@ mod tests {
             "none not supported",
         ];
         check_rows(false, &[], &nobody);
+    }
+
+    #[test]
+    fn the_time_on_the_wall_is_no_sum() {
+        let events = [Asked {
+            name: "time".to_owned(),
+            source: Source::Elapsed,
+            unit: Unit::EVENTS,
+        }];
+        let layout = Layout {
+            events: &events,
+            supported: &[true],
+            scale: Scale::Linear,
+            apart: false,
+        };
+        let tally = CountTally::new(1);
+        let part = |number| Part {
+            whose: Target::Vcpu(number),
+            tally: &tally,
+            counters: true,
+            quantities: true,
+        };
+        let rows = layout.rows(&[part(0), part(1)], 0.25);
+        let found: Vec<(Value, u64)> = rows.iter().map(|it| (it.value, it.enabled_ns)).collect();
+        assert_eq!(found, [(Value::Counted(250_000_000), 250_000_000)]);
     }
 
     #[test]
