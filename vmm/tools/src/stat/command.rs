@@ -37,9 +37,11 @@ pub(super) fn count(
     out: &mut dyn Write,
     notes: &mut dyn Write,
 ) -> Result<Completion, ToolError> {
+    // What makes no sense makes none without a VM either.
+    let until = options.until()?;
+    let list = options.list()?;
     let selection = options.who();
     let vm = Vm::find(&selection.vm)?;
-    let list = options.list()?;
     let names = umpire_events::names();
     let mut groups = asked(
         &list,
@@ -71,12 +73,6 @@ pub(super) fn count(
         flags: selection.flags() | PFM_FL_NO_ASK,
     };
     let plan = question.plan()?;
-    for text in &plan.notes {
-        note(notes, text);
-    }
-    if options.verbose > 0 {
-        verbose::plan(&vm, &events, &plan, options.turn(), notes);
-    }
     let job = Job {
         vm: &vm,
         events: &events,
@@ -91,7 +87,7 @@ pub(super) fn count(
         targets: &targets,
         waiter: &waiter,
         options,
-        until: &options.until()?,
+        until: &until,
         form,
     };
     all(&measure, out, notes)
@@ -149,7 +145,12 @@ fn all(
     let mut said = false;
     loop {
         let mut run = Run::begin(measure)?;
-        let (end, completion) = run.go(out)?;
+        let limit = run.launch()?;
+        if !said {
+            // Now that nothing is in the way: an error is one line.
+            note_plan(measure, notes);
+        }
+        let (end, completion) = run.go(limit, out)?;
         let seconds = run.ended.duration_since(run.began).as_secs_f64();
         runs.push(run.rows(|it| &it.course.whole, seconds));
         elapsed.add(seconds);
@@ -179,6 +180,16 @@ fn all(
             runs.clear();
             elapsed = Runs::default();
         }
+    }
+}
+
+/// What counts, and with `-v` where.
+fn note_plan(measure: &Measure<'_>, notes: &mut dyn Write) {
+    for text in &measure.plan.notes {
+        note(notes, text);
+    }
+    if measure.options.verbose > 0 {
+        verbose::plan(&measure.job, notes);
     }
 }
 

@@ -56,6 +56,11 @@ impl Measure<'_> {
         }
     }
 
+    /// What passes before anything counts.
+    fn delay(&self) -> Option<Duration> {
+        self.options.delay.filter(|delay| !delay.is_zero())
+    }
+
     /// Who counts what: with `-a` the vCPUs' contexts have the quantities of the
     /// VMM, which a core does not have.
     fn sessions(&self) -> Result<Vec<(CountingSession, Kind)>, ToolError> {
@@ -147,33 +152,34 @@ impl<'a> Run<'a> {
             .try_for_each(|session| session.start(vm))
     }
 
-    /// Lets a paused VM go on, if this tool is to.
-    fn ready(&self) -> Result<(), ToolError> {
-        self.measure.starter().ready(self.measure.job.vm)
+    /// Starts what is to be started: the contexts, the guest, the command. With a delay
+    /// nothing counts yet.
+    pub(super) fn launch(&mut self) -> Result<Limit, ToolError> {
+        let delay = self.measure.delay();
+        if delay.is_none() {
+            self.start()?;
+        }
+        self.measure.starter().ready(self.measure.job.vm)?;
+        let mut limit = Limit::begin(self.measure.until, self.measure.waiter)?;
+        limit.postpone(delay.unwrap_or_default());
+        Ok(limit)
     }
 
-    pub(super) fn go(&mut self, out: &mut dyn Write) -> Result<(End, Completion), ToolError> {
-        let options = self.measure.options;
-        let mut limit = match options.delay.filter(|delay| !delay.is_zero()) {
-            None => {
-                self.start()?;
-                self.ready()?;
-                Limit::begin(self.measure.until, self.measure.waiter)?
+    /// Counts until the end.
+    pub(super) fn go(
+        &mut self,
+        mut limit: Limit,
+        out: &mut dyn Write,
+    ) -> Result<(End, Completion), ToolError> {
+        if let Some(delay) = self.measure.delay() {
+            if let Some(end) = self.await_start(delay, &mut limit)? {
+                self.began = Instant::now();
+                self.finish()?;
+                return Ok((end, limit.completion()));
             }
-            Some(delay) => {
-                self.ready()?;
-                let mut limit = Limit::begin(self.measure.until, self.measure.waiter)?;
-                limit.postpone(delay);
-                if let Some(end) = self.await_start(delay, &mut limit)? {
-                    self.began = Instant::now();
-                    self.finish()?;
-                    return Ok((end, limit.completion()));
-                }
-                self.start()?;
-                limit
-            }
-        };
-        if let Some(timeout) = options.timeout {
+            self.start()?;
+        }
+        if let Some(timeout) = self.measure.options.timeout {
             limit.end_after(timeout);
         }
         let (end, unprinted) = self.count(&mut limit, out)?;

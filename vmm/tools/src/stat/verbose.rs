@@ -1,46 +1,40 @@
 //! `-v`: which counter each event has, and what it has counted.
 
 use std::io::Write;
-use std::time::Duration;
 
 use super::events::{Asked, Source};
-use super::trial::CountingPlan;
+use super::session::Job;
 use super::{Row, Value, missing};
-use crate::{Vm, note, registers};
+use crate::{note, registers};
 
 /// Says where each event is counted.
-pub(super) fn plan(
-    vm: &Vm,
-    events: &[Asked],
-    plan: &CountingPlan,
-    turn: Duration,
-    notes: &mut dyn Write,
-) {
-    for (number, event) in events.iter().enumerate() {
+pub(super) fn plan(job: &Job<'_>, notes: &mut dyn Write) {
+    for (number, event) in job.events.iter().enumerate() {
         let how = match &event.source {
             Source::Quantity { pmd, .. } => format!("PMD{pmd}, which the VMM itself keeps"),
             Source::Elapsed => "the clock on the wall".to_owned(),
             Source::Nothing { why } => format!("nothing: {why}"),
-            Source::Counter(_) => counter(vm, event, number, plan)
-                .unwrap_or_else(|| "no counter: see above".to_owned()),
+            Source::Counter(_) => {
+                counter(job, event, number).unwrap_or_else(|| "no counter: see above".to_owned())
+            }
         };
         note(notes, &format!("{} is counted by {how}", event.name));
     }
-    let sets = plan.schedule.sets.len();
+    let sets = job.sets.len();
     if sets > 1 {
-        let ms = turn.as_millis();
+        let ms = job.turn.as_millis();
         note(notes, &format!("{sets} event sets take turns of {ms} ms"));
     }
 }
 
 /// The register that asks for the event, and its set.
-fn counter(vm: &Vm, event: &Asked, number: usize, plan: &CountingPlan) -> Option<String> {
-    let mut sets = plan.schedule.sets.iter().enumerate();
+fn counter(job: &Job<'_>, event: &Asked, number: usize) -> Option<String> {
+    let mut sets = job.sets.iter().enumerate();
     let (set, counter) = sets.find_map(|(index, set)| {
         let place = set.iter().find(|(event, _)| *event == number)?;
         Some((index, place.1))
     })?;
-    let (pmc, value) = registers::program(&vm.pmu, counter, event.request()?)?;
+    let (pmc, value) = registers::program(&job.vm.pmu, counter, event.request()?)?;
     let (pmc, pmd) = (pmc.num, pmc.pmd);
     Some(format!(
         "counter {counter}: register PMC{pmc} has {value:#x}, PMD{pmd} the count, in event set {set}"
