@@ -281,7 +281,7 @@ fn what_does_not_count_is_named_once() {
         .collect();
     assert_eq!(notes.len(), 1, "{told}");
     for part in [
-        "not counted here: loads (",
+        "not supported here: loads (",
         "stores (",
         "; counted: cycles, vm-exits",
     ] {

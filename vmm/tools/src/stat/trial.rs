@@ -72,7 +72,7 @@ impl Question<'_> {
                 }
             }
         }
-        let mut parts = self.not_counted(&refused);
+        let mut parts = self.not_supported(&refused);
         if !plan.schedule.left_out.is_empty() {
             parts.push(self.note(&plan, reason)?);
         }
@@ -159,7 +159,7 @@ impl Question<'_> {
     }
 
     /// What nothing counts here, with the reasons.
-    fn not_counted(&self, refused: &[(usize, String)]) -> Vec<String> {
+    fn not_supported(&self, refused: &[(usize, String)]) -> Vec<String> {
         let with_reason = |same: &[(usize, String)]| {
             let names: Vec<&str> = same.iter().map(|(event, _)| self.name(*event)).collect();
             let reason = same.first().map_or("", |(_, reason)| reason);
@@ -167,7 +167,7 @@ impl Question<'_> {
         };
         let same = refused.chunk_by(|(_, one), (_, other)| one == other);
         let all: Vec<String> = same.map(with_reason).collect();
-        let line = (!all.is_empty()).then(|| format!("not counted here: {}", all.join(", ")));
+        let line = (!all.is_empty()).then(|| format!("not supported here: {}", all.join(", ")));
         line.into_iter().collect()
     }
 
