@@ -9,7 +9,6 @@ mod help;
 mod host;
 mod perf;
 mod perfmon;
-mod profile;
 mod run;
 mod tools;
 mod unknown;
@@ -19,7 +18,7 @@ use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use umpire_tools::profile::{AnnotateOptions, DiffOptions, ReportOptions};
+use umpire_tools::profile::{AnnotateOptions, DiffOptions, ReportOptions, ScriptOptions};
 use umpire_tools::record::RecordOptions;
 use umpire_tools::stat::StatOptions;
 use umpire_tools::stat::track::TrackOptions;
@@ -32,7 +31,6 @@ pub use host::{
     PardonFlags, RevokeFlags,
 };
 pub use perfmon::{PartFlag, PerfmonFlags};
-pub use profile::ScriptFlags;
 pub use run::RunFlags;
 pub use tools::{BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags};
 
@@ -99,7 +97,7 @@ pub enum Command {
     /// Show what a profile has more or less of than another
     Diff(Box<DiffOptions>),
     /// Print each sample of a profile as a line
-    Script(Box<ScriptFlags>),
+    Script(Box<ScriptOptions>),
     /// Write a manual page for each command into a folder
     Man {
         /// The folder; it is made if it is not there.

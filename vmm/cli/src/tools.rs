@@ -22,7 +22,7 @@ use vmm::config::BudgetChoice;
 
 use crate::config::{SettingError, parse_policy_changes};
 use crate::exit::{ExitStatus, UserError};
-use crate::flags::{BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags, ScriptFlags};
+use crate::flags::{BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags};
 
 /// `umpire stat`.
 ///
@@ -224,9 +224,9 @@ pub fn diff(options: &DiffOptions) -> Result<ExitStatus, UserError> {
 /// # Errors
 /// The profile, the symbols or a flag cannot be used, or standard output cannot
 /// be written to. Whoever closes it early has seen enough: that is no error.
-pub fn script(flags: &ScriptFlags) -> Result<ExitStatus, UserError> {
+pub fn script(options: &ScriptOptions) -> Result<ExitStatus, UserError> {
     let mut out = BufWriter::new(io::stdout().lock());
-    profile::script(&flags.into(), &mut out, &mut io::stderr())?;
+    profile::script(options, &mut out, &mut io::stderr())?;
     Ok(ExitStatus::SUCCESS)
 }
 
@@ -235,16 +235,6 @@ fn status(ending: Completion) -> ExitStatus {
         Completion::Complete => ExitStatus::SUCCESS,
         Completion::CutShort => ExitStatus::INTERRUPTED,
         Completion::Command(status) => ExitStatus::of_command(status),
-    }
-}
-
-impl From<&ScriptFlags> for ScriptOptions {
-    fn from(flags: &ScriptFlags) -> Self {
-        Self {
-            profile: flags.profile.clone(),
-            fields: flags.fields.clone(),
-            json: flags.json,
-        }
     }
 }
 

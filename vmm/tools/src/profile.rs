@@ -39,7 +39,7 @@ mod writer;
 pub use annotate::{AnnotateOptions, Syntax, annotate};
 pub use choice::{SampleChoice, TimeChoice, TimeChoiceError, WordList, WordListError};
 pub use code::CodeError;
-pub use command::{ScriptOptions, diff, report, script};
+pub use command::{diff, report};
 pub use diff::DiffOptions;
 pub use error::ReportError;
 pub use input::ProfileChoice;
@@ -49,6 +49,7 @@ pub use record::{
     Totals,
 };
 pub use report::ReportOptions;
+pub use script::{ScriptOptions, script};
 pub use wire::{LONGEST_HEADER, MAGIC, VERSION};
 pub use writer::ProfileWriter;
 

@@ -364,12 +364,16 @@ Exit status: 0, also for a profile that was cut off, after a warning; 2 if a pro
 of symbols cannot be used, or they have no event in common.";
 
 const SCRIPT: &str = "\
-A line is: comm pid/tid VM/vCPU [core] seconds: period event: address symbol+offset (whose), or
-a line for each caller; and a line for everything that was lost. Seconds count from the
-beginning of the recording.
+A sample is what perf script prints: comm pid/tid [cpu] seconds: period event: address
+symbol+offset (file), or a line for each caller and an empty one. The CPU is the vCPU, and seconds
+count from the beginning of the recording. FlameGraph's stackcollapse-perf.pl, speedscope and
+profiler.firefox.com read it. Lines that begin with # say what was lost.
 
   umpire script --symfs /mnt/guest
+  umpire script --symfs /mnt/guest | stackcollapse-perf.pl | flamegraph.pl > guest.svg
+  umpire script -F +vm,+ring,-period
   umpire script -F time,vcpu,ring,cr3,ip
+  umpire script --comms bash --time 1.5,2
   umpire script --vcpu 0 -j | jq .ip
 Exit status: 0, also for a profile that was cut off, after a warning; 2 if the profile, a
 folder or a file of symbols cannot be used.";

@@ -92,6 +92,14 @@ fn commands_parse() {
         &["script", "-F", "time,ip", "-i", "-", "--vcpu", "0,2-3"],
         "Script(",
     );
+    let choice = "Script(ScriptOptions { profile: ProfileChoice { input: \"umpire.data\"";
+    check(
+        &["script", "-F", "-cpu,+vm", "-F+ring", "-G", "--ns"],
+        choice,
+    );
+    check(&["script", "-csh", "-C0", "-d", "a,b", "-S", "f"], choice);
+    check(&["report", "--comm", "sh", "--time", "10%/2"], "Report(");
+    check(&["annotate", "main", "-S", "f", "--pid", "1"], "Annotate(");
     check(
         &["top", "-n", "3", "-d", "0.5"],
         "Top(TopOptions { vm: VmChoice { vm: None, control: None }, delay: 500ms, frames: Some(3), \
@@ -199,6 +207,15 @@ fn bad_arguments_are_one_line_with_status_2() {
         &["tons", "samples", "events"],
     );
     check(&["script", "-F", "time,colour"], &["'colour'", "vm,vcpu"]);
+    check(&["script", "-F", "+evnt"], &["'evnt'", "event?"]);
+    check(&["script", "-F", "comm,+ip"], &["'comm,+ip'", "not both"]);
+    check(&["script", "-F", "addr"], &["'addr'", "of perf's"]);
+    check(
+        &["script", "--time", "2,1"],
+        &["--time", "before it begins"],
+    );
+    check(&["report", "--time", "soon"], &["'soon'", "10%/2"]);
+    check(&["report", "--comms", "a,,b"], &["--comms", "empty"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `umpire report` and `umpire script`.
+//! `umpire report` and `umpire diff`.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -15,21 +15,9 @@ use super::pprof::Pprof;
 use super::reader::Ending;
 use super::record::{Sampling, Sink};
 use super::report::{Report, ReportOptions, title, write_header, write_json, write_text};
-use super::script::{Fields, Script};
 use super::stacks::Stacks;
 use super::tally::SortKeys;
 use crate::private;
-
-/// What `umpire script` prints of a profile.
-#[derive(Clone, Debug)]
-pub struct ScriptOptions {
-    /// The profile.
-    pub profile: ProfileChoice,
-    /// What a line has; what is known of its sample if nobody says.
-    pub fields: Option<Fields>,
-    /// JSON, one object a line.
-    pub json: bool,
-}
 
 /// `umpire report` to `out`, with warnings that have no place there to `notes`.
 ///
@@ -53,36 +41,6 @@ pub fn report(
     } else {
         table(options, input, out, notes)
     }
-}
-
-/// `umpire script` to `out`, with warnings to `notes`.
-///
-/// # Errors
-/// The profile, the symbols or an option cannot be used, or `out` cannot be
-/// written to. Whoever closes `out` early has seen enough: that is no error.
-pub fn script(
-    options: &ScriptOptions,
-    out: &mut dyn Write,
-    notes: &mut dyn Write,
-) -> Result<(), ReportError> {
-    let input = Input::open(&options.profile)?;
-    let (looked, mut reader) = input.split();
-    let mut script = Script {
-        header: &looked.header,
-        filter: &looked.filter,
-        names: &looked.names,
-        fields: match &options.fields {
-            Some(fields) => fields.clone(),
-            None => Fields::usual(&looked.names),
-        },
-        json: options.json,
-        out,
-    };
-    if !ran(&looked, looked.run(&mut reader, &mut [&mut script]))? {
-        return Ok(());
-    }
-    written(script.out.flush())?;
-    tell(&looked, &looked.facts(&reader), notes)
 }
 
 /// `umpire diff` to `out`, with warnings to `notes`.

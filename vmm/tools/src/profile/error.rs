@@ -126,6 +126,9 @@ pub enum ReportError {
         /// Why not, and what gives it.
         error: CodeError,
     },
+    /// Nothing of a sample is to be printed.
+    #[error("-F: no field is left to print")]
+    NoFields,
     /// An output would replace it.
     #[error("{}: it is the profile itself; name another file", .0.display())]
     ItselfAsOutput(PathBuf),

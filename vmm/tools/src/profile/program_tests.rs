@@ -204,7 +204,13 @@ impl Place {
     pub(super) fn script(&self, fields: Option<&str>, json: bool) -> String {
         let options = ScriptOptions {
             profile: self.options().profile,
-            fields: fields.map(|fields| fields.parse().unwrap()),
+            fields: fields
+                .iter()
+                .map(|fields| fields.parse().unwrap())
+                .collect(),
+            hide_call_graph: false,
+            header: false,
+            ns: false,
             json,
         };
         let mut out = Vec::new();
@@ -781,7 +787,7 @@ fn a_script_has_callers() {
     let place = with_callers();
     let text = place.script(None, false);
     let expected = format!(
-        "            prog 40/40 7/0 [000]     0.000000:       1000 cycles:
+        "prog    40/40    [000]     0.000000:       1000 cycles:
 \tffffffff81001010 clear_page+0x10 ([kernel.kallsyms])
 \tffffffff81002020 do_syscall_64+0x20 ([kernel.kallsyms])
 \t{:>16x} main+0x2 (/usr/bin/prog)
@@ -792,14 +798,16 @@ fn a_script_has_callers() {
     );
     assert!(text.contains(&expected), "{text}");
     assert!(
-        text.contains("\t                 [broken chain]\n"),
+        text.contains("#                 [broken chain]\n"),
         "{text}"
     );
     let text = place.script(Some("comm,tid,sym"), false);
-    assert!(
-        text.contains("            prog 40 clear_page+0x10 ([kernel])\n"),
-        "{text}"
-    );
+    let expected = "prog    40\n\tclear_page\n\tdo_syscall_64\n\tmain\n\t[unknown]\n\n";
+    assert!(text.contains(expected), "{text}");
+    let text = place.script(Some("-callchain,-pid,-symoff,+vm,+vcpu,+ring"), false);
+    let expected = "            prog    40 vm=7 vcpu=0 ring=kernel [000]     0.000000:       1000 \
+                    cycles:  ffffffff81001010 clear_page ([kernel.kallsyms])\n";
+    assert!(text.contains(expected), "{text}");
     let json = place.script(None, true);
     let line: serde_json::Value = serde_json::from_str(json.lines().nth(1).unwrap()).unwrap();
     assert_eq!((&line["comm"], &line["pid"]), (&"prog".into(), &40.into()));
@@ -909,15 +917,15 @@ fn two_profiles_are_compared() {
 }
 
 /// Samples of threads with such names, and of nobody; each a millisecond behind the one before.
-fn threads(program: &Program) -> Place {
+fn threads() -> Place {
     let none = CallChain::default;
     let mut all = vec![
         thread(1, 40, 40, "main"),
         thread(2, 40, 41, "worker"),
         thread(3, 50, 50, "sh"),
-        mapped(11, "/usr/bin/prog", &program.build_id),
-        user(START + program.main, 1, 11, none()),
-        user(START + program.main + 1, 2, 11, none()),
+        mapped(11, "/usr/bin/prog", ""),
+        user(START + OFFSET, 1, 11, none()),
+        user(START + OFFSET + 1, 2, 11, none()),
         kernel(CLEAR, 2, none()),
         kernel(MODULE, 3, none()),
         user(0x1234, 3, 0, none()),
@@ -932,7 +940,8 @@ fn threads(program: &Program) -> Place {
         sample.vcpu = (ms == 3).into();
     }
     let place = Place::new(&all);
-    fs::copy(&program.file, place.path("root/usr/bin/prog")).unwrap();
+    let file = elf(0x40_1000, &[0xc3; 4], &[("main", 0x40_1000, 4)]);
+    fs::write(place.path("root/usr/bin/prog"), file).unwrap();
     place
 }
 
@@ -957,7 +966,10 @@ fn samples_are_chosen_by_task_code_and_time() {
                 samples: chosen(words),
                 ..place.options().profile
             },
-            fields: None,
+            fields: Vec::new(),
+            hide_call_graph: false,
+            header: false,
+            ns: false,
             json: true,
         };
         let (mut out, mut said) = (Vec::new(), Vec::new());
@@ -982,9 +994,8 @@ fn samples_are_chosen_by_task_code_and_time() {
             assert!(text.contains(&note), "{words:?}: {text}");
         }
     }
-    let program = Program::own();
-    let place = threads(&program);
-    let main = format!("0x{:x}", START + program.main);
+    let place = threads();
+    let main = format!("0x{:x}", START + OFFSET);
     for (words, expected) in [
         (&[][..], &[0, 1, 2, 3, 4, 5][..]),
         (&["--comms", "main"], &[0]),

@@ -1,149 +1,128 @@
-//! `umpire script`: one line for each record.
+//! `umpire script`: each sample as `perf script` prints it.
+
+mod fields;
+mod order;
+#[cfg(test)]
+mod reader_tests;
+mod text;
+mod words;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
-use std::str::FromStr;
 
+use clap::Args;
 use perfmon_abi::compact::ChainEnd;
 use serde::Serialize;
-use thiserror::Error;
 
+use super::command::{ran, tell, written};
+use super::error::ReportError;
 use super::facts::event_name;
+use super::input::{Input, ProfileChoice};
 use super::location::CodeLocation;
 use super::names::Names;
 use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sink};
+use fields::Fields;
+pub use fields::{Field, FieldChoice, FieldsError};
+use order::{InOrder, Times};
 
-/// Part of a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Field {
-    /// The name of the guest's thread.
-    Comm,
-    /// The guest's process.
-    Pid,
-    /// The guest's thread.
-    Tid,
-    /// The VM.
-    Vm,
-    /// The vCPU.
-    Vcpu,
-    /// The core.
-    Core,
-    /// Seconds since sampling began.
-    Time,
-    /// How many events the sample stands for.
-    Period,
-    /// The event.
-    Event,
-    /// The event set.
-    Set,
-    /// Kernel or user.
-    Ring,
-    /// CR3 as it was.
-    Cr3,
-    /// The instruction pointer.
-    Ip,
-    /// Symbol and offset, and whose it is.
-    Sym,
-    /// The file of the symbol, by its whole name.
-    Dso,
-    /// The callers, a line each.
-    Callchain,
-}
-
-impl Field {
-    const ALL: [(Self, &'static str); 16] = [
-        (Self::Comm, "comm"),
-        (Self::Pid, "pid"),
-        (Self::Tid, "tid"),
-        (Self::Vm, "vm"),
-        (Self::Vcpu, "vcpu"),
-        (Self::Core, "core"),
-        (Self::Time, "time"),
-        (Self::Period, "period"),
-        (Self::Event, "event"),
-        (Self::Set, "set"),
-        (Self::Ring, "ring"),
-        (Self::Cr3, "cr3"),
-        (Self::Ip, "ip"),
-        (Self::Sym, "sym"),
-        (Self::Dso, "dso"),
-        (Self::Callchain, "callchain"),
-    ];
-}
-
-/// The parts of a line; they come in one order, whatever the order here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fields(Vec<Field>);
-
-/// A word that is no field.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "'{0}' is no field; give some of comm,pid,tid,vm,vcpu,core,time,period,event,set,ring,cr3,ip,\
-     sym,dso,callchain with commas between"
-)]
-pub struct FieldsError(String);
-
-impl FromStr for Fields {
-    type Err = FieldsError;
-
-    fn from_str(text: &str) -> Result<Self, FieldsError> {
-        let field = |word: &str| {
-            let named = Field::ALL
-                .into_iter()
-                .find(|(_, name)| *name == word.trim());
-            named
-                .map(|(field, _)| field)
-                .ok_or_else(|| FieldsError(word.trim().to_owned()))
-        };
-        text.split(',')
-            .map(field)
-            .collect::<Result<_, _>>()
-            .map(Self)
-    }
-}
-
-impl Fields {
-    /// Those of who gives none; more of them where tasks are known.
-    #[must_use]
-    pub fn usual(names: &Names) -> Self {
-        let task = [Field::Comm, Field::Pid, Field::Tid];
-        let all = [
-            Field::Vm,
-            Field::Vcpu,
-            Field::Core,
-            Field::Time,
-            Field::Period,
-            Field::Event,
-            Field::Ip,
-            Field::Sym,
-        ];
-        let more = [Field::Dso, Field::Callchain];
-        if names.has_tasks() {
-            Self(task.into_iter().chain(all).chain(more).collect())
-        } else {
-            Self(all.into_iter().chain([Field::Callchain]).collect())
-        }
-    }
-
-    fn has(&self, field: Field) -> bool {
-        self.0.contains(&field)
-    }
-}
-
-/// Writes each record as a line.
-pub struct Script<'a> {
-    /// Of the file.
-    pub header: &'a Header,
-    /// Which samples are written.
-    pub filter: &'a Filter,
-    /// Names of what samples are in.
-    pub names: &'a Names,
-    /// The parts of a line.
-    pub fields: Fields,
-    /// One JSON object a line instead of text.
+/// What `umpire script` prints of a profile.
+#[derive(Clone, Debug, Args)]
+pub struct ScriptOptions {
+    /// The profile.
+    #[command(flatten)]
+    pub profile: ProfileChoice,
+    /// What is printed: comm, pid, tid, cpu, time, period, event, ip, sym, symoff and dso, as
+    /// perf names them; vm, vcpu, core, set, ring and cr3 in front of the CPU; callchain for the
+    /// callers. +FIELD,-FIELD change what is printed without this option [default:
+    /// comm,pid,tid,cpu,time,period,event,ip,sym,symoff,dso, and callchain where samples have
+    /// callers; with -j vm, vcpu and core, too]
+    #[arg(
+        short = 'F',
+        long,
+        value_name = "FIELD[,...]",
+        allow_hyphen_values = true
+    )]
+    pub fields: Vec<FieldChoice>,
+    /// Print no callers
+    #[arg(short = 'G', long)]
+    pub hide_call_graph: bool,
+    /// Print in front of which guest, when and how often the samples are
+    #[arg(long)]
+    pub header: bool,
+    /// Print nanoseconds
+    #[arg(long)]
+    pub ns: bool,
+    /// Print JSON: one object per line
+    #[arg(short, long)]
     pub json: bool,
-    /// What is written to.
-    pub out: &'a mut dyn Write,
+}
+
+/// `umpire script` to `out`, with warnings to `notes`.
+///
+/// # Errors
+/// The profile, the symbols or an option cannot be used, or `out` cannot be
+/// written to. Whoever closes `out` early has seen enough: that is no error.
+pub fn script(
+    options: &ScriptOptions,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> Result<(), ReportError> {
+    let input = Input::open(&options.profile)?;
+    let (looked, mut reader) = input.split();
+    let usual = if options.json {
+        Fields::usual_json(&looked.names)
+    } else {
+        Fields::usual(looked.has_chains)
+    };
+    let mut fields = usual.changed(&options.fields, looked.has_chains && !options.json);
+    if options.hide_call_graph {
+        fields.remove(Field::Callchain);
+    }
+    if fields.is_empty() {
+        return Err(ReportError::NoFields);
+    }
+    let mut times = Times::default();
+    if !ran(&looked, looked.run(&mut reader, &mut [&mut times]))? {
+        return Ok(());
+    }
+    let mut script = Script {
+        header: &looked.header,
+        filter: &looked.filter,
+        names: &looked.names,
+        fields,
+        ns: options.ns,
+        json: options.json,
+        begun: false,
+        early: Vec::new(),
+        out,
+    };
+    if !options.json && (options.header || script.fields.has_own()) {
+        written(script.header())?;
+    }
+    let mut reader = looked.again()?;
+    let mut ordered = InOrder::new(times, &mut script);
+    let run = looked.run(&mut reader, &mut [&mut ordered]);
+    if !ran(&looked, run)? {
+        return Ok(());
+    }
+    written(script.finish())?;
+    tell(&looked, &looked.facts(&reader), notes)
+}
+
+/// Writes each record.
+struct Script<'a> {
+    header: &'a Header,
+    filter: &'a Filter,
+    names: &'a Names,
+    fields: Fields,
+    /// Times have nine digits behind the point.
+    ns: bool,
+    json: bool,
+    /// A sample was written.
+    begun: bool,
+    /// Losses that come behind the first sample, by whose line readers tell what they read.
+    early: Vec<Loss>,
+    out: &'a mut dyn Write,
 }
 
 impl std::fmt::Debug for Script<'_> {
@@ -160,9 +139,17 @@ impl Sink for Script<'_> {
         match record {
             Record::Sample(sample) if !self.filter.takes(sample) => Ok(()),
             Record::Sample(sample) if self.json => self.sample_json(sample),
-            Record::Sample(sample) => self.sample_text(sample),
+            Record::Sample(sample) => {
+                self.sample_text(sample)?;
+                self.begun = true;
+                self.late()
+            }
             Record::Loss(loss) if self.json => self.loss_json(loss),
-            Record::Loss(loss) => self.loss_text(loss),
+            Record::Loss(loss) if self.begun => self.loss_text(loss),
+            Record::Loss(loss) => {
+                self.early.push(*loss);
+                Ok(())
+            }
             Record::Described(_) => Ok(()),
         }
     }
@@ -249,66 +236,15 @@ struct LossLine<'a> {
 }
 
 impl Script<'_> {
-    fn sample_text(&mut self, sample: &Sample) -> io::Result<()> {
-        let has = |field| self.fields.has(field);
-        let mut line = String::new();
-        let mut put = |text: String| {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(&text);
-        };
-        let task = self.names.task_of(sample);
-        let (pid, tid) = self.names.ids(task);
-        if has(Field::Comm) {
-            put(format!("{:>16}", self.names.comm(task)));
-        }
-        match (has(Field::Pid), has(Field::Tid)) {
-            (true, true) => put(format!("{pid}/{tid}")),
-            (true, false) => put(pid.to_string()),
-            (false, true) => put(tid.to_string()),
-            (false, false) => {}
-        }
-        match (has(Field::Vm), has(Field::Vcpu)) {
-            (true, true) => put(format!("{}/{}", sample.vm, sample.vcpu)),
-            (true, false) => put(sample.vm.to_string()),
-            (false, true) => put(sample.vcpu.to_string()),
-            (false, false) => {}
-        }
-        if has(Field::Core) {
-            put(format!("[{:03}]", sample.core));
-        }
-        if has(Field::Time) {
-            put(format!("{}:", seconds(sample.time_ns)));
-        }
-        if has(Field::Period) {
-            put(format!("{:>10}", sample.period));
-        }
-        if has(Field::Event) {
-            put(format!("{}:", event_name(self.header, sample.event)));
-        }
-        if has(Field::Set) {
-            put(format!("set {}", sample.set));
-        }
-        if has(Field::Ring) {
-            put(format!("{:<6}", sample.ring.map_or("ring?", Ring::name)));
-        }
-        if has(Field::Cr3) {
-            let cr3 = sample.cr3.map(|cr3| format!("{cr3:#x}"));
-            put(format!("cr3={}", cr3.as_deref().unwrap_or("?")));
-        }
-        let frames = self.frames(sample);
-        if has(Field::Callchain) && frames.len() > 1 {
-            writeln!(self.out, "{}", line.trim_end())?;
-            for frame in frames {
-                writeln!(self.out, "\t{}", self.place(sample, frame).trim_end())?;
-            }
-            return writeln!(self.out);
-        }
-        if let Some(own) = frames.first() {
-            put(self.place(sample, *own));
-        }
-        writeln!(self.out, "{}", line.trim_end())
+    /// What waited for the first sample.
+    fn late(&mut self) -> io::Result<()> {
+        let early = std::mem::take(&mut self.early);
+        early.iter().try_for_each(|loss| self.loss_text(loss))
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.late()?;
+        self.out.flush()
     }
 
     /// Where the sample was taken, and its callers.
@@ -343,51 +279,6 @@ impl Script<'_> {
         }));
         frames.extend(missing(chain.program_end));
         frames
-    }
-
-    /// `ffffffff81000010 clear_page+0x1d ([kernel])`, as perf writes address, symbol and
-    /// object, as far as they were chosen.
-    fn place(&self, sample: &Sample, frame: FrameAt) -> String {
-        let has = |field| self.fields.has(field);
-        let location = frame.location;
-        if let CodeLocation::Missing(_) = location {
-            return format!("{:>16} {}", "", location.symbol(self.names));
-        }
-        let mut parts = Vec::new();
-        if has(Field::Ip) {
-            parts.push(format!("{:>16x}", frame.address));
-        }
-        let found = self.symbol(frame);
-        let object = |usual: String| {
-            if has(Field::Dso) {
-                location.whole_object(self.names)
-            } else {
-                usual
-            }
-        };
-        let object = match (location, sample.ring) {
-            (CodeLocation::Symbol(_), _) => {
-                object(format!("[{}]", found.module.unwrap_or("kernel")))
-            }
-            (CodeLocation::Program(..), _) => location.whole_object(self.names),
-            (CodeLocation::User(cr3), _) => match cr3 {
-                Some(cr3) => format!("[user cr3={cr3:#x}]"),
-                None => "[user]".to_owned(),
-            },
-            (_, Some(Ring::Kernel)) => object("[kernel]".to_owned()),
-            (_, Some(Ring::User)) => object("[user]".to_owned()),
-            (_, None) => String::new(),
-        };
-        if has(Field::Sym) {
-            parts.push(match found.symbol {
-                Some(name) => format!("{name}+{:#x}", found.symbol_offset.unwrap_or(0)),
-                None => "[unknown]".to_owned(),
-            });
-        }
-        if (has(Field::Sym) || has(Field::Dso)) && !object.is_empty() {
-            parts.push(format!("({object})"));
-        }
-        parts.join(" ")
     }
 
     fn symbol(&self, frame: FrameAt) -> SymbolOf<'_> {
@@ -440,7 +331,7 @@ impl Script<'_> {
             pid: has(Field::Pid).then(|| info.map(|info| info.pid)),
             tid: has(Field::Tid).then(|| info.map(|info| info.tid)),
             vm: has(Field::Vm).then_some(sample.vm),
-            vcpu: has(Field::Vcpu).then_some(sample.vcpu),
+            vcpu: (has(Field::Vcpu) || has(Field::Cpu)).then_some(sample.vcpu),
             core: has(Field::Core).then_some(sample.core),
             time_ns: has(Field::Time).then_some(sample.time_ns),
             period: has(Field::Period).then_some(sample.period),
@@ -455,17 +346,6 @@ impl Script<'_> {
         };
         let line = serde_json::to_string(&line)?;
         writeln!(self.out, "{line}")
-    }
-
-    fn loss_text(&mut self, loss: &Loss) -> io::Result<()> {
-        let vcpu = loss.vcpu.map_or("-".to_owned(), |vcpu| vcpu.to_string());
-        let what = match loss.kind {
-            LossKind::Full(samples) => format!("LOST {samples} samples: the buffer was full"),
-            LossKind::Throttled(times) => format!("THROTTLED {times} times"),
-            LossKind::Blind(ns) => format!("BLIND for {ns} ns: the counter was taken away"),
-        };
-        let time = seconds(loss.time_ns);
-        writeln!(self.out, "{}/{vcpu} {time}: {what}", loss.vm)
     }
 
     fn loss_json(&mut self, loss: &Loss) -> io::Result<()> {
@@ -492,10 +372,4 @@ impl Script<'_> {
         let line = serde_json::to_string(&line)?;
         writeln!(self.out, "{line}")
     }
-}
-
-/// Seconds and microseconds, as perf writes time.
-fn seconds(ns: u64) -> String {
-    let us = ns / 1000;
-    format!("{:>5}.{:06}", us / 1_000_000, us % 1_000_000)
 }
