@@ -59,7 +59,10 @@ fn flags_that_make_no_sense() {
         "'speed' is no metric; there are ipc (",
     );
     without_vm(&["stat", "--append"], "--output <FILE>|--log-fd <N>");
-    without_vm(&["stat", "-e", "{a}:1"], "':1' behind a group are no modifiers");
+    without_vm(
+        &["stat", "-e", "{a}:1"],
+        "':1' behind a group are no modifiers",
+    );
     without_vm(&["stat", "--for", "soon"], "'soon' is no time");
     without_vm(&["stat", "-a", "--vcpu", "1"], "cannot be used with");
     without_vm(&["pcr", "revoke"], "<COUNTER>");

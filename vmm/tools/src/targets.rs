@@ -69,6 +69,9 @@ pub struct Selection {
     /// These cores, whatever vCPU runs on them: 0,2-3
     #[arg(long = "core", id = "core", value_name = "LIST")]
     pub cores: Option<Numbers>,
+    /// The same as --vcpu, beside -a too: a guest's CPUs are vCPUs
+    #[arg(short = 'C', long = "cpu", value_name = "LIST", conflicts_with_all = ["vcpu", "core"])]
+    pub cpus: Option<Numbers>,
     /// All cores, whatever vCPU runs on them
     #[arg(short = 'a', long, conflicts_with_all = ["vcpu", "core"])]
     pub all_cores: bool,
@@ -88,6 +91,11 @@ impl Selection {
         }
     }
 
+    /// Whether all cores are looked at, and no vCPU by its number.
+    pub(crate) fn takes_all_cores(&self) -> bool {
+        self.all_cores && self.cpus.is_none()
+    }
+
     /// The targets, of a VM with so many vCPUs and cores.
     ///
     /// # Errors
@@ -101,12 +109,14 @@ impl Selection {
             };
             list.below(count).map_err(missing)
         };
-        Ok(match (&self.vcpus, &self.cores) {
-            (Some(list), _) => of(Target::Vcpu, chosen(list, "vCPU", vcpus)?),
-            (None, Some(list)) => of(Target::Core, chosen(list, "core", cores)?),
-            (None, None) if self.all_cores => of(Target::Core, 0..cores),
-            (None, None) => of(Target::Vcpu, 0..vcpus),
-        })
+        Ok(
+            match (self.vcpus.as_ref().or(self.cpus.as_ref()), &self.cores) {
+                (Some(list), _) => of(Target::Vcpu, chosen(list, "vCPU", vcpus)?),
+                (None, Some(list)) => of(Target::Core, chosen(list, "core", cores)?),
+                (None, None) if self.all_cores => of(Target::Core, 0..cores),
+                (None, None) => of(Target::Vcpu, 0..vcpus),
+            },
+        )
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) fn count(
     // What makes no sense makes none without a VM either.
     let until = options.until()?;
     let list = options.list()?;
-    let selection = options.who();
+    let selection = &options.selection;
     let vm = Vm::find(&selection.vm)?;
     let names = umpire_events::names();
     let mut groups = asked(

@@ -15,7 +15,6 @@ use super::tally::Scale;
 use crate::ToolError;
 use crate::command::{Until, UntilOptions};
 use crate::lifecycle::Starter;
-use crate::numbers::Numbers;
 use crate::targets::{Selection, Target};
 
 /// How long a set of events has the counters unless somebody says otherwise.
@@ -29,9 +28,6 @@ pub struct StatOptions {
     /// The VM, and what of it.
     #[command(flatten)]
     pub selection: Selection,
-    /// The same as --vcpu, beside -a too: a guest's CPUs are vCPUs
-    #[arg(short = 'C', long = "cpu", value_name = "LIST", conflicts_with_all = ["vcpu", "core"])]
-    pub cpus: Option<Numbers>,
     /// What to count: a,b,{c,d}; the events of a group {} are counted at the same time;
     /// repeatable [default: times, exits, cycles, instructions, branches]
     #[arg(short = 'e', long = "event", value_name = "EVENTS")]
@@ -178,19 +174,7 @@ impl StatOptions {
 
     /// The targets, of a VM with so many vCPUs and cores.
     pub(super) fn targets(&self, vcpus: u32, cores: u32) -> Result<Vec<Target>, ToolError> {
-        self.who().targets(vcpus, cores)
-    }
-
-    /// What is looked at. With `-C` the vCPUs are, also where `-a` says all CPUs.
-    pub(super) fn who(&self) -> Selection {
-        match &self.cpus {
-            Some(_) => Selection {
-                vcpus: self.cpus.clone(),
-                all_cores: false,
-                ..self.selection.clone()
-            },
-            None => self.selection.clone(),
-        }
+        self.selection.targets(vcpus, cores)
     }
 
     /// What `-e`, `-M` and `-d` name; the usual events where nobody says, and none with `-n`.
@@ -298,9 +282,9 @@ mod tests {
             }),
             ("-r 0 true", |it| it.repeat == Some(0)),
             ("-r 3 --timeout 10", |it| it.repeat == Some(3)),
-            ("-C0-1", |it| it.who().vcpus.is_some()),
+            ("-C0-1", |it| it.targets(4, 2).unwrap().len() == 2),
             ("-a --cpu=1", |it| {
-                it.who().vcpus.is_some() && !it.who().all_cores
+                it.targets(4, 2).unwrap() == [Target::Vcpu(1)]
             }),
             ("-D10", |it| it.delay == Some(Duration::from_millis(10))),
             ("-n", |it| it.list().unwrap().groups.is_empty()),

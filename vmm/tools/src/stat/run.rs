@@ -77,7 +77,7 @@ impl Measure<'_> {
                 .map_err(refused(format!("{target} cannot be measured")))?;
             sessions.push((session, kind));
         }
-        let beside = self.options.who().all_cores && quantities;
+        let beside = self.options.selection.takes_all_cores() && quantities;
         for number in 0..if beside { vm.model.vcpus } else { 0 } {
             let job = Job {
                 sets: &[],

@@ -67,8 +67,6 @@ const GROUPS: &str = "braces make a group: -e '{cycles,instructions}'";
 const INHERIT: &str = "a vCPU is looked at whatever runs on it, so nothing is inherited";
 const CGROUPS: &str = "control groups are the guest's own, and not known here; --vm chooses the VM";
 const TRACEPOINTS: &str = "-e takes no tracepoints, so there is nothing to filter";
-const VCPUS: &str =
-    "--vcpu LIST chooses the guest's CPUs, --core LIST the host's threads that run them";
 const NO_BPF: &str = "nothing here runs or records BPF programs";
 const NO_BRANCHES: &str = "samples have no records of branches (LBR); record -g has their callers";
 const NO_TRACES: &str = "hardware traces (AUX, Intel PT) of a guest are not recorded";
@@ -100,12 +98,6 @@ static STAT: &[Row] = &[
         "--affinity",
         No("the VM's own threads count; there is none to move between CPUs"),
     ),
-    ("--all-kernel, --all-user", No(MODIFIERS)),
-    (
-        "-B, --big-num",
-        No("the table separates thousands always, and -x and -j never do"),
-    ),
-    ("-C, --cpu", No(VCPUS)),
     ("-G, --cgroup, --for-each-cgroup", No(CGROUPS)),
     (
         "--control",
@@ -114,10 +106,6 @@ static STAT: &[Row] = &[
     (
         "--cputype, --pmu-filter",
         No("a vCPU has one PMU; umpire run --pmu chooses its model"),
-    ),
-    (
-        "-D, --delay",
-        No("begin later: sleep 1; umpire stat, or inside of the command that is measured"),
     ),
     ("--filter", No(TRACEPOINTS)),
     ("-g, --group", No(GROUPS)),
@@ -135,16 +123,9 @@ static STAT: &[Row] = &[
         No("umpire top draws the same screen anew"),
     ),
     (
-        "--interval-count",
-        No("say for how long: -I 100 --for 500ms prints five times"),
-    ),
-    ("--interval-print", Alias("--interval")),
-    (
         "--iostat",
         No("the host's I/O units are not the guest's; -e vm-exits counts how often it left"),
     ),
-    ("--json-output", Alias("--json")),
-    ("--log-fd", No("-o /dev/fd/N writes to descriptor N")),
     (
         "--metric-no-group, --metric-no-merge",
         No("events of -M that belong together are a group; write your own with -e"),
@@ -154,14 +135,9 @@ static STAT: &[Row] = &[
         No("a metric of -M has no threshold that could colour it"),
     ),
     (
-        "--no-csv-summary",
-        No("-x with -I prints no sum that could be left out"),
-    ),
-    (
         "--no-scale",
         No("a count is scaled, and says so, only where events took turns: name fewer with -e"),
     ),
-    ("-n, --null", No("-e vm-run-ns is the time alone")),
     (
         "--per-core",
         Otherwise("a row for each vCPU, or with -a for each core, as -A"),
@@ -186,7 +162,6 @@ static STAT: &[Row] = &[
         "--post, --pre",
         No("put it beside the command: umpire stat -- sh -c 'BEFORE; COMMAND; AFTER'"),
     ),
-    ("--quiet", No("-o /dev/null prints nothing")),
     (
         "--record-tpebs, --tpebs-mode",
         No("no metric here needs latencies that would have to be sampled"),
@@ -198,10 +173,6 @@ static STAT: &[Row] = &[
     (
         "--smi-cost",
         No("system management interrupts are the host's: perf stat --smi-cost on the host"),
-    ),
-    (
-        "--summary",
-        No("for the sum leave -I out; with it each interval stands for itself"),
     ),
     (
         "-S, --sync",
@@ -216,14 +187,9 @@ static STAT: &[Row] = &[
         No("no top-down metric is known here; -M names those that are"),
     ),
     (
-        "--timeout",
-        No("--for 500ms counts so long, in place of a command"),
-    ),
-    (
         "-T, --transaction",
         No("no event of hardware transactions is counted for a guest"),
     ),
-    ("-v, --verbose", No(TALKATIVE)),
 ];
 
 /// `umpire record` and `umpire top`.
@@ -238,7 +204,6 @@ static SAMPLING: &[Row] = &[
         No(NO_BRANCHES),
     ),
     ("-j", No(NO_BRANCHES)),
-    ("-C, --cpu", No(VCPUS)),
     ("--filter", No(TRACEPOINTS)),
     ("--group", No(GROUPS)),
     (
@@ -254,12 +219,6 @@ static SAMPLING: &[Row] = &[
     (
         "--overwrite",
         No("samples that find no room are lost and counted; record --buffer makes room"),
-    ),
-    (
-        "-p, --pid, -t, --tid",
-        No(
-            "--vm chooses the VM; a process of the guest: umpire record, then report --sort pid,tid",
-        ),
     ),
     (
         "--proc-map-timeout",
@@ -306,7 +265,6 @@ static RECORD: &[Row] = &[
         "--debuginfod",
         No("files of the guest are looked for below umpire report --symfs DIR alone"),
     ),
-    ("-D, --delay", No("begin later: sleep 1; umpire record")),
     (
         "--dry-run",
         No("umpire events NAME says whether an event is known, and how it is counted"),
@@ -332,10 +290,6 @@ static RECORD: &[Row] = &[
         No("only what runs is sampled; waiting has no samples"),
     ),
     (
-        "--max-size",
-        No("say how long, --for 10s, or how often, -F 100: a sample is some 70 bytes"),
-    ),
-    (
         "-m, --mmap-pages",
         No("--buffer KIB is the memory for samples that were not fetched yet"),
     ),
@@ -359,7 +313,6 @@ static RECORD: &[Row] = &[
         "--per-thread, --threads",
         No("each vCPU has a buffer of its own, and one thread fetches them"),
     ),
-    ("-q, --quiet", No(SILENT)),
     (
         "-R, --raw-samples",
         No("only tracepoints have raw data, and -e takes none"),
@@ -381,7 +334,7 @@ static RECORD: &[Row] = &[
         No("switches of tasks are not recorded; each sample has its process and thread"),
     ),
     (
-        "--switch-max-files, --switch-output, --switch-output-event, --timestamp-filename",
+        "--switch-output-event, --timestamp-filename",
         No("record a part after the other: umpire record --for 60s -o FILE, in a loop"),
     ),
     (
@@ -396,7 +349,6 @@ static RECORD: &[Row] = &[
         "--transaction",
         No("samples say nothing of hardware transactions"),
     ),
-    ("-v, --verbose", No(TALKATIVE)),
     (
         "--vmlinux",
         No("names of the kernel are taken when the profile is read: umpire report --vmlinux FILE"),
@@ -425,13 +377,12 @@ static READING: &[Row] = &[
         "-b, --branch-stack, --branch-history, --stitch-lbr, --total-cycles",
         No(NO_BRANCHES),
     ),
-    ("-C, --cpu", No(VCPUS)),
     (
-        "-c, --comms",
+        "--comms",
         No("umpire report --sort comm has a row for each command name"),
     ),
     (
-        "-d, --dsos",
+        "--dsos",
         No("umpire report --sort dso has a row for each program and library"),
     ),
     (
@@ -471,10 +422,6 @@ static READING: &[Row] = &[
         No("the profile brings the names of the guest's modules with those of its kernel"),
     ),
     ("--ns", No("umpire script -j has times in nanoseconds")),
-    (
-        "--pid, --tid",
-        No("umpire report --sort pid,tid has a row for each process and thread"),
-    ),
     (
         "--percentage",
         No("percentages are of the samples that --vcpu, --core and --event choose"),
@@ -535,28 +482,16 @@ static REPORT: &[Row] = &[
         No("rows are not grouped by a caller; umpire report -g shows who called"),
     ),
     (
-        "-t, --field-separator",
-        No("umpire report -j prints JSON, in which every field has its name"),
-    ),
-    (
-        "-F, --fields",
-        No("--sort chooses the columns, and -j prints all fields"),
-    ),
-    (
         "-U, --hide-unresolved",
         No("what has no name is shown as [unknown], so that percentages add up"),
     ),
     (
-        "-H, --hierarchy",
+        "-H",
         No("--sort comm,dso,symbol shows the same rows without indentation"),
     ),
     (
         "--ignore-callees",
         No("trees of callers are shown whole; --folded is for tools that cut them"),
-    ),
-    (
-        "-G, --inverted",
-        No("-g=caller begins with the outermost caller"),
     ),
     (
         "--latency, --parallelism",
@@ -589,10 +524,6 @@ static REPORT: &[Row] = &[
     ),
     ("--stats", No(HEADER)),
     (
-        "--symbol-filter",
-        No("umpire annotate SYMBOL looks at one symbol, and umpire report | grep at more"),
-    ),
-    (
         "--time-quantum",
         No("--sort has no key for times; umpire script -j has each sample's"),
     ),
@@ -600,6 +531,10 @@ static REPORT: &[Row] = &[
 
 /// `umpire script`.
 static SCRIPT: &[Row] = &[
+    (
+        "-d",
+        Otherwise("only samples in these programs and libraries, as --dsos"),
+    ),
     (
         "-a, --all-cpus",
         No("a profile is read, and nothing recorded: umpire record -a, then umpire script"),
@@ -613,7 +548,7 @@ static SCRIPT: &[Row] = &[
         No(NO_TRACES),
     ),
     (
-        "-d, --debug-mode",
+        "--debug-mode",
         No("what was lost has lines of its own between the samples"),
     ),
     (
@@ -631,10 +566,6 @@ static SCRIPT: &[Row] = &[
     (
         "--guest-code, --guestkallsyms, --guestmodules, --guestmount, --guestvmlinux",
         No("every profile is a guest's: --symbols FILE names its kernel, --symfs DIR its root"),
-    ),
-    (
-        "-G, --hide-call-graph",
-        No("-F without callchain prints no callers: -F comm,tid,time,event,ip,sym"),
     ),
     (
         "-L, --Latency",
@@ -676,7 +607,7 @@ static ANNOTATE: &[Row] = &[
         No("without SYMBOL those whose code is not there are left out, and said to be"),
     ),
     (
-        "-s, --symbol",
+        "-s",
         No("the symbol is a word of its own: umpire annotate SYMBOL"),
     ),
 ];
@@ -684,20 +615,16 @@ static ANNOTATE: &[Row] = &[
 /// `umpire diff`.
 static DIFF: &[Row] = &[
     (
+        "-C",
+        Otherwise("only samples of these vCPUs; --comms chooses by the command's name"),
+    ),
+    (
         "-b, --baseline-only",
         No("a row that is new has no baseline, and says so"),
     ),
     (
-        "-C",
-        No("--sort comm,symbol has a row for each command name"),
-    ),
-    (
-        "-c, --compute, -F, --formula, -o, --order",
+        "--compute, -F, --formula, -o, --order",
         No("the difference is in percentage points, the greatest first"),
-    ),
-    (
-        "--cpu",
-        No("umpire report --vcpu LIST looks at one vCPU of each profile"),
     ),
     ("--cycles-hist, --stream", No(NO_BRANCHES)),
     (

@@ -20,7 +20,7 @@ const COMMANDS: &str = "annotate archive bench buildid-cache buildid-list c2c ch
     data diff evlist ftrace help inject iostat kallsyms kmem kvm kwork list lock mem probe record \
     report sched script stat test timechart top trace version";
 /// Options that a text names and that are still to come.
-const SOON: [(&str, &str); 1] = [("record", "-p")];
+const SOON: [(&str, &str); 0] = [];
 
 /// Whether an option of perf has a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
