@@ -107,7 +107,7 @@ pub fn write_whole(whole: &Whole<'_>, form: &Form, out: &mut dyn Write) -> io::R
     match form {
         Form::Table { grouped } => table::write_whole(whole, *grouped, out)?,
         Form::Csv { .. } => {
-            csv::write_rows(whole.rows, first.as_deref(), whole.repeated, form, out)?
+            csv::write_rows(whole.rows, first.as_deref(), whole.repeated, form, out)?;
         }
         Form::Json => json::write_rows(whole.rows, None, out)?,
         Form::MetricOnly(form) => {

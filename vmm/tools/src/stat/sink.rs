@@ -168,7 +168,7 @@ mod tests {
         let mut notes = Commented::new(&mut out);
         write!(notes, "a").unwrap();
         write!(notes, "b\nc\n").unwrap();
-        writeln!(notes, "{}", "d").unwrap();
+        writeln!(notes, "d").unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "# ab\n# c\n# d\n");
     }
 
