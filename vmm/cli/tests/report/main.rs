@@ -1,6 +1,7 @@
 //! `umpire report` and `umpire script` on files.
 
 mod fixture;
+mod readers;
 
 use std::fs;
 use std::io::{self, Write};
