@@ -140,14 +140,16 @@ fn firefox(text: &str) -> Vec<Read> {
             continue;
         }
         let blanks = || line.match_indices(char::is_whitespace).map(|(at, _)| at);
-        let time = blanks().filter_map(|at| {
+        let mut time = blanks().filter_map(|at| {
             let (time, _) = line[at + 1..].split_once(':')?;
             let plain = |one: u8| one.is_ascii_digit() || one == b'.';
             (!time.is_empty() && time.bytes().all(plain)).then_some((at, time))
         });
-        let (end, time) = time.last().unwrap_or_else(|| panic!("no time: {line:?}"));
+        let (end, time) = time
+            .next_back()
+            .unwrap_or_else(|| panic!("no time: {line:?}"));
         let before = &line[..end];
-        let task = blanks().filter(|at| *at < end).filter_map(|at| {
+        let mut task = blanks().filter(|at| *at < end).filter_map(|at| {
             let is_word = |one: char| one.is_ascii_alphanumeric() || one == '_';
             let word = &before[at + 1..];
             let word = &word[..word
@@ -164,7 +166,9 @@ fn firefox(text: &str) -> Vec<Read> {
                 second.unwrap_or(first),
             ))
         });
-        let (at, pid, tid) = task.last().unwrap_or_else(|| panic!("no task: {line:?}"));
+        let (at, pid, tid) = task
+            .next_back()
+            .unwrap_or_else(|| panic!("no task: {line:?}"));
         all.push(Read {
             comm: before[..at].trim().to_owned(),
             pid: pid.to_owned(),
