@@ -1,5 +1,6 @@
 //! `umpire report`: which symbols the samples are in.
 
+mod cells;
 mod columns;
 mod graph;
 mod header;
@@ -11,14 +12,15 @@ mod print;
 mod tests;
 mod tree;
 
+pub(super) use columns::title;
 pub use columns::{Column, ColumnError, Columns};
 pub use graph::{CallGraph, CallGraphError, Graph, GraphOrder, GraphStyle, GraphValue};
 pub use header::write_header;
 pub use json::write_json;
 pub use options::ReportOptions;
 pub(super) use options::percent;
+pub(super) use print::below_dots;
 pub use print::write_text;
-pub(super) use print::{below_dots, title};
 
 use std::collections::BTreeMap;
 
@@ -104,7 +106,7 @@ impl<'a> Report<'a> {
         let (rows, _) = self.rows(tally);
         let cells = |row: &SampleRow| {
             let keys = self.looks.keys.keys().iter();
-            let cells = keys.map(|key| print::cell(*key, row, self)).collect();
+            let cells = keys.map(|key| cells::cell(*key, row, self)).collect();
             (cells, row.own.percent(tally.all()))
         };
         rows.iter().map(cells).collect()

@@ -4,7 +4,6 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::print::title;
 use crate::profile::tally::{SortKey, SortKeys};
 
 /// A column of a report.
@@ -50,6 +49,21 @@ impl Column {
             Self::Period => "Period",
             Self::Key(key) => title(key),
         }
+    }
+}
+
+/// Those that perf has are named as there.
+pub(in crate::profile) fn title(key: SortKey) -> &'static str {
+    match key {
+        SortKey::Comm => "Command",
+        SortKey::Pid => "Pid:Command",
+        SortKey::Tid => "Tid:Command",
+        SortKey::Dso => "Shared Object",
+        SortKey::Symbol => "Symbol",
+        SortKey::Vcpu => "VM/vCPU",
+        SortKey::Core => "Core",
+        SortKey::Ring => "Ring",
+        SortKey::Cr3 => "CR3",
     }
 }
 

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use super::Report;
+use super::cells::cell;
 use super::columns::Column;
-use super::print::cell;
 use super::tree::Tree;
 use crate::profile::tally::{SampleRow, SampleTally, Sum};
 
