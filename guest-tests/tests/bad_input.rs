@@ -350,7 +350,10 @@ fn options_and_files() {
             &["demo", "--event", "cycels"],
             &["--event", "'cycels'", "cycles?"],
         ),
-        (&["demo", "--event", "cycles:x"], &["'cycles:x'", "'x' is no modifier"]),
+        (
+            &["demo", "--event", "cycles:x"],
+            &["'cycles:x'", "'x' is no modifier"],
+        ),
         (&["demo", "--event", "r5300c0g"], &["'r5300c0g'"]),
         (
             &["demo", "--event", "r10053fff0", "--pmu", "amd-k7"],

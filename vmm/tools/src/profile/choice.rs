@@ -36,8 +36,8 @@ pub struct SampleChoice {
     /// Only samples of these threads of the guest: 40,50-59
     #[arg(long = "tid", id = "tid", value_name = "LIST")]
     pub tids: Option<Numbers>,
-    /// Only samples in these files or kernel modules: libc.so.6, /bin/sh, [kernel.kallsyms],
-    /// [nf_tables]; file://FILE has one a line
+    /// Only samples in these files or kernel modules, as report shows them: libc.so.6,
+    /// /bin/sh, [kernel.kallsyms]; file://FILE has one a line
     #[arg(short, long, value_name = "NAME[,...]", visible_alias = "dso")]
     pub dsos: Option<WordList>,
     /// Only samples in these symbols, or at these addresses: 0x401000; file://FILE has one a

@@ -62,7 +62,7 @@ fn each_process_has_its_own_names() {
         "25.00% 1 other //anon [.] [unknown]",
     ];
     assert_eq!(rows(&place), after);
-    let script = place.script(Some("ip,sym,dso,callchain"), false);
+    let script = place.script(Some("ip,sym,symoff,dso,callchain"), false);
     assert!(
         script.contains("~run app.js:1+0x8 (/tmp/perf-40.map)"),
         "{script}"

@@ -1,7 +1,7 @@
 //! Files of the guest's programs below folders of the host (`--symfs`), and their symbols.
 //!
 //! Names are the guest's and not trusted: they are resolved as if the folder was the root,
-//! symbolic links included, so none of them leaves it ([`root`]).
+//! symbolic links included, so none of them leaves it (`root`).
 
 mod root;
 
