@@ -70,7 +70,8 @@ fn kept(vm: &Vm, file: &str, told: &str) {
         output.status.success() && output.stderr.is_empty(),
         "{file}"
     );
-    let samples = String::from_utf8_lossy(&output.stdout).lines().count();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let samples = text.lines().filter(|line| !line.starts_with('#')).count();
     let count = last
         .split_whitespace()
         .nth(1)
