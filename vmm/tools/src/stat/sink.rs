@@ -48,10 +48,10 @@ impl SinkOptions {
                 notes: Box::new(io::sink()),
             });
         }
-        let file = match (&self.output, self.log_fd) {
+        let file: Option<Box<dyn Write>> = match (&self.output, self.log_fd) {
             // For perf this is where counts go anyway.
             (Some(path), _) if path.as_os_str() == "-" => None,
-            (Some(path), _) => Some(started(path, self.append, form)?),
+            (Some(path), _) => Some(Box::new(CountFile::open(path, self.append, form)?)),
             (None, Some(1)) => {
                 return Ok(Sink {
                     out: Box::new(BufWriter::new(io::stdout())),
@@ -59,7 +59,7 @@ impl SinkOptions {
                 });
             }
             (None, None | Some(2)) => None,
-            (None, Some(number)) => Some(descriptor(number)?),
+            (None, Some(number)) => Some(Box::new(descriptor(number)?)),
         };
         Ok(match file {
             Some(file) => Sink {
@@ -78,18 +78,46 @@ impl SinkOptions {
     }
 }
 
-/// The file that counts go to, as perf begins one.
-fn started(path: &Path, append: bool, form: &Form) -> Result<File, ToolError> {
-    let failed = |error: io::Error| ToolError::Input(format!("-o {}: {error}", path.display()));
-    let mut options = OpenOptions::new();
-    let options = options
-        .create(true)
-        .write(true)
-        .append(append)
-        .truncate(!append);
-    let mut file = options.open(path).map_err(failed)?;
-    write_header(form, &mut file).map_err(failed)?;
-    Ok(file)
+/// The file that counts go to, as perf begins one: but what it had stays until there is a
+/// count, for nothing may come of what was asked for.
+struct CountFile {
+    file: File,
+    append: bool,
+    /// Goes before the first count; nothing once it has.
+    header: Option<Vec<u8>>,
+}
+
+impl CountFile {
+    fn open(path: &Path, append: bool, form: &Form) -> Result<Self, ToolError> {
+        let failed = |error: io::Error| ToolError::Input(format!("-o {}: {error}", path.display()));
+        let mut options = OpenOptions::new();
+        let options = options.create(true).write(true).append(append);
+        let file = options.truncate(false).open(path).map_err(failed)?;
+        let mut header = Vec::new();
+        write_header(form, &mut header).map_err(failed)?;
+        Ok(Self {
+            file,
+            append,
+            header: Some(header),
+        })
+    }
+}
+
+impl Write for CountFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(header) = self.header.take() {
+            // A pipe or a device has no length.
+            if !self.append && self.file.metadata()?.is_file() {
+                self.file.set_len(0)?;
+            }
+            self.file.write_all(&header)?;
+        }
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 /// The file behind a descriptor that whoever started this program has left open. It is asked
@@ -170,6 +198,31 @@ mod tests {
         write!(notes, "b\nc\n").unwrap();
         writeln!(notes, "d").unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "# ab\n# c\n# d\n");
+    }
+
+    #[test]
+    fn a_file_stays_as_it_was_until_there_is_a_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        let check = |append: bool, text: &str, expected: &str| {
+            std::fs::write(&path, "before\n").unwrap();
+            let options = SinkOptions {
+                output: Some(path.clone()),
+                append,
+                ..SinkOptions::default()
+            };
+            let form = Form::Table { grouped: false };
+            let mut sink = options.open(&form).unwrap();
+            sink.out.write_all(text.as_bytes()).unwrap();
+            drop(sink);
+            let found = std::fs::read_to_string(&path).unwrap();
+            let lines = found.lines().map(|line| line.get(..9).unwrap_or(line));
+            assert_eq!(lines.collect::<Vec<_>>().join("|"), expected);
+        };
+        check(false, "", "before");
+        check(true, "", "before");
+        check(false, "1\n2\n", "# started|1|2");
+        check(true, "1\n", "before|# started|1");
     }
 
     #[test]
