@@ -311,6 +311,19 @@ impl EventError {
         matches!(self, Self::Uncounted { .. } | Self::NotInModel { .. })
     }
 
+    /// Names that are near, which it proposes.
+    #[must_use]
+    pub fn near(&self) -> &[String] {
+        match self {
+            Self::NoTables { near, .. }
+            | Self::NoModelNorTables { near, .. }
+            | Self::UnknownTable { near, .. }
+            | Self::UnknownEvent { near, .. }
+            | Self::Attribute { near, .. } => near,
+            _ => &[],
+        }
+    }
+
     /// Why, without the name where that is apart: what names have in common.
     #[must_use]
     pub fn reason(&self) -> String {

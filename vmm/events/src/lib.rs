@@ -47,7 +47,7 @@ pub use generic::all_names as generic_names;
 pub use identify::{decode, identify, is_code};
 pub use libpfm::names;
 pub use list::{Question, list, nothing_found};
-pub use perf_form::{EventSampling, Extras, extras};
+pub use perf_form::{EventSampling, Extras, bare_name, extras, wants_one_ring, with_letters};
 pub use print::write_list;
 pub use resolve::{NamedRequest, models_for, resolve};
 pub use search::Pattern;

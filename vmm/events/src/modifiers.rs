@@ -25,10 +25,10 @@ pub(super) fn are_letters(text: &str) -> bool {
 }
 
 /// Whether `text` is letters that a name of a table can have, whatever libpfm says: others mean
-/// something else there, such as `e`.
+/// something else there, such as `e`, and one ring is a word of libpfm's.
 pub(super) fn are_of_tables(text: &str) -> bool {
     let own = |letter| "ukGHpP".contains(letter);
-    text.chars().all(own) && text.contains(['G', 'H', 'p', 'P'])
+    text.chars().all(own) && (text.contains(['G', 'H', 'p', 'P']) || text.len() > 1)
 }
 
 /// What the lists of letters ask for together. perf takes one list behind an event and one

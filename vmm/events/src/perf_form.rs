@@ -8,6 +8,7 @@ use pmu_model::{PmuModel, Vendor};
 use super::code::raw_code;
 use super::error::EventError;
 use super::modifiers;
+use super::resolve::is_plain;
 
 /// A field of a code, with its bits: a value's lower ones and, on AMD, the upper ones of an
 /// event select.
@@ -78,6 +79,8 @@ pub struct Extras {
     pub reads: bool,
     /// The event's group may be broken up where it does not fit (`W`).
     pub weak: bool,
+    /// The rings are named in which it counts (`u`, `k`), be it both.
+    pub rings: bool,
 }
 
 /// How far apart samples of an event are.
@@ -117,13 +120,95 @@ pub fn extras(text: &str) -> Extras {
         None => text.split(':').skip(1).collect(),
     };
     lists.retain(|list| modifiers::are_letters(list));
+    let named = match split(text) {
+        Some(Ok(form)) => form.terms.iter().any(|term| names_rings(term)),
+        Some(Err(_)) => false,
+        None => names_rings(text),
+    };
     let letters = modifiers::parse(text, &lists).unwrap_or_default();
     Extras {
         precise: letters.precise,
         reads: letters.reads,
         weak: letters.weak,
+        rings: named || letters.user || letters.kernel,
         ..found
     }
+}
+
+/// Whether libpfm's own words for rings are behind an event.
+fn names_rings(event: &str) -> bool {
+    let ring = |word: &str| ["u", "k"].iter().any(|it| it.eq_ignore_ascii_case(word));
+    !event.contains('=') && event.split([':', '.']).skip(1).any(ring)
+}
+
+/// The event's name `text` with the letters of its group besides, as perf unites them: the
+/// rings of both are counted, and a sample is as near as either asks. What is wrong with the
+/// name stays as it is, for `resolve` to say.
+#[must_use]
+pub fn with_letters(text: &str, letters: &str) -> String {
+    let (head, own, mark) = match split(text) {
+        Some(Ok(form)) => (text.strip_suffix(form.modifiers), form.modifiers, ""),
+        Some(Err(_)) => return text.to_owned(),
+        None if text.ends_with(':') => return text.to_owned(),
+        None => match text.rsplit_once(':') {
+            Some((head, last)) if is_list(head, last) => (Some(head), last, ":"),
+            _ => (Some(text), "", ":"),
+        },
+    };
+    let head = head.unwrap_or(text);
+    let precise = |list: &str| list.matches('p').count();
+    let (there, more) = (precise(own), precise(letters));
+    let new = letters
+        .chars()
+        .filter(|it| *it != 'p' && !own.contains(*it));
+    let nearer = "p".repeat(more.saturating_sub(there));
+    let new: String = new.chain(nearer.chars()).collect();
+    format!("{head}{mark}{own}{new}")
+}
+
+/// Whether `last` behind `head` is a list of perf's letters, not a word of libpfm's.
+fn is_list(head: &str, last: &str) -> bool {
+    let event = head.split(':').next().unwrap_or_default();
+    if is_plain(event) && !head.contains("::") {
+        modifiers::are_letters(last)
+    } else {
+        ["u", "k"].contains(&last) || modifiers::are_of_tables(last)
+    }
+}
+
+/// The event in `text` without fields and letters: how it is called where no PMU counts it.
+#[must_use]
+pub fn bare_name(text: &str) -> &str {
+    let text = text.trim();
+    match split(text) {
+        Some(Ok(form)) => form.head.unwrap_or(text),
+        Some(Err(_)) => text,
+        None if text.contains("::") => text,
+        None => text.split(':').next().unwrap_or(text),
+    }
+}
+
+/// Whether `text`, the name of what no PMU counts, wants one ring of it alone.
+///
+/// # Errors
+/// What stands behind its [bare name](bare_name) is wrong.
+pub fn wants_one_ring(text: &str, model: &PmuModel) -> Result<bool, EventError> {
+    let text = text.trim();
+    let lists: Vec<&str> = match split(text) {
+        Some(form) => {
+            let form = form?;
+            if form.inside(text, model)?.code.is_some() {
+                let event = form.head.unwrap_or(text);
+                let why = format!("'{event}' is no event of a counter, which has no fields");
+                return Err(wrong(text, why));
+            }
+            let list = Some(form.modifiers).filter(|list| !list.is_empty());
+            list.into_iter().collect()
+        }
+        None => text.split(':').skip(1).collect(),
+    };
+    let letters = modifiers::parse(text, &lists)?;
+    Ok(letters.user != letters.kernel)
 }
 
 /// Whether `text` is a code in perf's words.

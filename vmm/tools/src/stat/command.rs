@@ -4,6 +4,7 @@ use std::io::Write;
 
 use perfmon_abi::consts::PFM_FL_NO_ASK;
 use pmu_model::Provenance;
+use umpire_events::with_letters;
 
 use super::events::{Asked, Source, asked};
 use super::metrics::Counts;
@@ -99,27 +100,15 @@ fn in_rings(event: &mut Asked, (user, kernel): (bool, bool)) {
     let Source::Counter(request) = &mut event.source else {
         return;
     };
-    let letters = modifiers(&event.name);
-    let names_them = letters.contains(['u', 'k']) || !(request.usr && request.os);
+    let names_them = event.said.rings || !(request.usr && request.os);
     if names_them || !(user || kernel) {
         return;
     }
     (request.usr, request.os) = (user, kernel);
-    if letters.is_empty() && !event.name.ends_with('/') {
-        event.name.push(':');
+    // A name that somebody gave it stays.
+    if event.said.label.is_none() {
+        event.name = with_letters(&event.name, if user { "u" } else { "k" });
     }
-    event.name.push(if user { 'u' } else { 'k' });
-}
-
-/// The letters behind an event's last colon or slash that are perf's modifiers.
-fn modifiers(name: &str) -> &str {
-    let behind = name.rfind([':', '/']).and_then(|at| name.get(at + 1..));
-    let all = |letters: &&str| {
-        letters
-            .chars()
-            .all(|letter| "ukhGHpPISDWeb".contains(letter))
-    };
-    behind.filter(all).unwrap_or_default()
 }
 
 /// Whether a number follows from some of the counts.
@@ -260,6 +249,13 @@ mod tests {
         check("cycles:k", user, ("cycles:k", false, true));
         check("cycles:uk", user, ("cycles:uk", true, true));
         check("cycles:G", user, ("cycles:Gu", true, false));
+        check("{cycles:k,loads}:u", user, ("cycles:ku", true, true));
+        check("cpu/cycles/uk", kernel, ("cpu/cycles/uk", true, true));
+        check("cycles:W", user, ("cycles:Wu", true, false));
+        // What somebody calls it says nothing of rings.
+        check("cpu/cycles,name=x:k/", user, ("x:k", true, false));
+        check("cycles/name=all:u/", user, ("all:u", true, false));
+        check("cycles/name=y:u/k", user, ("y:u", false, true));
         check("cpu/event=0xc0/", user, ("cpu/event=0xc0/u", true, false));
     }
 }

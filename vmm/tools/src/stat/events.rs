@@ -3,7 +3,9 @@
 use perfmon::VirtualPmd;
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use pmu_model::{CountRequest, KnownEvent, PmuModel, Provenance};
-use umpire_events::{EventError, Measured, NameTable, extras, nearest, resolve};
+use umpire_events::{
+    EventError, Extras, Measured, NameTable, bare_name, extras, nearest, resolve, wants_one_ring,
+};
 
 use super::Unit;
 use super::spec::EventList;
@@ -38,6 +40,8 @@ pub struct Asked {
     pub source: Source,
     /// The unit to print it in.
     pub unit: Unit,
+    /// What it says beside what is to be counted.
+    pub said: Extras,
 }
 
 impl Asked {
@@ -103,6 +107,8 @@ const NANOSECONDS: Unit = Unit {
     scale: 1.0,
 };
 
+const OF_NO_RING: &str = "the VMM reports it, and it is of no ring; leave u or k out";
+
 /// What the names of a list stand for, group by group.
 ///
 /// # Errors
@@ -124,20 +130,32 @@ fn asked_one(
     quantities: &[VirtualPmdInfo],
     names: &dyn NameTable,
 ) -> Result<Asked, String> {
+    let said = extras(name);
     let event = |source, unit| Asked {
-        name: extras(name).label.unwrap_or_else(|| name.to_owned()),
+        name: said.label.clone().unwrap_or_else(|| name.to_owned()),
         source,
         unit,
+        said: said.clone(),
     };
+    let bare = bare_name(name);
     let reported = |name: &str| quantities.iter().find(|it| it.name == name);
-    if let Some(quantity) = reported(name) {
+    if let Some(quantity) = reported(bare) {
         let (source, unit) = of_quantity(quantity).ok_or_else(|| {
             format!(
-                "'{name}' is known at the moment of a sample only: umpire record has it in each \
+                "'{bare}' is known at the moment of a sample only: umpire record has it in each \
                  one, and umpire script -F shows it"
             )
         })?;
-        return Ok(event(source, unit));
+        let one = wants_one_ring(name, model).map_err(|error| error.to_string())?;
+        return Ok(match one {
+            true => event(
+                Source::Nothing {
+                    why: OF_NO_RING.to_owned(),
+                },
+                Unit::EVENTS,
+            ),
+            false => event(source, unit),
+        });
     }
     match resolve(name, model, names) {
         Ok(named) => Ok(event(Source::Counter(named.request), Unit::EVENTS)),
@@ -154,8 +172,10 @@ fn asked_one(
                 Ok(event(Source::Nothing { why }, Unit::EVENTS))
             }
             _ => {
-                let near = nearest(name, quantities.iter().map(|it| &it.name));
-                let near = near.first();
+                // One hint is enough, and nobody mistakes a name for itself.
+                let near = nearest(bare, quantities.iter().map(|it| &it.name));
+                let mut near = near.iter().filter(|it| reported(it).is_some());
+                let near = near.next().filter(|_| error.near().is_empty());
                 let near = near.map_or(String::new(), |it| format!("; the VMM has '{it}'"));
                 Err(format!("{error}{near}"))
             }
@@ -249,6 +269,38 @@ mod tests {
             "nothing nothing",
         );
         check("amd-core", "cycles:D", "'cycles:D': D pins");
+        // A quantity has the letters and names that other events have, but no ring.
+        check(
+            "amd-core",
+            "vm-exits:k,vm-run-ns:up,vm-exits/name=x/,vm-exits:uk,vm-run-ns/name=y/p,vm-exits:GS",
+            "nothing nothing exact exact quantity exact",
+        );
+        check(
+            "amd-core",
+            "{loads,vm-exits}:k,{stores,vm-run-ns}:W",
+            "counter nothing counter quantity",
+        );
+        check(
+            "amd-core",
+            "{cpu/cycles/up,loads}:u,{cycles:ppp,stores:k}:pu",
+            "counter counter counter counter",
+        );
+        check(
+            "amd-core",
+            "vm-exits:",
+            "'vm-exits:': there is no letter behind",
+        );
+        check("amd-core", "vm-exits:q", "'vm-exits:q': 'q' is no modifier");
+        check(
+            "amd-core",
+            "vm-exits/event=3/",
+            "'vm-exits/event=3/': 'vm-exits' is no event of a counter",
+        );
+        check(
+            "amd-core",
+            "ring:u",
+            "'ring' is known at the moment of a sample only",
+        );
         check("intel-v2", "ref-cycles", "counter");
         check(
             "amd-core",
@@ -278,14 +330,20 @@ mod tests {
     #[test]
     fn a_misspelt_quantity_is_named() {
         let model = PmuModel::parse("amd-core").unwrap();
-        let list = "vm-exit".parse().unwrap();
-        let error = asked(
-            &list,
-            &model,
-            &quantities(),
-            &NoTables(LibraryError::TooLate),
-        )
-        .unwrap_err();
-        assert!(error.ends_with("the VMM has 'vm-exits'"), "{error}");
+        let names = NoTables(LibraryError::TooLate);
+        for (list, hint) in [
+            ("vm-exit", Some("; the VMM has 'vm-exits'")),
+            ("vm-exist:u", Some("; the VMM has 'vm-exits'")),
+            ("vm-exit/name=x/", Some("; the VMM has 'vm-exits'")),
+            ("R1c2", None),
+            ("cycels", None),
+        ] {
+            let parsed = list.parse().unwrap();
+            let error = asked(&parsed, &model, &quantities(), &names).unwrap_err();
+            match hint {
+                Some(hint) => assert!(error.ends_with(hint), "{error}"),
+                None => assert!(!error.contains("the VMM has"), "{error}"),
+            }
+        }
     }
 }

@@ -145,7 +145,7 @@ mod tests {
     use super::super::events::Source;
     use super::*;
     use pmu_model::PmuModel;
-    use umpire_events::{LibraryError, NoTables, resolve};
+    use umpire_events::{Extras, LibraryError, NoTables, resolve};
 
     /// Counts `name=value`; what the first one's metric is.
     fn check(counts: &[(&str, Option<u64>)], expected: Option<&str>) {
@@ -168,6 +168,7 @@ mod tests {
             } else {
                 Unit::EVENTS
             },
+            said: Extras::default(),
         };
         let events: Vec<Asked> = counts.iter().map(event).collect();
         let values: Vec<Option<u64>> = counts.iter().map(|(_, value)| *value).collect();

@@ -218,6 +218,7 @@ fn rounded(mean: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::stat::Unit;
+    use umpire_events::Extras;
 
     fn row(value: Value) -> Row {
         let counted = matches!(value, Value::Counted(_));
@@ -241,6 +242,7 @@ mod tests {
             name: name.to_owned(),
             source,
             unit: Unit::EVENTS,
+            said: Extras::default(),
         };
         let request = pmu_model::CountRequest::plain(
             pmu_model::EventCode::Fixed(pmu_model::FixedFunction::CoreCycles),
@@ -351,6 +353,7 @@ mod tests {
             name: "time".to_owned(),
             source: Source::Elapsed,
             unit: Unit::EVENTS,
+            said: Extras::default(),
         }];
         let layout = Layout {
             events: &events,

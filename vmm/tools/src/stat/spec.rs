@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use thiserror::Error;
-use umpire_events::extras;
+use umpire_events::{extras, with_letters};
 
 /// Events by name. Those of a group are counted at the same time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -210,27 +210,11 @@ impl EventList {
         }
         if !plain.is_empty() {
             for name in names {
-                add_letters(name, &plain);
+                *name = with_letters(name, &plain);
             }
         }
         Some(())
     }
-}
-
-/// Adds modifiers to those that a name has: as with perf, the rings of both are counted.
-fn add_letters(name: &mut String, letters: &str) {
-    let is_ring = |letter: char| "uk".contains(letter);
-    let last = name.rsplit([':', '/']).next().unwrap_or_default();
-    let has_rings = last.len() < name.len() && !last.is_empty() && last.chars().all(is_ring);
-    if has_rings && !name.contains("::") {
-        let more: String = letters.chars().filter(|it| !last.contains(*it)).collect();
-        name.push_str(&more);
-        return;
-    }
-    if !name.ends_with('/') {
-        name.push(':');
-    }
-    name.push_str(letters);
 }
 
 /// The first quote that holds no name of `cpu/…,name='…'/`, and where it is.
@@ -296,6 +280,26 @@ mod tests {
                 &["mem:0x10/8:rw"],
                 &["e"],
             ]),
+        );
+        check(
+            "{cpu/c/up,d:k,skl::E:F:u,skl::G:i,cpu/h/:u}:kp",
+            Some(&[&[
+                "cpu/c/upk",
+                "d:kp",
+                "skl::E:F:ukp",
+                "skl::G:i:kp",
+                "cpu/h/:ukp",
+            ]]),
+        );
+        // A sample is as near as the event or its group asks.
+        check(
+            "{cycles:ppp,cycles:u,cycles:p,cycles/name='x:k'/}:pp",
+            Some(&[&[
+                "cycles:ppp",
+                "cycles:upp",
+                "cycles:pp",
+                "cycles/name='x:k'/pp",
+            ]]),
         );
         for bad in [
             "", ",", "a,", ",a", "a,,b", "{a", "a}", "{a,{b}}", "{}", "{a,}", "{a}b", "a{b}",
