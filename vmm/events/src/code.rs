@@ -17,9 +17,9 @@ pub(super) fn pseudo_fixed(code: u64) -> Option<u8> {
     (select == 0 && umask > 0).then(|| umask - 1)
 }
 
-/// `r`, `0x` or `r0x`, and hexadecimal digits; none if it is something else.
+/// `r`, `0x` or `r0x`, and hexadecimal digits, with an `X` of either case; none if it is something else.
 pub(super) fn raw_code(text: &str) -> Result<Option<u64>, EventError> {
-    let digits = ["r0x", "r", "0x", "0X"]
+    let digits = ["r0x", "r0X", "r", "0x", "0X"]
         .iter()
         .find_map(|sign| text.strip_prefix(sign));
     let Some(digits) = digits else {

@@ -311,6 +311,11 @@ impl EventError {
         matches!(self, Self::Uncounted { .. } | Self::NotInModel { .. })
     }
 
+    /// The name is none here, and nothing else is wrong with it.
+    pub(super) fn is_unknown(&self) -> bool {
+        matches!(self, Self::NoTables { .. } | Self::UnknownEvent { .. })
+    }
+
     /// Names that are near, which it proposes.
     #[must_use]
     pub fn near(&self) -> &[String] {

@@ -64,6 +64,8 @@ pub(super) struct Inside<'a> {
     pub(super) code: Option<u64>,
     /// The event.
     pub(super) event: Option<&'a str>,
+    /// Why nobody counts it, where perf would.
+    pub(super) elsewhere: Option<&'static str>,
 }
 
 /// What a name says beside what is to be counted.
@@ -197,7 +199,8 @@ pub fn wants_one_ring(text: &str, model: &PmuModel) -> Result<bool, EventError> 
     let lists: Vec<&str> = match split(text) {
         Some(form) => {
             let form = form?;
-            if form.inside(text, model)?.code.is_some() {
+            let inside = form.inside(text, model)?;
+            if inside.code.is_some() || inside.elsewhere.is_some() {
                 let event = form.head.unwrap_or(text);
                 let why = format!("'{event}' is no event of a counter, which has no fields");
                 return Err(wrong(text, why));
@@ -318,7 +321,14 @@ impl<'a> Form<'a> {
             ("name" | "period" | "freq", _) => Err(format!("{name}= has no value")),
             _ => {
                 if let Some(why) = elsewhere(name) {
-                    return Err(format!("{name} {why}"));
+                    found.elsewhere = Some(why);
+                    return Ok(());
+                }
+                if is_of_perf_alone(name) {
+                    return Err(format!(
+                        "{name} is for perf alone; what umpire record and stat have of it are \
+                         options"
+                    ));
                 }
                 if let Ok(Some(code)) = raw_code(name)
                     && value.is_none()
@@ -382,20 +392,40 @@ fn sampling(name: &str, value: &str) -> Result<EventSampling, String> {
     }
 }
 
-/// Why a term of perf's cannot be had here.
+/// Why nobody counts an event with a term of perf's.
 fn elsewhere(name: &str) -> Option<&'static str> {
     match name {
         "config1" | "config2" | "config3" | "offcore_rsp" | "ldlat" | "frontend" | "snoop_rsp" => {
-            Some("is for a register outside of the counters, which no PMU model here has")
+            Some(
+                "has a field of a register outside of the counters (config1, ldlat, offcore_rsp \
+                 and their like), which no PMU model here has",
+            )
         }
         "in_tx" | "in_tx_cp" => {
             Some("asks for transactions, which no event select here can ask for")
         }
-        "branch_type" | "time" | "call-graph" | "stack-size" | "max-stack" | "nr" | "inherit"
-        | "no-inherit" | "overwrite" | "no-overwrite" | "percore" | "aux-output" | "aux-action"
-        | "aux-sample-size" | "metric-id" => {
-            Some("is for perf alone; what umpire record and stat have of it are options")
-        }
         _ => None,
     }
+}
+
+/// Whether a term of perf's is about how perf samples, and not about the event.
+fn is_of_perf_alone(name: &str) -> bool {
+    const TERMS: [&str; 15] = [
+        "branch_type",
+        "time",
+        "call-graph",
+        "stack-size",
+        "max-stack",
+        "nr",
+        "inherit",
+        "no-inherit",
+        "overwrite",
+        "no-overwrite",
+        "percore",
+        "aux-output",
+        "aux-action",
+        "aux-sample-size",
+        "metric-id",
+    ];
+    TERMS.contains(&name)
 }

@@ -76,16 +76,31 @@ pub fn resolve(
             ..found
         });
     }
+    let found = from_tables(&name, model, names);
+    if let Err(error) = &found
+        && error.is_unknown()
+        && let Some(why) = uncounted::may_be_traced(text, !error.near().is_empty())
+    {
+        return Err(uncounted_error(text, why, None));
+    }
+    found
+}
+
+fn from_tables(
+    name: &Name<'_>,
+    model: &PmuModel,
+    names: &dyn NameTable,
+) -> Result<NamedRequest, EventError> {
     if let Some(library) = names.missing() {
         return Err(EventError::NoTables {
-            name: text.to_owned(),
+            name: name.whole.to_owned(),
             near: nearest(name.event, generic::all_names()),
             library: library.clone(),
         });
     }
     match name.table {
-        Some(table) => from_table(&name, find_table(table, names)?, model, names),
-        None => from_any_table(&name, model, names),
+        Some(table) => from_table(name, find_table(table, names)?, model, names),
+        None => from_any_table(name, model, names),
     }
 }
 
@@ -274,6 +289,22 @@ fn from_form(
     }
     let inside = form.inside(text, model)?;
     let event = head.or(inside.event);
+    let found = from_inside(text, form, event, inside.code, model, names)?;
+    match inside.elsewhere {
+        Some(why) => Err(uncounted_error(text, why, None)),
+        None => Ok(found),
+    }
+}
+
+/// What the event and the bits between slashes stand for together.
+fn from_inside(
+    text: &str,
+    form: &Form<'_>,
+    event: Option<&str>,
+    code: Option<u64>,
+    model: &PmuModel,
+    names: &dyn NameTable,
+) -> Result<NamedRequest, EventError> {
     let whole = |event| Name {
         whole: text,
         table: None,
@@ -283,7 +314,7 @@ fn from_form(
             .filter(|it| !it.is_empty())
             .collect(),
     };
-    match (event, inside.code) {
+    match (event, code) {
         (None, None) => Err(perf_form::wrong(text, "it names no event".to_owned())),
         (None, Some(_)) if form.head.is_some() => Err(uncounted_error(
             text,

@@ -511,17 +511,25 @@ fn what_people_type() {
         (
             "cpu/event=1,config1=2/",
             "intel-v2",
-            "config1 is for a register outside",
+            "not supported: has a field of a register outside of the counters",
         ),
         (
             "cpu/event=1,ldlat=30/",
             "intel-v2",
-            "ldlat is for a register outside",
+            "not supported: has a field of a register outside of the counters",
         ),
+        (
+            "cpu/mem-stores,ldlat=50/Pu",
+            "intel-v2",
+            "not supported: needs the load latency of PEBS",
+        ),
+        ("cpu/event=1,ldlat=3/z", "intel-v2", "'z' is no modifier"),
+        ("cpu/ldlat=3/", "intel-v2", "it names no event"),
+        ("cpu/cycels,ldlat=3/", "intel-v2", "did you mean cycles?"),
         (
             "cpu/event=1,in_tx/",
             "intel-v2",
-            "in_tx asks for transactions",
+            "not supported: asks for transactions",
         ),
         (
             "cpu/cycles,call-graph=fp/",
@@ -536,7 +544,9 @@ fn what_people_type() {
         ),
         // Raw codes.
         ("r0c2", "amd-core", "branches"),
-        ("r0XC2", "amd-core", "no event 'r0XC2'"),
+        ("r0XC2", "amd-core", "branches"),
+        ("r0Xc2:u", "amd-core", "branches:u"),
+        ("cpu/r0XC2,inv/", "amd-core", "branches inv"),
         ("r0xC2:k", "amd-core", "branches:k"),
         ("0XC2", "amd-core", "branches"),
         ("R0c2", "amd-core", "did you mean r0c2?"),
@@ -708,8 +718,32 @@ fn what_people_type() {
             "amd-core",
             "not supported: a breakpoint of the kernel",
         ),
-        ("mem:here:r", "amd-core", "no event 'mem'"),
-        ("schedule:switch", "amd-core", "no event 'schedule'"),
+        (
+            "mem:here:r",
+            "amd-core",
+            "not supported: a breakpoint of the kernel",
+        ),
+        (
+            "schedule:switch",
+            "amd-core",
+            "not supported: taken for a tracepoint",
+        ),
+        (
+            "iwlwifi_io:iwlwifi_dev_*",
+            "intel-v2",
+            "not supported: taken for a tracepoint",
+        ),
+        (
+            "cfg80211:rdev_scan:uk",
+            "amd-core",
+            "not supported: taken for a tracepoint",
+        ),
+        ("9p:9p_client_req:p", "amd-core", "not supported: taken for"),
+        ("schedule:u", "amd-core", "no event 'schedule'"),
+        ("schedule:switch:on", "amd-core", "no event 'schedule'"),
+        ("schedule:", "amd-core", "no event 'schedule'"),
+        ("cycels:switch", "amd-core", "did you mean cycles?"),
+        ("NOSUCH:EVENT", "amd-core", "no event 'NOSUCH'"),
     ];
     for (name, model_name, expected) in table {
         let found = comes_of(name, model_name);
