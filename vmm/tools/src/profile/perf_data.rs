@@ -74,7 +74,8 @@ impl<'a> PerfSurvey<'a> {
     }
 
     /// The kernel itself, with a page in front, for `_text`, in which there is nothing else; and
-    /// around it what has no name, as far as there is no module.
+    /// around it what has no name, as far as there is no module. Where all names are those of
+    /// modules it is the page in front of these: perf reads no names without a kernel.
     fn kernel_range(&self) -> Option<(u64, u64)> {
         let mut range: Option<(u64, u64)> = None;
         for &address in &self.kernel {
@@ -85,8 +86,10 @@ impl<'a> PerfSurvey<'a> {
             }
         }
         let modules = self.modules();
+        let lowest = modules.values().map(|(start, _)| *start).min();
+        let in_front = lowest.map(|start| (start, start.saturating_sub(1)));
         let first = self.nameless.first().map(|&first| (first, first));
-        let (mut low, mut high) = range.or(first)?;
+        let (mut low, mut high) = range.or(in_front).or(first)?;
         for &address in &self.nameless {
             let (from, to) = (low.min(address), high.max(address));
             let is_between = |&&(start, end): &&(u64, u64)| start <= to && from < end;

@@ -202,8 +202,13 @@ impl Place {
     }
 
     pub(super) fn script(&self, fields: Option<&str>, json: bool) -> String {
+        self.script_with(&[], fields, json)
+    }
+
+    /// Of samples that the words of a command line choose.
+    pub(super) fn script_with(&self, words: &[&str], fields: Option<&str>, json: bool) -> String {
         let options = ScriptOptions {
-            profile: self.options().profile,
+            profile: self.options_with(words).profile,
             fields: fields
                 .iter()
                 .map(|fields| fields.parse().unwrap())

@@ -57,14 +57,33 @@ const FILES: [(&str, bool, &str); 13] = [
     ("[anon:arena]", false, ""),
     ("", false, ""),
 ];
-/// In the kernel: with names, in a module, and without a name.
-const KERNEL: [u64; 6] = [
-    0xffff_ffff_8100_1010,
-    0xffff_ffff_8100_2020,
-    0xffff_ffff_c000_0123,
-    0xffff_ffff_8100_5000,
-    0xffff_ffff_8000_0007,
-    0xffff_ffff_8100_3010,
+/// In kernels: with names, in a module, and without a name; in the module alone; in the module,
+/// and in front of it without a name.
+const KERNELS: [[u64; 6]; 3] = [
+    [
+        0xffff_ffff_8100_1010,
+        0xffff_ffff_8100_2020,
+        0xffff_ffff_c000_0123,
+        0xffff_ffff_8100_5000,
+        0xffff_ffff_8000_0007,
+        0xffff_ffff_8100_3010,
+    ],
+    [
+        0xffff_ffff_c000_0123,
+        0xffff_ffff_c000_0010,
+        0xffff_ffff_c000_0fff,
+        0xffff_ffff_c000_0000,
+        0xffff_ffff_c000_0124,
+        0xffff_ffff_c000_0456,
+    ],
+    [
+        0xffff_ffff_c000_0123,
+        0xffff_ffff_c000_0010,
+        0xffff_ffff_bfff_f800,
+        0xffff_ffff_bfff_fffe,
+        0xffff_ffff_8100_5000,
+        0xffff_ffff_c000_0456,
+    ],
 ];
 const NUMBERS: u32 = 7;
 const SLOTS: usize = 4;
@@ -72,13 +91,48 @@ const VCPUS: u32 = 2;
 /// Where a mapping may begin: at a multiple of this.
 pub(super) const SLOT: u64 = 0x10_0000;
 
-pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
+/// A guest, and which of its samples are exported.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    steps: Vec<Step>,
+    kernel: usize,
+    words: &'static [&'static str],
+}
+
+impl Plan {
+    /// Of a command line.
+    pub(super) fn words(&self) -> &'static [&'static str] {
+        self.words
+    }
+}
+
+pub(super) fn plans() -> impl Strategy<Value = Plan> {
+    let kernel = prop_oneof![2 => Just(0), 1 => Just(1), 1 => Just(2)];
+    let words: [&'static [&'static str]; 5] = [
+        &[],
+        &["--dsos", "[nf_tables]"],
+        &["--dsos", "[kernel.kallsyms]"],
+        &["--dsos", "a.so"],
+        &["--vcpu", "1"],
+    ];
+    let words = prop_oneof![
+        1 => Just(words[0]),
+        1 => proptest::sample::select(words.to_vec()),
+    ];
+    (steps(), kernel, words).prop_map(|(steps, kernel, words)| Plan {
+        steps,
+        kernel,
+        words,
+    })
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
     let any = 0..64usize;
     let sample = (
         any.clone(),
         0..VCPUS,
         proptest::collection::vec(0..SLOTS, 1..4),
-        proptest::option::weighted(0.25, 0..KERNEL.len()),
+        proptest::option::weighted(0.25, 0..KERNELS[0].len()),
         proptest::bool::weighted(0.9),
     );
     let sample = sample.prop_map(|(thread, vcpu, slots, kernel, known)| Step::Sample {
@@ -115,14 +169,15 @@ struct Guest {
     threads: BTreeMap<u32, Thread>,
     /// Of processes: numbers of mappings.
     spaces: BTreeMap<u32, [u64; SLOTS]>,
+    kernel: [u64; 6],
     records: Vec<Record>,
     queues: Vec<Vec<Record>>,
     next: u64,
     now_ns: u64,
 }
 
-/// The profile of a guest that does `steps`.
-pub(super) fn records(steps: &[Step]) -> Vec<Record> {
+/// The profile of a guest that does what `plan` says.
+pub(super) fn records(plan: &Plan) -> Vec<Record> {
     let init = Thread {
         pid: 1,
         comm: "init".to_owned(),
@@ -131,12 +186,13 @@ pub(super) fn records(steps: &[Step]) -> Vec<Record> {
     let mut guest = Guest {
         threads: BTreeMap::from([(1, init)]),
         spaces: BTreeMap::from([(1, [0; SLOTS])]),
+        kernel: KERNELS[plan.kernel],
         records: Vec::new(),
         queues: vec![Vec::new(); VCPUS as usize],
         next: 1,
         now_ns: 1000,
     };
-    for step in steps {
+    for step in &plan.steps {
         guest.step(step);
     }
     for vcpu in 0..VCPUS {
@@ -227,7 +283,13 @@ impl Guest {
                 known,
             } => {
                 let tid = self.tid(*thread);
-                let sample = self.sample(tid, *vcpu, slots, kernel.map(|one| KERNEL[one]), *known);
+                let sample = self.sample(
+                    tid,
+                    *vcpu,
+                    slots,
+                    kernel.map(|one| self.kernel[one]),
+                    *known,
+                );
                 self.queues[*vcpu as usize].push(sample);
             }
             Step::Wait(ns) => self.now_ns += ns,
@@ -306,7 +368,7 @@ impl Guest {
                 ..CallChain::default()
             },
             (Some(address), _) => CallChain {
-                kernel: vec![address, KERNEL[1]],
+                kernel: vec![address, self.kernel[1]],
                 kernel_end: Some(ChainEnd::Entry),
                 program: frames.clone(),
                 program_end: Some(ChainEnd::Broken),
