@@ -3,9 +3,11 @@
 //!
 //! The file is the guest's and not trusted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 use ahash::AHashMap;
 
@@ -14,13 +16,93 @@ use super::symbols::{Found, SymbolIndex};
 /// The longest file that is read.
 const LONGEST: u64 = 64 << 20;
 
+/// How many bytes of all such files are read.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// Reads such files: what is read of all of them together has an end, and one that several
+/// processes have is read once.
+#[derive(Debug)]
+pub(super) struct CodeMaps {
+    lines: usize,
+    bytes: u64,
+    /// By device and inode; why not, if it could not be read.
+    known: HashMap<(u64, u64), Result<Arc<CodeMap>, String>>,
+}
+
+/// What a process has.
+#[derive(Clone, Debug)]
+pub(super) struct Made {
+    pub(super) map: Arc<CodeMap>,
+    /// Another process has it, too, and came first.
+    pub(super) again: bool,
+}
+
+impl CodeMaps {
+    /// At most so many lines are read.
+    pub(super) fn new(lines: usize) -> Self {
+        Self {
+            lines,
+            bytes: MOST_BYTES,
+            known: HashMap::new(),
+        }
+    }
+
+    /// The names in `file`.
+    ///
+    /// # Errors
+    /// It cannot be read, or is longer than 64 MiB, or than what may still be read.
+    pub(super) fn read(&mut self, file: &File) -> Result<Made, String> {
+        let found = file.metadata().map_err(cannot)?;
+        let place = (found.dev(), found.ino());
+        if let Some(known) = self.known.get(&place) {
+            let map = known.clone()?;
+            return Ok(Made { map, again: true });
+        }
+        let map = self.read_new(file, found.len()).map(Arc::new);
+        self.known.insert(place, map.clone());
+        Ok(Made {
+            map: map?,
+            again: false,
+        })
+    }
+
+    /// `length` is what it had a moment ago.
+    fn read_new(&mut self, file: &File, length: u64) -> Result<CodeMap, String> {
+        const TOO_LONG: &str = "it is longer than 64 MiB";
+        if length > LONGEST {
+            return Err(TOO_LONG.to_owned());
+        }
+        let most = LONGEST.min(self.bytes);
+        let mut bytes = Vec::new();
+        let read = file.take(most + 1).read_to_end(&mut bytes);
+        let length = bytes.len() as u64;
+        self.bytes -= length.min(self.bytes);
+        read.map_err(cannot)?;
+        if length > LONGEST {
+            return Err(TOO_LONG.to_owned());
+        }
+        if length > most {
+            return Err("such files have more than 256 MiB".to_owned());
+        }
+        let map = CodeMap::parse(&bytes, self.lines);
+        self.lines -= map.lines.min(self.lines);
+        Ok(map)
+    }
+}
+
+fn cannot(error: io::Error) -> String {
+    format!("it cannot be read there: {error}")
+}
+
 /// The functions of such a file.
 #[derive(Debug, Default)]
 pub(super) struct CodeMap {
     /// Apart from each other, ascending.
     pieces: Vec<Piece>,
-    /// A function that was compiled again has its name once.
+    /// A function that was compiled again has its name once, one that is gone has none.
     names: Vec<Box<str>>,
+    /// Lines that were read.
+    lines: usize,
     /// Lines that say nothing.
     pub(super) bad_lines: usize,
     /// There were more lines than room.
@@ -38,19 +120,7 @@ struct Piece {
 }
 
 impl CodeMap {
-    /// Reads `file`, at most `most` lines.
-    ///
-    /// # Errors
-    /// It cannot be read, or is longer than 64 MiB.
-    pub(super) fn read(file: File, most: usize) -> io::Result<Self> {
-        let mut bytes = Vec::new();
-        file.take(LONGEST + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > LONGEST {
-            return Err(io::Error::other("it is longer than 64 MiB"));
-        }
-        Ok(Self::parse(&bytes, most))
-    }
-
+    /// Reads at most `most` lines.
     fn parse(bytes: &[u8], most: usize) -> Self {
         let mut map = Self::default();
         let mut pieces = BTreeMap::new();
@@ -61,15 +131,13 @@ impl CodeMap {
                 map.is_cut = true;
                 break;
             }
+            map.lines += 1;
             let Some((start, end, name)) = entry(line) else {
                 map.bad_lines += 1;
                 continue;
             };
-            let names = &mut map.names;
-            let name = *known.entry(name.into()).or_insert_with_key(|name| {
-                names.push(name.clone());
-                names.len() - 1
-            });
+            let next = known.len();
+            let name = *known.entry(name.into()).or_insert(next);
             add(
                 &mut pieces,
                 Piece {
@@ -81,12 +149,29 @@ impl CodeMap {
             );
         }
         map.pieces = pieces.into_values().collect();
+        map.take_names(known);
         map
     }
 
-    /// How many functions have a name.
-    pub(super) fn len(&self) -> usize {
-        self.pieces.len()
+    /// Takes the names that pieces have from those that lines had, which have numbers.
+    fn take_names(&mut self, known: AHashMap<Box<str>, usize>) {
+        const GONE: usize = usize::MAX;
+        let mut kept = vec![GONE; known.len()];
+        let mut next = 0;
+        for piece in &mut self.pieces {
+            let new = &mut kept[piece.name];
+            if *new == GONE {
+                *new = next;
+                next += 1;
+            }
+            piece.name = *new;
+        }
+        self.names = vec![Box::default(); next];
+        for (name, number) in known {
+            if let Some(place) = self.names.get_mut(kept[number]) {
+                *place = name;
+            }
+        }
     }
 
     /// The function at `address`.
@@ -157,6 +242,8 @@ fn keep_behind(pieces: &mut BTreeMap<u64, Piece>, old: Piece, start: u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     fn check(text: &str, address: u64, expected: Option<(&str, u64)>) {
@@ -225,13 +312,78 @@ mod tests {
         let text = "\n1000 10 good\n1000\n1000 10\n1000 10 \nx 10 name\n10 +1 name\n\
                     ffffffffffffffff ff behind the end\n2000 10 good\n";
         let map = CodeMap::parse(text.as_bytes(), 100);
-        assert_eq!((map.len(), map.bad_lines, map.is_cut), (2, 6, false));
+        let said = |map: &CodeMap| (map.pieces.len(), map.bad_lines, map.lines, map.is_cut);
+        assert_eq!(said(&map), (2, 6, 8, false));
         let map = CodeMap::parse(text.as_bytes(), 1);
-        assert_eq!((map.len(), map.bad_lines, map.is_cut), (1, 0, true));
+        assert_eq!(said(&map), (1, 0, 1, true));
         let bytes = b"1000 10 \xff\xfe\n";
         assert_eq!(
             CodeMap::parse(bytes, 9).name(SymbolIndex::of(0)),
             "\u{fffd}\u{fffd}"
         );
+    }
+
+    #[test]
+    fn a_function_that_is_gone_leaves_no_name() {
+        let text: String = (0..1000)
+            .map(|number| format!("1000 10 f{number}\n"))
+            .collect();
+        let map = CodeMap::parse(text.as_bytes(), 5000);
+        assert_eq!((map.lines, map.pieces.len()), (1000, 1));
+        assert_eq!(map.names, ["f999".into()]);
+        let map = CodeMap::parse(b"2000 10 b\n1000 10 a\n2000 4 c\n1000 1 a\n", 9);
+        assert_eq!(map.names, ["a".into(), "c".into()]);
+        assert_eq!(
+            map.find(0x2003).map(|found| map.name(found.index)),
+            Some("c")
+        );
+    }
+
+    fn file(text: &str) -> File {
+        let file = tempfile::tempfile().unwrap();
+        std::fs::write(format!("/proc/self/fd/{}", file.as_raw_fd()), text).unwrap();
+        file
+    }
+
+    #[test]
+    fn lines_take_room_whatever_they_say() {
+        let mut maps = CodeMaps::new(10);
+        let gone = "1000 10 f\n".repeat(4);
+        assert!(!maps.read(&file(&gone)).unwrap().map.is_cut);
+        assert_eq!(maps.lines, 6);
+        maps.read(&file(&"no\n".repeat(4))).unwrap();
+        assert_eq!(maps.lines, 2);
+        let last = maps.read(&file(&gone)).unwrap().map;
+        assert_eq!((last.lines, last.is_cut, maps.lines), (2, true, 0));
+    }
+
+    #[test]
+    fn all_files_together_have_an_end() {
+        let mut maps = CodeMaps::new(1000);
+        maps.bytes = 100;
+        let text = "1000 10 f\n".repeat(6);
+        maps.read(&file(&text)).unwrap();
+        assert_eq!((maps.bytes, maps.lines), (40, 994));
+        let error = maps.read(&file(&text)).unwrap_err();
+        assert_eq!(error, "such files have more than 256 MiB");
+        assert_eq!((maps.bytes, maps.lines), (0, 994));
+    }
+
+    #[test]
+    fn a_file_of_several_is_read_once() {
+        let mut maps = CodeMaps::new(1000);
+        let own = file("1000 10 f\n");
+        let first = maps.read(&own).unwrap();
+        let (bytes, lines) = (maps.bytes, maps.lines);
+        let second = maps.read(&own.try_clone().unwrap()).unwrap();
+        assert!(!first.again && second.again);
+        assert!(Arc::ptr_eq(&first.map, &second.map));
+        assert_eq!((maps.bytes, maps.lines), (bytes, lines));
+        let long = file("");
+        long.set_len(LONGEST + 1).unwrap();
+        for _ in 0..3 {
+            assert_eq!(maps.read(&long).unwrap_err(), "it is longer than 64 MiB");
+        }
+        assert_eq!(maps.bytes, bytes);
     }
 }

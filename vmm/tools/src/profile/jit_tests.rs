@@ -131,6 +131,20 @@ fn a_file_of_names_is_not_trusted() {
     assert!(said[0].contains("longer than 64 MiB"), "{said:?}");
 }
 
+/// Links of a guest to one file: each process has its names, and what is wrong is said once.
+#[test]
+fn one_file_of_two_processes_is_read_once() {
+    let place = place();
+    let text = format!("{}no\n", names());
+    fs::write(place.path("root/tmp/perf-40.map"), text).unwrap();
+    symlink("perf-40.map", place.path("root/tmp/perf-50.map")).unwrap();
+    let all = rows(&place).join("\n");
+    assert!(all.contains("node [JIT] tid 40 [.] ~run"), "{all}");
+    assert!(all.contains("other [JIT] tid 50 [.] ~run"), "{all}");
+    let said = place.report(|_| {});
+    assert_eq!(said.matches("1 of its lines").count(), 1, "{said}");
+}
+
 #[test]
 fn what_was_made_is_in_no_file_for_annotate() {
     let place = place();

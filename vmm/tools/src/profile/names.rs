@@ -3,13 +3,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ahash::AHashMap;
 use perfmon_abi::wire::programs::TaskInfo;
 
 use super::demangle::demangled;
-use super::jit::CodeMap;
+use super::jit::{CodeMap, CodeMaps, Made};
 use super::programs::{FileId, FileInfo, Programs, TaskId};
 use super::record::Sample;
 use super::symbols::{Found, SymbolIndex, SymbolTable};
@@ -48,7 +49,7 @@ pub struct Names {
     stripped: HashSet<FileId>,
     /// What processes made while they ran, by their numbers.
     made: HashMap<u32, FileId>,
-    code_maps: HashMap<FileId, CodeMap>,
+    code_maps: HashMap<FileId, Arc<CodeMap>>,
     /// Names of threads, processes and objects, in their order.
     words: Vec<String>,
     warnings: Vec<String>,
@@ -138,7 +139,7 @@ impl Names {
     }
 
     /// Reads the names of what programs made while they ran.
-    fn read_code_maps(&mut self, mut room: usize) {
+    fn read_code_maps(&mut self, room: usize) {
         let anonymous = self.programs.files().any(|(_, info)| info.is_anonymous());
         let Some(symfs) = self.symfs.as_ref().filter(|_| anonymous) else {
             return;
@@ -148,6 +149,7 @@ impl Names {
         // outside of it.
         let place = |task: &TaskInfo| (task.pid, (task.inner_pid, task.root.clone()));
         let processes: BTreeMap<u32, (u32, String)> = tasks.map(place).collect();
+        let mut maps = CodeMaps::new(room);
         for (pid, (inner_pid, root)) in processes {
             // It wrote what it calls itself, into what is /tmp for it.
             let number = if inner_pid == 0 { pid } else { inner_pid };
@@ -158,7 +160,7 @@ impl Names {
                 ..FileInfo::default()
             };
             let name = file.name.clone();
-            let Some((found, place)) = symfs.code_map(&file, room) else {
+            let Some((found, place)) = symfs.code_map(&file) else {
                 continue;
             };
             let mut tell = |what: String| {
@@ -167,23 +169,23 @@ impl Names {
                         .push(format!("{}{name}: {what}", place.display()));
                 }
             };
-            let map = match found {
-                Ok(map) => map,
+            let found = found.map_err(|error| error.to_string());
+            let Made { map, again } = match found.and_then(|file| maps.read(&file)) {
+                Ok(made) => made,
                 Err(error) => {
                     tell(format!("{error}; what process {pid} made has no names"));
                     continue;
                 }
             };
-            if map.bad_lines > 0 {
+            if map.bad_lines > 0 && !again {
                 let bad = map.bad_lines;
                 tell(format!(
                     "{bad} of its lines are not START SIZE NAME, and were passed over"
                 ));
             }
-            if map.is_cut {
-                tell("it has more names than are read; the first ones are used".to_owned());
+            if map.is_cut && !again {
+                tell("it has more lines than are read; the first ones are used".to_owned());
             }
-            room -= map.len().min(room);
             let id = self.programs.add_made(file);
             self.made.insert(pid, id);
             self.code_maps.insert(id, map);

@@ -17,7 +17,6 @@ use object::{Object, ObjectSegment, ReadRef};
 use rustix::fs::{Mode, OFlags};
 use thiserror::Error;
 
-use super::jit::CodeMap;
 use super::programs::FileInfo;
 use super::symbols::elf::ElfData;
 use super::symbols::{Found, SymbolIndex, SymbolTable, elf};
@@ -285,18 +284,13 @@ impl Symfs {
         })
     }
 
-    /// The names in the file `info`, at most `most`, and the folder that has it; none if there is
-    /// no such file.
-    pub(super) fn code_map(
-        &self,
-        info: &FileInfo,
-        most: usize,
-    ) -> Option<(Result<CodeMap, SymfsError>, &Path)> {
-        let read = |file| CodeMap::read(file, most).map_err(SymfsError::Open);
+    /// The file `info` of names of code that was made, and the folder that has it; none if there
+    /// is no such file.
+    pub(super) fn code_map(&self, info: &FileInfo) -> Option<(Result<File, SymfsError>, &Path)> {
         match self.of_name(info) {
             Err(SymfsError::Open(error)) if error.kind() == io::ErrorKind::NotFound => None,
             Err(SymfsError::Elsewhere(_) | SymfsError::Container(_)) => None,
-            found => Some((found.and_then(read), self.path(info))),
+            found => Some((found, self.path(info))),
         }
     }
 
