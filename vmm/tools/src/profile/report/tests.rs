@@ -170,6 +170,54 @@ fn callers_are_written_as_perf_writes_them() {
 }
 
 #[test]
+fn where_samples_are_all_callers_lead_there() {
+    let words = ["-F", "overhead_children,overhead,sym"];
+    let table = |graph: &[&str]| table(&[&words[..], graph].concat());
+    let tree = "\
+   100.00%  50.00%  [.] main
+            |
+            |--75.00%--[unknown]
+            |          main
+            |          |
+            |           --50.00%--do_syscall_64
+            |                     clear_page
+            |
+             --25.00%--[broken chain]
+                       main
+
+    75.00%   0.00%  [.] [unknown]
+            |
+            ---[unknown]
+               main
+               |
+                --50.00%--do_syscall_64
+                          clear_page
+
+    50.00%  50.00%  [k] clear_page
+            |
+            ---[unknown]
+               main
+               do_syscall_64
+               clear_page
+
+    50.00%   0.00%  [k] do_syscall_64
+            |
+            ---do_syscall_64
+               clear_page
+
+";
+    for words in [&["-g"][..], &["-G"], &["-g", "caller"]] {
+        let text = table(words);
+        assert!(text.ends_with(tree), "{words:?}: {text}");
+    }
+    let paths = table(&["-g", "folded,caller,count"]);
+    assert!(
+        paths.contains("clear_page\n2 [unknown];main;do_syscall_64;clear_page\n"),
+        "{paths}"
+    );
+}
+
+#[test]
 fn the_order_and_the_least_part_are_as_with_perf() {
     let inverted = [
         "            |",

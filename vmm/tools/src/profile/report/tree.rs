@@ -81,9 +81,10 @@ impl<'a> Tree<'a> {
             let inside = path.inside as usize;
             let mut locations: Vec<CodeLocation> = tally.outwards(*path, &report.paths).collect();
             match graph.order {
-                // With callers' rows: what is called from this row on.
+                // A caller's row: what is called from it on. Where the samples are there is
+                // nothing below, but all of their callers.
                 GraphOrder::Caller => {
-                    if report.looks.children {
+                    if inside > 0 {
                         locations.truncate(inside + 1);
                     }
                     locations.reverse();
