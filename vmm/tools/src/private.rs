@@ -12,6 +12,8 @@ use rustix::process::geteuid;
 const MODE: u32 = 0o600;
 /// How often somebody else may make a file of the same name in between.
 const TRIES: u32 = 8;
+/// Files of one process beside one of that name.
+const MOST_BESIDE: u32 = 1000;
 
 /// A file at `path` to write to, empty, with the rights 0600. A regular file that is there is
 /// replaced: who may read that, or has it open, does not see what is written now. What is no
@@ -66,6 +68,29 @@ fn follow(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// A new file with the rights 0600 and a name of its own beside `path`, to read and to write.
+///
+/// # Errors
+/// It cannot be made.
+pub(crate) fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let mut number = 0u32;
+    loop {
+        let beside = behind(path, &format!(".{}.{number}", std::process::id()));
+        let mut options = File::options();
+        let options = options.read(true).write(true).create_new(true).mode(MODE);
+        match options.open(&beside) {
+            Ok(file) => {
+                file.set_permissions(Permissions::from_mode(MODE))?;
+                return Ok((file, beside));
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && number < MOST_BESIDE => {
+                number += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Renames a file to `PATH.old`, which it replaces, as perf does: one that has something in it.
 /// Of a symbolic link the link is renamed. What is no regular file stays, and so do the names
 /// of devices: `/dev/stdout` is a link.
@@ -73,18 +98,38 @@ fn follow(path: &Path) -> io::Result<File> {
 /// # Errors
 /// It cannot be renamed; the text says both names.
 pub(crate) fn keep_old(path: &Path) -> Result<(), String> {
-    let has_some = fs::metadata(path).is_ok_and(|there| there.is_file() && there.len() > 0);
-    if !has_some || names_device(path) {
+    if !has_some(path) || names_device(path) {
         return Ok(());
     }
     let old = old_name(path);
-    fs::rename(path, &old).map_err(|error| {
-        format!(
-            "{}: cannot be kept as {}: {error}; name another file with -o",
-            path.display(),
-            old.display()
-        )
-    })
+    fs::rename(path, &old).map_err(|error| not_kept(path, &old, &error))
+}
+
+fn not_kept(path: &Path, old: &Path, error: &io::Error) -> String {
+    format!(
+        "{}: cannot be kept as {}: {error}; name another file with -o",
+        path.display(),
+        old.display()
+    )
+}
+
+/// Whether [`keep_old`] could rename, as far as can be told before.
+///
+/// # Errors
+/// It could not, as there.
+pub(crate) fn check_old(path: &Path) -> Result<(), String> {
+    let old = old_name(path);
+    let is_folder = old.symlink_metadata().is_ok_and(|there| there.is_dir());
+    if is_folder && has_some(path) && !names_device(path) {
+        let error = ErrorKind::IsADirectory.into();
+        return Err(not_kept(path, &old, &error));
+    }
+    Ok(())
+}
+
+/// Whether there is a regular file, or a link to one, that has something in it.
+pub(crate) fn has_some(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|there| there.is_file() && there.len() > 0)
 }
 
 /// `PATH.old`.

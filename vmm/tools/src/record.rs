@@ -16,6 +16,7 @@ mod kernel;
 mod live;
 mod options;
 mod output;
+mod place;
 mod plan;
 mod programs;
 pub mod samples;

@@ -1,6 +1,8 @@
 //! The loop of `umpire record`.
 
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use perfmon_abi::Config;
@@ -11,15 +13,17 @@ use super::callers::ProgramCallers;
 use super::kernel::KernelNames;
 use super::options::{Dwarf, RecordOptions};
 use super::output::{Output, check_pipe};
+use super::place::rescue;
 use super::plan::SamplingPlan;
 use super::programs::Programs;
 use super::samples::Clock;
 use super::session::{SamplingSession, Scene};
-use super::switch::Files;
+use super::switch::{Files, pass_over_signal};
 use super::tasks::TaskFilter;
 use crate::command::{CommandOutput, Limit, Until};
 use crate::error::host;
 use crate::lifecycle::Starter;
+use crate::private;
 use crate::profile::symfs::Symfs;
 use crate::profile::unwind::ProgramUnwinder;
 use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
@@ -68,6 +72,7 @@ pub fn run(options: &RecordOptions) -> Result<Completion, ToolError> {
 /// # Errors
 /// As of [`run`].
 pub fn run_with(options: &RecordOptions, starter: &Starter) -> Result<Completion, ToolError> {
+    pass_over_signal().map_err(host("passing over SIGUSR2"))?;
     let until = options.until.until()?;
     let dwarf = options.dwarf()?;
     if options.is_pipe() {
@@ -115,6 +120,7 @@ pub fn run_with(options: &RecordOptions, starter: &Starter) -> Result<Completion
         book,
         shown: None,
         unreported: false,
+        began: false,
     };
     if options.verbose {
         recording.say(&described(&recording.scene, &targets));
@@ -277,6 +283,8 @@ struct Recording<'a> {
     shown: Option<Instant>,
     /// Others had counters for a time that nobody reports.
     unreported: bool,
+    /// All that was asked for has begun: what is sampled is the recording's.
+    began: bool,
 }
 
 impl Recording<'_> {
@@ -292,6 +300,9 @@ impl Recording<'_> {
         };
         let delay = self.options.delay;
         let mut limit = Limit::begin_with(until, self.waiter, delay, output)?;
+        self.began = true;
+        // Not before: a command that cannot be started leaves a paused guest where it is.
+        starter.ready(self.scene.vm)?;
         if delay.is_zero() || self.sit_out(delay, &mut limit)? {
             self.watch(&mut limit)?;
         }
@@ -307,7 +318,7 @@ impl Recording<'_> {
             if self.options.delay.is_zero() {
                 self.start()?;
             }
-            return starter.ready(self.scene.vm).map(|()| false);
+            return Ok(false);
         }
         self.start()?;
         let is_over = self.get_ready()?;
@@ -509,7 +520,7 @@ impl Recording<'_> {
 
     /// Takes in what is in the buffers yet, and says whether anything was measured.
     fn has_any(&mut self) -> bool {
-        if !self.output.is_open() {
+        if !self.began || !self.output.is_open() {
             return false;
         }
         // Why it fails, if it does, was said already.
@@ -697,10 +708,18 @@ impl Recording<'_> {
         let left_out = self.filter.as_mut().map(TaskFilter::take_left_out);
         let left_out = left_out.unwrap_or_default();
         let bytes = self.output.finish(duration_ns, left_out, symbols)?;
-        let name = match &mut self.files {
-            Some(files) => files.put_away()?,
-            None => self.output.name(),
+        let at = self.output.name();
+        let mut lost = self.output.lost();
+        let name = match (&mut self.files, &mut lost) {
+            (Some(files), lost) => files.put_away(lost.as_mut())?,
+            (None, Some(lost)) => rescued(lost, &self.options.output)?,
+            (None, None) => at.clone(),
         };
+        if lost.is_some() {
+            self.say(&format!(
+                "{at} was removed or replaced by somebody else; what was recorded is in {name}"
+            ));
+        }
         let totals = self.output.totals();
         let none = if was_idle(&totals) && !self.unreported {
             "; the guest was idle, or did nothing of this kind"
@@ -716,6 +735,17 @@ impl Recording<'_> {
         }
         Ok(())
     }
+}
+
+/// Writes a file that has no name any more anew beside `path`; its name.
+fn rescued(lost: &mut File, path: &Path) -> Result<String, ToolError> {
+    let made = private::create_beside(path);
+    let made = made.and_then(|(mut to, name)| rescue(lost, &mut to).map(|()| name));
+    let name = made.map_err(|error| ToolError::Host {
+        what: format!("{}: somebody else has replaced it", path.display()),
+        error,
+    })?;
+    Ok(name.display().to_string())
 }
 
 /// What all of them have sampled since the last time, by time.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use pmu_model::Provenance;
 
+use super::place::Place;
 use crate::ToolError;
-use crate::private;
 use crate::profile::{Header, LeftOut, ProfileWriter, Record, Totals};
 
 /// Records that wait at most for the header, which says how each event is
@@ -58,7 +58,11 @@ pub(super) struct Output {
     /// How each event is counted, as far as this is known.
     how: Vec<Option<Provenance>>,
     waiting: Vec<Record>,
+    /// Where the file is to be, and is from its first sample on.
+    place: Option<Place>,
     file: Option<BufWriter<File>>,
+    /// The file when all is written.
+    done: Option<File>,
     writer: Option<ProfileWriter<ByteCounter<BufWriter<File>>>>,
     totals: Totals,
     /// Nobody reads the pipe any more.
@@ -74,7 +78,9 @@ impl Output {
             how: vec![None; header.events.len()],
             header,
             waiting: Vec::new(),
+            place: None,
             file: None,
+            done: None,
             writer: None,
             totals: Totals::default(),
             closed: false,
@@ -92,16 +98,17 @@ impl Output {
         next
     }
 
-    /// Creates the file. One that is there is kept under another name.
+    /// Creates the file. One that is there stays until this one has a sample, and is kept
+    /// under another name then.
     ///
     /// # Errors
     /// It cannot be written.
     pub(super) fn open(&mut self) -> Result<(), ToolError> {
         let file = match &self.path {
-            Some(path) => {
-                private::keep_old(path).map_err(ToolError::Input)?;
-                private::create(path)
-            }
+            Some(path) => Place::open(path).map(|(place, file)| {
+                self.place = Some(place);
+                file
+            }),
             None => io::stdout().as_fd().try_clone_to_owned().map(File::from),
         };
         let name = self.name();
@@ -174,9 +181,13 @@ impl Output {
             for record in self.waiting.drain(..) {
                 writer.write(&record)?;
             }
-            if self.path.is_none() {
-                // Whoever reads the pipe has it at once.
+            // Whoever reads the pipe has it at once.
+            let is_first = self.totals.samples > 0 && self.place.as_ref().is_some_and(Place::waits);
+            if self.path.is_none() || is_first {
                 writer.out().flush()?;
+            }
+            if let (true, Some(place)) = (is_first, &mut self.place) {
+                place.take()?;
             }
         }
         Ok(())
@@ -216,9 +227,20 @@ impl Output {
             .and_then(|()| writer.write_symbols(symbols))
             .and_then(|()| writer.finish(duration_ns));
         let mut bytes = 0;
-        let done = done.map(|counted| bytes = counted.bytes);
+        let done = done.and_then(|counted| {
+            bytes = counted.bytes;
+            self.done = counted.to.into_inner().ok();
+            self.place.as_mut().map_or(Ok(()), Place::take)
+        });
         self.done(done)?;
         Ok(bytes)
+    }
+
+    /// The file that is done, if it is not at its place any more: somebody else has removed
+    /// it, or put another one there.
+    pub(super) fn lost(&mut self) -> Option<File> {
+        let is_lost = self.place.as_ref().is_some_and(Place::is_lost);
+        self.done.take().filter(|_| is_lost)
     }
 
     /// A pipe that nobody reads any more is no error: somebody has seen enough.

@@ -1,17 +1,21 @@
 //! When a recording goes on in another file, and what its files are called.
 
 use std::collections::VecDeque;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use jiff::Zoned;
 use signal_hook::consts::SIGUSR2;
+use signal_hook::flag;
 use signal_hook::low_level::pipe;
 
 use super::options::{RecordOptions, SwitchOutput};
+use super::place::rescue;
 use crate::error::host;
 use crate::private;
 use crate::wait::Woken;
@@ -101,12 +105,13 @@ impl Files {
     }
 
     /// Gives the file that is done its own name, and removes the oldest one if there are too
-    /// many. Returns what it is called now.
+    /// many. Returns what it is called now. One that was `lost`, since somebody else has
+    /// removed or replaced it, is written anew.
     ///
     /// # Errors
     /// It cannot be renamed.
-    pub(super) fn put_away(&mut self) -> Result<String, ToolError> {
-        let named = put_away(&self.path, &Zoned::now(), self.done.back());
+    pub(super) fn put_away(&mut self, lost: Option<&mut File>) -> Result<String, ToolError> {
+        let named = put_away(&self.path, &Zoned::now(), self.done.back(), lost);
         let named = named.map_err(|error| ToolError::Host {
             what: format!("{}: cannot be renamed", self.path.display()),
             error,
@@ -123,6 +128,14 @@ impl Files {
     }
 }
 
+/// Has SIGUSR2 end no recording that does not begin further files, as perf's.
+///
+/// # Errors
+/// The host refuses.
+pub(super) fn pass_over_signal() -> io::Result<()> {
+    flag::register(SIGUSR2, Arc::new(AtomicBool::new(false))).map(drop)
+}
+
 /// Has SIGUSR2 wake `waiter`.
 fn listen(waiter: &Waiter) -> io::Result<UnixStream> {
     let (signal, signalled) = UnixStream::pair()?;
@@ -135,7 +148,12 @@ fn listen(waiter: &Waiter) -> io::Result<UnixStream> {
 /// Renames `path` to `PATH.TIME`, as perf names such files: local time to the hundredth of a
 /// second. A name that is taken is passed over, and so are those up to the `last` one within
 /// some seconds: names are in the order of the files.
-fn put_away(path: &Path, now: &Zoned, last: Option<&PathBuf>) -> io::Result<PathBuf> {
+fn put_away(
+    path: &Path,
+    now: &Zoned,
+    last: Option<&PathBuf>,
+    lost: Option<&mut File>,
+) -> io::Result<PathBuf> {
     let mut hundredths = 0;
     loop {
         let time = now + Duration::from_millis(10 * hundredths);
@@ -147,7 +165,10 @@ fn put_away(path: &Path, now: &Zoned, last: Option<&PathBuf>) -> io::Result<Path
         // The clock may have been set back, by an hour in autumn.
         let is_behind = hundredths > 1000 || last.is_none_or(|last| *last < named);
         if is_behind && named.symlink_metadata().is_err() {
-            fs::rename(path, &named)?;
+            match lost {
+                Some(lost) => rescue(lost, &mut private::create(&named)?)?,
+                None => fs::rename(path, &named)?,
+            }
             return Ok(named);
         }
         hundredths += 1;
@@ -186,16 +207,30 @@ mod tests {
             "a.data.2026030405060710",
         ] {
             fs::write(&path, expected).expect("a file");
-            let named = put_away(&path, &now, None).expect("renamed");
+            let named = put_away(&path, &now, None, None).expect("renamed");
             assert_eq!(named, folder.path().join(expected));
             assert_eq!(fs::read_to_string(named).expect("text"), expected);
         }
-        assert!(put_away(&path, &now, None).is_err(), "there is none");
+        assert!(put_away(&path, &now, None, None).is_err(), "there is none");
         // One that was removed meanwhile leaves no name that would be out of order.
         fs::write(&path, "last").expect("a file");
         let last = folder.path().join("a.data.2026030405060799");
-        let named = put_away(&path, &now, Some(&last)).expect("renamed");
+        let named = put_away(&path, &now, Some(&last), None).expect("renamed");
         assert_eq!(named, folder.path().join("a.data.2026030405060800"));
+        // One that somebody else has replaced is written anew, and that one stays.
+        fs::write(&path, "ours").expect("a file");
+        let mut ours = File::open(&path).expect("a file");
+        fs::remove_file(&path).expect("removed");
+        fs::write(&path, "foreign").expect("a file");
+        let named = put_away(&path, &now, None, Some(&mut ours)).expect("written");
+        assert_eq!(fs::read_to_string(named).expect("text"), "ours");
+        assert_eq!(fs::read_to_string(&path).expect("text"), "foreign");
+    }
+
+    #[test]
+    fn a_signal_that_nobody_waits_for_ends_nothing() {
+        pass_over_signal().expect("a handler");
+        signal_hook::low_level::raise(SIGUSR2).expect("a signal");
     }
 
     #[test]
@@ -206,7 +241,7 @@ mod tests {
         let names: Vec<String> = (0..4)
             .map(|number| {
                 fs::write(&path, number.to_string()).expect("a file");
-                files.put_away().expect("renamed")
+                files.put_away(None).expect("renamed")
             })
             .collect();
         let there: Vec<bool> = names.iter().map(|name| Path::new(name).exists()).collect();
