@@ -159,8 +159,9 @@ impl<'a> Run<'a> {
         if delay.is_none() {
             self.start()?;
         }
-        self.measure.starter().ready(self.measure.job.vm)?;
+        // A command that cannot be started leaves a paused guest where it is.
         let mut limit = Limit::begin(self.measure.until, self.measure.waiter)?;
+        self.measure.starter().ready(self.measure.job.vm)?;
         limit.postpone(delay.unwrap_or_default());
         Ok(limit)
     }
