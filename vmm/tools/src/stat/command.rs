@@ -9,7 +9,7 @@ use umpire_events::with_letters;
 use super::events::{Asked, Source, asked};
 use super::metrics::Counts;
 use super::print::{Form, Whole, write_whole};
-use super::rows::mean;
+use super::rows::{mean, partly};
 use super::run::{End, Measure, Run, read_by};
 use super::runs::Runs;
 use super::session::Job;
@@ -132,14 +132,23 @@ fn all(
     let mut runs: Vec<Vec<Row>> = Vec::new();
     let mut elapsed = Runs::default();
     let mut said = false;
+    let mut before = None;
     loop {
-        let mut run = Run::begin(measure)?;
-        let limit = run.launch()?;
-        if !said {
-            // Now that nothing is in the way: an error is one line.
-            note_plan(measure, notes);
-        }
-        let (end, completion) = run.go(limit, out)?;
+        let made = made(measure, out, notes, said);
+        let (run, end, completion) = match (made, before) {
+            (Ok(made), _) => made,
+            (Err(error), Some(completion)) => {
+                // What was counted before is none the less true.
+                let shown = options.interval.is_none() || options.summary;
+                if shown && !runs.is_empty() {
+                    print(measure, &runs, &elapsed, out)?;
+                    note_partly(&runs, notes);
+                }
+                return ended_between(error, completion, notes);
+            }
+            (Err(error), None) => return Err(error),
+        };
+        before = Some(completion);
         let seconds = run.ended.duration_since(run.began).as_secs_f64();
         runs.push(run.rows(|it| &it.course.whole, seconds));
         elapsed.add(seconds);
@@ -161,6 +170,7 @@ fn all(
         let mut read = end != End::Unread;
         if (last || by_itself) && shown && read {
             read = print(measure, &runs, &elapsed, out)?;
+            note_partly(&runs, notes);
         }
         if last || !read {
             return Ok(completion);
@@ -170,6 +180,41 @@ fn all(
             elapsed = Runs::default();
         }
     }
+}
+
+/// One run; what it counts is said unless it was `said`.
+fn made<'a>(
+    measure: &'a Measure<'a>,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+    said: bool,
+) -> Result<(Run<'a>, End, Completion), ToolError> {
+    let mut run = Run::begin(measure)?;
+    let limit = run.launch()?;
+    if !said {
+        // Now that nothing is in the way: an error is one line.
+        note_plan(measure, notes);
+    }
+    let (end, completion) = run.go(limit, out)?;
+    Ok((run, end, completion))
+}
+
+/// How it ends where a run fails after others. A VM that has ended is no failure.
+fn ended_between(
+    error: ToolError,
+    completion: Completion,
+    notes: &mut dyn Write,
+) -> Result<Completion, ToolError> {
+    if !error.has_ended() {
+        return Err(error);
+    }
+    note(notes, &format!("no further run was made: {error}"));
+    Ok(completion)
+}
+
+/// Which means are not of all runs.
+fn note_partly(runs: &[Vec<Row>], notes: &mut dyn Write) {
+    partly(runs).iter().for_each(|line| note(notes, line));
 }
 
 /// What counts, and with `-v` where.

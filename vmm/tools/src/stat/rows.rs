@@ -158,10 +158,11 @@ pub fn mean(runs: &[Vec<Row>]) -> Vec<Row> {
             Value::Counted(count) => Some((count, *row)),
             Value::NotCounted | Value::NotSupported => None,
         });
+        let counted: Vec<(u64, &Row)> = counts.collect();
         let (mut values, mut metrics) = (Runs::default(), Runs::default());
         let (mut provenance, mut metric) = (None, None);
-        for (count, row) in counts {
-            values.add(float(count));
+        for (count, row) in &counted {
+            values.add(float(*count));
             provenance = match (provenance, row.provenance) {
                 (Some(one), Some(other)) => Some(Provenance::and(one, other)),
                 (one, other) => one.or(other),
@@ -175,7 +176,11 @@ pub fn mean(runs: &[Vec<Row>]) -> Vec<Row> {
             }
         }
         let Some(middle) = values.mean() else {
-            return row.clone();
+            return Row {
+                enabled_ns: middle_ns(all.iter().map(|row| row.enabled_ns)),
+                running_ns: middle_ns(all.iter().map(|row| row.running_ns)),
+                ..row.clone()
+            };
         };
         if let (Some(metric), Some(middle)) = (&mut metric, metrics.mean()) {
             metric.value = middle;
@@ -183,14 +188,33 @@ pub fn mean(runs: &[Vec<Row>]) -> Vec<Row> {
         Row {
             value: Value::Counted(rounded(middle)),
             provenance,
-            enabled_ns: middle_ns(all.iter().map(|row| row.enabled_ns)),
-            running_ns: middle_ns(all.iter().map(|row| row.running_ns)),
+            // Of the runs that the value is of, or they would not fit each other.
+            enabled_ns: middle_ns(counted.iter().map(|(_, row)| row.enabled_ns)),
+            running_ns: middle_ns(counted.iter().map(|(_, row)| row.running_ns)),
             variance: values.percent(),
             metric,
             ..row.clone()
         }
     };
     first.iter().enumerate().map(row).collect()
+}
+
+/// Which means are not of all runs: `cycles of vCPU 1 was counted in 2 of 3 runs`.
+#[must_use]
+pub fn partly(runs: &[Vec<Row>]) -> Vec<String> {
+    let first = runs.first().map(Vec::as_slice).unwrap_or_default();
+    let line = |(index, row): (usize, &Row)| {
+        let values = runs.iter().filter_map(|rows| rows.get(index));
+        let counted = values.filter(|row| matches!(row.value, Value::Counted(_)));
+        let (counted, all) = (counted.count(), runs.len());
+        let whose = row.whose.map(|whose| format!(" of {whose}"));
+        (0 < counted && counted < all).then(|| {
+            let name = &row.event;
+            let whose = whose.unwrap_or_default();
+            format!("{name}{whose} was counted in {counted} of {all} runs: the mean is of those")
+        })
+    };
+    first.iter().enumerate().filter_map(line).collect()
 }
 
 /// The mean of times.
@@ -399,5 +423,34 @@ mod tests {
         check(&[NotCounted, NotCounted], NotCounted, None);
         check(&[NotSupported, NotSupported], NotSupported, None);
         assert_eq!(mean(&[]), []);
+    }
+
+    #[test]
+    fn a_mean_and_its_times_are_of_the_same_runs() {
+        let with = |value, enabled_ns, running_ns| {
+            let row = Row {
+                enabled_ns,
+                running_ns,
+                ..row(value)
+            };
+            vec![row]
+        };
+        let none = with(Value::NotCounted, 1000, 0);
+        let runs = [
+            none.clone(),
+            with(Value::Counted(6), 40, 20),
+            with(Value::Counted(8), 60, 40),
+        ];
+        let [found] = mean(&runs).try_into().unwrap();
+        let times = (found.enabled_ns, found.running_ns);
+        assert_eq!((found.value, times), (Value::Counted(7), (50, 30)));
+        let [line] = partly(&runs).try_into().unwrap();
+        assert!(line.contains("e was counted in 2 of 3 runs"), "{line}");
+        assert!(partly(&[none.clone(), none.clone()]).is_empty());
+        assert!(partly(&runs[1..]).is_empty());
+        let [found] = mean(&[none, with(Value::NotCounted, 2000, 0)])
+            .try_into()
+            .unwrap();
+        assert_eq!((found.enabled_ns, found.running_ns), (1500, 0));
     }
 }
