@@ -78,7 +78,9 @@ impl Layout<'_> {
                     continue;
                 }
             }
-            rows.push(self.row(event, asked, &sum(&found, asked.is_level()), whose));
+            let mut counted = sum(&found, asked.is_level());
+            counted.unknown |= found.is_empty();
+            rows.push(self.row(event, asked, &counted, whose));
         }
         let order: Vec<usize> = rows.iter().map(|(event, _)| *event).collect();
         let mut values = vec![None; self.events.len()];
@@ -113,7 +115,7 @@ impl Layout<'_> {
             _ if !supported => Value::NotSupported,
             Some(value) => Value::Counted(value),
             // The host does not know this quantity.
-            None if asked.request().is_none() => Value::NotSupported,
+            None if counted.unknown && asked.request().is_none() => Value::NotSupported,
             None => Value::NotCounted,
         };
         let row = Row {
@@ -369,6 +371,52 @@ mod tests {
             "none not supported",
         ];
         check_rows(false, &[], &nobody);
+    }
+
+    #[test]
+    fn what_was_counted_before_the_end_is_not_counted_after_it() {
+        let source = Source::Quantity {
+            pmd: 64,
+            level: false,
+        };
+        let events = [Asked {
+            name: "exits".to_owned(),
+            source,
+            unit: Unit::EVENTS,
+        }];
+        let layout = Layout {
+            events: &events,
+            supported: &[true],
+            scale: Scale::Linear,
+            apart: false,
+        };
+        let check = |tally: &CountTally, quantities, expected| {
+            let part = Part {
+                whose: Target::Vcpu(0),
+                tally,
+                counters: true,
+                quantities,
+            };
+            let rows = layout.rows(&[part], 1.0);
+            assert_eq!(rows[0].value, expected);
+        };
+        // An interval in which nothing was read.
+        let mut tally = CountTally::new(1);
+        check(&tally, true, Value::NotCounted);
+        // A context that has none, and a host that does not know it.
+        check(&tally, false, Value::NotSupported);
+        use crate::stat::reading::{Count, How, Reading};
+        let quantities = vec![Count {
+            event: 0,
+            value: 0,
+            how: How::Never,
+        }];
+        let reading = Reading {
+            quantities,
+            ..Reading::default()
+        };
+        tally.add(&reading, &reading, 0, 10);
+        check(&tally, true, Value::NotSupported);
     }
 
     #[test]

@@ -237,6 +237,10 @@ impl<'a> Run<'a> {
         loop {
             let moments = [Some(next_poll), next_interval, limit.due()];
             let woken = self.wait(moments.into_iter().flatten().min())?;
+            if self.watched.iter().any(|(watched, _)| watched.has_last()) {
+                // Of this interval, and of no later one.
+                self.poll()?;
+            }
             let now = Instant::now();
             stopped |= woken.stop;
             let unprinted = next_interval.map(|_| printed == 0);
@@ -297,7 +301,8 @@ impl<'a> Run<'a> {
 
     fn poll(&mut self) -> Result<(), ToolError> {
         let vm = self.measure.job.vm;
-        let mut live = self.watched.iter_mut().filter(|(it, _)| !it.is_over());
+        let is_live = |it: &Watched| !it.is_over() || it.has_last();
+        let mut live = self.watched.iter_mut().filter(|(it, _)| is_live(it));
         live.try_for_each(|(watched, _)| watched.poll(vm, self.began))
     }
 

@@ -30,6 +30,8 @@ pub struct Counted {
     pub running_ns: u64,
     /// Somebody else had its counter for a time that nobody reported.
     pub lost: bool,
+    /// It was asked for, and nobody there knows it.
+    pub unknown: bool,
 }
 
 /// Takes in a context's readings.
@@ -204,6 +206,7 @@ impl CountTally {
             enabled_ns: self.enabled_ns,
             running_ns: if value.is_some() { self.enabled_ns } else { 0 },
             lost: false,
+            unknown: value.is_none() && self.how.get(event).is_some_and(Option::is_some),
         }
     }
 }
@@ -220,6 +223,7 @@ pub fn sum(parts: &[Counted], level: bool) -> Counted {
     let total = Counted {
         enabled_ns: enabled,
         lost,
+        unknown: parts.iter().any(|part| part.unknown),
         ..Counted::default()
     };
     if lost || known().next().is_none() {
@@ -249,7 +253,7 @@ pub fn sum(parts: &[Counted], level: bool) -> Counted {
         },
         enabled_ns: enabled,
         running_ns: running,
-        lost,
+        ..total
     }
 }
 
@@ -283,7 +287,7 @@ mod tests {
             provenance: Some(provenance),
             enabled_ns,
             running_ns,
-            lost: false,
+            ..Counted::default()
         }
     }
 

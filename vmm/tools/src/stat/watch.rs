@@ -163,6 +163,8 @@ impl Course {
 pub(super) struct Watched {
     pub(super) session: CountingSession,
     pub(super) course: Course,
+    /// Its last counts were read: nothing changes any more.
+    is_done: bool,
 }
 
 impl Watched {
@@ -177,12 +179,21 @@ impl Watched {
             session.target
         )))?;
         let course = Course::new(first, events);
-        Ok(Self { session, course })
+        Ok(Self {
+            session,
+            course,
+            is_done: false,
+        })
     }
 
     /// Whether nothing more will come.
     pub(super) fn is_over(&self) -> bool {
         self.course.state.ended || self.course.state.gone
+    }
+
+    /// Whether it has ended, and what it counted last was not read yet.
+    pub(super) fn has_last(&self) -> bool {
+        self.course.state.ended && !self.is_done && !self.course.state.gone
     }
 
     /// Reads all messages that have come.
@@ -201,13 +212,15 @@ impl Watched {
 
     /// Reads the registers, and counts what took place since.
     pub(super) fn poll(&mut self, vm: &Vm, began: Instant) -> Result<(), ToolError> {
-        if self.course.state.gone {
+        if self.course.state.gone || self.is_done {
             return Ok(());
         }
+        let had_ended = self.course.state.ended;
         // A counter that was taken away reads as lost until it is written or
         // reset. A loss that nobody reports shall be seen all the same.
         let disturbed = std::mem::take(&mut self.course.state.disturbed);
-        let reading = match self.session.read(vm, disturbed) {
+        // What is left of one that has ended cannot be reset, and changes no more.
+        let reading = match self.session.read(vm, disturbed && !had_ended) {
             Ok(reading) => reading,
             Err(refusal) if is_gone(&refusal) => {
                 self.course.state.gone = true;
@@ -219,6 +232,7 @@ impl Watched {
         self.messages()?;
         let target = self.session.target;
         self.course.take(reading, disturbed, target, since(began));
+        self.is_done = had_ended;
         Ok(())
     }
 
