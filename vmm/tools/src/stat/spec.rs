@@ -43,6 +43,14 @@ pub enum EventListError {
         /// Where, from 1 on.
         at: usize,
     },
+    /// A group without an end.
+    #[error("'{text}': the group that begins at character {at} is not closed; add a }}")]
+    Unclosed {
+        /// The list.
+        text: String,
+        /// Where it begins, from 1 on.
+        at: usize,
+    },
     /// What stands behind a group are no letters.
     #[error("'{text}': ':{letters}' behind a group are no modifiers, as in {{a,b}}:u")]
     Letters {
@@ -142,7 +150,10 @@ impl<'a> Typed<'a> {
     /// Adds the group with which `start` begins to `list`; what is behind it is left.
     fn group(&self, start: &'a str, list: &mut EventList) -> Result<&'a str, EventListError> {
         let inner = &start[1..];
-        let end = inner.find('}').ok_or_else(|| self.braces(start, "{"))?;
+        let end = inner.find('}').ok_or_else(|| EventListError::Unclosed {
+            text: self.text.to_owned(),
+            at: self.at(start),
+        })?;
         let mut names = Vec::new();
         let mut at = 0;
         loop {
@@ -178,6 +189,25 @@ impl EventList {
         self.weak.extend(other.weak.iter().map(|it| before + it));
         self.groups.extend(other.groups.iter().cloned());
         self.reads_at_samples |= other.reads_at_samples;
+    }
+
+    /// The groups whose events are not together already, in a group of `others` or in another
+    /// one of its own. For groups that are not weak.
+    pub(super) fn each_once(&self, others: &[Self]) -> Self {
+        let within = |one: &[String], other: &[String]| one.iter().all(|it| other.contains(it));
+        let other = || others.iter().flat_map(|list| &list.groups);
+        let mut found = Self::default();
+        for (at, group) in self.groups.iter().enumerate() {
+            let mut own = self.groups.iter().enumerate();
+            let again = own.any(|(place, one)| {
+                let earlier = place < at || one.len() > group.len();
+                place != at && earlier && within(group, one)
+            });
+            if !again && !other().any(|one| within(group, one)) {
+                found.groups.push(group.clone());
+            }
+        }
+        found
     }
 
     fn push(&mut self, names: Vec<String>) {
@@ -338,7 +368,9 @@ mod tests {
         check("loads,,stores", "no event at character 7");
         check("loads, ", "no event at character 7");
         check("{loads,,stores}", "no event at character 8");
-        check("{loads,stores", "'{' at character 1");
+        check("{loads,stores", "at character 1 is not closed; add a }");
+        check("loads,{stores:u,é", "at character 7 is not closed");
+        check("{loads,{stores}", "'{' at character 8 is out of place");
         check("é,loads}", "'}' at character 8");
         check("é, lo{ads", "'{' at character 6");
         check("{loads}stores", "'stores' at character 8");
