@@ -187,9 +187,13 @@ impl StatOptions {
             return Ok(EventList::default());
         }
         let mut lists = self.events.clone();
+        let mut of_metrics = EventList::default();
         for metric in &self.metrics {
             let events = metrics::events_of(metric).map_err(ToolError::Input)?;
-            lists.push(parse(events)?);
+            of_metrics.append(&parse(events)?);
+        }
+        if !self.metrics.is_empty() {
+            lists.push(of_metrics.each_once(&lists));
         }
         if lists.is_empty() {
             lists.push(parse(DEFAULT)?);
@@ -292,6 +296,21 @@ mod tests {
                 it.list().unwrap().groups.is_empty()
             }),
             ("-ecycles", |it| it.list().unwrap().groups == [["cycles"]]),
+            ("-M ipc,ghz,cpus", |it| {
+                let events = [&["instructions", "cycles"][..], &["vm-run-ns"]];
+                it.list().unwrap().groups == events
+            }),
+            ("-M cpus,ghz,ipc,ipc", |it| {
+                let events = [&["vm-run-ns"][..], &["instructions", "cycles"]];
+                it.list().unwrap().groups == events
+            }),
+            ("-M ghz -e loads,cycles", |it| {
+                it.list().unwrap().groups == [["loads"], ["cycles"], ["vm-run-ns"]]
+            }),
+            ("-e cycles,cycles -M ipc", |it| {
+                let both = &["instructions", "cycles"][..];
+                it.list().unwrap().groups == [&["cycles"][..], &["cycles"], both]
+            }),
             ("--json-output", |it| it.look.form() == Form::Json),
             ("--no-aggr", |it| it.look.per_vcpu),
             ("-B", |it| it.look.form() == Form::Table { grouped: true }),

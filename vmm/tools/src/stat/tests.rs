@@ -477,4 +477,11 @@ fn metrics_alone() {
     let expected = "vCPU 0,0.346,0.81\nvCPU 1,0.346,<not counted>\n";
     let found = interval(&rows, false, &csv);
     assert_eq!(found.replace("     0.100203576,", ""), expected);
+    // And one whose counter nobody has.
+    let expected = "vCPU 0,0.346,<not supported>\nvCPU 1,0.346,<not counted>\n";
+    for row in rows.iter_mut().filter(|row| row.event == "instructions") {
+        row.value = Value::NotSupported;
+    }
+    let found = interval(&rows, false, &csv);
+    assert_eq!(found.replace("     0.100203576,", ""), expected);
 }

@@ -7,13 +7,14 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::{Form, Moment};
-use crate::stat::{Metric, Row, stamp};
+use crate::stat::{Metric, Row, Value, stamp};
 use crate::targets::Target;
 
 /// Columns are as wide as perf's at least.
 const NARROWEST: usize = 13;
-/// What stands where the counts for a number are missing.
+/// What stands where the counts for a number are missing, and where there can be none.
 const MISSING: &str = "<not counted>";
+const IMPOSSIBLE: &str = "<not supported>";
 
 /// A number that may follow from the count of an event.
 struct Column<'a> {
@@ -77,10 +78,14 @@ pub(super) fn write(
     for whose in whose {
         let of = |column: &Column<'_>| {
             let mut own = rows.iter().filter(|row| row.whose == whose);
-            let metric = own.find(|row| row.event == column.event)?.metric()?;
-            Some(column.value(metric))
+            let row = own.find(|row| row.event == column.event).ok_or(MISSING)?;
+            match (row.metric(), row.value) {
+                (Some(metric), _) => Ok(column.value(metric)),
+                (None, Value::NotSupported) => Err(IMPOSSIBLE),
+                (None, _) => Err(MISSING),
+            }
         };
-        let found: Vec<Option<(f64, usize)>> = columns.iter().map(of).collect();
+        let found: Vec<Result<(f64, usize), &str>> = columns.iter().map(of).collect();
         if *form == Form::Json {
             let metrics = columns.iter().zip(&found);
             let (vcpu, core) = match whose {
@@ -94,17 +99,16 @@ pub(super) fn write(
                 vcpu,
                 core,
                 metrics: metrics
-                    .filter_map(|(column, found)| Some((column.label.as_str(), (*found)?.0)))
+                    .filter_map(|(column, found)| Some((column.label.as_str(), found.ok()?.0)))
                     .collect(),
             };
             serde_json::to_writer(&mut *out, &line)?;
             writeln!(out)?;
             continue;
         }
-        let cell = |found: &Option<(f64, usize)>| {
-            found.map_or(MISSING.to_owned(), |(value, digits)| {
-                format!("{value:.digits$}")
-            })
+        let cell = |found: &Result<(f64, usize), &str>| match *found {
+            Ok((value, digits)) => format!("{value:.digits$}"),
+            Err(word) => word.to_owned(),
         };
         let heads = [time.clone(), whose.map(|whose| whose.to_string())];
         let heads = heads.into_iter().flatten().collect();
