@@ -1,7 +1,7 @@
 //! The parts of an event's name, and what is wrong with them.
 
 use super::error::EventError;
-use super::suggest::nearest;
+use super::suggest::{nearest, respelled};
 use super::table::{Attribute, AttributeKind, EncodeError, NameTable, NamedEvent, PmuTable};
 use super::text::all_of;
 
@@ -57,7 +57,10 @@ pub(super) fn explain(
         (_, None) => EventError::UnknownEvent {
             event: name.event.to_owned(),
             place: format!("the table {}", table.name),
-            near: nearest(name.event, events.iter().map(|event| &event.name)),
+            near: match respelled(name.rest(), &events) {
+                Some(same) => vec![same],
+                None => nearest(name.event, events.iter().map(|event| &event.name)),
+            },
         },
         (EncodeError::UnitMask, Some(event)) if !names_unit_mask(name, event) => {
             let unit_masks = event.attributes.iter();
@@ -99,6 +102,7 @@ fn is_known(word: &str, event: &NamedEvent) -> bool {
     let is = |name: &str| name.eq_ignore_ascii_case(word);
     word.starts_with(|c: char| c.is_ascii_digit()) && word.parse::<f64>().is_ok()
         || word.starts_with("0x")
+        || word.starts_with("0X")
         || event.attributes.iter().any(|one| is(&one.name))
 }
 

@@ -12,8 +12,8 @@ use super::generic::{self, Generic};
 use super::modifiers;
 use super::perf_form::{self, Form};
 use super::perf_names::PerfName;
-use super::suggest::nearest;
-use super::table::{EncodeError, Encoding, NameTable, PmuTable};
+use super::suggest::{nearest, respelled};
+use super::table::{EncodeError, Encoding, NameTable, NamedEvent, PmuTable};
 use super::text::all_of;
 use super::uncounted::{self, Measured};
 
@@ -449,13 +449,19 @@ fn from_any_table(
         });
     }
     let events = own.iter().flat_map(|(table, _)| names.events(&table.name));
-    let candidates = events
-        .map(|event| event.name)
-        .chain(generic::all_names().map(str::to_owned));
+    let events: Vec<NamedEvent> = events.collect();
+    let near = match respelled(name.rest(), &events) {
+        Some(same) => vec![same],
+        None => {
+            let candidates = events.into_iter().map(|event| event.name);
+            let generic = generic::all_names().map(str::to_owned);
+            nearest(name.event, candidates.chain(generic))
+        }
+    };
     Err(EventError::UnknownEvent {
         event: name.event.to_owned(),
         place: format!("the PMU model {}", model.name()),
-        near: nearest(name.event, candidates),
+        near,
     })
 }
 

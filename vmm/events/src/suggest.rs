@@ -1,6 +1,8 @@
 //! Names that somebody may have meant.
 
 use super::code::raw_code;
+use super::modifiers;
+use super::table::{AttributeKind, NamedEvent};
 
 /// At most this many are proposed.
 const MOST: usize = 3;
@@ -45,6 +47,30 @@ pub fn nearest<S: AsRef<str>>(
     found.dedup();
     found.truncate(MOST);
     found.into_iter().map(|(_, name)| name).collect()
+}
+
+/// The name among `events` that `wanted` is but for its case, dots, colons and underscores: other
+/// lists of a processor's events part its words elsewhere. Modifiers behind it do not matter.
+pub(super) fn respelled(wanted: &str, events: &[NamedEvent]) -> Option<String> {
+    let plain = match wanted.rsplit_once(':') {
+        Some((head, last)) if modifiers::are_letters(last) => head,
+        _ => wanted,
+    };
+    let letters = |text: &str| -> String {
+        let all = text.chars().filter(char::is_ascii_alphanumeric);
+        all.map(|it| it.to_ascii_lowercase()).collect()
+    };
+    let wanted = letters(plain);
+    events.iter().find_map(|event| {
+        let rest = wanted.strip_prefix(&letters(&event.name))?;
+        if rest.is_empty() {
+            return Some(event.name.clone());
+        }
+        let masks = event.attributes.iter();
+        let mut masks = masks.filter(|one| one.kind == AttributeKind::UnitMask);
+        let mask = masks.find(|one| letters(&one.name) == rest)?;
+        Some(format!("{}:{}", event.name, mask.name))
+    })
 }
 
 #[cfg(test)]

@@ -744,6 +744,37 @@ fn what_people_type() {
         ("schedule:", "amd-core", "no event 'schedule'"),
         ("cycels:switch", "amd-core", "did you mean cycles?"),
         ("NOSUCH:EVENT", "amd-core", "no event 'NOSUCH'"),
+        // The words of a processor's event, parted otherwise.
+        (
+            "inst_retired_any_p:k",
+            "intel-v2",
+            "did you mean INST_RETIRED:ANY_P?",
+        ),
+        (
+            "retired.instructions",
+            "amd-core",
+            "did you mean RETIRED_INSTRUCTIONS?",
+        ),
+        (
+            "retired.instructions:u",
+            "amd-core",
+            "did you mean RETIRED_INSTRUCTIONS?",
+        ),
+        (
+            "dispatched_fpu_ops_add",
+            "amd-fam10h",
+            "did you mean DISPATCHED_FPU:OPS_ADD?",
+        ),
+        (
+            "skl::l2_rqsts_miss",
+            "intel-v2",
+            "did you mean L2_RQSTS:MISS?",
+        ),
+        (
+            "ex_ret_instr",
+            "amd-core",
+            "no event 'ex_ret_instr'; search with",
+        ),
     ];
     for (name, model_name, expected) in table {
         let found = comes_of(name, model_name);
