@@ -3,16 +3,18 @@
 
 mod format;
 mod kallsyms;
+mod layout;
 mod objects;
 mod replay;
 #[cfg(test)]
 mod tests;
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Seek, SeekFrom, Write};
 
 use format::{Attributes, Chain, Mapped, Stamp};
-use kallsyms::Kallsyms;
+use layout::Layout;
 use objects::{BuildId, Objects};
 use replay::{Extent, Replay, Wanted, Who};
 
@@ -45,6 +47,8 @@ pub struct PerfSurvey<'a> {
     newest_ns: u64,
     /// By how much a sample is older than one in front of it.
     late_ns: u64,
+    /// Made of all that, when it is asked for.
+    layout: OnceCell<Layout>,
 }
 
 impl<'a> PerfSurvey<'a> {
@@ -59,73 +63,24 @@ impl<'a> PerfSurvey<'a> {
             chains: false,
             newest_ns: 0,
             late_ns: 0,
+            layout: OnceCell::new(),
         }
     }
 
     /// The names of the kernel in the form of `/proc/kallsyms`: those that samples need, and
     /// `_text`, from which perf sees that the kernel has not moved.
     #[must_use]
-    pub fn kallsyms(&self) -> String {
-        let Some((start, _)) = self.kernel_range() else {
-            return String::new();
-        };
-        let named = self.names.kernel.of_addresses(&self.kernel);
-        Kallsyms::new(start, &self.nameless).text(&named)
+    pub fn kallsyms(&self) -> &str {
+        &self.layout().text
     }
 
-    /// The kernel itself, with a page in front, for `_text`, in which there is nothing else; and
-    /// around it what has no name, as far as there is no module. Where all names are those of
-    /// modules it is the page in front of these: perf reads no names without a kernel.
-    fn kernel_range(&self) -> Option<(u64, u64)> {
-        let mut range: Option<(u64, u64)> = None;
-        for &address in &self.kernel {
-            let (start, module) = self.symbol_at(address);
-            if module.is_none() {
-                let (low, high) = range.unwrap_or((start, address));
-                range = Some((low.min(start), high.max(address)));
-            }
-        }
-        let modules = self.modules();
-        let lowest = modules.values().map(|(start, _)| *start).min();
-        let in_front = lowest.map(|start| (start, start.saturating_sub(1)));
-        let first = self.nameless.first().map(|&first| (first, first));
-        let (mut low, mut high) = range.or(in_front).or(first)?;
-        for &address in &self.nameless {
-            let (from, to) = (low.min(address), high.max(address));
-            let is_between = |&&(start, end): &&(u64, u64)| start <= to && from < end;
-            if modules.values().find(is_between).is_none() {
-                (low, high) = (from, to);
-            }
-        }
-        let start = (low & !(PAGE - 1)).saturating_sub(PAGE);
-        Some((start, page_behind(high)))
-    }
-
-    fn modules(&self) -> BTreeMap<String, (u64, u64)> {
-        let mut modules: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-        for &address in &self.kernel {
-            let (start, module) = self.symbol_at(address);
-            if let Some(module) = module {
-                let new = (start & !(PAGE - 1), page_behind(address));
-                let range = modules.entry(format!("[{module}]")).or_insert(new);
-                *range = (range.0.min(new.0), range.1.max(new.1));
-            }
-        }
-        modules
-    }
-
-    /// Where the symbol at an address begins, and its module; the address itself without one.
-    fn symbol_at(&self, address: u64) -> (u64, Option<&str>) {
-        match self.names.kernel.find(address) {
-            Some(found) => (
-                address - found.offset,
-                self.names.kernel.module(found.index),
-            ),
-            None => (address, None),
-        }
+    fn layout(&self) -> &Layout {
+        let new = || Layout::new(&self.names.kernel, &self.kernel, &self.nameless);
+        self.layout.get_or_init(new)
     }
 
     fn sample(&mut self, sample: &Sample) {
+        self.layout.take();
         self.late_ns = self
             .late_ns
             .max(self.newest_ns.saturating_sub(sample.time_ns));
@@ -241,7 +196,8 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
             cpu: 0,
             id: 1,
         };
-        if let Some((start, end)) = self.survey.kernel_range() {
+        let layout = self.survey.layout();
+        if let Some((start, end)) = layout.kernel {
             let kernel = Mapped {
                 start,
                 length: end - start,
@@ -250,16 +206,16 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
             };
             format::put_kernel(&kernel, &stamp, &mut self.record);
         }
-        for (name, (start, end)) in self.survey.modules() {
+        for (name, (start, end)) in &layout.modules {
             let module = Mapped {
-                start,
+                start: *start,
                 length: end - start,
                 offset: 0,
-                name: &name,
+                name,
             };
             format::put_kernel(&module, &stamp, &mut self.record);
         }
-        if let Some((start, _)) = self.survey.kernel_range() {
+        if let Some((start, _)) = layout.kernel {
             // perf reads all names when it first needs one of the kernel's, and gives modules
             // theirs unless it has looked for those before. Here it needs one of the kernel's.
             format::put_poke(start, &stamp, &mut self.record);
@@ -438,11 +394,12 @@ impl<W: Write + Seek> Sink for PerfData<'_, W> {
 /// The kernel and its modules with build ids that no others have: perf takes names of the
 /// running kernel for one without, and names of a module's file.
 fn kernel_ids(survey: &PerfSurvey<'_>) -> BTreeMap<String, BuildId> {
-    let symbols = survey.kallsyms();
-    let id = |name: &str| BuildId::of_nothing_else(&format!("{name}\0{symbols}"));
-    let modules = survey.modules().into_keys();
-    let all = modules.chain([KERNEL.to_owned()]);
-    all.map(|name| (name.clone(), id(&name))).collect()
+    // A digest of the text: there may be many modules.
+    let symbols = BuildId::of_nothing_else(survey.kallsyms());
+    let modules = survey.layout().modules.keys();
+    let all = modules.map(String::as_str).chain([KERNEL]);
+    all.map(|name| (name.to_owned(), symbols.with(name)))
+        .collect()
 }
 
 /// Where the ring was not sampled, names and the address tell.
@@ -451,8 +408,4 @@ fn in_kernel(sample: &Sample, names: &Names) -> bool {
         Some(ring) => ring == Ring::Kernel,
         None => CodeLocation::of(sample, names).is_kernel(),
     }
-}
-
-fn page_behind(address: u64) -> u64 {
-    (address | (PAGE - 1)).saturating_add(1)
 }

@@ -46,6 +46,16 @@ impl BuildId {
         Self { bytes, length: 20 }
     }
 
+    /// Another one, for `name` in what this one is of.
+    pub(super) fn with(&self, name: &str) -> Self {
+        let digits: String = self
+            .bytes
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Self::of_nothing_else(&format!("{name}\0{digits}"))
+    }
+
     /// All 20 bytes, and how many of them count.
     pub(super) fn parts(&self) -> (&[u8; 20], u8) {
         (&self.bytes, self.length)

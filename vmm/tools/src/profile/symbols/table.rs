@@ -1,6 +1,6 @@
 //! From an address to the symbol that covers it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 /// Where a symbol ends if nothing else says so: at the end of its page.
 const PAGE: u64 = 4096;
@@ -92,6 +92,7 @@ impl SymbolTable {
             ..Self::default()
         };
         let mut ends = Vec::new();
+        let mut modules = HashMap::new();
         let mut rest = raw.as_slice();
         while let Some(first) = rest.first() {
             let aliases = rest.partition_point(|one| one.address == first.address);
@@ -99,25 +100,21 @@ impl SymbolTable {
             rest = later;
             if first.code {
                 ends.push(end_of(same, later.first()));
-                table.push(first);
+                table.push(first, &mut modules);
             }
         }
         table.ranges = ranges(&table.symbols, &ends);
         table
     }
 
-    fn push(&mut self, raw: &RawSymbol) {
+    /// `modules` has those that are known, with their numbers.
+    fn push<'a>(&mut self, raw: &'a RawSymbol, modules: &mut HashMap<&'a str, u32>) {
         let module = match &raw.module {
             None => 0,
-            Some(name) => {
-                // Symbols of a module follow each other, all but always.
-                let known = self.modules.iter().rposition(|module| module == name);
-                let index = known.unwrap_or_else(|| {
-                    self.modules.push(name.clone());
-                    self.modules.len() - 1
-                });
-                u32::try_from(index + 1).unwrap_or(0)
-            }
+            Some(name) => *modules.entry(name).or_insert_with(|| {
+                self.modules.push(name.clone());
+                u32::try_from(self.modules.len()).unwrap_or(0)
+            }),
         };
         self.symbols.push(Symbol {
             start: raw.address,
