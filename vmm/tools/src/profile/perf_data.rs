@@ -129,6 +129,8 @@ pub struct PerfData<'a, W> {
     waiting: BTreeMap<(u64, u64), Sample>,
     taken: u64,
     newest_ns: u64,
+    /// When the first sample of the file was taken, and the last one.
+    sampled_ns: Option<(u64, u64)>,
     record: Vec<u8>,
     attributes: (u64, u64),
     data: (u64, u64),
@@ -152,6 +154,7 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
             waiting: BTreeMap::new(),
             taken: 0,
             newest_ns: 0,
+            sampled_ns: None,
             record: Vec::new(),
             attributes: (0, 0),
             data: (0, 0),
@@ -293,6 +296,8 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
         let chain = survey.chains.then_some(&chain);
         let place = (sample.ip, sample.period, kernel);
         format::put_sample(place, chain, &stamp, &mut self.record);
+        let (first, _) = self.sampled_ns.unwrap_or((stamp.time_ns, 0));
+        self.sampled_ns = Some((first, stamp.time_ns));
         self.put()
     }
 
@@ -364,6 +369,10 @@ impl<'a, W: Write + Seek> PerfData<'a, W> {
         let mut events = Vec::new();
         format::put_event_desc(&self.events(), &mut events);
         features.push((format::EVENT_DESC, events));
+        if let Some((first, last)) = self.sampled_ns {
+            let times = [first.to_le_bytes(), last.to_le_bytes()].concat();
+            features.push((format::SAMPLE_TIME, times));
+        }
         let table = self.data.0 + self.data.1;
         let mut offset = table + 16 * features.len() as u64;
         for (_, bytes) in &features {

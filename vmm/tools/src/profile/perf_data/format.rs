@@ -47,6 +47,8 @@ pub(super) const HOSTNAME: u32 = 3;
 pub(super) const ARCH: u32 = 6;
 pub(super) const NRCPUS: u32 = 7;
 pub(super) const EVENT_DESC: u32 = 12;
+/// Of the first sample and of the last one: parts of the time are parts of that.
+pub(super) const SAMPLE_TIME: u32 = 21;
 
 const PROT_READ_WRITE: u32 = 3;
 const PROT_READ_EXEC: u32 = 5;

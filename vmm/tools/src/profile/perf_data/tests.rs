@@ -375,6 +375,28 @@ fn a_change_is_told_when_it_was() {
     assert_eq!(comms, expected);
 }
 
+/// perf takes a part of the time of what the header says that there is.
+#[test]
+fn a_part_of_the_time_is_one_of_all_samples() {
+    let sample = |ms: u64| {
+        let sample = user(0x1000, 1, 0, CallChain::default());
+        at(ms * 1_000_000, sample)
+    };
+    let samples = [700, 100, 400, 200, 1100].map(sample);
+    let place = Place::new(&[&[thread(1, 40, 40, "who")], &samples[..]].concat());
+    let file = export(&place);
+    let read = PerfFile::parse(&fs::read(&file).unwrap());
+    assert_eq!(read.sampled_ns, Some((100_000_000, 1_100_000_000)));
+    const TEST: &str = "a_part_of_the_time_is_one_of_all_samples";
+    if let Some(lines) = perfs(TEST, &place, &["--time", "50%/1"]) {
+        let times: Vec<u64> = lines.iter().map(|line| line.time_ns / 1_000_000).collect();
+        assert_eq!(times, [100, 200, 400]);
+    }
+    let none = Place::new(&[]);
+    let file = export(&none);
+    assert_eq!(PerfFile::parse(&fs::read(file).unwrap()).sampled_ns, None);
+}
+
 /// A number that another process or thread has later.
 #[test]
 fn who_has_a_number_later_is_another() {

@@ -11,6 +11,8 @@ pub(super) struct PerfFile {
     /// Kind, `misc`, and what is behind the head.
     records: Vec<(u32, u16, Vec<u8>)>,
     pub(super) build_ids: HashMap<String, Vec<u8>>,
+    /// Times of the first sample and of the last one.
+    pub(super) sampled_ns: Option<(u64, u64)>,
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {
@@ -49,6 +51,7 @@ impl PerfFile {
         let (data, size) = (place(bytes, 40), place(bytes, 48));
         let mut section = data + size;
         let (mut events, mut build_ids) = (HashMap::new(), HashMap::new());
+        let mut sampled_ns = None;
         for bit in (0..64).filter(|bit| word(bytes, 72) >> bit & 1 == 1) {
             let (at, length) = (place(bytes, section), place(bytes, section + 8));
             let feature = &bytes[at..at + length];
@@ -62,6 +65,7 @@ impl PerfFile {
                     }
                 }
                 12 => events = names_of_events(feature),
+                21 => sampled_ns = Some((word(feature, 0), word(feature, 8))),
                 _ => {}
             }
         }
@@ -69,6 +73,7 @@ impl PerfFile {
             events,
             records: split(&bytes[data..data + size]),
             build_ids,
+            sampled_ns,
         }
     }
 
