@@ -1,7 +1,10 @@
 //! A profile for the Firefox Profiler (profiler.firefox.com), in its "processed
 //! profile format".
 
-use std::collections::HashMap;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -22,13 +25,36 @@ use super::programs::TaskId;
 use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sampling, Sink};
 use super::stacks::{TotalWeight, Weight};
 
+/// The profiler shows a main thread under its process's name.
+const MAIN: bool = false;
+
 /// Whose samples a thread of the profile has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Track {
-    /// A thread of the guest.
-    Task(TaskId),
-    /// A vCPU of a VM: what is of no task; none for what is known of the VM alone.
-    Vcpu(u32, Option<u32>),
+    /// A thread of the guest, by its process's number, its own, and when it began: numbers are
+    /// given again, and a thread that takes another name is the same one.
+    Thread(u32, u32, u64),
+    /// One of number 0, which the idle threads of all CPUs share.
+    Idle(TaskId),
+}
+
+/// A process of the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Process {
+    /// By its number and when its first thread began.
+    Began(u32, u64),
+    /// By its number and name: of its first thread nothing is known.
+    Named(u32, String),
+}
+
+/// A thread of the profile that is one of the guest's.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    thread: ThreadHandle,
+    process: ProcessHandle,
+    /// What it was called at its newest sample.
+    task: TaskId,
+    newest_ns: u64,
 }
 
 /// Builds the profile: a process for each process of the guest, a thread for each of its
@@ -42,9 +68,11 @@ pub struct Firefox<'a> {
     profile: Profile,
     vm_name: String,
     vms: HashMap<u32, ProcessHandle>,
-    /// By number and name: numbers are given again.
-    processes: HashMap<(u32, String), ProcessHandle>,
-    threads: HashMap<Track, ThreadHandle>,
+    processes: HashMap<Process, ProcessHandle>,
+    /// When first threads of processes began, by numbers, ascending.
+    first_threads: HashMap<u32, BTreeSet<u64>>,
+    threads: HashMap<Track, Known>,
+    vcpus: HashMap<(u32, Option<u32>), ThreadHandle>,
     stacks: HashMap<(ThreadHandle, Option<Ring>, PathId), Option<StackHandle>>,
     categories: [CategoryHandle; 3],
     samples: u64,
@@ -77,6 +105,13 @@ impl<'a> Firefox<'a> {
             profile.add_category("User", CategoryColor::Yellow),
             profile.add_category("Ring not sampled", CategoryColor::Gray),
         ];
+        let mut first_threads: HashMap<u32, BTreeSet<u64>> = HashMap::new();
+        for task in names.programs.tasks() {
+            if task.pid == task.tid && task.pid != 0 {
+                let began = first_threads.entry(task.pid).or_default();
+                began.insert(task.started_ns);
+            }
+        }
         Self {
             filter,
             paths: Paths::new(names),
@@ -85,7 +120,9 @@ impl<'a> Firefox<'a> {
             vm_name: header.vm_name.clone(),
             vms: HashMap::new(),
             processes: HashMap::new(),
+            first_threads,
             threads: HashMap::new(),
+            vcpus: HashMap::new(),
             stacks: HashMap::new(),
             categories,
             samples: 0,
@@ -118,48 +155,72 @@ impl<'a> Firefox<'a> {
         out.flush()
     }
 
-    fn thread(&mut self, track: Track) -> ThreadHandle {
-        if let Some(thread) = self.threads.get(&track) {
+    /// The thread of a vCPU of a VM: what is of no task; none for what is known of the VM alone.
+    fn vcpu(&mut self, vm: u32, vcpu: Option<u32>) -> ThreadHandle {
+        if let Some(thread) = self.vcpus.get(&(vm, vcpu)) {
             return *thread;
         }
-        let start = Timestamp::from_nanos_since_reference(0);
-        let info = match track {
-            Track::Task(task) => self.paths.names().programs.task_info(task),
-            Track::Vcpu(..) => None,
+        let name = match self.vm_name.as_str() {
+            "" => format!("VM {vm}"),
+            name => format!("VM {vm} ({name})"),
         };
         let profile = &mut self.profile;
-        let (process, number, name) = match (track, info) {
-            (Track::Vcpu(vm, vcpu), _) => {
-                let name = match self.vm_name.as_str() {
-                    "" => format!("VM {vm}"),
-                    name => format!("VM {vm} ({name})"),
-                };
-                let new = || profile.add_process(&name, vm, start);
-                let process = *self.vms.entry(vm).or_insert_with(new);
-                let name = vcpu.map_or("all vCPUs".to_owned(), |vcpu| format!("vCPU {vcpu}"));
-                (process, vcpu.unwrap_or(u32::MAX), name)
-            }
-            (Track::Task(_), info) => {
-                let info = info.cloned().unwrap_or_default();
-                let key = (info.pid, info.process.clone());
-                let new = || profile.add_process(named(&info.process), info.pid, start);
-                let process = *self.processes.entry(key).or_insert_with(new);
-                (process, info.tid, info.comm)
-            }
+        let new = || profile.add_process(&name, vm, start());
+        let process = *self.vms.entry(vm).or_insert_with(new);
+        let name = vcpu.map_or("all vCPUs".to_owned(), |vcpu| format!("vCPU {vcpu}"));
+        let thread = profile.add_thread(process, vcpu.unwrap_or(u32::MAX), start(), MAIN);
+        profile.set_thread_name(thread, &name);
+        self.vcpus.insert((vm, vcpu), thread);
+        thread
+    }
+
+    /// The thread that `task` is, with the name that it had last.
+    fn task(&mut self, task: TaskId, time_ns: u64) -> ThreadHandle {
+        let info = self.paths.names().programs.task_info(task);
+        let info = info.cloned().unwrap_or_default();
+        let track = match info.tid {
+            0 => Track::Idle(task),
+            tid => Track::Thread(info.pid, tid, info.started_ns),
         };
-        // The profiler shows a main thread under its process's name.
-        let main = false;
-        let thread = profile.add_thread(process, number, start, main);
-        profile.set_thread_name(thread, named(&name));
-        self.threads.insert(track, thread);
+        let profile = &mut self.profile;
+        if let Some(known) = self.threads.get_mut(&track) {
+            if time_ns >= known.newest_ns {
+                known.newest_ns = time_ns;
+                if known.task != task {
+                    known.task = task;
+                    profile.set_thread_name(known.thread, named(&info.comm));
+                    profile.set_process_name(known.process, named(&info.process));
+                }
+            }
+            return known.thread;
+        }
+        let first = self.first_threads.get(&info.pid);
+        let first = first.and_then(|began| began.range(..=info.started_ns).next_back());
+        let process = match first {
+            Some(began) => Process::Began(info.pid, *began),
+            None => Process::Named(info.pid, info.process.clone()),
+        };
+        let new = || profile.add_process(named(&info.process), info.pid, start());
+        let process = *self.processes.entry(process).or_insert_with(new);
+        let thread = profile.add_thread(process, info.tid, start(), MAIN);
+        profile.set_thread_name(thread, named(&info.comm));
+        let known = Known {
+            thread,
+            process,
+            task,
+            newest_ns: time_ns,
+        };
+        self.threads.insert(track, known);
         thread
     }
 
     fn sample(&mut self, sample: &Sample) -> io::Result<()> {
         self.samples += 1;
         let names = self.paths.names();
-        let task = names.task_of(sample).map(Track::Task);
-        let thread = self.thread(task.unwrap_or(Track::Vcpu(sample.vm, Some(sample.vcpu))));
+        let thread = match names.task_of(sample) {
+            Some(task) => self.task(task, sample.time_ns),
+            None => self.vcpu(sample.vm, Some(sample.vcpu)),
+        };
         let path = self.paths.of(sample, Callers::Kept);
         let [kernel, user, unknown] = self.categories;
         let (profile, paths) = (&mut self.profile, &self.paths);
@@ -196,7 +257,7 @@ impl<'a> Firefox<'a> {
     }
 
     fn loss(&mut self, loss: &Loss) {
-        let thread = self.thread(Track::Vcpu(loss.vm, loss.vcpu));
+        let thread = self.vcpu(loss.vm, loss.vcpu);
         let (name, text) = match loss.kind {
             LossKind::Full(samples) => ("Lost", format!("{samples} samples found no room")),
             LossKind::Throttled(times) => ("Throttled", format!("{times} times")),
@@ -268,6 +329,11 @@ impl Formatter for WithLarge<'_> {
             None => write!(out, "{value}"),
         }
     }
+}
+
+/// When threads and processes begin.
+fn start() -> Timestamp {
+    Timestamp::from_nanos_since_reference(0)
 }
 
 /// The distance of samples, of which the profiler only makes the height of its
