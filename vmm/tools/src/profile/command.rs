@@ -244,6 +244,13 @@ fn perf_data(
              are not known, {name} for one: give --symfs DIR, the guest's root or a copy, here too"
         );
     }
+    if looked.names.has_made() {
+        let _ = writeln!(
+            notes,
+            "umpire: perf will find no names of code that programs made while they ran, which \
+             umpire script has: perf reads /tmp/perf-PID.map of its own host alone"
+        );
+    }
     match looked.run(&mut reader, &mut [&mut data]) {
         Ok(()) => data.finish().map_err(failed)?,
         Err(RunError::Read(error)) => return Err(looked.failed(error)),

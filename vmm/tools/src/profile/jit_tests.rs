@@ -73,6 +73,14 @@ fn each_process_has_its_own_names() {
     );
     let folded = place.report(|options| options.folded = true);
     assert!(folded.contains(";main loop;~run app.js:1"), "{folded}");
+    let perf = place.path("out.perf").display().to_string();
+    let (_, notes) = place.printed(&["--perf-data", &perf]);
+    let said = notes.matches("umpire script has: perf reads /tmp/perf-PID.map of its own host");
+    assert_eq!(said.count(), 1, "{notes}");
+    fs::remove_file(place.path("root/tmp/perf-40.map")).unwrap();
+    let (_, notes) = place.printed(&["--perf-data", &perf]);
+    assert!(!notes.contains("perf-PID.map"), "{notes}");
+    fs::write(place.path("root/tmp/perf-40.map"), names()).unwrap();
     let out = place.path("out.pb.gz");
     place.report(|options| options.pprof = Some(out.clone()));
     assert!(fs::metadata(out).unwrap().len() > 0);

@@ -253,6 +253,12 @@ impl Names {
         Some((made, self.code_maps.get(&made)?.find(address)))
     }
 
+    /// There are names of what a program made while it ran.
+    #[must_use]
+    pub fn has_made(&self) -> bool {
+        !self.made.is_empty()
+    }
+
     /// What is at an address of `file` is not the same for all processes that have it there.
     #[must_use]
     pub fn is_made(&self, file: FileId) -> bool {
