@@ -691,10 +691,15 @@ fn callers_have_rows_and_trees() {
     let expected = "
    100.00%  50.00%        2  prog     prog               [.] main
             |
-            ---main
-               |
-                --50.00%--do_syscall_64
-                          clear_page
+            |--50.00%--main
+            |          do_syscall_64
+            |          clear_page
+            |
+            |--25.00%--[unknown]
+            |          main
+            |
+             --25.00%--[broken chain]
+                       main
 
 ";
     assert!(text.contains(expected), "{text}");

@@ -176,11 +176,12 @@ fn where_samples_are_all_callers_lead_there() {
     let tree = "\
    100.00%  50.00%  [.] main
             |
-            |--75.00%--[unknown]
+            |--50.00%--main
+            |          do_syscall_64
+            |          clear_page
+            |
+            |--25.00%--[unknown]
             |          main
-            |          |
-            |           --50.00%--do_syscall_64
-            |                     clear_page
             |
              --25.00%--[broken chain]
                        main
