@@ -48,7 +48,7 @@ pub use record::{
     Filter, Header, LeftOut, Loss, LossKind, Record, Ring, Sample, SampledEvent, Sampling, Sink,
     Totals,
 };
-pub use report::ReportOptions;
+pub use report::{Percentage, ReportOptions};
 pub use script::{ScriptOptions, script};
 pub use wire::{LONGEST_HEADER, MAGIC, VERSION};
 pub use writer::ProfileWriter;

@@ -20,6 +20,18 @@ pub(super) struct Chosen {
     state: RefCell<Seen>,
 }
 
+/// What becomes of a sample; perf's rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// It is asked about.
+    Shown,
+    /// It is of another task or place: nothing of it is shown, but it counts in the whole that
+    /// parts are of.
+    Hidden,
+    /// It was taken at another time, and counts nowhere.
+    Absent,
+}
+
 /// What was seen so far. Tasks and places are looked at once each.
 #[derive(Debug, Default)]
 struct Seen {
@@ -63,22 +75,30 @@ impl Chosen {
         choice.dsos.is_some() || choice.symbols.is_some() || choice.symbol_filter.is_some()
     }
 
-    /// It leaves samples out.
-    pub(super) fn is_part(&self) -> bool {
-        self.by_task() || self.by_place() || self.windows.is_some()
+    /// It leaves samples out that count in the whole.
+    pub(super) fn hides(&self) -> bool {
+        self.by_task() || self.by_place()
     }
 
-    /// `sample` is among them.
-    pub(super) fn takes(&self, sample: &Sample, names: &Names) -> bool {
+    /// It leaves samples out.
+    pub(super) fn is_part(&self) -> bool {
+        self.hides() || self.windows.is_some()
+    }
+
+    /// What becomes of `sample`.
+    pub(super) fn of(&self, sample: &Sample, names: &Names) -> Choice {
         if !self.is_part() {
-            return true;
+            return Choice::Shown;
         }
         let seen = &mut *self.state.borrow_mut();
         // Nothing is left out early: each word is looked for in all samples.
         let task = !self.by_task() || self.has_task(seen, names.task_of(sample), names);
         let place = !self.by_place() || self.has_place(seen, sample, names);
-        let time = self.has_time(seen, sample.time_ns);
-        task && place && time
+        match (self.has_time(seen, sample.time_ns), task && place) {
+            (false, _) => Choice::Absent,
+            (true, false) => Choice::Hidden,
+            (true, true) => Choice::Shown,
+        }
     }
 
     fn has_time(&self, seen: &mut Seen, time: u64) -> bool {

@@ -14,7 +14,9 @@ use super::perf_data::{PerfData, PerfSurvey};
 use super::pprof::Pprof;
 use super::reader::Ending;
 use super::record::{Sampling, Sink};
-use super::report::{Report, ReportOptions, title, write_header, write_json, write_text};
+use super::report::{
+    Percentage, Report, ReportOptions, title, write_header, write_json, write_text,
+};
 use super::stacks::Stacks;
 use super::tally::SortKeys;
 use crate::private;
@@ -61,8 +63,9 @@ pub fn diff(
     let new = Input::open(&choice(&options.new))?;
     let keys = SortKeys::of_diff(&old.names).or(options.sort.as_ref());
     let titles: Vec<&str> = keys.keys().iter().map(|key| title(*key)).collect();
-    let (old, old_end) = compared(old, &keys, notes)?;
-    let (new, new_end) = compared(new, &keys, notes)?;
+    let looks = (&keys, options.percentage);
+    let (old, old_end) = compared(old, looks, notes)?;
+    let (new, new_end) = compared(new, looks, notes)?;
     let (had, has) = (old.names(), new.names());
     if !had.iter().any(|name| has.contains(name)) {
         return Err(ReportError::NothingInCommon {
@@ -82,11 +85,11 @@ pub fn diff(
 /// One of two profiles, and whether it is damaged.
 fn compared(
     input: Input,
-    keys: &SortKeys,
+    (keys, percentage): (&SortKeys, Percentage),
     notes: &mut dyn Write,
 ) -> Result<(Compared, Result<(), ReportError>), ReportError> {
     let (looked, mut reader) = input.split();
-    let looks = diff::looks(keys.clone());
+    let looks = diff::looks(keys.clone(), percentage);
     let events = looked.header.events.len();
     let mut report = Report::new(looks, &looked.filter, &looked.names, events);
     ran(&looked, looked.run(&mut reader, &mut [&mut report]))?;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::input::ProfileChoice;
-use super::report::{Looks, Report, below_dots, percent};
+use super::report::{Looks, Percentage, Report, below_dots, percent};
 use super::tally::SortKeys;
 
 /// What `umpire diff` compares.
@@ -30,6 +30,10 @@ pub struct DiffOptions {
     /// Leave out rows that changed by less than this part of the events, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = percent)]
     pub percent_limit: f64,
+    /// What percentages are parts of with --comms, --pid, --tid, --dsos, --symbol or
+    /// --symbol-filter
+    #[arg(long, value_enum, default_value_t)]
+    pub percentage: Percentage,
 }
 
 /// The parts that rows have of an event: what a row is by its columns, and percent.
@@ -63,7 +67,7 @@ impl Compared {
 }
 
 /// How rows of a comparison look.
-pub(super) fn looks(keys: SortKeys) -> Looks {
+pub(super) fn looks(keys: SortKeys, percentage: Percentage) -> Looks {
     Looks {
         keys,
         columns: Vec::new(),
@@ -72,6 +76,7 @@ pub(super) fn looks(keys: SortKeys) -> Looks {
         least_percent: 0.0,
         separator: None,
         hierarchy: false,
+        percentage,
     }
 }
 

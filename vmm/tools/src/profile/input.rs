@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::choice::SampleChoice;
-use super::chosen::Chosen;
+use super::chosen::{Choice, Chosen};
 use super::error::ReportError;
 use super::facts::Facts;
 use super::names::Names;
@@ -169,8 +169,13 @@ impl Looked {
         while let Some(record) = reader.next_record().map_err(RunError::Read)? {
             if let Record::Sample(sample) = record {
                 self.names.programs.settle(&mut sample.guest);
-                if !self.chosen.takes(sample, &self.names) {
-                    continue;
+                match self.chosen.of(sample, &self.names) {
+                    Choice::Shown => {}
+                    Choice::Hidden => {
+                        sinks.iter_mut().for_each(|sink| sink.pass(sample));
+                        continue;
+                    }
+                    Choice::Absent => continue,
                 }
             }
             for sink in sinks.iter_mut() {

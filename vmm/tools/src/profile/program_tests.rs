@@ -124,9 +124,9 @@ impl Program {
 
 /// A command line of `umpire report`.
 #[derive(Debug, clap::Parser)]
-struct ReportLine {
+pub(super) struct ReportLine {
     #[command(flatten)]
-    options: ReportOptions,
+    pub(super) options: ReportOptions,
 }
 
 /// A folder with a profile, the kernel's names and a guest's root.
@@ -901,6 +901,7 @@ fn two_profiles_are_compared() {
         profile: old.options().profile,
         sort: None,
         percent_limit: 0.0,
+        percentage: Percentage::Absolute,
     };
     let mut out = Vec::new();
     diff(&options, &mut out, &mut Vec::new()).unwrap();

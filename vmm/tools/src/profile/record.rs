@@ -295,4 +295,8 @@ pub trait Sink {
     /// # Errors
     /// What it writes to takes no more.
     fn take(&mut self, record: &Record) -> io::Result<()>;
+
+    /// A sample of a task or place that was not asked for; it counts in the whole that others
+    /// are parts of.
+    fn pass(&mut self, _sample: &Sample) {}
 }

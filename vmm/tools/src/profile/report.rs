@@ -17,8 +17,8 @@ pub use columns::{Column, ColumnError, Columns};
 pub use graph::{CallGraph, CallGraphError, Graph, GraphOrder, GraphStyle, GraphValue};
 pub use header::write_header;
 pub use json::write_json;
-pub use options::ReportOptions;
 pub(super) use options::percent;
+pub use options::{Percentage, ReportOptions};
 pub(super) use print::below_dots;
 pub use print::write_text;
 
@@ -28,7 +28,7 @@ use super::names::Names;
 use super::paths::{Callers, Paths};
 use super::programs::FileId;
 use super::record::{Filter, Record, Sample, Sink};
-use super::tally::{Rows, SampleRow, SampleTally, SortKeys};
+use super::tally::{Rows, SampleRow, SampleTally, SortKeys, Sum};
 
 /// How a report looks.
 #[derive(Clone, Debug)]
@@ -48,6 +48,8 @@ pub struct Looks {
     pub separator: Option<String>,
     /// Keys stand below each other, each with what the next one makes of it.
     pub hierarchy: bool,
+    /// What parts are of.
+    pub percentage: Percentage,
 }
 
 /// Adds up the samples of each event.
@@ -82,6 +84,14 @@ impl<'a> Report<'a> {
         }
     }
 
+    /// What the rows of an event are parts of.
+    pub(super) fn whole(&self, tally: &SampleTally) -> Sum {
+        match self.looks.percentage {
+            Percentage::Absolute => tally.whole(),
+            Percentage::Relative => tally.all(),
+        }
+    }
+
     /// The events that the filter lets through, by their number.
     pub(super) fn events(&self) -> impl Iterator<Item = (u16, &SampleTally)> {
         let tallies = (0u16..).zip(&self.tallies);
@@ -107,7 +117,7 @@ impl<'a> Report<'a> {
         let cells = |row: &SampleRow| {
             let keys = self.looks.keys.keys().iter();
             let cells = keys.map(|key| cells::cell(*key, row, self)).collect();
-            (cells, row.own.percent(tally.all()))
+            (cells, row.own.percent(self.whole(tally)))
         };
         rows.iter().map(cells).collect()
     }
@@ -120,10 +130,9 @@ impl<'a> Report<'a> {
         };
         let mut rows = tally.rows(&self.looks.keys, &self.paths, wanted);
         let all = rows.len();
-        let least = self.looks.least_percent;
+        let (least, whole) = (self.looks.least_percent, self.whole(tally));
         // In a hierarchy what is small may be part of what is not.
-        let is_shown =
-            |row: &SampleRow| self.looks.hierarchy || row.total.percent(tally.all()) >= least;
+        let is_shown = |row: &SampleRow| self.looks.hierarchy || row.total.percent(whole) >= least;
         rows.retain(is_shown);
         // They come with the greatest total first.
         match self.looks.columns.iter().find(|one| one.is_number()) {
@@ -146,5 +155,13 @@ impl Sink for Report<'_> {
             self.sample(sample);
         }
         Ok(())
+    }
+
+    fn pass(&mut self, sample: &Sample) {
+        if self.filter.takes(sample)
+            && let Some(tally) = self.tallies.get_mut(usize::from(sample.event))
+        {
+            tally.pass(sample);
+        }
     }
 }

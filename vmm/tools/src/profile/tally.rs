@@ -340,6 +340,8 @@ pub struct SampleTally {
     stem_numbers: AHashMap<Stem, u32>,
     leaves: AHashMap<Leaf, Sum>,
     all: Sum,
+    /// With those that are not shown.
+    whole: Sum,
     unknown: Unknown,
 }
 
@@ -401,6 +403,15 @@ impl SampleTally {
         let leaf = Leaf { stem, place };
         self.leaves.entry(leaf).or_default().add(one);
         self.all.add(one);
+        self.whole.add(one);
+    }
+
+    /// Counts `sample` in the whole alone.
+    pub fn pass(&mut self, sample: &Sample) {
+        self.whole.add(Sum {
+            samples: 1,
+            events: sample.period,
+        });
     }
 
     /// The number of a group. Samples of a group come together, all but always.
@@ -423,6 +434,12 @@ impl SampleTally {
     #[must_use]
     pub fn all(&self) -> Sum {
         self.all
+    }
+
+    /// What they amount to with those that were passed over.
+    #[must_use]
+    pub fn whole(&self) -> Sum {
+        self.whole
     }
 
     /// How many samples have no symbol.

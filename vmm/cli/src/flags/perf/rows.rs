@@ -423,10 +423,6 @@ static READING: &[Row] = &[
     ),
     ("--ns", No("umpire script -j has times in nanoseconds")),
     (
-        "--percentage",
-        No("percentages are of the samples that --vcpu, --core and --event choose"),
-    ),
-    (
         "--percent-type",
         No("percentages are parts of the events, by the periods of their samples"),
     ),
@@ -684,6 +680,10 @@ static TOP: &[Row] = &[
         No("buffers are emptied while the guest runs on; -F chooses how many samples come"),
     ),
     ("-n", Otherwise("ends after so many frames")),
+    (
+        "--percentage",
+        No("no task, file or symbol is left out, so percentages are of all samples"),
+    ),
     (
         "-p, --pid, -t, --tid",
         No(

@@ -77,7 +77,10 @@ impl Hierarchy<'_> {
         }
         let first = self.first;
         let indent = " ".repeat(STEP * level);
-        let (least, all) = (self.report.looks.least_percent, self.tally.all());
+        let (least, all) = (
+            self.report.looks.least_percent,
+            self.report.whole(self.tally),
+        );
         let mut parts = parts(level, rows);
         parts.retain(|part| part.sum.percent(all) >= least);
         if parts.is_empty() {

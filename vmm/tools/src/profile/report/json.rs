@@ -33,6 +33,9 @@ struct OfEvent<'a> {
     how: Option<SampledHow<'a>>,
     samples: u64,
     events: u64,
+    /// What parts are of, where that is more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    of_events: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<&'static str>,
     rows: Vec<ReportLine>,
@@ -116,6 +119,7 @@ fn of_event<'a>(
     tally: &SampleTally,
 ) -> OfEvent<'a> {
     let (rows, rows_left_out) = report.rows(tally);
+    let whole = report.whole(tally);
     let how = |event: &'a SampledEvent| SampledHow {
         sampling: &event.sampling,
         provenance: event.provenance.map(|one| one.to_string()),
@@ -125,6 +129,7 @@ fn of_event<'a>(
         how: facts.header.events.get(usize::from(event)).map(how),
         samples: tally.all().samples,
         events: tally.all().events,
+        of_events: (whole != tally.all()).then_some(whole.events),
         hint: facts.hint(tally.without_symbol()),
         rows: rows.iter().map(|row| line(report, tally, row)).collect(),
         rows_left_out,
@@ -148,13 +153,13 @@ fn line(report: &Report<'_>, tally: &SampleTally, row: &SampleRow) -> ReportLine
     let word = |word| names.text(word).to_owned();
     let chains = |graph: Graph| Tree::of(report, tally, row, graph).branches();
     ReportLine {
-        overhead: row.own.percent(tally.all()),
+        overhead: row.own.percent(report.whole(tally)),
         samples: row.own.samples,
         events: row.own.events,
         children: report
             .looks
             .children
-            .then(|| row.total.percent(tally.all())),
+            .then(|| row.total.percent(report.whole(tally))),
         comm: key.comm.map(word),
         pid: key.pid.map(id),
         tid: key.tid.map(id),

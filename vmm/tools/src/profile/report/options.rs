@@ -2,12 +2,22 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{CallGraph, Column, Columns, GraphOrder, Looks};
 use crate::profile::input::{Looked, ProfileChoice};
 use crate::profile::stacks::Weight;
 use crate::profile::tally::SortKeys;
+
+/// What percentages are parts of where samples of some tasks or places are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Percentage {
+    /// The events of all tasks and places, on the chosen vCPUs and cores at the chosen times
+    #[default]
+    Absolute,
+    /// The events of the chosen samples
+    Relative,
+}
 
 /// What `umpire report` makes of a profile.
 #[derive(Clone, Debug, Args)]
@@ -71,6 +81,10 @@ pub struct ReportOptions {
     /// without a percentage [default: 0; branches 0.5]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub percent_limit: Option<f64>,
+    /// What percentages are parts of with --comms, --pid, --tid, --dsos, --symbol or
+    /// --symbol-filter
+    #[arg(long, value_enum, default_value_t)]
+    pub percentage: Percentage,
     /// Print collapsed stacks instead: process;callers;symbol and a number
     #[arg(long, conflicts_with = "json")]
     pub folded: bool,
@@ -135,6 +149,7 @@ impl ReportOptions {
             least_percent: self.percent_limit.unwrap_or(0.0),
             separator: self.field_separator.clone(),
             hierarchy: self.hierarchy,
+            percentage: self.percentage,
             columns,
         }
     }
@@ -160,6 +175,9 @@ fn separator(text: &str) -> Result<String, String> {
         "" => Err("give a character, such as a comma".to_owned()),
         // As shells leave it.
         "\\t" => Ok("\t".to_owned()),
+        text if text.contains('.') => {
+            Err("a dot stands for it in names, so it cannot have one itself".to_owned())
+        }
         text if text.contains(['\n', '\r']) => Err("a line has no end within".to_owned()),
         text => Ok(text.to_owned()),
     }

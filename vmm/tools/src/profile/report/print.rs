@@ -87,6 +87,15 @@ fn write_event(
         )?;
     }
     writeln!(out, "# Event count (approx.): {}", all.events)?;
+    let whole = report.whole(tally);
+    if whole != all {
+        writeln!(
+            out,
+            "# Percentages are parts of all {} samples' events: {}; of those that were chosen \
+             with --percentage relative",
+            whole.samples, whole.events
+        )?;
+    }
     if let Some(hint) = facts.hint(tally.without_symbol()) {
         writeln!(out, "# Hint: {hint}")?;
     }
@@ -132,8 +141,8 @@ fn write_rows(report: &Report<'_>, tally: &SampleTally, out: &mut dyn Write) -> 
 /// What a row has in a column.
 fn column(column: Column, row: &SampleRow, report: &Report<'_>, tally: &SampleTally) -> String {
     match column {
-        Column::Children => format!("{:.2}%", row.total.percent(tally.all())),
-        Column::Overhead => format!("{:.2}%", row.own.percent(tally.all())),
+        Column::Children => format!("{:.2}%", row.total.percent(report.whole(tally))),
+        Column::Overhead => format!("{:.2}%", row.own.percent(report.whole(tally))),
         Column::Sample => row.own.samples.to_string(),
         Column::Period => row.own.events.to_string(),
         Column::Key(key) => cell(key, row, report),

@@ -1,6 +1,8 @@
 //! What options make of a report, beside what perf makes of them.
 
-use crate::profile::program_tests::with_callers;
+use clap::Parser;
+
+use crate::profile::program_tests::{ReportLine, with_callers};
 
 /// The table that a command line prints, without what is known of the file.
 fn table(words: &[&str]) -> String {
@@ -80,6 +82,84 @@ fn a_separator_is_in_no_name() {
     check(
         &words,
         "# Overhead\tSymbol\n50.00%\t[k] clear_page\n50.00%\t[.] main\n",
+    );
+}
+
+#[test]
+fn no_separator_has_what_stands_for_it() {
+    for text in [".", "..", ", .", "", "\n"] {
+        let line = ["report", "-t", text];
+        assert!(ReportLine::try_parse_from(line).is_err(), "{text:?}");
+    }
+}
+
+#[test]
+fn percentages_are_parts_of_all_tasks_and_places() {
+    // Those of the chosen samples, and what they are parts of.
+    fn check(words: &[&str], rows: &[&str], head: &str) {
+        let own = ["--no-children", "-F", "overhead,sym", "-t,"];
+        let (text, _) = with_callers().printed(&[&own[..], words].concat());
+        let found: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(found, rows, "{words:?}");
+        assert!(text.contains(head), "{words:?}: {text}");
+    }
+    let (half, whole) = (
+        &["50.00%,[k] clear_page"][..],
+        &["100.00%,[k] clear_page"][..],
+    );
+    let both = &["50.00%,[k] clear_page", "50.00%,[.] main"][..];
+    let parts = "\
+# Event count (approx.): 2000
+# Percentages are parts of all 4 samples' events: 4000; of those that were chosen with \
+                 --percentage relative
+#
+";
+    let (two, four) = ("(approx.): 2000\n#\n", "(approx.): 4000\n#\n");
+    for words in [
+        &["-S", "clear_page"][..],
+        &["--symbol-filter", "clear"],
+        &["-d", "[kernel.kallsyms]"],
+        &["-S", "clear_page", "--percent-limit", "50"],
+        &["-S", "clear_page", "--percentage", "absolute"],
+    ] {
+        check(words, half, parts);
+    }
+    check(&["-S", "clear_page", "--percentage=relative"], whole, two);
+    for words in [
+        &["-c", "prog"][..],
+        &["--pid", "40"],
+        &["--tid", "40"],
+        &["-C", "0"],
+    ] {
+        check(words, both, four);
+    }
+    check(
+        &["--pid", "41"],
+        &[],
+        "# Event count (approx.): 0\n# Percentages are parts of all 4",
+    );
+    check(
+        &["-C", "1", "-S", "clear_page"],
+        &[],
+        "# Event count (approx.): 0\n#\n",
+    );
+    check(
+        &["--time", "100,", "-S", "main"],
+        &[],
+        "# Event count (approx.): 0\n#\n",
+    );
+    let (text, _) = with_callers().printed(&["-j", "-S", "main"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let event = &json["events"][0];
+    assert_eq!(event["events"], 2000);
+    assert_eq!(event["of_events"], 4000);
+    let main = &event["rows"][0];
+    assert_eq!(main["overhead"], 50.0);
+    assert_eq!(main["children"], 50.0);
+    let (text, _) = with_callers().printed(&["-S", "main", "--hierarchy"]);
+    assert!(
+        text.contains("\n    50.00%               2  prog\n"),
+        "{text}"
     );
 }
 

@@ -73,7 +73,7 @@ impl<'a> Tree<'a> {
         let mut tree = Self {
             names: report.paths.names(),
             nodes: vec![Node::new(0, CodeLocation::Unknown(0))],
-            all: tally.all().events,
+            all: report.whole(tally).events,
             graph,
         };
         let mut known: AHashMap<(usize, CodeLocation), usize> = AHashMap::new();
