@@ -152,10 +152,7 @@ impl Sink for Places<'_> {
         if !self.filter.takes(sample) {
             return Ok(());
         }
-        let one = Sum {
-            samples: 1,
-            events: sample.period,
-        };
+        let one = Sum::of(sample);
         self.all.add(one);
         let location = CodeLocation::of(sample, self.names);
         if let Some(offset) = offset(location, sample, self.names) {

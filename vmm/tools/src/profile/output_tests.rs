@@ -448,6 +448,23 @@ fn what_is_too_much_for_a_format_is_refused() {
     let (text, _) = weighed(&place, |options, _| options.folded = true).unwrap();
     assert_eq!(text, "swapper/0;clear_page_[k] 9223372036854775808\n");
 
+    // The table has numbers for all.
+    let place = weighing(&[1 << 63, 1 << 63, 1 << 62, 1 << 62]);
+    let rows = place.rows(|options| options.show_total_period = true);
+    let all = 3u128 << 63;
+    let row = format!("100.00% 4 {all} swapper/0 [kernel.kallsyms] [k] clear_page");
+    assert_eq!(rows, [row]);
+    let text = place.report(|options| options.show_total_period = true);
+    assert!(text.contains(&format!("(approx.): {all}\n")), "{text}");
+    let text = place.report(|options| options.hierarchy = true);
+    assert!(
+        text.contains("  100.00%               4  swapper/0\n"),
+        "{text}"
+    );
+    let json = place.report(|options| options.json = true);
+    let number = format!("\"events\":{all},");
+    assert_eq!(json.matches(&number).count(), 2, "{json}");
+
     let place = weighing(&[u64::MAX, 1]);
     for option in ["--folded", "--flamegraph"] {
         let error = weighed(&place, |options, path| match option {

@@ -231,10 +231,7 @@ impl<'a> Pprof<'a> {
             frames: self.frames.as_slice().into(),
         };
         self.total.add(sample.period);
-        self.stacks.entry(stack).or_default().add(Sum {
-            samples: 1,
-            events: sample.period,
-        });
+        self.stacks.entry(stack).or_default().add(Sum::of(sample));
     }
 
     fn kernel(&mut self, address: u64) -> u64 {
@@ -394,8 +391,8 @@ impl Sink for Pprof<'_> {
 }
 
 /// A number of a stack or text. The total is known to fit.
-fn signed(amount: u64) -> i64 {
-    i64::try_from(amount).unwrap_or(i64::MAX)
+fn signed(amount: impl TryInto<i64>) -> i64 {
+    amount.try_into().unwrap_or(i64::MAX)
 }
 
 /// What is said of the whole; 0, which is what the format has for what is not known, where it

@@ -262,11 +262,20 @@ impl Group {
 pub struct Sum {
     /// How many they are.
     pub samples: u64,
-    /// How many events they stand for.
-    pub events: u64,
+    /// How many events they stand for: more than 64 bits are enough for, if a profile says so.
+    pub events: u128,
 }
 
 impl Sum {
+    /// What `sample` amounts to.
+    #[must_use]
+    pub fn of(sample: &Sample) -> Self {
+        Self {
+            samples: 1,
+            events: u128::from(sample.period),
+        }
+    }
+
     pub(super) fn add(&mut self, more: Self) {
         self.samples = self.samples.saturating_add(more.samples);
         self.events = self.events.saturating_add(more.events);
@@ -318,6 +327,13 @@ struct Stem {
     callers: PathId,
 }
 
+/// A [`Sum`] up to 64 bits of events: there may be as many as samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct SmallSum {
+    samples: u64,
+    events: u64,
+}
+
 /// What rows are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
@@ -338,7 +354,9 @@ pub struct SampleTally {
     latest: Option<(Group, u32)>,
     stems: Vec<Stem>,
     stem_numbers: AHashMap<Stem, u32>,
-    leaves: AHashMap<Leaf, Sum>,
+    leaves: AHashMap<Leaf, SmallSum>,
+    /// What the events of some are beyond 64 bits.
+    carried: AHashMap<Leaf, u128>,
     all: Sum,
     /// With those that are not shown.
     whole: Sum,
@@ -396,22 +414,22 @@ impl SampleTally {
             stems.push(stem);
             number(stems.len() - 1)
         });
-        let one = Sum {
-            samples: 1,
-            events: sample.period,
-        };
+        let one = Sum::of(sample);
         let leaf = Leaf { stem, place };
-        self.leaves.entry(leaf).or_default().add(one);
+        let small = self.leaves.entry(leaf).or_default();
+        small.samples = small.samples.saturating_add(1);
+        let (events, carried) = small.events.overflowing_add(sample.period);
+        small.events = events;
+        if carried {
+            *self.carried.entry(leaf).or_default() += 1 << 64;
+        }
         self.all.add(one);
         self.whole.add(one);
     }
 
     /// Counts `sample` in the whole alone.
     pub fn pass(&mut self, sample: &Sample) {
-        self.whole.add(Sum {
-            samples: 1,
-            events: sample.period,
-        });
+        self.whole.add(Sum::of(sample));
     }
 
     /// The number of a group. Samples of a group come together, all but always.
@@ -452,9 +470,9 @@ impl SampleTally {
     #[must_use]
     pub fn unnamed(&self, paths: &Paths<'_>) -> AHashMap<FileId, Sum> {
         let mut unnamed: AHashMap<FileId, Sum> = AHashMap::new();
-        for (leaf, sum) in &self.leaves {
+        for leaf in self.leaves.keys() {
             if let Some(CodeLocation::Program(file, None)) = paths.location(leaf.place) {
-                unnamed.entry(file).or_default().add(*sum);
+                unnamed.entry(file).or_default().add(self.of_leaf(*leaf));
             }
         }
         unnamed
@@ -463,7 +481,20 @@ impl SampleTally {
     /// What the samples of one path of a row amount to.
     #[must_use]
     pub fn sum(&self, path: RowPath) -> Sum {
-        self.leaves.get(&path.leaf).copied().unwrap_or_default()
+        self.of_leaf(path.leaf)
+    }
+
+    fn of_leaf(&self, leaf: Leaf) -> Sum {
+        let small = self.leaves.get(&leaf).copied().unwrap_or_default();
+        self.whole_of(leaf, small)
+    }
+
+    fn whole_of(&self, leaf: Leaf, small: SmallSum) -> Sum {
+        let carried = self.carried.get(&leaf).copied().unwrap_or_default();
+        Sum {
+            samples: small.samples,
+            events: carried.saturating_add(u128::from(small.events)),
+        }
     }
 
     /// The locations of a path of a row, from where its samples were taken outwards.
@@ -479,7 +510,8 @@ impl SampleTally {
     #[must_use]
     pub fn rows(&self, keys: &SortKeys, paths: &Paths<'_>, wanted: Rows) -> Vec<SampleRow> {
         let mut rows = RowMaker::new(self, keys, paths);
-        let leaves = self.leaves.iter().map(|(leaf, sum)| (*leaf, *sum));
+        let leaves = self.leaves.iter();
+        let leaves = leaves.map(|(leaf, sum)| (*leaf, self.whole_of(*leaf, *sum)));
         let mut leaves: Vec<(Leaf, Sum)> = leaves.collect();
         leaves.sort_unstable_by_key(|(leaf, _)| *leaf);
         // The rows of a stem's callers, and how far inside the stem they are.
@@ -593,7 +625,7 @@ fn number(position: usize) -> u32 {
 }
 
 /// `part` of `all` in percent.
-pub(super) fn percent(part: u64, all: u64) -> f64 {
+pub(super) fn percent(part: u128, all: u128) -> f64 {
     match all {
         0 => 0.0,
         // A percentage needs no more than the 53 bits of a double.

@@ -32,10 +32,10 @@ struct OfEvent<'a> {
     #[serde(flatten)]
     how: Option<SampledHow<'a>>,
     samples: u64,
-    events: u64,
+    events: u128,
     /// What parts are of, where that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
-    of_events: Option<u64>,
+    of_events: Option<u128>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<&'static str>,
     rows: Vec<ReportLine>,
@@ -55,7 +55,7 @@ struct SampledHow<'a> {
 struct ReportLine {
     overhead: f64,
     samples: u64,
-    events: u64,
+    events: u128,
     /// With what is called from there.
     #[serde(skip_serializing_if = "Option::is_none")]
     children: Option<f64>,

@@ -35,7 +35,7 @@ pub(super) struct Tree<'a> {
     /// The first is in front of all others.
     nodes: Vec<Node>,
     /// All events, of which parts are given.
-    all: u64,
+    all: u128,
     graph: Graph,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Tree<'a> {
 pub(super) struct Branch {
     symbol: String,
     dso: String,
-    events: u64,
+    events: u128,
     percent: f64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     then: Vec<Branch>,
@@ -142,7 +142,7 @@ impl<'a> Tree<'a> {
     }
 
     /// The events of which branches behind `at` are parts.
-    fn whole(&self, at: usize) -> u64 {
+    fn whole(&self, at: usize) -> u128 {
         match (self.graph.style, at) {
             (GraphStyle::Fractal, 0) => self.nodes[0].sum.events,
             (GraphStyle::Fractal, _) => self.nodes[at].below.events,
@@ -166,7 +166,7 @@ impl<'a> Tree<'a> {
     }
 
     /// What stands at something that is a part of `whole`.
-    fn value(&self, sum: Sum, whole: u64) -> String {
+    fn value(&self, sum: Sum, whole: u128) -> String {
         match self.graph.value {
             GraphValue::Percent => format!("{:.2}%", percent(sum.events, whole)),
             GraphValue::Period => sum.events.to_string(),

@@ -93,10 +93,7 @@ fn model(samples: &[Sample], keys: &SortKeys, names: &Names, wanted: Rows) -> Mo
     for sample in samples {
         let path = paths.of(sample, Callers::Kept);
         let chain: Vec<CodeLocation> = paths.outwards(path).collect();
-        let one = Sum {
-            samples: 1,
-            events: sample.period,
-        };
+        let one = Sum::of(sample);
         let mut met = BTreeSet::new();
         for (inside, location) in (0..).zip(&chain) {
             let mut key = Group::of(sample, keys, names).key(keys, names);
