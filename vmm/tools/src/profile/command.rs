@@ -192,10 +192,24 @@ fn graphs(
         if stacks.is_empty() {
             return nothing(path);
         }
+        if stacks.total().is_zero() {
+            return Err(ReportError::NothingWeighs {
+                name: looked.name.clone(),
+                event: name,
+                file: path.to_owned(),
+            });
+        }
         let title = format!("VM {}: {name}", looked.header.vm);
         let note = below(&facts, event);
+        // What is at the path stays there until all is drawn.
+        let drawn = stacks.flamegraph(title, note);
+        let drawn = drawn.map_err(|error| ReportError::Write {
+            file: path.clone(),
+            error,
+        })?;
         to_file(path, &options.profile.input, |file| {
-            stacks.write_flamegraph(title, note, file)
+            file.write_all(drawn.as_bytes())?;
+            file.flush()
         })?;
     }
     if let Some(path) = &options.firefox {
@@ -226,12 +240,14 @@ fn perf_data(
     let mut survey = PerfSurvey::new(&looked.filter, &looked.names);
     ran(&looked, looked.run(&mut reader, &mut [&mut survey]))?;
     let kallsyms = private::behind(path, ".kallsyms");
-    to_file(&kallsyms, &options.profile.input, |out| {
+    let mut reader = looked.again()?;
+    let input = &options.profile.input;
+    not_itself(path, input)?;
+    to_file(&kallsyms, input, |out| {
         out.write_all(survey.kallsyms().as_bytes())?;
         out.flush()
     })?;
-    let mut reader = looked.again()?;
-    let out = create(path, &options.profile.input)?;
+    let out = create(path, input)?;
     let failed = |error| ReportError::Write {
         file: path.to_owned(),
         error,
@@ -369,12 +385,19 @@ fn to_file(
 /// A file at `path`, which is not `input`, in place of what is there. What was seen of a guest
 /// is for this user alone, in whatever form.
 fn create(path: &Path, input: &Path) -> Result<File, ReportError> {
-    let place = |path| fs::canonicalize(path).ok();
-    if place(path).is_some_and(|path| place(input) == Some(path)) {
-        return Err(ReportError::ItselfAsOutput(path.to_owned()));
-    }
+    not_itself(path, input)?;
     private::create(path).map_err(|error| ReportError::Create {
         file: path.to_owned(),
         error,
     })
+}
+
+/// # Errors
+/// `path` is `input`.
+fn not_itself(path: &Path, input: &Path) -> Result<(), ReportError> {
+    let place = |path| fs::canonicalize(path).ok();
+    if place(path).is_some_and(|path| place(input) == Some(path)) {
+        return Err(ReportError::ItselfAsOutput(path.to_owned()));
+    }
+    Ok(())
 }

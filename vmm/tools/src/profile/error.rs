@@ -78,6 +78,19 @@ pub enum ReportError {
         /// The file that is not written.
         file: PathBuf,
     },
+    /// Its samples weigh nothing.
+    #[error(
+        "{name}: the samples of '{event}' stand for no events, so {} is not written; give \
+         --weight samples", file.display()
+    )]
+    NothingWeighs {
+        /// What it is called.
+        name: String,
+        /// The event.
+        event: String,
+        /// The file that is not written.
+        file: PathBuf,
+    },
     /// Its samples weigh more than the output has numbers for.
     #[error(
         "{name}: its samples stand for more events together than {option} has numbers for, which \

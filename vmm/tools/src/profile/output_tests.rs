@@ -433,6 +433,48 @@ fn numbers_that_readers_round_are_exact_and_said_to_be() {
 }
 
 #[test]
+fn what_weighs_nothing_leaves_the_drawing_of_before() {
+    let place = weighing(&[0, 0]);
+    let error = weighed(&place, |options, path| options.flamegraph = Some(path)).unwrap_err();
+    let end = "is not written; give --weight samples";
+    assert!(
+        error.contains("the samples of 'cycles' stand for no events") && error.ends_with(end),
+        "{error}"
+    );
+    let (text, _) = weighed(&place, |options, _| options.folded = true).unwrap();
+    assert_eq!(text, "swapper/0;clear_page_[k] 0\n");
+
+    // Nothing else is begun that cannot be done either.
+    let (profile, kept) = (
+        place.path("umpire.data"),
+        place.path("umpire.data.kallsyms"),
+    );
+    let before = fs::read(&profile).unwrap();
+    fs::write(place.path("out.svg"), "before").unwrap();
+    fs::write(&kept, "before").unwrap();
+    let refused = |change: &dyn Fn(&mut ReportOptions)| {
+        let mut options = place.options();
+        options.weight = Weight::Events;
+        change(&mut options);
+        report(&options, &mut Vec::new(), &mut Vec::new()).unwrap_err();
+    };
+    refused(&|options| options.flamegraph = Some(place.path("out.svg")));
+    refused(&|options| options.perf_data = Some(profile.clone()));
+    refused(&|options| options.pprof = Some(profile.clone()));
+    refused(&|options| {
+        options.pprof = Some(place.path("out.svg"));
+        options.profile.samples.vcpus = "1".parse().ok();
+    });
+    refused(&|options| {
+        options.firefox = Some(place.path("out.svg"));
+        options.profile.samples.vcpus = "1".parse().ok();
+    });
+    assert_eq!(fs::read(&profile).unwrap(), before);
+    assert_eq!(fs::read(place.path("out.svg")).unwrap(), b"before");
+    assert_eq!(fs::read(kept).unwrap(), b"before");
+}
+
+#[test]
 fn what_is_too_much_for_a_format_is_refused() {
     let most = i64::MAX.unsigned_abs();
     let place = weighing(&[most - 1, 1]);

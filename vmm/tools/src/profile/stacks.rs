@@ -58,6 +58,12 @@ impl TotalWeight {
         self.0 = self.0.and_then(|sum| sum.checked_add(weight));
     }
 
+    /// Nothing weighs anything.
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self.0 == Some(0)
+    }
+
     /// Neither it nor any part of it is more than `most`.
     #[must_use]
     pub fn fits(self, most: u64) -> bool {
@@ -165,17 +171,12 @@ impl<'a> Stacks<'a> {
         out.flush()
     }
 
-    /// Writes a flame graph: SVG with `title` above and `note` below it. There
-    /// is at least one sample, and the total fits into 64 bits.
+    /// A flame graph: SVG with `title` above and `note` below it. The total is not 0, and fits
+    /// into 64 bits.
     ///
     /// # Errors
-    /// `out` cannot be written to, or no sample weighs anything.
-    pub fn write_flamegraph(
-        &self,
-        title: String,
-        note: String,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
+    /// It cannot be drawn: no sample weighs anything, say.
+    pub fn flamegraph(&self, title: String, note: String) -> io::Result<String> {
         // By frames: among whole lines `f(int)` is between `f` and `f;g`, and f is drawn twice.
         let mut sums: Vec<(String, u64)> = self.sums().into_iter().collect();
         sums.sort_by(|(a, _), (b, _)| a.split(';').cmp(b.split(';')));
@@ -191,8 +192,7 @@ impl<'a> Stacks<'a> {
         let mut svg = Vec::new();
         flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
         let svg = String::from_utf8(svg).map_err(io::Error::other)?;
-        out.write_all(plain::drawn(&svg).as_bytes())?;
-        out.flush()
+        Ok(plain::drawn(&svg))
     }
 }
 
