@@ -197,6 +197,12 @@ fn bad_arguments_are_one_line_with_status_2() {
     );
     check(&["report", "-s", "period"], &["'period'", "--fields"]);
     check(&["report", "-t", ""], &["a character"]);
+    check(&["report", "-t", "."], &["'.'", "a dot stands for it"]);
+    check(
+        &["report", "--percentage", "local"],
+        &["local", "absolute", "relative"],
+    );
+    check(&["script", "-F", "hq:comm"], &["'hq:'", "hw:"]);
     check(
         &["report", "--hierarchy", "-F", "sym"],
         &["--hierarchy", "--fields"],

@@ -22,7 +22,7 @@ use super::location::CodeLocation;
 use super::names::Names;
 use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sink};
 use fields::Fields;
-pub use fields::{Field, FieldChoice, FieldsError};
+pub use fields::{Field, FieldChange, FieldChoice, FieldsError};
 use order::{InOrder, Times};
 
 /// What `umpire script` prints of a profile.
@@ -33,7 +33,7 @@ pub struct ScriptOptions {
     pub profile: ProfileChoice,
     /// What is printed: comm, pid, tid, cpu, time, period, event, ip, sym, symoff and dso, as
     /// perf names them; vm, vcpu, core, set, ring and cr3 in front of the CPU; callchain for the
-    /// callers. +FIELD,-FIELD change what is printed without this option [default:
+    /// callers. hw: may be in front. +FIELD,-FIELD change what is printed without this option [default:
     /// comm,pid,tid,cpu,time,period,event,ip,sym,symoff,dso, and callchain where samples have
     /// callers; with -j vm, vcpu and core, too]
     #[arg(
@@ -74,6 +74,10 @@ pub fn script(
     } else {
         Fields::usual(looked.has_chains)
     };
+    for line in options.fields.iter().flat_map(|choice| &choice.ignored) {
+        // Where nobody reads it there is nothing to be done.
+        let _ = writeln!(notes, "umpire: {line}");
+    }
     let mut fields = usual.changed(&options.fields, looked.has_chains && !options.json);
     if options.hide_call_graph {
         fields.remove(Field::Callchain);

@@ -75,9 +75,14 @@ impl Field {
     }
 }
 
+/// Fields that samples of hardware's events do not have: perf says so, and prints the others.
+const OF_OTHERS: [&str; 3] = ["trace", "bpf-output", "synth"];
+
+/// The kinds of events that fields may be said for, as perf names them. A guest's are `hw`.
+const KINDS: [&str; 6] = ["hw", "sw", "trace", "raw", "break", "synth"];
+
 /// Fields that perf has, and no profile of a guest.
 const OF_PERF: &[&str] = &[
-    "trace",
     "addr",
     "srcline",
     "iregs",
@@ -90,11 +95,9 @@ const OF_PERF: &[&str] = &[
     "flags",
     "data_src",
     "weight",
-    "bpf-output",
     "callindent",
     "insn",
     "insnlen",
-    "synth",
     "phys_addr",
     "metric",
     "misc",
@@ -111,7 +114,16 @@ const OF_PERF: &[&str] = &[
 
 /// One `-F`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FieldChoice {
+pub struct FieldChoice {
+    /// What it makes of the fields before.
+    pub change: FieldChange,
+    /// What of it stands for nothing, as with perf: a line each.
+    pub ignored: Vec<String>,
+}
+
+/// What a `-F` makes of the fields before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FieldChange {
     /// These, and no others.
     Only(Vec<Field>),
     /// Those of before with some more or without some.
@@ -141,6 +153,12 @@ pub enum FieldsError {
     /// It is one of perf's, and samples of guests have no such thing.
     #[error("'{0}' is a field of perf's that samples of a guest do not have; there are {ALL}")]
     OfPerf(String),
+    /// It is said of events that perf does not have either.
+    #[error(
+        "'{0}:' is no kind of events; give hw:FIELD[,...], or the fields alone: a guest's events \
+         are hw"
+    )]
+    Kind(String),
     /// Some have a sign and others none.
     #[error(
         "'{0}': fields with + or - change what is printed, and others say it: not both in one -F"
@@ -158,24 +176,54 @@ impl FromStr for FieldChoice {
     type Err = FieldsError;
 
     fn from_str(text: &str) -> Result<Self, FieldsError> {
-        let words = text
+        let (kind, list) = match text.split_once(':') {
+            Some((kind, list)) => (Some(kind.trim()), list),
+            None => (None, text),
+        };
+        if let Some(kind) = kind.filter(|kind| !KINDS.contains(kind)) {
+            return Err(FieldsError::Kind(kind.to_owned()));
+        }
+        let words = list
             .split(',')
             .map(str::trim)
             .filter(|word| !word.is_empty());
         let (mut only, mut changed) = (Vec::new(), Vec::new());
+        let mut ignored = Vec::new();
+        let (mut is_only, mut is_changed) = (false, false);
         for word in words {
             let added = word.strip_prefix('+').map(|rest| (Change::Added, rest));
             let removed = || word.strip_prefix('-').map(|rest| (Change::Removed, rest));
-            match added.or_else(removed) {
-                Some((change, word)) => changed.push((change, field(word)?)),
-                None => only.push(field(word)?),
+            let change = added.or_else(removed);
+            is_only |= change.is_none();
+            is_changed |= change.is_some();
+            let word = change.map_or(word, |(_, word)| word);
+            if OF_OTHERS.contains(&word) {
+                ignored.push(format!(
+                    "-F: '{word}' is not valid for hardware events, and is ignored"
+                ));
+                continue;
+            }
+            let field = field(word)?;
+            match change {
+                Some((change, _)) => changed.push((change, field)),
+                None => only.push(field),
             }
         }
-        match (only.is_empty(), changed.is_empty()) {
-            (true, true) => Err(FieldsError::Empty),
-            (false, true) => Ok(Self::Only(only)),
-            (true, false) => Ok(Self::Changed(changed)),
-            (false, false) => Err(FieldsError::Mixed(text.to_owned())),
+        let change = match (is_only, is_changed) {
+            (false, false) => return Err(FieldsError::Empty),
+            (true, true) => return Err(FieldsError::Mixed(text.to_owned())),
+            (true, false) => FieldChange::Only(only),
+            (false, true) => FieldChange::Changed(changed),
+        };
+        match kind {
+            None | Some("hw") => Ok(Self { change, ignored }),
+            // It says nothing of the events that there are.
+            Some(kind) => Ok(Self {
+                change: FieldChange::Changed(Vec::new()),
+                ignored: vec![format!(
+                    "-F: a guest's events are hw and none is {kind}, so '{text}' is ignored"
+                )],
+            }),
         }
     }
 }
@@ -246,14 +294,14 @@ impl Fields {
     /// callers, as with perf.
     pub(super) fn changed(mut self, choices: &[FieldChoice], callers: bool) -> Self {
         for choice in choices {
-            match choice {
-                FieldChoice::Only(fields) => {
+            match &choice.change {
+                FieldChange::Only(fields) => {
                     self.0.clone_from(fields);
                     if callers && self.has_place() {
                         self.0.push(Field::Callchain);
                     }
                 }
-                FieldChoice::Changed(changes) => {
+                FieldChange::Changed(changes) => {
                     for (change, field) in changes {
                         self.remove(*field);
                         if *change == Change::Added {
@@ -331,5 +379,31 @@ mod tests {
         check(&["-srcline"], "'srcline' is a field of perf's that");
         check(&["comm,+ip"], "'comm,+ip': fields with + or -");
         check(&[""], "no field is given");
+        // Of other kinds of events.
+        check(&["comm,tid,trace,ip"], "comm,tid,ip,callchain");
+        check(
+            &["+trace,-bpf-output", "-synth,+vm"],
+            &usual.replace("time,", "time,vm,"),
+        );
+        check(&["trace"], "");
+        check(&["hw:comm,tid,time"], "comm,tid,time");
+        check(&["hw:-cpu"], &usual.replace(",cpu", ""));
+        check(&["comm,time", "trace:ip", "sw:+pid"], "comm,time");
+        for kind in ["raw", "break", "synth"] {
+            check(&[&format!("{kind}:comm,time")], usual);
+        }
+        check(&["foo:comm"], "'foo:' is no kind of events; give hw:");
+        check(&["+hw:comm"], "'+hw:' is no kind of events");
+        check(&["sw:colour"], "'colour' is no field");
+        check(&["sw:"], "no field is given");
+        check(&["hw:"], "no field is given");
+        check(&["hw:comm,+trace"], "'hw:comm,+trace': fields with + or -");
+        let ignored = |text: &str| text.parse::<FieldChoice>().unwrap().ignored;
+        let line = "-F: 'trace' is not valid for hardware events, and is ignored";
+        assert_eq!(ignored("comm,trace,ip"), [line]);
+        assert_eq!(ignored("+trace"), [line]);
+        let line = "-F: a guest's events are hw and none is sw, so 'sw:comm,trace' is ignored";
+        assert_eq!(ignored("sw:comm,trace"), [line]);
+        assert_eq!(ignored("hw:comm"), [""; 0]);
     }
 }
