@@ -105,7 +105,8 @@ fn collapser(text: &str) -> Vec<Read> {
     all
 }
 
-/// speedscope's: paragraphs; the time is the first number with a point and a colon.
+/// speedscope's: paragraphs; the time is the first number with a point and a colon behind a
+/// blank.
 fn speedscope(text: &str) -> Vec<Read> {
     let paragraphs = text.split("\n\n").filter_map(|paragraph| {
         let mut lines = paragraph
@@ -113,9 +114,10 @@ fn speedscope(text: &str) -> Vec<Read> {
             .filter(|line| !line.trim_start().starts_with('#'));
         let head = lines.next()?;
         let (comm, pid, tid) = task_from_the_left(head)?;
-        let time = head.split_whitespace().find_map(|word| {
+        let time = head.split_whitespace().skip(1).find_map(|word| {
             let (whole, rest) = word.strip_suffix(':')?.split_once('.')?;
-            let digits = |text: &str| text.bytes().all(|one| one.is_ascii_digit());
+            let digits =
+                |text: &str| !text.is_empty() && text.bytes().all(|one| one.is_ascii_digit());
             (digits(whole) && digits(rest)).then(|| format!("{whole}.{rest}"))
         });
         Some(Read {
