@@ -416,11 +416,18 @@ pub struct CliExit {
 /// Help or the version was asked for, or the arguments cannot be used.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, CliExit> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let mut command = command();
-    command
+    let mut command = perf::free(command(), args.get(1).and_then(|word| word.to_str()));
+    let parsed = command
         .try_get_matches_from_mut(&args)
         .and_then(|matches| Cli::from_arg_matches(&matches))
-        .map_err(|error| exit_for(&error, &command, args.get(1..).unwrap_or_default()))
+        .map_err(|error| exit_for(&error, &command, args.get(1..).unwrap_or_default()))?;
+    match perf::below(&parsed.command, &args) {
+        Some(text) => Err(CliExit {
+            text,
+            status: ExitStatus::BAD_INPUT,
+        }),
+        None => Ok(parsed),
+    }
 }
 
 /// The command definition with the long helps, as the help pages show it, and with perf's names

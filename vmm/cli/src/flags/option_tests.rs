@@ -9,7 +9,7 @@ use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, Id};
 
-use super::{CliExit, command, parse};
+use super::{CliExit, command, parse, perf};
 use crate::exit::ExitStatus;
 
 /// Values for options whose parsers take none of [`COMMON`].
@@ -310,6 +310,7 @@ fn says(text: &str, option: &str) -> bool {
 fn a_misspelled_option_is_refused_by_name_with_the_one_that_is_meant() {
     for (path, command) in commands().into_iter().filter(|(path, _)| !path.is_empty()) {
         let known: Vec<String> = options(&command).flat_map(|one| names(one).0).collect();
+        let is_free = perf::free_commands().any(|name| path == [name]);
         for option in options(&command).filter(|one| !one.is_hide_set()) {
             let (longs, _) = names(option);
             for long in longs.iter().filter(|long| long.len() > 3) {
@@ -322,7 +323,8 @@ fn a_misspelled_option_is_refused_by_name_with_the_one_that_is_meant() {
                 ];
                 let ways = [&[""][..], &["", "4"], &["=4"]];
                 for (wrong, way) in wrong.iter().zip(ways) {
-                    if known.contains(wrong) {
+                    let begins = |name: &String| name.starts_with(wrong.as_str());
+                    if known.contains(wrong) || (is_free && known.iter().any(begins)) {
                         continue;
                     }
                     let mut typed = words(way);
@@ -421,6 +423,35 @@ fn a_refusal_says_what_to_do() {
         "stat has no option '--bogus'; umpire stat --help lists those that it has",
     );
     check(
+        &["stat", "-vcpu", "0", "true"],
+        "stat has no option '-vcpu'; did you mean --vcpu?",
+    );
+    check(
+        &["stat", "-vcpus", "0"],
+        "stat has no option '-vcpus'; did you mean --vcpu?",
+    );
+    check(
+        &["stat", "-c", "true"],
+        "stat has no option '-c'; did you mean -C?",
+    );
+    check(&["stat", "-V"], "stat has no option '-V'; did you mean -v?");
+    check(
+        &["ls", "-d"],
+        "ls has no option '-d'; umpire ls --help lists those that it has",
+    );
+    check(
+        &["ls", "--no-json"],
+        "ls has no option '--no-json': leave --json away",
+    );
+    check(
+        &["stat", "--no-detaled"],
+        "stat has no option '--no-detaled'; umpire stat --help lists those that it has",
+    );
+    check(
+        &["stat", "--per", "1"],
+        "stat has no option '--per'; did you mean --per-core?",
+    );
+    check(
         &["leases", "-J"],
         "leases has no option '-J'; did you mean -j?",
     );
@@ -450,6 +481,130 @@ fn a_refusal_says_what_to_do() {
         "stat has no option '--pid': --vm chooses the VM, --vcpu its vCPUs; a process of the \
          guest: umpire record -p",
     );
+}
+
+/// What a command line means, as the program has it.
+fn meaning(path: &str, typed: &[&str]) -> String {
+    let all = ["umpire", path].into_iter().chain(typed.iter().copied());
+    let parsed = parse(all.map(OsString::from));
+    let parsed = parsed.unwrap_or_else(|exit| panic!("umpire {path} {typed:?}: {}", exit.text));
+    format!("{:?}", parsed.command)
+}
+
+#[test]
+fn of_an_option_that_is_given_twice_the_last_counts_where_perf_has_the_command() {
+    for (path, _) in commands().iter().filter(|(path, _)| path.len() == 1) {
+        let name = path[0].as_str();
+        let program = perf::free(command(), Some(name));
+        let command = untied(program.find_subcommand(name).expect("it is there").clone());
+        let is_free = perf::free_commands().any(|free| free == name);
+        // With their hidden ones.
+        for option in options(&command) {
+            let appends = matches!(option.get_action(), ArgAction::Append | ArgAction::Count);
+            for (typed, expected) in spellings(name, &command, option) {
+                let twice = joined(&[&typed, &typed]);
+                let alone = matches(&command, &twice).map(|found| given(&found, option));
+                match alone {
+                    Ok(found) => {
+                        assert!(is_free || appends, "umpire {name} {twice:?} is taken");
+                        let times = if appends { 2 } else { 1 };
+                        let parts = option.get_value_delimiter().map(String::from);
+                        let found = found
+                            .expect("it is given")
+                            .join(&parts.clone().unwrap_or_default());
+                        let all = vec![expected.concat(); times].join(&parts.unwrap_or_default());
+                        if !expected.is_empty() {
+                            assert_eq!(found, all, "umpire {name} {twice:?}");
+                        }
+                    }
+                    Err(error) => assert!(!is_free, "umpire {name} {twice:?}: {error}"),
+                }
+            }
+        }
+    }
+    for (path, typed, same) in [
+        (
+            "stat",
+            "-x, -x ; -r 2 -r 3 -B -B -a -a -ddd true",
+            "-x; -r3 -B -a -d true",
+        ),
+        (
+            "stat",
+            "-o a -o b -C 0 -C 1 -e cycles -e branches -vv",
+            "-ob -C1 -e cycles -e branches -v -v",
+        ),
+        (
+            "record",
+            "-F 99 -F 999 -o a -o b -g -g -vv",
+            "-F 999 -o b -g -v",
+        ),
+        ("top", "-d 1 -d 2", "-d 2"),
+        ("report", "-i a -i b -s comm -s dso", "-i b -s dso"),
+    ] {
+        let [typed, same] = [typed, same].map(|text| text.split(' ').collect::<Vec<_>>());
+        assert_eq!(meaning(path, &typed), meaning(path, &same));
+    }
+    let text = refused(
+        &words(&["run"]),
+        &words(&["--kernel", "a", "--kernel", "b"]),
+    );
+    assert!(text.contains("multiple times"), "{text}");
+}
+
+#[test]
+fn a_long_option_of_perf_is_taken_back_and_shortened() {
+    for (path, typed, same) in [
+        ("stat", "--null --no-null", ""),
+        ("stat", "--no-null -n", "-n"),
+        ("stat", "-d --no-detailed", ""),
+        ("stat", "-ddd --no-detailed -vv --no-verbose", ""),
+        ("stat", "-I 100 --no-interval-print", ""),
+        (
+            "stat",
+            "--all-user --no-all-user --all-kernel",
+            "--all-kernel",
+        ),
+        ("stat", "-x, --no-csv-summary --csv-summary", "-x,"),
+        ("stat", "-e cycles --no-event -e branches", "-e branches"),
+        ("stat", "--field-sep , --rep 2 true", "-x, -r2 true"),
+        ("stat", "--det --interval-p=50 --fie=;", "-d -I50 -x;"),
+        ("record", "--call-graph fp --no-call-graph", ""),
+        ("record", "--out x --verb", "-o x -v"),
+        ("top", "--no-samples --samples", ""),
+        ("script", "--no-ns", ""),
+    ] {
+        let [typed, same] = [typed, same].map(|text| text.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(
+            meaning(path, &typed),
+            meaning(path, &same),
+            "{path} {typed:?}"
+        );
+    }
+}
+
+#[test]
+fn commands_of_perf_stat_are_no_programs() {
+    for (typed, part) in [
+        (
+            &["stat", "record", "true"][..],
+            "umpire record takes samples",
+        ),
+        (&["stat", "-e", "cycles", "report"], "umpire report shows"),
+        (&["stat", "record", "--", "true"], "umpire stat -- record"),
+    ] {
+        let text = refused(&[], &words(typed));
+        assert!(
+            text.starts_with("stat has no command 're") && text.contains(part),
+            "{text}"
+        );
+    }
+    for typed in [
+        &["--", "record", "x"][..],
+        &["-d", "--", "report"],
+        &["./record"],
+    ] {
+        meaning("stat", typed);
+    }
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! What is said of an option that a command does not have.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 
 use super::perf;
@@ -20,24 +19,28 @@ pub(super) fn explain(program: &clap::Command, words: &[OsString], option: &str)
             format!("there is no option '{option}'; umpire --help lists the commands")
         });
     }
-    let spelled = spelled(words, option);
-    let spelled = spelled
-        .as_deref()
-        .map(|word| (word, nearest(command, word)));
-    let meant = spelled.filter(|(_, near)| !near.is_empty());
+    let meant = spelled(command, words, option);
     let exact = meant
         .as_ref()
         .is_some_and(|(word, near)| near[0] == format!("-{word}"));
     if !exact && let Some(instead) = perf::instead(&name, option) {
         return format!("{name} has no option '{option}': {instead}");
     }
-    let (said, near) = meant.unwrap_or_else(|| (option, nearest(command, option)));
+    let (said, near) = match &meant {
+        Some((word, near)) => (word.as_str(), near.clone()),
+        None => (option, nearest(command, option)),
+    };
     if !near.is_empty() {
         let near = listed(near);
         return format!("{name} has no option '{said}'; did you mean {near}?");
     }
     if let Some(text) = behind(command, words, option, &name) {
         return text;
+    }
+    if let Some(long) = option.strip_prefix("--no-")
+        && command.get_arguments().any(|one| perf::named(one, long))
+    {
+        return format!("{name} has no option '{option}': leave --{long} away");
     }
     let mut others = having(program, option);
     others.truncate(MOST);
@@ -98,63 +101,69 @@ fn is_in(word: &str, option: &str) -> bool {
     }
 }
 
-/// The word in which a short option stands, if it looks like a long one with a hyphen too few:
-/// `-vcpu`.
-fn spelled(words: &[OsString], option: &str) -> Option<String> {
+/// The word in which a short option stands, if it looks like a long one with a hyphen too few
+/// (`-vcpu`), and the options that are nearest to it. Where its first letters are options of the
+/// command, few letters of it may be wrong.
+fn spelled(
+    command: &clap::Command,
+    words: &[OsString],
+    option: &str,
+) -> Option<(String, Vec<String>)> {
     let letter = option
         .strip_prefix('-')
         .filter(|rest| !rest.starts_with('-'))?;
     let words = words.iter().filter_map(|word| word.to_str());
     let mut words = words.take_while(|word| *word != "--");
-    let word = words.find(|word| {
-        let rest = word.strip_prefix('-').unwrap_or("-");
-        let name = rest.split('=').next().unwrap_or(rest);
+    words.find_map(|word| {
+        let word = word.split('=').next().unwrap_or(word);
+        let name = word.strip_prefix('-')?;
         let plain = |letter: char| letter.is_ascii_alphabetic() || letter == '-';
-        name.starts_with(letter)
-            && name.len() > 2
-            && name.chars().all(plain)
-            && !name.starts_with('-')
-    })?;
-    Some(word.split('=').next().unwrap_or(word).to_owned())
+        let is_long = name.len() > 2 && name.chars().all(plain) && !name.starts_with('-');
+        if !is_long || !name.contains(letter) {
+            return None;
+        }
+        let near = nearest_long(command, name, name.starts_with(letter));
+        (!near.is_empty()).then(|| (word.to_owned(), near))
+    })
 }
 
-/// The options of a command that are nearest to an unknown one, best first.
+/// The options of a command that are nearest to an unknown one, best first. Of a letter that is
+/// only the same in the other case: with which letter an option begins says too little.
 fn nearest(command: &clap::Command, option: &str) -> Vec<String> {
     let wanted = option.trim_start_matches('-');
-    let options = command.get_arguments().filter(|one| !one.is_hide_set());
     if wanted.chars().count() > 1 {
-        return nearest_long(options, wanted);
+        return nearest_long(command, wanted, true);
     }
-    let mut near = BTreeSet::new();
-    for option in options {
-        let shorts = option.get_short_and_visible_aliases().unwrap_or_default();
-        let same = |short: &&char| short.to_string().eq_ignore_ascii_case(wanted);
-        if let Some(short) = shorts.iter().find(same) {
-            near.insert(format!("-{short}"));
-        } else if let Some(long) = option.get_long()
-            && shorts.is_empty()
-            && long.starts_with(&wanted.to_ascii_lowercase())
-        {
-            near.insert(format!("--{long}"));
-        }
-    }
-    // A letter with which many begin says nothing.
-    let near: Vec<String> = near.into_iter().collect();
-    if near.len() > MOST { Vec::new() } else { near }
+    let options = command.get_arguments().filter(|one| !one.is_hide_set());
+    let shorts = options.flat_map(|one| one.get_short_and_visible_aliases().unwrap_or_default());
+    let same = shorts.filter(|short| short.to_string().eq_ignore_ascii_case(wanted));
+    same.map(|short| format!("-{short}")).collect()
 }
 
-/// Long options of which few letters differ, or the one is a part of the other.
-fn nearest_long<'a>(options: impl Iterator<Item = &'a clap::Arg>, wanted: &str) -> Vec<String> {
+/// Whether one of two names is the other with `no-` before it, or they only differ so and by few
+/// letters: what somebody types who does not want the one is not answered with it.
+fn are_opposite(one: &str, other: &str) -> bool {
+    one.starts_with("no-") && !other.starts_with("no-")
+        || other.strip_prefix("no-").is_some_and(|rest| rest == one)
+}
+
+/// Long options of which few letters differ or, with `parts`, one is a part of the other.
+fn nearest_long(command: &clap::Command, wanted: &str, parts: bool) -> Vec<String> {
+    let options = command.get_arguments().filter(|one| !one.is_hide_set());
     let wanted = wanted.to_ascii_lowercase();
     // Every third letter may be wrong.
     let tolerance = wanted.chars().count() / 3;
     let mut found: Vec<(usize, String)> = Vec::new();
     for option in options {
         let names = option.get_long_and_visible_aliases().unwrap_or_default();
-        let distances = names.into_iter().filter_map(|name| {
+        let names = names
+            .into_iter()
+            .filter(|name| !are_opposite(&wanted, name));
+        let distances = names.filter_map(|name| {
             let distance = strsim::damerau_levenshtein(&wanted, name);
-            let part = (name.contains(&wanted) && wanted.len() > 2)
+            let is_part = (name.contains(&wanted) && wanted.len() > 2)
                 || (wanted.contains(name) && name.len() > 2);
+            let part = parts && is_part;
             (distance <= tolerance || part).then(|| (distance, format!("--{name}")))
         });
         // Of an option's names the nearest.
@@ -162,7 +171,8 @@ fn nearest_long<'a>(options: impl Iterator<Item = &'a clap::Arg>, wanted: &str) 
     }
     found.sort();
     let best = found.first().map_or(0, |(distance, _)| *distance);
-    found.retain(|(distance, _)| *distance <= best + 1);
+    let other = usize::from(best > 0);
+    found.retain(|(distance, _)| *distance <= best + other);
     found.truncate(MOST);
     found.into_iter().map(|(_, name)| name).collect()
 }

@@ -20,6 +20,10 @@ use crate::targets::{Selection, Target};
 /// How long a set of events has the counters unless somebody says otherwise.
 const TURN: Duration = Duration::from_millis(10);
 
+/// A time, or none; an option of this type is turned off by 0, as those of perf are. (A plain
+/// `Option` would be clap's own, whose parser cannot say none.)
+type MaybeTime = Option<Duration>;
+
 /// What is counted, and how it is shown: the options of `umpire stat`, by perf stat's names
 /// where perf has them.
 #[derive(Clone, Debug, Default, Args)]
@@ -54,17 +58,17 @@ pub struct StatOptions {
     /// Where they go.
     #[command(flatten)]
     pub sink: SinkOptions,
-    /// Print what was counted every so many milliseconds, 10 to 3600000
+    /// Print what was counted every so many milliseconds, 10 to 3600000; 0: do not
     #[arg(short = 'I', long, visible_alias = "interval-print", value_name = "MS",
-          value_parser = clap::value_parser!(u64).range(10..=3_600_000)
-              .map(Duration::from_millis))]
-    pub interval: Option<Duration>,
+          default_value = "0", hide_default_value = true,
+          value_parser = |text: &str| time_or_off(text, 3_600_000))]
+    pub interval: MaybeTime,
     /// So many intervals; a command that goes on then is waited for
     #[arg(long, value_name = "N", requires = "interval",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub interval_count: Option<u32>,
-    /// After the intervals, print what was counted altogether
-    #[arg(long, requires = "interval", overrides_with = "no_summary")]
+    /// After the intervals of -I, print what was counted altogether
+    #[arg(long, overrides_with = "no_summary")]
     pub summary: bool,
     /// No such sum, which is the default
     #[arg(long, hide = true, overrides_with = "summary")]
@@ -78,11 +82,12 @@ pub struct StatOptions {
     #[arg(short = 'D', long, value_name = "MS", allow_negative_numbers = true,
           value_parser = delay)]
     pub delay: Option<Duration>,
-    /// Stop after so many milliseconds, 10 or more; a command that still runs is ended by SIGTERM
+    /// Stop after so many milliseconds, 10 or more; a command that still runs is ended by
+    /// SIGTERM; 0: do not
     #[arg(long, value_name = "MS", conflicts_with_all = ["interval", "time"],
-          value_parser = clap::value_parser!(u64).range(10..=1_000_000_000)
-              .map(Duration::from_millis))]
-    pub timeout: Option<Duration>,
+          default_value = "0", hide_default_value = true,
+          value_parser = |text: &str| time_or_off(text, 1_000_000_000))]
+    pub timeout: MaybeTime,
     /// How long a set of events has the counters if there are more events than counters,
     /// in milliseconds, 1 to 1000 [default: 10]
     #[arg(long, value_name = "MS",
@@ -116,8 +121,8 @@ pub struct FormOptions {
     /// With -x, one field more at the end of each line: how the count was obtained
     #[arg(long, requires = "field_separator")]
     pub provenance: bool,
-    /// With -x and --summary, no word "summary" in the place of the time
-    #[arg(long, requires_all = ["field_separator", "summary"])]
+    /// With -x, -I and --summary, no word "summary" in the place of the time
+    #[arg(long)]
     pub no_csv_summary: bool,
     /// Print JSON: one object per line
     #[arg(short, long, visible_alias = "json-output")]
@@ -229,6 +234,16 @@ fn separator(text: &str) -> Result<String, String> {
     }
 }
 
+/// 0 for none, or milliseconds from 10 to `most`.
+fn time_or_off(text: &str, most: u64) -> Result<MaybeTime, String> {
+    let ms: Option<u64> = text.parse().ok();
+    match ms.filter(|ms| *ms == 0 || (10..=most).contains(ms)) {
+        Some(0) => Ok(None),
+        Some(ms) => Ok(Some(Duration::from_millis(ms))),
+        None => Err(format!("give milliseconds, 10..={most}, or 0 for none")),
+    }
+}
+
 fn delay(text: &str) -> Result<Duration, String> {
     if text == "-1" {
         return Err(
@@ -325,6 +340,11 @@ mod tests {
                 it.interval_count == Some(3)
             }),
             ("-vv", |it| it.verbose == 2),
+            ("-I 0", |it| it.interval.is_none()),
+            ("--timeout 0", |it| it.timeout.is_none()),
+            ("-x, --no-csv-summary", |it| it.look.no_csv_summary),
+            ("--summary", |it| it.summary && it.interval.is_none()),
+            ("-n", |it| it.interval.is_none() && it.timeout.is_none()),
             ("--log-fd 1", |it| it.sink.log_fd == Some(1)),
         ];
         for (words, check) in checks {
@@ -345,8 +365,6 @@ mod tests {
             ("--timeout 100 -I 100", "cannot be used with"),
             ("--timeout 100 --for 1s", "cannot be used with"),
             ("--interval-count 2", "--interval <MS>"),
-            ("--summary", "--interval <MS>"),
-            ("--no-csv-summary", "--field-separator"),
             ("--provenance", "--field-separator"),
             ("-r 2", "--timeout <MS>"),
             ("-r 2 -I 100 true", "cannot be used with"),

@@ -63,6 +63,18 @@ pub(super) static ELSEWHERE: &[(&str, &str)] = &[
     ("list", "umpire events lists what can be counted"),
 ];
 
+/// perf's commands below `perf stat`. A text stands behind "umpire: stat has no command 'X': ".
+pub(super) static BELOW_STAT: &[(&str, &str)] = &[
+    (
+        "record",
+        "umpire record takes samples, and umpire stat -o FILE writes counts to a file",
+    ),
+    (
+        "report",
+        "umpire report shows a profile of umpire record, and umpire stat -o FILE writes text",
+    ),
+];
+
 const GROUPS: &str = "braces make a group: -e '{cycles,instructions}'";
 const INHERIT: &str = "a vCPU is looked at whatever runs on it, so nothing is inherited";
 const CGROUPS: &str = "control groups are the guest's own, and not known here; --vm chooses the VM";
@@ -107,8 +119,18 @@ static STAT: &[Row] = &[
         "--cputype, --pmu-filter",
         No("a vCPU has one PMU; umpire run --pmu chooses its model"),
     ),
+    (
+        "-d, --detailed",
+        Otherwise(
+            "references and misses of the cache besides; given twice or more it adds no more",
+        ),
+    ),
     ("--filter", No(TRACEPOINTS)),
     ("-g, --group", No(GROUPS)),
+    (
+        "-j, --json-output",
+        Otherwise("as in perf, but refused together with -x, where perf writes half of each form"),
+    ),
     (
         "--hide-zero-events",
         No("a 0 here is a count that was taken; what nobody counted says so"),

@@ -440,8 +440,12 @@ fn page() -> String {
          `umpire stat`, `record`, `report`, `script`, `annotate`, `diff` and `top` do for guests what \
          perf's commands of these names do, and take perf's options where they mean the same. This \
          page has every option of perf 6.1 to 7.3, and its other commands at the end. One that is not here is refused, and the line \
-         that refuses it says what stands below. perf takes `--no-` before each option; such a one \
-         is refused with the same line.\n\n\
+         that refuses it says what stands below; with `--no-` before it too.\n\n\
+         Options are typed as for perf: of one that is given twice the last counts (`-e` and \
+         other lists go on), a long name may be shortened as far as no other option of ours or \
+         perf's begins so, and `--no-` before a long option takes it back. Commands below \
+         `perf stat` (`record`, `report`) are refused; a program of such a name stands behind \
+         `--`.\n\n\
          `UPDATE_GOLDEN=1 cargo test -p umpire perf` writes this page from the table in \
          `vmm/cli/src/flags/perf/rows.rs`.\n",
     );
