@@ -23,6 +23,8 @@ const TURN: Duration = Duration::from_millis(10);
 /// A time, or none; an option of this type is turned off by 0, as those of perf are. (A plain
 /// `Option` would be clap's own, whose parser cannot say none.)
 type MaybeTime = Option<Duration>;
+/// A number, or none: as [`MaybeTime`].
+type MaybeCount = Option<u32>;
 
 /// What is counted, and how it is shown: the options of `umpire stat`, by perf stat's names
 /// where perf has them.
@@ -63,10 +65,11 @@ pub struct StatOptions {
           default_value = "0", hide_default_value = true,
           value_parser = |text: &str| time_or_off(text, 3_600_000))]
     pub interval: MaybeTime,
-    /// So many intervals; a command that goes on then is waited for
+    /// So many intervals; a command that goes on then is waited for; 0: any number
     #[arg(long, value_name = "N", requires = "interval",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub interval_count: Option<u32>,
+          default_value = "0", hide_default_value = true,
+          value_parser = clap::value_parser!(u32).map(|count| Some(count).filter(|it| *it > 0)))]
+    pub interval_count: MaybeCount,
     /// After the intervals of -I, print what was counted altogether
     #[arg(long, overrides_with = "no_summary")]
     pub summary: bool,
@@ -340,6 +343,8 @@ mod tests {
                 it.interval_count == Some(3)
             }),
             ("-vv", |it| it.verbose == 2),
+            ("-I 10 --interval-count 0", |it| it.interval_count.is_none()),
+            ("-n", |it| it.interval_count.is_none()),
             ("-I 0", |it| it.interval.is_none()),
             ("--timeout 0", |it| it.timeout.is_none()),
             ("-x, --no-csv-summary", |it| it.look.no_csv_summary),
