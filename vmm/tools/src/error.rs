@@ -140,13 +140,6 @@ impl ToolError {
             _ => false,
         }
     }
-
-    /// Whether the VM is gone, or what was to be done has nobody left to do it.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
-        let nobody = |refusal: &Refusal| refusal.errno == Errno::ESRCH;
-        self.is_gone() || matches!(self, Self::Refused { refusal, .. } if nobody(refusal))
-    }
 }
 
 /// Whether a command was refused because nobody is there any more.

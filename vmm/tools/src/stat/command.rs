@@ -199,13 +199,14 @@ fn made<'a>(
     Ok((run, end, completion))
 }
 
-/// How it ends where a run fails after others. A VM that has ended is no failure.
+/// How it ends where a run fails after others. A VM that lets nobody
+/// count any more, as it has ended or is about to, is no failure.
 fn ended_between(
     error: ToolError,
     completion: Completion,
     notes: &mut dyn Write,
 ) -> Result<Completion, ToolError> {
-    if !error.has_ended() {
+    if !matches!(error, ToolError::Refused { .. }) {
         return Err(error);
     }
     note(notes, &format!("no further run was made: {error}"));
