@@ -382,6 +382,7 @@ mod tests {
         let events = [Asked {
             name: "exits".to_owned(),
             source,
+            said: umpire_events::Extras::default(),
             unit: Unit::EVENTS,
         }];
         let layout = Layout {
