@@ -17,6 +17,7 @@ mod explain;
 mod families;
 mod generic;
 mod identify;
+mod letters;
 mod libpfm;
 mod list;
 mod modifiers;
@@ -30,6 +31,7 @@ mod suggest;
 mod sys;
 mod table;
 mod text;
+mod traced;
 mod uncounted;
 
 #[cfg(test)]
@@ -45,9 +47,10 @@ pub use error::{EventError, LibraryError};
 pub use families::{family_of, models_of};
 pub use generic::all_names as generic_names;
 pub use identify::{decode, identify, is_code};
+pub use letters::with_letters;
 pub use libpfm::names;
 pub use list::{Question, list, nothing_found};
-pub use perf_form::{EventSampling, Extras, bare_name, extras, wants_one_ring, with_letters};
+pub use perf_form::{EventSampling, Extras, bare_name, extras, wants_one_ring};
 pub use print::write_list;
 pub use resolve::{NamedRequest, models_for, resolve};
 pub use search::Pattern;

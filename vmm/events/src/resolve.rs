@@ -15,6 +15,7 @@ use super::perf_names::PerfName;
 use super::suggest::{nearest, respelled};
 use super::table::{EncodeError, Encoding, NameTable, NamedEvent, PmuTable};
 use super::text::all_of;
+use super::traced;
 use super::uncounted::{self, Measured};
 
 /// The longest name in characters. libpfm's longest with every unit mask is
@@ -79,7 +80,7 @@ pub fn resolve(
     let found = from_tables(&name, model, names);
     if let Err(error) = &found
         && error.is_unknown()
-        && let Some(why) = uncounted::may_be_traced(text, !error.near().is_empty())
+        && let Some(why) = traced::may_be(text, !error.near().is_empty())
     {
         return Err(uncounted_error(text, why, None));
     }

@@ -1,7 +1,5 @@
 //! What perf's users ask for by name, and no counter of a guest's counts.
 
-use super::modifiers;
-
 /// What else has the figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measured {
@@ -64,28 +62,6 @@ pub(super) fn traced(text: &str) -> Option<&'static str> {
     let is_event = !event.is_empty() && !event.starts_with(':');
     (is_system && is_event)
         .then_some("a tracepoint of the kernel that perf runs on: use perf in the guest")
-}
-
-/// Why nobody counts what `text` names, which is no event here, if it can be a tracepoint that
-/// [`traced`] does not know: a kernel has others with every version and module. With something
-/// `near`, a long word is rather misspelt.
-pub(super) fn may_be_traced(text: &str, near: bool) -> Option<&'static str> {
-    let mut parts = text.split(':');
-    let (system, event) = (parts.next()?, parts.next()?);
-    let is_word = |word: &str| {
-        let of_word =
-            |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || "_-*?".contains(it);
-        word.chars().all(of_word) && word.contains(|it: char| it.is_ascii_lowercase() || it == '*')
-    };
-    let is_traced = is_word(system)
-        && is_word(event)
-        && !modifiers::are_letters(event)
-        && parts.all(modifiers::are_letters)
-        && !(near && system.len() > 5);
-    is_traced.then_some(
-        "taken for a tracepoint of the kernel that perf runs on, as no event here is called so: \
-         use perf in the guest",
-    )
 }
 
 /// Why nobody counts the events of perf's PMU `pmu`; none if it is not one that perf has beside

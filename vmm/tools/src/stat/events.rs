@@ -146,16 +146,11 @@ fn asked_one(
                  one, and umpire script -F shows it"
             )
         })?;
-        let one = wants_one_ring(name, model).map_err(|error| error.to_string())?;
-        return Ok(match one {
-            true => event(
-                Source::Nothing {
-                    why: OF_NO_RING.to_owned(),
-                },
-                Unit::EVENTS,
-            ),
-            false => event(source, unit),
-        });
+        if wants_one_ring(name, model).map_err(|error| error.to_string())? {
+            let why = OF_NO_RING.to_owned();
+            return Ok(event(Source::Nothing { why }, Unit::EVENTS));
+        }
+        return Ok(event(source, unit));
     }
     match resolve(name, model, names) {
         Ok(named) => Ok(event(Source::Counter(named.request), Unit::EVENTS)),
