@@ -130,6 +130,69 @@ fn tracked(lines: &str) {
     assert!(ends[0] >= ticks.iter().sum(), "{lines}");
 }
 
+/// While a tool looks for longer than the VM is there.
+fn ended_meanwhile(words: &[&str], after: Duration) -> (String, String) {
+    let mut vm = boot(8, &[]);
+    let child = start(&vm, words);
+    std::thread::sleep(after);
+    vm.stop();
+    end(child)
+}
+
+#[test]
+fn runs_that_were_made_are_printed() {
+    if skipped_without_kvm("runs_that_were_made") {
+        return;
+    }
+    // Between two of them, or in one: most of the time of a run is after that of a context.
+    let words = [
+        "stat", "--log-fd", "1", "-r", "50", "-x", ";", "-e", "cycles", "sleep", "0.3",
+    ];
+    let (out, told) = ended_meanwhile(&words, Duration::from_secs(2));
+    assert!(told.contains("no further run was made: "), "{told}");
+    let count = out.split(';').next().and_then(|it| it.parse::<u64>().ok());
+    assert!(count.is_some_and(|count| count > 0), "{out}");
+}
+
+#[test]
+fn an_interval_has_what_was_counted_in_it() {
+    if skipped_without_kvm("an_interval_has") {
+        return;
+    }
+    let words = [
+        "stat",
+        "--log-fd",
+        "1",
+        "-I",
+        "400",
+        "-x",
+        ";",
+        "-e",
+        "cycles,vm-exits",
+        "sleep",
+        "4",
+    ];
+    let (out, told) = ended_meanwhile(&words, Duration::from_secs(2));
+    let mut last = 0.0;
+    let mut before = 0.0;
+    let mut missing = 0;
+    for line in out.lines() {
+        let fields: Vec<&str> = line.split(';').map(str::trim).collect();
+        let [time, count, _, _, ran, ..] = fields.as_slice() else {
+            panic!("{line}");
+        };
+        let (time, ran): (f64, f64) = (time.parse().expect(line), ran.parse().expect(line));
+        if time > last {
+            (before, last) = (last, time);
+        }
+        // In nanoseconds; a vCPU's clock may differ a little.
+        assert!(ran / 1e9 <= (last - before) * 1.1 + 0.05, "{line}: {out}");
+        assert_ne!(*count, "<not supported>", "{out}");
+        missing += usize::from(*count == "<not counted>");
+    }
+    assert!(missing >= 4, "{out}{told}");
+}
+
 /// From its first instruction to its last: `--resume` lets it go when everything counts.
 #[test]
 fn a_guest_that_powers_off() {

@@ -232,6 +232,13 @@ fn a_paused_guest_does_nothing() {
         };
         stands();
         state("paused");
+        // A command that cannot be started leaves it where it is.
+        let data = runtime.join("data").display().to_string();
+        for words in [&["stat", "-e", "vm-exits"][..], &["record", "-o", &data]] {
+            let words = [words, &["--resume", "/no/such/program"]].concat();
+            assert_eq!(umpire(runtime, &words).0, 2);
+            state("paused");
+        }
         runs(&["--resume"]);
         for _ in 0..5 {
             let (status, _, told) = umpire(runtime, &["pause", "web1"]);

@@ -249,6 +249,64 @@ fn each_of_several_files_is_whole() {
 }
 
 /// There is no Linux in this guest.
+/// A recording into the VM's folder that has begun to write.
+fn recording(vm: &Vm, file: &str, more: &[&str]) -> std::process::Child {
+    let words = [&["record", "-c", "1000000", "-o", file], more].concat();
+    let mut command = vm.command(&words);
+    let recorder = command.stderr(Stdio::piped()).spawn().expect("umpire");
+    let began = Instant::now();
+    while !vm.path(file).exists() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it begins");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    recorder
+}
+
+#[test]
+fn nothing_is_lost_by_a_recording_that_fails() {
+    if skipped_without_kvm("nothing_is_lost") {
+        return;
+    }
+    let vm = boot(8, &[]);
+    let (profile, old) = (vm.path("p.data"), vm.path("p.data.old"));
+    std::fs::write(&profile, "good").expect("a file");
+    std::fs::write(&old, "older").expect("a file");
+    for _ in 0..2 {
+        let output = vm.tool(&["record", "-o", "p.data", "/no/such/program"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(files(&vm, "p.data"), [profile.clone(), old.clone()]);
+        assert_eq!(std::fs::read_to_string(&profile).expect("text"), "good");
+        assert_eq!(std::fs::read_to_string(&old).expect("text"), "older");
+    }
+    // A signal that begins no other file ends nothing.
+    let recorder = recording(&vm, "u.data", &["--for", "1s"]);
+    signal(&recorder, "-USR2");
+    told(&recorder.wait_with_output().expect("an end"));
+    assert!(samples(&report(&vm, &vm.path("u.data"))) > 0);
+}
+
+#[test]
+fn a_file_of_somebody_else_is_no_recording() {
+    if skipped_without_kvm("a_file_of_somebody_else") {
+        return;
+    }
+    let vm = boot(8, &[]);
+    for more in [&["--switch-output"][..], &[]] {
+        let file = if more.is_empty() { "one" } else { "several" };
+        let recorder = recording(&vm, file, more);
+        std::fs::write(vm.path("other"), "foreign").expect("a file");
+        std::fs::rename(vm.path("other"), vm.path(file)).expect("renamed");
+        signal(&recorder, "-INT");
+        let told = told(&recorder.wait_with_output().expect("an end"));
+        assert!(told.contains("replaced by somebody else"), "{told}");
+        let there = std::fs::read_to_string(vm.path(file)).expect("text");
+        assert_eq!(there, "foreign");
+        let [_, ours] = files(&vm, file).try_into().expect("two files");
+        assert!(samples(&report(&vm, &ours)) > 0, "{told}");
+        assert_eq!(mode(&ours), 0o600);
+    }
+}
+
 #[test]
 fn a_guest_without_processes_has_none_to_choose() {
     if skipped_without_kvm("a_guest_without_processes") {
