@@ -43,7 +43,7 @@ fn no_vm_is_named_or_there() {
 #[test]
 fn flags_that_make_no_sense() {
     without_vm(&["stat", "-e", "a,,b"], "comma");
-    without_vm(&["stat", "-e", "{a"], "a group is written as {a,b}");
+    without_vm(&["stat", "-e", "{a"], "is not closed; add a }");
     without_vm(&["stat", "-r", "3"], "--for <TIME>|COMMAND|--timeout <MS>");
     for words in [&["stat", "--", "3s"][..], &["record", "500ms"]] {
         without_vm(words, "is no command; to look for a time, give --for ");

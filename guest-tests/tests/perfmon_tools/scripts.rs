@@ -46,12 +46,18 @@ fn a_script_for_perf_runs_with_umpire() {
     let collapsed = Folder::default().collapse(stacks.as_bytes(), &mut folded);
     collapsed.expect("stacks of perf script");
     let folded = text(&folded);
-    let count = |line: &str| line.rsplit_once(' ')?.1.parse::<u64>().ok();
-    let samples: u64 = folded.lines().map(|line| count(line).expect(line)).sum();
-    let heads = stacks
-        .lines()
-        .filter(|line| line.contains("cycles"))
-        .count();
-    assert!(samples > 10, "{folded}{stacks}");
-    assert_eq!(samples, heads as u64, "{folded}{stacks}");
+    let weights = folded.lines().map(|line| {
+        let weight = line
+            .rsplit_once(' ')
+            .and_then(|(_, weight)| weight.parse::<u64>().ok());
+        weight.unwrap_or_else(|| panic!("no weight: {line}"))
+    });
+    // It weighs samples by their periods, which stand in front of the event.
+    let periods = stacks.lines().filter_map(|line| {
+        let (before, _) = line.split_once(" cycles:")?;
+        before.split_whitespace().last()?.parse().ok()
+    });
+    let (weights, periods): (u64, Vec<u64>) = (weights.sum(), periods.collect());
+    assert!(periods.len() > 10, "{stacks}");
+    assert_eq!(weights, periods.iter().sum::<u64>(), "{folded}{stacks}");
 }
