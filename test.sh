@@ -251,9 +251,9 @@ binaries=$(awk -v of="$guests" '$1 == of && $2 == "test" { print $3, $4 }' <<<"$
 
 awk -v of="$guests" '$1 != of' <<<"$tests" >"$logs/unit.list"
 awk -v of="$guests" '$1 == of && $2 != "test"' <<<"$tests" >"$logs/harness.list"
-suite unit 900 bash -c 'run_all --show-output <"$0"' "$logs/unit.list"
+suite unit 900 bash -c 'run_all --show-output "$@" <"$0"' "$logs/unit.list"
 suite documentation 600 cargo test --workspace --doc --no-fail-fast
-suite harness 600 bash -c 'run_all --show-output <"$0"' "$logs/harness.list"
+suite harness 600 bash -c 'run_all --show-output "$@" <"$0"' "$logs/harness.list"
 
 micro=$(micro_suites)
 needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == perf_contract || $1 == *-in-l1 ]]; }

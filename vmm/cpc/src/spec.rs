@@ -104,9 +104,9 @@ fn event(
     }
     let named =
         resolve(text, model, names).map_err(|error| invalid(Subcode::InvalidEvent, &error))?;
-    let is_code = umpire_events::is_code(text);
+    // A code's own bits say nothing here; letters behind a code or a name would be lost.
     let both = named.request.usr && named.request.os;
-    if !is_code && !both {
+    if !both && (umpire_events::extras(text).rings || !umpire_events::is_code(text)) {
         let reason = "say sys and nouser for the rings, behind the event";
         return Err(invalid(Subcode::InvalidAttribute, &reason));
     }
@@ -414,7 +414,9 @@ mod tests {
         refuse("amd-core", "cycles,cmask=256", AttributeOutOfRange, "255");
         refuse("amd-core", "cycles,cmask", AttributeOutOfRange, "255");
         refuse("amd-core", "cycles,sys=2", AttributeOutOfRange, "0 or 1");
-        refuse("amd-core", "cycles:k", InvalidAttribute, "nouser");
+        for rings in ["cycles:k", "r76:u", "cpu/event=0x76/k", "cpu/cycles/u"] {
+            refuse("amd-core", rings, InvalidAttribute, "nouser");
+        }
         refuse("amd-core", "cycles,pc", InvalidEvent, "pc");
         refuse("intel-v2", "ref-cycles,inv", InvalidAttribute, "pic0");
         refuse(
