@@ -178,6 +178,10 @@ impl<'a> Run<'a> {
                 self.finish()?;
                 return Ok((end, limit.completion()));
             }
+            let vm = self.measure.job.vm;
+            let each = self.watched.iter_mut();
+            each.map(|(watched, _)| watched)
+                .try_for_each(|watched| watched.begin_here(vm))?;
             self.start()?;
         }
         if let Some(timeout) = self.measure.options.timeout {

@@ -167,6 +167,11 @@ pub(super) struct Watched {
     is_done: bool,
 }
 
+fn first(vm: &Vm, session: &mut CountingSession) -> Result<Reading, ToolError> {
+    let what = format!("reading the registers of {}", session.target);
+    session.read(vm, false).map_err(refused(what))
+}
+
 impl Watched {
     /// Reads the registers as they are before counting begins.
     pub(super) fn begin(
@@ -174,16 +179,21 @@ impl Watched {
         mut session: CountingSession,
         events: usize,
     ) -> Result<Self, ToolError> {
-        let first = session.read(vm, false).map_err(refused(format!(
-            "reading the registers of {}",
-            session.target
-        )))?;
-        let course = Course::new(first, events);
+        let course = Course::new(first(vm, &mut session)?, events);
         Ok(Self {
             session,
             course,
             is_done: false,
         })
+    }
+
+    /// Takes the registers as they are now for those before counting begins: quantities of the
+    /// VMM have gone on while nothing was started.
+    pub(super) fn begin_here(&mut self, vm: &Vm) -> Result<(), ToolError> {
+        if !self.is_over() {
+            self.course.last = first(vm, &mut self.session)?;
+        }
+        Ok(())
     }
 
     /// Whether nothing more will come.
