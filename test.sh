@@ -68,8 +68,7 @@ install_missing() {
 }
 
 # What some tests need and Umpire does without: libpfm4 for names of events, a terminal of tmux for
-# umpire top, perf and pprof (of Go) to open what umpire writes for them. What
-# cannot be installed has its tests skipped.
+# umpire top, perf to open what umpire writes for it. Where it cannot be installed, they are skipped.
 install_for_tests() {
     local packages=() root=() package folder found=
     for folder in /usr/lib /usr/lib64 /usr/local/lib /usr/lib/x86_64-linux-gnu; do

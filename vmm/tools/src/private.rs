@@ -1,6 +1,6 @@
 //! Files that hold what was seen of a guest: for their owner alone, whatever the umask.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -34,17 +34,20 @@ pub(crate) fn create(path: &Path) -> io::Result<File> {
             Some(_) => return follow(path),
             None => {}
         }
-        let mut options = File::options();
-        match options.write(true).create_new(true).mode(MODE).open(path) {
-            Ok(file) => {
-                // The umask may have taken rights away.
-                file.set_permissions(Permissions::from_mode(MODE))?;
-                return Ok(file);
-            }
+        match new_file(path, File::options().write(true)) {
+            Ok(file) => return Ok(file),
             Err(error) if error.kind() == ErrorKind::AlreadyExists && tries < TRIES => tries += 1,
             Err(error) => return Err(error),
         }
     }
+}
+
+/// A file that was not there.
+fn new_file(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let file = options.create_new(true).mode(MODE).open(path)?;
+    // The umask may have taken rights away.
+    file.set_permissions(Permissions::from_mode(MODE))?;
+    Ok(file)
 }
 
 /// What is at `path`, or where a link there leads.
@@ -76,13 +79,8 @@ pub(crate) fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
     let mut number = 0u32;
     loop {
         let beside = behind(path, &format!(".{}.{number}", std::process::id()));
-        let mut options = File::options();
-        let options = options.read(true).write(true).create_new(true).mode(MODE);
-        match options.open(&beside) {
-            Ok(file) => {
-                file.set_permissions(Permissions::from_mode(MODE))?;
-                return Ok((file, beside));
-            }
+        match new_file(&beside, File::options().read(true).write(true)) {
+            Ok(file) => return Ok((file, beside)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists && number < MOST_BESIDE => {
                 number += 1;
             }

@@ -111,9 +111,10 @@ pub(super) fn free_commands() -> impl Iterator<Item = &'static str> {
     names.chain(["track"])
 }
 
-/// Lets options of the command that was typed be as free as perf's option parser lets them: of one that is given twice
-/// the last counts (lists go on), a long name may be as short as it is unique, and `--no-` before
-/// a long option takes it back, or away from one that begins so. Only for reading a command line:
+/// Lets options of the command that was typed be as free as perf's option parser lets them: of
+/// one that is given twice the last counts (lists go on), a long name may be as short as it is
+/// unique, and `--no-` before a long option takes it back, or away from one that begins so. Only
+/// for reading a command line:
 /// help, manual pages and completions would show each option many times.
 pub(super) fn free(command: clap::Command, name: Option<&str>) -> clap::Command {
     let Some(name) = free_commands().find(|one| Some(*one) == name) else {

@@ -62,7 +62,8 @@ pub(super) fn drawn(svg: &str) -> String {
     svg.replace(SEMICOLON, ";").replace(BLANK, " ")
 }
 
-fn push(text: &mut String, c: char, escaped: bool) {
+/// Adds a character to `text`, as it is or as `\xNN`, a byte each.
+pub(super) fn push(text: &mut String, c: char, escaped: bool) {
     if !escaped {
         text.push(c);
         return;

@@ -4,7 +4,7 @@
 //! reader could not tell apart is written as `\\xHH`, a byte each, and a backslash in front of
 //! what looks so itself as `\\x5c`; anything else is as perf prints it.
 
-use std::fmt::Write;
+use crate::profile::plain::push;
 
 /// What stands for a name without a letter.
 const UNNAMED: &str = "[unnamed]";
@@ -61,15 +61,8 @@ fn written(name: &str, escaped: impl Fn(usize, char, &str) -> bool) -> String {
         let blank = one != ' ' && one.is_whitespace();
         let ends = one.is_control() || blank || one == '\u{feff}';
         let like_ours = one == '\\' && is_escape(rest);
-        if !ends && !like_ours && !escaped(at, one, rest) {
-            out.push(one);
-            continue;
-        }
-        let mut bytes = [0; 4];
-        for byte in one.encode_utf8(&mut bytes).bytes() {
-            // Text takes all that it is given.
-            let _ = write!(out, "\\x{byte:02x}");
-        }
+        let is_escaped = ends || like_ours || escaped(at, one, rest);
+        push(&mut out, one, is_escaped);
     }
     out
 }
