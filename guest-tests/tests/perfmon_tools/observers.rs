@@ -59,6 +59,11 @@ fn await_counting(vm: &Vm, contexts: usize) {
     }
 }
 
+/// A `umpire stat` whose counts can be read.
+fn stat_of<'a>(events: &'a str, time: &'a str) -> [&'a str; 8] {
+    ["stat", "--log-fd", "1", "-j", "-e", events, "--for", time]
+}
+
 /// Counts are those that were declared, over the whole time.
 fn check_counts(output: &Output) {
     let found = rows(&printed(output));
@@ -81,19 +86,7 @@ fn stat_runs_beside_record() {
     ];
     let record = start(&vm, &words);
     await_counting(&vm, 1);
-    let stat = start(
-        &vm,
-        &[
-            "stat",
-            "--log-fd",
-            "1",
-            "-j",
-            "-e",
-            "cycles,instructions",
-            "--for",
-            "1s",
-        ],
-    );
+    let stat = start(&vm, &stat_of("cycles,instructions", "1s"));
     await_counting(&vm, 2);
     check_counts(&end(stat));
     let recorded = end(record);
@@ -115,18 +108,7 @@ fn two_stats_at_once_count_the_same() {
     }
     for flags in [&[][..], &["--cpus", "2", "--cores", "1"]] {
         let vm = boot(16, flags);
-        let words = |time| {
-            [
-                "stat",
-                "--log-fd",
-                "1",
-                "-j",
-                "-e",
-                "cycles,instructions",
-                "--for",
-                time,
-            ]
-        };
+        let words = |time| stat_of("cycles,instructions", time);
         let long = start(&vm, &words("3s"));
         await_counting(&vm, 1);
         let short = start(&vm, &words("1s"));
@@ -156,19 +138,7 @@ fn a_second_stat_is_refused_where_one_is_allowed() {
         return;
     }
     let vm = boot(8, &["--contexts-per-vcpu", "1"]);
-    let first = start(
-        &vm,
-        &[
-            "stat",
-            "--log-fd",
-            "1",
-            "-j",
-            "-e",
-            "cycles,instructions",
-            "--for",
-            "3s",
-        ],
-    );
+    let first = start(&vm, &stat_of("cycles,instructions", "3s"));
     await_counting(&vm, 1);
     let second = vm.tool(&["stat", "-e", "cycles", "--for", "100ms"]);
     assert_eq!(second.status.code(), Some(2), "{}", told(&second));
@@ -207,19 +177,7 @@ fn tools_make_room_for_each_other() {
     let percent = soft[0]["pcnt-running"].as_f64().expect("a number");
     assert!((20.0..90.0).contains(&percent), "{soft:?}");
     // Nobody makes room who did not agree to it.
-    let first = start(
-        &vm,
-        &[
-            "stat",
-            "--log-fd",
-            "1",
-            "-j",
-            "-e",
-            "{cycles,instructions}",
-            "--for",
-            "2s",
-        ],
-    );
+    let first = start(&vm, &stat_of("{cycles,instructions}", "2s"));
     await_counting(&vm, 1);
     let second = vm.tool(&["stat", "-e", "{cycles,instructions}", "--for", "100ms"]);
     assert!(
