@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use arbiter::host::{BootTime, CpuSet, HostArbiter};
-use umpire_socket::{ClientSocket, Closer};
+use umpire_service::{ClientSocket, Closer};
 use varlink::sansio::serialize_reply;
 
 use crate::config::{ArbiterConfig, PmuConfig};
@@ -43,7 +43,7 @@ pub fn connection(bytes: &[u8]) -> usize {
     let (mut client, server) = UnixStream::pair().expect("sockets");
     server.set_nonblocking(true).expect("a socket");
     // So it is closed by this thread, where the kernel can do so.
-    umpire_socket::refuse_rights(&server);
+    umpire_service::refuse_rights(&server);
     let socket = ClientSocket::new(server.into(), &Closer::new(1 << 20));
     let mut connection = Connection::new(socket, Client::default());
     // What a plain look at the bytes says: a call is what stands before a 0.

@@ -22,7 +22,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use umpire_budget::Handed;
 use umpire_lease::{EventReply, EventRequest, Refusal};
-use umpire_socket::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
+use umpire_service::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 
 use crate::connections::is_passing;
 use crate::peer::{self, Client, NoThread, Started};

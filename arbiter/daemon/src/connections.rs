@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
 use rustix::net::{SendFlags, send};
-use umpire_socket::ClientSocket;
+use umpire_service::ClientSocket;
 use varlink::sansio::serialize_reply;
 use varlink::{Reply, Request};
 

@@ -14,7 +14,7 @@ use arbiter::host::BootTime;
 use rustix::event::{Timespec, epoll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::time::{ClockId, clock_gettime};
-use umpire_socket::{BACKLOG, ClientSocket, Closer, Listener};
+use umpire_service::{BACKLOG, ClientSocket, Closer, Listener};
 use varlink::Request;
 
 use crate::audit::Trail;
@@ -83,7 +83,7 @@ impl Incoming {
     fn accept(&self) -> io::Result<ClientSocket> {
         match self {
             Incoming::Own(listener) => listener.accept(),
-            Incoming::Given(socket, closer) => umpire_socket::accept(socket, closer),
+            Incoming::Given(socket, closer) => umpire_service::accept(socket, closer),
         }
     }
 

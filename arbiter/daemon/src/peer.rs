@@ -9,7 +9,7 @@ use arbiter::host::ThreadId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use thiserror::Error;
-use umpire_socket::Peer;
+use umpire_service::Peer;
 
 use crate::task::{Task, cgroup};
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::event::epoll::EventFlags;
 use rustix::net::{SendFlags, send};
-use umpire_socket::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
+use umpire_service::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 
 use crate::http::{self, Asked};
 
@@ -141,7 +141,7 @@ impl Scrapers {
     /// Nobody waits to be accepted, or there is no descriptor.
     pub(crate) fn accept(&mut self, id: u64, now: u64, epoll: &Arc<OwnedFd>) -> io::Result<bool> {
         let mut socket = match &self.listening {
-            Listening::Port(listener, closer) => umpire_socket::accept(listener, closer)?,
+            Listening::Port(listener, closer) => umpire_service::accept(listener, closer)?,
             Listening::Path(listener) => listener.accept()?,
         };
         if self.open.len() >= MOST && !self.make_room(socket.user()) || socket.is_overdrawn() {

@@ -22,7 +22,9 @@ fn source(relative: &str) -> PathBuf {
 /// Compiles a program; the compiler must have nothing to say about it.
 fn compile(compiler: &mut Command, program: &Path, binary: &Path) {
     compiler.args(["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic"]);
-    compiler.arg("-I").arg(source("../arbiter/capi/include"));
+    compiler
+        .arg("-I")
+        .arg(source("../arbiter/lease/capi/include"));
     compiler.arg(program).arg("-o").arg(binary);
     compiler.arg("-L").arg(library()).arg("-lumpire_lease");
     compiler.arg(format!("-Wl,-rpath,{}", library().display()));

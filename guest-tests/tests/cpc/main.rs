@@ -34,7 +34,9 @@ fn program(name: &str) -> PathBuf {
 }
 
 fn compile(compiler: &mut Command, program: &Path, binary: &Path) {
-    compiler.arg("-I").arg(source("../vmm/cpc/include"));
+    compiler
+        .arg("-I")
+        .arg(source("../pmu-virt/perfmon/cpc/include"));
     compiler.arg(program).arg("-o").arg(binary);
     compiler.arg("-L").arg(library());
     compiler.args(["-lumpire_cpc", "-lpthread"]);

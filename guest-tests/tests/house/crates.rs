@@ -22,7 +22,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
 
 const HOUSE: [Room; 28] = [
     room("arbiter", "arbiter", &[]),
-    room("arbiter-experiment", "arbiter/experiment", &["arbiter"]),
+    room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("umpire-budget", "arbiter/budget", &["arbiter"]),
     room("pmu-model", "pmu-virt/model", &["arbiter"]),
     room("perfmon-abi", "pmu-virt/perfmon/abi", &[]),
@@ -39,28 +39,28 @@ const HOUSE: [Room; 28] = [
     ),
     room(
         "umpire-cpc",
-        "vmm/cpc",
+        "pmu-virt/perfmon/cpc",
         &["umpire-events", "perfmon", "umpire-perfmon"],
     ),
     room("perfmon", "pmu-virt/perfmon", &["pmu-model", "perfmon-abi"]),
     room("pmu-virt", "pmu-virt", &["pmu-model", "perfmon", "arbiter"]),
     room("guest-view", "vmm/guest-view", &[]),
-    room("umpire-agent-wire", "vmm/agent/wire", &[]),
+    room("umpire-agent-wire", "vmm/guest-view/wire", &[]),
     room("umpire-agent", "vmm/agent", &["umpire-agent-wire"]),
     room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt", "guest-view"]),
-    room("umpire-events", "vmm/events", &["pmu-model"]),
-    room("umpire-socket", "vmm/socket", &[]),
-    room("umpire-lease", "arbiter/client", &[]),
-    room("umpire-lease-c", "arbiter/capi", &["umpire-lease"]),
+    room("umpire-events", "pmu-virt/events", &["pmu-model"]),
+    room("umpire-service", "arbiter/service", &[]),
+    room("umpire-lease", "arbiter/lease", &[]),
+    room("umpire-lease-c", "arbiter/lease/capi", &["umpire-lease"]),
     room(
         "umpire-arbiterd",
         "arbiter/daemon",
-        &["arbiter", "umpire-budget", "umpire-lease", "umpire-socket"],
+        &["arbiter", "umpire-budget", "umpire-lease", "umpire-service"],
     ),
     room(
         "vmm-control",
         "vmm/control",
-        &["pmu-virt", "perfmon", "umpire-socket"],
+        &["pmu-virt", "perfmon", "umpire-service"],
     ),
     room("firmware", "firmware", &["arbiter", "freestanding"]),
     room(
@@ -93,7 +93,7 @@ const HOUSE: [Room; 28] = [
             "umpire-tools",
             "umpire-bench",
             "umpire-events",
-            "arbiter-experiment",
+            "arbiter-lab",
             "umpire-lease",
             "umpire-arbiterd",
         ],
@@ -225,4 +225,40 @@ fn no_crate_is_below_itself() {
     for room in HOUSE {
         assert!(!open_to(room.name).contains(room.name), "{}", room.name);
     }
+}
+
+/// Which top folders the crates of a top folder may use: what is above stays replaceable.
+const FOLDERS: [(&str, &[&str]); 5] = [
+    ("arbiter", &[]),
+    ("firmware", &["arbiter"]),
+    ("pmu-virt", &["arbiter"]),
+    ("vmm", &["arbiter", "firmware", "pmu-virt"]),
+    ("guest-tests", &["arbiter", "firmware", "pmu-virt", "vmm"]),
+];
+
+#[test]
+fn no_arrow_runs_up_between_top_folders() {
+    let found = metadata();
+    let house = root().canonicalize().expect("the house");
+    let top = |name: &str| -> String {
+        let folder = found[name].folder.canonicalize().expect("a folder");
+        let below = folder.strip_prefix(&house).expect("a folder of the house");
+        let first = below.iter().next().expect("a top folder");
+        first.to_string_lossy().into_owned()
+    };
+    let mut wrong = Vec::new();
+    for (name, one) in &found {
+        let from = top(name);
+        let Some((_, open)) = FOLDERS.iter().find(|(folder, _)| *folder == from) else {
+            wrong.push(format!("{name} is in {from}, which is no top folder"));
+            continue;
+        };
+        for used in &one.uses {
+            let to = top(used);
+            if to != from && !open.contains(&to.as_str()) {
+                wrong.push(format!("{name} ({from}) may not use {used} ({to})"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -8,7 +8,7 @@ use perfmon_abi::wire::MAX_PAYLOAD;
 use pmu_virt::EventFilters;
 use pmu_virt::perfmon::{DEFAULT_OVERFLOW_RATE, FormatRegistry, HostPolicy, MAX_CONTEXTS};
 
-use umpire_socket::Access;
+use umpire_service::Access;
 
 use crate::sys::PAGE;
 

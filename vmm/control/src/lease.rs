@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use arbiter::PerKind;
 use perfmon_abi::wire::{Errno, Refusal};
 use pmu_virt::perfmon::{ContextId, NotLoaded};
-use umpire_socket::Peer;
+use umpire_service::Peer;
 
 use crate::dispatcher::JobDispatcher;
 use crate::job::{

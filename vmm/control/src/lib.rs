@@ -86,4 +86,4 @@ pub use quantities::{
 pub use serve::{close_core, serve_core, serve_inspection, serve_vcpu};
 pub use server::{Server, ServerError};
 pub use setup::{Connected, ControlEndpoint, PreparedServer, ServerSetup};
-pub use umpire_socket::{Access, SocketError};
+pub use umpire_service::{Access, SocketError};

@@ -31,7 +31,7 @@ use crate::lease::LeaseDesk;
 use crate::quantities::MemoryProbe;
 use event_loop::EventLoop;
 use limits::Limits;
-use umpire_socket::{Closer, Kind, Listener, SocketError, Wording, raise_open_files};
+use umpire_service::{Closer, Kind, Listener, SocketError, Wording, raise_open_files};
 
 /// How long tools may look at their contexts after the machine has ended.
 const LINGER: Duration = Duration::from_secs(1);

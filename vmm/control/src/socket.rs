@@ -79,7 +79,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use rustix::net::socket_with;
-    use umpire_socket::{ClientSocket, Closer, FLAGS};
+    use umpire_service::{ClientSocket, Closer, FLAGS};
 
     use super::*;
 

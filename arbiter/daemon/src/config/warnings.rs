@@ -8,7 +8,7 @@ use arbiter::host::{CpuSet, Tenant};
 use arbiter::{CounterSet, PerKind};
 use nix::errno::Errno;
 use nix::unistd::{Gid, Group, Uid, User};
-use umpire_socket::unmapped_numbers;
+use umpire_service::unmapped_numbers;
 
 use super::cgroups::{CgroupRule, hierarchies};
 use super::{ArbiterConfig, Cpus, Members, PmuConfig};

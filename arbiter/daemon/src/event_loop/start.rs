@@ -13,7 +13,7 @@ use rustix::event::epoll;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 use umpire_budget::Handed;
-use umpire_socket::{
+use umpire_service::{
     Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording, raise_open_files,
 };
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use serde_json::{Value, json};
 use umpire_lease::INTERFACE;
-use umpire_socket::Access;
+use umpire_service::Access;
 
 use super::start::Given;
 use super::*;

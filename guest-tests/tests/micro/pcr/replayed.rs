@@ -8,7 +8,7 @@ use arbiter::script::{Action, End, Script as Steps, Setup as Machine, Trace, pla
 use arbiter::{
     Ask, AskRecord, AskResult, Control, CounterId, Layer, NamedEvent, Policy, Scheme, Wanted, abi,
 };
-use arbiter_experiment::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
+use arbiter_lab::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
 use guest_tests::micro::{Lab, LabRun, Op, Script, Test};
 use pmu_virt::PmuModel;
 use vmm::config::{HypervisorCounters, PcrChoice};

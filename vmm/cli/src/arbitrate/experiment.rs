@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use arbiter_experiment::sweep;
+use arbiter_lab::sweep;
 use thiserror::Error;
 
 use super::ArbitrateError;

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use arbiter::{Ask, AskResult, Layer, Outcome, Policy, Scheme};
-use arbiter_experiment::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
+use arbiter_lab::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
 use serde::Serialize;
 use umpire_tools::table::lines;
 

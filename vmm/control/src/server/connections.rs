@@ -18,7 +18,7 @@ use super::events::{Events, Token};
 use super::handed::Handed;
 use crate::memory_file::MemoryFile;
 use crate::socket::send;
-use umpire_socket::{ClientSocket, Listener, Peer, Received};
+use umpire_service::{ClientSocket, Listener, Peer, Received};
 
 /// Connections accepted before others are served.
 const MOST_AT_ONCE: usize = 64;

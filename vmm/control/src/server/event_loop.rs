@@ -29,7 +29,7 @@ use super::{LINGER, ServedVm, Stop};
 use crate::config::ControlConfig;
 use crate::job::{Ask, Done, Report, Work};
 use crate::socket::FileId;
-use umpire_socket::{Listener, Received};
+use umpire_service::{Listener, Received};
 
 /// How often the server looks whether tools have closed their contexts, once the
 /// machine has ended.

@@ -9,7 +9,7 @@ use pmu_virt::perfmon::LogicalPmu;
 use super::connections::MOST_REFUSED;
 use crate::config::{ARG_SIZES, ControlConfig};
 use crate::sys::PAGE;
-use umpire_socket::Peer;
+use umpire_service::Peer;
 
 /// Most contexts of a VM.
 const MOST_CONTEXTS: usize = 4096;

@@ -18,7 +18,7 @@ use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
 use pmu_virt::{CountRequest, EventFilters, EventProfile, PmuModel};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use umpire_perfmon::Client;
-use umpire_socket::{ClientSocket, Closer, Rights};
+use umpire_service::{ClientSocket, Closer, Rights};
 
 use super::contexts::table::MOST_SETS;
 use super::{ServedVm, Server};

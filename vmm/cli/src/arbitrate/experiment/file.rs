@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::path::Path;
 
 use arbiter::{Policy, PolicyError, Scheme};
-use arbiter_experiment::{Machine, PlanError, Variant, Workload};
+use arbiter_lab::{Machine, PlanError, Variant, Workload};
 use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use arbiter_experiment::Metric;
+use arbiter_lab::Metric;
 
 use super::file::Experiment;
 use super::plot;

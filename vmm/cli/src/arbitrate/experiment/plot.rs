@@ -1,6 +1,6 @@
 //! A plot of one metric: a group of bars for each variant, a bar for each class.
 
-use arbiter_experiment::{Cell, Estimate, Metric, Who};
+use arbiter_lab::{Cell, Estimate, Metric, Who};
 use plotters::coord::Shift;
 use plotters::drawing::DrawingAreaErrorKind;
 use plotters::prelude::{

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::num::NonZero;
 use std::time::Duration;
 
-use arbiter_experiment::{Cell, Estimate, GuessPlan, Kind, Metric, Who, estimate, guess_cookies};
+use arbiter_lab::{Cell, Estimate, GuessPlan, Kind, Metric, Who, estimate, guess_cookies};
 use serde::Serialize;
 use umpire_tools::table::lines;
 

@@ -7,7 +7,7 @@ use arbiter::{
     Answer, Ask, AskRecord, AskResult, Backing, Control, CounterId, CounterSet, EventRoom, Layer,
     NamedEvent, Outcome, PerKind, Policy, Presented, Reason, Reply, Scheme, Wanted,
 };
-use arbiter_experiment::Recorded;
+use arbiter_lab::Recorded;
 use serde::Deserialize;
 use thiserror::Error;
 use umpire_events::one_line;

@@ -19,7 +19,7 @@ use crate::server::answer::{Answer, ConnectionId, RequestId};
 use crate::server::events::Token;
 use crate::server::limits::{CONTEXT_FILES, Limits};
 use crate::socket::{FileId, context_pair};
-use umpire_socket::Peer;
+use umpire_service::Peer;
 
 /// A context that waits for its sampling buffer.
 #[derive(Debug)]

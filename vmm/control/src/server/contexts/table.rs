@@ -13,7 +13,7 @@ use crate::memory_file::MemoryFile;
 use crate::message_queue::Bell;
 use crate::server::answer::{ConnectionId, RequestId};
 use crate::socket::FileId;
-use umpire_socket::Peer;
+use umpire_service::Peer;
 
 /// Most event sets of all contexts of a VM.
 pub(in crate::server) const MOST_SETS: usize = 1 << 16;

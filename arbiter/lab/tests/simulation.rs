@@ -5,9 +5,7 @@ use std::num::NonZero;
 use std::sync::Mutex;
 
 use arbiter::{Policy, Scheme};
-use arbiter_experiment::{
-    Class, Demand, Kind, Machine, Metric, Variant, Who, Workload, simulate, sweep,
-};
+use arbiter_lab::{Class, Demand, Kind, Machine, Metric, Variant, Who, Workload, simulate, sweep};
 use proptest::prelude::*;
 
 fn variant(scheme: Scheme, change: impl FnOnce(&mut Policy)) -> Variant {

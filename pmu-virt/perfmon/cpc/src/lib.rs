@@ -12,7 +12,7 @@ mod clock;
 mod event;
 mod failure;
 #[cfg(test)]
-#[path = "../../../pmu-virt/perfmon/client/tests/fake/mod.rs"]
+#[path = "../../client/tests/fake/mod.rs"]
 mod fake;
 mod host;
 mod linux;

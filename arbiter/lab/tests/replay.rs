@@ -7,7 +7,7 @@ use arbiter::{
     NoEntropy, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Record, Reply, Request,
     Scheme, Tsc, Wanted, abi,
 };
-use arbiter_experiment::{Recorded, ReplaySetup, recorded_results, replay};
+use arbiter_lab::{Recorded, ReplaySetup, recorded_results, replay};
 use proptest::prelude::*;
 
 const NS_PER_MS: u64 = 1_000_000;
