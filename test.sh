@@ -2,7 +2,7 @@
 # Installs what the tests need, builds, and runs every test there is:
 #   1. unit, property and documentation tests,
 #   2. micro-guests on this machine's /dev/kvm, where there is one,
-#   3. the same micro-guests in L1, a machine whose KVM is known (docs/testing.md),
+#   3. the same micro-guests in L1, a machine whose KVM is known (docs/internals/testing.md),
 #   4. L1 itself, and an unmodified Debian kernel with `perf` and modules in it, end to end.
 # The last line is 'N passed, N failed, N skipped', summed over all of them. The
 # status is 0 only if nothing failed. What cannot run is named, with what is
@@ -149,7 +149,7 @@ suite() {
     timeout "$limit" "$@" >"$log" 2>&1 </dev/null
     status=$?
     # What runs guests, or talks over sockets, depends on the machine's time: now and then a
-    # neighbour takes it, or L1 ends for no reason (docs/testing.md). What fails twice is a
+    # neighbour takes it, or L1 ends for no reason (docs/internals/testing.md). What fails twice is a
     # failure; what failed once is told. An input that broke a property may not come again, so
     # it is a failure at once.
     if [ "$status" -ne 0 ] && [ $((SECONDS - start)) -lt "$limit" ] && [ "$name" != documentation ] &&
@@ -224,7 +224,7 @@ run_all() {
 export -f run_all
 
 # Suites for either KVM: those without libtest hold micro-guests. Hostile guests
-# are for a real one: some end the QEMU that L1 runs in (docs/testing.md).
+# are for a real one: some end the QEMU that L1 runs in (docs/internals/testing.md).
 micro_suites() {
     awk -F'"' '/^\[/ { name = "" } /^name *=/ { name = $2 } /^harness *= *false/ { print name }' \
         guest-tests/Cargo.toml
@@ -273,7 +273,7 @@ while read -r name file; do
     if is_micro "$name"; then
         label=$name-in-l1 processors=2
         # Its guests have two vCPUs, which QEMU's SVM does not run soundly on two
-        # processors of L1 (docs/testing.md, "Limits of L1").
+        # processors of L1 (docs/internals/testing.md, "Limits of L1").
         [ "$name" = perfmon ] && processors=1
         command=("$l1" --smp "$processors" --timeout 300 -- "$file" --show-output)
     else

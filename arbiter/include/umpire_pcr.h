@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * Umpire's counter reservations: constants of the guest ABI, docs/pcr.md.
+ * Umpire's counter reservations: constants of the guest ABI, docs/reference/pcr.md.
  * Generated from arbiter/src/abi/table.rs: do not edit.
  */
 #ifndef UMPIRE_PCR_H

@@ -4,7 +4,7 @@
 use crate::abi;
 use crate::{Access, Layer};
 
-/// A control word. The owner of a counter sets it; `docs/pcr.md`, "The control word",
+/// A control word. The owner of a counter sets it; `docs/reference/pcr.md`, "The control word",
 /// lists its bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Control(u64);

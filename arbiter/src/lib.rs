@@ -7,7 +7,7 @@
 //!
 //! - [`Grant`] says which counters the host gives to a guest.
 //! - [`PcrUnit`] keeps the reservations of one vCPU. It holds the policy, leases, the
-//!   scheme of arbitration and the registers that guests see. `docs/pcr.md` describes
+//!   scheme of arbitration and the registers that guests see. `docs/reference/pcr.md` describes
 //!   them.
 //! - [`host::HostArbiter`] gives leases on the counters of a host to its VMs and tools.
 //! - [`script`] plays requests of layers against a unit, without a guest.

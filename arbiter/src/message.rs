@@ -1,5 +1,5 @@
 //! The messages of the mailbox: what a layer writes to `REQUEST` and `REPLY`, and
-//! what it reads from `ANSWER`, `GRANTED` and `NOTICE`. `docs/pcr.md` has the bits.
+//! what it reads from `ANSWER`, `GRANTED` and `NOTICE`. `docs/reference/pcr.md` has the bits.
 
 use core::num::NonZeroU32;
 

@@ -8,7 +8,7 @@ use crate::reason::Reason;
 use crate::{CounterId, Layer, PerKind};
 
 /// How the layers of a machine arbitrate among themselves. These are the three
-/// schemes of the paper's section II.C; `docs/arbitration.md` describes each.
+/// schemes of the paper's section II.C; `docs/guide/arbitration.md` describes each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// The hypervisor manages every counter for the life of the machine, and

@@ -3,7 +3,7 @@
 use crate::CounterId;
 use crate::abi;
 
-/// A register of the block of synthetic MSRs. `docs/pcr.md` says what each does.
+/// A register of the block of synthetic MSRs. `docs/reference/pcr.md` says what each does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PcrRegister {
     /// `MANAGEMENT_KEY`.

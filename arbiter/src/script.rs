@@ -1,5 +1,5 @@
 //! Arbitration by script: what each layer does at which time, and the trace that it
-//! leaves under a scheme. `docs/arbitration.md` has the format.
+//! leaves under a scheme. `docs/guide/arbitration.md` has the format.
 
 mod parse;
 mod play;

@@ -70,7 +70,7 @@ fn sentence(meaning: &str) -> String {
 fn c() -> String {
     let mut text = String::from(
         "/* SPDX-License-Identifier: Apache-2.0 OR MIT */\n\
-         /*\n * Umpire's counter reservations: constants of the guest ABI, docs/pcr.md.\n \
+         /*\n * Umpire's counter reservations: constants of the guest ABI, docs/reference/pcr.md.\n \
          * Generated from arbiter/src/abi/table.rs: do not edit.\n */\n\
          #ifndef UMPIRE_PCR_H\n#define UMPIRE_PCR_H\n",
     );
@@ -149,13 +149,15 @@ fn the_c_header_follows_the_table() {
 
 #[test]
 fn the_documentation_follows_the_table() {
-    let text = fs::read_to_string(path("../docs/pcr.md")).unwrap();
-    let (before, rest) = text.split_once(BEGIN).expect("docs/pcr.md has the marker");
+    let text = fs::read_to_string(path("../docs/reference/pcr.md")).unwrap();
+    let (before, rest) = text
+        .split_once(BEGIN)
+        .expect("docs/reference/pcr.md has the marker");
     let (_, after) = rest
         .split_once(END)
-        .expect("docs/pcr.md has the end marker");
+        .expect("docs/reference/pcr.md has the end marker");
     check(
-        "../docs/pcr.md",
+        "../docs/reference/pcr.md",
         &format!("{before}{BEGIN}{}{END}{after}", markdown()),
     );
 }
@@ -182,8 +184,10 @@ fn names_are_unique_and_values_fit() {
 
 /// The page around the generated tables.
 fn prose() -> String {
-    let text = fs::read_to_string(path("../docs/pcr.md")).unwrap();
-    let (before, rest) = text.split_once(BEGIN).expect("docs/pcr.md has the marker");
+    let text = fs::read_to_string(path("../docs/reference/pcr.md")).unwrap();
+    let (before, rest) = text
+        .split_once(BEGIN)
+        .expect("docs/reference/pcr.md has the marker");
     let (_, after) = rest.split_once(END).expect("and its end");
     format!("{before}{after}")
 }
@@ -233,7 +237,7 @@ fn the_page_names_the_present_version() {
         format!("version of this ABI: {version} "),
         format!("EAX is {version}?"),
     ] {
-        assert!(text.contains(&told), "docs/pcr.md lacks '{told}'");
+        assert!(text.contains(&told), "docs/reference/pcr.md lacks '{told}'");
     }
 }
 
@@ -268,7 +272,10 @@ fn the_page_describes_every_bit_of_the_control_word() {
         format!("The initial value is {:#010x}:", modes | shared),
         format!("The write of {modes:#010x} to `CONTROL` clears bits {first} to {last}."),
     ] {
-        assert!(prose().contains(&told), "docs/pcr.md lacks '{told}'");
+        assert!(
+            prose().contains(&told),
+            "docs/reference/pcr.md lacks '{told}'"
+        );
     }
 }
 

@@ -13,7 +13,7 @@
 //!   `x86_64-unknown-none`. The build script builds it, and [`image`] returns
 //!   it.
 //!
-//! `docs/firmware.md` is the contract for other firmware.
+//! `docs/guide/firmware.md` is the contract for other firmware.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! What firmware does with the counters of one vCPU.
 //!
 //! The machine is behind [`Machine`], so all of this is tested on the host. The
-//! order is that of `docs/pcr.md`: the management key comes first, because its
+//! order is that of `docs/reference/pcr.md`: the management key comes first, because its
 //! #GP shows that the counter is taken; the counter starts last. What cannot be
 //! had by key the firmware asks for by the mailbox ([`mailbox`]).
 

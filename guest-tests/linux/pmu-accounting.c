@@ -2,7 +2,7 @@
  *
  *   pmu-accounting [-a] [-x SEPARATOR] [CPU...]
  *
- * It reads Umpire's accounting page (docs/guest-abi.md) through /dev/cpu/N/msr, so it needs
+ * It reads Umpire's accounting page (docs/reference/guest-abi.md) through /dev/cpu/N/msr, so it needs
  * root and the module msr. One snapshot for each CPU, all of them without an argument; a line
  * for each counter that was ever used, with -a for every one.
  *
@@ -21,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The ABI, as docs/guest-abi.md has it; a test compares these tables with that page's. */
+/* The ABI, as docs/reference/guest-abi.md has it; a test compares these tables with that page's. */
 #define CPUID_FIRST 0x40000100
 #define CPUID_LAST 0x4000ff00
 #define ABI_VERSION 1
@@ -78,7 +78,7 @@ static const char *const loss_codes[256] = {
 	[6] = "its reservation ended while it counted, which cleared the counter",
 };
 
-/* Reservations (docs/pcr.md): the position that the legacy registers of position i reach, in
+/* Reservations (docs/reference/pcr.md): the position that the legacy registers of position i reach, in
  * every version of their ABI up to this one. */
 #define LEGACY_MAP(i) (0x200 + (i))
 #define RESERVATIONS_LEGACY_MAP (1u << 3)

@@ -8,7 +8,7 @@
 //! - [`umpire`]: where the program under test is, and what this machine lacks for a test.
 //! - [`vm`]: a VM that the tools of a test look at.
 //!
-//! `docs/testing.md` says how they are used.
+//! `docs/internals/testing.md` says how they are used.
 #![deny(unsafe_code)]
 
 pub mod hostile;

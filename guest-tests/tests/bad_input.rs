@@ -517,7 +517,7 @@ fn kernels_that_cannot_be_booted() {
         (&["--kernel", "large"], &["too large", "--memory"]),
         (
             &["--kernel", "linux", "--firmware", "text"],
-            &["--firmware text", "flat image", "docs/firmware.md"],
+            &["--firmware text", "flat image", "docs/guide/firmware.md"],
         ),
         (
             &["--kernel", "linux", "--firmware", "linux"],

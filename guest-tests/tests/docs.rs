@@ -144,7 +144,10 @@ fn what_is_gone_is_found() {
     check("`VcpuOfOld`", &["symbol VcpuOfOld (VcpuOfOld)"]);
     check("`vmm/src/lib.rs` `--pmu` `KVM_RUN` `0x186`", &[]);
     check("`vmm/src/gone.rs`", &["path vmm/src/gone.rs"]);
-    check("[a](docs/testing.md#there) [b](https://x.test/y)", &[]);
+    check(
+        "[a](docs/internals/testing.md#there) [b](https://x.test/y)",
+        &[],
+    );
     check("[a](docs/gone.md)", &["link docs/gone.md"]);
     check("```\n`Gone::gone`\n```\n`Vcpu`", &[]);
 }

@@ -1,5 +1,5 @@
 //! The structure of the code: which crate may use which, no cycle of modules, no
-//! `unsafe` but in `sys`. docs/architecture.md states it, and this holds it.
+//! `unsafe` but in `sys`. docs/internals/architecture.md states it, and this holds it.
 
 #[path = "house/crates.rs"]
 mod crates;

@@ -10,7 +10,7 @@ use guest_tests::linux::{LinuxImage, Log, Script};
 /// Without the NMI watchdog no counter is used before the script's.
 const NO_WATCHDOG: &str = "nmi_watchdog=0";
 
-/// L1 loses one hit of a breakpoint in some 400 000, also without a PMU (docs/testing.md, "Limits
+/// L1 loses one hit of a breakpoint in some 400 000, also without a PMU (docs/internals/testing.md, "Limits
 /// of L1"), and these tests count ten thousands: so one that fails has two tries more.
 const PERF_TESTS: &str = "for i in 1 2 3; do \
      perf test Breakpoint Watchpoint Sigtrap 'bp modify' >/tmp/p 2>&1; \

@@ -14,7 +14,7 @@ const START: &str = "insmod /lib/modules/msr.ko; walk compute >/tmp/compute & ec
                      echo text $(grep ' _text$' /proc/kallsyms)";
 /// Where each x86-64 kernel is linked to begin. One of some 480 boots is there all the same.
 const LINKED: u64 = 0xffff_ffff_8100_0000;
-/// A rate at which L1 seldom stands still (docs/testing.md, "Limits of L1").
+/// A rate at which L1 seldom stands still (docs/internals/testing.md, "Limits of L1").
 const RECORD: &str = "record -a -g -F 199 --for 8s -o /l1/out/umpire.data";
 const TOP: &str = "top --once -d 2 -F 99";
 const FLAGS: [&str; 8] = [

@@ -5,7 +5,7 @@
 //! policy guarantees the guest, whatever the guest will count, and beside all
 //! contexts that count at the same time, whichever sets they have active; a
 //! preemptible one is also loaded if it fits beside what is counted now.
-//! `docs/perfmon-arbitration.md` has the reasons.
+//! `docs/reference/perfmon-arbitration.md` has the reasons.
 
 use std::fmt;
 

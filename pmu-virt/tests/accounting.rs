@@ -184,13 +184,13 @@ fn a_counter_that_is_not_granted_is_hidden_here_too() {
     assert_eq!(of(dropped), [status, count, zero, zero]);
 }
 
-/// `docs/guest-abi.md` holds the tables; `UPDATE_DOCS=1` writes them there.
+/// `docs/reference/guest-abi.md` holds the tables; `UPDATE_DOCS=1` writes them there.
 #[test]
 fn the_page_documents_every_register_and_code() {
     const BEGIN: &str = "<!-- tables: begin -->\n";
     const END: &str = "<!-- tables: end -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guest-abi.md");
-    let page = std::fs::read_to_string(&path).expect("docs/guest-abi.md can be read");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/guest-abi.md");
+    let page = std::fs::read_to_string(&path).expect("docs/reference/guest-abi.md can be read");
     let (head, rest) = page
         .split_once(BEGIN)
         .expect("the page marks the tables' begin");
@@ -200,7 +200,7 @@ fn the_page_documents_every_register_and_code() {
     let expected = documented();
     if std::env::var_os("UPDATE_DOCS").is_some() {
         let page = format!("{head}{BEGIN}{expected}{END}{tail}");
-        std::fs::write(&path, page).expect("docs/guest-abi.md can be written");
+        std::fs::write(&path, page).expect("docs/reference/guest-abi.md can be written");
         return;
     }
     assert_eq!(

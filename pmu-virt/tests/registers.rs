@@ -29,13 +29,13 @@ fn rules_have_unique_names() {
     assert_eq!(names.len(), all().count());
 }
 
-/// `docs/registers.md` holds the same table; `UPDATE_DOCS=1` writes it there.
+/// `docs/reference/registers.md` holds the same table; `UPDATE_DOCS=1` writes it there.
 #[test]
 fn the_page_lists_every_rule_as_it_is_tested() {
     const BEGIN: &str = "<!-- rules: begin -->\n";
     const END: &str = "<!-- rules: end -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/registers.md");
-    let page = std::fs::read_to_string(&path).expect("docs/registers.md can be read");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/registers.md");
+    let page = std::fs::read_to_string(&path).expect("docs/reference/registers.md can be read");
     let (head, rest) = page
         .split_once(BEGIN)
         .expect("the page marks the table's begin");
@@ -50,11 +50,11 @@ fn the_page_lists_every_rule_as_it_is_tested() {
     }
     if std::env::var_os("UPDATE_DOCS").is_some() {
         let page = format!("{head}{BEGIN}{expected}{END}{tail}");
-        std::fs::write(&path, page).expect("docs/registers.md can be written");
+        std::fs::write(&path, page).expect("docs/reference/registers.md can be written");
         return;
     }
     assert_eq!(
         table, expected,
-        "docs/registers.md is out of date; run this test with UPDATE_DOCS=1"
+        "docs/reference/registers.md is out of date; run this test with UPDATE_DOCS=1"
     );
 }

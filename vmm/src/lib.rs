@@ -15,7 +15,7 @@
 //! - Firmware and its counters: [`mod@firmware`].
 //! - How a run is to be: [`config`], [`counters`], [`reservations`].
 //!
-//! `docs/architecture.md` follows an access through the code.
+//! `docs/internals/architecture.md` follows an access through the code.
 
 #![deny(unsafe_code)]
 

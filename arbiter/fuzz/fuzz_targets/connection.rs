@@ -1,6 +1,6 @@
 //! Any bytes on a connection of the arbiter, in pieces.
 //!
-//! The harness is `any_bytes` of umpire-arbiterd, which its tests use too; `docs/testing.md`
+//! The harness is `any_bytes` of umpire-arbiterd, which its tests use too; `docs/internals/testing.md`
 //! tells how to run this.
 #![no_main]
 

@@ -1,6 +1,6 @@
 //! Any bytes as calls of several users to the arbiter, time passing in between.
 //!
-//! The harness is `any_bytes` of umpire-arbiterd, which its tests use too; `docs/testing.md`
+//! The harness is `any_bytes` of umpire-arbiterd, which its tests use too; `docs/internals/testing.md`
 //! tells how to run this.
 #![no_main]
 

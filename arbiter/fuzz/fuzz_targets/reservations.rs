@@ -1,6 +1,6 @@
-//! Bytes as operations, played on a unit and on a naive model of `docs/pcr.md`.
+//! Bytes as operations, played on a unit and on a naive model of `docs/reference/pcr.md`.
 //!
-//! The harness is that of the test `reservations`; `docs/testing.md` tells how
+//! The harness is that of the test `reservations`; `docs/internals/testing.md` tells how
 //! to run this.
 #![no_main]
 

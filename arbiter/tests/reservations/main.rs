@@ -1,4 +1,4 @@
-//! The reservation machine, against `docs/pcr.md`: tables, properties, a naive
+//! The reservation machine, against `docs/reference/pcr.md`: tables, properties, a naive
 //! model, and every state that a small bank can be in.
 
 mod fixture;

@@ -1,5 +1,5 @@
 //! Every operation on a counter in every state: its result, the state that it
-//! leaves, and the table under "Reserving" in `docs/pcr.md`, row by row.
+//! leaves, and the table under "Reserving" in `docs/reference/pcr.md`, row by row.
 
 use arbiter::{Bank, Control, CounterId, CounterSet, Effects, Layer, Operation, Reason};
 
@@ -252,7 +252,7 @@ fn the_table_of_the_page_row_by_row() {
             check(case, expected);
         }
     }
-    let page = include_str!("../../../docs/pcr.md");
+    let page = include_str!("../../../docs/reference/pcr.md");
     let table: Vec<&str> = page
         .lines()
         .skip_while(|line| !line.starts_with("| the counter is |"))

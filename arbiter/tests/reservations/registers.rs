@@ -1,10 +1,10 @@
-//! Every index of the block, against the table of MSRs in `docs/pcr.md`.
+//! Every index of the block, against the table of MSRs in `docs/reference/pcr.md`.
 
 use arbiter::{CounterId, IbsKind, Layer, PcrRegister, abi};
 
 use crate::play::{Op, Outcome, Script, World};
 
-const PAGE: &str = include_str!("../../../docs/pcr.md");
+const PAGE: &str = include_str!("../../../docs/reference/pcr.md");
 
 /// A row of the page's table.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
 //! The fuzz target's harness on some random inputs, so that it
-//! cannot rot; `docs/testing.md` says how to let it run for long.
+//! cannot rot; `docs/internals/testing.md` says how to let it run for long.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Access to counter reservations (docs/pcr.md): finding them, their MSRs with a
+ * Access to counter reservations (docs/reference/pcr.md): finding them, their MSRs with a
  * cookie, and what pcr_full.ko exports to kernel users of a private counter.
  */
 #ifndef PCR_H

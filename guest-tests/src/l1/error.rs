@@ -109,7 +109,7 @@ pub enum L1Error {
     },
     /// Nothing in the L1 machine went on any more.
     #[error(
-        "the L1 machine stood still after {:.1} s: not even its own shell goes on (docs/testing.md, \"Limits of L1\"); try again\n{log}",
+        "the L1 machine stood still after {:.1} s: not even its own shell goes on (docs/internals/testing.md, \"Limits of L1\"); try again\n{log}",
         after.as_secs_f64()
     )]
     StoodStill {

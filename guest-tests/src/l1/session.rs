@@ -18,7 +18,7 @@ use super::tool::last_lines;
 /// After its last status line L1 has this long to power itself off.
 const POWER_OFF: Duration = Duration::from_secs(5);
 /// Init says every 2 s that it is there, once it is ready. Not even a shell that sleeps goes on
-/// in an L1 that says nothing for so long (docs/testing.md, "Limits of L1").
+/// in an L1 that says nothing for so long (docs/internals/testing.md, "Limits of L1").
 const SILENCE: Duration = Duration::from_secs(60);
 /// As much of it says so where the time is over.
 const AT_THE_END: u32 = 4;

@@ -6,7 +6,7 @@
 const CYCLES_TOLERANCE: f64 = 0.10;
 
 /// The kernel's messages that tests look for. Not all of it: much output of a guest with several
-/// vCPUs ends L1 (`docs/testing.md`, "Limits of L1").
+/// vCPUs ends L1 (`docs/internals/testing.md`, "Limits of L1").
 pub const LOG: &str =
     "dmesg | grep -E 'tsc: Detected|PMU|[.]{3} |Broken BIOS|CPUID marked|lockup|self-detected'";
 

@@ -214,7 +214,7 @@ impl UnderUmpire {
             .arg(guest.kernel())
             .arg("--initrd")
             .arg(guest.initrd());
-        // With two, QEMU now and then mixes up L1 and its guest (docs/testing.md,
+        // With two, QEMU now and then mixes up L1 and its guest (docs/internals/testing.md,
         // "Limits of L1").
         let machine = Machine::new()
             .memory_mib(2048)

@@ -97,7 +97,7 @@ fn a_program_in_c_keeps_its_lease_over_a_restart() {
 
 #[test]
 fn the_example_of_the_documentation_compiles() {
-    let page = std::fs::read_to_string(source("../docs/arbiterd.md")).expect("the page");
+    let page = std::fs::read_to_string(source("../docs/reference/arbiterd.md")).expect("the page");
     let (_, example) = page.split_once("```c\n").expect("an example");
     let (example, _) = example.split_once("```").expect("its end");
     let folder = tempfile::tempdir().expect("a folder");

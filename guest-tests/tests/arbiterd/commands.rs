@@ -427,7 +427,7 @@ fn commands_without_an_arbiter_say_how_to_start_one() {
 /// The configuration of the operators' page can be used, on a host with its users.
 #[test]
 fn the_operators_page_has_a_policy_that_can_be_used() {
-    let page = include_str!("../../../docs/operators.md");
+    let page = include_str!("../../../docs/guide/operators.md");
     let policy = page.split("```toml\n").nth(1).expect("a policy");
     let policy = policy.split("```").next().expect("its end");
     let policy = ["telemetry", "vm-blue", "vm-green"]

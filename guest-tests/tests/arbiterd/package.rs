@@ -153,7 +153,7 @@ fn the_package_installs_what_an_operator_needs() {
         "./usr/share/zsh/vendor-completions/_umpire",
         "./usr/share/fish/vendor_completions.d/umpire.fish",
         "./usr/share/doc/umpire/copyright",
-        "./usr/share/doc/umpire/docs/arbiterd.md",
+        "./usr/share/doc/umpire/docs/reference/arbiterd.md",
         "./usr/share/doc/umpire/docs/schemas/stat.json",
     ] {
         assert!(listed.contains(file), "{file} is not in:\n{listed}");

@@ -1,4 +1,4 @@
-//! Invariants of docs/architecture.md that say what is absent.
+//! Invariants of docs/internals/architecture.md that say what is absent.
 
 use std::fs;
 use std::path::Path;

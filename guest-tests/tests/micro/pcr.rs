@@ -1,4 +1,4 @@
-//! Counter reservations as guests meet them (`docs/pcr.md`).
+//! Counter reservations as guests meet them (`docs/reference/pcr.md`).
 
 pub(crate) mod access;
 pub(crate) mod asking;

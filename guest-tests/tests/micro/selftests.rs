@@ -82,7 +82,7 @@ fn there(lab: &Lab) -> Result<()> {
     for spec in INTEL.iter().chain(AMD) {
         let setup = Setup::clock(spec);
         let model = model(&setup)?;
-        // RDPMC is looked for from the first control on (docs/rdpmc.md).
+        // RDPMC is looked for from the first control on (docs/internals/rdpmc.md).
         let (_, select) = registers(&model, 0);
         let mut ops = vec![Write(select, ENABLED), Write(select, 0)];
         for n in 0..PLACES {

@@ -5,7 +5,7 @@
 //! time, and [`NoTables`] what there is without it. [`list()`] finds events by a
 //! pattern, [`identify()`] says what one name or code stands for, and [`decode()`] which names
 //! a code has. Which backends can count an event the caller says, by a [`Backends`].
-//! `docs/events.md` says how names are written.
+//! `docs/guide/events.md` says how names are written.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Bytes as commands to a context and what befalls it, compared with a naive
 //! model of the specification.
 //!
-//! The harness is that of the test `perfmon` of the crate `perfmon`; `docs/testing.md` tells how
+//! The harness is that of the test `perfmon` of the crate `perfmon`; `docs/internals/testing.md` tells how
 //! to run this.
 #![no_main]
 

@@ -1,7 +1,7 @@
 //! Any bytes as whatever can come over the control socket, or lie in a sampling
 //! buffer.
 //!
-//! The harness is that of the test `any_bytes` of perfmon-abi; `docs/testing.md`
+//! The harness is that of the test `any_bytes` of perfmon-abi; `docs/internals/testing.md`
 //! tells how to run this.
 #![no_main]
 

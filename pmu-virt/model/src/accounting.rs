@@ -2,7 +2,7 @@
 //! each was enabled, how long it really counted, and where its count comes
 //! from. A page of read-only synthetic MSRs, announced by CPUID.
 //!
-//! The constants and tables here are the ABI; `docs/guest-abi.md` is generated
+//! The constants and tables here are the ABI; `docs/reference/guest-abi.md` is generated
 //! from them in part, and explains how a guest reads without tearing.
 
 use arbiter::CounterId;

@@ -51,7 +51,7 @@ pub struct PmuCpuid {
 }
 
 impl PmuCpuid {
-    /// The same for a guest that can reserve counters: `docs/pcr.md`, "Finding
+    /// The same for a guest that can reserve counters: `docs/reference/pcr.md`, "Finding
     /// it".
     #[must_use]
     pub fn with_reservations(mut self, unit: &PcrUnit) -> Self {

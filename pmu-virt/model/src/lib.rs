@@ -13,7 +13,7 @@
 //!   counts can be trusted.
 //!
 //! The rules of the registers, each with its source, are listed in
-//! `docs/registers.md`.
+//! `docs/reference/registers.md`.
 #![deny(unsafe_code)]
 
 pub mod accounting;

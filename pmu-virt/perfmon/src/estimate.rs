@@ -5,7 +5,7 @@
 //! - [`Estimator`] finds the phases of the run in the counts of all events, and
 //!   scales within each phase.
 //!
-//! Method, figures and limits are in `docs/multiplexing.md`.
+//! Method, figures and limits are in `docs/internals/multiplexing.md`.
 
 mod jumps;
 mod linear;

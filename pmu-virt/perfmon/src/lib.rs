@@ -5,7 +5,7 @@
 //! it says what it wants counted ([`Wanted`]) and takes what was counted.
 //! [`estimate`] extrapolates multiplexed counts. Physical counters, sockets
 //! and time are brought by others. What the specification's words mean for
-//! vCPUs and cores is defined in `docs/perfmon.md`.
+//! vCPUs and cores is defined in `docs/reference/perfmon.md`.
 #![deny(unsafe_code)]
 
 mod bits;

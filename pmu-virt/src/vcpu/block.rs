@@ -1,4 +1,4 @@
-//! The synthetic MSRs of `docs/pcr.md`, RDPMC with a cookie, and the hypervisor's reads.
+//! The synthetic MSRs of `docs/reference/pcr.md`, RDPMC with a cookie, and the hypervisor's reads.
 
 use arbiter::{
     Access, AskedEvents, Caller, Cookie, CounterId, Event, Layer, PcrRegister, PcrUnit, Reason,

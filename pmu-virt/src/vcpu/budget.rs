@@ -1,5 +1,5 @@
 //! How many physical counters a vCPU's guest may use at a time, and what becomes of the
-//! counters that are too many: `docs/arbitration.md`, "Budgets".
+//! counters that are too many: `docs/guide/arbitration.md`, "Budgets".
 
 use arbiter::{AdminAct, Budget, BudgetEnd, CounterId, CounterSet, Effects, PerKind};
 use perfmon_abi::wire::{Errno, Refusal};

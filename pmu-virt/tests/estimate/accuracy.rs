@@ -1,7 +1,7 @@
 //! How good the estimates are, beside linear scaling.
 //!
 //! `cargo test -p pmu-virt --test estimate -- --nocapture accuracy` prints the
-//! figures of `docs/multiplexing.md`.
+//! figures of `docs/internals/multiplexing.md`.
 
 use crate::workload::{CONSTANT, Kind, PHASES, Random, Run, run};
 use pmu_virt::Nanos;

@@ -522,7 +522,7 @@ fn settle(rig: &mut Rig, vcpu: usize, shares: &mut Shares) {
 }
 
 /// Promises are kept whoever goes where, and cost little of what a scheduler that knows
-/// nothing of them would do. The figures are in docs/cores.md.
+/// nothing of them would do. The figures are in docs/guide/cores.md.
 #[test]
 fn a_scheduler_that_knows_of_promises_keeps_them() {
     let (mut knowing, mut blind) = (Shares::default(), Shares::default());

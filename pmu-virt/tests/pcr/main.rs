@@ -1,4 +1,4 @@
-//! Counter reservations at the PMU: the rules of `docs/pcr.md`, played.
+//! Counter reservations at the PMU: the rules of `docs/reference/pcr.md`, played.
 
 mod alias;
 mod announced;

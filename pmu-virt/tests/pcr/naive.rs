@@ -1,5 +1,5 @@
 //! The reservations of a PMU a second time, naively: one record per counter, and
-//! every rule of `docs/pcr.md` spelled out for each of them.
+//! every rule of `docs/reference/pcr.md` spelled out for each of them.
 
 use crate::machine::{A, M, X};
 use arbiter::abi;

@@ -25,7 +25,7 @@
 //!    [`close_core`], so that tools get their last counts. Then [`Server::stop`].
 //!
 //! `examples/one_core.rs` does all this without a guest. The protocol is described in
-//! `docs/perfmon-wire.md`, the server in `docs/perfmon-server.md`.
+//! `docs/reference/perfmon-wire.md`, the server in `docs/reference/perfmon-server.md`.
 //!
 //! # Threat model
 //! Whoever may open the socket is a client, and a client may be hostile. A guest may be

@@ -3,7 +3,7 @@
 //! It owns its VM, its memory, its MSR filter and its `KVM_RUN` loop; kvm-pmu gives
 //! it the rest. The guest counts reference cycles, takes the PMI of an overflow as
 //! an NMI, and reads its counter by RDPMC. Each step that a VMM takes for the PMU is
-//! marked with its number in `docs/embedding.md`.
+//! marked with its number in `docs/guide/embedding.md`.
 
 use std::collections::BTreeMap;
 use std::error::Error;

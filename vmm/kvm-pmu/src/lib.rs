@@ -14,7 +14,7 @@
 //! the guest, sends PMIs, steps the guest where a counter needs that, and keeps
 //! halted time out of the counts. What a register means, pmu-virt knows.
 //!
-//! `docs/embedding.md` goes through it step by step; `examples/minimal_vmm.rs` is a
+//! `docs/guide/embedding.md` goes through it step by step; `examples/minimal_vmm.rs` is a
 //! whole VMM.
 #![deny(unsafe_code)]
 

@@ -167,7 +167,7 @@ pub(crate) fn refusal(lvtpc: Option<Lvtpc>) -> Option<PmiDelivery> {
 /// Intel's processors set LVTPC's mask bit on delivery (SDM vol. 3B, 21.5.1).
 /// That is done through the x2APIC register only: `KVM_SET_LAPIC` would write
 /// back IRR and the timer as they were a moment ago and could lose an IPI. A
-/// guest in xAPIC mode finds its LVTPC unmasked; `docs/pmi.md` says so.
+/// guest in xAPIC mode finds its LVTPC unmasked; `docs/internals/pmi.md` says so.
 pub(crate) fn send(
     vcpu: VcpuAccess<'_>,
     vm: &VmFd,

@@ -1,4 +1,4 @@
-//! The lines of an audit file. `docs/audit.md` describes every field.
+//! The lines of an audit file. `docs/reference/audit.md` describes every field.
 
 mod asks;
 

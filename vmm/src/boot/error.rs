@@ -159,7 +159,7 @@ pub enum BootError {
     },
     /// Firmware that is malformed, or that wants to be elsewhere.
     #[error(
-        "--firmware {}: {what}; see docs/firmware.md for what an image has to be", path.display()
+        "--firmware {}: {what}; see docs/guide/firmware.md for what an image has to be", path.display()
     )]
     Firmware {
         /// The file as the user named it.

@@ -1,7 +1,7 @@
 //! Puts firmware into memory: its image, its tables and its configuration.
 //!
 //! Firmware is entered in the kernel's place and gets the kernel's registers in
-//! its configuration. `docs/firmware.md` is the contract.
+//! its configuration. `docs/guide/firmware.md` is the contract.
 
 use std::path::PathBuf;
 

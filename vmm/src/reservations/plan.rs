@@ -367,7 +367,7 @@ impl PcrChoice {
         }
         log::warn!(
             "CPUID cannot announce that only {left} counters of {model} are left to the kernel: \
-             it will schedule events onto counters that drop them (see docs/pcr.md)"
+             it will schedule events onto counters that drop them (see docs/reference/pcr.md)"
         );
         Ok(None)
     }

@@ -5,7 +5,7 @@
 //! They know a VM only by its perfmon2 interface ([`umpire_perfmon`]). Here is
 //! also what they share: how they find a VM, what of it they look at, and for how
 //! long.
-//! `docs/tools.md` describes them.
+//! `docs/guide/tools.md` describes them.
 
 #![deny(unsafe_code)]
 

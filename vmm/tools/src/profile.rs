@@ -1,7 +1,7 @@
 //! Samples of guests in a file, and reports of them.
 //!
 //! `umpire record` writes a profile with [`ProfileWriter`]; `umpire report` and
-//! `umpire script` read it with [`ProfileReader`]. `docs/profiling.md` describes
+//! `umpire script` read it with [`ProfileReader`]. `docs/guide/profiling.md` describes
 //! the file and the commands.
 
 mod annotate;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
  * Leases on the performance counters of this host, from its arbiter (umpire arbiterd):
- * docs/arbiterd.md. Link with -lumpire_lease.
+ * docs/reference/arbiterd.md. Link with -lumpire_lease.
  *
  * A lease belongs to the process that took it and ends with it, however it ends. Functions
  * that fail return -1 or NULL and set errno; umpire_lease_error() says what is wrong and

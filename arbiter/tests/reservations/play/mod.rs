@@ -1,5 +1,5 @@
 //! Plays sequences of operations on a [`PcrUnit`](arbiter::PcrUnit) and on a
-//! naive model of `docs/pcr.md`, and compares everything that can be seen.
+//! naive model of `docs/reference/pcr.md`, and compares everything that can be seen.
 //!
 //! The fuzz target in `arbiter/fuzz` is made of this module as well.
 

@@ -1,4 +1,4 @@
-//! A naive model of `docs/pcr.md`, written from that page: plain numbers and
+//! A naive model of `docs/reference/pcr.md`, written from that page: plain numbers and
 //! lists, and none of `arbiter`'s own decisions. Numbers of the ABI stand here
 //! as they stand on the page, so that a wrong constant shows.
 

@@ -97,7 +97,7 @@ global_asm!(
 
 extern "C" fn boot_entry(area: *mut Area) -> ! {
     exceptions::install();
-    // SAFETY: by the contract of docs/firmware.md RSI holds the address of the
+    // SAFETY: by the contract of docs/guide/firmware.md RSI holds the address of the
     // area, which is memory that belongs to the firmware, and only the boot
     // processor touches it: the others get copies of what they need.
     let area = unsafe { &mut *area };

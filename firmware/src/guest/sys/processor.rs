@@ -12,7 +12,7 @@ const COM1: u16 = 0x3f8;
 // fn(index, cookie, &mut value) -> 0, or 1 after a #GP
 // fn(index, cookie, value) -> 0, or 1 after a #GP
 // The cookie is the second argument of the C calling convention, in RSI, which
-// is where docs/pcr.md wants it.
+// is where docs/reference/pcr.md wants it.
 global_asm!(
     ".balign 16",
     ".global firmware_rdmsr, firmware_rdmsr_at",

@@ -164,7 +164,7 @@ fn counts(ran: &LabRun) -> Result<Counts> {
 pub(crate) fn check(lab: &Lab, program: Program, cpl: u8, expected: Counts) -> Result<LabRun> {
     let guest = program.start(0);
     let mut ran = lab.run(&setup(), &guest)?;
-    // L1 now and then loses a hit of a breakpoint (docs/testing.md, "Limits of L1"). That the
+    // L1 now and then loses a hit of a breakpoint (docs/internals/testing.md, "Limits of L1"). That the
     // label says so is another test's; a wrong count without that label fails here at once.
     for _ in 0..2 {
         let lost = label(&ran, Provenance::Scaled, Some(LossReason::EventDelivery)).is_ok();

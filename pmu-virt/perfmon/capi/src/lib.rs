@@ -2,7 +2,7 @@
 //!
 //! A program that links `libumpire_perfmon.so` and includes `perfmon.h` uses the
 //! perfmon2 interface as its specification has it; the environment variable
-//! `UMPIRE_PERFMON` names the VM's control socket. `docs/perfmon-wire.md` says
+//! `UMPIRE_PERFMON` names the VM's control socket. `docs/reference/perfmon-wire.md` says
 //! which of a socket's ways the library hides, and which it cannot.
 //!
 //! `exports` has what C sees: the calls, and `read`, `write`, `lseek`,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
  * The perfmon2 interface (HPL-2004-200 (R.1), version 0.6) as Umpire serves it:
- * docs/perfmon-wire.md. A thread of the specification is a vCPU, a CPU core is a
+ * docs/reference/perfmon-wire.md. A thread of the specification is a vCPU, a CPU core is a
  * thread of Umpire that runs vCPUs. Numbers behind the comments are sections of
  * the specification.
  *

@@ -3,7 +3,7 @@
 //! A VM started with `umpire run --control SOCKET` offers the interface of the
 //! specification (HPL-2004-200 (R.1)) to programs on its host. [`Client`] is
 //! the connection, [`ContextHandle`] a context of one's own: a descriptor that
-//! can be waited for, passed on and closed like any other. `docs/perfmon-wire.md`
+//! can be waited for, passed on and closed like any other. `docs/reference/perfmon-wire.md`
 //! says what goes over the socket. Programs in C use the library of
 //! `pmu-virt/perfmon/capi`, which is built on the same parts.
 //!

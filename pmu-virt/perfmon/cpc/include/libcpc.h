@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
  * libcpc for programs that were written for Solaris, after its manual pages cpc_bind_event(3CPC),
- * cpc_strtoevent(3CPC), cpc_getcpuver(3CPC), cpc_event(3CPC) and their kin: docs/libcpc.md. Link
+ * cpc_strtoevent(3CPC), cpc_getcpuver(3CPC), cpc_event(3CPC) and their kin: docs/guide/libcpc.md. Link
  * with -lumpire_cpc.
  *
  * An LWP is a vCPU of the VM that the environment variable UMPIRE_VCPU names (SOCKET:VCPU,

@@ -1,4 +1,4 @@
-//! `libcpc` for C, after the manual page `cpc_bind_event(3CPC)`: `libcpc.h`, docs/libcpc.md.
+//! `libcpc` for C, after the manual page `cpc_bind_event(3CPC)`: `libcpc.h`, docs/guide/libcpc.md.
 //!
 //! Pure: [`event`] (the structure, differences), [`processor`] (numbers of processors),
 //! [`spec`] (event specifications), [`assign`] (which counter counts what), [`lwp`] (what

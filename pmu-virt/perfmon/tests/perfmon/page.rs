@@ -1,4 +1,4 @@
-//! `docs/perfmon.md` lists the registers; `UPDATE_DOCS=1` writes them there.
+//! `docs/reference/perfmon.md` lists the registers; `UPDATE_DOCS=1` writes them there.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -142,18 +142,18 @@ fn tables() -> String {
 
 #[test]
 fn the_page_lists_every_register() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/perfmon.md");
-    let page = std::fs::read_to_string(&path).expect("docs/perfmon.md can be read");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/perfmon.md");
+    let page = std::fs::read_to_string(&path).expect("docs/reference/perfmon.md can be read");
     let (head, rest) = page.split_once(BEGIN).expect("the tables' begin is marked");
     let (listed, tail) = rest.split_once(END).expect("the tables' end is marked");
     let expected = tables();
     if std::env::var_os("UPDATE_DOCS").is_some() {
         let page = format!("{head}{BEGIN}{expected}{END}{tail}");
-        std::fs::write(&path, page).expect("docs/perfmon.md can be written");
+        std::fs::write(&path, page).expect("docs/reference/perfmon.md can be written");
         return;
     }
     assert!(
         listed == expected,
-        "docs/perfmon.md is out of date; run this test with UPDATE_DOCS=1"
+        "docs/reference/perfmon.md is out of date; run this test with UPDATE_DOCS=1"
     );
 }

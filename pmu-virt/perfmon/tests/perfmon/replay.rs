@@ -1,5 +1,5 @@
 //! The fuzz target `commands` of `pmu-virt/fuzz` on its seeds and on random bytes,
-//! so that it cannot rot; `docs/testing.md` says how to let it run for long.
+//! so that it cannot rot; `docs/internals/testing.md` says how to let it run for long.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

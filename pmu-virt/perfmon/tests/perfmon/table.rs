@@ -223,18 +223,19 @@ fn page() -> String {
     page
 }
 
-/// `docs/perfmon-errors.md` is generated; `UPDATE_DOCS=1` writes it.
+/// `docs/reference/perfmon-errors.md` is generated; `UPDATE_DOCS=1` writes it.
 #[test]
 fn the_page_is_what_the_cases_say() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/perfmon-errors.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/perfmon-errors.md");
     let expected = page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, expected).expect("docs/perfmon-errors.md can be written");
+        std::fs::write(&path, expected).expect("docs/reference/perfmon-errors.md can be written");
         return;
     }
-    let page = std::fs::read_to_string(&path).expect("docs/perfmon-errors.md can be read");
+    let page =
+        std::fs::read_to_string(&path).expect("docs/reference/perfmon-errors.md can be read");
     assert!(
         page == expected,
-        "docs/perfmon-errors.md is out of date; run this test with UPDATE_DOCS=1"
+        "docs/reference/perfmon-errors.md is out of date; run this test with UPDATE_DOCS=1"
     );
 }

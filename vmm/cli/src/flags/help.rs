@@ -233,7 +233,7 @@ cookie are locked out (private), when its lease ends or it is revoked, and what 
 No cookie is shown: the VM tells none.
 
 A change concerns all vCPUs, or those of --vcpu. The guest cannot refuse it. Its layers are
-told by a notice with the reason ADMINISTRATOR (docs/pcr.md), and the VM's audit file has
+told by a notice with the reason ADMINISTRATOR (docs/reference/pcr.md), and the VM's audit file has
 each change. Who may make changes: whoever may count on cores (--control-sys-gid).
 
   umpire pcr --vm web1
@@ -249,7 +249,7 @@ MAY USE is how many physical counters the guest of each vCPU may have at a time.
 stay whatever the budget is. What is too many and not reserved takes turns or stands still at
 once (umpire run --oversubscribe); lines below the table say which counters and why. What
 firmware or kernel have reserved is taken last, after --grace, with a notice of the reason
-BUDGET (docs/arbitration.md). Give programmable=all to take a limit away.
+BUDGET (docs/guide/arbitration.md). Give programmable=all to take a limit away.
 
   umpire budget --vm web1
   umpire budget --vm web1 programmable=2,fixed=1 --grace 500
@@ -502,7 +502,7 @@ Counters of the firmware (--firmware-counter EVENT[,WORD...]); EVENT as in umpir
 ";
 
 const LEASES_OF_VMS: &str = "
-Leases on the host's counters (--arbiter; docs/arbiterd.md): what the guest may use follows
+Leases on the host's counters (--arbiter; docs/reference/arbiterd.md): what the guest may use follows
 what the VM's lease holds. --arbiter-terms is a list of
   tenant=NAME          one of the tenants that this user belongs to [the first]
   priority=N           who is served first; more is more [0]
@@ -515,7 +515,7 @@ what the VM's lease holds. --arbiter-terms is a list of
 
 const RESERVATIONS: &str = "
 Counter reservations (--pcr): firmware, hypervisor and kernel can each hold counters of a
-vCPU against the others (docs/pcr.md). A kernel that knows nothing of it sees its usual PMU,
+vCPU against the others (docs/reference/pcr.md). A kernel that knows nothing of it sees its usual PMU,
 with fewer counters if some are set aside.
   --policy LAYER:KEY=N,...   LAYER is firmware, hypervisor or kernel; KEY is one of
     min, min-fixed           counters that no other layer can take from it [kernel: min=1]
@@ -530,7 +530,7 @@ Standard error says who held what at the end, and how often others were kept out
 
 const CONTROL: &str = "
 Host tools: while the guest runs, umpire stat, record, ls, pcr and budget count and sample its
-vCPUs and cores from outside, by the perfmon2 interface (docs/perfmon-server.md), on the socket
+vCPUs and cores from outside, by the perfmon2 interface (docs/reference/perfmon-server.md), on the socket
 NAME.sock in XDG_RUNTIME_DIR/umpire, of root in /run/umpire. Whoever may open the socket may do
 so: its owner alone, unless --control-mode lets others in.
   umpire run --kernel vmlinuz --name web1

@@ -28,7 +28,7 @@ pub struct ArbiterdFlags {
     #[arg(long, value_name = "GID")]
     pub socket_group: Option<u32>,
     /// Tenants, their shares and limits, and counters that the kernel does not show: a TOML
-    /// file, read again at SIGHUP (docs/arbiterd.md)
+    /// file, read again at SIGHUP (docs/reference/arbiterd.md)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Only check the --config file: what is wrong is named with line and column

@@ -2,7 +2,7 @@
 //!
 //! An option of ours is never looked for here, so a row is only for a name that clap does not
 //! know, except [`Here::Otherwise`]. The tests hold the table against the options of perf
-//! (`options.txt`, and the perf that is installed), and write `docs/perf-options.md` from it.
+//! (`options.txt`, and the perf that is installed), and write `docs/reference/perf-options.md` from it.
 
 mod rows;
 

@@ -50,7 +50,7 @@ pub struct RunFlags {
     pub counters: Option<String>,
     /// Which events the guest and tools of the host may count: architectural (cycles,
     /// instructions, branches), standard (nothing that sees beyond the core), all, or a file
-    /// of rules (docs/events.md) [default: all]
+    /// of rules (docs/guide/events.md) [default: all]
     #[arg(long, value_name = "PROFILE|FILE")]
     pub event_filter: Option<PathBuf>,
     /// If a vCPU wants more counters than there are: multiplex (they take turns, counts

@@ -254,7 +254,7 @@ fn help_teaches() {
                 "--policy LAYER:KEY=N",
                 "min-fixed",
                 "--audit audit.json",
-                "docs/pcr.md",
+                "docs/reference/pcr.md",
             ],
         );
     }

@@ -1,6 +1,6 @@
 //! A small kernel whose memory is changed anywhere, before it is found or after.
 //!
-//! The harness is that of the test `any_memory` of guest-view; `docs/testing.md` tells how
+//! The harness is that of the test `any_memory` of guest-view; `docs/internals/testing.md` tells how
 //! to run this.
 #![no_main]
 

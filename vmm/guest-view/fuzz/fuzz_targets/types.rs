@@ -1,6 +1,6 @@
 //! Any bytes as a kernel's description of its types.
 //!
-//! The harness is that of the test `any_memory` of guest-view; `docs/testing.md` tells how
+//! The harness is that of the test `any_memory` of guest-view; `docs/internals/testing.md` tells how
 //! to run this.
 #![no_main]
 

@@ -102,7 +102,7 @@ fn code_segment(context: &CpuContext<'_>, frame: &ExceptionFrame) -> Option<(u64
     })
 }
 
-/// The cookie that an instruction presented in a general register (`docs/pcr.md`,
+/// The cookie that an instruction presented in a general register (`docs/reference/pcr.md`,
 /// "Presenting a cookie"). It may be a secret, so it is never printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Presented(pub u64);

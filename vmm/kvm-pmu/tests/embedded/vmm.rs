@@ -1,4 +1,4 @@
-//! A VMM that is not Umpire's, as `docs/embedding.md` describes one. Its vCPUs run on the
+//! A VMM that is not Umpire's, as `docs/guide/embedding.md` describes one. Its vCPUs run on the
 //! thread of the test, one after the other.
 
 use std::sync::Arc;

@@ -171,7 +171,7 @@ fn images_that_cannot_be_used_are_named() {
         assert!(!error.contains('\n'), "{error}");
         if !error.contains("truncated") {
             assert!(error.starts_with("--firmware "), "{error}");
-            assert!(error.contains("docs/firmware.md"), "{error}");
+            assert!(error.contains("docs/guide/firmware.md"), "{error}");
         }
     }
     let entry = elf();

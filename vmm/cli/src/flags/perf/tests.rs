@@ -516,7 +516,7 @@ fn page() -> String {
 
 #[test]
 fn the_page_says_what_the_table_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/perf-options.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/perf-options.md");
     let page = page();
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         fs::write(&path, &page).expect("the page can be written");
@@ -524,6 +524,6 @@ fn the_page_says_what_the_table_says() {
     let found = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == page,
-        "docs/perf-options.md is not what the table says; UPDATE_GOLDEN=1 cargo test -p umpire perf"
+        "docs/reference/perf-options.md is not what the table says; UPDATE_GOLDEN=1 cargo test -p umpire perf"
     );
 }
