@@ -69,6 +69,46 @@ fn links(text: &str) -> Vec<&str> {
         .collect()
 }
 
+/// The names that GitHub gives to a page's headings.
+fn anchors(text: &str) -> HashSet<String> {
+    let outside = text.split("\n```").step_by(2).flat_map(str::lines);
+    let headings = outside.filter_map(|line| {
+        let title = line.trim_start_matches('#');
+        (title.len() < line.len())
+            .then(|| title.strip_prefix(' '))
+            .flatten()
+    });
+    let mut found = HashSet::new();
+    for title in headings {
+        let mut name = String::new();
+        for letter in title.trim().chars().flat_map(char::to_lowercase) {
+            match letter {
+                ' ' => name.push('-'),
+                _ if letter.is_alphanumeric() || "-_".contains(letter) => name.push(letter),
+                _ => {}
+            }
+        }
+        // A second heading of the same words has a number behind it.
+        let mut last = name.clone();
+        for number in 1.. {
+            if found.insert(last.clone()) {
+                break;
+            }
+            last = format!("{name}-{number}");
+        }
+    }
+    found
+}
+
+/// Links to headings of pages, as page and heading; the page is empty for this one.
+fn heading_links(text: &str) -> Vec<(&str, &str)> {
+    let targets = text.split("](").skip(1);
+    targets
+        .filter_map(|rest| rest.split(')').next()?.split_once('#'))
+        .filter(|(page, _)| !page.contains("://"))
+        .collect()
+}
+
 /// A path of this repository, or `None` if `span` is something else.
 fn as_path(span: &str) -> Option<&str> {
     let plain = span
@@ -96,6 +136,17 @@ fn missing(root: &Path, folder: &Path, text: &str, code: &HashSet<String>) -> Ve
     for link in links(text) {
         if !folder.join(link).exists() {
             missing.push(format!("link {link}"));
+        }
+    }
+    for (link, heading) in heading_links(text) {
+        let page = folder.join(link);
+        let there = if link.is_empty() {
+            anchors(text).contains(heading)
+        } else {
+            fs::read_to_string(page).is_ok_and(|page| anchors(&page).contains(heading))
+        };
+        if !there {
+            missing.push(format!("heading {link}#{heading}"));
         }
     }
     for span in code_spans(text) {
@@ -144,10 +195,38 @@ fn what_is_gone_is_found() {
     check("`VcpuOfOld`", &["symbol VcpuOfOld (VcpuOfOld)"]);
     check("`vmm/src/lib.rs` `--pmu` `KVM_RUN` `0x186`", &[]);
     check("`vmm/src/gone.rs`", &["path vmm/src/gone.rs"]);
+    check("[b](https://x.test/y#z)", &[]);
+    check("# A `b`, c\n[a](#a-b-c)", &[]);
+    check("[a](#gone)", &["heading #gone"]);
+    check("[a](docs/internals/testing.md#micro-guests)", &[]);
     check(
-        "[a](docs/internals/testing.md#there) [b](https://x.test/y)",
-        &[],
+        "[a](docs/internals/testing.md#gone)",
+        &["heading docs/internals/testing.md#gone"],
     );
     check("[a](docs/gone.md)", &["link docs/gone.md"]);
     check("```\n`Gone::gone`\n```\n`Vcpu`", &[]);
+}
+
+/// Whoever opens docs/ finds each page by its index.
+#[test]
+fn the_index_lists_every_page() {
+    let docs = root().join("docs");
+    let index = fs::read_to_string(docs.join("README.md")).expect("the index");
+    let listed: HashSet<PathBuf> = links(&index).iter().map(|link| docs.join(link)).collect();
+    let mut pages = Vec::new();
+    files(&docs, "md", &mut pages);
+    let lost: Vec<_> = pages
+        .iter()
+        .filter(|page| !page.ends_with("docs/README.md") && !listed.contains(*page))
+        .collect();
+    assert!(lost.is_empty(), "not in docs/README.md: {lost:?}");
+}
+
+/// The README is read to its end only if it is short.
+#[test]
+fn the_readme_is_short() {
+    let length = fs::read(root().join("README.md"))
+        .expect("the README")
+        .len();
+    assert!(length <= 7168, "README.md has {length} bytes");
 }
