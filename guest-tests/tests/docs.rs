@@ -170,6 +170,9 @@ fn documentation_names_what_exists() {
     let mut pages = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
         .map(|page| root.join(page))
         .to_vec();
+    for folder in FOLDERS.iter().filter(|folder| !folder.contains('.')) {
+        pages.push(root.join(folder).join("README.md"));
+    }
     files(&root.join("docs"), "md", &mut pages);
     assert!(pages.len() > 3, "docs/ is empty");
     let mut wrong = Vec::new();
