@@ -9,7 +9,6 @@
 //! - [`PcrUnit`] keeps the reservations of one vCPU. It holds the policy, leases, the
 //!   scheme of arbitration and the registers that guests see. `docs/reference/pcr.md` describes
 //!   them.
-//! - [`host::HostArbiter`] gives leases on the counters of a host to its VMs and tools.
 //! - [`script`] plays requests of layers against a unit, without a guest.
 //! - [`guest`] has arbiters for the kernel inside a guest.
 //! - [`abi`] has the numbers that guest and host share.
@@ -84,8 +83,6 @@ mod grant;
 #[cfg(feature = "alloc")]
 mod guard;
 pub mod guest;
-#[cfg(feature = "alloc")]
-pub mod host;
 mod layer;
 #[cfg(feature = "alloc")]
 mod mailbox;

@@ -40,7 +40,7 @@ mod probe;
 mod sys;
 mod watchdog;
 
-pub use arbiter::host::CpuSet;
+pub use arbiter_host::CpuSet;
 pub use calls::{
     CpuidLeaf, Errno, EventFd, EventSpec, HandedEvent, ProbeCalls, ProbeEvent, Rings, Target, Times,
 };

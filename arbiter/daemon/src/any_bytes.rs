@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use arbiter::host::{BootTime, CpuSet, HostArbiter};
+use arbiter_host::{BootTime, CpuSet, HostArbiter};
 use umpire_service::{ClientSocket, Closer};
 use varlink::sansio::serialize_reply;
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
-use arbiter::host::{BootTime, LeaseId};
+use arbiter_host::{BootTime, LeaseId};
 use rustix::event::epoll::EventFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use umpire_budget::Handed;

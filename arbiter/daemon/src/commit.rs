@@ -2,7 +2,7 @@
 
 use std::io;
 
-use arbiter::host::BootTime;
+use arbiter_host::BootTime;
 
 use crate::journal::Entry;
 use crate::service::{Output, Service};

@@ -1,10 +1,10 @@
 //! Requests of the wire to terms, and leases to the wire and the journal.
 
-use arbiter::host::{
+use arbiter::{CounterSet, Nanos};
+use arbiter_host::{
     BootTime, Cause, Change, CpuSet, Demand, Departure, HostArbiter, Lease, LeaseId, Owner, PmuId,
     Refusal, Scope, Terms, ThreadId, Waits,
 };
-use arbiter::{CounterSet, Nanos};
 use umpire_lease as wire;
 
 use crate::config::{ArbiterConfig, CounterName};
@@ -31,7 +31,7 @@ pub(crate) type ThreadsOf<'a> = &'a mut dyn FnMut(&[u32]) -> Result<Vec<ThreadId
 pub(crate) fn terms(
     config: &ArbiterConfig,
     arbiter: &HostArbiter,
-    tenant: arbiter::host::TenantId,
+    tenant: arbiter_host::TenantId,
     request: &wire::Request,
     threads: ThreadsOf<'_>,
 ) -> Result<Terms, Wrong> {
@@ -128,7 +128,7 @@ fn threads_of(numbers: &[u32], threads: ThreadsOf<'_>) -> Result<Vec<ThreadId>, 
 }
 
 /// All CPUs that the tenant may use, and that have the PMUs.
-fn usable(arbiter: &HostArbiter, tenant: arbiter::host::TenantId, demands: &[Demand]) -> CpuSet {
+fn usable(arbiter: &HostArbiter, tenant: arbiter_host::TenantId, demands: &[Demand]) -> CpuSet {
     let mut cpus = arbiter.online().clone();
     if let Some(own) = arbiter
         .policy()
@@ -200,7 +200,7 @@ fn demand(
 /// The counters that can count a named event: those of the configuration's table, or any.
 fn event_counters(
     config: &ArbiterConfig,
-    pmu: &arbiter::host::HostPmu,
+    pmu: &arbiter_host::HostPmu,
     event: &str,
 ) -> Result<CounterSet, Wrong> {
     let stated = config.pmus.iter().find(|stated| stated.name == pmu.name);
@@ -435,7 +435,7 @@ pub(crate) fn stored(arbiter: &HostArbiter, lease: &Lease) -> Stored {
 /// A lease of the journal. `None`: the host or the policy has changed so that it cannot be.
 pub(crate) fn recalled(arbiter: &HostArbiter, stored: &Stored) -> Option<Lease> {
     // Also one that the policy does not name any more.
-    let named = |tenant: &arbiter::host::Tenant| tenant.name == stored.tenant;
+    let named = |tenant: &arbiter_host::Tenant| tenant.name == stored.tenant;
     let (tenant, _) = arbiter.policy().all().find(|(_, tenant)| named(tenant))?;
     let mut demands = Vec::new();
     for (name, bits) in &stored.demands {

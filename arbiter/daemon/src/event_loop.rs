@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, PoisonError};
 
-use arbiter::host::BootTime;
+use arbiter_host::BootTime;
 use rustix::event::{Timespec, epoll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::time::{ClockId, clock_gettime};

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use arbiter::host::{BootTime, CpuSet};
+use arbiter_host::{BootTime, CpuSet};
 
 use crate::config::ArbiterConfig;
 use crate::probe::Found;

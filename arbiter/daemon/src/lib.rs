@@ -2,7 +2,7 @@
 //! by the varlink interface `io.umpire.Arbiter`.
 //!
 //! ```text
-//! socket → connections → service: call → arbiter::host: decide → changes
+//! socket → connections → service: call → arbiter_host: decide → changes
 //!        → journal: written → replies and events → socket
 //! ```
 //!

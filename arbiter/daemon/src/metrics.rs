@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use arbiter::host::{Cause, Change, CpuSet, HostArbiter, LeaseId, Place, PmuId, TenantId};
 use arbiter::{CounterSet, Nanos, PerKind};
+use arbiter_host::{Cause, Change, CpuSet, HostArbiter, LeaseId, Place, PmuId, TenantId};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use arbiter::host::ThreadId;
+use arbiter_host::ThreadId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use thiserror::Error;

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use arbiter::host::{CpuSet, HostPmu, Place, PmuId};
 use arbiter::{CounterId, CounterSet, PerKind};
+use arbiter_host::{CpuSet, HostPmu, Place, PmuId};
 use umpire_budget::{Budget, FixedState, Free, Holders, MAX_TIME, Pmu, Scope};
 
 /// From one look at all CPUs to the next. What two looks saw is there, so an outsider is

@@ -12,11 +12,11 @@ mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use arbiter::host::{
+use arbiter::{CounterSet, Nanos};
+use arbiter_host::{
     BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal,
     TenantId, Terms, ThreadId,
 };
-use arbiter::{CounterSet, Nanos};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use arbiter::Nanos;
-use arbiter::host::{BootTime, CpuSet, HostArbiter, LeaseId};
+use arbiter_host::{BootTime, CpuSet, HostArbiter, LeaseId};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, INTERFACE};

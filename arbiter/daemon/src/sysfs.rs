@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use arbiter::host::CpuSet;
+use arbiter_host::CpuSet;
 
 fn cpus(root: &Path, file: &str) -> io::Result<CpuSet> {
     let path = root.join("sys/devices/system/cpu").join(file);

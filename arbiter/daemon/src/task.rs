@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use arbiter::host::ThreadId;
+use arbiter_host::ThreadId;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};

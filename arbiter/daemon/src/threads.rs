@@ -8,7 +8,7 @@ use std::io;
 use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use arbiter::host::{LeaseId, Scope, ThreadId};
+use arbiter_host::{LeaseId, Scope, ThreadId};
 use rustix::event::{Timespec, epoll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -274,7 +274,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use arbiter::CounterSet;
-    use arbiter::host::{
+    use arbiter_host::{
         BootTime, Demand, HostArbiter, Outcome, Owner, PmuId, TenantId, Terms, Waits,
     };
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use arbiter::host::CpuSet;
+use arbiter_host::CpuSet;
 use umpire_budget::{FileError, GivenBack, Restored, Watchdog};
 
 /// The switch, and what is known of it.

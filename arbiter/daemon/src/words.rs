@@ -1,7 +1,7 @@
 //! What is said of refusals and causes: a word for programs, a sentence with the next
 //! step for people.
 
-use arbiter::host::{Cause, Change, Demand, HostArbiter, PmuId, Refusal, ThreadId};
+use arbiter_host::{Cause, Change, Demand, HostArbiter, PmuId, Refusal, ThreadId};
 
 /// How a time is written.
 fn seconds(ns: u64) -> String {
@@ -17,7 +17,7 @@ pub(crate) fn pmu(arbiter: &HostArbiter, pmu: PmuId) -> &str {
     pmu.map_or("unknown", |pmu| pmu.name.as_str())
 }
 
-fn leases(ids: &[arbiter::host::LeaseId]) -> String {
+fn leases(ids: &[arbiter_host::LeaseId]) -> String {
     few(ids.iter().map(|id| id.0.to_string()))
 }
 

@@ -20,10 +20,11 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 28] = [
+const HOUSE: [Room; 29] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
-    room("umpire-budget", "arbiter/budget", &["arbiter"]),
+    room("arbiter-host", "arbiter/host", &["arbiter"]),
+    room("umpire-budget", "arbiter/budget", &["arbiter-host"]),
     room("pmu-model", "pmu-virt/model", &["arbiter"]),
     room("perfmon-abi", "pmu-virt/perfmon/abi", &[]),
     room(
@@ -55,7 +56,12 @@ const HOUSE: [Room; 28] = [
     room(
         "umpire-arbiterd",
         "arbiter/daemon",
-        &["arbiter", "umpire-budget", "umpire-lease", "umpire-service"],
+        &[
+            "arbiter-host",
+            "umpire-budget",
+            "umpire-lease",
+            "umpire-service",
+        ],
     ),
     room(
         "vmm-control",
@@ -83,7 +89,7 @@ const HOUSE: [Room; 28] = [
     room(
         "umpire-bench",
         "vmm/bench",
-        &["vmm", "umpire-perfmon", "umpire-lease"],
+        &["vmm", "umpire-perfmon", "umpire-lease", "arbiter-host"],
     ),
     room(
         "umpire",

@@ -76,6 +76,7 @@ fn the_pmu_reads_no_clock_and_blocks_on_nothing() {
     let sources = sources();
     let pure = [
         "arbiter/src",
+        "arbiter/host/src",
         "pmu-virt/src",
         "pmu-virt/model/src",
         "pmu-virt/perfmon/src",

@@ -4,7 +4,7 @@
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
-use arbiter::host::{BootTime, CpuSet, HostArbiter, Owner, TenantId};
+use arbiter_host::{BootTime, CpuSet, HostArbiter, Owner, TenantId};
 use umpire_arbiterd::{ArbiterConfig, Arbiterd, PmuConfig, ServeError};
 use umpire_budget::{Handed, HandedEvent, NotMeasured, Rings};
 use umpire_lease::{Counters, Request};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use arbiter::host::CpuSet;
+use arbiter_host::CpuSet;
 use pmu_virt::Source;
 use tempfile::TempDir;
 use umpire_arbiterd::{ArbiterConfig, OwnArbiter};

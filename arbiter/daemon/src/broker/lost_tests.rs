@@ -1,7 +1,7 @@
 //! Which looks are excused, what is taken, and for whom there is room.
 
 use arbiter::CounterSet;
-use arbiter::host::{LeaseId, PmuId};
+use arbiter_host::{LeaseId, PmuId};
 use umpire_budget::Handed;
 
 use super::*;

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixDatagram;
 
 use arbiter::CounterSet;
-use arbiter::host::{LeaseId, PmuId};
+use arbiter_host::{LeaseId, PmuId};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use umpire_budget::{EventSpec, Handed, HandedEvent, Rings};
 

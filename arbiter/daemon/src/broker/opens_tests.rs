@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arbiter::CounterSet;
-use arbiter::host::{LeaseId, PmuId};
+use arbiter_host::{LeaseId, PmuId};
 use umpire_budget::{EventSpec, Rings};
 
 use super::*;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use arbiter::host::{CpuSet, HostPolicy, Minimum, Tenant, TenantId};
 use arbiter::{MAX_FIXED, MAX_PROGRAMMABLE, Nanos, PerKind};
+use arbiter_host::{CpuSet, HostPolicy, Minimum, Tenant, TenantId};
 use nix::errno::Errno;
 use nix::unistd::{Group, User};
 use serde::Deserialize;

@@ -4,8 +4,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use arbiter::host::{CpuSet, Tenant};
 use arbiter::{CounterSet, PerKind};
+use arbiter_host::{CpuSet, Tenant};
 use nix::errno::Errno;
 use nix::unistd::{Gid, Group, Uid, User};
 use umpire_service::unmapped_numbers;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use arbiter::host::{HostArbiter, HostPolicyError, PmuId, Tenant};
+use arbiter_host::{HostArbiter, HostPolicyError, PmuId, Tenant};
 use rustix::event::epoll;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use arbiter::host::{BootTime, CpuSet, Lease, LeaseId, Place, PmuId};
 use arbiter::{CounterSet, PerKind};
+use arbiter_host::{BootTime, CpuSet, Lease, LeaseId, Place, PmuId};
 use serde_json::{Value, json};
 use umpire_lease as wire;
 use varlink::Reply;

@@ -1,6 +1,6 @@
 //! What a user loses whose event counts on, and what others see of it.
 
-use arbiter::host::{CpuSet, HostArbiter};
+use arbiter_host::{CpuSet, HostArbiter};
 use serde_json::{Value, json};
 use umpire_budget::{EventSpec, HandedEvent, Rings};
 use umpire_lease::INTERFACE;

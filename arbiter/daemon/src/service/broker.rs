@@ -1,8 +1,8 @@
 //! Which perf event a holder may have of its lease. The attributes follow from the lease;
 //! what is counted is the only word of the holder's. Pure.
 
-use arbiter::host::{Caller, CpuSet, LeaseId, PmuId, Scope};
 use arbiter::{CounterId, CounterSet};
+use arbiter_host::{Caller, CpuSet, LeaseId, PmuId, Scope};
 use serde_json::{Value, json};
 use umpire_budget::{EventSpec, Fixed, HandedEvent, Rings};
 use umpire_lease::{self as wire, EventRequest};
@@ -57,7 +57,7 @@ impl Service {
             .filter(|of| tenants.contains(of))
             .or(tenants.first().copied());
         let caller = Caller {
-            tenant: tenant.unwrap_or(arbiter::host::TenantId(u16::MAX)),
+            tenant: tenant.unwrap_or(arbiter_host::TenantId(u16::MAX)),
             uid: client.uid,
             operator,
         };

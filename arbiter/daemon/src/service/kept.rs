@@ -1,7 +1,7 @@
 //! What outlives the service: what is in the journal, what becomes of decisions that could
 //! not be written, and what was held before a restart.
 
-use arbiter::host::{BootTime, LeaseId};
+use arbiter_host::{BootTime, LeaseId};
 use serde_json::json;
 use varlink::Reply;
 

@@ -1,7 +1,7 @@
 //! Who has counters and no lease: what was seen of them, and what is shown.
 
 use arbiter::PerKind;
-use arbiter::host::{BootTime, CpuSet, HostPmu, Place, PmuId, Scope};
+use arbiter_host::{BootTime, CpuSet, HostPmu, Place, PmuId, Scope};
 use umpire_budget::{Holder, Holders};
 use umpire_lease as wire;
 

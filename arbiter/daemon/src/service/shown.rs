@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use arbiter::host::{Lease, LeaseId, Place, PmuId, Refusal, TenantId};
+use arbiter_host::{Lease, LeaseId, Place, PmuId, Refusal, TenantId};
 use umpire_lease as wire;
 use varlink::Reply;
 
@@ -190,7 +190,7 @@ impl Service {
 #[cfg(test)]
 mod tests {
     use arbiter::CounterSet;
-    use arbiter::host::{BootTime, Demand, HostArbiter, Owner, Scope, Terms, ThreadId, Waits};
+    use arbiter_host::{BootTime, Demand, HostArbiter, Owner, Scope, Terms, ThreadId, Waits};
 
     use super::*;
     use crate::config::{ArbiterConfig, PmuConfig};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
 
-use arbiter::host::{Caller, Cause, Change, Lease, LeaseId, TenantId};
+use arbiter_host::{Caller, Cause, Change, Lease, LeaseId, TenantId};
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, MOST_FIGURES, MOST_LINE, MOST_LINES};
 use varlink::{Reply, Request};

@@ -1,6 +1,6 @@
 //! Who has caused what a lease is told, as the audit has it.
 
-use arbiter::host::{BootTime, CpuSet, HostArbiter};
+use arbiter_host::{BootTime, CpuSet, HostArbiter};
 use serde_json::json;
 use umpire_lease::INTERFACE;
 

@@ -2,10 +2,10 @@
 //! policy lets nobody take, or guaranteed leases only. What the lease holds says whether
 //! the watchdog is to be on. Pure: the switch is turned elsewhere.
 
-use arbiter::host::{
+use arbiter::{CounterId, CounterSet};
+use arbiter_host::{
     BootTime, Cause, CpuSet, Demand, LeaseId, Outcome, Owner, PmuId, Scope, Terms, Waits,
 };
-use arbiter::{CounterId, CounterSet};
 
 use super::Service;
 use crate::config::{ArbiterConfig, WATCHDOG};

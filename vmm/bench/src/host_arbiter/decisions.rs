@@ -1,11 +1,11 @@
 //! Decisions of the core on one thread, without socket and journal.
 
-#[path = "../../../../arbiter/benches/host/workload.rs"]
+#[path = "../../../../arbiter/host/benches/host/workload.rs"]
 mod workload;
 
 use std::time::{Duration, Instant};
 
-use arbiter::host::{HostArbiter, Scope, Terms, ThreadId};
+use arbiter_host::{HostArbiter, Scope, Terms, ThreadId};
 use serde::Serialize;
 
 use super::{ArbiterOptions, nanos, progress};

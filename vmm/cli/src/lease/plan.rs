@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use arbiter::PerKind;
-use arbiter::host::CpuSet;
+use arbiter_host::CpuSet;
 use umpire_lease::{
     Arbiter, CallError, Counters, Event, ExplainIn, ExplainOut, Keeper, Place, Request, WhoIn,
     WhoOut,

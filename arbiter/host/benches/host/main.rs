@@ -1,11 +1,11 @@
 //! What a decision of a host's arbiter costs: 512 CPUs, 10,000 vCPUs with leases.
 //!
-//! `cargo bench -p arbiter --bench host`; the goals are a million decisions a second, and a
+//! `cargo bench -p arbiter-host`; the goals are a million decisions a second, and a
 //! cost that grows with the CPUs in the mask and hardly with the leases.
 
 mod workload;
 
-use arbiter::host::{Scope, ThreadId};
+use arbiter_host::{Scope, ThreadId};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use workload::{decide, host, terms};
 

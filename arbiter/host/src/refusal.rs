@@ -1,11 +1,8 @@
 //! Why a command was refused, or what a request waits for.
 
-use alloc::string::String;
-use alloc::vec::Vec;
-
 use super::cpus::CpuSet;
 use super::ids::{BootTime, LeaseId, PmuId, TenantId};
-use crate::{CounterSet, Nanos};
+use arbiter::{CounterSet, Nanos};
 
 /// Why.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,11 +19,12 @@
 //!   they give back enough.
 //! - Nothing is taken without notice: a lease that is to lose counters is told when, and
 //!   why, before it does.
+#![forbid(unsafe_code)]
 
 mod admission;
-mod arbiter;
 mod books;
 mod cpus;
+mod host;
 mod ids;
 mod lease;
 mod policy;
@@ -34,8 +35,8 @@ mod room;
 mod terms;
 mod usage;
 
-pub use arbiter::{Caller, HostArbiter, Outcome};
 pub use cpus::{CpuSet, CpuSetError};
+pub use host::{Caller, HostArbiter, Outcome};
 pub use ids::{BootTime, HostPmu, LeaseId, PmuId, TenantId, ThreadId};
 pub use lease::{Cause, Change, Departure, Lease, Owner};
 pub use policy::{HostPolicy, HostPolicyError, Minimum, Tenant};

@@ -1,8 +1,6 @@
 //! How much of the counters' time each tenant has had, so that those who wait are served
 //! by their shares.
 
-use alloc::vec::Vec;
-
 use super::ids::{BootTime, TenantId};
 use super::policy::HostPolicy;
 

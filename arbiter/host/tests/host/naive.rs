@@ -1,10 +1,10 @@
 //! Whether counters are enough, the slow way: by every family of the sets that anybody
 //! wants counters of.
 
-use arbiter::host::{
+use arbiter::{CounterSet, PerKind};
+use arbiter_host::{
     CpuSet, Demand, HostArbiter, HostPmu, HostPolicy, Lease, PmuId, Scope, TenantId, ThreadId,
 };
-use arbiter::{CounterSet, PerKind};
 
 /// A lease as the model sees it: so many of its demands are held.
 #[derive(Clone, Debug)]

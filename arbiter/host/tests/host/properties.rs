@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use arbiter::host::{
+use arbiter::{CounterSet, Nanos};
+use arbiter_host::{
     BootTime, Cause, Change, Demand, Departure, HostArbiter, Lease, LeaseId, Outcome, Place,
     Refusal, Scope, Terms, Waits,
 };
-use arbiter::{CounterSet, Nanos};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -243,7 +243,7 @@ impl World {
                 let mut after = HostArbiter::new(pmus(), before.policy().clone()).expect("it fits");
                 for ((pmu, domain), _) in &self.outside {
                     let place = Place {
-                        pmu: arbiter::host::PmuId(*pmu),
+                        pmu: arbiter_host::PmuId(*pmu),
                         domain: *domain,
                     };
                     let here = self.outside.iter().filter(|(at, _)| *at == (*pmu, *domain));

@@ -1,10 +1,7 @@
 //! Names of things, PMUs, and instants.
 
-use alloc::string::String;
-use alloc::vec::Vec;
-
 use super::cpus::CpuSet;
-use crate::{CounterSet, Nanos};
+use arbiter::{CounterSet, Nanos};
 
 /// An instant: nanoseconds since the host was booted (`CLOCK_BOOTTIME`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

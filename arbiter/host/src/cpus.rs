@@ -1,9 +1,7 @@
 //! Sets of host CPUs, written as the kernel writes them: `0,2-3`.
 
-use alloc::string::{String, ToString};
-use alloc::vec::Vec;
-use core::fmt;
-use core::str::FromStr;
+use std::fmt;
+use std::str::FromStr;
 
 /// A set of host CPUs.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,7 +16,7 @@ pub enum CpuSetError {
     Backwards(String),
 }
 
-impl core::error::Error for CpuSetError {}
+impl std::error::Error for CpuSetError {}
 
 impl fmt::Display for CpuSetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,7 +67,7 @@ impl CpuSet {
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         (0u32..).zip(&self.0).flat_map(|(index, &word)| {
             let mut left = word;
-            core::iter::from_fn(move || {
+            std::iter::from_fn(move || {
                 let bit = (left != 0).then(|| left.trailing_zeros())?;
                 left &= left - 1;
                 Some(index * 64 + bit)
@@ -107,7 +105,7 @@ impl CpuSet {
     /// The first member that `other` lacks.
     pub fn first_beyond(&self, other: &CpuSet) -> Option<u32> {
         // Each request asks this of some hundred CPUs.
-        let others = other.0.iter().copied().chain(core::iter::repeat(0));
+        let others = other.0.iter().copied().chain(std::iter::repeat(0));
         let mut beyond = (0u32..).zip(self.0.iter().zip(others));
         beyond.find_map(|(index, (word, other))| {
             let word = word & !other;

@@ -1,10 +1,8 @@
 //! What is asked for.
 
-use alloc::vec::Vec;
-
 use super::cpus::CpuSet;
 use super::ids::{PmuId, ThreadId};
-use crate::{CounterSet, Nanos};
+use arbiter::{CounterSet, Nanos};
 
 /// One counter that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,11 @@
 //! A lease: what of its terms is held, and what becomes of it.
 
-use alloc::string::String;
-use alloc::vec::Vec;
-
 use super::cpus::CpuSet;
 use super::ids::{BootTime, LeaseId, TenantId, ThreadId};
 use super::refusal::Refusal;
 use super::room::Holding;
 use super::terms::{Terms, Waits};
-use crate::Nanos;
+use arbiter::Nanos;
 
 /// Who has a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -281,7 +278,7 @@ pub enum Change {
     /// There is no such lease any more.
     Ended {
         /// The lease, as it was last.
-        lease: alloc::boxed::Box<Lease>,
+        lease: Box<Lease>,
         /// Why.
         why: Cause,
     },

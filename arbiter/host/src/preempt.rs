@@ -1,8 +1,7 @@
 //! What those who wait may have of others: room that leases make, and who is kept from
 //! passing.
 
-use alloc::collections::BTreeSet;
-use alloc::vec::Vec;
+use std::collections::BTreeSet;
 
 use super::room::{Holding, Shortage};
 use super::{Cause, Change, Departure, HostArbiter, Lease, LeaseId};
@@ -71,8 +70,8 @@ impl HostArbiter {
         staying.sort_by_key(|other| {
             (
                 other.terms.rank(),
-                core::cmp::Reverse(other.since),
-                core::cmp::Reverse(other.id),
+                std::cmp::Reverse(other.since),
+                std::cmp::Reverse(other.id),
             )
         });
         let staying: Vec<LeaseId> = staying.into_iter().map(|other| other.id).collect();

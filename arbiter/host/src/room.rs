@@ -8,17 +8,15 @@
 
 mod pool;
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::sync::Arc;
-use alloc::vec;
-use alloc::vec::Vec;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::cpus::CpuSet;
 use super::ids::{HostPmu, LeaseId, PmuId, TenantId, ThreadId};
 use super::policy::{HostPolicy, Minimum};
 use super::refusal::Refusal;
 use super::terms::{Demand, Scope, Terms};
-use crate::{CounterSet, PerKind};
+use arbiter::{CounterSet, PerKind};
 pub(super) use pool::whole_kinds;
 use pool::{Domain, FIXED, Histogram, MOST_UNIONS, Need, PROGRAMMABLE, Pool, kinds};
 

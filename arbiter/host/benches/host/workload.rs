@@ -4,7 +4,7 @@
 use std::hint::black_box;
 
 use arbiter::CounterSet;
-use arbiter::host::{
+use arbiter_host::{
     BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, HostPolicy, Outcome, Owner, PmuId,
     Scope, Tenant, TenantId, Terms, ThreadId, Waits,
 };

@@ -1,7 +1,6 @@
 //! The arbiter: commands of owners and of the host, and what follows from them.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::room::Room;
 use super::usage::Usage;
@@ -9,7 +8,7 @@ use super::{
     BootTime, Cause, Change, CpuSet, Departure, HostPmu, HostPolicy, HostPolicyError, Lease,
     LeaseId, Owner, Place, PmuId, Refusal, Scope, TenantId, Terms, ThreadId, Waits,
 };
-use crate::{CounterSet, Nanos, PerKind};
+use arbiter::{CounterSet, Nanos, PerKind};
 
 /// Most counters of one lease.
 pub(super) const MOST_DEMANDS: usize = 128;

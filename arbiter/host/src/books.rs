@@ -1,9 +1,7 @@
 //! The books: every change of a lease goes through these, so that what it holds, what is
 //! due for it, and whether it waits agree.
 
-use alloc::boxed::Box;
-use alloc::vec::Vec;
-use core::ops::Range;
+use std::ops::Range;
 
 use super::{Cause, Change, Departure, HostArbiter, Lease, LeaseId, Terms};
 

@@ -1,10 +1,10 @@
 //! Hosts, tenants and terms for tests.
 
-use arbiter::host::{
+use arbiter::{CounterSet, Nanos, PerKind};
+use arbiter_host::{
     BootTime, Caller, Change, CpuSet, Demand, HostArbiter, HostPmu, HostPolicy, Minimum, Outcome,
     Owner, PmuId, Refusal, Scope, Tenant, TenantId, Terms, ThreadId, Waits,
 };
-use arbiter::{CounterSet, Nanos, PerKind};
 
 pub(crate) const CORE: PmuId = PmuId(0);
 pub(crate) const UNCORE: PmuId = PmuId(1);
@@ -151,7 +151,7 @@ impl Host {
     }
 
     /// The lease that is granted at once.
-    pub(crate) fn granted(&mut self, tenant: u16, terms: Terms) -> arbiter::host::LeaseId {
+    pub(crate) fn granted(&mut self, tenant: u16, terms: Terms) -> arbiter_host::LeaseId {
         match self.ask(tenant, terms) {
             Ok(Outcome::Granted { lease, .. }) => lease,
             other => panic!("not granted: {other:?}"),
@@ -159,7 +159,7 @@ impl Host {
     }
 
     /// The lease that waits.
-    pub(crate) fn waiting(&mut self, tenant: u16, terms: Terms) -> arbiter::host::LeaseId {
+    pub(crate) fn waiting(&mut self, tenant: u16, terms: Terms) -> arbiter_host::LeaseId {
         match self.ask(
             tenant,
             Terms {
@@ -172,7 +172,7 @@ impl Host {
         }
     }
 
-    pub(crate) fn release(&mut self, tenant: u16, lease: arbiter::host::LeaseId) {
+    pub(crate) fn release(&mut self, tenant: u16, lease: arbiter_host::LeaseId) {
         self.arbiter
             .release(lease, 0, None, caller(tenant), self.now, &mut self.out)
             .expect("it is its own");
@@ -183,7 +183,7 @@ impl Host {
         self.arbiter.advance(self.now, &mut self.out);
     }
 
-    pub(crate) fn holds(&self, lease: arbiter::host::LeaseId) -> Option<usize> {
+    pub(crate) fn holds(&self, lease: arbiter_host::LeaseId) -> Option<usize> {
         self.arbiter.lease(lease).map(|lease| lease.holds)
     }
 

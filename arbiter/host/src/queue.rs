@@ -1,7 +1,6 @@
 //! Those who wait: in which order they are served, and with what.
 
-use alloc::vec::Vec;
-use core::cmp::Reverse;
+use std::cmp::Reverse;
 
 use super::{BootTime, Cause, Change, HostArbiter, Lease, LeaseId, Refusal, TenantId};
 

@@ -1,14 +1,12 @@
 //! Whether a command may be given at all, whoever holds what.
 
-use alloc::vec::Vec;
-
-use super::arbiter::MOST_DEMANDS;
+use super::host::MOST_DEMANDS;
 use super::room::whole_kinds;
 use super::{
     Caller, CpuSet, Demand, HostArbiter, HostPolicy, HostPolicyError, Lease, LeaseId, Owner, PmuId,
     Refusal, Scope, Tenant, Terms,
 };
-use crate::{CounterId, PerKind};
+use arbiter::{CounterId, PerKind};
 
 impl HostArbiter {
     pub(super) fn fits_the_host(&self, policy: &HostPolicy) -> Result<(), HostPolicyError> {

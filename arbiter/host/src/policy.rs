@@ -1,13 +1,11 @@
 //! Who may have what: the tenants of a host.
 
-use alloc::collections::BTreeSet;
-use alloc::string::String;
-use alloc::vec::Vec;
-use core::fmt;
+use std::collections::BTreeSet;
+use std::fmt;
 
 use super::cpus::CpuSet;
 use super::ids::TenantId;
-use crate::{Nanos, PerKind};
+use arbiter::{Nanos, PerKind};
 
 /// Counters of the first PMU that are kept for a tenant on each of its CPUs, whether it
 /// uses them or not.
@@ -134,7 +132,7 @@ pub enum HostPolicyError {
     },
 }
 
-impl core::error::Error for HostPolicyError {}
+impl std::error::Error for HostPolicyError {}
 
 impl fmt::Display for HostPolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use arbiter::host::{
+use arbiter::{CounterSet, Nanos, PerKind};
+use arbiter_host::{
     Cause, Change, CpuSet, Demand, HostPolicyError, Outcome, Refusal, Scope, Tenant, TenantId,
     Terms, Waits,
 };
-use arbiter::{CounterSet, Nanos, PerKind};
 
 use crate::fixture::*;
 
@@ -391,7 +391,7 @@ fn commands_need_the_owner_and_the_generation() {
         foreign.clone().err()
     );
     assert_eq!(arbiter.claim(lease, Some(1), caller(B), now, out), foreign);
-    let operator = arbiter::host::Caller {
+    let operator = arbiter_host::Caller {
         operator: true,
         ..caller(B)
     };
@@ -471,9 +471,9 @@ fn what_cannot_be_is_refused_with_the_reason() {
             },
         ),
         (
-            terms(demand(arbiter::host::PmuId(2), 1), "0"),
+            terms(demand(arbiter_host::PmuId(2), 1), "0"),
             Refusal::NoSuchCounters {
-                pmu: arbiter::host::PmuId(2),
+                pmu: arbiter_host::PmuId(2),
                 counters: CounterSet::from_bits(1),
             },
         ),
@@ -945,7 +945,7 @@ fn who_leaves_in_a_century_leaves_sooner_for_others() {
 fn a_user_speaks_for_one_tenant_at_a_time() {
     let mut host = open();
     let lease = host.granted(A, terms(programmable(1), "0"));
-    let same_user = arbiter::host::Caller {
+    let same_user = arbiter_host::Caller {
         uid: caller(A).uid,
         ..caller(B)
     };
