@@ -21,12 +21,12 @@ use arbiter_host::{BootTime, LeaseId};
 use rustix::event::epoll::EventFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use umpire_budget::Handed;
-use umpire_lease::{EventReply, EventRequest, Refusal};
+use umpire_lease::{EventReply, EventRequest};
 use umpire_service::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 
 use crate::connections::is_passing;
 use crate::peer::{self, Client, NoThread, Started};
-use crate::service::{Allowed, Service};
+use crate::service::{Allowed, Having, NoEvent, Reason, Service, Told};
 use lost::{Excuses, Lost, Most};
 pub(crate) use manager::PREFIX;
 use opens::{Asked, Opened, Opens};
@@ -92,6 +92,10 @@ pub(crate) struct Broker {
     number: u64,
     /// There was no room for a name in the service manager's store, and that was said.
     store_full: bool,
+    /// What has become of events since that was taken last.
+    told: Vec<Told>,
+    /// How many threads were looked at for requests.
+    looks: u64,
 }
 
 /// What became of a connection's turn.
@@ -138,18 +142,16 @@ impl Broker {
             forgets: managed.then(forgets).transpose()?,
             number: 0,
             store_full: false,
+            told: Vec::new(),
+            looks: 0,
         })
     }
 
     /// Takes over what an arbiter before this one has handed over, and the service manager has
     /// kept. After the leases of before are known.
-    pub(crate) fn restore(
-        &mut self,
-        events: Vec<(String, Handed)>,
-        service: &mut Service,
-        now: u64,
-    ) {
-        let pmu = |perf_type| service.pmu_of(perf_type);
+    pub(crate) fn restore(&mut self, events: Vec<(String, Handed)>, service: &Service, now: u64) {
+        let arbiter = service.arbiter();
+        let pmu = |perf_type| service.config().pmu_of(arbiter.pmus(), perf_type);
         let known = events.into_iter();
         let known = known.filter_map(|(name, event)| manager::named(&name, event, pmu));
         let known: BTreeMap<u64, Open> = known.collect();
@@ -158,9 +160,9 @@ impl Broker {
         }
         for (number, open) in known {
             self.number = self.number.max(number);
-            let holds = service.holds(open.allowed.lease);
+            let holds = holds(service, open.allowed.lease);
             if open.allowed.counter < holds {
-                self.have(open, service, now);
+                self.have(open, now);
             } else {
                 let barred = service.is_barred(open.uid);
                 let _ = open.event.disable();
@@ -169,7 +171,22 @@ impl Broker {
                     .push_back(if barred { lost.taken(now) } else { lost });
             }
         }
-        service.set_taken(lost::taken(&self.lost, now), BootTime(now));
+        self.tell_taken(now);
+    }
+
+    /// What has become of events, in its order: the service is to hear of it.
+    pub(crate) fn take_told(&mut self) -> Vec<Told> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// How many threads were looked at for requests since this was asked last.
+    pub(crate) fn take_looks(&mut self) -> u64 {
+        std::mem::take(&mut self.looks)
+    }
+
+    fn tell_taken(&mut self, now: u64) {
+        let taken = lost::taken(&self.lost, now);
+        self.told.push(Told::Taken(taken, BootTime(now)));
     }
 
     /// Can be read from when an event is open that somebody waits for.
@@ -245,7 +262,7 @@ impl Broker {
     }
 
     /// Answers one request of a connection.
-    pub(crate) fn turn(&mut self, id: u64, service: &mut Service, now: u64) -> Turn {
+    pub(crate) fn turn(&mut self, id: u64, service: &Service, now: u64) -> Turn {
         let Some(holder) = self.holders.get(&id) else {
             return Turn::Ended;
         };
@@ -258,55 +275,71 @@ impl Broker {
             Err(error) if is_passing(&error) => return Turn::Quiet,
             Err(_) => return Turn::Ended,
         };
+        match self.begin(id, request, service, now) {
+            Ok(()) => Turn::Opens,
+            Err(no) => self.refuse(id, *no),
+        }
+    }
+
+    /// Begins to open what is asked for, if it may be had.
+    fn begin(
+        &mut self,
+        id: u64,
+        request: &[u8],
+        service: &Service,
+        now: u64,
+    ) -> Result<(), Box<NoEvent>> {
+        let Some(holder) = self.holders.get(&id) else {
+            return Ok(());
+        };
+        let says = Says {
+            service,
+            client: &holder.client,
+        };
         let Ok(request) = serde_json::from_slice::<EventRequest>(request) else {
             let why = "this is no request for an event: one JSON object with lease and counter";
-            let refused = service.not_opened(&holder.client, "wrong-request", why);
-            return holder.reply(&refused.into(), None);
+            return Err(says.no(Reason::WrongRequest, why));
         };
         // Among those that are alike the last is in use.
         self.number += 1;
-        let mut asked = service
-            .allow(&holder.client, &request)
-            .map_err(|refusal| *refusal)
-            .and_then(|allowed| self.asked(id, holder, allowed, request, service));
-        if let Ok(asked) = &mut asked {
-            let uid = asked.client.uid;
-            asked.name = asked.name.take().filter(|name| self.can_keep(uid, name));
-            self.store_full |= self.forgets.is_some() && asked.name.is_none();
-        }
-        let begun = asked.and_then(|asked| {
-            let client = asked.client.clone();
-            let begun = self.opens.begin(asked, now);
-            begun.map_err(|why| not_opened(service, &client, &why))
-        });
-        match begun {
-            Ok(()) => Turn::Opens,
-            Err(refused) => holder.reply(&refused.into(), None),
-        }
+        let allowed = service.allow(&holder.client, &request, &mut self.looks)?;
+        let mut asked = self.asked(id, allowed, request, says)?;
+        let uid = asked.client.uid;
+        asked.name = asked.name.take().filter(|name| self.can_keep(uid, name));
+        self.store_full |= self.forgets.is_some() && asked.name.is_none();
+        let begun = self.opens.begin(asked, now);
+        begun.map_err(|why| says.not_opened(&why))
+    }
+
+    /// Tells a connection why it has no event, and the service, too.
+    fn refuse(&mut self, id: u64, no: NoEvent) -> Turn {
+        let reply = no.refusal.clone().into();
+        self.told.push(Told::Denied(no));
+        let holder = self.holders.get(&id);
+        holder.map_or(Turn::Ended, |holder| holder.reply(&reply, None))
     }
 
     /// What is to be opened, as it is now.
     fn asked(
         &self,
         connection: u64,
-        holder: &Holder,
         allowed: Allowed,
         request: EventRequest,
-        service: &mut Service,
-    ) -> Result<Asked, Refusal> {
-        let client = &holder.client;
-        self.has_room(client, service)?;
+        says: Says<'_>,
+    ) -> Result<Asked, Box<NoEvent>> {
+        let client = says.client;
+        self.has_room(says)?;
         let thread = allowed.event.thread;
-        let before = thread.map(|thread| own_thread(thread, client, service));
-        let before = before.transpose()?;
-        if before == Some(None) || !holder.is_there() {
-            return Err(service.not_opened(client, "foreign-thread", FOREIGN));
+        let before = thread.map(|thread| says.own_thread(thread)).transpose()?;
+        let holder = self.holders.get(&connection);
+        if before == Some(None) || !holder.is_some_and(Holder::is_there) {
+            return Err(says.no(Reason::ForeignThread, FOREIGN));
         }
         let counts = thread.filter(|_| before.is_some()).unwrap_or(client.pid);
         let started = before.flatten().or_else(|| client.started());
         if let (None, Some(why)) = (started, &client.not_seen) {
             let why = NoThread::NotSeen(why.clone()).to_string();
-            return Err(service.not_opened(client, "foreign-thread", &why));
+            return Err(says.no(Reason::ForeignThread, &why));
         }
         let life = (counts, started);
         let who = (client.uid, client.pid, client.started());
@@ -339,18 +372,18 @@ impl Broker {
         has_room
     }
 
-    fn has_room(&self, client: &Client, service: &mut Service) -> Result<(), Refusal> {
+    fn has_room(&self, says: Says<'_>) -> Result<(), Box<NoEvent>> {
         let own = self.open.values().flatten();
-        if own.filter(|open| open.uid == client.uid).count() >= MOST_EVENTS {
+        if own.filter(|open| open.uid == says.client.uid).count() >= MOST_EVENTS {
             let why = format!("this user has {MOST_EVENTS} events; give a lease back first");
-            return Err(service.not_opened(client, "too-many-events", &why));
+            return Err(says.no(Reason::TooManyEvents, &why));
         }
         Ok(())
     }
 
     /// Hands over what the kernel has opened, and tells those who have waited for too long.
     /// Returns the connections that go on.
-    pub(crate) fn opened(&mut self, service: &mut Service, now: u64) -> Vec<u64> {
+    pub(crate) fn opened(&mut self, service: &Service, now: u64) -> Vec<u64> {
         let mut go_on = Vec::new();
         for Opened {
             asked,
@@ -373,24 +406,25 @@ impl Broker {
             while let Some(next) = self.opens.next_of(uid) {
                 let (connection, client) = (next.connection, next.client.clone());
                 if let Err(why) = self.opens.begin(next, now) {
-                    self.tell(connection, not_opened(service, &client, &why));
+                    let client = &client;
+                    self.tell(connection, *Says { service, client }.not_opened(&why));
                     go_on.push(connection);
                 }
             }
         }
         for (connection, why) in self.opens.overdue(now) {
             let client = self.holders.get(&connection).map(|one| one.client.clone());
-            if let Some(client) = client {
-                self.tell(connection, not_opened(service, &client, why));
+            if let Some(client) = &client {
+                self.tell(connection, *Says { service, client }.not_opened(why));
             }
             go_on.push(connection);
         }
         go_on
     }
 
-    fn tell(&mut self, connection: u64, refused: Refusal) {
-        let holder = self.holders.get(&connection);
-        if holder.is_some_and(|holder| holder.reply(&refused.into(), None) == Turn::Ended) {
+    /// As [`Broker::refuse`]; who does not read that is left.
+    fn tell(&mut self, connection: u64, no: NoEvent) {
+        if self.refuse(connection, no) == Turn::Ended {
             self.leave(connection);
         }
     }
@@ -400,25 +434,31 @@ impl Broker {
         &mut self,
         asked: Asked,
         event: Result<Handed, String>,
-        service: &mut Service,
+        service: &Service,
         now: u64,
     ) -> bool {
         let (connection, counter) = (asked.connection, asked.request.counter);
+        if !self.holders.contains_key(&connection) {
+            return false;
+        }
         let open = match self.still(asked, event, service) {
             Ok(open) => open,
-            Err(None) => return false,
-            Err(Some(refused)) => {
-                self.tell(connection, refused);
+            Err(no) => {
+                self.tell(connection, *no);
                 return false;
             }
         };
         let (lease, allowed) = (open.allowed.lease, open.allowed.clone());
-        self.have(open, service, now);
+        self.have(open, now);
         let handed = self.open.get(&lease).and_then(|events| events.last());
         let Some((holder, open)) = self.holders.get(&connection).zip(handed) else {
             return true;
         };
-        service.handed(&holder.client, &allowed);
+        self.told.push(Told::Handed(Having {
+            uid: holder.client.uid,
+            pid: holder.client.pid,
+            allowed,
+        }));
         let reply = EventReply {
             counter: Some(counter),
             refused: None,
@@ -434,33 +474,32 @@ impl Broker {
         &mut self,
         asked: Asked,
         event: Result<Handed, String>,
-        service: &mut Service,
-    ) -> Result<Open, Option<Refusal>> {
+        service: &Service,
+    ) -> Result<Open, Box<NoEvent>> {
         let client = &asked.client;
-        let holder = self.holders.get(&asked.connection).ok_or(None)?;
-        let event = event.map_err(|why| not_opened(service, client, &why))?;
-        // The lease may have gone meanwhile, or the number have become another thread's.
-        let allowed = service.allow(client, &asked.request).map_err(|why| *why);
-        // It was charged for the same look when it asked; nobody else is for this one.
-        service.take_looks();
-        let allowed = allowed?;
+        let says = Says { service, client };
+        let event = event.map_err(|why| says.not_opened(&why))?;
+        // The lease may have gone meanwhile, or the number have become another thread's. It was
+        // charged for the same look when it asked; nobody is for this one.
+        let allowed = service.allow(client, &asked.request, &mut 0)?;
         let thread = allowed.event.thread;
-        let now_it = thread.map(|thread| own_thread(thread, client, service));
-        let now_it = now_it.transpose().map_err(Some)?.flatten();
-        if now_it != asked.before || !holder.is_there() {
-            return Err(Some(service.not_opened(client, "foreign-thread", FOREIGN)));
+        let now_it = thread.map(|thread| says.own_thread(thread));
+        let now_it = now_it.transpose()?.flatten();
+        let holder = self.holders.get(&asked.connection);
+        if now_it != asked.before || !holder.is_some_and(Holder::is_there) {
+            return Err(says.no(Reason::ForeignThread, FOREIGN));
         }
         if allowed != asked.allowed {
             let why = "the lease has changed meanwhile; ask again";
-            return Err(Some(service.not_opened(client, "wrong-generation", why)));
+            return Err(says.no(Reason::WrongGeneration, why));
         }
-        self.has_room(client, service)?;
+        self.has_room(says)?;
         let most = Most::of(self.most_lost);
         let room = lost::make_room(&mut self.lost, most, client.uid);
         let Ok(gone) = room else {
             let why = "too many events that this user has lost could count still; end the \
                        processes that asked for them, and try again a minute later";
-            return Err(Some(service.not_opened(client, "too-many-events", why)));
+            return Err(says.no(Reason::TooManyEvents, why));
         };
         self.forget(gone.and_then(|gone| gone.name));
         Ok(Open {
@@ -476,7 +515,7 @@ impl Broker {
 
     /// Somebody has it from now on. Who asks again for the same has the new event instead of
     /// the old one.
-    fn have(&mut self, open: Open, service: &mut Service, now: u64) {
+    fn have(&mut self, open: Open, now: u64) {
         let same = |other: &mut Open| {
             let (a, b) = (&other.allowed, &open.allowed);
             // One without a CPU, or without a thread, counts on each.
@@ -488,7 +527,7 @@ impl Broker {
         let of_lease = self.open.entry(open.allowed.lease).or_default();
         let replaced: Vec<Open> = of_lease.extract_if(.., same).collect();
         of_lease.push(open);
-        self.lose(replaced, service, now);
+        self.lose(replaced, now);
     }
 
     /// Has the service manager forget an event that is closed here.
@@ -499,23 +538,23 @@ impl Broker {
     }
 
     /// Stops what leases do not hold any more, before somebody else is told that it has it.
-    pub(crate) fn follow(&mut self, service: &mut Service, changed: &[LeaseId], now: u64) {
+    pub(crate) fn follow(&mut self, service: &Service, changed: &[LeaseId], now: u64) {
         for id in changed {
             let Some(events) = self.open.get_mut(id) else {
                 continue;
             };
-            let holds = service.arbiter().lease(*id).map_or(0, |lease| lease.holds);
+            let holds = holds(service, *id);
             let lost: Vec<Open> = events
                 .extract_if(.., |open| open.allowed.counter >= holds)
                 .collect();
             if events.is_empty() {
                 self.open.remove(id);
             }
-            self.lose(lost, service, now);
+            self.lose(lost, now);
         }
     }
 
-    fn lose(&mut self, events: Vec<Open>, service: &mut Service, now: u64) {
+    fn lose(&mut self, events: Vec<Open>, now: u64) {
         for open in events {
             if let Err(error) = open.event.disable() {
                 log::error!(
@@ -523,42 +562,69 @@ impl Broker {
                     open.allowed.lease.0
                 );
             }
-            service.disabled(open.uid, open.pid, &open.allowed);
+            self.told.push(Told::Disabled(open.having()));
             self.lost.push_back(Lost::new(open, now));
         }
     }
 
-    /// Looks whether what was stopped runs again, and stops it.
-    pub(crate) fn look(&mut self, service: &mut Service, now: u64) {
-        for uid in service.take_forgiven() {
+    /// Looks whether what was stopped runs again, and stops it. `forgiven`: users whom an
+    /// operator has pardoned since.
+    pub(crate) fn look(&mut self, forgiven: &[u32], now: u64) {
+        for &uid in forgiven {
             lost::forgive(&mut self.lost, uid, now);
         }
-        for over in lost::look(&mut self.lost, &mut self.excuses, service, now) {
+        for over in lost::look(&mut self.lost, &mut self.excuses, &mut self.told, now) {
             self.forget(over.name);
         }
-        service.set_taken(lost::taken(&self.lost, now), BootTime(now));
+        self.tell_taken(now);
     }
 }
 
-/// When a thread of the client's was started. `None`: it is none of its.
-///
-/// # Errors
-/// It cannot be looked at.
-fn own_thread(
-    number: u32,
-    client: &Client,
-    service: &mut Service,
-) -> Result<Option<Started>, Refusal> {
-    peer::thread(number, client).map_err(|error| {
-        let why = NoThread::Unknown { number, error }.to_string();
-        service.not_opened(client, "foreign-thread", &why)
-    })
+impl Open {
+    fn having(&self) -> Having {
+        Having {
+            uid: self.uid,
+            pid: self.pid,
+            allowed: self.allowed.clone(),
+        }
+    }
 }
 
-/// The kernel does not open an event.
-fn not_opened(service: &mut Service, client: &Client, why: &str) -> Refusal {
-    let why = format!("the kernel does not open the event: {why}");
-    service.not_opened(client, "not-opened", &why)
+/// How many counters a lease holds, if it is there.
+fn holds(service: &Service, lease: LeaseId) -> usize {
+    let lease = service.arbiter().lease(lease);
+    lease.map_or(0, |lease| lease.holds)
+}
+
+/// Why a client does not get an event, in words.
+#[derive(Clone, Copy)]
+struct Says<'a> {
+    service: &'a Service,
+    client: &'a Client,
+}
+
+impl Says<'_> {
+    fn no(self, reason: Reason, why: &str) -> Box<NoEvent> {
+        let config = self.service.config();
+        Box::new(NoEvent::of_host(config, self.client, reason, why))
+    }
+
+    /// The kernel does not open it.
+    fn not_opened(self, why: &str) -> Box<NoEvent> {
+        let why = format!("the kernel does not open the event: {why}");
+        self.no(Reason::NotOpened, &why)
+    }
+
+    /// When a thread of the client's was started. `None`: it is none of its.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    fn own_thread(self, number: u32) -> Result<Option<Started>, Box<NoEvent>> {
+        peer::thread(number, self.client).map_err(|error| {
+            let why = NoThread::Unknown { number, error }.to_string();
+            self.no(Reason::ForeignThread, &why)
+        })
+    }
 }
 
 /// A thread that tells the service manager what to forget: that takes as long as the manager

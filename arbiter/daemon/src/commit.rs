@@ -61,7 +61,7 @@ impl<J: Journal> Committer<J> {
     pub(crate) fn sync(&mut self, service: &Service) {
         if let Err(error) = self.journal.sync() {
             log::error!("the journal does not get to the disk: {error}; it is written anew");
-            service.metrics.journal_errors.inc();
+            service.metrics().journal_failed();
             self.lost = true;
         }
     }

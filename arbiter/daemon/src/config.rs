@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use arbiter_host::{CpuSet, HostPmu, HostPolicy, HostPolicyError, PmuId, Tenant, TenantId};
 use arbiter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, Nanos};
-use arbiter_host::{CpuSet, HostPmu, HostPolicy, HostPolicyError, Tenant, TenantId};
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -257,6 +257,13 @@ impl ArbiterConfig {
         }
     }
 
+    /// The one of `pmus` that the kernel calls by this number.
+    pub(crate) fn pmu_of(&self, pmus: &[HostPmu], perf_type: u32) -> Option<PmuId> {
+        let pmus = (0u16..).map(PmuId).zip(pmus);
+        let mut same = pmus.filter(|(_, pmu)| self.perf_type(&pmu.name) == Some(perf_type));
+        same.next().map(|(id, _)| id)
+    }
+
     /// Adds the watchdog to the tenants.
     ///
     /// # Errors
@@ -317,6 +324,18 @@ impl ArbiterConfig {
             }
         }
         (tenants, operator)
+    }
+
+    /// Whether a tenant may have events opened.
+    pub(crate) fn opens_events(&self) -> bool {
+        let mut members = self.members.iter();
+        members.any(|members| members.opens_events)
+    }
+
+    /// Whether a client's user has no tenant, and nothing to say.
+    pub(crate) fn is_stranger(&self, client: &crate::peer::Client) -> bool {
+        let (tenants, operator) = self.tenants_of(client);
+        tenants.is_empty() && !operator
     }
 }
 

@@ -27,7 +27,7 @@ use crate::peer::Client;
 use crate::probe::Sights;
 use crate::room::Room;
 use crate::scrape::Scrapers;
-use crate::service::{ConnectionId, Service, waits_for_nothing};
+use crate::service::{Called, ConnectionId, Service};
 use crate::store::Store;
 use crate::threads::Threads;
 use reload::Reloads;
@@ -277,8 +277,9 @@ impl Arbiterd {
                 }
                 self.sync_audit(false);
                 if let Some(broker) = &mut self.broker {
-                    broker.look(&mut self.service, now().0);
+                    broker.look(&self.service.take_forgiven(), now().0);
                 }
+                self.hear();
             }
             self.hand_over();
             if let Some(scrapers) = &mut self.scrapers {
@@ -348,7 +349,7 @@ impl Arbiterd {
     fn has_more_to_answer(&self) -> bool {
         let ready = self.ready.iter().filter_map(|id| self.connections.get(id));
         let mut next = ready.filter_map(Connection::next_method);
-        next.any(|method| waits_for_nothing(&method))
+        next.any(|method| Called::of(&method).waits_for_nothing())
     }
 
     /// Does what is due, but nothing before all that had come by then was read. `all`: that was
@@ -428,14 +429,14 @@ impl Arbiterd {
     fn admit(&mut self, mut socket: ClientSocket, client: Client) {
         let own = self.connections.values();
         let own = own.filter(|other| other.client.uid == client.uid).count();
-        let stranger = self.service.is_stranger(&client);
+        let stranger = self.service.config().is_stranger(&client);
         let most = self.service.config().connections_per_user;
         if own >= most || socket.is_overdrawn() || stranger && !self.has_place(client.uid) {
             log::debug!(
                 "user {} has too many connections; one was closed",
                 client.uid
             );
-            self.service.metrics.refused_connections.inc();
+            self.service.metrics().connection_refused();
             return;
         }
         socket.refuse_rights();
@@ -589,7 +590,7 @@ impl Arbiterd {
             let (renews, waits) = match connection.next_method() {
                 Some(method) => (
                     method == "io.umpire.Arbiter.Renew",
-                    !waits_for_nothing(&method),
+                    !Called::of(&method).waits_for_nothing(),
                 ),
                 None => (false, true),
             };
@@ -703,8 +704,9 @@ impl Arbiterd {
             }
             self.host.switch_watchdog(&mut self.service, time);
             if let Some(broker) = &mut self.broker {
-                broker.follow(&mut self.service, &output.changed, now().0);
+                broker.follow(&self.service, &output.changed, now().0);
             }
+            self.hear();
             self.audit(&mut output);
             let mut ended = BTreeMap::new();
             for answer in &output.answers {

@@ -10,9 +10,9 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{Metric, Registry, Unit};
 use umpire_budget::{Holder, Holders};
-use umpire_lease::FIGURES;
+use umpire_lease::{FIGURES, Figure, MOST_FIGURES, ReportIn};
 
 /// Names and values of labels. Tenants are the policy's; no label is a client's text.
 type Labels = Vec<(&'static str, String)>;
@@ -20,48 +20,19 @@ type Count = Family<Labels, Counter>;
 type Level = Family<Labels, Gauge>;
 type Waited = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// The methods of the interface.
-const METHODS: [&str; 12] = [
-    "Acquire", "Claim", "Release", "Renew", "Revoke", "List", "Who", "Explain", "Report", "Audit",
-    "Watch", "Pardon",
-];
-
 /// Most groups of CPUs of a PMU that have figures of their own.
 const MOST_GROUPS: usize = 64;
 /// Most leases whose holders' figures are shown one by one; those of others are in the sums of
 /// their tenants.
 const MOST_REPORTING: usize = 256;
 
-/// The figures.
+/// The figures. They stand in the text in the order in which they are registered here.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    counters: Level,
-    held: Level,
-    outside: Level,
-    free: Level,
-    leases: Level,
-    waiting: Gauge,
-    outsiders: Level,
-    connections: Level,
-    watchdog_off: Gauge,
-    calls: Count,
-    events: Count,
-    grants: Count,
-    denials: Count,
-    losses: Count,
-    waited: Waited,
-    blind: Family<Labels, Counter<f64>>,
-    pub(crate) journal_errors: Counter,
-    pub(crate) watchdog_changes: Counter,
-    pub(crate) audit_records: Counter,
-    pub(crate) audit_lost: Counter,
-    pub(crate) audit_errors: Counter,
-    pub(crate) reload_errors: Counter,
-    pub(crate) config_stale: Gauge,
-    pub(crate) refused_connections: Counter,
-    pub(crate) brokered: Counter,
-    pub(crate) reenabled: Counter,
+    levels: Levels,
+    decisions: Decisions,
+    incidents: Incidents,
     open_events: Gauge,
     barred: Gauge,
     holder: Count,
@@ -74,6 +45,47 @@ pub(crate) struct Metrics {
     reporting: usize,
     /// What each lease holds, as far as it was counted.
     holds: BTreeMap<LeaseId, usize>,
+}
+
+/// How things are.
+#[derive(Debug)]
+struct Levels {
+    counters: Level,
+    held: Level,
+    outside: Level,
+    free: Level,
+    leases: Level,
+    waiting: Gauge,
+    outsiders: Level,
+    connections: Level,
+    watchdog_off: Gauge,
+}
+
+/// What was decided.
+#[derive(Debug)]
+struct Decisions {
+    calls: Count,
+    events: Count,
+    grants: Count,
+    denials: Count,
+    losses: Count,
+    waited: Waited,
+    blind: Family<Labels, Counter<f64>>,
+}
+
+/// What happened to the arbiter itself.
+#[derive(Debug)]
+struct Incidents {
+    journal_errors: Counter,
+    watchdog_changes: Counter,
+    audit_records: Counter,
+    audit_lost: Counter,
+    audit_errors: Counter,
+    reload_errors: Counter,
+    config_stale: Gauge,
+    refused_connections: Counter,
+    brokered: Counter,
+    reenabled: Counter,
 }
 
 /// What the holder of a lease has counted.
@@ -97,142 +109,203 @@ pub(crate) struct Open {
     pub(crate) descriptors: usize,
 }
 
-impl Metrics {
-    pub(crate) fn new() -> Self {
-        let mut registry = Registry::with_prefix("umpire");
-        macro_rules! metric {
-            ($name:literal, $help:literal) => {
-                metric!($name, $help, Default::default())
-            };
-            ($name:literal, $help:literal, $new:expr) => {{
-                let metric = $new;
-                registry.register($name, $help, Clone::clone(&metric));
-                metric
-            }};
+/// A new metric, which is registered.
+fn metric<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+impl Levels {
+    fn register(all: &mut Registry) -> Self {
+        Levels {
+            counters: metric(all, "arbiter_counters", "Counters that there are"),
+            held: metric(all, "arbiter_counters_held", "Counters that leases hold"),
+            outside: metric(
+                all,
+                "arbiter_counters_outside",
+                "Counters that others have, as far as it is measured",
+            ),
+            free: metric(all, "arbiter_counters_free", "Counters that nobody has"),
+            leases: metric(all, "arbiter_leases", "Leases by their state"),
+            waiting: metric(all, "arbiter_waiting", "Requests that wait for counters"),
+            outsiders: metric(
+                all,
+                "arbiter_outsiders",
+                "Processes and others that may have counters without a lease",
+            ),
+            connections: metric(all, "arbiter_connections", "Connections by socket"),
+            watchdog_off: metric(
+                all,
+                "arbiter_watchdog_off",
+                "1 while the NMI watchdog is off for a lease",
+            ),
         }
-        let counters: Level = metric!("arbiter_counters", "Counters that there are");
-        let held: Level = metric!("arbiter_counters_held", "Counters that leases hold");
-        let outside: Level = metric!(
-            "arbiter_counters_outside",
-            "Counters that others have, as far as it is measured"
-        );
-        let free: Level = metric!("arbiter_counters_free", "Counters that nobody has");
-        let leases: Level = metric!("arbiter_leases", "Leases by their state");
-        let waiting: Gauge = metric!("arbiter_waiting", "Requests that wait for counters");
-        let outsiders: Level = metric!(
-            "arbiter_outsiders",
-            "Processes and others that may have counters without a lease"
-        );
-        let connections: Level = metric!("arbiter_connections", "Connections by socket");
-        let watchdog_off: Gauge = metric!(
-            "arbiter_watchdog_off",
-            "1 while the NMI watchdog is off for a lease"
-        );
-        let calls: Count = metric!("arbiter_calls", "Calls that were answered, by method");
-        let events: Count = metric!("arbiter_events", "Decisions, by what happened to a lease");
-        let grants: Count = metric!("arbiter_grants", "Times that a lease got counters");
-        let denials: Count = metric!("arbiter_denials", "Calls that were refused, by reason");
-        let losses: Count = metric!(
-            "arbiter_losses",
-            "Times that a lease held fewer counters than before, by reason"
-        );
-        let waited: Waited = Family::new_with_constructor(waits as fn() -> Histogram);
-        registry.register_with_unit(
+    }
+}
+
+impl Decisions {
+    fn register(all: &mut Registry) -> Self {
+        let decisions = Decisions {
+            calls: metric(all, "arbiter_calls", "Calls that were answered, by method"),
+            events: metric(
+                all,
+                "arbiter_events",
+                "Decisions, by what happened to a lease",
+            ),
+            grants: metric(all, "arbiter_grants", "Times that a lease got counters"),
+            denials: metric(all, "arbiter_denials", "Calls that were refused, by reason"),
+            losses: metric(
+                all,
+                "arbiter_losses",
+                "Times that a lease held fewer counters than before, by reason",
+            ),
+            waited: Family::new_with_constructor(waits as fn() -> Histogram),
+            blind: Family::default(),
+        };
+        all.register_with_unit(
             "arbiter_waited",
             "Time from request to first grant",
             Unit::Seconds,
-            waited.clone(),
+            decisions.waited.clone(),
         );
-        let blind: Family<Labels, Counter<f64>> = Family::default();
-        registry.register_with_unit(
+        all.register_with_unit(
             "arbiter_blind",
             "Counters times time that leases lacked after their first grant",
             Unit::Seconds,
-            blind.clone(),
+            decisions.blind.clone(),
         );
-        let journal_errors: Counter = metric!(
-            "arbiter_journal_errors",
-            "Writes and syncs of the journal that failed"
-        );
-        let watchdog_changes: Counter = metric!(
-            "arbiter_watchdog_changes",
-            "Times that the NMI watchdog was turned off or on"
-        );
-        let audit_records: Counter = metric!("arbiter_audit_records", "Records of the audit");
-        let audit_lost: Counter = metric!(
-            "arbiter_audit_lost",
-            "Records that could not be written to the audit"
-        );
-        let audit_errors: Counter =
-            metric!("arbiter_audit_errors", "Syncs of the audit that failed");
-        let reload_errors: Counter = metric!(
-            "arbiter_reload_errors",
-            "Times that the configuration could not be read again"
-        );
-        let config_stale: Gauge = metric!(
-            "arbiter_config_stale",
-            "1 while the rules are of before, since the file cannot be used"
-        );
-        let refused_connections: Counter = metric!(
-            "arbiter_connections_refused",
-            "Connections that were closed at once: there were too many"
-        );
-        let brokered: Counter = metric!("arbiter_events_opened", "Perf events opened for holders");
-        let reenabled: Counter = metric!(
-            "arbiter_events_reenabled",
-            "Perf events that a holder enabled again after it had lost the lease"
-        );
-        let open_events: Gauge = metric!(
-            "arbiter_events_open",
-            "Perf events that holders have of the arbiter"
-        );
-        let barred: Gauge = metric!(
-            "arbiter_users_barred",
-            "Users who had an event count after its lease had ended, and were not pardoned"
-        );
-        let holder: Count = metric!(
-            "holder",
-            "What holders of leases report of themselves, by tenant"
-        );
-        let of_lease: Count = metric!("lease", "The same by lease, while it lasts");
+        decisions
+    }
+}
+
+impl Incidents {
+    fn register(all: &mut Registry) -> Self {
+        Incidents {
+            journal_errors: metric(
+                all,
+                "arbiter_journal_errors",
+                "Writes and syncs of the journal that failed",
+            ),
+            watchdog_changes: metric(
+                all,
+                "arbiter_watchdog_changes",
+                "Times that the NMI watchdog was turned off or on",
+            ),
+            audit_records: metric(all, "arbiter_audit_records", "Records of the audit"),
+            audit_lost: metric(
+                all,
+                "arbiter_audit_lost",
+                "Records that could not be written to the audit",
+            ),
+            audit_errors: metric(
+                all,
+                "arbiter_audit_errors",
+                "Syncs of the audit that failed",
+            ),
+            reload_errors: metric(
+                all,
+                "arbiter_reload_errors",
+                "Times that the configuration could not be read again",
+            ),
+            config_stale: metric(
+                all,
+                "arbiter_config_stale",
+                "1 while the rules are of before, since the file cannot be used",
+            ),
+            refused_connections: metric(
+                all,
+                "arbiter_connections_refused",
+                "Connections that were closed at once: there were too many",
+            ),
+            brokered: metric(
+                all,
+                "arbiter_events_opened",
+                "Perf events opened for holders",
+            ),
+            reenabled: metric(
+                all,
+                "arbiter_events_reenabled",
+                "Perf events that a holder enabled again after it had lost the lease",
+            ),
+        }
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut all = Registry::with_prefix("umpire");
         Metrics {
-            registry,
-            counters,
-            held,
-            outside,
-            free,
-            leases,
-            waiting,
-            outsiders,
-            connections,
-            watchdog_off,
-            calls,
-            events,
-            grants,
-            denials,
-            losses,
-            waited,
-            blind,
-            journal_errors,
-            watchdog_changes,
-            audit_records,
-            audit_lost,
-            audit_errors,
-            reload_errors,
-            config_stale,
-            refused_connections,
-            brokered,
-            reenabled,
-            open_events,
-            barred,
-            holder,
-            of_lease,
+            levels: Levels::register(&mut all),
+            decisions: Decisions::register(&mut all),
+            incidents: Incidents::register(&mut all),
+            open_events: metric(
+                &mut all,
+                "arbiter_events_open",
+                "Perf events that holders have of the arbiter",
+            ),
+            barred: metric(
+                &mut all,
+                "arbiter_users_barred",
+                "Users who had an event count after its lease had ended, and were not pardoned",
+            ),
+            holder: metric(
+                &mut all,
+                "holder",
+                "What holders of leases report of themselves, by tenant",
+            ),
+            of_lease: metric(&mut all, "lease", "The same by lease, while it lasts"),
+            registry: all,
             ended_blind: BTreeMap::new(),
             counted_blind: BTreeMap::new(),
             reports: BTreeMap::new(),
             reporting: 0,
             holds: BTreeMap::new(),
         }
+    }
+
+    /// The journal could not be written, or put on the disk.
+    pub(crate) fn journal_failed(&self) {
+        self.incidents.journal_errors.inc();
+    }
+
+    /// The NMI watchdog was turned on or off.
+    pub(crate) fn watchdog_switched(&self) {
+        self.incidents.watchdog_changes.inc();
+    }
+
+    /// So many records are in the audit, and so many could not be written.
+    pub(crate) fn audited(&self, written: u64, lost: u64) {
+        self.incidents.audit_records.inc_by(written);
+        self.incidents.audit_lost.inc_by(lost);
+    }
+
+    /// The audit could not be put on the disk.
+    pub(crate) fn audit_not_synced(&self) {
+        self.incidents.audit_errors.inc();
+    }
+
+    /// The configuration was read again, or could not be.
+    pub(crate) fn reloaded(&self, is_used: bool) {
+        self.incidents.config_stale.set(i64::from(!is_used));
+        if !is_used {
+            self.incidents.reload_errors.inc();
+        }
+    }
+
+    /// A connection was closed at once.
+    pub(crate) fn connection_refused(&self) {
+        self.incidents.refused_connections.inc();
+    }
+
+    /// An event was opened for a holder.
+    pub(crate) fn event_opened(&self) {
+        self.incidents.brokered.inc();
+    }
+
+    /// A holder has enabled an event again that it had lost.
+    pub(crate) fn event_reenabled(&self) {
+        self.incidents.reenabled.inc();
     }
 
     /// So many users are barred.
@@ -248,7 +321,10 @@ impl Metrics {
     /// Counts a change.
     pub(crate) fn changed(&mut self, arbiter: &HostArbiter, change: &Change) {
         let what = crate::words::what(change).to_owned();
-        self.events.get_or_create(&vec![("event", what)]).inc();
+        self.decisions
+            .events
+            .get_or_create(&vec![("event", what)])
+            .inc();
         let id = change.lease();
         let before = match change {
             Change::Holds { holds, .. } => self.holds.insert(id, *holds),
@@ -259,7 +335,7 @@ impl Metrics {
         let lost = |tenant, why: Cause| {
             let mut labels = of_tenant(arbiter, tenant);
             labels.push(("reason", crate::words::cause(why).to_owned()));
-            self.losses.get_or_create(&labels).inc();
+            self.decisions.losses.get_or_create(&labels).inc();
         };
         match change {
             Change::Holds {
@@ -271,10 +347,13 @@ impl Metrics {
                 let tenant = lease.owner.tenant;
                 if *holds > before {
                     let labels = of_tenant(arbiter, tenant);
-                    self.grants.get_or_create(&labels).inc();
+                    self.decisions.grants.get_or_create(&labels).inc();
                     if lease.generation == 1 {
                         let waited = arbiter.now().since(lease.waits_since);
-                        self.waited.get_or_create(&labels).observe(seconds(waited));
+                        self.decisions
+                            .waited
+                            .get_or_create(&labels)
+                            .observe(seconds(waited));
                     }
                 } else if *holds < before {
                     lost(tenant, *why);
@@ -298,11 +377,10 @@ impl Metrics {
         }
     }
 
-    /// Counts a call.
+    /// Counts a call; of methods that there are not, all by one word.
     pub(crate) fn called(&self, method: &str) {
-        let known = METHODS.into_iter().find(|known| *known == method);
-        let labels = vec![("method", known.unwrap_or("other").to_owned())];
-        self.calls.get_or_create(&labels).inc();
+        let labels = vec![("method", method.to_owned())];
+        self.decisions.calls.get_or_create(&labels).inc();
     }
 
     /// Counts a call that was refused.
@@ -313,40 +391,45 @@ impl Metrics {
             |tenant| of_tenant(arbiter, tenant),
         );
         labels.push(("reason", reason.to_owned()));
-        self.denials.get_or_create(&labels).inc();
+        self.decisions.denials.get_or_create(&labels).inc();
     }
 
-    /// Takes over what a holder has counted since it began.
+    /// Takes over what the holder of a lease has counted since it began.
     ///
     /// # Errors
-    /// It is no figure that is known.
+    /// There are too many figures, or one that is not known: those before it are taken.
     pub(crate) fn report(
         &mut self,
         arbiter: &HostArbiter,
-        (tenant, lease): (TenantId, LeaseId),
-        name: &str,
-        count: u64,
+        tenant: TenantId,
+        asked: &ReportIn,
     ) -> Result<(), String> {
-        let Some(figure) = FIGURES.into_iter().find(|known| *known == name) else {
-            let known = FIGURES.join(", ");
-            return Err(format!("there is no figure '{name}'; there are: {known}"));
-        };
-        let reporting = &mut self.reporting;
-        let report = self.reports.entry(lease).or_insert_with(|| {
-            let shown = *reporting < MOST_REPORTING;
-            *reporting += usize::from(shown);
-            let figures = BTreeMap::new();
-            Report { shown, figures }
-        });
-        let before = report.figures.insert(figure, count).unwrap_or(0);
-        // A holder that counts from 0 again has begun anew.
-        let more = count.checked_sub(before).unwrap_or(count);
-        let mut labels = of_tenant(arbiter, tenant);
-        labels.push(("figure", figure.to_owned()));
-        self.holder.get_or_create(&labels).inc_by(more);
-        if report.shown {
-            let labels = of_lease(arbiter, tenant, lease, figure);
-            self.of_lease.get_or_create(&labels).inc_by(more);
+        if asked.figures.len() > MOST_FIGURES {
+            return Err(format!("a report has {MOST_FIGURES} figures at most"));
+        }
+        let lease = LeaseId(asked.lease);
+        for Figure { name, count } in &asked.figures {
+            let Some(figure) = FIGURES.into_iter().find(|known| known == name) else {
+                let known = FIGURES.join(", ");
+                return Err(format!("there is no figure '{name}'; there are: {known}"));
+            };
+            let reporting = &mut self.reporting;
+            let report = self.reports.entry(lease).or_insert_with(|| {
+                let shown = *reporting < MOST_REPORTING;
+                *reporting += usize::from(shown);
+                let figures = BTreeMap::new();
+                Report { shown, figures }
+            });
+            let before = report.figures.insert(figure, *count).unwrap_or(0);
+            // A holder that counts from 0 again has begun anew.
+            let more = count.checked_sub(before).unwrap_or(*count);
+            let mut labels = of_tenant(arbiter, tenant);
+            labels.push(("figure", figure.to_owned()));
+            self.holder.get_or_create(&labels).inc_by(more);
+            if report.shown {
+                let labels = of_lease(arbiter, tenant, lease, figure);
+                self.of_lease.get_or_create(&labels).inc_by(more);
+            }
         }
         Ok(())
     }
@@ -364,15 +447,38 @@ impl Metrics {
         // What has not happened yet is 0.
         for (tenant, _) in arbiter.policy().all() {
             let labels = of_tenant(arbiter, tenant);
-            drop(self.grants.get_or_create(&labels));
-            drop(self.waited.get_or_create(&labels));
-            drop(self.blind.get_or_create(&labels));
+            drop(self.decisions.grants.get_or_create(&labels));
+            drop(self.decisions.waited.get_or_create(&labels));
+            drop(self.decisions.blind.get_or_create(&labels));
         }
         self.look_at_leases(arbiter);
-        self.outsiders.clear();
+        self.look_at_outsiders(holders, takers);
+        for (socket, count) in [
+            ("varlink", open.varlink),
+            ("metrics", open.metrics),
+            ("events", open.events),
+        ] {
+            let labels = vec![("socket", socket.to_owned())];
+            self.levels
+                .connections
+                .get_or_create(&labels)
+                .set(whole(count));
+        }
+        self.open_events.set(whole(open.descriptors));
+        self.levels.watchdog_off.set(i64::from(watchdog_off));
+        let mut text = String::new();
+        if let Err(error) = encode(&mut text, &self.registry) {
+            log::error!("the metrics cannot be written: {error}");
+        }
+        text
+    }
+
+    fn look_at_outsiders(&self, holders: Option<&Holders>, takers: &[u32]) {
+        self.levels.outsiders.clear();
         for what in ["nmi-watchdog", "process"] {
             drop(
-                self.outsiders
+                self.levels
+                    .outsiders
                     .get_or_create(&vec![("what", what.to_owned())]),
             );
         }
@@ -381,7 +487,8 @@ impl Metrics {
                 Holder::NmiWatchdog { .. } => "nmi-watchdog",
                 Holder::Process { .. } => "process",
             };
-            self.outsiders
+            self.levels
+                .outsiders
                 .get_or_create(&vec![("what", what.to_owned())])
                 .inc();
         }
@@ -390,28 +497,19 @@ impl Metrics {
             found.any(|one| matches!(one, Holder::Process { pid: this, .. } if this == pid))
         };
         let takers = takers.iter().filter(|pid| !known(pid)).count();
-        self.outsiders
+        self.levels
+            .outsiders
             .get_or_create(&vec![("what", "process".to_owned())])
             .inc_by(whole(takers));
-        for (socket, count) in [
-            ("varlink", open.varlink),
-            ("metrics", open.metrics),
-            ("events", open.events),
-        ] {
-            let labels = vec![("socket", socket.to_owned())];
-            self.connections.get_or_create(&labels).set(whole(count));
-        }
-        self.open_events.set(whole(open.descriptors));
-        self.watchdog_off.set(i64::from(watchdog_off));
-        let mut text = String::new();
-        if let Err(error) = encode(&mut text, &self.registry) {
-            log::error!("the metrics cannot be written: {error}");
-        }
-        text
     }
 
     fn look_at_counters(&self, arbiter: &HostArbiter) {
-        for level in [&self.counters, &self.held, &self.outside, &self.free] {
+        for level in [
+            &self.levels.counters,
+            &self.levels.held,
+            &self.levels.outside,
+            &self.levels.free,
+        ] {
             level.clear();
         }
         for (id, pmu) in (0u16..).map(PmuId).zip(arbiter.pmus()) {
@@ -450,7 +548,12 @@ impl Metrics {
                         ("cpus", cpus.to_string()),
                         ("kind", kind.to_owned()),
                     ];
-                    let levels = [&self.counters, &self.held, &self.outside, &self.free];
+                    let levels = [
+                        &self.levels.counters,
+                        &self.levels.held,
+                        &self.levels.outside,
+                        &self.levels.free,
+                    ];
                     for (level, sum) in levels.into_iter().zip(sum) {
                         let sum = i64::try_from(*sum).unwrap_or(i64::MAX);
                         level.get_or_create(&labels).set(sum);
@@ -461,7 +564,7 @@ impl Metrics {
     }
 
     fn look_at_leases(&mut self, arbiter: &HostArbiter) {
-        self.leases.clear();
+        self.levels.leases.clear();
         let mut blind = self.ended_blind.clone();
         let mut waiting = 0;
         for lease in arbiter.leases() {
@@ -473,15 +576,18 @@ impl Metrics {
                 None => crate::convert::state(lease),
             };
             labels.push(("state", state.to_owned()));
-            self.leases.get_or_create(&labels).inc();
+            self.levels.leases.get_or_create(&labels).inc();
             blind.entry(tenant).or_default().0 += lease.blind_until(arbiter.now()).0;
         }
-        self.waiting.set(waiting);
+        self.levels.waiting.set(waiting);
         for (tenant, all) in blind {
             let counted = self.counted_blind.entry(tenant).or_default();
             let more = Nanos(all.0.saturating_sub(counted.0));
             let labels = of_tenant(arbiter, tenant);
-            self.blind.get_or_create(&labels).inc_by(seconds(more));
+            self.decisions
+                .blind
+                .get_or_create(&labels)
+                .inc_by(seconds(more));
             counted.0 += more.0;
         }
     }

@@ -1,193 +1,90 @@
-//! Calls of clients to commands of the arbiter, and changes to replies. No I/O: what is to
+//! The driver of what is decided: calls of clients become commands to the host's arbiter, and
+//! changes become replies, entries of the journal and records of the audit. No I/O: what is to
 //! be written and sent is taken by [`Service::take`].
+//!
+//! The values below know nothing of each other. The order in which they meet is here: a call is
+//! taken apart ([`call`]), decided ([`book`]), and what has changed by it is followed
+//! ([`Service::settle`]) before it is answered.
 
 mod barred;
-mod broker;
+mod book;
+mod call;
+mod events;
 mod introspect;
 mod kept;
+mod listeners;
+mod outbox;
 mod outsiders;
+mod said;
 mod shown;
 mod trail;
 mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-use arbiter::{CounterSet, Nanos};
+use arbiter::Nanos;
 use arbiter_host::{
-    BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, Owner, Place, Refusal,
-    TenantId, Terms, ThreadId,
+    BootTime, Caller, Change, CpuSet, HostArbiter, Lease, LeaseId, Outcome, Owner, Place, Refusal,
+    Terms, ThreadId,
 };
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use umpire_budget::Holders;
-use umpire_lease::{self as wire, INTERFACE};
-use varlink::{Reply, Request};
+use umpire_lease::{self as wire, EventRequest};
+use varlink::Request;
 
-use crate::audit::Record;
 use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert::{self, Wrong};
-use crate::journal::Entry;
-use crate::metrics::Metrics;
+use crate::journal::{Barred, Entry, Stored};
+use crate::metrics::{Metrics, Open};
 use crate::peer::Client;
+use crate::probe::Seen;
 pub(crate) use barred::Taken;
-pub(crate) use broker::Allowed;
-use introspect::introspect;
-use kept::stuck;
+use book::Book;
+pub(crate) use call::Called;
+use call::{Call, Calling, Method};
+pub(crate) use events::{Allowed, Having, NoEvent, Told};
+use kept::Kept;
+use listeners::{Listener, Listeners, Tells};
+pub(crate) use outbox::Output;
+use outsiders::{Beside, Outsiders};
+pub(crate) use said::Reason;
+use said::{Answered, Denial, Now, Said};
 use shown::Viewer;
+use trail::Refused;
 
 /// A connection, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ConnectionId(pub(crate) u64);
 
-/// Most bytes of a label.
-const MOST_LABEL: usize = 128;
-/// The longest notice of a revocation.
-const MOST_GRACE: Nanos = Nanos(60_000_000_000);
-
-/// A reply for a connection.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) to: ConnectionId,
-    pub(crate) reply: Reply,
-    /// It says that a lease is held, or lasts: it must not be sent unless that is in the
-    /// journal.
-    rests_on: Option<LeaseId>,
-    /// It says that something is in the audit.
-    audited: bool,
-}
-
-/// What is to be done after some calls.
-#[derive(Debug, Default)]
-pub(crate) struct Output {
-    pub(crate) entries: Vec<Entry>,
-    pub(crate) answers: Vec<Answer>,
-    /// For the audit.
-    pub(crate) records: Vec<Record>,
-    /// Leases that may hold less than before.
-    pub(crate) changed: Vec<LeaseId>,
-    /// So long are the answers, about.
-    bytes: usize,
-}
-
-impl Output {
-    /// Adds what came after it.
-    pub(crate) fn add(&mut self, more: Output) {
-        self.entries.extend(more.entries);
-        self.answers.extend(more.answers);
-        self.records.extend(more.records);
-        self.changed.extend(more.changed);
-        self.bytes += more.bytes;
-    }
-}
-
-/// Who hears of a lease.
-#[derive(Clone, Copy, Debug)]
-struct Listener {
-    connection: ConnectionId,
-    /// It gets a reply with each event.
-    more: bool,
-    /// It has no reply yet.
-    waits: bool,
-}
-
 /// The arbiter, and who talks to it.
 #[derive(Debug)]
 pub(crate) struct Service {
-    arbiter: HostArbiter,
+    book: Book,
     config: ArbiterConfig,
-    listeners: BTreeMap<LeaseId, Listener>,
-    /// The leases of each connection that has any.
-    leases_of: BTreeMap<ConnectionId, BTreeSet<LeaseId>>,
-    watchers: BTreeSet<ConnectionId>,
-    changes: Vec<Change>,
+    listeners: Listeners,
     output: Output,
-    /// What each lease holds by the journal.
-    written: BTreeMap<LeaseId, usize>,
-    /// Why the journal cannot be written.
-    stuck: Option<String>,
-    /// Until then nothing is granted: holders of before count on, and there is no journal.
-    waits_until: BootTime,
-    /// What the last look saw of outsiders.
-    seen: BTreeMap<Place, Vec<CounterSet>>,
-    /// What outsiders have by that, and by the look before.
-    measured: BTreeMap<Place, Vec<CounterSet>>,
+    kept: Kept,
+    outsiders: Outsiders,
     bars: barred::Bars,
-    /// Who has counters and no lease, as far as the kernel shows.
-    holders: Option<Holders>,
     watchdog: watchdog::Claim,
-    pub(crate) metrics: Metrics,
+    metrics: Metrics,
     denials: trail::Denials,
     causes: trail::Causes,
+    /// How many threads were looked at for calls.
     looks: u64,
 }
-
-/// Who calls, and how.
-struct Calling<'a> {
-    from: ConnectionId,
-    client: &'a Client,
-    /// The tenants of its user.
-    tenants: Vec<TenantId>,
-    operator: bool,
-    /// It takes more than one reply.
-    more: bool,
-    now: BootTime,
-}
-
-impl Calling<'_> {
-    fn viewer(&self) -> Viewer {
-        Viewer {
-            uid: self.client.uid,
-            operator: self.operator,
-        }
-    }
-}
-
-/// Whether a call is answered as well before what is due is done: it renews a lease, or changes
-/// nobody's.
-pub(crate) fn waits_for_nothing(method: &str) -> bool {
-    match method.split_once(INTERFACE) {
-        Some(("", method)) => {
-            matches!(method, ".Renew" | ".List" | ".Who" | ".Report" | ".Audit")
-        }
-        _ => true,
-    }
-}
-
-/// How long a value is, about.
-fn length(value: &Value) -> usize {
-    const SHORT: usize = 16;
-    match value {
-        Value::String(text) => SHORT + text.len(),
-        Value::Array(all) => SHORT + all.iter().map(length).sum::<usize>(),
-        Value::Object(all) => {
-            let fields = all.iter().map(|(name, value)| name.len() + length(value));
-            SHORT + fields.sum::<usize>()
-        }
-        _ => SHORT,
-    }
-}
-
-/// What a call comes to at once; `None`: its reply comes later.
-type Answered = Result<Option<Value>, Reply>;
 
 impl Service {
     pub(crate) fn new(arbiter: HostArbiter, config: ArbiterConfig) -> Self {
         Service {
-            arbiter,
+            book: Book::new(arbiter),
             config,
-            listeners: BTreeMap::new(),
-            leases_of: BTreeMap::new(),
-            watchers: BTreeSet::new(),
-            changes: Vec::new(),
+            listeners: Listeners::default(),
             output: Output::default(),
-            written: BTreeMap::new(),
-            stuck: None,
-            waits_until: BootTime(0),
-            seen: BTreeMap::new(),
-            measured: BTreeMap::new(),
+            kept: Kept::default(),
+            outsiders: Outsiders::default(),
             bars: barred::Bars::default(),
-            holders: None,
             watchdog: watchdog::Claim::default(),
             metrics: Metrics::new(),
             denials: trail::Denials::default(),
@@ -197,17 +94,42 @@ impl Service {
     }
 
     pub(crate) fn arbiter(&self) -> &HostArbiter {
-        &self.arbiter
+        self.book.arbiter()
     }
 
     pub(crate) fn config(&self) -> &ArbiterConfig {
         &self.config
     }
 
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     /// What is to be written, and then sent.
     pub(crate) fn take(&mut self) -> Output {
         std::mem::take(&mut self.output)
     }
+
+    /// How long the answers are that wait to be taken, about.
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.output.bytes()
+    }
+
+    /// How many threads were looked at for calls since this was asked last.
+    pub(crate) fn take_looks(&mut self) -> u64 {
+        std::mem::take(&mut self.looks)
+    }
+
+    /// Adds a record to the audit, if there is one.
+    fn record(&mut self, record: Value) {
+        if self.config.audit.is_some()
+            && let Value::Object(record) = record
+        {
+            self.output.records.push(record);
+        }
+    }
+
+    // What is done in time, and when the host or the rules have changed.
 
     /// Uses another configuration from now on; PMUs stay.
     pub(crate) fn reload(&mut self, config: ArbiterConfig, now: BootTime) -> Result<(), String> {
@@ -217,17 +139,11 @@ impl Service {
             ..config
         };
         let config = config.with_watchdog().map_err(|error| error.to_string())?;
-        let policy = config.policy.clone();
-        self.arbiter
-            .set_policy(policy, now, &mut self.changes)
-            .map_err(|error| error.to_string())?;
+        self.book.set_policy(config.policy.clone(), now)?;
         // The arbiter keeps ids; members follow it.
-        let members = self.arbiter.policy().tenants.iter().map(|tenant| {
-            let place = config
-                .policy
-                .tenants
-                .iter()
-                .position(|new| new.name == tenant.name);
+        let members = self.arbiter().policy().tenants.iter().map(|tenant| {
+            let mut named = config.policy.tenants.iter();
+            let place = named.position(|new| new.name == tenant.name);
             place
                 .map(|place| config.members[place].clone())
                 .unwrap_or_default()
@@ -242,24 +158,43 @@ impl Service {
             ..config
         };
         let before = std::mem::replace(&mut self.config, config);
-        self.renew_watchdog(&before, now);
+        if before.watchdog.keep != self.config.watchdog.keep {
+            if self.kept.stuck().is_none() {
+                self.claim_anew(now);
+            } else {
+                // When the journal can be written, it asks as the configuration says then.
+                self.end_watchdog(now);
+            }
+        }
         self.settle();
         Ok(())
     }
 
+    /// The configuration was read again, or could not be.
+    pub(crate) fn reloaded(&mut self, file: &Path, why: Option<&String>) {
+        self.metrics.reloaded(why.is_none());
+        let event = if why.is_some() {
+            "reload-failed"
+        } else {
+            "reload"
+        };
+        // What of the path is not text is not needed to know which it is.
+        let file = file.to_string_lossy();
+        self.record(json!({ "event": event, "file": file, "why": why }));
+    }
+
     /// These CPUs are online now.
     pub(crate) fn set_online(&mut self, online: &CpuSet, now: BootTime) {
-        if self.arbiter.online() != online {
+        if self.arbiter().online() != online {
             log::info!("the CPUs that are online: {online}");
             // The watchdog is on a CPU that comes before anybody can be given counters there.
-            self.arbiter.freeze();
-            let changes = &mut self.changes;
-            self.arbiter.set_online(online.clone(), now, changes);
-            self.seen.clear();
+            self.book.freeze();
+            self.book.set_online(online, now);
+            self.outsiders.look_anew();
             self.settle();
             self.follow_watchdog(now);
-            if self.stuck.is_none() {
-                self.arbiter.thaw(now, &mut self.changes);
+            if self.kept.stuck().is_none() {
+                self.book.thaw(now);
                 self.settle();
             }
         }
@@ -267,54 +202,38 @@ impl Service {
 
     /// Does what is due.
     pub(crate) fn advance(&mut self, now: BootTime) {
-        self.arbiter.advance(now, &mut self.changes);
+        self.book.advance(now);
         self.settle();
     }
 
     /// What is due later waits until this is told `None`.
     pub(crate) fn hold_due(&mut self, after: Option<BootTime>) {
-        self.arbiter.hold_due(after);
+        self.book.hold_due(after);
     }
 
     /// A connection has ended, and with it the leases that it had.
     pub(crate) fn gone(&mut self, connection: ConnectionId, now: BootTime) {
-        self.watchers.remove(&connection);
-        let had = self.leases_of.remove(&connection).unwrap_or_default();
-        for id in had {
-            self.listeners.remove(&id);
-            self.arbiter.holder_gone(id, now, &mut self.changes);
+        for id in self.listeners.gone(connection) {
+            self.book.gone(id, now);
         }
         self.settle();
     }
 
+    /// Threads of leases have ended.
+    pub(crate) fn threads_ended(
+        &mut self,
+        ended: &BTreeMap<LeaseId, BTreeSet<ThreadId>>,
+        now: BootTime,
+    ) {
+        self.book.threads_ended(ended, now);
+        self.settle();
+    }
+
+    // Calls.
+
     /// Whether a connection waits for a reply, so that its next call has to wait, too.
     pub(crate) fn is_busy(&self, connection: ConnectionId) -> bool {
-        self.watchers.contains(&connection)
-            || self.leases_of.get(&connection).is_some_and(|leases| {
-                let mut listeners = leases.iter().filter_map(|id| self.listeners.get(id));
-                listeners.any(|listener| listener.more || listener.waits)
-            })
-    }
-
-    fn add_listener(&mut self, id: LeaseId, listener: Listener) {
-        self.remove_listener(id);
-        self.leases_of
-            .entry(listener.connection)
-            .or_default()
-            .insert(id);
-        self.listeners.insert(id, listener);
-    }
-
-    fn remove_listener(&mut self, id: LeaseId) {
-        let Some(Listener { connection, .. }) = self.listeners.remove(&id) else {
-            return;
-        };
-        if let Some(leases) = self.leases_of.get_mut(&connection) {
-            leases.remove(&id);
-            if leases.is_empty() {
-                self.leases_of.remove(&connection);
-            }
-        }
+        self.listeners.is_busy(connection)
     }
 
     /// Answers a call.
@@ -325,270 +244,251 @@ impl Service {
         request: &Request<'_>,
         now: BootTime,
     ) {
-        if !waits_for_nothing(&request.method) {
+        let called = Called::of(&request.method);
+        if !called.waits_for_nothing() {
             self.advance(now);
         }
-        let more = request.more.unwrap_or(false);
         let quiet = request.oneway.unwrap_or(false);
+        if quiet && called.needs_a_listener() {
+            // Whoever wants no answer cannot hold a lease, or watch.
+            return;
+        }
         let before = self.output.answers.len();
         let parameters = request.parameters.clone().unwrap_or_else(|| json!({}));
-        let mut who = trail::Who {
-            tenant: None,
-            uid: client.uid,
-            pid: client.pid,
-        };
-        let answered = match request.method.split_once(INTERFACE) {
-            // Whoever wants no answer cannot hold a lease, or watch.
-            Some(("", ".Acquire" | ".Claim" | ".Watch")) if quiet => return,
-            Some(("", method)) => {
-                let method = method.strip_prefix('.').unwrap_or(method);
-                let (tenants, operator) = self.config.tenants_of(client);
-                who.tenant = tenants.first().copied();
-                self.causes.calling = who.tenant;
-                let calling = Calling {
-                    from,
-                    client,
-                    tenants,
-                    operator,
-                    more: more && !quiet,
-                    now,
-                };
-                self.metrics.called(method);
-                self.method(&calling, method, parameters)
-            }
-            _ => introspect(&request.method, &parameters),
-        };
-        let answer = match answered {
-            Ok(Some(parameters)) => Some(Reply::parameters(Some(parameters))),
-            Ok(None) => None,
-            Err(refusal) => {
-                self.denied(&who, request, &refusal);
-                Some(refusal)
-            }
-        };
-        self.settle();
-        self.causes.calling = None;
-        if quiet {
-            // Nobody reads what is said to this call.
-            let answers = self.output.answers.split_off(before);
-            self.output
-                .answers
-                .extend(answers.into_iter().filter(|answer| answer.to != from));
-        } else if let Some(answer) = answer {
-            self.answer(from, answer, None);
-        }
-    }
-
-    /// How long the answers are that wait to be taken, about.
-    pub(crate) fn waiting_bytes(&self) -> usize {
-        self.output.bytes
-    }
-
-    /// Whether a client's user has no tenant, and nothing to say.
-    pub(crate) fn is_stranger(&self, client: &Client) -> bool {
-        let (tenants, operator) = self.config.tenants_of(client);
-        tenants.is_empty() && !operator
-    }
-
-    fn answer(&mut self, to: ConnectionId, reply: Reply, rests_on: Option<LeaseId>) {
-        self.output.bytes += reply.parameters.as_ref().map_or(0, length);
-        self.output.answers.push(Answer {
-            to,
-            reply,
-            rests_on,
-            audited: false,
-        });
-    }
-
-    fn method(&mut self, calling: &Calling<'_>, method: &str, parameters: Value) -> Answered {
-        let &Calling {
+        let lease = call::named_lease(&parameters);
+        let (caller, tenants) = call::caller(&self.config, self.arbiter(), client, lease);
+        let calling = Calling {
             from,
             client,
-            ref tenants,
-            operator,
-            more,
+            tenants,
+            caller,
+            more: request.more.unwrap_or(false) && !quiet,
             now,
-        } = calling;
-        let viewer = calling.viewer();
-        if let Some(id) = parameters.get("lease").and_then(Value::as_u64)
-            && self.is_watchdog(LeaseId(id))
-        {
-            return Err(wrong(format!(
-                "lease {id} is the NMI watchdog's; [watchdog] in the arbiter's configuration says \
-                 who may have its counter"
-            )));
-        }
-        // It speaks for the tenant of the lease, if that is one of its user's.
-        let named = parameters.get("lease").and_then(Value::as_u64).map(LeaseId);
-        let named = named
-            .and_then(|id| self.arbiter.lease(id))
-            .map(|lease| lease.owner.tenant);
-        let named = named.filter(|tenant| tenants.contains(tenant));
-        let caller = Caller {
-            tenant: named
-                .or(tenants.first().copied())
-                .unwrap_or(TenantId(u16::MAX)),
-            uid: client.uid,
-            operator,
         };
-        match method {
-            "Acquire" => {
-                let wire::AcquireIn { request } = parsed(parameters)?;
-                if let Some(why) = &self.stuck {
-                    return Err(stuck(why));
-                }
-                self.grants_from(now)?;
-                self.acquire(calling, &request)
+        let tenant = calling.tenants.first().copied();
+        let tenant = tenant.filter(|_| called != Called::Foreign);
+        let answered = match called {
+            Called::Own(method) => {
+                self.causes.set_calling(tenant);
+                self.metrics.called(called.word());
+                self.decide(&calling, method, parameters)
             }
-            "Claim" => {
-                let wire::ClaimIn { lease, generation } = parsed(parameters)?;
-                let id = LeaseId(lease);
-                self.not_barred(client.uid)?;
-                if self.listeners.contains_key(&id) {
-                    return Err(wrong(format!(
-                        "lease {lease} is held by another connection, which is still there"
-                    )));
-                }
-                let claimed = self
-                    .arbiter
-                    .claim(id, generation, caller, now, &mut self.changes);
-                claimed.map_err(|refusal| self.refused(&refusal, viewer))?;
-                self.attach(id, from, more, None, None);
-                Ok(None)
-            }
-            "Release" => {
-                let wire::ReleaseIn {
-                    lease,
-                    generation,
-                    keep,
-                } = parsed(parameters)?;
-                let keep = usize::try_from(keep.unwrap_or(0)).unwrap_or(usize::MAX);
-                let id = LeaseId(lease);
-                let changes = &mut self.changes;
-                let done = self
-                    .arbiter
-                    .release(id, keep, generation, caller, now, changes);
-                done.map_err(|refusal| self.refused(&refusal, viewer))?;
-                Ok(Some(json!({})))
-            }
-            "Renew" => {
-                let wire::RenewIn { lease, generation } = parsed(parameters)?;
-                let id = LeaseId(lease);
-                let until =
-                    self.arbiter
-                        .renew_first(id, generation, caller, now, &mut self.changes);
-                let until = until.map_err(|refusal| self.refused(&refusal, viewer))?;
-                let left_ms = until.map(|until| until.since(now).0 / 1_000_000);
-                self.settle();
-                self.answer(from, reply(&wire::RenewOut { left_ms }, false), Some(id));
-                Ok(None)
-            }
-            "Revoke" => {
-                let wire::RevokeIn { lease, grace_ms } = parsed(parameters)?;
-                let grace = grace_ms.map(|ms| Nanos(ms.saturating_mul(1_000_000)));
-                let id = LeaseId(lease);
-                // Only operators choose another notice than the policy's.
-                let grace = grace
-                    .filter(|_| operator)
-                    .map(|grace| grace.min(MOST_GRACE));
-                let mut at = self
-                    .arbiter
-                    .revoke(id, grace, caller, now, &mut self.changes);
-                for &tenant in tenants.iter().skip(1) {
-                    if at.is_err() {
-                        let caller = Caller { tenant, ..caller };
-                        at = self
-                            .arbiter
-                            .revoke(id, grace, caller, now, &mut self.changes);
-                    }
-                }
-                let at = at.map_err(|refusal| self.refused(&refusal, viewer))?;
-                let in_ms = at.since(now).0 / 1_000_000;
-                Ok(Some(value(&wire::RevokeOut { in_ms })))
-            }
-            "List" => {
-                let wire::NoReply {} = parsed(parameters)?;
-                let leases = self.visible(tenants, viewer);
-                Ok(Some(value(&wire::ListOut { leases })))
-            }
-            "Who" => {
-                let wire::WhoIn { cpu } = parsed(parameters)?;
-                let (places, outsiders) = (self.who(cpu, viewer)?, self.outsiders(cpu, viewer));
-                Ok(Some(value(&wire::WhoOut { places, outsiders })))
-            }
-            "Explain" => {
-                let wire::ExplainIn { request } = parsed(parameters)?;
-                self.grants_from(now)?;
-                let owner = self.owner(calling, &request)?;
-                let terms = self.terms(calling, &owner, &request)?;
-                let explained = explained(&self.arbiter, owner, terms, now);
-                Ok(Some(value(&viewer.explained(explained))))
-            }
-            "Report" => self.report(caller, parameters),
-            "Audit" => self.audit(calling, caller, parameters),
-            "Pardon" => self.pardon(calling, parameters),
-            "Watch" => {
-                let wire::NoReply {} = parsed(parameters)?;
-                if !more {
-                    return Err(wrong("Watch has more than one reply; call it with more"));
-                }
-                if !operator {
-                    return Err(wrong(
-                        "only operators see the events of others; Acquire with more tells those \
-                         of one's own lease",
-                    ));
-                }
-                self.watchers.insert(from);
-                self.answer(from, reply(&wire::WatchOut::default(), true), None);
-                Ok(None)
-            }
-            other => Err(Reply::error(
-                "org.varlink.service.MethodNotFound",
-                Some(json!({ "method": format!("{INTERFACE}.{other}") })),
-            )),
+            Called::Foreign => introspect::introspect(&request.method, &parameters)
+                .map(|said| Some(Now::from(said))),
+        };
+        let answered = answered.map_err(|denial| denial.in_words(self.arbiter(), calling.viewer()));
+        if let Err(denial) = &answered {
+            self.denied(Refused {
+                tenant,
+                uid: client.uid,
+                pid: client.pid,
+                method: request.method.rsplit('.').next().unwrap_or_default(),
+                reason: denial.reason(),
+                message: denial.message(),
+            });
+        }
+        self.settle();
+        self.causes.set_calling(None);
+        match answered {
+            // Nobody reads what is said to this call.
+            _ if quiet => self.output.silence(from, before),
+            Ok(Some(now)) => self.output.answer(from, now),
+            Ok(None) => {}
+            Err(denial) => self.output.deny(from, &denial),
         }
     }
 
-    fn owner(&self, calling: &Calling<'_>, request: &wire::Request) -> Result<Owner, Reply> {
-        let Calling {
-            client, tenants, ..
-        } = calling;
-        self.not_barred(client.uid)?;
-        let policy = self.arbiter.policy();
-        let tenant = match &request.tenant {
-            None => tenants.first().copied(),
-            Some(name) => {
-                let tenant = policy.named(name).filter(|_| name != WATCHDOG);
-                let tenant = tenant.filter(|tenant| calling.operator || tenants.contains(tenant));
-                if tenant.is_none() {
-                    let own = tenants.iter().filter_map(|id| policy.tenant(*id));
-                    let own: Vec<&str> = own.map(|tenant| tenant.name.as_str()).collect();
-                    return Err(wrong(format!(
-                        "tenant '{name}' is not one of this user's; these are: {}",
-                        if own.is_empty() {
-                            "none".to_owned()
-                        } else {
-                            own.join(", ")
-                        }
-                    )));
-                }
-                tenant
-            }
-        };
-        let tenant = tenant.ok_or_else(|| self.no_tenant(client))?;
-        let mut label = request.label.clone().unwrap_or_default();
-        if label.len() > MOST_LABEL || label.chars().any(char::is_control) {
-            return Err(wrong(format!(
-                "the label is of {MOST_LABEL} bytes at most, without control characters"
+    /// What a call of this interface comes to. `method`: as it was called, if there is none.
+    fn decide(
+        &mut self,
+        calling: &Calling<'_>,
+        method: Result<Method, &str>,
+        parameters: Value,
+    ) -> Answered {
+        if let Some(id) = call::named_lease(&parameters)
+            && self.watchdog.is(id)
+        {
+            return Err(Denial::wrong(format!(
+                "lease {} is the NMI watchdog's; [watchdog] in the arbiter's configuration says \
+                 who may have its counter",
+                id.0
             )));
         }
-        label.shrink_to_fit();
-        Ok(Owner {
-            tenant,
-            uid: client.uid,
-            pid: client.pid,
-            label,
+        let method = method
+            .map_err(|name| Denial::NoMethod(format!("{}.{name}", umpire_lease::INTERFACE)))?;
+        let (caller, now) = (calling.caller, calling.now);
+        let said = match Call::parse(method, parameters)? {
+            Call::Acquire(request) => return self.acquire(calling, &request),
+            Call::Claim(asked) => return self.claim(calling, &asked),
+            Call::Renew(asked) => {
+                let out = self.book.renew(&asked, caller, now)?;
+                return Ok(Some(Now {
+                    rests_on: Some(LeaseId(asked.lease)),
+                    ..Said::Renewed(out).into()
+                }));
+            }
+            Call::Audit(asked) => return self.audit(caller, &asked),
+            Call::Watch => return self.watch(calling),
+            Call::Release(asked) => {
+                self.book.release(&asked, caller, now)?;
+                Said::Nothing
+            }
+            Call::Revoke(asked) => {
+                let others = calling.tenants.get(1..).unwrap_or_default();
+                Said::Revoked(self.book.revoke(&asked, caller, others, now)?)
+            }
+            Call::List => Said::Leases(wire::ListOut {
+                leases: shown::visible(self.arbiter(), &calling.tenants, calling.viewer()),
+            }),
+            Call::Who(wire::WhoIn { cpu }) => Said::Who(self.who(cpu, calling.viewer())?),
+            Call::Explain(request) => {
+                self.kept.grants_from(now)?;
+                self.bars.check(calling.client.uid)?;
+                let owner = call::owner(self.arbiter(), calling, &request)?;
+                let terms = self.terms(calling, &owner, &request)?;
+                let explained = shown::explained(self.arbiter(), owner, terms, now);
+                Said::Explained(Box::new(calling.viewer().explained(explained)))
+            }
+            Call::Report(asked) => {
+                let arbiter = self.book.arbiter();
+                let tenant = call::own_lease(arbiter, caller, asked.lease)?.owner.tenant;
+                let taken = self.metrics.report(arbiter, tenant, &asked);
+                taken.map_err(Denial::wrong)?;
+                Said::Nothing
+            }
+            Call::Pardon(wire::PardonIn { uid }) => self.pardon(calling, uid)?,
+        };
+        Ok(Some(said.into()))
+    }
+
+    fn acquire(&mut self, calling: &Calling<'_>, request: &wire::Request) -> Answered {
+        if let Some(why) = self.kept.stuck() {
+            return Err(kept::stuck(why));
+        }
+        self.kept.grants_from(calling.now)?;
+        self.bars.check(calling.client.uid)?;
+        let owner = call::owner(self.arbiter(), calling, request)?;
+        let terms = self.terms(calling, &owner, request)?;
+        let (id, waits) = match self.book.request(owner, terms, calling.now)? {
+            Outcome::Granted { lease, .. } => (lease, None),
+            Outcome::Waits { lease, behind, why } => {
+                let waits = Change::Waits { lease, behind, why };
+                (lease, convert::event(self.arbiter(), &waits))
+            }
+        };
+        Ok(self.attach(id, calling, Some(id), waits))
+    }
+
+    fn claim(&mut self, calling: &Calling<'_>, asked: &wire::ClaimIn) -> Answered {
+        let id = LeaseId(asked.lease);
+        self.bars.check(calling.client.uid)?;
+        if self.listeners.get(id).is_some() {
+            return Err(Denial::wrong(format!(
+                "lease {} is held by another connection, which is still there",
+                id.0
+            )));
+        }
+        self.book.claim(asked, calling.caller, calling.now)?;
+        Ok(self.attach(id, calling, None, None))
+    }
+
+    /// The lease is of this connection from now on, which is told how it is: at once, or
+    /// without a stream of events when it holds something. `event`: why it does not yet.
+    fn attach(
+        &mut self,
+        id: LeaseId,
+        calling: &Calling<'_>,
+        rests_on: Option<LeaseId>,
+        event: Option<wire::Event>,
+    ) -> Option<Now> {
+        // What led to this is in the first reply.
+        self.settle();
+        let lease = self.arbiter().lease(id)?;
+        let more = calling.more;
+        let waits = lease.holds == 0 && !more;
+        let lease = convert::lease(self.arbiter(), lease);
+        let listener = Listener {
+            connection: calling.from,
+            more,
+            waits,
+        };
+        self.listeners.add(id, listener);
+        (!waits).then(|| Now {
+            goes_on: more,
+            rests_on,
+            ..Said::Lease(Box::new(wire::AcquireOut { lease, event })).into()
         })
+    }
+
+    fn watch(&mut self, calling: &Calling<'_>) -> Answered {
+        if !calling.more {
+            let why = "Watch has more than one reply; call it with more";
+            return Err(Denial::wrong(why));
+        }
+        if !calling.caller.operator {
+            return Err(Denial::wrong(
+                "only operators see the events of others; Acquire with more tells those of one's \
+                 own lease",
+            ));
+        }
+        self.listeners.watch(calling.from);
+        Ok(Some(Now {
+            goes_on: true,
+            ..Said::Watched(Box::default()).into()
+        }))
+    }
+
+    fn who(&self, cpu: Option<u32>, viewer: Viewer) -> Result<wire::WhoOut, Refusal> {
+        let places = shown::who(self.arbiter(), cpu, viewer)?;
+        let all = self.outsiders.all(
+            Beside {
+                arbiter: self.arbiter(),
+                takers: &self.bars.takers(self.arbiter()),
+                watchdog_has_lease: self.watchdog.has_lease(),
+            },
+            cpu,
+        );
+        let outsiders = outsiders::shown(all.into_iter().chain(self.bars.shown()), viewer);
+        Ok(wire::WhoOut { places, outsiders })
+    }
+
+    fn audit(&mut self, caller: Caller, asked: &wire::AuditIn) -> Answered {
+        call::own_lease(self.arbiter(), caller, asked.lease)?;
+        if self.config.audit.is_none() {
+            let what = "this arbiter keeps no audit; its configuration has none (audit = \"FILE\")";
+            return Err(Reason::NoAudit.refusal(what).into());
+        }
+        for record in trail::of_holder(asked, self.arbiter())? {
+            self.record(record);
+        }
+        Ok(Some(Now {
+            audited: true,
+            ..Said::Nothing.into()
+        }))
+    }
+
+    /// An operator pardons a user who is barred.
+    fn pardon(&mut self, calling: &Calling<'_>, uid: u32) -> Result<Said, Denial> {
+        if !calling.caller.operator {
+            let why = "only operators pardon a user who is barred";
+            return Err(Reason::Foreign.refusal(why).into());
+        }
+        if let Some(why) = self.kept.stuck() {
+            let why = format!("the arbiter cannot write its journal ({why})");
+            return Err(Denial::JournalFailed(why));
+        }
+        self.bars.pardon(uid)?;
+        self.metrics.set_barred(self.bars.len());
+        let by = calling.client.uid;
+        log::warn!("user {uid} is pardoned by user {by}");
+        self.output.entries.push(Entry::Pardoned(uid));
+        self.record(json!({
+            "event": "pardoned",
+            "uid": uid,
+            "by": by,
+            "pid": calling.client.pid,
+        }));
+        Ok(Said::Nothing)
     }
 
     /// The terms of a request. Its numbers of threads are those of its sender's namespace.
@@ -597,169 +497,493 @@ impl Service {
         calling: &Calling<'_>,
         owner: &Owner,
         request: &wire::Request,
-    ) -> Result<Terms, Reply> {
-        let Calling {
-            client, operator, ..
-        } = *calling;
+    ) -> Result<Terms, Denial> {
+        let (client, operator) = (calling.client, calling.caller.operator);
         let looks = &mut self.looks;
         let mut threads = |numbers: &[u32]| {
             let threads = client.threads(numbers, operator, looks);
             threads.map_err(|why| why.to_string())
         };
-        let (config, arbiter) = (&self.config, &self.arbiter);
+        let (config, arbiter) = (&self.config, self.book.arbiter());
         let terms = convert::terms(config, arbiter, owner.tenant, request, &mut threads);
-        terms.map_err(|Wrong(what)| wrong(what))
+        terms.map_err(|Wrong(what)| Denial::wrong(what))
     }
 
-    /// How many threads were looked at for calls since this was asked last.
-    pub(crate) fn take_looks(&mut self) -> u64 {
-        std::mem::take(&mut self.looks)
-    }
-
-    /// Threads of leases have ended.
-    pub(crate) fn threads_ended(
-        &mut self,
-        ended: &BTreeMap<LeaseId, BTreeSet<ThreadId>>,
-        now: BootTime,
-    ) {
-        self.arbiter.threads_ended(ended, now, &mut self.changes);
-        self.settle();
-    }
-
-    fn acquire(&mut self, calling: &Calling<'_>, request: &wire::Request) -> Answered {
-        let owner = self.owner(calling, request)?;
-        let terms = self.terms(calling, &owner, request)?;
-        let outcome = self
-            .arbiter
-            .request(owner, terms, calling.now, &mut self.changes);
-        let refused = |refusal| self.refused(&refusal, calling.viewer());
-        let (id, waits) = match outcome.map_err(refused)? {
-            Outcome::Granted { lease, .. } => (lease, None),
-            Outcome::Waits { lease, behind, why } => {
-                let waits = Change::Waits { lease, behind, why };
-                (lease, convert::event(&self.arbiter, &waits))
-            }
-        };
-        self.attach(id, calling.from, calling.more, Some(id), waits);
-        Ok(None)
-    }
-
-    /// The lease is of this connection from now on, which is told how it is: at once, or
-    /// without a stream of events when it holds something. `event`: why it does not yet.
-    fn attach(
-        &mut self,
-        id: LeaseId,
-        connection: ConnectionId,
-        more: bool,
-        rests_on: Option<LeaseId>,
-        event: Option<wire::Event>,
-    ) {
-        // What led to this is in the first reply.
-        self.settle();
-        let Some(lease) = self.arbiter.lease(id) else {
-            return;
-        };
-        let waits = lease.holds == 0 && !more;
-        let lease = convert::lease(&self.arbiter, lease);
-        let listener = Listener {
-            connection,
-            more,
-            waits,
-        };
-        self.add_listener(id, listener);
-        if !waits {
-            let now = wire::AcquireOut { lease, event };
-            self.answer(connection, reply(&now, more), rests_on);
+    /// Counts and records a call that was refused.
+    fn denied(&mut self, refused: Refused<'_>) {
+        let arbiter = self.book.arbiter();
+        self.metrics.denied(arbiter, refused.tenant, refused.reason);
+        for record in self.denials.add(&refused, arbiter) {
+            self.record(record);
         }
     }
 
-    /// The client is of no tenant, as far as it is known.
-    fn no_tenant(&self, client: &Client) -> Reply {
-        let mut refusal = convert::refusal(&self.arbiter, &Refusal::UnknownTenant);
-        if !client.unknown.is_empty() {
-            refusal.message = format!("{} ({})", refusal.message, client.unknown);
-        }
-        error("Refused", &wire::RefusedError { refusal })
-    }
-
-    /// A refusal of the arbiter's, as `viewer` may know it.
-    fn refused(&self, refusal: &Refusal, viewer: Viewer) -> Reply {
-        let refusal = viewer.refusal(convert::refusal(&self.arbiter, refusal));
-        error("Refused", &wire::RefusedError { refusal })
-    }
+    // What has changed.
 
     /// Turns what has changed into entries of the journal and events.
     fn settle(&mut self) {
-        let changes = std::mem::take(&mut self.changes);
+        let changes = self.book.take_changes();
         self.causes.begin(&changes);
         for change in changes {
-            let id = change.lease();
-            if let Change::Ended { why, .. } = &change
-                && self.is_watchdog(id)
-            {
-                self.forget_watchdog(*why);
-            }
-            self.output.entries.push(match self.arbiter.lease(id) {
-                Some(lease) => Entry::Lease(Box::new(convert::stored(&self.arbiter, lease))),
-                None => Entry::Ended(id.0),
-            });
-            self.metrics.changed(&self.arbiter, &change);
-            if matches!(change, Change::Holds { .. } | Change::Ended { .. }) {
-                self.output.changed.push(id);
-            }
-            let event = convert::event(&self.arbiter, &change);
-            self.record_change(&change, event.as_ref());
-            let Some(event) = event else {
-                continue;
-            };
-            log::info!(
-                "lease {} of '{}' ({}): {}",
-                id.0,
-                event.lease.label,
-                event.lease.tenant,
-                event.message
-            );
-            for watcher in self.watchers.clone() {
-                let event = Some(event.clone());
-                self.answer(watcher, reply(&wire::WatchOut { event }, true), None);
-            }
-            self.tell(id, &change, event);
+            self.follow(&change);
         }
+    }
+
+    fn follow(&mut self, change: &Change) {
+        let id = change.lease();
+        if let Change::Ended { why, .. } = change
+            && self.watchdog.is(id)
+        {
+            log::debug!("the watchdog's lease has ended: {why:?}");
+            self.watchdog.take_lease();
+        }
+        let arbiter = self.book.arbiter();
+        self.output.entries.push(match arbiter.lease(id) {
+            Some(lease) => Entry::Lease(Box::new(convert::stored(arbiter, lease))),
+            None => Entry::Ended(id.0),
+        });
+        self.metrics.changed(arbiter, change);
+        if matches!(change, Change::Holds { .. } | Change::Ended { .. }) {
+            self.output.changed.push(id);
+        }
+        let event = convert::event(arbiter, change);
+        if self.config.audit.is_some() {
+            let record = self.causes.record(change, event.as_ref(), arbiter);
+            self.record(record);
+        }
+        let Some(event) = event else {
+            return;
+        };
+        log::info!(
+            "lease {} of '{}' ({}): {}",
+            id.0,
+            event.lease.label,
+            event.lease.tenant,
+            event.message
+        );
+        for watcher in self.listeners.watchers() {
+            let event = Some(event.clone());
+            let watched = Said::Watched(Box::new(wire::WatchOut { event }));
+            self.output.say(watcher, watched, true);
+        }
+        self.tell(id, change, event);
     }
 
     /// Tells the listener of a lease of an event.
     fn tell(&mut self, id: LeaseId, change: &Change, event: wire::Event) {
-        let written = self.written.get(&id).copied().unwrap_or(0);
+        let written = self.kept.holds(id);
         let grows = usize::try_from(event.lease.holds).is_ok_and(|holds| holds > written);
         let grows = grows || matches!(change, Change::Renewed { .. });
-        let Some(listener) = self.listeners.get_mut(&id) else {
+        let ended = matches!(change, Change::Ended { .. });
+        let Some((to, tells)) = self.listeners.tell(id, ended, event.lease.holds > 0) else {
             return;
         };
-        let Listener {
-            connection,
-            more,
-            waits,
-        } = *listener;
-        let ended = matches!(change, Change::Ended { .. });
-        let rests_on = grows.then_some(id);
         let lease = event.lease.clone();
-        if ended {
-            self.remove_listener(id);
-        }
-        if more {
-            let event = Some(event);
-            let told = reply(&wire::AcquireOut { lease, event }, !ended);
-            self.answer(connection, told, rests_on);
-        } else if waits && ended {
-            let why = refusal(event.why.unwrap_or_default(), event.message);
-            self.answer(connection, why, None);
-        } else if waits && lease.holds > 0 {
-            if let Some(listener) = self.listeners.get_mut(&id) {
-                listener.waits = false;
+        let (event, goes_on) = match tells {
+            Tells::Event { goes_on } => (Some(event), goes_on),
+            Tells::Granted => (None, false),
+            Tells::Ended => {
+                let why = wire::Refusal {
+                    reason: event.why.unwrap_or_default(),
+                    message: event.message,
+                    held_by: Vec::new(),
+                };
+                return self.output.deny(to, &Denial::Refused(why));
             }
-            let granted = reply(&wire::AcquireOut { lease, event: None }, false);
-            self.answer(connection, granted, rests_on);
+        };
+        let said = Said::Lease(Box::new(wire::AcquireOut { lease, event }));
+        let now = Now {
+            goes_on,
+            rests_on: grows.then_some(id),
+            ..said.into()
+        };
+        self.output.answer(to, now);
+    }
+
+    // What outlives the service.
+
+    /// All that a journal has to say.
+    pub(crate) fn all(&self) -> Vec<Entry> {
+        let arbiter = self.arbiter();
+        let leases = arbiter.leases();
+        let leases = leases.map(|lease| Entry::Lease(Box::new(convert::stored(arbiter, lease))));
+        let next = Entry::Next(arbiter.next_id());
+        std::iter::once(next)
+            .chain(leases)
+            .chain(self.bars.entries())
+            .collect()
+    }
+
+    /// Takes over what was held before a restart.
+    pub(crate) fn restore(&mut self, leases: Vec<Stored>, next: u64, now: BootTime) {
+        let mut recalled = Vec::new();
+        for stored in leases {
+            if stored.tenant == WATCHDOG {
+                // It asks anew: it may be off by now.
+                self.output.entries.push(Entry::Ended(stored.id));
+                continue;
+            }
+            match convert::recalled(self.arbiter(), &stored) {
+                Some(lease) => recalled.push(lease),
+                None => {
+                    let (id, label) = (stored.id, &stored.label);
+                    log::error!("lease {id} of '{label}' has ended: the host's PMUs have changed");
+                    self.output.entries.push(Entry::Ended(id));
+                }
+            }
         }
+        let window = self.config.claim_window;
+        for id in self.book.restore(recalled, next, window, now) {
+            log::error!(
+                "lease {} has ended: the host's counters are not those of before",
+                id.0
+            );
+            self.output.entries.push(Entry::Ended(id.0));
+        }
+        let arbiter = self.book.arbiter();
+        self.kept.restore(arbiter.leases());
+        for lease in arbiter.leases() {
+            self.metrics.restored(lease.id, lease.holds);
+        }
+        self.settle();
+        self.end_barred(now);
+    }
+
+    /// Takes over which users the journal has as barred.
+    pub(crate) fn restore_bars(&mut self, bars: BTreeMap<u32, Barred>) {
+        for uid in bars.keys() {
+            log::warn!("user {uid} is barred since before; see: umpire pardon {uid}");
+        }
+        self.bars.restore(bars);
+        self.metrics.set_barred(self.bars.len());
+    }
+
+    /// There may be holders of before a restart, and no journal says what they hold: nothing
+    /// is granted for as long as they may take to find out.
+    pub(crate) fn wait_for_holders(&mut self, now: BootTime) {
+        let Nanos(window) = self.config.claim_window;
+        self.kept.wait_until(now.after(Nanos(window)));
+        let ms = window / 1_000_000;
+        log::warn!(
+            "an arbiter was here before, and there is no journal of what it gave (--state): \
+             nothing is granted for {ms} ms, in which its holders find out"
+        );
+    }
+
+    /// Whether somebody holds something, but for the watchdog.
+    pub(crate) fn has_holders(&self) -> bool {
+        let mut leases = self.arbiter().leases();
+        leases.any(|lease| lease.holds > 0 && !self.watchdog.is(lease.id))
+    }
+
+    /// The entries are in the journal.
+    pub(crate) fn written(&mut self, entries: &[Entry]) {
+        self.kept.written(entries);
+    }
+
+    /// Why the journal cannot be written.
+    pub(crate) fn stuck(&self) -> Option<&str> {
+        self.kept.stuck()
+    }
+
+    /// The journal could not be written. What would hold more than the journal says is taken
+    /// back, and nothing is granted until [`Service::writable`]. What has ended meanwhile is
+    /// in the journal still, but nobody else has got it.
+    pub(crate) fn unwritten(&mut self, output: &mut Output, why: &str, now: BootTime) {
+        self.kept.set_stuck(why);
+        self.metrics.journal_failed();
+        self.book.freeze();
+        let stuck = kept::stuck(why);
+        for (id, written) in self.kept.unwritten(self.book.arbiter().leases()) {
+            if written > 0 {
+                self.book.take_back(id, written, now);
+                continue;
+            }
+            if let Some(listener) = self.listeners.get(id).filter(|listener| listener.waits) {
+                output.deny(listener.connection, &stuck);
+            }
+            self.listeners.remove(id);
+            self.book.gone(id, now);
+        }
+        // Whoever asked is told; an event that is not true is not told.
+        output.answers.retain_mut(|answer| {
+            let Some(id) = answer.rests_on else {
+                return true;
+            };
+            let listener = self.listeners.get(id);
+            let is_event = listener.is_some_and(|listener| listener.connection == answer.to)
+                && answer.reply.continues == Some(true);
+            answer.reply = stuck.reply();
+            !is_event
+        });
+        self.settle();
+        // The journal is written anew as a whole, so these are not needed.
+        self.output.entries.clear();
+    }
+
+    /// The journal was written anew, with all that there is.
+    pub(crate) fn writable(&mut self, entries: &[Entry], now: BootTime) {
+        self.kept.written_anew(entries);
+        // The watchdog is on, whether its lease was lost meanwhile or not: it comes first.
+        self.follow_watchdog(now);
+        self.book.thaw(now);
+        self.settle();
+    }
+
+    // Who has counters without a lease.
+
+    /// Takes over what was seen of the counters.
+    pub(crate) fn see(&mut self, places: &[Seen], holders: Option<Holders>, now: BootTime) {
+        self.outsiders.set_holders(holders);
+        let takers = self.bars.takers(self.arbiter());
+        for seen in places {
+            let beside = Beside {
+                arbiter: self.book.arbiter(),
+                takers: &takers,
+                watchdog_has_lease: self.watchdog.has_lease(),
+            };
+            if self.outsiders.see(seen, beside) {
+                self.set_outside(seen.place, now);
+            }
+        }
+        self.settle();
+    }
+
+    /// What outsiders have of a place: as it was measured, and at least what is taken.
+    fn set_outside(&mut self, place: Place, now: BootTime) {
+        let outside = self.bars.outside(place, self.outsiders.measured(place));
+        if self.arbiter().outside(place) != outside {
+            self.book.set_outside(place, outside, now);
+        }
+    }
+
+    /// What is taken now. Nobody is promised it; then those who took it lose their leases.
+    fn set_taken(&mut self, taken: Vec<Taken>, now: BootTime) {
+        if let Some(moved) = self.bars.set_taken(taken, self.book.arbiter()) {
+            // The audit has who is an outsider with what had been lent to it.
+            let (config, arbiter) = (&self.config, self.book.arbiter());
+            let tenant = |lease, uid| events::tenant_of(config, arbiter, lease, uid);
+            for record in moved.records(arbiter, tenant) {
+                self.record(record);
+            }
+            for place in moved.places {
+                self.set_outside(place, now);
+            }
+            self.settle();
+        }
+        self.end_barred(now);
+    }
+
+    /// Ends what users who are barred have.
+    fn end_barred(&mut self, now: BootTime) {
+        let barred = |lease: &&Lease| self.bars.has(lease.owner.uid) && !self.watchdog.is(lease.id);
+        let barred = self.arbiter().leases().filter(barred);
+        let barred: Vec<LeaseId> = barred.map(|lease| lease.id).collect();
+        if !barred.is_empty() {
+            self.book.bar(&barred, now);
+            self.settle();
+        }
+    }
+
+    // Events that are opened for holders.
+
+    /// Whether a user is barred.
+    pub(crate) fn is_barred(&self, uid: u32) -> bool {
+        self.bars.has(uid)
+    }
+
+    /// Users that were forgiven since this was asked last.
+    pub(crate) fn take_forgiven(&mut self) -> Vec<u32> {
+        self.bars.take_forgiven()
+    }
+
+    /// The event that a client may have. Adds to `looks` how many threads were looked at.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub(crate) fn allow(
+        &self,
+        client: &Client,
+        request: &EventRequest,
+        looks: &mut u64,
+    ) -> Result<Allowed, Box<NoEvent>> {
+        let lease = LeaseId(request.lease);
+        let arbiter = self.arbiter();
+        let (caller, _) = call::caller(&self.config, arbiter, client, Some(lease));
+        let asking = events::Asking {
+            config: &self.config,
+            arbiter,
+            is_watchdogs: self.watchdog.is(lease),
+            caller,
+            request,
+        };
+        let thread = || request.thread.map(|number| client.thread(number, looks));
+        let allowed = self.bars.check(client.uid);
+        let allowed = allowed.and_then(|()| asking.event(thread));
+        allowed.map_err(|denial| {
+            Box::new(NoEvent {
+                tenant: Some(caller.tenant),
+                uid: client.uid,
+                pid: client.pid,
+                refusal: denial.refusal(arbiter, Viewer::of(caller)),
+            })
+        })
+    }
+
+    /// What has become of events is counted and recorded, and has its price.
+    pub(crate) fn hear(&mut self, told: Told) {
+        let (event, having) = match told {
+            Told::Denied(no) => {
+                return self.denied(Refused {
+                    tenant: no.tenant,
+                    uid: no.uid,
+                    pid: no.pid,
+                    method: "event",
+                    reason: &no.refusal.reason,
+                    message: Some(&no.refusal.message),
+                });
+            }
+            Told::Taken(taken, now) => return self.set_taken(taken, now),
+            Told::Outlived(having) => return self.outlived(&having),
+            Told::Handed(having) => {
+                self.metrics.event_opened();
+                ("event-opened", having)
+            }
+            Told::Disabled(having) => ("event-disabled", having),
+            Told::Reenabled(having) => {
+                self.metrics.event_reenabled();
+                // Of a user who is barred that is known, and it does not fill the log.
+                let level = if self.bars.has(having.uid) {
+                    log::Level::Debug
+                } else {
+                    log::Level::Warn
+                };
+                log::log!(
+                    level,
+                    "process {} of user {} has enabled an event again that lease {} had lost; it \
+                     was disabled again",
+                    having.pid,
+                    having.uid,
+                    having.allowed.lease.0
+                );
+                ("event-reenabled", having)
+            }
+        };
+        self.record_event(event, &having);
+    }
+
+    fn record_event(&mut self, event: &str, having: &Having) {
+        let (lease, arbiter) = (having.allowed.lease, self.book.arbiter());
+        let tenant = events::tenant_of(&self.config, arbiter, lease, having.uid);
+        let record = having.record(event, tenant);
+        self.record(record);
+    }
+
+    /// An event counts after its lease has ended, and not by an oversight.
+    fn outlived(&mut self, having: &Having) {
+        let (uid, pid, lease) = (having.uid, having.pid, having.allowed.lease.0);
+        let barred = Barred { uid, pid, lease };
+        if !self.bars.add(&barred) {
+            return;
+        }
+        log::error!(
+            "user {uid} is barred: process {pid} has an event count after its lease {lease} has \
+             ended; its leases end, and it gets none until: umpire pardon {uid}"
+        );
+        self.record_event("barred", having);
+        self.output.entries.push(Entry::Barred(barred));
+        self.metrics.set_barred(self.bars.len());
+    }
+
+    // The NMI watchdog.
+
+    /// The watchdog is for these CPUs; none: the kernel has none, or nobody wants it.
+    pub(crate) fn set_watchdog(&mut self, cpus: Option<CpuSet>, now: BootTime) {
+        self.watchdog.set_cpus(cpus, self.book.arbiter());
+        self.follow_watchdog(now);
+    }
+
+    /// Its lease is for all of its CPUs that are online, and stays for those that went.
+    fn follow_watchdog(&mut self, now: BootTime) {
+        // While the journal cannot be written nothing is given, and what it has it keeps.
+        if self.kept.stuck().is_none() && self.watchdog.is_due(self.arbiter()) {
+            self.claim_anew(now);
+        }
+    }
+
+    /// Asks for what the watchdog has, and gives nobody else what it had before meanwhile.
+    fn claim_anew(&mut self, now: BootTime) {
+        self.book.freeze();
+        self.end_watchdog(now);
+        let keep = self.config.watchdog.keep;
+        if let Some((owner, terms)) = self.watchdog.request(self.arbiter(), keep) {
+            match self.book.request(owner, terms, now) {
+                Ok(Outcome::Granted { lease, .. } | Outcome::Waits { lease, .. }) => {
+                    self.watchdog.has(lease);
+                }
+                Err(refusal) => {
+                    let why = crate::words::message(self.arbiter(), &refusal);
+                    log::warn!("the NMI watchdog's counter is not accounted for: {why}");
+                }
+            }
+            self.settle();
+        }
+        self.book.thaw(now);
+        self.settle();
+    }
+
+    /// Its lease ends; it asks for another when it is looked at again.
+    fn end_watchdog(&mut self, now: BootTime) {
+        self.set_watchdog_stuck(false, now);
+        if let Some(id) = self.watchdog.take_lease() {
+            self.book.gone(id, now);
+            self.settle();
+        }
+    }
+
+    /// Whether the watchdog is to be on. `None`: it is nobody's affair here.
+    pub(crate) fn watchdog_on(&self) -> Option<bool> {
+        let lease = self.watchdog.lease(self.arbiter())?;
+        // What was not written may be taken back. One that is kept is never turned off, not
+        // even if it was turned on after others had its counter.
+        let is_known = self.kept.stuck().is_none();
+        is_known.then_some(lease.holds > 0 || self.config.watchdog.keep)
+    }
+
+    /// Whether leases hold the watchdog's counter, also while the journal cannot be written.
+    pub(crate) fn needs_watchdogs_counter(&self) -> bool {
+        let lease = self.watchdog.lease(self.arbiter());
+        lease.is_some_and(|lease| lease.holds == 0) && !self.config.watchdog.keep
+    }
+
+    /// It should be off, and is on, since it cannot be turned: it has counters that leases
+    /// need. Where counters are measured, that is seen anyway.
+    pub(crate) fn set_watchdog_stuck(&mut self, stuck: bool, now: BootTime) {
+        if self.config.pmus.is_empty() {
+            return;
+        }
+        if let Some((places, outside)) = self.watchdog.set_stuck(stuck, self.book.arbiter()) {
+            for place in places {
+                self.book.set_outside(place, outside.clone(), now);
+            }
+            self.settle();
+        }
+    }
+
+    /// The NMI watchdog was turned on or off.
+    pub(crate) fn watchdog_switched(&mut self, on: bool) {
+        self.metrics.watchdog_switched();
+        self.record(json!({ "event": if on { "watchdog-on" } else { "watchdog-off" } }));
+    }
+
+    /// The text of the metrics.
+    pub(crate) fn render(&mut self, open: Open) -> String {
+        let off = self.watchdog_on() == Some(false);
+        let arbiter = self.book.arbiter();
+        let takers = self.bars.takers(arbiter);
+        let takers: Vec<u32> = takers.into_keys().map(|(_, pid)| pid).collect();
+        let holders = self.outsiders.holders();
+        self.metrics.render(arbiter, holders, &takers, off, open)
     }
 }
 
@@ -777,86 +1001,13 @@ pub fn explain(
     // Nobody has asked whose threads could be looked for.
     let mut threads = |_: &[u32]| Err("threads are not known without an arbiter".to_owned());
     let terms = convert::terms(config, arbiter, owner.tenant, request, &mut threads);
-    Ok(explained(
-        arbiter,
-        owner,
-        terms.map_err(|wrong| wrong.0)?,
-        now,
-    ))
+    let terms = terms.map_err(|wrong| wrong.0)?;
+    Ok(shown::explained(arbiter, owner, terms, now))
 }
 
-fn explained(arbiter: &HostArbiter, owner: Owner, terms: Terms, now: BootTime) -> wire::ExplainOut {
-    let mut after = arbiter.clone();
-    let mut changes = Vec::new();
-    let outcome = after.request(owner, terms, now, &mut changes);
-    let own = after.next_id() - 1;
-    let events = changes
-        .iter()
-        .filter(|change| outcome.is_err() || change.lease().0 != own);
-    let events = events
-        .filter_map(|change| convert::event(&after, change))
-        .collect();
-    let lease = |id| after.lease(id).map(|lease| convert::lease(&after, lease));
-    match outcome {
-        Ok(Outcome::Granted { lease: id, .. }) => wire::ExplainOut {
-            outcome: "granted".to_owned(),
-            lease: lease(id),
-            why: None,
-            events,
-        },
-        Ok(Outcome::Waits { lease: id, why, .. }) => wire::ExplainOut {
-            outcome: "waits".to_owned(),
-            lease: lease(id),
-            why: Some(convert::refusal(&after, &why)),
-            events,
-        },
-        Err(why) => wire::ExplainOut {
-            outcome: "refused".to_owned(),
-            lease: None,
-            why: Some(convert::refusal(arbiter, &why)),
-            events,
-        },
-    }
-}
-
-/// A request that makes no sense is refused.
-fn wrong(what: impl Into<String>) -> Reply {
-    refusal("wrong-request".to_owned(), what.into())
-}
-
-/// A refusal that no lease stands behind.
-fn refusal(reason: String, message: String) -> Reply {
-    let refusal = wire::Refusal {
-        reason,
-        message,
-        held_by: Vec::new(),
-    };
-    error("Refused", &wire::RefusedError { refusal })
-}
-
-/// A reply, and whether others follow it.
-fn reply(message: &impl Serialize, goes_on: bool) -> Reply {
-    let mut reply = Reply::parameters(Some(value(message)));
-    reply.continues = goes_on.then_some(true);
-    reply
-}
-
-fn parsed<T: DeserializeOwned>(parameters: Value) -> Result<T, Reply> {
-    serde_json::from_value(parameters).map_err(|error| invalid(&error.to_string()))
-}
-
-fn invalid(parameter: &str) -> Reply {
-    Reply::error(
-        "org.varlink.service.InvalidParameter",
-        Some(json!({ "parameter": parameter })),
-    )
-}
-
-fn error(name: &str, parameters: &impl Serialize) -> Reply {
-    Reply::error(format!("{INTERFACE}.{name}"), Some(value(parameters)))
-}
-
-/// JSON of a message, which cannot fail: it has no maps with other keys than strings.
-fn value(message: &impl Serialize) -> Value {
-    serde_json::to_value(message).unwrap_or(Value::Null)
-}
+#[cfg(test)]
+#[path = "service/barred_tests.rs"]
+mod barred_tests;
+#[cfg(test)]
+#[path = "service/trail_tests.rs"]
+mod trail_tests;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::Open;
 use crate::peer::{self, Started};
-use crate::service::{Service, Taken};
+use crate::service::{Taken, Told};
 use crate::task::Task;
 
 /// Most that a user has lost and that are still looked at.
@@ -205,11 +205,12 @@ pub(super) fn make_room(
     Ok(Some(over.open))
 }
 
-/// Looks at some of them. Returns those that there is nothing left to count for.
+/// Looks at some of them, and adds to `told` what was seen. Returns those that there is nothing
+/// left to count for.
 pub(super) fn look(
     lost: &mut VecDeque<Lost>,
     excuses: &mut Excuses,
-    service: &mut Service,
+    told: &mut Vec<Told>,
     now: u64,
 ) -> Vec<Open> {
     let mut over = Vec::new();
@@ -219,16 +220,11 @@ pub(super) fn look(
             break;
         };
         let seen = one.look(excuses, now);
-        let Open {
-            uid, pid, allowed, ..
-        } = &one.open;
-        match seen {
-            Seen::Off => {}
-            Seen::Excused => service.reenabled(*uid, *pid, allowed),
-            Seen::On => {
-                service.reenabled(*uid, *pid, allowed);
-                service.outlived(*uid, *pid, allowed);
-            }
+        if seen != Seen::Off {
+            told.push(Told::Reenabled(one.open.having()));
+        }
+        if seen == Seen::On {
+            told.push(Told::Outlived(one.open.having()));
         }
         if one.until <= now {
             if one.is_over() {

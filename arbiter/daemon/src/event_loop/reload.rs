@@ -128,7 +128,7 @@ impl Arbiterd {
                 }
                 self.host.follow_config(&mut self.service, now());
                 for (id, connection) in &self.connections {
-                    let stranger = self.service.is_stranger(&connection.client);
+                    let stranger = self.service.config().is_stranger(&connection.client);
                     self.room.add(*id, connection.client.uid, stranger);
                 }
                 self.manager

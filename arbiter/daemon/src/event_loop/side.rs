@@ -9,7 +9,7 @@ use crate::broker::{Broker, Turn};
 use crate::connections::{MOST_CALLS, is_passing};
 use crate::metrics::Open;
 use crate::scrape::Scrapers;
-use crate::service::{ConnectionId, Output, Service};
+use crate::service::{ConnectionId, Output};
 
 impl Arbiterd {
     /// Writes what was decided to the audit.
@@ -19,10 +19,9 @@ impl Arbiterd {
         };
         trail.share_among(self.service.config().members.len());
         let kept = trail.append(std::mem::take(&mut output.records), unix_ms());
-        self.service.metrics.audit_records.inc_by(kept.written);
-        self.service.metrics.audit_lost.inc_by(kept.lost);
+        self.service.metrics().audited(kept.written, kept.lost);
         if kept.lost > 0 {
-            Service::unaudited(output);
+            output.unaudited();
         }
     }
 
@@ -38,7 +37,7 @@ impl Arbiterd {
                 "the audit does not get to the disk: {error}; its last records are lost if the \
                  host ends; see to the disk"
             );
-            self.service.metrics.audit_errors.inc();
+            self.service.metrics().audit_not_synced();
         }
     }
 
@@ -52,7 +51,7 @@ impl Arbiterd {
             match broker.accept(id, most) {
                 Ok(true) => self.next += 1,
                 Ok(false) => {
-                    self.service.metrics.refused_connections.inc();
+                    self.service.metrics().connection_refused();
                     continue;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -79,9 +78,9 @@ impl Arbiterd {
                 self.paused.insert(ConnectionId(id), until);
                 return self.listen(ConnectionId(id), false);
             }
-            let turn = broker.turn(id, &mut self.service, now().0);
-            let looks = self.service.take_looks();
-            self.rates.charge(user, looks, now().0);
+            let turn = broker.turn(id, &self.service, now().0);
+            self.rates.charge(user, broker.take_looks(), now().0);
+            self.hear();
             match turn {
                 Turn::Answered => {}
                 Turn::Quiet => return,
@@ -97,9 +96,19 @@ impl Arbiterd {
         let Some(broker) = &mut self.broker else {
             return;
         };
-        for id in broker.opened(&mut self.service, now().0) {
+        let go_on = broker.opened(&self.service, now().0);
+        self.hear();
+        for id in go_on {
             // What it has sent since is there, and is reported.
             self.listen(ConnectionId(id), true);
+        }
+    }
+
+    /// The service hears what has become of events.
+    pub(super) fn hear(&mut self) {
+        let told = self.broker.as_mut().map(Broker::take_told);
+        for told in told.into_iter().flatten() {
+            self.service.hear(told);
         }
     }
 
@@ -120,7 +129,7 @@ impl Arbiterd {
             match scrapers.accept(id, now().0, &self.epoll) {
                 Ok(true) => self.next += 1,
                 Ok(false) => {
-                    self.service.metrics.refused_connections.inc();
+                    self.service.metrics().connection_refused();
                     continue;
                 }
                 Err(error) if is_passing(&error) && error.kind() != io::ErrorKind::WouldBlock => {

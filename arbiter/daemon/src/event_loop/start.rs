@@ -233,14 +233,18 @@ impl Arbiterd {
         let scrapers = scrapers.map(|address| Scrapers::listen(address, access, &closer));
         let scrapers = scrapers.transpose()?;
         // Events of before are looked at, also if no tenant may have any now.
-        let broker = service.opens_events() || !given.events.is_empty();
+        let broker = service.config().opens_events() || !given.events.is_empty();
         let listener = broker.then(|| Broker::listen(socket, access, &closer));
         let broker = match listener.transpose()? {
             None => None,
             Some(listener) => {
                 let broker = Broker::new(listener, files, given.managed);
                 let mut broker = broker.map_err(failed("the companion socket"))?;
-                broker.restore(given.events, &mut service, now().0);
+                broker.restore(given.events, &service, now().0);
+                broker
+                    .take_told()
+                    .into_iter()
+                    .for_each(|told| service.hear(told));
                 Some(broker)
             }
         };

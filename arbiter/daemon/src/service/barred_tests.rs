@@ -1,10 +1,11 @@
 //! What a user loses whose event counts on, and what others see of it.
 
-use arbiter_host::{CpuSet, HostArbiter};
+use arbiter::CounterSet;
+use arbiter_host::{CpuSet, HostArbiter, LeaseId, PmuId};
 use serde_json::{Value, json};
 use umpire_budget::{EventSpec, HandedEvent, Rings};
 use umpire_lease::INTERFACE;
-use varlink::Request;
+use varlink::{Reply, Request};
 
 use super::*;
 use crate::config::ArbiterConfig;
@@ -78,6 +79,10 @@ fn allowed(thread: Option<u32>, cpu: Option<u32>) -> Allowed {
     }
 }
 
+fn outlived(service: &mut Service, uid: u32, pid: u32, allowed: Allowed) {
+    service.hear(Told::Outlived(Having { uid, pid, allowed }));
+}
+
 fn taken(thread: Option<u32>, cpu: Option<u32>) -> Taken {
     Taken {
         uid: 7,
@@ -101,11 +106,15 @@ fn who_counts_on_loses_leases_and_events_until_an_operator_pardons() {
     let mut service = service();
     assert_eq!(reason(&acquire(&mut service, 7, 1)), "granted");
     assert_eq!(reason(&acquire(&mut service, 8, 1)), "granted");
-    service.outlived(7, 47, &allowed(Some(41), None));
-    service.outlived(7, 47, &allowed(Some(41), None));
+    outlived(&mut service, 7, 47, allowed(Some(41), None));
+    outlived(&mut service, 7, 47, allowed(Some(41), None));
     service.set_taken(vec![taken(Some(41), None)], BootTime(2));
     // Its leases have ended, and no other's.
-    let left: Vec<u32> = service.arbiter.leases().map(|one| one.owner.uid).collect();
+    let left: Vec<u32> = service
+        .arbiter()
+        .leases()
+        .map(|one| one.owner.uid)
+        .collect();
     assert_eq!(left, [8]);
     let bars = service.output.entries.iter();
     let bars = bars.filter(|entry| matches!(entry, Entry::Barred(_)));
@@ -205,7 +214,7 @@ fn what_is_taken_is_taken_where_it_may_be() {
             pmu: PmuId(0),
             domain,
         };
-        let outside = [0, 1].map(|domain| service.arbiter.outside(of(domain)).len());
+        let outside = [0, 1].map(|domain| service.arbiter().outside(of(domain)).len());
         assert_eq!(outside, expected, "{all:?}");
     };
     let (one, other) = (Some(41), Some(42));
@@ -257,8 +266,9 @@ fn threads_are_looked_for_when_there_may_be_an_event() {
         }
     };
     let looked = |service: &mut Service, uid, request: &wire::EventRequest| {
-        let refused = service.allow(&client(uid), request).expect_err("no event");
-        (refused.reason, service.take_looks())
+        let mut looks = 0;
+        let refused = service.allow(&client(uid), request, &mut looks);
+        (refused.expect_err("no event").refusal.reason, looks)
     };
     let none = wire::EventRequest {
         lease: 99,
@@ -271,6 +281,6 @@ fn threads_are_looked_for_when_there_may_be_an_event() {
     let blue = lease(&mut service, 7);
     let (reason, looks) = looked(&mut service, 7, &blue);
     assert!(reason == "foreign-thread" && looks > 0, "{reason} {looks}");
-    service.outlived(7, 1, &allowed(None, Some(0)));
+    outlived(&mut service, 7, 1, allowed(None, Some(0)));
     assert_eq!(looked(&mut service, 7, &blue), ("barred".to_owned(), 0));
 }

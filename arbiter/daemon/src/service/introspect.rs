@@ -3,14 +3,13 @@
 
 use serde_json::{Value, json};
 use umpire_lease::{DESCRIPTION, INTERFACE};
-use varlink::Reply;
 
-use super::{Answered, invalid};
+use super::said::{Denial, Said};
 
 /// org.varlink.service: what every varlink service answers.
-pub(super) fn introspect(method: &str, parameters: &Value) -> Answered {
+pub(super) fn introspect(method: &str, parameters: &Value) -> Result<Said, Denial> {
     match method {
-        "org.varlink.service.GetInfo" => Ok(Some(json!({
+        "org.varlink.service.GetInfo" => Ok(Said::Service(json!({
             "vendor": "Umpire",
             "product": "umpire arbiterd",
             "version": env!("CARGO_PKG_VERSION"),
@@ -18,30 +17,22 @@ pub(super) fn introspect(method: &str, parameters: &Value) -> Answered {
             "interfaces": ["org.varlink.service", INTERFACE],
         }))),
         "org.varlink.service.GetInterfaceDescription" => {
-            match parameters.get("interface").and_then(Value::as_str) {
-                Some(INTERFACE) => Ok(Some(json!({ "description": DESCRIPTION }))),
-                Some("org.varlink.service") => {
-                    Ok(Some(json!({ "description": SERVICE_DESCRIPTION })))
-                }
-                Some(other) => Err(Reply::error(
-                    "org.varlink.service.InterfaceNotFound",
-                    Some(json!({ "interface": other })),
-                )),
-                None => Err(invalid("interface")),
-            }
+            let description = match parameters.get("interface").and_then(Value::as_str) {
+                Some(INTERFACE) => DESCRIPTION,
+                Some("org.varlink.service") => SERVICE_DESCRIPTION,
+                Some(other) => return Err(Denial::NoInterface(other.to_owned())),
+                None => return Err(Denial::InvalidParameter("interface".to_owned())),
+            };
+            Ok(Said::Service(json!({ "description": description })))
         }
-        other if other.starts_with("org.varlink.service.") => Err(Reply::error(
-            "org.varlink.service.MethodNotFound",
-            Some(json!({ "method": other })),
-        )),
+        other if other.starts_with("org.varlink.service.") => {
+            Err(Denial::NoMethod(other.to_owned()))
+        }
         other => {
             let interface = other
                 .rsplit_once('.')
                 .map_or(other, |(interface, _)| interface);
-            Err(Reply::error(
-                "org.varlink.service.InterfaceNotFound",
-                Some(json!({ "interface": interface })),
-            ))
+            Err(Denial::NoInterface(interface.to_owned()))
         }
     }
 }

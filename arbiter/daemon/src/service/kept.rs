@@ -1,85 +1,86 @@
-//! What outlives the service: what is in the journal, what becomes of decisions that could
-//! not be written, and what was held before a restart.
+//! What the journal has, and what is not given meanwhile: it cannot be written, or holders of
+//! before a restart may still count. Pure.
 
-use arbiter_host::{BootTime, LeaseId};
-use serde_json::json;
-use varlink::Reply;
+use std::collections::BTreeMap;
 
-use super::{Answer, Output, Service, error, refusal};
-use crate::config::WATCHDOG;
-use crate::convert;
+use arbiter_host::{BootTime, Lease, LeaseId};
+
+use super::said::{Denial, Reason};
 use crate::journal::Entry;
 
-impl Service {
-    /// All that a journal has to say.
-    pub(crate) fn all(&self) -> Vec<Entry> {
-        let leases = self
-            .arbiter
-            .leases()
-            .map(|lease| Entry::Lease(Box::new(convert::stored(&self.arbiter, lease))));
-        let next = Entry::Next(self.arbiter.next_id());
-        std::iter::once(next)
-            .chain(leases)
-            .chain(self.bars())
-            .collect()
-    }
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// What each lease holds by the journal.
+    holds: BTreeMap<LeaseId, usize>,
+    /// Why the journal cannot be written.
+    stuck: Option<String>,
+    /// Until then nothing is granted: holders of before count on, and there is no journal.
+    waits_until: BootTime,
+}
 
-    /// Takes over what was held before a restart.
-    pub(crate) fn restore(
-        &mut self,
-        leases: Vec<crate::journal::Stored>,
-        next: u64,
-        now: BootTime,
-    ) {
-        let mut recalled = Vec::new();
-        for stored in leases {
-            if stored.tenant == WATCHDOG {
-                // It asks anew: it may be off by now.
-                self.output.entries.push(Entry::Ended(stored.id));
-                continue;
-            }
-            match convert::recalled(&self.arbiter, &stored) {
-                Some(lease) => recalled.push(lease),
-                None => {
-                    let (id, label) = (stored.id, &stored.label);
-                    log::error!("lease {id} of '{label}' has ended: the host's PMUs have changed");
-                    self.output.entries.push(Entry::Ended(id));
+impl Kept {
+    /// The entries are in the journal.
+    pub(super) fn written(&mut self, entries: &[Entry]) {
+        for entry in entries {
+            match entry {
+                Entry::Lease(lease) => {
+                    self.holds.insert(LeaseId(lease.id), lease.holds);
                 }
+                Entry::Ended(id) => {
+                    self.holds.remove(&LeaseId(*id));
+                }
+                Entry::Next(_) | Entry::Barred(_) | Entry::Pardoned(_) => {}
             }
         }
-        let window = self.config.claim_window;
-        let lost = self
-            .arbiter
-            .restore(recalled, next, window, now, &mut self.changes);
-        for id in lost {
-            log::error!(
-                "lease {} has ended: the host's counters are not those of before",
-                id.0
-            );
-            self.output.entries.push(Entry::Ended(id.0));
-        }
-        let held = self.arbiter.leases().map(|lease| (lease.id, lease.holds));
-        self.written = held.collect();
-        for (id, holds) in &self.written {
-            self.metrics.restored(*id, *holds);
-        }
-        self.settle();
-        self.end_barred(now);
     }
 
-    /// There may be holders of before a restart, and no journal says what they hold: nothing
-    /// is granted for as long as they may take to find out.
-    pub(crate) fn wait_for_holders(&mut self, now: BootTime) {
-        self.waits_until = now.after(self.config.claim_window);
-        let ms = self.config.claim_window.0 / 1_000_000;
-        log::warn!(
-            "an arbiter was here before, and there is no journal of what it gave (--state): \
-             nothing is granted for {ms} ms, in which its holders find out"
-        );
+    /// The journal was written anew, with all that there is.
+    pub(super) fn written_anew(&mut self, entries: &[Entry]) {
+        self.stuck = None;
+        self.holds.clear();
+        self.written(entries);
     }
 
-    /// Whether that time is over.
-    pub(super) fn grants_from(&self, now: BootTime) -> Result<(), Reply> {
+    /// It has these leases, of before a restart.
+    pub(super) fn restore<'a>(&mut self, leases: impl Iterator<Item = &'a Lease>) {
+        self.holds = leases.map(|lease| (lease.id, lease.holds)).collect();
+    }
+
+    /// What a lease holds by the journal.
+    pub(super) fn holds(&self, id: LeaseId) -> usize {
+        self.holds.get(&id).copied().unwrap_or(0)
+    }
+
+    /// What holds more than the journal says, or is not in it; and what it says.
+    pub(super) fn unwritten<'a>(
+        &self,
+        leases: impl Iterator<Item = &'a Lease>,
+    ) -> Vec<(LeaseId, usize)> {
+        let more = leases.filter_map(|lease| match self.holds.get(&lease.id) {
+            None => Some((lease.id, 0)),
+            Some(&written) => (lease.holds > written).then_some((lease.id, written)),
+        });
+        more.collect()
+    }
+
+    /// Why the journal cannot be written.
+    pub(super) fn stuck(&self) -> Option<&str> {
+        self.stuck.as_deref()
+    }
+
+    /// The journal cannot be written.
+    pub(super) fn set_stuck(&mut self, why: &str) {
+        self.stuck = Some(why.to_owned());
+    }
+
+    /// Nothing is granted until then.
+    pub(super) fn wait_until(&mut self, until: BootTime) {
+        self.waits_until = until;
+    }
+
+    /// # Errors
+    /// Holders of before a restart may still count.
+    pub(super) fn grants_from(&self, now: BootTime) -> Result<(), Denial> {
         if now >= self.waits_until {
             return Ok(());
         }
@@ -88,101 +89,14 @@ impl Service {
             "the arbiter was started anew and has no journal (--state), so holders of before may \
              still count; ask again in {ms} ms"
         );
-        Err(refusal("starting".to_owned(), why))
-    }
-
-    /// Whether somebody holds something, but for the watchdog.
-    pub(crate) fn has_holders(&self) -> bool {
-        let mut leases = self.arbiter.leases();
-        leases.any(|lease| lease.holds > 0 && !self.is_watchdog(lease.id))
-    }
-
-    /// The entries are in the journal.
-    pub(crate) fn written(&mut self, entries: &[Entry]) {
-        for entry in entries {
-            match entry {
-                Entry::Lease(lease) => {
-                    self.written.insert(LeaseId(lease.id), lease.holds);
-                }
-                Entry::Ended(id) => {
-                    self.written.remove(&LeaseId(*id));
-                }
-                Entry::Next(_) | Entry::Barred(_) | Entry::Pardoned(_) => {}
-            }
-        }
-    }
-
-    /// The journal could not be written. What would hold more than the journal says is taken
-    /// back, and nothing is granted until [`Service::writable`]. What has ended meanwhile is
-    /// in the journal still, but nobody else has got it.
-    pub(crate) fn unwritten(&mut self, output: &mut Output, why: &str, now: BootTime) {
-        self.stuck = Some(why.to_owned());
-        self.metrics.journal_errors.inc();
-        self.arbiter.freeze();
-        let taken_back: Vec<(LeaseId, usize)> = self
-            .arbiter
-            .leases()
-            .filter_map(|lease| match self.written.get(&lease.id) {
-                None => Some((lease.id, 0)),
-                Some(&written) => (lease.holds > written).then_some((lease.id, written)),
-            })
-            .collect();
-        for (id, written) in taken_back {
-            if written == 0 {
-                if let Some(listener) = self.listeners.get(&id).filter(|listener| listener.waits) {
-                    let to = listener.connection;
-                    let reply = stuck(why);
-                    output.answers.push(Answer {
-                        to,
-                        reply,
-                        rests_on: None,
-                        audited: false,
-                    });
-                }
-                self.remove_listener(id);
-                self.arbiter.holder_gone(id, now, &mut self.changes);
-            } else {
-                self.arbiter.take_back(id, written, now, &mut self.changes);
-            }
-        }
-        // Whoever asked is told; an event that is not true is not told.
-        output.answers.retain_mut(|answer| {
-            let Some(id) = answer.rests_on else {
-                return true;
-            };
-            let listener = self.listeners.get(&id);
-            let is_event = listener.is_some_and(|listener| listener.connection == answer.to)
-                && answer.reply.continues == Some(true);
-            answer.reply = stuck(why);
-            !is_event
-        });
-        self.settle();
-        // The journal is written anew as a whole, so these are not needed.
-        self.output.entries.clear();
-    }
-
-    /// Why the journal cannot be written.
-    pub(crate) fn stuck(&self) -> Option<&str> {
-        self.stuck.as_deref()
-    }
-
-    /// The journal was written anew, with all that there is.
-    pub(crate) fn writable(&mut self, entries: &[Entry], now: BootTime) {
-        self.stuck = None;
-        self.written.clear();
-        self.written(entries);
-        // The watchdog is on, whether its lease was lost meanwhile or not: it comes first.
-        self.follow_watchdog(now);
-        self.arbiter.thaw(now, &mut self.changes);
-        self.settle();
+        Err(Reason::Starting.refusal(why).into())
     }
 }
 
 /// The answer while the journal cannot be written.
-pub(super) fn stuck(why: &str) -> Reply {
-    let message = format!(
+pub(super) fn stuck(why: &str) -> Denial {
+    Denial::JournalFailed(format!(
         "the arbiter cannot write its journal ({why}): what would rest on it is not given; see \
          that its disk has room"
-    );
-    error("JournalFailed", &json!({ "message": message }))
+    ))
 }

@@ -1,12 +1,14 @@
-//! What is shown: leases and places.
+//! What is shown: leases, places, and what would become of a request. Pure functions of the
+//! arbiter as it is, and of who looks.
 
 use std::collections::BTreeMap;
 
-use arbiter_host::{Lease, LeaseId, Place, PmuId, Refusal, TenantId};
+use arbiter_host::{
+    BootTime, Caller, Change, CpuSet, HostArbiter, HostPmu, Lease, LeaseId, Outcome, Owner, Place,
+    PmuId, Refusal, TenantId, Terms,
+};
 use umpire_lease as wire;
-use varlink::Reply;
 
-use super::Service;
 use crate::convert;
 
 /// The user of a lease that is another's to whoever may not know: `(uid_t)-1` is nobody's.
@@ -21,6 +23,13 @@ pub(super) struct Viewer {
 }
 
 impl Viewer {
+    pub(super) fn of(caller: Caller) -> Self {
+        Viewer {
+            uid: caller.uid,
+            operator: caller.operator,
+        }
+    }
+
     /// Whether it may know all that belongs to this user.
     pub(super) fn knows(self, uid: u32) -> bool {
         self.operator || self.uid == 0 || self.uid == uid
@@ -80,131 +89,190 @@ impl Viewer {
 const MOST_SHOWN: usize = 8192;
 const MOST_OF_PLACE: usize = 16;
 
-impl Service {
-    pub(super) fn visible(&self, tenants: &[TenantId], viewer: Viewer) -> Vec<wire::Lease> {
-        let leases = self.arbiter.leases();
-        let leases =
-            leases.filter(|lease| viewer.operator || tenants.contains(&lease.owner.tenant));
+/// The leases of these tenants; all, for an operator.
+pub(super) fn visible(
+    arbiter: &HostArbiter,
+    tenants: &[TenantId],
+    viewer: Viewer,
+) -> Vec<wire::Lease> {
+    let leases = arbiter.leases();
+    let leases = leases.filter(|lease| viewer.operator || tenants.contains(&lease.owner.tenant));
+    leases
+        .map(|lease| viewer.lease(convert::lease(arbiter, lease)))
+        .collect()
+}
+
+/// Who holds which counters, place by place; those of one CPU with `only`.
+///
+/// # Errors
+/// There is no such CPU.
+pub(super) fn who(
+    arbiter: &HostArbiter,
+    only: Option<u32>,
+    viewer: Viewer,
+) -> Result<Vec<wire::Place>, Refusal> {
+    let held = held_at(arbiter, only);
+    let all: usize = held.values().map(Vec::len).sum();
+    let most = match only {
+        None if all > MOST_SHOWN => MOST_OF_PLACE,
+        _ => usize::MAX,
+    };
+    let mut brief = Brief {
+        arbiter,
+        viewer,
+        shown: BTreeMap::new(),
+    };
+    let mut places = Vec::new();
+    for (id, pmu) in (0u16..).map(PmuId).zip(arbiter.pmus()) {
+        let kinds = arbiter::PerKind::count(pmu.counters);
+        for (domain, cpus) in (0u32..).zip(&pmu.domains) {
+            if only.is_some_and(|cpu| !cpus.contains(cpu)) {
+                continue;
+            }
+            let here = held.get(&Place { pmu: id, domain });
+            let here = here.map(Vec::as_slice).unwrap_or_default();
+            places.push(wire::Place {
+                pmu: pmu.name.clone(),
+                cpus: cpus.to_string(),
+                programmable: kinds.programmable.into(),
+                fixed: kinds.fixed.into(),
+                leases: brief.some(here, most, cpus),
+                outside: outside(arbiter, pmu, cpus),
+            });
+        }
+    }
+    match only {
+        Some(cpu) if places.is_empty() => Err(Refusal::NoSuchCpu {
+            cpu,
+            there: arbiter.online().clone(),
+        }),
+        _ => Ok(places),
+    }
+}
+
+/// Leases without their threads, which are many, and the same everywhere.
+struct Brief<'a> {
+    arbiter: &'a HostArbiter,
+    viewer: Viewer,
+    shown: BTreeMap<LeaseId, wire::Lease>,
+}
+
+impl Brief<'_> {
+    /// The first `most` of those of one place, and how many more there are.
+    fn some(&mut self, here: &[&Lease], most: usize, cpus: &CpuSet) -> Vec<wire::Lease> {
+        let some = here.iter().take(most);
+        let mut leases: Vec<wire::Lease> = some.map(|lease| self.lease(lease)).collect();
+        if let Some(more) = here.len().checked_sub(most).filter(|more| *more > 0) {
+            let cpu = cpus.iter().next().unwrap_or_default();
+            leases.push(wire::Lease {
+                label: format!("{more} more leases; name the CPU for all: umpire who {cpu}"),
+                ..wire::Lease::default()
+            });
+        }
         leases
-            .map(|lease| viewer.lease(convert::lease(&self.arbiter, lease)))
-            .collect()
     }
 
-    /// Who holds which counters, place by place; those of one CPU with `only`.
-    pub(super) fn who(&self, only: Option<u32>, viewer: Viewer) -> Result<Vec<wire::Place>, Reply> {
-        let held = self.held_at(only);
-        let all: usize = held.values().map(Vec::len).sum();
-        let most = match only {
-            None if all > MOST_SHOWN => MOST_OF_PLACE,
-            _ => usize::MAX,
-        };
-        let mut shown: BTreeMap<LeaseId, wire::Lease> = BTreeMap::new();
-        let mut places = Vec::new();
-        for (id, pmu) in (0u16..).map(PmuId).zip(self.arbiter.pmus()) {
-            let kinds = arbiter::PerKind::count(pmu.counters);
-            for (domain, cpus) in (0u32..).zip(&pmu.domains) {
-                if only.is_some_and(|cpu| !cpus.contains(cpu)) {
-                    continue;
-                }
-                let here = held.get(&Place { pmu: id, domain });
-                let here = here.map(Vec::as_slice).unwrap_or_default();
-                let mut leases: Vec<wire::Lease> = here
-                    .iter()
-                    .take(most)
-                    .map(|lease| {
-                        let shown = shown.entry(lease.id);
-                        let shown = shown.or_insert_with(|| self.brief(lease, viewer));
-                        shown.clone()
-                    })
-                    .collect();
-                if let Some(more) = here.len().checked_sub(most).filter(|more| *more > 0) {
-                    let cpu = cpus.iter().next().unwrap_or_default();
-                    leases.push(wire::Lease {
-                        label: format!(
-                            "{more} more leases; name the CPU for all: umpire who {cpu}"
-                        ),
-                        ..wire::Lease::default()
-                    });
-                }
-                places.push(wire::Place {
-                    pmu: pmu.name.clone(),
-                    cpus: cpus.to_string(),
-                    programmable: kinds.programmable.into(),
-                    fixed: kinds.fixed.into(),
-                    leases,
-                    outside: self.outside(pmu, cpus),
-                });
-            }
-        }
-        match only {
-            Some(cpu) if places.is_empty() => Err(self.refused(
-                &Refusal::NoSuchCpu {
-                    cpu,
-                    there: self.arbiter.online().clone(),
-                },
-                viewer,
-            )),
-            _ => Ok(places),
-        }
-    }
-
-    /// The leases that hold something of each place, or of those of one CPU.
-    fn held_at(&self, only: Option<u32>) -> BTreeMap<Place, Vec<&Lease>> {
-        let mut held: BTreeMap<Place, Vec<&Lease>> = BTreeMap::new();
-        for lease in self.arbiter.leases() {
-            let demands = &lease.terms.demands[..lease.holds];
-            let mut pmus: Vec<PmuId> = demands.iter().map(|demand| demand.pmu).collect();
-            pmus.sort_unstable();
-            pmus.dedup();
-            for pmu in pmus {
-                let of_cpu = |cpu| self.arbiter.place(pmu, cpu);
-                let add = |place| {
-                    let here: &mut Vec<&Lease> = held.entry(place).or_default();
-                    // Several of its CPUs may share a place.
-                    if here.last().is_none_or(|last| last.id != lease.id) {
-                        here.push(lease);
-                    }
-                };
-                let domains = &self.arbiter.pmus()[usize::from(pmu.0)].domains;
-                match only {
-                    None => lease.terms.cpus.iter().filter_map(of_cpu).for_each(add),
-                    Some(cpu) => of_cpu(cpu)
-                        .filter(|place| lease.terms.cpus.meets(&domains[place.domain as usize]))
-                        .into_iter()
-                        .for_each(add),
-                }
-            }
-        }
-        held
-    }
-
-    /// A lease without its threads, which are many, and the same everywhere.
-    fn brief(&self, lease: &Lease, viewer: Viewer) -> wire::Lease {
-        wire::Lease {
+    fn lease(&mut self, lease: &Lease) -> wire::Lease {
+        let shown = self.shown.entry(lease.id);
+        let shown = shown.or_insert_with(|| wire::Lease {
             threads: Vec::new(),
-            ..viewer.lease(convert::lease(&self.arbiter, lease))
+            ..self.viewer.lease(convert::lease(self.arbiter, lease))
+        });
+        shown.clone()
+    }
+}
+
+/// The leases that hold something of each place, or of those of one CPU.
+fn held_at(arbiter: &HostArbiter, only: Option<u32>) -> BTreeMap<Place, Vec<&Lease>> {
+    let mut held: BTreeMap<Place, Vec<&Lease>> = BTreeMap::new();
+    for lease in arbiter.leases() {
+        let demands = &lease.terms.demands[..lease.holds];
+        let mut pmus: Vec<PmuId> = demands.iter().map(|demand| demand.pmu).collect();
+        pmus.sort_unstable();
+        pmus.dedup();
+        for pmu in pmus {
+            let of_cpu = |cpu| arbiter.place(pmu, cpu);
+            let add = |place| {
+                let here: &mut Vec<&Lease> = held.entry(place).or_default();
+                // Several of its CPUs may share a place.
+                if here.last().is_none_or(|last| last.id != lease.id) {
+                    here.push(lease);
+                }
+            };
+            let domains = &arbiter.pmus()[usize::from(pmu.0)].domains;
+            match only {
+                None => lease.terms.cpus.iter().filter_map(of_cpu).for_each(add),
+                Some(cpu) => of_cpu(cpu)
+                    .filter(|place| lease.terms.cpus.meets(&domains[place.domain as usize]))
+                    .into_iter()
+                    .for_each(add),
+            }
         }
+    }
+    held
+}
+
+/// How many counters outsiders have of those that `cpus` share.
+fn outside(arbiter: &HostArbiter, pmu: &HostPmu, cpus: &CpuSet) -> u32 {
+    let mut pmus = arbiter.pmus().iter();
+    let index = pmus.position(|other| other.name == pmu.name);
+    let index = index.and_then(|index| u16::try_from(index).ok()).map(PmuId);
+    let place = index
+        .zip(cpus.iter().next())
+        .and_then(|(pmu, cpu)| arbiter.place(pmu, cpu));
+    place.map_or(0, |place| {
+        u32::try_from(arbiter.outside(place).len()).unwrap_or(u32::MAX)
+    })
+}
+
+/// What would become of a request, and what would follow for others.
+pub(super) fn explained(
+    arbiter: &HostArbiter,
+    owner: Owner,
+    terms: Terms,
+    now: BootTime,
+) -> wire::ExplainOut {
+    let mut after = arbiter.clone();
+    let mut changes = Vec::new();
+    let outcome = after.request(owner, terms, now, &mut changes);
+    let own = after.next_id() - 1;
+    let is_others = |change: &&Change| outcome.is_err() || change.lease().0 != own;
+    let events = changes.iter().filter(is_others);
+    let events = events.filter_map(|change| convert::event(&after, change));
+    let events = events.collect();
+    let lease = |id| after.lease(id).map(|lease| convert::lease(&after, lease));
+    let (outcome, lease, why) = match outcome {
+        Ok(Outcome::Granted { lease: id, .. }) => ("granted", lease(id), None),
+        Ok(Outcome::Waits { lease: id, why, .. }) => {
+            ("waits", lease(id), Some(convert::refusal(&after, &why)))
+        }
+        Err(why) => ("refused", None, Some(convert::refusal(arbiter, &why))),
+    };
+    wire::ExplainOut {
+        outcome: outcome.to_owned(),
+        lease,
+        why,
+        events,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use arbiter::CounterSet;
-    use arbiter_host::{BootTime, Demand, HostArbiter, Owner, Scope, Terms, ThreadId, Waits};
+    use arbiter_host::{Demand, Scope, ThreadId, Waits};
 
     use super::*;
     use crate::config::{ArbiterConfig, PmuConfig};
 
     /// So many threads' leases, each on 16 of 512 CPUs.
-    fn service(leases: u32) -> Service {
+    fn arbiter(leases: u32) -> HostArbiter {
         let mut config = ArbiterConfig {
             pmus: vec![PmuConfig::stated(4, 0).expect("four counters")],
             ..ArbiterConfig::default()
         };
         config.policy.tenants[0].most_leases = usize::MAX;
         let pmus = config.host_pmus(&(0..512).collect());
-        let arbiter = HostArbiter::new(pmus, config.policy.clone()).expect("the policy fits");
-        let mut service = Service::new(arbiter, config);
+        let mut arbiter = HostArbiter::new(pmus, config.policy).expect("the policy fits");
         for lease in 0..leases {
             let owner = Owner {
                 tenant: TenantId(0),
@@ -230,18 +298,16 @@ mod tests {
                 lasts: None,
                 waits: Waits::No,
             };
-            let granted = service
-                .arbiter
-                .request(owner, terms, BootTime(0), &mut Vec::new());
+            let granted = arbiter.request(owner, terms, BootTime(0), &mut Vec::new());
             granted.expect("they share in time");
         }
-        service
+        arbiter
     }
 
     #[test]
     fn few_leases_are_shown_wherever_they_are() {
-        let service = service(40);
-        let places = service.who(None, ROOT).expect("places");
+        let arbiter = arbiter(40);
+        let places = who(&arbiter, None, ROOT).expect("places");
         assert_eq!(places.len(), 512);
         let labels = |place: &wire::Place| -> Vec<String> {
             place.leases.iter().map(|one| one.label.clone()).collect()
@@ -249,16 +315,16 @@ mod tests {
         assert_eq!(labels(&places[0]), ["vm0", "vm32"]);
         assert_eq!(labels(&places[511]), ["vm31"]);
         assert_eq!(
-            service.who(Some(511), ROOT).expect("one"),
+            who(&arbiter, Some(511), ROOT).expect("one"),
             [places[511].clone()]
         );
-        assert!(service.who(Some(512), ROOT).is_err());
+        assert!(who(&arbiter, Some(512), ROOT).is_err());
     }
 
     #[test]
     fn of_many_leases_a_few_are_shown_of_each_place() {
-        let service = service(10_000);
-        let places = service.who(None, ROOT).expect("places");
+        let arbiter = arbiter(10_000);
+        let places = who(&arbiter, None, ROOT).expect("places");
         assert!(
             places
                 .iter()
@@ -267,7 +333,7 @@ mod tests {
         let last = places[3].leases.last().expect("one that stands for others");
         let more = 10_000usize.div_ceil(32) - MOST_OF_PLACE;
         assert!(last.id == 0 && last.label.starts_with(&format!("{more} more leases")));
-        let one = service.who(Some(3), ROOT).expect("one");
+        let one = who(&arbiter, Some(3), ROOT).expect("one");
         assert_eq!(one[0].leases.len(), 10_000usize.div_ceil(32));
     }
 
@@ -280,11 +346,11 @@ mod tests {
     /// the counters, which all do.
     #[test]
     fn processes_and_names_are_for_root_operators_and_their_own_user() {
-        let service = service(1);
+        let arbiter = arbiter(1);
         let check = |uid, operator, expected: (&str, u32, u32)| {
             let viewer = Viewer { uid, operator };
-            let places = service.who(Some(0), viewer).expect("one");
-            let listed = service.visible(&[TenantId(0)], viewer);
+            let places = who(&arbiter, Some(0), viewer).expect("one");
+            let listed = visible(&arbiter, &[TenantId(0)], viewer);
             for lease in [&places[0].leases[0], &listed[0]] {
                 let shown = (lease.label.as_str(), lease.pid, lease.uid);
                 assert_eq!(shown, expected, "{viewer:?}");

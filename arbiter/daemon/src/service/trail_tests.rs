@@ -5,7 +5,7 @@ use serde_json::json;
 use umpire_lease::INTERFACE;
 
 use super::*;
-use crate::audit::AuditConfig;
+use crate::audit::{AuditConfig, Record};
 use crate::config::ArbiterConfig;
 use crate::peer::Client;
 use crate::service::ConnectionId;

@@ -1,0 +1,299 @@
+//! The doors: a call of a client, taken apart into what is asked for. The methods of the
+//! interface stand in one table.
+
+use arbiter::host::{BootTime, Caller, HostArbiter, Lease, LeaseId, Owner, Refusal, TenantId};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use umpire_lease::{self as wire, INTERFACE};
+
+use super::ConnectionId;
+use super::said::Denial;
+use super::shown::Viewer;
+use crate::config::{ArbiterConfig, WATCHDOG};
+use crate::convert;
+use crate::peer::Client;
+
+/// Most bytes of a label.
+const MOST_LABEL: usize = 128;
+
+/// A method of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    Acquire,
+    Claim,
+    Release,
+    Renew,
+    Revoke,
+    List,
+    Who,
+    Explain,
+    Report,
+    Audit,
+    Watch,
+    Pardon,
+}
+
+const METHODS: [(&str, Method); 12] = [
+    ("Acquire", Method::Acquire),
+    ("Claim", Method::Claim),
+    ("Release", Method::Release),
+    ("Renew", Method::Renew),
+    ("Revoke", Method::Revoke),
+    ("List", Method::List),
+    ("Who", Method::Who),
+    ("Explain", Method::Explain),
+    ("Report", Method::Report),
+    ("Audit", Method::Audit),
+    ("Watch", Method::Watch),
+    ("Pardon", Method::Pardon),
+];
+
+impl Method {
+    /// The method of this interface's that is called so, without the interface's name.
+    fn named(name: &str) -> Option<Self> {
+        let mut known = METHODS.into_iter();
+        known.find_map(|(known, method)| (known == name).then_some(method))
+    }
+}
+
+/// Whose interface a method is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Called<'a> {
+    /// This one's; a name that it does not have, as it was called.
+    Own(Result<Method, &'a str>),
+    /// Another interface's, perhaps.
+    Foreign,
+}
+
+impl<'a> Called<'a> {
+    /// `method`: with the interface's name.
+    pub(crate) fn of(method: &'a str) -> Self {
+        let name = method.strip_prefix(INTERFACE);
+        match name.and_then(|name| name.strip_prefix('.')) {
+            Some(name) => Called::Own(Method::named(name).ok_or(name)),
+            None => Called::Foreign,
+        }
+    }
+
+    /// Whether it is answered as well before what is due is done: it renews a lease, or changes
+    /// nobody's.
+    pub(crate) fn waits_for_nothing(self) -> bool {
+        use Method::{Audit, List, Renew, Report, Who};
+        match self {
+            Called::Own(Ok(method)) => matches!(method, Renew | List | Who | Report | Audit),
+            Called::Own(Err(_)) => false,
+            Called::Foreign => true,
+        }
+    }
+
+    /// Whether the caller is told more than once, or later, and so has to listen.
+    pub(super) fn needs_a_listener(self) -> bool {
+        use Method::{Acquire, Claim, Watch};
+        matches!(self, Called::Own(Ok(Acquire | Claim | Watch)))
+    }
+
+    /// Its name for the metrics.
+    pub(super) fn word(self) -> &'static str {
+        let mut known = METHODS.into_iter();
+        let name = known.find(|(_, method)| self == Called::Own(Ok(*method)));
+        name.map_or("other", |(name, _)| name)
+    }
+}
+
+/// What is asked for.
+#[derive(Debug)]
+pub(super) enum Call {
+    Acquire(Box<wire::Request>),
+    Claim(wire::ClaimIn),
+    Release(wire::ReleaseIn),
+    Renew(wire::RenewIn),
+    Revoke(wire::RevokeIn),
+    List,
+    Who(wire::WhoIn),
+    Explain(Box<wire::Request>),
+    Report(wire::ReportIn),
+    Audit(wire::AuditIn),
+    Watch,
+    Pardon(wire::PardonIn),
+}
+
+impl Call {
+    pub(super) fn parse(method: Method, parameters: Value) -> Result<Self, Denial> {
+        Ok(match method {
+            Method::Acquire => {
+                let wire::AcquireIn { request } = parsed(parameters)?;
+                Call::Acquire(Box::new(request))
+            }
+            Method::Claim => Call::Claim(parsed(parameters)?),
+            Method::Release => Call::Release(parsed(parameters)?),
+            Method::Renew => Call::Renew(parsed(parameters)?),
+            Method::Revoke => Call::Revoke(parsed(parameters)?),
+            Method::List => {
+                let wire::NoReply {} = parsed(parameters)?;
+                Call::List
+            }
+            Method::Who => Call::Who(parsed(parameters)?),
+            Method::Explain => {
+                let wire::ExplainIn { request } = parsed(parameters)?;
+                Call::Explain(Box::new(request))
+            }
+            Method::Report => Call::Report(parsed(parameters)?),
+            Method::Audit => Call::Audit(parsed(parameters)?),
+            Method::Watch => {
+                let wire::NoReply {} = parsed(parameters)?;
+                Call::Watch
+            }
+            Method::Pardon => Call::Pardon(parsed(parameters)?),
+        })
+    }
+}
+
+fn parsed<T: DeserializeOwned>(parameters: Value) -> Result<T, Denial> {
+    let parsed = serde_json::from_value(parameters);
+    parsed.map_err(|error| Denial::InvalidParameter(error.to_string()))
+}
+
+/// The lease that a call names, whatever else it says.
+pub(super) fn named_lease(parameters: &Value) -> Option<LeaseId> {
+    parameters.get("lease").and_then(Value::as_u64).map(LeaseId)
+}
+
+/// Who calls, and how.
+#[derive(Debug)]
+pub(super) struct Calling<'a> {
+    pub(super) from: ConnectionId,
+    pub(super) client: &'a Client,
+    /// The tenants of its user.
+    pub(super) tenants: Vec<TenantId>,
+    pub(super) caller: Caller,
+    /// It takes more than one reply.
+    pub(super) more: bool,
+    pub(super) now: BootTime,
+}
+
+impl Calling<'_> {
+    pub(super) fn viewer(&self) -> Viewer {
+        Viewer::of(self.caller)
+    }
+}
+
+/// For whom a client speaks that names `lease`: for that one's tenant, if that is one of its
+/// user's. Its tenants come along.
+pub(super) fn caller(
+    config: &ArbiterConfig,
+    arbiter: &HostArbiter,
+    client: &Client,
+    lease: Option<LeaseId>,
+) -> (Caller, Vec<TenantId>) {
+    let (tenants, operator) = config.tenants_of(client);
+    let of_lease = lease.and_then(|id| arbiter.lease(id));
+    let of_lease = of_lease.map(|lease| lease.owner.tenant);
+    let tenant = of_lease
+        .filter(|tenant| tenants.contains(tenant))
+        .or(tenants.first().copied());
+    let caller = Caller {
+        tenant: tenant.unwrap_or(TenantId(u16::MAX)),
+        uid: client.uid,
+        operator,
+    };
+    (caller, tenants)
+}
+
+/// Whose lease a request is for.
+///
+/// # Errors
+/// The client is of no such tenant, or its label is none.
+pub(super) fn owner(
+    arbiter: &HostArbiter,
+    calling: &Calling<'_>,
+    request: &wire::Request,
+) -> Result<Owner, Denial> {
+    let Calling {
+        client, tenants, ..
+    } = calling;
+    let policy = arbiter.policy();
+    let tenant = match &request.tenant {
+        None => tenants.first().copied(),
+        Some(name) => {
+            let tenant = policy.named(name).filter(|_| name != WATCHDOG);
+            let may = |tenant: &_| calling.caller.operator || tenants.contains(tenant);
+            let tenant = tenant.filter(may);
+            if tenant.is_none() {
+                let own = tenants.iter().filter_map(|id| policy.tenant(*id));
+                let own: Vec<&str> = own.map(|tenant| tenant.name.as_str()).collect();
+                return Err(Denial::wrong(format!(
+                    "tenant '{name}' is not one of this user's; these are: {}",
+                    if own.is_empty() {
+                        "none".to_owned()
+                    } else {
+                        own.join(", ")
+                    }
+                )));
+            }
+            tenant
+        }
+    };
+    let tenant = tenant.ok_or_else(|| no_tenant(arbiter, client))?;
+    let mut label = request.label.clone().unwrap_or_default();
+    if label.len() > MOST_LABEL || label.chars().any(char::is_control) {
+        return Err(Denial::wrong(format!(
+            "the label is of {MOST_LABEL} bytes at most, without control characters"
+        )));
+    }
+    label.shrink_to_fit();
+    Ok(Owner {
+        tenant,
+        uid: client.uid,
+        pid: client.pid,
+        label,
+    })
+}
+
+/// The client is of no tenant, as far as it is known.
+fn no_tenant(arbiter: &HostArbiter, client: &Client) -> Denial {
+    let mut refusal = convert::refusal(arbiter, &Refusal::UnknownTenant);
+    if !client.unknown.is_empty() {
+        refusal.message = format!("{} ({})", refusal.message, client.unknown);
+    }
+    refusal.into()
+}
+
+/// The lease of a call, if it is the caller's.
+pub(super) fn own_lease(arbiter: &HostArbiter, caller: Caller, id: u64) -> Result<&Lease, Denial> {
+    let id = LeaseId(id);
+    arbiter.own(id, None, caller)?;
+    let lease = arbiter.lease(id);
+    lease.ok_or_else(|| Denial::wrong("there is no such lease"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_has_its_interface_and_a_dot_before_its_name() {
+        let check = |method: &str, expected: Called<'_>, word: &str| {
+            assert_eq!(Called::of(method), expected, "{method}");
+            assert_eq!(Called::of(method).word(), word, "{method}");
+        };
+        check(
+            "io.umpire.Arbiter.Renew",
+            Called::Own(Ok(Method::Renew)),
+            "Renew",
+        );
+        check(
+            "io.umpire.Arbiter.renew",
+            Called::Own(Err("renew")),
+            "other",
+        );
+        check("io.umpire.Arbiter.", Called::Own(Err("")), "other");
+        for foreign in [
+            "io.umpire.ArbiterRenew",
+            "io.umpire.Arbiter",
+            "a.io.umpire.Arbiter.Renew",
+            "org.varlink.service.GetInfo",
+        ] {
+            check(foreign, Called::Foreign, "other");
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Which perf event a holder may have of its lease. The attributes follow from the lease;
+//! what is counted is the only word of the holder's. Pure.
+
+use arbiter::host::{
+    BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, Lease, LeaseId, PmuId, Scope, TenantId,
+};
+use arbiter::{CounterId, CounterSet};
+use serde_json::{Value, json};
+use umpire_budget::{EventSpec, Fixed, HandedEvent, Rings};
+use umpire_lease::{self as wire, EventRequest};
+
+use super::barred::Taken;
+use super::said::{Denial, Reason};
+use super::trail::name_of;
+use crate::config::ArbiterConfig;
+use crate::peer::{Client, NoThread};
+use crate::task::Task;
+
+/// What of `config` a holder may choose: the event and its unit mask, edge, invert and
+/// threshold, and AMD's upper bits of the event. The bit of Intel's for any thread of the
+/// core is not among them.
+const CHOICE: u64 = 0xffff | 1 << 18 | 1 << 23 | 0xff << 24 | 0xf << 32;
+/// Fewer counts between two overflows are refused.
+const LEAST_PERIOD: u64 = 1_000;
+
+/// An event that may be opened, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Allowed {
+    pub(crate) lease: LeaseId,
+    /// Which of the lease's counters.
+    pub(crate) counter: usize,
+    /// Those of the host that it may be on.
+    pub(crate) pmu: PmuId,
+    pub(crate) counters: CounterSet,
+    pub(crate) event: HandedEvent,
+}
+
+/// A client does not get an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NoEvent {
+    pub(super) tenant: Option<TenantId>,
+    pub(super) uid: u32,
+    pub(super) pid: u32,
+    pub(crate) refusal: wire::Refusal,
+}
+
+impl NoEvent {
+    /// The host says no.
+    pub(crate) fn of_host(
+        config: &ArbiterConfig,
+        client: &Client,
+        reason: Reason,
+        message: &str,
+    ) -> Self {
+        let (tenants, _) = config.tenants_of(client);
+        NoEvent {
+            tenant: tenants.first().copied(),
+            uid: client.uid,
+            pid: client.pid,
+            refusal: reason.refusal(message),
+        }
+    }
+}
+
+/// What has become of events.
+#[derive(Debug)]
+pub(crate) enum Told {
+    Denied(NoEvent),
+    /// It was handed over.
+    Handed(Having),
+    /// The lease does not hold its counter any more.
+    Disabled(Having),
+    /// Its holder has enabled it again after it had lost it.
+    Reenabled(Having),
+    /// It counts after its lease has ended, and not by an oversight.
+    Outlived(Having),
+    /// All that is taken by then.
+    Taken(Vec<Taken>, BootTime),
+}
+
+/// An event, and who has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Having {
+    pub(crate) uid: u32,
+    pub(crate) pid: u32,
+    pub(crate) allowed: Allowed,
+}
+
+impl Having {
+    /// What the audit has of it.
+    pub(super) fn record(&self, event: &str, tenant: Option<&str>) -> Value {
+        let of = &self.allowed.event;
+        json!({
+            "event": event,
+            "lease": self.allowed.lease.0,
+            "tenant": tenant,
+            "counter": self.allowed.counter,
+            "uid": self.uid,
+            "pid": self.pid,
+            "thread": of.thread,
+            "cpu": of.cpu,
+            "config": of.spec.config,
+            "rings": format!("{:?}", of.rings).to_lowercase(),
+            "period": of.period,
+        })
+    }
+}
+
+/// The tenant of a lease, or of a user where that has ended.
+pub(super) fn tenant_of<'a>(
+    config: &ArbiterConfig,
+    arbiter: &'a HostArbiter,
+    lease: LeaseId,
+    uid: u32,
+) -> Option<&'a str> {
+    let of_user = || {
+        let client = Client {
+            uid,
+            ..Client::default()
+        };
+        config.tenants_of(&client).0.first().copied()
+    };
+    let of_lease = arbiter.lease(lease).map(|lease| lease.owner.tenant);
+    name_of(arbiter, of_lease.or_else(of_user))
+}
+
+/// A request for an event, and what it is judged by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asking<'a> {
+    pub(super) config: &'a ArbiterConfig,
+    pub(super) arbiter: &'a HostArbiter,
+    /// The watchdog's lease is nobody's.
+    pub(super) is_watchdogs: bool,
+    pub(super) caller: Caller,
+    pub(super) request: &'a EventRequest,
+}
+
+impl<'a> Asking<'a> {
+    /// The event that the client may have. `thread`: the one that the request's number means, if
+    /// it means one. To find it takes time: nobody has that who may have no event in any case.
+    ///
+    /// # Errors
+    /// It may have none.
+    pub(super) fn event(
+        self,
+        thread: impl FnOnce() -> Option<Result<Task, NoThread>>,
+    ) -> Result<Allowed, Denial> {
+        let lease = self.lease()?;
+        self.opens_events(lease)?;
+        let (counter, demand) = self.demand(lease)?;
+        let pmu = &self.arbiter.pmus()[usize::from(demand.pmu.0)];
+        let thread = self.thread(lease, pmu, thread())?;
+        self.cpu(lease, pmu, thread.is_some())?;
+        let rings = self.rings(pmu)?;
+        let period = self.request.period;
+        if period.is_some_and(|period| period < LEAST_PERIOD) {
+            return Err(Denial::wrong(format!(
+                "the period is {LEAST_PERIOD} counts at least"
+            )));
+        }
+        Ok(Allowed {
+            lease: lease.id,
+            counter,
+            pmu: demand.pmu,
+            counters: demand.counters,
+            event: HandedEvent {
+                spec: EventSpec {
+                    perf_type: self.perf_type(pmu)?,
+                    config: config(demand.counters, self.request.config)?,
+                    config1: 0,
+                    config2: 0,
+                },
+                thread,
+                cpu: self.request.cpu,
+                rings,
+                period,
+            },
+        })
+    }
+
+    fn lease(self) -> Result<&'a Lease, Denial> {
+        let id = LeaseId(self.request.lease);
+        self.arbiter.own(id, self.request.generation, self.caller)?;
+        let lease = self.arbiter.lease(id).filter(|_| !self.is_watchdogs);
+        lease.ok_or_else(|| Denial::wrong("there is no such lease"))
+    }
+
+    fn opens_events(self, lease: &Lease) -> Result<(), Denial> {
+        let members = self.config.members.get(usize::from(lease.owner.tenant.0));
+        if members.is_some_and(|members| members.opens_events) {
+            return Ok(());
+        }
+        let why = "the policy opens no events for this tenant; the operator can allow it \
+                   (opens-events = true)";
+        Err(Reason::NoEvents.refusal(why).into())
+    }
+
+    fn demand(self, lease: &'a Lease) -> Result<(usize, &'a Demand), Denial> {
+        let counter = usize::try_from(self.request.counter).unwrap_or(usize::MAX);
+        let demand = lease.terms.demands[..lease.holds].get(counter);
+        let demand = demand.filter(|_| lease.claim_by.is_none());
+        let demand = demand.ok_or_else(|| {
+            let holds = lease.holds;
+            Denial::wrong(format!(
+                "the lease holds {holds} counters now, from 0 on, and {counter} is none of them"
+            ))
+        })?;
+        Ok((counter, demand))
+    }
+
+    fn thread(
+        self,
+        lease: &Lease,
+        pmu: &HostPmu,
+        named: Option<Result<Task, NoThread>>,
+    ) -> Result<Option<u32>, Denial> {
+        let scope = &lease.terms.scope;
+        let thread = match named {
+            None => None,
+            Some(Ok(task)) => Some(task.id),
+            // It is none of the lease's.
+            Some(Err(NoThread::None(0))) => None,
+            Some(Err(NoThread::None(_))) if *scope != Scope::Cpu => None,
+            Some(Err(why)) => return Err(Reason::ForeignThread.refusal(why.to_string()).into()),
+        };
+        match (scope, thread) {
+            (Scope::Thread(threads), Some(thread)) if threads.contains(&thread) => {}
+            (Scope::Thread(_), _) => {
+                return Err(Denial::wrong(
+                    "the lease is for threads: name one of them, which is the caller's own",
+                ));
+            }
+            (Scope::Cpu, Some(_)) if pmu.for_threads => {}
+            (Scope::Cpu, None) if self.caller.operator && self.request.thread.is_none() => {}
+            (Scope::Cpu, _) => {
+                return Err(Denial::wrong(
+                    "events of whole CPUs are for operators; name a thread of the caller's own",
+                ));
+            }
+        }
+        Ok(thread.map(|thread| thread.number))
+    }
+
+    fn cpu(self, lease: &Lease, pmu: &HostPmu, of_thread: bool) -> Result<(), Denial> {
+        let cpus = &lease.terms.cpus;
+        let mut all = pmu.domains.iter().flat_map(CpuSet::iter);
+        let everywhere = all.all(|cpu| cpus.contains(cpu));
+        match self.request.cpu {
+            Some(cpu) if cpus.contains(cpu) => Ok(()),
+            None if of_thread && everywhere => Ok(()),
+            _ => Err(Denial::wrong(format!(
+                "the lease is for CPUs {cpus}: name one, with an event for each"
+            ))),
+        }
+    }
+
+    fn rings(self, pmu: &HostPmu) -> Result<Rings, Denial> {
+        match self.request.rings.as_deref() {
+            _ if !pmu.for_threads => Ok(Rings::All),
+            None | Some("user") => Ok(Rings::User),
+            Some("guest") => Ok(Rings::Guest),
+            Some("all") if self.caller.operator => Ok(Rings::All),
+            Some("all") => Err(Denial::wrong(
+                "the kernel is for operators; ask for user or guest",
+            )),
+            Some(other) => Err(Denial::wrong(format!(
+                "rings '{other}': give user, guest or all"
+            ))),
+        }
+    }
+
+    fn perf_type(self, pmu: &HostPmu) -> Result<u32, Denial> {
+        self.config.perf_type(&pmu.name).ok_or_else(|| {
+            let why = format!(
+                "PMU '{}' is stated, and the configuration does not say what the kernel calls \
+                 it (perf-type)",
+                pmu.name
+            );
+            Reason::NoEvents.refusal(why).into()
+        })
+    }
+}
+
+/// What the event counts: a fixed-function counter says it itself.
+fn config(counters: CounterSet, chosen: Option<u64>) -> Result<u64, Denial> {
+    let fixed = counters.iter().find_map(|counter| match counter {
+        CounterId::Fixed(number) => Some(u32::from(number)),
+        CounterId::Programmable(_) | CounterId::Ibs(_) => None,
+    });
+    let configs = Fixed::ALL.into_iter();
+    let of = |number| configs.clone().find(|fixed| fixed.index() == number);
+    match (fixed, chosen) {
+        // Any of several counters: the choice is which.
+        (Some(_), Some(chosen)) => {
+            let mut all = counters.iter().filter_map(|counter| match counter {
+                CounterId::Fixed(number) => of(u32::from(number)),
+                CounterId::Programmable(_) | CounterId::Ibs(_) => None,
+            });
+            if all.any(|fixed| fixed.config() == chosen) {
+                Ok(chosen)
+            } else {
+                Err(Denial::wrong(format!(
+                    "config {chosen:#x} is no event of the lease's fixed-function counters"
+                )))
+            }
+        }
+        (Some(number), None) => of(number).map(Fixed::config).ok_or_else(|| {
+            Denial::wrong("the event of this fixed-function counter is not known; name it")
+        }),
+        (None, Some(chosen)) if chosen & !CHOICE == 0 => Ok(chosen),
+        (None, Some(chosen)) => Err(Denial::wrong(format!(
+            "config {chosen:#x} has bits that are not the holder's to choose: {:#x} remain; only \
+             event, unit mask, edge, invert and threshold are",
+            chosen & CHOICE
+        ))),
+        (None, None) => Err(Denial::wrong("name the event: config, as the PMU has it")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_holder_chooses() {
+        let any = CounterSet::first(4, 0);
+        let fixed = CounterSet::from_iter([CounterId::Fixed(1)]);
+        assert_eq!(config(any, Some(0x01c4)).ok(), Some(0x01c4));
+        // Any thread, interrupts, the kernel, the enable bit.
+        for bit in [16, 17, 19, 20, 21, 22, 36, 63] {
+            assert!(config(any, Some(0xc4 | 1 << bit)).is_err(), "bit {bit}");
+        }
+        assert!(config(any, None).is_err());
+        assert_eq!(config(fixed, None).ok(), Some(0x3c));
+        assert!(config(fixed, Some(0xc4)).is_err());
+        let fixed = CounterSet::first(0, 3);
+        assert_eq!(config(fixed, Some(0x300)).ok(), Some(0x300));
+    }
+}

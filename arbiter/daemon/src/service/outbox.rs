@@ -1,0 +1,113 @@
+//! What is to be done after some calls: written to the journal and the audit, and sent.
+
+use arbiter::host::LeaseId;
+use serde_json::Value;
+use varlink::Reply;
+
+use super::ConnectionId;
+use super::said::{Denial, Now, Reason, Said};
+use crate::audit::Record;
+use crate::journal::Entry;
+
+/// A reply for a connection.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) to: ConnectionId,
+    pub(crate) reply: Reply,
+    /// It says that a lease is held, or lasts: it must not be sent unless that is in the
+    /// journal.
+    pub(super) rests_on: Option<LeaseId>,
+    /// It says that something is in the audit.
+    audited: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) answers: Vec<Answer>,
+    /// For the audit.
+    pub(crate) records: Vec<Record>,
+    /// Leases that may hold less than before.
+    pub(crate) changed: Vec<LeaseId>,
+    /// So long are the answers, about.
+    bytes: usize,
+}
+
+impl Output {
+    /// Adds what came after it.
+    pub(crate) fn add(&mut self, more: Output) {
+        self.entries.extend(more.entries);
+        self.answers.extend(more.answers);
+        self.records.extend(more.records);
+        self.changed.extend(more.changed);
+        self.bytes += more.bytes;
+    }
+
+    /// How long the answers are, about.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn say(&mut self, to: ConnectionId, said: Said, goes_on: bool) {
+        self.answer(
+            to,
+            Now {
+                goes_on,
+                ..said.into()
+            },
+        );
+    }
+
+    pub(super) fn answer(&mut self, to: ConnectionId, now: Now) {
+        self.push(Answer {
+            to,
+            reply: now.said.reply(now.goes_on),
+            rests_on: now.rests_on,
+            audited: now.audited,
+        });
+    }
+
+    pub(super) fn deny(&mut self, to: ConnectionId, denial: &Denial) {
+        self.push(Answer {
+            to,
+            reply: denial.reply(),
+            rests_on: None,
+            audited: false,
+        });
+    }
+
+    fn push(&mut self, answer: Answer) {
+        self.bytes += answer.reply.parameters.as_ref().map_or(0, length);
+        self.answers.push(answer);
+    }
+
+    /// Takes out the answers for a connection that came behind the first `before`.
+    pub(super) fn silence(&mut self, to: ConnectionId, before: usize) {
+        let answers = self.answers.split_off(before);
+        let others = answers.into_iter().filter(|answer| answer.to != to);
+        self.answers.extend(others);
+    }
+
+    /// The audit could not be written: whoever relies on it is told.
+    pub(crate) fn unaudited(&mut self) {
+        let what = "the arbiter cannot write its audit; see that its disk has room, and try again";
+        let denial = Denial::Refused(Reason::AuditFailed.refusal(what));
+        for answer in self.answers.iter_mut().filter(|answer| answer.audited) {
+            answer.reply = denial.reply();
+        }
+    }
+}
+
+/// How long a value is, about.
+fn length(value: &Value) -> usize {
+    const SHORT: usize = 16;
+    match value {
+        Value::String(text) => SHORT + text.len(),
+        Value::Array(all) => SHORT + all.iter().map(length).sum::<usize>(),
+        Value::Object(all) => {
+            let fields = all.iter().map(|(name, value)| name.len() + length(value));
+            SHORT + fields.sum::<usize>()
+        }
+        _ => SHORT,
+    }
+}
