@@ -7,8 +7,14 @@ mod crates;
 mod invariants;
 #[path = "house/modules.rs"]
 mod modules;
+#[path = "house/parsed.rs"]
+mod parsed;
 #[path = "house/sources.rs"]
 mod sources;
+#[path = "house/still_open.rs"]
+mod still_open;
+#[path = "house/walls.rs"]
+mod walls;
 
 use std::path::{Path, PathBuf};
 
