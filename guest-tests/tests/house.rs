@@ -7,6 +7,8 @@ mod crates;
 mod invariants;
 #[path = "house/modules.rs"]
 mod modules;
+#[path = "house/names.rs"]
+mod names;
 #[path = "house/parsed.rs"]
 mod parsed;
 #[path = "house/sources.rs"]
