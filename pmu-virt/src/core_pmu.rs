@@ -1,13 +1,12 @@
 //! One core's PMU: its physical counters, and the host contexts that may count
 //! on them beside the guest.
 
-mod claims;
-mod promises;
+mod book;
+mod planner;
 
-pub(crate) use claims::{FirmDemands, GuestClaim, ResourceClaim};
-pub(crate) use promises::fixed_request;
+pub(crate) use book::{Book, FirmDemands, GuestClaim, ResourceClaim};
+pub(crate) use planner::{Planner, fixed_request};
 
-use std::cell::Cell;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -34,6 +33,7 @@ pub struct CorePmu {
     pub(crate) host: CoreHost,
     /// What guests may have counted.
     filter: Arc<EventFilter>,
+    book: Book,
 }
 
 /// What host contexts need of a core.
@@ -41,21 +41,10 @@ pub struct CorePmu {
 pub(crate) struct CoreHost {
     /// The contexts of the core.
     contexts: ContextGroup,
-    pub(super) policy: HostPolicy,
     /// Most contexts of the core, and of each vCPU on it.
     most: usize,
     /// Ticks of the TSC in a millisecond; none: contexts are not taken.
-    pub(super) tsc_khz: Option<NonZeroU32>,
-    /// Contexts of the core and of vCPUs that are here or were parked here, the
-    /// oldest first.
-    pub(super) claims: Vec<ResourceClaim>,
-    /// [`CorePmu::room`], until the claims or what the guest can name change: a scheduler
-    /// asks at each timeslice.
-    pub(super) room: Cell<Option<usize>>,
-    /// As the vCPU that was here last told it; none before the first.
-    pub(super) guest: Option<GuestClaim>,
-    /// Counters that the guest of each vCPU may want, and the generation of its budget.
-    pub(super) wishes: Vec<(OwnerId, u64, usize)>,
+    tsc_khz: Option<NonZeroU32>,
     audit: Option<Box<dyn HostAudit>>,
     /// A context of the core was called while no vCPU was there to place for it.
     changed: bool,
@@ -94,49 +83,8 @@ impl CoreHost {
         Err(Refusal::new(Errno::EBUSY, reason))
     }
 
-    pub(crate) fn policy(&self) -> HostPolicy {
-        self.policy
-    }
-
     pub(crate) fn tsc_khz(&self) -> u32 {
         self.tsc_khz.map_or(1, NonZeroU32::get)
-    }
-
-    /// What the guest of `vcpu` may want of this core, by its budget of `generation`. The
-    /// core keeps room for whichever vCPU wants most.
-    pub(crate) fn set_guest(&mut self, vcpu: OwnerId, generation: u64, guest: GuestClaim) {
-        let wish = (vcpu, generation, guest.counters);
-        match self.wishes.iter_mut().find(|(of, ..)| *of == vcpu) {
-            Some(known) => *known = wish,
-            None => self.wishes.push(wish),
-        }
-        let named = self.guest.as_ref().map(|known| &known.events);
-        if named != Some(&guest.events) {
-            self.room.set(None);
-        }
-        self.guest = Some(guest);
-    }
-
-    /// The most counters that the guest of a vCPU which was here may want, by what its
-    /// vCPU wants now; of all but `without`.
-    pub(crate) fn guest_counters(&self, without: Option<OwnerId>) -> usize {
-        let holdings = self
-            .guest
-            .as_ref()
-            .and_then(|guest| guest.holdings.as_ref());
-        let others = self.wishes.iter().filter(|(of, ..)| Some(*of) != without);
-        let wish = |(of, _, counters): &(OwnerId, u64, usize)| {
-            let now = holdings.and_then(|holdings| holdings.wish(*of));
-            now.unwrap_or(*counters)
-        };
-        others.map(wish).max().unwrap_or(0)
-    }
-
-    /// Whether that is known.
-    #[inline]
-    pub(crate) fn knows_guest(&self, vcpu: OwnerId, generation: u64) -> bool {
-        let mut wishes = self.wishes.iter();
-        wishes.any(|(of, as_of, _)| (*of, *as_of) == (vcpu, generation))
     }
 
     /// Whether contexts can be loaded here.
@@ -176,6 +124,7 @@ impl CorePmu {
             bank: SlotBank::new(backend),
             host: CoreHost::default(),
             filter: Arc::default(),
+            book: Book::default(),
         }
     }
 
@@ -189,9 +138,35 @@ impl CorePmu {
     /// # Errors
     /// Why it is not: nobody can, or the event filter denies it.
     pub fn plan_for_guest(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
-        let denied = self.filter.check(request);
-        denied.map_err(|reason| Unavailable { reason })?;
-        self.bank.backend().plan(request)
+        self.planner().plan_for_guest(request)
+    }
+
+    pub(crate) fn planner(&self) -> Planner<'_> {
+        Planner::new(&self.bank, &self.filter)
+    }
+
+    /// What is wanted of this core.
+    pub(crate) fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// How many counters of a vCPU that comes have a slot here beside what the core's
+    /// own contexts rely on, going by the events that its guest can name.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.book.room(self.planner())
+    }
+
+    /// The vCPUs of the VM, by bit, for whose named events the core's own contexts leave no
+    /// room.
+    #[must_use]
+    pub fn refuses(&self) -> u64 {
+        self.book.refuses(self.planner())
+    }
+
+    /// What the guest of `vcpu` may want of this core ([`Book::set_guest`]).
+    pub(crate) fn set_guest(&mut self, vcpu: OwnerId, generation: u64, guest: GuestClaim) {
+        self.book.set_guest(vcpu, generation, guest);
     }
 
     /// The backend that counts.
@@ -224,7 +199,7 @@ impl CorePmu {
     /// Lets host contexts be loaded on this core, and on vCPUs that run on it: on
     /// each so many as [`CorePmu::limit_contexts`] says, [`MAX_CONTEXTS`] by default.
     pub fn enable_hosting(&mut self, policy: HostPolicy, tsc_khz: NonZeroU32) {
-        self.host.policy = policy;
+        self.book.set_policy(policy);
         self.host.tsc_khz = Some(tsc_khz);
         self.host.most = MAX_CONTEXTS;
     }
@@ -357,6 +332,104 @@ impl CorePmu {
     /// Of a time that the clock of a context has counted already.
     pub(crate) fn idle_time(&self, ticks: Ticks) -> Nanos {
         TickClock::default().pass(ticks, self.host.tsc_khz())
+    }
+
+    /// Looks whether there is room for a context, and begins with it if so.
+    pub(crate) fn admit_hosted(
+        &mut self,
+        mut hosted: Box<AttachedContext>,
+        vcpu: Option<OwnerId>,
+        set: u16,
+    ) -> Result<Box<AttachedContext>, NotLoaded> {
+        hosted.choose_for_samplers(self.bank.backend());
+        let admitted = (hosted.context().prepare_load(set))
+            .and_then(|()| self.check_hosting())
+            .and_then(|()| self.check_demands(&hosted))
+            .and_then(|()| {
+                let planner = Planner::new(&self.bank, &self.filter);
+                self.book.claim(planner, &hosted, vcpu)
+            });
+        match admitted {
+            Ok(standing) => {
+                hosted.begin(vcpu, set);
+                let event = HostEvent::Loaded { standing };
+                self.host.record(hosted.id(), vcpu, event);
+                Ok(hosted)
+            }
+            Err(refusal) => {
+                let event = HostEvent::Refused {
+                    refusal: refusal.clone(),
+                };
+                self.host.record(hosted.id(), vcpu, event);
+                let beside = match refusal.errno {
+                    Errno::EBUSY => {
+                        let wish = ResourceClaim::of(&hosted, vcpu);
+                        self.book.guest_limit(self.planner(), &wish)
+                    }
+                    _ => None,
+                };
+                Err(NotLoaded {
+                    hosted,
+                    refusal,
+                    beside,
+                })
+            }
+        }
+    }
+
+    fn check_hosting(&self) -> Result<(), Refusal> {
+        match self.host.tsc_khz {
+            Some(_) => Ok(()),
+            None => Err(Refusal::new(
+                Errno::EBUSY,
+                "this core takes no host contexts",
+            )),
+        }
+    }
+
+    /// Whether each event of each set can be counted.
+    fn check_demands(&self, hosted: &AttachedContext) -> Result<(), Refusal> {
+        for (set, requests) in hosted.context().demands() {
+            for (pmd, request) in requests {
+                if let Err(refusal) = hosted.plan(self.bank.backend(), &request) {
+                    let reason = format!("event set {set}, PMD{pmd}: {refusal}");
+                    return Err(not_countable(reason, &refusal));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A vCPU comes with its context. What it may rely on here.
+    pub(crate) fn adopt(&mut self, hosted: &mut AttachedContext) {
+        if self.book.standing_of(hosted.id()).is_none() {
+            hosted.choose_for_samplers(self.bank.backend());
+            self.reclaim(hosted);
+        }
+    }
+
+    /// A context goes: what it had is the others', which may rely on more now.
+    pub(crate) fn dismiss(&mut self, hosted: &AttachedContext) {
+        let vcpu = hosted.vcpu();
+        self.forget_claim(hosted.id());
+        self.host.record(hosted.id(), vcpu, HostEvent::Unloaded);
+    }
+
+    /// What a context wants has changed while it is loaded.
+    fn reclaim(&mut self, hosted: &AttachedContext) {
+        let planner = Planner::new(&self.bank, &self.filter);
+        if let Some(refusal) = self.book.reclaim(planner, hosted) {
+            let (context, vcpu) = (hosted.id(), hosted.vcpu());
+            log::info!("{context}: {refusal}");
+            self.host.record(context, vcpu, HostEvent::Overdrawn);
+        }
+    }
+
+    /// A context of a vCPU goes on elsewhere: what it had is the others', which may rely
+    /// on more now.
+    pub(crate) fn forget_claim(&mut self, context: ContextId) {
+        let planner = Planner::new(&self.bank, &self.filter);
+        self.book.forget(planner, context);
     }
 
     /// Carries a command out on a context that is on this core. `refused`: a write of a

@@ -23,7 +23,7 @@ impl VcpuPmu {
     /// parked there: another core has to have room for them if it is to go on there.
     #[must_use]
     pub fn relies_on(&self, core: &CorePmu) -> usize {
-        core.relied_on(self.owner, self.guests_holding())
+        core.book().relied_on(self.owner, self.guests_holding())
     }
 
     /// What the layers of the guest have reserved.
@@ -40,7 +40,7 @@ impl VcpuPmu {
         let held = self.guests_holding();
         let kept = self.kept(core, any);
         let fixed = self.model.counters().filter(|counter| {
-            let more = core.promise(*counter, None, any);
+            let more = core.planner().promise(*counter, None, any);
             let more = more.filter(|_| !held.contains(*counter));
             matches!(counter, CounterId::Fixed(_))
                 && more.map_or(held.contains(*counter), |more| {
@@ -59,7 +59,9 @@ impl VcpuPmu {
                 return None;
             }
             let named = event.map(|event| (self.model.events(), event));
-            let constraint = core.promise(CounterId::Programmable(0), named, any);
+            let constraint = core
+                .planner()
+                .promise(CounterId::Programmable(0), named, any);
             let more = self.grant.budget.most().programmable.min(most);
             Some(kept.room(event, constraint, more.saturating_sub(of_held)))
         });
@@ -110,14 +112,14 @@ impl VcpuPmu {
         Kept {
             now: now.collect(),
             promised,
-            firm: core.firm_beside(self.owner),
-            own: core.firm_of(self.owner),
+            firm: core.book().firm_beside(core.planner(), self.owner),
+            own: core.book().firm_of(core.planner(), self.owner),
         }
     }
 
     /// What most events of the guest's can be counted by.
     pub(super) fn any_event(&self, core: &CorePmu) -> Option<Constraint> {
-        core.any_event(&self.wish().events)
+        core.planner().any_event(&self.wish().events)
     }
 
     /// What has to count for each of the counters that layers of the guest have reserved.
@@ -139,7 +141,7 @@ impl VcpuPmu {
         any: Option<Constraint>,
     ) -> Option<Constraint> {
         let event = self.named_event(counter);
-        core.promise(
+        core.planner().promise(
             counter,
             event.map(|event| (self.model.events(), event)),
             any,
@@ -160,12 +162,12 @@ impl VcpuPmu {
             return 0;
         };
         // The cores of a VM have the same slots.
-        let firm = core.firm_of(self.owner);
+        let firm = core.book().firm_of(core.planner(), self.owner);
         let most = self.there().programmable;
         let fit = |count: &u8| {
             let counters = usize::from(*count);
             firm.leave_room_for(&vec![any; counters])
-                && counters + core.relied_on(self.owner, CounterSet::EMPTY) <= room
+                && counters + core.book().relied_on(self.owner, CounterSet::EMPTY) <= room
         };
         (1..=most).take_while(fit).last().unwrap_or(0)
     }
@@ -190,7 +192,7 @@ impl VcpuPmu {
         let programmable = self.reservations()?.move_needs()?;
         // Fixed-function counters and its contexts go with it.
         let fixed = self.guests_holding() & CounterSet::first(0, arbiter::MAX_FIXED);
-        Some(core.relied_on(self.owner, fixed) + usize::from(programmable))
+        Some(core.book().relied_on(self.owner, fixed) + usize::from(programmable))
     }
 
     /// No core has that room: the request is refused.

@@ -82,7 +82,8 @@ impl VcpuPmu {
             ..budget
         };
         let wish = self.wish().counters;
-        let fits = |core: &&mut CorePmu| core.guest_may_have(self.owner, wish);
+        let fits =
+            |core: &&mut CorePmu| core.book().guest_may_have(core.planner(), self.owner, wish);
         if !here.as_ref().is_none_or(fits) {
             self.grant.budget = before;
             let reason = format!(

@@ -336,7 +336,7 @@ impl VcpuPmu {
     /// Tells the core what guests may want of it, if nobody has.
     pub(super) fn introduce(&self, core: &mut CorePmu) {
         if !core
-            .host
+            .book()
             .knows_guest(self.owner, self.grant.budget.generation)
         {
             self.introduce_anew(core);
@@ -346,7 +346,7 @@ impl VcpuPmu {
     /// The same after that has changed.
     pub(super) fn introduce_anew(&self, core: &mut CorePmu) {
         let generation = self.grant.budget.generation;
-        core.host.set_guest(self.owner, generation, self.wish());
+        core.set_guest(self.owner, generation, self.wish());
     }
 
     /// Counters that the guest was given and that the hypervisor has not reserved.
@@ -486,7 +486,7 @@ impl VcpuPmu {
     #[must_use]
     pub fn hypervisor_can_yield(&self, core: Option<&CorePmu>) -> bool {
         match self.if_here(core) {
-            Some(core) => core.guest_may_have_more(1),
+            Some(core) => core.book().guest_may_have_more(core.planner(), 1),
             None => self.hosts.is_empty(),
         }
     }

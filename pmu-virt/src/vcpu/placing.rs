@@ -148,7 +148,7 @@ impl VcpuPmu {
         if !reserved.iter().any(judged) {
             return Vec::new();
         }
-        let firm = core.firm_beside(self.owner);
+        let firm = core.book().firm_beside(core.planner(), self.owner);
         let promised = self.promised(core, self.any_event(core)).into_iter();
         let promised = promised.map(|(counter, constraint)| Demand {
             counter,
@@ -204,7 +204,7 @@ impl VcpuPmu {
     fn claims(&self, core: &CorePmu, reserved: Vec<Claim>, guest: Vec<Claim>) -> Claims {
         let hosts = self.hosts(Some(core)).filter(|_| self.hosting);
         let contexts = hosts.map(|hosted| context_claims(hosted, core));
-        Claims::new(core.host.policy(), reserved, guest, contexts.collect())
+        Claims::new(core.book().policy(), reserved, guest, contexts.collect())
     }
 
     /// Works with one host context, and records what came of it.
@@ -347,8 +347,8 @@ impl VcpuPmu {
 fn context_claims(hosted: &AttachedContext, core: &CorePmu) -> ContextClaims {
     ContextClaims {
         context: hosted.id(),
-        standing: core.standing_of(hosted.id()),
-        age: core.age_of(hosted.id()),
+        standing: core.book().standing_of(hosted.id()),
+        age: core.book().age_of(hosted.id()),
         preemptible: hosted.is_preemptible(),
         claims: hosted.claims(&core.bank),
     }
