@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use arbiter_host::{CpuSet, HostPmu, HostPolicy, HostPolicyError, PmuId, Tenant, TenantId};
 use arbiter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, Nanos};
+use arbiter_host::{CpuSet, HostPmu, HostPolicy, HostPolicyError, PmuId, Tenant, TenantId};
 use serde::Deserialize;
 use thiserror::Error;
 

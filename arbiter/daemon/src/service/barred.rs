@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use arbiter_host::{CpuSet, HostArbiter, LeaseId, Place, PmuId};
 use arbiter::{CounterSet, PerKind};
+use arbiter_host::{CpuSet, HostArbiter, LeaseId, Place, PmuId};
 use serde_json::{Value, json};
 use umpire_lease as wire;
 

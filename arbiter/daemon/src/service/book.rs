@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use arbiter::host::{
+use arbiter::{CounterSet, Nanos};
+use arbiter_host::{
     BootTime, Caller, Change, CpuSet, HostArbiter, HostPolicy, Lease, LeaseId, Outcome, Owner,
     Place, Refusal, TenantId, Terms, ThreadId,
 };
-use arbiter::{CounterSet, Nanos};
 use umpire_lease as wire;
 
 /// The longest notice of a revocation.

@@ -1,7 +1,7 @@
 //! The doors: a call of a client, taken apart into what is asked for. The methods of the
 //! interface stand in one table.
 
-use arbiter::host::{BootTime, Caller, HostArbiter, Lease, LeaseId, Owner, Refusal, TenantId};
+use arbiter_host::{BootTime, Caller, HostArbiter, Lease, LeaseId, Owner, Refusal, TenantId};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use umpire_lease::{self as wire, INTERFACE};

@@ -1,10 +1,10 @@
 //! Which perf event a holder may have of its lease. The attributes follow from the lease;
 //! what is counted is the only word of the holder's. Pure.
 
-use arbiter::host::{
+use arbiter::{CounterId, CounterSet};
+use arbiter_host::{
     BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, Lease, LeaseId, PmuId, Scope, TenantId,
 };
-use arbiter::{CounterId, CounterSet};
 use serde_json::{Value, json};
 use umpire_budget::{EventSpec, Fixed, HandedEvent, Rings};
 use umpire_lease::{self as wire, EventRequest};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use arbiter::host::LeaseId;
+use arbiter_host::LeaseId;
 
 use super::ConnectionId;
 

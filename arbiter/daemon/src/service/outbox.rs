@@ -1,6 +1,6 @@
 //! What is to be done after some calls: written to the journal and the audit, and sent.
 
-use arbiter::host::LeaseId;
+use arbiter_host::LeaseId;
 use serde_json::Value;
 use varlink::Reply;
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use arbiter_host::{HostArbiter, Place, Scope};
 use arbiter::{CounterSet, PerKind};
+use arbiter_host::{HostArbiter, Place, Scope};
 use umpire_budget::{Holder, Holders};
 use umpire_lease as wire;
 

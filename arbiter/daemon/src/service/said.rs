@@ -1,7 +1,7 @@
 //! What is said to a call: one enum of what there is to say, one of why a call is not done, and
 //! the JSON of both.
 
-use arbiter::host::{HostArbiter, LeaseId, Refusal};
+use arbiter_host::{HostArbiter, LeaseId, Refusal};
 use serde::Serialize;
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, INTERFACE};

@@ -2,10 +2,10 @@
 //! policy lets nobody take, or guaranteed leases only. What the lease holds says whether
 //! the watchdog is to be on. Pure: the switch is turned elsewhere.
 
+use arbiter::{CounterId, CounterSet};
 use arbiter_host::{
     CpuSet, Demand, HostArbiter, Lease, LeaseId, Owner, Place, PmuId, Scope, Terms, Waits,
 };
-use arbiter::{CounterId, CounterSet};
 
 use crate::config::WATCHDOG;
 
