@@ -15,6 +15,8 @@ use crate::message::{Answer, NamedEvent, Reply, Wanted};
 #[cfg(feature = "alloc")]
 use crate::policy::{Scheme, Share};
 use crate::reason::Reason;
+#[cfg(feature = "alloc")]
+use crate::time::Tsc;
 use crate::{CounterId, Layer};
 
 /// A decision.
@@ -290,6 +292,17 @@ pub enum AskResult {
     Faulted(Reason),
 }
 
+#[cfg(feature = "alloc")]
+impl AskResult {
+    /// What came of something that has no answer in the mailbox.
+    pub(crate) fn of<T>(done: &Result<T, Reason>) -> Self {
+        match done {
+            Ok(_) => AskResult::Done,
+            Err(reason) => AskResult::Faulted(*reason),
+        }
+    }
+}
+
 /// Receives every decision. It runs on the thread of the vCPU and must not block.
 pub trait Auditor: fmt::Debug + Send {
     /// Receives one decision.
@@ -298,6 +311,29 @@ pub trait Auditor: fmt::Debug + Send {
     /// Receives what a layer asked for, after the decisions that it led to.
     #[cfg(feature = "alloc")]
     fn asked(&mut self, _ask: &AskRecord) {}
+}
+
+/// What an operation needs from its caller.
+#[cfg(feature = "alloc")]
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The caller's time.
+    pub now: Tsc,
+    /// The source of random bits.
+    pub entropy: &'a mut dyn Entropy,
+    /// The receiver of decisions.
+    pub audit: &'a mut dyn Auditor,
+}
+
+#[cfg(feature = "alloc")]
+impl Context<'_> {
+    pub(crate) fn record(&mut self, layer: Layer, counter: Option<CounterId>, event: Event) {
+        self.audit.record(&Record {
+            layer,
+            counter,
+            event,
+        });
+    }
 }
 
 /// An auditor that keeps nothing.

@@ -61,6 +61,65 @@ impl Backing {
     }
 }
 
+/// What the caller said last of the guest's core, and whether it still holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    most: Backing,
+    /// Something else is held than when that was said, and physical counters differ.
+    is_old: bool,
+}
+
+impl Room {
+    /// Every counter has a physical one.
+    pub(crate) fn whole() -> Self {
+        Room {
+            most: Backing::whole(),
+            is_old: false,
+        }
+    }
+
+    pub(crate) fn most(&self) -> Backing {
+        self.most
+    }
+
+    /// Whether the caller is to say it again before more is decided.
+    #[inline]
+    pub(crate) fn is_old(&self) -> bool {
+        self.is_old
+    }
+
+    /// The caller says what is backed from now on.
+    #[inline]
+    pub(crate) fn tell(&mut self, most: Backing) -> Told {
+        let told = Told {
+            was_old: self.is_old,
+            is_news: self.most != most,
+        };
+        self.is_old = false;
+        self.most = most;
+        told
+    }
+
+    /// What is held has changed.
+    pub(crate) fn note_held(&mut self) {
+        self.is_old |= self.most.differs();
+    }
+
+    /// Something is asked for of which nothing was said.
+    pub(crate) fn expire(&mut self) {
+        self.is_old = true;
+    }
+}
+
+/// How what [`Room::tell`] was told compares with what was known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    /// It had to be said again.
+    pub(crate) was_old: bool,
+    /// It is something else than before.
+    pub(crate) is_news: bool,
+}
+
 /// Nothing was said of a request: what was told is of another one.
 pub(crate) struct Untold;
 

@@ -8,8 +8,10 @@ use alloc::boxed::Box;
 
 use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
+use crate::message::NamedEvent;
 use crate::reason::Reason;
-use crate::reservation::{Change, ChangeKind, Effects, Operation, Reservation};
+use crate::reservation::{Change, ChangeKind, Effects, Operation, Reservation, Revocation};
+use crate::time::{Tsc, earliest};
 use crate::{Access, CounterId, CounterSet, Layer, Verdict};
 
 /// The reservations of one vCPU.
@@ -119,9 +121,84 @@ impl Bank {
         self.slots.get(self.index(counter)?)?.as_ref()
     }
 
-    /// The reservation of a counter, for the arbiter's own marks:
-    /// [`Reservation::lease`] and [`Reservation::revocation`].
-    pub(crate) fn reservation_mut(&mut self, counter: CounterId) -> Option<&mut Reservation> {
+    /// The layer that holds a counter.
+    pub fn owner(&self, counter: CounterId) -> Option<Layer> {
+        self.reservation(counter)
+            .map(|reservation| reservation.owner)
+    }
+
+    /// The announced revocation of a counter.
+    pub(crate) fn revocation(&self, counter: CounterId) -> Option<Revocation> {
+        self.reservation(counter)?.revocation
+    }
+
+    /// Counters whose revocation was announced for `layer`.
+    pub(crate) fn announced_for(&self, layer: Layer) -> CounterSet {
+        let is_its = |counter: &CounterId| {
+            let revocation = self.revocation(*counter);
+            revocation.is_some_and(|revocation| revocation.wanted_by == Some(layer))
+        };
+        self.held.iter().filter(is_its).collect()
+    }
+
+    /// The counters of a kind that the layers of the guest hold: those that stay with
+    /// them beyond `by`, and those that a budget is to take.
+    pub(crate) fn staying_and_leaving(
+        &self,
+        of_kind: CounterId,
+        by: Tsc,
+    ) -> (CounterSet, CounterSet) {
+        let (mut staying, mut leaving) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        for counter in self.held.iter() {
+            let Some(held) = self.reservation(counter) else {
+                continue;
+            };
+            if !held.owner.is_guest() || !counter.is_like(of_kind) {
+                continue;
+            }
+            match held.revocation.filter(Revocation::is_administrators) {
+                None => staying.insert(counter),
+                Some(revocation) if revocation.reason == Reason::Budget => leaving.insert(counter),
+                // The administrator named it, and it stays until its own time.
+                Some(revocation) => revocation.at > by && staying.insert(counter),
+            };
+        }
+        (staying, leaving)
+    }
+
+    /// The earliest end of a lease, or of the time before a revocation.
+    pub(crate) fn deadline(&self) -> Option<Tsc> {
+        let ends = self.held.iter().filter_map(|counter| {
+            let reservation = self.reservation(counter)?;
+            let revocation = reservation.revocation.map(|revocation| revocation.at);
+            earliest(reservation.lease, revocation)
+        });
+        ends.min()
+    }
+
+    /// The lease of a counter that is held lasts so long, and ends then.
+    pub(crate) fn set_lease(&mut self, counter: CounterId, ms: Option<u32>, ends: Option<Tsc>) {
+        if let Some(reservation) = self.held_mut(counter) {
+            reservation.lease_ms = ms;
+            reservation.lease = ends;
+        }
+    }
+
+    /// Announces a revocation, or takes the announced one back.
+    pub(crate) fn set_revocation(&mut self, counter: CounterId, revocation: Option<Revocation>) {
+        if let Some(reservation) = self.held_mut(counter) {
+            reservation.revocation = revocation;
+        }
+    }
+
+    /// A counter that is held is for this event from now on.
+    pub(crate) fn set_event(&mut self, counter: CounterId, event: Option<NamedEvent>) {
+        if let Some(reservation) = self.held_mut(counter) {
+            reservation.event = event;
+        }
+    }
+
+    fn held_mut(&mut self, counter: CounterId) -> Option<&mut Reservation> {
         let index = self.index(counter)?;
         self.slots.get_mut(index)?.as_mut()
     }

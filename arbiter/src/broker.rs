@@ -1,120 +1,23 @@
-//! The broker decides how a layer that is short gets counters. Others carry the
-//! decisions out.
+//! The broker decides how a layer that is short gets counters, from books that it only
+//! reads. Others carry the decisions out.
 //!
-//! [`next`] looks at the bank and at one request, and returns the next step. The
-//! unit makes the step and asks again, until the step is to wait or the request has
+//! [`next`] looks at the books and at one request, and returns the next step. The
+//! arbitration makes the step and asks again, until the step is to wait or the request has
 //! its answer. This ends: each step takes a counter, or rules out one more counter
 //! that could have been asked for or revoked.
 
 use core::cmp::Reverse;
 
-use crate::backing::Backed;
+use crate::backing::{Backed, Backing};
 use crate::bank::Bank;
-use crate::cookie::Cookie;
 use crate::counter::PerKind;
-use crate::message::{NamedEvent, Wanted};
-use crate::policy::{Policy, Scheme};
+use crate::message::Wanted;
+use crate::policy::{LAYERS, Policy, Scheme};
 use crate::reason::Reason;
-use crate::time::Tsc;
+use crate::requests::{Pending, Requests};
+use crate::reservation::{Change, ChangeKind};
+use crate::rules::Rules;
 use crate::{CounterId, CounterSet, Layer};
-
-/// A request for counters that has no answer yet.
-#[derive(Clone, Debug)]
-pub(crate) struct Pending {
-    /// The place of the request in the order of all layers' requests.
-    pub(crate) sequence: u64,
-    pub(crate) wanted: Wanted,
-    /// Counters that others held when it came; one of them that is given back is as good
-    /// as one that is yielded.
-    pub(crate) theirs: CounterSet,
-    pub(crate) cookie: Cookie,
-    pub(crate) lease_ms: Option<u32>,
-    /// The event that the counters are for; `None`: any.
-    pub(crate) event: Option<NamedEvent>,
-    /// Counters that the request has gathered. The layer holds them already, so
-    /// that nobody else takes them. If the request is refused it gives them back.
-    pub(crate) got: CounterSet,
-    /// The gathered counters that the audit trail has.
-    pub(crate) reported: CounterSet,
-    /// Counters that their holders declined to yield.
-    pub(crate) declined: CounterSet,
-    /// Counters whose announced revocation did not take place.
-    pub(crate) spared: CounterSet,
-    /// Layers, by code, that did not answer in time.
-    pub(crate) silent: [bool; LAYERS],
-    /// The reason that holders gave, for a refusal.
-    pub(crate) refusal: Option<Reason>,
-    pub(crate) question: Option<Question>,
-    /// The vCPU is to move to another core by then, which backs what is asked for.
-    pub(crate) move_by: Option<Tsc>,
-    /// It did not.
-    pub(crate) stays: bool,
-    /// The answer has shown the request as pending, so a notice announces its end.
-    pub(crate) waits: bool,
-}
-
-/// Layers that can hold counters, and so have a mailbox.
-pub(crate) const LAYERS: usize = Policy::LAYERS.len();
-
-/// A question to a holder: does it yield this counter?
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Question {
-    pub(crate) counter: CounterId,
-    pub(crate) holder: Layer,
-    /// When the answer is due, in the caller's ticks.
-    pub(crate) due: Tsc,
-}
-
-impl Pending {
-    pub(crate) fn new(
-        wanted: Wanted,
-        cookie: Cookie,
-        lease_ms: Option<u32>,
-        event: Option<NamedEvent>,
-    ) -> Self {
-        Pending {
-            sequence: 0,
-            wanted,
-            theirs: CounterSet::EMPTY,
-            cookie,
-            lease_ms,
-            event,
-            got: CounterSet::EMPTY,
-            reported: CounterSet::EMPTY,
-            declined: CounterSet::EMPTY,
-            spared: CounterSet::EMPTY,
-            silent: [false; LAYERS],
-            refusal: None,
-            question: None,
-            move_by: None,
-            stays: false,
-            waits: false,
-        }
-    }
-
-    /// What it is about, as a core is asked whether it backs that.
-    pub(crate) fn kind(&self) -> (Wanted, Option<NamedEvent>) {
-        (self.wanted, self.event)
-    }
-
-    /// How many counters more it needs.
-    pub(crate) fn lacks(&self) -> u32 {
-        u32::from(self.wanted.count()).saturating_sub(self.got.len())
-    }
-
-    /// Notes that a holder keeps its counter.
-    pub(crate) fn decline(&mut self, question: Question, reason: Reason) {
-        self.question = None;
-        self.declined.insert(question.counter);
-        if reason == Reason::NoAnswer {
-            self.silent[usize::from(question.holder.code())] = true;
-        }
-        // A refusal says more than silence.
-        if self.refusal != Some(Reason::Refused) {
-            self.refusal = Some(reason);
-        }
-    }
-}
 
 /// The next step for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,18 +43,179 @@ pub(crate) enum NextStep {
     Refuse(Reason),
 }
 
-/// What a decision is made from.
+/// All that decisions are made from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View<'a> {
-    pub(crate) scheme: Scheme,
+pub(crate) struct Books<'a> {
     pub(crate) bank: &'a Bank,
-    pub(crate) policy: &'a Policy,
+    pub(crate) rules: &'a Rules,
+    pub(crate) requests: &'a Requests,
+    /// What the caller says of the guest's core.
+    pub(crate) most: Backing,
+    /// Layers, by code, whose code can run now, and so can answer a question.
+    pub(crate) alive: [bool; LAYERS],
+}
+
+impl<'a> Books<'a> {
+    /// What has a physical counter of its own.
+    fn backed(&self) -> Backed {
+        let guests = Policy::LAYERS.into_iter().filter(|layer| layer.is_guest());
+        let coming = guests.map(|layer| self.coming_to(layer));
+        Backed {
+            most: self.most,
+            coming: coming.fold(CounterSet::EMPTY, |all, one| all | one),
+        }
+    }
+
+    /// Counters of the hypervisor's that `layer` is about to get: the one that it was asked
+    /// for, and those whose revocation was announced.
+    fn coming_to(&self, layer: Layer) -> CounterSet {
+        let question = self.requests.question_of(layer);
+        let asked = question.filter(|question| !question.holder.is_guest());
+        let asked = asked.map(|question| question.counter);
+        let announced = self.bank.announced_for(layer) & self.bank.held_by(Layer::Hypervisor);
+        announced | asked.into_iter().collect()
+    }
+
+    /// Those of [`Books::coming_to`] that stay with the hypervisor, because they are no
+    /// longer backed.
+    pub(crate) fn unbacked_of(&self, layer: Layer) -> CounterSet {
+        let coming = self.coming_to(layer);
+        let Some(of_kind) = coming.iter().next() else {
+            return CounterSet::EMPTY;
+        };
+        let mut backed = self.backed();
+        backed.coming = backed.coming & !coming;
+        if backed.left(self.holders(), layer, of_kind, None) >= coming.len() {
+            return CounterSet::EMPTY;
+        }
+        coming
+    }
+
+    fn holders(&self) -> (&'a Bank, &'a Policy) {
+        (self.bank, self.rules.policy())
+    }
+
+    /// Whether a counter that `layer` is about to get from its holder has a physical one.
+    pub(crate) fn may_come(&self, counter: CounterId, layer: Layer) -> bool {
+        let mut backed = self.backed();
+        backed.coming.remove(counter);
+        let pending = self.requests.of(layer);
+        let room = pending.and_then(|pending| backed.room_for(layer, pending.kind()));
+        if self.bank.owner(counter).is_some_and(Layer::is_guest) {
+            return room.is_none_or(|room| room.can_have(counter));
+        }
+        backed.left(self.holders(), layer, counter, room) > 0
+    }
+
+    /// Whether nothing was said of what `layer` asks for.
+    pub(crate) fn is_untold_of(&self, layer: Layer) -> bool {
+        self.requests.of(layer).is_some_and(|pending| {
+            let told = self.backed().told_of(layer, pending.event);
+            told.is_err()
+        })
+    }
+
+    /// Whether a counter that `layer` holds can be for the event of this request.
+    pub(crate) fn can_name(&self, layer: Layer, counter: CounterId, pending: &Pending) -> bool {
+        let room = self.backed().room_for(layer, pending.kind());
+        let held = self.bank.reservation(counter);
+        let is_new = held.is_some_and(|held| held.event != pending.event);
+        !is_new || room.is_none_or(|room| room.can_have(counter))
+    }
+
+    /// Checks that a change which `layer` planned is admitted.
+    ///
+    /// # Errors
+    /// It is not, for this reason.
+    pub(crate) fn admit(&self, layer: Layer, change: &Change) -> Result<(), Reason> {
+        let owner = self.bank.owner(change.counter);
+        let takes = match change.kind {
+            ChangeKind::Reserve(_) => true,
+            ChangeKind::HandOver { to, .. } => owner.is_some_and(|owner| owner != to),
+            ChangeKind::Nothing
+            | ChangeKind::Renew
+            | ChangeKind::Release
+            | ChangeKind::SetAccess(_)
+            | ChangeKind::SetControl(_)
+            | ChangeKind::SetDropValue(_) => false,
+        };
+        if !takes {
+            return Ok(());
+        }
+        if self.rules.is_barred(layer) {
+            return Err(Reason::Administrator);
+        }
+        let (bank, policy) = self.holders();
+        policy.admit(bank, layer, change.counter)?;
+        // From one layer of the guest's to another nothing more is needed.
+        if owner.is_some_and(Layer::is_guest) {
+            return Ok(());
+        }
+        match self
+            .backed()
+            .left((bank, policy), layer, change.counter, None)
+        {
+            0 => Err(Reason::Unbacked),
+            _ => Ok(()),
+        }
+    }
+
+    /// How many programmable counters a core has to back for the layers of the guest, so
+    /// that a request which waits for a move goes on there. `None`: none does.
+    pub(crate) fn move_needs(&self) -> Option<u8> {
+        let waiting = Policy::LAYERS.into_iter().filter_map(|layer| {
+            let pending = self.requests.of(layer)?;
+            pending.move_by?;
+            needs(&self.seen_by(layer), layer, pending)
+        });
+        waiting.min()
+    }
+
+    /// The next step for the request of `layer`.
+    pub(crate) fn next(&self, layer: Layer, pending: &Pending) -> NextStep {
+        next(&self.seen_by(layer), layer, pending)
+    }
+
+    /// Whether the announced revocation of a counter for `layer` takes place now.
+    pub(crate) fn is_justified(&self, layer: Layer, counter: CounterId) -> bool {
+        is_justified(&self.seen_by(layer), layer, counter) && self.may_come(counter, layer)
+    }
+
+    /// Whether `holder` may be asked for a counter that `wanted_by` wants.
+    pub(crate) fn can_spare(&self, holder: Layer, counter: CounterId, wanted_by: Layer) -> bool {
+        can_spare(&self.seen_by(wanted_by), holder, counter)
+    }
+
+    /// What the request of `layer` is decided from.
+    fn seen_by(&self, layer: Layer) -> View<'a> {
+        let mut backed = self.backed();
+        if let Some(question) = self.requests.question_of(layer) {
+            // It is one of those that the layer can have, and no other's.
+            backed.coming.remove(question.counter);
+        }
+        View {
+            scheme: self.rules.scheme(),
+            bank: self.bank,
+            policy: self.rules.policy(),
+            backed,
+            busy: self.requests.busy_for_others(layer),
+            answers: self.alive,
+        }
+    }
+}
+
+/// What one request is decided from.
+#[derive(Clone, Copy, Debug)]
+struct View<'a> {
+    scheme: Scheme,
+    bank: &'a Bank,
+    policy: &'a Policy,
     /// What the layers of the guest can hold together.
-    pub(crate) backed: Backed,
+    backed: Backed,
     /// Counters that requests of other layers have gathered or ask for.
-    pub(crate) busy: CounterSet,
+    busy: CounterSet,
     /// Layers, by code, that can answer a question.
-    pub(crate) answers: [bool; LAYERS],
+    answers: [bool; LAYERS],
 }
 
 /// What other layers could contribute to a request.
@@ -169,7 +233,7 @@ struct Sources {
 }
 
 /// Decides the next step for the request of `layer`.
-pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep {
+fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep {
     let need = pending.lacks();
     if need == 0 {
         return NextStep::Grant;
@@ -226,7 +290,7 @@ pub(crate) fn next(view: &View<'_>, layer: Layer, pending: &Pending) -> NextStep
 
 /// How many programmable counters a core would have to back for the layers of the guest, so
 /// that the request of `layer` goes on there.
-pub(crate) fn needs(view: &View<'_>, layer: Layer, pending: &Pending) -> Option<u8> {
+fn needs(view: &View<'_>, layer: Layer, pending: &Pending) -> Option<u8> {
     let most = view.backed.most;
     if view.backed.room_for(layer, pending.kind()).is_some() {
         let held = PerKind::count(view.bank.held_by_guest()).programmable;
@@ -246,7 +310,7 @@ pub(crate) fn needs(view: &View<'_>, layer: Layer, pending: &Pending) -> Option<
 fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> NextStep {
     let keeps = |counter: &CounterId| {
         let owner = view.bank.reservation(*counter).map(|held| held.owner);
-        let priority = owner.map_or(0, |owner| priority(view.policy, owner));
+        let priority = owner.map_or(0, |owner| view.policy.priority(owner));
         (is_justified(view, layer, *counter), Reverse(priority))
     };
     announced
@@ -257,17 +321,17 @@ fn surplus(view: &View<'_>, layer: Layer, announced: CounterSet) -> NextStep {
 
 /// Whether the announced revocation of this counter for `layer` may still take
 /// place.
-pub(crate) fn is_justified(view: &View<'_>, layer: Layer, counter: CounterId) -> bool {
+fn is_justified(view: &View<'_>, layer: Layer, counter: CounterId) -> bool {
     let owner = view.bank.reservation(counter).map(|held| held.owner);
     owner.is_some_and(|owner| {
         owner != layer
-            && priority(view.policy, owner) < priority(view.policy, layer)
+            && view.policy.priority(owner) < view.policy.priority(layer)
             && can_spare(view, owner, counter)
     })
 }
 
 /// Whether `holder` has more counters of this one's kind than its minimum.
-pub(crate) fn can_spare(view: &View<'_>, holder: Layer, counter: CounterId) -> bool {
+fn can_spare(view: &View<'_>, holder: Layer, counter: CounterId) -> bool {
     let holdings = Holdings::of(view, Wanted::This(counter));
     holdings.for_minima(holder).len() > holdings.min(view.policy, holder)
 }
@@ -286,7 +350,7 @@ fn sources(
     }
     let mut others = Policy::LAYERS;
     // Stable, so that layers of one priority keep their order.
-    others.sort_by_key(|other| priority(view.policy, *other));
+    others.sort_by_key(|other| view.policy.priority(*other));
     for other in others.into_iter().filter(|other| *other != layer) {
         if !other.is_guest() && more == 0 {
             continue;
@@ -308,7 +372,7 @@ fn sources(
         let code = usize::from(other.code());
         let may_ask =
             view.scheme == Scheme::Interacting && view.answers[code] && !pending.silent[code];
-        let may_force = priority(view.policy, other) < priority(view.policy, layer);
+        let may_force = view.policy.priority(other) < view.policy.priority(layer);
         let mut had = 0;
         for counter in (wanted & !taken).iter() {
             let lends = view
@@ -440,10 +504,6 @@ fn insert(sets: &mut [CounterSet; LAYERS], layer: Layer, counter: CounterId) {
 fn get(sets: &[CounterSet; LAYERS], layer: Layer) -> CounterSet {
     let set = sets.get(usize::from(layer.code()));
     set.copied().unwrap_or(CounterSet::EMPTY)
-}
-
-pub(crate) fn priority(policy: &Policy, layer: Layer) -> u8 {
-    policy.share(layer).map_or(0, |share| share.priority)
 }
 
 /// The `count` members at the highest positions. Unmodified kernels begin with the

@@ -68,6 +68,10 @@ extern crate alloc;
 pub mod abi;
 #[cfg(feature = "alloc")]
 mod account;
+#[cfg(feature = "alloc")]
+mod admin;
+#[cfg(feature = "alloc")]
+mod arbitration;
 mod audit;
 #[cfg(feature = "alloc")]
 mod backing;
@@ -78,6 +82,8 @@ mod broker;
 mod control;
 mod cookie;
 mod counter;
+#[cfg(feature = "alloc")]
+mod firmware;
 #[cfg(feature = "alloc")]
 mod grant;
 #[cfg(feature = "alloc")]
@@ -94,7 +100,11 @@ mod policy;
 mod reason;
 mod register;
 #[cfg(feature = "alloc")]
+mod requests;
+#[cfg(feature = "alloc")]
 mod reservation;
+#[cfg(feature = "alloc")]
+mod rules;
 #[cfg(feature = "alloc")]
 pub mod script;
 mod time;
@@ -104,7 +114,9 @@ mod unit;
 #[cfg(feature = "alloc")]
 pub use account::GuardLimits;
 #[cfg(feature = "alloc")]
-pub use audit::{Ask, AskRecord, AskResult, Presented};
+pub use admin::{AdminAct, AdminError};
+#[cfg(feature = "alloc")]
+pub use audit::{Ask, AskRecord, AskResult, Context, Presented};
 pub use audit::{Auditor, Entropy, Event, NoAudit, NoEntropy, Record};
 #[cfg(feature = "alloc")]
 pub use backing::{Backing, EventRoom};
@@ -113,6 +125,8 @@ pub use bank::Bank;
 pub use control::{Control, Shared};
 pub use cookie::Cookie;
 pub use counter::{CounterId, CounterSet, IbsKind, MAX_FIXED, MAX_PROGRAMMABLE, PerKind};
+#[cfg(feature = "alloc")]
+pub use firmware::SmramSource;
 #[cfg(feature = "alloc")]
 pub use grant::{Budget, BudgetEnd, Denial, Grant, Verdict};
 #[cfg(feature = "alloc")]
@@ -126,9 +140,9 @@ pub use policy::{Policy, PolicyError, Scheme, Share};
 pub use reason::Reason;
 pub use register::PcrRegister;
 #[cfg(feature = "alloc")]
+pub use requests::AskedEvents;
+#[cfg(feature = "alloc")]
 pub use reservation::{Change, ChangeKind, Effects, Operation, Reservation, Revocation};
 pub use time::{Nanos, Ticks, Tsc};
 #[cfg(feature = "alloc")]
-pub use unit::{
-    AdminAct, AdminError, AskedEvents, Caller, Context, PcrConfig, PcrUnit, SmramSource,
-};
+pub use unit::{Caller, PcrConfig, PcrUnit};

@@ -2,7 +2,58 @@
 
 use crate::bank::Bank;
 use crate::counter::PerKind;
+use crate::layer::Phase;
 use crate::{CounterId, CounterSet, Layer};
+
+/// The legacy names of one vCPU. They change once, when the firmware's phase ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Names {
+    map: LegacyMap,
+    /// How many counters get a name when the firmware's phase ends, if they then do.
+    legacy: Option<PerKind>,
+    /// They have not got it yet.
+    waits: bool,
+}
+
+impl Names {
+    /// The names before the firmware's phase ends.
+    pub(crate) fn new(legacy: Option<PerKind>) -> Self {
+        Names {
+            map: LegacyMap::identity(),
+            legacy,
+            waits: legacy.is_some(),
+        }
+    }
+
+    /// As after power-on.
+    pub(crate) fn reset(&mut self) {
+        *self = Names::new(self.legacy);
+    }
+
+    pub(crate) fn map(&self) -> &LegacyMap {
+        &self.map
+    }
+
+    /// Whether names are ever given.
+    pub(crate) fn are_given(&self) -> bool {
+        self.legacy.is_some()
+    }
+
+    /// Whether the phase has ended, and they are to be given now.
+    #[inline]
+    pub(crate) fn are_due(&self, phase: &Phase) -> bool {
+        self.waits && phase.is_over()
+    }
+
+    /// Gives them around what is held, apart from the counters in `lost`, which their
+    /// holders are about to lose.
+    pub(crate) fn give(&mut self, bank: &Bank, lost: CounterSet) {
+        self.waits = false;
+        if let Some(names) = self.legacy {
+            self.map = LegacyMap::around(bank, lost, names);
+        }
+    }
+}
 
 /// The map from legacy names to counters. A name that is not mapped has no counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

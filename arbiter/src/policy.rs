@@ -173,6 +173,9 @@ impl fmt::Display for PolicyError {
 
 impl core::error::Error for PolicyError {}
 
+/// Layers that can hold counters, and so have a mailbox.
+pub(crate) const LAYERS: usize = Policy::LAYERS.len();
+
 impl Policy {
     /// The layers that can hold counters.
     pub const LAYERS: [Layer; 3] = [Layer::Firmware, Layer::Hypervisor, Layer::GuestKernel];
@@ -185,6 +188,11 @@ impl Policy {
             Layer::GuestKernel => Some(&self.kernel),
             Layer::GuestUser => None,
         }
+    }
+
+    /// The priority of a layer; the lowest if it cannot hold counters.
+    pub(crate) fn priority(&self, layer: Layer) -> u8 {
+        self.share(layer).map_or(0, |share| share.priority)
     }
 
     /// Checks that a PMU with these numbers of counters can keep the policy.

@@ -44,6 +44,11 @@ pub struct Revocation {
 }
 
 impl Revocation {
+    /// Whether nobody gets the counter instead: the administrator takes it.
+    pub(crate) fn is_administrators(&self) -> bool {
+        self.wanted_by.is_none()
+    }
+
     /// The layer that wants the counter, as notices and records name it. The
     /// administrator counts as the hypervisor.
     pub fn wanted_by_as_shown(&self) -> Layer {

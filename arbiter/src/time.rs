@@ -112,6 +112,41 @@ macro_rules! lengths {
 
 lengths! { Ticks Nanos }
 
+/// The earlier of two instants that may not come.
+#[cfg(feature = "alloc")]
+pub(crate) fn earliest(a: Option<Tsc>, b: Option<Tsc>) -> Option<Tsc> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    }
+}
+
+/// The pace of the caller's clock.
+#[cfg(feature = "alloc")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    ticks_per_ms: u64,
+}
+
+#[cfg(feature = "alloc")]
+impl Clock {
+    /// 0 counts as 1.
+    pub(crate) fn new(ticks_per_ms: u64) -> Self {
+        Clock {
+            ticks_per_ms: ticks_per_ms.max(1),
+        }
+    }
+
+    pub(crate) fn to_ticks(self, ms: u32) -> Ticks {
+        Ticks(u64::from(ms).saturating_mul(self.ticks_per_ms))
+    }
+
+    /// Rounded up.
+    pub(crate) fn to_ms(self, ticks: Ticks) -> u32 {
+        u32::try_from(ticks.0.div_ceil(self.ticks_per_ms)).unwrap_or(u32::MAX)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

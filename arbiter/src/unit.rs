@@ -1,43 +1,36 @@
-//! The unit: the reservations of one vCPU with policy, leases, scheme, mailboxes,
-//! the guard against guessing, and the registers that guests see.
+//! The unit: the reservations of one vCPU as layers and the host see them.
 //!
-//! The broker decides about counters of other layers. `serve` carries its decisions
-//! out, and `transfer` moves the counters.
+//! It says who may do what: it compares cookies, counts the wrong ones, and leaves a record
+//! of everything that is asked. What an act leads to is the arbitration's.
 
-mod access;
-mod admin;
 #[cfg(test)]
 mod model;
 mod registers;
-mod requests;
-mod serve;
-mod time;
-mod transfer;
-
-pub use admin::{AdminAct, AdminError};
 
 use alloc::sync::Arc;
 use core::fmt;
 
 use crate::abi;
 use crate::account::GuardLimits;
-use crate::audit::{Ask, AskRecord, AskResult, Auditor, Entropy, Event, Presented, Record};
+use crate::admin::{AdminAct, AdminError};
+use crate::arbitration::Arbitration;
+use crate::audit::{Ask, AskRecord, AskResult, Context, Event, Presented};
 use crate::backing::Backing;
 use crate::bank::Bank;
-use crate::broker::{self, LAYERS};
-use crate::control::{Control, Shared};
 use crate::cookie::Cookie;
 use crate::counter::PerKind;
-use crate::guard::Guard;
+use crate::firmware::{Firmware, SmramSource};
+use crate::guard::{Guard, Penalty};
 use crate::layer::Phase;
-use crate::mailbox::{Mailbox, QueuedNotice};
-use crate::map::LegacyMap;
-use crate::message::{NamedEvent, NoticeKind};
+use crate::map::{LegacyMap, Names};
+use crate::message::{Answer, Notice, NoticeKind, Outcome, Reply, Request, Wanted};
 use crate::policy::{Policy, Scheme};
 use crate::reason::Reason;
-use crate::reservation::{Change, ChangeKind, Effects, Reservation};
-use crate::time::{Ticks, Tsc};
-use crate::{CounterId, CounterSet, Layer};
+use crate::requests::{AskedEvents, Pending};
+use crate::reservation::Effects;
+use crate::rules::Rules;
+use crate::time::{Clock, Ticks, Tsc};
+use crate::{Access, CounterId, CounterSet, Layer, Shared, Verdict};
 
 /// The configuration of a [`PcrUnit`].
 #[derive(Clone, Debug)]
@@ -63,30 +56,6 @@ pub struct PcrConfig {
     /// Whether the machine has SMM, which counts as firmware. Who has firmware as well
     /// fills SMRAM when its phase ends ([`PcrUnit::take_smram`]).
     pub smm: bool,
-}
-
-/// The event that each layer's request is about, by the layer's code. The inner `None`
-/// means any, the outer one that nothing is asked for.
-pub type AskedEvents = [Option<Option<NamedEvent>>; LAYERS];
-
-/// Ordinary memory that the firmware has chosen to become the code of SMM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmramSource {
-    /// Guest-physical address of its first byte.
-    pub address: u64,
-    /// Its length in bytes.
-    pub len: u64,
-}
-
-/// What an operation needs from its caller.
-#[derive(Debug)]
-pub struct Context<'a> {
-    /// The caller's time.
-    pub now: Tsc,
-    /// The source of random bits.
-    pub entropy: &'a mut dyn Entropy,
-    /// The receiver of decisions.
-    pub audit: &'a mut dyn Auditor,
 }
 
 /// The layer that performs an access, and the cookie that it presents.
@@ -126,44 +95,10 @@ impl fmt::Debug for Caller {
 /// and calls [`PcrUnit::tick`] when [`PcrUnit::deadline`] has come.
 #[derive(Debug)]
 pub struct PcrUnit {
-    bank: Bank,
-    policy: Policy,
+    arbitration: Arbitration,
     guard: Guard,
     widths: PerKind,
-    ticks_per_ms: u64,
-    phase: Arc<Phase>,
-    map: LegacyMap,
-    /// The counters to map when the firmware's phase ends. `None` once that is done.
-    unmapped: Option<PerKind>,
-    legacy: Option<PerKind>,
-    smm: bool,
-    /// [`PcrUnit::take_smram`].
-    smram: Option<SmramSource>,
-    scheme: Scheme,
-    /// [`PcrUnit::back`].
-    backed: Backing,
-    /// Something else is held than when that was said, and physical counters differ.
-    held_anew: bool,
-    /// What the administrator leaves to the layers of the guest.
-    budget: PerKind,
-    /// Layers, by code, that the administrator has barred.
-    barred: [bool; LAYERS],
-    /// The mailbox of each layer that has one, by the layer's code.
-    mailboxes: [Mailbox; LAYERS],
-    /// The number of the last request that had to be arbitrated.
-    sequence: u64,
-    /// The earliest end of a lease, of a question, or of the time before a
-    /// revocation.
-    deadline: Option<Tsc>,
 }
-
-/// The control word of a counter that the hypervisor sets aside: no other layer can
-/// use it, and no shared control reaches it.
-const SET_ASIDE: Control =
-    match Control::new(abi::CONTROL_MANAGE_HYPERVISOR | abi::CONTROL_ACCESS_HYPERVISOR) {
-        Some(control) => control,
-        None => panic!("these bits exist"),
-    };
 
 impl PcrUnit {
     /// A unit in which no counter is reserved.
@@ -173,69 +108,204 @@ impl PcrUnit {
             fixed,
         } = config.counters;
         PcrUnit {
-            bank: Bank::new(programmable, fixed),
-            policy: config.policy,
             guard: Guard::of_vcpu(config.guard, config.phase.clone()),
             widths: config.widths,
-            ticks_per_ms: config.ticks_per_ms.max(1),
-            phase: config.phase,
-            map: LegacyMap::identity(),
-            unmapped: config.legacy,
-            legacy: config.legacy,
-            smm: config.smm,
-            smram: None,
-            scheme: config.scheme,
-            backed: Backing::whole(),
-            held_anew: false,
-            budget: PerKind::ALL,
-            barred: [false; LAYERS],
-            mailboxes: Default::default(),
-            sequence: 0,
-            deadline: None,
+            arbitration: Arbitration::new(
+                Bank::new(programmable, fixed),
+                Rules::new(config.policy, config.scheme),
+                Names::new(config.legacy),
+                Firmware::new(config.phase, config.smm),
+                Clock::new(config.ticks_per_ms),
+            ),
         }
     }
 
     /// The same unit with a position for each sampler of instruction-based sampling.
     #[must_use]
     pub fn with_samplers(mut self) -> Self {
-        self.bank = self.bank.with_samplers();
+        self.arbitration = self.arbitration.with_samplers();
         self
     }
 
     /// Brings everything of the guest into its state after power-on. The hypervisor
     /// keeps what it holds, and wrong cookies stay counted.
     pub fn reset(&mut self) {
-        let before = self.bank.clone();
-        let unanswered = self.pending(Layer::Hypervisor);
-        let unanswered = unanswered.map_or(CounterSet::EMPTY, |pending| pending.got);
-        self.bank.reset();
-        for counter in (before.held_by(Layer::Hypervisor) & !unanswered).iter() {
-            if let Some(reservation) = before.reservation(counter) {
-                let mut kept = *reservation;
-                kept.revocation = None;
-                let kind = ChangeKind::Reserve(kept);
-                // The PMU has a reset of its own, which covers the effects.
-                let _ = self.bank.apply(Change { counter, kind });
-            }
+        self.arbitration.reset();
+    }
+
+    /// The reservations.
+    #[inline]
+    pub fn bank(&self) -> &Bank {
+        self.arbitration.bank()
+    }
+
+    /// How many counters each layer may hold.
+    pub fn policy(&self) -> &Policy {
+        self.arbitration.rules().policy()
+    }
+
+    /// Who reserves, and how layers get each other's counters.
+    pub fn scheme(&self) -> Scheme {
+        self.arbitration.rules().scheme()
+    }
+
+    /// Whether the administrator has barred a layer from reserving.
+    pub fn is_barred(&self, layer: Layer) -> bool {
+        self.arbitration.rules().is_barred(layer)
+    }
+
+    /// The machine's phase.
+    #[inline]
+    pub fn phase(&self) -> &Phase {
+        self.arbitration.firmware().phase()
+    }
+
+    /// The features of this unit: ECX of CPUID leaf `CPUID_LEAF`.
+    pub fn features(&self) -> u32 {
+        let mut features = abi::FEATURE_RANDOM
+            | abi::FEATURE_RDPMC
+            | abi::FEATURE_MAILBOX
+            | abi::FEATURE_REFUSAL
+            | abi::FEATURE_GRANTEE
+            | abi::FEATURE_EVENT
+            | self.arbitration.firmware().features();
+        if self.arbitration.gives_names() {
+            features |= abi::FEATURE_LEGACY_MAP;
         }
-        let waited = self.pending(Layer::Hypervisor).is_some();
-        self.mailboxes = Default::default();
-        if waited {
-            self.notify(
-                Layer::Hypervisor,
-                QueuedNotice {
-                    kind: NoticeKind::Refused,
-                    counter: None,
-                    layer: Layer::Hypervisor,
-                    reason: Some(Reason::Withdrawn),
-                    due: None,
-                },
-            );
+        if self.bank().has_samplers() {
+            features |= abi::FEATURE_IBS;
         }
-        self.map = LegacyMap::identity();
-        self.unmapped = self.legacy;
-        self.smram = None;
-        self.find_deadline();
+        features
+    }
+
+    /// What the firmware that ended its phase on this vCPU wants to have in SMRAM, once:
+    /// the caller copies it there, from the entry of SMM on, and wipes it from ordinary
+    /// memory, before the guest runs on.
+    pub fn take_smram(&mut self) -> Option<SmramSource> {
+        self.arbitration.firmware_mut().take_smram()
+    }
+
+    /// That is done: from now on SMIs call what is there ([`PcrUnit::wants_smi`]).
+    pub fn smram_filled(&mut self) {
+        self.arbitration.firmware().stay_in_smm();
+    }
+
+    /// Counters that a shared control reaches.
+    #[inline]
+    pub fn reached_by(&self, shared: Shared) -> CounterSet {
+        self.bank().reached_by(shared)
+    }
+
+    /// The legacy names. They change once, when the firmware's phase ends.
+    #[inline]
+    pub fn map(&mut self) -> &LegacyMap {
+        self.arbitration.names()
+    }
+
+    /// Converts milliseconds to ticks.
+    pub fn to_ticks(&self, ms: u32) -> Ticks {
+        self.arbitration.clock().to_ticks(ms)
+    }
+
+    /// Milliseconds until a lease ends or a revocation takes place, rounded up.
+    pub fn ms_until(&self, at: Tsc, now: Tsc) -> u32 {
+        self.arbitration.clock().to_ms(at - now)
+    }
+
+    /// The time at which [`PcrUnit::tick`] next has something to do.
+    #[inline]
+    pub fn deadline(&self) -> Option<Tsc> {
+        self.arbitration.deadline()
+    }
+
+    /// Ends what is due: leases, questions, and the time before a revocation.
+    pub fn tick(&mut self, cx: &mut Context<'_>) -> Effects {
+        self.arbitration.tick(cx);
+        self.arbitration.take_effects()
+    }
+
+    /// The verdict on an access to a counter or to its control at the time `now`.
+    #[inline]
+    pub fn check(
+        &self,
+        (layer, cookie): (Layer, Cookie),
+        counter: CounterId,
+        access: Access,
+        now: Tsc,
+    ) -> Verdict {
+        if layer == Layer::GuestUser && self.is_deaf_to(cookie, now) {
+            return self.bank().deny(layer, counter, access);
+        }
+        self.bank().check(layer, cookie, counter, access)
+    }
+
+    /// Whether a program's cookie counts as a wrong one without being compared.
+    fn is_deaf_to(&self, cookie: Cookie, now: Tsc) -> bool {
+        !cookie.is_default() && self.guard.is_deaf(now)
+    }
+
+    /// Records an access that [`PcrUnit::check`] did not permit, and counts its cookie
+    /// if it was compared.
+    #[cold]
+    pub fn denied(
+        &mut self,
+        caller: (Layer, Cookie),
+        counter: CounterId,
+        access: Access,
+        verdict: Verdict,
+        cx: &mut Context<'_>,
+    ) {
+        let (layer, cookie) = caller;
+        let reason = match self.bank().reservation(counter) {
+            None => Reason::Unreserved,
+            Some(reservation) if cookie.is_default() && reservation.is_private() => Reason::Held,
+            Some(reservation) if !reservation.control.accesses(layer) => Reason::Layer,
+            Some(_) => Reason::Cookie,
+        };
+        let event = match (verdict, access) {
+            (Verdict::Permit, _) => return,
+            (Verdict::Fault, _) => Event::Faulted(reason),
+            (Verdict::Drop { .. }, Access::Write) => Event::DroppedWrite(reason),
+            (Verdict::Drop { .. }, Access::Read | Access::Rdpmc) => Event::DroppedRead(reason),
+        };
+        cx.record(layer, Some(counter), event);
+        // A cookie that was not compared is no guess.
+        let was_compared = layer != Layer::GuestUser || !self.is_deaf_to(cookie, cx.now);
+        if was_compared {
+            self.guessed(reason, layer, cookie.is_default(), cx);
+        }
+    }
+
+    /// Counts the cookie of something that was denied for `reason`, if it was compared
+    /// and found wrong. Where the mode bits make every cookie of the layer wrong, none
+    /// is compared and none counted, so a penalty never reveals that a cookie is
+    /// right. The default cookie is no guess.
+    fn guessed(&mut self, reason: Reason, layer: Layer, is_default: bool, cx: &mut Context<'_>) {
+        if is_default || reason != Reason::Cookie {
+            return;
+        }
+        let clock = self.arbitration.clock();
+        let event = match self.guard.wrong(layer, cx.now) {
+            None => return,
+            Some(Penalty::LockedOut(ticks)) => Event::LockedOut {
+                ms: clock.to_ms(ticks),
+            },
+            Some(Penalty::Deaf(ticks)) => Event::Deaf {
+                ms: clock.to_ms(ticks),
+            },
+        };
+        cx.record(layer, None, event);
+    }
+
+    /// The end of the lock-out of the vCPU. `None` means that it may run at `now`.
+    #[inline]
+    pub fn locked_out_until(&self, now: Tsc) -> Option<Tsc> {
+        self.guard.locked_out_until(now)
+    }
+
+    /// The number of wrong cookies so far.
+    pub fn wrong_cookies(&self) -> u64 {
+        self.guard.total()
     }
 
     /// Sets a counter aside for the hypervisor, before the guest starts or later. No
@@ -252,39 +322,374 @@ impl PcrUnit {
         cx: &mut Context<'_>,
     ) -> Result<Effects, Reason> {
         let layer = Layer::Hypervisor;
-        let checked = match self.bank.reservation(counter) {
+        let checked = match self.bank().reservation(counter) {
             _ if !self.has(counter) => Err(Reason::NoCounter),
             _ if cookie.is_default() => Err(Reason::Malformed),
             Some(_) => Err(Reason::Held),
             None if self.is_barred(layer) => Err(Reason::Administrator),
-            None => self.policy.admit(&self.bank, layer, counter),
+            None => self.policy().admit(self.bank(), layer, counter),
         };
         cx.audit.asked(&AskRecord {
             layer,
             ask: Ask::SetAside(counter),
             presented: Presented::Nothing,
-            result: checked.map_or_else(AskResult::Faulted, |()| AskResult::Done),
+            result: AskResult::of(&checked),
         });
         if let Err(reason) = checked {
-            record(cx, layer, Some(counter), Event::Refused(reason));
+            cx.record(layer, Some(counter), Event::Refused(reason));
             return Err(reason);
         }
-        let mut reservation = Reservation::new(layer, cookie, cookie);
-        reservation.control = SET_ASIDE;
-        let kind = ChangeKind::Reserve(reservation);
-        let mut effects = self.apply(Change { counter, kind });
-        effects.cleared.insert(counter);
-        // Nobody would renew a lease for the hypervisor.
-        let lease_ms = None;
-        record(cx, layer, Some(counter), Event::Reserved { lease_ms });
-        self.find_deadline();
-        Ok(effects)
+        self.arbitration.set_aside(counter, cookie, cx);
+        Ok(self.arbitration.take_effects())
+    }
+
+    /// Says what the layers of the guest can hold so that each counter has a physical
+    /// one of its own. From now on what goes beyond is refused
+    /// ([`Reason::Unbacked`]); what is held stays. Counters of the hypervisor's that a
+    /// layer of the guest is about to get stay where they are if nothing backs them any
+    /// more.
+    #[inline]
+    pub fn back(&mut self, most: Backing, cx: &mut Context<'_>) -> Effects {
+        self.arbitration.back(most, cx);
+        self.arbitration.take_effects()
+    }
+
+    /// What it was told last by [`PcrUnit::back`].
+    pub fn backed(&self) -> Backing {
+        self.arbitration.room().most()
+    }
+
+    /// Whether requests wait to be told again by [`PcrUnit::back`] what can be backed:
+    /// something else is held than when that was said, and physical counters differ.
+    #[inline]
+    pub fn looks_for_room(&self) -> bool {
+        self.arbitration.room().is_old() && self.arbitration.requests().are_any()
+    }
+
+    /// The events that pending requests of the guest's layers are about.
+    pub fn asked_events(&self) -> AskedEvents {
+        self.arbitration.requests().events()
+    }
+
+    /// Whether a request waits until the vCPU moves to a core that backs it.
+    #[inline]
+    pub fn waits_for_move(&self) -> bool {
+        self.arbitration.requests().wait_for_move()
+    }
+
+    /// How many programmable counters a core has to back for the layers of the guest, so
+    /// that a request which waits for a move goes on there. `None`: none does.
+    pub fn move_needs(&self) -> Option<u8> {
+        self.arbitration.books().move_needs()
+    }
+
+    /// The vCPU moves nowhere: requests that wait for it are refused.
+    pub fn stay(&mut self, cx: &mut Context<'_>) -> Effects {
+        self.arbitration.stay(cx);
+        self.arbitration.take_effects()
+    }
+
+    /// Carries out an act of the administrator. Requests that are pending are decided
+    /// anew after it.
+    ///
+    /// # Errors
+    /// The act makes no sense, for this reason.
+    pub fn administer(
+        &mut self,
+        act: AdminAct,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, AdminError> {
+        self.arbitration.administer(act, cx)?;
+        cx.audit.asked(&AskRecord {
+            layer: Layer::Hypervisor,
+            ask: Ask::Administered,
+            presented: Presented::Nothing,
+            result: AskResult::Done,
+        });
+        Ok(self.arbitration.take_effects())
+    }
+
+    /// The host's kernel has taken the physical counter of one that a layer holds, or it
+    /// `is_back`. Its owner gets a notice; what it holds stays.
+    pub fn note_taken(&mut self, counter: CounterId, is_back: bool, cx: &mut Context<'_>) {
+        let (event, kind) = if is_back {
+            (Event::Back, NoticeKind::Back)
+        } else {
+            (Event::Taken, NoticeKind::Taken)
+        };
+        self.arbitration.tell_owner(counter, event, kind, cx);
+    }
+
+    /// What its owner selects in a counter cannot be counted beside what is held: the owner
+    /// gets a notice, and keeps what it holds.
+    pub fn note_unbacked(&mut self, counter: CounterId, cx: &mut Context<'_>) {
+        let event = Event::Refused(Reason::Unbacked);
+        self.arbitration
+            .tell_owner(counter, event, NoticeKind::Taken, cx);
+    }
+
+    /// Makes a request for a layer. A guest's layer writes `REQUEST` for it, and the
+    /// hypervisor calls this. If the answer is [`Outcome::Pending`],
+    /// [`PcrUnit::answer`] returns the later one.
+    ///
+    /// # Errors
+    /// An earlier request is pending ([`Reason::Busy`]), this cookie cannot withdraw
+    /// it ([`Reason::Cookie`]), or the layer cannot hold counters
+    /// ([`Reason::Layer`]). A guest gets #GP. Nothing has changed then, the answer to
+    /// the last request included.
+    pub fn request(
+        &mut self,
+        layer: Layer,
+        request: Request,
+        cx: &mut Context<'_>,
+    ) -> Result<(Answer, Effects), Reason> {
+        let holder = layer.as_holder();
+        let (ask, presented) = self.describe(holder, &request);
+        let done = self.make_request(holder, request, cx).map(|()| {
+            self.arbitration.find_deadline();
+            (self.answer(holder), self.arbitration.take_effects())
+        });
+        // The trail tells a host's tool from the hypervisor, which holds for it.
+        let asker = if layer.is_guest() { holder } else { layer };
+        cx.audit.asked(&AskRecord {
+            layer: asker,
+            ask,
+            presented,
+            result: match (&done, ask) {
+                (Ok(_), Ask::Withdraw) => AskResult::Done,
+                (Ok((answer, _)), _) => AskResult::Answered(*answer),
+                (Err(reason), _) => AskResult::Faulted(*reason),
+            },
+        });
+        done
+    }
+
+    /// A request without its cookie.
+    fn describe(&self, layer: Layer, request: &Request) -> (Ask, Presented) {
+        match *request {
+            Request::Reserve {
+                wanted,
+                cookie,
+                lease_ms,
+                event,
+            } => {
+                let own = match wanted {
+                    Wanted::This(counter) => self.bank().held_by(layer).contains(counter),
+                    Wanted::Any(_) | Wanted::Held(_) => false,
+                };
+                let presented = match wanted {
+                    Wanted::This(counter) if own => self.presented(layer, counter, cookie),
+                    _ => Presented::Of(layer),
+                };
+                let ask = Ask::Reserve {
+                    wanted,
+                    lease_ms,
+                    event,
+                };
+                (ask, presented)
+            }
+            Request::Release { counter, cookie } => (
+                Ask::Release(counter),
+                self.presented(layer, counter, cookie),
+            ),
+            Request::Withdraw { cookie } => {
+                let right = self.arbitration.requests().of(layer);
+                let right = right.map(|one| one.cookie.matches(cookie));
+                let presented = match right {
+                    Some(true) => Presented::Of(layer),
+                    Some(false) => Presented::Wrong,
+                    None => Presented::Of(layer),
+                };
+                (Ask::Withdraw, presented)
+            }
+        }
+    }
+
+    fn make_request(
+        &mut self,
+        layer: Layer,
+        request: Request,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Reason> {
+        if !self.arbitration.mailboxes().has(layer) {
+            return Err(Reason::Layer);
+        }
+        let pending = self.arbitration.requests().of(layer);
+        match request {
+            Request::Withdraw { cookie } => {
+                // Otherwise one component of a layer could withdraw the request of
+                // another.
+                if pending.is_some_and(|pending| !pending.cookie.matches(cookie)) {
+                    return Err(Reason::Cookie);
+                }
+                self.arbitration.withdraw(layer, cx);
+            }
+            _ if pending.is_some() => return Err(Reason::Busy),
+            Request::Release { counter, cookie } => {
+                self.arbitration.mailboxes_mut().number(layer);
+                let released = self.release(layer, counter, cookie, cx);
+                self.answer_at_once(layer, counter, released, cx);
+            }
+            Request::Reserve {
+                wanted,
+                cookie,
+                lease_ms,
+                event,
+            } => {
+                self.arbitration.mailboxes_mut().number(layer);
+                let asked = Pending::new(wanted, cookie, lease_ms, event);
+                match wanted {
+                    Wanted::This(counter) if self.bank().owner(counter) == Some(layer) => {
+                        let renewed = self.check_cookie(layer, counter, cookie);
+                        let renewed = renewed
+                            .and_then(|()| self.arbitration.renew(layer, counter, &asked, cx));
+                        self.answer_at_once(layer, counter, renewed, cx);
+                    }
+                    _ => self.arbitration.reserve(layer, asked, cx),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a counter back that the hypervisor holds for a host's tool, with the cookie
+    /// of its request. A request of the hypervisor that is pending is not in the way, and
+    /// its answer stays. What is somebody else's by now stays theirs.
+    pub fn give_back(
+        &mut self,
+        counter: CounterId,
+        cookie: Cookie,
+        cx: &mut Context<'_>,
+    ) -> Effects {
+        let presented = self.presented(Layer::Hypervisor, counter, cookie);
+        let released = self.release(Layer::Hypervisor, counter, cookie, cx);
+        cx.audit.asked(&AskRecord {
+            layer: Layer::HostTool,
+            ask: Ask::Release(counter),
+            presented,
+            result: AskResult::of(&released),
+        });
+        self.arbitration.find_deadline();
+        self.arbitration.take_effects()
+    }
+
+    fn release(
+        &mut self,
+        layer: Layer,
+        counter: CounterId,
+        cookie: Cookie,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Reason> {
+        match self.bank().owner(counter) {
+            _ if !self.has(counter) => return Err(Reason::NoCounter),
+            None => return Err(Reason::Unreserved),
+            Some(holder) if holder != layer => return Err(Reason::Held),
+            Some(_) => self.check_cookie(layer, counter, cookie)?,
+        }
+        self.arbitration.release(counter, cx);
+        Ok(())
+    }
+
+    /// Checks that `layer` may dispose of its counter with `cookie`.
+    fn check_cookie(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Result<(), Reason> {
+        let rules = self.arbitration.rules();
+        rules.check_cookie(self.bank(), layer, counter, cookie)
+    }
+
+    /// Answers a request that is about one counter, now that it is `done` or refused.
+    fn answer_at_once(
+        &mut self,
+        layer: Layer,
+        counter: CounterId,
+        done: Result<(), Reason>,
+        cx: &mut Context<'_>,
+    ) {
+        let outcome = match done {
+            Ok(()) => Outcome::Granted([counter].into_iter().collect()),
+            Err(reason) => {
+                let counter = self.has(counter).then_some(counter);
+                cx.record(layer, counter, Event::Refused(reason));
+                // A layer that gives a counter back knows that the counter has a
+                // cookie, so even the default one is a guess.
+                self.guessed(reason, layer, false, cx);
+                Outcome::Refused(reason.as_shown())
+            }
+        };
+        self.arbitration.mailboxes_mut().set_outcome(layer, outcome);
+    }
+
+    /// The answer to the last request of a layer.
+    pub fn answer(&self, layer: Layer) -> Answer {
+        let answer = self.arbitration.mailboxes().answer(layer);
+        answer.unwrap_or_default()
+    }
+
+    /// Replies for a holder that was asked for a counter. A guest's layer writes
+    /// `REPLY` for it. The hypervisor calls this, and needs no cookie.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`]: the layer was not asked, or the question no longer
+    /// stands. Nothing has changed, and a guest gets #GP.
+    pub fn reply(
+        &mut self,
+        layer: Layer,
+        reply: Reply,
+        cx: &mut Context<'_>,
+    ) -> Result<Effects, Reason> {
+        let layer = layer.as_holder();
+        let done = self.arbitration.reply(layer, reply, cx);
+        cx.audit.asked(&AskRecord {
+            layer,
+            ask: Ask::Reply(reply),
+            presented: Presented::Of(layer),
+            result: AskResult::of(&done),
+        });
+        done.map(|()| self.arbitration.take_effects())
+    }
+
+    /// Whether [`PcrUnit::next_notice`] has a notice for the layer.
+    #[inline]
+    pub fn has_notice(&self, layer: Layer) -> bool {
+        self.arbitration.mailboxes().has_notice(layer)
+    }
+
+    /// Takes the oldest notice out of a layer's queue.
+    pub fn next_notice(&mut self, layer: Layer, now: Tsc) -> Option<Notice> {
+        let (notice, lost) = self.arbitration.mailboxes_mut().pop(layer)?;
+        let rest = notice.due.map(|due| self.ms_until(due, now));
+        Some(Notice {
+            kind: notice.kind,
+            counter: notice.counter,
+            layer: notice.layer,
+            reason: notice.reason,
+            rest_ms: rest.unwrap_or(0),
+            lost,
+        })
+    }
+
+    /// The vector of an interrupt to raise on this vCPU, because notices have come for
+    /// the layer that runs at CPL 0. It is returned once for all that have come.
+    pub fn take_notice(&mut self) -> Option<u8> {
+        let layer = self.phase().layer(true, false);
+        self.arbitration.mailboxes_mut().take_vector(layer)
+    }
+
+    /// Whether to raise an SMI on this vCPU, because notices have come for the firmware,
+    /// which has left code in SMM.
+    #[inline]
+    pub fn wants_smi(&self) -> bool {
+        self.phase().is_in_smm() && self.arbitration.mailboxes().is_due(Layer::Firmware)
+    }
+
+    /// An SMI was raised for all that have come.
+    pub fn smi_sent(&mut self) {
+        self.arbitration.mailboxes_mut().announced(Layer::Firmware);
     }
 
     /// Whose cookie this is, which `layer` presents for a counter. For a counter that
     /// nobody holds any cookie is the layer's own.
     fn presented(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Presented {
-        let right = self.bank.reservation(counter).map(|reservation| {
+        let right = self.bank().reservation(counter).map(|reservation| {
             let is_right = reservation.is_management(cookie);
             is_right.then_some(reservation.owner)
         });
@@ -296,212 +701,7 @@ impl PcrUnit {
         }
     }
 
-    /// Says what the layers of the guest can hold so that each counter has a physical
-    /// one of its own. From now on what goes beyond is refused
-    /// ([`Reason::Unbacked`]); what is held stays. Counters of the hypervisor's that a
-    /// layer of the guest is about to get stay where they are if nothing backs them any
-    /// more.
-    #[inline]
-    pub fn back(&mut self, most: Backing, cx: &mut Context<'_>) -> Effects {
-        let held_anew = core::mem::take(&mut self.held_anew);
-        let is_news = self.backed != most;
-        if is_news {
-            self.backed = most;
-            let fixed = most.fixed & self.bank.counters();
-            cx.audit.asked(&AskRecord {
-                layer: Layer::Hypervisor,
-                ask: Ask::Backed(Backing { fixed, ..most }),
-                presented: Presented::Nothing,
-                result: AskResult::Done,
-            });
-            self.stop_what_comes(cx);
-        }
-        if held_anew || is_news && self.waits_for_move() {
-            let effects = self.serve(cx);
-            self.find_deadline();
-            return effects;
-        }
-        Effects::NONE
-    }
-
-    /// What it was told last by [`PcrUnit::back`].
-    pub fn backed(&self) -> Backing {
-        self.backed
-    }
-
-    /// Whether requests wait to be told again by [`PcrUnit::back`] what can be backed:
-    /// something else is held than when that was said, and physical counters differ.
-    #[inline]
-    pub fn looks_for_room(&self) -> bool {
-        self.held_anew && self.mailboxes.iter().any(|one| one.pending.is_some())
-    }
-
-    /// What is held has changed.
-    fn note_held(&mut self) {
-        self.held_anew |= self.backed.differs();
-    }
-
-    /// The events that pending requests of the guest's layers are about.
-    pub fn asked_events(&self) -> AskedEvents {
-        Policy::LAYERS.map(|layer| {
-            let pending = self.pending(layer).filter(|_| layer.is_guest());
-            pending.map(|pending| pending.event)
-        })
-    }
-
-    /// Whether a request waits until the vCPU moves to a core that backs it.
-    #[inline]
-    pub fn waits_for_move(&self) -> bool {
-        let mut mailboxes = self.mailboxes.iter();
-        mailboxes.any(|mailbox| {
-            let pending = mailbox.pending.as_ref();
-            pending.is_some_and(|pending| pending.move_by.is_some())
-        })
-    }
-
-    /// How many programmable counters a core has to back for the layers of the guest, so
-    /// that a request which waits for a move goes on there. `None`: none does.
-    pub fn move_needs(&self) -> Option<u8> {
-        let waiting = Policy::LAYERS.into_iter().filter_map(|layer| {
-            let pending = self.pending(layer)?;
-            pending.move_by?;
-            broker::needs(&self.view(layer), layer, pending)
-        });
-        waiting.min()
-    }
-
-    /// The vCPU moves nowhere: requests that wait for it are refused.
-    pub fn stay(&mut self, cx: &mut Context<'_>) -> Effects {
-        self.end_moves(None);
-        let effects = self.serve(cx);
-        self.find_deadline();
-        effects
-    }
-
-    /// The reservations.
-    pub fn bank(&self) -> &Bank {
-        &self.bank
-    }
-
-    /// How many counters each layer may hold.
-    pub fn policy(&self) -> &Policy {
-        &self.policy
-    }
-
-    /// The machine's phase.
-    pub fn phase(&self) -> &Phase {
-        &self.phase
-    }
-
-    /// The features of this unit: ECX of CPUID leaf `CPUID_LEAF`.
-    pub fn features(&self) -> u32 {
-        let mut features = abi::FEATURE_RANDOM
-            | abi::FEATURE_RDPMC
-            | abi::FEATURE_MAILBOX
-            | abi::FEATURE_REFUSAL
-            | abi::FEATURE_GRANTEE
-            | abi::FEATURE_EVENT;
-        if self.legacy.is_some() {
-            features |= abi::FEATURE_LEGACY_MAP;
-        }
-        if self.phase.has_firmware() {
-            features |= abi::FEATURE_FIRMWARE;
-        }
-        if self.smm {
-            features |= abi::FEATURE_SMM;
-        }
-        if self.has_smram() {
-            features |= abi::FEATURE_SMRAM;
-        }
-        if self.bank.has_samplers() {
-            features |= abi::FEATURE_IBS;
-        }
-        features
-    }
-
-    /// Whether the firmware can put code into SMRAM.
-    fn has_smram(&self) -> bool {
-        self.smm && self.phase.has_firmware()
-    }
-
-    /// What the firmware that ended its phase on this vCPU wants to have in SMRAM, once:
-    /// the caller copies it there, from the entry of SMM on, and wipes it from ordinary
-    /// memory, before the guest runs on.
-    pub fn take_smram(&mut self) -> Option<SmramSource> {
-        self.smram.take()
-    }
-
-    /// That is done: from now on SMIs call what is there ([`PcrUnit::wants_smi`]).
-    pub fn smram_filled(&mut self) {
-        self.phase.stay_in_smm();
-    }
-
-    /// Counters that a shared control reaches.
-    #[inline]
-    pub fn reached_by(&self, shared: Shared) -> CounterSet {
-        self.bank.reached_by(shared)
-    }
-
-    /// The legacy names. They change once, when the firmware's phase ends.
-    #[inline]
-    pub fn map(&mut self) -> &LegacyMap {
-        if self.unmapped.is_some() && self.phase.is_over() {
-            self.rename();
-        }
-        &self.map
-    }
-
-    #[cold]
-    fn rename(&mut self) {
-        if let Some(names) = self.unmapped.take() {
-            // Counters that a firmware was gathering when its phase ended are not its
-            // own: the request is refused at the next tick at the latest.
-            let lost = if self.is_alive(Layer::Firmware) {
-                None
-            } else {
-                self.pending(Layer::Firmware).map(|pending| pending.got)
-            };
-            self.map = LegacyMap::around(&self.bank, lost.unwrap_or_default(), names);
-            self.find_deadline();
-        }
-    }
-
-    /// Makes a change of the bank; every change passes here. Legacy names follow what
-    /// was held when the phase ended, so they are settled before.
-    fn apply(&mut self, change: Change) -> Effects {
-        let _ = self.map();
-        self.note_held();
-        self.bank.apply(change)
-    }
-
     fn has(&self, counter: CounterId) -> bool {
-        self.bank.counters().contains(counter)
+        self.bank().counters().contains(counter)
     }
-
-    fn width_mask(&self, counter: CounterId) -> u64 {
-        match self.widths.of(counter) {
-            // A register of a sampler has up to 64 bits.
-            _ if matches!(counter, CounterId::Ibs(_)) => u64::MAX,
-            width @ 0..64 => (1 << width) - 1,
-            _ => u64::MAX,
-        }
-    }
-
-    /// Converts milliseconds to ticks.
-    pub fn to_ticks(&self, ms: u32) -> Ticks {
-        Ticks(u64::from(ms).saturating_mul(self.ticks_per_ms))
-    }
-
-    /// Converts ticks to milliseconds, rounded up.
-    fn to_ms(&self, ticks: Ticks) -> u32 {
-        u32::try_from(ticks.0.div_ceil(self.ticks_per_ms)).unwrap_or(u32::MAX)
-    }
-}
-
-fn record(cx: &mut Context<'_>, layer: Layer, counter: Option<CounterId>, event: Event) {
-    cx.audit.record(&Record {
-        layer,
-        counter,
-        event,
-    });
 }

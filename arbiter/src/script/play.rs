@@ -5,19 +5,18 @@ use alloc::vec::Vec;
 
 use super::{Action, End, Row, Script, Setup, Step, Trace, What};
 use crate::account::GuardLimits;
-use crate::audit::{Event, NoEntropy};
-use crate::broker::LAYERS;
+use crate::audit::{Context, Event, NoEntropy};
 use crate::control::Control;
 use crate::cookie::Cookie;
 use crate::counter::PerKind;
 use crate::layer::Phase;
 use crate::message::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
-use crate::policy::Policy;
+use crate::policy::{LAYERS, Policy};
 use crate::reason::Reason;
 use crate::register::PcrRegister;
 use crate::reservation::Effects;
 use crate::time::Tsc;
-use crate::unit::{Caller, Context, PcrConfig, PcrUnit};
+use crate::unit::{Caller, PcrConfig, PcrUnit};
 use crate::{CounterId, Layer};
 
 /// Plays a script. Layers read their notices when they come. After the last step

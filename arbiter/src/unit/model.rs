@@ -11,13 +11,61 @@ use alloc::vec::Vec;
 use super::{AdminAct, Caller, Context, PcrConfig, PcrUnit};
 use crate::guard::Guard;
 use crate::message::{Reply, Request, Wanted};
+use crate::requests::Pending;
 use crate::time::{Ticks, Tsc};
 use crate::{
-    Backing, Control, Cookie, CounterId, CounterSet, GuardLimits, Layer, NoEntropy, PcrRegister,
-    PerKind, Phase, Policy, Reason, Record, Scheme, Share,
+    Backing, Control, Cookie, CounterId, CounterSet, GuardLimits, Layer, NoAudit, NoEntropy,
+    PcrRegister, PerKind, Phase, Policy, Reason, Record, Scheme, Share,
 };
 
 const GRACE: u32 = 2;
+
+fn presenting(layer: Layer, presented: u64) -> Caller {
+    Caller { layer, presented }
+}
+
+fn claim(unit: &mut PcrUnit, layer: Layer, counter: CounterId, cx: &mut Context<'_>) {
+    let register = PcrRegister::ManagementKey(counter);
+    match unit.bank().owner(counter) {
+        None => {
+            let _ = unit.write(register, COOKIE, Caller::legacy(layer), cx);
+        }
+        Some(owner) if owner != layer => {
+            // To another cookie and back again: the owner changes.
+            let taken = unit.write(register, COOKIE + 1, presenting(layer, COOKIE), cx);
+            if taken.is_some() {
+                let _ = unit.write(register, COOKIE, presenting(layer, COOKIE + 1), cx);
+            }
+        }
+        Some(_) => {}
+    }
+}
+
+fn lend(unit: &mut PcrUnit, layer: Layer, counter: CounterId, lends: bool, cx: &mut Context<'_>) {
+    if unit.bank().owner(counter) == Some(layer) {
+        let control = Control::INITIAL.with_lend(lends).bits();
+        let register = PcrRegister::Control(counter);
+        let _ = unit.write(register, control, presenting(layer, COOKIE), cx);
+    }
+}
+
+fn administer(unit: &mut PcrUnit, act: AdminAct, cx: &mut Context<'_>) {
+    let AdminAct::SetBudget { most, grace_ms } = act else {
+        let _ = unit.administer(act, cx);
+        return;
+    };
+    let backed = Backing {
+        programmable: most.programmable,
+        ..unit.backed()
+    };
+    let _ = unit.back(backed, cx);
+    let _ = unit.administer(act, cx);
+    let (staying, leaving) = unit
+        .bank()
+        .staying_and_leaving(CounterId::Programmable(0), Tsc(u64::MAX));
+    assert!(staying.len() <= u32::from(most.programmable));
+    assert!(leaving.is_empty() || grace_ms > 0);
+}
 
 #[derive(Clone, Copy, Debug)]
 enum Move {
@@ -78,7 +126,7 @@ impl State {
             fixed: 0,
         };
         policy.fits(counters.programmable, 0).unwrap();
-        let mut unit = PcrUnit::new(PcrConfig {
+        let unit = PcrUnit::new(PcrConfig {
             counters,
             widths: PerKind::ALL,
             policy,
@@ -89,45 +137,38 @@ impl State {
             legacy: None,
             smm,
         });
-        unit.backed = Backing {
-            programmable: backed,
-            ..Backing::whole()
-        };
-        State {
+        let mut first = State {
             unit,
             now: Tsc(0),
             path: Vec::new(),
-        }
+        };
+        first.back(Backing {
+            programmable: backed,
+            ..Backing::whole()
+        });
+        first
+    }
+
+    fn back(&mut self, most: Backing) {
+        let cx = &mut Context {
+            now: self.now,
+            entropy: &mut NoEntropy,
+            audit: &mut NoAudit,
+        };
+        let _ = self.unit.back(most, cx);
     }
 
     fn fork(&self) -> State {
-        let unit = &self.unit;
         let phase = Phase::new(true);
-        if unit.phase.is_over() {
+        if self.unit.phase().is_over() {
             phase.end();
         }
         let phase = Arc::new(phase);
         let unit = PcrUnit {
-            bank: unit.bank.clone(),
-            policy: unit.policy,
+            arbitration: self.unit.arbitration.fork(phase.clone()),
             // There is but one cookie, so none is wrong.
-            guard: Guard::of_vcpu(GuardLimits::with_ticks_per_ms(1), phase.clone()),
-            widths: unit.widths,
-            ticks_per_ms: unit.ticks_per_ms,
-            phase,
-            map: unit.map,
-            unmapped: unit.unmapped,
-            legacy: unit.legacy,
-            smm: unit.smm,
-            smram: unit.smram,
-            scheme: unit.scheme,
-            backed: unit.backed,
-            held_anew: unit.held_anew,
-            budget: unit.budget,
-            barred: unit.barred,
-            mailboxes: unit.mailboxes.clone(),
-            sequence: unit.sequence,
-            deadline: unit.deadline,
+            guard: Guard::of_vcpu(GuardLimits::with_ticks_per_ms(1), phase),
+            widths: self.unit.widths,
         };
         State {
             unit,
@@ -136,91 +177,105 @@ impl State {
         }
     }
 
+    fn pending(&self, layer: Layer) -> Option<&Pending> {
+        self.unit.arbitration.requests().of(layer)
+    }
+
     /// The code of the state. Two states have the same code if no move can distinguish
     /// them: times count from now, requests count by their order, and notices are left
     /// out.
     fn code(&self) -> Vec<u8> {
         let mut code = Vec::with_capacity(64);
-        let rest = |at: Tsc| u8::try_from((at - self.now).0).unwrap();
-        code.push(u8::from(self.unit.phase.is_over()));
-        code.extend(self.unit.barred.map(u8::from));
-        code.extend(self.unit.scheme.name().bytes().take(2));
-        code.extend([self.unit.backed.programmable, self.unit.budget.programmable]);
-        for counter in self.unit.bank.counters().iter() {
-            let Some(held) = self.unit.bank.reservation(counter) else {
-                code.push(0xff);
-                continue;
-            };
-            code.extend([held.owner.code(), u8::from(held.control.lends())]);
-            code.push(held.lease.map_or(0xff, rest));
-            match held.revocation {
-                Some(revocation) => {
-                    let by = revocation.wanted_by.map_or(0xff, Layer::code);
-                    let budget = revocation.reason == Reason::Budget;
-                    code.extend([rest(revocation.at), by, u8::from(budget)]);
-                }
-                None => code.push(0xff),
-            }
+        let unit = &self.unit;
+        code.push(u8::from(unit.phase().is_over()));
+        code.extend(Policy::LAYERS.map(|layer| u8::from(unit.is_barred(layer))));
+        code.extend(unit.scheme().name().bytes().take(2));
+        let budget = unit.arbitration.rules().budget();
+        code.extend([unit.backed().programmable, budget.programmable]);
+        for counter in unit.bank().counters().iter() {
+            self.code_counter(counter, &mut code);
         }
-        for mailbox in &self.unit.mailboxes {
-            let Some(pending) = &mailbox.pending else {
-                code.push(0xff);
-                continue;
-            };
-            let theirs = match pending.wanted {
-                Wanted::Held(_) => pending.theirs,
-                // It does not matter to others.
-                _ => CounterSet::EMPTY,
-            };
-            let sets = [pending.got, pending.declined, pending.spared, theirs];
-            code.extend(sets.map(|set| set.bits().to_le_bytes()[0]));
-            code.extend(pending.silent.map(u8::from));
-            code.extend([pending.move_by.map_or(0xff, rest), u8::from(pending.stays)]);
-            code.push(match pending.wanted {
-                Wanted::Any(count) => count,
-                Wanted::Held(count) => 0x20 | count,
-                Wanted::This(counter) => 0x40 | counter.position().unwrap(),
-            });
-            let reason = pending.refusal.map_or(0, |reason| reason.code());
-            code.push(reason.to_le_bytes()[0]);
-            let earlier = self.unit.mailboxes.iter().filter(|other| {
-                let other = other.pending.as_ref();
-                other.is_some_and(|other| other.sequence < pending.sequence)
-            });
-            code.push(u8::try_from(earlier.count()).unwrap());
-            match pending.question {
-                Some(question) => {
-                    let position = question.counter.position().unwrap();
-                    code.extend([position, question.holder.code(), rest(question.due)]);
-                }
-                None => code.push(0xff),
-            }
+        for layer in Policy::LAYERS {
+            self.code_request(layer, &mut code);
         }
         code
+    }
+
+    fn rest(&self, at: Tsc) -> u8 {
+        u8::try_from((at - self.now).0).unwrap()
+    }
+
+    fn code_counter(&self, counter: CounterId, code: &mut Vec<u8>) {
+        let rest = |at: Tsc| self.rest(at);
+        let Some(held) = self.unit.bank().reservation(counter) else {
+            code.push(0xff);
+            return;
+        };
+        code.extend([held.owner.code(), u8::from(held.control.lends())]);
+        code.push(held.lease.map_or(0xff, rest));
+        match held.revocation {
+            Some(revocation) => {
+                let by = revocation.wanted_by.map_or(0xff, Layer::code);
+                let budget = revocation.reason == Reason::Budget;
+                code.extend([rest(revocation.at), by, u8::from(budget)]);
+            }
+            None => code.push(0xff),
+        }
+    }
+
+    fn code_request(&self, layer: Layer, code: &mut Vec<u8>) {
+        let rest = |at: Tsc| self.rest(at);
+        let Some(pending) = self.pending(layer) else {
+            code.push(0xff);
+            return;
+        };
+        let theirs = match pending.wanted {
+            Wanted::Held(_) => pending.theirs,
+            // It does not matter to others.
+            _ => CounterSet::EMPTY,
+        };
+        let sets = [pending.got, pending.declined, pending.spared, theirs];
+        code.extend(sets.map(|set| set.bits().to_le_bytes()[0]));
+        code.extend(pending.silent.map(u8::from));
+        code.extend([pending.move_by.map_or(0xff, rest), u8::from(pending.stays)]);
+        code.push(match pending.wanted {
+            Wanted::Any(count) => count,
+            Wanted::Held(count) => 0x20 | count,
+            Wanted::This(counter) => 0x40 | counter.position().unwrap(),
+        });
+        let reason = pending.refusal.map_or(0, |reason| reason.code());
+        code.push(reason.to_le_bytes()[0]);
+        let earlier = Policy::LAYERS.into_iter().filter(|other| {
+            let other = self.pending(*other);
+            other.is_some_and(|other| other.sequence < pending.sequence)
+        });
+        code.push(u8::try_from(earlier.count()).unwrap());
+        match pending.question {
+            Some(question) => {
+                let position = question.counter.position().unwrap();
+                code.extend([position, question.holder.code(), rest(question.due)]);
+            }
+            None => code.push(0xff),
+        }
     }
 
     /// Makes a move, and returns the records of it.
     fn perform(&mut self, step: Move) -> Vec<Record> {
         self.path.push(step);
         let mut records = Vec::new();
-        let mut entropy = NoEntropy;
         if matches!(step, Move::Tick) {
             self.now = self.now + Ticks(1);
         }
         let cx = &mut Context {
             now: self.now,
-            entropy: &mut entropy,
+            entropy: &mut NoEntropy,
             audit: &mut records,
         };
         let unit = &mut self.unit;
         let cookie = Cookie::new(COOKIE).unwrap();
-        let caller = |layer| Caller {
-            layer,
-            presented: COOKIE,
-        };
         // Other tests check the effects on the PMU, and the next state shows whether
         // the move was possible.
-        let _ = match step {
+        match step {
             Move::Ask(layer, wanted) => {
                 let request = Request::Reserve {
                     wanted,
@@ -228,95 +283,45 @@ impl State {
                     lease_ms: None,
                     event: None,
                 };
-                unit.request(layer, request, cx).map(drop).ok()
+                let _ = unit.request(layer, request, cx);
             }
             Move::Release(layer, counter) => {
-                let request = Request::Release { counter, cookie };
-                unit.request(layer, request, cx).map(drop).ok()
+                let _ = unit.request(layer, Request::Release { counter, cookie }, cx);
             }
-            Move::Withdraw(layer) => unit
-                .request(layer, Request::Withdraw { cookie }, cx)
-                .map(drop)
-                .ok(),
-            Move::Reply(layer, counter, yields) => unit
-                .reply(layer, Reply { counter, yields }, cx)
-                .map(drop)
-                .ok(),
-            Move::Claim(layer, counter) => {
-                let register = PcrRegister::ManagementKey(counter);
-                match unit.bank.reservation(counter).map(|held| held.owner) {
-                    None => unit.write(register, COOKIE, Caller::legacy(layer), cx),
-                    Some(owner) if owner != layer => {
-                        // To another cookie and back again: the owner changes.
-                        let taken = unit.write(register, COOKIE + 1, caller(layer), cx);
-                        let presented = COOKIE + 1;
-                        taken.and_then(|_| {
-                            unit.write(register, COOKIE, Caller { layer, presented }, cx)
-                        })
-                    }
-                    Some(_) => None,
-                }
-                .map(drop)
+            Move::Withdraw(layer) => {
+                let _ = unit.request(layer, Request::Withdraw { cookie }, cx);
             }
-            Move::Lend(layer, counter, lends) => {
-                let control = Control::INITIAL.with_lend(lends).bits();
-                let owner = unit.bank.reservation(counter).map(|held| held.owner);
-                let register = PcrRegister::Control(counter);
-                (owner == Some(layer))
-                    .then(|| unit.write(register, control, caller(layer), cx).map(drop))
-                    .flatten()
+            Move::Reply(layer, counter, yields) => {
+                let _ = unit.reply(layer, Reply { counter, yields }, cx);
             }
+            Move::Claim(layer, counter) => claim(unit, layer, counter, cx),
+            Move::Lend(layer, counter, lends) => lend(unit, layer, counter, lends, cx),
             Move::EndPhase => {
-                let caller = Caller::legacy(Layer::Firmware);
-                unit.write(PcrRegister::Phase, 1, caller, cx).map(drop)
+                let _ = unit.write(PcrRegister::Phase, 1, Caller::legacy(Layer::Firmware), cx);
             }
             Move::Tick => {
                 let _ = unit.tick(cx);
-                Some(())
             }
             Move::Arrive(programmable) => {
-                let _ = unit.back(
-                    Backing {
-                        programmable,
-                        elsewhere: 0,
-                        ..unit.backed
-                    },
-                    cx,
-                );
-                Some(())
+                let there = Backing {
+                    programmable,
+                    elsewhere: 0,
+                    ..unit.backed()
+                };
+                let _ = unit.back(there, cx);
             }
             Move::Stay => {
                 let _ = unit.stay(cx);
-                Some(())
             }
-            Move::Admin(act) => {
-                if let AdminAct::SetBudget { most, .. } = act {
-                    let programmable = most.programmable;
-                    let _ = unit.back(
-                        Backing {
-                            programmable,
-                            ..unit.backed
-                        },
-                        cx,
-                    );
-                }
-                let done = unit.administer(act, cx).map(drop).ok();
-                if let AdminAct::SetBudget { most, grace_ms } = act {
-                    let (staying, leaving) =
-                        unit.held_by_guest(CounterId::Programmable(0), Tsc(u64::MAX));
-                    assert!(staying.len() <= u32::from(most.programmable));
-                    assert!(leaving.is_empty() || grace_ms > 0);
-                }
-                done
-            }
-        };
+            Move::Admin(act) => administer(unit, act, cx),
+        }
         records
     }
 
     fn is_possible(&self, step: Move) -> bool {
-        let over = self.unit.phase.is_over();
+        let over = self.unit.phase().is_over();
         let runs = |layer| match layer {
-            Layer::Firmware => !over || self.unit.smm,
+            Layer::Firmware => !over || self.unit.arbitration.firmware().has_smm(),
             Layer::GuestKernel => over,
             _ => true,
         };
@@ -346,7 +351,10 @@ fn a_request_waits_for_a_core_that_backs_it() {
     for scheme in Scheme::ALL {
         for policy in policies() {
             let mut first = State::first(scheme, policy, 2, 1, false);
-            first.unit.backed.elsewhere = 2;
+            first.back(Backing {
+                elsewhere: 2,
+                ..first.unit.backed()
+            });
             let more = [Move::Arrive(2), Move::Stay];
             let states = walk(first, &[&moves(2)[..], &more].concat());
             let before = explore(scheme, policy, 2, 1, false);
@@ -360,7 +368,7 @@ fn a_request_waits_for_a_core_that_backs_it() {
 
 /// Walks through all states that these moves lead to, and returns their number.
 fn walk(first: State, moves: &[Move]) -> usize {
-    let (scheme, policy) = (first.unit.scheme, first.unit.policy);
+    let (scheme, policy) = (first.unit.scheme(), *first.unit.policy());
     let mut seen = BTreeSet::from([first.code()]);
     let mut queue = VecDeque::from([first]);
     while let Some(state) = queue.pop_front() {

@@ -1,18 +1,16 @@
 //! The registers of the block: reads and writes by a guest.
 
-use super::{Caller, Context, PcrUnit, SmramSource, record};
+use super::{Caller, PcrUnit};
+use crate::CounterId;
 use crate::abi;
-use crate::audit::{Ask, AskRecord, AskResult, Event, Presented};
-use crate::bank::Bank;
+use crate::audit::{Ask, AskRecord, AskResult, Context, Event, Presented};
 use crate::control::Control;
 use crate::cookie::Cookie;
 use crate::message::{Notice, Reply, Request};
-use crate::policy::Scheme;
 use crate::reason::Reason;
 use crate::register::PcrRegister;
-use crate::reservation::{Change, ChangeKind, Effects, Operation, Reservation};
-use crate::time::Tsc;
-use crate::{CounterId, Layer};
+use crate::reservation::{Effects, Operation, Reservation};
+use crate::time::{Tsc, earliest};
 
 impl PcrUnit {
     /// Reads a register. `None` means #GP, as for the aliases of the PMU's registers,
@@ -23,44 +21,38 @@ impl PcrUnit {
         caller: Caller,
         cx: &mut Context<'_>,
     ) -> Option<u64> {
+        let layer = caller.layer;
         match register {
-            PcrRegister::Control(counter) => {
-                let control = |bank: &Bank| match bank.reservation(counter) {
-                    Some(reservation) => reservation.control.bits(),
-                    None => Control::INITIAL.bits(),
-                };
-                self.has(counter).then(|| control(&self.bank))
-            }
+            PcrRegister::Control(counter) => self.read_of(counter, |held| {
+                held.map_or(Control::INITIAL, |held| held.control).bits()
+            }),
             PcrRegister::DropValue(counter) => {
-                let reservation = self.bank.reservation(counter);
-                let value = reservation.map_or(0, |reservation| reservation.drop_value);
-                self.has(counter).then_some(value)
+                self.read_of(counter, |held| held.map_or(0, |held| held.drop_value))
             }
-            PcrRegister::Status(counter) => self.has(counter).then(|| self.status(counter, cx.now)),
+            PcrRegister::Status(counter) => self.read_of(counter, |held| {
+                held.map_or(0, |held| self.status(held, cx.now))
+            }),
             PcrRegister::LegacyMap(name) => {
-                let bank = self.bank.counters();
                 let behind = self.map().counter(name);
-                let position = behind.filter(|counter| bank.contains(*counter));
-                Some(match position.and_then(CounterId::position) {
-                    Some(position) => u64::from(position),
-                    None => abi::LEGACY_NONE,
-                })
+                let position = behind.filter(|counter| self.has(*counter));
+                let position = position.and_then(CounterId::position);
+                Some(position.map_or(abi::LEGACY_NONE, u64::from))
             }
             PcrRegister::Random => cx.entropy.bits(),
-            PcrRegister::Phase => Some(u64::from(caller.layer.code())),
-            PcrRegister::NoticeVector => Some(u64::from(self.mailbox(caller.layer)?.vector())),
-            PcrRegister::Answer => Some(self.mailbox(caller.layer)?.answer.word()),
-            PcrRegister::Granted => Some(self.mailbox(caller.layer)?.answer.granted().bits()),
-            PcrRegister::Notice => {
-                self.mailbox(caller.layer)?;
-                let notice = self.next_notice(caller.layer, cx.now);
+            PcrRegister::Phase => Some(u64::from(layer.code())),
+            PcrRegister::NoticeVector => self.arbitration.mailboxes().vector(layer).map(u64::from),
+            PcrRegister::Answer => Some(self.arbitration.mailboxes().answer(layer)?.word()),
+            PcrRegister::Granted => {
+                let answer = self.arbitration.mailboxes().answer(layer)?;
+                Some(answer.granted().bits())
+            }
+            PcrRegister::Notice if self.arbitration.mailboxes().has(layer) => {
+                let notice = self.next_notice(layer, cx.now);
                 Some(notice.map_or(abi::NOTICE_NONE, Notice::word))
             }
-            PcrRegister::Refusal => {
-                let refusal = self.mailbox(caller.layer)?.refusal;
-                Some(refusal.map_or(abi::REASON_NONE, Reason::code))
-            }
-            PcrRegister::ManagementKey(_)
+            PcrRegister::Refusal => self.arbitration.mailboxes().refusal(layer),
+            PcrRegister::Notice
+            | PcrRegister::ManagementKey(_)
             | PcrRegister::AccessKey(_)
             | PcrRegister::Counter(_)
             | PcrRegister::Select(_)
@@ -81,7 +73,34 @@ impl PcrUnit {
         cx: &mut Context<'_>,
     ) -> Option<Effects> {
         let ask = self.ask_of(register, value, caller);
-        let done = match register {
+        let done = self.perform(register, value, caller, cx)?;
+        if let Some((ask, presented)) = ask {
+            cx.audit.asked(&AskRecord {
+                layer: caller.layer.as_holder(),
+                ask,
+                presented,
+                result: AskResult::of(&done),
+            });
+        }
+        match done {
+            Ok(effects) => Some(effects),
+            Err(reason) => {
+                self.refuse(register, reason, caller, cx);
+                None
+            }
+        }
+    }
+
+    /// Does what a write asks for. `None`: the register is none that is written here.
+    fn perform(
+        &mut self,
+        register: PcrRegister,
+        value: u64,
+        caller: Caller,
+        cx: &mut Context<'_>,
+    ) -> Option<Result<Effects, Reason>> {
+        let layer = caller.layer;
+        Some(match register {
             PcrRegister::ManagementKey(counter) => {
                 let operation = Cookie::new(value).map(Operation::Manage);
                 self.operate(counter, operation, caller, cx)
@@ -99,10 +118,16 @@ impl PcrUnit {
                 let operation = fits.then_some(Operation::SetDropValue(value));
                 self.operate(counter, operation, caller, cx)
             }
-            PcrRegister::Phase => self.end_phase(value, caller, cx),
-            PcrRegister::NoticeVector => self.set_notice_vector(value, caller.layer),
+            PcrRegister::Phase => {
+                let ended = self.arbitration.end_phase(value, layer, cx);
+                ended.map(|()| self.arbitration.take_effects())
+            }
+            PcrRegister::NoticeVector => {
+                let set = self.arbitration.mailboxes_mut().set_vector(layer, value);
+                set.map(|()| Effects::NONE)
+            }
             PcrRegister::Request => Request::decode(value, caller.presented)
-                .and_then(|request| self.request(caller.layer, request, cx))
+                .and_then(|request| self.request(layer, request, cx))
                 .map(|(_, effects)| effects),
             PcrRegister::Reply => {
                 Reply::decode(value).and_then(|reply| self.reply_presenting(caller, reply, cx))
@@ -118,39 +143,31 @@ impl PcrUnit {
             | PcrRegister::Granted
             | PcrRegister::Notice
             | PcrRegister::Refusal => return None,
+        })
+    }
+
+    /// A write raises #GP for this reason.
+    fn refuse(
+        &mut self,
+        register: PcrRegister,
+        reason: Reason,
+        caller: Caller,
+        cx: &mut Context<'_>,
+    ) {
+        let counter = match register {
+            PcrRegister::ManagementKey(counter)
+            | PcrRegister::AccessKey(counter)
+            | PcrRegister::Control(counter)
+            | PcrRegister::DropValue(counter) => self.has(counter).then_some(counter),
+            _ => None,
         };
-        if let Some((ask, presented)) = ask {
-            cx.audit.asked(&AskRecord {
-                layer: caller.layer.as_holder(),
-                ask,
-                presented,
-                result: match &done {
-                    Ok(_) => AskResult::Done,
-                    Err(reason) => AskResult::Faulted(*reason),
-                },
-            });
-        }
-        match done {
-            Ok(effects) => Some(effects),
-            Err(reason) => {
-                let counter = match register {
-                    PcrRegister::ManagementKey(counter)
-                    | PcrRegister::AccessKey(counter)
-                    | PcrRegister::Control(counter)
-                    | PcrRegister::DropValue(counter) => self.has(counter).then_some(counter),
-                    _ => None,
-                };
-                record(cx, caller.layer, counter, Event::Refused(reason));
-                if let Some(mailbox) = self.mailbox_mut(caller.layer) {
-                    mailbox.refusal = Some(reason.as_shown());
-                }
-                // A register that takes no cookie compares none.
-                let is_default =
-                    !register.takes_cookie(true) || caller.presented == abi::DEFAULT_COOKIE;
-                self.guessed(reason, caller.layer, is_default, cx);
-                None
-            }
-        }
+        cx.record(caller.layer, counter, Event::Refused(reason));
+        self.arbitration
+            .mailboxes_mut()
+            .refuse(caller.layer, reason.as_shown());
+        // A register that takes no cookie compares none.
+        let is_default = !register.takes_cookie(true) || caller.presented == abi::DEFAULT_COOKIE;
+        self.guessed(reason, caller.layer, is_default, cx);
     }
 
     /// What a write asks of the arbiter, unless it is malformed or decides nothing
@@ -178,7 +195,7 @@ impl PcrUnit {
             PcrRegister::Control(counter) => {
                 Some((Ask::Control(counter, Control::new(value)?), of(counter)?))
             }
-            PcrRegister::Phase if self.smram_of(value).is_ok() => {
+            PcrRegister::Phase if self.arbitration.firmware().smram_of(value).is_ok() => {
                 Some((Ask::EndPhase, Presented::Nothing))
             }
             _ => None,
@@ -195,173 +212,67 @@ impl PcrUnit {
         let operation = operation.ok_or(Reason::Malformed)?;
         let layer = caller.layer.as_holder();
         let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
-        let is_masters = self.scheme == Scheme::SingleMaster
-            && (layer.is_guest()
-                || self
-                    .bank
-                    .reservation(counter)
-                    .is_some_and(Reservation::is_masters));
-        let change = if is_masters {
-            self.plan_for_master(layer, cookie, counter, operation)?
-        } else {
-            self.bank.plan(layer, cookie, counter, operation)?
-        };
-        self.admit(layer, &change)?;
-        Ok(self.carry_out(layer, change, cx))
+        let rules = self.arbitration.rules();
+        let change = rules.plan(self.bank(), (layer, cookie), counter, operation)?;
+        self.arbitration.books().admit(layer, &change)?;
+        self.arbitration.carry_out(layer, change, cx);
+        Ok(self.arbitration.take_effects())
     }
 
-    /// Plans an operation under a single master. Only the master reserves and takes
-    /// back. The layer that was granted a counter renews it, and sets its cookies,
-    /// control word and drop value, with the cookie of its request.
-    fn plan_for_master(
-        &self,
-        layer: Layer,
-        cookie: Cookie,
-        counter: CounterId,
-        operation: Operation,
-    ) -> Result<Change, Reason> {
-        let is_key = matches!(operation, Operation::Manage(_) | Operation::SetAccess(_));
-        let reservation = match self.bank.reservation(counter) {
-            Some(reservation) if reservation.owner == layer && !cookie.is_default() => reservation,
-            _ if is_key => return Err(Reason::Master),
-            _ if !self.has(counter) => return Err(Reason::NoCounter),
-            Some(reservation) if reservation.owner == layer => return Err(Reason::Cookie),
-            Some(_) => return Err(Reason::Layer),
-            None => return Err(Reason::Unreserved),
-        };
-        if !reservation.is_management(cookie) {
-            return Err(Reason::Cookie);
-        }
-        let kind = match operation {
-            Operation::Manage(new) if new.is_default() => return Err(Reason::Master),
-            Operation::Manage(new) if reservation.is_management(new) => ChangeKind::Renew,
-            Operation::Manage(management) => ChangeKind::HandOver {
-                to: layer,
-                management,
-            },
-            Operation::SetAccess(new) => ChangeKind::SetAccess(new),
-            Operation::SetControl(control) => ChangeKind::SetControl(control),
-            Operation::SetDropValue(value) => ChangeKind::SetDropValue(value),
-        };
-        Ok(Change { counter, kind })
-    }
-
-    /// Checks that policy admits a change.
-    fn admit(&self, layer: Layer, change: &Change) -> Result<(), Reason> {
-        let takes = match change.kind {
-            ChangeKind::Reserve(_) => true,
-            ChangeKind::HandOver { to, .. } => {
-                let holder = self.bank.reservation(change.counter);
-                holder.is_some_and(|reservation| reservation.owner != to)
-            }
-            ChangeKind::Nothing
-            | ChangeKind::Renew
-            | ChangeKind::Release
-            | ChangeKind::SetAccess(_)
-            | ChangeKind::SetControl(_)
-            | ChangeKind::SetDropValue(_) => false,
-        };
-        if !takes {
-            return Ok(());
-        }
-        if self.is_barred(layer) {
-            return Err(Reason::Administrator);
-        }
-        self.policy.admit(&self.bank, layer, change.counter)?;
-        let owner = self.bank.reservation(change.counter).map(|held| held.owner);
-        // From one layer of the guest's to another nothing more is needed.
-        if owner.is_some_and(Layer::is_guest) {
-            return Ok(());
-        }
-        let rules = (&self.bank, &self.policy);
-        match self.backing().left(rules, layer, change.counter, None) {
-            0 => Err(Reason::Unbacked),
-            _ => Ok(()),
-        }
-    }
-
-    /// Makes a change, starts its lease, and records it.
-    fn carry_out(&mut self, layer: Layer, change: Change, cx: &mut Context<'_>) -> Effects {
-        let counter = change.counter;
-        let before = self.bank.reservation(counter).copied();
-        let effects = self.apply(change);
-        let lease_ms = match (change.kind, before) {
-            (ChangeKind::Reserve(_), _) => self.start_lease(counter, None, cx.now),
-            (ChangeKind::Renew, Some(before)) => self.start_lease(counter, before.lease_ms, cx.now),
-            (ChangeKind::HandOver { to, .. }, Some(before)) => {
-                // A new owner does not inherit the lease of the former one.
-                let lease_ms = before.lease_ms.filter(|_| before.owner == to);
-                self.start_lease(counter, lease_ms, cx.now)
-            }
-            _ => None,
-        };
-        let event = match change.kind {
-            ChangeKind::Nothing => return effects,
-            ChangeKind::Reserve(_) => Event::Reserved { lease_ms },
-            ChangeKind::Renew => Event::Renewed,
-            ChangeKind::HandOver { .. } => Event::HandedOver {
-                from: before.map_or(layer, |before| before.owner),
-            },
-            ChangeKind::Release => Event::Released,
-            ChangeKind::SetAccess(cookie) => Event::AccessSet {
-                private: !cookie.is_default(),
-            },
-            ChangeKind::SetControl(control) => Event::ControlSet(control),
-            ChangeKind::SetDropValue(value) => Event::DropValueSet(value),
-        };
-        record(cx, layer, Some(counter), event);
-        let effects = effects.and(self.note_change(counter, cx));
-        self.find_deadline();
-        effects
-    }
-
-    fn end_phase(
+    /// Replies for a layer of the guest, which writes `REPLY`. That takes the
+    /// counter's cookie, as giving it back does: a component of a layer must neither
+    /// give away nor keep a counter of another component.
+    fn reply_presenting(
         &mut self,
-        value: u64,
         caller: Caller,
+        reply: Reply,
         cx: &mut Context<'_>,
     ) -> Result<Effects, Reason> {
-        let smram = self.smram_of(value)?;
-        if !self.phase.end() {
-            return Err(Reason::Phase);
+        let layer = caller.layer.as_holder();
+        let asked = self.arbitration.requests().asked_for(layer, reply.counter);
+        asked.ok_or(Reason::Malformed)?;
+        let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
+        if let Err(reason) = self.check_cookie(layer, reply.counter, cookie) {
+            let presented = self.presented(layer, reply.counter, cookie);
+            cx.audit.asked(&AskRecord {
+                layer,
+                ask: Ask::Reply(reply),
+                presented,
+                result: AskResult::Faulted(reason),
+            });
+            return Err(reason);
         }
-        self.smram = smram;
-        record(cx, caller.layer, None, Event::PhaseEnded);
-        let effects = self.serve(cx);
-        self.find_deadline();
-        Ok(effects)
+        self.reply(layer, reply, cx)
     }
 
-    /// What a value of `PHASE` says to put into SMRAM.
-    fn smram_of(&self, value: u64) -> Result<Option<SmramSource>, Reason> {
-        const WORD: u64 = abi::PHASE_PAGE_SIZE - 1;
-        const FLAGS: u64 = (1 << abi::PHASE_PAGES_SHIFT) - 1;
-        if value == abi::PHASE_END {
-            return Ok(None);
+    fn width_mask(&self, counter: CounterId) -> u64 {
+        match self.widths.of(counter) {
+            // A register of a sampler has up to 64 bits.
+            _ if matches!(counter, CounterId::Ibs(_)) => u64::MAX,
+            width @ 0..64 => (1 << width) - 1,
+            _ => u64::MAX,
         }
-        let pages = (value & WORD) >> abi::PHASE_PAGES_SHIFT;
-        let is_valid = self.has_smram()
-            && value & FLAGS == abi::PHASE_END | abi::PHASE_SMRAM
-            && (1..=abi::PHASE_PAGES_MAX).contains(&pages);
-        let source = SmramSource {
-            address: value & !WORD,
-            len: pages * abi::PHASE_PAGE_SIZE,
-        };
-        is_valid.then_some(Some(source)).ok_or(Reason::Malformed)
     }
 
-    pub(super) fn status(&self, counter: CounterId, now: Tsc) -> u64 {
-        let Some(reservation) = self.bank.reservation(counter) else {
-            return 0;
-        };
+    /// What a register of a counter that exists shows of its reservation.
+    fn read_of(
+        &self,
+        counter: CounterId,
+        shown: impl FnOnce(Option<&Reservation>) -> u64,
+    ) -> Option<u64> {
+        self.has(counter)
+            .then(|| shown(self.bank().reservation(counter)))
+    }
+
+    fn status(&self, held: &Reservation, now: Tsc) -> u64 {
         let flag = |on: bool, bit: u64| if on { bit } else { 0 };
-        let revocation = reservation.revocation.map(|revocation| revocation.at);
-        let ends = super::time::earliest(reservation.lease, revocation);
-        let rest = ends.map_or(0, |ends| self.to_ms(ends - now));
+        let revocation = held.revocation.map(|revocation| revocation.at);
+        let ends = earliest(held.lease, revocation);
+        let rest = ends.map_or(0, |ends| self.ms_until(ends, now));
         abi::STATUS_RESERVED
-            | u64::from(reservation.owner.code()) << abi::STATUS_OWNER_SHIFT
-            | flag(reservation.is_private(), abi::STATUS_PRIVATE)
-            | flag(reservation.lease.is_some(), abi::STATUS_LEASE)
+            | u64::from(held.owner.code()) << abi::STATUS_OWNER_SHIFT
+            | flag(held.is_private(), abi::STATUS_PRIVATE)
+            | flag(held.lease.is_some(), abi::STATUS_LEASE)
             | flag(revocation.is_some(), abi::STATUS_REVOKING)
             | u64::from(rest) << abi::STATUS_REST_SHIFT
     }

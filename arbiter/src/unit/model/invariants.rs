@@ -8,12 +8,12 @@ use crate::{CounterId, CounterSet, Event, Layer, Policy, Reason, Record, Scheme}
 
 impl State {
     fn held(&self, layer: Layer) -> u32 {
-        self.unit.bank.held_by(layer).len()
+        self.unit.bank().held_by(layer).len()
     }
 
     /// Checks what must hold in every state.
     pub(super) fn check(&self) -> Result<(), &'static str> {
-        let (bank, policy) = (&self.unit.bank, &self.unit.policy);
+        let (bank, policy) = (self.unit.bank(), self.unit.policy());
         let shares = Policy::LAYERS.map(|layer| (layer, policy.share(layer).unwrap()));
         let all: u32 = shares.iter().map(|(layer, _)| self.held(*layer)).sum();
         ensure(
@@ -30,15 +30,16 @@ impl State {
         // Until its notice is over, the host backs what it is to take as well.
         let (staying, _) = self
             .unit
-            .held_by_guest(CounterId::Programmable(0), Tsc(u64::MAX));
-        let backed = u32::from(self.unit.backed.programmable);
+            .bank()
+            .staying_and_leaving(CounterId::Programmable(0), Tsc(u64::MAX));
+        let backed = u32::from(self.unit.backed().programmable);
         ensure(
             staying.len() <= backed,
             "a counter is held that has no physical one",
         )?;
         let mut taken = CounterSet::EMPTY;
         for layer in Policy::LAYERS {
-            let Some(pending) = self.unit.pending(layer) else {
+            let Some(pending) = self.pending(layer) else {
                 continue;
             };
             let outcome = self.unit.answer(layer).outcome;
@@ -61,14 +62,14 @@ impl State {
             ensure((all & taken).is_empty(), "one counter, two requests")?;
             taken = taken | all;
             let in_time = self.now + Ticks(1)..=self.now + Ticks(GRACE.into());
-            let deadline = self.unit.deadline;
+            let deadline = self.unit.deadline();
             ensure(
                 deadline.is_some_and(|at| in_time.contains(&at)),
                 "nothing is going to end its waiting",
             )?;
         }
         let marked = Policy::LAYERS.map(|layer| self.marked_for(layer));
-        let waits = Policy::LAYERS.map(|layer| self.unit.pending(layer).is_some());
+        let waits = Policy::LAYERS.map(|layer| self.pending(layer).is_some());
         let idle = marked
             .iter()
             .zip(waits)
@@ -77,12 +78,7 @@ impl State {
     }
 
     fn marked_for(&self, layer: Layer) -> CounterSet {
-        let is_marked = |counter: &CounterId| {
-            let held = self.unit.bank.reservation(*counter);
-            let revocation = held.and_then(|held| held.revocation);
-            revocation.is_some_and(|revocation| revocation.wanted_by == Some(layer))
-        };
-        self.unit.bank.held().iter().filter(is_marked).collect()
+        self.unit.bank().announced_for(layer)
     }
 
     /// Checks what must hold of the last step, from a state and with these records.
@@ -91,11 +87,11 @@ impl State {
         before: &State,
         records: &[Record],
     ) -> Result<(), &'static str> {
-        let policy = &before.unit.policy;
+        let policy = before.unit.policy();
         let share = |layer| policy.share(layer).unwrap();
         for record in records {
             let its = share(record.layer);
-            let scheme = self.unit.scheme;
+            let scheme = self.unit.scheme();
             match record.event {
                 Event::Revoking {
                     reason: Reason::Administrator | Reason::Budget,
@@ -111,15 +107,17 @@ impl State {
                     // Nobody loses what the budget leaves.
                     let (staying, _) = self
                         .unit
-                        .held_by_guest(CounterId::Programmable(0), self.now);
+                        .bank()
+                        .staying_and_leaving(CounterId::Programmable(0), self.now);
                     let (before, _) = before
                         .unit
-                        .held_by_guest(CounterId::Programmable(0), self.now);
-                    let most = u32::from(self.unit.budget.programmable);
+                        .bank()
+                        .staying_and_leaving(CounterId::Programmable(0), self.now);
+                    let most = u32::from(self.unit.arbitration.rules().budget().programmable);
                     ensure(staying.len().max(before.len()) >= most, "revoked in vain")?;
                 }
                 Event::Revoked(reason) => {
-                    let held = before.unit.bank.reservation(record.counter.unwrap());
+                    let held = before.unit.bank().reservation(record.counter.unwrap());
                     let least = u32::from(its.min.programmable);
                     ensure(
                         self.held(record.layer) >= least,
@@ -148,10 +146,10 @@ impl State {
     /// each counter can be asked for once and revoked once.
     pub(super) fn check_answers_come(&self) -> Result<(), &'static str> {
         let mut state = self.fork();
-        for _ in 0..2 * GRACE * self.unit.bank.counters().len() {
+        for _ in 0..2 * GRACE * self.unit.bank().counters().len() {
             state.perform(Move::Tick);
         }
-        let waits = |layer: &Layer| state.unit.pending(*layer).is_some();
+        let waits = |layer: &Layer| state.pending(*layer).is_some();
         ensure(
             !Policy::LAYERS.iter().any(waits),
             "a request waits for ever",
