@@ -268,7 +268,7 @@ impl AttachedContext {
         call: &mut perfmon_abi::wire::Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
-        self.context.call(call, values, &mut *self.queue)
+        self.context.call(call, values)
     }
 
     /// Takes in a sample of IBS, if it waits for one.

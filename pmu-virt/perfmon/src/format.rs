@@ -202,9 +202,9 @@ pub trait SamplingFormat: Send + Sync + Debug {
 /// A format with the buffer of one context.
 #[derive(Debug)]
 pub struct Sampler {
-    pub(super) format: Arc<dyn SamplingFormat>,
-    pub(super) buffer: Box<dyn SampleBuffer>,
-    pub(super) wish: Wish,
+    format: Arc<dyn SamplingFormat>,
+    buffer: Box<dyn SampleBuffer>,
+    wish: Wish,
 }
 
 impl Sampler {
@@ -230,6 +230,39 @@ impl Sampler {
     #[must_use]
     pub fn format(&self) -> &dyn SamplingFormat {
         &*self.format
+    }
+
+    pub(super) fn wish(&self) -> Wish {
+        self.wish
+    }
+
+    pub(super) fn queue_depth(&self) -> usize {
+        self.format.queue_depth().max(1)
+    }
+
+    /// Records one overflow. An error ends the handling of further ones.
+    pub(super) fn record(
+        &mut self,
+        arg: &mut OverflowArg<'_>,
+        moment: &Moment,
+    ) -> Result<(), Refusal> {
+        self.format.handler(self.buffer.bytes(), arg, moment)
+    }
+
+    /// PFM_RESTART came; `active`: monitoring is not masked.
+    pub(super) fn restart(&mut self, active: bool) -> Result<Control, Refusal> {
+        let mut control = Control::default();
+        self.format
+            .restart(self.buffer.bytes(), active, &mut control)?;
+        Ok(control)
+    }
+}
+
+/// Tests read what was recorded.
+#[cfg(test)]
+impl Sampler {
+    pub(super) fn recorded(&mut self) -> &[u8] {
+        self.buffer.bytes()
     }
 }
 

@@ -50,7 +50,7 @@ fn context(flags: u32, writes: &[PmcArg]) -> Context {
     let mut context =
         Context::new(Arc::new(LogicalPmu::new(model())), flags, None).expect("a context");
     let mut call = Call::WritePmcs(writes.to_vec());
-    let done = context.call(&mut call, &Nothing, &mut Mail::default());
+    let done = context.call(&mut call, &Nothing);
     assert_eq!(done, Ok(()));
     context
 }

@@ -371,10 +371,7 @@ fn an_overflow_is_sampled_at_its_moment_and_blocks() {
         ..PmdArg::default()
     };
     for mut call in [Call::WritePmcs(vec![pmc]), Call::WritePmds(vec![pmd])] {
-        assert_eq!(
-            blocking.call(&mut call, &Nothing, &mut Mail::default()),
-            Ok(())
-        );
+        assert_eq!(blocking.call(&mut call, &Nothing), Ok(()));
     }
     assert!(rig.load(Spot::Vcpu(0), blocking, &mail).is_ok());
     assert!(!rig.vcpus[0].needs().counting);

@@ -104,7 +104,7 @@ pub(crate) fn context(flags: u32, sets: &[Vec<(usize, u64)>], timeout: u64) -> C
 }
 
 fn must(context: &mut Context, mut call: Call) {
-    let done = context.call(&mut call, &Nothing, &mut Mail::default());
+    let done = context.call(&mut call, &Nothing);
     assert_eq!(done, Ok(()), "{call:?}");
 }
 

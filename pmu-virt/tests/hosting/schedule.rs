@@ -289,7 +289,7 @@ impl World {
                 if let Some(mut context) = context {
                     expected.check(scarce, |set, n| {
                         let mut call = reading(set, n);
-                        let read = context.call(&mut call, &Nothing, &mut Mail::default());
+                        let read = context.call(&mut call, &Nothing);
                         assert_eq!(read, Ok(()));
                         was_read(&call)
                     })?;

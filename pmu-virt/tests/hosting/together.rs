@@ -167,7 +167,7 @@ fn notifying() -> Context {
         ..PmcArg::default()
     };
     let mut call = Call::WritePmcs(vec![pmc(0), pmc(1)]);
-    let done = context.call(&mut call, &Nothing, &mut Mail::default());
+    let done = context.call(&mut call, &Nothing);
     assert_eq!(done, Ok(()));
     context
 }

@@ -10,14 +10,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use perfmon_abi::Message;
 use perfmon_abi::consts::PFM_REGFL_OVFL_NOTIFY;
-use perfmon_abi::wire::{Errno, Refusal};
-use pmu_model::{PmuModel, Ring, Vendor};
+use perfmon_abi::wire::{Call, Errno, Refusal};
+use pmu_model::{PmuModel, Provenance, Ring, Vendor};
 
-use super::{Context, Pmc, Pmd};
+use super::notice::Notices;
+use super::registers::{Pmc, Pmd};
+use super::set::EventSet;
+use super::{Context, PFM_FL_OVFL_NO_MSG};
 use crate::bits::PmdBits;
 use crate::description::LogicalPmu;
 use crate::format::{Control, OverflowArg, Sampler, SamplingFormat, Setup};
 use crate::moment::{MessageQueue, Moment, Quantities};
+use crate::throttle::Throttle;
 use pmu_model::VirtualPmd;
 
 /// A message queue without a reader.
@@ -65,44 +69,38 @@ pub(super) fn bits(pmds: &[u16]) -> PmdBits {
 /// Loaded and started, with set 0 alone.
 pub(super) fn context(flags: u32) -> Context {
     let pmu = Arc::new(LogicalPmu::new(PmuModel::default_for(Vendor::Amd)));
-    let mut context = Context::new(pmu, 0, None).expect("no flags");
-    context.attached(0);
-    context.started = true;
-    context.flags = flags;
-    context.generation = 3;
-    if let Some(set) = context.sets.get_mut(&0) {
-        set.runs = 0;
+    let mut context = Context::new(pmu, flags, None).expect("valid flags");
+    for _ in 0..3 {
+        context.attached(0);
     }
+    assert_eq!(command(&mut context, Call::Start(None)), Ok(()));
+    *context.sets.set_mut(0) = EventSet::default();
     context
 }
 
 /// A sampling counter: PMC flags; reset values -1000 (long) and -100 (short).
 pub(super) fn counter(context: &mut Context, set: u16, num: u16, flags: u32) {
-    let set = context.sets.entry(set).or_default();
-    let pmc = Pmc {
+    let set = context.sets.set_mut(set);
+    *set.pmc_mut(num) = Pmc {
         flags,
         ..Pmc::default()
     };
-    let pmd = Pmd {
+    *set.pmd_mut(num) = Pmd {
         long_reset: 1000u64.wrapping_neg(),
         short_reset: 100u64.wrapping_neg(),
         value: 5,
         ..Pmd::default()
     };
-    set.pmcs.insert(num, pmc);
-    set.pmds.insert(num, pmd);
 }
 
 pub(super) const NOTIFY: u32 = PFM_REGFL_OVFL_NOTIFY;
 
 pub(super) fn pmd(context: &mut Context, set: u16, num: u16) -> &mut Pmd {
-    let set = context.sets.entry(set).or_default();
-    set.pmds.entry(num).or_default()
+    context.sets.set_mut(set).pmd_mut(num)
 }
 
 pub(super) fn pmc(context: &mut Context, set: u16, num: u16) -> &mut Pmc {
-    let set = context.sets.entry(set).or_default();
-    set.pmcs.entry(num).or_default()
+    context.sets.set_mut(set).pmc_mut(num)
 }
 
 /// Distance to the overflow.
@@ -119,16 +117,36 @@ pub(super) fn overflow(context: &mut Context, pmds: &[u16]) -> Vec<Option<Messag
 
 pub(super) fn overflow_with(context: &mut Context, pmds: &[u16], tsc: u64, queue: &mut Queue) {
     for &num in pmds {
-        pmd(context, context.active, num).value = 5;
+        wrap(context, num);
     }
-    context.pending = bits(pmds);
     context.overflow(&moment(tsc), &Exits(77), queue);
-    assert!(context.pending.is_empty());
+    assert!(!context.has_pending_overflow());
+}
+
+/// A counter of the active set wraps, and is at 5 then.
+pub(super) fn wrap(context: &mut Context, num: u16) {
+    pmd(context, context.active_set(), num).value = u64::MAX;
+    context.count(num, 6, Provenance::Exact);
+    assert!(context.has_pending_overflow());
+}
+
+/// Masked, because something interrupts too often that nobody else uses.
+pub(super) fn mask(context: &mut Context) {
+    context.set_throttle(Throttle::per_second(1, 1000));
+    for _ in 0..2 {
+        overflow(context, &[3]);
+    }
+    context.set_throttle(Throttle::off());
+    assert!(context.is_masked());
+}
+
+pub(super) fn command(context: &mut Context, mut call: Call) -> Result<(), Errno> {
+    let done = context.call(&mut call, &Exits(0));
+    done.map_err(|refusal| refusal.errno)
 }
 
 pub(super) fn restart(context: &mut Context) -> Result<(), Errno> {
-    let mut queue = Queue::default();
-    context.restart(&mut queue).map_err(|refusal| refusal.errno)
+    command(context, Call::Restart)
 }
 
 /// What a scripted format was asked, as one line each.
@@ -159,8 +177,10 @@ impl Scripted {
             arg: &[],
         };
         let sampler = Sampler::new(Arc::new(self), &setup, Box::new(Vec::new()));
-        context.sampler = sampler.ok();
-        assert!(context.sampler.is_some());
+        let sampler = sampler.expect("a format that accepts all");
+        let silent = context.session.has_flag(PFM_FL_OVFL_NO_MSG);
+        context.notices = Notices::new(sampler.queue_depth(), silent);
+        context.sampler = Some(sampler);
         log
     }
 

@@ -1,19 +1,18 @@
-//! What a context tells its tool (§3.3).
+//! What a context tells its tool (§3.3), and what it notes of itself.
 
 use perfmon_abi::consts::{
-    PFM_FL_OVFL_NO_MSG, PFM_MSG_END, PFM_MSG_OVFL, PFM_MSG_PREEMPTED, PFM_MSG_RESTORED,
-    PFM_MSG_THROTTLED,
+    PFM_MSG_END, PFM_MSG_OVFL, PFM_MSG_PREEMPTED, PFM_MSG_RESTORED, PFM_MSG_THROTTLED,
 };
 use perfmon_abi::{Message, PMD_WORDS};
 use pmu_model::Nanos;
 
-use super::Context;
 use crate::bits::PmdBits;
 use crate::moment::MessageQueue;
-use crate::throttle::Throttle;
 
 /// Messages that wait for the tool at most, where no format says how many.
-const DEPTH: usize = 8;
+pub(super) const DEPTH: usize = 8;
+
+const NO_PMDS: [u64; PMD_WORDS] = [0; PMD_WORDS];
 
 /// What has happened to a context besides counting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,73 +32,95 @@ pub struct Account {
     pub blind: Nanos,
 }
 
-impl Context {
-    /// What has happened to it besides counting.
-    #[must_use]
-    pub fn account(&self) -> &Account {
+/// Of what a message tells: the set that was active, in which load of the context.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) active_set: u16,
+    pub(super) generation: u16,
+}
+
+impl Origin {
+    fn message(self, kind: u32, words: [u64; PMD_WORDS]) -> Message {
+        Message {
+            kind,
+            active_set: self.active_set,
+            generation: self.generation,
+            ovfl_pmds: words,
+        }
+    }
+}
+
+/// Messages to the tool, and the account of what they tell.
+#[derive(Debug)]
+pub(super) struct Notices {
+    /// Messages that wait at most.
+    depth: usize,
+    /// Overflows are told without a message (PFM_FL_OVFL_NO_MSG).
+    silent: bool,
+    account: Account,
+}
+
+impl Notices {
+    pub(super) fn new(depth: usize, silent: bool) -> Self {
+        Notices {
+            depth,
+            silent,
+            account: Account::default(),
+        }
+    }
+
+    pub(super) fn account(&self) -> &Account {
         &self.account
     }
 
-    /// From now on, how often it may interrupt. A new context may as often as it
-    /// likes: only its host knows the frequency of the TSC.
-    pub fn set_throttle(&mut self, throttle: Throttle) {
-        self.throttle = throttle;
+    pub(super) fn note_spurious(&mut self) {
+        self.account.spurious = self.account.spurious.saturating_add(1);
     }
 
-    /// Its vCPU or its VM has ended, and it is detached. No flag suppresses this
-    /// message, nor does a full queue.
-    pub fn ended(&mut self, queue: &mut dyn MessageQueue) {
-        queue.post(Some(&self.message(PFM_MSG_END, [0; PMD_WORDS])));
-    }
-
-    /// Others have taken its counters.
-    pub fn preempted(&mut self, queue: &mut dyn MessageQueue) {
-        self.account.preempted = self.account.preempted.saturating_add(1);
-        let message = self.message(PFM_MSG_PREEMPTED, [0; PMD_WORDS]);
-        self.post(&message, queue);
-    }
-
-    /// It has its counters again, after a `blind` time without. The message
-    /// tells all blind nanoseconds that none has told before, and how often it
-    /// was preempted since it was made.
-    pub fn restored(&mut self, blind: Nanos, queue: &mut dyn MessageQueue) {
-        self.account.blind += blind;
-        let blind_spot = [self.account.blind.0, self.account.preempted];
-        let message = self.message(PFM_MSG_RESTORED, blind_spot);
-        if self.post(&message, queue) {
-            self.account.blind = Nanos(0);
-        }
-    }
-
-    pub(super) fn throttled(&mut self, queue: &mut dyn MessageQueue) {
-        self.account.throttled = self.account.throttled.saturating_add(1);
-        let message = self.message(PFM_MSG_THROTTLED, [0; PMD_WORDS]);
-        self.post(&message, queue);
-    }
-
-    /// Notifies of overflows in `set`; with PFM_FL_OVFL_NO_MSG, without a
-    /// message.
-    pub(super) fn notify(&mut self, set: u16, pmds: PmdBits, queue: &mut dyn MessageQueue) {
-        if self.flags & PFM_FL_OVFL_NO_MSG != 0 {
-            queue.post(None);
-            return;
-        }
-        let message = Message {
-            active_set: set,
-            ..self.message(PFM_MSG_OVFL, pmds.words())
-        };
-        self.post(&message, queue);
+    pub(super) fn note_overflow(&mut self) {
+        self.account.overflows = self.account.overflows.saturating_add(1);
     }
 
     /// A message of an overflow would not find room.
     pub(super) fn cannot_notify(&self, queue: &dyn MessageQueue) -> bool {
-        self.flags & PFM_FL_OVFL_NO_MSG == 0 && self.is_full(queue)
+        !self.silent && self.is_full(queue)
+    }
+
+    pub(super) fn notify(&mut self, from: Origin, pmds: PmdBits, queue: &mut dyn MessageQueue) {
+        if self.silent {
+            queue.post(None);
+        } else {
+            self.post(&from.message(PFM_MSG_OVFL, pmds.words()), queue);
+        }
+    }
+
+    pub(super) fn throttled(&mut self, from: Origin, queue: &mut dyn MessageQueue) {
+        self.account.throttled = self.account.throttled.saturating_add(1);
+        self.post(&from.message(PFM_MSG_THROTTLED, NO_PMDS), queue);
+    }
+
+    pub(super) fn preempted(&mut self, from: Origin, queue: &mut dyn MessageQueue) {
+        self.account.preempted = self.account.preempted.saturating_add(1);
+        self.post(&from.message(PFM_MSG_PREEMPTED, NO_PMDS), queue);
+    }
+
+    /// Tells all blind nanoseconds that no message has told before, and how often the
+    /// context was preempted since it was made.
+    pub(super) fn restored(&mut self, from: Origin, blind: Nanos, queue: &mut dyn MessageQueue) {
+        self.account.blind += blind;
+        let blind_spot = [self.account.blind.0, self.account.preempted];
+        if self.post(&from.message(PFM_MSG_RESTORED, blind_spot), queue) {
+            self.account.blind = Nanos(0);
+        }
+    }
+
+    /// No flag suppresses this message, nor does a full queue.
+    pub(super) fn ended(&self, from: Origin, queue: &mut dyn MessageQueue) {
+        queue.post(Some(&from.message(PFM_MSG_END, NO_PMDS)));
     }
 
     fn is_full(&self, queue: &dyn MessageQueue) -> bool {
-        let depth = self.sampler.as_ref();
-        let depth = depth.map_or(DEPTH, |sampler| sampler.format().queue_depth().max(1));
-        queue.waiting() >= depth
+        queue.waiting() >= self.depth
     }
 
     /// Posts a message if there is room, and says so.
@@ -111,14 +132,5 @@ impl Context {
             queue.post(Some(message));
         }
         !full
-    }
-
-    fn message(&self, kind: u32, words: [u64; PMD_WORDS]) -> Message {
-        Message {
-            kind,
-            active_set: self.active,
-            generation: self.generation,
-            ovfl_pmds: words,
-        }
     }
 }

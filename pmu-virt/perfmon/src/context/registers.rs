@@ -1,28 +1,26 @@
-//! PFM_WRITE_PMCS, PFM_WRITE_PMDS and PFM_READ_PMDS.
+//! Registers of an event set, and what may be written to them.
 //!
 //! A vector is not atomic: the first bad element ends the command, carries a
 //! return flag, and leaves those before it done. Return flags in the input are
 //! ignored, so that an argument can be used again.
 
+use std::fmt;
+
 use perfmon_abi::consts::{
-    PFM_PROV_DERIVED, PFM_PROV_EXACT, PFM_PROV_HARDWARE, PFM_PROV_LOST, PFM_PROV_NONE,
-    PFM_PROV_NOT_COUNTED, PFM_PROV_SCALED, PFM_PROV_SIMULATED, PFM_REG_RETFL_EINVAL,
-    PFM_REG_RETFL_MASK, PFM_REG_RETFL_NOSET, PFM_REG_RETFL_NOTAVAIL, PFM_REG_RETFL_PROV_MASK,
-    PFM_REG_RETFL_PROV_SHIFT, PFM_REGFL_NO_64BIT_EMUL, PFM_REGFL_OVFL_NOTIFY, PFM_REGFL_RANDOM,
-    PFM_REGFL_READ_RESET, PFM_SETFL_OVFL_SWITCH,
+    PFM_PROV_DERIVED, PFM_PROV_EXACT, PFM_PROV_HARDWARE, PFM_PROV_LOST, PFM_PROV_NOT_COUNTED,
+    PFM_PROV_SCALED, PFM_PROV_SIMULATED, PFM_REG_RETFL_EINVAL, PFM_REG_RETFL_MASK,
+    PFM_REG_RETFL_NOTAVAIL, PFM_REG_RETFL_PROV_MASK, PFM_REGFL_NO_64BIT_EMUL,
+    PFM_REGFL_OVFL_NOTIFY, PFM_REGFL_RANDOM, PFM_REGFL_READ_RESET,
 };
 use perfmon_abi::wire::{Errno, Refusal, Subcode};
 use perfmon_abi::{PmcArg, PmdArg};
 use pmu_model::Provenance;
 
-use super::{Context, EventSet, How, Phase, Pmc, Pmd};
 use crate::bits::PmdBits;
-use crate::description::{PmcDescription, PmdDescription, PmdKind};
-use crate::moment::Quantities;
-use pmu_model::VirtualPmd;
+use crate::description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 
 const PMC_FLAGS: u32 = PFM_REGFL_OVFL_NOTIFY | PFM_REGFL_RANDOM | PFM_REGFL_NO_64BIT_EMUL;
-const PMD_RETURNED: u32 = PFM_REG_RETFL_MASK | PFM_REG_RETFL_PROV_MASK;
+pub(super) const PMD_RETURNED: u32 = PFM_REG_RETFL_MASK | PFM_REG_RETFL_PROV_MASK;
 
 /// Why an element is refused: its return flag, and the reason.
 pub(crate) struct Bad {
@@ -50,9 +48,30 @@ impl Bad {
 /// have, or that no attached context has seen. Not 0, which is a number of events.
 pub(crate) const UNKNOWN: u64 = u64::MAX;
 
+/// How the value of a counter came about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum How {
+    /// Nobody has counted since it was written.
+    #[default]
+    NotCounted,
+    /// All of it was counted, so.
+    Counted(Provenance),
+    /// Some was counted, but not all of the time that it was to be.
+    Lost,
+}
+
 impl How {
+    /// More was counted, so.
+    pub(super) fn and(self, provenance: Provenance) -> Self {
+        match self {
+            How::NotCounted => How::Counted(provenance),
+            How::Counted(earlier) => How::Counted(earlier.and(provenance)),
+            How::Lost => How::Lost,
+        }
+    }
+
     /// PFM_PROV_*.
-    fn code(self) -> u32 {
+    pub(super) fn code(self) -> u32 {
         match self {
             How::NotCounted => PFM_PROV_NOT_COUNTED,
             How::Lost => PFM_PROV_LOST,
@@ -65,226 +84,179 @@ impl How {
     }
 }
 
-impl Context {
-    /// 3.1.2
-    pub(super) fn write_pmcs(&mut self, vector: &mut [PmcArg]) -> Result<(), Refusal> {
-        for arg in vector {
-            arg.flags &= !PFM_REG_RETFL_MASK;
-            self.write_pmc(arg)
-                .map_err(|bad| bad.mark(&mut arg.flags))?;
+/// A register of an event set, as refusals name it.
+pub(super) struct Name {
+    kind: &'static str,
+    num: u16,
+    set: u16,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{} of event set {}", self.kind, self.num, self.set)
+    }
+}
+
+impl Name {
+    pub(super) fn of_pmc(arg: &PmcArg) -> Self {
+        Name {
+            kind: "PMC",
+            num: arg.num,
+            set: arg.set,
         }
-        Ok(())
     }
 
-    fn write_pmc(&mut self, arg: &PmcArg) -> Result<(), Bad> {
-        let name = format!("PMC{} of event set {}", arg.num, arg.set);
-        self.find_set(arg.set, &name)?;
-        let pmc = *self.find_pmc(arg.num)?;
+    pub(super) fn of_pmd(arg: &PmdArg) -> Self {
+        Name {
+            kind: "PMD",
+            num: arg.num,
+            set: arg.set,
+        }
+    }
+
+    fn refuse<T>(&self, why: impl fmt::Display) -> Result<T, Bad> {
+        Err(Bad::new(PFM_REG_RETFL_EINVAL, format!("{self}{why}")))
+    }
+
+    fn refuse_flags<T>(&self, flags: u32) -> Result<T, Bad> {
+        self.refuse(format_args!(
+            ": reg_flags has bits that are not defined: {flags:#x}"
+        ))
+    }
+}
+
+/// A PMC of one set.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pmc {
+    pub(super) value: u64,
+    /// PFM_REGFL_*.
+    pub(super) flags: u32,
+    pub(super) reset_pmds: PmdBits,
+    pub(super) smpl_pmds: PmdBits,
+    pub(super) eventid: u64,
+}
+
+impl Pmc {
+    /// What a write makes of it, and which one it is.
+    pub(super) fn written<'a>(
+        pmu: &'a LogicalPmu,
+        arg: &PmcArg,
+    ) -> Result<(&'a PmcDescription, Self), Bad> {
+        let name = Name::of_pmc(arg);
+        let pmc = pmu.pmc(arg.num).ok_or_else(|| {
+            let reason = format!("this PMU has no PMC{}", arg.num);
+            Bad::new(PFM_REG_RETFL_NOTAVAIL, reason)
+        })?;
         let unknown = arg.flags & !PMC_FLAGS;
         if unknown != 0 {
-            let reason = format!("{name}: reg_flags has bits that are not defined: {unknown:#x}");
-            return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
+            return name.refuse_flags(unknown);
         }
-        let reset_pmds = self.checked_pmds(arg.reset_pmds, &name, "reg_reset_pmds")?;
-        let smpl_pmds = self.checked_pmds(arg.smpl_pmds, &name, "reg_smpl_pmds")?;
+        let pmds = |words, field| {
+            let pmds = PmdBits::from_words(words);
+            let missing = pmds.difference(pmu.implemented_pmds());
+            if missing.is_empty() {
+                return Ok(pmds);
+            }
+            name.refuse(format_args!(
+                ": {field} names {missing}, which this PMU does not have"
+            ))
+        };
         let state = Pmc {
             value: pmc.accept(arg.value),
             flags: arg.flags,
-            reset_pmds,
-            smpl_pmds,
+            reset_pmds: pmds(arg.reset_pmds, "reg_reset_pmds")?,
+            smpl_pmds: pmds(arg.smpl_pmds, "reg_smpl_pmds")?,
             eventid: arg.eventid,
         };
-        if let Some(set) = self.sets.get_mut(&arg.set) {
-            set.pmcs.insert(arg.num, state);
-            // With PFM_REGFL_NO_64BIT_EMUL the counter has no upper bits.
-            if let (Some(pmd), Some(description)) =
-                (set.pmds.get(&pmc.pmd).copied(), self.pmu.pmd(pmc.pmd))
-            {
-                let value = pmd.value & set.mask(description);
-                set.pmds.insert(pmc.pmd, Pmd { value, ..pmd });
-            }
-        }
-        Ok(())
+        Ok((pmc, state))
     }
 
-    /// 3.1.3
-    pub(super) fn write_pmds(&mut self, vector: &mut [PmdArg]) -> Result<(), Refusal> {
-        for arg in vector {
-            arg.flags &= !PMD_RETURNED;
-            self.write_pmd(arg)
-                .map_err(|bad| bad.mark(&mut arg.flags))?;
-        }
-        Ok(())
+    pub(super) fn notifies(&self) -> bool {
+        self.flags & PFM_REGFL_OVFL_NOTIFY != 0
     }
+}
 
-    fn write_pmd(&mut self, arg: &PmdArg) -> Result<(), Bad> {
-        let name = format!("PMD{} of event set {}", arg.num, arg.set);
-        self.find_set(arg.set, &name)?;
-        let pmd = *self.find_pmd(arg.num)?;
-        if arg.flags != 0 {
-            let flags = arg.flags;
-            let reason = format!("{name}: reg_flags has bits that are not defined: {flags:#x}");
-            return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
-        }
-        if let PmdKind::Virtual(which) = pmd.what {
-            let reason = format!("{name} ({which}) is a quantity of the VMM and cannot be written");
-            return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
-        }
-        if let PmdKind::Sample { .. } = pmd.what {
-            let reason = format!("{name} describes a sample of IBS and cannot be written");
-            return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
-        }
-        if arg.set == self.active {
-            self.pending.remove(arg.num);
-            self.due.remove(arg.num);
-        }
-        if let Some(set) = self.sets.get_mut(&arg.set) {
-            let value = arg.value & set.mask(&pmd);
-            // Of the active set, what was told of its overflow stays true: PFM_RESTART loads
-            // it with the long reset value that is written here (3.4.2). A set that is not
-            // active counts on from what is written when its turn comes.
-            if arg.set != self.active {
-                set.overflowed.remove(arg.num);
-            }
-            set.pmds.insert(
-                arg.num,
-                Pmd {
-                    value,
-                    sample: 0,
-                    long_reset: arg.long_reset,
-                    short_reset: arg.short_reset,
-                    last_reset: value,
-                    threshold: arg.ovflsw_thres,
-                    threshold_left: arg.ovflsw_thres,
-                    random_mask: arg.random_mask,
-                    random: arg.random_seed,
-                    how: How::NotCounted,
-                },
-            );
-            set.load_if_sampler(&pmd, value);
-        }
-        Ok(())
-    }
+/// A PMD of one set.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pmd {
+    /// As the tool sees it: 64 bits, or the hardware's width with
+    /// PFM_REGFL_NO_64BIT_EMUL. A sampler's is its count alone.
+    pub(super) value: u64,
+    /// Of a sampler, what its control says of its sample.
+    pub(super) sample: u64,
+    pub(super) long_reset: u64,
+    pub(super) short_reset: u64,
+    pub(super) last_reset: u64,
+    /// Overflows before a switch, as written, and those that are left.
+    pub(super) threshold: u64,
+    pub(super) threshold_left: u64,
+    pub(super) random_mask: u64,
+    /// State of Carta's generator.
+    pub(super) random: u32,
+    pub(super) how: How,
+}
 
-    /// 3.1.4
-    pub(super) fn read_pmds(
-        &mut self,
-        vector: &mut [PmdArg],
-        values: &dyn Quantities,
-    ) -> Result<(), Refusal> {
-        for arg in vector {
-            arg.flags &= !PMD_RETURNED;
-            self.read_pmd(arg, values)
-                .map_err(|bad| bad.mark(&mut arg.flags))?;
-        }
-        Ok(())
-    }
-
-    fn read_pmd(&mut self, arg: &mut PmdArg, values: &dyn Quantities) -> Result<(), Bad> {
-        let name = format!("PMD{} of event set {}", arg.num, arg.set);
-        let set = self.find_set(arg.set, &name)?;
-        let pmd = self.find_pmd(arg.num)?;
-        let unknown = arg.flags & !PFM_REGFL_READ_RESET;
-        if unknown != 0 {
-            let reason = format!("{name}: reg_flags has bits that are not defined: {unknown:#x}");
-            return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
-        }
-        let reset = arg.flags & PFM_REGFL_READ_RESET != 0;
-        let provenance = match pmd.what {
-            PmdKind::Virtual(which) if reset => {
-                let reason =
-                    format!("{name} ({which}) is a quantity of the VMM and cannot be reset");
-                return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
-            }
-            PmdKind::Virtual(which) => {
-                let value = self.quantity(which, values);
-                arg.value = value.unwrap_or(UNKNOWN);
-                arg.last_reset_val = 0;
-                arg.ovflsw_thres = 0;
-                value.map_or(PFM_PROV_NOT_COUNTED, |_| PFM_PROV_NONE)
-            }
-            PmdKind::Sample { .. } if reset => {
-                let reason = format!("{name} describes a sample of IBS and cannot be reset");
-                return Err(Bad::new(PFM_REG_RETFL_EINVAL, reason));
-            }
-            PmdKind::Sample { .. } => {
-                let state = set.pmds.get(&arg.num).copied().unwrap_or_default();
-                arg.value = state.value;
-                arg.last_reset_val = 0;
-                arg.ovflsw_thres = 0;
-                match state.how {
-                    How::NotCounted => PFM_PROV_NOT_COUNTED,
-                    _ => PFM_PROV_NONE,
-                }
-            }
-            PmdKind::Counter { .. } | PmdKind::Sampler { .. } => {
-                let state = set.pmds.get(&arg.num).copied().unwrap_or_default();
-                arg.value = match pmd.what {
-                    PmdKind::Sampler { kind, pmc, .. } => set.sampler_value(kind, pmc, &state),
-                    _ => state.value,
-                };
-                arg.last_reset_val = state.last_reset;
-                arg.ovflsw_thres = match set.flags & PFM_SETFL_OVFL_SWITCH {
-                    0 => 0,
-                    _ => state.threshold_left,
-                };
-                state.how.code()
-            }
-        };
-        arg.flags |= provenance << PFM_REG_RETFL_PROV_SHIFT;
-        if reset {
-            self.read_reset(arg.set, arg.num);
-        }
-        Ok(())
-    }
-
-    /// A quantity of the VMM now, or when the context was detached; while monitoring
-    /// waits for PFM_RESTART, also where the vCPU was at the overflow behind it.
-    fn quantity(&self, which: VirtualPmd, values: &dyn Quantities) -> Option<u64> {
-        if which.is_of_overflow() {
-            let waits = self.phase == Phase::Masked || self.blocked;
-            return self.moment.filter(|_| waits)?.value(which);
-        }
-        match self.phase {
-            Phase::Unloaded => self.kept.get(&which.pmd()).copied(),
-            Phase::Loaded | Phase::Masked => values.read(which),
+impl Pmd {
+    /// What a write makes of it, where the register has the bits of `mask`.
+    pub(super) fn written(arg: &PmdArg, mask: u64) -> Self {
+        let value = arg.value & mask;
+        Pmd {
+            value,
+            sample: 0,
+            long_reset: arg.long_reset,
+            short_reset: arg.short_reset,
+            last_reset: value,
+            threshold: arg.ovflsw_thres,
+            threshold_left: arg.ovflsw_thres,
+            random_mask: arg.random_mask,
+            random: arg.random_seed,
+            how: How::NotCounted,
         }
     }
+}
 
-    fn find_set(&self, set: u16, name: &str) -> Result<&EventSet, Bad> {
-        self.sets.get(&set).ok_or_else(|| {
-            let reason = format!("{name}: there is no such event set");
-            Bad::new(PFM_REG_RETFL_NOSET, reason)
-        })
+/// The PMD of a write that may be carried out.
+pub(super) fn writable<'a>(pmu: &'a LogicalPmu, arg: &PmdArg) -> Result<&'a PmdDescription, Bad> {
+    let name = Name::of_pmd(arg);
+    let pmd = find_pmd(pmu, arg.num)?;
+    if arg.flags != 0 {
+        return name.refuse_flags(arg.flags);
     }
-
-    fn find_pmc(&self, num: u16) -> Result<&PmcDescription, Bad> {
-        self.pmu.pmc(num).ok_or_else(|| {
-            let reason = format!("this PMU has no PMC{num}");
-            Bad::new(PFM_REG_RETFL_NOTAVAIL, reason)
-        })
+    match pmd.what {
+        PmdKind::Virtual(which) => name.refuse(format_args!(
+            " ({which}) is a quantity of the VMM and cannot be written"
+        )),
+        PmdKind::Sample { .. } => name.refuse(" describes a sample of IBS and cannot be written"),
+        PmdKind::Counter { .. } | PmdKind::Sampler { .. } => Ok(pmd),
     }
+}
 
-    fn find_pmd(&self, num: u16) -> Result<&PmdDescription, Bad> {
-        self.pmu.pmd(num).ok_or_else(|| {
-            let reason = format!("this PMU has no PMD{num}");
-            Bad::new(PFM_REG_RETFL_NOTAVAIL, reason)
-        })
+/// The PMD of a read that may be carried out, and whether it is reset by it.
+pub(super) fn readable<'a>(
+    pmu: &'a LogicalPmu,
+    arg: &PmdArg,
+) -> Result<(&'a PmdDescription, bool), Bad> {
+    let name = Name::of_pmd(arg);
+    let pmd = find_pmd(pmu, arg.num)?;
+    let unknown = arg.flags & !PFM_REGFL_READ_RESET;
+    if unknown != 0 {
+        return name.refuse_flags(unknown);
     }
-
-    /// The PMDs of a vector of bits.
-    fn checked_pmds(
-        &self,
-        words: [u64; perfmon_abi::PMD_WORDS],
-        name: &str,
-        field: &str,
-    ) -> Result<PmdBits, Bad> {
-        let pmds = PmdBits::from_words(words);
-        let missing = pmds.difference(self.pmu.implemented_pmds());
-        if missing.is_empty() {
-            return Ok(pmds);
+    let reset = arg.flags & PFM_REGFL_READ_RESET != 0;
+    match pmd.what {
+        PmdKind::Virtual(which) if reset => name.refuse(format_args!(
+            " ({which}) is a quantity of the VMM and cannot be reset"
+        )),
+        PmdKind::Sample { .. } if reset => {
+            name.refuse(" describes a sample of IBS and cannot be reset")
         }
-        let reason = format!("{name}: {field} names {missing}, which this PMU does not have");
-        Err(Bad::new(PFM_REG_RETFL_EINVAL, reason))
+        _ => Ok((pmd, reset)),
     }
+}
+
+fn find_pmd(pmu: &LogicalPmu, num: u16) -> Result<&PmdDescription, Bad> {
+    pmu.pmd(num).ok_or_else(|| {
+        let reason = format!("this PMU has no PMD{num}");
+        Bad::new(PFM_REG_RETFL_NOTAVAIL, reason)
+    })
 }

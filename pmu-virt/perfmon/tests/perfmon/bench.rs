@@ -127,13 +127,13 @@ pub(crate) fn outcome(result: Result<(), Refusal>) -> Result<(), Errno> {
 
 /// Carries out a command; the argument as it is after it.
 pub(crate) fn call(context: &mut Context, mut call: Call) -> (Result<(), Errno>, Call) {
-    let result = context.call(&mut call, &Known, &mut Messages::default());
+    let result = context.call(&mut call, &Known);
     (outcome(result), call)
 }
 
 /// Carries out a command that has to succeed.
 pub(crate) fn must(context: &mut Context, mut what: Call) -> Call {
-    let result = context.call(&mut what, &Known, &mut Messages::default());
+    let result = context.call(&mut what, &Known);
     assert_eq!(result, Ok(()), "{what:?}");
     what
 }

@@ -150,7 +150,7 @@ fn sample(context: &mut Context, take: impl FnOnce(&mut Context)) -> Result<u64,
     let ticks = rdtsc().wrapping_sub(begun);
     // A full buffer is given back, as its tool does.
     if context.is_masked() {
-        let restarted = context.call(&mut Call::Restart, &Nobody, &mut Nobody);
+        let restarted = context.call(&mut Call::Restart, &Nobody);
         restarted.map_err(|refusal| BenchError::refused("restarting", refusal))?;
     }
     Ok(ticks)
@@ -202,11 +202,11 @@ fn sampling(fixture: &Fixture, flags: u32) -> Result<Context, Refusal> {
     };
     let pmcs = counters.clone().map(pmc).collect();
     let pmds = counters.map(pmd).collect();
-    context.call(&mut Call::WritePmcs(pmcs), &Nobody, &mut Nobody)?;
-    context.call(&mut Call::WritePmds(pmds), &Nobody, &mut Nobody)?;
+    context.call(&mut Call::WritePmcs(pmcs), &Nobody)?;
+    context.call(&mut Call::WritePmds(pmds), &Nobody)?;
     context.prepare_load(0)?;
     context.attached(0);
-    context.call(&mut Call::Start(None), &Nobody, &mut Nobody)?;
+    context.call(&mut Call::Start(None), &Nobody)?;
     Ok(context)
 }
 

@@ -194,11 +194,7 @@ pub(super) fn context(fixture: &Fixture, sets: u16, counters: usize) -> Result<C
                 timeout: Timespec::from_ns(slice),
                 ..SetDesc::default()
             };
-            context.call(
-                &mut Call::CreateEvtsets(vec![description]),
-                &Nobody,
-                &mut Nobody,
-            )?;
+            context.call(&mut Call::CreateEvtsets(vec![description]), &Nobody)?;
         }
         let pmc = |(&(num, _), &value): (&(u16, u16), &u64)| PmcArg {
             num,
@@ -207,7 +203,7 @@ pub(super) fn context(fixture: &Fixture, sets: u16, counters: usize) -> Result<C
             ..PmcArg::default()
         };
         let pmcs = fixture.counters.iter().zip(&selects).map(pmc).collect();
-        context.call(&mut Call::WritePmcs(pmcs), &Nobody, &mut Nobody)?;
+        context.call(&mut Call::WritePmcs(pmcs), &Nobody)?;
     }
     Ok(context)
 }

@@ -251,10 +251,10 @@ impl Contexts {
             self.table.room_for_sets(sets.len())?;
         }
         let attachment = self.table.get_mut(id).map(|entry| &mut entry.attachment);
-        let Some(Attachment::Detached { context, queue }) = attachment else {
+        let Some(Attachment::Detached { context, .. }) = attachment else {
             return Err(Errno::EBADF.into());
         };
-        let result = context.call(call, &NoQuantities, &mut **queue);
+        let result = context.call(call, &NoQuantities);
         if matches!(call, Call::CreateEvtsets(_) | Call::DeleteEvtsets(_)) {
             self.table.recount_sets(id);
         }

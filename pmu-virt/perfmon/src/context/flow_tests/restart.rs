@@ -5,13 +5,20 @@ use perfmon_abi::wire::Errno;
 use proptest::prelude::{any, prop_assert_eq, proptest};
 
 use super::{
-    NOTIFY, RESET, STOP, Scripted, bits, context, counter, lines, overflow, period, pmc, pmd,
+    NOTIFY, RESET, STOP, Scripted, bits, context, counter, lines, mask, overflow, period, pmc, pmd,
     restart,
 };
 use crate::carta;
-use crate::context::{How, Phase};
+use crate::context::set::Period;
+use crate::context::{Context, How, Phase};
 use crate::format::Control;
 use pmu_model::VirtualPmd;
+
+/// The long reset of one PMD.
+fn reset(context: &mut Context, set: u16, num: u16) {
+    let pmu = context.requests.pmu();
+    context.sets.reset(pmu, set, bits(&[num]), Period::Long);
+}
 
 #[test]
 fn which_restart_is_valid() {
@@ -43,12 +50,16 @@ fn which_restart_is_valid() {
     ];
     for (row, (phase, format, result, after)) in table.into_iter().enumerate() {
         let mut context = context(0);
-        context.phase = phase;
+        match phase {
+            Phase::Unloaded => context.detached(),
+            Phase::Loaded => {}
+            Phase::Masked => mask(&mut context),
+        }
         if let Some(format) = format {
             format.install(&mut context);
         }
         assert_eq!(restart(&mut context), result, "row {row}");
-        assert_eq!(context.phase, after, "row {row}");
+        assert_eq!(context.phase(), after, "row {row}");
     }
 }
 
@@ -61,11 +72,11 @@ fn without_a_format_all_that_overflowed_get_their_long_period() {
     // A virtual PMD has nothing that could be reset.
     pmc(&mut context, 0, 1).reset_pmds = bits(&[2, VirtualPmd::Exits.pmd()]);
     overflow(&mut context, &[0, 1]);
-    assert!(context.blocked);
+    assert!(context.is_blocked());
     assert_eq!(restart(&mut context), Ok(()));
     let left = [0, 1, 2, 3].map(|num| period(&mut context, 0, num));
     assert_eq!(left, [1000, 1000, 1000, 5u64.wrapping_neg()]);
-    assert!(!context.blocked);
+    assert!(!context.is_blocked());
     assert_eq!(pmd(&mut context, 0, 1).last_reset.wrapping_neg(), 1000);
     assert_eq!(restart(&mut context), Err(Errno::EBUSY), "once is enough");
 }
@@ -114,9 +125,9 @@ fn a_read_resets_with_the_long_period_what_the_pmc_names() {
     }
     pmc(&mut context, 0, 0).reset_pmds = bits(&[2]);
     pmd(&mut context, 0, 0).how = How::Lost;
-    context.read_reset(0, 0);
-    context.read_reset(0, VirtualPmd::Exits.pmd());
-    context.read_reset(9, 0);
+    reset(&mut context, 0, 0);
+    reset(&mut context, 0, VirtualPmd::Exits.pmd());
+    reset(&mut context, 9, 0);
     let left = [0, 1, 2].map(|num| period(&mut context, 0, num));
     assert_eq!(left, [1000, 5u64.wrapping_neg(), 1000]);
     assert_eq!(
@@ -124,15 +135,16 @@ fn a_read_resets_with_the_long_period_what_the_pmc_names() {
         How::NotCounted,
         "it begins anew"
     );
-    assert!(!context.sets[&0].pmds.contains_key(&VirtualPmd::Exits.pmd()));
+    let mut known = context.sets.set_mut(0).known_pmds();
+    assert!(known.all(|num| num != VirtualPmd::Exits.pmd()));
 }
 
 #[test]
 fn without_emulation_a_value_is_as_wide_as_the_hardware() {
     let mut context = context(0);
     counter(&mut context, 0, 0, PFM_REGFL_NO_64BIT_EMUL);
-    context.read_reset(0, 0);
-    let width = context.pmu.model().width();
+    reset(&mut context, 0, 0);
+    let width = context.requests.pmu().model().width();
     let pmd = pmd(&mut context, 0, 0);
     assert_eq!(pmd.value, (1 << width) - 1000);
     assert_eq!(pmd.last_reset, pmd.value, "what was loaded (3.1.4)");
@@ -147,7 +159,7 @@ proptest! {
         (first.random_mask, first.random) = (mask, seed);
         let mut state = seed;
         for _ in 0..resets {
-            context.read_reset(0, 0);
+            reset(&mut context, 0, 0);
             let base = 1000u64.wrapping_neg();
             let (value, next) = carta::vary(base, mask, state);
             state = next;
@@ -162,7 +174,7 @@ proptest! {
         counter(&mut context, 0, 0, 0);
         let first = pmd(&mut context, 0, 0);
         (first.random_mask, first.random) = (mask, seed);
-        context.read_reset(0, 0);
+        reset(&mut context, 0, 0);
         prop_assert_eq!(period(&mut context, 0, 0), 1000);
         prop_assert_eq!(pmd(&mut context, 0, 0).random, seed);
     }

@@ -103,7 +103,7 @@ impl Measurement {
     }
 
     fn call(&mut self, mut call: Call) {
-        let result = self.context.call(&mut call, &Exits(0), &mut self.queue);
+        let result = self.context.call(&mut call, &Exits(0));
         assert_eq!(result, Ok(()), "{call:?}");
     }
 
@@ -139,7 +139,7 @@ impl Measurement {
     /// `all`: the end has come, and half-filled buffers are read as well.
     fn look(&mut self, all: bool) {
         let sampler = self.context.sampler.as_mut().expect("a sampler");
-        let buffer = sampler.buffer.bytes();
+        let buffer = sampler.recorded();
         match self.kind {
             Kind::Default => self
                 .read
@@ -178,7 +178,8 @@ impl Measurement {
 
     /// Events since the last overflow.
     fn left(&self) -> u64 {
-        let pmd = &self.context.sets[&0].pmds[&0];
+        let set = self.context.sets.get(0).expect("set 0");
+        let pmd = set.pmd(0);
         pmd.value.wrapping_sub(pmd.last_reset)
     }
 }

@@ -1,34 +1,36 @@
 //! From set to set, by time and by overflows.
 
-use perfmon_abi::StartArg;
 use perfmon_abi::consts::{
     PFM_FL_SYSTEM_WIDE, PFM_SETFL_EXCL_IDLE, PFM_SETFL_EXPL_NEXT, PFM_SETFL_OVFL_SWITCH,
     PFM_SETFL_TIME_SWITCH,
 };
 use perfmon_abi::wire::Call;
+use perfmon_abi::{SetDesc, StartArg};
 use pmu_model::Nanos;
 use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
 
 use super::{
-    Exits, NOTIFY, Queue, RESET, STOP, Scripted, bits, context, counter, overflow, period, pmd,
-    restart,
+    NOTIFY, RESET, STOP, Scripted, bits, command, context, counter, mask, overflow, period, pmd,
+    restart, wrap,
 };
-use crate::context::{Context, EventSet, Phase};
+use crate::bits::PmdBits;
+use crate::context::set::EventSet;
+use crate::context::{Context, Phase};
 
 fn add(context: &mut Context, number: u16, flags: u32, next: u16, timeout: u64) {
-    let set = EventSet {
+    let mut set = EventSet::default();
+    let desc = SetDesc {
         flags,
         next,
-        timeout: Nanos(timeout),
-        timeout_left: Nanos(timeout),
-        ..EventSet::default()
+        ..SetDesc::default()
     };
-    context.sets.insert(number, set);
+    set.describe(&desc, Nanos(timeout));
+    *context.sets.set_mut(number) = set;
 }
 
 /// Sets that switch by time: number, timeout.
-fn timed(sets: &[(u16, u64)]) -> Context {
-    let mut context = context(0);
+fn timed(flags: u32, sets: &[(u16, u64)]) -> Context {
+    let mut context = context(flags);
     for &(number, timeout) in sets {
         add(&mut context, number, PFM_SETFL_TIME_SWITCH, 0, timeout);
     }
@@ -48,8 +50,21 @@ fn pass_idle(context: &mut Context, ns: u64, counted: bool) {
 }
 
 fn runs(context: &Context) -> Vec<(u16, u64, u64)> {
-    let of = |(&number, set): (&u16, &EventSet)| (number, set.runs, set.active_time.0);
-    context.sets.iter().map(of).collect()
+    let sets = context.sets.infos();
+    sets.map(|info| (info.id, info.runs, info.act_duration.to_ns().unwrap()))
+        .collect()
+}
+
+/// What is left of a set's timeout.
+fn left(context: &Context, set: u16) -> u64 {
+    let set = context.sets.get(set).unwrap();
+    set.switch_due().unwrap().0
+}
+
+/// How often a set became active, and the triggers by which it was left.
+fn turns(context: &mut Context, set: u16) -> (u64, PmdBits) {
+    let info = context.sets.set_mut(set).info(set);
+    (info.runs, PmdBits::from_words(info.switch_pmds))
 }
 
 #[test]
@@ -65,78 +80,77 @@ fn the_next_set_is_the_linked_one_or_the_next_number() {
         add(&mut context, number, flags, next, 0);
     }
     for (set, next) in [(0, 3), (3, 5), (5, 0), (8, 11), (11, 8)] {
-        assert_eq!(context.next_set(set), next, "after set {set}");
+        assert_eq!(context.sets.next_set(set), next, "after set {set}");
     }
     // Round robin; also from the highest number there can be.
     add(&mut context, 11, 0, 8, 0);
-    assert_eq!(context.next_set(11), 0);
+    assert_eq!(context.sets.next_set(11), 0);
     add(&mut context, u16::MAX, 0, 8, 0);
-    assert_eq!(context.next_set(u16::MAX), 0);
+    assert_eq!(context.sets.next_set(u16::MAX), 0);
 }
 
 #[test]
 fn a_timeout_leads_to_the_next_set_and_waits_while_masked() {
-    let mut context = timed(&[(0, 100), (1, 50)]);
+    let mut context = timed(0, &[(0, 100), (1, 50)]);
     pass(&mut context, 99);
-    assert_eq!((context.active, context.sets[&0].timeout_left.0), (0, 1));
+    assert_eq!((context.active_set(), left(&context, 0)), (0, 1));
     // Figure 3.36: nothing while masked, then on from where it was.
-    context.phase = Phase::Masked;
+    mask(&mut context);
     context.expire();
-    assert_eq!((context.active, context.sets[&0].timeout_left.0), (0, 1));
-    context.phase = Phase::Loaded;
+    assert_eq!((context.active_set(), left(&context, 0)), (0, 1));
+    assert_eq!(restart(&mut context), Ok(()));
     pass(&mut context, 1);
-    assert_eq!((context.active, context.sets[&1].timeout_left.0), (1, 50));
+    assert_eq!((context.active_set(), left(&context, 1)), (1, 50));
     assert_eq!(runs(&context), [(0, 0, 100), (1, 1, 0)]);
     // Figure 3.37: time off the core does not reach the context.
     pass(&mut context, 50);
-    assert_eq!((context.active, context.sets[&0].timeout_left.0), (0, 100));
+    assert_eq!((context.active_set(), left(&context, 0)), (0, 100));
 }
 
 #[test]
 fn nothing_switches_while_stopped_or_before_an_overflow_was_dealt_with() {
     let due = || {
-        let mut context = timed(&[(0, 100), (1, 50)]);
+        let mut context = timed(0, &[(0, 100), (1, 50)]);
         context.pass(Nanos(100), true);
         context
     };
     let mut stopped = due();
-    stopped.started = false;
+    assert_eq!(command(&mut stopped, Call::Stop), Ok(()));
     stopped.expire();
-    assert_eq!(stopped.active, 0);
+    assert_eq!(stopped.active_set(), 0);
     let mut overflowed = due();
-    overflowed.pending = bits(&[0]);
+    wrap(&mut overflowed, 0);
     overflowed.expire();
-    assert_eq!(overflowed.active, 0);
+    assert_eq!(overflowed.active_set(), 0);
     overflow(&mut overflowed, &[0]);
     overflowed.expire();
-    assert_eq!(overflowed.active, 1);
+    assert_eq!(overflowed.active_set(), 1);
 }
 
 #[test]
 fn a_late_exit_is_all_the_active_sets() {
     // Its events were counted for that set, so its time has to be, too.
-    let mut context = timed(&[(0, 100), (1, 50)]);
+    let mut context = timed(0, &[(0, 100), (1, 50)]);
     pass(&mut context, 170);
-    assert_eq!((context.active, context.sets[&1].timeout_left.0), (1, 50));
+    assert_eq!((context.active_set(), left(&context, 1)), (1, 50));
     assert_eq!(runs(&context), [(0, 0, 170), (1, 1, 0)]);
 }
 
 #[test]
 fn several_timeouts_can_be_up_at_once() {
-    let mut context = timed(&[(0, 100), (1, 50), (2, 10)]);
+    let mut context = timed(0, &[(0, 100), (1, 50), (2, 10)]);
     pass_idle(&mut context, 100 + 50 + 10 + 30, false);
-    assert_eq!((context.active, context.sets[&0].timeout_left.0), (0, 70));
+    assert_eq!((context.active_set(), left(&context, 0)), (0, 70));
     assert_eq!(runs(&context), [(0, 1, 130), (1, 1, 50), (2, 1, 10)]);
     // A set that does not switch takes the rest.
     add(&mut context, 2, 0, 0, 0);
     pass_idle(&mut context, 70 + 50 + 1000, false);
-    assert_eq!((context.active, context.sets[&2].active_time.0), (2, 1000));
+    assert_eq!((context.active_set(), runs(&context)[2].2), (2, 1000));
 }
 
 #[test]
 fn a_long_idle_time_costs_no_more_than_two_rounds() {
-    let mut context = timed(&[(0, 100_000), (1, 100_000)]);
-    context.flags = PFM_FL_SYSTEM_WIDE;
+    let mut context = timed(PFM_FL_SYSTEM_WIDE, &[(0, 100_000), (1, 100_000)]);
     add(
         &mut context,
         1,
@@ -148,7 +162,7 @@ fn a_long_idle_time_costs_no_more_than_two_rounds() {
     let years = 1_000_000_000_000_000_000;
     pass_idle(&mut context, years + 130_000, false);
     assert!(started.elapsed().as_secs() < 5);
-    assert_eq!(context.active, 1);
+    assert_eq!(context.active_set(), 1);
     let rounds = years / 200_000;
     assert_eq!(
         runs(&context),
@@ -165,8 +179,8 @@ proptest! {
     ) {
         let build = || {
             let sets: Vec<_> = (0..).zip(timeouts.iter().copied()).collect();
-            let mut context = timed(&sets);
-            let last = context.sets.len() - 1;
+            let mut context = timed(0, &sets);
+            let last = context.set_count() - 1;
             let last = u16::try_from(last).unwrap_or(0);
             let flags = PFM_SETFL_TIME_SWITCH | PFM_SETFL_EXPL_NEXT;
             add(&mut context, last, flags, link.min(last), timeouts[usize::from(last)]);
@@ -185,8 +199,8 @@ proptest! {
         prop_assert_eq!(time, sum);
         prop_assert_eq!(runs(&whole), runs(&single));
         prop_assert_eq!(runs(&parts), runs(&single));
-        prop_assert_eq!(whole.active, single.active);
-        prop_assert!(whole.sets[&whole.active].timeout_left > Nanos(0));
+        prop_assert_eq!(whole.active_set(), single.active_set());
+        prop_assert!(left(&whole, whole.active_set()) > 0);
     }
 }
 
@@ -217,13 +231,13 @@ fn thresholds_lead_from_set_to_set() {
     ];
     for (trigger, active, runs_0, left) in expected {
         assert_eq!(overflow(&mut context, &[trigger]), vec![]);
-        let of_0 = &context.sets[&0];
-        assert_eq!((context.active, of_0.runs), (active, runs_0));
-        assert_eq!(of_0.pmds[&0].threshold_left, left);
-        assert_eq!(context.phase, Phase::Loaded);
+        let runs = turns(&mut context, 0).0;
+        assert_eq!((context.active_set(), runs), (active, runs_0));
+        assert_eq!(pmd(&mut context, 0, 0).threshold_left, left);
+        assert_eq!(context.phase(), Phase::Loaded);
     }
-    assert_eq!(context.sets[&0].switch_pmds, bits(&[0]));
-    assert_eq!(context.sets[&1].switch_pmds, bits(&[1]));
+    assert_eq!(turns(&mut context, 0).1, bits(&[0]));
+    assert_eq!(turns(&mut context, 1).1, bits(&[1]));
 }
 
 #[test]
@@ -246,10 +260,10 @@ fn several_thresholds_can_be_reached_at_once_and_0_is_none() {
         (pmd.threshold, pmd.threshold_left) = (threshold, threshold);
     }
     overflow(&mut context, &[0, 3]);
-    assert_eq!(context.active, 0);
+    assert_eq!(context.active_set(), 0);
     overflow(&mut context, &[0, 2, 3]);
-    assert_eq!(context.active, 1);
-    assert_eq!(context.sets[&0].switch_pmds, bits(&[0, 2]));
+    assert_eq!(context.active_set(), 1);
+    assert_eq!(turns(&mut context, 0).1, bits(&[0, 2]));
     assert_eq!(pmd(&mut context, 0, 3).value, 5, "no trigger: it wraps");
 }
 
@@ -260,31 +274,37 @@ fn thresholds_mean_nothing_in_other_sets() {
     counter(&mut context, 0, 0, 0);
     pmd(&mut context, 0, 0).threshold = 1;
     overflow(&mut context, &[0]);
-    assert_eq!((context.active, pmd(&mut context, 0, 0).value), (0, 5));
+    assert_eq!(
+        (context.active_set(), pmd(&mut context, 0, 0).value),
+        (0, 5)
+    );
 }
 
 #[test]
 fn a_mask_puts_the_switch_off_until_the_restart() {
     let mut context = triggered(NOTIFY);
     // PMD 1 overflowed when set 1 was active before, and was not reset.
-    if let Some(set) = context.sets.get_mut(&1) {
-        set.overflowed = bits(&[1]);
-    }
+    context.sets.set_mut(1).keep(bits(&[1]));
     for active in [0, 1] {
         let messages = overflow(&mut context, &[0]);
         assert_eq!(messages.len(), 1);
-        assert_eq!((context.phase, context.active), (Phase::Masked, 0));
+        assert_eq!((context.phase(), context.active_set()), (Phase::Masked, 0));
         assert_eq!(restart(&mut context), Ok(()));
-        assert_eq!((context.phase, context.active), (Phase::Loaded, active));
+        assert_eq!(
+            (context.phase(), context.active_set()),
+            (Phase::Loaded, active)
+        );
         assert_eq!(period(&mut context, 0, 0), 1000);
     }
-    assert_eq!(context.sets[&1].runs, 1);
+    assert_eq!(turns(&mut context, 1).0, 1);
     assert_eq!(
         period(&mut context, 1, 1),
         1000,
         "a long reset, at a restart"
     );
-    assert!(!context.switch_pending);
+    mask(&mut context);
+    assert_eq!(restart(&mut context), Ok(()));
+    assert_eq!(context.active_set(), 1, "it took place once");
 }
 
 #[test]
@@ -294,16 +314,14 @@ fn a_start_while_masked_overrules_the_switch_that_was_put_off() {
         let mut context = triggered(NOTIFY);
         pmd(&mut context, 0, 0).threshold_left = 1;
         overflow(&mut context, &[0]);
-        assert_eq!((context.phase, context.active), (Phase::Masked, 0));
-        let mut start = Call::Start(named.map(|set| StartArg { set }));
-        let started = context.call(&mut start, &Exits(0), &mut Queue::default());
-        assert_eq!(started, Ok(()));
-        assert_eq!(context.phase, Phase::Masked);
+        assert_eq!((context.phase(), context.active_set()), (Phase::Masked, 0));
+        let start = Call::Start(named.map(|set| StartArg { set }));
+        assert_eq!(command(&mut context, start), Ok(()));
+        assert_eq!(context.phase(), Phase::Masked);
         assert_eq!(restart(&mut context), Ok(()));
-        assert_eq!(context.active, active, "{named:?}");
-        assert!(!context.switch_pending);
-        assert_eq!(context.sets[&active].runs, 1, "{named:?}");
-        let left = context.sets[&0].pmds[&0].threshold_left;
+        assert_eq!(context.active_set(), active, "{named:?}");
+        assert_eq!(turns(&mut context, active).0, 1, "{named:?}");
+        let left = pmd(&mut context, 0, 0).threshold_left;
         assert_eq!(left, if active == 0 { 2 } else { 0 }, "{named:?}");
     }
 }
@@ -320,13 +338,13 @@ fn with_a_format_the_switch_takes_place_unless_it_masks() {
         };
         format.install(&mut context);
         overflow(&mut context, &[0]);
-        assert_eq!(context.active, active);
+        assert_eq!(context.active_set(), active);
         if control == STOP {
             assert_eq!(restart(&mut context), Ok(()));
         } else {
             assert_eq!(period(&mut context, 0, 0), 100);
         }
-        assert_eq!(context.active, 1);
+        assert_eq!(context.active_set(), 1);
     }
 }
 
@@ -344,7 +362,7 @@ fn a_message_tells_the_set_that_was_active() {
     };
     format.install(&mut context);
     let messages = overflow(&mut context, &[0]);
-    assert_eq!(context.active, 1);
+    assert_eq!(context.active_set(), 1);
     let sets: Vec<_> = messages.iter().flatten().map(|m| m.active_set).collect();
     assert_eq!(sets, [0]);
 }
@@ -352,11 +370,15 @@ fn a_message_tells_the_set_that_was_active() {
 #[test]
 fn a_lone_set_can_follow_itself() {
     let mut context = triggered(0);
-    context.sets.remove(&1);
+    let mut second = [SetDesc {
+        id: 1,
+        ..SetDesc::default()
+    }];
+    context.sets.delete(&mut second).unwrap();
     overflow(&mut context, &[0]);
     overflow(&mut context, &[0]);
-    let set = &context.sets[&0];
-    assert_eq!((context.active, set.runs), (0, 1));
-    assert_eq!(set.pmds[&0].threshold_left, 2);
+    let runs = turns(&mut context, 0).0;
+    assert_eq!((context.active_set(), runs), (0, 1));
+    assert_eq!(pmd(&mut context, 0, 0).threshold_left, 2);
     assert_eq!(period(&mut context, 0, 0), 100, "reset as it comes back");
 }

@@ -236,7 +236,7 @@ impl Pair {
 
     fn call(&mut self, mut call: Call) {
         let mut expected = call.clone();
-        let told = self.context.call(&mut call, &Known, &mut self.queue);
+        let told = self.context.call(&mut call, &Known);
         let told = outcome(told);
         assert_eq!(told, self.model.call(&mut expected), "{call:?}");
         if let (Call::ReadPmds(told), Call::ReadPmds(expected)) = (&call, &expected) {
