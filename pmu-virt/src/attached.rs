@@ -1,8 +1,12 @@
 //! A context on a core: what it wants counted is brought onto slots, and what
 //! these have counted is brought to it.
+//!
+//! Places, time and allowance own their state and know nothing of each other, nor of the
+//! context. [`AttachedContext`] lets them meet.
 
+mod allowance;
 mod group;
-mod place;
+mod places;
 mod record;
 mod samplers;
 mod time;
@@ -11,20 +15,25 @@ pub(crate) use group::ContextGroup;
 pub use group::MAX_CONTEXTS;
 pub use record::{HostAudit, HostEvent, HostRecord};
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use perfmon::{Context, ContextId, MessageQueue, Moment, Quantities, Wanted};
 use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
-use perfmon_abi::wire::Refusal;
+use perfmon_abi::wire::{Call, Refusal};
 use pmu_model::ibs::IbsSample;
-use pmu_model::{CountRequest, Nanos, OwnerId, Tsc, Unavailable, UnavailableReason};
+use pmu_model::{
+    CountRequest, IbsKind, Nanos, OwnerId, SlotIndex, SlotSet, Ticks, Tsc, Unavailable,
+};
 
+use crate::assign::Demand;
 use crate::backend::{CountPlan, CounterBackend};
 use crate::filter::EventFilter;
-use crate::slot_bank::{Claimant, SlotBank, SlotLease};
-use place::PmdLease;
+use crate::placement::Claim;
+use crate::slot_bank::{Settled, SlotBank, SlotLease};
+use allowance::Allowance;
+use places::{Places, PmdSettled};
 pub(crate) use samplers::no_sampler_of_core;
+use time::ContextTime;
 pub(crate) use time::TickClock;
 
 /// A context that is attached to a vCPU or a core, with its queue.
@@ -32,37 +41,11 @@ pub(crate) use time::TickClock;
 /// Times are those in which its vCPU runs, or the wall time of its core.
 #[derive(Debug)]
 pub struct AttachedContext {
-    id: ContextId,
     context: Box<Context>,
     queue: Box<dyn MessageQueue>,
-    /// The vCPU that it is loaded on; none if that is a core.
-    vcpu: Option<OwnerId>,
-    /// Slots that count for it, and slots that it keeps for a while.
-    places: Vec<PmdLease>,
-    /// What is to count and has no slot.
-    missing: Vec<Wanted>,
-    /// Set and PMD of what nobody counts, as the log has it.
-    uncounted: BTreeSet<(u16, u16)>,
-    /// It was preempted so long ago.
-    blind: Option<Nanos>,
-    /// The counters that it may use at a time by a lease of the host's arbiter; without a
-    /// number it needs none.
-    lease: Option<usize>,
-    /// What its tool may count; all without it.
-    filter: Option<Arc<EventFilter>>,
-    /// Its largest set wants more than that: it is preempted for as long.
-    beyond_lease: bool,
-    /// Time for which there would have been room again, or in which it was not
-    /// looked for.
-    waited: Nanos,
-    /// How late a switch may come because its vCPU only halts; 0 while it runs.
-    patience: Nanos,
-    clock: TickClock,
-    /// Of a core's context: TSC until which it knows how time has passed; none before
-    /// a vCPU runs for the first time.
-    until: Option<Tsc>,
-    /// Time since then that it was told of.
-    idle: Nanos,
+    places: Places,
+    time: ContextTime,
+    allowance: Allowance,
 }
 
 /// A context that could not be attached.
@@ -98,56 +81,29 @@ pub struct GuestLimit {
     pub most: u8,
 }
 
-fn plan(
-    filter: Option<&EventFilter>,
-    backend: &dyn CounterBackend,
-    request: &CountRequest,
-) -> Result<CountPlan, Unavailable> {
-    if let Some(filter) = filter {
-        let denied = filter.check(request);
-        denied.map_err(|reason| Unavailable { reason })?;
-    }
-    if request.is_for_host_alone() {
-        let reason = UnavailableReason::HostOnly;
-        return Err(Unavailable { reason });
-    }
-    backend.plan(request)
-}
-
 impl AttachedContext {
     /// A context that is attached to nothing yet.
     #[must_use]
     pub fn new(id: ContextId, context: Box<Context>, queue: Box<dyn MessageQueue>) -> Box<Self> {
         Box::new(AttachedContext {
-            id,
             context,
             queue,
-            vcpu: None,
-            places: Vec::new(),
-            missing: Vec::new(),
-            uncounted: BTreeSet::new(),
-            blind: None,
-            lease: None,
-            beyond_lease: false,
-            filter: None,
-            waited: Nanos(0),
-            patience: Nanos(0),
-            clock: TickClock::default(),
-            until: None,
-            idle: Nanos(0),
+            places: Places::new(id),
+            time: ContextTime::default(),
+            allowance: Allowance::default(),
         })
     }
 
     /// What it was made of. It was unloaded before.
     #[must_use]
     pub fn into_parts(self) -> (ContextId, Box<Context>, Box<dyn MessageQueue>) {
-        (self.id, self.context, self.queue)
+        (self.id(), self.context, self.queue)
     }
 
     /// Its name.
     #[must_use]
     pub fn id(&self) -> ContextId {
-        self.id
+        self.places.context()
     }
 
     /// The context, as of the last settlement.
@@ -164,7 +120,7 @@ impl AttachedContext {
     /// Whether its counters were taken by somebody who comes first.
     #[must_use]
     pub fn is_preempted(&self) -> bool {
-        self.blind.is_some()
+        self.time.is_blind()
     }
 
     /// Whether others may take its counters for a time.
@@ -184,13 +140,13 @@ impl AttachedContext {
     /// While its largest set wants more it is preempted, as nothing says which of its
     /// events could do without.
     pub fn set_lease(&mut self, counters: usize) {
-        self.lease = Some(counters);
+        self.allowance.set_lease(counters);
         self.keep_to_lease();
     }
 
     /// Its tool may count no more than this allows.
     pub fn set_filter(&mut self, filter: Arc<EventFilter>) {
-        self.filter = Some(filter);
+        self.allowance.set_filter(filter);
     }
 
     /// How a request of its tool's would be counted.
@@ -199,47 +155,42 @@ impl AttachedContext {
         backend: &dyn CounterBackend,
         request: &CountRequest,
     ) -> Result<CountPlan, Unavailable> {
-        plan(self.filter.as_deref(), backend, request)
+        self.allowance.plan(backend, request)
     }
 
     /// Whether its largest set wants more than its lease holds.
     pub(crate) fn is_beyond_lease(&self) -> bool {
-        self.beyond_lease
+        self.allowance.is_exceeded()
     }
 
     /// Looks at the lease again, after its sets have changed.
     pub(crate) fn keep_to_lease(&mut self) {
-        self.beyond_lease = self.lease.is_some_and(|lease| lease < self.counters());
+        self.allowance.compare(self.counters());
     }
 
     /// Whether it has to give up what it has for want of a lease.
     pub(crate) fn is_to_leave(&self) -> bool {
-        self.beyond_lease && self.blind.is_none()
+        self.allowance.is_exceeded() && !self.time.is_blind()
     }
 
     /// The vCPU that it is loaded on; none if that is a core.
     #[must_use]
     pub fn vcpu(&self) -> Option<OwnerId> {
-        self.vcpu
+        self.places.vcpu()
     }
 
-    fn claimant(&self, pmd: u16) -> Claimant {
-        Claimant::Context {
-            vcpu: self.vcpu,
-            context: self.id,
-            pmd,
-        }
+    /// Whether anything is to be done while the guest runs.
+    pub(crate) fn is_active(&self) -> bool {
+        self.context.is_started()
     }
+}
 
+/// Coming, going, and what tools ask for.
+impl AttachedContext {
     /// The context is attached from now on.
     pub(crate) fn begin(&mut self, vcpu: Option<OwnerId>, set: u16) {
-        self.vcpu = vcpu;
-        self.blind = None;
-        self.waited = Nanos(0);
-        self.patience = Nanos(0);
-        self.clock = TickClock::default();
-        (self.until, self.idle) = (None, Nanos(0));
-        self.uncounted.clear();
+        self.places.begin(vcpu);
+        self.time = ContextTime::default();
         self.context.attached(set);
     }
 
@@ -247,40 +198,64 @@ impl AttachedContext {
     /// last counts.
     pub(crate) fn end(&mut self, bank: &mut SlotBank) {
         self.leave_all(bank);
-        self.context.detached();
-        self.blind = None;
-        self.missing.clear();
+        self.end_away();
     }
 
     /// The same on no core: yields what it holds on the one where its vCPU was
     /// parked. Its counts were settled then.
     pub(crate) fn end_away(&mut self) -> Vec<SlotLease> {
         self.context.detached();
-        self.blind = None;
-        self.missing.clear();
-        self.places.drain(..).map(|place| place.lease).collect()
+        self.time.see_again();
+        self.places.take_missing();
+        self.places.end_away()
     }
 
     /// Carries a command out. Counts were settled before, and slots are
     /// brought in line after.
     pub(crate) fn carry_out(
         &mut self,
-        call: &mut perfmon_abi::wire::Call,
+        call: &mut Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
         self.context.call(call, values)
     }
 
-    /// Takes in a sample of IBS, if it waits for one.
-    pub(crate) fn take_in_sample(&mut self, sample: &IbsSample) -> bool {
-        self.context.sampled(sample)
+    /// Whether a command leaves its places as they are: it tells values, and nothing
+    /// waits for a slot.
+    pub(crate) fn is_only_read_by(&self, call: &Call) -> bool {
+        call.only_reads() && !self.waits_for_room()
+    }
+
+    /// What `check` says of the samplers that it uses.
+    pub(crate) fn check_samplers(
+        &self,
+        check: impl Fn(IbsKind) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let kinds = IbsKind::ALL.into_iter();
+        let mut used = kinds.filter(|kind| self.context.uses_sampler(*kind));
+        used.try_for_each(check)
+    }
+
+    /// The first write that would make it use a sampler which it does not use yet and
+    /// which `check` refuses.
+    pub(crate) fn refused_sampler(
+        &self,
+        call: &Call,
+        check: impl Fn(IbsKind) -> Result<(), Refusal>,
+    ) -> Option<(usize, Refusal)> {
+        samplers::refused(&self.context, call, check)
     }
 
     /// Chooses what its samplers count here, by what the sources of the core count.
     pub(crate) fn choose_for_samplers(&mut self, backend: &dyn CounterBackend) {
-        let filter = self.filter.clone();
+        let allowance = &self.allowance;
         self.context
-            .choose_for_samplers(|request| plan(filter.as_deref(), backend, request).is_ok());
+            .choose_for_samplers(|request| allowance.plan(backend, request).is_ok());
+    }
+
+    /// Takes in a sample of IBS, if it waits for one.
+    pub(crate) fn take_in_sample(&mut self, sample: &IbsSample) -> bool {
+        self.context.sampled(sample)
     }
 
     /// Handles the overflows that are pending. Counts were settled before.
@@ -294,16 +269,15 @@ impl AttachedContext {
     /// until it is restored.
     #[must_use]
     pub(crate) fn preempt(&mut self, bank: &mut SlotBank) -> Option<HostEvent> {
-        if self.blind.is_some() {
+        if self.time.is_blind() {
             return None;
         }
         self.leave_all(bank);
         for wanted in self.context.wanted() {
             self.context.lose(wanted.pmd);
         }
-        self.missing.clear();
-        self.blind = Some(Nanos(0));
-        self.waited = Nanos(0);
+        self.places.take_missing();
+        self.time.go_blind();
         self.context.preempted(&mut *self.queue);
         Some(HostEvent::Preempted)
     }
@@ -311,9 +285,281 @@ impl AttachedContext {
     /// There is room for it again. It has no slots yet.
     #[must_use]
     pub(crate) fn restore(&mut self) -> Option<HostEvent> {
-        let blind = self.blind.take()?;
-        self.waited = Nanos(0);
+        let blind = self.time.see_again()?;
         self.context.restored(blind, &mut *self.queue);
         Some(HostEvent::Restored { blind })
+    }
+}
+
+/// Counts and slots.
+impl AttachedContext {
+    /// Takes in what its slots have counted since the last time.
+    pub(crate) fn settle(&mut self, bank: &mut SlotBank) {
+        for index in self.places.indices() {
+            let settled = self.places.settle(index, bank);
+            self.take_in(settled);
+        }
+    }
+
+    /// Takes in what the slots have counted whose overflow has come.
+    pub(crate) fn settle_slots(&mut self, slots: SlotSet, bank: &mut SlotBank) {
+        for index in self.places.indices() {
+            let settled = self.places.settle_overflow(index, slots, bank);
+            self.take_in(settled);
+        }
+    }
+
+    /// What was counted is the PMD's.
+    fn take_in(&mut self, settled: Option<PmdSettled>) {
+        let Some((pmd, settled)) = settled else {
+            return;
+        };
+        let set = self.context.active_set();
+        match settled {
+            Settled::Counted(events, provenance) => {
+                self.context.count(pmd, events, provenance);
+                self.places.note_counted(set, pmd);
+            }
+            Settled::Uncounted(reason) => {
+                self.context.lose(pmd);
+                self.places
+                    .log_uncounted(set, pmd, "is not counted", reason);
+            }
+        }
+    }
+
+    /// Gives every slot back.
+    pub(crate) fn leave_all(&mut self, bank: &mut SlotBank) {
+        self.leave_where(bank, |_, _| true);
+    }
+
+    /// Leaves the slots that cannot count for another vCPU, before there is one.
+    pub(crate) fn leave_private(&mut self, bank: &mut SlotBank) {
+        self.leave_where(bank, SlotBank::is_private);
+    }
+
+    fn leave_where(&mut self, bank: &mut SlotBank, which: impl Fn(&SlotBank, &SlotLease) -> bool) {
+        for index in self.places.indices() {
+            if which(bank, self.places.lease(index)) {
+                let last = self.places.leave(index, bank);
+                self.take_in(last);
+            }
+        }
+    }
+
+    /// Starts and stops its slots as the context wants it; what finds none is
+    /// missing. Counts were settled before, or its vCPU was away.
+    pub(crate) fn reconcile(&mut self, bank: &mut SlotBank) {
+        self.leave_where(bank, |bank, lease| !bank.holds(lease));
+        if self.allowance.is_exceeded() {
+            // Whoever found that has recorded it.
+            let _ = self.preempt(bank);
+        }
+        let mut wanted = self.context.wanted();
+        if self.time.is_blind() {
+            // Also what was started or written since it was preempted.
+            for wanted in wanted.drain(..) {
+                self.context.lose(wanted.pmd);
+            }
+        }
+        self.places.serve(wanted, bank);
+    }
+
+    /// Gives slots to what is missing, where that moves nobody who counts.
+    pub(crate) fn place_missing(&mut self, bank: &mut SlotBank) {
+        for missing in self.places.take_missing() {
+            let Ok(plan) = self.plan(bank.backend(), &missing.request) else {
+                self.miss(missing);
+                continue;
+            };
+            match bank.find(&missing.request, &plan.constraint) {
+                Some(slots) => self.bind(slots, missing, bank),
+                None => self.places.miss(missing),
+            }
+        }
+    }
+
+    /// Puts a PMD that is missing on a slot, or a pair.
+    pub(crate) fn bind_slot(&mut self, pmd: u16, slots: SlotSet, bank: &mut SlotBank) {
+        if let Some(missing) = self.places.take_missing_pmd(pmd) {
+            self.bind(slots, missing, bank);
+        }
+    }
+
+    fn bind(&mut self, slots: SlotSet, wanted: Wanted, bank: &mut SlotBank) {
+        if let Err(reason) = self.places.bind(slots, &wanted, bank) {
+            let set = self.context.active_set();
+            self.places
+                .log_uncounted(set, wanted.pmd, "finds no counter", reason);
+            self.miss(wanted);
+        }
+    }
+
+    /// Leaves the slot of a PMD, which is missing from then on.
+    pub(crate) fn displace(&mut self, pmd: u16, bank: &mut SlotBank) {
+        let Some(index) = self.places.place_of(pmd) else {
+            return;
+        };
+        let last = self.places.leave(index, bank);
+        self.take_in(last);
+        let mut wanted = self.context.wanted().into_iter();
+        if let Some(wanted) = wanted.find(|wanted| wanted.pmd == pmd) {
+            self.places.miss(wanted);
+        }
+    }
+
+    /// Nobody counts for what is still missing.
+    pub(crate) fn miss_the_rest(&mut self) {
+        for missing in self.places.take_missing() {
+            self.miss(missing);
+        }
+    }
+
+    /// Nobody counts for it, and its context is told so: each time, as its set,
+    /// or what was written meanwhile, may be another one.
+    fn miss(&mut self, wanted: Wanted) {
+        self.context.lose(wanted.pmd);
+        self.places.miss(wanted);
+    }
+
+    /// Whether something that can be counted finds no slot.
+    pub(crate) fn is_short(&self, bank: &SlotBank) -> bool {
+        let mut missing = self.places.missing().iter();
+        missing.any(|wanted| self.plan(bank.backend(), &wanted.request).is_ok())
+    }
+
+    /// What it wants counted that can be.
+    pub(crate) fn claims(&self, bank: &SlotBank) -> Vec<Claim> {
+        let claim = |(pmd, request, held): (u16, &CountRequest, _)| {
+            let demand = self.demand(pmd, request, held, bank)?;
+            Some((self.places.claimant(pmd), demand))
+        };
+        self.places.requests().filter_map(claim).collect()
+    }
+
+    /// What it would demand if it were not preempted.
+    pub(crate) fn demands_if_restored(&self, bank: &SlotBank) -> Vec<Demand> {
+        let wanted = self.context.wanted();
+        wanted
+            .iter()
+            .filter_map(|wanted| self.demand(wanted.pmd, &wanted.request, None, bank))
+            .collect()
+    }
+
+    fn demand(
+        &self,
+        pmd: u16,
+        request: &CountRequest,
+        held: Option<SlotIndex>,
+        bank: &SlotBank,
+    ) -> Option<Demand> {
+        Some(Demand {
+            counter: self.context.counter_of(pmd),
+            constraint: self.plan(bank.backend(), request).ok()?.constraint,
+            held,
+        })
+    }
+}
+
+/// Time, and the switches of event sets that it brings.
+impl AttachedContext {
+    /// Its vCPU was entered and left.
+    pub(crate) fn note_interval(&mut self, ran: Nanos, halted: Nanos) {
+        let due = self.context.switch_due().unwrap_or_default();
+        self.time.note_interval(due, ran, halted);
+    }
+
+    /// The time of ticks in which the vCPU ran.
+    pub(crate) fn run_time(&mut self, ticks: Ticks, tsc_khz: u32) -> Nanos {
+        self.time.run_time(ticks, tsc_khz)
+    }
+
+    /// A core's context: the guest is entered, and time until then was not idle
+    /// beyond what it was told.
+    pub(crate) fn core_enters(&mut self, tsc: Tsc, tsc_khz: u32) {
+        let time = self.time.wall_time_but_idle(tsc, tsc_khz);
+        self.pass(time);
+    }
+
+    /// The same when the guest was left. True if that has brought a switch of sets.
+    pub(crate) fn core_leaves(
+        &mut self,
+        tsc: Tsc,
+        halted: Nanos,
+        tsc_khz: u32,
+        bank: &mut SlotBank,
+    ) -> bool {
+        let all = self.time.wall_time(tsc, tsc_khz);
+        let halted = halted.min(all);
+        self.advance(all - halted, halted, bank)
+    }
+
+    /// A core's context: nobody ran for so long. True as above.
+    pub(crate) fn core_idles(&mut self, time: Nanos, bank: &mut SlotBank) -> bool {
+        let switched = self.advance(Nanos(0), time, bank);
+        self.time.note_idle(time);
+        switched
+    }
+
+    /// TSC at which a core's context has something to do.
+    pub(crate) fn core_due(&self, tsc_khz: u32) -> Option<Tsc> {
+        self.time.after(self.due_in(tsc_khz)?)
+    }
+
+    /// Time passes: some in which a vCPU ran, and some in which nothing did. The
+    /// switches of sets that are due take place: true if there were any.
+    pub(crate) fn advance(&mut self, ran: Nanos, idle: Nanos, bank: &mut SlotBank) -> bool {
+        let all = ran + idle;
+        if !self.time.is_blind() && self.context.switch_due().is_some_and(|due| due <= all) {
+            // Until now events were those of the set that was active.
+            self.settle(bank);
+        }
+        self.pass(ran);
+        if idle > Nanos(0)
+            && let Some(own) = self.time.pass(idle)
+        {
+            self.context.pass(own, false);
+        }
+        self.switch_if_due()
+    }
+
+    /// Time passes in which a vCPU ran, or the VMM worked for one. A switch that
+    /// is due does not take place yet.
+    pub(crate) fn pass(&mut self, time: Nanos) {
+        if self.waits_for_room() {
+            self.time.wait(time);
+        }
+        if let Some(own) = self.time.pass(time) {
+            self.context.pass(own, true);
+        }
+    }
+
+    /// The set's time is up; not while an overflow of it waits to be handled.
+    fn switch_if_due(&mut self) -> bool {
+        let due = !self.time.is_blind() && self.context.switch_due() == Some(Nanos(0));
+        if due {
+            self.context.expire();
+        }
+        due
+    }
+
+    /// How long until something is due, or is to be looked at after a while in which
+    /// its vCPU only halted.
+    pub(crate) fn due_in(&self, tsc_khz: u32) -> Option<Ticks> {
+        if self.time.is_blind() {
+            return None;
+        }
+        let due = self.context.switch_due()?;
+        Some(self.time.ticks_until(due, tsc_khz))
+    }
+
+    /// Whether room is to be looked for again; asked once in a while.
+    pub(crate) fn is_to_look_for_room(&mut self) -> bool {
+        let waits = self.waits_for_room();
+        self.time.is_to_look_for_room(waits)
+    }
+
+    fn waits_for_room(&self) -> bool {
+        self.time.is_blind() || self.places.is_short()
     }
 }

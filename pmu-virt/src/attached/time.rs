@@ -1,9 +1,6 @@
-//! The time of a context, and the switches of event sets that it brings.
+//! The time of a context.
 
 use pmu_model::{Nanos, Ticks, Tsc};
-
-use super::AttachedContext;
-use crate::slot_bank::SlotBank;
 
 /// TSC ticks as nanoseconds. What a division leaves is kept for the next one,
 /// so that the sum never drifts.
@@ -27,7 +24,7 @@ impl TickClock {
 }
 
 /// Ticks that it takes for `time` to have passed.
-pub(super) fn ticks(time: Nanos, tsc_khz: u32) -> Ticks {
+fn ticks(time: Nanos, tsc_khz: u32) -> Ticks {
     let ticks = (u128::from(time.0) * u128::from(tsc_khz.max(1))).div_ceil(NS_PER_MS);
     Ticks(u64::try_from(ticks).unwrap_or(u64::MAX))
 }
@@ -57,112 +54,98 @@ fn patience_after(patience: Nanos, due: Nanos, ran: Nanos, halted: Nanos) -> Nan
     }
 }
 
-impl AttachedContext {
-    /// Its vCPU was entered and left.
-    pub(crate) fn note_interval(&mut self, ran: Nanos, halted: Nanos) {
-        let due = self.context.switch_due().unwrap_or_default();
+/// The time of a context: that in which its vCPU runs, or the wall time of its core.
+#[derive(Debug, Default)]
+pub(super) struct ContextTime {
+    clock: TickClock,
+    /// Of a core's context: TSC until which it knows how time has passed; none before
+    /// a vCPU runs for the first time.
+    until: Option<Tsc>,
+    /// Time since then that it was told of.
+    idle: Nanos,
+    /// It was preempted so long ago.
+    blind: Option<Nanos>,
+    /// Time for which there would have been room again, or in which it was not
+    /// looked for.
+    waited: Nanos,
+    /// How late a switch may come because its vCPU only halts; 0 while it runs.
+    patience: Nanos,
+}
+
+impl ContextTime {
+    pub(super) fn is_blind(&self) -> bool {
+        self.blind.is_some()
+    }
+
+    /// Its counters are taken.
+    pub(super) fn go_blind(&mut self) {
+        self.blind = Some(Nanos(0));
+        self.waited = Nanos(0);
+    }
+
+    /// It has counters again: for how long it had none.
+    pub(super) fn see_again(&mut self) -> Option<Nanos> {
+        let blind = self.blind.take()?;
+        self.waited = Nanos(0);
+        Some(blind)
+    }
+
+    /// Its vCPU was entered and left. `due`: what was asked for without patience.
+    pub(super) fn note_interval(&mut self, due: Nanos, ran: Nanos, halted: Nanos) {
         self.patience = patience_after(self.patience, due, ran, halted);
     }
 
     /// The time of ticks in which the vCPU ran.
-    pub(crate) fn run_time(&mut self, ticks: Ticks, tsc_khz: u32) -> Nanos {
+    pub(super) fn run_time(&mut self, ticks: Ticks, tsc_khz: u32) -> Nanos {
         self.clock.pass(ticks, tsc_khz)
     }
 
-    /// A core's context: the guest is entered, and time until then was not idle
-    /// beyond what it was told.
-    pub(crate) fn core_enters(&mut self, tsc: Tsc, tsc_khz: u32) {
-        let time = self.wall_time(tsc, tsc_khz);
-        let time = time - std::mem::take(&mut self.idle);
-        self.pass(time);
-    }
-
-    /// The same when the guest was left. True if that has brought a switch of sets.
-    pub(crate) fn core_leaves(
-        &mut self,
-        tsc: Tsc,
-        halted: Nanos,
-        tsc_khz: u32,
-        bank: &mut SlotBank,
-    ) -> bool {
-        let all = self.wall_time(tsc, tsc_khz);
-        let halted = halted.min(all);
-        self.advance(all - halted, halted, bank)
-    }
-
-    /// A core's context: nobody ran for so long. True as above.
-    pub(crate) fn core_idles(&mut self, time: Nanos, bank: &mut SlotBank) -> bool {
-        let switched = self.advance(Nanos(0), time, bank);
-        self.idle += time;
-        switched
-    }
-
-    /// TSC at which a core's context has something to do.
-    pub(crate) fn core_due(&self, tsc_khz: u32) -> Option<Tsc> {
-        let due = self.due_in(tsc_khz)?;
-        Some(self.until? + due)
-    }
-
-    /// Time since it was asked last.
-    fn wall_time(&mut self, tsc: Tsc, tsc_khz: u32) -> Nanos {
+    /// Wall time since it was asked last.
+    pub(super) fn wall_time(&mut self, tsc: Tsc, tsc_khz: u32) -> Nanos {
         let since = self.until.replace(tsc).unwrap_or(tsc);
         self.clock.pass(tsc - since, tsc_khz)
     }
 
-    /// Time passes: some in which a vCPU ran, and some in which nothing did. The
-    /// switches of sets that are due take place: true if there were any.
-    pub(crate) fn advance(&mut self, ran: Nanos, idle: Nanos, bank: &mut SlotBank) -> bool {
-        let all = ran + idle;
-        if self.blind.is_none() && self.context.switch_due().is_some_and(|due| due <= all) {
-            // Until now events were those of the set that was active.
-            self.settle(bank);
-        }
-        self.pass(ran);
-        if idle > Nanos(0) {
-            self.pass_time(idle, false);
-        }
-        self.switch_if_due()
+    /// The same without the idle time that it was told of meanwhile.
+    pub(super) fn wall_time_but_idle(&mut self, tsc: Tsc, tsc_khz: u32) -> Nanos {
+        self.wall_time(tsc, tsc_khz) - std::mem::take(&mut self.idle)
     }
 
-    /// The set's time is up; not while an overflow of it waits to be handled.
-    pub(super) fn switch_if_due(&mut self) -> bool {
-        let due = self.blind.is_none() && self.context.switch_due() == Some(Nanos(0));
-        if due {
-            self.context.expire();
-        }
-        due
+    /// It is told of idle time before the clock is asked for it.
+    pub(super) fn note_idle(&mut self, time: Nanos) {
+        self.idle += time;
     }
 
-    /// Time passes in which a vCPU ran, or the VMM worked for one. A switch that
-    /// is due does not take place yet.
-    pub(crate) fn pass(&mut self, time: Nanos) {
-        if self.blind.is_some() || !self.missing.is_empty() {
-            self.waited += time;
-        }
-        self.pass_time(time, true);
+    /// The TSC so many ticks after the time that it knows.
+    pub(super) fn after(&self, ticks: Ticks) -> Option<Tsc> {
+        Some(self.until? + ticks)
     }
 
-    fn pass_time(&mut self, time: Nanos, counted: bool) {
+    /// Time passes: it is the context's own, unless that is blind.
+    pub(super) fn pass(&mut self, time: Nanos) -> Option<Nanos> {
         match &mut self.blind {
-            Some(blind) => *blind += time,
-            None => self.context.pass(time, counted),
+            Some(blind) => {
+                *blind += time;
+                None
+            }
+            None => Some(time),
         }
     }
 
-    /// How long until something is due, or is to be looked at after a while in which
-    /// its vCPU only halted.
-    pub(crate) fn due_in(&self, tsc_khz: u32) -> Option<Ticks> {
-        if self.blind.is_some() {
-            return None;
-        }
-        let due = self.context.switch_due()?;
-        Some(ticks(due.max(self.patience), tsc_khz))
+    /// Time passes in which something waits for room.
+    pub(super) fn wait(&mut self, time: Nanos) {
+        self.waited += time;
+    }
+
+    /// How long until `due`, or until it is to be looked at after a while in which its vCPU
+    /// only halted.
+    pub(super) fn ticks_until(&self, due: Nanos, tsc_khz: u32) -> Ticks {
+        ticks(due.max(self.patience), tsc_khz)
     }
 
     /// Whether room is to be looked for again; asked once in a while.
-    pub(crate) fn is_to_look_for_room(&mut self) -> bool {
-        let looks =
-            (self.blind.is_some() || !self.missing.is_empty()) && self.waited >= RESTORE_AFTER;
+    pub(super) fn is_to_look_for_room(&mut self, waits: bool) -> bool {
+        let looks = waits && self.waited >= RESTORE_AFTER;
         if looks {
             self.waited = Nanos(0);
         }
