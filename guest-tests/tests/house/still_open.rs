@@ -47,7 +47,6 @@ pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
     ("vmm", "Vcpu", [0, 5, 0, 3, 0]),
     ("vmm/agent", "Session", [0, 3, 0, 0, 0]),
     ("vmm/bench", "Bench", [0, 0, 0, 0, 31]),
-    ("vmm/control", "Contexts", [0, 3, 2, 0, 0]),
     ("vmm/kvm-pmu", "DebugControl", [0, 4, 0, 0, 0]),
     ("vmm/kvm-pmu", "Lent", [0, 7, 0, 0, 0]),
     ("vmm/kvm-pmu", "ThreadContext", [0, 3, 0, 0, 0]),

@@ -23,11 +23,11 @@ use super::ServedVm;
 use super::answer::{Answer, ConnectionId, RequestId};
 use super::buffers::BufferKeeper;
 use super::events::Events;
-use crate::job::{Done, Target, Work};
+use crate::job::{Ask, Done, GivenUp, Target, Work};
 use crate::message_queue::Bell;
 use crate::quantities::NoQuantities;
 use crate::socket::FileId;
-use asking::{ASKED, AskingLoads, Load};
+use asking::{ASKED, AskingLoads, Begun, Concluded, Load};
 use create::Creating;
 pub(super) use create::{Created, Wanted};
 use table::{Attachment, BELL_FILES, ContextEntry, ContextTable};
@@ -105,7 +105,10 @@ impl Contexts {
         for id in self.table.forget(connection) {
             self.give_back(id);
         }
-        self.cancel_loads_of(connection);
+        for id in self.asking.of(connection) {
+            // Nobody reads the answer.
+            self.cancel_load(id);
+        }
         self.creating.retain(|_, one| !one.is_of(connection));
     }
 
@@ -491,6 +494,110 @@ impl Contexts {
             self.give_back(id);
         }
         answer
+    }
+
+    /// A load found no room, and would if owners kept to `limit`: they are asked. The
+    /// answer to it, unless it comes later.
+    fn ask_owners(
+        &mut self,
+        (load, target): (Load, Target),
+        limit: GuestLimit,
+        refusal: Refusal,
+    ) -> Option<Refusal> {
+        let vcpus = self.vm.dispatcher.vcpus();
+        match self.asking.begin(load, refusal, vcpus) {
+            Begun::Spent(refusal) => return Some(refusal),
+            Begun::Later => {}
+            Begun::Now => {
+                for vcpu in 0..vcpus {
+                    // On cores of their own vCPUs never meet.
+                    let is_there = self.vm.dispatcher.shares_cores() || vcpu == target.number();
+                    self.ask(load.context, vcpu, Ask::KeepTo { limit, is_there });
+                }
+                log::debug!("context {}: owners of counters are asked", load.context.0);
+            }
+        }
+        (!load.waits).then(|| Refusal::new(Errno::EAGAIN, ASKED))
+    }
+
+    fn ask(&self, id: ContextId, vcpu: usize, ask: Ask) {
+        let work = Work::Ask(ask);
+        self.vm.dispatcher.post(id, Target::Vcpu(vcpu), work);
+    }
+
+    /// A vCPU has answered, or has ended: then it keeps nothing.
+    pub(super) fn owners_answered(
+        &mut self,
+        id: ContextId,
+        target: Target,
+        answer: Result<Option<GivenUp>, String>,
+    ) {
+        for vcpu in self.asking.answered(id, target.number(), answer) {
+            self.ask(id, vcpu, Ask::NoMore);
+        }
+        self.conclude();
+    }
+
+    /// Goes on with the load once every vCPU has answered, and with those after it.
+    fn conclude(&mut self) {
+        let Some(concluded) = self.asking.conclude() else {
+            return;
+        };
+        match concluded {
+            Concluded::Again(load) => self.load_again(load),
+            Concluded::Failed(id, answer) => {
+                self.return_given(id);
+                self.refuse(answer);
+            }
+        }
+        while let Some(load) = self.asking.next() {
+            self.load_again(load);
+        }
+    }
+
+    /// Goes on with a load that has waited. A tool that does not wait for it comes again.
+    fn load_again(&mut self, load: Load) {
+        if !load.waits {
+            return;
+        }
+        if let Err(refusal) = self.start_load(load) {
+            self.give_back(load.context);
+            self.refuse(Some((load.request, refusal)));
+        }
+    }
+
+    fn refuse(&mut self, refused: Option<(RequestId, Refusal)>) {
+        let answers = refused.map(|(request, refusal)| (request, refusal.into()));
+        self.answers.extend(answers);
+    }
+
+    /// Nobody waits for the load of a context any more. Whether there was one.
+    fn cancel_load(&mut self, id: ContextId) -> bool {
+        let canceled = self.asking.cancel(id);
+        self.refuse(canceled.refused);
+        if canceled.before_its_turn {
+            self.give_back(id);
+        }
+        for vcpu in canceled.in_vain {
+            self.ask(id, vcpu, Ask::NoMore);
+        }
+        canceled.any
+    }
+
+    /// A context needs the counters no longer that owners gave up for it, and why its loads
+    /// failed is of no interest. Whether there were any counters.
+    fn give_back(&mut self, id: ContextId) -> bool {
+        self.asking.forget_refusals(id);
+        self.return_given(id)
+    }
+
+    fn return_given(&mut self, id: ContextId) -> bool {
+        let given = self.asking.take_given(id);
+        let any = !given.is_empty();
+        for (vcpu, given) in given {
+            self.ask(id, vcpu, Ask::GiveBack(given));
+        }
+        any
     }
 
     /// A command that nobody has done.

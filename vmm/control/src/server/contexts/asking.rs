@@ -9,10 +9,9 @@ use std::collections::VecDeque;
 
 use perfmon_abi::LoadArg;
 use perfmon_abi::wire::{Errno, Refusal};
-use pmu_virt::perfmon::{ContextId, GuestLimit};
+use pmu_virt::perfmon::ContextId;
 
-use super::Contexts;
-use crate::job::{Ask, GivenUp, Target, Work};
+use crate::job::GivenUp;
 use crate::server::answer::{ConnectionId, RequestId};
 
 /// How often owners are asked for one load. They may reserve counters again as fast as
@@ -87,54 +86,69 @@ impl AskingLoads {
     }
 }
 
-impl Contexts {
-    /// A load found no room, and would if owners kept to `limit`: they are asked. The
-    /// answer to it, unless it comes later.
-    pub(super) fn ask_owners(
-        &mut self,
-        (load, target): (Load, Target),
-        limit: GuestLimit,
-        refusal: Refusal,
-    ) -> Option<Refusal> {
+/// What became of a load for which owners are to be asked.
+#[derive(Debug)]
+pub(super) enum Begun {
+    /// They were asked often enough: why there is no room.
+    Spent(Refusal),
+    /// Another load asks; this one comes after it.
+    Later,
+    /// Every vCPU is to be asked now.
+    Now,
+}
+
+/// A load of which every vCPU has said what it gives up.
+#[derive(Debug)]
+pub(super) enum Concluded {
+    Again(Load),
+    /// It failed. Nobody hears why who does not wait for it.
+    Failed(ContextId, Option<(RequestId, Refusal)>),
+}
+
+/// A load that nobody waits for any more.
+#[derive(Debug, Default)]
+pub(super) struct Canceled {
+    /// Whether there was one.
+    pub(super) any: bool,
+    /// It had not asked yet: an earlier round of it may have got some.
+    pub(super) before_its_turn: bool,
+    pub(super) refused: Option<(RequestId, Refusal)>,
+    /// vCPUs that are asked in vain.
+    pub(super) in_vain: Vec<usize>,
+}
+
+impl AskingLoads {
+    /// A load found no room, and would if owners gave some up.
+    pub(super) fn begin(&mut self, load: Load, refusal: Refusal, vcpus: usize) -> Begun {
         if load.rounds >= MOST_ROUNDS {
-            return Some(refusal);
+            return Begun::Spent(refusal);
         }
-        let answer = (!load.waits).then(|| Refusal::new(Errno::EAGAIN, ASKED));
-        if self.asking.current.is_some() {
-            self.asking.next.push_back(load);
-            return answer;
+        if self.current.is_some() {
+            self.next.push_back(load);
+            return Begun::Later;
         }
-        let dispatcher = &self.vm.dispatcher;
-        let left: Vec<usize> = (0..dispatcher.vcpus()).collect();
-        for vcpu in &left {
-            // On cores of their own vCPUs never meet.
-            let is_there = dispatcher.shares_cores() || *vcpu == target.number();
-            let ask = Ask::KeepTo { limit, is_there };
-            dispatcher.post(load.context, Target::Vcpu(*vcpu), Work::Ask(ask));
-        }
-        log::debug!("context {}: owners of counters are asked", load.context.0);
-        self.asking.current = Some(Asking {
+        self.current = Some(Asking {
             load,
             refusal,
-            left,
+            left: (0..vcpus).collect(),
             given: Vec::new(),
             kept: None,
             canceled: false,
         });
-        answer
+        Begun::Now
     }
 
-    /// A vCPU has answered, or has ended: then it keeps nothing.
-    pub(in crate::server) fn owners_answered(
+    /// A vCPU has answered for the load of `id`, or has ended: then it keeps nothing. The
+    /// vCPUs that are asked in vain from now on.
+    pub(super) fn answered(
         &mut self,
         id: ContextId,
-        target: Target,
+        vcpu: usize,
         answer: Result<Option<GivenUp>, String>,
-    ) {
-        let vcpu = target.number();
-        let asking = self.asking.current.as_mut();
-        let Some(asking) = asking.filter(|asking| asking.load.context == id) else {
-            return;
+    ) -> Vec<usize> {
+        let current = self.current.as_mut();
+        let Some(asking) = current.filter(|asking| asking.load.context == id) else {
+            return Vec::new();
         };
         asking.left.retain(|one| *one != vcpu);
         match answer {
@@ -142,31 +156,16 @@ impl Contexts {
             Err(why) if asking.kept.is_none() && !asking.canceled => {
                 asking.kept = Some(why);
                 // What the others would give up is of no use.
-                self.ask_no_more();
+                return asking.left.clone();
             }
             Err(_) => {}
         }
-        self.conclude();
+        Vec::new()
     }
 
-    /// Tells vCPUs that have not answered that nobody waits any more.
-    fn ask_no_more(&self) {
-        let Some(asking) = &self.asking.current else {
-            return;
-        };
-        for vcpu in &asking.left {
-            let work = Work::Ask(Ask::NoMore);
-            let dispatcher = &self.vm.dispatcher;
-            dispatcher.post(asking.load.context, Target::Vcpu(*vcpu), work);
-        }
-    }
-
-    /// Goes on with the load once every vCPU has answered.
-    fn conclude(&mut self) {
+    /// The load that asked, once every vCPU has answered.
+    pub(super) fn conclude(&mut self) -> Option<Concluded> {
         let is_done = |asking: &mut Asking| asking.left.is_empty();
-        let Some(asking) = self.asking.current.take_if(is_done) else {
-            return;
-        };
         let Asking {
             load,
             refusal,
@@ -174,98 +173,77 @@ impl Contexts {
             kept,
             canceled,
             ..
-        } = asking;
+        } = self.current.take_if(is_done)?;
         let id = load.context;
         let given = given.into_iter().map(|(vcpu, given)| (id, vcpu, given));
-        self.asking.given.extend(given);
-        let failed = match kept {
-            _ if canceled => Some(Refusal::new(Errno::ECANCELED, CANCELED)),
+        self.given.extend(given);
+        let refusal = match kept {
+            _ if canceled => Refusal::new(Errno::ECANCELED, CANCELED),
             Some(why) => {
                 let reason = format!("{}; the owners were asked: {why}", refusal.reason);
-                Some(Refusal::new(refusal.errno, reason))
+                Refusal::new(refusal.errno, reason)
             }
-            None => None,
+            None => {
+                return Some(Concluded::Again(Load {
+                    rounds: load.rounds + 1,
+                    ..load
+                }));
+            }
         };
-        match failed {
-            None => self.load_again(Load {
-                rounds: load.rounds + 1,
-                ..load
-            }),
-            Some(refusal) => {
-                self.give_back(id);
-                if load.waits {
-                    self.answers.push_back((load.request, refusal.into()));
-                } else if !canceled {
-                    self.asking.refused.push((load, refusal));
-                }
-            }
+        self.forget_refusals(id);
+        if load.waits {
+            return Some(Concluded::Failed(id, Some((load.request, refusal))));
         }
-        while self.asking.current.is_none()
-            && let Some(load) = self.asking.next.pop_front()
-        {
-            self.load_again(load);
+        if !canceled {
+            self.refused.push((load, refusal));
+        }
+        Some(Concluded::Failed(id, None))
+    }
+
+    /// The load whose turn it is, if none asks.
+    pub(super) fn next(&mut self) -> Option<Load> {
+        match self.current {
+            Some(_) => None,
+            None => self.next.pop_front(),
         }
     }
 
-    /// Goes on with a load that has waited. A tool that does not wait for it comes again.
-    fn load_again(&mut self, load: Load) {
-        if !load.waits {
-            return;
-        }
-        if let Err(refusal) = self.start_load(load) {
-            self.give_back(load.context);
-            self.answers.push_back((load.request, refusal.into()));
-        }
-    }
-
-    /// Nobody waits for the load of a context any more. Whether there was one.
-    pub(super) fn cancel_load(&mut self, id: ContextId) -> bool {
-        let waits = self.asking.has(id);
-        let at = self.asking.next.iter().position(|load| load.context == id);
-        if let Some(load) = at.and_then(|at| self.asking.next.remove(at))
+    /// Nobody waits for the load of a context any more.
+    pub(super) fn cancel(&mut self, id: ContextId) -> Canceled {
+        let mut done = Canceled {
+            any: self.has(id),
+            ..Canceled::default()
+        };
+        let at = self.next.iter().position(|load| load.context == id);
+        done.before_its_turn = at.is_some();
+        if let Some(load) = at.and_then(|at| self.next.remove(at))
             && load.waits
         {
             let refusal = Refusal::new(Errno::ECANCELED, CANCELED);
-            self.answers.push_back((load.request, refusal.into()));
+            done.refused = Some((load.request, refusal));
         }
-        if at.is_some() {
-            // An earlier round may have had some.
-            self.give_back(id);
-        }
-        if let Some(asking) = &mut self.asking.current
+        if let Some(asking) = &mut self.current
             && asking.load.context == id
         {
-            let is_told = asking.canceled || asking.kept.is_some();
-            asking.canceled = true;
-            if !is_told {
-                self.ask_no_more();
+            if !asking.canceled && asking.kept.is_none() {
+                done.in_vain = asking.left.clone();
             }
+            asking.canceled = true;
         }
-        waits
+        done
     }
 
-    /// A connection has ended: loads that it waits for are canceled.
-    pub(super) fn cancel_loads_of(&mut self, connection: ConnectionId) {
-        let is_its = |load: &Load| load.waits && load.request.connection == connection;
-        let its = self.asking.loads().filter(|load| is_its(load));
-        let its: Vec<ContextId> = its.map(|load| load.context).collect();
-        for id in its {
-            // Nobody reads the answer.
-            self.cancel_load(id);
-        }
+    /// The contexts with loads that a connection waits for.
+    pub(super) fn of(&self, connection: ConnectionId) -> Vec<ContextId> {
+        let is_its = |load: &&Load| load.waits && load.request.connection == connection;
+        let its = self.loads().filter(is_its);
+        its.map(|load| load.context).collect()
     }
 
-    /// A context needs the counters no longer that owners gave up for it. Whether there
-    /// were any.
-    pub(super) fn give_back(&mut self, id: ContextId) -> bool {
-        self.asking.forget_refusals(id);
-        let before = self.asking.given.len();
-        let dispatcher = &self.vm.dispatcher;
+    /// What owners gave up for a context, which needs it no longer.
+    pub(super) fn take_given(&mut self, id: ContextId) -> Vec<(usize, GivenUp)> {
         let of_context = |(of, ..): &mut (ContextId, usize, GivenUp)| *of == id;
-        for (_, vcpu, given) in self.asking.given.extract_if(.., of_context) {
-            let work = Work::Ask(Ask::GiveBack(given));
-            dispatcher.post(id, Target::Vcpu(vcpu), work);
-        }
-        self.asking.given.len() < before
+        let given = self.given.extract_if(.., of_context);
+        given.map(|(_, vcpu, given)| (vcpu, given)).collect()
     }
 }
