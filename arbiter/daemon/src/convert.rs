@@ -35,50 +35,23 @@ pub(crate) fn terms(
     request: &wire::Request,
     threads: ThreadsOf<'_>,
 ) -> Result<Terms, Wrong> {
-    let mut demands = Vec::new();
-    for counters in &request.counters {
-        let demand = demand(config, arbiter, counters)?;
-        let count = usize::try_from(counters.count.unwrap_or(1)).unwrap_or(usize::MAX);
-        if count > MOST_COUNTERS || demands.len() + count > MOST_COUNTERS {
-            return Err(Wrong(format!(
-                "a lease is of {MOST_COUNTERS} counters at most"
-            )));
-        }
-        demands.extend(std::iter::repeat_n(demand, count));
-    }
+    let demands = demands(config, arbiter, &request.counters)?;
     let at_least = match request.at_least {
         None => demands.len(),
         Some(number) => usize::try_from(number).unwrap_or(usize::MAX),
     };
-    if request
-        .cpus
-        .as_ref()
-        .is_some_and(|cpus| cpus.len() > MOST_LIST)
-    {
-        return Err(Wrong(format!(
-            "the list of CPUs is of {MOST_LIST} bytes at most; give ranges"
-        )));
-    }
-    let cpus = match &request.cpus {
+    let cpus = match request.cpus.as_deref() {
         None => usable(arbiter, tenant, &demands),
+        Some(text) if text.len() > MOST_LIST => {
+            return Err(Wrong(format!(
+                "the list of CPUs is of {MOST_LIST} bytes at most; give ranges"
+            )));
+        }
         Some(text) => text
             .parse::<CpuSet>()
             .map_err(|error| Wrong(format!("cpus '{text}': {error}")))?,
     };
-    let scope = match (request.scope.as_deref(), &request.threads) {
-        (None | Some("cpu"), None) => Scope::Cpu,
-        (None | Some("cpu"), Some(_)) => {
-            return Err(Wrong(
-                "threads were named; ask with scope thread".to_owned(),
-            ));
-        }
-        (Some("thread"), numbers) => {
-            Scope::Thread(threads_of(numbers.as_deref().unwrap_or_default(), threads)?)
-        }
-        (Some(other), _) => {
-            return Err(Wrong(format!("scope '{other}': give cpu or thread")));
-        }
-    };
+    let scope = scope(request, threads)?;
     if let Scope::Thread(threads) = &scope
         && threads.len() * cpus.len() > MOST_THREADS_TIMES_CPUS
     {
@@ -88,14 +61,7 @@ pub(crate) fn terms(
             cpus.len()
         )));
     }
-    let waits = match request.waits_ms {
-        None | Some(0) => Waits::No,
-        Some(-1) => Waits::Always,
-        Some(ms) => match u64::try_from(ms) {
-            Ok(ms) => Waits::For(Nanos(ms.saturating_mul(MS))),
-            Err(_) => return Err(Wrong(format!("waits_ms {ms}: give a time, or -1 for ever"))),
-        },
-    };
+    let waits = waits(request.waits_ms)?;
     if request.lasts_ms == Some(0) {
         return Err(Wrong("lasts_ms 0: give a time from 1 ms on".to_owned()));
     }
@@ -110,6 +76,51 @@ pub(crate) fn terms(
         lasts: request.lasts_ms.map(|ms| Nanos(ms.saturating_mul(MS))),
         waits,
     })
+}
+
+/// One for each counter that is asked for.
+fn demands(
+    config: &ArbiterConfig,
+    arbiter: &HostArbiter,
+    asked: &[wire::Counters],
+) -> Result<Vec<Demand>, Wrong> {
+    let mut demands = Vec::new();
+    for counters in asked {
+        let demand = demand(config, arbiter, counters)?;
+        let count = usize::try_from(counters.count.unwrap_or(1)).unwrap_or(usize::MAX);
+        if count > MOST_COUNTERS || demands.len() + count > MOST_COUNTERS {
+            return Err(Wrong(format!(
+                "a lease is of {MOST_COUNTERS} counters at most"
+            )));
+        }
+        demands.extend(std::iter::repeat_n(demand, count));
+    }
+    Ok(demands)
+}
+
+fn scope(request: &wire::Request, threads: ThreadsOf<'_>) -> Result<Scope, Wrong> {
+    match (request.scope.as_deref(), &request.threads) {
+        (None | Some("cpu"), None) => Ok(Scope::Cpu),
+        (None | Some("cpu"), Some(_)) => Err(Wrong(
+            "threads were named; ask with scope thread".to_owned(),
+        )),
+        (Some("thread"), numbers) => {
+            let numbers = numbers.as_deref().unwrap_or_default();
+            Ok(Scope::Thread(threads_of(numbers, threads)?))
+        }
+        (Some(other), _) => Err(Wrong(format!("scope '{other}': give cpu or thread"))),
+    }
+}
+
+fn waits(ms: Option<i64>) -> Result<Waits, Wrong> {
+    match ms {
+        None | Some(0) => Ok(Waits::No),
+        Some(-1) => Ok(Waits::Always),
+        Some(ms) => match u64::try_from(ms) {
+            Ok(ms) => Ok(Waits::For(Nanos(ms.saturating_mul(MS)))),
+            Err(_) => Err(Wrong(format!("waits_ms {ms}: give a time, or -1 for ever"))),
+        },
+    }
 }
 
 /// The threads of a request, each once.
@@ -308,7 +319,22 @@ pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Even
         Change::Ended { lease: last, .. } => lease(arbiter, last),
         other => lease(arbiter, arbiter.lease(other.lease())?),
     };
-    let (why, message) = match change {
+    let (why, message) = why(arbiter, change, &now);
+    Some(wire::Event {
+        what: words::what(change).to_owned(),
+        lease: now,
+        why: why.map(str::to_owned),
+        message,
+    })
+}
+
+/// Why a lease has changed, in a word, and what it is `now`, in a sentence.
+fn why(
+    arbiter: &HostArbiter,
+    change: &Change,
+    now: &wire::Lease,
+) -> (Option<&'static str>, String) {
+    match change {
         Change::Waits { behind, why, .. } => (
             Some(words::reason(why)),
             format!("waits behind {behind}: {}", words::message(arbiter, why)),
@@ -366,13 +392,7 @@ pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Even
             Some(words::cause(*why)),
             format!("has ended: {}", words::because(*why)),
         ),
-    };
-    Some(wire::Event {
-        what: words::what(change).to_owned(),
-        lease: now,
-        why: why.map(str::to_owned),
-        message,
-    })
+    }
 }
 
 fn of_threads<T>(scope: &Scope, what: impl Fn(&ThreadId) -> T) -> Option<Vec<T>> {

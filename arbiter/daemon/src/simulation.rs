@@ -245,76 +245,15 @@ impl World {
 
     fn play(&mut self, step: Step) {
         match step {
-            Step::Ask {
-                counters,
-                at_least,
-                more,
-                waits_ms,
-                lasts_ms,
-                guaranteed,
-            } => {
-                let from = self.connection();
-                let request = wire::Request {
-                    counters: vec![wire::Counters::programmable(counters)],
-                    at_least: Some(at_least),
-                    waits_ms,
-                    lasts_ms,
-                    guaranteed: Some(guaranteed),
-                    ..wire::Request::default()
-                };
-                self.call(from, "Acquire", json!({ "request": request }), more);
-            }
-            Step::Release { which, keep } => {
-                if let Some((id, belief)) = self.pick(which) {
-                    let from = self.connection();
-                    // It stops using what it gives back before it says so.
-                    match keep {
-                        0 => drop(self.beliefs.remove(&id)),
-                        _ => {
-                            let holds = belief.holds.min(keep);
-                            self.beliefs.insert(
-                                id,
-                                Belief {
-                                    holds,
-                                    certain: false,
-                                    ..belief
-                                },
-                            );
-                        }
-                    }
-                    self.call(
-                        from,
-                        "Release",
-                        json!({ "lease": id.0, "keep": keep }),
-                        false,
-                    );
-                }
-            }
+            ask @ Step::Ask { .. } => self.ask(&ask),
+            Step::Release { which, keep } => self.release(which, keep),
             Step::Renew { which } => {
                 if let Some((id, _)) = self.pick(which) {
                     let from = self.connection();
                     self.call(from, "Renew", json!({ "lease": id.0 }), false);
                 }
             }
-            Step::Revoke { which } => {
-                if let Some((id, belief)) = self.pick(which) {
-                    // Whoever has no stream of events hears of it by its absence only.
-                    self.beliefs.insert(
-                        id,
-                        Belief {
-                            certain: false,
-                            ..belief
-                        },
-                    );
-                    let from = self.connection();
-                    self.call(
-                        from,
-                        "Revoke",
-                        json!({ "lease": id.0, "grace_ms": 30 }),
-                        false,
-                    );
-                }
-            }
+            Step::Revoke { which } => self.revoke(which),
             Step::Gone { which } => {
                 if let Some((_, belief)) = self.pick(which) {
                     self.beliefs
@@ -341,21 +280,82 @@ impl World {
                 self.settle();
             }
             Step::Full { full } => self.committer.journal_mut().full = full,
-            Step::Fails => {
-                let disk = self.committer.journal_mut();
-                disk.fails = true;
-                if !disk.full {
-                    // What it has not taken is gone, whoever has it in memory.
-                    let kept = disk.bytes.len() - (disk.bytes.len() - HEADER) / 3;
-                    disk.bytes.truncate(kept);
-                }
-                self.committer.sync(&self.service);
-                // Before anything else is answered the journal is whole again.
-                self.settle();
-            }
+            Step::Fails => self.disk_fails(),
             Step::Crash { written } => self.crash(written),
             Step::Settle => self.settle(),
         }
+    }
+
+    fn ask(&mut self, step: &Step) {
+        let &Step::Ask {
+            counters,
+            at_least,
+            more,
+            waits_ms,
+            lasts_ms,
+            guaranteed,
+        } = step
+        else {
+            return;
+        };
+        let from = self.connection();
+        let request = wire::Request {
+            counters: vec![wire::Counters::programmable(counters)],
+            at_least: Some(at_least),
+            waits_ms,
+            lasts_ms,
+            guaranteed: Some(guaranteed),
+            ..wire::Request::default()
+        };
+        self.call(from, "Acquire", json!({ "request": request }), more);
+    }
+
+    fn release(&mut self, which: usize, keep: u32) {
+        let Some((id, belief)) = self.pick(which) else {
+            return;
+        };
+        let from = self.connection();
+        // It stops using what it gives back before it says so.
+        if keep == 0 {
+            self.beliefs.remove(&id);
+        } else {
+            let left = Belief {
+                holds: belief.holds.min(keep),
+                certain: false,
+                ..belief
+            };
+            self.beliefs.insert(id, left);
+        }
+        let parameters = json!({ "lease": id.0, "keep": keep });
+        self.call(from, "Release", parameters, false);
+    }
+
+    fn revoke(&mut self, which: usize) {
+        let Some((id, belief)) = self.pick(which) else {
+            return;
+        };
+        // Whoever has no stream of events hears of it by its absence only.
+        let doubted = Belief {
+            certain: false,
+            ..belief
+        };
+        self.beliefs.insert(id, doubted);
+        let from = self.connection();
+        let parameters = json!({ "lease": id.0, "grace_ms": 30 });
+        self.call(from, "Revoke", parameters, false);
+    }
+
+    fn disk_fails(&mut self) {
+        let disk = self.committer.journal_mut();
+        disk.fails = true;
+        if !disk.full {
+            // What it has not taken is gone, whoever has it in memory.
+            let kept = disk.bytes.len() - (disk.bytes.len() - HEADER) / 3;
+            disk.bytes.truncate(kept);
+        }
+        self.committer.sync(&self.service);
+        // Before anything else is answered the journal is whole again.
+        self.settle();
     }
 
     /// Writes and answers until there is nothing left, as the service's thread does.

@@ -70,64 +70,81 @@ pub(crate) struct Store {
     lost: bool,
 }
 
+fn failed(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |error| StoreError::Io { path, what, error }
+}
+
+/// The file, which nobody else has.
+fn locked(path: &Path) -> Result<File, StoreError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    loop {
+        let file = options.open(path).map_err(failed(path, "open"))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreError::Taken(path.to_owned())),
+            Err(error) => return Err(failed(path, "flock")(error.into())),
+        }
+        // Whoever had it may have written another one anew meanwhile, under its name.
+        let (ours, named) = (file.metadata(), std::fs::metadata(path));
+        let ours = ours.map_err(failed(path, "fstat"))?.ino();
+        if named.is_ok_and(|named| named.ino() == ours) {
+            return Ok(file);
+        }
+    }
+}
+
+/// What the bytes of the file say; nothing, where they are of another boot or damaged.
+fn recalled(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Recalled, StoreError> {
+    let recalled = match recall(bytes, boot_id) {
+        Ok(recalled) => recalled,
+        Err(Unusable::Version(version)) => {
+            let path = path.to_owned();
+            return Err(StoreError::Version { path, version });
+        }
+        Err(Unusable::OtherBoot(barred)) => Recalled {
+            next: 1,
+            barred,
+            ..Recalled::default()
+        },
+        Err(Unusable::NoJournal) => {
+            if !bytes.is_empty() {
+                let kept = path.with_file_name("leases.journal.damaged");
+                let written = std::fs::write(&kept, bytes);
+                written.map_err(failed(path, "keeping what is damaged"))?;
+                log::error!(
+                    "{}: it is damaged, and begins anew; {} has what was there",
+                    path.display(),
+                    kept.display()
+                );
+            }
+            Recalled {
+                next: 1,
+                ..Recalled::default()
+            }
+        }
+    };
+    if recalled.cut {
+        let at = recalled.length;
+        log::warn!(
+            "{}: what comes after byte {at} is not whole, and is cut off",
+            path.display()
+        );
+    }
+    Ok(recalled)
+}
+
 impl Store {
     /// Opens the journal in `folder`, and recalls what it says of this boot of the host.
     pub(crate) fn open(folder: &Path, boot_id: &str) -> Result<(Self, Recalled), StoreError> {
         let path = folder.join(FILE);
-        let failed = |what| {
-            let path = path.clone();
-            move |error| StoreError::Io { path, what, error }
-        };
-        std::fs::create_dir_all(folder).map_err(failed("mkdir"))?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let mut file = loop {
-            let file = options.open(&path).map_err(failed("open"))?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreError::Taken(path)),
-                Err(error) => return Err(failed("flock")(error.into())),
-            }
-            // Whoever had it may have written another one anew meanwhile, under its name.
-            let (ours, named) = (file.metadata(), std::fs::metadata(&path));
-            let ours = ours.map_err(failed("fstat"))?.ino();
-            if named.is_ok_and(|named| named.ino() == ours) {
-                break file;
-            }
-        };
+        std::fs::create_dir_all(folder).map_err(failed(&path, "mkdir"))?;
+        let mut file = locked(&path)?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(failed("read"))?;
-        let recalled = match recall(&bytes, boot_id) {
-            Ok(recalled) => recalled,
-            Err(Unusable::Version(version)) => return Err(StoreError::Version { path, version }),
-            Err(Unusable::OtherBoot(barred)) => Recalled {
-                next: 1,
-                barred,
-                ..Recalled::default()
-            },
-            Err(unusable) => {
-                if !bytes.is_empty() && unusable == Unusable::NoJournal {
-                    let kept = folder.join("leases.journal.damaged");
-                    std::fs::write(&kept, &bytes).map_err(failed("keeping what is damaged"))?;
-                    log::error!(
-                        "{}: it is damaged, and begins anew; {} has what was there",
-                        path.display(),
-                        kept.display()
-                    );
-                }
-                Recalled {
-                    next: 1,
-                    ..Recalled::default()
-                }
-            }
-        };
-        if recalled.cut {
-            let at = recalled.length;
-            log::warn!(
-                "{}: what comes after byte {at} is not whole, and is cut off",
-                path.display()
-            );
-        }
+        file.read_to_end(&mut bytes)
+            .map_err(failed(&path, "read"))?;
+        let recalled = recalled(&path, &bytes, boot_id)?;
         let mut store = Store {
             folder: folder.to_owned(),
             boot_id: boot_id.to_owned(),
@@ -136,7 +153,7 @@ impl Store {
             dirty: true,
             // Not known: a long journal is written anew at once.
             compact: HEADER as u64,
-            syncer: Syncer::new().map_err(failed("making a thread for syncs"))?,
+            syncer: Syncer::new().map_err(failed(&path, "making a thread for syncs"))?,
             unsynced: false,
             lost: false,
         };
@@ -144,9 +161,9 @@ impl Store {
             // Beside the old one: whatever happens, nobody is pardoned by it.
             let barred = recalled.barred.values().cloned().map(Entry::Barred);
             let barred: Vec<Entry> = barred.collect();
-            store.compact(&barred).map_err(failed("write"))?;
+            store.compact(&barred).map_err(failed(&path, "write"))?;
         } else if store.length < HEADER as u64 {
-            store.begin().map_err(failed("write"))?;
+            store.begin().map_err(failed(&path, "write"))?;
         }
         Ok((store, recalled))
     }

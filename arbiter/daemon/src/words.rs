@@ -76,81 +76,6 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
         tenant.map_or("unknown", |tenant| tenant.name.as_str())
     };
     match refusal {
-        Refusal::UnknownTenant => "no tenant of the policy has this user; the operator can add \
-             it to a [[tenant]]"
-            .to_owned(),
-        Refusal::WrongNumber { most } => {
-            format!("a lease is of 1 to {most} counters, and at_least is from 1 to their number")
-        }
-        Refusal::NoCpus => "the request is for no CPU; give a list like 0,2-3".to_owned(),
-        Refusal::NoSuchCpu { cpu, there } => {
-            format!("CPU {cpu} does not exist or is offline; the host has {there}")
-        }
-        Refusal::CpuNotAllowed { cpu, allowed } => {
-            format!("the policy gives this tenant no counters on CPU {cpu}; it may use {allowed}")
-        }
-        Refusal::NoSuchCounters { pmu: id, counters } => format!(
-            "PMU '{}' does not have the counters {counters:?}, or they are of two kinds; see: \
-             umpire who",
-            pmu(arbiter, *id)
-        ),
-        Refusal::NotOnCpu { pmu: id, cpu } => format!(
-            "PMU '{}' has no counters on CPU {cpu}; see: umpire who",
-            pmu(arbiter, *id)
-        ),
-        Refusal::TooLong { most } => format!(
-            "the policy lets this tenant's leases last for {}; ask for that, and renew",
-            seconds(most.0)
-        ),
-        Refusal::NotForThreads { pmu: id } => format!(
-            "PMU '{}' counts for whole CPUs only; ask with scope cpu",
-            pmu(arbiter, *id)
-        ),
-        Refusal::NoThreads => "the request is for threads and names none of the caller's own; \
-             give their ids, or ask with scope cpu"
-            .to_owned(),
-        Refusal::TooManyKinds => "too many different sets of counters are asked for at a time; \
-             ask for any programmable counter instead of named ones"
-            .to_owned(),
-        Refusal::MoreThanThereIs {
-            pmu: id,
-            cpu,
-            asked,
-            there,
-        } => format!(
-            "{asked} counters were asked for on CPU {cpu}, and of those that would do PMU '{}' \
-             has {there}; ask for fewer",
-            pmu(arbiter, *id)
-        ),
-        Refusal::Priority { most } => {
-            format!("the policy allows this tenant priorities up to {most}")
-        }
-        Refusal::NoGuarantees => {
-            "the policy allows this tenant best effort only; ask without a guarantee".to_owned()
-        }
-        Refusal::MustBePreemptible => {
-            "the policy allows this tenant preemptible leases only; ask for such a one".to_owned()
-        }
-        Refusal::NoWholeCpus => "the policy allows this tenant leases for its own threads only \
-             (scope thread): scope cpu is for operators"
-            .to_owned(),
-        Refusal::TooManyLeases { most } => {
-            format!("this tenant has its {most} leases; give one back first")
-        }
-        Refusal::QueueFull { most } => {
-            format!("{most} requests wait already, and no more may; try again later")
-        }
-        Refusal::OwnQueueFull { most } => {
-            format!("{most} requests of this tenant wait already, and no more may; try again later")
-        }
-        Refusal::TooManySets { most } => format!(
-            "this tenant's leases name {most} different sets of counters already, and no more may; \
-             ask for any programmable counter instead of named ones"
-        ),
-        Refusal::OverMaximum { cpu, most } => format!(
-            "this tenant would hold more than the {most} counters of a kind that the policy \
-             allows it on CPU {cpu}"
-        ),
         Refusal::Kept { cpu, tenant: id } => format!(
             "what is free on CPU {cpu} is kept for tenant '{}'",
             tenant(*id)
@@ -191,6 +116,116 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
                 seconds(left.0)
             )
         }
+        Refusal::WrongNumber { .. }
+        | Refusal::NoCpus
+        | Refusal::NoSuchCpu { .. }
+        | Refusal::NoSuchCounters { .. }
+        | Refusal::NotOnCpu { .. }
+        | Refusal::NotForThreads { .. }
+        | Refusal::NoThreads
+        | Refusal::TooManyKinds
+        | Refusal::MoreThanThereIs { .. } => of_request(arbiter, refusal),
+        Refusal::UnknownTenant
+        | Refusal::CpuNotAllowed { .. }
+        | Refusal::TooLong { .. }
+        | Refusal::Priority { .. }
+        | Refusal::NoGuarantees
+        | Refusal::MustBePreemptible
+        | Refusal::NoWholeCpus
+        | Refusal::TooManyLeases { .. }
+        | Refusal::QueueFull { .. }
+        | Refusal::OwnQueueFull { .. }
+        | Refusal::TooManySets { .. }
+        | Refusal::OverMaximum { .. } => of_policy(refusal),
+    }
+}
+
+/// Of a request that nothing there is could do.
+fn of_request(arbiter: &HostArbiter, refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::WrongNumber { most } => {
+            format!("a lease is of 1 to {most} counters, and at_least is from 1 to their number")
+        }
+        Refusal::NoCpus => "the request is for no CPU; give a list like 0,2-3".to_owned(),
+        Refusal::NoSuchCpu { cpu, there } => {
+            format!("CPU {cpu} does not exist or is offline; the host has {there}")
+        }
+        Refusal::NoSuchCounters { pmu: id, counters } => format!(
+            "PMU '{}' does not have the counters {counters:?}, or they are of two kinds; see: \
+             umpire who",
+            pmu(arbiter, *id)
+        ),
+        Refusal::NotOnCpu { pmu: id, cpu } => format!(
+            "PMU '{}' has no counters on CPU {cpu}; see: umpire who",
+            pmu(arbiter, *id)
+        ),
+        Refusal::NotForThreads { pmu: id } => format!(
+            "PMU '{}' counts for whole CPUs only; ask with scope cpu",
+            pmu(arbiter, *id)
+        ),
+        Refusal::NoThreads => "the request is for threads and names none of the caller's own; \
+             give their ids, or ask with scope cpu"
+            .to_owned(),
+        Refusal::TooManyKinds => "too many different sets of counters are asked for at a time; \
+             ask for any programmable counter instead of named ones"
+            .to_owned(),
+        Refusal::MoreThanThereIs {
+            pmu: id,
+            cpu,
+            asked,
+            there,
+        } => format!(
+            "{asked} counters were asked for on CPU {cpu}, and of those that would do PMU '{}' \
+             has {there}; ask for fewer",
+            pmu(arbiter, *id)
+        ),
+        other => reason(other).to_owned(),
+    }
+}
+
+/// Of a request that the policy does not allow.
+fn of_policy(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::UnknownTenant => "no tenant of the policy has this user; the operator can add \
+             it to a [[tenant]]"
+            .to_owned(),
+        Refusal::CpuNotAllowed { cpu, allowed } => {
+            format!("the policy gives this tenant no counters on CPU {cpu}; it may use {allowed}")
+        }
+        Refusal::TooLong { most } => format!(
+            "the policy lets this tenant's leases last for {}; ask for that, and renew",
+            seconds(most.0)
+        ),
+        Refusal::Priority { most } => {
+            format!("the policy allows this tenant priorities up to {most}")
+        }
+        Refusal::NoGuarantees => {
+            "the policy allows this tenant best effort only; ask without a guarantee".to_owned()
+        }
+        Refusal::MustBePreemptible => {
+            "the policy allows this tenant preemptible leases only; ask for such a one".to_owned()
+        }
+        Refusal::NoWholeCpus => "the policy allows this tenant leases for its own threads only \
+             (scope thread): scope cpu is for operators"
+            .to_owned(),
+        Refusal::TooManyLeases { most } => {
+            format!("this tenant has its {most} leases; give one back first")
+        }
+        Refusal::QueueFull { most } => {
+            format!("{most} requests wait already, and no more may; try again later")
+        }
+        Refusal::OwnQueueFull { most } => {
+            format!("{most} requests of this tenant wait already, and no more may; try again later")
+        }
+        Refusal::TooManySets { most } => format!(
+            "this tenant's leases name {most} different sets of counters already, and no more may; \
+             ask for any programmable counter instead of named ones"
+        ),
+        Refusal::OverMaximum { cpu, most } => format!(
+            "this tenant would hold more than the {most} counters of a kind that the policy \
+             allows it on CPU {cpu}"
+        ),
+        other => reason(other).to_owned(),
     }
 }
 

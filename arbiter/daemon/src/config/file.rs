@@ -144,118 +144,26 @@ impl ArbiterConfig {
     /// # Errors
     /// It cannot be used; the message has line and column.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let malformed = |at: usize, message: String| {
-            let before = text.get(..at).unwrap_or(text);
-            let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-            ConfigError::Malformed {
-                path: path.to_owned(),
-                line: before.matches('\n').count() + 1,
-                column: before[line_start..].chars().count() + 1,
-                message,
-            }
-        };
         let file: File = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
-            malformed(at, error.message().replace('\n', " "))
+            Wrong(at, error.message().replace('\n', " ")).of(path, text)
         })?;
-        let ms = |ms: Option<u64>, default: Nanos| {
-            ms.map_or(default, |ms| Nanos(ms.saturating_mul(1_000_000)))
-        };
+        let malformed = |wrong: Wrong| wrong.of(path, text);
         let default = ArbiterConfig::default();
-        let mut policy = HostPolicy {
-            grace: ms(file.grace_ms, default.policy.grace),
-            patience: ms(file.patience_ms, default.policy.patience),
-            most_waiting: file.most_waiting.unwrap_or(default.policy.most_waiting),
-            tenants: Vec::new(),
-        };
-        let mut members = Vec::new();
-        for tenant in &file.tenant {
-            let at = tenant.span().start;
-            if tenant.get_ref().name == WATCHDOG {
-                let wrong = format!("'{WATCHDOG}' is the kernel's own name; choose another");
-                return Err(malformed(at, wrong));
-            }
-            let rules = tenant
-                .get_ref()
-                .rules(&file)
-                .map_err(|wrong| malformed(at, wrong))?;
-            policy.tenants.push(rules);
-            let own = tenant.get_ref().members(text);
-            members.push(own.map_err(|wrong| malformed(at, wrong))?);
-        }
-        if file.tenant.is_empty() {
-            (policy.tenants, members) = (default.policy.tenants, default.members);
-        }
+        let (policy, members) = file.policy(text, &default).map_err(malformed)?;
         policy.check().map_err(|error| ConfigError::Policy {
             path: path.to_owned(),
             error,
         })?;
-        let metrics = file.metrics.as_ref().map(|metrics| {
-            let address = metrics.get_ref().parse::<MetricsAddress>();
-            address.map_err(|wrong| malformed(metrics.span().start, format!("metrics: {wrong}")))
-        });
-        let audit = file.audit.clone().map(|path| AuditConfig {
-            path,
-            size: file.audit_size.unwrap_or(16 << 20).max(LEAST_AUDIT),
-            keep: file.audit_keep.unwrap_or(8).max(1),
-            age_ms: file
-                .audit_age_hours
-                .map(|hours| hours.max(1).saturating_mul(3_600_000)),
-        });
-        let watchdog = match file.watchdog.clone() {
-            None => WatchdogConfig::default(),
-            Some(watchdog) => {
-                let names = watchdog.get_ref().only.iter().flatten();
-                let unknown = |name: &&String| policy.named(name).is_none();
-                if let Some(name) = names.into_iter().find(unknown) {
-                    let wrong = format!("[watchdog] for: there is no tenant '{name}'");
-                    return Err(malformed(watchdog.span().start, wrong));
-                }
-                let WatchdogFile { keep, only } = watchdog.into_inner();
-                WatchdogConfig {
-                    stated: true,
-                    keep,
-                    only,
-                }
-            }
-        };
-        for (index, spanned) in file.pmu.iter().enumerate() {
-            let (at, pmu) = (spanned.span().start, spanned.get_ref());
-            let before = file.pmu[..index].iter().map(toml::Spanned::get_ref);
-            let twice = before.into_iter().any(|other| other.name == pmu.name);
-            let none = pmu.programmable == 0 && pmu.fixed == 0;
-            let many = pmu.programmable > MAX_PROGRAMMABLE || pmu.fixed > MAX_FIXED;
-            let shared = pmu.shared.iter().flatten();
-            let mut seen = CpuSet::default();
-            for cpus in shared {
-                if cpus.0.meets(&seen) {
-                    let name = &pmu.name;
-                    let wrong =
-                        format!("PMU '{name}': a CPU is in two sets of 'shared'; give each once");
-                    return Err(malformed(at, wrong));
-                }
-                cpus.0.iter().for_each(|cpu| seen.insert(cpu));
-            }
-            if twice || none || many {
-                let name = &pmu.name;
-                let wrong = match (twice, none) {
-                    (true, _) => format!("there are two PMUs named '{name}'; rename one"),
-                    (_, true) => format!("PMU '{name}' has no counters; give at least one"),
-                    _ => format!("PMU '{name}': at most 32 counters of each kind"),
-                };
-                return Err(malformed(at, wrong));
-            }
-        }
-        let doubts = file.doubts();
+        let watchdog = file.watchdog(&policy).map_err(malformed)?;
+        file.check_pmus().map_err(malformed)?;
+        let metrics = file.metrics().map_err(malformed)?;
         Ok(ArbiterConfig {
-            pmus: file
-                .pmu
-                .into_iter()
-                .map(toml::Spanned::into_inner)
-                .collect(),
+            doubts: file.doubts(),
+            audit: file.audit(),
             policy,
             members,
-            claim_window: ms(file.claim_window_ms, default.claim_window),
+            claim_window: of_ms(file.claim_window_ms, default.claim_window),
             connections_per_user: file
                 .connections_per_user
                 .unwrap_or(default.connections_per_user),
@@ -263,18 +171,117 @@ impl ArbiterConfig {
                 .requests_per_second
                 .unwrap_or(default.requests_per_second)
                 .max(1),
-            state: file.state.clone(),
+            state: file.state,
             watchdog,
             perf_types: BTreeMap::new(),
-            metrics: metrics.transpose()?,
-            audit,
-            doubts,
+            metrics,
+            pmus: file
+                .pmu
+                .into_iter()
+                .map(toml::Spanned::into_inner)
+                .collect(),
             ..default
         })
     }
 }
 
+/// What is wrong with a file, and at which byte.
+struct Wrong(usize, String);
+
+impl Wrong {
+    fn of(self, path: &Path, text: &str) -> ConfigError {
+        let Wrong(at, message) = self;
+        let before = text.get(..at).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        ConfigError::Malformed {
+            path: path.to_owned(),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+            message,
+        }
+    }
+}
+
+fn of_ms(ms: Option<u64>, default: Nanos) -> Nanos {
+    ms.map_or(default, |ms| Nanos(ms.saturating_mul(1_000_000)))
+}
+
 impl File {
+    /// The rules, and who is which tenant. `text`: the whole file's.
+    fn policy(
+        &self,
+        text: &str,
+        default: &ArbiterConfig,
+    ) -> Result<(HostPolicy, Vec<Members>), Wrong> {
+        let mut policy = HostPolicy {
+            grace: of_ms(self.grace_ms, default.policy.grace),
+            patience: of_ms(self.patience_ms, default.policy.patience),
+            most_waiting: self.most_waiting.unwrap_or(default.policy.most_waiting),
+            tenants: Vec::new(),
+        };
+        if self.tenant.is_empty() {
+            policy.tenants.clone_from(&default.policy.tenants);
+            return Ok((policy, default.members.clone()));
+        }
+        let mut members = Vec::new();
+        for spanned in &self.tenant {
+            let (at, tenant) = (spanned.span().start, spanned.get_ref());
+            let wrong = |wrong| Wrong(at, wrong);
+            if tenant.name == WATCHDOG {
+                let why = format!("'{WATCHDOG}' is the kernel's own name; choose another");
+                return Err(wrong(why));
+            }
+            policy.tenants.push(tenant.rules(self).map_err(wrong)?);
+            members.push(tenant.members(text).map_err(wrong)?);
+        }
+        Ok((policy, members))
+    }
+
+    fn metrics(&self) -> Result<Option<MetricsAddress>, Wrong> {
+        let metrics = self.metrics.as_ref().map(|metrics| {
+            let address = metrics.get_ref().parse::<MetricsAddress>();
+            address.map_err(|wrong| Wrong(metrics.span().start, format!("metrics: {wrong}")))
+        });
+        metrics.transpose()
+    }
+
+    fn audit(&self) -> Option<AuditConfig> {
+        Some(AuditConfig {
+            path: self.audit.clone()?,
+            size: self.audit_size.unwrap_or(16 << 20).max(LEAST_AUDIT),
+            keep: self.audit_keep.unwrap_or(8).max(1),
+            age_ms: self
+                .audit_age_hours
+                .map(|hours| hours.max(1).saturating_mul(3_600_000)),
+        })
+    }
+
+    fn watchdog(&self, policy: &HostPolicy) -> Result<WatchdogConfig, Wrong> {
+        let Some(watchdog) = &self.watchdog else {
+            return Ok(WatchdogConfig::default());
+        };
+        let WatchdogFile { keep, only } = watchdog.get_ref();
+        let mut names = only.iter().flatten();
+        if let Some(name) = names.find(|name| policy.named(name).is_none()) {
+            let wrong = format!("[watchdog] for: there is no tenant '{name}'");
+            return Err(Wrong(watchdog.span().start, wrong));
+        }
+        Ok(WatchdogConfig {
+            stated: true,
+            keep: *keep,
+            only: only.clone(),
+        })
+    }
+
+    fn check_pmus(&self) -> Result<(), Wrong> {
+        for (index, spanned) in self.pmu.iter().enumerate() {
+            let before = self.pmu[..index].iter().map(toml::Spanned::get_ref);
+            let checked = check_pmu(spanned.get_ref(), before);
+            checked.map_err(|wrong| Wrong(spanned.span().start, wrong))?;
+        }
+        Ok(())
+    }
+
     /// What it says to no effect.
     fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
@@ -341,13 +348,40 @@ impl File {
     }
 }
 
+/// `before`: those that the file has before this one.
+fn check_pmu<'a>(
+    pmu: &PmuConfig,
+    mut before: impl Iterator<Item = &'a PmuConfig>,
+) -> Result<(), String> {
+    let name = &pmu.name;
+    let mut seen = CpuSet::default();
+    for Cpus(cpus) in pmu.shared.iter().flatten() {
+        if cpus.meets(&seen) {
+            return Err(format!(
+                "PMU '{name}': a CPU is in two sets of 'shared'; give each once"
+            ));
+        }
+        cpus.iter().for_each(|cpu| seen.insert(cpu));
+    }
+    if before.any(|other| other.name == *name) {
+        return Err(format!("there are two PMUs named '{name}'; rename one"));
+    }
+    if pmu.programmable == 0 && pmu.fixed == 0 {
+        return Err(format!("PMU '{name}' has no counters; give at least one"));
+    }
+    if pmu.programmable > MAX_PROGRAMMABLE || pmu.fixed > MAX_FIXED {
+        return Err(format!("PMU '{name}': at most 32 counters of each kind"));
+    }
+    Ok(())
+}
+
 impl TenantConfig {
-    fn rules(&self, file: &File) -> Result<Tenant, String> {
-        let priority = match &self.class {
-            None => 0,
-            Some(Class::Number(number)) => *number,
-            Some(Class::Name(name)) => *file.classes.get(name).ok_or_else(|| {
-                let known: Vec<&str> = file.classes.keys().map(String::as_str).collect();
+    fn priority(&self, classes: &BTreeMap<String, u8>) -> Result<u8, String> {
+        match &self.class {
+            None => Ok(0),
+            Some(Class::Number(number)) => Ok(*number),
+            Some(Class::Name(name)) => classes.get(name).copied().ok_or_else(|| {
+                let known: Vec<&str> = classes.keys().map(String::as_str).collect();
                 format!(
                     "tenant '{}': there is no class '{name}'; the table [classes] has: {}",
                     self.name,
@@ -357,8 +391,12 @@ impl TenantConfig {
                         known.join(", ")
                     }
                 )
-            })?,
-        };
+            }),
+        }
+    }
+
+    fn rules(&self, file: &File) -> Result<Tenant, String> {
+        let priority = self.priority(&file.classes)?;
         let kinds = |counters: Option<Counters>| {
             let Counters {
                 programmable,

@@ -51,7 +51,6 @@ impl ArbiterConfig {
 
     /// What of it differs from `before`, and does not count before the next start.
     pub(crate) fn counts_later(&self, before: &Self) -> String {
-        let opens = |config: &Self| config.members.iter().any(|members| members.opens_events);
         let changed = [
             ("[[pmu]]", self.pmus != before.pmus),
             ("state", self.state != before.state),
@@ -63,7 +62,7 @@ impl ArbiterConfig {
             ),
             (
                 "opens-events (whether any tenant has it)",
-                opens(self) != opens(before),
+                self.opens_events() != before.opens_events(),
             ),
         ];
         let names: Vec<&str> = changed
@@ -76,82 +75,94 @@ impl ArbiterConfig {
 
     /// Limits that leave nothing, and rules that others make void.
     fn of_rules(&self, tenant: &Tenant, members: &Members, there: &CpuSet) -> Vec<String> {
-        let mut wrong = Vec::new();
-        let mut say = |is: bool, what: &str| {
-            if is {
-                wrong.push(what.to_owned());
-            }
-        };
+        let all = self.void_rules(tenant, members);
+        let all = all.into_iter().filter(|(is, _)| *is);
+        let mut wrong: Vec<String> = all.map(|(_, what)| what.to_owned()).collect();
+        if let Some(cpus) = &tenant.cpus {
+            wrong.extend(self.of_cpus(cpus, there));
+        }
+        wrong
+    }
+
+    /// Each with whether it is so.
+    fn void_rules(&self, tenant: &Tenant, members: &Members) -> [(bool, &'static str); 10] {
         let nothing = |kinds: PerKind| kinds == PerKind::default();
-        say(
-            tenant.most_leases == 0,
-            "most-leases = 0 lets it have no lease; give at least 1",
-        );
-        say(
-            tenant.most_sets == 0,
-            "most-sets = 0 refuses all that names counters, or an event that only some of them \
-             count; give at least 1",
-        );
-        say(
-            nothing(tenant.maximum),
-            "its maximum lets it have no counter; give it at least one of a kind",
-        );
+        let stated = !self.pmus.is_empty();
+        let all = |is: fn(&PmuConfig) -> bool| stated && self.pmus.iter().all(is);
         let most = tenant.maximum;
         let above = |most: u8, of: fn(&PmuConfig) -> u8| {
-            most != u8::MAX && !self.pmus.is_empty() && self.pmus.iter().all(|pmu| of(pmu) < most)
+            most != u8::MAX && stated && self.pmus.iter().all(|pmu| of(pmu) < most)
         };
-        say(
-            above(most.programmable, |pmu| pmu.programmable) || above(most.fixed, |pmu| pmu.fixed),
-            "its maximum is more than any [[pmu]] has, and limits nothing; lower it, or leave it \
-             out",
-        );
-        say(
-            tenant.longest.is_some_and(|longest| longest.0 == 0),
-            "longest-ms = 0 lets no lease last; give at least 1",
-        );
-        say(
-            !tenant.whole_cpus && !nothing(tenant.minimum.cpu),
-            "minimum-cpu is kept for leases of scope cpu, which it may not have; give \
-             whole-cpus = true, or minimum-thread",
-        );
-        say(
-            members.operator && !tenant.revokes.is_empty(),
-            "it may revoke all leases, as an operator; leave out revokes",
-        );
         let own = self.policy.named(&tenant.name);
-        say(
-            own.is_some_and(|own| tenant.revokes.contains(&own)),
-            "it may revoke its own leases anyway; leave its name out of revokes",
-        );
-        let stated = !self.pmus.is_empty();
-        say(
-            members.opens_events && stated && self.pmus.iter().all(|pmu| pmu.perf_type.is_none()),
-            "opens-events is of no use while no [[pmu]] has a perf-type; give the kernel's number \
-             of it",
-        );
-        say(
-            !tenant.whole_cpus && stated && self.pmus.iter().all(|pmu| pmu.shared.is_some()),
-            "counters that CPUs share are given to leases of scope cpu alone, which it may not \
-             have; give whole-cpus = true",
-        );
-        if let Some(cpus) = &tenant.cpus {
-            let of_pmus = self.pmus.iter().map(|pmu| cpus_of(pmu, there));
-            let of_pmus: CpuSet = of_pmus
-                .flat_map(|cpus| cpus.iter().collect::<Vec<_>>())
-                .collect();
-            let known: CpuSet = there.iter().chain(of_pmus.iter()).collect();
-            say(
-                stated && !cpus.meets(&of_pmus) && cpus.meets(&known),
-                &format!(
-                    "no [[pmu]] has any of its cpus {cpus}, so it gets no counter; name some of \
-                     {of_pmus}"
-                ),
-            );
-            let missing = cpus.without(&known);
-            say(
-                !missing.is_empty(),
-                &format!("its cpus have {missing}, which the host does not; it has {there}"),
-            );
+        [
+            (
+                tenant.most_leases == 0,
+                "most-leases = 0 lets it have no lease; give at least 1",
+            ),
+            (
+                tenant.most_sets == 0,
+                "most-sets = 0 refuses all that names counters, or an event that only some of \
+                 them count; give at least 1",
+            ),
+            (
+                nothing(most),
+                "its maximum lets it have no counter; give it at least one of a kind",
+            ),
+            (
+                above(most.programmable, |pmu| pmu.programmable)
+                    || above(most.fixed, |pmu| pmu.fixed),
+                "its maximum is more than any [[pmu]] has, and limits nothing; lower it, or leave \
+                 it out",
+            ),
+            (
+                tenant.longest.is_some_and(|longest| longest.0 == 0),
+                "longest-ms = 0 lets no lease last; give at least 1",
+            ),
+            (
+                !tenant.whole_cpus && !nothing(tenant.minimum.cpu),
+                "minimum-cpu is kept for leases of scope cpu, which it may not have; give \
+                 whole-cpus = true, or minimum-thread",
+            ),
+            (
+                members.operator && !tenant.revokes.is_empty(),
+                "it may revoke all leases, as an operator; leave out revokes",
+            ),
+            (
+                own.is_some_and(|own| tenant.revokes.contains(&own)),
+                "it may revoke its own leases anyway; leave its name out of revokes",
+            ),
+            (
+                members.opens_events && all(|pmu| pmu.perf_type.is_none()),
+                "opens-events is of no use while no [[pmu]] has a perf-type; give the kernel's \
+                 number of it",
+            ),
+            (
+                !tenant.whole_cpus && all(|pmu| pmu.shared.is_some()),
+                "counters that CPUs share are given to leases of scope cpu alone, which it may \
+                 not have; give whole-cpus = true",
+            ),
+        ]
+    }
+
+    /// CPUs that have no counters, or that there are not.
+    fn of_cpus(&self, cpus: &CpuSet, there: &CpuSet) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let of_pmus = self.pmus.iter().map(|pmu| cpus_of(pmu, there));
+        let of_pmus: CpuSet = of_pmus
+            .flat_map(|cpus| cpus.iter().collect::<Vec<_>>())
+            .collect();
+        let known: CpuSet = there.iter().chain(of_pmus.iter()).collect();
+        if !self.pmus.is_empty() && !cpus.meets(&of_pmus) && cpus.meets(&known) {
+            wrong.push(format!(
+                "no [[pmu]] has any of its cpus {cpus}, so it gets no counter; name some of \
+                 {of_pmus}"
+            ));
+        }
+        let missing = cpus.without(&known);
+        if !missing.is_empty() {
+            wrong.push(format!(
+                "its cpus have {missing}, which the host does not; it has {there}"
+            ));
         }
         wrong
     }
