@@ -1,38 +1,40 @@
 //! The one thread: what it waits for, and what it does in a turn.
 
+mod desk;
+mod doors;
 mod reload;
-mod side;
 mod start;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, PoisonError};
+use std::path::Path;
+use std::sync::PoisonError;
 
 use arbiter_host::BootTime;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll::EventFlags;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::time::{ClockId, clock_gettime};
-use umpire_service::{BACKLOG, ClientSocket, Closer, Listener};
+use umpire_service::ClientSocket;
 use varlink::Request;
 
-use crate::audit::Trail;
-use crate::broker::Broker;
-use crate::commit::Committer;
+use crate::broker::{Broker, Turn};
 use crate::connections::{Complaints, Connection, End, MOST_CALLS, Rates, Table, is_passing};
-use crate::host::HostFiles;
 use crate::manager::Manager;
+use crate::metrics::Open;
 use crate::peer::Client;
 use crate::probe::Sights;
 use crate::room::Room;
 use crate::scrape::Scrapers;
-use crate::service::{Called, ConnectionId, Service};
-use crate::store::Store;
-use crate::threads::Threads;
-use reload::Reloads;
+use crate::service::{Called, ConnectionId, Method, Output};
+use desk::Desk;
+use doors::{BATCH, Doors};
+use reload::{Reloads, Said};
 use start::failed;
 pub use start::{OwnArbiter, ServeError};
+use turns::Turns;
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -44,8 +46,6 @@ const OPENED: u64 = 6;
 const THREADS: u64 = 7;
 const REREAD: u64 = 8;
 const FIRST: u64 = 9;
-/// Most events taken at once.
-const BATCH: usize = 1024;
 /// Calls that look at everything count as so many.
 const DEAR: u64 = 50;
 /// An explanation plays the request through on a copy of all that there is.
@@ -64,46 +64,15 @@ const MOST_ANSWERS: usize = 64 * 1024;
 /// who have sent much, so long; in nanoseconds.
 const LONGEST_HOLD: u64 = 1_000_000_000;
 const HOLD: u64 = 100_000_000;
-/// That nobody can be accepted is said so often, in nanoseconds.
-const FULL_AGAIN: u64 = 10_000_000_000;
 /// No wait is longer, in nanoseconds: a host that was suspended has waited for less than
 /// has passed.
 const LONGEST_WAIT: u64 = 1_000_000_000;
 
-/// Where calls come from.
-#[derive(Debug)]
-enum Incoming {
-    /// A socket that this process made.
-    Own(Listener),
-    /// One that the service manager made (`LISTEN_FDS`).
-    Given(ClientSocket, Closer),
-}
-
-impl Incoming {
-    fn accept(&self) -> io::Result<ClientSocket> {
-        match self {
-            Incoming::Own(listener) => listener.accept(),
-            Incoming::Given(socket, closer) => umpire_service::accept(socket, closer),
-        }
-    }
-
-    /// How many wait to be accepted at most.
-    fn most_waiting(&self) -> u16 {
-        match self {
-            Incoming::Own(_) => BACKLOG + 1,
-            // What the kernel allows if it is not told otherwise.
-            Incoming::Given(..) => 4096 + 1,
-        }
-    }
-}
-
 /// The service, ready to run.
 #[derive(Debug)]
 pub struct Arbiterd {
-    service: Service,
-    journal: Option<Committer<Store>>,
-    incoming: Incoming,
-    epoll: Arc<OwnedFd>,
+    desk: Desk,
+    doors: Doors,
     /// Can be read from after SIGTERM and SIGINT.
     stop: UnixStream,
     /// Can be read from after SIGHUP.
@@ -114,11 +83,8 @@ pub struct Arbiterd {
     sights: Option<Sights>,
     reloads: Reloads,
     manager: Manager,
-    host: HostFiles,
     scrapers: Option<Scrapers>,
     broker: Option<Broker>,
-    trail: Option<Trail>,
-    threads: Threads,
     connections: Table,
     next: u64,
     rates: Rates,
@@ -126,25 +92,14 @@ pub struct Arbiterd {
     renewals: Rates,
     room: Room,
     complaints: Complaints,
-    /// Those that are not listened to until then: their user has made too many calls.
-    paused: BTreeMap<ConnectionId, u64>,
-    /// Those that do not take in their replies.
-    blocked: BTreeSet<ConnectionId>,
-    /// Those that have calls left from the last turn.
-    ready: BTreeSet<ConnectionId>,
+    turns: Turns,
     /// Something was seen to be due at that time, and whether all that had come by then was
     /// looked at.
     held: Option<(BootTime, bool)>,
-    /// How many were accepted since then: who waits behind so many as can wait has come later.
-    accepted: u16,
     /// For once, all are served, whatever is due.
     is_free: bool,
     /// Connections that have ended; what they held is given to others when nothing is due.
     gone: Vec<ConnectionId>,
-    /// Nobody is accepted until then: there are no descriptors left.
-    full_until: Option<u64>,
-    /// It is not said again before.
-    says_full: u64,
 }
 
 /// Now, in nanoseconds since the host was booted.
@@ -160,33 +115,16 @@ fn now() -> BootTime {
 }
 
 impl Arbiterd {
-    fn watch(&self, source: &impl AsFd, token: u64) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(token);
-        Ok(epoll::add(
-            &self.epoll,
-            source,
-            data,
-            epoll::EventFlags::IN,
-        )?)
-    }
-
     /// Whether those who want to connect are reported.
     fn watch_incoming(&self, on: bool) -> io::Result<()> {
-        let incoming = match &self.incoming {
-            Incoming::Own(listener) => listener.as_fd(),
-            Incoming::Given(socket, _) => socket.as_fd(),
-        };
         let metrics = self.scrapers.as_ref().map(|all| (all.as_fd(), METRICS));
         let events = self.broker.as_ref().map(|all| (all.as_fd(), EVENTS));
-        for (fd, token) in [(incoming, LISTENER)]
-            .into_iter()
-            .chain(metrics)
-            .chain(events)
-        {
+        let all = [(self.doors.as_fd(), LISTENER)].into_iter();
+        for (fd, token) in all.chain(metrics).chain(events) {
             if on {
-                self.watch(&fd, token)?;
+                self.doors.watch(fd, token)?;
             } else {
-                epoll::delete(&self.epoll, fd)?;
+                self.doors.forget(fd)?;
             }
         }
         Ok(())
@@ -194,12 +132,7 @@ impl Arbiterd {
 
     /// Nobody can be accepted for want of descriptors: that is tried again later.
     fn pause_incoming(&mut self, error: &io::Error) {
-        let now = now().0;
-        if now >= self.says_full {
-            self.says_full = now.saturating_add(FULL_AGAIN);
-            log::warn!("no connection can be accepted: {error}; trying again each 100 ms");
-        }
-        self.full_until = Some(now.saturating_add(100_000_000));
+        self.doors.pause(error, now().0);
         let _ = self.watch_incoming(false);
     }
 
@@ -217,14 +150,8 @@ impl Arbiterd {
         self.settle();
         let ended = self.serve_until_told();
         self.manager.tell_and_wait("STOPPING=1\nSTATUS=Ends.");
-        self.host.end(&self.service);
-        self.sync_audit(true);
-        if self.journal.is_none()
-            && self.service.has_holders()
-            && let Incoming::Own(listener) = self.incoming
-        {
-            // The socket's name stays: the next arbiter sees by it that holders may count on.
-            std::mem::forget(listener);
+        if self.desk.end() {
+            self.doors.leave_name();
         }
         ended
     }
@@ -235,51 +162,15 @@ impl Arbiterd {
             let mut all = tokens.len() < BATCH;
             let goes_on = tokens.iter().all(|(token, _)| *token != STOP);
             for (token, gone) in tokens {
-                match token {
-                    LISTENER => all &= self.accept(),
-                    STOP => {}
-                    // They are reported again.
-                    HANGUP | REREAD | SIGHTS if self.is_due() => {}
-                    HANGUP => self.reload(),
-                    REREAD => self.take_configuration(),
-                    SIGHTS => self.see(),
-                    THREADS => self.threads.hear(),
-                    METRICS => self.accept_scrapers(),
-                    scraper if self.scrapers.as_ref().is_some_and(|all| all.has(scraper)) => {
-                        self.scrape(scraper);
-                    }
-                    EVENTS => self.accept_holders(),
-                    // All that are open by now are handed over below.
-                    OPENED => {}
-                    holder if self.broker.as_ref().is_some_and(|all| all.has(holder)) => {
-                        if gone {
-                            self.leave_holder(holder);
-                        } else {
-                            self.ready.insert(ConnectionId(holder));
-                        }
-                    }
-                    // Both directions are closed, whatever it has sent before.
-                    connection if gone => self.drop_connection(ConnectionId(connection), None),
-                    connection => {
-                        self.ready.insert(ConnectionId(connection));
-                    }
-                }
+                all &= self.hear(token, gone);
             }
             self.resume();
             all &= self.serve();
             self.manager.beat(now().0);
             self.advance(all);
-            if self.host.due() <= now().0 && !self.is_due() {
-                self.host.look(&mut self.service, now());
-                self.threads.look();
-                if let Some(journal) = &mut self.journal {
-                    journal.sync(&self.service);
-                }
-                self.sync_audit(false);
-                if let Some(broker) = &mut self.broker {
-                    broker.look(&self.service.take_forgiven(), now().0);
-                }
-                self.hear();
+            if self.desk.due() <= now().0 && !self.is_due() {
+                self.desk.look(now());
+                self.look_at_events();
             }
             self.hand_over();
             if let Some(scrapers) = &mut self.scrapers {
@@ -292,62 +183,75 @@ impl Arbiterd {
         }
     }
 
+    /// Hears what has come, and leaves calls for those who are served. Whether nobody was left
+    /// who wants to connect.
+    fn hear(&mut self, token: u64, gone: bool) -> bool {
+        match token {
+            LISTENER => return self.accept(),
+            STOP => {}
+            // They are reported again.
+            HANGUP | REREAD | SIGHTS if self.is_due() => {}
+            HANGUP => self.reload(),
+            REREAD => self.take_configuration(),
+            SIGHTS => self.see(),
+            THREADS => self.desk.hear_threads(),
+            METRICS => self.accept_scrapers(),
+            scraper if self.scrapers.as_ref().is_some_and(|all| all.has(scraper)) => {
+                self.scrape(scraper);
+            }
+            EVENTS => self.accept_holders(),
+            // All that are open by now are handed over after those who have come are served.
+            OPENED => {}
+            holder if self.broker.as_ref().is_some_and(|all| all.has(holder)) => {
+                if gone {
+                    self.leave_holder(holder);
+                } else {
+                    self.turns.add(ConnectionId(holder));
+                }
+            }
+            // Both directions are closed, whatever it has sent before.
+            connection if gone => self.drop_connection(ConnectionId(connection), None),
+            connection => self.turns.add(ConnectionId(connection)),
+        }
+        true
+    }
+
     fn wait(&self) -> Result<Vec<(u64, bool)>, ServeError> {
-        let none = epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        };
-        let mut events = [none; BATCH];
         let now = now().0;
-        let due = self.service.arbiter().deadline().map(|due| due.0);
+        let due = self.desk.service().arbiter().deadline().map(|due| due.0);
         let due = due
             .into_iter()
-            .chain(self.paused.values().copied())
-            .chain(self.full_until)
-            .chain([self.host.due()])
+            .chain(self.turns.due())
+            .chain(self.doors.due())
+            .chain([self.desk.due()])
             .chain(self.manager.due())
             .chain(self.scrapers.as_ref().and_then(Scrapers::due))
             .chain(self.broker.as_ref().and_then(Broker::due))
             .min();
-        let rests = self.ready.is_empty() && self.held.is_none() && self.gone.is_empty();
+        let nobody_is_ready = self.turns.ready().next().is_none();
+        let rests = nobody_is_ready && self.held.is_none() && self.gone.is_empty();
         let most = match (rests, due) {
             (false, _) => Some(0),
             (true, due) => {
-                let tries = self.tries_again();
+                let tries = self.desk.tries_again();
                 let due = due.into_iter().chain(tries).min();
                 due.map(|due| due.saturating_sub(now).min(LONGEST_WAIT))
             }
         };
-        let most = most.map(|ns| Timespec {
-            tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
-            tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
-        });
-        match epoll::wait(&self.epoll, &mut events[..], most.as_ref()) {
-            Ok(count) => {
-                let gone = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
-                let events = events[..count].iter();
-                Ok(events
-                    .map(|event| {
-                        let flags = event.flags;
-                        (event.data.u64(), flags.intersects(gone))
-                    })
-                    .collect())
-            }
-            Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
-            Err(error) => Err(failed("epoll")(error.into())),
-        }
+        self.doors.wait(most).map_err(failed("epoll"))
     }
 
     /// Whether something is due that has not been done, so that only such calls are answered as
     /// do not wait for it: who renews a lease is read before the lease ends.
     fn is_due(&self) -> bool {
-        let due = self.service.arbiter().deadline();
+        let due = self.desk.service().arbiter().deadline();
         !self.is_free && due.is_some_and(|due| due <= now())
     }
 
     /// Whether somebody has sent more calls that do not wait for what is due.
     fn has_more_to_answer(&self) -> bool {
-        let ready = self.ready.iter().filter_map(|id| self.connections.get(id));
+        let ready = self.turns.ready();
+        let ready = ready.filter_map(|id| self.connections.get(&id));
         let mut next = ready.filter_map(Connection::next_method);
         next.any(|method| Called::of(&method).waits_for_nothing())
     }
@@ -356,10 +260,10 @@ impl Arbiterd {
     /// all that can be read now.
     fn advance(&mut self, all: bool) {
         self.is_free = false;
-        self.service.hold_due(None);
+        self.desk.service_mut().hold_due(None);
         if !self.is_due() {
             self.held = None;
-            self.service.advance(now());
+            self.desk.service_mut().advance(now());
         } else if let Some((since, read)) = self.held {
             let read = read || all;
             let held = now().0.saturating_sub(since.0);
@@ -369,18 +273,18 @@ impl Arbiterd {
                 return;
             }
             self.held = None;
-            self.service.advance(since);
+            self.desk.service_mut().advance(since);
             // Others have their turn, however much is due all the time. What has become due since
             // waits for those who have renewed since, and were not read yet.
             self.is_free = true;
-            self.service.hold_due(Some(since));
+            self.desk.service_mut().hold_due(Some(since));
         } else {
             self.held = Some((now(), false));
-            self.accepted = 0;
+            self.doors.count_anew();
         }
         if !self.is_due() {
             for id in std::mem::take(&mut self.gone) {
-                self.service.gone(id, now());
+                self.desk.service_mut().gone(id, now());
             }
         }
     }
@@ -390,7 +294,7 @@ impl Arbiterd {
         match self.looked.read(&mut [0; 64]) {
             // Nobody looks any more, or ever did.
             Ok(0) => {
-                let _ = epoll::delete(&self.epoll, &self.looked);
+                let _ = self.doors.forget(self.looked.as_fd());
             }
             _ => {
                 if let Some(sights) = &self.sights {
@@ -398,7 +302,7 @@ impl Arbiterd {
                     let (places, holders) =
                         (std::mem::take(&mut sight.places), sight.holders.clone());
                     drop(sight);
-                    self.service.see(&places, holders, now());
+                    self.desk.service_mut().see(&places, holders, now());
                 }
             }
         }
@@ -408,8 +312,7 @@ impl Arbiterd {
     /// which on something is held.
     fn accept(&mut self) -> bool {
         for _ in 0..ACCEPTS {
-            self.accepted = self.accepted.saturating_add(1);
-            let socket = match self.incoming.accept() {
+            let socket = match self.doors.accept() {
                 Ok(socket) => socket,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if is_passing(&error) => continue,
@@ -423,35 +326,33 @@ impl Arbiterd {
             };
             self.admit(socket, client);
         }
-        self.accepted >= self.incoming.most_waiting()
+        self.doors.has_accepted_all()
     }
 
     fn admit(&mut self, mut socket: ClientSocket, client: Client) {
         let own = self.connections.values();
         let own = own.filter(|other| other.client.uid == client.uid).count();
-        let stranger = self.service.config().is_stranger(&client);
-        let most = self.service.config().connections_per_user;
+        let stranger = self.desk.service().config().is_stranger(&client);
+        let most = self.desk.service().config().connections_per_user;
         if own >= most || socket.is_overdrawn() || stranger && !self.has_place(client.uid) {
             log::debug!(
                 "user {} has too many connections; one was closed",
                 client.uid
             );
-            self.service.metrics().connection_refused();
+            self.desk.service().metrics().connection_refused();
             return;
         }
         socket.refuse_rights();
         // What the client does not read waits in this process, where it is counted.
         let _ = set_socket_send_buffer_size(&socket, SEND_BUFFER);
         let id = ConnectionId(self.next);
-        if socket
-            .watch(&self.epoll, id.0, epoll::EventFlags::IN)
-            .is_ok()
-        {
+        let watched = socket.watch(self.doors.epoll(), id.0, EventFlags::IN);
+        if watched.is_ok() {
             self.next += 1;
             self.room.add(id, client.uid, stranger);
             self.connections.insert(id, Connection::new(socket, client));
             // It may have said something already.
-            self.ready.insert(id);
+            self.turns.add(id);
         }
     }
 
@@ -467,21 +368,12 @@ impl Arbiterd {
     /// Those who had to pause go on.
     fn resume(&mut self) {
         let now = now().0;
-        if self.full_until.is_some_and(|until| until <= now) {
-            self.full_until = None;
+        if self.doors.resume(now) {
             let _ = self.watch_incoming(true);
             self.accept();
         }
-        let due: Vec<ConnectionId> = self
-            .paused
-            .iter()
-            .filter(|(_, until)| **until <= now)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in due {
-            self.paused.remove(&id);
+        for id in self.turns.resume_due(now) {
             self.listen(id, true);
-            self.ready.insert(id);
         }
     }
 
@@ -490,17 +382,15 @@ impl Arbiterd {
         let connection = self.connections.get(&id);
         let connection = connection.map(|connection| &connection.socket);
         let broker = self.broker.as_ref();
-        let Some(socket) = connection.or_else(|| broker?.socket(id.0)) else {
-            return;
-        };
-        let flags = if self.blocked.contains(&id) {
-            epoll::EventFlags::OUT
-        } else if on {
-            epoll::EventFlags::IN
-        } else {
-            epoll::EventFlags::empty()
-        };
-        socket.listen(id.0, flags);
+        if let Some(socket) = connection.or_else(|| broker?.socket(id.0)) {
+            socket.listen(id.0, self.turns.reported(id, on));
+        }
+    }
+
+    /// What it sends on stays with the kernel until then.
+    fn pause(&mut self, id: ConnectionId, until: u64) {
+        self.turns.pause(id, until);
+        self.listen(id, false);
     }
 
     /// Answers what has come, a few calls of each connection, first of those whose users have
@@ -516,8 +406,8 @@ impl Arbiterd {
             let user = user.or_else(|| self.broker.as_ref()?.user(id.0));
             self.rates.used(user.unwrap_or_default(), begun)
         };
-        let mut ready: Vec<(u64, ConnectionId)> =
-            self.ready.iter().map(|id| (used(id), *id)).collect();
+        let ready = self.turns.ready().map(|id| (used(&id), id));
+        let mut ready: Vec<(u64, ConnectionId)> = ready.collect();
         ready.sort_unstable();
         for (_, id) in ready {
             let is_late = now().0.saturating_sub(begun) >= SLICE;
@@ -525,10 +415,10 @@ impl Arbiterd {
                 return false;
             }
             if self.connections.contains_key(&id) {
-                self.ready.remove(&id);
+                self.turns.begin(id);
                 self.serve_connection(id, begun.saturating_add(SLICE));
             } else if !is_late {
-                self.ready.remove(&id);
+                self.turns.begin(id);
                 self.broker(id.0);
             }
         }
@@ -540,9 +430,7 @@ impl Arbiterd {
             return;
         };
         if connection.has_unsent() {
-            let mut ended = BTreeMap::new();
-            self.flush(id, &mut ended);
-            if let Some(end) = ended.remove(&id) {
+            if let Err(end) = self.flush(id) {
                 return self.drop_connection(id, Some(end));
             }
         }
@@ -580,20 +468,16 @@ impl Arbiterd {
             if !connection.has_call() || connection.has_unsent() {
                 return Ok(());
             }
-            if self.service.is_busy(id) {
-                // What it sends on stays with the kernel until it has its reply.
-                self.paused.insert(id, u64::MAX);
-                self.listen(id, false);
+            if self.desk.service().is_busy(id) {
+                // It goes on when it has its reply.
+                self.pause(id, u64::MAX);
                 return Ok(());
             }
             let now = now().0;
-            let (renews, waits) = match connection.next_method() {
-                Some(method) => (
-                    method == "io.umpire.Arbiter.Renew",
-                    !Called::of(&method).waits_for_nothing(),
-                ),
-                None => (false, true),
-            };
+            let method = connection.next_method();
+            let called = method.as_deref().map(Called::of);
+            let renews = called == Some(Called::Own(Ok(Method::Renew)));
+            let waits = !called.is_some_and(Called::waits_for_nothing);
             if now >= until && !renews || waits && is_due {
                 break;
             }
@@ -603,8 +487,7 @@ impl Arbiterd {
                 &mut self.rates
             };
             if let Err(until) = rates.take(connection.client.uid, now) {
-                self.paused.insert(id, until);
-                self.listen(id, false);
+                self.pause(id, until);
                 return Ok(());
             }
             let Some(request) = connection.next()? else {
@@ -612,14 +495,16 @@ impl Arbiterd {
             };
             let client = connection.client.clone();
             self.charge(&client, &request, now);
-            self.service.call(id, &client, &request, BootTime(now));
-            let looks = self.service.take_looks();
+            self.desk
+                .service_mut()
+                .call(id, &client, &request, BootTime(now));
+            let looks = self.desk.service_mut().take_looks();
             self.rates.charge(client.uid, looks, now);
-            if self.service.waiting_bytes() > MOST_ANSWERS {
+            if self.desk.service().waiting_bytes() > MOST_ANSWERS {
                 self.settle();
             }
         }
-        self.ready.insert(id);
+        self.turns.add(id);
         Ok(())
     }
 
@@ -662,96 +547,245 @@ impl Arbiterd {
             }
         }
         self.room.remove(id);
-        self.paused.remove(&id);
-        self.blocked.remove(&id);
-        self.ready.remove(&id);
+        self.turns.forget(id);
         if self.is_due() {
             self.gone.push(id);
         } else {
             // What it held is there for whoever has asked since.
-            self.service.gone(id, now());
+            self.desk.service_mut().gone(id, now());
         }
-    }
-
-    /// When the journal is tried again, if it could not be written.
-    fn tries_again(&self) -> Option<u64> {
-        self.journal.as_ref()?.due(&self.service)
     }
 
     /// Writes what has changed, and answers.
     fn settle(&mut self) {
-        loop {
-            // Their leases end after what is due: somebody may have renewed in time.
-            if !self.is_due()
-                && let Some(ended) = self.threads.take()
-            {
-                self.service.threads_ended(&ended, now());
-            }
-            let mut output = self.service.take();
-            let tries = self.tries_again().is_some_and(|at| at <= now().0);
-            let nothing = output.entries.is_empty() && output.answers.is_empty();
-            if nothing && output.records.is_empty() && !tries {
-                return;
-            }
-            self.threads.follow(&self.service, &output.entries);
-            let time = now();
-            if let Some(journal) = &mut self.journal {
-                journal.commit(&mut self.service, &mut output, time);
-                if self.service.stuck().is_some() {
-                    self.threads.follow_all(&self.service);
-                }
-                self.threads.follow(&self.service, &output.entries);
-            }
-            self.host.switch_watchdog(&mut self.service, time);
+        while let Some(mut output) = self.desk.settle(self.is_due(), now()) {
             if let Some(broker) = &mut self.broker {
-                broker.follow(&self.service, &output.changed, now().0);
+                broker.follow(self.desk.service(), &output.changed, now().0);
             }
-            self.hear();
-            self.audit(&mut output);
-            let mut ended = BTreeMap::new();
-            for answer in &output.answers {
-                if let Some(connection) = self.connections.get_mut(&answer.to)
-                    && let Err(end) = connection.reply(&answer.reply)
-                {
-                    ended.insert(answer.to, end);
-                }
-            }
-            for to in output
-                .answers
-                .iter()
-                .map(|answer| answer.to)
-                .collect::<BTreeSet<_>>()
+            self.hear_of_events();
+            self.desk.audit(&mut output);
+            self.send(&output);
+        }
+    }
+
+    fn send(&mut self, output: &Output) {
+        let mut ended = BTreeMap::new();
+        for answer in &output.answers {
+            if let Some(connection) = self.connections.get_mut(&answer.to)
+                && let Err(end) = connection.reply(&answer.reply)
             {
-                self.flush(to, &mut ended);
-                self.weigh(to);
-                // It may have sent its next call while this one waited.
-                if self.connections.get(&to).is_some_and(Connection::has_call) {
-                    if self.paused.remove(&to).is_some() {
-                        self.listen(to, true);
-                    }
-                    self.ready.insert(to);
+                ended.insert(answer.to, end);
+            }
+        }
+        let told: BTreeSet<ConnectionId> = output.answers.iter().map(|answer| answer.to).collect();
+        for to in told {
+            if let Err(end) = self.flush(to) {
+                ended.insert(to, end);
+            }
+            self.weigh(to);
+            // It may have sent its next call while this one waited.
+            if self.connections.get(&to).is_some_and(Connection::has_call) {
+                if self.turns.resume(to) {
+                    self.listen(to, true);
                 }
+                self.turns.add(to);
             }
-            for (id, end) in ended {
-                self.drop_connection(id, Some(end));
-            }
+        }
+        for (id, end) in ended {
+            self.drop_connection(id, Some(end));
         }
     }
 
     /// Sends what waits for a connection; the rest when it can be sent.
-    fn flush(&mut self, id: ConnectionId, ended: &mut BTreeMap<ConnectionId, End>) {
+    fn flush(&mut self, id: ConnectionId) -> Result<(), End> {
         let Some(connection) = self.connections.get_mut(&id) else {
+            return Ok(());
+        };
+        let blocked = connection.flush()?;
+        let changed = self.turns.set_blocked(id, blocked);
+        if blocked || changed {
+            self.listen(id, !blocked && !self.turns.is_paused(id));
+        }
+        Ok(())
+    }
+
+    // What is served beside the varlink socket: events of holders, and metrics.
+
+    fn accept_holders(&mut self) {
+        for _ in 0..ACCEPTS {
+            let most = self.desk.service().config().connections_per_user;
+            let Some(broker) = &mut self.broker else {
+                return;
+            };
+            let id = self.next;
+            match broker.accept(id, most) {
+                Ok(true) => self.next += 1,
+                Ok(false) => {
+                    self.desk.service().metrics().connection_refused();
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if is_passing(&error) => continue,
+                Err(error) => return self.pause_incoming(&error),
+            }
+            if broker.watch(id, self.doors.epoll()).is_err() {
+                broker.leave(id);
+            }
+        }
+    }
+
+    /// Opens events for who asks: a few, before others have their turn.
+    fn broker(&mut self, id: u64) {
+        for _ in 0..MOST_CALLS {
+            let Some(broker) = &mut self.broker else {
+                return;
+            };
+            let Some(user) = broker.user(id) else {
+                return;
+            };
+            if let Err(until) = self.rates.take(user, now().0) {
+                return self.pause(ConnectionId(id), until);
+            }
+            let turn = broker.turn(id, self.desk.service(), now().0);
+            self.rates.charge(user, broker.take_looks(), now().0);
+            self.hear_of_events();
+            match turn {
+                Turn::Answered => {}
+                Turn::Quiet => return,
+                // It has one request at a time.
+                Turn::Opens => return self.listen(ConnectionId(id), false),
+                Turn::Ended => return self.leave_holder(id),
+            }
+        }
+    }
+
+    /// Hands over the events that the kernel has opened meanwhile.
+    fn hand_over(&mut self) {
+        let Some(broker) = &mut self.broker else {
             return;
         };
-        match connection.flush() {
-            Ok(false) if !self.blocked.remove(&id) => {}
-            Ok(false) => self.listen(id, !self.paused.contains_key(&id)),
-            Ok(true) => {
-                self.blocked.insert(id);
-                self.listen(id, false);
+        let go_on = broker.opened(self.desk.service(), now().0);
+        self.hear_of_events();
+        for id in go_on {
+            // What it has sent since is there, and is reported.
+            self.listen(ConnectionId(id), true);
+        }
+    }
+
+    /// Looks whether events that were stopped run again.
+    fn look_at_events(&mut self) {
+        if let Some(broker) = &mut self.broker {
+            let forgiven = self.desk.service_mut().take_forgiven();
+            broker.look(&forgiven, now().0);
+        }
+        self.hear_of_events();
+    }
+
+    /// The service hears what has become of events.
+    fn hear_of_events(&mut self) {
+        let told = self.broker.as_mut().map(Broker::take_told);
+        for told in told.into_iter().flatten() {
+            self.desk.service_mut().hear(told);
+        }
+    }
+
+    fn leave_holder(&mut self, id: u64) {
+        self.turns.forget(ConnectionId(id));
+        if let Some(broker) = &mut self.broker {
+            broker.leave(id);
+        }
+    }
+
+    fn accept_scrapers(&mut self) {
+        for _ in 0..ACCEPTS {
+            let Some(scrapers) = &mut self.scrapers else {
+                return;
+            };
+            let id = self.next;
+            match scrapers.accept(id, now().0, self.doors.epoll()) {
+                Ok(true) => self.next += 1,
+                Ok(false) => {
+                    self.desk.service().metrics().connection_refused();
+                    continue;
+                }
+                Err(error) if is_passing(&error) && error.kind() != io::ErrorKind::WouldBlock => {
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return self.pause_incoming(&error),
             }
-            Err(end) => {
-                ended.insert(id, end);
+            self.scrape(id);
+        }
+    }
+
+    /// Goes on with who asks for the metrics.
+    fn scrape(&mut self, id: u64) {
+        let open = Open {
+            varlink: self.connections.len(),
+            metrics: self.scrapers.as_ref().map_or(0, Scrapers::len),
+            events: self.broker.as_ref().map_or(0, Broker::connections),
+            descriptors: self.broker.as_ref().map_or(0, Broker::descriptors),
+        };
+        let Some(scrapers) = &mut self.scrapers else {
+            return;
+        };
+        let service = self.desk.service_mut();
+        scrapers.turn(id, now().0, || service.render(open));
+    }
+    // The configuration, read again at SIGHUP.
+
+    /// The file is to be read again.
+    fn reload(&mut self) {
+        // However many signals there were.
+        let _ = self.hangup.read(&mut [0; 64]);
+        self.manager.reloads();
+        let root = self.desk.service().config().root.clone();
+        if let Err(why) = self.reloads.begin(root) {
+            self.reloaded(Err(why));
+        }
+    }
+
+    /// Takes over what the file says, when it was read.
+    fn take_configuration(&mut self) {
+        let root = self.desk.service().config().root.clone();
+        let Some(said) = self.reloads.take(root) else {
+            return;
+        };
+        let taken = said.and_then(|config| {
+            let service = self.desk.service_mut();
+            service.reload((*config).clone(), now())?;
+            Ok(config)
+        });
+        self.reloaded(taken);
+    }
+
+    fn reloaded(&mut self, taken: Said) {
+        let file = self.reloads.file().unwrap_or(Path::new("")).to_owned();
+        let service = self.desk.service_mut();
+        service.reloaded(&file, taken.as_ref().err());
+        match taken {
+            Ok(config) => {
+                let file = file.display();
+                log::info!("{file}: read again");
+                let later = self.reloads.taken(config);
+                if !later.is_empty() {
+                    log::warn!("{file}: what has changed in {later} counts from the next start on");
+                }
+                self.desk.follow_config(now());
+                let config = self.desk.service().config();
+                for (id, connection) in &self.connections {
+                    let stranger = config.is_stranger(&connection.client);
+                    self.room.add(*id, connection.client.uid, stranger);
+                }
+                self.manager
+                    .tell("READY=1\nSTATUS=Serves; the configuration was read again.");
+            }
+            Err(error) => {
+                log::error!("{error}; the rules stay as they were");
+                self.manager.tell(&format!(
+                    "READY=1\nSTATUS=Serves by the rules of before: the reload failed: {}",
+                    error.replace('\n', " ")
+                ));
             }
         }
     }

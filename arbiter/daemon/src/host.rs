@@ -4,11 +4,10 @@
 use std::io;
 use std::path::PathBuf;
 
-use arbiter_host::{BootTime, CpuSet};
+use arbiter_host::{BootTime, CpuSet, HostPmu};
 
 use crate::config::ArbiterConfig;
 use crate::probe::Found;
-use crate::service::Service;
 use crate::sysfs;
 use crate::watchdog::{Keeper, Switched};
 
@@ -76,17 +75,21 @@ impl HostFiles {
         (config.watchdog.stated || self.measured) && !self.uses_none
     }
 
-    /// Another configuration is in force: the watchdog has a lease by it, or has none.
-    pub(crate) fn follow_config(&mut self, service: &mut Service, now: BootTime) {
+    /// Another configuration is in force. Whether the watchdog has a lease by that of before, and
+    /// none by this one.
+    pub(crate) fn follow_config(&mut self, config: &ArbiterConfig) -> bool {
         let before = self.watches;
-        self.watches = self.is_to_watch(service.config());
-        if before && !self.watches {
+        self.watches = self.is_to_watch(config);
+        let ends = before && !self.watches;
+        if ends {
             self.keeper.end();
-            service.set_watchdog(None, now);
         }
-        if self.watches {
-            self.look(service, now);
-        }
+        ends
+    }
+
+    /// Whether the watchdog has a lease, where its counter is accounted for.
+    pub(crate) fn watches(&self) -> bool {
+        self.watches
     }
 
     /// When it is looked at next.
@@ -94,79 +97,65 @@ impl HostFiles {
         self.due
     }
 
-    /// Looks which CPUs are online.
-    pub(crate) fn follow_cpus(&mut self, service: &mut Service, now: BootTime) {
+    /// A look begins.
+    pub(crate) fn begin_look(&mut self, now: BootTime) {
+        self.due = now.0.saturating_add(LOOKS);
+    }
+
+    /// The CPUs that are online; `None`: they cannot be read, as was said.
+    pub(crate) fn online(&self, pmus: &[HostPmu]) -> Option<CpuSet> {
         match sysfs::online(&self.root) {
             Ok(online) => {
                 // CPUs that only the configuration knows are there by its word.
-                let pmus = service.arbiter().pmus().iter();
-                let stated: CpuSet = pmus
-                    .flat_map(|pmu| pmu.domains.iter().flat_map(CpuSet::iter))
-                    .filter(|&cpu| !self.present.contains(cpu))
-                    .collect();
-                let online = online
-                    .and(&self.present)
+                let stated = pmus
                     .iter()
-                    .chain(stated.iter())
-                    .collect();
-                service.set_online(&online, now);
+                    .flat_map(|pmu| pmu.domains.iter().flat_map(CpuSet::iter))
+                    .filter(|&cpu| !self.present.contains(cpu));
+                let online = online.and(&self.present);
+                Some(online.iter().chain(stated).collect())
             }
-            Err(error) => log::warn!("the CPUs that are online cannot be read: {error}"),
+            Err(error) => {
+                log::warn!("the CPUs that are online cannot be read: {error}");
+                None
+            }
         }
     }
 
-    /// Looks which CPUs are online, and whether the watchdog is wanted: that only after the
-    /// leases of before a restart are known.
-    pub(crate) fn look(&mut self, service: &mut Service, now: BootTime) {
-        self.due = now.0.saturating_add(LOOKS);
-        self.follow_cpus(service, now);
-        if self.watches {
-            self.retry = true;
-            let cpus = self.keeper.look();
-            service.set_watchdog(cpus, now);
-            self.switch_watchdog(service, now);
-        }
+    /// Looks whether the watchdog is wanted: its CPUs.
+    pub(crate) fn look_at_watchdog(&mut self) -> Option<CpuSet> {
+        self.retry = true;
+        self.keeper.look()
     }
 
-    /// Turns the watchdog on or off as its lease says. Whoever has got its counter is told
-    /// after that.
-    pub(crate) fn switch_watchdog(&mut self, service: &mut Service, now: BootTime) {
-        let Some(on) = service.watchdog_on().filter(|_| self.watches) else {
-            return;
-        };
+    /// Turns the watchdog on or off. What failed is tried again at the next look.
+    pub(crate) fn switch_watchdog(&mut self, on: bool) -> Switched {
         let is_so = self.keeper.is_given_back() != on;
-        if !self.retry && (is_so || self.keeper.has_failed()) {
-            return;
+        if !self.watches || !self.retry && (is_so || self.keeper.has_failed()) {
+            return Switched::AsItWas;
         }
         self.retry = false;
-        match self.keeper.set(on) {
-            Switched::AsItWas => {}
-            Switched::To { on: true } => {
-                log::info!("the NMI watchdog is on again");
-                service.watchdog_switched(true);
-            }
+        let switched = self.keeper.set(on);
+        match &switched {
+            Switched::To { on: true } => log::info!("the NMI watchdog is on again"),
             Switched::To { on: false } => {
                 log::info!("the NMI watchdog is off: leases need its counter");
-                service.watchdog_switched(false);
-                service.set_watchdog_stuck(false, now);
             }
-            Switched::Failed(why) => {
-                if let Some(why) = why {
-                    let to = if on { "on" } else { "off" };
-                    log::error!("the NMI watchdog cannot be turned {to}: {why}");
-                }
-                service.set_watchdog_stuck(!on, now);
+            Switched::Failed(Some(why)) => {
+                let to = if on { "on" } else { "off" };
+                log::error!("the NMI watchdog cannot be turned {to}: {why}");
             }
+            Switched::AsItWas | Switched::Failed(None) => {}
         }
+        switched
     }
 
     /// The arbiter ends. What leases of the journal need stays theirs: the next arbiter goes
     /// on with it, or their holders do not come back to it in time.
-    pub(crate) fn end(&mut self, service: &Service) {
+    pub(crate) fn end(&mut self, leases_need_watchdogs_counter: bool) {
         if !self.watches {
             return;
         }
-        if service.needs_watchdogs_counter() {
+        if leases_need_watchdogs_counter {
             log::warn!(
                 "the NMI watchdog stays off: leases need its counter; the next arbiter with this \
                  state folder turns it on when they have ended; without one, do: sysctl \

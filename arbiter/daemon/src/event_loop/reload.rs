@@ -2,16 +2,16 @@
 //! and groups may take their time, and taken over when it is there.
 
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::Builder;
 
-use super::{Arbiterd, now};
 use crate::config::ArbiterConfig;
 
 /// What the file says now, or why it cannot be used.
-type Said = Result<Box<ArbiterConfig>, String>;
+pub(super) type Said = Result<Box<ArbiterConfig>, String>;
 
 /// The file, and whether it is being read.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Reloads {
     /// It is to be read once more after that.
     again: bool,
     /// Can be read from when the file was read.
-    pub(super) is_read: UnixStream,
+    is_read: UnixStream,
     tells: UnixStream,
 }
 
@@ -67,80 +67,50 @@ impl Reloads {
         self.reading = Some(reading);
         Ok(())
     }
-}
 
-impl Arbiterd {
-    /// The file is to be read again.
-    pub(super) fn reload(&mut self) {
-        // However many signals there were.
-        let _ = self.hangup.read(&mut [0; 64]);
-        self.manager.reloads();
-        if self.reloads.reading.is_some() {
-            self.reloads.again = true;
-        } else {
-            self.read_configuration();
-        }
+    /// Can be read from when the file was read.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.is_read.as_fd()
     }
 
-    fn read_configuration(&mut self) {
-        let root = self.service.config().root.clone();
-        if let Err(why) = self.reloads.read(root) {
-            self.reloaded(Err(why));
-        }
+    /// The file that is read.
+    pub(super) fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
-    /// Takes over what the file says, when it was read.
-    pub(super) fn take_configuration(&mut self) {
-        let _ = self.reloads.is_read.read(&mut [0; 64]);
-        let Some(reading) = &self.reloads.reading else {
-            return;
-        };
-        let said = match reading.try_recv() {
+    /// The file is to be read again; once more, if it is being read.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub(super) fn begin(&mut self, root: PathBuf) -> Result<(), String> {
+        if self.reading.is_some() {
+            self.again = true;
+            return Ok(());
+        }
+        self.read(root)
+    }
+
+    /// What the file says, when it was read.
+    pub(super) fn take(&mut self, root: PathBuf) -> Option<Said> {
+        let _ = self.is_read.read(&mut [0; 64]);
+        let said = match self.reading.as_ref()?.try_recv() {
             Ok(said) => said,
-            Err(TryRecvError::Empty) => return,
+            Err(TryRecvError::Empty) => return None,
             Err(TryRecvError::Disconnected) => Err("its thread has ended".to_owned()),
         };
-        self.reloads.reading = None;
-        if std::mem::take(&mut self.reloads.again) {
+        self.reading = None;
+        if std::mem::take(&mut self.again) {
             // It may have changed while it was read.
-            return self.read_configuration();
+            return self.read(root).err().map(Err);
         }
-        let taken = said.and_then(|config| {
-            self.service.reload((*config).clone(), now())?;
-            Ok(config)
-        });
-        self.reloaded(taken);
+        Some(said)
     }
 
-    fn reloaded(&mut self, taken: Said) {
-        let file = self.reloads.file.as_deref().unwrap_or(Path::new(""));
-        self.service.reloaded(file, taken.as_ref().err());
-        match taken {
-            Ok(config) => {
-                let file = file.display();
-                log::info!("{file}: read again");
-                let before = self.reloads.said.replace(config);
-                let said = before.as_ref().zip(self.reloads.said.as_ref());
-                let later = said.map(|(before, now)| now.counts_later(before));
-                let later = later.unwrap_or_default();
-                if !later.is_empty() {
-                    log::warn!("{file}: what has changed in {later} counts from the next start on");
-                }
-                self.host.follow_config(&mut self.service, now());
-                for (id, connection) in &self.connections {
-                    let stranger = self.service.config().is_stranger(&connection.client);
-                    self.room.add(*id, connection.client.uid, stranger);
-                }
-                self.manager
-                    .tell("READY=1\nSTATUS=Serves; the configuration was read again.");
-            }
-            Err(error) => {
-                log::error!("{error}; the rules stay as they were");
-                self.manager.tell(&format!(
-                    "READY=1\nSTATUS=Serves by the rules of before: the reload failed: {}",
-                    error.replace('\n', " ")
-                ));
-            }
-        }
+    /// That is in force now. Returns the names of what has changed and counts later, or nothing.
+    pub(super) fn taken(&mut self, config: Box<ArbiterConfig>) -> String {
+        let before = self.said.replace(config);
+        let said = before.as_ref().zip(self.said.as_ref());
+        let later = said.map(|(before, now)| now.counts_later(before));
+        later.unwrap_or_default()
     }
 }

@@ -1,15 +1,13 @@
 //! How the service starts: what it finds, what it takes over, and where it listens.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use arbiter_host::{HostArbiter, HostPolicyError, PmuId, Tenant};
-use rustix::event::epoll;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 use umpire_budget::Handed;
@@ -17,22 +15,24 @@ use umpire_service::{
     Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording, raise_open_files,
 };
 
+use super::desk::Desk;
+use super::doors::{Doors, Incoming};
 use super::reload::Reloads;
-use super::{Arbiterd, FIRST, HANGUP, Incoming, OPENED, REREAD, SIGHTS, STOP, THREADS, now};
+use super::turns::Turns;
+use super::{Arbiterd, FIRST, HANGUP, OPENED, REREAD, SIGHTS, STOP, THREADS, now};
 use crate::audit::{Trail, unix_ms};
 use crate::broker::{Broker, PREFIX};
-use crate::commit::Committer;
 use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Complaints, Rates, Table};
 use crate::host::HostFiles;
-use crate::journal::{Recalled, Stored};
+use crate::journal::Recalled;
 use crate::manager::Manager;
-use crate::probe;
+use crate::probe::{self, Found};
 use crate::room::Room;
 use crate::scrape::Scrapers;
 use crate::service::Service;
 use crate::store::{Store, StoreError};
-use crate::threads::{self, Threads};
+use crate::threads::Threads;
 
 const WORDING: Wording = Wording {
     option: "--socket",
@@ -147,15 +147,101 @@ impl Arbiterd {
     /// told of both.
     pub(super) fn start_until(
         (stop, hangup, mut manager): (UnixStream, UnixStream, Manager),
-        given: Given,
-        mut config: ArbiterConfig,
+        mut given: Given,
+        config: ArbiterConfig,
         config_file: Option<&Path>,
         socket: &Path,
         access: &Access,
     ) -> Result<Self, ServeError> {
-        config = config.with_watchdog()?;
         let files = raise_open_files();
-        let mut host = HostFiles::new(&config).map_err(failed("reading the CPUs of this host"))?;
+        let ground = Ground::find(config, &mut manager)?;
+        let (looks, is_own) = (ground.config.looks, ground.config.measured.is_some());
+        let found = ground.found.clone();
+        let mut desk = ground.desk(files)?;
+        if is_own {
+            see_all(desk.service_mut(), &found);
+        }
+        if let Some(folder) = socket.parent() {
+            let _ = fs::create_dir_all(folder);
+        }
+        let closer = Closer::new(files);
+        // Who finds the socket finds these, too.
+        let scrapers = desk.service().config().metrics.as_ref();
+        let scrapers = scrapers.map(|address| Scrapers::listen(address, access, &closer));
+        let scrapers = scrapers.transpose()?;
+        let broker = broker(&mut desk, socket, access, &closer, files, &mut given)?;
+        desk.set_trail(trail(desk.service().config())?);
+        // Without a journal this one does not know what an arbiter before it has given. That one
+        // has left its socket; whose socket is another's may have had one.
+        let follows = socket.exists() || given.socket.is_some();
+        let incoming = incoming(given.socket, socket, access, closer)?;
+        if !desk.keeps_journal() && follows {
+            desk.service_mut().wait_for_holders(now());
+        }
+        let (looked, tells) = UnixStream::pair().map_err(failed("socketpair"))?;
+        looked.set_nonblocking(true).map_err(failed("socketpair"))?;
+        let sights = if found.is_empty() {
+            None
+        } else {
+            Some(probe::watch(found, tells, looks).map_err(failed("the probe's thread"))?)
+        };
+        let per_second = desk.service().config().requests_per_second;
+        let arbiterd = Arbiterd {
+            desk,
+            doors: Doors::new(incoming).map_err(failed("epoll"))?,
+            stop,
+            hangup,
+            looked,
+            sights,
+            reloads: Reloads::new(config_file).map_err(failed("socketpair"))?,
+            manager,
+            scrapers,
+            broker,
+            connections: Table::new(),
+            next: FIRST,
+            rates: Rates::new(per_second),
+            renewals: Rates::new(per_second),
+            room: Room::new(),
+            complaints: Complaints::default(),
+            turns: Turns::default(),
+            held: None,
+            is_free: false,
+            gone: Vec::new(),
+        };
+        arbiterd.watch_all().map_err(failed("epoll"))?;
+        Ok(arbiterd)
+    }
+
+    /// Has all that it waits for reported.
+    fn watch_all(&self) -> io::Result<()> {
+        self.watch_incoming(true)?;
+        let opened = self.broker.as_ref().map(|all| (all.opened_fd(), OPENED));
+        let all = [
+            (self.desk.threads_fd(), THREADS),
+            (self.stop.as_fd(), STOP),
+            (self.hangup.as_fd(), HANGUP),
+            (self.looked.as_fd(), SIGHTS),
+            (self.reloads.as_fd(), REREAD),
+        ];
+        let mut all = all.into_iter().chain(opened);
+        all.try_for_each(|(fd, token)| self.doors.watch(fd, token))
+    }
+}
+
+/// What the service stands on: the journal of before, and the host with its counters.
+struct Ground {
+    config: ArbiterConfig,
+    host: HostFiles,
+    store: Option<Store>,
+    recalled: Option<Recalled>,
+    /// The PMUs that were measured; none, where they are stated.
+    found: Vec<Found>,
+}
+
+impl Ground {
+    fn find(config: ArbiterConfig, manager: &mut Manager) -> Result<Self, ServeError> {
+        let config = config.with_watchdog()?;
+        let host = HostFiles::new(&config).map_err(failed("reading the CPUs of this host"))?;
         let (store, recalled) = match &config.state {
             None => (None, None),
             Some(folder) => {
@@ -174,166 +260,120 @@ impl Arbiterd {
         } else {
             Vec::new()
         };
-        let pmus = if found.is_empty() {
-            config.host_pmus(host.present())
-        } else {
-            found.iter().map(|found| found.host.clone()).collect()
-        };
-        if pmus.is_empty() {
-            return Err(ServeError::NoPmu);
-        }
-        // Tenants that the policy does not name any more keep what they hold.
-        for lease in recalled
-            .iter()
-            .flat_map(|recalled| recalled.leases.values())
-        {
-            let tenants = &mut config.policy.tenants;
+        Ok(Ground {
+            config,
+            host,
+            store,
+            recalled,
+            found,
+        })
+    }
+
+    /// Tenants that the policy does not name any more keep what they hold.
+    fn keep_tenants(&mut self) {
+        let recalled = self.recalled.iter();
+        for lease in recalled.flat_map(|recalled| recalled.leases.values()) {
+            let tenants = &mut self.config.policy.tenants;
             if tenants.iter().all(|tenant| tenant.name != lease.tenant) {
                 tenants.push(Tenant {
                     retired: true,
                     ..Tenant::open(&lease.tenant)
                 });
-                config.members.push(Members::default());
+                self.config.members.push(Members::default());
             }
         }
-        let arbiter = HostArbiter::new(pmus, config.policy.clone())?;
-        host.expect_watchdog(&config, found.first());
-        let named = found
-            .iter()
-            .map(|found| (found.host.name.clone(), found.perf_type()));
-        config.perf_types = named.collect();
-        let [rates, renewals] = [(); 2].map(|()| Rates::new(config.requests_per_second));
-        let closer = Closer::new(files);
-        let (looks, is_own) = (config.looks, config.measured.is_some());
-        let mut service = Service::new(arbiter, config);
-        host.follow_cpus(&mut service, now());
-        let most = usize::try_from(files / 4).unwrap_or(usize::MAX);
-        let mut threads = Threads::new(most).map_err(failed("epoll"))?;
-        if let Some(recalled) = recalled {
-            service.restore_bars(recalled.barred);
-            let mut leases: Vec<Stored> = recalled.leases.into_values().collect();
-            leases.iter_mut().for_each(threads::learn);
-            service.restore(leases, recalled.next, now());
-            threads.follow_all(&service);
-        }
-        host.look(&mut service, now());
-        if is_own {
-            // Nobody has a lease yet: all that is not free is somebody else's.
-            let places = (0u16..).map(PmuId).zip(&found);
-            let seen: Vec<_> = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
-            // It takes two looks to believe that somebody has come.
-            service.see(&seen, None, now());
-            service.see(&seen, None, now());
-        }
-        if let Some(folder) = socket.parent() {
-            let _ = fs::create_dir_all(folder);
-        }
-        // Who finds the socket finds these, too.
-        let scrapers = service.config().metrics.as_ref();
-        let scrapers = scrapers.map(|address| Scrapers::listen(address, access, &closer));
-        let scrapers = scrapers.transpose()?;
-        // Events of before are looked at, also if no tenant may have any now.
-        let broker = service.config().opens_events() || !given.events.is_empty();
-        let listener = broker.then(|| Broker::listen(socket, access, &closer));
-        let broker = match listener.transpose()? {
-            None => None,
-            Some(listener) => {
-                let broker = Broker::new(listener, files, given.managed);
-                let mut broker = broker.map_err(failed("the companion socket"))?;
-                broker.restore(given.events, &service, now().0);
-                broker
-                    .take_told()
-                    .into_iter()
-                    .for_each(|told| service.hear(told));
-                Some(broker)
-            }
-        };
-        let trail = service.config().audit.clone().map(|audit| {
-            let path = audit.path.clone();
-            Trail::open(audit, unix_ms()).map_err(|error| ServeError::Audit { path, error })
-        });
-        let trail = trail.transpose()?;
-        // Without a journal this one does not know what an arbiter before it has given. That one
-        // has left its socket; whose socket is another's may have had one.
-        let keeps_no_journal = store.is_none();
-        let follows = socket.exists();
-        let incoming = match given.socket {
-            Some(given) => {
-                given
-                    .set_nonblocking(true)
-                    .map_err(failed("the socket that was given"))?;
-                // Who has connected already may send descriptors, or has.
-                let given = ClientSocket::new(given.into(), &closer);
-                given.refuse_rights();
-                Incoming::Given(given, closer)
-            }
-            _ => {
-                let listener = Listener::new(socket, Kind::Stream, access, WORDING, &closer)?;
-                Incoming::Own(listener)
-            }
-        };
-        if keeps_no_journal && (follows || matches!(incoming, Incoming::Given(..))) {
-            service.wait_for_holders(now());
-        }
-        let flags = epoll::CreateFlags::CLOEXEC;
-        let epoll = epoll::create(flags).map_err(|error| failed("epoll")(error.into()))?;
-        let (looked, tells) = UnixStream::pair().map_err(failed("socketpair"))?;
-        looked.set_nonblocking(true).map_err(failed("socketpair"))?;
-        let sights = if found.is_empty() {
-            None
-        } else {
-            Some(probe::watch(found, tells, looks).map_err(failed("the probe's thread"))?)
-        };
-        let arbiterd = Arbiterd {
-            service,
-            journal: store.map(Committer::new),
-            incoming,
-            epoll: Arc::new(epoll),
-            stop,
-            hangup,
-            looked,
-            sights,
-            reloads: Reloads::new(config_file).map_err(failed("socketpair"))?,
-            manager,
-            host,
-            scrapers,
-            broker,
-            trail,
-            threads,
-            connections: Table::new(),
-            next: FIRST,
-            rates,
-            renewals,
-            room: Room::new(),
-            complaints: Complaints::default(),
-            paused: BTreeMap::new(),
-            blocked: BTreeSet::new(),
-            ready: BTreeSet::new(),
-            held: None,
-            accepted: 0,
-            is_free: false,
-            gone: Vec::new(),
-            full_until: None,
-            says_full: 0,
-        };
-        arbiterd.watch_incoming(true).map_err(failed("epoll"))?;
-        arbiterd
-            .watch(&arbiterd.threads.as_fd(), THREADS)
-            .map_err(failed("epoll"))?;
-        for (pipe, token) in [
-            (&arbiterd.stop, STOP),
-            (&arbiterd.hangup, HANGUP),
-            (&arbiterd.looked, SIGHTS),
-            (&arbiterd.reloads.is_read, REREAD),
-        ] {
-            arbiterd.watch(pipe, token).map_err(failed("epoll"))?;
-        }
-        if let Some(broker) = &arbiterd.broker {
-            let opened = arbiterd.watch(&broker.opened_fd(), OPENED);
-            opened.map_err(failed("epoll"))?;
-        }
-        Ok(arbiterd)
     }
+
+    /// The service on it, with the leases of before. `files`: the most that this process may have
+    /// open.
+    fn desk(mut self, files: u64) -> Result<Desk, ServeError> {
+        let pmus = if self.found.is_empty() {
+            self.config.host_pmus(self.host.present())
+        } else {
+            self.found.iter().map(|found| found.host.clone()).collect()
+        };
+        if pmus.is_empty() {
+            return Err(ServeError::NoPmu);
+        }
+        self.keep_tenants();
+        let arbiter = HostArbiter::new(pmus, self.config.policy.clone())?;
+        self.host.expect_watchdog(&self.config, self.found.first());
+        let named = self.found.iter();
+        let named = named.map(|found| (found.host.name.clone(), found.perf_type()));
+        self.config.perf_types = named.collect();
+        let most = usize::try_from(files / 4).unwrap_or(usize::MAX);
+        let threads = Threads::new(most).map_err(failed("epoll"))?;
+        let service = Service::new(arbiter, self.config);
+        let mut desk = Desk::new(service, self.store, self.host, threads);
+        desk.follow_cpus(now());
+        if let Some(recalled) = self.recalled {
+            desk.restore(recalled, now());
+        }
+        desk.look_at_host(now());
+        Ok(desk)
+    }
+}
+
+/// Nobody has a lease yet: all that is not free is somebody else's.
+fn see_all(service: &mut Service, found: &[Found]) {
+    let places = (0u16..).map(PmuId).zip(found);
+    let seen: Vec<_> = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
+    // It takes two looks to believe that somebody has come.
+    service.see(&seen, None, now());
+    service.see(&seen, None, now());
+}
+
+/// The companion socket, if a tenant may have events, with the events of before. Those are looked
+/// at also if no tenant may have any now.
+fn broker(
+    desk: &mut Desk,
+    socket: &Path,
+    access: &Access,
+    closer: &Closer,
+    files: u64,
+    given: &mut Given,
+) -> Result<Option<Broker>, ServeError> {
+    if !desk.service().config().opens_events() && given.events.is_empty() {
+        return Ok(None);
+    }
+    let listener = Broker::listen(socket, access, closer)?;
+    let broker = Broker::new(listener, files, given.managed);
+    let mut broker = broker.map_err(failed("the companion socket"))?;
+    broker.restore(std::mem::take(&mut given.events), desk.service(), now().0);
+    let service = desk.service_mut();
+    broker
+        .take_told()
+        .into_iter()
+        .for_each(|told| service.hear(told));
+    Ok(Some(broker))
+}
+
+fn trail(config: &ArbiterConfig) -> Result<Option<Trail>, ServeError> {
+    let trail = config.audit.clone().map(|audit| {
+        let path = audit.path.clone();
+        Trail::open(audit, unix_ms()).map_err(|error| ServeError::Audit { path, error })
+    });
+    trail.transpose()
+}
+
+/// The socket that was given, or one of this process's.
+fn incoming(
+    given: Option<UnixListener>,
+    socket: &Path,
+    access: &Access,
+    closer: Closer,
+) -> Result<Incoming, ServeError> {
+    let Some(given) = given else {
+        let listener = Listener::new(socket, Kind::Stream, access, WORDING, &closer)?;
+        return Ok(Incoming::Own(listener));
+    };
+    given
+        .set_nonblocking(true)
+        .map_err(failed("the socket that was given"))?;
+    // Who has connected already may send descriptors, or has.
+    let given = ClientSocket::new(given.into(), &closer);
+    given.refuse_rights();
+    Ok(Incoming::Given(given, closer))
 }
 
 /// The same service inside of another program, for that alone: in a thread, until this is

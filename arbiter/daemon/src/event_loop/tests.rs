@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use serde_json::{Value, json};
 use umpire_lease::INTERFACE;
-use umpire_service::Access;
+use umpire_service::{Access, BACKLOG, Closer};
 
 use super::start::Given;
 use super::*;
@@ -43,7 +43,10 @@ fn call(arbiterd: &mut Arbiterd, uid: u32, method: &str, parameters: Value) {
     };
     let request = Request::create(format!("{INTERFACE}.{method}"), Some(parameters));
     let from = ConnectionId(1000 + u64::from(uid));
-    arbiterd.service.call(from, &client, &request, now());
+    arbiterd
+        .desk
+        .service_mut()
+        .call(from, &client, &request, now());
 }
 
 fn acquire(arbiterd: &mut Arbiterd, uid: u32, lasts_ms: u64) {
@@ -52,7 +55,7 @@ fn acquire(arbiterd: &mut Arbiterd, uid: u32, lasts_ms: u64) {
 }
 
 fn users(arbiterd: &Arbiterd) -> Vec<u32> {
-    let leases = arbiterd.service.arbiter().leases();
+    let leases = arbiterd.desk.service().arbiter().leases();
     leases.map(|lease| lease.owner.uid).collect()
 }
 
