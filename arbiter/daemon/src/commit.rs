@@ -66,8 +66,13 @@ impl<J: Journal> Committer<J> {
         }
     }
 
-    /// Writes what `output` rests on, or takes it back.
-    pub(crate) fn commit(&mut self, service: &mut Service, output: &mut Output, now: BootTime) {
+    /// Writes what `output` rests on, or takes it back. Returns what may be told then.
+    pub(crate) fn commit(
+        &mut self,
+        service: &mut Service,
+        mut output: Output,
+        now: BootTime,
+    ) -> Output {
         let lost = std::mem::take(&mut self.lost);
         if lost || service.stuck().is_some() && now.0 >= self.tries_again {
             // What was not written is in none of the batches: all that there is, is.
@@ -83,15 +88,13 @@ impl<J: Journal> Committer<J> {
                     log::debug!("the journal still cannot be written: {error}");
                     self.tries_again = now.0.saturating_add(TRIES);
                     if service.stuck().is_none() {
-                        service.unwritten(output, &error.to_string(), now);
-                        return;
+                        return service.unwritten(output, &error.to_string(), now);
                     }
                 }
             }
         }
         if let Some(why) = service.stuck().map(str::to_owned) {
-            service.unwritten(output, &why, now);
-            return;
+            return service.unwritten(output, &why, now);
         }
         match self.journal.append(&output.entries) {
             Ok(()) => service.written(&output.entries),
@@ -100,8 +103,7 @@ impl<J: Journal> Committer<J> {
                     "the journal cannot be written: {error}; nothing is granted until it can"
                 );
                 self.tries_again = now.0.saturating_add(TRIES);
-                service.unwritten(output, &error.to_string(), now);
-                return;
+                return service.unwritten(output, &error.to_string(), now);
             }
         }
         if self.journal.is_long()
@@ -109,5 +111,6 @@ impl<J: Journal> Committer<J> {
         {
             log::warn!("the journal cannot be written anew: {error}; it grows");
         }
+        output
     }
 }

@@ -563,7 +563,9 @@ impl Arbiterd {
                 broker.follow(self.desk.service(), &output.changed, now().0);
             }
             self.hear_of_events();
-            self.desk.audit(&mut output);
+            if !self.desk.audit(std::mem::take(&mut output.records)) {
+                output.unaudited();
+            }
             self.send(&output);
         }
     }

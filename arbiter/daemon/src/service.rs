@@ -688,8 +688,8 @@ impl Service {
 
     /// The journal could not be written. What would hold more than the journal says is taken
     /// back, and nothing is granted until [`Service::writable`]. What has ended meanwhile is
-    /// in the journal still, but nobody else has got it.
-    pub(crate) fn unwritten(&mut self, output: &mut Output, why: &str, now: BootTime) {
+    /// in the journal still, but nobody else has got it. Returns what may be told.
+    pub(crate) fn unwritten(&mut self, mut output: Output, why: &str, now: BootTime) -> Output {
         self.kept.set_stuck(why);
         self.metrics.journal_failed();
         self.book.freeze();
@@ -719,6 +719,7 @@ impl Service {
         self.settle();
         // The journal is written anew as a whole, so these are not needed.
         self.output.entries.clear();
+        output
     }
 
     /// The journal was written anew, with all that there is.

@@ -361,7 +361,7 @@ impl World {
     /// Writes and answers until there is nothing left, as the service's thread does.
     fn settle(&mut self) {
         loop {
-            let mut output = self.service.take();
+            let output = self.service.take();
             let tries = self
                 .committer
                 .due(&self.service)
@@ -369,8 +369,7 @@ impl World {
             if output.entries.is_empty() && output.answers.is_empty() && !tries {
                 break;
             }
-            self.committer
-                .commit(&mut self.service, &mut output, self.now);
+            let output = self.committer.commit(&mut self.service, output, self.now);
             if let Some(on) = self.service.watchdog_on() {
                 self.watchdog = on;
             }
@@ -422,9 +421,8 @@ impl World {
             .map(|(id, belief)| (*id, *belief))
             .collect();
         if written {
-            let mut output = self.service.take();
-            self.committer
-                .commit(&mut self.service, &mut output, self.now);
+            let output = self.service.take();
+            self.committer.commit(&mut self.service, output, self.now);
         }
         let bytes = std::mem::take(&mut self.committer.journal_mut().bytes);
         let recalled = recall(&bytes, BOOT).expect("a journal");

@@ -4,12 +4,13 @@
 
 use std::os::fd::BorrowedFd;
 
-use arbiter::host::BootTime;
+use arbiter::host::{BootTime, PmuId};
 
-use crate::audit::{Trail, unix_ms};
+use crate::audit::{Record, Trail, unix_ms};
 use crate::commit::Committer;
 use crate::host::HostFiles;
 use crate::journal::{Recalled, Stored};
+use crate::probe::Found;
 use crate::service::{Output, Service};
 use crate::store::Store;
 use crate::threads::{self, Threads};
@@ -74,6 +75,16 @@ impl Desk {
         leases.iter_mut().for_each(threads::learn);
         self.service.restore(leases, recalled.next, now);
         self.threads.follow_all(&self.service);
+    }
+
+    /// Takes over what is found of counters before anybody has a lease: all that is not free is
+    /// somebody else's.
+    pub(super) fn see_all(&mut self, found: &[Found], now: BootTime) {
+        let places = (0u16..).map(PmuId).zip(found);
+        let seen: Vec<_> = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
+        // It takes two looks to believe that somebody has come.
+        self.service.see(&seen, None, now);
+        self.service.see(&seen, None, now);
     }
 
     /// When the host is looked at next.
@@ -158,7 +169,7 @@ impl Desk {
         }
         self.threads.follow(&self.service, &output.entries);
         if let Some(journal) = &mut self.journal {
-            journal.commit(&mut self.service, &mut output, now);
+            output = journal.commit(&mut self.service, output, now);
             if self.service.stuck().is_some() {
                 self.threads.follow_all(&self.service);
             }
@@ -168,17 +179,15 @@ impl Desk {
         Some(output)
     }
 
-    /// Writes what was decided to the audit.
-    pub(super) fn audit(&mut self, output: &mut Output) {
+    /// Writes what was decided to the audit. Whether that is there, if it is to be anywhere.
+    pub(super) fn audit(&mut self, records: Vec<Record>) -> bool {
         let Some(trail) = &mut self.trail else {
-            return;
+            return true;
         };
         trail.share_among(self.service.config().members.len());
-        let kept = trail.append(std::mem::take(&mut output.records), unix_ms());
+        let kept = trail.append(records, unix_ms());
         self.service.metrics().audited(kept.written, kept.lost);
-        if kept.lost > 0 {
-            output.unaudited();
-        }
+        kept.lost == 0
     }
 
     /// Has the audit put on the disk: at the end of the service with a wait for it, else

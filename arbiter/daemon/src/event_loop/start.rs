@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 
-use arbiter_host::{HostArbiter, HostPolicyError, PmuId, Tenant};
+use arbiter_host::{HostArbiter, HostPolicyError, Tenant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 use umpire_budget::Handed;
@@ -159,7 +159,7 @@ impl Arbiterd {
         let found = ground.found.clone();
         let mut desk = ground.desk(files)?;
         if is_own {
-            see_all(desk.service_mut(), &found);
+            desk.see_all(&found, now());
         }
         if let Some(folder) = socket.parent() {
             let _ = fs::create_dir_all(folder);
@@ -312,15 +312,6 @@ impl Ground {
         desk.look_at_host(now());
         Ok(desk)
     }
-}
-
-/// Nobody has a lease yet: all that is not free is somebody else's.
-fn see_all(service: &mut Service, found: &[Found]) {
-    let places = (0u16..).map(PmuId).zip(found);
-    let seen: Vec<_> = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
-    // It takes two looks to believe that somebody has come.
-    service.see(&seen, None, now());
-    service.see(&seen, None, now());
 }
 
 /// The companion socket, if a tenant may have events, with the events of before. Those are looked
