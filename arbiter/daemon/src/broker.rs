@@ -20,7 +20,7 @@ use std::thread::Builder;
 use arbiter_host::{BootTime, LeaseId};
 use rustix::event::epoll::EventFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use umpire_budget::Handed;
+use crate::budget::Handed;
 use umpire_lease::{EventReply, EventRequest};
 use umpire_service::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 

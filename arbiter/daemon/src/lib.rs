@@ -16,6 +16,7 @@
 pub mod any_bytes;
 mod audit;
 mod broker;
+pub mod budget;
 mod commit;
 mod config;
 mod connections;

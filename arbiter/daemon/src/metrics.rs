@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
-use umpire_budget::{Holder, Holders};
+use crate::budget::{Holder, Holders};
 use umpire_lease::{FIGURES, Figure, MOST_FIGURES, ReportIn};
 
 /// Names and values of labels. Tenants are the policy's; no label is a client's text.

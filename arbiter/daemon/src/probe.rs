@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use arbiter::{CounterId, CounterSet, PerKind};
 use arbiter_host::{CpuSet, HostPmu, Place, PmuId};
-use umpire_budget::{Budget, FixedState, Free, Holders, MAX_TIME, Pmu, Scope};
+use arbiter::{CounterId, CounterSet, PerKind};
+use crate::budget::{Budget, FixedState, Free, Holders, MAX_TIME, Pmu, Scope};
 
 /// From one look at all CPUs to the next. What two looks saw is there, so an outsider is
 /// found within a second as long as a look takes no more than a fifth of one.
@@ -45,7 +45,7 @@ pub(crate) fn found(
     only: Option<&CpuSet>,
     recorded: &BTreeMap<String, CounterSet>,
 ) -> Result<Vec<Found>, String> {
-    let pmus = umpire_budget::discover(Path::new("/")).map_err(|error| error.to_string())?;
+    let pmus = crate::budget::discover(Path::new("/")).map_err(|error| error.to_string())?;
     let mut found = Vec::new();
     let mut not_measured = Vec::new();
     for pmu in pmus {
@@ -57,7 +57,7 @@ pub(crate) fn found(
         let Some(&first) = measured_on.first() else {
             continue;
         };
-        match umpire_budget::measure(&pmu, first, MAX_TIME) {
+        match crate::budget::measure(&pmu, first, MAX_TIME) {
             Ok(budget) => {
                 if pmu.name == "cpu" {
                     measured_on = present.iter().filter(is_asked_for).collect();
@@ -194,7 +194,7 @@ pub(crate) fn watch(
                     places != seen || holders_at.is_none_or(|at| at.elapsed() >= LOOKS_AT_HOLDERS);
                 seen.clone_from(&places);
                 let holders =
-                    due.then(|| umpire_budget::holders(Path::new("/"), &[std::process::id()]));
+                    due.then(|| crate::budget::holders(Path::new("/"), &[std::process::id()]));
                 {
                     let mut sight = shared.lock().unwrap_or_else(PoisonError::into_inner);
                     sight.places = places;
@@ -214,7 +214,7 @@ pub(crate) fn watch(
 
 /// CPUs have come or gone: the kernel may count for a domain on another CPU now.
 fn follow(found: &mut [Found]) {
-    let Ok(pmus) = umpire_budget::discover(Path::new("/")) else {
+    let Ok(pmus) = crate::budget::discover(Path::new("/")) else {
         return;
     };
     for found in found {
@@ -238,7 +238,7 @@ impl Found {
 
     pub(crate) fn look(&self, pmu: PmuId) -> Vec<Seen> {
         let cpus = &self.measured_on;
-        let budgets = umpire_budget::measure_each(&self.pmu, cpus, MAX_TIME);
+        let budgets = crate::budget::measure_each(&self.pmu, cpus, MAX_TIME);
         let looks = (0u32..).zip(cpus).zip(budgets);
         let looks = looks.map(|((domain, cpu), budget)| {
             let place = Place { pmu, domain };
@@ -317,7 +317,7 @@ mod tests {
         let one = CounterSet::first(1, 0);
         assert_eq!(capacity(&budget(None), None), one);
         assert_eq!(capacity(&budget(None), recorded), CounterSet::first(4, 0));
-        let by_cpuid = umpire_budget::Capacity {
+        let by_cpuid = crate::budget::Capacity {
             programmable: 2,
             fixed_mask: 0,
         };
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_may_be_somebodys() {
-        let by_cpuid = umpire_budget::Capacity {
+        let by_cpuid = crate::budget::Capacity {
             programmable: 2,
             fixed_mask: 2,
         };
@@ -336,7 +336,7 @@ mod tests {
                 cpu: 0,
                 capacity: Some(by_cpuid),
                 programmable,
-                fixed: vec![(umpire_budget::Fixed::Cycles, cycles)],
+                fixed: vec![(crate::budget::Fixed::Cycles, cycles)],
                 flexible_waits: None,
                 took: Duration::ZERO,
             };

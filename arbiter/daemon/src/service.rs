@@ -29,7 +29,7 @@ use arbiter_host::{
     Terms, ThreadId,
 };
 use serde_json::{Value, json};
-use umpire_budget::Holders;
+use crate::budget::Holders;
 use umpire_lease::{self as wire, EventRequest};
 use varlink::Request;
 

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use arbiter_host::CpuSet;
-use umpire_budget::{FileError, GivenBack, Restored, Watchdog};
+use crate::budget::{FileError, GivenBack, Restored, Watchdog};
 
 /// The switch, and what is known of it.
 #[derive(Debug)]

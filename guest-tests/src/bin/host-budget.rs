@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use umpire_budget::{Holder, Watchdog, can_be_had, discover, holders, measure, unexplained};
+use umpire_arbiterd::budget::{self, Holder, Watchdog, can_be_had, discover, holders, measure, unexplained};
 
 /// Where each call of the kernel ends in traps, all takes longer than on a host.
 const MAX_TIME: Duration = Duration::from_secs(5);
@@ -61,7 +61,7 @@ fn report(root: &Path) -> Result<(), Box<dyn Error>> {
                 .flexible_waits
                 .map_or("not seen", |waits| if waits { "waits" } else { "runs" });
             print!(", flexible {waits}");
-            if let (Some(capacity), umpire_budget::Free::Exactly(free)) =
+            if let (Some(capacity), budget::Free::Exactly(free)) =
                 (budget.capacity, budget.programmable)
             {
                 let deficit = unexplained(capacity.programmable, free, 0, 0);

@@ -20,11 +20,10 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 29] = [
+const HOUSE: [Room; 28] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
-    room("umpire-budget", "arbiter/budget", &["arbiter-host"]),
     room("pmu-model", "pmu-virt/model", &["arbiter"]),
     room("perfmon-abi", "pmu-virt/perfmon/abi", &[]),
     room(
@@ -56,12 +55,7 @@ const HOUSE: [Room; 29] = [
     room(
         "umpire-arbiterd",
         "arbiter/daemon",
-        &[
-            "arbiter-host",
-            "umpire-budget",
-            "umpire-lease",
-            "umpire-service",
-        ],
+        &["arbiter-host", "umpire-lease", "umpire-service"],
     ),
     room(
         "vmm-control",
@@ -116,7 +110,7 @@ const HOUSE: [Room; 29] = [
             "umpire",
             "micro-guests",
             "umpire-perfmon-c",
-            "umpire-budget",
+            "umpire-arbiterd",
         ],
     ),
     room("freestanding", "firmware/freestanding", &[]),

@@ -5,8 +5,8 @@ use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
 use arbiter_host::{BootTime, CpuSet, HostArbiter, Owner, TenantId};
+use umpire_arbiterd::budget::{self, Handed, HandedEvent, NotMeasured, Rings};
 use umpire_arbiterd::{ArbiterConfig, Arbiterd, PmuConfig, ServeError};
-use umpire_budget::{Handed, HandedEvent, NotMeasured, Rings};
 use umpire_lease::{Counters, Request};
 use umpire_tools::host::{self, HoldOptions, HostOptions};
 use vmm::config::BudgetChoice;
@@ -378,7 +378,7 @@ const ANY_COUNTER: u64 = 0xc4;
 /// `umpire hog --no-lease`: pins perf events, and keeps them until Ctrl-C or `--for`.
 fn hog_without_lease(flags: &HogFlags) -> Result<u8, UserError> {
     let wrong = |what: String| UserError::bad_input(format!("--no-lease: {what}"));
-    let pmus = umpire_budget::discover(Path::new("/")).map_err(UserError::bad_input)?;
+    let pmus = budget::discover(Path::new("/")).map_err(UserError::bad_input)?;
     let name = flags.terms.pmu.as_deref();
     let pmu = pmus
         .iter()

@@ -2,7 +2,7 @@
 
 use arbiter::CounterSet;
 use arbiter_host::{LeaseId, PmuId};
-use umpire_budget::Handed;
+use crate::budget::Handed;
 
 use super::*;
 use crate::broker::manager::tests::thread_clock;

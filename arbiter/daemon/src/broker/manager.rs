@@ -12,7 +12,7 @@ use std::os::unix::net::UnixDatagram;
 use arbiter::CounterSet;
 use arbiter_host::{LeaseId, PmuId};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use umpire_budget::{EventSpec, Handed, HandedEvent, Rings};
+use crate::budget::{EventSpec, Handed, HandedEvent, Rings};
 
 use super::Open;
 use crate::manager::address;

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 
-use umpire_budget::{Errno, Handed, HandedEvent, NotMeasured};
+use crate::budget::{Errno, Handed, HandedEvent, NotMeasured};
 use umpire_lease::EventRequest;
 
 use super::manager;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use arbiter::CounterSet;
 use arbiter_host::{LeaseId, PmuId};
-use umpire_budget::{EventSpec, Rings};
+use crate::budget::{EventSpec, Rings};
 
 use super::*;
 

@@ -4,7 +4,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use arbiter::host::{BootTime, PmuId};
+use arbiter_host::{BootTime, PmuId};
 
 use crate::audit::{Record, Trail, unix_ms};
 use crate::commit::Committer;

@@ -10,7 +10,7 @@ use std::thread::{Builder, JoinHandle};
 use arbiter_host::{HostArbiter, HostPolicyError, Tenant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
-use umpire_budget::Handed;
+use crate::budget::Handed;
 use umpire_service::{
     Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording, raise_open_files,
 };

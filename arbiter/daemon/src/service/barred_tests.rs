@@ -3,7 +3,7 @@
 use arbiter::CounterSet;
 use arbiter_host::{CpuSet, HostArbiter, LeaseId, PmuId};
 use serde_json::{Value, json};
-use umpire_budget::{EventSpec, HandedEvent, Rings};
+use crate::budget::{EventSpec, HandedEvent, Rings};
 use umpire_lease::INTERFACE;
 use varlink::{Reply, Request};
 

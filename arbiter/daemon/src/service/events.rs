@@ -6,7 +6,7 @@ use arbiter_host::{
     BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, Lease, LeaseId, PmuId, Scope, TenantId,
 };
 use serde_json::{Value, json};
-use umpire_budget::{EventSpec, Fixed, HandedEvent, Rings};
+use crate::budget::{EventSpec, Fixed, HandedEvent, Rings};
 use umpire_lease::{self as wire, EventRequest};
 
 use super::barred::Taken;

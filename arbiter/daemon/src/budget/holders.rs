@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::CpuSet;
-use crate::file::{self, FileError};
+use crate::budget::CpuSet;
+use crate::budget::file::{self, FileError};
 
 /// Somebody who holds counters, or may.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use perf_event_open_sys::{bindings as abi, ioctls, perf_event_open};
 
-use crate::{
+use crate::budget::{
     CpuSet, CpuidLeaf, Errno, EventFd, EventSpec, HandedEvent, ProbeCalls, ProbeEvent, Rings,
     Target, Times,
 };

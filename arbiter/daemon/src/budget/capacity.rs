@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::CpuidLeaf;
+use crate::budget::CpuidLeaf;
 
 /// A fixed-function counter of Intel's processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

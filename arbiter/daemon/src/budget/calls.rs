@@ -6,7 +6,7 @@ use std::time::Duration;
 /// An event, as `perf_event_attr` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventSpec {
-    /// `type`: that of a PMU ([`Pmu::perf_type`](crate::Pmu::perf_type)), or a generic one such
+    /// `type`: that of a PMU ([`Pmu::perf_type`](crate::budget::Pmu::perf_type)), or a generic one such
     /// as `PERF_TYPE_HARDWARE`.
     pub perf_type: u32,
     /// `config`.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CpuSet, CpuidLeaf, Domain, EventFd, ProbeEvent, Times};
+use crate::budget::{CpuSet, CpuidLeaf, Domain, EventFd, ProbeEvent, Times};
 
 const TYPE: u32 = 4;
 /// An event that only the first programmable counter counts.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{MAX_EVENTS, NotMeasured};
-use crate::{Capacity, Errno, EventFd, EventSpec, ProbeCalls, ProbeEvent, Target, Times};
+use crate::budget::{Capacity, Errno, EventFd, EventSpec, ProbeCalls, ProbeEvent, Target, Times};
 
 /// An event that was not on a counter in its first moments is on none.
 const SETTLED: Duration = Duration::from_micros(20);

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::{Capacity, Errno, Fixed};
+use crate::budget::{Capacity, Errno, Fixed};
 
 /// How many counters of a kind can be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Free {
     /// So many; one more found no counter.
     Exactly(u32),
-    /// So many were had when the time or [`MAX_EVENTS`](crate::MAX_EVENTS) was used up, or while others took
+    /// So many were had when the time or [`MAX_EVENTS`](crate::budget::MAX_EVENTS) was used up, or while others took
     /// and returned counters. There may be more.
     AtLeast(u32),
 }

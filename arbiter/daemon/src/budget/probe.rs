@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::sys::HostCalls;
-use crate::{Errno, EventSpec, Fixed, Pmu, ProbeCalls, Scope, Target};
+use crate::budget::sys::HostCalls;
+use crate::budget::{Errno, EventSpec, Fixed, Pmu, ProbeCalls, Scope, Target};
 pub use budget::{Budget, FixedState, Free, NotMeasured};
 use session::{Pinned, Session};
 

@@ -5,8 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::CpuSet;
-use crate::file::{self, FileError};
+use crate::budget::CpuSet;
+use crate::budget::file::{self, FileError};
 
 /// What [`Watchdog::give_back`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

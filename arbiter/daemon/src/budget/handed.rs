@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use crate::{Errno, HandedEvent, sys};
+use crate::budget::{Errno, HandedEvent, sys};
 
 /// An event that was opened for somebody else: pinned, and not enabled yet. Its descriptor can
 /// be handed over; this keeps one, too, by which the event is stopped.
@@ -69,7 +69,7 @@ impl AsFd for Handed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EventSpec, Rings};
+    use crate::budget::{EventSpec, Rings};
 
     #[test]
     fn an_event_is_stopped_by_whoever_opened_it() {

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::file::{self, FileError};
-use crate::{CpuSet, EventSpec};
+use crate::budget::file::{self, FileError};
+use crate::budget::{CpuSet, EventSpec};
 
 /// A PMU of the kernel with counters that can be programmed.
 #[derive(Clone, Debug, PartialEq, Eq)]

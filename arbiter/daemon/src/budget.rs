@@ -1,7 +1,7 @@
 //! What counters a host has, and who has them.
 //!
 //! The host arbiter may promise only what can be had. The kernel has no call that says how
-//! many counters are free, so this crate finds out:
+//! many counters are free, so this module finds out:
 //!
 //! - [`discover`] lists the PMUs of the kernel and the CPUs that each counts for.
 //! - [`measure`] pins events until one finds no counter: what is free on one CPU, with
@@ -17,18 +17,16 @@
 //! ```no_run
 //! use std::path::Path;
 //!
-//! for pmu in umpire_budget::discover(Path::new("/"))? {
+//! for pmu in umpire_arbiterd::budget::discover(Path::new("/"))? {
 //!     for cpu in pmu.measured_on().iter() {
-//!         match umpire_budget::measure(&pmu, cpu, umpire_budget::MAX_TIME) {
+//!         match umpire_arbiterd::budget::measure(&pmu, cpu, umpire_arbiterd::budget::MAX_TIME) {
 //!             Ok(budget) => println!("{} on CPU {cpu}: {}", pmu.name, budget.programmable),
 //!             Err(why) => println!("{} on CPU {cpu}: {why}", pmu.name),
 //!         }
 //!     }
 //! }
-//! # Ok::<(), umpire_budget::FileError>(())
+//! # Ok::<(), umpire_arbiterd::budget::FileError>(())
 //! ```
-#![deny(unsafe_code)]
-
 mod calls;
 mod capacity;
 mod file;
