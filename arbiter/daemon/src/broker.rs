@@ -17,10 +17,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
+use crate::budget::Handed;
 use arbiter_host::{BootTime, LeaseId};
 use rustix::event::epoll::EventFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use crate::budget::Handed;
 use umpire_lease::{EventReply, EventRequest};
 use umpire_service::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::budget::{Holder, Holders};
 use arbiter::{CounterSet, Nanos, PerKind};
 use arbiter_host::{Cause, Change, CpuSet, HostArbiter, LeaseId, Place, PmuId, TenantId};
 use prometheus_client::encoding::text::encode;
@@ -11,7 +12,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
-use crate::budget::{Holder, Holders};
 use umpire_lease::{FIGURES, Figure, MOST_FIGURES, ReportIn};
 
 /// Names and values of labels. Tenants are the policy's; no label is a client's text.

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use arbiter_host::{CpuSet, HostPmu, Place, PmuId};
-use arbiter::{CounterId, CounterSet, PerKind};
 use crate::budget::{Budget, FixedState, Free, Holders, MAX_TIME, Pmu, Scope};
+use arbiter::{CounterId, CounterSet, PerKind};
+use arbiter_host::{CpuSet, HostPmu, Place, PmuId};
 
 /// From one look at all CPUs to the next. What two looks saw is there, so an outsider is
 /// found within a second as long as a look takes no more than a fifth of one.

@@ -23,13 +23,13 @@ mod watchdog;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use crate::budget::Holders;
 use arbiter::Nanos;
 use arbiter_host::{
     BootTime, Caller, Change, CpuSet, HostArbiter, Lease, LeaseId, Outcome, Owner, Place, Refusal,
     Terms, ThreadId,
 };
 use serde_json::{Value, json};
-use crate::budget::Holders;
 use umpire_lease::{self as wire, EventRequest};
 use varlink::Request;
 

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use arbiter_host::CpuSet;
 use crate::budget::{FileError, GivenBack, Restored, Watchdog};
+use arbiter_host::CpuSet;
 
 /// The switch, and what is known of it.
 #[derive(Debug)]

@@ -10,7 +10,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use umpire_arbiterd::budget::{self, Holder, Watchdog, can_be_had, discover, holders, measure, unexplained};
+use umpire_arbiterd::budget::{
+    self, Holder, Watchdog, can_be_had, discover, holders, measure, unexplained,
+};
 
 /// Where each call of the kernel ends in traps, all takes longer than on a host.
 const MAX_TIME: Duration = Duration::from_secs(5);

@@ -1,8 +1,8 @@
 //! Which looks are excused, what is taken, and for whom there is room.
 
+use crate::budget::Handed;
 use arbiter::CounterSet;
 use arbiter_host::{LeaseId, PmuId};
-use crate::budget::Handed;
 
 use super::*;
 use crate::broker::manager::tests::thread_clock;

@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixDatagram;
 
+use crate::budget::{EventSpec, Handed, HandedEvent, Rings};
 use arbiter::CounterSet;
 use arbiter_host::{LeaseId, PmuId};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use crate::budget::{EventSpec, Handed, HandedEvent, Rings};
 
 use super::Open;
 use crate::manager::address;

@@ -3,9 +3,9 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::budget::{EventSpec, Rings};
 use arbiter::CounterSet;
 use arbiter_host::{LeaseId, PmuId};
-use crate::budget::{EventSpec, Rings};
 
 use super::*;
 

@@ -7,10 +7,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 
+use crate::budget::Handed;
 use arbiter_host::{HostArbiter, HostPolicyError, Tenant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
-use crate::budget::Handed;
 use umpire_service::{
     Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording, raise_open_files,
 };

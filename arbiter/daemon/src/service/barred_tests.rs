@@ -1,9 +1,9 @@
 //! What a user loses whose event counts on, and what others see of it.
 
+use crate::budget::{EventSpec, HandedEvent, Rings};
 use arbiter::CounterSet;
 use arbiter_host::{CpuSet, HostArbiter, LeaseId, PmuId};
 use serde_json::{Value, json};
-use crate::budget::{EventSpec, HandedEvent, Rings};
 use umpire_lease::INTERFACE;
 use varlink::{Reply, Request};
 

@@ -1,12 +1,12 @@
 //! Which perf event a holder may have of its lease. The attributes follow from the lease;
 //! what is counted is the only word of the holder's. Pure.
 
+use crate::budget::{EventSpec, Fixed, HandedEvent, Rings};
 use arbiter::{CounterId, CounterSet};
 use arbiter_host::{
     BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, Lease, LeaseId, PmuId, Scope, TenantId,
 };
 use serde_json::{Value, json};
-use crate::budget::{EventSpec, Fixed, HandedEvent, Rings};
 use umpire_lease::{self as wire, EventRequest};
 
 use super::barred::Taken;

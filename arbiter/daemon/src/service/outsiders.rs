@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use arbiter_host::{HostArbiter, Place, Scope};
-use arbiter::{CounterSet, PerKind};
 use crate::budget::{Holder, Holders};
+use arbiter::{CounterSet, PerKind};
+use arbiter_host::{HostArbiter, Place, Scope};
 use umpire_lease as wire;
 
 use super::barred::Takers;
