@@ -8,6 +8,10 @@
 # status is 0 only if nothing failed. What cannot run is named, with what is
 # missing, and counted as skipped; with CI=true a part that cannot run fails, and
 # so does a test that lacks something which can be installed, or KVM.
+#
+# ./test.sh --quick is for each change while one works: it installs nothing, builds, and runs 1 but
+# for the examples of the documentation, of 2 a choice, and what else needs no L1. It says what it
+# left out.
 set -uo pipefail
 cd "$(dirname "$0")" || exit 1
 target=${CARGO_TARGET_DIR:-target}
@@ -21,10 +25,20 @@ export LIBPFM_ENCODE_INACTIVE=1
 trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
 passed=0 failed=0 skipped=0
 trouble=()
+quick= left_out=()
+case ${*:-} in
+    '') ;;
+    --quick) quick=yes ;;
+    *)
+        echo "usage: ./test.sh [--quick]" >&2
+        exit 2
+        ;;
+esac
 
 finish() {
     local line
     printf '\n'
+    [ -z "$quick" ] || printf 'left out: %s\n' "${left_out[@]}"
     for line in "${trouble[@]}"; do printf '%s\n' "$line"; done
     printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
     [ "$failed" -eq 0 ]
@@ -140,13 +154,23 @@ failed_tests() {
     sed -nE 's/^test ([^ ]+) \.\.\. FAILED.*/\1/p' "$1"
 }
 
-# suite NAME SECONDS COMMAND…: runs the command, counts, shows the end of the
-# log if anything failed.
+# Sets `computed` to the seconds of processor time of all that has ended: of what a suite takes,
+# the rest is waiting.
+look_at_processor() {
+    times >"$logs/times"
+    computed=$(awk -F'[ms ]' 'NR == 2 { printf "%d", $1 * 60 + $2 + $4 * 60 + $5 }' "$logs/times")
+}
+
+# suite NAME SECONDS COMMAND…: runs the command with the arguments in `chosen`, which may name
+# tests, counts, shows the end of the log if anything failed.
+chosen=()
 suite() {
     local name=$1 limit=$2 log=$logs/$1.log start=$SECONDS status p f s missing
-    local again logs_of_it=("$log") first=(0 0 0 0)
+    local again logs_of_it=("$log") first=(0 0 0 0) computed before
     shift 2
-    timeout "$limit" "$@" >"$log" 2>&1 </dev/null
+    look_at_processor
+    before=$computed
+    timeout "$limit" "$@" "${chosen[@]}" >"$log" 2>&1 </dev/null
     status=$?
     # What runs guests, or talks over sockets, depends on the machine's time: now and then a
     # neighbour takes it, or L1 ends for no reason (docs/internals/testing.md). What fails twice is a
@@ -161,9 +185,12 @@ suite() {
             # The others have passed, and are not run again.
             read -r -a first < <(count "$log.first")
             logs_of_it+=("$log.first")
+            echo "$name: once more ${again[*]} (log of the first: $log.first)"
             again=(--exact "${again[@]}")
+        else
+            echo "$name: once more (log of the first: $log.first)"
+            again=("${chosen[@]}")
         fi
-        echo "$name: once more ${again[*]} (log of the first: $log.first)"
         timeout "$limit" "$@" "${again[@]}" >"$log" 2>&1 </dev/null
         status=$?
         [ "$status" -ne 0 ] || trouble+=("FAILED ONCE: $name: passed the second time (log of the first: $log.first)")
@@ -182,7 +209,9 @@ suite() {
         trouble+=("FAILED: $name: $missing times something was missing that CI=true asks for")
     fi
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    printf '%-22s %4d passed, %d failed, %d skipped (%d s)\n' "$name" "$p" "$f" "$s" $((SECONDS - start))
+    look_at_processor
+    printf '%-22s %4d passed, %d failed, %d skipped (%d s, processor %d s)\n' "$name" "$p" "$f" "$s" \
+        $((SECONDS - start)) $((computed - before))
     if [ "$s" -gt 0 ]; then grep -h '^skipped: ' "${logs_of_it[@]}" | sed 's/^/    /'; fi
     if [ "$status" -ne 0 ]; then
         grep -vE '^test .* ok( |$)|^skipped: ' "$log" | tail -n 40 | sed 's/^/    | /'
@@ -232,10 +261,12 @@ micro_suites() {
 
 # --- the tests ---------------------------------------------------------------
 
-install_missing
-install_for_tests
+if [ -z "$quick" ]; then
+    install_missing
+    install_for_tests
+fi
 check_rust
-install_target
+[ -n "$quick" ] || install_target
 echo "building (log: $logs/build.log) …"
 cargo build --workspace --lib --bins --tests --examples --message-format=json-render-diagnostics \
     >"$logs/build.json" 2>"$logs/build.log" </dev/null || {
@@ -250,13 +281,38 @@ binaries=$(awk -v of="$guests" '$1 == of && $2 == "test" { print $3, $4 }' <<<"$
 
 awk -v of="$guests" '$1 != of' <<<"$tests" >"$logs/unit.list"
 awk -v of="$guests" '$1 == of && $2 != "test"' <<<"$tests" >"$logs/harness.list"
-suite unit 900 bash -c 'run_all --show-output "$@" <"$0"' "$logs/unit.list"
-suite documentation 600 cargo test --workspace --doc --no-fail-fast
-suite harness 600 bash -c 'run_all --show-output "$@" <"$0"' "$logs/harness.list"
-
 micro=$(micro_suites)
-needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == perf_contract || $1 == *-in-l1 ]]; }
 is_micro() { grep -qx "$1" <<<"$micro"; }
+# A module of the one program with libtest is a suite: a process of its own, a log, a time-out.
+suites=$(awk '$1 == "suites" { print $2 }' <<<"$binaries")
+listed=$("$suites" --list | sed -n 's/: test$//p')
+modules=$(cut -d: -f1 <<<"$listed" | uniq)
+
+# module NAME
+module() {
+    mapfile -t chosen < <(grep "^$1::" <<<"$listed")
+    chosen=(--exact "${chosen[@]}")
+    suite "$1" 900 env -C "$guests" "$suites" --show-output
+    chosen=()
+}
+
+# What a change breaks first, in the time that one waits for it: micro-guests of each kind of
+# access, and the suites that start no Linux and wait for nobody.
+quick_modules="bad_input docs events golden house pcr_lines"
+quick_guests="amd intel overflow rdpmc vcpus pcr::access"
+
+suite unit 900 bash -c 'run_all --show-output "$@" <"$0"' "$logs/unit.list"
+suite harness 600 bash -c 'run_all --show-output "$@" <"$0"' "$logs/harness.list"
+if [ -n "$quick" ]; then
+    for name in $quick_modules; do module "$name"; done
+    read -r -a chosen <<<"$quick_guests"
+    suite micro 600 env -C "$guests" "$(awk '$1 == "micro" { print $2 }' <<<"$binaries")" --show-output
+    left_out=("micro-guests but for $quick_guests"
+        "documentation, $(grep -vx micro <<<"$micro" | tr '\n' ' ')and in L1: $(tr '\n' ' ' <<<"$micro")"
+        "$(grep -vxF "$(tr ' ' '\n' <<<"$quick_modules")" <<<"$modules" | tr '\n' ' ')")
+    finish
+fi
+suite documentation 600 cargo test --workspace --doc --no-fail-fast
 
 while read -r name file; do
     is_micro "$name" && suite "$name" 600 env -C "$guests" "$file" --show-output
@@ -269,20 +325,24 @@ else
     tail -n 5 "$logs/fetch.log" | sed 's/^/    | /'
     l1_missing="L1 cannot be built here, see $logs/fetch.log; it needs apt with a Debian mirror"
 fi
+needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == perf_contract ]]; }
 while read -r name file; do
-    if is_micro "$name"; then
-        label=$name-in-l1 processors=2
-        # Its guests have two vCPUs, which QEMU's SVM does not run soundly on two
-        # processors of L1 (docs/internals/testing.md, "Limits of L1").
-        [ "$name" = perfmon ] && processors=1
-        command=("$l1" --smp "$processors" --timeout 300 -- "$file" --show-output)
-    else
-        label=$name command=(env -C "$guests" "$file" --show-output)
+    is_micro "$name" || continue
+    if [ -n "$l1_missing" ]; then
+        leave_out "$name-in-l1" "$("$file" --list | grep -c ': test$')" "$l1_missing"
+        continue
     fi
-    if [ -n "$l1_missing" ] && needs_l1 "$label"; then
-        leave_out "$label" "$("$file" --list | grep -c ': test$')" "$l1_missing"
-    else
-        suite "$label" 900 "${command[@]}"
-    fi
+    processors=2
+    # Its guests have two vCPUs, which QEMU's SVM does not run soundly on two
+    # processors of L1 (docs/internals/testing.md, "Limits of L1").
+    [ "$name" = perfmon ] && processors=1
+    suite "$name-in-l1" 900 "$l1" --smp "$processors" --timeout 300 -- "$file" --show-output
 done <<<"$binaries"
+for name in $modules; do
+    if [ -n "$l1_missing" ] && needs_l1 "$name"; then
+        leave_out "$name" "$(grep -c "^$name::" <<<"$listed")" "$l1_missing"
+    else
+        module "$name"
+    fi
+done
 finish

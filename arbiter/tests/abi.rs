@@ -133,7 +133,7 @@ fn check(relative: &str, expected: &str) {
     let found = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == expected,
-        "{relative} is not what the table says; UPDATE_ABI=1 cargo test -p arbiter --test abi"
+        "{relative} is not what the table says; UPDATE_ABI=1 cargo test -p arbiter --test all abi::"
     );
 }
 

@@ -1,12 +1,10 @@
 //! What the administrator of the host does to reservations while the guest runs.
 
-mod harness;
-
+use crate::harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
 use arbiter::{
     AdminAct, AdminError, Event, Layer, Notice, NoticeKind, Outcome, PcrRegister, PerKind, Policy,
     PolicyError, Reason, Scheme, Share, Tsc, Wanted,
 };
-use harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
 
 const ADMIN: Reason = Reason::Administrator;
 
@@ -219,8 +217,8 @@ fn a_policy_holds_for_what_comes_after_it() {
     assert!(harness.unit.deadline().is_some(), "a renewal begins one");
     // It cannot be kept: nothing changes.
     let minima = Policy {
-        firmware: harness::share(4, 4, 0),
-        hypervisor: harness::share(1, 4, 0),
+        firmware: crate::harness::share(4, 4, 0),
+        hypervisor: crate::harness::share(1, 4, 0),
         ..plain()
     };
     let error = act(&mut harness, AdminAct::SetPolicy(minima)).unwrap_err();

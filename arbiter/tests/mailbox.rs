@@ -1,7 +1,5 @@
 //! The registers of the mailbox, bit by bit.
 
-mod harness;
-
 use arbiter::abi::{
     ANSWER_GRANTED, ANSWER_NUMBER_SHIFT, ANSWER_PENDING, ANSWER_REASON_SHIFT, ANSWER_REFUSED,
     COOKIE_MASK, FEATURE_MAILBOX, NOTICE_ASKED, NOTICE_GRANTED, NOTICE_LOST, NOTICE_REASON_SHIFT,
@@ -14,7 +12,7 @@ use arbiter::{
     Request, Scheme, Wanted,
 };
 
-use harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
+use crate::harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
 
 fn reserve(request: Result<Request, Reason>) -> Option<(Wanted, Option<u32>)> {
     match request {

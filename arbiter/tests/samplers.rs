@@ -1,14 +1,12 @@
 //! Samplers of instruction-based sampling as positions that can be reserved.
 
-mod harness;
-
 use arbiter::abi::{FEATURE_IBS, POSITION_IBS_FETCH, POSITION_IBS_OP, REQUEST_EVENT};
 use arbiter::{
     Backing, CounterId, CounterSet, IbsKind, Outcome, PcrRegister, PerKind, Policy, Reason,
     Request, Scheme, Wanted,
 };
 
-use harness::{HV, Harness, KERNEL, bits, pmc, share};
+use crate::harness::{HV, Harness, KERNEL, bits, pmc, share};
 
 const FETCH: CounterId = CounterId::Ibs(IbsKind::Fetch);
 const OP: CounterId = CounterId::Ibs(IbsKind::Op);

@@ -1,14 +1,12 @@
 //! What each scheme makes of the same requests.
 
-mod harness;
-
 use arbiter::abi::{CONTROL_ACCESS_USER, CONTROL_FAULT, CONTROL_MANAGE_KERNEL};
 use arbiter::{
     Access, Backing, Control, Event, Layer, NoticeKind, Outcome, PcrConfig, PcrRegister, PerKind,
     Policy, Reason, Request, Scheme, Share, Tsc, Verdict, Wanted,
 };
 
-use harness::{FW, HV, Harness, KERNEL, bits, config, cookie, plain, pmc, set, share};
+use crate::harness::{FW, HV, Harness, KERNEL, bits, config, cookie, plain, pmc, set, share};
 
 const GRANTED: fn([u8; 1]) -> Outcome = |counters| Outcome::Granted(set(counters));
 

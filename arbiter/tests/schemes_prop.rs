@@ -1,14 +1,12 @@
 //! What holds under every scheme, whatever layers do.
 
-mod harness;
-
 use arbiter::{
     Control, CounterId, CounterSet, Event, Layer, Outcome, PcrRegister, PerKind, Policy, Reason,
     Reply, Request, Scheme, Share, Wanted,
 };
 use proptest::prelude::*;
 
-use harness::{FW, HV, Harness, KERNEL, bits, cookie};
+use crate::harness::{FW, HV, Harness, KERNEL, bits, cookie};
 
 const COUNTERS: PerKind = PerKind {
     programmable: 6,

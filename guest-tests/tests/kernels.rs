@@ -1,18 +1,11 @@
 //! Tiny kernels of our own through the real `umpire run`.
 
-#[path = "kernels/boot.rs"]
 mod boot;
-#[path = "kernels/ends.rs"]
 mod ends;
-#[path = "kernels/firmware.rs"]
 mod firmware;
-#[path = "kernels/machine.rs"]
 mod machine;
-#[path = "kernels/pmu.rs"]
 mod pmu;
-#[path = "kernels/reservations.rs"]
 mod reservations;
-#[path = "kernels/state.rs"]
 mod state;
 
 use std::process::{Command, Output, Stdio};

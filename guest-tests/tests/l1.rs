@@ -106,7 +106,7 @@ fn l1_has_a_working_kvm() {
         println!("KVM answered");
         return;
     }
-    let run = Run::this_test("l1_has_a_working_kvm").expect("this test has a file");
+    let run = Run::this_test("l1::l1_has_a_working_kvm").expect("this test has a file");
     let output = check(&Machine::new(), &run, End::Exited(0));
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(

@@ -1,7 +1,5 @@
 //! The accounting page: its layout, its words, and the page that documents it.
 
-mod seated;
-
 use std::path::Path;
 
 use pmu_virt::accounting::{
@@ -13,7 +11,7 @@ use pmu_virt::{
     ReadOutcome, StepBackend, Ticks, Tsc, WriteOutcome, all_pmu_msr_ranges,
 };
 
-use seated::Seated;
+use crate::seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const GP: ReadOutcome = ReadOutcome::Gp;

@@ -1,14 +1,12 @@
 //! Every MSR index of three whole regions, every bit of every control register.
 
-mod seated;
-
 use pmu_virt::ibs::X2APIC_MSRS;
 use pmu_virt::{
     Caller, ClockBackend, CounterId, Grant, IbsRegister, Layer, MsrIndex, PmuModel, ReadOutcome,
     Register, WriteForm, WriteOutcome, all_pmu_msr_ranges,
 };
 
-use seated::Seated;
+use crate::seated::Seated;
 
 /// The regions that are swept, inclusive.
 const REGIONS: [(u32, u32); 3] = [

@@ -1,17 +1,13 @@
 //! Instruction-based sampling between its registers, a source and whoever samples.
 
-#[expect(dead_code, reason = "late and shared counters are for other tests")]
-mod limited;
-mod seated;
-
-use limited::Limited;
+use crate::limited::Limited;
+use crate::seated::Seated;
 use pmu_virt::ibs::{BranchRecord, DataAddress, MemoryRecord, OpRecord, OpSample};
 use pmu_virt::step::Retirement;
 use pmu_virt::{
     Caller, Claimant, ClockBackend, CorePmu, CounterBackend, Grant, IbsDue, IbsKind, IbsSample,
     Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, StepBackend, Ticks, Tsc,
 };
-use seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const FETCH: u32 = 0xc001_1030;

@@ -1,8 +1,6 @@
 //! PEBS where every instruction is seen: whose records they are; and whatever a guest
 //! makes of its debug store area.
 
-mod seated;
-
 use std::cell::RefCell;
 
 use pmu_virt::step::{OperandKind, Retirement};
@@ -16,7 +14,7 @@ use proptest::prelude::{
 };
 use proptest::sample::select;
 
-use seated::Seated;
+use crate::seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const SIZE: usize = 0x4000;

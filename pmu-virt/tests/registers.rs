@@ -1,10 +1,9 @@
 //! Every rule of the registers, played; and the page that lists them.
 
-mod rules;
-mod seated;
-
 use std::collections::BTreeSet;
 use std::path::Path;
+
+use crate::rules;
 
 fn all() -> impl Iterator<Item = &'static rules::Rule> {
     rules::intel::RULES

@@ -1,10 +1,6 @@
 //! Counters that take turns while the guest keeps stopping them, and places
 //! that are lost or cannot be had.
 
-#[expect(dead_code, reason = "late overflows are for the tests of the switch")]
-mod limited;
-mod seated;
-
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
@@ -17,8 +13,8 @@ use pmu_virt::{
 use proptest::collection::vec;
 use proptest::prelude::{Strategy, any, prop_assert_eq, prop_oneof, proptest};
 
-use limited::Limited;
-use seated::Seated;
+use crate::limited::Limited;
+use crate::seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const TURN: u64 = 1_000;

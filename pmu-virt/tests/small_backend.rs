@@ -1,7 +1,5 @@
 //! A backend with fewer counters than the model: one counter at a time.
 
-mod seated;
-
 use std::num::NonZeroU64;
 
 use pmu_virt::{
@@ -10,7 +8,7 @@ use pmu_virt::{
     Ticks, Tsc, Unavailable, UnavailableReason, WriteOutcome,
 };
 
-use seated::Seated;
+use crate::seated::Seated;
 
 /// A clock with a single slot.
 #[derive(Debug)]

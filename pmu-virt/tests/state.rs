@@ -1,9 +1,5 @@
 //! A PMU's state: out, through JSON, in again; and states that are refused.
 
-#[expect(dead_code, reason = "late overflows are for the tests of the switch")]
-mod limited;
-mod seated;
-
 use std::num::NonZeroU64;
 
 use pmu_virt::ibs::{FetchRecord, OpSample};
@@ -17,8 +13,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use limited::Limited;
-use seated::Seated;
+use crate::limited::Limited;
+use crate::seated::Seated;
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const MODELS: [&str; 15] = [

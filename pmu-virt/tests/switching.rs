@@ -9,14 +9,10 @@ use pmu_virt::{
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use seated::Seated;
+use crate::seated::Seated;
 
-mod limited;
-mod schedules;
-mod seated;
-
-use limited::Limited;
-use schedules::{Host, KERNEL, amd, check_schedule, intel, turn};
+use crate::limited::Limited;
+use crate::schedules::{Host, KERNEL, amd, check_schedule, intel, turn};
 
 fn clock_of(slots: usize) -> impl Fn() -> Box<dyn CounterBackend> {
     move || Box::new(Limited::clock(slots))

@@ -5,10 +5,7 @@ use pmu_virt::{CounterBackend, RateTable, SimBackend, SimClocks};
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, proptest};
 
-mod schedules;
-mod seated;
-
-use schedules::{Registers, Turn, amd, check_schedule, intel, turn};
+use crate::schedules::{Registers, Turn, amd, check_schedule, intel, turn};
 
 /// TSC ticks in a millisecond of `sim`: one is a nanosecond.
 const KHZ: u32 = 1_000_000;

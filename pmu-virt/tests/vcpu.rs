@@ -1,7 +1,5 @@
 //! What the tables of registers do not say: grants, needs, deadlines, reports.
 
-mod seated;
-
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer,
     LossReason, MsrIndex, Needs, OwnerId, PmiDue, PmiRequest, PmiThrottle, PmuModel, Progress,
@@ -9,7 +7,7 @@ use pmu_virt::{
     UnavailableReason, VcpuPmu, WriteOutcome,
 };
 
-use seated::Seated;
+use crate::seated::Seated;
 
 const GUEST: Caller = Caller::legacy(Layer::GuestKernel);
 const REF: u64 = 0x43_013c;

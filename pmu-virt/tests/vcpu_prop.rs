@@ -1,8 +1,5 @@
 //! Random guests against a PMU and a naive second one, and against invariants.
 
-mod naive;
-mod seated;
-
 use pmu_virt::ibs::{FetchRecord, OpSample, X2APIC_MSRS};
 use pmu_virt::step::Retirement;
 use pmu_virt::{
@@ -16,9 +13,9 @@ use proptest::prelude::{
 };
 use proptest::sample::select;
 
-use naive::Naive;
-use naive::ibs::{FETCHED, RIP};
-use seated::Seated;
+use crate::naive::Naive;
+use crate::naive::ibs::{FETCHED, RIP};
+use crate::seated::Seated;
 
 const MODELS: [&str; 29] = [
     "intel-v1",

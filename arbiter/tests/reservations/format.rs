@@ -3,8 +3,8 @@
 use arbiter::{Access, Control, Cookie, Layer, Reason, Shared, abi};
 use proptest::prelude::{ProptestConfig, any, proptest};
 
-use crate::fixture::{ACCESS, MANAGEMENT};
-use crate::play::{Op, Outcome, Script, Setup, World};
+use super::fixture::{ACCESS, MANAGEMENT};
+use super::play::{Op, Outcome, Script, Setup, World};
 
 /// Bits of a control word that may be set, as the page lists them.
 const MEANT: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 18, 19, 20, 24];

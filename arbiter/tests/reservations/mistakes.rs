@@ -3,8 +3,8 @@
 
 use arbiter::{CounterId, Event, Layer, PerKind, Reason, abi};
 
-use crate::fixture::{ACCESS, MANAGEMENT, OTHER};
-use crate::play::{Op, Outcome, Palette, Script, Setup, World};
+use super::fixture::{ACCESS, MANAGEMENT, OTHER};
+use super::play::{Op, Outcome, Palette, Script, Setup, World};
 
 const MANAGE: u32 = 0x000;
 const KEY: u32 = 0x040;

@@ -3,7 +3,7 @@
 
 use arbiter::{Bank, CounterId, CounterSet, Layer, LegacyMap, PerKind};
 
-use crate::fixture::hold;
+use super::fixture::hold;
 
 const HOLDERS: [Option<Layer>; 5] = [
     None,

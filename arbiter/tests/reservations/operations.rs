@@ -3,7 +3,7 @@
 
 use arbiter::{Bank, Control, CounterId, CounterSet, Effects, Layer, Operation, Reason};
 
-use crate::fixture::{
+use super::fixture::{
     ACCESS, MANAGEMENT, OTHER, PMC0, Seen, control, cookie, look, reserve, sets_agree,
 };
 

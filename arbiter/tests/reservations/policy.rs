@@ -3,7 +3,7 @@
 
 use arbiter::{Bank, CounterId, Layer, PerKind, Policy, PolicyError, Reason, Share};
 
-use crate::fixture::hold;
+use super::fixture::hold;
 
 const HOLDERS: [Option<Layer>; 6] = [
     None,

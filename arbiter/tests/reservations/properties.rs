@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use arbiter::{Access, Cookie, CounterId, Event, Layer, Record, Reservation, Scheme, Verdict, abi};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
 
-use crate::fixture::{Seen, cookie, look, sets_agree};
-use crate::play::{Op, Outcome, Palette, Script, Setup, World, invariants_hold, settle};
+use super::fixture::{Seen, cookie, look, sets_agree};
+use super::play::{Op, Outcome, Palette, Script, Setup, World, invariants_hold, settle};
 
 /// Every cookie that can be set.
 fn cookies() -> Vec<u64> {

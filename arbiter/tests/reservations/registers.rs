@@ -2,7 +2,7 @@
 
 use arbiter::{CounterId, IbsKind, Layer, PcrRegister, abi};
 
-use crate::play::{Op, Outcome, Script, World};
+use super::play::{Op, Outcome, Script, World};
 
 const PAGE: &str = include_str!("../../../docs/reference/pcr.md");
 

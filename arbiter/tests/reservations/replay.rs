@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::{any, prop};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use crate::play;
+use super::play;
 
 /// What random sequences have to bring about; else they test less than it seems.
 const EVENTS: [&str; 21] = [

@@ -4,8 +4,8 @@
 use arbiter::{Bank, Caller, Control, CounterId, Layer, Operation};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
 
-use crate::fixture::{MANAGEMENT, cookie};
-use crate::play::{Op, Palette, Script, World, registers};
+use super::fixture::{MANAGEMENT, cookie};
+use super::play::{Op, Palette, Script, World, registers};
 
 /// Everything that comes out of a sequence of operations.
 fn transcript(bytes: &[u8], palette: Palette) -> Vec<String> {

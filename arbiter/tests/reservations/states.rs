@@ -7,8 +7,8 @@ use arbiter::{
     Verdict, abi,
 };
 
-use crate::fixture::{PMC0, Seen, cookie, look, sets_agree};
-use crate::play::{Model, Op, Palette, Script, Setup, Step, World};
+use super::fixture::{PMC0, Seen, cookie, look, sets_agree};
+use super::play::{Model, Op, Palette, Script, Setup, Step, World};
 
 /// None, and two of different owners.
 const COOKIES: [u64; 3] = [0, 0xa, 0xb];

@@ -2,7 +2,7 @@
 
 use arbiter::{Access, Bank, CounterId, Layer, Verdict};
 
-use crate::fixture::{ACCESS, MANAGEMENT, OTHER, PMC0, control, cookie, reserve};
+use super::fixture::{ACCESS, MANAGEMENT, OTHER, PMC0, control, cookie, reserve};
 
 const DROP_VALUE: u64 = 0x0dd;
 

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::schemas::valid;
+use crate::golden::schemas::valid;
 
 /// What the command measures.
 fn measured(flags: &[&str]) -> Value {

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use guest_tests::umpire;
 
-use crate::fixture::Daemon;
+use super::fixture::Daemon;
 
 /// The folder of the library.
 pub(crate) fn library() -> &'static Path {

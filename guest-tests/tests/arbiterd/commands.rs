@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use umpire_lease::{CallError, Next, Request};
 
-use crate::fixture::{Daemon, LONG, programmable};
-use crate::schemas::valid;
+use super::fixture::{Daemon, LONG, programmable};
+use crate::golden::schemas::valid;
 
 fn json(text: &str) -> Vec<Value> {
     text.lines()

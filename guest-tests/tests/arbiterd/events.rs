@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use umpire_lease::{Arbiter, CallError, Counters, EventRequest, Events, Held, Next, Request};
 
-use crate::fixture::{Daemon, LONG, programmable};
+use super::fixture::{Daemon, LONG, programmable};
 
 /// PERF_TYPE_SOFTWARE, whose event 1 is the time that a thread has run.
 const TASK_CLOCK: u64 = 1;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use umpire_lease::{Arbiter, CallError, Counters, Event, Held, Next, Request};
 
-use crate::fixture::{Daemon, LONG, programmable};
+use super::fixture::{Daemon, LONG, programmable};
 
 const BOOT: &str = "3b0f4f5c-0d6e-4d0e-9a61-2f6f0b3d1c55";
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use umpire_lease::{Arbiter, CallError, Held, Next, Request};
 
-use crate::fixture::{Daemon, LONG, programmable};
+use super::fixture::{Daemon, LONG, programmable};
 
 const CLIENTS: u32 = 16;
 /// The issue asks for 200; a variable says how many.

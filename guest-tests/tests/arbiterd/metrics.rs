@@ -16,8 +16,8 @@ use umpire_lease::{AuditIn, CallError, Figure, Next, NoReply, ReportIn, Request}
 use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::Vm;
 
-use crate::fixture::{Daemon, LONG, programmable};
-use crate::python::python;
+use super::fixture::{Daemon, LONG, programmable};
+use super::python::python;
 
 /// Asks at a Unix socket, and returns all that comes.
 fn ask(socket: &Path, request: &[u8]) -> String {

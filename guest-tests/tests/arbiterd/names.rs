@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use umpire_lease::{Counters, Held, Next, Request};
 
-use crate::fixture::{Daemon, LONG, programmable};
-use crate::python::python3;
+use super::fixture::{Daemon, LONG, programmable};
+use super::python::python3;
 
 /// Asks for three counters for a thread, and prints what comes of it: the second argument is
 /// the thread's number, `own`, or `child`; the third its name, in hexadecimal digits.

@@ -9,7 +9,7 @@ use guest_tests::umpire;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::c_library::library;
+use super::c_library::library;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

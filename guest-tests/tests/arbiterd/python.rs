@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::fixture::Daemon;
+use super::fixture::Daemon;
 
 const SCRIPT: &str = r#"
 import sys, varlink

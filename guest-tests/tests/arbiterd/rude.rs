@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use umpire_lease::Arbiter;
 
-use crate::fixture::{Daemon, LONG, programmable};
+use super::fixture::{Daemon, LONG, programmable};
 
 fn send(stream: &mut UnixStream, message: &[u8]) {
     // The arbiter may have left already.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use umpire_lease::Arbiter;
 
-use crate::fixture::{Daemon, LONG, programmable};
+use super::fixture::{Daemon, LONG, programmable};
 
 /// sd_listen_fds(3): listens, and becomes the arbiter with the socket as descriptor 3.
 const ACTIVATE: &str = r#"

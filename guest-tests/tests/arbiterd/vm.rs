@@ -12,8 +12,8 @@ use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx};
 use serde_json::Value;
 use umpire_lease::Request;
 
-use crate::fixture::{Daemon, programmable};
-use crate::killed::kills;
+use super::fixture::{Daemon, programmable};
+use super::killed::kills;
 
 /// The VMs themselves end after a minute.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::setpriority_process;
 use serde_json::{Value, json};
 
-use crate::attackers::{Attackers, Target};
+use super::attackers::{Attackers, Target};
 
 /// Nothing here takes as long.
 pub(crate) const LONG: Duration = Duration::from_secs(60);

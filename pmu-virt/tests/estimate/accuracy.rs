@@ -1,9 +1,9 @@
 //! How good the estimates are, beside linear scaling.
 //!
-//! `cargo test -p pmu-virt --test estimate -- --nocapture accuracy` prints the
+//! `cargo test -p pmu-virt --test all -- --nocapture estimate::accuracy` prints the
 //! figures of `docs/internals/multiplexing.md`.
 
-use crate::workload::{CONSTANT, Kind, PHASES, Random, Run, run};
+use super::workload::{CONSTANT, Kind, PHASES, Random, Run, run};
 use pmu_virt::Nanos;
 use pmu_virt::perfmon::estimate::Estimator;
 use std::ops::Range;

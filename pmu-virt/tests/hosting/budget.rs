@@ -9,10 +9,10 @@ use pmu_virt::{
 };
 use proptest::prelude::{Strategy, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
-use crate::reserved::{kernel_reserves, rig, with_reservations};
-use crate::rig::{KERNEL, Mail, Spot, context};
+use super::reserved::{kernel_reserves, rig, with_reservations};
+use super::rig::{KERNEL, Mail, Spot, context};
+use super::truth::{EVENTS, clocks};
 use crate::seated::Seated;
-use crate::truth::{EVENTS, clocks};
 
 const ON: u64 = EVENTS[0] | 1 << 22;
 /// Ticks of the TSC in a millisecond.
@@ -165,7 +165,7 @@ fn where_counters_take_turns_they_do_so_within_the_budget() {
 fn a_core_keeps_room_for_the_vcpu_that_wants_most() {
     let clocks = clocks(6);
     let backend = || -> Box<dyn CounterBackend> { Box::new(SimBackend::of(&clocks)) };
-    let mut rig = crate::rig::Rig::new((2, 1), HostPolicy::GuestFirst, backend);
+    let mut rig = super::rig::Rig::new((2, 1), HostPolicy::GuestFirst, backend);
     for vcpu in [0, 1] {
         rig.switch(vcpu, 0);
         assert_eq!(rig.vcpus[vcpu].set_budget(programmable(1), 0, None), Ok(()));

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::policies::{rig, run};
-use crate::rig::{Mail, Rig, Spot, context, register};
-use crate::truth::EVENTS;
-use crate::truth::clocks;
+use super::policies::{rig, run};
+use super::rig::{Mail, Rig, Spot, context, register};
+use super::truth::EVENTS;
+use super::truth::clocks;
 use arbiter::PerKind;
 use perfmon_abi::PmcArg;
 use perfmon_abi::wire::{Call, Errno};

@@ -15,10 +15,10 @@ use pmu_virt::{
 
 use proptest::prelude::{prop_assert_eq, proptest};
 
-use crate::reserved::with_reservations;
-use crate::rig::{KERNEL, Mail, Nothing};
+use super::reserved::with_reservations;
+use super::rig::{KERNEL, Mail, Nothing};
+use super::truth::KHZ;
 use crate::seated::Seated;
-use crate::truth::KHZ;
 
 const MODEL: &str = "amd-core,ibs=on";
 const FETCH_MSR: u32 = 0xc001_1030;
@@ -175,7 +175,7 @@ fn a_tool_samples_the_very_op_and_reads_it_after_a_stop() {
     assert_eq!(pmu.take_ibs_interrupt(), None);
     // After a restart it goes on where it was stopped.
     call(&mut pmu, 1, Call::Restart).expect("a restart");
-    assert_eq!(retire(&mut pmu, 40), []);
+    assert_eq!(retire(&mut pmu, 40), [0_u64; 0]);
     call(&mut pmu, 1, Call::Start(None)).expect("a start");
     assert_eq!(retire(&mut pmu, 16), [16]);
     let context = pmu.unload_context(ContextId(1)).expect("the context");
@@ -272,7 +272,7 @@ fn a_guest_waits_for_a_sampler_that_a_tool_has() {
     let mail = Mail::default();
     load(&mut pmu, 1, ops(pfm::PFM_REGFL_OVFL_NOTIFY), &mail).expect("room");
     write_msr(&mut pmu, OP_MSR, EACH_16 | 4 << 32);
-    assert_eq!(retire(&mut pmu, 100), [], "neither is started");
+    assert_eq!(retire(&mut pmu, 100), [0_u64; 0], "neither is started");
     call(&mut pmu, 1, Call::Start(None)).expect("a start");
     assert_eq!(retire(&mut pmu, 100), [16]);
     assert_eq!(msr(&mut pmu, OP_MSR), EACH_16 | 4 << 32);
@@ -283,7 +283,7 @@ fn a_guest_waits_for_a_sampler_that_a_tool_has() {
     assert_eq!(msr(&mut pmu, FETCH_MSR) >> 16 & 0xffff, 1);
     let unloaded = pmu.unload_context(ContextId(1));
     assert!(unloaded.is_some());
-    assert_eq!(retire(&mut pmu, 11), []);
+    assert_eq!(retire(&mut pmu, 11), [0_u64; 0]);
     assert_eq!(retire(&mut pmu, 1), [1]);
     assert_eq!(msr(&mut pmu, OP_MSR) & OP_VAL, OP_VAL);
     assert_eq!(msr(&mut pmu, OP_MSR + 1), 1);
@@ -438,7 +438,7 @@ fn a_sampler_comes_back_to_a_guest_that_moves() {
     let mut pmu = seated(StepBackend::new());
     load(&mut pmu, 1, ops(0), &Mail::default()).expect("room");
     write_msr(&mut pmu, OP_MSR, EACH_16);
-    assert_eq!(retire(&mut pmu, 40), []);
+    assert_eq!(retire(&mut pmu, 40), [0_u64; 0]);
     let mut left = pmu.park().expect("the core");
     assert!(pmu.unload_context(ContextId(1)).is_some());
     pmu.leave(&mut left);

@@ -1,8 +1,8 @@
 //! Contexts that may use no more counters than a lease of the host's arbiter holds.
 
-use crate::policies::{counting, rig, run};
-use crate::rig::{Mail, Rig, Spot, register};
-use crate::truth::EVENTS;
+use super::policies::{counting, rig, run};
+use super::rig::{Mail, Rig, Spot, register};
+use super::truth::EVENTS;
 use perfmon_abi::PmcArg;
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::Call;

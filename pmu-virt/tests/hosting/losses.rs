@@ -1,8 +1,8 @@
 //! Time in which nobody counted is never told as counted.
 
-use crate::rig::{Mail, Rig, Spot, context, register};
-use crate::shaky::{Hand, Shaky};
-use crate::truth::{EVENTS, clocks};
+use super::rig::{Mail, Rig, Spot, context, register};
+use super::shaky::{Hand, Shaky};
+use super::truth::{EVENTS, clocks};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg};

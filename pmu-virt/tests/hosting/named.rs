@@ -17,9 +17,9 @@ use pmu_virt::{
 };
 use proptest::prelude::{Strategy, any, prop_assert, proptest};
 
-use crate::rig::{Mail, Rig, Spot, context};
+use super::rig::{Mail, Rig, Spot, context};
+use super::truth::KHZ;
 use crate::seated::Seated;
-use crate::truth::KHZ;
 
 /// Event selects, and the slots that can count each; of the first every one can.
 const CYCLES: u64 = 0x76;

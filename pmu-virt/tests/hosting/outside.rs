@@ -1,8 +1,8 @@
 //! GuestOnly and HostOnly of a tool's event select: the tool stands outside of the guest.
 
-use crate::policies::{rig, run};
-use crate::rig::{Mail, Spot, context, register};
-use crate::truth::EVENTS;
+use super::policies::{rig, run};
+use super::rig::{Mail, Spot, context, register};
+use super::truth::EVENTS;
 use perfmon_abi::PmcArg;
 use perfmon_abi::consts::PFM_REG_RETFL_EINVAL;
 use perfmon_abi::wire::{Call, Errno, Subcode};

@@ -1,7 +1,7 @@
 //! Guests and host contexts on the same few counters, step by step.
 
-use crate::rig::{Mail, Nothing, Rig, Spot, context};
-use crate::truth::{EVENTS, clocks};
+use super::rig::{Mail, Nothing, Rig, Spot, context};
+use super::truth::{EVENTS, clocks};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg};
@@ -450,7 +450,7 @@ fn contexts_of_a_vcpu_make_room_for_each_other() {
     let soft = [0; 3].map(|_| load(&mut rig, pfm::PFM_FL_PREEMPTIBLE, 2));
     run(&mut rig, 0, MS);
     let kinds = |soft: &[(ContextId, Mail); 3]| soft.each_ref().map(|(_, mail)| mail.kinds());
-    assert_eq!(kinds(&soft), [vec![], vec![], vec![]]);
+    assert_eq!(kinds(&soft), [const { Vec::<u32>::new() }; 3]);
     // The oldest make room, and no more of them than have to.
     let (hard, _) = load(&mut rig, 0, 3);
     let preempted = vec![pfm::PFM_MSG_PREEMPTED];

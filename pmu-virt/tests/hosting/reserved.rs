@@ -15,9 +15,9 @@ use pmu_virt::{
 };
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
-use crate::rig::{Mail, Rig, Spot, context};
+use super::rig::{Mail, Rig, Spot, context};
+use super::truth::{EVENTS, Truth, clocks};
 use crate::seated::Seated;
-use crate::truth::{EVENTS, Truth, clocks};
 
 const TICKS_PER_MS: u64 = 1_000_000;
 

@@ -13,8 +13,8 @@ use pmu_virt::{
     ReadOutcome, Tsc, WriteOutcome,
 };
 
+use super::truth::KHZ;
 use crate::seated::Seated;
-use crate::truth::KHZ;
 
 pub(crate) const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 

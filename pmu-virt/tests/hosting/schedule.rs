@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use crate::private::Private;
-use crate::rig::{Mail, Nothing, Rig, Spot, context, reading, was_read};
-use crate::truth::{EVENTS, Truth, clocks};
+use super::private::Private;
+use super::rig::{Mail, Nothing, Rig, Spot, context, reading, was_read};
+use super::truth::{EVENTS, Truth, clocks};
 use perfmon_abi::consts::{PFM_FL_PREEMPTIBLE, PFM_FL_SYSTEM_WIDE, PFM_PROV_LOST};
 use perfmon_abi::wire::Call;
 use pmu_virt::perfmon::{ContextId, HostPolicy};

@@ -11,7 +11,7 @@ use pmu_virt::{
 };
 use proptest::prelude::{prop_assert, proptest};
 
-use crate::rig::{Mail, Nothing, Rig, Spot, context, register};
+use super::rig::{Mail, Nothing, Rig, Spot, context, register};
 
 /// Ticks of a millisecond.
 const MS: u64 = 2_600_000;

@@ -2,8 +2,8 @@
 
 use arbiter::abi;
 
-use crate::machine::Op::{As, P, PGp, Pmi, R, RAbsent, RGp, Run, Told, W, WGp};
-use crate::machine::*;
+use super::machine::Op::{As, P, PGp, Pmi, R, RAbsent, RGp, Run, Told, W, WGp};
+use super::machine::*;
 use crate::seated::Seated;
 
 const REF: u64 = 0x43_013c;

@@ -1,6 +1,6 @@
 //! What CPUID says of fewer counters, and of the reservations.
 
-use crate::machine::{Setup, unit};
+use super::machine::{Setup, unit};
 use arbiter::{PerKind, abi};
 use pmu_virt::{ClockBackend, CountRequest, CounterBackend, CounterSet, CpuidRegs, PmuModel};
 

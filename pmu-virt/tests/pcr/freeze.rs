@@ -1,7 +1,7 @@
 //! FREEZE_PERFMON_ON_PMI.
 
-use crate::machine::Op::{As, Debugctl, Pmi, R, Run, W};
-use crate::machine::*;
+use super::machine::Op::{As, Debugctl, Pmi, R, Run, W};
+use super::machine::*;
 use arbiter::{PerKind, abi};
 use pmu_virt::{Caller, MsrIndex, PmiDue, PmuModel, ReadOutcome, Tsc, WriteOutcome};
 

@@ -1,7 +1,7 @@
 //! Save and restore, and reset.
 
-use crate::machine::Op::{As, R, Reset, Run, W};
-use crate::machine::*;
+use super::machine::Op::{As, R, Reset, Run, W};
+use super::machine::*;
 use arbiter::abi;
 
 const INT: u64 = 0x53_013c;

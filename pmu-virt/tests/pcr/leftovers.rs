@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
 use proptest::sample::select as among;
 
-use crate::machine::*;
+use super::machine::*;
 
 const M2: u64 = 0x2222_2222_2222;
 const LEASE_MS: u32 = 50;

@@ -1,7 +1,7 @@
 //! Legacy names, once the firmware holds counters and its phase is over.
 
-use crate::machine::Op::{As, P, PGp, R, RAbsent, RGp, Run, W, WAbsent, WGp};
-use crate::machine::*;
+use super::machine::Op::{As, P, PGp, R, RAbsent, RGp, Run, W, WAbsent, WGp};
+use super::machine::*;
 use arbiter::{PerKind, abi};
 
 const REF: u64 = 0x43_013c;

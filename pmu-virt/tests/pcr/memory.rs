@@ -4,9 +4,9 @@
 use arbiter::{NoAudit, abi};
 use pmu_virt::{Caller, ClockBackend, Grant, Holdings, MsrIndex, PmuModel, Reservations};
 
-use crate::machine::*;
+use super::machine::*;
+use super::sys::held;
 use crate::seated::Seated;
-use crate::sys::held;
 
 #[derive(Debug)]
 struct NoEntropy;

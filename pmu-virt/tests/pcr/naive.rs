@@ -1,7 +1,7 @@
 //! The reservations of a PMU a second time, naively: one record per counter, and
 //! every rule of `docs/reference/pcr.md` spelled out for each of them.
 
-use crate::machine::{A, M, X};
+use super::machine::{A, M, X};
 use arbiter::abi;
 use pmu_virt::Layer;
 

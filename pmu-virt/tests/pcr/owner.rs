@@ -4,9 +4,9 @@
 use arbiter::{Verdict, abi};
 use pmu_virt::{CounterId, Denial, Grant};
 
+use super::machine::Op::{As, P, PGp, Pmi, R, RGp, Run, Told, W, WGp};
+use super::machine::*;
 use crate::limited::Limited;
-use crate::machine::Op::{As, P, PGp, Pmi, R, RGp, Run, Told, W, WGp};
-use crate::machine::*;
 use crate::seated::Seated;
 
 const REF: u64 = 0x43_013c;

@@ -1,7 +1,7 @@
 //! `IA32_PEBS_ENABLE` and counters that somebody has reserved.
 
-use crate::machine::Op::{As, Pmi, R, Run, W};
-use crate::machine::*;
+use super::machine::Op::{As, Pmi, R, Run, W};
+use super::machine::*;
 use arbiter::abi;
 
 const MODEL: &str = "intel-v4,pebs=skid";

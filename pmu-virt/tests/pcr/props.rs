@@ -1,8 +1,8 @@
 //! Random guests: against a naive second implementation, and against the
 //! properties that reservations promise.
 
-use crate::machine::*;
-use crate::naive::{COOKIES, Naive, Reg, Seen};
+use super::machine::*;
+use super::naive::{COOKIES, Naive, Reg, Seen};
 use arbiter::{PerKind, abi};
 use pmu_virt::{Layer, MsrIndex, ReadOutcome, WriteOutcome};
 use proptest::collection::vec;

@@ -4,8 +4,8 @@ use arbiter::{CounterId, CounterSet, IbsKind, abi};
 use pmu_virt::ibs::OpSample;
 use pmu_virt::{Denial, Grant, IbsSample, ReadOutcome};
 
-use crate::machine::Op::{As, P, PGp, R, RGp, Run, Told, W, WGp};
-use crate::machine::*;
+use super::machine::Op::{As, P, PGp, R, RGp, Run, Told, W, WGp};
+use super::machine::*;
 
 const MODEL: &str = "amd-core,ibs=on";
 const FETCH: u32 = abi::POSITION_IBS_FETCH;

@@ -1,7 +1,7 @@
 //! Registers that belong to several counters reach those whose owners let them.
 
-use crate::machine::Op::{As, R, Run, W, WGp};
-use crate::machine::*;
+use super::machine::Op::{As, R, Run, W, WGp};
+use super::machine::*;
 use arbiter::abi;
 
 const REF: u64 = 0x43_013c;

@@ -7,7 +7,7 @@ use proptest::prelude::{
 };
 use proptest::sample::select as one_of;
 
-use crate::machine::*;
+use super::machine::*;
 use crate::seated::Seated;
 
 const MODELS: [&str; 9] = [

@@ -1,7 +1,7 @@
 //! `umpire arbitrate`: the scripts in `docs/examples` and what they print, and
 //! what is said about what cannot be played.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p umpire --test arbitrate` writes the expected
+//! `UPDATE_GOLDEN=1 cargo test -p umpire --test all arbitrate::` writes the expected
 //! traces anew; look at them before they are committed.
 
 use std::fs;

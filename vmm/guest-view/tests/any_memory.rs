@@ -1,6 +1,5 @@
 //! Whatever a guest writes anywhere: no panic, and no more reads than promised.
 
-#[path = "any_memory/play.rs"]
 mod play;
 
 use proptest::prelude::*;
@@ -75,7 +74,7 @@ fn memory_that_changes_during_a_look() {
 /// A kernel lies about where its structures have what.
 #[test]
 fn types_that_cannot_be() {
-    for kind in play::linux::Kind::ALL {
+    for kind in crate::linux::Kind::ALL {
         let (kernels, tasks) = play::extreme_types(kind);
         assert!(kernels > 1000, "{kernels}");
         assert!(tasks > 500 && tasks < kernels, "{tasks} of {kernels}");

@@ -1,10 +1,7 @@
 //! Questions to a kernel's description of its types.
 
-#[path = "linux/btf.rs"]
-mod make;
-
+use crate::linux::btf::Types;
 use guest_view::{BitField, Btf, BtfError, Member};
-use make::Types;
 
 fn types() -> Types {
     let mut types = Types::default();

@@ -1,17 +1,15 @@
 //! A kernel in 4 MiB, as 6.1, 6.12 and 7.3 have it: what is found, and what is unknown.
 #![allow(clippy::cast_possible_truncation, reason = "addresses in 4 MiB")]
 
-mod linux;
-
 use std::cell::Cell;
 
+use crate::linux::{
+    self, BUILD_ID, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, FIRST, FIRST_FS, HEAD, HEAD_VMA,
+    IMAGE, INODE, INTERRUPT, KSTACK, Kind, Linux, MM, MODULE, MODULE_CODE, NODES, NOTE,
+    PROGRAM_ROOT, REGS, STACK, TASK, TRAMPOLINE, VMA, at, physical,
+};
 use guest_view::{
     Chain, End, GuestMemory, KernelView, Look, Mode, NoKernel, Note, Search, Step, Task, Unknown,
-};
-use linux::{
-    BUILD_ID, CALLED, CODE, DENTRY, ENTRY, ENTRY_STACK, FIRST, FIRST_FS, HEAD, HEAD_VMA, IMAGE,
-    INODE, INTERRUPT, KSTACK, Kind, Linux, MM, MODULE, MODULE_CODE, NODES, NOTE, PROGRAM_ROOT,
-    REGS, STACK, TASK, TRAMPOLINE, VMA, at, physical,
 };
 
 fn note(linux: &Linux) -> Note {

@@ -8,7 +8,7 @@ use arbiter_host::{
     Terms, Waits,
 };
 
-use crate::fixture::*;
+use super::fixture::*;
 
 const A: u16 = 0;
 const B: u16 = 1;

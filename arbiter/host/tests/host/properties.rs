@@ -10,8 +10,8 @@ use arbiter_host::{
 };
 use proptest::prelude::*;
 
-use crate::fixture::*;
-use crate::naive::{Held, Naive, Outside, all_held};
+use super::fixture::*;
+use super::naive::{Held, Naive, Outside, all_held};
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -8,7 +8,7 @@ use std::path::Path;
 use proptest::prelude::{any, prop};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use crate::play;
+use super::play;
 
 /// What sequences have to bring about; else they test less than it seems.
 const PLACES: [&str; 24] = [

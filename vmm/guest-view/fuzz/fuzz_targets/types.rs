@@ -4,6 +4,8 @@
 //! to run this.
 #![no_main]
 
+#[path = "../../tests/linux/mod.rs"]
+mod linux;
 #[path = "../../tests/any_memory/play.rs"]
 mod play;
 

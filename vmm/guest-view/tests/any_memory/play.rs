@@ -2,17 +2,16 @@
 //! everything is asked of it. For the tests, and for the fuzz target.
 #![allow(clippy::cast_possible_truncation, reason = "addresses in 4 MiB")]
 
-#[path = "../linux/mod.rs"]
-pub(crate) mod linux;
-
 use std::cell::Cell;
 use std::ops::Range;
 
-use guest_view::{Btf, Chain, GuestMemory, KernelView, Look, Mode, Note, Registers, Search, Step};
-use linux::{
+use crate::linux::{
     AREA, CALLED, CODE, ENTRY, HEAD, IMAGE, INTERRUPT, KSTACK, Kind, Linux, MODULE, NODES, NOTE,
 };
-use linux::{DENTRY, DIRECT, MM, MODULE_CODE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, physical};
+use crate::linux::{
+    DENTRY, DIRECT, MM, MODULE_CODE, PROGRAM_ROOT, REGS, STACK, TASK, VMA, physical,
+};
+use guest_view::{Btf, Chain, GuestMemory, KernelView, Look, Mode, Note, Registers, Search, Step};
 
 const MIB: usize = 1 << 20;
 

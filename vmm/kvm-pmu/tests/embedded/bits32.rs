@@ -5,8 +5,8 @@ use iced_x86::code_asm::{CodeAssembler, eax, ebx, ecx, edx};
 use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_pmu::{Armed, TrapMode};
 
-use crate::can_run;
-use crate::vmm::{
+use super::can_run;
+use super::vmm::{
     COUNT, END, GDT, GP_TAKEN, HANDLER, MAIN, PAUSE, VALUE, Vcpu, Vmm, Written, read, report,
     stopped,
 };

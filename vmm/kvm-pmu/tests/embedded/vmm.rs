@@ -85,7 +85,7 @@ impl Vmm {
         let kvm = Kvm::new().unwrap();
         let vm = kvm.create_vm().unwrap();
         let memory = TwiceMapped::new(&[(GuestAddress(0), MEMORY_SIZE)]).unwrap();
-        crate::sys::set_memory(&vm, &memory, MEMORY_SIZE);
+        super::sys::set_memory(&vm, &memory, MEMORY_SIZE);
         switch_off_vpmu(&vm).unwrap();
         vm.create_irq_chip().unwrap();
         let model = PmuModel::parse("intel-v2").unwrap();

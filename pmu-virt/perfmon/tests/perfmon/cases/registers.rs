@@ -3,8 +3,8 @@
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmcInfo, PmdArg, PmdInfo, consts as pfm};
 
+use super::super::bench::{COUNTS, pmc, pmd};
 use super::{ALL, ANY, Case, case, decode, play, works};
-use crate::bench::{COUNTS, pmc, pmd};
 
 const PMCS: &str = "PFM_WRITE_PMCS";
 const PMDS: &str = "PFM_WRITE_PMDS";

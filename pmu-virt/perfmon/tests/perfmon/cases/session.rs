@@ -4,8 +4,8 @@ use perfmon::{Context, Phase};
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{Config, CtxArg, LoadArg, Record, consts as pfm};
 
+use super::super::bench::{must, outcome, pmu, set, start};
 use super::{ALL, ANY, ATTACHED, Case, State, case, decode, play, works};
-use crate::bench::{must, outcome, pmu, set, start};
 
 const CREATE: &str = "PFM_CREATE_CONTEXT";
 const LOAD: &str = "PFM_LOAD_CONTEXT";

@@ -4,8 +4,8 @@ use perfmon::Context;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{SetDesc, SetInfo, Timespec, consts as pfm};
 
+use super::super::bench::{context_without_sets, set};
 use super::{ALL, ATTACHED, Case, State, case, decode, play, works};
-use crate::bench::{context_without_sets, set};
 
 const CREATE: &str = "PFM_CREATE_EVTSETS";
 const DELETE: &str = "PFM_DELETE_EVTSETS";

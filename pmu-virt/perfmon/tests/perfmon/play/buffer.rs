@@ -9,11 +9,11 @@ use perfmon_abi::compact::{Cursor, MAX_SAMPLE};
 use perfmon_abi::parse::{Sample, double_header, oldest_full};
 use perfmon_abi::{CompactArg, CompactHeader, DefaultArg, DefaultEntry, Record, consts as pfm};
 
+use super::super::model::Model;
+use super::super::model::format::{Asked, Double, Format, MOST, NUM_PMDS};
+use super::super::model::puppet::Answer;
 use super::spy::{Notes, Puppet, Spy};
 use super::{Sampling, Setup};
-use crate::model::Model;
-use crate::model::format::{Asked, Double, Format, MOST, NUM_PMDS};
-use crate::model::puppet::Answer;
 
 pub(crate) struct Buffer {
     spy: Option<Arc<Spy>>,

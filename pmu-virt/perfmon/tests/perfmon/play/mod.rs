@@ -13,8 +13,8 @@ use perfmon_abi::wire::Call;
 use perfmon_abi::{PmdArg, SetInfo, consts as pfm};
 use pmu_model::{Provenance, Ring};
 
-use crate::bench::{Known, Messages, outcome, pmu};
-use crate::model::{COUNTERS, Limit, Model, State};
+use super::bench::{Known, Messages, outcome, pmu};
+use super::model::{COUNTERS, Limit, Model, State};
 use buffer::Buffer;
 pub(crate) use script::Script;
 pub(crate) use seen::Seen;

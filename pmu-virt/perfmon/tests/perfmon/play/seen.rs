@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use perfmon_abi::wire::Call;
 
+use super::super::model::format::Format;
+use super::super::model::{Model, State};
 use super::Step;
-use crate::model::format::Format;
-use crate::model::{Model, State};
 
 /// Names of what came about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use perfmon::{Control, Moment, OverflowArg, SamplingFormat, Setup};
 use perfmon_abi::wire::{Errno, Refusal};
 
-use crate::model::format::Asked;
-use crate::model::puppet::Answer;
+use super::super::model::format::Asked;
+use super::super::model::puppet::Answer;
 
 /// What was seen of a format.
 #[derive(Debug, Default)]

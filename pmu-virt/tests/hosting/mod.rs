@@ -13,8 +13,6 @@ mod private;
 mod reserved;
 mod rig;
 mod schedule;
-#[path = "../seated/mod.rs"]
-mod seated;
 mod shaky;
 mod together;
 mod truth;

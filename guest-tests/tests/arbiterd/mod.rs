@@ -12,7 +12,5 @@ mod names;
 mod package;
 mod python;
 mod rude;
-#[path = "../golden/schemas.rs"]
-mod schemas;
 mod service;
 mod vm;

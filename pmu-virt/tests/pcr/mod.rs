@@ -6,9 +6,6 @@ mod freeze;
 mod kept;
 mod leftovers;
 mod legacy;
-#[expect(dead_code, reason = "late and shared counters are for other tests")]
-#[path = "../limited/mod.rs"]
-mod limited;
 mod machine;
 mod memory;
 mod naive;
@@ -16,8 +13,6 @@ mod owner;
 mod pebs;
 mod props;
 mod samplers;
-#[path = "../seated/mod.rs"]
-mod seated;
 mod shared;
 mod sys;
 mod unreserved;

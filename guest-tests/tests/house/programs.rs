@@ -1,0 +1,43 @@
+//! Which files are tests.
+
+use std::fs;
+use std::path::Path;
+
+use super::crates::metadata;
+
+/// A file that no program names is compiled by nobody, and passes.
+#[test]
+fn every_file_of_tests_is_in_a_program() {
+    let mut programs = 0;
+    for krate in metadata().into_values() {
+        let folder = krate.folder;
+        let tests = folder.join("tests");
+        let Ok(main) = fs::read_to_string(tests.join("main.rs")) else {
+            continue;
+        };
+        programs += 1;
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");
+        for entry in fs::read_dir(&tests).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let Some(name) = module(&path) else { continue };
+            assert!(
+                main.lines()
+                    .any(|line| line.ends_with(&format!("mod {name};")))
+                    || manifest.contains(&format!("name = \"{name}\"")),
+                "{} is in no program: name it in main.rs beside it",
+                path.display()
+            );
+        }
+    }
+    assert!(programs > 8, "only {programs} programs of tests were found");
+}
+
+/// What a file or a folder of tests is called as a module.
+fn module(path: &Path) -> Option<&str> {
+    let name = path.file_stem()?.to_str()?;
+    let is_module = match path.extension() {
+        Some(ending) => ending == "rs" && name != "main",
+        None => path.join("mod.rs").is_file() || path.join("main.rs").is_file(),
+    };
+    is_module.then_some(name)
+}

@@ -1,0 +1,5 @@
+//! The integration tests of this crate: one program, because each one more is linked with all that
+//! it tests once more. A file or folder beside this one is a module here.
+
+mod laws;
+mod perfmon;
