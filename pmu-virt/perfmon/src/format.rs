@@ -1,9 +1,9 @@
 //! Sampling formats: what is recorded at an overflow, and where (§3.5).
 
+mod common;
 mod compact;
 mod default;
 mod double;
-mod entry;
 mod registry;
 #[cfg(test)]
 mod tests;

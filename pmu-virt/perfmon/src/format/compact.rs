@@ -18,8 +18,8 @@ use perfmon_abi::consts::{
 use perfmon_abi::wire::Refusal;
 use perfmon_abi::{CompactArg, CompactBlock, CompactHeader, CompactLast, Record};
 
-use super::default::{DEPTH, go_on, wide};
-use super::{Control, OverflowArg, SamplingFormat, Setup, Wish, entry};
+use super::common::{self, Builtin, has_room, wide};
+use super::{Control, OverflowArg, Setup, Wish};
 use crate::moment::Moment;
 
 /// What the writer remembers of the block: the last sample, and the last value
@@ -45,41 +45,20 @@ pub struct CompactFormat;
 
 /// How a buffer is divided.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+pub(super) struct Plan {
     flags: u32,
     size: usize,
     block: u32,
     blocks: u32,
 }
 
-impl CompactFormat {
-    fn plan(setup: &Setup<'_>) -> Result<Plan, Refusal> {
-        let arg = CompactArg::from_bytes(setup.arg)
-            .map_err(|error| entry::invalid(format!("argument of the sampling format: {error}")))?;
-        let known = UMPIRE_COMPACT_FL_TASK | UMPIRE_COMPACT_FL_CHAIN | UMPIRE_COMPACT_FL_STACK_MASK;
-        let unknown = arg.flags & !known;
-        if unknown != 0 {
-            let reason = format!("buf_flags has bits that are not defined: {unknown:#x}");
-            return Err(entry::invalid(reason));
-        }
-        let stack = stack_of(arg.flags);
-        let chain = arg.flags & UMPIRE_COMPACT_FL_CHAIN != 0;
-        if stack > 0 && !(chain && stack.is_multiple_of(ALIGN)) {
-            let reason = format!(
-                "buf_flags asks for {stack} bytes of the stack: that is for samples with callers \
-                 (UMPIRE_COMPACT_FL_CHAIN), and a multiple of {ALIGN}"
-            );
-            return Err(entry::invalid(reason));
-        }
-        let of_chain = if chain { MAX_CHAIN } else { 0 };
-        let of_stack = if stack > 0 {
-            MAX_STACK_NUMBERS + stack
-        } else {
-            0
-        };
-        let least = CompactBlock::SIZE + MAX_SAMPLE + of_chain + of_stack;
-        let least = least.next_multiple_of(ALIGN);
-        let size = entry::buffer_size(arg.buf_size, BLOCKS + MIN_BLOCKS * least)?;
+impl Plan {
+    fn of(setup: &Setup<'_>) -> Result<Self, Refusal> {
+        let arg = CompactArg::from_bytes(setup.arg).map_err(|error| {
+            common::invalid(format!("argument of the sampling format: {error}"))
+        })?;
+        let least = least_block(arg.flags)?;
+        let size = common::buffer_size(arg.buf_size, BLOCKS + MIN_BLOCKS * least)?;
         let room = size - BLOCKS;
         let given = usize::try_from(arg.block_size).unwrap_or(usize::MAX);
         let block = if given == 0 {
@@ -98,7 +77,7 @@ impl CompactFormat {
                 block,
                 blocks,
             }),
-            _ => Err(entry::invalid(format!(
+            _ => Err(common::invalid(format!(
                 "block_size is {given}: give a multiple of {ALIGN} from {least} to {} (half the buffer at most), or 0",
                 most.min(1 << 20) / ALIGN * ALIGN
             ))),
@@ -106,34 +85,45 @@ impl CompactFormat {
     }
 }
 
-impl SamplingFormat for CompactFormat {
-    fn name(&self) -> &'static str {
-        "compact"
+/// Bytes of the smallest block that has room for a sample with all that `flags` ask for.
+fn least_block(flags: u32) -> Result<usize, Refusal> {
+    let known = UMPIRE_COMPACT_FL_TASK | UMPIRE_COMPACT_FL_CHAIN | UMPIRE_COMPACT_FL_STACK_MASK;
+    let unknown = flags & !known;
+    if unknown != 0 {
+        let reason = format!("buf_flags has bits that are not defined: {unknown:#x}");
+        return Err(common::invalid(reason));
+    }
+    let stack = stack_of(flags);
+    let chain = flags & UMPIRE_COMPACT_FL_CHAIN != 0;
+    if stack > 0 && !(chain && stack.is_multiple_of(ALIGN)) {
+        let reason = format!(
+            "buf_flags asks for {stack} bytes of the stack: that is for samples with callers \
+             (UMPIRE_COMPACT_FL_CHAIN), and a multiple of {ALIGN}"
+        );
+        return Err(common::invalid(reason));
+    }
+    let of_chain = if chain { MAX_CHAIN } else { 0 };
+    let of_stack = if stack > 0 {
+        MAX_STACK_NUMBERS + stack
+    } else {
+        0
+    };
+    let least = CompactBlock::SIZE + MAX_SAMPLE + of_chain + of_stack;
+    Ok(least.next_multiple_of(ALIGN))
+}
+
+impl Builtin for CompactFormat {
+    const NAME: &'static str = "compact";
+    const UUID: [u8; 16] = COMPACT_FORMAT;
+    type Arg = CompactArg;
+    type Plan = Plan;
+
+    fn plan(setup: &Setup<'_>) -> Result<(Plan, usize), Refusal> {
+        let plan = Plan::of(setup)?;
+        Ok((plan, plan.size))
     }
 
-    fn uuid(&self) -> [u8; 16] {
-        COMPACT_FORMAT
-    }
-
-    fn arg_size(&self) -> usize {
-        CompactArg::SIZE
-    }
-
-    fn queue_depth(&self) -> usize {
-        DEPTH
-    }
-
-    fn validate(&self, setup: &Setup<'_>) -> Result<(), Refusal> {
-        Self::plan(setup).map(|_| ())
-    }
-
-    fn size(&self, setup: &Setup<'_>) -> Result<usize, Refusal> {
-        Self::plan(setup).map(|plan| plan.size)
-    }
-
-    fn init(&self, setup: &Setup<'_>, buffer: &mut [u8]) -> Result<(), Refusal> {
-        let plan = Self::plan(setup)?;
-        entry::buffer_size(wide(buffer.len()), plan.size)?;
+    fn begin(plan: &Plan, buffer: &mut [u8]) -> Result<(), Refusal> {
         let header = CompactHeader {
             version: UMPIRE_COMPACT_VERSION,
             flags: plan.flags,
@@ -144,27 +134,25 @@ impl SamplingFormat for CompactFormat {
             sequence: 0,
             samples: 0,
         };
-        entry::store(&header, buffer);
+        common::store(&header, buffer);
         let mut ring = Ring::of(buffer)?;
         ring.open();
         Ok(())
     }
 
-    fn wish(&self, setup: &Setup<'_>) -> Wish {
-        let flags = Self::plan(setup).map_or(0, |plan| plan.flags);
+    fn wished(plan: &Plan) -> Wish {
         Wish {
-            task: flags & UMPIRE_COMPACT_FL_TASK != 0,
-            chain: flags & UMPIRE_COMPACT_FL_CHAIN != 0,
-            stack: stack_of(flags),
+            task: plan.flags & UMPIRE_COMPACT_FL_TASK != 0,
+            chain: plan.flags & UMPIRE_COMPACT_FL_CHAIN != 0,
+            stack: stack_of(plan.flags),
         }
     }
 
-    fn handler(
-        &self,
+    fn record(
         buffer: &mut [u8],
-        arg: &mut OverflowArg<'_>,
+        arg: &OverflowArg<'_>,
         moment: &Moment,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Control, Refusal> {
         let mut ring = Ring::of(buffer)?;
         let wants = |flag| ring.header.flags & flag != 0;
         let known = arg.guest.filter(|_| wants(UMPIRE_COMPACT_FL_TASK));
@@ -192,17 +180,15 @@ impl SamplingFormat for CompactFormat {
             ring.open();
             ring.append(&sample, arg.values, guest);
         }
-        arg.control = Control {
+        Ok(Control {
             notify_user: next_block,
-            ..go_on()
-        };
-        Ok(())
+            ..has_room()
+        })
     }
 
     /// Readers follow without it. It goes on after a mask: overflows came too
     /// often, or the queue was full.
-    fn restart(&self, _: &mut [u8], active: bool, control: &mut Control) -> Result<(), Refusal> {
-        control.reset_ovfl_pmds = !active;
+    fn go_on(_: &mut [u8]) -> Result<(), Refusal> {
         Ok(())
     }
 }
@@ -224,9 +210,9 @@ struct Ring<'a> {
 // keep the compiler from changing that.
 impl<'a> Ring<'a> {
     fn of(buffer: &'a mut [u8]) -> Result<Self, Refusal> {
-        entry::buffer_size(wide(buffer.len()), BLOCKS + MIN_BLOCKS * MIN_BLOCK)?;
+        common::buffer_size(wide(buffer.len()), BLOCKS + MIN_BLOCKS * MIN_BLOCK)?;
         let header = CompactHeader::get(buffer);
-        entry::buffer_size(header.block_size.into(), MIN_BLOCK)?;
+        common::buffer_size(header.block_size.into(), MIN_BLOCK)?;
         Ok(Ring {
             header,
             bytes: buffer,
@@ -245,17 +231,17 @@ impl<'a> Ring<'a> {
         // between two equal numbers is of one block.
         let mut block = CompactBlock::get(bytes);
         block.sequence = 0;
-        entry::store(&block, bytes);
+        common::store(&block, bytes);
         fence(Ordering::Release);
         block.first = self.header.samples;
         block.used = u32::try_from(CompactBlock::SIZE).unwrap_or(u32::MAX);
         block.count = 0;
-        entry::store(&block, bytes);
+        common::store(&block, bytes);
         fence(Ordering::Release);
         block.sequence = self.header.sequence;
-        entry::store(&block, bytes);
+        common::store(&block, bytes);
         fence(Ordering::Release);
-        entry::store(&self.header, self.bytes);
+        common::store(&self.header, self.bytes);
     }
 
     /// Writes a sample; `false` if the block has no room for it.
@@ -280,13 +266,13 @@ impl<'a> Ring<'a> {
         let Some(len) = encode(sample, values, guest, (&mut last, of_pmds), room) else {
             return false;
         };
-        entry::store(&last, last_bytes);
+        common::store(&last, last_bytes);
         block.used = u32::try_from(used + len).unwrap_or(u32::MAX);
         block.count = block.count.saturating_add(1);
         self.header.samples = self.header.samples.saturating_add(1);
         fence(Ordering::Release);
-        entry::store(&block, bytes);
-        entry::store(&self.header, self.bytes);
+        common::store(&block, bytes);
+        common::store(&self.header, self.bytes);
         true
     }
 

@@ -14,8 +14,8 @@ use perfmon_abi::consts::{
 use perfmon_abi::wire::Refusal;
 use perfmon_abi::{DefaultArg, DoubleHeader, Record};
 
-use super::default::{DEPTH, full, go_on, wide};
-use super::{Control, OverflowArg, SamplingFormat, Setup, entry};
+use super::common::{self, Builtin, has_room, is_full, wide};
+use super::{Control, OverflowArg, Setup};
 use crate::moment::Moment;
 
 const FLAGS: u32 = PFM_DFL_SMPL_NO_HDR | PFM_DFL_SMPL_IIP_HDR | PFM_DOUBLE_FMT_MASK_WHEN_FULL;
@@ -24,45 +24,21 @@ const FLAGS: u32 = PFM_DFL_SMPL_NO_HDR | PFM_DFL_SMPL_IIP_HDR | PFM_DOUBLE_FMT_M
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DoubleFormat;
 
-impl DoubleFormat {
-    fn argument(setup: &Setup<'_>) -> Result<(DefaultArg, usize), Refusal> {
-        let arg = entry::argument(setup.arg, FLAGS)?;
-        let least = DoubleHeader::SIZE + 2 * entry::max_size(setup.num_pmds);
-        let size = entry::buffer_size(arg.buf_size, least)?;
-        Ok((arg, size))
-    }
-}
+impl Builtin for DoubleFormat {
+    const NAME: &'static str = "double";
+    const UUID: [u8; 16] = DOUBLE_FORMAT;
+    type Arg = DefaultArg;
+    /// The argument, and the bytes behind the header.
+    type Plan = (DefaultArg, usize);
 
-impl SamplingFormat for DoubleFormat {
-    fn name(&self) -> &'static str {
-        "double"
+    fn plan(setup: &Setup<'_>) -> Result<(Self::Plan, usize), Refusal> {
+        let (arg, size) = common::plan_samples(setup, FLAGS, DoubleHeader::SIZE, 2)?;
+        Ok(((arg, size - DoubleHeader::SIZE), size))
     }
 
-    fn uuid(&self) -> [u8; 16] {
-        DOUBLE_FORMAT
-    }
-
-    fn arg_size(&self) -> usize {
-        DefaultArg::SIZE
-    }
-
-    fn queue_depth(&self) -> usize {
-        DEPTH
-    }
-
-    fn validate(&self, setup: &Setup<'_>) -> Result<(), Refusal> {
-        Self::argument(setup).map(|_| ())
-    }
-
-    fn size(&self, setup: &Setup<'_>) -> Result<usize, Refusal> {
-        Self::argument(setup).map(|(_, size)| size)
-    }
-
-    fn init(&self, setup: &Setup<'_>, buffer: &mut [u8]) -> Result<(), Refusal> {
-        let (arg, size) = Self::argument(setup)?;
-        entry::buffer_size(wide(buffer.len()), size)?;
+    fn begin((arg, room): &Self::Plan, buffer: &mut [u8]) -> Result<(), Refusal> {
         // Samples are multiples of 8 bytes, and so are halves.
-        let half = (size - DoubleHeader::SIZE) / 2 / 8 * 8;
+        let half = room / 2 / 8 * 8;
         let offs = [DoubleHeader::SIZE, DoubleHeader::SIZE + half].map(wide);
         let header = DoubleHeader {
             version: PFM_DOUBLE_SMPL_VERSION,
@@ -77,41 +53,33 @@ impl SamplingFormat for DoubleFormat {
             filling: [1, 0],
             state: [PFM_DOUBLE_HALF_ACTIVE, PFM_DOUBLE_HALF_FREE],
         };
-        entry::store(&header, buffer);
+        common::store(&header, buffer);
         Ok(())
     }
 
-    fn handler(
-        &self,
+    fn record(
         buffer: &mut [u8],
-        arg: &mut OverflowArg<'_>,
+        arg: &OverflowArg<'_>,
         moment: &Moment,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Control, Refusal> {
         let mut halves = Halves::of(buffer, arg.num_pmds)?;
         let notify = halves.record(arg, moment);
         halves.save();
-        arg.control = match notify {
-            Notify::No => go_on(),
+        Ok(match notify {
+            Notify::No => has_room(),
             Notify::Half => Control {
                 notify_user: true,
-                ..go_on()
+                ..has_room()
             },
-            Notify::Both => full(arg.notify),
-        };
-        Ok(())
+            Notify::Both => is_full(arg.notify),
+        })
     }
 
     /// Frees the full half that was filled first.
-    fn restart(
-        &self,
-        buffer: &mut [u8],
-        active: bool,
-        control: &mut Control,
-    ) -> Result<(), Refusal> {
+    fn go_on(buffer: &mut [u8]) -> Result<(), Refusal> {
         let mut halves = Halves::of(buffer, 0)?;
         halves.free();
         halves.save();
-        control.reset_ovfl_pmds = !active;
         Ok(())
     }
 }
@@ -135,16 +103,16 @@ struct Halves<'a> {
 
 impl<'a> Halves<'a> {
     fn of(buffer: &'a mut [u8], num_pmds: u16) -> Result<Self, Refusal> {
-        entry::buffer_size(wide(buffer.len()), DoubleHeader::SIZE)?;
+        common::buffer_size(wide(buffer.len()), DoubleHeader::SIZE)?;
         Ok(Halves {
             header: DoubleHeader::get(buffer),
             bytes: buffer,
-            most: entry::max_size(num_pmds),
+            most: common::max_size(num_pmds),
         })
     }
 
     fn save(self) {
-        entry::store(&self.header, self.bytes);
+        common::store(&self.header, self.bytes);
     }
 
     /// The half that samples go to; `None` if the tool has both.
@@ -232,7 +200,7 @@ impl<'a> Halves<'a> {
 
     fn write(&mut self, half: usize, arg: &OverflowArg<'_>, moment: &Moment) {
         let (at, end) = self.range(half);
-        match entry::write(self.header.flags, arg, moment, &mut self.bytes[at..end]) {
+        match common::write(self.header.flags, arg, moment, &mut self.bytes[at..end]) {
             Some(size) => {
                 self.header.count[half] = self.header.count[half].saturating_add(1);
                 self.header.cur_offs[half] = wide(at + size);

@@ -8,7 +8,7 @@ use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use super::{Bench, Event, PMDS, event, moment, setup, survives_any_buffer};
 use crate::bits::PmdBits;
-use crate::format::default::go_on;
+use crate::format::common::has_room;
 use crate::format::{CompactFormat, Control, OverflowArg, SamplingFormat};
 
 fn arg(buf_size: usize, block_size: u32) -> Vec<u8> {
@@ -155,7 +155,7 @@ fn a_full_block_notifies_and_a_restart_goes_on() {
         blocks += u64::from(told);
     }
     assert_eq!(blocks + 1, header(&bench).sequence);
-    assert_eq!(bench.restart(false), go_on());
+    assert_eq!(bench.restart(false), has_room());
     assert_eq!(bench.restart(true), Control::default());
 }
 

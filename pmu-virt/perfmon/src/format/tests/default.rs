@@ -9,7 +9,7 @@ use perfmon_abi::{DefaultEntry, DefaultHeader, Record};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use super::{Bench, Event, PMDS, arg, event, survives_any_buffer};
-use crate::format::default::{full, go_on};
+use crate::format::common::{has_room, is_full};
 use crate::format::{DefaultFormat, SamplingFormat};
 
 /// The largest sample of a PMU with 8 PMDs, and the header.
@@ -74,7 +74,10 @@ fn a_new_buffer_is_empty() {
 fn a_sample_has_its_header_and_then_the_pmds_in_ascending_order() {
     // Figure 3.28: PMD4 overflows, PMD5 and PMD7 are recorded.
     let mut bench = bench(4096, 0);
-    assert_eq!(bench.overflow(&event(4, &[(5, 0x55), (7, 0x77)])), go_on());
+    assert_eq!(
+        bench.overflow(&event(4, &[(5, 0x55), (7, 0x77)])),
+        has_room()
+    );
     let mut expected = DefaultEntry {
         pid: 42,
         tid: 1,
@@ -132,11 +135,11 @@ fn full_is_when_the_largest_sample_would_not_fit() {
     // Figure 3.30: room for two samples of 40 bytes before the largest one does
     // not fit any more.
     let mut bench = bench(HEAD + MOST + 79, 0);
-    assert_eq!(bench.overflow(&event(4, &[])), go_on());
+    assert_eq!(bench.overflow(&event(4, &[])), has_room());
     assert_eq!(header(&bench).overflows, 0);
-    assert_eq!(bench.overflow(&event(4, &[])), full(true));
+    assert_eq!(bench.overflow(&event(4, &[])), is_full(true));
     assert_eq!((header(&bench).overflows, header(&bench).count), (1, 2));
-    let control = full(false);
+    let control = is_full(false);
     assert!(control.notify_user && control.mask_monitoring);
     assert!(!control.block_thread && !control.reset_ovfl_pmds);
 }
@@ -146,13 +149,13 @@ fn simultaneous_samples_beyond_the_end_are_lost_and_counted_once_as_full() {
     let mut bench = bench(HEAD + MOST, 0);
     let large = event(4, &[(0, 1), (1, 2), (2, 3), (3, 4)]);
     // 104 bytes: one sample of 72, after which 32 are left.
-    assert_eq!(bench.overflow(&large), full(true));
-    assert_eq!(bench.same_interrupt(&large), full(true));
+    assert_eq!(bench.overflow(&large), is_full(true));
+    assert_eq!(bench.same_interrupt(&large), is_full(true));
     assert_eq!((header(&bench).count, header(&bench).overflows), (1, 1));
     // What fits is written, though the buffer is full.
     let mut roomy = super::Bench::new(DefaultFormat, &arg(HEAD + MOST + 8, 0)).expect("valid");
     roomy.overflow(&event(4, &[(0, 1)]));
-    assert_eq!(roomy.same_interrupt(&event(5, &[])), full(true));
+    assert_eq!(roomy.same_interrupt(&event(5, &[])), is_full(true));
     assert_eq!((header(&roomy).count, header(&roomy).overflows), (2, 1));
 }
 

@@ -10,7 +10,7 @@ use perfmon_abi::{DoubleHeader, Record};
 use proptest::prelude::{any, prop, prop_assert_eq, proptest};
 
 use super::{Bench, PMDS, arg, event, survives_any_buffer};
-use crate::format::default::{full, go_on};
+use crate::format::common::{has_room, is_full};
 use crate::format::{Control, DoubleFormat};
 
 const HEAD: usize = 112;
@@ -33,7 +33,7 @@ fn header(bench: &Bench<DoubleFormat>) -> DoubleHeader {
 fn half_is_full() -> Control {
     Control {
         notify_user: true,
-        ..go_on()
+        ..has_room()
     }
 }
 
@@ -68,11 +68,11 @@ fn which_arguments_are_valid() {
 fn halves_change_hands() {
     let mut bench = bench(2, 0);
     let sample = event(4, &[]);
-    assert_eq!(bench.overflow(&sample), go_on());
+    assert_eq!(bench.overflow(&sample), has_room());
     assert_eq!(bench.overflow(&sample), half_is_full());
     assert_eq!(header(&bench).state, [FULL, ACTIVE]);
     assert_eq!(oldest_full(&header(&bench)), Some(0));
-    assert_eq!(bench.overflow(&sample), go_on());
+    assert_eq!(bench.overflow(&sample), has_room());
     assert_eq!(times(&bench, 0), [1, 2], "the tool's half is not touched");
     assert!(!bench.restart(true).reset_ovfl_pmds);
     assert_eq!(header(&bench).state, [FREE, ACTIVE]);
@@ -111,9 +111,12 @@ fn with_the_flag_it_saturates() {
     let mut bench = bench(2, MASK);
     let sample = event(4, &[]);
     let controls: Vec<_> = (0..4).map(|_| bench.overflow(&sample)).collect();
-    assert_eq!(controls, [go_on(), half_is_full(), go_on(), full(true)]);
+    assert_eq!(
+        controls,
+        [has_room(), half_is_full(), has_room(), is_full(true)]
+    );
     assert_eq!(header(&bench).state, [FULL, FULL]);
-    assert_eq!(bench.same_interrupt(&sample), full(true));
+    assert_eq!(bench.same_interrupt(&sample), is_full(true));
     assert_eq!(header(&bench).lost, 1);
     assert!(bench.restart(false).reset_ovfl_pmds);
     assert_eq!(header(&bench).state, [ACTIVE, FULL], "the older one");
