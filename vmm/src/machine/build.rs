@@ -9,12 +9,13 @@ use arbiter::{Grant, PerKind, Phase};
 use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
 use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts, TrapMode, TrapPlan};
 use pmu_virt::{
-    BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PebsPrecision, PmuModel, Reservations,
-    VcpuPmu,
+    BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PebsPrecision, PmuCpuid, PmuModel,
+    Reservations, VcpuPmu, Vendor,
 };
 use thiserror::Error;
 use vmm_control::{
-    ContextLine, ControlConfig, JobQueue, LeaseLine, Server, ServerError, ServerSetup,
+    ContextLine, ControlConfig, ControlEndpoint, JobQueue, LeaseLine, PreparedServer, Server,
+    ServerError, ServerSetup,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -24,14 +25,14 @@ use crate::boot::memory::MemoryError;
 use crate::boot::{
     self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
 };
-use crate::config::{ConfigError, OversubscribeChoice, RunConfig, UnpackChoice};
+use crate::config::{ConfigError, GuestCpu, OversubscribeChoice, RunConfig, UnpackChoice};
 use crate::control::VmMemory;
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
 use crate::devices::SharedPlatform;
 use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
-use crate::guest_kernel::{AgentPort, VmKernel};
+use crate::guest_kernel::{AgentLine, AgentPort, VmKernel};
 use crate::kvm::{
     GuestRam, Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions,
 };
@@ -187,250 +188,61 @@ impl Machine {
         console: Box<dyn Write + Send>,
         observer: impl Fn(VcpuId) -> Box<dyn Observer>,
     ) -> Result<Self, MachineError> {
-        let limit = host.features().max_vcpus;
-        if u32::from(config.cpus) > limit {
-            return Err(MachineError::TooManyVcpus {
-                asked: config.cpus,
-                limit,
-            });
-        }
-        let supported = host.supported_cpuid()?;
-        // The guest's vendor is needed even where the host's has no PMU model.
-        let host_vendor = host_vendor(supported.as_slice())?;
-        let mut guest = config.guest_cpu(host_vendor)?;
-        let plan = firmware_plan(config, guest.pmu.as_ref())?;
-        let pcr = match (&config.pcr, &guest.pmu) {
-            (Some(choice), Some(model)) => Some(MachineReservations {
-                plan: choice
-                    .plan(model, plan.set_aside())
-                    .map_err(ConfigError::from)?,
-                phase: Arc::new(Phase::new(config.firmware.image != FirmwareChoice::None)),
-                smm: probes.smm,
-                holdings: Holdings::default(),
-            }),
-            _ => None,
+        let order = Order {
+            host,
+            probes,
+            config,
         };
-        let announced = config
-            .budget
-            .zip(guest.pmu.as_ref())
-            .map(|(budget, model)| {
-                let visible = pcr.as_ref().and_then(|pcr| pcr.plan.legacy);
-                budget.announced(model, visible.unwrap_or(model.counts()))
-            });
-        let announced = announced.transpose().map_err(ConfigError::from)?;
-        if let (Some(budget), Some(pcr)) = (config.budget, &pcr) {
-            let policy = &pcr.plan.policy;
-            budget.leaves_minima(policy).map_err(ConfigError::from)?;
-        }
-        let saved = config.restore.as_deref();
-        let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
-        let saved = saved.transpose()?;
-        let trap = probes.trap_plan(match &guest.pmu {
-            Some(_) => config.rdpmc_trap,
-            None => TrapMode::None,
-        });
-        let options = VmOptions::with_pmu(guest.pmu.as_ref()).trapping(trap);
-        let memory = guest_ram(config.memory_mib, trap)?;
-        let loaded = boot::load(memory.for_vmm(), &boot_request(config, &plan, probes))?;
-        log::info!("{}", loaded.describe());
-
-        let vm = Arc::new(KvmVm::new(host, memory, &options)?);
-        let (mut parts, com1_irq) = PlatformParts::with_console(console)?;
-        vm.connect_irq(&com1_irq, ports::COM1_GSI)?;
-        let (mut agent, mut com2_irq) = (None, None);
-        if config.agent {
-            let irq = EventFd::new(libc::EFD_NONBLOCK).map_err(ConsoleIrqError::from)?;
-            let copy = irq.try_clone().map_err(ConsoleIrqError::from)?;
-            vm.connect_irq(&irq, ports::COM2_GSI)?;
-            let (end, from_guest) = AgentPort::pair();
-            parts.com2 = Some((copy, Box::new(from_guest)));
-            (agent, com2_irq) = (Some(end), Some(irq));
-        }
-        let platform = Arc::new(SharedPlatform::new(PortBus::new(parts)));
-        let mut agent = agent.map(|agent| agent.on(platform.clone()));
-        let control = Arc::new(VcpuControl::default());
-
-        let kvm = |id| vm.create_vcpu(id);
-        let kvms: Vec<KvmVcpu> = (0..config.cpus)
-            .map(VcpuId)
-            .map(kvm)
-            .collect::<Result<_, _>>()?;
-        let tsc_khz = match kvms.first() {
-            Some(kvm) => kvm.get_tsc_khz()?,
-            None => 0,
-        };
-        let (mut cores, at_cpu) = match &guest.pmu {
-            Some(_) => {
-                let env = backend_env(tsc_khz, Some(host_vendor), probes.step_support());
-                core_pmus(config, env)?
-            }
-            None => (Vec::new(), None),
-        };
-        // All cores count alike, so the first one answers for what the guest has.
-        let mut tools_pmu = None;
-        if let (Some(model), Some(core)) = (&mut guest.pmu, cores.first()) {
-            let all = model.clone();
-            let counted = all
-                .clone()
-                .counted(|event| core.backend().plan(event).is_ok());
-            let exact = counted.pebs().map(|pebs| pebs.precision) == Some(PebsPrecision::Exact);
-            if exact && core.backend().skids() {
-                return Err(MachineError::from(ConfigError::PebsSkids {
-                    model: counted.name(),
-                    sources: core.backend().sources().join(","),
-                }));
-            }
-            if all.ibs() != 0 && counted.ibs() == 0 {
-                let sources = core.backend().name();
-                return Err(MachineError::NoSamples { sources });
-            }
-            // What the guest may not count tools may.
-            *model = all.counted(|event| core.plan_for_guest(event).is_ok());
-            tools_pmu = Some(counted);
-        }
-        let audit = Arc::new(audit_trail(config, guest.pmu.as_ref(), pcr.as_ref())?);
-        for (number, core) in (0..).zip(&mut cores) {
+        let mut guest = order.plan_guest()?;
+        let (memory, start) = order.load_guest(&guest)?;
+        let vm = Arc::new(KvmVm::new(host, memory, &guest.vm_options())?);
+        let devices = Devices::connect(&vm, console, config.agent)?;
+        let kvms = create_vcpus(&vm, config.cpus)?;
+        let tsc_khz = kvms.first().map_or(Ok(0), KvmVcpu::get_tsc_khz)?;
+        let mut counters = order.open_counters(&mut guest, tsc_khz)?;
+        let audit = Arc::new(order.audit_trail(&guest)?);
+        for (number, core) in (0..).zip(&mut counters.cores) {
             core.set_host_audit(Box::new(audit.host_auditor(number)));
         }
-        // A source that counts on one CPU keeps every core there.
-        let pin = at_cpu
-            .map(|cpu| CpuList::new(vec![cpu]))
-            .or_else(|| config.pin.clone());
-        let mut guest_kernel = None;
-        let mut host_tools = match &tools_pmu {
-            Some(model) if config.control.is_some() || config.lease.is_some() => {
-                let memory = Box::new(VmMemory(vm.clone()));
-                let unserved = || ControlConfig::at(PathBuf::new());
-                let control = config.control.clone().unwrap_or_else(unserved);
-                let mut setup = ServerSetup::new(&control, model.clone(), memory, tsc_khz);
-                let kernel =
-                    VmKernel::new(vm.clone(), agent.take()).map_err(MachineError::Thread)?;
-                guest_kernel = Some(kernel.clone());
-                setup.set_kernel(kernel);
-                if config.control.is_some() {
-                    setup.enable_hosting(&mut cores);
-                }
-                let shared = config.cores.map(|plan| plan.cores.into());
-                let count = shared.unwrap_or(config.cpus.into());
-                let cpu = |core| u32::try_from(pin.as_ref()?.of(core)?).ok();
-                setup.set_core_cpus((0..count).map_while(cpu).collect());
-                Some(setup.connect(config.cpus.into(), shared)?)
-            }
-            _ => None,
+        let tools = order.connect_tools(&vm, devices.agent, &mut counters, tsc_khz)?;
+        let reserved = guest.reservations(tsc_khz, &audit)?;
+        let cpuid = guest.pmu_cpuid(&counters, reserved.first());
+        let (shared_cores, mut own_cores) = counters.deal(config.cores.is_some());
+        let control = Arc::new(VcpuControl::default());
+        let common = VcpuCommon {
+            order,
+            guest: &guest,
+            cpuid: cpuid.as_ref(),
+            state: &start,
+            vm: &vm,
+            platform: &devices.platform,
+            control: &control,
+            kernel: tools.kernel.as_ref(),
+            tsc_khz,
         };
-        let lease_lines = match &mut host_tools {
-            Some(tools) if config.lease.is_some() => Some(LeaseLines {
-                guest: tools.server.lease_line()?,
-                contexts: tools.server.context_line()?,
-            }),
-            _ => None,
-        };
-        let (server, endpoints, core_jobs) = match host_tools {
-            Some(tools) => (Some(tools.server), tools.vcpus, tools.cores),
-            None => (None, Vec::new(), Vec::new()),
-        };
-        let mut endpoints = endpoints.into_iter();
-        let reserved = reservations(guest.pmu.as_ref(), pcr.as_ref(), tsc_khz, &audit)?;
-        let pmu_cpuid = guest.pmu.as_ref().zip(cores.first());
-        let pmu_cpuid = pmu_cpuid.map(|(model, core)| {
-            let visible = pcr.as_ref().and_then(|pcr| pcr.plan.legacy);
-            let visible = visible.unwrap_or(model.counts());
-            let visible = announced.unwrap_or(visible);
-            let cpuid = model.announced(|request| core.plan_for_guest(request).is_ok(), visible);
-            match reserved.first() {
-                Some(first) => cpuid.with_reservations(&first.unit),
-                None => cpuid,
-            }
-        });
-        let mut own = match config.cores {
-            Some(_) => Vec::new(),
-            None => std::mem::take(&mut cores),
-        }
-        .into_iter();
-
         let mut reserved = reserved.into_iter();
-        let mut vcpus = Vec::with_capacity(config.cpus.into());
-        for kvm in kvms {
-            let id = kvm.id();
-            let mut pmu = guest.pmu.as_ref().map(|model| {
-                let answer = oversubscription(config.oversubscribe, tsc_khz);
-                let owner = OwnerId(id.0.into());
-                let grant = Grant::everything();
-                let grant = config
-                    .budget
-                    .map_or(grant, |budget| grant.at_most(budget.most()));
-                let grant = grant.leased(config.lease.unwrap_or(PerKind::ALL));
-                let pmu = VcpuPmu::detached(owner, model.clone(), grant);
-                let mut pmu = pmu.with_oversubscription(answer);
-                if let Some(reservations) = reserved.next() {
-                    pmu = pmu.with_reservations(reservations);
-                }
-                pmu.pause(config.paused);
-                pmu
-            });
-            let mut core = own.next().map(Box::new);
-            if let (Some(pmu), Some(core)) = (&mut pmu, &mut core) {
-                pmu.attach(core);
-            }
-            if let (Some(pmu), Some(saved)) = (&mut pmu, &saved) {
-                saved.restore(id, pmu, core.as_deref_mut())?;
-            }
-            let plan = CpuidPlan {
-                cpus: config.cpus,
-                vendor: guest.vendor,
-                identity: config.cpu_model,
-                pmu: pmu_cpuid.as_ref(),
-                apic: ApicFacts {
-                    x2apic: true,
-                    tsc_deadline: host.features().tsc_deadline_timer,
-                },
-                async_page_faults: true,
-                slow_cpl0: probes.slow_cpl0(),
-                hidden: &config.hidden_features,
-            };
-            let entries = guest_cpuid(supported.as_slice(), id.0, &plan)?;
-            set_registers(&kvm, &entries, &loaded.state)?;
-            // AMD's processors have no such register to say it in.
-            let perfmon = pmu_cpuid.is_some_and(|cpuid| cpuid.leaf_0xa.eax != 0);
-            show_features(&kvm, perfmon)?;
-            let pmu = KvmPmuParts {
-                id,
-                pmu,
-                quirks: probes.quirks(),
-                step: probes.step_support(),
-                traps: vm.traps().clone(),
-                pmi_floor: config.pmi_floor,
-                tsc_khz,
-            };
-            vcpus.push(VcpuParts {
-                pmu: KvmPmu::new(kvm.fd(), vm.fd(), pmu)?,
-                kvm,
-                vm: vm.clone(),
-                platform: platform.clone(),
-                control: control.clone(),
-                observer: observer(id),
-                own_core: core,
-                firmware: pcr.as_ref().and_then(MachineReservations::expected),
-                host: endpoints.next(),
-                guest: guest_kernel.clone(),
-            });
-        }
-        let server = server.filter(|_| config.control.is_some());
+        let mut endpoints = tools.endpoints.into_iter();
+        let vcpus = kvms.into_iter().map(|kvm| {
+            let observer = observer(kvm.id());
+            let own = own_cores.next().map(Box::new);
+            common.vcpu(kvm, own, reserved.next(), endpoints.next(), observer)
+        });
+        let vcpus = vcpus.collect::<Result<_, _>>()?;
+        let server = tools.server.filter(|_| config.control.is_some());
         let server = server.map(|server| server.start(guest_name(config)));
-        let server = server.transpose()?;
         Ok(Self {
-            server,
-            core_jobs,
+            server: server.transpose()?,
+            core_jobs: tools.core_jobs,
             stop: None,
-            lease_lines,
+            lease_lines: tools.lease_lines,
             vcpus,
-            cores,
-            pin,
-            platform,
+            cores: shared_cores,
+            pin: counters.pin,
+            platform: devices.platform,
             control,
             audit,
-            _com1_irq: com1_irq,
-            _com2_irq: com2_irq,
+            _com1_irq: devices.com1_irq,
+            _com2_irq: devices.com2_irq,
         })
     }
 
@@ -459,6 +271,434 @@ impl Machine {
     }
 }
 
+/// What a machine is made for: what was asked for, and where.
+#[derive(Clone, Copy)]
+struct Order<'a> {
+    host: &'a Host,
+    probes: &'a ProbeReport,
+    config: &'a RunConfig,
+}
+
+/// What the guest gets, before there is anything of it.
+struct GuestPlan {
+    /// The host's vendor.
+    host: Vendor,
+    /// What KVM can announce.
+    supported: CpuId,
+    cpu: GuestCpu,
+    firmware: FirmwarePlan,
+    pcr: Option<MachineReservations>,
+    /// Counters that CPUID announces under a budget.
+    budgeted: Option<PerKind>,
+    saved: Option<SavedMachine>,
+    trap: TrapPlan,
+}
+
+impl Order<'_> {
+    /// Refuses what does not fit this host, or does not fit together.
+    fn plan_guest(&self) -> Result<GuestPlan, MachineError> {
+        let config = self.config;
+        let limit = self.host.features().max_vcpus;
+        if u32::from(config.cpus) > limit {
+            return Err(MachineError::TooManyVcpus {
+                asked: config.cpus,
+                limit,
+            });
+        }
+        let supported = self.host.supported_cpuid()?;
+        // The guest's vendor is needed even where the host's has no PMU model.
+        let host = host_vendor(supported.as_slice())?;
+        let cpu = config.guest_cpu(host)?;
+        let firmware = firmware_plan(config, cpu.pmu.as_ref())?;
+        let pcr = self.plan_reservations(cpu.pmu.as_ref(), &firmware)?;
+        let budgeted = budgeted(config, cpu.pmu.as_ref(), pcr.as_ref())?;
+        let saved = config.restore.as_deref();
+        let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
+        let trap = self.probes.trap_plan(match &cpu.pmu {
+            Some(_) => config.rdpmc_trap,
+            None => TrapMode::None,
+        });
+        Ok(GuestPlan {
+            host,
+            supported,
+            cpu,
+            firmware,
+            pcr,
+            budgeted,
+            saved: saved.transpose()?,
+            trap,
+        })
+    }
+
+    fn plan_reservations(
+        &self,
+        model: Option<&PmuModel>,
+        firmware: &FirmwarePlan,
+    ) -> Result<Option<MachineReservations>, ConfigError> {
+        let (Some(choice), Some(model)) = (&self.config.pcr, model) else {
+            return Ok(None);
+        };
+        let has_firmware = self.config.firmware.image != FirmwareChoice::None;
+        Ok(Some(MachineReservations {
+            plan: choice.plan(model, firmware.set_aside())?,
+            phase: Arc::new(Phase::new(has_firmware)),
+            smm: self.probes.smm,
+            holdings: Holdings::default(),
+        }))
+    }
+
+    /// Memory with the kernel in it, and the registers that it starts with.
+    fn load_guest(&self, guest: &GuestPlan) -> Result<(GuestRam, InitialState), MachineError> {
+        let memory = guest_ram(self.config.memory_mib, guest.trap)?;
+        let request = boot_request(self.config, &guest.firmware, self.probes);
+        let loaded = boot::load(memory.for_vmm(), &request)?;
+        log::info!("{}", loaded.describe());
+        Ok((memory, loaded.state))
+    }
+
+    /// The counters of each core: of those that vCPUs share, or of each vCPU's own. From
+    /// now on the guest's model has only what they count.
+    fn open_counters(&self, guest: &mut GuestPlan, tsc_khz: u32) -> Result<Counters, MachineError> {
+        let Some(model) = &mut guest.cpu.pmu else {
+            return Ok(Counters {
+                cores: Vec::new(),
+                for_tools: None,
+                pin: self.config.pin.clone(),
+            });
+        };
+        let env = backend_env(tsc_khz, Some(guest.host), self.probes.step_support());
+        let (cores, at_cpu) = core_pmus(self.config, env)?;
+        // All cores count alike, so the first one answers for what the guest has.
+        let for_tools = cores.first().map(|core| counted_by(core, model));
+        // A source that counts on one CPU keeps every core there.
+        let at_cpu = at_cpu.map(|cpu| CpuList::new(vec![cpu]));
+        Ok(Counters {
+            cores,
+            for_tools: for_tools.transpose()?,
+            pin: at_cpu.or_else(|| self.config.pin.clone()),
+        })
+    }
+
+    fn audit_trail(&self, guest: &GuestPlan) -> Result<AuditTrail, AuditError> {
+        let config = self.config;
+        let (Some(path), Some(model)) = (&config.audit, &guest.cpu.pmu) else {
+            return Ok(AuditTrail::new(config.cpus));
+        };
+        let arbiter = guest.pcr.as_ref().map(|pcr| AuditArbiter {
+            scheme: pcr.plan.scheme,
+            policy: pcr.plan.policy,
+            firmware: pcr.phase.has_firmware(),
+            smm: pcr.smm,
+        });
+        let header = AuditHeader::now(config.cpus, model, arbiter.as_ref());
+        AuditTrail::to(config.cpus, path, config.audit_out.clone(), &header)
+    }
+
+    /// Prepares the server of host tools, which leases of the host's counters need too.
+    fn connect_tools(
+        &self,
+        vm: &Arc<KvmVm>,
+        agent: Option<AgentLine>,
+        counters: &mut Counters,
+        tsc_khz: u32,
+    ) -> Result<HostTools, MachineError> {
+        let config = self.config;
+        let model = match &counters.for_tools {
+            Some(model) if config.control.is_some() || config.lease.is_some() => model,
+            _ => return Ok(HostTools::default()),
+        };
+        let memory = Box::new(VmMemory(vm.clone()));
+        let unserved = || ControlConfig::at(PathBuf::new());
+        let control = config.control.clone().unwrap_or_else(unserved);
+        let mut setup = ServerSetup::new(&control, model.clone(), memory, tsc_khz);
+        let kernel = VmKernel::new(vm.clone(), agent).map_err(MachineError::Thread)?;
+        setup.set_kernel(kernel.clone());
+        if config.control.is_some() {
+            setup.enable_hosting(&mut counters.cores);
+        }
+        let shared = config.cores.map(|plan| plan.cores.into());
+        let count = shared.unwrap_or(config.cpus.into());
+        let cpu = |core| u32::try_from(counters.pin.as_ref()?.of(core)?).ok();
+        setup.set_core_cpus((0..count).map_while(cpu).collect());
+        let mut connected = setup.connect(config.cpus.into(), shared)?;
+        let lease_lines = match config.lease {
+            Some(_) => Some(LeaseLines {
+                guest: connected.server.lease_line()?,
+                contexts: connected.server.context_line()?,
+            }),
+            None => None,
+        };
+        Ok(HostTools {
+            server: Some(connected.server),
+            endpoints: connected.vcpus,
+            core_jobs: connected.cores,
+            kernel: Some(kernel),
+            lease_lines,
+        })
+    }
+}
+
+impl GuestPlan {
+    fn vm_options(&self) -> VmOptions {
+        VmOptions::with_pmu(self.cpu.pmu.as_ref()).trapping(self.trap)
+    }
+
+    /// The reservations of each vCPU, if there are any.
+    fn reservations(
+        &self,
+        tsc_khz: u32,
+        audit: &AuditTrail,
+    ) -> Result<Vec<Reservations>, ReservationError> {
+        let (Some(model), Some(pcr)) = (&self.cpu.pmu, &self.pcr) else {
+            return Ok(Vec::new());
+        };
+        let auditors = audit.auditors();
+        let units = auditors.map(|auditor| pcr.of_vcpu(model, tsc_khz, Box::new(auditor)));
+        units.collect()
+    }
+
+    /// What CPUID says of the PMU, with the unit of one vCPU, which all have alike.
+    fn pmu_cpuid(&self, counters: &Counters, reserved: Option<&Reservations>) -> Option<PmuCpuid> {
+        let (model, core) = self.cpu.pmu.as_ref().zip(counters.cores.first())?;
+        let visible = visible(model, self.pcr.as_ref());
+        let visible = self.budgeted.unwrap_or(visible);
+        let cpuid = model.announced(|request| core.plan_for_guest(request).is_ok(), visible);
+        Some(match reserved {
+            Some(first) => cpuid.with_reservations(&first.unit),
+            None => cpuid,
+        })
+    }
+}
+
+/// The host's side of the machine's counters.
+struct Counters {
+    cores: Vec<CorePmu>,
+    /// What host tools may count.
+    for_tools: Option<PmuModel>,
+    /// Host CPUs for the threads that run vCPUs.
+    pin: Option<CpuList>,
+}
+
+impl Counters {
+    /// The cores that vCPUs share, and those that each vCPU has to itself: one of the two.
+    fn deal(&mut self, shared: bool) -> (Vec<CorePmu>, std::vec::IntoIter<CorePmu>) {
+        let cores = std::mem::take(&mut self.cores);
+        let (shared, own) = if shared {
+            (cores, Vec::new())
+        } else {
+            (Vec::new(), cores)
+        };
+        (shared, own.into_iter())
+    }
+}
+
+/// What `core` counts of `model`, for host tools; the guest's `model` becomes what it may
+/// count of that.
+fn counted_by(core: &CorePmu, model: &mut PmuModel) -> Result<PmuModel, MachineError> {
+    let all = model.clone();
+    let counted = all
+        .clone()
+        .counted(|event| core.backend().plan(event).is_ok());
+    let exact = counted.pebs().map(|pebs| pebs.precision) == Some(PebsPrecision::Exact);
+    if exact && core.backend().skids() {
+        return Err(MachineError::from(ConfigError::PebsSkids {
+            model: counted.name(),
+            sources: core.backend().sources().join(","),
+        }));
+    }
+    if all.ibs() != 0 && counted.ibs() == 0 {
+        let sources = core.backend().name();
+        return Err(MachineError::NoSamples { sources });
+    }
+    // What the guest may not count tools may.
+    *model = all.counted(|event| core.plan_for_guest(event).is_ok());
+    Ok(counted)
+}
+
+/// Counters that a guest without a budget sees.
+fn visible(model: &PmuModel, pcr: Option<&MachineReservations>) -> PerKind {
+    let legacy = pcr.and_then(|pcr| pcr.plan.legacy);
+    legacy.unwrap_or(model.counts())
+}
+
+/// Counters that CPUID announces under a budget, which leaves to each layer its minimum.
+fn budgeted(
+    config: &RunConfig,
+    model: Option<&PmuModel>,
+    pcr: Option<&MachineReservations>,
+) -> Result<Option<PerKind>, MachineError> {
+    let Some(budget) = config.budget else {
+        return Ok(None);
+    };
+    let announced = model.map(|model| budget.announced(model, visible(model, pcr)));
+    let announced = announced.transpose().map_err(ConfigError::from)?;
+    if let Some(pcr) = pcr {
+        let policy = &pcr.plan.policy;
+        budget.leaves_minima(policy).map_err(ConfigError::from)?;
+    }
+    Ok(announced)
+}
+
+/// The machine's devices, connected to its interrupt lines.
+struct Devices {
+    platform: Arc<SharedPlatform>,
+    agent: Option<AgentLine>,
+    com1_irq: EventFd,
+    com2_irq: Option<EventFd>,
+}
+
+impl Devices {
+    fn connect(
+        vm: &KvmVm,
+        console: Box<dyn Write + Send>,
+        has_agent: bool,
+    ) -> Result<Self, MachineError> {
+        let (mut parts, com1_irq) = PlatformParts::with_console(console)?;
+        vm.connect_irq(&com1_irq, ports::COM1_GSI)?;
+        let (mut agent, mut com2_irq) = (None, None);
+        if has_agent {
+            let irq = EventFd::new(libc::EFD_NONBLOCK).map_err(ConsoleIrqError::from)?;
+            let copy = irq.try_clone().map_err(ConsoleIrqError::from)?;
+            vm.connect_irq(&irq, ports::COM2_GSI)?;
+            let (end, from_guest) = AgentPort::pair();
+            parts.com2 = Some((copy, Box::new(from_guest)));
+            (agent, com2_irq) = (Some(end), Some(irq));
+        }
+        let platform = Arc::new(SharedPlatform::new(PortBus::new(parts)));
+        Ok(Self {
+            agent: agent.map(|agent| agent.on(platform.clone())),
+            platform,
+            com1_irq,
+            com2_irq,
+        })
+    }
+}
+
+/// The server of host tools, not started yet, and what the machine has of it.
+#[derive(Default)]
+struct HostTools {
+    server: Option<PreparedServer>,
+    endpoints: Vec<ControlEndpoint>,
+    core_jobs: Vec<JobQueue>,
+    kernel: Option<Arc<VmKernel>>,
+    lease_lines: Option<LeaseLines>,
+}
+
+fn create_vcpus(vm: &KvmVm, cpus: u8) -> Result<Vec<KvmVcpu>, VmError> {
+    (0..cpus).map(|id| vm.create_vcpu(VcpuId(id))).collect()
+}
+
+/// What the vCPUs of a machine have in common.
+struct VcpuCommon<'a> {
+    order: Order<'a>,
+    guest: &'a GuestPlan,
+    cpuid: Option<&'a PmuCpuid>,
+    state: &'a InitialState,
+    vm: &'a Arc<KvmVm>,
+    platform: &'a Arc<SharedPlatform>,
+    control: &'a Arc<VcpuControl>,
+    kernel: Option<&'a Arc<VmKernel>>,
+    tsc_khz: u32,
+}
+
+impl VcpuCommon<'_> {
+    /// One vCPU at its first instruction, with the counters of a core of its `own`.
+    fn vcpu(
+        &self,
+        kvm: KvmVcpu,
+        mut own: Option<Box<CorePmu>>,
+        reserved: Option<Reservations>,
+        endpoint: Option<ControlEndpoint>,
+        observer: Box<dyn Observer>,
+    ) -> Result<VcpuParts, MachineError> {
+        let Order { probes, config, .. } = self.order;
+        let id = kvm.id();
+        let pmu = self.pmu(id, reserved, own.as_deref_mut())?;
+        self.set_state(&kvm)?;
+        let pmu = KvmPmuParts {
+            id,
+            pmu,
+            quirks: probes.quirks(),
+            step: probes.step_support(),
+            traps: self.vm.traps().clone(),
+            pmi_floor: config.pmi_floor,
+            tsc_khz: self.tsc_khz,
+        };
+        let pcr = self.guest.pcr.as_ref();
+        Ok(VcpuParts {
+            pmu: KvmPmu::new(kvm.fd(), self.vm.fd(), pmu)?,
+            kvm,
+            vm: self.vm.clone(),
+            platform: self.platform.clone(),
+            control: self.control.clone(),
+            observer,
+            own_core: own,
+            firmware: pcr.and_then(MachineReservations::expected),
+            host: endpoint,
+            guest: self.kernel.cloned(),
+        })
+    }
+
+    /// Its PMU, in the state that is restored if one is, on its `own` core if it has one.
+    fn pmu(
+        &self,
+        id: VcpuId,
+        reserved: Option<Reservations>,
+        mut own: Option<&mut CorePmu>,
+    ) -> Result<Option<VcpuPmu>, MachineError> {
+        let Some(model) = &self.guest.cpu.pmu else {
+            return Ok(None);
+        };
+        let config = self.order.config;
+        let grant = Grant::everything();
+        let grant = config
+            .budget
+            .map_or(grant, |budget| grant.at_most(budget.most()));
+        let grant = grant.leased(config.lease.unwrap_or(PerKind::ALL));
+        let pmu = VcpuPmu::detached(OwnerId(id.0.into()), model.clone(), grant);
+        let answer = oversubscription(config.oversubscribe, self.tsc_khz);
+        let mut pmu = pmu.with_oversubscription(answer);
+        if let Some(reservations) = reserved {
+            pmu = pmu.with_reservations(reservations);
+        }
+        pmu.pause(config.paused);
+        if let Some(core) = own.as_deref_mut() {
+            pmu.attach(core);
+        }
+        if let Some(saved) = &self.guest.saved {
+            saved.restore(id, &mut pmu, own)?;
+        }
+        Ok(Some(pmu))
+    }
+
+    /// CPUID, registers and MSRs.
+    fn set_state(&self, kvm: &KvmVcpu) -> Result<(), MachineError> {
+        let Order {
+            host,
+            probes,
+            config,
+        } = self.order;
+        let plan = CpuidPlan {
+            cpus: config.cpus,
+            vendor: self.guest.cpu.vendor,
+            identity: config.cpu_model,
+            pmu: self.cpuid,
+            apic: ApicFacts {
+                x2apic: true,
+                tsc_deadline: host.features().tsc_deadline_timer,
+            },
+            async_page_faults: true,
+            slow_cpl0: probes.slow_cpl0(),
+            hidden: &config.hidden_features,
+        };
+        let entries = guest_cpuid(self.guest.supported.as_slice(), kvm.id().0, &plan)?;
+        set_registers(kvm, &entries, self.state)?;
+        // AMD's processors have no such register to say it in.
+        let perfmon = self.cpuid.is_some_and(|cpuid| cpuid.leaf_0xa.eax != 0);
+        show_features(kvm, perfmon)
+    }
+}
+
 fn guest_ram(mib: u64, trap: TrapPlan) -> Result<GuestRam, MemoryError> {
     let ranges = boot::memory::ranges(mib)?;
     GuestRam::new(&ranges, trap.may_patch()).map_err(|error| MemoryError::Allocation {
@@ -471,41 +711,6 @@ fn guest_ram(mib: u64, trap: TrapPlan) -> Result<GuestRam, MemoryError> {
 fn guest_name(config: &RunConfig) -> String {
     let name = config.kernel.file_name();
     name.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
-}
-
-fn audit_trail(
-    config: &RunConfig,
-    model: Option<&PmuModel>,
-    pcr: Option<&MachineReservations>,
-) -> Result<AuditTrail, AuditError> {
-    match (&config.audit, model) {
-        (Some(path), Some(model)) => {
-            let arbiter = pcr.map(|pcr| AuditArbiter {
-                scheme: pcr.plan.scheme,
-                policy: pcr.plan.policy,
-                firmware: pcr.phase.has_firmware(),
-                smm: pcr.smm,
-            });
-            let header = AuditHeader::now(config.cpus, model, arbiter.as_ref());
-            AuditTrail::to(config.cpus, path, config.audit_out.clone(), &header)
-        }
-        _ => Ok(AuditTrail::new(config.cpus)),
-    }
-}
-
-/// The reservations of each vCPU, if there are any.
-fn reservations(
-    model: Option<&PmuModel>,
-    pcr: Option<&MachineReservations>,
-    tsc_khz: u32,
-    audit: &AuditTrail,
-) -> Result<Vec<Reservations>, ReservationError> {
-    let (Some(model), Some(pcr)) = (model, pcr) else {
-        return Ok(Vec::new());
-    };
-    let auditors = audit.auditors();
-    let units = auditors.map(|auditor| pcr.of_vcpu(model, tsc_khz, Box::new(auditor)));
-    units.collect()
 }
 
 /// The counters of each core: of those that vCPUs share, or of each vCPU's own.
