@@ -33,4 +33,4 @@ pub use plan::{Demand, Machine, PlanError, Variant, Workload};
 
 pub use replay::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
 pub use simulate::simulate;
-pub use sweep::{Cell, sweep};
+pub use sweep::{Cell, Seeds, sweep};

@@ -264,6 +264,12 @@ impl Machine {
     }
 }
 
+const TIMES: &str = "0.001 to 86400000 milliseconds";
+
+fn time(ms: f64) -> bool {
+    (0.001..=DAY_MS).contains(&ms)
+}
+
 fn rate(value: f64) -> bool {
     (0.0..=100_000.0).contains(&value)
 }
@@ -274,9 +280,7 @@ impl Workload {
     /// # Errors
     /// The value that is wrong.
     pub fn check(&self, machine: &Machine) -> Result<(), PlanError> {
-        let time = |ms: f64| (0.001..=DAY_MS).contains(&ms);
         let (seconds, retry) = (self.seconds, self.retry_ms);
-        let ms = "0.001 to 86400000 milliseconds";
         first_wrong(
             "workload",
             &[
@@ -286,7 +290,7 @@ impl Workload {
                     time(seconds * 1000.0),
                     "a time up to 86400 seconds",
                 ),
-                ("retry-ms", retry, time(retry), ms),
+                ("retry-ms", retry, time(retry), TIMES),
                 ("boot", self.boot.into(), self.boot <= 32, "0 to 32"),
                 (
                     "boot-fixed",
@@ -297,45 +301,7 @@ impl Workload {
             ],
         )?;
         for class in Class::ALL {
-            let demand = self.of(class);
-            let likely = |p: f64| (0.0..=1.0).contains(&p);
-            let chance = "a probability from 0 to 1";
-            let answer = demand.answer_ms;
-            let fixed = demand.fixed_share;
-            first_wrong(
-                &format!("workload.{}", class.name()),
-                &[
-                    (
-                        "arrival",
-                        demand.arrival,
-                        rate(demand.arrival),
-                        "0 to 100000 per second",
-                    ),
-                    ("hold-ms", demand.hold_ms, time(demand.hold_ms), ms),
-                    (
-                        "patience-ms",
-                        demand.patience_ms,
-                        time(demand.patience_ms),
-                        ms,
-                    ),
-                    (
-                        "greed",
-                        demand.greed.into(),
-                        (1..=32).contains(&demand.greed),
-                        "1 to 32",
-                    ),
-                    ("fixed-share", fixed, likely(fixed), chance),
-                    (
-                        "fixed-share",
-                        fixed,
-                        fixed == 0.0 || machine.fixed > 0,
-                        "0, or set machine.fixed",
-                    ),
-                    ("yields", demand.yields, likely(demand.yields), chance),
-                    ("lends", demand.lends, likely(demand.lends), chance),
-                    ("answer-ms", answer, answer == 0.0 || time(answer), ms),
-                ],
-            )?;
+            self.check_demand(class, machine)?;
         }
         if self.firmware.arrival > 0.0 && !self.smm {
             return Err(PlanError {
@@ -345,5 +311,47 @@ impl Workload {
             });
         }
         Ok(())
+    }
+
+    fn check_demand(&self, class: Class, machine: &Machine) -> Result<(), PlanError> {
+        let demand = self.of(class);
+        let likely = |p: f64| (0.0..=1.0).contains(&p);
+        let chance = "a probability from 0 to 1";
+        let answer = demand.answer_ms;
+        let fixed = demand.fixed_share;
+        first_wrong(
+            &format!("workload.{}", class.name()),
+            &[
+                (
+                    "arrival",
+                    demand.arrival,
+                    rate(demand.arrival),
+                    "0 to 100000 per second",
+                ),
+                ("hold-ms", demand.hold_ms, time(demand.hold_ms), TIMES),
+                (
+                    "patience-ms",
+                    demand.patience_ms,
+                    time(demand.patience_ms),
+                    TIMES,
+                ),
+                (
+                    "greed",
+                    demand.greed.into(),
+                    (1..=32).contains(&demand.greed),
+                    "1 to 32",
+                ),
+                ("fixed-share", fixed, likely(fixed), chance),
+                (
+                    "fixed-share",
+                    fixed,
+                    fixed == 0.0 || machine.fixed > 0,
+                    "0, or set machine.fixed",
+                ),
+                ("yields", demand.yields, likely(demand.yields), chance),
+                ("lends", demand.lends, likely(demand.lends), chance),
+                ("answer-ms", answer, answer == 0.0 || time(answer), TIMES),
+            ],
+        )
     }
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use arbiter::{
-    Ask, AskRecord, AskResult, Caller, Context, Cookie, GuardLimits, Layer, NoAudit, NoEntropy,
-    NoticeKind, Outcome, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy, Presented,
-    Reason, Reply, Request, Scheme, Tsc, Wanted, abi,
+    Ask, AskRecord, AskResult, Caller, Context, Cookie, CounterId, GuardLimits, Layer, NoAudit,
+    NoEntropy, NoticeKind, Outcome, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy,
+    Presented, Reason, Reply, Request, Scheme, Tsc, Wanted, abi,
 };
 
 /// What a layer of a vCPU asked for in a real run.
@@ -163,6 +163,33 @@ impl Seat {
         result
     }
 
+    /// Whether a layer asks for a counter that it holds: a wrong cookie is wrong for that. A
+    /// new reservation takes any.
+    fn holds(&self, layer: Layer, wanted: Wanted) -> bool {
+        match wanted {
+            Wanted::This(counter) => self.unit.bank().held_by(layer).contains(counter),
+            Wanted::Any(_) | Wanted::Held(_) => false,
+        }
+    }
+
+    fn withdraw(&mut self, layer: Layer, cookie: Cookie) -> AskResult {
+        match self.run(|unit, cx| unit.request(layer, Request::Withdraw { cookie }, cx)) {
+            Ok(_) => AskResult::Done,
+            Err(reason) => AskResult::Faulted(reason),
+        }
+    }
+
+    /// Gives a counter back at the mailbox.
+    fn release(&mut self, counter: CounterId, record: &AskRecord, index: usize) -> AskResult {
+        // The default cookie gives nothing back.
+        let cookie = if record.presented == Presented::Nothing {
+            Cookie::DEFAULT
+        } else {
+            Cookie::from_random(cookie(record.presented))
+        };
+        self.request(record.layer, Request::Release { counter, cookie }, index)
+    }
+
     fn act(&mut self, record: &AskRecord, index: usize) -> AskResult {
         let AskRecord {
             layer,
@@ -182,13 +209,7 @@ impl Seat {
                 lease_ms,
                 event,
             } => {
-                // A wrong cookie is wrong for a counter that the layer holds. A new
-                // reservation takes any.
-                let holds = match wanted {
-                    Wanted::This(counter) => self.unit.bank().held_by(layer).contains(counter),
-                    Wanted::Any(_) | Wanted::Held(_) => false,
-                };
-                let is_own = !holds || presented == Presented::Of(layer);
+                let is_own = !self.holds(layer, wanted) || presented == Presented::Of(layer);
                 let cookie = if is_own { own(layer) } else { shown };
                 let request = Request::Reserve {
                     wanted,
@@ -203,26 +224,9 @@ impl Seat {
                 let _ = self.run(|unit, cx| unit.give_back(counter, cookie, cx));
                 record.result
             }
-            Ask::Release(counter) => {
-                // The default cookie gives nothing back.
-                let cookie = if presented == Presented::Nothing {
-                    Cookie::DEFAULT
-                } else {
-                    shown
-                };
-                self.request(layer, Request::Release { counter, cookie }, index)
-            }
-            Ask::Withdraw => {
-                let cookie = if presented == Presented::Wrong {
-                    shown
-                } else {
-                    own(layer)
-                };
-                match self.run(|unit, cx| unit.request(layer, Request::Withdraw { cookie }, cx)) {
-                    Ok(_) => AskResult::Done,
-                    Err(reason) => AskResult::Faulted(reason),
-                }
-            }
+            Ask::Release(counter) => self.release(counter, record, index),
+            Ask::Withdraw if presented == Presented::Wrong => self.withdraw(layer, shown),
+            Ask::Withdraw => self.withdraw(layer, own(layer)),
             Ask::Reply(reply) if presented == Presented::Of(layer) => {
                 done(self.run(|unit, cx| unit.reply(layer, reply, cx)))
             }
@@ -231,10 +235,11 @@ impl Seat {
                 counter,
                 gives_back,
             } => {
+                let own = || cookie(Presented::Of(layer));
                 let value = if gives_back {
                     abi::DEFAULT_COOKIE
                 } else {
-                    cookie(Presented::Of(layer))
+                    own()
                 };
                 self.write(PcrRegister::ManagementKey(counter), value, record)
             }

@@ -9,6 +9,15 @@ use crate::interval::{Estimate, estimate};
 use crate::plan::{Machine, Variant, Workload};
 use crate::simulate::simulate_watched;
 
+/// The seeds of a sweep.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeds {
+    /// That of the first run of each variant.
+    pub first: u64,
+    /// How many runs each variant gets.
+    pub count: NonZero<u32>,
+}
+
 /// One variant with the figures of all its seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
@@ -31,11 +40,12 @@ impl Cell {
 pub fn sweep(
     (machine, workload): (&Machine, &Workload),
     variants: &[Variant],
-    (first, seeds): (u64, NonZero<u32>),
+    seeds: Seeds,
     threads: NonZero<usize>,
     progress: &(dyn Fn(f64) + Sync),
 ) -> Vec<Cell> {
-    let seeds = usize::try_from(seeds.get()).unwrap_or(usize::MAX);
+    let Seeds { first, count } = seeds;
+    let seeds = usize::try_from(count.get()).unwrap_or(usize::MAX);
     let all = variants.len().saturating_mul(seeds);
     let (next, over) = (AtomicUsize::new(0), AtomicU64::new(0));
     let whole = workload.length() as f64 * all as f64;

@@ -5,7 +5,9 @@ use std::num::NonZero;
 use std::sync::Mutex;
 
 use arbiter::{Policy, Scheme};
-use arbiter_lab::{Class, Demand, Kind, Machine, Metric, Variant, Who, Workload, simulate, sweep};
+use arbiter_lab::{
+    Class, Demand, Kind, Machine, Metric, Seeds, Variant, Who, Workload, simulate, sweep,
+};
 use proptest::prelude::*;
 
 fn variant(scheme: Scheme, change: impl FnOnce(&mut Policy)) -> Variant {
@@ -136,7 +138,10 @@ fn a_greedy_firmware_leaves_the_minimum() {
 fn a_sweep_does_not_depend_on_its_threads() {
     let (machine, workload) = small();
     let variants = Scheme::ALL.map(|scheme| variant(scheme, |_| ()));
-    let seeds = (1, NonZero::new(3).unwrap());
+    let seeds = Seeds {
+        first: 1,
+        count: NonZero::new(3).unwrap(),
+    };
     let run = |threads| {
         let threads = NonZero::new(threads).unwrap();
         sweep((&machine, &workload), &variants, seeds, threads, &|_| ())
@@ -203,11 +208,14 @@ fn a_sweep_tells_how_far_it_is() {
     let (machine, mut workload) = small();
     workload.seconds = 500.0;
     let variants = [variant(Scheme::Independent, |_| ())];
-    let two = NonZero::new(2).unwrap();
+    let seeds = Seeds {
+        first: 1,
+        count: NonZero::new(2).unwrap(),
+    };
     let told = Mutex::new(Vec::new());
     let tell = |share| told.lock().unwrap().push(share);
     let threads = NonZero::<usize>::MIN;
-    sweep((&machine, &workload), &variants, (1, two), threads, &tell);
+    sweep((&machine, &workload), &variants, seeds, threads, &tell);
     let told = told.into_inner().unwrap();
     assert!(told.len() > 3 && told.is_sorted(), "{told:?}");
     assert!((told.last().unwrap() - 1.0).abs() < 1e-9, "{told:?}");

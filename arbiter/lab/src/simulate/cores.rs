@@ -2,30 +2,27 @@
 
 use arbiter::Wanted;
 
-use crate::figures::Class;
 use crate::random::Micros;
-
-use super::{Happening, Run};
 
 /// A core.
 #[derive(Debug, Default)]
-pub(super) struct Core {
-    pub(super) vcpus: Vec<u32>,
+struct Core {
+    vcpus: Vec<u32>,
     /// The running time that each vCPU had that was here from the start, up to `at`.
     /// Differences of this clock are what any vCPU of the core ran.
     shared: f64,
     at: Micros,
     /// Tools that look at this core: until when, and which counters each wants.
-    pub(super) tools: Vec<(Micros, Wanted)>,
+    tools: Vec<(Micros, Wanted)>,
 }
 
 impl Core {
     /// vCPUs that share the core, at least 1.
-    pub(super) fn load(&self) -> f64 {
+    fn load(&self) -> f64 {
         self.vcpus.len().max(1) as f64
     }
 
-    pub(super) fn clock(&self, now: Micros) -> f64 {
+    fn clock(&self, now: Micros) -> f64 {
         self.shared + now.saturating_sub(self.at) as f64 / self.load()
     }
 
@@ -36,75 +33,102 @@ impl Core {
     }
 }
 
-impl Run<'_> {
-    /// Moves a vCPU to the emptier of two other cores. The counters of its guest go
-    /// with it. Those of a core's tools stay behind.
-    pub(super) fn migrate(&mut self, number: u32) {
-        let cores = self.machine.cores;
-        let gap = self.moves.gap(self.machine.migrations);
-        let (one, other) = (self.moves.below(cores), self.moves.below(cores));
-        if let Some(gap) = gap {
-            self.plan(gap, Happening::Migrate(number));
+/// Where a vCPU is.
+#[derive(Debug)]
+struct Seat {
+    core: u32,
+    /// Its place in the list of its core.
+    slot: usize,
+    /// Its running time before it came to its core, less the core's clock then.
+    ran: f64,
+}
+
+/// All cores, and which vCPU is on which.
+#[derive(Debug)]
+pub(super) struct Cores {
+    cores: Vec<Core>,
+    seats: Vec<Seat>,
+}
+
+impl Cores {
+    /// The vCPUs one after the other on the cores.
+    pub(super) fn new(cores: u32, vcpus: u32) -> Self {
+        let mut all = Self {
+            cores: (0..cores).map(|_| Core::default()).collect(),
+            seats: Vec::new(),
+        };
+        for number in 0..vcpus {
+            let core = number % cores;
+            let list = &mut all.cores[core as usize].vcpus;
+            list.push(number);
+            let slot = list.len() - 1;
+            all.seats.push(Seat {
+                core,
+                slot,
+                ran: 0.0,
+            });
         }
+        all
+    }
+
+    fn of(&self, vcpu: u32) -> (&Seat, &Core) {
+        let seat = &self.seats[vcpu as usize];
+        (seat, &self.cores[seat.core as usize])
+    }
+
+    /// For how long a vCPU has run.
+    pub(super) fn ran(&self, vcpu: u32, now: Micros) -> f64 {
+        let (seat, core) = self.of(vcpu);
+        seat.ran + core.clock(now)
+    }
+
+    /// vCPUs that share the core of this one.
+    pub(super) fn load(&self, vcpu: u32) -> f64 {
+        self.of(vcpu).1.load()
+    }
+
+    /// The emptier of two cores, unless the vCPU is there already.
+    pub(super) fn elsewhere(&self, vcpu: u32, one: u32, other: u32) -> Option<u32> {
         let load = |core: u32| self.cores[core as usize].vcpus.len();
         let to = if load(other) < load(one) { other } else { one };
-        let from = self.vcpus[number as usize].core;
-        if to == from {
-            return;
-        }
-        for id in std::mem::take(&mut self.vcpus[number as usize].tools) {
-            self.end_job(id, false);
-        }
-        let now = self.now;
+        (to != self.of(vcpu).0.core).then_some(to)
+    }
+
+    /// Moves a vCPU. The tools that look at its new core: until when, and what each wants.
+    pub(super) fn migrate(&mut self, vcpu: u32, to: u32, now: Micros) -> Vec<(Micros, Wanted)> {
+        let Seat {
+            core: from, slot, ..
+        } = self.seats[vcpu as usize];
         for core in [from, to] {
             self.cores[core as usize].settle(now);
         }
-        let slot = self.vcpus[number as usize].slot;
         let list = &mut self.cores[from as usize].vcpus;
         list.swap_remove(slot);
         if let Some(moved) = list.get(slot).copied() {
-            self.vcpus[moved as usize].slot = slot;
+            self.seats[moved as usize].slot = slot;
         }
         let leaves = self.cores[from as usize].clock(now);
         let core = &mut self.cores[to as usize];
-        core.vcpus.push(number);
+        core.vcpus.push(vcpu);
         let arrives = core.clock(now);
-        let slot = core.vcpus.len() - 1;
         core.tools.retain(|(until, _)| *until > now);
-        let tools = core.tools.clone();
-        let vcpu = &mut self.vcpus[number as usize];
-        vcpu.core = to;
-        vcpu.slot = slot;
-        vcpu.ran += leaves - arrives;
-        for (until, wanted) in tools {
-            self.join_tool(number, until, wanted);
-        }
-        self.serve(number);
+        let seat = &mut self.seats[vcpu as usize];
+        seat.core = to;
+        seat.slot = core.vcpus.len() - 1;
+        seat.ran += leaves - arrives;
+        core.tools.clone()
     }
 
-    /// A tool begins to look at a core.
-    pub(super) fn start_tool(&mut self, number: u32, hold: Micros, wanted: Wanted) {
-        let until = self.now.saturating_add(hold);
-        let now = self.now;
-        let core = &mut self.cores[number as usize];
+    /// A tool begins to look at a core. The vCPUs there.
+    pub(super) fn look_at(
+        &mut self,
+        core: u32,
+        now: Micros,
+        (until, wanted): (Micros, Wanted),
+    ) -> Vec<u32> {
+        let core = &mut self.cores[core as usize];
         core.tools.retain(|(until, _)| *until > now);
         core.tools.push((until, wanted));
-        for vcpu in core.vcpus.clone() {
-            self.join_tool(vcpu, until, wanted);
-            self.serve(vcpu);
-        }
-    }
-
-    /// A tool wants its counters on one vCPU.
-    fn join_tool(&mut self, vcpu: u32, until: Micros, wanted: Wanted) {
-        let hold = until.saturating_sub(self.now);
-        let id = self.start_job(vcpu, Class::Tools, hold, wanted);
-        self.plan(hold, Happening::End(id));
-        let list = &mut self.vcpus[vcpu as usize].tools;
-        list.push(id);
-        if list.len() > 8 {
-            let jobs = &mut self.jobs;
-            list.retain(|id| jobs.get(*id).is_some());
-        }
+        core.vcpus.clone()
     }
 }

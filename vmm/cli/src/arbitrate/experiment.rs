@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use arbiter_lab::sweep;
+use arbiter_lab::{Seeds, sweep};
 use thiserror::Error;
 
 use super::ArbitrateError;
@@ -118,7 +118,10 @@ fn simulate(experiment: &Experiment, threads: Option<u16>) -> Report {
     let cells = sweep(
         (&experiment.machine, &experiment.workload),
         &variants,
-        (experiment.first_seed, experiment.seeds),
+        Seeds {
+            first: experiment.first_seed,
+            count: experiment.seeds,
+        },
         threads,
         &|share| progress("simulated", share),
     );
