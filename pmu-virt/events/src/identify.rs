@@ -93,16 +93,9 @@ pub fn identify(
     let models = match (only, table) {
         (Some(model), _) => vec![model],
         (None, Some(table)) => family_of(table).map(and_processor).unwrap_or_default(),
-        (None, None) => match models_for(text, names)? {
-            Some(own) => own
-                .last()
-                .map(|own| and_processor(own.events()))
-                .unwrap_or_default(),
-            None if is_plain => [all_models(), processors()].concat(),
-            None => all_models(),
-        },
+        (None, None) => models_that_may(text, names, is_plain)?,
     };
-    let mut entries: Vec<CodeEntry> = Vec::new();
+    let mut entries = Vec::new();
     let mut errors = Vec::new();
     let mut of_tables: Vec<(CountRequest, Vec<EventName>)> = Vec::new();
     for model in &models {
@@ -139,44 +132,66 @@ pub fn identify(
             modifiers: modifiers(&request),
             names: found,
         };
-        // A processor that agrees with all its vendor's is not named.
-        let agrees =
-            |one: &CodeEntry| one.models.contains(&model.name()) && one.meaning == entry.meaning;
-        if !model.has_usual_events() && entries.iter().any(agrees) {
-            continue;
-        }
-        let same = |one: &&mut CodeEntry| {
-            let models = entry.models.clone();
-            CodeEntry {
-                models,
-                ..(*one).clone()
-            } == entry
-        };
-        match entries.iter_mut().find(same) {
-            Some(other) => other.models.extend(entry.models),
-            None => entries.push(entry),
-        }
+        join(&mut entries, entry, model);
     }
     if entries.is_empty() {
         return Err(most_telling(errors, &name, names));
     }
-    for (model, error) in errors {
-        if !is_foreign(&error) {
-            entries.push(CodeEntry {
-                name: text.to_owned(),
-                models: vec![label(model)],
-                meaning: Meaning::Refused {
-                    problem: error.to_string(),
-                },
-                select: None,
-                umask: None,
-                architectural: None,
-                modifiers: Vec::new(),
-                names: Vec::new(),
-            });
-        }
-    }
+    let refused = errors.iter().filter(|(_, error)| !is_foreign(error));
+    entries.extend(refused.map(|(model, error)| refused_by(text, model, error)));
     Ok(entries.into_iter().map(Entry::Code).collect())
+}
+
+/// The models that `text` may be meant for, if nothing says which.
+fn models_that_may(
+    text: &str,
+    names: &dyn NameTable,
+    is_plain: bool,
+) -> Result<Vec<PmuModel>, EventError> {
+    Ok(match models_for(text, names)? {
+        Some(own) => own
+            .last()
+            .map(|own| and_processor(own.events()))
+            .unwrap_or_default(),
+        None if is_plain => [all_models(), processors()].concat(),
+        None => all_models(),
+    })
+}
+
+/// Adds what `text` stands for with one more model, which may be what it is with others.
+fn join(entries: &mut Vec<CodeEntry>, entry: CodeEntry, model: &PmuModel) {
+    // A processor that agrees with all its vendor's is not named.
+    let agrees =
+        |one: &CodeEntry| one.models.contains(&model.name()) && one.meaning == entry.meaning;
+    if !model.has_usual_events() && entries.iter().any(agrees) {
+        return;
+    }
+    let same = |one: &&mut CodeEntry| {
+        let models = entry.models.clone();
+        CodeEntry {
+            models,
+            ..(*one).clone()
+        } == entry
+    };
+    match entries.iter_mut().find(same) {
+        Some(other) => other.models.extend(entry.models),
+        None => entries.push(entry),
+    }
+}
+
+fn refused_by(text: &str, model: &PmuModel, error: &EventError) -> CodeEntry {
+    CodeEntry {
+        name: text.to_owned(),
+        models: vec![label(model)],
+        meaning: Meaning::Refused {
+            problem: error.to_string(),
+        },
+        select: None,
+        umask: None,
+        architectural: None,
+        modifiers: Vec::new(),
+        names: Vec::new(),
+    }
 }
 
 /// The models that have the codes of `family`, and the one that stands for its processor.

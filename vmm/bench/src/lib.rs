@@ -134,17 +134,7 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
         return perfmon::hostile(socket).map(|()| Outcome::Whole);
     }
     if let Measurement::Arbiter(options) = what {
-        let report = host_arbiter::measure(options, |act| {
-            let host = doctor::open()?;
-            let probe = doctor::check(&host)?;
-            act(&Harness::new(&host, &probe)?)
-        });
-        print(&report, json, out)?;
-        return Ok(if report.is_whole() {
-            Outcome::Whole
-        } else {
-            Outcome::Partial
-        });
+        return arbiter(options, json, out);
     }
     let host = doctor::open()?;
     let probe = doctor::check(&host)?;
@@ -203,6 +193,25 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
         Measurement::Arbiter(_) | Measurement::FloodingClient(_) => {}
     }
     Ok(Outcome::Whole)
+}
+
+/// The host's arbiter alone is measured without KVM: parts that need it open it themselves.
+fn arbiter(
+    options: &ArbiterOptions,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<Outcome, BenchError> {
+    let report = host_arbiter::measure(options, |act| {
+        let host = doctor::open()?;
+        let probe = doctor::check(&host)?;
+        act(&Harness::new(&host, &probe)?)
+    });
+    print(&report, json, out)?;
+    Ok(if report.is_whole() {
+        Outcome::Whole
+    } else {
+        Outcome::Partial
+    })
 }
 
 fn print(report: &impl Report, json: bool, out: &mut dyn Write) -> Result<(), BenchError> {

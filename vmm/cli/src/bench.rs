@@ -41,13 +41,10 @@ fn lowered(what: Bench) -> Result<Measurement, UserError> {
             iterations,
             hostile,
             ..
-        } => {
-            let named = Hostility::ALL.into_iter().find(|one| one.name() == hostile);
-            Measurement::Neighbour {
-                iterations,
-                hostility: named.unwrap_or_default(),
-            }
-        }
+        } => Measurement::Neighbour {
+            iterations,
+            hostility: hostility(&hostile),
+        },
         Bench::Pcr {
             iterations,
             scheme,
@@ -90,15 +87,25 @@ fn lowered(what: Bench) -> Result<Measurement, UserError> {
             hostile: Some(socket),
             ..
         }) => Measurement::FloodingClient(socket),
-        Bench::Perfmon(flags) => Measurement::Perfmon(PerfmonOptions {
-            counters: flags.measured.counters,
-            parts: flags.part.into_iter().map(Into::into).collect(),
-            rounds: flags.rounds,
-            iterations: flags.iterations,
-            contexts: flags.contexts,
-            timeout_s: flags.timeout,
-        }),
+        Bench::Perfmon(flags) => Measurement::Perfmon(of_perfmon(flags)),
     })
+}
+
+/// One of those that clap has let through.
+fn hostility(name: &str) -> Hostility {
+    let named = Hostility::ALL.into_iter().find(|one| one.name() == name);
+    named.unwrap_or_default()
+}
+
+fn of_perfmon(flags: PerfmonFlags) -> PerfmonOptions {
+    PerfmonOptions {
+        counters: flags.measured.counters,
+        parts: flags.part.into_iter().map(Into::into).collect(),
+        rounds: flags.rounds,
+        iterations: flags.iterations,
+        contexts: flags.contexts,
+        timeout_s: flags.timeout,
+    }
 }
 
 impl From<BenchError> for UserError {

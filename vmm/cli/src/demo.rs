@@ -227,14 +227,7 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
     };
     let mut solo = Solo::new(kvm, vm, parts)?;
     record.start();
-    match solo.run(PATIENCE)? {
-        Some(VcpuEnd::Guest(GuestEnd::TestExit(0))) => {}
-        Some(end) => return Err(DemoError::Guest(end.to_string())),
-        None => {
-            let limit = PATIENCE.as_secs();
-            return Err(DemoError::Guest(format!("it did not end within {limit} s")));
-        }
-    }
+    check_end(solo.run(PATIENCE)?)?;
     let (pmis, late_pmis) = solo.pmis();
     let Some(counting) = solo.backend() else {
         return Err(DemoError::Guest("it has lost its counters".to_owned()));
@@ -266,4 +259,16 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         late_pmis,
         round_trips,
     })
+}
+
+/// The guest ends by itself, and says that all went well.
+fn check_end(end: Option<VcpuEnd>) -> Result<(), DemoError> {
+    match end {
+        Some(VcpuEnd::Guest(GuestEnd::TestExit(0))) => Ok(()),
+        Some(end) => Err(DemoError::Guest(end.to_string())),
+        None => {
+            let limit = PATIENCE.as_secs();
+            Err(DemoError::Guest(format!("it did not end within {limit} s")))
+        }
+    }
 }

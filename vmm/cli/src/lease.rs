@@ -153,6 +153,18 @@ pub(crate) fn take(
     Ok(lease)
 }
 
+/// Gives the counters of a lease back but for the first `held`.
+fn keep(socket: &Path, lease: u64, held: u32) -> Result<(), CallError> {
+    let release = ReleaseIn {
+        lease,
+        generation: None,
+        keep: Some(held),
+    };
+    let mut arbiter = Arbiter::connect(socket)?;
+    let _: NoReply = arbiter.call("Release", &release)?;
+    Ok(())
+}
+
 fn lease_of(
     choice: &ArbiterChoice,
     host: &Host,
@@ -209,14 +221,7 @@ fn lease_of(
             fixed: Some(holds.fixed),
             round: true,
         });
-        let release = ReleaseIn {
-            lease: id,
-            generation: None,
-            keep: Some(held),
-        };
-        let _: NoReply = Arbiter::connect(&socket)
-            .and_then(|mut arbiter| arbiter.call("Release", &release))
-            .map_err(refused)?;
+        keep(&socket, id, held).map_err(refused)?;
         plan.guest = holds;
         wanted = Wanted::of(holds, there(&places, &plan.cpus).1, true);
     }

@@ -423,6 +423,28 @@ impl<'a> Top<'a> {
         Ok(())
     }
 
+    /// What the keys that were pressed ask for. A terminal that is gone asks for the end.
+    fn actions(&mut self, screen: &Screen) -> Vec<Action> {
+        let mut bytes = [0; 256];
+        let count = rustix::io::read(screen.keyboard(), &mut bytes).unwrap_or(0);
+        if count == 0 {
+            return vec![Action::Quit];
+        }
+        let pressed = keys(&bytes[..count]).into_iter();
+        pressed.filter_map(|key| self.state.key(key)).collect()
+    }
+
+    /// Why nothing is watched any more.
+    fn all_gone(&mut self) -> Result<&'static str, ToolError> {
+        let vms = self.state.vms();
+        let ended = vms.iter().filter(|line| line.standing == Standing::Ended);
+        match ended.count() {
+            0 => Err(self.failed.take().unwrap_or(ToolError::NoVm)),
+            1 => Ok("the VM has ended"),
+            _ => Ok("all VMs have ended"),
+        }
+    }
+
     /// Shows frames until the user has seen enough, or nobody is left.
     fn show(&mut self, notes: &mut dyn Write) -> Result<Completion, ToolError> {
         let failed = || host("drawing on the terminal");
@@ -449,19 +471,12 @@ impl<'a> Top<'a> {
                 draw = Some(Instant::now());
             }
             if woken.ready.contains(&KEYBOARD) {
-                let mut bytes = [0; 256];
-                let count = rustix::io::read(screen.keyboard(), &mut bytes).unwrap_or(0);
-                if count == 0 {
-                    // The terminal is gone.
-                    return Ok(self.completion(frames));
-                }
-                for key in keys(&bytes[..count]) {
-                    match self.state.key(key) {
-                        Some(Action::Quit) => return Ok(self.completion(frames)),
-                        Some(Action::Interval(interval)) => next = Instant::now() + interval,
-                        Some(Action::Suspend) => screen.suspend().map_err(failed())?,
-                        Some(Action::Redraw) => screen.clear().map_err(failed())?,
-                        None => {}
+                for action in self.actions(&screen) {
+                    match action {
+                        Action::Quit => return Ok(self.completion(frames)),
+                        Action::Interval(interval) => next = Instant::now() + interval,
+                        Action::Suspend => screen.suspend().map_err(failed())?,
+                        Action::Redraw => screen.clear().map_err(failed())?,
                     }
                 }
                 draw = Some(Instant::now());
@@ -472,14 +487,7 @@ impl<'a> Top<'a> {
             }
             if self.watchers.is_empty() {
                 drop(screen);
-                let vms = self.state.vms();
-                let ended = vms.iter().filter(|line| line.standing == Standing::Ended);
-                let text = match ended.count() {
-                    0 => return Err(self.failed.take().unwrap_or(ToolError::NoVm)),
-                    1 => "the VM has ended",
-                    _ => "all VMs have ended",
-                };
-                note(notes, text);
+                note(notes, self.all_gone()?);
                 return Ok(self.completion(frames));
             }
             if search <= now {

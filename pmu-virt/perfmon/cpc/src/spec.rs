@@ -129,92 +129,124 @@ pub(crate) fn parse(
     names: &dyn NameTable,
     spec: &str,
 ) -> Result<Event, Failure> {
-    let wrong = |what: &str, subcode, reason: &dyn std::fmt::Display| {
-        let errno = if subcode == Subcode::AttributeOutOfRange {
-            ERANGE
-        } else {
-            EINVAL
-        };
-        fail(errno, subcode, format_args!("'{what}': {reason}"))
-    };
-    let pics = processor::pics(model);
-    let no_such = |what: &str| {
-        let reason = format!(
-            "this processor has the counters 0 to {}",
-            pics.saturating_sub(1)
-        );
-        wrong(what, Subcode::InvalidPicNumber, &reason)
-    };
-    let texts = || {
-        spec.split(',')
-            .map(str::trim)
-            .filter(|text| !text.is_empty())
-    };
-    let mut pes = [0; MAX_PIC];
-    let mut unplaced = Vec::new();
-    for text in texts() {
-        let Item::Event(place, name) = item(text) else {
-            continue;
-        };
-        let select = event(name, model, names, |subcode, reason| {
-            wrong(text, subcode, reason)
-        })?;
-        match place {
-            Some(pic) if pic >= pics => return Err(no_such(text)),
-            Some(pic) if pes[pic] != 0 => {
-                let reason = "the counter has an event already";
-                return Err(wrong(text, Subcode::ConflictingRequests, &reason));
-            }
-            Some(pic) => pes[pic] = select,
-            None => unplaced.push((text, select)),
-        }
-    }
-    for (text, select) in unplaced {
-        let free = (0..pics).find(|&pic| pes[pic] == 0);
-        let Some(pic) = free else {
-            let reason = format!("there are {pics} counters");
-            return Err(wrong(text, Subcode::ResourceUnavailable, &reason));
-        };
-        pes[pic] = select;
-    }
-    if pes.iter().all(|select| *select == 0) {
-        let reason = "it names no event; as in pic0=cycles,pic1=instructions";
-        return Err(wrong(spec, Subcode::InvalidEvent, &reason));
-    }
+    let spec = Spec { model, names, spec };
+    let mut pes = spec.placed()?;
     for select in pes.iter_mut().filter(|select| **select != 0) {
         *select |= USR;
     }
-    for text in texts() {
-        let Item::Attribute(attribute, number, key, value) = item(text) else {
-            continue;
-        };
-        if number.is_some_and(|pic| pic >= pics) {
-            return Err(no_such(text));
-        }
-        let bits = attribute_bits(attribute, value)
-            .map_err(|(subcode, reason)| wrong(text, subcode, &format!("{key} {reason}")))?;
-        let all = pes
-            .iter_mut()
-            .enumerate()
-            .filter(|(_, select)| **select != 0);
-        for (_, select) in all.filter(|(pic, _)| number.is_none_or(|number| number == *pic)) {
-            let (clear, set) = bits;
-            *select = *select & !clear | set;
-        }
-    }
-    for (pic, select) in pes.iter().enumerate().filter(|(_, select)| **select != 0) {
-        // With rings, so that the name has some.
-        let code = format!("r{:x}", select | USR);
-        resolve(&code, model, names).map_err(|error| {
-            let what = format!("pic{pic} of {spec}");
-            wrong(&what, Subcode::InvalidAttribute, &error)
-        })?;
-    }
+    spec.apply_attributes(&mut pes)?;
+    spec.check(&pes)?;
     Ok(Event {
         cpuver,
         pes,
         ..Event::default()
     })
+}
+
+/// What `what` of a specification has wrong.
+fn wrong(what: &str, subcode: Subcode, reason: &dyn std::fmt::Display) -> Failure {
+    let errno = if subcode == Subcode::AttributeOutOfRange {
+        ERANGE
+    } else {
+        EINVAL
+    };
+    fail(errno, subcode, format_args!("'{what}': {reason}"))
+}
+
+/// A specification, and the processor that it is for.
+struct Spec<'a> {
+    model: &'a PmuModel,
+    names: &'a dyn NameTable,
+    spec: &'a str,
+}
+
+impl<'a> Spec<'a> {
+    fn texts(&self) -> impl Iterator<Item = &'a str> {
+        let texts = self.spec.split(',').map(str::trim);
+        texts.filter(|text| !text.is_empty())
+    }
+
+    fn pics(&self) -> usize {
+        processor::pics(self.model)
+    }
+
+    fn no_such_pic(&self, what: &str) -> Failure {
+        let last = self.pics().saturating_sub(1);
+        let reason = format!("this processor has the counters 0 to {last}");
+        wrong(what, Subcode::InvalidPicNumber, &reason)
+    }
+
+    /// The events on their counters: those that name one, then the others on what is free.
+    fn placed(&self) -> Result<[u64; MAX_PIC], Failure> {
+        let pics = self.pics();
+        let mut pes = [0; MAX_PIC];
+        let mut unplaced = Vec::new();
+        for text in self.texts() {
+            let Item::Event(place, name) = item(text) else {
+                continue;
+            };
+            let select = event(name, self.model, self.names, |subcode, reason| {
+                wrong(text, subcode, reason)
+            })?;
+            match place {
+                Some(pic) if pic >= pics => return Err(self.no_such_pic(text)),
+                Some(pic) if pes[pic] != 0 => {
+                    let reason = "the counter has an event already";
+                    return Err(wrong(text, Subcode::ConflictingRequests, &reason));
+                }
+                Some(pic) => pes[pic] = select,
+                None => unplaced.push((text, select)),
+            }
+        }
+        for (text, select) in unplaced {
+            let free = (0..pics).find(|&pic| pes[pic] == 0);
+            let Some(pic) = free else {
+                let reason = format!("there are {pics} counters");
+                return Err(wrong(text, Subcode::ResourceUnavailable, &reason));
+            };
+            pes[pic] = select;
+        }
+        if pes.iter().all(|select| *select == 0) {
+            let reason = "it names no event; as in pic0=cycles,pic1=instructions";
+            return Err(wrong(self.spec, Subcode::InvalidEvent, &reason));
+        }
+        Ok(pes)
+    }
+
+    /// Changes the selects of one counter or of all that count, as the attributes say.
+    fn apply_attributes(&self, pes: &mut [u64; MAX_PIC]) -> Result<(), Failure> {
+        for text in self.texts() {
+            let Item::Attribute(attribute, number, key, value) = item(text) else {
+                continue;
+            };
+            if number.is_some_and(|pic| pic >= self.pics()) {
+                return Err(self.no_such_pic(text));
+            }
+            let (clear, set) = attribute_bits(attribute, value)
+                .map_err(|(subcode, reason)| wrong(text, subcode, &format!("{key} {reason}")))?;
+            let all = pes
+                .iter_mut()
+                .enumerate()
+                .filter(|(_, select)| **select != 0);
+            for (_, select) in all.filter(|(pic, _)| number.is_none_or(|number| number == *pic)) {
+                *select = *select & !clear | set;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the processor counts what came of it.
+    fn check(&self, pes: &[u64; MAX_PIC]) -> Result<(), Failure> {
+        for (pic, select) in pes.iter().enumerate().filter(|(_, select)| **select != 0) {
+            // With rings, so that the name has some.
+            let code = format!("r{:x}", select | USR);
+            resolve(&code, self.model, self.names).map_err(|error| {
+                let what = format!("pic{pic} of {}", self.spec);
+                wrong(&what, Subcode::InvalidAttribute, &error)
+            })?;
+        }
+        Ok(())
+    }
 }
 
 /// Bits that an attribute clears, and those that it sets.

@@ -485,6 +485,17 @@ impl Merge<'_> {
     /// without a socket, nor a socket without a PMU: tools count by the guest's
     /// model.
     fn control(&self, pmu: &PmuChoice) -> Result<Option<ControlConfig>, ConfigError> {
+        let Some(socket) = self.control_socket(pmu)? else {
+            return Ok(None);
+        };
+        let mut config = ControlConfig::at(socket);
+        self.control_access(&mut config)?;
+        self.control_limits(&mut config)?;
+        Ok(Some(config))
+    }
+
+    /// Where tools are served, if they are; options beside it then mean something.
+    fn control_socket(&self, pmu: &PmuChoice) -> Result<Option<PathBuf>, ConfigError> {
         let name = given!(self, name);
         let named = name.as_ref().map(|name| name.place.clone());
         let name = name.map(|name| name.check(vm_name)).transpose()?;
@@ -517,13 +528,16 @@ impl Merge<'_> {
             (Some(socket), None) => Some(self.anchored(socket).value),
             (None, _) => self.default_socket(name).filter(|_| has_pmu),
         };
-        let Some(socket) = socket else {
-            return match beside.into_iter().flatten().next() {
-                Some(place) => Err(ConfigError::setting(place, SettingError::NoControl)),
-                None => Ok(None),
-            };
-        };
-        let mut config = ControlConfig::at(socket);
+        match beside.into_iter().flatten().next() {
+            Some(place) if socket.is_none() => {
+                Err(ConfigError::setting(place, SettingError::NoControl))
+            }
+            _ => Ok(socket),
+        }
+    }
+
+    /// Who may connect, and who may do what.
+    fn control_access(&self, config: &mut ControlConfig) -> Result<(), ConfigError> {
         let mode = |bits| choice(bits, octal, "permission bits in octal, as 600 or 660");
         if let Some(mode) = checked!(self, control_mode, mode)? {
             config.access.mode = mode;
@@ -535,6 +549,11 @@ impl Merge<'_> {
         config.access.group = checked!(self, control_group, group)?;
         config.sys_gid = checked!(self, control_sys_gid, group)?;
         config.thread_gid = checked!(self, control_thread_gid, group)?;
+        Ok(())
+    }
+
+    /// How much of the VMM tools may take.
+    fn control_limits(&self, config: &mut ControlConfig) -> Result<(), ConfigError> {
         let bytes = *ARG_SIZES.start() as u64..=*ARG_SIZES.end() as u64;
         let arg_size = checked!(self, control_arg_size, |n| number(n, bytes, "bytes"))?;
         if let Some(bytes) = arg_size.and_then(|bytes| usize::try_from(bytes).ok()) {
@@ -565,7 +584,7 @@ impl Merge<'_> {
         if let Some(most) = contexts.and_then(|most| usize::try_from(most).ok()) {
             config.contexts_per_vcpu = most;
         }
-        Ok(Some(config))
+        Ok(())
     }
 
     /// `-v` says how often, the file's key how much.

@@ -204,19 +204,7 @@ impl Teller<'_> {
             TrapEvent::LockedOut { .. } => {
                 plain("penalty", "kept off its core for guessing cookies")
             }
-            TrapEvent::Notice { vector, sent } => {
-                let outcome = if *sent {
-                    "an interrupt that announces it"
-                } else {
-                    "no interrupt: the local APIC takes none"
-                };
-                (
-                    "notice",
-                    format!("vector {vector}"),
-                    None,
-                    outcome.to_owned(),
-                )
-            }
+            TrapEvent::Notice { vector, sent } => notice(*vector, *sent),
             TrapEvent::Rdpmc {
                 index,
                 ring,
@@ -347,6 +335,16 @@ impl Teller<'_> {
 }
 
 type Cells = (&'static str, String, Option<String>, String);
+
+fn notice(vector: u8, sent: bool) -> Cells {
+    let outcome = if sent {
+        "an interrupt that announces it"
+    } else {
+        "no interrupt: the local APIC takes none"
+    };
+    let vector = format!("vector {vector}");
+    ("notice", vector, None, outcome.to_owned())
+}
 
 /// A row about no register.
 fn plain(what: &'static str, outcome: &str) -> Cells {

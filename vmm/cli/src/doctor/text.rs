@@ -174,8 +174,12 @@ fn holders(host: &HostFacts) -> Vec<Finding> {
     lines
 }
 
-fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
-    let needed = [
+/// What a capability is for, and whether the host has it.
+type Capability = (bool, &'static str, &'static str);
+
+/// Those that Umpire cannot do without.
+fn needed(features: &KvmFeatures) -> [Capability; 7] {
+    [
         (features.irqchip, "KVM_CAP_IRQCHIP", "in-kernel irqchip"),
         (
             features.user_space_msr,
@@ -203,8 +207,12 @@ fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
             "PMIs with a vector",
         ),
         (features.user_nmi, "KVM_CAP_USER_NMI", "PMIs as NMI"),
-    ];
-    let useful = [
+    ]
+}
+
+/// Those without which something is worse.
+fn useful(features: &KvmFeatures) -> [Capability; 4] {
+    [
         (features.pit2, "KVM_CAP_PIT2", "timer of legacy guests"),
         (
             features.guest_debug_blockirq,
@@ -221,9 +229,12 @@ fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
             "KVM_CAP_GET_TSC_KHZ",
             "the guest's TSC frequency",
         ),
-    ];
+    ]
+}
+
+fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
     let one = |otherwise: Mark| {
-        move |&(has, name, use_): &(bool, &str, &str)| {
+        move |(has, name, use_): Capability| {
             let finding = if has {
                 use_.to_owned()
             } else {
@@ -232,8 +243,8 @@ fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
             line(mark(has, otherwise), name, finding)
         }
     };
-    let mut lines: Vec<Finding> = needed.iter().map(one(Mark::No)).collect();
-    lines.extend(useful.iter().map(one(Mark::Note)));
+    let mut lines: Vec<Finding> = needed(features).map(one(Mark::No)).into();
+    lines.extend(useful(features).map(one(Mark::Note)));
     lines.push(line(
         Mark::Note,
         "KVM's own vPMU",
@@ -251,40 +262,41 @@ fn capabilities(features: &KvmFeatures) -> Vec<Finding> {
     lines
 }
 
-fn probed(probe: &ProbeReport) -> Vec<Finding> {
+/// How fast the guest's kernel code runs.
+fn speed(probe: &ProbeReport) -> Finding {
     let ns = |ps: u64| format!("{}.{:02} ns", ps / 1000, ps % 1000 / 10);
     let speed = format!(
         "{} an instruction at CPL 0, {} at CPL 3",
         ns(probe.cpl0_ps_per_instruction),
         ns(probe.cpl3_ps_per_instruction)
     );
+    let (mark, how) = if probe.slow_cpl0() {
+        (Mark::Note, "in KVM's instruction emulator")
+    } else {
+        (Mark::Ok, "natively")
+    };
+    line(mark, "guest kernel code", format!("runs {how}: {speed}"))
+}
+
+fn rdpmc(behaviour: RdpmcBehaviour) -> Finding {
+    let (mark, what) = match behaviour {
+        RdpmcBehaviour::Faults => (Mark::Ok, "raises #GP, so it is emulated"),
+        RdpmcBehaviour::SilentZero => (Mark::No, "silently returns 0"),
+        RdpmcBehaviour::Answered => (Mark::No, "is answered by KVM, not by Umpire"),
+        RdpmcBehaviour::Unknown => (Mark::No, "ended in an unknown way"),
+    };
+    line(mark, "RDPMC", what)
+}
+
+fn probed(probe: &ProbeReport) -> Vec<Finding> {
     let works = |good: bool| if good { "works" } else { "does not work" };
     let rings = |zero: bool, three: bool| match (zero, three) {
         (true, true) => "works at CPL 0 and CPL 3".to_owned(),
         (zero, three) => format!("{} at CPL 0, {} at CPL 3", works(zero), works(three)),
     };
     vec![
-        if probe.slow_cpl0() {
-            line(
-                Mark::Note,
-                "guest kernel code",
-                format!("runs in KVM's instruction emulator: {speed}"),
-            )
-        } else {
-            line(
-                Mark::Ok,
-                "guest kernel code",
-                format!("runs natively: {speed}"),
-            )
-        },
-        match probe.rdpmc {
-            RdpmcBehaviour::Faults => line(Mark::Ok, "RDPMC", "raises #GP, so it is emulated"),
-            RdpmcBehaviour::SilentZero => line(Mark::No, "RDPMC", "silently returns 0"),
-            RdpmcBehaviour::Answered => {
-                line(Mark::No, "RDPMC", "is answered by KVM, not by Umpire")
-            }
-            RdpmcBehaviour::Unknown => line(Mark::No, "RDPMC", "ended in an unknown way"),
-        },
+        speed(probe),
+        rdpmc(probe.rdpmc),
         handler_patch(probe),
         line(
             mark(probe.breakpoint_cpl0, Mark::No),

@@ -167,27 +167,32 @@ pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
     }
     let outsiders = answer.outsiders.iter().filter(|one| !barred(one));
     if answer.places.iter().any(|place| place.outside > 0) {
-        writeln!(out, "Who has no lease, and may use counters:")?;
-        let outsiders: Vec<&Outsider> = outsiders.collect();
-        for outsider in &outsiders {
-            let pid = outsider
-                .pid
-                .map(|pid| format!(" (process {pid})"))
-                .unwrap_or_default();
-            let events = outsider.events.filter(|events| *events > 0);
-            let events = events
-                .map(|events| format!(", {events} perf events open"))
-                .unwrap_or_default();
-            let cpus = outsider
-                .cpus
-                .as_ref()
-                .map(|cpus| format!(", CPUs {cpus}"))
-                .unwrap_or_default();
-            writeln!(out, "  {}{pid}{events}{cpus}", outsider.name)?;
-        }
-        if outsiders.is_empty() {
-            writeln!(out, "  nobody that the kernel shows: firmware or unknown")?;
-        }
+        unleased(&outsiders.collect::<Vec<_>>(), out)?;
+    }
+    Ok(())
+}
+
+/// Who may have the counters that no lease explains.
+fn unleased(outsiders: &[&Outsider], out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "Who has no lease, and may use counters:")?;
+    for outsider in outsiders {
+        let pid = outsider
+            .pid
+            .map(|pid| format!(" (process {pid})"))
+            .unwrap_or_default();
+        let events = outsider.events.filter(|events| *events > 0);
+        let events = events
+            .map(|events| format!(", {events} perf events open"))
+            .unwrap_or_default();
+        let cpus = outsider
+            .cpus
+            .as_ref()
+            .map(|cpus| format!(", CPUs {cpus}"))
+            .unwrap_or_default();
+        writeln!(out, "  {}{pid}{events}{cpus}", outsider.name)?;
+    }
+    if outsiders.is_empty() {
+        writeln!(out, "  nobody that the kernel shows: firmware or unknown")?;
     }
     Ok(())
 }

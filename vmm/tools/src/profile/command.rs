@@ -180,33 +180,12 @@ fn graphs(
     if options.folded {
         written(stacks.write_folded(out))?;
     }
-    let name = event_name(&looked.header, event);
-    let nothing = |path: &Path| {
-        Err(ReportError::NothingToDraw {
-            name: looked.name.clone(),
-            event: name.to_owned(),
-            file: path.to_owned(),
-        })
-    };
     if let Some(path) = &options.flamegraph {
         if stacks.is_empty() {
-            return nothing(path);
+            return Err(nothing_to_draw(&looked, event, path));
         }
-        if stacks.total().is_zero() {
-            return Err(ReportError::NothingWeighs {
-                name: looked.name.clone(),
-                event: name,
-                file: path.to_owned(),
-            });
-        }
-        let title = format!("VM {}: {name}", looked.header.vm);
         let note = below(&facts, event);
-        // What is at the path stays there until all is drawn.
-        let drawn = stacks.flamegraph(title, note);
-        let drawn = drawn.map_err(|error| ReportError::Write {
-            file: path.clone(),
-            error,
-        })?;
+        let drawn = flamegraph(&stacks, (&looked, event), note, path)?;
         to_file(path, &options.profile.input, |file| {
             file.write_all(drawn.as_bytes())?;
             file.flush()
@@ -214,7 +193,7 @@ fn graphs(
     }
     if let Some(path) = &options.firefox {
         if firefox.is_empty() {
-            return nothing(path);
+            return Err(nothing_to_draw(&looked, event, path));
         }
         to_file(path, &options.profile.input, |file| firefox.write(file))?;
     }
@@ -227,6 +206,37 @@ fn graphs(
         let _ = writeln!(notes, "umpire: {line}");
     }
     tell(&looked, &facts, notes)
+}
+
+fn nothing_to_draw(looked: &Looked, event: u16, path: &Path) -> ReportError {
+    ReportError::NothingToDraw {
+        name: looked.name.clone(),
+        event: event_name(&looked.header, event),
+        file: path.to_owned(),
+    }
+}
+
+/// The picture: what is at the path stays there until all is drawn.
+fn flamegraph(
+    stacks: &Stacks<'_>,
+    (looked, event): (&Looked, u16),
+    note: String,
+    path: &Path,
+) -> Result<String, ReportError> {
+    let name = event_name(&looked.header, event);
+    if stacks.total().is_zero() {
+        return Err(ReportError::NothingWeighs {
+            name: looked.name.clone(),
+            event: name,
+            file: path.to_owned(),
+        });
+    }
+    let title = format!("VM {}: {name}", looked.header.vm);
+    let drawn = stacks.flamegraph(title, note);
+    drawn.map_err(|error| ReportError::Write {
+        file: path.to_owned(),
+        error,
+    })
 }
 
 /// The profile as a file of perf's, and the kernel's names beside it.

@@ -1,17 +1,16 @@
 //! `umpire script`: each sample as `perf script` prints it.
 
 mod fields;
+mod frames;
 mod order;
 #[cfg(test)]
 mod reader_tests;
 mod text;
 mod words;
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 
 use clap::Args;
-use perfmon_abi::compact::ChainEnd;
 use serde::Serialize;
 
 use super::command::{ran, tell, written};
@@ -23,6 +22,7 @@ use super::names::Names;
 use super::record::{Filter, Header, Loss, LossKind, Record, Ring, Sample, Sink};
 use fields::Fields;
 pub use fields::{Field, FieldChange, FieldChoice, FieldsError};
+use frames::{FrameAt, SymbolOf};
 use order::{InOrder, Times};
 
 /// What `umpire script` prints of a profile.
@@ -208,22 +208,6 @@ struct FrameLine<'a> {
     dso: String,
 }
 
-#[derive(Serialize)]
-struct SymbolOf<'a> {
-    /// Null for an address that no symbol covers.
-    symbol: Option<Cow<'a, str>>,
-    symbol_offset: Option<u64>,
-    module: Option<&'a str>,
-}
-
-/// A line of a chain.
-#[derive(Clone, Copy, Debug)]
-struct FrameAt {
-    location: CodeLocation,
-    address: u64,
-    mapping: u64,
-}
-
 /// A loss for programs.
 #[derive(Serialize)]
 struct LossLine<'a> {
@@ -251,71 +235,11 @@ impl Script<'_> {
         self.out.flush()
     }
 
-    /// Where the sample was taken, and its callers.
-    fn frames(&self, sample: &Sample) -> Vec<FrameAt> {
-        let names = self.names;
-        let mut frames = vec![FrameAt {
-            location: CodeLocation::of(sample, names),
-            address: sample.ip,
-            mapping: sample.guest.mapping,
-        }];
-        let chain = &sample.guest.chain;
-        let missing = |end: Option<ChainEnd>| match end? {
-            end @ (ChainEnd::Depth | ChainEnd::Broken | ChainEnd::NoProgram) => Some(FrameAt {
-                location: CodeLocation::Missing(end),
-                address: 0,
-                mapping: 0,
-            }),
-            ChainEnd::Outermost | ChainEnd::Entry => None,
-        };
-        // The first frame is the sample's own.
-        let own = usize::from(chain.kernel_end.is_none());
-        frames.extend(chain.kernel.iter().skip(1).map(|&address| FrameAt {
-            location: CodeLocation::kernel(address, names),
-            address,
-            mapping: 0,
-        }));
-        frames.extend(missing(chain.kernel_end));
-        frames.extend(chain.program.iter().skip(own).map(|frame| FrameAt {
-            location: CodeLocation::program(sample, frame.address, frame.mapping, names),
-            address: frame.address,
-            mapping: frame.mapping,
-        }));
-        frames.extend(missing(chain.program_end));
-        frames
-    }
-
-    fn symbol(&self, frame: FrameAt) -> SymbolOf<'_> {
-        let names = self.names;
-        match frame.location {
-            CodeLocation::Symbol(index) => SymbolOf {
-                symbol: Some(names.kernel.name(index).into()),
-                symbol_offset: names.kernel.find(frame.address).map(|found| found.offset),
-                module: names.kernel.module(index),
-            },
-            CodeLocation::Program(file, _) => {
-                let found = names.found(file, frame.mapping, frame.address);
-                let found = found.map(|found| (file, found));
-                SymbolOf {
-                    symbol: found
-                        .map(|(file, found)| names.program_symbol(file, found.index).into()),
-                    symbol_offset: found.map(|(_, found)| found.offset),
-                    module: None,
-                }
-            }
-            _ => SymbolOf {
-                symbol: None,
-                symbol_offset: None,
-                module: None,
-            },
-        }
-    }
-
     fn sample_json(&mut self, sample: &Sample) -> io::Result<()> {
         let has = |field| self.fields.has(field);
         let (names, task) = (self.names, self.names.task_of(sample));
         let info = task.and_then(|task| names.programs.task_info(task));
-        let frames = self.frames(sample);
+        let frames = FrameAt::of(sample, self.names);
         let own = frames[0];
         let chain = has(Field::Callchain) && frames.len() > 1;
         let frame = |&frame: &FrameAt| FrameLine {
@@ -323,7 +247,7 @@ impl Script<'_> {
                 CodeLocation::Missing(_) => None,
                 _ => Some(format!("{:#x}", frame.address)),
             },
-            symbol: self.symbol(frame),
+            symbol: frame.symbol(names),
             dso: match frame.location {
                 CodeLocation::Missing(_) => frame.location.symbol(names),
                 location => location.whole_object(names),
@@ -344,7 +268,7 @@ impl Script<'_> {
             ring: has(Field::Ring).then_some(sample.ring),
             cr3: has(Field::Cr3).then(|| sample.cr3.map(|cr3| format!("{cr3:#x}"))),
             ip: has(Field::Ip).then(|| format!("{:#x}", sample.ip)),
-            symbol: has(Field::Sym).then(|| self.symbol(own)),
+            symbol: has(Field::Sym).then(|| own.symbol(names)),
             dso: has(Field::Dso).then(|| own.location.whole_object(names)),
             callchain: chain.then(|| frames.iter().map(frame).collect()),
         };

@@ -4,6 +4,7 @@ use perfmon::{LogicalPmu, VirtualPmd};
 use perfmon_abi::consts::PFM_REGFL_RANDOM;
 use perfmon_abi::wire::info::VirtualPmdInfo;
 use perfmon_abi::{PMD_WORDS, PmcArg, PmdArg};
+use pmu_model::CountRequest;
 use umpire_events::{EventSampling, NameTable, extras};
 
 use super::frequency::Control;
@@ -51,18 +52,7 @@ impl SamplingPlan {
         let asked: Vec<Asked> = groups.into_iter().flatten().collect();
         let mut wanted = Vec::new();
         for (number, asked) in asked.iter().enumerate() {
-            let request = match &asked.source {
-                Source::Counter(request) => request,
-                Source::Quantity { .. } | Source::Elapsed => {
-                    return Err(format!(
-                        "'{}' is no counter that could overflow, so there are no samples of it; \
-                         umpire stat counts it",
-                        asked.name
-                    ));
-                }
-                Source::Nothing { why } => return Err(format!("'{}': {why}", asked.name)),
-            };
-            wanted.push((number, registers::need(pmu, request)));
+            wanted.push((number, registers::need(pmu, counter_of(asked)?)));
         }
         let model = pmu.model();
         let counters = Counters {
@@ -94,15 +84,7 @@ impl SamplingPlan {
             });
             events.extend(programmed);
         }
-        if let (Sampling::Period(period), true) = (sampling, random > 0)
-            && period >> random == 0
-        {
-            return Err(format!(
-                "--random {random} varies periods by up to {}, more than the period {period}; \
-                 give fewer bits",
-                (1u64 << random) - 1
-            ));
-        }
+        check_random(sampling, random)?;
         Ok(Self {
             events,
             sampling,
@@ -150,6 +132,31 @@ impl SamplingPlan {
             random_seed: seed,
             ..PmdArg::default()
         }
+    }
+}
+
+/// What is asked of a counter, as only counters overflow.
+fn counter_of(asked: &Asked) -> Result<&CountRequest, String> {
+    match &asked.source {
+        Source::Counter(request) => Ok(request),
+        Source::Quantity { .. } | Source::Elapsed => Err(format!(
+            "'{}' is no counter that could overflow, so there are no samples of it; \
+             umpire stat counts it",
+            asked.name
+        )),
+        Source::Nothing { why } => Err(format!("'{}': {why}", asked.name)),
+    }
+}
+
+/// A period that varies stays one.
+fn check_random(sampling: Sampling, random: u32) -> Result<(), String> {
+    match sampling {
+        Sampling::Period(period) if random > 0 && period >> random == 0 => Err(format!(
+            "--random {random} varies periods by up to {}, more than the period {period}; \
+             give fewer bits",
+            (1u64 << random) - 1
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -59,19 +59,7 @@ impl LiveCounts {
             flags,
         };
         let mut notes = Vec::new();
-        let mut open = Vec::new();
-        for target in targets {
-            match CountingSession::open(&job, *target, false) {
-                Ok(session) => {
-                    session.detach(vm);
-                    open.push(*target);
-                }
-                Err(refusal) if is_gone(&refusal) => {
-                    return Err(ToolError::refused("counting", refusal));
-                }
-                Err(refusal) => notes.push(format!("{target} is not counted: {refusal}")),
-            }
-        }
+        let open = countable(&job, targets, &mut notes)?;
         // Each by itself: they are of no use only together.
         let groups: Vec<Vec<usize>> = (0..events.len()).map(|event| vec![event]).collect();
         let question = Question {
@@ -173,4 +161,26 @@ impl LiveCounts {
             one.session.detach(vm);
         }
     }
+}
+
+/// The targets on which a session can be opened now. Why not on the others goes to `notes`.
+fn countable(
+    job: &Job<'_>,
+    targets: &[Target],
+    notes: &mut Vec<String>,
+) -> Result<Vec<Target>, ToolError> {
+    let mut open = Vec::new();
+    for target in targets {
+        match CountingSession::open(job, *target, false) {
+            Ok(session) => {
+                session.detach(job.vm);
+                open.push(*target);
+            }
+            Err(refusal) if is_gone(&refusal) => {
+                return Err(ToolError::refused("counting", refusal));
+            }
+            Err(refusal) => notes.push(format!("{target} is not counted: {refusal}")),
+        }
+    }
+    Ok(open)
 }

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::io;
 
 use super::fields::Field;
-use super::{FrameAt, Script, words};
+use super::frames::FrameAt;
+use super::{Script, words};
 use crate::profile::facts::{self, event_name};
 use crate::profile::location::CodeLocation;
 use crate::profile::record::{Loss, LossKind, Ring, Sample};
@@ -14,7 +15,7 @@ impl Script<'_> {
     /// each place and an empty one.
     pub(super) fn sample_text(&mut self, sample: &Sample) -> io::Result<()> {
         let mut line = self.head(sample);
-        let frames = self.frames(sample);
+        let frames = FrameAt::of(sample, self.names);
         if self.fields.has_lines() {
             writeln!(self.out, "{}", line.trim_end())?;
             for frame in frames {
@@ -110,7 +111,7 @@ impl Script<'_> {
             parts.push(format!("{:>16x}", frame.address));
         }
         if has(Field::Sym) {
-            let found = self.symbol(frame);
+            let found = frame.symbol(self.names);
             let name = found.symbol.filter(|name| !name.is_empty());
             let mut text = name.map_or_else(|| "[unknown]".to_owned(), |name| words::symbol(&name));
             if let Some(offset) = found.symbol_offset.filter(|_| has(Field::Symoff)) {

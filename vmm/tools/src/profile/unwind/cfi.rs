@@ -212,19 +212,7 @@ impl Cfi {
         if file.architecture() != Architecture::X86_64 {
             return Err(NoCfi::OtherProcessor);
         }
-        let segments = file.segments().map(|segment| {
-            let (offset, size) = segment.file_range();
-            let address = segment.address();
-            Segment {
-                offset,
-                size,
-                address,
-            }
-        });
-        let segments: Vec<Segment> = segments.take(MOST_SEGMENTS + 1).collect();
-        if segments.len() > MOST_SEGMENTS {
-            return Err(NoCfi::Segments);
-        }
+        let segments = segments_of(&file)?;
         room.take_bytes(size_of_val(segments.as_slice()) as u64)?;
         let mut cfi = Self {
             segments,
@@ -371,6 +359,24 @@ impl Cfi {
             Err(Missing::Unknown) => Unwound::Unknown,
         }
     }
+}
+
+/// Where the parts of a file lie in memory.
+fn segments_of<'data>(file: &impl Object<'data>) -> Result<Vec<Segment>, NoCfi> {
+    let segments = file.segments().map(|segment| {
+        let (offset, size) = segment.file_range();
+        let address = segment.address();
+        Segment {
+            offset,
+            size,
+            address,
+        }
+    });
+    let segments: Vec<Segment> = segments.take(MOST_SEGMENTS + 1).collect();
+    if segments.len() > MOST_SEGMENTS {
+        return Err(NoCfi::Segments);
+    }
+    Ok(segments)
 }
 
 /// Adds what the entries of a table are about, as far as it is not damaged; `None` where that
