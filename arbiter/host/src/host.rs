@@ -1,17 +1,29 @@
 //! The arbiter: commands of owners and of the host, and what follows from them.
+//!
+//! The book has the leases, the room what they hold of each counter, and the accounts what
+//! tenants have had. They meet here, in three verbs: [`HostArbiter::grant`] gives a lease
+//! what there is, [`HostArbiter::take`] leaves it less, [`HostArbiter::end`] ends it. After
+//! each command [`HostArbiter::go_on`] serves those who wait, in a written order. Who is
+//! served when, and who has to leave, is decided by functions that change nothing (`queue`,
+//! `preempt`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
-use super::room::Room;
-use super::usage::Usage;
-use super::{
-    BootTime, Cause, Change, CpuSet, Departure, HostPmu, HostPolicy, HostPolicyError, Lease,
-    LeaseId, Owner, Place, PmuId, Refusal, Scope, TenantId, Terms, ThreadId, Waits,
-};
 use arbiter::{CounterSet, Nanos, PerKind};
 
-/// Most counters of one lease.
-pub(super) const MOST_DEMANDS: usize = 128;
+use super::admission;
+use super::book::Book;
+use super::cpus::CpuSet;
+use super::ids::{BootTime, HostPmu, LeaseId, Place, PmuId, TenantId, ThreadId};
+use super::lease::{Cause, Change, Departure, Due, Lease, Owner};
+use super::policy::{HostPolicy, HostPolicyError};
+use super::preempt::{Trial, rivals};
+use super::queue;
+use super::refusal::Refusal;
+use super::room::Room;
+use super::terms::{Scope, Terms, Waits};
+use super::usage::Usage;
 
 /// What became of a request that was not refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,26 +60,16 @@ pub struct Caller {
 /// The arbiter of a host.
 #[derive(Clone, Debug)]
 pub struct HostArbiter {
-    pub(super) pmus: Vec<HostPmu>,
-    pub(super) policy: HostPolicy,
-    pub(super) room: Room,
-    pub(super) leases: BTreeMap<LeaseId, Lease>,
-    pub(super) usage: Usage,
-    /// Those that wait for something.
-    pub(super) queue: BTreeSet<LeaseId>,
-    /// Those that were told that they will lose something.
-    pub(super) leaving: BTreeSet<LeaseId>,
-    /// Those of whose counters somebody outside has some.
-    pub(super) broken: BTreeSet<LeaseId>,
-    /// When something is due for which lease.
-    pub(super) due: BTreeSet<(BootTime, LeaseId)>,
-    next: u64,
-    pub(super) arrivals: u64,
+    pmus: Vec<HostPmu>,
+    policy: HostPolicy,
+    book: Book,
+    room: Room,
+    usage: Usage,
     /// Nothing is granted.
-    pub(super) frozen: bool,
+    frozen: bool,
     /// What is due after it is not done yet.
     due_until: Option<BootTime>,
-    pub(super) now: BootTime,
+    now: BootTime,
 }
 
 impl HostArbiter {
@@ -77,17 +79,11 @@ impl HostArbiter {
     /// The policy promises more than there is.
     pub fn new(pmus: Vec<HostPmu>, policy: HostPolicy) -> Result<Self, HostPolicyError> {
         let mut arbiter = HostArbiter {
+            book: Book::new(policy.patience),
             room: Room::new(&pmus),
             pmus,
             policy: HostPolicy::default(),
-            leases: BTreeMap::new(),
             usage: Usage::default(),
-            queue: BTreeSet::new(),
-            leaving: BTreeSet::new(),
-            broken: BTreeSet::new(),
-            due: BTreeSet::new(),
-            next: 1,
-            arrivals: 0,
             frozen: false,
             due_until: None,
             now: BootTime(0),
@@ -108,17 +104,17 @@ impl HostArbiter {
 
     /// All leases, and those that wait, in the order in which they were asked for.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
-        self.leases.values()
+        self.book.all()
     }
 
     /// One lease.
     pub fn lease(&self, id: LeaseId) -> Option<&Lease> {
-        self.leases.get(&id)
+        self.book.get(id)
     }
 
     /// The number that the next lease gets.
     pub fn next_id(&self) -> u64 {
-        self.next
+        self.book.next_id()
     }
 
     /// The CPUs that are online.
@@ -143,7 +139,18 @@ impl HostArbiter {
 
     /// When [`HostArbiter::advance`] has something to do next.
     pub fn deadline(&self) -> Option<BootTime> {
-        self.due.first().map(|&(at, _)| at)
+        self.book.first_due().map(|(at, _)| at)
+    }
+
+    /// The latest instant that it was told.
+    pub fn now(&self) -> BootTime {
+        self.now
+    }
+
+    /// Who waits, in the order of service.
+    pub fn order(&self, now: BootTime) -> Vec<LeaseId> {
+        let order = queue::order(&self.book, &self.usage, now);
+        order.into_iter().map(|lease| lease.id).collect()
     }
 
     /// Asks for a lease. What follows from it for others is added to `out`, and for it
@@ -160,68 +167,32 @@ impl HostArbiter {
     ) -> Result<Outcome, Refusal> {
         self.advance(now, out);
         self.admit(&owner, &terms)?;
-        self.learn(&terms)?;
-        if let Scope::Thread(_) = terms.scope
-            && let Some(pmu) = self.room.not_for_threads(&terms.demands)
-        {
-            return Err(Refusal::NotForThreads { pmu });
-        }
-        self.alone(&owner, &terms)?;
+        let held = self.book.all().map(Lease::holding);
+        self.room.learn(&terms.demands, held)?;
+        self.could_have(&owner, &terms)?;
 
-        let id = LeaseId(self.next);
-        let tenant = owner.tenant;
-        let waits = terms.waits;
-        let lease = Lease::new(id, owner, terms, self.now, self.arrivals);
-        self.usage.came(tenant, self.now);
-        self.leases.insert(id, lease);
-        self.update(id, |_| {});
-
-        let turn = self.turn(id, self.now);
-        let before = |other: &LeaseId| self.turn(*other, self.now) < turn;
-        let ahead: Vec<LeaseId> = self
-            .queue
-            .iter()
-            .copied()
-            .filter(|other| *other != id && before(other))
-            .collect();
-        let blocker = ahead.iter().copied().find(|other| {
-            self.leases[other].blocks
-                && self.compete(&self.leases[other].terms, &self.leases[&id].terms)
-        });
+        let id = self.enter(owner, terms);
+        let (behind, blocker) = self.ahead(id);
         let served = match blocker {
             Some(lease) => Err(Refusal::Behind { lease }),
-            None => self.serve(id, out),
+            None => self.grant(id, out),
         };
-        if let Err(why) = &served {
-            let refused = match waits {
-                Waits::No => Some(why.clone()),
-                _ if self.queue.len() > self.policy.most_waiting => Some(Refusal::QueueFull {
-                    most: self.policy.most_waiting,
-                }),
-                _ if self.waiting_of(tenant) > self.most_waiting(tenant) => {
-                    let most = self.most_waiting(tenant);
-                    Some(Refusal::OwnQueueFull { most })
-                }
-                _ => None,
-            };
-            if let Some(why) = refused {
-                self.forget(id);
-                return Err(why);
-            }
+        if let Err(why) = &served
+            && let Err(why) = self.may_wait(id, why)
+        {
+            self.withdraw(id);
+            return Err(why);
         }
-        self.next += 1;
-        self.arrivals += 1;
-        if self.waits(id) && blocker.is_none() {
-            let blocks = self.make_room(id, out) || self.blocks(id);
-            self.update(id, |lease| lease.blocks = blocks);
+        if blocker.is_none() {
+            let blocks = self.make_room(id, out);
+            self.book.set_blocks(id, blocks);
         }
         match served {
-            Ok(()) => Ok(Outcome::Granted {
-                lease: id,
-                holds: self.leases[&id].holds,
-            }),
+            Ok(()) => {
+                let holds = self.book.get(id).map_or(0, |lease| lease.holds);
+                Ok(Outcome::Granted { lease: id, holds })
+            }
             Err(why) => {
-                let behind = ahead.len();
                 out.push(Change::Waits {
                     lease: id,
                     behind,
@@ -266,15 +237,15 @@ impl HostArbiter {
         out: &mut Vec<Change>,
     ) -> Result<(), Refusal> {
         self.advance(now, out);
-        self.own(id, generation, by)?;
-        let lease = &self.leases[&id];
+        let lease = self.owned(id, generation, by)?;
+        let wanted = lease.terms.demands.len();
         let keep = lease.terms.usable(keep.min(lease.holds));
         if keep == 0 {
             self.end(id, Cause::Released, out);
-        } else if keep < lease.terms.demands.len() {
-            self.hold(id, keep, Cause::Released, out);
+        } else if keep < wanted {
+            self.take(id, keep, Cause::Released, out);
             // What was given back is not waited for.
-            self.update(id, |lease| lease.terms.demands.truncate(keep));
+            self.book.want_only(id, keep);
         }
         self.go_on(out);
         Ok(())
@@ -311,22 +282,17 @@ impl HostArbiter {
         out: &mut Vec<Change>,
     ) -> Result<Option<BootTime>, Refusal> {
         let now = self.now.max(now);
-        self.own(id, generation, by)?;
-        let lease = &self.leases[&id];
+        let lease = self.owned(id, generation, by)?;
         if let Some(departure) = &lease.departure {
             return Err(Refusal::Leaving { at: departure.at });
         }
-        if let Some(by) = self.wanted_by(lease) {
+        if let Some(by) = queue::wanted_by(lease, &self.book, &self.room, &self.policy) {
             return Err(Refusal::Wanted { by });
         }
         if lease.holds == 0 {
             return Ok(None);
         }
-        let until = lease.terms.lasts.map(|lasts| now.after(lasts));
-        self.update(id, |lease| {
-            lease.until = until;
-            lease.renewed = Some(now);
-        });
+        let until = self.book.renew(id, now);
         out.push(Change::Renewed { lease: id, until });
         Ok(until)
     }
@@ -344,32 +310,18 @@ impl HostArbiter {
         out: &mut Vec<Change>,
     ) -> Result<BootTime, Refusal> {
         self.advance(now, out);
-        let lease = self.leases.get(&id).ok_or(Refusal::NoSuchLease)?;
-        let may = self
-            .policy
-            .tenant(by.tenant)
-            .is_some_and(|own| own.revokes.contains(&lease.owner.tenant) && !own.retired);
-        if !may && !by.operator && !self.is_own(lease, by) {
-            return Err(self.foreign(lease));
+        let lease = self.book.get(id).ok_or(Refusal::NoSuchLease)?;
+        if !admission::may_revoke(lease, by, &self.policy) {
+            return Err(admission::foreign(lease, &self.policy));
         }
         let at = self.now.after(grace.unwrap_or(self.policy.grace));
         // What was announced comes no later for it.
-        let at = lease
-            .departure
-            .as_ref()
-            .map_or(at, |departure| departure.at.min(at));
+        let at = lease.departure.map_or(at, |departure| departure.at.min(at));
+        let why = Cause::Revoked { by: by.uid };
         if lease.holds == 0 {
-            self.end(id, Cause::Revoked { by: by.uid }, out);
+            self.end(id, why, out);
         } else {
-            self.announce(
-                id,
-                Departure {
-                    at,
-                    to: 0,
-                    why: Cause::Revoked { by: by.uid },
-                },
-                out,
-            );
+            self.announce(id, Departure { at, to: 0, why }, out);
         }
         self.go_on(out);
         self.advance(now, out);
@@ -379,7 +331,7 @@ impl HostArbiter {
     /// The owner's connection has ended, and with it the lease.
     pub fn holder_gone(&mut self, id: LeaseId, now: BootTime, out: &mut Vec<Change>) {
         self.advance(now, out);
-        if self.leases.contains_key(&id) {
+        if self.book.get(id).is_some() {
             self.end(id, Cause::HolderGone, out);
             self.go_on(out);
         }
@@ -403,21 +355,18 @@ impl HostArbiter {
     ) {
         self.advance(now, out);
         for (&id, ended) in ended {
-            let Some(lease) = self.leases.get_mut(&id) else {
+            let Some(lease) = self.book.get(id) else {
                 continue;
             };
             self.room.remove(lease.holding());
-            let gone: Vec<ThreadId> = match &mut lease.terms.scope {
-                Scope::Cpu => Vec::new(),
-                Scope::Thread(threads) => threads
-                    .extract_if(.., |thread| ended.contains(thread))
-                    .collect(),
+            let threads = self.book.lose_threads(id, ended);
+            let Some(lease) = self.book.get(id) else {
+                continue;
             };
             self.room.add(lease.holding());
             if lease.terms.scope == Scope::Thread(Vec::new()) {
                 self.end(id, Cause::ThreadsEnded, out);
-            } else if !gone.is_empty() {
-                let threads = gone;
+            } else if !threads.is_empty() {
                 out.push(Change::ThreadsGone { lease: id, threads });
             }
         }
@@ -437,34 +386,23 @@ impl HostArbiter {
         out: &mut Vec<Change>,
     ) -> Vec<LeaseId> {
         self.now = self.now.max(now);
+        let claim_by = self.now.after(window);
         let mut lost = Vec::new();
-        for mut lease in leases {
-            if lease.owner.tenant.0 as usize >= self.policy.tenants.len()
-                || self.room.learn(&lease.terms.demands).is_err()
+        for lease in leases {
+            let tenant = lease.owner.tenant;
+            if self.policy.tenant(tenant).is_none()
+                || self.room.learn_sets(&lease.terms.demands).is_err()
             {
                 lost.push(lease.id);
                 continue;
             }
-            lease.settled = self.now;
-            let claim_by = self.now.after(window);
-            lease.claim_by = Some(claim_by);
-            // Its owner could not renew it while nobody was there.
-            lease.until = lease.until.map(|until| until.max(claim_by));
-            self.next = self.next.max(lease.id.0 + 1);
-            self.arrivals = self.arrivals.max(lease.arrival + 1);
-            self.usage.came(lease.owner.tenant, self.now);
-            let id = lease.id;
+            self.usage.came(tenant, self.now);
             let counters = self.counters(&lease.terms, 0..lease.holds);
-            self.usage
-                .changed(lease.owner.tenant, 0, counters, self.now);
-            if lease.broken.is_some() {
-                self.broken.insert(id);
-            }
-            self.leases.insert(id, lease);
-            self.update(id, |_| {});
+            self.usage.changed(tenant, 0, counters, self.now);
+            self.book.recall(lease, self.now, claim_by);
         }
-        self.next = self.next.max(next);
-        self.fill_room();
+        self.book.skip_to(next);
+        self.room.count(self.book.all().map(Lease::holding));
         self.go_on(out);
         lost
     }
@@ -473,12 +411,8 @@ impl HostArbiter {
     /// books. It waits for them again, if it waits at all.
     pub fn take_back(&mut self, id: LeaseId, holds: usize, now: BootTime, out: &mut Vec<Change>) {
         self.advance(now, out);
-        let less = self
-            .leases
-            .get(&id)
-            .is_some_and(|lease| holds < lease.holds);
-        if less {
-            self.hold(id, holds, Cause::Released, out);
+        if self.book.get(id).is_some_and(|lease| holds < lease.holds) {
+            self.take(id, holds, Cause::Released, out);
         }
     }
 
@@ -509,12 +443,32 @@ impl HostArbiter {
     ) -> Result<(), Refusal> {
         self.advance(now, out);
         self.own(id, generation, by)?;
-        self.update(id, |lease| lease.claim_by = None);
+        self.book.claim(id);
         out.push(Change::Claimed { lease: id });
         self.go_on(out);
         // It may have waited for long enough meanwhile.
         self.advance(now, out);
         Ok(())
+    }
+
+    /// Whether a caller may give commands about a lease.
+    ///
+    /// # Errors
+    /// There is no such lease, it is another's, or it has changed since.
+    pub fn own(&self, id: LeaseId, generation: Option<u64>, by: Caller) -> Result<(), Refusal> {
+        self.owned(id, generation, by).map(|_| ())
+    }
+
+    fn owned(&self, id: LeaseId, generation: Option<u64>, by: Caller) -> Result<&Lease, Refusal> {
+        let lease = self.book.get(id).ok_or(Refusal::NoSuchLease)?;
+        if !by.operator && !admission::is_own(lease, by, &self.policy) {
+            return Err(admission::foreign(lease, &self.policy));
+        }
+        let now = lease.generation;
+        if generation.is_some_and(|known| known != now) {
+            return Err(Refusal::WrongGeneration { now });
+        }
+        Ok(lease)
     }
 
     /// Sets the rules. Leases that they would not allow stay.
@@ -528,9 +482,12 @@ impl HostArbiter {
         out: &mut Vec<Change>,
     ) -> Result<(), HostPolicyError> {
         policy.check()?;
-        self.fits_the_host(&policy)?;
+        if let Some(pmu) = self.pmus.first() {
+            admission::fits_the_host(&policy, pmu)?;
+        }
         self.advance(now, out);
         self.policy = policy.following(&self.policy);
+        self.book.set_patience(self.policy.patience);
         self.room.set_policy(&self.policy);
         self.usage.set_policy(&self.policy, self.now);
         self.go_on(out);
@@ -544,7 +501,7 @@ impl HostArbiter {
         let gone = self.online().without(&online);
         let back = online.without(self.online());
         self.room.set_online(online);
-        for lease in self.leases.values() {
+        for lease in self.book.all() {
             let [gone, back] = [&gone, &back].map(|cpus| lease.terms.cpus.and(cpus));
             let id = lease.id;
             if !gone.is_empty() {
@@ -579,27 +536,14 @@ impl HostArbiter {
         let until = self.now.max(now);
         let done = self.due_until.map_or(until, |most| most.min(until));
         // In the order of the instants, however late the caller is.
-        while let Some(&(at, id)) = self.due.first().filter(|(at, _)| *at <= done) {
+        while let Some((at, id)) = self.book.first_due().filter(|(at, _)| *at <= done) {
             self.now = self.now.max(at);
-            let lease = &self.leases[&id];
-            if lease
-                .departure
-                .as_ref()
-                .is_some_and(|departure| departure.at <= self.now)
-            {
-                self.depart(id, out);
-            } else if lease.until.is_some_and(|until| until <= self.now) {
-                self.end(id, Cause::Expired, out);
-            } else if lease.claim_by.is_some_and(|claim_by| claim_by <= self.now) {
-                self.end(id, Cause::Unclaimed, out);
-            } else if lease
-                .gives_up()
-                .is_some_and(|gives_up| gives_up <= self.now)
-            {
-                self.end(id, Cause::TimedOut, out);
-            } else {
-                // Its patience is over: whether it blocks others is decided below.
-                self.update(id, |lease| lease.patient = false);
+            match self.book.get(id).map(|lease| lease.due(self.now)) {
+                Some(Due::Ends(why)) => self.end(id, why, out),
+                Some(Due::Keeps { to, why }) => self.take(id, to, why, out),
+                // Whether it blocks others now is decided below.
+                Some(Due::LosesPatience) => self.book.lose_patience(id),
+                None => {}
             }
             self.go_on(out);
         }
@@ -612,20 +556,251 @@ impl HostArbiter {
         self.due_until = after;
     }
 
-    fn depart(&mut self, id: LeaseId, out: &mut Vec<Change>) {
-        let lease = &self.leases[&id];
-        let Some(Departure { to, why, .. }) = lease.departure.clone() else {
-            return;
+    /// Whether the request may be made at all.
+    fn admit(&self, owner: &Owner, terms: &Terms) -> Result<(), Refusal> {
+        let tenant = self.policy.tenant(owner.tenant);
+        let tenant = tenant.filter(|tenant| !tenant.retired);
+        let tenant = tenant.ok_or(Refusal::UnknownTenant)?;
+        admission::allowed(tenant, terms, self.online())?;
+        let own = self.book.all();
+        let own = own.filter(|lease| lease.owner.tenant == owner.tenant);
+        let own = own.flat_map(|lease| &lease.terms.demands);
+        admission::names_few_sets(&terms.demands, own, &self.pmus, tenant.most_sets)?;
+        if self.usage.leases(owner.tenant) >= tenant.most_leases {
+            let most = tenant.most_leases;
+            return Err(Refusal::TooManyLeases { most });
+        }
+        Ok(())
+    }
+
+    /// Whether the request would be possible if nobody held anything, and the least of it
+    /// for its tenant.
+    fn could_have(&self, owner: &Owner, terms: &Terms) -> Result<(), Refusal> {
+        if let Scope::Thread(_) = terms.scope
+            && let Some(pmu) = self.room.not_for_threads(&terms.demands)
+        {
+            return Err(Refusal::NotForThreads { pmu });
+        }
+        let tenant = self.policy.tenant(owner.tenant);
+        let most = tenant.map_or(PerKind::ALL, |tenant| tenant.maximum);
+        let (all, least) = (&terms.demands, &terms.demands[..terms.at_least]);
+        self.room.could_give(all, &terms.cpus, PerKind::ALL)?;
+        self.room.could_give(least, &terms.cpus, most)
+    }
+
+    /// How many are served before a lease that waits, and who of them keeps it from passing.
+    fn ahead(&self, id: LeaseId) -> (usize, Option<LeaseId>) {
+        let Some(lease) = self.book.get(id) else {
+            return (0, None);
         };
-        if to == 0 && (lease.terms.waits == Waits::No || !matches!(why, Cause::Preempted { .. })) {
-            self.end(id, why, out);
-        } else {
-            self.hold(id, to, why, out);
+        let ahead = queue::before(lease, &self.book, &self.usage, self.now);
+        let mut blockers = ahead
+            .iter()
+            .filter(|other| other.blocks() && self.room.compete(&other.terms, &lease.terms));
+        (ahead.len(), blockers.next().map(|other| other.id))
+    }
+
+    /// Whether a new request may wait because of `why`.
+    fn may_wait(&self, id: LeaseId, why: &Refusal) -> Result<(), Refusal> {
+        let Some(lease) = self.book.get(id).filter(|one| one.terms.waits != Waits::No) else {
+            return Err(why.clone());
+        };
+        let most = self.policy.most_waiting;
+        if self.book.count_waiting() > most {
+            return Err(Refusal::QueueFull { most });
+        }
+        let tenant = lease.owner.tenant;
+        let most = self
+            .policy
+            .tenant(tenant)
+            .map_or(0, |tenant| tenant.most_waiting);
+        if self.book.count_waiting_of(tenant) > most {
+            return Err(Refusal::OwnQueueFull { most });
+        }
+        Ok(())
+    }
+
+    /// Enters a request, which holds nothing yet.
+    fn enter(&mut self, owner: Owner, terms: Terms) -> LeaseId {
+        self.usage.came(owner.tenant, self.now);
+        self.book.enter(owner, terms, self.now)
+    }
+
+    /// Strikes out the request that was just entered.
+    fn withdraw(&mut self, id: LeaseId) {
+        if let Some(lease) = self.book.withdraw(id) {
+            self.clear(&lease);
         }
     }
 
-    /// The latest instant that it was told.
-    pub fn now(&self) -> BootTime {
-        self.now
+    /// Gives a lease that waits as much as there is.
+    fn grant(&mut self, id: LeaseId, out: &mut Vec<Change>) -> Result<(), Refusal> {
+        let lease = self.book.get(id).ok_or(Refusal::NoSuchLease)?;
+        admission::is_online(&lease.terms, self.room.online())?;
+        let holding = lease.holding();
+        let mut short = None;
+        for to in (lease.least_more()..=lease.terms.demands.len()).rev() {
+            match self.room.fit(holding, to) {
+                Ok(()) => {
+                    self.note(id, to, Cause::Granted, out);
+                    return Ok(());
+                }
+                Err(shortage) => short = Some(shortage),
+            }
+        }
+        let others = self.book.all().filter(|other| other.id != id);
+        match short {
+            Some(short) => Err(self.room.reason(short, others.map(Lease::holding))),
+            None => Ok(()),
+        }
+    }
+
+    /// Leaves a lease the first `to` of its demands.
+    fn take(&mut self, id: LeaseId, to: usize, why: Cause, out: &mut Vec<Change>) {
+        if let Some(lease) = self.book.get(id) {
+            self.room.change(lease.holding(), to);
+            self.note(id, to, why, out);
+        }
+    }
+
+    fn end(&mut self, id: LeaseId, why: Cause, out: &mut Vec<Change>) {
+        if let Some(mut lease) = self.book.remove(id) {
+            self.clear(&lease);
+            lease.settle(self.now);
+            let lease = Box::new(lease);
+            out.push(Change::Ended { lease, why });
+        }
+    }
+
+    /// The lease holds the first `to` of its demands from now on, as the room knows already.
+    fn note(&mut self, id: LeaseId, to: usize, why: Cause, out: &mut Vec<Change>) {
+        let Some(lease) = self.book.get(id) else {
+            return;
+        };
+        let changed = lease.holds.min(to)..lease.holds.max(to);
+        let changed = self.counters(&lease.terms, changed);
+        let (less, more) = if to < lease.holds {
+            (changed, 0)
+        } else {
+            (0, changed)
+        };
+        self.usage.changed(lease.owner.tenant, less, more, self.now);
+        out.push(Change::Holds {
+            lease: id,
+            holds: to,
+            generation: self.book.hold(id, to, self.now),
+            why,
+        });
+    }
+
+    /// A lease that is struck out of the book holds nothing any more.
+    fn clear(&mut self, lease: &Lease) {
+        self.room.remove(lease.holding());
+        let tenant = lease.owner.tenant;
+        let counters = self.counters(&lease.terms, 0..lease.holds);
+        self.usage.changed(tenant, counters, 0, self.now);
+        self.usage.left(tenant);
+    }
+
+    /// The counters that these demands take, each CPU's by itself.
+    fn counters(&self, terms: &Terms, demands: Range<usize>) -> u64 {
+        self.room.counters(&terms.demands[demands], &terms.cpus)
+    }
+
+    fn announce(&mut self, id: LeaseId, departure: Departure, out: &mut Vec<Change>) {
+        self.book.announce(id, departure);
+        out.push(Change::Announced {
+            lease: id,
+            departure,
+        });
+    }
+
+    /// What follows after something became free, or the rules changed: those who wait are
+    /// served in their order, those spared whose counters nobody waits for any more, and
+    /// leases marked whose counters an outsider has.
+    fn go_on(&mut self, out: &mut Vec<Change>) {
+        // Who is spared stays, so others may wait for somebody else than it seemed. It ends,
+        // since serving announces departures only for those who wait.
+        while {
+            self.serve_all(out);
+            self.spare_needless(out)
+        } {}
+        self.mark_broken(out);
+    }
+
+    fn serve_all(&mut self, out: &mut Vec<Change>) {
+        if self.frozen {
+            return;
+        }
+        let order = queue::order(&self.book, &self.usage, self.now);
+        let mut blockers: Vec<LeaseId> = Vec::new();
+        for id in queue::served_in(order, &self.room, &self.policy) {
+            let Some(lease) = self.book.get(id) else {
+                continue;
+            };
+            let mut before = blockers.iter().filter_map(|other| self.book.get(*other));
+            let is_behind = before.any(|other| self.room.compete(&other.terms, &lease.terms));
+            // Who was told to leave gets no more before it has left.
+            let is_served = !is_behind && lease.departure.is_none();
+            let blocks = is_served && self.serve(id, out);
+            self.book.set_blocks(id, blocks);
+            if blocks {
+                blockers.push(id);
+            }
+        }
+    }
+
+    /// Serves one that waits. Returns whether those behind it may not pass.
+    fn serve(&mut self, id: LeaseId, out: &mut Vec<Change>) -> bool {
+        // Why it has to wait longer was said when it came.
+        let served = self.grant(id, out);
+        let is_offline = matches!(served, Err(Refusal::NoSuchCpu { .. }));
+        !is_offline && self.make_room(id, out)
+    }
+
+    /// Tells others to leave for one that waits. Returns whether those behind it may not
+    /// pass: others leave for it, or it will fit when leases end that are not renewed.
+    fn make_room(&mut self, id: LeaseId, out: &mut Vec<Change>) -> bool {
+        let Some(lease) = self.book.get(id).filter(|_| self.book.waits(id)) else {
+            return false;
+        };
+        let rivals = rivals(lease, &self.book, &self.room);
+        let at = self.now.after(self.policy.grace);
+        let trial = Trial::new(&mut self.room);
+        if let Some(told) = trial.who_leaves(lease, rivals.clone(), &self.policy, at) {
+            for (other, departure) in told {
+                self.announce(other, departure, out);
+            }
+            return true;
+        }
+        Trial::new(&mut self.room).will_fit(lease, rivals, &self.policy)
+    }
+
+    /// Spares those who were to leave for a lease that does not wait any more. Returns
+    /// whether there was one.
+    fn spare_needless(&mut self, out: &mut Vec<Change>) -> bool {
+        let is_needless = |lease: &&Lease| match lease.departure.map(|departure| departure.why) {
+            Some(Cause::Preempted { by }) => !self.book.waits(by),
+            _ => false,
+        };
+        let needless = self.book.leaving().filter(is_needless);
+        let needless: Vec<LeaseId> = needless.map(|lease| lease.id).collect();
+        for &lease in &needless {
+            self.book.spare(lease);
+            out.push(Change::Spared { lease });
+        }
+        !needless.is_empty()
+    }
+
+    fn mark_broken(&mut self, out: &mut Vec<Change>) {
+        let broken = Trial::new(&mut self.room).broken(&self.book);
+        let changed = self.book.broken().symmetric_difference(&broken);
+        let changed: Vec<LeaseId> = changed.copied().collect();
+        for lease in changed {
+            out.push(match self.book.break_or_mend(lease, self.now) {
+                Some(lasted) => Change::Mended { lease, lasted },
+                None => Change::Broken { lease },
+            });
+        }
     }
 }

@@ -54,3 +54,13 @@ pub struct HostPmu {
     /// Whether it can count for threads. An uncore PMU cannot.
     pub for_threads: bool,
 }
+
+/// The CPUs that share one set of counters of a PMU: one CPU for a core PMU, all CPUs of
+/// a package for its uncore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The PMU.
+    pub pmu: PmuId,
+    /// Which of its sets of counters.
+    pub domain: u32,
+}

@@ -1,11 +1,14 @@
 //! A lease: what of its terms is held, and what becomes of it.
 
+use std::collections::BTreeSet;
+
+use arbiter::Nanos;
+
 use super::cpus::CpuSet;
 use super::ids::{BootTime, LeaseId, TenantId, ThreadId};
+use super::policy::HostPolicy;
 use super::refusal::Refusal;
-use super::room::Holding;
-use super::terms::{Terms, Waits};
-use arbiter::Nanos;
+use super::terms::{Demand, Scope, Terms, Waits};
 
 /// Who has a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +24,7 @@ pub struct Owner {
 }
 
 /// What a lease is told that it will lose, and when.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
     /// The instant.
     pub at: BootTime,
@@ -87,22 +90,48 @@ pub struct Lease {
     pub departure: Option<Departure>,
     /// Since when somebody who holds no lease has counters that it needs.
     pub broken: Option<BootTime>,
-    /// When it was last renewed.
-    pub(super) renewed: Option<BootTime>,
+    renewed: Option<BootTime>,
     /// Counters times time that it lacked since the first grant.
     pub blind: Nanos,
     /// Until when its owner has to come back; of a lease of before a restart.
     pub claim_by: Option<BootTime>,
     /// Up to when `blind` was added up.
-    pub(super) settled: BootTime,
+    settled: BootTime,
     /// Its place among those of the same priority and tenant.
-    pub(super) arrival: u64,
+    arrival: u64,
     /// Whether others may still pass it.
-    pub(super) patient: bool,
+    patient: bool,
     /// Whether others may not pass it now.
-    pub(super) blocks: bool,
-    /// When something is due for it, as the arbiter has noted it.
-    pub(super) due: Option<BootTime>,
+    blocks: bool,
+}
+
+/// What a lease holds, as a room counts it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holding<'a> {
+    pub(crate) lease: LeaseId,
+    pub(crate) tenant: TenantId,
+    pub(crate) terms: &'a Terms,
+    /// So many of its demands.
+    pub(crate) holds: usize,
+}
+
+impl<'a> Holding<'a> {
+    pub(crate) fn demands(&self) -> &'a [Demand] {
+        &self.terms.demands[..self.holds]
+    }
+
+    /// The same lease, if it held the first `holds`.
+    pub(crate) fn with(self, holds: usize) -> Self {
+        Holding { holds, ..self }
+    }
+}
+
+/// What becomes of a lease at an instant that it has waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Due {
+    Ends(Cause),
+    Keeps { to: usize, why: Cause },
+    LosesPatience,
 }
 
 impl Lease {
@@ -128,7 +157,6 @@ impl Lease {
             arrival,
             patient: true,
             blocks: false,
-            due: None,
         }
     }
 
@@ -147,6 +175,23 @@ impl Lease {
         self.is_short() && self.terms.waits != Waits::No && self.claim_by.is_none()
     }
 
+    /// The fewest demands that would be more than it holds, and of use.
+    pub(crate) fn least_more(&self) -> usize {
+        self.terms.at_least.max(self.holds + 1)
+    }
+
+    pub(crate) fn blocks(&self) -> bool {
+        self.blocks
+    }
+
+    pub(crate) fn is_patient(&self) -> bool {
+        self.patient
+    }
+
+    pub(crate) fn renewed_since(&self, instant: BootTime) -> bool {
+        self.renewed.is_some_and(|renewed| renewed >= instant)
+    }
+
     /// Counters times time that it lacked since the first grant, up to `now`.
     pub fn blind_until(&self, now: BootTime) -> Nanos {
         let lacks = match (self.since, self.broken) {
@@ -158,14 +203,14 @@ impl Lease {
         self.blind + now.since(self.settled) * lacks as u64
     }
 
-    /// Adds up the time that it has lacked counters.
-    pub(super) fn settle(&mut self, now: BootTime) {
-        self.blind = self.blind_until(now);
-        self.settled = now;
+    /// Whether a lease of `taker`, of higher rank, may take counters of it.
+    pub(crate) fn gives_way(&self, taker: TenantId, policy: &HostPolicy) -> bool {
+        let tenant = policy.tenant(self.owner.tenant);
+        let only = tenant.and_then(|tenant| tenant.gives_way_to.as_ref());
+        self.terms.can_be_preempted() && only.is_none_or(|only| only.contains(&taker))
     }
 
-    /// What it holds, as the room sees it.
-    pub(super) fn holding(&self) -> Holding<'_> {
+    pub(crate) fn holding(&self) -> Holding<'_> {
         Holding {
             lease: self.id,
             tenant: self.owner.tenant,
@@ -175,7 +220,7 @@ impl Lease {
     }
 
     /// When something is due for it.
-    pub(super) fn next_due(&self, patience: Nanos) -> Option<BootTime> {
+    pub(crate) fn next_due(&self, patience: Nanos) -> Option<BootTime> {
         let departs = self.departure.as_ref().map(|departure| departure.at);
         let passed = (self.is_waiting() && self.patient).then(|| self.waits_since.after(patience));
         let times = [departs, self.until, self.claim_by, self.gives_up(), passed];
@@ -183,13 +228,114 @@ impl Lease {
     }
 
     /// When it waits no longer.
-    pub(super) fn gives_up(&self) -> Option<BootTime> {
+    fn gives_up(&self) -> Option<BootTime> {
         match self.terms.waits {
             Waits::For(time) if self.is_waiting() && self.holds == 0 => {
                 Some(self.waits_since.after(time))
             }
             _ => None,
         }
+    }
+
+    /// What is due for it at `now`, when something is.
+    pub(crate) fn due(&self, now: BootTime) -> Due {
+        let is_past = |instant: Option<BootTime>| instant.is_some_and(|instant| instant <= now);
+        if let Some(Departure { to, why, .. }) = self.departure.filter(|one| one.at <= now) {
+            // Whoever was preempted may wait for its counters again.
+            let again = self.terms.waits != Waits::No && matches!(why, Cause::Preempted { .. });
+            return if to == 0 && !again {
+                Due::Ends(why)
+            } else {
+                Due::Keeps { to, why }
+            };
+        }
+        if is_past(self.until) {
+            Due::Ends(Cause::Expired)
+        } else if is_past(self.claim_by) {
+            Due::Ends(Cause::Unclaimed)
+        } else if is_past(self.gives_up()) {
+            Due::Ends(Cause::TimedOut)
+        } else {
+            Due::LosesPatience
+        }
+    }
+
+    /// Adds up the time that it has lacked counters.
+    pub(crate) fn settle(&mut self, now: BootTime) {
+        self.blind = self.blind_until(now);
+        self.settled = now;
+    }
+
+    /// Holds the first `to` of its demands from now on. `arrival` is its place, if it begins
+    /// to wait.
+    pub(crate) fn hold(&mut self, to: usize, now: BootTime, arrival: u64) {
+        self.settle(now);
+        if self.holds == 0 {
+            self.until = self.terms.lasts.map(|lasts| now.after(lasts));
+        }
+        if to < self.holds {
+            // It waits behind those who do already.
+            self.waits_since = now;
+            self.patient = true;
+            self.arrival = arrival;
+        }
+        if to == 0 {
+            self.until = None;
+        }
+        self.since.get_or_insert(now);
+        // What was announced still comes, if it takes anything.
+        self.departure = self
+            .departure
+            .filter(|departure| departure.to < to && departure.at > now);
+        self.holds = to;
+        self.generation += 1;
+    }
+
+    /// Wants no more than the first `keep` of its demands.
+    pub(crate) fn want_only(&mut self, keep: usize) {
+        self.terms.demands.truncate(keep);
+    }
+
+    /// Lasts for its time again. Returns until when.
+    pub(crate) fn renew(&mut self, now: BootTime) -> Option<BootTime> {
+        self.until = self.terms.lasts.map(|lasts| now.after(lasts));
+        self.renewed = Some(now);
+        self.until
+    }
+
+    /// Is of before a restart: its owner has to claim it by `claim_by`.
+    pub(crate) fn recall(&mut self, now: BootTime, claim_by: BootTime) {
+        self.settled = now;
+        self.claim_by = Some(claim_by);
+        // Its owner could not renew it while nobody was there.
+        self.until = self.until.map(|until| until.max(claim_by));
+    }
+
+    /// An outsider has taken counters that it needs, or has them no more: then it returns
+    /// for how long it had.
+    pub(crate) fn break_or_mend(&mut self, now: BootTime) -> Option<Nanos> {
+        self.settle(now);
+        let lasted = self.broken.map(|since| now.since(since));
+        self.broken = if lasted.is_some() { None } else { Some(now) };
+        lasted
+    }
+
+    /// Is for the threads that have not ended. Returns those of its own that have.
+    pub(crate) fn lose_threads(&mut self, ended: &BTreeSet<ThreadId>) -> Vec<ThreadId> {
+        match &mut self.terms.scope {
+            Scope::Cpu => Vec::new(),
+            Scope::Thread(threads) => threads
+                .extract_if(.., |thread| ended.contains(thread))
+                .collect(),
+        }
+    }
+
+    pub(crate) fn lose_patience(&mut self) {
+        self.patient = false;
+    }
+
+    pub(crate) fn set_blocks(&mut self, blocks: bool) {
+        self.blocks = blocks;
     }
 }
 

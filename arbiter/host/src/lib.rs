@@ -22,7 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
-mod books;
+mod book;
 mod cpus;
 mod host;
 mod ids;
@@ -37,9 +37,8 @@ mod usage;
 
 pub use cpus::{CpuSet, CpuSetError};
 pub use host::{Caller, HostArbiter, Outcome};
-pub use ids::{BootTime, HostPmu, LeaseId, PmuId, TenantId, ThreadId};
+pub use ids::{BootTime, HostPmu, LeaseId, Place, PmuId, TenantId, ThreadId};
 pub use lease::{Cause, Change, Departure, Lease, Owner};
 pub use policy::{HostPolicy, HostPolicyError, Minimum, Tenant};
 pub use refusal::Refusal;
-pub use room::Place;
 pub use terms::{Demand, Scope, Terms, Waits};

@@ -1,266 +1,207 @@
-//! What those who wait may have of others: room that leases make, and who is kept from
-//! passing.
+//! What would be if leases held less: who has to leave for one that waits, whether it will
+//! fit, and whose counters outsiders have.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::room::{Holding, Shortage};
-use super::{Cause, Change, Departure, HostArbiter, Lease, LeaseId};
+use super::book::Book;
+use super::ids::{BootTime, LeaseId};
+use super::lease::{Cause, Departure, Holding, Lease};
+use super::policy::HostPolicy;
+use super::room::Room;
 
-impl HostArbiter {
-    /// Has the room hold the first `to` of the lease's demands, if they fit.
-    pub(super) fn fit(&mut self, id: LeaseId, to: usize) -> Result<(), Shortage> {
-        self.pretend(id, None, to);
-        let holding = self.leases[&id].holding();
-        let wanted = Holding {
-            holds: to,
-            ..holding
-        };
-        let fits = self.room.check(wanted);
-        if fits.is_err() {
-            self.pretend(id, Some(to), holding.holds);
+/// The others that hold what the lease could want.
+pub(crate) fn rivals<'a>(lease: &Lease, book: &'a Book, room: &Room) -> Vec<&'a Lease> {
+    let competes = |other: &&Lease| {
+        other.id != lease.id && other.holds > 0 && room.compete(&other.terms, &lease.terms)
+    };
+    book.all().filter(competes).collect()
+}
+
+/// A room in which leases hold other than they do. It is as it was once this is dropped.
+#[derive(Debug)]
+pub(crate) struct Trial<'a> {
+    room: &'a mut Room,
+    moved: BTreeMap<LeaseId, (Holding<'a>, usize)>,
+}
+
+impl Drop for Trial<'_> {
+    fn drop(&mut self) {
+        for (was, to) in self.moved.values() {
+            self.room.change(was.with(*to), was.holds);
         }
-        fits
+    }
+}
+
+impl<'a> Trial<'a> {
+    pub(crate) fn new(room: &'a mut Room) -> Self {
+        let moved = BTreeMap::new();
+        Trial { room, moved }
     }
 
-    /// Whether the lease could hold the first `to` of its demands now.
-    fn could_hold(&mut self, id: LeaseId, to: usize) -> bool {
-        let fits = self.fit(id, to).is_ok();
+    fn hold(&mut self, lease: &'a Lease, to: usize) {
+        let was = lease.holding();
+        let (_, holds) = self.moved.entry(lease.id).or_insert((was, was.holds));
+        self.room.change(was.with(*holds), to);
+        *holds = to;
+    }
+
+    /// Whether a lease that holds what it does could hold the first `to` of its demands.
+    fn fits(&mut self, lease: &Lease, to: usize) -> bool {
+        let holding = lease.holding();
+        let fits = self.room.fit(holding, to).is_ok();
         if fits {
-            self.pretend(id, Some(to), self.leases[&id].holds);
+            self.room.change(holding.with(to), holding.holds);
         }
         fits
     }
 
-    /// The others that hold what the lease could want.
-    fn rivals(&self, id: LeaseId) -> impl Iterator<Item = &Lease> {
-        let terms = &self.leases[&id].terms;
-        self.leases.values().filter(move |other| {
-            other.id != id && other.holds > 0 && self.compete(&other.terms, terms)
-        })
-    }
-
-    /// Whether counters of `other` may be taken for a lease of higher rank.
-    pub(super) fn gives_way(&self, other: &Lease, id: LeaseId) -> bool {
-        let tenant = self.policy.tenant(other.owner.tenant);
-        let only = tenant.and_then(|tenant| tenant.gives_way_to.as_ref());
-        let taker = self.leases[&id].owner.tenant;
-        other.terms.can_be_preempted() && only.is_none_or(|only| only.contains(&taker))
-    }
-
-    /// Tells leases of lower rank to leave, if with what they hold and what is leaving
-    /// anyhow the lease could have more than now: as few of them as will do, those of the
-    /// lowest rank and the newest first. Returns whether it could.
-    pub(super) fn make_room(&mut self, id: LeaseId, out: &mut Vec<Change>) -> bool {
-        let lease = &self.leases[&id];
-        let rank = lease.terms.rank();
-        let (most, held) = (lease.terms.demands.len(), lease.holds);
-        let least = lease.terms.at_least.max(held + 1);
+    /// Who of lower rank has to leave by `at` so that the lease could have more than now,
+    /// with what they hold and what is leaving anyhow: as few as will do, those of the lowest
+    /// rank and the newest first. `None` if it could not.
+    pub(crate) fn who_leaves(
+        mut self,
+        lease: &Lease,
+        rivals: Vec<&'a Lease>,
+        policy: &HostPolicy,
+        at: BootTime,
+    ) -> Option<Vec<(LeaseId, Departure)>> {
         // Who leaves later than others would have to can be told to leave sooner.
-        let at = self.now().after(self.policy.grace);
-        let leaves = |other: &&Lease| {
-            let departure = other.departure.as_ref();
-            departure.is_some_and(|departure| departure.at <= at)
-        };
-        let (leaving, mut staying): (Vec<&Lease>, Vec<&Lease>) = self.rivals(id).partition(leaves);
-        let leaving: Vec<(LeaseId, usize)> = leaving
-            .into_iter()
-            .filter_map(|other| Some((other.id, other.departure.as_ref()?.to)))
-            .collect();
-        staying.retain(|other| other.terms.rank() < rank && self.gives_way(other, id));
-        staying.sort_by_key(|other| {
-            (
-                other.terms.rank(),
-                std::cmp::Reverse(other.since),
-                std::cmp::Reverse(other.id),
-            )
-        });
-        let staying: Vec<LeaseId> = staying.into_iter().map(|other| other.id).collect();
+        let leaves = |other: &&Lease| other.departure.is_some_and(|departure| departure.at <= at);
+        let (leaving, mut staying): (Vec<&Lease>, Vec<&Lease>) =
+            rivals.into_iter().partition(leaves);
+        let (rank, taker) = (lease.terms.rank(), lease.owner.tenant);
+        staying.retain(|other| other.terms.rank() < rank && other.gives_way(taker, policy));
         if leaving.is_empty() && staying.is_empty() {
-            return false;
+            return None;
         }
+        staying.sort_by_key(|other| (other.terms.rank(), Reverse(other.since), Reverse(other.id)));
+        for other in leaving {
+            let left = other
+                .departure
+                .map_or(other.holds, |departure| departure.to);
+            self.hold(other, left);
+        }
+        let (to, gone) = self.most(lease, staying)?;
+        let gone = self.spare(lease, to, gone);
+        let gone = gone.into_iter().filter(|(other, to)| *to < other.holds);
+        let told = gone.map(|(other, to)| (other.id, departure(other, to, lease.id, at)));
+        Some(told.collect())
+    }
 
-        let mut gone: Vec<(LeaseId, usize)> = Vec::new();
-        for &(other, to) in &leaving {
-            self.pretend(other, None, to);
-        }
-        let mut untold = staying.into_iter();
+    /// The most that the lease could have if some of `staying` left, and these.
+    fn most(&mut self, lease: &Lease, staying: Vec<&'a Lease>) -> Option<(usize, Vec<&'a Lease>)> {
+        let mut staying = staying.into_iter();
+        let mut gone = Vec::new();
         // To have less, no more have to leave: those who do for more stay away.
-        let wanted = (least..=most).rev().find(|&to| {
+        let wanted = (lease.least_more()..=lease.terms.demands.len()).rev();
+        for to in wanted {
             loop {
-                if self.could_hold(id, to) {
-                    return true;
+                if self.fits(lease, to) {
+                    return Some((to, gone));
                 }
-                let Some(other) = untold.next() else {
-                    return false;
+                let Some(other) = staying.next() else {
+                    break;
                 };
-                self.pretend(other, None, 0);
-                gone.push((other, 0));
-            }
-        });
-        if let Some(to) = wanted {
-            // Whoever need not leave stays, with as much as possible.
-            for (other, left) in gone.iter_mut().rev() {
-                let held = &self.leases[other];
-                let terms = held.terms.clone();
-                for keeps in (1..=held.holds)
-                    .rev()
-                    .filter(|&keeps| terms.usable(keeps) == keeps)
-                {
-                    self.pretend(*other, Some(0), keeps);
-                    if self.could_hold(id, to) {
-                        *left = keeps;
-                        break;
-                    }
-                    self.pretend(*other, Some(keeps), 0);
-                }
+                self.hold(other, 0);
+                gone.push(other);
             }
         }
-        // All are where they were, before any is told.
-        for &(other, to) in gone.iter().chain(&leaving) {
-            let holds = self.leases[&other].holds;
-            self.pretend(other, Some(to), holds);
+        None
+    }
+
+    /// Whoever need not leave stays, with as much as possible: how much each has left.
+    fn spare(&mut self, lease: &Lease, to: usize, gone: Vec<&'a Lease>) -> Vec<(&'a Lease, usize)> {
+        let mut left: Vec<(&Lease, usize)> = gone.into_iter().map(|other| (other, 0)).collect();
+        for (other, left) in left.iter_mut().rev() {
+            let mut usable = (1..=other.holds)
+                .rev()
+                .filter(|&keeps| other.terms.usable(keeps) == keeps);
+            let keeps = usable.find(|&keeps| {
+                self.hold(other, keeps);
+                self.fits(lease, to)
+            });
+            *left = keeps.unwrap_or(0);
+            self.hold(other, *left);
         }
-        if wanted.is_some() {
-            for (other, to) in gone {
-                if to < self.leases[&other].holds {
-                    let revoked = self.leases[&other].departure.as_ref();
-                    // A revocation stays one, and nobody spares its lease.
-                    let revoked = revoked.filter(|one| matches!(one.why, Cause::Revoked { .. }));
-                    let (to, why) = match revoked {
-                        Some(one) => (to.min(one.to), one.why),
-                        None => (to, Cause::Preempted { by: id }),
-                    };
-                    self.announce(other, Departure { at, to, why }, out);
-                }
+        left
+    }
+
+    /// Whether the lease, which waits, will have more when those end that leave, or that
+    /// cannot be renewed beside it. After it has waited for long, those count too that were
+    /// not renewed since.
+    pub(crate) fn will_fit(
+        mut self,
+        lease: &Lease,
+        rivals: Vec<&'a Lease>,
+        policy: &HostPolicy,
+    ) -> bool {
+        let (rank, taker) = (lease.terms.rank(), lease.owner.tenant);
+        let left = |other: &Lease| match other.departure {
+            Some(departure) => Some(departure.to),
+            None => {
+                let gives_way = other.gives_way(taker, policy) && other.terms.rank() <= rank;
+                let is_renewed = other.renewed_since(lease.waits_since);
+                let ends =
+                    !lease.is_patient() && other.until.is_some() && (gives_way || !is_renewed);
+                ends.then_some(0)
+            }
+        };
+        let mut ends = false;
+        for other in rivals {
+            if let Some(left) = left(other) {
+                self.hold(other, left);
+                ends = true;
             }
         }
-        wanted.is_some()
+        ends && self.fits(lease, lease.least_more())
     }
 
-    /// Changes what the room has of a lease from `from`, or what it holds, to `to`.
-    pub(super) fn pretend(&mut self, id: LeaseId, from: Option<usize>, to: usize) {
-        let holding = self.leases[&id].holding();
-        let from = from.unwrap_or(holding.holds);
-        self.room.remove(Holding {
-            holds: from,
-            ..holding
-        });
-        self.room.add(Holding {
-            holds: to,
-            ..holding
-        });
-    }
-
-    /// Whether those who are served later are kept from passing: others leave for it, or
-    /// it has waited for long and will fit when leases end that cannot be renewed beside
-    /// it, or were not since it waits.
-    pub(super) fn blocks(&mut self, id: LeaseId) -> bool {
-        let lease = &self.leases[&id];
-        let rank = lease.terms.rank();
-        let (patient, waits_since) = (lease.patient, lease.waits_since);
-        let ends: Vec<(LeaseId, usize)> = self
-            .rivals(id)
-            .filter_map(|other| match &other.departure {
-                Some(departure) => Some((other.id, departure.to)),
-                None => {
-                    // It cannot be renewed beside this one, or was not since this one waits.
-                    let gives_way = self.gives_way(other, id) && other.terms.rank() <= rank;
-                    let is_renewed = other.renewed.is_some_and(|renewed| renewed >= waits_since);
-                    let ends = !patient && other.until.is_some() && (gives_way || !is_renewed);
-                    ends.then_some((other.id, 0))
-                }
-            })
-            .collect();
-        if ends.is_empty() {
-            return false;
-        }
-        for &(other, to) in &ends {
-            self.pretend(other, None, to);
-        }
-        let lease = &self.leases[&id];
-        let fits = self.could_hold(id, lease.terms.at_least.max(lease.holds + 1));
-        for &(other, to) in &ends {
-            let holds = self.leases[&other].holds;
-            self.pretend(other, Some(to), holds);
-        }
-        fits
-    }
-
-    /// Spares those who were to leave for a lease that does not wait any more. Returns
-    /// whether there was one.
-    pub(super) fn spare_needless(&mut self, out: &mut Vec<Change>) -> bool {
-        let needless: Vec<LeaseId> = self
-            .leaving
-            .iter()
-            .copied()
-            .filter(|id| {
-                match self
-                    .leases
-                    .get(id)
-                    .and_then(|lease| lease.departure.as_ref())
-                {
-                    Some(Departure {
-                        why: Cause::Preempted { by },
-                        ..
-                    }) => !self.waits(*by),
-                    _ => false,
-                }
-            })
-            .collect();
-        for &lease in &needless {
-            self.update(lease, |lease| lease.departure = None);
-            out.push(Change::Spared { lease });
-        }
-        !needless.is_empty()
-    }
-
-    /// Finds out whose counters outsiders have: where leases hold more than there is left
-    /// beside them, those of the lowest rank are broken, as many ranks as it takes.
-    pub(super) fn mark_broken(&mut self, out: &mut Vec<Change>) {
-        let mut broken: BTreeSet<LeaseId> = BTreeSet::new();
-        let mut here: Vec<(LeaseId, usize)> = Vec::new();
+    /// Whose counters outsiders have: where leases hold more than there is left beside them,
+    /// those of the lowest rank are broken, as many ranks as it takes.
+    pub(crate) fn broken(mut self, book: &'a Book) -> BTreeSet<LeaseId> {
+        let mut broken = BTreeSet::new();
         while let Some((place, set)) = self.room.overdrawn() {
+            let cpus = self.room.cpus(place);
             let needs = |lease: &&Lease| {
+                let mut demands = lease.holding().demands().iter();
                 !broken.contains(&lease.id)
-                    && lease.terms.cpus.meets(self.room.cpus(place))
-                    && lease.terms.demands[..lease.holds].iter().any(|demand| {
+                    && lease.terms.cpus.meets(cpus)
+                    && demands.any(|demand| {
                         demand.pmu == place.pmu && (demand.counters & !set).is_empty()
                     })
             };
-            let holders: Vec<&Lease> = self.leases.values().filter(needs).collect();
+            let holders: Vec<&Lease> = book.all().filter(needs).collect();
             let Some(lowest) = holders.iter().map(|lease| lease.terms.rank()).min() else {
                 break;
             };
-            let lowest = holders.iter().filter(|lease| lease.terms.rank() == lowest);
-            let ids: Vec<LeaseId> = lowest.map(|lease| lease.id).collect();
-            for id in ids {
-                here.push((id, self.leases[&id].holds));
-                self.pretend(id, None, 0);
-                broken.insert(id);
+            for lease in holders {
+                if lease.terms.rank() == lowest {
+                    self.hold(lease, 0);
+                    broken.insert(lease.id);
+                }
             }
         }
-        for (id, holds) in here {
-            self.pretend(id, Some(0), holds);
-        }
-        let now = self.now();
-        let changed: Vec<LeaseId> = self
-            .broken
-            .symmetric_difference(&broken)
-            .copied()
-            .filter(|id| self.leases.contains_key(id))
-            .collect();
-        for id in changed {
-            let mut lasted = None;
-            self.update(id, |lease| {
-                lease.settle(now);
-                lasted = lease.broken.map(|since| now.since(since));
-                lease.broken = if lasted.is_some() { None } else { Some(now) };
-            });
-            out.push(match lasted {
-                Some(lasted) => Change::Mended { lease: id, lasted },
-                None => Change::Broken { lease: id },
-            });
-        }
-        self.broken = broken;
+        broken
+    }
+}
+
+fn departure(other: &Lease, to: usize, by: LeaseId, at: BootTime) -> Departure {
+    match other.departure {
+        // A revocation stays one, and nobody spares its lease.
+        Some(Departure {
+            to: left,
+            why: why @ Cause::Revoked { .. },
+            ..
+        }) => Departure {
+            at,
+            to: to.min(left),
+            why,
+        },
+        _ => Departure {
+            at,
+            to,
+            why: Cause::Preempted { by },
+        },
     }
 }

@@ -67,12 +67,12 @@ impl Terms {
     }
 
     /// Who gives way to whom: best effort to guaranteed, and among these by priority.
-    pub(super) fn rank(&self) -> (bool, u8) {
+    pub(crate) fn rank(&self) -> (bool, u8) {
         (self.guaranteed, self.priority)
     }
 
     /// The number of counters that it has if at most `most` of them can be had.
-    pub(super) fn usable(&self, most: usize) -> usize {
+    pub(crate) fn usable(&self, most: usize) -> usize {
         if most < self.at_least {
             0
         } else {

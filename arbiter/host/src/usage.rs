@@ -18,14 +18,14 @@ struct Account {
 
 /// The accounts of all tenants.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Usage {
+pub(crate) struct Usage {
     accounts: Vec<Account>,
     shares: Vec<u128>,
 }
 
 impl Usage {
     /// Counts by the shares of `policy` from now on.
-    pub(super) fn set_policy(&mut self, policy: &HostPolicy, now: BootTime) {
+    pub(crate) fn set_policy(&mut self, policy: &HostPolicy, now: BootTime) {
         for tenant in 0..self.accounts.len() {
             self.settle(tenant, now);
         }
@@ -39,7 +39,7 @@ impl Usage {
     }
 
     /// The number of leases that the tenant has, or waits for.
-    pub(super) fn leases(&self, tenant: TenantId) -> usize {
+    pub(crate) fn leases(&self, tenant: TenantId) -> usize {
         let account = self.accounts.get(usize::from(tenant.0));
         account.map_or(0, |account| {
             usize::try_from(account.leases).unwrap_or(usize::MAX)
@@ -47,7 +47,7 @@ impl Usage {
     }
 
     /// What the tenant has had for each of its shares: whoever has less is served first.
-    pub(super) fn had(&self, tenant: TenantId, now: BootTime) -> u128 {
+    pub(crate) fn had(&self, tenant: TenantId, now: BootTime) -> u128 {
         let at = usize::from(tenant.0);
         self.accounts
             .get(at)
@@ -67,7 +67,7 @@ impl Usage {
 
     /// A lease of the tenant is there, or waits. Who was away has no claim to the time in
     /// which it wanted nothing.
-    pub(super) fn came(&mut self, tenant: TenantId, now: BootTime) {
+    pub(crate) fn came(&mut self, tenant: TenantId, now: BootTime) {
         let at = usize::from(tenant.0);
         self.settle(at, now);
         if self.accounts[at].leases == 0 {
@@ -81,12 +81,12 @@ impl Usage {
     }
 
     /// It is not there any more.
-    pub(super) fn left(&mut self, tenant: TenantId) {
+    pub(crate) fn left(&mut self, tenant: TenantId) {
         self.accounts[usize::from(tenant.0)].leases -= 1;
     }
 
     /// The tenant holds `now_holds` counters where it held `held`.
-    pub(super) fn changed(&mut self, tenant: TenantId, held: u64, holds: u64, now: BootTime) {
+    pub(crate) fn changed(&mut self, tenant: TenantId, held: u64, holds: u64, now: BootTime) {
         let at = usize::from(tenant.0);
         self.settle(at, now);
         self.accounts[at].holds = self.accounts[at].holds + holds - held;
