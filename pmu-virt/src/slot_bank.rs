@@ -8,17 +8,23 @@
 
 mod claimant;
 mod lease;
-mod places;
+mod residents;
 
 pub use claimant::{Claimant, HolderReport};
-pub(crate) use lease::{FinalReading, Return, Settled, SlotLease};
+pub(crate) use lease::{Return, Settled, SlotLease};
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pmu_model::{CountRequest, OwnerId, Progress, SlotSet, Tsc};
+use pmu_model::{
+    Constraint, CountRequest, LossReason, OwnerId, Progress, Reading, SlotIndex, SlotSet, Tsc,
+    Unavailable, UnavailableReason,
+};
 
 use crate::backend::CounterBackend;
+use lease::Arming;
+use residents::{Resident, Residents};
 
 /// The physical counters of one core.
 #[derive(Debug)]
@@ -26,9 +32,7 @@ pub(crate) struct SlotBank {
     /// No other bank of this program has it.
     number: u64,
     backend: Box<dyn CounterBackend>,
-    residents: Vec<Option<Resident>>,
-    /// Slots with a resident; both of a pair.
-    taken: SlotSet,
+    residents: Residents,
     /// Slots that count while the attached vCPU runs.
     running: SlotSet,
     /// Overflows told by the backend that their owner has not heard of.
@@ -51,18 +55,14 @@ pub(crate) struct SlotBank {
     booked: u64,
 }
 
-/// What a slot counts, and for whom.
+/// The last count of a lease that is over.
 #[derive(Clone, Copy, Debug)]
-struct Resident {
+struct FinalReading {
     claimant: Claimant,
-    request: CountRequest,
-    /// The slot's count when it was last read; none if it could not be.
-    seen: Option<u64>,
-    /// Of its lease; no other lease on this core has it.
-    stamp: u64,
-    /// Switch after which its owner was attached last.
-    used: u64,
-    slots: SlotSet,
+    /// None if it has not run since it was read.
+    reading: Option<Reading>,
+    /// Why it is no longer exact.
+    loss: Option<LossReason>,
 }
 
 /// What vCPU switches cost a core, summed since it was made.
@@ -89,8 +89,7 @@ impl SlotBank {
         SlotBank {
             number: BANKS.fetch_add(1, Ordering::Relaxed),
             backend,
-            residents: vec![None; capacity],
-            taken: SlotSet::EMPTY,
+            residents: Residents::new(capacity),
             running: SlotSet::EMPTY,
             flagged: SlotSet::EMPTY,
             flagged_hosts: SlotSet::EMPTY,
@@ -128,19 +127,19 @@ impl SlotBank {
 
     /// Every slot there is.
     pub(crate) fn slots(&self) -> SlotSet {
-        SlotSet::below(self.residents.len())
+        self.residents.slots()
     }
 
     /// The slots that nobody holds.
     pub(crate) fn free(&self) -> SlotSet {
-        self.slots().difference(self.taken)
+        self.slots().difference(self.residents.taken())
     }
 
     /// The slots on which no counter is of a vCPU that is away.
     pub(crate) fn unclaimed(&self) -> SlotSet {
-        let others = self.taken.iter().filter(|slot| {
-            self.occupant(*slot)
-                .is_some_and(|resident| !self.is_present(&resident.claimant))
+        let others = self.residents.taken().iter().filter(|slot| {
+            let resident = self.residents.get(*slot);
+            resident.is_some_and(|resident| !self.is_present(&resident.claimant))
         });
         self.slots().difference(others.collect())
     }
@@ -212,7 +211,7 @@ impl SlotBank {
         self.flagged = self.flagged.union(told);
         let (mut guests, mut hosts) = (SlotSet::EMPTY, SlotSet::EMPTY);
         for slot in self.flagged.iter() {
-            match self.occupant(slot).map(|resident| resident.claimant) {
+            match self.residents.get(slot).map(|resident| resident.claimant) {
                 Some(Claimant::Guest { vcpu, .. }) if self.attached == Some(vcpu) => {
                     guests.insert(slot);
                 }
@@ -252,5 +251,341 @@ impl SlotBank {
             self.pause();
             self.attached = None;
         }
+    }
+
+    /// Who holds which slot, by ascending slot.
+    pub(crate) fn holders(&self) -> Vec<HolderReport> {
+        let report = |(slot, resident): (SlotIndex, &Resident)| HolderReport {
+            slot,
+            holder: resident.claimant,
+            request: resident.request,
+            source: self.backend.source(slot),
+            counting: self.running.contains(slot),
+        };
+        self.residents.iter().map(report).collect()
+    }
+}
+
+/// What is done with a lease.
+impl SlotBank {
+    /// Its vCPU is back, and wants `now` counted.
+    fn take_back(&mut self, lease: &mut SlotLease, now: Option<CountRequest>) -> Return {
+        let Some(resident) = self.residents.stamped(lease.slot(), lease.stamp()) else {
+            return Return::Lost;
+        };
+        // Its control may have been written while it was away.
+        if !now.is_some_and(|now| now.counts_like(lease.request())) {
+            return Return::Superseded;
+        }
+        resident.used = self.stats.switches;
+        self.stats.in_place += 1;
+        if lease.is_running() {
+            self.start(lease);
+        } else {
+            self.stop(lease);
+        }
+        Return::InPlace
+    }
+
+    #[inline]
+    fn settle(&mut self, lease: &mut SlotLease) -> Option<Settled> {
+        if !lease.is_running() {
+            return None;
+        }
+        let slot = lease.slot();
+        let resident = self.residents.stamped(slot, lease.stamp())?;
+        self.operations += 1;
+        self.stale.remove(slot);
+        let settled = lease.absorb(self.backend.read(slot));
+        resident.seen = matches!(settled, Settled::Counted(..)).then_some(lease.settled());
+        Some(settled)
+    }
+
+    #[inline]
+    fn start(&mut self, lease: &mut SlotLease) {
+        let slot = lease.slot();
+        lease.set_running(true);
+        if self.running.contains(slot) {
+            return;
+        }
+        if let Some(batch) = &mut self.batch {
+            batch.insert(slot);
+            return;
+        }
+        self.running.insert(slot);
+        self.operations += 1;
+        self.backend.start(slot);
+    }
+
+    /// Stops the slot of a lease that stands still.
+    #[inline]
+    fn stop(&mut self, lease: &SlotLease) {
+        if !self.holds(lease) {
+            return;
+        }
+        let slot = lease.slot();
+        if let Some(batch) = &mut self.batch {
+            batch.remove(slot);
+        }
+        if self.running.contains(slot) {
+            self.running.remove(slot);
+            self.operations += 1;
+            self.backend.stop(slot);
+        }
+    }
+
+    #[inline]
+    fn arm(&mut self, lease: &mut SlotLease, until: Option<NonZeroU64>) {
+        if self.note_armed(lease, until) {
+            self.backend.arm(lease.slot(), until);
+        }
+    }
+
+    /// Asks for its overflow as [`SlotLease::arm`] does; this one may wait for others.
+    #[inline]
+    pub(crate) fn arm_about(&mut self, lease: &mut SlotLease, until: Option<NonZeroU64>) {
+        if self.note_armed(lease, until) {
+            self.backend.arm_about(lease.slot(), until);
+        }
+    }
+
+    /// Whether the backend is to be told.
+    #[inline]
+    fn note_armed(&mut self, lease: &mut SlotLease, until: Option<NonZeroU64>) -> bool {
+        let slot = lease.slot();
+        let arming = lease.note_armed(until);
+        if arming == Arming::AsBefore {
+            return false;
+        }
+        self.flagged.remove(slot);
+        self.flagged_hosts.remove(slot);
+        match arming {
+            Arming::Off if self.armed.contains(slot) => self.armed.remove(slot),
+            Arming::Armed => self.armed.insert(slot),
+            // What is not armed need not be disarmed.
+            Arming::Off | Arming::AsBefore => return false,
+        }
+        self.operations += 1;
+        true
+    }
+
+    #[inline]
+    fn end(&mut self, mut lease: SlotLease) -> (Option<Settled>, Option<LossReason>) {
+        let last = self.final_reading(&lease);
+        self.release(&lease);
+        match last {
+            Some(last) => (last.reading.map(|reading| lease.absorb(reading)), last.loss),
+            None => (None, None),
+        }
+    }
+}
+
+/// Coming, staying, making room.
+impl SlotBank {
+    /// Whether the counter is still where it was.
+    pub(crate) fn holds(&self, lease: &SlotLease) -> bool {
+        self.residents.has(lease.slot(), lease.stamp())
+    }
+
+    /// What a lease has come to that is over or about to be.
+    fn final_reading(&mut self, lease: &SlotLease) -> Option<FinalReading> {
+        match self.residents.stamped(lease.slot(), lease.stamp()) {
+            Some(resident) => {
+                let claimant = resident.claimant;
+                Some(self.reading_of(claimant, lease.slot()))
+            }
+            // Somebody else has ended it.
+            None => self.final_readings.remove(&lease.stamp()),
+        }
+    }
+
+    fn reading_of(&mut self, claimant: Claimant, slot: SlotIndex) -> FinalReading {
+        let stale = self.stale.contains(slot);
+        if stale {
+            self.operations += 1;
+            self.stale.remove(slot);
+        }
+        FinalReading {
+            claimant,
+            reading: stale.then(|| self.backend.read(slot)),
+            loss: self.backend.loss(slot),
+        }
+    }
+
+    /// The count of a lease's slot without taking it in, and why it is no longer
+    /// exact.
+    pub(crate) fn peek(&self, lease: &SlotLease) -> Option<(Reading, Option<LossReason>)> {
+        let slot = lease.slot();
+        self.holds(lease)
+            .then(|| (self.backend.read(slot), self.backend.loss(slot)))
+    }
+
+    /// A slot that can be had without moving a counter that counts now: a free
+    /// one, else one that counts the same for a vCPU that is away or is kept
+    /// by a host context that has stopped, else any such; of these the one that
+    /// was used least recently.
+    ///
+    /// `constraint` is the backend's for `request`. Counters that need more than
+    /// one slot, or one by name, are not placed this way.
+    pub(crate) fn find(&self, request: &CountRequest, constraint: &Constraint) -> Option<SlotSet> {
+        if constraint.paired || constraint.exclusive.is_some() {
+            return None;
+        }
+        let possible = constraint.slots.intersection(self.slots());
+        if let Some(free) = possible.difference(self.residents.taken()).iter().next() {
+            return Some(SlotSet::of(free));
+        }
+        possible
+            .iter()
+            .filter_map(|slot| Some((self.residents.get(slot)?, slot)))
+            .filter(|(resident, slot)| self.yields(resident, *slot))
+            .min_by_key(|(resident, slot)| (!self.serves(resident, *slot, request), resident.used))
+            .map(|(_, slot)| SlotSet::of(slot))
+    }
+
+    /// Whether a resident makes room for whoever comes: its vCPU is away, or it
+    /// is a host context's that does not count.
+    fn yields(&self, resident: &Resident, slot: SlotIndex) -> bool {
+        !self.is_present(&resident.claimant)
+            || matches!(resident.claimant, Claimant::Context { .. }) && !self.is_running(slot)
+    }
+
+    /// Whether it counts while the attached vCPU runs.
+    pub(crate) fn is_running(&self, slot: SlotIndex) -> bool {
+        self.running.contains(slot) || self.batch.is_some_and(|batch| batch.contains(slot))
+    }
+
+    /// Whether the slot of `resident` need not be programmed to count `request`
+    /// for somebody else.
+    fn serves(&self, resident: &Resident, slot: SlotIndex, request: &CountRequest) -> bool {
+        resident.request.counts_like(request) && self.backend.is_shared(slot)
+    }
+
+    /// Puts a counter of one who is present on `slots`, one or a pair, stopped.
+    /// Who is there makes room; a counter that counts now must have left before.
+    pub(crate) fn place(
+        &mut self,
+        slots: SlotSet,
+        claimant: Claimant,
+        request: &CountRequest,
+    ) -> Result<SlotLease, UnavailableReason> {
+        let slot = slots.iter().next().ok_or(UnavailableReason::Waiting)?;
+        let inherited = if slots.intersection(self.residents.taken()).is_empty() {
+            None
+        } else {
+            self.make_room(slot, slots, request)
+        };
+        if inherited.is_none() {
+            self.operations += 1;
+            let programmed = self.backend.program(slot, request);
+            programmed.map_err(|Unavailable { reason }| reason)?;
+            self.stats.restored += 1;
+        }
+        let settled = inherited.unwrap_or(0);
+        self.stamps += 1;
+        let resident = Resident {
+            claimant,
+            request: *request,
+            seen: Some(settled),
+            stamp: self.stamps,
+            used: self.stats.switches,
+            slots,
+        };
+        self.residents.move_in(resident);
+        Ok(SlotLease::new(slot, self.stamps, request, settled))
+    }
+
+    /// Ends the leases of who is on `slots`. A counter that counts the same already
+    /// is taken over, and its count is yielded. Who is on the same slots is
+    /// programmed over; others give theirs back.
+    fn make_room(
+        &mut self,
+        slot: SlotIndex,
+        slots: SlotSet,
+        request: &CountRequest,
+    ) -> Option<u64> {
+        if let Some(resident) = self.residents.get(slot).copied()
+            && resident.slots == slots
+            && self.serves(&resident, slot, request)
+            && let Some(count) = self.evict(slot)
+        {
+            return Some(count);
+        }
+        for other in slots.iter() {
+            let Some(resident) = self.residents.get(other).copied() else {
+                continue;
+            };
+            self.evict(other);
+            if resident.slots != slots {
+                self.vacate(resident.slots);
+            }
+        }
+        self.drop_marks(slot);
+        None
+    }
+
+    /// Ends the lease of whoever is on `slot`, and keeps for it what it has come
+    /// to. Yields the slot's count, if there is one.
+    fn evict(&mut self, slot: SlotIndex) -> Option<u64> {
+        let resident = self.residents.get(slot).copied()?;
+        let at = resident.slots.iter().next()?;
+        let last = self.reading_of(resident.claimant, at);
+        let seen = match last.reading {
+            Some(Reading::Counted { value, .. }) => Some(value),
+            Some(Reading::Unavailable(_)) => None,
+            None => resident.seen,
+        };
+        if last.reading.is_some() || last.loss.is_some() {
+            self.final_readings.insert(resident.stamp, last);
+        }
+        log::trace!("{} makes room", resident.claimant);
+        self.stats.evicted += 1;
+        self.residents.move_out(resident.slots);
+        seen
+    }
+
+    /// Forgets what was known of a slot's counter.
+    fn drop_marks(&mut self, slot: SlotIndex) {
+        let marks = [
+            &mut self.running,
+            &mut self.flagged,
+            &mut self.flagged_hosts,
+            &mut self.stale,
+            &mut self.armed,
+        ];
+        for mark in marks.into_iter().chain(&mut self.batch) {
+            mark.remove(slot);
+        }
+    }
+
+    /// Frees the slot of a lease, or forgets what is owed to it; its count was
+    /// taken before, or is nobody's.
+    pub(crate) fn release(&mut self, lease: &SlotLease) {
+        let slots = self.residents.stamped(lease.slot(), lease.stamp());
+        match slots.map(|resident| resident.slots) {
+            Some(slots) => self.vacate(slots),
+            None => drop(self.final_readings.remove(&lease.stamp())),
+        }
+    }
+
+    /// Frees the slots of one counter; it is addressed by the first.
+    fn vacate(&mut self, slots: SlotSet) {
+        if let Some(at) = slots.iter().next() {
+            self.operations += 1;
+            self.backend.release(at);
+            self.drop_marks(at);
+        }
+        self.residents.move_out(slots);
+    }
+
+    /// Whether the slot is to be given up before another vCPU is attached.
+    pub(crate) fn is_private(&self, lease: &SlotLease) -> bool {
+        !self.backend.is_shared(lease.slot())
+    }
+
+    /// The counter on a slot stays, and counts for somebody else of the same
+    /// context.
+    pub(crate) fn rename(&mut self, lease: &SlotLease, claimant: Claimant) {
+        self.residents.rename(lease.stamp(), claimant);
     }
 }

@@ -164,7 +164,7 @@ impl Places {
         lease.start(bank);
         // A set that switches at overflows (PFM_SETFL_OVFL_SWITCH) does so as late as a sample
         // comes: what it counted meanwhile is its own, and no count is missing.
-        lease.arm_about(wanted.until, bank);
+        bank.arm_about(lease, wanted.until);
     }
 
     /// Puts something on a slot, or a pair.

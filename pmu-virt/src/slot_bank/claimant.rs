@@ -1,12 +1,10 @@
-//! Who can be on a slot, and who is.
+//! Who can be on a slot.
 
 use std::fmt;
 
 use arbiter::CounterId;
 use perfmon::ContextId;
 use pmu_model::{CountRequest, OwnerId, SlotIndex};
-
-use super::SlotBank;
 
 /// Who wants an event counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,27 +69,4 @@ pub struct HolderReport {
     /// It counts while the attached vCPU runs. If not, it is kept for one that
     /// is away or has stopped, and goes to whoever needs it.
     pub counting: bool,
-}
-
-impl SlotBank {
-    /// Who holds which slot, by ascending slot.
-    pub(crate) fn holders(&self) -> Vec<HolderReport> {
-        let first = |slot: &SlotIndex| {
-            let resident = self.occupant(*slot)?;
-            (resident.slots.iter().next() == Some(*slot)).then_some(resident)
-        };
-        self.taken
-            .iter()
-            .filter_map(|slot| {
-                let resident = first(&slot)?;
-                Some(HolderReport {
-                    slot,
-                    holder: resident.claimant,
-                    request: resident.request,
-                    source: self.backend.source(slot),
-                    counting: self.running.contains(slot),
-                })
-            })
-            .collect()
-    }
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 
 use pmu_model::{CountRequest, LossReason, Provenance, Reading, SlotIndex, UnavailableReason};
 
-use super::{Claimant, SlotBank};
+use super::SlotBank;
 
 /// A slot, or a pair, for one claim, and how far its count was taken in.
 ///
@@ -13,16 +13,16 @@ use super::{Claimant, SlotBank};
 /// bank keeps its last count then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotLease {
-    pub(super) slot: SlotIndex,
+    slot: SlotIndex,
     /// No other lease of the core has it.
-    pub(super) stamp: u64,
-    pub(super) request: CountRequest,
+    stamp: u64,
+    request: CountRequest,
     /// The slot's count at the last settlement.
-    pub(super) settled: u64,
+    settled: u64,
     /// The slot's count at which its overflow is armed.
-    pub(super) armed: Option<u64>,
+    armed: Option<u64>,
     /// It counts while the vCPU runs. If not, it is kept until somebody needs it.
-    pub(super) running: bool,
+    running: bool,
 }
 
 /// What a slot has counted since the last settlement.
@@ -45,17 +45,27 @@ pub(crate) enum Return {
     Lost,
 }
 
-/// The last count of a lease that is over.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FinalReading {
-    pub(super) claimant: Claimant,
-    /// None if it has not run since it was read.
-    pub(super) reading: Option<Reading>,
-    /// Why it is no longer exact.
-    pub(super) loss: Option<LossReason>,
+/// What the source is to be told of an overflow that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arming {
+    AsBefore,
+    Armed,
+    Off,
 }
 
 impl SlotLease {
+    /// A slot whose count is `settled`, stopped.
+    pub(super) fn new(slot: SlotIndex, stamp: u64, request: &CountRequest, settled: u64) -> Self {
+        SlotLease {
+            slot,
+            stamp,
+            request: *request,
+            settled,
+            armed: None,
+            running: false,
+        }
+    }
+
     #[inline]
     pub(crate) fn slot(&self) -> SlotIndex {
         self.slot
@@ -78,42 +88,15 @@ impl SlotLease {
         self.running
     }
 
-    /// Its vCPU is back on the core, and wants `now` counted. In a place that is
-    /// still right, it counts on or stands still, as it did.
-    pub(crate) fn come_back(&mut self, now: Option<CountRequest>, bank: &mut SlotBank) -> Return {
-        let resident = bank.residents.get_mut(usize::from(self.slot.0));
-        let resident = resident.and_then(Option::as_mut);
-        let Some(resident) = resident.filter(|resident| resident.stamp == self.stamp) else {
-            return Return::Lost;
-        };
-        // Its control may have been written while it was away.
-        if !now.is_some_and(|now| now.counts_like(&self.request)) {
-            return Return::Superseded;
-        }
-        resident.used = bank.stats.switches;
-        bank.stats.in_place += 1;
-        if self.running {
-            self.start(bank);
-        } else {
-            self.stop(Some(bank));
-        }
-        Return::InPlace
+    #[inline]
+    pub(super) fn set_running(&mut self, running: bool) {
+        self.running = running;
     }
 
-    /// Takes in what the slot has counted since the last time; nothing if it does
-    /// not run, or is somebody else's by now.
+    /// The slot's count that was taken in.
     #[inline]
-    pub(crate) fn settle(&mut self, bank: &mut SlotBank) -> Option<Settled> {
-        if !self.running {
-            return None;
-        }
-        let resident = bank.residents.get_mut(usize::from(self.slot.0))?.as_mut();
-        let resident = resident.filter(|resident| resident.stamp == self.stamp)?;
-        bank.operations += 1;
-        bank.stale.remove(self.slot);
-        let settled = self.absorb(bank.backend.read(self.slot));
-        resident.seen = matches!(settled, Settled::Counted(..)).then_some(self.settled);
-        Some(settled)
+    pub(super) fn settled(&self) -> u64 {
+        self.settled
     }
 
     /// Its overflow has come: the next one has to be armed.
@@ -124,7 +107,7 @@ impl SlotLease {
 
     /// A slot that tells no count keeps its place: it may count again.
     #[inline]
-    fn absorb(&mut self, reading: Reading) -> Settled {
+    pub(super) fn absorb(&mut self, reading: Reading) -> Settled {
         match reading {
             Reading::Counted { value, provenance } => {
                 let events = value.wrapping_sub(self.settled);
@@ -135,75 +118,18 @@ impl SlotLease {
         }
     }
 
-    /// Has it count while the vCPU runs; in a switch, from its end on.
+    /// Its overflow is asked for when `until` more events were counted than were settled.
     #[inline]
-    pub(crate) fn start(&mut self, bank: &mut SlotBank) {
-        self.running = true;
-        if bank.running.contains(self.slot) {
-            return;
-        }
-        if let Some(batch) = &mut bank.batch {
-            batch.insert(self.slot);
-            return;
-        }
-        bank.running.insert(self.slot);
-        bank.operations += 1;
-        bank.backend.start(self.slot);
-    }
-
-    /// Has it stand still. Away from its core (`bank` is none), it is stopped when
-    /// it comes back.
-    #[inline]
-    pub(crate) fn stop(&mut self, bank: Option<&mut SlotBank>) {
-        self.running = false;
-        let Some(bank) = bank.filter(|bank| bank.holds(self)) else {
-            return;
-        };
-        if let Some(batch) = &mut bank.batch {
-            batch.remove(self.slot);
-        }
-        if bank.running.contains(self.slot) {
-            bank.running.remove(self.slot);
-            bank.operations += 1;
-            bank.backend.stop(self.slot);
-        }
-    }
-
-    /// Asks for its overflow when `until` more events were counted than were
-    /// settled; `None`: nobody waits for one.
-    #[inline]
-    pub(crate) fn arm(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) {
-        if self.note_armed(until, bank) {
-            bank.backend.arm(self.slot, until);
-        }
-    }
-
-    /// The same of an overflow that may wait for others.
-    #[inline]
-    pub(crate) fn arm_about(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) {
-        if self.note_armed(until, bank) {
-            bank.backend.arm_about(self.slot, until);
-        }
-    }
-
-    /// Whether the backend is to be told.
-    #[inline]
-    fn note_armed(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) -> bool {
+    pub(super) fn note_armed(&mut self, until: Option<NonZeroU64>) -> Arming {
         let armed = until.map(|until| self.settled.saturating_add(until.get()));
         if armed.is_some() && self.armed == armed {
-            return false;
+            return Arming::AsBefore;
         }
         self.armed = armed;
-        bank.flagged.remove(self.slot);
-        bank.flagged_hosts.remove(self.slot);
         match armed {
-            Some(_) => bank.armed.insert(self.slot),
-            None if bank.armed.contains(self.slot) => bank.armed.remove(self.slot),
-            // What is not armed need not be disarmed.
-            None => return false,
+            Some(_) => Arming::Armed,
+            None => Arming::Off,
         }
-        bank.operations += 1;
-        true
     }
 
     /// Events since the last settlement by a count that was looked at.
@@ -211,16 +137,50 @@ impl SlotLease {
     pub(crate) fn since(&self, value: u64) -> u64 {
         value.wrapping_sub(self.settled)
     }
+}
+
+/// What its holder does with it on a core's bank.
+impl SlotLease {
+    /// Its vCPU is back on the core, and wants `now` counted. In a place that is
+    /// still right, it counts on or stands still, as it did.
+    pub(crate) fn come_back(&mut self, now: Option<CountRequest>, bank: &mut SlotBank) -> Return {
+        bank.take_back(self, now)
+    }
+
+    /// Takes in what the slot has counted since the last time; nothing if it does
+    /// not run, or is somebody else's by now.
+    #[inline]
+    pub(crate) fn settle(&mut self, bank: &mut SlotBank) -> Option<Settled> {
+        bank.settle(self)
+    }
+
+    /// Has it count while the vCPU runs; in a switch, from its end on.
+    #[inline]
+    pub(crate) fn start(&mut self, bank: &mut SlotBank) {
+        bank.start(self);
+    }
+
+    /// Has it stand still. Away from its core (`bank` is none), it is stopped when
+    /// it comes back.
+    #[inline]
+    pub(crate) fn stop(&mut self, bank: Option<&mut SlotBank>) {
+        self.running = false;
+        if let Some(bank) = bank {
+            bank.stop(self);
+        }
+    }
+
+    /// Asks for its overflow when `until` more events were counted than were
+    /// settled; `None`: nobody waits for one.
+    #[inline]
+    pub(crate) fn arm(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) {
+        bank.arm(self, until);
+    }
 
     /// Gives the slot back, and yields the last count and why it is no longer
     /// exact.
     #[inline]
-    pub(crate) fn end(mut self, bank: &mut SlotBank) -> (Option<Settled>, Option<LossReason>) {
-        let last = bank.final_reading(&self);
-        bank.release(&self);
-        match last {
-            Some(last) => (last.reading.map(|reading| self.absorb(reading)), last.loss),
-            None => (None, None),
-        }
+    pub(crate) fn end(self, bank: &mut SlotBank) -> (Option<Settled>, Option<LossReason>) {
+        bank.end(self)
     }
 }
