@@ -3,7 +3,6 @@
 mod constrained;
 mod error;
 mod events;
-mod interval;
 mod layout;
 mod program;
 mod registers;
@@ -26,6 +25,8 @@ use pmu_model::{
 };
 
 use super::{BackendEnv, BackendError, CountPlan, CounterBackend};
+use error::errno;
+use events::MsrPlan;
 use registers::{Registers, self_test_codes};
 use report::{open_device, report};
 use slot::MsrSlot;
@@ -123,8 +124,8 @@ impl MsrBackend {
         }
         let registers = Registers::take(device, &cpuid, options, watchdog)?;
         let mut backend = MsrBackend {
-            report: report(options.cpu, &registers.layout),
-            slots: registers.layout.counters.iter().map(|_| None).collect(),
+            report: report(options.cpu, registers.layout()),
+            slots: registers.layout().counters.iter().map(|_| None).collect(),
             registers,
             cpuid,
             options,
@@ -135,7 +136,7 @@ impl MsrBackend {
             active: SlotSet::EMPTY,
             warned: false,
         };
-        let [cycles, instructions] = self_test_codes(backend.registers.layout.model.vendor());
+        let [cycles, instructions] = self_test_codes(backend.registers.layout().model.vendor());
         backend.report.residue_cycles = backend.residue(cycles);
         backend.report.residue_instructions = backend.residue(instructions);
         Ok(backend)
@@ -149,7 +150,7 @@ impl MsrBackend {
     /// Events of the host's own between start and stop, with nothing between.
     fn residue(&mut self, (select, umask): (u16, u8)) -> Option<u64> {
         let slot = SlotIndex(0);
-        let family = self.registers.layout.model.events();
+        let family = self.registers.layout().model.events();
         let event = EventCode::Selected {
             family,
             select,
@@ -185,11 +186,162 @@ impl MsrBackend {
     }
 }
 
+/// What its counters are written with.
+impl MsrBackend {
+    fn lay_out(&self, request: &CountRequest) -> Result<MsrPlan, UnavailableReason> {
+        program::lay_out(&self.cpuid, self.registers.layout(), request)
+    }
+
+    /// Writes a counter's registers: stopped, with count 0.
+    fn write(&mut self, index: SlotIndex, plan: &MsrPlan) -> Result<MsrSlot, UnavailableReason> {
+        let misplaced = UnavailableReason::Misplaced {
+            backend: NAME,
+            slot: index,
+        };
+        let refused = |error: io::Error| UnavailableReason::Refused {
+            backend: NAME,
+            errno: errno(&error),
+        };
+        let layout = self.registers.layout();
+        let counter = layout.counters.get(usize::from(index.0));
+        let counter = *counter.ok_or(UnavailableReason::NoSuchSlot {
+            backend: NAME,
+            slot: index,
+        })?;
+        let partner = self.get(program::partner_of(index));
+        let merged_away = index.0 % 2 == 1 && partner.is_some_and(MsrSlot::is_paired);
+        let partner_taken = plan.constraint.paired && partner.is_some();
+        let free = plan.constraint.slots;
+        if merged_away || partner_taken || !plan.constraint.allows(index, free) {
+            return Err(misplaced);
+        }
+        let control = program::control(layout, index, plan).ok_or(misplaced)?;
+        let forces = self.options.force;
+        let registers = &mut self.registers;
+        registers.set_control(&control, forces).map_err(refused)?;
+        registers.write(counter.value, 0).map_err(refused)?;
+        Ok(MsrSlot::new(control, counter.value, counter.mask))
+    }
+}
+
+/// From entry to exit: counters start, stop, and are looked at.
+impl MsrBackend {
+    fn enter(&mut self, tsc: Tsc) {
+        self.entered = Some(tsc);
+        let wanted = self.running.iter();
+        let wanted = wanted.filter(|slot| self.get(*slot).is_some_and(|slot| !slot.is_lost()));
+        self.active = wanted.collect();
+        if self.active.is_empty() {
+            return;
+        }
+        if !self.registers.on_cpu() {
+            return self.lose_all(self.active);
+        }
+        self.switch_all(true);
+    }
+
+    fn leave(&mut self, tsc: Tsc) {
+        let Some(entered) = self.entered.take() else {
+            return;
+        };
+        let stopped = self.active;
+        if stopped.is_empty() {
+            return;
+        }
+        self.switch_all(false);
+        if !self.registers.on_cpu() {
+            self.lose_all(stopped);
+        }
+        let ticks = tsc - entered;
+        for index in std::mem::take(&mut self.active).iter() {
+            let Some(slot) = self.get_mut(index) else {
+                continue;
+            };
+            slot.pass(ticks);
+            if slot.is_due() && self.fold(index) {
+                self.overflowed.insert(index);
+            }
+        }
+    }
+
+    /// Starts or stops the active counters: all at once, or each by its own select.
+    fn switch_all(&mut self, on: bool) {
+        let active = self.active;
+        let Some(msr) = self.registers.layout().global_control else {
+            for index in active.iter() {
+                let control = self.get(index).map(|slot| *slot.control());
+                if control.is_some_and(|control| !self.registers.switch(&control, on)) {
+                    self.lose(index);
+                }
+            }
+            return;
+        };
+        let paired = |slot| (slot, self.get(slot).is_some_and(MsrSlot::is_paired));
+        let bits = program::global_bits(self.registers.layout(), active.iter().map(paired));
+        let (from, to) = if on { (0, bits) } else { (bits, 0) };
+        if !self.registers.replace(msr, from, to) {
+            self.lose_all(active);
+        }
+    }
+
+    /// Takes in a counter's register; true when its armed overflow came.
+    fn fold(&mut self, index: SlotIndex) -> bool {
+        let now = self.get(index).and_then(|slot| self.current(slot));
+        match (now, self.get_mut(index)) {
+            (Some(now), Some(slot)) => {
+                slot.fold(now);
+                slot.take_overflow()
+            }
+            _ => {
+                self.lose(index);
+                false
+            }
+        }
+    }
+
+    /// What a counter's register holds, if it is still ours.
+    fn current(&self, slot: &MsrSlot) -> Option<u64> {
+        if slot.is_lost() || slot.is_ambiguous() {
+            return None;
+        }
+        self.registers.count(slot.control(), slot.register())
+    }
+
+    /// Makes a counter somebody else's.
+    fn lose(&mut self, index: SlotIndex) {
+        self.active.remove(index);
+        let Some(slot) = self.get_mut(index) else {
+            return;
+        };
+        let register = slot.register();
+        if !slot.lose() {
+            return;
+        }
+        // A guest that has its counters placed again and again is told of once.
+        let level = if std::mem::replace(&mut self.warned, true) {
+            log::Level::Debug
+        } else {
+            log::Level::Warn
+        };
+        log::log!(
+            level,
+            "msr: {register} was taken by somebody else; its count is not known any more"
+        );
+        // Should the registers still be ours, they are cleared at `release`.
+    }
+
+    fn lose_all(&mut self, slots: SlotSet) {
+        for slot in slots.iter() {
+            self.lose(slot);
+        }
+    }
+}
+
 impl Drop for MsrBackend {
     fn drop(&mut self) {
         self.leave(Tsc(0));
         for slot in std::mem::take(&mut self.slots).into_iter().flatten() {
-            self.clear(&slot);
+            self.registers.clear_control(slot.control());
         }
         // Dropping the registers restores what they held.
     }
@@ -239,7 +391,7 @@ impl CounterBackend for MsrBackend {
         self.overflowed.remove(slot);
         let place = self.slots.get_mut(usize::from(slot.0));
         if let Some(programmed) = place.and_then(Option::take) {
-            self.clear(&programmed);
+            self.registers.clear_control(programmed.control());
         }
     }
 
@@ -295,7 +447,7 @@ impl CounterBackend for MsrBackend {
         if after.is_some() {
             self.fold(slot);
         }
-        if let Some(slot) = self.get_mut(slot).filter(|slot| !slot.lost) {
+        if let Some(slot) = self.get_mut(slot).filter(|slot| !slot.is_lost()) {
             slot.arm(after);
         }
     }

@@ -2,11 +2,12 @@
 
 use std::io;
 
-use arbiter::CounterId;
 use pmu_model::{MsrIndex, Vendor};
 
 use super::error::{MsrRefusal, errno};
+use super::events::MERGE;
 use super::layout::{HostCpuid, Layout};
+use super::slot::Control;
 use super::{MsrDevice, MsrOptions};
 
 /// Enable bit of an event select.
@@ -23,7 +24,7 @@ const PATTERN: u64 = 0x1234_5678;
 #[derive(Debug)]
 pub(super) struct Registers {
     device: Box<dyn MsrDevice>,
-    pub(super) layout: Layout,
+    layout: Layout,
     saved: Vec<(MsrIndex, u64)>,
     /// Registers that somebody else uses by now: not ours to restore.
     foreign: Vec<MsrIndex>,
@@ -82,8 +83,118 @@ impl Registers {
         Ok(())
     }
 
-    pub(super) fn read(&self, msr: MsrIndex) -> io::Result<u64> {
-        self.device.read(msr)
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Writes a counter's control, stopped. EBUSY: it counts for somebody, and nobody
+    /// `forces` it.
+    pub(super) fn set_control(&mut self, control: &Control, forces: bool) -> io::Result<()> {
+        let busy = || io::Error::from_raw_os_error(libc::EBUSY);
+        match *control {
+            Control::Select {
+                msr,
+                outside,
+                merge,
+                ..
+            } => {
+                let merge = merge.map(|msr| (msr, MERGE | outside & ENABLE));
+                for (msr, value) in [(msr, outside)].into_iter().chain(merge) {
+                    if !forces && self.device.read(msr)? & ENABLE != 0 {
+                        self.disown(msr);
+                        return Err(busy());
+                    }
+                    self.write(msr, value)?;
+                }
+                Ok(())
+            }
+            Control::Fixed { field, bits } => {
+                let msr = self.layout.fixed_control.ok_or_else(busy)?;
+                let value = self.device.read(msr)?;
+                if !forces && value & field != 0 {
+                    return Err(busy());
+                }
+                self.write(msr, value & !field | bits)
+            }
+        }
+    }
+
+    /// Clears a counter's control as far as it is ours.
+    pub(super) fn clear_control(&mut self, control: &Control) {
+        match *control {
+            Control::Select {
+                msr,
+                outside,
+                inside,
+                merge,
+            } => {
+                // One of the two holds; a register that is neither is left alone.
+                let outside_now = self.holds(msr, outside);
+                self.replace(msr, if outside_now { outside } else { inside }, 0);
+                if let Some(msr) = merge {
+                    self.replace(msr, MERGE | outside & ENABLE, 0);
+                }
+            }
+            Control::Fixed { field, bits } => {
+                let Some(msr) = self.layout.fixed_control else {
+                    return;
+                };
+                match self.device.read(msr) {
+                    Ok(value) if value & field == bits => {
+                        self.replace(msr, value, value & !field);
+                    }
+                    _ => self.disown(msr),
+                }
+            }
+        }
+    }
+
+    /// Starts or stops a counter by its own select, where there is no global control.
+    /// False: it is somebody else's.
+    pub(super) fn switch(&mut self, control: &Control, on: bool) -> bool {
+        let Control::Select {
+            msr,
+            outside,
+            inside,
+            merge,
+        } = *control
+        else {
+            return true;
+        };
+        let (from, to) = if on {
+            (outside, inside)
+        } else {
+            (inside, outside)
+        };
+        let merged = merge.is_none_or(|msr| {
+            let enable = |value| MERGE | value & ENABLE;
+            self.replace(msr, enable(from), enable(to))
+        });
+        self.replace(msr, from, to) && merged
+    }
+
+    /// What a counter's register holds, if its control is still ours.
+    pub(super) fn count(&self, control: &Control, register: MsrIndex) -> Option<u64> {
+        let ours = match *control {
+            Control::Select {
+                msr,
+                outside,
+                inside,
+                merge,
+            } => {
+                let value = self.device.read(msr).ok()?;
+                let merged = |msr| self.holds(msr, MERGE | value & ENABLE);
+                (value == outside || value == inside) && merge.is_none_or(merged)
+            }
+            Control::Fixed { field, bits } => {
+                let msr = self.layout.fixed_control?;
+                self.device.read(msr).ok()? & field == bits
+            }
+        };
+        if !ours {
+            return None;
+        }
+        self.device.read(register).ok()
     }
 
     pub(super) fn write(&mut self, msr: MsrIndex, value: u64) -> io::Result<()> {
@@ -100,12 +211,12 @@ impl Registers {
         ours
     }
 
-    pub(super) fn holds(&self, msr: MsrIndex, expected: u64) -> bool {
+    fn holds(&self, msr: MsrIndex, expected: u64) -> bool {
         self.device.read(msr).is_ok_and(|value| value == expected)
     }
 
     /// Leaves a register to whoever changed it.
-    pub(super) fn disown(&mut self, msr: MsrIndex) {
+    fn disown(&mut self, msr: MsrIndex) {
         if !self.foreign.contains(&msr) {
             self.foreign.push(msr);
         }
@@ -177,11 +288,6 @@ pub(super) fn check_unused(
         }
     }
     Ok(())
-}
-
-/// The bit of a counter in the global control register.
-pub(super) fn global_bit(counter: CounterId) -> u64 {
-    counter.global_bit().map_or(0, |bit| 1 << bit)
 }
 
 /// Event selects of cycles and of instructions, both rings.

@@ -29,20 +29,20 @@ pub(super) enum Control {
 
 #[derive(Debug)]
 pub(super) struct MsrSlot {
-    pub(super) control: Control,
-    pub(super) value: MsrIndex,
-    pub(super) mask: u64,
+    control: Control,
+    value: MsrIndex,
+    mask: u64,
     /// Events up to when the register held `last`.
     count: u64,
     last: u64,
     /// The count at which the armed overflow comes.
-    pub(super) target: Option<u64>,
+    target: Option<u64>,
     /// Events and the ticks in which they came, when last looked at.
     rate: (u64, Ticks),
     /// Ticks in which it counted since the register was last read.
     ticks: Ticks,
     /// Somebody else changed its registers.
-    pub(super) lost: bool,
+    lost: bool,
 }
 
 /// More events in a tick than any processor has.
@@ -61,6 +61,30 @@ impl MsrSlot {
             ticks: Ticks(0),
             lost: false,
         }
+    }
+
+    pub(super) fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// The register that counts.
+    pub(super) fn register(&self) -> MsrIndex {
+        self.value
+    }
+
+    /// Another counter is merged into it.
+    pub(super) fn is_paired(&self) -> bool {
+        matches!(self.control, Control::Select { merge: Some(_), .. })
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Makes it somebody else's; false if it was already.
+    pub(super) fn lose(&mut self) -> bool {
+        self.target = None;
+        !std::mem::replace(&mut self.lost, true)
     }
 
     /// The count when the register holds `now`.
