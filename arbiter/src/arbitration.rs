@@ -100,10 +100,6 @@ impl Arbitration {
         &self.bank
     }
 
-    pub(crate) fn rules(&self) -> &Rules {
-        &self.rules
-    }
-
     pub(crate) fn requests(&self) -> &Requests {
         &self.requests
     }

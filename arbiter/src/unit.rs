@@ -3,8 +3,6 @@
 //! It says who may do what: it compares cookies, counts the wrong ones, and leaves a record
 //! of everything that is asked. What an act leads to is the arbitration's.
 
-#[cfg(test)]
-mod model;
 mod registers;
 
 use alloc::sync::Arc;
@@ -141,17 +139,17 @@ impl PcrUnit {
 
     /// How many counters each layer may hold.
     pub fn policy(&self) -> &Policy {
-        self.arbitration.rules().policy()
+        self.arbitration.books().rules.policy()
     }
 
     /// Who reserves, and how layers get each other's counters.
     pub fn scheme(&self) -> Scheme {
-        self.arbitration.rules().scheme()
+        self.arbitration.books().rules.scheme()
     }
 
     /// Whether the administrator has barred a layer from reserving.
     pub fn is_barred(&self, layer: Layer) -> bool {
-        self.arbitration.rules().is_barred(layer)
+        self.arbitration.books().rules.is_barred(layer)
     }
 
     /// The machine's phase.
@@ -592,7 +590,7 @@ impl PcrUnit {
 
     /// Checks that `layer` may dispose of its counter with `cookie`.
     fn check_cookie(&self, layer: Layer, counter: CounterId, cookie: Cookie) -> Result<(), Reason> {
-        let rules = self.arbitration.rules();
+        let rules = self.arbitration.books().rules;
         rules.check_cookie(self.bank(), layer, counter, cookie)
     }
 
@@ -705,3 +703,6 @@ impl PcrUnit {
         self.bank().counters().contains(counter)
     }
 }
+
+#[cfg(test)]
+mod model;

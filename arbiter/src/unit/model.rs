@@ -190,7 +190,7 @@ impl State {
         code.push(u8::from(unit.phase().is_over()));
         code.extend(Policy::LAYERS.map(|layer| u8::from(unit.is_barred(layer))));
         code.extend(unit.scheme().name().bytes().take(2));
-        let budget = unit.arbitration.rules().budget();
+        let budget = unit.arbitration.books().rules.budget();
         code.extend([unit.backed().programmable, budget.programmable]);
         for counter in unit.bank().counters().iter() {
             self.code_counter(counter, &mut code);

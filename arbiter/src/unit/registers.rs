@@ -6,11 +6,12 @@ use crate::abi;
 use crate::audit::{Ask, AskRecord, AskResult, Context, Event, Presented};
 use crate::control::Control;
 use crate::cookie::Cookie;
+use crate::counter::PerKind;
 use crate::message::{Notice, Reply, Request};
 use crate::reason::Reason;
 use crate::register::PcrRegister;
 use crate::reservation::{Effects, Operation, Reservation};
-use crate::time::{Tsc, earliest};
+use crate::time::{Clock, Tsc, earliest};
 
 impl PcrUnit {
     /// Reads a register. `None` means #GP, as for the aliases of the PMU's registers,
@@ -30,7 +31,7 @@ impl PcrUnit {
                 self.read_of(counter, |held| held.map_or(0, |held| held.drop_value))
             }
             PcrRegister::Status(counter) => self.read_of(counter, |held| {
-                held.map_or(0, |held| self.status(held, cx.now))
+                held.map_or(0, |held| status(held, self.arbitration.clock(), cx.now))
             }),
             PcrRegister::LegacyMap(name) => {
                 let behind = self.map().counter(name);
@@ -114,7 +115,7 @@ impl PcrUnit {
                 self.operate(counter, operation, caller, cx)
             }
             PcrRegister::DropValue(counter) => {
-                let fits = value & !self.width_mask(counter) == 0;
+                let fits = value & !mask_of(counter, self.widths) == 0;
                 let operation = fits.then_some(Operation::SetDropValue(value));
                 self.operate(counter, operation, caller, cx)
             }
@@ -212,7 +213,7 @@ impl PcrUnit {
         let operation = operation.ok_or(Reason::Malformed)?;
         let layer = caller.layer.as_holder();
         let cookie = Cookie::new(caller.presented).ok_or(Reason::Malformed)?;
-        let rules = self.arbitration.rules();
+        let rules = self.arbitration.books().rules;
         let change = rules.plan(self.bank(), (layer, cookie), counter, operation)?;
         self.arbitration.books().admit(layer, &change)?;
         self.arbitration.carry_out(layer, change, cx);
@@ -245,15 +246,6 @@ impl PcrUnit {
         self.reply(layer, reply, cx)
     }
 
-    fn width_mask(&self, counter: CounterId) -> u64 {
-        match self.widths.of(counter) {
-            // A register of a sampler has up to 64 bits.
-            _ if matches!(counter, CounterId::Ibs(_)) => u64::MAX,
-            width @ 0..64 => (1 << width) - 1,
-            _ => u64::MAX,
-        }
-    }
-
     /// What a register of a counter that exists shows of its reservation.
     fn read_of(
         &self,
@@ -263,17 +255,28 @@ impl PcrUnit {
         self.has(counter)
             .then(|| shown(self.bank().reservation(counter)))
     }
+}
 
-    fn status(&self, held: &Reservation, now: Tsc) -> u64 {
-        let flag = |on: bool, bit: u64| if on { bit } else { 0 };
-        let revocation = held.revocation.map(|revocation| revocation.at);
-        let ends = earliest(held.lease, revocation);
-        let rest = ends.map_or(0, |ends| self.ms_until(ends, now));
-        abi::STATUS_RESERVED
-            | u64::from(held.owner.code()) << abi::STATUS_OWNER_SHIFT
-            | flag(held.is_private(), abi::STATUS_PRIVATE)
-            | flag(held.lease.is_some(), abi::STATUS_LEASE)
-            | flag(revocation.is_some(), abi::STATUS_REVOKING)
-            | u64::from(rest) << abi::STATUS_REST_SHIFT
+/// The bits that a counter of this width has.
+fn mask_of(counter: CounterId, widths: PerKind) -> u64 {
+    match widths.of(counter) {
+        // A register of a sampler has up to 64 bits.
+        _ if matches!(counter, CounterId::Ibs(_)) => u64::MAX,
+        width @ 0..64 => (1 << width) - 1,
+        _ => u64::MAX,
     }
+}
+
+/// `STATUS` of a counter that is held.
+fn status(held: &Reservation, clock: Clock, now: Tsc) -> u64 {
+    let flag = |on: bool, bit: u64| if on { bit } else { 0 };
+    let revocation = held.revocation.map(|revocation| revocation.at);
+    let ends = earliest(held.lease, revocation);
+    let rest = ends.map_or(0, |ends| clock.to_ms(ends - now));
+    abi::STATUS_RESERVED
+        | u64::from(held.owner.code()) << abi::STATUS_OWNER_SHIFT
+        | flag(held.is_private(), abi::STATUS_PRIVATE)
+        | flag(held.lease.is_some(), abi::STATUS_LEASE)
+        | flag(revocation.is_some(), abi::STATUS_REVOKING)
+        | u64::from(rest) << abi::STATUS_REST_SHIFT
 }

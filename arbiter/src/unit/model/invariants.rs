@@ -113,7 +113,7 @@ impl State {
                         .unit
                         .bank()
                         .staying_and_leaving(CounterId::Programmable(0), self.now);
-                    let most = u32::from(self.unit.arbitration.rules().budget().programmable);
+                    let most = u32::from(self.unit.arbitration.books().rules.budget().programmable);
                     ensure(staying.len().max(before.len()) >= most, "revoked in vain")?;
                 }
                 Event::Revoked(reason) => {
