@@ -119,7 +119,7 @@ pub(super) fn measure(
             left_out.push(LeftOut { source, reason });
             continue;
         }
-        let mut subject = Subject::new(harness, backend, event)?;
+        let mut subject = VcpuPair::new(harness, backend, event)?;
         period = subject.period;
         let waits = subject.collect(samples.div_ceil(BATCH))?;
         rows.push(subject.row(source.name, event, waits)?);
@@ -145,7 +145,7 @@ struct Waits {
 
 /// The two vCPUs of one VM, which take turns on one thread.
 #[derive(Debug)]
-struct Subject {
+struct VcpuPair {
     vm: Arc<vmm::kvm::KvmVm>,
     solo: vmm::micro::Solo,
     sent: Sent,
@@ -155,7 +155,7 @@ struct Subject {
     period: u32,
 }
 
-impl Subject {
+impl VcpuPair {
     fn new(
         harness: &Harness<'_>,
         backend: Box<dyn CounterBackend>,

@@ -27,7 +27,7 @@ use vmm::sys::allowed_cpus;
 use crate::exit::UserError;
 use crate::host::stated_pmu;
 use audit::AuditLines;
-use plan::{Plan, Wanted, there};
+use plan::{LeasePlan, Wanted, there};
 
 /// The word of `--audit` for the audit of the host.
 pub const AUDIT_OF_HOST: &str = "arbiter";
@@ -89,7 +89,7 @@ pub struct ArbiterChoice {
 /// A lease that the VM has got.
 #[derive(Debug)]
 pub(crate) struct VmLease {
-    plan: Plan,
+    plan: LeasePlan,
     keeper: Keeper,
     /// Its number, for the VM's audit.
     number: Arc<AtomicU64>,
@@ -189,7 +189,7 @@ fn lease_of(
     let refused = |error: CallError| refusal(&error, &socket, choice);
     let mut terms = choice.terms.clone();
     terms.label.get_or_insert_with(|| name(config));
-    let mut plan = Plan {
+    let mut plan = LeasePlan {
         socket: socket.clone(),
         terms,
         cpus,

@@ -26,4 +26,4 @@ mod tasks;
 
 pub use command::{run, run_with};
 pub(crate) use live::{LiveSamples, LiveSampling};
-pub use options::{CallGraph, RecordOptions, SwitchOutput};
+pub use options::{CallGraphMode, RecordOptions, SwitchOutput};

@@ -35,7 +35,7 @@ impl Core {
 
 /// Where a vCPU is.
 #[derive(Debug)]
-struct Seat {
+struct Placement {
     core: u32,
     /// Its place in the list of its core.
     slot: usize,
@@ -47,7 +47,7 @@ struct Seat {
 #[derive(Debug)]
 pub(super) struct Cores {
     cores: Vec<Core>,
-    seats: Vec<Seat>,
+    seats: Vec<Placement>,
 }
 
 impl Cores {
@@ -62,7 +62,7 @@ impl Cores {
             let list = &mut all.cores[core as usize].vcpus;
             list.push(number);
             let slot = list.len() - 1;
-            all.seats.push(Seat {
+            all.seats.push(Placement {
                 core,
                 slot,
                 ran: 0.0,
@@ -71,7 +71,7 @@ impl Cores {
         all
     }
 
-    fn of(&self, vcpu: u32) -> (&Seat, &Core) {
+    fn of(&self, vcpu: u32) -> (&Placement, &Core) {
         let seat = &self.seats[vcpu as usize];
         (seat, &self.cores[seat.core as usize])
     }
@@ -96,7 +96,7 @@ impl Cores {
 
     /// Moves a vCPU. The tools that look at its new core: until when, and what each wants.
     pub(super) fn migrate(&mut self, vcpu: u32, to: u32, now: Micros) -> Vec<(Micros, Wanted)> {
-        let Seat {
+        let Placement {
             core: from, slot, ..
         } = self.seats[vcpu as usize];
         for core in [from, to] {

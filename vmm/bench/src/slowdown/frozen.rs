@@ -78,7 +78,7 @@ pub struct FrozenRow {
 
 /// One of the vCPUs: where its counters are, and what it measured.
 #[derive(Debug)]
-struct Side {
+struct FrozenVcpu {
     solo: Solo,
     samples: [Vec<u32>; FrozenAccess::GUESTS.len()],
 }
@@ -135,7 +135,7 @@ fn in_guest(
     let mut sides = Vec::new();
     for kvm in vcpus {
         let (port, silent) = (Arc::new(BatchPort), Box::new(Silent));
-        sides.push(Side {
+        sides.push(FrozenVcpu {
             solo: harness.solo(kvm, &vm, source.open()?, port, silent)?,
             samples: Default::default(),
         });

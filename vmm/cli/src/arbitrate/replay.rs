@@ -19,7 +19,7 @@ use trail::Trail;
 pub(super) use trail::TrailError;
 
 /// One replay.
-struct Play {
+struct SchemeReplay {
     scheme: Scheme,
     /// It has the scheme and policy of the run.
     is_same: bool,
@@ -43,7 +43,10 @@ pub(super) fn report(
     exit::written(written.and_then(|()| out.flush()))
 }
 
-fn prepare(flags: &ArbitrateFlags, path: &Path) -> Result<(Trail, Vec<Play>), ArbitrateError> {
+fn prepare(
+    flags: &ArbitrateFlags,
+    path: &Path,
+) -> Result<(Trail, Vec<SchemeReplay>), ArbitrateError> {
     let schemes = super::schemes(&flags.scheme)?;
     let given = parse_policy(&flags.policy)?;
     let trail = Trail::read(path)?;
@@ -69,7 +72,7 @@ fn prepare(flags: &ArbitrateFlags, path: &Path) -> Result<(Trail, Vec<Play>), Ar
             hypervisor_yields: !is_same,
             end_ns: trail.end_ns,
         };
-        Play {
+        SchemeReplay {
             scheme,
             is_same,
             results: replay(&setup, &requests),
@@ -98,7 +101,7 @@ fn agree(one: &AskResult, other: &AskResult) -> bool {
 fn table(
     trail: &Trail,
     recorded: &[Replayed],
-    plays: &[Play],
+    plays: &[SchemeReplay],
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut heading = ["line", "ms", "vcpu", "layer", "request", "recorded"]
@@ -149,7 +152,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(trail: &Trail, recorded: &[Replayed], play: &Play) -> Self {
+    fn of(trail: &Trail, recorded: &[Replayed], play: &SchemeReplay) -> Self {
         let mut sums = Sums::default();
         for (index, ..) in rows(trail) {
             let result = &play.results[index].result;
@@ -197,7 +200,7 @@ struct JsonSums<'a> {
 fn json(
     trail: &Trail,
     recorded: &[Replayed],
-    plays: &[Play],
+    plays: &[SchemeReplay],
     out: &mut dyn Write,
 ) -> io::Result<()> {
     for play in plays {

@@ -59,7 +59,7 @@ impl Wanted {
 
 /// What a VM asks of which arbiter.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct LeasePlan {
     pub(super) socket: PathBuf,
     /// What the lease is to be like.
     pub(super) terms: Request,
@@ -71,7 +71,7 @@ pub(super) struct Plan {
     pub(super) guest: PerKind,
 }
 
-impl Plan {
+impl LeasePlan {
     /// The request, on a host with these places.
     pub(super) fn request(&self, places: &[Place], fewer: bool) -> (Wanted, Request) {
         let (cpus, there) = there(places, &self.cpus);

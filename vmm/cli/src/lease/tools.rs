@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use umpire_lease::{Arbiter, CallError, Keeper, News, NoReply, ReleaseIn};
 use vmm_control::{ContextLine, ContextLoad, ContextNews, Target};
 
-use super::plan::Plan;
+use super::plan::LeasePlan;
 use super::{NOTICES, wait};
 
 /// Between two tries to get a lease anew that was taken away; and for so long what was refused
@@ -17,7 +17,7 @@ const TRIES: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Tools {
     line: ContextLine,
-    plan: Plan,
+    plan: LeasePlan,
     /// The oldest first.
     contexts: Vec<Known>,
     leases: Vec<Share>,
@@ -32,7 +32,7 @@ pub(super) struct Tools {
 struct Known {
     number: pmu_virt::perfmon::ContextId,
     wants: Wants,
-    state: State,
+    state: ToolState,
 }
 
 /// So many counters, there.
@@ -43,7 +43,7 @@ struct Wants {
 }
 
 #[derive(Debug)]
-enum State {
+enum ToolState {
     /// On its way, which it gives up then.
     Loads(Box<ContextLoad>, Instant),
     Counts,
@@ -93,7 +93,7 @@ fn served(contexts: &[Wants], counters: usize) -> Vec<bool> {
 }
 
 impl Tools {
-    pub(super) fn new(line: ContextLine, plan: Plan) -> Self {
+    pub(super) fn new(line: ContextLine, plan: LeasePlan) -> Self {
         Tools {
             line,
             plan,
@@ -148,10 +148,10 @@ impl Tools {
                 target: load.target,
                 counters: load.counters,
             },
-            state: State::Loads(Box::new(load), Instant::now() + NOTICES),
+            state: ToolState::Loads(Box::new(load), Instant::now() + NOTICES),
         };
         self.contexts.push(known);
-        let wanted = self.wants(|one| !matches!(one.state, State::Stands));
+        let wanted = self.wants(|one| !matches!(one.state, ToolState::Stands));
         let there: usize = self.leases.iter().map(Share::expects).sum();
         let more = wanted.saturating_sub(there);
         if let Err(why) = self.lease(more, &tool) {
@@ -224,7 +224,7 @@ impl Tools {
     }
 
     fn refuse(&mut self, at: usize, why: &str) {
-        if let State::Loads(load, _) = self.contexts.remove(at).state {
+        if let ToolState::Loads(load, _) = self.contexts.remove(at).state {
             let reason = format!(
                 "the host's arbiter has no counters for the context, which wants {} beside what \
                  the VM's leases hold: {why}; count fewer events at a time, or see `umpire who`",
@@ -244,24 +244,27 @@ impl Tools {
         let served = served(&wants, held);
         for (at, (known, serves)) in self.contexts.iter_mut().zip(served).enumerate() {
             let Wants { target, counters } = known.wants;
-            known.state = match (std::mem::replace(&mut known.state, State::Stands), serves) {
-                (State::Loads(load, _), true) => {
+            known.state = match (
+                std::mem::replace(&mut known.state, ToolState::Stands),
+                serves,
+            ) {
+                (ToolState::Loads(load, _), true) => {
                     self.line.let_load(*load);
-                    State::Counts
+                    ToolState::Counts
                 }
-                (State::Loads(load, until), false) => {
+                (ToolState::Loads(load, until), false) => {
                     late = late.or((until <= now).then_some(at));
-                    State::Loads(load, until)
+                    ToolState::Loads(load, until)
                 }
-                (State::Counts, false) => {
+                (ToolState::Counts, false) => {
                     log::warn!("{}: stands, as its lease was taken away", known.number);
                     self.line.lease_context(known.number, target, 0);
-                    State::Stands
+                    ToolState::Stands
                 }
-                (State::Stands, true) => {
+                (ToolState::Stands, true) => {
                     log::info!("{}: counts again", known.number);
                     self.line.lease_context(known.number, target, counters);
-                    State::Counts
+                    ToolState::Counts
                 }
                 (state, _) => state,
             };
@@ -274,8 +277,8 @@ impl Tools {
     /// When there is something to do in any case.
     fn due(&self) -> Option<Instant> {
         let loads = self.contexts.iter().filter_map(|one| match &one.state {
-            State::Loads(_, until) => Some(*until),
-            State::Counts | State::Stands => None,
+            ToolState::Loads(_, until) => Some(*until),
+            ToolState::Counts | ToolState::Stands => None,
         });
         let leases = self.leases.iter().filter_map(|share| share.keeper.due());
         loads.chain(leases).chain(self.asks).min()
@@ -326,7 +329,7 @@ impl Share {
     }
 
     /// Keeps so many, and gives the rest back.
-    fn keep(&mut self, counters: usize, plan: &Plan) -> Result<(), CallError> {
+    fn keep(&mut self, counters: usize, plan: &LeasePlan) -> Result<(), CallError> {
         let release = ReleaseIn {
             lease: self.keeper.lease().id,
             generation: None,

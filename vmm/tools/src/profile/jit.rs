@@ -98,7 +98,7 @@ fn cannot(error: io::Error) -> String {
 #[derive(Debug, Default)]
 pub(super) struct CodeMap {
     /// Apart from each other, ascending.
-    pieces: Vec<Piece>,
+    pieces: Vec<CodePiece>,
     /// A function that was compiled again has its name once, one that is gone has none.
     names: Vec<Box<str>>,
     /// Lines that were read.
@@ -111,7 +111,7 @@ pub(super) struct CodeMap {
 
 /// Addresses that one line is about, as far as no later one has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct CodePiece {
     start: u64,
     end: u64,
     /// Where its function begins.
@@ -140,7 +140,7 @@ impl CodeMap {
             let name = *known.entry(name.into()).or_insert(next);
             add(
                 &mut pieces,
-                Piece {
+                CodePiece {
                     start,
                     end,
                     function: start,
@@ -211,12 +211,12 @@ fn entry(line: &[u8]) -> Option<(u64, u64, String)> {
 
 /// Takes `new` in. What a later line says of an address counts; a function whose beginning it
 /// has is gone, one that only has it within keeps the rest.
-fn add(pieces: &mut BTreeMap<u64, Piece>, new: Piece) {
+fn add(pieces: &mut BTreeMap<u64, CodePiece>, new: CodePiece) {
     let before = pieces.range(..new.start).next_back();
     if let Some(before) = before.map(|(_, before)| *before)
         && before.end > new.start
     {
-        let head = Piece {
+        let head = CodePiece {
             end: new.start,
             ..before
         };
@@ -224,7 +224,7 @@ fn add(pieces: &mut BTreeMap<u64, Piece>, new: Piece) {
         keep_behind(pieces, before, new.end);
     }
     let within = pieces.range(new.start..new.end).map(|(_, piece)| *piece);
-    for old in within.collect::<Vec<Piece>>() {
+    for old in within.collect::<Vec<CodePiece>>() {
         pieces.remove(&old.start);
         if old.function < old.start {
             keep_behind(pieces, old, new.end);
@@ -234,9 +234,9 @@ fn add(pieces: &mut BTreeMap<u64, Piece>, new: Piece) {
 }
 
 /// What `old` has from `start` on.
-fn keep_behind(pieces: &mut BTreeMap<u64, Piece>, old: Piece, start: u64) {
+fn keep_behind(pieces: &mut BTreeMap<u64, CodePiece>, old: CodePiece, start: u64) {
     if old.end > start {
-        pieces.insert(start, Piece { start, ..old });
+        pieces.insert(start, CodePiece { start, ..old });
     }
 }
 

@@ -32,7 +32,7 @@ pub enum Callers {
 pub type LocationIndex = u32;
 
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct PathNode {
     caller: PathId,
     location: LocationIndex,
 }
@@ -46,7 +46,7 @@ pub struct Paths<'a> {
     /// By address and mapping.
     places: AHashMap<(u64, u64), LocationIndex>,
     /// Node 0 is that of no location.
-    nodes: Vec<Node>,
+    nodes: Vec<PathNode>,
     numbers: AHashMap<(PathId, LocationIndex), PathId>,
     /// The callers of samples, by all that they were told from.
     chains: AHashMap<Box<[u64]>, PathId>,
@@ -58,7 +58,7 @@ impl<'a> Paths<'a> {
     /// None so far.
     #[must_use]
     pub fn new(names: &'a Names) -> Self {
-        let none = Node {
+        let none = PathNode {
             caller: PathId::default(),
             location: 0,
         };
@@ -186,7 +186,7 @@ impl<'a> Paths<'a> {
     fn next(&mut self, path: PathId, location: LocationIndex) -> PathId {
         let nodes = &mut self.nodes;
         *self.numbers.entry((path, location)).or_insert_with(|| {
-            nodes.push(Node {
+            nodes.push(PathNode {
                 caller: path,
                 location,
             });

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Seek, SeekFrom, Write};
 
 use format::{Attributes, Chain, Mapped, Stamp};
-use layout::Layout;
+use layout::KernelLayout;
 use objects::{BuildId, Objects};
 use replay::{Extent, Replay, Wanted, Who};
 
@@ -48,7 +48,7 @@ pub struct PerfSurvey<'a> {
     /// By how much a sample is older than one in front of it.
     late_ns: u64,
     /// Made of all that, when it is asked for.
-    layout: OnceCell<Layout>,
+    layout: OnceCell<KernelLayout>,
 }
 
 impl<'a> PerfSurvey<'a> {
@@ -74,8 +74,8 @@ impl<'a> PerfSurvey<'a> {
         &self.layout().text
     }
 
-    fn layout(&self) -> &Layout {
-        let new = || Layout::new(&self.names.kernel, &self.kernel, &self.nameless);
+    fn layout(&self) -> &KernelLayout {
+        let new = || KernelLayout::new(&self.names.kernel, &self.kernel, &self.nameless);
         self.layout.get_or_init(new)
     }
 

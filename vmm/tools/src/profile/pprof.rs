@@ -111,7 +111,7 @@ impl<'a> Pprof<'a> {
         stacks.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         for (stack, sum) in stacks {
             let label = self.labels(&stack);
-            self.profile.sample.push(proto::Sample {
+            self.profile.sample.push(proto::PprofSample {
                 location_id: stack.frames.into_vec(),
                 value: vec![signed(sum.samples), signed(sum.events)],
                 label,

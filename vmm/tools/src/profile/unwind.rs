@@ -16,7 +16,7 @@ use gimli::UnwindContext;
 use perfmon_abi::compact::{ChainEnd, GuestPlace, MOST_FRAMES, ProgramFrame, ProgramStack};
 use perfmon_abi::wire::programs::Described;
 
-use self::cfi::{Cfi, NoCfi, Registers, Room, Row, Unwound};
+use self::cfi::{Cfi, NoCfi, Registers, Room, UnwindRow, Unwound};
 use super::programs::{FileId, Programs};
 use super::symfs::Symfs;
 
@@ -41,7 +41,7 @@ pub struct ProgramUnwinder {
     files: HashMap<FileId, Option<Cfi>>,
     /// What further tables may take.
     room: Room,
-    rows: HashMap<(FileId, u64), Option<Row>>,
+    rows: HashMap<(FileId, u64), Option<UnwindRow>>,
     context: UnwindContext<usize>,
     warnings: Vec<String>,
     /// Files that no warning names.
@@ -109,7 +109,7 @@ impl ProgramUnwinder {
     /// stack away. Without a stack, or where the tables do not go on, the chain is broken.
     /// Where it reaches over the end of the stack's copy, there are more callers.
     pub fn unwind(&mut self, guest: &mut GuestPlace) {
-        let known: Vec<Mapped> = numbers(guest)
+        let known: Vec<MappedRange> = numbers(guest)
             .filter_map(|number| self.mapped(number))
             .collect();
         let stack = std::mem::take(&mut guest.stack);
@@ -124,7 +124,7 @@ impl ProgramUnwinder {
         let mut is_interrupted = true;
         let end = loop {
             let place = registers.ip.wrapping_sub(u64::from(!is_interrupted));
-            let is_there = |one: &&Mapped| (one.start..one.end).contains(&place);
+            let is_there = |one: &&MappedRange| (one.start..one.end).contains(&place);
             let mapped = known.iter().find(is_there);
             // A return address leads to code; where the program was is known anyway, and
             // what the number of its mapping stands for may be said later.
@@ -152,9 +152,9 @@ impl ProgramUnwinder {
         chain.program_end = Some(end);
     }
 
-    fn mapped(&self, number: u64) -> Option<Mapped> {
+    fn mapped(&self, number: u64) -> Option<MappedRange> {
         let (info, file) = self.programs.mapping(number)?;
-        Some(Mapped {
+        Some(MappedRange {
             number,
             start: info.start,
             end: info.end,
@@ -166,7 +166,7 @@ impl ProgramUnwinder {
     /// Goes from `place`, which is in `mapped`, to its caller's registers.
     fn caller(
         &mut self,
-        mapped: &Mapped,
+        mapped: &MappedRange,
         place: u64,
         registers: &mut Registers,
         stack: &ProgramStack,
@@ -230,7 +230,7 @@ impl ProgramUnwinder {
 
 /// What a program has mapped somewhere.
 #[derive(Clone, Copy, Debug)]
-struct Mapped {
+struct MappedRange {
     number: u64,
     start: u64,
     end: u64,

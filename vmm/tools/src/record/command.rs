@@ -15,7 +15,7 @@ use super::options::{Dwarf, RecordOptions};
 use super::output::{Output, check_pipe};
 use super::place::rescue;
 use super::plan::SamplingPlan;
-use super::programs::Programs;
+use super::programs::AskedPrograms;
 use super::samples::Clock;
 use super::session::{SamplingSession, Scene};
 use super::switch::{Files, pass_over_signal};
@@ -114,7 +114,7 @@ pub fn run_with(options: &RecordOptions, starter: &Starter) -> Result<Completion
         waiter: &waiter,
         files,
         names: KernelNames::new(&vm),
-        programs: Programs::default(),
+        programs: AskedPrograms::default(),
         filter,
         callers,
         book,
@@ -272,7 +272,7 @@ struct Recording<'a> {
     /// Where the recording has several files.
     files: Option<Files>,
     names: KernelNames,
-    programs: Programs,
+    programs: AskedPrograms,
     /// Whose samples are taken in, where not all are.
     filter: Option<TaskFilter>,
     /// Where programs' callers are found by their files.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::command::buffer;
 use super::plan::SamplingPlan;
-use super::programs::Programs;
+use super::programs::AskedPrograms;
 use super::samples::Clock;
 use super::session::{SamplingSession, Scene};
 use crate::profile::{Record, Sampling};
@@ -40,7 +40,7 @@ pub(crate) struct LiveSamples {
     flags: u32,
     buffer: u64,
     sessions: Vec<SamplingSession>,
-    programs: Programs,
+    programs: AskedPrograms,
     /// What is not sampled, and why.
     notes: Vec<String>,
 }
@@ -75,7 +75,7 @@ impl LiveSamples {
             flags: what.flags,
             buffer: buffer(wanted, targets.len(), vm)?,
             sessions: Vec::new(),
-            programs: Programs::default(),
+            programs: AskedPrograms::default(),
             notes: Vec::new(),
         };
         let mut sessions = Vec::new();
@@ -193,7 +193,7 @@ impl LiveSamples {
 
     /// Has the VM say all of it again.
     pub(crate) fn forget_descriptions(&mut self) {
-        self.programs = Programs::default();
+        self.programs = AskedPrograms::default();
     }
 
     /// Makes the periods right for the frequency; buffers have to be empty.

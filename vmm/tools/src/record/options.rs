@@ -45,7 +45,7 @@ pub struct RecordOptions {
     /// The same with a program's callers by fp, its frame pointers, or by dwarf, the unwind
     /// tables of its files, with 8192 bytes of its stack; dwarf,4096 keeps 4096 (8 to 65528)
     #[arg(long, value_name = "HOW")]
-    pub call_graph: Option<CallGraph>,
+    pub call_graph: Option<CallGraphMode>,
     /// Where --call-graph dwarf finds the guest's programs: a folder of this host that is the
     /// guest's root, or has copies of its programs and libraries; PATH=DIR is a container's, as
     /// in umpire report
@@ -151,12 +151,12 @@ impl RecordOptions {
     /// One of two options is missing.
     pub(super) fn dwarf(&self) -> Result<Option<Dwarf>, ToolError> {
         match (self.call_graph, self.symfs.as_slice()) {
-            (Some(CallGraph::Dwarf(_)), []) => Err(ToolError::Input(
+            (Some(CallGraphMode::Dwarf(_)), []) => Err(ToolError::Input(
                 "--call-graph dwarf finds callers in the files of the guest's programs: give \
                  --symfs DIR, the guest's root or copies of what it runs"
                     .to_owned(),
             )),
-            (Some(CallGraph::Dwarf(stack)), symfs) => Ok(Some(Dwarf {
+            (Some(CallGraphMode::Dwarf(stack)), symfs) => Ok(Some(Dwarf {
                 stack,
                 symfs: symfs.to_vec(),
             })),
@@ -186,19 +186,19 @@ pub(super) struct Dwarf {
 
 /// How callers of programs are found, as `--call-graph` of perf says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallGraph {
+pub enum CallGraphMode {
     /// By frame pointers.
     FramePointers,
     /// By the unwind tables of their files, and so many bytes of the stack.
     Dwarf(u16),
 }
 
-impl CallGraph {
+impl CallGraphMode {
     /// Bytes of the stack where nobody says: as with perf.
     const STACK: u16 = 8192;
 }
 
-impl FromStr for CallGraph {
+impl FromStr for CallGraphMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -316,17 +316,18 @@ mod tests {
 
     #[test]
     fn callers_are_found_as_perf_says_it() {
-        let check = |text: &str, expected: Result<CallGraph, &str>| match (text.parse(), expected) {
-            (Err(error), Err(part)) => {
-                let error: String = error;
-                assert!(error.contains(part), "{error}");
-            }
-            (how, expected) => assert_eq!(how.ok(), expected.ok(), "{text}"),
-        };
-        check("fp", Ok(CallGraph::FramePointers));
-        check("dwarf", Ok(CallGraph::Dwarf(8192)));
-        check("dwarf,16", Ok(CallGraph::Dwarf(16)));
-        check("dwarf,65528", Ok(CallGraph::Dwarf(65_528)));
+        let check =
+            |text: &str, expected: Result<CallGraphMode, &str>| match (text.parse(), expected) {
+                (Err(error), Err(part)) => {
+                    let error: String = error;
+                    assert!(error.contains(part), "{error}");
+                }
+                (how, expected) => assert_eq!(how.ok(), expected.ok(), "{text}"),
+            };
+        check("fp", Ok(CallGraphMode::FramePointers));
+        check("dwarf", Ok(CallGraphMode::Dwarf(8192)));
+        check("dwarf,16", Ok(CallGraphMode::Dwarf(16)));
+        check("dwarf,65528", Ok(CallGraphMode::Dwarf(65_528)));
         for wrong in ["dwarf,65536", "dwarf,0", "dwarf,12", "dwarf,", "dwarf,-8"] {
             check(wrong, Err("a multiple of 8 from 8 to 65528"));
         }
@@ -467,14 +468,17 @@ mod tests {
             let error = options.dwarf().expect_err(part).to_string();
             assert!(error.contains(part), "{error}");
         };
-        refused(options(Some(CallGraph::Dwarf(8)), &[]), "give --symfs DIR");
+        refused(
+            options(Some(CallGraphMode::Dwarf(8)), &[]),
+            "give --symfs DIR",
+        );
         refused(options(None, &["d"]), "umpire report --symfs");
         refused(
-            options(Some(CallGraph::FramePointers), &["d"]),
+            options(Some(CallGraphMode::FramePointers), &["d"]),
             "umpire report --symfs",
         );
         assert_eq!(options(None, &[]).dwarf().expect("none"), None);
-        let dwarf = options(Some(CallGraph::Dwarf(8)), &["d"]).dwarf();
+        let dwarf = options(Some(CallGraphMode::Dwarf(8)), &["d"]).dwarf();
         assert_eq!(dwarf.expect("one").map(|one| one.stack), Some(8));
     }
 }

@@ -18,7 +18,7 @@ const QUESTIONS: u32 = 8;
 
 /// What was asked already.
 #[derive(Debug, Default)]
-pub(super) struct Programs {
+pub(super) struct AskedPrograms {
     /// Where the next question begins.
     next: u64,
     /// The greatest number that a sample has, and that was described.
@@ -38,7 +38,7 @@ pub(super) struct Programs {
     unknown: Option<String>,
 }
 
-impl Programs {
+impl AskedPrograms {
     /// Takes note of the numbers in samples.
     pub(super) fn take(&mut self, records: &[Record]) {
         for record in records {
@@ -241,7 +241,7 @@ mod tests {
                 ..TaskInfo::default()
             })
         };
-        let mut programs = Programs::default();
+        let mut programs = AskedPrograms::default();
         let mut records = Vec::new();
         let info = ProgramsInfo {
             described: vec![task(2), task(1)],
@@ -264,15 +264,15 @@ mod tests {
             unknown: Some("it is no Linux".to_owned()),
             ..ProgramsInfo::default()
         };
-        let mut programs = Programs::default();
+        let mut programs = AskedPrograms::default();
         programs.answered(nothing.clone(), &mut records);
         let note = programs.note().unwrap_or_default();
         assert!(note.ends_with("have no names: it is no Linux"), "{note}");
         // Samples that have tasks need no excuse, but that these were never described.
-        let mut programs = Programs {
+        let mut programs = AskedPrograms {
             met: 1,
             least: 1,
-            ..Programs::default()
+            ..AskedPrograms::default()
         };
         let of = |described, unknown: Option<&str>| ProgramsInfo {
             described,
@@ -313,10 +313,10 @@ mod tests {
                 ..Sample::default()
             })
         };
-        let mut programs = Programs::default();
+        let mut programs = AskedPrograms::default();
         programs.take(&[sample(0), sample(7), sample(5), sample(9)]);
         assert_eq!((programs.least, programs.met), (5, 9));
-        let answers = |programs: &mut Programs, described| {
+        let answers = |programs: &mut AskedPrograms, described| {
             let info = ProgramsInfo {
                 described,
                 ..ProgramsInfo::default()

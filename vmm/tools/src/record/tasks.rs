@@ -18,12 +18,12 @@ const MOST_RECORDS: usize = 1 << 20;
 
 /// A process or a thread that samples are wanted of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Chosen {
+enum ChosenTask {
     Process(u32),
     Thread(u32),
 }
 
-impl Chosen {
+impl ChosenTask {
     fn is(self, task: &TaskInfo) -> bool {
         match self {
             Self::Process(pid) => task.pid == pid,
@@ -43,7 +43,7 @@ impl Chosen {
 #[derive(Debug)]
 pub(super) struct TaskFilter {
     /// And whether a sample of it has come.
-    chosen: Vec<(Chosen, bool)>,
+    chosen: Vec<(ChosenTask, bool)>,
     waiting: VecDeque<(Instant, Record)>,
     /// Bytes of their stacks and chains.
     bytes: usize,
@@ -53,8 +53,8 @@ pub(super) struct TaskFilter {
 impl TaskFilter {
     /// For these processes and threads; none if there are none.
     pub(super) fn new(processes: &[u32], threads: &[u32]) -> Option<Self> {
-        let processes = processes.iter().copied().map(Chosen::Process);
-        let threads = threads.iter().copied().map(Chosen::Thread);
+        let processes = processes.iter().copied().map(ChosenTask::Process);
+        let threads = threads.iter().copied().map(ChosenTask::Thread);
         let chosen = processes.chain(threads).map(|one| (one, false));
         let chosen: Vec<_> = chosen.collect();
         (!chosen.is_empty()).then(|| Self {

@@ -15,7 +15,7 @@ use crate::{ToolError, Vm, is_gone, refused};
 
 /// What has happened to a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct ContextState {
     /// Its vCPU or core has ended: the registers stay as they are.
     pub(super) ended: bool,
     /// The VM is gone, and the registers with it.
@@ -39,7 +39,7 @@ pub(super) struct Blind {
     pub(super) unreported: bool,
 }
 
-impl State {
+impl ContextState {
     /// Takes a message in.
     pub(super) fn take(&mut self, message: &Message) {
         match message.kind {
@@ -80,7 +80,7 @@ impl State {
 /// What a context has counted.
 #[derive(Debug)]
 pub(super) struct Course {
-    state: State,
+    state: ContextState,
     /// Since the beginning.
     pub(super) whole: CountTally,
     /// Since the interval began.
@@ -96,7 +96,7 @@ pub(super) struct Course {
 impl Course {
     fn new(first: Reading, events: usize) -> Self {
         Self {
-            state: State::default(),
+            state: ContextState::default(),
             whole: CountTally::new(events),
             interval: CountTally::new(events),
             events,
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn messages_change_the_state() {
-        let mut state = State::default();
+        let mut state = ContextState::default();
         state.take(&message(PFM_MSG_PREEMPTED, 0));
         assert!(state.preempted && state.disturbed);
         state.take(&message(PFM_MSG_RESTORED, 70));
@@ -314,7 +314,7 @@ mod tests {
     type Step = (u64, bool, Option<u64>, Blind);
 
     fn check_blind(steps: &[Step]) {
-        let mut state = State::default();
+        let mut state = ContextState::default();
         for (index, (reported_ns, preempted, inactive_ns, expected)) in steps.iter().enumerate() {
             (state.reported_ns, state.preempted) = (*reported_ns, *preempted);
             assert_eq!(state.blind(*inactive_ns), *expected, "step {index}");

@@ -5,7 +5,7 @@
 
 /// A key that means something here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum KeyPress {
     /// A character, as typed.
     Char(char),
     /// Up, or Shift-Tab.
@@ -24,7 +24,7 @@ pub(super) enum Key {
 }
 
 /// The keys in what a terminal sent at once; what means nothing is passed over.
-pub(super) fn keys(bytes: &[u8]) -> Vec<Key> {
+pub(super) fn keys(bytes: &[u8]) -> Vec<KeyPress> {
     let mut keys = Vec::new();
     let mut rest = bytes;
     while let Some((&first, behind)) = rest.split_first() {
@@ -35,13 +35,13 @@ pub(super) fn keys(bytes: &[u8]) -> Vec<Key> {
                 keys.extend(key);
                 rest = &behind[length..];
             }
-            0x03 => keys.push(Key::Interrupt),
-            0x0c => keys.push(Key::Redraw),
-            0x1a => keys.push(Key::Suspend),
-            b'\t' => keys.push(Key::Next),
-            b'\r' | b'\n' => keys.push(Key::Enter),
-            0x08 | 0x7f => keys.push(Key::Backspace),
-            b' '..=b'~' => keys.push(Key::Char(char::from(first))),
+            0x03 => keys.push(KeyPress::Interrupt),
+            0x0c => keys.push(KeyPress::Redraw),
+            0x1a => keys.push(KeyPress::Suspend),
+            b'\t' => keys.push(KeyPress::Next),
+            b'\r' | b'\n' => keys.push(KeyPress::Enter),
+            0x08 | 0x7f => keys.push(KeyPress::Backspace),
+            b' '..=b'~' => keys.push(KeyPress::Char(char::from(first))),
             _ => {}
         }
     }
@@ -49,9 +49,9 @@ pub(super) fn keys(bytes: &[u8]) -> Vec<Key> {
 }
 
 /// The key whose bytes come behind an escape, and how many they are.
-fn escaped(bytes: &[u8]) -> (Option<Key>, usize) {
+fn escaped(bytes: &[u8]) -> (Option<KeyPress>, usize) {
     match bytes {
-        [] => (Some(Key::Escape), 0),
+        [] => (Some(KeyPress::Escape), 0),
         [b'[' | b'O', rest @ ..] => {
             // Parameters, then a letter (ECMA-48, 5.4).
             let end = rest.iter().position(|byte| (b'@'..=b'~').contains(byte));
@@ -59,14 +59,14 @@ fn escaped(bytes: &[u8]) -> (Option<Key>, usize) {
                 return (None, bytes.len());
             };
             let key = match rest[end] {
-                b'A' | b'Z' => Some(Key::Before),
-                b'B' => Some(Key::Next),
+                b'A' | b'Z' => Some(KeyPress::Before),
+                b'B' => Some(KeyPress::Next),
                 _ => None,
             };
             (key, end + 2)
         }
         // Escape, and a key by itself or with Alt.
-        _ => (Some(Key::Escape), 0),
+        _ => (Some(KeyPress::Escape), 0),
     }
 }
 
@@ -76,26 +76,27 @@ mod tests {
 
     #[test]
     fn bytes_are_keys() {
-        let check = |bytes: &[u8], expected: &[Key]| assert_eq!(keys(bytes), expected, "{bytes:?}");
+        let check =
+            |bytes: &[u8], expected: &[KeyPress]| assert_eq!(keys(bytes), expected, "{bytes:?}");
         check(b"", &[]);
-        check(b"q?", &[Key::Char('q'), Key::Char('?')]);
+        check(b"q?", &[KeyPress::Char('q'), KeyPress::Char('?')]);
         check(
             b"\x1b[A\x1b[B\x1bOA",
-            &[Key::Before, Key::Next, Key::Before],
+            &[KeyPress::Before, KeyPress::Next, KeyPress::Before],
         );
-        check(b"\t\x1b[Z", &[Key::Next, Key::Before]);
-        check(b"\x1b", &[Key::Escape]);
-        check(b"\x1bx", &[Key::Escape, Key::Char('x')]);
-        check(b"\x1b[5~j", &[Key::Char('j')]);
+        check(b"\t\x1b[Z", &[KeyPress::Next, KeyPress::Before]);
+        check(b"\x1b", &[KeyPress::Escape]);
+        check(b"\x1bx", &[KeyPress::Escape, KeyPress::Char('x')]);
+        check(b"\x1b[5~j", &[KeyPress::Char('j')]);
         check(b"\x1b[1;5", &[]);
         check(
             b"\x03\x1a\x0c\r\x7f",
             &[
-                Key::Interrupt,
-                Key::Suspend,
-                Key::Redraw,
-                Key::Enter,
-                Key::Backspace,
+                KeyPress::Interrupt,
+                KeyPress::Suspend,
+                KeyPress::Redraw,
+                KeyPress::Enter,
+                KeyPress::Backspace,
             ],
         );
         check("\u{e4}".as_bytes(), &[]);

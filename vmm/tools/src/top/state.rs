@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::keys::Key;
+use super::keys::KeyPress;
 use super::reading::{CYCLES, EXITS, Missing, VcpuReading, VmReading, Window};
 
 /// VMs that have ended of which a line is kept.
@@ -229,35 +229,35 @@ impl State {
     }
 
     /// A key was pressed.
-    pub(super) fn key(&mut self, key: Key) -> Option<Action> {
-        if key == Key::Interrupt {
+    pub(super) fn key(&mut self, key: KeyPress) -> Option<Action> {
+        if key == KeyPress::Interrupt {
             return Some(Action::Quit);
         }
         if let Some(typed) = &mut self.typed {
             match key {
-                Key::Char(digit @ ('0'..='9' | '.')) if typed.len() < 8 => typed.push(digit),
-                Key::Backspace => drop(typed.pop()),
-                Key::Enter => {
+                KeyPress::Char(digit @ ('0'..='9' | '.')) if typed.len() < 8 => typed.push(digit),
+                KeyPress::Backspace => drop(typed.pop()),
+                KeyPress::Enter => {
                     let seconds: Result<f64, _> = typed.parse();
                     self.typed = None;
                     let seconds = seconds.ok().filter(|it| INTERVALS.contains(it))?;
                     self.interval = Duration::from_secs_f64(seconds);
                     return Some(Action::Interval(self.interval));
                 }
-                Key::Escape | Key::Char('q') => self.typed = None,
+                KeyPress::Escape | KeyPress::Char('q') => self.typed = None,
                 _ => {}
             }
             return None;
         }
         match key {
-            Key::Char('q') if !self.help => return Some(Action::Quit),
-            Key::Char('h' | '?') => self.help = !self.help,
-            Key::Escape | Key::Char('q') => self.help = false,
-            Key::Char('p' | ' ') => self.paused = !self.paused,
-            Key::Char('s') => self.sort = self.sort.next(),
-            Key::Char('d') => self.typed = Some(String::new()),
-            Key::Before | Key::Char('k') => self.select(-1),
-            Key::Next | Key::Char('j') => {
+            KeyPress::Char('q') if !self.help => return Some(Action::Quit),
+            KeyPress::Char('h' | '?') => self.help = !self.help,
+            KeyPress::Escape | KeyPress::Char('q') => self.help = false,
+            KeyPress::Char('p' | ' ') => self.paused = !self.paused,
+            KeyPress::Char('s') => self.sort = self.sort.next(),
+            KeyPress::Char('d') => self.typed = Some(String::new()),
+            KeyPress::Before | KeyPress::Char('k') => self.select(-1),
+            KeyPress::Next | KeyPress::Char('j') => {
                 // Past the last one comes the first.
                 if self.selected() + 1 == self.vms.len() {
                     self.selected = self.vms().first().map(|line| line.id);
@@ -265,8 +265,8 @@ impl State {
                     self.select(1);
                 }
             }
-            Key::Suspend => return Some(Action::Suspend),
-            Key::Redraw => return Some(Action::Redraw),
+            KeyPress::Suspend => return Some(Action::Suspend),
+            KeyPress::Redraw => return Some(Action::Redraw),
             _ => {}
         }
         None
@@ -313,38 +313,38 @@ mod tests {
         let mut state = three();
         assert_eq!((order(&state).as_str(), state.selected()), ("abc", 0));
         let steps = [
-            (Key::Next, 1),
-            (Key::Char('j'), 2),
-            (Key::Next, 0),
-            (Key::Before, 0),
-            (Key::Next, 1),
+            (KeyPress::Next, 1),
+            (KeyPress::Char('j'), 2),
+            (KeyPress::Next, 0),
+            (KeyPress::Before, 0),
+            (KeyPress::Next, 1),
         ];
         for (key, expected) in steps {
             assert_eq!(state.key(key), None);
             assert_eq!(state.selected(), expected, "{key:?}");
         }
         for _ in 0..3 {
-            state.key(Key::Char('s'));
+            state.key(KeyPress::Char('s'));
         }
         // Nobody counted those of a; b stays selected.
         assert_eq!((order(&state).as_str(), state.selected()), ("bca", 0));
         let many = reading(&[Some(1.0), None, Some(3.0)]);
         let sorted: Vec<u32> = state.vcpus(&many).iter().map(|vcpu| vcpu.vcpu).collect();
         assert_eq!(sorted, [2, 0, 1]);
-        assert_eq!(state.key(Key::Char('q')), Some(Action::Quit));
-        assert_eq!(state.key(Key::Suspend), Some(Action::Suspend));
+        assert_eq!(state.key(KeyPress::Char('q')), Some(Action::Quit));
+        assert_eq!(state.key(KeyPress::Suspend), Some(Action::Suspend));
     }
 
     #[test]
     fn an_interval_is_typed() {
         let check = |typed: &str, expected: Option<f64>| {
             let mut state = three();
-            state.key(Key::Char('d'));
+            state.key(KeyPress::Char('d'));
             for letter in typed.chars() {
-                assert_eq!(state.key(Key::Char(letter)), None);
+                assert_eq!(state.key(KeyPress::Char(letter)), None);
             }
             let expected = expected.map(|it| Action::Interval(Duration::from_secs_f64(it)));
-            assert_eq!(state.key(Key::Enter), expected, "{typed}");
+            assert_eq!(state.key(KeyPress::Enter), expected, "{typed}");
             assert_eq!(state.typed, None);
         };
         check("0.5", Some(0.5));
@@ -360,12 +360,12 @@ mod tests {
     #[test]
     fn a_pause_shows_what_was_there() {
         let mut state = three();
-        state.key(Key::Char('p'));
+        state.key(KeyPress::Char('p'));
         state.answer(1, "c", reading(&[Some(7.0)]), Duration::from_secs(1));
         assert_eq!(state.vms()[2].per_second(EXITS), Some(5.0));
         state.end(1, "c", Standing::Ended);
         assert_eq!(state.vms()[2].standing, Standing::Ended);
-        state.key(Key::Char('p'));
+        state.key(KeyPress::Char('p'));
         state.answer(3, "b", reading(&[Some(8.0)]), Duration::from_secs(1));
         assert_eq!(state.vms()[1].per_second(EXITS), Some(8.0));
     }

@@ -117,8 +117,8 @@ impl Watcher {
         let watch = move || {
             let mut answered = false;
             match watch(&path, &settings, &asked, &reporter, &mut answered) {
-                Ok(Ending::Told) => reporter.tell(News::Left),
-                Ok(Ending::Ended) => reporter.tell(News::Ended),
+                Ok(WatchEnd::Told) => reporter.tell(News::Left),
+                Ok(WatchEnd::Ended) => reporter.tell(News::Ended),
                 Err(error) if answered && error.is_gone() => reporter.tell(News::Ended),
                 Err(error) => reporter.tell(News::Failed(error)),
             }
@@ -154,7 +154,7 @@ impl Watcher {
 }
 
 /// How a VM came to be no longer watched.
-enum Ending {
+enum WatchEnd {
     /// This program has seen enough.
     Told,
     /// The VM has ended.
@@ -167,11 +167,11 @@ fn watch(
     asked: &UnixStream,
     reporter: &Reporter,
     answered: &mut bool,
-) -> Result<Ending, ToolError> {
+) -> Result<WatchEnd, ToolError> {
     let vm = Vm::at(socket)?;
     let server = vm.client.server().map_err(host("asking whose the VM is"))?;
     if !settings.named && !is_trusted(server.uid) {
-        return Ok(Ending::Told);
+        return Ok(WatchEnd::Told);
     }
     let waiter = Waiter::without_signals().map_err(host("waiting for messages"))?;
     waiter
@@ -265,7 +265,7 @@ impl<'a> Watch<'a> {
         asked: &UnixStream,
         reporter: &Reporter,
         answered: &mut bool,
-    ) -> Result<Ending, ToolError> {
+    ) -> Result<WatchEnd, ToolError> {
         let mut reading = self.reading(None)?;
         loop {
             reporter.tell(News::Reading(Box::new(reading)));
@@ -280,14 +280,14 @@ impl<'a> Watch<'a> {
     }
 
     /// Keeps buffers empty until somebody asks; how it has ended if nobody will.
-    fn wait_for_question(&mut self, asked: &UnixStream) -> Result<Option<Ending>, ToolError> {
+    fn wait_for_question(&mut self, asked: &UnixStream) -> Result<Option<WatchEnd>, ToolError> {
         let mut look = Instant::now() + FIRST_LOOK;
         loop {
             let due = self.samples.is_some().then_some(look);
             let woken = self.waiter.wait(due);
             let woken = woken.map_err(host("waiting for messages"))?;
             if woken.ready.contains(&PROCESS) {
-                return Ok(Some(Ending::Ended));
+                return Ok(Some(WatchEnd::Ended));
             }
             for number in woken.ready.iter().filter(|number| **number < PROCESS) {
                 self.messages(*number)?;
@@ -302,7 +302,7 @@ impl<'a> Watch<'a> {
             if woken.ready.contains(&ASKED) {
                 // All that were asked meanwhile get the same answer.
                 match (&mut &*asked).read(&mut [0; 64]) {
-                    Ok(0) => return Ok(Some(Ending::Told)),
+                    Ok(0) => return Ok(Some(WatchEnd::Told)),
                     _ => return Ok(None),
                 }
             }

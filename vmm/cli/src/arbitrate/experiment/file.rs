@@ -106,13 +106,13 @@ pub(in super::super) enum ExperimentError {
     Value {
         name: String,
         line: usize,
-        problem: Problem,
+        problem: ValueProblem,
     },
 }
 
 /// What is wrong with a value.
 #[derive(Debug, Error)]
-pub(in super::super) enum Problem {
+pub(in super::super) enum ValueProblem {
     #[error("'{0}' is no scheme; give single, independent or interacting")]
     Scheme(String),
     #[error("schemes: give one at least: single, independent, interacting")]
@@ -168,26 +168,27 @@ impl Experiment {
         let cookies = &keys.cookies;
         let at = text.find("[cookies]").unwrap_or(0);
         if let Some(bits) = cookies.bits.iter().find(|bits| !(1..=48).contains(*bits)) {
-            return Err(wrong(at, Problem::Bits(*bits)));
+            return Err(wrong(at, ValueProblem::Bits(*bits)));
         }
         if !(1..=1_000_000).contains(&cookies.guess_us) {
-            return Err(wrong(at, Problem::GuessTime));
+            return Err(wrong(at, ValueProblem::GuessTime));
         }
         let count = *keys.seeds.get_ref();
         let seeds = NonZero::new(count).filter(|count| count.get() <= 10_000);
-        let seeds = seeds.ok_or_else(|| wrong(keys.seeds.span().start, Problem::Seeds(count)))?;
+        let seeds =
+            seeds.ok_or_else(|| wrong(keys.seeds.span().start, ValueProblem::Seeds(count)))?;
         let mut schemes = Vec::new();
         for word in keys.schemes.get_ref() {
             let scheme = Scheme::named(word.get_ref());
-            let problem = || Problem::Scheme(word.get_ref().clone());
+            let problem = || ValueProblem::Scheme(word.get_ref().clone());
             let scheme = scheme.ok_or_else(|| wrong(word.span().start, problem()))?;
             if schemes.contains(&scheme) {
-                return Err(wrong(word.span().start, Problem::SchemeTwice(scheme)));
+                return Err(wrong(word.span().start, ValueProblem::SchemeTwice(scheme)));
             }
             schemes.push(scheme);
         }
         if schemes.is_empty() {
-            return Err(wrong(keys.schemes.span().start, Problem::NoScheme));
+            return Err(wrong(keys.schemes.span().start, ValueProblem::NoScheme));
         }
         let mut policies: Vec<(String, Policy)> = Vec::new();
         for policy in &keys.policy {
@@ -227,18 +228,18 @@ fn policy_of<'a>(
     keys: &PolicyKeys,
     mut there: impl Iterator<Item = &'a str>,
     machine: &Machine,
-) -> Result<(String, Policy), Problem> {
+) -> Result<(String, Policy), ValueProblem> {
     let name = keys.name.clone();
     if there.any(|other| other == name) {
-        return Err(Problem::PolicyTwice(name));
+        return Err(ValueProblem::PolicyTwice(name));
     }
     if !(1..=60_000).contains(&keys.grace_ms) {
-        return Err(Problem::Grace(name, keys.grace_ms));
+        return Err(ValueProblem::Grace(name, keys.grace_ms));
     }
     let parsed = parse_policy(&keys.rules);
-    let mut policy = parsed.map_err(|error| Problem::Policy(name.clone(), error))?;
+    let mut policy = parsed.map_err(|error| ValueProblem::Policy(name.clone(), error))?;
     policy.grace_ms = keys.grace_ms;
     let fits = policy.fits(machine.counters, machine.fixed);
-    fits.map_err(|error| Problem::Machine(name.clone(), error))?;
+    fits.map_err(|error| ValueProblem::Machine(name.clone(), error))?;
     Ok((name, policy))
 }

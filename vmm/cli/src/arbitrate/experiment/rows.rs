@@ -109,7 +109,7 @@ pub(super) fn guesses(experiment: &Experiment, progress: &dyn Fn(f64)) -> Vec<Gu
 
 /// One figure.
 #[derive(Debug, Serialize)]
-struct Row<'a> {
+struct FigureRow<'a> {
     scheme: &'a str,
     policy: &'a str,
     who: String,
@@ -124,11 +124,11 @@ struct Row<'a> {
     origin: &'static str,
 }
 
-impl<'a> Row<'a> {
+impl<'a> FigureRow<'a> {
     fn new(metric: &'a str, who: String, estimate: Option<Estimate>) -> Self {
         let half = estimate.and_then(|one| one.half);
         let mean = estimate.map(|one| one.mean);
-        Row {
+        FigureRow {
             scheme: "-",
             policy: "-",
             who,
@@ -152,16 +152,16 @@ fn has(metric: Metric, who: Who) -> bool {
     }
 }
 
-fn rows(report: &Report) -> Vec<Row<'_>> {
+fn rows(report: &Report) -> Vec<FigureRow<'_>> {
     let mut rows = Vec::new();
     for cell in &report.cells {
         for metric in Metric::ALL {
             for who in report.every().filter(|who| has(metric, *who)) {
                 let estimate = cell.estimate(metric, who);
-                rows.push(Row {
+                rows.push(FigureRow {
                     scheme: cell.variant.scheme.name(),
                     policy: &cell.variant.name,
-                    ..Row::new(metric.name(), who.to_string(), estimate)
+                    ..FigureRow::new(metric.name(), who.to_string(), estimate)
                 });
             }
         }
@@ -174,10 +174,10 @@ fn rows(report: &Report) -> Vec<Row<'_>> {
         ];
         for (metric, estimate) in figures {
             let is_computed = guess.is_computed && metric == "guess-s";
-            rows.push(Row {
+            rows.push(FigureRow {
                 cookie_bits: Some(guess.bits),
                 origin: if is_computed { "computed" } else { "simulated" },
-                ..Row::new(metric, guess.guesser.to_owned(), estimate)
+                ..FigureRow::new(metric, guess.guesser.to_owned(), estimate)
             });
         }
     }

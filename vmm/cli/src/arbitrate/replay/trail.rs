@@ -41,13 +41,13 @@ pub(in super::super) enum TrailError {
     Line {
         name: String,
         line: usize,
-        problem: Problem,
+        problem: LineProblem,
     },
 }
 
 /// What is wrong with a line.
 #[derive(Debug, Error)]
-pub(in super::super) enum Problem {
+pub(in super::super) enum LineProblem {
     #[error("this is no line of an audit file: {0}")]
     Malformed(String),
     #[error("this is no audit file; give one that umpire run --audit wrote")]
@@ -110,7 +110,7 @@ struct Header {
 /// Any line but the first. Lines about decisions are passed over.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Row {
+struct TrailLine {
     time_ns: u64,
     vcpu: Option<u8>,
     layer: String,
@@ -156,9 +156,9 @@ impl Trail {
         })
     }
 
-    fn parse(text: &str) -> Result<Self, (usize, Problem)> {
+    fn parse(text: &str) -> Result<Self, (usize, LineProblem)> {
         let mut lines = (1..).zip(text.lines());
-        let (_, first) = lines.next().ok_or((1, Problem::Format))?;
+        let (_, first) = lines.next().ok_or((1, LineProblem::Format))?;
         let mut trail = Self::begin(first).map_err(|problem| (1, problem))?;
         let mut numbers = vec![0_u64; usize::from(trail.vcpus)];
         let mut last = 1;
@@ -166,11 +166,11 @@ impl Trail {
         for (line, text) in lines {
             last = line;
             if end.is_some() {
-                return Err((line, Problem::AfterEnd));
+                return Err((line, LineProblem::AfterEnd));
             }
-            let row: Row = serde_json::from_str(text).map_err(|error| {
+            let row: TrailLine = serde_json::from_str(text).map_err(|error| {
                 let message = one_line(&error.to_string());
-                (line, Problem::Malformed(message))
+                (line, LineProblem::Malformed(message))
             })?;
             if row.end {
                 trail.end_ns = row.time_ns;
@@ -181,26 +181,26 @@ impl Trail {
                 trail.requests.push((line, request));
             }
         }
-        let (line, said) = end.ok_or((last, Problem::CutOff))?;
+        let (line, said) = end.ok_or((last, LineProblem::CutOff))?;
         let found = numbers.iter().sum();
-        let said = said.ok_or((line, Problem::NoArbiter))?;
+        let said = said.ok_or((line, LineProblem::NoArbiter))?;
         if said != found {
-            return Err((line, Problem::Sum { said, found }));
+            return Err((line, LineProblem::Sum { said, found }));
         }
         // The requests of one vCPU are in their order.
         trail.requests.sort_by_key(|(_, request)| request.at_ns);
         Ok(trail)
     }
 
-    fn begin(text: &str) -> Result<Self, Problem> {
-        let header: Header = serde_json::from_str(text).map_err(|_| Problem::Format)?;
+    fn begin(text: &str) -> Result<Self, LineProblem> {
+        let header: Header = serde_json::from_str(text).map_err(|_| LineProblem::Format)?;
         if header.format != "umpire-audit" {
-            return Err(Problem::Format);
+            return Err(LineProblem::Format);
         }
         if header.version != 1 {
-            return Err(Problem::Version(header.version));
+            return Err(LineProblem::Version(header.version));
         }
-        let scheme = header.scheme.ok_or(Problem::NoArbiter)?;
+        let scheme = header.scheme.ok_or(LineProblem::NoArbiter)?;
         let mut policy = parse_policy(&header.policy)?;
         policy.grace_ms = header.grace_ms;
         Ok(Trail {
@@ -209,7 +209,7 @@ impl Trail {
                 programmable: header.programmable,
                 fixed: header.fixed,
             },
-            scheme: Scheme::named(&scheme).ok_or(Problem::Scheme(scheme))?,
+            scheme: Scheme::named(&scheme).ok_or(LineProblem::Scheme(scheme))?,
             policy,
             has_firmware: header.firmware,
             smm: header.smm,
@@ -219,18 +219,18 @@ impl Trail {
     }
 
     /// Reads one request, the next of its vCPU.
-    fn request(&self, row: &Row, numbers: &mut [u64]) -> Result<Recorded, Problem> {
+    fn request(&self, row: &TrailLine, numbers: &mut [u64]) -> Result<Recorded, LineProblem> {
         let vcpu = row.vcpu.unwrap_or(u8::MAX);
         let vcpus = self.vcpus;
         let before = numbers.get_mut(usize::from(vcpu));
-        let before = before.ok_or(Problem::Vcpu { vcpu, vcpus })?;
+        let before = before.ok_or(LineProblem::Vcpu { vcpu, vcpus })?;
         let (from, number) = (*before + 1, row.request);
         if number > from {
             let to = number - 1;
-            return Err(Problem::Gap { vcpu, from, to });
+            return Err(LineProblem::Gap { vcpu, from, to });
         }
         if number < from {
-            return Err(Problem::Again { vcpu, number });
+            return Err(LineProblem::Again { vcpu, number });
         }
         *before = number;
         Ok(Recorded {
@@ -246,12 +246,12 @@ impl Trail {
     }
 }
 
-impl Row {
-    fn ask(&self) -> Result<Ask, Problem> {
+impl TrailLine {
+    fn ask(&self) -> Result<Ask, LineProblem> {
         if self.event == "answered" {
             return Ok(Ask::Answer);
         }
-        let missing = |key| Problem::Missing(self.what.clone(), key);
+        let missing = |key| LineProblem::Missing(self.what.clone(), key);
         let counter = || {
             let name = self.counter.as_deref().ok_or(missing("counter"))?;
             counter(name)
@@ -301,15 +301,15 @@ impl Row {
                     rooms: (!self.rooms.is_empty()).then_some(rooms),
                     elsewhere: self.elsewhere.unwrap_or(0),
                     programmable: self.any.ok_or(missing("any"))?,
-                    fixed: fixed.collect::<Result<CounterSet, Problem>>()?,
+                    fixed: fixed.collect::<Result<CounterSet, LineProblem>>()?,
                 })
             }
-            "administered" => return Err(Problem::Administered),
+            "administered" => return Err(LineProblem::Administered),
             other => return Err(wrong("what", other)),
         })
     }
 
-    fn presented(&self) -> Result<Presented, Problem> {
+    fn presented(&self) -> Result<Presented, LineProblem> {
         Ok(match self.cookie.as_deref() {
             None => Presented::Nothing,
             Some("wrong") => Presented::Wrong,
@@ -317,7 +317,7 @@ impl Row {
         })
     }
 
-    fn result(&self) -> Result<AskResult, Problem> {
+    fn result(&self) -> Result<AskResult, LineProblem> {
         let reason = || {
             let word = self.reason.as_deref().unwrap_or_default();
             let reason = Reason::ALL.into_iter().find(|one| one.name() == word);
@@ -328,7 +328,7 @@ impl Row {
             "faulted" => return Ok(AskResult::Faulted(reason()?)),
             "granted" => {
                 let counters = self.counters.iter().map(|name| counter(name));
-                Outcome::Granted(counters.collect::<Result<CounterSet, Problem>>()?)
+                Outcome::Granted(counters.collect::<Result<CounterSet, LineProblem>>()?)
             }
             "refused" => Outcome::Refused(reason()?),
             "pending" => Outcome::Pending,
@@ -340,18 +340,18 @@ impl Row {
 }
 
 impl RoomRow {
-    fn room(&self) -> Result<EventRoom, Problem> {
+    fn room(&self) -> Result<EventRoom, LineProblem> {
         let instead_of = self.instead_of.iter().map(|name| counter(name));
         Ok(EventRoom {
             event: self.select.as_deref().map(event).transpose()?,
             more: self.more,
             elsewhere: self.elsewhere,
-            instead_of: instead_of.collect::<Result<CounterSet, Problem>>()?,
+            instead_of: instead_of.collect::<Result<CounterSet, LineProblem>>()?,
         })
     }
 }
 
-fn event(text: &str) -> Result<NamedEvent, Problem> {
+fn event(text: &str) -> Result<NamedEvent, LineProblem> {
     let event = hexadecimal(text).and_then(NamedEvent::of_select);
     event.ok_or_else(|| wrong("select", text))
 }
@@ -360,12 +360,12 @@ fn hexadecimal(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-fn wrong(key: &'static str, value: &str) -> Problem {
+fn wrong(key: &'static str, value: &str) -> LineProblem {
     let value = value.to_owned();
-    Problem::Word { key, value }
+    LineProblem::Word { key, value }
 }
 
-fn layer(word: &str) -> Result<Layer, Problem> {
+fn layer(word: &str) -> Result<Layer, LineProblem> {
     match word {
         "firmware" => Ok(Layer::Firmware),
         "hypervisor" => Ok(Layer::Hypervisor),
@@ -376,7 +376,7 @@ fn layer(word: &str) -> Result<Layer, Problem> {
     }
 }
 
-fn counter(name: &str) -> Result<CounterId, Problem> {
+fn counter(name: &str) -> Result<CounterId, LineProblem> {
     let number = |prefix| name.strip_prefix(prefix)?.parse::<u8>().ok();
     let counter = match number("PMC") {
         Some(n) => Some(CounterId::Programmable(n)),

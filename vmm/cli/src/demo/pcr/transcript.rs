@@ -38,7 +38,7 @@ pub(super) struct Played {
 }
 
 #[derive(Debug)]
-struct State {
+struct Transcription {
     played: Vec<Played>,
     began: Instant,
     low: u32,
@@ -46,11 +46,11 @@ struct State {
 
 /// Collects what happens; also the guest's devices.
 #[derive(Debug)]
-pub(super) struct Transcript(Mutex<State>);
+pub(super) struct Transcript(Mutex<Transcription>);
 
 impl Transcript {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(Transcription {
             played: Vec::new(),
             began: Instant::now(),
             low: 0,
@@ -62,12 +62,12 @@ impl Transcript {
     }
 
     /// A panic elsewhere leaves the list whole: it is only appended to.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Transcription> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Transcription {
     fn begin(&mut self, step: u32) {
         self.played.push(Played {
             step: usize::try_from(step).unwrap_or(usize::MAX),

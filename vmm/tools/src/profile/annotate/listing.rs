@@ -13,7 +13,7 @@ use crate::profile::tally::Sum;
 
 /// An instruction.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Line {
+pub(super) struct InstructionLine {
     /// Its address in the file.
     pub(super) address: u64,
     /// What was sampled there.
@@ -29,7 +29,7 @@ pub(super) fn lines(
     samples: &BTreeMap<u64, Sum>,
     syntax: Syntax,
     name: impl Fn(u64) -> Option<String>,
-) -> Vec<Line> {
+) -> Vec<InstructionLine> {
     let mut formatter: Box<dyn Formatter> = match syntax {
         Syntax::Att => Box::new(GasFormatter::new()),
         Syntax::Intel => Box::new(IntelFormatter::new()),
@@ -62,7 +62,7 @@ pub(super) fn lines(
         for (_, one) in samples.range(at..at.saturating_add(instruction.len() as u64)) {
             sum.add(*one);
         }
-        lines.push(Line {
+        lines.push(InstructionLine {
             address: instruction.ip(),
             sum,
             text,
@@ -93,7 +93,7 @@ pub(super) struct Listing<'a> {
     /// Its part of all events, in percent.
     pub(super) percent: f64,
     /// Its instructions.
-    pub(super) lines: &'a [Line],
+    pub(super) lines: &'a [InstructionLine],
 }
 
 impl Listing<'_> {

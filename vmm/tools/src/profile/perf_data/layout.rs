@@ -14,7 +14,7 @@ type Range = (u64, u64);
 
 /// What perf is told of the kernel.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct KernelLayout {
     /// The kernel itself, with a page in front, for `_text`, in which there is nothing else; and
     /// around it what has no name, as far as there is no module. Where all names are those of
     /// modules it is the page in front of these: perf reads no names without a kernel.
@@ -25,7 +25,7 @@ pub(super) struct Layout {
     pub(super) text: String,
 }
 
-impl Layout {
+impl KernelLayout {
     /// Of addresses that have names in `symbols`, and of the kernel's that have none.
     pub(super) fn new(
         symbols: &SymbolTable,

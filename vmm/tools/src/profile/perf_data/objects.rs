@@ -164,7 +164,7 @@ impl Objects {
                 let Some(found) = shared.get(&object.name) else {
                     continue;
                 };
-                if *found == Found::One && !object.is_nowhere() {
+                if *found == Namesakes::One && !object.is_nowhere() {
                     continue;
                 }
                 let info = names.file(*id);
@@ -213,14 +213,17 @@ impl Objects {
 
 /// How many files of one name perf can find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum Namesakes {
     One,
     /// Or the name is that of something of perf's own.
     Several,
 }
 
 /// Names under which perf would take one file for another, or for something of its own.
-fn shared(files: &HashMap<FileId, Object>, others: &BTreeSet<String>) -> BTreeMap<String, Found> {
+fn shared(
+    files: &HashMap<FileId, Object>,
+    others: &BTreeSet<String>,
+) -> BTreeMap<String, Namesakes> {
     let mut named: BTreeMap<&str, Vec<&Object>> = BTreeMap::new();
     for object in files.values().filter(|object| object.code) {
         named.entry(object.name.as_str()).or_default().push(object);
@@ -229,12 +232,12 @@ fn shared(files: &HashMap<FileId, Object>, others: &BTreeSet<String>) -> BTreeMa
         let found = all.iter().filter(|object| !object.is_nowhere());
         let several = is_several(&found.map(|object| object.identity).collect());
         let found = if several || others.contains(name) || name.starts_with(JIT_MAP) {
-            Found::Several
+            Namesakes::Several
         } else if all
             .iter()
             .any(|object| object.is_nowhere() != all[0].is_nowhere())
         {
-            Found::One
+            Namesakes::One
         } else {
             return None;
         };

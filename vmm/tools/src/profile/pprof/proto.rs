@@ -8,7 +8,7 @@ pub(super) struct Profile {
     #[prost(message, repeated, tag = "1")]
     pub(super) sample_type: Vec<ValueType>,
     #[prost(message, repeated, tag = "2")]
-    pub(super) sample: Vec<Sample>,
+    pub(super) sample: Vec<PprofSample>,
     #[prost(message, repeated, tag = "3")]
     pub(super) mapping: Vec<Mapping>,
     #[prost(message, repeated, tag = "4")]
@@ -40,7 +40,7 @@ pub(super) struct ValueType {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Sample {
+pub(super) struct PprofSample {
     /// The innermost first.
     #[prost(uint64, repeated, tag = "1")]
     pub(super) location_id: Vec<u64>,

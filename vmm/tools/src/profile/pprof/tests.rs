@@ -9,7 +9,7 @@ use flate2::read::GzDecoder;
 use perfmon_abi::compact::CallChain;
 use prost::Message;
 
-use super::proto::{Profile, Sample};
+use super::proto::{PprofSample, Profile};
 use crate::profile::output_tests::Stacks;
 use crate::profile::program_tests::{Place, Program, START, mapped, thread, user, with_callers};
 use crate::profile::stacks::Weight;
@@ -41,7 +41,7 @@ pub(in crate::profile) fn values(file: &Path) -> Vec<Vec<i64>> {
 }
 
 /// Labels of a sample as pprof takes them in: one without text, number and unit is none.
-fn kept(profile: &Profile, sample: &Sample) -> BTreeMap<String, String> {
+fn kept(profile: &Profile, sample: &PprofSample) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     for label in &sample.label {
         if label.str != 0 {
@@ -80,7 +80,7 @@ fn text(profile: &Profile, number: i64) -> &str {
 }
 
 /// The frames of a sample, from the innermost outwards.
-fn frames(profile: &Profile, sample: &Sample) -> Vec<String> {
+fn frames(profile: &Profile, sample: &PprofSample) -> Vec<String> {
     let frame = |id: &u64| {
         let location = profile.location.iter().find(|one| one.id == *id).unwrap();
         match location.line.first() {

@@ -116,7 +116,7 @@ pub(super) enum Unwound {
 
 /// Why a value is not known.
 #[derive(Clone, Copy, Debug)]
-enum Missing {
+enum NoValue {
     /// It is behind the copy of the stack.
     Behind,
     /// The tables do not say it, or it is where none is.
@@ -127,7 +127,7 @@ type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// How to unwind from one place.
 #[derive(Clone, Debug)]
-pub(super) struct Row {
+pub(super) struct UnwindRow {
     table: usize,
     encoding: Encoding,
     cfa: CfaRule<usize>,
@@ -139,23 +139,23 @@ pub(super) struct Row {
 /// The tables of a file.
 #[derive(Debug)]
 pub(super) struct Cfi {
-    segments: Vec<Segment>,
-    tables: Vec<Table>,
+    segments: Vec<CfiSegment>,
+    tables: Vec<CfiTable>,
     /// Of all of them, by address.
-    places: Vec<Place>,
+    places: Vec<CfiEntry>,
     /// For how long they may be searched.
     time: Duration,
 }
 
 #[derive(Debug)]
-struct Segment {
+struct CfiSegment {
     offset: u64,
     size: u64,
     address: u64,
 }
 
 #[derive(Debug)]
-struct Table {
+struct CfiTable {
     is_eh: bool,
     bases: BaseAddresses,
     bytes: Vec<u8>,
@@ -163,7 +163,7 @@ struct Table {
 
 /// What an entry of a table is about.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct CfiEntry {
     start: u64,
     end: u64,
     table: usize,
@@ -171,7 +171,7 @@ struct Place {
     offset: usize,
 }
 
-impl Table {
+impl CfiTable {
     fn eh(&self) -> EhFrame<Bytes<'_>> {
         EhFrame::new(&self.bytes, LittleEndian)
     }
@@ -236,7 +236,7 @@ impl Cfi {
                 continue;
             }
             room.take_bytes(section.size())?;
-            cfi.tables.push(Table {
+            cfi.tables.push(CfiTable {
                 is_eh: name == ".eh_frame",
                 bases: bases.clone(),
                 bytes: section.data()?.to_vec(),
@@ -269,7 +269,7 @@ impl Cfi {
 
     /// The address that the file itself gives to what is at `offset` in it.
     pub(super) fn address(&self, offset: u64) -> Option<u64> {
-        let at = |one: &Segment| offset.checked_sub(one.offset).filter(|at| *at < one.size);
+        let at = |one: &CfiSegment| offset.checked_sub(one.offset).filter(|at| *at < one.size);
         let found = self.segments.iter().find_map(|one| Some((one, at(one)?)));
         found.map(|(segment, at)| segment.address.wrapping_add(at))
     }
@@ -284,7 +284,7 @@ impl Cfi {
         address: u64,
         context: &mut UnwindContext<usize>,
         room: &mut Room,
-    ) -> Result<Option<Row>, NoCfi> {
+    ) -> Result<Option<UnwindRow>, NoCfi> {
         let mut took = Duration::MAX;
         let mut row = None;
         // The host may have been busy: what takes long twice does.
@@ -304,7 +304,7 @@ impl Cfi {
         Ok(row)
     }
 
-    fn find_row(&self, address: u64, context: &mut UnwindContext<usize>) -> Option<Row> {
+    fn find_row(&self, address: u64, context: &mut UnwindContext<usize>) -> Option<UnwindRow> {
         let behind = self.places.partition_point(|place| place.start <= address);
         let place = *self.places.get(behind.checked_sub(1)?)?;
         let table = self
@@ -322,7 +322,7 @@ impl Cfi {
     /// Goes to the caller of where `row` is about.
     pub(super) fn caller(
         &self,
-        row: &Row,
+        row: &UnwindRow,
         registers: &mut Registers,
         stack: &ProgramStack,
     ) -> Unwound {
@@ -355,24 +355,24 @@ impl Cfi {
                 }
             }
             Ok(None) => Unwound::Outermost,
-            Err(Missing::Behind) => Unwound::BehindStack,
-            Err(Missing::Unknown) => Unwound::Unknown,
+            Err(NoValue::Behind) => Unwound::BehindStack,
+            Err(NoValue::Unknown) => Unwound::Unknown,
         }
     }
 }
 
 /// Where the parts of a file lie in memory.
-fn segments_of<'data>(file: &impl Object<'data>) -> Result<Vec<Segment>, NoCfi> {
+fn segments_of<'data>(file: &impl Object<'data>) -> Result<Vec<CfiSegment>, NoCfi> {
     let segments = file.segments().map(|segment| {
         let (offset, size) = segment.file_range();
         let address = segment.address();
-        Segment {
+        CfiSegment {
             offset,
             size,
             address,
         }
     });
-    let segments: Vec<Segment> = segments.take(MOST_SEGMENTS + 1).collect();
+    let segments: Vec<CfiSegment> = segments.take(MOST_SEGMENTS + 1).collect();
     if segments.len() > MOST_SEGMENTS {
         return Err(NoCfi::Segments);
     }
@@ -383,9 +383,9 @@ fn segments_of<'data>(file: &impl Object<'data>) -> Result<Vec<Segment>, NoCfi> 
 /// takes too long.
 fn find_places<'a, S>(
     section: &S,
-    (number, table): (usize, &Table),
+    (number, table): (usize, &CfiTable),
     end: Instant,
-    places: &mut Vec<Place>,
+    places: &mut Vec<CfiEntry>,
 ) -> Option<()>
 where
     S: UnwindSection<Bytes<'a>>,
@@ -412,7 +412,7 @@ where
         // What a linker has thrown away has no length.
         let is_any = entry.initial_address() < entry.end_address();
         if is_any && entry.entry_len().max(entry.cie().entry_len()) <= MOST_ENTRY {
-            places.push(Place {
+            places.push(CfiEntry {
                 start: entry.initial_address(),
                 end: entry.end_address(),
                 table: number,
@@ -425,10 +425,10 @@ where
 
 fn row<'a, S>(
     section: &S,
-    table: &Table,
-    (place, address): (Place, u64),
+    table: &CfiTable,
+    (place, address): (CfiEntry, u64),
     context: &mut UnwindContext<usize>,
-) -> Option<Row>
+) -> Option<UnwindRow>
 where
     S: UnwindSection<Bytes<'a>>,
     S::Offset: UnwindOffset<usize>,
@@ -446,7 +446,7 @@ where
     let rules = row
         .registers()
         .filter(|(register, _)| is_general(*register));
-    Some(Row {
+    Some(UnwindRow {
         table: place.table,
         encoding: entry.cie().encoding(),
         cfa: row.cfa().clone(),
@@ -457,20 +457,20 @@ where
 
 /// A step to the caller.
 struct Step<'a> {
-    row: &'a Row,
+    row: &'a UnwindRow,
     registers: &'a Registers,
     stack: &'a ProgramStack,
 }
 
 impl Step<'_> {
     /// The caller's registers; none where there is no caller.
-    fn next<'b, S>(&self, section: &S) -> Result<Option<Registers>, Missing>
+    fn next<'b, S>(&self, section: &S) -> Result<Option<Registers>, NoValue>
     where
         S: UnwindSection<Bytes<'b>>,
     {
         let cfa = match &self.row.cfa {
             CfaRule::RegisterAndOffset { register, offset } => {
-                let base = self.registers.get(*register).ok_or(Missing::Unknown)?;
+                let base = self.registers.get(*register).ok_or(NoValue::Unknown)?;
                 base.wrapping_add_signed(*offset)
             }
             CfaRule::Expression(expression) => self.value(section, expression, None)?,
@@ -487,22 +487,22 @@ impl Step<'_> {
         ] {
             next.general[usize::from(kept.0)] = self.registers.get(kept);
         }
-        let mut back = Err(Missing::Unknown);
+        let mut back = Err(NoValue::Unknown);
         for (register, rule) in &self.row.rules {
             let value = match rule {
                 RegisterRule::Undefined if *register == X86_64::RA => return Ok(None),
-                RegisterRule::Undefined => Err(Missing::Unknown),
-                RegisterRule::SameValue => self.registers.get(*register).ok_or(Missing::Unknown),
+                RegisterRule::Undefined => Err(NoValue::Unknown),
+                RegisterRule::SameValue => self.registers.get(*register).ok_or(NoValue::Unknown),
                 RegisterRule::Offset(offset) => self.on_stack(cfa.wrapping_add_signed(*offset)),
                 RegisterRule::ValOffset(offset) => Ok(cfa.wrapping_add_signed(*offset)),
-                RegisterRule::Register(other) => self.registers.get(*other).ok_or(Missing::Unknown),
+                RegisterRule::Register(other) => self.registers.get(*other).ok_or(NoValue::Unknown),
                 RegisterRule::Expression(expression) => self
                     .value(section, expression, Some(cfa))
                     .and_then(|at| self.on_stack(at)),
                 RegisterRule::ValExpression(expression) => {
                     self.value(section, expression, Some(cfa))
                 }
-                _ => Err(Missing::Unknown),
+                _ => Err(NoValue::Unknown),
             };
             if *register == X86_64::RA {
                 back = value;
@@ -520,11 +520,11 @@ impl Step<'_> {
         section: &S,
         expression: &UnwindExpression<usize>,
         first: Option<u64>,
-    ) -> Result<u64, Missing>
+    ) -> Result<u64, NoValue>
     where
         S: UnwindSection<Bytes<'b>>,
     {
-        let expression = expression.get(section).map_err(|_| Missing::Unknown)?;
+        let expression = expression.get(section).map_err(|_| NoValue::Unknown)?;
         let mut evaluation = expression.evaluation(self.row.encoding);
         evaluation.set_max_iterations(MOST_STEPS);
         if let Some(first) = first {
@@ -532,35 +532,35 @@ impl Step<'_> {
         }
         let mut state = evaluation.evaluate();
         loop {
-            state = match state.map_err(|_| Missing::Unknown)? {
+            state = match state.map_err(|_| NoValue::Unknown)? {
                 EvaluationResult::Complete => break,
                 EvaluationResult::RequiresMemory { address, size, .. } => {
                     if usize::from(size) != WORD {
-                        return Err(Missing::Unknown);
+                        return Err(NoValue::Unknown);
                     }
                     let word = Value::Generic(self.on_stack(address)?);
                     evaluation.resume_with_memory(word)
                 }
                 EvaluationResult::RequiresRegister { register, .. } => {
-                    let value = self.registers.get(register).ok_or(Missing::Unknown)?;
+                    let value = self.registers.get(register).ok_or(NoValue::Unknown)?;
                     evaluation.resume_with_register(Value::Generic(value))
                 }
-                _ => return Err(Missing::Unknown),
+                _ => return Err(NoValue::Unknown),
             };
         }
         match evaluation.as_result().last().map(|piece| &piece.location) {
             Some(Location::Address { address }) => Ok(*address),
-            _ => Err(Missing::Unknown),
+            _ => Err(NoValue::Unknown),
         }
     }
 
     /// The word that the stack has at `address`.
-    fn on_stack(&self, address: u64) -> Result<u64, Missing> {
+    fn on_stack(&self, address: u64) -> Result<u64, NoValue> {
         let bytes = &self.stack.bytes;
-        let at = address.checked_sub(self.stack.sp).ok_or(Missing::Unknown)?;
-        let at = usize::try_from(at).map_err(|_| Missing::Unknown)?;
+        let at = address.checked_sub(self.stack.sp).ok_or(NoValue::Unknown)?;
+        let at = usize::try_from(at).map_err(|_| NoValue::Unknown)?;
         let word = at.checked_add(WORD).and_then(|end| bytes.get(at..end));
         let word = word.and_then(|word| word.try_into().ok());
-        word.map(u64::from_le_bytes).ok_or(Missing::Behind)
+        word.map(u64::from_le_bytes).ok_or(NoValue::Behind)
     }
 }

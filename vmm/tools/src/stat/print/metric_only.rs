@@ -17,13 +17,13 @@ const MISSING: &str = "<not counted>";
 const IMPOSSIBLE: &str = "<not supported>";
 
 /// A number that may follow from the count of an event.
-struct Column<'a> {
+struct MetricColumn<'a> {
     event: &'a str,
     /// What it is, the same in every line.
     label: String,
 }
 
-impl Column<'_> {
+impl MetricColumn<'_> {
     /// The number, with the digits that it has. A rate is one of single events: thousands
     /// and millions of them would have other labels.
     fn value(&self, metric: &Metric) -> (f64, usize) {
@@ -38,7 +38,7 @@ impl Column<'_> {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct MetricLine<'a> {
     /// When the interval ended, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     interval: Option<f64>,
@@ -76,7 +76,7 @@ pub(super) fn write(
         line(heads, labels.collect(), form, out)?;
     }
     for whose in whose {
-        let of = |column: &Column<'_>| {
+        let of = |column: &MetricColumn<'_>| {
             let mut own = rows.iter().filter(|row| row.whose == whose);
             let row = own.find(|row| row.event == column.event).ok_or(MISSING)?;
             match (row.metric(), row.value) {
@@ -93,7 +93,7 @@ pub(super) fn write(
                 Some(Target::Vcpu(vcpu)) => (Some(vcpu), None),
                 Some(Target::Core(core)) => (None, Some(core)),
             };
-            let line = Line {
+            let line = MetricLine {
                 #[expect(clippy::cast_precision_loss, reason = "exact for a hundred days")]
                 interval: end_ns.map(|ns| ns as f64 / 1e9),
                 vcpu,
@@ -123,8 +123,8 @@ pub(super) fn write(
 }
 
 /// Every event that something may follow from, counted or not, in the order of the rows.
-fn columns(rows: &[Row]) -> Vec<Column<'_>> {
-    let mut columns: Vec<Column<'_>> = Vec::new();
+fn columns(rows: &[Row]) -> Vec<MetricColumn<'_>> {
+    let mut columns: Vec<MetricColumn<'_>> = Vec::new();
     for row in rows {
         let Some(metric) = &row.metric else { continue };
         let event = row.event.as_str();
@@ -138,7 +138,7 @@ fn columns(rows: &[Row]) -> Vec<Column<'_>> {
             true => format!("{event} {unit}"),
             false => unit.to_owned(),
         };
-        columns.push(Column { event, label });
+        columns.push(MetricColumn { event, label });
     }
     columns
 }

@@ -190,18 +190,18 @@ fn the_screen_shows_the_chosen_vm_and_the_keys() {
     let frame = Frame::of_screen(&state, "noon");
     assert_eq!(frame.sections.len(), 1, "one that has ended has no details");
     assert_eq!(frame.sections[0].marked, Some(0));
-    state.key(super::super::keys::Key::Next);
+    state.key(super::super::keys::KeyPress::Next);
     let frame = Frame::of_screen(&state, "noon");
     assert_eq!(frame.sections[0].marked, Some(1));
     assert!(frame.sections[1].title.starts_with("vCPUs of web1"));
     assert!(frame.foot.starts_with("q quit"));
     for (key, expected) in [('d', "Seconds between frames"), ('5', "3600): 5_")] {
-        state.key(super::super::keys::Key::Char(key));
+        state.key(super::super::keys::KeyPress::Char(key));
         let foot = Frame::of_screen(&state, "noon").foot;
         assert!(foot.contains(expected), "{foot}");
     }
-    state.key(super::super::keys::Key::Escape);
-    state.key(super::super::keys::Key::Char('?'));
+    state.key(super::super::keys::KeyPress::Escape);
+    state.key(super::super::keys::KeyPress::Char('?'));
     let frame = Frame::of_screen(&state, "noon");
     assert_eq!(frame.sections[0].title, "Keys");
 }

@@ -5,7 +5,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 use super::super::frame::{Frame, Section};
-use super::super::keys::Key;
+use super::super::keys::KeyPress;
 use super::super::state::State;
 use super::*;
 
@@ -110,7 +110,7 @@ fn crowded(vms: u8, keys: &[u8]) -> State {
         state.answer(id.into(), &name, reading(), Duration::ZERO);
     }
     for key in super::super::keys::keys(keys) {
-        if key != Key::Interrupt {
+        if key != KeyPress::Interrupt {
             state.key(key);
         }
     }

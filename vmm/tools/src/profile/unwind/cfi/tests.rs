@@ -21,7 +21,7 @@ fn cfi(functions: &[(u64, u64, Vec<u8>)]) -> Cfi {
         let place = [start.to_le_bytes(), length.to_le_bytes()].concat();
         bytes.extend(entry(0, &[&place, rules.as_slice()].concat()));
     }
-    let table = Table {
+    let table = CfiTable {
         is_eh: false,
         bases: BaseAddresses::default(),
         bytes,
