@@ -54,7 +54,7 @@ pub use perf_form::{EventSampling, Extras, bare_name, extras, wants_one_ring};
 pub use print::write_list;
 pub use resolve::{NamedRequest, models_for, resolve};
 pub use search::Pattern;
-pub use suggest::nearest;
+pub use suggest::{Likeness, likeness, nearest};
 pub use table::{
     Attribute, AttributeKind, EncodeError, Encoding, NameTable, NamedEvent, NoTables, PmuTable,
     TableKind,

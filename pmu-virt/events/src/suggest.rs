@@ -7,9 +7,33 @@ use super::table::{AttributeKind, NamedEvent};
 /// At most this many are proposed.
 const MOST: usize = 3;
 
+/// How like a name what somebody typed is. Case does not matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Likeness {
+    /// How many letters differ.
+    pub distance: usize,
+    /// A letter in three differs at most.
+    pub few_differ: bool,
+    /// Of more than two letters, one is a part of the other.
+    pub is_part: bool,
+}
+
+/// How like `name` somebody's `word` is.
+#[must_use]
+pub fn likeness(word: &str, name: &str) -> Likeness {
+    let (word, name) = (word.to_lowercase(), name.to_lowercase());
+    let distance = strsim::damerau_levenshtein(&word, &name);
+    Likeness {
+        distance,
+        few_differ: distance <= (word.chars().count() / 3).max(1),
+        is_part: word.len() > 2 && name.contains(&word) || name.len() > 2 && word.contains(&name),
+    }
+}
+
 /// The candidates that are nearest to `wanted`, best first: a letter in four differs at most,
 /// or the one begins with the other and has little more. Case does not matter. A name that only
-/// shares a part is no help, so there may be none.
+/// shares a part is no help, so there may be none. Names of events are made of the same few words:
+/// what [`likeness`] takes for other names would be too much here.
 pub fn nearest<S: AsRef<str>>(
     wanted: &str,
     candidates: impl IntoIterator<Item = S>,
@@ -76,6 +100,21 @@ pub(super) fn respelled(wanted: &str, events: &[NamedEvent]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_word_is_like_a_name() {
+        let check = |word: &str, name: &str, expected: (usize, bool, bool)| {
+            let found = likeness(word, name);
+            let found = (found.distance, found.few_differ, found.is_part);
+            assert_eq!(found, expected, "{word} {name}");
+        };
+        check("vcpsu", "vcpus", (1, true, false));
+        check("Kernel", "kernel", (0, true, true));
+        check("cpu", "vcpu-cores", (7, false, true));
+        check("vcpu-cores", "cpu", (7, false, true));
+        check("ab", "xab", (1, true, false));
+        check("ab", "xyab", (2, false, false));
+    }
 
     #[test]
     fn a_hint_is_near() {

@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use umpire_events::likeness;
+
 use super::perf;
 
 /// At most so many options are proposed.
@@ -151,8 +153,6 @@ fn are_opposite(one: &str, other: &str) -> bool {
 fn nearest_long(command: &clap::Command, wanted: &str, parts: bool) -> Vec<String> {
     let options = command.get_arguments().filter(|one| !one.is_hide_set());
     let wanted = wanted.to_ascii_lowercase();
-    // Every third letter may be wrong.
-    let tolerance = wanted.chars().count() / 3;
     let mut found: Vec<(usize, String)> = Vec::new();
     for option in options {
         let names = option.get_long_and_visible_aliases().unwrap_or_default();
@@ -160,11 +160,9 @@ fn nearest_long(command: &clap::Command, wanted: &str, parts: bool) -> Vec<Strin
             .into_iter()
             .filter(|name| !are_opposite(&wanted, name));
         let distances = names.filter_map(|name| {
-            let distance = strsim::damerau_levenshtein(&wanted, name);
-            let is_part = (name.contains(&wanted) && wanted.len() > 2)
-                || (wanted.contains(name) && name.len() > 2);
-            let part = parts && is_part;
-            (distance <= tolerance || part).then(|| (distance, format!("--{name}")))
+            let like = likeness(&wanted, name);
+            let is_near = like.few_differ || parts && like.is_part;
+            is_near.then(|| (like.distance, format!("--{name}")))
         });
         // Of an option's names the nearest.
         found.extend(distances.min());

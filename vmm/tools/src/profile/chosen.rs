@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use ahash::AHashMap;
+use umpire_events::likeness;
 
 use super::choice::{SampleChoice, WordList};
 use super::location::CodeLocation;
@@ -310,14 +311,9 @@ fn symbols(seen: &Seen, names: &Names) -> Vec<String> {
 
 /// `; the nearest is 'name'`, or nothing.
 fn nearest(word: &str, all: &dyn Fn() -> Vec<String>) -> String {
-    let wanted = word.to_lowercase();
-    let tolerance = (wanted.chars().count() / 3).max(1);
     let near = all().into_iter().filter_map(|name| {
-        let lower = name.to_lowercase();
-        let distance = strsim::damerau_levenshtein(&wanted, &lower);
-        let part = wanted.len() > 2 && lower.contains(&wanted)
-            || lower.len() > 2 && wanted.contains(&lower);
-        (distance <= tolerance || part).then_some((distance, name))
+        let like = likeness(word, &name);
+        (like.few_differ || like.is_part).then_some((like.distance, name))
     });
     let best = near.min();
     best.map_or_else(String::new, |(_, name)| {

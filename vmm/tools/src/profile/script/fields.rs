@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use thiserror::Error;
+use umpire_events::likeness;
 
 use crate::profile::names::Names;
 
@@ -235,13 +236,12 @@ fn field(word: &str) -> Result<Field, FieldsError> {
     if OF_PERF.contains(&word) {
         return Err(FieldsError::OfPerf(word.to_owned()));
     }
-    let distance = |name| strsim::damerau_levenshtein(word, name);
-    let near = Field::ALL
-        .into_iter()
-        .map(|(_, name)| (distance(name), name));
-    let near = near
-        .min()
-        .filter(|(distance, _)| *distance <= (word.len() / 3).max(1));
+    let all = Field::ALL.into_iter().map(|(_, name)| name);
+    let near = all.filter_map(|name| {
+        let like = likeness(word, name);
+        like.few_differ.then_some((like.distance, name))
+    });
+    let near = near.min();
     Err(FieldsError::Unknown {
         word: word.to_owned(),
         hint: near.map_or_else(String::new, |(_, name)| format!("; is it {name}?")),
