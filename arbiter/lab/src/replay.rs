@@ -98,6 +98,15 @@ fn cookie(presented: Presented) -> u64 {
     }
 }
 
+/// What a layer writes to the key of a counter that it takes or gives back.
+fn key_of(layer: Layer, gives_back: bool) -> u64 {
+    if gives_back {
+        abi::DEFAULT_COOKIE
+    } else {
+        cookie(Presented::Of(layer))
+    }
+}
+
 fn own(layer: Layer) -> Cookie {
     Cookie::from_random(cookie(Presented::Of(layer)))
 }
@@ -235,12 +244,7 @@ impl Seat {
                 counter,
                 gives_back,
             } => {
-                let own = || cookie(Presented::Of(layer));
-                let value = if gives_back {
-                    abi::DEFAULT_COOKIE
-                } else {
-                    own()
-                };
+                let value = key_of(layer, gives_back);
                 self.write(PcrRegister::ManagementKey(counter), value, record)
             }
             Ask::Control(counter, control) => {

@@ -44,6 +44,11 @@ const FILLED_IN: &[(&str, &str, &str)] = &[
         "OverflowArg",
         "a structure of the guest's ABI, whose fields answers go into",
     ),
+    (
+        "pmu-virt/perfmon/cpc",
+        "Event",
+        "a structure of libcpc.h, whose fields counters are read into",
+    ),
 ];
 
 /// Traits of the language and of serde, by which a type is shown, converted, compared,

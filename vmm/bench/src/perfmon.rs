@@ -113,13 +113,13 @@ pub struct PerfmonOptions {
 #[derive(Debug)]
 pub(super) struct Bench<'a> {
     pub(super) harness: &'a Harness<'a>,
-    model: PmuModel,
-    env: BackendEnv,
-    tsc_khz: u32,
-    rounds: u32,
-    iterations: u32,
-    contexts: u32,
-    timeout: Duration,
+    pub(super) model: PmuModel,
+    pub(super) env: BackendEnv,
+    pub(super) tsc_khz: u32,
+    pub(super) rounds: u32,
+    pub(super) iterations: u32,
+    pub(super) contexts: u32,
+    pub(super) timeout: Duration,
 }
 
 /// A part of the measurement that failed.

@@ -455,7 +455,7 @@ impl<'a> Top<'a> {
         added.map_err(host("waiting for the terminal"))?;
         let mut frames = 0;
         let mut draw = Some(Instant::now());
-        let mut next = Instant::now() + self.state.interval.min(FIRST);
+        let mut next = Instant::now() + self.state.interval().min(FIRST);
         let mut search = Instant::now() + SEARCH;
         // When a frame is done without those that have not answered.
         let mut complete: Option<Instant> = None;
@@ -496,7 +496,7 @@ impl<'a> Top<'a> {
             }
             if next <= now {
                 self.ask_all();
-                next = now + self.state.interval;
+                next = now + self.state.interval();
                 complete = Some(now + ANSWER);
             }
             let owed = self.watchers.iter().any(|one| one.asked);

@@ -98,7 +98,7 @@ const UNBOUND: Lwp = Lwp {
 
 /// LWPs, and who counts for them.
 pub(crate) struct Lwps {
-    pub(crate) bed: Box<dyn Bed>,
+    bed: Box<dyn Bed>,
     lwps: Vec<Lwp>,
 }
 
@@ -128,6 +128,20 @@ impl Lwps {
             bed,
             lwps: vec![UNBOUND; count],
         }
+    }
+
+    pub(crate) fn model(&self) -> &PmuModel {
+        self.bed.model()
+    }
+
+    /// Whether the counters can be used.
+    pub(crate) fn access(&mut self) -> Result<(), Failure> {
+        self.bed.access()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn change_bed(&mut self, bed: Box<dyn Bed>) {
+        self.bed = bed;
     }
 
     /// How many there are.

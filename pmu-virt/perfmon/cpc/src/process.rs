@@ -146,14 +146,14 @@ impl World {
 
 /// The processor's number.
 pub(crate) fn cpuver() -> Result<i32, Failure> {
-    with(|world| Ok(processor::number(world.lwps.bed.model())))
+    with(|world| Ok(processor::number(world.lwps.model())))
 }
 
 /// What is asked about the PMU of the processor with this number: with as many counters as
 /// there are, if it is the one that counts.
 pub(crate) fn about<R>(number: i32, work: impl FnOnce(&PmuModel) -> R) -> Option<R> {
     let world = lock();
-    let own = world.as_ref().map(|world| world.lwps.bed.model());
+    let own = world.as_ref().map(|world| world.lwps.model());
     match own.filter(|model| processor::number(model) == number) {
         Some(model) => Some(work(model)),
         None => Some(work(&processor::model(number)?)),
@@ -162,7 +162,7 @@ pub(crate) fn about<R>(number: i32, work: impl FnOnce(&PmuModel) -> R) -> Option
 
 /// Whether the counters can be used.
 pub(crate) fn access() -> Result<(), Failure> {
-    with(|world| world.lwps.bed.access())
+    with(|world| world.lwps.access())
 }
 
 /// Binds `event` to the calling thread's LWP.

@@ -73,6 +73,14 @@ impl<'a> Report<'a> {
         }
     }
 
+    fn looks(&self) -> &Looks {
+        &self.looks
+    }
+
+    fn paths(&self) -> &Paths<'a> {
+        &self.paths
+    }
+
     fn sample(&mut self, sample: &Sample) {
         let callers = if self.looks.children || self.looks.graph.is_some() {
             Callers::Kept

@@ -208,7 +208,7 @@ fn sessions(
     let mut sessions = Vec::new();
     for (number, target) in targets.iter().enumerate() {
         let session = SamplingSession::open(scene, *target)?;
-        let added = waiter.add(&session.handle.fd, number);
+        let added = waiter.add(session.fd(), number);
         added.map_err(host("waiting for messages"))?;
         sessions.push(session);
     }
@@ -328,7 +328,11 @@ impl Recording<'_> {
     }
 
     fn start(&mut self) -> Result<(), ToolError> {
-        for session in self.sessions.iter_mut().filter(|session| !session.over) {
+        for session in self
+            .sessions
+            .iter_mut()
+            .filter(|session| !session.is_over())
+        {
             session.start(self.scene.vm)?;
         }
         Ok(())
@@ -365,8 +369,8 @@ impl Recording<'_> {
         for number in &woken.ready {
             if let Some(session) = self.sessions.get_mut(*number) {
                 session.messages(&self.scene)?;
-                if session.over {
-                    self.waiter.remove(&session.handle.fd);
+                if session.is_over() {
+                    self.waiter.remove(session.fd());
                 }
             }
         }
@@ -383,7 +387,7 @@ impl Recording<'_> {
     }
 
     fn none_left(&self) -> bool {
-        self.sessions.iter().all(|session| session.over)
+        self.sessions.iter().all(|session| session.is_over())
     }
 
     /// Takes in what is left, and samples no more.
@@ -573,8 +577,8 @@ impl Recording<'_> {
         // A loss comes behind the samples before it.
         let mut records = session.drain(&self.scene)?;
         records.extend(session.messages(&self.scene)?);
-        if session.over {
-            self.waiter.remove(&session.handle.fd);
+        if session.is_over() {
+            self.waiter.remove(session.fd());
         }
         self.write(records)
     }
@@ -632,7 +636,11 @@ impl Recording<'_> {
         if !adapts && self.output.is_learned() {
             return Ok(());
         }
-        for session in self.sessions.iter_mut().filter(|session| !session.over) {
+        for session in self
+            .sessions
+            .iter_mut()
+            .filter(|session| !session.is_over())
+        {
             for (event, provenance) in session.look(&self.scene)? {
                 self.output.learn(event, provenance);
             }

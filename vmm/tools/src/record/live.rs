@@ -127,9 +127,7 @@ impl LiveSamples {
 
     /// The contexts' descriptors, by number.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.sessions
-            .iter()
-            .map(|session| session.handle.fd.as_fd())
+        self.sessions.iter().map(|session| session.fd().as_fd())
     }
 
     /// What is not sampled, and why; a line each.
@@ -159,7 +157,7 @@ impl LiveSamples {
                 return Ok(Vec::new());
             }
             let records = session.messages(scene)?;
-            over = session.over;
+            over = session.is_over();
             Ok(records)
         })?;
         Ok((records, over))
@@ -202,7 +200,7 @@ impl LiveSamples {
     /// The VM fails.
     pub(crate) fn adapt(&mut self, vm: &Vm) -> Result<(), ToolError> {
         let look = |session: &mut SamplingSession, scene: &Scene<'_>| {
-            if !session.over {
+            if !session.is_over() {
                 session.look(scene)?;
             }
             Ok(Vec::new())

@@ -1,5 +1,7 @@
 //! A context that samples, and its buffer.
 
+use std::os::fd::OwnedFd;
+
 use perfmon::VirtualPmd;
 use perfmon_abi::compact::Cursor;
 use perfmon_abi::consts::{
@@ -63,8 +65,8 @@ struct Taken {
 /// A context that is attached.
 #[derive(Debug)]
 pub(super) struct SamplingSession {
-    pub(super) target: Target,
-    pub(super) handle: ContextHandle,
+    target: Target,
+    handle: ContextHandle,
     mapping: Mapping,
     cursor: Cursor,
     paces: Vec<Pace>,
@@ -74,7 +76,7 @@ pub(super) struct SamplingSession {
     /// Others have the counters.
     taken: Option<Taken>,
     /// Nothing more will come.
-    pub(super) over: bool,
+    over: bool,
 }
 
 impl SamplingSession {
@@ -184,6 +186,14 @@ impl SamplingSession {
         let mut load = Call::Load(target.load());
         vm.client.call(&session.handle, &mut load)?;
         Ok(session)
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.handle.fd
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over
     }
 
     /// Begins to sample.

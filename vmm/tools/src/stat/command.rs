@@ -149,8 +149,8 @@ fn all(
             (Err(error), None) => return Err(error),
         };
         before = Some(completion);
-        let seconds = run.ended.duration_since(run.began).as_secs_f64();
-        runs.push(run.rows(|it| &it.course.whole, seconds));
+        let seconds = run.seconds();
+        runs.push(run.rows(|it| it.whole(), seconds));
         elapsed.add(seconds);
         run.note_blind(notes);
         if !said {

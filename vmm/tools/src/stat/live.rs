@@ -84,7 +84,7 @@ impl LiveCounts {
             }
         }
         for one in &watched {
-            one.session.start(vm)?;
+            one.session().start(vm)?;
         }
         let now = Instant::now();
         Ok(Self {
@@ -99,7 +99,9 @@ impl LiveCounts {
 
     /// The contexts' descriptors, by number.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.watched.iter().map(|one| one.session.handle.fd.as_fd())
+        self.watched
+            .iter()
+            .map(|one| one.session().handle.fd.as_fd())
     }
 
     /// What is not counted, and why; a line each.
@@ -141,15 +143,15 @@ impl LiveCounts {
             .watched
             .iter()
             .map(|one| Part {
-                whose: one.session.target,
-                tally: &one.course.interval,
+                whose: one.session().target,
+                tally: one.interval(),
                 counters: true,
                 quantities: true,
             })
             .collect();
         let rows = layout.rows(&parts, seconds);
         for one in &mut self.watched {
-            one.course.next_interval();
+            one.next_interval();
         }
         Ok((rows, seconds))
     }
@@ -157,8 +159,8 @@ impl LiveCounts {
     /// Leaves the targets to others.
     pub(crate) fn stop(&self, vm: &Vm) {
         for one in self.watched.iter().filter(|one| !one.is_over()) {
-            let _ = one.session.stop(vm);
-            one.session.detach(vm);
+            let _ = one.session().stop(vm);
+            one.session().detach(vm);
         }
     }
 }

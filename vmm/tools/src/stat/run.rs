@@ -116,8 +116,8 @@ pub(super) fn read_by(written: io::Result<()>) -> Result<bool, ToolError> {
 pub(super) struct Run<'a> {
     measure: &'a Measure<'a>,
     watched: Vec<(Watched, Kind)>,
-    pub(super) began: Instant,
-    pub(super) ended: Instant,
+    began: Instant,
+    ended: Instant,
     /// When the last interval ended.
     shown_ns: u64,
 }
@@ -148,8 +148,12 @@ impl<'a> Run<'a> {
         self.began = Instant::now();
         let vm = self.measure.job.vm;
         let each = self.watched.iter();
-        each.map(|(watched, _)| &watched.session)
+        each.map(|(watched, _)| watched.session())
             .try_for_each(|session| session.start(vm))
+    }
+
+    pub(super) fn seconds(&self) -> f64 {
+        self.ended.duration_since(self.began).as_secs_f64()
     }
 
     /// Starts what is to be started: the contexts, the guest, the command. With a delay
@@ -298,7 +302,7 @@ impl<'a> Run<'a> {
         watched.messages()?;
         if watched.is_over() {
             // It stays readable, and there is nothing more to come.
-            self.measure.waiter.remove(&watched.session.handle.fd);
+            self.measure.waiter.remove(&watched.session().handle.fd);
         }
         Ok(())
     }
@@ -315,7 +319,7 @@ impl<'a> Run<'a> {
         self.ended = Instant::now();
         for (watched, _) in &mut self.watched {
             watched.finish(vm, self.began)?;
-            self.measure.waiter.remove(&watched.session.handle.fd);
+            self.measure.waiter.remove(&watched.session().handle.fd);
         }
         Ok(())
     }
@@ -337,7 +341,7 @@ impl<'a> Run<'a> {
             scale: self.measure.options.scale,
             apart: apart || self.measure.options.look.per_vcpu,
         };
-        let part = |(watched, kind): &'_ (Watched, Kind)| (watched.session.target, *kind);
+        let part = |(watched, kind): &'_ (Watched, Kind)| (watched.session().target, *kind);
         let parts: Vec<Part<'_>> = self
             .watched
             .iter()
@@ -360,7 +364,7 @@ impl<'a> Run<'a> {
         let passed = end_ns.saturating_sub(self.shown_ns);
         let seconds = Duration::from_nanos(passed).as_secs_f64();
         self.shown_ns = end_ns;
-        let rows = self.rows(|it| &it.course.interval, seconds);
+        let rows = self.rows(|it| it.interval(), seconds);
         let interval = Interval {
             end_ns,
             rows: &rows,
@@ -368,29 +372,29 @@ impl<'a> Run<'a> {
         };
         let read = read_by(write_interval(&interval, self.measure.form, out))?;
         for (watched, _) in &mut self.watched {
-            watched.course.next_interval();
+            watched.next_interval();
         }
         Ok(read)
     }
 
     /// What every event has counted, for `-v`.
     pub(super) fn note_counts(&self, apart: bool, seconds: f64, notes: &mut dyn Write) {
-        let rows = self.rows_of(|it| &it.course.whole, seconds, apart);
+        let rows = self.rows_of(|it| it.whole(), seconds, apart);
         verbose::counts(&rows, notes);
     }
 
     /// What the user must know of the blind spots.
     pub(super) fn note_blind(&self, notes: &mut dyn Write) {
         for (watched, _) in &self.watched {
-            let blind = watched.course.whole.blind_ns();
+            let blind = watched.whole().blind_ns();
             if blind > 0 {
                 let ms = Duration::from_nanos(blind).as_secs_f64() * 1e3;
-                let all = Duration::from_nanos(watched.course.whole.monitored_ns());
+                let all = Duration::from_nanos(watched.whole().monitored_ns());
                 let part = ms / 10.0 / all.as_secs_f64();
                 let text = format!(
                     "{}: others had its counters for {ms:.3} ms ({part:.2}% of the time); counts \
                      are scaled",
-                    watched.session.target
+                    watched.session().target
                 );
                 note(notes, &text);
             }

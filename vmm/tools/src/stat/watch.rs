@@ -82,9 +82,9 @@ impl ContextState {
 pub(super) struct Course {
     state: ContextState,
     /// Since the beginning.
-    pub(super) whole: CountTally,
+    whole: CountTally,
     /// Since the interval began.
-    pub(super) interval: CountTally,
+    interval: CountTally,
     events: usize,
     last: Reading,
     last_ns: u64,
@@ -152,8 +152,7 @@ impl Course {
         }
     }
 
-    /// A new interval begins.
-    pub(super) fn next_interval(&mut self) {
+    fn next_interval(&mut self) {
         self.interval = CountTally::new(self.events);
     }
 }
@@ -161,8 +160,8 @@ impl Course {
 /// A context that counts, with all that it has counted.
 #[derive(Debug)]
 pub(super) struct Watched {
-    pub(super) session: CountingSession,
-    pub(super) course: Course,
+    session: CountingSession,
+    course: Course,
     /// Its last counts were read: nothing changes any more.
     is_done: bool,
 }
@@ -194,6 +193,25 @@ impl Watched {
             self.course.last = first(vm, &mut self.session)?;
         }
         Ok(())
+    }
+
+    pub(super) fn session(&self) -> &CountingSession {
+        &self.session
+    }
+
+    /// What was counted since the beginning.
+    pub(super) fn whole(&self) -> &CountTally {
+        &self.course.whole
+    }
+
+    /// What was counted since the interval began.
+    pub(super) fn interval(&self) -> &CountTally {
+        &self.course.interval
+    }
+
+    /// A new interval begins.
+    pub(super) fn next_interval(&mut self) {
+        self.course.next_interval();
     }
 
     /// Whether nothing more will come.

@@ -51,7 +51,7 @@ impl Frame {
         let mut vms = vm_table(state);
         vms.marked = (vms.rows.len() > 1).then_some(chosen);
         let mut sections = vec![vms];
-        if state.help {
+        if state.help() {
             sections = vec![help()];
         } else if let Some(line) = state.vms().get(chosen) {
             sections.extend(details(state, line));
@@ -80,19 +80,19 @@ impl Frame {
 fn head(state: &State, clock: &str) -> String {
     let count = state.vms().len();
     let vms = if count == 1 { "VM" } else { "VMs" };
-    let paused = if state.paused { ", paused" } else { "" };
+    let paused = if state.paused() { ", paused" } else { "" };
     format!("umpire top - {clock}, {count} {vms}{paused}")
 }
 
 fn foot(state: &State) -> String {
-    if let Some(typed) = &state.typed {
+    if let Some(typed) = state.typed() {
         return format!("Seconds between frames (0.1 to 3600): {typed}_");
     }
-    let pause = if state.paused { "go on" } else { "pause" };
+    let pause = if state.paused() { "go on" } else { "pause" };
     format!(
         "q quit  h help  Tab next VM  p {pause}  s sort: {}  d delay: {} s",
-        state.sort.word(),
-        state.interval.as_secs_f64()
+        state.sort().word(),
+        state.interval().as_secs_f64()
     )
 }
 

@@ -105,16 +105,36 @@ pub(super) struct State {
     vms: Vec<VmLine>,
     /// The VM whose details are shown, by its id.
     selected: Option<u64>,
-    pub(super) sort: Sort,
+    sort: Sort,
     /// What is shown stays as it is.
-    pub(super) paused: bool,
-    pub(super) help: bool,
+    paused: bool,
+    help: bool,
     /// What was typed of a new interval.
-    pub(super) typed: Option<String>,
-    pub(super) interval: Duration,
+    typed: Option<String>,
+    interval: Duration,
 }
 
 impl State {
+    pub(super) fn sort(&self) -> Sort {
+        self.sort
+    }
+
+    pub(super) fn paused(&self) -> bool {
+        self.paused
+    }
+
+    pub(super) fn help(&self) -> bool {
+        self.help
+    }
+
+    pub(super) fn typed(&self) -> Option<&str> {
+        self.typed.as_deref()
+    }
+
+    pub(super) fn interval(&self) -> Duration {
+        self.interval
+    }
+
     /// Nothing yet; a frame every `interval`.
     pub(super) fn new(interval: Duration) -> Self {
         Self {

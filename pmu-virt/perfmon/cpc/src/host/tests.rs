@@ -112,8 +112,8 @@ fn what_a_vm_of_before_counted_is_invalid_until_it_is_bound_again() {
             lwps.bind(1, Some(event), 0).expect("the VM that is there");
         }),
         ("an access", |lwps, _| {
-            lwps.bed.access().expect_err("the connection breaks");
-            lwps.bed.access().expect("the VM that is there");
+            lwps.access().expect_err("the connection breaks");
+            lwps.access().expect("the VM that is there");
         }),
         ("rings", |lwps, _| lost(lwps.count_in(1, OS, true))),
     ];
@@ -170,7 +170,7 @@ fn a_vcpu_that_has_ended_takes_what_was_bound_along() {
     let name = VcpuName::parse(&format!("{}:0", fake.path().display())).unwrap();
     let (mut host, _) = Host::find(&name).unwrap();
     host.vcpus.resize_with(last + 1, Vcpu::default);
-    lwps.bed = Box::new(host);
+    lwps.change_bed(Box::new(host));
     for flags in [0, SIGNAL] {
         lwps.bind(last, Some(&event), flags).expect("a bind");
         lost(lwps.sample(last));

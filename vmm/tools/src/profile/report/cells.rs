@@ -8,7 +8,7 @@ use crate::profile::tally::{SampleRow, SortKey};
 /// The text below the key's title.
 pub(super) fn cell(key: SortKey, row: &SampleRow, report: &Report<'_>) -> String {
     const NOT_SAMPLED: &str = "not sampled";
-    let names = report.paths.names();
+    let names = report.paths().names();
     let key_of = &row.key;
     let word = |word| names.text(word).to_owned();
     let task = |task: Option<(u32, WordId)>| match task {
@@ -22,7 +22,7 @@ pub(super) fn cell(key: SortKey, row: &SampleRow, report: &Report<'_>) -> String
         SortKey::Dso => key_of.dso.map(word),
         SortKey::Symbol => key_of.location.map(|location| {
             // What it is in has a column already.
-            let name = if report.looks.keys.has(SortKey::Dso) {
+            let name = if report.looks().keys.has(SortKey::Dso) {
                 location.symbol(names)
             } else {
                 location.name(names)

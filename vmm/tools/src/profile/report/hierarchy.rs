@@ -27,7 +27,7 @@ pub(super) fn write_hierarchy(
     rows: &[SampleRow],
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let keys = report.looks.keys.keys();
+    let keys = report.looks().keys.keys();
     let levels = keys.len();
     let cells = |row| keys.iter().map(|key| cell(*key, row, report)).collect();
     let rows: Vec<(&SampleRow, Vec<String>)> = rows.iter().map(|row| (row, cells(row))).collect();
@@ -70,7 +70,7 @@ impl Hierarchy<'_> {
         out: &mut dyn Write,
     ) -> io::Result<()> {
         if level == self.levels {
-            if let (Some(graph), [(row, _)]) = (self.report.looks.graph, rows.as_slice()) {
+            if let (Some(graph), [(row, _)]) = (self.report.looks().graph, rows.as_slice()) {
                 Tree::of(self.report, self.tally, row, graph).write(out)?;
             }
             return Ok(());
@@ -78,7 +78,7 @@ impl Hierarchy<'_> {
         let first = self.first;
         let indent = " ".repeat(STEP * level);
         let (least, all) = (
-            self.report.looks.least_percent,
+            self.report.looks().least_percent,
             self.report.whole(self.tally),
         );
         let mut parts = parts(level, rows);

@@ -137,7 +137,7 @@ fn of_event<'a>(
 }
 
 fn line(report: &Report<'_>, tally: &SampleTally, row: &SampleRow) -> ReportLine {
-    let (key, names) = (&row.key, report.paths.names());
+    let (key, names) = (&row.key, report.paths().names());
     let (symbol, module, address) = match key.location {
         None => (None, None, None),
         Some(CodeLocation::Symbol(index)) => {
@@ -157,7 +157,7 @@ fn line(report: &Report<'_>, tally: &SampleTally, row: &SampleRow) -> ReportLine
         samples: row.own.samples,
         events: row.own.events,
         children: report
-            .looks
+            .looks()
             .children
             .then(|| row.total.percent(report.whole(tally))),
         comm: key.comm.map(word),
@@ -172,6 +172,6 @@ fn line(report: &Report<'_>, tally: &SampleTally, row: &SampleRow) -> ReportLine
         core: key.core,
         ring: key.ring,
         cr3: key.cr3.map(|cr3| cr3.map(|cr3| format!("{cr3:#x}"))),
-        chains: report.looks.graph.map(chains),
+        chains: report.looks().graph.map(chains),
     }
 }

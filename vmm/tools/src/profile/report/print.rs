@@ -105,7 +105,7 @@ fn write_event(
 
 fn write_rows(report: &Report<'_>, tally: &SampleTally, out: &mut dyn Write) -> io::Result<()> {
     let (rows, left_out) = report.rows(tally);
-    let looks = &report.looks;
+    let looks = report.looks();
     if looks.hierarchy {
         write_hierarchy(report, tally, &rows, out)?;
     } else {

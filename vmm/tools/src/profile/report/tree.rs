@@ -71,7 +71,7 @@ impl<'a> Tree<'a> {
         graph: Graph,
     ) -> Self {
         let mut tree = Self {
-            names: report.paths.names(),
+            names: report.paths().names(),
             nodes: vec![Node::new(0, CodeLocation::Unknown(0))],
             all: report.whole(tally).events,
             graph,
@@ -79,7 +79,7 @@ impl<'a> Tree<'a> {
         let mut known: AHashMap<(usize, CodeLocation), usize> = AHashMap::new();
         for path in &row.paths {
             let inside = path.inside as usize;
-            let mut locations: Vec<CodeLocation> = tally.outwards(*path, &report.paths).collect();
+            let mut locations: Vec<CodeLocation> = tally.outwards(*path, report.paths()).collect();
             match graph.order {
                 // A caller's row: what is called from it on. Where the samples are there is
                 // nothing below, but all of their callers.
