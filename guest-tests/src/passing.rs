@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::RangeInclusive;
 
-use pmu_virt::contract::{self, Driver, Violation};
+use pmu_virt::contract::{self, Asked, Driver, Violation};
 use pmu_virt::{CountRequest, CounterBackend, Progress, Ring, Ticks, Tsc};
 use vmm::sys::rdtsc;
 
@@ -117,11 +117,15 @@ impl Driver for TimeDriver {
         events..=end.wrapping_sub(begin) * MOST / 100
     }
 
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Asked {
         backend.observe(&Progress::Entered { tsc: Tsc(rdtsc()) });
         let deadline = backend.deadline();
         leave(backend);
-        self.tied_to_time.then_some(deadline)
+        if self.tied_to_time {
+            Asked::Deadline(deadline)
+        } else {
+            Asked::NotTimed
+        }
     }
 }
 

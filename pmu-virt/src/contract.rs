@@ -44,8 +44,17 @@ pub trait Driver {
     ) -> RangeInclusive<u64>;
 
     /// Enters the guest, asks `backend` for its deadline, and leaves again
-    /// with no event in between; `None` where events are not tied to time.
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>>;
+    /// with no event in between.
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Asked;
+}
+
+/// What became of asking a backend for its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Nobody did: this driver's events are not tied to time.
+    NotTimed,
+    /// Its answer.
+    Deadline(Option<Tsc>),
 }
 
 /// One promise of [`CounterBackend`].

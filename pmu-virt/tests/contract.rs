@@ -1,6 +1,6 @@
 //! The contract suite: every backend keeps it, every wrong one is caught.
 
-use pmu_virt::contract::{self, Clause, ClockDriver, Driver, SimDriver, StepDriver};
+use pmu_virt::contract::{self, Asked, Clause, ClockDriver, Driver, SimDriver, StepDriver};
 use pmu_virt::{
     ClockBackend, CombinedBackend, Constraint, CountPlan, CountRequest, CounterBackend, Progress,
     Provenance, Reading, Ring, SlotIndex, SlotSet, StepBackend, Ticks, Tsc, Unavailable,
@@ -62,7 +62,7 @@ fn a_combination_keeps_the_contract_of_each_source() {
         fn run(&mut self, backend: &mut dyn CounterBackend, ring: Ring, n: u64) -> Range {
             self.0.run(backend, ring, n)
         }
-        fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
+        fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Asked {
             self.0.deadline(backend)
         }
     }

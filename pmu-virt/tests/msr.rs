@@ -1,7 +1,7 @@
 //! The `msr` backend against a simulated register file: layouts, refusals,
 //! faults, and somebody else who takes the counters.
 
-use pmu_virt::contract::{self, Driver};
+use pmu_virt::contract::{self, Asked, Driver};
 use pmu_virt::{
     Constraint, CountRequest, CounterBackend, CpuidRegs, EventCode, EventFamily, FixedFunction,
     HostCpuid, MsrBackend, MsrDevice, MsrIndex, MsrOptions, MsrRefusal, Progress, Reading, Ring,
@@ -228,7 +228,7 @@ impl Driver for CpuDriver {
         events..=events
     }
 
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Asked {
         backend.observe(&Progress::Entered { tsc: Tsc(self.now) });
         let deadline = backend.deadline();
         backend.observe(&Progress::Left {
@@ -236,7 +236,7 @@ impl Driver for CpuDriver {
             halted: Ticks(0),
             ring: None,
         });
-        Some(deadline)
+        Asked::Deadline(deadline)
     }
 }
 

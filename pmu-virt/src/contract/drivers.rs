@@ -4,8 +4,8 @@ use std::ops::RangeInclusive;
 
 use pmu_model::{CountRequest, EventCode, EventFamily, Progress, Ring, SoftwareEvent, Ticks, Tsc};
 
-use super::Driver;
 use super::sys::FreshPages;
+use super::{Asked, Driver};
 use crate::backend::perf::PerfBackend;
 use crate::backend::{BackendEnv, BackendError, CounterBackend, RateTable, SimBackend};
 use crate::step::Retirement;
@@ -47,7 +47,7 @@ impl Driver for ClockDriver {
         events..=events
     }
 
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Asked {
         backend.observe(&Progress::Entered { tsc: self.now });
         let deadline = backend.deadline();
         backend.observe(&Progress::Left {
@@ -55,7 +55,7 @@ impl Driver for ClockDriver {
             halted: Ticks(0),
             ring: Some(Ring::Kernel),
         });
-        Some(deadline)
+        Asked::Deadline(deadline)
     }
 }
 
@@ -103,7 +103,7 @@ impl Driver for SimDriver {
         events..=events
     }
 
-    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
+    fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Asked {
         backend.observe(&Progress::Entered { tsc: self.now });
         let deadline = backend.deadline();
         backend.observe(&Progress::Left {
@@ -111,7 +111,7 @@ impl Driver for SimDriver {
             halted: Ticks(0),
             ring: Some(Ring::Kernel),
         });
-        Some(deadline)
+        Asked::Deadline(deadline)
     }
 }
 
@@ -152,8 +152,8 @@ impl Driver for StepDriver {
         events..=events
     }
 
-    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
-        None
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Asked {
+        Asked::NotTimed
     }
 }
 
@@ -223,8 +223,8 @@ impl Driver for PerfDriver {
         events..=events + OWN_FAULTS
     }
 
-    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
-        None
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Asked {
+        Asked::NotTimed
     }
 }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 
-use pmu_virt::contract::{self, Driver};
+use pmu_virt::contract::{self, Asked, Driver};
 use pmu_virt::perf::PerfBackend;
 use pmu_virt::{
     BackendEnv, Caller, ClockBackend, CombinedBackend, Constraint, CorePmu, CountRequest,
@@ -108,8 +108,8 @@ impl Driver for ModelDriver {
         events..=events
     }
 
-    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Option<Option<Tsc>> {
-        None
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Asked {
+        Asked::NotTimed
     }
 }
 

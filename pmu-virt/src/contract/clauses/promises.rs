@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use pmu_model::{Reading, Ring, SlotIndex, Tsc};
 
 use super::{A, Factory, ensure, program, running, some};
-use crate::contract::Driver;
+use crate::contract::{Asked, Driver};
 
 pub(super) fn overflow_is_told(
     factory: Factory<'_>,
@@ -68,18 +68,21 @@ pub(super) fn deadline_is_given(
 ) -> Result<(), String> {
     let mut backend = running(factory, driver)?;
     match driver.deadline(backend.as_mut()) {
-        None => return Ok(()),
-        Some(Some(Tsc(at))) => return Err(format!("deadline {at} with nothing armed")),
-        Some(None) => {}
+        Asked::NotTimed => return Ok(()),
+        Asked::Deadline(Some(Tsc(at))) => {
+            return Err(format!("deadline {at} with nothing armed"));
+        }
+        Asked::Deadline(None) => {}
     }
     backend.arm(A, NonZeroU64::new(some(driver)));
-    ensure(driver.deadline(backend.as_mut()) != Some(None), || {
+    let armed = driver.deadline(backend.as_mut());
+    ensure(armed != Asked::Deadline(None), || {
         "no deadline with an overflow armed".to_owned()
     })?;
     backend.stop(A);
     match driver.deadline(backend.as_mut()) {
-        Some(Some(Tsc(at))) => Err(format!("deadline {at} with the counter stopped")),
-        _ => Ok(()),
+        Asked::Deadline(Some(Tsc(at))) => Err(format!("deadline {at} with the counter stopped")),
+        Asked::Deadline(None) | Asked::NotTimed => Ok(()),
     }
 }
 

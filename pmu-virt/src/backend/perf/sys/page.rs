@@ -23,6 +23,15 @@ pub(super) struct PerfPage {
 // SAFETY: the mapping belongs to the process, not to a thread.
 unsafe impl Send for PerfPage {}
 
+/// What a reading of the page has come to.
+enum Attempt {
+    /// The kernel wrote meanwhile.
+    Torn,
+    /// RDPMC is not to be used.
+    NotReadable,
+    Counted(u64),
+}
+
 impl PerfPage {
     /// Maps the page of the event `fd`, or tells the `errno`.
     pub(super) fn map(fd: i32) -> Result<Self, i32> {
@@ -49,7 +58,14 @@ impl PerfPage {
     /// The count, if the event is on a counter that this thread may read and
     /// has been on it for all the time it was enabled.
     pub(super) fn count(&self) -> Option<u64> {
-        (0..TRIES).find_map(|_| self.attempt())?
+        for _ in 0..TRIES {
+            match self.attempt() {
+                Attempt::Torn => {}
+                Attempt::NotReadable => return None,
+                Attempt::Counted(count) => return Some(count),
+            }
+        }
+        None
     }
 
     /// Whether the event is on a counter; `None` where the kernel names counters to
@@ -67,9 +83,8 @@ impl PerfPage {
         (capabilities.cap_user_rdpmc() != 0).then_some(index != 0)
     }
 
-    /// One reading under the page's sequence lock: `None` if the kernel wrote
-    /// meanwhile, `Some(None)` if RDPMC is not to be used.
-    fn attempt(&self) -> Option<Option<u64>> {
+    /// One reading under the page's sequence lock.
+    fn attempt(&self) -> Attempt {
         let page = self.base.as_ptr();
         // SAFETY: the mapping holds the structure for as long as `self` lives;
         // the kernel writes it, so every field is read volatile.
@@ -97,13 +112,13 @@ impl PerfPage {
         // SAFETY: as for the first reading of the lock.
         let after = unsafe { (&raw const (*page).lock).read_volatile() };
         if before != after || before & 1 != 0 {
-            return None;
+            return Attempt::Torn;
         }
-        Some(raw.map(|raw| {
-            offset
-                .wrapping_add_unsigned(sign_extended(raw, width))
-                .cast_unsigned()
-        }))
+        let Some(raw) = raw else {
+            return Attempt::NotReadable;
+        };
+        let count = offset.wrapping_add_unsigned(sign_extended(raw, width));
+        Attempt::Counted(count.cast_unsigned())
     }
 }
 
