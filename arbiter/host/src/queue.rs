@@ -37,7 +37,8 @@ pub(crate) fn before<'a>(
 }
 
 /// The order, but that those come last to whom a lease gives no way that waits for what
-/// they want: what one tenant has had of it is not the next one's.
+/// they want: what one tenant has had of it is not the next one's. Whoever would have to
+/// leave for one of these at once comes after it.
 pub(crate) fn served_in(order: Vec<&Lease>, room: &Room, policy: &HostPolicy) -> Vec<LeaseId> {
     let is_choosy = |lease: &&&Lease| {
         let tenant = policy.tenant(lease.owner.tenant);
@@ -46,14 +47,24 @@ pub(crate) fn served_in(order: Vec<&Lease>, room: &Room, policy: &HostPolicy) ->
             && lease.departure.is_none()
     };
     let choosy: Vec<&Lease> = order.iter().filter(is_choosy).copied().collect();
-    let is_last = |lease: &&Lease| {
-        choosy.iter().any(|other| {
-            other.id != lease.id
-                && !other.gives_way(lease.owner.tenant, policy)
-                && room.compete(&other.terms, &lease.terms)
-        })
-    };
-    let (last, first): (Vec<&Lease>, Vec<&Lease>) = order.into_iter().partition(is_last);
+    let (mut first, mut last): (Vec<&Lease>, Vec<&Lease>) = (Vec::new(), Vec::new());
+    for lease in order {
+        let competes = |other: &Lease| room.compete(&other.terms, &lease.terms);
+        let comes_last = choosy.iter().any(|other| {
+            other.id != lease.id && !other.gives_way(lease.owner.tenant, policy) && competes(other)
+        });
+        // Those of higher rank were looked at before.
+        let would_leave = last.iter().any(|other| {
+            other.terms.rank() > lease.terms.rank()
+                && lease.gives_way(other.owner.tenant, policy)
+                && competes(other)
+        });
+        if comes_last || would_leave {
+            last.push(lease);
+        } else {
+            first.push(lease);
+        }
+    }
     first
         .into_iter()
         .chain(last)

@@ -782,6 +782,34 @@ fn what_gave_way_to_one_tenant_comes_back_before_others_are_served() {
     assert_eq!((host.holds(effort), host.holds(other)), (Some(1), Some(0)));
 }
 
+/// What a lease got before the one of higher rank that waits for it would be taken from it
+/// again at once: without a grace, for ever.
+#[test]
+fn who_made_room_is_not_served_before_the_one_that_it_was_for() {
+    let mut policy = open_policy();
+    policy.grace = Nanos(0);
+    policy.tenants[0].gives_way_to = Some([TenantId(1)].into_iter().collect());
+    policy.tenants.push(Tenant::open("c"));
+    let mut host = Host::new(policy);
+    let stays = host.granted(B, terms(programmable(1), "0"));
+    let effort = |count| Terms {
+        guaranteed: false,
+        waits: Waits::Always,
+        ..terms(programmable(count), "0")
+    };
+    let preempted = host.granted(B, effort(1));
+    // Of `a`, which gives no way to `c`: `c` comes after it.
+    let choosy = host.waiting(A, effort(3));
+    let taker = host.waiting(2, terms(programmable(2), "0"));
+    host.pass(1);
+    let holds = [stays, preempted, choosy, taker].map(|lease| host.holds(lease));
+    assert_eq!(holds, [Some(1), Some(0), Some(0), Some(2)]);
+    let ends = |change: &&Change| change.lease() == preempted;
+    assert!(host.changes().iter().filter(ends).count() < 4);
+    host.release(2, taker);
+    assert_eq!(host.holds(preempted), Some(1));
+}
+
 #[test]
 fn a_tenant_fills_neither_the_queue_nor_the_sets_of_others() {
     let mut policy = open_policy();
