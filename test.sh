@@ -22,6 +22,8 @@ XDG_RUNTIME_DIR=$(mktemp -d) || exit 1
 export XDG_RUNTIME_DIR
 # The suites run without cargo, which would set it (.cargo/config.toml).
 export LIBPFM_ENCODE_INACTIVE=1
+# One build makes all that they use, libraries for C too.
+export UMPIRE_TESTS_BUILT=1
 trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
 passed=0 failed=0 skipped=0
 trouble=()

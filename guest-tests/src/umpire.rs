@@ -1,7 +1,26 @@
 //! The `umpire` program beside the running test, and what this machine lacks for a test of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// The folder of programs that are built with the profile of the running test.
+fn beside() -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a file");
+    // Tests lie in `deps`, binaries one level above.
+    let folder = test
+        .ancestors()
+        .skip(1)
+        .find(|folder| !folder.ends_with("deps") && !folder.ends_with("examples"));
+    folder.expect("a folder above the test").to_owned()
+}
+
+/// What cargo calls the profile whose programs are in this folder.
+fn name_of(folder: &Path) -> &str {
+    match folder.file_name().and_then(|name| name.to_str()) {
+        None | Some("debug") => "dev",
+        Some(name) => name,
+    }
+}
 
 /// Path of `umpire`, built with the same profile as the running test.
 ///
@@ -9,13 +28,7 @@ use std::process::Command;
 /// If it was not built, with the command that builds it.
 #[must_use]
 pub fn path() -> PathBuf {
-    let test = std::env::current_exe().expect("a running test has a file");
-    // Tests lie in `deps`, binaries one level above.
-    let folder = test
-        .ancestors()
-        .skip(1)
-        .find(|folder| !folder.ends_with("deps") && !folder.ends_with("examples"));
-    let path = folder.expect("a folder above the test").join("umpire");
+    let path = beside().join("umpire");
     assert!(
         path.exists(),
         "{} is missing; build it with: cargo build -p umpire",
@@ -25,24 +38,26 @@ pub fn path() -> PathBuf {
 }
 
 /// Builds a package with the same profile, beside `umpire`: a library for C, which cargo does
-/// not build for tests, as nothing in Rust links it. The folder.
+/// not build for tests, as nothing in Rust links it. The folder. Where `UMPIRE_TESTS_BUILT` says
+/// that one build has made all that the tests use (`test.sh`), it is there: by itself a package is
+/// built with other features of what it depends on, and so all that once more.
 ///
 /// # Panics
 /// There is no cargo, or it does not build.
 #[must_use]
 pub fn built_beside(package: &str) -> PathBuf {
-    let umpire = path();
-    let profile = umpire.parent().expect("a profile's folder");
+    let profile = beside();
+    if std::env::var_os("UMPIRE_TESTS_BUILT").is_some() {
+        return profile;
+    }
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--package", package]);
     cargo.arg("--target-dir");
     cargo.arg(profile.parent().expect("the target folder"));
-    if profile.ends_with("release") {
-        cargo.arg("--release");
-    }
+    cargo.args(["--profile", name_of(&profile)]);
     let built = cargo.status().expect("cargo");
     assert!(built.success(), "the library does not build");
-    profile.to_owned()
+    profile
 }
 
 /// Builds `umpire-agent` for guests, static, with the same profile, beside `umpire`. The file.
@@ -51,15 +66,12 @@ pub fn built_beside(package: &str) -> PathBuf {
 /// There is no cargo, or it does not build.
 #[must_use]
 pub fn agent() -> PathBuf {
-    let umpire = path();
-    let profile = umpire.parent().expect("a profile's folder");
+    let profile = beside();
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["rustc", "--quiet", "--package", "umpire-agent", "--bin"]);
     cargo.args(["umpire-agent", "--target-dir"]);
     cargo.arg(profile.parent().expect("the target folder"));
-    if profile.ends_with("release") {
-        cargo.arg("--release");
-    }
+    cargo.args(["--profile", name_of(&profile)]);
     cargo.args(["--", "-C", "target-feature=+crt-static"]);
     assert!(
         cargo.status().expect("cargo").success(),

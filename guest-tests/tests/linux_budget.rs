@@ -19,10 +19,22 @@ fn report() -> String {
 fn beside(events: &str, program: &str) -> String {
     let descriptors = 2 * events.split(',').count();
     format!(
-        "perf stat -a -o /tmp/stat -e {events} & for i in $(seq 50); do sleep 0.1; \
-         [ $(ls -l /proc/$!/fd 2>/dev/null | grep -c perf_event) = {descriptors} ] && break; done; \
-         sleep 0.3; {program} 2>/dev/null; kill $!; wait; true"
+        "perf stat -a -o /tmp/stat -e {events} & {}; sleep 0.3; {program} 2>/dev/null; kill $!; \
+         wait; true",
+        until_open(descriptors)
     )
+}
+
+/// Waits until what was last started in the background has so many events open.
+fn until_open(descriptors: usize) -> String {
+    until(&format!(
+        "[ $(ls -l /proc/$!/fd 2>/dev/null | grep -c perf_event) = {descriptors} ]"
+    ))
+}
+
+/// Waits until `condition` holds, and for how long it has to on a busy machine.
+fn until(condition: &str) -> String {
+    format!("for i in $(seq 300); do {condition} && break; sleep 0.1; done")
 }
 
 /// What anybody sees at a level of `perf_event_paranoid`.
@@ -147,17 +159,32 @@ fn a_kernels_budget_is_what_can_be_had() {
 }
 
 /// Starts the arbiter, and waits until it has measured.
-const ARBITER: &str = "export UMPIRE_ARBITER=/tmp/arbiter; umpire arbiterd -v >/tmp/log 2>&1 & \
-     for i in $(seq 100); do umpire who >/dev/null 2>&1 && break; sleep 0.1; done; sleep 1; \
-     umpire who";
+fn arbiter() -> String {
+    let measured =
+        until("umpire who 2>/dev/null | grep -q '^CPU 1, cpu: 4 programmable, 3 fixed$'");
+    format!(
+        "export UMPIRE_ARBITER=/tmp/arbiter; umpire arbiterd -v >/tmp/log 2>&1 & {measured}; \
+         umpire who"
+    )
+}
 
 /// Prints after how many tenths of a second `umpire who` shows so many counters in use outside
 /// of leases on each CPU.
 fn outside(count: u32) -> String {
     format!(
-        "for i in $(seq 100); do [ $(umpire who -j --arbiter /tmp/arbiter | \
+        "for i in $(seq 300); do [ $(umpire who -j --arbiter /tmp/arbiter | \
          grep -o '\"outside\":{count}[,}}]' | wc -l) = 2 ] && break; sleep 0.1; done; \
          echo after $i tenths"
+    )
+}
+
+/// What the holder of a lease does: it has it, it is told to begin, it counts, it is told to end.
+fn holder() -> String {
+    let until_end = "until [ -e /tmp/end ]; do sleep 0.1; done";
+    format!(
+        "touch /tmp/held; {}; perf stat -a -o /tmp/own -e r1c4:D,r1c4:D,r1c4:D \
+         sh -c \"touch /tmp/counts; {until_end}\"",
+        until("[ -e /tmp/go ]")
     )
 }
 
@@ -169,7 +196,7 @@ fn leases_on_a_kernels_counters() {
     let umpire = "UMPIRE_ARBITER=/tmp/arbiter umpire";
     let whole = "perf stat -a -x, -e r1c4:D,r1c4:D,instructions:D sleep 3";
     let log = Script::default()
-        .step("start", ARBITER)
+        .step("start", arbiter())
         .step("outsiders", format!("{pinned}; {}", outside(2)))
         .step("who", format!("{umpire} who"))
         .step(
@@ -189,17 +216,23 @@ fn leases_on_a_kernels_counters() {
         .step(
             "whole",
             format!(
-                "perf stat -a -x, -o /tmp/plain -e r1c4,r1c4,r1c4,r1c4 sleep 4 & sleep 0.5; \
-                 {umpire} lease --counters 2 --fixed 1 -- {whole} 2>&1; wait; grep r1c4 /tmp/plain"
+                // Counts for as long as the lease is there, however long it takes to get it.
+                "perf stat -a -x, -o /tmp/plain -e r1c4,r1c4,r1c4,r1c4 & {}; \
+                 {umpire} lease --counters 2 --fixed 1 -- {whole} 2>&1; kill -INT $!; wait; \
+                 grep r1c4 /tmp/plain",
+                until_open(8)
             ),
         )
         .step(
             "broken",
             format!(
-                "{umpire} lease --counters 3 -- sh -c 'sleep 4; perf stat -a -o /tmp/own \
-                 -e r1c4:D,r1c4:D,r1c4:D sleep 3' 2>&1 & sleep 1; {pinned}; sleep 5; \
-                 {umpire} leases; {umpire} who 0; kill $(cat /tmp/pid); wait; \
-                 grep -c 'not counted' /tmp/own"
+                "{umpire} lease --counters 3 -- sh -c '{}' 2>&1 & {}; {pinned}; {}; touch /tmp/go; \
+                 {}; sleep 2; {umpire} leases; {umpire} who 0; touch /tmp/end; \
+                 kill $(cat /tmp/pid); wait; grep -c 'not counted' /tmp/own",
+                holder(),
+                until("[ -e /tmp/held ]"),
+                until(&format!("{umpire} leases | grep -q outsider")),
+                until("[ -e /tmp/counts ]"),
             ),
         )
         .step("log", "cat /tmp/log")

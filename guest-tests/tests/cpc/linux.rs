@@ -7,11 +7,15 @@ use super::{program, signals, values};
 /// An instruction a nanosecond. Cycles are for `clock` to count.
 const RATES: &str = "[event.instructions]\nrate = 1000\n";
 const PROGRAMS: [&str; 4] = ["measure", "overflow", "rules", "robust"];
-/// One program waits for its input to end while another has all counters, pinned; and gets its
-/// own back.
-const SYSTEM_WIDE: &str = "mkfifo /tmp/input; cpc-rules system_wide </tmp/input & exec 9>/tmp/input; \
-     sleep 2; perf stat -a -e cycles:D,cycles:D,cycles:D,cycles:D,cycles:D,cycles:D sleep 6 >/dev/null 2>&1 9>&- & \
-     sleep 3; exec 9>&-; wait %1";
+/// One program waits for its input to end while another takes all counters, pinned, for as long as
+/// the first has not said that it has lost its own; then it gets them back.
+const SYSTEM_WIDE: &str = "mkfifo /tmp/input; cpc-rules system_wide </tmp/input >/tmp/wide 2>&1 & \
+     wide=$!; exec 9>/tmp/input; \
+     said() { until grep -q $1 /tmp/wide || ! kill -0 $wide; do sleep 0.1; done; }; said bound; \
+     perf stat -a -e cycles:D,cycles:D,cycles:D,cycles:D,cycles:D,cycles:D >/dev/null 2>&1 9>&- & \
+     until [ $(ls -l /proc/$!/fd | grep -c perf_event) = 6 ]; do sleep 0.1; done; \
+     exec 9>&-; said invalid; kill $!; wait $wide; status=$?; cat /tmp/wide; \
+     [ $status = 0 ]";
 
 #[test]
 fn programs_measure_themselves() {

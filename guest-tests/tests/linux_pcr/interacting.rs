@@ -20,21 +20,23 @@ const MOSTLY: f64 = 0.8;
 const TURNS: f64 = 0.2;
 /// As many physical counters as the kernel can reserve, so that a tool of the host has none.
 const RATES: &str = "counters = COUNT\n[event.cycles]\nrate = 2500\n";
-/// A lease that a busy machine leaves time to renew, three times.
+/// A lease that a busy machine leaves time to renew, three times, and in which `perf` has started.
 const FLAGS: [&str; 10] = [
     "--cpus",
     "2",
     "--scheme",
     "interacting",
     "--policy",
-    "kernel:lease=1200",
+    "kernel:lease=3600",
     "--host-policy",
     "host-first",
     "--grace",
     "1000",
 ];
 /// Longer than a lease.
-const LONG: &str = "taskset 1 spin 1.5 >/dev/null";
+const LONG: &str = "taskset 1 spin 4.5 >/dev/null";
+/// Some turns of events that have too few counters.
+const TURNS_OF_EVENTS: &str = "taskset 1 spin 1.5 >/dev/null";
 /// Longer than a module waits before it takes a counter back, on a busy machine too.
 const LONGER: &str = "taskset 1 spin 3 >/dev/null";
 const OFFLINE: &str = "echo 0 >/sys/devices/system/cpu/cpu1/online";
@@ -70,7 +72,7 @@ fn counted_under_revocation(counter: &str) -> String {
 /// A report about as many events as there are counters, while a tool of the host needs one: the
 /// hypervisor asks for it. So the events have to take turns.
 fn counted_while_asked(events: &str) -> String {
-    let commands = format!("echo host: stat -j -e cycles --for 500ms; {LONG}");
+    let commands = format!("echo host: stat -j -e cycles --for 500ms; {TURNS_OF_EVENTS}");
     let report = counted(&commands).replace("perf stat", "perf stat -C 0");
     report.replace("-e cycles,cpu-cycles", &format!("-e {events}"))
 }
@@ -154,7 +156,7 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
             counted_while_asked("cycles,cpu-cycles,r76,r76,r76,r76"),
         )
         .step("back", until_back("PMC5"))
-        .step("offline", format!("{OFFLINE}; sleep 1.5"))
+        .step("offline", format!("{OFFLINE}; sleep 4.5"))
         .step("online", format!("{ONLINE}; {MESSAGES}"))
         .step("second", counted("taskset 2 spin 0.4 >/dev/null"))
         .step("interacting out", "rmmod pcr_interacting")

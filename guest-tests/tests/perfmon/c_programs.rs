@@ -155,7 +155,7 @@ fn on_model(
     tool: impl FnOnce(&Bed, &Client, &Gates) -> Result<()>,
 ) -> Result<()> {
     // Before the guest's time begins.
-    library()?;
+    library();
     let guest = two_hearts()?;
     known::measure(lab, &guest)?;
     let mut bed = Bed::new(source.backend)?;
@@ -303,7 +303,7 @@ fn hears(program: &mut Running, word: &str) -> Result<()> {
 
 /// The program names vCPU 0 by its thread, and reads on when the VM is gone.
 fn after_the_end(lab: &Lab) -> Result<()> {
-    library()?;
+    library();
     let mut program = None;
     let bed = Bed::new(CLOCK.backend)?;
     bed.run(lab, &two_hearts()?, |client, gates| {

@@ -7,6 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use guest_tests::umpire::built_beside;
 
 use crate::bed::PATIENCE;
 
@@ -32,30 +33,10 @@ fn output() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// The folder of the library. Cargo does not build it for tests: nothing in Rust
-/// can link it.
-pub(crate) fn library() -> Result<&'static Path> {
-    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| build_library().map_err(|error| format!("{error:#}")));
-    match folder {
-        Ok(folder) => Ok(folder),
-        Err(error) => bail!("{error}"),
-    }
-}
-
-fn build_library() -> Result<PathBuf> {
-    let test = std::env::current_exe()?;
-    // target/debug/deps/perfmon-...
-    let profile = test.ancestors().nth(2).context("a profile's folder")?;
-    let target = profile.parent().context("the target folder")?;
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "umpire-perfmon-c"]);
-    cargo.arg("--target-dir").arg(target);
-    if profile.ends_with("release") {
-        cargo.arg("--release");
-    }
-    ensure!(cargo.status()?.success(), "the C library does not build");
-    Ok(profile.to_owned())
+/// The folder of the library.
+pub(crate) fn library() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| built_beside("umpire-perfmon-c"))
 }
 
 /// The binary of a program: of one of the specification's shapes, of those in the
@@ -77,7 +58,7 @@ pub(crate) fn compiled(name: &str) -> Result<PathBuf> {
         .find(|path| path.exists())
         .with_context(|| format!("there is no {file}"))?;
     let binary = output().join(format!("perfmon-{name}"));
-    let library = library()?;
+    let library = library();
     let told = Command::new("cc")
         .args(["-std=gnu99", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
         .arg("-I")
