@@ -9,7 +9,6 @@
 //! - [`PcrUnit`] keeps the reservations of one vCPU. It holds the policy, leases, the
 //!   scheme of arbitration and the registers that guests see. `docs/reference/pcr.md` describes
 //!   them.
-//! - [`script`] plays requests of layers against a unit, without a guest.
 //! - [`guest`] has arbiters for the kernel inside a guest.
 //! - [`abi`] has the numbers that guest and host share.
 //!
@@ -51,8 +50,7 @@
 //! # }
 //! ```
 //!
-//! The programs below `examples/` show the life of a reservation, and one script under
-//! the three schemes.
+//! The program below `examples/` shows the life of a reservation.
 //!
 //! # Features
 //!
@@ -105,8 +103,6 @@ mod requests;
 mod reservation;
 #[cfg(feature = "alloc")]
 mod rules;
-#[cfg(feature = "alloc")]
-pub mod script;
 mod time;
 #[cfg(feature = "alloc")]
 mod unit;

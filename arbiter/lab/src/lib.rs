@@ -11,6 +11,7 @@
 //!   mean of a figure with its 95 % interval.
 //! - [`guess_cookies`] has a program or a kernel guess a cookie, against the arbiter's
 //!   own guard.
+//! - [`script`] plays requests of layers against a unit, without a guest.
 //! - [`replay`] plays the requests that a real run has recorded.
 //!
 //! The crate performs no I/O.
@@ -23,6 +24,7 @@ mod job;
 mod plan;
 mod random;
 mod replay;
+pub mod script;
 mod simulate;
 mod sweep;
 

@@ -12,7 +12,7 @@ mod replay;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use arbiter::script::{Script, Setup, Trace, play};
+use arbiter_lab::script::{Script, Setup, Trace, play};
 use arbiter::{PerKind, PolicyError, Scheme};
 use thiserror::Error;
 

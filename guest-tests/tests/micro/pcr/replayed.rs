@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use arbiter::script::{Action, End, Script as Steps, Setup as Machine, Trace, play};
+use arbiter_lab::script::{Action, End, Script as Steps, Setup as Machine, Trace, play};
 use arbiter::{
     Ask, AskRecord, AskResult, Control, CounterId, Layer, NamedEvent, Policy, Scheme, Wanted, abi,
 };

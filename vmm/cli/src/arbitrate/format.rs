@@ -1,6 +1,6 @@
 //! What happened, in words.
 
-use arbiter::script::{Action, End, What};
+use arbiter_lab::script::{Action, End, What};
 use arbiter::{CounterSet, Event, Layer, Outcome, Reason, Wanted};
 
 /// The layer as scripts write it.

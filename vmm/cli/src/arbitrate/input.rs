@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use arbiter::script::{Script, ScriptError};
+use arbiter_lab::script::{Script, ScriptError};
 use thiserror::Error;
 
 /// The longest script. A longer file is none.

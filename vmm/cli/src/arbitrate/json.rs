@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use arbiter::script::{End, Script, What};
+use arbiter_lab::script::{End, Script, What};
 use arbiter::{CounterSet, Event, Outcome};
 use serde::Serialize;
 

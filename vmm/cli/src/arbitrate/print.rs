@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use arbiter::script::{Row, Script, Trace, What};
+use arbiter_lab::script::{Row, Script, Trace, What};
 use arbiter::{Event, Outcome, Policy, Scheme};
 use umpire_tools::table::lines;
 

@@ -240,7 +240,7 @@ fn layer(layer: Layer) -> &'static str {
 }
 
 fn ask(ask: &Ask) -> String {
-    use arbiter::script::Action;
+    use arbiter_lab::script::Action;
     let action = match *ask {
         Ask::Reserve {
             wanted,

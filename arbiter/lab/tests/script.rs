@@ -1,10 +1,10 @@
 //! Scripts: what can be written, the errors of what cannot, and the traces of
 //! playing one.
 
-use arbiter::script::{Action, End, Problem, Script, Setup, What, play};
 use arbiter::{
     CounterId, Event, Layer, NamedEvent, Outcome, PerKind, Policy, Reason, Scheme, Share, Wanted,
 };
+use arbiter_lab::script::{Action, End, Problem, Script, Setup, What, play};
 
 fn pmc(n: u8) -> CounterId {
     CounterId::Programmable(n)

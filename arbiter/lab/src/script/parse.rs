@@ -1,15 +1,11 @@
 //! Reading a script: from text to steps.
 
-use alloc::borrow::ToOwned;
-use alloc::string::String;
-use alloc::vec::Vec;
-use core::fmt;
-use core::str::FromStr;
+use std::fmt;
+use std::str::FromStr;
+
+use arbiter::{CounterId, Layer, NamedEvent, Wanted, abi};
 
 use super::{Action, Script, Step};
-use crate::abi;
-use crate::message::{NamedEvent, Wanted};
-use crate::{CounterId, Layer};
 
 /// A script that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +95,7 @@ impl fmt::Display for ScriptError {
     }
 }
 
-impl core::error::Error for ScriptError {}
+impl std::error::Error for ScriptError {}
 
 impl FromStr for Script {
     type Err = ScriptError;

@@ -1,23 +1,17 @@
 //! Playing a script: from steps to a trace.
 
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use std::sync::Arc;
+
+use arbiter::{
+    Answer, Caller, Context, Control, Cookie, CounterId, Effects, Event, GuardLimits, Layer,
+    NoEntropy, NoticeKind, Outcome, PcrConfig, PcrRegister, PcrUnit, PerKind, Phase, Policy,
+    Reason, Reply, Request, Tsc, Wanted, abi,
+};
 
 use super::{Action, End, Row, Script, Setup, Step, Trace, What};
-use crate::account::GuardLimits;
-use crate::audit::{Context, Event, NoEntropy};
-use crate::control::Control;
-use crate::cookie::Cookie;
-use crate::counter::PerKind;
-use crate::layer::Phase;
-use crate::message::{Answer, NoticeKind, Outcome, Reply, Request, Wanted};
-use crate::policy::{LAYERS, Policy};
-use crate::reason::Reason;
-use crate::register::PcrRegister;
-use crate::reservation::Effects;
-use crate::time::Tsc;
-use crate::unit::{Caller, PcrConfig, PcrUnit};
-use crate::{CounterId, Layer};
+
+/// Layers that can hold counters.
+const LAYERS: usize = Policy::LAYERS.len();
 
 /// Plays a script. Layers read their notices when they come. After the last step
 /// time passes until every request has its answer.
@@ -205,75 +199,64 @@ impl Player {
 
     fn act(&mut self, index: usize, layer: Layer, action: Action) -> Result<(), End> {
         let cookie = cookie(layer);
-        let slot = usize::from(layer.code());
-        let request = |player: &mut Self, request| player.request(index, layer, request);
         match action {
             Action::Reserve {
                 wanted,
                 lease_ms,
                 event,
-            } => request(
-                self,
-                Request::Reserve {
+            } => {
+                let request = Request::Reserve {
                     wanted,
                     cookie,
                     lease_ms,
                     event,
-                },
-            ),
+                };
+                self.request(index, layer, request)
+            }
             Action::Renew(counter) => {
-                let wanted = Wanted::This(counter);
-                let lease_ms = None;
-                request(
-                    self,
-                    Request::Reserve {
-                        wanted,
-                        cookie,
-                        lease_ms,
-                        event: None,
-                    },
-                )
+                let request = Request::Reserve {
+                    wanted: Wanted::This(counter),
+                    cookie,
+                    lease_ms: None,
+                    event: None,
+                };
+                self.request(index, layer, request)
             }
-            Action::Release(Some(counter)) => request(self, Request::Release { counter, cookie }),
+            Action::Release(Some(counter)) => {
+                self.request(index, layer, Request::Release { counter, cookie })
+            }
             Action::Release(None) => {
-                let held = self.unit.bank().held_by(layer);
-                held.iter()
-                    .try_for_each(|counter| request(self, Request::Release { counter, cookie }))
+                let mut held = self.unit.bank().held_by(layer).iter();
+                held.try_for_each(|counter| {
+                    self.request(index, layer, Request::Release { counter, cookie })
+                })
             }
-            Action::Withdraw => request(self, Request::Withdraw { cookie }),
-            Action::Claim(counter) => {
-                self.write(
-                    layer,
-                    PcrRegister::ManagementKey(counter),
-                    register(layer),
-                    0,
-                )?;
-                self.write(
-                    layer,
-                    PcrRegister::AccessKey(counter),
-                    register(layer),
-                    register(layer),
-                )
-            }
+            Action::Withdraw => self.request(index, layer, Request::Withdraw { cookie }),
+            Action::Claim(counter) => self.claim(layer, counter),
             Action::Lend(counter, lends) => {
                 let control = Control::INITIAL.with_lend(lends).bits();
-                self.write(
-                    layer,
-                    PcrRegister::Control(counter),
-                    control,
-                    register(layer),
-                )
+                let key = register(layer);
+                self.write(layer, PcrRegister::Control(counter), control, key)
             }
-            Action::Reply { yields, counter } => {
-                let counter = counter.or(self.asked[slot].take()).ok_or(End::NotAsked)?;
-                let reply = Reply { counter, yields };
-                self.run(|unit, cx| unit.reply(layer, reply, cx))
-                    .map(drop_effects)
-                    .map_err(End::Faulted)
-            }
-            Action::EndPhase => self.write(layer, PcrRegister::Phase, crate::abi::PHASE_END, 0),
+            Action::Reply { yields, counter } => self.reply(layer, yields, counter),
+            Action::EndPhase => self.write(layer, PcrRegister::Phase, abi::PHASE_END, 0),
             Action::Tick => Ok(()),
         }
+    }
+
+    fn claim(&mut self, layer: Layer, counter: CounterId) -> Result<(), End> {
+        let key = register(layer);
+        self.write(layer, PcrRegister::ManagementKey(counter), key, 0)?;
+        self.write(layer, PcrRegister::AccessKey(counter), key, key)
+    }
+
+    fn reply(&mut self, layer: Layer, yields: bool, counter: Option<CounterId>) -> Result<(), End> {
+        let slot = usize::from(layer.code());
+        let counter = counter.or(self.asked[slot].take()).ok_or(End::NotAsked)?;
+        let reply = Reply { counter, yields };
+        self.run(|unit, cx| unit.reply(layer, reply, cx))
+            .map(drop_effects)
+            .map_err(End::Faulted)
     }
 
     /// Makes a request of the step `index`.

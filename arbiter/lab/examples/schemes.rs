@@ -1,10 +1,10 @@
 //! One script under the three schemes of arbitration: a kernel holds three of four
 //! counters, and the hypervisor wants two.
 //!
-//! `cargo run -p arbiter --example schemes`
+//! `cargo run -p arbiter-lab --example schemes`
 
-use arbiter::script::{self, Script, ScriptError, Setup, What};
 use arbiter::{PerKind, Policy, Scheme};
+use arbiter_lab::script::{self, Script, ScriptError, Setup, What};
 
 const SCRIPT: &str = "\
 0   kernel     reserve 3

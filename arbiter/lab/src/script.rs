@@ -7,14 +7,9 @@ mod play;
 pub use parse::{Problem, ScriptError};
 pub use play::play;
 
-use alloc::vec::Vec;
-
-use crate::audit::Event;
-use crate::counter::PerKind;
-use crate::message::{Answer, NamedEvent, Outcome, Wanted};
-use crate::policy::{Policy, Scheme};
-use crate::reason::Reason;
-use crate::{CounterId, Layer};
+use arbiter::{
+    Answer, CounterId, Event, Layer, NamedEvent, Outcome, PerKind, Policy, Reason, Scheme, Wanted,
+};
 
 /// A script: what layers do, in the order of time. Its text is read by [`str::parse`].
 #[derive(Clone, Debug, PartialEq, Eq)]
