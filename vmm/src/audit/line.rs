@@ -255,6 +255,31 @@ impl Details {
                 barred_ms: Some(ms),
                 ..none
             },
+            Event::LayerBarred(_)
+            | Event::LayerUnbarred(_)
+            | Event::PolicySet { .. }
+            | Event::SchemeSet(_)
+            | Event::BudgetSet(_) => Self::of_administrator(event),
+            Event::Renewed
+            | Event::Released
+            | Event::Gathered
+            | Event::Returned
+            | Event::Refused(_)
+            | Event::DroppedRead(_)
+            | Event::DroppedWrite(_)
+            | Event::Faulted(_)
+            | Event::Spared
+            | Event::Revoked(_)
+            | Event::Taken
+            | Event::Back
+            | Event::PhaseEnded => none,
+        }
+    }
+
+    /// What an act of the administrator has, and nothing of other decisions.
+    fn of_administrator(event: &Event) -> Self {
+        let none = Self::default();
+        match *event {
             Event::LayerBarred(of) | Event::LayerUnbarred(of) => Self {
                 of: Some(layer_word(of)),
                 ..none
@@ -272,19 +297,7 @@ impl Details {
                 budget: Some(most.to_string()),
                 ..none
             },
-            Event::Renewed
-            | Event::Released
-            | Event::Gathered
-            | Event::Returned
-            | Event::Refused(_)
-            | Event::DroppedRead(_)
-            | Event::DroppedWrite(_)
-            | Event::Faulted(_)
-            | Event::Spared
-            | Event::Revoked(_)
-            | Event::Taken
-            | Event::Back
-            | Event::PhaseEnded => none,
+            _ => none,
         }
     }
 }
