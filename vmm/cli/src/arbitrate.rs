@@ -12,8 +12,8 @@ mod replay;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use arbiter_lab::script::{Script, Setup, Trace, play};
 use arbiter::{PerKind, PolicyError, Scheme};
+use arbiter_lab::script::{Script, Setup, Trace, play};
 use thiserror::Error;
 
 use crate::config::{PolicyTextError, parse_policy};

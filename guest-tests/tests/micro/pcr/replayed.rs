@@ -4,10 +4,10 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use arbiter_lab::script::{Action, End, Script as Steps, Setup as Machine, Trace, play};
 use arbiter::{
     Ask, AskRecord, AskResult, Control, CounterId, Layer, NamedEvent, Policy, Scheme, Wanted, abi,
 };
+use arbiter_lab::script::{Action, End, Script as Steps, Setup as Machine, Trace, play};
 use arbiter_lab::{Recorded, ReplaySetup, Replayed, recorded_results, replay};
 use guest_tests::micro::{Lab, LabRun, Op, Script, Test};
 use pmu_virt::PmuModel;

@@ -1,7 +1,7 @@
 //! What happened, in words.
 
-use arbiter_lab::script::{Action, End, What};
 use arbiter::{CounterSet, Event, Layer, Outcome, Reason, Wanted};
+use arbiter_lab::script::{Action, End, What};
 
 /// The layer as scripts write it.
 pub(super) fn layer(layer: Layer) -> &'static str {

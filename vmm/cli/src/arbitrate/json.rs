@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use arbiter_lab::script::{End, Script, What};
 use arbiter::{CounterSet, Event, Outcome};
+use arbiter_lab::script::{End, Script, What};
 use serde::Serialize;
 
 use super::{Play, format};

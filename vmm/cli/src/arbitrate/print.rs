@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use arbiter_lab::script::{Row, Script, Trace, What};
 use arbiter::{Event, Outcome, Policy, Scheme};
+use arbiter_lab::script::{Row, Script, Trace, What};
 use umpire_tools::table::lines;
 
 use super::{Play, format};
