@@ -11,4 +11,3 @@ mod reservations;
 mod samplers;
 mod schemes;
 mod schemes_prop;
-mod script;

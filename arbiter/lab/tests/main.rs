@@ -2,4 +2,5 @@
 //! it tests once more. A file or folder beside this one is a module here.
 
 mod replay;
+mod script;
 mod simulation;
