@@ -54,7 +54,7 @@ impl GuestMemoryUse for VmMemory {
 
 /// The kind by which tools count an exit.
 #[inline]
-pub(crate) fn exit_kind(exit: &VmExit) -> ExitKind {
+pub(crate) fn exit_kind(exit: VmExit) -> ExitKind {
     match exit {
         VmExit::Rdmsr { .. } | VmExit::Wrmsr { .. } => ExitKind::Msr,
         VmExit::IoIn { .. } | VmExit::IoOut { .. } => ExitKind::Port,

@@ -8,9 +8,9 @@ mod sys;
 mod vcpu;
 mod vm;
 
-pub use exit::{Answer, InternalError, VmExit};
+pub use exit::Answer;
 pub use host::{Host, HostError, KvmFeatures};
-pub use kvm_pmu::{DebugExit, VcpuError, VcpuId};
+pub use kvm_pmu::{DebugExit, InternalError, VcpuError, VcpuId, VmExit};
 pub use memory::{GuestRam, MapError, SMM_ENTRY};
 pub use vcpu::KvmVcpu;
 pub use vm::{KvmVm, VmError, VmOptions};

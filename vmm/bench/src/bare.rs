@@ -109,15 +109,13 @@ fn batch(
     let deadline = Instant::now() + timeout;
     loop {
         match kvm.run()? {
-            VmExit::Rdmsr { .. } => kvm.answer(&Answer::Msr(0)),
-            VmExit::Wrmsr { .. } => kvm.answer(&Answer::Done),
+            VmExit::Rdmsr { .. } => kvm.answer(Answer::Msr(0)),
+            VmExit::Wrmsr { .. } => kvm.answer(Answer::Done),
             VmExit::IoOut { port: GP_PORT, .. } => skip_rdpmc(vm, frame_rip)?,
             VmExit::Debug(_) => return_from_gp(kvm, vm)?,
-            VmExit::IoOut {
-                port: DONE, data, ..
-            } => {
-                let word: [u8; 4] = data.as_slice().try_into().unwrap_or([0xff; 4]);
-                return Ok(u32::from_le_bytes(word));
+            VmExit::IoOut { port: DONE, .. } => {
+                let word = kvm.io_data().first_chunk();
+                return Ok(word.map_or(u32::MAX, |word| u32::from_le_bytes(*word)));
             }
             VmExit::Interrupted if Instant::now() < deadline => kvm.set_immediate_exit(false),
             VmExit::Interrupted => return Err(BenchError::TimedOut(timeout)),

@@ -8,8 +8,8 @@ use kvm_bindings::{
 use pmu_virt::{Ticks, Tsc};
 
 use crate::error::VcpuError;
+use crate::exit::DebugExit;
 use crate::registers::VcpuAccess;
-use crate::sys::DebugExit;
 use crate::time;
 use crate::trap::{
     DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, RFLAGS_RF, RFLAGS_TF, merge_dr6,

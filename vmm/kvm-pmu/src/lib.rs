@@ -21,6 +21,7 @@
 pub mod cpuid;
 mod debug;
 mod error;
+mod exit;
 mod gp_watch;
 mod guest_tsc;
 mod halt;
@@ -43,6 +44,7 @@ mod vm_traps;
 
 pub use debug::DebugQuirks;
 pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
+pub use exit::{DebugExit, InternalError, VmExit};
 pub use memory::GuestBytes;
 pub use observe::{Armed, NoObserver, TrapEvent, TrapObserver};
 pub use pmi::{PmiDelivery, PmiRoute};
@@ -51,8 +53,8 @@ pub use pmu_virt::Tsc;
 pub use protect::{ProtectPages, TwiceMapped};
 pub use step_driver::StepSupport;
 pub use sys::{
-    DebugExit, HaltStats, Halted, KickFlag, KickGuard, KickTarget, KickTimer, StatsError,
-    answer_msr, install_kick_handler, kick_signal, thread_cpu_time,
+    HaltStats, Halted, KickFlag, KickGuard, KickTarget, KickTimer, StatsError, answer_msr,
+    install_kick_handler, kick_signal, thread_cpu_time,
 };
 pub use thread::ThreadContext;
 pub use time::now;

@@ -16,16 +16,16 @@ use vmm_sys_util::errno;
 
 use crate::debug::{DebugControl, DebugQuirks};
 use crate::error::{KvmPmuError, VcpuError, VcpuId};
+use crate::exit::VmExit;
 use crate::gp_watch::GpWatch;
 use crate::halt::HaltClock;
 use crate::memory::{GuestBytes, OutOfReach};
 use crate::observe::{TrapEvent, TrapObserver};
 use crate::registers::{RegisterCache, VcpuAccess};
 use crate::step_driver::{StepDriver, StepSupport};
-use crate::sys::{KickFlag, PmuExit, answer_msr};
+use crate::sys::{KickFlag, answer_msr};
 use crate::thread::ThreadContext;
 use crate::time;
-use crate::trap::StepStop;
 use crate::vm_traps::VmTraps;
 
 use interrupts::PmiRouting;
@@ -120,6 +120,30 @@ pub enum ExitOwner {
     Pmu,
     /// The VMM's, to be answered before the next entry.
     Vmm,
+}
+
+/// What an RDMSR or WRMSR comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MsrAnswer {
+    /// The register is not the PMU's.
+    NotOurs,
+    /// It is done; the value is what an RDMSR reads.
+    Done(u64),
+    /// #GP(0).
+    Gp,
+}
+
+impl MsrAnswer {
+    /// Leaves it for the next `KVM_RUN`.
+    fn give(self, fd: &mut VcpuFd) -> ExitOwner {
+        let value = match self {
+            Self::NotOurs => return ExitOwner::Vmm,
+            Self::Done(value) => Some(value),
+            Self::Gp => None,
+        };
+        answer_msr(fd.get_kvm_run(), value);
+        ExitOwner::Pmu
+    }
 }
 
 /// One vCPU's PMU on KVM.
@@ -290,7 +314,7 @@ impl KvmPmu {
             fd.set_kvm_immediate_exit(1);
         }
         self.registers.hand_over(fd);
-        PmuExit::expect_interruption(fd.get_kvm_run());
+        VmExit::expect_interruption(fd.get_kvm_run());
         let near = traps.enter(lent.thread, smm);
         self.registers.want(fd, sync || near);
         Ok(())
@@ -314,7 +338,7 @@ impl KvmPmu {
         self.traps.forward_samples(vcpu, lent)?;
         self.traps.forward_notices(vcpu, lent)?;
         self.registers.hand_over(fd);
-        PmuExit::expect_interruption(fd.get_kvm_run());
+        VmExit::expect_interruption(fd.get_kvm_run());
         self.traps.entered = None;
         Ok(())
     }
@@ -333,14 +357,20 @@ impl KvmPmu {
         lent: &mut Lent<'_>,
         ran: &Result<T, errno::Error>,
     ) -> Result<ExitOwner, KvmPmuError> {
-        self.take_exit(fd, lent, ran.as_ref().err().copied())
+        let exit = VmExit::after(fd.get_kvm_run(), ran.as_ref().err().copied());
+        self.take_exit(fd, lent, exit)
     }
 
-    fn take_exit(
+    /// [`KvmPmu::after_exit`] of an exit that the VMM has decoded itself, by
+    /// [`VmExit::after`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn take_exit(
         &mut self,
         fd: &mut VcpuFd,
         lent: &mut Lent<'_>,
-        failed: Option<errno::Error>,
+        exit: Result<VmExit, errno::Error>,
     ) -> Result<ExitOwner, KvmPmuError> {
         let tsc = time::now();
         let handlers_changed = self.traps.gp.leave();
@@ -350,69 +380,19 @@ impl KvmPmu {
             fd.set_kvm_immediate_exit(0);
             lent.thread.kicked(self.traps.entered, tsc);
         }
-        let exit = match PmuExit::after(fd.get_kvm_run(), failed) {
+        let exit = match exit {
             Ok(exit) => exit,
             Err(error) => return Err(self.give_up(fd, lent, tsc, error)),
         };
-        let debug_exit = matches!(exit, PmuExit::Debug(_));
-        self.registers.after_run(fd, debug_exit);
+        self.registers
+            .after_run(fd, matches!(exit, VmExit::Debug(_)));
         let vcpu = self.registers.access(fd, self.id);
         let lent = &mut lent.seen_from(vcpu);
         self.traps.settle(vcpu, lent, tsc)?;
         let locked_out = self.traps.locked_out_until().is_some();
-        // A debug exit says itself where the step ended; an entry that was prevented
-        // stepped nothing.
-        let stopped = match exit {
-            PmuExit::Debug(_) => false,
-            PmuExit::Interrupted => self.traps.entered.is_some(),
-            _ => true,
-        };
-        if stopped && self.traps.stepping.is_active() {
-            self.traps.step_stop(vcpu, lent, StepStop::Exit)?;
-        }
+        self.traps.end_step(vcpu, lent, exit)?;
         self.traps.sample_ibs(vcpu, lent)?;
-        let owner = match exit {
-            PmuExit::Rdmsr { index } => match self.traps.rdmsr(vcpu, lent, index)? {
-                Some(answer) => {
-                    answer_msr(fd.get_kvm_run(), answer);
-                    ExitOwner::Pmu
-                }
-                None => ExitOwner::Vmm,
-            },
-            PmuExit::Wrmsr { index, value } => match self.traps.wrmsr(vcpu, lent, index, value)? {
-                Some(done) => {
-                    answer_msr(fd.get_kvm_run(), done.then_some(0));
-                    ExitOwner::Pmu
-                }
-                None => ExitOwner::Vmm,
-            },
-            PmuExit::Debug(debug) => {
-                self.traps.debug_exit(vcpu, lent, &debug)?;
-                ExitOwner::Pmu
-            }
-            PmuExit::Out { port } => match self.traps.gp.at_out(vcpu, lent.memory, port)? {
-                Some(stop) => {
-                    self.registers.at_handler();
-                    let vcpu = self.registers.access(fd, self.id);
-                    self.traps.handler_out(vcpu, lent, stop)?
-                }
-                None => ExitOwner::Vmm,
-            },
-            PmuExit::Store { address, data, len } => {
-                self.traps
-                    .handler_stored(lent, self.id, (address, &data[..len]))
-            }
-            PmuExit::MemoryFault { address } => {
-                self.traps
-                    .handler_fault(lent, self.id, address, handlers_changed)
-            }
-            PmuExit::InternalError => {
-                self.traps
-                    .handler_fault(lent, self.id, None, handlers_changed)
-            }
-            PmuExit::Interrupted => ExitOwner::Pmu,
-            PmuExit::Other => ExitOwner::Vmm,
-        };
+        let owner = self.answer(fd, lent, exit, handlers_changed)?;
         self.traps.entered = None;
         // A step retires, and a write of the guest's takes a slot away, only
         // while the exit is handled.
@@ -428,6 +408,53 @@ impl KvmPmu {
             self.registers.forget();
         }
         Ok(owner)
+    }
+
+    /// One line for each kind of exit that can be the PMU's.
+    fn answer(
+        &mut self,
+        fd: &mut VcpuFd,
+        lent: &mut Lent<'_>,
+        exit: VmExit,
+        handlers_changed: bool,
+    ) -> Result<ExitOwner, KvmPmuError> {
+        let (traps, id) = (&mut self.traps, self.id);
+        let vcpu = self.registers.access(fd, id);
+        Ok(match exit {
+            VmExit::Rdmsr { index } => traps.rdmsr(vcpu, lent, index)?.give(fd),
+            VmExit::Wrmsr { index, value } => traps.wrmsr(vcpu, lent, index, value)?.give(fd),
+            VmExit::Debug(debug) => traps.debug_exit(vcpu, lent, &debug)?,
+            VmExit::IoOut {
+                port,
+                width: 1,
+                len: 1,
+            } => self.out(fd, lent, port)?,
+            VmExit::MmioWrite { address, data, len } => {
+                traps.handler_stored(lent, id, (address, &data[..len]))
+            }
+            VmExit::MemoryFault { address } => {
+                traps.handler_fault(lent, id, address, handlers_changed)
+            }
+            VmExit::InternalError(_) => traps.handler_fault(lent, id, None, handlers_changed),
+            VmExit::Interrupted => ExitOwner::Pmu,
+            _ => ExitOwner::Vmm,
+        })
+    }
+
+    /// OUT of one byte: perhaps the one that stands in the #GP handler.
+    fn out(
+        &mut self,
+        fd: &VcpuFd,
+        lent: &mut Lent<'_>,
+        port: u16,
+    ) -> Result<ExitOwner, KvmPmuError> {
+        let vcpu = self.registers.access(fd, self.id);
+        let Some(stop) = self.traps.gp.at_out(vcpu, lent.memory, port)? else {
+            return Ok(ExitOwner::Vmm);
+        };
+        self.registers.at_handler();
+        let vcpu = self.registers.access(fd, self.id);
+        self.traps.handler_out(vcpu, lent, stop)
     }
 
     /// `KVM_RUN` failed with `error` at `tsc`. What was counted until then is, as far as KVM

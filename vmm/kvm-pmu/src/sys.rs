@@ -12,8 +12,7 @@ mod time;
 
 pub use kick::{KickFlag, KickGuard, KickTarget, install_kick_handler, kick_signal};
 pub(crate) use memory::{protect_page, unnamed_file};
-pub(crate) use run::PmuExit;
-pub use run::{DebugExit, answer_msr};
+pub use run::answer_msr;
 pub use stats::{HaltStats, Halted, StatsError};
 pub(crate) use time::rdtsc;
 pub use time::{KickTimer, thread_cpu_time};

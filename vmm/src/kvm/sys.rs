@@ -3,14 +3,10 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 
-use kvm_bindings::{
-    KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, KVM_EXIT_MMIO, KVM_INTERNAL_ERROR_EMULATION,
-    KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, kvm_run, kvm_userspace_memory_region,
-};
+use kvm_bindings::{KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_run, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vmm_sys_util::errno;
 
-use super::exit::InternalError;
 use crate::sys::SignalMask;
 
 /// `KVM_SET_SIGNAL_MASK`: `_IOW(KVMIO, 0x8b, struct kvm_signal_mask)`, whose size
@@ -24,36 +20,28 @@ struct KvmSignalMask {
     set: u64,
 }
 
-/// Bytes of one element of a port access (1, 2 or 4); 1 for another exit.
-pub(super) fn io_width(run: &kvm_run) -> u8 {
+/// The bytes of a pending port access; none of another exit. `run` must be the vCPU's whole
+/// mapping of `mapping` bytes, as `VcpuFd::get_kvm_run` gives it.
+pub(super) fn io_data(run: &mut kvm_run, mapping: usize) -> &mut [u8] {
     if run.exit_reason != KVM_EXIT_IO {
-        return 1;
+        return &mut [];
     }
     // SAFETY: the exit reason, which the kernel wrote with the union, selects `io`.
-    unsafe { run.__bindgen_anon_1.io.size }
-}
-
-/// Hands `bytes` to a pending IN; surplus bytes are ignored. `run` must be the
-/// vCPU's whole mapping, as `VcpuFd::get_kvm_run` gives it.
-pub(super) fn answer_io(run: &mut kvm_run, mapping: usize, bytes: &[u8]) {
-    if run.exit_reason != KVM_EXIT_IO {
-        return;
-    }
-    // SAFETY: the exit reason selects `io`.
     let io = unsafe { run.__bindgen_anon_1.io };
-    let len = usize::from(io.size) * io.count as usize;
-    let len = len.min(bytes.len());
+    let len = usize::from(io.size) * usize::try_from(io.count).unwrap_or(0);
     let Ok(offset) = usize::try_from(io.data_offset) else {
-        return;
+        return &mut [];
     };
-    if offset.checked_add(len).is_none_or(|end| end > mapping) {
-        return;
+    let behind = offset >= size_of::<kvm_run>();
+    if !behind || offset.checked_add(len).is_none_or(|end| end > mapping) {
+        return &mut [];
     }
-    // SAFETY: `run` is the start of the vCPU's mapping of `mapping` bytes, and
-    // offset + len was just checked against it; `bytes` is another allocation.
+    // SAFETY: `run` is the start of the vCPU's mapping of `mapping` bytes, in which
+    // offset + len was just found to end, and behind the structure itself; the kernel
+    // touches it in `KVM_RUN` alone, which wants the descriptor that `run` is borrowed of.
     unsafe {
         let data = std::ptr::from_mut(run).cast::<u8>().add(offset);
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, len);
+        std::slice::from_raw_parts_mut(data, len)
     }
 }
 
@@ -61,38 +49,6 @@ pub(super) fn answer_io(run: &mut kvm_run, mapping: usize, bytes: &[u8]) {
 pub(super) fn answer_mmio(run: &mut kvm_run, bytes: [u8; 8]) {
     if run.exit_reason == KVM_EXIT_MMIO {
         run.__bindgen_anon_1.mmio.data = bytes;
-    }
-}
-
-/// What KVM reports of an internal error.
-pub(super) fn internal_error(run: &kvm_run) -> InternalError {
-    if run.exit_reason != KVM_EXIT_INTERNAL_ERROR {
-        return InternalError {
-            suberror: 0,
-            bytes: Vec::new(),
-        };
-    }
-    // SAFETY: the exit reason selects `internal`, of which `emulation_failure`
-    // is the view for one suberror; both begin with suberror and ndata.
-    let (internal, failure) = unsafe {
-        (
-            run.__bindgen_anon_1.internal,
-            run.__bindgen_anon_1.emulation_failure,
-        )
-    };
-    let mut bytes = Vec::new();
-    if internal.suberror == KVM_INTERNAL_ERROR_EMULATION && internal.ndata >= 3 {
-        // SAFETY: the union inside has one member, plain integers.
-        let insn = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
-        let valid = failure.flags & u64::from(KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES);
-        if valid != 0 {
-            let len = usize::from(insn.insn_size).min(insn.insn_bytes.len());
-            bytes.extend_from_slice(&insn.insn_bytes[..len]);
-        }
-    }
-    InternalError {
-        suberror: internal.suberror,
-        bytes,
     }
 }
 

@@ -7,11 +7,11 @@ use kvm_bindings::{
     KVM_RUN_X86_SMM, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state, kvm_mp_state,
     kvm_msr_entry, kvm_regs, kvm_sregs,
 };
-use kvm_ioctls::{VcpuExit, VcpuFd};
-use kvm_pmu::{HaltStats, KickFlag, StatsError, VcpuError, VcpuId, answer_msr};
+use kvm_ioctls::VcpuFd;
+use kvm_pmu::{HaltStats, KickFlag, StatsError, VcpuError, VcpuId, VmExit, answer_msr};
 use vmm_sys_util::errno;
 
-use super::exit::{Answer, VmExit};
+use super::exit::Answer;
 use super::sys;
 use crate::sys::SignalMask;
 
@@ -114,81 +114,33 @@ impl KvmVcpu {
     /// What `KVM_RUN` failed with, except EINTR and EAGAIN, which are
     /// [`VmExit::Interrupted`], and EFAULT, which is [`VmExit::MemoryFault`].
     pub fn run(&mut self) -> Result<VmExit, VcpuError> {
-        let ran = self.enter();
-        self.exit_of(ran)
+        let exit = self.enter();
+        exit.map_err(|error| self.error("KVM_RUN", error))
     }
 
-    /// What a `KVM_RUN` that [`ran`](KvmVcpu::enter) or failed comes to.
+    /// [`KvmVcpu::run`], for the PMU, which takes the error as it is.
     ///
     /// # Errors
-    /// As [`KvmVcpu::run`].
-    pub fn exit_of(&self, ran: Result<VmExit, errno::Error>) -> Result<VmExit, VcpuError> {
-        ran.or_else(|error| match error.errno() {
-            libc::EINTR | libc::EAGAIN => Ok(VmExit::Interrupted),
-            libc::EFAULT => Ok(VmExit::MemoryFault { address: None }),
-            _ => Err(self.error("KVM_RUN", error)),
-        })
-    }
-
-    /// Enters the guest until it exits.
-    ///
-    /// # Errors
-    /// What `KVM_RUN` failed with.
+    /// As there.
     pub fn enter(&mut self) -> Result<VmExit, errno::Error> {
-        Ok(match self.fd.run()? {
-            VcpuExit::X86Rdmsr(msr) => VmExit::Rdmsr { index: msr.index },
-            VcpuExit::X86Wrmsr(msr) => VmExit::Wrmsr {
-                index: msr.index,
-                value: msr.data,
-            },
-            VcpuExit::IoOut(port, data) => {
-                let data = data.to_vec();
-                let width = sys::io_width(self.fd.get_kvm_run());
-                VmExit::IoOut { port, width, data }
-            }
-            VcpuExit::IoIn(port, data) => {
-                let len = data.len();
-                let width = sys::io_width(self.fd.get_kvm_run());
-                VmExit::IoIn { port, width, len }
-            }
-            VcpuExit::MmioRead(address, data) => VmExit::MmioRead {
-                address,
-                len: data.len(),
-            },
-            VcpuExit::MmioWrite(address, bytes) => {
-                let mut data = [0; 8];
-                data[..bytes.len()].copy_from_slice(bytes);
-                VmExit::MmioWrite {
-                    address,
-                    data,
-                    len: bytes.len(),
-                }
-            }
-            VcpuExit::MemoryFault { gpa, .. } => VmExit::MemoryFault { address: Some(gpa) },
-            VcpuExit::Debug(arch) => VmExit::Debug(arch.into()),
-            VcpuExit::Intr => VmExit::Interrupted,
-            VcpuExit::Hlt => VmExit::Halted,
-            VcpuExit::Shutdown => VmExit::Shutdown,
-            VcpuExit::FailEntry(reason, _) => VmExit::FailEntry { reason },
-            VcpuExit::SystemEvent(kind, _) => VmExit::SystemEvent { kind },
-            VcpuExit::InternalError => {
-                VmExit::InternalError(sys::internal_error(self.fd.get_kvm_run()))
-            }
-            other => VmExit::Unexpected {
-                what: format!("{other:?}"),
-            },
-        })
+        let failed = self.fd.run().err();
+        VmExit::after(self.fd.get_kvm_run(), failed)
+    }
+
+    /// The bytes of the IN or OUT that `run` returned last; what is left there for an IN
+    /// the next `run` hands over.
+    pub fn io_data(&mut self) -> &mut [u8] {
+        sys::io_data(self.fd.get_kvm_run(), self.mapping)
     }
 
     /// Leaves the guest's answer for the exit that `run` returned last; the
     /// next `run` hands it over.
-    pub fn answer(&mut self, answer: &Answer) {
+    pub fn answer(&mut self, answer: Answer) {
         let run = self.fd.get_kvm_run();
         match answer {
             Answer::Done => answer_msr(run, Some(0)),
-            Answer::Io(bytes) => sys::answer_io(run, self.mapping, bytes),
-            Answer::Mmio(bytes) => sys::answer_mmio(run, *bytes),
-            Answer::Msr(value) => answer_msr(run, Some(*value)),
+            Answer::Mmio(bytes) => sys::answer_mmio(run, bytes),
+            Answer::Msr(value) => answer_msr(run, Some(value)),
             Answer::MsrFault => answer_msr(run, None),
         }
     }

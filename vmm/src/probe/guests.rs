@@ -108,10 +108,13 @@ pub(super) fn rdpmc(host: &Host) -> Result<RdpmcBehaviour, MicroError> {
     let exit = probe.run()?;
     Ok(match exit {
         VmExit::IoOut { port: FAULTED, .. } => RdpmcBehaviour::Faults,
-        VmExit::IoOut {
-            port: DONE, data, ..
-        } if data.iter().all(|&byte| byte == 0) => RdpmcBehaviour::SilentZero,
-        VmExit::IoOut { port: DONE, .. } => RdpmcBehaviour::Answered,
+        VmExit::IoOut { port: DONE, .. } => {
+            if probe.io_data().iter().all(|&byte| byte == 0) {
+                RdpmcBehaviour::SilentZero
+            } else {
+                RdpmcBehaviour::Answered
+            }
+        }
         _ => RdpmcBehaviour::Unknown,
     })
 }

@@ -58,6 +58,11 @@ impl Probe {
         self.vcpu.in_smm()
     }
 
+    /// The bytes of the IN or OUT that was the last exit.
+    pub(super) fn io_data(&mut self) -> &[u8] {
+        self.vcpu.io_data()
+    }
+
     /// Asks for guest debugging; false if KVM refuses.
     pub(super) fn debug(&self, control: u32, dr0: u64, dr7: u64) -> bool {
         let mut request = kvm_guest_debug {

@@ -6,23 +6,27 @@ use crate::devices::DeviceOutcome;
 use crate::kvm::{Answer, InternalError, KvmVcpu, VmExit};
 
 impl RunState {
-    /// One line per kind of exit.
+    /// What each kind of exit leads to; an end, or the guest runs on.
     pub(super) fn handle(
         &self,
         kvm: &mut KvmVcpu,
         exit: VmExit,
     ) -> Result<Option<VcpuEnd>, VcpuFailure> {
-        match exit {
+        let stuck = match exit {
             // All that the filter lets through is the PMU's.
-            VmExit::Rdmsr { .. } | VmExit::Wrmsr { .. } => kvm.answer(&Answer::MsrFault),
-            VmExit::Debug(_) | VmExit::Interrupted => {}
-            VmExit::IoIn { port, width, len } => {
-                let mut data = vec![0xff; len];
-                self.platform.port_read(port, width, &mut data);
-                kvm.answer(&Answer::Io(data));
+            VmExit::Rdmsr { .. } | VmExit::Wrmsr { .. } => {
+                kvm.answer(Answer::MsrFault);
+                return Ok(None);
             }
-            VmExit::IoOut { port, width, data } => {
-                return Ok(match self.platform.port_write(port, width, &data) {
+            VmExit::Debug(_) | VmExit::Interrupted => return Ok(None),
+            VmExit::IoIn { port, width, .. } => {
+                let data = kvm.io_data();
+                data.fill(0xff);
+                self.platform.port_read(port, width, data);
+                return Ok(None);
+            }
+            VmExit::IoOut { port, width, .. } => {
+                return Ok(match self.platform.port_write(port, width, kvm.io_data()) {
                     DeviceOutcome::Continue => None,
                     DeviceOutcome::Exit(end) => Some(VcpuEnd::Guest(end)),
                 });
@@ -30,55 +34,46 @@ impl RunState {
             VmExit::MmioRead { address, len } => {
                 let mut data = [0xff; 8];
                 self.platform.mmio_read(address, &mut data[..len]);
-                kvm.answer(&Answer::Mmio(data));
+                kvm.answer(Answer::Mmio(data));
+                return Ok(None);
             }
             VmExit::MmioWrite { address, data, len } => {
                 self.platform.mmio_write(address, &data[..len]);
+                return Ok(None);
             }
+            VmExit::Shutdown => return Ok(Some(triple_fault(kvm)?)),
             VmExit::SystemEvent { kind } => {
-                return Ok(Some(VcpuEnd::Stuck(format!(
-                    "KVM reports system event {kind}, which no x86 guest of ours can cause"
-                ))));
-            }
-            VmExit::Shutdown => {
-                // kvm_amd has reset the vCPU by now.
-                const RESET_RIP: u64 = 0xfff0;
-                let rip = kvm.get_regs()?.rip;
-                return Ok(Some(VcpuEnd::TripleFault {
-                    rip: (rip != RESET_RIP).then_some(rip),
-                }));
+                format!("KVM reports system event {kind}, which no x86 guest of ours can cause")
             }
             VmExit::Halted => {
-                return Ok(Some(VcpuEnd::Stuck(
-                    "HLT exited to the VMM: this machine has no in-kernel irqchip".to_owned(),
-                )));
+                "HLT exited to the VMM: this machine has no in-kernel irqchip".to_owned()
             }
-            VmExit::InternalError(error) => {
-                return Ok(Some(VcpuEnd::Stuck(describe_internal_error(kvm, &error))));
-            }
+            VmExit::InternalError(error) => describe_internal_error(kvm, &error),
             VmExit::FailEntry { reason } => {
-                return Ok(Some(VcpuEnd::Stuck(format!(
-                    "the processor refused the guest's state (hardware reason {reason:#x})"
-                ))));
+                format!("the processor refused the guest's state (hardware reason {reason:#x})")
             }
             VmExit::MemoryFault { address } => {
                 let at = address.map(|at| format!(" at {at:#x}")).unwrap_or_default();
-                return Ok(Some(VcpuEnd::Stuck(format!(
-                    "the host cannot give the guest its memory{at}"
-                ))));
+                format!("the host cannot give the guest its memory{at}")
             }
-            VmExit::Unexpected { what } => {
-                return Ok(Some(VcpuEnd::Stuck(format!("unexpected exit: {what}"))));
-            }
-        }
-        Ok(None)
+            VmExit::Unexpected { reason } => format!("unexpected exit: KVM's reason {reason}"),
+        };
+        Ok(Some(VcpuEnd::Stuck(stuck)))
     }
+}
+
+fn triple_fault(kvm: &KvmVcpu) -> Result<VcpuEnd, VcpuFailure> {
+    // kvm_amd has reset the vCPU by now.
+    const RESET_RIP: u64 = 0xfff0;
+    let rip = kvm.get_regs()?.rip;
+    Ok(VcpuEnd::TripleFault {
+        rip: (rip != RESET_RIP).then_some(rip),
+    })
 }
 
 fn describe_internal_error(kvm: &KvmVcpu, error: &InternalError) -> String {
     let rip = kvm.get_regs().map_or(0, |regs| regs.rip);
-    let bytes: Vec<String> = error
-        .bytes
+    let bytes: Vec<String> = error.bytes[..error.len]
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();

@@ -292,23 +292,22 @@ impl RunState {
             self.answer_questions(thread);
             let (pmu, mut lent) = self.lend(thread);
             pmu.before_entry(kvm.fd_mut(), &mut lent)?;
-            let ran = kvm.enter();
-            let failed = ran.as_ref().map(|_| ()).map_err(|error| *error);
-            let exit = kvm.exit_of(ran);
-            if let Ok(exit) = &exit {
-                complete = *exit == VmExit::Interrupted;
+            let exit = kvm.enter();
+            if let Ok(exit) = exit {
+                complete = exit == VmExit::Interrupted;
                 self.reports.tally.count_exit(exit_kind(exit));
             }
             if self.awaits_startup {
                 self.note_startup(kvm)?;
             }
             let (pmu, mut lent) = self.lend(thread);
-            let owner = pmu.after_exit(kvm.fd_mut(), &mut lent, &failed)?;
+            let owner = pmu.take_exit(kvm.fd_mut(), &mut lent, exit)?;
             if self.in_firmware {
                 self.look_at_firmware(kvm.id());
             }
             if owner == ExitOwner::Vmm
-                && let Some(end) = self.handle(kvm, exit?)?
+                && let Ok(exit) = exit
+                && let Some(end) = self.handle(kvm, exit)?
             {
                 finish_access(kvm)?;
                 return Ok(RunOutcome::Ended(end));

@@ -86,10 +86,10 @@ impl Vcpu {
         let (pmu, mut lent) = core.lend(thread);
         pmu.before_probe(self.kvm.fd_mut(), &mut lent)?;
         // A look is no exit of the guest, so tools do not see it.
-        let ran = self.kvm.enter();
+        let exit = self.kvm.enter();
         let (pmu, mut lent) = core.lend(thread);
-        if pmu.after_exit(self.kvm.fd_mut(), &mut lent, &ran)? == ExitOwner::Vmm
-            && let exit = self.kvm.exit_of(ran)?
+        if pmu.take_exit(self.kvm.fd_mut(), &mut lent, exit)? == ExitOwner::Vmm
+            && let Ok(exit) = exit
             && let Some(end) = core.handle(&mut self.kvm, exit)?
         {
             return Ok(RunOutcome::Ended(end));

@@ -85,7 +85,7 @@ impl BareLoop {
                         }
                     }
                     VmExit::Wrmsr { index, .. } => {
-                        kvm.answer(&Answer::Done);
+                        kvm.answer(Answer::Done);
                         if index == *counter {
                             due = Some(rdtsc() + *ticks);
                             timer.arm(*period);

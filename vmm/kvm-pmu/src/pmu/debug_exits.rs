@@ -2,12 +2,12 @@
 
 use pmu_virt::{ReadOutcome, VcpuPmu};
 
-use super::{Lent, SYNCED_EXITS, Traps};
+use super::{ExitOwner, Lent, SYNCED_EXITS, Traps};
 use crate::debug::DebugEvent;
 use crate::error::KvmPmuError;
+use crate::exit::{DebugExit, VmExit};
 use crate::observe::TrapEvent;
 use crate::registers::VcpuAccess;
-use crate::sys::DebugExit;
 use crate::trap::StepStop;
 
 /// Looks, a millisecond apart, that find neither a counter enabled nor a debug register in
@@ -69,7 +69,7 @@ impl Traps {
         vcpu: VcpuAccess<'_>,
         lent: &mut Lent<'_>,
         exit: &DebugExit,
-    ) -> Result<(), KvmPmuError> {
+    ) -> Result<ExitOwner, KvmPmuError> {
         self.registers_wanted = SYNCED_EXITS;
         match self.debug.on_exit(vcpu, exit)? {
             DebugEvent::Breakpoint(address) => self.breakpoint(vcpu, lent, address)?,
@@ -84,7 +84,7 @@ impl Traps {
             DebugEvent::Stepped => self.step_stop(vcpu, lent, StepStop::Trap)?,
             DebugEvent::Passed => {}
         }
-        Ok(())
+        Ok(ExitOwner::Pmu)
     }
 
     /// One of our breakpoints: the #GP handler, or another that a step leads to.
@@ -140,6 +140,25 @@ impl Traps {
             let memory = lent.memory;
             self.stepping
                 .stopped(vcpu, memory, &mut self.debug, (pmu, core), stop)?;
+        }
+        Ok(())
+    }
+
+    /// Any exit but a debug exit, which says itself where the step ended, ends a step; an
+    /// entry that was prevented stepped nothing.
+    pub(super) fn end_step(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        lent: &mut Lent<'_>,
+        exit: VmExit,
+    ) -> Result<(), KvmPmuError> {
+        let stopped = match exit {
+            VmExit::Debug(_) => false,
+            VmExit::Interrupted => self.entered.is_some(),
+            _ => true,
+        };
+        if stopped && self.stepping.is_active() {
+            self.step_stop(vcpu, lent, StepStop::Exit)?;
         }
         Ok(())
     }

@@ -3,33 +3,31 @@
 use arbiter::{Caller, Layer};
 use pmu_virt::{MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, VcpuPmu, WriteOutcome};
 
-use super::{Lent, SYNCED_EXITS, Traps};
+use super::{Lent, MsrAnswer, SYNCED_EXITS, Traps};
 use crate::error::{KvmPmuError, VcpuError};
 use crate::observe::TrapEvent;
 use crate::registers::VcpuAccess;
 use crate::trap::Presented;
 
 impl Traps {
-    /// What a RDMSR reads, where that is `None` a #GP; `None` at all if the
-    /// register is not the PMU's.
     pub(super) fn rdmsr(
         &mut self,
         vcpu: VcpuAccess<'_>,
         lent: &mut Lent<'_>,
         index: u32,
-    ) -> Result<Option<Option<u64>>, KvmPmuError> {
+    ) -> Result<MsrAnswer, KvmPmuError> {
         let msr = MsrIndex(index);
         if self.is_absent_in_xapic(vcpu, msr)? {
-            return Ok(None);
+            return Ok(MsrAnswer::NotOurs);
         }
         let caller = self.msr_caller(vcpu, msr, false)?;
         let MsrRead { outcome, secret } = match (&mut self.pmu, lent.thread.counters_mut()) {
             (Some(pmu), Some(core)) => pmu.rdmsr(core, msr, caller),
             _ if is_among(&self.ranges, msr) => MsrRead::without_pmu(msr),
-            _ => return Ok(None),
+            _ => return Ok(MsrAnswer::NotOurs),
         };
         if outcome == ReadOutcome::NotHandled && !is_among(&self.ranges, msr) {
-            return Ok(None);
+            return Ok(MsrAnswer::NotOurs);
         }
         let outcome = merged(vcpu, msr, outcome)?;
         let value = match outcome {
@@ -46,7 +44,7 @@ impl Traps {
             TrapEvent::MsrRead { msr, outcome }
         };
         lent.observer.event(vcpu.id(), event);
-        Ok(Some(value))
+        Ok(value.map_or(MsrAnswer::Gp, MsrAnswer::Done))
     }
 
     /// Who performs an RDMSR or WRMSR, and with which cookie. Both are privileged:
@@ -71,27 +69,25 @@ impl Traps {
         Ok(Caller { layer, presented })
     }
 
-    /// Whether a WRMSR is done, and raises no #GP; `None` if the register is not the
-    /// PMU's.
     pub(super) fn wrmsr(
         &mut self,
         vcpu: VcpuAccess<'_>,
         lent: &mut Lent<'_>,
         index: u32,
         value: u64,
-    ) -> Result<Option<bool>, KvmPmuError> {
+    ) -> Result<MsrAnswer, KvmPmuError> {
         let msr = MsrIndex(index);
         if self.is_absent_in_xapic(vcpu, msr)? {
-            return Ok(None);
+            return Ok(MsrAnswer::NotOurs);
         }
         let caller = self.msr_caller(vcpu, msr, true)?;
         let written = match (&mut self.pmu, lent.thread.counters_mut()) {
             (Some(pmu), Some(core)) => pmu.wrmsr(core, msr, value, caller),
             _ if is_among(&self.ranges, msr) => MsrWrite::without_pmu(msr),
-            _ => return Ok(None),
+            _ => return Ok(MsrAnswer::NotOurs),
         };
         if written.outcome == WriteOutcome::NotHandled && !is_among(&self.ranges, msr) {
-            return Ok(None);
+            return Ok(MsrAnswer::NotOurs);
         }
         let outcome = match (written.rest, &mut self.pmu) {
             (Some(rest), Some(pmu)) => {
@@ -129,7 +125,11 @@ impl Traps {
             // Whoever programs counters will read them.
             self.watch_gp_handler(vcpu, lent, self.debug.fresh_for())?;
         }
-        Ok(Some(done))
+        Ok(if done {
+            MsrAnswer::Done(0)
+        } else {
+            MsrAnswer::Gp
+        })
     }
 }
 

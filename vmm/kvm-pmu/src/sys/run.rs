@@ -1,91 +1,23 @@
 //! The unions of `kvm_run`.
 
 use kvm_bindings::{
-    KVM_EXIT_DEBUG, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_IO_OUT,
-    KVM_EXIT_MEMORY_FAULT, KVM_EXIT_MMIO, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR,
-    kvm_debug_exit_arch, kvm_run,
+    KVM_EXIT_DEBUG, KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR,
+    KVM_EXIT_IO, KVM_EXIT_IO_OUT, KVM_EXIT_MEMORY_FAULT, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN,
+    KVM_EXIT_SYSTEM_EVENT, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, KVM_INTERNAL_ERROR_EMULATION,
+    KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, kvm_run,
 };
 use vmm_sys_util::errno;
 
-/// What a `KVM_RUN` ended with, as far as it can concern a PMU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PmuExit {
-    /// A filtered RDMSR.
-    Rdmsr {
-        /// ECX.
-        index: u32,
-    },
-    /// A filtered WRMSR.
-    Wrmsr {
-        /// ECX.
-        index: u32,
-        /// EDX:EAX.
-        value: u64,
-    },
-    /// #DB or a step, under `KVM_SET_GUEST_DEBUG`.
-    Debug(DebugExit),
-    /// OUT of one byte.
-    Out {
-        /// The port.
-        port: u16,
-    },
-    /// A store to memory that KVM cannot write to.
-    Store {
-        /// Guest-physical address.
-        address: u64,
-        /// What is stored, in the first `len` bytes.
-        data: [u8; 8],
-        /// Bytes, 1 to 8.
-        len: usize,
-    },
-    /// An access to memory that KVM cannot do; it takes place when the guest runs on.
-    MemoryFault {
-        /// Guest-physical address of its page, where KVM tells it.
-        address: Option<u64>,
-    },
-    /// KVM gave up on an instruction, which has not been executed.
-    InternalError,
-    /// A signal, or `immediate_exit`.
-    Interrupted,
-    /// Anything else.
-    Other,
-}
+use crate::exit::{InternalError, VmExit};
 
-/// The parts of `kvm_debug_exit_arch` that are used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DebugExit {
-    /// Exception vector: 1 (#DB) or 3 (#BP).
-    pub vector: u32,
-    /// Linear address of the instruction that comes next.
-    pub pc: u64,
-    /// DR6 as the hardware set it.
-    pub dr6: u64,
-    /// DR7 in force.
-    pub dr7: u64,
-}
-
-impl From<kvm_debug_exit_arch> for DebugExit {
-    fn from(arch: kvm_debug_exit_arch) -> Self {
-        Self {
-            vector: arch.exception,
-            pc: arch.pc,
-            dr6: arch.dr6,
-            dr7: arch.dr7,
-        }
-    }
-}
-
-impl PmuExit {
+impl VmExit {
     /// What the last `KVM_RUN` ended with, `failed` included: EINTR and EAGAIN are an
     /// interruption, EFAULT is an access that KVM could not do and may have said no
     /// more about.
     ///
     /// # Errors
     /// Any other one, after which KVM will not run the guest on.
-    pub(crate) fn after(
-        run: &mut kvm_run,
-        failed: Option<errno::Error>,
-    ) -> Result<Self, errno::Error> {
+    pub fn after(run: &mut kvm_run, failed: Option<errno::Error>) -> Result<Self, errno::Error> {
         match failed.map(|error| (error.errno(), error)) {
             None => Ok(Self::of(run)),
             Some((libc::EINTR | libc::EAGAIN, _)) => Ok(Self::Interrupted),
@@ -100,8 +32,8 @@ impl PmuExit {
         }
     }
 
-    /// Reads what the last `KVM_RUN` left.
-    #[must_use]
+    /// Reads what the last `KVM_RUN` left. The reason, which the kernel wrote with it, says
+    /// which member of the union is meant.
     fn of(run: &kvm_run) -> Self {
         match run.exit_reason {
             KVM_EXIT_X86_RDMSR => {
@@ -126,23 +58,22 @@ impl PmuExit {
             KVM_EXIT_IO => {
                 // SAFETY: the exit reason selects `io`.
                 let io = unsafe { run.__bindgen_anon_1.io };
-                let out = u32::from(io.direction) == KVM_EXIT_IO_OUT;
-                match (out, io.size, io.count) {
-                    (true, 1, 1) => Self::Out { port: io.port },
-                    _ => Self::Other,
+                let (port, width) = (io.port, io.size);
+                let len = usize::from(width) * usize::try_from(io.count).unwrap_or(0);
+                if u32::from(io.direction) == KVM_EXIT_IO_OUT {
+                    Self::IoOut { port, width, len }
+                } else {
+                    Self::IoIn { port, width, len }
                 }
             }
             KVM_EXIT_MMIO => {
                 // SAFETY: the exit reason selects `mmio`.
                 let mmio = unsafe { run.__bindgen_anon_1.mmio };
-                let len = usize::try_from(mmio.len).unwrap_or(0).min(mmio.data.len());
+                let (address, data) = (mmio.phys_addr, mmio.data);
+                let len = usize::try_from(mmio.len).unwrap_or(0).min(data.len());
                 match mmio.is_write {
-                    0 => Self::Other,
-                    _ => Self::Store {
-                        address: mmio.phys_addr,
-                        data: mmio.data,
-                        len,
-                    },
+                    0 => Self::MmioRead { address, len },
+                    _ => Self::MmioWrite { address, data, len },
                 }
             }
             KVM_EXIT_MEMORY_FAULT => {
@@ -152,9 +83,23 @@ impl PmuExit {
                     address: (fault.size != 0).then_some(fault.gpa),
                 }
             }
-            KVM_EXIT_INTERNAL_ERROR => Self::InternalError,
+            KVM_EXIT_INTERNAL_ERROR => Self::InternalError(internal_error(run)),
             KVM_EXIT_INTR => Self::Interrupted,
-            _ => Self::Other,
+            KVM_EXIT_HLT => Self::Halted,
+            KVM_EXIT_SHUTDOWN => Self::Shutdown,
+            KVM_EXIT_FAIL_ENTRY => {
+                // SAFETY: the exit reason selects `fail_entry`.
+                let fail_entry = unsafe { run.__bindgen_anon_1.fail_entry };
+                Self::FailEntry {
+                    reason: fail_entry.hardware_entry_failure_reason,
+                }
+            }
+            KVM_EXIT_SYSTEM_EVENT => {
+                // SAFETY: the exit reason selects `system_event`.
+                let event = unsafe { run.__bindgen_anon_1.system_event };
+                Self::SystemEvent { kind: event.type_ }
+            }
+            reason => Self::Unexpected { reason },
         }
     }
 
@@ -163,6 +108,33 @@ impl PmuExit {
     pub(crate) fn expect_interruption(run: &mut kvm_run) {
         run.exit_reason = KVM_EXIT_INTR;
     }
+}
+
+/// What KVM reports of an internal error, which is what `run` ended with.
+fn internal_error(run: &kvm_run) -> InternalError {
+    // SAFETY: the exit reason selects `internal`, of which `emulation_failure` is the view
+    // for one suberror; both begin with suberror and ndata.
+    let (internal, failure) = unsafe {
+        (
+            run.__bindgen_anon_1.internal,
+            run.__bindgen_anon_1.emulation_failure,
+        )
+    };
+    let mut error = InternalError {
+        suberror: internal.suberror,
+        bytes: [0; 15],
+        len: 0,
+    };
+    if internal.suberror == KVM_INTERNAL_ERROR_EMULATION && internal.ndata >= 3 {
+        // SAFETY: the union inside has one member, plain integers.
+        let insn = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
+        let valid = failure.flags & u64::from(KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES);
+        if valid != 0 {
+            error.bytes = insn.insn_bytes;
+            error.len = usize::from(insn.insn_size).min(error.bytes.len());
+        }
+    }
+    error
 }
 
 /// Answers a pending RDMSR or WRMSR: `Some` is its value (unused by a WRMSR),
@@ -198,15 +170,15 @@ mod tests {
     fn an_interruption_is_not_the_exit_before() {
         let (index, value) = (0x186, 0x53_003c);
         let mut run = run(KVM_EXIT_X86_WRMSR);
-        assert_eq!(PmuExit::of(&run), PmuExit::Wrmsr { index, value });
-        PmuExit::expect_interruption(&mut run);
-        assert_eq!(PmuExit::of(&run), PmuExit::Interrupted);
+        assert_eq!(VmExit::of(&run), VmExit::Wrmsr { index, value });
+        VmExit::expect_interruption(&mut run);
+        assert_eq!(VmExit::of(&run), VmExit::Interrupted);
     }
 
     /// Each errno, with a fault's address left by KVM or by nobody.
     #[test]
     fn only_a_signal_is_an_interruption() {
-        let check = |reason: u32, errno: i32, expected: Result<PmuExit, i32>| {
+        let check = |reason: u32, errno: i32, expected: Result<VmExit, i32>| {
             let mut run = kvm_run {
                 exit_reason: reason,
                 ..Default::default()
@@ -214,13 +186,13 @@ mod tests {
             run.__bindgen_anon_1.memory_fault.gpa = 0x5000;
             run.__bindgen_anon_1.memory_fault.size = 0x1000;
             let failed = Some(errno::Error::new(errno));
-            let exit = PmuExit::after(&mut run, failed).map_err(|error| error.errno());
+            let exit = VmExit::after(&mut run, failed).map_err(|error| error.errno());
             assert_eq!(exit, expected, "exit {reason}, errno {errno}");
         };
-        let fault = |address| Ok(PmuExit::MemoryFault { address });
+        let fault = |address| Ok(VmExit::MemoryFault { address });
         for reason in [KVM_EXIT_INTR, KVM_EXIT_X86_WRMSR, KVM_EXIT_IO] {
-            check(reason, libc::EINTR, Ok(PmuExit::Interrupted));
-            check(reason, libc::EAGAIN, Ok(PmuExit::Interrupted));
+            check(reason, libc::EINTR, Ok(VmExit::Interrupted));
+            check(reason, libc::EAGAIN, Ok(VmExit::Interrupted));
             check(reason, libc::EFAULT, fault(None));
             for errno in [
                 libc::EIO,
