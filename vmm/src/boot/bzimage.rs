@@ -57,14 +57,6 @@ pub(crate) fn is_bzimage(head: &[u8]) -> bool {
 
 /// Reads and checks the setup header.
 pub(crate) fn parse(image: &Image) -> Result<BzImage, BootError> {
-    let malformed = |what: &str| BootError::Malformed {
-        path: image.path().to_owned(),
-        what: what.into(),
-    };
-    let unsupported = |what: &str| BootError::Unsupported {
-        path: image.path().to_owned(),
-        what: what.into(),
-    };
     let fields = image.read(
         HEADER_START as u64,
         FIELDS_END - HEADER_START,
@@ -73,32 +65,76 @@ pub(crate) fn parse(image: &Image) -> Result<BzImage, BootError> {
     // Fields that are not read here stay 0.
     let mut header = setup_header::default();
     header.as_mut_slice()[..fields.len()].copy_from_slice(&fields);
-
-    if header.version < VERSION_2_12 {
-        return Err(unsupported(
-            "its boot protocol is older than 2.12; give Linux 3.8 or later",
-        ));
-    }
-    if header.loadflags & LOADED_HIGH == 0 {
-        return Err(unsupported(
-            "it is a zImage, which loads low; give a bzImage",
-        ));
-    }
-    if header.xloadflags & XLF_KERNEL_64 == 0 {
-        return Err(unsupported(
-            "it has no 64-bit entry point; give an x86-64 kernel",
-        ));
-    }
+    check_entry(&header, image)?;
     // The second byte of the jump over the header is the header's length.
     let [_, header_len] = header.jump.to_le_bytes();
     let header_end = MAGIC + usize::from(header_len);
     if !(FIELDS_END..=HEADER_MAX_END).contains(&header_end) {
-        return Err(malformed("its setup header has an impossible length"));
+        return Err(malformed(
+            image,
+            "its setup header has an impossible length",
+        ));
     }
     let kernel_alignment = u64::from(header.kernel_alignment);
     if !kernel_alignment.is_power_of_two() {
-        return Err(malformed("its kernel_alignment is not a power of two"));
+        return Err(malformed(
+            image,
+            "its kernel_alignment is not a power of two",
+        ));
     }
+    let (kernel_offset, kernel_len) = kernel_part(&header, image)?;
+    let init_size = u64::from(header.init_size);
+    if init_size < kernel_len {
+        return Err(malformed(
+            image,
+            "its init_size is smaller than the kernel itself",
+        ));
+    }
+    Ok(BzImage {
+        setup_header: image.read(
+            HEADER_START as u64,
+            header_end - HEADER_START,
+            "the setup header",
+        )?,
+        cmdline_limit: usize::try_from(header.cmdline_size).unwrap_or(usize::MAX),
+        initrd_addr_max: header.initrd_addr_max.into(),
+        kernel_offset,
+        kernel_len,
+        payload_offset: kernel_offset.saturating_add(header.payload_offset.into()),
+        payload_len: usize::try_from(header.payload_length).unwrap_or(usize::MAX),
+        relocatable: header.relocatable_kernel != 0,
+        pref_address: header.pref_address,
+        kernel_alignment,
+        init_size,
+    })
+}
+
+fn malformed(image: &Image, what: &str) -> BootError {
+    BootError::Malformed {
+        path: image.path().to_owned(),
+        what: what.into(),
+    }
+}
+
+/// Whether the kernel can be entered in 64-bit mode.
+fn check_entry(header: &setup_header, image: &Image) -> Result<(), BootError> {
+    let what = if header.version < VERSION_2_12 {
+        "its boot protocol is older than 2.12; give Linux 3.8 or later"
+    } else if header.loadflags & LOADED_HIGH == 0 {
+        "it is a zImage, which loads low; give a bzImage"
+    } else if header.xloadflags & XLF_KERNEL_64 == 0 {
+        "it has no 64-bit entry point; give an x86-64 kernel"
+    } else {
+        return Ok(());
+    };
+    Err(BootError::Unsupported {
+        path: image.path().to_owned(),
+        what: what.into(),
+    })
+}
+
+/// Where the kernel proper begins in the file, and its length.
+fn kernel_part(header: &setup_header, image: &Image) -> Result<(u64, u64), BootError> {
     // The protocol defines 0 as 4.
     let setup_sects = match header.setup_sects {
         0 => 4,
@@ -119,29 +155,9 @@ pub(crate) fn parse(image: &Image) -> Result<BzImage, BootError> {
     }
     let kernel_len = declared.min(present);
     if kernel_len <= ENTRY_64 {
-        return Err(malformed("it ends before its 64-bit entry point"));
+        return Err(malformed(image, "it ends before its 64-bit entry point"));
     }
-    let init_size = u64::from(header.init_size);
-    if init_size < kernel_len {
-        return Err(malformed("its init_size is smaller than the kernel itself"));
-    }
-    Ok(BzImage {
-        setup_header: image.read(
-            HEADER_START as u64,
-            header_end - HEADER_START,
-            "the setup header",
-        )?,
-        cmdline_limit: usize::try_from(header.cmdline_size).unwrap_or(usize::MAX),
-        initrd_addr_max: header.initrd_addr_max.into(),
-        kernel_offset,
-        kernel_len,
-        payload_offset: kernel_offset.saturating_add(header.payload_offset.into()),
-        payload_len: usize::try_from(header.payload_length).unwrap_or(usize::MAX),
-        relocatable: header.relocatable_kernel != 0,
-        pref_address: header.pref_address,
-        kernel_alignment,
-        init_size,
-    })
+    Ok((kernel_offset, kernel_len))
 }
 
 impl BzImage {

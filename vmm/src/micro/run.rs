@@ -181,12 +181,7 @@ impl MicroRun {
         let stop = Arc::new(VcpuControl::default());
         let recorders: Vec<Recorder> = vcpus.iter().map(|_| Recorder::default()).collect();
         let vcpus = vcpus.into_iter().zip(&recorders);
-        let pcr = self.pcr.as_ref().map(|pcr| MachineReservations {
-            plan: pcr.plan.clone(),
-            phase: Arc::new(Phase::new(pcr.firmware)),
-            smm: vm.smram().is_some(),
-            holdings: Holdings::default(),
-        });
+        let pcr = self.pcr.as_ref().map(|pcr| pcr.on(&vm));
         let shared = Shared {
             host,
             vm: &vm,
@@ -214,30 +209,11 @@ impl MicroRun {
         };
         let ran = Ran::new(vcpus, cores, &stop, self.timeout)?;
         drop(served.server);
-        let mut vcpus = Vec::new();
-        for (ended, recorder) in ran.ends.into_iter().zip(&recorders) {
-            let CoreEnd {
-                mut vcpu,
-                end,
-                mut own_core,
-            } = ended;
-            let holdings = vcpu.holdings(own_core.as_deref_mut());
-            let report = |pmu: &VcpuPmu| pmu.report(own_core.as_deref());
-            vcpus.push(VcpuOutcome {
-                end: end?,
-                regs: unless_dead(vcpu.kvm().get_regs())?,
-                debug_regs: unless_dead(vcpu.kvm().get_debug_regs())?,
-                counters: vcpu.pmu().map(report).unwrap_or_default(),
-                events: std::mem::take(&mut *lock(&recorder.events)),
-                pmis: vcpu.pmis(),
-                decisions: std::mem::take(&mut *lock(&recorder.decisions)),
-                asks: std::mem::take(&mut *lock(&recorder.asks)),
-                holdings,
-            });
-        }
+        let ended = ran.ends.into_iter().zip(&recorders);
+        let vcpus = ended.map(|(end, recorder)| VcpuOutcome::of(end, recorder));
         Ok(MicroOutcome {
             writes: Vec::new(),
-            vcpus,
+            vcpus: vcpus.collect::<Result<_, _>>()?,
             vm,
             timed_out: ran.timed_out,
             stopping: ran.stopping,
@@ -334,6 +310,41 @@ impl MicroRun {
             host: None,
             guest: None,
         })
+    }
+}
+
+impl VcpuOutcome {
+    fn of(ended: CoreEnd, recorder: &Recorder) -> Result<Self, MicroRunError> {
+        let CoreEnd {
+            mut vcpu,
+            end,
+            mut own_core,
+        } = ended;
+        let holdings = vcpu.holdings(own_core.as_deref_mut());
+        let report = |pmu: &VcpuPmu| pmu.report(own_core.as_deref());
+        Ok(Self {
+            end: end?,
+            regs: unless_dead(vcpu.kvm().get_regs())?,
+            debug_regs: unless_dead(vcpu.kvm().get_debug_regs())?,
+            counters: vcpu.pmu().map(report).unwrap_or_default(),
+            events: std::mem::take(&mut *lock(&recorder.events)),
+            pmis: vcpu.pmis(),
+            decisions: std::mem::take(&mut *lock(&recorder.decisions)),
+            asks: std::mem::take(&mut *lock(&recorder.asks)),
+            holdings,
+        })
+    }
+}
+
+impl MicroPcr {
+    /// The reservations of the vCPUs of `vm`.
+    fn on(&self, vm: &KvmVm) -> MachineReservations {
+        MachineReservations {
+            plan: self.plan.clone(),
+            phase: Arc::new(Phase::new(self.firmware)),
+            smm: vm.smram().is_some(),
+            holdings: Holdings::default(),
+        }
     }
 }
 

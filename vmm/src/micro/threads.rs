@@ -29,7 +29,7 @@ pub(super) struct Cores {
 }
 
 /// vCPUs that have run until the first of them ended.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ran {
     /// All of them, by their numbers.
     pub(super) ends: Vec<CoreEnd>,
@@ -58,12 +58,7 @@ impl Ran {
         let exchange = Arc::new(CoreExchange::new(hands.len()));
         let targets = Mutex::new(Vec::new());
         let (ended, ends) = channel();
-        let mut ran = Self {
-            ends: Vec::new(),
-            timed_out: false,
-            stopping: Duration::ZERO,
-            cores: Vec::new(),
-        };
+        let mut ran = Self::default();
         let results = std::thread::scope(|scope| {
             let start = |(index, hand)| {
                 let (exchange, control) = (exchange.clone(), control.clone());
@@ -106,18 +101,20 @@ impl Ran {
             ran.ends.extend(ends);
             ran.cores.extend(report);
         }
-        let stopped = |mut vcpu: Vcpu| {
-            vcpu.close_endpoint(None);
-            CoreEnd {
-                vcpu,
-                end: Ok(VcpuEnd::Stopped),
-                own_core: None,
-            }
-        };
         ran.ends
-            .extend(exchange.leftovers().into_iter().map(stopped));
+            .extend(exchange.leftovers().into_iter().map(never_run));
         ran.ends.sort_by_key(|end| end.vcpu.id());
         Ok(ran)
+    }
+}
+
+/// The end of a vCPU that no core had when all stopped.
+fn never_run(mut vcpu: Vcpu) -> CoreEnd {
+    vcpu.close_endpoint(None);
+    CoreEnd {
+        vcpu,
+        end: Ok(VcpuEnd::Stopped),
+        own_core: None,
     }
 }
 

@@ -336,6 +336,19 @@ impl Stepper {
         result.executed.append(&mut executed);
         result.progress.append(&mut before);
         result.progress.push(retired(last, next));
+        self.took_last(context, pending, (last, next), result);
+        true
+    }
+
+    /// What the last instruction of the step, which led to `next`, has left of halting and
+    /// of TF.
+    fn took_last(
+        &mut self,
+        context: &CpuContext<'_>,
+        pending: &Pending,
+        (last, next): (&InsnFacts, u64),
+        result: &mut StepResult,
+    ) {
         let is_last = pending
             .shadowed
             .last()
@@ -361,7 +374,6 @@ impl Stepper {
             _ if !is_last => self.guest_tf,
             _ => pending.loads_tf.unwrap_or(self.guest_tf),
         };
-        true
     }
 
     /// An event was delivered through `gate`.
