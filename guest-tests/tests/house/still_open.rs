@@ -42,12 +42,10 @@ pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
     ("vmm", "KvmVcpu", [0, 3, 0, 0, 0]),
     ("vmm", "RunState", [0, 5, 0, 9, 0]),
     ("vmm", "Vcpu", [0, 5, 0, 3, 0]),
-    ("vmm/agent", "Session", [0, 3, 0, 0, 0]),
     ("vmm/kvm-pmu", "DebugControl", [0, 4, 0, 0, 0]),
     ("vmm/kvm-pmu", "Lent", [0, 7, 0, 0, 0]),
     ("vmm/kvm-pmu", "ThreadContext", [0, 3, 0, 0, 0]),
     ("vmm/kvm-pmu", "Traps", [0, 6, 0, 0, 0]),
-    ("vmm/tools", "EventList", [0, 0, 0, 3, 0]),
     ("vmm/tools", "Limit", [0, 3, 0, 0, 0]),
 ];
 

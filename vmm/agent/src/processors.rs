@@ -1,6 +1,8 @@
 //! The records of all processors that are online, whenever they come and go.
 
 use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -8,6 +10,9 @@ use crate::proc;
 use crate::records;
 use crate::session::Session;
 use crate::sys::{self, NoEvent, Ring};
+
+/// A tick of `/proc` in ns: `USER_HZ` is 100 on x86-64.
+const TICK_NS: u64 = 10_000_000;
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
@@ -108,6 +113,16 @@ impl Processors {
         self.online = online.filter(|_| refused.is_none());
         show_up(&opened);
         refused
+    }
+
+    /// Has the session begin with what runs now. How long that took.
+    pub(crate) fn begin_again(&mut self, session: &mut Session) -> Duration {
+        let (began, since) = (Instant::now(), sys::now().ns);
+        let guest = proc::guest(Path::new("/proc"), TICK_NS, || self.drain(session));
+        let until = sys::now().ns;
+        self.drain(session);
+        session.begin_again(guest, since, until);
+        began.elapsed()
     }
 }
 

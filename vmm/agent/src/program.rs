@@ -16,7 +16,6 @@ use rustix::process::{geteuid, setpriority_process};
 use rustix::termios::{OptionalActions, QueueSelector, tcflush, tcgetattr, tcsetattr};
 use thiserror::Error;
 
-use crate::proc;
 use crate::processors::Processors;
 use crate::session::Session;
 use crate::sys::{self, NoEvent};
@@ -34,8 +33,6 @@ const RESTS: u32 = 10;
 const FIRST_PIDS: u64 = 0xefff_fffc;
 /// Before all usual programs.
 const PRIORITY: i32 = -20;
-/// A tick of `/proc` in ns: `USER_HZ` is 100 on x86-64.
-const TICK_NS: u64 = 10_000_000;
 /// The most answers that wait for the port, in bytes. The VMM asks one question at a time.
 const WAITING: usize = 1 << 20;
 
@@ -162,7 +159,7 @@ fn record(port: &mut Port) -> Result<(), AgentError> {
         }
         port.write()?;
         if now >= scan && session.is_incomplete() {
-            let took = begin(&mut processors, &mut session);
+            let took = processors.begin_again(&mut session);
             scan = Instant::now() + rest(took);
         }
         let until = next.min(check);
@@ -177,17 +174,6 @@ fn record(port: &mut Port) -> Result<(), AgentError> {
 /// How long nobody looks at `/proc` after a look that took so long.
 fn rest(took: Duration) -> Duration {
     REST.max(took.saturating_mul(RESTS))
-}
-
-/// Begins with what runs now. How long that took.
-fn begin(processors: &mut Processors, session: &mut Session) -> Duration {
-    let (began, since) = (Instant::now(), sys::now().ns);
-    let proc = Path::new("/proc");
-    let guest = proc::guest(proc, TICK_NS, || processors.drain(session));
-    let until = sys::now().ns;
-    processors.drain(session);
-    session.begin_again(guest, since, until);
-    began.elapsed()
 }
 
 fn refused((cpu, why): (u32, NoEvent)) -> AgentError {

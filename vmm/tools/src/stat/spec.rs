@@ -78,9 +78,10 @@ impl FromStr for EventList {
     type Err = EventListError;
 
     fn from_str(text: &str) -> Result<Self, EventListError> {
-        let typed = Typed {
+        let mut typed = Typed {
             text,
             all: text.trim_end(),
+            list: Self::default(),
         };
         if let Some((offset, quote)) = stray_quote(typed.all) {
             return Err(EventListError::Quote {
@@ -89,20 +90,20 @@ impl FromStr for EventList {
                 at: typed.at(&typed.all[offset..]),
             });
         }
-        let mut list = Self::default();
         let mut rest = typed.all;
         loop {
             let start = rest.trim_start();
             let behind = if start.starts_with('{') {
-                typed.group(start, &mut list)?
+                typed.group(start)?
             } else {
                 let (name, behind) = start.split_at(end_of_name(start));
-                list.push(vec![typed.event(start, name)?]);
+                let name = typed.event(start, name)?;
+                typed.push(vec![name]);
                 behind
             };
             match behind.strip_prefix(',') {
                 Some(next) => rest = next,
-                None if behind.is_empty() => return Ok(list),
+                None if behind.is_empty() => return Ok(typed.list),
                 None => return Err(typed.braces(behind, behind)),
             }
         }
@@ -114,6 +115,8 @@ struct Typed<'a> {
     text: &'a str,
     /// Without blanks behind it: what is left to be read is an end of this.
     all: &'a str,
+    /// What was read of it.
+    list: EventList,
 }
 
 impl<'a> Typed<'a> {
@@ -147,8 +150,8 @@ impl<'a> Typed<'a> {
         }
     }
 
-    /// Adds the group with which `start` begins to `list`; what is behind it is left.
-    fn group(&self, start: &'a str, list: &mut EventList) -> Result<&'a str, EventListError> {
+    /// Adds the group with which `start` begins; what is behind it is left.
+    fn group(&mut self, start: &'a str) -> Result<&'a str, EventListError> {
         let inner = &start[1..];
         let end = inner.find('}').ok_or_else(|| EventListError::Unclosed {
             text: self.text.to_owned(),
@@ -170,15 +173,51 @@ impl<'a> Typed<'a> {
         let mut behind = inner[end + 1..].trim_start();
         if let Some(modified) = behind.strip_prefix(':') {
             let (letters, next) = modified.split_at(end_of_name(modified));
-            list.modify(letters.trim(), &mut names)
+            self.modify(letters.trim(), &mut names)
                 .ok_or_else(|| EventListError::Letters {
                     text: self.text.to_owned(),
                     letters: letters.to_owned(),
                 })?;
             behind = next;
         }
-        list.push(names);
+        self.push(names);
         Ok(behind)
+    }
+
+    fn push(&mut self, names: Vec<String>) {
+        let said: Vec<_> = names.iter().map(|name| extras(name)).collect();
+        self.list.reads_at_samples |= said.iter().any(|it| it.reads);
+        if said.iter().any(|it| it.weak) {
+            self.be_weak();
+        }
+        self.list.groups.push(names);
+    }
+
+    /// The next group is weak.
+    fn be_weak(&mut self) {
+        let next = self.list.groups.len();
+        if self.list.weak.last() != Some(&next) {
+            self.list.weak.push(next);
+        }
+    }
+
+    /// The modifiers behind a group's brace are those of each event in it, but for those that
+    /// are of the group.
+    fn modify(&mut self, letters: &str, names: &mut [String]) -> Option<()> {
+        let plain = letters.replace(['S', 'W'], "");
+        if letters.is_empty() || !letters.chars().all(|it| it.is_ascii_alphabetic()) {
+            return None;
+        }
+        self.list.reads_at_samples |= letters.contains('S');
+        if letters.contains('W') {
+            self.be_weak();
+        }
+        if !plain.is_empty() {
+            for name in names {
+                *name = with_letters(name, &plain);
+            }
+        }
+        Some(())
     }
 }
 
@@ -208,42 +247,6 @@ impl EventList {
             }
         }
         found
-    }
-
-    fn push(&mut self, names: Vec<String>) {
-        let said: Vec<_> = names.iter().map(|name| extras(name)).collect();
-        self.reads_at_samples |= said.iter().any(|it| it.reads);
-        if said.iter().any(|it| it.weak) {
-            self.be_weak();
-        }
-        self.groups.push(names);
-    }
-
-    /// The next group is weak.
-    fn be_weak(&mut self) {
-        let next = self.groups.len();
-        if self.weak.last() != Some(&next) {
-            self.weak.push(next);
-        }
-    }
-
-    /// The modifiers behind a group's brace are those of each event in it, but for those that
-    /// are of the group.
-    fn modify(&mut self, letters: &str, names: &mut [String]) -> Option<()> {
-        let plain = letters.replace(['S', 'W'], "");
-        if letters.is_empty() || !letters.chars().all(|it| it.is_ascii_alphabetic()) {
-            return None;
-        }
-        self.reads_at_samples |= letters.contains('S');
-        if letters.contains('W') {
-            self.be_weak();
-        }
-        if !plain.is_empty() {
-            for name in names {
-                *name = with_letters(name, &plain);
-            }
-        }
-        Some(())
     }
 }
 
