@@ -2,8 +2,8 @@
 
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
-    BootTime, Cause, Change, CpuSet, Demand, Departure, HostArbiter, Lease, LeaseId, Owner, PmuId,
-    Refusal, Scope, Terms, ThreadId, Waits,
+    Change, CpuSet, Demand, HostArbiter, Lease, LeaseId, PmuId, Refusal, Scope, Terms, ThreadId,
+    Waits,
 };
 use umpire_lease as wire;
 
@@ -395,123 +395,12 @@ fn why(
     }
 }
 
-fn of_threads<T>(scope: &Scope, what: impl Fn(&ThreadId) -> T) -> Option<Vec<T>> {
-    match scope {
-        Scope::Cpu => None,
-        Scope::Thread(threads) => Some(threads.iter().map(what).collect()),
-    }
-}
-
 /// A lease for the journal.
 pub(crate) fn stored(arbiter: &HostArbiter, lease: &Lease) -> Stored {
-    let terms = &lease.terms;
-    let tenant = arbiter.policy().tenant(lease.owner.tenant);
-    Stored {
-        id: lease.id.0,
-        tenant: tenant.map(|tenant| tenant.name.clone()).unwrap_or_default(),
-        uid: lease.owner.uid,
-        pid: lease.owner.pid,
-        label: lease.owner.label.clone(),
-        demands: terms
-            .demands
-            .iter()
-            .map(|demand| {
-                (
-                    words::pmu(arbiter, demand.pmu).to_owned(),
-                    demand.counters.bits(),
-                )
-            })
-            .collect(),
-        at_least: terms.at_least,
-        cpus: terms.cpus.to_string(),
-        threads: of_threads(&terms.scope, |thread| thread.number),
-        started: of_threads(&terms.scope, |thread| thread.started),
-        guaranteed: terms.guaranteed,
-        priority: terms.priority,
-        preemptible: terms.preemptible,
-        lasts: terms.lasts.map(|lasts| lasts.0),
-        waits: match terms.waits {
-            Waits::No => None,
-            Waits::For(time) => Some(time.0.max(1)),
-            Waits::Always => Some(0),
-        },
-        holds: lease.holds,
-        generation: lease.generation,
-        waits_since: lease.waits_since.0,
-        since: lease.since.map(|since| since.0),
-        until: lease.until.map(|until| until.0),
-        leaving: lease.departure.as_ref().map(|departure| {
-            let by = match departure.why {
-                Cause::Revoked { by } => Some(by),
-                _ => None,
-            };
-            (departure.at.0, departure.to, by)
-        }),
-        blind: lease.blind.0,
-        arrival: lease.arrival(),
-    }
+    Stored::of(lease, arbiter)
 }
 
 /// A lease of the journal. `None`: the host or the policy has changed so that it cannot be.
 pub(crate) fn recalled(arbiter: &HostArbiter, stored: &Stored) -> Option<Lease> {
-    // Also one that the policy does not name any more.
-    let named = |tenant: &arbiter_host::Tenant| tenant.name == stored.tenant;
-    let (tenant, _) = arbiter.policy().all().find(|(_, tenant)| named(tenant))?;
-    let mut demands = Vec::new();
-    for (name, bits) in &stored.demands {
-        let place = arbiter.pmus().iter().position(|pmu| pmu.name == *name)?;
-        demands.push(Demand {
-            pmu: PmuId(u16::try_from(place).ok()?),
-            counters: CounterSet::from_bits(*bits),
-        });
-    }
-    if stored.holds > demands.len() {
-        return None;
-    }
-    let terms = Terms {
-        demands,
-        at_least: stored.at_least,
-        cpus: stored.cpus.parse().ok()?,
-        scope: match &stored.threads {
-            None => Scope::Cpu,
-            Some(threads) => {
-                // Of a journal that says no more, none of them is known: they have ended.
-                let started = stored.started.iter().flatten().copied();
-                let all = threads.iter().zip(started.chain(std::iter::repeat(0)));
-                let thread = |(&number, started)| ThreadId { number, started };
-                Scope::Thread(all.map(thread).collect())
-            }
-        },
-        guaranteed: stored.guaranteed,
-        priority: stored.priority,
-        preemptible: stored.preemptible,
-        lasts: stored.lasts.map(Nanos),
-        waits: match stored.waits {
-            None => Waits::No,
-            Some(0) => Waits::Always,
-            Some(time) => Waits::For(Nanos(time)),
-        },
-    };
-    let owner = Owner {
-        tenant,
-        uid: stored.uid,
-        pid: stored.pid,
-        label: stored.label.clone(),
-    };
-    let asked = BootTime(stored.waits_since);
-    let mut lease = Lease::new(LeaseId(stored.id), owner, terms, asked, stored.arrival);
-    lease.holds = stored.holds;
-    lease.generation = stored.generation;
-    lease.since = stored.since.map(BootTime);
-    lease.until = stored.until.map(BootTime);
-    lease.blind = Nanos(stored.blind);
-    // For whom it was to leave may be gone: it is told anew.
-    lease.departure = stored.leaving.and_then(|(at, to, by)| {
-        Some(Departure {
-            at: BootTime(at),
-            to,
-            why: Cause::Revoked { by: by? },
-        })
-    });
-    Some(lease)
+    stored.recall(arbiter)
 }

@@ -8,50 +8,16 @@
 use std::collections::BTreeMap;
 
 use arbiter::CounterSet;
+pub(crate) use arbiter_host::LeaseRecord as Stored;
 use serde::{Deserialize, Serialize};
 
 const MAGIC: &[u8; 8] = b"UMPLEASE";
-const VERSION: u32 = 1;
+const VERSION: u32 = Stored::VERSION;
 const BOOT_ID: usize = 36;
 /// Length of the header.
 pub(crate) const HEADER: usize = 8 + 4 + BOOT_ID + 4;
 /// No record is longer.
 const MOST: usize = 1 << 20;
-
-/// One demand: a PMU's name, and the counters that will do, as bits of a counter set.
-pub(crate) type StoredDemand = (String, u64);
-
-/// A lease as the journal has it. Times are nanoseconds since the host was booted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Stored {
-    pub(crate) id: u64,
-    pub(crate) tenant: String,
-    pub(crate) uid: u32,
-    pub(crate) pid: u32,
-    pub(crate) label: String,
-    pub(crate) demands: Vec<StoredDemand>,
-    pub(crate) at_least: usize,
-    pub(crate) cpus: String,
-    pub(crate) threads: Option<Vec<u32>>,
-    /// When each of them began; absent in journals of before Umpire kept that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) started: Option<Vec<u64>>,
-    pub(crate) guaranteed: bool,
-    pub(crate) priority: u8,
-    pub(crate) preemptible: bool,
-    pub(crate) lasts: Option<u64>,
-    /// Absent: it does not wait; 0: for ever.
-    pub(crate) waits: Option<u64>,
-    pub(crate) holds: usize,
-    pub(crate) generation: u64,
-    pub(crate) waits_since: u64,
-    pub(crate) since: Option<u64>,
-    pub(crate) until: Option<u64>,
-    /// A revocation that was announced: when, what is left, and by whom, if by a user.
-    pub(crate) leaving: Option<(u64, usize, Option<u32>)>,
-    pub(crate) blind: u64,
-    pub(crate) arrival: u64,
-}
 
 /// Why a user is barred: an event of its counted after its lease had ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

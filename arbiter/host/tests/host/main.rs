@@ -4,3 +4,4 @@ mod decisions;
 mod fixture;
 mod naive;
 mod properties;
+mod records;

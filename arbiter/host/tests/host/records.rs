@@ -1,0 +1,89 @@
+//! Leases are kept over a restart as journals of before had them.
+
+use arbiter_host::{Lease, LeaseRecord, Terms, Waits};
+
+use crate::fixture::*;
+
+/// As the release of before these types wrote it.
+const OF_BEFORE: &str = r#"{"id":1,"tenant":"b","uid":1001,"pid":1,"label":"of 1","demands":[["cpu",7],["cpu",7]],"at_least":2,"cpus":"0-1","threads":[9,12],"started":[0,0],"guaranteed":false,"priority":3,"preemptible":true,"lasts":5000000000,"waits":2000000,"holds":2,"generation":1,"waits_since":0,"since":0,"until":5000000000,"leaving":[7000000,0,1001],"blind":0,"arrival":0}"#;
+
+fn host() -> Host {
+    let mut host = Host::new(policy());
+    let asked = Terms {
+        scope: of_threads(&[9, 12]),
+        guaranteed: false,
+        priority: 3,
+        preemptible: true,
+        lasts: Some(arbiter::Nanos(5000 * MS)),
+        waits: Waits::For(arbiter::Nanos(2 * MS)),
+        ..terms(programmable(2), "0-1")
+    };
+    let id = host.granted(1, asked);
+    let grace = Some(arbiter::Nanos(7 * MS));
+    let (now, out) = (host.now, &mut host.out);
+    let revoked = host.arbiter.revoke(id, grace, caller(1), now, out);
+    revoked.expect("it is its own");
+    host
+}
+
+fn only(host: &Host) -> Lease {
+    host.arbiter.leases().next().expect("a lease").clone()
+}
+
+#[test]
+fn a_record_has_the_bytes_of_before() {
+    let host = host();
+    let record = LeaseRecord::of(&only(&host), &host.arbiter);
+    let text = serde_json::to_string(&record).expect("JSON");
+    assert_eq!(text, OF_BEFORE);
+    let of_before: LeaseRecord = serde_json::from_str(OF_BEFORE).expect("a record");
+    assert_eq!(of_before, record);
+}
+
+#[test]
+fn a_lease_comes_back_with_what_is_kept_of_it() {
+    let before = host();
+    let record = LeaseRecord::of(&only(&before), &before.arbiter);
+    let mut after = Host::new(policy());
+    let lease = record.recall(&after.arbiter).expect("all is there");
+    let window = arbiter::Nanos(MS);
+    let (now, out) = (after.now, &mut after.out);
+    let next = before.arbiter.next_id();
+    let lost = after.arbiter.restore(vec![lease], next, window, now, out);
+    assert_eq!(lost, []);
+    assert_eq!(LeaseRecord::of(&only(&after), &after.arbiter), record);
+}
+
+#[test]
+fn what_the_host_or_the_policy_does_not_have_is_not_recalled() {
+    let host = host();
+    let record = LeaseRecord::of(&only(&host), &host.arbiter);
+    let of_others = [
+        LeaseRecord {
+            tenant: "nobody".into(),
+            ..record.clone()
+        },
+        LeaseRecord {
+            demands: vec![("gone".into(), 7)],
+            ..record.clone()
+        },
+        LeaseRecord {
+            holds: 3,
+            ..record.clone()
+        },
+        LeaseRecord {
+            cpus: "x".into(),
+            ..record.clone()
+        },
+    ];
+    for record in of_others {
+        assert_eq!(record.recall(&host.arbiter), None, "{record:?}");
+    }
+    // Journals of before say no starts: the threads are no more.
+    let without = LeaseRecord {
+        started: None,
+        ..record
+    };
+    let lease = without.recall(&host.arbiter).expect("a lease");
+    assert_eq!(lease.terms.scope, of_threads(&[9, 12]));
+}
