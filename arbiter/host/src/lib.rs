@@ -14,9 +14,9 @@
 //!   a kind that can count what they ask for (`room`).
 //! - A request is granted whole, or as much of it as it says it can do with.
 //! - Who waits is served in this order: guaranteed before best effort, then by
-//!   [`Terms::priority`], the tenants' shares, and arrival. A request that does not fit is passed by others that do, until it has
-//!   waited for [`HostPolicy::patience`]; then what leases give back is kept for it if
-//!   they give back enough.
+//!   [`Terms::priority`], the tenants' shares, and arrival. A request that does not fit is
+//!   passed by others that do, until it has waited for [`HostPolicy::patience`]; then what
+//!   leases give back is kept for it if they give back enough.
 //! - Nothing is taken without notice: a lease that is to lose counters is told when, and
 //!   why, before it does.
 #![forbid(unsafe_code)]
