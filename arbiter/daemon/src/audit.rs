@@ -84,7 +84,7 @@ pub(crate) struct Trail {
 
 /// What became of some records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct Appended {
     pub(crate) written: u64,
     pub(crate) lost: u64,
 }
@@ -212,10 +212,10 @@ impl Trail {
     }
 
     /// Writes records at the end of the file: all, or none of them.
-    pub(crate) fn append(&mut self, records: Vec<Record>, now_ms: u64) -> Kept {
+    pub(crate) fn append(&mut self, records: Vec<Record>, now_ms: u64) -> Appended {
         let count = records.len() as u64;
         if count == 0 {
-            return Kept::default();
+            return Appended::default();
         }
         let displaced = self.made_room(now_ms);
         self.rotate_if_due(now_ms);
@@ -239,7 +239,7 @@ impl Trail {
                 );
             }
             self.lost += count;
-            return Kept {
+            return Appended {
                 written: 0,
                 lost: count,
             };
@@ -248,7 +248,7 @@ impl Trail {
             log::warn!("the audit is written again; {lost} records were lost");
             self.lost = 0;
         }
-        Kept {
+        Appended {
             written: count,
             lost: 0,
         }

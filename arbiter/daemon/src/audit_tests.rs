@@ -302,7 +302,7 @@ fn what_is_lost_is_said() {
     for _ in 0..3 {
         assert_eq!(
             trail.append(record("a"), 1),
-            Kept {
+            Appended {
                 written: 0,
                 lost: 1
             }

@@ -27,9 +27,9 @@ use umpire_service::{Access, ClientSocket, Closer, Kind, Listener, SocketError, 
 use crate::connections::is_passing;
 use crate::peer::{self, Client, NoThread, Started};
 use crate::service::{Allowed, Having, NoEvent, Reason, Service, Told};
-use lost::{Excuses, Lost, Most};
+use lost::{Excuses, Lost, MostLost};
 pub(crate) use manager::PREFIX;
-use opens::{Asked, Opened, Opens};
+use opens::{Opened, Opens, PendingEvent};
 
 /// No request is longer.
 const MOST_REQUEST: usize = 4096;
@@ -52,7 +52,7 @@ fn companion(socket: &Path) -> PathBuf {
 
 /// Who is connected.
 #[derive(Debug)]
-struct Holder {
+struct HolderSocket {
     socket: ClientSocket,
     client: Client,
     /// The process itself, where the kernel names it so.
@@ -61,7 +61,7 @@ struct Holder {
 
 /// An event that somebody has.
 #[derive(Debug)]
-struct Open {
+struct OpenEvent {
     allowed: Allowed,
     event: Handed,
     uid: u32,
@@ -79,8 +79,8 @@ struct Open {
 #[derive(Debug)]
 pub(crate) struct Broker {
     listener: Listener,
-    holders: BTreeMap<u64, Holder>,
-    open: BTreeMap<LeaseId, Vec<Open>>,
+    holders: BTreeMap<u64, HolderSocket>,
+    open: BTreeMap<LeaseId, Vec<OpenEvent>>,
     /// Those that were looked at last are at the end.
     lost: VecDeque<Lost>,
     most_lost: usize,
@@ -154,7 +154,7 @@ impl Broker {
         let pmu = |perf_type| service.config().pmu_of(arbiter.pmus(), perf_type);
         let known = events.into_iter();
         let known = known.filter_map(|(name, event)| manager::named(&name, event, pmu));
-        let known: BTreeMap<u64, Open> = known.collect();
+        let known: BTreeMap<u64, OpenEvent> = known.collect();
         if !known.is_empty() {
             log::info!("{} events of before are known", known.len());
         }
@@ -247,7 +247,7 @@ impl Broker {
             return Ok(false);
         }
         socket.refuse_rights();
-        let holder = Holder {
+        let holder = HolderSocket {
             socket,
             client,
             process,
@@ -326,13 +326,13 @@ impl Broker {
         allowed: Allowed,
         request: EventRequest,
         says: Says<'_>,
-    ) -> Result<Asked, Box<NoEvent>> {
+    ) -> Result<PendingEvent, Box<NoEvent>> {
         let client = says.client;
         self.has_room(says)?;
         let thread = allowed.event.thread;
         let before = thread.map(|thread| says.own_thread(thread)).transpose()?;
         let holder = self.holders.get(&connection);
-        if before == Some(None) || !holder.is_some_and(Holder::is_there) {
+        if before == Some(None) || !holder.is_some_and(HolderSocket::is_there) {
             return Err(says.no(Reason::ForeignThread, FOREIGN));
         }
         let counts = thread.filter(|_| before.is_some()).unwrap_or(client.pid);
@@ -344,7 +344,7 @@ impl Broker {
         let life = (counts, started);
         let who = (client.uid, client.pid, client.started());
         let name = || manager::name(&allowed, who, life, self.number);
-        Ok(Asked {
+        Ok(PendingEvent {
             connection,
             client: client.clone(),
             request,
@@ -432,7 +432,7 @@ impl Broker {
     /// Hands one over, if it still may be. `false`: nobody has it.
     fn hand_over(
         &mut self,
-        asked: Asked,
+        asked: PendingEvent,
         event: Result<Handed, String>,
         service: &Service,
         now: u64,
@@ -472,10 +472,10 @@ impl Broker {
     /// The event, if what was true before it was opened still is.
     fn still(
         &mut self,
-        asked: Asked,
+        asked: PendingEvent,
         event: Result<Handed, String>,
         service: &Service,
-    ) -> Result<Open, Box<NoEvent>> {
+    ) -> Result<OpenEvent, Box<NoEvent>> {
         let client = &asked.client;
         let says = Says { service, client };
         let event = event.map_err(|why| says.not_opened(&why))?;
@@ -486,7 +486,7 @@ impl Broker {
         let now_it = thread.map(|thread| says.own_thread(thread));
         let now_it = now_it.transpose()?.flatten();
         let holder = self.holders.get(&asked.connection);
-        if now_it != asked.before || !holder.is_some_and(Holder::is_there) {
+        if now_it != asked.before || !holder.is_some_and(HolderSocket::is_there) {
             return Err(says.no(Reason::ForeignThread, FOREIGN));
         }
         if allowed != asked.allowed {
@@ -494,7 +494,7 @@ impl Broker {
             return Err(says.no(Reason::WrongGeneration, why));
         }
         self.has_room(says)?;
-        let most = Most::of(self.most_lost);
+        let most = MostLost::of(self.most_lost);
         let room = lost::make_room(&mut self.lost, most, client.uid);
         let Ok(gone) = room else {
             let why = "too many events that this user has lost could count still; end the \
@@ -502,7 +502,7 @@ impl Broker {
             return Err(says.no(Reason::TooManyEvents, why));
         };
         self.forget(gone.and_then(|gone| gone.name));
-        Ok(Open {
+        Ok(OpenEvent {
             allowed,
             event,
             uid: client.uid,
@@ -515,8 +515,8 @@ impl Broker {
 
     /// Somebody has it from now on. Who asks again for the same has the new event instead of
     /// the old one.
-    fn have(&mut self, open: Open, now: u64) {
-        let same = |other: &mut Open| {
+    fn have(&mut self, open: OpenEvent, now: u64) {
+        let same = |other: &mut OpenEvent| {
             let (a, b) = (&other.allowed, &open.allowed);
             // One without a CPU, or without a thread, counts on each.
             let meet = |a: Option<u32>, b: Option<u32>| a.is_none() || b.is_none() || a == b;
@@ -525,7 +525,7 @@ impl Broker {
                 && meet(a.event.cpu, b.event.cpu)
         };
         let of_lease = self.open.entry(open.allowed.lease).or_default();
-        let replaced: Vec<Open> = of_lease.extract_if(.., same).collect();
+        let replaced: Vec<OpenEvent> = of_lease.extract_if(.., same).collect();
         of_lease.push(open);
         self.lose(replaced, now);
     }
@@ -544,7 +544,7 @@ impl Broker {
                 continue;
             };
             let holds = holds(service, *id);
-            let lost: Vec<Open> = events
+            let lost: Vec<OpenEvent> = events
                 .extract_if(.., |open| open.allowed.counter >= holds)
                 .collect();
             if events.is_empty() {
@@ -554,7 +554,7 @@ impl Broker {
         }
     }
 
-    fn lose(&mut self, events: Vec<Open>, now: u64) {
+    fn lose(&mut self, events: Vec<OpenEvent>, now: u64) {
         for open in events {
             if let Err(error) = open.event.disable() {
                 log::error!(
@@ -580,7 +580,7 @@ impl Broker {
     }
 }
 
-impl Open {
+impl OpenEvent {
     fn having(&self) -> Having {
         Having {
             uid: self.uid,
@@ -637,7 +637,7 @@ fn forgets() -> io::Result<Sender<String>> {
     Ok(sender)
 }
 
-impl Holder {
+impl HolderSocket {
     /// Whether the process that connected still lives: its number is no other's then.
     fn is_there(&self) -> bool {
         // Older kernels have no name for it but the number.

@@ -23,7 +23,7 @@ use varlink::Request;
 use crate::broker::{Broker, Turn};
 use crate::connections::{Complaints, Connection, End, MOST_CALLS, Rates, Table, is_passing};
 use crate::manager::Manager;
-use crate::metrics::Open;
+use crate::metrics::InUse;
 use crate::peer::Client;
 use crate::probe::Sights;
 use crate::room::Room;
@@ -31,7 +31,7 @@ use crate::scrape::Scrapers;
 use crate::service::{Called, ConnectionId, Method, Output};
 use desk::Desk;
 use doors::{BATCH, Doors};
-use reload::{Reloads, Said};
+use reload::{FileSaid, Reloads};
 use start::failed;
 pub use start::{OwnArbiter, ServeError};
 use turns::Turns;
@@ -722,7 +722,7 @@ impl Arbiterd {
 
     /// Goes on with who asks for the metrics.
     fn scrape(&mut self, id: u64) {
-        let open = Open {
+        let open = InUse {
             varlink: self.connections.len(),
             metrics: self.scrapers.as_ref().map_or(0, Scrapers::len),
             events: self.broker.as_ref().map_or(0, Broker::connections),
@@ -761,7 +761,7 @@ impl Arbiterd {
         self.reloaded(taken);
     }
 
-    fn reloaded(&mut self, taken: Said) {
+    fn reloaded(&mut self, taken: FileSaid) {
         let file = self.reloads.file().unwrap_or(Path::new("")).to_owned();
         let service = self.desk.service_mut();
         service.reloaded(&file, taken.as_ref().err());

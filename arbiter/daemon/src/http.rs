@@ -130,7 +130,7 @@ fn plain(text: &str) -> String {
 
 /// What a client has sent so far comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum Heard {
     /// It is not whole yet.
     More,
     /// The metrics; without them, if it was HEAD.
@@ -145,13 +145,13 @@ pub(crate) enum Asked {
 }
 
 /// What `received` asks for.
-pub(crate) fn asked(received: &[u8]) -> Asked {
+pub(crate) fn asked(received: &[u8]) -> Heard {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(received) {
-        Ok(httparse::Status::Partial) if received.len() <= MOST_REQUEST => Asked::More,
-        Ok(httparse::Status::Partial) => Asked::Wrong(431, "the request is too long\n"),
-        Err(_) => Asked::Wrong(400, "this is no HTTP request\n"),
+        Ok(httparse::Status::Partial) if received.len() <= MOST_REQUEST => Heard::More,
+        Ok(httparse::Status::Partial) => Heard::Wrong(431, "the request is too long\n"),
+        Err(_) => Heard::Wrong(400, "this is no HTTP request\n"),
         Ok(httparse::Status::Complete(_)) => {
             let path = request.path.unwrap_or_default();
             let path = path.split_once('?').map_or(path, |(path, _)| path);
@@ -160,13 +160,13 @@ pub(crate) fn asked(received: &[u8]) -> Asked {
                     let headers = request.headers.iter();
                     let accept = headers.filter(|one| one.name.eq_ignore_ascii_case("accept"));
                     let accept = accept.filter_map(|one| std::str::from_utf8(one.value).ok());
-                    Asked::Metrics {
+                    Heard::Metrics {
                         body: method == "GET",
                         format: Format::accepted(accept),
                     }
                 }
-                (Some("GET" | "HEAD"), _) => Asked::Wrong(404, "there is only /metrics\n"),
-                _ => Asked::Wrong(405, "only GET is served\n"),
+                (Some("GET" | "HEAD"), _) => Heard::Wrong(404, "there is only /metrics\n"),
+                _ => Heard::Wrong(405, "only GET is served\n"),
             }
         }
     }
@@ -201,17 +201,17 @@ mod tests {
     fn requests() {
         let whole = "GET /metrics?x HTTP/1.1\r\nHost: a\r\n\r\n";
         for end in 0..whole.len() {
-            assert_eq!(asked(&whole.as_bytes()[..end]), Asked::More, "{end}");
+            assert_eq!(asked(&whole.as_bytes()[..end]), Heard::More, "{end}");
         }
         let check = |text: &str, expected| assert_eq!(asked(text.as_bytes()), expected, "{text:?}");
-        let metrics = |body| Asked::Metrics {
+        let metrics = |body| Heard::Metrics {
             body,
             format: Format::OpenMetrics,
         };
         check(whole, metrics(true));
         check("HEAD /metrics HTTP/1.0\r\n\r\n", metrics(false));
         let status = |text: &str, status| match asked(text.as_bytes()) {
-            Asked::Wrong(found, _) => assert_eq!(found, status, "{text:?}"),
+            Heard::Wrong(found, _) => assert_eq!(found, status, "{text:?}"),
             other => panic!("{text:?}: {other:?}"),
         };
         status("GET / HTTP/1.1\r\n\r\n", 404);
@@ -225,7 +225,7 @@ mod tests {
         let check = |accept: &str, format| {
             let request = format!("GET /metrics HTTP/1.1\r\n{accept}\r\n");
             let asked = asked(request.as_bytes());
-            assert_eq!(asked, Asked::Metrics { body: true, format }, "{accept:?}");
+            assert_eq!(asked, Heard::Metrics { body: true, format }, "{accept:?}");
         };
         for accept in [
             "Accept: text/plain\r\n",

@@ -102,7 +102,7 @@ fn waits() -> Histogram {
 
 /// How many connections and descriptors there are.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Open {
+pub(crate) struct InUse {
     pub(crate) varlink: usize,
     pub(crate) metrics: usize,
     pub(crate) events: usize,
@@ -441,7 +441,7 @@ impl Metrics {
         holders: Option<&Holders>,
         takers: &[u32],
         watchdog_off: bool,
-        open: Open,
+        open: InUse,
     ) -> String {
         self.look_at_counters(arbiter);
         // What has not happened yet is 0.

@@ -18,13 +18,13 @@ pub(crate) const OF_STRANGERS: usize = 512;
 
 /// Most of all connections of one user, of those together whose user has no tenant, and of all.
 #[derive(Clone, Copy, Debug)]
-struct Most {
+struct MostMemory {
     of_user: usize,
     of_strangers: usize,
     of_all: usize,
 }
 
-const MOST: Most = Most {
+const MOST: MostMemory = MostMemory {
     of_user: 8 * MIB,
     of_strangers: 4 * MIB,
     of_all: 64 * MIB,
@@ -42,7 +42,7 @@ struct Part {
 /// What all of them have.
 #[derive(Debug)]
 pub(crate) struct Room {
-    most: Most,
+    most: MostMemory,
     parts: BTreeMap<ConnectionId, Part>,
     users: BTreeMap<u32, usize>,
     strangers: usize,
@@ -103,7 +103,7 @@ impl Room {
         self.set(id, bytes);
         let part = *self.parts.get(&id)?;
         let of_user = self.users.get(&part.user).copied().unwrap_or(0);
-        let Most {
+        let MostMemory {
             of_user: most,
             of_strangers,
             of_all,
@@ -157,7 +157,7 @@ mod tests {
 
     fn room(of_user: usize, of_strangers: usize, of_all: usize) -> Room {
         Room {
-            most: Most {
+            most: MostMemory {
                 of_user,
                 of_strangers,
                 of_all,

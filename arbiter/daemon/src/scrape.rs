@@ -13,7 +13,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::net::{SendFlags, send};
 use umpire_service::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
 
-use crate::http::{self, Asked};
+use crate::http::{self, Heard};
 
 /// Most connections; for one more, one of a user that has more of them is left, or else it is
 /// closed at once.
@@ -191,11 +191,11 @@ impl Scrapers {
         };
         if scraper.answer.is_none() {
             match scraper.read() {
-                Ok(Asked::More) => return,
-                Ok(Asked::Wrong(status, what)) => {
+                Ok(Heard::More) => return,
+                Ok(Heard::Wrong(status, what)) => {
                     scraper.answer = Some(http::answer(status, "text/plain", what, true));
                 }
-                Ok(Asked::Metrics { body, format }) => {
+                Ok(Heard::Metrics { body, format }) => {
                     if self
                         .rendered
                         .is_none_or(|at| now.saturating_sub(at) >= FRESH)
@@ -233,7 +233,7 @@ impl Scrapers {
 }
 
 impl Scraper {
-    fn read(&mut self) -> io::Result<Asked> {
+    fn read(&mut self) -> io::Result<Heard> {
         let mut chunk = [0; 4096];
         loop {
             match self.socket.receive(&mut chunk) {
@@ -242,12 +242,12 @@ impl Scraper {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
                 Ok(got) => self.received.extend_from_slice(&chunk[..got.bytes]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Asked::More),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Heard::More),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             }
             match http::asked(&self.received) {
-                Asked::More => {}
+                Heard::More => {}
                 asked => return Ok(asked),
             }
         }

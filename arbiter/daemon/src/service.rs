@@ -36,7 +36,7 @@ use varlink::Request;
 use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert::{self, Wrong};
 use crate::journal::{Barred, Entry, Stored};
-use crate::metrics::{Metrics, Open};
+use crate::metrics::{InUse, Metrics};
 use crate::peer::Client;
 use crate::probe::Seen;
 pub(crate) use barred::Taken;
@@ -978,7 +978,7 @@ impl Service {
     }
 
     /// The text of the metrics.
-    pub(crate) fn render(&mut self, open: Open) -> String {
+    pub(crate) fn render(&mut self, open: InUse) -> String {
         let off = self.watchdog_on() == Some(false);
         let arbiter = self.book.arbiter();
         let takers = self.bars.takers(arbiter);

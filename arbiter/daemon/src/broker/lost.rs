@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::Open;
+use super::OpenEvent;
 use crate::peer::{self, Started};
 use crate::service::{Taken, Told};
 use crate::task::Task;
@@ -69,7 +69,7 @@ impl Excuses {
 /// An event that somebody should not use any more.
 #[derive(Debug)]
 pub(super) struct Lost {
-    pub(super) open: Open,
+    pub(super) open: OpenEvent,
     /// `None`: the kernel had no counter for it. It says the time again when somebody has
     /// enabled it anew, and when the thread that it counts has ended.
     enabled: Option<Duration>,
@@ -83,7 +83,7 @@ pub(super) struct Lost {
 }
 
 impl Lost {
-    pub(super) fn new(open: Open, now: u64) -> Self {
+    pub(super) fn new(open: OpenEvent, now: u64) -> Self {
         let enabled = open.event.enabled().ok().flatten();
         Lost {
             open,
@@ -125,7 +125,7 @@ impl Lost {
     }
 
     /// Looks whether it has counted since the last look, and stops it.
-    fn look(&mut self, excuses: &mut Excuses, now: u64) -> Seen {
+    fn look(&mut self, excuses: &mut Excuses, now: u64) -> OnOff {
         let enabled = self.open.event.enabled().ok().flatten();
         if enabled <= self.enabled {
             return self.judge(false, excuses, now);
@@ -142,23 +142,23 @@ impl Lost {
     }
 
     /// What it comes to that it was on, or was not. Pure.
-    fn judge(&mut self, on: bool, excuses: &mut Excuses, now: u64) -> Seen {
+    fn judge(&mut self, on: bool, excuses: &mut Excuses, now: u64) -> OnOff {
         let first = !self.excused;
         self.excused |= now >= self.since.saturating_add(EXCUSED);
         if !on {
-            return Seen::Off;
+            return OnOff::Off;
         }
         if first && excuses.take(self.process(), self.since, now) {
-            return Seen::Excused;
+            return OnOff::Excused;
         }
         self.taken_until = now.saturating_add(LIVES);
-        Seen::On
+        OnOff::On
     }
 }
 
 /// What a look at a lost event saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+enum OnOff {
     Off,
     /// It was on, which may be the holder's last doing before it knew.
     Excused,
@@ -167,14 +167,14 @@ enum Seen {
 
 /// Most lost events that are looked at.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Most {
+pub(super) struct MostLost {
     of_user: usize,
     of_all: usize,
 }
 
-impl Most {
+impl MostLost {
     pub(super) fn of(of_all: usize) -> Self {
-        Most {
+        MostLost {
             // One user cannot take the room of all others.
             of_user: MOST_LOST.min(of_all / SHARE_OF_USER),
             of_all,
@@ -190,9 +190,9 @@ impl Most {
 /// There is none, among the few that are looked at.
 pub(super) fn make_room(
     lost: &mut VecDeque<Lost>,
-    most: Most,
+    most: MostLost,
     uid: u32,
-) -> Result<Option<Open>, ()> {
+) -> Result<Option<OpenEvent>, ()> {
     let own = |one: &Lost| one.open.uid == uid;
     let of_user = lost.iter().filter(|one| own(one)).count();
     if of_user < most.of_user && lost.len() < most.of_all {
@@ -212,7 +212,7 @@ pub(super) fn look(
     excuses: &mut Excuses,
     told: &mut Vec<Told>,
     now: u64,
-) -> Vec<Open> {
+) -> Vec<OpenEvent> {
     let mut over = Vec::new();
     excuses.forget_old(now);
     for _ in 0..lost.len().min(LOOKS_AT) {
@@ -220,10 +220,10 @@ pub(super) fn look(
             break;
         };
         let seen = one.look(excuses, now);
-        if seen != Seen::Off {
+        if seen != OnOff::Off {
             told.push(Told::Reenabled(one.open.having()));
         }
-        if seen == Seen::On {
+        if seen == OnOff::On {
             told.push(Told::Outlived(one.open.having()));
         }
         if one.until <= now {

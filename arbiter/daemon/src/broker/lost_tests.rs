@@ -12,7 +12,7 @@ use crate::service::Allowed;
 /// An event of this thread that was lost then. `None`: the kernel opens none here.
 fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
     let event = thread_clock();
-    let open = Open {
+    let open = OpenEvent {
         event: Handed::open(&event).ok()?,
         allowed: Allowed {
             lease: LeaseId(1),
@@ -42,7 +42,7 @@ const LOOK: u64 = 500_000_000;
 #[test]
 fn one_look_is_excused_and_the_next_is_not() {
     // Looks in half seconds after the loss, and whether the event was on.
-    let check = |looks: &[(u64, bool)], expected: &[Seen]| {
+    let check = |looks: &[(u64, bool)], expected: &[OnOff]| {
         let Some(mut one) = lost(10 * LOOK, me()) else {
             println!("skipped: one_look_is_excused_and_the_next_is_not: no events");
             return;
@@ -52,10 +52,10 @@ fn one_look_is_excused_and_the_next_is_not() {
             .iter()
             .map(|(at, on)| one.judge(*on, &mut excuses, (10 + at) * LOOK));
         assert_eq!(seen.collect::<Vec<_>>(), expected, "{looks:?}");
-        let taken = expected.contains(&Seen::On);
+        let taken = expected.contains(&OnOff::On);
         assert_eq!(one.taken_until > 0, taken, "{looks:?}");
     };
-    use Seen::{Excused, Off, On};
+    use OnOff::{Excused, Off, On};
     // It was enabled in the moment of the end, and stopped at the first look.
     check(&[(1, true), (2, false), (9, false)], &[Excused, Off, Off]);
     // The first look was at once: what was on its way then is excused, too.
@@ -102,7 +102,7 @@ fn vms_of_one_user_are_late_each_for_itself() {
         one.open.pid = vm;
         // The first look was at once.
         for at in [since, since + LOOK] {
-            assert_eq!(one.judge(true, &mut excuses, at), Seen::Excused, "{vm}");
+            assert_eq!(one.judge(true, &mut excuses, at), OnOff::Excused, "{vm}");
         }
     }
 }
@@ -128,7 +128,7 @@ fn an_event_that_is_enabled_again_is_seen_and_stopped() {
         seen
     };
     let seen = [(false, 1), (true, 2), (false, 3), (true, 4)].map(|(on, at)| look(on, at));
-    assert_eq!(seen, [Seen::Off, Seen::On, Seen::Off, Seen::On]);
+    assert_eq!(seen, [OnOff::Off, OnOff::On, OnOff::Off, OnOff::On]);
 }
 
 /// The kernel tells no time of an event that it has no counter for, until its thread has
@@ -142,7 +142,7 @@ fn the_end_of_a_thread_is_no_start_of_its_event() {
     });
     let ended = ended.join().expect("it ends");
     let ended = (ended.number, Some(Started(ended.started)));
-    for (life, seen) in [(ended, [Seen::Off, Seen::On]), (me(), [Seen::On; 2])] {
+    for (life, seen) in [(ended, [OnOff::Off, OnOff::On]), (me(), [OnOff::On; 2])] {
         let Some(mut one) = lost(0, life) else {
             println!("skipped: the_end_of_a_thread_is_no_start_of_its_event: no events");
             return;
@@ -152,7 +152,7 @@ fn the_end_of_a_thread_is_no_start_of_its_event() {
         let mut excuses = Excuses::default();
         assert_eq!(one.look(&mut excuses, 2 * LOOK), seen[0], "{life:?}");
         // What it tells from now on is measured by that.
-        assert_eq!(one.look(&mut excuses, 3 * LOOK), Seen::Off, "{life:?}");
+        assert_eq!(one.look(&mut excuses, 3 * LOOK), OnOff::Off, "{life:?}");
         one.open.event.enable().expect("it can be started");
         std::hint::black_box((0..200_000u64).fold(0, |sum, one| sum ^ std::hint::black_box(one)));
         assert_eq!(one.look(&mut excuses, 4 * LOOK), seen[1], "{life:?}");
@@ -177,7 +177,7 @@ fn what_is_taken_is_an_outsiders_until_it_is_off_for_a_minute_or_forgiven() {
     assert_eq!(taken(&all, 10 * LOOK).len(), 1, "another user");
     forgive(&mut all, 7, 10 * LOOK);
     assert_eq!(taken(&all, 10 * LOOK), []);
-    assert_eq!(all[0].judge(true, &mut excuses, 10 * LOOK), Seen::Excused);
+    assert_eq!(all[0].judge(true, &mut excuses, 10 * LOOK), OnOff::Excused);
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn who_loses_many_events_has_room_when_their_threads_are_gone() {
         return;
     };
     let since = |many: &VecDeque<Lost>| -> Vec<u64> { many.iter().map(|one| one.since).collect() };
-    let all = |of_all| Most {
+    let all = |of_all| MostLost {
         of_user: MOST_LOST,
         of_all,
     };
@@ -234,7 +234,7 @@ fn who_loses_many_events_has_room_when_their_threads_are_gone() {
     assert_eq!(since(&many), [0, 2]);
     // Nobody looks whether these were off for long.
     assert!(make_room(&mut many, all(2), 7).is_err());
-    let of_user = Most {
+    let of_user = MostLost {
         of_user: 2,
         of_all: 100,
     };

@@ -9,12 +9,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixDatagram;
 
-use crate::budget::{EventSpec, Handed, HandedEvent, Rings};
 use arbiter::CounterSet;
 use arbiter_host::{LeaseId, PmuId};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::Open;
+use super::OpenEvent;
+use crate::budget::{EventSpec, Handed, HandedEvent, Rings};
 use crate::manager::address;
 use crate::peer::Started;
 use crate::service::Allowed;
@@ -138,7 +138,7 @@ pub(super) fn named(
     name: &str,
     event: Handed,
     pmu: impl Fn(u32) -> Option<PmuId>,
-) -> Option<(u64, Open)> {
+) -> Option<(u64, OpenEvent)> {
     let words: Vec<&str> = name.split('.').collect();
     let &[prefix, ref numbers @ ..] = words.as_slice() else {
         return None;
@@ -181,7 +181,7 @@ pub(super) fn named(
             period: maybe(11)?,
         },
     };
-    let open = Open {
+    let open = OpenEvent {
         allowed,
         event,
         uid: small(4)?,

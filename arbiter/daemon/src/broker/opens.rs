@@ -22,7 +22,7 @@ const STILL: &str = "an event for this user is being opened still; try again";
 
 /// A request that may be served, and what was true then.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct PendingEvent {
     pub(super) connection: u64,
     pub(super) client: Client,
     pub(super) request: EventRequest,
@@ -38,7 +38,7 @@ pub(super) struct Asked {
 /// What became of it. `waits`: its connection was not told to try again meanwhile.
 #[derive(Debug)]
 pub(super) struct Opened {
-    pub(super) asked: Asked,
+    pub(super) asked: PendingEvent,
     pub(super) event: Result<Handed, String>,
     pub(super) waits: bool,
 }
@@ -58,9 +58,9 @@ struct Busy {
 #[derive(Debug)]
 pub(super) struct Opens {
     busy: BTreeMap<u32, Busy>,
-    behind: VecDeque<Asked>,
-    sends: Sender<(Asked, Result<Handed, String>)>,
-    done: Receiver<(Asked, Result<Handed, String>)>,
+    behind: VecDeque<PendingEvent>,
+    sends: Sender<(PendingEvent, Result<Handed, String>)>,
+    done: Receiver<(PendingEvent, Result<Handed, String>)>,
     tells: UnixStream,
     told: UnixStream,
     opens: fn(&HandedEvent) -> Result<Handed, Errno>,
@@ -97,7 +97,7 @@ impl Opens {
     ///
     /// # Errors
     /// The kernel has not opened an earlier one for too long, or there is no thread.
-    pub(super) fn begin(&mut self, asked: Asked, now: u64) -> Result<(), String> {
+    pub(super) fn begin(&mut self, asked: PendingEvent, now: u64) -> Result<(), String> {
         match self.busy.get(&asked.client.uid) {
             Some(busy) if !busy.waits => Err(STILL.to_owned()),
             Some(_) => {
@@ -108,7 +108,7 @@ impl Opens {
         }
     }
 
-    fn start(&mut self, asked: Asked, now: u64) -> Result<(), String> {
+    fn start(&mut self, asked: PendingEvent, now: u64) -> Result<(), String> {
         let failed = |error| format!("there is no thread for it: {error}");
         let mut tells = self.tells.try_clone().map_err(failed)?;
         let (sends, opens) = (self.sends.clone(), self.opens);
@@ -153,7 +153,7 @@ impl Opens {
     }
 
     /// The next request of a user for whom nothing is being opened.
-    pub(super) fn next_of(&mut self, uid: u32) -> Option<Asked> {
+    pub(super) fn next_of(&mut self, uid: u32) -> Option<PendingEvent> {
         if self.busy.contains_key(&uid) {
             return None;
         }

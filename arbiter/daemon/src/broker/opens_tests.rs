@@ -11,7 +11,7 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-fn asked(uid: u32, connection: u64) -> Asked {
+fn asked(uid: u32, connection: u64) -> PendingEvent {
     let event = HandedEvent {
         spec: EventSpec {
             perf_type: 1,
@@ -24,7 +24,7 @@ fn asked(uid: u32, connection: u64) -> Asked {
         rings: Rings::User,
         period: None,
     };
-    Asked {
+    PendingEvent {
         connection,
         client: Client {
             uid,

@@ -54,8 +54,8 @@ struct TenantConfig {
     share: u32,
     minimum_cpu: Option<Counters>,
     minimum_thread: Option<Counters>,
-    maximum: Option<Most>,
-    class: Option<Class>,
+    maximum: Option<Maximum>,
+    class: Option<PriorityClass>,
     #[serde(default = "yes")]
     guaranteed: bool,
     #[serde(default = "yes")]
@@ -92,7 +92,7 @@ struct Counters {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Most {
+struct Maximum {
     programmable: Option<u8>,
     fixed: Option<u8>,
 }
@@ -100,7 +100,7 @@ struct Most {
 /// A priority: a number, or a class of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
-enum Class {
+enum PriorityClass {
     Number(u8),
     Name(String),
 }
@@ -146,9 +146,9 @@ impl ArbiterConfig {
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let file: File = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
-            Wrong(at, error.message().replace('\n', " ")).of(path, text)
+            Malformed(at, error.message().replace('\n', " ")).of(path, text)
         })?;
-        let malformed = |wrong: Wrong| wrong.of(path, text);
+        let malformed = |wrong: Malformed| wrong.of(path, text);
         let default = ArbiterConfig::default();
         let (policy, members) = file.policy(text, &default).map_err(malformed)?;
         policy.check().map_err(|error| ConfigError::Policy {
@@ -186,11 +186,11 @@ impl ArbiterConfig {
 }
 
 /// What is wrong with a file, and at which byte.
-struct Wrong(usize, String);
+struct Malformed(usize, String);
 
-impl Wrong {
+impl Malformed {
     fn of(self, path: &Path, text: &str) -> ConfigError {
-        let Wrong(at, message) = self;
+        let Malformed(at, message) = self;
         let before = text.get(..at).unwrap_or(text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         ConfigError::Malformed {
@@ -212,7 +212,7 @@ impl File {
         &self,
         text: &str,
         default: &ArbiterConfig,
-    ) -> Result<(HostPolicy, Vec<Members>), Wrong> {
+    ) -> Result<(HostPolicy, Vec<Members>), Malformed> {
         let mut policy = HostPolicy {
             grace: of_ms(self.grace_ms, default.policy.grace),
             patience: of_ms(self.patience_ms, default.policy.patience),
@@ -226,7 +226,7 @@ impl File {
         let mut members = Vec::new();
         for spanned in &self.tenant {
             let (at, tenant) = (spanned.span().start, spanned.get_ref());
-            let wrong = |wrong| Wrong(at, wrong);
+            let wrong = |wrong| Malformed(at, wrong);
             if tenant.name == WATCHDOG {
                 let why = format!("'{WATCHDOG}' is the kernel's own name; choose another");
                 return Err(wrong(why));
@@ -237,10 +237,10 @@ impl File {
         Ok((policy, members))
     }
 
-    fn metrics(&self) -> Result<Option<MetricsAddress>, Wrong> {
+    fn metrics(&self) -> Result<Option<MetricsAddress>, Malformed> {
         let metrics = self.metrics.as_ref().map(|metrics| {
             let address = metrics.get_ref().parse::<MetricsAddress>();
-            address.map_err(|wrong| Wrong(metrics.span().start, format!("metrics: {wrong}")))
+            address.map_err(|wrong| Malformed(metrics.span().start, format!("metrics: {wrong}")))
         });
         metrics.transpose()
     }
@@ -256,7 +256,7 @@ impl File {
         })
     }
 
-    fn watchdog(&self, policy: &HostPolicy) -> Result<WatchdogConfig, Wrong> {
+    fn watchdog(&self, policy: &HostPolicy) -> Result<WatchdogConfig, Malformed> {
         let Some(watchdog) = &self.watchdog else {
             return Ok(WatchdogConfig::default());
         };
@@ -264,7 +264,7 @@ impl File {
         let mut names = only.iter().flatten();
         if let Some(name) = names.find(|name| policy.named(name).is_none()) {
             let wrong = format!("[watchdog] for: there is no tenant '{name}'");
-            return Err(Wrong(watchdog.span().start, wrong));
+            return Err(Malformed(watchdog.span().start, wrong));
         }
         Ok(WatchdogConfig {
             stated: true,
@@ -273,11 +273,11 @@ impl File {
         })
     }
 
-    fn check_pmus(&self) -> Result<(), Wrong> {
+    fn check_pmus(&self) -> Result<(), Malformed> {
         for (index, spanned) in self.pmu.iter().enumerate() {
             let before = self.pmu[..index].iter().map(toml::Spanned::get_ref);
             let checked = check_pmu(spanned.get_ref(), before);
-            checked.map_err(|wrong| Wrong(spanned.span().start, wrong))?;
+            checked.map_err(|wrong| Malformed(spanned.span().start, wrong))?;
         }
         Ok(())
     }
@@ -323,7 +323,7 @@ impl File {
         let classes = self.tenant.iter().map(|tenant| &tenant.get_ref().class);
         let used: Vec<&String> = classes
             .filter_map(|class| match class {
-                Some(Class::Name(name)) => Some(name),
+                Some(PriorityClass::Name(name)) => Some(name),
                 _ => None,
             })
             .collect();
@@ -379,8 +379,8 @@ impl TenantConfig {
     fn priority(&self, classes: &BTreeMap<String, u8>) -> Result<u8, String> {
         match &self.class {
             None => Ok(0),
-            Some(Class::Number(number)) => Ok(*number),
-            Some(Class::Name(name)) => classes.get(name).copied().ok_or_else(|| {
+            Some(PriorityClass::Number(number)) => Ok(*number),
+            Some(PriorityClass::Name(name)) => classes.get(name).copied().ok_or_else(|| {
                 let known: Vec<&str> = classes.keys().map(String::as_str).collect();
                 format!(
                     "tenant '{}': there is no class '{name}'; the table [classes] has: {}",

@@ -11,7 +11,7 @@ use std::thread::Builder;
 use crate::config::ArbiterConfig;
 
 /// What the file says now, or why it cannot be used.
-pub(super) type Said = Result<Box<ArbiterConfig>, String>;
+pub(super) type FileSaid = Result<Box<ArbiterConfig>, String>;
 
 /// The file, and whether it is being read.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Reloads {
     file: Option<PathBuf>,
     /// What it said when it was read last.
     said: Option<Box<ArbiterConfig>>,
-    reading: Option<Receiver<Said>>,
+    reading: Option<Receiver<FileSaid>>,
     /// It is to be read once more after that.
     again: bool,
     /// Can be read from when the file was read.
@@ -91,7 +91,7 @@ impl Reloads {
     }
 
     /// What the file says, when it was read.
-    pub(super) fn take(&mut self, root: PathBuf) -> Option<Said> {
+    pub(super) fn take(&mut self, root: PathBuf) -> Option<FileSaid> {
         let _ = self.is_read.read(&mut [0; 64]);
         let said = match self.reading.as_ref()?.try_recv() {
             Ok(said) => said,

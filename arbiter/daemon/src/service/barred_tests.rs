@@ -156,7 +156,7 @@ fn who_counts_on_loses_leases_and_events_until_an_operator_pardons() {
             .iter()
             .any(|one| one["what"] == "barred" && one["uid"] == 7)
     );
-    let metrics = service.render(crate::metrics::Open::default());
+    let metrics = service.render(crate::metrics::InUse::default());
     assert!(
         metrics.contains("umpire_arbiter_users_barred 1"),
         "{metrics}"
