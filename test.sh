@@ -235,12 +235,23 @@ leave_out() {
     fi
 }
 
-# built TEST: of each program that was built, its package's folder, kind, name and file. TEST is
-# true for tests and false for programs. Whatever runs is of one build: cargo would build what
-# two choices of packages share once for each.
+# built TEST FILE: of each program that was built, as FILE says, its package's folder, kind, name
+# and file. TEST is true for tests and false for programs. Whatever runs is of one of two builds:
+# cargo would build what two choices of packages share once for each.
 built() {
     local fields='.*"manifest_path":"\([^"]*\)\/Cargo.toml","target":{"kind":\["\([^"]*\)"\],.*"name":"\([^"]*\)"'
-    sed -n "s/$fields.*\"test\":$1},\"features\".*\"executable\":\"\([^\"]*\)\".*/\1 \2 \3 \4/p" "$logs/build.json"
+    sed -n "s/$fields.*\"test\":$1},\"features\".*\"executable\":\"\([^\"]*\)\".*/\1 \2 \3 \4/p" "$2"
+}
+
+# build NAME OPTIONS…
+build() {
+    local log=$logs/$1.log json=$logs/$1.json
+    shift
+    echo "building (log: $log) …"
+    cargo build --message-format=json-render-diagnostics "$@" >"$json" 2>"$log" </dev/null || {
+        tail -n 40 "$log"
+        give_up "the build (whole log: $log)"
+    }
 }
 
 # Runs test programs as cargo would, each in its package's folder, with these arguments.
@@ -269,20 +280,23 @@ if [ -z "$quick" ]; then
 fi
 check_rust
 [ -n "$quick" ] || install_target
-echo "building (log: $logs/build.log) …"
-cargo build --workspace --lib --bins --tests --examples --message-format=json-render-diagnostics \
-    >"$logs/build.json" 2>"$logs/build.log" </dev/null || {
-    tail -n 40 "$logs/build.log"
-    give_up "the build (whole log: $logs/build.log)"
-}
-tests=$(built true)
-l1=$(built false | awk '$3 == "l1" { print $4 }')
+# Tests of crates, not optimised; and what runs guests, for them and for L1. A choice of packages
+# is a choice of features, so all of the workspace is built for the first, and for --quick too.
+build build --workspace --lib --bins --tests --examples
+if [ -n "$quick" ]; then
+    build guests --workspace --test suites --test micro
+else
+    build guests --profile guests --lib --bins --test suites --test micro --test perfmon \
+        -p guest-tests -p umpire -p umpire-agent -p umpire-cpc -p umpire-lease-c -p umpire-perfmon-c
+fi
+tests=$(built true "$logs/build.json")
 guests=$PWD/guest-tests
-binaries=$(awk -v of="$guests" '$1 == of && $2 == "test" { print $3, $4 }' <<<"$tests")
-[ -n "$binaries" ] && [ -n "$l1" ] || give_up "the tests were not found in $logs/build.json"
+binaries=$(built true "$logs/guests.json" | awk -v of="$guests" '$1 == of && $2 == "test" { print $3, $4 }')
+l1=$(built false "$logs/guests.json" | awk '$3 == "l1" { print $4 }')
+[ -n "$binaries" ] && [ -n "$quick$l1" ] || give_up "the tests were not found in $logs/guests.json"
 
 awk -v of="$guests" '$1 != of' <<<"$tests" >"$logs/unit.list"
-awk -v of="$guests" '$1 == of && $2 != "test"' <<<"$tests" >"$logs/harness.list"
+awk -v of="$guests" '$1 == of' <<<"$tests" >"$logs/harness.list"
 micro=$(micro_suites)
 is_micro() { grep -qx "$1" <<<"$micro"; }
 # A module of the one program with libtest is a suite: a process of its own, a log, a time-out.

@@ -1,6 +1,8 @@
 //! The budget of a real kernel's counters: measured in an unmodified Linux guest in L1, whose PMU
 //! is Umpire's own, beside `perf` and the NMI watchdog.
 
+use std::time::Duration;
+
 use guest_tests::linux::{LinuxImage, Log, Script, UnderUmpire};
 
 const PROGRAM: &str = "host-budget";
@@ -34,7 +36,7 @@ fn until_open(descriptors: usize) -> String {
 
 /// Waits until `condition` holds, and for how long it has to on a busy machine.
 fn until(condition: &str) -> String {
-    format!("for i in $(seq 300); do {condition} && break; sleep 0.1; done")
+    format!("for i in $(seq 100); do {condition} && break; sleep 0.1; done")
 }
 
 /// What anybody sees at a level of `perf_event_paranoid`.
@@ -172,7 +174,7 @@ fn arbiter() -> String {
 /// of leases on each CPU.
 fn outside(count: u32) -> String {
     format!(
-        "for i in $(seq 300); do [ $(umpire who -j --arbiter /tmp/arbiter | \
+        "for i in $(seq 100); do [ $(umpire who -j --arbiter /tmp/arbiter | \
          grep -o '\"outside\":{count}[,}}]' | wc -l) = 2 ] && break; sleep 0.1; done; \
          echo after $i tenths"
     )
@@ -190,7 +192,8 @@ fn holder() -> String {
 
 #[test]
 fn leases_on_a_kernels_counters() {
-    let guest = guest();
+    // On a busy machine, where each program takes a second to start.
+    let guest = guest().with_timeout(Duration::from_secs(300));
     let pinned = "perf stat -a -o /tmp/stat -e r1c4:D,r1c4:D & echo $! >/tmp/pid";
     let hog = "umpire hog 3 --no-lease & echo $! >/tmp/pid";
     let umpire = "UMPIRE_ARBITER=/tmp/arbiter umpire";

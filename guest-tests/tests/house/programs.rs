@@ -1,7 +1,7 @@
 //! Which files are tests.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::crates::metadata;
 
@@ -30,6 +30,24 @@ fn every_file_of_tests_is_in_a_program() {
         }
     }
     assert!(programs > 8, "only {programs} programs of tests were found");
+}
+
+/// Programs that cargo does not build as tests have none.
+#[test]
+fn programs_without_tests_have_none() {
+    let root = super::root();
+    let own = root.join("guest-tests/src/bin");
+    let mut files: Vec<PathBuf> = vec![root.join("vmm/cli/src/main.rs")];
+    for folder in [own.clone(), own.join("perf-contract")] {
+        let entries = fs::read_dir(folder).expect("a folder");
+        files.extend(entries.map(|entry| entry.expect("an entry").path()));
+    }
+    files.retain(|path| path.is_file());
+    assert!(files.len() > 5, "{files:?}");
+    for path in files {
+        let text = fs::read_to_string(&path).expect("a source file");
+        assert!(!text.contains("#[test]"), "{}", path.display());
+    }
 }
 
 /// What a file or a folder of tests is called as a module.
