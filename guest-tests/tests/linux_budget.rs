@@ -34,7 +34,7 @@ fn until_open(descriptors: usize) -> String {
     ))
 }
 
-/// Waits until `condition` holds, and for how long it has to on a busy machine.
+/// Waits until `condition` holds, or for some ten seconds.
 fn until(condition: &str) -> String {
     format!("for i in $(seq 100); do {condition} && break; sleep 0.1; done")
 }
