@@ -3,9 +3,8 @@
 use arbiter::{CounterId, PerKind};
 
 use super::cpus::CpuSet;
-use super::host::Caller;
 use super::ids::{HostPmu, PmuId};
-use super::lease::Lease;
+use super::lease::{Caller, Lease};
 use super::policy::{HostPolicy, HostPolicyError, Tenant};
 use super::refusal::Refusal;
 use super::room::whole_kinds;

@@ -15,8 +15,8 @@ use arbiter::{CounterSet, Nanos, PerKind};
 use super::admission;
 use super::book::Book;
 use super::cpus::CpuSet;
-use super::ids::{BootTime, HostPmu, LeaseId, Place, PmuId, TenantId, ThreadId};
-use super::lease::{Cause, Change, Departure, Due, Lease, Owner};
+use super::ids::{BootTime, HostPmu, LeaseId, Place, PmuId, ThreadId};
+use super::lease::{Caller, Cause, Change, Departure, Due, Lease, Owner};
 use super::policy::{HostPolicy, HostPolicyError};
 use super::preempt::{Trial, rivals};
 use super::queue;
@@ -44,17 +44,6 @@ pub enum Outcome {
         /// What it waits for.
         why: Refusal,
     },
-}
-
-/// Who gives a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// The one of its user's tenants that it speaks for.
-    pub tenant: TenantId,
-    /// The user.
-    pub uid: u32,
-    /// Whether it may do everything.
-    pub operator: bool,
 }
 
 /// The arbiter of a host.

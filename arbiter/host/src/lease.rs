@@ -23,6 +23,17 @@ pub struct Owner {
     pub label: String,
 }
 
+/// Who gives a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The one of its user's tenants that it speaks for.
+    pub tenant: TenantId,
+    /// The user.
+    pub uid: u32,
+    /// Whether it may do everything.
+    pub operator: bool,
+}
+
 /// What a lease is told that it will lose, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {

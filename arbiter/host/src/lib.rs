@@ -37,9 +37,9 @@ mod terms;
 mod usage;
 
 pub use cpus::{CpuSet, CpuSetError};
-pub use host::{Caller, HostArbiter, Outcome};
+pub use host::{HostArbiter, Outcome};
 pub use ids::{BootTime, HostPmu, LeaseId, Place, PmuId, TenantId, ThreadId};
-pub use lease::{Cause, Change, Departure, Lease, Owner};
+pub use lease::{Caller, Cause, Change, Departure, Lease, Owner};
 pub use policy::{HostPolicy, HostPolicyError, Minimum, Tenant};
 pub use record::{DemandRecord, LeaseRecord};
 pub use refusal::Refusal;
