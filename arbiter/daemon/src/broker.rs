@@ -9,20 +9,19 @@ mod manager;
 mod opens;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
 use crate::budget::Handed;
 use arbiter_host::{BootTime, LeaseId};
 use rustix::event::epoll::EventFlags;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use umpire_lease::{EventReply, EventRequest};
-use umpire_service::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
+use umpire_service::{
+    Accepted, Access, ClientSocket, Closer, Kind, Listener, Poll, SocketError, Wording, send_packet,
+};
 
 use crate::connections::is_passing;
 use crate::peer::{self, Client, NoThread, Started};
@@ -220,11 +219,11 @@ impl Broker {
     }
 
     /// Has a connection reported.
-    pub(crate) fn watch(&mut self, id: u64, epoll: &Arc<OwnedFd>) -> io::Result<()> {
+    pub(crate) fn watch(&mut self, id: u64, poll: &Poll) -> io::Result<()> {
         let Some(holder) = self.holders.get_mut(&id) else {
             return Ok(());
         };
-        holder.socket.watch(epoll, id, EventFlags::IN)
+        holder.socket.watch(poll, id, EventFlags::IN)
     }
 
     /// Whose connection it is.
@@ -232,19 +231,20 @@ impl Broker {
         self.holders.get(&id).map(|holder| holder.client.uid)
     }
 
-    /// Accepts a connection. `false`: its user has too many, or it is gone.
-    ///
-    /// # Errors
-    /// Nobody waits to be accepted, or there is no descriptor.
-    pub(crate) fn accept(&mut self, id: u64, most: usize) -> io::Result<bool> {
-        let socket = self.listener.accept()?;
+    /// A connection that waits to be accepted.
+    pub(crate) fn accept(&self) -> Accepted {
+        self.listener.accept()
+    }
+
+    /// Serves a connection from now on. `false`: its user has too many, or it is gone.
+    pub(crate) fn admit(&mut self, id: u64, socket: ClientSocket, most: usize) -> bool {
         let (Ok(client), Ok(process)) = (Client::of(&socket), peer::process(&socket)) else {
-            return Ok(false);
+            return false;
         };
         let own = self.holders.values();
         let own = own.filter(|other| other.client.uid == client.uid).count();
         if own >= most || socket.is_overdrawn() {
-            return Ok(false);
+            return false;
         }
         socket.refuse_rights();
         let holder = HolderSocket {
@@ -253,7 +253,7 @@ impl Broker {
             process,
         };
         self.holders.insert(id, holder);
-        Ok(true)
+        true
     }
 
     pub(crate) fn leave(&mut self, id: u64) {
@@ -646,15 +646,9 @@ impl HolderSocket {
 
     fn reply(&self, reply: &EventReply, event: Option<BorrowedFd<'_>>) -> Turn {
         let bytes = serde_json::to_vec(reply).unwrap_or_default();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let events: Vec<BorrowedFd<'_>> = event.into_iter().collect();
-        if !events.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(&events));
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
-            Ok(_) => Turn::Answered,
+        match send_packet(self.socket.as_fd(), &bytes, &events) {
+            Ok(()) => Turn::Answered,
             // It does not read its replies.
             Err(_) => Turn::Ended,
         }

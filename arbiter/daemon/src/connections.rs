@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
-use rustix::net::{SendFlags, send};
 use umpire_service::ClientSocket;
 use varlink::sansio::serialize_reply;
 use varlink::{Reply, Request};
@@ -174,17 +173,7 @@ impl Connection {
 
     /// How many of `bytes` the client takes in now.
     fn send(&self, bytes: &[u8]) -> Result<usize, End> {
-        let mut sent = 0;
-        while sent < bytes.len() {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match send(&self.socket, &bytes[sent..], flags) {
-                Ok(count) => sent += count,
-                Err(rustix::io::Errno::AGAIN) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return Err(End::Closed),
-            }
-        }
-        Ok(sent)
+        self.socket.send(bytes).map_err(|_| End::Closed)
     }
 }
 

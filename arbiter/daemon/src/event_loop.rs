@@ -8,7 +8,6 @@ mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::PoisonError;
@@ -17,11 +16,11 @@ use arbiter_host::BootTime;
 use rustix::event::epoll::EventFlags;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::time::{ClockId, clock_gettime};
-use umpire_service::ClientSocket;
+use umpire_service::{Accepted, ClientSocket, Happened};
 use varlink::Request;
 
 use crate::broker::{Broker, Turn};
-use crate::connections::{Complaints, Connection, End, MOST_CALLS, Rates, Table, is_passing};
+use crate::connections::{Complaints, Connection, End, MOST_CALLS, Rates, Table};
 use crate::manager::Manager;
 use crate::metrics::InUse;
 use crate::peer::Client;
@@ -124,7 +123,7 @@ impl Arbiterd {
             if on {
                 self.doors.watch(fd, token)?;
             } else {
-                self.doors.forget(fd)?;
+                self.doors.poll().forget(&fd);
             }
         }
         Ok(())
@@ -158,10 +157,10 @@ impl Arbiterd {
 
     fn serve_until_told(&mut self) -> Result<(), ServeError> {
         loop {
-            let tokens = self.wait()?;
-            let mut all = tokens.len() < BATCH;
-            let goes_on = tokens.iter().all(|(token, _)| *token != STOP);
-            for (token, gone) in tokens {
+            let all_that_came = self.wait()?;
+            let mut all = all_that_came.len() < BATCH;
+            let goes_on = all_that_came.iter().all(|one| one.token != STOP);
+            for Happened { token, gone } in all_that_came {
                 all &= self.hear(token, gone);
             }
             self.resume();
@@ -216,7 +215,7 @@ impl Arbiterd {
         true
     }
 
-    fn wait(&self) -> Result<Vec<(u64, bool)>, ServeError> {
+    fn wait(&self) -> Result<Vec<Happened>, ServeError> {
         let now = now().0;
         let due = self.desk.service().arbiter().deadline().map(|due| due.0);
         let due = due
@@ -294,7 +293,7 @@ impl Arbiterd {
         match self.looked.read(&mut [0; 64]) {
             // Nobody looks any more, or ever did.
             Ok(0) => {
-                let _ = self.doors.forget(self.looked.as_fd());
+                self.doors.poll().forget(&self.looked);
             }
             _ => {
                 if let Some(sights) = &self.sights {
@@ -313,10 +312,10 @@ impl Arbiterd {
     fn accept(&mut self) -> bool {
         for _ in 0..ACCEPTS {
             let socket = match self.doors.accept() {
-                Ok(socket) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
-                Err(error) if is_passing(&error) => continue,
-                Err(error) => {
+                Accepted::Client(socket) => socket,
+                Accepted::Nobody => return true,
+                Accepted::Gone => continue,
+                Accepted::Full(error) => {
                     self.pause_incoming(&error);
                     return true;
                 }
@@ -346,7 +345,7 @@ impl Arbiterd {
         // What the client does not read waits in this process, where it is counted.
         let _ = set_socket_send_buffer_size(&socket, SEND_BUFFER);
         let id = ConnectionId(self.next);
-        let watched = socket.watch(self.doors.epoll(), id.0, EventFlags::IN);
+        let watched = socket.watch(self.doors.poll(), id.0, EventFlags::IN);
         if watched.is_ok() {
             self.next += 1;
             self.room.add(id, client.uid, stranger);
@@ -619,20 +618,20 @@ impl Arbiterd {
             let Some(broker) = &mut self.broker else {
                 return;
             };
-            let id = self.next;
-            match broker.accept(id, most) {
-                Ok(true) => self.next += 1,
-                Ok(false) => {
-                    self.desk.service().metrics().connection_refused();
-                    continue;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if is_passing(&error) => continue,
-                Err(error) => return self.pause_incoming(&error),
+            let socket = match broker.accept() {
+                Accepted::Client(socket) => socket,
+                Accepted::Nobody => return,
+                Accepted::Gone => continue,
+                Accepted::Full(error) => return self.pause_incoming(&error),
+            };
+            if !broker.admit(self.next, socket, most) {
+                self.desk.service().metrics().connection_refused();
+                continue;
             }
-            if broker.watch(id, self.doors.epoll()).is_err() {
-                broker.leave(id);
+            if broker.watch(self.next, self.doors.poll()).is_err() {
+                broker.leave(self.next);
             }
+            self.next += 1;
         }
     }
 
@@ -703,20 +702,21 @@ impl Arbiterd {
             let Some(scrapers) = &mut self.scrapers else {
                 return;
             };
+            let socket = match scrapers.accept() {
+                Accepted::Client(socket) => socket,
+                Accepted::Nobody => return,
+                Accepted::Gone => continue,
+                Accepted::Full(error) => return self.pause_incoming(&error),
+            };
             let id = self.next;
-            match scrapers.accept(id, now().0, self.doors.epoll()) {
-                Ok(true) => self.next += 1,
-                Ok(false) => {
-                    self.desk.service().metrics().connection_refused();
-                    continue;
+            match scrapers.admit(id, socket, now().0, self.doors.poll()) {
+                Ok(true) => {
+                    self.next += 1;
+                    self.scrape(id);
                 }
-                Err(error) if is_passing(&error) && error.kind() != io::ErrorKind::WouldBlock => {
-                    continue;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Ok(false) => self.desk.service().metrics().connection_refused(),
                 Err(error) => return self.pause_incoming(&error),
             }
-            self.scrape(id);
         }
     }
 

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use rustix::event::epoll::EventFlags;
-use rustix::net::{SendFlags, send};
-use umpire_service::{Access, ClientSocket, Closer, Kind, Listener, SocketError, Wording};
+use umpire_service::{
+    Accepted, Access, ClientSocket, Closer, Kind, Listener, Poll, SocketError, Wording,
+};
 
 use crate::http::{self, Heard};
 
@@ -135,20 +135,30 @@ impl Scrapers {
         self.open.len()
     }
 
-    /// Accepts one, and has it reported. `false`: there are too many, and it was closed.
+    /// A connection that waits to be accepted.
+    pub(crate) fn accept(&self) -> Accepted {
+        match &self.listening {
+            Listening::Port(listener, closer) => umpire_service::accept(listener, closer),
+            Listening::Path(listener) => listener.accept(),
+        }
+    }
+
+    /// Serves a connection, and has it reported. `false`: there are too many, and it was closed.
     ///
     /// # Errors
-    /// Nobody waits to be accepted, or there is no descriptor.
-    pub(crate) fn accept(&mut self, id: u64, now: u64, epoll: &Arc<OwnedFd>) -> io::Result<bool> {
-        let mut socket = match &self.listening {
-            Listening::Port(listener, closer) => umpire_service::accept(listener, closer)?,
-            Listening::Path(listener) => listener.accept()?,
-        };
+    /// It cannot be reported.
+    pub(crate) fn admit(
+        &mut self,
+        id: u64,
+        mut socket: ClientSocket,
+        now: u64,
+        poll: &Poll,
+    ) -> io::Result<bool> {
         if self.open.len() >= MOST && !self.make_room(socket.user()) || socket.is_overdrawn() {
             return Ok(false);
         }
         socket.refuse_rights();
-        socket.watch(epoll, id, EventFlags::IN)?;
+        socket.watch(poll, id, EventFlags::IN)?;
         let scraper = Scraper {
             socket,
             received: Vec::new(),
@@ -256,16 +266,8 @@ impl Scraper {
     /// Whether all was sent.
     fn write(&mut self) -> io::Result<bool> {
         let answer = self.answer.as_deref().unwrap_or_default();
-        while self.sent < answer.len() {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match send(&self.socket, &answer[self.sent..], flags) {
-                Ok(count) => self.sent += count,
-                Err(rustix::io::Errno::AGAIN) => return Ok(false),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(true)
+        self.sent += self.socket.send(&answer[self.sent..])?;
+        Ok(self.sent == answer.len())
     }
 }
 

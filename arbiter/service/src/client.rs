@@ -1,21 +1,25 @@
 //! A client's connection, and what comes on it. Nobody waits for its end, nor for that of the
 //! descriptors that came with it.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
-    recvmsg, shutdown, sockopt::socket_type,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketType, recv, recvmsg, send, sendmsg, shutdown,
+    sockopt::socket_type,
 };
 
 use crate::closer::Closer;
+use crate::poll::Poll;
 use crate::sys;
 
+/// Most descriptors that are sent along with one packet.
+const MOST_SENT: usize = 2;
 /// Most descriptors taken in from one message. A message cannot have more (SCM_MAX_FD), so
 /// the kernel never closes one on this thread.
 const MOST_RECEIVED: usize = 253;
@@ -30,7 +34,7 @@ pub struct ClientSocket {
     packets: bool,
     /// There may be descriptors in what was not read: the kernel closes them with the socket.
     may_carry: bool,
-    epoll: Option<Arc<OwnedFd>>,
+    poll: Option<Poll>,
     closer: Closer,
 }
 
@@ -44,7 +48,7 @@ impl ClientSocket {
             // It was refused from the first byte on if the listener did so at the `connect`.
             may_carry: sys::passes_rights(socket.as_fd()),
             socket: Some(socket),
-            epoll: None,
+            poll: None,
             closer: closer.clone(),
         }
     }
@@ -54,22 +58,40 @@ impl ClientSocket {
         self.user
     }
 
-    /// Has `epoll` report it, until its end.
+    /// Has `poll` report it, until this is dropped.
     ///
     /// # Errors
     /// That of `epoll_ctl`.
-    pub fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64, flags: EventFlags) -> io::Result<()> {
-        epoll::add(epoll, &*self, EventData::new_u64(token), flags)?;
-        self.epoll = Some(epoll.clone());
+    pub fn watch(&mut self, poll: &Poll, token: u64, flags: EventFlags) -> io::Result<()> {
+        poll.watch(&*self, token, flags)?;
+        self.poll = Some(poll.clone());
         Ok(())
     }
 
     /// Has other things reported of it.
     pub fn listen(&self, token: u64, flags: EventFlags) {
-        if let Some(epoll) = &self.epoll {
+        if let Some(poll) = &self.poll {
             // It was added, so this cannot fail.
-            let _ = epoll::modify(epoll, self, EventData::new_u64(token), flags);
+            let _ = poll.listen(self, token, flags);
         }
+    }
+
+    /// Sends bytes, as many as the client takes in now. Never waits.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match send(self, &bytes[sent..], flags) {
+                Ok(count) => sent += count,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(sent)
     }
 
     /// Takes in what has come: of a stream as much as fits, up to the next descriptors; or a
@@ -144,8 +166,8 @@ impl Drop for ClientSocket {
         let Some(socket) = self.socket.take() else {
             return;
         };
-        if let Some(epoll) = &self.epoll {
-            let _ = epoll::delete(epoll, &socket);
+        if let Some(poll) = &self.poll {
+            poll.forget(&socket);
         }
         if self.may_carry {
             // The client learns of it at once, and nothing more comes.
@@ -155,6 +177,26 @@ impl Drop for ClientSocket {
             }
         }
     }
+}
+
+/// Sends a packet with at most two descriptors, or as much of a stream as there is room for.
+/// Never waits.
+///
+/// # Errors
+/// There is no room for it, or nobody reads any more.
+pub fn send_packet(
+    socket: BorrowedFd<'_>,
+    packet: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags)?;
+    Ok(())
 }
 
 /// Whether nothing is left on a stream that was shut down, after what has no descriptors along

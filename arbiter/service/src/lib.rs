@@ -1,11 +1,13 @@
-//! Sockets of the file system that local clients connect to: how a server gets one, and
-//! who is at the other end.
+//! What the servers of this repository share: sockets of the file system that local clients
+//! connect to, how a server gets one and who is at the other end, what it waits for, and how it
+//! receives and sends without a wait for any client.
 #![deny(unsafe_code)]
 
 mod client;
 mod closer;
 mod namespace;
 mod place;
+mod poll;
 mod sys;
 
 use std::io;
@@ -20,9 +22,10 @@ use rustix::net::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 
-pub use client::{ClientSocket, Received, Rights, refuse_rights};
+pub use client::{ClientSocket, Received, Rights, refuse_rights, send_packet};
 pub use closer::Closer;
 use place::{Name, Place};
+pub use poll::{Happened, Poll};
 
 /// Most connections that wait to be accepted.
 /// So many may wait to be accepted, and one more.
@@ -195,21 +198,37 @@ impl Listener {
     }
 
     /// A connection that waits to be accepted. Never waits itself.
-    ///
-    /// # Errors
-    /// There is none, or the process has no descriptor left.
-    pub fn accept(&self) -> io::Result<ClientSocket> {
+    pub fn accept(&self) -> Accepted {
         accept(&self.socket, &self.closer)
     }
 }
 
+/// What comes of a look who wants to connect.
+#[derive(Debug)]
+pub enum Accepted {
+    /// Somebody has connected.
+    Client(ClientSocket),
+    /// Nobody waits.
+    Nobody,
+    /// Who waited is gone, or a signal has come: somebody else may wait.
+    Gone,
+    /// Somebody waits, and cannot be accepted for want of descriptors. The socket would report
+    /// that again at once, and go on doing so.
+    Full(io::Error),
+}
+
 /// Accepts a connection at a socket that somebody else has made. Never waits.
-///
-/// # Errors
-/// There is none, or the process has no descriptor left for it.
-pub fn accept(listener: &impl AsFd, closer: &Closer) -> io::Result<ClientSocket> {
-    closer.has_room(listener.as_fd())?;
-    Ok(ClientSocket::new(accept_with(listener, FLAGS)?, closer))
+pub fn accept(listener: &impl AsFd, closer: &Closer) -> Accepted {
+    let accepted = closer.has_room(listener.as_fd());
+    let accepted = accepted.and_then(|()| Ok(accept_with(listener, FLAGS)?));
+    match accepted {
+        Ok(socket) => Accepted::Client(ClientSocket::new(socket, closer)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock => Accepted::Nobody,
+            io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => Accepted::Gone,
+            _ => Accepted::Full(error),
+        },
+    }
 }
 
 impl AsFd for Listener {
@@ -460,8 +479,10 @@ mod tests {
         let path = folder.path().join("control");
         let listener = listener(&path).unwrap();
         let _client = dial(&path).unwrap();
-        let server = listener.accept().unwrap();
-        assert!(listener.accept().is_err());
+        let Accepted::Client(server) = listener.accept() else {
+            panic!("somebody has connected");
+        };
+        assert!(matches!(listener.accept(), Accepted::Nobody));
         let peer = Peer::of(&server).unwrap();
         assert_eq!(peer.pid, std::process::id());
         assert_eq!(peer.uid, rustix::process::geteuid().as_raw());

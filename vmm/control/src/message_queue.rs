@@ -12,6 +12,7 @@ use pmu_virt::perfmon::MessageQueue;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
+use umpire_service::send_packet;
 
 use crate::{socket, sys};
 
@@ -94,7 +95,7 @@ impl Bell {
 
     fn ring(&self) {
         // A tool that has shut its bell down hears nothing.
-        let _ = socket::send(self.hand.as_fd(), &[1], &[]);
+        let _ = send_packet(self.hand.as_fd(), &[1], &[]);
     }
 }
 
@@ -187,7 +188,7 @@ impl MessageQueue for SocketQueue {
         };
         // A tool that is gone is no error. The depth of the queue is far below what a
         // socket holds.
-        let sent = socket::send(socket, packet, &[]).is_ok();
+        let sent = send_packet(socket, packet, &[]).is_ok();
         if sent {
             self.sent.push_back(message.is_some());
         }
@@ -264,7 +265,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         // Whatever the tool does to its end, nobody waits.
-        socket::send(bell.as_fd(), b"x", &[]).unwrap_err();
+        send_packet(bell.as_fd(), b"x", &[]).unwrap_err();
         fcntl_setfl(bell, fcntl_getfl(bell).unwrap() - OFlags::NONBLOCK).unwrap();
         rustix::net::shutdown(bell, rustix::net::Shutdown::Both).unwrap();
         queue.post(None);

@@ -1,35 +1,11 @@
-//! Packets that are sent on sockets that keep them apart (`SOCK_SEQPACKET`), with descriptors
-//! along, and the sockets that contexts are.
+//! The sockets that contexts are.
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::fstat;
 use rustix::net::sockopt::{socket_cookie, socket_domain, socket_type};
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
-    SocketType, sendmsg, shutdown, socketpair,
-};
-
-/// Most descriptors sent along with one packet.
-const MOST_SENT: usize = 2;
-
-/// Sends a packet with at most two descriptors; never waits.
-pub(crate) fn send(
-    socket: BorrowedFd<'_>,
-    packet: &[u8],
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags)?;
-    Ok(())
-}
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
 /// The two ends of a context: the server's, to which nothing can be written,
 /// and the tool's.
@@ -79,7 +55,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use rustix::net::socket_with;
-    use umpire_service::{ClientSocket, Closer, FLAGS};
+    use umpire_service::{ClientSocket, Closer, FLAGS, send_packet};
 
     use super::*;
 
@@ -89,8 +65,8 @@ mod tests {
         let (client, server) = socketpair(AddressFamily::UNIX, kind, FLAGS, None).unwrap();
         let server = ClientSocket::new(server, &Closer::new(1 << 20));
         let mut buffer = [0; 16];
-        send(client.as_fd(), b"one", &[server.as_fd()]).unwrap();
-        send(client.as_fd(), b"other", &[]).unwrap();
+        send_packet(client.as_fd(), b"one", &[server.as_fd()]).unwrap();
+        send_packet(client.as_fd(), b"other", &[]).unwrap();
         let one = server.receive(&mut buffer).unwrap();
         assert_eq!((one.bytes, one.rights.len(), one.cut), (3, 1, false));
         assert_eq!(&buffer[..3], b"one");
@@ -109,8 +85,8 @@ mod tests {
     #[test]
     fn nothing_can_be_written_to_a_context() {
         let (ours, theirs) = context_pair().unwrap();
-        let error = send(theirs.as_fd(), b"x", &[]).unwrap_err();
+        let error = send_packet(theirs.as_fd(), b"x", &[]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
-        send(ours.as_fd(), b"x", &[]).unwrap();
+        send_packet(ours.as_fd(), b"x", &[]).unwrap();
     }
 }

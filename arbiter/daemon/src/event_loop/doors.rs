@@ -1,12 +1,11 @@
-//! What the one thread waits for: the socket at which calls come in, and the epoll in which all
-//! descriptors are.
+//! What the one thread waits for: the socket at which calls come in, and all other descriptors.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
-use umpire_service::{BACKLOG, ClientSocket, Closer, Listener};
+use rustix::event::epoll::EventFlags;
+use umpire_service::{Accepted, BACKLOG, ClientSocket, Closer, Happened, Listener, Poll};
 
 /// Most events taken at once.
 pub(super) const BATCH: usize = 1024;
@@ -27,7 +26,7 @@ pub(super) enum Incoming {
 #[derive(Debug)]
 pub(super) struct Doors {
     incoming: Incoming,
-    epoll: Arc<OwnedFd>,
+    poll: Poll,
     /// How many were accepted since then: who waits behind so many as can wait has come later.
     accepted: u16,
     /// Nobody is accepted until then: there are no descriptors left.
@@ -42,15 +41,15 @@ impl Doors {
     pub(super) fn new(incoming: Incoming) -> io::Result<Self> {
         Ok(Doors {
             incoming,
-            epoll: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
+            poll: Poll::new()?,
             accepted: 0,
             full_until: None,
             says_full: 0,
         })
     }
 
-    pub(super) fn epoll(&self) -> &Arc<OwnedFd> {
-        &self.epoll
+    pub(super) fn poll(&self) -> &Poll {
+        &self.poll
     }
 
     /// Can be read from when somebody wants to connect.
@@ -62,20 +61,10 @@ impl Doors {
     }
 
     pub(super) fn watch(&self, source: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(token);
-        Ok(epoll::add(
-            &self.epoll,
-            source,
-            data,
-            epoll::EventFlags::IN,
-        )?)
+        self.poll.watch(&source, token, EventFlags::IN)
     }
 
-    pub(super) fn forget(&self, source: BorrowedFd<'_>) -> io::Result<()> {
-        Ok(epoll::delete(&self.epoll, source)?)
-    }
-
-    pub(super) fn accept(&mut self) -> io::Result<ClientSocket> {
+    pub(super) fn accept(&mut self) -> Accepted {
         self.accepted = self.accepted.saturating_add(1);
         match &self.incoming {
             Incoming::Own(listener) => listener.accept(),
@@ -121,29 +110,9 @@ impl Doors {
         self.full_until
     }
 
-    /// The tokens of what has come, and whether that is the end of a connection. `most`: it is
-    /// waited for no longer, in nanoseconds.
-    pub(super) fn wait(&self, most: Option<u64>) -> io::Result<Vec<(u64, bool)>> {
-        let none = epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        };
-        let mut events = [none; BATCH];
-        let most = most.map(|ns| Timespec {
-            tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
-            tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
-        });
-        let count = match epoll::wait(&self.epoll, &mut events[..], most.as_ref()) {
-            Ok(count) => count,
-            Err(rustix::io::Errno::INTR) => 0,
-            Err(error) => return Err(error.into()),
-        };
-        let gone = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
-        let event = |event: &epoll::Event| {
-            let flags = event.flags;
-            (event.data.u64(), flags.intersects(gone))
-        };
-        Ok(events[..count].iter().map(event).collect())
+    /// What has come. `most`: it is waited for no longer, in nanoseconds.
+    pub(super) fn wait(&self, most: Option<u64>) -> io::Result<Vec<Happened>> {
+        self.poll.wait::<BATCH>(most.map(Duration::from_nanos))
     }
 
     /// The socket's name stays, if it is this process's: the next arbiter sees by it that

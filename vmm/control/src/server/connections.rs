@@ -17,8 +17,7 @@ use super::answer::{Answer, ConnectionId, RequestId};
 use super::events::{Events, Token};
 use super::handed::Handed;
 use crate::memory_file::MemoryFile;
-use crate::socket::send;
-use umpire_service::{ClientSocket, Listener, Peer, Received};
+use umpire_service::{Accepted, ClientSocket, Listener, Peer, Received, send_packet};
 
 /// Connections accepted before others are served.
 const MOST_AT_ONCE: usize = 64;
@@ -113,13 +112,10 @@ impl Connections {
     pub(super) fn accept(&mut self) {
         for _ in 0..MOST_AT_ONCE {
             let socket = match self.listener.accept() {
-                Ok(socket) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // It is gone already.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) => {
-                    // No descriptor is left. The listener would report the
-                    // connection again at once, and go on doing so.
+                Accepted::Client(socket) => socket,
+                Accepted::Nobody => return,
+                Accepted::Gone => continue,
+                Accepted::Full(error) => {
                     log::debug!("a connection was not accepted: {error}");
                     self.events.remove(&self.listener);
                     self.accept_paused_until = Some(Instant::now() + ACCEPT_PAUSE);
@@ -147,7 +143,7 @@ impl Connections {
         };
     }
 
-    fn admit(&mut self, socket: ClientSocket) -> Result<(), Refusal> {
+    fn admit(&mut self, mut socket: ClientSocket) -> Result<(), Refusal> {
         let none = |error: io::Error| Refusal::new(Errno::EMFILE, error.to_string());
         if socket.is_overdrawn() {
             let user = socket.user();
@@ -164,7 +160,7 @@ impl Connections {
         let peer = Peer::of(&socket).map_err(none)?;
         let id = self.next_id();
         self.events
-            .add(&socket, Token::Connection(id))
+            .add_client(&mut socket, Token::Connection(id))
             .map_err(none)?;
         log::debug!("process {} of user {} connects", peer.pid, peer.uid);
         let connection = Connection {
@@ -188,15 +184,13 @@ impl Connections {
 
     /// Keeps a refused connection until it has sent its request, or is the oldest
     /// of too many.
-    fn keep_refused(&mut self, socket: ClientSocket) -> io::Result<()> {
+    fn keep_refused(&mut self, mut socket: ClientSocket) -> io::Result<()> {
         let id = self.next_id();
-        self.events.add(&socket, Token::Connection(id))?;
+        self.events.add_client(&mut socket, Token::Connection(id))?;
         socket.refuse_rights();
         self.refused.insert(id, socket);
-        if self.refused.len() > MOST_REFUSED
-            && let Some((_, oldest)) = self.refused.pop_first()
-        {
-            self.events.remove(&oldest);
+        if self.refused.len() > MOST_REFUSED {
+            self.refused.pop_first();
         }
         Ok(())
     }
@@ -211,7 +205,6 @@ impl Connections {
         if let Some(socket) = self.refused.remove(&id) {
             // With the packet unread, its peer would lose the answer.
             let _ = socket.receive(&mut buffer[..]);
-            self.events.remove(&socket);
             return None;
         }
         let connection = self.open.get_mut(&id)?;
@@ -278,7 +271,7 @@ impl Connections {
         if let Some(file) = answer.file.as_ref().filter(|_| answer.is_files_last_use) {
             self.handed.add(connection.peer.uid, file);
         }
-        if let Err(error) = send(connection.socket.as_fd(), &packet, &fds) {
+        if let Err(error) = send_packet(connection.socket.as_fd(), &packet, &fds) {
             log::debug!("a connection is closed, as its answer cannot be sent: {error}");
             self.hang_up(id);
         } else if connection.muted {
@@ -317,7 +310,9 @@ impl Connections {
             }
             let left = MemoryFile::of("umpire-last-counts", &last::encode_all(&of_it))
                 .and_then(|file| file.reader())
-                .and_then(|file| send(connection.socket.as_fd(), &last::PACKET, &[file.as_fd()]));
+                .and_then(|file| {
+                    send_packet(connection.socket.as_fd(), &last::PACKET, &[file.as_fd()])
+                });
             if let Err(error) = left {
                 log::warn!("a tool cannot read its counts after the VM's end: {error}");
             }
@@ -339,8 +334,7 @@ impl Connections {
 
     /// Ends a connection.
     pub(super) fn hang_up(&mut self, id: ConnectionId) {
-        if let Some(connection) = self.open.remove(&id) {
-            self.events.remove(&connection.socket);
+        if self.open.remove(&id).is_some() {
             self.ended.push(id);
         }
     }
@@ -382,7 +376,7 @@ fn send_refusal(socket: &ClientSocket, refusal: &Refusal) {
     };
     if let Ok(packet) = reply.encode() {
         // If there is no room, nobody reads.
-        let _ = send(socket.as_fd(), &packet, &[]);
+        let _ = send_packet(socket.as_fd(), &packet, &[]);
     }
 }
 

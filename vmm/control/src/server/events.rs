@@ -1,11 +1,12 @@
 //! What the server waits for.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use pmu_virt::perfmon::ContextId;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll::EventFlags;
+use umpire_service::{ClientSocket, Poll};
 
 use super::answer::ConnectionId;
 
@@ -63,58 +64,50 @@ impl Token {
 /// The descriptors that the server waits for.
 #[derive(Debug)]
 pub(super) struct Events {
-    epoll: OwnedFd,
+    poll: Poll,
 }
 
 impl Events {
     pub(super) fn new() -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { epoll })
+        Ok(Self { poll: Poll::new()? })
     }
 
     /// Reports `token` when `source` can be read. Of a context it reports only that
     /// the other end is gone.
     pub(super) fn add(&self, source: &impl AsFd, token: Token) -> io::Result<()> {
         let flags = match token {
-            Token::Context(_) => epoll::EventFlags::empty(),
-            _ => epoll::EventFlags::IN,
+            Token::Context(_) => EventFlags::empty(),
+            _ => EventFlags::IN,
         };
-        let data = epoll::EventData::new_u64(token.number());
-        Ok(epoll::add(&self.epoll, source, data, flags)?)
+        self.poll.watch(source, token.number(), flags)
+    }
+
+    /// The same of a connection, until it is dropped.
+    pub(super) fn add_client(&self, client: &mut ClientSocket, token: Token) -> io::Result<()> {
+        client.watch(&self.poll, token.number(), EventFlags::IN)
     }
 
     /// Whether packets of a connection are reported. Its end always is.
     pub(super) fn listen(&self, source: &impl AsFd, token: Token, on: bool) -> io::Result<()> {
         let flags = if on {
-            epoll::EventFlags::IN
+            EventFlags::IN
         } else {
-            epoll::EventFlags::empty()
+            EventFlags::empty()
         };
-        let data = epoll::EventData::new_u64(token.number());
-        Ok(epoll::modify(&self.epoll, source, data, flags)?)
+        self.poll.listen(source, token.number(), flags)
     }
 
     pub(super) fn remove(&self, source: &impl AsFd) {
-        // It cannot fail: the descriptor was added.
-        let _ = epoll::delete(&self.epoll, source);
+        self.poll.forget(source);
     }
 
     /// What can be read, after `most` at the latest.
     pub(super) fn wait(&self, most: Option<Duration>) -> io::Result<Vec<Token>> {
-        let none = epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        };
-        let mut events = [none; BATCH];
-        let most = most.and_then(|most| Timespec::try_from(most).ok());
-        match epoll::wait(&self.epoll, &mut events[..], most.as_ref()) {
-            Ok(count) => Ok(events[..count]
-                .iter()
-                .filter_map(|event| Token::of(event.data.u64()))
-                .collect()),
-            Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
-            Err(error) => Err(error.into()),
-        }
+        let happened = self.poll.wait::<BATCH>(most)?;
+        Ok(happened
+            .iter()
+            .filter_map(|one| Token::of(one.token))
+            .collect())
     }
 }
 

@@ -18,7 +18,7 @@ use pmu_virt::perfmon::{ContextId, FormatRegistry, LogicalPmu};
 use pmu_virt::{CountRequest, EventFilters, EventProfile, PmuModel};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use umpire_perfmon::Client;
-use umpire_service::{ClientSocket, Closer, Rights};
+use umpire_service::{ClientSocket, Closer, Rights, send_packet};
 
 use super::contexts::table::MOST_SETS;
 use super::{ServedVm, Server};
@@ -27,7 +27,6 @@ use crate::dispatcher::{JobDispatcher, JobQueue, JobQueues};
 use crate::job::{Done, Job, VcpuView, View, Work};
 use crate::kernel::GuestKernel;
 use crate::serve::serve_inspection;
-use crate::socket::send;
 
 /// Bytes of all sampling buffers.
 const MOST_BUFFERS: u64 = 1 << 20;
@@ -173,7 +172,7 @@ impl Wire {
             nargs: call.nargs(),
             payload: &call.encode(),
         };
-        send(self.socket.as_fd(), &request.encode().unwrap(), fds).unwrap();
+        send_packet(self.socket.as_fd(), &request.encode().unwrap(), fds).unwrap();
     }
 
     /// The command and the context of the next answer, which is a success.

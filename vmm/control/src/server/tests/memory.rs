@@ -114,7 +114,7 @@ fn buffers_of_clients_that_are_gone_go() {
             payload: &payload,
         };
         let packet = [&request.header()[..], &payload].concat();
-        send(socket.as_fd(), &packet, &[]).unwrap();
+        send_packet(socket.as_fd(), &packet, &[]).unwrap();
     }
     await_that(|| sampling(&stage.client, MOST_BUFFERS).is_ok());
 }
