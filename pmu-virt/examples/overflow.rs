@@ -40,9 +40,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ring: Some(Ring::Kernel),
         },
     );
-    if let PmiDue::Send(pmi) = pmu.pmi_due(Tsc(1_000_000)) {
+    if let PmiDue::Send(pmi) = pmu.interrupts_mut().due(Tsc(1_000_000)) {
         println!("a PMI is due for {:?}", pmi.counters);
-        pmu.pmi_sent();
+        pmu.interrupts_mut().sent();
     }
     let count = pmu.rdmsr(&mut core, COUNTER, kernel).outcome;
     println!("the counter reads {count:?}");

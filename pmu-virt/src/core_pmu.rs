@@ -29,8 +29,8 @@ use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
 /// The PMU of one core. Owned by the core's thread.
 #[derive(Debug)]
 pub struct CorePmu {
-    pub(crate) bank: SlotBank,
-    pub(crate) host: CoreHost,
+    bank: SlotBank,
+    host: CoreHost,
     /// What guests may have counted.
     filter: Arc<EventFilter>,
     book: Book,
@@ -143,6 +143,30 @@ impl CorePmu {
 
     pub(crate) fn planner(&self) -> Planner<'_> {
         Planner::new(&self.bank, &self.filter)
+    }
+
+    #[inline]
+    pub(crate) fn bank(&self) -> &SlotBank {
+        &self.bank
+    }
+
+    #[inline]
+    pub(crate) fn bank_mut(&mut self) -> &mut SlotBank {
+        &mut self.bank
+    }
+
+    /// What contexts of the host need of it.
+    #[inline]
+    pub(crate) fn host(&self) -> &CoreHost {
+        &self.host
+    }
+
+    pub(crate) fn host_mut(&mut self) -> &mut CoreHost {
+        &mut self.host
+    }
+
+    pub(crate) fn parts_mut(&mut self) -> (&mut CoreHost, &mut SlotBank) {
+        (&mut self.host, &mut self.bank)
     }
 
     /// What is wanted of this core.

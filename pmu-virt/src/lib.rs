@@ -71,8 +71,9 @@ pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
-    CounterReport, IbsDue, MsrRead, MsrWrite, Needs, OtherCores, Oversubscribe, PmiDue, PmiRequest,
-    ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
+    Claims, CounterReport, HostSide, Hosts, IbsDue, Interrupts, MsrRead, MsrWrite, Needs,
+    OtherCores, Oversubscribe, PmiDue, PmiRequest, ReadOutcome, Reservations, VcpuPmu,
+    WriteOutcome,
 };
 
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to

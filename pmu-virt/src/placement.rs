@@ -115,6 +115,20 @@ impl Claims {
         claims
     }
 
+    /// The same without those of a context, which makes room.
+    pub(crate) fn leave_out(&mut self, context: ContextId) {
+        let leaves = |claimant: &Claimant| matches!(claimant, Claimant::Context { context: of, .. } if *of == context);
+        let stays: Vec<bool> = self.claimants.iter().map(|one| !leaves(one)).collect();
+        // The guest's others are together, with contexts before them or behind.
+        let before = stays[..self.guest.start].iter();
+        let before = before.filter(|stays| !**stays).count();
+        self.guest = self.guest.start - before..self.guest.end - before;
+        let mut stay = stays.iter();
+        self.claimants.retain(|_| stay.next() == Some(&true));
+        let mut stay = stays.iter();
+        self.demands.retain(|_| stay.next() == Some(&true));
+    }
+
     fn guests_demands(&self) -> Vec<Demand> {
         [
             &self.demands[..self.reserved],

@@ -1,55 +1,62 @@
-//! One virtual CPU's PMU: registers, grant, logical counters, and the core
-//! whose physical counters count for them.
+//! One virtual CPU's PMU: what its clients see of it. The VMM brings accesses of the guest,
+//! entries and exits, and moves from core to core; host's tools bring contexts, and
+//! administrators budgets.
+//!
+//! Below are three tiers, each of which knows nothing of the one above: who may use which
+//! counter (`tenancy`), who counts where (`counting`), and what was counted (`tally`). The
+//! values that these let meet own their fields, and call none of each other.
 
 mod access;
 mod backing;
-mod block;
-mod budget;
+mod claims;
+mod counters;
 mod counting;
-mod hosting;
-mod ibs;
-mod ibs_contexts;
+mod host_side;
+mod hosts;
+mod interrupts;
+mod losses;
+mod page;
 mod pebs;
-mod placing;
-mod pmi;
-mod report;
-mod reserved;
+mod placer;
+mod registers;
+mod samplers;
 mod saved;
-mod switch;
-mod taken;
+mod seat;
+mod tally;
+mod tenancy;
+mod terms;
 mod times;
 mod uncounted;
 
 pub use backing::OtherCores;
-pub use ibs::IbsDue;
-pub use placing::Oversubscribe;
-pub use pmi::{PmiDue, PmiRequest};
-pub use report::CounterReport;
-pub use reserved::Reservations;
-pub use switch::Needs;
-use taken::Taken;
+pub use claims::{Claims, Reservations};
+pub use counters::CounterReport;
+pub use host_side::HostSide;
+pub use hosts::Hosts;
+pub use interrupts::{Interrupts, PmiDue, PmiRequest};
+pub use placer::Oversubscribe;
+pub use samplers::IbsDue;
 
-use std::cell::Cell;
-use std::sync::Arc;
-
-use arbiter::{CounterId, CounterSet, Grant, PcrRegister};
-use perfmon::ContextId;
+use arbiter::{
+    Budget, Caller, Context, CounterId, CounterSet, Effects, Grant, PcrRegister, PcrUnit, PerKind,
+    Verdict,
+};
+use perfmon::{Moment, Quantities};
+use perfmon_abi::wire::Refusal;
+use pmu_model::ibs::IbsSample;
 use pmu_model::{
-    Constraint, CountRequest, IbsKind, LossReason, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId,
-    PmuModel, Progress, Provenance, Ticks, Tsc, UnavailableReason,
+    IbsKind, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel, Progress, Ticks, Tsc,
+    UnavailableReason,
 };
 
-use crate::attached::ContextGroup;
 use crate::core_pmu::CorePmu;
-use crate::slot_bank::SlotLease;
-use crate::throttle::PmiThrottle;
-use ibs::Ibs;
-use pebs::PebsState;
-use placing::Multiplexer;
-use pmi::{Freeze, PendingPmi};
-use report::Snapshot;
-use times::Times;
-use uncounted::Uncounted;
+use crate::pebs::{LinearMemory, PebsMoment, PebsNeeds, PebsStats};
+use crate::state::{PmuState, StateError};
+use counting::Counting;
+use seat::Seat;
+use tally::Tally;
+use tenancy::Tenancy;
+use terms::counters_there;
 
 /// What a read comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +130,7 @@ impl MsrWrite {
     /// A write of `msr` where there is no PMU.
     pub fn without_pmu(msr: MsrIndex) -> Self {
         MsrWrite {
-            secret: block::is_key(PcrRegister::decode(msr.0)),
+            secret: access::is_key(PcrRegister::decode(msr.0)),
             ..WriteOutcome::Gp.into()
         }
     }
@@ -143,38 +150,28 @@ impl From<WriteOutcome> for MsrWrite {
 
 const COUNTERS: usize = (MAX_PROGRAMMABLE + MAX_FIXED) as usize + IbsKind::ALL.len();
 
-/// A counter as the guest sees it.
-#[derive(Debug, Default)]
-struct Logical {
-    /// What its control asks for, decoded; `None` until that is written.
-    request: Option<CountRequest>,
-    /// Count at the last settlement, always within the counter's width.
-    value: u64,
-    /// Events since the guest programmed it.
-    counted: u64,
-    /// The physical counter that counts for it.
-    lease: Option<SlotLease>,
-    /// When it was to count, and when it did.
-    times: Times,
-    /// How its events were counted, as told at the last settlement.
-    provenance: Option<Provenance>,
-    /// Why they are no longer exact, as told when it last left a place.
-    loss: Option<LossReason>,
-    /// What it was to count when it was taken from its owner; told until another event
-    /// is selected.
-    taken: Option<CountRequest>,
-    unavailable: Option<UnavailableReason>,
-    /// The core of [`VcpuPmu::bank`] has no source for the event, and need not be
-    /// asked again. Another core may have one.
-    dead: Option<UnavailableReason>,
+/// Position of a counter of the model among all.
+#[inline]
+fn index_of(counter: CounterId) -> usize {
+    usize::from(match counter {
+        CounterId::Programmable(n) => n,
+        CounterId::Fixed(n) => MAX_PROGRAMMABLE + n,
+        CounterId::Ibs(kind) => MAX_PROGRAMMABLE + MAX_FIXED + kind as u8,
+    })
 }
 
-impl Logical {
-    /// Whether it counts while the guest runs.
-    #[inline]
-    fn is_running(&self) -> bool {
-        self.lease.as_ref().is_some_and(SlotLease::is_running)
-    }
+/// What the VMM has to do for the counts; changes at writes and resets, and at
+/// whatever is done to host contexts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Tell the ring in [`Progress::Left`](crate::Progress::Left), and keep
+    /// [`VcpuPmu::deadline`].
+    pub ring: bool,
+    /// Step the guest and tell each instruction.
+    pub stepping: bool,
+    /// Some counter is running, or waits for its turn, or a host context is
+    /// started.
+    pub counting: bool,
 }
 
 /// One vCPU's PMU. Owned by the thread that runs the vCPU.
@@ -184,100 +181,25 @@ impl Logical {
 /// allocate.
 #[derive(Debug)]
 pub struct VcpuPmu {
-    owner: OwnerId,
-    model: PmuModel,
+    tenancy: Tenancy,
     /// It is switched in: what is done to it is done on that core.
     attached: bool,
     /// The slots that it was switched in to last.
     bank: Option<u64>,
-    grant: Grant,
-    /// Its budget has changed while it was on no core.
-    budget_due: bool,
-    reservations: Option<Box<Reservations>>,
-    /// The other cores, if the scheduler moves it there.
-    others: Option<Arc<dyn OtherCores>>,
-    /// Reserved counters whose physical ones the host's kernel has taken.
-    taken: Taken,
-    /// Reserved counters whose owners know that what they select cannot be counted.
-    unbacked: CounterSet,
-    /// What can count most events of the guest's on the core where it was last; none
-    /// before that was needed.
-    any: Cell<Option<Constraint>>,
-    select: [u64; MAX_PROGRAMMABLE as usize],
-    fixed_control: u64,
-    global_control: u64,
-    global_status: u64,
-    freeze: Freeze,
-    pebs: PebsState,
-    counters: [Logical; COUNTERS],
-    /// Every counter that has a place, or is wanted and not dead, is among these.
-    /// Switches look at no others.
-    active: CounterSet,
-    pmi: PendingPmi,
-    /// Instruction-based sampling, where the model has it.
-    ibs: Option<Box<Ibs>>,
-    needs: Needs,
-    /// [`VcpuPmu::is_programmed`].
-    programmed: bool,
-    /// How long the guest has run, halted time left out.
-    ran: Ticks,
-    /// TSC at entry, while the guest runs.
-    entered: Option<Tsc>,
-    /// TSC when the guest was last left; the clock of the reservations.
-    left: Tsc,
-    multiplexer: Multiplexer,
-    snapshot: Snapshot,
-    uncounted: Uncounted,
-    /// Its host contexts.
-    hosts: ContextGroup,
-    /// It is on a core, and it or the core has host contexts.
-    hosting: bool,
-    /// A tool keeps it out of its guest.
-    paused: bool,
-    /// Slots of contexts that were unloaded while the vCPU was parked.
-    orphans: Vec<(ContextId, Vec<SlotLease>)>,
 }
 
 impl VcpuPmu {
     /// A PMU in its reset state, on no core yet. No other vCPU on its cores
     /// may have the same `owner`.
+    #[must_use]
     pub fn detached(owner: OwnerId, model: PmuModel, grant: Grant) -> Self {
-        let global_control = model.global_control_reset();
-        let ibs = Ibs::of(&model, PmiThrottle::new(Ticks(0)));
+        let mut claims = Claims::new(grant);
+        let terms = claims.terms(&model);
+        let tally = Tally::new(owner, model, terms);
         VcpuPmu {
-            owner,
-            model,
+            tenancy: Tenancy::new(claims, Counting::new(tally)),
             attached: false,
             bank: None,
-            grant,
-            budget_due: false,
-            reservations: None,
-            others: None,
-            unbacked: CounterSet::EMPTY,
-            any: Cell::new(None),
-            taken: Taken::default(),
-            select: [0; MAX_PROGRAMMABLE as usize],
-            fixed_control: 0,
-            global_control,
-            global_status: 0,
-            freeze: Freeze::default(),
-            pebs: PebsState::default(),
-            counters: Default::default(),
-            active: CounterSet::EMPTY,
-            pmi: PendingPmi::default(),
-            ibs,
-            needs: Needs::default(),
-            programmed: false,
-            ran: Ticks(0),
-            entered: None,
-            left: Tsc(0),
-            multiplexer: Multiplexer::default(),
-            snapshot: Snapshot::default(),
-            uncounted: Uncounted::default(),
-            hosts: ContextGroup::default(),
-            hosting: false,
-            paused: false,
-            orphans: Vec::new(),
         }
     }
 
@@ -285,8 +207,51 @@ impl VcpuPmu {
     /// answer of a new one is [`Oversubscribe::Refuse`].
     #[must_use]
     pub fn with_oversubscription(mut self, answer: Oversubscribe) -> Self {
-        self.multiplexer = Multiplexer::new(answer);
+        self.counting_mut().set_answer(answer);
         self
+    }
+
+    /// The same PMU with so much time between two PMIs at least; a new one
+    /// holds none back.
+    #[must_use]
+    pub fn with_pmi_floor(mut self, ticks: Ticks) -> Self {
+        self.counting_mut().tally_mut().set_floor(ticks);
+        self
+    }
+
+    /// The same PMU with reservations. The unit has the counters of the model.
+    #[must_use]
+    pub fn with_reservations(mut self, reservations: Reservations) -> Self {
+        self.tenancy.claims_mut().reserve(reservations);
+        self.tenancy.renew_terms();
+        self
+    }
+
+    #[inline]
+    fn counting_mut(&mut self) -> &mut Counting {
+        self.tenancy.counting_mut()
+    }
+
+    #[inline]
+    fn tally(&self) -> &Tally {
+        self.tenancy.counting().tally()
+    }
+
+    /// `core` while the vCPU is on it. Whatever is done to it begins here.
+    #[inline]
+    fn seat<'a>(&mut self, core: Option<&'a mut CorePmu>) -> Seat<'a> {
+        self.tenancy.begin();
+        match core {
+            Some(core) if self.is_on(core) => Seat::On(core),
+            _ => Seat::Off,
+        }
+    }
+
+    /// A caller that lends another core, or one that another vCPU was attached to
+    /// meanwhile, must not get at that vCPU's counters.
+    #[inline]
+    fn is_on(&self, core: &CorePmu) -> bool {
+        self.attached && core.bank().attached() == Some(self.owner())
     }
 
     /// Brings every register to its reset value, stops and frees every
@@ -294,88 +259,16 @@ impl VcpuPmu {
     /// The phase of the firmware is the machine's, which restarts it itself. Host
     /// contexts go on: the guest does not know of them.
     pub fn reset(&mut self, core: Option<&mut CorePmu>) {
-        self.reset_registers(&mut self.here(core));
-        if let Some(reservations) = &mut self.reservations {
-            reservations.unit.reset();
-        }
-        self.note_holdings();
-    }
-
-    fn reset_registers(&mut self, here: &mut Here<'_>) {
-        for counter in &mut self.counters {
-            if let (Some(lease), Some(core)) = (&counter.lease, &mut *here) {
-                core.bank.release(lease);
-            }
-            *counter = Logical::default();
-        }
-        self.select = [0; MAX_PROGRAMMABLE as usize];
-        self.fixed_control = 0;
-        self.global_control = self.model.global_control_reset();
-        self.global_status = 0;
-        self.freeze = Freeze::default();
-        self.pebs.reset();
-        self.active = CounterSet::EMPTY;
-        self.unbacked = CounterSet::EMPTY;
-        self.taken = Taken::default();
-        self.pmi.reset();
-        if let Some(ibs) = &mut self.ibs {
-            ibs.reset(&self.model);
-        }
-        self.multiplexer.reset();
-        self.snapshot = Snapshot::default();
-        self.programmed = false;
-        self.refresh_needs(here.as_deref());
+        let seat = &mut self.seat(core);
+        self.tenancy.reset(seat);
     }
 
     /// Takes in what happened to the vCPU: overflows are raised at `Left`, and
     /// at each instruction that completes one.
     #[inline]
     pub fn observe(&mut self, core: &mut CorePmu, progress: Progress) {
-        let here = &mut self.here(Some(core));
-        let before = self.ran;
-        if let Some(core) = here {
-            core.bank.observe(&progress);
-        }
-        match progress {
-            Progress::Entered { tsc } => {
-                self.entered = Some(tsc);
-                if self.hosting {
-                    self.enter_hosts(here, tsc);
-                }
-                return;
-            }
-            Progress::Left { tsc, halted, .. } => {
-                let entered = self.entered.take().unwrap_or(tsc);
-                self.ran += tsc - entered - halted;
-                self.left = tsc;
-            }
-            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
-        }
-        if self.needs.counting {
-            self.pebs.retiring = !matches!(progress, Progress::Left { .. });
-            self.settle_overflows(here);
-            self.pebs.retiring = false;
-        }
-        if self.hosting {
-            self.observe_hosts(here, &progress, self.ran - before);
-        }
-        // After the counts: those of a counter that is taken away are gone.
-        if matches!(progress, Progress::Left { .. }) {
-            self.tick_reservations(here);
-        }
-    }
-
-    /// What was counted may have come to an overflow, or to the end of a turn.
-    #[inline]
-    fn settle_overflows(&mut self, here: &mut Here<'_>) {
-        let Some(core) = here else { return };
-        let overflowed = core.bank.take_overflows();
-        if !overflowed.is_empty() {
-            self.settle_slots(here, overflowed);
-        }
-        if self.multiplexer.is_over(self.ran) {
-            self.next_timeslice(here);
-        }
+        let seat = &mut self.seat(Some(core));
+        self.tenancy.observe(seat, progress);
     }
 
     /// TSC value at which the guest has to be interrupted, for an overflow, the
@@ -383,71 +276,476 @@ impl VcpuPmu {
     /// of a host context's event sets; known after
     /// [`Progress::Entered`].
     #[inline]
+    #[must_use]
     pub fn deadline(&self, core: &CorePmu) -> Option<Tsc> {
-        let core = self.if_here(Some(core));
-        let overflow = core.and_then(|core| core.bank.deadline());
-        let decides = self.reservations.is_some() || self.grant.budget.until.is_some();
-        if !(self.multiplexer.is_active() || self.hosting || decides) {
+        let core = self.is_on(core).then_some(core);
+        let (overflow, counting) = self.tenancy.counting().deadline(core);
+        if counting.is_none() && !self.tenancy.claims().decide() {
             return overflow;
         }
-        let turn = self.multiplexer.rest(self.ran).zip(self.entered);
-        let turn = turn.map(|(rest, entered)| entered + rest);
-        let host = if self.hosting {
-            self.host_deadline(core)
-        } else {
-            None
-        };
-        [overflow, turn, self.decision_due(), self.taken.due(), host]
+        let decision = self.tenancy.claims().due();
+        [overflow, counting, decision, self.tally().losses().due()]
             .into_iter()
             .flatten()
             .min()
     }
 
     /// The model that the guest sees.
+    #[inline]
+    #[must_use]
     pub fn model(&self) -> &PmuModel {
-        &self.model
+        self.tally().model()
     }
 
     /// Whose counters these are.
+    #[inline]
+    #[must_use]
     pub fn owner(&self) -> OwnerId {
-        self.owner
+        self.tally().owner()
     }
 
     /// Whether it is switched in.
+    #[must_use]
     pub fn is_attached(&self) -> bool {
         self.attached
     }
 
-    /// `core` while the vCPU is on it.
-    #[inline]
-    fn here<'a>(&self, core: Option<&'a mut CorePmu>) -> Here<'a> {
-        core.filter(|core| self.is_on(core))
+    /// RDMSR. That the guest is at CPL 0 was checked before.
+    pub fn rdmsr(&mut self, core: &mut CorePmu, msr: MsrIndex, caller: Caller) -> MsrRead {
+        let seat = &mut self.seat(Some(core));
+        self.tenancy.rdmsr(seat, msr, caller)
     }
 
-    /// `core`, only to be looked at.
-    #[inline]
-    fn if_here<'a>(&self, core: Option<&'a CorePmu>) -> Option<&'a CorePmu> {
-        core.filter(|core| self.is_on(core))
+    /// WRMSR. That the guest is at CPL 0 was checked before.
+    pub fn wrmsr(
+        &mut self,
+        core: &mut CorePmu,
+        msr: MsrIndex,
+        value: u64,
+        caller: Caller,
+    ) -> MsrWrite {
+        let seat = &mut self.seat(Some(core));
+        self.tenancy.wrmsr(seat, msr, value, caller)
     }
 
-    /// A caller that lends another core, or one that another vCPU was attached to
-    /// meanwhile, must not get at that vCPU's counters.
-    #[inline]
-    fn is_on(&self, core: &CorePmu) -> bool {
-        self.attached && core.bank.attached() == Some(self.owner)
+    /// RDPMC. CPL and CR4.PCE were checked before. What `caller` presents is
+    /// looked at only if `ecx` is one that takes a cookie.
+    pub fn rdpmc(&mut self, core: &mut CorePmu, ecx: u32, caller: Caller) -> ReadOutcome {
+        let seat = &mut self.seat(Some(core));
+        self.tenancy.rdpmc(seat, ecx, caller)
     }
-}
 
-/// The core that a vCPU is on while something is done to it; none while it is
-/// switched out: its registers change then, and no counter does.
-type Here<'a> = Option<&'a mut CorePmu>;
+    /// The processor has taken its bits of a write, [`MsrWrite::rest`]; `value` is what the
+    /// guest wrote.
+    pub fn rest_taken(&mut self, msr: MsrIndex, value: u64) {
+        self.counting_mut().tally_mut().rest_taken(msr, value);
+    }
 
-/// Position of a counter of the model in `VcpuPmu::counters`.
-#[inline]
-fn index_of(counter: CounterId) -> usize {
-    usize::from(match counter {
-        CounterId::Programmable(n) => n,
-        CounterId::Fixed(n) => MAX_PROGRAMMABLE + n,
-        CounterId::Ibs(kind) => MAX_PROGRAMMABLE + MAX_FIXED + kind as u8,
-    })
+    /// A read of a counter by the hypervisor, on its own behalf or for a tool of the host,
+    /// with the cookie `presented`: judged as a guest's reads are, by the cookie and by the
+    /// mode bits of the hypervisor's layer. What is denied is recorded. `None`: there is no
+    /// such counter, there are no reservations, or the cookie has too many bits.
+    pub fn read_as_hypervisor(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        counter: CounterId,
+        presented: u64,
+    ) -> Option<Result<u64, Verdict>> {
+        let seat = &mut self.seat(core);
+        self.tenancy.read_as_hypervisor(seat, counter, presented)
+    }
+
+    /// The PMI of this vCPU.
+    #[inline]
+    #[must_use]
+    pub fn interrupts(&self) -> &Interrupts {
+        self.tally().interrupts()
+    }
+
+    /// The same, to be routed and sent.
+    #[inline]
+    pub fn interrupts_mut(&mut self) -> &mut Interrupts {
+        self.counting_mut().tally_mut().interrupts_mut()
+    }
+
+    /// Whether there may be a PMI or a notice to be sent.
+    #[inline]
+    #[must_use]
+    pub fn has_interrupt(&self) -> bool {
+        let samples = self.tally().samplers().is_waiting();
+        self.interrupts().is_pending() || samples || self.claims().unit().is_some()
+    }
+
+    /// When an interrupt is due that the throttle holds back.
+    #[inline]
+    #[must_use]
+    pub fn interrupt_due(&self) -> Option<Tsc> {
+        let samples = self.tally().samplers().deadline();
+        let pmi = self.interrupts().deadline();
+        [pmi, samples].into_iter().flatten().min()
+    }
+
+    /// Who may use its counters.
+    #[inline]
+    #[must_use]
+    pub fn claims(&self) -> &Claims {
+        self.tenancy.claims()
+    }
+
+    /// The same, for what a VMM takes up of it.
+    #[inline]
+    pub fn claims_mut(&mut self) -> &mut Claims {
+        self.tenancy.claims_mut()
+    }
+
+    /// How many physical counters are promised to this vCPU, which is on `core` or was
+    /// parked there: another core has to have room for them if it is to go on there.
+    #[must_use]
+    pub fn relies_on(&self, core: &CorePmu) -> usize {
+        core.book()
+            .relied_on(self.owner(), self.tally().terms().held_by_guest)
+    }
+
+    /// As many counters as there are; samplers are programmable ones here.
+    #[must_use]
+    pub fn there(&self) -> PerKind {
+        PerKind::count(counters_there(self.model()))
+    }
+
+    /// The samplers that count now.
+    #[must_use]
+    pub fn sampling(&self) -> CounterSet {
+        let samplers = counters_there(self.model()) & CounterSet::SAMPLERS;
+        let counters = self.tally().counters();
+        let counts = |one: &CounterId| counters.is_running(*one);
+        samplers.iter().filter(counts).collect()
+    }
+
+    /// Room that it needs on another core for a request that waits for it, if one does.
+    /// `core`: as for [`VcpuPmu::relies_on`].
+    #[must_use]
+    pub fn needs_room(&self, core: &CorePmu) -> Option<usize> {
+        let programmable = self.claims().unit()?.move_needs()?;
+        // Fixed-function counters and its contexts go with it.
+        let fixed = CounterSet::first(0, arbiter::MAX_FIXED);
+        let fixed = self.tally().terms().held_by_guest & fixed;
+        Some(core.book().relied_on(self.owner(), fixed) + usize::from(programmable))
+    }
+
+    /// No core has that room: the request is refused.
+    pub fn stay(&mut self, core: Option<&mut CorePmu>) {
+        let _ = self.arbitrate(core, |unit, cx| ((), unit.stay(cx)));
+    }
+
+    /// Whether it has to get onto its core, because a request waits to know what can be
+    /// backed there.
+    #[inline]
+    #[must_use]
+    pub fn waits_for_core(&self) -> bool {
+        !self.attached && self.claims().looks_for_room()
+    }
+
+    /// Lets the host itself act on the reservations, and does to the PMU what
+    /// that means for it. `None` without reservations.
+    pub fn arbitrate<R>(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        act: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> (R, Effects),
+    ) -> Option<R> {
+        let seat = &mut self.seat(core);
+        self.tenancy.arbitrate(seat, act)
+    }
+
+    /// Lets what is due by TSC value `tsc` take place: ends of leases, of
+    /// questions, and revocations. [`Progress::Left`](crate::Progress::Left) does
+    /// so by itself; this is for a vCPU that is not run, halted for instance. It
+    /// may be on no core.
+    pub fn tick(&mut self, core: Option<&mut CorePmu>, tsc: Tsc) {
+        let seat = &mut self.seat(core);
+        self.tenancy.claims_mut().pass(tsc);
+        self.tenancy.tick(seat);
+    }
+
+    /// The counters that the guest has enabled and that do not count now, and why.
+    #[must_use]
+    pub fn lacking(&self) -> Vec<(CounterId, UnavailableReason)> {
+        self.tenancy.lacking()
+    }
+
+    /// Lets the guest use `most` counters at a time from now on; with `until` only to that
+    /// TSC value, and then what it may use now. The guest's registers stay as they are.
+    /// Counters that nobody has reserved make way at once; who has reserved more than
+    /// that is told, and loses it after `grace_ms` milliseconds.
+    ///
+    /// # Errors
+    /// EBUSY: host contexts rely on what the guest would get. Nothing has changed.
+    pub fn set_budget(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        most: PerKind,
+        grace_ms: u32,
+        until: Option<Tsc>,
+    ) -> Result<(), Refusal> {
+        let seat = &mut self.seat(core);
+        self.tenancy.set_budget(seat, most, grace_ms, until)
+    }
+
+    /// The VM's lease on the host's counters holds so many from now on: the guest uses no
+    /// more at a time, whatever its budget is. `grace_ms` as of
+    /// [`set_budget`](Self::set_budget).
+    ///
+    /// # Errors
+    /// EBUSY: host contexts rely on what the guest would get. Nothing has changed.
+    pub fn set_lease(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        lease: PerKind,
+        grace_ms: u32,
+    ) -> Result<(), Refusal> {
+        let seat = &mut self.seat(core);
+        let budget = *self.claims().budget();
+        let budget = Budget { lease, ..budget };
+        self.tenancy.change_budget(seat, budget, grace_ms)
+    }
+
+    /// The host contexts of this vCPU.
+    #[inline]
+    #[must_use]
+    pub fn hosts(&self) -> &Hosts {
+        self.tenancy.counting().hosts()
+    }
+
+    /// The same, to be paused.
+    pub fn hosts_mut(&mut self) -> &mut Hosts {
+        self.counting_mut().hosts_mut()
+    }
+
+    /// What tools of the host do to it, where it is.
+    pub fn host_side<'a>(&'a mut self, core: Option<&'a mut CorePmu>) -> HostSide<'a> {
+        let seat = self.seat(core);
+        HostSide::new(&mut self.tenancy, seat)
+    }
+
+    /// Works with the core that the vCPU is on, and with the contexts of that
+    /// core; what that changes for the vCPU takes place at once. While it is
+    /// switched out, nothing does.
+    pub fn with_core<R>(&mut self, core: &mut CorePmu, act: impl FnOnce(&mut CorePmu) -> R) -> R {
+        if !self.attached {
+            return act(core);
+        }
+        self.tenancy.begin();
+        self.tenancy.introduce(core);
+        let result = act(core);
+        if core.host_mut().take_changed() {
+            self.tenancy.hosts_changed(&mut Seat::On(core));
+        }
+        result
+    }
+
+    /// Handles the overflows of host contexts: samples, notifications, resets.
+    pub fn sample_hosts(&mut self, core: &mut CorePmu, moment: &Moment, values: &dyn Quantities) {
+        let seat = &mut self.seat(Some(core));
+        self.counting_mut().sample_hosts(seat, moment, values);
+        self.tenancy.tell_owners();
+    }
+
+    /// Whether the hypervisor may yield a counter that it has reserved: what host
+    /// contexts on this core rely on has room without it. If the vCPU is on no
+    /// core, nobody can tell, and its contexts are not put at risk.
+    #[must_use]
+    pub fn hypervisor_can_yield(&self, core: Option<&CorePmu>) -> bool {
+        match core.filter(|core| self.is_on(core)) {
+            Some(core) => core.book().guest_may_have_more(core.planner(), 1),
+            None => self.hosts().is_empty(),
+        }
+    }
+
+    /// A sampler has come to its maximum, and its sample is to be taken where the guest
+    /// stands.
+    #[inline]
+    #[must_use]
+    pub fn ibs_due(&self) -> Option<IbsKind> {
+        let samplers = self.tally().samplers();
+        if !samplers.exist() {
+            return None;
+        }
+        samplers.due().or_else(|| self.hosts().sample_due())
+    }
+
+    /// Whether a sample may fall due while the guest runs.
+    #[inline]
+    #[must_use]
+    pub fn ibs_runs(&self) -> bool {
+        let samplers = self.tally().samplers();
+        samplers.exist() && (samplers.run() || self.hosts().may_sample())
+    }
+
+    /// Takes in a sample that was due; one that was not is dropped.
+    pub fn ibs_sampled(&mut self, core: Option<&mut CorePmu>, sample: IbsSample) {
+        let seat = &mut self.seat(core);
+        self.counting_mut().sampled(seat, &sample);
+        self.tenancy.tell_owners();
+    }
+
+    /// What is to be done about the interrupt of samples at TSC value `now`. To be sent, it
+    /// is over.
+    pub fn ibs_interrupt(&mut self, now: Tsc) -> IbsDue {
+        let tally = self.counting_mut().tally_mut();
+        tally.samplers_mut().interrupt_due(now)
+    }
+
+    /// Whether a record is due, and what it needs: [`VcpuPmu::write_pebs`] is to be called
+    /// before the guest goes on and before its exit is answered, unless the vCPU is in SMM.
+    #[inline]
+    #[must_use]
+    pub fn pebs_due(&self) -> Option<PebsNeeds> {
+        self.tally().pebs_due()
+    }
+
+    /// Whether PEBS is enabled for some counter.
+    #[inline]
+    #[must_use]
+    pub fn has_pebs(&self) -> bool {
+        !self.tally().registers().pebs_enable().is_empty()
+    }
+
+    /// Records so far.
+    #[must_use]
+    pub fn pebs_stats(&self) -> PebsStats {
+        self.tally().pebs_stats()
+    }
+
+    /// Writes the record that is due, of `moment`, and reloads its counters. Where it
+    /// cannot be written, the guest's buffer stays as it is and the counters go on.
+    pub fn write_pebs(
+        &mut self,
+        core: &mut CorePmu,
+        memory: &dyn LinearMemory,
+        moment: &PebsMoment,
+    ) {
+        let seat = &mut self.seat(Some(core));
+        self.counting_mut().write_pebs(seat, memory, moment);
+        self.tenancy.tell_owners();
+    }
+
+    /// Switches the vCPU in: its counters count on `core` from now on. Those
+    /// that are still in place are started, all as one; the others are given a
+    /// place. Counters of other vCPUs are stopped, and stay until their place
+    /// is needed.
+    pub fn attach(&mut self, core: &mut CorePmu) {
+        core.bank_mut().begin_switch();
+        // The counters of the one before are stopped only now: if it is the same one,
+        // it never left.
+        if core.bank().attached() != Some(self.owner()) {
+            let (host, bank) = core.parts_mut();
+            for hosted in host.contexts_mut() {
+                hosted.leave_private(bank);
+            }
+            bank.attach(self.owner());
+        }
+        self.attached = true;
+        let is_new = self.bank.replace(core.bank().number()) != Some(core.bank().number());
+        self.tenancy.begin();
+        self.tenancy.sit_down(core, is_new);
+    }
+
+    /// Switches the vCPU out. Its counters stay on the core, and are stopped
+    /// when another vCPU is attached to it. Until then counts that the guest
+    /// made last may not be settled yet.
+    pub fn park(&mut self, core: &mut CorePmu) {
+        if self.attached {
+            self.tenancy.begin();
+            self.counting_mut().park(core);
+            self.tenancy.tell_owners();
+            self.attached = false;
+        }
+    }
+
+    /// Takes every count of the vCPU off `core`, on which it was parked, so
+    /// that it can go on elsewhere.
+    pub fn leave(&mut self, core: &mut CorePmu) {
+        self.tenancy.begin();
+        core.bank_mut().begin_switch();
+        self.counting_mut().leave(core);
+        core.bank_mut().forget(self.owner());
+        core.bank_mut().end_switch();
+        self.tenancy.tell_owners();
+    }
+
+    /// Switches the vCPU out for good, with every count.
+    pub fn depart(&mut self, core: &mut CorePmu) {
+        self.park(core);
+        self.leave(core);
+    }
+
+    /// What the VMM has to do while the guest runs.
+    #[inline]
+    #[must_use]
+    pub fn needs(&self) -> Needs {
+        self.tenancy.counting().needs()
+    }
+
+    /// The counters in use: those that are bound to a physical counter, those
+    /// that should be but cannot, and those that are on but never advance.
+    #[must_use]
+    pub fn report(&self, core: Option<&CorePmu>) -> Vec<CounterReport> {
+        let core = core.filter(|core| self.is_on(core));
+        let counters = self.tally().counters();
+        let report = |counter| counters.report(core, counter);
+        self.model().counters().filter_map(report).collect()
+    }
+
+    /// True if the guest has enabled a counter in its control, whether or not it
+    /// counts, or may believe so as somebody has reserved one: sooner or later its
+    /// count is read.
+    #[must_use]
+    pub fn has_enabled(&self) -> bool {
+        let counters = self.tally().counters();
+        let request = |counter| counters.request(counter);
+        let enabled = |counter| request(counter).is_some_and(|event| event.enabled);
+        self.model().counters().any(enabled) || !self.tally().terms().held.is_empty()
+    }
+
+    /// True once the guest has set or started a counter, or has asked for one, since the
+    /// PMU's reset, also before it was saved: from then on its guest may read a count at
+    /// any time, however long ago the last counter was stopped.
+    #[inline]
+    #[must_use]
+    pub fn is_programmed(&self) -> bool {
+        self.tenancy.counting().is_programmed()
+    }
+
+    /// The whole state, counts settled. To be called on a core or after
+    /// [`VcpuPmu::depart`]: counts that stay on a core it was parked on are
+    /// not seen.
+    ///
+    /// Reservations are no part of it: the guest will boot anew, and nobody
+    /// will have the cookies. A counter that is reserved is saved as one that
+    /// was given back, with nothing of its owner's in it. Host contexts are no
+    /// part of it either: they are the host's.
+    pub fn save(&mut self, core: Option<&mut CorePmu>) -> PmuState {
+        let seat = &mut self.seat(core);
+        let state = self.counting_mut().save(seat);
+        self.tenancy.tell_owners();
+        state
+    }
+
+    /// Takes a state in. Every register then reads as it did; what is enabled
+    /// counts on, as far as this core can count it; pending PMIs are taken by
+    /// [`Interrupts::due`]. Counters that are reserved here stay so, and take
+    /// nothing in.
+    ///
+    /// # Errors
+    /// The state is not one of this model; nothing was changed then.
+    pub fn restore(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        state: &PmuState,
+    ) -> Result<(), StateError> {
+        let seat = &mut self.seat(core);
+        saved::check(self.model(), state)?;
+        self.counting_mut().restore(seat, state);
+        self.tenancy.tell_owners();
+        Ok(())
+    }
 }

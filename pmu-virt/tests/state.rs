@@ -278,7 +278,7 @@ fn json(pmu: &mut Seated) -> serde_json::Value {
 #[test]
 fn pending_pmis_and_ones_that_were_not_sent_are_taken_again() {
     let mut pmu = busy();
-    let PmiDue::Send(request) = pmu.pmi_due(Tsc(0)) else {
+    let PmiDue::Send(request) = pmu.interrupts_mut().due(Tsc(0)) else {
         panic!("FIXED1 wrapped");
     };
     assert_eq!(

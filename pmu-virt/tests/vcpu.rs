@@ -572,21 +572,31 @@ fn a_pmi_that_is_routed_takes_later_overflows_along() {
         write(pmu, 0xc001_0200 + 2 * n, 0);
     };
     overflow(&mut pmu, 0, 0);
-    assert_eq!(pmu.pmi_to_route(), Some(request(&[0])));
-    assert_eq!(pmu.pmi_due(Tsc(20)), PmiDue::Send(request(&[0])));
-    pmu.pmi_sent();
+    assert_eq!(pmu.interrupts().to_route(), Some(request(&[0])));
+    assert_eq!(
+        pmu.interrupts_mut().due(Tsc(20)),
+        PmiDue::Send(request(&[0]))
+    );
+    pmu.interrupts_mut().sent();
 
     // The next one is late; what overflows meanwhile is not asked about.
     overflow(&mut pmu, 1, 100);
-    assert_eq!(pmu.pmi_to_route(), Some(request(&[1])));
-    assert_eq!(pmu.pmi_due(Tsc(120)), PmiDue::Late);
-    assert_eq!(pmu.pmi_to_route(), None, "it is routed");
+    assert_eq!(pmu.interrupts().to_route(), Some(request(&[1])));
+    assert_eq!(pmu.interrupts_mut().due(Tsc(120)), PmiDue::Late);
+    assert_eq!(pmu.interrupts().to_route(), None, "it is routed");
     overflow(&mut pmu, 2, 200);
-    assert_eq!(pmu.pmi_to_route(), None, "another one is on its way");
-    assert_eq!(pmu.pmi_due(Tsc(220)), PmiDue::Late);
-    assert_eq!(pmu.pmi_due(Tsc(2_000)), PmiDue::Send(request(&[1, 2])));
-    pmu.pmi_sent();
-    assert_eq!(pmu.pmi_due(Tsc(3_000)), PmiDue::Nothing);
+    assert_eq!(
+        pmu.interrupts().to_route(),
+        None,
+        "another one is on its way"
+    );
+    assert_eq!(pmu.interrupts_mut().due(Tsc(220)), PmiDue::Late);
+    assert_eq!(
+        pmu.interrupts_mut().due(Tsc(2_000)),
+        PmiDue::Send(request(&[1, 2]))
+    );
+    pmu.interrupts_mut().sent();
+    assert_eq!(pmu.interrupts_mut().due(Tsc(3_000)), PmiDue::Nothing);
 }
 
 #[test]
@@ -595,14 +605,17 @@ fn a_pmi_that_was_dropped_is_gone_and_the_next_overflow_raises_one() {
     write(&mut pmu, 0xc001_0201, (1 << 48) - 10);
     write(&mut pmu, 0xc001_0200, 0x53_0076);
     run(&mut pmu, 0, 20);
-    assert!(pmu.pmi_to_route().is_some());
-    pmu.pmi_dropped();
-    assert_eq!(pmu.pmi_to_route(), None);
-    assert_eq!(pmu.pmi_due(Tsc(20)), PmiDue::Nothing);
-    assert_eq!(pmu.throttle().delivered(), 0);
+    assert!(pmu.interrupts().to_route().is_some());
+    pmu.interrupts_mut().dropped();
+    assert_eq!(pmu.interrupts().to_route(), None);
+    assert_eq!(pmu.interrupts_mut().due(Tsc(20)), PmiDue::Nothing);
+    assert_eq!(pmu.interrupts().throttle().delivered(), 0);
     // The counter has gone on from the overflow.
     assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(10));
     write(&mut pmu, 0xc001_0201, (1 << 48) - 10);
     run(&mut pmu, 100, 120);
-    assert!(matches!(pmu.pmi_due(Tsc(120)), PmiDue::Send(_)));
+    assert!(matches!(
+        pmu.interrupts_mut().due(Tsc(120)),
+        PmiDue::Send(_)
+    ));
 }

@@ -118,7 +118,7 @@ pub(crate) fn answer_questions(pmu: &mut KvmPmu, thread: &mut ThreadContext) -> 
     };
     let mut core = thread.counters_mut();
     let waiting = |pmu: &VcpuPmu| {
-        let unit = pmu.reservations();
+        let unit = pmu.claims().unit();
         unit.is_some_and(|unit| unit.has_notice(Layer::Hypervisor))
     };
     // An answer may cause the next request. Each counter is asked for at most
@@ -150,7 +150,7 @@ fn answer_one(unit: &mut PcrUnit, cx: &mut Context<'_>, yields: bool) -> Effects
 /// Who holds which counters of a PMU, and what they are programmed for.
 #[must_use]
 pub fn holdings(pmu: &VcpuPmu, core: Option<&CorePmu>) -> Vec<Holding> {
-    let Some(unit) = pmu.reservations() else {
+    let Some(unit) = pmu.claims().unit() else {
         return Vec::new();
     };
     let reports = pmu.report(core);

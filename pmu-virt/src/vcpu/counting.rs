@@ -1,362 +1,949 @@
-//! Logical counters on physical ones: binding, settling, overflow.
+//! Who counts where: controls and slots are brought in line, for the guest and for host
+//! contexts, in one order. It is here that the values meet; none of them calls another.
 
-use std::num::NonZeroU64;
+use arbiter::{CounterId, CounterSet, Effects};
+use perfmon::{ContextId, Moment, Quantities};
+use perfmon_abi::wire::{Call, Errno, Refusal};
+use pmu_model::ibs::IbsSample;
+use pmu_model::{
+    IbsKind, IbsRegister, MAX_FIXED, MAX_PROGRAMMABLE, Progress, Register, SlotSet, Ticks, Tsc,
+    Unavailable, UnavailableReason, written_count,
+};
 
-use arbiter::{CounterId, Shared};
-use pmu_model::{CountRequest, FixedFunction, LossReason, SlotSet, Unavailable, UnavailableReason};
+use super::access::Part;
+use super::counters::Found;
+use super::hosts::Hosts;
+use super::page::Page;
+use super::placer::{Ground, Moves, Oversubscribe, Placer};
+use super::registers::Plan;
+use super::saved;
+use super::seat::Seat;
+use super::tally::Tally;
+use super::terms::counters_there;
+use super::{COUNTERS, Needs, ReadOutcome, index_of};
+use crate::attached::AttachedContext;
+use crate::core_pmu::CorePmu;
+use crate::pebs::{LinearMemory, PebsMoment};
+use crate::slot_bank::Claimant;
+use crate::state::{CounterName, Hex, PmuState, SavedCounter};
 
-use super::times::Times;
-use super::{Here, VcpuPmu, index_of};
-use crate::slot_bank::{Claimant, Settled};
+/// The counters of one vCPU and of its host contexts, and their places.
+#[derive(Debug)]
+pub(super) struct Counting {
+    tally: Tally,
+    placer: Placer,
+    hosts: Hosts,
+    page: Page,
+    needs: Needs,
+    /// The guest has set or started a counter, or has asked for one.
+    programmed: bool,
+}
 
-impl VcpuPmu {
-    /// What the control of `counter` asks for at present.
-    #[inline]
-    pub(super) fn request_of(&self, counter: CounterId) -> Option<CountRequest> {
-        self.counters[index_of(counter)].request
+impl Counting {
+    pub(super) fn new(tally: Tally) -> Self {
+        Counting {
+            tally,
+            placer: Placer::default(),
+            hosts: Hosts::default(),
+            page: Page::new(),
+            needs: Needs::default(),
+            programmed: false,
+        }
     }
 
-    /// Decodes the control of `counter`. The guest's cores have one thread each, so that
-    /// any-thread means this one.
-    pub(super) fn decode_request(&self, counter: CounterId) -> Option<CountRequest> {
-        let request = match counter {
-            CounterId::Ibs(kind) => self.ibs.as_ref()?.request(kind)?,
-            CounterId::Programmable(n) => {
-                let select = self.select.get(usize::from(n))?;
-                CountRequest::decode(self.model.events(), *select)
-            }
-            CounterId::Fixed(n) => {
-                CountRequest::decode_fixed(FixedFunction::of(n)?, self.fixed_control)
-            }
+    /// More counters than the core has are answered so.
+    pub(super) fn set_answer(&mut self, answer: Oversubscribe) {
+        self.placer = Placer::new(answer);
+    }
+
+    /// Brings every register to its reset value, and stops and frees every slot of the
+    /// guest. Host contexts go on: the guest does not know of them.
+    pub(super) fn reset(&mut self, seat: &mut Seat<'_>) {
+        self.tally.reset(seat);
+        self.placer.reset();
+        self.page = Page::new();
+        self.programmed = false;
+        self.refresh_needs(seat);
+    }
+
+    #[inline]
+    pub(super) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    #[inline]
+    pub(super) fn tally_mut(&mut self) -> &mut Tally {
+        &mut self.tally
+    }
+
+    #[inline]
+    pub(super) fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    pub(super) fn hosts_mut(&mut self) -> &mut Hosts {
+        &mut self.hosts
+    }
+
+    pub(super) fn page(&self) -> &Page {
+        &self.page
+    }
+
+    #[inline]
+    pub(super) fn needs(&self) -> Needs {
+        self.needs
+    }
+
+    #[inline]
+    pub(super) fn is_programmed(&self) -> bool {
+        self.programmed
+    }
+
+    /// The guest has made a write that sets or starts a counter, or is a step towards that.
+    #[inline]
+    pub(super) fn note_programmed(&mut self, programmed: bool) {
+        self.programmed |= programmed;
+    }
+
+    pub(super) fn refresh_needs(&mut self, seat: &Seat<'_>) {
+        let core = seat.core();
+        let mut running = self.tally.counters().is_any_running();
+        let mut active = false;
+        if self.hosts.are_present() {
+            running |= core.is_some_and(|core| core.bank().is_counting());
+            active = self.hosts.on(core).any(AttachedContext::is_active);
+        }
+        self.needs = match core {
+            Some(core) => Needs {
+                ring: running && core.backend().needs_ring(),
+                stepping: running && core.backend().needs_stepping(),
+                // Turns go on where none of the first counters could be had.
+                counting: running || active || self.placer.is_active(),
+            },
+            None => Needs::default(),
         };
-        Some(CountRequest {
-            any_thread: false,
-            ..request
+    }
+
+    /// Makes a write take place that was checked, with all that follows. The status may
+    /// let counters start or stop: that is a second round, and there is no third.
+    pub(super) fn write(&mut self, seat: &mut Seat<'_>, plan: Plan) {
+        let mut next = Some(plan);
+        while let Some(plan) = next.take() {
+            // Under the old controls.
+            self.tally.settle_each(seat, plan.settles);
+            let change = self.tally.registers_mut().commit(plan);
+            for counter in change.controls.iter() {
+                self.take_control(seat, counter);
+            }
+            for counter in change.updates.iter() {
+                self.update(seat, counter);
+            }
+            if change.pebs {
+                self.tally.take_pebs(seat, change.rearms);
+            }
+            if !(change.controls | change.updates).is_empty() {
+                self.refresh_needs(seat);
+            }
+            next = change.freezes.then(|| self.plan_freeze());
+        }
+    }
+
+    fn plan_freeze(&self) -> Plan {
+        let (model, reach) = (self.tally.model(), &self.tally.terms().reach);
+        self.tally.registers().plan_freeze(model, reach)
+    }
+
+    /// Lets freezing reach those counters that it does now.
+    #[cold]
+    pub(super) fn take_freeze(&mut self, seat: &mut Seat<'_>) {
+        let plan = self.plan_freeze();
+        self.write(seat, plan);
+    }
+
+    /// Lets a PMI that was noted stop the counters.
+    #[inline]
+    fn freeze_if_due(&mut self, seat: &mut Seat<'_>) {
+        if self.tally.registers().is_freeze_due() {
+            let (model, reach) = (self.tally.model(), &self.tally.terms().reach);
+            let plan = self.tally.registers().plan_pmi(model, reach);
+            self.write(seat, plan);
+            self.tally.registers_mut().freeze_done();
+        }
+    }
+
+    /// Before an access where PMIs freeze, so that it finds the counters as the last
+    /// one left them.
+    #[cold]
+    pub(super) fn settle_freeze(&mut self, seat: &mut Seat<'_>) {
+        self.tally.settle_all(seat);
+        self.freeze_if_due(seat);
+    }
+
+    /// Settles the counters on `slots`. A PMI that this brings, or that was noted
+    /// before, freezes the counters.
+    fn settle_slots(&mut self, seat: &mut Seat<'_>, slots: SlotSet) {
+        self.tally.settle_slots(seat, slots);
+        self.freeze_if_due(seat);
+        self.stop_samplers(seat);
+    }
+
+    /// A read of what belongs to one counter.
+    #[inline]
+    pub(super) fn read_part(
+        &mut self,
+        seat: &mut Seat<'_>,
+        counter: CounterId,
+        part: Part,
+    ) -> ReadOutcome {
+        ReadOutcome::Value(match part {
+            Part::Count(_) => {
+                self.tally.settle(seat, counter);
+                self.tally.counters().value(counter)
+            }
+            Part::Control => match self.tally.registers().control(counter) {
+                Some(control) => control,
+                None => return ReadOutcome::Gp,
+            },
+            Part::Overflow => {
+                self.tally.settle(seat, counter);
+                self.tally.registers().overflow(counter)
+            }
+            Part::Sampler(register) => self.read_sampler(seat, register),
         })
     }
 
-    /// Settles every running counter.
-    pub(super) fn settle_all(&mut self, here: &mut Here<'_>) {
-        for counter in self.active.iter() {
-            self.settle(here, counter);
-        }
-    }
-
-    /// Adds what the backend has counted since the last settlement. A carry
-    /// out of the counter's width is an overflow; the counter goes on.
+    /// A write of what belongs to one counter; false for #GP.
     #[inline]
-    pub(super) fn settle(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let (Some(lease), Some(core)) = (&mut self.counters[index_of(counter)].lease, &mut *here)
-        else {
-            return;
-        };
-        if let Some(settled) = lease.settle(&mut core.bank) {
-            let request = *lease.request();
-            self.take_in(here, counter, &request, settled);
-        }
-    }
-
-    /// Adds what a physical counter has counted for `request`.
-    pub(super) fn take_in(
+    pub(super) fn write_part(
         &mut self,
-        here: &mut Here<'_>,
+        seat: &mut Seat<'_>,
         counter: CounterId,
-        request: &CountRequest,
-        settled: Settled,
-    ) {
-        let mask = self.model.counter_mask(counter);
-        let logical = &mut self.counters[index_of(counter)];
-        let (counted, provenance) = match settled {
-            Settled::Counted(events, provenance) => (events, provenance),
-            Settled::Uncounted(reason) => {
-                logical.times.lose(self.ran);
-                self.freeze(counter, request, reason);
-                return;
+        part: Part,
+        value: u64,
+    ) -> bool {
+        let (registers, model) = (self.tally.registers(), self.tally.model());
+        let plan = match part {
+            Part::Count(form) => {
+                let count = written_count(form, model.counter_mask(counter), value);
+                if let Some(count) = count {
+                    self.tally.set_count(seat, counter, count);
+                }
+                return count.is_some();
             }
+            Part::Sampler(register) => return self.write_sampler(seat, register, value),
+            Part::Control => registers.plan_control(model, counter, value),
+            Part::Overflow => registers.plan_overflow(counter, value),
         };
-        if logical.unavailable.is_some() {
-            // The source counts again, and knows itself what it has missed.
-            logical.unavailable = None;
-            logical.times.start_over(self.ran);
-            if logical.is_running() {
-                logical.times.run(self.ran);
-            }
+        if let Some(plan) = plan {
+            self.write(seat, plan);
         }
-        // Events of before keep their label, whoever counts now.
-        let before = logical.provenance.unwrap_or(provenance);
-        logical.provenance = Some(before.and(provenance));
-        let events = logical.times.commit(self.ran, counted);
-        if events == 0 {
-            return;
-        }
-        logical.counted = logical.counted.wrapping_add(events);
-        let wrapped = events > mask - logical.value;
-        logical.value = logical.value.wrapping_add(events) & mask;
-        if wrapped || self.pebs.awaits(counter) {
-            self.overflow(here, counter);
-        }
+        plan.is_some()
     }
 
-    /// Marks an overflow: the status bit where the model has one, a PMI where
-    /// the control asks for it.
-    fn overflow(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        if let (CounterId::Ibs(kind), Some(ibs)) = (counter, self.ibs.as_deref_mut()) {
-            ibs.fell_due(kind);
-            return;
+    /// A legacy read of a register that belongs to several counters.
+    pub(super) fn read_shared(&mut self, seat: &mut Seat<'_>, register: Register) -> u64 {
+        match register {
+            Register::Ibs(register) => return self.read_sampler(seat, register),
+            Register::GlobalStatus => self.tally.settle_all(seat),
+            _ => {}
         }
-        if self.pebs.takes_overflow(counter) {
-            self.rearm(here, counter);
-            return;
-        }
-        if self.model.has_status()
-            && let Some(bit) = counter.global_bit()
-        {
-            self.global_status |= 1 << bit;
-        }
-        if self.request_of(counter).is_some_and(|request| request.int) {
-            self.pmi.overflowed(counter);
-            // A counter that freezing does not reach stops no others: its owner keeps
-            // out of it.
-            self.freeze.due |= self.freeze.on && self.reached_by(Shared::Freeze).contains(counter);
-        }
-        self.rearm(here, counter);
+        let (model, reach) = (self.tally.model(), &self.tally.terms().reach);
+        self.tally.registers().read(model, reach, register)
     }
 
-    /// Tells the backend when the next overflow is due. Without INT and PEBS nobody
-    /// waits for it: status is settled when it is read. Behind an overflow with PEBS it
-    /// is the next event that is waited for.
-    pub(super) fn rearm(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let logical = &mut self.counters[index_of(counter)];
-        let running = logical.lease.as_mut().filter(|lease| lease.is_running());
-        let (Some(lease), Some(core)) = (running, here) else {
-            return;
-        };
-        if self.pebs.is_due(counter) {
-            // It is reloaded at once.
-            return;
+    /// A legacy write of one; false for #GP.
+    pub(super) fn write_shared(
+        &mut self,
+        seat: &mut Seat<'_>,
+        register: Register,
+        value: u64,
+    ) -> bool {
+        if let Register::Ibs(register) = register {
+            return self.write_sampler(seat, register, value);
         }
-        let pebs = self.pebs.enabled.contains(counter);
-        let wanted = pebs || logical.request.is_some_and(|request| request.int);
-        let after = if self.pebs.awaits(counter) {
-            1
+        let (model, reach) = (self.tally.model(), &self.tally.terms().reach);
+        let plan = self.tally.registers().plan(model, reach, register, value);
+        if let Some(plan) = plan {
+            self.write(seat, plan);
+        }
+        plan.is_some()
+    }
+
+    fn read_sampler(&mut self, seat: &mut Seat<'_>, register: IbsRegister) -> u64 {
+        let Some(kind) = control_of(register) else {
+            return self.tally.samplers().read(register);
+        };
+        self.tally.settle(seat, CounterId::Ibs(kind));
+        self.stop_samplers(seat);
+        let left = self.tally.left_of(kind);
+        self.tally.samplers().read_control(kind, left)
+    }
+
+    fn write_sampler(&mut self, seat: &mut Seat<'_>, register: IbsRegister, value: u64) -> bool {
+        let rule = self.tally.model().write_rule(Register::Ibs(register));
+        let Some(accepted) = rule.and_then(|rule| rule.accept(value)) else {
+            return false;
+        };
+        match control_of(register) {
+            None => self.tally.samplers_mut().write(register, accepted),
+            Some(kind) => {
+                self.tally.settle(seat, CounterId::Ibs(kind));
+                self.tally.samplers_mut().write_control(kind, accepted);
+                self.start_sampler(seat, kind);
+            }
+        }
+        true
+    }
+
+    /// Lets a sampler count, if its control does.
+    fn start_sampler(&mut self, seat: &mut Seat<'_>, kind: IbsKind) {
+        if !self.tally.samplers().is_on(kind) {
+            // It stands.
+        } else if self.hosts.user_of(kind).is_some() {
+            self.tally.sampler_is_taken(seat, kind);
         } else {
-            (self.model.counter_mask(counter) - logical.value).saturating_add(1)
-        };
-        lease.arm(NonZeroU64::new(after).filter(|_| wanted), &mut core.bank);
+            self.tally.start_sampler(seat, kind);
+        }
+        if self.tally.samplers().request(kind).is_some() {
+            self.take_control(seat, CounterId::Ibs(kind));
+            self.refresh_needs(seat);
+        }
+    }
+
+    /// Stops what has come to its maximum.
+    #[inline]
+    fn stop_samplers(&mut self, seat: &mut Seat<'_>) {
+        if !self.tally.samplers().has_to_stop() {
+            return;
+        }
+        for kind in IbsKind::ALL {
+            if self.tally.samplers_mut().stop(kind) {
+                self.take_control(seat, CounterId::Ibs(kind));
+            }
+        }
+        self.refresh_needs(seat);
+    }
+
+    /// The vCPU has come to a core with other sources: what runs is counted by what that
+    /// one has.
+    fn choose_for_samplers(&mut self, seat: &mut Seat<'_>) {
+        for kind in IbsKind::ALL {
+            let samplers = self.tally.samplers();
+            if samplers.is_running(kind) {
+                let request = samplers.choose(self.tally.model(), seat.core(), kind);
+                self.tally.samplers_mut().count_instead(kind, request);
+                self.take_control(seat, CounterId::Ibs(kind));
+            }
+        }
+    }
+
+    /// Tools' contexts have changed: what none of them uses any more counts for the guest
+    /// again, if its control does.
+    fn return_samplers(&mut self, seat: &mut Seat<'_>) {
+        if seat.is_off() {
+            // Its core will say what it counts.
+            return;
+        }
+        for kind in IbsKind::ALL {
+            if self.tally.samplers().stands(kind) && self.hosts.user_of(kind).is_none() {
+                self.start_sampler(seat, kind);
+            }
+        }
+    }
+
+    /// Takes in a sample that was due; one that was not is dropped.
+    pub(super) fn sampled(&mut self, seat: &mut Seat<'_>, sample: &IbsSample) {
+        self.stop_samplers(seat);
+        let there = self.tally.samplers().exist();
+        if there && !self.tally.samplers_mut().take(sample) && self.hosts.take_sample(sample) {
+            self.arrange(seat);
+        }
+    }
+
+    /// Carries out a command on a context of this vCPU.
+    pub(super) fn call_context(
+        &mut self,
+        seat: &mut Seat<'_>,
+        id: ContextId,
+        call: &mut Call,
+        values: &dyn Quantities,
+    ) -> Result<(), Refusal> {
+        let check = |kind, hosts: &Hosts| check_free(&self.tally, hosts, kind);
+        let (changed, result) = self.hosts.call(seat, id, call, values, check);
+        if changed {
+            self.hosts_changed(seat);
+        }
+        result
     }
 
     /// Takes in a control that was written, and gives the physical counter
     /// back if it counts something else. The counter was settled before.
-    pub(super) fn take_control(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let index = index_of(counter);
-        let Some(request) = self.decode_request(counter) else {
+    fn take_control(&mut self, seat: &mut Seat<'_>, counter: CounterId) {
+        let Some(request) = self.tally.decode(counter) else {
             return;
         };
-        let logical = &mut self.counters[index];
-        let before = logical.request.replace(request);
-        if before.is_some_and(|before| before.counts_like(&request)) {
-            self.update(here, counter);
+        if self.tally.counters_mut().ask(counter, request) {
+            self.update(seat, counter);
             return;
         }
         // The new event may leave a place that another one can use.
-        let leaves = logical.lease.is_some() || logical.times.is_enabled();
-        if logical.lease.is_some() {
-            self.release_slot(here, counter);
-        }
-        let logical = &mut self.counters[index];
-        logical.counted = 0;
-        logical.provenance = None;
-        logical.taken = logical.taken.filter(|taken| taken.counts_like(&request));
-        logical.loss = logical.taken.map(|_| LossReason::Taken);
-        logical.dead = None;
-        self.unbacked.remove(counter);
-        self.pebs.disarm(counter);
-        logical.times = Times::default();
-        self.update(here, counter);
+        let counters = self.tally.counters();
+        let leaves = counters.has_place(counter) || counters.is_wanted(counter);
+        self.tally.release(seat, counter);
+        self.tally.begin_anew(counter);
+        self.update(seat, counter);
         if leaves && self.needs_places() {
-            self.distribute(here);
+            self.distribute(seat);
         }
     }
 
     /// Brings the physical counter in line with the controls. The counter was
     /// settled under the old ones.
-    pub(super) fn update(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let index = index_of(counter);
-        let Some(request) = self.counters[index].request else {
+    fn update(&mut self, seat: &mut Seat<'_>, counter: CounterId) {
+        let Some(request) = self.tally.counters().request(counter) else {
             return;
         };
-        let enabled = !self.model.has_global_control() || self.is_globally_enabled(counter);
-        // Instruction-based sampling has no bit in the status, and goes on.
-        let frozen = !matches!(counter, CounterId::Ibs(_)) && self.freeze.frozen.contains(counter);
-        if !(request.can_advance() && enabled) || frozen {
-            if self.counters[index].unavailable.is_some() {
+        let (model, terms) = (self.tally.model(), self.tally.terms());
+        let registers = self.tally.registers();
+        let enabled = registers.let_count(model, &terms.reach, counter);
+        if !(request.can_advance() && enabled) {
+            if self.tally.counters().unavailable(counter).is_some() {
                 // A place that was lost is no use: the next time, a new one.
-                self.release_slot(here, counter);
+                self.tally.release(seat, counter);
             }
-            self.counters[index].unavailable = None;
-            self.halt(here, index);
+            self.tally.counters_mut().halt(counter, seat.bank());
+            if self.needs_places() {
+                self.distribute(seat);
+            }
             return;
         }
-        if !self.grant.holds(counter) {
-            self.counters[index].unavailable = Some(UnavailableReason::NotGranted);
+        if !terms.grant.holds(counter) {
+            let reason = UnavailableReason::NotGranted;
+            self.tally.counters_mut().refuse(counter, reason);
             return;
         }
-        self.active.insert(counter);
-        self.counters[index].times.enable(self.ran);
-        self.bring_up(here, counter);
-    }
-
-    /// Whether a counter is to count, as far as the guest can say.
-    pub(super) fn is_wanted(&self, counter: CounterId) -> bool {
-        self.counters[index_of(counter)].times.is_enabled()
-    }
-
-    fn is_globally_enabled(&self, counter: CounterId) -> bool {
-        matches!(counter, CounterId::Ibs(_))
-            || !self.reached_by(Shared::GlobalControl).contains(counter)
-            || counter
-                .global_bit()
-                .is_some_and(|bit| self.global_control & (1 << bit) != 0)
+        self.tally.counters_mut().want(counter);
+        self.bring_up(seat, counter);
     }
 
     /// Has a wanted counter count on this core.
-    pub(super) fn bring_up(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let index = index_of(counter);
-        let logical = &self.counters[index];
-        let (Some(request), Some(core)) = (logical.request, &mut *here) else {
+    pub(super) fn bring_up(&mut self, seat: &mut Seat<'_>, counter: CounterId) {
+        let (Some(request), Some(core)) = (self.tally.counters().request(counter), seat.core())
+        else {
             return;
         };
-        let within = self.is_within_budget(counter);
-        let logical = &self.counters[index];
-        if let Some(lease) = &logical.lease {
-            if within && core.bank.holds(lease) && logical.unavailable.is_none() {
-                self.run(here, counter);
+        let within = self.tally.is_within_budget(counter);
+        let counters = self.tally.counters();
+        if let Some(is_its) = counters.place(counter, core.bank()) {
+            if within && is_its && counters.unavailable(counter).is_none() {
+                self.tally.run(seat, counter, self.placer.is_allowed());
                 return;
             }
-            self.release_slot(here, counter);
+            self.tally.release(seat, counter);
         }
-        if let Some(reason) = self.counters[index].dead {
-            self.active.remove(counter);
-            self.freeze(counter, &request, reason);
+        if let Some(reason) = self.tally.counters().dead(counter) {
+            self.tally.counters_mut().note_dead(counter, reason);
+            self.tally.refuse(counter, &request, reason);
             return;
         }
-        let Some(core) = here else { return };
+        let Some(core) = seat.core() else { return };
         let constraint = match core.plan_for_guest(&request) {
             Ok(plan) => plan.constraint,
             Err(Unavailable { reason }) => {
                 if reason.is_lasting() {
-                    self.counters[index].dead = Some(reason);
-                    self.active.remove(counter);
+                    self.tally.counters_mut().note_dead(counter, reason);
                 }
-                self.freeze(counter, &request, reason);
+                self.tally.refuse(counter, &request, reason);
                 return;
             }
         };
-        let judged = self.is_judged(core, counter, &constraint);
-        let found = if self.multiplexer.is_active() || !within || judged {
+        let ground = ground(&self.tally, core);
+        let judged = self.placer.is_judged(ground, counter, &constraint);
+        let found = if self.placer.is_active() || !within || judged {
             None
         } else {
-            core.bank.find(&request, &constraint)
+            core.bank().find(&request, &constraint)
         };
-        let Some(slots) = found else {
-            self.distribute(here);
+        if found.is_none() {
+            self.distribute(seat);
             return;
-        };
-        if let Err(reason) = self.bind_slot(here, counter, slots, &request) {
-            self.freeze(counter, &request, reason);
         }
-    }
-
-    /// Puts a counter on a slot, or a pair of them, and lets it count there.
-    pub(super) fn bind_slot(
-        &mut self,
-        here: &mut Here<'_>,
-        counter: CounterId,
-        slots: SlotSet,
-        request: &CountRequest,
-    ) -> Result<(), UnavailableReason> {
-        let Some(core) = here else {
-            return Err(UnavailableReason::NoCore);
-        };
-        let vcpu = self.owner;
-        let claimant = Claimant::Guest { vcpu, counter };
-        let lease = core.bank.place(slots, claimant, request)?;
-        self.active.insert(counter);
-        self.unbacked.remove(counter);
-        self.counters[index_of(counter)].lease = Some(lease);
-        self.run(here, counter);
-        Ok(())
-    }
-
-    fn run(&mut self, here: &mut Here<'_>, counter: CounterId) {
-        let logical = &mut self.counters[index_of(counter)];
-        let refused = matches!(
-            logical.unavailable.take(),
-            Some(UnavailableReason::Budget { .. })
-        );
-        if let (Some(lease), Some(core)) = (&mut logical.lease, &mut *here)
-            && !lease.is_running()
-        {
-            // What was settled last still holds: a stopped slot stands still.
-            lease.start(&mut core.bank);
-            logical.times.run(self.ran);
-            if refused || !self.multiplexer.is_allowed() {
-                // The time until now was refused, not waited for.
-                logical.times.start_over(self.ran);
-            }
-        }
-        self.rearm(here, counter);
-    }
-
-    /// Stops a counter that the guest has disabled. Its place is kept, for
-    /// drivers enable it again soon; it goes to whoever needs it.
-    fn halt(&mut self, here: &mut Here<'_>, index: usize) {
-        let logical = &mut self.counters[index];
-        if let Some(lease) = &mut logical.lease {
-            lease.stop(here.as_mut().map(|core| &mut core.bank));
-        }
-        logical.times.disable(self.ran);
-        if self.needs_places() {
-            self.distribute(here);
-        }
+        self.come(seat, counter, found, UnavailableReason::Waiting);
     }
 
     /// Whether some counter is wanted that has no place for want of one.
-    pub(super) fn needs_places(&self) -> bool {
-        self.multiplexer.is_active()
-            || self
-                .counters
-                .iter()
-                .any(|logical| match logical.unavailable {
-                    Some(UnavailableReason::Conflict(_) | UnavailableReason::Budget { .. }) => true,
-                    // What a host context has may be had again.
-                    Some(UnavailableReason::Busy { .. }) => self.hosting,
-                    _ => false,
-                })
+    fn needs_places(&self) -> bool {
+        let beside_hosts = self.hosts.are_present();
+        self.placer.is_active() || self.tally.counters().lack_places(beside_hosts)
     }
 
-    /// A counter that nobody can count for keeps its value. The architecture
-    /// has no way to tell the guest, so the log does, once for each event.
-    pub(super) fn freeze(
-        &mut self,
-        counter: CounterId,
-        request: &CountRequest,
-        reason: UnavailableReason,
-    ) {
-        let logical = &mut self.counters[index_of(counter)];
-        if logical.unavailable == Some(reason) {
-            return;
+    /// Gives slots to all that is to be counted here ([`Placer::place`]).
+    pub(super) fn distribute(&mut self, seat: &mut Seat<'_>) {
+        let Some(core) = seat.core() else { return };
+        let counters = self.tally.counters();
+        let demands = counters.demands(core, self.placer.is_allowed());
+        let contexts = self.hosts.claims(core);
+        let ground = ground(&self.tally, core);
+        let moves = self.placer.place(ground, demands, contexts, counters.ran());
+        self.carry_out(seat, moves);
+    }
+
+    /// First all leave who move, then all come.
+    fn carry_out(&mut self, seat: &mut Seat<'_>, moves: Moves) {
+        let Moves {
+            preempts,
+            refused,
+            moves,
+            otherwise,
+        } = moves;
+        for context in preempts {
+            let preempt = AttachedContext::preempt;
+            self.hosts.one(seat, context, preempt);
         }
-        logical.unavailable = Some(reason);
-        match reason {
-            UnavailableReason::Lost { .. } => self.note_taken(counter),
-            UnavailableReason::Waiting
-            | UnavailableReason::Budget { .. }
-            | UnavailableReason::NoCore => {}
-            _ => self.note_unbacked(counter),
+        for (counter, reason) in refused {
+            self.tally.release(seat, counter);
+            self.come(seat, counter, None, reason);
         }
-        if reason != UnavailableReason::Waiting {
-            self.uncounted.log(self.owner, counter, request, reason);
+        for (claimant, _) in &moves {
+            match *claimant {
+                Claimant::Guest { counter, .. } => self.tally.release(seat, counter),
+                Claimant::Context { context, pmd, .. } => {
+                    self.hosts.one(seat, context, |hosted, bank| {
+                        hosted.displace(pmd, bank);
+                        None
+                    });
+                }
+            }
+        }
+        for (claimant, slots) in moves {
+            match (claimant, slots) {
+                (Claimant::Guest { counter, .. }, slots) => {
+                    self.come(seat, counter, slots, otherwise);
+                }
+                (Claimant::Context { context, pmd, .. }, Some(slots)) => {
+                    self.hosts.one(seat, context, |hosted, bank| {
+                        hosted.bind_slot(pmd, slots, bank);
+                        None
+                    });
+                }
+                // It stays missing, and its context loses it in the end.
+                (Claimant::Context { .. }, None) => {}
+            }
         }
     }
+
+    /// Puts a counter on the slots that were found for it. `otherwise` is why
+    /// there are none.
+    fn come(
+        &mut self,
+        seat: &mut Seat<'_>,
+        counter: CounterId,
+        slots: Option<SlotSet>,
+        otherwise: UnavailableReason,
+    ) {
+        let Some(request) = self.tally.counters().request(counter) else {
+            return;
+        };
+        let turns = self.placer.is_allowed();
+        let bound = match slots {
+            Some(slots) => self.tally.bind(seat, counter, slots, &request, turns),
+            None => Err(otherwise),
+        };
+        if let Err(reason) = bound {
+            self.tally.refuse(counter, &request, reason);
+        }
+    }
+
+    /// Brings slots in line with what host contexts want, and the guest's with
+    /// what they leave. Counts were settled before.
+    fn arrange(&mut self, seat: &mut Seat<'_>) {
+        self.hosts.each(seat, AttachedContext::reconcile);
+        self.give_places(seat);
+        self.refresh_needs(seat);
+    }
+
+    /// Gives host contexts the places that they miss.
+    fn give_places(&mut self, seat: &mut Seat<'_>) {
+        if self.hosts.place_missing(seat) {
+            self.distribute(seat);
+        }
+        self.hosts.miss_the_rest(seat);
+    }
+
+    /// A context has come or gone, or wants something else.
+    pub(super) fn hosts_changed(&mut self, seat: &mut Seat<'_>) {
+        self.hosts.note(seat.core());
+        self.return_samplers(seat);
+        if self.hosts.are_present() {
+            self.arrange(seat);
+        }
+        // What it has given up may be what the guest waits for.
+        if self.placer.is_active() || self.tally.counters().lack_places(true) {
+            self.distribute(seat);
+        }
+        self.refresh_needs(seat);
+    }
+
+    /// Restores a context that was preempted and would find all that it wants;
+    /// it has no places yet.
+    fn restore_host(&mut self, seat: &mut Seat<'_>) {
+        let Some(core) = seat.core() else { return };
+        let demands = (self.tally.counters()).demands(core, self.placer.is_allowed());
+        let (ground, contexts) = (ground(&self.tally, core), self.hosts.claims(core));
+        let claims = self.placer.without_turns(ground, demands, contexts);
+        let fits = |hosted: &AttachedContext| {
+            let more = hosted.demands_if_restored(core.bank());
+            claims.fit_with(&more, core.bank().slots())
+        };
+        if let Some(context) = self.hosts.restorable(core, fits) {
+            let restore = |hosted: &mut AttachedContext, _: &mut _| hosted.restore();
+            self.hosts.one(seat, context, restore);
+        }
+    }
+
+    /// Handles the overflows of host contexts: samples, notifications, resets.
+    pub(super) fn sample_hosts(
+        &mut self,
+        seat: &mut Seat<'_>,
+        moment: &Moment,
+        values: &dyn Quantities,
+    ) {
+        if self.hosts.sample(seat, moment, values) {
+            self.arrange(seat);
+        }
+    }
+
+    /// Takes in what happened to the vCPU.
+    #[inline]
+    pub(super) fn observe(&mut self, seat: &mut Seat<'_>, progress: Progress) {
+        let before = self.tally.counters().ran();
+        if let Some(bank) = seat.bank() {
+            bank.observe(&progress);
+        }
+        self.tally.counters_mut().pass(&progress);
+        if let Progress::Entered { tsc } = progress {
+            self.hosts.enter(seat, tsc);
+            return;
+        }
+        if self.needs.counting {
+            let is_seen = !matches!(progress, Progress::Left { .. });
+            self.tally.retire(is_seen);
+            self.settle_overflows(seat);
+            self.tally.retire(false);
+        }
+        if self.hosts.are_present() {
+            let ran = self.tally.counters().ran() - before;
+            self.observe_hosts(seat, &progress, ran);
+        }
+    }
+
+    /// What was counted may have come to an overflow, or to the end of a turn.
+    #[inline]
+    fn settle_overflows(&mut self, seat: &mut Seat<'_>) {
+        let Some(bank) = seat.bank() else { return };
+        let overflowed = bank.take_overflows();
+        if !overflowed.is_empty() {
+            self.settle_slots(seat, overflowed);
+        }
+        if self.placer.is_over(self.tally.counters().ran()) {
+            // The next counters get the places.
+            self.placer.advance();
+            self.distribute(seat);
+            self.refresh_needs(seat);
+        }
+    }
+
+    /// The same for the host contexts. `ran`: how long the guest did.
+    fn observe_hosts(&mut self, seat: &mut Seat<'_>, progress: &Progress, ran: Ticks) {
+        let overflowed = self.hosts.settle_overflows(seat);
+        if !matches!(progress, Progress::Left { .. }) {
+            return;
+        }
+        // Nothing comes of an overflow whose count nobody told; the slot is armed
+        // anew.
+        let disarmed = !overflowed.is_empty() && !self.hosts.overflow_waits(seat.core());
+        // A write of the guest's may have displaced what nobody has told yet.
+        self.hosts.miss_the_rest(seat);
+        let (changed, look) = self.hosts.leave(seat, progress, ran);
+        if look {
+            self.restore_host(seat);
+        }
+        if changed || look || disarmed {
+            self.arrange(seat);
+        }
+    }
+
+    /// TSC value at which the guest has to be interrupted for an overflow, and for
+    /// something else.
+    #[inline]
+    pub(super) fn deadline(&self, core: Option<&CorePmu>) -> (Option<Tsc>, Option<Tsc>) {
+        let overflow = core.and_then(|core| core.bank().deadline());
+        if !(self.placer.is_active() || self.hosts.are_present()) {
+            return (overflow, None);
+        }
+        let counters = self.tally.counters();
+        let turn = self.placer.rest(counters.ran()).zip(counters.entered());
+        let turn = turn.map(|(rest, entered)| entered + rest);
+        let host = self.hosts.deadline(core, counters.entered());
+        (overflow, [turn, host].into_iter().flatten().min())
+    }
+
+    /// The vCPU sits down on a core; `is_new`: it was on another one before. Counters that
+    /// are still in place are started, all as one; the others are given a place.
+    pub(super) fn sit_down(&mut self, seat: &mut Seat<'_>, is_new: bool) {
+        self.hosts.note(seat.core());
+        if is_new {
+            let all = CounterSet::first(MAX_PROGRAMMABLE, MAX_FIXED) | CounterSet::SAMPLERS;
+            self.tally.counters_mut().revive(all);
+            self.placer.forget_core();
+            self.choose_for_samplers(seat);
+        }
+        let (mut before, mut refused) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        for counter in self.tally.counters().active().iter() {
+            self.tally.come_back(seat, counter);
+            match self.tally.counters_mut().find(counter) {
+                Found::AsItWas => false,
+                Found::Displaced => before.insert(counter),
+                Found::Refused => refused.insert(counter),
+            };
+        }
+        self.hosts.come_back(seat);
+        // The context that had one may have gone while the vCPU was on no core.
+        self.return_samplers(seat);
+        // Those that counted before come first, so that they go on.
+        for counter in before.iter().chain(refused.iter()) {
+            // What was brought up before may have placed this one as well.
+            if !self.tally.counters().is_running(counter) {
+                self.bring_up(seat, counter);
+            }
+        }
+        if self.hosts.are_present() {
+            self.give_places(seat);
+        }
+    }
+
+    /// What the vCPU is to hear of its slots since it was here last.
+    pub(super) fn catch_up(&mut self, seat: &mut Seat<'_>) {
+        if let Some(bank) = seat.bank() {
+            let overflowed = bank.take_overflows();
+            self.settle_slots(seat, overflowed);
+        }
+    }
+
+    /// The vCPU is switched out. Its counters stay on the core, and are stopped
+    /// when another vCPU is attached to it.
+    pub(super) fn park(&mut self, core: &mut CorePmu) {
+        self.catch_up(&mut Seat::On(core));
+        self.hosts.park(core);
+        self.refresh_needs(&Seat::Off);
+    }
+
+    /// Takes every count of the vCPU off `core`, on which it was parked; it is on none then.
+    pub(super) fn leave(&mut self, core: &mut CorePmu) {
+        for counter in self.tally.counters().active().iter() {
+            self.tally.release(&mut Seat::On(core), counter);
+        }
+        self.hosts.leave_core(core);
+        self.freeze_if_due(&mut Seat::Off);
+        self.refresh_needs(&Seat::Off);
+    }
+
+    /// Writes the PEBS record that is due.
+    pub(super) fn write_pebs(
+        &mut self,
+        seat: &mut Seat<'_>,
+        memory: &dyn LinearMemory,
+        moment: &PebsMoment,
+    ) {
+        self.tally.write_pebs(seat, memory, moment);
+        self.freeze_if_due(seat);
+    }
+
+    /// Does what a decision means; the terms are those of after it. The accounting page
+    /// tells owners other than who asked, whose counters `of` are cleared while they count.
+    pub(super) fn take_effects(&mut self, seat: &mut Seat<'_>, effects: Effects, of: CounterSet) {
+        let mut taken = [None; COUNTERS];
+        let there = counters_there(self.tally.model());
+        let lost = effects.cleared & of & there;
+        for counter in lost.iter() {
+            let request = self.tally.counters().request(counter);
+            taken[index_of(counter)] = request.filter(|request| request.enabled);
+        }
+        for counter in (effects.cleared & there).iter() {
+            self.clear(seat, counter);
+        }
+        let reach = &self.tally.terms().reach;
+        let plan = self.tally.registers().plan_pebs_reach(reach);
+        self.write(seat, plan);
+        for counter in (effects.reach & !effects.cleared & there).iter() {
+            self.tally.settle(seat, counter);
+            self.update(seat, counter);
+        }
+        if self.tally.registers().is_frozen() {
+            self.take_freeze(seat);
+        }
+        self.refresh_needs(seat);
+        for counter in lost.iter() {
+            let request = taken[index_of(counter)];
+            self.tally.counters_mut().note_taken(counter, request);
+        }
+    }
+
+    /// Leaves nothing of a counter's former owner.
+    fn clear(&mut self, seat: &mut Seat<'_>, counter: CounterId) {
+        self.tally.clear(seat, counter);
+        self.page.clear(counter);
+        if self.needs_places() {
+            self.distribute(seat);
+        }
+    }
+
+    /// Has a counter count again whose slot the host's kernel has taken. True if it does.
+    /// `has_run`: the guest has run since that was tried last.
+    pub(super) fn try_again(
+        &mut self,
+        seat: &mut Seat<'_>,
+        counter: CounterId,
+        has_run: bool,
+    ) -> bool {
+        if has_run {
+            // A source need not tell by itself yet that it is still away.
+            self.tally.settle(seat, counter);
+        }
+        let counts = self.tally.counters().counts(counter);
+        if has_run && counts {
+            self.tally.losses_mut().is_back(counter);
+            return true;
+        }
+        if self.tally.counters().is_wanted(counter) && !counts {
+            self.tally.release(seat, counter);
+            self.bring_up(seat, counter);
+            let ran = self.tally.counters().ran();
+            self.tally.losses_mut().note_try(ran);
+        }
+        false
+    }
+
+    /// A snapshot for the accounting page.
+    pub(super) fn take_snapshot(&mut self, seat: &mut Seat<'_>) {
+        self.tally.settle_all(seat);
+        let counters = self.tally.counters();
+        let core = seat.core();
+        let all = self.tally.model().counters();
+        (self.page).take(all.map(|counter| (counter, counters.words(core, counter))));
+    }
+
+    /// The whole state, but for what is in counters that somebody has reserved.
+    pub(super) fn save(&mut self, seat: &mut Seat<'_>) -> PmuState {
+        self.settle_freeze(seat);
+        for kind in IbsKind::ALL {
+            self.tally.settle(seat, CounterId::Ibs(kind));
+        }
+        self.stop_samplers(seat);
+        let (model, held) = (self.tally.model(), self.tally.terms().held);
+        let names = |counters: CounterSet| (counters & !held).iter().map(CounterName).collect();
+        let counter = |counter| {
+            if held.contains(counter) {
+                SavedCounter::unused(counter)
+            } else {
+                self.tally.counters().save(seat.core(), counter)
+            }
+        };
+        let mut state = PmuState {
+            model: model.to_string(),
+            selects: Vec::new(),
+            fixed_control: Hex(0),
+            global_control: Hex(0),
+            global_status: Hex(0),
+            debug_control: None,
+            pebs: None,
+            counters: model.counters().map(counter).collect(),
+            pending_pmi: names(self.tally.interrupts().counters()),
+            snapshot: self.page.save(model, held),
+            was_programmed: false,
+            ibs: (self.tally.samplers()).save(held, |kind| self.tally.left_of(kind)),
+            reservations: None,
+        };
+        self.tally.registers().save(model, held, &mut state);
+        if let Some(pebs) = &mut state.pebs {
+            pebs.armed = names(self.tally.pebs_waiting());
+        }
+        // Said only where nothing else shows it, so that older versions read the others.
+        state.was_programmed = self.programmed && !saved::shows_use(model, &state);
+        state
+    }
+
+    /// Takes a state in, which was checked before. Counters that are reserved here stay so,
+    /// and take nothing in.
+    pub(super) fn restore(&mut self, seat: &mut Seat<'_>, state: &PmuState) {
+        let held = self.tally.terms().held;
+        let kept = self.tally.registers().global_control();
+        self.reset(seat);
+        (self.tally.registers_mut()).restore(held, kept, state);
+        self.take_freeze(seat);
+        if let Some(saved) = &state.pebs {
+            let armed = saved.armed.iter().map(|name| name.0);
+            self.tally.restore_pebs(armed.collect());
+        }
+        let model = self.tally.model();
+        self.page.restore(model, &state.snapshot);
+        self.programmed = state.was_programmed || saved::shows_use(model, state);
+        for saved in &state.counters {
+            let request = self.tally.decode(saved.counter.0);
+            self.tally.counters_mut().restore(saved, request);
+        }
+        for saved in &state.counters {
+            self.update(seat, saved.counter.0);
+        }
+        if let Some(saved) = &state.ibs {
+            self.tally.samplers_mut().restore(saved);
+            for kind in IbsKind::ALL {
+                if held.contains(CounterId::Ibs(kind)) {
+                    self.tally.samplers_mut().clear(kind);
+                }
+                self.start_sampler(seat, kind);
+            }
+        }
+        let pending = state.pending_pmi.iter().map(|name| name.0);
+        self.tally.interrupts_mut().restore(pending.collect());
+        for counter in (held & counters_there(self.tally.model())).iter() {
+            self.clear(seat, counter);
+        }
+        self.refresh_needs(seat);
+    }
+}
+
+/// What wants slots on `core`.
+pub(super) fn ground<'a>(tally: &'a Tally, core: &'a CorePmu) -> Ground<'a> {
+    Ground {
+        owner: tally.owner(),
+        model: tally.model(),
+        terms: tally.terms(),
+        core,
+    }
+}
+
+/// The sampler whose control register this is.
+fn control_of(register: IbsRegister) -> Option<IbsKind> {
+    match register {
+        IbsRegister::FetchControl => Some(IbsKind::Fetch),
+        IbsRegister::OpControl => Some(IbsKind::Op),
+        _ => None,
+    }
+}
+
+/// A sampler has one user at a time, and what a layer of the guest has reserved is its.
+pub(super) fn check_free(tally: &Tally, hosts: &Hosts, kind: IbsKind) -> Result<(), Refusal> {
+    let sampler = CounterId::Ibs(kind);
+    let user = if let Some(context) = hosts.user_of(kind) {
+        format!("{context} has it; unload that first")
+    } else if tally.terms().held_by_guest.contains(sampler) {
+        "the guest has reserved it; `umpire pcr` shows who".to_owned()
+    } else if tally.samplers().is_enabled(kind) {
+        "the guest has enabled it; try again when it has finished".to_owned()
+    } else {
+        return Ok(());
+    };
+    let reason = format!("{sampler} of {} is in use: {user}", tally.owner());
+    Err(Refusal::new(Errno::EBUSY, reason))
 }

@@ -1,187 +1,23 @@
-//! A PMU's state, out and in again.
+//! Whether a PMU can be in a state.
 
-use arbiter::{CounterId, CounterSet};
-use pmu_model::{Pebs, PmuModel, Register, Ticks};
+use arbiter::CounterId;
+use pmu_model::{Pebs, PmuModel, Register};
 
-use super::access::{fields, is_canonical};
-use super::ibs::saved_registers;
-use super::pmi::FREEZE_PERFMON_ON_PMI;
-use super::times::Times;
-use super::{VcpuPmu, index_of};
-use crate::core_pmu::CorePmu;
-use crate::state::{
-    CounterName, Hex, PmuState, SavedCounter, SavedPebs, SavedSnapshot, StateError,
-};
+use super::registers::{FREEZE_PERFMON_ON_PMI, is_canonical};
+use super::samplers::saved_registers;
+use crate::state::{Hex, PmuState, SavedCounter, SavedPebs, StateError};
 
 /// Bits of a status word that have a meaning.
 const STATUS_BITS: u64 = 0x00ff_ffff;
 
-impl VcpuPmu {
-    /// The whole state, counts settled. To be called on a core or after
-    /// [`VcpuPmu::depart`]: counts that stay on a core it was parked on are
-    /// not seen.
-    ///
-    /// Reservations are no part of it: the guest will boot anew, and nobody
-    /// will have the cookies. A counter that is reserved is saved as one that
-    /// was given back, with nothing of its owner's in it. Host contexts are no
-    /// part of it either: they are the host's.
-    pub fn save(&mut self, core: Option<&mut CorePmu>) -> PmuState {
-        let here = &mut self.here(core);
-        self.settle_freeze(here);
-        let held = self.held();
-        let fields = fields(held);
-        let counters = self.model.counters();
-        let mut state = PmuState {
-            model: self.model.to_string(),
-            selects: (0..self.model.programmable())
-                .filter_map(|n| Some((n, self.select.get(usize::from(n))?)))
-                .map(|(n, select)| {
-                    if held.contains(CounterId::Programmable(n)) {
-                        Hex(0)
-                    } else {
-                        Hex(*select)
-                    }
-                })
-                .collect(),
-            fixed_control: Hex(self.fixed_control & !fields),
-            global_control: Hex(self.global_control),
-            global_status: Hex(self.global_status & !held.bits()),
-            debug_control: self.freeze.on.then_some(Hex(FREEZE_PERFMON_ON_PMI)),
-            pebs: self.model.pebs().map(|_| SavedPebs {
-                enable: Hex((self.pebs.enabled & !held).bits()),
-                data_config: Hex(self.pebs.data_config),
-                ds_area: Hex(self.pebs.ds_area),
-                armed: (self.pebs.waiting() & !held)
-                    .iter()
-                    .map(CounterName)
-                    .collect(),
-            }),
-            counters: counters
-                .clone()
-                .map(|counter| {
-                    if held.contains(counter) {
-                        SavedCounter::unused(counter)
-                    } else {
-                        self.save_counter(here.as_deref(), counter)
-                    }
-                })
-                .collect(),
-            pending_pmi: (self.pmi.counters() & !held)
-                .iter()
-                .map(CounterName)
-                .collect(),
-            snapshot: SavedSnapshot {
-                sequence: self.snapshot.sequence,
-                counters: counters
-                    .map(|counter| {
-                        if held.contains(counter) {
-                            Default::default()
-                        } else {
-                            self.snapshot.counters[index_of(counter)].map(Hex)
-                        }
-                    })
-                    .collect(),
-            },
-            was_programmed: false,
-            ibs: self.save_ibs(here, held),
-            reservations: None,
-        };
-        // Said only where nothing else shows it, so that older versions read the others.
-        state.was_programmed = self.programmed && !shows_use(&self.model, &state);
-        state
-    }
-
-    fn save_counter(&self, core: Option<&CorePmu>, counter: CounterId) -> SavedCounter {
-        let logical = &self.counters[index_of(counter)];
-        SavedCounter {
-            counter: CounterName(counter),
-            value: Hex(logical.value),
-            programmed: logical.request.is_some(),
-            events: logical.counted,
-            time_enabled: logical.times.time_enabled(self.ran).0,
-            time_running: logical.times.time_running(self.ran).0,
-            time_unaccounted: logical.times.unaccounted(self.ran).0,
-            provenance: logical.provenance,
-            loss: self.report_of(core, counter).and_then(|report| report.loss),
-        }
-    }
-
-    /// Takes a state in. Every register then reads as it did; what is enabled
-    /// counts on, as far as this core can count it; pending PMIs are taken by
-    /// [`VcpuPmu::pmi_due`]. Counters that are reserved here stay so, and take
-    /// nothing in.
-    ///
-    /// # Errors
-    /// The state is not one of this model; nothing was changed then.
-    pub fn restore(
-        &mut self,
-        core: Option<&mut CorePmu>,
-        state: &PmuState,
-    ) -> Result<(), StateError> {
-        let here = &mut self.here(core);
-        check(&self.model, state)?;
-        let kept = self.global_control & self.held().bits();
-        self.reset_registers(here);
-        for (select, saved) in self.select.iter_mut().zip(&state.selects) {
-            *select = saved.0;
-        }
-        self.fixed_control = state.fixed_control.0;
-        // A counter that is reserved is enabled or not as its owner has it.
-        self.global_control = state.global_control.0 & !self.held().bits() | kept;
-        self.global_status = state.global_status.0;
-        self.take_freeze(here);
-        self.freeze.on = state.debug_control.is_some_and(|control| control.0 != 0);
-        if let Some(saved) = &state.pebs {
-            self.pebs.enabled = CounterSet::from_bits(saved.enable.0);
-            self.pebs.data_config = saved.data_config.0;
-            self.pebs.ds_area = saved.ds_area.0;
-            self.pebs.armed = saved.armed.iter().map(|name| name.0).collect();
-        }
-        self.snapshot.sequence = state.snapshot.sequence;
-        for (counter, words) in self.model.counters().zip(&state.snapshot.counters) {
-            self.snapshot.counters[index_of(counter)] = words.map(|word| word.0);
-        }
-        for saved in &state.counters {
-            let request = if saved.programmed {
-                self.decode_request(saved.counter.0)
-            } else {
-                None
-            };
-            let logical = &mut self.counters[index_of(saved.counter.0)];
-            logical.request = request;
-            logical.value = saved.value.0;
-            logical.counted = saved.events;
-            logical.times = Times::restored(
-                Ticks(saved.time_enabled),
-                Ticks(saved.time_running),
-                Ticks(saved.time_unaccounted),
-            );
-            logical.provenance = saved.provenance;
-            logical.loss = saved.loss;
-        }
-        self.programmed = state.was_programmed || shows_use(&self.model, state);
-        for saved in &state.counters {
-            self.update(here, saved.counter.0);
-        }
-        self.restore_ibs(here, state.ibs.as_ref());
-        let pending = state.pending_pmi.iter().map(|name| name.0);
-        self.pmi.restore(pending.collect());
-        for counter in self.held().iter() {
-            self.clear(here, counter);
-        }
-        self.refresh_needs(here.as_deref());
-        Ok(())
-    }
-}
-
 /// Whether the registers of a state show that its guest has set or started a counter.
-fn shows_use(model: &PmuModel, state: &PmuState) -> bool {
+pub(super) fn shows_use(model: &PmuModel, state: &PmuState) -> bool {
     let used = |saved: &SavedCounter| saved.programmed || saved.value.0 != 0;
     state.counters.iter().any(used) || state.global_control.0 != model.global_control_reset()
 }
 
 /// Whether a PMU of `model` can be in this state.
-fn check(model: &PmuModel, state: &PmuState) -> Result<(), StateError> {
+pub(super) fn check(model: &PmuModel, state: &PmuState) -> Result<(), StateError> {
     if state.reservations.is_some() {
         return Err(StateError::Reservations);
     }

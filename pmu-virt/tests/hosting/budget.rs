@@ -116,7 +116,7 @@ fn what_is_too_many_stands_still_and_goes_on_where_it_can() {
     run(&mut pmu, &mut now, 1_000);
     let after: Vec<_> = (0..4).map(|n| pmu.rdpmc(n, KERNEL)).collect();
     assert_eq!(counted, after);
-    assert_eq!(pmu.budget().generation, 3);
+    assert_eq!(pmu.claims().budget().generation, 3);
     // Away from its core as well.
     let core = pmu.park();
     assert_eq!(pmu.set_budget(programmable(1), 0, None), Ok(()));
@@ -215,7 +215,7 @@ fn what_is_reserved_goes_last_and_after_notice() {
     assert_eq!(reserved.time_enabled, reserved.time_running);
     run(&mut pmu, &mut now, 2 * MS);
     assert!(counting(&pmu).is_empty());
-    let held = pmu.reservations().map(|unit| unit.bank().held());
+    let held = pmu.claims().unit().map(|unit| unit.bank().held());
     assert!(held.is_some_and(|held| held.is_empty()));
 }
 
@@ -240,7 +240,7 @@ fn a_budget_for_a_time_ends() {
     // A halted vCPU is ticked.
     pmu.tick(until);
     assert_eq!(counting(&pmu), pmcs(&[0, 1]));
-    assert_eq!(pmu.budget().until, None);
+    assert_eq!(pmu.claims().budget().until, None);
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn what_a_guest_gives_up_contexts_have_and_keep() {
     let refusal = vcpu.set_budget(programmable(2), 0, None);
     let refusal = refusal.expect_err("a context relies on it");
     assert_eq!(refusal.errno, Errno::EBUSY);
-    assert_eq!(vcpu.budget().most().programmable, 1);
+    assert_eq!(vcpu.claims().budget().most().programmable, 1);
     assert!(rig.unload(Spot::Vcpu(0)).is_some());
     assert_eq!(rig.vcpus[0].set_budget(programmable(2), 0, None), Ok(()));
     // What comes back by itself is nobody else's meanwhile.
@@ -321,7 +321,7 @@ proptest! {
                     core.into_iter().for_each(|core| pmu.attach(core));
                     most = usize::from(to);
                     if held > most {
-                        let unit = pmu.reservations().expect("there are some");
+                        let unit = pmu.claims().unit().expect("there are some");
                         let held = unit.bank().held();
                         for n in 0..6u8 {
                             let is = held.contains(CounterId::Programmable(n));

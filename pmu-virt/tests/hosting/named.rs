@@ -501,7 +501,7 @@ proptest! {
         };
         // Of each counter that is held the layer and the event that was named.
         let of = |pmu: &Seated, n: u8| {
-            let unit = pmu.reservations().expect("reservations");
+            let unit = pmu.claims().unit().expect("reservations");
             let held = unit.bank().reservation(CounterId::Programmable(n))?;
             let event = held.event.map(|event| {
                 let select = event.select();

@@ -392,9 +392,9 @@ fn an_overflow_is_sampled_at_its_moment_and_blocks() {
     });
     assert!(pmu.has_host_overflow());
     assert!(pmu.take_pmi().is_none(), "that is no business of the guest");
-    assert!(!pmu.is_blocked());
+    assert!(!pmu.hosts().is_blocked());
     pmu.sample_hosts(&moment(), &Nothing);
-    assert!(!pmu.has_host_overflow() && pmu.is_blocked());
+    assert!(!pmu.has_host_overflow() && pmu.hosts().is_blocked());
     rig.tsc = due;
     assert_eq!(mail.kinds(), [pfm::PFM_MSG_OVFL]);
     let value = rig.read(Spot::Vcpu(0), 0, 0).0;
@@ -403,7 +403,7 @@ fn an_overflow_is_sampled_at_its_moment_and_blocks() {
     run(&mut rig, 0, 10_000);
     assert_eq!(rig.read(Spot::Vcpu(0), 0, 0).0, value);
     assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Restart), Ok(()));
-    assert!(!rig.vcpus[0].is_blocked());
+    assert!(!rig.vcpus[0].hosts().is_blocked());
     run(&mut rig, 0, 10_000);
     assert!(rig.vcpus[0].has_host_overflow());
 }

@@ -151,7 +151,7 @@ fn make_room(policy: HostPolicy, spot: Spot) {
     assert!(rig.unload(spot).is_some());
     rig.vcpus[0].give_back(given, Cookie::new(8).expect("a cookie"));
     let held = |vcpu: &Seated| {
-        let unit = vcpu.reservations().expect("reservations");
+        let unit = vcpu.claims().unit().expect("reservations");
         unit.bank().held_by(Layer::Hypervisor).len()
     };
     assert_eq!(held(&rig.vcpus[0]), 2, "that is not its cookie");
@@ -392,7 +392,9 @@ fn schedule(seed: u64, promises: bool) -> Shares {
                 .collect();
             let others = (0..CORES).filter(|&one| promises && one != core);
             let most = others.map(|one| room[one]).max().unwrap_or(0);
-            rig.vcpus[vcpu].set_other_cores(Arc::new(Room(most)));
+            rig.vcpus[vcpu]
+                .claims_mut()
+                .set_other_cores(Arc::new(Room(most)));
             act(&mut rig, vcpu, &mut dice, &mut shares);
             if let Some(needs) = rig.vcpus[vcpu].needs_room() {
                 let load = |core: usize| {
@@ -484,7 +486,7 @@ fn act(rig: &mut Rig, vcpu: usize, dice: &mut Dice, shares: &mut Shares) {
 
 /// A counter was granted, and counts from now on.
 fn use_granted(rig: &mut Rig, vcpu: usize, n: u8, shares: &mut Shares) {
-    let unit = rig.vcpus[vcpu].reservations().expect("reservations");
+    let unit = rig.vcpus[vcpu].claims().unit().expect("reservations");
     let answer = unit.answer(Layer::GuestKernel).outcome;
     assert!(matches!(answer, Outcome::Granted(_)), "{answer:?}");
     shares.granted += 1;
@@ -656,7 +658,7 @@ proptest! {
                 Step::Budget(vcpu, most) => {
                     let most = PerKind { programmable: most, ..PerKind::ALL };
                     // A budget that takes reserved counters may take this one.
-                    let held = rig.vcpus[vcpu].reservations();
+                    let held = rig.vcpus[vcpu].claims().unit();
                     let held = held.map_or(0, |unit| unit.bank().held().len());
                     if u32::from(most.programmable) >= held {
                         let _ = rig.switch(vcpu, 0).set_budget(most, 0, None);

@@ -204,7 +204,8 @@ fn a_cookie_of_more_than_48_bits_raises_gp_and_nobody_else_looks_at_it() {
 fn the_layer_is_that_of_the_ring_and_the_phase() {
     use pmu_virt::Ring::{Kernel, User};
     let layers = |machine: &Machine| {
-        [(Kernel, false), (Kernel, true), (User, false)].map(|(r, s)| machine.pmu.layer(r, s))
+        [(Kernel, false), (Kernel, true), (User, false)]
+            .map(|(r, s)| machine.pmu.claims().layer(r, s))
     };
     let machine = Machine::new(&Setup::of("intel-v2"));
     assert_eq!(layers(&machine), [KERNEL, FIRMWARE, USER]);
@@ -228,7 +229,12 @@ fn the_layer_is_that_of_the_ring_and_the_phase() {
 #[test]
 fn it_is_asked_for_a_cookie_where_one_may_be_presented() {
     let machine = Machine::new(&Setup::of("intel-v2"));
-    let takes = |msr, write| machine.pmu.takes_cookie(pmu_virt::MsrIndex(msr), write);
+    let takes = |msr, write| {
+        machine
+            .pmu
+            .claims()
+            .takes_cookie(pmu_virt::MsrIndex(msr), write)
+    };
     for msr in [counter(0), select(40), overflow(1)] {
         assert!(takes(msr, false) && takes(msr, true), "{msr:#x}");
     }
@@ -270,10 +276,16 @@ fn without_reservations_there_is_no_block() {
             WriteOutcome::Gp,
             "{msr:#x}"
         );
-        assert!(!pmu.takes_cookie(MsrIndex(msr), true));
+        assert!(!pmu.claims().takes_cookie(MsrIndex(msr), true));
     }
     assert_eq!(pmu.rdpmc(abi::RDPMC_COOKIE, kernel), ReadOutcome::Gp);
-    assert!(pmu.reservations().is_none());
-    assert_eq!(pmu.layer(Ring::Kernel, false), KERNEL);
-    assert_eq!((pmu.locked_out_until(), pmu.take_notice()), (None, None));
+    assert!(pmu.claims().unit().is_none());
+    assert_eq!(pmu.claims().layer(Ring::Kernel, false), KERNEL);
+    assert_eq!(
+        (
+            pmu.claims().locked_out_until(),
+            pmu.claims_mut().take_notice()
+        ),
+        (None, None)
+    );
 }

@@ -116,16 +116,16 @@ fn a_counter_that_is_given_back_takes_its_pmi_along() {
     play(&mut machine, &private(0));
     play(&mut machine, &[Run(12)]);
     // On its way, and not sent.
-    let due = machine.pmu.pmi_due(Tsc(0));
+    let due = machine.pmu.interrupts_mut().due(Tsc(0));
     assert!(matches!(due, PmiDue::Send(request) if request.counters.bits() == 1));
-    assert_eq!(machine.pmu.pmi_due(Tsc(1)), PmiDue::Nothing);
+    assert_eq!(machine.pmu.interrupts_mut().due(Tsc(1)), PmiDue::Nothing);
     let pending = |machine: &mut Machine| {
         let state = serde_json::to_value(machine.pmu.save()).expect("a state");
         state["pending-pmi"].to_string()
     };
     play(&mut machine, &[As(KERNEL, M), W(management(0), 0), Pmi(0)]);
     assert_eq!(pending(&mut machine), "[]");
-    assert_eq!(machine.pmu.pmi_to_route(), None);
+    assert_eq!(machine.pmu.interrupts().to_route(), None);
 }
 
 #[test]

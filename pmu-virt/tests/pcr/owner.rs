@@ -75,7 +75,7 @@ fn a_wrong_cookie_is_dropped() {
         ]),
     ];
     let machine = check(&Setup::of("intel-v2"), &then(&private(0), &ops));
-    let unit = machine.pmu.reservations().expect("it has reservations");
+    let unit = machine.pmu.claims().unit().expect("it has reservations");
     assert_eq!(unit.wrong_cookies(), 4);
 }
 
@@ -209,10 +209,10 @@ fn the_hypervisors_reads_are_judged_as_the_hypervisors() {
             let expected = told.map(|told| format!("hypervisor PMC2 {told}"));
             assert_eq!(machine.told(), Vec::from_iter(expected));
         }
-        let unit = machine.pmu.reservations().expect("it has reservations");
+        let unit = machine.pmu.claims().unit().expect("it has reservations");
         let wrong = told.is_some_and(|told| told.ends_with("cookie"));
         assert_eq!(unit.wrong_cookies(), if wrong { 40 } else { 0 });
-        assert_eq!(machine.pmu.locked_out_until(), None);
+        assert_eq!(machine.pmu.claims().locked_out_until(), None);
     }
     let mut machine = check(&Setup::of("intel-v2"), &[W(0xc1, 9)]);
     let mut read = |counter, cookie| read_as_hypervisor(&mut machine, counter, cookie);
@@ -312,20 +312,24 @@ fn too_many_wrong_cookies_bar_the_vcpu() {
     let mut machine = check(&Setup::of("intel-v2"), &private(0));
     machine.act_as(KERNEL, X);
     for n in 0..17 {
-        assert_eq!(machine.pmu.locked_out_until(), None, "after {n}");
+        assert_eq!(machine.pmu.claims().locked_out_until(), None, "after {n}");
         machine.read(counter(0));
     }
-    let until = machine.pmu.locked_out_until().expect("the 17th costs");
+    let until = machine
+        .pmu
+        .claims()
+        .locked_out_until()
+        .expect("the 17th costs");
     machine.run(MS);
-    assert_eq!(machine.pmu.locked_out_until(), Some(until));
+    assert_eq!(machine.pmu.claims().locked_out_until(), Some(until));
     machine.run(20 * MS);
-    assert_eq!(machine.pmu.locked_out_until(), None);
+    assert_eq!(machine.pmu.claims().locked_out_until(), None);
     // Guesses without a cookie cost nothing: everybody's kernel makes them.
     machine.act_as(KERNEL, 0);
     for _ in 0..100 {
         machine.read(0xc1);
     }
-    assert_eq!(machine.pmu.locked_out_until(), None);
+    assert_eq!(machine.pmu.claims().locked_out_until(), None);
 }
 
 #[test]

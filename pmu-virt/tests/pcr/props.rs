@@ -236,7 +236,7 @@ proptest! {
                 prop_assert!(found.is_some_and(|(seen, expected)| seen == expected), "{:?}", reg);
             }
         }
-        let unit = machine.pmu.reservations().expect("it has reservations");
+        let unit = machine.pmu.claims().unit().expect("it has reservations");
         prop_assert_eq!(unit.wrong_cookies(), naive.wrong);
     }
 

@@ -223,6 +223,6 @@ fn it_takes_a_physical_counter() {
         W(management(FETCH), M),
     ]);
     play(&mut machine, &ops);
-    let held = machine.pmu.reservations().map(|unit| unit.bank().held());
+    let held = machine.pmu.claims().unit().map(|unit| unit.bank().held());
     assert_eq!(held, Some(CounterSet::SAMPLERS));
 }

@@ -456,10 +456,9 @@ fn owner_hears() -> Result<Verdict, String> {
     })?;
     // Nothing is due any more, and the next loss is news.
     let due = vcpu.deadline();
-    ensure(
-        due.is_none_or(|due| due > vcpu.reservations_time().0),
-        || format!("{due:?}"),
-    )?;
+    ensure(due.is_none_or(|due| due > vcpu.claims().time().0), || {
+        format!("{due:?}")
+    })?;
     kernel.state().unpinned = true;
     run(&mut vcpu, 1);
     ensure(notice(&mut vcpu)? == abi::NOTICE_TAKEN, || {

@@ -123,9 +123,9 @@ impl Seated {
 
     /// The PMI of the overflows since the last call, sent at once.
     pub(crate) fn take_pmi(&mut self) -> Option<PmiRequest> {
-        match self.pmu.pmi_due(Tsc(0)) {
+        match self.pmu.interrupts_mut().due(Tsc(0)) {
             PmiDue::Send(request) => {
-                self.pmu.pmi_sent();
+                self.pmu.interrupts_mut().sent();
                 Some(request)
             }
             PmiDue::Nothing => None,
@@ -240,17 +240,17 @@ impl Seated {
     /// Asks the owners of its counters as for a context of its own.
     pub(crate) fn ask_owners(&mut self, limit: GuestLimit, cookie: Cookie) -> Outcome {
         let core = self.core.as_deref_mut();
-        let asked = self.pmu.ask_owners(core, (limit, true), cookie);
+        let asked = self.pmu.host_side(core).ask_owners(limit, true, cookie);
         asked.expect("reservations").expect("no request is pending")
     }
 
     pub(crate) fn owners_answer(&mut self) -> Option<Outcome> {
-        self.pmu.owners_answer(self.core.as_deref_mut())
+        self.pmu.host_side(self.core.as_deref_mut()).owners_answer()
     }
 
     pub(crate) fn give_back(&mut self, counters: CounterSet, cookie: Cookie) {
         let core = self.core.as_deref_mut();
-        self.pmu.give_back(core, counters, cookie);
+        self.pmu.host_side(core).give_back(counters, cookie);
     }
 
     pub(crate) fn hypervisor_can_yield(&self) -> bool {
@@ -268,11 +268,11 @@ impl Seated {
         set: u16,
     ) -> Result<(), NotLoaded> {
         let core = self.core.as_deref_mut();
-        self.pmu.load_context(core, hosted, set)
+        self.pmu.host_side(core).load(hosted, set)
     }
 
     pub(crate) fn unload_context(&mut self, id: ContextId) -> Option<Box<AttachedContext>> {
-        self.pmu.unload_context(self.core.as_deref_mut(), id)
+        self.pmu.host_side(self.core.as_deref_mut()).unload(id)
     }
 
     pub(crate) fn call_context(
@@ -282,22 +282,26 @@ impl Seated {
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
         let core = self.core.as_deref_mut();
-        self.pmu.call_context(core, id, call, values)
+        self.pmu.host_side(core).call(id, call, values)
     }
 
     pub(crate) fn lease_context(&mut self, id: ContextId, counters: usize) {
         let core = self.core.as_deref_mut();
-        self.pmu.lease_context(core, id, counters);
+        self.pmu.host_side(core).lease(id, counters);
     }
 
     /// The contexts of the vCPU, the oldest first.
     pub(crate) fn context_ids(&self) -> Vec<ContextId> {
-        self.pmu.host_contexts().map(AttachedContext::id).collect()
+        self.pmu
+            .hosts()
+            .contexts()
+            .map(AttachedContext::id)
+            .collect()
     }
 
     pub(crate) fn has_host_overflow(&self) -> bool {
         let core = self.core.as_deref().unwrap_or(&self.elsewhere);
-        self.pmu.has_host_overflow(core)
+        self.pmu.hosts().has_overflow(core)
     }
 
     pub(crate) fn sample_hosts(&mut self, moment: &Moment, values: &dyn Quantities) {

@@ -22,7 +22,7 @@ pub(crate) fn administer(
 ) -> Result<Box<BudgetInfo>, Refusal> {
     let khz = core.tsc_khz();
     if let Some(change) = change {
-        let budget = pmu.budget();
+        let budget = pmu.claims().budget();
         // What is not named lasts as it did, or is as it is for a time.
         let lasting = budget.until.filter(|_| change.for_ms.is_none());
         let before = lasting.map_or(budget.asked, |end| end.most);
@@ -32,7 +32,7 @@ pub(crate) fn administer(
             fixed: change.fixed.unwrap_or(before.fixed),
         };
         let ticks = |ms: u64| Ticks(ms.min(LONGEST_MS).saturating_mul(khz));
-        let until = change.for_ms.map(|ms| pmu.reservations_time() + ticks(ms));
+        let until = change.for_ms.map(|ms| pmu.claims().time() + ticks(ms));
         let grace_ms = change.grace_ms.min(LONGEST_GRACE_MS);
         pmu.set_budget(Some(core), most, grace_ms, until)?;
     }
@@ -55,8 +55,8 @@ fn check(change: &BudgetChange, there: PerKind) -> Result<(), Refusal> {
 }
 
 fn info(vcpu: usize, pmu: &VcpuPmu, core: &CorePmu, khz: u64) -> Box<BudgetInfo> {
-    let budget = *pmu.budget();
-    let now = pmu.reservations_time();
+    let budget = *pmu.claims().budget();
+    let now = pmu.claims().time();
     let ms = |at: Tsc| (at - now).0.div_ceil(khz);
     Box::new(BudgetInfo {
         vcpu: u32::try_from(vcpu).unwrap_or(u32::MAX),
@@ -70,14 +70,14 @@ fn info(vcpu: usize, pmu: &VcpuPmu, core: &CorePmu, khz: u64) -> Box<BudgetInfo>
 fn kind(pmu: &VcpuPmu, core: &CorePmu, of_kind: CounterId) -> KindBudget {
     let limit = |most: PerKind| Some(most.of(of_kind)).filter(|most| *most != ALL);
     let count = |set: CounterSet| PerKind::count(set).of(of_kind);
-    let budget = pmu.budget();
+    let budget = pmu.claims().budget();
     let report = pmu.report(Some(core));
     let running = report.iter().filter(|one| one.running);
     let sampling = pmu.sampling();
     let sampling = sampling.iter().filter(|counter| counter.is_like(of_kind));
     let lacking = pmu.lacking().into_iter();
     let lacking = lacking.filter(|(counter, _)| counter.is_like(of_kind));
-    let unit = pmu.reservations();
+    let unit = pmu.claims().unit();
     let held = |unit: &PcrUnit| {
         let bank = unit.bank();
         bank.held_by(Layer::Firmware) | bank.held_by(Layer::GuestKernel)
@@ -89,7 +89,7 @@ fn kind(pmu: &VcpuPmu, core: &CorePmu, of_kind: CounterId) -> KindBudget {
         let revocation = unit.bank().reservation(counter)?.revocation?;
         (revocation.reason == Reason::Budget).then(|| LeavingCounter {
             counter: counter.to_string(),
-            in_ms: unit.ms_until(revocation.at, pmu.reservations_time()),
+            in_ms: unit.ms_until(revocation.at, pmu.claims().time()),
         })
     });
     KindBudget {

@@ -371,8 +371,8 @@ impl VcpuView {
     #[must_use]
     pub fn of(vcpu: usize, pmu: Option<&VcpuPmu>, otherwise: VcpuState) -> Self {
         let state = match pmu {
-            Some(pmu) if pmu.is_paused() => VcpuState::Paused,
-            Some(pmu) if pmu.is_blocked() => VcpuState::Blocked,
+            Some(pmu) if pmu.hosts().is_paused() => VcpuState::Paused,
+            Some(pmu) if pmu.hosts().is_blocked() => VcpuState::Blocked,
             _ => otherwise,
         };
         Self {
@@ -380,7 +380,7 @@ impl VcpuView {
             state,
             halted: None,
             contexts: pmu.map_or_else(Vec::new, |pmu| {
-                pmu.host_contexts().map(ContextView::of).collect()
+                pmu.hosts().contexts().map(ContextView::of).collect()
             }),
             reserved: pmu.map(reserved).unwrap_or_default(),
         }
@@ -398,7 +398,7 @@ impl VcpuView {
 
 /// Who has reserved counters of a vCPU's PMU.
 fn reserved(pmu: &VcpuPmu) -> Vec<ReservedInfo> {
-    let Some(bank) = pmu.reservations().map(|unit| unit.bank()) else {
+    let Some(bank) = pmu.claims().unit().map(|unit| unit.bank()) else {
         return Vec::new();
     };
     let info = |counter| {

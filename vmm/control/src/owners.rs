@@ -23,15 +23,18 @@ impl Owners {
             }
             Some(Work::Ask(Ask::NoMore)) => {
                 if let Some((asked, cookie)) = self.waiting.take() {
-                    pmu.ask_no_more(Some(&mut *core), cookie);
+                    pmu.host_side(Some(&mut *core)).ask_no_more(cookie);
                     // They may have answered just before.
-                    let outcome = pmu.owners_answer(Some(core)).unwrap_or_default();
+                    let outcome = pmu
+                        .host_side(Some(core))
+                        .owners_answer()
+                        .unwrap_or_default();
                     finish(asked, pmu, outcome, cookie);
                 }
                 job.act(|_, _| Done::Settled);
             }
             Some(Work::Ask(Ask::GiveBack(GivenUp { counters, cookie }))) => {
-                pmu.give_back(Some(core), counters, cookie);
+                pmu.host_side(Some(core)).give_back(counters, cookie);
                 job.act(|_, _| Done::Settled);
             }
             // It comes back undone.
@@ -49,7 +52,9 @@ impl Owners {
             let why = "the operating system has no random numbers for a cookie".to_owned();
             return job.act(|_, _| Done::Asked(Err(why)));
         };
-        match pmu.ask_owners(Some(core), what, cookie) {
+        let (limit, is_there) = what;
+        let mut tools = pmu.host_side(Some(core));
+        match tools.ask_owners(limit, is_there, cookie) {
             Some(Ok(Outcome::Pending)) => self.waiting = Some((job, cookie)),
             Some(Ok(outcome)) => finish(job, pmu, outcome, cookie),
             Some(Err(reason)) => {
@@ -65,7 +70,7 @@ impl Owners {
         if self.waiting.is_none() {
             return;
         }
-        if let Some(outcome) = pmu.owners_answer(core)
+        if let Some(outcome) = pmu.host_side(core).owners_answer()
             && let Some((job, cookie)) = self.waiting.take()
         {
             finish(job, pmu, outcome, cookie);
@@ -87,7 +92,7 @@ fn finish(job: Job, pmu: &VcpuPmu, outcome: Outcome, cookie: Cookie) {
 
 /// Who has the counters of a vCPU, and why they keep them.
 fn why_not(pmu: &VcpuPmu, vcpu: usize, reason: Reason) -> String {
-    let Some(unit) = pmu.reservations() else {
+    let Some(unit) = pmu.claims().unit() else {
         return format!("vCPU {vcpu}: {reason}");
     };
     let who = holders(unit);

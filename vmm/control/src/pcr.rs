@@ -22,14 +22,14 @@ pub(crate) fn administer(
     act: &PcrAct,
 ) -> Result<Box<PcrInfo>, Refusal> {
     if let PcrAct::Read { counter, cookie } = act
-        && pmu.reservations().is_some()
+        && pmu.claims().unit().is_some()
     {
         return read(vcpu, pmu, core, counter, *cookie);
     }
     let reports = pmu.report(Some(core));
-    if let (PcrAct::Show, Some(unit)) = (act, pmu.reservations()) {
+    if let (PcrAct::Show, Some(unit)) = (act, pmu.claims().unit()) {
         // A look leaves no trace in the audit.
-        return Ok(info(vcpu, unit, pmu.reservations_time(), &reports));
+        return Ok(info(vcpu, unit, pmu.claims().time(), &reports));
     }
     let done = pmu.arbitrate(Some(core), |unit, cx| {
         let effects = match wanted(act, unit.policy()) {

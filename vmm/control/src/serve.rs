@@ -37,10 +37,11 @@ pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu, values: &dyn 
                             budget::administer(number, pmu, core, change).map(Administered::Budget)
                         }
                         Administration::Pause(change) => {
-                            pmu.pause(change.unwrap_or(pmu.is_paused()));
+                            let hosts = pmu.hosts_mut();
+                            hosts.pause(change.unwrap_or(hosts.is_paused()));
                             Ok(Administered::Pause(PauseInfo {
                                 vcpu: u32::try_from(number).unwrap_or(u32::MAX),
-                                paused: pmu.is_paused(),
+                                paused: hosts.is_paused(),
                             }))
                         }
                         Administration::Lease(most, grace_ms) => {
@@ -133,19 +134,19 @@ struct VcpuHost<'a>(&'a mut VcpuPmu, Option<&'a mut CorePmu>);
 
 impl Host for VcpuHost<'_> {
     fn contexts(&self) -> Vec<ContextId> {
-        self.0.host_contexts().map(AttachedContext::id).collect()
+        self.0.hosts().contexts().map(AttachedContext::id).collect()
     }
     fn has(&self, id: ContextId) -> bool {
-        self.0.host_context(id).is_some()
+        self.0.hosts().context(id).is_some()
     }
     fn load(&mut self, hosted: Box<AttachedContext>, set: u16) -> Result<(), NotLoaded> {
-        self.0.load_context(self.1.as_deref_mut(), hosted, set)
+        self.0.host_side(self.1.as_deref_mut()).load(hosted, set)
     }
     fn unload(&mut self, id: ContextId, values: &dyn Quantities) -> Option<Box<AttachedContext>> {
-        kept(self.0.unload_context(self.1.as_deref_mut(), id), values)
+        kept(self.0.host_side(self.1.as_deref_mut()).unload(id), values)
     }
     fn lease(&mut self, id: ContextId, counters: usize) {
-        self.0.lease_context(self.1.as_deref_mut(), id, counters);
+        self.0.host_side(self.1.as_deref_mut()).lease(id, counters);
     }
     fn call(
         &mut self,
@@ -153,7 +154,9 @@ impl Host for VcpuHost<'_> {
         call: &mut Call,
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
-        self.0.call_context(self.1.as_deref_mut(), id, call, values)
+        self.0
+            .host_side(self.1.as_deref_mut())
+            .call(id, call, values)
     }
 }
 

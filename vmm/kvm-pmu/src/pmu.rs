@@ -252,7 +252,11 @@ impl KvmPmu {
     /// PMIs delivered so far, and of these late ones.
     #[must_use]
     pub fn pmis(&self) -> (u64, u64) {
-        let throttle = self.traps.pmu.as_ref().map(VcpuPmu::throttle);
+        let throttle = self
+            .traps
+            .pmu
+            .as_ref()
+            .map(|pmu| pmu.interrupts().throttle());
         throttle.map_or((0, 0), |throttle| (throttle.delivered(), throttle.late()))
     }
 

@@ -661,7 +661,7 @@ impl VcpuCommon<'_> {
         if let Some(reservations) = reserved {
             pmu = pmu.with_reservations(reservations);
         }
-        pmu.pause(config.paused);
+        pmu.hosts_mut().pause(config.paused);
         if let Some(core) = own.as_deref_mut() {
             pmu.attach(core);
         }

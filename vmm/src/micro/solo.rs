@@ -134,7 +134,7 @@ impl Solo {
     /// Who holds which counters; `None` without reservations.
     #[must_use]
     pub fn reservations(&self) -> Option<&PcrUnit> {
-        self.vcpu.pmu()?.reservations()
+        self.vcpu.pmu()?.claims().unit()
     }
 
     /// Whether the guest is being single-stepped for a counter that runs.

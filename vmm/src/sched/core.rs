@@ -178,7 +178,7 @@ impl CoreThread {
         };
         let vcpu = self.vcpus.get_mut(&id)?;
         if let Some(pmu) = vcpu.pmu_mut() {
-            pmu.set_other_cores(self.others.clone());
+            pmu.claims_mut().set_other_cores(self.others.clone());
         }
         let outcome = vcpu.run_for(&mut self.thread, &timeslice);
         match outcome {
@@ -339,7 +339,7 @@ impl CoreThread {
     fn look_for_room(&mut self, id: VcpuId) {
         let waits = |core: &Self| {
             let pmu = core.vcpus.get(&id).and_then(Vcpu::pmu);
-            pmu.is_some_and(VcpuPmu::waits_for_room)
+            pmu.is_some_and(VcpuPmu::claims().waits_for_room)
         };
         if waits(self) {
             self.switch_to(id);
@@ -379,7 +379,7 @@ impl CoreThread {
     /// Has vCPUs go to cores with room for what their guests have asked for.
     fn make_moves(&mut self) {
         let waits = |(id, vcpu): (&VcpuId, &Vcpu)| {
-            let waits = |pmu: &VcpuPmu| pmu.waits_for_room() || pmu.waits_for_core();
+            let waits = |pmu: &VcpuPmu| pmu.claims().waits_for_room() || pmu.waits_for_core();
             vcpu.pmu().is_some_and(waits).then_some(*id)
         };
         let waiting: Vec<VcpuId> = self.vcpus.iter().filter_map(waits).collect();
@@ -419,7 +419,7 @@ impl CoreThread {
             return true;
         };
         pmu.tick(self.thread.counters_mut(), now());
-        !pmu.waits_for_room()
+        !pmu.claims().waits_for_room()
     }
 
     /// Answers crowded cores, and asks another one where this one is crowded.

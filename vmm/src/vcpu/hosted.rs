@@ -18,13 +18,15 @@ use crate::kvm::{KvmVcpu, VcpuError};
 impl RunState {
     /// Whether a tool's context keeps the vCPU off its core.
     pub(super) fn is_blocked(&self) -> bool {
-        self.pmu.pmu().is_some_and(VcpuPmu::is_blocked)
+        self.pmu.pmu().is_some_and(|pmu| pmu.hosts().is_blocked())
     }
 
     /// Whether the guest has asked for counters that another core has.
     #[inline]
     pub(super) fn waits_for_room(&self) -> bool {
-        self.pmu.pmu().is_some_and(VcpuPmu::waits_for_room)
+        self.pmu
+            .pmu()
+            .is_some_and(|pmu| pmu.claims().waits_for_room())
     }
 
     /// Whether there may be jobs: one load, where there is a control socket.
@@ -79,7 +81,7 @@ impl RunState {
         let (Some(host), (Some(pmu), Some(core))) = (&mut self.host, pmu) else {
             return Ok(());
         };
-        let stood = pmu.is_paused();
+        let stood = pmu.hosts().is_paused();
         while let Some(job) = host.take() {
             if job.is_inspection() {
                 // The vCPU's thread is its core.
@@ -101,10 +103,10 @@ impl RunState {
             }
             serve_vcpu(job, pmu, core, &self.reports.tally);
         }
-        if stood && !pmu.is_paused() {
+        if stood && !pmu.hosts().is_paused() {
             kvm.note_stopped();
         }
-        if pmu.has_host_overflow(core) {
+        if pmu.hosts().has_overflow(core) {
             self.sample_pending(kvm, thread)
         } else {
             Ok(())
@@ -187,7 +189,7 @@ impl Vcpu {
     /// Lets take place what is due by `now` although it may not run; when the next is due.
     /// `None`: nothing is, or it may run.
     pub(crate) fn tick_held(&mut self, thread: &mut ThreadContext, now: Tsc) -> Option<Tsc> {
-        let due = |core: &RunState| core.pmu.pmu().and_then(VcpuPmu::decision_due);
+        let due = |core: &RunState| core.pmu.pmu().and_then(|pmu| pmu.claims().due());
         let at = due(&self.core)?;
         if !self.core.is_blocked() && self.core.pmu.locked_out_until().is_none() {
             return None;

@@ -25,7 +25,7 @@ impl RunState {
     ) -> Result<(), VcpuFailure> {
         let khz = self.pmu.tsc_khz();
         // Its guest does not run, and yet a question to it may end.
-        let decision = self.pmu.pmu().and_then(VcpuPmu::decision_due);
+        let decision = self.pmu.pmu().and_then(|pmu| pmu.claims().due());
         let until = [until, decision].into_iter().flatten().min();
         let time = until.map_or(LONG, |until| (until - kvm_pmu::now()).duration(khz));
         self.reports.tally.off_thread(OffCoreReason::Held);
@@ -59,20 +59,23 @@ impl RunState {
     /// Once the firmware's phase is over: its code goes into SMRAM, before the guest runs
     /// on, and is what it holds what it was to hold?
     pub(super) fn look_at_firmware(&mut self, id: VcpuId) {
-        let unit = self.pmu.pmu().and_then(VcpuPmu::reservations);
+        let unit = self.pmu.pmu().and_then(|pmu| pmu.claims().unit());
         let Some(unit) = unit.filter(|unit| unit.phase().is_over()) else {
             return;
         };
         self.in_firmware = false;
         let held = unit.bank().held_by(Layer::Firmware);
-        let source = self.pmu.pmu_mut().and_then(VcpuPmu::take_smram);
+        let source = self
+            .pmu
+            .pmu_mut()
+            .and_then(|pmu| pmu.claims_mut().take_smram());
         if let Some(SmramSource { address, len }) = source {
             if !self.vm.fill_smram(address, len) {
                 log::warn!(
                     "{id}: SMRAM stays as it is: at {address:#x} there are no {len:#x} bytes"
                 );
             } else if let Some(pmu) = self.pmu.pmu_mut() {
-                pmu.smram_filled();
+                pmu.claims_mut().smram_filled();
             }
         }
         let expected = self.firmware.take();

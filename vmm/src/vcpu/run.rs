@@ -136,7 +136,7 @@ impl Vcpu {
     #[must_use]
     pub fn new(parts: VcpuParts) -> Self {
         let tally = tally(&parts.kvm, parts.host.as_ref());
-        let unit = parts.pmu.pmu().and_then(VcpuPmu::reservations);
+        let unit = parts.pmu.pmu().and_then(|pmu| pmu.claims().unit());
         let id = u32::from(parts.kvm.id().0);
         let look = parts.guest.map(|guest| VcpuLook::new(guest, id));
         let in_firmware = unit.is_some_and(|unit| !unit.phase().is_over());

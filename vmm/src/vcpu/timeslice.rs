@@ -120,7 +120,7 @@ impl Vcpu {
     /// # Errors
     /// The error of `KVM_GET_LAPIC` or `KVM_GET_MSRS`.
     pub fn wake_due(&self) -> Result<Option<Tsc>, VcpuFailure> {
-        let decision = self.core.pmu.pmu().and_then(VcpuPmu::decision_due);
+        let decision = self.core.pmu.pmu().and_then(|pmu| pmu.claims().due());
         Ok([self.timer_due()?, decision].into_iter().flatten().min())
     }
 

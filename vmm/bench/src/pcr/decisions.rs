@@ -129,10 +129,10 @@ impl Asker {
                 how = "granted, by the hypervisor's reply".to_owned();
             } else {
                 how = "granted, by revocation".to_owned();
-                self.now = self.pmu.decision_due().unwrap_or(self.now);
+                self.now = self.pmu.claims().due().unwrap_or(self.now);
                 self.pmu.tick(Some(&mut self.core), self.now);
             }
-            let answer = self.pmu.reservations();
+            let answer = self.pmu.claims().unit();
             outcome = answer.map_or(Outcome::Nothing, |unit| {
                 unit.answer(Layer::GuestKernel).outcome
             });

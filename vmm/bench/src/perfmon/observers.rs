@@ -101,12 +101,14 @@ fn row(
     let pmds: Vec<PmdArg> = pmds.collect();
     let read = timed(bench, || {
         let mut call = Call::ReadPmds(pmds.clone());
-        let read = pmu.call_context(Some(&mut core), ContextId(1), &mut call, &Nobody);
+        let read = pmu
+            .host_side(Some(&mut core))
+            .call(ContextId(1), &mut call, &Nobody);
         read.map_err(|refusal| BenchError::refused("reading", refusal))
     })?;
     let last = ContextId(contexts);
     let loading = timed(bench, || {
-        pmu.unload_context(Some(&mut core), last);
+        pmu.host_side(Some(&mut core)).unload(last);
         load(&mut pmu, &mut core, fixture, last)
     })?;
     Ok(ObserverRow {
@@ -128,9 +130,11 @@ fn load(
     let context =
         context(fixture, 1, COUNTERS).map_err(|why| BenchError::refused("a context", why))?;
     let hosted = AttachedContext::new(id, Box::new(context), Box::new(Nobody));
-    let loaded = pmu.load_context(Some(core), hosted, 0);
+    let loaded = pmu.host_side(Some(core)).load(hosted, 0);
     loaded.map_err(|not| BenchError::refused("loading a context", not.refusal))?;
-    let started = pmu.call_context(Some(core), id, &mut Call::Start(None), &Nobody);
+    let started = pmu
+        .host_side(Some(core))
+        .call(id, &mut Call::Start(None), &Nobody);
     started.map_err(|refusal| BenchError::refused("starting it", refusal))
 }
 

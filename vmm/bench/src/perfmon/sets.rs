@@ -117,14 +117,11 @@ fn cost(
     let context =
         context(fixture, sets, counters).map_err(|why| BenchError::refused("a set", why))?;
     let hosted = AttachedContext::new(ContextId(1), Box::new(context), Box::new(Nobody));
-    let loaded = pmu.load_context(Some(&mut core), hosted, 0);
+    let loaded = pmu.host_side(Some(&mut core)).load(hosted, 0);
     loaded.map_err(|not| BenchError::refused("loading a context", not.refusal))?;
-    let started = pmu.call_context(
-        Some(&mut core),
-        ContextId(1),
-        &mut Call::Start(None),
-        &Nobody,
-    );
+    let started =
+        pmu.host_side(Some(&mut core))
+            .call(ContextId(1), &mut Call::Start(None), &Nobody);
     started.map_err(|refusal| BenchError::refused("starting it", refusal))?;
     // A little more than the time of a set, which the interface gives in whole nanoseconds.
     let slice = u64::try_from(SLICE.as_millis()).unwrap_or(1) * u64::from(khz.get());
@@ -132,7 +129,8 @@ fn cost(
     let (mut tsc, mut switches, mut times) = (rdtsc(), 0, Vec::new());
     let before = core.operations();
     let active = |pmu: &VcpuPmu| {
-        pmu.host_context(ContextId(1))
+        pmu.hosts()
+            .context(ContextId(1))
             .map(|hosted| hosted.context().active_set())
     };
     for _ in 0..bench.iterations {

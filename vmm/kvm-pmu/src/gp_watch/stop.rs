@@ -161,7 +161,7 @@ fn emulate(
         return (TrapEvent::ForeignGp, None);
     };
     let caller = Caller {
-        layer: pmu.layer(rdpmc.ring, smm),
+        layer: pmu.claims().layer(rdpmc.ring, smm),
         presented: rdpmc.presented.0,
     };
     let outcome = pmu.rdpmc(core, rdpmc.index, caller);

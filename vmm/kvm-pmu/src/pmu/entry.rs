@@ -16,7 +16,7 @@ use crate::trap::cpl;
 impl Traps {
     #[inline]
     pub(super) fn locked_out_until(&self) -> Option<Tsc> {
-        let until = self.pmu.as_ref()?.locked_out_until()?;
+        let until = self.pmu.as_ref()?.claims().locked_out_until()?;
         (time::now() < until).then_some(until)
     }
 
@@ -74,7 +74,7 @@ impl Traps {
         self.registers_wanted = self.registers_wanted.saturating_sub(1);
         // An answer may have taken a slot away: it is sampled where the guest
         // stands now.
-        (pmu.has_host_overflow(core), soon || needs.ring)
+        (pmu.hosts().has_overflow(core), soon || needs.ring)
     }
 
     /// The guest is entered now, in SMM or not. True if an overflow is near: its PMI wants
@@ -165,7 +165,7 @@ impl Traps {
     ) -> Result<(), KvmPmuError> {
         let place = (thread.core(), self.process);
         match (&mut self.pmu, thread.counters_mut()) {
-            (Some(pmu), Some(core)) if pmu.has_host_overflow(core) => {
+            (Some(pmu), Some(core)) if pmu.hosts().has_overflow(core) => {
                 sample((pmu, core), vcpu, place, observer)
             }
             _ => Ok(()),
@@ -181,7 +181,7 @@ fn sample(
     observer: &mut dyn TrapObserver,
 ) -> Result<(), KvmPmuError> {
     let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
-    let wish = pmu.host_wish(core);
+    let wish = pmu.hosts().wish(core);
     let smm = vcpu.in_smm();
     if !wish.is_empty() && !smm {
         let tsc = || vcpu.guest_tsc().ok();

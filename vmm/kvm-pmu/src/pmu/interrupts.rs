@@ -36,10 +36,10 @@ impl Traps {
             return Ok(());
         };
         let vendor = pmu.model().vendor();
-        if let Some(request) = pmu.pmi_to_route() {
+        if let Some(request) = pmu.interrupts().to_route() {
             let (lvtpc, due) = (Lvtpc::read(vcpu)?, self.due);
             if let Some(delivery) = pmi::refusal(lvtpc) {
-                pmu.pmi_dropped();
+                pmu.interrupts_mut().dropped();
                 let event = TrapEvent::Pmi {
                     request,
                     delivery,
@@ -50,7 +50,7 @@ impl Traps {
             }
             self.pmi_routing = lvtpc.map(|lvtpc| PmiRouting { lvtpc, due });
         }
-        let request = match pmu.pmi_due(now) {
+        let request = match pmu.interrupts_mut().due(now) {
             PmiDue::Nothing => return Ok(()),
             PmiDue::Late => {
                 lent.observer.event(vcpu.id(), TrapEvent::PmiLate);
@@ -62,7 +62,7 @@ impl Traps {
             return Ok(());
         };
         let delivery = pmi::send(vcpu, lent.vm, vendor, lvtpc)?;
-        pmu.pmi_sent();
+        pmu.interrupts_mut().sent();
         self.gp.look_soon(self.debug.fresh_for());
         let event = TrapEvent::Pmi {
             request,
@@ -82,19 +82,23 @@ impl Traps {
         vcpu: VcpuAccess<'_>,
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
-        while let Some(vector) = self.pmu.as_mut().and_then(VcpuPmu::take_notice) {
+        while let Some(vector) = self
+            .pmu
+            .as_mut()
+            .and_then(|pmu| pmu.claims_mut().take_notice())
+        {
             let sent = pmi::interrupt(vcpu, lent.vm, vector)?;
             let event = TrapEvent::Notice { vector, sent };
             lent.observer.event(vcpu.id(), event);
         }
-        let Some(pmu) = self.pmu.as_mut().filter(|pmu| pmu.wants_smi()) else {
+        let Some(pmu) = self.pmu.as_mut().filter(|pmu| pmu.claims().wants_smi()) else {
             return Ok(());
         };
         // Code in SMM reads all notices before it leaves. KVM never halts a processor that
         // waits for its start and has an SMI pending.
         if !vcpu.in_smm() && has_started(vcpu.get_mp_state()?.mp_state) {
             vcpu.smi()?;
-            pmu.smi_sent();
+            pmu.claims_mut().smi_sent();
         }
         Ok(())
     }

@@ -59,8 +59,8 @@ impl Traps {
         let Some(pmu) = &self.pmu else {
             return Ok(Caller::legacy(Layer::GuestKernel));
         };
-        let layer = pmu.layer(Ring::Kernel, vcpu.in_smm());
-        if !pmu.takes_cookie(msr, write) {
+        let layer = pmu.claims().layer(Ring::Kernel, vcpu.in_smm());
+        if !pmu.claims().takes_cookie(msr, write) {
             return Ok(Caller::legacy(layer));
         }
         // Drivers set a counter up with several such accesses.
