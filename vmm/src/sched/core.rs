@@ -339,7 +339,7 @@ impl CoreThread {
     fn look_for_room(&mut self, id: VcpuId) {
         let waits = |core: &Self| {
             let pmu = core.vcpus.get(&id).and_then(Vcpu::pmu);
-            pmu.is_some_and(VcpuPmu::claims().waits_for_room)
+            pmu.is_some_and(|pmu| pmu.claims().waits_for_room())
         };
         if waits(self) {
             self.switch_to(id);

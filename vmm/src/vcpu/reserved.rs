@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use arbiter::{Layer, SmramSource};
 use kvm_pmu::{ThreadContext, Tsc, VcpuId};
-use pmu_virt::VcpuPmu;
 use vmm_control::OffCoreReason;
 
 use super::run::{RunState, VcpuFailure};

@@ -2,7 +2,7 @@
 //! notices of the reservations.
 
 use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
-use pmu_virt::{PmiDue, Tsc, VcpuPmu};
+use pmu_virt::{PmiDue, Tsc};
 
 use super::{Lent, Traps};
 use crate::error::KvmPmuError;
