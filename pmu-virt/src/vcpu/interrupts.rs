@@ -1,12 +1,12 @@
 //! The PMI of a vCPU, from the overflow until it was sent.
 //!
-//! The VMM asks what is to be done ([`Interrupts::to_route`], [`Interrupts::due`]), looks
-//! at the guest's local APIC, sends, and reports ([`Interrupts::dropped`],
-//! [`Interrupts::sent`]).
+//! The VMM lends the way to the guest's local APIC, a [`PmiLine`], and a PMI goes along it
+//! as far as it may ([`Interrupts::forward`]).
 
 use arbiter::{CounterId, CounterSet};
 use pmu_model::{Ticks, Tsc};
 
+use crate::pmi_line::{PmiForwarded, PmiLine};
 use crate::throttle::{PmiThrottle, ThrottleDecision};
 
 /// A performance monitoring interrupt to be raised.
@@ -102,6 +102,28 @@ impl Interrupts {
     /// The PMI of [`Interrupts::due`] was sent.
     pub fn sent(&mut self) {
         self.routed = CounterSet::EMPTY;
+    }
+
+    /// Has a PMI that is pending at `now` go its way, as far as it may.
+    ///
+    /// # Errors
+    /// The line's; the PMI is still pending.
+    pub fn forward<L: PmiLine>(&mut self, now: Tsc, line: &mut L) -> Result<PmiForwarded, L::Error> {
+        if let Some(request) = self.to_route()
+            && !line.latch(request)?
+        {
+            self.dropped();
+            return Ok(PmiForwarded::Dropped);
+        }
+        match self.due(now) {
+            PmiDue::Nothing => Ok(PmiForwarded::Nothing),
+            PmiDue::Late => Ok(PmiForwarded::Late),
+            PmiDue::Send(request) => {
+                line.send(request)?;
+                self.sent();
+                Ok(PmiForwarded::Sent)
+            }
+        }
     }
 
     /// When a PMI is due that the throttle holds back.

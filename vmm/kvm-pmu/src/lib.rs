@@ -47,9 +47,9 @@ pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
 pub use exit::{DebugExit, InternalError, VmExit};
 pub use memory::GuestBytes;
 pub use observe::{Armed, NoObserver, TrapEvent, TrapObserver};
-pub use pmi::{PmiDelivery, PmiRoute};
+pub use pmi::PmiDelivery;
 pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};
-pub use pmu_virt::Tsc;
+pub use pmu_virt::{PmiRoute, Tsc};
 pub use protect::{ProtectPages, TwiceMapped};
 pub use step_driver::StepSupport;
 pub use sys::{

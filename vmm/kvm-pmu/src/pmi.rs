@@ -3,7 +3,7 @@
 
 use kvm_bindings::{kvm_lapic_state, kvm_msi, kvm_sregs};
 use kvm_ioctls::VmFd;
-use pmu_virt::Vendor;
+use pmu_virt::{PmiRoute, Vendor};
 
 use crate::error::{PmiError, VcpuError};
 use crate::registers::VcpuAccess;
@@ -19,34 +19,6 @@ const SVR_ENABLED: u32 = 1 << 8;
 const LVT_MASKED: u32 = 1 << 16;
 /// Delivery mode 100b.
 const DELIVER_NMI: u32 = 0x400;
-
-/// What LVTPC says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PmiRoute {
-    /// Delivery mode 100b.
-    Nmi,
-    /// Delivery mode 000b, with a legal vector.
-    Fixed(u8),
-    /// The mask bit is set, or the APIC is off: hardware sends nothing.
-    Masked,
-    /// A mode (SMI, INIT, `ExtINT`, reserved) or a vector below 16 that carries no
-    /// PMI, or an APIC ID that names no vCPU.
-    Unusable(u32),
-}
-
-impl PmiRoute {
-    /// Decodes LVTPC.
-    #[must_use]
-    pub fn decode(lvtpc: u32) -> Self {
-        let vector = lvtpc.to_le_bytes()[0];
-        match (lvtpc & LVT_MASKED != 0, lvtpc >> 8 & 7) {
-            (true, _) => Self::Masked,
-            (false, 0b100) => Self::Nmi,
-            (false, 0b000) if vector >= 16 => Self::Fixed(vector),
-            (false, _) => Self::Unusable(lvtpc),
-        }
-    }
-}
 
 /// What became of a PMI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -234,20 +206,6 @@ impl Lapic {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lvtpc() {
-        let check = |lvtpc: u32, expected| assert_eq!(PmiRoute::decode(lvtpc), expected);
-        check(0x400, PmiRoute::Nmi);
-        check(0x4ff, PmiRoute::Nmi);
-        check(0x1_0400, PmiRoute::Masked);
-        check(0x0_00ef, PmiRoute::Fixed(0xef));
-        check(0x0_0010, PmiRoute::Fixed(0x10));
-        check(0x0_000f, PmiRoute::Unusable(0xf));
-        check(0x0_0200, PmiRoute::Unusable(0x200));
-        check(0x0_0500, PmiRoute::Unusable(0x500));
-        check(0x0_0700, PmiRoute::Unusable(0x700));
-    }
 
     #[test]
     fn messages_go_to_one_apic() {

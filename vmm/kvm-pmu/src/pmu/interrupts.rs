@@ -2,7 +2,8 @@
 //! notices of the reservations.
 
 use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
-use pmu_virt::{PmiDue, Tsc};
+use kvm_ioctls::VmFd;
+use pmu_virt::{PmiForwarded, PmiLine, PmiRequest, Tsc, VcpuPmu, Vendor};
 
 use super::{Lent, Traps};
 use crate::error::KvmPmuError;
@@ -24,6 +25,48 @@ fn has_started(state: u32) -> bool {
     matches!(state, KVM_MP_STATE_RUNNABLE | KVM_MP_STATE_HALTED)
 }
 
+/// The local APIC that KVM has, for one entry.
+struct LapicLine<'a> {
+    vcpu: VcpuAccess<'a>,
+    vm: &'a VmFd,
+    vendor: Vendor,
+    /// When the overflow was due, if the PMU knows.
+    due: Option<Tsc>,
+    latched: &'a mut Option<PmiRouting>,
+    /// For the observer.
+    event: Option<TrapEvent>,
+}
+
+impl PmiLine for LapicLine<'_> {
+    type Error = KvmPmuError;
+
+    fn latch(&mut self, request: PmiRequest) -> Result<bool, KvmPmuError> {
+        let (lvtpc, due) = (Lvtpc::read(self.vcpu)?, self.due);
+        if let Some(delivery) = pmi::refusal(lvtpc) {
+            self.event = Some(TrapEvent::Pmi {
+                request,
+                delivery,
+                due,
+            });
+            return Ok(false);
+        }
+        *self.latched = lvtpc.map(|lvtpc| PmiRouting { lvtpc, due });
+        Ok(true)
+    }
+
+    fn send(&mut self, request: PmiRequest) -> Result<(), KvmPmuError> {
+        if let Some(PmiRouting { lvtpc, due }) = *self.latched {
+            let delivery = pmi::send(self.vcpu, self.vm, self.vendor, lvtpc)?;
+            self.event = Some(TrapEvent::Pmi {
+                request,
+                delivery,
+                due,
+            });
+        }
+        Ok(())
+    }
+}
+
 impl Traps {
     #[inline(never)]
     pub(super) fn forward_pmi(
@@ -35,41 +78,26 @@ impl Traps {
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
         };
-        let vendor = pmu.model().vendor();
-        if let Some(request) = pmu.interrupts().to_route() {
-            let (lvtpc, due) = (Lvtpc::read(vcpu)?, self.due);
-            if let Some(delivery) = pmi::refusal(lvtpc) {
-                pmu.interrupts_mut().dropped();
-                let event = TrapEvent::Pmi {
-                    request,
-                    delivery,
-                    due,
-                };
-                lent.observer.event(vcpu.id(), event);
-                return Ok(());
-            }
-            self.pmi_routing = lvtpc.map(|lvtpc| PmiRouting { lvtpc, due });
+        let mut line = LapicLine {
+            vcpu,
+            vm: lent.vm,
+            vendor: pmu.model().vendor(),
+            due: self.due,
+            latched: &mut self.pmi_routing,
+            event: None,
+        };
+        let forwarded = pmu.interrupts_mut().forward(now, &mut line)?;
+        let event = match forwarded {
+            PmiForwarded::Nothing => None,
+            PmiForwarded::Late => Some(TrapEvent::PmiLate),
+            PmiForwarded::Dropped | PmiForwarded::Sent => line.event,
+        };
+        if forwarded == PmiForwarded::Sent {
+            self.gp.look_soon(self.debug.fresh_for());
         }
-        let request = match pmu.interrupts_mut().due(now) {
-            PmiDue::Nothing => return Ok(()),
-            PmiDue::Late => {
-                lent.observer.event(vcpu.id(), TrapEvent::PmiLate);
-                return Ok(());
-            }
-            PmiDue::Send(request) => request,
-        };
-        let Some(PmiRouting { lvtpc, due }) = self.pmi_routing else {
-            return Ok(());
-        };
-        let delivery = pmi::send(vcpu, lent.vm, vendor, lvtpc)?;
-        pmu.interrupts_mut().sent();
-        self.gp.look_soon(self.debug.fresh_for());
-        let event = TrapEvent::Pmi {
-            request,
-            delivery,
-            due,
-        };
-        lent.observer.event(vcpu.id(), event);
+        if let Some(event) = event {
+            lent.observer.event(vcpu.id(), event);
+        }
         Ok(())
     }
 

@@ -1,0 +1,89 @@
+//! Where a vCPU's PMIs go (SDM vol. 3A, 12.5.1 "Local Vector Table"; APM vol. 2, 16.4).
+
+use crate::vcpu::PmiRequest;
+
+const LVT_MASKED: u32 = 1 << 16;
+
+/// The way of a vCPU's PMIs to its guest: its local APIC, whoever has that. It is used on
+/// the vCPU's own thread, while the guest does not run.
+///
+/// Hardware decides at the overflow: a PMI that finds the local vector table's entry masked
+/// is gone, and one that finds it open is on its way, whatever the guest writes later. A
+/// PMI that is held back must not make a difference to that.
+pub trait PmiLine {
+    /// The guest's local APIC could not be asked, or could not be given the PMI.
+    type Error;
+
+    /// Looks how the local APIC lets a PMI through, and keeps that for
+    /// [`PmiLine::send`]. False: it lets none through.
+    ///
+    /// # Errors
+    /// The local APIC could not be asked.
+    fn latch(&mut self, request: PmiRequest) -> Result<bool, Self::Error>;
+
+    /// Sends the PMI that was let through.
+    ///
+    /// # Errors
+    /// It could not be sent, and is still pending.
+    fn send(&mut self, request: PmiRequest) -> Result<(), Self::Error>;
+}
+
+/// What became of a vCPU's PMI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PmiForwarded {
+    /// There is none, or one that was held back before and still is.
+    Nothing,
+    /// The local APIC lets none through.
+    Dropped,
+    /// It was let through, and is held back by the throttle.
+    Late,
+    /// It was sent.
+    Sent,
+}
+
+/// What LVTPC says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PmiRoute {
+    /// Delivery mode 100b.
+    Nmi,
+    /// Delivery mode 000b, with a legal vector.
+    Fixed(u8),
+    /// The mask bit is set, or the APIC is off: hardware sends nothing.
+    Masked,
+    /// A mode (SMI, INIT, `ExtINT`, reserved) or a vector below 16 that carries no
+    /// PMI, or an APIC ID that names no vCPU.
+    Unusable(u32),
+}
+
+impl PmiRoute {
+    /// Decodes LVTPC.
+    #[must_use]
+    pub fn decode(lvtpc: u32) -> Self {
+        let vector = lvtpc.to_le_bytes()[0];
+        match (lvtpc & LVT_MASKED != 0, lvtpc >> 8 & 7) {
+            (true, _) => Self::Masked,
+            (false, 0b100) => Self::Nmi,
+            (false, 0b000) if vector >= 16 => Self::Fixed(vector),
+            (false, _) => Self::Unusable(lvtpc),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lvtpc() {
+        let check = |lvtpc: u32, expected| assert_eq!(PmiRoute::decode(lvtpc), expected);
+        check(0x400, PmiRoute::Nmi);
+        check(0x4ff, PmiRoute::Nmi);
+        check(0x1_0400, PmiRoute::Masked);
+        check(0x0_00ef, PmiRoute::Fixed(0xef));
+        check(0x0_0010, PmiRoute::Fixed(0x10));
+        check(0x0_000f, PmiRoute::Unusable(0xf));
+        check(0x0_0200, PmiRoute::Unusable(0x200));
+        check(0x0_0500, PmiRoute::Unusable(0x500));
+        check(0x0_0700, PmiRoute::Unusable(0x700));
+    }
+}
