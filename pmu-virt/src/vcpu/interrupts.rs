@@ -108,7 +108,11 @@ impl Interrupts {
     ///
     /// # Errors
     /// The line's; the PMI is still pending.
-    pub fn forward<L: PmiLine>(&mut self, now: Tsc, line: &mut L) -> Result<PmiForwarded, L::Error> {
+    pub fn forward<L: PmiLine>(
+        &mut self,
+        now: Tsc,
+        line: &mut L,
+    ) -> Result<PmiForwarded, L::Error> {
         if let Some(request) = self.to_route()
             && !line.latch(request)?
         {
