@@ -3,7 +3,7 @@
 
 use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
 use kvm_ioctls::VmFd;
-use pmu_virt::{PmiForwarded, PmiLine, PmiRequest, Tsc, VcpuPmu, Vendor};
+use pmu_virt::{PmiForwarded, PmiLine, PmiRequest, Tsc, Vendor};
 
 use super::{Lent, Traps};
 use crate::error::KvmPmuError;
