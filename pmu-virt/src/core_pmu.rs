@@ -4,7 +4,7 @@
 mod book;
 mod planner;
 
-pub(crate) use book::{Book, FirmDemands, GuestClaim, ResourceClaim};
+pub(crate) use book::{Book, FirmDemands, GuestClaim};
 pub(crate) use planner::{Planner, fixed_request};
 
 use std::fmt;
@@ -387,7 +387,7 @@ impl CorePmu {
                 self.host.record(hosted.id(), vcpu, event);
                 let beside = match refusal.errno {
                     Errno::EBUSY => {
-                        let wish = ResourceClaim::of(&hosted, vcpu);
+                        let wish = planner::ResourceClaim::of(&hosted, vcpu);
                         self.book.guest_limit(self.planner(), &wish)
                     }
                     _ => None,

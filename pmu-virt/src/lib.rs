@@ -57,7 +57,7 @@ pub use core_pmu::CorePmu;
 pub use filter::{EventFilter, EventFilters, EventProfile, FilterError};
 pub use holdings::Holdings;
 pub use pebs::{LinearMemory, PebsMoment, PebsNeeds, PebsSkip, PebsStats};
-pub use pmi_line::{PmiForwarded, PmiLine, PmiRoute};
+pub use pmi_line::{PmiForwarded, PmiLine, PmiRequest, PmiRoute};
 pub use pmu_model::accounting;
 pub use pmu_model::ibs;
 pub use pmu_model::ibs::IbsSample;
@@ -74,8 +74,7 @@ pub use state::{PmuState, StateError};
 pub use throttle::{PmiThrottle, ThrottleDecision};
 pub use vcpu::{
     Claims, CounterReport, HostSide, Hosts, IbsDue, Interrupts, MsrRead, MsrWrite, Needs,
-    OtherCores, Oversubscribe, PmiDue, PmiRequest, ReadOutcome, Reservations, VcpuPmu,
-    WriteOutcome,
+    OtherCores, Oversubscribe, PmiDue, ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
 };
 
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to

@@ -35,7 +35,7 @@ pub(crate) struct ContextClaims {
 
 /// The claims of all who count at the same time, by precedence.
 #[derive(Debug)]
-pub(crate) struct Claims {
+pub(crate) struct PlaceClaims {
     claimants: Vec<Claimant>,
     demands: Vec<Demand>,
     /// The first are those of the guest that it has reserved.
@@ -75,7 +75,7 @@ pub(crate) enum Placed {
     Preempts(ContextId),
 }
 
-impl Claims {
+impl PlaceClaims {
     /// First what the guest has reserved, under every policy, then those who the policy
     /// puts first, then the others, then the contexts that have what is left over. Of
     /// contexts alike the oldest is last, for it makes room first.
@@ -87,7 +87,7 @@ impl Claims {
     ) -> Self {
         let yields = |one: &ContextClaims| one.preemptible && one.standing == Some(Standing::Spare);
         let yielding = contexts.iter().filter(|one| yields(one));
-        let mut claims = Claims {
+        let mut claims = PlaceClaims {
             claimants: Vec::new(),
             demands: Vec::new(),
             reserved: 0,
@@ -194,8 +194,8 @@ impl Claims {
 }
 
 /// Places claims. Where there are too few slots, the guest's counters that have
-/// one keep it; where they take turns, [`Claims::rotated`] places them anew.
-pub(crate) fn place(claims: &Claims, slots: CoreSlots) -> Placed {
+/// one keep it; where they take turns, [`PlaceClaims::rotated`] places them anew.
+pub(crate) fn place(claims: &PlaceClaims, slots: CoreSlots) -> Placed {
     // No other vCPU's counter is moved while there is room beside it.
     let all = try_assign(&claims.demands, slots.unclaimed);
     if let Some(placement) = all.or_else(|| try_assign(&claims.demands, slots.all)) {

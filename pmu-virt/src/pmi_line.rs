@@ -1,8 +1,15 @@
 //! Where a vCPU's PMIs go (SDM vol. 3A, 12.5.1 "Local Vector Table"; APM vol. 2, 16.4).
 
-use crate::vcpu::PmiRequest;
+use arbiter::CounterSet;
 
 const LVT_MASKED: u32 = 1 << 16;
+
+/// A performance monitoring interrupt to be raised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PmiRequest {
+    /// Counters that overflowed.
+    pub counters: CounterSet,
+}
 
 /// The way of a vCPU's PMIs to its guest: its local APIC, whoever has that. It is used on
 /// the vCPU's own thread, while the guest does not run.

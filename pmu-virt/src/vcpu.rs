@@ -33,7 +33,7 @@ pub use claims::{Claims, Reservations};
 pub use counters::CounterReport;
 pub use host_side::HostSide;
 pub use hosts::Hosts;
-pub use interrupts::{Interrupts, PmiDue, PmiRequest};
+pub use interrupts::{Interrupts, PmiDue};
 pub use placer::Oversubscribe;
 pub use samplers::IbsDue;
 

@@ -35,6 +35,11 @@ const EXEMPT: &[(&str, &str)] = &[];
 /// Types which are passed to whoever fills them in: functions that take one are its users.
 const FILLED_IN: &[(&str, &str, &str)] = &[
     (
+        "pmu-virt",
+        "Seat",
+        "where a vCPU is: the core that it lends, or none; it owns nothing",
+    ),
+    (
         "pmu-virt/perfmon",
         "Control",
         "a structure of the guest's ABI, whose fields answers go into",

@@ -27,7 +27,7 @@ use pmu_model::{
 use super::{BackendEnv, BackendError, CountPlan, CounterBackend};
 use error::errno;
 use events::MsrPlan;
-use registers::{Registers, self_test_codes};
+use registers::{PmuMsrs, self_test_codes};
 use report::{open_device, report};
 use slot::MsrSlot;
 
@@ -74,7 +74,7 @@ pub struct MsrOptions {
 /// then on.
 #[derive(Debug)]
 pub struct MsrBackend {
-    registers: Registers,
+    registers: PmuMsrs,
     cpuid: HostCpuid,
     options: MsrOptions,
     tsc_khz: u32,
@@ -122,7 +122,7 @@ impl MsrBackend {
         if !device.on_cpu() {
             return Err(MsrRefusal::NotPinned { cpu: options.cpu });
         }
-        let registers = Registers::take(device, &cpuid, options, watchdog)?;
+        let registers = PmuMsrs::take(device, &cpuid, options, watchdog)?;
         let mut backend = MsrBackend {
             report: report(options.cpu, registers.layout()),
             slots: registers.layout().counters.iter().map(|_| None).collect(),

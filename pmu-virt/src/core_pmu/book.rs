@@ -7,7 +7,7 @@ use perfmon::ContextId;
 use perfmon_abi::wire::{Errno, Refusal, Subcode};
 use pmu_model::{Constraint, CountRequest, EventFamily, OwnerId, SlotSet};
 
-use super::planner::Planner;
+use super::planner::{Planner, ResourceClaim};
 use crate::admission::{
     Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit, fit_together, most_of,
 };
@@ -16,34 +16,7 @@ use crate::attached::{AttachedContext, GuestLimit};
 use crate::holdings::Holdings;
 use crate::policy::{HostPolicy, Standing};
 
-/// What a context may want of a core, before it is known what can count it.
-#[derive(Clone, Debug)]
-pub(crate) struct ResourceClaim {
-    pub(crate) context: ContextId,
-    pub(crate) vcpu: Option<OwnerId>,
-    pub(crate) preemptible: bool,
-    pub(crate) standing: Standing,
-    /// It was told that there is no room for all that it demands.
-    pub(crate) overdrawn: bool,
-    pub(crate) sets: Vec<Vec<CountRequest>>,
-}
-
-impl ResourceClaim {
-    pub(super) fn of(hosted: &AttachedContext, vcpu: Option<OwnerId>) -> Self {
-        let sets = hosted.context().demands().into_iter();
-        let requests = |set: Vec<(u16, CountRequest)>| set.into_iter().map(|(_, request)| request);
-        ResourceClaim {
-            context: hosted.id(),
-            vcpu,
-            preemptible: hosted.is_preemptible(),
-            standing: Standing::Spare,
-            overdrawn: false,
-            sets: sets.map(|(_, set)| requests(set).collect()).collect(),
-        }
-    }
-}
-
-/// What guests may want of a core, likewise.
+/// What guests may want of a core, before it is known what can count it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GuestClaim {
     pub(crate) counters: usize,

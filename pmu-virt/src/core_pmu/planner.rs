@@ -2,15 +2,44 @@
 //! counter that is reserved.
 
 use arbiter::{CounterId, NamedEvent};
+use perfmon::ContextId;
 use pmu_model::{
-    Constraint, CountRequest, EventCode, EventFamily, FixedFunction, SlotSet, Unavailable,
+    Constraint, CountRequest, EventCode, EventFamily, FixedFunction, OwnerId, SlotSet, Unavailable,
 };
 
-use super::book::ResourceClaim;
 use crate::admission::ContextDemand;
+use crate::attached::AttachedContext;
 use crate::backend::CountPlan;
 use crate::filter::EventFilter;
+use crate::policy::Standing;
 use crate::slot_bank::SlotBank;
+
+/// What a context may want of a core, before it is known what can count it.
+#[derive(Clone, Debug)]
+pub(crate) struct ResourceClaim {
+    pub(crate) context: ContextId,
+    pub(crate) vcpu: Option<OwnerId>,
+    pub(crate) preemptible: bool,
+    pub(crate) standing: Standing,
+    /// It was told that there is no room for all that it demands.
+    pub(crate) overdrawn: bool,
+    pub(crate) sets: Vec<Vec<CountRequest>>,
+}
+
+impl ResourceClaim {
+    pub(super) fn of(hosted: &AttachedContext, vcpu: Option<OwnerId>) -> Self {
+        let sets = hosted.context().demands().into_iter();
+        let requests = |set: Vec<(u16, CountRequest)>| set.into_iter().map(|(_, request)| request);
+        ResourceClaim {
+            context: hosted.id(),
+            vcpu,
+            preemptible: hosted.is_preemptible(),
+            standing: Standing::Spare,
+            overdrawn: false,
+            sets: sets.map(|(_, set)| requests(set).collect()).collect(),
+        }
+    }
+}
 
 /// What a core can count, and for which of its guests' events.
 #[derive(Clone, Copy)]

@@ -6,15 +6,8 @@
 use arbiter::{CounterId, CounterSet};
 use pmu_model::{Ticks, Tsc};
 
-use crate::pmi_line::{PmiForwarded, PmiLine};
+use crate::pmi_line::{PmiForwarded, PmiLine, PmiRequest};
 use crate::throttle::{PmiThrottle, ThrottleDecision};
-
-/// A performance monitoring interrupt to be raised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PmiRequest {
-    /// Counters that overflowed.
-    pub counters: CounterSet,
-}
 
 /// What is to be done about a PMI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use pmu_model::{Constraint, OwnerId, PmuModel, SlotSet, Ticks, UnavailableReason
 use super::terms::Terms;
 use crate::assign::{Demand, assign};
 use crate::core_pmu::CorePmu;
-use crate::placement::{self, Claim, Claims, ContextClaims, CoreSlots, Placed, Shortage};
+use crate::placement::{self, Claim, ContextClaims, CoreSlots, PlaceClaims, Placed, Shortage};
 use crate::slot_bank::Claimant;
 
 /// What to do for a vCPU that wants more counters than its core has.
@@ -176,7 +176,7 @@ impl Placer {
         let beyond = self.keep_to_budget(ground, now, &reserved, &mut guest);
         let take_turns = |(_, reason)| reason == UnavailableReason::Waiting;
         let budget_turns = beyond.iter().copied().any(take_turns);
-        let mut claims = Claims::new(ground.core.book().policy(), reserved, guest, contexts);
+        let mut claims = PlaceClaims::new(ground.core.book().policy(), reserved, guest, contexts);
         let mut preempts = Vec::new();
         let (placement, shortage) = loop {
             match placement::place(&claims, slots) {
@@ -228,12 +228,12 @@ impl Placer {
         ground: Ground<'_>,
         demands: Vec<Demand>,
         contexts: Vec<ContextClaims>,
-    ) -> Claims {
+    ) -> PlaceClaims {
         let (mut reserved, mut guest) = ground.claims(demands);
         self.keep_promises(ground, &mut reserved);
         let most = ground.terms.grant.budget.most();
         placement::keep_to(most, &reserved, &mut guest);
-        Claims::new(ground.core.book().policy(), reserved, guest, contexts)
+        PlaceClaims::new(ground.core.book().policy(), reserved, guest, contexts)
     }
 
     /// Whether what a reserved counter selects may take room that others were promised: it

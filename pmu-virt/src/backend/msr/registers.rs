@@ -22,7 +22,7 @@ const PATTERN: u64 = 0x1234_5678;
 
 /// The registers, from when they are taken until they are given back.
 #[derive(Debug)]
-pub(super) struct Registers {
+pub(super) struct PmuMsrs {
     device: Box<dyn MsrDevice>,
     layout: Layout,
     saved: Vec<(MsrIndex, u64)>,
@@ -30,7 +30,7 @@ pub(super) struct Registers {
     foreign: Vec<MsrIndex>,
 }
 
-impl Registers {
+impl PmuMsrs {
     /// Finds the counters and takes them, stopped and with count 0.
     pub(super) fn take(
         device: Box<dyn MsrDevice>,
@@ -43,7 +43,7 @@ impl Registers {
             check_unused(&layout, &saved, watchdog)?;
         }
         // From here on dropping it restores everything.
-        let mut registers = Registers {
+        let mut registers = PmuMsrs {
             device,
             layout,
             saved,
@@ -227,7 +227,7 @@ impl Registers {
     }
 }
 
-impl Drop for Registers {
+impl Drop for PmuMsrs {
     fn drop(&mut self) {
         // Nothing may count with half of the registers restored.
         if let Some(global) = self.layout.global_control

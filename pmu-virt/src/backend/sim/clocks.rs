@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pmu_model::{CountRequest, OwnerId, Ring};
 
 use super::curve::{Curve, unit};
-use super::cycles::{Start, Tally, Threshold, count, reaches};
+use super::cycles::{CycleTally, Start, Threshold, count, reaches};
 use super::table::{Entry, RateTable};
 
 /// The declared rates of a machine, and the time that each of its vCPUs has
@@ -162,7 +162,7 @@ struct Cycles {
     threshold: Threshold,
     counters: usize,
     /// Those until `time`.
-    tally: Tally,
+    tally: CycleTally,
     time: u64,
 }
 
@@ -197,10 +197,10 @@ impl Clock {
             what,
             threshold,
             counters: 1,
-            tally: Tally::default(),
+            tally: CycleTally::default(),
             time: self.time.saturating_sub(1),
         };
-        cycles.tally = Tally {
+        cycles.tally = CycleTally {
             cycles: 0,
             ..self.tally(clocks, &cycles)
         };
@@ -290,7 +290,7 @@ impl Clock {
     }
 
     /// The cycles that have counted by now.
-    fn tally(&self, clocks: &SimClocks, cycles: &Cycles) -> Tally {
+    fn tally(&self, clocks: &SimClocks, cycles: &Cycles) -> CycleTally {
         let Some(Entry { curve, .. }) = clocks.table().entries.get(cycles.what.entry) else {
             return cycles.tally;
         };

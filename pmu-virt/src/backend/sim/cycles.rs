@@ -38,7 +38,7 @@ impl Threshold {
 
 /// Cycles that counted, and whether the last one did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
+pub(super) struct CycleTally {
     pub(super) cycles: u64,
     pub(super) last: bool,
 }
@@ -101,13 +101,13 @@ impl Stretch {
     }
 
     /// Adds the cycles of the stretch that count.
-    fn count(&self, threshold: Threshold, tally: Tally) -> Tally {
+    fn count(&self, threshold: Threshold, tally: CycleTally) -> CycleTally {
         let enough = self.enough(threshold);
         let having = |cycles| self.having(enough, cycles);
         let all = having(self.cycles);
         let last = having(self.cycles - 1) < all;
         if !threshold.edge {
-            return Tally {
+            return CycleTally {
                 cycles: tally.cycles.saturating_add(all),
                 last,
             };
@@ -129,7 +129,7 @@ impl Stretch {
             before_last - having(before_last)
         };
         let begins = u64::from(first == 1 && !tally.last);
-        Tally {
+        CycleTally {
             cycles: tally.cycles.saturating_add(begins + within),
             last,
         }
@@ -152,8 +152,8 @@ pub(super) fn count(
     start: Start,
     until: u64,
     tsc_khz: u32,
-    tally: Tally,
-) -> Tally {
+    tally: CycleTally,
+) -> CycleTally {
     let mut tally = tally;
     let counted = |part: &Stretch, _: u64| {
         tally = part.count(threshold, tally);
@@ -171,7 +171,7 @@ pub(super) fn reaches(
     threshold: Threshold,
     (start, until): (Start, u64),
     tsc_khz: u32,
-    tally: Tally,
+    tally: CycleTally,
     cycles: u64,
 ) -> u64 {
     let mut tally = tally;
@@ -244,8 +244,8 @@ mod tests {
     }
 
     /// Cycle by cycle, as it is defined.
-    fn naive(curve: &Curve, what: Threshold, start: Start, until: u64, khz: u32) -> Tally {
-        let mut tally = Tally::default();
+    fn naive(curve: &Curve, what: Threshold, start: Start, until: u64, khz: u32) -> CycleTally {
+        let mut tally = CycleTally::default();
         let grown = |time| {
             let ring = Ring::User;
             curve.integral(ring, time, khz) - curve.integral(ring, start.time, khz)
@@ -277,17 +277,17 @@ mod tests {
             let start = Start { time: at, total: total.into(), ring: Some(Ring::User) };
             let until = at + length;
             let expected = naive(&curve, what, start, until, khz);
-            let found = count(&curve, what, start, until, khz, Tally::default());
+            let found = count(&curve, what, start, until, khz, CycleTally::default());
             prop_assert_eq!(found, expected);
 
             // In pieces it comes to the same, and it is foreseen to the cycle.
             let middle = at + length / 2;
-            let first = count(&curve, what, start, middle, khz, Tally::default());
+            let first = count(&curve, what, start, middle, khz, CycleTally::default());
             let grown = curve.integral(Ring::User, middle, khz) - curve.integral(Ring::User, at, khz);
             let then = Start { time: middle, total: start.total + grown, ..start };
             prop_assert_eq!(count(&curve, what, then, until, khz, first), expected);
             let cycles = expected.cycles.div_ceil(2);
-            let reached = reaches(&curve, what, (start, until), khz, Tally::default(), cycles);
+            let reached = reaches(&curve, what, (start, until), khz, CycleTally::default(), cycles);
             if cycles > 0 {
                 prop_assert_eq!(naive(&curve, what, start, reached, khz).cycles, cycles);
                 prop_assert!(naive(&curve, what, start, reached - 1, khz).cycles < cycles);
@@ -317,7 +317,7 @@ mod tests {
             total: 0,
             ring: None,
         };
-        let before = Tally {
+        let before = CycleTally {
             cycles: 7,
             last: true,
         };
