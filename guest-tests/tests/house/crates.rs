@@ -262,3 +262,16 @@ fn no_arrow_runs_up_between_top_folders() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// The map of the crates in architecture.md is the one that people read.
+#[test]
+fn the_map_has_every_crate() {
+    let page = root().join("docs/internals/architecture.md");
+    let page = std::fs::read_to_string(page).expect("the map");
+    // Two that stand in the row of the folder above them.
+    let below = ["freestanding", "micro-guests"];
+    for room in HOUSE.iter().filter(|room| !below.contains(&room.name)) {
+        let row = format!("| `{}` | `{}` | ", room.name, room.folder);
+        assert!(page.contains(&row), "no row begins {row:?}");
+    }
+}
