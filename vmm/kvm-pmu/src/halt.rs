@@ -81,13 +81,9 @@ pub(crate) struct HaltClock<S = HostTime> {
     left: Tsc,
     /// Guest ticks since then, in intervals that were not counted.
     uncounted: Ticks,
-    /// Ticks since the last question that are in no counted interval, in pieces that were
-    /// long enough to be spent off the CPU.
+    /// Ticks since the last question that are in no interval: the thread was off the
+    /// CPU on its way into the guest.
     outside: Ticks,
-    /// The guest's among them.
-    uncounted_outside: Ticks,
-    /// Counting began after such a piece without a question.
-    begun_unasked: bool,
     /// Negative: the CPU clock is ahead of the TSC by this much.
     surplus: i64,
     /// Ticks that were found, but not reported yet.
@@ -128,8 +124,6 @@ impl<S: TimeSource> HaltClock<S> {
             left: Tsc::default(),
             uncounted: Ticks::default(),
             outside: Ticks::default(),
-            uncounted_outside: Ticks::default(),
-            begun_unasked: false,
             surplus: 0,
             owed: Ticks::default(),
         }
@@ -145,21 +139,11 @@ impl<S: TimeSource> HaltClock<S> {
     }
 
     /// The guest is about to be entered, at `now`, and something counts;
-    /// `begins` if nothing did in the interval before. A start that is soon followed by a
-    /// stop is not worth a question, whose answer nobody would use: it is put off until
-    /// counting goes on behind an exit.
+    /// `begins` if nothing did in the interval before.
     #[inline]
     pub(crate) fn entering(&mut self, now: Tsc, begins: bool) {
-        let away = now - self.left;
-        let long_away = if begins {
-            self.longest_unasked
-        } else {
-            self.long_away
-        };
-        if self.last.is_none() || away >= long_away || self.begun_unasked && !begins {
+        if self.last.is_none() || now - self.left >= self.long_away {
             self.enter_anew(now);
-        } else {
-            self.begun_unasked = begins && away >= self.long_away;
         }
         if begins {
             self.owed = Ticks::default();
@@ -188,10 +172,9 @@ impl<S: TimeSource> HaltClock<S> {
             self.uncounted += ticks;
             return Ticks::default();
         }
-        let outside = self.if_long(entered - self.left);
-        self.outside += outside;
-        self.uncounted_outside += std::mem::take(&mut self.uncounted).min(outside);
+        self.outside += self.if_long(entered - self.left);
         self.unasked += ticks;
+        self.uncounted = Ticks::default();
         self.left = left;
         if ticks >= self.long || self.unasked >= self.longest_unasked {
             self.ask();
@@ -205,7 +188,7 @@ impl<S: TimeSource> HaltClock<S> {
     fn restart(&mut self, now: Tsc) {
         self.unasked = Ticks::default();
         self.uncounted = Ticks::default();
-        self.begun_unasked = false;
+        self.outside = Ticks::default();
         self.left = now;
     }
 
@@ -225,10 +208,7 @@ impl<S: TimeSource> HaltClock<S> {
     #[cold]
     fn ask(&mut self) {
         let now = self.source.now();
-        let since_left = self.if_long(now.tsc - self.left);
-        let away = since_left + std::mem::take(&mut self.outside);
-        let uncounted =
-            self.uncounted.min(since_left) + std::mem::take(&mut self.uncounted_outside);
+        let away = self.if_long(now.tsc - self.left) + std::mem::take(&mut self.outside);
         let Some(last) = self.last.replace(now) else {
             return;
         };
@@ -237,7 +217,7 @@ impl<S: TimeSource> HaltClock<S> {
         let waited = passed(now.waited, last.waited);
         let polled = passed(now.polled, last.polled);
         let on_cpu = passed(now.cpu, last.cpu);
-        let halted = waited + polled - uncounted;
+        let halted = waited + polled - self.uncounted.min(away);
         // A halt that begins or ends between two of the reads, or the CPU time
         // of going to sleep, makes this negative by a little.
         let span = now.tsc - last.tsc;

@@ -199,21 +199,6 @@ fn time_that_nobody_counted_is_not_taken_off() {
     // Counters that are switched on and off in a row cost no question.
     let toggled = [guest(10 * US, 0, 0, 0), uncounted(10 * US, 0)];
     check(&toggled.repeat(99), (0, 1));
-    let toggled = [guest(10 * US, 0, 0, 0), uncounted(300 * US, 600 * US)];
-    check(&toggled.repeat(99), (0, 1));
-}
-
-/// Counting that begins after a short time away asks when it goes on.
-#[test]
-fn a_start_asks_late() {
-    let away = uncounted(100 * US, 400 * US);
-    let ran = guest(10 * US, 0, 0, 0);
-    let halted = guest(100 * US, 200 * US, 0, 0);
-    check(&[ran, away, ran], (0, 1));
-    check(&[ran, away, ran, ran], (0, 2));
-    check(&[ran, away, ran, halted], (200 * US, 3));
-    // What was lost in the first interval may have been lost before it.
-    check(&[ran, away, halted, ran], (100 * US, 3));
 }
 
 #[test]
