@@ -4,6 +4,58 @@ use std::fs;
 
 use object::read::{Object, ObjectSection, ObjectSymbol};
 
+const SCRIPT: &str = include_str!("../exit_path.ld");
+
+/// The names of functions in the linker's script, with `*` for any text.
+fn patterns() -> Vec<&'static str> {
+    let lines = SCRIPT.lines().map(str::trim);
+    lines
+        .filter_map(|line| line.strip_prefix("*(.text.")?.strip_suffix(')'))
+        .collect()
+}
+
+/// Whether `name` is what `pattern` says.
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
+        return false;
+    };
+    let mut last = "";
+    for part in parts {
+        let Some(at) = rest.find(part) else {
+            return false;
+        };
+        rest = &rest[at + part.len()..];
+        last = part;
+    }
+    last.is_empty() || rest.is_empty()
+}
+
+#[test]
+fn a_pattern_takes_what_it_says() {
+    assert!(matches("_ZN*6VcpuFd3run17h*", "_ZN1a6VcpuFd3run17habc"));
+    assert!(matches("_ZN3vmm3run17h*", "_ZN3vmm3run17habc"));
+    assert!(!matches("_ZN3vmm3run17h*", "_ZN3vmm4run217habc"));
+    assert!(!matches("_ZN*3vmm*4gone17h*", "_ZN3vmm3run17habc"));
+    assert!(!matches("_ZN3vmm", "_ZN3vmm3run17habc"));
+}
+
+/// What has moved or has another name would lie anywhere, and nobody would see it.
+#[test]
+fn every_pattern_is_a_function() {
+    let program = fs::read(env!("CARGO_BIN_EXE_umpire")).unwrap();
+    let program = object::File::parse(&*program).unwrap();
+    let names: Vec<&str> = program
+        .symbols()
+        .filter_map(|one| one.name().ok())
+        .collect();
+    let patterns = patterns();
+    assert!(patterns.len() > 20, "only {} patterns", patterns.len());
+    let gone = |pattern: &&&str| !names.iter().any(|name| matches(pattern, name));
+    let gone: Vec<_> = patterns.iter().filter(gone).collect();
+    assert!(gone.is_empty(), "no function is called {gone:#?}");
+}
+
 #[test]
 fn entry_and_exit_lie_together() {
     let program = fs::read(env!("CARGO_BIN_EXE_umpire")).unwrap();
