@@ -130,9 +130,53 @@ fn as_symbol(span: &str) -> Option<&str> {
     (plain && (name.contains("::") || camel)).then_some(name)
 }
 
+/// Programs that commands in `text` test by name.
+fn test_programs(text: &str) -> impl Iterator<Item = &str> {
+    let names = text.split("--test ").skip(1);
+    names.filter_map(|rest| {
+        let named = |letter: char| letter.is_alphanumeric() || letter == '_';
+        rest.split(|letter| !named(letter)).next()
+    })
+}
+
+/// The test programs of this repository.
+fn programs(root: &Path) -> HashSet<String> {
+    let mut manifests = Vec::new();
+    for folder in FOLDERS.iter().filter(|folder| !folder.contains('.')) {
+        files(&root.join(folder), "toml", &mut manifests);
+    }
+    let mut found = HashSet::new();
+    for manifest in manifests.iter().filter(|path| path.ends_with("Cargo.toml")) {
+        let text = fs::read_to_string(manifest).expect("a manifest");
+        for table in text
+            .split("\n[")
+            .filter(|table| table.starts_with("[test]]"))
+        {
+            let name = table.lines().find_map(|line| line.strip_prefix("name = "));
+            found.extend(name.map(|name| name.trim_matches('"').to_owned()));
+        }
+        // Programs that cargo finds by itself.
+        let tests = manifest.with_file_name("tests");
+        if text.contains("autotests = false") || !tests.is_dir() {
+            continue;
+        }
+        for entry in fs::read_dir(tests).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.join("main.rs").is_file() || path.extension().is_some_and(|end| end == "rs") {
+                found.extend(
+                    path.file_stem()
+                        .map(|name| name.to_string_lossy().into_owned()),
+                );
+            }
+        }
+    }
+    found
+}
+
 /// What `text`, a file in `folder`, names and is not there.
 fn missing(root: &Path, folder: &Path, text: &str, code: &HashSet<String>) -> Vec<String> {
     let mut missing = Vec::new();
+    let programs = programs(root);
     for link in links(text) {
         if !folder.join(link).exists() {
             missing.push(format!("link {link}"));
@@ -147,6 +191,11 @@ fn missing(root: &Path, folder: &Path, text: &str, code: &HashSet<String>) -> Ve
         };
         if !there {
             missing.push(format!("heading {link}#{heading}"));
+        }
+    }
+    for program in test_programs(text) {
+        if !programs.contains(program) {
+            missing.push(format!("test program {program}"));
         }
     }
     for span in code_spans(text) {
@@ -206,6 +255,8 @@ fn what_is_gone_is_found() {
         "[a](docs/internals/testing.md#gone)",
         &["heading docs/internals/testing.md#gone"],
     );
+    check("`cargo test -p x --test all -- a`", &[]);
+    check("`cargo test --test gone`", &["test program gone"]);
     check("[a](docs/gone.md)", &["link docs/gone.md"]);
     check("```\n`Gone::gone`\n```\n`Vcpu`", &[]);
 }

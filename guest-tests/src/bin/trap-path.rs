@@ -2,7 +2,7 @@
 //! functions of this repository that it passes, the instructions, and the system calls.
 //!
 //! ```text
-//! cargo run --config profile.dev.opt-level=0 -p guest-tests --bin trap-path [list]
+//! cargo run --config profile.dev.package.arbiter.opt-level=0 -p guest-tests --bin trap-path [list]
 //! cargo run --release -p guest-tests --bin trap-path [list]
 //! ```
 //!

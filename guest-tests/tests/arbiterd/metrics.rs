@@ -155,12 +155,14 @@ fn scrapers_cannot_hold_it_up() {
     // Whoever waits for one of them waits for five seconds.
     let beside = leases();
     assert!(
-        beside < before * 3 + Duration::from_secs(4),
+        beside < before * 3 + Duration::from_secs(2),
         "{before:?} without them, {beside:?} beside them"
     );
     let begun = Instant::now();
     while ask(&socket, b"GET /metrics HTTP/1.1\r\n\r\n").is_empty() {
-        assert!(begun.elapsed() < LONG, "they are never left");
+        // After five seconds without a word.
+        let patience = Duration::from_secs(15);
+        assert!(begun.elapsed() < patience, "they are not left");
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(metrics(&daemon).ends_with("# EOF\n"));

@@ -37,8 +37,7 @@ pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
 #[rustfmt::skip]
 pub(crate) const FUNCTIONS: &[(&str, &str, Size)] = &[
     ("arbiter/daemon/src/broker/manager.rs", "name", [0, 7]),
-    ("arbiter/daemon/src/event_loop/start.rs", "start_until", [185, 8]),
-    ("pmu-virt/events/src/identify.rs", "identify", [108, 0]),
+    ("arbiter/daemon/src/event_loop/start.rs", "start_until", [0, 8]),
     ("pmu-virt/perfmon/abi/src/compact/codec.rs", "encode", [0, 8]),
     ("pmu-virt/perfmon/capi/src/calls.rs", "after_the_end", [0, 7]),
     ("pmu-virt/perfmon/capi/src/calls.rs", "on_context", [0, 9]),

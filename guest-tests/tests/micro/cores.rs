@@ -455,6 +455,10 @@ fn beside_halted(lab: &Lab, others: u8) -> Result<(LabRun, u64, u64)> {
 /// Fifteen halted vCPUs beside one that spins: their probes stay in bounds.
 fn idle_ones(lab: &Lab) -> Result<()> {
     let (_, alone, spin) = beside_halted(lab, 0)?;
+    ensure!(
+        alone * 100 >= spin * 60,
+        "{alone} of {spin} ticks were left to one vCPU without others"
+    );
     let (ran, busy, _) = beside_halted(lab, 15)?;
     let core = &ran.outcome.cores[0];
     // Exits cost the rest: in L1 10 %, and up to 15 % of a machine that others use.

@@ -65,6 +65,14 @@ pub fn decode(
     Ok(entries)
 }
 
+/// Whether an event is one whatever tables there are.
+fn is_of_no_table(text: &str, name: &Name<'_>) -> bool {
+    name.table.is_none()
+        && (is_plain(name.event)
+            || uncounted::traced(text).is_some()
+            || perf_form::split(text).is_some())
+}
+
 /// What `text` stands for, in every form that [`resolve`] takes: an entry for each
 /// group of models that agree. `pmu` is a model or a table, if only one is asked.
 ///
@@ -82,10 +90,7 @@ pub fn identify(
         _ => None,
     };
     let name = Name::split(text);
-    let is_plain = name.table.is_none()
-        && (is_plain(name.event)
-            || uncounted::traced(text).is_some()
-            || perf_form::split(text).is_some());
+    let is_plain = is_of_no_table(text, &name);
     let full = match table {
         Some(table) if name.table.is_none() && !is_plain => format!("{}::{text}", table.name),
         _ => text.to_owned(),
