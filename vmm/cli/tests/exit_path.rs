@@ -20,15 +20,13 @@ fn matches(pattern: &str, name: &str) -> bool {
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
         return false;
     };
-    let mut last = "";
     for part in parts {
         let Some(at) = rest.find(part) else {
             return false;
         };
         rest = &rest[at + part.len()..];
-        last = part;
     }
-    last.is_empty() || rest.is_empty()
+    pattern.ends_with('*') || rest.is_empty()
 }
 
 #[test]
