@@ -28,17 +28,18 @@ pub trait PmiLine {
     /// The local APIC could not be asked.
     fn latch(&mut self, request: PmiRequest) -> Result<bool, Self::Error>;
 
-    /// Sends the PMI that was let through.
+    /// Sends the PMI that was let through. False: nothing is known of how it was, and it is
+    /// still pending.
     ///
     /// # Errors
     /// It could not be sent, and is still pending.
-    fn send(&mut self, request: PmiRequest) -> Result<(), Self::Error>;
+    fn send(&mut self, request: PmiRequest) -> Result<bool, Self::Error>;
 }
 
 /// What became of a vCPU's PMI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PmiForwarded {
-    /// There is none, or one that was held back before and still is.
+    /// There is none, or one that was let through before and is still to be sent.
     Nothing,
     /// The local APIC lets none through.
     Dropped,

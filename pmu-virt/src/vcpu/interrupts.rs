@@ -116,7 +116,9 @@ impl Interrupts {
             PmiDue::Nothing => Ok(PmiForwarded::Nothing),
             PmiDue::Late => Ok(PmiForwarded::Late),
             PmiDue::Send(request) => {
-                line.send(request)?;
+                if !line.send(request)? {
+                    return Ok(PmiForwarded::Nothing);
+                }
                 self.sent();
                 Ok(PmiForwarded::Sent)
             }
@@ -163,6 +165,34 @@ fn union(one: CounterSet, other: CounterSet) -> CounterSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A local APIC that lets PMIs through and does as it is told.
+    struct Line(Result<bool, ()>);
+
+    impl PmiLine for Line {
+        type Error = ();
+
+        fn latch(&mut self, _: PmiRequest) -> Result<bool, ()> {
+            Ok(true)
+        }
+
+        fn send(&mut self, _: PmiRequest) -> Result<bool, ()> {
+            self.0
+        }
+    }
+
+    #[test]
+    fn a_pmi_that_was_not_sent_stays_pending() {
+        let check = |sends, expected, is_pending| {
+            let mut pmi = Interrupts::default();
+            pmi.overflowed(CounterId::Programmable(0));
+            assert_eq!(pmi.forward(Tsc(0), &mut Line(sends)), expected);
+            assert_eq!(!pmi.counters().is_empty(), is_pending, "{expected:?}");
+        };
+        check(Ok(true), Ok(PmiForwarded::Sent), false);
+        check(Ok(false), Ok(PmiForwarded::Nothing), true);
+        check(Err(()), Err(()), true);
+    }
 
     #[test]
     fn a_pmi_of_cleared_counters_is_none() {

@@ -54,16 +54,17 @@ impl PmiLine for LapicLine<'_> {
         Ok(true)
     }
 
-    fn send(&mut self, request: PmiRequest) -> Result<(), KvmPmuError> {
-        if let Some(PmiRouting { lvtpc, due }) = *self.latched {
-            let delivery = pmi::send(self.vcpu, self.vm, self.vendor, lvtpc)?;
-            self.event = Some(TrapEvent::Pmi {
-                request,
-                delivery,
-                due,
-            });
-        }
-        Ok(())
+    fn send(&mut self, request: PmiRequest) -> Result<bool, KvmPmuError> {
+        let Some(PmiRouting { lvtpc, due }) = *self.latched else {
+            return Ok(false);
+        };
+        let delivery = pmi::send(self.vcpu, self.vm, self.vendor, lvtpc)?;
+        self.event = Some(TrapEvent::Pmi {
+            request,
+            delivery,
+            due,
+        });
+        Ok(true)
     }
 }
 
