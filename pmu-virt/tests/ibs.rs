@@ -136,6 +136,22 @@ fn samplers_are_placed_like_counters() {
     assert_eq!(read(&mut pmu, 0xc001_0201), 100);
 }
 
+/// A sampler that is found to have come to its maximum stops, and another counter gets its
+/// place, when the others have been saved.
+#[test]
+fn samplers_are_saved_last() {
+    let mut pmu = guest("amd-core,ibs=on", Limited::late_clock(1).lossy());
+    write(&mut pmu, OP, 1 | OP_EN);
+    write(&mut pmu, 0xc001_0200, 0x43_0076);
+    run(&mut pmu, 1000, 100);
+    assert_eq!(pmu.ibs_due(), None);
+    let state = serde_json::to_value(pmu.save()).expect("a state");
+    assert_eq!(pmu.ibs_due(), Some(IbsKind::Op));
+    assert!(pmu.report().iter().any(|one| one.loss.is_some()));
+    let counter = &state["counters"][0];
+    assert!(counter["loss"].is_null(), "{counter}");
+}
+
 #[test]
 fn an_overflow_is_asked_for_in_time() {
     let mut pmu = guest("amd-core,ibs=on", ClockBackend::new());

@@ -216,7 +216,7 @@ impl Counters {
         self.of(counter).times.is_enabled()
     }
 
-    /// Those that have a place or could have one.
+    /// Those that are to count, as far as the guest can say.
     pub(super) fn wanted(&self) -> CounterSet {
         let wanted = self.active.iter();
         wanted.filter(|one| self.is_wanted(*one)).collect()

@@ -836,10 +836,6 @@ impl Counting {
     /// The whole state, but for what is in counters that somebody has reserved.
     pub(super) fn save(&mut self, seat: &mut Seat<'_>) -> PmuState {
         self.settle_freeze(seat);
-        for kind in IbsKind::ALL {
-            self.tally.settle(seat, CounterId::Ibs(kind));
-        }
-        self.stop_samplers(seat);
         let (model, held) = (self.tally.model(), self.tally.terms().held);
         let names = |counters: CounterSet| (counters & !held).iter().map(CounterName).collect();
         let counter = |counter| {
@@ -861,7 +857,7 @@ impl Counting {
             pending_pmi: names(self.tally.interrupts().counters()),
             snapshot: self.page.save(model, held),
             was_programmed: false,
-            ibs: (self.tally.samplers()).save(held, |kind| self.tally.left_of(kind)),
+            ibs: None,
             reservations: None,
         };
         self.tally.registers().save(model, held, &mut state);
@@ -870,6 +866,13 @@ impl Counting {
         }
         // Said only where nothing else shows it, so that older versions read the others.
         state.was_programmed = self.programmed && !saved::shows_use(model, &state);
+        // Samplers come last, as if the guest read them: one that has come to its maximum
+        // stops, and who gets its place was saved before.
+        for kind in IbsKind::ALL {
+            self.tally.settle(seat, CounterId::Ibs(kind));
+            self.stop_samplers(seat);
+        }
+        state.ibs = (self.tally.samplers()).save(held, |kind| self.tally.left_of(kind));
         state
     }
 

@@ -305,11 +305,10 @@ impl Hosts {
             .min()
     }
 
-    /// A core switches the vCPU in: its contexts look after their places. False if there
-    /// are none to do so.
-    pub(super) fn come_back(&mut self, seat: &mut Seat<'_>) -> bool {
+    /// A core switches the vCPU in: its contexts look after their places.
+    pub(super) fn come_back(&mut self, seat: &mut Seat<'_>) {
         if !self.present && self.orphans.is_empty() {
-            return false;
+            return;
         }
         if let Some(core) = seat.core_mut() {
             self.bury_orphans(core);
@@ -318,7 +317,6 @@ impl Hosts {
             }
         }
         self.each(seat, AttachedContext::reconcile);
-        true
     }
 
     /// The vCPU is switched out: counts of its contexts are those until now.

@@ -17,6 +17,8 @@ pub(crate) struct Limited {
     held: SlotSet,
     /// Its slots may go on for other vCPUs.
     shared: bool,
+    /// No slot counts all that it should.
+    lossy: bool,
 }
 
 impl Limited {
@@ -33,6 +35,7 @@ impl Limited {
             late: false,
             held: SlotSet::EMPTY,
             shared: false,
+            lossy: false,
         }
     }
 
@@ -40,6 +43,14 @@ impl Limited {
     pub(crate) fn shared(self) -> Self {
         Limited {
             shared: true,
+            ..self
+        }
+    }
+
+    /// The same, with a loss to report of each slot.
+    pub(crate) fn lossy(self) -> Self {
+        Limited {
+            lossy: true,
             ..self
         }
     }
@@ -119,6 +130,7 @@ impl CounterBackend for Limited {
         self.inner.needs_ring()
     }
     fn loss(&self, slot: SlotIndex) -> Option<LossReason> {
-        self.inner.loss(slot)
+        let loss = self.inner.loss(slot);
+        loss.or(self.lossy.then_some(LossReason::Taken))
     }
 }
