@@ -177,8 +177,8 @@ pub struct Needs {
 /// One vCPU's PMU. Owned by the thread that runs the vCPU.
 ///
 /// Accesses take place between [`Progress::Left`] and [`Progress::Entered`].
-/// Where physical counters suffice, only `new`, `report` and a change of cores
-/// allocate.
+/// Where physical counters suffice, an access allocates only where a counter may change
+/// hands.
 #[derive(Debug)]
 pub struct VcpuPmu {
     tenancy: Tenancy,
@@ -193,8 +193,8 @@ impl VcpuPmu {
     /// may have the same `owner`.
     #[must_use]
     pub fn detached(owner: OwnerId, model: PmuModel, grant: Grant) -> Self {
-        let mut claims = Claims::new(grant);
-        let terms = claims.terms(&model);
+        let claims = Claims::new(grant);
+        let terms = claims.first_terms(&model);
         let tally = Tally::new(owner, model, terms);
         VcpuPmu {
             tenancy: Tenancy::new(claims, Counting::new(tally)),
@@ -222,8 +222,7 @@ impl VcpuPmu {
     /// The same PMU with reservations. The unit has the counters of the model.
     #[must_use]
     pub fn with_reservations(mut self, reservations: Reservations) -> Self {
-        self.tenancy.claims_mut().reserve(reservations);
-        self.tenancy.renew_terms();
+        self.tenancy.reserve(reservations);
         self
     }
 
@@ -243,6 +242,7 @@ impl VcpuPmu {
         self.tenancy.begin();
         match core {
             Some(core) if self.is_on(core) => Seat::On(core),
+            _ if self.attached => Seat::Away,
             _ => Seat::Off,
         }
     }

@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use arbiter::{
     Access, AskedEvents, Auditor, Budget, Caller, Context, Cookie, CounterId, CounterSet, Entropy,
-    Event, Grant, Layer, PcrRegister, PcrUnit, Reason, Record, Request, SmramSource, Verdict,
+    Event, Grant, Layer, LegacyMap, PcrRegister, PcrUnit, Reason, Record, Request, SmramSource,
+    Verdict,
 };
 use pmu_model::{MsrIndex, OwnerId, PmuModel, Ring, Tsc};
 
 use super::access::{Part, has_alias};
 use super::backing::OtherCores;
 use super::terms::{Reach, Terms};
+use super::{COUNTERS, index_of};
 use crate::core_pmu::GuestClaim;
 use crate::holdings::Holdings;
 
@@ -220,34 +222,68 @@ impl Claims {
             .is_some_and(|unit| unit.map().is_identity() == terms.reach.renames())
     }
 
+    /// Whether that was decided since `terms` which changes them, be it without effects:
+    /// counters are held anew, or by others, or for other events, or have other names.
+    pub(super) fn differ_from(&mut self, terms: &Terms) -> bool {
+        let renamed = self.has_renamed(terms);
+        let Some(unit) = self.unit() else {
+            return false;
+        };
+        let bank = unit.bank();
+        let is_other = |counter| {
+            let reservation = bank.reservation(counter);
+            reservation.and_then(|one| one.event) != terms.event_of(counter)
+        };
+        renamed
+            || bank.held() != terms.held
+            || bank.held_by_guest() != terms.held_by_guest
+            || bank.held().iter().any(is_other)
+    }
+
     /// What counters count by, as of now.
     pub(super) fn terms(&mut self, model: &PmuModel) -> Terms {
+        let reach = self.unit_mut().map(|unit| Reach::of(*unit.map(), unit));
+        self.terms_with(model, reach)
+    }
+
+    /// The same as long as no legacy names were given.
+    pub(super) fn first_terms(&self, model: &PmuModel) -> Terms {
+        let reach = |unit| Reach::of(LegacyMap::identity(), unit);
+        self.terms_with(model, self.unit().map(reach))
+    }
+
+    fn terms_with(&self, model: &PmuModel, reach: Option<Reach>) -> Terms {
         let grant = self.grant;
         let usable = |of_hypervisor: CounterSet| {
             let counters = model.counters().filter(|counter| grant.holds(*counter));
             let usable = counters.filter(|counter| !of_hypervisor.contains(*counter));
             usable.collect()
         };
-        let Some(unit) = self.unit_mut() else {
+        let reach = reach.unwrap_or_else(Reach::everything);
+        let Some(unit) = self.unit() else {
             return Terms {
                 grant,
-                reach: Reach::everything(),
+                reach,
                 held: CounterSet::EMPTY,
                 held_by_guest: CounterSet::EMPTY,
                 usable: usable(CounterSet::EMPTY),
-                named: Vec::new(),
+                named: [None; COUNTERS],
             };
         };
-        let reach = Reach::of(unit);
         let bank = unit.bank();
-        let event = |counter| Some((counter, bank.reservation(counter)?.event?));
+        let mut named = [None; COUNTERS];
+        for counter in bank.held().iter() {
+            if let Some(event) = named.get_mut(index_of(counter)) {
+                *event = bank.reservation(counter).and_then(|one| one.event);
+            }
+        }
         Terms {
             grant,
             reach,
             held: bank.held(),
             held_by_guest: bank.held_by_guest(),
             usable: usable(bank.held_by(Layer::Hypervisor)),
-            named: bank.held().iter().filter_map(event).collect(),
+            named,
         }
     }
 

@@ -130,7 +130,7 @@ impl Hosts {
                 hosted.end(core.bank_mut());
                 core.dismiss(&hosted);
             }
-            Seat::Off => self.orphans.push((id, hosted.end_away())),
+            Seat::Away | Seat::Off => self.orphans.push((id, hosted.end_away())),
         }
         Some(hosted)
     }
@@ -155,7 +155,7 @@ impl Hosts {
         let result = match seat {
             Seat::On(core) => core.call_hosted(hosted, call, values, refused),
             // Its counts were settled when it was parked.
-            Seat::Off => {
+            Seat::Away | Seat::Off => {
                 let done = match refused {
                     Some((at, refusal)) => write_until(at, refusal, hosted, call, values),
                     None => hosted.carry_out(call, values),

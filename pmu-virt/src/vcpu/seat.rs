@@ -8,12 +8,21 @@ use crate::slot_bank::SlotBank;
 #[derive(Debug)]
 pub(super) enum Seat<'a> {
     On(&'a mut CorePmu),
+    /// It is on one that the caller does not lend.
+    Away,
+    /// It is on none.
     Off,
 }
 
 impl Seat<'_> {
     #[inline]
     pub(super) fn is_off(&self) -> bool {
+        self.core().is_none()
+    }
+
+    /// Whether the vCPU has to get onto a core before it can be said what is backed there.
+    #[inline]
+    pub(super) fn is_nowhere(&self) -> bool {
         matches!(self, Seat::Off)
     }
 
@@ -21,7 +30,7 @@ impl Seat<'_> {
     pub(super) fn core(&self) -> Option<&CorePmu> {
         match self {
             Seat::On(core) => Some(core),
-            Seat::Off => None,
+            Seat::Away | Seat::Off => None,
         }
     }
 
@@ -29,7 +38,7 @@ impl Seat<'_> {
     pub(super) fn core_mut(&mut self) -> Option<&mut CorePmu> {
         match self {
             Seat::On(core) => Some(core),
-            Seat::Off => None,
+            Seat::Away | Seat::Off => None,
         }
     }
 

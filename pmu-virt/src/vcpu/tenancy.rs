@@ -11,7 +11,7 @@ use pmu_model::{MsrIndex, Progress, Register, Tsc, UnavailableReason};
 
 use super::access::{self, COUNT, Part, part_of};
 use super::backing::backing;
-use super::claims::Claims;
+use super::claims::{Claims, Reservations};
 use super::counting::{Counting, ground};
 use super::losses::Retry;
 use super::registers::Registers;
@@ -32,6 +32,8 @@ pub(super) struct Tenancy {
     counting: Counting,
     /// The budget has changed while the vCPU was on no core.
     budget_due: bool,
+    /// The guest has done nothing since it was reset.
+    is_fresh: bool,
 }
 
 impl Tenancy {
@@ -40,6 +42,7 @@ impl Tenancy {
             claims,
             counting,
             budget_due: false,
+            is_fresh: true,
         }
     }
 
@@ -69,15 +72,39 @@ impl Tenancy {
         self.counting.tally_mut().set_terms(terms);
     }
 
+    /// The vCPU has these reservations, of which none is made yet.
+    pub(super) fn reserve(&mut self, reservations: Reservations) {
+        self.claims.reserve(reservations);
+        self.power_on();
+    }
+
+    /// The guest has reserved nothing. Its firmware's phase may be that of before, which the
+    /// machine is about to start over: no names are given for its end.
+    fn power_on(&mut self) {
+        let terms = self.claims.first_terms(self.counting.tally().model());
+        self.counting.tally_mut().set_terms(terms);
+        self.is_fresh = true;
+    }
+
     /// Whatever is done begins with it: another vCPU may have ended the firmware's phase.
     #[inline]
     pub(super) fn begin(&mut self) {
-        if self.claims.has_renamed(self.counting.tally().terms()) {
+        if !self.is_fresh && self.claims.has_renamed(self.counting.tally().terms()) {
             self.renew_terms();
         }
     }
 
-    /// And ends with it: owners hear which of their counters have no physical one.
+    /// The guest does something, or time passes for it: if its firmware's phase starts over
+    /// after a reset, it has.
+    #[inline]
+    fn leave_reset(&mut self) {
+        if std::mem::take(&mut self.is_fresh) {
+            self.begin();
+        }
+    }
+
+    /// What is done ends with it: owners hear which of their counters have no physical one.
+    /// Decisions come after it too: it is who owns them by then that is to hear.
     #[inline]
     pub(super) fn tell_owners(&mut self) {
         if self.counting.tally().losses().has_untold() {
@@ -96,15 +123,23 @@ impl Tenancy {
     pub(super) fn reset(&mut self, seat: &mut Seat<'_>) {
         self.counting.reset(seat);
         self.claims.reset();
-        self.renew_terms();
+        self.power_on();
         self.note_holdings();
     }
 
-    /// Before an access where PMIs freeze.
+    /// Has the unit act, with owners told of all that was found before.
+    fn act<R>(&mut self, act: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> R) -> Option<R> {
+        self.tell_owners();
+        self.claims.act(act)
+    }
+
+    /// Before an access: where PMIs freeze, it finds that done.
     #[inline]
     fn begin_access(&mut self, seat: &mut Seat<'_>) {
+        self.leave_reset();
         if self.counting.tally().registers().is_freezing() {
             self.counting.settle_freeze(seat);
+            self.tell_owners();
         }
     }
 
@@ -204,7 +239,7 @@ impl Tenancy {
         if !self.claims.may_manage(model, register, caller.layer) {
             return ReadOutcome::Gp;
         }
-        let value = self.claims.act(|unit, cx| unit.read(register, caller, cx));
+        let value = self.act(|unit, cx| unit.read(register, caller, cx));
         match value.flatten() {
             Some(value) => ReadOutcome::Value(value),
             None => ReadOutcome::Gp,
@@ -379,9 +414,7 @@ impl Tenancy {
         };
         // One that lends its counter need not be the one that asks.
         let others = self.claims.held_beside(caller.layer);
-        let written = self
-            .claims
-            .act(|unit, cx| unit.write(register, value, caller, cx));
+        let written = self.act(|unit, cx| unit.write(register, value, caller, cx));
         let Some(effects) = written.flatten() else {
             return WriteOutcome::Gp;
         };
@@ -398,6 +431,7 @@ impl Tenancy {
         if self.counting.tally().registers().is_frozen() {
             // It may reach other counters than before.
             self.counting.take_freeze(seat);
+            self.tell_owners();
         }
         self.look_again(seat);
         WriteOutcome::Done
@@ -433,7 +467,7 @@ impl Tenancy {
         act: impl FnOnce(&mut PcrUnit, &mut Context<'_>) -> (R, Effects),
     ) -> Option<R> {
         self.look_for_room(seat, self.claims.asked());
-        let (result, effects) = self.claims.act(act)?;
+        let (result, effects) = self.act(act)?;
         self.take_effects(seat, effects, effects.cleared);
         self.look_again(seat);
         Some(result)
@@ -456,7 +490,7 @@ impl Tenancy {
                 asked,
                 self.claims.room_elsewhere(),
             );
-            if let Some(effects) = self.claims.act(|unit, cx| unit.back(backing, cx)) {
+            if let Some(effects) = self.act(|unit, cx| unit.back(backing, cx)) {
                 self.take_effects(seat, effects, effects.cleared);
             }
             next = self.claims.looks_for_room().then(|| self.claims.asked());
@@ -473,7 +507,10 @@ impl Tenancy {
     /// Does to the counters what a decision means for them; `of`: as for
     /// [`Counting::take_effects`].
     fn take_effects(&mut self, seat: &mut Seat<'_>, effects: Effects, of: CounterSet) {
-        self.renew_terms();
+        let are_renewed = self.claims.differ_from(self.counting.tally().terms());
+        if are_renewed || !effects.is_empty() {
+            self.renew_terms();
+        }
         self.note_holdings();
         if effects.is_empty() {
             return;
@@ -512,6 +549,7 @@ impl Tenancy {
     /// Takes in what happened to the vCPU.
     #[inline]
     pub(super) fn observe(&mut self, seat: &mut Seat<'_>, progress: Progress) {
+        self.leave_reset();
         if let Progress::Left { tsc, .. } = progress {
             self.claims.set_time(tsc);
         }
@@ -536,18 +574,20 @@ impl Tenancy {
     }
 
     fn tick_reservations(&mut self, seat: &mut Seat<'_>) {
+        self.leave_reset();
         if self.counting.tally().registers().is_frozen() {
             self.counting.take_freeze(seat);
+            self.tell_owners();
         }
         // What changes hands may need another look before the next one does.
         for _ in 0..COUNTERS {
             let due = self.claims.unit().and_then(PcrUnit::deadline);
-            let waits = seat.is_off() && self.claims.looks_for_room();
+            let waits = seat.is_nowhere() && self.claims.looks_for_room();
             if waits || due.is_none_or(|due| self.claims.time() < due) {
                 return;
             }
             self.look_for_room(seat, self.claims.asked());
-            if let Some(effects) = self.claims.act(PcrUnit::tick) {
+            if let Some(effects) = self.act(PcrUnit::tick) {
                 self.take_effects(seat, effects, effects.cleared);
             }
             self.look_again(seat);
@@ -630,7 +670,7 @@ impl Tenancy {
         self.budget_due = seat.is_off();
         self.look_for_room(seat, self.claims.asked());
         let act = AdminAct::SetBudget { most, grace_ms };
-        let effects = self.claims.act(|unit, cx| unit.administer(act, cx));
+        let effects = self.act(|unit, cx| unit.administer(act, cx));
         if let Some(effects) = effects {
             // No budget makes no sense.
             let effects = effects.unwrap_or(Effects::NONE);
@@ -685,7 +725,7 @@ impl Tenancy {
     }
 
     fn tell_taken(&mut self, counter: CounterId, is_back: bool) {
-        (self.claims).act(|unit, cx| unit.note_taken(counter, is_back, cx));
+        self.act(|unit, cx| unit.note_taken(counter, is_back, cx));
     }
 
     /// The vCPU is switched in on a core; `is_new`: it was on another one before.

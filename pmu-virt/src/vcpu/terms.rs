@@ -4,6 +4,7 @@
 use arbiter::{CounterId, CounterSet, Grant, LegacyMap, NamedEvent, PcrUnit, PerKind, Shared};
 use pmu_model::{Constraint, CountRequest, EventCode, IbsKind, KnownEvent, PmuModel};
 
+use super::{COUNTERS, index_of};
 use crate::core_pmu::{CorePmu, Planner, fixed_request};
 
 /// Which counters the registers that belong to several reach, and under which names.
@@ -24,8 +25,7 @@ impl Reach {
         }
     }
 
-    pub(super) fn of(unit: &mut PcrUnit) -> Self {
-        let names = *unit.map();
+    pub(super) fn of(names: LegacyMap, unit: &PcrUnit) -> Self {
         let shared = [
             Shared::GlobalControl,
             Shared::Freeze,
@@ -91,15 +91,14 @@ pub(super) struct Terms {
     pub(super) held_by_guest: CounterSet,
     /// Counters that the guest was given and that the hypervisor has not reserved.
     pub(super) usable: CounterSet,
-    /// The events for which counters are reserved.
-    pub(super) named: Vec<(CounterId, NamedEvent)>,
+    /// The events for which counters are reserved, by position.
+    pub(super) named: [Option<NamedEvent>; COUNTERS],
 }
 
 impl Terms {
     /// The event for which a counter is reserved, if one was named.
     pub(super) fn event_of(&self, counter: CounterId) -> Option<NamedEvent> {
-        let named = self.named.iter().find(|(of, _)| *of == counter);
-        named.map(|(_, event)| *event)
+        self.named.get(index_of(counter)).copied().flatten()
     }
 
     /// Each event that the guest can ask for by a name.

@@ -145,7 +145,7 @@ fn a_source_that_failed_for_a_while_counts_again() {
         (1, 1),
         HostPolicy::GuestFirst,
         || -> Box<dyn CounterBackend> {
-            Box::new(Shaky::new(SimBackend::of(&clocks), hand.clone()))
+            Box::new(Shaky::new(Box::new(SimBackend::of(&clocks)), hand.clone()))
         },
     );
     rig.switch(0, 0);
@@ -253,7 +253,7 @@ fn a_write_that_demands_nothing_else_looks_at_nothing_else() {
         (1, 1),
         HostPolicy::GuestFirst,
         || -> Box<dyn CounterBackend> {
-            Box::new(Shaky::new(SimBackend::of(&clocks), hand.clone()))
+            Box::new(Shaky::new(Box::new(SimBackend::of(&clocks)), hand.clone()))
         },
     );
     rig.switch(0, 0);
@@ -309,7 +309,7 @@ fn a_core_is_asked_once_about_an_event_that_it_does_not_have() {
         (2, 2),
         HostPolicy::GuestFirst,
         || -> Box<dyn CounterBackend> {
-            Box::new(Shaky::new(SimBackend::of(&clocks), hand.clone()))
+            Box::new(Shaky::new(Box::new(SimBackend::of(&clocks)), hand.clone()))
         },
     );
     rig.switch(0, 0);

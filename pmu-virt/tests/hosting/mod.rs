@@ -13,6 +13,6 @@ mod private;
 mod reserved;
 mod rig;
 mod schedule;
-mod shaky;
+pub(crate) mod shaky;
 mod together;
 mod truth;

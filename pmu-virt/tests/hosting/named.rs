@@ -323,6 +323,38 @@ fn a_request_is_looked_at_when_its_vcpu_is_back() {
     assert_eq!(answer(&mut pmu, kernel), pmcs(&[5]));
 }
 
+/// A vCPU that is on a core need not be brought to one: what is due takes place, whoever
+/// cannot lend that core.
+#[test]
+fn leases_end_while_the_core_of_a_vcpu_is_not_lent() {
+    let (kernel, firmware) = (Layer::GuestKernel, Layer::Firmware);
+    let check = |is_on_its_core: bool, left: &[u8]| {
+        let mut pmu = seated(Scheme::Interacting, &clocks("0", "0, 1"));
+        let leased = any_for(1, INSTRUCTIONS) | 1 << 16;
+        assert_eq!(request(&mut pmu, firmware, leased), pmcs(&[5]));
+        assert_eq!(
+            request(&mut pmu, firmware, 1 | 1 << 8 | 2 << 16),
+            pmcs(&[4])
+        );
+        pmu.tick(8);
+        assert_eq!(request(&mut pmu, kernel, any_for(1, INSTRUCTIONS)), PENDING);
+        if !is_on_its_core {
+            let _ = pmu.park();
+        }
+        for tsc in [10, 20] {
+            pmu.parts().0.tick(None, Tsc(tsc));
+        }
+        let held = (pmu.claims().unit()).map(|unit| unit.bank().held_by(firmware));
+        assert_eq!(
+            Ok(held.expect("reservations")),
+            pmcs(left),
+            "{is_on_its_core}"
+        );
+    };
+    check(true, &[]);
+    check(false, &[4]);
+}
+
 /// What a context relies on is not taken by an event that was never named.
 #[test]
 fn a_later_select_leaves_contexts_what_they_rely_on() {

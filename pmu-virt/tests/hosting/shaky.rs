@@ -1,8 +1,8 @@
 //! Counters that fail now and then, and that tell how often they are asked.
 
 use pmu_virt::{
-    CountPlan, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SimBackend,
-    SlotIndex, SlotSet, Tsc, Unavailable, UnavailableReason,
+    CountPlan, CountRequest, CounterBackend, OwnerId, Progress, Provenance, Reading, SlotIndex,
+    SlotSet, Tsc, Unavailable, UnavailableReason,
 };
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ pub(crate) struct Hand {
     pub(crate) asked: Arc<AtomicUsize>,
 }
 
-/// Simulated counters in somebody's hand.
+/// Counters in somebody's hand.
 #[derive(Debug)]
 pub(crate) struct Shaky {
-    counters: SimBackend,
+    counters: Box<dyn CounterBackend>,
     hand: Hand,
 }
 
 impl Shaky {
-    pub(crate) fn new(counters: SimBackend, hand: Hand) -> Self {
+    pub(crate) fn new(counters: Box<dyn CounterBackend>, hand: Hand) -> Self {
         Shaky { counters, hand }
     }
 }

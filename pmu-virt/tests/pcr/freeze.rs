@@ -1,9 +1,11 @@
 //! FREEZE_PERFMON_ON_PMI.
 
-use super::machine::Op::{As, Debugctl, Pmi, R, Run, W};
+use super::machine::Op::{As, Debugctl, Pmi, R, Run, Told, W};
 use super::machine::*;
+use crate::hosting::shaky::{Hand, Shaky};
 use arbiter::{PerKind, abi};
 use pmu_virt::{Caller, MsrIndex, PmiDue, PmuModel, ReadOutcome, Tsc, WriteOutcome};
+use std::sync::atomic::Ordering;
 
 const REF: u64 = 0x43_013c;
 /// With INT.
@@ -286,4 +288,32 @@ fn merged(value: u64) -> ReadOutcome {
         ours: FREEZE,
         value,
     }
+}
+
+/// Counters are settled before an access, which may find that nobody counts one.
+#[test]
+fn an_owner_hears_that_nobody_counts_before_its_access_takes_place() {
+    let check = |ops: &[Op]| {
+        let hand = Hand::default();
+        let backend = Shaky::new(counts_all_that_is_fixed(), hand.clone());
+        let mut machine = Machine::on(&Setup::of("intel-v2"), Box::new(backend));
+        play(&mut machine, &[Debugctl(FREEZE | 1, 1)]);
+        play(&mut machine, &private(0));
+        play(&mut machine, &[As(KERNEL, A), W(select(0), REF), Run(10)]);
+        let _ = machine.told();
+        hand.fails.store(true, Ordering::Relaxed);
+        play(&mut machine, ops);
+    };
+    let notice = abi::MSR_BASE + abi::MSR_NOTICE;
+    let unbacked = 8 | 2 << 16 | 19 << 24;
+    check(&[R(notice, unbacked), R(notice, 0)]);
+    check(&[
+        As(KERNEL, M),
+        W(management(0), 0),
+        Told(&[
+            "guest kernel PMC0 refused unbacked",
+            "guest kernel PMC0 released",
+        ]),
+        R(notice, unbacked),
+    ]);
 }

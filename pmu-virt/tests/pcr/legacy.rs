@@ -1,6 +1,6 @@
 //! Legacy names, once the firmware holds counters and its phase is over.
 
-use super::machine::Op::{As, P, PGp, R, RAbsent, RGp, Run, W, WAbsent, WGp};
+use super::machine::Op::{As, P, PGp, R, RAbsent, RGp, Reset, Run, W, WAbsent, WGp};
 use super::machine::*;
 use arbiter::{PerKind, abi};
 
@@ -228,4 +228,37 @@ fn the_accounting_page_names_counters_too() {
         RGp(word(4, 0)),
     ];
     play(&mut machine, &ops);
+}
+
+/// A machine is reset while its firmware's phase is over: each vCPU first, and then the phase.
+#[test]
+fn firmware_that_starts_over_has_its_own_names_until_its_phase_ends() {
+    for switched in [false, true] {
+        let mut machine = machine("intel-v2", &[0], 3, 3);
+        play(&mut machine, &[R(legacy_map(0), 1), Reset]);
+        if switched {
+            let core = machine.pmu.park().expect("a core");
+            machine.pmu.attach(core);
+        }
+        let unit = machine.pmu.claims().unit().expect("reservations");
+        unit.phase().restart();
+        let ops = [
+            As(FIRMWARE, 0),
+            R(0x38f, 0xf),
+            R(legacy_map(0), 0),
+            R(legacy_map(3), 3),
+            W(0x186, REF),
+            R(select(0), REF),
+            W(management(1), M),
+            W(PHASE, 1),
+            As(KERNEL, 0),
+            R(legacy_map(0), 0),
+            R(legacy_map(1), 2),
+            R(legacy_map(3), abi::LEGACY_NONE),
+            R(0x38f, 0x7),
+            W(0x187, REF),
+            R(select(2), REF),
+        ];
+        play(&mut machine, &ops);
+    }
 }

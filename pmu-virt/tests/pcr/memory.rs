@@ -2,10 +2,12 @@
 //! it more.
 
 use arbiter::{NoAudit, abi};
-use pmu_virt::{Caller, ClockBackend, Grant, Holdings, MsrIndex, PmuModel, Reservations};
+use pmu_virt::{
+    Caller, ClockBackend, Grant, Holdings, MsrIndex, PmuModel, Reservations, WriteOutcome,
+};
 
 use super::machine::*;
-use super::sys::held;
+use super::sys::{held, made};
 use crate::seated::Seated;
 
 #[derive(Debug)]
@@ -61,4 +63,36 @@ fn a_vcpus_reservations_take_at_most_4_kib_whatever_the_guest_does() {
     let used = held() - before;
     assert!((0..=MOST).contains(&used), "{used} bytes");
     println!("{new} bytes at first, {used} bytes in use");
+}
+
+/// A kernel sets its counters up when it switches programs.
+#[test]
+fn a_write_of_a_register_of_the_block_allocates_nothing() {
+    let model = PmuModel::parse("intel-v2").expect("a model");
+    let backend = counts_all_that_is_fixed();
+    let unit = unit(&Setup::of("intel-v2"), &model);
+    let pmu = Seated::new(model, backend, Grant::everything());
+    let mut pmu = pmu.with_reservations(Reservations {
+        unit,
+        entropy: Box::new(NoEntropy),
+        audit: Box::new(NoAudit),
+        holdings: Holdings::default(),
+    });
+    let mut write = |msr, value| {
+        let caller = Caller {
+            layer: KERNEL,
+            presented: M,
+        };
+        let before = made();
+        let outcome = pmu.wrmsr(MsrIndex(msr), value, caller);
+        assert_eq!(outcome, WriteOutcome::Done, "{msr:#x}");
+        made() - before
+    };
+    let named = abi::REQUEST_EVENT | 0x3c << abi::REQUEST_SELECT_SHIFT;
+    let request = abi::REQUEST_RESERVE | 4 << abi::REQUEST_WHICH_SHIFT | named;
+    write(abi::MSR_BASE + abi::MSR_REQUEST, request);
+    for n in 0..4 {
+        assert_eq!(write(drop_value(n), 7), 0, "PMC{n}");
+        assert_eq!(write(control(n), abi::CONTROL_GLOBAL_CTRL), 0, "PMC{n}");
+    }
 }

@@ -5,6 +5,12 @@ use std::cell::Cell;
 
 thread_local! {
     static HELD: Cell<i64> = const { Cell::new(0) };
+    static MADE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often this thread has allocated.
+pub(crate) fn made() -> u64 {
+    MADE.get()
 }
 
 /// Bytes that this thread has allocated and not given back. A block that
@@ -25,11 +31,12 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 // SAFETY: every call is passed on to the system's allocator as it is, and the
-// counter beside it allocates nothing: a constant-initialised `Cell` that needs
-// no destructor.
+// counters beside it allocate nothing: constant-initialised `Cell`s that need no
+// destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size(), 1);
+        let _ = MADE.try_with(|made| made.set(made.get() + 1));
         // SAFETY: the caller's promises are those that `System` wants.
         unsafe { System.alloc(layout) }
     }
