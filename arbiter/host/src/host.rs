@@ -710,20 +710,20 @@ impl HostArbiter {
     fn go_on(&mut self, out: &mut Vec<Change>) {
         // Who is spared stays, so others may wait for somebody else than it seemed. It ends,
         // since serving announces departures only for those who wait.
-        while {
-            self.serve_all(out);
-            self.spare_needless(out)
-        } {}
+        while self.serve_all(out) || self.spare_needless(out) {}
         self.mark_broken(out);
     }
 
-    fn serve_all(&mut self, out: &mut Vec<Change>) {
+    /// Serves those who wait. Returns whether their order is another now: one was served that
+    /// others came after whatever their rank.
+    fn serve_all(&mut self, out: &mut Vec<Change>) -> bool {
         if self.frozen {
-            return;
+            return false;
         }
-        let order = queue::order(&self.book, &self.usage, self.now);
+        let (book, usage) = (&self.book, &self.usage);
+        let order = queue::served_in(book, usage, &self.room, &self.policy, self.now);
         let mut blockers: Vec<LeaseId> = Vec::new();
-        for id in queue::served_in(order, &self.room, &self.policy) {
+        for id in order {
             let Some(lease) = self.book.get(id) else {
                 continue;
             };
@@ -731,12 +731,17 @@ impl HostArbiter {
             let is_behind = before.any(|other| self.room.compete(&other.terms, &lease.terms));
             // Who was told to leave gets no more before it has left.
             let is_served = !is_behind && lease.departure.is_none();
+            let is_choosy = queue::is_choosy(lease, &self.policy);
             let blocks = is_served && self.serve(id, out);
             self.book.set_blocks(id, blocks);
             if blocks {
                 blockers.push(id);
             }
+            if is_choosy && !self.book.waits(id) {
+                return true;
+            }
         }
+        false
     }
 
     /// Serves one that waits. Returns whether those behind it may not pass.
@@ -753,16 +758,16 @@ impl HostArbiter {
         let Some(lease) = self.book.get(id).filter(|_| self.book.waits(id)) else {
             return false;
         };
-        let rivals = rivals(lease, &self.book, &self.room);
+        let rivals = rivals(lease, &self.book, &self.room, &self.policy);
         let at = self.now.after(self.policy.grace);
         let trial = Trial::new(&mut self.room);
-        if let Some(told) = trial.who_leaves(lease, rivals.clone(), &self.policy, at) {
+        if let Some(told) = trial.who_leaves(lease, rivals.clone(), at) {
             for (other, departure) in told {
                 self.announce(other, departure, out);
             }
             return true;
         }
-        Trial::new(&mut self.room).will_fit(lease, rivals, &self.policy)
+        Trial::new(&mut self.room).will_fit(lease, rivals)
     }
 
     /// Spares those who were to leave for a lease that does not wait any more. Returns

@@ -8,14 +8,35 @@ use super::book::Book;
 use super::ids::{BootTime, LeaseId};
 use super::lease::{Cause, Departure, Holding, Lease};
 use super::policy::HostPolicy;
+use super::queue::Choosy;
 use super::room::Room;
 
+/// Another lease, that holds what one could want which waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rival<'a> {
+    lease: &'a Lease,
+    /// Whether the one that waits may take it, if it is of higher rank.
+    gives_way: bool,
+}
+
 /// The others that hold what the lease could want.
-pub(crate) fn rivals<'a>(lease: &Lease, book: &'a Book, room: &Room) -> Vec<&'a Lease> {
+pub(crate) fn rivals<'a>(
+    lease: &Lease,
+    book: &'a Book,
+    room: &Room,
+    policy: &HostPolicy,
+) -> Vec<Rival<'a>> {
+    let choosy = Choosy::of(book, room, policy);
     let competes = |other: &&Lease| {
         other.id != lease.id && other.holds > 0 && room.compete(&other.terms, &lease.terms)
     };
-    book.all().filter(competes).collect()
+    let rivals = book.all().filter(competes);
+    rivals
+        .map(|other| Rival {
+            lease: other,
+            gives_way: choosy.let_take(lease, other),
+        })
+        .collect()
 }
 
 /// A room in which leases hold other than they do. It is as it was once this is dropped.
@@ -62,16 +83,22 @@ impl<'a> Trial<'a> {
     pub(crate) fn who_leaves(
         mut self,
         lease: &Lease,
-        rivals: Vec<&'a Lease>,
-        policy: &HostPolicy,
+        rivals: Vec<Rival<'a>>,
         at: BootTime,
     ) -> Option<Vec<(LeaseId, Departure)>> {
         // Who leaves later than others would have to can be told to leave sooner.
-        let leaves = |other: &&Lease| other.departure.is_some_and(|departure| departure.at <= at);
-        let (leaving, mut staying): (Vec<&Lease>, Vec<&Lease>) =
-            rivals.into_iter().partition(leaves);
-        let (rank, taker) = (lease.terms.rank(), lease.owner.tenant);
-        staying.retain(|other| other.terms.rank() < rank && other.gives_way(taker, policy));
+        let (mut leaving, mut staying) = (Vec::new(), Vec::new());
+        for Rival {
+            lease: other,
+            gives_way,
+        } in rivals
+        {
+            if other.departure.is_some_and(|departure| departure.at <= at) {
+                leaving.push(other);
+            } else if gives_way && other.terms.rank() < lease.terms.rank() {
+                staying.push(other);
+            }
+        }
         if leaving.is_empty() && staying.is_empty() {
             return None;
         }
@@ -130,17 +157,12 @@ impl<'a> Trial<'a> {
     /// Whether the lease, which waits, will have more when those end that leave, or that
     /// cannot be renewed beside it. After it has waited for long, those count too that were
     /// not renewed since.
-    pub(crate) fn will_fit(
-        mut self,
-        lease: &Lease,
-        rivals: Vec<&'a Lease>,
-        policy: &HostPolicy,
-    ) -> bool {
-        let (rank, taker) = (lease.terms.rank(), lease.owner.tenant);
-        let left = |other: &Lease| match other.departure {
+    pub(crate) fn will_fit(mut self, lease: &Lease, rivals: Vec<Rival<'a>>) -> bool {
+        let left = |rival: &Rival<'_>| match rival.lease.departure {
             Some(departure) => Some(departure.to),
             None => {
-                let gives_way = other.gives_way(taker, policy) && other.terms.rank() <= rank;
+                let other = rival.lease;
+                let gives_way = rival.gives_way && other.terms.rank() <= lease.terms.rank();
                 let is_renewed = other.renewed_since(lease.waits_since);
                 let ends =
                     !lease.is_patient() && other.until.is_some() && (gives_way || !is_renewed);
@@ -148,9 +170,9 @@ impl<'a> Trial<'a> {
             }
         };
         let mut ends = false;
-        for other in rivals {
-            if let Some(left) = left(other) {
-                self.hold(other, left);
+        for rival in rivals {
+            if let Some(left) = left(&rival) {
+                self.hold(rival.lease, left);
                 ends = true;
             }
         }

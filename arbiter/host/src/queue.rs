@@ -36,40 +36,64 @@ pub(crate) fn before<'a>(
     book.waiting().filter(before).collect()
 }
 
-/// The order, but that those come last to whom a lease gives no way that waits for what
-/// they want: what one tenant has had of it is not the next one's. Whoever would have to
-/// leave for one of these at once comes after it.
-pub(crate) fn served_in(order: Vec<&Lease>, room: &Room, policy: &HostPolicy) -> Vec<LeaseId> {
-    let is_choosy = |lease: &&&Lease| {
-        let tenant = policy.tenant(lease.owner.tenant);
-        tenant.is_some_and(|tenant| tenant.gives_way_to.is_some())
-            && lease.terms.can_be_preempted()
-            && lease.departure.is_none()
-    };
-    let choosy: Vec<&Lease> = order.iter().filter(is_choosy).copied().collect();
-    let (mut first, mut last): (Vec<&Lease>, Vec<&Lease>) = (Vec::new(), Vec::new());
-    for lease in order {
-        let competes = |other: &Lease| room.compete(&other.terms, &lease.terms);
-        let comes_last = choosy.iter().any(|other| {
-            other.id != lease.id && !other.gives_way(lease.owner.tenant, policy) && competes(other)
-        });
-        // Those of higher rank were looked at before.
-        let would_leave = last.iter().any(|other| {
-            other.terms.rank() > lease.terms.rank()
-                && lease.gives_way(other.owner.tenant, policy)
-                && competes(other)
-        });
-        if comes_last || would_leave {
-            last.push(lease);
-        } else {
-            first.push(lease);
+/// Whether a lease gives way, to some tenants only.
+pub(crate) fn is_choosy(lease: &Lease, policy: &HostPolicy) -> bool {
+    let tenant = policy.tenant(lease.owner.tenant);
+    tenant.is_some_and(|tenant| tenant.gives_way_to.is_some())
+        && lease.terms.can_be_preempted()
+        && lease.departure.is_none()
+}
+
+/// Who of those that wait gives way to some tenants only. What one of these tenants has had
+/// of it is not the next one's.
+pub(crate) struct Choosy<'a> {
+    leases: Vec<&'a Lease>,
+    room: &'a Room,
+    policy: &'a HostPolicy,
+}
+
+impl<'a> Choosy<'a> {
+    pub(crate) fn of(book: &'a Book, room: &'a Room, policy: &'a HostPolicy) -> Self {
+        let waiting = book.waiting();
+        Choosy {
+            leases: waiting.filter(|one| is_choosy(one, policy)).collect(),
+            room,
+            policy,
         }
     }
-    first
-        .into_iter()
-        .chain(last)
-        .map(|lease| lease.id)
-        .collect()
+
+    /// Whether a lease is served after all others, whatever its rank: another tenant's, that
+    /// gives it no way, waits for what it wants.
+    fn comes_last(&self, lease: &Lease) -> bool {
+        self.leases.iter().any(|other| {
+            other.owner.tenant != lease.owner.tenant
+                && !other.gives_way(lease.owner.tenant, self.policy)
+                && self.room.compete(&other.terms, &lease.terms)
+        })
+    }
+
+    /// Whether `taker`, if it is of higher rank, may take counters of a lease. From one that
+    /// is served before it, it would take in vain: without a grace, for ever.
+    pub(crate) fn let_take(&self, taker: &Lease, lease: &Lease) -> bool {
+        lease.gives_way(taker.owner.tenant, self.policy)
+            && (!self.comes_last(taker) || self.comes_last(lease))
+    }
+}
+
+/// Who waits, as they are served: in the order of service, but some come last.
+pub(crate) fn served_in(
+    book: &Book,
+    usage: &Usage,
+    room: &Room,
+    policy: &HostPolicy,
+    now: BootTime,
+) -> Vec<LeaseId> {
+    let choosy = Choosy::of(book, room, policy);
+    let is_last = |lease: &&Lease| choosy.comes_last(lease);
+    let (last, first): (Vec<&Lease>, Vec<&Lease>) =
+        order(book, usage, now).into_iter().partition(is_last);
+    let served = first.into_iter().chain(last);
+    served.map(|lease| lease.id).collect()
 }
 
 /// Who waits for what `lease` holds and would get it at its end.
@@ -79,12 +103,13 @@ pub(crate) fn wanted_by(
     room: &Room,
     policy: &HostPolicy,
 ) -> Option<LeaseId> {
+    let choosy = Choosy::of(book, room, policy);
     let mut waiting = book
         .waiting()
         .filter(|other| other.blocks() && other.id != lease.id);
     let by = waiting.find(|other| {
         other.terms.rank() >= lease.terms.rank()
-            && lease.gives_way(other.owner.tenant, policy)
+            && choosy.let_take(other, lease)
             && room.compete(&lease.terms, &other.terms)
     });
     by.map(|other| other.id)

@@ -782,32 +782,117 @@ fn what_gave_way_to_one_tenant_comes_back_before_others_are_served() {
     assert_eq!((host.holds(effort), host.holds(other)), (Some(1), Some(0)));
 }
 
-/// What a lease got before the one of higher rank that waits for it would be taken from it
-/// again at once: without a grace, for ever.
-#[test]
-fn who_made_room_is_not_served_before_the_one_that_it_was_for() {
+/// A host whose tenant `a` gives way to `b` only, and others, of `c`, wait after it; and
+/// terms of best effort that wait.
+fn choosy(grace: u64) -> (Host, impl Fn(usize) -> Terms) {
     let mut policy = open_policy();
-    policy.grace = Nanos(0);
+    policy.grace = Nanos(grace * MS);
     policy.tenants[0].gives_way_to = Some([TenantId(1)].into_iter().collect());
-    policy.tenants.push(Tenant::open("c"));
-    let mut host = Host::new(policy);
-    let stays = host.granted(B, terms(programmable(1), "0"));
+    policy.tenants.push(Tenant {
+        priority: 9,
+        ..Tenant::open("c")
+    });
     let effort = |count| Terms {
         guaranteed: false,
         waits: Waits::Always,
         ..terms(programmable(count), "0")
     };
-    let preempted = host.granted(B, effort(1));
-    // Of `a`, which gives no way to `c`: `c` comes after it.
-    let choosy = host.waiting(A, effort(3));
+    (Host::new(policy), effort)
+}
+
+/// What a tenant has taken of a lease that gives way to it alone is not to be had by
+/// others from that tenant: they would get it after that lease, and without a grace be given
+/// it and lose it for ever.
+#[test]
+fn nobody_takes_from_those_that_would_be_served_before_it() {
+    for grace in [0, 100] {
+        for (waits, patience) in [(Waits::Always, 0), (Waits::No, 0), (Waits::Always, 5000)] {
+            let (mut host, effort) = choosy(grace);
+            let stays = host.granted(B, terms(programmable(2), "0"));
+            let watchdog = host.granted(A, effort(1));
+            let taker = Terms {
+                preemptible: true,
+                lasts: Some(Nanos(10_000 * MS)),
+                waits: Waits::Always,
+                ..terms(programmable(1), "0")
+            };
+            let taker = host.waiting(B, taker);
+            host.pass(grace);
+            let held = |host: &Host| [watchdog, taker].map(|lease| host.holds(lease));
+            assert_eq!(held(&host), [Some(0), Some(1)]);
+            host.changes();
+            let other = Terms {
+                priority: 9,
+                waits,
+                ..terms(programmable(1), "0")
+            };
+            // It is told who holds them.
+            let by = vec![stays, taker];
+            let why = Refusal::Held { cpu: 0, by };
+            match host.ask(2, other) {
+                Ok(Outcome::Waits { why: told, .. }) => assert_eq!(told, why),
+                told => assert_eq!(told, Err(why)),
+            }
+            host.pass(patience);
+            host.pass(grace);
+            assert_eq!(held(&host), [Some(0), Some(1)]);
+            // Nor is it kept from being renewed.
+            let now = host.now;
+            let renewed = host
+                .arbiter
+                .renew(taker, None, caller(B), now, &mut host.out);
+            assert!(renewed.is_ok(), "{renewed:?}");
+            let told = |change: &Change| change.lease() == watchdog;
+            assert!(!host.changes().iter().any(told));
+            host.release(B, taker);
+            assert_eq!(host.holds(watchdog), Some(1));
+        }
+    }
+}
+
+/// So it is where the one that gives no way waits for more than it can have, and where it
+/// waits for other counters: rank decides again when it waits no more.
+#[test]
+fn nobody_takes_for_ever_what_comes_back_at_once() {
+    let (mut host, effort) = choosy(0);
+    host.granted(B, terms(programmable(1), "0"));
+    let lower = host.granted(B, effort(1));
+    let choosy_one = host.waiting(A, effort(3));
     let taker = host.waiting(2, terms(programmable(2), "0"));
+    host.pass(5000);
+    let held = |host: &Host| [lower, choosy_one, taker].map(|lease| host.holds(lease));
+    assert_eq!(held(&host), [Some(1), Some(0), Some(0)]);
+    assert!(host.changes().len() < 10);
+    host.release(A, choosy_one);
+    host.pass(0);
+    assert_eq!(held(&host), [Some(0), None, Some(2)]);
+
+    let (mut host, effort) = choosy(0);
+    let only = |bits: &[u64]| {
+        let demands = bits.iter().map(|bits| Demand {
+            pmu: CORE,
+            counters: CounterSet::from_bits(*bits),
+        });
+        demands.collect::<Vec<_>>()
+    };
+    host.granted(B, terms(only(&[2]), "1"));
+    let lower = host.granted(
+        B,
+        Terms {
+            demands: only(&[1]),
+            ..effort(1)
+        },
+    );
+    let other_counter = Terms {
+        demands: only(&[2]),
+        cpus: cpus("0-1"),
+        ..effort(1)
+    };
+    host.waiting(A, other_counter);
+    let taker = host.waiting(2, terms(only(&[1, 2]), "0"));
     host.pass(1);
-    let holds = [stays, preempted, choosy, taker].map(|lease| host.holds(lease));
-    assert_eq!(holds, [Some(1), Some(0), Some(0), Some(2)]);
-    let ends = |change: &&Change| change.lease() == preempted;
-    assert!(host.changes().iter().filter(ends).count() < 4);
-    host.release(2, taker);
-    assert_eq!(host.holds(preempted), Some(1));
+    assert!(host.changes().len() < 10);
+    assert_eq!((host.holds(lower), host.holds(taker)), (Some(1), Some(0)));
 }
 
 #[test]
