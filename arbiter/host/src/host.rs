@@ -585,7 +585,7 @@ impl HostArbiter {
         let ahead = queue::before(lease, &self.book, &self.usage, self.now);
         let mut blockers = ahead
             .iter()
-            .filter(|other| other.blocks() && self.room.compete(&other.terms, &lease.terms));
+            .filter(|other| other.blocks() && self.room.disturb(&other.terms, &lease.terms));
         (ahead.len(), blockers.next().map(|other| other.id))
     }
 
@@ -728,7 +728,7 @@ impl HostArbiter {
                 continue;
             };
             let mut before = blockers.iter().filter_map(|other| self.book.get(*other));
-            let is_behind = before.any(|other| self.room.compete(&other.terms, &lease.terms));
+            let is_behind = before.any(|other| self.room.disturb(&other.terms, &lease.terms));
             // Who was told to leave gets no more before it has left.
             let is_served = !is_behind && lease.departure.is_none();
             let is_choosy = queue::is_choosy(lease, &self.policy);

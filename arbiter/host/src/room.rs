@@ -19,7 +19,7 @@ use super::lease::Holding;
 use super::policy::HostPolicy;
 use super::refusal::Refusal;
 use super::terms::{Demand, Scope, Terms};
-use pool::{Pool, Rules, Share};
+use pool::{Pool, Rules, Share, are_of_one_kind};
 pub(crate) use pool::{Shortage, whole_kinds};
 
 /// The counters of a host, and what is held of them.
@@ -176,13 +176,28 @@ impl Room {
 
     /// Whether both can want the same counter.
     pub(crate) fn compete(&self, one: &Terms, other: &Terms) -> bool {
+        self.meet(one, other, |a, b| !(a & b).is_empty())
+    }
+
+    /// Whether what one gets can be what the other lacks. So it is with counters of one kind,
+    /// also if no single one would do for both: others hold any of them, or may.
+    pub(crate) fn disturb(&self, one: &Terms, other: &Terms) -> bool {
+        self.meet(one, other, are_of_one_kind)
+    }
+
+    fn meet(
+        &self,
+        one: &Terms,
+        other: &Terms,
+        is_same: impl Fn(CounterSet, CounterSet) -> bool,
+    ) -> bool {
         let pairs = one
             .demands
             .iter()
             .flat_map(|a| other.demands.iter().map(move |b| (a, b)));
         let mut same = pairs.filter(|(a, b)| a.pmu == b.pmu);
         same.any(|(a, b)| {
-            !(a.counters & b.counters).is_empty() && self.pool(a.pmu).meet(&one.cpus, &other.cpus)
+            is_same(a.counters, b.counters) && self.pool(a.pmu).meet(&one.cpus, &other.cpus)
         })
     }
 

@@ -571,6 +571,11 @@ impl Pool {
     }
 }
 
+/// Whether two sets, each of one kind, are of the same.
+pub(super) fn are_of_one_kind(one: CounterSet, other: CounterSet) -> bool {
+    (one & FIXED).is_empty() == (other & FIXED).is_empty()
+}
+
 /// All counters of each kind that there is.
 pub(crate) fn whole_kinds(counters: CounterSet) -> Vec<CounterSet> {
     let kinds = [counters & PROGRAMMABLE, counters & FIXED];

@@ -895,6 +895,44 @@ fn nobody_takes_for_ever_what_comes_back_at_once() {
     assert_eq!((host.holds(lower), host.holds(taker)), (Some(1), Some(0)));
 }
 
+/// What leases leave for one that waits is not for those behind it that want other counters:
+/// beside what is kept for tenants it can be the last one.
+#[test]
+fn who_wants_another_counter_does_not_pass_one_for_whom_others_leave() {
+    let mut policy = policy();
+    policy.grace = Nanos(0);
+    let mut host = Host::new(policy);
+    let only = |bits| {
+        vec![Demand {
+            pmu: CORE,
+            counters: CounterSet::from_bits(bits),
+        }]
+    };
+    let effort = |demands, on| Terms {
+        guaranteed: false,
+        waits: Waits::Always,
+        ..terms(demands, on)
+    };
+    // Of 3 counters 2 are kept.
+    let first = Terms {
+        preemptible: true,
+        waits: Waits::Always,
+        ..terms(programmable(1), "1")
+    };
+    let first = host.granted(A, first);
+    let other = host.waiting(A, effort(only(1), "1"));
+    let second = host.granted(A, effort(programmable(1), "0"));
+    let taker = Terms {
+        priority: 1,
+        ..terms(only(2), "0-1")
+    };
+    let taker = host.waiting(A, taker);
+    host.pass(0);
+    let holds = [first, other, second, taker].map(|lease| host.holds(lease));
+    assert_eq!(holds, [Some(0), Some(0), Some(0), Some(1)]);
+    assert!(host.changes().len() < 12);
+}
+
 #[test]
 fn a_tenant_fills_neither_the_queue_nor_the_sets_of_others() {
     let mut policy = open_policy();
