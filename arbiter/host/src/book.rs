@@ -49,6 +49,10 @@ impl Book {
         self.leases.values()
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.leases.len()
+    }
+
     pub(crate) fn get(&self, id: LeaseId) -> Option<&Lease> {
         self.leases.get(&id)
     }

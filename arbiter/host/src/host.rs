@@ -25,6 +25,10 @@ use super::room::Room;
 use super::terms::{Scope, Terms, Waits};
 use super::usage::Usage;
 
+/// What one call does at most of what is due, for each lease, and besides: several times
+/// what leases can need.
+const MOST_DUE: usize = 8;
+
 /// What became of a request that was not refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -520,12 +524,17 @@ impl HostArbiter {
     }
 
     /// Does what is due at `now`. Time does not run backwards: an earlier `now` is taken
-    /// for the latest that was given.
+    /// for the latest that was given. However much there is, a call ends: what is left is
+    /// due at once.
     pub fn advance(&mut self, now: BootTime, out: &mut Vec<Change>) {
         let until = self.now.max(now);
         let done = self.due_until.map_or(until, |most| most.min(until));
         // In the order of the instants, however late the caller is.
-        while let Some((at, id)) = self.book.first_due().filter(|(at, _)| *at <= done) {
+        for _ in 0..MOST_DUE * (self.book.count() + MOST_DUE) {
+            let due = self.book.first_due().filter(|(at, _)| *at <= done);
+            let Some((at, id)) = due else {
+                break;
+            };
             self.now = self.now.max(at);
             match self.book.get(id).map(|lease| lease.due(self.now)) {
                 Some(Due::Ends(why)) => self.end(id, why, out),

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
-    BootTime, Cause, Change, Demand, Departure, HostArbiter, Lease, LeaseId, Outcome, Place,
-    Refusal, Scope, Terms, Waits,
+    BootTime, Cause, Change, Demand, Departure, HostArbiter, HostPolicy, Lease, LeaseId, Outcome,
+    Place, Refusal, Scope, Tenant, TenantId, Terms, Waits,
 };
 use proptest::prelude::*;
 
@@ -123,6 +123,79 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Steps on two CPUs, on which most requests are in each other's way.
+fn narrow_step() -> impl Strategy<Value = Step> {
+    let counters = prop_oneof![3 => Just(7u64), 1 => 1u64..8];
+    let demand = counters.prop_map(|bits| Demand {
+        pmu: CORE,
+        counters: CounterSet::from_bits(bits),
+    });
+    let terms = (
+        proptest::collection::vec(demand, 1..4),
+        any::<prop::sample::Index>(),
+        prop::sample::select(vec!["0", "0", "1", "0-1"]),
+        any::<(bool, bool)>(),
+        0u8..3,
+        prop_oneof![1 => Just(Waits::No), 3 => Just(Waits::Always)],
+    );
+    let terms = terms.prop_map(
+        |(demands, least, on, (guaranteed, preemptible), priority, waits)| Terms {
+            at_least: least.index(demands.len()) + 1,
+            guaranteed,
+            preemptible,
+            priority,
+            waits,
+            ..super::fixture::terms(demands, on)
+        },
+    );
+    prop_oneof![
+        6 => (0u16..3, terms).prop_map(|(tenant, terms)| Step::Ask { tenant, terms }),
+        1 => (0usize..8, 0usize..3).prop_map(|(which, keep)| Step::Release { which, keep }),
+        1 => prop_oneof![Just(100u64), Just(1500)].prop_map(|ms| Step::Pass { ms }),
+    ]
+}
+
+/// The rules of a world beside who its tenants are: how long a notice is, and to whom each
+/// tenant gives way, if not to all.
+#[derive(Clone, Debug)]
+struct Rules {
+    grace: u64,
+    give_way_to: [Option<BTreeSet<TenantId>>; 3],
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    let some = proptest::collection::btree_set((0u16..3).prop_map(TenantId), 0..3);
+    let to_some = || prop_oneof![2 => Just(None), 1 => some.clone().prop_map(Some)];
+    let grace = prop_oneof![Just(0u64), Just(100)];
+    (grace, [to_some(), to_some(), to_some()])
+        .prop_map(|(grace, give_way_to)| Rules { grace, give_way_to })
+}
+
+impl Rules {
+    fn applied_to(&self, mut policy: HostPolicy) -> HostPolicy {
+        policy.grace = Nanos(self.grace * MS);
+        for (tenant, only) in policy.tenants.iter_mut().zip(&self.give_way_to) {
+            tenant.gives_way_to.clone_from(only);
+        }
+        policy
+    }
+}
+
+/// More changes than one call can have to make for so many leases.
+fn too_many(leases: usize) -> usize {
+    32 * (leases + 8)
+}
+
+/// Whether two leases could want one counter. Of an uncore PMU, wherever they are.
+fn compete(one: &Terms, other: &Terms) -> bool {
+    let meet = one.cpus.meets(&other.cpus);
+    one.demands.iter().any(|a| {
+        other.demands.iter().any(|b| {
+            a.pmu == b.pmu && (meet || a.pmu == UNCORE) && !(a.counters & b.counters).is_empty()
+        })
+    })
+}
+
 /// Who goes before whom.
 fn rank(terms: &Terms) -> (bool, u8) {
     (terms.guaranteed, terms.priority)
@@ -131,12 +204,42 @@ fn rank(terms: &Terms) -> (bool, u8) {
 /// The arbiter, and what the test knows about it by itself.
 struct World {
     host: Host,
+    rules: Rules,
     outside: Outside,
     generations: BTreeMap<LeaseId, u64>,
     ended: BTreeSet<LeaseId>,
 }
 
 impl World {
+    fn new(policy: HostPolicy, rules: Rules) -> Self {
+        World {
+            host: Host::new(rules.applied_to(policy)),
+            rules,
+            outside: Vec::new(),
+            generations: BTreeMap::new(),
+            ended: BTreeSet::new(),
+        }
+    }
+
+    fn gives_way(&self, lease: &Lease, taker: &Lease) -> bool {
+        let only = &self.rules.give_way_to[usize::from(lease.owner.tenant.0)];
+        let may_take = |only: &BTreeSet<TenantId>| only.contains(&taker.owner.tenant);
+        (lease.terms.preemptible || !lease.terms.guaranteed) && only.as_ref().is_none_or(may_take)
+    }
+
+    /// Whether one of `all`, of another tenant, waits for what `lease` wants, and gives it no
+    /// way.
+    fn comes_last(&self, lease: &Lease, all: &[Held]) -> bool {
+        all.iter().map(|held| &held.lease).any(|other| {
+            other.owner.tenant != lease.owner.tenant
+                && other.is_waiting()
+                && other.departure.is_none()
+                && (other.terms.preemptible || !other.terms.guaranteed)
+                && !self.gives_way(other, lease)
+                && compete(&other.terms, &lease.terms)
+        })
+    }
+
     fn naive(&self, held: Vec<Held>) -> Naive<'_> {
         Naive {
             pmus: self.host.arbiter.pmus(),
@@ -226,7 +329,7 @@ impl World {
                 self.host.arbiter.set_outside(place, sets, now, out);
             }
             Step::Policy { kept } => {
-                let mut policy = policy();
+                let mut policy = self.rules.applied_to(policy());
                 if !kept {
                     policy.tenants[2].minimum = Default::default();
                     policy.tenants[2].maximum = arbiter::PerKind::ALL;
@@ -322,6 +425,7 @@ impl World {
                 assert_eq!(Some(*holds), most, "{terms:?}");
             }
             Ok(Outcome::Waits { .. }) => {
+                self.look_at_who_leaves_for(&lease, &before);
                 assert_ne!(terms.waits, Waits::No);
                 assert!(most.is_none() || blocked, "{terms:?} {outcome:?}");
             }
@@ -349,6 +453,28 @@ impl World {
         }
     }
 
+    /// Those who were told just now to leave for `lease` would not be served before it.
+    fn look_at_who_leaves_for(&self, lease: &Lease, before: &[Held]) {
+        let by = Cause::Preempted { by: lease.id };
+        let told = self.host.out.iter().filter_map(|change| match change {
+            Change::Announced {
+                lease: id,
+                departure,
+            } if departure.why == by => before.iter().find(|held| held.lease.id == *id),
+            _ => None,
+        });
+        let mut all = before.to_vec();
+        all.push(Held {
+            lease: lease.clone(),
+            holds: 0,
+        });
+        for Held { lease: other, .. } in told {
+            assert!(self.gives_way(other, lease), "{other:?} for {lease:?}");
+            let in_vain = self.comes_last(lease, before) && !self.comes_last(other, &all);
+            assert!(!in_vain, "{other:?} for {lease:?}");
+        }
+    }
+
     /// Whether somebody who waits may keep `terms` from passing: others leave for it, or
     /// it has waited for longer than its patience.
     fn blocked(&self, terms: &Terms) -> bool {
@@ -367,7 +493,11 @@ impl World {
 
     /// What is true after every step.
     fn look(&mut self) {
+        // Without a grace, leases leave now.
+        self.host.pass(0);
         let changes = self.host.changes();
+        let most = too_many(self.host.arbiter.leases().count() + self.ended.len());
+        assert!(changes.len() < most, "it goes on and on: {changes:#?}");
         for change in &changes {
             let id = change.lease();
             assert!(!self.ended.contains(&id), "it had ended: {change:?}");
@@ -422,7 +552,7 @@ impl World {
                 let by = self.host.arbiter.lease(*by).expect("it waits");
                 assert!(by.is_waiting());
                 assert!(rank(&by.terms) > rank(terms), "{by:?} takes from {lease:?}");
-                assert!(terms.preemptible || !terms.guaranteed);
+                assert!(self.gives_way(lease, by), "{by:?} takes from {lease:?}");
             }
         }
         if !self.outside.is_empty() {
@@ -439,6 +569,7 @@ impl World {
     }
 
     fn blocked_at_all(&self, lease: &Lease) -> bool {
+        let comes_last = self.comes_last(lease, &all_held(&self.host.arbiter));
         let patience = self.host.arbiter.policy().patience;
         let leaving = self
             .host
@@ -448,7 +579,7 @@ impl World {
         self.host.arbiter.leases().any(|other| {
             other.id != lease.id
                 && other.is_waiting()
-                && rank(&other.terms) >= rank(&lease.terms)
+                && (comes_last || rank(&other.terms) >= rank(&lease.terms))
                 && (leaving || self.host.now.since(other.waits_since) >= patience)
         })
     }
@@ -458,13 +589,28 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
     #[test]
-    fn decisions_are_right(steps in proptest::collection::vec(step(), 1..40)) {
-        let mut world = World {
-            host: Host::new(policy()),
-            outside: Vec::new(),
-            generations: BTreeMap::new(),
-            ended: BTreeSet::new(),
-        };
+    fn decisions_are_right(
+        rules in rules(),
+        steps in proptest::collection::vec(step(), 1..40),
+    ) {
+        let mut world = World::new(policy(), rules);
+        for step in steps {
+            world.step(step);
+        }
+    }
+
+    /// The same where most are in each other's way, and often by a third.
+    #[test]
+    fn decisions_are_right_in_a_narrow_world(
+        rules in rules(),
+        steps in proptest::collection::vec(narrow_step(), 1..20),
+    ) {
+        let mut policy = open_policy();
+        policy.tenants.push(Tenant {
+            priority: 9,
+            ..Tenant::open("c")
+        });
+        let mut world = World::new(policy, rules);
         for step in steps {
             world.step(step);
         }
@@ -472,13 +618,11 @@ proptest! {
 
     /// Everybody ends or gives back in the end: then nobody waits, and nothing is held.
     #[test]
-    fn nobody_waits_for_ever(steps in proptest::collection::vec(step(), 1..30)) {
-        let mut world = World {
-            host: Host::new(open_policy()),
-            outside: Vec::new(),
-            generations: BTreeMap::new(),
-            ended: BTreeSet::new(),
-        };
+    fn nobody_waits_for_ever(
+        rules in rules(),
+        steps in proptest::collection::vec(step(), 1..30),
+    ) {
+        let mut world = World::new(open_policy(), rules);
         for step in steps {
             let allowed = match &step {
                 Step::Ask { tenant, terms } => *tenant < 2 && terms.lasts.is_some(),
