@@ -428,10 +428,10 @@ impl Arbiterd {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        if connection.has_unsent() {
-            if let Err(end) = self.flush(id) {
-                return self.drop_connection(id, Some(end));
-            }
+        if connection.has_unsent()
+            && let Err(end) = self.flush(id)
+        {
+            return self.drop_connection(id, Some(end));
         }
         let Some(connection) = self
             .connections
