@@ -1,16 +1,13 @@
-//! The VMM's side of KVM: the VM, its vCPUs, and what leaves the guest.
+//! The VMM's side of KVM: the host, and the VM with its memory.
 
-mod exit;
 mod host;
 mod memory;
-#[allow(unsafe_code, reason = "kvm_run, memory slots and one ioctl")]
+#[allow(unsafe_code, reason = "memory slots and one ioctl")]
 mod sys;
-mod vcpu;
 mod vm;
 
-pub use exit::Answer;
 pub use host::{Host, HostError, KvmFeatures};
-pub use kvm_pmu::{DebugExit, InternalError, VcpuError, VcpuId, VmExit};
+pub use kvm_pmu::{Answer, DebugExit, InternalError, KvmVcpu, VcpuError, VcpuId, VmExit};
 pub use memory::{GuestRam, MapError, SMM_ENTRY};
-pub use vcpu::KvmVcpu;
+pub(crate) use sys::set_signal_mask;
 pub use vm::{KvmVm, VmError, VmOptions};

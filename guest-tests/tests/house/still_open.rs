@@ -23,7 +23,6 @@ pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
     ("pmu-virt/model", "PmuModel", [0, 3, 0, 0, 15]),
     ("pmu-virt/perfmon/capi", "State", [0, 3, 0, 5, 0]),
     ("vmm", "CoreThread", [0, 0, 2, 8, 0]),
-    ("vmm", "KvmVcpu", [0, 3, 0, 0, 0]),
     ("vmm", "RunState", [0, 5, 0, 9, 0]),
     ("vmm", "Vcpu", [0, 5, 0, 3, 0]),
     ("vmm/kvm-pmu", "DebugControl", [0, 4, 0, 0, 0]),

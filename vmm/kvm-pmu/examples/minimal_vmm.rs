@@ -13,13 +13,11 @@ use std::time::Duration;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, byte_ptr, eax, ecx, edx};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_userspace_memory_region};
-use kvm_ioctls::{
-    Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuExit, VcpuFd, VmFd,
-};
+use kvm_ioctls::{Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 use kvm_pmu::{
-    ExitOwner, KvmPmu, KvmPmuParts, Lent, MsrFilter, PmiRoute, ThreadContext, TrapEvent,
-    TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmTraps, answer_msr, cpuid, install_kick_handler,
-    msr_ranges, switch_off_vpmu,
+    Answer, ExitOwner, KvmPmu, KvmPmuParts, KvmVcpu, Lent, MsrFilter, PmiRoute, ThreadContext,
+    TrapEvent, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmExit, VmTraps, cpuid,
+    install_kick_handler, msr_ranges, switch_off_vpmu,
 };
 use pmu_virt::{ClockBackend, CorePmu, CounterBackend as _, Grant, OwnerId, PmuModel, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
@@ -75,15 +73,6 @@ impl TrapObserver for Seen {
     }
 }
 
-/// What this VMM does with an exit that is not the PMU's. It is copied out of the
-/// `VcpuExit`, which borrows the descriptor.
-enum Exit {
-    Rdmsr,
-    Wrmsr(u64),
-    Out(u8, u32),
-    Other(String),
-}
-
 fn main() -> Result<(), Failure> {
     std::thread::spawn(|| {
         std::thread::sleep(Duration::from_secs(20));
@@ -113,7 +102,7 @@ fn run() -> Result<Seen, Failure> {
     // Step 2: one filter for both.
     let model = PmuModel::parse("intel-v2")?;
     filter_msrs(&vm, &model)?;
-    let mut vcpu = vm.create_vcpu(0)?;
+    let mut vcpu = KvmVcpu::new(vm.create_vcpu(0)?, &vm, VcpuId(0))?;
     // Step 3: CPUID tells of the PMU.
     let backend = Box::new(ClockBackend::new());
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
@@ -128,9 +117,9 @@ fn run() -> Result<Seen, Failure> {
     let mut logical = VcpuPmu::detached(OwnerId(0), model, Grant::everything());
     let mut counters = Box::new(CorePmu::new(backend));
     logical.attach(&mut counters);
-    let mut parts = KvmPmuParts::new(VcpuId(0), logical, tsc_khz);
+    let mut parts = KvmPmuParts::new(logical, tsc_khz);
     parts.traps = VmTraps::new(TrapPlan::default(), Some(Arc::new(memory.clone())));
-    let mut pmu = KvmPmu::new(&vcpu, &vm, parts)?;
+    let mut pmu = KvmPmu::new(&vcpu, parts);
     // Step 5: the thread, which lends its counters.
     install_kick_handler()?;
     let mut thread = ThreadContext::new(tsc_khz)?.with_counters(Some(counters));
@@ -145,35 +134,28 @@ fn run() -> Result<Seen, Failure> {
             observer: &mut seen,
         };
         pmu.before_entry(&mut vcpu, &mut lent)?;
-        let ran = match vcpu.run() {
-            Ok(VcpuExit::X86Rdmsr(_)) => Ok(Exit::Rdmsr),
-            Ok(VcpuExit::X86Wrmsr(msr)) => Ok(Exit::Wrmsr(msr.data)),
-            Ok(VcpuExit::IoOut(port, data)) => {
-                let value = data
-                    .iter()
-                    .rev()
-                    .fold(0, |value, byte| value << 8 | u32::from(*byte));
-                Ok(Exit::Out(port.try_into()?, value))
-            }
-            Ok(other) => Ok(Exit::Other(format!("{other:?}"))),
-            Err(error) => Err(error),
-        };
+        let exit = vcpu.enter();
         // An error that no kick explains ends the loop here.
-        if pmu.after_exit(&mut vcpu, &mut lent, &ran)? == ExitOwner::Pmu {
+        if pmu.take_exit(&mut vcpu, &mut lent, exit)? == ExitOwner::Pmu {
             continue;
         }
-        match ran? {
+        match exit? {
             // The filter lets nothing but our own MSR out beside those of the PMU.
-            Exit::Rdmsr => answer_msr(vcpu.get_kvm_run(), Some(own_msr)),
-            Exit::Wrmsr(value) => {
+            VmExit::Rdmsr { .. } => vcpu.answer(Answer::Msr(own_msr)),
+            VmExit::Wrmsr { value, .. } => {
                 own_msr = value;
-                answer_msr(vcpu.get_kvm_run(), Some(0));
+                vcpu.answer(Answer::Done);
             }
-            Exit::Out(END, _) => return Ok(seen),
-            Exit::Out(port, value) => {
+            VmExit::IoOut { port, .. } => {
+                let port = u8::try_from(port)?;
+                if port == END {
+                    return Ok(seen);
+                }
+                let bytes = vcpu.io_data().iter().rev();
+                let value = bytes.fold(0, |value, byte| value << 8 | u32::from(*byte));
                 seen.reports.insert(port, value);
             }
-            Exit::Other(what) => return Err(format!("unexpected exit: {what}").into()),
+            other => return Err(format!("unexpected exit: {other:?}").into()),
         }
     }
 }
@@ -276,7 +258,7 @@ fn nmi_code() -> Result<Vec<u8>, IcedError> {
 }
 
 /// 64-bit mode at CPL 0, with the local APIC in x2APIC mode.
-fn start_at_main(vcpu: &VcpuFd) -> Result<(), Failure> {
+fn start_at_main(vcpu: &KvmVcpu) -> Result<(), Failure> {
     let mut sregs = vcpu.get_sregs()?;
     (sregs.cs.base, sregs.cs.selector, sregs.cs.l) = (0, 8, 1);
     (sregs.gdt.base, sregs.gdt.limit) = (GDT, 0xf);

@@ -9,11 +9,11 @@ use pmu_virt::{Ticks, Tsc};
 
 use crate::error::VcpuError;
 use crate::exit::DebugExit;
-use crate::registers::VcpuAccess;
 use crate::time;
 use crate::trap::{
     DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, RFLAGS_RF, RFLAGS_TF, merge_dr6,
 };
+use crate::vcpu::VcpuAccess;
 
 const DB_VECTOR: u32 = 1;
 

@@ -16,7 +16,7 @@ impl fmt::Display for VcpuId {
     }
 }
 
-/// An ioctl on a vCPU failed.
+/// An ioctl on a vCPU failed, or the mapping of its `kvm_run`.
 #[derive(Debug, Error)]
 #[error("{id}: {ioctl} failed: {error}")]
 pub struct VcpuError {
@@ -75,14 +75,6 @@ pub enum KvmPmuError {
     /// The kick timer could not be made.
     #[error("timer_create failed: {0} (limit of pending signals: `ulimit -i`)")]
     Timer(errno::Error),
-    /// `kvm_run` could not be mapped a second time.
-    #[error("{id}: mmap of kvm_run failed: {error}")]
-    Map {
-        /// Of which vCPU.
-        id: VcpuId,
-        /// Why.
-        error: errno::Error,
-    },
 }
 
 impl KvmPmuError {
@@ -92,7 +84,7 @@ impl KvmPmuError {
     pub fn is_dead(&self) -> bool {
         match self {
             Self::Vcpu(error) | Self::Pmi(PmiError::Vcpu(error)) => error.is_dead(),
-            Self::Pmi(PmiError::SignalMsi(_)) | Self::Timer(_) | Self::Map { .. } => false,
+            Self::Pmi(PmiError::SignalMsi(_)) | Self::Timer(_) => false,
         }
     }
 }

@@ -44,12 +44,12 @@ pub enum VmExit {
         /// Guest-physical address of the page, where KVM tells it.
         address: Option<u64>,
     },
-    /// A filtered RDMSR, to be answered by [`answer_msr`](crate::answer_msr).
+    /// A filtered RDMSR, to be answered.
     Rdmsr {
         /// ECX.
         index: u32,
     },
-    /// A filtered WRMSR, to be answered likewise.
+    /// A filtered WRMSR, to be answered.
     Wrmsr {
         /// ECX.
         index: u32,
@@ -117,4 +117,18 @@ pub struct InternalError {
     pub bytes: [u8; 15],
     /// How many KVM reports; none unless emulation failed.
     pub len: usize,
+}
+
+/// What the guest gets for an exit. The bytes of an IN go into
+/// [`KvmVcpu::io_data`](crate::KvmVcpu::io_data).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// A WRMSR is done.
+    Done,
+    /// The bytes of a load.
+    Mmio([u8; 8]),
+    /// The value of an RDMSR.
+    Msr(u64),
+    /// #GP(0) for the RDMSR or WRMSR.
+    MsrFault,
 }

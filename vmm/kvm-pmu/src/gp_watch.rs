@@ -13,11 +13,11 @@ use crate::debug::DebugControl;
 use crate::error::{VcpuError, VcpuId};
 use crate::memory::GuestBytes;
 use crate::observe::Armed;
-use crate::registers::VcpuAccess;
 use crate::sys::KickTarget;
 use crate::thread::earliest;
 use crate::time;
 use crate::trap::{CpuContext, Displaced, GP_VECTOR, Gate, PatchRefusal, patch_site};
+use crate::vcpu::VcpuAccess;
 use crate::vm_traps::{TrapMode, VcpuTraps, VmTraps};
 
 pub(crate) use stop::OutStop;

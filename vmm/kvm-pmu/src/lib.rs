@@ -31,7 +31,6 @@ mod pebs;
 mod pmi;
 mod pmu;
 mod protect;
-mod registers;
 mod step_driver;
 mod step_samples;
 #[allow(unsafe_code, reason = "the one place of the crate with unsafe code")]
@@ -39,12 +38,13 @@ mod sys;
 mod thread;
 mod time;
 mod trap;
+mod vcpu;
 mod vm;
 mod vm_traps;
 
 pub use debug::DebugQuirks;
 pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
-pub use exit::{DebugExit, InternalError, VmExit};
+pub use exit::{Answer, DebugExit, InternalError, VmExit};
 pub use memory::GuestBytes;
 pub use observe::{Armed, NoObserver, TrapEvent, TrapObserver};
 pub use pmi::PmiDelivery;
@@ -53,11 +53,12 @@ pub use pmu_virt::{PmiRoute, Tsc};
 pub use protect::{ProtectPages, TwiceMapped};
 pub use step_driver::StepSupport;
 pub use sys::{
-    HaltStats, Halted, KickFlag, KickGuard, KickTarget, KickTimer, StatsError, answer_msr,
-    install_kick_handler, kick_signal, thread_cpu_time,
+    HaltStats, Halted, KickTarget, KickTimer, StatsError, install_kick_handler, kick_signal,
+    thread_cpu_time,
 };
 pub use thread::ThreadContext;
 pub use time::now;
 pub use trap::PatchRefusal;
+pub use vcpu::KvmVcpu;
 pub use vm::{MsrFilter, MsrFilterError, msr_ranges, switch_off_vpmu};
 pub use vm_traps::{TrapMode, TrapPlan, VmTraps};

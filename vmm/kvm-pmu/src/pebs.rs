@@ -5,8 +5,8 @@ use pmu_virt::{CorePmu, LinearMemory, PebsMoment, PebsNeeds, VcpuPmu};
 
 use crate::error::VcpuError;
 use crate::memory::GuestBytes;
-use crate::registers::VcpuAccess;
 use crate::trap::{Implicit, RFLAGS_TF};
+use crate::vcpu::VcpuAccess;
 
 /// The instruction that a record is of, and what it left.
 #[derive(Debug, Clone, Copy)]

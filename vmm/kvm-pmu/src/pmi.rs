@@ -6,7 +6,7 @@ use kvm_ioctls::VmFd;
 use pmu_virt::{PmiRoute, Vendor};
 
 use crate::error::{PmiError, VcpuError};
-use crate::registers::VcpuAccess;
+use crate::vcpu::VcpuAccess;
 
 const APIC_ID: usize = 0x20;
 const APIC_SVR: usize = 0xf0;

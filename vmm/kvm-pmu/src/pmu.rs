@@ -10,22 +10,21 @@ mod samples;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_ioctls::VmFd;
 use pmu_virt::{CorePmu, Ticks, Tsc, VcpuPmu};
 use vmm_sys_util::errno;
 
 use crate::debug::{DebugControl, DebugQuirks};
-use crate::error::{KvmPmuError, VcpuError, VcpuId};
-use crate::exit::VmExit;
+use crate::error::{KvmPmuError, VcpuError};
+use crate::exit::{Answer, VmExit};
 use crate::gp_watch::GpWatch;
 use crate::halt::HaltClock;
 use crate::memory::{GuestBytes, OutOfReach};
 use crate::observe::{TrapEvent, TrapObserver};
-use crate::registers::{RegisterCache, VcpuAccess};
 use crate::step_driver::{StepDriver, StepSupport};
-use crate::sys::{KickFlag, answer_msr};
 use crate::thread::ThreadContext;
 use crate::time;
+use crate::vcpu::{KvmVcpu, VcpuAccess};
 use crate::vm_traps::VmTraps;
 
 use interrupts::PmiRouting;
@@ -49,9 +48,7 @@ const PMI_FLOOR: Duration = Duration::from_micros(100);
 /// What the PMU of one vCPU is made of.
 #[derive(Debug)]
 pub struct KvmPmuParts {
-    /// Which vCPU it is.
-    pub id: VcpuId,
-    /// Its PMU; `None`: each register that any PMU may have raises #GP.
+    /// The registers; `None`: each register that any PMU may have raises #GP.
     pub pmu: Option<VcpuPmu>,
     /// Oddities of the host's KVM.
     pub quirks: DebugQuirks,
@@ -69,9 +66,8 @@ impl KvmPmuParts {
     /// For a host of which nothing is known: what may be missing is not relied on,
     /// nothing is stepped, and PMIs are 100 µs apart.
     #[must_use]
-    pub fn new(id: VcpuId, pmu: VcpuPmu, tsc_khz: u32) -> Self {
+    pub fn new(pmu: VcpuPmu, tsc_khz: u32) -> Self {
         Self {
-            id,
             pmu: Some(pmu),
             quirks: DebugQuirks::UNKNOWN,
             step: StepSupport::default(),
@@ -135,27 +131,22 @@ enum MsrAnswer {
 
 impl MsrAnswer {
     /// Leaves it for the next `KVM_RUN`.
-    fn give(self, fd: &mut VcpuFd) -> ExitOwner {
-        let value = match self {
+    fn give(self, vcpu: &mut KvmVcpu) -> ExitOwner {
+        vcpu.answer(match self {
             Self::NotOurs => return ExitOwner::Vmm,
-            Self::Done(value) => Some(value),
-            Self::Gp => None,
-        };
-        answer_msr(fd.get_kvm_run(), value);
+            Self::Done(value) => Answer::Msr(value),
+            Self::Gp => Answer::MsrFault,
+        });
         ExitOwner::Pmu
     }
 }
 
-/// One vCPU's PMU on KVM.
+/// One vCPU's PMU on KVM. Its calls take the [`KvmVcpu`] for which it was made.
 #[derive(Debug)]
 pub struct KvmPmu {
-    id: VcpuId,
-    registers: RegisterCache,
-    kicks: Arc<KickFlag>,
     traps: Traps,
 }
 
-/// Everything but the register cache, so that both can be borrowed at once.
 #[derive(Debug)]
 struct Traps {
     /// The number of this process, which samples carry as that of the VM: asking the host
@@ -188,21 +179,16 @@ struct Traps {
 }
 
 impl KvmPmu {
-    /// Of the vCPU behind `fd`, of `vm`.
-    ///
-    /// # Errors
-    /// [`KvmPmuError::Map`].
-    pub fn new(fd: &VcpuFd, vm: &VmFd, parts: KvmPmuParts) -> Result<Self, KvmPmuError> {
-        let KvmPmuParts { id, quirks, .. } = parts;
+    /// Of `vcpu`.
+    #[must_use]
+    pub fn new(vcpu: &KvmVcpu, parts: KvmPmuParts) -> Self {
+        let (id, quirks) = (vcpu.id(), parts.quirks);
         let tsc_khz = parts.tsc_khz.max(1);
         let floor = Ticks::of(parts.pmi_floor, tsc_khz);
         let mut gp = GpWatch::new(parts.traps, id, tsc_khz);
         // One that was restored may be read on vCPUs that are run before this one.
         gp.programmed(parts.pmu.as_ref().is_some_and(VcpuPmu::is_programmed));
-        Ok(Self {
-            id,
-            registers: RegisterCache::new(vm),
-            kicks: KickFlag::of(fd).map_err(|error| KvmPmuError::Map { id, error })?,
+        Self {
             traps: Traps {
                 process: std::process::id().cast_signed(),
                 tsc_khz,
@@ -212,7 +198,7 @@ impl KvmPmu {
                 gp,
                 stepping: StepDriver::new(parts.step),
                 pmi_routing: None,
-                halt: HaltClock::new(fd, id, tsc_khz),
+                halt: HaltClock::new(vcpu.fd(), id, tsc_khz),
                 started: false,
                 counting: false,
                 warned_full: false,
@@ -222,13 +208,7 @@ impl KvmPmu {
                 entered: None,
                 due: None,
             },
-        })
-    }
-
-    /// Which vCPU it is.
-    #[must_use]
-    pub fn id(&self) -> VcpuId {
-        self.id
+        }
     }
 
     /// The TSC's frequency in kHz.
@@ -268,27 +248,25 @@ impl KvmPmu {
         self.traps.locked_out_until()
     }
 
-    /// `thread` runs the vCPU from now on: a kick ends or prevents its `KVM_RUN`.
-    pub fn enter_thread(&mut self, thread: &mut ThreadContext) {
-        thread.bind(&self.kicks);
+    /// `thread` runs `vcpu` from now on: a kick ends or prevents its `KVM_RUN`.
+    pub fn enter_thread(&mut self, vcpu: &KvmVcpu, thread: &mut ThreadContext) {
+        thread.bind(vcpu.kicks());
     }
 
-    /// `thread` does not run the vCPU from now on; any other one may, and registers
-    /// may be read and set by ioctls.
+    /// `thread` does not run `vcpu` from now on; any other one may, and registers
+    /// may be read and set by its descriptor.
     ///
     /// # Errors
     /// Registers could not be set.
     pub fn leave_thread(
         &mut self,
-        fd: &VcpuFd,
+        vcpu: &mut KvmVcpu,
         thread: &mut ThreadContext,
     ) -> Result<(), KvmPmuError> {
         thread.unbind();
         self.traps.gp.leave();
         self.traps.halt.leave(self.traps.counting);
-        let flushed = self.registers.access(fd, self.id).flush();
-        self.registers.forget();
-        Ok(flushed?)
+        Ok(vcpu.leave()?)
     }
 
     /// Prepares a `KVM_RUN` that enters the guest.
@@ -297,11 +275,10 @@ impl KvmPmu {
     /// [`KvmPmuError`]: an ioctl failed, which no guest should be able to cause.
     pub fn before_entry(
         &mut self,
-        fd: &mut VcpuFd,
+        vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
-        lent.thread.bind(&self.kicks);
-        let vcpu = self.registers.access(fd, self.id);
+        lent.thread.bind(vcpu.kicks());
         let lent = &mut lent.seen_from(vcpu);
         let traps = &mut self.traps;
         traps.prepare(vcpu, lent)?;
@@ -315,12 +292,11 @@ impl KvmPmu {
         let smm = vcpu.in_smm();
         let (at_once, sync) = traps.next_entry(lent.thread);
         if at_once {
-            fd.set_kvm_immediate_exit(1);
+            vcpu.set_immediate_exit(true);
         }
-        self.registers.hand_over(fd);
-        VmExit::expect_interruption(fd.get_kvm_run());
+        vcpu.hand_over();
         let near = traps.enter(lent.thread, smm);
-        self.registers.want(fd, sync || near);
+        vcpu.want_registers(sync || near);
         Ok(())
     }
 
@@ -332,17 +308,15 @@ impl KvmPmu {
     /// As [`KvmPmu::before_entry`].
     pub fn before_probe(
         &mut self,
-        fd: &mut VcpuFd,
+        vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
         let now = time::now();
-        let vcpu = self.registers.access(fd, self.id);
         let lent = &mut lent.seen_from(vcpu);
         self.traps.forward_pmi(vcpu, lent, now)?;
         self.traps.forward_samples(vcpu, lent)?;
         self.traps.forward_notices(vcpu, lent)?;
-        self.registers.hand_over(fd);
-        VmExit::expect_interruption(fd.get_kvm_run());
+        vcpu.hand_over();
         self.traps.entered = None;
         Ok(())
     }
@@ -357,59 +331,54 @@ impl KvmPmu {
     /// run on.
     pub fn after_exit<T>(
         &mut self,
-        fd: &mut VcpuFd,
+        vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
         ran: &Result<T, errno::Error>,
     ) -> Result<ExitOwner, KvmPmuError> {
-        let exit = VmExit::after(fd.get_kvm_run(), ran.as_ref().err().copied());
-        self.take_exit(fd, lent, exit)
+        let exit = vcpu.exit(ran.as_ref().err().copied());
+        self.take_exit(vcpu, lent, exit)
     }
 
-    /// [`KvmPmu::after_exit`] of an exit that the VMM has decoded itself, by
-    /// [`VmExit::after`].
+    /// [`KvmPmu::after_exit`] of an exit that the VMM has taken from the vCPU itself, by
+    /// [`KvmVcpu::exit`] or [`KvmVcpu::enter`].
     ///
     /// # Errors
     /// As there.
     pub fn take_exit(
         &mut self,
-        fd: &mut VcpuFd,
+        vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
         exit: Result<VmExit, errno::Error>,
     ) -> Result<ExitOwner, KvmPmuError> {
         let tsc = time::now();
         let handlers_changed = self.traps.gp.leave();
-        // A kick, or the VMM, has set it. A kick that comes in between is not lost:
-        // either it is noticed here, or the flag stays set for the next `KVM_RUN`.
-        if fd.get_kvm_run().immediate_exit != 0 {
-            fd.set_kvm_immediate_exit(0);
+        if vcpu.take_immediate_exit() {
             lent.thread.kicked(self.traps.entered, tsc);
         }
         let exit = match exit {
             Ok(exit) => exit,
-            Err(error) => return Err(self.give_up(fd, lent, tsc, error)),
+            Err(error) => return Err(self.give_up(vcpu, lent, tsc, error)),
         };
-        self.registers
-            .after_run(fd, matches!(exit, VmExit::Debug(_)));
-        let vcpu = self.registers.access(fd, self.id);
+        vcpu.left_with(exit);
         let lent = &mut lent.seen_from(vcpu);
         self.traps.settle(vcpu, lent, tsc)?;
         let locked_out = self.traps.locked_out_until().is_some();
         self.traps.end_step(vcpu, lent, exit)?;
         self.traps.sample_ibs(vcpu, lent)?;
-        let owner = self.answer(fd, lent, exit, handlers_changed)?;
+        let owner = self.answer(vcpu, lent, exit, handlers_changed)?;
         self.traps.entered = None;
         // A step retires, and a write of the guest's takes a slot away, only
         // while the exit is handled.
-        let vcpu = self.registers.access(fd, self.id);
         self.traps.sample_ibs(vcpu, lent)?;
         self.traps
             .sample_pending(vcpu, lent.thread, lent.observer)?;
         if !locked_out && let Some(until) = self.traps.locked_out_until() {
-            lent.observer.event(self.id, TrapEvent::LockedOut { until });
+            lent.observer
+                .event(vcpu.id(), TrapEvent::LockedOut { until });
         }
         if owner == ExitOwner::Vmm {
             // The VMM may change registers to answer it.
-            self.registers.forget();
+            vcpu.forget();
         }
         Ok(owner)
     }
@@ -417,22 +386,21 @@ impl KvmPmu {
     /// One line for each kind of exit that can be the PMU's.
     fn answer(
         &mut self,
-        fd: &mut VcpuFd,
+        vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
         exit: VmExit,
         handlers_changed: bool,
     ) -> Result<ExitOwner, KvmPmuError> {
-        let (traps, id) = (&mut self.traps, self.id);
-        let vcpu = self.registers.access(fd, id);
+        let (traps, id) = (&mut self.traps, vcpu.id());
         Ok(match exit {
-            VmExit::Rdmsr { index } => traps.rdmsr(vcpu, lent, index)?.give(fd),
-            VmExit::Wrmsr { index, value } => traps.wrmsr(vcpu, lent, index, value)?.give(fd),
+            VmExit::Rdmsr { index } => traps.rdmsr(vcpu, lent, index)?.give(vcpu),
+            VmExit::Wrmsr { index, value } => traps.wrmsr(vcpu, lent, index, value)?.give(vcpu),
             VmExit::Debug(debug) => traps.debug_exit(vcpu, lent, &debug)?,
             VmExit::IoOut {
                 port,
                 width: 1,
                 len: 1,
-            } => self.out(fd, lent, port)?,
+            } => self.out(vcpu, lent, port)?,
             VmExit::MmioWrite { address, data, len } => {
                 traps.handler_stored(lent, id, (address, &data[..len]))
             }
@@ -448,16 +416,14 @@ impl KvmPmu {
     /// OUT of one byte: perhaps the one that stands in the #GP handler.
     fn out(
         &mut self,
-        fd: &VcpuFd,
+        vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
         port: u16,
     ) -> Result<ExitOwner, KvmPmuError> {
-        let vcpu = self.registers.access(fd, self.id);
         let Some(stop) = self.traps.gp.at_out(vcpu, lent.memory, port)? else {
             return Ok(ExitOwner::Vmm);
         };
-        self.registers.at_handler();
-        let vcpu = self.registers.access(fd, self.id);
+        vcpu.at_handler();
         self.traps.handler_out(vcpu, lent, stop)
     }
 
@@ -466,16 +432,15 @@ impl KvmPmu {
     #[cold]
     fn give_up(
         &mut self,
-        fd: &mut VcpuFd,
+        vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
         tsc: Tsc,
         error: errno::Error,
     ) -> KvmPmuError {
-        self.registers.forget();
-        let vcpu = self.registers.access(fd, self.id);
+        vcpu.forget();
         let _ = self.traps.settle(vcpu, lent, tsc);
         self.traps.entered = None;
-        VcpuError::new(self.id, "KVM_RUN", error).into()
+        VcpuError::new(vcpu.id(), "KVM_RUN", error).into()
     }
 
     /// Samples counters of attached contexts that have overflowed, before the guest
@@ -487,11 +452,10 @@ impl KvmPmu {
     #[inline]
     pub fn sample_pending(
         &mut self,
-        fd: &VcpuFd,
+        vcpu: &KvmVcpu,
         thread: &mut ThreadContext,
         observer: &mut dyn TrapObserver,
     ) -> Result<(), KvmPmuError> {
-        let vcpu = self.registers.access(fd, self.id);
         self.traps.sample_pending(vcpu, thread, observer)
     }
 

@@ -8,11 +8,11 @@ use crate::debug::DebugControl;
 use crate::error::VcpuError;
 use crate::memory::GuestBytes;
 use crate::pebs::{self, Sampled};
-use crate::registers::VcpuAccess;
 use crate::step_samples::Before;
 use crate::trap::{
     CpuContext, RFLAGS_IF, RFLAGS_TF, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl,
 };
+use crate::vcpu::VcpuAccess;
 
 const SYSENTER_EIP: u32 = 0x176;
 const STAR: u32 = 0xc000_0081;

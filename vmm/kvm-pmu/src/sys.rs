@@ -10,9 +10,10 @@ mod run;
 mod stats;
 mod time;
 
-pub use kick::{KickFlag, KickGuard, KickTarget, install_kick_handler, kick_signal};
+pub(crate) use kick::{KickFlag, KickGuard};
+pub use kick::{KickTarget, install_kick_handler, kick_signal};
 pub(crate) use memory::{protect_page, unnamed_file};
-pub use run::answer_msr;
+pub(crate) use run::{answer_mmio, answer_msr, io_data};
 pub use stats::{HaltStats, Halted, StatsError};
 pub(crate) use time::rdtsc;
 pub use time::{KickTimer, thread_cpu_time};

@@ -1,10 +1,11 @@
-//! The unions of `kvm_run` and the vCPU's mapping.
+//! What kvm-ioctls has no safe call for.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 
-use kvm_bindings::{KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_run, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{Kvm, VmFd};
+use kvm_pmu::{KvmVcpu, VcpuError};
 use vmm_sys_util::errno;
 
 use crate::sys::SignalMask;
@@ -20,38 +21,6 @@ struct KvmSignalMask {
     set: u64,
 }
 
-/// The bytes of a pending port access; none of another exit. `run` must be the vCPU's whole
-/// mapping of `mapping` bytes, as `VcpuFd::get_kvm_run` gives it.
-pub(super) fn io_data(run: &mut kvm_run, mapping: usize) -> &mut [u8] {
-    if run.exit_reason != KVM_EXIT_IO {
-        return &mut [];
-    }
-    // SAFETY: the exit reason, which the kernel wrote with the union, selects `io`.
-    let io = unsafe { run.__bindgen_anon_1.io };
-    let len = usize::from(io.size) * usize::try_from(io.count).unwrap_or(0);
-    let Ok(offset) = usize::try_from(io.data_offset) else {
-        return &mut [];
-    };
-    let behind = offset >= size_of::<kvm_run>();
-    if !behind || offset.checked_add(len).is_none_or(|end| end > mapping) {
-        return &mut [];
-    }
-    // SAFETY: `run` is the start of the vCPU's mapping of `mapping` bytes, in which
-    // offset + len was just found to end, and behind the structure itself; the kernel
-    // touches it in `KVM_RUN` alone, which wants the descriptor that `run` is borrowed of.
-    unsafe {
-        let data = std::ptr::from_mut(run).cast::<u8>().add(offset);
-        std::slice::from_raw_parts_mut(data, len)
-    }
-}
-
-/// Hands the bytes of a load over.
-pub(super) fn answer_mmio(run: &mut kvm_run, bytes: [u8; 8]) {
-    if run.exit_reason == KVM_EXIT_MMIO {
-        run.__bindgen_anon_1.mmio.data = bytes;
-    }
-}
-
 /// `KVM_SET_USER_MEMORY_REGION`.
 pub(super) fn set_memory_region(
     fd: &VmFd,
@@ -63,8 +32,9 @@ pub(super) fn set_memory_region(
     unsafe { fd.set_user_memory_region(entry) }
 }
 
-/// Signals blocked inside `KVM_RUN`; `None`: those of the thread.
-pub(super) fn set_signal_mask(fd: &VcpuFd, mask: Option<SignalMask>) -> Result<(), errno::Error> {
+/// Signals that stay blocked inside the `KVM_RUN` of `vcpu`, instead of the thread's own;
+/// `None` makes it the thread's own again.
+pub(crate) fn set_signal_mask(vcpu: &KvmVcpu, mask: Option<SignalMask>) -> Result<(), VcpuError> {
     let mask = mask.map(|SignalMask(set)| KvmSignalMask {
         len: u32::try_from(size_of::<u64>()).unwrap_or(0),
         set,
@@ -74,9 +44,13 @@ pub(super) fn set_signal_mask(fd: &VcpuFd, mask: Option<SignalMask>) -> Result<(
         .map_or(std::ptr::null(), std::ptr::from_ref::<KvmSignalMask>);
     // SAFETY: the argument is null, or a structure whose `len` is the size of
     // the set behind it; it is only read, during the call.
-    match unsafe { libc::ioctl(fd.as_raw_fd(), KVM_SET_SIGNAL_MASK, argument) } {
+    match unsafe { libc::ioctl(vcpu.fd().as_raw_fd(), KVM_SET_SIGNAL_MASK, argument) } {
         0 => Ok(()),
-        _ => errno::errno_result(),
+        _ => Err(VcpuError::new(
+            vcpu.id(),
+            "KVM_SET_SIGNAL_MASK",
+            errno::Error::last(),
+        )),
     }
 }
 

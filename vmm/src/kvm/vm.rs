@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::VmFd;
 use kvm_pmu::{
-    MsrFilter, MsrFilterError, PatchRefusal, ProtectPages, TrapPlan, VcpuError, VcpuId, VmTraps,
-    msr_ranges, switch_off_vpmu,
+    KvmVcpu, MsrFilter, MsrFilterError, PatchRefusal, ProtectPages, TrapPlan, VcpuError, VcpuId,
+    VmTraps, msr_ranges, switch_off_vpmu,
 };
 use pmu_virt::PmuModel;
 use thiserror::Error;
@@ -16,7 +16,6 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::host::Host;
 use super::memory::{self, GuestRam, MapError, PlainPages};
-use super::vcpu::KvmVcpu;
 
 /// Three pages below 4 GiB that KVM needs on some Intel hosts
 /// (`KVM_SET_TSS_ADDR`), and the identity map page before them.
@@ -187,8 +186,7 @@ impl KvmVm {
             .fd
             .create_vcpu(id.0.into())
             .map_err(|error| VmError::Ioctl("KVM_CREATE_VCPU", error))?;
-        let vcpu = KvmVcpu::new(fd, id, self.fd.run_size())
-            .map_err(|error| VmError::Ioctl("mmap of kvm_run", error))?;
+        let vcpu = KvmVcpu::new(fd, &self.fd, id)?;
         let smbase = self.smram.as_ref().map(|_| memory::smbase(id.0));
         if let Some(smbase) = smbase
             && !vcpu.write_msr(IA32_SMBASE, smbase)?

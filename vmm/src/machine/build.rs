@@ -616,7 +616,6 @@ impl VcpuCommon<'_> {
         let pmu = self.pmu(id, reserved, own.as_deref_mut())?;
         self.set_state(&kvm)?;
         let pmu = KvmPmuParts {
-            id,
             pmu,
             quirks: probes.quirks(),
             step: probes.step_support(),
@@ -626,7 +625,7 @@ impl VcpuCommon<'_> {
         };
         let pcr = self.guest.pcr.as_ref();
         Ok(VcpuParts {
-            pmu: KvmPmu::new(kvm.fd(), self.vm.fd(), pmu)?,
+            pmu: KvmPmu::new(&kvm, pmu),
             kvm,
             vm: self.vm.clone(),
             platform: self.platform.clone(),

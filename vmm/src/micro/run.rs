@@ -27,8 +27,7 @@ use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sync::lock;
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
-    DebugQuirks, Observer, Silent, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuFailure,
-    VcpuParts,
+    DebugQuirks, Observer, Silent, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuParts,
 };
 
 /// Makes a counter backend for one vCPU.
@@ -288,7 +287,6 @@ impl MicroRun {
             Box::new(Silent)
         };
         let pmu = KvmPmuParts {
-            id: kvm.id(),
             pmu,
             quirks: self.quirks,
             step: self.step,
@@ -296,7 +294,7 @@ impl MicroRun {
             pmi_floor: Duration::from_micros(self.pmi_floor_us.into()),
             tsc_khz,
         };
-        let pmu = KvmPmu::new(kvm.fd(), shared.vm.fd(), pmu).map_err(VcpuFailure::from)?;
+        let pmu = KvmPmu::new(&kvm, pmu);
         Ok(VcpuParts {
             kvm,
             vm: shared.vm.clone(),

@@ -67,7 +67,6 @@ impl Solo {
         let thread = ThreadContext::new(tsc_khz).map_err(VcpuFailure::from)?;
         let thread = thread.with_counters(Some(core));
         let pmu = KvmPmuParts {
-            id: kvm.id(),
             pmu: Some(pmu),
             traps: vm.traps().clone(),
             quirks: parts.quirks,
@@ -76,7 +75,7 @@ impl Solo {
             tsc_khz,
         };
         let vcpu = Vcpu::new(VcpuParts {
-            pmu: KvmPmu::new(kvm.fd(), vm.fd(), pmu).map_err(VcpuFailure::from)?,
+            pmu: KvmPmu::new(&kvm, pmu),
             kvm,
             vm,
             platform: parts.platform,

@@ -54,7 +54,7 @@ impl Probe {
     }
 
     /// Whether the last exit was from system management mode.
-    pub(super) fn in_smm(&mut self) -> bool {
+    pub(super) fn in_smm(&self) -> bool {
         self.vcpu.in_smm()
     }
 

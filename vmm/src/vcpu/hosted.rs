@@ -104,7 +104,7 @@ impl RunState {
             serve_vcpu(job, pmu, core, &self.reports.tally);
         }
         if stood && !pmu.hosts().is_paused() {
-            kvm.note_stopped();
+            note_stopped(kvm);
         }
         if pmu.hosts().has_overflow(core) {
             self.sample_pending(kvm, thread)
@@ -121,8 +121,14 @@ impl RunState {
         thread: &mut ThreadContext,
     ) -> Result<(), VcpuFailure> {
         let reports = &mut self.reports;
-        Ok(self.pmu.sample_pending(kvm.fd(), thread, reports)?)
+        Ok(self.pmu.sample_pending(kvm, thread, reports)?)
     }
+}
+
+/// Tells a guest that reads KVM's clock that it was stopped, so that its watchdogs do
+/// not take the time for a lockup. Others do not hear of it.
+fn note_stopped(kvm: &KvmVcpu) {
+    let _ = kvm.fd().kvmclock_ctrl();
 }
 
 /// A vCPU outside of `KVM_RUN`, which is in state `otherwise` if it was started and

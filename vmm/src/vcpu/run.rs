@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvm_pmu::{ExitOwner, KvmPmu, KvmPmuError, Lent, ThreadContext};
+use kvm_pmu::{ExitOwner, HaltStats, KvmPmu, KvmPmuError, Lent, ThreadContext};
 use pmu_virt::{CorePmu, VcpuPmu};
 use thiserror::Error;
 use vmm_control::{ControlEndpoint, HaltTimes, VcpuQuantities};
@@ -189,10 +189,10 @@ impl Vcpu {
     ) -> Result<RunOutcome, VcpuFailure> {
         let core = &mut self.core;
         core.comes_to(&self.kvm, thread)?;
-        core.pmu.enter_thread(thread);
+        core.pmu.enter_thread(&self.kvm, thread);
         let outcome = core.run_loop(&mut self.kvm, thread, timeslice);
         // Another thread may run it on.
-        let left = core.pmu.leave_thread(self.kvm.fd(), thread);
+        let left = core.pmu.leave_thread(&mut self.kvm, thread);
         if let Ok(RunOutcome::Paused(runnability)) = &outcome {
             core.note_rest(*runnability);
         }
@@ -222,7 +222,7 @@ impl Vcpu {
 /// Times are for vCPUs with a server. A KVM without statistics has none.
 fn tally(kvm: &KvmVcpu, host: Option<&ControlEndpoint>) -> VcpuQuantities {
     host.map_or_else(VcpuQuantities::default, |host| {
-        let halts = kvm.halt_stats().ok();
+        let halts = HaltStats::open(kvm.fd()).ok();
         host.quantities(halts.map(|halts| Box::new(VcpuHalts(halts)) as Box<dyn HaltTimes>))
     })
 }
@@ -291,7 +291,7 @@ impl RunState {
             }
             self.answer_questions(thread);
             let (pmu, mut lent) = self.lend(thread);
-            pmu.before_entry(kvm.fd_mut(), &mut lent)?;
+            pmu.before_entry(kvm, &mut lent)?;
             let exit = kvm.enter();
             if let Ok(exit) = exit {
                 complete = exit == VmExit::Interrupted;
@@ -301,7 +301,7 @@ impl RunState {
                 self.note_startup(kvm)?;
             }
             let (pmu, mut lent) = self.lend(thread);
-            let owner = pmu.take_exit(kvm.fd_mut(), &mut lent, exit)?;
+            let owner = pmu.take_exit(kvm, &mut lent, exit)?;
             if self.in_firmware {
                 self.look_at_firmware(kvm.id());
             }

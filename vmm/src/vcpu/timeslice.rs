@@ -7,7 +7,7 @@ use pmu_virt::{Ticks, VcpuPmu};
 use super::outcome::{RunOutcome, Runnability, Timeslice};
 use super::run::{RunState, Vcpu, VcpuFailure, dead_machine};
 use super::timer::{self, Expiry};
-use crate::kvm::{KvmVcpu, VcpuError};
+use crate::kvm::{KvmVcpu, VcpuError, set_signal_mask};
 use crate::sys::SignalMask;
 
 /// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
@@ -44,7 +44,7 @@ impl Vcpu {
         timeslice: &Timeslice<'_>,
     ) -> Result<RunOutcome, VcpuFailure> {
         if self.looking {
-            self.kvm.set_signal_mask(None)?;
+            set_signal_mask(&self.kvm, None)?;
             self.looking = false;
         }
         self.run_until(thread, Some(timeslice))
@@ -74,7 +74,7 @@ impl Vcpu {
         mask: SignalMask,
     ) -> Result<RunOutcome, VcpuFailure> {
         if !self.looking {
-            self.kvm.set_signal_mask(Some(mask))?;
+            set_signal_mask(&self.kvm, Some(mask))?;
             self.looking = true;
         }
         // A kick at the very end of the last timeslice has left it set, and `KVM_RUN`
@@ -84,11 +84,11 @@ impl Vcpu {
         // A vCPU that halts is not left again, and time goes on for its leases.
         core.tick(thread);
         let (pmu, mut lent) = core.lend(thread);
-        pmu.before_probe(self.kvm.fd_mut(), &mut lent)?;
+        pmu.before_probe(&mut self.kvm, &mut lent)?;
         // A look is no exit of the guest, so tools do not see it.
         let exit = self.kvm.enter();
         let (pmu, mut lent) = core.lend(thread);
-        if pmu.take_exit(self.kvm.fd_mut(), &mut lent, exit)? == ExitOwner::Vmm
+        if pmu.take_exit(&mut self.kvm, &mut lent, exit)? == ExitOwner::Vmm
             && let Ok(exit) = exit
             && let Some(end) = core.handle(&mut self.kvm, exit)?
         {

@@ -9,11 +9,11 @@ use crate::debug::DebugControl;
 use crate::error::VcpuError;
 use crate::memory::GuestBytes;
 use crate::observe::TrapEvent;
-use crate::registers::VcpuAccess;
 use crate::trap::{
     CpuContext, DR6_BS, Displaced, GP_VECTOR, Gate, GateKind, LONGEST, OUT_SIZE, RFLAGS_TF, Rdpmc,
     RdpmcTrap, Return, inspect,
 };
+use crate::vcpu::VcpuAccess;
 
 /// A vCPU that stopped at the OUT in its #GP handler.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use crate::debug::DebugEvent;
 use crate::error::KvmPmuError;
 use crate::exit::{DebugExit, VmExit};
 use crate::observe::TrapEvent;
-use crate::registers::VcpuAccess;
 use crate::trap::StepStop;
+use crate::vcpu::VcpuAccess;
 
 /// Looks, a millisecond apart, that find neither a counter enabled nor a debug register in
 /// the guest's use, after which the guest is kicked for one as seldom as

@@ -8,10 +8,10 @@ use super::{Lent, Traps};
 use crate::error::KvmPmuError;
 use crate::observe::TrapObserver;
 use crate::pebs;
-use crate::registers::VcpuAccess;
 use crate::thread::{ThreadContext, earliest};
 use crate::time;
 use crate::trap::cpl;
+use crate::vcpu::VcpuAccess;
 
 impl Traps {
     #[inline]

@@ -7,8 +7,8 @@ use super::{ExitOwner, Lent, SYNCED_EXITS, Traps};
 use crate::error::{KvmPmuError, VcpuId};
 use crate::gp_watch::{GpWatch, OutStop};
 use crate::observe::{Armed, TrapEvent};
-use crate::registers::VcpuAccess;
 use crate::trap::page_of;
+use crate::vcpu::VcpuAccess;
 
 impl Traps {
     /// Looks at the #GP handler, and has it watched. A way through page tables that was

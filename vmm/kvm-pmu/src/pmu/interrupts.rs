@@ -9,7 +9,7 @@ use super::{Lent, Traps};
 use crate::error::KvmPmuError;
 use crate::observe::TrapEvent;
 use crate::pmi::{self, Lvtpc};
-use crate::registers::VcpuAccess;
+use crate::vcpu::VcpuAccess;
 
 /// The local APIC's part in a PMI, as of its overflow. The PMI itself is pending
 /// in the PMU until it is sent.

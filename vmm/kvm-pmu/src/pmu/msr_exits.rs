@@ -6,8 +6,8 @@ use pmu_virt::{MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, VcpuPmu, WriteOut
 use super::{Lent, MsrAnswer, SYNCED_EXITS, Traps};
 use crate::error::{KvmPmuError, VcpuError};
 use crate::observe::TrapEvent;
-use crate::registers::VcpuAccess;
 use crate::trap::Presented;
+use crate::vcpu::VcpuAccess;
 
 impl Traps {
     pub(super) fn rdmsr(

@@ -12,10 +12,10 @@ use super::{Lent, Traps};
 use crate::error::{KvmPmuError, VcpuError};
 use crate::observe::TrapEvent;
 use crate::pmi;
-use crate::registers::VcpuAccess;
 use crate::step_samples::fetched;
 use crate::time;
 use crate::trap::CpuContext;
+use crate::vcpu::VcpuAccess;
 
 impl Traps {
     /// Takes the samples that are due, of a guest that stands where it was found: an op

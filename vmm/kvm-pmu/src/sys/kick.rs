@@ -58,7 +58,7 @@ pub fn install_kick_handler() -> errno::Result<()> {
 
 /// A vCPU's `kvm_run.immediate_exit`, in a mapping of its own.
 #[derive(Debug)]
-pub struct KickFlag {
+pub(crate) struct KickFlag {
     page: NonNull<libc::c_void>,
 }
 
@@ -75,7 +75,7 @@ impl KickFlag {
     ///
     /// # Errors
     /// The error of `mmap`.
-    pub fn of(vcpu: &VcpuFd) -> errno::Result<Arc<Self>> {
+    pub(crate) fn of(vcpu: &VcpuFd) -> errno::Result<Arc<Self>> {
         // SAFETY: a new mapping, at an address that the kernel chooses, replaces
         // nothing.
         let page = unsafe {
@@ -97,7 +97,7 @@ impl KickFlag {
     /// Lets a kick of the calling thread end or prevent the vCPU's `KVM_RUN`, until
     /// the guard is dropped or another one is made on this thread.
     #[must_use]
-    pub fn bind(self: &Arc<Self>) -> KickGuard {
+    pub(crate) fn bind(self: &Arc<Self>) -> KickGuard {
         IMMEDIATE_EXIT.set(self.flag());
         KickGuard {
             flag: self.clone(),
@@ -122,7 +122,7 @@ impl Drop for KickFlag {
 
 /// Undoes [`KickFlag::bind`] when dropped, on the thread that made it.
 #[derive(Debug)]
-pub struct KickGuard {
+pub(crate) struct KickGuard {
     flag: Arc<KickFlag>,
     _this_thread: PhantomData<*const ()>,
 }
@@ -130,14 +130,14 @@ pub struct KickGuard {
 impl KickGuard {
     /// Binds it again, if another guard was made on this thread meanwhile.
     #[inline]
-    pub fn renew(&self) {
+    pub(crate) fn renew(&self) {
         IMMEDIATE_EXIT.set(self.flag.flag());
     }
 
     /// Whether it is that of `flag`.
     #[must_use]
     #[inline]
-    pub fn is_of(&self, flag: &Arc<KickFlag>) -> bool {
+    pub(crate) fn is_of(&self, flag: &Arc<KickFlag>) -> bool {
         Arc::ptr_eq(&self.flag, flag)
     }
 }

@@ -1,4 +1,4 @@
-//! The unions of `kvm_run`.
+//! The unions of `kvm_run`, and what lies behind it in a vCPU's mapping.
 
 use kvm_bindings::{
     KVM_EXIT_DEBUG, KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR,
@@ -17,7 +17,10 @@ impl VmExit {
     ///
     /// # Errors
     /// Any other one, after which KVM will not run the guest on.
-    pub fn after(run: &mut kvm_run, failed: Option<errno::Error>) -> Result<Self, errno::Error> {
+    pub(crate) fn after(
+        run: &mut kvm_run,
+        failed: Option<errno::Error>,
+    ) -> Result<Self, errno::Error> {
         match failed.map(|error| (error.errno(), error)) {
             None => Ok(Self::of(run)),
             Some((libc::EINTR | libc::EAGAIN, _)) => Ok(Self::Interrupted),
@@ -139,7 +142,7 @@ fn internal_error(run: &kvm_run) -> InternalError {
 
 /// Answers a pending RDMSR or WRMSR: `Some` is its value (unused by a WRMSR),
 /// `None` is #GP(0). Another exit is left alone.
-pub fn answer_msr(run: &mut kvm_run, value: Option<u64>) {
+pub(crate) fn answer_msr(run: &mut kvm_run, value: Option<u64>) {
     if !matches!(run.exit_reason, KVM_EXIT_X86_RDMSR | KVM_EXIT_X86_WRMSR) {
         return;
     }
@@ -148,6 +151,38 @@ pub fn answer_msr(run: &mut kvm_run, value: Option<u64>) {
     msr.error = u8::from(value.is_none());
     if run.exit_reason == KVM_EXIT_X86_RDMSR {
         msr.data = value.unwrap_or(0);
+    }
+}
+
+/// Hands the bytes of a load over. Another exit is left alone.
+pub(crate) fn answer_mmio(run: &mut kvm_run, bytes: [u8; 8]) {
+    if run.exit_reason == KVM_EXIT_MMIO {
+        run.__bindgen_anon_1.mmio.data = bytes;
+    }
+}
+
+/// The bytes of a pending port access; none of another exit. `run` must be the vCPU's whole
+/// mapping of `mapping` bytes, as `VcpuFd::get_kvm_run` gives it.
+pub(crate) fn io_data(run: &mut kvm_run, mapping: usize) -> &mut [u8] {
+    if run.exit_reason != KVM_EXIT_IO {
+        return &mut [];
+    }
+    // SAFETY: the exit reason, which the kernel wrote with the union, selects `io`.
+    let io = unsafe { run.__bindgen_anon_1.io };
+    let len = usize::from(io.size) * usize::try_from(io.count).unwrap_or(0);
+    let Ok(offset) = usize::try_from(io.data_offset) else {
+        return &mut [];
+    };
+    let behind = offset >= size_of::<kvm_run>();
+    if !behind || offset.checked_add(len).is_none_or(|end| end > mapping) {
+        return &mut [];
+    }
+    // SAFETY: `run` is the start of the vCPU's mapping of `mapping` bytes, in which
+    // offset + len was just found to end, and behind the structure itself; the kernel
+    // touches it in `KVM_RUN` alone, which wants the descriptor that `run` is borrowed of.
+    unsafe {
+        let data = std::ptr::from_mut(run).cast::<u8>().add(offset);
+        std::slice::from_raw_parts_mut(data, len)
     }
 }
 

@@ -93,7 +93,7 @@ fn started(vmm: &Vmm, cr4: u64) -> Vcpu {
         g: 1,
         ..Default::default()
     };
-    let mut sregs = vcpu.fd.get_sregs().unwrap();
+    let mut sregs = vcpu.kvm.get_sregs().unwrap();
     (sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer) = (1 << 5 | 1, 0, cr4, 0);
     sregs.cs = segment(KERNEL_CS, 0xb);
     let data = segment(KERNEL_SS, 3);
@@ -121,7 +121,7 @@ fn started(vmm: &Vmm, cr4: u64) -> Vcpu {
 /// The program at CPL 3 is next.
 fn enter_user(vcpu: &mut Vcpu) {
     vcpu.leave();
-    let mut sregs = vcpu.fd.get_sregs().unwrap();
+    let mut sregs = vcpu.kvm.get_sregs().unwrap();
     let user = |segment: kvm_segment, selector| kvm_segment {
         selector,
         dpl: 3,

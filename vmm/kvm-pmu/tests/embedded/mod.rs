@@ -63,7 +63,10 @@ fn restored(way: (TrapMode, &[u8]), (vmm, vcpu): (&Vmm, &mut Vcpu), late: bool) 
     );
     other.put(0, &memory);
     let mut copy = other.vcpu(0, (!late).then_some(&state));
-    copy.set(&vcpu.fd.get_regs().unwrap(), &vcpu.fd.get_sregs().unwrap());
+    copy.set(
+        &vcpu.kvm.get_regs().unwrap(),
+        &vcpu.kvm.get_sregs().unwrap(),
+    );
     if late {
         let counters = copy.thread.counters_mut();
         let pmu = copy.pmu.pmu_mut().unwrap();
@@ -213,9 +216,9 @@ fn a_failed_run_is_no_kick() {
             thread: &mut vcpu.thread,
             observer: &mut vcpu.seen,
         };
-        vcpu.pmu.before_entry(&mut vcpu.fd, &mut lent).unwrap();
+        vcpu.pmu.before_entry(&mut vcpu.kvm, &mut lent).unwrap();
         prepare(&mut vcpu);
-        let really = vcpu.fd.run().map(|_| ());
+        let really = vcpu.kvm.fd_mut().run().map(|_| ());
         let ran = match ran {
             Ok(()) => really,
             Err(errno) => Err(errno::Error::new(errno)),
@@ -226,11 +229,11 @@ fn a_failed_run_is_no_kick() {
             thread: &mut vcpu.thread,
             observer: &mut vcpu.seen,
         };
-        let owner = vcpu.pmu.after_exit(&mut vcpu.fd, &mut lent, &ran);
-        vcpu.fd.set_kvm_immediate_exit(0);
+        let owner = vcpu.pmu.after_exit(&mut vcpu.kvm, &mut lent, &ran);
+        vcpu.kvm.set_immediate_exit(false);
         (ran.map_err(|error| error.errno()), owner)
     };
-    let stay_out: fn(&mut Vcpu) = |vcpu| vcpu.fd.set_kvm_immediate_exit(1);
+    let stay_out: fn(&mut Vcpu) = |vcpu| vcpu.kvm.set_immediate_exit(true);
     let (ran, owner) = outcome(Ok(()), stay_out);
     assert_eq!((ran, owner.unwrap()), (Err(libc::EINTR), ExitOwner::Pmu));
     for (errno, owner) in [
@@ -272,10 +275,10 @@ fn a_vm_of_another_process_is_dead() {
         thread: &mut vcpu.thread,
         observer: &mut vcpu.seen,
     };
-    vcpu.pmu.before_entry(&mut vcpu.fd, &mut lent).unwrap();
+    vcpu.pmu.before_entry(&mut vcpu.kvm, &mut lent).unwrap();
     let held = sys::in_a_child(|| {
-        let ran = vcpu.fd.run().map(|_| ());
-        let owner = vcpu.pmu.after_exit(&mut vcpu.fd, &mut lent, &ran);
+        let ran = vcpu.kvm.fd_mut().run().map(|_| ());
+        let owner = vcpu.pmu.after_exit(&mut vcpu.kvm, &mut lent, &ran);
         println!("{ran:?}: {owner:?}");
         owner.is_err_and(|error| {
             error.is_dead() && error.to_string().starts_with("vCPU 0: KVM_RUN failed: ")

@@ -8,11 +8,11 @@ use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, r10, r11, rax, rdx};
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_sregs,
 };
-use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VcpuExit, VmFd};
 use kvm_pmu::{
-    Armed, ExitOwner, KvmPmu, KvmPmuError, KvmPmuParts, Lent, MsrFilter, ThreadContext, TrapEvent,
-    TrapMode, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmTraps, install_kick_handler,
-    msr_ranges, switch_off_vpmu,
+    Armed, ExitOwner, KvmPmu, KvmPmuError, KvmPmuParts, KvmVcpu, Lent, MsrFilter, ThreadContext,
+    TrapEvent, TrapMode, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmExit, VmTraps,
+    install_kick_handler, msr_ranges, switch_off_vpmu,
 };
 use pmu_virt::{ClockBackend, CorePmu, Grant, OwnerId, PmuModel, PmuState, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress};
@@ -59,7 +59,7 @@ pub(crate) struct Vmm {
 
 /// One vCPU with its PMU.
 pub(crate) struct Vcpu {
-    pub(crate) fd: VcpuFd,
+    pub(crate) kvm: KvmVcpu,
     pub(crate) pmu: KvmPmu,
     pub(crate) thread: ThreadContext,
     pub(crate) seen: Seen,
@@ -160,8 +160,9 @@ impl Vmm {
     pub(crate) fn vcpu(&self, id: u8, state: Option<&PmuState>) -> Vcpu {
         install_kick_handler().unwrap();
         let fd = self.vm.create_vcpu(id.into()).unwrap();
-        fd.set_cpuid2(&self.cpuid).unwrap();
-        let tsc_khz = fd.get_tsc_khz().unwrap();
+        let kvm = KvmVcpu::new(fd, &self.vm, VcpuId(id)).unwrap();
+        kvm.set_cpuid2(&self.cpuid).unwrap();
+        let tsc_khz = kvm.get_tsc_khz().unwrap();
         let owner = OwnerId(id.into());
         let mut logical = VcpuPmu::detached(owner, self.model.clone(), Grant::everything());
         let mut counters = Box::new(CorePmu::new(Box::new(ClockBackend::new())));
@@ -169,11 +170,11 @@ impl Vmm {
         if let Some(state) = state {
             logical.restore(Some(&mut counters), state).unwrap();
         }
-        let mut parts = KvmPmuParts::new(VcpuId(id), logical, tsc_khz);
+        let mut parts = KvmPmuParts::new(logical, tsc_khz);
         parts.traps = self.traps.clone();
         Vcpu {
-            pmu: KvmPmu::new(&fd, &self.vm, parts).unwrap(),
-            fd,
+            pmu: KvmPmu::new(&kvm, parts),
+            kvm,
             thread: ThreadContext::new(tsc_khz)
                 .unwrap()
                 .with_counters(Some(counters)),
@@ -185,7 +186,7 @@ impl Vmm {
     /// The same at `rip` in 64-bit mode at CPL 0.
     pub(crate) fn started(&self, id: u8, rip: u64, state: Option<&PmuState>) -> Vcpu {
         let vcpu = self.vcpu(id, state);
-        let mut sregs = vcpu.fd.get_sregs().unwrap();
+        let mut sregs = vcpu.kvm.get_sregs().unwrap();
         (sregs.cs.base, sregs.cs.selector, sregs.cs.l) = (0, 8, 1);
         (sregs.gdt.base, sregs.gdt.limit) = (GDT, 0xf);
         (sregs.idt.base, sregs.idt.limit) = (IDT, 0xfff);
@@ -204,10 +205,10 @@ impl Vmm {
 
 impl Vcpu {
     pub(crate) fn set(&self, regs: &kvm_regs, sregs: &kvm_sregs) {
-        self.fd.set_sregs(sregs).unwrap();
-        self.fd.set_regs(regs).unwrap();
+        self.kvm.set_sregs(sregs).unwrap();
+        self.kvm.set_regs(regs).unwrap();
         let mp_state = KVM_MP_STATE_RUNNABLE;
-        self.fd.set_mp_state(kvm_mp_state { mp_state }).unwrap();
+        self.kvm.set_mp_state(kvm_mp_state { mp_state }).unwrap();
     }
 
     /// The loop, to the next report.
@@ -219,8 +220,8 @@ impl Vcpu {
                 thread: &mut self.thread,
                 observer: &mut self.seen,
             };
-            self.pmu.before_entry(&mut self.fd, &mut lent)?;
-            let ran = match self.fd.run() {
+            self.pmu.before_entry(&mut self.kvm, &mut lent)?;
+            let ran = match self.kvm.fd_mut().run() {
                 Ok(VcpuExit::IoOut(port, data)) => {
                     let mut word = [0; 4];
                     word[..data.len()].copy_from_slice(data);
@@ -231,10 +232,10 @@ impl Vcpu {
                 Err(error) => Err(error),
             };
             self.kicks += u32::from(ran.is_err());
-            if self.pmu.after_exit(&mut self.fd, &mut lent, &ran)? == ExitOwner::Pmu {
+            if self.pmu.after_exit(&mut self.kvm, &mut lent, &ran)? == ExitOwner::Pmu {
                 continue;
             }
-            let regs = self.fd.get_regs();
+            let regs = self.kvm.get_regs();
             return Ok(ran
                 .unwrap()
                 .unwrap_or_else(|exit| panic!("{exit}, {regs:x?}")));
@@ -256,10 +257,11 @@ impl Vcpu {
     /// Has KVM complete the last OUT, and leaves the thread: registers and the PMU may be
     /// read, saved and reset.
     pub(crate) fn leave(&mut self) {
-        self.fd.set_kvm_immediate_exit(1);
-        self.fd.run().unwrap_err();
-        self.fd.set_kvm_immediate_exit(0);
-        self.pmu.leave_thread(&self.fd, &mut self.thread).unwrap();
+        self.kvm.set_immediate_exit(true);
+        assert_eq!(self.kvm.enter(), Ok(VmExit::Interrupted));
+        self.kvm.set_immediate_exit(false);
+        let thread = &mut self.thread;
+        self.pmu.leave_thread(&mut self.kvm, thread).unwrap();
     }
 
     /// The state of its PMU, counts settled.

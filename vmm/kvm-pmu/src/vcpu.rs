@@ -1,0 +1,465 @@
+//! One vCPU of KVM: its descriptor, what left the guest, and its registers and state while
+//! it is stopped, by ioctls or through `kvm_run`.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use kvm_bindings::{
+    CpuId, KVM_CAP_SYNC_REGS, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED,
+    KVM_MP_STATE_UNINITIALIZED, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs,
+    kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
+    kvm_regs, kvm_sregs, kvm_vcpu_events,
+};
+use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
+use vmm_sys_util::errno;
+
+use crate::error::{VcpuError, VcpuId};
+use crate::exit::{Answer, VmExit};
+use crate::guest_tsc::GuestTsc;
+use crate::sys::{self, KickFlag};
+use crate::time;
+
+/// What [`KvmVcpu::want_registers`] exchanges.
+const SYNCED: u32 = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
+
+/// One vCPU of KVM. It belongs to one thread at a time.
+///
+/// It is the one place that looks into `kvm_run` and asks for registers. These travel in
+/// `kvm_run` instead of by ioctls where KVM can do that (`KVM_CAP_SYNC_REGS`) and
+/// [`KvmPmu`](crate::KvmPmu) expects to want them: a system call costs as much as half an
+/// exit on some hosts. What is set then reaches KVM with the next entry, so whoever asks
+/// KVM by the descriptor calls [`KvmPmu::leave_thread`](crate::KvmPmu::leave_thread) first.
+#[derive(Debug)]
+pub struct KvmVcpu {
+    fd: VcpuFd,
+    id: VcpuId,
+    /// Bytes of the mapping that begins with `kvm_run`.
+    mapping: usize,
+    kicks: Arc<KickFlag>,
+    /// KVM can exchange registers in `kvm_run`.
+    syncs: bool,
+    /// `kvm_run` holds the general registers as they are now.
+    regs_fresh: Cell<bool>,
+    /// `kvm_run` holds the special registers as they are now.
+    sregs_fresh: Cell<bool>,
+    /// The last exit was at code of the vCPU's that we answer for, so the next
+    /// `KVM_RUN` takes registers in before it does anything else.
+    stageable: bool,
+    /// There are some of the following.
+    staged: Cell<bool>,
+    /// General registers for the next `KVM_RUN` to take in.
+    staged_regs: Cell<Option<kvm_regs>>,
+    /// Special registers for the next `KVM_RUN` to take in.
+    staged_sregs: Cell<Option<kvm_sregs>>,
+    /// The last exit was from system management mode.
+    smm: bool,
+    tsc: GuestTsc,
+}
+
+/// A stopped vCPU, as those see it that read and set its registers.
+pub(crate) type VcpuAccess<'a> = &'a KvmVcpu;
+
+impl KvmVcpu {
+    /// vCPU `id` of `vm`, whose descriptor is `fd`.
+    ///
+    /// # Errors
+    /// The first page of its mapping could not be mapped a second time.
+    pub fn new(fd: VcpuFd, vm: &VmFd, id: VcpuId) -> Result<Self, VcpuError> {
+        let synced = vm.check_extension_raw(KVM_CAP_SYNC_REGS.into());
+        let synced = u32::try_from(synced).unwrap_or(0);
+        let kicks = KickFlag::of(&fd);
+        Ok(Self {
+            kicks: kicks.map_err(|error| VcpuError::new(id, "mmap of kvm_run", error))?,
+            fd,
+            id,
+            mapping: vm.run_size(),
+            syncs: synced & SYNCED == SYNCED,
+            regs_fresh: Cell::new(false),
+            sregs_fresh: Cell::new(false),
+            stageable: false,
+            staged: Cell::new(false),
+            staged_regs: Cell::new(None),
+            staged_sregs: Cell::new(None),
+            smm: false,
+            tsc: GuestTsc::default(),
+        })
+    }
+
+    /// Which vCPU this is.
+    #[must_use]
+    pub fn id(&self) -> VcpuId {
+        self.id
+    }
+
+    /// Its descriptor, for what this type has no call for.
+    #[must_use]
+    pub fn fd(&self) -> &VcpuFd {
+        &self.fd
+    }
+
+    /// Its descriptor, likewise, and for `KVM_RUN`.
+    pub fn fd_mut(&mut self) -> &mut VcpuFd {
+        &mut self.fd
+    }
+
+    /// What lets a kick end or prevent its `KVM_RUN`.
+    pub(crate) fn kicks(&self) -> &Arc<KickFlag> {
+        &self.kicks
+    }
+
+    /// Whether the last exit was from system management mode.
+    #[must_use]
+    #[inline]
+    pub fn in_smm(&self) -> bool {
+        self.smm
+    }
+
+    /// Runs `body` with kicks bound: meanwhile a kick of the calling thread ends
+    /// or prevents this vCPU's `KVM_RUN`.
+    pub fn with_kicks<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
+        let _bound = self.kicks.bind();
+        body(self)
+    }
+
+    /// Makes the next [`KvmVcpu::enter`] finish a pending access and return at once.
+    pub fn set_immediate_exit(&mut self, on: bool) {
+        self.fd.set_kvm_immediate_exit(u8::from(on));
+    }
+
+    /// True if a kick, or [`KvmVcpu::set_immediate_exit`], keeps the vCPU from entering its
+    /// guest; it does so no more. A kick that comes in between is not lost: either it is
+    /// noticed here, or the flag stays set for the next `KVM_RUN`.
+    #[inline]
+    pub(crate) fn take_immediate_exit(&mut self) -> bool {
+        let was_set = self.fd.get_kvm_run().immediate_exit != 0;
+        if was_set {
+            self.fd.set_kvm_immediate_exit(0);
+        }
+        was_set
+    }
+
+    /// Enters the guest until it exits, which is [`KvmVcpu::exit`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn enter(&mut self) -> Result<VmExit, errno::Error> {
+        let failed = self.fd.run().err();
+        self.exit(failed)
+    }
+
+    /// [`KvmVcpu::enter`], for who has no use for the bare error.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run(&mut self) -> Result<VmExit, VcpuError> {
+        let exit = self.enter();
+        exit.map_err(|error| self.error("KVM_RUN", error))
+    }
+
+    /// What the last `KVM_RUN` ended with, which may have `failed`: EINTR and EAGAIN are
+    /// [`VmExit::Interrupted`], EFAULT is [`VmExit::MemoryFault`]. `kvm_run` is read once;
+    /// the answer borrows nothing.
+    ///
+    /// # Errors
+    /// Any other errno, after which KVM does not run the guest on.
+    #[inline]
+    pub fn exit(&mut self, failed: Option<errno::Error>) -> Result<VmExit, errno::Error> {
+        let run = self.fd.get_kvm_run();
+        let exit = VmExit::after(run, failed);
+        self.smm = u32::from(run.flags) & KVM_RUN_X86_SMM != 0;
+        exit
+    }
+
+    /// The bytes of the IN or OUT that the vCPU has exited with; what is left there for an
+    /// IN the next `KVM_RUN` hands over. None for another exit.
+    pub fn io_data(&mut self) -> &mut [u8] {
+        sys::io_data(self.fd.get_kvm_run(), self.mapping)
+    }
+
+    /// Leaves the guest's answer for the exit; the next `KVM_RUN` hands it over. An answer
+    /// to another kind of exit is dropped.
+    pub fn answer(&mut self, answer: Answer) {
+        let run = self.fd.get_kvm_run();
+        match answer {
+            Answer::Done => sys::answer_msr(run, Some(0)),
+            Answer::Mmio(bytes) => sys::answer_mmio(run, bytes),
+            Answer::Msr(value) => sys::answer_msr(run, Some(value)),
+            Answer::MsrFault => sys::answer_msr(run, None),
+        }
+    }
+
+    /// Has `KVM_RUN` leave the registers in `kvm_run` and take changes from
+    /// there, which spares an ioctl each; where KVM cannot, nothing changes.
+    pub(crate) fn want_registers(&mut self, on: bool) {
+        let bits = if on && self.syncs {
+            u64::from(SYNCED)
+        } else {
+            0
+        };
+        self.fd.get_kvm_run().kvm_valid_regs = bits;
+    }
+
+    /// Hands staged registers to the `KVM_RUN` that follows. That may fail, and KVM then
+    /// mostly leaves the exit reason as it is, which must not be that of the exit before.
+    #[inline]
+    pub(crate) fn hand_over(&mut self) {
+        if self.staged.get() {
+            self.hand_over_staged();
+        }
+        self.forget();
+        VmExit::expect_interruption(self.fd.get_kvm_run());
+    }
+
+    #[cold]
+    fn hand_over_staged(&mut self) {
+        if let Some(regs) = self.staged_regs.take() {
+            self.fd.sync_regs_mut().regs = regs;
+            self.fd.set_sync_dirty_reg(SyncReg::Register);
+        }
+        if let Some(sregs) = self.staged_sregs.take() {
+            self.fd.sync_regs_mut().sregs = sregs;
+            self.fd.set_sync_dirty_reg(SyncReg::SystemRegister);
+        }
+        self.staged.set(false);
+    }
+
+    /// Takes in that `KVM_RUN` ended with `exit`: it may have left registers in `kvm_run`.
+    #[inline]
+    pub(crate) fn left_with(&mut self, exit: VmExit) {
+        let synced = self.fd.get_kvm_run().kvm_valid_regs == u64::from(SYNCED);
+        self.regs_fresh.set(synced);
+        self.sregs_fresh.set(synced);
+        self.stageable = synced && matches!(exit, VmExit::Debug(_));
+    }
+
+    /// The exit was the OUT in the #GP handler, behind which RIP is set elsewhere: the
+    /// next `KVM_RUN` takes registers in before it does anything else.
+    pub(crate) fn at_handler(&mut self) {
+        self.stageable = self.regs_fresh.get() && self.sregs_fresh.get();
+    }
+
+    /// No thread runs it from now on: staged registers are set, and later ones at once.
+    pub(crate) fn leave(&mut self) -> Result<(), VcpuError> {
+        self.stageable = false;
+        let flushed = self.flush();
+        self.forget();
+        flushed
+    }
+
+    /// Somebody else may change registers from now on.
+    #[inline]
+    pub(crate) fn forget(&self) {
+        self.regs_fresh.set(false);
+        self.sregs_fresh.set(false);
+    }
+
+    /// Whether it was never started, or got an INIT since.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_MP_STATE`.
+    pub fn awaits_startup(&self) -> Result<bool, VcpuError> {
+        let state = self.get_mp_state()?.mp_state;
+        Ok(matches!(
+            state,
+            KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED
+        ))
+    }
+
+    /// Whether it has executed HLT and waits for an interrupt.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_MP_STATE`.
+    pub fn is_halted(&self) -> Result<bool, VcpuError> {
+        Ok(self.get_mp_state()?.mp_state == KVM_MP_STATE_HALTED)
+    }
+}
+
+macro_rules! ioctls {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty = $ioctl:literal;)*) => {
+        impl KvmVcpu {
+            $($(#[$doc])*
+            ///
+            /// # Errors
+            /// The error of the ioctl.
+            pub fn $name(&self, $($arg: $type),*) -> Result<$ret, VcpuError> {
+                self.fd.$name($($arg),*).map_err(|error| self.error($ioctl, error))
+            })*
+        }
+    };
+}
+
+ioctls! {
+    /// The guest's own debug registers.
+    get_debug_regs() -> kvm_debugregs = "KVM_GET_DEBUGREGS";
+    /// Sets the guest's own debug registers.
+    set_debug_regs(regs: &kvm_debugregs) -> () = "KVM_SET_DEBUGREGS";
+    /// The x87 and XMM registers.
+    get_fpu() -> kvm_fpu = "KVM_GET_FPU";
+    /// Sets the x87 and XMM registers.
+    set_fpu(fpu: &kvm_fpu) -> () = "KVM_SET_FPU";
+    /// Sets what CPUID answers.
+    set_cpuid2(cpuid: &CpuId) -> () = "KVM_SET_CPUID2";
+    /// The guest's TSC frequency in kHz.
+    get_tsc_khz() -> u32 = "KVM_GET_TSC_KHZ";
+    /// The local APIC's registers.
+    get_lapic() -> kvm_lapic_state = "KVM_GET_LAPIC";
+    /// Whether it runs, halts, or waits to be started.
+    get_mp_state() -> kvm_mp_state = "KVM_GET_MP_STATE";
+    /// Has it run, halt, or wait to be started.
+    set_mp_state(state: kvm_mp_state) -> () = "KVM_SET_MP_STATE";
+    /// Sends an NMI.
+    nmi() -> () = "KVM_NMI";
+    /// Sends an SMI.
+    smi() -> () = "KVM_SMI";
+}
+
+impl KvmVcpu {
+    fn error(&self, ioctl: &'static str, error: errno::Error) -> VcpuError {
+        VcpuError::new(self.id, ioctl, error)
+    }
+
+    /// General registers.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_REGS`.
+    pub fn get_regs(&self) -> Result<kvm_regs, VcpuError> {
+        if let Some(regs) = self.staged_regs.get() {
+            return Ok(regs);
+        }
+        if self.regs_fresh.get() {
+            return Ok(self.fd.sync_regs().regs);
+        }
+        let regs = self.fd.get_regs();
+        regs.map_err(|error| self.error("KVM_GET_REGS", error))
+    }
+
+    /// Sets the general registers.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_REGS`.
+    pub fn set_regs(&self, regs: &kvm_regs) -> Result<(), VcpuError> {
+        if self.stageable {
+            self.staged_regs.set(Some(*regs));
+            self.staged.set(true);
+            return Ok(());
+        }
+        self.regs_fresh.set(false);
+        let set = self.fd.set_regs(regs);
+        set.map_err(|error| self.error("KVM_SET_REGS", error))
+    }
+
+    /// Segment, control and table registers.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_SREGS`.
+    pub fn get_sregs(&self) -> Result<kvm_sregs, VcpuError> {
+        if let Some(sregs) = self.staged_sregs.get() {
+            return Ok(sregs);
+        }
+        if self.sregs_fresh.get() {
+            return Ok(self.fd.sync_regs().sregs);
+        }
+        let sregs = self.fd.get_sregs();
+        sregs.map_err(|error| self.error("KVM_GET_SREGS", error))
+    }
+
+    /// Sets segment, control and table registers.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_SREGS`.
+    pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<(), VcpuError> {
+        if self.stageable {
+            self.staged_sregs.set(Some(*sregs));
+            self.staged.set(true);
+            return Ok(());
+        }
+        self.sregs_fresh.set(false);
+        let set = self.fd.set_sregs(sregs);
+        set.map_err(|error| self.error("KVM_SET_SREGS", error))
+    }
+
+    /// Pending and injected events.
+    pub(crate) fn get_vcpu_events(&self) -> Result<kvm_vcpu_events, VcpuError> {
+        self.flush()?;
+        let events = self.fd.get_vcpu_events();
+        events.map_err(|error| self.error("KVM_GET_VCPU_EVENTS", error))
+    }
+
+    /// Sets pending and injected events.
+    pub(crate) fn set_vcpu_events(&self, events: &kvm_vcpu_events) -> Result<(), VcpuError> {
+        self.flush()?;
+        let set = self.fd.set_vcpu_events(events);
+        set.map_err(|error| self.error("KVM_SET_VCPU_EVENTS", error))
+    }
+
+    /// Breakpoints and stepping of ours.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_GUEST_DEBUG`.
+    pub fn set_guest_debug(&self, debug: &kvm_guest_debug) -> Result<(), VcpuError> {
+        self.flush()?;
+        let set = self.fd.set_guest_debug(debug);
+        set.map_err(|error| self.error("KVM_SET_GUEST_DEBUG", error))
+    }
+
+    /// Sets staged registers now: before an ioctl that looks at RIP or RFLAGS,
+    /// or that queues an exception, which KVM drops when registers are set.
+    #[cold]
+    pub(crate) fn flush(&self) -> Result<(), VcpuError> {
+        if !self.staged.replace(false) {
+            return Ok(());
+        }
+        if let Some(sregs) = self.staged_sregs.take() {
+            self.sregs_fresh.set(false);
+            let set = self.fd.set_sregs(&sregs);
+            set.map_err(|error| self.error("KVM_SET_SREGS", error))?;
+        }
+        if let Some(regs) = self.staged_regs.take() {
+            self.regs_fresh.set(false);
+            let set = self.fd.set_regs(&regs);
+            set.map_err(|error| self.error("KVM_SET_REGS", error))?;
+        }
+        Ok(())
+    }
+
+    /// The guest's TSC now, or a moment ago; 0 if KVM does not tell.
+    pub(crate) fn guest_tsc(&self) -> Result<u64, VcpuError> {
+        const TSC: u32 = 0x10;
+        let ask = || Ok(self.read_msr(TSC)?.unwrap_or(0));
+        self.tsc.read(|| time::now().0, ask)
+    }
+
+    /// Reads one MSR of the vCPU as the guest would; `None` if KVM refuses.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_MSRS`.
+    #[cold]
+    pub fn read_msr(&self, index: u32) -> Result<Option<u64>, VcpuError> {
+        let mut msrs = one_msr(index, 0);
+        let read = self.fd.get_msrs(&mut msrs);
+        let read = read.map_err(|error| self.error("KVM_GET_MSRS", error))?;
+        Ok((read == 1).then(|| msrs.as_slice()[0].data))
+    }
+
+    /// Writes one MSR of the vCPU; false if KVM refuses.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_MSRS`.
+    #[cold]
+    pub fn write_msr(&self, index: u32, value: u64) -> Result<bool, VcpuError> {
+        // EFER and the APIC base are MSRs and special registers.
+        self.sregs_fresh.set(false);
+        let written = self.fd.set_msrs(&one_msr(index, value));
+        let written = written.map_err(|error| self.error("KVM_SET_MSRS", error))?;
+        Ok(written == 1)
+    }
+}
+
+fn one_msr(index: u32, data: u64) -> Msrs {
+    let entry = kvm_msr_entry {
+        index,
+        data,
+        ..Default::default()
+    };
+    Msrs::from_entries(&[entry]).expect("one entry is below KVM's limit")
+}
