@@ -8,9 +8,10 @@ use std::sync::Arc;
 use arbiter::{GuardLimits, NoAudit, PcrConfig, PcrUnit, PerKind, Policy, Scheme, abi};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
+use instruction_facts::{InstructionInfoFactory, decode};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmuModel, Progress, RateTable,
-    Reservations, Ring, SimBackend, Ticks, Tsc, VcpuPmu, Vendor, WriteOutcome, step,
+    Reservations, Ring, SimBackend, Ticks, Tsc, VcpuPmu, Vendor, WriteOutcome,
 };
 
 /// A PMU with every programmable counter running.
@@ -195,9 +196,11 @@ fn accesses(criterion: &mut Criterion) {
         group.finish();
     }
     criterion.bench_function("decode and retire one instruction", |bench| {
+        let mut factory = InstructionInfoFactory::new();
         bench.iter(|| {
             let bytes = black_box([0x48, 0x8b, 0x03, 0x90, 0x90, 0x90, 0x90, 0x90]);
-            step::decode(&bytes, 64, 0x1000).map(|facts| facts.retire(0x1003, 0, 0))
+            let decoded = decode(&bytes, 64, 0x1000, &mut factory);
+            decoded.map(|decoded| decoded.facts.retire(0x1003, 0, 0))
         });
     });
 }

@@ -12,7 +12,6 @@
 //!   [`contract`] is the suite that every backend has to pass.
 //! - [`perfmon`] attaches contexts of host tools to vCPUs and cores, and decides
 //!   whether there is room for them.
-//! - [`step`] decodes and classifies the instructions of a stepped guest.
 //!
 //! What is to be counted is a claim: of a guest's counter, or of a context's PMD.
 //! One pure function places all claims on slots, built on [`assign()`] and
@@ -40,7 +39,6 @@ mod pmi_line;
 mod policy;
 mod slot_bank;
 mod state;
-pub mod step;
 mod throttle;
 mod vcpu;
 
@@ -63,11 +61,11 @@ pub use pmu_model::ibs;
 pub use pmu_model::ibs::IbsSample;
 pub use pmu_model::{
     AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,
-    IbsKind, IbsRegister, KnownEvent, LossReason, ModelError, ModelSummary, MsrIndex, Nanos,
-    OwnerId, Pebs, PebsFormat, PebsPrecision, PmuCpuid, PmuModel, Progress, Provenance, Reading,
-    Register, RegisterKind, RegisterRow, Reserved, Ring, SlotIndex, SlotSet, SoftwareEvent, Ticks,
-    Tsc, Unavailable, UnavailableReason, Vendor, WriteForm, WriteRule, accounting_leaves,
-    all_pmu_msr_ranges,
+    IbsKind, IbsRegister, KnownEvent, LossReason, MathUnit, ModelError, ModelSummary, MsrIndex,
+    Nanos, OwnerId, Pebs, PebsFormat, PebsPrecision, PmuCpuid, PmuModel, Progress, Provenance,
+    Reading, Register, RegisterKind, RegisterRow, Reserved, Retirement, Ring, SlotIndex, SlotSet,
+    SoftwareEvent, Ticks, Tsc, Unavailable, UnavailableReason, Vendor, WriteForm, WriteRule,
+    accounting_leaves, all_pmu_msr_ranges,
 };
 pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};

@@ -4,10 +4,9 @@
 //! "BTS and DS Save Area" for the layout of 64 bits. When a counter's record is due is
 //! decided in `vcpu/pebs.rs`.
 
+use instruction_facts::OperandKind;
 use pmu_model::{CounterId, PebsFormat};
 use thiserror::Error;
-
-use crate::step::OperandKind;
 
 /// Guest memory at linear addresses, as the processor reaches it by itself: through the
 /// page tables in force, at CPL 0, whatever ring runs, and without a fault for the guest.

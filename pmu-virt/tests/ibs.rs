@@ -3,10 +3,9 @@
 use crate::limited::Limited;
 use crate::seated::Seated;
 use pmu_virt::ibs::{BranchRecord, DataAddress, MemoryRecord, OpRecord, OpSample};
-use pmu_virt::step::Retirement;
 use pmu_virt::{
     Caller, Claimant, ClockBackend, CorePmu, CounterBackend, Grant, IbsDue, IbsKind, IbsSample,
-    Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, StepBackend, Ticks, Tsc,
+    Layer, MsrIndex, PmuModel, Progress, ReadOutcome, Retirement, Ring, StepBackend, Ticks, Tsc,
 };
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);

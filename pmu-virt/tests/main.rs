@@ -23,8 +23,6 @@ mod sim;
 mod small_backend;
 mod state;
 mod step_backend;
-mod step_facts;
-mod step_retire;
 mod switching;
 mod switching_sim;
 mod vcpu;

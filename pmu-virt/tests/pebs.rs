@@ -3,10 +3,10 @@
 
 use std::cell::RefCell;
 
-use pmu_virt::step::{OperandKind, Retirement};
+use instruction_facts::OperandKind;
 use pmu_virt::{
     Caller, ClockBackend, CounterBackend, Grant, Layer, LinearMemory, MsrIndex, PebsMoment,
-    PmuModel, Progress, ReadOutcome, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
+    PmuModel, Progress, ReadOutcome, Retirement, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{

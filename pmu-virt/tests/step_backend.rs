@@ -1,10 +1,10 @@
 //! What `step` counts of an instruction, by event code, and what it refuses.
 
-use pmu_virt::step::{Retirement, decode};
+use instruction_facts::{InstructionInfoFactory, decode};
 use pmu_virt::{
     BackendEnv, ClockBackend, CombinedBackend, CountRequest, CounterBackend, EventCode,
-    EventFamily, KnownEvent, Progress, Provenance, Reading, Ring, SlotIndex, StepBackend,
-    UnavailableReason,
+    EventFamily, KnownEvent, Progress, Provenance, Reading, Retirement, Ring, SlotIndex,
+    StepBackend, UnavailableReason,
 };
 
 const SLOT: SlotIndex = SlotIndex(0);
@@ -12,7 +12,8 @@ const SLOT: SlotIndex = SlotIndex(0);
 /// What `bytes` did, leading to the next instruction or, if it is a branch,
 /// somewhere else.
 fn retired(bytes: &[u8]) -> Retirement {
-    decode(bytes, 64, 0x1000).unwrap().retire(0x5000, 0, 1)
+    let decoded = decode(bytes, 64, 0x1000, &mut InstructionInfoFactory::new());
+    decoded.unwrap().facts.retire(0x5000, 0, 1)
 }
 
 /// The count of `event` after one instruction at CPL 0.

@@ -349,7 +349,7 @@ fn deliveries_are_branches_on_amd_and_instructions_on_the_older_ones() {
 fn what_was_stepped_before_a_control_changes_is_not_lost() {
     let step = |pmu: &mut Seated, times: usize| {
         for _ in 0..times {
-            let insn = pmu_virt::step::Retirement::default();
+            let insn = pmu_virt::Retirement::default();
             let ring = Ring::Kernel;
             pmu.observe(Progress::Retired { ring, insn });
         }

@@ -1,11 +1,10 @@
 //! Random guests against a PMU and a naive second one, and against invariants.
 
 use pmu_virt::ibs::{FetchRecord, OpSample, X2APIC_MSRS};
-use pmu_virt::step::Retirement;
 use pmu_virt::{
     Caller, ClockBackend, CounterId, Grant, IbsKind, IbsRegister, IbsSample, Layer, LinearMemory,
-    MsrIndex, PebsMoment, PmuModel, Progress, ReadOutcome, Reading, Register, Ring, StepBackend,
-    Ticks, Tsc, WriteOutcome,
+    MsrIndex, PebsMoment, PmuModel, Progress, ReadOutcome, Reading, Register, Retirement, Ring,
+    StepBackend, Ticks, Tsc, WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{

@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 28] = [
+const HOUSE: [Room; 29] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -43,7 +43,12 @@ const HOUSE: [Room; 28] = [
         &["umpire-events", "perfmon", "umpire-perfmon"],
     ),
     room("perfmon", "pmu-virt/perfmon", &["pmu-model", "perfmon-abi"]),
-    room("pmu-virt", "pmu-virt", &["pmu-model", "perfmon", "arbiter"]),
+    room("instruction-facts", "pmu-virt/instructions", &["pmu-model"]),
+    room(
+        "pmu-virt",
+        "pmu-virt",
+        &["pmu-model", "perfmon", "arbiter", "instruction-facts"],
+    ),
     room("guest-view", "vmm/guest-view", &[]),
     room("umpire-agent-wire", "vmm/guest-view/wire", &[]),
     room("umpire-agent", "vmm/agent", &["umpire-agent-wire"]),

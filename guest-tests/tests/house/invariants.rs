@@ -60,6 +60,30 @@ fn only_the_vmm_knows_kvm() {
 }
 
 #[test]
+fn one_crate_says_what_an_instruction_is() {
+    // The others write guests with its assembler, or print instructions.
+    let may = [
+        "instruction-facts",
+        "vmm",
+        "umpire-bench",
+        "umpire-tools",
+        "umpire",
+        "guest-tests",
+    ];
+    let found = metadata();
+    let others = found
+        .iter()
+        .filter(|(name, found)| !may.contains(&name.as_str()) && found.all.contains("iced-x86"));
+    none_of(others.map(|(name, _)| format!("{name} depends on iced-x86")));
+    let sources = sources();
+    let elsewhere = sources.iter().filter(|source| {
+        let is_theirs = source.path.starts_with("pmu-virt/instructions/src");
+        !is_theirs && (has(source, "UsedMemory") || has(source, "OpAccess"))
+    });
+    none_of(elsewhere.map(|source| format!("{}: judges instructions", source.path)));
+}
+
+#[test]
 fn only_programs_read_a_command_line() {
     let found = metadata();
     let others = found.iter().filter(|(name, found)| {
@@ -78,6 +102,7 @@ fn the_pmu_reads_no_clock_and_blocks_on_nothing() {
         "arbiter/src",
         "arbiter/host/src",
         "pmu-virt/src",
+        "pmu-virt/instructions/src",
         "pmu-virt/model/src",
         "pmu-virt/perfmon/src",
     ];

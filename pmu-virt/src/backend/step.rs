@@ -2,14 +2,14 @@
 
 use std::num::NonZeroU64;
 
+use instruction_facts::{EventClass, EventCounts};
 use pmu_model::{
-    CountRequest, EventFamily, KnownEvent, LossReason, Progress, Provenance, Reading, Ring,
-    SlotIndex, SlotSet, Tsc, Unavailable, UnavailableReason, Vendor,
+    CountRequest, EventCode, EventFamily, KnownEvent, LossReason, Progress, Provenance, Reading,
+    Retirement, Ring, SlotIndex, SlotSet, Tsc, Unavailable, UnavailableReason, Vendor,
 };
 
-use super::slots::{ANY_SLOT, CAPACITY, Slot, Slots};
+use super::slots::{ANY_SLOT, CAPACITY, Slots};
 use super::{BackendEnv, CountPlan, CounterBackend};
-use crate::step::{MathUnit, Retirement};
 
 const NAME: &str = "step";
 
@@ -45,12 +45,13 @@ impl StepBackend {
     }
 
     fn retire(&mut self, ring: Ring, insn: Retirement) {
+        let counts = EventCounts::of(&insn);
         self.slots.advance(self.slots.running_set(), |slot| {
-            if slot.request.counts_in(ring) {
-                events_of(slot, insn)
-            } else {
-                0
+            if !slot.request.counts_in(ring) {
+                return 0;
             }
+            // `plan` let nothing else through.
+            class_of(slot.request.event).map_or(0, |class| counts.get(class).into())
         });
     }
 
@@ -82,30 +83,29 @@ impl Default for StepBackend {
     }
 }
 
-/// Events of `slot` in one instruction.
-fn events_of(slot: &Slot, insn: Retirement) -> u64 {
-    let event = slot.request.event;
-    match event.known() {
-        Some(KnownEvent::Instructions) => 1,
-        Some(KnownEvent::Branches) => u64::from(insn.branch),
+/// What instructions are counted by `event`; `None` if it is no event of theirs.
+fn class_of(event: EventCode) -> Option<EventClass> {
+    Some(match event.known()? {
+        KnownEvent::Instructions => EventClass::Instructions,
+        KnownEvent::Branches => EventClass::Branches,
         // Intel's event is "near taken", AMD's counts far transfers too.
-        Some(KnownEvent::TakenBranches) => {
-            u64::from(insn.taken && !(insn.far && event.vendor() == Some(Vendor::Intel)))
+        KnownEvent::TakenBranches if event.vendor() == Some(Vendor::Intel) => {
+            EventClass::NearTakenBranches
         }
-        Some(KnownEvent::ConditionalBranches) => u64::from(insn.conditional),
-        Some(KnownEvent::FarBranches) => u64::from(insn.far),
-        Some(KnownEvent::Loads) => u64::from(insn.loads),
-        Some(KnownEvent::Stores) => u64::from(insn.stores),
-        Some(KnownEvent::Calls) => u64::from(insn.call),
-        Some(KnownEvent::Returns) => u64::from(insn.near_return),
-        Some(KnownEvent::FloatingPoint) => u64::from(insn.unit.is_some()),
-        Some(KnownEvent::X87) => u64::from(insn.unit == Some(MathUnit::X87)),
-        Some(KnownEvent::Mmx) => u64::from(insn.unit == Some(MathUnit::Mmx)),
-        Some(KnownEvent::Sse) => u64::from(insn.unit == Some(MathUnit::Sse)),
-        Some(KnownEvent::Strings) => u64::from(insn.string),
-        // `plan` let none of the others through.
-        _ => 0,
-    }
+        KnownEvent::TakenBranches => EventClass::TakenBranches,
+        KnownEvent::ConditionalBranches => EventClass::ConditionalBranches,
+        KnownEvent::FarBranches => EventClass::FarBranches,
+        KnownEvent::Loads => EventClass::Loads,
+        KnownEvent::Stores => EventClass::Stores,
+        KnownEvent::Calls => EventClass::Calls,
+        KnownEvent::Returns => EventClass::Returns,
+        KnownEvent::FloatingPoint => EventClass::FloatingPoint,
+        KnownEvent::X87 => EventClass::X87,
+        KnownEvent::Mmx => EventClass::Mmx,
+        KnownEvent::Sse => EventClass::Sse,
+        KnownEvent::Strings => EventClass::Strings,
+        _ => return None,
+    })
 }
 
 /// Whether a delivered exception or interrupt is an event of `request`: AMD
@@ -134,45 +134,25 @@ impl CounterBackend for StepBackend {
     }
 
     fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
-        let provenance = match (request.event.known(), request.event.vendor()) {
+        let Some(class) = class_of(request.event) else {
+            return Err(Unavailable {
+                reason: UnavailableReason::Event {
+                    backend: NAME,
+                    event: request.event,
+                },
+            });
+        };
+        let provenance = match (class, request.event.vendor()) {
             (
-                Some(
-                    KnownEvent::Loads
-                    | KnownEvent::Stores
-                    | KnownEvent::FloatingPoint
-                    | KnownEvent::X87
-                    | KnownEvent::Mmx
-                    | KnownEvent::Sse,
-                ),
+                EventClass::Loads
+                | EventClass::Stores
+                | EventClass::FloatingPoint
+                | EventClass::X87
+                | EventClass::Mmx
+                | EventClass::Sse,
                 Some(Vendor::Amd),
             ) => Provenance::Derived,
-            (
-                Some(
-                    KnownEvent::Instructions
-                    | KnownEvent::Branches
-                    | KnownEvent::TakenBranches
-                    | KnownEvent::ConditionalBranches
-                    | KnownEvent::FarBranches
-                    | KnownEvent::Loads
-                    | KnownEvent::Stores
-                    | KnownEvent::Calls
-                    | KnownEvent::Returns
-                    | KnownEvent::FloatingPoint
-                    | KnownEvent::X87
-                    | KnownEvent::Mmx
-                    | KnownEvent::Sse
-                    | KnownEvent::Strings,
-                ),
-                _,
-            ) => Provenance::Exact,
-            _ => {
-                return Err(Unavailable {
-                    reason: UnavailableReason::Event {
-                        backend: NAME,
-                        event: request.event,
-                    },
-                });
-            }
+            _ => Provenance::Exact,
         };
         if request.has_modifier() {
             return Err(Unavailable {

@@ -2,13 +2,14 @@
 
 use std::ops::RangeInclusive;
 
-use pmu_model::{CountRequest, EventCode, EventFamily, Progress, Ring, SoftwareEvent, Ticks, Tsc};
+use pmu_model::{
+    CountRequest, EventCode, EventFamily, Progress, Retirement, Ring, SoftwareEvent, Ticks, Tsc,
+};
 
 use super::sys::FreshPages;
 use super::{Asked, Driver};
 use crate::backend::perf::PerfBackend;
 use crate::backend::{BackendEnv, BackendError, CounterBackend, RateTable, SimBackend};
-use crate::step::Retirement;
 
 /// Drives a backend that counts TSC ticks: each run is one interval, with
 /// some halted ticks that must not count.

@@ -3,6 +3,7 @@
 //! needs the place of.
 
 use arbiter::{CounterId, CounterSet, PerKind};
+use instruction_facts::OperandKind;
 use pmu_model::{
     CountRequest, IbsKind, KnownEvent, MsrIndex, OwnerId, PmuModel, SlotSet, Ticks,
     UnavailableReason,
@@ -21,7 +22,6 @@ use crate::pebs::{
     LinearMemory, PebsArea, PebsMoment, PebsNeeds, PebsRecord, PebsSkip, PebsStats, XMM,
 };
 use crate::slot_bank::{Claimant, Settled};
-use crate::step::OperandKind;
 
 /// The counts of one vCPU.
 #[derive(Debug)]

@@ -7,10 +7,9 @@ use perfmon_abi::wire::{Call, Errno, Refusal};
 use perfmon_abi::{PmcArg, PmdArg, consts as pfm};
 use pmu_virt::ibs::{OpRecord, OpSample};
 use pmu_virt::perfmon::{AttachedContext, Context, ContextId, HostPolicy, LogicalPmu, Moment};
-use pmu_virt::step::Retirement;
 use pmu_virt::{
     Claimant, ClockBackend, CorePmu, CounterBackend, Grant, IbsKind, IbsSample, MsrIndex, OwnerId,
-    PmuModel, Progress, ReadOutcome, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
+    PmuModel, Progress, ReadOutcome, Retirement, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
 };
 
 use proptest::prelude::{prop_assert_eq, proptest};

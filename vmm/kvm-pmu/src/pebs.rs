@@ -63,7 +63,7 @@ pub(crate) fn write(
 }
 
 /// In the processor's order.
-fn general(regs: &kvm_regs) -> [u64; 16] {
+pub(crate) fn general(regs: &kvm_regs) -> [u64; 16] {
     [
         regs.rax, regs.rcx, regs.rdx, regs.rbx, regs.rsp, regs.rbp, regs.rsi, regs.rdi, regs.r8,
         regs.r9, regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,

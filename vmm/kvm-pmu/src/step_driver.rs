@@ -1,8 +1,8 @@
 //! Drives the stepper on a KVM vCPU.
 
+use instruction_facts::InstructionInfoFactory;
 use kvm_bindings::{kvm_lapic_state, kvm_regs, kvm_sregs, kvm_vcpu_events};
-use pmu_virt::step::Retirement;
-use pmu_virt::{CorePmu, LossReason, Progress, Ring, VcpuPmu};
+use pmu_virt::{CorePmu, LossReason, Progress, Retirement, Ring, VcpuPmu};
 
 use crate::debug::DebugControl;
 use crate::error::VcpuError;
@@ -75,6 +75,7 @@ impl<'a> Stopped<'a> {
 pub(crate) struct StepDriver {
     stepper: Stepper,
     support: StepSupport,
+    factory: InstructionInfoFactory,
     /// What the planned instruction found, while instructions are sampled.
     before: Option<Box<Before>>,
 }
@@ -84,6 +85,7 @@ impl StepDriver {
         Self {
             stepper: Stepper::default(),
             support,
+            factory: InstructionInfoFactory::new(),
             before: None,
         }
     }
@@ -171,8 +173,10 @@ impl StepDriver {
         };
         let sampling = pmu.ibs_runs() || pmu.has_pebs();
         self.stepper.set_sampling(sampling);
-        self.before = sampling.then(|| Box::new(Before::of(&stopped.context())));
-        let plan = self.stepper.plan(&stopped.context(), &inputs);
+        let factory = &mut self.factory;
+        let plan = self.stepper.plan(&stopped.context(), &inputs, factory);
+        let planned = self.stepper.decoded().filter(|_| sampling);
+        self.before = planned.map(|decoded| Box::new(Before::of(&stopped.context(), decoded)));
         let can_step = self.support.user || cpl(&stopped.sregs) != 3;
         let interrupts_escape = !self.support.hold_irqs && stopped.regs.rflags & RFLAGS_IF != 0;
         let escapes = plan.enters_user && !self.support.user;
@@ -233,12 +237,13 @@ impl StepDriver {
                 continue;
             };
             let before = self.before.as_deref();
+            let factory = &mut self.factory;
             if let Some(before) = before {
                 before.sample(
                     (&mut *pmu, &mut *core),
                     &stopped.context(),
-                    &executed,
-                    &insn,
+                    (&executed, &insn),
+                    factory,
                 );
             }
             if let Some(needs) = pmu.pebs_due() {
@@ -252,7 +257,7 @@ impl StepDriver {
                         None => self.stepper.guest_tf(),
                     },
                     data_address: before
-                        .and_then(|before| before.operand(&executed, &insn, needs.operand))
+                        .and_then(|before| before.operand(&executed, &insn, needs.operand, factory))
                         .map(|operand| operand.linear),
                 };
                 pebs::write(kvm, memory, (pmu, core), needs, Some(sampled))?;

@@ -1,45 +1,39 @@
 //! Samples of a stepped guest: the very instruction after which one fell due.
 
-use iced_x86::Register;
-use kvm_bindings::{kvm_regs, kvm_segment};
+use instruction_facts::{
+    AddressRegisters, Decoded, InstructionInfoFactory, Operand, OperandKind, Retirement, operand,
+};
 use pmu_virt::ibs::{BranchRecord, DataAddress, FetchRecord, MemoryRecord, OpRecord, OpSample};
-use pmu_virt::step::{Operand, OperandKind, Retirement, operand};
 use pmu_virt::{CorePmu, IbsKind, IbsSample, VcpuPmu};
 
-use crate::trap::{CpuContext, Executed, MAX_INSTRUCTION};
+use crate::pebs::general;
+use crate::trap::{CpuContext, Executed};
 
 /// What an instruction found before it was executed.
 #[derive(Debug)]
 pub(crate) struct Before {
-    regs: kvm_regs,
-    /// Bases of ES, CS, SS, DS, FS and GS.
-    bases: [u64; 6],
+    decoded: Decoded,
+    registers: AddressRegisters,
+    /// Linear address of address 0 of its code segment.
+    code_base: u64,
     bitness: u32,
-    code: [u8; MAX_INSTRUCTION],
-    len: usize,
 }
 
 impl Before {
-    /// Of the instruction that a stopped guest executes next.
-    pub(crate) fn of(context: &CpuContext<'_>) -> Self {
+    /// Of the instruction `decoded`, which a stopped guest executes next.
+    pub(crate) fn of(context: &CpuContext<'_>, decoded: &Decoded) -> Self {
         let sregs = context.sregs;
-        let bitness = context.bitness();
-        let flat = |segment: &kvm_segment| if bitness == 64 { 0 } else { segment.base };
-        let mut code = [0; MAX_INSTRUCTION];
-        let len = context.read_linear(context.code_at(context.regs.rip), &mut code);
+        let segments = [
+            &sregs.es, &sregs.cs, &sregs.ss, &sregs.ds, &sregs.fs, &sregs.gs,
+        ];
         Self {
-            regs: *context.regs,
-            bases: [
-                flat(&sregs.es),
-                flat(&sregs.cs),
-                flat(&sregs.ss),
-                flat(&sregs.ds),
-                sregs.fs.base,
-                sregs.gs.base,
-            ],
-            bitness,
-            code,
-            len,
+            decoded: *decoded,
+            registers: AddressRegisters {
+                general: general(context.regs),
+                bases: segments.map(|segment| segment.base),
+            },
+            code_base: context.code_base(),
+            bitness: context.bitness(),
         }
     }
 
@@ -49,8 +43,8 @@ impl Before {
         &self,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
         now: &CpuContext<'_>,
-        executed: &Executed,
-        insn: &Retirement,
+        (executed, insn): (&Executed, &Retirement),
+        factory: &mut InstructionInfoFactory,
     ) {
         while let Some(kind) = pmu.ibs_due() {
             let rip = self.linear(executed.rip);
@@ -62,7 +56,7 @@ impl Before {
                         target: insn.taken.then(|| now.code_at(executed.next)),
                         is_return: insn.near_return,
                     }),
-                    memory: self.memory(now, executed, insn),
+                    memory: self.memory(now, (executed, insn), factory),
                 })),
             };
             pmu.ibs_sampled(Some(&mut *core), sample);
@@ -72,7 +66,7 @@ impl Before {
     fn linear(&self, rip: u64) -> u64 {
         match self.bitness {
             64 => rip,
-            _ => self.bases[1].wrapping_add(rip) & 0xffff_ffff,
+            _ => self.code_base.wrapping_add(rip) & 0xffff_ffff,
         }
     }
 
@@ -80,8 +74,8 @@ impl Before {
     fn memory(
         &self,
         now: &CpuContext<'_>,
-        executed: &Executed,
-        insn: &Retirement,
+        (executed, insn): (&Executed, &Retirement),
+        factory: &mut InstructionInfoFactory,
     ) -> Option<MemoryRecord> {
         if insn.loads == 0 && insn.stores == 0 {
             return None;
@@ -91,7 +85,7 @@ impl Before {
             bytes,
             load,
             store,
-        }) = self.operand(executed, insn, OperandKind::Any)
+        }) = self.operand(executed, insn, OperandKind::Any, factory)
         else {
             return Some(MemoryRecord {
                 load: insn.loads > 0,
@@ -110,15 +104,6 @@ impl Before {
         })
     }
 
-    /// REP, REPE or REPNE is among the prefixes; it is asked of string instructions only.
-    fn is_repeated(&self) -> bool {
-        let prefixes = self.code[..self.len].iter();
-        let opcode = |byte: &&u8| matches!(byte, 0x6c..=0x6f | 0xa4..=0xa7 | 0xaa..=0xaf);
-        prefixes
-            .take_while(|byte| !opcode(byte))
-            .any(|byte| matches!(byte, 0xf2 | 0xf3))
-    }
-
     /// The operand that the instruction accessed, if it did, and if the registers are known
     /// with which it began.
     pub(crate) fn operand(
@@ -126,60 +111,17 @@ impl Before {
         executed: &Executed,
         insn: &Retirement,
         kind: OperandKind,
+        factory: &mut InstructionInfoFactory,
     ) -> Option<Operand> {
         // Emulators stop once more after the last round of a repeated instruction, when its
         // registers point behind what it accessed.
-        let is_over = insn.string && self.is_repeated() && self.regs.rcx & 0xffff_ffff == 0;
+        let [_, rcx, ..] = self.registers.general;
+        let is_over = self.decoded.facts.is_idle(rcx);
         let accessed = insn.loads != 0 || insn.stores != 0;
         if !accessed || !executed.planned || is_over {
             return None;
         }
-        let code = &self.code[..self.len];
-        operand(code, self.bitness, executed.rip, kind, |register| {
-            self.value(register)
-        })
-    }
-
-    fn value(&self, register: Register) -> u64 {
-        let regs = &self.regs;
-        let full = match register.full_register() {
-            Register::RAX => regs.rax,
-            Register::RCX => regs.rcx,
-            Register::RDX => regs.rdx,
-            Register::RBX => regs.rbx,
-            Register::RSP => regs.rsp,
-            Register::RBP => regs.rbp,
-            Register::RSI => regs.rsi,
-            Register::RDI => regs.rdi,
-            Register::R8 => regs.r8,
-            Register::R9 => regs.r9,
-            Register::R10 => regs.r10,
-            Register::R11 => regs.r11,
-            Register::R12 => regs.r12,
-            Register::R13 => regs.r13,
-            Register::R14 => regs.r14,
-            Register::R15 => regs.r15,
-            Register::ES => return self.bases[0],
-            Register::CS => return self.bases[1],
-            Register::SS => return self.bases[2],
-            Register::DS => return self.bases[3],
-            Register::FS => return self.bases[4],
-            Register::GS => return self.bases[5],
-            _ => 0,
-        };
-        match register.size() {
-            1 if matches!(
-                register,
-                Register::AH | Register::CH | Register::DH | Register::BH
-            ) =>
-            {
-                full >> 8 & 0xff
-            }
-            1 => full & 0xff,
-            2 => full & 0xffff,
-            4 => full & 0xffff_ffff,
-            _ => full,
-        }
+        operand(&self.decoded.insn, kind, &self.registers, factory)
     }
 }
 

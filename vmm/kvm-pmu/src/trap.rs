@@ -13,7 +13,7 @@ mod step_targets;
 mod stepping;
 
 pub(crate) use breakpoints::{DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, merge_dr6};
-pub(crate) use context::{CpuContext, Gate, GateKind, MAX_INSTRUCTION, cpl};
+pub(crate) use context::{CpuContext, Gate, GateKind, cpl};
 pub use displaced::PatchRefusal;
 pub(crate) use displaced::{Displaced, LONGEST, OUT, OUT_SIZE, patch_site};
 pub(crate) use frame::{ExceptionFrame, Return};

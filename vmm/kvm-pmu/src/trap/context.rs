@@ -9,7 +9,7 @@ const CR0_PE: u64 = 1;
 const EFER_LMA: u64 = 1 << 10;
 
 /// Longest instruction (SDM vol. 2, 2.3.11).
-pub(crate) const MAX_INSTRUCTION: usize = 15;
+pub(super) const MAX_INSTRUCTION: usize = 15;
 
 /// How a gate's handler is entered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

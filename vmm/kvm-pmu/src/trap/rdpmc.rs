@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+use instruction_facts::rip_after_rdpmc;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use pmu_virt::Ring;
 
@@ -15,8 +15,6 @@ use super::frame::ExceptionFrame;
 
 /// Vector of the general protection exception.
 pub(crate) const GP_VECTOR: u8 = 13;
-
-const RDPMC: [u8; 2] = [0x0f, 0x33];
 
 const CR4_PCE: u64 = 1 << 8;
 
@@ -69,7 +67,7 @@ fn find(context: &CpuContext<'_>, gate: &Gate) -> Option<Rdpmc> {
     };
     let mut bytes = [0; MAX_INSTRUCTION];
     let len = context.read_linear(base.wrapping_add(frame.ip), &mut bytes);
-    let next = next_ip(&bytes[..len], bitness, frame.ip)?;
+    let next = rip_after_rdpmc(&bytes[..len], bitness, frame.ip)?;
     Some(Rdpmc {
         frame,
         index: u32::try_from(context.regs.rcx & 0xffff_ffff).unwrap_or(0),
@@ -77,17 +75,6 @@ fn find(context: &CpuContext<'_>, gate: &Gate) -> Option<Rdpmc> {
         presented: Presented::by(context.regs, bitness),
         next,
     })
-}
-
-/// Address of the instruction behind the RDPMC that `code` at `ip` begins with.
-fn next_ip(code: &[u8], bitness: u32, ip: u64) -> Option<u64> {
-    // Compilers write it without prefixes, and the decoder has tables.
-    if bitness == 64 && code.starts_with(&RDPMC) {
-        return Some(ip.wrapping_add(RDPMC.len() as u64));
-    }
-    let mut decoder = Decoder::with_ip(bitness, code, ip, DecoderOptions::NONE);
-    let instruction = decoder.decode();
-    (instruction.mnemonic() == Mnemonic::Rdpmc).then(|| instruction.next_ip())
 }
 
 /// Base and width of the interrupted code.
@@ -174,7 +161,7 @@ mod tests {
             memory.write_obj::<u64>(word, GuestAddress(at)).unwrap();
         }
         let code = GuestAddress((selector << 4) + ip);
-        memory.write_slice(&RDPMC, code).unwrap();
+        memory.write_slice(&[0x0f, 0x33], code).unwrap();
         let mut sregs = kvm_sregs::default();
         (sregs.cs.selector, sregs.cs.base) = (0x3000, 0x3_0000);
         let regs = kvm_regs {

@@ -1,8 +1,9 @@
 //! What a step can lead to: where the instruction itself goes and with which
 //! flags, and the first instruction of every handler that it can reach.
 
-use iced_x86::{Code, Decoder, DecoderOptions};
-use pmu_virt::step::{FaultSet, InsnClass, InsnFacts, StepKind, decode};
+use instruction_facts::{
+    Decoded, FaultSet, InsnClass, InsnFacts, InstructionInfoFactory, StepKind, decode,
+};
 
 use super::context::{CpuContext, Gate, MAX_INSTRUCTION, descriptor_base};
 use super::{RFLAGS_AC, RFLAGS_TF};
@@ -53,10 +54,14 @@ pub(super) enum Entry {
 }
 
 /// The instruction at `rip` of the guest's present code segment.
-pub(super) fn fetch(context: &CpuContext<'_>, rip: u64) -> Option<InsnFacts> {
+pub(super) fn fetch(
+    context: &CpuContext<'_>,
+    rip: u64,
+    factory: &mut InstructionInfoFactory,
+) -> Option<Decoded> {
     let mut bytes = [0; MAX_INSTRUCTION];
     let len = context.read_linear(context.code_base().wrapping_add(rip), &mut bytes);
-    decode(&bytes[..len], context.bitness(), rip).ok()
+    decode(&bytes[..len], context.bitness(), rip, factory).ok()
 }
 
 /// The instructions behind one that may be executed before its trap: MOV SS and POP
@@ -65,6 +70,7 @@ pub(super) fn shadowed(
     context: &CpuContext<'_>,
     inputs: &StepInputs,
     facts: &InsnFacts,
+    factory: &mut InstructionInfoFactory,
 ) -> Vec<InsnFacts> {
     /// Fences come in pairs.
     const MOST: usize = 4;
@@ -75,9 +81,9 @@ pub(super) fn shadowed(
             StepKind::MovSs | StepKind::PopSs => true,
             kind => inputs.loses_traps && kind == StepKind::Unemulated,
         }
-        && let Some(next) = fetch(context, after(last))
+        && let Some(next) = fetch(context, after(last), factory)
     {
-        all.push(next);
+        all.push(next.facts);
         last = &all[all.len() - 1];
     }
     all
@@ -203,7 +209,7 @@ pub(super) fn loaded_tf(context: &CpuContext<'_>, facts: &InsnFacts) -> Option<b
         StepKind::Sysret => context.regs.r11,
         StepKind::Popf | StepKind::Iret => {
             let at = context.sregs.ss.base.wrapping_add(context.regs.rsp);
-            context.word::<2>(at.wrapping_add(flags_offset(context, facts)?))?
+            context.word::<2>(at.wrapping_add(flags_offset(facts)?))?
         }
         _ => return None,
     };
@@ -225,46 +231,20 @@ pub(super) struct ReturnTarget {
 /// its frame cannot be read.
 pub(super) fn return_target(context: &CpuContext<'_>, facts: &InsnFacts) -> Option<ReturnTarget> {
     let (rip, cs) = match facts.kind {
-        StepKind::Sysret => {
-            // With REX.W to RCX in 64-bit mode, else to ECX in compatibility mode.
-            let wide = matches!(code_at(context, facts), Code::Sysretq);
-            let rcx = context.regs.rcx;
-            let rip = if wide { rcx } else { rcx & 0xffff_ffff };
-            return Some(ReturnTarget {
-                rip,
-                linear: rip,
-                cpl: 3,
-            });
-        }
-        StepKind::Sysexit => {
-            let wide = matches!(code_at(context, facts), Code::Sysexitq);
-            let rdx = context.regs.rdx;
-            let rip = if wide { rdx } else { rdx & 0xffff_ffff };
-            return Some(ReturnTarget {
-                rip,
-                linear: rip,
-                cpl: 3,
-            });
-        }
+        StepKind::Sysret => return Some(to_cpl_3(context.regs.rcx, facts)),
+        StepKind::Sysexit => return Some(to_cpl_3(context.regs.rdx, facts)),
         // A far RET pops what an IRET pops first; other far transfers have no
         // frame.
         StepKind::Iret | StepKind::FarTransfer => {
             let at = context.sregs.ss.base.wrapping_add(context.regs.rsp);
-            match code_at(context, facts) {
-                Code::Iretw | Code::Retfw | Code::Retfw_imm16 => (
-                    context.word::<2>(at)?,
-                    context.word::<2>(at.wrapping_add(2))?,
-                ),
-                Code::Iretd | Code::Retfd | Code::Retfd_imm16 => (
-                    context.word::<4>(at)?,
-                    context.word::<2>(at.wrapping_add(4))?,
-                ),
-                Code::Iretq | Code::Retfq | Code::Retfq_imm16 => (
-                    context.word::<8>(at)?,
-                    context.word::<2>(at.wrapping_add(8))?,
-                ),
+            let selector = at.wrapping_add(facts.word.into());
+            let rip = match facts.word {
+                2 => context.word::<2>(at)?,
+                4 => context.word::<4>(at)?,
+                8 => context.word::<8>(at)?,
                 _ => return None,
-            }
+            };
+            (rip, context.word::<2>(selector)?)
         }
         _ => return None,
     };
@@ -279,23 +259,26 @@ pub(super) fn return_target(context: &CpuContext<'_>, facts: &InsnFacts) -> Opti
     })
 }
 
-/// How far above the stack pointer the flags lie.
-fn flags_offset(context: &CpuContext<'_>, facts: &InsnFacts) -> Option<u64> {
-    match code_at(context, facts) {
-        Code::Popfw | Code::Popfd | Code::Popfq => Some(0),
-        Code::Iretw => Some(4),
-        Code::Iretd => Some(8),
-        Code::Iretq => Some(16),
-        _ => None,
+/// Where a SYSRET or SYSEXIT goes to, with this register: all of it in 64-bit mode, else its
+/// lower half.
+fn to_cpl_3(register: u64, facts: &InsnFacts) -> ReturnTarget {
+    let rip = match facts.word {
+        8 => register,
+        _ => register & 0xffff_ffff,
+    };
+    ReturnTarget {
+        rip,
+        linear: rip,
+        cpl: 3,
     }
 }
 
-/// Which form of the instruction it is.
-fn code_at(context: &CpuContext<'_>, facts: &InsnFacts) -> Code {
-    let base = context.code_base();
-    let mut bytes = [0; MAX_INSTRUCTION];
-    let len = context.read_linear(base.wrapping_add(facts.rip), &mut bytes);
-    Decoder::new(context.bitness(), &bytes[..len], DecoderOptions::NONE)
-        .decode()
-        .code()
+/// How far above the stack pointer the flags lie.
+fn flags_offset(facts: &InsnFacts) -> Option<u64> {
+    match (facts.kind, facts.word) {
+        (_, 0) => None,
+        (StepKind::Popf, _) => Some(0),
+        (StepKind::Iret, word) => Some(2 * u64::from(word)),
+        _ => None,
+    }
 }

@@ -9,7 +9,9 @@
 //!
 //! Everything here decides; entering the guest is the caller's.
 
-use pmu_virt::step::{InsnClass, InsnFacts, StepKind};
+use instruction_facts::{
+    Decoded, InsnClass, InsnFacts, InstructionInfoFactory, StepKind, pushes_error_code,
+};
 use pmu_virt::{LossReason, Progress, Ring};
 
 use super::RFLAGS_TF;
@@ -90,7 +92,7 @@ impl StepResult {
 struct Pending {
     rip: u64,
     /// `None` where the bytes are no instruction, or cannot be read.
-    facts: Option<InsnFacts>,
+    decoded: Option<Decoded>,
     /// What may be executed with it, in the shadow of a MOV SS.
     shadowed: Vec<InsnFacts>,
     ring: Ring,
@@ -171,6 +173,12 @@ impl Stepper {
         self.pending = None;
     }
 
+    /// The instruction under way, if it is one.
+    #[must_use]
+    pub(crate) fn decoded(&self) -> Option<&Decoded> {
+        self.pending.as_ref()?.decoded.as_ref()
+    }
+
     /// Where the instruction under way is.
     #[must_use]
     pub(crate) fn under_way(&self) -> Option<u64> {
@@ -184,7 +192,12 @@ impl Stepper {
     }
 
     /// Plans the next step of a stopped guest.
-    pub(crate) fn plan(&mut self, context: &CpuContext<'_>, inputs: &StepInputs) -> StepPlan {
+    pub(crate) fn plan(
+        &mut self,
+        context: &CpuContext<'_>,
+        inputs: &StepInputs,
+        factory: &mut InstructionInfoFactory,
+    ) -> StepPlan {
         let waits = inputs.deliverable.is_none() && !inputs.debug_queued;
         if waits && self.halted == Some(context.regs.rip) {
             // What wakes the guest comes before its next instruction: stop there,
@@ -196,10 +209,11 @@ impl Stepper {
             };
         }
         self.halted = None;
-        let facts = fetch(context, context.regs.rip);
+        let decoded = fetch(context, context.regs.rip, factory);
+        let facts = decoded.map(|decoded| decoded.facts);
         let shadowed = facts
             .as_ref()
-            .map_or_else(Vec::new, |facts| shadowed(context, inputs, facts));
+            .map_or_else(Vec::new, |facts| shadowed(context, inputs, facts, factory));
         let window = inputs.deliverable.is_some() && !inputs.debug_queued;
         let mut watched = certain(context, inputs, facts.as_ref());
         let mut faults = possible(context, facts.as_ref());
@@ -226,7 +240,7 @@ impl Stepper {
         self.pending = Some(Pending {
             rip: context.regs.rip,
             loads_tf,
-            facts,
+            decoded,
             shadowed,
             ring: Ring::from_cpl(context.cpl()),
             rflags: context.regs.rflags,
@@ -299,7 +313,7 @@ impl Stepper {
         next: u64,
         result: &mut StepResult,
     ) -> bool {
-        let Some(facts) = &pending.facts else {
+        let Some(Decoded { facts, .. }) = &pending.decoded else {
             return false;
         };
         if !facts.completes(next) {
@@ -385,7 +399,7 @@ impl Stepper {
         pending: &Pending,
         result: &mut StepResult,
     ) {
-        let frame = ExceptionFrame::read(context, gate, has_error_code(vector));
+        let frame = ExceptionFrame::read(context, gate, pushes_error_code(vector));
         let Some(frame) = frame else {
             result.lose(LossReason::EventDelivery);
             return;
@@ -423,11 +437,6 @@ fn leads_to(facts: &InsnFacts, pending: &Pending, next: u64) -> bool {
         },
         _ => onward,
     }
-}
-
-/// True for the exceptions that push an error code (SDM vol. 3A, table 7-1).
-fn has_error_code(vector: u8) -> bool {
-    matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }
 
 #[cfg(test)]
@@ -485,7 +494,7 @@ mod tests {
             slots: 4,
             ..StepInputs::default()
         };
-        Stepper::default().plan(&context, &inputs)
+        Stepper::default().plan(&context, &inputs, &mut InstructionInfoFactory::new())
     }
 
     #[test]

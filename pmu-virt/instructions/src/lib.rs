@@ -1,4 +1,15 @@
-//! Instructions of a stepped guest: what one is, and what it did.
+//! Facts about x86 instructions: what one is, where it accesses memory, what it can raise,
+//! and what its execution counts for.
+//!
+//! - Who executes instructions decodes each once, keeps [`InsnFacts::events`], which no
+//!   execution changes but for a conditional branch and a repeated instruction, and says
+//!   by [`InsnFacts::retired`] how one went. How many events one instruction can be at most
+//!   says [`EventClass::most`].
+//! - Who sees a guest before and after an instruction finds out what it did by
+//!   [`InsnFacts::retire`], and where it accessed memory by [`operand`].
+//!
+//! The caller owns the [`InstructionInfoFactory`], so nothing is allocated for an instruction.
+//! Nothing here knows a counter, a vCPU or KVM.
 //!
 //! # What is counted
 //! - **Loads and stores**: one per memory operand access, whatever its size:
@@ -25,7 +36,10 @@
 //! - **Taken**: decided by where the guest went, and by flags and count where
 //!   a conditional branch leads to the very next instruction.
 
+#![forbid(unsafe_code)]
+
 mod classify;
+mod counts;
 mod decode;
 mod facts;
 mod faults;
@@ -34,9 +48,11 @@ mod memory;
 mod operand;
 mod retire;
 
-pub use decode::{Undecodable, decode};
+pub use counts::{EventClass, EventCounts};
+pub use decode::{Decoded, Undecodable, decode, rip_after_rdpmc};
 pub use facts::InsnFacts;
-pub use faults::FaultSet;
+pub use faults::{FaultSet, pushes_error_code};
+pub use iced_x86::{Instruction, InstructionInfoFactory};
 pub use kinds::{InsnClass, StepKind};
-pub use operand::{Operand, OperandKind, operand};
+pub use operand::{AddressRegisters, Operand, OperandKind, operand};
 pub use pmu_model::{MathUnit, Retirement};

@@ -3,10 +3,10 @@
 use iced_x86::{CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use pmu_model::MathUnit;
 
-use super::kinds::{InsnClass, StepKind};
+use crate::kinds::{InsnClass, StepKind};
 
 /// How the instruction moves RIP.
-pub(super) fn class(insn: &Instruction) -> InsnClass {
+pub(crate) fn class(insn: &Instruction) -> InsnClass {
     match kind(insn) {
         StepKind::Iret
         | StepKind::Syscall
@@ -35,7 +35,7 @@ fn is_call(insn: &Instruction) -> bool {
 }
 
 /// What a stepper must treat specially.
-pub(super) fn kind(insn: &Instruction) -> StepKind {
+pub(crate) fn kind(insn: &Instruction) -> StepKind {
     match insn.mnemonic() {
         Mnemonic::Pushf | Mnemonic::Pushfd | Mnemonic::Pushfq => StepKind::Pushf,
         Mnemonic::Popf | Mnemonic::Popfd | Mnemonic::Popfq => StepKind::Popf,
@@ -99,14 +99,14 @@ fn is_far(insn: &Instruction) -> bool {
 }
 
 /// A string instruction with a repeat prefix.
-pub(super) fn is_repeated(insn: &Instruction) -> bool {
+pub(crate) fn is_repeated(insn: &Instruction) -> bool {
     insn.is_string_instruction() && (insn.has_rep_prefix() || insn.has_repne_prefix())
 }
 
 /// The unit that the instruction needs: told by the registers that it names,
 /// since MMX registers have instructions of SSE's date, and SSE's set has some
 /// for the integer ones (MOVNTI, PREFETCH, the fences).
-pub(super) fn unit(insn: &Instruction) -> Option<MathUnit> {
+pub(crate) fn unit(insn: &Instruction) -> Option<MathUnit> {
     let has = |features: &[CpuidFeature]| {
         let all = insn.cpuid_features();
         all.iter().any(|feature| features.contains(feature))

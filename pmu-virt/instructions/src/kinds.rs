@@ -80,7 +80,7 @@ pub enum StepKind {
 
 /// When a branch is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(crate) enum Taken {
     /// It is no branch.
     Never,
     Always,
@@ -96,14 +96,14 @@ pub(super) enum Taken {
 
 /// How much of RCX an instruction counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CountRegister {
+pub(crate) enum CountRegister {
     Cx,
     Ecx,
     Rcx,
 }
 
 impl CountRegister {
-    pub(super) fn of(self, rcx: u64) -> u64 {
+    pub(crate) fn of(self, rcx: u64) -> u64 {
         match self {
             CountRegister::Cx => rcx & 0xffff,
             CountRegister::Ecx => rcx & 0xffff_ffff,
@@ -111,7 +111,7 @@ impl CountRegister {
         }
     }
 
-    pub(super) fn of_address_size(bits: u32) -> Self {
+    pub(crate) fn of_address_size(bits: u32) -> Self {
         match bits {
             16 => CountRegister::Cx,
             32 => CountRegister::Ecx,

@@ -1,13 +1,12 @@
 //! Instructions and what they are: one table per question.
 
-use pmu_virt::step::{FaultSet, InsnClass, InsnFacts, StepKind, Undecodable, decode};
+use instruction_facts::{
+    FaultSet, InsnClass, InstructionInfoFactory, StepKind, Undecodable, decode, pushes_error_code,
+    rip_after_rdpmc,
+};
 use proptest::prelude::{any, prop_assert, proptest};
 
-const RIP: u64 = 0x1000;
-
-fn facts(bitness: u32, bytes: &[u8]) -> InsnFacts {
-    decode(bytes, bitness, RIP).unwrap_or_else(|error| panic!("{bytes:02x?}: {error}"))
-}
+use super::{RIP, decoded, facts};
 
 /// Mode, bytes, loads, stores.
 #[test]
@@ -373,8 +372,53 @@ fn what_cannot_be_decoded_is_told() {
         (&[0x90], 8, Undecodable::Bitness { bitness: 8 }),
     ];
     for (bytes, bitness, expected) in table {
-        assert_eq!(decode(bytes, *bitness, RIP), Err(*expected), "{bytes:02x?}");
+        assert_eq!(decoded(bytes, *bitness), Err(*expected), "{bytes:02x?}");
     }
+}
+
+/// Mode, bytes, word.
+#[test]
+fn what_a_return_reads_is_told() {
+    let table: &[(&str, u32, &[u8], u8)] = &[
+        ("iretq", 64, &[0x48, 0xcf], 8),
+        ("iretd", 64, &[0xcf], 4),
+        ("iretw", 64, &[0x66, 0xcf], 2),
+        ("retfq", 64, &[0x48, 0xcb], 8),
+        ("retf 8", 32, &[0xca, 8, 0], 4),
+        ("popfq", 64, &[0x9d], 8),
+        ("popf", 16, &[0x9d], 2),
+        ("sysretq", 64, &[0x48, 0x0f, 0x07], 8),
+        ("sysret", 64, &[0x0f, 0x07], 4),
+        ("sysexit", 32, &[0x0f, 0x35], 4),
+        ("sysexitq", 64, &[0x48, 0x0f, 0x35], 8),
+        ("jmp far [rax]", 64, &[0xff, 0x28], 0),
+        ("ret", 64, &[0xc3], 0),
+        ("pop rax", 64, &[0x58], 0),
+    ];
+    for (name, bitness, bytes, word) in table {
+        assert_eq!(facts(*bitness, bytes).word, *word, "{name}");
+    }
+}
+
+#[test]
+fn rdpmc_is_found_with_and_without_prefixes() {
+    let check = |bitness, code: &[u8], expected: Option<u64>| {
+        assert_eq!(rip_after_rdpmc(code, bitness, RIP), expected, "{code:02x?}");
+    };
+    check(64, &[0x0f, 0x33], Some(RIP + 2));
+    check(64, &[0x48, 0x0f, 0x33], Some(RIP + 3));
+    check(16, &[0x0f, 0x33, 0x90], Some(RIP + 2));
+    check(64, &[0x0f, 0x32], None);
+    check(64, &[0x0f], None);
+    check(8, &[0x0f, 0x33], None);
+}
+
+#[test]
+fn vectors_with_an_error_code() {
+    let with: Vec<u8> = (0..32)
+        .filter(|vector| pushes_error_code(*vector))
+        .collect();
+    assert_eq!(with, [8, 10, 11, 12, 13, 14, 17, 21, 29, 30]);
 }
 
 proptest! {
@@ -384,7 +428,9 @@ proptest! {
         rip in any::<u64>(), next in any::<u64>(), flags in any::<u64>(), rcx in any::<u64>(),
     ) {
         let bitness = [16, 32, 64][mode];
-        if let Ok(facts) = decode(&bytes[..length], bitness, rip) {
+        let factory = &mut InstructionInfoFactory::new();
+        if let Ok(decoded) = decode(&bytes[..length], bitness, rip, factory) {
+            let facts = decoded.facts;
             prop_assert!((1..=15).contains(&facts.len));
             let done = facts.retire(next, flags, rcx);
             prop_assert!(done.branch || !(done.taken || done.far));

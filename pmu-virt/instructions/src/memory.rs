@@ -4,22 +4,22 @@ use iced_x86::{Instruction, InstructionInfo, Mnemonic, OpAccess, Register, UsedM
 
 /// Sums over the memory operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Accesses {
-    pub(super) loads: u8,
-    pub(super) stores: u8,
+pub(crate) struct Accesses {
+    pub(crate) loads: u8,
+    pub(crate) stores: u8,
     /// Some access goes through the stack segment.
-    pub(super) stack: bool,
+    pub(crate) stack: bool,
     /// One of them has more than RSP or RBP and a displacement in its address.
-    pub(super) far_stack: bool,
+    pub(crate) far_stack: bool,
     /// Some access goes through another segment.
-    pub(super) data: bool,
+    pub(crate) data: bool,
 }
 
 /// Counts reads and writes of memory, implicit ones included. An access that
 /// the instruction makes only on a condition (CMPXCHG's store, a masked move)
 /// counts as made: the processor performs it or may. Instructions that manage
 /// cache lines are checked like loads, and load nothing.
-pub(super) fn accesses(insn: &Instruction, info: &InstructionInfo) -> Accesses {
+pub(crate) fn accesses(insn: &Instruction, info: &InstructionInfo) -> Accesses {
     let mut sums = Accesses::default();
     let moves_no_data = matches!(
         insn.mnemonic(),

@@ -3,9 +3,10 @@
 use iced_x86::{ConditionCode, Instruction, Mnemonic, OpKind};
 use pmu_model::Retirement;
 
-use super::classify;
-use super::facts::InsnFacts;
-use super::kinds::{CountRegister, InsnClass, StepKind, Taken};
+use crate::classify;
+use crate::counts::EventCounts;
+use crate::facts::InsnFacts;
+use crate::kinds::{CountRegister, InsnClass, StepKind, Taken};
 
 const CF: u64 = 1 << 0;
 const PF: u64 = 1 << 2;
@@ -24,10 +25,28 @@ impl InsnFacts {
     /// those from before it executed; after an event was delivered on top of
     /// it, `next_rip` is the address that the event's frame returns to.
     pub fn retire(&self, next_rip: u64, rflags_before: u64, rcx_before: u64) -> Retirement {
-        let idle = self.rep && self.rep_count.of(rcx_before) == 0;
+        let taken = self.is_taken(next_rip, rflags_before, rcx_before);
+        self.retired(taken, self.is_idle(rcx_before))
+    }
+
+    /// What the instruction does whenever it is executed; of a conditional branch, where it
+    /// falls through, and of a repeated instruction, where it has something to do.
+    pub fn events(&self) -> EventCounts {
+        let taken = self.taken == Taken::Always;
+        EventCounts::of(&self.retired(taken, false))
+    }
+
+    /// A repeated instruction that finds a count of 0, and accesses nothing.
+    pub fn is_idle(&self, rcx_before: u64) -> bool {
+        self.rep && self.rep_count.of(rcx_before) == 0
+    }
+
+    /// What the instruction did, if as a branch it was `taken`, and if it was `idle` as
+    /// [`InsnFacts::is_idle`] says.
+    pub fn retired(&self, taken: bool, idle: bool) -> Retirement {
         Retirement {
             branch: self.class != InsnClass::Plain,
-            taken: self.is_taken(next_rip, rflags_before, rcx_before),
+            taken,
             conditional: self.class == InsnClass::ConditionalBranch,
             far: self.class == InsnClass::Far,
             loads: if idle { 0 } else { self.loads },
@@ -61,7 +80,7 @@ impl InsnFacts {
 }
 
 /// When the instruction is taken.
-pub(super) fn rule(insn: &Instruction, class: InsnClass, kind: StepKind) -> Taken {
+pub(crate) fn rule(insn: &Instruction, class: InsnClass, kind: StepKind) -> Taken {
     let count = || CountRegister::of_address_size(insn.op_code().address_size());
     let condition = || match insn.condition_code() {
         ConditionCode::None => None,
@@ -80,7 +99,7 @@ pub(super) fn rule(insn: &Instruction, class: InsnClass, kind: StepKind) -> Take
 }
 
 /// Where a repeated instruction keeps its count: as wide as its addresses.
-pub(super) fn rep_count(insn: &Instruction) -> CountRegister {
+pub(crate) fn rep_count(insn: &Instruction) -> CountRegister {
     if !classify::is_repeated(insn) {
         return CountRegister::Rcx;
     }

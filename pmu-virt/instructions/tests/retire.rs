@@ -1,17 +1,14 @@
 //! What an instruction did: taken or not, and REP with its count.
 
-use pmu_virt::step::{InsnFacts, MathUnit, Retirement, decode};
+use instruction_facts::{MathUnit, Retirement};
 
-const RIP: u64 = 0x1000;
+use super::{RIP, facts};
+
 const CF: u64 = 1;
 const PF: u64 = 1 << 2;
 const ZF: u64 = 1 << 6;
 const SF: u64 = 1 << 7;
 const OF: u64 = 1 << 11;
-
-fn facts(bitness: u32, bytes: &[u8]) -> InsnFacts {
-    decode(bytes, bitness, RIP).unwrap_or_else(|error| panic!("{bytes:02x?}: {error}"))
-}
 
 /// The condition with number `cc` (SDM vol. 1, appendix B, "tttn").
 fn condition(cc: u8, flags: u64) -> bool {

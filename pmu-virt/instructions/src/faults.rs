@@ -3,8 +3,9 @@
 use bitflags::bitflags;
 use iced_x86::{CpuidFeature, Instruction, Mnemonic, OpKind};
 
-use super::kinds::{InsnClass, StepKind};
-use super::memory::Accesses;
+use crate::facts::is_64_bit;
+use crate::kinds::{InsnClass, StepKind};
+use crate::memory::Accesses;
 
 bitflags! {
     /// A set of exception vectors; bit n is vector n.
@@ -62,16 +63,21 @@ const DESCRIPTORS: FaultSet = FaultSet::GP
     .union(FaultSet::TS)
     .union(FaultSet::PF);
 
-/// The vectors that `insn` can raise in a mode of `bitness` bits.
-pub(super) fn of(
+/// Whether the exception with this vector pushes an error code (SDM vol. 3A, table 7-1).
+#[must_use]
+pub fn pushes_error_code(vector: u8) -> bool {
+    matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
+}
+
+/// The vectors that `insn` can raise in its mode.
+pub(crate) fn of(
     insn: &Instruction,
     accesses: &Accesses,
     class: InsnClass,
     kind: StepKind,
-    bitness: u32,
 ) -> FaultSet {
     of_memory(accesses)
-        | of_control(insn, class, kind, bitness)
+        | of_control(insn, class, kind)
         | of_segments(insn)
         | of_features(insn)
         | of_mnemonic(insn)
@@ -88,7 +94,7 @@ fn of_memory(accesses: &Accesses) -> FaultSet {
     faults
 }
 
-fn of_control(insn: &Instruction, class: InsnClass, kind: StepKind, bitness: u32) -> FaultSet {
+fn of_control(insn: &Instruction, class: InsnClass, kind: StepKind) -> FaultSet {
     let of_kind = match kind {
         StepKind::Syscall => FaultSet::UD,
         StepKind::Sysret | StepKind::Sysenter | StepKind::Sysexit => FaultSet::UD | FaultSet::GP,
@@ -114,7 +120,7 @@ fn of_control(insn: &Instruction, class: InsnClass, kind: StepKind, bitness: u32
     // A direct near branch in 64-bit mode whose target is canonical cannot
     // fault by itself; elsewhere limits and non-canonical targets do.
     let direct = matches!(insn.op0_kind(), OpKind::NearBranch64)
-        && bitness == 64
+        && is_64_bit(insn)
         && is_canonical(insn.near_branch_target());
     let of_class = match class {
         InsnClass::ConditionalBranch | InsnClass::Jump | InsnClass::Call if direct => {
