@@ -34,7 +34,7 @@ fn main() -> Result<(), ConfigError> {
 
     // Firmware, on the boot processor. Its reservations are `firmware::reserve`.
     let config = Config::parse(&area)?;
-    let mut report = Report(&mut *area);
+    let mut report = Report::of(&mut *area);
     report.set_state(State::Running);
     for cpu in 0..usize::from(config.cpus) {
         for (number, counter) in config.counters().iter().enumerate() {
@@ -47,7 +47,7 @@ fn main() -> Result<(), ConfigError> {
     report.set_state(State::Done);
 
     // The VMM again. It trusts nothing in the answer: a guest may write there.
-    let report = Report(&*area);
+    let report = Report::of(&*area);
     println!("state {:?}, CPUs {:#b}", report.state(), report.answered());
     for cpu in 0..usize::from(config.cpus) {
         println!("CPU {cpu}: {:?}", report.outcome(cpu, 0));

@@ -110,7 +110,12 @@ impl Pcr {
     /// Whether firmware can put code into SMRAM.
     #[must_use]
     pub fn has_smram(&self) -> bool {
-        self.features & abi::FEATURE_SMRAM != 0
+        self.offers(abi::FEATURE_SMRAM)
+    }
+
+    /// Whether it has all of these: `abi::FEATURE_*`.
+    fn offers(&self, features: u32) -> bool {
+        self.features & features == features
     }
 
     fn has(&self, position: u8) -> bool {
@@ -161,8 +166,8 @@ impl Cookies {
             // A cookie of 0, or a RDRAND without a number, is rare; many in a
             // row mean that the source does not work.
             (0..64).find_map(|_| {
-                let word = if pcr.features & abi::FEATURE_RANDOM != 0 {
-                    machine.read(pcr.base + abi::MSR_RANDOM, 0).ok()?
+                let word = if pcr.offers(abi::FEATURE_RANDOM) {
+                    machine.read(pcr.base() + abi::MSR_RANDOM, 0).ok()?
                 } else if rdrand {
                     machine.rdrand()?
                 } else {
@@ -255,6 +260,6 @@ fn set_up(
 /// Ends the firmware's phase, on all vCPUs, by this value of `PHASE`. False if the machine
 /// did not start in that phase, or refuses.
 pub fn end_phase(machine: &mut impl Machine, pcr: &Pcr, value: u64) -> bool {
-    pcr.features & abi::FEATURE_FIRMWARE != 0
-        && machine.write(pcr.base + abi::MSR_PHASE, 0, value).is_ok()
+    pcr.offers(abi::FEATURE_FIRMWARE)
+        && machine.write(pcr.base() + abi::MSR_PHASE, 0, value).is_ok()
 }

@@ -131,7 +131,7 @@ fn there_is_room_for_every_counter() {
 #[test]
 fn a_fresh_area_has_no_answer() {
     let mut area = written(&config());
-    let report = Report(&area);
+    let report = Report::of(&area);
     assert_eq!(report.state(), State::NotBegun);
     assert_eq!(report.answered(), 0);
     assert_eq!(report.outcome(3, 0), Outcome::NotTried);
@@ -140,7 +140,7 @@ fn a_fresh_area_has_no_answer() {
     assert_eq!(report.outcome(64, 0), Outcome::NotTried);
     assert_eq!(report.outcome(0, 64), Outcome::NotTried);
     assert_eq!(report.cookies(64), (0, 0));
-    let mut report = Report(&mut area);
+    let mut report = Report::of(&mut area);
     report.set_answered(64);
     report.set_outcome(64, 0, Outcome::Granted(0));
     report.set_cookies(64, 1, 1);
@@ -213,12 +213,12 @@ proptest! {
         access: u64,
     ) {
         let mut area = written(&config());
-        let mut report = Report(&mut area);
+        let mut report = Report::of(&mut area);
         report.set_state(State::Done);
         report.set_answered(cpu);
         report.set_outcome(cpu, number, outcome);
         report.set_cookies(number, management, access);
-        let report = Report(&area);
+        let report = Report::of(&area);
         prop_assert_eq!(report.state(), State::Done);
         prop_assert_eq!(report.answered(), 1 << cpu);
         prop_assert_eq!(report.outcome(cpu, number), outcome);
@@ -241,7 +241,7 @@ proptest! {
             prop_assert!(header);
             prop_assert_eq!(&written(&config)[..0x900], &area[..0x900]);
         }
-        let report = Report(&area);
+        let report = Report::of(&area);
         let _ = (report.state(), report.answered(), report.outcome(0, 0), report.cookies(0));
     }
 }

@@ -98,9 +98,14 @@ impl Outcome {
 
 /// The answer in an area.
 #[derive(Debug)]
-pub struct Report<A>(pub A);
+pub struct Report<A>(A);
 
 impl<A: core::borrow::Borrow<Area>> Report<A> {
+    /// The answer that lies in `area`.
+    pub fn of(area: A) -> Self {
+        Self(area)
+    }
+
     /// How far the firmware has come; an unknown number reads as
     /// [`State::Running`].
     #[must_use]

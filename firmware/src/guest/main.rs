@@ -36,7 +36,7 @@ fn boot(area: &mut Area) -> ! {
             sys::exit(EXIT_MALFORMED);
         }
     };
-    let mut report = Report(area);
+    let mut report = Report::of(area);
     report.set_state(State::Running);
     let state = phase(&config, &mut report);
     report.set_state(state);

@@ -93,19 +93,19 @@ pub(super) fn ask(
     management: u64,
     held: &mut Held,
 ) -> Option<u8> {
-    if pcr.features & NEEDED != NEEDED {
+    if !pcr.offers(NEEDED) {
         return None;
     }
-    let request = pcr.base + abi::MSR_REQUEST;
+    let request = pcr.base() + abi::MSR_REQUEST;
     let reserve = abi::REQUEST_RESERVE | which;
     machine.write(request, management, reserve).ok()?;
     let mut waited = false;
     loop {
-        let answer = machine.read(pcr.base + abi::MSR_ANSWER, 0).ok()?;
+        let answer = machine.read(pcr.base() + abi::MSR_ANSWER, 0).ok()?;
         match answer & abi::ANSWER_STATE_MASK {
             abi::ANSWER_PENDING => {}
             abi::ANSWER_GRANTED => {
-                let granted = machine.read(pcr.base + abi::MSR_GRANTED, 0).ok()?;
+                let granted = machine.read(pcr.base() + abi::MSR_GRANTED, 0).ok()?;
                 // None, if it was revoked already.
                 let position = u8::try_from(granted.trailing_zeros()).ok();
                 let position = position.filter(|at| usize::from(*at) < POSITIONS)?;
@@ -136,16 +136,16 @@ pub(super) fn give_back(machine: &mut impl Machine, pcr: &Pcr, position: u8, man
     let release = abi::REQUEST_RELEASE | at(position);
     // It was granted by the mailbox, so there is one; a counter that was revoked
     // meanwhile needs no release.
-    let _ = machine.write(pcr.base + abi::MSR_REQUEST, management, release);
+    let _ = machine.write(pcr.base() + abi::MSR_REQUEST, management, release);
 }
 
 /// Takes the notices that wait on this vCPU, and replies to those that ask for a counter
 /// of the firmware's: it yields or refuses, as that counter's configuration says.
 pub fn answer_notices(machine: &mut impl Machine, pcr: &Pcr, held: &mut Held) {
-    if pcr.features & abi::FEATURE_MAILBOX == 0 {
+    if !pcr.offers(abi::FEATURE_MAILBOX) {
         return;
     }
-    while let Ok(notice) = machine.read(pcr.base + abi::MSR_NOTICE, 0)
+    while let Ok(notice) = machine.read(pcr.base() + abi::MSR_NOTICE, 0)
         && notice & abi::NOTICE_KIND_MASK != abi::NOTICE_NONE
     {
         hear(machine, pcr, held, notice);
@@ -171,7 +171,7 @@ fn hear(machine: &mut impl Machine, pcr: &Pcr, held: &mut Held, notice: u64) {
             };
             let value = reply | u64::from(position) << abi::REPLY_POSITION_SHIFT;
             // The question may have lapsed since.
-            let replied = machine.write(pcr.base + abi::MSR_REPLY, counter.management, value);
+            let replied = machine.write(pcr.base() + abi::MSR_REPLY, counter.management, value);
             if replied.is_err() || counter.yields {
                 // A notice tells the loss, if the counter was taken.
                 return;

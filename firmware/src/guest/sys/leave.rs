@@ -36,12 +36,12 @@ struct Handover {
 }
 
 #[repr(C, align(16))]
-struct Place(UnsafeCell<Handover>);
+struct HandoverCell(UnsafeCell<Handover>);
 
 // SAFETY: only the boot processor touches it, in `enter_kernel`.
-unsafe impl Sync for Place {}
+unsafe impl Sync for HandoverCell {}
 
-static HANDOVER: Place = Place(UnsafeCell::new(Handover {
+static HANDOVER: HandoverCell = HandoverCell(UnsafeCell::new(Handover {
     gdt_limit: 0,
     gdt_base: [0; 8],
     _pad: [0; 6],

@@ -101,12 +101,12 @@ unsafe extern "C" {
 }
 
 #[repr(C, align(4096))]
-struct Place(UnsafeCell<Pages>);
+struct PagesCell(UnsafeCell<Pages>);
 
 // SAFETY: only the boot processor touches it, before it ends the firmware's phase.
-unsafe impl Sync for Place {}
+unsafe impl Sync for PagesCell {}
 
-static PAGES: Place = Place(UnsafeCell::new([0; SIZE]));
+static PAGES: PagesCell = PagesCell(UnsafeCell::new([0; SIZE]));
 
 /// The pages that are to become SMRAM's, which `fill` fills, and their address.
 pub(crate) fn lay_smm(fill: impl FnOnce(&mut Pages, &[u8])) -> u64 {

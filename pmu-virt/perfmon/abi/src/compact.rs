@@ -36,5 +36,7 @@ pub use crate::place::{
     CallChain, ChainEnd, GuestPlace, MOST_FRAMES, MOST_STACK, MOST_STACK_MAPPINGS, ProgramFrame,
     ProgramStack,
 };
-pub use codec::{MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, RecordError, Values, decode, encode};
+pub use codec::{
+    MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, NextSample, RecordError, Values, decode, encode,
+};
 pub use cursor::{Batch, CompactError, Cursor};

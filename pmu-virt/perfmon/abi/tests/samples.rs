@@ -3,7 +3,8 @@
 
 use perfmon_abi::compact::{
     CallChain, ChainEnd, Cursor, GuestPlace, MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, MOST_FRAMES,
-    MOST_STACK, MOST_STACK_MAPPINGS, ProgramFrame, ProgramStack, RecordError, decode, encode,
+    MOST_STACK, MOST_STACK_MAPPINGS, NextSample, ProgramFrame, ProgramStack, RecordError, decode,
+    encode,
 };
 use perfmon_abi::parse::{
     Layout, ParseError, default_buffer, double_half, double_header, indices, oldest_full,
@@ -165,9 +166,14 @@ fn compact(steps: &[Step]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (sample, recorded, chain, stack) in steps {
         let mut to = vec![0; MAX_SAMPLE + MAX_CHAIN + MAX_STACK_NUMBERS + MOST_STACK];
-        let notes = (&mut last, &mut values[..]);
-        let guest = (chain, stack, MOST_STACK);
-        let len = encode(sample, recorded, guest, notes, &mut to).expect("there is room");
+        let next = NextSample {
+            head: sample,
+            values: recorded,
+            chain,
+            stack,
+            most_stack: MOST_STACK,
+        };
+        let len = encode(&next, &mut last, &mut values[..], &mut to).expect("there is room");
         bytes.extend(&to[..len]);
     }
     bytes
@@ -402,8 +408,14 @@ proptest! {
         let whole = compact(&[(sample, values.clone(), chain.clone(), stack.clone())]).len();
         let (mut last, mut recorded) = (CompactLast::default(), [0u64; 128]);
         let mut room = vec![0; whole.saturating_sub(short)];
-        let notes = (&mut last, &mut recorded[..]);
-        prop_assert_eq!(encode(&sample, &values, (&chain, &stack, MOST_STACK), notes, &mut room), None);
+        let next = NextSample {
+            head: &sample,
+            values: &values,
+            chain: &chain,
+            stack: &stack,
+            most_stack: MOST_STACK,
+        };
+        prop_assert_eq!(encode(&next, &mut last, &mut recorded[..], &mut room), None);
     }
 
     #[test]

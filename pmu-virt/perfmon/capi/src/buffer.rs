@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use perfmon_abi::wire::{Buffer, Errno, Extension};
 use rustix::fs::fstat;
-use umpire_perfmon::link::Question;
+use umpire_perfmon::link::{Answer, Question};
 use umpire_perfmon::maps::{self, FileId};
 
-use crate::failure::{Failure, failure};
-use crate::state::{STATE, State, no_context};
+use crate::failure::{Failure, accepted, failure, malformed};
+use crate::state::STATE;
 use crate::sys::real;
 use crate::table::{self, Slot};
 
@@ -31,11 +31,14 @@ pub(crate) struct Wanted {
 /// # Errors
 /// EINVAL: the context has no buffer, this process has mapped it already, or the
 /// mapping is not one of all of it, for reading, shared.
-pub(crate) fn file(fd: i32, open: BorrowedFd<'_>, wanted: Wanted) -> Result<OwnedFd, Failure> {
+pub(crate) fn file(open: BorrowedFd<'_>, wanted: Wanted) -> Result<OwnedFd, Failure> {
     STATE.with(|state| {
-        let (slot, handle) = state.context(fd, open)?;
+        let (slot, handle) = state.context(open)?;
         check(slot, wanted)?;
-        let file = fetch(state, handle)?;
+        let file = handed_over(state.exchange(Question {
+            context: handle,
+            ..Question::plain(Extension::GetBuffer.number())
+        })?)?;
         let id = FileId::of(&fstat(&file)?);
         let mut mapped = false;
         // Without /proc, a second mapping goes unnoticed; it does no harm.
@@ -65,18 +68,9 @@ fn check(slot: &Slot, wanted: Wanted) -> Result<(), Failure> {
     Err(failure(Errno::EINVAL, wrong))
 }
 
-fn fetch(state: &mut State, handle: u32) -> Result<OwnedFd, Failure> {
-    let question = Question {
-        context: handle,
-        ..Question::plain(Extension::GetBuffer.number())
-    };
-    let Some(link) = &mut state.link else {
-        return Err(no_context());
-    };
-    let answer = link.exchange(question, &mut state.packet)?;
-    if let Some(errno) = Errno::from_number(answer.reply.errno) {
-        return Err(failure(errno, answer.reply.reason));
-    }
+/// The file that the VM has answered with.
+fn handed_over(answer: Answer<'_>) -> Result<OwnedFd, Failure> {
+    accepted(&answer.reply)?;
     let [file, _] = answer.descriptors;
     match (file, Buffer::from_bytes(answer.reply.payload)) {
         (Some(file), Ok(buffer)) => {
@@ -87,10 +81,6 @@ fn fetch(state: &mut State, handle: u32) -> Result<OwnedFd, Failure> {
         }
         _ => Err(malformed()),
     }
-}
-
-fn malformed() -> Failure {
-    failure(Errno::EPROTO, "the reply is malformed")
 }
 
 /// A descriptor of a context is closed, or was: with the last one that this

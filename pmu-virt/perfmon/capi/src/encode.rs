@@ -8,7 +8,6 @@ use perfmon_abi::{PmcArg, Record};
 use pmu_model::CounterId;
 use umpire_events::{EventError, LibraryError, NoTables, resolve};
 
-use crate::calls::document;
 use crate::failure::{Failure, because, failure};
 use crate::state::STATE;
 use crate::sys::memory::User;
@@ -20,7 +19,7 @@ pub(crate) fn encode(event: &str, pmcs: User, room: i32) -> Result<i32, Failure>
         .map_err(|_| failure(Errno::EFAULT, "the number of elements is negative"))?;
     let info: ModelInfo = STATE.with(|state| {
         state.ensure_link()?;
-        document(state, Extension::Model)
+        state.document(Extension::Model)
     })?;
     let pmu = LogicalPmu::served(&info).map_err(|model| {
         let reason = format!("the VM has a PMU that this library does not know: {model}");

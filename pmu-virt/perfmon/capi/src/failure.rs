@@ -1,6 +1,6 @@
 //! Why a call failed: a number for `errno`, and a line for people.
 
-use perfmon_abi::wire::{Errno, Refusal, Subcode};
+use perfmon_abi::wire::{Errno, Refusal, Reply, Subcode};
 use rustix::io::Errno as OsErrno;
 use umpire_perfmon::link::LinkError;
 
@@ -24,6 +24,29 @@ pub(crate) fn because(errno: Errno, subcode: Subcode, reason: &str) -> Failure {
     Failure {
         number: errno.number(),
     }
+}
+
+/// Whether the VM did what it was asked for. [`Reply::result`] says the same, and allocates.
+///
+/// # Errors
+/// It refused.
+pub(crate) fn accepted(reply: &Reply<'_>) -> Result<(), Failure> {
+    match (reply.errno, Errno::from_number(reply.errno)) {
+        (0, _) => Ok(()),
+        (_, Some(errno)) if reply.reason.is_empty() => {
+            Err(because(errno, reply.subcode, errno.text()))
+        }
+        (_, Some(errno)) => Err(because(errno, reply.subcode, reply.reason)),
+        (_, None) => Err(failure(
+            Errno::EPROTO,
+            "the VM answered with an unknown error",
+        )),
+    }
+}
+
+/// What came is not what the command answers with.
+pub(crate) fn malformed() -> Failure {
+    failure(Errno::EPROTO, "the reply is malformed")
 }
 
 impl From<Refusal> for Failure {

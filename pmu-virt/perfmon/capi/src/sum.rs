@@ -6,7 +6,7 @@ use perfmon_abi::{PmdArg, Record};
 use umpire_perfmon::Count;
 
 use crate::calls;
-use crate::failure::{Failure, failure};
+use crate::failure::{Failure, failure, malformed};
 use crate::sys::memory::User;
 
 fn bad_address() -> Failure {
@@ -28,8 +28,7 @@ pub(crate) fn read(fds: User, contexts: i32, pmds: User, nargs: i32) -> Result<(
         let mut answer = asked.clone();
         let own = User::new(answer.as_mut_ptr().cast());
         calls::command(i32::from_ne_bytes(fd), PFM_READ_PMDS.into(), own, nargs)?;
-        let read = PmdArg::vector_from_bytes(&answer)
-            .map_err(|_| failure(Errno::EPROTO, "the reply is malformed"))?;
+        let read = PmdArg::vector_from_bytes(&answer).map_err(|_| malformed())?;
         if sums.is_empty() {
             sums = read;
             continue;

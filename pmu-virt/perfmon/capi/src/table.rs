@@ -4,7 +4,7 @@
 //! A descriptor that was closed behind the library's back (`close_range`, a
 //! close inside of libc) is noticed by the number of its socket.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
@@ -124,12 +124,12 @@ pub(crate) fn seen(descriptor: i32) -> Option<&'static Slot> {
 }
 
 /// The slot of a descriptor which still is that context.
-pub(crate) fn find(descriptor: i32, open: BorrowedFd<'_>) -> Option<&'static Slot> {
-    let slot = seen(descriptor)?;
-    if inode(open) == Some(slot.inode.load(SeqCst)) {
+pub(crate) fn find(descriptor: BorrowedFd<'_>) -> Option<&'static Slot> {
+    let slot = seen(descriptor.as_raw_fd())?;
+    if inode(descriptor) == Some(slot.inode.load(SeqCst)) {
         return Some(slot);
     }
-    forget(descriptor);
+    forget(descriptor.as_raw_fd());
     None
 }
 

@@ -8,7 +8,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use perfmon_abi::compact::{
-    CallChain, GuestPlace, MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, ProgramStack, encode,
+    GuestPlace, MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, NextSample, encode,
 };
 use perfmon_abi::consts::{
     COMPACT_FORMAT, PFM_MAX_PMDS, UMPIRE_COMPACT_FL_CHAIN, UMPIRE_COMPACT_FL_STACK_MASK,
@@ -159,9 +159,7 @@ impl Builtin for CompactFormat {
         let chain = arg.guest.filter(|_| wants(UMPIRE_COMPACT_FL_CHAIN));
         let none = GuestPlace::default();
         let GuestPlace { chain, stack, .. } = chain.unwrap_or(&none);
-        // Somebody else may have asked for more of it.
-        let guest = (chain, stack, stack_of(ring.header.flags));
-        let sample = CompactLast {
+        let head = CompactLast {
             task: known.map_or(0, |guest| guest.task),
             mapping: known.map_or(0, |guest| guest.mapping),
             tstamp: moment.tsc,
@@ -175,10 +173,18 @@ impl Builtin for CompactFormat {
             set: arg.active_set,
             ovfl_pmd: arg.ovfl_pmd,
         };
-        let next_block = !ring.append(&sample, arg.values, guest);
+        let sample = NextSample {
+            head: &head,
+            values: arg.values,
+            chain,
+            stack,
+            // Somebody else may have asked for more of it.
+            most_stack: stack_of(ring.header.flags),
+        };
+        let next_block = !ring.append(&sample);
         if next_block {
             ring.open();
-            ring.append(&sample, arg.values, guest);
+            ring.append(&sample);
         }
         Ok(Control {
             notify_user: next_block,
@@ -245,12 +251,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Writes a sample; `false` if the block has no room for it.
-    fn append(
-        &mut self,
-        sample: &CompactLast,
-        values: &[u64],
-        guest: (&CallChain, &ProgramStack, usize),
-    ) -> bool {
+    fn append(&mut self, sample: &NextSample<'_>) -> bool {
         let place = self.block();
         if place.end > self.bytes.len() {
             return false;
@@ -263,7 +264,7 @@ impl<'a> Ring<'a> {
         let used = usize::try_from(block.used).unwrap_or(usize::MAX);
         let mut last = CompactLast::get(last_bytes);
         let room = bytes.get_mut(used..).unwrap_or_default();
-        let Some(len) = encode(sample, values, guest, (&mut last, of_pmds), room) else {
+        let Some(len) = encode(sample, &mut last, of_pmds, room) else {
             return false;
         };
         common::store(&last, last_bytes);

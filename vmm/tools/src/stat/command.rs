@@ -189,13 +189,12 @@ fn made<'a>(
     notes: &mut dyn Write,
     said: bool,
 ) -> Result<(Run<'a>, End, Completion), ToolError> {
-    let mut run = Run::begin(measure)?;
-    let limit = run.launch()?;
+    let mut run = Run::launch(measure)?;
     if !said {
         // Now that nothing is in the way: an error is one line.
         note_plan(measure, notes);
     }
-    let (end, completion) = run.go(limit, out)?;
+    let (end, completion) = run.go(out)?;
     Ok((run, end, completion))
 }
 

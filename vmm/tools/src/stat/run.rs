@@ -16,7 +16,7 @@ use crate::error::host;
 use crate::lifecycle::Starter;
 use crate::targets::Target;
 use crate::wait::Woken;
-use crate::{Completion, ToolError, Waiter, note, refused};
+use crate::{Completion, ToolError, Vm, Waiter, note, refused};
 
 /// How often a context without turns is read: what it has counted is not lost
 /// with the VM.
@@ -96,6 +96,12 @@ impl Measure<'_> {
     }
 }
 
+/// Lets every context count from now on.
+fn start(watched: &[(Watched, Kind)], vm: &Vm) -> Result<(), ToolError> {
+    let mut sessions = watched.iter().map(|(watched, _)| watched.session());
+    sessions.try_for_each(|session| session.start(vm))
+}
+
 /// What of a context is looked at.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
@@ -116,6 +122,7 @@ pub(super) fn read_by(written: io::Result<()>) -> Result<bool, ToolError> {
 pub(super) struct Run<'a> {
     measure: &'a Measure<'a>,
     watched: Vec<(Watched, Kind)>,
+    limit: Limit,
     began: Instant,
     ended: Instant,
     /// When the last interval ended.
@@ -123,7 +130,9 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn begin(measure: &'a Measure<'a>) -> Result<Self, ToolError> {
+    /// Starts what is to be started: the contexts, the guest, the command. With a delay
+    /// nothing counts yet.
+    pub(super) fn launch(measure: &'a Measure<'a>) -> Result<Self, ToolError> {
         let vm = measure.job.vm;
         let mut watched = Vec::new();
         for (session, kind) in measure.sessions()? {
@@ -133,93 +142,75 @@ impl<'a> Run<'a> {
             let events = measure.job.events.len();
             watched.push((Watched::begin(vm, session, events)?, kind));
         }
+        let delay = measure.delay();
         let began = Instant::now();
+        if delay.is_none() {
+            start(&watched, vm)?;
+        }
+        // A command that cannot be started leaves a paused guest where it is.
+        let mut limit = Limit::begin(measure.until, measure.waiter)?;
+        measure.starter().ready(vm)?;
+        limit.postpone(delay.unwrap_or_default());
         Ok(Self {
             measure,
             watched,
+            limit,
             began,
             ended: began,
             shown_ns: 0,
         })
     }
 
-    /// Lets every context count from now on.
-    fn start(&mut self) -> Result<(), ToolError> {
-        self.began = Instant::now();
-        let vm = self.measure.job.vm;
-        let each = self.watched.iter();
-        each.map(|(watched, _)| watched.session())
-            .try_for_each(|session| session.start(vm))
-    }
-
     pub(super) fn seconds(&self) -> f64 {
         self.ended.duration_since(self.began).as_secs_f64()
     }
 
-    /// Starts what is to be started: the contexts, the guest, the command. With a delay
-    /// nothing counts yet.
-    pub(super) fn launch(&mut self) -> Result<Limit, ToolError> {
-        let delay = self.measure.delay();
-        if delay.is_none() {
-            self.start()?;
-        }
-        // A command that cannot be started leaves a paused guest where it is.
-        let mut limit = Limit::begin(self.measure.until, self.measure.waiter)?;
-        self.measure.starter().ready(self.measure.job.vm)?;
-        limit.postpone(delay.unwrap_or_default());
-        Ok(limit)
+    /// Counts until the end.
+    pub(super) fn go(&mut self, out: &mut dyn Write) -> Result<(End, Completion), ToolError> {
+        let end = self.run(out)?;
+        Ok((end, self.limit.completion()))
     }
 
-    /// Counts until the end.
-    pub(super) fn go(
-        &mut self,
-        mut limit: Limit,
-        out: &mut dyn Write,
-    ) -> Result<(End, Completion), ToolError> {
+    fn run(&mut self, out: &mut dyn Write) -> Result<End, ToolError> {
         if let Some(delay) = self.measure.delay() {
-            if let Some(end) = self.await_start(delay, &mut limit)? {
+            if let Some(end) = self.await_start(delay)? {
                 self.began = Instant::now();
                 self.finish()?;
-                return Ok((end, limit.completion()));
+                return Ok(end);
             }
             let vm = self.measure.job.vm;
             let each = self.watched.iter_mut();
             each.map(|(watched, _)| watched)
                 .try_for_each(|watched| watched.begin_here(vm))?;
-            self.start()?;
+            self.began = Instant::now();
+            start(&self.watched, vm)?;
         }
         if let Some(timeout) = self.measure.options.timeout {
-            limit.end_after(timeout);
+            self.limit.end_after(timeout);
         }
-        let (end, unprinted) = self.count(&mut limit, out)?;
+        let (end, unprinted) = self.count(out)?;
         if end == End::Unread {
-            return Ok((end, limit.completion()));
+            return Ok(end);
         }
         self.finish()?;
-        if let Some(first) = unprinted
-            && !self.print_interval(first, out)?
-        {
-            return Ok((End::Unread, limit.completion()));
+        match unprinted {
+            Some(first) if !self.print_interval(first, out)? => Ok(End::Unread),
+            _ => Ok(end),
         }
-        Ok((end, limit.completion()))
     }
 
     /// Waits before anything counts; the run's end, if it ends meanwhile.
-    fn await_start(
-        &mut self,
-        delay: Duration,
-        limit: &mut Limit,
-    ) -> Result<Option<End>, ToolError> {
+    fn await_start(&mut self, delay: Duration) -> Result<Option<End>, ToolError> {
         let starts = Instant::now() + delay;
         let mut stopped = false;
         loop {
-            let moments = [Some(starts), limit.due()];
+            let moments = [Some(starts), self.limit.due()];
             let woken = self.wait(moments.into_iter().flatten().min())?;
             stopped |= woken.stop;
-            if limit.is_over(&woken)? {
+            if self.limit.is_over(&woken)? {
                 return Ok(Some(if stopped { End::Stopped } else { End::Time }));
             }
-            if !limit.is_command() && self.all_over() {
+            if !self.limit.is_command() && self.all_over() {
                 return Ok(Some(End::Ended));
             }
             if starts <= Instant::now() {
@@ -230,11 +221,7 @@ impl<'a> Run<'a> {
 
     /// Counts until the end. What was counted since the last interval is to be printed, if
     /// there is something: as the first one, if there was none.
-    fn count(
-        &mut self,
-        limit: &mut Limit,
-        out: &mut dyn Write,
-    ) -> Result<(End, Option<bool>), ToolError> {
+    fn count(&mut self, out: &mut dyn Write) -> Result<(End, Option<bool>), ToolError> {
         let options = self.measure.options;
         let several = self.measure.job.sets.len() > 1;
         let poll = if several { options.turn() } else { POLL };
@@ -243,7 +230,7 @@ impl<'a> Run<'a> {
         let mut next_interval = options.interval.map(|every| self.began + every);
         let mut printed = 0;
         loop {
-            let moments = [Some(next_poll), next_interval, limit.due()];
+            let moments = [Some(next_poll), next_interval, self.limit.due()];
             let woken = self.wait(moments.into_iter().flatten().min())?;
             if self.watched.iter().any(|(watched, _)| watched.has_last()) {
                 // Of this interval, and of no later one.
@@ -252,11 +239,11 @@ impl<'a> Run<'a> {
             let now = Instant::now();
             stopped |= woken.stop;
             let unprinted = next_interval.map(|_| printed == 0);
-            if limit.is_over(&woken)? {
+            if self.limit.is_over(&woken)? {
                 let end = if stopped { End::Stopped } else { End::Time };
                 return Ok((end, unprinted));
             }
-            if !limit.is_command() && self.all_over() {
+            if !self.limit.is_command() && self.all_over() {
                 return Ok((End::Ended, unprinted));
             }
             let interval_due = next_interval.is_some_and(|next| next <= now);
@@ -274,7 +261,7 @@ impl<'a> Run<'a> {
             }
             if options.interval_count == Some(printed) {
                 next_interval = None;
-                if !limit.is_command() {
+                if !self.limit.is_command() {
                     return Ok((End::Time, None));
                 }
             }

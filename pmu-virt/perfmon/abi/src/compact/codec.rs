@@ -79,18 +79,31 @@ impl Values for [u8] {
     }
 }
 
+/// A sample to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct NextSample<'a> {
+    /// What the sample after it is told by.
+    pub head: &'a CompactLast,
+    /// Values of the PMDs in `head.smpl_pmds`, by ascending index.
+    pub values: &'a [u64],
+    /// The callers.
+    pub chain: &'a CallChain,
+    /// The program's stack.
+    pub stack: &'a ProgramStack,
+    /// Bytes of the stack that are written at most; [`MOST_STACK`] is the most anyway.
+    pub most_stack: usize,
+}
+
 /// Writes a sample to the beginning of `to`, and how many bytes it took; none if
 /// `to` has no room for it, and what `last` and `of_pmds` are then means nothing.
-/// `next` tells the sample; its `smpl_pmds` as many as there are `values`. Of the stack `most` bytes are
-/// written at most, and [`MOST_STACK`] anyway.
 /// `last` is the sample before, and becomes this one.
 pub fn encode<V: Values + ?Sized>(
-    next: &CompactLast,
-    values: &[u64],
-    (chain, stack, most): (&CallChain, &ProgramStack, usize),
-    (last, of_pmds): (&mut CompactLast, &mut V),
+    sample: &NextSample<'_>,
+    last: &mut CompactLast,
+    of_pmds: &mut V,
     to: &mut [u8],
 ) -> Option<usize> {
+    let next = sample.head;
     let mut out = Out { to, len: 1 };
     let mut flags = 0;
     out.difference(next.tstamp, last.tstamp);
@@ -123,15 +136,15 @@ pub fn encode<V: Values + ?Sized>(
         out.number(next.task);
         out.number(next.mapping);
     }
-    if !chain.is_empty() {
+    if !sample.chain.is_empty() {
         flags |= UMPIRE_COMPACT_CHAIN;
-        out.chain(next, chain);
+        out.chain(next, sample.chain);
     }
-    if !stack.is_empty() && most > 0 {
+    if !sample.stack.is_empty() && sample.most_stack > 0 {
         flags |= UMPIRE_COMPACT_STACK;
-        out.stack(stack, most.min(MOST_STACK));
+        out.stack(sample.stack, sample.most_stack.min(MOST_STACK));
     }
-    for (pmd, &value) in indices(next.smpl_pmds).zip(values) {
+    for (pmd, &value) in indices(next.smpl_pmds).zip(sample.values) {
         out.difference(value, of_pmds.last(pmd));
         of_pmds.record(pmd, value);
     }

@@ -7,7 +7,7 @@
 use std::fmt::Debug;
 
 use perfmon_abi::compact::{
-    Cursor, MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, MOST_STACK, decode, encode,
+    Cursor, MAX_CHAIN, MAX_SAMPLE, MAX_STACK_NUMBERS, MOST_STACK, NextSample, decode, encode,
 };
 use perfmon_abi::parse::{Layout, Sample, default_buffer, double_half, double_header, oldest_full};
 use perfmon_abi::wire::info::{FormatInfo, MachineInfo, ModelInfo};
@@ -313,9 +313,14 @@ fn compact_sample(mut bytes: &[u8]) -> bool {
         let of_stack = MAX_STACK_NUMBERS + sample.guest.stack.bytes.len();
         let mut room = vec![0; MAX_SAMPLE + MAX_CHAIN + of_stack];
         let (mut from, mut from_values) = (before, values_before);
-        let notes = (&mut from, &mut from_values[..]);
-        let guest = (&sample.guest.chain, &sample.guest.stack, MOST_STACK);
-        let len = encode(&last, &values, guest, notes, &mut room);
+        let next = NextSample {
+            head: &last,
+            values: &values,
+            chain: &sample.guest.chain,
+            stack: &sample.guest.stack,
+            most_stack: MOST_STACK,
+        };
+        let len = encode(&next, &mut from, &mut from_values[..], &mut room);
         let len = len.expect("there is room for every sample");
         assert_eq!((from, from_values), (last, of_pmds));
         let (mut again, mut again_values) = (before, values_before);

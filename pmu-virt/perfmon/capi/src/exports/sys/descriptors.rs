@@ -21,7 +21,7 @@ use crate::table::{self, Slot};
 fn context<'a>(fd: c_int) -> Option<(BorrowedFd<'a>, &'static Slot)> {
     table::seen(fd)?;
     let open = borrow(fd)?;
-    Some((open, table::find(fd, open)?))
+    Some((open, table::find(open)?))
 }
 
 fn refused(error: Errno) -> ssize_t {
@@ -125,7 +125,7 @@ unsafe extern "C" fn mmap(
         flags,
         offset,
     };
-    let file = match borrow(fd).map(|open| buffer::file(fd, open, wanted)) {
+    let file = match borrow(fd).map(|open| buffer::file(open, wanted)) {
         Some(Ok(file)) => file,
         Some(Err(failure)) if known || failure.number != libc::EBADF => {
             set_errno(failure.number);
@@ -214,7 +214,7 @@ fn control(large: bool, fd: c_int, command: c_int, argument: usize) -> c_int {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
         changed if result != -1 && owner::is_changed_by(changed) => {
             if let Some((open, slot)) = context(fd) {
-                calls::signals_changed(fd, open, slot);
+                calls::signals_changed(open, slot);
             }
             result
         }
