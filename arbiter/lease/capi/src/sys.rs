@@ -6,6 +6,7 @@ use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 use std::time::Duration;
 
+use errno::{Errno, set_errno};
 use umpire_lease::{Counters, Event, Request};
 
 use self::memory::{copy_in, copy_out, list, path, text, texts};
@@ -73,9 +74,7 @@ struct EventOut {
 fn done<T>(failed: T, act: impl FnOnce() -> Result<T, Failure>) -> T {
     failure::forget();
     act().unwrap_or_else(|failure| {
-        let number = failure.keep();
-        // SAFETY: libc returns the address of this thread's errno, always valid.
-        unsafe { *libc::__errno_location() = number };
+        set_errno(Errno(failure.keep()));
         failed
     })
 }

@@ -9,19 +9,20 @@ use perfmon_abi::consts::{
     PFM_RESTART, PFM_START, PFM_TRY_LOAD,
 };
 use perfmon_abi::wire::info::FormatInfo;
-use perfmon_abi::wire::{Call, Errno, Extension, MAX_PAYLOAD, NO_CONTEXT, Subcode};
+use perfmon_abi::wire::{Call, Errno, Extension, MAX_PAYLOAD, NO_CONTEXT};
 use perfmon_abi::{CtxArg, FmtInfo, LoadArg, Record};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity};
+use umpire_perfmon::c_calls;
 use umpire_perfmon::link::Question;
 use umpire_perfmon::threads::in_its_own_space;
 
 use crate::failure::{Failure, accepted, failure, malformed};
 use crate::reading;
 use crate::state::{STATE, State, no_context};
+use crate::sys::borrow;
 use crate::sys::memory::User;
-use crate::sys::{borrow, last};
 use crate::table::Slot;
 
 /// A command of a program's, as far as it can be checked without the VM.
@@ -107,7 +108,7 @@ fn after_the_end(
     let done = left.answer(command.number, vector);
     write(command.argument, 0, vector)?;
     done.map_err(Failure::from)?;
-    last::set(Subcode::None, "");
+    c_calls::forget();
     Ok(())
 }
 

@@ -2,9 +2,8 @@
 
 use perfmon_abi::wire::{Errno, Refusal, Reply, Subcode};
 use rustix::io::Errno as OsErrno;
+use umpire_perfmon::c_calls;
 use umpire_perfmon::link::LinkError;
-
-use crate::sys::last;
 
 /// A call failed; `pfm_strerror_last` and `pfm_subcode_last` know why.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +19,7 @@ pub(crate) fn failure(errno: Errno, reason: &str) -> Failure {
 
 /// The same, and what exactly was wrong.
 pub(crate) fn because(errno: Errno, subcode: Subcode, reason: &str) -> Failure {
-    last::set(subcode, reason);
+    c_calls::keep(subcode, format_args!("{reason}"));
     Failure {
         number: errno.number(),
     }
@@ -65,7 +64,7 @@ impl From<OsErrno> for Failure {
     fn from(error: OsErrno) -> Self {
         let number = error.raw_os_error();
         let reason = Errno::from_number(number).map_or("the system refused it", Errno::text);
-        last::set(Subcode::None, reason);
+        c_calls::keep(Subcode::None, format_args!("{reason}"));
         Failure { number }
     }
 }

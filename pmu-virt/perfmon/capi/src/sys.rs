@@ -1,7 +1,6 @@
 //! What touches memory that callers point to, descriptors by number, and libc.
 
 pub(crate) mod environment;
-pub(crate) mod last;
 pub(crate) mod memory;
 pub(crate) mod owner;
 pub(crate) mod real;
@@ -13,10 +12,4 @@ pub(crate) fn borrow<'a>(number: i32) -> Option<BorrowedFd<'a>> {
     // SAFETY: the number is not -1. It is passed to system calls only, which
     // refuse one that is not open.
     (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
-}
-
-/// Sets the `errno` of this thread.
-pub(crate) fn set_errno(number: i32) {
-    // SAFETY: libc returns the address of this thread's errno, always valid.
-    unsafe { *libc::__errno_location() = number };
 }

@@ -23,6 +23,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod c_calls;
 mod client;
 mod context;
 mod document;

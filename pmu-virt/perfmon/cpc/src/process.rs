@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use libc::ESRCH;
 use pmu_model::PmuModel;
 use umpire_events::{LibraryError, NameTable, NoTables};
+use umpire_perfmon::c_calls::{Undisturbed, undisturbed};
 
 use super::event::Event;
 use super::failure::{Failure, Subcode, fail};
@@ -14,7 +15,6 @@ use super::host::{Host, VcpuName};
 use super::linux::Linux;
 use super::lwp::{INHERIT, Lwps, Signal};
 use super::processor;
-use super::signals::{Undisturbed, undisturbed};
 
 /// The environment variable that names a vCPU.
 const VCPU: &str = "UMPIRE_VCPU";

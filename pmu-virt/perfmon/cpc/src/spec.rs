@@ -338,8 +338,8 @@ pub(crate) fn names(model: &PmuModel) -> impl Iterator<Item = (&'static str, u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure;
     use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+    use umpire_perfmon::c_calls;
 
     fn parsed(model: &str, spec: &str) -> Result<(Event, PmuModel), Failure> {
         let model = PmuModel::parse(model).unwrap();
@@ -350,7 +350,7 @@ mod tests {
 
     /// What `spec` becomes, and that this stands for the same.
     fn check(model: &str, spec: &str, canonical: &str, pes: &[u64]) {
-        let (event, pmu) = parsed(model, spec).unwrap_or_else(|_| panic!("{}", failure::text()));
+        let (event, pmu) = parsed(model, spec).unwrap_or_else(|_| panic!("{}", c_calls::text()));
         assert_eq!(event.pes[..pes.len()], *pes, "{spec}: {:x?}", event.pes);
         assert!(event.pes[pes.len()..].iter().all(|select| *select == 0));
         assert_eq!(event.pic, [0; MAX_PIC]);
@@ -361,8 +361,8 @@ mod tests {
 
     fn refuse(model: &str, spec: &str, subcode: Subcode, says: &str) {
         let failure = parsed(model, spec).expect_err(spec);
-        assert_eq!(failure.subcode, subcode, "{spec}: {}", failure::text());
-        assert!(failure::text().contains(says), "{}", failure::text());
+        assert_eq!(failure.subcode, subcode, "{spec}: {}", c_calls::text());
+        assert!(c_calls::text().contains(says), "{}", c_calls::text());
     }
 
     #[test]
@@ -475,7 +475,7 @@ mod tests {
             if let Ok((event, pmu)) = parsed(model, &items.join(",")) {
                 let text = write(&event, &pmu).unwrap();
                 let again = parsed(model, &text);
-                prop_assert!(again.is_ok(), "{}: {}", text, failure::text());
+                prop_assert!(again.is_ok(), "{}: {}", text, c_calls::text());
                 prop_assert_eq!(again.unwrap().0, event);
             }
         }

@@ -8,14 +8,15 @@ mod threads;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
+use errno::{Errno, errno, set_errno};
 use libc::{EINVAL, ENOMEM};
+use umpire_perfmon::c_calls::{self, undisturbed};
 
 use crate::event::Event;
-use crate::failure::{self, Failure, Subcode, fail};
+use crate::failure::{Failure, Subcode, fail};
 use crate::lwp::SIGNAL;
 use crate::process;
 use crate::processor::{self, Description};
-use crate::signals::{errno, set_errno, undisturbed};
 use crate::spec::{self, OS, USR};
 
 /// `CPC_VER_CURRENT`.
@@ -26,11 +27,11 @@ const NONE: c_uint = 0;
 /// What a call returns, and its failure where C looks for it.
 fn done<T>(failed: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
     let result = undisturbed(|| {
-        failure::forget();
+        c_calls::forget();
         work()
     });
     result.unwrap_or_else(|failure| {
-        set_errno(failure.errno);
+        set_errno(Errno(failure.errno));
         failed
     })
 }
@@ -43,7 +44,7 @@ fn reported<T>(function: &CStr, failed: T, work: impl FnOnce() -> Result<T, Fail
     });
     if let Some(failure) = reason {
         report::report(function);
-        set_errno(failure.errno);
+        set_errno(Errno(failure.errno));
     }
     returned
 }
@@ -250,12 +251,12 @@ extern "C" fn cpc_seterrfn(function: Option<report::ErrorFunction>) {
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_last_error() -> *const c_char {
-    failure::line().cast()
+    c_calls::line()
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cpc_last_subcode() -> c_int {
-    failure::subcode().number().into()
+    c_calls::subcode().number().into()
 }
 
 #[unsafe(no_mangle)]
@@ -269,7 +270,7 @@ extern "C" fn cpc_lwp_self() -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn _lwp_self() -> c_int {
     let before = errno();
-    let lwp = failure::unheard(|| cpc_lwp_self());
+    let lwp = c_calls::unheard(|| cpc_lwp_self());
     set_errno(before);
     lwp
 }

@@ -5,19 +5,20 @@ mod descriptors;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 
+use errno::set_errno;
 use perfmon_abi::consts as pfm;
-use perfmon_abi::wire::{Errno, Subcode};
+use perfmon_abi::wire::Errno;
+use umpire_perfmon::c_calls;
 
 use crate::failure::{Failure, failure};
 use crate::sys::memory::User;
-use crate::sys::{last, set_errno};
 use crate::{calls, encode, sum};
 
 /// What a call returns; -1 with `errno` if it fails.
 fn call(work: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    last::set(Subcode::None, "");
+    c_calls::forget();
     work().unwrap_or_else(|failure| {
-        set_errno(failure.number);
+        set_errno(errno::Errno(failure.number));
         -1
     })
 }
@@ -36,13 +37,13 @@ extern "C" fn perfmonctl(fd: c_int, command: c_int, argument: *mut c_void, nargs
 /// Why this thread's last call failed, as a C string.
 #[unsafe(no_mangle)]
 extern "C" fn pfm_strerror_last() -> *const c_char {
-    last::pointer()
+    c_calls::line()
 }
 
 /// What exactly was wrong with this thread's last call: `PFM_SUBCODE_*`.
 #[unsafe(no_mangle)]
 extern "C" fn pfm_subcode_last() -> c_int {
-    last::subcode().number().into()
+    c_calls::subcode().number().into()
 }
 
 /// Fills `n` elements at `pmcs` with what counts `event`; how many there are for it.

@@ -5,10 +5,10 @@
 //! with a free lock and without a connection, whatever its parent's threads did.
 
 use std::cell::UnsafeCell;
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use rustix::thread::futex::{self, Flags};
+use umpire_perfmon::c_calls::Undisturbed;
 
 use super::State;
 use crate::sys::borrow;
@@ -55,7 +55,7 @@ impl Guard {
 
     /// Does something with the state. `work` must not call this again.
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
-        let mask = block_signals();
+        let _undisturbed = Undisturbed::begin();
         self.notice_fork();
         self.lock();
         // SAFETY: the lock is held, and only its holder gets here; the reference
@@ -65,7 +65,6 @@ impl Guard {
         if self.word.swap(FREE, SeqCst) == AWAITED {
             let _ = futex::wake(&self.word, Flags::PRIVATE, 1);
         }
-        restore_signals(&mask);
         result
     }
 
@@ -126,22 +125,4 @@ impl Guard {
         table::after_fork();
         self.word.store(FREE, SeqCst);
     }
-}
-
-/// Blocks all signals of this thread; returns those that were blocked.
-fn block_signals() -> libc::sigset_t {
-    let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
-    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: both sets are valid for writes, and a set of zeros is one; the
-    // calls do not fail with these arguments, and leave errno.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        before.assume_init()
-    }
-}
-
-fn restore_signals(mask: &libc::sigset_t) {
-    // SAFETY: the set came from `block_signals`; no old set is asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
 }

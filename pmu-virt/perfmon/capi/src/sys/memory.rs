@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use errno::{errno, set_errno};
 use rustix::io::Errno;
 
 /// An address that a caller gave.
@@ -81,16 +82,10 @@ fn copy(user: *mut u8, own: *mut u8, length: usize, direction: Direction) -> Res
 }
 
 /// Makes a call of libc that returns -1 with `errno`, and puts `errno` back.
-///
-/// # Safety
-/// As `call`.
-pub(super) unsafe fn saving_errno(
-    call: impl FnOnce() -> libc::c_long,
-) -> Result<libc::c_long, i32> {
-    // SAFETY: libc returns the address of this thread's errno, always valid.
-    let errno = unsafe { &mut *libc::__errno_location() };
-    let before = *errno;
+pub(super) fn saving_errno(call: impl FnOnce() -> libc::c_long) -> Result<libc::c_long, i32> {
+    let before = errno();
     let result = call();
-    let after = std::mem::replace(errno, before);
-    if result < 0 { Err(after) } else { Ok(result) }
+    let after = errno();
+    set_errno(before);
+    if result < 0 { Err(after.0) } else { Ok(result) }
 }

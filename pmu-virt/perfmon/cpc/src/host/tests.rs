@@ -3,8 +3,8 @@
 use super::*;
 use crate::fake::{Fake, Trick};
 use crate::lwp::{INHERIT, Lwps, SIGNAL};
-use crate::signals::Undisturbed;
 use crate::spec::{OS, USR};
+use umpire_perfmon::c_calls::{self, Undisturbed};
 
 /// A VMM of before has no PMD for its clock: then the time is that of the program.
 #[test]
@@ -94,9 +94,9 @@ fn lost<T: std::fmt::Debug>(result: Result<T, Failure>) {
         (EAGAIN, Subcode::BindFailed)
     );
     assert!(
-        crate::failure::text().contains("started again"),
+        c_calls::text().contains("started again"),
         "{}",
-        crate::failure::text()
+        c_calls::text()
     );
 }
 

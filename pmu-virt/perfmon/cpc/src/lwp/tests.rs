@@ -148,7 +148,7 @@ fn a_bind_unbinds_what_was_bound() {
 fn what_makes_no_sense_is_refused() {
     let (mut lwps, _, event) = bed();
     assert_eq!(errno(lwps.bind(0, Some(&event), 4)), EINVAL);
-    assert_eq!(crate::failure::subcode(), Subcode::InvalidFlags);
+    assert_eq!(umpire_perfmon::c_calls::subcode(), Subcode::InvalidFlags);
     let nothing = Event {
         pes: [0; MAX_PIC],
         ..event
@@ -159,7 +159,7 @@ fn what_makes_no_sense_is_refused() {
         ..event
     };
     assert_eq!(errno(lwps.bind(0, Some(&other), 0)), EINVAL);
-    assert_eq!(crate::failure::subcode(), Subcode::InvalidEvent);
+    assert_eq!(umpire_perfmon::c_calls::subcode(), Subcode::InvalidEvent);
 }
 
 #[test]

@@ -21,58 +21,6 @@ const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 const F_OWNER_TID: c_int = 0;
 
-const CANCEL_DISABLE: c_int = 1;
-
-unsafe extern "C" {
-    /// pthread_setcancelstate(3), which the C library's bindings lack.
-    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
-}
-
-/// While it is there, this thread gets no signals and is not cancelled: a handler may make
-/// calls, and must not find one half done.
-pub(crate) struct Undisturbed {
-    mask: libc::sigset_t,
-    cancellation: c_int,
-}
-
-impl Undisturbed {
-    pub(crate) fn begin() -> Self {
-        let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
-        let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-        let mut cancellation = 0;
-        // SAFETY: all that is pointed to is valid for writes, and a set of zeros is one; the
-        // calls do not fail with these arguments, and leave errno.
-        let mask = unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-            pthread_setcancelstate(CANCEL_DISABLE, &raw mut cancellation);
-            before.assume_init()
-        };
-        Undisturbed { mask, cancellation }
-    }
-}
-
-impl Drop for Undisturbed {
-    fn drop(&mut self) {
-        let mut was = 0;
-        // SAFETY: as in `begin`; no old set is asked for.
-        unsafe {
-            pthread_setcancelstate(self.cancellation, &raw mut was);
-            libc::pthread_sigmask(
-                libc::SIG_SETMASK,
-                &raw const self.mask,
-                std::ptr::null_mut(),
-            );
-        }
-    }
-}
-
-/// Does `work`, [`Undisturbed`].
-pub(crate) fn undisturbed<R>(work: impl FnOnce() -> R) -> R {
-    let _undisturbed = Undisturbed::begin();
-    work()
-}
-
 /// Lets `signal` through to this thread, if it was blocked.
 pub(crate) fn unblock(signal: c_int) {
     let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -81,18 +29,6 @@ pub(crate) fn unblock(signal: c_int) {
         libc::sigaddset(mask.as_mut_ptr(), signal);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, mask.as_ptr(), std::ptr::null_mut());
     }
-}
-
-/// The calling thread's errno.
-pub(crate) fn errno() -> c_int {
-    // SAFETY: libc returns the address of this thread's errno, always valid.
-    unsafe { *libc::__errno_location() }
-}
-
-/// Sets the calling thread's errno.
-pub(crate) fn set_errno(number: c_int) {
-    // SAFETY: libc returns the address of this thread's errno, always valid.
-    unsafe { *libc::__errno_location() = number };
 }
 
 /// The calling thread hears of `descriptor` by the library's own signal.

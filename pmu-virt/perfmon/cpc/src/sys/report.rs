@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_char, c_void};
 use std::io::{Write, stderr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::failure;
+use umpire_perfmon::c_calls::{self, undisturbed};
+
 use crate::process::alone;
-use crate::signals::undisturbed;
 
 /// `va_list` of x86-64 (System V ABI, 3.5.7).
 #[repr(C)]
@@ -38,7 +38,7 @@ pub(super) fn set(function: Option<ErrorFunction>) {
 /// Reports the calling thread's last failure.
 pub(super) fn report(function: &CStr) {
     let to = undisturbed(|| alone(|| *lock()));
-    let line = failure::line();
+    let line = c_calls::line();
     match to {
         None => {
             // SAFETY: the line is a C string, which only this thread changes.

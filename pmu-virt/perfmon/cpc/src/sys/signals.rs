@@ -5,10 +5,12 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Once;
 
-use crate::failure;
+use errno::{errno, set_errno};
+use umpire_perfmon::c_calls::{self, undisturbed};
+
 use crate::lwp::Signal;
 use crate::process;
-use crate::signals::{OVERFLOW, SIGEMT, errno, set_errno, unblock, undisturbed};
+use crate::signals::{OVERFLOW, SIGEMT, unblock};
 
 /// `EMT_CPCOVF` of `libcpc.h`.
 const EMT_CPCOVF: c_int = 1;
@@ -79,7 +81,7 @@ extern "C" fn on_overflow(_: c_int, info: *const PollInfo, context: *const libc:
         let waits = libc::sigismember(&raw const (*context).uc_sigmask, SIGEMT) == 1;
         ((*info).descriptor, pc, waits)
     };
-    let signal = failure::unheard(|| undisturbed(|| process::overflow(descriptor)));
+    let signal = c_calls::unheard(|| undisturbed(|| process::overflow(descriptor)));
     match signal {
         // Where the program lets none through it looks for the number of the LWP itself.
         Some((signal, true)) if !waits => at_once(signal, pc),

@@ -3,10 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
+use umpire_perfmon::c_calls::undisturbed;
+
 use super::signals::{self, Start};
 use crate::event::Event;
 use crate::process;
-use crate::signals::undisturbed;
 
 /// The function of the C library.
 type Create =

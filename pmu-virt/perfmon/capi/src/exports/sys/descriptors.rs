@@ -6,6 +6,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use errno::{errno, set_errno};
 use libc::{off_t, size_t, ssize_t};
 use rustix::io::Errno;
 
@@ -14,7 +15,7 @@ use crate::calls;
 use crate::reading;
 use crate::state::can_be_context;
 use crate::sys::memory::User;
-use crate::sys::{borrow, owner, real, set_errno};
+use crate::sys::{borrow, owner, real};
 use crate::table::{self, Slot};
 
 /// The context that a descriptor is.
@@ -25,7 +26,7 @@ fn context<'a>(fd: c_int) -> Option<(BorrowedFd<'a>, &'static Slot)> {
 }
 
 fn refused(error: Errno) -> ssize_t {
-    set_errno(error.raw_os_error());
+    set_errno(errno::Errno(error.raw_os_error()));
     -1
 }
 
@@ -79,7 +80,7 @@ unsafe extern "C" fn write(fd: c_int, from: *const c_void, size: size_t) -> ssiz
 #[unsafe(no_mangle)]
 unsafe extern "C" fn lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t {
     if context(fd).is_some() {
-        set_errno(libc::EINVAL);
+        set_errno(errno::Errno(libc::EINVAL));
         return -1;
     }
     // SAFETY: the caller's.
@@ -128,11 +129,11 @@ unsafe extern "C" fn mmap(
     let file = match borrow(fd).map(|open| buffer::file(open, wanted)) {
         Some(Ok(file)) => file,
         Some(Err(failure)) if known || failure.number != libc::EBADF => {
-            set_errno(failure.number);
+            set_errno(errno::Errno(failure.number));
             return libc::MAP_FAILED;
         }
         _ => {
-            set_errno(libc::ENODEV);
+            set_errno(errno::Errno(libc::ENODEV));
             return libc::MAP_FAILED;
         }
     };
@@ -142,9 +143,7 @@ unsafe extern "C" fn mmap(
 
 /// Whether a descriptor, which could not be mapped, may be a context.
 fn is_unknown(fd: c_int) -> bool {
-    // SAFETY: libc returns the address of this thread's errno, always valid.
-    let refused = unsafe { *libc::__errno_location() };
-    refused == libc::ENODEV && borrow(fd).is_some_and(can_be_context)
+    errno().0 == libc::ENODEV && borrow(fd).is_some_and(can_be_context)
 }
 
 /// The same with another name: `off_t` has 64 bits.
