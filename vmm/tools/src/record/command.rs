@@ -12,7 +12,7 @@ use super::book::Book;
 use super::callers::ProgramCallers;
 use super::kernel::KernelNames;
 use super::options::{Dwarf, RecordOptions};
-use super::output::{Output, check_pipe};
+use super::output::{Ended, Output, check_pipe};
 use super::place::rescue;
 use super::plan::SamplingPlan;
 use super::programs::AskedPrograms;
@@ -715,8 +715,19 @@ impl Recording<'_> {
     fn close(&mut self, duration_ns: u64, symbols: &str) -> Result<(), ToolError> {
         let left_out = self.filter.as_mut().map(TaskFilter::take_left_out);
         let left_out = left_out.unwrap_or_default();
-        let bytes = self.output.finish(duration_ns, left_out, symbols)?;
+        let ended = self.output.finish(duration_ns, left_out, symbols)?;
         let at = self.output.name();
+        let totals = self.output.totals();
+        let line = progress(&totals);
+        let none = if was_idle(&totals) && !self.unreported {
+            "; the guest was idle, or did nothing of this kind"
+        } else {
+            ""
+        };
+        let Ended::Written(bytes) = ended else {
+            self.say(&format!("{line}; {at} is left as it was{none}"));
+            return Ok(());
+        };
         let mut lost = self.output.lost();
         let name = match (&mut self.files, &mut lost) {
             (Some(files), lost) => files.put_away(lost.as_mut())?,
@@ -728,13 +739,6 @@ impl Recording<'_> {
                 "{at} was removed or replaced by somebody else; what was recorded is in {name}"
             ));
         }
-        let totals = self.output.totals();
-        let none = if was_idle(&totals) && !self.unreported {
-            "; the guest was idle, or did nothing of this kind"
-        } else {
-            ""
-        };
-        let line = progress(&totals);
         if self.output.is_closed() {
             self.say(&format!("{line}; nobody reads {name} any more"));
         } else {

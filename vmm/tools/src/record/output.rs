@@ -49,6 +49,15 @@ pub(super) fn check_pipe() -> Result<(), ToolError> {
     Ok(())
 }
 
+/// What has become of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// It has so many bytes.
+    Written(u64),
+    /// It has no sample, so what was at its place before is still there.
+    LeftAlone,
+}
+
 /// A file, and what waits for its header.
 #[derive(Debug)]
 pub(super) struct Output {
@@ -204,8 +213,7 @@ impl Output {
         writer.map_or(0, |writer| writer.out().bytes)
     }
 
-    /// Writes the rest, what was left out, the names of the guest's kernel and the trailer;
-    /// gives how many bytes the file has.
+    /// Writes the rest, what was left out, the names of the guest's kernel and the trailer.
     ///
     /// # Errors
     /// The file takes no more.
@@ -214,14 +222,18 @@ impl Output {
         duration_ns: u64,
         left_out: LeftOut,
         symbols: &str,
-    ) -> Result<u64, ToolError> {
+    ) -> Result<Ended, ToolError> {
         self.is_open = false;
         let put = self.put();
         self.done(put)?;
         self.totals.left_out = left_out;
         let Some(mut writer) = self.writer.take().filter(|_| !self.closed) else {
-            return Ok(0);
+            return Ok(Ended::Written(0));
         };
+        if self.totals.samples == 0 && self.place.as_ref().is_some_and(Place::would_replace) {
+            self.place = None;
+            return Ok(Ended::LeftAlone);
+        }
         let done = writer
             .write_left_out(left_out)
             .and_then(|()| writer.write_symbols(symbols))
@@ -233,7 +245,7 @@ impl Output {
             self.place.as_mut().map_or(Ok(()), Place::take)
         });
         self.done(done)?;
-        Ok(bytes)
+        Ok(Ended::Written(bytes))
     }
 
     /// The file that is done, if it is not at its place any more: somebody else has removed
@@ -256,6 +268,50 @@ impl Output {
                 what: format!("{}: cannot be written", self.name()),
                 error,
             }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::profile::Sample;
+
+    /// A recording of `records` to a file in a folder that has `before` there; how it ends, and
+    /// whether the file and FILE.old are there then.
+    fn recorded(before: Option<&str>, records: &[Record]) -> (Ended, bool, bool) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("p");
+        if let Some(text) = before {
+            fs::write(&path, text).expect("a file");
+        }
+        let mut output = Output::new(&path, Header::default());
+        output.open().expect("a file");
+        output.write(records).expect("room");
+        let ended = output.finish(1, LeftOut::default(), "").expect("room");
+        let is_new = fs::read_to_string(&path).ok().as_deref() != before;
+        let kept = folder.path().join("p.old").exists();
+        drop(output);
+        let files = 1 + usize::from(kept);
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), files);
+        (ended, is_new, kept)
+    }
+
+    #[test]
+    fn a_file_gives_way_to_samples_alone() {
+        let sample = [Record::Sample(Sample::default())];
+        assert_eq!(recorded(Some("before"), &[]), (Ended::LeftAlone, false, false));
+        for (before, records, kept) in [
+            (Some("before"), &sample[..], true),
+            (Some(""), &[], false),
+            (None, &[], false),
+        ] {
+            let (ended, is_new, is_kept) = recorded(before, records);
+            let written = matches!(ended, Ended::Written(bytes) if bytes > 0);
+            assert!(written && is_new, "{before:?}: {ended:?}");
+            assert_eq!(is_kept, kept, "{before:?}");
         }
     }
 }

@@ -60,6 +60,11 @@ impl Place {
         self.beside.is_some()
     }
 
+    /// Whether another file would have to give way to it.
+    pub(super) fn would_replace(&self) -> bool {
+        self.waits() && private::has_some(&self.path)
+    }
+
     /// Whether somebody else has removed or replaced the file since it took its place.
     pub(super) fn is_lost(&self) -> bool {
         let is_there = |id| fs::symlink_metadata(&self.path).is_ok_and(|it| identity(&it) == id);
