@@ -78,7 +78,7 @@ pub struct StatOptions {
     pub no_summary: bool,
     /// Measure so many times and print means; 0: again and again, and print each time; needs
     /// --for, --timeout or a command [default: 1]
-    #[arg(short, long, value_name = "N", requires = "ends", conflicts_with = "interval",
+    #[arg(short, long, value_name = "N", requires = "ends",
           value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pub repeat: Option<u32>,
     /// Begin to count so many milliseconds after the command was started, or from now
@@ -87,7 +87,7 @@ pub struct StatOptions {
     pub delay: Option<Duration>,
     /// Stop after so many milliseconds, 10 or more; a command that still runs is ended by
     /// SIGTERM; 0: do not
-    #[arg(long, value_name = "MS", conflicts_with_all = ["interval", "time"],
+    #[arg(long, value_name = "MS",
           default_value = "0", hide_default_value = true,
           value_parser = |text: &str| time_or_off(text, 1_000_000_000))]
     pub timeout: MaybeTime,
@@ -173,11 +173,20 @@ impl StatOptions {
     }
 
     /// How long to count, `timeout` aside.
+    ///
+    /// # Errors
+    /// Two options exclude each other. One that 0 turns off excludes none, as with perf.
     pub(super) fn until(&self) -> Result<Until, ToolError> {
-        match (self.until.until()?, self.timeout) {
-            (Until::Stopped, Some(timeout)) => Ok(Until::Passed(timeout)),
-            (until, _) => Ok(until),
-        }
+        let until = self.until.until()?;
+        let is_time = matches!(until, Until::Passed(_));
+        let excluded = match (self.timeout, self.interval, self.repeat) {
+            (Some(_), Some(_), _) => "--timeout cannot be used with -I",
+            (Some(_), _, _) if is_time => "--timeout cannot be used with --for",
+            (_, Some(_), Some(_)) => "-r cannot be used with -I",
+            (Some(timeout), ..) if until == Until::Stopped => return Ok(Until::Passed(timeout)),
+            _ => return Ok(until),
+        };
+        Err(ToolError::Input(excluded.to_owned()))
     }
 
     /// The targets, of a VM with so many vCPUs and cores.
@@ -356,8 +365,17 @@ mod tests {
             let options = typed(words).unwrap_or_else(|error| panic!("{words}: {error}"));
             assert!(check(&options), "{words}: {options:?}");
         }
-        let until = typed("--timeout 100").unwrap().until().unwrap();
-        assert_eq!(until, Until::Passed(ms(100)));
+        let second = Until::Passed(Duration::from_secs(1));
+        let command = Until::CommandEnds(vec!["true".into()]);
+        for (words, until) in [
+            ("--timeout 100", Until::Passed(ms(100))),
+            ("--timeout 100 -I 0", Until::Passed(ms(100))),
+            ("--timeout 0 -I 100", Until::Stopped),
+            ("--timeout 0 --for 1s", second),
+            ("-r 2 -I 0 true", command),
+        ] {
+            assert_eq!(typed(words).unwrap().until().unwrap(), until, "{words}");
+        }
     }
 
     #[test]
@@ -367,12 +385,12 @@ mod tests {
             ("-D -1", "perf's --control"),
             ("-D -2", "a number of milliseconds"),
             ("--timeout 9", "10..="),
-            ("--timeout 100 -I 100", "cannot be used with"),
-            ("--timeout 100 --for 1s", "cannot be used with"),
+            ("--timeout 100 -I 100", "cannot be used with -I"),
+            ("--timeout 100 --for 1s", "cannot be used with --for"),
             ("--interval-count 2", "--interval <MS>"),
             ("--provenance", "--field-separator"),
             ("-r 2", "--timeout <MS>"),
-            ("-r 2 -I 100 true", "cannot be used with"),
+            ("-r 2 -I 100 true", "cannot be used with -I"),
             ("--all-user --all-kernel", "cannot be used with"),
             ("-o f --log-fd 1", "cannot be used with"),
             ("--log-fd -1", "unexpected argument"),
@@ -381,7 +399,8 @@ mod tests {
             ("-x , -j", "cannot be used with"),
         ] {
             let words = words.replace("-x=", "--field-separator=");
-            let error = typed(&words).expect_err(&words);
+            let until = |it: StatOptions| it.until().map_err(|error| error.to_string());
+            let error = typed(&words).and_then(until).expect_err(&words);
             assert!(error.contains(reason), "{words}: {error}");
         }
     }
