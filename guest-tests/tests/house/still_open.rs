@@ -15,7 +15,6 @@ pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
     ("arbiter/daemon", "Output", [0, 0, 0, 4, 0]),
     ("arbiter/host", "Lease", [0, 0, 0, 12, 0]),
     ("pmu-virt", "CorePmu", [0, 5, 0, 0, 0]),
-    ("pmu-virt", "SimSlot", [0, 0, 0, 4, 0]),
     ("pmu-virt", "SlotBank", [76, 5, 3, 0, 0]),
     ("pmu-virt", "SlotLease", [0, 0, 2, 0, 0]),
     ("pmu-virt/model", "PmuModel", [0, 3, 0, 0, 15]),
@@ -33,7 +32,6 @@ pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
 pub(crate) const FUNCTIONS: &[(&str, &str, Size)] = &[
     ("arbiter/daemon/src/broker/manager.rs", "name", [0, 7]),
     ("arbiter/daemon/src/event_loop/start.rs", "start_until", [0, 8]),
-    ("pmu-virt/src/backend/sim/cycles.rs", "reaches", [0, 7]),
     ("vmm/src/boot.rs", "load_kernel", [73, 0]),
     ("vmm/src/micro/threads.rs", "on_core", [0, 8]),
 ];

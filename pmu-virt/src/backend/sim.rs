@@ -107,7 +107,7 @@ impl SimBackend {
         // Slots of others: an odd one that belongs to a pair, or the partner.
         let partner = SlotIndex(slot.0 ^ 1);
         let neighbour = self.get(partner);
-        let in_pair = slot.0 % 2 == 1 && neighbour.is_some_and(|slot| slot.paired);
+        let in_pair = slot.0 % 2 == 1 && neighbour.is_some_and(SimSlot::is_paired);
         let partner_taken = constraint.paired && neighbour.is_some();
         let free = constraint.slots;
         (in_pair || partner_taken || !constraint.allows(slot, free)).then_some(
@@ -122,7 +122,7 @@ impl SimBackend {
         self.entered = Some((tsc, self.clock.lock().time()));
         for index in self.running.iter() {
             if let Some(slot) = at(&mut self.slots, index) {
-                slot.in_interval = true;
+                slot.enter();
             }
         }
     }
@@ -199,7 +199,7 @@ impl CounterBackend for SimBackend {
         self.overflowed.remove(slot);
         let place = self.slots.get_mut(usize::from(slot.0));
         if let Some(programmed) = place.and_then(Option::take) {
-            self.clock.lock().end(programmed.what);
+            self.clock.lock().end(programmed.what());
         }
     }
 
@@ -228,8 +228,8 @@ impl CounterBackend for SimBackend {
         let left = std::mem::replace(&mut self.clock, self.clocks.of(owner));
         self.owner = owner;
         for slot in self.slots.iter().flatten() {
-            left.lock().end(slot.what);
-            self.clock.lock().begin(&self.clocks, slot.what);
+            left.lock().end(slot.what());
+            self.clock.lock().begin(&self.clocks, slot.what());
         }
         self.resume(running);
     }
@@ -275,7 +275,7 @@ impl CounterBackend for SimBackend {
 
     fn deadline(&self) -> Option<Tsc> {
         let (entered, time) = self.entered?;
-        let due = self.running().filter_map(|slot| slot.due).min();
+        let due = self.running().filter_map(SimSlot::due).min();
         let overflow = due.map(|due| due.saturating_sub(time).max(1));
         // A sample of the ring every millisecond, where it matters.
         let sample = self
@@ -289,6 +289,6 @@ impl CounterBackend for SimBackend {
     }
 
     fn needs_ring(&self) -> bool {
-        self.running().any(|slot| slot.what.rings.matter())
+        self.running().any(|slot| slot.what().rings.matter())
     }
 }

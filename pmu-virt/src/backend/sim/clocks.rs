@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pmu_model::{CountRequest, OwnerId, Ring};
 
 use super::curve::{Curve, unit};
-use super::cycles::{CycleTally, Start, Threshold, count, reaches};
+use super::cycles::{CountedCycles, CycleTally, Start, Threshold};
 use super::table::{Entry, RateTable};
 
 /// The declared rates of a machine, and the time that each of its vCPUs has
@@ -294,8 +294,12 @@ impl Clock {
         let Some(Entry { curve, .. }) = clocks.table().entries.get(cycles.what.entry) else {
             return cycles.tally;
         };
-        let (start, khz) = (self.start(clocks, cycles), clocks.tsc_khz());
-        count(curve, cycles.threshold, start, self.time, khz, cycles.tally)
+        let counted = CountedCycles {
+            curve,
+            threshold: cycles.threshold,
+            tsc_khz: clocks.tsc_khz(),
+        };
+        counted.count(self.start(clocks, cycles), self.time, cycles.tally)
     }
 
     /// Whole events so far, or cycles that have counted.
@@ -323,8 +327,12 @@ impl Clock {
             };
             let start = self.start(clocks, &now);
             let horizon = self.time.saturating_add(u64::from(khz) * HORIZON_MS);
-            let bounds = (start, horizon);
-            return Some(reaches(curve, threshold, bounds, khz, tally, events));
+            let cycles = CountedCycles {
+                curve,
+                threshold,
+                tsc_khz: khz,
+            };
+            return Some(cycles.reaches(start, horizon, tally, events));
         }
         let wanted = u128::from(events).saturating_mul(unit(khz));
         let growth = wanted.saturating_sub(self.total(clocks, what, self.time));

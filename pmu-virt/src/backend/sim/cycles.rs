@@ -145,87 +145,83 @@ pub(super) struct Start {
     pub(super) ring: Option<Ring>,
 }
 
-/// Adds the cycles from `start` to `until` that count. The curve has no noise.
-pub(super) fn count(
-    curve: &Curve,
-    threshold: Threshold,
-    start: Start,
-    until: u64,
-    tsc_khz: u32,
-    tally: CycleTally,
-) -> CycleTally {
-    let mut tally = tally;
-    let counted = |part: &Stretch, _: u64| {
-        tally = part.count(threshold, tally);
-        true
-    };
-    if start.time < until && !stretches(curve, start, until, tsc_khz, counted) {
-        tally.last = false;
-    }
-    tally
+/// Cycles of a vCPU's time, of which those count that have enough events of a curve without
+/// noise.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CountedCycles<'a> {
+    pub(super) curve: &'a Curve,
+    pub(super) threshold: Threshold,
+    pub(super) tsc_khz: u32,
 }
 
-/// The time at which `tally` has grown to `cycles`; `until` if it has not by then.
-pub(super) fn reaches(
-    curve: &Curve,
-    threshold: Threshold,
-    (start, until): (Start, u64),
-    tsc_khz: u32,
-    tally: CycleTally,
-    cycles: u64,
-) -> u64 {
-    let mut tally = tally;
-    let mut found = until;
-    stretches(curve, start, until, tsc_khz, |part, time| {
-        let after = part.count(threshold, tally);
-        if after.cycles < cycles {
-            tally = after;
-            return true;
+impl CountedCycles<'_> {
+    /// Adds the cycles from `start` to `until` that count.
+    pub(super) fn count(&self, start: Start, until: u64, tally: CycleTally) -> CycleTally {
+        let mut tally = tally;
+        let counted = |part: &Stretch, _: u64| {
+            tally = part.count(self.threshold, tally);
+            true
+        };
+        if start.time < until && !self.stretches(start, until, counted) {
+            tally.last = false;
         }
-        let enough = |of: u64| {
-            let shorter = Stretch {
-                cycles: of,
-                ..*part
+        tally
+    }
+
+    /// The time at which `tally` has grown to `cycles`; `until` if it has not by then.
+    pub(super) fn reaches(&self, start: Start, until: u64, tally: CycleTally, cycles: u64) -> u64 {
+        let mut tally = tally;
+        let mut found = until;
+        self.stretches(start, until, |part, time| {
+            let after = part.count(self.threshold, tally);
+            if after.cycles < cycles {
+                tally = after;
+                return true;
+            }
+            let enough = |of: u64| {
+                let shorter = Stretch {
+                    cycles: of,
+                    ..*part
+                };
+                shorter.count(self.threshold, tally).cycles >= cycles
             };
-            shorter.count(threshold, tally).cycles >= cycles
-        };
-        found = time + first_enough(0, part.cycles, enough);
-        false
-    });
-    found
-}
-
-/// Calls `visit` with each stretch of constant rate and the time of its first cycle, until it
-/// says that this is enough. False if there are none, as the ring is not counted.
-fn stretches(
-    curve: &Curve,
-    start: Start,
-    until: u64,
-    tsc_khz: u32,
-    mut visit: impl FnMut(&Stretch, u64) -> bool,
-) -> bool {
-    let Some(ring) = start.ring else {
-        return false;
-    };
-    let unit = unit(tsc_khz);
-    let (mut time, mut base) = (start.time, start.total % unit);
-    while time < until {
-        let (cycles, growth) = curve.even(ring, time, tsc_khz);
-        let cycles = cycles.min(until - time);
-        let stretch = Stretch {
-            cycles,
-            whole: growth / unit,
-            part: growth % unit,
-            base,
-            unit,
-        };
-        if !visit(&stretch, time) {
-            break;
-        }
-        time += cycles;
-        base = (base + u128::from(cycles) * growth) % unit;
+            found = time + first_enough(0, part.cycles, enough);
+            false
+        });
+        found
     }
-    true
+
+    /// Calls `visit` with each stretch of constant rate and the time of its first cycle, until
+    /// it says that this is enough. False if there are none, as the ring is not counted.
+    fn stretches(
+        &self,
+        start: Start,
+        until: u64,
+        mut visit: impl FnMut(&Stretch, u64) -> bool,
+    ) -> bool {
+        let Some(ring) = start.ring else {
+            return false;
+        };
+        let unit = unit(self.tsc_khz);
+        let (mut time, mut base) = (start.time, start.total % unit);
+        while time < until {
+            let (cycles, growth) = self.curve.even(ring, time, self.tsc_khz);
+            let cycles = cycles.min(until - time);
+            let stretch = Stretch {
+                cycles,
+                whole: growth / unit,
+                part: growth % unit,
+                base,
+                unit,
+            };
+            if !visit(&stretch, time) {
+                break;
+            }
+            time += cycles;
+            base = (base + u128::from(cycles) * growth) % unit;
+        }
+        true
+    }
 }
 
 #[cfg(test)]
@@ -241,6 +237,14 @@ mod tests {
             invert,
             edge,
         })
+    }
+
+    fn of(curve: &Curve, threshold: Threshold, tsc_khz: u32) -> CountedCycles<'_> {
+        CountedCycles {
+            curve,
+            threshold,
+            tsc_khz,
+        }
     }
 
     /// Cycle by cycle, as it is defined.
@@ -277,20 +281,21 @@ mod tests {
             let start = Start { time: at, total: total.into(), ring: Some(Ring::User) };
             let until = at + length;
             let expected = naive(&curve, what, start, until, khz);
-            let found = count(&curve, what, start, until, khz, CycleTally::default());
+            let cycles = of(&curve, what, khz);
+            let found = cycles.count(start, until, CycleTally::default());
             prop_assert_eq!(found, expected);
 
             // In pieces it comes to the same, and it is foreseen to the cycle.
             let middle = at + length / 2;
-            let first = count(&curve, what, start, middle, khz, CycleTally::default());
+            let first = cycles.count(start, middle, CycleTally::default());
             let grown = curve.integral(Ring::User, middle, khz) - curve.integral(Ring::User, at, khz);
             let then = Start { time: middle, total: start.total + grown, ..start };
-            prop_assert_eq!(count(&curve, what, then, until, khz, first), expected);
-            let cycles = expected.cycles.div_ceil(2);
-            let reached = reaches(&curve, what, (start, until), khz, CycleTally::default(), cycles);
-            if cycles > 0 {
-                prop_assert_eq!(naive(&curve, what, start, reached, khz).cycles, cycles);
-                prop_assert!(naive(&curve, what, start, reached - 1, khz).cycles < cycles);
+            prop_assert_eq!(cycles.count(then, until, first), expected);
+            let half = expected.cycles.div_ceil(2);
+            let reached = cycles.reaches(start, until, CycleTally::default(), half);
+            if half > 0 {
+                prop_assert_eq!(naive(&curve, what, start, reached, khz).cycles, half);
+                prop_assert!(naive(&curve, what, start, reached - 1, khz).cycles < half);
             }
         }
     }
@@ -321,9 +326,10 @@ mod tests {
             cycles: 7,
             last: true,
         };
-        let after = count(&curve, what, start, 1000, 1000, before);
+        let cycles = of(&curve, what, 1000);
+        let after = cycles.count(start, 1000, before);
         assert_eq!((after.cycles, after.last), (7, false));
-        assert_eq!(count(&curve, what, start, 0, 1000, before), before);
-        assert_eq!(reaches(&curve, what, (start, 900), 1000, before, 8), 900);
+        assert_eq!(cycles.count(start, 0, before), before);
+        assert_eq!(cycles.reaches(start, 900, before, 8), 900);
     }
 }

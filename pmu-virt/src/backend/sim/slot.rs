@@ -7,8 +7,8 @@ use super::clocks::{Clock, SimClocks, What};
 /// What one counter counts of its vCPU's events.
 #[derive(Debug)]
 pub(super) struct SimSlot {
-    pub(super) what: What,
-    pub(super) paired: bool,
+    what: What,
+    paired: bool,
     /// Events until it was stopped last.
     settled: u64,
     /// While it runs: events on the vCPU's clock from which on it counts.
@@ -16,9 +16,9 @@ pub(super) struct SimSlot {
     /// The count at which the armed overflow comes.
     armed: Option<u64>,
     /// When that is at the earliest, on the vCPU's clock.
-    pub(super) due: Option<u64>,
+    due: Option<u64>,
     /// Running since before the present interval began.
-    pub(super) in_interval: bool,
+    in_interval: bool,
 }
 
 impl SimSlot {
@@ -33,6 +33,20 @@ impl SimSlot {
             due: None,
             in_interval: false,
         }
+    }
+
+    pub(super) fn what(&self) -> What {
+        self.what
+    }
+
+    /// Whether it is on two slots.
+    pub(super) fn is_paired(&self) -> bool {
+        self.paired
+    }
+
+    /// When the armed overflow comes at the earliest, on the vCPU's clock, while it runs.
+    pub(super) fn due(&self) -> Option<u64> {
+        self.due
     }
 
     /// Events so far.
@@ -57,6 +71,11 @@ impl SimSlot {
         self.settled = self.count(clocks, clock);
         (self.from, self.due) = (None, None);
         self.in_interval = false;
+    }
+
+    /// An interval begins, while it runs.
+    pub(super) fn enter(&mut self) {
+        self.in_interval = true;
     }
 
     /// An interval is over; true when the armed overflow came in it.
