@@ -17,7 +17,6 @@ pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
     ("pmu-virt", "CorePmu", [0, 5, 0, 0, 0]),
     ("pmu-virt", "SlotBank", [76, 5, 3, 0, 0]),
     ("pmu-virt", "SlotLease", [0, 0, 2, 0, 0]),
-    ("pmu-virt/model", "PmuModel", [0, 3, 0, 0, 15]),
     ("vmm", "CoreThread", [0, 0, 2, 8, 0]),
     ("vmm", "RunState", [0, 5, 0, 9, 0]),
     ("vmm", "Vcpu", [0, 5, 0, 3, 0]),

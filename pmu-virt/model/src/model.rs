@@ -106,27 +106,52 @@ pub(crate) struct Switch {
     pub(crate) settable: bool,
 }
 
+/// What can differ between two PMUs of one name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Properties {
+    /// Vocabulary of event selects.
+    pub(crate) events: EventFamily,
+    pub(crate) programmable: u8,
+    /// Fixed-function counters have numbers below this.
+    pub(crate) fixed: u8,
+    /// One bit for each of them that there is.
+    pub(crate) fixed_map: u8,
+    pub(crate) width: u8,
+    pub(crate) fixed_width: u8,
+    pub(crate) full_width: bool,
+    /// `IA32_PERF_CAPABILITIES` exists.
+    pub(crate) capabilities: bool,
+    /// [`ibs::caps`]; 0 without instruction-based sampling.
+    pub(crate) ibs: u32,
+    /// PMIs can stop the counters (AMD).
+    pub(crate) freeze: bool,
+    pub(crate) pebs: Option<Pebs>,
+}
+
+impl Properties {
+    /// What a PMU has of which nothing else was said.
+    fn of(family: &Family) -> Self {
+        Properties {
+            events: family.events,
+            programmable: family.programmable.default,
+            fixed: family.fixed.default,
+            fixed_map: first_bits(family.fixed.default),
+            width: family.width.default,
+            fixed_width: family.fixed_width.default,
+            full_width: family.full_width.default,
+            capabilities: family.full_width.default,
+            ibs: 0,
+            freeze: false,
+            pebs: None,
+        }
+    }
+}
+
 /// What a guest sees of a PMU: an immutable description.
 #[derive(Clone, Debug)]
 pub struct PmuModel {
     family: &'static Family,
-    /// Vocabulary of event selects.
-    events: EventFamily,
-    programmable: u8,
-    /// Fixed-function counters have numbers below this.
-    fixed: u8,
-    /// One bit for each of them that there is.
-    fixed_map: u8,
-    width: u8,
-    fixed_width: u8,
-    full_width: bool,
-    /// `IA32_PERF_CAPABILITIES` exists.
-    capabilities: bool,
-    /// [`ibs::caps`]; 0 without instruction-based sampling.
-    ibs: u32,
-    /// PMIs can stop the counters (AMD).
-    freeze: bool,
-    pebs: Option<Pebs>,
+    properties: Properties,
     /// What the properties above come to: the bits of a programmable counter and of
     /// a fixed-function one, and the registers by MSR index.
     mask: u64,
@@ -149,7 +174,8 @@ impl PmuModel {
     /// # Errors
     /// What is wrong with the text, and what would be accepted.
     pub fn parse(spec: &str) -> Result<PmuModel, ModelError> {
-        parse::parse(spec)
+        let (family, properties) = parse::parse(spec)?;
+        Ok(PmuModel::of(family, properties))
     }
 
     /// The model that `auto` stands for.
@@ -158,7 +184,7 @@ impl PmuModel {
             Vendor::Intel => &table::INTEL_V2,
             Vendor::Amd => &table::AMD_CORE,
         };
-        PmuModel::of(family).completed()
+        PmuModel::of(family, Properties::of(family))
     }
 
     /// Every model there is.
@@ -175,34 +201,23 @@ impl PmuModel {
         &NAMES
     }
 
-    /// The model of a family with its defaults; not completed yet.
-    fn of(family: &'static Family) -> PmuModel {
-        PmuModel {
+    /// The model of a family with these properties.
+    fn of(family: &'static Family, properties: Properties) -> PmuModel {
+        let model = PmuModel {
             family,
-            events: family.events,
-            programmable: family.programmable.default,
-            fixed: family.fixed.default,
-            fixed_map: first_bits(family.fixed.default),
-            width: family.width.default,
-            fixed_width: family.fixed_width.default,
-            full_width: family.full_width.default,
-            capabilities: family.full_width.default,
-            ibs: 0,
-            freeze: false,
-            pebs: None,
-            mask: 0,
-            fixed_mask: 0,
+            properties,
+            mask: low_bits(properties.width),
+            fixed_mask: low_bits(properties.fixed_width),
             by_index: Arc::default(),
-        }
+        };
+        model.with_registers()
     }
 
-    /// The same model with what follows from its properties, which are final.
-    fn completed(mut self) -> PmuModel {
+    /// The same model with the registers that its properties come to.
+    fn with_registers(mut self) -> PmuModel {
         let mut by_index: Vec<_> = self.registers().collect();
         by_index.sort_by_key(|(msr, _)| *msr);
         self.by_index = by_index.into();
-        self.mask = low_bits(self.width);
-        self.fixed_mask = low_bits(self.fixed_width);
         self
     }
 
@@ -226,12 +241,12 @@ impl PmuModel {
     /// Vocabulary of its event selects.
     #[inline]
     pub fn events(&self) -> EventFamily {
-        self.events
+        self.properties.events
     }
 
     /// Whether the vocabulary is that of every PMU of this name.
     pub fn has_usual_events(&self) -> bool {
-        self.events == self.family.events
+        self.properties.events == self.family.events
     }
 
     /// The same model with the event codes of a processor: `None` where its event selects
@@ -239,33 +254,37 @@ impl PmuModel {
     #[must_use]
     pub fn with_events(self, events: EventFamily) -> Option<Self> {
         let fits = self.family.events.has_selects_of(events);
-        fits.then_some(PmuModel { events, ..self })
+        let properties = Properties {
+            events,
+            ..self.properties
+        };
+        fits.then_some(PmuModel { properties, ..self })
     }
 
     /// Number of programmable counters.
     #[inline]
     pub fn programmable(&self) -> u8 {
-        self.programmable
+        self.properties.programmable
     }
 
     /// Number of fixed-function counters. Where CPUID has a bitmap of them (from version
     /// 5 on), some of these may be absent: [`PmuModel::has`].
     #[inline]
     pub fn fixed(&self) -> u8 {
-        self.fixed
+        self.properties.fixed
     }
 
     /// Fixed-function counters, one bit for each.
     #[inline]
     pub fn fixed_map(&self) -> u8 {
-        self.fixed_map
+        self.properties.fixed_map
     }
 
     /// Number of counters of each kind; see [`PmuModel::fixed`].
     #[inline]
     pub fn counts(&self) -> PerKind {
         PerKind {
-            programmable: self.programmable,
+            programmable: self.properties.programmable,
             fixed: self.fixed(),
         }
     }
@@ -275,19 +294,19 @@ impl PmuModel {
     #[must_use]
     pub fn counted(mut self, countable: impl Fn(&CountRequest) -> bool) -> Self {
         let counts = |event| countable(&CountRequest::plain(event, true, true));
-        for function in (0..self.fixed).filter_map(FixedFunction::of) {
+        for function in (0..self.properties.fixed).filter_map(FixedFunction::of) {
             if self.has_fixed_map() && !counts(EventCode::Fixed(function)) {
-                self.fixed_map &= !(1 << function.index());
+                self.properties.fixed_map &= !(1 << function.index());
             }
         }
-        if self.ibs != 0 {
+        if self.properties.ibs != 0 {
             let known = |event| EventCode::of(self.events(), event).is_some_and(counts);
             let cycles = known(KnownEvent::CoreCycles);
             if !known(KnownEvent::Instructions) {
-                self.ibs &= if cycles { !ibs::caps::OP_COUNT } else { 0 };
+                self.properties.ibs &= if cycles { !ibs::caps::OP_COUNT } else { 0 };
             }
         }
-        self.completed()
+        self.with_registers()
     }
 
     /// Whether CPUID has a bitmap of the fixed-function counters.
@@ -308,14 +327,14 @@ impl PmuModel {
     /// Performance Monitoring Version 4").
     #[inline]
     pub fn has_frozen_status(&self) -> bool {
-        self.family.version >= 4 || self.freeze
+        self.family.version >= 4 || self.properties.freeze
     }
 
     /// What CPUID function 8000_001Bh EAX says of instruction-based sampling:
     /// [`ibs::caps`]; 0 where there is none.
     #[inline]
     pub fn ibs(&self) -> u32 {
-        self.ibs
+        self.properties.ibs
     }
 
     /// What may be counted for samples, the best first. Ops are instructions here. Where
@@ -352,7 +371,7 @@ impl PmuModel {
     /// Bits of `IbsOpCtl` that hold the op counter.
     #[inline]
     pub fn ibs_op_count_bits(&self) -> u8 {
-        if self.ibs & ibs::caps::OP_COUNT_EXTENDED != 0 {
+        if self.properties.ibs & ibs::caps::OP_COUNT_EXTENDED != 0 {
             27
         } else {
             20
@@ -362,8 +381,8 @@ impl PmuModel {
     /// Bits of the counters of each kind.
     pub fn widths(&self) -> PerKind {
         PerKind {
-            programmable: self.width,
-            fixed: self.fixed_width,
+            programmable: self.properties.width,
+            fixed: self.properties.fixed_width,
         }
     }
 
@@ -371,7 +390,7 @@ impl PmuModel {
     /// not among [`PmuModel::msr_ranges`] and [`all_pmu_msr_ranges`]: only with
     /// this model have they to be trapped.
     pub fn shared_msrs(&self) -> &'static [MsrIndex] {
-        match (self.can_freeze(), self.pebs) {
+        match (self.can_freeze(), self.properties.pebs) {
             (_, Some(_)) => &[MISC_ENABLE, DEBUGCTL],
             (true, None) => &[DEBUGCTL],
             (false, None) => &[],
@@ -381,13 +400,13 @@ impl PmuModel {
     /// PEBS, where the model has it.
     #[inline]
     pub fn pebs(&self) -> Option<Pebs> {
-        self.pebs
+        self.properties.pebs
     }
 
     /// Whether PEBS records have groups, and every counter has PEBS.
     #[inline]
     fn has_pebs_groups(&self) -> bool {
-        self.pebs.is_some_and(Pebs::is_baseline)
+        self.properties.pebs.is_some_and(Pebs::is_baseline)
     }
 
     /// Whether a PMI can stop the counters: IA32_DEBUGCTL bit 12 exists where
@@ -396,22 +415,22 @@ impl PmuModel {
     /// 8000_0022h EAX bit 2 says so (APM vol. 3, appendix E.4.24).
     #[inline]
     pub fn can_freeze(&self) -> bool {
-        self.freeze || self.family.version > 1 && self.capabilities
+        self.properties.freeze || self.family.version > 1 && self.properties.capabilities
     }
 
     /// Bits of a programmable counter.
     pub fn width(&self) -> u8 {
-        self.width
+        self.properties.width
     }
 
     /// Bits of a fixed-function counter.
     pub fn fixed_width(&self) -> u8 {
-        self.fixed_width
+        self.properties.fixed_width
     }
 
     /// Whether full-width writes exist (Intel).
     pub fn full_width(&self) -> bool {
-        self.full_width
+        self.properties.full_width
     }
 
     /// Whether counters are enabled globally as well as locally.
@@ -430,8 +449,8 @@ impl PmuModel {
     #[inline]
     pub fn has(&self, counter: CounterId) -> bool {
         match counter {
-            CounterId::Programmable(n) => n < self.programmable,
-            CounterId::Fixed(n) => n < MAX_FIXED && self.fixed_map >> n & 1 != 0,
+            CounterId::Programmable(n) => n < self.properties.programmable,
+            CounterId::Fixed(n) => n < MAX_FIXED && self.properties.fixed_map >> n & 1 != 0,
             CounterId::Ibs(_) => self.ibs() != 0,
         }
     }
@@ -439,7 +458,7 @@ impl PmuModel {
     /// Every counter, programmable ones first; samplers are none.
     #[inline]
     pub fn counters(&self) -> impl Iterator<Item = CounterId> + Clone + use<> {
-        (0..self.programmable)
+        (0..self.properties.programmable)
             .map(CounterId::Programmable)
             .chain(self.fixed_counters())
     }
@@ -447,7 +466,7 @@ impl PmuModel {
     /// Every fixed-function counter.
     #[inline]
     pub fn fixed_counters(&self) -> impl Iterator<Item = CounterId> + Clone + use<> {
-        let map = self.fixed_map;
+        let map = self.properties.fixed_map;
         let numbers = (0..MAX_FIXED).filter(move |n| map >> n & 1 != 0);
         numbers.map(CounterId::Fixed)
     }
@@ -464,7 +483,7 @@ impl PmuModel {
     /// One bit per counter, as in the global control register.
     #[inline]
     pub fn global_mask(&self) -> u64 {
-        low_bits(self.programmable) | u64::from(self.fixed_map) << 32
+        low_bits(self.properties.programmable) | u64::from(self.properties.fixed_map) << 32
     }
 
     /// Value of the global control register after reset: programmable
@@ -472,7 +491,7 @@ impl PmuModel {
     /// Processor States Following Power-up, Reset, or INIT"; AMD likewise).
     pub fn global_control_reset(&self) -> u64 {
         if self.family.has_global {
-            low_bits(self.programmable)
+            low_bits(self.properties.programmable)
         } else {
             0
         }
@@ -481,9 +500,13 @@ impl PmuModel {
     /// `IA32_PERF_CAPABILITIES`, where the model has it.
     #[inline]
     pub fn perf_capabilities(&self) -> Option<u64> {
-        let full_width = if self.full_width { FW_WRITE } else { 0 };
-        let pebs = self.pebs.map_or(0, Pebs::capabilities);
-        self.capabilities.then_some(full_width | pebs)
+        let full_width = if self.properties.full_width {
+            FW_WRITE
+        } else {
+            0
+        };
+        let pebs = self.properties.pebs.map_or(0, Pebs::capabilities);
+        self.properties.capabilities.then_some(full_width | pebs)
     }
 
     /// Inclusive ranges of MSR indices that the model answers, ascending,
@@ -499,7 +522,7 @@ impl PmuModel {
     #[inline]
     pub fn registers(&self) -> impl Iterator<Item = (u32, Register)> + use<'_> {
         let of_row = |row: &'static RegisterRow| {
-            let numbers = 0..row.count.number(self);
+            let numbers = 0..row.count.number(&self.properties);
             numbers.map(|n| (row.msr(n), row.kind.register(n)))
         };
         self.rows()
@@ -540,7 +563,7 @@ impl PmuModel {
             // Before format 4 the bits above are those of load latency, which no
             // source knows.
             Register::PebsEnable if self.has_pebs_groups() => self.global_mask(),
-            Register::PebsEnable => low_bits(self.programmable),
+            Register::PebsEnable => low_bits(self.properties.programmable),
             Register::PebsDataConfig => PEBS_GROUPS,
             Register::FixedControl => self.fixed_control_bits(),
             Register::GlobalControl => self.global_mask(),
@@ -593,7 +616,11 @@ impl PmuModel {
             // Bit 58 belongs to branch records.
             (Vendor::Amd, true) => CTR_FRZ,
         };
-        let buffer = if self.pebs.is_some() { OVF_BUFFER } else { 0 };
+        let buffer = if self.properties.pebs.is_some() {
+            OVF_BUFFER
+        } else {
+            0
+        };
         counters | indicators | buffer
     }
 
@@ -612,7 +639,7 @@ impl PmuModel {
             0
         };
         let one = |n| (field | adaptive) << (4 * u32::from(n));
-        let there = (0..MAX_FIXED).filter(|n| self.fixed_map >> n & 1 != 0);
+        let there = (0..MAX_FIXED).filter(|n| self.properties.fixed_map >> n & 1 != 0);
         there.map(one).sum()
     }
 
@@ -622,7 +649,13 @@ impl PmuModel {
         Some(match register {
             IbsRegister::FetchControl => ibs::fetch::WRITABLE,
             IbsRegister::OpControl => {
-                let has = |cap, bits| if self.ibs & cap != 0 { bits } else { 0 };
+                let has = |cap, bits| {
+                    if self.properties.ibs & cap != 0 {
+                        bits
+                    } else {
+                        0
+                    }
+                };
                 let count = low_bits(self.ibs_op_count_bits()) << ibs::op::COUNT_SHIFT;
                 ibs::op::MAX
                     | ibs::op::ENABLE
@@ -649,10 +682,10 @@ impl PmuModel {
     fn rows(&self) -> impl Iterator<Item = &'static RegisterRow> + use<'_> {
         self.family.rows.iter().filter(|row| match row.needs {
             RowNeeds::Nothing => true,
-            RowNeeds::FullWidth => self.full_width,
-            RowNeeds::Capabilities => self.capabilities,
-            RowNeeds::Ibs(caps) => self.ibs & caps == caps,
-            RowNeeds::Pebs => self.pebs.is_some(),
+            RowNeeds::FullWidth => self.properties.full_width,
+            RowNeeds::Capabilities => self.properties.capabilities,
+            RowNeeds::Ibs(caps) => self.properties.ibs & caps == caps,
+            RowNeeds::Pebs => self.properties.pebs.is_some(),
             RowNeeds::PebsGroups => self.has_pebs_groups(),
         })
     }
@@ -661,33 +694,42 @@ impl PmuModel {
 /// The name with every property, as [`PmuModel::parse`] takes it.
 impl fmt::Display for PmuModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{},counters={},fixed=", self.name(), self.programmable,)?;
-        match self.fixed_map.trailing_ones() {
-            first if self.fixed_map >> first == 0 => write!(f, "{first}")?,
-            _ => write!(f, "{:#x}", self.fixed_map)?,
+        write!(
+            f,
+            "{},counters={},fixed=",
+            self.name(),
+            self.properties.programmable,
+        )?;
+        match self.properties.fixed_map.trailing_ones() {
+            first if self.properties.fixed_map >> first == 0 => write!(f, "{first}")?,
+            _ => write!(f, "{:#x}", self.properties.fixed_map)?,
         }
         let on_off = |on| if on { "on" } else { "off" };
         write!(
             f,
             ",width={},fixed-width={},full-width={}",
-            self.width,
-            self.fixed_width,
-            on_off(self.full_width)
+            self.properties.width,
+            self.properties.fixed_width,
+            on_off(self.properties.full_width)
         )?;
-        if self.capabilities != self.full_width {
-            write!(f, ",perf-capabilities={}", on_off(self.capabilities))?;
+        if self.properties.capabilities != self.properties.full_width {
+            write!(
+                f,
+                ",perf-capabilities={}",
+                on_off(self.properties.capabilities)
+            )?;
         }
-        if let Some(pebs) = self.pebs {
+        if let Some(pebs) = self.properties.pebs {
             write!(f, ",{pebs}")?;
         }
-        if self.ibs != 0 {
+        if self.properties.ibs != 0 {
             f.write_str(",ibs=on")?;
         }
-        if self.freeze {
+        if self.properties.freeze {
             f.write_str(",freeze=on")?;
         }
         if !self.has_usual_events() {
-            write!(f, ",events={}", self.events.name())?;
+            write!(f, ",events={}", self.properties.events.name())?;
         }
         Ok(())
     }

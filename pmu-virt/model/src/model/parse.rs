@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{Family, Numbers, PmuModel, first_bits, table};
+use super::{Family, Numbers, PmuModel, Properties, first_bits, table};
 use crate::event::EventFamily;
 use crate::ids::Vendor;
 use crate::pebs::{Pebs, PebsFormat, PebsPrecision};
@@ -86,7 +86,8 @@ fn known_models() -> String {
     names.join(", ")
 }
 
-pub(super) fn parse(spec: &str) -> Result<PmuModel, ModelError> {
+/// The family that is named, and the properties of this PMU.
+pub(super) fn parse(spec: &str) -> Result<(&'static Family, Properties), ModelError> {
     let mut parts = spec.split(',').map(str::trim);
     let name = parts.next().unwrap_or_default();
     let family = table::FAMILIES
@@ -95,7 +96,7 @@ pub(super) fn parse(spec: &str) -> Result<PmuModel, ModelError> {
         .ok_or_else(|| ModelError::UnknownModel {
             name: name.to_owned(),
         })?;
-    let mut model = PmuModel::of(family);
+    let mut chosen = Properties::of(family);
     let mut seen = Vec::new();
     let mut format = None;
     for part in parts {
@@ -109,7 +110,7 @@ pub(super) fn parse(spec: &str) -> Result<PmuModel, ModelError> {
             });
         }
         seen.push(property);
-        set(&mut model, &mut format, property, value)?;
+        set(family, &mut chosen, &mut format, property, value)?;
     }
     let impossible = |property: &str, value: &str, allowed: &str| ModelError::BadValue {
         model: family.summary.name,
@@ -117,7 +118,7 @@ pub(super) fn parse(spec: &str) -> Result<PmuModel, ModelError> {
         value: value.to_owned(),
         allowed: allowed.to_owned(),
     };
-    match (&mut model.pebs, format) {
+    match (&mut chosen.pebs, format) {
         (Some(pebs), Some(format)) => pebs.format = format,
         (None, Some(format)) => {
             let number = format.number().to_string();
@@ -131,24 +132,24 @@ pub(super) fn parse(spec: &str) -> Result<PmuModel, ModelError> {
     }
     if !seen.contains(&"perf-capabilities") {
         // It is there that PEBS says which records it writes.
-        model.capabilities = model.full_width || model.pebs.is_some();
-    } else if !model.capabilities && (model.full_width || model.pebs.is_some()) {
-        let allowed = match model.pebs {
+        chosen.capabilities = chosen.full_width || chosen.pebs.is_some();
+    } else if !chosen.capabilities && (chosen.full_width || chosen.pebs.is_some()) {
+        let allowed = match chosen.pebs {
             Some(_) => "on, or pebs=off and full-width=off with it",
             None => "on, or full-width=off with it",
         };
         return Err(impossible("perf-capabilities", "off", allowed));
     }
-    Ok(model.completed())
+    Ok((family, chosen))
 }
 
 fn set(
-    model: &mut PmuModel,
+    family: &Family,
+    chosen: &mut Properties,
     format: &mut Option<PebsFormat>,
     property: &str,
     value: Option<&str>,
 ) -> Result<(), ModelError> {
-    let family = model.family;
     let name = family.summary.name;
     if !PROPERTIES.contains(&property) {
         return Err(ModelError::UnknownProperty {
@@ -168,9 +169,9 @@ fn set(
     };
     let number = |allowed| parse_number(name, (property, value), allowed, or);
     match property {
-        "counters" => model.programmable = number(family.programmable)?,
+        "counters" => chosen.programmable = number(family.programmable)?,
         "fixed" => {
-            (model.fixed, model.fixed_map) = match fixed_map(family, value) {
+            (chosen.fixed, chosen.fixed_map) = match fixed_map(family, value) {
                 Some(map) => (bits_up_to(map), map),
                 None => {
                     let fixed = number(family.fixed)?;
@@ -178,9 +179,9 @@ fn set(
                 }
             }
         }
-        "width" => model.width = number(family.width)?,
-        "fixed-width" => model.fixed_width = number(family.fixed_width)?,
-        "full-width" => model.full_width = parse_switch(family, property, value)?,
+        "width" => chosen.width = number(family.width)?,
+        "fixed-width" => chosen.fixed_width = number(family.fixed_width)?,
+        "full-width" => chosen.full_width = parse_switch(family, property, value)?,
         "ibs" => {
             let on = parse_on_off(name, property, value)?;
             if on && family.ibs == 0 {
@@ -190,7 +191,7 @@ fn set(
                     fixed: "off".to_owned(),
                 });
             }
-            model.ibs = if on { family.ibs } else { 0 };
+            chosen.ibs = if on { family.ibs } else { 0 };
         }
         "freeze" => {
             let on = parse_on_off(name, property, value)?;
@@ -202,12 +203,12 @@ fn set(
                     fixed: "off".to_owned(),
                 });
             }
-            model.freeze = on;
+            chosen.freeze = on;
         }
-        "events" => model.events = parse_events(family, value)?,
-        "pebs" => model.pebs = parse_pebs(family, property, value)?,
+        "events" => chosen.events = parse_events(family, value)?,
+        "pebs" => chosen.pebs = parse_pebs(family, property, value)?,
         "pebs-format" => *format = Some(parse_pebs_format(family, property, value)?),
-        _ => model.capabilities = parse_switch(family, property, value)?,
+        _ => chosen.capabilities = parse_switch(family, property, value)?,
     }
     Ok(())
 }

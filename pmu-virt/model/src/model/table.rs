@@ -2,7 +2,7 @@
 
 use arbiter::CounterId;
 
-use super::{Family, MAX_FIXED, MAX_PROGRAMMABLE, ModelSummary, Numbers, PmuModel, Switch};
+use super::{Family, MAX_FIXED, MAX_PROGRAMMABLE, ModelSummary, Numbers, Properties, Switch};
 use crate::event::EventFamily;
 use crate::ibs::{EXTENDED_VECTORS, IbsRegister, caps};
 use crate::ids::Vendor;
@@ -70,12 +70,12 @@ pub enum RegisterKind {
 
 impl RowCount {
     #[inline]
-    pub(super) fn number(self, model: &PmuModel) -> u8 {
+    pub(super) fn number(self, has: &Properties) -> u8 {
         match self {
             RowCount::Exactly(n) => n,
-            RowCount::Programmable => model.programmable,
-            RowCount::Fixed => model.fixed,
-            RowCount::OneIfFixed => u8::from(model.fixed_map != 0),
+            RowCount::Programmable => has.programmable,
+            RowCount::Fixed => has.fixed,
+            RowCount::OneIfFixed => u8::from(has.fixed_map != 0),
         }
     }
 }
