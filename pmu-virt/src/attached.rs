@@ -22,7 +22,7 @@ use perfmon_abi::consts::PFM_FL_PREEMPTIBLE;
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_model::ibs::IbsSample;
 use pmu_model::{
-    CountRequest, IbsKind, Nanos, OwnerId, SlotIndex, SlotSet, Ticks, Tsc, Unavailable,
+    CountRequest, IbsKind, Nanos, OwnerId, Reading, SlotIndex, SlotSet, Ticks, Tsc, Unavailable,
 };
 
 use crate::assign::Demand;
@@ -31,7 +31,7 @@ use crate::filter::EventFilter;
 use crate::placement::Claim;
 use crate::slot_bank::{Settled, SlotBank, SlotLease};
 use allowance::Allowance;
-use places::{Places, PmdSettled};
+use places::Places;
 pub(crate) use samplers::no_sampler_of_core;
 use time::ContextTime;
 pub(crate) use time::TickClock;
@@ -296,24 +296,28 @@ impl AttachedContext {
     /// Takes in what its slots have counted since the last time.
     pub(crate) fn settle(&mut self, bank: &mut SlotBank) {
         for index in self.places.indices() {
-            let settled = self.places.settle(index, bank);
-            self.take_in(settled);
+            if let Some(reading) = bank.read(self.places.lease(index)) {
+                self.take_in(index, reading);
+            }
         }
     }
 
     /// Takes in what the slots have counted whose overflow has come.
     pub(crate) fn settle_slots(&mut self, slots: SlotSet, bank: &mut SlotBank) {
         for index in self.places.indices() {
-            let settled = self.places.settle_overflow(index, slots, bank);
-            self.take_in(settled);
+            let lease = self.places.lease_mut(index);
+            if slots.contains(lease.slot()) && bank.holds(lease) {
+                lease.overflowed();
+                if let Some(reading) = bank.read(lease) {
+                    self.take_in(index, reading);
+                }
+            }
         }
     }
 
-    /// What was counted is the PMD's.
-    fn take_in(&mut self, settled: Option<PmdSettled>) {
-        let Some((pmd, settled)) = settled else {
-            return;
-        };
+    /// What the slot of a place tells is its PMD's.
+    fn take_in(&mut self, index: usize, reading: Reading) {
+        let (pmd, settled) = self.places.absorb(index, reading);
         let set = self.context.active_set();
         match settled {
             Settled::Counted(events, provenance) => {
@@ -333,18 +337,27 @@ impl AttachedContext {
         self.leave_where(bank, |_, _| true);
     }
 
-    /// Leaves the slots that cannot count for another vCPU, before there is one.
-    pub(crate) fn leave_private(&mut self, bank: &mut SlotBank) {
-        self.leave_where(bank, SlotBank::is_private);
-    }
-
-    fn leave_where(&mut self, bank: &mut SlotBank, which: impl Fn(&SlotBank, &SlotLease) -> bool) {
+    /// Gives back those slots which `which` says.
+    pub(crate) fn leave_where(
+        &mut self,
+        bank: &mut SlotBank,
+        which: impl Fn(&SlotBank, &SlotLease) -> bool,
+    ) {
         for index in self.places.indices() {
             if which(bank, self.places.lease(index)) {
-                let last = self.places.leave(index, bank);
-                self.take_in(last);
+                self.leave(index, bank);
             }
         }
+    }
+
+    fn leave(&mut self, index: usize, bank: &mut SlotBank) {
+        let lease = self.places.lease(index);
+        let is_running = lease.is_running();
+        let (last, _) = bank.end(lease);
+        if let Some(last) = last.filter(|_| is_running) {
+            self.take_in(index, last);
+        }
+        self.places.remove(index);
     }
 
     /// Starts and stops its slots as the context wants it; what finds none is
@@ -362,7 +375,29 @@ impl AttachedContext {
                 self.context.lose(wanted.pmd);
             }
         }
-        self.places.serve(wanted, bank);
+        for (index, serves) in self.places.serve(wanted).into_iter().enumerate() {
+            if let Some(wanted) = serves {
+                self.run(index, &wanted, bank);
+            } else {
+                let lease = self.places.lease_mut(index);
+                lease.stand();
+                bank.stop(lease);
+            }
+        }
+    }
+
+    /// Has a place count for `wanted`.
+    fn run(&mut self, index: usize, wanted: &Wanted, bank: &mut SlotBank) {
+        if let Some(claimant) = self.places.give_to(index, wanted.pmd) {
+            bank.rename(self.places.lease(index), claimant);
+        }
+        let lease = self.places.lease_mut(index);
+        lease.run();
+        bank.start(lease);
+        // A set that switches at overflows (PFM_SETFL_OVFL_SWITCH) does so as late as a sample
+        // comes: what it counted meanwhile is its own, and no count is missing.
+        let arming = lease.await_about(wanted.until);
+        bank.arm(lease, arming);
     }
 
     /// Gives slots to what is missing, where that moves nobody who counts.
@@ -387,11 +422,18 @@ impl AttachedContext {
     }
 
     fn bind(&mut self, slots: SlotSet, wanted: Wanted, bank: &mut SlotBank) {
-        if let Err(reason) = self.places.bind(slots, &wanted, bank) {
-            let set = self.context.active_set();
-            self.places
-                .log_uncounted(set, wanted.pmd, "finds no counter", reason);
-            self.miss(wanted);
+        let pmd = wanted.pmd;
+        match bank.place(slots, self.places.claimant(pmd), &wanted.request) {
+            Ok(lease) => {
+                let index = self.places.come(lease, pmd);
+                self.run(index, &wanted, bank);
+            }
+            Err(reason) => {
+                let set = self.context.active_set();
+                self.places
+                    .log_uncounted(set, pmd, "finds no counter", reason);
+                self.miss(wanted);
+            }
         }
     }
 
@@ -400,8 +442,7 @@ impl AttachedContext {
         let Some(index) = self.places.place_of(pmd) else {
             return;
         };
-        let last = self.places.leave(index, bank);
-        self.take_in(last);
+        self.leave(index, bank);
         let mut wanted = self.context.wanted().into_iter();
         if let Some(wanted) = wanted.find(|wanted| wanted.pmd == pmd) {
             self.places.miss(wanted);
@@ -463,15 +504,20 @@ impl AttachedContext {
 
 /// Time, and the switches of event sets that it brings.
 impl AttachedContext {
-    /// Its vCPU was entered and left.
-    pub(crate) fn note_interval(&mut self, ran: Nanos, halted: Nanos) {
+    /// A vCPU's context: its vCPU was left after it `ran` so long. True if that has brought a
+    /// switch of sets.
+    pub(crate) fn vcpu_leaves(
+        &mut self,
+        ran: Ticks,
+        halted: Nanos,
+        tsc_khz: u32,
+        bank: &mut SlotBank,
+    ) -> bool {
+        let ran = self.time.run_time(ran, tsc_khz);
+        let switched = self.advance(ran, Nanos(0), bank);
         let due = self.context.switch_due().unwrap_or_default();
         self.time.note_interval(due, ran, halted);
-    }
-
-    /// The time of ticks in which the vCPU ran.
-    pub(crate) fn run_time(&mut self, ticks: Ticks, tsc_khz: u32) -> Nanos {
-        self.time.run_time(ticks, tsc_khz)
+        switched
     }
 
     /// A core's context: the guest is entered, and time until then was not idle
@@ -508,7 +554,7 @@ impl AttachedContext {
 
     /// Time passes: some in which a vCPU ran, and some in which nothing did. The
     /// switches of sets that are due take place: true if there were any.
-    pub(crate) fn advance(&mut self, ran: Nanos, idle: Nanos, bank: &mut SlotBank) -> bool {
+    fn advance(&mut self, ran: Nanos, idle: Nanos, bank: &mut SlotBank) -> bool {
         let all = ran + idle;
         if !self.time.is_blind() && self.context.switch_due().is_some_and(|due| due <= all) {
             // Until now events were those of the set that was active.

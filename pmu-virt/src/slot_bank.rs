@@ -8,13 +8,12 @@
 
 mod claimant;
 mod lease;
+mod marks;
 mod residents;
 
 pub use claimant::{Claimant, HolderReport};
-pub(crate) use lease::{Return, Settled, SlotLease};
+pub(crate) use lease::{Arming, Return, Settled, SlotLease};
 
-use std::collections::BTreeMap;
-use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pmu_model::{
@@ -23,46 +22,26 @@ use pmu_model::{
 };
 
 use crate::backend::CounterBackend;
-use lease::Arming;
-use residents::{Resident, Residents};
+use marks::{Hearer, Marks};
+use residents::{FinalReading, Resident, Residents};
 
 /// The physical counters of one core.
+///
+/// It lets the backend, the slots' residents and their marks meet. How far a count was taken
+/// in is the lease's: whoever holds it reads here and takes in there.
 #[derive(Debug)]
 pub(crate) struct SlotBank {
     /// No other bank of this program has it.
     number: u64,
     backend: Box<dyn CounterBackend>,
     residents: Residents,
-    /// Slots that count while the attached vCPU runs.
-    running: SlotSet,
-    /// Overflows told by the backend that their owner has not heard of.
-    flagged: SlotSet,
-    /// Those of host contexts that are present.
-    flagged_hosts: SlotSet,
-    /// Slots that have run since they were read.
-    stale: SlotSet,
-    /// Slots with an overflow to be told.
-    armed: SlotSet,
+    marks: Marks,
     attached: Option<OwnerId>,
-    /// What is owed to leases that somebody else has ended, by their stamps.
-    final_readings: BTreeMap<u64, FinalReading>,
     stamps: u64,
     operations: u64,
     stats: SwitchStats,
-    /// Slots to be started when the switch under way ends.
-    batch: Option<SlotSet>,
-    /// `operations` when it began.
+    /// `operations` when the switch under way began.
     booked: u64,
-}
-
-/// The last count of a lease that is over.
-#[derive(Clone, Copy, Debug)]
-struct FinalReading {
-    claimant: Claimant,
-    /// None if it has not run since it was read.
-    reading: Option<Reading>,
-    /// Why it is no longer exact.
-    loss: Option<LossReason>,
 }
 
 /// What vCPU switches cost a core, summed since it was made.
@@ -90,17 +69,11 @@ impl SlotBank {
             number: BANKS.fetch_add(1, Ordering::Relaxed),
             backend,
             residents: Residents::new(capacity),
-            running: SlotSet::EMPTY,
-            flagged: SlotSet::EMPTY,
-            flagged_hosts: SlotSet::EMPTY,
-            stale: SlotSet::EMPTY,
-            armed: SlotSet::EMPTY,
+            marks: Marks::default(),
             attached: None,
-            final_readings: BTreeMap::new(),
             stamps: 0,
             operations: 0,
             stats: SwitchStats::default(),
-            batch: None,
             booked: 0,
         }
     }
@@ -137,18 +110,8 @@ impl SlotBank {
 
     /// The slots on which no counter is of a vCPU that is away.
     pub(crate) fn unclaimed(&self) -> SlotSet {
-        let others = self.residents.taken().iter().filter(|slot| {
-            let resident = self.residents.get(*slot);
-            resident.is_some_and(|resident| !self.is_present(&resident.claimant))
-        });
-        self.slots().difference(others.collect())
-    }
-
-    /// Whether a counter is the attached vCPU's or the core's own.
-    fn is_present(&self, claimant: &Claimant) -> bool {
-        claimant
-            .vcpu()
-            .is_none_or(|vcpu| self.attached == Some(vcpu))
+        self.slots()
+            .difference(self.residents.of_absent(self.attached))
     }
 
     /// The vCPU that counts.
@@ -165,30 +128,28 @@ impl SlotBank {
 
     /// Stops what is running.
     fn pause(&mut self) {
-        if self.running.is_empty() {
+        let running = self.marks.stop_all();
+        if running.is_empty() {
             return;
         }
-        let running = std::mem::take(&mut self.running);
         self.operations += 1;
         self.backend.pause(running);
-        self.flagged = self.flagged.union(self.backend.take_overflows());
+        self.marks.flag(self.backend.take_overflows());
     }
 
     /// A switch begins: what starts in it starts as one.
     pub(crate) fn begin_switch(&mut self) {
         self.stats.switches += 1;
         self.booked = self.operations;
-        self.batch = Some(SlotSet::EMPTY);
+        self.marks.begin_batch();
     }
 
     /// The switch ends.
     pub(crate) fn end_switch(&mut self) {
-        let batch = self.batch.take().unwrap_or(SlotSet::EMPTY);
-        let stopped = batch.difference(self.running);
-        if !stopped.is_empty() {
-            self.running = self.running.union(stopped);
+        let batch = self.marks.end_batch();
+        if !batch.is_empty() {
             self.operations += 1;
-            self.backend.resume(stopped);
+            self.backend.resume(batch);
         }
         self.stats.operations += self.operations - self.booked;
     }
@@ -197,7 +158,7 @@ impl SlotBank {
     pub(crate) fn observe(&mut self, progress: &Progress) {
         self.backend.observe(progress);
         if !matches!(progress, Progress::Entered { .. }) {
-            self.stale = self.stale.union(self.running);
+            self.marks.have_run();
         }
     }
 
@@ -205,32 +166,25 @@ impl SlotBank {
     #[inline]
     pub(crate) fn take_overflows(&mut self) -> SlotSet {
         let told = self.backend.take_overflows();
-        if told.is_empty() && self.flagged.is_empty() {
+        if told.is_empty() && !self.marks.is_any_flagged() {
             return SlotSet::EMPTY;
         }
-        self.flagged = self.flagged.union(told);
-        let (mut guests, mut hosts) = (SlotSet::EMPTY, SlotSet::EMPTY);
-        for slot in self.flagged.iter() {
-            match self.residents.get(slot).map(|resident| resident.claimant) {
-                Some(Claimant::Guest { vcpu, .. }) if self.attached == Some(vcpu) => {
-                    guests.insert(slot);
-                }
-                Some(Claimant::Context { vcpu, .. }) if vcpu.is_none() || self.attached == vcpu => {
-                    hosts.insert(slot);
-                }
-                // Its vCPU hears of it when it is back.
-                Some(_) | None => {}
+        self.marks.flag(told);
+        let (residents, attached) = (&self.residents, self.attached);
+        self.marks.tell_guests(|slot| {
+            let claimant = residents.get(slot).map(|resident| resident.claimant);
+            match claimant.filter(|claimant| claimant.is_present(attached)) {
+                Some(Claimant::Guest { .. }) => Hearer::Guest,
+                Some(Claimant::Context { .. }) => Hearer::Host,
+                None => Hearer::NobodyYet,
             }
-        }
-        self.flagged = self.flagged.difference(guests).difference(hosts);
-        self.flagged_hosts = self.flagged_hosts.union(hosts);
-        guests
+        })
     }
 
     /// Overflows of host contexts' counters, as of the last
     /// [`SlotBank::take_overflows`].
     pub(crate) fn take_host_overflows(&mut self) -> SlotSet {
-        std::mem::take(&mut self.flagged_hosts)
+        self.marks.tell_hosts()
     }
 
     #[inline]
@@ -240,13 +194,12 @@ impl SlotBank {
 
     /// Whether anything counts while the attached vCPU runs.
     pub(crate) fn is_counting(&self) -> bool {
-        !self.running.is_empty()
+        self.marks.is_any_running()
     }
 
     /// Forgets a vCPU that leaves the core: its slots were released.
     pub(crate) fn forget(&mut self, owner: OwnerId) {
-        self.final_readings
-            .retain(|_, reading| reading.claimant.vcpu() != Some(owner));
+        self.residents.forget(owner);
         if self.attached == Some(owner) {
             self.pause();
             self.attached = None;
@@ -260,16 +213,17 @@ impl SlotBank {
             holder: resident.claimant,
             request: resident.request,
             source: self.backend.source(slot),
-            counting: self.running.contains(slot),
+            counting: self.marks.runs_now(slot),
         };
         self.residents.iter().map(report).collect()
     }
 }
 
-/// What is done with a lease.
+/// What is done to the slot of a lease.
 impl SlotBank {
-    /// Its vCPU is back, and wants `now` counted.
-    fn take_back(&mut self, lease: &mut SlotLease, now: Option<CountRequest>) -> Return {
+    /// Its vCPU is back, and wants `now` counted. In a place that is still right, it counts
+    /// on or stands still, as it did.
+    pub(crate) fn take_back(&mut self, lease: &SlotLease, now: Option<CountRequest>) -> Return {
         let Some(resident) = self.residents.stamped(lease.slot(), lease.stamp()) else {
             return Return::Lost;
         };
@@ -287,96 +241,73 @@ impl SlotBank {
         Return::InPlace
     }
 
+    /// What the slot has counted; nothing if it does not run, or is somebody else's by now.
     #[inline]
-    fn settle(&mut self, lease: &mut SlotLease) -> Option<Settled> {
+    pub(crate) fn read(&mut self, lease: &SlotLease) -> Option<Reading> {
         if !lease.is_running() {
             return None;
         }
         let slot = lease.slot();
         let resident = self.residents.stamped(slot, lease.stamp())?;
         self.operations += 1;
-        self.stale.remove(slot);
-        let settled = lease.absorb(self.backend.read(slot));
-        resident.seen = matches!(settled, Settled::Counted(..)).then_some(lease.settled());
-        Some(settled)
+        self.marks.read(slot);
+        let reading = self.backend.read(slot);
+        resident.seen = count_of(reading);
+        Some(reading)
     }
 
+    /// The slot counts while the vCPU runs; in a switch, from its end on.
     #[inline]
-    fn start(&mut self, lease: &mut SlotLease) {
-        let slot = lease.slot();
-        lease.set_running(true);
-        if self.running.contains(slot) {
-            return;
-        }
-        if let Some(batch) = &mut self.batch {
-            batch.insert(slot);
-            return;
-        }
-        self.running.insert(slot);
-        self.operations += 1;
-        self.backend.start(slot);
-    }
-
-    /// Stops the slot of a lease that stands still.
-    #[inline]
-    fn stop(&mut self, lease: &SlotLease) {
-        if !self.holds(lease) {
-            return;
-        }
-        let slot = lease.slot();
-        if let Some(batch) = &mut self.batch {
-            batch.remove(slot);
-        }
-        if self.running.contains(slot) {
-            self.running.remove(slot);
+    pub(crate) fn start(&mut self, lease: &SlotLease) {
+        if self.marks.start(lease.slot()) {
             self.operations += 1;
-            self.backend.stop(slot);
+            self.backend.start(lease.slot());
         }
     }
 
+    /// The slot stands still.
     #[inline]
-    fn arm(&mut self, lease: &mut SlotLease, until: Option<NonZeroU64>) {
-        if self.note_armed(lease, until) {
-            self.backend.arm(lease.slot(), until);
+    pub(crate) fn stop(&mut self, lease: &SlotLease) {
+        if self.holds(lease) && self.marks.stop(lease.slot()) {
+            self.operations += 1;
+            self.backend.stop(lease.slot());
         }
     }
 
-    /// Asks for its overflow as [`SlotLease::arm`] does; this one may wait for others.
+    /// Asks for the overflow that the lease awaits.
     #[inline]
-    pub(crate) fn arm_about(&mut self, lease: &mut SlotLease, until: Option<NonZeroU64>) {
-        if self.note_armed(lease, until) {
-            self.backend.arm_about(lease.slot(), until);
-        }
-    }
-
-    /// Whether the backend is to be told.
-    #[inline]
-    fn note_armed(&mut self, lease: &mut SlotLease, until: Option<NonZeroU64>) -> bool {
+    pub(crate) fn arm(&mut self, lease: &SlotLease, arming: Arming) {
         let slot = lease.slot();
-        let arming = lease.note_armed(until);
-        if arming == Arming::AsBefore {
-            return false;
-        }
-        self.flagged.remove(slot);
-        self.flagged_hosts.remove(slot);
         match arming {
-            Arming::Off if self.armed.contains(slot) => self.armed.remove(slot),
-            Arming::Armed => self.armed.insert(slot),
+            Arming::AsBefore => return,
             // What is not armed need not be disarmed.
-            Arming::Off | Arming::AsBefore => return false,
+            Arming::Off if !self.marks.disarm(slot) => return,
+            Arming::Off => self.backend.arm(slot, None),
+            Arming::After(after) => {
+                self.marks.arm(slot);
+                self.backend.arm(slot, Some(after));
+            }
+            Arming::About(after) => {
+                self.marks.arm(slot);
+                self.backend.arm_about(slot, Some(after));
+            }
         }
         self.operations += 1;
-        true
     }
 
+    /// Gives the slot back, and yields the last count and why it is no longer exact.
     #[inline]
-    fn end(&mut self, mut lease: SlotLease) -> (Option<Settled>, Option<LossReason>) {
-        let last = self.final_reading(&lease);
-        self.release(&lease);
-        match last {
-            Some(last) => (last.reading.map(|reading| lease.absorb(reading)), last.loss),
-            None => (None, None),
-        }
+    pub(crate) fn end(&mut self, lease: &SlotLease) -> (Option<Reading>, Option<LossReason>) {
+        let last = match self.residents.stamped(lease.slot(), lease.stamp()) {
+            Some(resident) => {
+                let claimant = resident.claimant;
+                Some(self.last_reading(claimant, lease.slot()))
+            }
+            // Somebody else has ended it.
+            None => self.residents.pay(lease.stamp()),
+        };
+        self.release(lease);
+        last.map_or((None, None), |last| (last.reading, last.loss))
     }
 }
 
@@ -387,27 +318,12 @@ impl SlotBank {
         self.residents.has(lease.slot(), lease.stamp())
     }
 
-    /// What a lease has come to that is over or about to be.
-    fn final_reading(&mut self, lease: &SlotLease) -> Option<FinalReading> {
-        match self.residents.stamped(lease.slot(), lease.stamp()) {
-            Some(resident) => {
-                let claimant = resident.claimant;
-                Some(self.reading_of(claimant, lease.slot()))
-            }
-            // Somebody else has ended it.
-            None => self.final_readings.remove(&lease.stamp()),
-        }
-    }
-
-    fn reading_of(&mut self, claimant: Claimant, slot: SlotIndex) -> FinalReading {
-        let stale = self.stale.contains(slot);
-        if stale {
-            self.operations += 1;
-            self.stale.remove(slot);
-        }
+    fn last_reading(&mut self, claimant: Claimant, slot: SlotIndex) -> FinalReading {
+        let has_run = self.marks.read(slot);
+        self.operations += u64::from(has_run);
         FinalReading {
             claimant,
-            reading: stale.then(|| self.backend.read(slot)),
+            reading: has_run.then(|| self.backend.read(slot)),
             loss: self.backend.loss(slot),
         }
     }
@@ -446,13 +362,13 @@ impl SlotBank {
     /// Whether a resident makes room for whoever comes: its vCPU is away, or it
     /// is a host context's that does not count.
     fn yields(&self, resident: &Resident, slot: SlotIndex) -> bool {
-        !self.is_present(&resident.claimant)
-            || matches!(resident.claimant, Claimant::Context { .. }) && !self.is_running(slot)
+        !resident.claimant.is_present(self.attached)
+            || !resident.claimant.is_guest() && !self.is_running(slot)
     }
 
     /// Whether it counts while the attached vCPU runs.
     pub(crate) fn is_running(&self, slot: SlotIndex) -> bool {
-        self.running.contains(slot) || self.batch.is_some_and(|batch| batch.contains(slot))
+        self.marks.runs(slot)
     }
 
     /// Whether the slot of `resident` need not be programmed to count `request`
@@ -520,7 +436,7 @@ impl SlotBank {
                 self.vacate(resident.slots);
             }
         }
-        self.drop_marks(slot);
+        self.marks.forget(slot);
         None
     }
 
@@ -529,33 +445,15 @@ impl SlotBank {
     fn evict(&mut self, slot: SlotIndex) -> Option<u64> {
         let resident = self.residents.get(slot).copied()?;
         let at = resident.slots.iter().next()?;
-        let last = self.reading_of(resident.claimant, at);
-        let seen = match last.reading {
-            Some(Reading::Counted { value, .. }) => Some(value),
-            Some(Reading::Unavailable(_)) => None,
-            None => resident.seen,
-        };
+        let last = self.last_reading(resident.claimant, at);
+        let seen = last.reading.map_or(resident.seen, count_of);
         if last.reading.is_some() || last.loss.is_some() {
-            self.final_readings.insert(resident.stamp, last);
+            self.residents.owe(resident.stamp, last);
         }
         log::trace!("{} makes room", resident.claimant);
         self.stats.evicted += 1;
         self.residents.move_out(resident.slots);
         seen
-    }
-
-    /// Forgets what was known of a slot's counter.
-    fn drop_marks(&mut self, slot: SlotIndex) {
-        let marks = [
-            &mut self.running,
-            &mut self.flagged,
-            &mut self.flagged_hosts,
-            &mut self.stale,
-            &mut self.armed,
-        ];
-        for mark in marks.into_iter().chain(&mut self.batch) {
-            mark.remove(slot);
-        }
     }
 
     /// Frees the slot of a lease, or forgets what is owed to it; its count was
@@ -564,7 +462,7 @@ impl SlotBank {
         let slots = self.residents.stamped(lease.slot(), lease.stamp());
         match slots.map(|resident| resident.slots) {
             Some(slots) => self.vacate(slots),
-            None => drop(self.final_readings.remove(&lease.stamp())),
+            None => drop(self.residents.pay(lease.stamp())),
         }
     }
 
@@ -573,7 +471,7 @@ impl SlotBank {
         if let Some(at) = slots.iter().next() {
             self.operations += 1;
             self.backend.release(at);
-            self.drop_marks(at);
+            self.marks.forget(at);
         }
         self.residents.move_out(slots);
     }
@@ -587,5 +485,12 @@ impl SlotBank {
     /// context.
     pub(crate) fn rename(&mut self, lease: &SlotLease, claimant: Claimant) {
         self.residents.rename(lease.stamp(), claimant);
+    }
+}
+
+fn count_of(reading: Reading) -> Option<u64> {
+    match reading {
+        Reading::Counted { value, .. } => Some(value),
+        Reading::Unavailable(_) => None,
     }
 }

@@ -51,6 +51,7 @@ use pmu_model::{
 
 use crate::core_pmu::CorePmu;
 use crate::pebs::{LinearMemory, PebsMoment, PebsNeeds, PebsStats};
+use crate::slot_bank::SlotBank;
 use crate::state::{PmuState, StateError};
 use counting::Counting;
 use seat::Seat;
@@ -534,7 +535,7 @@ impl VcpuPmu {
             return act(core);
         }
         self.tenancy.begin();
-        self.tenancy.introduce(core);
+        self.tenancy.introduce(&mut Seat::On(core));
         let result = act(core);
         if core.host_mut().take_changed() {
             self.tenancy.hosts_changed(&mut Seat::On(core));
@@ -639,14 +640,15 @@ impl VcpuPmu {
         if core.bank().attached() != Some(self.owner()) {
             let (host, bank) = core.parts_mut();
             for hosted in host.contexts_mut() {
-                hosted.leave_private(bank);
+                // What cannot count for another vCPU goes before there is one.
+                hosted.leave_where(bank, SlotBank::is_private);
             }
             bank.attach(self.owner());
         }
         self.attached = true;
         let is_new = self.bank.replace(core.bank().number()) != Some(core.bank().number());
         self.tenancy.begin();
-        self.tenancy.sit_down(core, is_new);
+        self.tenancy.sit_down(&mut Seat::On(core), is_new);
     }
 
     /// Switches the vCPU out. Its counters stay on the core, and are stopped
@@ -655,7 +657,7 @@ impl VcpuPmu {
     pub fn park(&mut self, core: &mut CorePmu) {
         if self.attached {
             self.tenancy.begin();
-            self.counting_mut().park(core);
+            self.counting_mut().park(&mut Seat::On(core));
             self.tenancy.tell_owners();
             self.attached = false;
         }
@@ -666,7 +668,7 @@ impl VcpuPmu {
     pub fn leave(&mut self, core: &mut CorePmu) {
         self.tenancy.begin();
         core.bank_mut().begin_switch();
-        self.counting_mut().leave(core);
+        self.counting_mut().leave(&mut Seat::On(core));
         core.bank_mut().forget(self.owner());
         core.bank_mut().end_switch();
         self.tenancy.tell_owners();

@@ -99,20 +99,25 @@ impl SlotSet {
         set
     }
 
-    /// Adds a slot. An index above 127 cannot be a member and changes nothing.
+    /// Adds a slot; true if it was no member. An index above 127 cannot be one, and changes
+    /// nothing.
     #[inline]
-    pub fn insert(&mut self, slot: SlotIndex) {
+    pub fn insert(&mut self, slot: SlotIndex) -> bool {
+        let before = self.0;
         if slot.0 < SlotSet::CAPACITY {
             self.0 |= 1 << slot.0;
         }
+        self.0 != before
     }
 
-    /// Takes a slot out.
+    /// Takes a slot out; true if it was a member.
     #[inline]
-    pub fn remove(&mut self, slot: SlotIndex) {
+    pub fn remove(&mut self, slot: SlotIndex) -> bool {
+        let before = self.0;
         if slot.0 < SlotSet::CAPACITY {
             self.0 &= !(1 << slot.0);
         }
+        self.0 != before
     }
 
     /// Whether `slot` is a member.

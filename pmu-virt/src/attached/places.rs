@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use perfmon::{ContextId, Wanted};
-use pmu_model::{CountRequest, OwnerId, SlotIndex, SlotSet, UnavailableReason};
+use pmu_model::{CountRequest, OwnerId, Reading, SlotIndex, UnavailableReason};
 
-use crate::slot_bank::{Claimant, Settled, SlotBank, SlotLease};
+use crate::slot_bank::{Claimant, Settled, SlotLease};
 
 /// A slot of a context, which counts for a PMD.
 #[derive(Clone, Copy, Debug)]
@@ -13,9 +13,6 @@ struct PmdLease {
     lease: SlotLease,
     pmd: u16,
 }
-
-/// What one of its slots has counted for a PMD.
-pub(super) type PmdSettled = (u16, Settled);
 
 /// The slots of one context. Their counts are given to whoever asks, and kept nowhere.
 #[derive(Debug)]
@@ -73,33 +70,21 @@ impl Places {
         &self.leases[index].lease
     }
 
-    /// What a place has counted since the last time.
-    pub(super) fn settle(&mut self, index: usize, bank: &mut SlotBank) -> Option<PmdSettled> {
+    /// What is done with the slot of a place is noted there.
+    pub(super) fn lease_mut(&mut self, index: usize) -> &mut SlotLease {
+        &mut self.leases[index].lease
+    }
+
+    /// For which PMD a place counts, and what it has counted since the last time by what its
+    /// slot tells.
+    pub(super) fn absorb(&mut self, index: usize, reading: Reading) -> (u16, Settled) {
         let PmdLease { lease, pmd } = &mut self.leases[index];
-        Some((*pmd, lease.settle(bank)?))
+        (*pmd, lease.absorb(reading))
     }
 
-    /// The same if its overflow is among those of `slots`.
-    pub(super) fn settle_overflow(
-        &mut self,
-        index: usize,
-        slots: SlotSet,
-        bank: &mut SlotBank,
-    ) -> Option<PmdSettled> {
-        let lease = &mut self.leases[index].lease;
-        if !slots.contains(lease.slot()) || !bank.holds(lease) {
-            return None;
-        }
-        lease.overflowed();
-        self.settle(index, bank)
-    }
-
-    /// Gives a place back, and yields its last count.
-    pub(super) fn leave(&mut self, index: usize, bank: &mut SlotBank) -> Option<PmdSettled> {
-        let PmdLease { lease, pmd } = self.leases.swap_remove(index);
-        let (settled, _) = lease.end(bank);
-        let settled = settled.filter(|_| lease.is_running())?;
-        Some((pmd, settled))
+    /// A place was left.
+    pub(super) fn remove(&mut self, index: usize) {
+        self.leases.swap_remove(index);
     }
 
     /// Yields what is held on the core where the vCPU was parked.
@@ -126,9 +111,9 @@ impl Places {
         }
     }
 
-    /// Starts and stops its slots so that all of `wanted` counts which finds one that
+    /// What each place is to count, so that all of `wanted` counts which finds a slot that
     /// counts it already; the rest is missing.
-    pub(super) fn serve(&mut self, mut wanted: Vec<Wanted>, bank: &mut SlotBank) {
+    pub(super) fn serve(&mut self, mut wanted: Vec<Wanted>) -> Vec<Option<Wanted>> {
         let mut serving = vec![None; self.leases.len()];
         // First those that stay as they are, then those that can serve another.
         for same in [true, false] {
@@ -144,41 +129,20 @@ impl Places {
                 }
             }
         }
-        for (index, serves) in serving.into_iter().enumerate() {
-            match serves {
-                Some(wanted) => self.run(index, &wanted, bank),
-                None => self.leases[index].lease.stop(Some(bank)),
-            }
-        }
         self.missing = wanted;
+        serving
     }
 
-    /// Has a place count for `wanted`.
-    fn run(&mut self, index: usize, wanted: &Wanted, bank: &mut SlotBank) {
-        let claimant = self.claimant(wanted.pmd);
-        let PmdLease { lease, pmd } = &mut self.leases[index];
-        if *pmd != wanted.pmd {
-            *pmd = wanted.pmd;
-            bank.rename(lease, claimant);
-        }
-        lease.start(bank);
-        // A set that switches at overflows (PFM_SETFL_OVFL_SWITCH) does so as late as a sample
-        // comes: what it counted meanwhile is its own, and no count is missing.
-        bank.arm_about(lease, wanted.until);
+    /// A place counts for a PMD from now on: who it is, if it was another one.
+    pub(super) fn give_to(&mut self, index: usize, pmd: u16) -> Option<Claimant> {
+        let before = std::mem::replace(&mut self.leases[index].pmd, pmd);
+        (before != pmd).then(|| self.claimant(pmd))
     }
 
-    /// Puts something on a slot, or a pair.
-    pub(super) fn bind(
-        &mut self,
-        slots: SlotSet,
-        wanted: &Wanted,
-        bank: &mut SlotBank,
-    ) -> Result<(), UnavailableReason> {
-        let pmd = wanted.pmd;
-        let lease = bank.place(slots, self.claimant(pmd), &wanted.request)?;
+    /// It has a place more, with this number.
+    pub(super) fn come(&mut self, lease: SlotLease, pmd: u16) -> usize {
         self.leases.push(PmdLease { lease, pmd });
-        self.run(self.leases.len() - 1, wanted, bank);
-        Ok(())
+        self.leases.len() - 1
     }
 
     pub(super) fn is_short(&self) -> bool {

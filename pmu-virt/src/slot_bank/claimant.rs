@@ -37,6 +37,11 @@ impl Claimant {
         }
     }
 
+    /// Whether it counts where vCPU `attached` does: it is that one's, or the core's own.
+    pub(crate) fn is_present(&self, attached: Option<OwnerId>) -> bool {
+        self.vcpu().is_none_or(|vcpu| attached == Some(vcpu))
+    }
+
     /// Whether it is a guest's.
     #[must_use]
     pub fn is_guest(&self) -> bool {

@@ -1,11 +1,10 @@
-//! What a claim holds while it is placed. Guest counters and counters of host
-//! contexts settle, run, arm and leave by this and in no other way.
+//! What a claim holds while it is placed: guest counters, and counters of host contexts.
+//! It knows how far the slot's count was taken in; the bank knows the slot. Their holder
+//! lets the two meet.
 
 use std::num::NonZeroU64;
 
-use pmu_model::{CountRequest, LossReason, Provenance, Reading, SlotIndex, UnavailableReason};
-
-use super::SlotBank;
+use pmu_model::{CountRequest, Provenance, Reading, SlotIndex, UnavailableReason};
 
 /// A slot, or a pair, for one claim, and how far its count was taken in.
 ///
@@ -47,9 +46,15 @@ pub(crate) enum Return {
 
 /// What the source is to be told of an overflow that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arming {
+#[must_use]
+pub(crate) enum Arming {
+    /// Nothing: it is armed so.
     AsBefore,
-    Armed,
+    /// It is to come when so many more events were counted than were settled.
+    After(NonZeroU64),
+    /// The same, and a little later is as good.
+    About(NonZeroU64),
+    /// Nobody waits for one.
     Off,
 }
 
@@ -88,15 +93,16 @@ impl SlotLease {
         self.running
     }
 
+    /// It counts from now on, if its slot does.
     #[inline]
-    pub(super) fn set_running(&mut self, running: bool) {
-        self.running = running;
+    pub(crate) fn run(&mut self) {
+        self.running = true;
     }
 
-    /// The slot's count that was taken in.
+    /// It counts no longer. Away from its core, its slot is stopped when its vCPU is back.
     #[inline]
-    pub(super) fn settled(&self) -> u64 {
-        self.settled
+    pub(crate) fn stand(&mut self) {
+        self.running = false;
     }
 
     /// Its overflow has come: the next one has to be armed.
@@ -105,9 +111,10 @@ impl SlotLease {
         self.armed = None;
     }
 
-    /// A slot that tells no count keeps its place: it may count again.
+    /// Takes in what its slot tells. One that tells no count keeps its place: it may count
+    /// again.
     #[inline]
-    pub(super) fn absorb(&mut self, reading: Reading) -> Settled {
+    pub(crate) fn absorb(&mut self, reading: Reading) -> Settled {
         match reading {
             Reading::Counted { value, provenance } => {
                 let events = value.wrapping_sub(self.settled);
@@ -118,17 +125,24 @@ impl SlotLease {
         }
     }
 
-    /// Its overflow is asked for when `until` more events were counted than were settled.
+    /// Its overflow is wanted when `until` more events were counted than were settled;
+    /// `None`: nobody waits for one.
     #[inline]
-    pub(super) fn note_armed(&mut self, until: Option<NonZeroU64>) -> Arming {
+    pub(crate) fn await_overflow(&mut self, until: Option<NonZeroU64>) -> Arming {
         let armed = until.map(|until| self.settled.saturating_add(until.get()));
         if armed.is_some() && self.armed == armed {
             return Arming::AsBefore;
         }
         self.armed = armed;
-        match armed {
-            Some(_) => Arming::Armed,
-            None => Arming::Off,
+        until.map_or(Arming::Off, Arming::After)
+    }
+
+    /// The same for somebody to whom a little later is as good.
+    #[inline]
+    pub(crate) fn await_about(&mut self, until: Option<NonZeroU64>) -> Arming {
+        match self.await_overflow(until) {
+            Arming::After(until) => Arming::About(until),
+            arming => arming,
         }
     }
 
@@ -136,51 +150,5 @@ impl SlotLease {
     #[inline]
     pub(crate) fn since(&self, value: u64) -> u64 {
         value.wrapping_sub(self.settled)
-    }
-}
-
-/// What its holder does with it on a core's bank.
-impl SlotLease {
-    /// Its vCPU is back on the core, and wants `now` counted. In a place that is
-    /// still right, it counts on or stands still, as it did.
-    pub(crate) fn come_back(&mut self, now: Option<CountRequest>, bank: &mut SlotBank) -> Return {
-        bank.take_back(self, now)
-    }
-
-    /// Takes in what the slot has counted since the last time; nothing if it does
-    /// not run, or is somebody else's by now.
-    #[inline]
-    pub(crate) fn settle(&mut self, bank: &mut SlotBank) -> Option<Settled> {
-        bank.settle(self)
-    }
-
-    /// Has it count while the vCPU runs; in a switch, from its end on.
-    #[inline]
-    pub(crate) fn start(&mut self, bank: &mut SlotBank) {
-        bank.start(self);
-    }
-
-    /// Has it stand still. Away from its core (`bank` is none), it is stopped when
-    /// it comes back.
-    #[inline]
-    pub(crate) fn stop(&mut self, bank: Option<&mut SlotBank>) {
-        self.running = false;
-        if let Some(bank) = bank {
-            bank.stop(self);
-        }
-    }
-
-    /// Asks for its overflow when `until` more events were counted than were
-    /// settled; `None`: nobody waits for one.
-    #[inline]
-    pub(crate) fn arm(&mut self, until: Option<NonZeroU64>, bank: &mut SlotBank) {
-        bank.arm(self, until);
-    }
-
-    /// Gives the slot back, and yields the last count and why it is no longer
-    /// exact.
-    #[inline]
-    pub(crate) fn end(self, bank: &mut SlotBank) -> (Option<Settled>, Option<LossReason>) {
-        bank.end(self)
     }
 }

@@ -1,6 +1,8 @@
-//! Who is on which slot.
+//! Who is on which slot, and what is owed to those who had to leave.
 
-use pmu_model::{CountRequest, SlotIndex, SlotSet};
+use std::collections::BTreeMap;
+
+use pmu_model::{CountRequest, LossReason, OwnerId, Reading, SlotIndex, SlotSet};
 
 use super::Claimant;
 
@@ -18,11 +20,23 @@ pub(super) struct Resident {
     pub(super) slots: SlotSet,
 }
 
+/// The last count of a lease that is over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FinalReading {
+    pub(super) claimant: Claimant,
+    /// None if it has not run since it was read.
+    pub(super) reading: Option<Reading>,
+    /// Why it is no longer exact.
+    pub(super) loss: Option<LossReason>,
+}
+
 /// The residents of a core's slots. One on a pair is on both of its slots.
 #[derive(Debug)]
 pub(super) struct Residents {
     places: Vec<Option<Resident>>,
     taken: SlotSet,
+    /// What is owed to leases that somebody else has ended, by their stamps.
+    owed: BTreeMap<u64, FinalReading>,
 }
 
 impl Residents {
@@ -30,6 +44,7 @@ impl Residents {
         Residents {
             places: vec![None; capacity],
             taken: SlotSet::EMPTY,
+            owed: BTreeMap::new(),
         }
     }
 
@@ -70,6 +85,15 @@ impl Residents {
         all.filter(|(slot, resident)| resident.slots.iter().next() == Some(*slot))
     }
 
+    /// Slots whose residents are of a vCPU other than `present`.
+    pub(super) fn of_absent(&self, present: Option<OwnerId>) -> SlotSet {
+        let is_absent = |slot: &SlotIndex| {
+            let resident = self.get(*slot);
+            resident.is_some_and(|resident| !resident.claimant.is_present(present))
+        };
+        self.taken.iter().filter(is_absent).collect()
+    }
+
     pub(super) fn move_in(&mut self, resident: Resident) {
         self.taken = self.taken.union(resident.slots);
         self.fill(resident.slots, Some(resident));
@@ -95,5 +119,21 @@ impl Residents {
                 place.claimant = claimant;
             }
         }
+    }
+
+    /// Somebody has to leave, and has not heard of its last count.
+    pub(super) fn owe(&mut self, stamp: u64, last: FinalReading) {
+        self.owed.insert(stamp, last);
+    }
+
+    /// What is owed to a lease, which is forgotten with it.
+    pub(super) fn pay(&mut self, stamp: u64) -> Option<FinalReading> {
+        self.owed.remove(&stamp)
+    }
+
+    /// A vCPU leaves the core, and asks for nothing any more.
+    pub(super) fn forget(&mut self, owner: OwnerId) {
+        self.owed
+            .retain(|_, last| last.claimant.vcpu() != Some(owner));
     }
 }

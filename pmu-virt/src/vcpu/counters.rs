@@ -14,7 +14,7 @@ use super::times::Times;
 use super::{COUNTERS, index_of};
 use crate::assign::Demand;
 use crate::core_pmu::CorePmu;
-use crate::slot_bank::{Return, Settled, SlotBank, SlotLease};
+use crate::slot_bank::{Settled, SlotBank, SlotLease};
 use crate::state::{CounterName, Hex, SavedCounter};
 
 /// One counter that the guest uses.
@@ -127,12 +127,9 @@ impl Counters {
         &mut self.all[index_of(counter)]
     }
 
-    /// After a reset of the guest; its slots are given back. The clock goes on.
-    pub(super) fn reset(&mut self, mut bank: Option<&mut SlotBank>) {
+    /// After a reset of the guest. The clock goes on.
+    pub(super) fn reset(&mut self) {
         for counter in &mut self.all {
-            if let (Some(lease), Some(bank)) = (&counter.lease, &mut bank) {
-                bank.release(lease);
-            }
             *counter = Logical::default();
         }
         self.active = CounterSet::EMPTY;
@@ -275,15 +272,15 @@ impl Counters {
     }
 
     /// Stops a counter that the guest has disabled. Its place is kept, for
-    /// drivers enable it again soon; it goes to whoever needs it.
-    pub(super) fn halt(&mut self, counter: CounterId, bank: Option<&mut SlotBank>) {
+    /// drivers enable it again soon; it goes to whoever needs it. Yields the place.
+    pub(super) fn halt(&mut self, counter: CounterId) -> Option<&SlotLease> {
         let ran = self.ran;
         let logical = self.of_mut(counter);
         logical.unavailable = None;
-        if let Some(lease) = &mut logical.lease {
-            lease.stop(bank);
-        }
         logical.times.disable(ran);
+        let lease = logical.lease.as_mut()?;
+        lease.stand();
+        Some(lease)
     }
 
     /// Its control asks for this from now on. True if that is what it counts already.
@@ -305,16 +302,21 @@ impl Counters {
         logical.times = Times::default();
     }
 
-    /// Takes in what its slot has counted; for what, and how much.
+    /// Every place.
+    pub(super) fn leases(&self) -> impl Iterator<Item = &SlotLease> {
+        self.all.iter().filter_map(|logical| logical.lease.as_ref())
+    }
+
+    /// The place of a counter that has one.
     #[inline]
-    pub(super) fn settle(
-        &mut self,
-        counter: CounterId,
-        bank: &mut SlotBank,
-    ) -> Option<(CountRequest, Settled)> {
-        let lease = self.of_mut(counter).lease.as_mut()?;
-        let settled = lease.settle(bank)?;
-        Some((*lease.request(), settled))
+    pub(super) fn lease(&self, counter: CounterId) -> Option<&SlotLease> {
+        self.of(counter).lease.as_ref()
+    }
+
+    /// The same, to take in what its slot tells.
+    #[inline]
+    pub(super) fn lease_mut(&mut self, counter: CounterId) -> Option<&mut SlotLease> {
+        self.of_mut(counter).lease.as_mut()
     }
 
     /// Adds what a physical counter has counted since the last settlement. A carry out of
@@ -377,29 +379,25 @@ impl Counters {
         overflowed
     }
 
-    /// Tells the backend when the next overflow is due. Without INT and PEBS nobody
-    /// waits for it: status is settled when it is read. Behind an overflow with PEBS it
+    /// In how many events the next overflow is due that somebody waits for. Without INT and
+    /// PEBS nobody does: status is settled when it is read. Behind an overflow with PEBS it
     /// is the next event that is waited for.
     #[inline]
-    pub(super) fn arm(
-        &mut self,
+    pub(super) fn overflow_in(
+        &self,
         counter: CounterId,
         mask: u64,
         has_pebs: bool,
         awaits: bool,
-        bank: &mut SlotBank,
-    ) {
-        let logical = self.of_mut(counter);
+    ) -> Option<NonZeroU64> {
+        let logical = self.of(counter);
         let wanted = has_pebs || logical.request.is_some_and(|request| request.int);
         let after = if awaits {
             1
         } else {
             (mask - logical.value).saturating_add(1)
         };
-        let running = logical.lease.as_mut().filter(|lease| lease.is_running());
-        if let Some(lease) = running {
-            lease.arm(NonZeroU64::new(after).filter(|_| wanted), bank);
-        }
+        NonZeroU64::new(after).filter(|_| wanted)
     }
 
     /// Whether it has a place, and that is still its own.
@@ -418,45 +416,29 @@ impl Counters {
         self.of_mut(counter).lease = Some(lease);
     }
 
-    /// Has it count in its place. Where counters take no turns, the time until now was
-    /// refused, not waited for.
-    pub(super) fn run(&mut self, counter: CounterId, takes_turns: bool, bank: &mut SlotBank) {
+    /// Has it count in its place, which is yielded if it stood. Where counters take no turns,
+    /// the time until now was refused, not waited for.
+    pub(super) fn run(&mut self, counter: CounterId, takes_turns: bool) -> Option<&SlotLease> {
         let ran = self.ran;
         let logical = self.of_mut(counter);
         let refused = matches!(
             logical.unavailable.take(),
             Some(UnavailableReason::Budget { .. })
         );
-        if let Some(lease) = &mut logical.lease
-            && !lease.is_running()
-        {
-            // What was settled last still holds: a stopped slot stands still.
-            lease.start(bank);
-            logical.times.run(ran);
-            if refused || !takes_turns {
-                logical.times.start_over(ran);
-            }
+        let lease = logical.lease.as_mut().filter(|lease| !lease.is_running())?;
+        // What was settled last still holds: a stopped slot stands still.
+        lease.run();
+        logical.times.run(ran);
+        if refused || !takes_turns {
+            logical.times.start_over(ran);
         }
+        Some(lease)
     }
 
-    /// Gives its slot back; what was counted there is to be taken in, and
+    /// It leaves its place. What was counted there is to be taken in, and
     /// [`Counters::left`] to be called.
-    pub(super) fn leave(
-        &mut self,
-        counter: CounterId,
-        bank: &mut SlotBank,
-    ) -> Option<(CountRequest, Option<Settled>, Option<LossReason>)> {
-        let logical = self.of_mut(counter);
-        let lease = logical.lease.take()?;
-        let request = *lease.request();
-        let (settled, loss) = lease.end(bank);
-        // What was cleared while it was away is nobody's count any more.
-        let is_used = logical.request.is_some();
-        Some((
-            request,
-            settled.filter(|_| is_used),
-            loss.filter(|_| is_used),
-        ))
+    pub(super) fn leave(&mut self, counter: CounterId) -> Option<SlotLease> {
+        self.of_mut(counter).lease.take()
     }
 
     /// It has left its place. The first reason why a count is no longer exact is the one
@@ -468,26 +450,7 @@ impl Counters {
         logical.times.stop(ran);
     }
 
-    /// A counter that had a place on the core looks whether it still has. True if somebody
-    /// else has ended its lease.
-    pub(super) fn come_back(&mut self, counter: CounterId, bank: &mut SlotBank) -> bool {
-        let logical = self.of_mut(counter);
-        let Some(lease) = &mut logical.lease else {
-            return false;
-        };
-        match lease.come_back(logical.request, bank) {
-            Return::InPlace => false,
-            Return::Lost => true,
-            Return::Superseded => {
-                bank.release(lease);
-                logical.lease = None;
-                self.left(counter, None);
-                false
-            }
-        }
-    }
-
-    /// How it is found then.
+    /// How it is found when its vCPU is back on the core.
     pub(super) fn find(&mut self, counter: CounterId) -> Found {
         let logical = &self.all[index_of(counter)];
         match (logical.times.is_enabled(), logical.unavailable) {
@@ -501,19 +464,13 @@ impl Counters {
         }
     }
 
-    /// Leaves nothing of its former owner. Off its core, the place is given back when it
-    /// returns there.
-    pub(super) fn clear(&mut self, counter: CounterId, bank: Option<&mut SlotBank>) {
-        let mut lease = self.of_mut(counter).lease.take();
-        match (&mut lease, bank) {
-            (Some(held), Some(bank)) => {
-                bank.release(held);
-                lease = None;
-            }
-            (Some(held), None) => held.stop(None),
-            (None, _) => {}
-        }
-        if lease.is_none() {
+    /// Leaves nothing of its former owner. A place that it still has stands, and is given
+    /// back when the vCPU returns there.
+    pub(super) fn clear(&mut self, counter: CounterId) {
+        let mut lease = self.leave(counter);
+        if let Some(lease) = &mut lease {
+            lease.stand();
+        } else {
             self.active.remove(counter);
         }
         *self.of_mut(counter) = Logical {

@@ -411,7 +411,10 @@ impl Counting {
                 // A place that was lost is no use: the next time, a new one.
                 self.tally.release(seat, counter);
             }
-            self.tally.counters_mut().halt(counter, seat.bank());
+            let place = self.tally.counters_mut().halt(counter);
+            if let (Some(bank), Some(stands)) = (seat.bank(), place) {
+                bank.stop(stands);
+            }
             if self.needs_places() {
                 self.distribute(seat);
             }
@@ -732,18 +735,19 @@ impl Counting {
 
     /// The vCPU is switched out. Its counters stay on the core, and are stopped
     /// when another vCPU is attached to it.
-    pub(super) fn park(&mut self, core: &mut CorePmu) {
-        self.catch_up(&mut Seat::On(core));
-        self.hosts.park(core);
+    pub(super) fn park(&mut self, seat: &mut Seat<'_>) {
+        self.catch_up(seat);
+        self.hosts.park(seat);
         self.refresh_needs(&Seat::Off);
     }
 
-    /// Takes every count of the vCPU off `core`, on which it was parked; it is on none then.
-    pub(super) fn leave(&mut self, core: &mut CorePmu) {
+    /// Takes every count of the vCPU off the core on which it was parked; it is on none
+    /// then.
+    pub(super) fn leave(&mut self, seat: &mut Seat<'_>) {
         for counter in self.tally.counters().active().iter() {
-            self.tally.release(&mut Seat::On(core), counter);
+            self.tally.release(seat, counter);
         }
-        self.hosts.leave_core(core);
+        self.hosts.leave_core(seat);
         self.freeze_if_due(&mut Seat::Off);
         self.refresh_needs(&Seat::Off);
     }

@@ -32,6 +32,7 @@ impl<'a> HostSide<'a> {
     /// no room, and who has it. EINVAL: there is no such set, or nothing counts one
     /// of its events.
     pub fn load(&mut self, hosted: Box<AttachedContext>, set: u16) -> Result<(), NotLoaded> {
+        self.tenancy.introduce_anew(&mut self.seat);
         let counting = self.tenancy.counting();
         let (tally, hosts) = (counting.tally(), counting.hosts());
         let owner = tally.owner();
@@ -44,7 +45,6 @@ impl<'a> HostSide<'a> {
         if let Err(refusal) = free.and_then(|()| hosted.check_samplers(check)) {
             return Err(NotLoaded::new(hosted, refusal));
         }
-        self.tenancy.introduce_to(core);
         let hosted = core.admit_hosted(hosted, Some(owner), set)?;
         self.tenancy.counting_mut().hosts_mut().add(*hosted);
         self.tenancy.hosts_changed(&mut self.seat);

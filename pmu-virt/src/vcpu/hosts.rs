@@ -3,7 +3,7 @@
 use perfmon::{ContextId, Moment, Quantities, Wish};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_model::ibs::IbsSample;
-use pmu_model::{IbsKind, Nanos, OwnerId, Progress, SlotSet, Ticks, Tsc};
+use pmu_model::{IbsKind, OwnerId, Progress, SlotSet, Ticks, Tsc};
 
 use crate::attached::{AttachedContext, ContextGroup, HostEvent};
 use crate::core_pmu::{CorePmu, no_context, write_until};
@@ -284,9 +284,8 @@ impl Hosts {
         let mut changed = core.host_leaves(tsc, halted);
         let halted = core.idle_time(halted);
         for hosted in self.group.iter_mut() {
-            let time = hosted.run_time(ran, core.host().tsc_khz());
-            changed |= hosted.advance(time, Nanos(0), core.bank_mut());
-            hosted.note_interval(time, halted);
+            let tsc_khz = core.host().tsc_khz();
+            changed |= hosted.vcpu_leaves(ran, halted, tsc_khz, core.bank_mut());
         }
         let mut look = false;
         self.each(seat, |hosted, _| look |= hosted.is_to_look_for_room());
@@ -310,8 +309,8 @@ impl Hosts {
         if !self.present && self.orphans.is_empty() {
             return;
         }
+        self.bury_orphans(seat);
         if let Some(core) = seat.core_mut() {
-            self.bury_orphans(core);
             for hosted in self.group.iter_mut() {
                 core.adopt(hosted);
             }
@@ -320,27 +319,29 @@ impl Hosts {
     }
 
     /// The vCPU is switched out: counts of its contexts are those until now.
-    pub(super) fn park(&mut self, core: &mut CorePmu) {
-        if self.present {
+    pub(super) fn park(&mut self, seat: &mut Seat<'_>) {
+        if let Some(bank) = seat.bank().filter(|_| self.present) {
             for hosted in self.group.iter_mut() {
-                hosted.settle(core.bank_mut());
+                hosted.settle(bank);
             }
         }
         self.present = false;
     }
 
-    /// The vCPU leaves `core`, on which it was parked, and its contexts with it.
-    pub(super) fn leave_core(&mut self, core: &mut CorePmu) {
-        self.bury_orphans(core);
+    /// The vCPU leaves the core on which it was parked, and its contexts with it.
+    pub(super) fn leave_core(&mut self, seat: &mut Seat<'_>) {
+        self.bury_orphans(seat);
+        let Some(core) = seat.core_mut() else { return };
         for hosted in self.group.iter_mut() {
             hosted.leave_all(core.bank_mut());
             core.forget_claim(hosted.id());
         }
     }
 
-    /// Gives back what contexts held on `core` that were unloaded while the vCPU was
+    /// Gives back what contexts held on the core that were unloaded while the vCPU was
     /// parked there.
-    fn bury_orphans(&mut self, core: &mut CorePmu) {
+    fn bury_orphans(&mut self, seat: &mut Seat<'_>) {
+        let Some(core) = seat.core_mut() else { return };
         for (context, leases) in self.orphans.drain(..) {
             leases
                 .iter()

@@ -21,7 +21,7 @@ use super::uncounted::Uncounted;
 use crate::pebs::{
     LinearMemory, PebsArea, PebsMoment, PebsNeeds, PebsRecord, PebsSkip, PebsStats, XMM,
 };
-use crate::slot_bank::{Claimant, Settled};
+use crate::slot_bank::{Claimant, Return, Settled};
 
 /// The counts of one vCPU.
 #[derive(Debug)]
@@ -56,7 +56,10 @@ impl Tally {
 
     /// Brings every register to its reset value, and frees every slot of the guest.
     pub(super) fn reset(&mut self, seat: &mut Seat<'_>) {
-        self.counters.reset(seat.bank());
+        if let Some(bank) = seat.bank() {
+            self.counters.leases().for_each(|lease| bank.release(lease));
+        }
+        self.counters.reset();
         self.registers = Registers::after_reset(&self.model);
         self.pebs.reset();
         self.losses = Losses::default();
@@ -139,8 +142,11 @@ impl Tally {
     /// out of the counter's width is an overflow; the counter goes on.
     #[inline]
     pub(super) fn settle(&mut self, seat: &mut Seat<'_>, counter: CounterId) {
-        let Some(bank) = seat.bank() else { return };
-        if let Some((request, settled)) = self.counters.settle(counter, bank) {
+        let (Some(bank), Some(lease)) = (seat.bank(), self.counters.lease_mut(counter)) else {
+            return;
+        };
+        if let Some(reading) = bank.read(lease) {
+            let (request, settled) = (*lease.request(), lease.absorb(reading));
             self.take_in(seat, counter, &request, settled);
         }
     }
@@ -212,7 +218,12 @@ impl Tally {
         let awaits = self.pebs.awaits(counter, with_pebs);
         let mask = self.model.counter_mask(counter);
         let has_pebs = with_pebs.contains(counter);
-        self.counters.arm(counter, mask, has_pebs, awaits, bank);
+        let until = self.counters.overflow_in(counter, mask, has_pebs, awaits);
+        let lease = self.counters.lease_mut(counter);
+        if let Some(lease) = lease.filter(|lease| lease.is_running()) {
+            let arming = lease.await_overflow(until);
+            bank.arm(lease, arming);
+        }
     }
 
     /// The guest sets the count.
@@ -345,8 +356,10 @@ impl Tally {
 
     /// Has it count in its place.
     pub(super) fn run(&mut self, seat: &mut Seat<'_>, counter: CounterId, takes_turns: bool) {
-        if let Some(bank) = seat.bank() {
-            self.counters.run(counter, takes_turns, bank);
+        if let Some(bank) = seat.bank()
+            && let Some(stood) = self.counters.run(counter, takes_turns)
+        {
+            bank.start(stood);
         }
         self.rearm(seat, counter);
     }
@@ -354,21 +367,32 @@ impl Tally {
     /// Leaves the slot, with the count.
     pub(super) fn release(&mut self, seat: &mut Seat<'_>, counter: CounterId) {
         let Some(bank) = seat.bank() else { return };
-        let Some((request, settled, loss)) = self.counters.leave(counter, bank) else {
+        let Some(mut lease) = self.counters.leave(counter) else {
             return;
         };
-        if let Some(settled) = settled {
+        let (reading, loss) = bank.end(&lease);
+        // What was cleared while it was away is nobody's count any more.
+        let is_used = self.counters.request(counter).is_some();
+        if let Some(reading) = reading.filter(|_| is_used) {
+            let (request, settled) = (*lease.request(), lease.absorb(reading));
             self.take_in(seat, counter, &request, settled);
         }
-        self.counters.left(counter, loss);
+        self.counters.left(counter, loss.filter(|_| is_used));
     }
 
     /// A counter that had a place looks whether it still has.
     pub(super) fn come_back(&mut self, seat: &mut Seat<'_>, counter: CounterId) {
-        if let Some(bank) = seat.bank()
-            && self.counters.come_back(counter, bank)
-        {
-            self.release(seat, counter);
+        let (Some(bank), Some(lease)) = (seat.bank(), self.counters.lease(counter)) else {
+            return;
+        };
+        match bank.take_back(lease, self.counters.request(counter)) {
+            Return::InPlace => {}
+            Return::Lost => self.release(seat, counter),
+            Return::Superseded => {
+                bank.release(lease);
+                self.counters.leave(counter);
+                self.counters.left(counter, None);
+            }
         }
     }
 
@@ -378,7 +402,12 @@ impl Tally {
         if let CounterId::Ibs(kind) = counter {
             self.samplers.clear(kind);
         }
-        self.counters.clear(counter, seat.bank());
+        if let Some(bank) = seat.bank()
+            && let Some(lease) = self.counters.leave(counter)
+        {
+            bank.release(&lease);
+        }
+        self.counters.clear(counter);
         self.interrupts.clear(counter);
         self.pebs.disarm(counter);
         self.losses.clear(counter);

@@ -524,25 +524,22 @@ impl Tenancy {
     }
 
     /// Tells the core what guests may want of it, if nobody has.
-    pub(super) fn introduce(&self, core: &mut CorePmu) {
+    pub(super) fn introduce(&self, seat: &mut Seat<'_>) {
         let owner = self.counting.tally().owner();
         let generation = self.claims.budget().generation;
-        if !core.book().knows_guest(owner, generation) {
-            self.introduce_to(core);
+        let knows = |core: &CorePmu| core.book().knows_guest(owner, generation);
+        if !seat.core().is_none_or(knows) {
+            self.introduce_anew(seat);
         }
-    }
-
-    pub(super) fn introduce_to(&self, core: &mut CorePmu) {
-        let tally = self.counting.tally();
-        let generation = self.claims.budget().generation;
-        let wish = self.claims.wish(tally.model(), tally.terms());
-        core.set_guest(tally.owner(), generation, wish);
     }
 
     /// The same after that has changed.
     pub(super) fn introduce_anew(&self, seat: &mut Seat<'_>) {
         if let Some(core) = seat.core_mut() {
-            self.introduce_to(core);
+            let tally = self.counting.tally();
+            let generation = self.claims.budget().generation;
+            let wish = self.claims.wish(tally.model(), tally.terms());
+            core.set_guest(tally.owner(), generation, wish);
         }
     }
 
@@ -729,11 +726,10 @@ impl Tenancy {
     }
 
     /// The vCPU is switched in on a core; `is_new`: it was on another one before.
-    pub(super) fn sit_down(&mut self, core: &mut CorePmu, is_new: bool) {
-        if core.host().is_enabled() {
-            self.introduce(core);
+    pub(super) fn sit_down(&mut self, seat: &mut Seat<'_>, is_new: bool) {
+        if seat.core().is_some_and(|core| core.host().is_enabled()) {
+            self.introduce(seat);
         }
-        let seat = &mut Seat::On(core);
         self.counting.sit_down(seat, is_new);
         self.tell_owners();
         if std::mem::take(&mut self.budget_due) {
