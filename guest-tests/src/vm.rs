@@ -106,6 +106,12 @@ impl Vm {
         vm
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Where it serves its tools.
     #[must_use]
     pub fn socket(&self) -> String {

@@ -34,6 +34,7 @@ pub mod firmware;
 mod guest_kernel;
 pub mod host;
 pub mod kvm;
+pub mod lease;
 pub mod machine;
 pub mod micro;
 pub mod probe;

@@ -6,7 +6,6 @@ mod warnings;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use arbiter::{CounterId, CounterSet, MAX_FIXED, MAX_PROGRAMMABLE, Nanos};
 use arbiter_host::{CpuSet, HostPmu, HostPolicy, HostPolicyError, PmuId, Tenant, TenantId};
@@ -16,7 +15,6 @@ use thiserror::Error;
 use cgroups::CgroupRule;
 
 use crate::audit::AuditConfig;
-use crate::probe::LOOKS;
 use crate::scrape::MetricsAddress;
 
 /// What cannot be used, and what would be right. Each prints as one line.
@@ -203,10 +201,6 @@ pub struct ArbiterConfig {
     pub metrics: Option<MetricsAddress>,
     /// Where the audit goes.
     pub audit: Option<AuditConfig>,
-    /// The CPUs that are measured and given; all without it.
-    pub measured: Option<CpuSet>,
-    /// Between the beginnings of two measurements.
-    pub looks: Duration,
     /// The kernel's files are below this folder: `/`, but for tests.
     pub root: PathBuf,
     /// What the file says to no effect, whatever the host is.
@@ -239,8 +233,6 @@ impl Default for ArbiterConfig {
             perf_types: BTreeMap::new(),
             metrics: None,
             audit: None,
-            measured: None,
-            looks: LOOKS,
             root: PathBuf::from("/"),
             doubts: Vec::new(),
         }

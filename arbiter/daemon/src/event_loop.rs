@@ -31,8 +31,8 @@ use crate::service::{Called, ConnectionId, Method, Output};
 use desk::Desk;
 use doors::{BATCH, Doors};
 use reload::{FileSaid, Reloads};
-use start::failed;
-pub use start::{OwnArbiter, ServeError};
+pub use start::ServeError;
+pub(crate) use start::failed;
 use turns::Turns;
 
 const LISTENER: u64 = 0;
@@ -102,7 +102,7 @@ pub struct Arbiterd {
 }
 
 /// Now, in nanoseconds since the host was booted.
-fn now() -> BootTime {
+pub(crate) fn now() -> BootTime {
     #[cfg(test)]
     if let Some(time) = tests::TIME.get() {
         return time;
@@ -141,11 +141,6 @@ impl Arbiterd {
     /// The kernel did not do what it always does.
     pub fn run(mut self) -> Result<(), ServeError> {
         self.manager.tell("READY=1\nSTATUS=Serves.");
-        self.run_within()
-    }
-
-    /// The same, as a part of another program.
-    fn run_within(mut self) -> Result<(), ServeError> {
         self.settle();
         let ended = self.serve_until_told();
         self.manager.tell_and_wait("STOPPING=1\nSTATUS=Ends.");

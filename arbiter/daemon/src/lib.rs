@@ -27,6 +27,7 @@ mod http;
 mod journal;
 mod manager;
 mod metrics;
+mod own;
 mod peer;
 mod probe;
 mod room;
@@ -44,6 +45,7 @@ mod words;
 
 pub use audit::AuditConfig;
 pub use config::{ArbiterConfig, ConfigError, PmuConfig};
-pub use event_loop::{Arbiterd, OwnArbiter, ServeError};
+pub use event_loop::{Arbiterd, ServeError};
+pub use own::OwnLeases;
 pub use scrape::MetricsAddress;
 pub use service::explain;

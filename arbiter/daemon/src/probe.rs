@@ -14,7 +14,7 @@ use arbiter_host::{CpuSet, HostPmu, Place, PmuId};
 
 /// From one look at all CPUs to the next. What two looks saw is there, so an outsider is
 /// found within a second as long as a look takes no more than a fifth of one.
-pub(crate) const LOOKS: Duration = Duration::from_millis(400);
+const LOOKS: Duration = Duration::from_millis(400);
 /// The least pause between them.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Between two looks at all processes.
@@ -167,11 +167,7 @@ pub(crate) type Sights = Arc<Mutex<Sight>>;
 
 /// Looks again and again, and writes a byte into `told` after each look. It ends when
 /// nobody reads them any more.
-pub(crate) fn watch(
-    mut found: Vec<Found>,
-    mut told: UnixStream,
-    looks: Duration,
-) -> std::io::Result<Sights> {
+pub(crate) fn watch(mut found: Vec<Found>, mut told: UnixStream) -> std::io::Result<Sights> {
     let sights = Sights::default();
     let shared = sights.clone();
     std::thread::Builder::new()
@@ -206,7 +202,7 @@ pub(crate) fn watch(
                 if told.write_all(&[1]).is_err() {
                     return;
                 }
-                std::thread::sleep(looks.saturating_sub(begun.elapsed()).max(PAUSE));
+                std::thread::sleep(LOOKS.saturating_sub(begun.elapsed()).max(PAUSE));
             }
         })?;
     Ok(sights)
@@ -259,6 +255,16 @@ impl Found {
 }
 
 impl Seen {
+    /// Nobody has a fixed-function counter.
+    #[cfg(test)]
+    pub(crate) fn for_test(place: Place, free: u32) -> Self {
+        Seen {
+            place,
+            free: Some(free),
+            fixed: CounterSet::EMPTY,
+        }
+    }
+
     fn of(place: Place, budget: &Budget) -> Self {
         let held = budget
             .fixed
@@ -296,6 +302,61 @@ impl Seen {
         let fixed = fixed.iter().take(unexplained as usize);
         outside.extend(fixed.map(|counter: CounterId| CounterSet::from_iter([counter])));
         Some(outside)
+    }
+}
+
+/// What outsiders have of each place: what two looks in a row saw. A lease may have come or
+/// gone between a look and its judgement.
+#[derive(Debug, Default)]
+pub(crate) struct Outside {
+    /// What the last look saw.
+    seen: BTreeMap<Place, Vec<CounterSet>>,
+    /// What they have by that, and by the look before.
+    believed: BTreeMap<Place, Vec<CounterSet>>,
+}
+
+impl Outside {
+    /// What a look saw before is of other CPUs.
+    pub(crate) fn look_anew(&mut self) {
+        self.seen.clear();
+    }
+
+    /// What they have of a place.
+    pub(crate) fn of(&self, place: Place) -> &[CounterSet] {
+        self.believed.get(&place).map_or(&[], Vec::as_slice)
+    }
+
+    /// Takes over what was seen of a place of a PMU with these counters, of which holders that
+    /// may use them have `leased`. `may_be_any`: somebody may have counters who has no lease.
+    /// Returns whether anything was seen.
+    pub(crate) fn see(
+        &mut self,
+        seen: &Seen,
+        counters: CounterSet,
+        leased: PerKind,
+        may_be_any: bool,
+    ) -> bool {
+        let Some(now_outside) = seen.outside(counters, leased) else {
+            return false;
+        };
+        let place = seen.place;
+        let known = self.of(place);
+        let less = now_outside.len() < known.len();
+        let outside = if less && seen.free == Some(0) && may_be_any {
+            // A holder has come, and found less than it holds. What it has now explains
+            // no counter that outsiders had before, as long as none is free.
+            known.to_vec()
+        } else {
+            let before = self.seen.insert(place, now_outside.clone());
+            let before = before.unwrap_or_default();
+            if before.len() < now_outside.len() {
+                before
+            } else {
+                now_outside
+            }
+        };
+        self.believed.insert(place, outside);
+        true
     }
 }
 

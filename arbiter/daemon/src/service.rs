@@ -16,7 +16,7 @@ mod listeners;
 mod outbox;
 mod outsiders;
 mod said;
-mod shown;
+pub(crate) mod shown;
 mod trail;
 mod watchdog;
 
@@ -41,16 +41,16 @@ use crate::peer::Client;
 use crate::probe::Seen;
 pub(crate) use barred::Taken;
 use book::Book;
-use call::{Call, Calling};
-pub(crate) use call::{Called, Method};
+use call::Call;
+pub(crate) use call::{Called, Calling, Method, owner};
 pub(crate) use events::{Allowed, Having, NoEvent, Told};
 use kept::Kept;
 use listeners::{Listener, Listeners, Tells};
 pub(crate) use outbox::Output;
 use outsiders::{Beside, Outsiders};
-pub(crate) use said::Reason;
-use said::{Answered, Denial, Now, Said};
-use shown::Viewer;
+use said::{Answered, Now, Said};
+pub(crate) use said::{Denial, Reason};
+pub(crate) use shown::Viewer;
 use trail::Refused;
 
 /// A connection, by its number.

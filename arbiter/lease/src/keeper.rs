@@ -1,20 +1,20 @@
-//! A lease that is kept for as long as its holder needs it: renewed in time, and claimed
-//! when the arbiter was started anew.
+//! A lease of the host's arbiter that is kept for as long as its holder needs it: renewed in
+//! time, and claimed when the arbiter was started anew.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::client::{Arbiter, CallError, Held, Next};
-use crate::wire::{Event, Lease, RenewIn, RenewOut, Request};
+use crate::leases::Kept;
+use crate::wire::{Event, Figure, Lease, NoReply, ReleaseIn, RenewIn, RenewOut, ReportIn, Request};
 
 /// Between two looks for an arbiter that has gone away.
 const LOOKS: Duration = Duration::from_millis(100);
 /// Between two tries to renew.
 const TRIES: Duration = Duration::from_secs(1);
 
-/// A lease whose holder has other things to do. Nothing here waits for longer than an
-/// answer takes.
+/// A lease by a connection to the arbiter.
 #[derive(Debug)]
 pub struct Keeper {
     path: PathBuf,
@@ -28,6 +28,8 @@ pub struct Keeper {
     state: State,
     /// When there is something to do.
     due: Option<Instant>,
+    /// Takes reports.
+    reports: Option<Arbiter>,
 }
 
 #[derive(Debug)]
@@ -75,93 +77,10 @@ impl Keeper {
             heard: Instant::now(),
             state: State::Held(Box::new(held)),
             due: None,
+            reports: None,
         };
         keeper.plan_renewal();
         Ok(keeper)
-    }
-
-    /// The lease as it was last heard of.
-    #[must_use]
-    pub fn lease(&self) -> &Lease {
-        &self.lease
-    }
-
-    /// When the lease will lose counters, and how many are left then, if it was told so.
-    #[must_use]
-    pub fn leaves(&self) -> Option<(Instant, u32)> {
-        let leaving = self.lease.leaving.as_ref()?;
-        Some((
-            self.heard + Duration::from_millis(leaving.in_ms),
-            leaving.to,
-        ))
-    }
-
-    /// Whether the lease has ended, or is lost.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
-        matches!(self.state, State::Ended)
-    }
-
-    /// Readable when [`Keeper::hear`] has news. [`News::Back`] brings another one; while the
-    /// arbiter is away, and after the end, there is none.
-    #[must_use]
-    pub fn connection(&self) -> Option<BorrowedFd<'_>> {
-        match &self.state {
-            State::Held(held) => Some(held.as_fd()),
-            State::Away(_) | State::Ended => None,
-        }
-    }
-
-    /// When [`Keeper::hear`] is to be called, whether there is something to read or not.
-    #[must_use]
-    pub fn due(&self) -> Option<Instant> {
-        self.due
-    }
-
-    /// What has happened since; `None`: nothing more.
-    pub fn hear(&mut self) -> Option<News> {
-        let now = Instant::now();
-        match &mut self.state {
-            State::Ended => None,
-            State::Away(since) => {
-                let since = *since;
-                if self.due.is_some_and(|due| now < due) {
-                    return None;
-                }
-                self.due = Some(now + LOOKS);
-                self.look(now - since)
-            }
-            State::Held(held) => {
-                let heard = held.next(Some(Duration::ZERO));
-                if !matches!(heard, Ok(Next::Nothing)) {
-                    self.lease = held.lease().clone();
-                    self.heard = now;
-                }
-                match heard {
-                    Ok(Next::Event(event)) => {
-                        match event.what.as_str() {
-                            "ended" => self.end(),
-                            // Its time begins anew with a grant.
-                            "holds" | "spared" | "mended" => self.plan_renewal(),
-                            _ => {}
-                        }
-                        Some(News::Event(event))
-                    }
-                    Ok(Next::Nothing) => self.due.is_some_and(|due| due <= now).then(|| {
-                        let renewed = self.renew(now);
-                        renewed
-                            .err()
-                            .map(|error| News::NotRenewed(error.to_string()))
-                    })?,
-                    Err(CallError::Ended | CallError::Io(_)) => {
-                        self.state = State::Away(now);
-                        self.due = Some(now + LOOKS);
-                        Some(News::Away)
-                    }
-                    Err(other) => Some(self.lost(other.to_string())),
-                }
-            }
-        }
     }
 
     /// Looks whether the arbiter, which was `away` for so long, is back.
@@ -207,5 +126,98 @@ impl Keeper {
     fn end(&mut self) {
         self.state = State::Ended;
         self.due = None;
+    }
+}
+
+impl Kept for Keeper {
+    fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    fn heard(&self) -> Instant {
+        self.heard
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.state, State::Ended)
+    }
+
+    fn connection(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Held(held) => Some(held.as_fd()),
+            State::Away(_) | State::Ended => None,
+        }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn hear(&mut self) -> Option<News> {
+        let now = Instant::now();
+        match &mut self.state {
+            State::Ended => None,
+            State::Away(since) => {
+                let since = *since;
+                if self.due.is_some_and(|due| now < due) {
+                    return None;
+                }
+                self.due = Some(now + LOOKS);
+                self.look(now - since)
+            }
+            State::Held(held) => {
+                let heard = held.next(Some(Duration::ZERO));
+                if !matches!(heard, Ok(Next::Nothing)) {
+                    self.lease = held.lease().clone();
+                    self.heard = now;
+                }
+                match heard {
+                    Ok(Next::Event(event)) => {
+                        match event.what.as_str() {
+                            "ended" => self.end(),
+                            // Its time begins anew with a grant.
+                            "holds" | "spared" | "mended" => self.plan_renewal(),
+                            _ => {}
+                        }
+                        Some(News::Event(event))
+                    }
+                    Ok(Next::Nothing) => self.due.is_some_and(|due| due <= now).then(|| {
+                        let renewed = self.renew(now);
+                        renewed
+                            .err()
+                            .map(|error| News::NotRenewed(error.to_string()))
+                    })?,
+                    Err(CallError::Ended | CallError::Io(_)) => {
+                        self.state = State::Away(now);
+                        self.due = Some(now + LOOKS);
+                        Some(News::Away)
+                    }
+                    Err(other) => Some(self.lost(other.to_string())),
+                }
+            }
+        }
+    }
+
+    fn keep(&mut self, counters: u32) -> Result<(), CallError> {
+        let release = ReleaseIn {
+            lease: self.lease.id,
+            generation: None,
+            keep: Some(counters),
+        };
+        let _: NoReply = Arbiter::connect(&self.path)?.call("Release", &release)?;
+        Ok(())
+    }
+
+    fn report(&mut self, figures: Vec<Figure>) -> Result<(), CallError> {
+        let report = ReportIn {
+            lease: self.lease.id,
+            figures,
+        };
+        // One that does not read is connected to anew.
+        let connected = self.reports.take();
+        let mut arbiter = connected.map_or_else(|| Arbiter::connect(&self.path), Ok)?;
+        arbiter.tell("Report", &report)?;
+        self.reports = Some(arbiter);
+        Ok(())
     }
 }

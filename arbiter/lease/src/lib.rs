@@ -1,5 +1,6 @@
 //! Leases on a host's performance counters: the interface of the host's arbiter
-//! (`io.umpire.Arbiter`, varlink), and a client of it.
+//! (`io.umpire.Arbiter`, varlink), a client of it, and [`Leases`], by which whoever needs some
+//! asks an arbiter without seeing where that is.
 //!
 //! ```no_run
 //! use umpire_lease::{Arbiter, Counters, Request};
@@ -21,6 +22,7 @@
 mod client;
 mod events;
 mod keeper;
+mod leases;
 mod wire;
 
 use std::path::PathBuf;
@@ -28,6 +30,7 @@ use std::path::PathBuf;
 pub use client::{Arbiter, CallError, Held, Next, wait_readable};
 pub use events::Events;
 pub use keeper::{Keeper, News};
+pub use leases::{AtSocket, Kept, Leases};
 pub use wire::{
     AcquireIn, AcquireOut, AuditIn, ClaimIn, Counters, Event, EventReply, EventRequest, ExplainIn,
     ExplainOut, Figure, Lease, Leaving, ListOut, NoReply, Outsider, PardonIn, Place, Refusal,

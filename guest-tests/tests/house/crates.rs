@@ -78,6 +78,8 @@ const HOUSE: [Room; 29] = [
             "guest-view",
             "umpire-agent-wire",
             "firmware",
+            "umpire-lease",
+            "arbiter-host",
         ],
     ),
     room(

@@ -2,43 +2,30 @@
 //! becomes of a refusal.
 
 mod audit;
-mod follow;
-mod plan;
-mod tools;
 
-use std::os::fd::BorrowedFd;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
 
+use arbiter::PerKind;
 use arbiter_host::CpuSet;
 use pmu_virt::Source;
-use tempfile::TempDir;
-use umpire_arbiterd::{ArbiterConfig, OwnArbiter};
-use umpire_lease::{Arbiter, CallError, Keeper, News, NoReply, ReleaseIn, Request};
+use umpire_arbiterd::OwnLeases;
+use umpire_lease::{Arbiter, AtSocket, CallError, Leases, Request};
 use vmm::audit::AuditOut;
 use vmm::config::{BudgetChoice, RunConfig};
 use vmm::counters::on_this_host;
 use vmm::cpuid::host_vendor;
 use vmm::kvm::Host;
+use vmm::lease::{Enough, LeasePlan, NoLease, Patience, VmLease};
 use vmm::sys::allowed_cpus;
 
 use crate::exit::UserError;
 use crate::host::stated_pmu;
 use audit::AuditLines;
-use plan::{LeasePlan, Wanted, there};
 
 /// The word of `--audit` for the audit of the host.
 pub const AUDIT_OF_HOST: &str = "arbiter";
-
-/// The socket of a VM's own arbiter, in a folder of its own.
-const OWN_SOCKET: &str = "arbiter";
-/// Between two looks of such an arbiter for outsiders: each VM has one.
-const OWN_LOOKS: Duration = Duration::from_secs(5);
-
-/// How long a VM that is not to wait is given until who has to make room for it has left.
-const NOTICES: Duration = Duration::from_secs(2);
 
 /// Whom a VM asks for physical counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,47 +73,30 @@ pub struct ArbiterChoice {
     pub terms: Request,
 }
 
-/// A lease that the VM has got.
+/// An arbiter that is asked.
 #[derive(Debug)]
-pub(crate) struct VmLease {
-    plan: LeasePlan,
-    keeper: Keeper,
-    /// Its number, for the VM's audit.
-    number: Arc<AtomicU64>,
-    wanted: Wanted,
-    own: Option<Own>,
+enum Asked {
+    /// The host's, at this socket.
+    Host(PathBuf),
+    /// One in this process.
+    Own(OwnLeases),
 }
 
-/// An arbiter of the VM's own, and the folder of its socket. Both end with the VM.
-#[derive(Debug)]
-pub(crate) struct Own {
-    _arbiter: OwnArbiter,
-    folder: TempDir,
-}
-
-impl Own {
-    /// Of the counters of `cpus` that are stated, or else that the kernel shows.
-    fn start(stated: Option<BudgetChoice>, cpus: CpuSet) -> Result<Self, UserError> {
-        let pmus = stated.map(stated_pmu).transpose()?;
-        let mut config = ArbiterConfig::default();
-        config.pmus.extend(pmus);
-        (config.measured, config.looks) = (Some(cpus), OWN_LOOKS);
-        let folder = tempfile::Builder::new().prefix("umpire-").tempdir();
-        let failed = |error| {
-            UserError::bad_input(format!(
-                "no folder for the socket of the VM's arbiter: {error}"
-            ))
-        };
-        let folder = folder.map_err(failed)?;
-        let arbiter = OwnArbiter::start(config, &folder.path().join(OWN_SOCKET));
-        Ok(Own {
-            _arbiter: arbiter.map_err(UserError::bad_input)?,
-            folder,
-        })
+impl Asked {
+    fn leases(&self) -> Arc<dyn Leases> {
+        match self {
+            Asked::Host(socket) => Arc::new(AtSocket(socket.clone())),
+            Asked::Own(own) => Arc::new(own.clone()),
+        }
     }
+}
 
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join(OWN_SOCKET)
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Asked::Host(socket) => write!(f, "the arbiter at {}", socket.display()),
+            Asked::Own(_) => f.write_str("the VM's own arbiter"),
+        }
     }
 }
 
@@ -142,116 +112,87 @@ pub(crate) fn take(
 ) -> Result<Option<VmLease>, UserError> {
     let lease = lease_of(choice, host, config)?;
     if config.audit.as_deref() == Some(Path::new(AUDIT_OF_HOST)) {
-        let Some(lease) = lease.as_ref().filter(|lease| lease.own.is_none()) else {
+        let Some((Asked::Host(socket), lease)) = &lease else {
             let what = "--audit arbiter: the VM has no lease of the host's arbiter, so nobody takes an audit of it; \
                         give --arbiter SOCKET, or a file";
             return Err(UserError::bad_input(what));
         };
-        let lines = AuditLines::new(lease.plan.socket.clone(), lease.number.clone());
+        let lines = AuditLines::new(socket.clone(), lease.number());
         config.audit_out = Some(AuditOut::new(lines));
     }
-    Ok(lease)
-}
-
-/// Gives the counters of a lease back but for the first `held`.
-fn keep(socket: &Path, lease: u64, held: u32) -> Result<(), CallError> {
-    let release = ReleaseIn {
-        lease,
-        generation: None,
-        keep: Some(held),
-    };
-    let mut arbiter = Arbiter::connect(socket)?;
-    let _: NoReply = arbiter.call("Release", &release)?;
-    Ok(())
+    Ok(lease.map(|(_, lease)| lease))
 }
 
 fn lease_of(
     choice: &ArbiterChoice,
     host: &Host,
     config: &mut RunConfig,
-) -> Result<Option<VmLease>, UserError> {
-    let supported = host.supported_cpuid().map_err(UserError::bad_input)?;
-    let vendor = host_vendor(supported.as_slice()).map_err(UserError::bad_input)?;
-    let guest = config.guest_counters(vendor);
-    let guest = guest.map_err(UserError::bad_input)?;
-    let Some(guest) = guest.filter(|guest| guest.programmable + guest.fixed > 0) else {
+) -> Result<Option<(Asked, VmLease)>, UserError> {
+    let Some(guest) = guest_counters(host, config)? else {
         return Ok(None);
     };
     let (cpus, whole_cpus) = cpus(config)?;
-    let Some((socket, own)) = socket(choice, config, &cpus)? else {
+    let Some(asked) = asked(choice, config, &cpus)? else {
         return Ok(None);
     };
-    let choice = &ArbiterChoice {
-        fewer: Some(choice.fewer.unwrap_or(own.is_some())),
-        ..choice.clone()
+    let is_own = matches!(asked, Asked::Own(_));
+    let enough = if choice.fewer.unwrap_or(is_own) {
+        Enough::Some
+    } else {
+        Enough::All
     };
-    let fewer = choice.fewer == Some(true);
-    let refused = |error: CallError| refusal(&error, &socket, choice);
+    let patience = match choice.terms.waits_ms {
+        // Nobody makes room but tools, which there are none of yet.
+        _ if is_own => Patience::None,
+        None => Patience::Notices,
+        Some(_) => Patience::Turn,
+    };
     let mut terms = choice.terms.clone();
     terms.label.get_or_insert_with(|| name(config));
-    let mut plan = LeasePlan {
-        socket: socket.clone(),
+    let plan = LeasePlan {
+        leases: asked.leases(),
         terms,
         cpus,
         whole_cpus,
         guest,
     };
-    let places = plan.places().map_err(refused)?;
-    let (mut wanted, request) = plan.request(&places, fewer);
-    let mut keeper = plan.acquire(&request).map_err(refused)?;
-    if own.is_none() {
-        wait_for(&mut keeper, choice).map_err(refused)?;
+    match VmLease::take(plan, enough, patience) {
+        Ok(lease) => {
+            lease.bound(config);
+            Ok(Some((asked, lease)))
+        }
+        Err(NoLease::Nothing(why)) if is_own && choice.whom == Whom::Auto => {
+            log::info!("no lease on the host's counters: {why}");
+            Ok(None)
+        }
+        Err(NoLease::Nothing(why) | NoLease::NotEnough(why)) => Err(refusal(&why, &asked, enough)),
     }
-    let lease = keeper.lease();
-    let (id, held, all) = (lease.id, lease.holds, lease.wants);
-    if held == 0 && choice.whom == Whom::Auto && own.is_some() {
-        log::info!("no lease on the host's counters: others have them all");
-        return Ok(None);
-    }
-    if held == 0 || held < all && !fewer {
-        // What it holds itself is not in its way.
-        drop(keeper);
-        return Err(refused(plan.explain(request)));
-    }
-    let holds = wanted.lets(held);
-    if holds != guest {
-        // CPUID announces what there is now for good: more would be of no use.
-        config.budget = Some(BudgetChoice {
-            programmable: Some(holds.programmable),
-            fixed: Some(holds.fixed),
-            round: true,
-        });
-        keep(&socket, id, held).map_err(refused)?;
-        plan.guest = holds;
-        wanted = Wanted::of(holds, there(&places, &plan.cpus).1, true);
-    }
-    config.lease = Some(holds);
-    log::info!("lease {id} on the host's counters: {held} of {all}");
-    Ok(Some(VmLease {
-        plan,
-        keeper,
-        number: Arc::new(AtomicU64::new(id)),
-        wanted,
-        own,
-    }))
 }
 
-/// The socket of the arbiter that is to be asked, if one is, and the arbiter itself if it is the
-/// VM's own.
-fn socket(
+/// The counters of the guest's PMU; `None`: it has none.
+fn guest_counters(host: &Host, config: &RunConfig) -> Result<Option<PerKind>, UserError> {
+    let supported = host.supported_cpuid().map_err(UserError::bad_input)?;
+    let vendor = host_vendor(supported.as_slice()).map_err(UserError::bad_input)?;
+    let guest = config.guest_counters(vendor);
+    let guest = guest.map_err(UserError::bad_input)?;
+    Ok(guest.filter(|guest| guest.programmable + guest.fixed > 0))
+}
+
+/// The arbiter that is to be asked, if one is.
+fn asked(
     choice: &ArbiterChoice,
     config: &RunConfig,
     cpus: &CpuSet,
-) -> Result<Option<(PathBuf, Option<Own>)>, UserError> {
-    let own = |stated| {
-        let own = Own::start(stated, cpus.clone())?;
-        let socket = own.socket();
-        log::info!("the VM has an arbiter of its own: {}", socket.display());
-        Ok((socket, Some(own)))
+) -> Result<Option<Asked>, UserError> {
+    let own = |stated: Option<BudgetChoice>| -> Result<Asked, UserError> {
+        let stated = stated.map(stated_pmu).transpose()?;
+        let own = OwnLeases::start(stated, cpus).map_err(UserError::bad_input)?;
+        log::info!("the VM has an arbiter of its own");
+        Ok(Asked::Own(own))
     };
-    let path = match &choice.whom {
+    let usual = match &choice.whom {
         Whom::Nobody => return Ok(None),
-        Whom::At(path) => return Ok(Some((path.clone(), None))),
+        Whom::At(socket) => return Ok(Some(Asked::Host(socket.clone()))),
         Whom::Own(stated) => return own(*stated).map(Some),
         Whom::Auto => umpire_lease::default_socket(),
     };
@@ -259,13 +200,14 @@ fn socket(
     if !on_this_host(&config.counters).iter().any(is_physical) {
         return Ok(None);
     }
-    match Arbiter::connect(&path) {
-        Err(CallError::NoArbiter { .. }) => Ok(own(None)
-            .inspect_err(|error: &UserError| {
+    match Arbiter::connect(&usual) {
+        Err(CallError::NoArbiter { .. }) => {
+            let own = own(None).inspect_err(|error| {
                 log::info!("no lease on the host's counters: {error}");
-            })
-            .ok()),
-        _ => Ok(Some((path, None))),
+            });
+            Ok(own.ok())
+        }
+        _ => Ok(Some(Asked::Host(usual))),
     }
 }
 
@@ -305,54 +247,12 @@ fn name(config: &RunConfig) -> String {
     format!("vm {}", kernel.to_string_lossy())
 }
 
-/// Waits until the lease holds all of it, or with `--arbiter-shortage fewer` and `wait`
-/// something. Without `wait` it does so for as long as notices may take.
-fn wait_for(keeper: &mut Keeper, choice: &ArbiterChoice) -> Result<(), CallError> {
-    let waits = choice.terms.waits_ms.is_some();
-    let until = (!waits).then(|| Instant::now() + NOTICES);
-    loop {
-        while let Some(news) = keeper.hear() {
-            match news {
-                News::Lost(why) => return Err(CallError::Other(why)),
-                News::Event(event) if event.what == "ended" => {
-                    return Err(CallError::Other(event.message));
-                }
-                News::Event(event) if waits => {
-                    log::warn!("lease {} {}", event.lease.id, event.message);
-                }
-                News::Event(_) | News::Away | News::Back | News::NotRenewed(_) => {}
-            }
-        }
-        let lease = keeper.lease();
-        let enough = if waits && choice.fewer == Some(true) {
-            1
-        } else {
-            lease.wants
-        };
-        if lease.holds >= enough || until.is_some_and(|until| until <= Instant::now()) {
-            return Ok(());
-        }
-        wait(keeper.connection(), [keeper.due(), until]);
-    }
-}
-
-/// Waits until one of these can be read, or one of these moments.
-fn wait<'a>(
-    what: impl IntoIterator<Item = BorrowedFd<'a>>,
-    moments: impl IntoIterator<Item = Option<Instant>>,
-) {
-    let what: Vec<BorrowedFd<'_>> = what.into_iter().collect();
-    let first = moments.into_iter().flatten().min();
-    let left = first.map(|first| first.saturating_duration_since(Instant::now()));
-    umpire_lease::wait_readable(&what, left);
-}
-
-fn refusal(error: &CallError, socket: &Path, choice: &ArbiterChoice) -> UserError {
+fn refusal(error: &CallError, asked: &Asked, enough: Enough) -> UserError {
     const WITHOUT: &str = "; or start the VM without a lease (--arbiter none)";
     let next = match error {
         CallError::Refused(why) => match why.reason.as_str() {
             "held" | "outside" | "kept" | "behind" | "over-maximum" | "more-than-there-is"
-                if choice.fewer != Some(true) =>
+                if enough == Enough::All =>
             {
                 "; or let the VM start with fewer (--arbiter-shortage fewer, or --budget), or wait \
                  (--arbiter-terms wait)"
@@ -364,12 +264,11 @@ fn refusal(error: &CallError, socket: &Path, choice: &ArbiterChoice) -> UserErro
         },
         _ => WITHOUT,
     };
-    let socket = socket.display();
     UserError::bad_input(match error {
         CallError::NoArbiter { .. } => format!("--arbiter {error}{next}"),
         CallError::Refused(_) => {
-            format!("the arbiter at {socket} refuses the VM's counters: {error}{next}")
+            format!("{asked} refuses the VM's counters: {error}{next}")
         }
-        _ => format!("the arbiter at {socket} gives the VM no counters: {error}{next}"),
+        _ => format!("{asked} gives the VM no counters: {error}{next}"),
     })
 }

@@ -47,8 +47,11 @@ pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
     })
     .map_err(UserError::bad_input)?;
     let lines = machine.take_lease_lines();
-    let followed = lease.zip(lines).map(|(lease, lines)| lease.follow(lines));
-    let _own_arbiter = followed.transpose()?.flatten();
+    if let Some((lease, lines)) = lease.zip(lines) {
+        let failed = |error| format!("no thread for the VM's lease: {error}");
+        let followed = lease.follow(lines);
+        followed.map_err(|error| UserError::bad_input(failed(error)))?;
+    }
     let failed = |error| UserError::with_status(error, ExitStatus::HOST_FAILURE);
     let audit = machine.audit();
     let tools = FirstTools::start(&tools, &config, &mut machine)?;

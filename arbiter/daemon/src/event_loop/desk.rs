@@ -4,13 +4,12 @@
 
 use std::os::fd::BorrowedFd;
 
-use arbiter_host::{BootTime, PmuId};
+use arbiter_host::BootTime;
 
 use crate::audit::{Record, Trail, unix_ms};
 use crate::commit::Committer;
 use crate::host::HostFiles;
 use crate::journal::{Recalled, Stored};
-use crate::probe::Found;
 use crate::service::{Output, Service};
 use crate::store::Store;
 use crate::threads::{self, Threads};
@@ -75,16 +74,6 @@ impl Desk {
         leases.iter_mut().for_each(threads::learn);
         self.service.restore(leases, recalled.next, now);
         self.threads.follow_all(&self.service);
-    }
-
-    /// Takes over what is found of counters before anybody has a lease: all that is not free is
-    /// somebody else's.
-    pub(super) fn see_all(&mut self, found: &[Found], now: BootTime) {
-        let places = (0u16..).map(PmuId).zip(found);
-        let seen: Vec<_> = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
-        // It takes two looks to believe that somebody has come.
-        self.service.see(&seen, None, now);
-        self.service.see(&seen, None, now);
     }
 
     /// When the host is looked at next.

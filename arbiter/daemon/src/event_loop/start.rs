@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::thread::{Builder, JoinHandle};
 
 use crate::budget::Handed;
 use arbiter_host::{HostArbiter, HostPolicyError, Tenant};
@@ -119,7 +118,7 @@ pub enum ServeError {
     },
 }
 
-pub(super) fn failed(what: &'static str) -> impl FnOnce(io::Error) -> ServeError {
+pub(crate) fn failed(what: &'static str) -> impl FnOnce(io::Error) -> ServeError {
     move |error| ServeError::Io { what, error }
 }
 
@@ -155,12 +154,8 @@ impl Arbiterd {
     ) -> Result<Self, ServeError> {
         let files = raise_open_files();
         let ground = Ground::find(config, &mut manager)?;
-        let (looks, is_own) = (ground.config.looks, ground.config.measured.is_some());
         let found = ground.found.clone();
         let mut desk = ground.desk(files)?;
-        if is_own {
-            desk.see_all(&found, now());
-        }
         if let Some(folder) = socket.parent() {
             let _ = fs::create_dir_all(folder);
         }
@@ -183,7 +178,7 @@ impl Arbiterd {
         let sights = if found.is_empty() {
             None
         } else {
-            Some(probe::watch(found, tells, looks).map_err(failed("the probe's thread"))?)
+            Some(probe::watch(found, tells).map_err(failed("the probe's thread"))?)
         };
         let per_second = desk.service().config().requests_per_second;
         let arbiterd = Arbiterd {
@@ -255,8 +250,7 @@ impl Ground {
             let recorded = recalled.as_ref().map(Recalled::counters);
             let recorded = recorded.unwrap_or_default();
             manager.starts("Measures the counters of the host.");
-            probe::found(host.present(), config.measured.as_ref(), &recorded)
-                .map_err(ServeError::NotMeasured)?
+            probe::found(host.present(), None, &recorded).map_err(ServeError::NotMeasured)?
         } else {
             Vec::new()
         };
@@ -365,52 +359,6 @@ fn incoming(
     let given = ClientSocket::new(given.into(), &closer);
     given.refuse_rights();
     Ok(Incoming::Given(given, closer))
-}
-
-/// The same service inside of another program, for that alone: in a thread, until this is
-/// dropped.
-#[derive(Debug)]
-pub struct OwnArbiter {
-    stops: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl OwnArbiter {
-    /// Starts it at `socket`, for the user of this process.
-    ///
-    /// # Errors
-    /// As [`Arbiterd::start`].
-    pub fn start(config: ArbiterConfig, socket: &Path) -> Result<Self, ServeError> {
-        let (stops, stop) = UnixStream::pair().map_err(failed("socketpair"))?;
-        let access = Access {
-            mode: 0o600,
-            group: None,
-        };
-        // Nothing is ever written to it.
-        let (hangup, _silent) = UnixStream::pair().map_err(failed("socketpair"))?;
-        // The program's service manager is its own affair.
-        let ends = (stop, hangup, Manager::default());
-        let service = Arbiterd::start_until(ends, Given::default(), config, None, socket, &access)?;
-        let body = move || {
-            let _silent = _silent;
-            if let Err(error) = service.run_within() {
-                log::warn!("the VM's own arbiter has ended: {error}");
-            }
-        };
-        let thread = Builder::new().name("arbiter".to_owned()).spawn(body);
-        Ok(OwnArbiter {
-            stops: Some(stops),
-            thread: Some(thread.map_err(failed("the arbiter's thread"))?),
-        })
-    }
-}
-
-impl Drop for OwnArbiter {
-    fn drop(&mut self) {
-        drop(self.stops.take());
-        // A panic was reported by the panic hook.
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
 }
 
 /// Without it a journal of another boot would pass for one of this.

@@ -160,15 +160,15 @@ pub(super) fn named_lease(parameters: &Value) -> Option<LeaseId> {
 
 /// Who calls, and how.
 #[derive(Debug)]
-pub(super) struct Calling<'a> {
-    pub(super) from: ConnectionId,
-    pub(super) client: &'a Client,
+pub(crate) struct Calling<'a> {
+    pub(crate) from: ConnectionId,
+    pub(crate) client: &'a Client,
     /// The tenants of its user.
-    pub(super) tenants: Vec<TenantId>,
-    pub(super) caller: Caller,
+    pub(crate) tenants: Vec<TenantId>,
+    pub(crate) caller: Caller,
     /// It takes more than one reply.
-    pub(super) more: bool,
-    pub(super) now: BootTime,
+    pub(crate) more: bool,
+    pub(crate) now: BootTime,
 }
 
 impl Calling<'_> {
@@ -203,7 +203,7 @@ pub(super) fn caller(
 ///
 /// # Errors
 /// The client is of no such tenant, or its label is none.
-pub(super) fn owner(
+pub(crate) fn owner(
     arbiter: &HostArbiter,
     calling: &Calling<'_>,
     request: &wire::Request,

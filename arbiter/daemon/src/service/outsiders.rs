@@ -1,7 +1,5 @@
 //! Who has counters and no lease: what was seen of them, and what is shown. Pure.
 
-use std::collections::BTreeMap;
-
 use crate::budget::{Holder, Holders};
 use arbiter::{CounterSet, PerKind};
 use arbiter_host::{HostArbiter, Place, Scope};
@@ -9,7 +7,7 @@ use umpire_lease as wire;
 
 use super::barred::Takers;
 use super::shown::Viewer;
-use crate::probe::Seen;
+use crate::probe::{Outside, Seen};
 
 /// What is known of others beside that: who has taken counters, and whether the NMI watchdog
 /// has a lease.
@@ -22,10 +20,8 @@ pub(super) struct Beside<'a> {
 
 #[derive(Debug, Default)]
 pub(super) struct Outsiders {
-    /// What the last look saw.
-    seen: BTreeMap<Place, Vec<CounterSet>>,
-    /// What they have by that, and by the look before.
-    measured: BTreeMap<Place, Vec<CounterSet>>,
+    /// What they have, as it was measured.
+    outside: Outside,
     /// Who has counters and no lease, as far as the kernel shows.
     holders: Option<Holders>,
 }
@@ -53,12 +49,12 @@ impl Outsiders {
 
     /// What a look saw before is of other CPUs.
     pub(super) fn look_anew(&mut self) {
-        self.seen.clear();
+        self.outside.look_anew();
     }
 
     /// What they have of a place, as it was measured.
     pub(super) fn measured(&self, place: Place) -> &[CounterSet] {
-        self.measured.get(&place).map_or(&[], Vec::as_slice)
+        self.outside.of(place)
     }
 
     /// Takes over what was seen of a place. Whether anything was.
@@ -74,28 +70,8 @@ impl Outsiders {
             programmable: leased.programmable.saturating_sub(unused.programmable),
             fixed: leased.fixed.saturating_sub(unused.fixed),
         };
-        let Some(now_outside) = seen.outside(pmu.counters, leased) else {
-            return false;
-        };
-        // A lease may have come or gone between look and judgement: what two looks in a
-        // row saw is there.
-        let known = self.measured(place);
-        let less = now_outside.len() < known.len();
-        let outside = if less && seen.free == Some(0) && self.may_be_any(beside) {
-            // A holder has come, and found less than it holds. What it has now explains
-            // no counter that outsiders had before, as long as none is free.
-            known.to_vec()
-        } else {
-            let before = self.seen.insert(place, now_outside.clone());
-            let before = before.unwrap_or_default();
-            if before.len() < now_outside.len() {
-                before
-            } else {
-                now_outside
-            }
-        };
-        self.measured.insert(place, outside);
-        true
+        let may_be_any = seen.free == Some(0) && self.may_be_any(beside);
+        self.outside.see(seen, pmu.counters, leased, may_be_any)
     }
 
     /// Whether somebody may have counters who has no lease, as far as anybody knows.

@@ -113,7 +113,7 @@ impl Reason {
 
 /// Why a call is not done.
 #[derive(Debug)]
-pub(super) enum Denial {
+pub(crate) enum Denial {
     /// The host's arbiter says no.
     Host(Refusal),
     Refused(wire::Refusal),
@@ -137,7 +137,7 @@ impl From<wire::Refusal> for Denial {
 
 impl Denial {
     /// The request makes no sense.
-    pub(super) fn wrong(what: impl Into<String>) -> Self {
+    pub(crate) fn wrong(what: impl Into<String>) -> Self {
         Denial::Refused(Reason::WrongRequest.refusal(what))
     }
 
@@ -152,7 +152,7 @@ impl Denial {
     }
 
     /// The refusal of an event, of which there is no other denial. As [`Denial::in_words`].
-    pub(super) fn refusal(self, arbiter: &HostArbiter, viewer: Viewer) -> wire::Refusal {
+    pub(crate) fn refusal(self, arbiter: &HostArbiter, viewer: Viewer) -> wire::Refusal {
         match self.in_words(arbiter, viewer) {
             Denial::Refused(refusal) => refusal,
             _ => wire::Refusal::default(),

@@ -17,13 +17,13 @@ const NOT_SHOWN: u32 = u32::MAX;
 /// Whom something is shown to. Processes, users and names are for root, for operators, and
 /// for the user whose they are; others see the tenant, and how many counters.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Viewer {
+pub(crate) struct Viewer {
     pub(super) uid: u32,
     pub(super) operator: bool,
 }
 
 impl Viewer {
-    pub(super) fn of(caller: Caller) -> Self {
+    pub(crate) fn of(caller: Caller) -> Self {
         Viewer {
             uid: caller.uid,
             operator: caller.operator,
@@ -106,7 +106,7 @@ pub(super) fn visible(
 ///
 /// # Errors
 /// There is no such CPU.
-pub(super) fn who(
+pub(crate) fn who(
     arbiter: &HostArbiter,
     only: Option<u32>,
     viewer: Viewer,
@@ -226,7 +226,7 @@ fn outside(arbiter: &HostArbiter, pmu: &HostPmu, cpus: &CpuSet) -> u32 {
 }
 
 /// What would become of a request, and what would follow for others.
-pub(super) fn explained(
+pub(crate) fn explained(
     arbiter: &HostArbiter,
     owner: Owner,
     terms: Terms,

@@ -15,9 +15,9 @@ const LOOKS: Duration = Duration::from_millis(100);
 /// Takes lines, and gives them to the arbiter when it is flushed.
 #[derive(Debug)]
 pub(super) struct AuditLines {
-    pub(super) socket: PathBuf,
+    socket: PathBuf,
     /// The VM's lease, which may become another one.
-    pub(super) lease: Arc<AtomicU64>,
+    lease: Arc<AtomicU64>,
     arbiter: Option<Arbiter>,
     text: Vec<u8>,
 }

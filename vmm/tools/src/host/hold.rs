@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use umpire_lease::{CallError, Keeper, News, Request};
+use umpire_lease::{CallError, Keeper, Kept, News, Request};
 
 use super::{HostOptions, text};
 use crate::ToolError;

@@ -1,13 +1,10 @@
-//! What a VM asks of the host's arbiter, and what its guest may use of what it gets.
+//! What a VM asks of an arbiter, and what its guest may use of what it gets.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use arbiter::PerKind;
 use arbiter_host::CpuSet;
-use umpire_lease::{
-    Arbiter, CallError, Counters, Event, ExplainIn, ExplainOut, Keeper, Place, Request, WhoIn,
-    WhoOut,
-};
+use umpire_lease::{CallError, Counters, Event, ExplainOut, Kept, Leases, Place, Request};
 
 /// The physical counters that a guest's counters want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,16 +56,17 @@ impl Wanted {
 
 /// What a VM asks of which arbiter.
 #[derive(Clone, Debug)]
-pub(super) struct LeasePlan {
-    pub(super) socket: PathBuf,
+pub struct LeasePlan {
+    /// The arbiter.
+    pub leases: Arc<dyn Leases>,
     /// What the lease is to be like.
-    pub(super) terms: Request,
+    pub terms: Request,
     /// The host CPUs on which vCPUs may run.
-    pub(super) cpus: CpuSet,
+    pub cpus: CpuSet,
     /// The counters are there for whatever runs on these CPUs (`msr`).
-    pub(super) whole_cpus: bool,
+    pub whole_cpus: bool,
     /// What the guest may use at most.
-    pub(super) guest: PerKind,
+    pub guest: PerKind,
 }
 
 impl LeasePlan {
@@ -98,19 +96,14 @@ impl LeasePlan {
         }
     }
 
-    pub(super) fn places(&self) -> Result<Vec<Place>, CallError> {
-        let who: WhoOut = Arbiter::connect(&self.socket)?.call("Who", &WhoIn { cpu: None })?;
-        Ok(who.places)
-    }
-
-    pub(super) fn acquire(&self, request: &Request) -> Result<Keeper, CallError> {
-        Keeper::acquire(&self.socket, request, true, None)
-    }
-
     /// A lease for what `tool` is to count beside the guest, all of it or nothing. It does not
     /// hold all yet if others were told to make room for it.
-    pub(super) fn lease_for_tool(&self, counters: usize, tool: &str) -> Result<Keeper, CallError> {
-        let (cpus, _) = there(&self.places()?, &self.cpus);
+    pub(super) fn lease_for_tool(
+        &self,
+        counters: usize,
+        tool: &str,
+    ) -> Result<Box<dyn Kept>, CallError> {
+        let (cpus, _) = there(&self.leases.places()?, &self.cpus);
         let counters = u32::try_from(counters).unwrap_or(u32::MAX);
         let label = self.terms.label.as_deref().unwrap_or_default();
         let request = Request {
@@ -119,24 +112,23 @@ impl LeasePlan {
             at_least: Some(1),
             ..self.ask(&cpus, vec![Counters::programmable(counters)])
         };
-        let keeper = self.acquire(&request)?;
-        if keeper.lease().holds == keeper.lease().wants {
-            return Ok(keeper);
+        let lease = self.leases.acquire(&request)?;
+        if lease.lease().holds == lease.lease().wants {
+            return Ok(lease);
         }
         // Its place in the queue is of no use if nobody has to go.
-        drop(keeper);
+        drop(lease);
         let whole = Request {
             at_least: None,
             ..request.clone()
         };
-        let explain = ExplainIn { request: whole };
-        let explained: ExplainOut = Arbiter::connect(&self.socket)?.call("Explain", &explain)?;
+        let explained = self.leases.explain(&whole)?;
         let goes = |event: &Event| event.what == "leaving";
         match explained.why {
             Some(why) if !explained.events.iter().any(goes) => {
                 Err(CallError::Refused(Box::new(why)))
             }
-            _ => self.acquire(&request),
+            _ => self.leases.acquire(&request),
         }
     }
 
@@ -147,10 +139,7 @@ impl LeasePlan {
             waits_ms: None,
             ..request
         };
-        let explain = ExplainIn { request: whole };
-        let explained: Result<ExplainOut, CallError> = Arbiter::connect(&self.socket)
-            .and_then(|mut arbiter| arbiter.call("Explain", &explain));
-        match explained {
+        match self.leases.explain(&whole) {
             Ok(ExplainOut { why: Some(why), .. }) => CallError::Refused(Box::new(why)),
             Ok(_) => CallError::Other("the counters are free by now; try again".to_owned()),
             Err(error) => error,

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use umpire_lease::{Arbiter, CallError, Keeper, News, NoReply, ReleaseIn};
+use umpire_lease::{CallError, Kept, News};
 use vmm_control::{ContextLine, ContextLoad, ContextNews, Target};
 
 use super::plan::LeasePlan;
@@ -19,7 +19,7 @@ pub(super) struct Tools {
     line: ContextLine,
     plan: LeasePlan,
     /// The oldest first.
-    contexts: Vec<Known>,
+    contexts: Vec<ToolContext>,
     leases: Vec<Share>,
     /// When to ask anew, after a lease was taken away.
     asks: Option<Instant>,
@@ -29,7 +29,7 @@ pub(super) struct Tools {
 
 /// A context.
 #[derive(Debug)]
-struct Known {
+struct ToolContext {
     number: pmu_virt::perfmon::ContextId,
     wants: Wants,
     state: ToolState,
@@ -54,7 +54,7 @@ enum ToolState {
 /// A lease of some counters.
 #[derive(Debug)]
 struct Share {
-    keeper: Keeper,
+    kept: Box<dyn Kept>,
     /// So many are asked for.
     asked: usize,
     /// It has held them all.
@@ -109,7 +109,7 @@ impl Tools {
         for share in &mut self.leases {
             share.hear();
         }
-        self.leases.retain(|share| !share.keeper.has_ended());
+        self.leases.retain(|share| !share.kept.has_ended());
         self.serve();
         match self.line.hear() {
             Some(ContextNews::Loads(load)) => self.load(load),
@@ -120,13 +120,13 @@ impl Tools {
             None => {
                 self.ask_anew();
                 let leases = self.leases.iter();
-                let connections = leases.filter_map(|share| share.keeper.connection());
+                let connections = leases.filter_map(|share| share.kept.connection());
                 wait(connections.chain([self.line.as_fd()]), [self.due()]);
             }
         }
     }
 
-    fn wants(&self, which: impl Fn(&Known) -> bool) -> usize {
+    fn wants(&self, which: impl Fn(&ToolContext) -> bool) -> usize {
         let contexts = self.contexts.iter().filter(|one| which(one));
         wanted(contexts.map(|one| &one.wants))
     }
@@ -142,7 +142,7 @@ impl Tools {
             return;
         }
         let tool = format!("tool {} of uid {}", load.pid, load.uid);
-        let known = Known {
+        let context = ToolContext {
             number: load.context,
             wants: Wants {
                 target: load.target,
@@ -150,7 +150,7 @@ impl Tools {
             },
             state: ToolState::Loads(Box::new(load), Instant::now() + NOTICES),
         };
-        self.contexts.push(known);
+        self.contexts.push(context);
         let wanted = self.wants(|one| !matches!(one.state, ToolState::Stands));
         let there: usize = self.leases.iter().map(Share::expects).sum();
         let more = wanted.saturating_sub(there);
@@ -172,8 +172,8 @@ impl Tools {
             return Err(why.clone());
         }
         match self.plan.lease_for_tool(more, tool) {
-            Ok(keeper) => {
-                self.leases.push(Share::new(keeper, more));
+            Ok(kept) => {
+                self.leases.push(Share::new(kept, more));
                 Ok(())
             }
             Err(error) => {
@@ -212,7 +212,7 @@ impl Tools {
         while let Some(mut share) = self.leases.pop() {
             if share.asked > more {
                 if more > 0
-                    && let Err(error) = share.keep(share.asked - more, &self.plan)
+                    && let Err(error) = share.keep(share.asked - more)
                 {
                     log::debug!("{more} counters cannot be given back now: {error}");
                 }
@@ -227,7 +227,7 @@ impl Tools {
         if let ToolState::Loads(load, _) = self.contexts.remove(at).state {
             let reason = format!(
                 "the host's arbiter has no counters for the context, which wants {} beside what \
-                 the VM's leases hold: {why}; count fewer events at a time, or see `umpire who`",
+                 the VM's leases hold: {why}; count fewer events at a time",
                 load.counters
             );
             self.line.refuse_load(*load, reason);
@@ -242,10 +242,10 @@ impl Tools {
         let wants: Vec<Wants> = self.contexts.iter().map(|one| one.wants).collect();
         let mut late = None;
         let served = served(&wants, held);
-        for (at, (known, serves)) in self.contexts.iter_mut().zip(served).enumerate() {
-            let Wants { target, counters } = known.wants;
-            known.state = match (
-                std::mem::replace(&mut known.state, ToolState::Stands),
+        for (at, (context, serves)) in self.contexts.iter_mut().zip(served).enumerate() {
+            let Wants { target, counters } = context.wants;
+            context.state = match (
+                std::mem::replace(&mut context.state, ToolState::Stands),
                 serves,
             ) {
                 (ToolState::Loads(load, _), true) => {
@@ -257,13 +257,13 @@ impl Tools {
                     ToolState::Loads(load, until)
                 }
                 (ToolState::Counts, false) => {
-                    log::warn!("{}: stands, as its lease was taken away", known.number);
-                    self.line.lease_context(known.number, target, 0);
+                    log::warn!("{}: stands, as its lease was taken away", context.number);
+                    self.line.lease_context(context.number, target, 0);
                     ToolState::Stands
                 }
                 (ToolState::Stands, true) => {
-                    log::info!("{}: counts again", known.number);
-                    self.line.lease_context(known.number, target, counters);
+                    log::info!("{}: counts again", context.number);
+                    self.line.lease_context(context.number, target, counters);
                     ToolState::Counts
                 }
                 (state, _) => state,
@@ -280,15 +280,15 @@ impl Tools {
             ToolState::Loads(_, until) => Some(*until),
             ToolState::Counts | ToolState::Stands => None,
         });
-        let leases = self.leases.iter().filter_map(|share| share.keeper.due());
+        let leases = self.leases.iter().filter_map(|share| share.kept.due());
         loads.chain(leases).chain(self.asks).min()
     }
 }
 
 impl Share {
-    fn new(keeper: Keeper, asked: usize) -> Self {
+    fn new(kept: Box<dyn Kept>, asked: usize) -> Self {
         let mut share = Share {
-            keeper,
+            kept,
             asked,
             was_whole: false,
         };
@@ -306,8 +306,8 @@ impl Share {
     }
 
     fn hear(&mut self) {
-        while let Some(news) = self.keeper.hear() {
-            let id = self.keeper.lease().id;
+        while let Some(news) = self.kept.hear() {
+            let id = self.kept.lease().id;
             match news {
                 News::Event(event) => log::debug!("lease {id} for tools {}", event.message),
                 News::Away => log::debug!("the arbiter has gone away; lease {id} is held on"),
@@ -322,20 +322,16 @@ impl Share {
 
     /// Counters that may be used: after a notice those that will be left.
     fn holds(&self) -> usize {
-        let left = self.keeper.leaves().map(|(_, left)| left);
-        let holds = left.unwrap_or(self.keeper.lease().holds);
+        let left = self.kept.leaves().map(|(_, left)| left);
+        let holds = left.unwrap_or(self.kept.lease().holds);
         // What was just given back it may not have heard of yet.
         usize::try_from(holds).unwrap_or(usize::MAX).min(self.asked)
     }
 
     /// Keeps so many, and gives the rest back.
-    fn keep(&mut self, counters: usize, plan: &LeasePlan) -> Result<(), CallError> {
-        let release = ReleaseIn {
-            lease: self.keeper.lease().id,
-            generation: None,
-            keep: u32::try_from(counters).ok(),
-        };
-        let _: NoReply = Arbiter::connect(&plan.socket)?.call("Release", &release)?;
+    fn keep(&mut self, counters: usize) -> Result<(), CallError> {
+        self.kept
+            .keep(u32::try_from(counters).unwrap_or(u32::MAX))?;
         self.asked = counters;
         Ok(())
     }

@@ -1,18 +1,18 @@
 //! What the guest may use follows what its VM's lease holds.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use arbiter::PerKind;
-use umpire_lease::{Arbiter, Figure, News, ReportIn};
-use vmm::machine::LeaseLines;
+use umpire_lease::{Figure, News};
 use vmm_control::LeaseLine;
 
 use super::tools::Tools;
-use super::{Own, VmLease, wait};
-use crate::exit::UserError;
+use super::{VmLease, wait};
+use crate::machine::LeaseLines;
 
 /// Between two tries of what cannot be done now: to get a new lease for one that was taken
 /// away, or to let the guest use all of it.
@@ -24,40 +24,36 @@ const REPORTS: Duration = Duration::from_secs(5);
 const LEFT_TO_LAYERS: u32 = 75;
 
 impl VmLease {
-    /// Lets the guest behind `line` use what the lease holds, until this process ends. What
-    /// it returns is to be kept until the VM has.
+    /// Lets the guest behind these lines use what the lease holds, until this process ends.
     ///
     /// # Errors
     /// The host has no thread left.
-    pub(crate) fn follow(mut self, lines: LeaseLines) -> Result<Option<Own>, UserError> {
-        let own = self.own.take();
+    pub fn follow(self, lines: LeaseLines) -> io::Result<()> {
         let LeaseLines { guest, contexts } = lines;
         let mut tools = Tools::new(contexts, self.plan.clone());
         let mut follower = Follower {
-            told: (self.wanted.lets(self.keeper.lease().holds), None),
+            told: (self.wanted.lets(self.kept.lease().holds), None),
             lease: self,
             line: guest,
             refused: None,
             asks: None,
             silence: String::new(),
             reports: Instant::now(),
-            arbiter: None,
         };
-        let failed = |error| UserError::bad_input(format!("no thread for the VM's lease: {error}"));
         let body = move || {
             loop {
                 follower.turn();
             }
         };
-        (Builder::new().name("lease".to_owned()).spawn(body)).map_err(failed)?;
+        Builder::new().name("lease".to_owned()).spawn(body)?;
         // The arbiter takes its time for these: the guest's lease is not to wait for them.
         let body = move || {
             loop {
                 tools.turn();
             }
         };
-        (Builder::new().name("tool leases".to_owned()).spawn(body)).map_err(failed)?;
-        Ok(own)
+        Builder::new().name("tool leases".to_owned()).spawn(body)?;
+        Ok(())
     }
 }
 
@@ -75,15 +71,13 @@ struct Follower {
     silence: String,
     /// When to report.
     reports: Instant,
-    /// Takes reports.
-    arbiter: Option<Arbiter>,
 }
 
 impl Follower {
     fn turn(&mut self) {
-        let keeper = &mut self.lease.keeper;
-        while let Some(news) = keeper.hear() {
-            let id = keeper.lease().id;
+        let kept = &mut self.lease.kept;
+        while let Some(news) = kept.hear() {
+            let id = kept.lease().id;
             match news {
                 News::Event(event) => match event.what.as_str() {
                     "renewed" => {}
@@ -102,20 +96,20 @@ impl Follower {
         }
         self.obey();
         self.hear_vcpus();
-        if self.lease.keeper.has_ended() && self.ask_again() {
+        if self.lease.kept.has_ended() && self.ask_again() {
             return;
         }
         if self.reports <= Instant::now() {
             self.report();
         }
-        let asks = self.asks.filter(|_| self.lease.keeper.has_ended());
+        let asks = self.asks.filter(|_| self.lease.kept.has_ended());
         let moments = [
-            self.lease.keeper.due(),
+            self.lease.kept.due(),
             self.refused,
             asks,
             Some(self.reports),
         ];
-        let connection = self.lease.keeper.connection();
+        let connection = self.lease.kept.connection();
         let line = Some(self.line.as_fd());
         wait(connection.into_iter().chain(line), moments);
     }
@@ -123,11 +117,11 @@ impl Follower {
     /// Lets the guest use what the lease holds, or will hold after a notice.
     fn obey(&mut self) {
         let now = Instant::now();
-        let keeper = &self.lease.keeper;
-        let (holds, at) = match keeper.leaves() {
-            _ if keeper.has_ended() => (0, None),
+        let kept = &self.lease.kept;
+        let (holds, at) = match kept.leaves() {
+            _ if kept.has_ended() => (0, None),
             Some((at, to)) => (to, Some(at)),
-            None => (keeper.lease().holds, None),
+            None => (kept.lease().holds, None),
         };
         let lets = self.lease.wanted.lets(holds);
         let (told, until) = self.told;
@@ -168,7 +162,7 @@ impl Follower {
         self.reports = Instant::now() + REPORTS;
         let now = self.line.figures();
         self.line.ask_figures();
-        if self.lease.keeper.connection().is_none() || now.exits == 0 {
+        if self.lease.kept.connection().is_none() || now.exits == 0 {
             return;
         }
         let figure = |(name, count): (&str, u64)| Figure {
@@ -181,19 +175,9 @@ impl Follower {
             ("rdpmc_traps", now.rdpmc_traps),
             ("pmis", now.pmis),
         ];
-        let report = ReportIn {
-            lease: self.lease.keeper.lease().id,
-            figures: figures.map(figure).to_vec(),
-        };
-        let connected = self.arbiter.take();
-        let connected = connected.map_or_else(|| Arbiter::connect(&self.lease.plan.socket), Ok);
-        let told = connected.and_then(|mut arbiter| {
-            arbiter.tell("Report", &report)?;
-            Ok(arbiter)
-        });
-        match told {
-            Ok(arbiter) => self.arbiter = Some(arbiter),
-            Err(error) => log::debug!("the arbiter does not take the VM's figures: {error}"),
+        let figures = figures.map(figure).to_vec();
+        if let Err(error) = self.lease.kept.report(figures) {
+            log::debug!("the arbiter does not take the VM's figures: {error}");
         }
     }
 
@@ -206,17 +190,15 @@ impl Follower {
         }
         self.asks = Some(now + TRIES);
         let plan = &self.lease.plan;
-        let asked = plan.places().and_then(|places| {
+        let asked = plan.leases.places().and_then(|places| {
             let (wanted, request) = plan.request(&places, true);
-            Ok((wanted, plan.acquire(&request)?))
+            Ok((wanted, plan.leases.acquire(&request)?))
         });
         match asked {
-            Ok((wanted, keeper)) => {
+            Ok((wanted, kept)) => {
                 self.lease.wanted = wanted;
-                self.lease
-                    .number
-                    .store(keeper.lease().id, Ordering::Relaxed);
-                self.lease.keeper = keeper;
+                self.lease.number.store(kept.lease().id, Ordering::Relaxed);
+                self.lease.kept = kept;
                 self.silence.clear();
                 true
             }

@@ -1,0 +1,223 @@
+//! Who shares the counters of a process by an arbiter in it.
+
+use umpire_lease::{Counters, Request, wait_readable};
+
+use super::*;
+
+/// Four counters, and three of a fixed function.
+fn four() -> OwnLeases {
+    let stated = PmuConfig::stated(4, 3).expect("a PMU");
+    OwnLeases::start(Some(stated), &CpuSet::default()).expect("it starts")
+}
+
+fn asks(counters: u32) -> Request {
+    Request {
+        counters: vec![Counters::programmable(counters)],
+        cpus: Some("0".to_owned()),
+        scope: Some("thread".to_owned()),
+        threads: Some(vec![std::process::id()]),
+        at_least: Some(1),
+        waits_ms: Some(-1),
+        label: Some("guest".to_owned()),
+        ..Request::default()
+    }
+}
+
+/// Waits until something is heard, as a holder does.
+fn heard(kept: &mut Box<dyn Kept>) -> wire::Event {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        match kept.hear() {
+            Some(News::Event(event)) => return *event,
+            Some(other) => panic!("{other:?}"),
+            None => assert!(Instant::now() < until, "nothing is heard"),
+        }
+        let left = kept
+            .due()
+            .unwrap_or(until)
+            .saturating_duration_since(Instant::now());
+        wait_readable(kept.connection().as_slice(), Some(left));
+    }
+}
+
+fn what(kept: &mut Box<dyn Kept>) -> (String, u32) {
+    let event = heard(kept);
+    (event.what, kept.lease().holds)
+}
+
+#[test]
+fn what_one_gives_back_is_anothers() {
+    let leases = four();
+    let places = leases.places().expect("places");
+    let first = places.first().expect("a CPU");
+    assert_eq!((first.programmable, first.fixed), (4, 3));
+    let mut guest = leases.acquire(&asks(3)).expect("three of four");
+    assert_eq!(guest.lease().holds, 3);
+    assert!(guest.hear().is_none());
+
+    let mut tool = leases.acquire(&asks(2)).expect("one of the other");
+    assert_eq!((tool.lease().holds, tool.lease().wants), (1, 2));
+    let whole = Request {
+        at_least: None,
+        waits_ms: None,
+        ..asks(2)
+    };
+    let explained = leases.explain(&whole).expect("an answer");
+    let why = explained.why.expect("it is short");
+    assert_eq!(
+        (explained.outcome.as_str(), why.reason.as_str()),
+        ("refused", "held")
+    );
+    assert!(
+        why.message.contains("held by lease 1 (guest)"),
+        "{}",
+        why.message
+    );
+    let refused = leases.acquire(&whole).expect_err("there is no room");
+    assert!(matches!(refused, CallError::Refused(again) if again.reason == "held"));
+
+    guest.keep(2).expect("it is there");
+    assert_eq!(what(&mut guest), ("holds".to_owned(), 2));
+    assert_eq!(what(&mut tool), ("holds".to_owned(), 2));
+    // Silence, until there is something to hear.
+    assert!(tool.hear().is_none());
+    wait_readable(
+        &[tool.connection().expect("it holds")],
+        Some(Duration::ZERO),
+    );
+
+    let mut late = leases.acquire(&asks(4)).expect("it may wait");
+    assert_eq!(what(&mut late), ("waits".to_owned(), 0));
+    drop(guest);
+    assert_eq!(what(&mut late), ("holds".to_owned(), 2));
+    tool.keep(0).expect("it is there");
+    assert_eq!(what(&mut tool), ("ended".to_owned(), 2));
+    assert!(tool.has_ended() && tool.connection().is_none() && tool.hear().is_none());
+    assert_eq!(what(&mut late), ("holds".to_owned(), 4));
+}
+
+/// Nobody but the holder's own thread renews, when it hears.
+#[test]
+fn a_lease_lasts_while_its_holder_hears() {
+    let leases = four();
+    let short = Request {
+        lasts_ms: Some(400),
+        ..asks(4)
+    };
+    let mut kept = leases.acquire(&short).expect("all");
+    for _ in 0..2 {
+        assert!(kept.due().is_some());
+        assert_eq!(what(&mut kept), ("renewed".to_owned(), 4));
+    }
+    // It does not listen any more.
+    let mut next = leases.acquire(&asks(1)).expect("it may wait");
+    assert_eq!(what(&mut next), ("waits".to_owned(), 0));
+    assert_eq!(what(&mut next), ("holds".to_owned(), 1));
+    let ended = std::iter::from_fn(|| kept.hear()).last();
+    assert!(
+        matches!(&ended, Some(News::Event(event)) if event.what == "ended"),
+        "{ended:?}"
+    );
+    assert!(kept.has_ended() && kept.due().is_none());
+}
+
+#[test]
+fn requests_are_judged_as_the_service_judges_them() {
+    let leases = four();
+    let check = |request: Request, reason: &str| {
+        let refused = leases.acquire(&request).expect_err(reason);
+        assert!(
+            matches!(&refused, CallError::Refused(why) if why.reason == reason),
+            "{refused:?}"
+        );
+    };
+    let like = || asks(1);
+    check(
+        Request {
+            tenant: Some("blue".to_owned()),
+            ..like()
+        },
+        "wrong-request",
+    );
+    check(
+        Request {
+            label: Some("a\nb".to_owned()),
+            ..like()
+        },
+        "wrong-request",
+    );
+    check(
+        Request {
+            lasts_ms: Some(0),
+            ..like()
+        },
+        "wrong-request",
+    );
+    check(
+        Request {
+            cpus: Some("4000".to_owned()),
+            ..like()
+        },
+        "no-such-cpu",
+    );
+    check(
+        Request {
+            counters: vec![Counters::programmable(5)],
+            at_least: None,
+            ..like()
+        },
+        "more-than-there-is",
+    );
+}
+
+/// What others have is nobody's here, from the first lease on and when they come.
+#[test]
+fn outsiders_have_what_is_not_free() {
+    let leases = four();
+    let any = arbiter::CounterSet::first(4, 0);
+    let place = arbiter_host::Place {
+        pmu: PmuId(0),
+        domain: 0,
+    };
+    let see = |free| {
+        let seen = Seen::for_test(place, free);
+        for _ in 0..2 {
+            leases.0.lock().see(None, std::slice::from_ref(&seen));
+        }
+        leases.0.lock().arbiter.outside(place).to_vec()
+    };
+    assert_eq!(see(3), [any]);
+    let mut kept = leases.acquire(&asks(4)).expect("three of them");
+    assert_eq!(kept.lease().holds, 3);
+    // Its holder uses them by now, and the outsider its own.
+    assert_eq!(see(0), [any]);
+    assert_eq!(see(1), []);
+    assert_eq!(what(&mut kept), ("holds".to_owned(), 4));
+    drop(kept);
+
+    // Who writes registers explains nothing of what the kernel has given away.
+    let registers = Request {
+        scope: Some("cpu".to_owned()),
+        threads: None,
+        ..asks(4)
+    };
+    let mut kept = leases.acquire(&registers).expect("all");
+    assert_eq!(see(2), [any, any]);
+    assert_eq!(what(&mut kept).0, "broken");
+}
+
+/// The thread ends with those who may ask.
+#[test]
+fn nothing_is_left_of_it() {
+    let leases = four();
+    let shared = Arc::downgrade(&leases.0);
+    let kept = leases.acquire(&asks(1)).expect("one");
+    drop(leases);
+    assert!(shared.upgrade().is_some(), "a lease is left");
+    drop(kept);
+    let until = Instant::now() + Duration::from_secs(60);
+    while shared.strong_count() > 0 {
+        assert!(Instant::now() < until, "the thread has it still");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
