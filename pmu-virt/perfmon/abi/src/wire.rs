@@ -19,7 +19,6 @@ pub mod last;
 pub mod pause;
 pub mod pcr;
 pub mod programs;
-mod shape;
 mod subcode;
 
 pub use call::Call;

@@ -1,6 +1,5 @@
 //! The commands of the specification, with their arguments.
 
-use super::shape::Shape;
 use super::{Errno, Refusal};
 use crate::consts::{
     PFM_CREATE_CONTEXT, PFM_CREATE_EVTSETS, PFM_DELETE_EVTSETS, PFM_GET_CONFIG,
@@ -13,45 +12,203 @@ use crate::records::{
     Config, CtxArg, LoadArg, PmcArg, PmcInfo, PmdArg, PmdInfo, SetDesc, SetInfo, StartArg,
 };
 
-/// A command with its argument. A command that returns something returns it in
-/// its argument, also when it fails: elements before the bad one are done, and
-/// the bad one carries a return flag.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// 3.1.1, with the sampling format's own argument.
-    Create(CtxArg, Vec<u8>),
-    /// 3.1.2
-    WritePmcs(Vec<PmcArg>),
-    /// 3.1.3
-    WritePmds(Vec<PmdArg>),
-    /// 3.1.4
-    ReadPmds(Vec<PmdArg>),
-    /// 3.1.5
-    Start(Option<StartArg>),
-    /// 3.1.6
-    Stop,
-    /// 3.1.7
-    Load(LoadArg),
-    /// The same without waiting for owners of counters: EAGAIN while they are asked.
-    TryLoad(LoadArg),
-    /// 3.1.8
-    Unload,
-    /// 3.1.9
-    Restart,
-    /// 3.1.10
-    CreateEvtsets(Vec<SetDesc>),
-    /// 3.1.11
-    DeleteEvtsets(Vec<SetDesc>),
-    /// 3.1.12
-    GetinfoEvtsets(Vec<SetInfo>),
-    /// 3.1.13
-    GetinfoPmcs(Vec<PmcInfo>),
-    /// 3.1.14
-    GetinfoPmds(Vec<PmdInfo>),
-    /// 3.1.16
-    SetConfig(Config),
-    /// 3.1.17
-    GetConfig(Config),
+/// A row is a command: what its argument is, its number, and where the specification has it.
+macro_rules! calls {
+    (
+        $(some $some:ident($element:ty) = $of_some:ident, $some_doc:literal;)*
+        $(given $given:ident($what:ty) = $of_given:ident, $given_doc:literal;)*
+        $(asked $asked:ident($answer:ty) = $of_asked:ident, $asked_doc:literal;)*
+        $(bare $bare:ident = $of_bare:ident, $bare_doc:literal;)*
+    ) => {
+        /// A command with its argument. A command that returns something returns it in
+        /// its argument, also when it fails: elements before the bad one are done, and
+        /// the bad one carries a return flag.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum Call {
+            /// 3.1.1, with the sampling format's own argument.
+            Create(CtxArg, Vec<u8>),
+            /// 3.1.5
+            Start(Option<StartArg>),
+            $(#[doc = $some_doc] $some(Vec<$element>),)*
+            $(#[doc = $given_doc] $given($what),)*
+            $(#[doc = $asked_doc] $asked($answer),)*
+            $(#[doc = $bare_doc] $bare,)*
+        }
+
+        impl Shape {
+            /// Of a command.
+            ///
+            /// # Errors
+            /// There is no such command.
+            fn of(command: u16) -> Result<Self, Refusal> {
+                Ok(match command {
+                    PFM_CREATE_CONTEXT => Shape::Creation(CtxArg::SIZE),
+                    PFM_START => Shape::Optional(StartArg::SIZE),
+                    $($of_some => Shape::Vector(<$element>::SIZE),)*
+                    $($of_given => Shape::One(<$what>::SIZE),)*
+                    $($of_asked => Shape::One(<$answer>::SIZE),)*
+                    $($of_bare => Shape::Nothing,)*
+                    _ => return Err(Refusal::new(Errno::EINVAL, "there is no such command")),
+                })
+            }
+        }
+
+        impl Call {
+            /// The command with an argument of its [`Shape`].
+            fn with(command: u16, argument: &[u8], format: &[u8]) -> Result<Self, Refusal> {
+                Ok(match command {
+                    PFM_CREATE_CONTEXT => Call::Create(one(argument)?, format.to_vec()),
+                    PFM_START if argument.is_empty() => Call::Start(None),
+                    PFM_START => Call::Start(Some(one(argument)?)),
+                    $($of_some => Call::$some(vector(argument)?),)*
+                    $($of_given => Call::$given(one(argument)?),)*
+                    $($of_asked => Call::$asked(one(argument)?),)*
+                    $($of_bare => Call::$bare,)*
+                    _ => return Err(Errno::EINVAL.into()),
+                })
+            }
+
+            /// The command's number.
+            #[must_use]
+            pub fn command(&self) -> u16 {
+                match self {
+                    Call::Create(..) => PFM_CREATE_CONTEXT,
+                    Call::Start(_) => PFM_START,
+                    $(Call::$some(_) => $of_some,)*
+                    $(Call::$given(_) => $of_given,)*
+                    $(Call::$asked(_) => $of_asked,)*
+                    $(Call::$bare => $of_bare,)*
+                }
+            }
+
+            /// Elements of the argument.
+            #[must_use]
+            pub fn nargs(&self) -> i32 {
+                let count = match self {
+                    Call::Create(..) => 1,
+                    Call::Start(start) => usize::from(start.is_some()),
+                    $(Call::$some(vector) => vector.len(),)*
+                    $(Call::$given(_) => 1,)*
+                    $(Call::$asked(_) => 1,)*
+                    $(Call::$bare => 0,)*
+                };
+                i32::try_from(count).unwrap_or(i32::MAX)
+            }
+
+            /// The argument as a request carries it.
+            #[must_use]
+            pub fn encode(&self) -> Vec<u8> {
+                match self {
+                    Call::Create(context, format) => {
+                        [context.to_bytes().as_slice(), format].concat()
+                    }
+                    Call::Start(Some(start)) => start.to_bytes(),
+                    $(Call::$given(what) => what.to_bytes(),)*
+                    other => other.encode_reply(),
+                }
+            }
+
+            /// The argument as a reply carries it: what the command may have changed.
+            /// Goes back also with an error.
+            #[must_use]
+            pub fn encode_reply(&self) -> Vec<u8> {
+                match self {
+                    Call::Create(context, _) => context.to_bytes(),
+                    Call::Start(_) => Vec::new(),
+                    $(Call::$some(vector) => Record::vector_to_bytes(vector),)*
+                    $(Call::$given(_) => Vec::new(),)*
+                    $(Call::$asked(answer) => answer.to_bytes(),)*
+                    $(Call::$bare => Vec::new(),)*
+                }
+            }
+
+            /// Takes over what a reply says that the command made of its argument. An
+            /// empty payload changes nothing: the command was refused before the
+            /// argument was looked at.
+            ///
+            /// # Errors
+            /// The reply's payload is not this command's; the argument is unchanged.
+            pub fn take_reply(&mut self, payload: &[u8]) -> Result<(), BadLength> {
+                if payload.is_empty() {
+                    return Ok(());
+                }
+                match self {
+                    Call::Create(context, _) => CtxArg::from_bytes(payload).map(|new| *context = new),
+                    Call::Start(_) => expect_nothing(StartArg::NAME, payload),
+                    $(Call::$some(vector) => replace(vector, payload),)*
+                    $(Call::$given(_) => expect_nothing(<$what>::NAME, payload),)*
+                    $(Call::$asked(answer) => {
+                        <$answer>::from_bytes(payload).map(|new| *answer = new)
+                    })*
+                    $(Call::$bare => expect_nothing("command's reply", payload),)*
+                }
+            }
+        }
+    };
+}
+
+// One element or more, one that stays as it is, one that comes back changed, and none. A
+// creation has more behind its element, and a start may have none.
+calls! {
+    some WritePmcs(PmcArg) = PFM_WRITE_PMCS, "3.1.2";
+    some WritePmds(PmdArg) = PFM_WRITE_PMDS, "3.1.3";
+    some ReadPmds(PmdArg) = PFM_READ_PMDS, "3.1.4";
+    some CreateEvtsets(SetDesc) = PFM_CREATE_EVTSETS, "3.1.10";
+    some DeleteEvtsets(SetDesc) = PFM_DELETE_EVTSETS, "3.1.11";
+    some GetinfoEvtsets(SetInfo) = PFM_GETINFO_EVTSETS, "3.1.12";
+    some GetinfoPmcs(PmcInfo) = PFM_GETINFO_PMCS, "3.1.13";
+    some GetinfoPmds(PmdInfo) = PFM_GETINFO_PMDS, "3.1.14";
+    given Load(LoadArg) = PFM_LOAD_CONTEXT, "3.1.7";
+    given TryLoad(LoadArg) = PFM_TRY_LOAD,
+        "The same without waiting for owners of counters: EAGAIN while they are asked.";
+    given SetConfig(Config) = PFM_SET_CONFIG, "3.1.16";
+    asked GetConfig(Config) = PFM_GET_CONFIG, "3.1.17";
+    bare Stop = PFM_STOP, "3.1.6";
+    bare Unload = PFM_UNLOAD_CONTEXT, "3.1.8";
+    bare Restart = PFM_RESTART, "3.1.9";
+}
+
+/// What `arg` and `nargs` of a command have to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// Both are ignored.
+    Nothing,
+    /// One structure of this many bytes, or none.
+    Optional(usize),
+    /// One structure.
+    One(usize),
+    /// One structure, with a format's argument behind it.
+    Creation(usize),
+    /// One structure or more.
+    Vector(usize),
+}
+
+impl Shape {
+    /// Bytes that an argument of `nargs` elements has, without a sampling
+    /// format's argument.
+    ///
+    /// # Errors
+    /// `nargs` is not valid for the command, or too large.
+    fn bytes(self, nargs: i32, arg_size_max: usize) -> Result<usize, Refusal> {
+        let fault = |reason| Err(Refusal::new(Errno::EFAULT, reason));
+        match (self, nargs) {
+            (Shape::Nothing, _) | (Shape::Optional(_), 0) => Ok(0),
+            (Shape::Optional(size) | Shape::One(size) | Shape::Creation(size), 1) => Ok(size),
+            (Shape::Optional(_), _) => fault("the command takes 1 element or none"),
+            (Shape::One(_), _) => fault("the command takes 1 element"),
+            (Shape::Creation(_), _) => Err(Refusal::new(
+                Errno::EINVAL,
+                "contexts are created one at a time: the number of elements is 1",
+            )),
+            (Shape::Vector(size), _) => match usize::try_from(nargs) {
+                Ok(0) | Err(_) => fault("the command takes 1 element or more"),
+                Ok(count) if count > arg_size_max / size => {
+                    fault("more elements than fit into cf_arg_size_max bytes")
+                }
+                Ok(count) => Ok(count * size),
+            },
+        }
+    }
 }
 
 fn fault(error: BadLength) -> Refusal {
@@ -109,51 +266,7 @@ impl Call {
             let reason = format!("{nargs} elements have {bytes} bytes, {came} came");
             return Err(Refusal::new(Errno::EFAULT, reason));
         };
-        Ok(match command {
-            PFM_CREATE_CONTEXT => Call::Create(one(argument)?, format.to_vec()),
-            PFM_WRITE_PMCS => Call::WritePmcs(vector(argument)?),
-            PFM_WRITE_PMDS => Call::WritePmds(vector(argument)?),
-            PFM_READ_PMDS => Call::ReadPmds(vector(argument)?),
-            PFM_START if argument.is_empty() => Call::Start(None),
-            PFM_START => Call::Start(Some(one(argument)?)),
-            PFM_STOP => Call::Stop,
-            PFM_LOAD_CONTEXT => Call::Load(one(argument)?),
-            PFM_TRY_LOAD => Call::TryLoad(one(argument)?),
-            PFM_UNLOAD_CONTEXT => Call::Unload,
-            PFM_RESTART => Call::Restart,
-            PFM_CREATE_EVTSETS => Call::CreateEvtsets(vector(argument)?),
-            PFM_DELETE_EVTSETS => Call::DeleteEvtsets(vector(argument)?),
-            PFM_GETINFO_EVTSETS => Call::GetinfoEvtsets(vector(argument)?),
-            PFM_GETINFO_PMCS => Call::GetinfoPmcs(vector(argument)?),
-            PFM_GETINFO_PMDS => Call::GetinfoPmds(vector(argument)?),
-            PFM_SET_CONFIG => Call::SetConfig(one(argument)?),
-            PFM_GET_CONFIG => Call::GetConfig(one(argument)?),
-            _ => return Err(Errno::EINVAL.into()),
-        })
-    }
-
-    /// The command's number.
-    #[must_use]
-    pub fn command(&self) -> u16 {
-        match self {
-            Call::Create(..) => PFM_CREATE_CONTEXT,
-            Call::WritePmcs(_) => PFM_WRITE_PMCS,
-            Call::WritePmds(_) => PFM_WRITE_PMDS,
-            Call::ReadPmds(_) => PFM_READ_PMDS,
-            Call::Start(_) => PFM_START,
-            Call::Stop => PFM_STOP,
-            Call::Load(_) => PFM_LOAD_CONTEXT,
-            Call::TryLoad(_) => PFM_TRY_LOAD,
-            Call::Unload => PFM_UNLOAD_CONTEXT,
-            Call::Restart => PFM_RESTART,
-            Call::CreateEvtsets(_) => PFM_CREATE_EVTSETS,
-            Call::DeleteEvtsets(_) => PFM_DELETE_EVTSETS,
-            Call::GetinfoEvtsets(_) => PFM_GETINFO_EVTSETS,
-            Call::GetinfoPmcs(_) => PFM_GETINFO_PMCS,
-            Call::GetinfoPmds(_) => PFM_GETINFO_PMDS,
-            Call::SetConfig(_) => PFM_SET_CONFIG,
-            Call::GetConfig(_) => PFM_GET_CONFIG,
-        }
+        Self::with(command, argument, format)
     }
 
     /// Whether the command is for a context; the others ignore the descriptor.
@@ -177,90 +290,6 @@ impl Call {
             Call::ReadPmds(vector) => !vector.iter().any(resets),
             Call::GetinfoEvtsets(_) | Call::GetinfoPmcs(_) | Call::GetinfoPmds(_) => true,
             _ => false,
-        }
-    }
-
-    /// Elements of the argument.
-    #[must_use]
-    pub fn nargs(&self) -> i32 {
-        let count = match self {
-            Call::Create(..)
-            | Call::Load(_)
-            | Call::TryLoad(_)
-            | Call::SetConfig(_)
-            | Call::GetConfig(_) => 1,
-            Call::Start(start) => usize::from(start.is_some()),
-            Call::Stop | Call::Unload | Call::Restart => 0,
-            Call::WritePmcs(vector) => vector.len(),
-            Call::WritePmds(vector) | Call::ReadPmds(vector) => vector.len(),
-            Call::CreateEvtsets(vector) | Call::DeleteEvtsets(vector) => vector.len(),
-            Call::GetinfoEvtsets(vector) => vector.len(),
-            Call::GetinfoPmcs(vector) => vector.len(),
-            Call::GetinfoPmds(vector) => vector.len(),
-        };
-        i32::try_from(count).unwrap_or(i32::MAX)
-    }
-
-    /// The argument as a request carries it.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        match self {
-            Call::Create(context, format) => [context.to_bytes().as_slice(), format].concat(),
-            Call::Start(Some(start)) => start.to_bytes(),
-            Call::Load(load) | Call::TryLoad(load) => load.to_bytes(),
-            Call::SetConfig(config) => config.to_bytes(),
-            other => other.encode_reply(),
-        }
-    }
-
-    /// The argument as a reply carries it: what the command may have changed.
-    /// Goes back also with an error.
-    #[must_use]
-    pub fn encode_reply(&self) -> Vec<u8> {
-        match self {
-            Call::Start(_)
-            | Call::Stop
-            | Call::Load(_)
-            | Call::TryLoad(_)
-            | Call::Unload
-            | Call::Restart
-            | Call::SetConfig(_) => Vec::new(),
-            Call::Create(context, _) => context.to_bytes(),
-            Call::WritePmcs(vector) => Record::vector_to_bytes(vector),
-            Call::WritePmds(vector) | Call::ReadPmds(vector) => Record::vector_to_bytes(vector),
-            Call::CreateEvtsets(vector) | Call::DeleteEvtsets(vector) => {
-                Record::vector_to_bytes(vector)
-            }
-            Call::GetinfoEvtsets(vector) => Record::vector_to_bytes(vector),
-            Call::GetinfoPmcs(vector) => Record::vector_to_bytes(vector),
-            Call::GetinfoPmds(vector) => Record::vector_to_bytes(vector),
-            Call::GetConfig(config) => config.to_bytes(),
-        }
-    }
-
-    /// Takes over what a reply says that the command made of its argument. An
-    /// empty payload changes nothing: the command was refused before the
-    /// argument was looked at.
-    ///
-    /// # Errors
-    /// The reply's payload is not this command's; the argument is unchanged.
-    pub fn take_reply(&mut self, payload: &[u8]) -> Result<(), BadLength> {
-        if payload.is_empty() {
-            return Ok(());
-        }
-        match self {
-            Call::Start(_) => expect_nothing("pfarg_start_t", payload),
-            Call::Load(_) | Call::TryLoad(_) => expect_nothing("pfarg_load_t", payload),
-            Call::SetConfig(_) => expect_nothing("pfarg_config_t", payload),
-            Call::Stop | Call::Unload | Call::Restart => expect_nothing("command's reply", payload),
-            Call::Create(context, _) => CtxArg::from_bytes(payload).map(|new| *context = new),
-            Call::WritePmcs(vector) => replace(vector, payload),
-            Call::WritePmds(vector) | Call::ReadPmds(vector) => replace(vector, payload),
-            Call::CreateEvtsets(vector) | Call::DeleteEvtsets(vector) => replace(vector, payload),
-            Call::GetinfoEvtsets(vector) => replace(vector, payload),
-            Call::GetinfoPmcs(vector) => replace(vector, payload),
-            Call::GetinfoPmds(vector) => replace(vector, payload),
-            Call::GetConfig(config) => Config::from_bytes(payload).map(|new| *config = new),
         }
     }
 }
