@@ -55,7 +55,7 @@ pub use core_pmu::CorePmu;
 pub use filter::{EventFilter, EventFilters, EventProfile, FilterError};
 pub use holdings::Holdings;
 pub use pebs::{LinearMemory, PebsMoment, PebsNeeds, PebsSkip, PebsStats};
-pub use pmi_line::{PmiForwarded, PmiLine, PmiRequest, PmiRoute};
+pub use pmi_line::{Lvtpc, PmiDelivery, PmiForwarded, PmiLine, PmiRequest, PmiRoute};
 pub use pmu_model::accounting;
 pub use pmu_model::ibs;
 pub use pmu_model::ibs::IbsSample;

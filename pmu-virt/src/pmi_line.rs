@@ -2,7 +2,11 @@
 
 use arbiter::CounterSet;
 
+use crate::Vendor;
+
 const LVT_MASKED: u32 = 1 << 16;
+/// Of the spurious-interrupt vector register (SDM vol. 3A, figure 12-23).
+const SVR_ENABLED: u32 = 1 << 8;
 
 /// A performance monitoring interrupt to be raised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +81,87 @@ impl PmiRoute {
     }
 }
 
+/// What became of a PMI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PmiDelivery {
+    /// Where it went.
+    pub route: PmiRoute,
+    /// LVTPC's mask bit was set afterwards, as Intel's processors do.
+    pub masked_after: bool,
+}
+
+impl PmiDelivery {
+    /// Of a PMI after which LVTPC is as it was.
+    #[must_use]
+    pub fn by(route: PmiRoute) -> Self {
+        Self {
+            route,
+            masked_after: false,
+        }
+    }
+}
+
+/// LVTPC of a local APIC, the local vector table's entry for PMIs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lvtpc(u32);
+
+impl Lvtpc {
+    /// From the register and the spurious-interrupt vector register: a local APIC that is
+    /// disabled by software has all entries masked (SDM vol. 3A, 12.4.7.2).
+    #[must_use]
+    pub fn of(register: u32, svr: u32) -> Self {
+        Self(match svr & SVR_ENABLED {
+            0 => register | LVT_MASKED,
+            _ => register,
+        })
+    }
+
+    /// From the register of a local APIC that is enabled.
+    #[must_use]
+    pub fn enabled(register: u32) -> Self {
+        Self(register)
+    }
+
+    /// The register's value.
+    #[must_use]
+    pub fn value(self) -> u32 {
+        self.0
+    }
+
+    /// Where a PMI goes.
+    #[must_use]
+    pub fn route(self) -> PmiRoute {
+        PmiRoute::decode(self.0)
+    }
+
+    /// What a PMI that was sent leaves, if that is another value: Intel's processors set the
+    /// mask bit (SDM vol. 3B, 21.5.1), AMD's do not.
+    #[must_use]
+    pub fn after_delivery(self, vendor: Vendor) -> Option<Self> {
+        let masked = Self(self.0 | LVT_MASKED);
+        (vendor == Vendor::Intel && masked != self).then_some(masked)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disabled_apic_sends_nothing() {
+        assert_eq!(Lvtpc::of(0x400, 0xff).route(), PmiRoute::Masked);
+        assert_eq!(Lvtpc::of(0x400, 0x1ff).route(), PmiRoute::Nmi);
+        assert_eq!(Lvtpc::of(0x400, 0x1ff).value(), 0x400);
+    }
+
+    #[test]
+    fn a_delivery_masks_intels() {
+        let open = Lvtpc::of(0xef, 0x1ff);
+        let masked = Lvtpc::of(0x1_00ef, 0x1ff);
+        assert_eq!(open.after_delivery(Vendor::Intel), Some(masked));
+        assert_eq!(masked.after_delivery(Vendor::Intel), None);
+        assert_eq!(open.after_delivery(Vendor::Amd), None);
+    }
 
     #[test]
     fn lvtpc() {

@@ -21,6 +21,7 @@ pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
     ("vmm/kvm-pmu", "Lent", [0, 7, 0, 0, 0]),
     ("vmm/kvm-pmu", "ThreadContext", [0, 3, 0, 0, 0]),
     ("vmm/kvm-pmu", "Traps", [0, 6, 0, 0, 0]),
+    ("vmm/tools", "Limit", [0, 3, 0, 0, 0]),
 ];
 
 /// Functions by file and name: lines, arguments.
@@ -37,5 +38,4 @@ pub(crate) const FUNCTIONS: &[(&str, &str, Size)] = &[
 pub(crate) const SHARED_NAMES: &[(&str, &str, usize)] = &[
     ("vmm", "News", 2),
     ("vmm", "Pace", 2),
-    ("vmm/kvm-pmu", "Armed", 2),
 ];

@@ -9,6 +9,7 @@ use pmu_virt::{Ticks, Tsc};
 
 use crate::error::VcpuError;
 use crate::exit::DebugExit;
+use crate::gp_watch::Onward;
 use crate::time;
 use crate::trap::{
     DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, RFLAGS_RF, RFLAGS_TF, merge_dr6,
@@ -19,6 +20,12 @@ const DB_VECTOR: u32 = 1;
 
 /// Looks that a quiet guest is spared, and one.
 const QUIET_LOOKS: u64 = 10;
+
+/// Looks, a millisecond apart, that find neither a counter enabled nor a debug register in
+/// the guest's use, after which the guest is kicked for one as seldom as
+/// [`DebugControl::deadline`] says. Counted in looks, for time goes by also where the host
+/// does not run the guest.
+const IDLE_LOOKS: u8 = 100;
 
 /// What this host's KVM does otherwise than the manuals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -83,6 +90,8 @@ pub(crate) struct DebugControl {
     seen: Tsc,
     /// For how long that look is good.
     fresh_for: Ticks,
+    /// Looks since the guest had a counter on, or a debug register in use.
+    idle_looks: u8,
 }
 
 impl DebugControl {
@@ -104,6 +113,7 @@ impl DebugControl {
             applied: None,
             seen: Tsc::default(),
             fresh_for,
+            idle_looks: 0,
         }
     }
 
@@ -167,10 +177,41 @@ impl DebugControl {
         self.guest.free()
     }
 
-    /// Whether the guest has breakpoints of its own that we keep up for it.
-    #[must_use]
-    pub(crate) fn guest_uses_some(&self) -> bool {
-        self.guest.uses_some()
+    /// Asks for execution breakpoints at these linear addresses, as [`DebugControl::want`]
+    /// does, and takes in what the guest has done to its own debug registers: at once where
+    /// ours change, or else if the last look is old.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_DEBUGREGS`.
+    pub(crate) fn watch(
+        &mut self,
+        vcpu: VcpuAccess<'_>,
+        addresses: &[u64],
+    ) -> Result<(), VcpuError> {
+        let same = self.wanted == addresses;
+        self.want(addresses);
+        if !self.is_active() {
+            return Ok(());
+        }
+        if same {
+            self.refresh_stale(vcpu).map(|_| ())
+        } else {
+            self.refresh_guest(vcpu)
+        }
+    }
+
+    /// A look was due, and found the guest with a counter `enabled` or without.
+    pub(crate) fn note_look(&mut self, enabled: bool) {
+        self.idle_looks = if enabled || self.guest.uses_some() {
+            0
+        } else {
+            self.idle_looks.saturating_add(1)
+        };
+    }
+
+    /// The guest sets a counter up.
+    pub(crate) fn note_busy(&mut self) {
+        self.idle_looks = 0;
     }
 
     /// Looks at the guest's own debug registers again.
@@ -197,10 +238,12 @@ impl DebugControl {
     }
 
     /// When the guest has to be stopped for the next look: it sets breakpoints without
-    /// an exit. A `quiet` guest has set none for long and counts nothing, and is
-    /// stopped a tenth as often.
+    /// an exit. One that has set none for long, counts nothing and is not `stepped` is
+    /// stopped a tenth as often: it may read counters that are off for ever, and shall not
+    /// pay for that.
     #[must_use]
-    pub(crate) fn deadline(&self, quiet: bool) -> Option<Tsc> {
+    pub(crate) fn deadline(&self, stepped: bool) -> Option<Tsc> {
+        let quiet = self.idle_looks >= IDLE_LOOKS && !stepped;
         let looks = if quiet { QUIET_LOOKS } else { 1 };
         let next = || self.seen + Ticks(self.fresh_for.0 * looks);
         self.is_active().then(next)
@@ -372,6 +415,18 @@ impl DebugControl {
         vcpu.set_debug_regs(&regs)?;
         self.inject = true;
         Ok(())
+    }
+
+    /// What a stop at the #GP handler leads to.
+    ///
+    /// # Errors
+    /// An ioctl on the debug or general registers failed.
+    pub(crate) fn go_on(&mut self, vcpu: VcpuAccess<'_>, onward: Onward) -> Result<(), VcpuError> {
+        match onward {
+            Onward::Run => Ok(()),
+            Onward::Trap => self.hand_back(vcpu, DR6_BS),
+            Onward::Handler(address) => self.pass(vcpu, address),
+        }
     }
 
     /// Lets the guest execute the instruction at linear address `address`, on

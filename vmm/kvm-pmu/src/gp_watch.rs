@@ -9,7 +9,6 @@ use std::time::Duration;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use pmu_virt::{Ticks, Tsc};
 
-use crate::debug::DebugControl;
 use crate::error::{VcpuError, VcpuId};
 use crate::memory::GuestBytes;
 use crate::observe::Armed;
@@ -20,7 +19,7 @@ use crate::trap::{CpuContext, Displaced, GP_VECTOR, Gate, PatchRefusal, patch_si
 use crate::vcpu::VcpuAccess;
 use crate::vm_traps::{TrapMode, VcpuTraps, VmTraps};
 
-pub(crate) use stop::OutStop;
+pub(crate) use stop::{Onward, OutStop};
 
 /// LIDT, and stores to a gate, have no exit: while a counter may be read, the handler is
 /// looked at again before an entry when the last look is so old.
@@ -29,12 +28,33 @@ const LOOK: Duration = Duration::from_millis(10);
 /// registers are ours it is kicked more often, for these.)
 const KICK: Duration = Duration::from_millis(100);
 
+/// How the handler is looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Look {
+    /// Instructions are counted one by one: a patch would be one of them.
+    pub(crate) stepped: bool,
+    /// A way through page tables that was walked less than so long ago is trusted.
+    pub(crate) walked: Ticks,
+    /// Where it cannot be watched for the moment, when it is looked at again.
+    pub(crate) pause: Ticks,
+}
+
+/// Whether the handler was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Looked {
+    /// It was: [`GpWatch::breakpoint`] is where one has to be.
+    Now,
+    /// Nothing can be seen of it, or nothing is to be.
+    NotNow,
+}
+
 /// Where the #GP handler of one vCPU is, and how it is watched.
 #[derive(Debug)]
 pub(crate) struct GpWatch {
     gate: Option<Gate>,
     found: Option<Found>,
     reported_full: bool,
+    warned_full: bool,
     traps: VcpuTraps,
     armed: Armed,
     /// What the handler begins with, where an OUT stands in for it.
@@ -105,6 +125,7 @@ impl GpWatch {
             gate: None,
             found: None,
             reported_full: false,
+            warned_full: false,
             traps: VcpuTraps::new(traps, vcpu),
             armed: Armed::Nothing,
             displaced: None,
@@ -168,28 +189,26 @@ impl GpWatch {
         self.traps.has_news()
     }
 
-    /// Finds the #GP handler through IDTR and has it watched; a guest that is
-    /// `stepped` is not patched. A way through page tables that was walked less than
-    /// `walked` ago is trusted. True if the guest has just taken the last debug register.
+    /// Finds the #GP handler through IDTR and decides how it is watched. It is patched
+    /// here; a breakpoint is for the caller to set, who has the debug registers.
     pub(crate) fn arm(
         &mut self,
         vcpu: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
-        debug: &mut DebugControl,
-        (stepped, walked): (bool, Ticks),
-    ) -> Result<bool, VcpuError> {
+        look: Look,
+    ) -> Result<Looked, VcpuError> {
         // Who changes a patch waits for all that are inside.
         self.traps.leave();
         self.looked = time::now();
         if self.traps.mode() == TrapMode::None {
-            return Ok(false);
+            return Ok(Looked::NotNow);
         }
         if vcpu.in_smm() {
             // Its registers are not the guest's, which goes on without an exit when it
             // leaves SMM: the handler is watched as it was until then.
             self.traps.take_in();
-            self.look_at = Some(time::now() + debug.fresh_for());
-            return Ok(false);
+            self.look_at = Some(time::now() + look.pause);
+            return Ok(Looked::NotNow);
         }
         let sregs = vcpu.get_sregs()?;
         let context = CpuContext {
@@ -199,16 +218,12 @@ impl GpWatch {
         };
         if self
             .found
-            .is_some_and(|found| found.still_holds(&context, walked))
+            .is_some_and(|found| found.still_holds(&context, look.walked))
             && !self.traps.has_news()
             && self.look_at.is_none()
-            && !(stepped && self.armed == Armed::Patch)
-            && self.is_wanted(debug)
+            && !(look.stepped && self.armed == Armed::Patch)
         {
-            if debug.is_active() {
-                debug.refresh_stale(vcpu)?;
-            }
-            return Ok(self.is_news(debug));
+            return Ok(Looked::Now);
         }
         let regs = vcpu.get_regs()?;
         let context = CpuContext {
@@ -226,21 +241,13 @@ impl GpWatch {
         {
             self.traps.abandon(before);
         }
-        self.choose(&context, stepped, debug.fresh_for());
-        if self.is_wanted(debug) && debug.is_active() {
-            debug.refresh_stale(vcpu)?;
-        } else {
-            self.want(debug);
-            if debug.is_active() {
-                debug.refresh_guest(vcpu)?;
-            }
-        }
-        Ok(self.is_news(debug))
+        self.choose(&context, look);
+        Ok(Looked::Now)
     }
 
     /// Has the handler patched, if it can be, and decides how it is watched.
     #[cold]
-    fn choose(&mut self, context: &CpuContext<'_>, stepped: bool, pause: Ticks) {
+    fn choose(&mut self, context: &CpuContext<'_>, look: Look) {
         let mode = self.traps.mode();
         self.look_at = None;
         self.displaced = None;
@@ -254,7 +261,7 @@ impl GpWatch {
             self.armed = Armed::Breakpoint(None);
             return;
         }
-        if stepped {
+        if look.stepped {
             self.traps.vm().give_up(PatchRefusal::Stepped);
         }
         let site = patch_site(context, &gate);
@@ -276,7 +283,7 @@ impl GpWatch {
             }
             Err(reason) => {
                 if reason == PatchRefusal::JustWritten {
-                    self.look_at = Some(time::now() + pause);
+                    self.look_at = Some(time::now() + look.pause);
                 } else {
                     self.traps.log(reason);
                 }
@@ -336,24 +343,25 @@ impl GpWatch {
         self.armed = Armed::Nothing;
     }
 
-    /// True if the guest has just taken the last debug register.
-    pub(crate) fn is_news(&mut self, debug: &DebugControl) -> bool {
-        let full = debug.unplaced() > 0;
+    /// True if the guest has just taken the last debug register: so many of our breakpoints
+    /// are `unplaced`.
+    pub(crate) fn is_news(&mut self, unplaced: usize) -> bool {
+        let full = unplaced > 0;
         // Always replaced: a guest that gives one back and takes it again is news again.
         let reported = std::mem::replace(&mut self.reported_full, full);
         full && !reported
     }
 
-    /// Asks for the one breakpoint of the watch, if that is how it watches.
-    pub(crate) fn want(&self, debug: &mut DebugControl) {
-        debug.want(self.breakpoint().as_slice());
+    /// Logs that the guest has taken the last debug register. Once: a guest that takes and
+    /// leaves the last one in turn must not fill the host's log.
+    pub(crate) fn warn_full(&mut self, vcpu: VcpuId) {
+        if !std::mem::replace(&mut self.warned_full, true) {
+            log::warn!("{vcpu}: the guest uses all four debug registers, its RDPMC will fault");
+        }
     }
 
-    fn is_wanted(&self, debug: &DebugControl) -> bool {
-        debug.wanted() == self.breakpoint().as_slice()
-    }
-
-    fn breakpoint(&self) -> Option<u64> {
+    /// The one breakpoint of the watch, if that is how it watches.
+    pub(crate) fn breakpoint(&self) -> Option<u64> {
         match self.armed {
             Armed::Breakpoint(_) => self.gate.map(|gate| gate.handler),
             Armed::Patch | Armed::Nothing => None,

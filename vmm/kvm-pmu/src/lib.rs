@@ -47,9 +47,8 @@ pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
 pub use exit::{Answer, DebugExit, InternalError, VmExit};
 pub use memory::GuestBytes;
 pub use observe::{Armed, NoObserver, TrapEvent, TrapObserver};
-pub use pmi::PmiDelivery;
 pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};
-pub use pmu_virt::{PmiRoute, Tsc};
+pub use pmu_virt::{PmiDelivery, PmiRoute, Tsc};
 pub use protect::{ProtectPages, TwiceMapped};
 pub use step_driver::StepSupport;
 pub use sys::{

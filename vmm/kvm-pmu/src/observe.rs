@@ -4,10 +4,9 @@ use std::fmt::{self, Debug};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use pmu_virt::perfmon::{Quantities, VirtualPmd, Wish};
-use pmu_virt::{MsrIndex, PmiRequest, ReadOutcome, Ring, Tsc, WriteOutcome};
+use pmu_virt::{MsrIndex, PmiDelivery, PmiRequest, ReadOutcome, Ring, Tsc, WriteOutcome};
 
 use crate::error::VcpuId;
-use crate::pmi::PmiDelivery;
 use crate::trap::PatchRefusal;
 
 /// How RDPMC is trapped on a vCPU.

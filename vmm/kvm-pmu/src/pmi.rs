@@ -1,9 +1,9 @@
-//! PMIs: from an overflow to the guest's interrupt (SDM vol. 3A, 12.5.1 "Local
-//! Vector Table"; APM vol. 2, 16.4).
+//! PMIs by KVM's local APIC: where its registers are, and how an interrupt gets in. What
+//! they say is `pmu-virt`'s ([`Lvtpc`]).
 
 use kvm_bindings::{kvm_lapic_state, kvm_msi, kvm_sregs};
 use kvm_ioctls::VmFd;
-use pmu_virt::{PmiRoute, Vendor};
+use pmu_virt::{Lvtpc, PmiDelivery, PmiRoute, Vendor};
 
 use crate::error::{PmiError, VcpuError};
 use crate::vcpu::VcpuAccess;
@@ -15,19 +15,8 @@ const X2APIC_LVTPC: u32 = 0x834;
 
 const APIC_BASE_ENABLED: u64 = 1 << 11;
 const APIC_BASE_X2APIC: u64 = 1 << 10;
-const SVR_ENABLED: u32 = 1 << 8;
-const LVT_MASKED: u32 = 1 << 16;
 /// Delivery mode 100b.
 const DELIVER_NMI: u32 = 0x400;
-
-/// What became of a PMI.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PmiDelivery {
-    /// Where it went.
-    pub route: PmiRoute,
-    /// LVTPC's mask bit was set afterwards, as Intel's processors do.
-    pub masked_after: bool,
-}
 
 /// The local APIC's part in a PMI, as it was when a counter overflowed.
 ///
@@ -35,15 +24,15 @@ pub struct PmiDelivery {
 /// one that found it open is on its way, whatever the guest writes later. A
 /// throttled PMI must not make a difference to that.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Lvtpc {
+pub(crate) struct ApicPmi {
     id: u32,
-    value: u32,
+    lvtpc: Lvtpc,
     x2apic: bool,
 }
 
 /// Sends a fixed interrupt to `vcpu` itself; false if its local APIC takes none.
 pub(crate) fn interrupt(vcpu: VcpuAccess<'_>, vm: &VmFd, vector: u8) -> Result<bool, PmiError> {
-    let Some(Lvtpc { id, .. }) = Lvtpc::read(vcpu)? else {
+    let Some(ApicPmi { id, .. }) = ApicPmi::read(vcpu)? else {
         return Ok(false);
     };
     message(vm, id, vector.into())
@@ -86,7 +75,7 @@ pub(crate) fn is_x2apic(sregs: &kvm_sregs) -> bool {
 /// Sends what an entry of the extended vector table says, which let it through: bits 10:8
 /// have the delivery mode, bits 7:0 the vector. Modes that carry nothing here send nothing.
 pub(crate) fn send_extended(vcpu: VcpuAccess<'_>, vm: &VmFd, vector: u32) -> Result<(), PmiError> {
-    let Some(Lvtpc { id, .. }) = Lvtpc::read(vcpu)? else {
+    let Some(ApicPmi { id, .. }) = ApicPmi::read(vcpu)? else {
         return Ok(());
     };
     match PmiRoute::decode(vector) {
@@ -106,101 +95,86 @@ fn nmi(vcpu: VcpuAccess<'_>, vm: &VmFd, apic_id: u32) -> Result<(), PmiError> {
     Ok(vcpu.nmi()?)
 }
 
-impl Lvtpc {
+impl ApicPmi {
     /// Reads it; `None` where the APIC is switched off.
     pub(crate) fn read(vcpu: VcpuAccess<'_>) -> Result<Option<Self>, VcpuError> {
         let base = vcpu.get_sregs()?.apic_base;
         if base & APIC_BASE_ENABLED == 0 {
             return Ok(None);
         }
-        let registers = Lapic::of(&vcpu.get_lapic()?);
+        let (id, lvtpc) = registers(&vcpu.get_lapic()?);
         Ok(Some(Self {
-            id: registers.id,
-            value: registers.lvtpc,
+            id,
+            lvtpc,
             x2apic: base & APIC_BASE_X2APIC != 0,
         }))
     }
 
-    fn route(self) -> PmiRoute {
-        PmiRoute::decode(self.value)
-    }
-}
-
-/// What becomes of a PMI that overflowed under `lvtpc`, if it cannot be sent.
-pub(crate) fn refusal(lvtpc: Option<Lvtpc>) -> Option<PmiDelivery> {
-    match lvtpc.map_or(PmiRoute::Masked, Lvtpc::route) {
-        PmiRoute::Nmi | PmiRoute::Fixed(_) => None,
-        route => Some(delivery(route)),
-    }
-}
-
-/// Sends one PMI the way the guest's LVTPC asked, on the vCPU's own thread.
-///
-/// Intel's processors set LVTPC's mask bit on delivery (SDM vol. 3B, 21.5.1).
-/// That is done through the x2APIC register only: `KVM_SET_LAPIC` would write
-/// back IRR and the timer as they were a moment ago and could lose an IPI. A
-/// guest in xAPIC mode finds its LVTPC unmasked; `docs/internals/pmi.md` says so.
-pub(crate) fn send(
-    vcpu: VcpuAccess<'_>,
-    vm: &VmFd,
-    vendor: Vendor,
-    lvtpc: Lvtpc,
-) -> Result<PmiDelivery, PmiError> {
-    let route = lvtpc.route();
-    match route {
-        PmiRoute::Nmi => nmi(vcpu, vm, lvtpc.id)?,
-        PmiRoute::Fixed(vector) => {
-            if !message(vm, lvtpc.id, vector.into())? {
-                // The guest has changed its APIC's ID or mode in the meantime.
-                return Ok(delivery(PmiRoute::Unusable(lvtpc.value)));
+    /// Sends one PMI the way the guest's LVTPC asked, on the vCPU's own thread.
+    ///
+    /// Where a delivery masks LVTPC, that is done through the x2APIC register only:
+    /// `KVM_SET_LAPIC` would write back IRR and the timer as they were a moment ago and
+    /// could lose an IPI. A guest in xAPIC mode finds its LVTPC unmasked;
+    /// `docs/internals/pmi.md` says so.
+    pub(crate) fn send(
+        self,
+        vcpu: VcpuAccess<'_>,
+        vm: &VmFd,
+        vendor: Vendor,
+    ) -> Result<PmiDelivery, PmiError> {
+        let route = self.lvtpc.route();
+        match route {
+            PmiRoute::Nmi => nmi(vcpu, vm, self.id)?,
+            PmiRoute::Fixed(vector) => {
+                if !message(vm, self.id, vector.into())? {
+                    // The guest has changed its APIC's ID or mode in the meantime.
+                    let unusable = PmiRoute::Unusable(self.lvtpc.value());
+                    return Ok(PmiDelivery::by(unusable));
+                }
             }
+            PmiRoute::Masked | PmiRoute::Unusable(_) => return Ok(PmiDelivery::by(route)),
         }
-        PmiRoute::Masked | PmiRoute::Unusable(_) => return Ok(delivery(route)),
+        let masks = self.x2apic && self.lvtpc.after_delivery(vendor).is_some();
+        let masked_after = masks && mask_now(vcpu, vendor)?;
+        Ok(PmiDelivery {
+            route,
+            masked_after,
+        })
     }
-    let masks = vendor == Vendor::Intel && lvtpc.x2apic;
-    let masked_after = match masks.then(|| vcpu.read_msr(X2APIC_LVTPC)).transpose()? {
-        Some(Some(now)) => vcpu.write_msr(X2APIC_LVTPC, now | u64::from(LVT_MASKED))?,
-        _ => false,
+}
+
+/// Sets the mask bit in LVTPC as it is now, which may not be what it was at the overflow.
+/// False if KVM refuses.
+fn mask_now(vcpu: VcpuAccess<'_>, vendor: Vendor) -> Result<bool, VcpuError> {
+    let Some(now) = vcpu.read_msr(X2APIC_LVTPC)? else {
+        return Ok(false);
     };
-    Ok(PmiDelivery {
-        route,
-        masked_after,
-    })
+    // The upper half is reserved and reads as zero.
+    let now = Lvtpc::enabled(u32::try_from(now).unwrap_or(0));
+    let masked = now.after_delivery(vendor).unwrap_or(now);
+    vcpu.write_msr(X2APIC_LVTPC, masked.value().into())
 }
 
-fn delivery(route: PmiRoute) -> PmiDelivery {
-    PmiDelivery {
-        route,
-        masked_after: false,
+/// What becomes of a PMI that overflowed while the local APIC was as `apic` says, if it
+/// cannot be sent.
+pub(crate) fn refusal(apic: Option<ApicPmi>) -> Option<PmiDelivery> {
+    match apic.map_or(PmiRoute::Masked, |apic| apic.lvtpc.route()) {
+        PmiRoute::Nmi | PmiRoute::Fixed(_) => None,
+        route => Some(PmiDelivery::by(route)),
     }
 }
 
-struct Lapic {
-    id: u32,
-    lvtpc: u32,
-}
-
-impl Lapic {
-    /// From what `KVM_GET_LAPIC` gives in both modes of the APIC.
-    fn of(lapic: &kvm_lapic_state) -> Self {
-        let word = |at: usize| {
-            let bytes = std::array::from_fn(|byte| lapic.regs[at + byte].cast_unsigned());
-            u32::from_le_bytes(bytes)
-        };
-        // A software-disabled APIC has all LVT entries masked (SDM vol. 3A, 12.4.7.2).
-        let masked = if word(APIC_SVR) & SVR_ENABLED == 0 {
-            LVT_MASKED
-        } else {
-            0
-        };
-        let id = word(APIC_ID);
-        Self {
-            // In bits 31:24 in both modes, but below in x2APIC mode if the VMM has asked
-            // for 32-bit IDs (KVM_X2APIC_API_USE_32BIT_IDS).
-            id: if id >> 24 == 0 { id } else { id >> 24 },
-            lvtpc: word(APIC_LVTPC) | masked,
-        }
-    }
+/// ID and LVTPC, from what `KVM_GET_LAPIC` gives in both modes of the APIC.
+fn registers(lapic: &kvm_lapic_state) -> (u32, Lvtpc) {
+    let word = |at: usize| {
+        let bytes = std::array::from_fn(|byte| lapic.regs[at + byte].cast_unsigned());
+        u32::from_le_bytes(bytes)
+    };
+    // In bits 31:24 in both modes, but below in x2APIC mode if the VMM has asked
+    // for 32-bit IDs (KVM_X2APIC_API_USE_32BIT_IDS).
+    let id = word(APIC_ID);
+    let id = if id >> 24 == 0 { id } else { id >> 24 };
+    (id, Lvtpc::of(word(APIC_LVTPC), word(APIC_SVR)))
 }
 
 #[cfg(test)]
@@ -219,10 +193,9 @@ mod tests {
         let mut state = kvm_lapic_state::default();
         state.regs[APIC_LVTPC + 1] = 4;
         state.regs[APIC_ID + 3] = 5;
-        let off = Lapic::of(&state);
-        assert_eq!(PmiRoute::decode(off.lvtpc), PmiRoute::Masked);
+        assert_eq!(registers(&state).1.route(), PmiRoute::Masked);
         state.regs[APIC_SVR + 1] = 1;
-        let on = Lapic::of(&state);
-        assert_eq!((on.id, PmiRoute::decode(on.lvtpc)), (5, PmiRoute::Nmi));
+        let (id, lvtpc) = registers(&state);
+        assert_eq!((id, lvtpc.route()), (5, PmiRoute::Nmi));
     }
 }

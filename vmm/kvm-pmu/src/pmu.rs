@@ -1,42 +1,40 @@
 //! One vCPU's PMU on KVM: what a run loop calls before and after each `KVM_RUN`.
 
-mod debug_exits;
-mod entry;
-mod handler_exits;
+mod guest_time;
 mod interrupts;
 mod msr_exits;
 mod samples;
+mod traps;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvm_ioctls::VmFd;
-use pmu_virt::{CorePmu, Ticks, Tsc, VcpuPmu};
+use pmu_virt::{CorePmu, IbsDue, PmiForwarded, Progress, Ring, Ticks, Tsc, VcpuPmu};
 use vmm_sys_util::errno;
 
-use crate::debug::{DebugControl, DebugQuirks};
+use crate::debug::DebugQuirks;
 use crate::error::{KvmPmuError, VcpuError};
-use crate::exit::{Answer, VmExit};
-use crate::gp_watch::GpWatch;
-use crate::halt::HaltClock;
-use crate::memory::{GuestBytes, OutOfReach};
+use crate::exit::VmExit;
+use crate::memory::GuestBytes;
 use crate::observe::{TrapEvent, TrapObserver};
-use crate::step_driver::{StepDriver, StepSupport};
-use crate::thread::ThreadContext;
+use crate::pebs;
+use crate::step_driver::StepSupport;
+use crate::thread::{ThreadContext, earliest};
 use crate::time;
-use crate::vcpu::{KvmVcpu, VcpuAccess};
+use crate::trap::cpl;
+use crate::vcpu::KvmVcpu;
 use crate::vm_traps::VmTraps;
 
-use interrupts::PmiRouting;
+use guest_time::GuestTime;
+use interrupts::{PmiSender, forward_notices, forward_samples};
+use msr_exits::{MsrAccess, MsrTraps};
+use samples::{sample_hosts, take_ibs};
+use traps::{Fault, Guest, Traps};
 
 /// How often the guest's own debug registers are looked at while ours are in
 /// use, by a kick if need be: KVM has no exit for MOV to DR then.
 const DEBUG_REFRESH: Duration = Duration::from_millis(1);
-
-/// Exits after one that wanted registers during which KVM hands them over at
-/// once: drivers write selects and read counters in runs. Each costs an exit
-/// about a twentieth more, fetching them by ioctl half as much again.
-const SYNCED_EXITS: u8 = 16;
 
 /// Before an overflow that is due in less, KVM hands registers over at each exit: sending
 /// a PMI wants them, and an ioctl takes as much time as the rest.
@@ -91,22 +89,6 @@ pub struct Lent<'a> {
     pub observer: &'a mut dyn TrapObserver,
 }
 
-impl Lent<'_> {
-    /// The same with what the traps can see of the memory while `vcpu` stands where it does.
-    fn seen_from(&mut self, vcpu: VcpuAccess<'_>) -> Lent<'_> {
-        Lent {
-            vm: self.vm,
-            memory: if vcpu.in_smm() {
-                &OutOfReach
-            } else {
-                self.memory
-            },
-            thread: self.thread,
-            observer: self.observer,
-        }
-    }
-}
-
 /// Whose an exit was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -118,125 +100,77 @@ pub enum ExitOwner {
     Vmm,
 }
 
-/// What an RDMSR or WRMSR comes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum MsrAnswer {
-    /// The register is not the PMU's.
-    NotOurs,
-    /// It is done; the value is what an RDMSR reads.
-    Done(u64),
-    /// #GP(0).
-    Gp,
-}
-
-impl MsrAnswer {
-    /// Leaves it for the next `KVM_RUN`.
-    fn give(self, vcpu: &mut KvmVcpu) -> ExitOwner {
-        vcpu.answer(match self {
-            Self::NotOurs => return ExitOwner::Vmm,
-            Self::Done(value) => Answer::Msr(value),
-            Self::Gp => Answer::MsrFault,
-        });
-        ExitOwner::Pmu
-    }
-}
+/// A PMU, and the counters of the thread that has its vCPU.
+type OnCore<'a> = (&'a mut VcpuPmu, &'a mut CorePmu);
 
 /// One vCPU's PMU on KVM. Its calls take the [`KvmVcpu`] for which it was made.
+///
+/// It lets the parts meet: the registers and counters (`VcpuPmu`), the traps, the times of
+/// the guest's stays and the way of its PMIs know nothing of each other.
 #[derive(Debug)]
 pub struct KvmPmu {
-    traps: Traps,
-}
-
-#[derive(Debug)]
-struct Traps {
     /// The number of this process, which samples carry as that of the VM: asking the host
     /// for it would be a system call for each.
     process: i32,
     tsc_khz: u32,
     pmu: Option<VcpuPmu>,
-    /// MSRs that are a PMU's, whoever's model.
-    ranges: Vec<(u32, u32)>,
-    debug: DebugControl,
-    gp: GpWatch,
-    stepping: StepDriver,
-    /// The way of the PMI that is pending in the PMU.
-    pmi_routing: Option<PmiRouting>,
-    halt: HaltClock,
-    /// It was started; known once something has counted.
-    started: bool,
-    counting: bool,
-    warned_full: bool,
-    /// Looks at the debug registers of the running guest since it had a counter on.
-    idle_looks: u8,
-    /// Exits yet to come at which registers are likely to be wanted.
-    registers_wanted: u8,
-    /// TSC at the last entry; `None` if the guest was not entered.
-    entered: Option<Tsc>,
+    msrs: MsrTraps,
+    traps: Traps,
+    pmis: PmiSender,
+    time: GuestTime,
     /// [`NEAR`].
     near: Ticks,
-    /// The PMU's deadline as of the last entry.
-    due: Option<Tsc>,
 }
 
 impl KvmPmu {
     /// Of `vcpu`.
     #[must_use]
     pub fn new(vcpu: &KvmVcpu, parts: KvmPmuParts) -> Self {
-        let (id, quirks) = (vcpu.id(), parts.quirks);
         let tsc_khz = parts.tsc_khz.max(1);
         let floor = Ticks::of(parts.pmi_floor, tsc_khz);
-        let mut gp = GpWatch::new(parts.traps, id, tsc_khz);
+        let mut traps = Traps::new(
+            vcpu.id(),
+            parts.traps,
+            (parts.quirks, parts.step),
+            Ticks::of(DEBUG_REFRESH, tsc_khz),
+            tsc_khz,
+        );
         // One that was restored may be read on vCPUs that are run before this one.
-        gp.programmed(parts.pmu.as_ref().is_some_and(VcpuPmu::is_programmed));
+        traps.programmed(parts.pmu.as_ref().is_some_and(VcpuPmu::is_programmed));
         Self {
-            traps: Traps {
-                process: std::process::id().cast_signed(),
-                tsc_khz,
-                pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
-                ranges: pmu_virt::all_pmu_msr_ranges(),
-                debug: DebugControl::new(quirks, Ticks::of(DEBUG_REFRESH, tsc_khz)),
-                gp,
-                stepping: StepDriver::new(parts.step),
-                pmi_routing: None,
-                halt: HaltClock::new(vcpu.fd(), id, tsc_khz),
-                started: false,
-                counting: false,
-                warned_full: false,
-                idle_looks: 0,
-                near: Ticks::of(NEAR, tsc_khz),
-                registers_wanted: 0,
-                entered: None,
-                due: None,
-            },
+            process: std::process::id().cast_signed(),
+            tsc_khz,
+            pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
+            msrs: MsrTraps::new(),
+            traps,
+            pmis: PmiSender::default(),
+            time: GuestTime::new(vcpu, tsc_khz),
+            near: Ticks::of(NEAR, tsc_khz),
         }
     }
 
     /// The TSC's frequency in kHz.
     #[must_use]
     pub fn tsc_khz(&self) -> u32 {
-        self.traps.tsc_khz
+        self.tsc_khz
     }
 
     /// The PMU, while the guest does not run.
     #[must_use]
     pub fn pmu(&self) -> Option<&VcpuPmu> {
-        self.traps.pmu.as_ref()
+        self.pmu.as_ref()
     }
 
     /// The PMU, to be changed while the guest does not run.
     #[must_use]
     pub fn pmu_mut(&mut self) -> Option<&mut VcpuPmu> {
-        self.traps.pmu.as_mut()
+        self.pmu.as_mut()
     }
 
     /// PMIs delivered so far, and of these late ones.
     #[must_use]
     pub fn pmis(&self) -> (u64, u64) {
-        let throttle = self
-            .traps
-            .pmu
-            .as_ref()
-            .map(|pmu| pmu.interrupts().throttle());
+        let throttle = self.pmu.as_ref().map(|pmu| pmu.interrupts().throttle());
         throttle.map_or((0, 0), |throttle| (throttle.delivered(), throttle.late()))
     }
 
@@ -245,7 +179,8 @@ impl KvmPmu {
     #[must_use]
     #[inline]
     pub fn locked_out_until(&self) -> Option<Tsc> {
-        self.traps.locked_out_until()
+        let until = self.pmu.as_ref()?.claims().locked_out_until()?;
+        (time::now() < until).then_some(until)
     }
 
     /// `thread` runs `vcpu` from now on: a kick ends or prevents its `KVM_RUN`.
@@ -264,8 +199,8 @@ impl KvmPmu {
         thread: &mut ThreadContext,
     ) -> Result<(), KvmPmuError> {
         thread.unbind();
-        self.traps.gp.leave();
-        self.traps.halt.leave(self.traps.counting);
+        self.traps.leave();
+        self.time.leave();
         Ok(vcpu.leave()?)
     }
 
@@ -279,24 +214,17 @@ impl KvmPmu {
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
         lent.thread.bind(vcpu.kicks());
-        let lent = &mut lent.seen_from(vcpu);
-        let traps = &mut self.traps;
-        traps.prepare(vcpu, lent)?;
-        while !traps.gp.enter(lent.thread.target()) {
-            if traps.gp.is_on() {
-                let walked = traps.gp.walk_holds();
-                traps.watch_gp_handler(vcpu, lent, walked)?;
-                traps.debug.apply(vcpu)?;
-            }
-        }
-        let smm = vcpu.in_smm();
-        let (at_once, sync) = traps.next_entry(lent.thread);
+        self.prepare(vcpu, lent)?;
+        let guest = Guest::of(vcpu, lent.memory);
+        let (pmu, target) = (self.pmu.as_ref(), lent.thread.target());
+        self.traps.enter(guest, pmu, target, lent.observer)?;
+        let (at_once, ring) = self.next_entry(lent.thread.counters());
         if at_once {
             vcpu.set_immediate_exit(true);
         }
         vcpu.hand_over();
-        let near = traps.enter(lent.thread, smm);
-        vcpu.want_registers(sync || near);
+        let near = self.enter(lent.thread, vcpu.in_smm());
+        vcpu.want_registers(ring || near);
         Ok(())
     }
 
@@ -311,13 +239,9 @@ impl KvmPmu {
         vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
     ) -> Result<(), KvmPmuError> {
-        let now = time::now();
-        let lent = &mut lent.seen_from(vcpu);
-        self.traps.forward_pmi(vcpu, lent, now)?;
-        self.traps.forward_samples(vcpu, lent)?;
-        self.traps.forward_notices(vcpu, lent)?;
+        self.forward_interrupts(vcpu, lent)?;
         vcpu.hand_over();
-        self.traps.entered = None;
+        self.time.outside();
         Ok(())
     }
 
@@ -351,28 +275,29 @@ impl KvmPmu {
         exit: Result<VmExit, errno::Error>,
     ) -> Result<ExitOwner, KvmPmuError> {
         let tsc = time::now();
-        let handlers_changed = self.traps.gp.leave();
+        let handlers_changed = self.traps.leave();
         if vcpu.take_immediate_exit() {
-            lent.thread.kicked(self.traps.entered, tsc);
+            lent.thread.kicked(self.time.entered(), tsc);
         }
         let exit = match exit {
             Ok(exit) => exit,
             Err(error) => return Err(self.give_up(vcpu, lent, tsc, error)),
         };
         vcpu.left_with(exit);
-        let lent = &mut lent.seen_from(vcpu);
-        self.traps.settle(vcpu, lent, tsc)?;
-        let locked_out = self.traps.locked_out_until().is_some();
-        self.traps.end_step(vcpu, lent, exit)?;
-        self.traps.sample_ibs(vcpu, lent)?;
+        self.settle(vcpu, lent, tsc)?;
+        let locked_out = self.locked_out_until().is_some();
+        let guest = Guest::of(vcpu, lent.memory);
+        let pmu = on_core(&mut self.pmu, lent.thread);
+        let entered = self.time.entered().is_some();
+        self.traps.end_step(guest, pmu, exit, entered)?;
+        self.sample_ibs(vcpu, lent)?;
         let owner = self.answer(vcpu, lent, exit, handlers_changed)?;
-        self.traps.entered = None;
+        self.time.outside();
         // A step retires, and a write of the guest's takes a slot away, only
         // while the exit is handled.
-        self.traps.sample_ibs(vcpu, lent)?;
-        self.traps
-            .sample_pending(vcpu, lent.thread, lent.observer)?;
-        if !locked_out && let Some(until) = self.traps.locked_out_until() {
+        self.sample_ibs(vcpu, lent)?;
+        self.sample_pending(vcpu, lent.thread, lent.observer)?;
+        if !locked_out && let Some(until) = self.locked_out_until() {
             lent.observer
                 .event(vcpu.id(), TrapEvent::LockedOut { until });
         }
@@ -391,40 +316,83 @@ impl KvmPmu {
         exit: VmExit,
         handlers_changed: bool,
     ) -> Result<ExitOwner, KvmPmuError> {
-        let (traps, id) = (&mut self.traps, vcpu.id());
-        Ok(match exit {
-            VmExit::Rdmsr { index } => traps.rdmsr(vcpu, lent, index)?.give(vcpu),
-            VmExit::Wrmsr { index, value } => traps.wrmsr(vcpu, lent, index, value)?.give(vcpu),
-            VmExit::Debug(debug) => traps.debug_exit(vcpu, lent, &debug)?,
+        let guest = Guest::of(vcpu, lent.memory);
+        let pmu = on_core(&mut self.pmu, lent.thread);
+        let observer = &mut *lent.observer;
+        let is_ours = match exit {
+            VmExit::Rdmsr { index } => {
+                let access = self.msrs.rdmsr(vcpu, pmu, index)?;
+                return self.finish(vcpu, lent, access);
+            }
+            VmExit::Wrmsr { index, value } => {
+                let access = self.msrs.wrmsr(vcpu, pmu, index, value)?;
+                return self.finish(vcpu, lent, access);
+            }
+            VmExit::Debug(debug) => {
+                self.traps.debug_exit(guest, pmu, &debug, observer)?;
+                true
+            }
             VmExit::IoOut {
                 port,
                 width: 1,
                 len: 1,
-            } => self.out(vcpu, lent, port)?,
+            } => self.traps.out(guest, pmu, port, observer)?,
             VmExit::MmioWrite { address, data, len } => {
-                traps.handler_stored(lent, id, (address, &data[..len]))
+                let stored = self.traps.stored(address, &data[..len]);
+                if stored {
+                    observer.event(vcpu.id(), TrapEvent::HandlerWritten);
+                }
+                stored
             }
             VmExit::MemoryFault { address } => {
-                traps.handler_fault(lent, id, address, handlers_changed)
+                self.fault(vcpu, observer, address, handlers_changed)
             }
-            VmExit::InternalError(_) => traps.handler_fault(lent, id, None, handlers_changed),
-            VmExit::Interrupted => ExitOwner::Pmu,
-            _ => ExitOwner::Vmm,
+            VmExit::InternalError(_) => self.fault(vcpu, observer, None, handlers_changed),
+            VmExit::Interrupted => true,
+            _ => false,
+        };
+        Ok(if is_ours {
+            ExitOwner::Pmu
+        } else {
+            ExitOwner::Vmm
         })
     }
 
-    /// OUT of one byte: perhaps the one that stands in the #GP handler.
-    fn out(
+    /// Answers an access to an MSR, if it was one of the PMU's.
+    fn finish(
         &mut self,
         vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
-        port: u16,
+        access: Option<MsrAccess>,
     ) -> Result<ExitOwner, KvmPmuError> {
-        let Some(stop) = self.traps.gp.at_out(vcpu, lent.memory, port)? else {
+        let Some(access) = access else {
             return Ok(ExitOwner::Vmm);
         };
-        vcpu.at_handler();
-        self.traps.handler_out(vcpu, lent, stop)
+        lent.observer.event(vcpu.id(), access.event);
+        if access.sets_up {
+            vcpu.expect_use();
+            let guest = Guest::of(vcpu, lent.memory);
+            let pmu = self.pmu.as_ref();
+            self.traps.sets_up(guest, pmu, lent.observer)?;
+        }
+        vcpu.answer(access.answer);
+        Ok(ExitOwner::Pmu)
+    }
+
+    /// An access to memory that KVM could not do. True if it is tried again.
+    #[cold]
+    fn fault(
+        &mut self,
+        vcpu: &KvmVcpu,
+        observer: &mut dyn TrapObserver,
+        page: Option<u64>,
+        handlers_changed: bool,
+    ) -> bool {
+        let fault = self.traps.fault(page, handlers_changed);
+        if fault == Fault::Opened {
+            observer.event(vcpu.id(), TrapEvent::HandlerWritten);
+        }
+        fault != Fault::NotOurs
     }
 
     /// `KVM_RUN` failed with `error` at `tsc`. What was counted until then is, as far as KVM
@@ -438,9 +406,141 @@ impl KvmPmu {
         error: errno::Error,
     ) -> KvmPmuError {
         vcpu.forget();
-        let _ = self.traps.settle(vcpu, lent, tsc);
-        self.traps.entered = None;
+        let _ = self.settle(vcpu, lent, tsc);
+        self.time.outside();
         VcpuError::new(vcpu.id(), "KVM_RUN", error).into()
+    }
+
+    /// Everything that needs the stopped vCPU before its guest is entered.
+    fn prepare(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
+        self.write_pebs(vcpu, lent)?;
+        let guest = Guest::of(vcpu, lent.memory);
+        if let Some(pmu) = on_core(&mut self.pmu, lent.thread) {
+            self.traps.plan_step(guest, pmu)?;
+        }
+        if self.pmu.as_ref().is_some_and(VcpuPmu::has_interrupt) {
+            self.forward_interrupts(vcpu, lent)?;
+        }
+        let pmu = self.pmu.as_ref();
+        Ok(self.traps.prepare(guest, pmu, lent.observer)?)
+    }
+
+    /// Sends what is pending and may go now.
+    #[inline(never)]
+    fn forward_interrupts(
+        &mut self,
+        vcpu: &KvmVcpu,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), KvmPmuError> {
+        let Some(pmu) = &mut self.pmu else {
+            return Ok(());
+        };
+        let (apic, due) = ((vcpu, lent.vm), self.time.due());
+        let (forwarded, event) = self.pmis.forward(apic, pmu, time::now(), due)?;
+        if forwarded == PmiForwarded::Sent {
+            self.traps.look_soon();
+        }
+        if let Some(event) = event {
+            lent.observer.event(vcpu.id(), event);
+        }
+        match forward_samples(apic, pmu, time::now())? {
+            IbsDue::Send { .. } => self.traps.look_soon(),
+            IbsDue::Late => lent.observer.event(vcpu.id(), TrapEvent::PmiLate),
+            IbsDue::Nothing => {}
+        }
+        forward_notices(apic, pmu, lent.observer)
+    }
+
+    /// Whether the guest is to be left at once, and whether the ring at its exit is to be
+    /// known.
+    fn next_entry(&mut self, core: Option<&CorePmu>) -> (bool, bool) {
+        let (Some(pmu), Some(core)) = (&mut self.pmu, core) else {
+            return (false, false);
+        };
+        let needs = pmu.needs();
+        self.time.entering(needs.counting);
+        // An answer may have taken a slot away: it is sampled where the guest
+        // stands now.
+        (pmu.hosts().has_overflow(core), needs.ring)
+    }
+
+    /// The guest is entered now, in SMM or not. True if an overflow is near: its PMI wants
+    /// registers, and must not wait until they are fetched.
+    fn enter(&mut self, thread: &mut ThreadContext, smm: bool) -> bool {
+        let now = time::now();
+        let (mut deadline, mut due) = (None, None);
+        let has_pmu = if let Some((pmu, core)) = on_core(&mut self.pmu, thread) {
+            pmu.observe(core, Progress::Entered { tsc: now });
+            due = pmu.deadline(core);
+            deadline = earliest(due, pmu.interrupt_due());
+            if smm && (pmu.pebs_due().is_some() || pmu.ibs_due().is_some()) {
+                // KVM has no exit for the end of SMM.
+                deadline = earliest(deadline, Some(now + self.traps.fresh_for()));
+            }
+            true
+        } else {
+            false
+        };
+        self.time.enter(now, due);
+        let deadline = earliest(deadline, self.traps.deadline(has_pmu));
+        thread.set_deadline(now, deadline);
+        due.is_some_and(|due| due - now < self.near)
+    }
+
+    /// Reports to the PMU that the guest has stopped, and samples what overflowed.
+    fn settle(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>, tsc: Tsc) -> Result<(), KvmPmuError> {
+        let pmu = on_core(&mut self.pmu, lent.thread);
+        let (Some((pmu, core)), Some(entered)) = (pmu, self.time.entered()) else {
+            return Ok(());
+        };
+        let needs = pmu.needs();
+        let halted = self.time.halted(vcpu, (entered, tsc), needs.counting)?;
+        let ring = if needs.ring {
+            Some(Ring::from_cpl(cpl(&vcpu.get_sregs()?)))
+        } else {
+            None
+        };
+        pmu.observe(core, Progress::Left { tsc, halted, ring });
+        self.write_pebs(vcpu, lent)?;
+        // What is recorded with an overflow may be a sample of IBS.
+        self.sample_ibs(vcpu, lent)?;
+        self.sample_pending(vcpu, lent.thread, lent.observer)?;
+        if let Some(pmu) = &self.pmu {
+            let traps = &mut self.traps;
+            traps.share_debug_registers(vcpu, pmu, lent.observer)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a PEBS record that is due, of the place where the guest stands.
+    #[inline]
+    fn write_pebs(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
+        let Some(needs) = self.pmu.as_ref().and_then(VcpuPmu::pebs_due) else {
+            return Ok(());
+        };
+        let Guest { memory, .. } = Guest::of(vcpu, lent.memory);
+        if let Some(pmu) = on_core(&mut self.pmu, lent.thread) {
+            pebs::write(vcpu, memory, pmu, needs, None)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the samples of IBS that are due. In SMM they would be of the firmware, and
+    /// wait.
+    #[inline]
+    fn sample_ibs(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
+        let Some(pmu) = self.pmu.as_ref().filter(|_| !vcpu.in_smm()) else {
+            return Ok(());
+        };
+        // The instruction that is being stepped tells itself when it is over.
+        let waits = pmu.needs().stepping && self.traps.is_under_way();
+        if !waits
+            && pmu.ibs_due().is_some()
+            && let Some(pmu) = on_core(&mut self.pmu, lent.thread)
+        {
+            take_ibs(Guest::of(vcpu, lent.memory), pmu)?;
+        }
+        Ok(())
     }
 
     /// Samples counters of attached contexts that have overflowed, before the guest
@@ -456,14 +556,26 @@ impl KvmPmu {
         thread: &mut ThreadContext,
         observer: &mut dyn TrapObserver,
     ) -> Result<(), KvmPmuError> {
-        self.traps.sample_pending(vcpu, thread, observer)
+        let place = (thread.core(), self.process);
+        match on_core(&mut self.pmu, thread) {
+            Some((pmu, core)) if pmu.hosts().has_overflow(core) => {
+                Ok(sample_hosts(vcpu, (pmu, core), place, observer)?)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Lets what is due in the reservations by `now` take place, for a vCPU that is
     /// not run; `core` is the one that it is on, if it is on one.
     pub fn tick(&mut self, core: Option<&mut CorePmu>, now: Tsc) {
-        if let Some(pmu) = &mut self.traps.pmu {
+        if let Some(pmu) = &mut self.pmu {
             pmu.tick(core, now);
         }
     }
+}
+
+/// The PMU on the counters that its thread lends.
+#[inline]
+fn on_core<'a>(pmu: &'a mut Option<VcpuPmu>, thread: &'a mut ThreadContext) -> Option<OnCore<'a>> {
+    pmu.as_mut().zip(thread.counters_mut())
 }

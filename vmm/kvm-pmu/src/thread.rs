@@ -153,12 +153,12 @@ struct DeadlineTimer {
     timer: KickTimer,
     tsc_khz: u32,
     /// While the timer is armed.
-    armed: Option<Armed>,
+    armed: Option<SetTimer>,
     lateness: Lateness,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Armed {
+struct SetTimer {
     /// When it fires.
     fires: Tsc,
     /// The deadline that it was set for.
@@ -199,7 +199,7 @@ impl DeadlineTimer {
         let Some(deadline) = deadline else { return };
         // A timer whose time has passed has fired, or is about to.
         let armed = self.armed.filter(|armed| armed.fires > now);
-        let serves = |armed: &Armed| {
+        let serves = |armed: &SetTimer| {
             let in_vain = deadline - armed.deadline;
             armed.deadline <= deadline && (armed.fires - now) * SOON >= in_vain
         };
@@ -216,7 +216,7 @@ impl DeadlineTimer {
         let ticks = ticks - self.lateness.lead().min(Ticks(ticks.0 / 2));
         self.timer.arm(ticks.duration(self.tsc_khz));
         let fires = now + ticks;
-        self.armed = Some(Armed { fires, deadline });
+        self.armed = Some(SetTimer { fires, deadline });
     }
 }
 
@@ -358,7 +358,7 @@ mod tests {
         timer.set(Tsc(0), Some(Tsc(100)));
         let fires = Tsc(50);
         let deadline = Tsc(100);
-        assert_eq!(timer.armed, Some(Armed { fires, deadline }));
+        assert_eq!(timer.armed, Some(SetTimer { fires, deadline }));
     }
 
     #[test]

@@ -5,15 +5,26 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use pmu_virt::{CorePmu, ReadOutcome, VcpuPmu};
 
 use super::GpWatch;
-use crate::debug::DebugControl;
 use crate::error::VcpuError;
 use crate::memory::GuestBytes;
 use crate::observe::TrapEvent;
 use crate::trap::{
-    CpuContext, DR6_BS, Displaced, GP_VECTOR, Gate, GateKind, LONGEST, OUT_SIZE, RFLAGS_TF, Rdpmc,
+    CpuContext, Displaced, GP_VECTOR, Gate, GateKind, LONGEST, OUT_SIZE, RFLAGS_TF, Rdpmc,
     RdpmcTrap, Return, inspect,
 };
 use crate::vcpu::VcpuAccess;
+
+/// How a vCPU goes on that stopped at its #GP handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Onward {
+    /// With the registers that it has now.
+    Run,
+    /// Likewise, with a #DB for its own single step.
+    Trap,
+    /// Into the handler, on whose first instruction at this linear address a breakpoint
+    /// of ours stands.
+    Handler(u64),
+}
 
 /// A vCPU that stopped at the OUT in its #GP handler.
 #[derive(Debug)]
@@ -33,9 +44,8 @@ impl GpWatch {
         &self,
         vcpu: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
-        debug: &mut DebugControl,
         pmu: (&mut VcpuPmu, &mut CorePmu),
-    ) -> Result<TrapEvent, VcpuError> {
+    ) -> Result<(TrapEvent, Onward), VcpuError> {
         let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
         let context = CpuContext {
             regs: &regs,
@@ -43,16 +53,14 @@ impl GpWatch {
             memory,
         };
         let Some(gate) = self.gate else {
-            return Ok(TrapEvent::ForeignGp);
+            return Ok((TrapEvent::ForeignGp, Onward::Run));
         };
         let (event, after) = emulate(&context, &gate, vcpu.in_smm(), pmu);
-        match after {
-            Some(after) if finish(vcpu, debug, &after)? => {}
-            // The index is wrong, or there is nowhere to go back to: the #GP is
-            // the right answer, and it has already been raised.
-            _ => debug.pass(vcpu, gate.handler)?,
-        }
-        Ok(event)
+        let resumed = after.map(|after| resume(vcpu, &after)).transpose()?;
+        // Else the index is wrong, or there is nowhere to go back to: the #GP is
+        // the right answer, and it has already been raised.
+        let onward = resumed.flatten().unwrap_or(Onward::Handler(gate.handler));
+        Ok((event, onward))
     }
 
     /// Whether an OUT to `port` was the one that stands in the vCPU's #GP handler.
@@ -114,10 +122,9 @@ impl GpWatch {
     pub(crate) fn on_out(
         vcpu: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
-        debug: &mut DebugControl,
         stop: OutStop,
         pmu: Option<(&mut VcpuPmu, &mut CorePmu)>,
-    ) -> Result<TrapEvent, VcpuError> {
+    ) -> Result<(TrapEvent, Onward), VcpuError> {
         let context = CpuContext {
             regs: &stop.regs,
             sregs: &stop.sregs,
@@ -134,18 +141,16 @@ impl GpWatch {
             }
             after
         });
-        match after {
-            Some(after) if finish(vcpu, debug, &after)? => {}
-            _ => {
-                let mut regs = stop.regs;
-                stop.displaced.execute(&mut regs, stop.ip);
-                vcpu.set_regs(&regs)?;
-                if regs.rflags & RFLAGS_TF != 0 {
-                    debug.hand_back(vcpu, DR6_BS)?;
-                }
-            }
+        let resumed = after.map(|after| resume(vcpu, &after)).transpose()?;
+        if let Some(onward) = resumed.flatten() {
+            return Ok((event, onward));
         }
-        Ok(event)
+        let mut regs = stop.regs;
+        stop.displaced.execute(&mut regs, stop.ip);
+        vcpu.set_regs(&regs)?;
+        let stepped = regs.rflags & RFLAGS_TF != 0;
+        let onward = if stepped { Onward::Trap } else { Onward::Run };
+        Ok((event, onward))
     }
 }
 
@@ -185,20 +190,18 @@ fn completed(context: &CpuContext<'_>, rdpmc: &Rdpmc, outcome: ReadOutcome) -> O
     Some(after)
 }
 
-/// False if the guest has prepared segments that KVM does not take.
-fn finish(
-    vcpu: VcpuAccess<'_>,
-    debug: &mut DebugControl,
-    after: &Return,
-) -> Result<bool, VcpuError> {
+/// Has the vCPU go on behind the RDPMC; `None` if the guest has prepared segments that KVM
+/// does not take.
+fn resume(vcpu: VcpuAccess<'_>, after: &Return) -> Result<Option<Onward>, VcpuError> {
     match after.sregs.as_ref().map(|sregs| vcpu.set_sregs(sregs)) {
-        Some(Err(error)) if error.is_invalid() => return Ok(false),
+        Some(Err(error)) if error.is_invalid() => return Ok(None),
         Some(result) => result?,
         None => {}
     }
     vcpu.set_regs(&after.regs)?;
-    if after.trap {
-        debug.hand_back(vcpu, DR6_BS)?;
-    }
-    Ok(true)
+    Ok(Some(if after.trap {
+        Onward::Trap
+    } else {
+        Onward::Run
+    }))
 }

@@ -1,38 +1,38 @@
-//! Interrupts that a PMU raises: PMIs at overflows, and those that announce
-//! notices of the reservations.
+//! Interrupts that a PMU raises: PMIs at overflows, those that announce samples of IBS,
+//! and those that announce notices of the reservations.
 
 use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
 use kvm_ioctls::VmFd;
-use pmu_virt::{PmiForwarded, PmiLine, PmiRequest, Tsc, Vendor};
+use pmu_virt::{IbsDue, PmiForwarded, PmiLine, PmiRequest, Tsc, VcpuPmu, Vendor};
 
-use super::{Lent, Traps};
 use crate::error::KvmPmuError;
-use crate::observe::TrapEvent;
-use crate::pmi::{self, Lvtpc};
-use crate::vcpu::VcpuAccess;
+use crate::observe::{TrapEvent, TrapObserver};
+use crate::pmi::{self, ApicPmi};
+use crate::vcpu::KvmVcpu;
+
+/// The way of the PMI that is pending in the PMU, from its overflow on.
+#[derive(Debug, Default)]
+pub(super) struct PmiSender {
+    latched: Option<Latched>,
+}
 
 /// The local APIC's part in a PMI, as of its overflow. The PMI itself is pending
 /// in the PMU until it is sent.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PmiRouting {
-    lvtpc: Lvtpc,
+struct Latched {
+    apic: ApicPmi,
     /// When its overflow was due, if the PMU knew.
     due: Option<Tsc>,
 }
 
-/// Whether a processor in KVM's `state` has had its start-up IPI.
-fn has_started(state: u32) -> bool {
-    matches!(state, KVM_MP_STATE_RUNNABLE | KVM_MP_STATE_HALTED)
-}
-
 /// The local APIC that KVM has, for one entry.
 struct LapicLine<'a> {
-    vcpu: VcpuAccess<'a>,
+    vcpu: &'a KvmVcpu,
     vm: &'a VmFd,
     vendor: Vendor,
     /// When the overflow was due, if the PMU knows.
     due: Option<Tsc>,
-    latched: &'a mut Option<PmiRouting>,
+    latched: &'a mut Option<Latched>,
     /// For the observer.
     event: Option<TrapEvent>,
 }
@@ -41,8 +41,8 @@ impl PmiLine for LapicLine<'_> {
     type Error = KvmPmuError;
 
     fn latch(&mut self, request: PmiRequest) -> Result<bool, KvmPmuError> {
-        let (lvtpc, due) = (Lvtpc::read(self.vcpu)?, self.due);
-        if let Some(delivery) = pmi::refusal(lvtpc) {
+        let (apic, due) = (ApicPmi::read(self.vcpu)?, self.due);
+        if let Some(delivery) = pmi::refusal(apic) {
             self.event = Some(TrapEvent::Pmi {
                 request,
                 delivery,
@@ -50,15 +50,15 @@ impl PmiLine for LapicLine<'_> {
             });
             return Ok(false);
         }
-        *self.latched = lvtpc.map(|lvtpc| PmiRouting { lvtpc, due });
+        *self.latched = apic.map(|apic| Latched { apic, due });
         Ok(true)
     }
 
     fn send(&mut self, request: PmiRequest) -> Result<bool, KvmPmuError> {
-        let Some(PmiRouting { lvtpc, due }) = *self.latched else {
+        let Some(Latched { apic, due }) = *self.latched else {
             return Ok(false);
         };
-        let delivery = pmi::send(self.vcpu, self.vm, self.vendor, lvtpc)?;
+        let delivery = apic.send(self.vcpu, self.vm, self.vendor)?;
         self.event = Some(TrapEvent::Pmi {
             request,
             delivery,
@@ -68,23 +68,24 @@ impl PmiLine for LapicLine<'_> {
     }
 }
 
-impl Traps {
+impl PmiSender {
+    /// Sends the PMI that is pending in `pmu`, if it may go at `now`; `due` is when the
+    /// overflow was, if the PMU knew at the entry. What became of it, and what of that is
+    /// reported.
     #[inline(never)]
-    pub(super) fn forward_pmi(
+    pub(super) fn forward(
         &mut self,
-        vcpu: VcpuAccess<'_>,
-        lent: &mut Lent<'_>,
+        (vcpu, vm): (&KvmVcpu, &VmFd),
+        pmu: &mut VcpuPmu,
         now: Tsc,
-    ) -> Result<(), KvmPmuError> {
-        let Some(pmu) = &mut self.pmu else {
-            return Ok(());
-        };
+        due: Option<Tsc>,
+    ) -> Result<(PmiForwarded, Option<TrapEvent>), KvmPmuError> {
         let mut line = LapicLine {
             vcpu,
-            vm: lent.vm,
+            vm,
             vendor: pmu.model().vendor(),
-            due: self.due,
-            latched: &mut self.pmi_routing,
+            due,
+            latched: &mut self.latched,
             event: None,
         };
         let forwarded = pmu.interrupts_mut().forward(now, &mut line)?;
@@ -93,42 +94,48 @@ impl Traps {
             PmiForwarded::Late => Some(TrapEvent::PmiLate),
             PmiForwarded::Dropped | PmiForwarded::Sent => line.event,
         };
-        if forwarded == PmiForwarded::Sent {
-            self.gp.look_soon(self.debug.fresh_for());
-        }
-        if let Some(event) = event {
-            lent.observer.event(vcpu.id(), event);
-        }
-        Ok(())
+        Ok((forwarded, event))
     }
+}
 
-    /// Raises the interrupts that announce notices of the reservations: an SMI for
-    /// firmware that has left code in SMM. A notice whose interrupt finds the local APIC
-    /// off stays in the guest's queue.
-    #[cold]
-    pub(super) fn forward_notices(
-        &mut self,
-        vcpu: VcpuAccess<'_>,
-        lent: &mut Lent<'_>,
-    ) -> Result<(), KvmPmuError> {
-        while let Some(vector) = self
-            .pmu
-            .as_mut()
-            .and_then(|pmu| pmu.claims_mut().take_notice())
-        {
-            let sent = pmi::interrupt(vcpu, lent.vm, vector)?;
-            let event = TrapEvent::Notice { vector, sent };
-            lent.observer.event(vcpu.id(), event);
-        }
-        let Some(pmu) = self.pmu.as_mut().filter(|pmu| pmu.claims().wants_smi()) else {
-            return Ok(());
-        };
-        // Code in SMM reads all notices before it leaves. KVM never halts a processor that
-        // waits for its start and has an SMI pending.
-        if !vcpu.in_smm() && has_started(vcpu.get_mp_state()?.mp_state) {
-            vcpu.smi()?;
-            pmu.claims_mut().smi_sent();
-        }
-        Ok(())
+/// Sends the interrupt of samples, if it is due. KVM's local APIC has no extended vector
+/// table: what the guest has there is the PMU's.
+pub(super) fn forward_samples(
+    (vcpu, vm): (&KvmVcpu, &VmFd),
+    pmu: &mut VcpuPmu,
+    now: Tsc,
+) -> Result<IbsDue, KvmPmuError> {
+    let due = pmu.ibs_interrupt(now);
+    if let IbsDue::Send { vector } = due {
+        pmi::send_extended(vcpu, vm, vector)?;
     }
+    Ok(due)
+}
+
+/// Raises the interrupts that announce notices of the reservations: an SMI for
+/// firmware that has left code in SMM. A notice whose interrupt finds the local APIC
+/// off stays in the guest's queue.
+#[cold]
+pub(super) fn forward_notices(
+    (vcpu, vm): (&KvmVcpu, &VmFd),
+    pmu: &mut VcpuPmu,
+    observer: &mut dyn TrapObserver,
+) -> Result<(), KvmPmuError> {
+    while let Some(vector) = pmu.claims_mut().take_notice() {
+        let sent = pmi::interrupt(vcpu, vm, vector)?;
+        let event = TrapEvent::Notice { vector, sent };
+        observer.event(vcpu.id(), event);
+    }
+    // Code in SMM reads all notices before it leaves. KVM never halts a processor that
+    // waits for its start and has an SMI pending.
+    if pmu.claims().wants_smi() && !vcpu.in_smm() && has_started(vcpu.get_mp_state()?.mp_state) {
+        vcpu.smi()?;
+        pmu.claims_mut().smi_sent();
+    }
+    Ok(())
+}
+
+/// Whether a processor in KVM's `state` has had its start-up IPI.
+fn has_started(state: u32) -> bool {
+    matches!(state, KVM_MP_STATE_RUNNABLE | KVM_MP_STATE_HALTED)
 }

@@ -1,33 +1,65 @@
 //! RDMSR and WRMSR of the PMU's registers.
 
-use arbiter::{Caller, Layer};
+use arbiter::Caller;
+use pmu_virt::ibs::X2APIC_MSRS;
 use pmu_virt::{MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, VcpuPmu, WriteOutcome};
 
-use super::{Lent, MsrAnswer, SYNCED_EXITS, Traps};
-use crate::error::{KvmPmuError, VcpuError};
+use super::OnCore;
+use crate::error::VcpuError;
+use crate::exit::Answer;
 use crate::observe::TrapEvent;
+use crate::pmi;
 use crate::trap::Presented;
-use crate::vcpu::VcpuAccess;
+use crate::vcpu::KvmVcpu;
 
-impl Traps {
-    pub(super) fn rdmsr(
-        &mut self,
-        vcpu: VcpuAccess<'_>,
-        lent: &mut Lent<'_>,
-        index: u32,
-    ) -> Result<MsrAnswer, KvmPmuError> {
-        let msr = MsrIndex(index);
-        if self.is_absent_in_xapic(vcpu, msr)? {
-            return Ok(MsrAnswer::NotOurs);
+/// MSRs that are a PMU's, whoever's model, as inclusive ranges.
+#[derive(Debug)]
+pub(super) struct MsrTraps {
+    ranges: Vec<(u32, u32)>,
+}
+
+/// An access to a register of a PMU's, done.
+#[derive(Debug)]
+pub(super) struct MsrAccess {
+    /// What the guest gets.
+    pub(super) answer: Answer,
+    /// What is reported.
+    pub(super) event: TrapEvent,
+    /// It set up a counter, which is likely to be read.
+    pub(super) sets_up: bool,
+}
+
+impl MsrTraps {
+    pub(super) fn new() -> Self {
+        Self {
+            ranges: pmu_virt::all_pmu_msr_ranges(),
         }
-        let caller = self.msr_caller(vcpu, msr, false)?;
-        let MsrRead { outcome, secret } = match (&mut self.pmu, lent.thread.counters_mut()) {
-            (Some(pmu), Some(core)) => pmu.rdmsr(core, msr, caller),
-            _ if is_among(&self.ranges, msr) => MsrRead::without_pmu(msr),
-            _ => return Ok(MsrAnswer::NotOurs),
+    }
+
+    fn contains(&self, msr: MsrIndex) -> bool {
+        let mut ranges = self.ranges.iter();
+        ranges.any(|&(first, last)| (first..=last).contains(&msr.0))
+    }
+
+    /// RDMSR of `index`; `None`: the register is not the PMU's.
+    pub(super) fn rdmsr(
+        &self,
+        vcpu: &KvmVcpu,
+        pmu: Option<OnCore<'_>>,
+        index: u32,
+    ) -> Result<Option<MsrAccess>, VcpuError> {
+        let msr = MsrIndex(index);
+        let MsrRead { outcome, secret } = match pmu {
+            Some((pmu, _)) if is_absent_in_xapic(vcpu, pmu, msr)? => return Ok(None),
+            Some((pmu, core)) => {
+                let caller = caller(vcpu, pmu, msr, false)?;
+                pmu.rdmsr(core, msr, caller)
+            }
+            None if self.contains(msr) => MsrRead::without_pmu(msr),
+            None => return Ok(None),
         };
-        if outcome == ReadOutcome::NotHandled && !is_among(&self.ranges, msr) {
-            return Ok(MsrAnswer::NotOurs);
+        if outcome == ReadOutcome::NotHandled && !self.contains(msr) {
+            return Ok(None);
         }
         let outcome = merged(vcpu, msr, outcome)?;
         let value = match outcome {
@@ -43,54 +75,36 @@ impl Traps {
         } else {
             TrapEvent::MsrRead { msr, outcome }
         };
-        lent.observer.event(vcpu.id(), event);
-        Ok(value.map_or(MsrAnswer::Gp, MsrAnswer::Done))
+        Ok(Some(MsrAccess {
+            answer: value.map_or(Answer::MsrFault, Answer::Msr),
+            event,
+            sets_up: false,
+        }))
     }
 
-    /// Who performs an RDMSR or WRMSR, and with which cookie. Both are privileged:
-    /// the processor checks CPL before the intercept. The registers are fetched
-    /// only where one of them can matter.
-    fn msr_caller(
-        &mut self,
-        vcpu: VcpuAccess<'_>,
-        msr: MsrIndex,
-        write: bool,
-    ) -> Result<Caller, VcpuError> {
-        let Some(pmu) = &self.pmu else {
-            return Ok(Caller::legacy(Layer::GuestKernel));
-        };
-        let layer = pmu.claims().layer(Ring::Kernel, vcpu.in_smm());
-        if !pmu.claims().takes_cookie(msr, write) {
-            return Ok(Caller::legacy(layer));
-        }
-        // Drivers set a counter up with several such accesses.
-        self.registers_wanted = SYNCED_EXITS;
-        let Presented(presented) = Presented::now(&vcpu.get_regs()?, &vcpu.get_sregs()?);
-        Ok(Caller { layer, presented })
-    }
-
+    /// WRMSR of `value` to `index`; `None`: the register is not the PMU's.
     pub(super) fn wrmsr(
-        &mut self,
-        vcpu: VcpuAccess<'_>,
-        lent: &mut Lent<'_>,
+        &self,
+        vcpu: &KvmVcpu,
+        mut pmu: Option<OnCore<'_>>,
         index: u32,
         value: u64,
-    ) -> Result<MsrAnswer, KvmPmuError> {
+    ) -> Result<Option<MsrAccess>, VcpuError> {
         let msr = MsrIndex(index);
-        if self.is_absent_in_xapic(vcpu, msr)? {
-            return Ok(MsrAnswer::NotOurs);
-        }
-        let caller = self.msr_caller(vcpu, msr, true)?;
-        let written = match (&mut self.pmu, lent.thread.counters_mut()) {
-            (Some(pmu), Some(core)) => pmu.wrmsr(core, msr, value, caller),
-            _ if is_among(&self.ranges, msr) => MsrWrite::without_pmu(msr),
-            _ => return Ok(MsrAnswer::NotOurs),
+        let written = match &mut pmu {
+            Some((pmu, _)) if is_absent_in_xapic(vcpu, pmu, msr)? => return Ok(None),
+            Some((pmu, core)) => {
+                let caller = caller(vcpu, pmu, msr, true)?;
+                pmu.wrmsr(core, msr, value, caller)
+            }
+            None if self.contains(msr) => MsrWrite::without_pmu(msr),
+            None => return Ok(None),
         };
-        if written.outcome == WriteOutcome::NotHandled && !is_among(&self.ranges, msr) {
-            return Ok(MsrAnswer::NotOurs);
+        if written.outcome == WriteOutcome::NotHandled && !self.contains(msr) {
+            return Ok(None);
         }
-        let outcome = match (written.rest, &mut self.pmu) {
-            (Some(rest), Some(pmu)) => {
+        let outcome = match (written.rest, &mut pmu) {
+            (Some(rest), Some((pmu, _))) => {
                 if takes_rest(vcpu, msr, rest)? {
                     pmu.rest_taken(msr, value);
                     WriteOutcome::Done
@@ -114,36 +128,40 @@ impl Traps {
                 outcome,
             }
         };
-        lent.observer.event(vcpu.id(), event);
         // What is set while nothing counts is set to be read. While something does, it is
         // often the next period of a counter, and the handler is looked at otherwise.
-        let set = written.sets_count && !self.pmu.as_ref().is_some_and(VcpuPmu::has_enabled);
-        if written.starts_counting || set {
-            self.registers_wanted = SYNCED_EXITS;
-            self.idle_looks = 0;
-            self.gp.programmed(true);
-            // Whoever programs counters will read them.
-            self.watch_gp_handler(vcpu, lent, self.debug.fresh_for())?;
-        }
-        Ok(if done {
-            MsrAnswer::Done(0)
-        } else {
-            MsrAnswer::Gp
-        })
+        let counts = pmu.is_some_and(|(pmu, _)| pmu.has_enabled());
+        Ok(Some(MsrAccess {
+            answer: if done { Answer::Done } else { Answer::MsrFault },
+            event,
+            sets_up: written.starts_counting || written.sets_count && !counts,
+        }))
     }
 }
 
-fn is_among(ranges: &[(u32, u32)], msr: MsrIndex) -> bool {
-    let mut ranges = ranges.iter();
-    ranges.any(|&(first, last)| (first..=last).contains(&msr.0))
+/// Who performs an RDMSR or WRMSR, and with which cookie. Both are privileged:
+/// the processor checks CPL before the intercept. The registers are fetched
+/// only where one of them can matter.
+fn caller(vcpu: &KvmVcpu, pmu: &VcpuPmu, msr: MsrIndex, write: bool) -> Result<Caller, VcpuError> {
+    let layer = pmu.claims().layer(Ring::Kernel, vcpu.in_smm());
+    if !pmu.claims().takes_cookie(msr, write) {
+        return Ok(Caller::legacy(layer));
+    }
+    // Drivers set a counter up with several such accesses.
+    vcpu.expect_use();
+    let Presented(presented) = Presented::now(&vcpu.get_regs()?, &vcpu.get_sregs()?);
+    Ok(Caller { layer, presented })
+}
+
+/// Whether an access to `msr` is one to a register that is not there: those of the
+/// x2APIC outside of its mode.
+fn is_absent_in_xapic(vcpu: &KvmVcpu, pmu: &VcpuPmu, msr: MsrIndex) -> Result<bool, VcpuError> {
+    let is_ibs = pmu.model().ibs() != 0 && X2APIC_MSRS.contains(&msr.0);
+    Ok(is_ibs && !pmi::is_x2apic(&vcpu.get_sregs()?))
 }
 
 /// The bits of an MSR that KVM has beside those of the PMU.
-fn merged(
-    vcpu: VcpuAccess<'_>,
-    msr: MsrIndex,
-    outcome: ReadOutcome,
-) -> Result<ReadOutcome, VcpuError> {
+fn merged(vcpu: &KvmVcpu, msr: MsrIndex, outcome: ReadOutcome) -> Result<ReadOutcome, VcpuError> {
     Ok(match outcome {
         ReadOutcome::Merge { ours, value } => {
             let other = vcpu.read_msr(msr.0)?.unwrap_or(0) & !ours;
@@ -155,7 +173,7 @@ fn merged(
 
 /// Whether KVM takes its bits of an MSR that it shares with the PMU. One that it
 /// does not have takes zeros.
-fn takes_rest(vcpu: VcpuAccess<'_>, msr: MsrIndex, rest: u64) -> Result<bool, VcpuError> {
+fn takes_rest(vcpu: &KvmVcpu, msr: MsrIndex, rest: u64) -> Result<bool, VcpuError> {
     let taken = vcpu.write_msr(msr.0, rest)?;
     Ok(taken || rest == 0 && vcpu.read_msr(msr.0)?.is_none())
 }
