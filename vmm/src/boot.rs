@@ -99,14 +99,14 @@ fn conventional(request: &BootRequest) -> Conventional {
     }
 }
 
-fn load_kernel(
-    mem: &GuestMemory,
+/// Whether this kind of kernel takes what comes with it.
+fn check_companions(
+    kernel: &Kernel,
     request: &BootRequest,
     image: &Image,
     initrd: Option<&Image>,
-) -> Result<LoadedGuest, BootError> {
-    let kernel = kernel::recognise(image)?;
-    match (&kernel, request.modules.first(), initrd) {
+) -> Result<(), BootError> {
+    match (kernel, request.modules.first(), initrd) {
         (Kernel::Multiboot(_), _, Some(initrd)) => Err(BootError::InitrdWithMultiboot {
             path: initrd.path().to_owned(),
         }),
@@ -117,7 +117,17 @@ fn load_kernel(
             })
         }
         _ => Ok(()),
-    }?;
+    }
+}
+
+fn load_kernel(
+    mem: &GuestMemory,
+    request: &BootRequest,
+    image: &Image,
+    initrd: Option<&Image>,
+) -> Result<LoadedGuest, BootError> {
+    let kernel = kernel::recognise(image)?;
+    check_companions(&kernel, request, image, initrd)?;
     match kernel {
         Kernel::BzImage(header) if request.unpack.on_host() => {
             load_unpacked(mem, request, image, &header, initrd)

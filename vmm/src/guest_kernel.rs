@@ -165,7 +165,7 @@ impl VmKernel {
         }
     }
 
-    fn describe(&self, news: News, (files, pace): (&mut Files, &mut Pace)) {
+    fn describe(&self, news: News, (files, pace): (&mut Files, &mut SearchPace)) {
         match news {
             News::Kernel(cr3, version) => {
                 // Several vCPUs ask at once; the others follow.
@@ -213,9 +213,9 @@ impl VmKernel {
 /// When to search again after nothing was found: soon, since a kernel that begins is there
 /// soon, and then ever more seldom.
 #[derive(Debug, Default)]
-struct Pace(Option<(Instant, Duration)>);
+struct SearchPace(Option<(Instant, Duration)>);
 
-impl Pace {
+impl SearchPace {
     fn may(&self, now: Instant) -> bool {
         self.0.is_none_or(|(next, _)| next <= now)
     }
@@ -228,7 +228,7 @@ impl Pace {
 
 /// Describes what vCPUs find, and follows the guest's kernel while they look.
 fn describe(kernel: &Weak<VmKernel>, news: &Receiver<News>) {
-    let (mut files, mut pace) = (Files::default(), Pace::default());
+    let (mut files, mut pace) = (Files::default(), SearchPace::default());
     let mut next = Instant::now() + FOLLOW;
     loop {
         let wait = next.saturating_duration_since(Instant::now());
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn searches_in_vain_become_seldom() {
         let mut now = Instant::now();
-        let mut pace = Pace::default();
+        let mut pace = SearchPace::default();
         for wait in [1, 2, 4, 8, 16, 32, 64, 64] {
             assert!(pace.may(now));
             pace.ended(now, false);

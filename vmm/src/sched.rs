@@ -6,10 +6,10 @@
 
 mod core;
 mod exchange;
-mod hosted;
 mod pace;
 mod queue;
 mod report;
+mod residents;
 
 pub use self::core::{CoreEnd, CoreThread, pin};
 pub use exchange::CoreExchange;

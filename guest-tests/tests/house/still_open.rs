@@ -21,6 +21,14 @@ pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
     ("vmm/kvm-pmu", "Lent", [0, 7, 0, 0, 0]),
     ("vmm/kvm-pmu", "ThreadContext", [0, 3, 0, 0, 0]),
     ("vmm/kvm-pmu", "Traps", [0, 6, 0, 0, 0]),
+    ("firmware", "Pcr", [0, 0, 0, 0, 8]),
+    ("firmware", "Report", [0, 0, 0, 1, 0]),
+    ("pmu-virt", "CorePmu", [0, 5, 0, 0, 0]),
+    ("pmu-virt", "SimSlot", [0, 0, 0, 4, 0]),
+    ("pmu-virt", "SlotBank", [76, 5, 3, 0, 0]),
+    ("pmu-virt", "SlotLease", [0, 0, 2, 0, 0]),
+    ("pmu-virt/model", "PmuModel", [0, 3, 0, 0, 15]),
+    ("pmu-virt/perfmon/capi", "State", [0, 3, 0, 5, 0]),
     ("vmm/tools", "Limit", [0, 3, 0, 0, 0]),
 ];
 
@@ -31,6 +39,10 @@ pub(crate) const FUNCTIONS: &[(&str, &str, Size)] = &[
     ("arbiter/daemon/src/event_loop/start.rs", "start_until", [0, 8]),
     ("vmm/src/boot.rs", "load_kernel", [73, 0]),
     ("vmm/src/micro/threads.rs", "on_core", [0, 8]),
+    ("pmu-virt/perfmon/abi/src/compact/codec.rs", "encode", [0, 8]),
+    ("pmu-virt/perfmon/capi/src/calls.rs", "after_the_end", [0, 7]),
+    ("pmu-virt/perfmon/capi/src/calls.rs", "on_context", [0, 9]),
+    ("pmu-virt/src/backend/sim/cycles.rs", "reaches", [0, 7]),
 ];
 
 /// Names that several types of a crate have, with how many.
@@ -38,4 +50,5 @@ pub(crate) const FUNCTIONS: &[(&str, &str, Size)] = &[
 pub(crate) const SHARED_NAMES: &[(&str, &str, usize)] = &[
     ("vmm", "News", 2),
     ("vmm", "Pace", 2),
+    ("firmware", "Place", 2),
 ];

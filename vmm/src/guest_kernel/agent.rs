@@ -43,7 +43,7 @@ pub(super) struct Moment {
 
 /// What the thread is woken for.
 #[derive(Debug)]
-enum News {
+enum AgentNews {
     Bytes,
     Moment(Moment),
 }
@@ -51,7 +51,7 @@ enum News {
 /// Between vCPUs and the thread. Nothing here blocks.
 #[derive(Debug)]
 pub(crate) struct AgentPort {
-    news: SyncSender<News>,
+    news: SyncSender<AgentNews>,
     /// What the guest has written and the thread has not read.
     bytes: Mutex<Vec<u8>>,
     /// It answers, as far as is known.
@@ -66,7 +66,7 @@ impl AgentPort {
 
     /// Has the agent asked; false if there is no room.
     pub(super) fn ask(&self, moment: Moment) -> bool {
-        self.news.try_send(News::Moment(moment)).is_ok()
+        self.news.try_send(AgentNews::Moment(moment)).is_ok()
     }
 }
 
@@ -83,7 +83,7 @@ impl Write for FromGuest {
         drop(waiting);
         if is_first {
             // Without room the thread is awake, and looks here anyway.
-            let _ = self.0.news.try_send(News::Bytes);
+            let _ = self.0.news.try_send(AgentNews::Bytes);
         }
         Ok(bytes.len())
     }
@@ -97,7 +97,7 @@ impl Write for FromGuest {
 #[derive(Debug)]
 pub(crate) struct AgentLine {
     pub(super) port: Arc<AgentPort>,
-    news: Receiver<News>,
+    news: Receiver<AgentNews>,
     platform: Arc<SharedPlatform>,
 }
 
@@ -122,7 +122,7 @@ impl AgentPort {
 #[derive(Debug)]
 pub(crate) struct AgentEnd {
     port: Arc<AgentPort>,
-    news: Receiver<News>,
+    news: Receiver<AgentNews>,
 }
 
 impl AgentEnd {
@@ -163,7 +163,7 @@ fn serve(line: &AgentLine, kernel: &Weak<VmKernel>) {
             Err(RecvTimeoutError::Disconnected) => return,
         };
         while let Some(news) = first.take().or_else(|| line.news.try_recv().ok()) {
-            if let News::Moment(moment) = news {
+            if let AgentNews::Moment(moment) = news {
                 link.add(moment, descriptions, Instant::now());
             }
             if link.is_full() {
@@ -180,7 +180,7 @@ fn serve(line: &AgentLine, kernel: &Weak<VmKernel>) {
 }
 
 /// The next news, before `due` and before it is time to look after the VM.
-fn next(news: &Receiver<News>, due: Option<Instant>) -> Result<News, RecvTimeoutError> {
+fn next(news: &Receiver<AgentNews>, due: Option<Instant>) -> Result<AgentNews, RecvTimeoutError> {
     let wait = due.map_or(CHECK, |due| due.saturating_duration_since(Instant::now()));
     news.recv_timeout(wait.min(CHECK))
 }

@@ -69,7 +69,14 @@ impl Ran {
                     lock(targets).push(KickTarget::current());
                     let result = match plan {
                         Some(plan) => {
-                            on_core((index, plan, pmu, jobs), hand, (exchange, control), &ended)
+                            let shared = SharedCore {
+                                plan,
+                                pmu,
+                                jobs,
+                                exchange,
+                                control,
+                            };
+                            shared.run(index, hand, &ended)
                         }
                         None => {
                             let alone = |(vcpu, pmu)| alone(vcpu, pmu);
@@ -120,20 +127,29 @@ fn never_run(mut vcpu: Vcpu) -> CoreEnd {
 
 type Ends = (Vec<CoreEnd>, Option<CoreReport>);
 
-fn on_core(
-    (index, plan, pmu, jobs): (usize, CorePlan, Option<Box<CorePmu>>, Option<JobQueue>),
-    vcpus: Vec<Vcpu>,
-    (exchange, control): (Arc<CoreExchange>, Arc<VcpuControl>),
-    ended: &Sender<()>,
-) -> Result<Ends, VcpuFailure> {
-    let tsc_khz = vcpus.first().map_or(0, Vcpu::tsc_khz);
-    let core = CoreThread::new(index, &plan, tsc_khz, exchange, control, pmu)?.with_jobs(jobs);
-    let mut ends = Vec::new();
-    let report = core.run(vcpus, |end| {
-        ends.push(end);
-        let _ = ended.send(());
-    });
-    Ok((ends, Some(report)))
+/// A core on which vCPUs take turns.
+struct SharedCore {
+    plan: CorePlan,
+    pmu: Option<Box<CorePmu>>,
+    jobs: Option<JobQueue>,
+    exchange: Arc<CoreExchange>,
+    control: Arc<VcpuControl>,
+}
+
+impl SharedCore {
+    /// Runs `vcpus` on the calling thread, which is core `index`; each that ends is
+    /// reported to `ended`.
+    fn run(self, index: usize, vcpus: Vec<Vcpu>, ended: &Sender<()>) -> Result<Ends, VcpuFailure> {
+        let tsc_khz = vcpus.first().map_or(0, Vcpu::tsc_khz);
+        let (exchange, control) = (self.exchange, self.control);
+        let core = CoreThread::new(index, &self.plan, tsc_khz, exchange, control, self.pmu)?;
+        let mut ends = Vec::new();
+        let report = core.with_jobs(self.jobs).run(vcpus, |end| {
+            ends.push(end);
+            let _ = ended.send(());
+        });
+        Ok((ends, Some(report)))
+    }
 }
 
 /// Runs a vCPU on a core of its own.

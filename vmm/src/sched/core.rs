@@ -1,17 +1,17 @@
 //! One core: a thread that does what its run queue says.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kvm_pmu::now;
 use pmu_virt::{CorePmu, Ticks, Tsc, VcpuPmu};
-use vmm_control::{CoreQuantities, JobQueue, close_core};
+use vmm_control::{JobQueue, close_core};
 
 use super::exchange::{CoreExchange, Others};
 use super::pace::Pace;
 use super::queue::{Action, RunQueue};
 use super::report::CoreReport;
+use super::residents::Residents;
 use crate::control::VcpuThread;
 use crate::cores::{CorePlan, CpuList};
 use crate::kvm::VcpuId;
@@ -34,17 +34,15 @@ pub struct CoreEnd {
 /// A core, on the thread that made it.
 #[derive(Debug)]
 pub struct CoreThread {
-    pub(super) index: usize,
-    pub(super) exchange: Arc<CoreExchange>,
+    index: usize,
+    exchange: Arc<CoreExchange>,
     others: Arc<Others>,
     control: Arc<VcpuControl>,
     /// This thread, with the core's counters.
-    pub(super) thread: ThreadContext,
+    thread: ThreadContext,
     mask: SignalMask,
-    pub(super) queue: RunQueue,
-    pub(super) vcpus: BTreeMap<VcpuId, Vcpu>,
-    /// Who ran last, and has the counters.
-    pub(super) last: Option<VcpuId>,
+    queue: RunQueue,
+    residents: Residents,
     pace: Pace,
     tsc_khz: u32,
     /// Other cores are not asked before, as that interrupts them.
@@ -52,9 +50,7 @@ pub struct CoreThread {
     attempt: usize,
     report: CoreReport,
     /// What the control socket wants done for the core.
-    pub(super) jobs: Option<JobQueue>,
-    /// What vCPUs did here, for the virtual PMDs.
-    pub(super) tally: CoreQuantities,
+    jobs: Option<JobQueue>,
 }
 
 impl CoreThread {
@@ -91,15 +87,13 @@ impl CoreThread {
             thread,
             mask: hold_pending_signal().map_err(VcpuFailure::Signal)?,
             queue: RunQueue::new(pace),
-            vcpus: BTreeMap::new(),
-            last: None,
+            residents: Residents::new(index),
             pace,
             tsc_khz,
             ask_at: Tsc(0),
             attempt: index,
             report: CoreReport::default(),
             jobs: None,
-            tally: CoreQuantities::default(),
         })
     }
 
@@ -131,12 +125,11 @@ impl CoreThread {
             let due = self.tick_held();
             self.act(due).map(&mut on_end);
         }
-        let left: Vec<VcpuId> = self.vcpus.keys().copied().collect();
-        for id in left {
+        for id in self.residents.which(|_| true) {
             self.end(id, Ok(VcpuEnd::Stopped)).map(&mut on_end);
         }
         if let Some(jobs) = self.jobs.take() {
-            let values = self.quantities();
+            let values = self.residents.quantities();
             close_core(jobs, self.thread.counters_mut(), &values);
         }
         if let Some(pmu) = self.thread.counters() {
@@ -149,7 +142,7 @@ impl CoreThread {
     /// Lets take place what is due of vCPUs that may not run; when the next is due.
     fn tick_held(&mut self) -> Option<Tsc> {
         let thread = &mut self.thread;
-        let vcpus = self.vcpus.values_mut();
+        let vcpus = self.residents.iter_mut();
         vcpus.filter_map(|vcpu| vcpu.tick_held(thread, now())).min()
     }
 
@@ -164,7 +157,8 @@ impl CoreThread {
                 let rest = until.map(|until| (until - now()).duration(self.tsc_khz));
                 let began = Instant::now();
                 self.exchange.wait(self.index, rest);
-                self.was_idle(began.elapsed());
+                let core = self.thread.counters_mut();
+                self.residents.pass_idle(core, began.elapsed());
                 None
             }
         }
@@ -176,7 +170,7 @@ impl CoreThread {
             until,
             attention: self.exchange.attention(self.index),
         };
-        let vcpu = self.vcpus.get_mut(&id)?;
+        let vcpu = self.residents.get_mut(id)?;
         if let Some(pmu) = vcpu.pmu_mut() {
             pmu.claims_mut().set_other_cores(self.others.clone());
         }
@@ -201,7 +195,7 @@ impl CoreThread {
     fn probe(&mut self, id: VcpuId) -> Option<CoreEnd> {
         let began = Instant::now();
         let due = self.queue.is_due(now(), id);
-        let vcpu = self.vcpus.get_mut(&id)?;
+        let vcpu = self.residents.get_mut(id)?;
         let mut outcome = vcpu.probe(&mut self.thread, self.mask);
         if due && matches!(outcome, Ok(RunOutcome::Paused(Runnability::Idle))) {
             outcome = vcpu.probe(&mut self.thread, self.mask);
@@ -228,7 +222,7 @@ impl CoreThread {
         if self.queue.is_single() {
             return None;
         }
-        match self.vcpus.get(&id)?.wake_due() {
+        match self.residents.get(id)?.wake_due() {
             Ok(Some(at)) => {
                 self.queue.expect_wake(id, at);
                 None
@@ -238,48 +232,45 @@ impl CoreThread {
         }
     }
 
-    /// Gives the counters to `id`, which runs next.
-    pub(super) fn switch_to(&mut self, id: VcpuId) {
-        if self.last == Some(id) {
-            return;
+    /// Does the jobs for the core and its vCPUs; `on_end` gets a
+    /// vCPU that failed in it.
+    fn do_jobs(&mut self, on_end: &mut impl FnMut(CoreEnd)) {
+        while let Some(job) = self.jobs.as_ref().and_then(JobQueue::take) {
+            if let Err((id, failure)) = self.residents.serve(job, &mut self.thread) {
+                self.end(id, Err(failure)).map(&mut *on_end);
+            }
         }
-        self.park();
-        self.last = Some(id);
-        self.report.switches += 1;
-        let next = self.vcpus.get_mut(&id).and_then(Vcpu::pmu_mut);
-        if let (Some(pmu), Some(core)) = (next, self.thread.counters_mut()) {
-            pmu.attach(core);
+        for id in self.residents.which(Vcpu::has_jobs) {
+            // What a context may have is decided by the core that it is on.
+            self.switch_to(id);
+            let Some(vcpu) = self.residents.get_mut(id) else {
+                continue;
+            };
+            let done = vcpu.do_jobs(&mut self.thread);
+            if !vcpu.is_blocked() {
+                self.queue.unblock(id);
+            }
+            if let Err(failure) = done {
+                self.end(id, Err(failure)).map(&mut *on_end);
+            }
         }
     }
 
-    /// Takes the counters back from who ran last.
-    fn park(&mut self) {
-        let last = self.last.take().and_then(|id| self.vcpus.get_mut(&id));
-        let last = last.and_then(Vcpu::pmu_mut);
-        if let (Some(pmu), Some(core)) = (last, self.thread.counters_mut()) {
-            pmu.park(core);
-        }
+    /// Gives the counters to `id`, which runs next.
+    fn switch_to(&mut self, id: VcpuId) {
+        let core = self.thread.counters_mut();
+        self.report.switches += u64::from(self.residents.switch_to(id, core));
     }
 
     /// Takes a vCPU and all of its counts off this core.
     fn dismiss(&mut self, id: VcpuId) -> Option<Vcpu> {
-        if self.last == Some(id) {
-            self.park();
-        }
         self.queue.remove(id);
-        let mut vcpu = self.vcpus.remove(&id)?;
-        // Somebody else may be on the core.
-        self.park();
-        if let (Some(pmu), Some(core)) = (vcpu.pmu_mut(), self.thread.counters_mut()) {
-            pmu.leave(core);
-        }
-        self.tally.leave(id.0.into(), &vcpu.quantities());
-        Some(vcpu)
+        self.residents.dismiss(id, self.thread.counters_mut())
     }
 
-    pub(super) fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
+    fn end(&mut self, id: VcpuId, end: Result<VcpuEnd, VcpuFailure>) -> Option<CoreEnd> {
         let core = self.thread.counters_mut();
-        self.vcpus.get_mut(&id)?.close_endpoint(core);
+        self.residents.get_mut(id)?.close_endpoint(core);
         let vcpu = self.dismiss(id)?;
         Some(CoreEnd {
             vcpu,
@@ -294,9 +285,7 @@ impl CoreThread {
         match vcpu.runnability() {
             Ok(runnability) => {
                 self.queue.admit(now(), vcpu.id(), runnability, cost);
-                vcpu.moves_to(self.index, runnability);
-                self.tally.arrive(vcpu.id().0.into(), vcpu.quantities());
-                self.vcpus.insert(vcpu.id(), vcpu);
+                self.residents.admit(vcpu, runnability);
                 None
             }
             Err(failure) => {
@@ -338,7 +327,7 @@ impl CoreThread {
     /// cores would hand it to each other for as long as their rooms change.
     fn look_for_room(&mut self, id: VcpuId) {
         let waits = |core: &Self| {
-            let pmu = core.vcpus.get(&id).and_then(Vcpu::pmu);
+            let pmu = core.residents.get(id).and_then(Vcpu::pmu);
             pmu.is_some_and(|pmu| pmu.claims().waits_for_room())
         };
         if waits(self) {
@@ -352,14 +341,14 @@ impl CoreThread {
     /// No core has room for what the guest of a vCPU has asked for.
     fn refuse_move(&mut self, id: VcpuId) {
         self.switch_to(id);
-        if let Some(pmu) = self.vcpus.get_mut(&id).and_then(Vcpu::pmu_mut) {
+        if let Some(pmu) = self.residents.get_mut(id).and_then(Vcpu::pmu_mut) {
             pmu.stay(self.thread.counters_mut());
         }
     }
 
     /// Physical counters that are promised to a vCPU of this core.
     fn relies_on(&self, id: VcpuId) -> usize {
-        let pmu = self.vcpus.get(&id).and_then(Vcpu::pmu);
+        let pmu = self.residents.get(id).and_then(Vcpu::pmu);
         let promised = pmu.zip(self.thread.counters());
         promised.map_or(0, |(pmu, core)| pmu.relies_on(core))
     }
@@ -378,12 +367,8 @@ impl CoreThread {
 
     /// Has vCPUs go to cores with room for what their guests have asked for.
     fn make_moves(&mut self) {
-        let waits = |(id, vcpu): (&VcpuId, &Vcpu)| {
-            let waits = |pmu: &VcpuPmu| pmu.claims().waits_for_room() || pmu.waits_for_core();
-            vcpu.pmu().is_some_and(waits).then_some(*id)
-        };
-        let waiting: Vec<VcpuId> = self.vcpus.iter().filter_map(waits).collect();
-        for id in waiting {
+        let waits = |pmu: &VcpuPmu| pmu.claims().waits_for_room() || pmu.waits_for_core();
+        for id in self.residents.which(|vcpu| vcpu.pmu().is_some_and(waits)) {
             self.make_move(id);
         }
     }
@@ -393,7 +378,7 @@ impl CoreThread {
         if self.looks_for_room(id) {
             return;
         }
-        let pmu = self.vcpus.get(&id).and_then(Vcpu::pmu);
+        let pmu = self.residents.get(id).and_then(Vcpu::pmu);
         let needs = pmu.zip(self.thread.counters());
         let needs = needs.and_then(|(pmu, core)| pmu.needs_room(core));
         let other = needs.and_then(|needs| self.exchange.with_room(self.index, id, needs));
@@ -410,12 +395,12 @@ impl CoreThread {
 
     /// Whether a vCPU's request had to be looked at on its core, and needs no move now.
     fn looks_for_room(&mut self, id: VcpuId) -> bool {
-        let waits = self.vcpus.get(&id).and_then(Vcpu::pmu);
+        let waits = self.residents.get(id).and_then(Vcpu::pmu);
         if !waits.is_some_and(VcpuPmu::waits_for_core) {
             return false;
         }
         self.switch_to(id);
-        let Some(pmu) = self.vcpus.get_mut(&id).and_then(Vcpu::pmu_mut) else {
+        let Some(pmu) = self.residents.get_mut(id).and_then(Vcpu::pmu_mut) else {
             return true;
         };
         pmu.tick(self.thread.counters_mut(), now());

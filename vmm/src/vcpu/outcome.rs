@@ -1,11 +1,14 @@
-//! For how long a vCPU runs, and how that ends.
+//! For how long a vCPU runs, and how that ends or fails.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvm_pmu::{Tsc, now};
+use kvm_pmu::{KvmPmuError, Tsc, now};
+use thiserror::Error;
+use vmm_sys_util::errno;
 
 use crate::devices::GuestEnd;
+use crate::kvm::VcpuError;
 
 /// Why a vCPU runs no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +35,55 @@ impl fmt::Display for VcpuEnd {
             Self::TripleFault { rip: None } => f.write_str("triple fault"),
             Self::Stuck(why) => f.write_str(why),
         }
+    }
+}
+
+/// Why a vCPU's thread failed: the host's fault, not the guest's.
+#[derive(Debug, Error)]
+pub enum VcpuFailure {
+    /// A vCPU ioctl failed.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// The PMU could not be served.
+    #[error(transparent)]
+    Pmu(#[from] KvmPmuError),
+    /// The thread could not be kept on its host CPU.
+    #[error("sched_setaffinity failed for host CPU {cpu}: {error}")]
+    Pin {
+        /// Which one.
+        cpu: usize,
+        /// Why.
+        error: errno::Error,
+    },
+    /// A wait that a kick ends failed.
+    #[error("a wait for a kick failed: {0}")]
+    Wait(errno::Error),
+    /// The signal that probes need could not be queued.
+    #[error("a signal cannot be queued: {0} (limit of pending signals: `ulimit -i`)")]
+    Signal(errno::Error),
+}
+
+impl VcpuFailure {
+    /// A guest can lead KVM where its own checks fail; that ends the guest, and
+    /// is no failure of ours.
+    fn is_dead_machine(&self) -> bool {
+        match self {
+            Self::Vcpu(error) => error.is_dead(),
+            Self::Pmu(error) => error.is_dead(),
+            Self::Pin { .. } | Self::Wait(_) | Self::Signal(_) => false,
+        }
+    }
+}
+
+/// The end of a guest whose machine KVM has given up; other failures stay what
+/// they are.
+pub(super) fn dead_machine(failure: VcpuFailure) -> Result<VcpuEnd, VcpuFailure> {
+    if failure.is_dead_machine() {
+        Ok(VcpuEnd::Stuck(format!(
+            "KVM has given this machine up ({failure}); the host's kernel log tells why"
+        )))
+    } else {
+        Err(failure)
     }
 }
 

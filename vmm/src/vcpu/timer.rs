@@ -5,7 +5,15 @@
 //! saves a core from finding it out by probes, later.
 
 use kvm_bindings::kvm_lapic_state;
+use kvm_pmu::{Tsc, now};
 use pmu_virt::Ticks;
+
+use crate::kvm::{KvmVcpu, VcpuError};
+
+/// `IA32_TIME_STAMP_COUNTER`: the guest's own TSC.
+const TSC: u32 = 0x10;
+/// `IA32_TSC_DEADLINE`.
+const IA32_TSC_DEADLINE: u32 = 0x6e0;
 
 /// Offsets of registers in the local APIC's page (SDM vol. 3A, table 12-1).
 const LVT_TIMER: usize = 0x320;
@@ -23,9 +31,29 @@ const BUS_KHZ: u64 = 1_000_000;
 /// KVM's timer and the TSC are not the same clock.
 const MARGIN_US: u64 = 20;
 
+/// The instant at which the timer of `kvm`'s local APIC will have expired, if it is set, on
+/// a TSC of `tsc_khz`.
+///
+/// # Errors
+/// The error of `KVM_GET_LAPIC` or `KVM_GET_MSRS`.
+pub(super) fn due(kvm: &KvmVcpu, tsc_khz: u32) -> Result<Option<Tsc>, VcpuError> {
+    let ticks = match expiry(&kvm.get_lapic()?) {
+        Expiry::Never => None,
+        Expiry::After(cycles) => Some(ticks(cycles, tsc_khz)),
+        Expiry::AtDeadline => {
+            let deadline = kvm.read_msr(IA32_TSC_DEADLINE)?.unwrap_or(0);
+            let tsc = kvm.read_msr(TSC)?.unwrap_or(0);
+            // 0 is "not set" (SDM vol. 3A, 12.5.4.1); one that has passed is
+            // on its way.
+            deadline.checked_sub(tsc).map(Ticks)
+        }
+    };
+    Ok(ticks.map(|ticks| now() + ticks + margin(tsc_khz)))
+}
+
 /// What the timer of a vCPU will do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Expiry {
+enum Expiry {
     /// Nothing, as far as the registers show.
     Never,
     /// It expires after so many bus cycles.
@@ -35,7 +63,7 @@ pub(super) enum Expiry {
 }
 
 /// Reads the timer's registers.
-pub(super) fn expiry(lapic: &kvm_lapic_state) -> Expiry {
+fn expiry(lapic: &kvm_lapic_state) -> Expiry {
     let register = |at: usize| {
         let bytes = lapic.regs[at..at + 4].iter().rev();
         bytes.fold(0u32, |value, byte| {
@@ -63,13 +91,13 @@ fn divide_shift(divide: u32) -> u32 {
 }
 
 /// The time on a TSC of `tsc_khz` until the bus has made `cycles`.
-pub(super) fn ticks(cycles: u64, tsc_khz: u32) -> Ticks {
+fn ticks(cycles: u64, tsc_khz: u32) -> Ticks {
     let ticks = u128::from(cycles) * u128::from(tsc_khz) / u128::from(BUS_KHZ);
     Ticks(u64::try_from(ticks).unwrap_or(u64::MAX))
 }
 
 /// The time by which an expiry is asked about late rather than early.
-pub(super) fn margin(tsc_khz: u32) -> Ticks {
+fn margin(tsc_khz: u32) -> Ticks {
     Ticks(u64::from(tsc_khz) * MARGIN_US / 1000)
 }
 
