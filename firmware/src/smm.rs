@@ -6,7 +6,7 @@
 //! | 0 | the code (`src/guest/sys/smm.rs`) |
 //! | [`BASE`] | first MSR of the reservations, 4 bytes |
 //! | [`COUNTERS`] | a [`COUNTER_SIZE`] for each counter: its management cookie, 8 bytes, and its operation for `REPLY`, 4 bytes |
-//! | [`ROWS`] | a row of [`ROW_SIZE`] for each CPU: the counter at each position, [`NONE`] if it is not the firmware's |
+//! | [`ROWS`] | a row of 64 bytes for each CPU: the counter at each position, [`NONE`] if it is not the firmware's |
 
 use arbiter::abi;
 
@@ -15,7 +15,7 @@ use crate::config::{MAX_COUNTERS, MAX_CPUS};
 /// Bytes of all of it: whole pages.
 pub const SIZE: usize = 0x2000;
 /// Bytes for the code.
-pub const CODE_SIZE: usize = 0x200;
+const CODE_SIZE: usize = 0x200;
 /// Where the first MSR's index lies.
 pub const BASE: usize = CODE_SIZE;
 /// Where the counters lie.
@@ -25,7 +25,7 @@ pub const COUNTER_SIZE: usize = 16;
 /// Where the rows lie.
 pub const ROWS: usize = 0x1000;
 /// Bytes of a row: one for each position.
-pub const ROW_SIZE: usize = 64;
+const ROW_SIZE: usize = 64;
 /// No counter of the firmware's.
 pub const NONE: u8 = 0xff;
 

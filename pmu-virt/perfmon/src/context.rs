@@ -613,8 +613,7 @@ impl Context {
     }
 
     /// It is for a core.
-    #[must_use]
-    pub fn is_system_wide(&self) -> bool {
+    fn is_system_wide(&self) -> bool {
         self.session.has_flag(PFM_FL_SYSTEM_WIDE)
     }
 

@@ -13,7 +13,7 @@ use umpire_service::Access;
 use crate::sys::PAGE;
 
 /// `--control-connections` without a word.
-pub const DEFAULT_CONNECTIONS: u64 = 64;
+const DEFAULT_CONNECTIONS: usize = 64;
 
 /// The range of `cf_arg_size_max`: a page, the default, to what fits into a packet.
 pub const ARG_SIZES: RangeInclusive<usize> = PAGE..=MAX_PAYLOAD;
@@ -64,7 +64,7 @@ impl ControlConfig {
                 mode: 0o600,
                 group: None,
             },
-            connections: usize::try_from(DEFAULT_CONNECTIONS).unwrap_or(usize::MAX),
+            connections: DEFAULT_CONNECTIONS,
             policy: HostPolicy::default(),
             rate: DEFAULT_OVERFLOW_RATE,
             contexts_per_vcpu: MAX_CONTEXTS,

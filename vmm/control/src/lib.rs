@@ -73,7 +73,7 @@ mod socket;
 #[allow(unsafe_code)]
 mod sys;
 
-pub use config::{ARG_SIZES, ControlConfig, DEFAULT_CONNECTIONS};
+pub use config::{ARG_SIZES, ControlConfig};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
 pub use job::{CoreView, Job, Target, VcpuFigures, VcpuView, View};
 pub use kernel::GuestKernel;

@@ -20,7 +20,6 @@ pub struct Chain {
     kernel: usize,
     kernel_end: Option<End>,
     program_end: Option<End>,
-    unknown_code: bool,
     registers: Option<ProgramRegisters>,
 }
 
@@ -40,7 +39,6 @@ impl Chain {
             kernel: 0,
             kernel_end: None,
             program_end: None,
-            unknown_code: false,
             registers: None,
         }
     }
@@ -70,14 +68,6 @@ impl Chain {
         self.program_end
     }
 
-    /// The kernel was in code that its view does not know: a module that was loaded since
-    /// ([`KernelView::refreshed`](crate::KernelView::refreshed) tells), or code that the kernel
-    /// made itself.
-    #[must_use]
-    pub fn has_unknown_code(&self) -> bool {
-        self.unknown_code
-    }
-
     /// The program's registers where its part begins.
     #[must_use]
     pub fn registers(&self) -> Option<ProgramRegisters> {
@@ -89,7 +79,6 @@ impl Chain {
         self.kernel = 0;
         self.kernel_end = None;
         self.program_end = None;
-        self.unknown_code = false;
         self.registers = None;
     }
 
@@ -117,7 +106,6 @@ impl Chain {
         };
         self.kernel = self.frames.len();
         self.kernel_end = Some(end);
-        self.unknown_code = state.elsewhere;
         walked
     }
 

@@ -28,8 +28,6 @@ pub(crate) struct State {
     pub(crate) interrupted: bool,
     /// A frame pointer led here.
     pub(crate) guessed: bool,
-    /// A frame was in code that is not known.
-    pub(crate) elsewhere: bool,
 }
 
 impl State {
@@ -47,7 +45,6 @@ impl State {
             }),
             interrupted: true,
             guessed: false,
-            elsewhere: false,
         }
     }
 }
@@ -76,10 +73,8 @@ pub(crate) struct Entered {
 
 /// What the kernel's tables have for an address.
 pub(crate) enum OrcLookup {
-    /// It is in no code that is known: a module's that came since, or what the kernel made
-    /// itself.
-    Elsewhere,
-    /// There is none: a kernel without ORC, or a module.
+    /// There is none: a kernel or a module without ORC, or code that is not known, of a module
+    /// that came since or of the kernel's own making.
     None,
     /// An entry that is no entry.
     Unknown,
@@ -97,10 +92,6 @@ impl Unwinder<'_> {
             OrcLookup::Entry(entry) => entry,
             OrcLookup::Unknown => return Err(End::NoTable),
             OrcLookup::None => return self.by_frame_pointer(state),
-            OrcLookup::Elsewhere => {
-                state.elsewhere = true;
-                return self.by_frame_pointer(state);
-            }
         };
         match entry.kind {
             FrameKind::Undefined => return Err(End::NoTable),
@@ -214,7 +205,6 @@ impl Unwinder<'_> {
             general: None,
             interrupted: false,
             guessed: true,
-            elsewhere: state.elsewhere,
         };
         self.check_code(state)
     }

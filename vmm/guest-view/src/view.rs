@@ -219,7 +219,7 @@ impl KernelView {
         } else if let Some(module) = self.module(address) {
             module.orc.as_ref()
         } else {
-            return OrcLookup::Elsewhere;
+            return OrcLookup::None;
         };
         match table.map(|table| table.find(address)) {
             None => OrcLookup::None,

@@ -2,7 +2,18 @@
 
 #[test]
 fn uuids_are_written_as_rfc_9562_has_them() {
-    use perfmon_abi::wire::info::{parse_uuid, uuid_text};
+    use perfmon_abi::wire::info::{FormatInfo, uuid_text};
+    let parse_uuid = |text: &str| {
+        let format = FormatInfo {
+            uuid: text.to_owned(),
+            name: String::new(),
+            flags: 0,
+            arg_size: 0,
+            queue_depth: 1,
+            description: String::new(),
+        };
+        format.uuid_bytes()
+    };
     let text = "4d72bec0-0664-4143-82b4-d3fd27243c97";
     assert_eq!(uuid_text(perfmon_abi::consts::DEFAULT_FORMAT), text);
     assert_eq!(parse_uuid(text), Some(perfmon_abi::consts::DEFAULT_FORMAT));

@@ -131,7 +131,7 @@ const LONGEST_DELAY: u64 = 1_000_000_000;
 
 impl RecordOptions {
     /// Where samples go if nobody says.
-    pub const OUTPUT: &str = "umpire.data";
+    const OUTPUT: &str = "umpire.data";
     /// Samples a second where nobody says.
     const DEFAULT_HZ: u64 = 1000;
     /// Memory for samples if nobody says.

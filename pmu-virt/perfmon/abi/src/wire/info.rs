@@ -43,8 +43,7 @@ pub fn uuid_text(uuid: [u8; 16]) -> String {
 }
 
 /// Reads a UUID as RFC 9562 writes it.
-#[must_use]
-pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let mut uuid = [0; 16];
     let groups: Vec<&str> = text.split('-').collect();
     let lengths = groups.iter().map(|group| group.len());
