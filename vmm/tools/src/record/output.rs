@@ -295,14 +295,20 @@ mod tests {
         let kept = folder.path().join("p.old").exists();
         drop(output);
         let files = 1 + usize::from(kept);
-        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), files);
+        assert_eq!(
+            fs::read_dir(folder.path()).expect("a folder").count(),
+            files
+        );
         (ended, is_new, kept)
     }
 
     #[test]
     fn a_file_gives_way_to_samples_alone() {
         let sample = [Record::Sample(Sample::default())];
-        assert_eq!(recorded(Some("before"), &[]), (Ended::LeftAlone, false, false));
+        assert_eq!(
+            recorded(Some("before"), &[]),
+            (Ended::LeftAlone, false, false)
+        );
         for (before, records, kept) in [
             (Some("before"), &sample[..], true),
             (Some(""), &[], false),
