@@ -57,6 +57,7 @@ pub use holdings::Holdings;
 pub use pebs::{LinearMemory, PebsMoment, PebsNeeds, PebsSkip, PebsStats};
 pub use pmi_line::{Lvtpc, PmiDelivery, PmiForwarded, PmiLine, PmiRequest, PmiRoute};
 pub use pmu_model::accounting;
+pub use pmu_model::cpuid;
 pub use pmu_model::ibs;
 pub use pmu_model::ibs::IbsSample;
 pub use pmu_model::{

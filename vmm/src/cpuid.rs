@@ -1,4 +1,4 @@
-//! CPUID as a guest sees it: named steps turn KVM's list of supported leaves
+//! CPUID as a guest sees it: named steps turn the list of leaves that the engine supports
 //! into the list of one vCPU.
 //!
 //! [`guest_cpuid`] reads as the list of what is changed and why. Each step
@@ -20,12 +20,9 @@ pub use features::{Feature, SLOW_CPL0_HIDDEN, UnknownFeature};
 pub use identity::Identity;
 pub use vendor::{INTEL_SIGNATURE, host_vendor};
 
-use kvm_bindings::kvm_cpuid_entry2;
-use kvm_pmu::cpuid::{self as pmu, leaves};
+use pmu_virt::cpuid::{self as pmu, Leaves};
 use pmu_virt::{PmuCpuid, Vendor};
 use thiserror::Error;
-
-use leaves::Leaves;
 
 /// CPUID cannot be made for a guest.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -87,17 +84,17 @@ pub struct CpuidPlan<'a> {
     pub hidden: &'a [Feature],
 }
 
-/// The CPUID list of vCPU `vcpu`, whose APIC id is `vcpu`, for `KVM_SET_CPUID2`.
-/// `supported` is what `KVM_GET_SUPPORTED_CPUID` returned.
+/// The CPUID list of vCPU `vcpu`, whose APIC id is `vcpu`. `supported` is what the engine
+/// can show a guest: of KVM, what `KVM_GET_SUPPORTED_CPUID` returned.
 ///
 /// # Errors
-/// The plan asks for more vCPUs than possible, or KVM's list is not one of an
+/// The plan asks for more vCPUs than possible, or the list is not one of an
 /// x86 processor.
 pub fn guest_cpuid(
-    supported: &[kvm_cpuid_entry2],
+    supported: &Leaves,
     vcpu: u8,
     plan: &CpuidPlan<'_>,
-) -> Result<Vec<kvm_cpuid_entry2>, CpuidError> {
+) -> Result<Leaves, CpuidError> {
     if !(1..=MAX_CPUS).contains(&plan.cpus) {
         return Err(CpuidError::Cpus(plan.cpus));
     }
@@ -107,7 +104,7 @@ pub fn guest_cpuid(
             cpus: plan.cpus,
         });
     }
-    let mut leaves = Leaves::new(supported);
+    let mut leaves = supported.clone();
     for leaf in [0, 1, 0x8000_0000, 0x8000_0001] {
         if !leaves.has(leaf, 0) {
             return Err(CpuidError::MissingLeaf(leaf));
@@ -140,15 +137,14 @@ pub fn guest_cpuid(
         features::hide(&mut leaves, *feature);
     }
     xstate::drop_orphaned_components(&mut leaves);
-    Ok(leaves.into_entries())
+    Ok(leaves)
 }
 
 /// KVM's own list with Umpire's leaves, for micro-guests, which know their
 /// processor.
 #[must_use]
-pub fn bare_cpuid(supported: &[kvm_cpuid_entry2], pmu: &PmuCpuid) -> Vec<kvm_cpuid_entry2> {
-    let mut leaves = Leaves::new(supported);
+pub fn bare_cpuid(mut leaves: Leaves, pmu: &PmuCpuid) -> Leaves {
     platform::show_hypervisor(&mut leaves);
     pmu::show_own_leaves(&mut leaves, pmu);
-    leaves.into_entries()
+    leaves
 }

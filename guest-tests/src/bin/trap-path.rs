@@ -83,7 +83,7 @@ fn main() -> Result<()> {
 /// The WRMSR in turn starts and stops the counter.
 fn play_guest() -> Result<()> {
     let lab = Lab::open()?;
-    let vendor = host_vendor(lab.host.supported_cpuid()?.as_slice())?;
+    let vendor = host_vendor(&lab.host.supported_cpuid()?)?;
     let model = PmuModel::default_for(vendor);
     // A #GP handler as that of Linux, whose first instruction can be displaced.
     let handler = [&ENDBR64[..], &HLT].concat();

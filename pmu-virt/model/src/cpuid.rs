@@ -1,4 +1,10 @@
-//! What CPUID says about a PMU.
+//! What CPUID says about a PMU, and the table of leaves that it says it in.
+
+mod leaves;
+mod traces;
+
+pub use leaves::{Leaf, Leaves, Reg};
+pub use traces::{hide_everything, show, show_own_leaves, traces};
 
 use arbiter::{CounterId, CounterSet, PcrUnit, PerKind, abi};
 
@@ -21,6 +27,18 @@ pub struct CpuidRegs {
     pub ecx: u32,
     /// EDX.
     pub edx: u32,
+}
+
+impl CpuidRegs {
+    /// One of them by its name.
+    pub fn register(&mut self, reg: Reg) -> &mut u32 {
+        match reg {
+            Reg::Eax => &mut self.eax,
+            Reg::Ebx => &mut self.ebx,
+            Reg::Ecx => &mut self.ecx,
+            Reg::Edx => &mut self.edx,
+        }
+    }
 }
 
 /// Everything that CPUID tells a guest about its PMU.

@@ -9,6 +9,7 @@
 //!   [`UnavailableReason`] why there is none; [`Constraint`] says on which
 //!   physical counters something can be counted.
 //! - [`Progress`] is what befalls a vCPU, as far as counting is concerned.
+//! - [`cpuid`] has the table of leaves, what of it is about a PMU, and what a guest sees.
 //! - [`accounting`] is the page of registers that tells a guest how far its
 //!   counts can be trusted.
 //!
@@ -18,7 +19,7 @@
 
 pub mod accounting;
 mod constraint;
-mod cpuid;
+pub mod cpuid;
 mod event;
 pub mod ibs;
 mod ids;

@@ -37,7 +37,7 @@ pub(super) struct Harness<'a> {
 impl<'a> Harness<'a> {
     /// With the default model of the host's vendor.
     pub(super) fn new(host: &'a Host, probe: &'a ProbeReport) -> Result<Self, BenchError> {
-        let vendor = host_vendor(host.supported_cpuid()?.as_slice())?;
+        let vendor = host_vendor(&host.supported_cpuid()?)?;
         Ok(Self {
             host,
             probe,

@@ -172,7 +172,7 @@ fn lease_of(
 /// The counters of the guest's PMU; `None`: it has none.
 fn guest_counters(host: &Host, config: &RunConfig) -> Result<Option<PerKind>, UserError> {
     let supported = host.supported_cpuid().map_err(UserError::bad_input)?;
-    let vendor = host_vendor(supported.as_slice()).map_err(UserError::bad_input)?;
+    let vendor = host_vendor(&supported).map_err(UserError::bad_input)?;
     let guest = config.guest_counters(vendor);
     let guest = guest.map_err(UserError::bad_input)?;
     Ok(guest.filter(|guest| guest.programmable + guest.fixed > 0))

@@ -110,7 +110,8 @@ fn run() -> Result<Seen, Failure> {
         supported.as_slice(),
         Some(&model.cpuid(|request| backend.plan(request).is_ok())),
     );
-    vcpu.set_cpuid2(&CpuId::from_entries(&leaves).map_err(|_| "too many CPUID leaves")?)?;
+    let leaves = CpuId::from_entries(&leaves).map_err(|_| "too many CPUID leaves")?;
+    vcpu.fd().set_cpuid2(&leaves)?;
     start_at_main(&vcpu)?;
     // Step 4: the PMU.
     let tsc_khz = vcpu.get_tsc_khz()?;

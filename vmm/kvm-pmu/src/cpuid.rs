@@ -1,143 +1,54 @@
-//! What CPUID says of performance monitoring, for both vendors: a VMM merges it
-//! into the leaves that it shows to its guest.
+//! CPUID in KVM's own entries. What it says of a PMU is `pmu-virt`'s
+//! ([`pmu_virt::cpuid`]).
 
-pub mod leaves;
-
-use kvm_bindings::kvm_cpuid_entry2;
-use pmu_virt::{CpuidRegs, PmuCpuid, accounting};
-
-use self::leaves::{Leaves, Reg, Regs};
-
-/// Architectural performance monitoring (SDM vol. 2A, CPUID leaf 0AH).
-const ARCH_PERFMON: u32 = 0xa;
-/// Instruction-based sampling (APM vol. 3, appendix E.4.17).
-const IBS: u32 = 0x8000_001b;
-/// AMD's PerfMonV2 (APM vol. 3, appendix E.4.24).
-const PERFMON_V2: u32 = 0x8000_0022;
-
-/// Single bits that announce some way to count or trace: leaf, subleaf,
-/// register, bit, name.
-const BITS: &[(u32, u32, Reg, u8, &str)] = &[
-    (1, 0, Reg::Ecx, 2, "DTES64"),
-    (1, 0, Reg::Ecx, 4, "DS-CPL"),
-    (1, 0, Reg::Ecx, 15, "PDCM"),
-    (1, 0, Reg::Edx, 21, "DS"),
-    (6, 0, Reg::Ecx, 0, "APERF and MPERF"),
-    (7, 0, Reg::Ebx, 25, "Processor Trace"),
-    (7, 0, Reg::Edx, 19, "architectural LBR"),
-    (
-        7,
-        1,
-        Reg::Eax,
-        8,
-        "architectural perfmon extension, leaf 23H",
-    ),
-    (0xd, 1, Reg::Ecx, 8, "XSAVES state of Processor Trace"),
-    (0xd, 1, Reg::Ecx, 15, "XSAVES state of LBR"),
-    (0x8000_0001, 0, Reg::Ecx, 10, "IBS"),
-    (0x8000_0001, 0, Reg::Ecx, 15, "LWP"),
-    (0x8000_0001, 0, Reg::Ecx, 23, "PerfCtrExtCore"),
-    (0x8000_0001, 0, Reg::Ecx, 24, "PerfCtrExtNB"),
-    (0x8000_0001, 0, Reg::Ecx, 27, "PerfTsc"),
-    (0x8000_0001, 0, Reg::Ecx, 28, "PerfCtrExtLLC"),
-    (
-        0x8000_0007,
-        0,
-        Reg::Edx,
-        10,
-        "read-only effective frequency",
-    ),
-    (0x8000_0008, 0, Reg::Ebx, 1, "instructions-retired counter"),
-];
-
-/// Leaves that describe a PMU and nothing else: leaf 0AH, Processor Trace, LBR,
-/// leaf 23H, IBS, LWP, PerfMonV2, our own.
-const LEAVES: &[u32] = &[
-    ARCH_PERFMON,
-    0x14,
-    0x1c,
-    0x23,
-    IBS,
-    0x8000_001c,
-    PERFMON_V2,
-    accounting::CPUID_BASE,
-    accounting::CPUID_FEATURES,
-    arbiter::abi::CPUID_LEAF,
-];
+use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+use pmu_virt::PmuCpuid;
+use pmu_virt::cpuid::{CpuidRegs, Leaf, Leaves, hide_everything, show};
 
 /// `entries` with the leaves of a guest's virtual PMU, and no trace of any other;
 /// `None`: the guest has no PMU.
 #[must_use]
 pub fn merge(entries: &[kvm_cpuid_entry2], pmu: Option<&PmuCpuid>) -> Vec<kvm_cpuid_entry2> {
-    let mut leaves = Leaves::new(entries);
+    let mut leaves = from_kvm(entries);
     hide_everything(&mut leaves);
     if let Some(pmu) = pmu {
         show(&mut leaves, pmu);
     }
-    leaves.into_entries()
+    to_kvm(&leaves)
 }
 
-/// Removes every trace of a PMU, of both vendors.
-///
-/// AMD's four legacy counters have no CPUID bit: they are architecturally
-/// present on every AMD processor. Under `--pmu none` their MSRs raise #GP, which
-/// makes drivers give up.
-pub fn hide_everything(leaves: &mut Leaves) {
-    for &(leaf, index, reg, bit, _) in BITS {
-        leaves.clear(leaf, index, reg, bit);
-    }
-    leaves.remove_if(|leaf| LEAVES.contains(&leaf));
-}
-
-/// Announces the virtual PMU. What it does not have stays hidden.
-pub fn show(leaves: &mut Leaves, pmu: &PmuCpuid) {
-    set_if_any(leaves, ARCH_PERFMON, &pmu.leaf_0xa);
-    leaves.edit(1, 0, |r| {
-        r.ecx |= u32::from(pmu.pdcm) << 15 | u32::from(pmu.debug_store) << 2;
-        r.edx |= u32::from(pmu.debug_store) << 21;
-    });
-    leaves.edit(0x8000_0001, 0, |r| {
-        r.ecx |= u32::from(pmu.perfctr_core) << 23;
-    });
-    if pmu.leaf_8000001b.eax != 0 {
-        leaves.edit(0x8000_0001, 0, |r| r.ecx |= 1 << 10);
-        set_if_any(leaves, IBS, &pmu.leaf_8000001b);
-    }
-    if pmu.perfmon_v2 {
-        set_if_any(leaves, PERFMON_V2, &pmu.leaf_80000022);
-    }
-    show_own_leaves(leaves, pmu);
-}
-
-/// Announces the leaves that are Umpire's own.
-pub fn show_own_leaves(leaves: &mut Leaves, pmu: &PmuCpuid) {
-    for (leaf, regs) in &pmu.hypervisor {
-        set_if_any(leaves, *leaf, regs);
-    }
-}
-
-fn set_if_any(leaves: &mut Leaves, leaf: u32, regs: &CpuidRegs) {
-    let regs = Regs {
-        eax: regs.eax,
-        ebx: regs.ebx,
-        ecx: regs.ecx,
-        edx: regs.edx,
-    };
-    if regs != Regs::default() {
-        leaves.set(leaf, 0, regs);
-    }
-}
-
-/// Names what is left of a PMU in a list of leaves.
+/// The list that `KVM_GET_SUPPORTED_CPUID` gives.
 #[must_use]
-pub fn traces(leaves: &Leaves) -> Vec<String> {
-    let bits = BITS
-        .iter()
-        .filter(|&&(leaf, index, reg, bit, _)| leaves.test(leaf, index, reg, bit))
-        .map(|&(.., name)| name.to_owned());
-    let whole = LEAVES
-        .iter()
-        .filter(|&&leaf| !leaves.indices(leaf).is_empty())
-        .map(|leaf| format!("leaf {leaf:#x}"));
-    bits.chain(whole).collect()
+pub fn from_kvm(entries: &[kvm_cpuid_entry2]) -> Leaves {
+    let entries = entries.iter();
+    entries
+        .map(|entry| Leaf {
+            leaf: entry.function,
+            subleaf: (entry.flags & KVM_CPUID_FLAG_SIGNIFCANT_INDEX != 0).then_some(entry.index),
+            regs: CpuidRegs {
+                eax: entry.eax,
+                ebx: entry.ebx,
+                ecx: entry.ecx,
+                edx: entry.edx,
+            },
+        })
+        .collect()
+}
+
+/// The list for `KVM_SET_CPUID2`.
+#[must_use]
+pub fn to_kvm(leaves: &Leaves) -> Vec<kvm_cpuid_entry2> {
+    let leaves = leaves.iter();
+    leaves
+        .map(|leaf| kvm_cpuid_entry2 {
+            function: leaf.leaf,
+            index: leaf.subleaf.unwrap_or(0),
+            flags: leaf.subleaf.map_or(0, |_| KVM_CPUID_FLAG_SIGNIFCANT_INDEX),
+            eax: leaf.regs.eax,
+            ebx: leaf.regs.ebx,
+            ecx: leaf.regs.ecx,
+            edx: leaf.regs.edx,
+            ..Default::default()
+        })
+        .collect()
 }

@@ -11,8 +11,10 @@ use kvm_bindings::{
     kvm_regs, kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
+use pmu_virt::cpuid::Leaves;
 use vmm_sys_util::errno;
 
+use crate::cpuid;
 use crate::error::{VcpuError, VcpuId};
 use crate::exit::{Answer, VmExit};
 use crate::guest_tsc::GuestTsc;
@@ -271,6 +273,17 @@ impl KvmVcpu {
         self.sregs_fresh.set(false);
     }
 
+    /// Sets what CPUID answers.
+    ///
+    /// # Errors
+    /// The error of `KVM_SET_CPUID2`; E2BIG if there are too many leaves for it.
+    pub fn set_cpuid(&self, leaves: &Leaves) -> Result<(), VcpuError> {
+        let entries = CpuId::from_entries(&cpuid::to_kvm(leaves));
+        let entries = entries.map_err(|_| errno::Error::new(libc::E2BIG));
+        let set = entries.and_then(|entries| self.fd.set_cpuid2(&entries));
+        set.map_err(|error| self.error("KVM_SET_CPUID2", error))
+    }
+
     /// Whether it was never started, or got an INIT since.
     ///
     /// # Errors
@@ -315,8 +328,6 @@ ioctls! {
     get_fpu() -> kvm_fpu = "KVM_GET_FPU";
     /// Sets the x87 and XMM registers.
     set_fpu(fpu: &kvm_fpu) -> () = "KVM_SET_FPU";
-    /// Sets what CPUID answers.
-    set_cpuid2(cpuid: &CpuId) -> () = "KVM_SET_CPUID2";
     /// The guest's TSC frequency in kHz.
     get_tsc_khz() -> u32 = "KVM_GET_TSC_KHZ";
     /// The local APIC's registers.

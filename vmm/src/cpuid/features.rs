@@ -11,8 +11,8 @@ use std::str::FromStr;
 use pmu_virt::Vendor;
 use thiserror::Error;
 
-use super::leaves::{Leaves, Reg};
 use super::vendor::{self, AMD_MIRRORED_EDX};
+use pmu_virt::cpuid::{Leaves, Reg};
 
 /// Features that KVM's instruction emulator lacks. They are hidden where it
 /// runs guest CPL 0.

@@ -7,7 +7,7 @@
 
 use pmu_virt::{EventFamily, ModelError, PmuModel, Vendor};
 
-use super::leaves::{Leaves, Regs};
+use pmu_virt::cpuid::{CpuidRegs, Leaves};
 
 /// A processor that a guest can be told it runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +195,7 @@ pub(super) fn show(leaves: &mut Leaves, identity: Identity) {
     let (parts, _) = text.as_chunks::<16>();
     for (leaf, part) in (BRAND..).zip(parts) {
         let [a, b, c, d] = words(part);
-        let regs = Regs {
+        let regs = CpuidRegs {
             eax: a,
             ebx: b,
             ecx: c,

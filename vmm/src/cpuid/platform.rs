@@ -1,7 +1,7 @@
 //! Features that depend on the hypervisor rather than on the processor.
 
 use super::ApicFacts;
-use super::leaves::{Leaves, Reg};
+use pmu_virt::cpuid::{Leaves, Reg};
 
 /// KVM's feature leaf and its asynchronous page fault bits: ASYNC_PF,
 /// ASYNC_PF_VMEXIT, ASYNC_PF_INT.

@@ -1,10 +1,9 @@
 //! Made-up tables: two hosts on which every feature there is happens to be set.
 
-use kvm_bindings::kvm_cpuid_entry2;
-use pmu_virt::{CpuidRegs, PmuCpuid, PmuModel, Vendor, accounting};
+use pmu_virt::{PmuCpuid, PmuModel, Vendor, accounting};
 
-use super::leaves::{Leaves, Reg, Regs};
 use super::*;
+use pmu_virt::cpuid::{CpuidRegs, Leaves, Reg};
 
 mod steps;
 mod whole;
@@ -14,19 +13,19 @@ const APIC: ApicFacts = ApicFacts {
     tsc_deadline: true,
 };
 
-fn regs(eax: u32, ebx: u32, ecx: u32, edx: u32) -> Regs {
-    Regs { eax, ebx, ecx, edx }
+fn regs(eax: u32, ebx: u32, ecx: u32, edx: u32) -> CpuidRegs {
+    CpuidRegs { eax, ebx, ecx, edx }
 }
 
-fn table(rows: &[(u32, u32, Regs)]) -> Leaves {
-    let mut leaves = Leaves::new(&[]);
+fn table(rows: &[(u32, u32, CpuidRegs)]) -> Leaves {
+    let mut leaves = Leaves::default();
     for &(function, index, r) in rows {
         leaves.set(function, index, r);
     }
     leaves
 }
 
-const ALL: Regs = Regs {
+const ALL: CpuidRegs = CpuidRegs {
     eax: !0,
     ebx: !0,
     ecx: !0,
@@ -34,7 +33,7 @@ const ALL: Regs = Regs {
 };
 
 /// An AMD host on which every feature bit there is happens to be set.
-fn amd_host() -> Vec<kvm_cpuid_entry2> {
+fn amd_host() -> Leaves {
     table(&[
         (0, 0, regs(0x23, 0x6874_7541, 0x444d_4163, 0x6974_6e65)),
         (1, 0, regs(0x00a1_0f11, 0x0002_0800, !0, !0)),
@@ -76,17 +75,16 @@ fn amd_host() -> Vec<kvm_cpuid_entry2> {
         (0x8000_001d, 1, regs(0x122, 0x01c0_003f, 0x3f, 0)),
         (0x8000_001d, 2, regs(0x143, 0x01c0_003f, 0x7ff, 2)),
         (0x8000_001d, 3, regs(0x4163, 0x03c0_003f, 0x7fff, 1)),
-        (0x8000_001d, 4, Regs::default()),
+        (0x8000_001d, 4, CpuidRegs::default()),
         (0x8000_001e, 0, regs(5, 5, 5, 0)),
         (0x8000_001f, 0, ALL),
         (0x8000_0022, 0, ALL),
         (0x8000_0026, 0, ALL),
     ])
-    .into_entries()
 }
 
 /// An Intel host on which every feature bit there is happens to be set.
-fn intel_host() -> Vec<kvm_cpuid_entry2> {
+fn intel_host() -> Leaves {
     table(&[
         (0, 0, regs(0x23, 0x756e_6547, 0x6c65_746e, 0x4965_6e69)),
         (1, 0, regs(0x0008_06f8, 0x0002_0800, !0, 0x1fff_fbff)),
@@ -119,7 +117,6 @@ fn intel_host() -> Vec<kvm_cpuid_entry2> {
         (0x8000_0006, 0, regs(0, 0, 0x0800_7040, 0)),
         (0x8000_0008, 0, regs(0x3934, 0x0100_d000, 0, 0)),
     ])
-    .into_entries()
 }
 
 fn core_pmu() -> PmuCpuid {
@@ -167,6 +164,6 @@ fn plan(vendor: Vendor, pmu: Option<&PmuCpuid>) -> CpuidPlan<'_> {
     }
 }
 
-fn made(host: &[kvm_cpuid_entry2], vcpu: u8, plan: &CpuidPlan<'_>) -> Leaves {
-    Leaves::new(&guest_cpuid(host, vcpu, plan).unwrap())
+fn made(host: &Leaves, vcpu: u8, plan: &CpuidPlan<'_>) -> Leaves {
+    guest_cpuid(host, vcpu, plan).unwrap()
 }

@@ -3,7 +3,7 @@
 
 use pmu_virt::Vendor;
 
-use super::leaves::{Leaves, Regs};
+use pmu_virt::cpuid::{CpuidRegs, Leaves};
 
 /// Describes the socket in every leaf that has a field for it. Leaf 0BH serves
 /// both vendors; 1FH is rewritten only where KVM has it; AMD's 80000026H, which
@@ -63,7 +63,7 @@ impl Socket {
     }
 
     fn extended_topology(self, leaves: &mut Leaves, leaf: u32) {
-        let level = |shift, count, ecx| Regs {
+        let level = |shift, count, ecx| CpuidRegs {
             eax: shift,
             ebx: count,
             ecx,
@@ -120,10 +120,10 @@ impl Socket {
         });
         if leaves.get(0x8000_0001, 0).ecx & 1 << 22 != 0 {
             // EBX[15:8] threads per core − 1 and ECX (node 0 of 1) are zero.
-            let ids = Regs {
+            let ids = CpuidRegs {
                 eax: self.apic_id,
                 ebx: self.apic_id,
-                ..Regs::default()
+                ..CpuidRegs::default()
             };
             leaves.set(0x8000_001e, 0, ids);
         }

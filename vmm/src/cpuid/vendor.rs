@@ -1,11 +1,10 @@
 //! Making one vendor's processor look like the other's.
 
-use kvm_bindings::kvm_cpuid_entry2;
 use pmu_virt::Vendor;
 
 use super::CpuidError;
-use super::leaves::{Leaves, Reg, Regs};
 use super::platform::KVM_FEATURES;
+use pmu_virt::cpuid::{CpuidRegs, Leaves, Reg};
 
 /// Family 6, model 10H, stepping 0: a model that Intel never sold and that no
 /// table of Linux names (its `intel-family.h` goes from 0FH to 16H here). The
@@ -36,16 +35,16 @@ const KVM_HYPERCALL_BITS: [u8; 4] = [7, 11, 13, 16];
 /// 80000007H EDX: the TSC's rate is constant.
 const INVARIANT_TSC: u32 = 1 << 8;
 
-/// The vendor of the host's processor, from KVM's list.
+/// The vendor of the host's processor, from the list that KVM gives.
 ///
 /// # Errors
 /// There is no leaf 0, or it names another vendor than AMD (or its licensee
 /// Hygon) and Intel.
-pub fn host_vendor(supported: &[kvm_cpuid_entry2]) -> Result<Vendor, CpuidError> {
-    let leaf = supported
-        .iter()
-        .find(|e| e.function == 0)
-        .ok_or(CpuidError::MissingLeaf(0))?;
+pub fn host_vendor(supported: &Leaves) -> Result<Vendor, CpuidError> {
+    if !supported.has(0, 0) {
+        return Err(CpuidError::MissingLeaf(0));
+    }
+    let leaf = supported.get(0, 0);
     let text: Vec<u8> = [leaf.ebx, leaf.edx, leaf.ecx]
         .iter()
         .flat_map(|r| r.to_le_bytes())
@@ -109,44 +108,44 @@ fn to_intel(leaves: &mut Leaves) {
         let cache = leaves.get(0x8000_001d, index);
         leaves.set(4, index, cache);
     }
-    let see_leaf_4 = Regs {
+    let see_leaf_4 = CpuidRegs {
         eax: 0x0000_ff01,
-        ..Regs::default()
+        ..CpuidRegs::default()
     };
     leaves.set(2, 0, see_leaf_4);
 
     leaves.edit(0x8000_0001, 0, |r| {
-        *r = Regs {
+        *r = CpuidRegs {
             ecx: r.ecx & INTEL_EXT_ECX,
             edx: r.edx & INTEL_EXT_EDX,
-            ..Regs::default()
+            ..CpuidRegs::default()
         };
     });
     leaves.remove(0x8000_0005);
     leaves.edit(0x8000_0006, 0, |r| {
-        *r = Regs {
+        *r = CpuidRegs {
             ecx: r.ecx,
-            ..Regs::default()
+            ..CpuidRegs::default()
         };
     });
     leaves.edit(0x8000_0007, 0, |r| {
-        *r = Regs {
+        *r = CpuidRegs {
             edx: r.edx & INVARIANT_TSC,
-            ..Regs::default()
+            ..CpuidRegs::default()
         };
     });
     leaves.edit(0x8000_0008, 0, |r| {
-        *r = Regs {
+        *r = CpuidRegs {
             eax: r.eax & 0xffff,
             ebx: r.ebx & WBNOINVD,
-            ..Regs::default()
+            ..CpuidRegs::default()
         };
     });
     leaves.remove_if(|leaf| (0x8000_0009..0x8001_0000).contains(&leaf));
     leaves.edit(0x8000_0000, 0, |r| {
-        *r = Regs {
+        *r = CpuidRegs {
             eax: 0x8000_0008,
-            ..Regs::default()
+            ..CpuidRegs::default()
         };
     });
 }
@@ -158,7 +157,7 @@ fn to_amd(leaves: &mut Leaves) {
     // Deterministic caches move to AMD's leaf; EAX[31:26] is reserved there.
     for index in leaves.indices(4) {
         let cache = leaves.get(4, index);
-        let moved = Regs {
+        let moved = CpuidRegs {
             eax: cache.eax & 0x03ff_ffff,
             ..cache
         };

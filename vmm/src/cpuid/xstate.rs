@@ -1,7 +1,7 @@
 //! Leaf 0DH after features went away: no state component may stay whose feature
 //! is hidden, or guests reserve and enable state that they cannot use.
 
-use super::leaves::{Leaves, Reg, Regs};
+use pmu_virt::cpuid::{CpuidRegs, Leaves, Reg};
 
 const LEAF: u32 = 0xd;
 /// Bytes of the legacy region and the header (SDM vol. 1, 13.4).
@@ -39,7 +39,7 @@ pub(super) fn drop_orphaned_components(leaves: &mut Leaves) {
     for index in leaves.indices(LEAF) {
         let alive = index < 2 || index < 32 && (kept | supervisor) & 1 << index != 0;
         if !alive {
-            leaves.set(LEAF, index, Regs::default());
+            leaves.set(LEAF, index, CpuidRegs::default());
         }
     }
     if kept == before {

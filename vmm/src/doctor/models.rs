@@ -1,6 +1,5 @@
 //! Which PMU models this KVM lets a guest see.
 
-use kvm_bindings::CpuId;
 use pmu_virt::{ClockBackend, CounterBackend, PmuModel, Vendor};
 use serde::Serialize;
 use vm_memory::GuestAddress;
@@ -30,7 +29,7 @@ pub(super) fn find(host: &Host, slow_cpl0: bool) -> Vec<ModelFinding> {
     let own = host
         .supported_cpuid()
         .ok()
-        .and_then(|cpuid| host_vendor(cpuid.as_slice()).ok());
+        .and_then(|cpuid| host_vendor(&cpuid).ok());
     PmuModel::names()
         .iter()
         .map(|summary| {
@@ -73,11 +72,10 @@ fn offer(
         slow_cpl0,
         hidden: &[],
     };
-    let supported = host.supported_cpuid()?;
-    let entries = guest_cpuid(supported.as_slice(), 0, &plan)?;
+    let leaves = guest_cpuid(&host.supported_cpuid()?, 0, &plan)?;
     let memory = GuestRam::new(&[(GuestAddress(0), ONE_PAGE)], false)?;
     let vm = KvmVm::new(host, memory, &VmOptions::default())?;
     let vcpu = vm.create_vcpu(VcpuId(0))?;
-    vcpu.set_cpuid2(&CpuId::from_entries(&entries)?)?;
+    vcpu.set_cpuid(&leaves)?;
     Ok(())
 }

@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use kvm_bindings::{
-    CpuId, KVM_CAP_BINARY_STATS_FD, KVM_CAP_MULTI_ADDRESS_SPACE, KVM_CAP_PMU_CAPABILITY,
+    KVM_CAP_BINARY_STATS_FD, KVM_CAP_MULTI_ADDRESS_SPACE, KVM_CAP_PMU_CAPABILITY,
     KVM_CAP_SET_GUEST_DEBUG2, KVM_CAP_SYNC_REGS, KVM_GUESTDBG_BLOCKIRQ, KVM_MAX_CPUID_ENTRIES,
 };
 use kvm_ioctls::{Cap, Kvm};
+use kvm_pmu::cpuid::from_kvm;
+use pmu_virt::cpuid::Leaves;
 use serde::Serialize;
 use thiserror::Error;
 use vmm_sys_util::errno;
@@ -150,9 +152,10 @@ impl Host {
     ///
     /// # Errors
     /// The error of the ioctl.
-    pub fn supported_cpuid(&self) -> Result<CpuId, HostError> {
-        self.kvm
-            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+    pub fn supported_cpuid(&self) -> Result<Leaves, HostError> {
+        let supported = self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
+        supported
+            .map(|entries| from_kvm(entries.as_slice()))
             .map_err(|error| HostError::Ioctl("KVM_GET_SUPPORTED_CPUID", error))
     }
 

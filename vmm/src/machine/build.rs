@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arbiter::{Grant, PerKind, Phase};
-use kvm_bindings::{CpuId, kvm_fpu, kvm_regs, kvm_sregs};
+use kvm_bindings::{kvm_fpu, kvm_regs, kvm_sregs};
 use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts, TrapMode, TrapPlan};
+use pmu_virt::cpuid::Leaves;
 use pmu_virt::{
     BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PebsPrecision, PmuCpuid, PmuModel,
     Reservations, VcpuPmu, Vendor,
@@ -284,7 +285,7 @@ struct GuestPlan {
     /// The host's vendor.
     host: Vendor,
     /// What KVM can announce.
-    supported: CpuId,
+    supported: Leaves,
     cpu: GuestCpu,
     firmware: FirmwarePlan,
     pcr: Option<MachineReservations>,
@@ -307,7 +308,7 @@ impl Order<'_> {
         }
         let supported = self.host.supported_cpuid()?;
         // The guest's vendor is needed even where the host's has no PMU model.
-        let host = host_vendor(supported.as_slice())?;
+        let host = host_vendor(&supported)?;
         let cpu = config.guest_cpu(host)?;
         let firmware = firmware_plan(config, cpu.pmu.as_ref())?;
         let pcr = self.plan_reservations(cpu.pmu.as_ref(), &firmware)?;
@@ -690,8 +691,9 @@ impl VcpuCommon<'_> {
             slow_cpl0: probes.slow_cpl0(),
             hidden: &config.hidden_features,
         };
-        let entries = guest_cpuid(self.guest.supported.as_slice(), kvm.id().0, &plan)?;
-        set_registers(kvm, &entries, self.state)?;
+        let leaves = guest_cpuid(&self.guest.supported, kvm.id().0, &plan)?;
+        kvm.set_cpuid(&leaves)?;
+        set_registers(kvm, self.state)?;
         // AMD's processors have no such register to say it in.
         let perfmon = self.cpuid.is_some_and(|cpuid| cpuid.leaf_0xa.eax != 0);
         show_features(kvm, perfmon)
@@ -794,13 +796,7 @@ fn boot_request(config: &RunConfig, plan: &FirmwarePlan, probes: &ProbeReport) -
 
 /// Registers at the first instruction. The boot processor gets the loader's
 /// state; the others keep KVM's reset state and wait for their start-up IPI.
-fn set_registers(
-    kvm: &KvmVcpu,
-    entries: &[kvm_bindings::kvm_cpuid_entry2],
-    state: &InitialState,
-) -> Result<(), MachineError> {
-    let cpuid = CpuId::from_entries(entries).map_err(|_| CpuidError::Cpus(kvm.id().0))?;
-    kvm.set_cpuid2(&cpuid)?;
+fn set_registers(kvm: &KvmVcpu, state: &InitialState) -> Result<(), MachineError> {
     kvm.set_fpu(&kvm_fpu {
         fcw: RESET_FCW,
         mxcsr: RESET_MXCSR,

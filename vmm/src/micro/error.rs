@@ -23,9 +23,6 @@ pub enum MicroRunError {
     /// The kick handler could not be installed.
     #[error("sigaction failed: {0}")]
     Signal(vmm_sys_util::errno::Error),
-    /// The leaves of CPUID.
-    #[error("KVM takes no list of {0} CPUID leaves")]
-    Cpuid(usize),
     /// Counters of the hypervisor.
     #[error(transparent)]
     Reservations(#[from] ReservationError),

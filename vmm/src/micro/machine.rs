@@ -139,7 +139,7 @@ impl MicroGuest {
         let mut vcpus = Vec::new();
         for (id, start) in (0u8..).zip(&self.starts) {
             let vcpu = vm.create_vcpu(VcpuId(id))?;
-            vcpu.set_cpuid2(&host.supported_cpuid()?)?;
+            vcpu.set_cpuid(&host.supported_cpuid()?)?;
             self.set_registers(&vcpu, start, options.irqchip)?;
             vcpus.push(vcpu);
         }

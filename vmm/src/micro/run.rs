@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arbiter::{AskRecord, Auditor, Grant, Phase, Record};
-use kvm_bindings::{CpuId, kvm_debugregs, kvm_regs};
+use kvm_bindings::{kvm_debugregs, kvm_regs};
 use kvm_pmu::{KvmPmu, KvmPmuParts, TrapPlan};
 use pmu_virt::{
     CorePmu, CountRequest, CounterBackend, CounterReport, Holdings, OwnerId, PmuCpuid, PmuModel,
@@ -349,9 +349,7 @@ impl MicroPcr {
 /// Announces the reservations in CPUID.
 fn announce(kvm: &KvmVcpu, host: &Host, pmu: &PmuCpuid) -> Result<(), MicroRunError> {
     let supported = host.supported_cpuid().map_err(MicroError::from)?;
-    let entries = bare_cpuid(supported.as_slice(), pmu);
-    let cpuid = CpuId::from_entries(&entries).map_err(|_| MicroRunError::Cpuid(entries.len()))?;
-    Ok(kvm.set_cpuid2(&cpuid)?)
+    Ok(kvm.set_cpuid(&bare_cpuid(supported, pmu))?)
 }
 
 /// A machine that KVM has given up has no registers to read; its end says so.

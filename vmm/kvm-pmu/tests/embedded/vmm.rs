@@ -161,7 +161,7 @@ impl Vmm {
         install_kick_handler().unwrap();
         let fd = self.vm.create_vcpu(id.into()).unwrap();
         let kvm = KvmVcpu::new(fd, &self.vm, VcpuId(id)).unwrap();
-        kvm.set_cpuid2(&self.cpuid).unwrap();
+        kvm.fd().set_cpuid2(&self.cpuid).unwrap();
         let tsc_khz = kvm.get_tsc_khz().unwrap();
         let owner = OwnerId(id.into());
         let mut logical = VcpuPmu::detached(owner, self.model.clone(), Grant::everything());

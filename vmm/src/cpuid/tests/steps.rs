@@ -7,7 +7,9 @@ fn check_cleared(step: fn(&mut Leaves), leaf: u32, index: u32, reg: Reg, expecte
     let mut leaves = table(&[(leaf, index, ALL)]);
     step(&mut leaves);
     let mut left = leaves.get(leaf, index);
-    let cleared: Vec<u8> = (0..32).filter(|b| *left.of(reg) & 1 << b == 0).collect();
+    let cleared: Vec<u8> = (0..32)
+        .filter(|b| *left.register(reg) & 1 << b == 0)
+        .collect();
     assert_eq!(cleared, expected, "{leaf:#x}.{index} {reg:?}");
 }
 
@@ -51,7 +53,7 @@ fn platform_steps() {
         &[10, 15, 23, 24, 27, 28],
     );
 
-    let mut leaves = table(&[(1, 0, Regs::default())]);
+    let mut leaves = table(&[(1, 0, CpuidRegs::default())]);
     platform::show_hypervisor(&mut leaves);
     assert_eq!(leaves.get(1, 0).ecx, 1 << 31);
 }
@@ -165,7 +167,7 @@ fn state_components_follow_their_features() {
         assert_eq!((leaf.eax, leaf.ecx), (components, size), "{hidden:?}");
         for index in 2..32 {
             if components & 1 << index == 0 {
-                assert_eq!(leaves.get(0xd, index), Regs::default(), "{index}");
+                assert_eq!(leaves.get(0xd, index), CpuidRegs::default(), "{index}");
             }
         }
     }

@@ -1,5 +1,7 @@
 //! The whole list, made for either vendor on either host.
 
+use pmu_virt::cpuid::Leaf;
+
 use super::*;
 
 #[test]
@@ -14,7 +16,7 @@ fn bad_plans_are_refused() {
     check(0, 0, CpuidError::Cpus(0));
     check(65, 0, CpuidError::Cpus(65));
     check(2, 2, CpuidError::NoSuchVcpu { vcpu: 2, cpus: 2 });
-    let error = guest_cpuid(&[], 0, &plan(Vendor::Amd, None));
+    let error = guest_cpuid(&Leaves::default(), 0, &plan(Vendor::Amd, None));
     assert_eq!(error, Err(CpuidError::MissingLeaf(0)));
 }
 
@@ -23,7 +25,7 @@ fn host_vendors() {
     fn check(text: &[u8; 12], expected: Result<Vendor, CpuidError>) {
         let word = |i: usize| u32::from_le_bytes(text[i..i + 4].try_into().unwrap());
         let leaves = table(&[(0, 0, regs(1, word(0), word(8), word(4)))]);
-        assert_eq!(host_vendor(&leaves.into_entries()), expected);
+        assert_eq!(host_vendor(&leaves), expected);
     }
     check(b"AuthenticAMD", Ok(Vendor::Amd));
     check(b"HygonGenuine", Ok(Vendor::Amd));
@@ -32,13 +34,16 @@ fn host_vendors() {
         b"CentaurHauls",
         Err(CpuidError::UnknownHostVendor("CentaurHauls".into())),
     );
-    assert_eq!(host_vendor(&[]), Err(CpuidError::MissingLeaf(0)));
+    assert_eq!(
+        host_vendor(&Leaves::default()),
+        Err(CpuidError::MissingLeaf(0))
+    );
 }
 
 #[test]
 fn no_pmu_leaves_no_trace_on_either_vendor() {
     for host in [amd_host(), intel_host()] {
-        assert!(!pmu::traces(&Leaves::new(&host)).is_empty());
+        assert!(!pmu::traces(&host).is_empty());
         for vendor in [Vendor::Amd, Vendor::Intel] {
             let leaves = made(&host, 0, &plan(vendor, None));
             assert_eq!(pmu::traces(&leaves), Vec::<String>::new(), "{vendor}");
@@ -48,7 +53,7 @@ fn no_pmu_leaves_no_trace_on_either_vendor() {
 
 #[test]
 fn a_pmu_shows_what_it_has_and_nothing_else() {
-    fn check(host: &[kvm_cpuid_entry2], vendor: Vendor, pmu: &PmuCpuid, traces: &[&str]) {
+    fn check(host: &Leaves, vendor: Vendor, pmu: &PmuCpuid, traces: &[&str]) {
         let leaves = made(host, 0, &plan(vendor, Some(pmu)));
         let ours = ["leaf 0x40000100", "leaf 0x40000101"];
         assert_eq!(pmu::traces(&leaves), [traces, &ours].concat());
@@ -97,6 +102,12 @@ fn a_pmu_shows_what_it_has_and_nothing_else() {
     }
 }
 
+fn sorted(leaves: &Leaves) -> Vec<Leaf> {
+    let mut sorted: Vec<Leaf> = leaves.iter().copied().collect();
+    sorted.sort_by_key(|entry| (entry.leaf, entry.subleaf));
+    sorted
+}
+
 #[test]
 fn every_list_is_a_fixed_point() {
     for host in [amd_host(), intel_host()] {
@@ -104,12 +115,8 @@ fn every_list_is_a_fixed_point() {
             for pmu in [None, Some(&core_pmu()), Some(&intel_pmu())] {
                 let plan = plan(vendor, pmu);
                 let once = guest_cpuid(&host, 3, &plan).unwrap();
-                let mut twice = guest_cpuid(&once, 3, &plan).unwrap();
-                let key = |e: &kvm_cpuid_entry2| (e.function, e.index);
-                let mut once = once;
-                once.sort_by_key(key);
-                twice.sort_by_key(key);
-                assert_eq!(once, twice);
+                let twice = guest_cpuid(&once, 3, &plan).unwrap();
+                assert_eq!(sorted(&once), sorted(&twice));
             }
         }
     }
@@ -135,7 +142,7 @@ fn topology_of_both_vendors() {
             assert_eq!(leaves.get(0xb, 0), regs(0, 1, 0x100, id));
             assert_eq!(leaves.get(0xb, 1), regs(bits, n, 0x201, id));
             assert_eq!(leaves.get(0xb, 2), regs(0, 0, 2, id));
-            assert_eq!(leaves.get(0x8000_0026, 0), Regs::default());
+            assert_eq!(leaves.get(0x8000_0026, 0), CpuidRegs::default());
             match vendor {
                 Vendor::Intel => {
                     assert_eq!(leaves.get(4, 0).eax >> 14, (ids - 1) << 12);
@@ -165,10 +172,7 @@ fn topology_of_both_vendors() {
 #[test]
 fn amd_dressed_as_intel() {
     let leaves = made(&amd_host(), 0, &plan(Vendor::Intel, None));
-    assert_eq!(
-        host_vendor(&leaves.clone().into_entries()),
-        Ok(Vendor::Intel)
-    );
+    assert_eq!(host_vendor(&leaves), Ok(Vendor::Intel));
     assert_eq!(leaves.get(1, 0).eax, INTEL_SIGNATURE);
     assert_eq!(leaves.get(2, 0), regs(0xff01, 0, 0, 0));
     assert_eq!(leaves.get(4, 2), regs(0x0c00_0143, 0x01c0_003f, 0x7ff, 2));
@@ -176,14 +180,13 @@ fn amd_dressed_as_intel() {
     assert_eq!(leaves.get(0x8000_0001, 0), regs(0, 0, 0x121, 0x2c10_0800));
     assert_eq!(leaves.get(0x8000_0007, 0), regs(0, 0, 0, 0x100));
     assert_eq!(leaves.get(0x8000_0008, 0), regs(0x3030, 0x200, 0, 0));
-    let beyond = |e: &kvm_cpuid_entry2| e.function > 0x8000_0008;
-    assert!(!leaves.into_entries().iter().any(beyond));
+    assert!(!leaves.iter().any(|entry| entry.leaf > 0x8000_0008));
 }
 
 #[test]
 fn intel_dressed_as_amd() {
     let leaves = made(&intel_host(), 0, &plan(Vendor::Amd, None));
-    assert_eq!(host_vendor(&leaves.clone().into_entries()), Ok(Vendor::Amd));
+    assert_eq!(host_vendor(&leaves), Ok(Vendor::Amd));
     let signature = leaves.get(1, 0).eax;
     // Base family 0FH plus extended family 0AH is family 19H.
     assert_eq!((signature >> 8 & 0xf, signature >> 20 & 0xff), (0xf, 0xa));
@@ -192,7 +195,7 @@ fn intel_dressed_as_amd() {
     assert_eq!(leaves.get(0x8000_0000, 0).eax, 0x8000_001e);
     assert_eq!(leaves.get(0x8000_001d, 2).eax, 0x143);
     for leaf in [2, 4, 0x12, 0x1a] {
-        assert_eq!(leaves.get(leaf, 0), Regs::default(), "{leaf:#x}");
+        assert_eq!(leaves.get(leaf, 0), CpuidRegs::default(), "{leaf:#x}");
     }
 }
 
@@ -224,7 +227,7 @@ fn a_named_processor_changes_its_signature_and_its_name_alone() {
                 Vendor::Intel => assert_eq!(extended, before.get(0x8000_0001, 0).eax),
             }
             let brand = (0x8000_0002..=0x8000_0004).flat_map(|leaf| {
-                let Regs { eax, ebx, ecx, edx } = after.get(leaf, 0);
+                let CpuidRegs { eax, ebx, ecx, edx } = after.get(leaf, 0);
                 [eax, ebx, ecx, edx].map(u32::to_le_bytes).concat()
             });
             let brand = String::from_utf8(brand.collect()).unwrap();
@@ -243,9 +246,8 @@ fn a_named_processor_changes_its_signature_and_its_name_alone() {
             }
             let parts = 0x8000_0002..=0x8000_0004;
             let rest = |leaves: Leaves| {
-                let entries = leaves.into_entries().into_iter();
-                let rest = entries.filter(|entry| !parts.contains(&entry.function));
-                rest.collect::<Vec<_>>()
+                let rest = leaves.iter().filter(|entry| !parts.contains(&entry.leaf));
+                rest.copied().collect::<Vec<_>>()
             };
             assert_eq!(rest(after), rest(before), "{}", identity.name());
         }
