@@ -53,13 +53,21 @@ impl CounterId {
         }
     }
 
-    /// The sampler of this name, as it is displayed.
-    pub fn sampler(name: &str) -> Option<CounterId> {
-        match name {
-            "IBSFETCH" => Some(CounterId::Ibs(IbsKind::Fetch)),
-            "IBSOP" => Some(CounterId::Ibs(IbsKind::Op)),
-            _ => None,
-        }
+    /// The counter of this name, as it is displayed.
+    pub fn named(name: &str) -> Option<CounterId> {
+        // Else `parse` would take a sign.
+        let number = |digits: &str| {
+            let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+            digits.parse().ok().filter(|_| plain)
+        };
+        let counter = match (name.strip_prefix("PMC"), name.strip_prefix("FIXED")) {
+            (Some(digits), _) => CounterId::Programmable(number(digits)?),
+            (_, Some(digits)) => CounterId::Fixed(number(digits)?),
+            _ if name == "IBSFETCH" => CounterId::Ibs(IbsKind::Fetch),
+            _ if name == "IBSOP" => CounterId::Ibs(IbsKind::Op),
+            _ => return None,
+        };
+        counter.position().map(|_| counter)
     }
 
     /// Whether both are fixed-function ones, or neither is.

@@ -46,6 +46,22 @@ impl Layer {
         }
     }
 
+    /// The layer's word in options, scripts and files.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Layer::Firmware => "firmware",
+            Layer::Hypervisor => "hypervisor",
+            Layer::GuestKernel => "kernel",
+            Layer::GuestUser => "user",
+            Layer::HostTool => "tool",
+        }
+    }
+
+    /// The layer with this word.
+    pub fn named(word: &str) -> Option<Layer> {
+        Self::ALL.into_iter().find(|layer| layer.word() == word)
+    }
+
     /// The layer that holds the counters of this one. A tool of the host holds them
     /// as the hypervisor.
     #[cfg(feature = "alloc")]

@@ -25,7 +25,7 @@ fn positions_and_names() {
         assert_eq!(sampler.global_bit(), Some(position));
         let position = u8::try_from(position).unwrap();
         assert_eq!(CounterId::at_position(position), Some(sampler));
-        assert_eq!(CounterId::sampler(&sampler.to_string()), Some(sampler));
+        assert_eq!(CounterId::named(&sampler.to_string()), Some(sampler));
     }
     assert!(CounterSet::SAMPLERS.iter().eq([FETCH, OP]));
     let all = CounterSet::from_bits(u64::MAX);
@@ -36,7 +36,11 @@ fn positions_and_names() {
             fixed: 30
         }
     );
-    assert_eq!(CounterId::sampler("PMC0"), None);
+    for name in [
+        "", "PMC", "PMC+1", "PMC32", "FIXED30", "pmc0", "IBS", "PMC1 ",
+    ] {
+        assert_eq!(CounterId::named(name), None, "{name}");
+    }
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! A vCPU's thread notes decisions in a bounded table of its own ([`VcpuAuditor`]).
 //! Another thread writes what is due. Neither a slow disk nor a guest that has
 //! accesses denied as fast as it can makes a vCPU wait. No record here carries a
-//! cookie: [`arbiter::Event`] has no room for one.
+//! cookie: [`arbiter::Event`] has no room for one. The lines that go into the file are
+//! those of [`umpire_audit`], which readers of it have too.
 
 mod auditors;
 mod decisions;
@@ -15,7 +16,7 @@ mod writer;
 
 pub use auditors::{HostAuditor, VcpuAuditor};
 pub use decisions::{Denied, Totals};
-pub use line::{AuditArbiter, AuditHeader};
+pub use line::header_now;
 pub use summary::{Holding, Summary};
 pub use trail::AuditTrail;
 pub use writer::{AuditError, AuditOut};

@@ -24,6 +24,7 @@ const HOUSE: [Room; 29] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
+    room("umpire-audit", "arbiter/audit", &["arbiter"]),
     room("pmu-model", "pmu-virt/model", &["arbiter"]),
     room("perfmon-abi", "pmu-virt/perfmon/abi", &[]),
     room(
@@ -77,6 +78,7 @@ const HOUSE: [Room; 29] = [
             "umpire-events",
             "guest-view",
             "umpire-agent-wire",
+            "umpire-audit",
             "firmware",
             "umpire-lease",
             "arbiter-host",
@@ -101,6 +103,7 @@ const HOUSE: [Room; 29] = [
             "umpire-bench",
             "umpire-events",
             "arbiter-lab",
+            "umpire-audit",
             "umpire-lease",
             "umpire-arbiterd",
         ],

@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use arbiter::{AskRecord, Auditor, Record};
 use pmu_virt::perfmon::{HostAudit, HostRecord};
+use umpire_audit::ContextLine;
 
 use super::decisions::{AskEntry, AuditTime, DecisionTable, Entry, Totals};
-use super::line::HostLine;
+use super::line;
 use crate::sync::lock;
 
 /// Wakes the writer. Never waits.
@@ -73,14 +74,14 @@ pub(super) fn mailbox() -> (Outbox, Inbox) {
 impl Inbox {
     /// The decisions since the last call as lines. Beside each line is the number of
     /// decisions that it stands for.
-    pub(super) fn take(&self, now: AuditTime) -> Vec<(HostLine, u64)> {
+    pub(super) fn take(&self, now: AuditTime) -> Vec<(ContextLine, u64)> {
         let notes = self.notes.try_iter().take(MOST_WAITING);
         let mut lines: Vec<_> = notes
-            .map(|note| (HostLine::new(note.time, note.core, &note.record), 1))
+            .map(|note| (line::context(note.time, note.core, &note.record), 1))
             .collect();
         let missed = self.missed.swap(0, Ordering::Relaxed);
         if missed > 0 {
-            lines.push((HostLine::missed(now, missed), missed));
+            lines.push((line::missed(now, missed), missed));
         }
         lines
     }

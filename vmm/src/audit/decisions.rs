@@ -12,11 +12,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use arbiter::{AskRecord, CounterId, Event, Layer, Record};
-use serde::Serialize;
 
 /// A moment of a run: nanoseconds since the audit began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(transparent)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct AuditTime(pub(super) u64);
 
 impl AuditTime {

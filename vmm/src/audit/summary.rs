@@ -7,7 +7,6 @@ use std::fmt;
 use arbiter::{CounterId, Layer};
 
 use super::decisions::{Denied, Totals};
-use super::line::layer_word;
 use crate::kvm::VcpuId;
 
 /// A counter that somebody held when its vCPU ended.
@@ -120,7 +119,7 @@ impl fmt::Display for Summary {
                 .map(|((_, event), count)| format!("{event} {count}"))
                 .collect();
             if !counts.is_empty() {
-                writeln!(f, "  {:<10}  {}", layer_word(layer), counts.join(", "))?;
+                writeln!(f, "  {:<10}  {}", layer.word(), counts.join(", "))?;
             }
         }
         Ok(())
@@ -132,7 +131,7 @@ impl fmt::Display for CounterRow {
         let Denied { dropped, faulted } = self.denied;
         let (owner, sharing, event) = match &self.holding {
             Some(holding) => (
-                layer_word(holding.owner),
+                holding.owner.word(),
                 if holding.private { "private" } else { "shared" },
                 holding.event.as_deref().unwrap_or("not programmed"),
             ),

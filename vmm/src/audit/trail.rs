@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use umpire_audit::Header;
+
 use super::auditors::{HostAuditor, Notifier, Outbox, Trail, VcpuAuditor, mailbox};
 use super::decisions::DecisionTable;
-use super::line::AuditHeader;
 use super::summary::{Holding, Summary};
 use super::writer::{AuditError, AuditOut, Writer};
 use crate::kvm::VcpuId;
@@ -44,7 +45,7 @@ impl AuditTrail {
     ///
     /// # Errors
     /// [`AuditError`]: the file cannot be made, or there is no thread for it.
-    pub fn to_file(vcpus: u8, path: &Path, header: &AuditHeader) -> Result<Self, AuditError> {
+    pub fn to_file(vcpus: u8, path: &Path, header: &Header) -> Result<Self, AuditError> {
         Self::to(vcpus, path, None, header)
     }
 
@@ -56,7 +57,7 @@ impl AuditTrail {
         vcpus: u8,
         path: &Path,
         out: Option<AuditOut>,
-        header: &AuditHeader,
+        header: &Header,
     ) -> Result<Self, AuditError> {
         let start = Instant::now();
         let trail = |_| Arc::new(Trail::new(DecisionTable::default));
@@ -119,7 +120,9 @@ mod tests {
     use pmu_virt::PmuModel;
     use serde_json::Value;
 
-    use super::super::line::AuditArbiter;
+    use umpire_audit::Arbitration;
+
+    use super::super::line::header_now;
     use super::*;
 
     fn record(position: u8, event: Event) -> Record {
@@ -140,7 +143,7 @@ mod tests {
     fn all_that_was_noted_is_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
-        let header = AuditHeader::now(2, &PmuModel::parse("intel-v2").unwrap(), None);
+        let header = header_now(2, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(2, &path, &header).unwrap();
         std::thread::scope(|scope| {
             for mut auditor in audit.auditors() {
@@ -179,7 +182,7 @@ mod tests {
     #[test]
     fn a_writer_at_work_neither_holds_up_a_vcpu_nor_misses_its_last_decision() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap(), None);
+        let header = header_now(1, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
         for held in [0, 1] {
@@ -206,7 +209,7 @@ mod tests {
     #[test]
     fn who_held_a_counter_when_can_be_told_from_the_file() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap(), None);
+        let header = header_now(1, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
         for _ in 0..100 {
@@ -243,14 +246,12 @@ mod tests {
         let mut policy = Policy::default();
         policy.firmware.lease_ms = Some(70);
         policy.kernel.max.programmable = 3;
-        let arbiter = AuditArbiter {
-            scheme: Scheme::Interacting,
-            policy,
+        let arbitration = Arbitration {
             firmware: true,
-            smm: false,
+            ..Arbitration::of(Scheme::Interacting, &policy)
         };
         let model = PmuModel::parse("intel-v2").unwrap();
-        let header = AuditHeader::now(1, &model, Some(&arbiter));
+        let header = header_now(1, &model, Some(arbitration));
         let audit = AuditTrail::to_file(1, path.path(), &header).unwrap();
         let mut auditor = audit.auditors().next().unwrap();
         let wanted = Wanted::Any(1);
@@ -299,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_with_what_is_missing() {
-        let header = AuditHeader::now(1, &PmuModel::parse("intel-v2").unwrap(), None);
+        let header = header_now(1, &PmuModel::parse("intel-v2").unwrap(), None);
         let audit = AuditTrail::to_file(1, Path::new("/dev/full"), &header);
         let error = match audit {
             Err(error) => error,

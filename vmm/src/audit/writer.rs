@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use thiserror::Error;
+use umpire_audit::{AskLine, Footer, Header};
 
 use super::auditors::{Inbox, Notifier, Trail};
 use super::decisions::AskEntry;
 use super::decisions::{AuditTime, Entry};
-use super::line::{AskLine, AuditHeader, Footer, Line};
+use super::line;
 use crate::kvm::VcpuId;
 use crate::sync::lock;
 
@@ -82,7 +83,7 @@ impl Writer {
     pub(super) fn start(
         path: &Path,
         out: Option<AuditOut>,
-        header: &AuditHeader,
+        header: &Header,
         start: Instant,
         (trails, hosts): (Vec<Arc<Trail>>, Inbox),
     ) -> Result<Self, AuditError> {
@@ -148,7 +149,7 @@ fn write(
         // A stable sort: the entries of one vCPU stay in their order.
         entries.sort_by_key(|(_, entry)| entry.last);
         for (vcpu, entry) in &entries {
-            file.put(&Line::new(*vcpu, entry), entry.count);
+            file.put(&line::decision(*vcpu, entry), entry.count);
         }
         let asks = write_asks(&mut file, trails);
         let of_tools = hosts.take(now());
@@ -160,10 +161,10 @@ fn write(
             let decisions = trails.iter().map(|trail| trail.totals().decisions());
             let footer = Footer {
                 end: true,
-                time_ns: now(),
+                time_ns: now().0,
                 decisions: decisions.sum::<u64>().saturating_add(of_hosts),
                 lines: file.lines,
-                requests: trails.iter().map(|trail| trail.totals().asks).sum(),
+                requests: Some(trails.iter().map(|trail| trail.totals().asks).sum()),
             };
             file.put(&footer, 0);
         }
@@ -184,7 +185,8 @@ fn write_asks(file: &mut AuditFile, trails: &[Arc<Trail>]) -> bool {
     }
     asks.sort_by_key(|(_, entry)| entry.time);
     for (vcpu, entry) in &asks {
-        file.put(&AskLine::new(*vcpu, entry), 0);
+        let line = AskLine::new(entry.time.0, vcpu.0, entry.number, &entry.ask);
+        file.put(&line, 0);
     }
     !asks.is_empty()
 }

@@ -14,6 +14,7 @@ use pmu_virt::{
     Reservations, VcpuPmu, Vendor,
 };
 use thiserror::Error;
+use umpire_audit::Arbitration;
 use vmm_control::{
     ContextLine, ControlConfig, ControlEndpoint, JobQueue, LeaseLine, PreparedServer, Server,
     ServerError, ServerSetup,
@@ -21,7 +22,7 @@ use vmm_control::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::state::{SavedMachine, StateFileError};
-use crate::audit::{AuditArbiter, AuditError, AuditHeader, AuditTrail};
+use crate::audit::{self, AuditError, AuditTrail};
 use crate::boot::memory::MemoryError;
 use crate::boot::{
     self, BootError, BootRequest, FirmwareImage, FirmwareRequest, InitialState, ModuleRequest,
@@ -385,13 +386,12 @@ impl Order<'_> {
         let (Some(path), Some(model)) = (&config.audit, &guest.cpu.pmu) else {
             return Ok(AuditTrail::new(config.cpus));
         };
-        let arbiter = guest.pcr.as_ref().map(|pcr| AuditArbiter {
-            scheme: pcr.plan.scheme,
-            policy: pcr.plan.policy,
+        let arbitration = guest.pcr.as_ref().map(|pcr| Arbitration {
             firmware: pcr.phase.has_firmware(),
             smm: pcr.smm,
+            ..Arbitration::of(pcr.plan.scheme, &pcr.plan.policy)
         });
-        let header = AuditHeader::now(config.cpus, model, arbiter.as_ref());
+        let header = audit::header_now(config.cpus, model, arbitration);
         AuditTrail::to(config.cpus, path, config.audit_out.clone(), &header)
     }
 

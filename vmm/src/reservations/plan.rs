@@ -54,28 +54,14 @@ impl HypervisorCounters {
         if let Ok(number) = text.parse::<u8>() {
             return (number <= arbiter::MAX_PROGRAMMABLE).then_some(Self::Last(number));
         }
-        let counters = text.split(',').map(counter).collect::<Option<Vec<_>>>()?;
+        let counters = text
+            .split(',')
+            .map(CounterId::named)
+            .collect::<Option<Vec<_>>>()?;
         let all: CounterSet = counters.iter().copied().collect();
         let distinct = usize::try_from(all.len()) == Ok(counters.len());
         distinct.then_some(Self::These(counters))
     }
-}
-
-/// A counter by its name.
-fn counter(name: &str) -> Option<CounterId> {
-    let digits = |text: &str| {
-        if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            text.parse::<u8>().ok()
-        } else {
-            None
-        }
-    };
-    let counter = match (name.strip_prefix("PMC"), name.strip_prefix("FIXED")) {
-        (Some(index), _) => CounterId::Programmable(digits(index)?),
-        (_, Some(index)) => CounterId::Fixed(digits(index)?),
-        _ => return CounterId::sampler(name),
-    };
-    counter.position().map(|_| counter)
 }
 
 /// `--cpuid-follows-grants`: whether CPUID announces only the counters that are

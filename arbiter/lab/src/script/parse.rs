@@ -222,14 +222,14 @@ impl<'a, I: Iterator<Item = &'a str>> Words<'a, I> {
                 let wanted = self.next(Problem::Wanted, wanted)?;
                 return self.reserve(wanted);
             }
-            "claim" => Action::Claim(self.next(Problem::Counter, counter)?),
-            "renew" => Action::Renew(self.next(Problem::Counter, counter)?),
+            "claim" => Action::Claim(self.next(Problem::Counter, CounterId::named)?),
+            "renew" => Action::Renew(self.next(Problem::Counter, CounterId::named)?),
             "release" => self.next(Problem::Counter, |word| match word {
                 "all" => Some(Action::Release(None)),
-                word => counter(word).map(|counter| Action::Release(Some(counter))),
+                word => CounterId::named(word).map(|counter| Action::Release(Some(counter))),
             })?,
-            "lend" => Action::Lend(self.next(Problem::Counter, counter)?, true),
-            "keep" => Action::Lend(self.next(Problem::Counter, counter)?, false),
+            "lend" => Action::Lend(self.next(Problem::Counter, CounterId::named)?, true),
+            "keep" => Action::Lend(self.next(Problem::Counter, CounterId::named)?, false),
             "reply" => {
                 let yields = self.next(Problem::Reply, |word| match word {
                     "yield" => Some(true),
@@ -237,8 +237,9 @@ impl<'a, I: Iterator<Item = &'a str>> Words<'a, I> {
                     _ => None,
                 })?;
                 let named = self.words.next();
-                let counter = named
-                    .map(|word| counter(word).ok_or_else(|| self.error(word, Problem::Counter)));
+                let counter = named.map(|word| {
+                    CounterId::named(word).ok_or_else(|| self.error(word, Problem::Counter))
+                });
                 Action::Reply {
                     yields,
                     counter: counter.transpose()?,
@@ -307,18 +308,6 @@ fn wanted(word: &str) -> Option<Wanted> {
     match word.parse() {
         Ok(0) => None,
         Ok(count) => Some(Wanted::Any(count)),
-        Err(_) => counter(word).map(Wanted::This),
+        Err(_) => CounterId::named(word).map(Wanted::This),
     }
-}
-
-fn counter(word: &str) -> Option<CounterId> {
-    if let Some(sampler) = CounterId::sampler(word) {
-        return Some(sampler);
-    }
-    let number = |prefix| word.strip_prefix(prefix)?.parse::<u8>().ok();
-    let counter = match number("PMC") {
-        Some(n) => CounterId::Programmable(n),
-        None => CounterId::Fixed(number("FIXED")?),
-    };
-    counter.position().map(|_| counter)
 }

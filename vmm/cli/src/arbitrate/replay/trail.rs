@@ -3,13 +3,11 @@
 
 use std::path::Path;
 
-use arbiter::{
-    Answer, Ask, AskRecord, AskResult, Backing, Control, CounterId, CounterSet, EventRoom, Layer,
-    NamedEvent, Outcome, PerKind, Policy, Presented, Reason, Reply, Scheme, Wanted,
-};
+use arbiter::{Ask, PerKind, Policy, Scheme};
 use arbiter_lab::Recorded;
 use serde::Deserialize;
 use thiserror::Error;
+use umpire_audit::{AskError, AskLine, FORMAT, Footer, Header, LineKind, VERSION};
 use umpire_events::one_line;
 
 use super::super::input::{self, InputError};
@@ -74,10 +72,8 @@ pub(in super::super) enum LineProblem {
         "the run had {said} requests and the file has {found}; a trail with gaps cannot be replayed"
     )]
     Sum { said: u64, found: u64 },
-    #[error("{key}: '{value}' is none")]
-    Word { key: &'static str, value: String },
-    #[error("'{0}' has no {1}")]
-    Missing(String, &'static str),
+    #[error(transparent)]
+    Ask(#[from] AskError),
     #[error(
         "an administrator changed reservations here (umpire pcr); replay plays what layers \
          did, so replay a run that nobody changed"
@@ -87,63 +83,6 @@ pub(in super::super) enum LineProblem {
     CutOff,
     #[error("the file goes on after its last line")]
     AfterEnd,
-}
-
-#[derive(Deserialize)]
-struct Header {
-    format: String,
-    version: u64,
-    vcpus: u8,
-    programmable: u8,
-    fixed: u8,
-    scheme: Option<String>,
-    #[serde(default)]
-    policy: Vec<String>,
-    #[serde(default)]
-    grace_ms: u32,
-    #[serde(default)]
-    firmware: bool,
-    #[serde(default)]
-    smm: bool,
-}
-
-/// Any line but the first. Lines about decisions are passed over.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct TrailLine {
-    time_ns: u64,
-    vcpu: Option<u8>,
-    layer: String,
-    event: String,
-    request: u64,
-    what: String,
-    counter: Option<String>,
-    any: Option<u8>,
-    held: Option<u8>,
-    elsewhere: Option<u8>,
-    lease_ms: Option<u32>,
-    select: Option<String>,
-    rooms: Vec<RoomRow>,
-    yields: Option<bool>,
-    control: Option<String>,
-    cookie: Option<String>,
-    result: String,
-    reason: Option<String>,
-    counters: Vec<String>,
-    number: u16,
-    end: bool,
-    requests: Option<u64>,
-}
-
-/// Room for what a layer asks for.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RoomRow {
-    layer: String,
-    select: Option<String>,
-    more: u8,
-    elsewhere: u8,
-    instead_of: Vec<String>,
 }
 
 impl Trail {
@@ -168,17 +107,19 @@ impl Trail {
             if end.is_some() {
                 return Err((line, LineProblem::AfterEnd));
             }
-            let row: TrailLine = serde_json::from_str(text).map_err(|error| {
-                let message = one_line(&error.to_string());
-                (line, LineProblem::Malformed(message))
-            })?;
-            if row.end {
-                trail.end_ns = row.time_ns;
-                end = Some((line, row.requests));
-            } else if matches!(row.event.as_str(), "requested" | "answered") {
-                let request = trail.request(&row, &mut numbers);
-                let request = request.map_err(|problem| (line, problem))?;
-                trail.requests.push((line, request));
+            let at = |problem| (line, problem);
+            match json(text).map_err(at)? {
+                LineKind::Decided => {}
+                LineKind::Asked => {
+                    let row = json(text).map_err(at)?;
+                    let request = trail.request(&row, &mut numbers).map_err(at)?;
+                    trail.requests.push((line, request));
+                }
+                LineKind::End => {
+                    let footer: Footer = json(text).map_err(at)?;
+                    trail.end_ns = footer.time_ns;
+                    end = Some((line, footer.requests));
+                }
             }
         }
         let (line, said) = end.ok_or((last, LineProblem::CutOff))?;
@@ -194,34 +135,35 @@ impl Trail {
 
     fn begin(text: &str) -> Result<Self, LineProblem> {
         let header: Header = serde_json::from_str(text).map_err(|_| LineProblem::Format)?;
-        if header.format != "umpire-audit" {
+        if header.format != FORMAT {
             return Err(LineProblem::Format);
         }
-        if header.version != 1 {
+        if header.version != VERSION {
             return Err(LineProblem::Version(header.version));
         }
-        let scheme = header.scheme.ok_or(LineProblem::NoArbiter)?;
-        let mut policy = parse_policy(&header.policy)?;
-        policy.grace_ms = header.grace_ms;
+        let arbitration = header.arbitration.ok_or(LineProblem::NoArbiter)?;
+        let scheme = Scheme::named(&arbitration.scheme);
+        let scheme = scheme.ok_or(LineProblem::Scheme(arbitration.scheme.into()))?;
+        let mut policy = parse_policy(&arbitration.policy)?;
+        policy.grace_ms = arbitration.grace_ms;
         Ok(Trail {
             vcpus: header.vcpus,
             counters: PerKind {
                 programmable: header.programmable,
                 fixed: header.fixed,
             },
-            scheme: Scheme::named(&scheme).ok_or(LineProblem::Scheme(scheme))?,
+            scheme,
             policy,
-            has_firmware: header.firmware,
-            smm: header.smm,
+            has_firmware: arbitration.firmware,
+            smm: arbitration.smm,
             end_ns: 0,
             requests: Vec::new(),
         })
     }
 
     /// Reads one request, the next of its vCPU.
-    fn request(&self, row: &TrailLine, numbers: &mut [u64]) -> Result<Recorded, LineProblem> {
-        let vcpu = row.vcpu.unwrap_or(u8::MAX);
-        let vcpus = self.vcpus;
+    fn request(&self, row: &AskLine, numbers: &mut [u64]) -> Result<Recorded, LineProblem> {
+        let (vcpu, vcpus) = (row.vcpu, self.vcpus);
         let before = numbers.get_mut(usize::from(vcpu));
         let before = before.ok_or(LineProblem::Vcpu { vcpu, vcpus })?;
         let (from, number) = (*before + 1, row.request);
@@ -233,155 +175,19 @@ impl Trail {
             return Err(LineProblem::Again { vcpu, number });
         }
         *before = number;
+        let ask = row.record()?;
+        if ask.ask == Ask::Administered {
+            return Err(LineProblem::Administered);
+        }
         Ok(Recorded {
             at_ns: row.time_ns,
             vcpu,
-            ask: AskRecord {
-                layer: layer(&row.layer)?,
-                ask: row.ask()?,
-                presented: row.presented()?,
-                result: row.result()?,
-            },
+            ask,
         })
     }
 }
 
-impl TrailLine {
-    fn ask(&self) -> Result<Ask, LineProblem> {
-        if self.event == "answered" {
-            return Ok(Ask::Answer);
-        }
-        let missing = |key| LineProblem::Missing(self.what.clone(), key);
-        let counter = || {
-            let name = self.counter.as_deref().ok_or(missing("counter"))?;
-            counter(name)
-        };
-        Ok(match self.what.as_str() {
-            "reserve" => {
-                let some = |count: &u8| *count > 0;
-                let wanted = match (self.any.filter(some), self.held.filter(some)) {
-                    (Some(count), _) => Wanted::Any(count),
-                    (None, Some(count)) => Wanted::Held(count),
-                    (None, None) => Wanted::This(counter()?),
-                };
-                let lease_ms = self.lease_ms;
-                Ask::Reserve {
-                    wanted,
-                    lease_ms,
-                    event: self.select.as_deref().map(event).transpose()?,
-                }
-            }
-            "release" => Ask::Release(counter()?),
-            "withdraw" => Ask::Withdraw,
-            "reply" => Ask::Reply(Reply {
-                counter: counter()?,
-                yields: self.yields.ok_or(missing("yields"))?,
-            }),
-            "key" | "key-release" => Ask::Key {
-                counter: counter()?,
-                gives_back: self.what == "key-release",
-            },
-            "control" => {
-                let text = self.control.as_deref().ok_or(missing("control"))?;
-                let control = hexadecimal(text).and_then(Control::new);
-                let control = control.ok_or_else(|| wrong("control", text))?;
-                Ask::Control(counter()?, control)
-            }
-            "end-phase" => Ask::EndPhase,
-            "set-aside" => Ask::SetAside(counter()?),
-            "backed" => {
-                let fixed = self.counters.iter().map(|name| self::counter(name));
-                let mut rooms = [None; Policy::LAYERS.len()];
-                for row in &self.rooms {
-                    let known = usize::from(layer(&row.layer)?.code());
-                    let room = rooms.get_mut(known).ok_or(wrong("layer", &row.layer))?;
-                    *room = Some(row.room()?);
-                }
-                Ask::Backed(Backing {
-                    rooms: (!self.rooms.is_empty()).then_some(rooms),
-                    elsewhere: self.elsewhere.unwrap_or(0),
-                    programmable: self.any.ok_or(missing("any"))?,
-                    fixed: fixed.collect::<Result<CounterSet, LineProblem>>()?,
-                })
-            }
-            "administered" => return Err(LineProblem::Administered),
-            other => return Err(wrong("what", other)),
-        })
-    }
-
-    fn presented(&self) -> Result<Presented, LineProblem> {
-        Ok(match self.cookie.as_deref() {
-            None => Presented::Nothing,
-            Some("wrong") => Presented::Wrong,
-            Some(word) => Presented::Of(layer(word)?),
-        })
-    }
-
-    fn result(&self) -> Result<AskResult, LineProblem> {
-        let reason = || {
-            let word = self.reason.as_deref().unwrap_or_default();
-            let reason = Reason::ALL.into_iter().find(|one| one.name() == word);
-            reason.ok_or_else(|| wrong("reason", word))
-        };
-        let outcome = match self.result.as_str() {
-            "done" => return Ok(AskResult::Done),
-            "faulted" => return Ok(AskResult::Faulted(reason()?)),
-            "granted" => {
-                let counters = self.counters.iter().map(|name| counter(name));
-                Outcome::Granted(counters.collect::<Result<CounterSet, LineProblem>>()?)
-            }
-            "refused" => Outcome::Refused(reason()?),
-            "pending" => Outcome::Pending,
-            other => return Err(wrong("result", other)),
-        };
-        let number = self.number;
-        Ok(AskResult::Answered(Answer { number, outcome }))
-    }
-}
-
-impl RoomRow {
-    fn room(&self) -> Result<EventRoom, LineProblem> {
-        let instead_of = self.instead_of.iter().map(|name| counter(name));
-        Ok(EventRoom {
-            event: self.select.as_deref().map(event).transpose()?,
-            more: self.more,
-            elsewhere: self.elsewhere,
-            instead_of: instead_of.collect::<Result<CounterSet, LineProblem>>()?,
-        })
-    }
-}
-
-fn event(text: &str) -> Result<NamedEvent, LineProblem> {
-    let event = hexadecimal(text).and_then(NamedEvent::of_select);
-    event.ok_or_else(|| wrong("select", text))
-}
-
-fn hexadecimal(text: &str) -> Option<u64> {
-    u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
-}
-
-fn wrong(key: &'static str, value: &str) -> LineProblem {
-    let value = value.to_owned();
-    LineProblem::Word { key, value }
-}
-
-fn layer(word: &str) -> Result<Layer, LineProblem> {
-    match word {
-        "firmware" => Ok(Layer::Firmware),
-        "hypervisor" => Ok(Layer::Hypervisor),
-        "kernel" => Ok(Layer::GuestKernel),
-        "tool" => Ok(Layer::HostTool),
-        "user" => Ok(Layer::GuestUser),
-        other => Err(wrong("layer", other)),
-    }
-}
-
-fn counter(name: &str) -> Result<CounterId, LineProblem> {
-    let number = |prefix| name.strip_prefix(prefix)?.parse::<u8>().ok();
-    let counter = match number("PMC") {
-        Some(n) => Some(CounterId::Programmable(n)),
-        None => number("FIXED").map(CounterId::Fixed),
-    };
-    let counter = counter.filter(|counter| counter.position().is_some());
-    counter.ok_or_else(|| wrong("counter", name))
+fn json<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, LineProblem> {
+    let line = serde_json::from_str(text);
+    line.map_err(|error| LineProblem::Malformed(one_line(&error.to_string())))
 }
