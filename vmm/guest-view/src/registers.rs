@@ -24,7 +24,7 @@ pub enum Mode {
 
 impl Mode {
     /// By the code segment's selector.
-    fn of_cs(cs: u16) -> Self {
+    pub fn of_cs(cs: u16) -> Self {
         match cs & 3 {
             3 if cs == USER32_CS => Self::User32,
             3 => Self::User,
