@@ -5,12 +5,15 @@
 //! most 1 µs.
 
 use std::cell::RefCell;
+use std::convert::Infallible;
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use instruction_facts::{Operand, OperandKind};
+use pmu_virt::perfmon::{self, Quantities, Wish};
 use pmu_virt::{
-    Caller, ClockBackend, CorePmu, Grant, Layer, LinearMemory, MsrIndex, OwnerId, PebsMoment,
-    PmuModel, Progress, Ring, Ticks, Tsc, VcpuPmu,
+    Caller, ClockBackend, CorePmu, Grant, Layer, LinearMemory, Moment, MomentRegisters, MsrIndex,
+    OwnerId, PmuModel, Progress, Ring, Ticks, Tsc, VcpuPmu,
 };
 
 /// A page from address 0 on.
@@ -36,18 +39,52 @@ impl LinearMemory for Page {
             .map(|range| self.0.borrow_mut()[range].copy_from_slice(bytes))
             .is_some()
     }
+
+    fn locate(&self, _: u64) -> Option<(u64, u32)> {
+        None
+    }
+}
+
+/// A guest with nothing in its registers.
+struct Still<'a>(&'a Page);
+
+impl Moment for Still<'_> {
+    type Error = Infallible;
+
+    fn registers(&mut self) -> Result<Option<MomentRegisters>, Infallible> {
+        Ok(Some(black_box(MomentRegisters::default())))
+    }
+
+    fn xmm(&mut self) -> Result<[[u8; 16]; 16], Infallible> {
+        Ok(black_box(Default::default()))
+    }
+
+    fn tsc(&mut self) -> Result<u64, Infallible> {
+        Ok(black_box(0))
+    }
+
+    fn operand(&mut self, _: OperandKind) -> Option<Operand> {
+        None
+    }
+
+    fn memory(&mut self) -> Result<&dyn LinearMemory, Infallible> {
+        Ok(self.0)
+    }
+
+    fn host(
+        &mut self,
+        _: Wish,
+        _: &mut dyn FnMut(&perfmon::Moment, &dyn Quantities),
+    ) -> Result<(), Infallible> {
+        Ok(())
+    }
 }
 
 const BUFFER: u64 = 0x800;
 const RESET: u64 = (1 << 48) - 100;
 
 /// An overflow and its record, or without PEBS the overflow alone.
-fn overflow(
-    (pmu, core): (&mut VcpuPmu, &mut CorePmu),
-    now: &mut u64,
-    memory: &Page,
-    moment: &PebsMoment,
-) {
+fn overflow((pmu, core): (&mut VcpuPmu, &mut CorePmu), now: &mut u64, memory: &Page) {
     *now += 10;
     pmu.observe(core, Progress::Entered { tsc: Tsc(*now) });
     *now += 200;
@@ -59,9 +96,9 @@ fn overflow(
             ring: Some(Ring::Kernel),
         },
     );
-    if pmu.pebs_due().is_some() {
+    if pmu.pebs_due() {
         memory.write(0x28, &BUFFER.to_le_bytes());
-        pmu.write_pebs(core, memory, black_box(moment));
+        let Ok(()) = pmu.take_samples(Some(core), &mut Still(memory));
     }
 }
 
@@ -93,9 +130,9 @@ fn records(criterion: &mut Criterion) {
         for (msr, value) in writes {
             pmu.wrmsr(&mut core, MsrIndex(msr), value, caller);
         }
-        let (mut now, moment) = (0, PebsMoment::default());
+        let mut now = 0;
         group.bench_function(name, |bench| {
-            bench.iter(|| overflow((&mut pmu, &mut core), &mut now, &memory, &moment));
+            bench.iter(|| overflow((&mut pmu, &mut core), &mut now, &memory));
         });
     }
     group.finish();

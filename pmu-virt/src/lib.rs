@@ -2,7 +2,8 @@
 //! counts behind them come from.
 //!
 //! - [`VcpuPmu`] is one virtual CPU's PMU: registers, a grant of counters, times,
-//!   the PMI that is pending. A guest's mistake is an outcome, never an error.
+//!   the PMI that is pending. A guest's mistake is an outcome, never an error. What its
+//!   samples need of the guest it asks of a [`Moment`].
 //! - [`CorePmu`] is one core's: its physical counters, and the host contexts that
 //!   count on them too. Its thread owns it, and lends it to each operation of the
 //!   vCPU that runs there. The registers of a vCPU that is switched out can change;
@@ -33,6 +34,7 @@ pub mod contract;
 mod core_pmu;
 mod filter;
 mod holdings;
+mod moment;
 mod pebs;
 mod placement;
 mod pmi_line;
@@ -54,7 +56,8 @@ pub use backend::{
 pub use core_pmu::CorePmu;
 pub use filter::{EventFilter, EventFilters, EventProfile, FilterError};
 pub use holdings::Holdings;
-pub use pebs::{LinearMemory, PebsMoment, PebsNeeds, PebsSkip, PebsStats};
+pub use moment::{CodePlace, Moment, MomentRegisters, SampledInstruction};
+pub use pebs::{LinearMemory, PebsSkip, PebsStats};
 pub use pmi_line::{Lvtpc, PmiDelivery, PmiForwarded, PmiLine, PmiRequest, PmiRoute};
 pub use pmu_model::accounting;
 pub use pmu_model::cpuid;

@@ -15,36 +15,39 @@ pub trait LinearMemory {
     fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
     /// Writes `bytes` at `address`. False if some of it cannot be written; nothing was then.
     fn write(&self, address: u64, bytes: &[u8]) -> bool;
+    /// The guest-physical address of what is mapped at `address`, whoever may get at it, and
+    /// the base-2 logarithm of the page's size (32 without paging).
+    fn locate(&self, address: u64) -> Option<(u64, u32)>;
 }
 
 /// A vCPU behind the instruction that a record is of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PebsMoment {
+pub(crate) struct PebsMoment {
     /// RIP of the instruction itself.
-    pub eventing_ip: u64,
+    pub(crate) eventing_ip: u64,
     /// RFLAGS.
-    pub flags: u64,
+    pub(crate) flags: u64,
     /// RIP.
-    pub ip: u64,
+    pub(crate) ip: u64,
     /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
-    pub registers: [u64; 16],
+    pub(crate) registers: [u64; 16],
     /// The guest's TSC.
-    pub tsc: u64,
+    pub(crate) tsc: u64,
     /// Linear address of the operand in memory that [`PebsNeeds::operand`] names; 0 if the
     /// instruction has none, or nobody knows it.
-    pub data_address: u64,
-    /// XMM0 to XMM15; needed where [`PebsNeeds::xmm`] says so.
-    pub xmm: [[u8; 16]; 16],
+    pub(crate) data_address: u64,
+    /// XMM0 to XMM15, where [`PebsNeeds::xmm`] says so.
+    pub(crate) xmm: [[u8; 16]; 16],
 }
 
 /// What a record that is due is made of, beyond the general registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PebsNeeds {
+pub(crate) struct PebsNeeds {
     /// XMM0 to XMM15.
-    pub xmm: bool,
+    pub(crate) xmm: bool,
     /// Which of the instruction's operands in memory the record tells the address of:
     /// what was loaded where loads are sampled, what was stored where stores are.
-    pub operand: OperandKind,
+    pub(crate) operand: OperandKind,
 }
 
 /// Records of one vCPU so far.

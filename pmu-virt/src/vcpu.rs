@@ -41,16 +41,15 @@ use arbiter::{
     Budget, Caller, Context, CounterId, CounterSet, Effects, Grant, PcrRegister, PcrUnit, PerKind,
     Verdict,
 };
-use perfmon::{Moment, Quantities};
 use perfmon_abi::wire::Refusal;
-use pmu_model::ibs::IbsSample;
 use pmu_model::{
     IbsKind, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel, Progress, Ticks, Tsc,
     UnavailableReason,
 };
 
 use crate::core_pmu::CorePmu;
-use crate::pebs::{LinearMemory, PebsMoment, PebsNeeds, PebsStats};
+use crate::moment::Moment;
+use crate::pebs::PebsStats;
 use crate::slot_bank::SlotBank;
 use crate::state::{PmuState, StateError};
 use counting::Counting;
@@ -543,11 +542,31 @@ impl VcpuPmu {
         result
     }
 
-    /// Handles the overflows of host contexts: samples, notifications, resets.
-    pub fn sample_hosts(&mut self, core: &mut CorePmu, moment: &Moment, values: &dyn Quantities) {
-        let seat = &mut self.seat(Some(core));
-        self.counting_mut().sample_hosts(seat, moment, values);
+    /// Whether samples are due, and [`VcpuPmu::take_samples`] is to be called before the
+    /// guest's exit is answered, and before it goes on.
+    #[inline]
+    #[must_use]
+    pub fn has_samples(&self, core: Option<&CorePmu>) -> bool {
+        let overflown = core.is_some_and(|core| self.hosts().has_overflow(core));
+        overflown || self.pebs_due() || self.ibs_due().is_some()
+    }
+
+    /// Takes the samples that are due, of `moment`: a PEBS record is written, and its counters
+    /// are reloaded; samplers have what they sampled; contexts of tools handle their
+    /// overflows. A record that cannot be written leaves the guest's buffer as it is, and the
+    /// counters go on. What `moment` says has to wait stays due.
+    ///
+    /// # Errors
+    /// Those of `moment`; what was not taken stays due.
+    pub fn take_samples<M: Moment>(
+        &mut self,
+        core: Option<&mut CorePmu>,
+        moment: &mut M,
+    ) -> Result<(), M::Error> {
+        let seat = &mut self.seat(core);
+        let taken = self.counting_mut().take_samples(seat, moment);
         self.tenancy.tell_owners();
+        taken
     }
 
     /// Whether the hypervisor may yield a counter that it has reserved: what host
@@ -566,11 +585,7 @@ impl VcpuPmu {
     #[inline]
     #[must_use]
     pub fn ibs_due(&self) -> Option<IbsKind> {
-        let samplers = self.tally().samplers();
-        if !samplers.exist() {
-            return None;
-        }
-        samplers.due().or_else(|| self.hosts().sample_due())
+        self.tenancy.counting().sample_due()
     }
 
     /// Whether a sample may fall due while the guest runs.
@@ -581,13 +596,6 @@ impl VcpuPmu {
         samplers.exist() && (samplers.run() || self.hosts().may_sample())
     }
 
-    /// Takes in a sample that was due; one that was not is dropped.
-    pub fn ibs_sampled(&mut self, core: Option<&mut CorePmu>, sample: IbsSample) {
-        let seat = &mut self.seat(core);
-        self.counting_mut().sampled(seat, &sample);
-        self.tenancy.tell_owners();
-    }
-
     /// What is to be done about the interrupt of samples at TSC value `now`. To be sent, it
     /// is over.
     pub fn ibs_interrupt(&mut self, now: Tsc) -> IbsDue {
@@ -595,12 +603,11 @@ impl VcpuPmu {
         tally.samplers_mut().interrupt_due(now)
     }
 
-    /// Whether a record is due, and what it needs: [`VcpuPmu::write_pebs`] is to be called
-    /// before the guest goes on and before its exit is answered, unless the vCPU is in SMM.
+    /// Whether a PEBS record is to be written.
     #[inline]
     #[must_use]
-    pub fn pebs_due(&self) -> Option<PebsNeeds> {
-        self.tally().pebs_due()
+    pub fn pebs_due(&self) -> bool {
+        self.tally().pebs_due().is_some()
     }
 
     /// Whether PEBS is enabled for some counter.
@@ -614,19 +621,6 @@ impl VcpuPmu {
     #[must_use]
     pub fn pebs_stats(&self) -> PebsStats {
         self.tally().pebs_stats()
-    }
-
-    /// Writes the record that is due, of `moment`, and reloads its counters. Where it
-    /// cannot be written, the guest's buffer stays as it is and the counters go on.
-    pub fn write_pebs(
-        &mut self,
-        core: &mut CorePmu,
-        memory: &dyn LinearMemory,
-        moment: &PebsMoment,
-    ) {
-        let seat = &mut self.seat(Some(core));
-        self.counting_mut().write_pebs(seat, memory, moment);
-        self.tenancy.tell_owners();
     }
 
     /// Switches the vCPU in: its counters count on `core` from now on. Those

@@ -3,10 +3,11 @@
 
 use std::cell::RefCell;
 
-use instruction_facts::OperandKind;
+use instruction_facts::{Operand, OperandKind};
 use pmu_virt::{
-    Caller, ClockBackend, CounterBackend, Grant, Layer, LinearMemory, MsrIndex, PebsMoment,
-    PmuModel, Progress, ReadOutcome, Retirement, Ring, StepBackend, Ticks, Tsc, WriteOutcome,
+    Caller, ClockBackend, CodePlace, CounterBackend, Grant, Layer, LinearMemory, MsrIndex,
+    PmuModel, Progress, ReadOutcome, Retirement, Ring, SampledInstruction, StepBackend, Ticks, Tsc,
+    WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{
@@ -14,7 +15,7 @@ use proptest::prelude::{
 };
 use proptest::sample::select;
 
-use crate::seated::Seated;
+use crate::seated::{Seated, Snapshot};
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const SIZE: usize = 0x4000;
@@ -72,6 +73,10 @@ impl LinearMemory for Memory {
         self.0.borrow_mut()[range].copy_from_slice(bytes);
         true
     }
+
+    fn locate(&self, _: u64) -> Option<(u64, u32)> {
+        None
+    }
 }
 
 fn guest(model: &str, backend: Box<dyn CounterBackend>) -> Seated {
@@ -99,13 +104,11 @@ fn retire(pmu: &mut Seated, memory: &Memory, rip: u64, branch: bool) {
     };
     let ring = Ring::Kernel;
     pmu.observe(Progress::Retired { ring, insn });
-    if pmu.pebs_due().is_some() {
-        let moment = PebsMoment {
-            eventing_ip: rip,
-            ..PebsMoment::default()
-        };
-        let (pmu, core) = pmu.parts();
-        pmu.write_pebs(core, memory, &moment);
+    if pmu.pebs_due() {
+        let mut moment = Snapshot::of(memory);
+        let at = CodePlace::flat(rip);
+        moment.registers.instruction = SampledInstruction::Executed { at, did: insn };
+        pmu.take_samples(&mut moment);
     }
 }
 
@@ -259,7 +262,7 @@ fn waiting(late: u64) -> (Seated, Memory) {
     write(&mut pmu, 0x4c1, FULL + 1 - PERIOD);
     write(&mut pmu, 0x186, 0x43_003c);
     run(&mut pmu, 0, PERIOD + late);
-    assert!(pmu.pebs_due().is_some());
+    assert!(pmu.pebs_due());
     (pmu, memory)
 }
 
@@ -274,8 +277,7 @@ fn run(pmu: &mut Seated, from: u64, ticks: u64) {
 }
 
 fn write_record(pmu: &mut Seated, memory: &Memory) {
-    let (pmu, core) = pmu.parts();
-    pmu.write_pebs(core, memory, &PebsMoment::default());
+    pmu.take_samples(&mut Snapshot::of(memory));
 }
 
 /// Whatever the vCPU does meanwhile, there is one record, and the counter goes on as if it
@@ -286,11 +288,11 @@ fn a_record_that_waits_for_the_end_of_smm_is_made_once() {
         let (mut pmu, memory) = waiting(late);
         assert_eq!(read(&mut pmu, 0x4c1), late);
         run(&mut pmu, 1 << 20, more);
-        assert!(pmu.pebs_due().is_some());
+        assert!(pmu.pebs_due());
         assert_eq!(pmu.deadline(), None, "it waits for no overflow");
         write_record(&mut pmu, &memory);
         assert_eq!(addresses(&memory).len(), 1);
-        assert!(pmu.pebs_due().is_none());
+        assert!(!pmu.pebs_due());
         let expected = FULL + 1 - PERIOD + (late + more) % PERIOD;
         assert_eq!(read(&mut pmu, 0x4c1), expected, "{late} and {more} cycles");
     }
@@ -301,9 +303,9 @@ fn a_record_does_not_outlive_what_it_was_for() {
     let check = |name: &str, then: &dyn Fn(&mut Seated)| {
         let (mut pmu, memory) = waiting(5);
         then(&mut pmu);
-        assert_eq!(pmu.pebs_due(), None, "{name}");
+        assert!(!pmu.pebs_due(), "{name}");
         run(&mut pmu, 1 << 20, 100);
-        assert_eq!(pmu.pebs_due(), None, "{name}");
+        assert!(!pmu.pebs_due(), "{name}");
         assert!(addresses(&memory).is_empty(), "{name}");
     };
     check("PEBS is off", &|pmu| write(pmu, 0x3f1, 0));
@@ -314,7 +316,7 @@ fn a_record_does_not_outlive_what_it_was_for() {
     check("a reset", &|pmu| pmu.reset());
     let (mut pmu, _) = waiting(5);
     write(&mut pmu, 0x3f1, 3);
-    assert!(pmu.pebs_due().is_some(), "another counter's PEBS");
+    assert!(pmu.pebs_due(), "another counter's PEBS");
 }
 
 /// A state has it as a counter that is armed: the next event makes the record.
@@ -327,7 +329,7 @@ fn a_record_that_waits_is_in_the_state() {
     let mut again = guest("intel-v4,pebs=skid", Box::new(ClockBackend::new()));
     again.restore(&state).expect("a state of this model");
     run(&mut again, 0, 7);
-    assert!(again.pebs_due().is_some());
+    assert!(again.pebs_due());
     write_record(&mut again, &memory);
     assert_eq!(read(&mut again, 0x4c1), FULL + 1 - PERIOD + 12);
 }
@@ -396,32 +398,37 @@ fn a_record_has_the_address_that_its_events_are_about() {
             let ring = Ring::Kernel;
             pmu.observe(Progress::Retired { ring, insn });
         }
-        let needs = pmu.pebs_due().expect("a record");
-        let moment = PebsMoment {
-            data_address: match needs.operand {
-                OperandKind::Store => STORED,
-                OperandKind::Load | OperandKind::Any => LOADED,
-            },
-            ..PebsMoment::default()
+        let operand = |linear, load, store| {
+            let bytes = 8;
+            Some(Operand {
+                linear,
+                bytes,
+                load,
+                store,
+            })
         };
-        let (inner, core) = pmu.parts();
-        inner.write_pebs(core, &memory, &moment);
+        let mut moment = Snapshot {
+            operands: [operand(LOADED, true, false), operand(STORED, false, true)],
+            ..Snapshot::of(&memory)
+        };
+        pmu.take_samples(&mut moment);
         let words = [0, 8, 16].map(|more| memory.word(BUFFER + at + more));
         assert_eq!(
             words,
             [expected, 0, 0],
             "address, source and latency with {selects:x?}"
         );
-        needs.operand
+        assert!(!moment.asked.1, "no XMM registers in it");
+        moment.asked.0
     };
     for format in [3, 4] {
-        assert_eq!(check(format, &[LOADS], LOADED), OperandKind::Load);
-        assert_eq!(check(format, &[STORES], STORED), OperandKind::Store);
+        assert_eq!(check(format, &[LOADS], LOADED), [OperandKind::Load]);
+        assert_eq!(check(format, &[STORES], STORED), [OperandKind::Store]);
         for selects in [&[INSTRUCTIONS][..], &[LOADS, STORES]] {
-            assert_eq!(check(format, selects, LOADED), OperandKind::Any);
+            assert_eq!(check(format, selects, LOADED), [OperandKind::Any]);
         }
         let beside = [INSTRUCTIONS, STORES];
-        assert_eq!(check(format, &beside, STORED), OperandKind::Store);
+        assert_eq!(check(format, &beside, STORED), [OperandKind::Store]);
     }
 }
 
@@ -477,10 +484,11 @@ proptest! {
         write(&mut pmu, 0x4c1, FULL);
         pmu.observe(Progress::Entered { tsc: Tsc(10) });
         pmu.observe(Progress::Left { tsc: Tsc(13), halted: Ticks(0), ring: Some(Ring::Kernel) });
-        prop_assert!(pmu.pebs_due().is_some());
-        let (inner, core) = pmu.parts();
-        inner.write_pebs(core, &memory, &PebsMoment { ip: 0x1234, ..PebsMoment::default() });
-        prop_assert!(pmu.pebs_due().is_none());
+        prop_assert!(pmu.pebs_due());
+        let mut moment = Snapshot::of(&memory);
+        moment.registers.next = CodePlace::flat(0x1234);
+        pmu.take_samples(&mut moment);
+        prop_assert!(!pmu.pebs_due());
 
         let end = index.checked_add(length).filter(|end| {
             let fits = range(index, usize::try_from(length).unwrap_or(SIZE)).is_some();

@@ -5,16 +5,16 @@ use std::num::NonZeroU64;
 use pmu_virt::ibs::{FetchRecord, OpSample};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant,
-    IbsKind, IbsSample, Layer, LinearMemory, LossReason, MsrIndex, Oversubscribe, OwnerId,
-    PebsMoment, PmiDue, PmiRequest, PmuModel, PmuState, Progress, Provenance, ReadOutcome, Reading,
-    Ring, StateError, StepBackend, Ticks, Tsc, WriteOutcome, accounting,
+    IbsKind, IbsSample, Layer, LinearMemory, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiDue,
+    PmiRequest, PmuModel, PmuState, Progress, Provenance, ReadOutcome, Reading, Ring, StateError,
+    StepBackend, Ticks, Tsc, WriteOutcome, accounting,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::limited::Limited;
-use crate::seated::Seated;
+use crate::seated::{Seated, Snapshot};
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const MODELS: [&str; 15] = [
@@ -77,6 +77,10 @@ impl LinearMemory for Areas {
     fn write(&self, _: u64, _: &[u8]) -> bool {
         true
     }
+
+    fn locate(&self, _: u64) -> Option<(u64, u32)> {
+        None
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -132,9 +136,8 @@ fn apply(pmu: &mut Seated, op: &Op, now: &mut u64) {
                 halted: Ticks(halted.min(ticks)),
                 ring: Some(ring),
             });
-            if pmu.pebs_due().is_some() {
-                let (pmu, core) = pmu.parts();
-                pmu.write_pebs(core, &Areas, &PebsMoment::default());
+            if pmu.pebs_due() {
+                pmu.take_samples(&mut Snapshot::of(&Areas));
             }
             while let Some(kind) = pmu.ibs_due() {
                 pmu.sampled(match kind {

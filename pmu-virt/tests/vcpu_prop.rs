@@ -2,9 +2,9 @@
 
 use pmu_virt::ibs::{FetchRecord, OpSample, X2APIC_MSRS};
 use pmu_virt::{
-    Caller, ClockBackend, CounterId, Grant, IbsKind, IbsRegister, IbsSample, Layer, LinearMemory,
-    MsrIndex, PebsMoment, PmuModel, Progress, ReadOutcome, Reading, Register, Retirement, Ring,
-    StepBackend, Ticks, Tsc, WriteOutcome,
+    Caller, ClockBackend, CounterId, Grant, IbsKind, IbsRegister, IbsSample, Layer, MsrIndex,
+    PmuModel, Progress, ReadOutcome, Reading, Register, Retirement, Ring, StepBackend, Ticks, Tsc,
+    WriteOutcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::{
@@ -14,7 +14,7 @@ use proptest::sample::select;
 
 use crate::naive::Naive;
 use crate::naive::ibs::{FETCHED, RIP};
-use crate::seated::Seated;
+use crate::seated::{Located, Seated, Snapshot};
 
 const MODELS: [&str; 29] = [
     "intel-v1",
@@ -180,19 +180,6 @@ fn clocked(spec: &str) -> Seated {
 }
 
 /// Lets the guest run; every access lies between two runs.
-/// No address leads anywhere.
-struct Nowhere;
-
-impl LinearMemory for Nowhere {
-    fn read(&self, _: u64, _: &mut [u8]) -> bool {
-        false
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> bool {
-        false
-    }
-}
-
 fn run(pmu: &mut Seated, now: &mut u64, ring: Ring, ticks: u64) {
     *now += 10;
     pmu.observe(Progress::Entered { tsc: Tsc(*now) });
@@ -211,9 +198,8 @@ fn run(pmu: &mut Seated, now: &mut u64, ring: Ring, ticks: u64) {
             }),
         });
     }
-    if pmu.pebs_due().is_some() {
-        let (pmu, core) = pmu.parts();
-        pmu.write_pebs(core, &Nowhere, &PebsMoment::default());
+    if pmu.pebs_due() {
+        pmu.take_samples(&mut Snapshot::of(&Located::NOWHERE));
     }
 }
 

@@ -2,7 +2,7 @@
 //! contexts, in one order. It is here that the values meet; none of them calls another.
 
 use arbiter::{CounterId, CounterSet, Effects};
-use perfmon::{ContextId, Moment, Quantities};
+use perfmon::{ContextId, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::ibs::IbsSample;
 use pmu_model::{
@@ -23,7 +23,7 @@ use super::terms::counters_there;
 use super::{COUNTERS, Needs, ReadOutcome, index_of};
 use crate::attached::AttachedContext;
 use crate::core_pmu::CorePmu;
-use crate::pebs::{LinearMemory, PebsMoment};
+use crate::moment::{self, Moment};
 use crate::slot_bank::Claimant;
 use crate::state::{CounterName, Hex, PmuState, SavedCounter};
 
@@ -352,7 +352,7 @@ impl Counting {
     }
 
     /// Takes in a sample that was due; one that was not is dropped.
-    pub(super) fn sampled(&mut self, seat: &mut Seat<'_>, sample: &IbsSample) {
+    fn sampled(&mut self, seat: &mut Seat<'_>, sample: &IbsSample) {
         self.stop_samplers(seat);
         let there = self.tally.samplers().exist();
         if there && !self.tally.samplers_mut().take(sample) && self.hosts.take_sample(sample) {
@@ -604,16 +604,43 @@ impl Counting {
         }
     }
 
-    /// Handles the overflows of host contexts: samples, notifications, resets.
-    pub(super) fn sample_hosts(
+    /// The sampler whose sample is to be taken.
+    #[inline]
+    pub(super) fn sample_due(&self) -> Option<IbsKind> {
+        let samplers = self.tally.samplers();
+        if !samplers.exist() {
+            return None;
+        }
+        samplers.due().or_else(|| self.hosts.sample_due())
+    }
+
+    /// Takes the samples that are due, of `moment`. What a context of a tool records with an
+    /// overflow may be a sample of IBS, so these come last.
+    pub(super) fn take_samples<M: Moment>(
         &mut self,
         seat: &mut Seat<'_>,
-        moment: &Moment,
-        values: &dyn Quantities,
-    ) {
-        if self.hosts.sample(seat, moment, values) {
-            self.arrange(seat);
+        moment: &mut M,
+    ) -> Result<(), M::Error> {
+        if let (Some(needs), false) = (self.tally.pebs_due(), seat.is_off())
+            && let Some(record) = moment::record(moment, needs)?
+        {
+            self.tally.write_pebs(seat, moment.memory()?, &record);
+            self.freeze_if_due(seat);
         }
+        while let Some(kind) = self.sample_due()
+            && let Some(sample) = moment::sample(moment, kind)?
+        {
+            self.sampled(seat, &sample);
+        }
+        let overflown = seat.core().filter(|core| self.hosts.has_overflow(core));
+        if let Some(wish) = overflown.map(|core| self.hosts.wish(core)) {
+            moment.host(wish, &mut |place, values| {
+                if self.hosts.sample(seat, place, values) {
+                    self.arrange(seat);
+                }
+            })?;
+        }
+        Ok(())
     }
 
     /// Takes in what happened to the vCPU.
@@ -750,17 +777,6 @@ impl Counting {
         self.hosts.leave_core(seat);
         self.freeze_if_due(&mut Seat::Off);
         self.refresh_needs(&Seat::Off);
-    }
-
-    /// Writes the PEBS record that is due.
-    pub(super) fn write_pebs(
-        &mut self,
-        seat: &mut Seat<'_>,
-        memory: &dyn LinearMemory,
-        moment: &PebsMoment,
-    ) {
-        self.tally.write_pebs(seat, memory, moment);
-        self.freeze_if_due(seat);
     }
 
     /// Does what a decision means; the terms are those of after it. The accounting page

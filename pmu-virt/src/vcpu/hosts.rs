@@ -1,6 +1,6 @@
 //! The host contexts of a vCPU, and those of the core which it is on.
 
-use perfmon::{ContextId, Moment, Quantities, Wish};
+use perfmon::{ContextId, Quantities, Wish};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_model::ibs::IbsSample;
 use pmu_model::{IbsKind, OwnerId, Progress, SlotSet, Ticks, Tsc};
@@ -182,7 +182,7 @@ impl Hosts {
     }
 
     /// Whether a counter of one of them has overflowed, or of one of the core's, and
-    /// [`VcpuPmu::sample_hosts`](super::VcpuPmu::sample_hosts) is to be called before the
+    /// [`VcpuPmu::take_samples`](super::VcpuPmu::take_samples) is to be called before the
     /// guest runs on.
     #[inline]
     #[must_use]
@@ -195,10 +195,8 @@ impl Hosts {
         hosts.any(|hosted| hosted.context().has_pending_overflow())
     }
 
-    /// What those that are to sample now record of the guest's memory: before
-    /// [`VcpuPmu::sample_hosts`](super::VcpuPmu::sample_hosts), for [`Quantities::guest`].
-    #[must_use]
-    pub fn wish(&self, core: &CorePmu) -> Wish {
+    /// What those that are to sample now record of the guest's memory.
+    pub(super) fn wish(&self, core: &CorePmu) -> Wish {
         let all = self.on(Some(core)).map(AttachedContext::context);
         let sampling = all.filter(|context| context.has_pending_overflow());
         sampling.fold(Wish::default(), |wish, context| wish.and(context.wish()))
@@ -208,7 +206,7 @@ impl Hosts {
     pub(super) fn sample(
         &mut self,
         seat: &mut Seat<'_>,
-        moment: &Moment,
+        moment: &perfmon::Moment,
         values: &dyn Quantities,
     ) -> bool {
         let mut sampled = false;

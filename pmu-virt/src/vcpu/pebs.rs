@@ -6,9 +6,9 @@
 //! event. Elsewhere the overflow is noticed when the guest has been stopped, some way
 //! behind it: the record is of that place.
 //!
-//! The caller writes the record before anything else happens to the vCPU
+//! The record is written before anything else happens to the vCPU
 //! ([`VcpuPmu::pebs_due`](super::VcpuPmu::pebs_due),
-//! [`VcpuPmu::write_pebs`](super::VcpuPmu::write_pebs)): the counter is reloaded from the
+//! [`VcpuPmu::take_samples`](super::VcpuPmu::take_samples)): the counter is reloaded from the
 //! debug store area, and where the buffer has come to its threshold, the status says so
 //! and a PMI is raised. A vCPU in SMM is the exception: its registers are the firmware's,
 //! and the record waits until it has left.

@@ -4,8 +4,9 @@
 //! What is counted takes a physical counter, as any counter of the guest's does: one of
 //! cycles, of instructions for ops, and of what comes nearest to fetches
 //! ([`PmuModel::ibs_requests`]). When it has come to its end, the sample is due
-//! ([`VcpuPmu::ibs_due`](super::VcpuPmu::ibs_due)): the VMM looks where the guest stands, or knows the very
-//! instruction, and says so ([`VcpuPmu::ibs_sampled`](super::VcpuPmu::ibs_sampled)). Only then the guest sees it, and
+//! ([`VcpuPmu::ibs_due`](super::VcpuPmu::ibs_due)): the VMM looks where the guest stands, or
+//! knows the very instruction, and says so
+//! ([`VcpuPmu::take_samples`](super::VcpuPmu::take_samples)). Only then the guest sees it, and
 //! the interrupt is raised by the entry of the extended vector table that IBSCTL names.
 //!
 //! Sources: APM vol. 2, section 13.3; the BKDGs and PPRs, MSRC001_1030 to 103B.

@@ -11,13 +11,14 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 
+use instruction_facts::Operand;
 use pmu_virt::ibs::{FetchRecord, OpSample};
 use pmu_virt::{
-    Caller, ClockBackend, Grant, IbsKind, IbsSample, Layer, LinearMemory, MsrIndex, PebsMoment,
-    PmuModel, Progress, ReadOutcome, Ring, Ticks, Tsc, WriteOutcome,
+    Caller, ClockBackend, CodePlace, Grant, IbsKind, IbsSample, Layer, LinearMemory,
+    MomentRegisters, MsrIndex, PmuModel, Progress, ReadOutcome, Ring, Ticks, Tsc, WriteOutcome,
 };
 
-use crate::seated::Seated;
+use crate::seated::{Seated, Snapshot};
 
 /// Every Intel model, with as many counters as the rules expect.
 pub(crate) const INTEL: &[&str] = &[
@@ -191,6 +192,10 @@ impl LinearMemory for Memory {
         self.0.borrow_mut()[range].copy_from_slice(bytes);
         true
     }
+
+    fn locate(&self, _: u64) -> Option<(u64, u32)> {
+        None
+    }
 }
 
 /// The TSC of every record.
@@ -200,15 +205,24 @@ const TSC: u64 = 0x7357;
 const DATA_ADDRESS: u64 = 0xda7a;
 
 /// A vCPU whose registers hold their own numbers, and 0x100 with them.
-fn moment(rip: u64) -> PebsMoment {
-    PebsMoment {
-        eventing_ip: rip,
-        ip: rip,
-        flags: 2,
-        registers: std::array::from_fn(|n| 0x100 + n as u64),
+fn moment(rip: u64, memory: &Memory) -> Snapshot<'_> {
+    let operand = Operand {
+        linear: DATA_ADDRESS,
+        bytes: 8,
+        load: true,
+        store: true,
+    };
+    Snapshot {
+        registers: MomentRegisters {
+            next: CodePlace::flat(rip),
+            flags: 2,
+            general: std::array::from_fn(|n| 0x100 + n as u64),
+            ..MomentRegisters::default()
+        },
         tsc: TSC,
-        data_address: DATA_ADDRESS,
+        operands: [Some(operand); 2],
         xmm: std::array::from_fn(|n| [0x40 | u8::try_from(n).unwrap_or(0); 16]),
+        ..Snapshot::of(memory)
     }
 }
 
@@ -233,13 +247,8 @@ impl Machine {
             halted: Ticks(0),
             ring: Some(ring),
         });
-        if let Some(needs) = self.pmu.pebs_due() {
-            let mut moment = moment(self.rip);
-            if !needs.xmm {
-                moment.xmm = Default::default();
-            }
-            let (pmu, core) = self.pmu.parts();
-            pmu.write_pebs(core, &self.memory, &moment);
+        if self.pmu.pebs_due() {
+            self.pmu.take_samples(&mut moment(self.rip, &self.memory));
         }
     }
 

@@ -2,6 +2,10 @@
 //! that runs the one on the other.
 #![allow(dead_code, reason = "no test uses all of it")]
 
+mod snapshot;
+
+pub(crate) use snapshot::{Located, Snapshot};
+
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -135,7 +139,14 @@ impl Seated {
 
     /// Takes a sample in.
     pub(crate) fn sampled(&mut self, sample: IbsSample) {
-        self.pmu.ibs_sampled(self.core.as_deref_mut(), sample);
+        let memory = Located::by(&sample);
+        self.take_samples(&mut Snapshot::of_sample(&sample, &memory));
+    }
+
+    /// Takes the samples that are due.
+    pub(crate) fn take_samples(&mut self, moment: &mut Snapshot<'_>) {
+        let core = self.core.as_deref_mut();
+        let Ok(()) = self.pmu.take_samples(core, moment);
     }
 
     /// The interrupt of the samples since the last call, sent at once.
@@ -305,7 +316,10 @@ impl Seated {
     }
 
     pub(crate) fn sample_hosts(&mut self, moment: &Moment, values: &dyn Quantities) {
-        let (pmu, core) = self.parts();
-        pmu.sample_hosts(core, moment, values);
+        self.take_samples(&mut Snapshot {
+            host: Some((moment, values)),
+            left: 0,
+            ..Snapshot::of(&Located::NOWHERE)
+        });
     }
 }

@@ -26,13 +26,12 @@ mod gp_watch;
 mod guest_tsc;
 mod halt;
 mod memory;
+mod moment;
 mod observe;
-mod pebs;
 mod pmi;
 mod pmu;
 mod protect;
 mod step_driver;
-mod step_samples;
 #[allow(unsafe_code, reason = "the one place of the crate with unsafe code")]
 mod sys;
 mod thread;

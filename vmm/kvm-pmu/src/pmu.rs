@@ -3,22 +3,23 @@
 mod guest_time;
 mod interrupts;
 mod msr_exits;
-mod samples;
 mod traps;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvm_ioctls::VmFd;
-use pmu_virt::{CorePmu, IbsDue, PmiForwarded, Progress, Ring, Ticks, Tsc, VcpuPmu};
+use pmu_virt::{
+    CorePmu, IbsDue, PmiForwarded, Progress, Ring, SampledInstruction, Ticks, Tsc, VcpuPmu,
+};
 use vmm_sys_util::errno;
 
 use crate::debug::DebugQuirks;
 use crate::error::{KvmPmuError, VcpuError};
 use crate::exit::VmExit;
 use crate::memory::GuestBytes;
+use crate::moment::{Around, StoppedVcpu};
 use crate::observe::{TrapEvent, TrapObserver};
-use crate::pebs;
 use crate::step_driver::StepSupport;
 use crate::thread::{ThreadContext, earliest};
 use crate::time;
@@ -29,7 +30,6 @@ use crate::vm_traps::VmTraps;
 use guest_time::GuestTime;
 use interrupts::{PmiSender, forward_notices, forward_samples};
 use msr_exits::{MsrAccess, MsrTraps};
-use samples::{sample_hosts, take_ibs};
 use traps::{Fault, Guest, Traps};
 
 /// How often the guest's own debug registers are looked at while ours are in
@@ -290,13 +290,12 @@ impl KvmPmu {
         let pmu = on_core(&mut self.pmu, lent.thread);
         let entered = self.time.entered().is_some();
         self.traps.end_step(guest, pmu, exit, entered)?;
-        self.sample_ibs(vcpu, lent)?;
+        self.take_samples(vcpu, lent)?;
         let owner = self.answer(vcpu, lent, exit, handlers_changed)?;
         self.time.outside();
         // A step retires, and a write of the guest's takes a slot away, only
         // while the exit is handled.
-        self.sample_ibs(vcpu, lent)?;
-        self.sample_pending(vcpu, lent.thread, lent.observer)?;
+        self.take_samples(vcpu, lent)?;
         if !locked_out && let Some(until) = self.locked_out_until() {
             lent.observer
                 .event(vcpu.id(), TrapEvent::LockedOut { until });
@@ -413,7 +412,7 @@ impl KvmPmu {
 
     /// Everything that needs the stopped vCPU before its guest is entered.
     fn prepare(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
-        self.write_pebs(vcpu, lent)?;
+        self.take_samples(vcpu, lent)?;
         let guest = Guest::of(vcpu, lent.memory);
         if let Some(pmu) = on_core(&mut self.pmu, lent.thread) {
             self.traps.plan_step(guest, pmu)?;
@@ -473,7 +472,7 @@ impl KvmPmu {
             pmu.observe(core, Progress::Entered { tsc: now });
             due = pmu.deadline(core);
             deadline = earliest(due, pmu.interrupt_due());
-            if smm && (pmu.pebs_due().is_some() || pmu.ibs_due().is_some()) {
+            if smm && (pmu.pebs_due() || pmu.ibs_due().is_some()) {
                 // KVM has no exit for the end of SMM.
                 deadline = earliest(deadline, Some(now + self.traps.fresh_for()));
             }
@@ -501,10 +500,7 @@ impl KvmPmu {
             None
         };
         pmu.observe(core, Progress::Left { tsc, halted, ring });
-        self.write_pebs(vcpu, lent)?;
-        // What is recorded with an overflow may be a sample of IBS.
-        self.sample_ibs(vcpu, lent)?;
-        self.sample_pending(vcpu, lent.thread, lent.observer)?;
+        self.take_samples(vcpu, lent)?;
         if let Some(pmu) = &self.pmu {
             let traps = &mut self.traps;
             traps.share_debug_registers(vcpu, pmu, lent.observer)?;
@@ -512,35 +508,34 @@ impl KvmPmu {
         Ok(())
     }
 
-    /// Writes a PEBS record that is due, of the place where the guest stands.
+    /// Takes the samples that are due, of a guest that stands where it was found. In SMM
+    /// those of the guest wait.
     #[inline]
-    fn write_pebs(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
-        let Some(needs) = self.pmu.as_ref().and_then(VcpuPmu::pebs_due) else {
-            return Ok(());
-        };
-        let Guest { memory, .. } = Guest::of(vcpu, lent.memory);
-        if let Some(pmu) = on_core(&mut self.pmu, lent.thread) {
-            pebs::write(vcpu, memory, pmu, needs, None)?;
+    fn take_samples(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
+        match &self.pmu {
+            Some(pmu) if pmu.has_samples(lent.thread.counters()) => self.take_due(vcpu, lent),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// Takes the samples of IBS that are due. In SMM they would be of the firmware, and
-    /// wait.
-    #[inline]
-    fn sample_ibs(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
-        let Some(pmu) = self.pmu.as_ref().filter(|_| !vcpu.in_smm()) else {
+    #[cold]
+    fn take_due(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
+        let around = Around {
+            core: lent.thread.core(),
+            process: self.process,
+            observer: lent.observer,
+        };
+        let Some((pmu, core)) = on_core(&mut self.pmu, lent.thread) else {
             return Ok(());
         };
-        // The instruction that is being stepped tells itself when it is over.
-        let waits = pmu.needs().stepping && self.traps.is_under_way();
-        if !waits
-            && pmu.ibs_due().is_some()
-            && let Some(pmu) = on_core(&mut self.pmu, lent.thread)
-        {
-            take_ibs(Guest::of(vcpu, lent.memory), pmu)?;
-        }
-        Ok(())
+        let instruction = if pmu.needs().stepping && self.traps.is_under_way() {
+            SampledInstruction::UnderWay
+        } else {
+            SampledInstruction::Unseen
+        };
+        let Guest { memory, .. } = Guest::of(vcpu, lent.memory);
+        let mut moment = StoppedVcpu::standing(vcpu, memory, instruction, around);
+        Ok(pmu.take_samples(Some(core), &mut moment)?)
     }
 
     /// Samples counters of attached contexts that have overflowed, before the guest
@@ -556,10 +551,15 @@ impl KvmPmu {
         thread: &mut ThreadContext,
         observer: &mut dyn TrapObserver,
     ) -> Result<(), KvmPmuError> {
-        let place = (thread.core(), self.process);
+        let around = Around {
+            core: thread.core(),
+            process: self.process,
+            observer,
+        };
         match on_core(&mut self.pmu, thread) {
             Some((pmu, core)) if pmu.hosts().has_overflow(core) => {
-                Ok(sample_hosts(vcpu, (pmu, core), place, observer)?)
+                let mut moment = StoppedVcpu::for_tools(vcpu, around);
+                Ok(pmu.take_samples(Some(core), &mut moment)?)
             }
             _ => Ok(()),
         }

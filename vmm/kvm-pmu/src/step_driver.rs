@@ -7,10 +7,10 @@ use pmu_virt::{CorePmu, LossReason, Progress, Retirement, Ring, VcpuPmu};
 use crate::debug::DebugControl;
 use crate::error::VcpuError;
 use crate::memory::GuestBytes;
-use crate::pebs::{self, Sampled};
-use crate::step_samples::Before;
+use crate::moment::{Before, Stepped, StoppedVcpu};
 use crate::trap::{
-    CpuContext, RFLAGS_IF, RFLAGS_TF, StepInputs, StepResult, StepStop, Stepper, TfRepair, cpl,
+    CpuContext, Executed, RFLAGS_IF, RFLAGS_TF, StepInputs, StepResult, StepStop, Stepper,
+    TfRepair, cpl,
 };
 use crate::vcpu::VcpuAccess;
 
@@ -236,32 +236,13 @@ impl StepDriver {
             let Some(executed) = executed.next() else {
                 continue;
             };
-            let before = self.before.as_deref();
-            let factory = &mut self.factory;
-            if let Some(before) = before {
-                before.sample(
-                    (&mut *pmu, &mut *core),
-                    &stopped.context(),
-                    (&executed, &insn),
-                    factory,
-                );
-            }
-            if let Some(needs) = pmu.pebs_due() {
-                let sampled = Sampled {
-                    rip: executed.rip,
-                    next: executed.next,
-                    interrupted,
-                    // Delivery clears it, and our own is in the frame.
-                    tf: match interrupted {
-                        Some(_) => tf_before,
-                        None => self.stepper.guest_tf(),
-                    },
-                    data_address: before
-                        .and_then(|before| before.operand(&executed, &insn, needs.operand, factory))
-                        .map(|operand| operand.linear),
-                };
-                pebs::write(kvm, memory, (pmu, core), needs, Some(sampled))?;
-            }
+            // Delivery clears TF, and our own is in the frame.
+            let tf = match interrupted {
+                Some(_) => tf_before,
+                None => self.stepper.guest_tf(),
+            };
+            let seen = (executed, insn, tf);
+            self.sample(kvm, memory, (pmu, core), seen, interrupted)?;
         }
         if let Some(repair) = repair {
             hide_tf(kvm, &stopped, repair)?;
@@ -270,6 +251,31 @@ impl StepDriver {
             debug.hand_back(kvm, crate::trap::DR6_BS)?;
         }
         Ok(())
+    }
+
+    /// Takes the samples that fell due with an instruction; TF is as the guest has it behind
+    /// it.
+    fn sample(
+        &mut self,
+        kvm: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
+        (pmu, core): (&mut VcpuPmu, &mut CorePmu),
+        (executed, did, tf): (Executed, Retirement, bool),
+        interrupted: Option<(u64, u64)>,
+    ) -> Result<(), VcpuError> {
+        if !pmu.has_samples(Some(core)) {
+            return Ok(());
+        }
+        let stepped = Stepped {
+            executed,
+            did,
+            before: self.before.as_deref(),
+            factory: &mut self.factory,
+            interrupted,
+            tf,
+        };
+        let mut moment = StoppedVcpu::stepped(kvm, memory, stepped);
+        pmu.take_samples(Some(core), &mut moment)
     }
 
     /// True while the stepped guest is in a HLT.
@@ -318,17 +324,16 @@ impl StepDriver {
                 insn: Retirement::default(),
             },
         );
-        let (Some(needs), Some(rip)) = (pmu.pebs_due(), rip) else {
+        let Some(rip) = rip else {
             return Ok(());
         };
-        let sampled = Sampled {
+        let executed = Executed {
             rip,
             next: kvm.get_regs()?.rip,
-            interrupted: None,
-            tf: self.stepper.guest_tf(),
-            data_address: None,
+            planned: true,
         };
-        pebs::write(kvm, memory, (pmu, core), needs, Some(sampled))
+        let seen = (executed, Retirement::default(), self.stepper.guest_tf());
+        self.sample(kvm, memory, (pmu, core), seen, None)
     }
 }
 

@@ -1,4 +1,8 @@
 //! RDMSR and WRMSR of the PMU's registers.
+//!
+//! KVM's local APIC has no extended vector table. Its registers are the PMU's, as far as
+//! the guest gets at them: in x2APIC mode, where KVM refuses them and a VM that wants to
+//! know ([`MsrFilter::with_invalid`](crate::MsrFilter::with_invalid)) gets an exit.
 
 use arbiter::Caller;
 use pmu_virt::ibs::X2APIC_MSRS;

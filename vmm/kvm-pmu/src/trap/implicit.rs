@@ -78,6 +78,13 @@ impl<'a> Implicit<'a> {
         places.all(|(physical, part)| self.memory.write(physical, part))
     }
 
+    /// Where `linear` leads to, and the base-2 logarithm of its page's size; rights are not
+    /// looked at.
+    pub(crate) fn located(&self, linear: u64) -> Option<(u64, u32)> {
+        let mapped = map(self.memory, &self.paging, linear)?;
+        Some((mapped.physical, mapped.page))
+    }
+
     fn physical(&self, linear: u64, write: bool) -> Option<u64> {
         let page = linear & !(PAGE - 1);
         let [last, before] = self.known.get();

@@ -1,0 +1,299 @@
+//! The moment in which a KVM vCPU was stopped, for samples: its registers, the instruction
+//! that it has just executed where that was seen, and guest memory.
+
+use instruction_facts::{AddressRegisters, Decoded, InstructionInfoFactory, Operand, OperandKind};
+use kvm_bindings::kvm_regs;
+use pmu_virt::perfmon::{self, Quantities, VirtualPmd, Wish};
+use pmu_virt::{
+    CodePlace, LinearMemory, Moment, MomentRegisters, Retirement, Ring, SampledInstruction,
+};
+
+use crate::error::VcpuError;
+use crate::memory::{GuestBytes, OutOfReach};
+use crate::observe::TrapObserver;
+use crate::time;
+use crate::trap::{CpuContext, Executed, Implicit, RFLAGS_TF, cpl};
+use crate::vcpu::VcpuAccess;
+
+/// What an instruction found before it was executed.
+#[derive(Debug)]
+pub(crate) struct Before {
+    decoded: Decoded,
+    registers: AddressRegisters,
+    /// Of its code segment.
+    base: u64,
+    bitness: u32,
+}
+
+impl Before {
+    /// Of the instruction `decoded`, which a stopped guest executes next.
+    pub(crate) fn of(context: &CpuContext<'_>, decoded: &Decoded) -> Self {
+        let sregs = context.sregs;
+        let segments = [
+            &sregs.es, &sregs.cs, &sregs.ss, &sregs.ds, &sregs.fs, &sregs.gs,
+        ];
+        Self {
+            decoded: *decoded,
+            registers: AddressRegisters {
+                general: general(context.regs),
+                bases: segments.map(|segment| segment.base),
+            },
+            base: context.code_base(),
+            bitness: context.bitness(),
+        }
+    }
+
+    /// A place in the code segment of then.
+    fn place(&self, rip: u64) -> CodePlace {
+        let linear = match self.bitness {
+            64 => rip,
+            _ => self.base.wrapping_add(rip) & 0xffff_ffff,
+        };
+        CodePlace { rip, linear }
+    }
+
+    /// The operand that it accessed.
+    fn operand(&self, kind: OperandKind, factory: &mut InstructionInfoFactory) -> Option<Operand> {
+        // Emulators stop once more after the last round of a repeated instruction, when its
+        // registers point behind what it accessed.
+        let [_, rcx, ..] = self.registers.general;
+        if self.decoded.facts.is_idle(rcx) {
+            return None;
+        }
+        instruction_facts::operand(&self.decoded.insn, kind, &self.registers, factory)
+    }
+}
+
+fn place(context: &CpuContext<'_>, rip: u64) -> CodePlace {
+    CodePlace {
+        rip,
+        linear: context.code_at(rip),
+    }
+}
+
+/// In the processor's order.
+fn general(regs: &kvm_regs) -> [u64; 16] {
+    [
+        regs.rax, regs.rcx, regs.rdx, regs.rbx, regs.rsp, regs.rbp, regs.rsi, regs.rdi, regs.r8,
+        regs.r9, regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
+    ]
+}
+
+/// An instruction that was stepped over.
+#[derive(Debug)]
+pub(crate) struct Stepped<'a> {
+    pub(crate) executed: Executed,
+    pub(crate) did: Retirement,
+    /// What the planned instruction of the step found.
+    pub(crate) before: Option<&'a Before>,
+    pub(crate) factory: &'a mut InstructionInfoFactory,
+    /// RSP and RFLAGS behind it, where an event that was delivered since has changed them.
+    pub(crate) interrupted: Option<(u64, u64)>,
+    /// TF as the guest has it.
+    pub(crate) tf: bool,
+}
+
+/// How much is known of the guest in this moment.
+#[derive(Debug)]
+enum Sight<'a> {
+    /// Where it stands.
+    Stands(SampledInstruction),
+    /// What it has just executed.
+    Stepped(Stepped<'a>),
+    /// Nothing: its own samples wait.
+    Nothing,
+}
+
+/// Where the vCPU is, and who hears of it, for contexts of tools.
+#[derive(Debug)]
+pub(crate) struct Around<'a> {
+    pub(crate) observer: &'a mut dyn TrapObserver,
+    /// Number of the core.
+    pub(crate) core: u16,
+    /// Process of the VMM.
+    pub(crate) process: i32,
+}
+
+/// A stopped vCPU.
+pub(crate) struct StoppedVcpu<'a> {
+    vcpu: VcpuAccess<'a>,
+    memory: &'a dyn GuestBytes,
+    sight: Sight<'a>,
+    /// `None`: contexts of tools are not sampled now.
+    around: Option<Around<'a>>,
+    /// Memory through the page tables, once it was asked for.
+    tables: Option<Implicit<'a>>,
+}
+
+impl<'a> StoppedVcpu<'a> {
+    /// One that stands where it was found.
+    pub(crate) fn standing(
+        vcpu: VcpuAccess<'a>,
+        memory: &'a dyn GuestBytes,
+        instruction: SampledInstruction,
+        around: Around<'a>,
+    ) -> Self {
+        Self {
+            vcpu,
+            memory,
+            sight: Sight::Stands(instruction),
+            around: Some(around),
+            tables: None,
+        }
+    }
+
+    /// One behind an instruction of a step. There may be more to tell of the same step, so
+    /// contexts of tools are sampled when it is over.
+    pub(crate) fn stepped(
+        vcpu: VcpuAccess<'a>,
+        memory: &'a dyn GuestBytes,
+        stepped: Stepped<'a>,
+    ) -> Self {
+        Self {
+            vcpu,
+            memory,
+            sight: Sight::Stepped(stepped),
+            around: None,
+            tables: None,
+        }
+    }
+
+    /// One of which contexts of tools are told alone.
+    pub(crate) fn for_tools(vcpu: VcpuAccess<'a>, around: Around<'a>) -> Self {
+        Self {
+            vcpu,
+            memory: &OutOfReach,
+            sight: Sight::Nothing,
+            around: Some(around),
+            tables: None,
+        }
+    }
+}
+
+impl Moment for StoppedVcpu<'_> {
+    type Error = VcpuError;
+
+    fn registers(&mut self) -> Result<Option<MomentRegisters>, VcpuError> {
+        if self.vcpu.in_smm() || matches!(self.sight, Sight::Nothing) {
+            return Ok(None);
+        }
+        let (regs, sregs) = (self.vcpu.get_regs()?, self.vcpu.get_sregs()?);
+        let context = CpuContext {
+            regs: &regs,
+            sregs: &sregs,
+            memory: self.memory,
+        };
+        let mut registers = MomentRegisters {
+            instruction: SampledInstruction::Unseen,
+            next: place(&context, regs.rip),
+            flags: regs.rflags,
+            general: general(&regs),
+        };
+        match &self.sight {
+            Sight::Stands(instruction) => registers.instruction = *instruction,
+            Sight::Stepped(stepped) => {
+                let Executed { rip, next, .. } = stepped.executed;
+                // It may have led to another code segment.
+                let at = stepped.before.map(|before| before.place(rip));
+                registers.instruction = SampledInstruction::Executed {
+                    at: at.unwrap_or_else(|| place(&context, rip)),
+                    did: stepped.did,
+                };
+                registers.next = place(&context, next);
+                if let Some((rsp, flags)) = stepped.interrupted {
+                    registers.general[4] = rsp;
+                    registers.flags = flags;
+                }
+                let tf = if stepped.tf { RFLAGS_TF } else { 0 };
+                registers.flags = registers.flags & !RFLAGS_TF | tf;
+            }
+            Sight::Nothing => return Ok(None),
+        }
+        Ok(Some(registers))
+    }
+
+    fn xmm(&mut self) -> Result<[[u8; 16]; 16], VcpuError> {
+        Ok(self.vcpu.get_fpu()?.xmm)
+    }
+
+    fn tsc(&mut self) -> Result<u64, VcpuError> {
+        self.vcpu.guest_tsc()
+    }
+
+    fn operand(&mut self, kind: OperandKind) -> Option<Operand> {
+        let Sight::Stepped(stepped) = &mut self.sight else {
+            return None;
+        };
+        let accessed = stepped.did.loads != 0 || stepped.did.stores != 0;
+        // The registers of the others of this step are not known.
+        let before = stepped
+            .before
+            .filter(|_| stepped.executed.planned && accessed)?;
+        before.operand(kind, stepped.factory)
+    }
+
+    fn memory(&mut self) -> Result<&dyn LinearMemory, VcpuError> {
+        let tables = match self.tables.take() {
+            Some(tables) => tables,
+            None => Implicit::new(self.memory, &self.vcpu.get_sregs()?),
+        };
+        Ok(self.tables.insert(tables))
+    }
+
+    fn host(
+        &mut self,
+        wish: Wish,
+        take: &mut dyn FnMut(&perfmon::Moment, &dyn Quantities),
+    ) -> Result<(), VcpuError> {
+        let Some(around) = &mut self.around else {
+            return Ok(());
+        };
+        let vcpu = self.vcpu;
+        let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
+        let smm = vcpu.in_smm();
+        if !wish.is_empty() && !smm {
+            let tsc = || vcpu.guest_tsc().ok();
+            around.observer.look(vcpu.id(), wish, (&regs, &sregs), &tsc);
+        }
+        let moment = perfmon::Moment {
+            tsc: time::now().0,
+            ip: regs.rip,
+            ring: Ring::from_cpl(cpl(&sregs)),
+            cr3: sregs.cr3,
+            vm: around.process,
+            vcpu: vcpu.id().0.into(),
+            core: around.core,
+        };
+        let quantities = around.observer.quantities();
+        if smm {
+            take(&moment, &InSmm(quantities));
+        } else {
+            take(&moment, quantities);
+        }
+        Ok(())
+    }
+}
+
+/// What is counted of a vCPU in SMM. It is nowhere in the kernel that the guest runs, as the
+/// memory there is another.
+struct InSmm<'a>(&'a dyn Quantities);
+
+impl Quantities for InSmm<'_> {
+    fn read(&self, which: VirtualPmd) -> Option<u64> {
+        self.0.read(which)
+    }
+}
+
+impl LinearMemory for Implicit<'_> {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        self.read_all(address, bytes)
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        self.write_all(address, bytes)
+    }
+
+    fn locate(&self, address: u64) -> Option<(u64, u32)> {
+        self.located(address)
+    }
+}
