@@ -4,14 +4,32 @@
 //!
 //! `cargo run -p pmu-virt --example overflow`
 
+use std::convert::Infallible;
+
 use pmu_virt::{
-    Caller, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmiDue, PmuModel, Progress, RateTable, Ring,
-    SimBackend, Ticks, Tsc, VcpuPmu,
+    Caller, CorePmu, Grant, Layer, MsrIndex, OwnerId, PmiLine, PmiRequest, PmuModel, Progress,
+    RateTable, Ring, SimBackend, Ticks, Tsc, VcpuPmu,
 };
 
 const SELECT: MsrIndex = MsrIndex(0x186);
 const COUNTER: MsrIndex = MsrIndex(0x4c1);
 const TSC_KHZ: u32 = 1_000_000;
+
+/// The guest's, which lets every PMI through.
+struct LocalApic;
+
+impl PmiLine for LocalApic {
+    type Error = Infallible;
+
+    fn latch(&mut self, _: PmiRequest) -> Result<bool, Infallible> {
+        Ok(true)
+    }
+
+    fn send(&mut self, request: PmiRequest) -> Result<bool, Infallible> {
+        println!("a PMI for {:?}", request.counters);
+        Ok(true)
+    }
+}
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rates = RateTable::parse("[event.instructions]\nrate = 2\n", "example.toml")?;
@@ -40,10 +58,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ring: Some(Ring::Kernel),
         },
     );
-    if let PmiDue::Send(pmi) = pmu.interrupts_mut().due(Tsc(1_000_000)) {
-        println!("a PMI is due for {:?}", pmi.counters);
-        pmu.interrupts_mut().sent();
-    }
+    let Ok(forwarded) = pmu.interrupts_mut().forward(Tsc(1_000_000), &mut LocalApic);
+    println!("its PMI: {forwarded:?}");
     let count = pmu.rdmsr(&mut core, COUNTER, kernel).outcome;
     println!("the counter reads {count:?}");
     for report in pmu.report(Some(&core)) {

@@ -57,7 +57,7 @@ pub use core_pmu::CorePmu;
 pub use filter::{EventFilter, EventFilters, EventProfile, FilterError};
 pub use holdings::Holdings;
 pub use moment::{CodePlace, Moment, MomentRegisters, SampledInstruction};
-pub use pebs::{LinearMemory, PebsSkip, PebsStats};
+pub use pebs::LinearMemory;
 pub use pmi_line::{Lvtpc, PmiDelivery, PmiForwarded, PmiLine, PmiRequest, PmiRoute};
 pub use pmu_model::accounting;
 pub use pmu_model::cpuid;
@@ -73,10 +73,10 @@ pub use pmu_model::{
 };
 pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};
-pub use throttle::{PmiThrottle, ThrottleDecision};
+pub use throttle::PmiThrottle;
 pub use vcpu::{
     Claims, CounterReport, HostSide, Hosts, IbsDue, Interrupts, MsrRead, MsrWrite, Needs,
-    OtherCores, Oversubscribe, PmiDue, ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
+    OtherCores, Oversubscribe, ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
 };
 
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to

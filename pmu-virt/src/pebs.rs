@@ -50,18 +50,9 @@ pub(crate) struct PebsNeeds {
     pub(crate) operand: OperandKind,
 }
 
-/// Records of one vCPU so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PebsStats {
-    /// Records that were written.
-    pub records: u64,
-    /// Events whose record was left out ([`PebsSkip`]).
-    pub skipped: u64,
-}
-
 /// Why there is no record of an event. The counter is not reloaded then: it goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum PebsSkip {
+pub(crate) enum PebsSkip {
     /// The management area cannot be read or written.
     #[error(
         "the debug store area at {0:#x} is not mapped for reading and writing; \

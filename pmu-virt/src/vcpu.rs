@@ -33,7 +33,7 @@ pub use claims::{Claims, Reservations};
 pub use counters::CounterReport;
 pub use host_side::HostSide;
 pub use hosts::Hosts;
-pub use interrupts::{Interrupts, PmiDue};
+pub use interrupts::Interrupts;
 pub use placer::Oversubscribe;
 pub use samplers::IbsDue;
 
@@ -49,7 +49,6 @@ use pmu_model::{
 
 use crate::core_pmu::CorePmu;
 use crate::moment::Moment;
-use crate::pebs::PebsStats;
 use crate::slot_bank::SlotBank;
 use crate::state::{PmuState, StateError};
 use counting::Counting;
@@ -302,12 +301,6 @@ impl VcpuPmu {
     #[must_use]
     pub fn owner(&self) -> OwnerId {
         self.tally().owner()
-    }
-
-    /// Whether it is switched in.
-    #[must_use]
-    pub fn is_attached(&self) -> bool {
-        self.attached
     }
 
     /// RDMSR. That the guest is at CPL 0 was checked before.
@@ -617,12 +610,6 @@ impl VcpuPmu {
         !self.tally().registers().pebs_enable().is_empty()
     }
 
-    /// Records so far.
-    #[must_use]
-    pub fn pebs_stats(&self) -> PebsStats {
-        self.tally().pebs_stats()
-    }
-
     /// Switches the vCPU in: its counters count on `core` from now on. Those
     /// that are still in place are started, all as one; the others are given a
     /// place. Counters of other vCPUs are stopped, and stay until their place
@@ -668,12 +655,6 @@ impl VcpuPmu {
         self.tenancy.tell_owners();
     }
 
-    /// Switches the vCPU out for good, with every count.
-    pub fn depart(&mut self, core: &mut CorePmu) {
-        self.park(core);
-        self.leave(core);
-    }
-
     /// What the VMM has to do while the guest runs.
     #[inline]
     #[must_use]
@@ -712,7 +693,7 @@ impl VcpuPmu {
     }
 
     /// The whole state, counts settled. To be called on a core or after
-    /// [`VcpuPmu::depart`]: counts that stay on a core it was parked on are
+    /// [`VcpuPmu::leave`]: counts that stay on a core it was parked on are
     /// not seen.
     ///
     /// Reservations are no part of it: the guest will boot anew, and nobody

@@ -190,7 +190,6 @@ fn an_armed_counter_waits_while_pebs_is_off() {
     write(&mut again, 0x4c1, 0);
     retire(&mut again, &memory, 0x22, false);
     assert_eq!(addresses(&memory), [0x20]);
-    assert_eq!(again.pebs_stats().records, 1);
 }
 
 /// Both counters are armed, and have a record together once they are restored.
@@ -245,9 +244,10 @@ fn armed_counters_and_their_registers_are_restored() {
     for msr in [0x600, 0x3f1, 0x3f2] {
         assert_eq!(read(&mut again, msr), 0, "{msr:#x}");
     }
+    let before = addresses(&memory);
     retire(&mut again, &memory, 0x30, false);
     retire(&mut again, &memory, 0x31, false);
-    assert_eq!(again.pebs_stats().records, 1);
+    assert_eq!(addresses(&memory), before);
 }
 
 const PERIOD: u64 = 1000;
@@ -494,17 +494,14 @@ proptest! {
             let fits = range(index, usize::try_from(length).unwrap_or(SIZE)).is_some();
             is_there && index >= base && *end <= maximum && fits
         });
-        let stats = pmu.pebs_stats();
         let after = memory.0.borrow().clone();
         match end {
             None => {
-                prop_assert_eq!((stats.records, stats.skipped), (0, 1));
                 prop_assert!(before == after);
                 prop_assert_eq!(read(&mut pmu, 0x4c1), 2);
                 prop_assert_eq!(read(&mut pmu, 0x38e), 0);
             }
             Some(end) => {
-                prop_assert_eq!((stats.records, stats.skipped), (1, 0));
                 for (at, (before, after)) in (0..).zip(before.iter().zip(&after)) {
                     let in_record = (index..end).contains(&at);
                     let in_index = (area + 0x28..area + 0x30).contains(&at);

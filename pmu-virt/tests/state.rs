@@ -5,16 +5,16 @@ use std::num::NonZeroU64;
 use pmu_virt::ibs::{FetchRecord, OpSample};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, CounterReport, CounterSet, Grant,
-    IbsKind, IbsSample, Layer, LinearMemory, LossReason, MsrIndex, Oversubscribe, OwnerId, PmiDue,
-    PmiRequest, PmuModel, PmuState, Progress, Provenance, ReadOutcome, Reading, Ring, StateError,
-    StepBackend, Ticks, Tsc, WriteOutcome, accounting,
+    IbsKind, IbsSample, Layer, LinearMemory, LossReason, MsrIndex, Oversubscribe, OwnerId,
+    PmiForwarded, PmiRequest, PmuModel, PmuState, Progress, Provenance, ReadOutcome, Reading, Ring,
+    StateError, StepBackend, Ticks, Tsc, WriteOutcome, accounting,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::limited::Limited;
-use crate::seated::{Seated, Snapshot};
+use crate::seated::{Line, Seated, Snapshot};
 
 const KERNEL: Caller = Caller::legacy(Layer::GuestKernel);
 const MODELS: [&str; 15] = [
@@ -281,9 +281,9 @@ fn json(pmu: &mut Seated) -> serde_json::Value {
 #[test]
 fn pending_pmis_and_ones_that_were_not_sent_are_taken_again() {
     let mut pmu = busy();
-    let PmiDue::Send(request) = pmu.interrupts_mut().due(Tsc(0)) else {
-        panic!("FIXED1 wrapped");
-    };
+    let line = &mut Line::stuck();
+    assert_eq!(line.forward(&mut pmu, Tsc(0)), PmiForwarded::Nothing);
+    let request = line.asked.expect("FIXED1 wrapped");
     assert_eq!(
         request.counters,
         CounterSet::from_iter([CounterId::Fixed(1)])

@@ -2,12 +2,11 @@
 
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer,
-    LossReason, MsrIndex, Needs, OwnerId, PmiDue, PmiRequest, PmiThrottle, PmuModel, Progress,
-    Provenance, ReadOutcome, Reading, Ring, StepBackend, ThrottleDecision, Ticks, Tsc,
-    UnavailableReason, VcpuPmu, WriteOutcome,
+    LossReason, MsrIndex, Needs, OwnerId, PmiForwarded, PmiRequest, PmuModel, Progress, Provenance,
+    ReadOutcome, Reading, Ring, StepBackend, Ticks, Tsc, UnavailableReason, VcpuPmu, WriteOutcome,
 };
 
-use crate::seated::Seated;
+use crate::seated::{Line, Seated};
 
 const GUEST: Caller = Caller::legacy(Layer::GuestKernel);
 const REF: u64 = 0x43_013c;
@@ -406,41 +405,6 @@ fn a_counter_started_in_the_midst_of_an_interval_begins_with_the_next() {
     assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(100));
 }
 
-#[test]
-fn the_throttle_delays_and_never_loses() {
-    let mut throttle = PmiThrottle::new(Ticks(100));
-    assert_eq!(throttle.request(Tsc(50)), ThrottleDecision::Deliver);
-    assert_eq!(
-        throttle.request(Tsc(149)),
-        ThrottleDecision::Late { at: Tsc(150) }
-    );
-    assert_eq!(
-        throttle.request(Tsc(149)),
-        ThrottleDecision::Late { at: Tsc(150) }
-    );
-    assert_eq!((throttle.late(), throttle.deadline()), (1, Some(Tsc(150))));
-    assert!(!throttle.due(Tsc(149)));
-    assert!(throttle.due(Tsc(160)));
-    assert!(!throttle.due(Tsc(160)), "told once");
-    assert_eq!(
-        throttle.request(Tsc(259)),
-        ThrottleDecision::Late { at: Tsc(260) }
-    );
-    // A request at its time takes the waiting one along.
-    assert_eq!(throttle.request(Tsc(260)), ThrottleDecision::Deliver);
-    assert_eq!((throttle.delivered(), throttle.late()), (3, 2));
-    assert_eq!(throttle.deadline(), None);
-    assert_eq!(
-        throttle.request(Tsc(300)),
-        ThrottleDecision::Late { at: Tsc(360) }
-    );
-    throttle.reset();
-    assert!(!throttle.due(Tsc(400)));
-    assert_eq!(throttle.request(Tsc(301)), ThrottleDecision::Deliver);
-    let mut open = PmiThrottle::new(Ticks(0));
-    assert!((0..5).all(|now| open.request(Tsc(now / 2)) == ThrottleDecision::Deliver));
-}
-
 /// A vCPU of the model `intel-v2` that counts reference cycles on a core.
 fn on_core(owner: u32, core: &mut CorePmu) -> VcpuPmu {
     let model = PmuModel::parse("intel-v2").expect("a model");
@@ -571,32 +535,25 @@ fn a_pmi_that_is_routed_takes_later_overflows_along() {
         run(pmu, tsc, tsc + 20);
         write(pmu, 0xc001_0200 + 2 * n, 0);
     };
+    let open = &mut Line::open();
+    let check = |pmu: &mut Seated, line: &mut Line, now: u64, expected, asked, sent| {
+        assert_eq!(line.forward(pmu, Tsc(now)), expected, "at {now}");
+        let (was_asked, was_sent) = (line.asked.take(), line.sent.take());
+        assert_eq!((was_asked, was_sent), (asked, sent), "at {now}");
+    };
     overflow(&mut pmu, 0, 0);
-    assert_eq!(pmu.interrupts().to_route(), Some(request(&[0])));
-    assert_eq!(
-        pmu.interrupts_mut().due(Tsc(20)),
-        PmiDue::Send(request(&[0]))
-    );
-    pmu.interrupts_mut().sent();
+    let (first, second) = (Some(request(&[0])), Some(request(&[1])));
+    check(&mut pmu, open, 20, PmiForwarded::Sent, first, first);
 
     // The next one is late; what overflows meanwhile is not asked about.
     overflow(&mut pmu, 1, 100);
-    assert_eq!(pmu.interrupts().to_route(), Some(request(&[1])));
-    assert_eq!(pmu.interrupts_mut().due(Tsc(120)), PmiDue::Late);
-    assert_eq!(pmu.interrupts().to_route(), None, "it is routed");
+    check(&mut pmu, open, 120, PmiForwarded::Late, second, None);
+    check(&mut pmu, open, 130, PmiForwarded::Nothing, None, None);
     overflow(&mut pmu, 2, 200);
-    assert_eq!(
-        pmu.interrupts().to_route(),
-        None,
-        "another one is on its way"
-    );
-    assert_eq!(pmu.interrupts_mut().due(Tsc(220)), PmiDue::Late);
-    assert_eq!(
-        pmu.interrupts_mut().due(Tsc(2_000)),
-        PmiDue::Send(request(&[1, 2]))
-    );
-    pmu.interrupts_mut().sent();
-    assert_eq!(pmu.interrupts_mut().due(Tsc(3_000)), PmiDue::Nothing);
+    check(&mut pmu, open, 220, PmiForwarded::Late, None, None);
+    let both = Some(request(&[1, 2]));
+    check(&mut pmu, open, 2_000, PmiForwarded::Sent, None, both);
+    check(&mut pmu, open, 3_000, PmiForwarded::Nothing, None, None);
 }
 
 #[test]
@@ -605,17 +562,15 @@ fn a_pmi_that_was_dropped_is_gone_and_the_next_overflow_raises_one() {
     write(&mut pmu, 0xc001_0201, (1 << 48) - 10);
     write(&mut pmu, 0xc001_0200, 0x53_0076);
     run(&mut pmu, 0, 20);
-    assert!(pmu.interrupts().to_route().is_some());
-    pmu.interrupts_mut().dropped();
-    assert_eq!(pmu.interrupts().to_route(), None);
-    assert_eq!(pmu.interrupts_mut().due(Tsc(20)), PmiDue::Nothing);
+    let dropped = Line::masked().forward(&mut pmu, Tsc(20));
+    assert_eq!(dropped, PmiForwarded::Dropped);
+    let open = &mut Line::open();
+    assert_eq!(open.forward(&mut pmu, Tsc(20)), PmiForwarded::Nothing);
+    assert_eq!(open.asked, None);
     assert_eq!(pmu.interrupts().throttle().delivered(), 0);
     // The counter has gone on from the overflow.
     assert_eq!(pmu.rdpmc(0, GUEST), ReadOutcome::Value(10));
     write(&mut pmu, 0xc001_0201, (1 << 48) - 10);
     run(&mut pmu, 100, 120);
-    assert!(matches!(
-        pmu.interrupts_mut().due(Tsc(120)),
-        PmiDue::Send(_)
-    ));
+    assert_eq!(open.forward(&mut pmu, Tsc(120)), PmiForwarded::Sent);
 }

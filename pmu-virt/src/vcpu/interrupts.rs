@@ -11,7 +11,7 @@ use crate::throttle::{PmiThrottle, ThrottleDecision};
 
 /// What is to be done about a PMI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PmiDue {
+enum PmiDue {
     /// None is to be sent now.
     Nothing,
     /// Counters have overflowed, and their PMI is held back by the throttle.
@@ -77,23 +77,21 @@ impl Interrupts {
         self.throttle.deadline().is_some() || !self.counters().is_empty()
     }
 
-    /// Overflows whose PMI finds no other one on its way: the VMM has to look now
-    /// whether the guest's local APIC lets one through, as hardware does at the
-    /// overflow. If it does not, [`Interrupts::dropped`] is to be called.
+    /// Overflows whose PMI finds no other one on its way: now is the time to look whether
+    /// the guest's local APIC lets one through, as hardware does at the overflow.
     #[inline]
-    #[must_use]
-    pub fn to_route(&self) -> Option<PmiRequest> {
+    fn to_route(&self) -> Option<PmiRequest> {
         let counters = self.fresh;
         (!counters.is_empty() && self.routed.is_empty()).then_some(PmiRequest { counters })
     }
 
     /// The PMI of [`Interrupts::to_route`] was not let through, and is gone.
-    pub fn dropped(&mut self) {
+    fn dropped(&mut self) {
         self.fresh = CounterSet::EMPTY;
     }
 
     /// The PMI of [`Interrupts::due`] was sent.
-    pub fn sent(&mut self) {
+    fn sent(&mut self) {
         self.routed = CounterSet::EMPTY;
     }
 
@@ -142,7 +140,7 @@ impl Interrupts {
     /// counters, or several of one, merge into one; those of counters that were
     /// cleared since are none.
     #[inline]
-    pub fn due(&mut self, now: Tsc) -> PmiDue {
+    fn due(&mut self, now: Tsc) -> PmiDue {
         let fresh = std::mem::take(&mut self.fresh);
         self.routed = union(self.routed, fresh);
         // A late PMI that is due takes the new overflows along.

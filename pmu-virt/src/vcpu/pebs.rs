@@ -16,7 +16,7 @@
 use arbiter::{CounterId, CounterSet};
 use pmu_model::OwnerId;
 
-use crate::pebs::{PebsSkip, PebsStats};
+use crate::pebs::PebsSkip;
 
 /// Overflows of one vCPU's counters with PEBS, until their records are written.
 #[derive(Debug)]
@@ -30,7 +30,6 @@ pub(super) struct Pebs {
     late: CounterSet,
     /// What is counted now was done by one instruction that was seen.
     retiring: bool,
-    stats: PebsStats,
     /// The last reason that was logged.
     told: Option<PebsSkip>,
 }
@@ -42,17 +41,12 @@ impl Pebs {
             due: CounterSet::EMPTY,
             late: CounterSet::EMPTY,
             retiring: false,
-            stats: PebsStats::default(),
             told: None,
         }
     }
 
-    /// After a reset; what was counted about records stays.
     pub(super) fn reset(&mut self) {
-        *self = Pebs {
-            stats: self.stats,
-            ..Pebs::new()
-        };
+        *self = Pebs::new();
     }
 
     /// What is counted from now on was done by one instruction that was seen, or was not.
@@ -119,23 +113,15 @@ impl Pebs {
     /// The record was written, or is left out for a reason, which is told once for each
     /// kind. The counters that it was about.
     pub(super) fn done(&mut self, owner: OwnerId, result: Result<(), PebsSkip>) -> CounterSet {
-        match result {
-            Ok(()) => self.stats.records += 1,
-            Err(why) => {
-                self.stats.skipped += 1;
-                let kind = std::mem::discriminant(&why);
-                if self.told.map(|told| std::mem::discriminant(&told)) != Some(kind) {
-                    log::info!("{owner}: no PEBS record: {why}");
-                    self.told = Some(why);
-                }
+        if let Err(why) = result {
+            let kind = std::mem::discriminant(&why);
+            if self.told.map(|told| std::mem::discriminant(&told)) != Some(kind) {
+                log::info!("{owner}: no PEBS record: {why}");
+                self.told = Some(why);
             }
         }
         self.late = CounterSet::EMPTY;
         std::mem::replace(&mut self.due, CounterSet::EMPTY)
-    }
-
-    pub(super) fn stats(&self) -> PebsStats {
-        self.stats
     }
 
     pub(super) fn restore(&mut self, armed: CounterSet) {

@@ -18,9 +18,7 @@ use super::samplers::Samplers;
 use super::seat::Seat;
 use super::terms::Terms;
 use super::uncounted::Uncounted;
-use crate::pebs::{
-    LinearMemory, PebsArea, PebsMoment, PebsNeeds, PebsRecord, PebsSkip, PebsStats, XMM,
-};
+use crate::pebs::{LinearMemory, PebsArea, PebsMoment, PebsNeeds, PebsRecord, PebsSkip, XMM};
 use crate::slot_bank::{Claimant, Return, Settled};
 
 /// The counts of one vCPU.
@@ -417,10 +415,6 @@ impl Tally {
     #[inline]
     pub(super) fn retire(&mut self, retiring: bool) {
         self.pebs.retire(retiring);
-    }
-
-    pub(super) fn pebs_stats(&self) -> PebsStats {
-        self.pebs.stats()
     }
 
     /// Whether a record is due, and what it needs.

@@ -4,8 +4,10 @@ use super::machine::Op::{As, Debugctl, Pmi, R, Run, Told, W};
 use super::machine::*;
 use crate::hosting::shaky::{Hand, Shaky};
 use arbiter::{PerKind, abi};
-use pmu_virt::{Caller, MsrIndex, PmiDue, PmuModel, ReadOutcome, Tsc, WriteOutcome};
+use pmu_virt::{Caller, MsrIndex, PmiForwarded, PmuModel, ReadOutcome, Tsc, WriteOutcome};
 use std::sync::atomic::Ordering;
+
+use crate::seated::Line;
 
 const REF: u64 = 0x43_013c;
 /// With INT.
@@ -118,16 +120,22 @@ fn a_counter_that_is_given_back_takes_its_pmi_along() {
     play(&mut machine, &private(0));
     play(&mut machine, &[Run(12)]);
     // On its way, and not sent.
-    let due = machine.pmu.interrupts_mut().due(Tsc(0));
-    assert!(matches!(due, PmiDue::Send(request) if request.counters.bits() == 1));
-    assert_eq!(machine.pmu.interrupts_mut().due(Tsc(1)), PmiDue::Nothing);
+    let line = &mut Line::stuck();
+    let forwarded = [0, 1].map(|now| line.forward(&mut machine.pmu, Tsc(now)));
+    assert_eq!(forwarded, [PmiForwarded::Nothing; 2]);
+    assert_eq!(line.asked.map(|request| request.counters.bits()), Some(1));
     let pending = |machine: &mut Machine| {
         let state = serde_json::to_value(machine.pmu.save()).expect("a state");
         state["pending-pmi"].to_string()
     };
     play(&mut machine, &[As(KERNEL, M), W(management(0), 0), Pmi(0)]);
     assert_eq!(pending(&mut machine), "[]");
-    assert_eq!(machine.pmu.interrupts().to_route(), None);
+    let line = &mut Line::open();
+    assert_eq!(
+        line.forward(&mut machine.pmu, Tsc(2)),
+        PmiForwarded::Nothing
+    );
+    assert_eq!(line.asked, None);
 }
 
 #[test]

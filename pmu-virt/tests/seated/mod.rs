@@ -2,8 +2,10 @@
 //! that runs the one on the other.
 #![allow(dead_code, reason = "no test uses all of it")]
 
+mod line;
 mod snapshot;
 
+pub(crate) use line::Line;
 pub(crate) use snapshot::{Located, Snapshot};
 
 use std::ops::{Deref, DerefMut};
@@ -17,8 +19,8 @@ use perfmon_abi::wire::{Call, Refusal};
 use pmu_virt::perfmon::{AttachedContext, ContextId, GuestLimit, Moment, NotLoaded, Quantities};
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterReport, Grant, IbsDue, IbsSample,
-    MsrIndex, MsrWrite, Oversubscribe, OwnerId, PmiDue, PmiRequest, PmuModel, PmuState, Progress,
-    ReadOutcome, Reservations, StateError, Ticks, Tsc, VcpuPmu, WriteOutcome,
+    MsrIndex, MsrWrite, Oversubscribe, OwnerId, PmiForwarded, PmiRequest, PmuModel, PmuState,
+    Progress, ReadOutcome, Reservations, StateError, Ticks, Tsc, VcpuPmu, WriteOutcome,
 };
 
 /// A PMU and its core.
@@ -106,7 +108,8 @@ impl Seated {
 
     pub(crate) fn depart(&mut self) -> Option<Box<CorePmu>> {
         let mut core = self.core.take()?;
-        self.pmu.depart(&mut core);
+        self.pmu.park(&mut core);
+        self.pmu.leave(&mut core);
         Some(core)
     }
 
@@ -127,14 +130,10 @@ impl Seated {
 
     /// The PMI of the overflows since the last call, sent at once.
     pub(crate) fn take_pmi(&mut self) -> Option<PmiRequest> {
-        match self.pmu.interrupts_mut().due(Tsc(0)) {
-            PmiDue::Send(request) => {
-                self.pmu.interrupts_mut().sent();
-                Some(request)
-            }
-            PmiDue::Nothing => None,
-            PmiDue::Late => panic!("nothing holds it back"),
-        }
+        let mut line = Line::open();
+        let forwarded = line.forward(self, Tsc(0));
+        assert_ne!(forwarded, PmiForwarded::Late, "nothing holds it back");
+        line.sent
     }
 
     /// Takes a sample in.
