@@ -6,13 +6,38 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::client::{Arbiter, CallError, Held, Next};
-use crate::leases::Kept;
-use crate::wire::{Event, Figure, Lease, NoReply, ReleaseIn, RenewIn, RenewOut, ReportIn, Request};
+use crate::leases::{Kept, Leases, News};
+use crate::wire::{
+    ExplainIn, ExplainOut, Figure, Lease, NoReply, Place, ReleaseIn, RenewIn, RenewOut, ReportIn,
+    Request, WhoIn, WhoOut,
+};
 
 /// Between two looks for an arbiter that has gone away.
 const LOOKS: Duration = Duration::from_millis(100);
 /// Between two tries to renew.
 const TRIES: Duration = Duration::from_secs(1);
+
+/// The arbiter at a socket. Its leases are renewed in time, and claimed when it was started
+/// anew, however long that takes.
+#[derive(Clone, Debug)]
+pub struct AtSocket(pub PathBuf);
+
+impl Leases for AtSocket {
+    fn places(&self) -> Result<Vec<Place>, CallError> {
+        let who: WhoOut = Arbiter::connect(&self.0)?.call("Who", &WhoIn { cpu: None })?;
+        Ok(who.places)
+    }
+
+    fn acquire(&self, request: &Request) -> Result<Box<dyn Kept>, CallError> {
+        let keeper = Keeper::acquire(&self.0, request, true, None)?;
+        Ok(Box::new(keeper))
+    }
+
+    fn explain(&self, request: &Request) -> Result<ExplainOut, CallError> {
+        let request = request.clone();
+        Arbiter::connect(&self.0)?.call("Explain", &ExplainIn { request })
+    }
+}
 
 /// A lease by a connection to the arbiter.
 #[derive(Debug)]
@@ -38,21 +63,6 @@ enum State {
     /// The arbiter has gone away at this time.
     Away(Instant),
     Ended,
-}
-
-/// What has happened to a lease that is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
-    /// The arbiter says so.
-    Event(Box<Event>),
-    /// The arbiter has gone away. Its successor knows the lease.
-    Away,
-    /// The lease is held again, by a new connection.
-    Back,
-    /// The lease is no more, and why.
-    Lost(String),
-    /// It could not be renewed now, and why. That is tried again.
-    NotRenewed(String),
 }
 
 impl Keeper {

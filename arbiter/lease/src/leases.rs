@@ -3,12 +3,10 @@
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::client::{Arbiter, CallError};
-use crate::keeper::{Keeper, News};
-use crate::wire::{ExplainIn, ExplainOut, Figure, Lease, Place, Request, WhoIn, WhoOut};
+use crate::client::CallError;
+use crate::wire::{Event, ExplainOut, Figure, Lease, Place, Request};
 
 /// An arbiter, as one asks it who needs leases for as long as it runs: a VM for its guest and
 /// for the tools that look at it.
@@ -76,24 +74,17 @@ pub trait Kept: Debug + Send {
     fn report(&mut self, figures: Vec<Figure>) -> Result<(), CallError>;
 }
 
-/// The arbiter at a socket. Its leases are renewed in time, and claimed when it was started
-/// anew, however long that takes.
-#[derive(Clone, Debug)]
-pub struct AtSocket(pub PathBuf);
-
-impl Leases for AtSocket {
-    fn places(&self) -> Result<Vec<Place>, CallError> {
-        let who: WhoOut = Arbiter::connect(&self.0)?.call("Who", &WhoIn { cpu: None })?;
-        Ok(who.places)
-    }
-
-    fn acquire(&self, request: &Request) -> Result<Box<dyn Kept>, CallError> {
-        let keeper = Keeper::acquire(&self.0, request, true, None)?;
-        Ok(Box::new(keeper))
-    }
-
-    fn explain(&self, request: &Request) -> Result<ExplainOut, CallError> {
-        let request = request.clone();
-        Arbiter::connect(&self.0)?.call("Explain", &ExplainIn { request })
-    }
+/// What has happened to a lease that is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The arbiter says so.
+    Event(Box<Event>),
+    /// The arbiter has gone away. Its successor knows the lease.
+    Away,
+    /// The lease is held again, by a new connection.
+    Back,
+    /// The lease is no more, and why.
+    Lost(String),
+    /// It could not be renewed now, and why. That is tried again.
+    NotRenewed(String),
 }

@@ -29,8 +29,8 @@ use std::path::PathBuf;
 
 pub use client::{Arbiter, CallError, Held, Next, wait_readable};
 pub use events::Events;
-pub use keeper::{Keeper, News};
-pub use leases::{AtSocket, Kept, Leases};
+pub use keeper::{AtSocket, Keeper};
+pub use leases::{Kept, Leases, News};
 pub use wire::{
     AcquireIn, AcquireOut, AuditIn, ClaimIn, Counters, Event, EventReply, EventRequest, ExplainIn,
     ExplainOut, Figure, Lease, Leaving, ListOut, NoReply, Outsider, PardonIn, Place, Refusal,
