@@ -39,8 +39,10 @@ struct Placement {
     core: u32,
     /// Its place in the list of its core.
     slot: usize,
-    /// Its running time before it came to its core, less the core's clock then.
+    /// Its running time before it came to its core.
     ran: f64,
+    /// The core's clock when it came.
+    came: f64,
 }
 
 /// All cores, and which vCPU is on which.
@@ -66,6 +68,7 @@ impl Cores {
                 core,
                 slot,
                 ran: 0.0,
+                came: 0.0,
             });
         }
         all
@@ -76,10 +79,11 @@ impl Cores {
         (seat, &self.cores[seat.core as usize])
     }
 
-    /// For how long a vCPU has run.
+    /// For how long a vCPU has run. It is the same to the last bit before and after a move:
+    /// what is held for no time must not count as less than nothing.
     pub(super) fn ran(&self, vcpu: u32, now: Micros) -> f64 {
         let (seat, core) = self.of(vcpu);
-        seat.ran + core.clock(now)
+        seat.ran + (core.clock(now) - seat.came)
     }
 
     /// vCPUs that share the core of this one.
@@ -102,20 +106,19 @@ impl Cores {
         for core in [from, to] {
             self.cores[core as usize].settle(now);
         }
+        let ran = self.ran(vcpu, now);
         let list = &mut self.cores[from as usize].vcpus;
         list.swap_remove(slot);
         if let Some(moved) = list.get(slot).copied() {
             self.seats[moved as usize].slot = slot;
         }
-        let leaves = self.cores[from as usize].clock(now);
         let core = &mut self.cores[to as usize];
         core.vcpus.push(vcpu);
-        let arrives = core.clock(now);
         core.tools.retain(|(until, _)| *until > now);
         let seat = &mut self.seats[vcpu as usize];
         seat.core = to;
         seat.slot = core.vcpus.len() - 1;
-        seat.ran += leaves - arrives;
+        (seat.ran, seat.came) = (ran, core.shared);
         core.tools.clone()
     }
 
@@ -130,5 +133,31 @@ impl Cores {
         core.tools.retain(|(until, _)| *until > now);
         core.tools.push((until, wanted));
         core.vcpus.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Stream;
+
+    #[test]
+    fn a_vcpus_time_stands_still_while_it_moves() {
+        let mut chance = Stream::new(1, 0, 0);
+        let mut cores = Cores::new(3, 7);
+        let mut now = 0;
+        for _ in 0..10_000 {
+            now += Micros::from(chance.below(1_000));
+            let vcpu = chance.below(7);
+            let before: Vec<f64> = (0..7).map(|one| cores.ran(one, now)).collect();
+            if let Some(to) = cores.elsewhere(vcpu, chance.below(3), chance.below(3)) {
+                let _ = cores.migrate(vcpu, to, now);
+            }
+            let after: Vec<f64> = (0..7).map(|one| cores.ran(one, now)).collect();
+            assert_eq!(before, after, "at {now}");
+        }
+        // Cores are all that there is to run on.
+        let all: f64 = (0..7).map(|one| cores.ran(one, now)).sum();
+        assert!(all <= 3.0 * now as f64 + 1.0, "{all} of {now}");
     }
 }
