@@ -435,16 +435,21 @@ impl Reader<'_> {
             of_trait,
         };
         for inner in &item.items {
-            let syn::ImplItem::Fn(function) = inner else {
-                continue;
+            let (visible, attributes, name) = match inner {
+                syn::ImplItem::Fn(inner) => (&inner.vis, &inner.attrs, &inner.sig.ident),
+                syn::ImplItem::Const(inner) => (&inner.vis, &inner.attrs, &inner.ident),
+                syn::ImplItem::Type(inner) => (&inner.vis, &inner.attrs, &inner.ident),
+                _ => continue,
             };
-            if for_tests(&function.attrs) {
+            if for_tests(attributes) {
                 continue;
             }
-            if around.of_trait.is_none() && open(&function.vis) && !documented(&function.attrs) {
-                self.no_doc(&function.sig.ident);
+            if around.of_trait.is_none() && open(visible) && !documented(attributes) {
+                self.no_doc(name);
             }
-            self.function(&around, &function.sig, &function.block);
+            if let syn::ImplItem::Fn(function) = inner {
+                self.function(&around, &function.sig, &function.block);
+            }
         }
     }
 
@@ -561,18 +566,8 @@ fn open(visible: &syn::Visibility) -> bool {
 }
 
 fn documented(attributes: &[syn::Attribute]) -> bool {
-    let is = |attribute: &syn::Attribute| {
-        // `allow` states its reason.
-        attribute.path().is_ident("doc") || allows_no_doc(attribute)
-    };
-    attributes.iter().any(is)
-}
-
-fn allows_no_doc(attribute: &syn::Attribute) -> bool {
-    let syn::Meta::List(list) = &attribute.meta else {
-        return false;
-    };
-    list.path.is_ident("allow") && list.tokens.to_string().contains("missing_docs")
+    let mut attributes = attributes.iter();
+    attributes.any(|attribute| attribute.path().is_ident("doc"))
 }
 
 fn attributes(item: &syn::Item) -> &[syn::Attribute] {

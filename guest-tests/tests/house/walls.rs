@@ -422,6 +422,7 @@ fn functions_are_short() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// The names of fields and variants may say enough.
 #[test]
 fn public_items_have_docs() {
     let wrong: Vec<&str> = product()
@@ -568,5 +569,27 @@ fn a_long_function_is_found() {
         panic!("{:?}", found.functions);
     };
     assert_eq!((function.lines, function.arguments), (82, 3));
-    assert_eq!(found.undocumented, ["a/src/lib.rs:1: f has no doc"]);
+}
+
+#[test]
+fn an_item_without_a_doc_is_found() {
+    let text = "//! Crate.
+        pub fn a() {}
+        fn own() {}
+        pub(crate) fn near() {}
+        #[derive(Debug)] pub struct B { pub field: u8 }
+        /// Said.
+        pub enum Said { Variant }
+        impl B { pub fn c() {} pub const D: u8 = 1; fn own() {} /** Said. */ pub fn said() {} }
+        impl From<u8> for B { fn from(_: u8) -> B { B { field: 1 } } }
+        /// Said.
+        pub trait Told { fn e(); /// Said.
+            fn said(); }
+        pub mod inner { pub type F = u8; }
+        #[cfg(test)] mod tests { pub fn own() {} }";
+    let path = "a/src/lib.rs";
+    let found = parsed("a", &[Text { path, text }]).undocumented;
+    let names = found.iter().filter_map(|one| one.split(' ').nth(1));
+    let names: Vec<&str> = names.collect();
+    assert_eq!(names, ["a", "B", "c", "D", "e", "inner", "F"], "{found:#?}");
 }

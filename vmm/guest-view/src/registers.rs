@@ -35,7 +35,6 @@ impl Mode {
 
 /// Registers of a vCPU at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the processor's names")]
 pub struct Registers {
     pub rip: u64,
     pub rsp: u64,
