@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use arbiter::PerKind;
-use umpire_lease::{CallError, Kept, News};
+use umpire_lease::{CallError, Kept, News, What};
 
 use crate::config::{BudgetChoice, RunConfig};
 pub use plan::LeasePlan;
@@ -144,7 +144,7 @@ fn wait_for(kept: &mut dyn Kept, enough: Enough, patience: Patience) -> Result<(
         while let Some(news) = kept.hear() {
             match news {
                 News::Lost(why) => return Err(CallError::Other(why)),
-                News::Event(event) if event.what == "ended" => {
+                News::Event(event) if event.what == What::Ended => {
                     return Err(CallError::Other(event.message));
                 }
                 News::Event(event) if waits => {

@@ -16,7 +16,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
 use crate::budget::Handed;
-use arbiter_host::{BootTime, LeaseId};
+use arbiter_host::{BootTime, LeaseId, Reason};
 use rustix::event::epoll::EventFlags;
 use umpire_lease::{EventReply, EventRequest};
 use umpire_service::{
@@ -25,7 +25,7 @@ use umpire_service::{
 
 use crate::connections::is_passing;
 use crate::peer::{self, Client, NoThread, Started};
-use crate::service::{Allowed, Having, NoEvent, Reason, Service, Told};
+use crate::service::{Allowed, Having, NoEvent, Service, Told};
 use lost::{Excuses, Lost, MostLost};
 pub(crate) use manager::PREFIX;
 use opens::{Opened, Opens, PendingEvent};

@@ -2,8 +2,8 @@
 
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
-    Change, CpuSet, Demand, HostArbiter, Lease, LeaseId, PmuId, Refusal, Scope, Terms, ThreadId,
-    Waits,
+    Change, CounterKind, CpuSet, Demand, HostArbiter, Lease, LeaseId, LeaseScope, PmuId, Refusal,
+    Scope, Terms, ThreadId, Waits,
 };
 use umpire_lease as wire;
 
@@ -99,16 +99,18 @@ fn demands(
 }
 
 fn scope(request: &wire::Request, threads: ThreadsOf<'_>) -> Result<Scope, Wrong> {
-    match (request.scope.as_deref(), &request.threads) {
-        (None | Some("cpu"), None) => Ok(Scope::Cpu),
-        (None | Some("cpu"), Some(_)) => Err(Wrong(
+    match (&request.scope, &request.threads) {
+        (None | Some(LeaseScope::Cpu), None) => Ok(Scope::Cpu),
+        (None | Some(LeaseScope::Cpu), Some(_)) => Err(Wrong(
             "threads were named; ask with scope thread".to_owned(),
         )),
-        (Some("thread"), numbers) => {
+        (Some(LeaseScope::Thread), numbers) => {
             let numbers = numbers.as_deref().unwrap_or_default();
             Ok(Scope::Thread(threads_of(numbers, threads)?))
         }
-        (Some(other), _) => Err(Wrong(format!("scope '{other}': give cpu or thread"))),
+        (Some(other @ LeaseScope::Other(_)), _) => {
+            Err(Wrong(format!("scope '{other}': give cpu or thread")))
+        }
     }
 }
 
@@ -179,10 +181,10 @@ fn demand(
     };
     let set = match (&counters.kind, &counters.event, &counters.among) {
         (None, None, None) => pmu.counters & PROGRAMMABLE,
-        (Some(kind), None, None) => match kind.as_str() {
-            "programmable" => pmu.counters & PROGRAMMABLE,
-            "fixed" => pmu.counters & !PROGRAMMABLE,
-            other => {
+        (Some(kind), None, None) => match kind {
+            CounterKind::Programmable => pmu.counters & PROGRAMMABLE,
+            CounterKind::Fixed => pmu.counters & !PROGRAMMABLE,
+            other @ CounterKind::Other(_) => {
                 return Err(Wrong(format!("kind '{other}': give programmable or fixed")));
             }
         },
@@ -243,19 +245,6 @@ fn small(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// The word for the state of a lease.
-pub(crate) fn state(lease: &Lease) -> &'static str {
-    if lease.claim_by.is_some() {
-        "unclaimed"
-    } else if !lease.is_short() {
-        "holds"
-    } else if lease.holds > 0 {
-        "short"
-    } else {
-        "waits"
-    }
-}
-
 /// A lease for the wire.
 pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
     let now = arbiter.now();
@@ -273,7 +262,7 @@ pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
         pid: lease.owner.pid,
         label: lease.owner.label.clone(),
         cpus: terms.cpus.to_string(),
-        scope: if threads.is_some() { "thread" } else { "cpu" }.to_owned(),
+        scope: terms.scope.word(),
         threads: threads.unwrap_or_default(),
         guaranteed: terms.guaranteed,
         priority: terms.priority,
@@ -285,7 +274,7 @@ pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
             .collect(),
         wants: small(terms.demands.len()),
         holds: small(lease.holds),
-        state: state(lease).to_owned(),
+        state: lease.standing(),
         held_ms: lease.since.map(|since| ms(now.since(since))),
         left_ms: lease.until.map(|until| ms(until.since(now))),
         leaving: lease.departure.as_ref().map(|departure| wire::Leaving {
@@ -307,7 +296,7 @@ pub(crate) fn refusal(arbiter: &HostArbiter, refusal: &Refusal) -> wire::Refusal
     };
     let held_by = by.iter().take(64).filter_map(|id| arbiter.lease(*id));
     wire::Refusal {
-        reason: words::reason(refusal).to_owned(),
+        reason: refusal.reason(),
         message: words::message(arbiter, refusal),
         held_by: held_by.map(|held| lease(arbiter, held)).collect(),
     }
@@ -319,79 +308,54 @@ pub(crate) fn event(arbiter: &HostArbiter, change: &Change) -> Option<wire::Even
         Change::Ended { lease: last, .. } => lease(arbiter, last),
         other => lease(arbiter, arbiter.lease(other.lease())?),
     };
-    let (why, message) = why(arbiter, change, &now);
     Some(wire::Event {
-        what: words::what(change).to_owned(),
+        what: change.what(),
+        why: change.reason(),
+        message: message(arbiter, change, &now),
         lease: now,
-        why: why.map(str::to_owned),
-        message,
     })
 }
 
-/// Why a lease has changed, in a word, and what it is `now`, in a sentence.
-fn why(
-    arbiter: &HostArbiter,
-    change: &Change,
-    now: &wire::Lease,
-) -> (Option<&'static str>, String) {
+/// What a lease is `now`, and why, in a sentence.
+fn message(arbiter: &HostArbiter, change: &Change, now: &wire::Lease) -> String {
     match change {
-        Change::Waits { behind, why, .. } => (
-            Some(words::reason(why)),
-            format!("waits behind {behind}: {}", words::message(arbiter, why)),
+        Change::Waits { behind, why, .. } => {
+            format!("waits behind {behind}: {}", words::message(arbiter, why))
+        }
+        Change::Holds { holds, why, .. } => {
+            format!("holds {holds} of {}: {}", now.wants, words::because(*why))
+        }
+        Change::Announced { departure, .. } => format!(
+            "will hold {} in {} ms: {}",
+            departure.to,
+            ms(departure.at.since(arbiter.now())),
+            words::because(departure.why)
         ),
-        Change::Holds { holds, why, .. } => (
-            Some(words::cause(*why)),
-            format!("holds {holds} of {}: {}", now.wants, words::because(*why)),
-        ),
-        Change::Announced { departure, .. } => (
-            Some(words::cause(departure.why)),
-            format!(
-                "will hold {} in {} ms: {}",
-                departure.to,
-                ms(departure.at.since(arbiter.now())),
-                words::because(departure.why)
-            ),
-        ),
-        Change::Spared { .. } => (None, "keeps what it holds".to_owned()),
-        Change::Renewed { .. } => (
-            None,
-            match now.left_ms {
-                Some(left) => format!("ends in {left} ms"),
-                None => "has no end".to_owned(),
-            },
-        ),
-        Change::Claimed { .. } => (None, "its holder is back".to_owned()),
-        Change::Broken { .. } => (
-            None,
+        Change::Spared { .. } => "keeps what it holds".to_owned(),
+        Change::Renewed { .. } => match now.left_ms {
+            Some(left) => format!("ends in {left} ms"),
+            None => "has no end".to_owned(),
+        },
+        Change::Claimed { .. } => "its holder is back".to_owned(),
+        Change::Broken { .. } => {
             "is broken: somebody who has no lease uses counters that it needs; see: umpire who"
-                .to_owned(),
+                .to_owned()
+        }
+        Change::Mended { lasted, .. } => format!(
+            "has its counters again, after {} ms without some",
+            ms(*lasted)
         ),
-        Change::Mended { lasted, .. } => (
-            None,
-            format!(
-                "has its counters again, after {} ms without some",
-                ms(*lasted)
-            ),
+        Change::CpusGone { cpus, .. } => {
+            format!("CPUs {cpus} went offline: events there have ended, and nothing runs there")
+        }
+        Change::CpusBack { cpus, .. } => {
+            format!("CPUs {cpus} are online again: open the events there anew")
+        }
+        Change::ThreadsGone { threads, .. } => format!(
+            "threads {} have ended: it is for the others alone",
+            words::threads(threads)
         ),
-        Change::CpusGone { cpus, .. } => (
-            None,
-            format!("CPUs {cpus} went offline: events there have ended, and nothing runs there"),
-        ),
-        Change::CpusBack { cpus, .. } => (
-            None,
-            format!("CPUs {cpus} are online again: open the events there anew"),
-        ),
-        Change::ThreadsGone { threads, .. } => (
-            None,
-            format!(
-                "threads {} have ended: it is for the others alone",
-                words::threads(threads)
-            ),
-        ),
-        Change::Ended { why, .. } => (
-            Some(words::cause(*why)),
-            format!("has ended: {}", words::because(*why)),
-        ),
+        Change::Ended { why, .. } => format!("has ended: {}", words::because(*why)),
     }
 }
 

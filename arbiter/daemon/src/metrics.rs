@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::budget::{Holder, Holders};
 use arbiter::{CounterSet, Nanos, PerKind};
-use arbiter_host::{Cause, Change, CpuSet, HostArbiter, LeaseId, Place, PmuId, TenantId};
+use arbiter_host::{Cause, Change, CpuSet, HostArbiter, LeaseId, Place, PmuId, Reason, TenantId};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -320,7 +320,7 @@ impl Metrics {
 
     /// Counts a change.
     pub(crate) fn changed(&mut self, arbiter: &HostArbiter, change: &Change) {
-        let what = crate::words::what(change).to_owned();
+        let what = change.what().to_string();
         self.decisions
             .events
             .get_or_create(&vec![("event", what)])
@@ -334,7 +334,7 @@ impl Metrics {
         let before = before.unwrap_or(0);
         let lost = |tenant, why: Cause| {
             let mut labels = of_tenant(arbiter, tenant);
-            labels.push(("reason", crate::words::cause(why).to_owned()));
+            labels.push(("reason", why.reason().to_string()));
             self.decisions.losses.get_or_create(&labels).inc();
         };
         match change {
@@ -384,13 +384,13 @@ impl Metrics {
     }
 
     /// Counts a call that was refused.
-    pub(crate) fn denied(&self, arbiter: &HostArbiter, tenant: Option<TenantId>, reason: &str) {
+    pub(crate) fn denied(&self, arbiter: &HostArbiter, tenant: Option<TenantId>, reason: &Reason) {
         let known = tenant.filter(|tenant| arbiter.policy().tenant(*tenant).is_some());
         let mut labels = known.map_or_else(
             || vec![("tenant", "none".to_owned())],
             |tenant| of_tenant(arbiter, tenant),
         );
-        labels.push(("reason", reason.to_owned()));
+        labels.push(("reason", reason.to_string()));
         self.decisions.denials.get_or_create(&labels).inc();
     }
 
@@ -572,10 +572,10 @@ impl Metrics {
             waiting += i64::from(lease.is_waiting());
             let mut labels = of_tenant(arbiter, tenant);
             let state = match lease.broken {
-                Some(_) => "broken",
-                None => crate::convert::state(lease),
+                Some(_) => "broken".to_owned(),
+                None => lease.standing().to_string(),
             };
-            labels.push(("state", state.to_owned()));
+            labels.push(("state", state));
             self.levels.leases.get_or_create(&labels).inc();
             blind.entry(tenant).or_default().0 += lease.blind_until(arbiter.now()).0;
         }

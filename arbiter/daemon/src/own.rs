@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use arbiter::PerKind;
 use arbiter_host::{
     BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, PmuId, Scope, TenantId, Terms,
-    ThreadId,
+    ThreadId, What,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use umpire_lease::{self as wire, CallError, Kept, Leases, News};
@@ -395,10 +395,10 @@ impl Kept for OwnLease {
         let letter = self.all.lock().letters.get_mut(&id)?.take();
         if let Some((at, event)) = letter {
             (self.lease, self.heard) = (event.lease.clone(), at);
-            match event.what.as_str() {
-                "ended" => (self.ended, self.due) = (true, None),
+            match event.what {
+                What::Ended => (self.ended, self.due) = (true, None),
                 // Its time begins anew with a grant.
-                "holds" | "spared" | "mended" => self.plan_renewal(),
+                What::Holds | What::Spared | What::Mended => self.plan_renewal(),
                 _ => {}
             }
             return Some(News::Event(Box::new(event)));

@@ -1,6 +1,6 @@
 //! Who shares the counters of a process by an arbiter in it.
 
-use umpire_lease::{Counters, Request, wait_readable};
+use umpire_lease::{Counters, Fate, LeaseScope, Reason, Request, wait_readable};
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn asks(counters: u32) -> Request {
     Request {
         counters: vec![Counters::programmable(counters)],
         cpus: Some("0".to_owned()),
-        scope: Some("thread".to_owned()),
+        scope: Some(LeaseScope::Thread),
         threads: Some(vec![std::process::id()]),
         at_least: Some(1),
         waits_ms: Some(-1),
@@ -40,7 +40,7 @@ fn heard(kept: &mut Box<dyn Kept>) -> wire::Event {
     }
 }
 
-fn what(kept: &mut Box<dyn Kept>) -> (String, u32) {
+fn what(kept: &mut Box<dyn Kept>) -> (What, u32) {
     let event = heard(kept);
     (event.what, kept.lease().holds)
 }
@@ -65,8 +65,8 @@ fn what_one_gives_back_is_anothers() {
     let explained = leases.explain(&whole).expect("an answer");
     let why = explained.why.expect("it is short");
     assert_eq!(
-        (explained.outcome.as_str(), why.reason.as_str()),
-        ("refused", "held")
+        (explained.outcome, why.reason),
+        (Fate::Refused, Reason::Held)
     );
     assert!(
         why.message.contains("held by lease 1 (guest)"),
@@ -74,11 +74,11 @@ fn what_one_gives_back_is_anothers() {
         why.message
     );
     let refused = leases.acquire(&whole).expect_err("there is no room");
-    assert!(matches!(refused, CallError::Refused(again) if again.reason == "held"));
+    assert!(matches!(refused, CallError::Refused(again) if again.reason == Reason::Held));
 
     guest.keep(2).expect("it is there");
-    assert_eq!(what(&mut guest), ("holds".to_owned(), 2));
-    assert_eq!(what(&mut tool), ("holds".to_owned(), 2));
+    assert_eq!(what(&mut guest), (What::Holds, 2));
+    assert_eq!(what(&mut tool), (What::Holds, 2));
     // Silence, until there is something to hear.
     assert!(tool.hear().is_none());
     wait_readable(
@@ -87,13 +87,13 @@ fn what_one_gives_back_is_anothers() {
     );
 
     let mut late = leases.acquire(&asks(4)).expect("it may wait");
-    assert_eq!(what(&mut late), ("waits".to_owned(), 0));
+    assert_eq!(what(&mut late), (What::Waits, 0));
     drop(guest);
-    assert_eq!(what(&mut late), ("holds".to_owned(), 2));
+    assert_eq!(what(&mut late), (What::Holds, 2));
     tool.keep(0).expect("it is there");
-    assert_eq!(what(&mut tool), ("ended".to_owned(), 2));
+    assert_eq!(what(&mut tool), (What::Ended, 2));
     assert!(tool.has_ended() && tool.connection().is_none() && tool.hear().is_none());
-    assert_eq!(what(&mut late), ("holds".to_owned(), 4));
+    assert_eq!(what(&mut late), (What::Holds, 4));
 }
 
 /// Nobody but the holder's own thread renews, when it hears.
@@ -107,15 +107,15 @@ fn a_lease_lasts_while_its_holder_hears() {
     let mut kept = leases.acquire(&short).expect("all");
     for _ in 0..2 {
         assert!(kept.due().is_some());
-        assert_eq!(what(&mut kept), ("renewed".to_owned(), 4));
+        assert_eq!(what(&mut kept), (What::Renewed, 4));
     }
     // It does not listen any more.
     let mut next = leases.acquire(&asks(1)).expect("it may wait");
-    assert_eq!(what(&mut next), ("waits".to_owned(), 0));
-    assert_eq!(what(&mut next), ("holds".to_owned(), 1));
+    assert_eq!(what(&mut next), (What::Waits, 0));
+    assert_eq!(what(&mut next), (What::Holds, 1));
     let ended = std::iter::from_fn(|| kept.hear()).last();
     assert!(
-        matches!(&ended, Some(News::Event(event)) if event.what == "ended"),
+        matches!(&ended, Some(News::Event(event)) if event.what == What::Ended),
         "{ended:?}"
     );
     assert!(kept.has_ended() && kept.due().is_none());
@@ -124,8 +124,8 @@ fn a_lease_lasts_while_its_holder_hears() {
 #[test]
 fn requests_are_judged_as_the_service_judges_them() {
     let leases = four();
-    let check = |request: Request, reason: &str| {
-        let refused = leases.acquire(&request).expect_err(reason);
+    let check = |request: Request, reason: Reason| {
+        let refused = leases.acquire(&request).expect_err("it is refused");
         assert!(
             matches!(&refused, CallError::Refused(why) if why.reason == reason),
             "{refused:?}"
@@ -137,28 +137,28 @@ fn requests_are_judged_as_the_service_judges_them() {
             tenant: Some("blue".to_owned()),
             ..like()
         },
-        "wrong-request",
+        Reason::WrongRequest,
     );
     check(
         Request {
             label: Some("a\nb".to_owned()),
             ..like()
         },
-        "wrong-request",
+        Reason::WrongRequest,
     );
     check(
         Request {
             lasts_ms: Some(0),
             ..like()
         },
-        "wrong-request",
+        Reason::WrongRequest,
     );
     check(
         Request {
             cpus: Some("4000".to_owned()),
             ..like()
         },
-        "no-such-cpu",
+        Reason::NoSuchCpu,
     );
     check(
         Request {
@@ -166,7 +166,7 @@ fn requests_are_judged_as_the_service_judges_them() {
             at_least: None,
             ..like()
         },
-        "more-than-there-is",
+        Reason::MoreThanThereIs,
     );
 }
 
@@ -192,18 +192,18 @@ fn outsiders_have_what_is_not_free() {
     // Its holder uses them by now, and the outsider its own.
     assert_eq!(see(0), [any]);
     assert_eq!(see(1), []);
-    assert_eq!(what(&mut kept), ("holds".to_owned(), 4));
+    assert_eq!(what(&mut kept), (What::Holds, 4));
     drop(kept);
 
     // Who writes registers explains nothing of what the kernel has given away.
     let registers = Request {
-        scope: Some("cpu".to_owned()),
+        scope: Some(LeaseScope::Cpu),
         threads: None,
         ..asks(4)
     };
     let mut kept = leases.acquire(&registers).expect("all");
     assert_eq!(see(2), [any, any]);
-    assert_eq!(what(&mut kept).0, "broken");
+    assert_eq!(what(&mut kept).0, What::Broken);
 }
 
 /// The thread ends with those who may ask.

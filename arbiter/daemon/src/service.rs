@@ -26,8 +26,8 @@ use std::path::Path;
 use crate::budget::Holders;
 use arbiter::Nanos;
 use arbiter_host::{
-    BootTime, Caller, Change, CpuSet, HostArbiter, Lease, LeaseId, Outcome, Owner, Place, Refusal,
-    Terms, ThreadId,
+    BootTime, Caller, Change, CpuSet, HostArbiter, Lease, LeaseId, Outcome, Owner, Place, Reason,
+    Refusal, Terms, ThreadId,
 };
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, EventRequest};
@@ -48,8 +48,8 @@ use kept::Kept;
 use listeners::{Listener, Listeners, Tells};
 pub(crate) use outbox::Output;
 use outsiders::{Beside, Outsiders};
+pub(crate) use said::Denial;
 use said::{Answered, Now, Said};
-pub(crate) use said::{Denial, Reason};
 pub(crate) use shown::Viewer;
 use trail::Refused;
 
@@ -283,7 +283,7 @@ impl Service {
                 uid: client.uid,
                 pid: client.pid,
                 method: request.method.rsplit('.').next().unwrap_or_default(),
-                reason: denial.reason(),
+                reason: &denial.reason(),
                 message: denial.message(),
             });
         }
@@ -456,7 +456,7 @@ impl Service {
         call::own_lease(self.arbiter(), caller, asked.lease)?;
         if self.config.audit.is_none() {
             let what = "this arbiter keeps no audit; its configuration has none (audit = \"FILE\")";
-            return Err(Reason::NoAudit.refusal(what).into());
+            return Err(wire::Refusal::of(Reason::NoAudit, what).into());
         }
         for record in trail::of_holder(asked, self.arbiter())? {
             self.record(record);
@@ -471,7 +471,7 @@ impl Service {
     fn pardon(&mut self, calling: &Calling<'_>, uid: u32) -> Result<Said, Denial> {
         if !calling.caller.operator {
             let why = "only operators pardon a user who is barred";
-            return Err(Reason::Foreign.refusal(why).into());
+            return Err(wire::Refusal::of(Reason::Foreign, why).into());
         }
         if let Some(why) = self.kept.stuck() {
             let why = format!("the arbiter cannot write its journal ({why})");
@@ -583,11 +583,7 @@ impl Service {
             Tells::Event { goes_on } => (Some(event), goes_on),
             Tells::Granted => (None, false),
             Tells::Ended => {
-                let why = wire::Refusal {
-                    reason: event.why.unwrap_or_default(),
-                    message: event.message,
-                    held_by: Vec::new(),
-                };
+                let why = wire::Refusal::of(event.why.unwrap_or_default(), event.message);
                 return self.output.deny(to, &Denial::Refused(why));
             }
         };

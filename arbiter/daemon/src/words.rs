@@ -1,7 +1,6 @@
-//! What is said of refusals and causes: a word for programs, a sentence with the next
-//! step for people.
+//! What is said of refusals and causes to people: a sentence with the next step.
 
-use arbiter_host::{Cause, Change, Demand, HostArbiter, PmuId, Refusal, ThreadId};
+use arbiter_host::{Cause, CounterKind, Demand, HostArbiter, PmuId, Refusal, ThreadId};
 
 /// How a time is written.
 fn seconds(ns: u64) -> String {
@@ -31,42 +30,6 @@ fn few(all: impl ExactSizeIterator<Item = String>) -> String {
 /// The numbers of threads.
 pub(crate) fn threads(threads: &[ThreadId]) -> String {
     few(threads.iter().map(|thread| thread.number.to_string()))
-}
-
-/// The word for a refusal.
-pub(crate) fn reason(refusal: &Refusal) -> &'static str {
-    match refusal {
-        Refusal::UnknownTenant => "unknown-tenant",
-        Refusal::WrongNumber { .. } => "wrong-number",
-        Refusal::NoCpus => "no-cpus",
-        Refusal::NoSuchCpu { .. } => "no-such-cpu",
-        Refusal::CpuNotAllowed { .. } => "cpu-not-allowed",
-        Refusal::NoSuchCounters { .. } => "no-such-counters",
-        Refusal::NotOnCpu { .. } => "not-on-cpu",
-        Refusal::TooLong { .. } => "too-long",
-        Refusal::NotForThreads { .. } => "not-for-threads",
-        Refusal::NoThreads => "no-threads",
-        Refusal::TooManyKinds => "too-many-kinds",
-        Refusal::MoreThanThereIs { .. } => "more-than-there-is",
-        Refusal::Priority { .. } => "priority",
-        Refusal::NoGuarantees => "no-guarantees",
-        Refusal::MustBePreemptible => "must-be-preemptible",
-        Refusal::NoWholeCpus => "no-whole-cpus",
-        Refusal::TooManyLeases { .. } => "too-many-leases",
-        Refusal::QueueFull { .. } => "queue-full",
-        Refusal::OwnQueueFull { .. } => "own-queue-full",
-        Refusal::TooManySets { .. } => "too-many-sets",
-        Refusal::OverMaximum { .. } => "over-maximum",
-        Refusal::Kept { .. } => "kept",
-        Refusal::Held { .. } => "held",
-        Refusal::Outside { .. } => "outside",
-        Refusal::Behind { .. } => "behind",
-        Refusal::NoSuchLease => "no-such-lease",
-        Refusal::Foreign { .. } => "foreign",
-        Refusal::WrongGeneration { .. } => "wrong-generation",
-        Refusal::Wanted { .. } => "wanted",
-        Refusal::Leaving { .. } => "leaving",
-    }
 }
 
 /// The sentence for a refusal.
@@ -179,7 +142,7 @@ fn of_request(arbiter: &HostArbiter, refusal: &Refusal) -> String {
              has {there}; ask for fewer",
             pmu(arbiter, *id)
         ),
-        other => reason(other).to_owned(),
+        other => other.reason().to_string(),
     }
 }
 
@@ -225,41 +188,7 @@ fn of_policy(refusal: &Refusal) -> String {
             "this tenant would hold more than the {most} counters of a kind that the policy \
              allows it on CPU {cpu}"
         ),
-        other => reason(other).to_owned(),
-    }
-}
-
-/// The word for a change.
-pub(crate) fn what(change: &Change) -> &'static str {
-    match change {
-        Change::Waits { .. } => "waits",
-        Change::Holds { .. } => "holds",
-        Change::Announced { .. } => "leaving",
-        Change::Spared { .. } => "spared",
-        Change::Renewed { .. } => "renewed",
-        Change::Claimed { .. } => "claimed",
-        Change::Broken { .. } => "broken",
-        Change::Mended { .. } => "mended",
-        Change::CpusGone { .. } => "cpus-gone",
-        Change::CpusBack { .. } => "cpus-back",
-        Change::ThreadsGone { .. } => "threads-gone",
-        Change::Ended { .. } => "ended",
-    }
-}
-
-/// The word for a cause.
-pub(crate) fn cause(cause: Cause) -> &'static str {
-    match cause {
-        Cause::Granted => "granted",
-        Cause::Preempted { .. } => "preempted",
-        Cause::Revoked { .. } => "revoked",
-        Cause::Expired => "expired",
-        Cause::Released => "released",
-        Cause::HolderGone => "holder-gone",
-        Cause::ThreadsEnded => "threads-ended",
-        Cause::TimedOut => "timed-out",
-        Cause::Unclaimed => "unclaimed",
-        Cause::Barred => "barred",
+        other => other.reason().to_string(),
     }
 }
 
@@ -293,7 +222,11 @@ pub(crate) fn demand(arbiter: &HostArbiter, demand: &Demand) -> umpire_lease::Co
     let whole = demand.counters == (all & kind);
     umpire_lease::Counters {
         pmu: Some(pmu(arbiter, demand.pmu).to_owned()),
-        kind: Some(if fixed { "fixed" } else { "programmable" }.to_owned()),
+        kind: Some(if fixed {
+            CounterKind::Fixed
+        } else {
+            CounterKind::Programmable
+        }),
         among: (!whole).then(|| demand.counters.iter().map(|one| one.to_string()).collect()),
         ..umpire_lease::Counters::default()
     }

@@ -35,6 +35,7 @@ mod refusal;
 mod room;
 mod terms;
 mod usage;
+mod words;
 
 pub use cpus::{CpuSet, CpuSetError};
 pub use host::{HostArbiter, Outcome};
@@ -44,3 +45,4 @@ pub use policy::{HostPolicy, HostPolicyError, Minimum, Tenant};
 pub use record::{DemandRecord, LeaseRecord};
 pub use refusal::Refusal;
 pub use terms::{Demand, Scope, Terms, Waits};
+pub use words::{CounterKind, Fate, LeaseScope, OutsiderKind, Reason, Standing, What};

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use arbiter_host::What;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -326,7 +327,7 @@ impl Held {
     pub fn wait(&mut self) -> Result<(), CallError> {
         while self.lease.holds == 0 {
             if let Next::Event(event) = self.next(None)?
-                && event.what == "ended"
+                && event.what == What::Ended
             {
                 return Err(CallError::Other(event.message));
             }

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use arbiter_host::What;
+
 use crate::client::{Arbiter, CallError, Held, Next};
 use crate::leases::{Kept, Leases, News};
 use crate::wire::{
@@ -183,10 +185,10 @@ impl Kept for Keeper {
                 }
                 match heard {
                     Ok(Next::Event(event)) => {
-                        match event.what.as_str() {
-                            "ended" => self.end(),
+                        match event.what {
+                            What::Ended => self.end(),
                             // Its time begins anew with a grant.
-                            "holds" | "spared" | "mended" => self.plan_renewal(),
+                            What::Holds | What::Spared | What::Mended => self.plan_renewal(),
                             _ => {}
                         }
                         Some(News::Event(event))

@@ -27,6 +27,7 @@ mod wire;
 
 use std::path::PathBuf;
 
+pub use arbiter_host::{CounterKind, Fate, LeaseScope, OutsiderKind, Reason, Standing, What};
 pub use client::{Arbiter, CallError, Held, Next, wait_readable};
 pub use events::Events;
 pub use keeper::{AtSocket, Keeper};

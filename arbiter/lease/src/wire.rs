@@ -1,6 +1,7 @@
 //! The messages of `io.umpire.Arbiter`. Their meaning is in the interface's description,
 //! which a test compares with these.
 
+use arbiter_host::{CounterKind, Fate, LeaseScope, OutsiderKind, Reason, Standing, What};
 use serde::{Deserialize, Serialize};
 
 /// Declares a message: each field is optional on the wire if its type is an `Option`.
@@ -26,7 +27,7 @@ messages! {
         pmu: Option<String>,
         /// `programmable` or `fixed`.
         #[serde(skip_serializing_if = "Option::is_none")]
-        kind: Option<String>,
+        kind: Option<CounterKind>,
         /// A name that the PMU's table knows.
         #[serde(skip_serializing_if = "Option::is_none")]
         event: Option<String>,
@@ -49,7 +50,7 @@ messages! {
         cpus: Option<String>,
         /// `cpu`, which is meant without it, or `thread`.
         #[serde(skip_serializing_if = "Option::is_none")]
-        scope: Option<String>,
+        scope: Option<LeaseScope>,
         /// The threads of scope `thread`, by their numbers in the caller's PID namespace.
         #[serde(skip_serializing_if = "Option::is_none")]
         threads: Option<Vec<u32>>,
@@ -101,7 +102,7 @@ messages! {
         /// The CPUs.
         cpus: String,
         /// `cpu` or `thread`.
-        scope: String,
+        scope: LeaseScope,
         /// The threads of scope `thread` that live, by their numbers on the host.
         threads: Vec<u32>,
         /// Whether others wait for it to end.
@@ -117,7 +118,7 @@ messages! {
         /// It holds the first so many.
         holds: u32,
         /// `holds`, `short`, `waits` or `unclaimed`.
-        state: String,
+        state: Standing,
         /// The time since it was first granted.
         #[serde(skip_serializing_if = "Option::is_none")]
         held_ms: Option<u64>,
@@ -137,12 +138,12 @@ messages! {
     Event {
         /// `waits`, `holds`, `leaving`, `spared`, `renewed`, `claimed`, `broken`, `mended`,
         /// `cpus-gone`, `cpus-back`, `threads-gone` or `ended`.
-        what: String,
+        what: What,
         /// As it is now.
         lease: Lease,
         /// Why, in a word.
         #[serde(skip_serializing_if = "Option::is_none")]
-        why: Option<String>,
+        why: Option<Reason>,
         /// In words.
         message: String,
     }
@@ -164,7 +165,7 @@ messages! {
     /// Why something was refused.
     Refusal {
         /// A word for programs.
-        reason: String,
+        reason: Reason,
         /// What is wrong, and what to do.
         message: String,
         /// The leases that are in the way.
@@ -244,7 +245,7 @@ messages! {
     Outsider {
         /// `nmi-watchdog`, `process`, `hidden` for those that cannot be looked at, or `barred`
         /// for a user who gets nothing any more.
-        what: String,
+        what: OutsiderKind,
         /// Its name.
         name: String,
         /// Its process.
@@ -275,7 +276,7 @@ messages! {
     /// The reply of `Explain`.
     ExplainOut {
         /// `granted`, `waits` or `refused`.
-        outcome: String,
+        outcome: Fate,
         /// What would be held, or wait.
         #[serde(skip_serializing_if = "Option::is_none")]
         lease: Option<Lease>,
@@ -361,6 +362,18 @@ messages! {
     NoReply {}
 }
 
+impl Refusal {
+    /// One that no lease stands behind.
+    #[must_use]
+    pub fn of(reason: Reason, message: impl Into<String>) -> Self {
+        Refusal {
+            reason,
+            message: message.into(),
+            held_by: Vec::new(),
+        }
+    }
+}
+
 impl From<Refusal> for EventReply {
     fn from(refusal: Refusal) -> Self {
         EventReply {
@@ -375,7 +388,7 @@ impl Counters {
     #[must_use]
     pub fn programmable(count: u32) -> Self {
         Counters {
-            kind: Some("programmable".to_owned()),
+            kind: Some(CounterKind::Programmable),
             count: Some(count),
             ..Counters::default()
         }
@@ -385,7 +398,7 @@ impl Counters {
     #[must_use]
     pub fn fixed(count: u32) -> Self {
         Counters {
-            kind: Some("fixed".to_owned()),
+            kind: Some(CounterKind::Fixed),
             count: Some(count),
             ..Counters::default()
         }

@@ -42,10 +42,10 @@ fn value(idl: &IDL<'_>, of: &VTypeExt<'_>) -> Value {
         VTypeExt::Plain(VType::Object) => json!({}),
         VTypeExt::Plain(VType::Typename(name)) => match &idl.typedefs[name].elt {
             VStructOrEnum::VStruct(of) => object(idl, of),
-            VStructOrEnum::VEnum(_) => panic!("there are no enumerations"),
+            VStructOrEnum::VEnum(of) => json!(of.elts[0]),
         },
         VTypeExt::Plain(VType::Struct(of)) => object(idl, of),
-        VTypeExt::Plain(VType::Enum(_)) => panic!("there are no enumerations"),
+        VTypeExt::Plain(VType::Enum(of)) => json!(of.elts[0]),
     }
 }
 

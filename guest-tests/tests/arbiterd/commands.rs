@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use umpire_lease::{CallError, Next, Request};
+use umpire_lease::{CallError, Next, Reason, Request, Standing, What};
 
 use super::fixture::{Daemon, LONG, programmable};
 use crate::golden::schemas::valid;
@@ -178,8 +178,8 @@ fn who_waits_is_served_when_the_counters_are_free() {
     };
     let mut waiting = daemon.connect().acquire(&waits).expect("it waits");
     assert_eq!(
-        (waiting.lease().holds, waiting.lease().state.as_str()),
-        (0, "waits")
+        (waiting.lease().holds, &waiting.lease().state),
+        (0, &Standing::Waits)
     );
     drop(held);
     waiting.wait().expect("its turn comes");
@@ -214,14 +214,14 @@ fn a_revoked_holder_is_told_before() {
         panic!("it was not told")
     };
     assert_eq!(
-        (event.what.as_str(), event.why.as_deref()),
-        ("leaving", Some("revoked"))
+        (event.what, event.why),
+        (What::Leaving, Some(Reason::Revoked))
     );
     assert!(begun.elapsed() < Duration::from_millis(300));
     let Ok(Next::Event(event)) = held.next(Some(LONG)) else {
         panic!("it did not end")
     };
-    assert_eq!(event.what, "ended");
+    assert_eq!(event.what, What::Ended);
     assert!(begun.elapsed() >= Duration::from_millis(300));
     let gone = daemon.refused(&["revoke", &id]);
     assert!(gone.contains("no such lease"), "{gone}");
@@ -295,8 +295,8 @@ fn the_policy_decides_and_a_reload_drops_nothing() {
         panic!("it was not told")
     };
     assert_eq!(
-        (event.what.as_str(), event.why.as_deref()),
-        ("leaving", Some("preempted"))
+        (event.what, event.why),
+        (What::Leaving, Some(Reason::Preempted))
     );
 
     let config = daemon.folder.path().join("arbiter.toml");

@@ -9,7 +9,10 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use umpire_lease::{Arbiter, CallError, Counters, EventRequest, Events, Held, Next, Request};
+use umpire_lease::{
+    Arbiter, CallError, Counters, EventRequest, Events, Held, LeaseScope, Next, Reason, Request,
+    What,
+};
 
 use super::fixture::{Daemon, LONG, programmable};
 
@@ -35,7 +38,7 @@ fn own_thread() -> u32 {
 fn lease(daemon: &Daemon, threads: Vec<u32>, tenant: &str) -> Held {
     daemon.acquire(&Request {
         counters: vec![Counters::programmable(2)],
-        scope: Some("thread".to_owned()),
+        scope: Some(LeaseScope::Thread),
         threads: Some(threads),
         at_least: Some(1),
         tenant: Some(tenant.to_owned()),
@@ -83,7 +86,7 @@ fn enable(event: &OwnedFd) {
 
 fn refused(result: Result<OwnedFd, CallError>) -> (String, String) {
     match result {
-        Err(CallError::Refused(why)) => (why.reason, why.message),
+        Err(CallError::Refused(why)) => (why.reason.to_string(), why.message),
         other => panic!("{other:?}"),
     }
 }
@@ -95,7 +98,7 @@ fn an_event_of_a_lease_counts_until_the_lease_is_lost() {
     let mut events = Events::connect(&daemon.socket()).expect("it listens");
     let event = match events.open(&request(&held, 0)) {
         Ok(event) => event,
-        Err(CallError::Refused(why)) if why.reason == "not-opened" => {
+        Err(CallError::Refused(why)) if why.reason == Reason::NotOpened => {
             println!(
                 "skipped: an_event_of_a_lease_counts_until_the_lease_is_lost: {}",
                 why.message
@@ -158,7 +161,7 @@ fn opened(daemon: &Daemon, held: &Held, test: &str) -> Option<OwnedFd> {
     let mut events = Events::connect(&daemon.socket()).expect("it listens");
     match events.open(&request(held, 0)) {
         Ok(event) => Some(event),
-        Err(CallError::Refused(why)) if why.reason == "not-opened" => {
+        Err(CallError::Refused(why)) if why.reason == Reason::NotOpened => {
             println!("skipped: {test}: {}", why.message);
             None
         }
@@ -191,8 +194,8 @@ fn who_counts_on_after_its_lease_is_barred_until_an_operator_pardons() {
     // Its other lease ends, too, and it gets none.
     loop {
         match other.next(Some(LONG)) {
-            Ok(Next::Event(event)) if event.what == "ended" => {
-                assert_eq!(event.why.as_deref(), Some("barred"), "{}", event.message);
+            Ok(Next::Event(event)) if event.what == What::Ended => {
+                assert_eq!(event.why, Some(Reason::Barred), "{}", event.message);
                 break;
             }
             Ok(Next::Event(_)) => {}
@@ -202,7 +205,7 @@ fn who_counts_on_after_its_lease_is_barred_until_an_operator_pardons() {
     let refused_for = |daemon: &Daemon| {
         let refused = daemon.connect().acquire(&programmable(1));
         match refused {
-            Err(CallError::Refused(why)) => why.reason,
+            Err(CallError::Refused(why)) => why.reason.to_string(),
             other => panic!("{other:?}"),
         }
     };

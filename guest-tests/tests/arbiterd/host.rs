@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use umpire_lease::{Arbiter, CallError, Counters, Event, Held, Next, Request};
+use umpire_lease::{Arbiter, CallError, Counters, Event, Held, Next, Request, What};
 
 use super::fixture::{Daemon, LONG, programmable};
 
@@ -243,7 +243,7 @@ fn a_watchdog_that_cannot_be_turned_off_breaks_the_lease() {
     daemon.begin();
     let mut held = granted(&daemon, &fixed(2));
     let event = next_event(&mut held);
-    assert_eq!(event.what, "broken", "{event:?}");
+    assert_eq!(event.what, What::Broken, "{event:?}");
     assert_eq!(root.watchdog(), "1");
     assert!(
         daemon.log().contains("cannot be turned off"),
@@ -251,7 +251,7 @@ fn a_watchdog_that_cannot_be_turned_off_breaks_the_lease() {
         daemon.log()
     );
     fs::remove_dir(state.join("nmi-watchdog.new")).expect("a folder");
-    assert_eq!(next_event(&mut held).what, "mended");
+    assert_eq!(next_event(&mut held).what, What::Mended);
     assert_eq!(root.watchdog(), "0");
 }
 
@@ -275,12 +275,12 @@ fn cpus_come_and_go() {
     let mut held = daemon.acquire(&on("1-2"));
     root.set("sys/devices/system/cpu/online", "0-1");
     let event = next_event(&mut held);
-    assert_eq!(event.what, "cpus-gone", "{event:?}");
+    assert_eq!(event.what, What::CpusGone, "{event:?}");
     assert!(event.message.contains("CPUs 2 "), "{event:?}");
     assert_eq!(event.lease.holds, 1);
     assert_eq!(refused(&daemon, &on("2")), "no-such-cpu ");
     root.set("sys/devices/system/cpu/online", "0-3");
-    assert_eq!(next_event(&mut held).what, "cpus-back");
+    assert_eq!(next_event(&mut held).what, What::CpusBack);
     daemon.acquire(&on("3"));
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use umpire_lease::{Arbiter, CallError, Held, Next, Request};
+use umpire_lease::{Arbiter, CallError, Held, Next, Reason, Request};
 
 use super::fixture::{Daemon, LONG, programmable};
 
@@ -129,7 +129,7 @@ fn who_does_not_come_back_loses_its_lease_and_a_foreign_claim_fails() {
     daemon.kill();
     daemon.begin();
     let refused = |result: Result<Held, CallError>| match result {
-        Err(CallError::Refused(why)) => why.reason,
+        Err(CallError::Refused(why)) => why.reason.to_string(),
         other => panic!("{other:?}"),
     };
     assert_eq!(
@@ -220,7 +220,7 @@ fn without_a_journal_nothing_is_given_twice() {
         let began = Instant::now();
         let refused = daemon.connect().acquire(&programmable(1));
         assert!(
-            matches!(&refused, Err(CallError::Refused(why)) if why.reason == "starting"),
+            matches!(&refused, Err(CallError::Refused(why)) if why.reason == Reason::Starting),
             "{refused:?}"
         );
         loop {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use umpire_lease::{AuditIn, CallError, Figure, Next, NoReply, ReportIn, Request};
+use umpire_lease::{AuditIn, CallError, Figure, Next, NoReply, Reason, ReportIn, Request};
 
 use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::Vm;
@@ -120,7 +120,7 @@ fn figures_are_what_happened() {
     let CallError::Refused(why) = unknown.expect_err("there is no lease") else {
         panic!("refused");
     };
-    assert_eq!(why.reason, "no-such-lease");
+    assert_eq!(why.reason, Reason::NoSuchLease);
     drop(held);
 }
 
@@ -504,7 +504,7 @@ fn an_audit_that_cannot_be_written_stops_nobody() {
     let CallError::Refused(why) = failed.expect_err("it is full") else {
         panic!("refused");
     };
-    assert_eq!(why.reason, "audit-failed");
+    assert_eq!(why.reason, Reason::AuditFailed);
     assert!(vm.next(Some(Duration::ZERO)).is_ok());
     assert!(
         daemon.log().contains("records of the audit are lost"),

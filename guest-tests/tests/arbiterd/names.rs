@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use umpire_lease::{Counters, Held, Next, Request};
+use umpire_lease::{Counters, Held, LeaseScope, Next, Reason, Request, What};
 
 use super::fixture::{Daemon, LONG, programmable};
 use super::python::python3;
@@ -274,7 +274,7 @@ fn for_threads(threads: &[&Child]) -> Request {
     Request {
         counters: vec![Counters::programmable(3)],
         cpus: Some("0".to_owned()),
-        scope: Some("thread".to_owned()),
+        scope: Some(LeaseScope::Thread),
         threads: Some(threads.iter().map(|thread| thread.id()).collect()),
         ..Request::default()
     }
@@ -308,14 +308,14 @@ fn a_lease_is_given_up_with_its_threads() {
     let gone = one.id();
     end(one);
     let told = event(&mut held);
-    assert_eq!(told.what, "threads-gone", "{told:?}");
+    assert_eq!(told.what, What::ThreadsGone, "{told:?}");
     assert_eq!(told.lease.threads, [other.id()]);
     assert!(told.message.contains(&gone.to_string()), "{}", told.message);
     end(other);
     let told = event(&mut held);
     assert_eq!(
-        (told.what.as_str(), told.why.as_deref()),
-        ("ended", Some("threads-ended"))
+        (told.what, told.why),
+        (What::Ended, Some(Reason::ThreadsEnded))
     );
     daemon.acquire(&programmable(4));
     let trail = fs::read_to_string(&audit).expect("an audit");

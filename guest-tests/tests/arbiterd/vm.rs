@@ -10,7 +10,7 @@ use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::Vm;
 use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx};
 use serde_json::Value;
-use umpire_lease::Request;
+use umpire_lease::{Request, Standing};
 
 use super::fixture::{Daemon, programmable};
 use super::killed::kills;
@@ -198,7 +198,10 @@ fn a_vm_counts_on_without_the_arbiter_and_comes_back_after_a_revocation() {
     let began = Instant::now();
     let lease = loop {
         let leases = daemon.connect().leases().expect("a list");
-        if let Some(lease) = leases.into_iter().find(|lease| lease.state == "holds") {
+        if let Some(lease) = leases
+            .into_iter()
+            .find(|lease| lease.state == Standing::Holds)
+        {
             break lease;
         }
         assert!(began.elapsed() < PATIENCE, "it is claimed");
@@ -247,7 +250,7 @@ fn guests_count_on_however_often_the_arbiter_is_killed() {
     let began = Instant::now();
     loop {
         let leases = daemon.connect().leases().expect("a list");
-        if leases.len() == 3 && leases.iter().all(|lease| lease.state == "holds") {
+        if leases.len() == 3 && leases.iter().all(|lease| lease.state == Standing::Holds) {
             assert!(
                 leases
                     .iter()

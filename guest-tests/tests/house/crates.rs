@@ -56,7 +56,7 @@ const HOUSE: [Room; 29] = [
     room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt", "guest-view"]),
     room("umpire-events", "pmu-virt/events", &["pmu-model"]),
     room("umpire-service", "arbiter/service", &[]),
-    room("umpire-lease", "arbiter/lease", &[]),
+    room("umpire-lease", "arbiter/lease", &["arbiter-host"]),
     room("umpire-lease-c", "arbiter/lease/capi", &["umpire-lease"]),
     room(
         "umpire-arbiterd",

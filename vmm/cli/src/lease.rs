@@ -11,7 +11,7 @@ use arbiter::PerKind;
 use arbiter_host::CpuSet;
 use pmu_virt::Source;
 use umpire_arbiterd::OwnLeases;
-use umpire_lease::{Arbiter, AtSocket, CallError, Leases, Request};
+use umpire_lease::{Arbiter, AtSocket, CallError, Leases, Reason, Request};
 use vmm::audit::AuditOut;
 use vmm::config::{BudgetChoice, RunConfig};
 use vmm::counters::on_this_host;
@@ -250,16 +250,25 @@ fn name(config: &RunConfig) -> String {
 fn refusal(error: &CallError, asked: &Asked, enough: Enough) -> UserError {
     const WITHOUT: &str = "; or start the VM without a lease (--arbiter none)";
     let next = match error {
-        CallError::Refused(why) => match why.reason.as_str() {
-            "held" | "outside" | "kept" | "behind" | "over-maximum" | "more-than-there-is"
+        CallError::Refused(why) => match why.reason {
+            Reason::Held
+            | Reason::Outside
+            | Reason::Kept
+            | Reason::Behind
+            | Reason::OverMaximum
+            | Reason::MoreThanThereIs
                 if enough == Enough::All =>
             {
                 "; or let the VM start with fewer (--arbiter-shortage fewer, or --budget), or wait \
                  (--arbiter-terms wait)"
             }
-            "held" | "outside" | "kept" | "behind" => "; or let the VM wait (--arbiter-terms wait)",
-            "too-long" => " (--arbiter-terms for-ms=N)",
-            "priority" | "no-guarantees" | "must-be-preemptible" => " (--arbiter-terms)",
+            Reason::Held | Reason::Outside | Reason::Kept | Reason::Behind => {
+                "; or let the VM wait (--arbiter-terms wait)"
+            }
+            Reason::TooLong => " (--arbiter-terms for-ms=N)",
+            Reason::Priority | Reason::NoGuarantees | Reason::MustBePreemptible => {
+                " (--arbiter-terms)"
+            }
             _ => WITHOUT,
         },
         _ => WITHOUT,

@@ -7,7 +7,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use arbiter::PerKind;
-use umpire_lease::{Figure, News};
+use umpire_lease::{Figure, News, What};
 use vmm_control::LeaseLine;
 
 use super::tools::Tools;
@@ -79,9 +79,9 @@ impl Follower {
         while let Some(news) = kept.hear() {
             let id = kept.lease().id;
             match news {
-                News::Event(event) => match event.what.as_str() {
-                    "renewed" => {}
-                    "holds" | "spared" | "mended" | "claimed" => {
+                News::Event(event) => match event.what {
+                    What::Renewed => {}
+                    What::Holds | What::Spared | What::Mended | What::Claimed => {
                         log::info!("lease {id} {}", event.message);
                     }
                     _ => log::warn!("lease {id} {}", event.message),

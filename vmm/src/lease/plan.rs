@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use arbiter::PerKind;
 use arbiter_host::CpuSet;
-use umpire_lease::{CallError, Counters, Event, ExplainOut, Kept, Leases, Place, Request};
+use umpire_lease::{
+    CallError, Counters, Event, ExplainOut, Kept, LeaseScope, Leases, Place, Request, What,
+};
 
 /// The physical counters that a guest's counters want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +89,11 @@ impl LeasePlan {
         Request {
             counters,
             cpus: Some(cpus.to_string()),
-            scope: Some(if self.whole_cpus { "cpu" } else { "thread" }.to_owned()),
+            scope: Some(if self.whole_cpus {
+                LeaseScope::Cpu
+            } else {
+                LeaseScope::Thread
+            }),
             // This one stands for the threads of all vCPUs, which want the same.
             threads: (!self.whole_cpus).then(threads),
             // What it loses later it has again when it can.
@@ -123,7 +129,7 @@ impl LeasePlan {
             ..request.clone()
         };
         let explained = self.leases.explain(&whole)?;
-        let goes = |event: &Event| event.what == "leaving";
+        let goes = |event: &Event| event.what == What::Leaving;
         match explained.why {
             Some(why) if !explained.events.iter().any(goes) => {
                 Err(CallError::Refused(Box::new(why)))

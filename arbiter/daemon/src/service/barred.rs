@@ -5,11 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::{CounterSet, PerKind};
-use arbiter_host::{CpuSet, HostArbiter, LeaseId, Place, PmuId};
+use arbiter_host::{CpuSet, HostArbiter, LeaseId, OutsiderKind, Place, PmuId, Reason};
 use serde_json::{Value, json};
 use umpire_lease as wire;
 
-use super::said::{Denial, Reason};
+use super::said::Denial;
 use crate::journal::{Barred, Entry};
 
 /// A counter that somebody has taken.
@@ -115,7 +115,7 @@ impl Bars {
              gets no leases and no events until an operator lifts it (umpire pardon {uid})",
             barred.pid, barred.lease
         );
-        Err(Reason::Barred.refusal(why).into())
+        Err(wire::Refusal::of(Reason::Barred, why).into())
     }
 
     /// An operator lifts it.
@@ -145,7 +145,7 @@ impl Bars {
     /// The users, as they are shown.
     pub(super) fn shown(&self) -> impl Iterator<Item = wire::Outsider> {
         self.users.values().map(|barred| wire::Outsider {
-            what: "barred".to_owned(),
+            what: OutsiderKind::Barred,
             name: format!(
                 "user {uid}, who had an event count after lease {lease} had ended, gets nothing \
                  until: umpire pardon {uid}",

@@ -277,10 +277,13 @@ fn threads_are_looked_for_when_there_may_be_an_event() {
     assert_eq!(looked(&mut service, 7, &none).1, 0, "no lease");
     // Its policy opens no events.
     let green = lease(&mut service, 8);
-    assert_eq!(looked(&mut service, 8, &green), ("no-events".to_owned(), 0));
+    assert_eq!(looked(&mut service, 8, &green), (Reason::NoEvents, 0));
     let blue = lease(&mut service, 7);
     let (reason, looks) = looked(&mut service, 7, &blue);
-    assert!(reason == "foreign-thread" && looks > 0, "{reason} {looks}");
+    assert!(
+        reason == Reason::ForeignThread && looks > 0,
+        "{reason} {looks}"
+    );
     outlived(&mut service, 7, 1, allowed(None, Some(0)));
-    assert_eq!(looked(&mut service, 7, &blue), ("barred".to_owned(), 0));
+    assert_eq!(looked(&mut service, 7, &blue), (Reason::Barred, 0));
 }

@@ -4,13 +4,14 @@
 use crate::budget::{EventSpec, Fixed, HandedEvent, Rings};
 use arbiter::{CounterId, CounterSet};
 use arbiter_host::{
-    BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, Lease, LeaseId, PmuId, Scope, TenantId,
+    BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, Lease, LeaseId, PmuId, Reason, Scope,
+    TenantId,
 };
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, EventRequest};
 
 use super::barred::Taken;
-use super::said::{Denial, Reason};
+use super::said::Denial;
 use super::trail::name_of;
 use crate::config::ArbiterConfig;
 use crate::peer::{Client, NoThread};
@@ -57,7 +58,7 @@ impl NoEvent {
             tenant: tenants.first().copied(),
             uid: client.uid,
             pid: client.pid,
-            refusal: reason.refusal(message),
+            refusal: wire::Refusal::of(reason, message),
         }
     }
 }
@@ -192,7 +193,7 @@ impl<'a> Asking<'a> {
         }
         let why = "the policy opens no events for this tenant; the operator can allow it \
                    (opens-events = true)";
-        Err(Reason::NoEvents.refusal(why).into())
+        Err(wire::Refusal::of(Reason::NoEvents, why).into())
     }
 
     fn demand(self, lease: &'a Lease) -> Result<(usize, &'a Demand), Denial> {
@@ -221,7 +222,9 @@ impl<'a> Asking<'a> {
             // It is none of the lease's.
             Some(Err(NoThread::None(0))) => None,
             Some(Err(NoThread::None(_))) if *scope != Scope::Cpu => None,
-            Some(Err(why)) => return Err(Reason::ForeignThread.refusal(why.to_string()).into()),
+            Some(Err(why)) => {
+                return Err(wire::Refusal::of(Reason::ForeignThread, why.to_string()).into());
+            }
         };
         match (scope, thread) {
             (Scope::Thread(threads), Some(thread)) if threads.contains(&thread) => {}
@@ -276,7 +279,7 @@ impl<'a> Asking<'a> {
                  it (perf-type)",
                 pmu.name
             );
-            Reason::NoEvents.refusal(why).into()
+            wire::Refusal::of(Reason::NoEvents, why).into()
         })
     }
 }

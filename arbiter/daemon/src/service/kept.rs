@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use arbiter_host::{BootTime, Lease, LeaseId};
+use arbiter_host::{BootTime, Lease, LeaseId, Reason};
+use umpire_lease as wire;
 
-use super::said::{Denial, Reason};
+use super::said::Denial;
 use crate::journal::Entry;
 
 #[derive(Debug, Default)]
@@ -89,7 +90,7 @@ impl Kept {
             "the arbiter was started anew and has no journal (--state), so holders of before may \
              still count; ask again in {ms} ms"
         );
-        Err(Reason::Starting.refusal(why).into())
+        Err(wire::Refusal::of(Reason::Starting, why).into())
     }
 }
 

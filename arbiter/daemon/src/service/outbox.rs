@@ -1,11 +1,12 @@
 //! What is to be done after some calls: written to the journal and the audit, and sent.
 
-use arbiter_host::LeaseId;
+use arbiter_host::{LeaseId, Reason};
 use serde_json::Value;
+use umpire_lease as wire;
 use varlink::Reply;
 
 use super::ConnectionId;
-use super::said::{Denial, Now, Reason, Said};
+use super::said::{Denial, Now, Said};
 use crate::audit::Record;
 use crate::journal::Entry;
 
@@ -91,7 +92,7 @@ impl Output {
     /// The audit could not be written: whoever relies on it is told.
     pub(crate) fn unaudited(&mut self) {
         let what = "the arbiter cannot write its audit; see that its disk has room, and try again";
-        let denial = Denial::Refused(Reason::AuditFailed.refusal(what));
+        let denial = Denial::Refused(wire::Refusal::of(Reason::AuditFailed, what));
         for answer in self.answers.iter_mut().filter(|answer| answer.audited) {
             answer.reply = denial.reply();
         }

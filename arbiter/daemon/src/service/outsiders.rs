@@ -2,7 +2,7 @@
 
 use crate::budget::{Holder, Holders};
 use arbiter::{CounterSet, PerKind};
-use arbiter_host::{HostArbiter, Place, Scope};
+use arbiter_host::{HostArbiter, OutsiderKind, Place, Scope};
 use umpire_lease as wire;
 
 use super::barred::Takers;
@@ -120,7 +120,7 @@ impl Outsiders {
                 continue;
             }
             outsiders.push(wire::Outsider {
-                what: "process".to_owned(),
+                what: OutsiderKind::Process,
                 name: format!("of user {uid}, after its lease had ended"),
                 pid: Some(*pid),
                 uid: Some(*uid),
@@ -131,7 +131,7 @@ impl Outsiders {
         let hidden = self.holders.as_ref().map(|holders| holders.hidden);
         if let Some(hidden) = hidden.filter(|hidden| *hidden > 0) {
             outsiders.push(wire::Outsider {
-                what: "hidden".to_owned(),
+                what: OutsiderKind::Hidden,
                 name: format!("{hidden} processes that the arbiter may not look at"),
                 ..wire::Outsider::default()
             });
@@ -146,7 +146,7 @@ fn of_kernel(holder: &Holder, beside: Beside<'_>, only: Option<u32>) -> Option<w
         Holder::NmiWatchdog { cpus } => {
             let here = only.is_none_or(|cpu| cpus.contains(cpu));
             (here && !beside.watchdog_has_lease).then(|| wire::Outsider {
-                what: "nmi-watchdog".to_owned(),
+                what: OutsiderKind::NmiWatchdog,
                 name: "the kernel's NMI watchdog".to_owned(),
                 cpus: Some(cpus.to_string()),
                 ..wire::Outsider::default()
@@ -163,7 +163,7 @@ fn of_kernel(holder: &Holder, beside: Beside<'_>, only: Option<u32>) -> Option<w
             let mut leases = beside.arbiter.leases();
             let ours = leases.any(|lease| is_of(holder, lease.owner.pid));
             (!ours).then(|| wire::Outsider {
-                what: "process".to_owned(),
+                what: OutsiderKind::Process,
                 name: comm.clone(),
                 pid: Some(*pid),
                 uid: Some(*uid),
@@ -184,7 +184,7 @@ pub(super) fn shown(
     for outsider in all {
         match outsider.uid {
             Some(uid) if !viewer.knows(uid) => {
-                others += u32::from(outsider.what == "process");
+                others += u32::from(outsider.what == OutsiderKind::Process);
                 of_others += outsider.events.unwrap_or(0);
             }
             _ => shown.push(outsider),
@@ -192,7 +192,7 @@ pub(super) fn shown(
     }
     if others > 0 {
         shown.push(wire::Outsider {
-            what: "process".to_owned(),
+            what: OutsiderKind::Process,
             name: format!("{others} processes of other users"),
             events: Some(of_others),
             ..wire::Outsider::default()

@@ -1,7 +1,7 @@
 //! What is said to a call: one enum of what there is to say, one of why a call is not done, and
 //! the JSON of both.
 
-use arbiter_host::{HostArbiter, LeaseId, Refusal};
+use arbiter_host::{HostArbiter, LeaseId, Reason, Refusal};
 use serde::Serialize;
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, INTERFACE};
@@ -67,50 +67,6 @@ impl Said {
     }
 }
 
-/// Why something is not done, where the host's arbiter was not asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
-    WrongRequest,
-    Barred,
-    Foreign,
-    Starting,
-    NoAudit,
-    AuditFailed,
-    NoEvents,
-    ForeignThread,
-    NotOpened,
-    TooManyEvents,
-    WrongGeneration,
-}
-
-impl Reason {
-    /// The word for programs.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Reason::WrongRequest => "wrong-request",
-            Reason::Barred => "barred",
-            Reason::Foreign => "foreign",
-            Reason::Starting => "starting",
-            Reason::NoAudit => "no-audit",
-            Reason::AuditFailed => "audit-failed",
-            Reason::NoEvents => "no-events",
-            Reason::ForeignThread => "foreign-thread",
-            Reason::NotOpened => "not-opened",
-            Reason::TooManyEvents => "too-many-events",
-            Reason::WrongGeneration => "wrong-generation",
-        }
-    }
-
-    /// A refusal that no lease stands behind.
-    pub(crate) fn refusal(self, message: impl Into<String>) -> wire::Refusal {
-        wire::Refusal {
-            reason: self.word().to_owned(),
-            message: message.into(),
-            held_by: Vec::new(),
-        }
-    }
-}
-
 /// Why a call is not done.
 #[derive(Debug)]
 pub(crate) enum Denial {
@@ -138,7 +94,7 @@ impl From<wire::Refusal> for Denial {
 impl Denial {
     /// The request makes no sense.
     pub(crate) fn wrong(what: impl Into<String>) -> Self {
-        Denial::Refused(Reason::WrongRequest.refusal(what))
+        Denial::Refused(wire::Refusal::of(Reason::WrongRequest, what))
     }
 
     /// The same in words, of which `viewer` may know all.
@@ -160,13 +116,13 @@ impl Denial {
     }
 
     /// The word for the metrics and the audit.
-    pub(super) fn reason(&self) -> &str {
+    pub(super) fn reason(&self) -> Reason {
         match self {
-            Denial::Refused(refusal) => &refusal.reason,
-            Denial::Host(refusal) => crate::words::reason(refusal),
-            Denial::JournalFailed(_) => "journal-failed",
-            Denial::NoMethod(_) => "method-not-found",
-            Denial::NoInterface(_) | Denial::InvalidParameter(_) => "invalid-parameter",
+            Denial::Refused(refusal) => refusal.reason.clone(),
+            Denial::Host(refusal) => refusal.reason(),
+            Denial::JournalFailed(_) => Reason::JournalFailed,
+            Denial::NoMethod(_) => Reason::MethodNotFound,
+            Denial::NoInterface(_) | Denial::InvalidParameter(_) => Reason::InvalidParameter,
         }
     }
 
@@ -189,7 +145,7 @@ impl Denial {
         match self {
             Denial::Refused(refusal) => own("Refused", json!({ "refusal": refusal })),
             Denial::Host(refusal) => {
-                let reason = crate::words::reason(refusal);
+                let reason = refusal.reason();
                 own("Refused", json!({ "refusal": { "reason": reason } }))
             }
             Denial::JournalFailed(message) => own("JournalFailed", json!({ "message": message })),

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use arbiter_host::{
-    BootTime, Caller, Change, CpuSet, HostArbiter, HostPmu, Lease, LeaseId, Outcome, Owner, Place,
-    PmuId, Refusal, TenantId, Terms,
+    BootTime, Caller, Change, CpuSet, Fate, HostArbiter, HostPmu, Lease, LeaseId, Outcome, Owner,
+    Place, PmuId, Reason, Refusal, TenantId, Terms,
 };
 use umpire_lease as wire;
 
@@ -66,8 +66,8 @@ impl Viewer {
         let events = explained.events.into_iter().map(|event| {
             let others = !self.knows(event.lease.uid);
             let lease = self.lease(event.lease);
-            let message = match event.why.as_deref() {
-                Some("revoked") if others => "was revoked".to_owned(),
+            let message = match event.why {
+                Some(Reason::Revoked) if others => "was revoked".to_owned(),
                 _ => event.message,
             };
             wire::Event {
@@ -242,14 +242,14 @@ pub(crate) fn explained(
     let events = events.collect();
     let lease = |id| after.lease(id).map(|lease| convert::lease(&after, lease));
     let (outcome, lease, why) = match outcome {
-        Ok(Outcome::Granted { lease: id, .. }) => ("granted", lease(id), None),
+        Ok(Outcome::Granted { lease: id, .. }) => (Fate::Granted, lease(id), None),
         Ok(Outcome::Waits { lease: id, why, .. }) => {
-            ("waits", lease(id), Some(convert::refusal(&after, &why)))
+            (Fate::Waits, lease(id), Some(convert::refusal(&after, &why)))
         }
-        Err(why) => ("refused", None, Some(convert::refusal(arbiter, &why))),
+        Err(why) => (Fate::Refused, None, Some(convert::refusal(arbiter, &why))),
     };
     wire::ExplainOut {
-        outcome: outcome.to_owned(),
+        outcome,
         lease,
         why,
         events,
@@ -386,7 +386,7 @@ mod tests {
             }),
             events: vec![wire::Event {
                 lease: lease(9),
-                why: Some("revoked".to_owned()),
+                why: Some(Reason::Revoked),
                 message: "has ended: user 1243 revoked it".to_owned(),
                 ..wire::Event::default()
             }],

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use arbiter_host::{Cause, Change, HostArbiter, LeaseId, TenantId};
+use arbiter_host::{Cause, Change, HostArbiter, LeaseId, Reason, TenantId};
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, MOST_LINE, MOST_LINES};
 
 use super::said::Denial;
 use crate::audit::Record;
-use crate::words;
 
 /// A call that was refused.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +17,7 @@ pub(super) struct Refused<'a> {
     pub(super) uid: u32,
     pub(super) pid: u32,
     pub(super) method: &'a str,
-    pub(super) reason: &'a str,
+    pub(super) reason: &'a Reason,
     pub(super) message: Option<&'a str>,
 }
 
@@ -49,7 +48,7 @@ impl Denials {
                 })
             }));
         }
-        match self.counts.entry((refused.uid, refused.reason.to_owned())) {
+        match self.counts.entry((refused.uid, refused.reason.to_string())) {
             Entry::Occupied(mut more) => more.get_mut().1 += 1,
             Entry::Vacant(first) => {
                 first.insert((refused.tenant, 0));
@@ -126,7 +125,7 @@ impl Causes {
             }
             // It came and went in one moment.
             (None, change) => json!({
-                "event": words::what(change),
+                "event": change.what(),
                 "lease": change.lease().0,
                 "tenant": name_of(arbiter, self.owner_of(change.lease(), arbiter)),
             }),

@@ -5,3 +5,4 @@ mod fixture;
 mod naive;
 mod properties;
 mod records;
+mod words;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 
-use umpire_lease::CallError;
+use umpire_lease::{CallError, Reason};
 
 /// A call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,14 +68,27 @@ pub(crate) fn reason() -> *const c_char {
 }
 
 /// The number for a refusal of the arbiter.
-fn number_of(reason: &str) -> i32 {
+fn number_of(reason: &Reason) -> i32 {
     match reason {
-        "held" | "outside" | "kept" | "behind" | "queue-full" | "leaving" | "wanted" => libc::EBUSY,
-        "no-such-lease" => libc::ENOENT,
-        "wrong-generation" => libc::ESTALE,
-        "wrong-request" | "wrong-number" | "no-cpus" | "no-such-cpu" | "no-such-counters"
-        | "not-on-cpu" | "not-for-threads" | "no-threads" | "too-many-kinds"
-        | "more-than-there-is" => libc::EINVAL,
+        Reason::Held
+        | Reason::Outside
+        | Reason::Kept
+        | Reason::Behind
+        | Reason::QueueFull
+        | Reason::Leaving
+        | Reason::Wanted => libc::EBUSY,
+        Reason::NoSuchLease => libc::ENOENT,
+        Reason::WrongGeneration => libc::ESTALE,
+        Reason::WrongRequest
+        | Reason::WrongNumber
+        | Reason::NoCpus
+        | Reason::NoSuchCpu
+        | Reason::NoSuchCounters
+        | Reason::NotOnCpu
+        | Reason::NotForThreads
+        | Reason::NoThreads
+        | Reason::TooManyKinds
+        | Reason::MoreThanThereIs => libc::EINVAL,
         _ => libc::EPERM,
     }
 }
@@ -96,7 +109,7 @@ impl From<CallError> for Failure {
             CallError::Other(_) => libc::EPROTO,
         };
         let reason = match error {
-            CallError::Refused(refusal) => refusal.reason,
+            CallError::Refused(refusal) => refusal.reason.to_string(),
             _ => String::new(),
         };
         Failure {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use umpire_lease::{
-    Arbiter, Event, Held, Lease, Next, NoReply, ReleaseIn, RenewIn, RenewOut, Request,
+    Arbiter, Event, Held, Lease, Next, NoReply, ReleaseIn, RenewIn, RenewOut, Request, What,
 };
 
 use crate::failure::{Failure, c_string};
@@ -39,7 +39,7 @@ impl Handle {
         match self.held.next(most)? {
             Next::Nothing => Ok(None),
             Next::Event(event) => {
-                self.ended = event.what == "ended";
+                self.ended = event.what == What::Ended;
                 Ok(Some(*event))
             }
         }

@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use std::time::Duration;
 
 use errno::{Errno, set_errno};
-use umpire_lease::{Counters, Event, Request};
+use umpire_lease::{Counters, Event, LeaseScope, Request, What};
 
 use self::memory::{copy_in, copy_out, list, path, text, texts};
 use crate::failure::{self, Failure};
@@ -18,8 +18,16 @@ const PREEMPTIBLE: u32 = 2;
 /// There is no such time.
 const NO_TIME: u64 = u64::MAX;
 /// Events by their numbers, from 1 on.
-const EVENTS: [&str; 9] = [
-    "waits", "holds", "leaving", "spared", "renewed", "claimed", "broken", "mended", "ended",
+const EVENTS: [What; 9] = [
+    What::Waits,
+    What::Holds,
+    What::Leaving,
+    What::Spared,
+    What::Renewed,
+    What::Claimed,
+    What::Broken,
+    What::Mended,
+    What::Ended,
 ];
 
 /// `struct umpire_lease_terms`.
@@ -134,7 +142,7 @@ fn request(terms: *const Terms) -> Result<Request, Failure> {
         counters,
         at_least: Some(terms.at_least).filter(|least| *least > 0),
         cpus: text("cpus", terms.cpus)?,
-        scope: (!threads.is_empty()).then(|| "thread".to_owned()),
+        scope: (!threads.is_empty()).then_some(LeaseScope::Thread),
         threads: Some(threads).filter(|threads| !threads.is_empty()),
         guaranteed: Some(terms.flags & BEST_EFFORT == 0),
         priority: Some(priority.map_err(|_| wrong("the priority is not from 0 to 255"))?),
@@ -177,7 +185,7 @@ extern "C" fn umpire_lease_next(of: *mut Handle, timeout_ms: c_int, out: *mut Ev
 }
 
 fn event_out(handle: &mut Handle, event: &Event) -> EventOut {
-    let what = (1..).zip(EVENTS).find(|(_, name)| *name == event.what);
+    let what = (1..).zip(EVENTS).find(|(_, what)| *what == event.what);
     let leaving = event.lease.leaving.as_ref();
     EventOut {
         size: 0,

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use umpire_lease::{
-    AcquireIn, AcquireOut, Arbiter, CallError, ClaimIn, Counters, NoReply, ReleaseIn, Request,
+    AcquireIn, AcquireOut, Arbiter, CallError, ClaimIn, Counters, LeaseScope, NoReply, ReleaseIn,
+    Request,
 };
 use vmm::sys::pin_this_thread;
 
@@ -229,7 +230,7 @@ fn vcpu(number: u32) -> Result<Request, BenchError> {
     let first = number * VCPU_CPUS % CPUS;
     Ok(Request {
         cpus: Some(format!("{first}-{}", first + VCPU_CPUS - 1)),
-        scope: Some("thread".to_owned()),
+        scope: Some(LeaseScope::Thread),
         threads: Some(vec![thread(number).map_err(io_failed)?]),
         ..request(0)
     })

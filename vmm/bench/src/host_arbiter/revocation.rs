@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use umpire_lease::{Arbiter, Held, Next, Request, RevokeIn, RevokeOut};
+use umpire_lease::{Arbiter, Held, Next, Request, RevokeIn, RevokeOut, What};
 
 use super::daemon::{Daemon, asked, request};
 use super::{ArbiterOptions, nanos, summary, timed};
@@ -84,7 +84,7 @@ fn revoke(operator: &mut Arbiter, lease: u64) -> Result<(), BenchError> {
 
 fn expected(next: &Next) -> Result<(), BenchError> {
     match next {
-        Next::Event(event) if event.what == "leaving" => Ok(()),
+        Next::Event(event) if event.what == What::Leaving => Ok(()),
         other => Err(BenchError::Arbiter(format!(
             "the holder of a lease that was revoked heard of {other:?}"
         ))),

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use iced_x86::code_asm::{eax, ecx, edx};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use umpire_lease::{Arbiter, Event};
+use umpire_lease::{Arbiter, Event, What};
 use vmm::kvm::{Host, VmOptions};
 use vmm::micro::{CodeError, ElfImage, KERNEL_CODE, MicroGuest, Start, assemble};
 
@@ -66,7 +66,7 @@ pub(super) fn perform(host: &Host) -> Result<HostReport, DemoError> {
     let tool = stage.start("tool", &words)?;
     stage.asks("tool", "blue", "counts 2 events of blue-1 at once, for 2 s");
     // It tries first what can be counted, and has a lease for each try.
-    stage.until("blue-1: tool", "holds")?;
+    stage.until("blue-1: tool", &What::Holds)?;
     std::thread::sleep(2 * COUNTS);
     let hog = [
         "hog",
@@ -82,7 +82,7 @@ pub(super) fn perform(host: &Host) -> Result<HostReport, DemoError> {
     stage.asks("hog", "agent", "asks for 3 counters of every CPU, for good");
     let mut hog = stage.start("hog", &hog)?;
     let counted = stage.output(tool)?;
-    let held = stage.until("hog", "holds")?;
+    let held = stage.until("hog", &What::Holds)?;
     std::thread::sleep(COUNTS);
 
     let lease = held.lease.id.to_string();
@@ -93,7 +93,7 @@ pub(super) fn perform(host: &Host) -> Result<HostReport, DemoError> {
     );
     let revoke = stage.start("revoke", &["revoke", &lease])?;
     stage.output(revoke)?;
-    stage.until("green-1", "holds")?;
+    stage.until("green-1", &What::Holds)?;
     hog.wait(&stage)?;
     std::thread::sleep(COUNTS);
 
@@ -357,7 +357,7 @@ impl Stage {
         };
         let asks = format!("asks for {counters} counters while its vCPU runs, {kind}");
         self.asks(name, tenant, &asks);
-        self.until(name, "holds")?;
+        self.until(name, &What::Holds)?;
         Ok(vm)
     }
 
@@ -366,7 +366,7 @@ impl Stage {
         let pid = Pid::from_child(&vm.child);
         kill_process(pid, Signal::INT).map_err(|error| files(error.into()))?;
         vm.wait(self)?;
-        let last = self.until(vm.name, "ended")?.lease;
+        let last = self.until(vm.name, &What::Ended)?.lease;
         let state = fs::read(self.path(&format!("{}.state", vm.name))).map_err(files)?;
         Holder::of(vm.name, &last, &state).ok_or_else(|| self.astray("a VM keeps no counts"))
     }
@@ -394,7 +394,7 @@ impl Stage {
     }
 
     /// Takes down what the arbiter decides until it tells `who` this.
-    fn until(&mut self, who: &str, what: &str) -> Result<Event, DemoError> {
+    fn until(&mut self, who: &str, what: &What) -> Result<Event, DemoError> {
         let until = Instant::now() + PATIENCE;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -402,7 +402,7 @@ impl Stage {
                 return Err(self.astray(&format!("the arbiter does not say that {who} {what}")));
             };
             self.decided(at, &event);
-            if event.lease.label.starts_with(who) && event.what == what {
+            if event.lease.label.starts_with(who) && event.what == *what {
                 return Ok(event);
             }
         }

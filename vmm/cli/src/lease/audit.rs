@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use umpire_lease::{Arbiter, AuditIn, CallError, MOST_LINES, NoReply};
+use umpire_lease::{Arbiter, AuditIn, CallError, MOST_LINES, NoReply, Reason};
 
 /// How long lines wait for an arbiter that is away: longer than a restart takes.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ impl AuditLines {
 /// get another lease.
 fn passes(error: &CallError) -> bool {
     match error {
-        CallError::Refused(why) => why.reason == "no-such-lease",
+        CallError::Refused(why) => why.reason == Reason::NoSuchLease,
         CallError::Other(_) => false,
         _ => true,
     }

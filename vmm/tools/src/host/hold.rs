@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use umpire_lease::{CallError, Keeper, Kept, News, Request};
+use umpire_lease::{CallError, Keeper, Kept, News, Request, What};
 
 use super::{HostOptions, text};
 use crate::ToolError;
@@ -159,7 +159,7 @@ impl Holder<'_> {
         while let Some(news) = self.keeper.hear() {
             let id = self.keeper.lease().id;
             return Ok(Some(match news {
-                News::Event(event) if event.what == "renewed" => continue,
+                News::Event(event) if event.what == What::Renewed => continue,
                 News::Event(event) => format!("lease {id} {}", event.message),
                 News::Away => {
                     format!("the arbiter has gone away; lease {id} is claimed when it is back")

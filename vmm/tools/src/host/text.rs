@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use umpire_lease::{Counters, ExplainOut, Lease, Outsider, WhoOut};
+use umpire_lease::{
+    Counters, ExplainOut, Fate, Lease, LeaseScope, Outsider, OutsiderKind, Standing, WhoOut,
+};
 
 use crate::table::indented;
 
@@ -21,7 +23,11 @@ fn time(ms: u64) -> String {
 pub(super) fn counters(counters: &[Counters]) -> String {
     let mut kinds: BTreeMap<(usize, String), usize> = BTreeMap::new();
     for (place, one) in counters.iter().enumerate() {
-        let mut name = one.kind.clone().unwrap_or_default();
+        let mut name = one
+            .kind
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         if let Some(among) = &one.among {
             name = format!("{name} ({})", among.join("|"));
         }
@@ -54,10 +60,10 @@ fn process(lease: &Lease) -> String {
 }
 
 fn holds(lease: &Lease) -> String {
-    match lease.state.as_str() {
-        "waits" => format!("waits for {}", lease.wants),
-        "short" => format!("{} of {}", lease.holds, lease.wants),
-        "unclaimed" => format!("{}, unclaimed", lease.holds),
+    match lease.state {
+        Standing::Waits => format!("waits for {}", lease.wants),
+        Standing::Short => format!("{} of {}", lease.holds, lease.wants),
+        Standing::Unclaimed => format!("{}, unclaimed", lease.holds),
         _ => lease.holds.to_string(),
     }
 }
@@ -105,7 +111,7 @@ pub(super) fn leases(leases: &[Lease], out: &mut dyn Write) -> io::Result<()> {
             process(lease),
             counters(&lease.counters),
             lease.cpus.clone(),
-            lease.scope.clone(),
+            lease.scope.to_string(),
             holds(lease),
             rank(lease),
             lease.held_ms.map(time).unwrap_or_default(),
@@ -145,8 +151,8 @@ pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
                 lease.tenant.clone(),
                 format!("lease {}", lease.id),
                 format!("process {}", process(lease)),
-                match lease.scope.as_str() {
-                    "thread" => "while its threads run".to_owned(),
+                match lease.scope {
+                    LeaseScope::Thread => "while its threads run".to_owned(),
                     _ => String::new(),
                 },
                 lease.held_ms.map(time).unwrap_or_default(),
@@ -161,7 +167,7 @@ pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
             indented(&heads, place.leases.iter().map(row).collect(), out)?;
         }
     }
-    let barred = |outsider: &&Outsider| outsider.what == "barred";
+    let barred = |outsider: &&Outsider| outsider.what == OutsiderKind::Barred;
     for user in answer.outsiders.iter().filter(barred) {
         writeln!(out, "Barred: {}", user.name)?;
     }
@@ -199,8 +205,8 @@ fn unleased(outsiders: &[&Outsider], out: &mut dyn Write) -> io::Result<()> {
 
 /// What would become of a request.
 pub(super) fn explained(answer: &ExplainOut, out: &mut dyn Write) -> io::Result<()> {
-    match (&answer.lease, answer.outcome.as_str()) {
-        (Some(lease), "granted") => writeln!(
+    match (&answer.lease, &answer.outcome) {
+        (Some(lease), Fate::Granted) => writeln!(
             out,
             "It would be granted: {} of {} counters ({}) on CPUs {} for tenant '{}'.",
             lease.holds,
@@ -228,6 +234,8 @@ pub(super) fn explained(answer: &ExplainOut, out: &mut dyn Write) -> io::Result<
 
 #[cfg(test)]
 mod tests {
+    use umpire_lease::CounterKind;
+
     use super::*;
 
     #[test]
@@ -244,16 +252,16 @@ mod tests {
 
     #[test]
     fn counters_are_counted() {
-        let one = |kind: &str, among: Option<&str>| Counters {
+        let one = |kind: CounterKind, among: Option<&str>| Counters {
             pmu: Some("cpu".to_owned()),
-            kind: Some(kind.to_owned()),
+            kind: Some(kind),
             among: among.map(|name| vec![name.to_owned()]),
             ..Counters::default()
         };
         let all = [
-            one("programmable", None),
-            one("fixed", Some("FIXED1")),
-            one("programmable", None),
+            one(CounterKind::Programmable, None),
+            one(CounterKind::Fixed, Some("FIXED1")),
+            one(CounterKind::Programmable, None),
         ];
         assert_eq!(counters(&all), "2 programmable, 1 fixed (FIXED1)");
     }
