@@ -134,11 +134,11 @@ impl MsrTraps {
         };
         // What is set while nothing counts is set to be read. While something does, it is
         // often the next period of a counter, and the handler is looked at otherwise.
-        let counts = pmu.is_some_and(|(pmu, _)| pmu.has_enabled());
+        let set = written.sets_count && !pmu.is_some_and(|(pmu, _)| pmu.has_enabled());
         Ok(Some(MsrAccess {
             answer: if done { Answer::Done } else { Answer::MsrFault },
             event,
-            sets_up: written.starts_counting || written.sets_count && !counts,
+            sets_up: written.starts_counting || set,
         }))
     }
 }
