@@ -55,10 +55,6 @@ pub mod ports {
     pub const COM2_GSI: u32 = 3;
     /// ACPI PM1a event block: status (2 bytes), enable (2 bytes).
     pub const PM1A_EVENT: u16 = 0x600;
-    /// ACPI PM1a control register (2 bytes).
-    pub const PM1A_CONTROL: u16 = 0x604;
-    /// ACPI power management timer (4 bytes, read only).
-    pub const PM_TIMER: u16 = 0x608;
     /// The reset control register; the FADT names it as its reset register.
     pub const RESET_CONTROL: u16 = 0xcf9;
     /// The value for [`RESET_CONTROL`] that resets the machine.

@@ -18,8 +18,8 @@ pub use code::{CodeError, assemble, assemble_for};
 pub use elf::ElfImage;
 pub use error::MicroRunError;
 pub use layout::{
-    GPRS, IDT_VECTORS, KERNEL_CODE, KERNEL_CS, KERNEL_SS, KERNEL_STACK, LAPIC, MEMORY_SIZE,
-    SCRATCH, USER_CODE, USER_CS, USER_SS, USER_STACK,
+    KERNEL_CODE, KERNEL_CS, KERNEL_SS, KERNEL_STACK, LAPIC, MEMORY_SIZE, SCRATCH, USER_CODE,
+    USER_CS, USER_SS, USER_STACK,
 };
 pub use machine::{MicroError, MicroGuest, Start};
 pub use platform::{PortWrite, RecordingPlatform, UNEXPECTED_VECTOR_PORT};

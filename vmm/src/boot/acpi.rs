@@ -18,14 +18,6 @@ pub const SCI_IRQ: u8 = 9;
 /// `SLP_TYP` of S5, "soft off": a write of `SLP_EN` with this type to
 /// [`AcpiPorts::pm1a_control`] turns the machine off.
 pub const S5_SLEEP_TYPE: u8 = 5;
-/// Bits of the PM1 control register: `SCI_EN`, which must read as 1 (there is no legacy mode).
-pub const PM1_SCI_ENABLE: u16 = 1 << 0;
-/// Bits of the PM1 control register: `SLP_TYP`, shifted by [`PM1_SLEEP_TYPE_SHIFT`].
-pub const PM1_SLEEP_TYPE_MASK: u16 = 0b111 << PM1_SLEEP_TYPE_SHIFT;
-/// Lowest bit of `SLP_TYP`.
-pub const PM1_SLEEP_TYPE_SHIFT: u32 = 10;
-/// Bits of the PM1 control register: `SLP_EN`, write-only, enters the sleep state.
-pub const PM1_SLEEP_ENABLE: u16 = 1 << 13;
 /// What a guest writes to [`AcpiPorts::reset`] to reset the machine.
 pub const RESET_VALUE: u8 = 0x06;
 

@@ -76,10 +76,6 @@ pub const HOLE_END: u64 = 4 << 30;
 pub const IOAPIC_START: u64 = 0xfec0_0000;
 /// Registers of the local APIC.
 pub const LAPIC_START: u64 = 0xfee0_0000;
-/// The page that KVM needs for real mode on older Intel CPUs (`KVM_SET_IDENTITY_MAP_ADDR`).
-pub const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
-/// The three pages that KVM needs for real mode on older Intel CPUs (`KVM_SET_TSS_ADDR`).
-pub const KVM_TSS_START: u64 = 0xfffb_d000;
 
 /// The least memory a guest can have: the first MiB is the machine's own.
 pub const MIN_MIB: u64 = 2;

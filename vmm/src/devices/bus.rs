@@ -183,16 +183,6 @@ impl PortBus {
         self.com2.as_mut().map_or(0, |com2| com2.enqueue(input))
     }
 
-    /// How many bytes [`enqueue`](Self::enqueue) would take now, 0 to 64.
-    pub fn console_room(&self) -> usize {
-        self.com1.free()
-    }
-
-    /// Bytes of guest output that the console refused.
-    pub fn console_lost(&self) -> u64 {
-        self.com1.lost()
-    }
-
     /// Accesses to ports where nothing is.
     pub fn unclaimed(&self) -> u64 {
         self.unclaimed

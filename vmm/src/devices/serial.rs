@@ -83,6 +83,8 @@ impl SerialPort {
         }
     }
 
+    /// Bytes of guest output that the console refused.
+    #[cfg(test)]
     pub(super) fn lost(&self) -> u64 {
         self.lost
     }

@@ -20,8 +20,6 @@ pub const KERNEL_STACK: u64 = 0x9_0000;
 pub const USER_STACK: u64 = 0x7_0000;
 /// The local APIC's registers in xAPIC mode.
 pub const LAPIC: u64 = 0xfee0_0000;
-/// Vectors that the IDT has.
-pub const IDT_VECTORS: u16 = 256;
 
 /// Kernel code selector.
 pub const KERNEL_CS: u16 = 0x08;
@@ -31,12 +29,6 @@ pub const KERNEL_SS: u16 = 0x10;
 pub const USER_SS: u16 = 0x1b;
 /// User code selector.
 pub const USER_CS: u16 = 0x23;
-
-/// General registers in the order of `Start::gprs`.
-pub const GPRS: [&str; 16] = [
-    "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rsp", "rbp", "r8", "r9", "r10", "r11", "r12", "r13",
-    "r14", "r15",
-];
 
 const STACK_STRIDE: u64 = 0x4000;
 /// vCPUs whose stacks are that large; those of the others are 4 KiB each, behind

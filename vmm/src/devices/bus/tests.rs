@@ -181,21 +181,21 @@ fn rtc_through_its_ports() {
 fn input_respects_the_fifo_and_raises_the_interrupt() {
     let (mut bus, irq) = bus_with(Box::new(io::sink()));
     let _ = bus.write(0x3f9, 1, &[0x01]); // enable "data available"
-    assert_eq!(bus.console_room(), 64);
+    assert_eq!(bus.com1.free(), 64);
     assert_eq!(bus.enqueue(&[b'x'; 100]), 64);
     assert_eq!(bus.enqueue(b"y"), 0);
     assert_eq!(bus.enqueue(b""), 0);
     assert_eq!(irq.read().unwrap(), 1);
     let mut data = [0; 64];
     bus.read(0x3f8, 1, &mut data);
-    assert_eq!((data, bus.console_room()), ([b'x'; 64], 64));
+    assert_eq!((data, bus.com1.free()), ([b'x'; 64], 64));
 }
 
 #[test]
 fn a_broken_console_is_counted_not_fatal() {
     let (mut bus, _irq) = bus_with(Box::new(Broken));
     assert_eq!(bus.write(0x3f8, 1, b"abc"), DeviceOutcome::Continue);
-    assert_eq!(bus.console_lost(), 3);
+    assert_eq!(bus.com1.lost(), 3);
 }
 
 proptest! {
