@@ -23,6 +23,8 @@ mod private;
 pub mod profile;
 pub mod record;
 pub mod registers;
+#[cfg(test)]
+mod schema;
 pub mod stat;
 #[allow(unsafe_code)]
 mod sys;

@@ -536,10 +536,16 @@ impl<'a> Top<'a> {
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("allOf" = [{"anyOf": [{"$ref": "#/$defs/VmReading"}, {}]}])))]
 struct VmObject<'a> {
+    /// The VM: the name of its `umpire run --name`, or its process id.
     name: &'a str,
+    /// `live`, `silent` (it does not answer, and what it said last is shown), `ended`, or why it
+    /// cannot be looked at.
     standing: String,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(skip))]
     reading: Option<&'a VmReading>,
 }
 
@@ -561,5 +567,12 @@ mod tests {
         for text in ["", "0", "-1", "0.05", "3601", "NaN", "1s", "inf"] {
             assert!(delay(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn schemas_are_of_the_structures() {
+        crate::schema::check::<VmObject<'_>>("top");
+        crate::schema::check::<VmReading>("top");
+        crate::schema::check::<reading::HotPlace>("top");
     }
 }

@@ -11,6 +11,7 @@ use crate::numbers::Numbers;
 
 /// What is known before the first sample: who was sampled, how, and by what.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Header {
     /// The version of Umpire that wrote the file.
     pub umpire: String,
@@ -26,7 +27,7 @@ pub struct Header {
     /// The machine: its processor and kernel, in words. May be empty.
     #[serde(default)]
     pub host: String,
-    /// The command that recorded, word by word; empty where it is not known.
+    /// The command line that recorded, word by word, if it is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
     /// When sampling began, in nanoseconds since 1970 (UTC).
@@ -39,26 +40,31 @@ pub struct Header {
     pub events: Vec<SampledEvent>,
     /// The guest's processes whose samples were taken in; with threads, where not all were.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(test, schemars(inner(range(min = 1))))]
     pub processes: Vec<u32>,
     /// The guest's threads whose samples were taken in, besides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(test, schemars(inner(range(min = 1))))]
     pub threads: Vec<u32>,
 }
 
 /// An event that samples are taken of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SampledEvent {
     /// Its name as the user gave it.
     pub name: String,
     /// How often a sample is taken.
     pub sampling: Sampling,
-    /// How its counts are obtained; none if it was never counted.
+    /// How the number came about: `exact`, `hardware`, `derived`, `scaled`, `simulated`, or
+    /// `unavailable`: nobody took it.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
         serialize_with = "write_word",
         deserialize_with = "read_word"
     )]
+    #[cfg_attr(test, schemars(with = "Option<String>", extend("enum" = crate::schema::PROVENANCE)))]
     pub provenance: Option<Provenance>,
 }
 
@@ -75,6 +81,7 @@ impl SampledEvent {
 
 /// How often a sample is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Sampling {
     /// Each time the event took place so often.
@@ -85,6 +92,7 @@ pub enum Sampling {
 
 /// The ring that the guest was in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Ring {
     /// CPL 0.
@@ -171,6 +179,7 @@ pub enum Record {
 
 /// What a file holds altogether.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Totals {
     /// Samples.
     pub samples: u64,
@@ -187,12 +196,15 @@ pub struct Totals {
 
 /// Samples that were taken and are not in the file, since nobody wanted them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LeftOut {
-    /// Those of other tasks than were asked for.
+    /// Samples that were taken and left out: of other tasks than were asked for. Absent: none.
     #[serde(rename = "left_out", skip_serializing_if = "is_zero")]
+    #[cfg_attr(test, schemars(range(min = 1)))]
     pub others: u64,
-    /// Those of which nobody knew whose they are.
+    /// Samples that were taken and left out, since nobody knew whose they are. Absent: none.
     #[serde(rename = "left_out_unknown", skip_serializing_if = "is_zero")]
+    #[cfg_attr(test, schemars(range(min = 1)))]
     pub unknown: u64,
 }
 

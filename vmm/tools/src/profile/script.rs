@@ -162,36 +162,59 @@ impl Sink for Script<'_> {
 /// A sample for programs. Fields that were not chosen are left out; what was
 /// not sampled is null.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("allOf" = [{"anyOf": [{"$ref": "#/$defs/SymbolOf"}, {}]}])))]
 struct ScriptLine<'a> {
+    /// `sample`, or what was lost: `lost`, `throttled`, `blind`.
     kind: &'a str,
+    /// Name of the program (its `comm`).
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(extend("x-null" = true)))]
     comm: Option<Option<&'a str>>,
+    /// Process id in the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(extend("x-null" = true)))]
     pid: Option<Option<u32>>,
+    /// Thread id in the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(extend("x-null" = true)))]
     tid: Option<Option<u32>>,
+    /// The VM: process id of its VMM.
     #[serde(skip_serializing_if = "Option::is_none")]
     vm: Option<u32>,
+    /// The vCPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     vcpu: Option<u32>,
+    /// The core.
     #[serde(skip_serializing_if = "Option::is_none")]
     core: Option<u32>,
+    /// When, in nanoseconds since the recording began.
     #[serde(skip_serializing_if = "Option::is_none")]
     time_ns: Option<u64>,
+    /// Events that the sample stands for.
     #[serde(skip_serializing_if = "Option::is_none")]
     period: Option<u64>,
+    /// The event's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     event: Option<String>,
+    /// The event set.
     #[serde(skip_serializing_if = "Option::is_none")]
     set: Option<u16>,
+    /// `kernel` (CPL 0) or `user` (CPL 1 to 3); null where it was not sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(extend("x-null" = true)))]
     ring: Option<Option<Ring>>,
+    /// CR3 in hexadecimal: whose address space; null where it was not sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(extend("x-null" = true)))]
     cr3: Option<Option<String>>,
+    /// Instruction pointer in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     ip: Option<String>,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(skip))]
     symbol: Option<SymbolOf<'a>>,
+    /// File, or part of the kernel, that has the address.
     #[serde(skip_serializing_if = "Option::is_none")]
     dso: Option<String>,
     /// Callers, the innermost first; left out where none were recorded.
@@ -200,25 +223,37 @@ struct ScriptLine<'a> {
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("allOf" = [{"$ref": "#/$defs/SymbolOf"}])))]
 struct FrameLine<'a> {
     /// Null where callers are missing.
     ip: Option<String>,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(skip))]
     symbol: SymbolOf<'a>,
+    /// File, or part of the kernel, that has the address.
     dso: String,
 }
 
 /// A loss for programs.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct LossLine<'a> {
+    /// `sample`, or what was lost: `lost`, `throttled`, `blind`.
     kind: &'a str,
+    /// When, in nanoseconds since the recording began.
     time_ns: u64,
+    /// The VM: process id of its VMM.
     vm: u32,
+    /// The vCPU.
     vcpu: Option<u32>,
+    /// Samples that were lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     samples: Option<u64>,
+    /// How often sampling was held back.
     #[serde(skip_serializing_if = "Option::is_none")]
     times: Option<u64>,
+    /// For how long nothing could be sampled, in nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     ns: Option<u64>,
 }
@@ -299,5 +334,17 @@ impl Script<'_> {
         }
         let line = serde_json::to_string(&line)?;
         writeln!(self.out, "{line}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemas_are_of_the_structures() {
+        crate::schema::check::<ScriptLine<'_>>("script");
+        crate::schema::check::<SymbolOf<'_>>("script");
+        crate::schema::check::<LossLine<'_>>("script");
     }
 }

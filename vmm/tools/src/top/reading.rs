@@ -24,8 +24,11 @@ pub(super) const EXITS: &str = "vm-exits";
 
 /// A VM at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct VmReading {
+    /// Its control socket.
     pub(super) socket: PathBuf,
+    /// Process id of its VMM.
     pub(super) pid: u32,
     /// The guest: the name of its image.
     pub(super) guest: String,
@@ -33,10 +36,13 @@ pub(super) struct VmReading {
     pub(super) model: String,
     /// Where counts come from.
     pub(super) counters: String,
+    /// Who comes first: `guest-first`, `host-first` or `shares`.
     pub(super) policy: String,
     /// The seconds in which rates and samples came about; none before the first ones.
     pub(super) seconds: Option<f64>,
+    /// Its vCPUs.
     pub(super) vcpus: Vec<VcpuReading>,
+    /// Who holds counters.
     pub(super) holders: Vec<HolderRow>,
     /// None if nothing is to be sampled.
     pub(super) samples: Option<SampleReading>,
@@ -46,9 +52,13 @@ pub(super) struct VmReading {
 
 /// A vCPU at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct VcpuReading {
+    /// The vCPU.
     pub(super) vcpu: u32,
+    /// What it does, as `umpire ls` says.
     pub(super) state: String,
+    /// The core that it is on.
     pub(super) core: Option<u32>,
     /// In the order in which they are shown.
     pub(super) rates: Vec<Rate>,
@@ -75,7 +85,9 @@ impl VcpuReading {
 
 /// How often an event took place.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Rate {
+    /// The event.
     pub(super) event: String,
     /// Events in a second; none if there is no count.
     pub(super) per_second: Option<f64>,
@@ -84,11 +96,13 @@ pub(super) struct Rate {
     pub(super) missing: Option<Missing>,
     /// How the count came about.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(extend("enum" = crate::schema::PROVENANCE)))]
     pub(super) provenance: Option<String>,
 }
 
 /// Why there is no count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) enum Missing {
     /// The event could be counted, and found no counter.
     #[serde(rename = "not counted")]
@@ -103,9 +117,11 @@ pub(super) enum Missing {
 
 /// Who holds counters of a core, or of a vCPU's PMU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct HolderRow {
     /// `core 0`, `vCPU 1`.
     pub(super) place: String,
+    /// Who holds them: the guest, or a context.
     pub(super) holder: String,
     /// The counters, each with what is known of it.
     pub(super) counters: Vec<String>,
@@ -113,11 +129,15 @@ pub(super) struct HolderRow {
 
 /// Where samples were taken since the moment before.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("allOf" = [{"$ref": "#/$defs/Totals"}])))]
 pub(super) struct SampleReading {
+    /// The event.
     pub(super) event: String,
     /// Samples a second of a vCPU's time that are wanted.
     pub(super) hz: u64,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(skip))]
     pub(super) totals: Totals,
     /// Places by name, in no order.
     pub(super) rows: Vec<HotRow>,
@@ -125,6 +145,7 @@ pub(super) struct SampleReading {
 
 /// Where samples are, in the words of `umpire report`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct HotPlace {
     /// The thread, and the file or part of the kernel; none where the VM knows no tasks.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,16 +156,23 @@ pub(super) struct HotPlace {
 
 /// What of a guest a sample is of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Program {
+    /// The thread's name.
     pub(super) comm: String,
+    /// The file, or part of the kernel.
     pub(super) dso: String,
 }
 
 /// Samples in one place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("allOf" = [{"$ref": "#/$defs/HotPlace"}])))]
 pub(super) struct HotRow {
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(skip))]
     pub(super) place: HotPlace,
+    /// Samples in this place.
     pub(super) samples: u64,
     /// How many events they stand for.
     pub(super) events: u64,

@@ -41,11 +41,17 @@ pub(super) struct Tree<'a> {
 
 /// A branch for programs.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Branch {
+    /// Name of the symbol, or why there is none in brackets.
     symbol: String,
+    /// File, or part of the kernel, that has the address.
     dso: String,
+    /// Events that the samples stand for.
     events: u128,
+    /// Its share of the samples, in percent.
     percent: f64,
+    /// What called it, or was called by it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     then: Vec<Branch>,
 }

@@ -10,10 +10,13 @@ use crate::profile::names::Names;
 use crate::profile::record::Sample;
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct SymbolOf<'a> {
     /// Null for an address that no symbol covers.
     pub(super) symbol: Option<Cow<'a, str>>,
+    /// Bytes from the symbol's begin.
     pub(super) symbol_offset: Option<u64>,
+    /// Module of the guest's kernel that has the symbol; null for the kernel itself.
     pub(super) module: Option<&'a str>,
 }
 

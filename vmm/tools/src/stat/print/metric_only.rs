@@ -37,13 +37,17 @@ impl MetricColumn<'_> {
     }
 }
 
+/// What follows from the counts of all, of a vCPU or of a core.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct MetricLine<'a> {
     /// When the interval ended, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     interval: Option<f64>,
+    /// The vCPU that the row is of, with `-A` or where vCPUs were chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     vcpu: Option<u32>,
+    /// The core that the row is of, where cores were chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     core: Option<u32>,
     /// By label; what there are no counts for is not there.
@@ -160,5 +164,15 @@ fn line(
             let text: String = heads.chain(cells).collect();
             writeln!(out, "{}", text.trim_end())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemas_are_of_the_structures() {
+        crate::schema::check::<MetricLine<'_>>("stat");
     }
 }
