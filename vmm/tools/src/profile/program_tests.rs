@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
 use clap::Parser;
 use object::{Object, ObjectSegment, ObjectSymbol};
@@ -96,16 +98,32 @@ pub(super) fn chain(kernel: &[u64], program: &[u64], end: ChainEnd) -> CallChain
     }
 }
 
-/// This very program, with symbols: its file, build id, and the offset of `main` in it.
+/// This very program, with the symbol `main`: its file, build id, and the offset of `main` in it.
 pub(super) struct Program {
     pub(super) file: PathBuf,
     pub(super) build_id: String,
     pub(super) main: u64,
 }
 
+/// A copy of this program that has the symbol `main` alone, where there is `strip`: each report
+/// would read a hundred thousand others.
+fn with_main_alone() -> PathBuf {
+    let whole = std::env::current_exe().unwrap();
+    let copy = whole.with_extension(format!("main-{}", std::process::id()));
+    let mut strip = Command::new("strip");
+    strip.args(["--keep-symbol=main", "-o"]).arg(&copy);
+    if !strip.arg(&whole).status().is_ok_and(|it| it.success()) {
+        return whole;
+    }
+    let file = whole.with_extension("main");
+    fs::rename(copy, &file).unwrap();
+    file
+}
+
 impl Program {
     pub(super) fn own() -> Self {
-        let file = std::env::current_exe().unwrap();
+        static FILE: OnceLock<PathBuf> = OnceLock::new();
+        let file = FILE.get_or_init(with_main_alone).clone();
         let bytes = fs::read(&file).unwrap();
         let elf = object::File::parse(&*bytes).unwrap();
         let main = elf.symbols().find(|one| one.name() == Ok("main")).unwrap();
