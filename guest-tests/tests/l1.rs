@@ -67,7 +67,7 @@ fn l1_reports_a_signal_as_shells_do() {
 
 #[test]
 fn l1_stops_a_command_at_the_time_out() {
-    let machine = Machine::new().timeout(Duration::from_secs(45));
+    let machine = Machine::new().timeout(Duration::from_secs(30));
     let output = check(&machine, &shell("echo started; sleep 1000"), End::TimedOut);
     assert_eq!(output.stdout, b"started\n");
 }

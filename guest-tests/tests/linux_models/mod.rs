@@ -87,7 +87,7 @@ fn check(case: &Case, image: LinuxImage) {
     };
     let stat = format!(
         "for i in 1 2 3; do perf stat -x, --append -o /tmp/s \
-         -e cycles{ref_cycles},instructions,task-clock taskset 1 spin 1; done; cat /tmp/s"
+         -e cycles{ref_cycles},instructions,task-clock taskset 1 spin 0.4; done; cat /tmp/s"
     );
     let script = [
         LOG,
