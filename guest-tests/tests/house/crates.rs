@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 29] = [
+const HOUSE: [Room; 31] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -50,10 +50,15 @@ const HOUSE: [Room; 29] = [
         "pmu-virt",
         &["pmu-model", "perfmon", "arbiter", "instruction-facts"],
     ),
+    room("guest-exit", "vmm/guest-exit", &[]),
     room("guest-view", "vmm/guest-view", &[]),
     room("umpire-agent-wire", "vmm/guest-view/wire", &[]),
     room("umpire-agent", "vmm/agent", &["umpire-agent-wire"]),
-    room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt", "guest-view"]),
+    room(
+        "kvm-pmu",
+        "vmm/kvm-pmu",
+        &["pmu-virt", "guest-exit", "guest-view"],
+    ),
     room("umpire-events", "pmu-virt/events", &["pmu-model"]),
     room("umpire-service", "arbiter/service", &[]),
     room("umpire-lease", "arbiter/lease", &["arbiter-host"]),

@@ -1,6 +1,7 @@
 //! `KVM_SET_GUEST_DEBUG`: our breakpoints beside the guest's, our steps beside
 //! the guest's TF, and the guest's #DBs handed back to it.
 
+use guest_exit::DebugExit;
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_DB, KVM_GUESTDBG_SINGLESTEP,
     KVM_GUESTDBG_USE_HW_BP, KVM_VCPUEVENT_VALID_SHADOW, kvm_guest_debug,
@@ -8,7 +9,6 @@ use kvm_bindings::{
 use pmu_virt::{Ticks, Tsc};
 
 use crate::error::VcpuError;
-use crate::exit::DebugExit;
 use crate::gp_watch::Onward;
 use crate::time;
 use crate::trap::{

@@ -4,13 +4,13 @@
 //! - Before vCPUs exist: [`switch_off_vpmu`], and a VM's one MSR filter by
 //!   [`msr_ranges`] and [`MsrFilter`].
 //! - CPUID: [`cpuid::merge`].
-//! - Each vCPU has a [`KvmPmu`], each thread that runs vCPUs a [`ThreadContext`], and
-//!   the process [`install_kick_handler`].
+//! - Each vCPU is a [`KvmVcpu`] and has a [`KvmPmu`], each thread that runs vCPUs a
+//!   [`ThreadContext`], and the process [`install_kick_handler`].
 //! - The loop calls [`KvmPmu::before_entry`] before each `KVM_RUN` and
 //!   [`KvmPmu::after_exit`] after each, also after one that failed. What the VMM lends for a call is [`Lent`]; [`ExitOwner`] says who answers the exit.
 //! - [`TrapObserver`] gets reports.
 //!
-//! The crate makes no VM, and enters no guest. It answers RDMSR, WRMSR and RDPMC of
+//! The crate makes no VM, and enters no guest but by [`KvmVcpu::enter`]. It answers RDMSR, WRMSR and RDPMC of
 //! the guest, sends PMIs, steps the guest where a counter needs that, and keeps
 //! halted time out of the counts. What a register means, pmu-virt knows.
 //!
@@ -21,7 +21,6 @@
 pub mod cpuid;
 mod debug;
 mod error;
-mod exit;
 mod gp_watch;
 mod guest_tsc;
 mod halt;
@@ -43,7 +42,7 @@ mod vm_traps;
 
 pub use debug::DebugQuirks;
 pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
-pub use exit::{Answer, DebugExit, InternalError, VmExit};
+pub use guest_exit::{Answer, DebugExit, InternalError, VmExit};
 pub use memory::GuestBytes;
 pub use observe::{Armed, NoObserver, TrapEvent, TrapObserver};
 pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};

@@ -8,6 +8,7 @@ mod traps;
 use std::sync::Arc;
 use std::time::Duration;
 
+use guest_exit::VmExit;
 use kvm_ioctls::VmFd;
 use pmu_virt::{
     CorePmu, IbsDue, PmiForwarded, Progress, Ring, SampledInstruction, Ticks, Tsc, VcpuPmu,
@@ -16,7 +17,6 @@ use vmm_sys_util::errno;
 
 use crate::debug::DebugQuirks;
 use crate::error::{KvmPmuError, VcpuError};
-use crate::exit::VmExit;
 use crate::memory::GuestBytes;
 use crate::moment::{Around, StoppedVcpu};
 use crate::observe::{TrapEvent, TrapObserver};

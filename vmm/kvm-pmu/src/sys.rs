@@ -13,7 +13,7 @@ mod time;
 pub(crate) use kick::{KickFlag, KickGuard};
 pub use kick::{KickTarget, install_kick_handler, kick_signal};
 pub(crate) use memory::{protect_page, unnamed_file};
-pub(crate) use run::{answer_mmio, answer_msr, io_data};
+pub(crate) use run::{answer_mmio, answer_msr, exit_after, expect_interruption, io_data};
 pub use stats::{HaltStats, Halted, StatsError};
 pub(crate) use time::rdtsc;
 pub use time::{KickTimer, thread_cpu_time};

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use guest_exit::{Answer, VmExit};
 use kvm_bindings::{
     CpuId, KVM_CAP_SYNC_REGS, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED,
     KVM_MP_STATE_UNINITIALIZED, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs,
@@ -16,7 +17,6 @@ use vmm_sys_util::errno;
 
 use crate::cpuid;
 use crate::error::{VcpuError, VcpuId};
-use crate::exit::{Answer, VmExit};
 use crate::guest_tsc::GuestTsc;
 use crate::sys::{self, KickFlag};
 use crate::time;
@@ -175,7 +175,7 @@ impl KvmVcpu {
     #[inline]
     pub fn exit(&mut self, failed: Option<errno::Error>) -> Result<VmExit, errno::Error> {
         let run = self.fd.get_kvm_run();
-        let exit = VmExit::after(run, failed);
+        let exit = sys::exit_after(run, failed);
         self.smm = u32::from(run.flags) & KVM_RUN_X86_SMM != 0;
         exit
     }
@@ -225,7 +225,7 @@ impl KvmVcpu {
             self.hand_over_staged();
         }
         self.forget();
-        VmExit::expect_interruption(self.fd.get_kvm_run());
+        sys::expect_interruption(self.fd.get_kvm_run());
     }
 
     #[cold]

@@ -5,12 +5,12 @@
 //! know ([`MsrFilter::with_invalid`](crate::MsrFilter::with_invalid)) gets an exit.
 
 use arbiter::Caller;
+use guest_exit::Answer;
 use pmu_virt::ibs::X2APIC_MSRS;
 use pmu_virt::{MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, VcpuPmu, WriteOutcome};
 
 use super::OnCore;
 use crate::error::VcpuError;
-use crate::exit::Answer;
 use crate::observe::TrapEvent;
 use crate::pmi;
 use crate::trap::Presented;

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use guest_exit::{DebugExit, VmExit};
 use pmu_virt::{ReadOutcome, Ticks, Tsc, VcpuPmu};
 
 use super::OnCore;
 use crate::debug::{DebugControl, DebugEvent, DebugQuirks};
 use crate::error::{VcpuError, VcpuId};
-use crate::exit::{DebugExit, VmExit};
 use crate::gp_watch::{GpWatch, Look, Looked, OutStop};
 use crate::memory::{GuestBytes, OutOfReach};
 use crate::observe::{Armed, TrapEvent, TrapObserver};

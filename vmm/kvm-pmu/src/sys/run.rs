@@ -1,5 +1,6 @@
 //! The unions of `kvm_run`, and what lies behind it in a vCPU's mapping.
 
+use guest_exit::{DebugExit, InternalError, VmExit};
 use kvm_bindings::{
     KVM_EXIT_DEBUG, KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR,
     KVM_EXIT_IO, KVM_EXIT_IO_OUT, KVM_EXIT_MEMORY_FAULT, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN,
@@ -8,108 +9,115 @@ use kvm_bindings::{
 };
 use vmm_sys_util::errno;
 
-use crate::exit::{InternalError, VmExit};
-
-impl VmExit {
-    /// What the last `KVM_RUN` ended with, `failed` included: EINTR and EAGAIN are an
-    /// interruption, EFAULT is an access that KVM could not do and may have said no
-    /// more about.
-    ///
-    /// # Errors
-    /// Any other one, after which KVM will not run the guest on.
-    pub(crate) fn after(
-        run: &mut kvm_run,
-        failed: Option<errno::Error>,
-    ) -> Result<Self, errno::Error> {
-        match failed.map(|error| (error.errno(), error)) {
-            None => Ok(Self::of(run)),
-            Some((libc::EINTR | libc::EAGAIN, _)) => Ok(Self::Interrupted),
-            Some((libc::EFAULT, _)) => {
-                if run.exit_reason != KVM_EXIT_MEMORY_FAULT {
-                    run.exit_reason = KVM_EXIT_MEMORY_FAULT;
-                    run.__bindgen_anon_1.memory_fault = Default::default();
-                }
-                Ok(Self::of(run))
+/// What the last `KVM_RUN` ended with, `failed` included: EINTR and EAGAIN are an
+/// interruption, EFAULT is an access that KVM could not do and may have said no
+/// more about.
+///
+/// # Errors
+/// Any other one, after which KVM will not run the guest on.
+pub(crate) fn exit_after(
+    run: &mut kvm_run,
+    failed: Option<errno::Error>,
+) -> Result<VmExit, errno::Error> {
+    match failed.map(|error| (error.errno(), error)) {
+        None => Ok(exit_of(run)),
+        Some((libc::EINTR | libc::EAGAIN, _)) => Ok(VmExit::Interrupted),
+        Some((libc::EFAULT, _)) => {
+            if run.exit_reason != KVM_EXIT_MEMORY_FAULT {
+                run.exit_reason = KVM_EXIT_MEMORY_FAULT;
+                run.__bindgen_anon_1.memory_fault = Default::default();
             }
-            Some((_, error)) => Err(error),
+            Ok(exit_of(run))
         }
+        Some((_, error)) => Err(error),
     }
+}
 
-    /// Reads what the last `KVM_RUN` left. The reason, which the kernel wrote with it, says
-    /// which member of the union is meant.
-    fn of(run: &kvm_run) -> Self {
-        match run.exit_reason {
-            KVM_EXIT_X86_RDMSR => {
-                // SAFETY: the exit reason, which the kernel wrote with the union,
-                // selects `msr`.
-                let msr = unsafe { run.__bindgen_anon_1.msr };
-                Self::Rdmsr { index: msr.index }
-            }
-            KVM_EXIT_X86_WRMSR => {
-                // SAFETY: the exit reason selects `msr`.
-                let msr = unsafe { run.__bindgen_anon_1.msr };
-                Self::Wrmsr {
-                    index: msr.index,
-                    value: msr.data,
-                }
-            }
-            KVM_EXIT_DEBUG => {
-                // SAFETY: the exit reason selects `debug`.
-                let debug = unsafe { run.__bindgen_anon_1.debug };
-                Self::Debug(debug.arch.into())
-            }
-            KVM_EXIT_IO => {
-                // SAFETY: the exit reason selects `io`.
-                let io = unsafe { run.__bindgen_anon_1.io };
-                let (port, width) = (io.port, io.size);
-                let len = usize::from(width) * usize::try_from(io.count).unwrap_or(0);
-                if u32::from(io.direction) == KVM_EXIT_IO_OUT {
-                    Self::IoOut { port, width, len }
-                } else {
-                    Self::IoIn { port, width, len }
-                }
-            }
-            KVM_EXIT_MMIO => {
-                // SAFETY: the exit reason selects `mmio`.
-                let mmio = unsafe { run.__bindgen_anon_1.mmio };
-                let (address, data) = (mmio.phys_addr, mmio.data);
-                let len = usize::try_from(mmio.len).unwrap_or(0).min(data.len());
-                match mmio.is_write {
-                    0 => Self::MmioRead { address, len },
-                    _ => Self::MmioWrite { address, data, len },
-                }
-            }
-            KVM_EXIT_MEMORY_FAULT => {
-                // SAFETY: the exit reason selects `memory_fault`.
-                let fault = unsafe { run.__bindgen_anon_1.memory_fault };
-                Self::MemoryFault {
-                    address: (fault.size != 0).then_some(fault.gpa),
-                }
-            }
-            KVM_EXIT_INTERNAL_ERROR => Self::InternalError(internal_error(run)),
-            KVM_EXIT_INTR => Self::Interrupted,
-            KVM_EXIT_HLT => Self::Halted,
-            KVM_EXIT_SHUTDOWN => Self::Shutdown,
-            KVM_EXIT_FAIL_ENTRY => {
-                // SAFETY: the exit reason selects `fail_entry`.
-                let fail_entry = unsafe { run.__bindgen_anon_1.fail_entry };
-                Self::FailEntry {
-                    reason: fail_entry.hardware_entry_failure_reason,
-                }
-            }
-            KVM_EXIT_SYSTEM_EVENT => {
-                // SAFETY: the exit reason selects `system_event`.
-                let event = unsafe { run.__bindgen_anon_1.system_event };
-                Self::SystemEvent { kind: event.type_ }
-            }
-            reason => Self::Unexpected { reason },
+/// Reads what the last `KVM_RUN` left. The reason, which the kernel wrote with it, says
+/// which member of the union is meant.
+fn exit_of(run: &kvm_run) -> VmExit {
+    match run.exit_reason {
+        KVM_EXIT_X86_RDMSR => {
+            // SAFETY: the exit reason, which the kernel wrote with the union,
+            // selects `msr`.
+            let msr = unsafe { run.__bindgen_anon_1.msr };
+            VmExit::Rdmsr { index: msr.index }
         }
+        KVM_EXIT_X86_WRMSR => {
+            // SAFETY: the exit reason selects `msr`.
+            let msr = unsafe { run.__bindgen_anon_1.msr };
+            VmExit::Wrmsr {
+                index: msr.index,
+                value: msr.data,
+            }
+        }
+        KVM_EXIT_DEBUG => {
+            // SAFETY: the exit reason selects `debug`.
+            let debug = unsafe { run.__bindgen_anon_1.debug };
+            VmExit::Debug(DebugExit {
+                vector: debug.arch.exception,
+                pc: debug.arch.pc,
+                dr6: debug.arch.dr6,
+                dr7: debug.arch.dr7,
+            })
+        }
+        KVM_EXIT_IO => port_exit(run),
+        KVM_EXIT_MMIO => mmio_exit(run),
+        KVM_EXIT_MEMORY_FAULT => {
+            // SAFETY: the exit reason selects `memory_fault`.
+            let fault = unsafe { run.__bindgen_anon_1.memory_fault };
+            VmExit::MemoryFault {
+                address: (fault.size != 0).then_some(fault.gpa),
+            }
+        }
+        KVM_EXIT_INTERNAL_ERROR => VmExit::InternalError(internal_error(run)),
+        KVM_EXIT_INTR => VmExit::Interrupted,
+        KVM_EXIT_HLT => VmExit::Halted,
+        KVM_EXIT_SHUTDOWN => VmExit::Shutdown,
+        KVM_EXIT_FAIL_ENTRY => {
+            // SAFETY: the exit reason selects `fail_entry`.
+            let fail_entry = unsafe { run.__bindgen_anon_1.fail_entry };
+            VmExit::FailEntry {
+                reason: fail_entry.hardware_entry_failure_reason,
+            }
+        }
+        KVM_EXIT_SYSTEM_EVENT => {
+            // SAFETY: the exit reason selects `system_event`.
+            let event = unsafe { run.__bindgen_anon_1.system_event };
+            VmExit::SystemEvent { kind: event.type_ }
+        }
+        reason => VmExit::Unexpected { reason },
     }
+}
 
-    /// Prepares for a `KVM_RUN` that may fail: KVM then mostly leaves the exit reason as it
-    /// is, and it must not be that of the exit before.
-    pub(crate) fn expect_interruption(run: &mut kvm_run) {
-        run.exit_reason = KVM_EXIT_INTR;
+/// Prepares for a `KVM_RUN` that may fail: KVM then mostly leaves the exit reason as it
+/// is, and it must not be that of the exit before.
+pub(crate) fn expect_interruption(run: &mut kvm_run) {
+    run.exit_reason = KVM_EXIT_INTR;
+}
+
+/// The port access that `run` ended with.
+fn port_exit(run: &kvm_run) -> VmExit {
+    // SAFETY: the exit reason selects `io`.
+    let io = unsafe { run.__bindgen_anon_1.io };
+    let (port, width) = (io.port, io.size);
+    let len = usize::from(width) * usize::try_from(io.count).unwrap_or(0);
+    if u32::from(io.direction) == KVM_EXIT_IO_OUT {
+        VmExit::IoOut { port, width, len }
+    } else {
+        VmExit::IoIn { port, width, len }
+    }
+}
+
+/// The access to memory that is not there, with which `run` ended.
+fn mmio_exit(run: &kvm_run) -> VmExit {
+    // SAFETY: the exit reason selects `mmio`.
+    let mmio = unsafe { run.__bindgen_anon_1.mmio };
+    let (address, data) = (mmio.phys_addr, mmio.data);
+    let len = usize::try_from(mmio.len).unwrap_or(0).min(data.len());
+    match mmio.is_write {
+        0 => VmExit::MmioRead { address, len },
+        _ => VmExit::MmioWrite { address, data, len },
     }
 }
 
@@ -205,9 +213,9 @@ mod tests {
     fn an_interruption_is_not_the_exit_before() {
         let (index, value) = (0x186, 0x53_003c);
         let mut run = run(KVM_EXIT_X86_WRMSR);
-        assert_eq!(VmExit::of(&run), VmExit::Wrmsr { index, value });
-        VmExit::expect_interruption(&mut run);
-        assert_eq!(VmExit::of(&run), VmExit::Interrupted);
+        assert_eq!(exit_of(&run), VmExit::Wrmsr { index, value });
+        expect_interruption(&mut run);
+        assert_eq!(exit_of(&run), VmExit::Interrupted);
     }
 
     /// Each errno, with a fault's address left by KVM or by nobody.
@@ -221,7 +229,7 @@ mod tests {
             run.__bindgen_anon_1.memory_fault.gpa = 0x5000;
             run.__bindgen_anon_1.memory_fault.size = 0x1000;
             let failed = Some(errno::Error::new(errno));
-            let exit = VmExit::after(&mut run, failed).map_err(|error| error.errno());
+            let exit = exit_after(&mut run, failed).map_err(|error| error.errno());
             assert_eq!(exit, expected, "exit {reason}, errno {errno}");
         };
         let fault = |address| Ok(VmExit::MemoryFault { address });

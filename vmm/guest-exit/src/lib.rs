@@ -1,11 +1,12 @@
-//! What left the guest, as an owned value that is decoded once; a test can make up any.
-
-use kvm_bindings::kvm_debug_exit_arch;
+//! What leaves a guest, as an owned value that is decoded once and allocates nothing; a test
+//! can make up any. It is the same whatever engine runs the guest. Variants that only KVM has
+//! say so.
+#![forbid(unsafe_code)]
 
 /// One exit from the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VmExit {
-    /// OUT or OUTS of `len` bytes, which lie in the vCPU's mapping.
+    /// OUT or OUTS of `len` bytes, which the engine keeps until the next entry.
     IoOut {
         /// Port.
         port: u16,
@@ -14,7 +15,7 @@ pub enum VmExit {
         /// All bytes, a multiple of `width`.
         len: usize,
     },
-    /// IN or INS of `len` bytes, which are to be left in the vCPU's mapping.
+    /// IN or INS of `len` bytes, for which the engine has room until the next entry.
     IoIn {
         /// Port.
         port: u16,
@@ -30,7 +31,7 @@ pub enum VmExit {
         /// Bytes, 1 to 8.
         len: usize,
     },
-    /// A store to memory that is not there, or that KVM cannot write to.
+    /// A store to memory that is not there, or that the engine cannot write to.
     MmioWrite {
         /// Guest-physical address.
         address: u64,
@@ -39,51 +40,51 @@ pub enum VmExit {
         /// Bytes, 1 to 8.
         len: usize,
     },
-    /// An access to memory that KVM cannot do; it takes place when the guest runs on.
+    /// KVM: an access to memory that it cannot do; it takes place when the guest runs on.
     MemoryFault {
         /// Guest-physical address of the page, where KVM tells it.
         address: Option<u64>,
     },
-    /// A filtered RDMSR, to be answered.
+    /// RDMSR of a register that is not the engine's own, to be answered.
     Rdmsr {
         /// ECX.
         index: u32,
     },
-    /// A filtered WRMSR, to be answered.
+    /// WRMSR to a register that is not the engine's own, to be answered.
     Wrmsr {
         /// ECX.
         index: u32,
         /// EDX:EAX.
         value: u64,
     },
-    /// #DB or a step, under `KVM_SET_GUEST_DEBUG`.
+    /// KVM: #DB or a step, under `KVM_SET_GUEST_DEBUG`.
     Debug(DebugExit),
-    /// A signal, or `immediate_exit`.
+    /// Nothing of the guest's: it was called out.
     Interrupted,
-    /// HLT without an in-kernel irqchip.
+    /// HLT, where the engine does not wait for the interrupt itself.
     Halted,
     /// Triple fault.
     Shutdown,
-    /// KVM gave up on an instruction, which has not been executed, or worse.
+    /// KVM: it gave up on an instruction, which has not been executed, or worse.
     InternalError(InternalError),
-    /// The guest state was refused by the processor.
+    /// KVM: the guest's state was refused by the processor.
     FailEntry {
         /// Reason of the hardware.
         reason: u64,
     },
-    /// The guest asked KVM for a system event (KVM API, `KVM_EXIT_SYSTEM_EVENT`).
+    /// KVM: the guest asked for a system event (KVM API, `KVM_EXIT_SYSTEM_EVENT`).
     SystemEvent {
         /// Event type.
         kind: u32,
     },
-    /// An exit that nobody asked for.
+    /// KVM: an exit that nobody asked for.
     Unexpected {
         /// `kvm_run.exit_reason`.
         reason: u32,
     },
 }
 
-/// The parts of `kvm_debug_exit_arch` that are used.
+/// Where a guest stopped with a #DB or #BP that is not yet its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DebugExit {
     /// Exception vector: 1 (#DB) or 3 (#BP).
@@ -96,18 +97,7 @@ pub struct DebugExit {
     pub dr7: u64,
 }
 
-impl From<kvm_debug_exit_arch> for DebugExit {
-    fn from(arch: kvm_debug_exit_arch) -> Self {
-        Self {
-            vector: arch.exception,
-            pc: arch.pc,
-            dr6: arch.dr6,
-            dr7: arch.dr7,
-        }
-    }
-}
-
-/// `KVM_EXIT_INTERNAL_ERROR`.
+/// KVM's `KVM_EXIT_INTERNAL_ERROR`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InternalError {
     /// 1: emulation failed, 2: simultaneous exceptions, 3: delivery failed,
@@ -119,8 +109,8 @@ pub struct InternalError {
     pub len: usize,
 }
 
-/// What the guest gets for an exit. The bytes of an IN go into
-/// [`KvmVcpu::io_data`](crate::KvmVcpu::io_data).
+/// What the guest gets for an exit. The bytes of an IN go where the engine has room for
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// A WRMSR is done.
