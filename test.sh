@@ -24,7 +24,24 @@ export XDG_RUNTIME_DIR
 export LIBPFM_ENCODE_INACTIVE=1
 # One build makes all that they use, libraries for C too.
 export UMPIRE_TESTS_BUILT=1
-trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
+# Of each suite: its time-out in seconds, its command, what of its tests it is asked for.
+declare -A limits=() commands=() choices=()
+# The suites that run, by their processes; and how many may, beside each other.
+declare -A lanes=()
+most=1
+# What a first try came to, of suites that have a second one at the end.
+declare -A first_tries=()
+once_more=()
+
+leave() {
+    local process
+    for process in "${!lanes[@]}"; do
+        # Each has its time-out as its child, which ends the suite.
+        kill $(cat "/proc/$process/task/$process/children" 2>/dev/null) 2>/dev/null
+    done
+    rm -rf "$XDG_RUNTIME_DIR"
+}
+trap leave EXIT
 passed=0 failed=0 skipped=0
 trouble=()
 quick= left_out=()
@@ -38,7 +55,11 @@ case ${*:-} in
 esac
 
 finish() {
-    local line
+    local line name
+    lanes_for 1
+    # With nothing beside it.
+    for name in "${once_more[@]}"; do start "$name"; done
+    lanes_for 1
     printf '\n'
     [ -z "$quick" ] || printf 'left out: %s\n' "${left_out[@]}"
     for line in "${trouble[@]}"; do printf '%s\n' "$line"; done
@@ -50,6 +71,7 @@ finish() {
 give_up() {
     trouble+=("FAILED: $1")
     failed=$((failed + 1))
+    once_more=()
     finish
 }
 
@@ -158,45 +180,88 @@ failed_tests() {
     sed -nE 's/^test ([^ ]+) \.\.\. FAILED.*/\1/p' "$1"
 }
 
-# Sets `computed` to the seconds of processor time of all that has ended: of what a suite takes,
-# the rest is waiting.
-look_at_processor() {
-    times >"$logs/times"
-    computed=$(awk -F'[ms ]' 'NR == 2 { printf "%d", $1 * 60 + $2 + $4 * 60 + $5 }' "$logs/times")
-}
-
 # suite NAME SECONDS COMMAND…: runs the command with the arguments in `chosen`, which may name
-# tests, counts, shows the end of the log if anything failed.
+# tests, as soon as a lane is free.
 chosen=()
 suite() {
-    local name=$1 limit=$2 log=$logs/$1.log start=$SECONDS status p f s missing
-    local again logs_of_it=("$log") first=(0 0 0 0) computed before
+    local name=$1
+    limits[$name]=$2
     shift 2
-    look_at_processor
-    before=$computed
-    timeout "$limit" "$@" "${chosen[@]}" >"$log" 2>&1 </dev/null
+    commands[$name]=$(printf '%q ' "$@")
+    choices[$name]=
+    [ ${#chosen[@]} -eq 0 ] || choices[$name]=$(printf '%q ' "${chosen[@]}")
+    start "$name"
+}
+
+start() {
+    while [ ${#lanes[@]} -ge "$most" ]; do take_one; done
+    # With job control, for without it what runs beside the shell does not hear SIGINT.
+    set -m
+    play "$1" &
+    set +m
+    lanes[$!]=$1
+}
+
+# Waits for a suite to end, and says what it came to.
+take_one() {
+    local process name
+    wait -n -p process "${!lanes[@]}"
+    name=${lanes[$process]}
+    unset "lanes[$process]"
+    ended "$name"
+}
+
+# lanes_for N: from here on so many run beside each other.
+lanes_for() {
+    while [ ${#lanes[@]} -gt 0 ]; do take_one; done
+    most=$1
+}
+
+# Runs a suite in a process of its own, and leaves status, seconds, and seconds of processor time:
+# of what a suite takes, the rest is waiting.
+play() {
+    local name=$1 start=$SECONDS status folder=$XDG_RUNTIME_DIR/$1
+    # VMs of a suite are not among those of its neighbour.
+    mkdir -p "$folder"
+    rm -f "$logs/$name.end"
+    [ "$most" -eq 1 ] || export RUST_TEST_THREADS=1
+    eval "XDG_RUNTIME_DIR=\$folder timeout ${limits[$name]} ${commands[$name]} ${choices[$name]}" \
+        >"$logs/$name.log" 2>&1 </dev/null
     status=$?
+    times >"$logs/$name.times"
+    awk -F'[ms ]' -v status=$status -v took=$((SECONDS - start)) \
+        'NR == 2 { printf "%d %d %d\n", status, took, $1 * 60 + $2 + $4 * 60 + $5 }' \
+        "$logs/$name.times" >"$logs/$name.end"
+}
+
+# Counts a suite that has ended, and shows the end of its log if anything failed.
+ended() {
+    local name=$1 log=$logs/$1.log status took computed p f s missing
+    local again logs_of_it=("$log") first=(0 0 0 0 0 0) is_second=${first_tries[$1]:-}
+    # A suite whose shell was ended has left nothing.
+    read -r status took computed <"$logs/$name.end" || status=1 took=0 computed=0
     # What runs guests, or talks over sockets, depends on the machine's time: now and then a
-    # neighbour takes it, or L1 ends for no reason (docs/internals/testing.md). What fails twice is a
-    # failure; what failed once is told. An input that broke a property may not come again, so
-    # it is a failure at once.
-    if [ "$status" -ne 0 ] && [ $((SECONDS - start)) -lt "$limit" ] && [ "$name" != documentation ] &&
-        ! grep -q 'minimal failing input' "$log"; then
+    # neighbour takes it, or L1 ends for no reason (docs/internals/testing.md). What fails twice,
+    # the second time with the machine to itself, is a failure; what failed once is told. An input
+    # that broke a property may not come again, so it is a failure at once.
+    if [ "$status" -ne 0 ] && [ -z "$is_second" ] && [ "$took" -lt "${limits[$name]}" ] &&
+        [ "$name" != documentation ] && ! grep -q 'minimal failing input' "$log"; then
         mv "$log" "$log.first"
         grep -E '^(failed:|l1: |test .* FAILED|thread .* panicked)' "$log.first" | sed 's/^/    | /'
         mapfile -t again < <(failed_tests "$log.first")
         if [ ${#again[@]} -gt 0 ]; then
             # The others have passed, and are not run again.
             read -r -a first < <(count "$log.first")
-            logs_of_it+=("$log.first")
-            echo "$name: once more ${again[*]} (log of the first: $log.first)"
-            again=(--exact "${again[@]}")
-        else
-            echo "$name: once more (log of the first: $log.first)"
-            again=("${chosen[@]}")
+            choices[$name]=$(printf '%q ' --exact "${again[@]}")
         fi
-        timeout "$limit" "$@" "${again[@]}" >"$log" 2>&1 </dev/null
-        status=$?
+        first_tries[$name]="${first[*]:0:4} $took $computed ${#again[@]}"
+        once_more+=("$name")
+        echo "$name: at the end once more ${again[*]} (log of the first: $log.first)"
+        return
+    fi
+    if [ -n "$is_second" ]; then
+        read -r -a first <<<"$is_second"
+        [ "${first[6]}" -eq 0 ] || logs_of_it+=("$log.first")
         [ "$status" -ne 0 ] || trouble+=("FAILED ONCE: $name: passed the second time (log of the first: $log.first)")
     fi
     read -r p f s missing < <(count "$log")
@@ -213,14 +278,13 @@ suite() {
         trouble+=("FAILED: $name: $missing times something was missing that CI=true asks for")
     fi
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    look_at_processor
     printf '%-22s %4d passed, %d failed, %d skipped (%d s, processor %d s)\n' "$name" "$p" "$f" "$s" \
-        $((SECONDS - start)) $((computed - before))
+        $((took + first[4])) $((computed + first[5]))
     if [ "$s" -gt 0 ]; then grep -h '^skipped: ' "${logs_of_it[@]}" | sed 's/^/    /'; fi
     if [ "$status" -ne 0 ]; then
         grep -vE '^test .* ok( |$)|^skipped: ' "$log" | tail -n 40 | sed 's/^/    | /'
         case $status in
-            124) trouble+=("FAILED: $name: stopped after $limit s (whole log: $log)") ;;
+            124) trouble+=("FAILED: $name: stopped after ${limits[$name]} s (whole log: $log)") ;;
             *) trouble+=("FAILED: $name: status $status (whole log: $log)") ;;
         esac
     fi
@@ -283,13 +347,18 @@ fi
 check_rust
 [ -n "$quick" ] || install_target
 # Tests of crates, not optimised; and what runs guests, for them and for L1. A choice of packages
-# is a choice of features, so all of the workspace is built for the first, and for --quick too.
+# is a choice of features, so all of the workspace is built for both, and what others wrote once.
 build build --workspace --lib --bins --tests --examples
 if [ -n "$quick" ]; then
     build guests --workspace --test suites --test micro
 else
-    build guests --profile guests --lib --bins --test suites --test micro --test perfmon \
-        -p guest-tests -p umpire -p umpire-agent -p umpire-cpc -p umpire-lease-c -p umpire-perfmon-c
+    # The second program of the name takes the place of the first.
+    UMPIRE_NOT_OPTIMISED=$(cd "$logs" && pwd)/umpire
+    export UMPIRE_NOT_OPTIMISED
+    cp -f "$(built false "$logs/build.json" | awk '$2 == "bin" && $3 == "umpire" { print $4 }')" \
+        "$UMPIRE_NOT_OPTIMISED" || give_up "umpire was not found in $logs/build.json"
+    build guests --config guest-tests/guests.toml --workspace --lib --bins \
+        --test suites --test micro --test perfmon
 fi
 tests=$(built true "$logs/build.json")
 guests=$PWD/guest-tests
@@ -297,8 +366,13 @@ binaries=$(built true "$logs/guests.json" | awk -v of="$guests" '$1 == of && $2 
 l1=$(built false "$logs/guests.json" | awk '$3 == "l1" { print $4 }')
 [ -n "$binaries" ] && [ -n "$quick$l1" ] || give_up "the tests were not found in $logs/guests.json"
 
-awk -v of="$guests" '$1 != of' <<<"$tests" >"$logs/unit.list"
-awk -v of="$guests" '$1 == of' <<<"$tests" >"$logs/harness.list"
+# Tests of crates are a suite for each top folder.
+rm -f "$logs"/unit-*.list "$logs/harness.list"
+awk -v of="$guests" -v root="$PWD/" -v logs="$logs" '
+    $1 == of { print >(logs "/harness.list"); next }
+    { top = substr($1, length(root) + 1); sub("/.*", "", top); print >(logs "/unit-" top ".list") }
+' <<<"$tests"
+units=$(cd "$logs" && ls unit-*.list | sed 's/\.list$//')
 micro=$(micro_suites)
 is_micro() { grep -qx "$1" <<<"$micro"; }
 # A module of the one program with libtest is a suite: a process of its own, a log, a time-out.
@@ -307,25 +381,71 @@ listed=$("$suites" --list | sed -n 's/: test$//p')
 modules=$(cut -d: -f1 <<<"$listed" | uniq)
 [ -n "$modules" ] || give_up "$suites lists no test"
 
-# module NAME
-module() {
-    mapfile -t chosen < <(grep "^$1::" <<<"$listed")
-    chosen=(--exact "${chosen[@]}")
-    suite "$1" 900 env -C "$guests" "$suites" --show-output
-    chosen=()
+# The file of a program of micro-guests.
+guests_of() { awk -v name="$1" '$1 == name { print $2 }' <<<"$binaries"; }
+
+needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == perf_contract || $1 == *-in-l1 ]]; }
+
+# How many tests a suite has.
+number() {
+    case $1 in
+        *-in-l1) "$(guests_of "${1%-in-l1}")" --list | grep -c ': test$' ;;
+        *) grep -c "^$1::" <<<"$listed" ;;
+    esac
 }
 
+# one NAME: starts this suite.
+one() {
+    local file processors=2
+    if [ -n "$l1_missing" ] && needs_l1 "$1"; then
+        leave_out "$1" "$(number "$1")" "$l1_missing"
+        return
+    fi
+    case $1 in
+        unit-* | harness)
+            suite "$1" 900 bash -c 'run_all --show-output "$@" <"$0"' "$logs/$1.list"
+            ;;
+        documentation) suite documentation 900 cargo test --workspace --doc --no-fail-fast ;;
+        *-in-l1)
+            file=$(guests_of "${1%-in-l1}")
+            # Its guests have two vCPUs, which QEMU's SVM does not run soundly on two
+            # processors of L1 (docs/internals/testing.md, "Limits of L1").
+            [ "$1" = perfmon-in-l1 ] && processors=1
+            suite "$1" 900 "$l1" --smp "$processors" --timeout 300 -- "$file" --show-output
+            ;;
+        *)
+            if is_micro "$1"; then
+                suite "$1" 600 env -C "$guests" "$(guests_of "$1")" --show-output
+                return
+            fi
+            mapfile -t chosen < <(grep "^$1::" <<<"$listed")
+            chosen=(--exact "${chosen[@]}")
+            suite "$1" 1500 env -C "$guests" "$suites" --show-output
+            chosen=()
+            ;;
+    esac
+}
+
+# Two of these run beside each other, each a test at a time, in this order, which has the longest
+# first: that is no more than two guests of Linux, or as many tests, as libtest runs at a time in
+# one suite. What is not here has the machine to itself: it measures time with less room, or needs
+# both processors.
+beside="linux_models $units linux_pcr perfmon_tools linux linux_view linux_debug linux_record
+    linux_agent linux_budget arbiterd linux_pebs linux_ibs documentation perfmon-in-l1 perf_contract
+    msr linux_arbiter l1 cpc perfmon kernels hostile golden harness events bad_input house docs
+    pcr_lines"
 # What a change breaks first, in the time that one waits for it: micro-guests of each kind of
 # access, and the suites that start no Linux and wait for nobody.
-quick_modules="bad_input docs events golden house pcr_lines"
+quick_modules="golden events bad_input house docs pcr_lines"
 quick_guests="amd intel overflow rdpmc vcpus pcr::reserve pcr::a_rogue"
 
-suite unit 900 bash -c 'run_all --show-output "$@" <"$0"' "$logs/unit.list"
-suite harness 600 bash -c 'run_all --show-output "$@" <"$0"' "$logs/harness.list"
+l1_missing=
 if [ -n "$quick" ]; then
-    for name in $quick_modules; do module "$name"; done
+    lanes_for 2
+    for name in $units harness $quick_modules; do one "$name"; done
+    lanes_for 1
     read -r -a chosen <<<"$quick_guests"
-    file=$(awk '$1 == "micro" { print $2 }' <<<"$binaries")
+    file=$(guests_of micro)
     for part in "${chosen[@]}"; do
         "$file" --list | grep -qF "$part" || give_up "no micro-guest is called $part"
     done
@@ -335,37 +455,18 @@ if [ -n "$quick" ]; then
         "$(grep -vxF "$(tr ' ' '\n' <<<"$quick_modules")" <<<"$modules" | tr '\n' ' ')")
     finish
 fi
-suite documentation 600 cargo test --workspace --doc --no-fail-fast
-
-while read -r name file; do
-    is_micro "$name" && suite "$name" 600 env -C "$guests" "$file" --show-output
-done <<<"$binaries"
 
 echo "fetching L1's packages, unless they are in the cache (log: $logs/fetch.log) …"
-if timeout 600 "$l1" --fetch-only >"$logs/fetch.log" 2>&1 </dev/null; then
-    l1_missing=
-else
+timeout 600 "$l1" --fetch-only >"$logs/fetch.log" 2>&1 </dev/null || {
     tail -n 5 "$logs/fetch.log" | sed 's/^/    | /'
     l1_missing="L1 cannot be built here, see $logs/fetch.log; it needs apt with a Debian mirror"
-fi
-needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == perf_contract ]]; }
-while read -r name file; do
-    is_micro "$name" || continue
-    if [ -n "$l1_missing" ]; then
-        leave_out "$name-in-l1" "$("$file" --list | grep -c ': test$')" "$l1_missing"
-        continue
-    fi
-    processors=2
-    # Its guests have two vCPUs, which QEMU's SVM does not run soundly on two
-    # processors of L1 (docs/internals/testing.md, "Limits of L1").
-    [ "$name" = perfmon ] && processors=1
-    suite "$name-in-l1" 900 "$l1" --smp "$processors" --timeout 300 -- "$file" --show-output
-done <<<"$binaries"
-for name in $modules; do
-    if [ -n "$l1_missing" ] && needs_l1 "$name"; then
-        leave_out "$name" "$(grep -c "^$name::" <<<"$listed")" "$l1_missing"
-    else
-        module "$name"
-    fi
+}
+all=$(printf '%s\n' $units harness documentation $micro $(sed 's/$/-in-l1/' <<<"$micro") $modules)
+for name in $beside; do
+    grep -qxF "$name" <<<"$all" || give_up "no suite is called $name"
 done
+lanes_for 2
+for name in $beside; do one "$name"; done
+lanes_for 1
+for name in $(grep -vxF "$(printf '%s\n' $beside)" <<<"$all"); do one "$name"; done
 finish
