@@ -431,9 +431,8 @@ one() {
 # one suite. What is not here has the machine to itself: it measures time with less room, or needs
 # both processors.
 beside="linux_models $units linux_pcr perfmon_tools linux linux_view linux_debug linux_record
-    linux_agent linux_budget arbiterd linux_pebs linux_ibs documentation perfmon-in-l1 perf_contract
-    msr linux_arbiter l1 cpc perfmon kernels hostile golden harness events bad_input house docs
-    pcr_lines"
+    linux_agent arbiterd linux_pebs linux_ibs documentation perfmon-in-l1 linux_arbiter l1 cpc
+    perfmon kernels hostile golden harness events bad_input house docs pcr_lines"
 # What a change breaks first, in the time that one waits for it: micro-guests of each kind of
 # access, and the suites that start no Linux and wait for nobody.
 quick_modules="golden events bad_input house docs pcr_lines"

@@ -4,9 +4,12 @@
 
 mod invariants;
 
-use alloc::collections::{BTreeSet, VecDeque};
+extern crate std;
+
+use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use std::collections::HashSet;
 
 use super::{AdminAct, Caller, Context, PcrConfig, PcrUnit};
 use crate::guard::Guard;
@@ -369,7 +372,7 @@ fn a_request_waits_for_a_core_that_backs_it() {
 /// Walks through all states that these moves lead to, and returns their number.
 fn walk(first: State, moves: &[Move]) -> usize {
     let (scheme, policy) = (first.unit.scheme(), *first.unit.policy());
-    let mut seen = BTreeSet::from([first.code()]);
+    let mut seen = HashSet::from([first.code()]);
     let mut queue = VecDeque::from([first]);
     while let Some(state) = queue.pop_front() {
         if let Err(what) = state.check_answers_come() {
