@@ -709,7 +709,7 @@ impl VcpuPmu {
 
     /// Takes a state in. Every register then reads as it did; what is enabled
     /// counts on, as far as this core can count it; pending PMIs are taken by
-    /// [`Interrupts::due`]. Counters that are reserved here stay so, and take
+    /// [`Interrupts::forward`]. Counters that are reserved here stay so, and take
     /// nothing in.
     ///
     /// # Errors
