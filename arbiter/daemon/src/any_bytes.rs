@@ -112,7 +112,7 @@ pub fn requests(bytes: &[u8]) -> usize {
         }
         let thought = service.waiting_bytes();
         let output = service.take();
-        let replies = output.answers.iter().map(|answer| {
+        let replies = output.answers().iter().map(|answer| {
             let reply = serialize_reply(&answer.reply).expect("it can be sent");
             done += usize::from(answer.reply.error.is_none());
             reply.len()
@@ -120,10 +120,10 @@ pub fn requests(bytes: &[u8]) -> usize {
         // A character may need six in JSON; what is around an answer is short.
         let long: usize = replies.sum();
         assert!(
-            long <= 6 * thought + 128 * output.answers.len(),
+            long <= 6 * thought + 128 * output.answers().len(),
             "{long}, {thought}"
         );
-        service.written(&output.entries);
+        service.written(output.entries());
     }
     done
 }

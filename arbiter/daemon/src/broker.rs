@@ -28,6 +28,7 @@ use crate::peer::{self, Client, NoThread, Started};
 use crate::service::{Allowed, Having, NoEvent, Service, Told};
 use lost::{Excuses, Lost, MostLost};
 pub(crate) use manager::PREFIX;
+use manager::Whose;
 use opens::{Opened, Opens, PendingEvent};
 
 /// No request is longer.
@@ -342,8 +343,13 @@ impl Broker {
             return Err(says.no(Reason::ForeignThread, &why));
         }
         let life = (counts, started);
-        let who = (client.uid, client.pid, client.started());
-        let name = || manager::name(&allowed, who, life, self.number);
+        let whose = Whose {
+            uid: client.uid,
+            pid: client.pid,
+            process: client.started(),
+            life,
+        };
+        let name = || manager::name(&allowed, &whose, self.number);
         Ok(PendingEvent {
             connection,
             client: client.clone(),

@@ -81,7 +81,7 @@ impl<J: Journal> Committer<J> {
                 Ok(()) => {
                     log::info!("the journal is written again");
                     service.writable(&all, now);
-                    output.entries.clear();
+                    output.forget_entries();
                     output.add(service.take());
                 }
                 Err(error) => {
@@ -96,8 +96,8 @@ impl<J: Journal> Committer<J> {
         if let Some(why) = service.stuck().map(str::to_owned) {
             return service.unwritten(output, &why, now);
         }
-        match self.journal.append(&output.entries) {
-            Ok(()) => service.written(&output.entries),
+        match self.journal.append(output.entries()) {
+            Ok(()) => service.written(output.entries()),
             Err(error) => {
                 log::error!(
                     "the journal cannot be written: {error}; nothing is granted until it can"

@@ -256,6 +256,36 @@ impl ArbiterConfig {
         same.next().map(|(id, _)| id)
     }
 
+    /// What it says to no effect on this host as it is now, one sentence each, with what to do.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        warnings::of(self)
+    }
+
+    /// What of it differs from `before`, and does not count before the next start.
+    pub(crate) fn counts_later(&self, before: &Self) -> String {
+        let changed = [
+            ("[[pmu]]", self.pmus != before.pmus),
+            ("state", self.state != before.state),
+            ("metrics", self.metrics != before.metrics),
+            ("audit", self.audit != before.audit),
+            (
+                "requests-per-second",
+                self.requests_per_second != before.requests_per_second,
+            ),
+            (
+                "opens-events (whether any tenant has it)",
+                self.opens_events() != before.opens_events(),
+            ),
+        ];
+        let names: Vec<&str> = changed
+            .iter()
+            .filter(|one| one.1)
+            .map(|one| one.0)
+            .collect();
+        names.join(", ")
+    }
+
     /// Adds the watchdog to the tenants.
     ///
     /// # Errors

@@ -22,8 +22,8 @@ pub(crate) const MOST_CALLS: usize = 16;
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) socket: ClientSocket,
-    pub(crate) client: Client,
+    socket: ClientSocket,
+    client: Client,
     calls: Calls,
     unsent: VecDeque<Vec<u8>>,
     /// How much of the first was sent.
@@ -78,6 +78,16 @@ impl Connection {
             sent: 0,
             unread: 0,
         }
+    }
+
+    /// What is watched for more.
+    pub(crate) fn socket(&self) -> &ClientSocket {
+        &self.socket
+    }
+
+    /// Who has connected.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 
     /// Takes in what has come: up to a whole call, and what came right behind it.

@@ -325,7 +325,7 @@ impl Arbiterd {
 
     fn admit(&mut self, mut socket: ClientSocket, client: Client) {
         let own = self.connections.values();
-        let own = own.filter(|other| other.client.uid == client.uid).count();
+        let own = own.filter(|other| other.client().uid == client.uid).count();
         let stranger = self.desk.service().config().is_stranger(&client);
         let most = self.desk.service().config().connections_per_user;
         if own >= most || socket.is_overdrawn() || stranger && !self.has_place(client.uid) {
@@ -374,7 +374,7 @@ impl Arbiterd {
     /// Whether what a connection sends is reported. Its end always is.
     fn listen(&self, id: ConnectionId, on: bool) {
         let connection = self.connections.get(&id);
-        let connection = connection.map(|connection| &connection.socket);
+        let connection = connection.map(Connection::socket);
         let broker = self.broker.as_ref();
         if let Some(socket) = connection.or_else(|| broker?.socket(id.0)) {
             socket.listen(id.0, self.turns.reported(id, on));
@@ -396,7 +396,7 @@ impl Arbiterd {
             let user = self
                 .connections
                 .get(id)
-                .map(|connection| connection.client.uid);
+                .map(|connection| connection.client().uid);
             let user = user.or_else(|| self.broker.as_ref()?.user(id.0));
             self.rates.used(user.unwrap_or_default(), begun)
         };
@@ -480,14 +480,14 @@ impl Arbiterd {
             } else {
                 &mut self.rates
             };
-            if let Err(until) = rates.take(connection.client.uid, now) {
+            if let Err(until) = rates.take(connection.client().uid, now) {
                 self.pause(id, until);
                 return Ok(());
             }
             let Some(request) = connection.next()? else {
                 return Ok(());
             };
-            let client = connection.client.clone();
+            let client = connection.client().clone();
             self.charge(&client, &request, now);
             self.desk
                 .service_mut()
@@ -529,7 +529,7 @@ impl Arbiterd {
 
     fn drop_connection(&mut self, id: ConnectionId, why: Option<End>) {
         if let Some(connection) = self.connections.remove(&id) {
-            let client = &connection.client;
+            let client = connection.client();
             if let Some(end) = why.filter(|end| *end != End::Closed)
                 && let Some(more) = self.complaints.take(client.uid, now().0)
             {
@@ -554,10 +554,10 @@ impl Arbiterd {
     fn settle(&mut self) {
         while let Some(mut output) = self.desk.settle(self.is_due(), now()) {
             if let Some(broker) = &mut self.broker {
-                broker.follow(self.desk.service(), &output.changed, now().0);
+                broker.follow(self.desk.service(), output.changed(), now().0);
             }
             self.hear_of_events();
-            if !self.desk.audit(std::mem::take(&mut output.records)) {
+            if !self.desk.audit(output.take_records()) {
                 output.unaudited();
             }
             self.send(&output);
@@ -566,14 +566,15 @@ impl Arbiterd {
 
     fn send(&mut self, output: &Output) {
         let mut ended = BTreeMap::new();
-        for answer in &output.answers {
+        for answer in output.answers() {
             if let Some(connection) = self.connections.get_mut(&answer.to)
                 && let Err(end) = connection.reply(&answer.reply)
             {
                 ended.insert(answer.to, end);
             }
         }
-        let told: BTreeSet<ConnectionId> = output.answers.iter().map(|answer| answer.to).collect();
+        let told: BTreeSet<ConnectionId> =
+            output.answers().iter().map(|answer| answer.to).collect();
         for to in told {
             if let Err(end) = self.flush(to) {
                 ended.insert(to, end);
@@ -771,8 +772,8 @@ impl Arbiterd {
                 self.desk.follow_config(now());
                 let config = self.desk.service().config();
                 for (id, connection) in &self.connections {
-                    let stranger = config.is_stranger(&connection.client);
-                    self.room.add(*id, connection.client.uid, stranger);
+                    let stranger = config.is_stranger(connection.client());
+                    self.room.add(*id, connection.client().uid, stranger);
                 }
                 self.manager
                     .tell("READY=1\nSTATUS=Serves; the configuration was read again.");

@@ -125,7 +125,7 @@ impl Service {
         if self.config.audit.is_some()
             && let Value::Object(record) = record
         {
-            self.output.records.push(record);
+            self.output.record(record);
         }
     }
 
@@ -253,7 +253,7 @@ impl Service {
             // Whoever wants no answer cannot hold a lease, or watch.
             return;
         }
-        let before = self.output.answers.len();
+        let before = self.output.answers().len();
         let parameters = request.parameters.clone().unwrap_or_else(|| json!({}));
         let lease = call::named_lease(&parameters);
         let (caller, tenants) = call::caller(&self.config, self.arbiter(), client, lease);
@@ -481,7 +481,7 @@ impl Service {
         self.metrics.set_barred(self.bars.len());
         let by = calling.client.uid;
         log::warn!("user {uid} is pardoned by user {by}");
-        self.output.entries.push(Entry::Pardoned(uid));
+        self.output.write(Entry::Pardoned(uid));
         self.record(json!({
             "event": "pardoned",
             "uid": uid,
@@ -538,13 +538,13 @@ impl Service {
             self.watchdog.take_lease();
         }
         let arbiter = self.book.arbiter();
-        self.output.entries.push(match arbiter.lease(id) {
+        self.output.write(match arbiter.lease(id) {
             Some(lease) => Entry::Lease(Box::new(convert::stored(arbiter, lease))),
             None => Entry::Ended(id.0),
         });
         self.metrics.changed(arbiter, change);
         if matches!(change, Change::Holds { .. } | Change::Ended { .. }) {
-            self.output.changed.push(id);
+            self.output.note_change(id);
         }
         let event = convert::event(arbiter, change);
         if self.config.audit.is_some() {
@@ -616,7 +616,7 @@ impl Service {
         for stored in leases {
             if stored.tenant == WATCHDOG {
                 // It asks anew: it may be off by now.
-                self.output.entries.push(Entry::Ended(stored.id));
+                self.output.write(Entry::Ended(stored.id));
                 continue;
             }
             match convert::recalled(self.arbiter(), &stored) {
@@ -624,7 +624,7 @@ impl Service {
                 None => {
                     let (id, label) = (stored.id, &stored.label);
                     log::error!("lease {id} of '{label}' has ended: the host's PMUs have changed");
-                    self.output.entries.push(Entry::Ended(id));
+                    self.output.write(Entry::Ended(id));
                 }
             }
         }
@@ -634,7 +634,7 @@ impl Service {
                 "lease {} has ended: the host's counters are not those of before",
                 id.0
             );
-            self.output.entries.push(Entry::Ended(id.0));
+            self.output.write(Entry::Ended(id.0));
         }
         let arbiter = self.book.arbiter();
         self.kept.restore(arbiter.leases());
@@ -702,7 +702,7 @@ impl Service {
             self.book.gone(id, now);
         }
         // Whoever asked is told; an event that is not true is not told.
-        output.answers.retain_mut(|answer| {
+        output.retain_answers(|answer| {
             let Some(id) = answer.rests_on else {
                 return true;
             };
@@ -714,7 +714,7 @@ impl Service {
         });
         self.settle();
         // The journal is written anew as a whole, so these are not needed.
-        self.output.entries.clear();
+        self.output.forget_entries();
         output
     }
 
@@ -888,7 +888,7 @@ impl Service {
              ended; its leases end, and it gets none until: umpire pardon {uid}"
         );
         self.record_event("barred", having);
-        self.output.entries.push(Entry::Barred(barred));
+        self.output.write(Entry::Barred(barred));
         self.metrics.set_barred(self.bars.len());
     }
 

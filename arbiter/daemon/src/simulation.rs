@@ -366,14 +366,14 @@ impl World {
                 .committer
                 .due(&self.service)
                 .is_some_and(|at| at <= self.now.0);
-            if output.entries.is_empty() && output.answers.is_empty() && !tries {
+            if output.is_empty() && !tries {
                 break;
             }
             let output = self.committer.commit(&mut self.service, output, self.now);
             if let Some(on) = self.service.watchdog_on() {
                 self.watchdog = on;
             }
-            for answer in output.answers {
+            for answer in output.answers() {
                 let reply = serde_json::to_value(&answer.reply).expect("JSON");
                 self.hear(answer.to, &reply);
             }

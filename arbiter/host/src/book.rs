@@ -134,12 +134,12 @@ impl Book {
     }
 
     pub(crate) fn announce(&mut self, id: LeaseId, departure: Departure) {
-        self.change(id, |lease| lease.departure = Some(departure));
+        self.change(id, |lease| lease.set_departure(Some(departure)));
     }
 
     /// It does not leave after all.
     pub(crate) fn spare(&mut self, id: LeaseId) {
-        self.change(id, |lease| lease.departure = None);
+        self.change(id, |lease| lease.set_departure(None));
     }
 
     pub(crate) fn want_only(&mut self, id: LeaseId, keep: usize) {
@@ -152,7 +152,7 @@ impl Book {
     }
 
     pub(crate) fn claim(&mut self, id: LeaseId) {
-        self.change(id, |lease| lease.claim_by = None);
+        self.change(id, Lease::claim);
     }
 
     /// Returns, of one that is mended, for how long it was broken.

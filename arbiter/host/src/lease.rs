@@ -1,6 +1,7 @@
 //! A lease: what of its terms is held, and what becomes of it.
 
 use std::collections::BTreeSet;
+use std::ops::Deref;
 
 use arbiter::Nanos;
 
@@ -76,9 +77,9 @@ pub enum Cause {
     Barred,
 }
 
-/// A lease, or a request that waits for one: then it holds nothing yet.
+/// What is known of a lease, or of a request that waits for one: then it holds nothing yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
+pub struct LeaseFacts {
     /// Its name.
     pub id: LeaseId,
     /// Whose it is.
@@ -101,11 +102,17 @@ pub struct Lease {
     pub departure: Option<Departure>,
     /// Since when somebody who holds no lease has counters that it needs.
     pub broken: Option<BootTime>,
-    renewed: Option<BootTime>,
     /// Counters times time that it lacked since the first grant.
     pub blind: Nanos,
     /// Until when its owner has to come back; of a lease of before a restart.
     pub claim_by: Option<BootTime>,
+}
+
+/// A lease. Its facts can be read as its fields; only its own methods change them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    facts: LeaseFacts,
+    renewed: Option<BootTime>,
     /// Up to when `blind` was added up.
     settled: BootTime,
     /// Its place among those of the same priority and tenant.
@@ -114,6 +121,14 @@ pub struct Lease {
     patient: bool,
     /// Whether others may not pass it now.
     blocks: bool,
+}
+
+impl Deref for Lease {
+    type Target = LeaseFacts;
+
+    fn deref(&self) -> &LeaseFacts {
+        &self.facts
+    }
 }
 
 /// What a lease holds, as a room counts it.
@@ -147,10 +162,9 @@ pub(crate) enum Due {
 
 impl Lease {
     /// A request that was made at `asked` and holds nothing. `arrival` is its place among
-    /// those of the same priority and tenant. A journal keeps leases by this and the
-    /// public fields.
+    /// those of the same priority and tenant.
     pub fn new(id: LeaseId, owner: Owner, terms: Terms, asked: BootTime, arrival: u64) -> Self {
-        Lease {
+        let facts = LeaseFacts {
             id,
             owner,
             terms,
@@ -161,13 +175,21 @@ impl Lease {
             until: None,
             departure: None,
             broken: None,
-            renewed: None,
             blind: Nanos(0),
             claim_by: None,
-            settled: asked,
+        };
+        Self::kept(facts, arrival)
+    }
+
+    /// One of which these facts were kept, and its place.
+    pub fn kept(facts: LeaseFacts, arrival: u64) -> Self {
+        Lease {
+            renewed: None,
+            settled: facts.waits_since,
             arrival,
             patient: true,
             blocks: false,
+            facts,
         }
     }
 
@@ -273,7 +295,7 @@ impl Lease {
 
     /// Adds up the time that it has lacked counters.
     pub(crate) fn settle(&mut self, now: BootTime) {
-        self.blind = self.blind_until(now);
+        self.facts.blind = self.blind_until(now);
         self.settled = now;
     }
 
@@ -282,34 +304,34 @@ impl Lease {
     pub(crate) fn hold(&mut self, to: usize, now: BootTime, arrival: u64) {
         self.settle(now);
         if self.holds == 0 {
-            self.until = self.terms.lasts.map(|lasts| now.after(lasts));
+            self.facts.until = self.terms.lasts.map(|lasts| now.after(lasts));
         }
         if to < self.holds {
             // It waits behind those who do already.
-            self.waits_since = now;
+            self.facts.waits_since = now;
             self.patient = true;
             self.arrival = arrival;
         }
         if to == 0 {
-            self.until = None;
+            self.facts.until = None;
         }
-        self.since.get_or_insert(now);
+        self.facts.since.get_or_insert(now);
         // What was announced still comes, if it takes anything.
-        self.departure = self
+        self.facts.departure = self
             .departure
             .filter(|departure| departure.to < to && departure.at > now);
-        self.holds = to;
-        self.generation += 1;
+        self.facts.holds = to;
+        self.facts.generation += 1;
     }
 
     /// Wants no more than the first `keep` of its demands.
     pub(crate) fn want_only(&mut self, keep: usize) {
-        self.terms.demands.truncate(keep);
+        self.facts.terms.demands.truncate(keep);
     }
 
     /// Lasts for its time again. Returns until when.
     pub(crate) fn renew(&mut self, now: BootTime) -> Option<BootTime> {
-        self.until = self.terms.lasts.map(|lasts| now.after(lasts));
+        self.facts.until = self.terms.lasts.map(|lasts| now.after(lasts));
         self.renewed = Some(now);
         self.until
     }
@@ -317,9 +339,9 @@ impl Lease {
     /// Is of before a restart: its owner has to claim it by `claim_by`.
     pub(crate) fn recall(&mut self, now: BootTime, claim_by: BootTime) {
         self.settled = now;
-        self.claim_by = Some(claim_by);
+        self.facts.claim_by = Some(claim_by);
         // Its owner could not renew it while nobody was there.
-        self.until = self.until.map(|until| until.max(claim_by));
+        self.facts.until = self.until.map(|until| until.max(claim_by));
     }
 
     /// An outsider has taken counters that it needs, or has them no more: then it returns
@@ -327,18 +349,28 @@ impl Lease {
     pub(crate) fn break_or_mend(&mut self, now: BootTime) -> Option<Nanos> {
         self.settle(now);
         let lasted = self.broken.map(|since| now.since(since));
-        self.broken = if lasted.is_some() { None } else { Some(now) };
+        self.facts.broken = if lasted.is_some() { None } else { Some(now) };
         lasted
     }
 
     /// Is for the threads that have not ended. Returns those of its own that have.
     pub(crate) fn lose_threads(&mut self, ended: &BTreeSet<ThreadId>) -> Vec<ThreadId> {
-        match &mut self.terms.scope {
+        match &mut self.facts.terms.scope {
             Scope::Cpu => Vec::new(),
             Scope::Thread(threads) => threads
                 .extract_if(.., |thread| ended.contains(thread))
                 .collect(),
         }
+    }
+
+    /// It will lose counters; `None`: it will not, after all.
+    pub(crate) fn set_departure(&mut self, departure: Option<Departure>) {
+        self.facts.departure = departure;
+    }
+
+    /// Its owner is there again.
+    pub(crate) fn claim(&mut self) {
+        self.facts.claim_by = None;
     }
 
     pub(crate) fn lose_patience(&mut self) {

@@ -40,7 +40,7 @@ mod words;
 pub use cpus::{CpuSet, CpuSetError};
 pub use host::{HostArbiter, Outcome};
 pub use ids::{BootTime, HostPmu, LeaseId, Place, PmuId, TenantId, ThreadId};
-pub use lease::{Caller, Cause, Change, Departure, Lease, Owner};
+pub use lease::{Caller, Cause, Change, Departure, Lease, LeaseFacts, Owner};
 pub use policy::{HostPolicy, HostPolicyError, Minimum, Tenant};
 pub use record::{DemandRecord, LeaseRecord};
 pub use refusal::Refusal;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::host::HostArbiter;
 use super::ids::{BootTime, LeaseId, PmuId, ThreadId};
-use super::lease::{Cause, Departure, Lease, Owner};
+use super::lease::{Cause, Departure, Lease, LeaseFacts, Owner};
 use super::terms::{Demand, Scope, Terms, Waits};
 
 /// One demand: a PMU's name, and the counters that will do, as bits of a counter set.
@@ -46,19 +46,19 @@ pub struct LeaseRecord {
     pub lasts: Option<u64>,
     /// Absent: it does not wait; 0: for ever.
     pub waits: Option<u64>,
-    /// [`Lease::holds`].
+    /// [`LeaseFacts::holds`].
     pub holds: usize,
-    /// [`Lease::generation`].
+    /// [`LeaseFacts::generation`].
     pub generation: u64,
-    /// [`Lease::waits_since`].
+    /// [`LeaseFacts::waits_since`].
     pub waits_since: u64,
-    /// [`Lease::since`].
+    /// [`LeaseFacts::since`].
     pub since: Option<u64>,
-    /// [`Lease::until`].
+    /// [`LeaseFacts::until`].
     pub until: Option<u64>,
     /// A revocation that was announced: when, what is left, and by whom, if by a user.
     pub leaving: Option<(u64, usize, Option<u32>)>,
-    /// [`Lease::blind`].
+    /// [`LeaseFacts::blind`].
     pub blind: u64,
     /// [`Lease::arrival`].
     pub arrival: u64,
@@ -131,22 +131,28 @@ impl LeaseRecord {
         if self.holds > terms.demands.len() {
             return None;
         }
-        let asked = BootTime(self.waits_since);
-        let mut lease = Lease::new(LeaseId(self.id), owner, terms, asked, self.arrival);
-        lease.holds = self.holds;
-        lease.generation = self.generation;
-        lease.since = self.since.map(BootTime);
-        lease.until = self.until.map(BootTime);
-        lease.blind = Nanos(self.blind);
-        // For whom it was to leave may be gone: it is told anew.
-        lease.departure = self.leaving.and_then(|(at, to, by)| {
-            Some(Departure {
-                at: BootTime(at),
-                to,
-                why: Cause::Revoked { by: by? },
-            })
-        });
-        Some(lease)
+        let facts = LeaseFacts {
+            id: LeaseId(self.id),
+            owner,
+            terms,
+            holds: self.holds,
+            generation: self.generation,
+            waits_since: BootTime(self.waits_since),
+            since: self.since.map(BootTime),
+            until: self.until.map(BootTime),
+            // For whom it was to leave may be gone: it is told anew.
+            departure: self.leaving.and_then(|(at, to, by)| {
+                Some(Departure {
+                    at: BootTime(at),
+                    to,
+                    why: Cause::Revoked { by: by? },
+                })
+            }),
+            broken: None,
+            blind: Nanos(self.blind),
+            claim_by: None,
+        };
+        Some(Lease::kept(facts, self.arrival))
     }
 
     fn terms(&self, arbiter: &HostArbiter) -> Option<Terms> {

@@ -89,14 +89,26 @@ fn send(text: &str, event: Option<BorrowedFd<'_>>) -> io::Result<()> {
 /// the start of the process lacks the last.
 const WORDS: std::ops::RangeInclusive<usize> = 15..=16;
 
+/// Who has an event, and whose life it has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Whose {
+    pub(super) uid: u32,
+    pub(super) pid: u32,
+    /// When the process was started.
+    pub(super) process: Option<Started>,
+    /// The thread that it counts, or the process, and when that was started.
+    pub(super) life: (u32, Option<Started>),
+}
+
 /// What a descriptor of the store is called: all that an arbiter which follows has to know.
 /// `number` tells it from others that are alike.
-pub(super) fn name(
-    allowed: &Allowed,
-    (uid, pid, process): (u32, u32, Option<Started>),
-    (thread, started): (u32, Option<Started>),
-    number: u64,
-) -> String {
+pub(super) fn name(allowed: &Allowed, whose: &Whose, number: u64) -> String {
+    let Whose {
+        uid,
+        pid,
+        process,
+        life: (thread, started),
+    } = whose;
     let or_none = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
     let HandedEvent {
         spec,

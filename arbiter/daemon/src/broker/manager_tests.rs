@@ -62,7 +62,8 @@ proptest! {
         number in any::<u64>(),
     ) {
         let life = (life.0, life.1.map(Started));
-        let text = name(&allowed, (who.0, who.1, process.map(Started)), life, number);
+        let whose = Whose { uid: who.0, pid: who.1, process: process.map(Started), life };
+        let text = name(&allowed, &whose, number);
         // sd_notify(3): what a name may be.
         prop_assert!(text.len() <= 255, "{}", text);
         prop_assert!(text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':'));

@@ -14,160 +14,140 @@ use super::cgroups::{CgroupRule, hierarchies};
 use super::{ArbiterConfig, Cpus, Members, PmuConfig};
 use crate::sysfs;
 
-impl ArbiterConfig {
-    /// What it says to no effect on this host as it is now, one sentence each, with what to do.
-    #[must_use]
-    pub fn warnings(&self) -> Vec<String> {
-        let mut all = self.doubts.clone();
-        let there = match sysfs::present(&self.root) {
-            Ok(there) => there,
-            Err(error) => {
-                all.push(format!(
-                    "the host's CPUs cannot be read, so lists of CPUs are not checked: {error}"
-                ));
-                (0..CpuSet::LIMIT).collect()
-            }
-        };
-        let mounted = hierarchies(&self.root);
-        for (tenant, members) in self.policy.tenants.iter().zip(&self.members) {
-            let about = |what: String| format!("tenant '{}': {what}", tenant.name);
-            let nobody = members.warnings(&mounted);
-            all.extend(nobody.into_iter().map(about));
-            all.extend(
-                self.of_rules(tenant, members, &there)
-                    .into_iter()
-                    .map(about),
-            );
-        }
-        for pmu in &self.pmus {
-            all.extend(
-                of_pmu(pmu, &there)
-                    .into_iter()
-                    .map(|what| format!("PMU '{}': {what}", pmu.name)),
-            );
-        }
-        all
-    }
-
-    /// What of it differs from `before`, and does not count before the next start.
-    pub(crate) fn counts_later(&self, before: &Self) -> String {
-        let changed = [
-            ("[[pmu]]", self.pmus != before.pmus),
-            ("state", self.state != before.state),
-            ("metrics", self.metrics != before.metrics),
-            ("audit", self.audit != before.audit),
-            (
-                "requests-per-second",
-                self.requests_per_second != before.requests_per_second,
-            ),
-            (
-                "opens-events (whether any tenant has it)",
-                self.opens_events() != before.opens_events(),
-            ),
-        ];
-        let names: Vec<&str> = changed
-            .iter()
-            .filter(|one| one.1)
-            .map(|one| one.0)
-            .collect();
-        names.join(", ")
-    }
-
-    /// Limits that leave nothing, and rules that others make void.
-    fn of_rules(&self, tenant: &Tenant, members: &Members, there: &CpuSet) -> Vec<String> {
-        let all = self.void_rules(tenant, members);
-        let all = all.into_iter().filter(|(is, _)| *is);
-        let mut wrong: Vec<String> = all.map(|(_, what)| what.to_owned()).collect();
-        if let Some(cpus) = &tenant.cpus {
-            wrong.extend(self.of_cpus(cpus, there));
-        }
-        wrong
-    }
-
-    /// Each with whether it is so.
-    fn void_rules(&self, tenant: &Tenant, members: &Members) -> [(bool, &'static str); 10] {
-        let nothing = |kinds: PerKind| kinds == PerKind::default();
-        let stated = !self.pmus.is_empty();
-        let all = |is: fn(&PmuConfig) -> bool| stated && self.pmus.iter().all(is);
-        let most = tenant.maximum;
-        let above = |most: u8, of: fn(&PmuConfig) -> u8| {
-            most != u8::MAX && stated && self.pmus.iter().all(|pmu| of(pmu) < most)
-        };
-        let own = self.policy.named(&tenant.name);
-        [
-            (
-                tenant.most_leases == 0,
-                "most-leases = 0 lets it have no lease; give at least 1",
-            ),
-            (
-                tenant.most_sets == 0,
-                "most-sets = 0 refuses all that names counters, or an event that only some of \
-                 them count; give at least 1",
-            ),
-            (
-                nothing(most),
-                "its maximum lets it have no counter; give it at least one of a kind",
-            ),
-            (
-                above(most.programmable, |pmu| pmu.programmable)
-                    || above(most.fixed, |pmu| pmu.fixed),
-                "its maximum is more than any [[pmu]] has, and limits nothing; lower it, or leave \
-                 it out",
-            ),
-            (
-                tenant.longest.is_some_and(|longest| longest.0 == 0),
-                "longest-ms = 0 lets no lease last; give at least 1",
-            ),
-            (
-                !tenant.whole_cpus && !nothing(tenant.minimum.cpu),
-                "minimum-cpu is kept for leases of scope cpu, which it may not have; give \
-                 whole-cpus = true, or minimum-thread",
-            ),
-            (
-                members.operator && !tenant.revokes.is_empty(),
-                "it may revoke all leases, as an operator; leave out revokes",
-            ),
-            (
-                own.is_some_and(|own| tenant.revokes.contains(&own)),
-                "it may revoke its own leases anyway; leave its name out of revokes",
-            ),
-            (
-                members.opens_events && all(|pmu| pmu.perf_type.is_none()),
-                "opens-events is of no use while no [[pmu]] has a perf-type; give the kernel's \
-                 number of it",
-            ),
-            (
-                !tenant.whole_cpus && all(|pmu| pmu.shared.is_some()),
-                "counters that CPUs share are given to leases of scope cpu alone, which it may \
-                 not have; give whole-cpus = true",
-            ),
-        ]
-    }
-
-    /// CPUs that have no counters, or that there are not.
-    fn of_cpus(&self, cpus: &CpuSet, there: &CpuSet) -> Vec<String> {
-        let mut wrong = Vec::new();
-        let of_pmus = self.pmus.iter().map(|pmu| cpus_of(pmu, there));
-        let of_pmus: CpuSet = of_pmus
-            .flat_map(|cpus| cpus.iter().collect::<Vec<_>>())
-            .collect();
-        let known: CpuSet = there.iter().chain(of_pmus.iter()).collect();
-        if !self.pmus.is_empty() && !cpus.meets(&of_pmus) && cpus.meets(&known) {
-            wrong.push(format!(
-                "no [[pmu]] has any of its cpus {cpus}, so it gets no counter; name some of \
-                 {of_pmus}"
+/// What a configuration says to no effect on this host as it is now.
+pub(super) fn of(config: &ArbiterConfig) -> Vec<String> {
+    let mut all = config.doubts.clone();
+    let there = match sysfs::present(&config.root) {
+        Ok(there) => there,
+        Err(error) => {
+            all.push(format!(
+                "the host's CPUs cannot be read, so lists of CPUs are not checked: {error}"
             ));
+            (0..CpuSet::LIMIT).collect()
         }
-        let missing = cpus.without(&known);
-        if !missing.is_empty() {
-            wrong.push(format!(
-                "its cpus have {missing}, which the host does not; it has {there}"
-            ));
-        }
-        wrong
+    };
+    let mounted = hierarchies(&config.root);
+    for (tenant, members) in config.policy.tenants.iter().zip(&config.members) {
+        let about = |what: String| format!("tenant '{}': {what}", tenant.name);
+        let nobody = members.warnings(&mounted);
+        all.extend(nobody.into_iter().map(about));
+        all.extend(
+            of_rules(config, tenant, members, &there)
+                .into_iter()
+                .map(about),
+        );
     }
+    for pmu in &config.pmus {
+        all.extend(
+            of_pmu(pmu, &there)
+                .into_iter()
+                .map(|what| format!("PMU '{}': {what}", pmu.name)),
+        );
+    }
+    all
 }
 
+/// Limits that leave nothing, and rules that others make void.
+fn of_rules(
+    config: &ArbiterConfig,
+    tenant: &Tenant,
+    members: &Members,
+    there: &CpuSet,
+) -> Vec<String> {
+    let all = void_rules(config, tenant, members);
+    let all = all.into_iter().filter(|(is, _)| *is);
+    let mut wrong: Vec<String> = all.map(|(_, what)| what.to_owned()).collect();
+    if let Some(cpus) = &tenant.cpus {
+        wrong.extend(of_cpus(config, cpus, there));
+    }
+    wrong
+}
+
+/// Each with whether it is so.
+fn void_rules(
+    config: &ArbiterConfig,
+    tenant: &Tenant,
+    members: &Members,
+) -> [(bool, &'static str); 10] {
+    let nothing = |kinds: PerKind| kinds == PerKind::default();
+    let stated = !config.pmus.is_empty();
+    let all = |is: fn(&PmuConfig) -> bool| stated && config.pmus.iter().all(is);
+    let most = tenant.maximum;
+    let above = |most: u8, of: fn(&PmuConfig) -> u8| {
+        most != u8::MAX && stated && config.pmus.iter().all(|pmu| of(pmu) < most)
+    };
+    let own = config.policy.named(&tenant.name);
+    [
+        (
+            tenant.most_leases == 0,
+            "most-leases = 0 lets it have no lease; give at least 1",
+        ),
+        (
+            tenant.most_sets == 0,
+            "most-sets = 0 refuses all that names counters, or an event that only some of \
+                 them count; give at least 1",
+        ),
+        (
+            nothing(most),
+            "its maximum lets it have no counter; give it at least one of a kind",
+        ),
+        (
+            above(most.programmable, |pmu| pmu.programmable) || above(most.fixed, |pmu| pmu.fixed),
+            "its maximum is more than any [[pmu]] has, and limits nothing; lower it, or leave \
+                 it out",
+        ),
+        (
+            tenant.longest.is_some_and(|longest| longest.0 == 0),
+            "longest-ms = 0 lets no lease last; give at least 1",
+        ),
+        (
+            !tenant.whole_cpus && !nothing(tenant.minimum.cpu),
+            "minimum-cpu is kept for leases of scope cpu, which it may not have; give \
+                 whole-cpus = true, or minimum-thread",
+        ),
+        (
+            members.operator && !tenant.revokes.is_empty(),
+            "it may revoke all leases, as an operator; leave out revokes",
+        ),
+        (
+            own.is_some_and(|own| tenant.revokes.contains(&own)),
+            "it may revoke its own leases anyway; leave its name out of revokes",
+        ),
+        (
+            members.opens_events && all(|pmu| pmu.perf_type.is_none()),
+            "opens-events is of no use while no [[pmu]] has a perf-type; give the kernel's \
+                 number of it",
+        ),
+        (
+            !tenant.whole_cpus && all(|pmu| pmu.shared.is_some()),
+            "counters that CPUs share are given to leases of scope cpu alone, which it may \
+                 not have; give whole-cpus = true",
+        ),
+    ]
+}
+
+/// CPUs that have no counters, or that there are not.
+fn of_cpus(config: &ArbiterConfig, cpus: &CpuSet, there: &CpuSet) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let of_pmus = config.pmus.iter().map(|pmu| cpus_of(pmu, there));
+    let of_pmus: CpuSet = of_pmus
+        .flat_map(|cpus| cpus.iter().collect::<Vec<_>>())
+        .collect();
+    let known: CpuSet = there.iter().chain(of_pmus.iter()).collect();
+    if !config.pmus.is_empty() && !cpus.meets(&of_pmus) && cpus.meets(&known) {
+        wrong.push(format!(
+            "no [[pmu]] has any of its cpus {cpus}, so it gets no counter; name some of \
+                 {of_pmus}"
+        ));
+    }
+    let missing = cpus.without(&known);
+    if !missing.is_empty() {
+        wrong.push(format!(
+            "its cpus have {missing}, which the host does not; it has {there}"
+        ));
+    }
+    wrong
+}
 impl Members {
     /// Who is meant, and is not there.
     fn warnings(&self, mounted: &io::Result<Vec<PathBuf>>) -> Vec<String> {
@@ -302,9 +282,7 @@ mod tests {
         let config = ArbiterConfig::parse("test".as_ref(), text).expect("a configuration");
         let there = CpuSet::from_iter(0..8);
         let tenant = &config.policy.tenants[0];
-        config
-            .of_rules(tenant, &config.members[0], &there)
-            .join("; ")
+        of_rules(&config, tenant, &config.members[0], &there).join("; ")
     }
 
     #[test]

@@ -152,17 +152,16 @@ impl Desk {
         }
         let mut output = self.service.take();
         let tries = self.tries_again().is_some_and(|at| at <= now.0);
-        let nothing = output.entries.is_empty() && output.answers.is_empty();
-        if nothing && output.records.is_empty() && !tries {
+        if output.is_empty() && !tries {
             return None;
         }
-        self.threads.follow(&self.service, &output.entries);
+        self.threads.follow(&self.service, output.entries());
         if let Some(journal) = &mut self.journal {
             output = journal.commit(&mut self.service, output, now);
             if self.service.stuck().is_some() {
                 self.threads.follow_all(&self.service);
             }
-            self.threads.follow(&self.service, &output.entries);
+            self.threads.follow(&self.service, output.entries());
         }
         self.switch_watchdog(now);
         Some(output)

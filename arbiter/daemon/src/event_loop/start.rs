@@ -76,6 +76,17 @@ impl Given {
     }
 }
 
+/// By whom the service hears what it is to do.
+#[derive(Debug)]
+pub(super) struct Ends {
+    /// Can be read from when it is to end.
+    pub(super) stop: UnixStream,
+    /// Can be read from when the configuration is to be read again.
+    pub(super) hangup: UnixStream,
+    /// Is told of both.
+    pub(super) manager: Manager,
+}
+
 /// The service could not start, or had to end.
 #[derive(Debug, Error)]
 pub enum ServeError {
@@ -136,22 +147,29 @@ impl Arbiterd {
     ) -> Result<Self, ServeError> {
         let stop = signal_pipe(&[SIGINT, SIGTERM]).map_err(failed("signals"))?;
         let hangup = signal_pipe(&[SIGHUP]).map_err(failed("signals"))?;
-        let ends = (stop, hangup, Manager::of_environment());
+        let ends = Ends {
+            stop,
+            hangup,
+            manager: Manager::of_environment(),
+        };
         let given = Given::from_manager();
         Self::start_until(ends, given, config, config_file, socket, access)
     }
 
-    /// The same, at the socket that was `given` if one was, with the events. `stop` can be read
-    /// from when it is to end, `hangup` when the configuration is to be read again; `manager` is
-    /// told of both.
+    /// The same, at the socket that was `given` if one was, with the events.
     pub(super) fn start_until(
-        (stop, hangup, mut manager): (UnixStream, UnixStream, Manager),
+        ends: Ends,
         mut given: Given,
         config: ArbiterConfig,
         config_file: Option<&Path>,
         socket: &Path,
         access: &Access,
     ) -> Result<Self, ServeError> {
+        let Ends {
+            stop,
+            hangup,
+            mut manager,
+        } = ends;
         let files = raise_open_files();
         let ground = Ground::find(config, &mut manager)?;
         let found = ground.found.clone();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use umpire_lease::INTERFACE;
 use umpire_service::{Access, BACKLOG, Closer};
 
-use super::start::Given;
+use super::start::{Ends, Given};
 use super::*;
 use crate::config::ArbiterConfig;
 use crate::room::OF_STRANGERS;
@@ -28,7 +28,11 @@ fn arbiterd(folder: &tempfile::TempDir) -> Arbiterd {
         group: None,
     };
     let socket = folder.path().join("socket");
-    let ends = (stop, hangup, Manager::default());
+    let ends = Ends {
+        stop,
+        hangup,
+        manager: Manager::default(),
+    };
     // From here on it passes by hand.
     pass(0);
     Arbiterd::start_until(ends, Given::default(), config, None, &socket, &access)
@@ -141,7 +145,7 @@ fn many_users_without_a_tenant_have_few_connections_together() {
     };
     let of = |arbiterd: &Arbiterd, uid| {
         let all = arbiterd.connections.values();
-        all.filter(|one| one.client.uid == uid).count()
+        all.filter(|one| one.client().uid == uid).count()
     };
     for _ in 0..200 {
         (1000..1003).for_each(|uid| connect(&mut arbiterd, uid));

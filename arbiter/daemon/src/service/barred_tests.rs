@@ -41,10 +41,11 @@ fn call(service: &mut Service, uid: u32, method: &str, parameters: Value) -> Rep
     };
     let request = Request::create(format!("{INTERFACE}.{method}"), Some(parameters));
     let from = ConnectionId(u64::from(uid));
+    let before = service.output.answers().len();
     service.call(from, &client, &request, BootTime(1));
-    let answers = std::mem::take(&mut service.output.answers);
-    let own = answers.into_iter().rfind(|answer| answer.to == from);
-    own.expect("an answer").reply
+    let mut answers = service.output.answers()[before..].iter();
+    let own = answers.rfind(|answer| answer.to == from);
+    own.expect("an answer").reply.clone()
 }
 
 fn acquire(service: &mut Service, uid: u32, counters: u32) -> Reply {
@@ -96,7 +97,7 @@ fn taken(thread: Option<u32>, cpu: Option<u32>) -> Taken {
 }
 
 fn events(service: &Service) -> Vec<String> {
-    let records = service.output.records.iter();
+    let records = service.output.records().iter();
     let events = records.filter_map(|record| record.get("event")?.as_str());
     events.map(str::to_owned).collect()
 }
@@ -116,7 +117,7 @@ fn who_counts_on_loses_leases_and_events_until_an_operator_pardons() {
         .map(|one| one.owner.uid)
         .collect();
     assert_eq!(left, [8]);
-    let bars = service.output.entries.iter();
+    let bars = service.output.entries().iter();
     let bars = bars.filter(|entry| matches!(entry, Entry::Barred(_)));
     assert_eq!(bars.count(), 1);
     let told = events(&service);

@@ -24,12 +24,12 @@ pub(crate) struct Answer {
 
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    pub(crate) entries: Vec<Entry>,
-    pub(crate) answers: Vec<Answer>,
+    entries: Vec<Entry>,
+    answers: Vec<Answer>,
     /// For the audit.
-    pub(crate) records: Vec<Record>,
+    records: Vec<Record>,
     /// Leases that may hold less than before.
-    pub(crate) changed: Vec<LeaseId>,
+    changed: Vec<LeaseId>,
     /// So long are the answers, about.
     bytes: usize,
 }
@@ -42,6 +42,58 @@ impl Output {
         self.records.extend(more.records);
         self.changed.extend(more.changed);
         self.bytes += more.bytes;
+    }
+
+    /// Whether there is nothing to be done.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.answers.is_empty() && self.records.is_empty()
+    }
+
+    /// For the journal.
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    pub(super) fn write(&mut self, entry: Entry) {
+        self.entries.push(entry);
+    }
+
+    /// The journal has them by another way.
+    pub(crate) fn forget_entries(&mut self) {
+        self.entries.clear();
+    }
+
+    /// To be sent when the rest is done.
+    pub(crate) fn answers(&self) -> &[Answer] {
+        &self.answers
+    }
+
+    /// Only those of the answers are sent that `may`, as it leaves them.
+    pub(super) fn retain_answers(&mut self, may: impl FnMut(&mut Answer) -> bool) {
+        self.answers.retain_mut(may);
+    }
+
+    pub(super) fn record(&mut self, record: Record) {
+        self.records.push(record);
+    }
+
+    #[cfg(test)]
+    pub(super) fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// Takes what the audit is to have.
+    pub(crate) fn take_records(&mut self) -> Vec<Record> {
+        std::mem::take(&mut self.records)
+    }
+
+    /// Leases that may hold less than before.
+    pub(crate) fn changed(&self) -> &[LeaseId] {
+        &self.changed
+    }
+
+    pub(super) fn note_change(&mut self, lease: LeaseId) {
+        self.changed.push(lease);
     }
 
     /// How long the answers are, about.

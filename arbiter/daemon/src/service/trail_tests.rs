@@ -53,7 +53,7 @@ fn acquire(service: &mut Service, uid: u32, guaranteed: bool) {
 
 /// Event, tenant and cause of the records since the last time.
 fn told(service: &mut Service) -> Vec<(String, String, Option<String>)> {
-    let records = std::mem::take(&mut service.output.records);
+    let records = service.output.take_records();
     let text = |record: &Record, key: &str| {
         let text = record.get(key).and_then(Value::as_str);
         text.map(str::to_owned)

@@ -388,7 +388,7 @@ impl World {
         self.host.arbiter.threads_ended(&told.collect(), now, out);
         for before in leases {
             let id = before.id;
-            let others = match before.terms.scope {
+            let others = match &before.terms.scope {
                 Scope::Cpu => 0,
                 Scope::Thread(threads) => threads.len() - 1,
             };
