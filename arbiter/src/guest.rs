@@ -39,12 +39,25 @@ mod full;
 mod minimal;
 mod port;
 mod registers;
+mod rule;
 
 pub use arbiter::{Arbiter, Master, Part};
 pub use discovery::Discovery;
-pub use enforcing::EnforcingMaster;
 pub use error::{ArbiterError, DiscoveryError};
-pub use full::{FullMaster, Private};
-pub use minimal::MinimalMaster;
+pub use full::Private;
 pub use port::{Fault, Key, PcrPort};
 pub use registers::DeniedAccess;
+
+/// Separates the counters of firmware and kernel, and notes their users in the
+/// kernel. It binds none of them: the access cookie of its counters is always
+/// `PCR_DEFAULT_COOKIE`.
+pub type MinimalMaster<P> = Arbiter<P, minimal::Minimal>;
+
+/// Separates the counters of firmware and kernel, and holds users in the kernel to
+/// what they have reserved: legacy registers reach a counter only while both its
+/// registers are reserved.
+pub type EnforcingMaster<P> = Arbiter<P, enforcing::Enforcing>;
+
+/// Enforces reservations as [`EnforcingMaster`] does, and
+/// hands out counters privately. The classic calls find those in use.
+pub type FullMaster<P> = Arbiter<P, full::Full>;

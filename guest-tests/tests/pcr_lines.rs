@@ -36,7 +36,7 @@ const RUST: Family = Family {
         ("enforcing.rs", "Rust, minimal enforcing master"),
         ("full.rs", "Rust, fully enforcing master"),
     ],
-    bookkeeping: &["arbiter.rs"],
+    bookkeeping: &["arbiter.rs", "rule.rs"],
     access: &[
         // The module whose files the folder holds.
         "../guest.rs",

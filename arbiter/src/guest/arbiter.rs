@@ -1,8 +1,10 @@
 //! What the three arbiters share: the classic four calls, the counters that an
-//! arbiter holds on every CPU, and who has reserved them.
+//! arbiter holds on every CPU, and who has reserved them or has one for itself.
 
 use super::error::Result;
+use super::full::{Full, Private};
 use super::registers::{Register, Registers};
+use super::rule::LockRule;
 use super::{ArbiterError, DeniedAccess, Discovery, Key, PcrPort};
 use crate::{CounterId, CounterSet, abi};
 
@@ -70,38 +72,35 @@ pub trait Master {
     }
 }
 
-/// The rule in which the arbiters differ: when a counter is locked.
-pub trait LockRule: Sized {
-    /// Updates the lock of a counter after somebody has reserved or released one of
-    /// its registers.
-    fn update_lock<P: PcrPort>(arbiter: &mut Arbiter<P, Self>, counter: CounterId) -> Result;
-}
-
 /// An arbiter. It is one of [`MinimalMaster`](super::MinimalMaster),
 /// [`EnforcingMaster`](super::EnforcingMaster) and
 /// [`FullMaster`](super::FullMaster).
 #[derive(Debug)]
-pub struct Arbiter<P, S> {
-    pub(super) registers: Registers<P>,
+pub struct Arbiter<P, R> {
+    registers: Registers<P>,
     /// The management cookie of all its counters, and the access cookie of the
     /// locked ones.
-    pub(super) secret: Key,
+    secret: Key,
     /// The control word of an open counter.
-    pub(super) control: u64,
+    control: u64,
     /// The counters that the arbiter holds on every CPU.
-    pub(super) counters: CounterSet,
+    counters: CounterSet,
     /// The reserved registers, by [`Part`].
-    pub(super) owners: [CounterSet; 2],
+    owners: [CounterSet; 2],
     /// Counters that the classic calls find in use.
-    pub(super) private: CounterSet,
-    pub(super) rule: S,
+    private: CounterSet,
+    rule: R,
 }
 
-impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
-    /// Reserves every counter that is free on every CPU, and locks the firmware out of
-    /// it.
-    pub(super) fn new(port: P, machine: Discovery, denial: DeniedAccess, rule: S) -> Result<Self> {
-        let mut registers = Registers { port, machine };
+impl<P: PcrPort, R: LockRule> Arbiter<P, R> {
+    /// Reserves every counter for the kernel that is free on every CPU, and locks the
+    /// firmware out of it. Accesses of who may not fail as `denial` says.
+    ///
+    /// # Errors
+    /// [`NotKernel`](ArbiterError::NotKernel) or [`NoRandom`](ArbiterError::NoRandom). A
+    /// counter that somebody else has is no error.
+    pub fn claim(port: P, machine: Discovery, denial: DeniedAccess) -> Result<Self> {
+        let mut registers = Registers::new(port, machine);
         // A firmware that clears its own mode bits could never manage again.
         if !registers.in_kernel() {
             return Err(ArbiterError::NotKernel);
@@ -113,7 +112,7 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
             counters: CounterSet::EMPTY,
             owners: [CounterSet::EMPTY; 2],
             private: CounterSet::EMPTY,
-            rule,
+            rule: R::default(),
         };
         // Samplers are left to their drivers.
         for counter in machine.counters().counters().iter() {
@@ -123,7 +122,7 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
             let free = arbiter.registers.is_free(counter);
             if free && arbiter.lock(counter) && arbiter.open(counter).is_ok() {
                 arbiter.counters.insert(counter);
-                let _ = S::update_lock(&mut arbiter, counter);
+                let _ = arbiter.update_lock(counter);
             }
         }
         Ok(arbiter)
@@ -140,10 +139,13 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
         locked.is_ok()
     }
 
-    /// Opens a counter of which both registers are reserved, and locks any other. This
-    /// is `pcr_update_lock` of the paper's figure 2, on every CPU.
-    pub(super) fn enforce(&mut self, counter: CounterId) -> Result {
-        if self.owners.iter().all(|owners| owners.contains(counter)) {
+    /// Updates the lock of a counter after somebody has reserved or released one of its
+    /// registers: opens a counter of which both are reserved, and locks any other. This is
+    /// `pcr_update_lock` of the paper's figure 2, on every CPU.
+    fn update_lock(&mut self, counter: CounterId) -> Result {
+        if !R::LOCKS {
+            Ok(())
+        } else if self.owners.iter().all(|owners| owners.contains(counter)) {
             self.open(counter)
         } else {
             // FIXED_CTR_CTRL takes no cookie: it would start a locked counter.
@@ -156,7 +158,7 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
     }
 
     /// Sets the access cookie, and which bits of the control word stay set.
-    pub(super) fn set(&mut self, counter: CounterId, access: Key, mask: u64) -> Result {
+    fn set(&mut self, counter: CounterId, access: Key, mask: u64) -> Result {
         self.manage(counter, (abi::MSR_CONTROL, self.control & mask))?;
         self.manage(counter, (abi::MSR_ACCESS_KEY, access.register()))
     }
@@ -168,7 +170,7 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
         let write = |on: &mut Registers<P>, cpu| on.write_on(cpu, counter, register, secret);
         let written = self.registers.on_each(write);
         written.map_err(|cpu| {
-            self.give_back(counter, self.registers.port.cpus());
+            self.give_back(counter, self.registers.cpus());
             ArbiterError::Lost { counter, cpu }
         })
     }
@@ -182,7 +184,44 @@ impl<P: PcrPort, S: LockRule> Arbiter<P, S> {
     }
 }
 
-impl<P: PcrPort, S: LockRule> Master for Arbiter<P, S> {
+impl<P: PcrPort> Arbiter<P, Full> {
+    /// Gives the caller the first counter of `wanted` that nobody uses, stopped
+    /// and cleared, with a fresh access cookie.
+    ///
+    /// # Errors
+    /// [`ArbiterError::NoneFree`], [`ArbiterError::NoRandom`], or
+    /// [`ArbiterError::Lost`].
+    pub fn acquire(&mut self, wanted: CounterSet) -> Result<Private> {
+        let used = self.owners[0] | self.owners[1] | self.private;
+        let mut unused = (self.counters & wanted & !used).iter();
+        let counter = unused.next().ok_or(ArbiterError::NoneFree)?;
+        let key = self.registers.fresh_key()?;
+        self.registers.clear(counter, self.secret);
+        // The shared controls do not reach a private counter: it counts as its own select
+        // says, and shows its overflow in `OVERFLOW`.
+        self.set(counter, key, !abi::CONTROL_SHARED)?;
+        self.private.insert(counter);
+        *self.rule.key(counter) = key;
+        Ok(Private { counter, key })
+    }
+
+    /// Takes a private counter back: locks, stops and clears it.
+    ///
+    /// # Errors
+    /// [`ArbiterError::NotYours`], or [`ArbiterError::Lost`].
+    pub fn give_up(&mut self, held: Private) -> Result {
+        let Private { counter, key } = held;
+        if !self.private.contains(counter) || *self.rule.key(counter) != key {
+            return Err(ArbiterError::NotYours(counter));
+        }
+        self.private.remove(counter);
+        self.update_lock(counter)?;
+        self.registers.clear(counter, self.secret);
+        Ok(())
+    }
+}
+
+impl<P: PcrPort, R: LockRule> Master for Arbiter<P, R> {
     fn counters(&self) -> CounterSet {
         self.counters
     }
@@ -196,14 +235,14 @@ impl<P: PcrPort, S: LockRule> Master for Arbiter<P, S> {
             return Err(ArbiterError::InUse(counter));
         }
         owners.insert(counter);
-        S::update_lock(self, counter)
+        self.update_lock(counter)
     }
 
     fn release(&mut self, part: Part, counter: CounterId) {
         self.owners[part as usize].remove(counter);
         // A release always succeeds, and a counter that is lost needs no lock.
         if (self.counters & !self.private).contains(counter) {
-            let _ = S::update_lock(self, counter);
+            let _ = self.update_lock(counter);
         }
     }
 
@@ -217,7 +256,7 @@ impl<P: PcrPort, S: LockRule> Master for Arbiter<P, S> {
 
     fn finish(&mut self) {
         for counter in self.counters.iter() {
-            self.give_back(counter, self.registers.port.cpus());
+            self.give_back(counter, self.registers.cpus());
         }
         self.owners = [CounterSet::EMPTY; 2];
         self.private = CounterSet::EMPTY;

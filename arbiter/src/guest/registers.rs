@@ -34,11 +34,19 @@ pub(super) type Register = (u32, u64);
 /// The registers of the machine: its CPUs, and what CPUID says about it.
 #[derive(Debug)]
 pub(super) struct Registers<P> {
-    pub(super) port: P,
-    pub(super) machine: Discovery,
+    port: P,
+    machine: Discovery,
 }
 
 impl<P: PcrPort> Registers<P> {
+    pub(super) fn new(port: P, machine: Discovery) -> Self {
+        Registers { port, machine }
+    }
+
+    pub(super) fn cpus(&self) -> u32 {
+        self.port.cpus()
+    }
+
     /// Whether the caller runs in the kernel's layer.
     pub(super) fn in_kernel(&mut self) -> bool {
         let phase = self.machine.msr(abi::MSR_PHASE, 0);
@@ -47,7 +55,7 @@ impl<P: PcrPort> Registers<P> {
 
     /// Whether nobody has reserved the counter on any CPU.
     pub(super) fn is_free(&mut self, counter: CounterId) -> bool {
-        (0..self.port.cpus()).all(|cpu| {
+        (0..self.cpus()).all(|cpu| {
             let position = self.machine.position(&mut self.port, cpu, counter);
             let status = position.map(|n| self.machine.msr(abi::MSR_STATUS, n));
             let status = status.and_then(|msr| self.port.rdmsr(cpu, msr).ok());
@@ -61,7 +69,7 @@ impl<P: PcrPort> Registers<P> {
         &mut self,
         mut act: impl FnMut(&mut Self, u32) -> Result<(), Fault>,
     ) -> Result<(), u32> {
-        let mut cpus = 0..self.port.cpus();
+        let mut cpus = 0..self.cpus();
         cpus.find(|cpu| act(self, *cpu).is_err())
             .map_or(Ok(()), Err)
     }
@@ -126,7 +134,7 @@ impl<P: PcrPort> Registers<P> {
     /// Stops and clears a counter with the access cookie `key`.
     pub(super) fn clear(&mut self, counter: CounterId, key: Key) {
         let rows = [abi::MSR_SELECT, abi::MSR_COUNTER, abi::MSR_OVERFLOW];
-        for cpu in 0..self.port.cpus() {
+        for cpu in 0..self.cpus() {
             for register in rows.into_iter().zip([0, 0, abi::OVERFLOW_CLEAR]) {
                 // Models without global status have no overflow bit.
                 let _ = self.write_on(cpu, counter, register, key);

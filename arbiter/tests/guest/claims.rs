@@ -28,7 +28,8 @@ fn check(shape: &Shape, held: &[(u32, CounterId)], expected: &[CounterId]) {
 fn check_under(shape: &Shape, held: &[(u32, CounterId)], expected: &[CounterId]) {
     let port = with_firmware(shape, held);
     let before: Vec<_> = (0..port.cpus()).map(|cpu| port.held(cpu)).collect();
-    let mut master = MinimalMaster::claim(port.clone(), port.discovery()).expect("a kernel");
+    let mut master =
+        MinimalMaster::claim(port.clone(), port.discovery(), DeniedAccess::Drop).expect("a kernel");
     assert_eq!(master.counters(), set(expected), "{shape:?} {held:?}");
     for cpu in 0..port.cpus() {
         // What has no name keeps its place.
@@ -76,7 +77,8 @@ fn legacy_names_are_followed_on_each_cpu() {
 #[test]
 fn the_firmware_is_shut_out() {
     let port = Port::kernel(&Shape::new(2, 2, 1));
-    let master = MinimalMaster::claim(port.clone(), port.discovery()).expect("a kernel");
+    let master =
+        MinimalMaster::claim(port.clone(), port.discovery(), DeniedAccess::Drop).expect("a kernel");
     let firmware = port.as_layer(Layer::Firmware);
     for counter in master.counters().iter() {
         for cpu in 0..2 {
@@ -92,7 +94,7 @@ fn the_firmware_is_shut_out() {
 #[test]
 fn no_claim_in_the_firmwares_phase() {
     let port = Port::new(&Shape::new(2, 4, 3));
-    let claim = MinimalMaster::claim(port.clone(), port.discovery());
+    let claim = MinimalMaster::claim(port.clone(), port.discovery(), DeniedAccess::Drop);
     assert_eq!(claim.map(drop), Err(ArbiterError::NotKernel));
     assert!(port.is_pristine());
 }
@@ -139,11 +141,12 @@ fn the_kernels_own_random_numbers_serve_where_there_is_no_register() {
     let mut port = Port::kernel(&Shape::new(1, 1, 0));
     let mut machine = port.discovery();
     machine.features &= !abi::FEATURE_RANDOM;
-    let none = MinimalMaster::claim(Own(port.clone(), None), machine);
+    let none = MinimalMaster::claim(Own(port.clone(), None), machine, DeniedAccess::Drop);
     assert_eq!(none.map(drop), Err(ArbiterError::NoRandom));
     // Bits 63:48 are cut, and 0 is not a cookie.
     for (bits, cookie) in [(0xffff_1234_5678_9abc, 0x1234_5678_9abc), (7 << 48, 1)] {
-        let master = MinimalMaster::claim(Own(port.clone(), Some(bits)), machine);
+        let master =
+            MinimalMaster::claim(Own(port.clone(), Some(bits)), machine, DeniedAccess::Drop);
         assert_eq!(master.expect("a kernel").counters(), set(&[PMC0]));
         let register = msr(abi::MSR_MANAGEMENT_KEY, PMC0);
         assert!(port.wrmsr_with(0, register, 0, key(cookie)).is_ok());
@@ -162,7 +165,8 @@ fn a_claim_leaves_running_counters_alone_that_it_cannot_have() {
         for other in &others {
             legacy.wrmsr(*other, select, 0x41_003c).expect("nobody's");
         }
-        let mut master = MinimalMaster::claim(port.clone(), port.discovery()).expect("a kernel");
+        let mut master = MinimalMaster::claim(port.clone(), port.discovery(), DeniedAccess::Drop)
+            .expect("a kernel");
         assert_eq!(master.counters(), set(&[PMC0, PMC2]));
         for other in &others {
             assert_eq!(legacy.rdmsr(*other, select), Ok(0x41_003c), "CPU {other}");

@@ -16,7 +16,7 @@ fn shape() -> Shape {
 fn claim(kind: Kind, port: &Port) -> Result<Box<dyn Master>, ArbiterError> {
     let (port, machine) = (port.clone(), port.discovery());
     Ok(match kind {
-        Kind::Minimal => Box::new(MinimalMaster::claim(port, machine)?),
+        Kind::Minimal => Box::new(MinimalMaster::claim(port, machine, DeniedAccess::Drop)?),
         Kind::Enforcing(denial) => Box::new(EnforcingMaster::claim(port, machine, denial)?),
         Kind::Full(denial) => Box::new(FullMaster::claim(port, machine, denial)?),
     })

@@ -414,7 +414,9 @@ impl Kind {
     pub(crate) fn claim(self, port: &Port) -> Box<dyn Master> {
         let (port, machine) = (port.clone(), port.discovery());
         match self {
-            Kind::Minimal => Box::new(MinimalMaster::claim(port, machine).expect("a kernel")),
+            Kind::Minimal => {
+                Box::new(MinimalMaster::claim(port, machine, DeniedAccess::Drop).expect("a kernel"))
+            }
             Kind::Enforcing(denial) => {
                 Box::new(EnforcingMaster::claim(port, machine, denial).expect("a kernel"))
             }

@@ -7,9 +7,7 @@ use super::walls::{Measure, Size};
 /// uses of its fields elsewhere.
 #[rustfmt::skip]
 pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
-    ("arbiter", "Arbiter", [0, 4, 0, 7, 0]),
     ("arbiter", "Context", [0, 4, 0, 0, 0]),
-    ("arbiter", "Registers", [0, 0, 0, 2, 0]),
     ("arbiter/daemon", "ArbiterConfig", [0, 3, 0, 0, 0]),
     ("arbiter/daemon", "Connection", [0, 0, 0, 2, 0]),
     ("arbiter/daemon", "Output", [0, 0, 0, 4, 0]),

@@ -48,7 +48,10 @@ fn run(arbiter: u8, machine: Discovery) {
     let Some(held) = firmware::reserve(&machine) else {
         return;
     };
-    note("claim too early", code(MinimalMaster::claim(Cpus, machine)));
+    note(
+        "claim too early",
+        code(MinimalMaster::claim(Cpus, machine, DeniedAccess::Drop)),
+    );
     note("phase ends", firmware::end_phase(&machine));
     note("phase ends again", firmware::end_phase(&machine));
     note("layer", seen(Cpus.rdmsr(0, machine.msr(abi::MSR_PHASE, 0))));
@@ -63,7 +66,7 @@ fn round(arbiter: u8, machine: Discovery, denial: DeniedAccess) {
     let (mut minimal, mut enforcing, mut full);
     let master: &mut dyn Master = match arbiter {
         0 => {
-            minimal = MinimalMaster::claim(Cpus, machine);
+            minimal = MinimalMaster::claim(Cpus, machine, DeniedAccess::Drop);
             note(
                 "claim",
                 code(minimal.as_ref().map(drop).map_err(|error| *error)),
