@@ -16,7 +16,7 @@
 use alloc::sync::Arc;
 
 use crate::admin::{AdminAct, AdminError};
-use crate::audit::{Ask, AskRecord, AskResult, Context, Event, Presented};
+use crate::audit::{Ask, AskRecord, AskResult, Auditor, Entropy, Event, Presented, Record};
 use crate::backing::{Backing, Room};
 use crate::bank::Bank;
 use crate::broker::{Books, NextStep};
@@ -48,6 +48,27 @@ const SET_ASIDE: Control =
 /// Steps that a request can take before it waits or has its answer: each counter can be
 /// asked for, announced, taken and spared once.
 const STEPS: u32 = 4 * u64::BITS;
+
+/// What an operation needs from its caller.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The caller's time.
+    pub now: Tsc,
+    /// The source of random bits.
+    pub entropy: &'a mut dyn Entropy,
+    /// The receiver of decisions.
+    pub audit: &'a mut dyn Auditor,
+}
+
+impl Context<'_> {
+    pub(crate) fn record(&mut self, layer: Layer, counter: Option<CounterId>, event: Event) {
+        self.audit.record(&Record {
+            layer,
+            counter,
+            event,
+        });
+    }
+}
 
 /// The arbitration of one vCPU.
 #[derive(Debug)]

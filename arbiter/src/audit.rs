@@ -1,4 +1,4 @@
-//! Records of decisions, and what a machine lends the arbiter: a receiver for
+//! Records of decisions, and what a machine has for the arbiter: a receiver for
 //! records and a source of random bits.
 
 #[cfg(feature = "alloc")]
@@ -15,8 +15,6 @@ use crate::message::{Answer, NamedEvent, Reply, Wanted};
 #[cfg(feature = "alloc")]
 use crate::policy::{Scheme, Share};
 use crate::reason::Reason;
-#[cfg(feature = "alloc")]
-use crate::time::Tsc;
 use crate::{CounterId, Layer};
 
 /// A decision.
@@ -311,29 +309,6 @@ pub trait Auditor: fmt::Debug + Send {
     /// Receives what a layer asked for, after the decisions that it led to.
     #[cfg(feature = "alloc")]
     fn asked(&mut self, _ask: &AskRecord) {}
-}
-
-/// What an operation needs from its caller.
-#[cfg(feature = "alloc")]
-#[derive(Debug)]
-pub struct Context<'a> {
-    /// The caller's time.
-    pub now: Tsc,
-    /// The source of random bits.
-    pub entropy: &'a mut dyn Entropy,
-    /// The receiver of decisions.
-    pub audit: &'a mut dyn Auditor,
-}
-
-#[cfg(feature = "alloc")]
-impl Context<'_> {
-    pub(crate) fn record(&mut self, layer: Layer, counter: Option<CounterId>, event: Event) {
-        self.audit.record(&Record {
-            layer,
-            counter,
-            event,
-        });
-    }
 }
 
 /// An auditor that keeps nothing.

@@ -112,7 +112,9 @@ pub use account::GuardLimits;
 #[cfg(feature = "alloc")]
 pub use admin::{AdminAct, AdminError};
 #[cfg(feature = "alloc")]
-pub use audit::{Ask, AskRecord, AskResult, Context, Presented};
+pub use arbitration::Context;
+#[cfg(feature = "alloc")]
+pub use audit::{Ask, AskRecord, AskResult, Presented};
 pub use audit::{Auditor, Entropy, Event, NoAudit, NoEntropy, Record};
 #[cfg(feature = "alloc")]
 pub use backing::{Backing, EventRoom};

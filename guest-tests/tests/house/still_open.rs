@@ -7,7 +7,6 @@ use super::walls::{Measure, Size};
 /// uses of its fields elsewhere.
 #[rustfmt::skip]
 pub(crate) const TYPES: &[(&str, &str, Measure)] = &[
-    ("arbiter", "Context", [0, 4, 0, 0, 0]),
     ("arbiter/daemon", "ArbiterConfig", [0, 3, 0, 0, 0]),
     ("arbiter/daemon", "Connection", [0, 0, 0, 2, 0]),
     ("arbiter/daemon", "Output", [0, 0, 0, 4, 0]),
