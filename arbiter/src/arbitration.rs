@@ -165,13 +165,21 @@ impl Arbitration {
     /// The legacy names. They change once, when the firmware's phase ends.
     #[inline]
     pub(crate) fn names(&mut self) -> &LegacyMap {
-        if self.names.are_due(self.firmware.phase()) {
-            self.give_names();
+        if self.names.are_old(self.firmware.phase()) {
+            self.renew_names();
         }
         self.names.map()
     }
 
     #[cold]
+    fn renew_names(&mut self) {
+        if self.firmware.phase().is_over() {
+            self.give_names();
+        } else {
+            self.names.reset();
+        }
+    }
+
     fn give_names(&mut self) {
         // Counters that a firmware was gathering when its phase ended are not its
         // own: the request is refused at the next tick at the latest.
@@ -179,7 +187,7 @@ impl Arbitration {
             Some(pending) if !self.firmware.is_alive(Layer::Firmware) => pending.got,
             _ => CounterSet::EMPTY,
         };
-        self.names.give(&self.bank, lost);
+        self.names.give(self.firmware.phase(), &self.bank, lost);
         self.find_deadline();
     }
 

@@ -2,7 +2,7 @@
 //! firmware from kernel.
 
 use core::fmt;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 #[cfg(feature = "alloc")]
 use crate::account::Account;
@@ -110,6 +110,8 @@ pub enum Access {
 pub struct Phase {
     over: AtomicBool,
     has_firmware: bool,
+    /// How often the machine has started over.
+    starts: AtomicU32,
     in_smm: AtomicBool,
     /// Wrong cookies of firmware and kernel.
     #[cfg(feature = "alloc")]
@@ -125,6 +127,7 @@ impl Phase {
         Phase {
             over: AtomicBool::new(!has_firmware),
             has_firmware,
+            starts: AtomicU32::new(0),
             in_smm: AtomicBool::new(false),
             #[cfg(feature = "alloc")]
             privileged: Account::new(),
@@ -165,6 +168,15 @@ impl Phase {
     pub fn restart(&self) {
         self.in_smm.store(false, Ordering::Release);
         self.over.store(!self.has_firmware, Ordering::Release);
+        // Who sees that it is another start sees whether the firmware runs in it.
+        self.starts.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often the machine has started over: a number for this start of it.
+    #[cfg(feature = "alloc")]
+    #[inline]
+    pub(crate) fn starts(&self) -> u32 {
+        self.starts.load(Ordering::Acquire)
     }
 
     /// The layer of guest code, by whether it runs at CPL 0 and whether in SMM.

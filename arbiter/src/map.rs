@@ -5,14 +5,25 @@ use crate::counter::PerKind;
 use crate::layer::Phase;
 use crate::{CounterId, CounterSet, Layer};
 
-/// The legacy names of one vCPU. They change once, when the firmware's phase ends.
+/// The legacy names of one vCPU. They change when the firmware's phase ends, once from each
+/// start of the machine to the next.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Names {
     map: LegacyMap,
     /// How many counters get a name when the firmware's phase ends, if they then do.
     legacy: Option<PerKind>,
-    /// They have not got it yet.
-    waits: bool,
+    given: Given,
+}
+
+/// Whether names were given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Given {
+    /// They never are: each counter keeps its own.
+    Never,
+    /// When the phase ends.
+    NotYet,
+    /// In this start of the machine ([`Phase::starts`]).
+    In(u32),
 }
 
 impl Names {
@@ -21,7 +32,7 @@ impl Names {
         Names {
             map: LegacyMap::identity(),
             legacy,
-            waits: legacy.is_some(),
+            given: legacy.map_or(Given::Never, |_| Given::NotYet),
         }
     }
 
@@ -36,20 +47,26 @@ impl Names {
 
     /// Whether names are ever given.
     pub(crate) fn are_given(&self) -> bool {
-        self.legacy.is_some()
+        self.given != Given::Never
     }
 
-    /// Whether the phase has ended, and they are to be given now.
+    /// Whether they are others by now: the phase has ended and they are to be given, or the
+    /// machine was started again after they were. A vCPU can be reset first, when the phase
+    /// still is that of before, and be asked for names in between.
     #[inline]
-    pub(crate) fn are_due(&self, phase: &Phase) -> bool {
-        self.waits && phase.is_over()
+    pub(crate) fn are_old(&self, phase: &Phase) -> bool {
+        match self.given {
+            Given::Never => false,
+            Given::NotYet => phase.is_over(),
+            Given::In(start) => start != phase.starts(),
+        }
     }
 
     /// Gives them around what is held, apart from the counters in `lost`, which their
     /// holders are about to lose.
-    pub(crate) fn give(&mut self, bank: &Bank, lost: CounterSet) {
-        self.waits = false;
+    pub(crate) fn give(&mut self, phase: &Phase, bank: &Bank, lost: CounterSet) {
         if let Some(names) = self.legacy {
+            self.given = Given::In(phase.starts());
             self.map = LegacyMap::around(bank, lost, names);
         }
     }

@@ -1,9 +1,9 @@
 //! What the administrator of the host does to reservations while the guest runs.
 
-use crate::harness::{FW, HV, Harness, KERNEL, bits, plain, pmc, set, share};
+use crate::harness::{FW, HV, Harness, KERNEL, bits, config, plain, pmc, set, share};
 use arbiter::{
-    AdminAct, AdminError, Event, Layer, Notice, NoticeKind, Outcome, PcrRegister, PerKind, Policy,
-    PolicyError, Reason, Scheme, Share, Tsc, Wanted,
+    AdminAct, AdminError, Event, Layer, Notice, NoticeKind, Outcome, PcrConfig, PcrRegister,
+    PerKind, Policy, PolicyError, Reason, Scheme, Share, Tsc, Wanted,
 };
 
 const ADMIN: Reason = Reason::Administrator;
@@ -380,4 +380,40 @@ fn a_larger_budget_spares_what_was_to_go() {
     // What goes anyhow goes first, however long its holder was given.
     budget(&mut harness, 1, 0);
     assert_eq!(harness.held(KERNEL), set([2]));
+}
+
+/// A machine is reset vCPU by vCPU, and its phase last. Whoever acts in between sees the phase
+/// of before, and gives no names that outlast it.
+#[test]
+fn what_is_set_during_a_reset_of_the_machine_gives_no_names_early() {
+    let most = PerKind::ALL;
+    for acts in [0, 1] {
+        let names = PerKind {
+            programmable: 2,
+            fixed: 0,
+        };
+        let counters = PerKind {
+            programmable: 4,
+            fixed: 0,
+        };
+        let mut harness = Harness::of(PcrConfig {
+            legacy: Some(names),
+            ..config(Scheme::Independent, counters, plain(), true)
+        });
+        harness.end_phase();
+        harness.unit.reset();
+        for _ in 0..acts {
+            act(&mut harness, AdminAct::SetBudget { most, grace_ms: 0 }).unwrap();
+        }
+        // Until it starts, and without a start, these are its names.
+        assert!(!harness.unit.map().is_identity());
+        harness.unit.phase().restart();
+        assert!(harness.unit.map().is_identity(), "{acts} acts");
+        let key = PcrRegister::ManagementKey(pmc(0));
+        assert!(harness.write(FW, key, bits(FW), 0));
+        harness.end_phase();
+        let map = *harness.unit.map();
+        let behind = |n| map.counter(pmc(n));
+        assert_eq!([0, 1, 2].map(behind), [Some(pmc(1)), Some(pmc(2)), None]);
+    }
 }
