@@ -900,7 +900,8 @@ impl Service {
         self.follow_watchdog(now);
     }
 
-    /// Its lease is for all of its CPUs that are online, and stays for those that went.
+    /// Its lease is for all of its CPUs that are online, and stays for those that went; it is
+    /// for no CPU that the kernel does not watch.
     fn follow_watchdog(&mut self, now: BootTime) {
         // While the journal cannot be written nothing is given, and what it has it keeps.
         if self.kept.stuck().is_none() && self.watchdog.is_due(self.arbiter()) {
@@ -1008,3 +1009,6 @@ mod barred_tests;
 #[cfg(test)]
 #[path = "service/trail_tests.rs"]
 mod trail_tests;
+#[cfg(test)]
+#[path = "service/watchdog_tests.rs"]
+mod watchdog_tests;

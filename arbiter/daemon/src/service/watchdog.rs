@@ -30,14 +30,18 @@ impl Claim {
         self.cpus = cpus.unwrap_or_default().and(&there);
     }
 
-    /// Whether it is to ask for a lease anew: that is for all of its CPUs that are online, and
-    /// stays for those that went.
+    /// Whether it is to ask for a lease anew: that is for all of its CPUs that are online,
+    /// stays for those of them that went, and is for no others.
     pub(super) fn is_due(&self, arbiter: &HostArbiter) -> bool {
         let wanted = self.cpus.and(arbiter.online());
-        let lease = self.lease(arbiter);
-        let covered = lease.is_some_and(|lease| wanted.without(&lease.terms.cpus).is_empty());
-        let nowhere = self.cpus.is_empty();
-        nowhere && lease.is_some() || !nowhere && !covered
+        match self.lease(arbiter).map(|lease| &lease.terms.cpus) {
+            Some(cpus) => {
+                let lacking = wanted.without(cpus);
+                let beyond = cpus.without(&self.cpus);
+                !lacking.is_empty() || !beyond.is_empty()
+            }
+            None => !self.cpus.is_empty(),
+        }
     }
 
     /// What it asks for. `keep`: nobody else gets its counter.
