@@ -1,8 +1,10 @@
 //! PFM_WRITE_PMCS, PFM_WRITE_PMDS, PFM_READ_PMDS and the registers' description.
 
 use perfmon::VirtualPmd;
+use perfmon::registers::need;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmcInfo, PmdArg, PmdInfo, consts as pfm};
+use pmu_model::{CountRequest, EventCode, FixedFunction};
 
 use super::bench::{COUNTS, Known, call, context, must, outcome, pmc, pmd, pmu, read};
 
@@ -231,5 +233,36 @@ fn registers_that_are_not_there_are_refused() {
         }];
         assert_eq!(outcome(pmu.getinfo_pmds(&mut info)), Err(Errno::EINVAL));
         assert_eq!(info[0].flags, flags | EINVAL);
+    }
+}
+
+/// Which counters can count an event: a fixed one counts its own, without modifiers, and reference
+/// cycles, which may tick at another rate, where it is named itself.
+#[test]
+fn a_fixed_counter_serves_its_own_event() {
+    let pmu = pmu("intel-v2");
+    let asked = |event, edge| {
+        let plain = CountRequest::plain(event, true, true);
+        let need = need(&pmu, &CountRequest { edge, ..plain });
+        (need.fixed, need.programmable)
+    };
+    let selected = |select, umask| EventCode::Selected {
+        family: pmu.model().events(),
+        select,
+        umask,
+    };
+    for (event, edge, expected) in [
+        (selected(0xc0, 0), false, (Some(0), true)),
+        (selected(0x3c, 0), false, (Some(1), true)),
+        (selected(0xc0, 0), true, (None, true)),
+        (selected(0x3c, 1), false, (None, true)),
+        (selected(0x2e, 0x41), false, (None, true)),
+        (
+            EventCode::Fixed(FixedFunction::RefCycles),
+            false,
+            (Some(2), false),
+        ),
+    ] {
+        assert_eq!(asked(event, edge), expected, "{event:?}, edge: {edge}");
     }
 }
