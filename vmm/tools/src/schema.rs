@@ -80,7 +80,9 @@ fn close(schema: &mut Value) {
 fn trim(schema: &mut Value) {
     match schema {
         Value::Object(members) => {
-            ["format", "maximum", "default"].map(|word| members.remove(word));
+            for word in ["format", "maximum", "default"] {
+                members.remove(word);
+            }
             if members.contains_key("const") {
                 members.remove("type");
             }
