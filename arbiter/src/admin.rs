@@ -12,7 +12,6 @@ use crate::{CounterId, Layer};
 pub enum AdminAct {
     /// Takes a counter from its holder, whatever minimum the holder has.
     Revoke {
-        /// The counter.
         counter: CounterId,
         /// How long before that the holder gets a notice, in milliseconds. With 0 the
         /// counter is taken at once.
@@ -20,7 +19,6 @@ pub enum AdminAct {
     },
     /// Bars a layer from reserving, or lets it reserve again. What it holds stays.
     Bar {
-        /// The layer.
         layer: Layer,
         /// Whether it is barred from now on.
         barred: bool,

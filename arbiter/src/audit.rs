@@ -119,7 +119,6 @@ pub enum Event {
     /// The administrator has changed the share of a layer.
     #[cfg(feature = "alloc")]
     PolicySet {
-        /// The layer.
         of: Layer,
         /// Its share from now on.
         share: Share,
@@ -246,7 +245,6 @@ pub enum Ask {
     Reply(Reply),
     /// A write of `MANAGEMENT_KEY`.
     Key {
-        /// The counter.
         counter: CounterId,
         /// The counter is given back; else it is reserved, renewed or taken over.
         gives_back: bool,
@@ -282,7 +280,6 @@ pub enum Presented {
 #[cfg(feature = "alloc")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AskResult {
-    /// It was done.
     Done,
     /// The answer in the mailbox.
     Answered(Answer),

@@ -100,7 +100,6 @@ pub enum Access {
     Read,
     /// WRMSR.
     Write,
-    /// RDPMC.
     Rdpmc,
 }
 

@@ -17,7 +17,6 @@ pub enum Wanted {
     /// least 1. Only the hypervisor asks so, for a host's tool: what nobody has reserved
     /// is not arbitrated, so it would not be the owner's answer.
     Held(u8),
-    /// This counter.
     This(CounterId),
 }
 
@@ -56,7 +55,6 @@ pub enum Request {
     },
     /// Gives a counter back.
     Release {
-        /// The counter.
         counter: CounterId,
         /// The cookie of the counter.
         cookie: Cookie,

@@ -124,7 +124,6 @@ impl Default for Policy {
 pub enum PolicyError {
     /// A layer's minimum is more than its maximum.
     MinOverMax {
-        /// The layer.
         layer: Layer,
         /// Its minimum.
         min: u8,
@@ -132,10 +131,7 @@ pub enum PolicyError {
         max: u8,
     },
     /// A layer's leases would end as soon as they start.
-    NoTime {
-        /// The layer.
-        layer: Layer,
-    },
+    NoTime { layer: Layer },
     /// The PMU has fewer counters than the layers' minima add up to.
     TooFew {
         /// The sum of the minima.

@@ -10,7 +10,6 @@ pub enum PcrRegister {
     ManagementKey(CounterId),
     /// `ACCESS_KEY`.
     AccessKey(CounterId),
-    /// `CONTROL`.
     Control(CounterId),
     /// `DROP_VALUE`.
     DropValue(CounterId),
@@ -22,27 +21,18 @@ pub enum PcrRegister {
     Overflow(CounterId),
     /// `IBS`: an alias of the MSR of instruction-based sampling so many behind the first.
     Ibs(u8),
-    /// `STATUS`.
     Status(CounterId),
     /// `LEGACY_MAP`.
     LegacyMap(CounterId),
-    /// `RANDOM`.
     Random,
-    /// `PHASE`.
     Phase,
     /// `NOTICE_VECTOR`.
     NoticeVector,
-    /// `REQUEST`.
     Request,
-    /// `ANSWER`.
     Answer,
-    /// `GRANTED`.
     Granted,
-    /// `NOTICE`.
     Notice,
-    /// `REPLY`.
     Reply,
-    /// `REFUSAL`.
     Refusal,
 }
 

@@ -59,7 +59,6 @@ pub struct PcrConfig {
 /// The layer that performs an access, and the cookie that it presents.
 #[derive(Clone, Copy)]
 pub struct Caller {
-    /// The layer.
     pub layer: Layer,
     /// The raw value of the register that carries the cookie. An access to a
     /// register that takes no cookie ignores it.

@@ -35,7 +35,6 @@ pub type Area = [u8; SIZE];
 pub enum Protocol {
     /// Linux's 64-bit entry.
     Linux64,
-    /// PVH.
     Pvh,
     /// Multiboot v1.
     Multiboot,
@@ -70,19 +69,12 @@ pub struct KernelEntry {
     pub rip: u64,
     /// Stack pointer.
     pub rsp: u64,
-    /// RAX.
     pub rax: u64,
-    /// RBX.
     pub rbx: u64,
-    /// RSI.
     pub rsi: u64,
-    /// CR0.
     pub cr0: u64,
-    /// CR3.
     pub cr3: u64,
-    /// CR4.
     pub cr4: u64,
-    /// EFER.
     pub efer: u64,
 }
 
@@ -98,7 +90,6 @@ pub enum Position {
 /// One counter that the firmware reserves on every vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterRequest {
-    /// Where.
     pub position: Position,
     /// Whether it gets an access cookie, so that nobody else can use it; else
     /// everybody can.

@@ -20,7 +20,6 @@ use crate::policy::{HostPolicy, Standing};
 /// What a context may want of a core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextDemand {
-    /// The context.
     pub context: ContextId,
     /// The vCPU that it is loaded on; none if that is the core. Contexts of two
     /// vCPUs never count at the same time; those of one vCPU and of the core all do.
@@ -54,7 +53,6 @@ pub struct Room<'a> {
     pub policy: HostPolicy,
     /// Every slot of the core.
     pub slots: SlotSet,
-    /// The guest.
     pub guest: &'a GuestRoom,
     /// Contexts that are loaded, the oldest first.
     pub claims: &'a [ContextDemand],

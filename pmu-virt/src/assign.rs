@@ -20,7 +20,6 @@ pub const MAX_DEMANDS: usize = 64;
 /// A logical counter that wants a physical one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// Which one.
     pub counter: CounterId,
     /// What can count for it.
     pub constraint: Constraint,

@@ -51,9 +51,7 @@ pub struct AttachedContext {
 /// A context that could not be attached.
 #[derive(Debug)]
 pub struct NotLoaded {
-    /// The context.
     pub hosted: Box<AttachedContext>,
-    /// Why.
     pub refusal: Refusal,
     /// It would have room if the owners of reserved counters kept to this.
     pub beside: Option<GuestLimit>,

@@ -131,7 +131,6 @@ impl fmt::Display for Clause {
 /// A clause that a backend broke.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// The clause.
     pub clause: Clause,
     /// What was seen instead.
     pub detail: String,

@@ -36,12 +36,7 @@ pub enum SampledInstruction {
     /// One is under way, and its end will be seen: samples of instructions wait for it.
     UnderWay,
     /// It was seen.
-    Executed {
-        /// Where it is.
-        at: CodePlace,
-        /// What it did.
-        did: Retirement,
-    },
+    Executed { at: CodePlace, did: Retirement },
 }
 
 /// A guest behind the instruction that samples are of.

@@ -49,7 +49,6 @@ pub enum PmiForwarded {
     Dropped,
     /// It was let through, and is held back by the throttle.
     Late,
-    /// It was sent.
     Sent,
 }
 

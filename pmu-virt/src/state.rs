@@ -164,9 +164,7 @@ pub enum StateError {
     /// A counter at another one's place.
     #[error("counter {found} stands where {expected} belongs")]
     Order {
-        /// The counter found.
         found: CounterId,
-        /// The counter expected.
         expected: CounterId,
     },
     /// A counter that the model lacks.

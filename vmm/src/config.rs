@@ -40,9 +40,7 @@ pub enum ConfigError {
         flag_of(*pmu)
     )]
     VendorMismatch {
-        /// The model.
         model: &'static str,
-        /// Its vendor.
         pmu: Vendor,
         /// The guest's CPU vendor.
         cpu: Vendor,
@@ -57,7 +55,6 @@ pub enum ConfigError {
     IdentityVendor {
         /// The processor.
         name: &'static str,
-        /// Its vendor.
         own: Vendor,
         /// The guest's CPU vendor.
         cpu: Vendor,
@@ -70,7 +67,6 @@ pub enum ConfigError {
     IdentityEvents {
         /// The processor.
         name: &'static str,
-        /// The model.
         model: &'static str,
         /// The model that such a processor has.
         right: &'static str,

@@ -28,7 +28,6 @@ pub enum CounterError {
     /// A table of rates cannot be read.
     #[error("cannot read the table of rates {}: {cause}", path.display())]
     ReadRates {
-        /// The file.
         path: PathBuf,
         /// Why; in the text already, so no source.
         cause: std::io::Error,
@@ -43,10 +42,7 @@ pub enum CounterError {
     },
     /// Nobody writes such a table.
     #[error("the table of rates {} is larger than {} KiB", path.display(), LARGEST_TABLE >> 10)]
-    LargeRates {
-        /// The file.
-        path: PathBuf,
-    },
+    LargeRates { path: PathBuf },
     /// A table of rates makes no sense.
     #[error(transparent)]
     Rates(#[from] RateError),
@@ -75,9 +71,7 @@ pub enum CounterError {
         "--counters msr: a thread cannot be kept on host CPU {cpu}: {error} (see `taskset -p $$`)"
     )]
     Pin {
-        /// The CPU.
         cpu: usize,
-        /// Why.
         error: vmm_sys_util::errno::Error,
     },
     /// There is no CPU to run on.

@@ -34,7 +34,6 @@ pub enum Refusal {
     /// Guests can run, but not with this counter backend.
     #[error("the counter backend {name} cannot be used here: {reason}")]
     Backend {
-        /// Its name.
         name: &'static str,
         /// What the report says of it.
         reason: String,

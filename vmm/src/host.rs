@@ -24,7 +24,6 @@ use serde::Serialize;
 /// What the host is like.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HostFacts {
-    /// The processor.
     pub cpu: CpuFacts,
     /// Whether `perf` can count hardware cycles.
     pub pmu: HardwarePmu,

@@ -24,12 +24,7 @@ use crate::firmware::Expected;
 pub enum ReservationError {
     /// The arbiter refused a counter.
     #[error("--hypervisor-counters: {counter} cannot be reserved: {reason}")]
-    Refused {
-        /// Which one.
-        counter: CounterId,
-        /// Why.
-        reason: Reason,
-    },
+    Refused { counter: CounterId, reason: Reason },
     /// There is no source of random cookies.
     #[error("--hypervisor-counters: the operating system has no random numbers for cookies")]
     NoRandom,

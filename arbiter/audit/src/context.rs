@@ -11,7 +11,6 @@ pub struct ContextLine {
     pub time_ns: u64,
     /// Always that of a host's tool.
     pub layer: Word,
-    /// The core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub core: Option<u16>,
     /// The vCPU on which the context is or was to be loaded.

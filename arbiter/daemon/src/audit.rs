@@ -36,7 +36,6 @@ const TRIES: u64 = 1_000;
 /// Where the audit goes, and when a file is full.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditConfig {
-    /// The file.
     pub path: PathBuf,
     /// It is rotated when it would have more bytes.
     pub size: u64,

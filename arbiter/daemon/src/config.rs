@@ -23,15 +23,12 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("{}: {error}", .path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         error: std::io::Error,
     },
     /// It is not TOML, or has a key or value that is not allowed.
     #[error("{}:{line}:{column}: {message}", .path.display())]
     Malformed {
-        /// The file.
         path: PathBuf,
         /// Line, from 1.
         line: usize,
@@ -49,7 +46,6 @@ pub enum ConfigError {
     /// The policy promises more than there is, or contradicts itself.
     #[error("{}: {error}", .path.display())]
     Policy {
-        /// The file.
         path: PathBuf,
         /// What it promises.
         error: HostPolicyError,
@@ -60,7 +56,6 @@ pub enum ConfigError {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PmuConfig {
-    /// Its name.
     #[serde(default = "core_name")]
     pub name: String,
     /// Its programmable counters.

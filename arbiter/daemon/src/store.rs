@@ -28,11 +28,9 @@ pub enum StoreError {
     /// The folder or the file cannot be used.
     #[error("{}: {what} failed: {error}", .path.display())]
     Io {
-        /// The path.
         path: PathBuf,
         /// What was tried.
         what: &'static str,
-        /// Why it failed.
         error: io::Error,
     },
     /// Another arbiter has it.
@@ -43,12 +41,7 @@ pub enum StoreError {
         "{}: this is version {version} of the journal, and this Umpire reads version 1; use the \
          Umpire that wrote it, or remove the file if no lease is held", .path.display()
     )]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        version: u32,
-    },
+    Version { path: PathBuf, version: u32 },
 }
 
 /// The journal's file, open.

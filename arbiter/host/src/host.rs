@@ -33,13 +33,7 @@ const MOST_DUE: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It holds so many of its demands.
-    Granted {
-        /// The lease.
-        lease: LeaseId,
-        /// The number.
-        holds: usize,
-    },
-    /// It waits.
+    Granted { lease: LeaseId, holds: usize },
     Waits {
         /// The lease that it will be.
         lease: LeaseId,

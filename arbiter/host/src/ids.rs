@@ -59,7 +59,6 @@ pub struct HostPmu {
 /// a package for its uncore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
-    /// The PMU.
     pub pmu: PmuId,
     /// Which of its sets of counters.
     pub domain: u32,

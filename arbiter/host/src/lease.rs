@@ -29,7 +29,6 @@ pub struct Owner {
 pub struct Caller {
     /// The one of its user's tenants that it speaks for.
     pub tenant: TenantId,
-    /// The user.
     pub uid: u32,
     /// Whether it may do everything.
     pub operator: bool,
@@ -42,7 +41,6 @@ pub struct Departure {
     pub at: BootTime,
     /// The number of counters that it holds from then on.
     pub to: usize,
-    /// Why.
     pub why: Cause,
 }
 
@@ -388,7 +386,6 @@ impl Lease {
 pub enum Change {
     /// It waits, with so many before it.
     Waits {
-        /// The lease.
         lease: LeaseId,
         /// How many are served before it.
         behind: usize,
@@ -397,69 +394,44 @@ pub enum Change {
     },
     /// It holds more or fewer counters.
     Holds {
-        /// The lease.
         lease: LeaseId,
         /// The number of its demands, from the first.
         holds: usize,
         /// Its generation from now on.
         generation: u64,
-        /// Why.
         why: Cause,
     },
     /// It will lose counters.
     Announced {
-        /// The lease.
         lease: LeaseId,
         /// When, how many are left, and why.
         departure: Departure,
     },
     /// It will not lose them after all.
-    Spared {
-        /// The lease.
-        lease: LeaseId,
-    },
+    Spared { lease: LeaseId },
     /// It ends later than before.
     Renewed {
-        /// The lease.
         lease: LeaseId,
         /// When it ends now.
         until: Option<BootTime>,
     },
     /// Its owner is there again after a restart of the service.
-    Claimed {
-        /// The lease.
-        lease: LeaseId,
-    },
+    Claimed { lease: LeaseId },
     /// Somebody outside has taken counters that it needs.
-    Broken {
-        /// The lease.
-        lease: LeaseId,
-    },
+    Broken { lease: LeaseId },
     /// The counters are there again.
     Mended {
-        /// The lease.
         lease: LeaseId,
         /// For how long they were not.
         lasted: Nanos,
     },
     /// CPUs of it went offline: what counted there counts nothing. It keeps its counters
     /// there for when they come back.
-    CpusGone {
-        /// The lease.
-        lease: LeaseId,
-        /// The CPUs.
-        cpus: CpuSet,
-    },
+    CpusGone { lease: LeaseId, cpus: CpuSet },
     /// CPUs of it came back online.
-    CpusBack {
-        /// The lease.
-        lease: LeaseId,
-        /// The CPUs.
-        cpus: CpuSet,
-    },
+    CpusBack { lease: LeaseId, cpus: CpuSet },
     /// Some of its threads have ended: it is for the others alone.
     ThreadsGone {
-        /// The lease.
         lease: LeaseId,
         /// Those that have ended.
         threads: Vec<ThreadId>,
@@ -468,7 +440,6 @@ pub enum Change {
     Ended {
         /// The lease, as it was last.
         lease: Box<Lease>,
-        /// Why.
         why: Cause,
     },
 }

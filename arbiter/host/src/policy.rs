@@ -21,7 +21,6 @@ pub struct Minimum {
 /// One of those who share the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// Its name.
     pub name: String,
     /// How much of the counters' time it gets among those who wait, relative to others;
     /// at least 1.

@@ -15,7 +15,6 @@ pub type DemandRecord = (String, u64);
 /// A lease as a journal has it. Times are nanoseconds since the host was booted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// Its number.
     pub id: u64,
     /// The tenant's name.
     pub tenant: String,

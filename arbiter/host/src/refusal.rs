@@ -33,41 +33,30 @@ pub enum Refusal {
     },
     /// The host has no such PMU, or the PMU no such counters, or of both kinds.
     NoSuchCounters {
-        /// The PMU.
         pmu: PmuId,
         /// The counters that were asked for.
         counters: CounterSet,
     },
     /// The PMU has no counters on this CPU.
-    NotOnCpu {
-        /// The PMU.
-        pmu: PmuId,
-        /// The CPU.
-        cpu: u32,
-    },
+    NotOnCpu { pmu: PmuId, cpu: u32 },
     /// The lease would last longer than the policy allows without a renewal, or for ever.
     TooLong {
         /// How long it may last.
         most: Nanos,
     },
     /// The PMU counts for whole CPUs only.
-    NotForThreads {
-        /// The PMU.
-        pmu: PmuId,
-    },
+    NotForThreads { pmu: PmuId },
     /// The lease is for threads, and names none.
     NoThreads,
     /// Too many different sets of counters were asked for on one PMU.
     TooManyKinds,
     /// The counters are more than the CPU has, whoever holds what.
     MoreThanThereIs {
-        /// The PMU.
         pmu: PmuId,
         /// A CPU where they are not.
         cpu: u32,
         /// The number asked for.
         asked: u32,
-        /// The number there.
         there: u32,
     },
     /// The policy allows the tenant no lease of this priority.
@@ -82,25 +71,13 @@ pub enum Refusal {
     /// The policy allows the tenant no leases of scope `cpu`.
     NoWholeCpus,
     /// The tenant has as many leases as it may.
-    TooManyLeases {
-        /// The number.
-        most: usize,
-    },
+    TooManyLeases { most: usize },
     /// As many requests wait as may.
-    QueueFull {
-        /// The number.
-        most: usize,
-    },
+    QueueFull { most: usize },
     /// As many requests of the tenant wait as may.
-    OwnQueueFull {
-        /// The number.
-        most: usize,
-    },
+    OwnQueueFull { most: usize },
     /// The tenant's leases name as many different sets of counters as they may.
-    TooManySets {
-        /// The number.
-        most: usize,
-    },
+    TooManySets { most: usize },
     /// The tenant would hold more than its maximum.
     OverMaximum {
         /// A CPU where it would.
@@ -112,14 +89,12 @@ pub enum Refusal {
     Kept {
         /// A CPU where it is.
         cpu: u32,
-        /// The tenant.
         tenant: TenantId,
     },
     /// Others hold the counters.
     Held {
         /// A CPU where they do.
         cpu: u32,
-        /// Their leases there.
         by: Vec<LeaseId>,
     },
     /// Somebody who holds no lease has the counters.

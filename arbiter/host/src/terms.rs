@@ -7,7 +7,6 @@ use arbiter::{CounterSet, Nanos};
 /// One counter that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// On this PMU.
     pub pmu: PmuId,
     /// Any of these: all programmable ones, one fixed-function counter, or those that
     /// can count a named event. They are of one kind.

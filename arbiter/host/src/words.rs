@@ -218,7 +218,6 @@ pub enum Fate {
 pub enum OutsiderKind {
     /// The kernel's NMI watchdog.
     NmiWatchdog,
-    /// A process.
     Process,
     /// Processes that cannot be looked at.
     Hidden,

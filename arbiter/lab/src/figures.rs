@@ -11,7 +11,6 @@ use crate::random::Micros;
 pub enum Class {
     /// The guest's firmware.
     Firmware,
-    /// The hypervisor.
     Hypervisor,
     /// Tools of the host, which ask as the hypervisor does.
     Tools,

@@ -3,7 +3,6 @@
 /// The mean of a figure over seeds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// The mean.
     pub mean: f64,
     /// Half the length of the 95 % interval around the mean. `None` if there is only
     /// one value: nothing is known of its spread.

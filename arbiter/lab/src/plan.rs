@@ -173,11 +173,9 @@ impl Workload {
 /// What a sweep varies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variant {
-    /// The scheme.
     pub scheme: Scheme,
     /// The name of the policy.
     pub name: String,
-    /// The policy.
     pub policy: Policy,
 }
 
@@ -186,7 +184,6 @@ pub struct Variant {
 pub struct PlanError {
     /// The key with its table, as in the file.
     pub key: String,
-    /// The value.
     pub value: f64,
     /// What the value should be.
     pub wanted: &'static str,

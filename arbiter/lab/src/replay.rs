@@ -24,11 +24,8 @@ pub struct Recorded {
 pub struct ReplaySetup {
     /// The number of vCPUs.
     pub vcpus: u8,
-    /// Their counters.
     pub counters: PerKind,
-    /// The policy.
     pub policy: Policy,
-    /// The scheme.
     pub scheme: Scheme,
     /// The machine started in the firmware's phase.
     pub has_firmware: bool,

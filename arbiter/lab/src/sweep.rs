@@ -21,7 +21,6 @@ pub struct Seeds {
 /// One variant with the figures of all its seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
-    /// The variant.
     pub variant: Variant,
     /// The figures, in the order of the seeds.
     pub runs: Vec<Figures>,

@@ -117,7 +117,6 @@ pub enum SocketError {
         path: PathBuf,
         /// The name of the call, and the option that it is about.
         what: String,
-        /// Why.
         error: io::Error,
     },
 }

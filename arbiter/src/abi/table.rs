@@ -14,7 +14,6 @@ pub enum Width {
 pub struct Entry {
     /// The name in Rust. In C the prefix `UMPIRE_PCR_` stands before it.
     pub name: &'static str,
-    /// The value.
     pub value: u64,
     /// The meaning, in one line.
     pub meaning: &'static str,

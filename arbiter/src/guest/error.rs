@@ -52,7 +52,6 @@ pub enum ArbiterError {
     /// The arbiter has just lost the counter: this CPU no longer takes its cookie,
     /// because the reservation has expired or was revoked there.
     Lost {
-        /// The counter.
         counter: CounterId,
         /// The CPU that did not take the cookie.
         cpu: u32,

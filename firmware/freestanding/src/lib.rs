@@ -77,7 +77,6 @@ pub struct Freestanding {
 pub struct Crate<'a> {
     /// Its name in Rust.
     pub name: &'a str,
-    /// Its root file.
     pub root: &'a Path,
     /// Names of the libraries that it uses, built before.
     pub uses: &'a [&'a str],

@@ -10,7 +10,6 @@ use super::{Machine, Pcr};
 pub struct Happening {
     /// The counter, by its number in the configuration.
     pub number: u8,
-    /// What it is.
     pub what: News,
 }
 
@@ -19,7 +18,6 @@ pub struct Happening {
 pub enum News {
     /// The request for it was granted, at this position.
     Granted {
-        /// The position.
         position: u8,
         /// Whether the answer took a while.
         waited: bool,

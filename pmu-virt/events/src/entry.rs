@@ -28,7 +28,6 @@ pub enum Entry {
 /// A generic name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GenericEntry {
-    /// The name.
     pub name: &'static str,
     /// Other words for it.
     pub aliases: &'static [&'static str],
@@ -43,7 +42,6 @@ pub struct GenericEntry {
 pub struct QuantityEntry {
     /// Its name as an event.
     pub name: &'static str,
-    /// What it is.
     pub description: &'static str,
     /// It is known at the moment of a sample alone.
     pub samples_only: bool,
@@ -52,7 +50,6 @@ pub struct QuantityEntry {
 /// What some models have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelsUse {
-    /// The models.
     pub models: Vec<&'static str>,
     /// How they count it.
     #[serde(flatten)]
@@ -77,9 +74,7 @@ pub struct TableEntry {
 /// An event that is the same in some tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EventEntry {
-    /// The tables.
     pub tables: Vec<String>,
-    /// Its name.
     pub name: String,
     /// What it counts.
     pub description: String,
@@ -88,7 +83,6 @@ pub struct EventEntry {
     /// How it is counted without further words; none if it needs a unit mask.
     #[serde(flatten)]
     pub meaning: Meaning,
-    /// Its unit masks.
     pub unit_masks: Vec<UnitMask>,
     /// What else can be added to the name, as it is spelled.
     pub modifiers: Vec<String>,
@@ -97,7 +91,6 @@ pub struct EventEntry {
 /// A unit mask of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnitMask {
-    /// Its name.
     pub name: String,
     /// What it counts.
     pub description: String,
@@ -113,7 +106,6 @@ pub struct UnitMask {
 pub struct CodeEntry {
     /// As it was asked for.
     pub name: String,
-    /// The models.
     pub models: Vec<&'static str>,
     /// How they count it.
     #[serde(flatten)]
@@ -146,8 +138,5 @@ pub enum Meaning {
     /// Like this.
     Counted(Use),
     /// Not at all.
-    Refused {
-        /// Why.
-        problem: String,
-    },
+    Refused { problem: String },
 }

@@ -62,7 +62,6 @@ pub enum EventError {
         did_you_mean(near)
     )]
     NoTables {
-        /// The name.
         name: String,
         /// Generic names that are near.
         near: Vec<String>,
@@ -75,7 +74,6 @@ pub enum EventError {
         did_you_mean(near)
     )]
     NoModelNorTables {
-        /// The name.
         name: String,
         /// Models that are near.
         near: Vec<String>,
@@ -98,7 +96,6 @@ pub enum EventError {
     UnusableTable {
         /// The full name.
         name: String,
-        /// The table.
         table: String,
         /// Why not.
         why: &'static str,
@@ -109,7 +106,6 @@ pub enum EventError {
         did_you_mean(near)
     )]
     UnknownEvent {
-        /// The event.
         event: String,
         /// Where it was looked for.
         place: String,
@@ -119,7 +115,6 @@ pub enum EventError {
     /// Tables of the model disagree about what the name means.
     #[error("'{name}' is ambiguous: {first} and {second} differ; give one of these names")]
     Ambiguous {
-        /// The name.
         name: String,
         /// A full name with its code.
         first: String,
@@ -141,11 +136,8 @@ pub enum EventError {
         "{name} is code {code:#x}, which the guest's PMU model {model} reads as {means}; take an event of a processor like the model"
     )]
     OtherMeaning {
-        /// The name.
         name: String,
-        /// Its code.
         code: u64,
-        /// The model.
         model: &'static str,
         /// What the code means there.
         means: String,
@@ -156,9 +148,7 @@ pub enum EventError {
         did_you_mean(near)
     )]
     Attribute {
-        /// The event.
         event: String,
-        /// The attribute.
         attribute: String,
         /// Attributes that are near.
         near: Vec<String>,
@@ -172,7 +162,6 @@ pub enum EventError {
     AttributeSet {
         /// The full name.
         name: String,
-        /// The event.
         event: String,
         /// All attributes.
         known: String,
@@ -180,7 +169,6 @@ pub enum EventError {
     /// An event that counts nothing without a unit mask.
     #[error("{event} needs a unit mask, as in {event}:{example}; it has {known}")]
     NeedsUnitMask {
-        /// The event.
         event: String,
         /// One of them.
         example: String,
@@ -251,7 +239,6 @@ pub enum EventError {
     NotInModel {
         /// What was asked for.
         event: String,
-        /// The model.
         model: &'static str,
         /// Which models have it.
         having: String,
@@ -264,43 +251,29 @@ pub enum EventError {
     /// The code has bits that the model's register lacks.
     #[error("'{name}' is code {code:#x}, but an event select of {model} has no {bits}")]
     NoSuchBits {
-        /// The name.
         name: String,
-        /// Its code.
         code: u64,
         /// What is missing, in words.
         bits: String,
-        /// The model.
         model: &'static str,
     },
     /// The event is counted by a fixed counter that the model lacks.
     #[error("{name} is counted by fixed counter {counter}, and {model} has {}", fixed_counters(*fixed))]
     NoFixedCounter {
-        /// The name.
         name: String,
-        /// The counter.
         counter: u8,
-        /// The model.
         model: &'static str,
         /// Fixed counters that it has.
         fixed: u8,
     },
     /// Edge, invert or a counter mask on a fixed counter.
     #[error("{name} is counted by a fixed counter, which takes no edge, invert or counter mask")]
-    FixedModifier {
-        /// The name.
-        name: String,
-    },
+    FixedModifier { name: String },
     /// libpfm gives a code that selects no event.
     #[error(
         "{name} has code {code:#x} in libpfm4's table, which selects no event and stands for no fixed counter that counts it"
     )]
-    SelectsNothing {
-        /// The name.
-        name: String,
-        /// The code.
-        code: u64,
-    },
+    SelectsNothing { name: String, code: u64 },
 }
 
 impl EventError {

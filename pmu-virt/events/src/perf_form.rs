@@ -61,7 +61,6 @@ pub(super) struct Form<'a> {
 pub(super) struct Inside<'a> {
     /// Bits of an event select.
     pub(super) code: Option<u64>,
-    /// The event.
     pub(super) event: Option<&'a str>,
     /// Why nobody counts it, where perf would.
     pub(super) elsewhere: Option<&'static str>,

@@ -70,7 +70,6 @@ pub struct NamedEvent {
 /// What can be added to an event's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attribute {
-    /// Its name.
     pub name: String,
     /// What it does.
     pub description: String,

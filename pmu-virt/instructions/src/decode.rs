@@ -37,7 +37,6 @@ pub enum Undecodable {
 pub struct Decoded {
     /// As the decoder has it: for [`operand`](crate::operand), and for who executes it.
     pub insn: Instruction,
-    /// What it is.
     pub facts: InsnFacts,
 }
 

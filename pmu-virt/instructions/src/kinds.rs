@@ -34,33 +34,22 @@ pub enum StepKind {
     Syscall,
     /// SYSRET: flags come from R11.
     Sysret,
-    /// SYSENTER.
     Sysenter,
-    /// SYSEXIT.
     Sysexit,
     /// INT n.
     SoftInt(u8),
-    /// INT3.
     Int3,
-    /// INT1.
     Int1,
-    /// INTO.
     Into,
     /// MOV SS: traps wait for the next instruction.
     MovSs,
     /// POP SS: likewise.
     PopSs,
-    /// STI.
     Sti,
-    /// CLI.
     Cli,
-    /// RDMSR.
     Rdmsr,
-    /// WRMSR.
     Wrmsr,
-    /// RDPMC.
     Rdpmc,
-    /// HLT.
     Hlt,
     /// A move to or from a debug register.
     MovDr,

@@ -164,7 +164,6 @@ pub enum CounterState {
     Unused,
     /// Not enabled: it keeps its value.
     Stopped,
-    /// Counting.
     Counting,
     /// Enabled, and waiting for a physical counter that others use now.
     Waiting,

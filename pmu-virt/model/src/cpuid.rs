@@ -19,13 +19,9 @@ use crate::request::CountRequest;
 /// The four registers of one CPUID leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuidRegs {
-    /// EAX.
     pub eax: u32,
-    /// EBX.
     pub ebx: u32,
-    /// ECX.
     pub ecx: u32,
-    /// EDX.
     pub edx: u32,
 }
 

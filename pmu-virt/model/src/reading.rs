@@ -66,7 +66,6 @@ pub enum Reading {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{reason}")]
 pub struct Unavailable {
-    /// Why.
     pub reason: UnavailableReason,
 }
 
@@ -78,7 +77,6 @@ pub enum UnavailableReason {
     Event {
         /// The backend's name.
         backend: &'static str,
-        /// The event.
         event: EventCode,
     },
     /// Edge, invert, cmask or any-thread.
@@ -92,7 +90,6 @@ pub enum UnavailableReason {
     OneRing {
         /// The backend's name.
         backend: &'static str,
-        /// The event.
         event: EventCode,
     },
     /// The only ring that is asked for is one that the backend cannot see on
@@ -104,10 +101,7 @@ pub enum UnavailableReason {
     },
     /// The host does not let the guest, or the tool, count it.
     #[error("the VM's --event-filter denies {event}")]
-    Denied {
-        /// The event.
-        event: EventCode,
-    },
+    Denied { event: EventCode },
     /// HostOnly alone, in a tool's event select (AMD).
     #[error(
         "HostOnly (bit 41) without GuestOnly counts what the host does outside of its guests, and \
@@ -127,7 +121,6 @@ pub enum UnavailableReason {
     NoSuchSlot {
         /// The backend's name.
         backend: &'static str,
-        /// The slot.
         slot: SlotIndex,
     },
     /// The slot exists and cannot count this.
@@ -135,7 +128,6 @@ pub enum UnavailableReason {
     Misplaced {
         /// The backend's name.
         backend: &'static str,
-        /// The slot.
         slot: SlotIndex,
     },
     /// The slot is bound to no request.
@@ -143,7 +135,6 @@ pub enum UnavailableReason {
     NotProgrammed {
         /// The backend's name.
         backend: &'static str,
-        /// The slot.
         slot: SlotIndex,
     },
     /// The guest does not hold the counter.

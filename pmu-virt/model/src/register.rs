@@ -9,7 +9,6 @@ use crate::ibs::IbsRegister;
 pub enum Register {
     /// The count itself.
     Counter {
-        /// Which counter.
         counter: CounterId,
         /// How a written value becomes the count.
         form: WriteForm,

@@ -22,7 +22,6 @@ const HOST_ONLY: u64 = 1 << 41;
 /// `IA32_FIXED_CTR_CTRL` MSR"; APM vol. 2, section 13.2.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountRequest {
-    /// The event.
     pub event: EventCode,
     /// Count at CPL 1 to 3.
     pub usr: bool,

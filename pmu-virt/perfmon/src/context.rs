@@ -57,7 +57,6 @@ impl fmt::Display for ContextId {
 pub struct Wanted {
     /// Index of the PMD.
     pub pmd: u16,
-    /// What it counts.
     pub request: CountRequest,
     /// Events until its overflow; `None` if nobody waits for it.
     pub until: Option<NonZeroU64>,

@@ -67,17 +67,14 @@ pub struct PmcDescription {
 pub enum PmdKind {
     /// A counter of so many bits, controlled by a PMC.
     Counter {
-        /// Which one.
         counter: CounterId,
         /// Bits of the hardware's.
         width: u8,
-        /// Its PMC.
         pmc: u16,
     },
     /// The control of a sampler as the processor shows it: with its count, and with what
     /// it says of a sample. A sample is its overflow.
     Sampler {
-        /// Which one.
         kind: IbsKind,
         /// Its PMC, which has all other bits.
         pmc: u16,
@@ -86,7 +83,6 @@ pub enum PmdKind {
     },
     /// What else describes the last sample of a sampler. It cannot be written.
     Sample {
-        /// Which register.
         register: IbsRegister,
         /// The PMC of the sampler.
         pmc: u16,

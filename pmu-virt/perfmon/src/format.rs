@@ -64,7 +64,6 @@ pub struct OverflowArg<'a> {
     pub notify: bool,
     /// PMDs to record, as its PMC says, and their values by ascending index.
     pub smpl_pmds: PmdBits,
-    /// The values.
     pub values: &'a [u64],
     /// Where in its guest the vCPU is; none where nobody has looked.
     pub guest: Option<&'a GuestPlace>,

@@ -27,7 +27,6 @@ pub struct Moment {
     pub tsc: u64,
     /// Instruction pointer of the guest.
     pub ip: u64,
-    /// Its ring.
     pub ring: Ring,
     /// Its CR3: tells guest processes apart.
     pub cr3: u64,

@@ -11,7 +11,6 @@ use crate::policy::Standing;
 /// A decision about a host context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRecord {
-    /// The context.
     pub context: ContextId,
     /// The vCPU that it is, was or was to be loaded on; none if that is the
     /// core.
@@ -23,17 +22,14 @@ pub struct HostRecord {
 /// What was decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostEvent {
-    /// It was loaded.
     Loaded {
         /// What it may rely on.
         standing: Standing,
     },
     /// It was not loaded.
     Refused {
-        /// Why.
         refusal: Refusal,
     },
-    /// It was unloaded.
     Unloaded,
     /// Somebody who comes first needed its counters.
     Preempted,

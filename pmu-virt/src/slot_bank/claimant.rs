@@ -13,16 +13,13 @@ pub enum Claimant {
     Guest {
         /// The vCPU.
         vcpu: OwnerId,
-        /// Its counter.
         counter: CounterId,
     },
     /// A host context's.
     Context {
         /// The vCPU that it is loaded on; none if that is the core.
         vcpu: Option<OwnerId>,
-        /// The context.
         context: ContextId,
-        /// Its PMD.
         pmd: u16,
     },
 }
@@ -67,7 +64,6 @@ pub struct HolderReport {
     pub slot: SlotIndex,
     /// Who holds it.
     pub holder: Claimant,
-    /// What it counts.
     pub request: CountRequest,
     /// Name of the source behind it.
     pub source: &'static str,

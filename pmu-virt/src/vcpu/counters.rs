@@ -20,7 +20,6 @@ use crate::state::{CounterName, Hex, SavedCounter};
 /// One counter that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterReport {
-    /// Which counter.
     pub counter: CounterId,
     /// What the guest asked for; `Display` describes it.
     pub event: CountRequest,

@@ -70,12 +70,7 @@ pub enum AgentError {
          names another",
         port.display()
     )]
-    Port {
-        /// The port.
-        port: PathBuf,
-        /// Why.
-        cause: io::Error,
-    },
+    Port { port: PathBuf, cause: io::Error },
     /// An old kernel.
     #[error("this kernel cannot record switches of threads; Linux 4.3 and later can")]
     NoSwitches,
@@ -87,13 +82,10 @@ pub enum AgentError {
     Event {
         /// The kernel's number of the processor.
         cpu: u32,
-        /// Why.
         cause: io::Error,
     },
-    /// No processors.
     #[error("/proc/cpuinfo names no processor with an APIC id; is /proc mounted?")]
     NoProcessors,
-    /// Waiting fails.
     #[error("waiting for the port failed: {0}")]
     Wait(io::Error),
 }

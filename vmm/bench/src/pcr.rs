@@ -134,7 +134,6 @@ impl PcrAccess {
 pub struct PcrRow {
     /// What the guest did.
     pub access: PcrAccess,
-    /// With reservations.
     pub reservations: Percentiles,
     /// Without reservations; none where the access needs them.
     pub without: Option<Percentiles>,

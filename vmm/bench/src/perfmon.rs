@@ -125,9 +125,7 @@ pub(super) struct Bench<'a> {
 /// A part of the measurement that failed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failure {
-    /// Which part.
     pub part: &'static str,
-    /// Why.
     pub reason: String,
 }
 

@@ -32,7 +32,6 @@ pub(super) struct Source {
 pub struct LeftOut {
     /// Its name.
     pub source: &'static str,
-    /// Why.
     pub reason: String,
 }
 

@@ -70,7 +70,6 @@ pub struct Settings {
     pub arbiter: ArbiterChoice,
     /// What counts from the guest's first instruction on.
     pub tools: StartTools,
-    /// How it logs.
     pub log: LogOptions,
 }
 

@@ -35,7 +35,6 @@ pub enum Whom {
     Auto,
     /// An arbiter of its own, with the counters that were stated or that are measured.
     Own(Option<BudgetChoice>),
-    /// Nobody.
     Nobody,
     /// The arbiter at this socket, whatever counts.
     At(PathBuf),

@@ -132,7 +132,6 @@ pub struct VcpuFigures {
     pub exits: u64,
     /// Those for RDMSR and WRMSR.
     pub traps: u64,
-    /// Those for RDPMC.
     pub rdpmc_traps: u64,
     /// PMIs that were raised in the guest.
     pub pmis: u64,

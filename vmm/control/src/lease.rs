@@ -19,7 +19,6 @@ use crate::job::{
 /// before it gets there.
 #[derive(Debug)]
 pub struct ContextLoad {
-    /// The context.
     pub context: ContextId,
     /// Where it is to be.
     pub target: Target,
@@ -27,7 +26,6 @@ pub struct ContextLoad {
     pub counters: usize,
     /// The process that created it; 0: of another PID namespace.
     pub pid: u32,
-    /// Its user.
     pub uid: u32,
     job: Job,
 }

@@ -66,7 +66,6 @@ pub struct PreparedServer {
 /// A server, and what vCPUs and cores have of it.
 #[derive(Debug)]
 pub struct Connected {
-    /// The server.
     pub server: PreparedServer,
     /// One for each vCPU.
     pub vcpus: Vec<ControlEndpoint>,

@@ -8,7 +8,6 @@
 pub enum VmExit {
     /// OUT or OUTS of `len` bytes, which the engine keeps until the next entry.
     IoOut {
-        /// Port.
         port: u16,
         /// Bytes of one element: 1, 2 or 4.
         width: u8,
@@ -17,7 +16,6 @@ pub enum VmExit {
     },
     /// IN or INS of `len` bytes, for which the engine has room until the next entry.
     IoIn {
-        /// Port.
         port: u16,
         /// Bytes of one element: 1, 2 or 4.
         width: u8,

@@ -80,7 +80,6 @@ struct Found {
     through: (u64, u16, [u64; 4]),
     /// Guest-physical address of the descriptor.
     at: u64,
-    /// The descriptor.
     descriptor: [u8; 16],
     /// When: page tables may change without a trace.
     tsc: Tsc,

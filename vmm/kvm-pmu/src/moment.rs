@@ -96,7 +96,6 @@ pub(crate) struct Stepped<'a> {
 /// How much is known of the guest in this moment.
 #[derive(Debug)]
 enum Sight<'a> {
-    /// Where it stands.
     Stands(SampledInstruction),
     /// What it has just executed.
     Stepped(Stepped<'a>),

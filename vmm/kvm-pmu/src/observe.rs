@@ -69,7 +69,6 @@ pub enum TrapEvent {
     },
     /// A notice of the reservations raised an interrupt, or could not.
     Notice {
-        /// Its vector.
         vector: u8,
         /// It was sent; false if the local APIC is off or has lost its ID.
         sent: bool,

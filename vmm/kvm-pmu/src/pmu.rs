@@ -81,7 +81,6 @@ impl KvmPmuParts {
 pub struct Lent<'a> {
     /// The VM, for interrupts.
     pub vm: &'a VmFd,
-    /// Its memory.
     pub memory: &'a dyn GuestBytes,
     /// The calling thread.
     pub thread: &'a mut ThreadContext,

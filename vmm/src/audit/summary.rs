@@ -12,9 +12,7 @@ use crate::kvm::VcpuId;
 /// A counter that somebody held when its vCPU ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holding {
-    /// The counter.
     pub counter: CounterId,
-    /// Its owner.
     pub owner: Layer,
     /// Legacy accesses were shut out.
     pub private: bool,

@@ -33,7 +33,6 @@ pub enum AuditError {
         path.display()
     )]
     Write {
-        /// The file.
         path: PathBuf,
         /// Why. The text has it already, so it is no source.
         cause: io::Error,

@@ -118,7 +118,6 @@ pub enum BootError {
     ModuleWithoutMultiboot {
         /// The first module.
         module: PathBuf,
-        /// The kernel.
         kernel: PathBuf,
     },
     /// More modules than the module table holds.

@@ -192,7 +192,6 @@ pub struct Region {
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// What it is.
     pub kind: RegionKind,
 }
 

@@ -108,7 +108,6 @@ struct ModuleEntry {
 pub(crate) struct MultibootKernel {
     /// Guest-physical entry point, if it lies in a segment.
     pub(crate) entry: Option<u64>,
-    /// What to load.
     pub(crate) segments: Vec<LoadSegment>,
 }
 

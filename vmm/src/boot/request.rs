@@ -28,7 +28,6 @@ pub struct BootRequest {
 /// A file for a Multiboot kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleRequest {
-    /// The file.
     pub path: PathBuf,
     /// What follows the file's name in the module's string.
     pub cmdline: String,
@@ -42,7 +41,6 @@ pub enum Unpack {
         /// Whether this host's KVM runs guest code at CPL 0 in an emulator.
         slow_cpl0: bool,
     },
-    /// Always here.
     Always,
     /// Always in the guest.
     Never,

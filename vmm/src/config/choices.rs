@@ -13,7 +13,6 @@ use crate::firmware::{CounterSpec, FirmwareChoice};
 /// A module that a Multiboot kernel gets beside itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BootModule {
-    /// The file.
     pub path: PathBuf,
     /// The words after the file's name; empty without any.
     pub cmdline: String,
@@ -49,7 +48,6 @@ pub enum PmuChoice {
     /// The best model for the guest CPU's vendor.
     #[default]
     Auto,
-    /// This model.
     Model(PmuModel),
 }
 
@@ -73,9 +71,7 @@ pub enum CpuVendor {
     /// The host's.
     #[default]
     Host,
-    /// AMD.
     Amd,
-    /// Intel.
     Intel,
 }
 
@@ -304,7 +300,6 @@ pub enum BudgetError {
     Announce {
         /// How many were to be announced.
         most: u8,
-        /// The model.
         model: &'static str,
     },
     /// More than there are.
@@ -313,13 +308,10 @@ pub enum BudgetError {
          or add ,round"
     )]
     TooMany {
-        /// Of which kind.
         kind: &'static str,
-        /// As asked for.
         asked: u8,
         /// The model's.
         there: u8,
-        /// The model.
         model: &'static str,
     },
     /// Each layer of the guest would wait for the other's minimum.
@@ -328,7 +320,6 @@ pub enum BudgetError {
          neither could reserve all of its own; give at least {minima}, or lower {min}= there"
     )]
     BelowMinima {
-        /// Of which kind.
         kind: &'static str,
         /// The budget.
         most: u8,

@@ -31,7 +31,6 @@ pub struct Diagnosis {
 /// Whether a guest with a virtual PMU can run here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// It can.
     pub can_run: bool,
     /// Why not, and what to do; none if it can.
     pub reason: Option<String>,

@@ -14,7 +14,6 @@ pub struct ModelFinding {
     pub name: &'static str,
     /// Whose architecture it follows: `amd` or `intel`, as in `--cpu-vendor`.
     pub vendor: &'static str,
-    /// What it is.
     pub summary: &'static str,
     /// The guest sees the host's vendor with it, so `--cpu-vendor` is not needed.
     pub host_vendor: bool,

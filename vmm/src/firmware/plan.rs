@@ -30,7 +30,6 @@ pub enum PlanError {
     Event {
         /// As it was given.
         spec: String,
-        /// What is wrong.
         source: Box<EventError>,
     },
     /// The model has no such counter.
@@ -38,9 +37,7 @@ pub enum PlanError {
     NoCounter {
         /// As it was given.
         spec: String,
-        /// The model.
         model: &'static str,
-        /// The counter.
         counter: CounterId,
         /// The counters that there are.
         has: String,
@@ -50,9 +47,7 @@ pub enum PlanError {
     WrongCounter {
         /// As it was given.
         spec: String,
-        /// The counter.
         counter: CounterId,
-        /// The event.
         event: String,
         /// What would.
         advice: String,
@@ -62,7 +57,6 @@ pub enum PlanError {
     Twice {
         /// As it was given.
         spec: String,
-        /// The counter.
         counter: CounterId,
     },
     /// More counters than there are.
@@ -73,7 +67,6 @@ pub enum PlanError {
     TooMany {
         /// As it was given.
         spec: String,
-        /// The model.
         model: &'static str,
         /// How many there are.
         limit: u8,
@@ -83,7 +76,6 @@ pub enum PlanError {
     ReadValue {
         /// As it was given.
         spec: String,
-        /// The value.
         value: u64,
         /// Bits of the counter.
         width: u8,

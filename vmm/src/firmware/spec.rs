@@ -20,7 +20,6 @@ pub enum SpecError {
     Word {
         /// All of it.
         spec: String,
-        /// The word.
         word: String,
     },
     /// A value that its key does not have.
@@ -72,7 +71,6 @@ pub struct CounterSpec {
     pub text: String,
     /// The event's name.
     pub event: String,
-    /// Which counter.
     pub place: WantedCounter,
     /// Whether only the owner may use it; else all may.
     pub private: bool,

@@ -105,16 +105,12 @@ pub enum KvmAccessError {
     },
     /// It is something else.
     #[error("{} is not a device; remove it and load KVM again", path.display())]
-    NotADevice {
-        /// The file.
-        path: PathBuf,
-    },
+    NotADevice { path: PathBuf },
     /// The kernel refuses.
     #[error("cannot open {}: {source}", path.display())]
     Refused {
         /// The device file.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
 }

@@ -44,10 +44,7 @@ pub enum HardwarePmu {
         reason: String,
     },
     /// It could not be found out.
-    Unknown {
-        /// Why.
-        reason: String,
-    },
+    Unknown { reason: String },
 }
 
 impl HardwarePmu {
@@ -104,7 +101,6 @@ pub enum CounterHolder {
     Process {
         /// Its process id.
         pid: u32,
-        /// Its name.
         name: String,
         /// How many events it has open.
         events: usize,

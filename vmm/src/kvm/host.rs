@@ -31,7 +31,6 @@ pub enum HostError {
     /// Something that Umpire cannot do without.
     #[error("this KVM lacks {0}; `umpire doctor` lists what it has")]
     Lacks(&'static str),
-    /// An ioctl failed.
     #[error("{0} failed: {1}")]
     Ioctl(&'static str, errno::Error),
 }

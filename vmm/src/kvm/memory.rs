@@ -46,7 +46,6 @@ const SMM_SLOTS: u32 = 1 << 16;
 /// KVM cannot be shown the guest's memory.
 #[derive(Debug, Error)]
 pub enum MapError {
-    /// The ioctl failed.
     #[error("KVM_SET_USER_MEMORY_REGION failed: {0}")]
     Ioctl(errno::Error),
     /// The guest memory has a region without a host mapping.

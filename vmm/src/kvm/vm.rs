@@ -25,7 +25,6 @@ const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 /// Why a VM could not be made.
 #[derive(Debug, Error)]
 pub enum VmError {
-    /// An ioctl failed.
     #[error("{0} failed: {1}")]
     Ioctl(&'static str, errno::Error),
     /// The guest's memory.

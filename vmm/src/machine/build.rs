@@ -69,7 +69,6 @@ pub enum MachineError {
     /// Kernel, initrd or modules.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// CPUID.
     #[error(transparent)]
     Cpuid(#[from] CpuidError),
     /// Nobody counts what is sampled.
@@ -87,7 +86,6 @@ pub enum MachineError {
     /// More vCPUs than this host's KVM allows.
     #[error("--cpus {asked}: this host's KVM allows {limit} vCPUs in one machine")]
     TooManyVcpus {
-        /// As asked for.
         asked: u8,
         /// `KVM_CAP_MAX_VCPUS`.
         limit: u32,

@@ -30,7 +30,6 @@ pub enum RunError {
     /// A signal handler.
     #[error("sigaction failed: {0}")]
     Signal(errno::Error),
-    /// The terminal.
     #[error(transparent)]
     Terminal(#[from] TerminalError),
     /// A vCPU's thread failed.

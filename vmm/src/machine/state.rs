@@ -23,7 +23,6 @@ pub enum StateFileError {
     /// The file cannot be read.
     #[error("--restore: cannot read {}: {cause}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// Why; in the text already, so no source.
         cause: io::Error,
@@ -34,7 +33,6 @@ pub enum StateFileError {
         path.display()
     )]
     Foreign {
-        /// The file.
         path: PathBuf,
         /// What gives it away.
         why: String,
@@ -46,9 +44,7 @@ pub enum StateFileError {
         path.display()
     )]
     Version {
-        /// The file.
         path: PathBuf,
-        /// Its version.
         version: u64,
         /// The Umpire that wrote it.
         writer: String,
@@ -56,7 +52,6 @@ pub enum StateFileError {
     /// The file is one of Umpire's, and damaged.
     #[error("--restore: {} is damaged: {why}", path.display())]
     Damaged {
-        /// The file.
         path: PathBuf,
         /// Where and how.
         why: String,
@@ -67,7 +62,6 @@ pub enum StateFileError {
         path.display()
     )]
     Cpus {
-        /// The file.
         path: PathBuf,
         /// vCPUs in the file.
         saved: usize,
@@ -77,11 +71,9 @@ pub enum StateFileError {
     /// A vCPU's PMU cannot take the state.
     #[error("--restore: {}, {vcpu}: {source}{advice}", path.display())]
     Refused {
-        /// The file.
         path: PathBuf,
         /// Which vCPU.
         vcpu: VcpuId,
-        /// Why.
         source: StateError,
         /// What to do.
         advice: String,
@@ -93,7 +85,6 @@ pub enum StateFileError {
         path.display()
     )]
     Missing {
-        /// The file.
         path: PathBuf,
         /// Which vCPU.
         vcpu: VcpuId,
@@ -101,7 +92,6 @@ pub enum StateFileError {
     /// The file cannot be written.
     #[error("--save-on-exit: cannot write {}: {cause}", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
         /// Why; in the text already, so no source.
         cause: io::Error,

@@ -13,7 +13,6 @@ pub const UNEXPECTED_VECTOR_PORT: u16 = 0xe0;
 /// One element that the guest wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortWrite {
-    /// Port.
     pub port: u16,
     /// Value, zero-extended.
     pub value: u32,

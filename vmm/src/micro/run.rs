@@ -70,7 +70,6 @@ pub struct MicroPcr {
 /// What one vCPU left behind.
 #[derive(Debug)]
 pub struct VcpuOutcome {
-    /// How it ended.
     pub end: VcpuEnd,
     /// General registers at the end; zeros if KVM gave the machine up.
     pub regs: kvm_regs,

@@ -21,9 +21,7 @@ use crate::vcpu::{
 /// What a solo vCPU is made of, besides KVM's parts.
 #[derive(Debug)]
 pub struct SoloParts {
-    /// PMU model.
     pub model: PmuModel,
-    /// Its counter backend.
     pub backend: Box<dyn CounterBackend>,
     /// Oddities of the host's KVM.
     pub quirks: DebugQuirks,

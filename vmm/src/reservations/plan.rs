@@ -111,20 +111,15 @@ pub struct PcrPlan {
 /// Reservations that this PMU cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PcrPlanError {
-    /// The policy.
     #[error("--policy, on the PMU model {model}: {source}")]
     Policy {
-        /// The model.
         model: &'static str,
-        /// Why.
         source: PolicyError,
     },
     /// More than there are.
     #[error("--hypervisor-counters {asked}: the PMU model {model} has {there}; give fewer")]
     TooMany {
-        /// As asked for.
         asked: u8,
-        /// The model.
         model: &'static str,
         /// Its programmable counters.
         there: u8,
@@ -135,9 +130,7 @@ pub enum PcrPlanError {
         having(*there)
     )]
     NoCounter {
-        /// Which one.
         counter: CounterId,
-        /// The model.
         model: &'static str,
         /// Its counters.
         there: PerKind,
@@ -148,19 +141,12 @@ pub enum PcrPlanError {
          ibs=on have samplers"
     )]
     NoSampler {
-        /// Which one.
         counter: CounterId,
-        /// The model.
         model: &'static str,
     },
     /// The policy is against it.
     #[error("--hypervisor-counters: {counter} cannot be reserved, as {reason}; change --policy")]
-    Refused {
-        /// Which one.
-        counter: CounterId,
-        /// Why.
-        reason: Reason,
-    },
+    Refused { counter: CounterId, reason: Reason },
     /// CPUID has no way to say it.
     #[error(
         "--cpuid-follows-grants on: {left} of the programmable counters of {model} are left to the \
@@ -170,7 +156,6 @@ pub enum PcrPlanError {
     Announce {
         /// How many are left.
         left: u8,
-        /// The model.
         model: &'static str,
     },
 }

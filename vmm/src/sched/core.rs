@@ -25,7 +25,6 @@ use crate::vcpu::{
 pub struct CoreEnd {
     /// It.
     pub vcpu: Vcpu,
-    /// How it ended.
     pub end: Result<VcpuEnd, VcpuFailure>,
     /// The counters of the core that it had to itself, on which it still is.
     pub own_core: Option<Box<CorePmu>>,

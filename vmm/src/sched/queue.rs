@@ -26,7 +26,6 @@ pub enum Action {
     /// Enter this vCPU and leave it at `until`; `None`: nobody else needs the
     /// core.
     Run {
-        /// Which one.
         vcpu: VcpuId,
         /// When to come back at the latest.
         until: Option<Tsc>,

@@ -17,7 +17,6 @@ pub enum VcpuEnd {
     Stopped,
     /// The guest ended the run.
     Guest(GuestEnd),
-    /// A triple fault.
     TripleFault {
         /// Where, if KVM has kept it: on AMD hosts the state is gone by then.
         rip: Option<u64>,
@@ -49,12 +48,7 @@ pub enum VcpuFailure {
     Pmu(#[from] KvmPmuError),
     /// The thread could not be kept on its host CPU.
     #[error("sched_setaffinity failed for host CPU {cpu}: {error}")]
-    Pin {
-        /// Which one.
-        cpu: usize,
-        /// Why.
-        error: errno::Error,
-    },
+    Pin { cpu: usize, error: errno::Error },
     /// A wait that a kick ends failed.
     #[error("a wait for a kick failed: {0}")]
     Wait(errno::Error),

@@ -60,9 +60,7 @@ impl VcpuControl {
 pub struct VcpuParts {
     /// KVM's side.
     pub kvm: KvmVcpu,
-    /// Its VM.
     pub vm: Arc<KvmVm>,
-    /// Its PMU.
     pub pmu: KvmPmu,
     /// Devices.
     pub platform: Arc<dyn Platform>,

@@ -16,7 +16,6 @@ use crate::{ToolError, vm};
 /// What is to be shown or changed, and where.
 #[derive(Clone, Debug)]
 pub struct BudgetOptions {
-    /// The VM.
     pub vm: VmChoice,
     /// JSON: one object.
     pub json: bool,
@@ -27,7 +26,6 @@ pub struct BudgetOptions {
 /// The budgets of a VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct BudgetListing {
-    /// The socket.
     pub socket: PathBuf,
     /// The VM's process.
     pub pid: u32,

@@ -30,10 +30,7 @@ pub enum ToolError {
         "several VMs are meant: {}; give --control with one of these",
         list(sockets)
     )]
-    SeveralVms {
-        /// Their sockets.
-        sockets: Vec<PathBuf>,
-    },
+    SeveralVms { sockets: Vec<PathBuf> },
     /// Nobody answers.
     #[error("no VM can be reached: {reason}{}", next_step(*errno, path))]
     Connect {
@@ -49,7 +46,6 @@ pub enum ToolError {
     Refused {
         /// What was tried.
         what: String,
-        /// Why.
         refusal: Refusal,
     },
     /// The VM has another version.

@@ -16,7 +16,6 @@ use crate::{ToolError, note, refused};
 /// A VM as it describes itself through its socket.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmListing {
-    /// The socket.
     pub socket: PathBuf,
     /// What there is and who holds what.
     pub machine: MachineInfo,

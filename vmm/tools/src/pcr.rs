@@ -17,7 +17,6 @@ use crate::{ToolError, note, vm};
 /// What is to be shown or done, and where.
 #[derive(Clone, Debug)]
 pub struct PcrOptions {
-    /// The VM.
     pub vm: VmChoice,
     /// These vCPUs; without a choice all.
     pub vcpus: Option<Numbers>,
@@ -30,7 +29,6 @@ pub struct PcrOptions {
 /// The reservations of a VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct PcrListing {
-    /// The socket.
     pub socket: PathBuf,
     /// The VM's process.
     pub pid: u32,

@@ -18,7 +18,6 @@ pub(crate) const PREEMPTIBLE_HINT: &str = "; --preemptible uses counters while t
 pub enum Target {
     /// A vCPU.
     Vcpu(u32),
-    /// A core.
     Core(u32),
 }
 

@@ -9,11 +9,8 @@ pub struct EventSpec {
     /// `type`: that of a PMU ([`Pmu::perf_type`](crate::budget::Pmu::perf_type)), or a generic one such
     /// as `PERF_TYPE_HARDWARE`.
     pub perf_type: u32,
-    /// `config`.
     pub config: u64,
-    /// `config1`.
     pub config1: u64,
-    /// `config2`.
     pub config2: u64,
 }
 
@@ -80,13 +77,9 @@ pub struct Times {
 /// The four registers that CPUID fills.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuidLeaf {
-    /// EAX.
     pub eax: u32,
-    /// EBX.
     pub ebx: u32,
-    /// ECX.
     pub ecx: u32,
-    /// EDX.
     pub edx: u32,
 }
 

@@ -19,7 +19,6 @@ pub enum Holder {
     },
     /// A process with perf events open, or the msr device.
     Process {
-        /// Its number.
         pid: u32,
         /// The process that started it, and so on; those that have ended are left out.
         ancestors: Vec<u32>,

@@ -104,12 +104,7 @@ pub enum ServeError {
     Config(#[from] ConfigError),
     /// The audit cannot be kept.
     #[error("audit {}: {error}; give another file, or none", .path.display())]
-    Audit {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
+    Audit { path: PathBuf, error: io::Error },
     /// There is nothing to give.
     #[error(
         "this host shows no PMU, and the configuration states none: give --budget \
@@ -124,7 +119,6 @@ pub enum ServeError {
     Io {
         /// What was tried.
         what: &'static str,
-        /// Why it failed.
         error: io::Error,
     },
 }

@@ -5,13 +5,9 @@ use super::CpuidRegs;
 /// One of the four result registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reg {
-    /// EAX.
     Eax,
-    /// EBX.
     Ebx,
-    /// ECX.
     Ecx,
-    /// EDX.
     Edx,
 }
 

@@ -34,7 +34,6 @@ pub enum RowNeeds {
     Capabilities,
     /// Instruction-based sampling with all of these [`caps`].
     Ibs(u32),
-    /// PEBS.
     Pebs,
     /// PEBS with records of groups.
     PebsGroups,

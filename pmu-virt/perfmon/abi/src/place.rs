@@ -14,7 +14,6 @@ pub const MOST_STACK_MAPPINGS: usize = 64;
 /// not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestPlace {
-    /// The task.
     pub task: u64,
     /// What its program has mapped where the instruction pointer is; 0 also in the kernel.
     pub mapping: u64,

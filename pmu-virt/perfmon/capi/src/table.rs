@@ -37,7 +37,6 @@ const RETIRED: u64 = u64::MAX;
 pub(crate) struct Slot {
     /// Number of its socket; 0: the slot is free. Or [`RETIRED`].
     inode: AtomicU64,
-    /// Descriptors of it.
     descriptors: AtomicU32,
     /// `PFM_FL_*`.
     pub(crate) flags: AtomicU32,

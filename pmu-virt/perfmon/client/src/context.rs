@@ -50,7 +50,6 @@ pub enum Wait {
 /// What came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A message.
     Message(Message),
     /// An overflow of a context with `PFM_FL_OVFL_NO_MSG`.
     Overflow,

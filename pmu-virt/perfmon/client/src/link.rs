@@ -113,7 +113,6 @@ impl Question<'_> {
 /// A reply, and the descriptors that came with it. They are closed on exec.
 #[derive(Debug)]
 pub struct Answer<'a> {
-    /// The reply.
     pub reply: Reply<'a>,
     /// Its descriptors, in their order.
     pub descriptors: [Option<OwnedFd>; 2],

@@ -14,7 +14,6 @@ use rustix::io::{Errno, read};
 pub struct FileId {
     /// Major and minor number of its device.
     pub device: (u32, u32),
-    /// Its number there.
     pub inode: u64,
 }
 

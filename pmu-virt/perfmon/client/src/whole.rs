@@ -29,7 +29,6 @@ const WORSE: [u32; 8] = [
 /// A value, and how it was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// The PMD.
     pub pmd: u16,
     /// Its value, or the sum of values.
     pub value: u64,

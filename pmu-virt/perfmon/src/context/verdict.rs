@@ -38,7 +38,6 @@ impl Verdict {
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     any: Control,
-    /// PMDs to reset.
     reset: PmdBits,
     /// A counter that asks for notification overflowed, or gets one.
     asks: bool,

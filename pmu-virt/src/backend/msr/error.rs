@@ -10,27 +10,20 @@ use thiserror::Error;
 pub enum MsrRefusal {
     /// There is no msr device.
     #[error("/dev/cpu/{cpu}/msr does not exist: `modprobe msr`, and check that CPU {cpu} exists")]
-    NoDevice {
-        /// The CPU.
-        cpu: u32,
-    },
+    NoDevice { cpu: u32 },
     /// The msr device cannot be opened.
     #[error(
         "/dev/cpu/{cpu}/msr cannot be opened: {}; it takes root with CAP_SYS_RAWIO",
         text(*errno)
     )]
     Open {
-        /// The CPU.
         cpu: u32,
         /// The error.
         errno: i32,
     },
     /// Another process of ours has it.
     #[error("another process has locked /dev/cpu/{cpu}/msr: end it, or use another CPU")]
-    Locked {
-        /// The CPU.
-        cpu: u32,
-    },
+    Locked { cpu: u32 },
     /// A processor of neither vendor.
     #[error("this processor is neither Intel's nor AMD's")]
     UnknownCpu,
@@ -46,7 +39,6 @@ pub enum MsrRefusal {
     /// A register cannot be read.
     #[error("{msr} cannot be read: {}; a hypervisor may hide the counters", text(*errno))]
     Read {
-        /// The register.
         msr: MsrIndex,
         /// The error.
         errno: i32,
@@ -57,17 +49,13 @@ pub enum MsrRefusal {
         text(*errno)
     )]
     Write {
-        /// The register.
         msr: MsrIndex,
         /// The error.
         errno: i32,
     },
     /// A register does not keep what is written.
     #[error("{msr} does not keep what is written to it: a hypervisor seems to drop the writes")]
-    Dropped {
-        /// The register.
-        msr: MsrIndex,
-    },
+    Dropped { msr: MsrIndex },
     /// The kernel's watchdog counts.
     #[error(
         "the kernel's NMI watchdog uses a counter: `sysctl kernel.nmi_watchdog=0`, or take it away \
@@ -82,15 +70,11 @@ pub enum MsrRefusal {
     InUse {
         /// The control register.
         msr: MsrIndex,
-        /// Its value.
         value: u64,
     },
     /// The thread is not on the CPU.
     #[error("this thread does not run on CPU {cpu}: pin it there")]
-    NotPinned {
-        /// The CPU.
-        cpu: u32,
-    },
+    NotPinned { cpu: u32 },
 }
 
 /// The error of `operation` as a number; EIO where it has none.

@@ -9,7 +9,6 @@ use pmu_model::{MsrIndex, Ticks};
 pub(super) enum Control {
     /// By its own event select.
     Select {
-        /// The register.
         msr: MsrIndex,
         /// Its value while the guest does not run.
         outside: u64,

@@ -92,7 +92,6 @@ pub(super) enum Rings {
     Both,
     /// One alone.
     One(Ring),
-    /// None.
     None,
 }
 

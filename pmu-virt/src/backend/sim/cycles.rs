@@ -62,7 +62,6 @@ enum Enough {
     Never,
     /// Those with one more.
     WithOneMore,
-    /// Those without.
     WithoutIt,
 }
 

@@ -23,7 +23,6 @@ pub enum RateProblem {
     /// A key that means nothing there.
     #[error("unknown key `{key}`; did you mean `{nearest}`?")]
     Key {
-        /// The key.
         key: String,
         /// The known key that looks most like it.
         nearest: &'static str,
@@ -34,7 +33,6 @@ pub enum RateProblem {
          event select)"
     )]
     Event {
-        /// The name.
         name: String,
         /// The known name that looks most like it.
         nearest: &'static str,
@@ -54,7 +52,6 @@ pub enum RateProblem {
     /// A value of the wrong type.
     #[error("`{key}` has to be {wanted}")]
     Type {
-        /// The key.
         key: &'static str,
         /// What it has to be.
         wanted: &'static str,
@@ -62,7 +59,6 @@ pub enum RateProblem {
     /// A number out of its range.
     #[error("`{key}` has to be from {least} to {most}")]
     Range {
-        /// The key.
         key: &'static str,
         /// The smallest.
         least: u64,
@@ -71,10 +67,7 @@ pub enum RateProblem {
     },
     /// A number with more than six decimals, or with an exponent.
     #[error("`{key}` has to be a number with at most six decimals and no exponent")]
-    Decimal {
-        /// The key.
-        key: &'static str,
-    },
+    Decimal { key: &'static str },
     /// A ring without a rate.
     #[error("no rate at {ring}: give `rate` for both rings, or `kernel` and `user` (0 for none)")]
     NoRate {
@@ -87,9 +80,7 @@ pub enum RateProblem {
     /// A word that is none of a few.
     #[error("`{key}` cannot be `{word}`; did you mean `{nearest}`?")]
     Word {
-        /// The key.
         key: &'static str,
-        /// The word.
         word: String,
         /// The known word that looks most like it.
         nearest: &'static str,

@@ -20,7 +20,6 @@ const WARMING: Duration = Duration::from_millis(250);
 /// of its own.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RequestsRow {
-    /// Clients.
     pub clients: u32,
     /// Leases of others that are there.
     pub leases: u32,

@@ -21,7 +21,6 @@ pub struct Memory {
     pub empty: u64,
     /// With all of them, on 64 connections.
     pub full: u64,
-    /// For each lease.
     pub per_lease: u64,
     /// After a start with all of them, when all were claimed.
     pub restarted: u64,
@@ -32,7 +31,6 @@ pub struct Memory {
 pub struct RestartReport {
     /// Leases: two counters of a thread on 16 CPUs each.
     pub leases: u32,
-    /// Starts.
     pub starts: u32,
     /// From the start of the process until a first holder has its lease again.
     pub answers: Percentiles,
@@ -40,7 +38,6 @@ pub struct RestartReport {
     pub all_back: Percentiles,
     /// p99 of `answers` is 1 s or less.
     pub met: bool,
-    /// Memory.
     pub memory: Memory,
 }
 

@@ -52,7 +52,6 @@ pub struct ManyReport {
     pub per_unloaded: u64,
     /// Bytes for each loaded context beyond that.
     pub per_loaded: u64,
-    /// Commands then.
     pub commands: Vec<CommandRow>,
     /// Accesses of the guest without contexts and with them.
     pub traps: Vec<TrapsRow>,

@@ -21,7 +21,6 @@ pub enum ConfigError {
     /// The configuration file cannot be read.
     #[error("configuration file {}: {}", path.display(), reason(cause))]
     ReadFile {
-        /// The file.
         path: PathBuf,
         /// Why; in the text already, so no source.
         cause: io::Error,
@@ -30,7 +29,6 @@ pub enum ConfigError {
     /// allowed.
     #[error("{}:{line}:{column}: {message}", path.display())]
     Malformed {
-        /// The file.
         path: PathBuf,
         /// Line, from 1.
         line: usize,
@@ -45,7 +43,6 @@ pub enum ConfigError {
     /// A setting that cannot be used.
     #[error("{place}: {source}")]
     Setting {
-        /// Which one.
         place: Place,
         /// What is wrong with it.
         source: Box<SettingError>,
@@ -122,7 +119,6 @@ pub enum SettingError {
     /// A file that cannot be opened.
     #[error("cannot open {}: {}", path.display(), reason(cause))]
     Open {
-        /// The file.
         path: PathBuf,
         /// Why; in the text already, so no source.
         cause: io::Error,
@@ -138,7 +134,6 @@ pub enum SettingError {
     /// A file that cannot be written.
     #[error("cannot write {}: {}", path.display(), reason(cause))]
     Write {
-        /// The file.
         path: PathBuf,
         /// Why; in the text already, so no source.
         cause: io::Error,
@@ -152,7 +147,6 @@ pub enum SettingError {
     /// A filter of events that makes no sense.
     #[error("{}:{error}", path.display())]
     Filter {
-        /// The file.
         path: PathBuf,
         /// What is wrong, and where.
         error: FilterError,
@@ -220,7 +214,6 @@ pub enum Origin {
     Flag,
     /// The configuration file.
     File {
-        /// The file.
         path: PathBuf,
         /// Line, from 1.
         line: usize,

@@ -25,13 +25,11 @@ pub enum PolicyTextError {
     /// No such key.
     #[error("'{0}' is no word of a policy; give min, max, min-fixed, max-fixed, priority or lease")]
     Key(String),
-    /// A key twice.
     #[error("'{0}' is given twice")]
     KeyTwice(&'static str),
     /// A value that the key cannot have.
     #[error("{key}={value}: give {least} to {most}{unit}")]
     Value {
-        /// The key.
         key: &'static str,
         /// What was given.
         value: String,

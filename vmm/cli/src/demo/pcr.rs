@@ -121,7 +121,6 @@ pub(super) enum ScenarioError {
          {LEAST_COUNTERS}; leave --pmu out, or give more"
     )]
     TooFew {
-        /// The model.
         model: &'static str,
         /// Its programmable counters.
         there: u8,

@@ -14,7 +14,6 @@ use crate::flags::DemoFlags;
 /// What the guest does.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Its PMU model.
     pub model: PmuModel,
     /// Where counts come from, if the user said so.
     pub sources: Option<Sources>,
@@ -28,7 +27,6 @@ pub struct Plan {
 pub struct Planned {
     /// The event.
     pub named: NamedRequest,
-    /// The counter.
     pub counter: CounterId,
 }
 
@@ -51,7 +49,6 @@ pub enum PlanError {
     TooMany {
         /// How many events need one.
         events: usize,
-        /// The model.
         model: &'static str,
         /// How many it has.
         counters: u8,
@@ -63,9 +60,7 @@ pub enum PlanError {
     SameFixed {
         /// The first event.
         first: String,
-        /// The second.
         second: String,
-        /// The counter.
         counter: u8,
     },
 }

@@ -26,7 +26,6 @@ pub struct Happening {
     pub micros: u64,
     /// Which vCPU.
     pub vcpu: VcpuId,
-    /// What.
     pub what: What,
 }
 
@@ -36,12 +35,7 @@ pub enum What {
     /// The trap path reported it.
     Trap(TrapEvent),
     /// The guest wrote to a port.
-    Port {
-        /// The port.
-        port: u16,
-        /// The value.
-        value: u32,
-    },
+    Port { port: u16, value: u32 },
 }
 
 /// Collects happenings; also the guest's devices.

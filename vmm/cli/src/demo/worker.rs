@@ -25,7 +25,6 @@ struct Switches {
     start: Vec<(u32, u64)>,
     /// Stop, in this order.
     stop: Vec<(u32, u64)>,
-    /// The counters.
     counters: Vec<u32>,
 }
 

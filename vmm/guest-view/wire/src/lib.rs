@@ -58,7 +58,6 @@ pub enum ToVmm {
 /// A question of the VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
-    /// Its number.
     pub sequence: u32,
     /// The VMM has forgotten everything that it was told.
     pub forget: bool,
@@ -117,7 +116,6 @@ pub struct File {
     pub number: u32,
     /// Its device as `MAJOR << 20 | MINOR`; 0 without a file.
     pub device: u32,
-    /// Its inode there.
     pub inode: u64,
     /// The file has no name any more.
     pub deleted: bool,

@@ -75,7 +75,6 @@ impl GuestBreakpoints {
 pub(crate) struct Placement {
     /// DR0 to DR3.
     pub(crate) db: [u64; SLOTS],
-    /// DR7.
     pub(crate) dr7: u64,
     /// Linear address of our breakpoint in each slot.
     ours: [Option<u64>; SLOTS],

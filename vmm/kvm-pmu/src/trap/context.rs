@@ -38,7 +38,6 @@ pub(crate) struct CpuContext<'a> {
     pub(crate) regs: &'a kvm_regs,
     /// Special registers.
     pub(crate) sregs: &'a kvm_sregs,
-    /// Guest memory.
     pub(crate) memory: &'a dyn GuestBytes,
 }
 

@@ -72,7 +72,6 @@ pub enum WordListError {
     /// The file cannot be read.
     #[error("{file}: {error}")]
     File {
-        /// The file.
         file: String,
         /// Why not.
         error: String,

@@ -73,7 +73,6 @@ pub enum ReportError {
     NothingToDraw {
         /// What it is called.
         name: String,
-        /// The event.
         event: String,
         /// The file that is not written.
         file: PathBuf,
@@ -86,7 +85,6 @@ pub enum ReportError {
     NothingWeighs {
         /// What it is called.
         name: String,
-        /// The event.
         event: String,
         /// The file that is not written.
         file: PathBuf,
@@ -114,7 +112,6 @@ pub enum ReportError {
     NoSuchSymbol {
         /// What was asked for.
         symbol: String,
-        /// The event.
         event: String,
         /// What else may help.
         hint: &'static str,
@@ -122,7 +119,6 @@ pub enum ReportError {
     /// No symbol has enough samples.
     #[error("no symbol has {least} % of the samples of '{event}'{hint}")]
     NothingToAnnotate {
-        /// The event.
         event: String,
         /// How much is enough, in percent.
         least: f64,
@@ -132,7 +128,6 @@ pub enum ReportError {
     /// The code of a symbol is not known.
     #[error("no code of '{symbol}' of {object}: {error}")]
     NoCode {
-        /// The symbol.
         symbol: String,
         /// What it is in.
         object: String,
@@ -148,7 +143,6 @@ pub enum ReportError {
     /// A file for output cannot be made.
     #[error("{}: cannot be written: {error}", file.display())]
     Create {
-        /// The file.
         file: PathBuf,
         /// Why not.
         error: io::Error,
@@ -156,7 +150,6 @@ pub enum ReportError {
     /// A file for output takes no more.
     #[error("{}: cannot be written: {error}", file.display())]
     Write {
-        /// The file.
         file: PathBuf,
         /// Why not.
         error: io::Error,

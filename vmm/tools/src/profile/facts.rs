@@ -9,11 +9,9 @@ use super::tally::Unknown;
 /// A file that was read to its end, and how it was looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
-    /// Its header.
     pub header: &'a Header,
     /// What it holds, whatever the filter lets through.
     pub totals: Totals,
-    /// How it ended.
     pub ending: Ending,
     /// Records of kinds that this version does not know.
     pub unknown_records: u64,

@@ -20,7 +20,6 @@ pub enum ProfileError {
     /// It cannot be read.
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
-    /// It is empty.
     #[error("it is empty: umpire record was ended before it wrote anything; record again")]
     Empty,
     /// It is a profile of perf's.

@@ -123,7 +123,6 @@ pub struct Sample {
     pub period: u64,
     /// The guest's CR3, if it was asked for.
     pub cr3: Option<u64>,
-    /// The VM.
     pub vm: u32,
     /// The vCPU, from 0.
     pub vcpu: u32,
@@ -145,7 +144,6 @@ pub struct Sample {
 pub struct Loss {
     /// When it was noticed, in nanoseconds since sampling began.
     pub time_ns: u64,
-    /// The VM.
     pub vm: u32,
     /// The vCPU; none where it is not known.
     pub vcpu: Option<u32>,
@@ -168,7 +166,6 @@ pub enum LossKind {
 /// One record of a profile file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// A sample.
     Sample(Sample),
     /// Samples that are missing.
     Loss(Loss),

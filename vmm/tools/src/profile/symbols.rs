@@ -52,7 +52,6 @@ pub enum SymbolFileError {
     /// It cannot be read.
     #[error("{}: cannot be read: {cause}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// Why; in the text already.
         cause: io::Error,
@@ -60,7 +59,6 @@ pub enum SymbolFileError {
     /// It is an ELF file without symbols.
     #[error("{}: {error}", path.display())]
     Elf {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         error: ElfError,
@@ -68,17 +66,13 @@ pub enum SymbolFileError {
     /// It is no ELF file, and no text of symbols.
     #[error("{}: {error}", path.display())]
     Text {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         error: TextError,
     },
     /// It is too long for a text of symbols.
     #[error("{}: it is longer than 256 MiB, which no System.map or kallsyms is", path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-    },
+    TooLong { path: PathBuf },
 }
 
 /// The symbols of the file at `path`, of a kernel that runs `offset` bytes above

@@ -22,11 +22,9 @@ pub enum SortKey {
     Tid,
     /// The kernel, its module, or the file of a program.
     Dso,
-    /// The symbol.
     Symbol,
     /// The vCPU and its VM.
     Vcpu,
-    /// The core.
     Core,
     /// Kernel or user.
     Ring,
@@ -201,7 +199,6 @@ pub struct Key {
     pub location: Option<CodeLocation>,
     /// VM and vCPU.
     pub vcpu: Option<(u32, u32)>,
-    /// The core.
     pub core: Option<u32>,
     /// The ring; the inner none is one that was not sampled.
     pub ring: Option<Option<Ring>>,

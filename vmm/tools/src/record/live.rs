@@ -24,7 +24,6 @@ const LASTS: u64 = 4;
 /// What is sampled.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveSampling {
-    /// The event.
     pub(crate) event: EventList,
     /// Samples a second of a vCPU's time.
     pub(crate) hz: u64,

@@ -187,7 +187,6 @@ pub(super) struct Dwarf {
 /// How callers of programs are found, as `--call-graph` of perf says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallGraphMode {
-    /// By frame pointers.
     FramePointers,
     /// By the unwind tables of their files, and so many bytes of the stack.
     Dwarf(u16),

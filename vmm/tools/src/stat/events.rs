@@ -17,14 +17,12 @@ pub enum Source {
     Counter(CountRequest),
     /// A PMD of the VMM.
     Quantity {
-        /// The PMD.
         pmd: u16,
         /// It is how much there is, not how often something took place.
         level: bool,
     },
     /// The clock on the wall, from the beginning to the end of counting.
     Elapsed,
-    /// Nothing.
     Nothing {
         /// Why: the VM's PMU has no such event, or it is none of a guest's.
         why: String,

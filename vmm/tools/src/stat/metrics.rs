@@ -51,7 +51,6 @@ pub fn events_of(metric: &str) -> Result<&'static str, String> {
 /// The counts of one vCPU or core, or of all together.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts<'a> {
-    /// The events.
     pub events: &'a [Asked],
     /// Their counts, in the same order.
     pub values: &'a [Option<u64>],

@@ -61,7 +61,6 @@ impl Form {
 pub struct Whole<'a> {
     /// Whose counts they are, as in `VM 7 (web)`.
     pub title: &'a str,
-    /// The rows.
     pub rows: &'a [Row],
     /// The time that passed in each run, in seconds.
     pub elapsed: &'a Runs,
@@ -76,7 +75,6 @@ pub struct Whole<'a> {
 pub struct Interval<'a> {
     /// When it ended, in nanoseconds since counting began.
     pub end_ns: u64,
-    /// The rows.
     pub rows: &'a [Row],
     /// It is the first one, which in a table comes below a heading.
     pub first: bool,

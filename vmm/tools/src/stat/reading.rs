@@ -110,7 +110,6 @@ impl Reading {
 /// Time in which one set was active, and what its events counted in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The set.
     pub set: usize,
     /// How long.
     pub ns: u64,

@@ -27,11 +27,8 @@ pub struct Layout<'a> {
 /// What one context has counted, and what of it is to be looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// Whose it is.
     pub whose: Target,
-    /// The counts.
     pub tally: &'a CountTally,
-    /// It has counters.
     pub counters: bool,
     /// It has quantities of the VMM.
     pub quantities: bool,

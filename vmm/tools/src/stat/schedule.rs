@@ -25,7 +25,6 @@ pub type Place = (usize, CounterId);
 /// Who counts when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// The sets.
     pub sets: Vec<Vec<Place>>,
     /// Events for which there are too few counters, or none of the right kind;
     /// with the whole group.

@@ -67,7 +67,6 @@ pub enum EventListError {
     Quote {
         /// The list.
         text: String,
-        /// Which.
         quote: char,
         /// Where, from 1 on.
         at: usize,

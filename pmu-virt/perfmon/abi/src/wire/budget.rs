@@ -14,7 +14,6 @@ pub const ALL: u8 = u8::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetRequest {
-    /// Its number.
     pub vcpu: u32,
     /// What is changed; `None`: nothing but the answer.
     pub change: Option<BudgetChange>,
@@ -80,7 +79,6 @@ pub struct KindBudget {
 pub struct LackingCounter {
     /// The counter: `PMC0`, `FIXED1`.
     pub counter: String,
-    /// Why.
     pub reason: String,
 }
 

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 pub struct FormatInfo {
     /// Its UUID, as RFC 9562 writes it.
     pub uuid: String,
-    /// Its name.
     pub name: String,
     /// `PFM_FMTFL_*`.
     pub flags: u32,
@@ -74,7 +73,6 @@ pub struct MachineInfo {
     pub policy: String,
     /// The vCPUs.
     pub vcpus: Vec<VcpuInfo>,
-    /// The cores.
     pub cores: Vec<CoreInfo>,
     /// The contexts, in order of their creation.
     pub contexts: Vec<ContextInfo>,
@@ -94,14 +92,12 @@ pub enum VcpuState {
     Paused,
     /// Has not been started, or waits for it again after an INIT.
     Offline,
-    /// Has ended.
     Ended,
 }
 
 /// A vCPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuInfo {
-    /// Its number.
     pub vcpu: u32,
     /// What it does.
     pub state: VcpuState,
@@ -134,7 +130,6 @@ pub struct ReservedInfo {
 /// A core: a thread that runs vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreInfo {
-    /// Its number.
     pub core: u32,
     /// Its thread, in the VMM's name space.
     pub tid: u32,
@@ -157,7 +152,6 @@ pub struct CoreInfo {
 pub struct HolderInfo {
     /// The counter: `pmc0`, `fixed1`.
     pub counter: String,
-    /// Who.
     pub holder: Holder,
     /// The value of the register that selects what it counts.
     pub event: Option<u64>,
@@ -183,7 +177,6 @@ pub enum Holder {
 pub enum Scope {
     /// A vCPU.
     Vcpu,
-    /// A core.
     Core,
 }
 
@@ -212,7 +205,6 @@ pub struct ContextInfo {
     pub scope: Scope,
     /// The vCPU or core that it is attached to.
     pub target: Option<u32>,
-    /// Its state.
     pub state: ContextState,
     /// Whether monitoring is active.
     pub started: bool,
@@ -264,7 +256,6 @@ pub struct ModelInfo {
     /// The host CPU that each core is kept on; empty if they are kept on none.
     #[serde(default)]
     pub core_cpus: Vec<u32>,
-    /// The virtual PMDs.
     pub virtual_pmds: Vec<VirtualPmdInfo>,
     /// Events that somebody here counts, as far as their meaning is known. A VMM that does
     /// not say leaves it out.
@@ -288,7 +279,6 @@ pub struct CountableInfo {
 pub struct VirtualPmdInfo {
     /// Index of the PMD.
     pub pmd: u16,
-    /// Its name.
     pub name: String,
     /// Its unit: `ns`, `bytes`, `count`, or empty.
     pub unit: String,

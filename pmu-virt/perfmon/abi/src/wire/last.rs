@@ -20,7 +20,6 @@ pub const PLACES_AT: u64 = 16;
 /// Where the counts of a context are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its handle.
     pub handle: u64,
     /// Bytes from the beginning of the file.
     pub at: u64,

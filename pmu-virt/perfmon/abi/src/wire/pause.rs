@@ -11,7 +11,6 @@ pub const PAUSE: u16 = 0x116;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PauseRequest {
-    /// Its number.
     pub vcpu: u32,
     /// Whether it is to stand from now on; `None`: nothing but the answer.
     pub paused: Option<bool>,

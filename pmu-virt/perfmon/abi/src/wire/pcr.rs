@@ -12,7 +12,6 @@ pub const PCR: u16 = 0x113;
 /// What is asked of one vCPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PcrRequest {
-    /// Its number.
     pub vcpu: u32,
     /// What is to be done.
     pub act: PcrAct,
@@ -32,15 +31,9 @@ pub enum PcrAct {
         grace_ms: u32,
     },
     /// Lets a layer reserve nothing more.
-    Bar {
-        /// The layer.
-        layer: String,
-    },
+    Bar { layer: String },
     /// Lets a layer reserve again.
-    Unbar {
-        /// The layer.
-        layer: String,
-    },
+    Unbar { layer: String },
     /// Changes the shares of layers, all of them or none.
     Policy {
         /// One for each layer that changes.
@@ -75,7 +68,6 @@ impl fmt::Debug for Presented {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShareChange {
-    /// The layer.
     pub layer: String,
     /// Programmable counters that no other layer can take from it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,7 +81,6 @@ pub struct ShareChange {
     /// `max` of fixed-function counters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_fixed: Option<u8>,
-    /// Its priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
     /// How long its reservations last, in milliseconds; 0: without end.
@@ -100,7 +91,6 @@ pub struct ShareChange {
 /// The counter reservations of a vCPU. No cookie is in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PcrInfo {
-    /// Its number.
     pub vcpu: u32,
     /// `single`, `independent` or `interacting`.
     pub scheme: String,
@@ -142,7 +132,6 @@ pub struct LayerInfo {
     pub min_fixed: u8,
     /// `max` of fixed-function counters.
     pub max_fixed: Option<u8>,
-    /// Its priority.
     pub priority: u8,
     /// How long its reservations last, in milliseconds; `None`: without end.
     pub lease_ms: Option<u32>,

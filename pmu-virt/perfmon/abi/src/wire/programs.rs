@@ -118,7 +118,6 @@ pub struct MappingInfo {
     pub deleted: bool,
     /// Its device as `MAJOR << 20 | MINOR`, and its inode there; 0 without a file.
     pub device: u32,
-    /// The inode.
     pub inode: u64,
     /// Tells inodes that had the same number.
     pub generation: u32,

@@ -29,7 +29,6 @@ pub(in crate::demo) struct Line {
     pub ms: f64,
     /// To whom.
     pub who: String,
-    /// Of which tenant.
     pub tenant: String,
     /// In words.
     pub what: String,
@@ -47,11 +46,8 @@ pub(in crate::demo) struct Tool {
 /// A VM at its end.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(in crate::demo) struct Holder {
-    /// Its name.
     pub name: String,
-    /// Its tenant.
     pub tenant: String,
-    /// Its counters.
     pub counters: Vec<Counted>,
     /// Counters times milliseconds that it lacked, by the arbiter's books.
     pub blind_ms: u64,

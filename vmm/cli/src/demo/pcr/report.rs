@@ -40,7 +40,6 @@ pub(in crate::demo) struct ActReport {
 pub(in crate::demo) struct StepReport {
     /// Who did it.
     pub who: &'static str,
-    /// What.
     pub does: String,
     /// What the guest got.
     pub outcome: String,

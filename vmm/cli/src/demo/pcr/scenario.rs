@@ -58,7 +58,6 @@ impl CookieName {
 /// What is written.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WrittenValue {
-    /// A number.
     Number(u64),
     /// A cookie of the guest's.
     Cookie(CookieName),
@@ -71,25 +70,20 @@ pub(super) enum Action {
     MakeCookie(CookieName),
     /// RDMSR.
     Read {
-        /// The register.
         msr: u32,
         /// In RSI.
         key: CookieName,
     },
     /// WRMSR.
     Write {
-        /// The register.
         msr: u32,
-        /// The value.
         value: WrittenValue,
         /// In RSI.
         key: CookieName,
     },
     /// One WRMSR, several times in a row.
     Repeat {
-        /// The register.
         msr: u32,
-        /// The value.
         value: u64,
         /// In RSI.
         key: CookieName,
@@ -123,7 +117,6 @@ pub(super) struct Step {
 pub(super) struct Act {
     /// The heading.
     pub(super) title: &'static str,
-    /// The steps.
     pub(super) steps: Vec<Step>,
 }
 

@@ -14,7 +14,6 @@ use super::guest::{DONE_PORT, FAULT_PORT, HIGH_PORT, LOW_PORT, NOTICE_PORT, STEP
 /// What a step came to, as the guest saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It read this.
     Read(u64),
     /// The instruction was carried out, as far as the guest can tell.
     Done,
@@ -25,7 +24,6 @@ pub(super) enum Outcome {
 /// One step that was played.
 #[derive(Debug, Clone)]
 pub(super) struct Played {
-    /// Its number.
     pub(super) step: usize,
     /// What it came to; `None` if the guest ended within it.
     pub(super) outcome: Option<Outcome>,

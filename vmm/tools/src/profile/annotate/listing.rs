@@ -86,13 +86,11 @@ pub(super) struct Listing<'a> {
     pub(super) symbol: &'a str,
     /// What it is in.
     pub(super) object: &'a str,
-    /// The event.
     pub(super) event: &'a str,
     /// All that was sampled in it.
     pub(super) sum: Sum,
     /// Its part of all events, in percent.
     pub(super) percent: f64,
-    /// Its instructions.
     pub(super) lines: &'a [InstructionLine],
 }
 

@@ -20,11 +20,9 @@ pub enum Field {
     Cpu,
     /// Seconds since sampling began.
     Time,
-    /// The VM.
     Vm,
     /// The vCPU.
     Vcpu,
-    /// The core.
     Core,
     /// The event set.
     Set,
@@ -34,7 +32,6 @@ pub enum Field {
     Cr3,
     /// How many events the sample stands for.
     Period,
-    /// The event.
     Event,
     /// The instruction pointer.
     Ip,
@@ -146,7 +143,6 @@ pub enum FieldsError {
     /// A word is no field.
     #[error("'{word}' is no field{hint}; give some of {ALL} with commas between")]
     Unknown {
-        /// The word.
         word: String,
         /// What may have been meant.
         hint: String,
@@ -165,7 +161,6 @@ pub enum FieldsError {
         "'{0}': fields with + or - change what is printed, and others say it: not both in one -F"
     )]
     Mixed(String),
-    /// There is none.
     #[error("no field is given; give some of {ALL} with commas between")]
     Empty,
 }

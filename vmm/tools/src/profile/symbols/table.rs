@@ -8,11 +8,9 @@ const PAGE: u64 = 4096;
 /// A symbol as it stands in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawSymbol {
-    /// Its address.
     pub address: u64,
     /// Its length in bytes; 0 if the file does not say.
     pub size: u64,
-    /// Its name.
     pub name: String,
     /// The module that it belongs to; none for the kernel itself.
     pub module: Option<String>,
@@ -42,7 +40,6 @@ impl SymbolIndex {
 /// A symbol that covers an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The symbol.
     pub index: SymbolIndex,
     /// How far the address is behind its beginning, in bytes.
     pub offset: u64,
