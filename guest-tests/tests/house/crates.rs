@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 31] = [
+const HOUSE: [Room; 32] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -50,6 +50,7 @@ const HOUSE: [Room; 31] = [
         "pmu-virt",
         &["pmu-model", "perfmon", "arbiter", "instruction-facts"],
     ),
+    room("emu", "vmm/emu", &["instruction-facts"]),
     room("guest-exit", "vmm/guest-exit", &[]),
     room("guest-view", "vmm/guest-view", &[]),
     room("umpire-agent-wire", "vmm/guest-view/wire", &[]),

@@ -1,0 +1,282 @@
+//! Blocks of decoded code, and how one leads to the next.
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "blocks and pages are bounded far below 32 bits"
+)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::events::{LANES, Vector};
+use crate::op::Op;
+
+/// Operations, blocks and kept instructions that a guest can make us hold: then all are dropped.
+const MOST_OPS: usize = 1_500_000;
+const MOST_BLOCKS: usize = 300_000;
+const MOST_KEPT: usize = 400_000;
+const JUMPS: usize = 4096;
+
+/// Where a block leads to, as it was found once.
+#[derive(Debug, Clone, Copy, Default)]
+struct Successor {
+    rip: u64,
+    id: u32,
+    generation: u32,
+}
+
+/// Code without a branch but at its end.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) rip: u64,
+    first: u32,
+    /// Operations.
+    pub(crate) count: u32,
+    /// Bytes.
+    pub(crate) len: u32,
+    /// What all of them count for.
+    pub(crate) sum: [u16; LANES],
+    next: [Successor; 2],
+    /// Offset in RAM of the page that the last instruction reaches into.
+    pub(crate) second: Option<u64>,
+    key: Key,
+}
+
+/// What a block was decoded from: where the bytes are, RIP, and bits of the code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) offset: u64,
+    pub(crate) rip: u64,
+    pub(crate) bits: u8,
+}
+
+/// A decoded block, before it has a number.
+#[derive(Debug, Default)]
+pub(crate) struct Decoded {
+    pub(crate) ops: Vec<Op>,
+    pub(crate) len: u32,
+    pub(crate) second: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Jump {
+    rip: u64,
+    tag: u64,
+    id: u32,
+}
+
+/// Mixes the few words of a key; what it gives is never seen in an order.
+#[derive(Debug, Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(u64::from(value));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0.rotate_left(23) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= self.0 >> 29;
+    }
+}
+
+type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
+
+/// All blocks.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    list: Vec<Block>,
+    ops: Vec<Op>,
+    by_key: Map<Key, u32>,
+    by_page: BTreeMap<u32, Vec<u32>>,
+    jumps: Vec<Jump>,
+    vectors: Vec<Vector>,
+    vector_numbers: Map<Vector, u16>,
+    /// Goes up when blocks are dropped.
+    generation: u32,
+    /// Goes up when translations are dropped.
+    flushes: u32,
+}
+
+impl Blocks {
+    pub(crate) fn new() -> Self {
+        Self {
+            list: Vec::new(),
+            ops: Vec::new(),
+            by_key: Map::default(),
+            by_page: BTreeMap::new(),
+            jumps: vec![Jump::default(); JUMPS],
+            vectors: Vec::new(),
+            vector_numbers: Map::default(),
+            generation: 1,
+            flushes: 0,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, id: u32) -> &Block {
+        &self.list[id as usize]
+    }
+
+    /// The first `count` operations of a block.
+    #[inline(always)]
+    pub(crate) fn ops(&self, block: &Block, count: u32) -> &[Op] {
+        let first = block.first as usize;
+        &self.ops[first..first + count as usize]
+    }
+
+    /// What an operation counts for.
+    pub(crate) fn vector(&self, op: &Op) -> Vector {
+        self.vectors
+            .get(usize::from(op.events))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// The number of an event vector.
+    pub(crate) fn number(&mut self, vector: Vector) -> u16 {
+        if let Some(number) = self.vector_numbers.get(&vector) {
+            return *number;
+        }
+        // There are far fewer vectors than numbers: loads, stores and some bits.
+        let number = u16::try_from(self.vectors.len()).unwrap_or(u16::MAX);
+        self.vectors.push(vector);
+        self.vector_numbers.insert(vector, number);
+        number
+    }
+
+    /// What jumps of code in a mode are found under, until translations or blocks go.
+    pub(crate) fn tag(&self, mode: u8) -> u64 {
+        u64::from(self.generation) << 34 | u64::from(self.flushes) << 4 | u64::from(mode)
+    }
+
+    /// The block at `rip` that follows `id`, if that is known.
+    #[inline(always)]
+    pub(crate) fn after(&self, id: u32, rip: u64, tag: u64) -> Option<u32> {
+        for next in &self.list[id as usize].next {
+            if next.rip == rip && next.generation == self.generation {
+                return Some(next.id);
+            }
+        }
+        self.jump(rip, tag)
+    }
+
+    #[inline(always)]
+    pub(crate) fn jump(&self, rip: u64, tag: u64) -> Option<u32> {
+        let jump = &self.jumps[place(rip)];
+        (jump.rip == rip && jump.tag == tag).then_some(jump.id)
+    }
+
+    /// Keeps that `id` is at `rip`.
+    pub(crate) fn learn(&mut self, rip: u64, tag: u64, id: u32) {
+        self.jumps[place(rip)] = Jump { rip, tag, id };
+    }
+
+    /// Keeps that `to` follows `from`. Within a page nothing can come between: whoever came to
+    /// the one by that page comes to the other.
+    pub(crate) fn chain(&mut self, from: u32, to: u32) {
+        let generation = self.generation;
+        let (Some(before), Some(after)) =
+            (self.list.get(from as usize), self.list.get(to as usize))
+        else {
+            return;
+        };
+        let same = before.rip >> 12 == after.rip >> 12
+            && before.key.offset >> 12 == after.key.offset >> 12
+            && before.key.bits == after.key.bits;
+        if !same || after.second.is_some() {
+            return;
+        }
+        let rip = after.rip;
+        let next = &mut self.list[from as usize].next;
+        let free = usize::from(next[0].generation == generation);
+        next[free] = Successor {
+            rip,
+            id: to,
+            generation,
+        };
+    }
+
+    pub(crate) fn find(&self, key: &Key) -> Option<u32> {
+        self.by_key.get(key).copied()
+    }
+
+    /// Whether there is no room for another block, with so many kept instructions.
+    pub(crate) fn is_full(&self, kept: usize) -> bool {
+        self.ops.len() + 64 > MOST_OPS || self.list.len() >= MOST_BLOCKS || kept + 64 > MOST_KEPT
+    }
+
+    pub(crate) fn add(&mut self, key: Key, decoded: Decoded) -> u32 {
+        let id = self.list.len() as u32;
+        let mut sum = [0; LANES];
+        for op in &decoded.ops {
+            let vector = self.vector(op);
+            for (sum, lane) in sum.iter_mut().zip(vector) {
+                *sum += u16::from(lane);
+            }
+        }
+        let first = self.ops.len() as u32;
+        self.ops.extend_from_slice(&decoded.ops);
+        self.list.push(Block {
+            rip: key.rip,
+            first,
+            count: decoded.ops.len() as u32,
+            len: decoded.len,
+            sum,
+            next: [Successor::default(); 2],
+            second: decoded.second,
+            key,
+        });
+        self.by_key.insert(key, id);
+        let pages = [Some(key.offset), decoded.second];
+        for page in pages.into_iter().flatten() {
+            let page = (page >> 12) as u32;
+            self.by_page.entry(page).or_default().push(id);
+        }
+        id
+    }
+
+    /// Drops the blocks of pages that were written to.
+    pub(crate) fn drop_pages(&mut self, pages: &[u32]) {
+        for page in pages {
+            for id in self.by_page.remove(page).unwrap_or_default() {
+                let key = self.list[id as usize].key;
+                if self.by_key.get(&key) == Some(&id) {
+                    self.by_key.remove(&key);
+                }
+            }
+        }
+        self.generation += 1;
+    }
+
+    pub(crate) fn flush(&mut self) {
+        self.flushes = self.flushes.wrapping_add(1) & 0x3fff_ffff;
+        if self.flushes == 0 {
+            self.generation += 1;
+        }
+    }
+
+    /// All blocks go.
+    pub(crate) fn clear(&mut self) {
+        let (generation, flushes) = (self.generation + 1, self.flushes);
+        *self = Self {
+            generation,
+            flushes,
+            ..Self::new()
+        };
+    }
+}
+
+#[inline(always)]
+fn place(rip: u64) -> usize {
+    (rip ^ rip >> 12) as usize & (JUMPS - 1)
+}

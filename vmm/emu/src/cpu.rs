@@ -1,0 +1,686 @@
+//! The processor: fetches, runs blocks, stops where it is told to.
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "offsets in a page, and numbers of pages"
+)]
+
+use std::fmt;
+use std::ops::Range;
+
+use iced_x86::InstructionInfoFactory;
+
+use crate::block::{Blocks, Key};
+use crate::cpuid::Cpuid;
+use crate::decode::{self, Short, Source};
+use crate::events::{EventTotals, LANES};
+use crate::insn::{Core, Delivery, Fault, Spot, Trap, deliver, execute};
+use crate::op::Op;
+use crate::paging::is_canonical;
+use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
+use crate::stop::{Answer, Stop};
+use crate::sys::ram::Ram;
+use crate::tlb::Set;
+
+/// Ticks after which events are added to the totals at the latest: no lane of 16 bits can
+/// overflow by then, the most an instruction counts for being 32.
+const FOLD: i64 = 1900;
+
+/// Bytes that are looked at for a block.
+const WINDOW: usize = 1024;
+
+/// A privilege level, as counts tell them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ring {
+    /// CPL 0, 1, 2.
+    Kernel,
+    /// CPL 3.
+    User,
+}
+
+/// How a run of blocks ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// The budget is used up.
+    Budget,
+    /// The instruction asked for has retired, or one after which all has to be looked at.
+    Retired,
+    /// Likewise, but it is to be executed again.
+    Repeats,
+    Fault,
+    CodeWrite,
+    Stop,
+}
+
+/// A processor in software.
+pub struct Cpu {
+    core: Core,
+    factory: InstructionInfoFactory,
+    blocks: Blocks,
+    totals: [EventTotals; 2],
+    wants_window: bool,
+}
+
+impl fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cpu")
+            .field("state", &self.core.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cpu {
+    /// A processor after reset, with this memory and these answers to CPUID.
+    #[must_use]
+    pub fn new(ram: Ram, cpuid: Cpuid) -> Self {
+        Self {
+            core: Core::new(ram, cpuid),
+            factory: InstructionInfoFactory::new(),
+            blocks: Blocks::new(),
+            totals: [EventTotals::default(); 2],
+            wants_window: false,
+        }
+    }
+
+    /// The registers.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.core.state
+    }
+
+    /// Sets all registers; translations are dropped.
+    pub fn set_state(&mut self, state: State) {
+        self.core.state = state;
+        for seg in [Seg::Fs, Seg::Gs] {
+            let one = self.core.state.segment(seg);
+            self.core.state.set_segment(seg, one);
+        }
+        self.core.state.r[usize::from(ZERO)] = 0;
+        self.core.state.r[usize::from(STACK)] = 0;
+        self.core.tlb.clear();
+        self.core.refresh_paging();
+        self.core.settle();
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn ram(&self) -> &Ram {
+        &self.core.ram
+    }
+
+    /// Somebody else has written to guest-physical addresses: code decoded from there is
+    /// dropped.
+    pub fn written(&mut self, physical: Range<u64>) {
+        let mut at = physical.start & !0xfff;
+        while at < physical.end {
+            if let Some(offset) = self.core.ram.offset_of(at) {
+                self.core.code.write((offset >> 12) as u32);
+            }
+            at += 4096;
+        }
+        self.drop_written();
+    }
+
+    /// All decoded code is dropped; nothing else changes.
+    pub fn forget_code(&mut self) {
+        self.blocks.clear();
+        self.core.kept.clear();
+        self.core.code.clear();
+    }
+
+    /// What instructions counted for in a ring since it was last taken.
+    pub fn take_totals(&mut self, ring: Ring) -> EventTotals {
+        std::mem::take(&mut self.totals[ring as usize])
+    }
+
+    /// Ticks since reset.
+    #[must_use]
+    pub fn time(&self) -> u64 {
+        self.core.state.time
+    }
+
+    /// Time passes without instructions.
+    pub fn skip(&mut self, ticks: u64) {
+        self.core.state.time = self.core.state.time.wrapping_add(ticks);
+    }
+
+    /// Answers the last stop; the instruction goes on when the processor runs.
+    pub fn answer(&mut self, answer: Answer) {
+        self.core.answer = Some(answer);
+    }
+
+    /// Whether an interrupt would be taken now.
+    #[must_use]
+    pub fn can_interrupt(&self) -> bool {
+        let state = &self.core.state;
+        state.system_flags & IF != 0 && state.shadow == Shadow::None && !self.core.is_half_done()
+    }
+
+    /// Whether an NMI would be taken now.
+    #[must_use]
+    pub fn can_nmi(&self) -> bool {
+        let state = &self.core.state;
+        !state.nmi_blocked && state.shadow != Shadow::MovSs && !self.core.is_half_done()
+    }
+
+    /// From now on [`Stop::Window`] says when an interrupt can be taken.
+    pub fn want_window(&mut self, wants: bool) {
+        self.wants_window = wants;
+    }
+
+    /// Delivers an interrupt, which [`Cpu::can_interrupt`] allows. A stop is a triple fault.
+    pub fn interrupt(&mut self, vector: u8) -> Option<Stop> {
+        self.inject(Delivery::Interrupt(vector))
+    }
+
+    /// Delivers an NMI, which [`Cpu::can_nmi`] allows.
+    pub fn nmi(&mut self) -> Option<Stop> {
+        self.inject(Delivery::Nmi)
+    }
+
+    fn inject(&mut self, delivery: Delivery) -> Option<Stop> {
+        self.begin(0);
+        let stop = self.deliver(delivery);
+        self.core.state.time = self.core.now();
+        stop
+    }
+
+    fn begin(&mut self, budget: u64) {
+        self.core.left = i64::try_from(budget).unwrap_or(i64::MAX);
+        self.core.end = self
+            .core
+            .state
+            .time
+            .wrapping_add(self.core.left.cast_unsigned());
+    }
+
+    /// Runs until `budget` ticks have passed, at least one an instruction, or something stops
+    /// it. The last instruction may take it beyond.
+    pub fn run(&mut self, budget: u64) -> Stop {
+        self.begin(budget);
+        let stop = loop {
+            if let Some(stop) = self.step() {
+                break stop;
+            }
+        };
+        self.core.state.time = self.core.now();
+        stop
+    }
+
+    /// Something until all has to be looked at again.
+    fn step(&mut self) -> Option<Stop> {
+        if self.core.halted {
+            self.core.halted = false;
+            return Some(Stop::Halted);
+        }
+        if self.wants_window && self.can_interrupt() {
+            return Some(Stop::Window);
+        }
+        if self.core.left <= 0 {
+            return Some(Stop::Budget);
+        }
+        self.drop_written();
+        if self.core.flushed {
+            self.core.flushed = false;
+            self.blocks.flush();
+        }
+        if self.is_special() {
+            return self.single(false);
+        }
+        match self.run_blocks(false) {
+            Ended::Budget => Some(Stop::Budget),
+            Ended::Retired | Ended::Repeats => None,
+            Ended::Fault => self.deliver(Delivery::Fault(self.core.fault)),
+            Ended::CodeWrite => self.single(true),
+            Ended::Stop => Some(self.stopped()),
+        }
+    }
+
+    /// The next instruction is not one of many.
+    fn is_special(&self) -> bool {
+        const BREAKPOINTS: u64 = 0xff;
+        let state = &self.core.state;
+        state.system_flags & (TF | RF) != 0
+            || state.shadow != Shadow::None
+            || state.dr7 & BREAKPOINTS != 0
+            || self.core.is_half_done()
+    }
+
+    fn stopped(&mut self) -> Stop {
+        self.core.rewind();
+        match &mut self.core.stop {
+            Stop::Unimplemented { rip, .. } => *rip = self.core.state.rip,
+            Stop::Budget
+            | Stop::Window
+            | Stop::Halted
+            | Stop::Shutdown
+            | Stop::IoIn { .. }
+            | Stop::IoOut { .. }
+            | Stop::MmioRead { .. }
+            | Stop::MmioWrite { .. }
+            | Stop::Rdmsr { .. }
+            | Stop::Wrmsr { .. }
+            | Stop::Rdpmc { .. } => {}
+        }
+        self.core.stop
+    }
+
+    /// One instruction, with what may come before and behind it.
+    fn single(&mut self, alone: bool) -> Option<Stop> {
+        if let Some(hits) = self.breakpoints() {
+            self.core.state.dr6 = self.core.state.dr6 & !0xf | hits;
+            let fault = Fault {
+                vector: 1,
+                code: None,
+                cr2: None,
+            };
+            return self.deliver(Delivery::Fault(fault));
+        }
+        let before = self.core.state.system_flags;
+        let shadow = self.core.state.shadow;
+        self.core.state.shadow = Shadow::None;
+        self.core.state.system_flags &= !RF;
+        self.core.no_step = false;
+        self.core.hits = 0;
+        self.core.alone = alone;
+        let mut ended = self.run_blocks(true);
+        if ended == Ended::CodeWrite {
+            self.core.rewind();
+            self.core.alone = true;
+            ended = self.run_blocks(true);
+        }
+        self.core.alone = false;
+        match ended {
+            Ended::Retired | Ended::Repeats => {
+                self.core.settle();
+                self.debug_trap(before & TF != 0)
+            }
+            Ended::Fault => {
+                self.core.settle();
+                self.deliver(Delivery::Fault(self.core.fault))
+            }
+            Ended::Budget | Ended::Stop | Ended::CodeWrite => {
+                self.core.state.shadow = shadow;
+                self.core.state.system_flags |= before & RF;
+                Some(if ended == Ended::Stop {
+                    self.stopped()
+                } else {
+                    Stop::Budget
+                })
+            }
+        }
+    }
+
+    /// Instruction breakpoints at RIP, as bits of DR6.
+    fn breakpoints(&self) -> Option<u64> {
+        let state = &self.core.state;
+        if state.system_flags & RF != 0 || self.core.is_half_done() {
+            return None;
+        }
+        let linear = self.linear_rip();
+        let hit = |n: usize| {
+            let on = state.dr7 >> (2 * n) & 3 != 0;
+            on && state.dr7 >> (16 + 4 * n) & 15 == 0 && state.dr[n] == linear
+        };
+        let hits: u64 = (0..4).filter(|n| hit(*n)).map(|n| 1 << n).sum();
+        (hits != 0).then_some(hits)
+    }
+
+    /// #DB behind an instruction: of a step, and of data. A load of SS puts it off, and a step's
+    /// is lost then.
+    fn debug_trap(&mut self, stepped: bool) -> Option<Stop> {
+        const SINGLE_STEP: u64 = 1 << 14;
+        if self.core.state.shadow == Shadow::MovSs {
+            return None;
+        }
+        let mut bits = self.core.hits;
+        if stepped && !self.core.no_step {
+            bits |= SINGLE_STEP;
+        }
+        if bits == 0 {
+            return None;
+        }
+        self.core.state.dr6 = self.core.state.dr6 & !0xf | bits;
+        self.deliver(Delivery::Trap(1))
+    }
+
+    /// Delivers, with what comes of faults on the way (SDM vol. 3A, table 6-5).
+    fn deliver(&mut self, delivery: Delivery) -> Option<Stop> {
+        // Nobody raises exceptions for ever without time passing.
+        self.core.spend(1);
+        let ring = self.ring();
+        let mut current = delivery;
+        let stop = loop {
+            match deliver(&mut self.core, current) {
+                Ok(()) => break None,
+                Err(Trap::Fault) => match after(current, self.core.fault) {
+                    Some(next) => current = next,
+                    None => break Some(Stop::Shutdown),
+                },
+                Err(Trap::Stop) => break Some(self.stopped()),
+                Err(Trap::Leave | Trap::Again | Trap::CodeWrite) => break Some(Stop::Shutdown),
+            }
+        };
+        self.fold(ring);
+        stop
+    }
+
+    fn ring(&self) -> Ring {
+        if self.core.state.cpl() == 3 {
+            Ring::User
+        } else {
+            Ring::Kernel
+        }
+    }
+
+    fn fold(&mut self, ring: Ring) {
+        self.totals[ring as usize].add(&self.core.lanes);
+        self.core.lanes = [0; LANES];
+    }
+
+    fn drop_written(&mut self) {
+        let pages = self.core.code.take_written();
+        if !pages.is_empty() {
+            self.blocks.drop_pages(&pages);
+        }
+    }
+
+    fn run_blocks(&mut self, single: bool) -> Ended {
+        let ring = self.ring();
+        let ended = match self.find() {
+            Ok(first) => self.run_from(first, single, ring),
+            Err(trap) => ended(trap),
+        };
+        self.fold(ring);
+        ended
+    }
+
+    /// The hot loop.
+    fn run_from(&mut self, first: u32, single: bool, ring: Ring) -> Ended {
+        let tag = self.tag();
+        let mut id = first;
+        let mut floor = self.core.left.saturating_sub(FOLD).max(0);
+        loop {
+            let block = self.blocks.get(id);
+            let mut count = block.count;
+            let whole = self.core.left - i64::from(count) >= floor && !single;
+            if whole {
+                add(&mut self.core.lanes, &block.sum);
+                self.core.state.rip = block.rip.wrapping_add(u64::from(block.len));
+            } else {
+                count = if single { 1 } else { count };
+                if self.core.left <= 0 {
+                    return Ended::Budget;
+                }
+                count = count.min(u32::try_from(self.core.left).unwrap_or(u32::MAX));
+                self.fold(ring);
+                floor = self.core.left.saturating_sub(FOLD).max(0);
+                self.begin_part(id, count);
+            }
+            self.core.left -= i64::from(count);
+            let block = self.blocks.get(id);
+            self.core.block_rip(block.rip);
+            let ops = self.blocks.ops(block, count);
+            if let Some((at, trap)) = run_ops(&mut self.core, ops) {
+                return self.trapped(id, count, at, trap);
+            }
+            if single {
+                return Ended::Retired;
+            }
+            let rip = self.core.state.rip;
+            id = match self.blocks.after(id, rip, tag) {
+                Some(next) => next,
+                // What comes next is not even fetched.
+                None if self.core.left <= 0 => return Ended::Budget,
+                None => match self.follow(id) {
+                    Ok(next) => next,
+                    Err(trap) => return ended(trap),
+                },
+            };
+        }
+    }
+
+    /// The first `count` operations of a block are to be run: counts them.
+    fn begin_part(&mut self, id: u32, count: u32) {
+        let block = self.blocks.get(id);
+        let ops = self.blocks.ops(block, count);
+        for op in ops {
+            take(
+                &mut self.core.lanes,
+                self.blocks.vector(op),
+                u16::wrapping_add,
+            );
+        }
+        self.core.state.rip = block.rip.wrapping_add(length(ops));
+    }
+
+    /// An operation of `count` did not just retire: those behind it have not been run.
+    #[cold]
+    fn trapped(&mut self, id: u32, count: u32, at: usize, trap: Trap) -> Ended {
+        let block = self.blocks.get(id);
+        let ops = self.blocks.ops(block, count);
+        let retired = if trap == Trap::Leave { at + 1 } else { at };
+        for op in &ops[retired..] {
+            take(
+                &mut self.core.lanes,
+                self.blocks.vector(op),
+                u16::wrapping_sub,
+            );
+        }
+        self.core.left += (ops.len() - retired) as i64;
+        if trap != Trap::Leave || retired < ops.len() {
+            self.core.state.rip = block.rip.wrapping_add(length(&ops[..retired]));
+        }
+        if trap == Trap::Again {
+            self.core.spend(1);
+        }
+        ended(trap)
+    }
+
+    fn mode(&self) -> u8 {
+        let bits = match self.core.state.bits() {
+            16 => 0,
+            32 => 1,
+            _ => 2,
+        };
+        bits | u8::from(self.ring() == Ring::User) << 2
+    }
+
+    fn tag(&self) -> u64 {
+        self.blocks.tag(self.mode())
+    }
+
+    fn linear_rip(&self) -> u64 {
+        let state = &self.core.state;
+        if state.bits() == 64 {
+            state.rip
+        } else {
+            state.segment(Seg::Cs).base.wrapping_add(state.rip) & 0xffff_ffff
+        }
+    }
+
+    /// The block at RIP, after another one.
+    #[cold]
+    fn follow(&mut self, before: u32) -> Result<u32, Trap> {
+        let tag = self.tag();
+        let next = self.find()?;
+        if self.tag() == tag {
+            self.blocks.chain(before, next);
+        }
+        Ok(next)
+    }
+
+    /// The block at RIP.
+    fn find(&mut self) -> Result<u32, Trap> {
+        let rip = self.core.state.rip;
+        if let Some(id) = self.blocks.jump(rip, self.tag()) {
+            return Ok(id);
+        }
+        let bits = self.core.state.bits();
+        let outside = if bits == 64 {
+            !is_canonical(rip)
+        } else {
+            rip > u64::from(self.core.state.segment(Seg::Cs).limit)
+        };
+        if outside {
+            return self.core.gp(0);
+        }
+        let Spot::Ram(offset) = self.fetch(self.linear_rip())? else {
+            // Where nothing is, all bits are ones, which is no instruction.
+            return self.core.ud();
+        };
+        let key = Key {
+            offset,
+            rip,
+            bits: bits as u8,
+        };
+        let found = match self.blocks.find(&key) {
+            Some(id) if self.still_there(id)? => id,
+            _ => self.decode(key)?,
+        };
+        let tag = self.tag();
+        self.blocks.learn(rip, tag, found);
+        Ok(found)
+    }
+
+    fn fetch(&mut self, linear: u64) -> Result<Spot, Trap> {
+        let set = match self.ring() {
+            Ring::User => Set::UserFetch,
+            Ring::Kernel => Set::KernelFetch,
+        };
+        self.core.spot(set, linear)
+    }
+
+    /// Whether a block that reaches into another page still does into the same.
+    fn still_there(&mut self, id: u32) -> Result<bool, Trap> {
+        let Some(second) = self.blocks.get(id).second else {
+            return Ok(true);
+        };
+        let next = (self.linear_rip() | 0xfff).wrapping_add(1);
+        Ok(self.fetch(next)? == Spot::Ram(second))
+    }
+
+    fn decode(&mut self, key: Key) -> Result<u32, Trap> {
+        if self.blocks.is_full(self.core.kept.len()) {
+            self.forget_code();
+        }
+        let mut bytes = [0; WINDOW];
+        let room = ((4096 - (key.offset & 0xfff)) as usize).min(WINDOW);
+        self.core.ram.bytes_at(key.offset, &mut bytes[..room]);
+        let mut second = None;
+        let mut len = room;
+        let decoded = loop {
+            let source = Source {
+                bytes: &bytes[..len],
+                rip: key.rip,
+                bits: u32::from(key.bits),
+            };
+            let Core { cpuid, kept, .. } = &mut self.core;
+            match decode::block(source, cpuid, &mut self.blocks, kept, &mut self.factory) {
+                Ok(decoded) => break decoded,
+                Err(Short::NextPage) => {
+                    let next = (self.linear_rip() | 0xfff).wrapping_add(1);
+                    let spot = self.fetch(next)?;
+                    // One instruction: what comes behind begins on the other page.
+                    let rest = &mut bytes[room..room + 15];
+                    match spot {
+                        Spot::Ram(offset) => {
+                            self.core.ram.bytes_at(offset, rest);
+                            second = Some(offset);
+                        }
+                        Spot::Device(_) => rest.fill(0xff),
+                    }
+                    len = room + 15;
+                }
+            }
+        };
+        Ok(self.keep(key, decoded, second, room))
+    }
+
+    fn keep(
+        &mut self,
+        key: Key,
+        mut decoded: crate::block::Decoded,
+        second: Option<u64>,
+        room: usize,
+    ) -> u32 {
+        if second.is_some() {
+            let crossing = decoded.ops.first().map_or(0, |op| u32::from(op.len));
+            decoded.ops.truncate(1);
+            decoded.len = crossing;
+            if crossing as usize > room {
+                decoded.second = second;
+            }
+        }
+        for page in [Some(key.offset), decoded.second].into_iter().flatten() {
+            if self.core.code.set((page >> 12) as u32) {
+                self.core.tlb.protect(page & !0xfff);
+            }
+        }
+        self.blocks.add(key, decoded)
+    }
+}
+
+/// Runs operations until one does not just retire.
+#[inline(always)]
+fn run_ops(core: &mut Core, ops: &[Op]) -> Option<(usize, Trap)> {
+    for (at, op) in ops.iter().enumerate() {
+        if let Err(trap) = execute(core, op) {
+            return Some((at, trap));
+        }
+    }
+    None
+}
+
+#[inline(always)]
+fn add(lanes: &mut [u16; LANES], sum: &[u16; LANES]) {
+    for (lane, sum) in lanes.iter_mut().zip(sum) {
+        *lane = lane.wrapping_add(*sum);
+    }
+}
+
+fn take(lanes: &mut [u16; LANES], vector: [u8; LANES], change: fn(u16, u16) -> u16) {
+    for (lane, count) in lanes.iter_mut().zip(vector) {
+        *lane = change(*lane, u16::from(count));
+    }
+}
+
+fn length(ops: &[Op]) -> u64 {
+    ops.iter().map(|op| u64::from(op.len)).sum()
+}
+
+fn ended(trap: Trap) -> Ended {
+    match trap {
+        Trap::Leave => Ended::Retired,
+        Trap::Again => Ended::Repeats,
+        Trap::Fault => Ended::Fault,
+        Trap::CodeWrite => Ended::CodeWrite,
+        Trap::Stop => Ended::Stop,
+    }
+}
+
+/// What is delivered when `second` was raised while `first` was; `None` is a triple fault.
+fn after(first: Delivery, second: Fault) -> Option<Delivery> {
+    const DOUBLE: u8 = 8;
+    const PAGE: u8 = 14;
+    let contributory = |vector: u8| matches!(vector, 0 | 10..=13);
+    let Delivery::Fault(first) = first else {
+        return Some(Delivery::Fault(second));
+    };
+    let serious = contributory(second.vector) || second.vector == PAGE;
+    let double = match first.vector {
+        DOUBLE if serious => return None,
+        PAGE => serious,
+        vector if contributory(vector) => contributory(second.vector),
+        _ => false,
+    };
+    let next = if double {
+        Fault {
+            vector: DOUBLE,
+            code: Some(0),
+            cr2: None,
+        }
+    } else {
+        second
+    };
+    Some(Delivery::Fault(next))
+}

@@ -1,0 +1,200 @@
+//! What the processor says that it can do, and so what it has to do.
+
+use iced_x86::CpuidFeature as Iced;
+
+/// One leaf of CPUID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leaf {
+    /// EAX of the question.
+    pub leaf: u32,
+    /// ECX of the question, where it matters.
+    pub subleaf: Option<u32>,
+    /// EAX, EBX, ECX, EDX of the answer.
+    pub registers: [u32; 4],
+}
+
+/// The answers to CPUID.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cpuid {
+    leaves: Vec<Leaf>,
+}
+
+const EBX: usize = 1;
+const ECX: usize = 2;
+const EDX: usize = 3;
+
+/// Features, by where CPUID announces them: leaf, register, bit.
+const ANNOUNCED: &[(Iced, u32, usize, u32)] = &[
+    (Iced::SSE3, 1, ECX, 0),
+    (Iced::PCLMULQDQ, 1, ECX, 1),
+    (Iced::MONITOR, 1, ECX, 3),
+    (Iced::VMX, 1, ECX, 5),
+    (Iced::SSSE3, 1, ECX, 9),
+    (Iced::FMA, 1, ECX, 12),
+    (Iced::CMPXCHG16B, 1, ECX, 13),
+    (Iced::SSE4_1, 1, ECX, 19),
+    (Iced::SSE4_2, 1, ECX, 20),
+    (Iced::MOVBE, 1, ECX, 22),
+    (Iced::POPCNT, 1, ECX, 23),
+    (Iced::AES, 1, ECX, 25),
+    (Iced::XSAVE, 1, ECX, 26),
+    (Iced::AVX, 1, ECX, 28),
+    (Iced::F16C, 1, ECX, 29),
+    (Iced::RDRAND, 1, ECX, 30),
+    (Iced::FPU, 1, EDX, 0),
+    (Iced::FPU287, 1, EDX, 0),
+    (Iced::FPU287XL_ONLY, 1, EDX, 0),
+    (Iced::FPU387, 1, EDX, 0),
+    (Iced::FPU387SL_ONLY, 1, EDX, 0),
+    (Iced::TSC, 1, EDX, 4),
+    (Iced::MSR, 1, EDX, 5),
+    (Iced::CX8, 1, EDX, 8),
+    (Iced::SEP, 1, EDX, 11),
+    (Iced::CMOV, 1, EDX, 15),
+    (Iced::CLFSH, 1, EDX, 19),
+    (Iced::MMX, 1, EDX, 23),
+    (Iced::FXSR, 1, EDX, 24),
+    (Iced::SSE, 1, EDX, 25),
+    (Iced::SSE2, 1, EDX, 26),
+    (Iced::FSGSBASE, 7, EBX, 0),
+    (Iced::BMI1, 7, EBX, 3),
+    (Iced::AVX2, 7, EBX, 5),
+    (Iced::BMI2, 7, EBX, 8),
+    (Iced::INVPCID, 7, EBX, 10),
+    (Iced::RDSEED, 7, EBX, 18),
+    (Iced::ADX, 7, EBX, 19),
+    (Iced::SMAP, 7, EBX, 20),
+    (Iced::CLFLUSHOPT, 7, EBX, 23),
+    (Iced::CLWB, 7, EBX, 24),
+    (Iced::SHA, 7, EBX, 29),
+    (Iced::RDPID, 7, ECX, 22),
+    (Iced::LZCNT, 0x8000_0001, ECX, 5),
+    (Iced::SSE4A, 0x8000_0001, ECX, 6),
+    (Iced::SYSCALL, 0x8000_0001, EDX, 11),
+    (Iced::RDTSCP, 0x8000_0001, EDX, 27),
+];
+
+/// What every processor with long mode has, and hints that do nothing where they mean nothing.
+const ALWAYS: &[Iced] = &[
+    Iced::INTEL8086,
+    Iced::INTEL8086_ONLY,
+    Iced::INTEL186,
+    Iced::INTEL286,
+    Iced::INTEL386,
+    Iced::INTEL486,
+    Iced::X64,
+    Iced::CPUID,
+    Iced::PAUSE,
+    Iced::MULTIBYTENOP,
+    Iced::RDPMC,
+    Iced::PREFETCHW,
+    Iced::PREFETCHWT1,
+    Iced::CLDEMOTE,
+    Iced::CET_IBT,
+    Iced::CET_SS,
+    Iced::MPX,
+];
+
+impl Cpuid {
+    /// With these answers.
+    #[must_use]
+    pub fn new(leaves: Vec<Leaf>) -> Self {
+        Self { leaves }
+    }
+
+    /// What is implemented whole, and no more: a processor for tests. Whoever builds a machine
+    /// has answers of its own.
+    #[must_use]
+    pub fn implemented() -> Self {
+        let leaf = |leaf, subleaf, registers| Leaf {
+            leaf,
+            subleaf,
+            registers,
+        };
+        // FPU is announced by every processor with long mode.
+        let edx1 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 11 | 1 << 13 | 1 << 15;
+        let ecx1 = 1 << 13 | 1 << 23 | 1 << 31;
+        Self::new(vec![
+            leaf(0, None, [7, 0x756e_6547, 0x6c65_746e, 0x4965_6e69]),
+            leaf(1, None, [0x0005_0654, 0x800, ecx1, edx1 | 1 << 19]),
+            leaf(7, Some(0), [0, 1 | 1 << 7 | 1 << 9 | 1 << 20, 0, 0]),
+            leaf(0x8000_0000, None, [0x8000_0008, 0, 0, 0]),
+            leaf(
+                0x8000_0001,
+                None,
+                [0, 0, 1, 1 << 11 | 1 << 20 | 1 << 26 | 1 << 27 | 1 << 29],
+            ),
+            leaf(0x8000_0008, None, [0x3029, 0, 0, 0]),
+        ])
+    }
+
+    fn find(&self, leaf: u32, subleaf: u32) -> Option<&Leaf> {
+        self.leaves
+            .iter()
+            .find(|one| one.leaf == leaf && one.subleaf.is_none_or(|sub| sub == subleaf))
+    }
+
+    /// EAX, EBX, ECX, EDX for a question. Above the highest leaf the highest basic one answers
+    /// (SDM vol. 2A, "CPUID").
+    #[must_use]
+    pub fn answer(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
+        let most = |first: u32| self.find(first, 0).map_or(0, |one| one.registers[0]);
+        let known = match leaf >> 16 {
+            0 => leaf <= most(0),
+            0x4000 | 0x8000 => leaf <= most(leaf & 0xffff_0000),
+            _ => false,
+        };
+        let leaf = if known { leaf } else { most(0) };
+        self.find(leaf, subleaf)
+            .map_or([0; 4], |found| found.registers)
+    }
+
+    fn bit(&self, leaf: u32, register: usize, bit: u32) -> bool {
+        self.find(leaf, 0)
+            .is_some_and(|found| found.registers[register] >> bit & 1 != 0)
+    }
+
+    /// Whether an instruction of this feature is there.
+    #[must_use]
+    pub fn has(&self, feature: Iced) -> bool {
+        ALWAYS.contains(&feature)
+            || ANNOUNCED.iter().any(|(one, leaf, register, bit)| {
+                *one == feature && self.bit(*leaf, *register, *bit)
+            })
+    }
+
+    /// 1 GiB pages.
+    #[must_use]
+    pub fn has_gigabyte_pages(&self) -> bool {
+        self.bit(0x8000_0001, EDX, 26)
+    }
+
+    /// Bits of a guest-physical address; 36 where nothing is said.
+    #[must_use]
+    pub fn physical_bits(&self) -> u32 {
+        let bits = self.find(0x8000_0008, 0).map_or(36, |one| one.registers[0]);
+        (bits & 0xff).clamp(32, 52)
+    }
+
+    /// The vendor is AMD.
+    #[must_use]
+    pub fn is_amd(&self) -> bool {
+        self.find(0, 0)
+            .is_some_and(|one| one.registers[EBX] == 0x6874_7541)
+    }
+
+    /// CR4 bits that may be set.
+    #[must_use]
+    pub fn cr4_mask(&self) -> u64 {
+        use crate::state::{CR4_FSGSBASE, CR4_SMAP, CR4_SMEP};
+        // VME, PVI, TSD, DE, PSE, PAE, MCE, PGE, PCE, OSFXSR, OSXMMEXCPT.
+        let mut mask = 0x7ff;
+        let bits = [(0, CR4_FSGSBASE), (7, CR4_SMEP), (20, CR4_SMAP)];
+        for (bit, cr4) in bits {
+            if self.bit(7, EBX, bit) {
+                mask |= cr4;
+            }
+        }
+        mask
+    }
+}

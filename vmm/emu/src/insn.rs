@@ -1,0 +1,31 @@
+//! The instructions. The house exempts this folder from its limits on length and casts: what
+//! stands here are one family's handlers in one file, and truncation is what they are about.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an instruction of a width takes the low bits of a register"
+)]
+
+mod alu;
+mod bits;
+mod branch;
+mod core;
+mod far;
+mod interrupt;
+pub(crate) mod kinds;
+mod mem;
+mod muldiv;
+pub(crate) mod operand;
+mod segment;
+mod shift;
+mod slow;
+mod strings;
+mod system;
+mod table;
+
+pub(crate) use self::core::{Core, Fault, Spot, Trap};
+pub(crate) use self::interrupt::{Delivery, deliver};
+pub(crate) use self::kinds::is_hint;
+pub(crate) use self::operand as form;
+pub use self::slow::is_known;
+pub(crate) use self::table::{K, Pick, execute, extend};

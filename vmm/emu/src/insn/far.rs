@@ -1,0 +1,268 @@
+//! Far jumps, calls and returns, and IRET.
+
+use iced_x86::{Code, Instruction, Mnemonic, OpKind};
+
+use super::core::{Core, Exec, Trap, Width};
+use super::operand::{below, by_width, drop_stack, linear, peek, set_stack};
+use super::segment::{self, Descriptor, is_real, stack};
+use crate::paging::is_canonical;
+use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Segment, TF, VM};
+use crate::stop::Missing;
+
+pub(super) fn is_far(insn: &Instruction) -> bool {
+    matches!(insn.op0_kind(), OpKind::FarBranch16 | OpKind::FarBranch32)
+        || insn.is_jmp_far_indirect()
+        || insn.is_call_far_indirect()
+}
+
+/// Selector, offset and operand size of a far jump or call.
+fn operand(core: &mut Core, insn: &Instruction) -> Exec<(u16, u64, u32)> {
+    match insn.op0_kind() {
+        OpKind::FarBranch16 => {
+            let offset = u64::from(insn.far_branch16());
+            Ok((insn.far_branch_selector(), offset, 16))
+        }
+        OpKind::FarBranch32 => {
+            let offset = u64::from(insn.far_branch32());
+            Ok((insn.far_branch_selector(), offset, 32))
+        }
+        _ => {
+            let width = insn.memory_size().size() as u32 * 8 - 16;
+            let at = linear(core, insn, false)?;
+            let offset = by_width!(width, W => core.load::<W>(at.at, at.seg).map(W::wide))?;
+            let behind = at.at.wrapping_add(u64::from(width / 8));
+            let selector = core.load::<u16>(behind, at.seg)?;
+            Ok((selector, offset, width))
+        }
+    }
+}
+
+/// Whether an address may be RIP in a code segment.
+fn check_target(core: &mut Core, code: Segment, target: u64) -> Exec {
+    let inside = if core.state.is_long() && code.is_long() {
+        is_canonical(target)
+    } else {
+        target <= u64::from(code.limit)
+    };
+    if inside { Ok(()) } else { core.gp(0) }
+}
+
+/// A descriptor of code that is no gate, with what makes it one that may run.
+fn code_descriptor(core: &mut Core, selector: u16) -> Exec<Descriptor> {
+    if selector & !3 == 0 {
+        return core.gp(0);
+    }
+    let found = segment::find(core, selector, 8)?;
+    if !found.is_segment() {
+        // Gates and tasks; in long mode only the call gate is one.
+        let gate = match found.kind() {
+            12 => true,
+            1 | 4 | 5 | 9 => !core.state.is_long(),
+            _ => false,
+        };
+        if gate {
+            return core.missing(Missing::CallGate);
+        }
+    }
+    if !found.is_code() || (core.state.is_long() && found.is_long() && found.is_big()) {
+        return core.gp(found.error());
+    }
+    Ok(found)
+}
+
+/// JMP and CALL to another code segment of the same privilege.
+pub(super) fn transfer(core: &mut Core, insn: &Instruction) -> Exec {
+    let (selector, target, width) = operand(core, insn)?;
+    let is_call = insn.mnemonic() == Mnemonic::Call;
+    let old = core.state.segment(Seg::Cs).selector;
+    let back = core.state.rip;
+    if is_real(core) {
+        let limit = core.state.segment(Seg::Cs).limit;
+        if target > u64::from(limit) {
+            return core.gp(0);
+        }
+        if is_call {
+            frame(core, width, old, back)?;
+        }
+        segment::real_code(core, selector);
+        core.state.rip = target;
+        return Err(Trap::Leave);
+    }
+    let cpl = core.state.cpl();
+    let found = code_descriptor(core, selector)?;
+    let rpl = (selector & 3) as u8;
+    let allowed = if found.is_conforming() {
+        found.dpl() <= cpl
+    } else {
+        rpl <= cpl && found.dpl() == cpl
+    };
+    if !allowed {
+        return core.gp(found.error());
+    }
+    if !found.is_present() {
+        return core.raise(11, Some(found.error()));
+    }
+    check_target(core, found.segment(), target)?;
+    if is_call {
+        frame(core, width, old, back)?;
+    }
+    let mut code = segment::accessed(core, found)?;
+    code.selector = selector & !3 | u16::from(cpl);
+    core.state.set_segment(Seg::Cs, code);
+    core.state.rip = target;
+    core.refresh();
+    Err(Trap::Leave)
+}
+
+/// The return address of a far call.
+fn frame(core: &mut Core, width: u32, selector: u16, back: u64) -> Exec {
+    let bytes = width / 8;
+    below(core, bytes, width, u64::from(selector))?;
+    below(core, 2 * bytes, width, back)?;
+    let top = super::operand::stack_at(core, -i64::from(2 * bytes));
+    set_stack(core, top);
+    Ok(())
+}
+
+/// Who returns to `selector`: checked as the privilege of the code there allows.
+fn returned_code(core: &mut Core, selector: u16) -> Exec<(Descriptor, u8)> {
+    let cpl = core.state.cpl();
+    let rpl = (selector & 3) as u8;
+    let found = code_descriptor(core, selector)?;
+    let allowed = if found.is_conforming() {
+        found.dpl() <= rpl
+    } else {
+        found.dpl() == rpl
+    };
+    if rpl < cpl || !allowed {
+        return core.gp(found.error());
+    }
+    if !found.is_present() {
+        return core.raise(11, Some(found.error()));
+    }
+    Ok((found, rpl))
+}
+
+pub(super) fn far_return(core: &mut Core, insn: &Instruction) -> Exec {
+    let width = match insn.code() {
+        Code::Retfw | Code::Retfw_imm16 => 16,
+        Code::Retfd | Code::Retfd_imm16 => 32,
+        _ => 64,
+    };
+    let bytes = width / 8;
+    let more = if insn.op_count() > 0 {
+        u32::from(insn.immediate16())
+    } else {
+        0
+    };
+    let target = peek(core, 0, width)?;
+    let selector = peek(core, bytes, width)? as u16;
+    if is_real(core) {
+        drop_stack(core, 2 * bytes + more);
+        segment::real_code(core, selector);
+        core.state.rip = target;
+        return Err(Trap::Leave);
+    }
+    let (found, cpl) = returned_code(core, selector)?;
+    check_target(core, found.segment(), target)?;
+    let outward = cpl > core.state.cpl();
+    if !outward {
+        let code = segment::accessed(core, found)?;
+        drop_stack(core, 2 * bytes + more);
+        core.state.set_segment(Seg::Cs, code);
+    } else {
+        let pointer = peek(core, 2 * bytes + more, width)?;
+        let stack_selector = peek(core, 3 * bytes + more, width)? as u16;
+        let long = core.state.is_long() && found.is_long();
+        let stack = stack(core, stack_selector, cpl, long, 13)?;
+        let code = segment::accessed(core, found)?;
+        core.state.set_segment(Seg::Cs, code);
+        core.state.set_segment(Seg::Ss, stack);
+        set_stack(core, pointer.wrapping_add(u64::from(more)));
+        segment::drop_inner(core, cpl);
+    }
+    core.state.rip = target;
+    core.refresh();
+    Err(Trap::Leave)
+}
+
+pub(super) fn interrupt_return(core: &mut Core, insn: &Instruction) -> Exec {
+    let width = match insn.mnemonic() {
+        Mnemonic::Iret => 16,
+        Mnemonic::Iretd => 32,
+        _ => 64,
+    };
+    let bytes = width / 8;
+    if core.state.system_flags & VM != 0 {
+        return core.missing(Missing::Virtual8086);
+    }
+    if is_real(core) {
+        let target = peek(core, 0, width)?;
+        let selector = peek(core, bytes, width)? as u16;
+        let flags = peek(core, 2 * bytes, width)?;
+        drop_stack(core, 3 * bytes);
+        segment::real_code(core, selector);
+        core.state.rip = target;
+        set_flags(core, flags, width, 0);
+        core.state.nmi_blocked = false;
+        return Err(Trap::Leave);
+    }
+    if core.state.system_flags & NT != 0 {
+        if core.state.is_long() {
+            return core.gp(0);
+        }
+        return core.missing(Missing::CallGate);
+    }
+    let target = peek(core, 0, width)?;
+    let selector = peek(core, bytes, width)? as u16;
+    let flags = peek(core, 2 * bytes, width)?;
+    if flags & VM != 0 && !core.state.is_long() && core.state.cpl() == 0 && width == 32 {
+        return core.missing(Missing::Virtual8086);
+    }
+    let was = core.state.cpl();
+    let (found, cpl) = returned_code(core, selector)?;
+    // 64-bit code gets its stack from the frame in any case.
+    let whole = core.state.bits() == 64 || cpl > was;
+    let mut new_stack = None;
+    if whole {
+        let pointer = peek(core, 3 * bytes, width)?;
+        let stack_selector = peek(core, 4 * bytes, width)? as u16;
+        let long = core.state.is_long() && found.is_long();
+        let segment = stack(core, stack_selector, cpl, long, 13)?;
+        new_stack = Some((segment, pointer));
+    }
+    check_target(core, found.segment(), target)?;
+    let code = segment::accessed(core, found)?;
+    core.state.set_segment(Seg::Cs, code);
+    match new_stack {
+        Some((segment, pointer)) => {
+            core.state.set_segment(Seg::Ss, segment);
+            set_stack(core, pointer);
+        }
+        None => drop_stack(core, 3 * bytes),
+    }
+    core.state.rip = target;
+    set_flags(core, flags, width, was);
+    if cpl > was {
+        segment::drop_inner(core, cpl);
+    }
+    core.state.nmi_blocked = false;
+    core.refresh();
+    Err(Trap::Leave)
+}
+
+/// RFLAGS from a frame, as far as code of that privilege may set them.
+fn set_flags(core: &mut Core, flags: u64, width: u32, cpl: u8) {
+    let old = core.state.rflags();
+    let mut open = crate::flags::STATUS | TF | DF | NT;
+    if width > 16 {
+        open |= RF | AC | ID;
+    }
+    if u64::from(cpl) <= (old & IOPL) >> 12 {
+        open |= IF;
+    }
+    if cpl == 0 {
+        open |= IOPL;
+    }
+    core.state.set_rflags(old & !open | flags & open);
+}

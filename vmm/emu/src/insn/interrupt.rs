@@ -1,0 +1,209 @@
+//! Exceptions and interrupts (SDM vol. 3A, chapter 6).
+
+use super::core::{Core, Exec, Fault, Width};
+use super::segment::{self, null_stack};
+use crate::events::DELIVERIES;
+use crate::paging::is_canonical;
+use crate::state::{IF, NT, RF, Seg, TF, VM};
+use crate::stop::Missing;
+
+/// What is delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// An exception; RIP is at the instruction.
+    Fault(Fault),
+    /// An exception behind an instruction: #DB of a step or of data.
+    Trap(u8),
+    /// From outside.
+    Interrupt(u8),
+    Nmi,
+    /// INT n, INT3, INTO: the gate's privilege is checked.
+    Software(u8),
+    /// INT1: it is not.
+    Int1,
+}
+
+impl Delivery {
+    fn vector(self) -> u8 {
+        match self {
+            Delivery::Fault(fault) => fault.vector,
+            Delivery::Trap(vector) | Delivery::Interrupt(vector) | Delivery::Software(vector) => {
+                vector
+            }
+            Delivery::Nmi => 2,
+            Delivery::Int1 => 1,
+        }
+    }
+
+    /// The bit of error codes which says that no instruction of the program asked for it.
+    fn external(self) -> u32 {
+        u32::from(!matches!(self, Delivery::Software(_)))
+    }
+
+    fn code(self) -> Option<u32> {
+        match self {
+            Delivery::Fault(fault) => fault.code,
+            _ => None,
+        }
+    }
+}
+
+/// A gate of the IDT in long mode.
+struct Gate {
+    selector: u16,
+    offset: u64,
+    stack: u64,
+    masks: bool,
+}
+
+fn gate(core: &mut Core, delivery: Delivery) -> Exec<Gate> {
+    let vector = u32::from(delivery.vector());
+    let error = vector * 8 + 2 + delivery.external();
+    if vector * 16 + 15 > u32::from(core.state.idtr.limit) {
+        return core.gp(error);
+    }
+    let at = core.state.idtr.base.wrapping_add(u64::from(vector) * 16);
+    let low = core.system_load::<u64>(at)?;
+    let high = core.system_load::<u64>(at.wrapping_add(8))?;
+    let kind = low >> 40 & 0x1f;
+    if !matches!(kind, 0xe | 0xf) {
+        return core.gp(error);
+    }
+    let dpl = (low >> 45 & 3) as u8;
+    if matches!(delivery, Delivery::Software(_)) && dpl < core.state.cpl() {
+        return core.gp(error);
+    }
+    if low >> 47 & 1 == 0 {
+        return core.raise(11, Some(error));
+    }
+    Ok(Gate {
+        selector: (low >> 16) as u16,
+        offset: low & 0xffff | low >> 32 & 0xffff_0000 | high << 32,
+        stack: low >> 32 & 7,
+        masks: kind == 0xe,
+    })
+}
+
+/// A stack pointer out of the TSS.
+fn task_stack(core: &mut Core, offset: u64) -> Exec<u64> {
+    let task = core.state.segment(Seg::Tr);
+    if offset + 7 > u64::from(task.limit) {
+        return core.raise(10, Some(u32::from(task.selector & !3)));
+    }
+    core.system_load::<u64>(task.base.wrapping_add(offset))
+}
+
+/// Delivers: on success RIP is at the handler. A fault on the way is another exception, of
+/// which nothing has come yet.
+pub(crate) fn deliver(core: &mut Core, delivery: Delivery) -> Exec {
+    if let Delivery::Fault(Fault { cr2: Some(cr2), .. }) = delivery {
+        core.state.cr2 = cr2;
+    }
+    if segment::is_real(core) {
+        deliver_real(core, delivery)?;
+    } else if core.state.is_long() {
+        deliver_long(core, delivery)?;
+    } else {
+        return core.missing(Missing::LegacyGate);
+    }
+    match delivery {
+        Delivery::Nmi => core.state.nmi_blocked = true,
+        Delivery::Software(_) | Delivery::Int1 => return Ok(()),
+        _ => {}
+    }
+    core.count(DELIVERIES);
+    Ok(())
+}
+
+fn deliver_long(core: &mut Core, delivery: Delivery) -> Exec {
+    let external = delivery.external();
+    let gate = gate(core, delivery)?;
+    if gate.selector & !3 == 0 {
+        return core.gp(external);
+    }
+    let found = segment::find(core, gate.selector, 8)?;
+    let cpl = core.state.cpl();
+    let error = found.error() + external;
+    if !found.is_code() || found.dpl() > cpl || !found.is_long() || found.is_big() {
+        return core.gp(error);
+    }
+    if !found.is_present() {
+        return core.raise(11, Some(error));
+    }
+    let new_cpl = if found.is_conforming() {
+        cpl
+    } else {
+        found.dpl()
+    };
+    let pointer = if gate.stack != 0 {
+        task_stack(core, 0x1c + 8 * gate.stack)?
+    } else if new_cpl < cpl {
+        task_stack(core, 4 + 8 * u64::from(new_cpl))?
+    } else {
+        core.state.r[4]
+    };
+    if !is_canonical(pointer) {
+        return core.raise(12, Some(external));
+    }
+    if !is_canonical(gate.offset) {
+        return core.gp(external);
+    }
+    let mut flags = core.state.rflags();
+    if matches!(delivery, Delivery::Fault(_)) {
+        flags |= RF;
+    }
+    let state = &core.state;
+    let frame = [
+        u64::from(state.segment(Seg::Ss).selector),
+        state.r[4],
+        flags,
+        u64::from(state.segment(Seg::Cs).selector),
+        state.rip,
+    ];
+    let mut top = pointer & !15;
+    let code = delivery.code().map(u64::from);
+    for value in frame.into_iter().chain(code) {
+        top = top.wrapping_sub(8);
+        core.stack_store(new_cpl, top, value)?;
+    }
+    let mut code = segment::accessed(core, found)?;
+    code.selector = gate.selector & !3 | u16::from(new_cpl);
+    core.state.set_segment(Seg::Cs, code);
+    if new_cpl != cpl {
+        let null = null_stack(new_cpl, u16::from(new_cpl));
+        core.state.set_segment(Seg::Ss, null);
+    }
+    core.state.r[4] = top;
+    core.state.rip = gate.offset;
+    core.state.system_flags &= !(TF | NT | RF | VM);
+    if gate.masks {
+        core.state.system_flags &= !IF;
+    }
+    core.refresh();
+    Ok(())
+}
+
+/// By the table of vectors of real mode; there are no error codes.
+fn deliver_real(core: &mut Core, delivery: Delivery) -> Exec {
+    let vector = u64::from(delivery.vector());
+    if vector * 4 + 3 > u64::from(core.state.idtr.limit) {
+        return core.gp(0);
+    }
+    let at = core.state.idtr.base.wrapping_add(vector * 4);
+    let entry = core.system_load::<u32>(at)?.wide();
+    let frame = [
+        core.state.rflags(),
+        u64::from(core.state.segment(Seg::Cs).selector),
+        core.state.rip,
+    ];
+    for (value, depth) in frame.into_iter().zip([2, 4, 6]) {
+        super::operand::below(core, depth, 16, value)?;
+    }
+    let top = super::operand::stack_at(core, -6);
+    super::operand::set_stack(core, top);
+    segment::real_code(core, (entry >> 16) as u16);
+    core.state.rip = entry & 0xffff;
+    core.state.system_flags &= !(IF | TF | RF);
+    core.refresh();
+    Ok(())
+}

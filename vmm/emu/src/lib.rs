@@ -1,0 +1,40 @@
+//! A processor in software that counts exactly.
+//!
+//! State, memory and a budget go in; state, counts and a [`Stop`] come out. It knows no KVM,
+//! PMU, device, clock or file, and what it does depends on nothing else: neither on the host,
+//! nor on budgets, nor on which code is decoded already.
+//!
+//! Instructions are decoded once, to operations in blocks ([`Cpu::run`] executes these), and
+//! counted as stepping a guest counts them. What CPUID does not announce raises #UD; what it
+//! announces and is not there stops with [`Stop::Unimplemented`], and has counted nothing.
+
+#![deny(unsafe_code)]
+
+mod block;
+mod code;
+mod cpu;
+mod cpuid;
+mod decode;
+mod events;
+mod flags;
+mod insn;
+mod op;
+mod paging;
+mod state;
+mod stop;
+#[allow(
+    unsafe_code,
+    reason = "guest RAM is memory that the guest and others share"
+)]
+mod sys;
+mod tlb;
+
+pub use cpu::{Cpu, Ring};
+pub use cpuid::{Cpuid, Leaf};
+pub use events::EventTotals;
+pub use flags::Flags;
+pub use insn::is_known;
+pub use instruction_facts::EventClass;
+pub use state::{Msrs, Seg, Segment, Shadow, State, Table};
+pub use stop::{Answer, Missing, Stop};
+pub use sys::ram::{PAGE, Ram, RamError, Scalar};

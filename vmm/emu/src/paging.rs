@@ -1,0 +1,173 @@
+//! From linear to guest-physical addresses, by long mode's rules (SDM vol. 3A, chapter 5).
+
+use crate::state::{CR0_PG, CR0_WP, CR4_PGE, CR4_SMAP, CR4_SMEP, EFER_LMA, EFER_NXE, State};
+use crate::sys::ram::Ram;
+use crate::tlb::Set;
+
+const PRESENT: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const LARGE: u64 = 1 << 7;
+const GLOBAL: u64 = 1 << 8;
+const NO_EXECUTE: u64 = 1 << 63;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// Bits of #PF's error code.
+const CODE_PRESENT: u32 = 1;
+const CODE_WRITE: u32 = 1 << 1;
+const CODE_USER: u32 = 1 << 2;
+const CODE_RESERVED: u32 = 1 << 3;
+const CODE_FETCH: u32 = 1 << 4;
+
+/// What decides about a translation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    paging: bool,
+    cr3: u64,
+    write_protect: bool,
+    global: bool,
+    smep: bool,
+    smap: bool,
+    no_execute: bool,
+    /// Address bits that have to be 0.
+    beyond: u64,
+    gigabyte_pages: bool,
+}
+
+impl Rules {
+    /// As the registers say, on a processor with so many bits of physical address.
+    pub(crate) fn of(state: &State, physical_bits: u32, gigabyte_pages: bool) -> Self {
+        let known = (1u64 << physical_bits) - 1;
+        Self {
+            paging: state.cr0 & CR0_PG != 0 && state.efer & EFER_LMA != 0,
+            cr3: state.cr3,
+            write_protect: state.cr0 & CR0_WP != 0,
+            global: state.cr4 & CR4_PGE != 0,
+            smep: state.cr4 & CR4_SMEP != 0,
+            smap: state.cr4 & CR4_SMAP != 0,
+            no_execute: state.efer & EFER_NXE != 0,
+            beyond: ADDRESS & !known,
+            gigabyte_pages,
+        }
+    }
+
+    /// Bits that an entry of this level must not have; `level` is 0 for page tables.
+    fn reserved(&self, level: u32, entry: u64) -> u64 {
+        let mut reserved = self.beyond;
+        if !self.no_execute {
+            reserved |= NO_EXECUTE;
+        }
+        let large = entry & LARGE != 0;
+        match level {
+            1 if large => reserved | 0x1f_e000,
+            2 if large && self.gigabyte_pages => reserved | 0x3fff_e000,
+            2 | 3 => reserved | LARGE,
+            _ => reserved,
+        }
+    }
+
+    /// Whether entries whose rights are `all` (those that every level has) let `set` in.
+    fn allows(&self, all: u64, never: bool, set: Set) -> bool {
+        let user_page = all & USER != 0;
+        let writable = all & WRITABLE != 0;
+        if set.fetches() {
+            let smep = self.smep && !set.is_user() && user_page;
+            return !never && !smep && (user_page || !set.is_user());
+        }
+        if set.is_user() {
+            return user_page && (writable || !set.writes());
+        }
+        let closed = self.smap && user_page && !matches!(set, Set::OpenRead | Set::OpenWrite);
+        !closed && (writable || !set.writes() || !self.write_protect)
+    }
+
+    fn code(&self, set: Set, code: u32) -> u32 {
+        let mut code = code;
+        if set.writes() {
+            code |= CODE_WRITE;
+        }
+        if set.is_user() {
+            code |= CODE_USER;
+        }
+        if set.fetches() && (self.no_execute || self.smep) {
+            code |= CODE_FETCH;
+        }
+        code
+    }
+}
+
+/// Where a linear address leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    /// Guest-physical address.
+    pub(crate) physical: u64,
+    /// It stays when CR3 is written.
+    pub(crate) global: bool,
+    /// The page is larger than 4 KiB.
+    pub(crate) large: bool,
+}
+
+/// Whether a linear address is canonical, with 48 bits.
+pub(crate) fn is_canonical(linear: u64) -> bool {
+    (linear.cast_signed() << 16 >> 16).cast_unsigned() == linear
+}
+
+/// Walks the tables for an access, and sets A and D. An error is #PF's error code.
+pub(crate) fn walk(ram: &mut Ram, rules: &Rules, linear: u64, set: Set) -> Result<Mapped, u32> {
+    if !rules.paging {
+        return Ok(Mapped {
+            physical: linear & 0xffff_ffff,
+            global: false,
+            large: true,
+        });
+    }
+    let mut table = rules.cr3 & ADDRESS;
+    let mut all = u64::MAX;
+    let mut never = false;
+    let mut seen = [(0, 0); 4];
+    for level in (0..4).rev() {
+        let shift = 12 + 9 * level;
+        let physical = table + 8 * (linear >> shift & 0x1ff);
+        let at = ram.offset_of(physical);
+        // A table that is nowhere reads as all ones, whose reserved bits are set.
+        let entry: u64 = at.map_or(u64::MAX, |at| ram.load(at));
+        if entry & PRESENT == 0 {
+            return Err(rules.code(set, 0));
+        }
+        if entry & rules.reserved(level, entry) != 0 {
+            return Err(rules.code(set, CODE_PRESENT | CODE_RESERVED));
+        }
+        all &= entry;
+        never |= entry & NO_EXECUTE != 0;
+        seen[level as usize] = (at.unwrap_or(0), entry);
+        if level == 0 || entry & LARGE != 0 && level < 3 {
+            if !rules.allows(all, never, set) {
+                return Err(rules.code(set, CODE_PRESENT));
+            }
+            mark(ram, &seen[level as usize..], set.writes());
+            let inside = (1u64 << shift) - 1;
+            return Ok(Mapped {
+                physical: entry & ADDRESS & !inside | linear & inside,
+                global: rules.global && entry & GLOBAL != 0,
+                large: level > 0,
+            });
+        }
+        table = entry & ADDRESS;
+    }
+    Err(rules.code(set, 0))
+}
+
+/// Sets A in the entries of a walk, the leaf first, and D in the leaf.
+fn mark(ram: &mut Ram, seen: &[(u64, u64)], dirty: bool) {
+    for (level, (at, entry)) in seen.iter().enumerate() {
+        let mut marked = entry | ACCESSED;
+        if level == 0 && dirty {
+            marked |= DIRTY;
+        }
+        if marked != *entry {
+            ram.store(*at, marked);
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! What safe Rust cannot say.
+
+pub(crate) mod ram;

@@ -1,0 +1,15 @@
+//! The processor against the host's, against tables, and against itself.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "tests take low bits of random numbers"
+)]
+
+mod codes;
+mod guest;
+mod lockstep;
+mod native;
+mod oracle;
+mod paging;
+mod random;
+mod system;

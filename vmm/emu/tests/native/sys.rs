@@ -1,0 +1,199 @@
+//! A child whose signal handler saves what the last case came to and begins the next one: so
+//! each case starts and ends by a signal, with all registers as the kernel has them.
+
+use std::ptr::{addr_of, addr_of_mut};
+
+/// Linear address of the code page.
+pub(crate) const CODE: u64 = 0x20_0000_0000;
+/// Linear address of two pages of data, with nothing around.
+pub(crate) const DATA: u64 = 0x20_0001_0000;
+pub(crate) const DATA_LEN: usize = 8192;
+const PAGE: usize = 4096;
+const STACK: usize = 65536;
+
+/// Registers, code and memory before.
+#[derive(Clone)]
+#[repr(C)]
+pub(crate) struct Case {
+    pub(crate) registers: [u64; 16],
+    pub(crate) rflags: u64,
+    /// Offset of the code in its page.
+    pub(crate) at: u64,
+    pub(crate) code: [u8; 16],
+    pub(crate) len: u64,
+    /// The data is this, with `seed` XORed onto each word.
+    pub(crate) seed: u64,
+}
+
+/// What it came to.
+#[derive(Clone)]
+#[repr(C)]
+pub(crate) struct Outcome {
+    pub(crate) registers: [u64; 16],
+    pub(crate) rflags: u64,
+    pub(crate) rip: u64,
+    pub(crate) trap: u64,
+    pub(crate) error: u64,
+    pub(crate) cr2: u64,
+    pub(crate) data: [u8; DATA_LEN],
+}
+
+/// What parent and child share.
+#[repr(C)]
+struct Shared {
+    count: u64,
+    next: u64,
+    pattern: [u64; DATA_LEN / 8],
+}
+
+static mut SHARED: *mut Shared = std::ptr::null_mut();
+static mut CASES: *const Case = std::ptr::null();
+static mut OUTCOMES: *mut Outcome = std::ptr::null_mut();
+
+/// Registers 0 to 15 by their places in the kernel's frame.
+const ORDER: [libc::c_int; 16] = [
+    libc::REG_RAX,
+    libc::REG_RCX,
+    libc::REG_RDX,
+    libc::REG_RBX,
+    libc::REG_RSP,
+    libc::REG_RBP,
+    libc::REG_RSI,
+    libc::REG_RDI,
+    libc::REG_R8,
+    libc::REG_R9,
+    libc::REG_R10,
+    libc::REG_R11,
+    libc::REG_R12,
+    libc::REG_R13,
+    libc::REG_R14,
+    libc::REG_R15,
+];
+
+extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel gives a ucontext that lives until the handler returns; the statics
+    // point to mappings of the size that `run` made, and the child has one thread.
+    unsafe {
+        let frame = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+        let shared = &mut *SHARED;
+        if shared.next > 0 {
+            let outcome = &mut *OUTCOMES.add(shared.next as usize - 1);
+            for (value, at) in outcome.registers.iter_mut().zip(ORDER) {
+                *value = frame[at as usize] as u64;
+            }
+            outcome.rflags = frame[libc::REG_EFL as usize] as u64;
+            outcome.rip = frame[libc::REG_RIP as usize] as u64;
+            outcome.trap = frame[libc::REG_TRAPNO as usize] as u64;
+            outcome.error = frame[libc::REG_ERR as usize] as u64;
+            outcome.cr2 = frame[libc::REG_CR2 as usize] as u64;
+            std::ptr::copy_nonoverlapping(
+                DATA as *const u8,
+                addr_of_mut!(outcome.data).cast(),
+                DATA_LEN,
+            );
+        }
+        if shared.next == shared.count {
+            libc::_exit(0);
+        }
+        let case = &*CASES.add(shared.next as usize);
+        shared.next += 1;
+        let code = CODE as *mut u8;
+        std::ptr::write_bytes(code, 0xcc, PAGE);
+        let to = code.add(case.at as usize);
+        std::ptr::copy_nonoverlapping(addr_of!(case.code).cast(), to, case.len as usize);
+        let data = DATA as *mut u64;
+        for (at, word) in shared.pattern.iter().enumerate() {
+            data.add(at).write(word ^ case.seed);
+        }
+        for (value, at) in case.registers.iter().zip(ORDER) {
+            frame[at as usize] = *value as i64;
+        }
+        frame[libc::REG_EFL as usize] = case.rflags as i64;
+        frame[libc::REG_RIP as usize] = (CODE + case.at) as i64;
+    }
+}
+
+/// Anonymous memory that a child shares, at `at` or anywhere.
+fn shared_memory(at: u64, bytes: usize, rights: libc::c_int) -> *mut u8 {
+    let fixed = if at == 0 {
+        0
+    } else {
+        libc::MAP_FIXED_NOREPLACE
+    };
+    // SAFETY: a new mapping, which replaces none.
+    let map = unsafe {
+        libc::mmap(
+            at as *mut libc::c_void,
+            bytes,
+            rights,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS | fixed,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(map, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+    map.cast()
+}
+
+/// What the host's processor makes of cases. `pattern` is the memory before `seed`.
+pub(crate) fn run(cases: &[Case], pattern: &[u64; DATA_LEN / 8]) -> Vec<Outcome> {
+    let write = libc::PROT_READ | libc::PROT_WRITE;
+    let bytes = size_of::<Shared>() + size_of_val(cases) + cases.len() * size_of::<Outcome>();
+    let map = shared_memory(0, bytes + 64, write);
+    // SAFETY: the mapping is zeroed and has room for the three in this order, each a multiple
+    // of 8 bytes; plain integers may be any bits.
+    unsafe {
+        let shared = map.cast::<Shared>();
+        (*shared).count = cases.len() as u64;
+        (*shared).pattern = *pattern;
+        let to = map.add(size_of::<Shared>()).cast::<Case>();
+        std::ptr::copy_nonoverlapping(cases.as_ptr(), to, cases.len());
+        let outcomes = to.add(cases.len()).cast::<Outcome>();
+        let child = libc::fork();
+        assert!(child >= 0, "fork");
+        if child == 0 {
+            SHARED = shared;
+            CASES = to;
+            OUTCOMES = outcomes;
+            in_child();
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "case {} of the child", (*shared).next);
+        let all = std::slice::from_raw_parts(outcomes, cases.len()).to_vec();
+        libc::munmap(map.cast(), bytes + 64);
+        all
+    }
+}
+
+fn in_child() -> ! {
+    let write = libc::PROT_READ | libc::PROT_WRITE;
+    shared_memory(CODE, PAGE, write | libc::PROT_EXEC);
+    shared_memory(DATA, DATA_LEN, write);
+    let stack = shared_memory(0, STACK, write);
+    // SAFETY: the handler is as `sigaction` wants it with SA_SIGINFO; the stack is the
+    // mapping above; raise only sends a signal to this process.
+    unsafe {
+        let alternate = libc::stack_t {
+            ss_sp: stack.cast(),
+            ss_flags: 0,
+            ss_size: STACK,
+        };
+        libc::sigaltstack(&raw const alternate, std::ptr::null_mut());
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        for signal in [
+            libc::SIGTRAP,
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGILL,
+            libc::SIGFPE,
+        ] {
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+        libc::alarm(60);
+        libc::raise(libc::SIGTRAP);
+        libc::_exit(1);
+    }
+}

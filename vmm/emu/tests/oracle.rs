@@ -1,0 +1,471 @@
+//! Integer instructions of CPL 3 on the host's processor and in ours: registers, flags, memory,
+//! RIP, and faults with their error codes and addresses.
+//!
+//! `EMU_ORACLE_CASES` sets the number of cases.
+
+use std::collections::BTreeMap;
+
+use emu::{Seg, State};
+use iced_x86::{
+    Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register, RflagsBits,
+};
+
+use crate::guest::{Guest, Happened, PAGES, PRESENT, USER, WRITABLE};
+use crate::native::{self, CODE, Case, DATA, DATA_LEN, Outcome};
+
+const CASES: usize = 60_000;
+const BATCH: usize = 2_000;
+
+/// A small generator: the same cases in each run.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 11) % end
+    }
+
+    pub(crate) fn chance(&mut self, of: u64) -> bool {
+        self.below(of) == 0
+    }
+
+    /// A value of the kind that finds faults.
+    pub(crate) fn value(&mut self) -> u64 {
+        let small = self.below(130);
+        match self.below(8) {
+            0 => 0,
+            1 => small,
+            2 => small.wrapping_neg(),
+            3 => 1 << self.below(64),
+            4 => (1 << self.below(64)) - 1,
+            5 => self.next() & 0xffff_ffff,
+            6 => 0x8000_0000_8000_8080,
+            _ => self.next(),
+        }
+    }
+}
+
+/// Instructions that are not compared, with the reason.
+pub(crate) fn not_compared(insn: &Instruction) -> Option<&'static str> {
+    use Mnemonic as M;
+    let segment = |register: Register| register.is_segment_register();
+    if insn.memory_segment() == Register::FS {
+        return Some("FS holds the host's thread");
+    }
+    match insn.mnemonic() {
+        M::Cpuid | M::Rdtsc | M::Rdtscp | M::Rdpid | M::Rdpmc => {
+            Some("the host's answer is the host's")
+        }
+        M::Sgdt | M::Sidt | M::Sldt | M::Str | M::Smsw | M::Lar | M::Lsl | M::Verr | M::Verw => {
+            Some("the host's tables are the host's")
+        }
+        M::Rdfsbase | M::Rdgsbase | M::Wrfsbase | M::Wrgsbase => {
+            Some("the host's thread lives there, or its kernel has not set FSGSBASE")
+        }
+        M::Mov | M::Push | M::Pop
+            if segment(insn.op0_register()) || segment(insn.op1_register()) =>
+        {
+            Some("the host's selectors are the host's")
+        }
+        M::Syscall | M::Sysenter | M::Int | M::Int1 | M::Int3 | M::Iret | M::Iretd | M::Iretq => {
+            Some("the host's kernel answers")
+        }
+        M::Popf | M::Popfd | M::Popfq => Some("TF and AC would be the host's: tested in `system`"),
+        M::Retf => Some("the host's selectors are the host's: tested in `system`"),
+        M::Jmp | M::Call if insn.is_jmp_far_indirect() || insn.is_call_far_indirect() => {
+            Some("the host's selectors are the host's: tested in `system`")
+        }
+        M::Bsf | M::Bsr if insn.has_rep_prefix() => Some("the host has TZCNT and LZCNT"),
+        M::Bswap if insn.op0_register().size() == 2 => Some("undefined (SDM vol. 2A, BSWAP)"),
+        M::Shld | M::Shrd if bits(insn) == 16 => {
+            Some("counts above 16 are undefined (SDM vol. 2B, SHLD): tested in `system`")
+        }
+        M::Lds | M::Les | M::Lfs | M::Lgs | M::Lss => Some("the host's selectors are the host's"),
+        M::Reservednop => Some("of 0F 0D AMD's processors know memory operands alone"),
+        M::Loope | M::Loopne if insn.has_rep_prefix() || insn.has_repne_prefix() => {
+            Some("AMD's processors let the prefix decide")
+        }
+        M::Wbnoinvd | M::Clwb | M::Clflushopt => Some("not announced"),
+        _ => None,
+    }
+}
+
+fn bits(insn: &Instruction) -> u32 {
+    if insn.op0_kind() == OpKind::Register {
+        insn.op0_register().size() as u32 * 8
+    } else {
+        insn.memory_size().size() as u32 * 8
+    }
+}
+
+/// Status flags that the manual leaves undefined: those of the decoder's table, and those that
+/// depend on a count.
+fn undefined(insn: &Instruction, registers: &[u64; 16]) -> u64 {
+    use Mnemonic as M;
+    let mut flags = insn.rflags_undefined();
+    let count = |operand: u32| {
+        let count = match insn.op_kind(operand) {
+            OpKind::Register => registers[1] & 0xff,
+            _ => insn.immediate(operand),
+        };
+        count & if bits(insn) == 64 { 63 } else { 31 }
+    };
+    match insn.mnemonic() {
+        M::Shl | M::Sal | M::Shr | M::Sar => {
+            let count = count(1);
+            // SDM vol. 2B, SAL/SAR/SHL/SHR: OF of counts other than 1, CF of counts from the
+            // width on, AF always; nothing of a count of 0.
+            flags = if count == 0 { 0 } else { RflagsBits::AF };
+            if count > 1 {
+                flags |= RflagsBits::OF;
+            }
+            if count >= u64::from(bits(insn)) && insn.mnemonic() != M::Sar {
+                flags |= RflagsBits::CF;
+            }
+        }
+        M::Rol | M::Ror | M::Rcl | M::Rcr => {
+            // SDM vol. 2B, RCL/RCR/ROL/ROR: OF of counts other than 1.
+            flags = if count(1) == 1 { 0 } else { RflagsBits::OF };
+        }
+        M::Shld | M::Shrd => {
+            let count = count(2);
+            flags = if count == 0 { 0 } else { RflagsBits::AF };
+            if count > 1 {
+                flags |= RflagsBits::OF;
+            }
+        }
+        _ => {}
+    }
+    let all = [
+        (RflagsBits::OF, 0x800),
+        (RflagsBits::SF, 0x80),
+        (RflagsBits::ZF, 0x40),
+        (RflagsBits::AF, 0x10),
+        (RflagsBits::CF, 1),
+        (RflagsBits::PF, 4),
+    ];
+    all.iter()
+        .filter(|(bit, _)| flags & bit != 0)
+        .map(|(_, flag)| flag)
+        .sum()
+}
+
+/// Random bytes that are mostly an instruction.
+pub(crate) fn bytes(random: &mut Random) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for byte in &mut bytes {
+        *byte = random.next().to_le_bytes()[3];
+    }
+    let mut at = 0;
+    let prefixes: &[u8] = &[0x66, 0xf2, 0xf3, 0xf0, 0x67];
+    while random.chance(4) && at < 2 {
+        bytes[at] = prefixes[random.below(prefixes.len() as u64) as usize];
+        at += 1;
+    }
+    if random.chance(2) {
+        bytes[at] = 0x40 | bytes[at] & 15;
+        at += 1;
+    }
+    if random.chance(3) {
+        bytes[at] = 0x0f;
+    }
+    bytes
+}
+
+/// A case about an instruction, with registers that lead into the data where it addresses any.
+fn case(random: &mut Random, insn: &Instruction, bytes: &[u8; 16], at: u64) -> Case {
+    let mut registers = [0; 16];
+    for register in &mut registers {
+        *register = random.value();
+    }
+    let mut code = *bytes;
+    let spot = |random: &mut Random| {
+        let edge = [DATA, DATA + 4096, DATA + DATA_LEN as u64];
+        match random.below(4) {
+            0 => edge[random.below(3) as usize].wrapping_add(random.below(24)) - 12,
+            1 => DATA + random.below(DATA_LEN as u64),
+            _ => DATA + 64 + (random.below(DATA_LEN as u64 - 160) & !7),
+        }
+    };
+    registers[4] = spot(random);
+    if insn.is_string_instruction() {
+        registers[6] = spot(random);
+        registers[7] = spot(random);
+        registers[1] = random.below(40);
+        if random.chance(8) {
+            registers[1] = random.below(3000);
+        }
+    } else if insn.mnemonic() == Mnemonic::Xlatb {
+        registers[3] = spot(random);
+    } else if insn.op_kinds().any(|kind| kind == OpKind::Memory) {
+        address(random, insn, bytes, &mut code, &mut registers, spot);
+    }
+    if matches!(insn.mnemonic(), Mnemonic::Enter | Mnemonic::Leave) && !random.chance(4) {
+        registers[5] = spot(random);
+    }
+    if matches!(insn.mnemonic(), Mnemonic::Div | Mnemonic::Idiv) && random.chance(2) {
+        registers[2] = random.below(3).wrapping_sub(1);
+    }
+    Case {
+        registers,
+        rflags: random.next() & 0xcd5 | 0x202,
+        at,
+        code,
+        len: insn.len() as u64,
+        // The accumulator of a comparison is in memory now and then.
+        seed: if random.chance(4) {
+            registers[0]
+        } else {
+            random.value()
+        },
+    }
+}
+
+/// Makes the memory operand lie at a spot, by its base or its displacement.
+fn address(
+    random: &mut Random,
+    insn: &Instruction,
+    bytes: &[u8; 16],
+    code: &mut [u8; 16],
+    registers: &mut [u64; 16],
+    spot: impl Fn(&mut Random) -> u64,
+) {
+    let to = spot(random);
+    let mut decoder = Decoder::with_ip(64, bytes, CODE, DecoderOptions::NONE);
+    let again = decoder.decode();
+    let offsets = decoder.get_constant_offsets(&again);
+    let number = |register: Register| register.full_register().number();
+    let base = insn.memory_base();
+    if base.is_gpr() {
+        let index = match insn.memory_index() {
+            Register::None => 0,
+            index => registers[number(index)].wrapping_mul(u64::from(insn.memory_index_scale())),
+        };
+        let rest = to
+            .wrapping_sub(index)
+            .wrapping_sub(insn.memory_displacement64());
+        registers[number(base)] = rest;
+        return;
+    }
+    let at = offsets.displacement_offset();
+    match offsets.displacement_size() {
+        4 if base == Register::RIP => {
+            let away = to.wrapping_sub(insn.next_ip()) as u32;
+            code[at..at + 4].copy_from_slice(&away.to_le_bytes());
+        }
+        8 => code[at..at + 8].copy_from_slice(&to.to_le_bytes()),
+        _ => {}
+    }
+}
+
+/// What ours makes of a case, with the instruction counted.
+fn ours(guest: &mut Guest, case: &Case, pattern: &[u64; DATA_LEN / 8]) -> (Happened, State) {
+    let mut page = [0xcc; 4096];
+    page[case.at as usize..][..case.len as usize].copy_from_slice(&case.code[..case.len as usize]);
+    guest.bytes(PAGES, &page);
+    let data: Vec<u8> = pattern
+        .iter()
+        .flat_map(|word| (word ^ case.seed).to_le_bytes())
+        .collect();
+    guest.bytes(PAGES + 0x1_0000, &data);
+    let mut state = guest.state(3);
+    state.r[..16].copy_from_slice(&case.registers);
+    state.rip = CODE + case.at;
+    state.set_rflags(case.rflags);
+    guest.cpu.set_state(state);
+    let happened = guest.one();
+    (happened, guest.cpu.state().clone())
+}
+
+/// Where they differ.
+fn differ(
+    guest: &Guest,
+    case: &Case,
+    insn: &Instruction,
+    native: &Outcome,
+    ours: &(Happened, State),
+) -> Option<String> {
+    let (happened, state) = ours;
+    let start = CODE + case.at;
+    let trapped = native.trap == 3;
+    // INT3 behind the instruction, or a branch to where nothing can be executed.
+    let retired = trapped || native.rip != start;
+    let mut mask = 0xcd5;
+    mask &= !undefined(insn, &case.registers);
+    let (rip, rflags, rsp) = match happened {
+        Happened::Retired => (state.rip, state.rflags(), state.r[4]),
+        Happened::Fault(vector, ..) => {
+            let [rip, flags, rsp] = guest.frame(*vector);
+            (rip, flags, rsp)
+        }
+        Happened::Stopped(stop) => return Some(format!("{stop:?}")),
+    };
+    match (retired, happened) {
+        (true, Happened::Retired) => {}
+        (false, Happened::Fault(vector, code, cr2)) => {
+            // What the host's kernel has mapped in its half is its own.
+            let present = u64::from(*cr2 >> 63 != 0);
+            let same = u64::from(*vector) == native.trap
+                && (*vector != 14
+                    || (*cr2 == native.cr2 && *code | present == native.error | present));
+            // Of two faults of a call, its target's (#GP) is Intel's first, its stack's AMD's.
+            let either = insn.mnemonic() == Mnemonic::Call && *vector == 13 && native.trap == 14;
+            if either {
+                return None;
+            }
+            if !same {
+                let (trap, error, cr2) = (native.trap, native.error, native.cr2);
+                return Some(format!("{happened:x?}, not {trap} {error:#x} {cr2:#x}"));
+            }
+            mask = 0xcd5;
+            if matches!(insn.mnemonic(), Mnemonic::Div | Mnemonic::Idiv) {
+                mask = 0x400;
+            }
+        }
+        _ => {
+            let (trap, rip) = (native.trap, native.rip);
+            return Some(format!("{happened:x?}, not trap {trap} at {rip:#x}"));
+        }
+    }
+    let native_rip = native.rip - u64::from(trapped);
+    if rip != native_rip {
+        return Some(format!("RIP {rip:#x}, not {native_rip:#x}"));
+    }
+    for number in 0..16 {
+        let value = if number == 4 { rsp } else { state.r[number] };
+        if value != native.registers[number] {
+            let native = native.registers[number];
+            return Some(format!("register {number}: {value:#x}, not {native:#x}"));
+        }
+    }
+    if (rflags ^ native.rflags) & mask != 0 {
+        let native = native.rflags;
+        return Some(format!("flags {rflags:#x}, not {native:#x}, of {mask:#x}"));
+    }
+    let mut data = vec![0; DATA_LEN];
+    guest.read(PAGES + 0x1_0000, &mut data);
+    let at = data.iter().zip(&native.data).position(|(a, b)| a != b)?;
+    let (value, native) = (data[at], native.data[at]);
+    Some(format!("byte {at:#x}: {value:#x}, not {native:#x}"))
+}
+
+pub(crate) fn guest() -> Guest {
+    let mut guest = Guest::new();
+    guest.map(CODE, PAGES, PRESENT | USER | WRITABLE);
+    for page in [0, 0x1000] {
+        guest.map(
+            DATA + page,
+            PAGES + 0x1_0000 + page,
+            PRESENT | USER | WRITABLE,
+        );
+    }
+    let state = guest.state(3);
+    assert_eq!(state.segment(Seg::Cs).selector & 3, 3);
+    guest
+}
+
+/// Instructions that are compared: by code, so that none is crowded out by common ones.
+fn instructions(random: &mut Random, codes: &[Code]) -> BTreeMap<u16, Vec<[u8; 16]>> {
+    const EACH: usize = 12;
+    let mut found: BTreeMap<u16, Vec<[u8; 16]>> = BTreeMap::new();
+    let wanted: Vec<bool> = {
+        let most = codes.iter().map(|code| *code as usize).max().unwrap_or(0);
+        let mut wanted = vec![false; most + 1];
+        for code in codes {
+            wanted[*code as usize] = true;
+        }
+        wanted
+    };
+    for _ in 0..2_000_000 {
+        let bytes = bytes(random);
+        let insn = Decoder::with_ip(64, &bytes, CODE, DecoderOptions::NONE).decode();
+        // Near branches of 16 bits, and LOCK MOV CR0.
+        let amd = Decoder::with_ip(64, &bytes, CODE, DecoderOptions::AMD).decode();
+        if insn.code() != amd.code()
+            || insn.is_invalid()
+            || !wanted.get(insn.code() as usize).is_some_and(|is| *is)
+        {
+            continue;
+        }
+        if not_compared(&insn).is_some() {
+            continue;
+        }
+        let all = found.entry(insn.code() as u16).or_default();
+        if all.len() < EACH {
+            all.push(bytes);
+        }
+    }
+    found
+}
+
+#[test]
+fn integer_instructions_do_what_the_hosts_do() {
+    let cases = std::env::var("EMU_ORACLE_CASES");
+    let cases = cases.ok().and_then(|n| n.parse().ok()).unwrap_or(CASES);
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut pattern = [0; DATA_LEN / 8];
+    for word in &mut pattern {
+        *word = if random.chance(3) { 0 } else { random.value() };
+    }
+    let codes = crate::codes::implemented();
+    let mut guest = guest();
+    let mut wrong: BTreeMap<String, (usize, String)> = BTreeMap::new();
+    let mut done = 0;
+    let mut pool = instructions(&mut random, &codes);
+    while done < cases {
+        // Other operands and bytes, again and again.
+        if done > 0 && done.is_multiple_of(1_000_000) {
+            pool = instructions(&mut random, &codes);
+        }
+        let all: Vec<&Vec<[u8; 16]>> = pool.values().collect();
+        let mut batch = Vec::new();
+        for n in 0.. {
+            if batch.len() == BATCH {
+                break;
+            }
+            let some = all[(done + n) % all.len()];
+            let bytes = some[random.below(some.len() as u64) as usize];
+            let at = random.below(4096 - 32);
+            let insn = Decoder::with_ip(64, &bytes, CODE + at, DecoderOptions::NONE).decode();
+            // A branch into itself would run on and on.
+            let target = insn.near_branch_target().wrapping_sub(CODE + at);
+            if target < insn.len() as u64 {
+                continue;
+            }
+            batch.push(case(&mut random, &insn, &bytes, at));
+        }
+        let natives = native::run(&batch, &pattern);
+        for (case, native) in batch.iter().zip(&natives) {
+            let at = CODE + case.at;
+            let insn = Decoder::with_ip(64, &case.code, at, DecoderOptions::NONE).decode();
+            let ours = ours(&mut guest, case, &pattern);
+            if let Some(how) = differ(&guest, case, &insn, native, &ours) {
+                let entry = wrong.entry(format!("{:?}", insn.code())).or_default();
+                entry.0 += 1;
+                let code = &case.code[..case.len as usize];
+                entry.1 = format!(
+                    "{code:02x?} {insn}: {how}; before {:x?} {:#x}",
+                    case.registers, case.rflags
+                );
+            }
+        }
+        done += BATCH;
+    }
+    println!("{done} cases of {} encodings", pool.len());
+    let lines: Vec<String> = wrong
+        .iter()
+        .map(|(code, (count, how))| format!("{code} {count}: {how}"))
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "{} encodings\n{}",
+        wrong.len(),
+        lines.join("\n")
+    );
+}

@@ -1,0 +1,418 @@
+//! What CPL 0 is about: delivery, returns, system calls, shadows, debug, stops.
+
+use emu::{Answer, EventClass, Ring, Seg, Shadow, Stop};
+
+use crate::guest::{
+    GDT, Guest, HANDLERS, Happened, KERNEL_CODE, KERNEL_DATA, PAGES, PRESENT, STACK_TOP, SYSTEM,
+    TSS, USER, USER_CODE, USER_DATA, WRITABLE,
+};
+
+const CODE: u64 = 0x40_0000;
+const DATA: u64 = 0x50_0000;
+const DEVICE: u64 = 0x60_0000;
+
+/// Code at a privilege level, a page of data in RSI and RDI, a device in R8.
+fn guest(cpl: u8, code: &[u8]) -> Guest {
+    let mut guest = Guest::new();
+    let rights = PRESENT | WRITABLE | if cpl == 3 { USER } else { 0 };
+    guest.map(CODE, PAGES, rights);
+    guest.map(DATA, PAGES + 0x1000, rights);
+    guest.map(DEVICE, 0xfee0_0000, rights);
+    guest.bytes(PAGES, code);
+    let mut state = guest.state(cpl);
+    state.rip = CODE;
+    // CPL 0 keeps its stack when it is interrupted.
+    let base = if cpl == 3 {
+        DATA
+    } else {
+        SYSTEM + PAGES + 0x1000
+    };
+    state.r[4] = base + 0x800;
+    state.r[6] = DATA;
+    state.r[7] = DATA + 0x100;
+    state.r[8] = DEVICE;
+    guest.cpu.set_state(state);
+    guest
+}
+
+fn handler(vector: u64) -> u64 {
+    SYSTEM + HANDLERS + 16 * vector
+}
+
+fn change(guest: &mut Guest, change: impl FnOnce(&mut emu::State)) {
+    let mut state = guest.cpu.state().clone();
+    change(&mut state);
+    guest.cpu.set_state(state);
+}
+
+#[test]
+fn an_interrupt_goes_to_its_handler_and_back() {
+    // IRETQ at the handler; NOP, NOP.
+    let mut guest = guest(3, &[0x90, 0x90, 0x90]);
+    guest.bytes(HANDLERS + 16 * 0x40, &[0x48, 0xcf]);
+    assert_eq!(guest.one(), Happened::Retired);
+    assert!(guest.cpu.can_interrupt());
+    assert_eq!(guest.cpu.interrupt(0x40), None);
+    let state = guest.cpu.state();
+    assert_eq!((state.rip, state.cpl()), (handler(0x40), 0));
+    assert_eq!(state.r[4], SYSTEM + STACK_TOP - 40);
+    assert_eq!(state.rflags() & 0x200, 0);
+    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    let state = guest.cpu.state();
+    assert_eq!(
+        (state.rip, state.cpl(), state.r[4]),
+        (CODE + 1, 3, DATA + 0x800)
+    );
+    assert_eq!(state.segment(Seg::Cs).selector, USER_CODE | 3);
+    assert_eq!(state.segment(Seg::Ss).selector, USER_DATA | 3);
+    let kernel = guest.cpu.take_totals(Ring::Kernel);
+    assert_eq!(kernel.of(EventClass::Loads), 5);
+    assert_eq!(kernel.of(EventClass::FarBranches), 1);
+}
+
+#[test]
+fn software_interrupts_and_breakpoints() {
+    for (code, vector, next) in [
+        (&[0xcc][..], 3, 1),
+        (&[0xcd, 0x80], 0x80, 2),
+        (&[0xf1], 1, 1),
+    ] {
+        let mut guest = guest(3, code);
+        assert!(matches!(guest.one(), Happened::Fault(v, ..) if v == vector));
+        assert_eq!(guest.frame(vector)[0], CODE + next, "{vector}");
+    }
+    // The gate is of CPL 0: #GP with the gate as its code, at the instruction.
+    let mut guest = guest(3, &[0xcd, 0x21]);
+    let at = crate::guest::IDT + 16 * 0x21;
+    let low = guest.word(at) & !(3 << 45);
+    guest.write(at, low);
+    assert_eq!(guest.one(), Happened::Fault(13, 0x21 * 8 + 2, 0));
+    assert_eq!(guest.frame(13)[0], CODE);
+}
+
+#[test]
+fn system_calls() {
+    // SYSCALL; the kernel's SYSRETQ.
+    let mut guest = guest(3, &[0x0f, 0x05, 0x90]);
+    guest.bytes(HANDLERS, &[0x48, 0x0f, 0x07]);
+    change(&mut guest, |state| {
+        state.msrs.lstar = SYSTEM + HANDLERS;
+        state.msrs.star = u64::from(KERNEL_CODE) << 32 | u64::from(USER_DATA - 8) << 48;
+        state.msrs.sfmask = 0x200;
+    });
+    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    let state = guest.cpu.state();
+    assert_eq!((state.cpl(), state.r[1], state.r[11]), (0, CODE + 2, 0x202));
+    assert_eq!(state.rflags(), 2);
+    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    let state = guest.cpu.state();
+    assert_eq!(
+        (state.cpl(), state.rip, state.rflags()),
+        (3, CODE + 2, 0x202)
+    );
+    assert_eq!(state.segment(Seg::Cs).selector, USER_CODE | 3);
+    let user = guest.cpu.take_totals(Ring::User);
+    assert_eq!(
+        (
+            user.of(EventClass::Instructions),
+            user.of(EventClass::FarBranches)
+        ),
+        (1, 1)
+    );
+    let kernel = guest.cpu.take_totals(Ring::Kernel);
+    assert_eq!(
+        (
+            kernel.of(EventClass::Instructions),
+            kernel.of(EventClass::FarBranches)
+        ),
+        (1, 1)
+    );
+}
+
+#[test]
+fn faults_on_the_way_become_double_and_then_shutdown() {
+    // UD2, whose gate is missing; then that of #DF too.
+    let mut guest = guest(0, &[0x0f, 0x0b]);
+    let gate = crate::guest::IDT + 16 * 6;
+    let low = guest.word(gate) & !(1 << 47);
+    guest.write(gate, low);
+    // #NP of the gate: no contributory first, so it is delivered itself.
+    assert_eq!(guest.one(), Happened::Fault(11, 6 * 8 + 3, 0));
+    let mut guest = self::guest(0, &[0xf7, 0xf1]);
+    change(&mut guest, |state| state.r[1] = 0);
+    guest.write(crate::guest::IDT, 0);
+    assert_eq!(guest.one(), Happened::Fault(8, 0, 0));
+    let mut guest = self::guest(0, &[0xf7, 0xf1]);
+    change(&mut guest, |state| state.r[1] = 0);
+    guest.write(crate::guest::IDT, 0);
+    guest.write(crate::guest::IDT + 16 * 8, 0);
+    assert_eq!(guest.one(), Happened::Stopped(Stop::Shutdown));
+}
+
+#[test]
+fn stacks_of_the_task_state() {
+    let mut guest = guest(0, &[0x0f, 0x0b]);
+    guest.gate(6, handler(6), 3);
+    guest.write(TSS + 0x1c + 24, SYSTEM + STACK_TOP - 0x400 + 9);
+    assert!(matches!(guest.one(), Happened::Fault(6, ..)));
+    // Aligned to 16 bytes.
+    assert_eq!(guest.cpu.state().r[4], SYSTEM + STACK_TOP - 0x400 - 40);
+}
+
+#[test]
+fn the_trap_flag_steps_and_ss_holds_back() {
+    let mut guest = guest(0, &[0x90, 0x90]);
+    change(&mut guest, |state| state.set_rflags(0x102));
+    assert!(matches!(guest.one(), Happened::Fault(1, ..)));
+    assert_eq!(guest.frame(1)[0], CODE + 1);
+    assert_eq!(guest.cpu.state().dr6 & 0x4000, 0x4000);
+    // MOV SS,AX; NOP; NOP: the trap is behind the NOP.
+    let mut guest = self::guest(0, &[0x8e, 0xd0, 0x90, 0x90]);
+    change(&mut guest, |state| {
+        state.set_rflags(0x302);
+        state.r[0] = u64::from(KERNEL_DATA);
+    });
+    assert_eq!(guest.one(), Happened::Retired);
+    assert_eq!(guest.cpu.state().shadow, Shadow::MovSs);
+    assert!(!guest.cpu.can_interrupt() && !guest.cpu.can_nmi());
+    assert!(matches!(guest.one(), Happened::Fault(1, ..)));
+    assert_eq!(guest.frame(1)[0], CODE + 3);
+}
+
+#[test]
+fn a_window_opens_behind_the_shadow_of_sti() {
+    let mut guest = guest(0, &[0xfb, 0x90, 0x90]);
+    change(&mut guest, |state| state.set_rflags(2));
+    guest.cpu.want_window(true);
+    assert_eq!(guest.cpu.run(100), Stop::Window);
+    assert_eq!(guest.cpu.state().rip, CODE + 2);
+}
+
+#[test]
+fn nmis_wait_for_iret() {
+    let mut guest = guest(0, &[0x90]);
+    guest.bytes(HANDLERS + 32, &[0x48, 0xcf]);
+    assert_eq!(guest.cpu.nmi(), None);
+    assert!(!guest.cpu.can_nmi());
+    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    assert!(guest.cpu.can_nmi());
+    assert_eq!(guest.cpu.state().rip, CODE);
+}
+
+#[test]
+fn breakpoints_of_instructions_and_data() {
+    let mut guest = guest(0, &[0x90, 0x90, 0x48, 0x89, 0x06, 0x90]);
+    change(&mut guest, |state| {
+        state.dr[0] = CODE + 1;
+        state.dr[1] = DATA + 4;
+        // DR1: stores of 4 bytes.
+        state.dr7 = 0x400 | 1 | 4 | 0xd << 20;
+    });
+    assert_eq!(guest.one(), Happened::Retired);
+    assert!(matches!(guest.one(), Happened::Fault(1, ..)));
+    let [rip, flags, _] = guest.frame(1);
+    assert_eq!((rip, flags & 1 << 16), (CODE + 1, 1 << 16));
+    assert_eq!(guest.cpu.state().dr6 & 0xf, 1);
+    // Back with RF: it passes, and the store is trapped.
+    guest.bytes(HANDLERS + 16, &[0x48, 0xcf]);
+    assert_eq!(guest.cpu.run(2), Stop::Budget);
+    assert_eq!(guest.cpu.state().rip, CODE + 2);
+    assert!(matches!(guest.one(), Happened::Fault(1, ..)));
+    assert_eq!(guest.frame(1)[0], CODE + 5);
+    assert_eq!(guest.cpu.state().dr6 & 0xf, 2);
+}
+
+#[test]
+fn ports_msrs_and_counters_ask() {
+    // IN AL,DX; OUT DX,EAX; RDMSR; WRMSR; RDPMC; HLT.
+    let code = [0xec, 0xef, 0x0f, 0x32, 0x0f, 0x30, 0x0f, 0x33, 0xf4];
+    let mut guest = guest(0, &code);
+    change(&mut guest, |state| {
+        state.r[0] = 0;
+        state.r[1] = 0xc1;
+        state.r[2] = 0x3f8;
+    });
+    let retired = |guest: &mut Guest| {
+        guest
+            .cpu
+            .take_totals(Ring::Kernel)
+            .of(EventClass::Instructions)
+    };
+    assert_eq!(
+        guest.cpu.run(100),
+        Stop::IoIn {
+            port: 0x3f8,
+            width: 1
+        }
+    );
+    assert_eq!(retired(&mut guest), 0);
+    guest.cpu.answer(Answer::Value(0x55));
+    let value = 0x55;
+    let port = 0x3f8;
+    assert_eq!(
+        guest.cpu.run(100),
+        Stop::IoOut {
+            port,
+            width: 4,
+            value
+        }
+    );
+    assert_eq!(retired(&mut guest), 1);
+    guest.cpu.answer(Answer::Done);
+    assert_eq!(guest.cpu.run(100), Stop::Rdmsr { index: 0xc1 });
+    guest.cpu.answer(Answer::Value(0x1_0000_0002));
+    let value = 0x1_0000_0002;
+    assert_eq!(guest.cpu.run(100), Stop::Wrmsr { index: 0xc1, value });
+    guest.cpu.answer(Answer::Done);
+    assert_eq!(guest.cpu.run(100), Stop::Rdpmc { index: 0xc1 });
+    guest.cpu.answer(Answer::Value(7));
+    assert_eq!(guest.cpu.run(100), Stop::Halted);
+    let state = guest.cpu.state();
+    assert_eq!((state.r[0], state.r[2], state.rip), (7, 0, CODE + 9));
+    assert_eq!(retired(&mut guest), 5);
+    // An MSR that is not there.
+    let mut guest = self::guest(0, &[0x0f, 0x32]);
+    assert!(matches!(guest.cpu.run(1), Stop::Rdmsr { .. }));
+    guest.cpu.answer(Answer::Gp);
+    assert_eq!(guest.one(), Happened::Fault(13, 0, 0));
+}
+
+#[test]
+fn devices_are_asked_once_for_each_access() {
+    // ADD [R8],EAX; HLT.
+    let mut guest = guest(0, &[0x41, 0x01, 0x00, 0xf4]);
+    change(&mut guest, |state| state.r[0] = 3);
+    let address = 0xfee0_0000;
+    assert_eq!(guest.cpu.run(10), Stop::MmioRead { address, len: 4 });
+    guest.cpu.answer(Answer::Value(0xffff_ffff));
+    let data = [2, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(
+        guest.cpu.run(10),
+        Stop::MmioWrite {
+            address,
+            data,
+            len: 4
+        }
+    );
+    assert_eq!(guest.cpu.state().rip, CODE);
+    guest.cpu.answer(Answer::Done);
+    assert_eq!(guest.cpu.run(10), Stop::Halted);
+    assert_eq!(guest.cpu.state().rflags() & 1, 1);
+    let totals = guest.cpu.take_totals(Ring::Kernel);
+    assert_eq!(
+        (totals.of(EventClass::Loads), totals.of(EventClass::Stores)),
+        (1, 1)
+    );
+}
+
+#[test]
+fn code_that_rewrites_itself() {
+    // MOV BYTE [RIP+1],0x48 changes the INC EAX behind it (FF C0 to FF C8, DEC EAX); HLT.
+    let code = [0xc6, 0x05, 0x01, 0, 0, 0, 0xc8, 0xff, 0xc0, 0xf4];
+    let mut guest = guest(0, &code);
+    change(&mut guest, |state| state.r[0] = 10);
+    assert_eq!(guest.cpu.run(10), Stop::Halted);
+    assert_eq!(guest.cpu.state().r[0], 9);
+    let totals = guest.cpu.take_totals(Ring::Kernel);
+    assert_eq!(totals.of(EventClass::Instructions), 3);
+    assert_eq!(totals.of(EventClass::Stores), 1);
+}
+
+#[test]
+fn repeated_strings_count_once() {
+    // REP STOSQ over three pages; HLT.
+    let mut guest = guest(0, &[0xf3, 0x48, 0xab, 0xf4]);
+    for page in 1..4 {
+        guest.map(
+            DATA + page * 4096,
+            PAGES + 0x1000 + page * 4096,
+            PRESENT | WRITABLE,
+        );
+    }
+    change(&mut guest, |state| {
+        state.r[1] = 1200;
+        state.r[0] = 0x0102_0304_0506_0708;
+    });
+    assert_eq!(guest.cpu.run(100), Stop::Halted);
+    assert_eq!(guest.cpu.state().r[7], DATA + 0x100 + 1200 * 8);
+    assert_eq!(
+        guest.word(PAGES + 0x1000 + 0x100 + 1199 * 8),
+        0x0102_0304_0506_0708
+    );
+    assert_eq!(guest.word(PAGES + 0x1000 + 0x100 + 1200 * 8), 0);
+    let totals = guest.cpu.take_totals(Ring::Kernel);
+    let counted = [
+        EventClass::Instructions,
+        EventClass::Stores,
+        EventClass::Strings,
+    ]
+    .map(|one| totals.of(one));
+    assert_eq!(counted, [2, 1, 1]);
+}
+
+#[test]
+fn segments_are_checked() {
+    // MOV DS,AX.
+    let load = |selector: u16| {
+        let mut guest = guest(3, &[0x8e, 0xd8]);
+        change(&mut guest, |state| state.r[0] = u64::from(selector));
+        (guest.one(), guest.cpu.state().segment(Seg::Ds))
+    };
+    assert_eq!(load(USER_DATA | 3).0, Happened::Retired);
+    assert_eq!(load(3).0, Happened::Retired);
+    assert_eq!(load(0x1000).0, Happened::Fault(13, 0x1000, 0));
+    assert_eq!(
+        load(KERNEL_DATA).0,
+        Happened::Fault(13, u64::from(KERNEL_DATA), 0)
+    );
+    // Far return to the other code segment: RETFQ.
+    let mut guest = guest(0, &[0x48, 0xcb]);
+    guest.write(PAGES + 0x1800, CODE + 0x20);
+    guest.write(PAGES + 0x1808, u64::from(KERNEL_CODE));
+    assert_eq!(guest.one(), Happened::Retired);
+    assert_eq!(guest.cpu.state().rip, CODE + 0x20);
+    assert_eq!(guest.word(GDT + u64::from(KERNEL_CODE)) >> 40 & 1, 1);
+}
+
+#[test]
+fn popf_changes_what_the_ring_may() {
+    let pop = |cpl: u8| {
+        let mut guest = guest(cpl, &[0x9d, 0x90]);
+        guest.write(PAGES + 0x1800, 0x0024_7ed7 & !0x100);
+        assert_eq!(guest.one(), Happened::Retired);
+        guest.cpu.state().rflags()
+    };
+    // IF stays with CPL 3, and IOPL is 0.
+    assert_eq!(pop(3), 0x0024_4ed7);
+    assert_eq!(pop(0), 0x0024_7ed7 & !0x100 | 0x200);
+}
+
+#[test]
+fn sixteen_bits_and_the_way_to_long_mode() {
+    let mut guest = Guest::new();
+    // MOV AX,1234; PUSH AX; POP BX; MOV CX,3; L: ADD AX,1; LOOP L; HLT.
+    let code = [
+        0xb8, 0x34, 0x12, 0x50, 0x5b, 0xb9, 3, 0, 0x05, 1, 0, 0xe2, 0xfb, 0xf4,
+    ];
+    guest.bytes(PAGES - 0x8_0000 + 0x100, &code);
+    let mut state = emu::State::default();
+    let mut one = state.segment(Seg::Cs);
+    (one.selector, one.base) = (0x8000, 0x8_0000);
+    state.set_segment(Seg::Cs, one);
+    state.rip = 0x100;
+    state.r[4] = 0xf000;
+    guest.bytes(0x8_0100, &code);
+    guest.cpu.set_state(state);
+    assert_eq!(guest.cpu.run(100), Stop::Halted);
+    let state = guest.cpu.state();
+    assert_eq!((state.r[0], state.r[3], state.r[1]), (0x1237, 0x1234, 0));
+    let totals = guest.cpu.take_totals(Ring::Kernel);
+    assert_eq!(totals.of(EventClass::Instructions), 11);
+    assert_eq!(
+        (
+            totals.of(EventClass::ConditionalBranches),
+            totals.of(EventClass::TakenBranches)
+        ),
+        (3, 2)
+    );
+}
