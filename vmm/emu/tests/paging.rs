@@ -67,12 +67,12 @@ fn expected(world: World) -> Option<u64> {
         (true, _) if !user_page => false,
         (true, Access::Read) => true,
         (true, Access::Write) => writable,
-        (false, Access::Read) => (!user_page || !world.smap || world.open),
+        (false, Access::Read) => !user_page || !world.smap || world.open,
         (false, Access::Write) => {
             (!user_page || !world.smap || world.open) && (writable || !world.write_protect)
         }
         (true, Access::Fetch) => !never,
-        (false, Access::Fetch) => !never && !(user_page && world.smep),
+        (false, Access::Fetch) => !never && (!user_page || !world.smep),
     };
     (!allowed).then_some(code | 1)
 }
