@@ -236,7 +236,8 @@ fn memory(op: &mut Op, insn: &Instruction, block: u64) -> Option<()> {
     op.seg = match insn.memory_segment() {
         Register::FS => FS_BASE,
         Register::GS => GS_BASE,
-        Register::SS => STACK,
+        // Other prefixes mean nothing in 64-bit code: the base decides.
+        _ if matches!(base, Register::RSP | Register::RBP) => STACK,
         _ => ZERO,
     };
     Some(())

@@ -138,11 +138,24 @@ pub(super) struct Linear {
     pub(super) seg: u8,
 }
 
+/// The segment of the memory operand. In 64-bit code prefixes other than FS and GS mean
+/// nothing: RSP and RBP as base choose SS, whose faults are its own.
+pub(super) fn memory_seg(core: &Core, insn: &Instruction) -> Seg {
+    let seg = seg_of(insn.memory_segment());
+    if core.state.bits() != 64 || matches!(seg, Seg::Fs | Seg::Gs) {
+        return seg;
+    }
+    match insn.memory_base().full_register() {
+        Register::RSP | Register::RBP => Seg::Ss,
+        _ => Seg::Ds,
+    }
+}
+
 /// Where the memory operand is.
 pub(super) fn linear(core: &mut Core, insn: &Instruction, write: bool) -> Exec<Linear> {
     let offset = offset(core, insn);
     let bytes = insn.memory_size().size().max(1) as u64;
-    in_segment(core, seg_of(insn.memory_segment()), offset, bytes, write)
+    in_segment(core, memory_seg(core, insn), offset, bytes, write)
 }
 
 /// The linear address of an offset, checked as the segment says.

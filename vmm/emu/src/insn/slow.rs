@@ -6,8 +6,8 @@ use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use super::core::{Core, Exec, Trap, Width};
 use super::kinds::{binary_of, is_cmovcc, is_hint, is_setcc, shift_of};
 use super::operand::{
-    Linear, address_bits, below, bits, by_width, drop_stack, get, in_segment, linear, modify,
-    number, offset, peek, push, read, seg_of, set, set_stack, stack_at, stack_bits, write,
+    Linear, address_bits, below, bits, by_width, drop_stack, get, in_segment, linear, memory_seg,
+    modify, number, offset, peek, push, read, seg_of, set, set_stack, stack_at, stack_bits, write,
 };
 use super::{alu, bits as bit, far, muldiv, segment, shift, strings, system};
 use crate::flags::{CF, Flags, STATUS};
@@ -653,7 +653,7 @@ fn bit_test(core: &mut Core, insn: &Instruction, operation: u8) -> Exec {
         }
         let offset = offset(core, insn).wrapping_add(away.cast_unsigned());
         let offset = offset & (u64::MAX >> (64 - address_bits(insn)));
-        let seg = seg_of(insn.memory_segment());
+        let seg = memory_seg(core, insn);
         let bytes = u64::from(width / 8);
         let at = in_segment(core, seg, offset, bytes, operation != 0)?;
         by_width!(width, W => {
@@ -733,7 +733,7 @@ fn sign(core: &mut Core, mnemonic: Mnemonic) -> Exec {
 
 fn translate(core: &mut Core, insn: &Instruction) -> Exec {
     let offset = offset(core, insn);
-    let at = in_segment(core, seg_of(insn.memory_segment()), offset, 1, false)?;
+    let at = in_segment(core, memory_seg(core, insn), offset, 1, false)?;
     let value = core.load::<u8>(at.at, at.seg)?;
     core.set_reg(0, value);
     Ok(())

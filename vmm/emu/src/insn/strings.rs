@@ -6,7 +6,7 @@ use instruction_facts::EventClass;
 
 use super::alu;
 use super::core::{Core, Exec, Spot, Trap, Width};
-use super::operand::{Linear, by_width, in_segment, seg_of};
+use super::operand::{Linear, by_width, in_segment, memory_seg};
 use super::system::check_port;
 use crate::state::{DF, Seg, TF};
 use crate::stop::Stop;
@@ -37,7 +37,7 @@ struct Strings {
     ends_at_zf: Option<bool>,
 }
 
-fn of(insn: &Instruction) -> Strings {
+fn of(core: &Core, insn: &Instruction) -> Strings {
     use Mnemonic as M;
     let (what, bytes) = match insn.mnemonic() {
         M::Movsb => (What::Movs, 1),
@@ -83,7 +83,7 @@ fn of(insn: &Instruction) -> Strings {
         what,
         bytes,
         address_bits: address_bits.unwrap_or(64),
-        source: seg_of(insn.memory_segment()),
+        source: memory_seg(core, insn),
         repeated: insn.has_rep_prefix() || insn.has_repne_prefix(),
         ends_at_zf,
     }
@@ -284,7 +284,7 @@ fn idle(core: &mut Core, what: What) {
 }
 
 pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
-    let strings = of(insn);
+    let strings = of(core, insn);
     if !strings.repeated {
         return strings.element(core);
     }

@@ -6,7 +6,7 @@ use super::core::{Core, Exec, Trap, Width};
 use super::far;
 use super::interrupt::{Delivery, deliver};
 use super::operand::{
-    Linear, address_bits, bits, get, in_segment, linear, offset, read, seg_of, set, write,
+    Linear, address_bits, bits, get, in_segment, linear, memory_seg, offset, read, set, write,
 };
 use super::segment::{self, is_real};
 use crate::flags::{Flags, ZF};
@@ -708,11 +708,11 @@ fn invalidate_page(core: &mut Core, insn: &Instruction) -> Exec {
     kernel_only(core)?;
     let offset = offset(core, insn);
     let at = if core.state.bits() == 64 {
-        let seg = seg_of(insn.memory_segment());
+        let seg = memory_seg(core, insn);
         core.segment_base(seg).wrapping_add(offset)
     } else {
         debug_assert!(address_bits(insn) <= 32);
-        in_segment(core, seg_of(insn.memory_segment()), offset, 1, false)?.at
+        in_segment(core, memory_seg(core, insn), offset, 1, false)?.at
     };
     core.tlb.clear_page(at);
     core.flushed = true;
