@@ -8,7 +8,6 @@ mod names;
 mod parsed;
 mod programs;
 mod sources;
-mod still_open;
 mod walls;
 
 use std::path::{Path, PathBuf};

@@ -61,9 +61,11 @@ fn only_the_vmm_knows_kvm() {
 
 #[test]
 fn one_crate_says_what_an_instruction_is() {
-    // The others write guests with its assembler, or print instructions.
+    // emu decodes what it executes. The others write guests with its assembler, or print
+    // instructions.
     let may = [
         "instruction-facts",
+        "emu",
         "vmm",
         "umpire-bench",
         "umpire-tools",

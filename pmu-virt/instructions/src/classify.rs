@@ -1,9 +1,11 @@
 //! From mnemonics to classes.
 
-use iced_x86::{CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{
+    CodeSize, ConditionCode, CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Register,
+};
 use pmu_model::MathUnit;
 
-use crate::kinds::{InsnClass, StepKind};
+use crate::kinds::{CountRegister, InsnClass, StepKind, Taken};
 
 /// How the instruction moves RIP.
 pub(crate) fn class(insn: &Instruction) -> InsnClass {
@@ -144,4 +146,45 @@ pub(crate) fn unit(insn: &Instruction) -> Option<MathUnit> {
         | Mnemonic::Vzeroupper => Some(MathUnit::Sse),
         _ => None,
     }
+}
+
+/// When the instruction is taken.
+pub(crate) fn taken(insn: &Instruction, class: InsnClass, kind: StepKind) -> Taken {
+    let count = || CountRegister::of_address_size(insn.op_code().address_size());
+    let condition = || match insn.condition_code() {
+        ConditionCode::None => None,
+        code => Some(code),
+    };
+    match (class, insn.mnemonic()) {
+        (InsnClass::Plain, _) => Taken::Never,
+        _ if kind == StepKind::Into => Taken::IfOverflow,
+        (_, Mnemonic::Jcxz | Mnemonic::Jecxz | Mnemonic::Jrcxz) => Taken::IfZero(count()),
+        (_, Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne) => {
+            Taken::Loop(count(), condition())
+        }
+        (InsnClass::ConditionalBranch, _) => condition().map_or(Taken::Always, Taken::If),
+        _ => Taken::Always,
+    }
+}
+
+/// Where a repeated instruction keeps its count: as wide as its addresses.
+pub(crate) fn rep_count(insn: &Instruction) -> CountRegister {
+    if !is_repeated(insn) {
+        return CountRegister::Rcx;
+    }
+    let narrow = |kind: OpKind| match kind {
+        OpKind::MemorySegSI | OpKind::MemorySegDI | OpKind::MemoryESDI => Some(CountRegister::Cx),
+        OpKind::MemorySegESI | OpKind::MemorySegEDI | OpKind::MemoryESEDI => {
+            Some(CountRegister::Ecx)
+        }
+        _ => None,
+    };
+    insn.op_kinds()
+        .find_map(narrow)
+        .unwrap_or(CountRegister::Rcx)
+}
+
+/// Whether the instruction is one of 64-bit mode.
+pub(crate) fn is_64_bit(insn: &Instruction) -> bool {
+    insn.code_size() == CodeSize::Code64
 }

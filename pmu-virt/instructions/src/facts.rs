@@ -1,13 +1,11 @@
 //! Static facts about one decoded instruction.
 
-use iced_x86::{
-    Code, CodeSize, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpKind,
-};
+use iced_x86::{Code, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpKind};
 use pmu_model::MathUnit;
 
 use crate::faults::{self, FaultSet};
 use crate::kinds::{CountRegister, InsnClass, StepKind, Taken};
-use crate::{classify, memory, retire};
+use crate::{classify, memory};
 
 /// What a guest's instruction is, known before it executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +75,8 @@ impl InsnFacts {
             may_fault: faults::of(insn, &accesses, class, kind),
             word: word(insn.code()),
             next: insn.next_ip(),
-            taken: retire::rule(insn, class, kind),
-            rep_count: retire::rep_count(insn),
+            taken: classify::taken(insn, class, kind),
+            rep_count: classify::rep_count(insn),
         }
     }
 }
@@ -111,9 +109,4 @@ fn word(code: Code) -> u8 {
         | Code::Sysexitq => 8,
         _ => 0,
     }
-}
-
-/// Whether the instruction is one of 64-bit mode.
-pub(crate) fn is_64_bit(insn: &Instruction) -> bool {
-    insn.code_size() == CodeSize::Code64
 }

@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 use iced_x86::{CpuidFeature, Instruction, Mnemonic, OpKind};
 
-use crate::facts::is_64_bit;
+use crate::classify::is_64_bit;
 use crate::kinds::{InsnClass, StepKind};
 use crate::memory::Accesses;
 

@@ -4,7 +4,7 @@ use iced_x86::{
     Instruction, InstructionInfoFactory, InstructionInfoOptions, OpAccess, Register, UsedMemory,
 };
 
-use crate::facts::is_64_bit;
+use crate::classify::is_64_bit;
 
 /// One memory operand of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,11 @@
 //! What an instruction did, from its facts and where the guest went.
 
-use iced_x86::{ConditionCode, Instruction, Mnemonic, OpKind};
+use iced_x86::ConditionCode;
 use pmu_model::Retirement;
 
-use crate::classify;
 use crate::counts::EventCounts;
 use crate::facts::InsnFacts;
-use crate::kinds::{CountRegister, InsnClass, StepKind, Taken};
+use crate::kinds::{InsnClass, Taken};
 
 const CF: u64 = 1 << 0;
 const PF: u64 = 1 << 2;
@@ -77,42 +76,6 @@ impl InsnFacts {
             Taken::IfOverflow => rflags & OF != 0,
         }
     }
-}
-
-/// When the instruction is taken.
-pub(crate) fn rule(insn: &Instruction, class: InsnClass, kind: StepKind) -> Taken {
-    let count = || CountRegister::of_address_size(insn.op_code().address_size());
-    let condition = || match insn.condition_code() {
-        ConditionCode::None => None,
-        code => Some(code),
-    };
-    match (class, insn.mnemonic()) {
-        (InsnClass::Plain, _) => Taken::Never,
-        _ if kind == StepKind::Into => Taken::IfOverflow,
-        (_, Mnemonic::Jcxz | Mnemonic::Jecxz | Mnemonic::Jrcxz) => Taken::IfZero(count()),
-        (_, Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne) => {
-            Taken::Loop(count(), condition())
-        }
-        (InsnClass::ConditionalBranch, _) => condition().map_or(Taken::Always, Taken::If),
-        _ => Taken::Always,
-    }
-}
-
-/// Where a repeated instruction keeps its count: as wide as its addresses.
-pub(crate) fn rep_count(insn: &Instruction) -> CountRegister {
-    if !classify::is_repeated(insn) {
-        return CountRegister::Rcx;
-    }
-    let narrow = |kind: OpKind| match kind {
-        OpKind::MemorySegSI | OpKind::MemorySegDI | OpKind::MemoryESDI => Some(CountRegister::Cx),
-        OpKind::MemorySegESI | OpKind::MemorySegEDI | OpKind::MemoryESEDI => {
-            Some(CountRegister::Ecx)
-        }
-        _ => None,
-    };
-    insn.op_kinds()
-        .find_map(narrow)
-        .unwrap_or(CountRegister::Rcx)
 }
 
 /// SDM vol. 1, appendix B, "EFLAGS Condition Codes".

@@ -241,8 +241,13 @@ impl StepDriver {
                 Some(_) => tf_before,
                 None => self.stepper.guest_tf(),
             };
-            let seen = (executed, insn, tf);
-            self.sample(kvm, memory, (pmu, core), seen, interrupted)?;
+            let seen = Seen {
+                executed,
+                did: insn,
+                tf,
+                interrupted,
+            };
+            self.sample(kvm, memory, (pmu, core), seen)?;
         }
         if let Some(repair) = repair {
             hide_tf(kvm, &stopped, repair)?;
@@ -253,26 +258,24 @@ impl StepDriver {
         Ok(())
     }
 
-    /// Takes the samples that fell due with an instruction; TF is as the guest has it behind
-    /// it.
+    /// Takes the samples that fell due with an instruction.
     fn sample(
         &mut self,
         kvm: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
-        (executed, did, tf): (Executed, Retirement, bool),
-        interrupted: Option<(u64, u64)>,
+        seen: Seen,
     ) -> Result<(), VcpuError> {
         if !pmu.has_samples(Some(core)) {
             return Ok(());
         }
         let stepped = Stepped {
-            executed,
-            did,
+            executed: seen.executed,
+            did: seen.did,
             before: self.before.as_deref(),
             factory: &mut self.factory,
-            interrupted,
-            tf,
+            interrupted: seen.interrupted,
+            tf: seen.tf,
         };
         let mut moment = StoppedVcpu::stepped(kvm, memory, stepped);
         pmu.take_samples(Some(core), &mut moment)
@@ -332,9 +335,24 @@ impl StepDriver {
             next: kvm.get_regs()?.rip,
             planned: true,
         };
-        let seen = (executed, Retirement::default(), self.stepper.guest_tf());
-        self.sample(kvm, memory, (pmu, core), seen, None)
+        let seen = Seen {
+            executed,
+            did: Retirement::default(),
+            tf: self.stepper.guest_tf(),
+            interrupted: None,
+        };
+        self.sample(kvm, memory, (pmu, core), seen)
     }
+}
+
+/// What a stop says of an instruction that was stepped over.
+struct Seen {
+    executed: Executed,
+    did: Retirement,
+    /// TF as the guest has it behind the instruction.
+    tf: bool,
+    /// RSP and RFLAGS behind it, where an event that was delivered since has changed them.
+    interrupted: Option<(u64, u64)>,
 }
 
 fn hide_tf(kvm: VcpuAccess<'_>, stopped: &Stopped<'_>, repair: TfRepair) -> Result<(), VcpuError> {

@@ -63,6 +63,7 @@ pub trait Scalar: Copy + Default + private::Sealed {
 }
 
 mod private {
+    /// Nobody else makes a [`Scalar`](super::Scalar).
     pub trait Sealed {}
 }
 
