@@ -369,7 +369,7 @@ l1=$(built false "$logs/guests.json" | awk '$3 == "l1" { print $4 }')
 # Tests of crates are a suite for each top folder.
 rm -f "$logs"/unit-*.list "$logs/harness.list"
 awk -v of="$guests" -v root="$PWD/" -v logs="$logs" '
-    $1 == of { print >(logs "/harness.list"); next }
+    index($1 "/", of "/") == 1 { print >(logs "/harness.list"); next }
     { top = substr($1, length(root) + 1); sub("/.*", "", top); print >(logs "/unit-" top ".list") }
 ' <<<"$tests"
 units=$(cd "$logs" && ls unit-*.list | sed 's/\.list$//')
