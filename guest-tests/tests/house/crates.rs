@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 32] = [
+const HOUSE: [Room; 33] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -52,6 +52,7 @@ const HOUSE: [Room; 32] = [
     ),
     room("emu", "vmm/emu", &["instruction-facts"]),
     room("guest-exit", "vmm/guest-exit", &[]),
+    room("irqchip", "vmm/irqchip", &[]),
     room("guest-view", "vmm/guest-view", &[]),
     room("umpire-agent-wire", "vmm/guest-view/wire", &[]),
     room("umpire-agent", "vmm/agent", &["umpire-agent-wire"]),
