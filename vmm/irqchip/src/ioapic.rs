@@ -188,7 +188,7 @@ impl IoApic {
     /// The level-triggered interrupts of this vector end.
     pub(crate) fn end_of(&mut self, vector: u8) {
         for entry in &mut self.entries {
-            if byte(low(*entry)) == vector && *entry & LEVEL != 0 {
+            if byte(low(*entry)) == vector {
                 *entry &= !REMOTE_IRR;
             }
         }

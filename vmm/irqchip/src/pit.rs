@@ -123,7 +123,6 @@ impl Channel {
             (0, elapsed) => elapsed.is_some_and(|elapsed| elapsed >= period),
             (_, None) => true,
             (1, Some(elapsed)) => elapsed >= period,
-            (2 | 3, Some(_)) if self.gate == Gate::Low => true,
             (2, Some(elapsed)) => elapsed % period != period - 1,
             (3, Some(elapsed)) => elapsed % period < period.div_ceil(2),
             (_, Some(elapsed)) => elapsed != period,

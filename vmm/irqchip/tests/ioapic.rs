@@ -107,6 +107,19 @@ fn only_the_same_vector_ends_a_level() {
     assert_eq!(board.ioapic(ENTRY), LEVEL | REMOTE_IRR | 0x61);
 }
 
+/// TMR says how the vector came last.
+#[test]
+fn an_edge_of_the_same_vector_is_not_broadcast() {
+    let mut board = Board::new(1);
+    board.wire(PIN, 0, LEVEL | 0x61);
+    asserted(&mut board);
+    board.chips.raise(0, 0x61);
+    assert_eq!(board.load(0, TMR + 3), 0);
+    assert_eq!(board.vector(0), Some(0x61));
+    board.store(0, EOI, 0);
+    assert_eq!(board.ioapic(ENTRY), LEVEL | REMOTE_IRR | 0x61);
+}
+
 /// Linux ends one so where there is no EOI register: masked and edge-triggered, then as before.
 #[test]
 fn an_edge_between_clears_remote_irr() {

@@ -92,6 +92,25 @@ fn x2apic_destinations() {
     assert_eq!(receivers(&board, 2, 0x99), [1]);
 }
 
+/// A machine on its way from one mode to the other: an xAPIC compares eight bits.
+#[test]
+fn destinations_between_the_modes() {
+    for (to, command, expected) in [
+        (1u64, 0, &[1][..]),
+        (0x101, 0, &[]),
+        (2, LOGICAL, &[1]),
+        (0x0001_0002, LOGICAL, &[]),
+        (0xffff_ffff, 0, &[0, 1]),
+    ] {
+        let mut board = Board::new(2);
+        board.store(1, LDR, 2 << 24);
+        let base = board.base(0);
+        board.set_base(0, base | X2APIC);
+        board.wrmsr(0, ICR, to << 32 | u64::from(command | ASSERT | 0x77));
+        assert_eq!(receivers(&board, 2, 0x77), expected, "{to:#x}");
+    }
+}
+
 /// 11.6.2.4: of lowest priority, one gets it.
 #[test]
 fn lowest_priority() {
@@ -147,6 +166,8 @@ fn the_most_urgent_comes_first() {
     board.send(0, 1, 0x4500);
     assert_eq!(board.pending(1).len(), 4);
     assert_eq!(board.take(1), Some(Delivery::Init));
+    board.send(0, 1, 0x4699);
+    assert_eq!(board.take(1), Some(Delivery::Sipi(0x99)));
     assert_eq!(board.pending(1), [], "INIT leaves nothing");
 }
 
@@ -179,6 +200,14 @@ fn application_processors_start() {
     assert_eq!(early, None, "INIT first");
     assert_eq!(board.take(1), Some(Delivery::Init));
     assert_eq!(board.take(1), Some(Delivery::Sipi(0x98)));
+    // A SIPI that it has not looked at is undone by the next INIT.
+    board.send(0, 1, 0x4500);
+    board.take(1);
+    board.send(0, 1, 0x4697);
+    board.send(0, 1, 0x4500);
+    board.send(0, 1, 0x4696);
+    assert_eq!(board.take(1), Some(Delivery::Init));
+    assert_eq!(board.take(1), Some(Delivery::Sipi(0x96)));
 }
 
 /// 11.4.7.3.

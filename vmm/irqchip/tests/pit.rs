@@ -127,6 +127,20 @@ fn one_half_of_a_count() {
     assert_eq!(board.port(0x40), 2);
 }
 
+/// The first half of a new count stops mode 0.
+#[test]
+fn half_a_count() {
+    for (mode, runs) in [(0, false), (2, true)] {
+        let mut board = Board::new(1);
+        board.wire(PIT_PIN, 0, 0x30);
+        program(&mut board, 0, mode, 1000);
+        board.set_port(0x40, 0);
+        assert_eq!(board.chips.next_deadline(), runs.then_some(at(1000)));
+        board.set_port(0x40, 1);
+        assert_eq!(board.chips.next_deadline(), Some(at(256)));
+    }
+}
+
 #[test]
 fn decimal() {
     let mut board = Board::new(1);
