@@ -535,9 +535,8 @@ impl LocalApic {
             }
             Order::Startup(vector) => {
                 // One that waits, or will when it has taken its INIT, begins by the first.
-                let will_wait = self.init && self.base & BASE_BOOTSTRAP == 0;
-                let waits = !self.init && self.activity == Activity::WaitsForStartup;
-                if (waits || will_wait) && self.sipi.is_none() {
+                let waits = self.init || self.activity == Activity::WaitsForStartup;
+                if waits && self.sipi.is_none() {
                     self.sipi = Some(vector);
                 }
             }

@@ -239,6 +239,8 @@ fn init_resets_but_for_ids_and_modes() {
     assert_eq!(board.chips.next_deadline(), None);
     // The bootstrap processor goes on at its reset vector.
     board.wrmsr(1, ICR, 0x4500);
+    board.wrmsr(1, ICR, 0x4699);
     assert_eq!(board.take(0), Some(Delivery::Init));
     assert_eq!(board.chips.activity(0), Activity::Runs);
+    assert_eq!(board.pending(0), []);
 }

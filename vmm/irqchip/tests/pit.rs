@@ -127,6 +127,18 @@ fn one_half_of_a_count() {
     assert_eq!(board.port(0x40), 2);
 }
 
+/// A count of 1 is not allowed in modes 2 and 3.
+#[test]
+fn the_shortest_period() {
+    for mode in [2, 3] {
+        let mut board = Board::new(1);
+        board.wire(PIT_PIN, 0, 0x30);
+        program(&mut board, 0, mode, 1);
+        assert_eq!(board.chips.next_deadline(), Some(at(2)));
+        assert_eq!(counter(&mut board, 0), 2);
+    }
+}
+
 /// The first half of a new count stops mode 0.
 #[test]
 fn half_a_count() {
