@@ -57,6 +57,17 @@ pub(crate) struct Decoded {
     pub(crate) second: Option<u64>,
 }
 
+/// In place of an offset: where no RAM is. What comes from there is fetched each time.
+pub(crate) const NOWHERE: u64 = u64::MAX;
+
+impl Decoded {
+    /// Offsets of the pages that the bytes are on.
+    pub(crate) fn pages(&self, key: Key) -> impl Iterator<Item = u64> + use<> {
+        let second = self.second.filter(|second| *second != NOWHERE);
+        [Some(key.offset), second].into_iter().flatten()
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Jump {
     rip: u64,
@@ -182,7 +193,7 @@ impl Blocks {
     }
 
     /// Keeps that `to` follows `from`. Within a page nothing can come between: whoever came to
-    /// the one by that page comes to the other.
+    /// the one by that page comes to the other. Of other code than of 64 bits CS decides too.
     pub(crate) fn chain(&mut self, from: u32, to: u32) {
         let generation = self.generation;
         let (Some(before), Some(after)) =
@@ -192,7 +203,10 @@ impl Blocks {
         };
         let same = before.rip >> 12 == after.rip >> 12
             && before.key.offset >> 12 == after.key.offset >> 12
-            && before.key.bits == after.key.bits;
+            && before.key.offset.wrapping_sub(before.rip)
+                == after.key.offset.wrapping_sub(after.rip)
+            && before.key.bits == 64
+            && after.key.bits == 64;
         if !same || after.second.is_some() {
             return;
         }
@@ -224,6 +238,10 @@ impl Blocks {
                 *sum += u16::from(lane);
             }
         }
+        for page in decoded.pages(key) {
+            let page = (page >> 12) as u32;
+            self.by_page.entry(page).or_default().push(id);
+        }
         let first = self.ops.len() as u32;
         self.ops.extend_from_slice(&decoded.ops);
         self.list.push(Block {
@@ -237,11 +255,6 @@ impl Blocks {
             key,
         });
         self.by_key.insert(key, id);
-        let pages = [Some(key.offset), decoded.second];
-        for page in pages.into_iter().flatten() {
-            let page = (page >> 12) as u32;
-            self.by_page.entry(page).or_default().push(id);
-        }
         id
     }
 
@@ -255,19 +268,34 @@ impl Blocks {
                 }
             }
         }
-        self.generation += 1;
+        self.next_generation();
     }
 
     pub(crate) fn flush(&mut self) {
         self.flushes = self.flushes.wrapping_add(1) & 0x3fff_ffff;
         if self.flushes == 0 {
-            self.generation += 1;
+            self.next_generation();
+        }
+    }
+
+    /// What is known of successors is true no more. A tag has 30 bits for the number; when they
+    /// are used up, all is forgotten.
+    fn next_generation(&mut self) {
+        self.generation = (self.generation + 1) & 0x3fff_ffff;
+        if self.generation == 0 {
+            self.generation = 1;
+            self.jumps.fill(Jump::default());
+            for block in &mut self.list {
+                block.next = [Successor::default(); 2];
+            }
         }
     }
 
     /// All blocks go.
     pub(crate) fn clear(&mut self) {
-        let (generation, flushes) = (self.generation + 1, self.flushes);
+        self.list.clear();
+        self.next_generation();
+        let (generation, flushes) = (self.generation, self.flushes);
         *self = Self {
             generation,
             flushes,

@@ -41,6 +41,11 @@ impl CodePages {
         }
     }
 
+    /// Some page with code was written to.
+    pub(crate) fn is_written(&self) -> bool {
+        !self.written.is_empty()
+    }
+
     /// Pages with code that were written to since.
     pub(crate) fn take_written(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.written)

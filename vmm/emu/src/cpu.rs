@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use iced_x86::InstructionInfoFactory;
 
-use crate::block::{Blocks, Key};
+use crate::block::{Blocks, Decoded, Key, NOWHERE};
 use crate::cpuid::Cpuid;
 use crate::decode::{self, Short, Source};
 use crate::events::{EventTotals, LANES};
@@ -95,7 +95,7 @@ impl Cpu {
             self.core.state.set_segment(seg, one);
         }
         self.core.state.r[usize::from(ZERO)] = 0;
-        self.core.state.r[usize::from(STACK)] = 0;
+        self.core.state.r[usize::from(STACK)..].fill(0);
         self.core.tlb.clear();
         self.core.refresh_paging();
         self.core.settle();
@@ -180,7 +180,7 @@ impl Cpu {
     fn inject(&mut self, delivery: Delivery) -> Option<Stop> {
         self.begin(0);
         let stop = self.deliver(delivery);
-        self.core.state.time = self.core.now();
+        self.end();
         stop
     }
 
@@ -202,8 +202,14 @@ impl Cpu {
                 break stop;
             }
         };
-        self.core.state.time = self.core.now();
+        self.end();
         stop
+    }
+
+    /// What only the loop needs is not left in the state: it depends on budgets.
+    fn end(&mut self) {
+        self.core.state.time = self.core.now();
+        self.core.block_rip(0);
     }
 
     /// Something until all has to be looked at again.
@@ -218,11 +224,7 @@ impl Cpu {
         if self.core.left <= 0 {
             return Some(Stop::Budget);
         }
-        self.drop_written();
-        if self.core.flushed {
-            self.core.flushed = false;
-            self.blocks.flush();
-        }
+        self.flush_blocks();
         if self.is_special() {
             return self.single(false);
         }
@@ -348,6 +350,7 @@ impl Cpu {
         // Nobody raises exceptions for ever without time passing.
         self.core.spend(1);
         let ring = self.ring();
+        let alone = std::mem::replace(&mut self.core.alone, true);
         let mut current = delivery;
         let stop = loop {
             match deliver(&mut self.core, current) {
@@ -360,6 +363,7 @@ impl Cpu {
                 Err(Trap::Leave | Trap::Again | Trap::CodeWrite) => break Some(Stop::Shutdown),
             }
         };
+        self.core.alone = alone;
         self.fold(ring);
         stop
     }
@@ -386,7 +390,7 @@ impl Cpu {
 
     fn run_blocks(&mut self, single: bool) -> Ended {
         let ring = self.ring();
-        let ended = match self.find() {
+        let ended = match self.find(single) {
             Ok(first) => self.run_from(first, single, ring),
             Err(trap) => ended(trap),
         };
@@ -396,7 +400,7 @@ impl Cpu {
 
     /// The hot loop.
     fn run_from(&mut self, first: u32, single: bool, ring: Ring) -> Ended {
-        let tag = self.tag();
+        let mut tag = self.tag();
         let mut id = first;
         let mut floor = self.core.left.saturating_sub(FOLD).max(0);
         loop {
@@ -432,7 +436,10 @@ impl Cpu {
                 // What comes next is not even fetched.
                 None if self.core.left <= 0 => return Ended::Budget,
                 None => match self.follow(id) {
-                    Ok(next) => next,
+                    Ok(next) => {
+                        tag = self.tag();
+                        next
+                    }
                     Err(trap) => return ended(trap),
                 },
             };
@@ -502,7 +509,7 @@ impl Cpu {
     #[cold]
     fn follow(&mut self, before: u32) -> Result<u32, Trap> {
         let tag = self.tag();
-        let next = self.find()?;
+        let next = self.find(false)?;
         if self.tag() == tag {
             self.blocks.chain(before, next);
         }
@@ -510,16 +517,17 @@ impl Cpu {
     }
 
     /// The block at RIP.
-    fn find(&mut self) -> Result<u32, Trap> {
+    fn find(&mut self, single: bool) -> Result<u32, Trap> {
         let rip = self.core.state.rip;
         if let Some(id) = self.blocks.jump(rip, self.tag()) {
             return Ok(id);
         }
         let bits = self.core.state.bits();
+        let limit = u64::from(self.core.state.segment(Seg::Cs).limit);
         let outside = if bits == 64 {
             !is_canonical(rip)
         } else {
-            rip > u64::from(self.core.state.segment(Seg::Cs).limit)
+            rip > limit
         };
         if outside {
             return self.core.gp(0);
@@ -537,9 +545,42 @@ impl Cpu {
             Some(id) if self.still_there(id)? => id,
             _ => self.decode(key)?,
         };
-        let tag = self.tag();
-        self.blocks.learn(rip, tag, found);
+        let found = if self.core.code.is_written() {
+            // Its page holds a page table too, which the fetch has marked.
+            self.drop_written();
+            self.decode(key)?
+        } else {
+            found
+        };
+        // Whoever takes a jump that is known does not fetch: all it leads to is in the TLB.
+        self.flush_blocks();
+        let block = self.blocks.get(found);
+        if bits != 64 && limit - rip < u64::from(block.len.max(1)) - 1 {
+            return self.at_the_limit(found, single);
+        }
+        if block.second != Some(NOWHERE) {
+            let tag = self.tag();
+            self.blocks.learn(rip, tag, found);
+        }
         Ok(found)
+    }
+
+    /// A block reaches over the end of CS: its instructions are executed one by one.
+    fn at_the_limit(&mut self, id: u32, single: bool) -> Result<u32, Trap> {
+        let block = self.blocks.get(id);
+        let first = length(self.blocks.ops(block, 1));
+        let limit = u64::from(self.core.state.segment(Seg::Cs).limit);
+        if limit - block.rip < first - 1 {
+            return self.core.gp(0);
+        }
+        if single { Ok(id) } else { Err(Trap::CodeWrite) }
+    }
+
+    fn flush_blocks(&mut self) {
+        self.drop_written();
+        if std::mem::take(&mut self.core.flushed) {
+            self.blocks.flush();
+        }
     }
 
     fn fetch(&mut self, linear: u64) -> Result<Spot, Trap> {
@@ -555,8 +596,17 @@ impl Cpu {
         let Some(second) = self.blocks.get(id).second else {
             return Ok(true);
         };
+        Ok(self.fetch_next()? == Spot::Ram(second))
+    }
+
+    /// The page behind the one of RIP, which an instruction reaches into.
+    fn fetch_next(&mut self) -> Result<Spot, Trap> {
         let next = (self.linear_rip() | 0xfff).wrapping_add(1);
-        Ok(self.fetch(next)? == Spot::Ram(second))
+        match self.core.state.bits() {
+            64 if !is_canonical(next) => self.core.gp(0),
+            64 => self.fetch(next),
+            _ => self.fetch(next & 0xffff_ffff),
+        }
     }
 
     fn decode(&mut self, key: Key) -> Result<u32, Trap> {
@@ -578,8 +628,7 @@ impl Cpu {
             match decode::block(source, cpuid, &mut self.blocks, kept, &mut self.factory) {
                 Ok(decoded) => break decoded,
                 Err(Short::NextPage) => {
-                    let next = (self.linear_rip() | 0xfff).wrapping_add(1);
-                    let spot = self.fetch(next)?;
+                    let spot = self.fetch_next()?;
                     // One instruction: what comes behind begins on the other page.
                     let rest = &mut bytes[room..room + 15];
                     match spot {
@@ -587,7 +636,10 @@ impl Cpu {
                             self.core.ram.bytes_at(offset, rest);
                             second = Some(offset);
                         }
-                        Spot::Device(_) => rest.fill(0xff),
+                        Spot::Device(_) => {
+                            rest.fill(0xff);
+                            second = Some(NOWHERE);
+                        }
                     }
                     len = room + 15;
                 }
@@ -596,13 +648,7 @@ impl Cpu {
         Ok(self.keep(key, decoded, second, room))
     }
 
-    fn keep(
-        &mut self,
-        key: Key,
-        mut decoded: crate::block::Decoded,
-        second: Option<u64>,
-        room: usize,
-    ) -> u32 {
+    fn keep(&mut self, key: Key, mut decoded: Decoded, second: Option<u64>, room: usize) -> u32 {
         if second.is_some() {
             let crossing = decoded.ops.first().map_or(0, |op| u32::from(op.len));
             decoded.ops.truncate(1);
@@ -611,7 +657,7 @@ impl Cpu {
                 decoded.second = second;
             }
         }
-        for page in [Some(key.offset), decoded.second].into_iter().flatten() {
+        for page in decoded.pages(key) {
             if self.core.code.set((page >> 12) as u32) {
                 self.core.tlb.protect(page & !0xfff);
             }

@@ -99,7 +99,7 @@ impl Rules {
 }
 
 /// Where a linear address leads to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Mapped {
     /// Guest-physical address.
     pub(crate) physical: u64,
@@ -107,6 +107,23 @@ pub(crate) struct Mapped {
     pub(crate) global: bool,
     /// The page is larger than 4 KiB.
     pub(crate) large: bool,
+    /// Entries that are to be marked as used, the leaf first: their offsets in RAM, and their
+    /// new values.
+    marks: [Option<(u64, u64)>; 4],
+}
+
+impl Mapped {
+    /// Offsets of the entries that [`Mapped::mark`] changes.
+    pub(crate) fn marked(&self) -> impl Iterator<Item = u64> + use<> {
+        self.marks.into_iter().flatten().map(|(at, _)| at)
+    }
+
+    /// Sets A in the entries of the walk, and D in the leaf.
+    pub(crate) fn mark(&self, ram: &mut Ram) {
+        for (at, entry) in self.marks.into_iter().flatten() {
+            ram.store(at, entry);
+        }
+    }
 }
 
 /// Whether a linear address is canonical, with 48 bits.
@@ -114,13 +131,14 @@ pub(crate) fn is_canonical(linear: u64) -> bool {
     (linear.cast_signed() << 16 >> 16).cast_unsigned() == linear
 }
 
-/// Walks the tables for an access, and sets A and D. An error is #PF's error code.
-pub(crate) fn walk(ram: &mut Ram, rules: &Rules, linear: u64, set: Set) -> Result<Mapped, u32> {
+/// Walks the tables for an access; A and D are set by [`Mapped::mark`]. An error is #PF's error
+/// code.
+pub(crate) fn walk(ram: &Ram, rules: &Rules, linear: u64, set: Set) -> Result<Mapped, u32> {
     if !rules.paging {
         return Ok(Mapped {
             physical: linear & 0xffff_ffff,
-            global: false,
             large: true,
+            ..Mapped::default()
         });
     }
     let mut table = rules.cr3 & ADDRESS;
@@ -146,12 +164,12 @@ pub(crate) fn walk(ram: &mut Ram, rules: &Rules, linear: u64, set: Set) -> Resul
             if !rules.allows(all, never, set) {
                 return Err(rules.code(set, CODE_PRESENT));
             }
-            mark(ram, &seen[level as usize..], set.writes());
             let inside = (1u64 << shift) - 1;
             return Ok(Mapped {
                 physical: entry & ADDRESS & !inside | linear & inside,
                 global: rules.global && entry & GLOBAL != 0,
                 large: level > 0,
+                marks: marks(&seen[level as usize..], set.writes()),
             });
         }
         table = entry & ADDRESS;
@@ -159,15 +177,17 @@ pub(crate) fn walk(ram: &mut Ram, rules: &Rules, linear: u64, set: Set) -> Resul
     Err(rules.code(set, 0))
 }
 
-/// Sets A in the entries of a walk, the leaf first, and D in the leaf.
-fn mark(ram: &mut Ram, seen: &[(u64, u64)], dirty: bool) {
+/// Those of a walk's entries, the leaf first, that lack A, or D in the leaf.
+fn marks(seen: &[(u64, u64)], dirty: bool) -> [Option<(u64, u64)>; 4] {
+    let mut marks = [None; 4];
     for (level, (at, entry)) in seen.iter().enumerate() {
         let mut marked = entry | ACCESSED;
         if level == 0 && dirty {
             marked |= DIRTY;
         }
         if marked != *entry {
-            ram.store(*at, marked);
+            marks[level] = Some((*at, marked));
         }
     }
+    marks
 }

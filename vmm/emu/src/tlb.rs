@@ -69,6 +69,9 @@ fn nothing(index: usize) -> Entry {
     }
 }
 
+/// In the tag of a page that is found the slow way only: in its place nobody asks for it.
+const SLOW: u64 = 2 << 12;
+
 #[inline(always)]
 fn place(set: Set, linear: u64) -> usize {
     (set as usize * ENTRIES) | (linear >> 12) as usize & (ENTRIES - 1)
@@ -94,11 +97,21 @@ impl Tlb {
         (inside <= 4096 - bytes).then(|| entry.base + inside)
     }
 
-    /// Keeps that the page at `linear` lies at `base`.
-    pub(crate) fn fill(&mut self, set: Set, linear: u64, base: u64, kind: Kind) {
+    /// The offset of a linear address on a page that is known, slow or not.
+    pub(crate) fn find_any(&self, set: Set, linear: u64) -> Option<u64> {
+        let entry = &self.entries[place(set, linear)];
+        let page = linear & !0xfff;
+        let known = entry.tag == page || entry.tag == page ^ SLOW;
+        known.then_some(entry.base | linear & 0xfff)
+    }
+
+    /// Keeps that the page at `linear` lies at `base`; whether another one is forgotten for it.
+    pub(crate) fn fill(&mut self, set: Set, linear: u64, base: u64, kind: Kind) -> bool {
         let at = place(set, linear);
+        let before = self.entries[at].tag;
+        let tag = linear & !0xfff;
         self.entries[at] = Entry {
-            tag: linear & !0xfff,
+            tag: if kind.slow { tag ^ SLOW } else { tag },
             base,
         };
         let bit = 1 << (at % 64);
@@ -107,6 +120,15 @@ impl Tlb {
             self.global[at / 64] |= bit;
         }
         self.large |= kind.large;
+        before != nothing(at).tag && before & !SLOW != tag & !SLOW
+    }
+
+    /// The page at `linear`, if it is known, is slow no more.
+    pub(crate) fn quicken(&mut self, set: Set, linear: u64) {
+        let entry = &mut self.entries[place(set, linear)];
+        if entry.tag == (linear & !0xfff) ^ SLOW {
+            entry.tag ^= SLOW;
+        }
     }
 
     /// All of them go.
@@ -138,19 +160,21 @@ impl Tlb {
         }
         for set in 0..SETS {
             let at = (set * ENTRIES) | (linear >> 12) as usize & (ENTRIES - 1);
-            if self.entries[at].tag == linear & !0xfff {
+            if self.entries[at].tag & !SLOW == linear & !0xfff & !SLOW {
                 self.entries[at] = nothing(at);
             }
         }
     }
 
-    /// Nobody writes to the page at `base` by an entry any more.
+    /// Writes to the page at `base` go the slow way. It stays known: when the tables are walked
+    /// again must not depend on where code is.
     pub(crate) fn protect(&mut self, base: u64) {
         for set in [Set::UserWrite, Set::KernelWrite, Set::OpenWrite] {
             let first = set as usize * ENTRIES;
             for at in first..first + ENTRIES {
-                if self.entries[at].base == base {
-                    self.entries[at] = nothing(at);
+                let entry = &mut self.entries[at];
+                if entry.base == base && (entry.tag >> 12) as usize & (ENTRIES - 1) == at - first {
+                    entry.tag ^= SLOW;
                 }
             }
         }
@@ -162,4 +186,6 @@ impl Tlb {
 pub(crate) struct Kind {
     pub(crate) global: bool,
     pub(crate) large: bool,
+    /// It is found the slow way only.
+    pub(crate) slow: bool,
 }

@@ -5,6 +5,7 @@
     reason = "tests take low bits of random numbers"
 )]
 
+mod caches;
 mod codes;
 mod guest;
 mod lockstep;

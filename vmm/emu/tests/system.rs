@@ -7,12 +7,12 @@ use crate::guest::{
     TSS, USER, USER_CODE, USER_DATA, WRITABLE,
 };
 
-const CODE: u64 = 0x40_0000;
-const DATA: u64 = 0x50_0000;
+pub(crate) const CODE: u64 = 0x40_0000;
+pub(crate) const DATA: u64 = 0x50_0000;
 const DEVICE: u64 = 0x60_0000;
 
 /// Code at a privilege level, a page of data in RSI and RDI, a device in R8.
-fn guest(cpl: u8, code: &[u8]) -> Guest {
+pub(crate) fn guest(cpl: u8, code: &[u8]) -> Guest {
     let mut guest = Guest::new();
     let rights = PRESENT | WRITABLE | if cpl == 3 { USER } else { 0 };
     guest.map(CODE, PAGES, rights);
@@ -39,7 +39,7 @@ fn handler(vector: u64) -> u64 {
     SYSTEM + HANDLERS + 16 * vector
 }
 
-fn change(guest: &mut Guest, change: impl FnOnce(&mut emu::State)) {
+pub(crate) fn change(guest: &mut Guest, change: impl FnOnce(&mut emu::State)) {
     let mut state = guest.cpu.state().clone();
     change(&mut state);
     guest.cpu.set_state(state);

@@ -9,7 +9,7 @@ use instruction_facts::EventClass;
 use crate::events::LANES;
 use crate::op::Op;
 use crate::paging::{Rules, is_canonical, walk};
-use crate::state::{AC, BLOCK, CR0_AM, CR4_SMAP, RSP, STACK, Seg, State};
+use crate::state::{AC, BLOCK, CR0_AM, CR4_SMAP, RSP, STACK, Seg, Segment, State};
 use crate::stop::{Answer, Missing, Stop};
 use crate::sys::ram::{Ram, Scalar};
 use crate::tlb::{Kind, Set, Tlb};
@@ -194,6 +194,15 @@ impl Core {
         );
         self.flushed = true;
         self.refresh();
+    }
+
+    /// Loads CS. Where its base and limit mean something, jumps that are known lead elsewhere now.
+    pub(crate) fn load_code(&mut self, code: Segment) {
+        let old = self.state.segment(Seg::Cs);
+        if (old.base, old.limit) != (code.base, code.limit) {
+            self.flushed = true;
+        }
+        self.state.set_segment(Seg::Cs, code);
     }
 
     /// Some data breakpoint is on.
@@ -567,10 +576,13 @@ impl Core {
 
     /// Where a linear address leads to, by the rights of `set`.
     pub(crate) fn spot(&mut self, set: Set, linear: u64) -> Exec<Spot> {
-        if let Some(offset) = self.tlb.find(set, linear, 1) {
+        if let Some(offset) = self.tlb.find_any(set, linear) {
+            if set.writes() && !self.code.has((offset >> 12) as u32) {
+                self.tlb.quicken(set, linear);
+            }
             return Ok(Spot::Ram(offset));
         }
-        let mapped = match walk(&mut self.ram, &self.rules, linear, set) {
+        let mapped = match walk(&self.ram, &self.rules, linear, set) {
             Ok(mapped) => mapped,
             Err(code) => {
                 self.fault = Fault {
@@ -581,17 +593,26 @@ impl Core {
                 return Err(Trap::Fault);
             }
         };
+        for at in mapped.marked() {
+            self.code_write(Spot::Ram(at))?;
+        }
+        mapped.mark(&mut self.ram);
+        for at in mapped.marked() {
+            self.code.write((at >> 12) as u32);
+        }
         let Some(offset) = self.ram.offset_of(mapped.physical) else {
             return Ok(Spot::Device(mapped.physical));
         };
         let base = offset & !0xfff;
-        if !(set.writes() && self.code.has((base >> 12) as u32)) {
-            let kind = Kind {
-                global: mapped.global,
-                large: mapped.large,
-            };
-            self.tlb.fill(set, linear, base, kind);
-        }
+        let kind = Kind {
+            global: mapped.global,
+            large: mapped.large,
+            slow: set.writes() && self.code.has((base >> 12) as u32),
+        };
+        let forgot = self.tlb.fill(set, linear, base, kind);
+        // Known jumps rest on fetched pages: whether one is walked for anew must not depend on
+        // which of them are known.
+        self.flushed |= forgot && set.fetches();
         Ok(Spot::Ram(offset))
     }
 

@@ -108,7 +108,7 @@ pub(super) fn transfer(core: &mut Core, insn: &Instruction) -> Exec {
     }
     let mut code = segment::accessed(core, found)?;
     code.selector = selector & !3 | u16::from(cpl);
-    core.state.set_segment(Seg::Cs, code);
+    core.load_code(code);
     core.state.rip = target;
     core.refresh();
     Err(Trap::Leave)
@@ -169,14 +169,14 @@ pub(super) fn far_return(core: &mut Core, insn: &Instruction) -> Exec {
     if !outward {
         let code = segment::accessed(core, found)?;
         drop_stack(core, 2 * bytes + more);
-        core.state.set_segment(Seg::Cs, code);
+        core.load_code(code);
     } else {
         let pointer = peek(core, 2 * bytes + more, width)?;
         let stack_selector = peek(core, 3 * bytes + more, width)? as u16;
         let long = core.state.is_long() && found.is_long();
         let stack = stack(core, stack_selector, cpl, long, 13)?;
         let code = segment::accessed(core, found)?;
-        core.state.set_segment(Seg::Cs, code);
+        core.load_code(code);
         core.state.set_segment(Seg::Ss, stack);
         set_stack(core, pointer.wrapping_add(u64::from(more)));
         segment::drop_inner(core, cpl);
@@ -233,7 +233,7 @@ pub(super) fn interrupt_return(core: &mut Core, insn: &Instruction) -> Exec {
     }
     check_target(core, found.segment(), target)?;
     let code = segment::accessed(core, found)?;
-    core.state.set_segment(Seg::Cs, code);
+    core.load_code(code);
     match new_stack {
         Some((segment, pointer)) => {
             core.state.set_segment(Seg::Ss, segment);

@@ -168,7 +168,7 @@ fn deliver_long(core: &mut Core, delivery: Delivery) -> Exec {
     }
     let mut code = segment::accessed(core, found)?;
     code.selector = gate.selector & !3 | u16::from(new_cpl);
-    core.state.set_segment(Seg::Cs, code);
+    core.load_code(code);
     if new_cpl != cpl {
         let null = null_stack(new_cpl, u16::from(new_cpl));
         core.state.set_segment(Seg::Ss, null);
@@ -197,7 +197,9 @@ fn deliver_real(core: &mut Core, delivery: Delivery) -> Exec {
         core.state.rip,
     ];
     for (value, depth) in frame.into_iter().zip([2, 4, 6]) {
-        super::operand::below(core, depth, 16, value)?;
+        let offset = super::operand::stack_at(core, -depth);
+        let to = super::operand::in_segment(core, Seg::Ss, offset, 2, true)?;
+        core.system_store(to.at, value as u16)?;
     }
     let top = super::operand::stack_at(core, -6);
     super::operand::set_stack(core, top);

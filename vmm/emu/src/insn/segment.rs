@@ -116,11 +116,12 @@ pub(super) fn mark_busy(core: &mut Core, descriptor: Descriptor) -> Exec {
 }
 
 /// A segment of real mode, or of virtual 8086 mode.
-fn real(core: &mut Core, seg: Seg, selector: u16) {
-    let mut one = core.state.segment(seg);
-    one.selector = selector;
-    one.base = u64::from(selector) << 4;
-    core.state.set_segment(seg, one);
+fn real(core: &Core, seg: Seg, selector: u16) -> Segment {
+    Segment {
+        selector,
+        base: u64::from(selector) << 4,
+        ..core.state.segment(seg)
+    }
 }
 
 pub(super) fn is_real(core: &Core) -> bool {
@@ -130,7 +131,8 @@ pub(super) fn is_real(core: &Core) -> bool {
 /// MOV, POP and the like to a segment register other than CS.
 pub(super) fn load(core: &mut Core, seg: Seg, selector: u16) -> Exec {
     if is_real(core) {
-        real(core, seg, selector);
+        let loaded = real(core, seg, selector);
+        core.state.set_segment(seg, loaded);
     } else if seg == Seg::Ss {
         let cpl = core.state.cpl();
         let loaded = stack(core, selector, cpl, core.state.bits() == 64, 13)?;
@@ -217,7 +219,7 @@ pub(super) fn null_stack(cpl: u8, selector: u16) -> Segment {
 
 /// CS of real mode.
 pub(super) fn real_code(core: &mut Core, selector: u16) {
-    real(core, Seg::Cs, selector);
+    core.load_code(real(core, Seg::Cs, selector));
 }
 
 /// Data segments that code of a lower privilege may not have become null.

@@ -258,11 +258,16 @@ impl Strings {
             ELEMENTS
         };
         for _ in 0..count.min(most) {
+            let asked = core.is_half_done();
             self.element(core)?;
             core.settle();
             self.advance(core, 1, u64::MAX);
             if self.ends_at_zf == Some(core.state.flags.zf()) {
                 return Ok(true);
+            }
+            // A device may have taken its time, and may interrupt.
+            if asked {
+                break;
             }
         }
         Ok(false)
@@ -283,7 +288,19 @@ fn idle(core: &mut Core, what: What) {
     }
 }
 
+/// Nothing stands behind a string instruction in its block, so that it may write to code at
+/// once. What it does in a step must not depend on where code is known.
 pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
+    let alone = std::mem::replace(&mut core.alone, true);
+    let done = elements(core, insn);
+    core.alone = alone;
+    if done == Ok(()) && core.code.is_written() {
+        return Err(Trap::Leave);
+    }
+    done
+}
+
+fn elements(core: &mut Core, insn: &Instruction) -> Exec {
     let strings = of(core, insn);
     if !strings.repeated {
         return strings.element(core);

@@ -6,7 +6,7 @@ use super::core::{Core, Exec, Trap, Width};
 use super::far;
 use super::interrupt::{Delivery, deliver};
 use super::operand::{
-    Linear, address_bits, bits, get, in_segment, linear, memory_seg, offset, read, set, write,
+    Linear, address_bits, get, in_segment, linear, memory_seg, offset, read, set, write,
 };
 use super::segment::{self, is_real};
 use crate::flags::{Flags, ZF};
@@ -203,7 +203,7 @@ fn load_flat(core: &mut Core, code: u16, stack: u16, cpl: u16, long: bool) {
     let size = if long { 0xa09b } else { 0xc09b };
     let code = flat(code & !3 | cpl, size | cpl << 5);
     let stack = flat(stack & !3 | cpl, 0xc093 | cpl << 5);
-    core.state.set_segment(Seg::Cs, code);
+    core.load_code(code);
     core.state.set_segment(Seg::Ss, stack);
     core.refresh();
 }
@@ -776,7 +776,6 @@ fn verify(core: &mut Core, insn: &Instruction) -> Exec {
     if is_real(core) {
         return core.ud();
     }
-    debug_assert_eq!(bits(insn, 0), 16);
     let selector = read(core, insn, 0)? as u16;
     let for_write = insn.mnemonic() == Mnemonic::Verw;
     let found = found_for(core, selector)?;

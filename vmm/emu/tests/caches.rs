@@ -1,0 +1,152 @@
+//! What is known of code and translations changes nothing that a guest or a count sees.
+
+use emu::{Answer, State, Stop};
+
+use crate::guest::{Guest, PAGES, PRESENT, SYSTEM, WRITABLE};
+use crate::system::{CODE, DATA, change, guest};
+
+/// Offset of the entry of a page of 4 KiB in the tables of `guest`.
+fn entry(guest: &Guest, linear: u64) -> u64 {
+    let mut table = guest.cpu.state().cr3;
+    for shift in [39, 30, 21] {
+        table = guest.word(table + 8 * (linear >> shift & 0x1ff)) & !0xfff;
+    }
+    table + 8 * (linear >> 12 & 0x1ff)
+}
+
+fn clear(guest: &mut Guest, linear: u64, bits: u64) {
+    let at = entry(guest, linear);
+    let value = guest.word(at) & !bits;
+    guest.write(at, value);
+}
+
+#[test]
+fn strings_take_the_same_time_over_code() {
+    // CALL to RET in the page of data; REP STOSB downwards over it; HLT.
+    let run = |forgets: bool| -> (State, Stop) {
+        let mut guest = guest(0, &[0xff, 0xd0, 0xf3, 0xaa, 0xf4]);
+        guest.map(DATA + 0x1000, PAGES + 0x2000, PRESENT | WRITABLE);
+        guest.bytes(PAGES + 0x1ff0, &[0xc3]);
+        change(&mut guest, |state| {
+            state.set_rflags(0x402);
+            state.r[0] = DATA + 0xff0;
+            state.r[1] = 300;
+            state.r[7] = DATA + 0x1040;
+        });
+        assert_eq!(guest.cpu.run(2), Stop::Budget);
+        if forgets {
+            guest.cpu.forget_code();
+        }
+        let stop = guest.cpu.run(100);
+        (guest.cpu.state().clone(), stop)
+    };
+    let (state, stop) = run(false);
+    assert_eq!((stop, state.r[1]), (Stop::Halted, 0));
+    assert_eq!((state, stop), run(true));
+}
+
+#[test]
+fn each_element_from_a_device_takes_its_time() {
+    // REP INSB.
+    let mut one = guest(0, &[0xf3, 0x6c]);
+    change(&mut one, |state| {
+        state.r[1] = 3;
+        state.r[2] = 0x60;
+    });
+    one.cpu.want_window(true);
+    let mut before = one.cpu.time();
+    for left in [2, 1] {
+        while one.cpu.run(100) == Stop::Window {
+            one.cpu.want_window(false);
+        }
+        one.cpu.answer(Answer::Value(7));
+        one.cpu.want_window(true);
+        // Interrupts may come between.
+        assert_eq!(one.cpu.run(100), Stop::Window);
+        assert_eq!(one.cpu.state().r[1], left);
+        assert!(one.cpu.time() > before);
+        before = one.cpu.time();
+    }
+}
+
+#[test]
+fn what_the_loop_needs_is_no_state() {
+    // MOV EAX,[RIP]; NOP.
+    let mut guest = guest(0, &[0x8b, 0x05, 0, 0, 0, 0, 0x90]);
+    assert_eq!(guest.cpu.run(2), Stop::Budget);
+    assert!(guest.cpu.state().r[16..].iter().all(|one| *one == 0));
+    assert_eq!(guest.cpu.interrupt(0x40), None);
+    assert!(guest.cpu.state().r[16..].iter().all(|one| *one == 0));
+}
+
+#[test]
+fn fetches_walk_alike_where_jumps_are_known() {
+    // Two pages that share a place in the TLB, and jump to each other.
+    const ACCESSED: u64 = 1 << 5;
+    const FAR: u64 = CODE + (1024 << 12);
+    let run = |forgets: bool| {
+        let mut guest = guest(0, &[0xff, 0xe0]);
+        guest.map(FAR, PAGES + 0x3000, PRESENT);
+        guest.bytes(PAGES + 0x3000, &[0xff, 0xe3]);
+        change(&mut guest, |state| (state.r[0], state.r[3]) = (FAR, CODE));
+        assert_eq!(guest.cpu.run(4), Stop::Budget);
+        clear(&mut guest, CODE, ACCESSED);
+        clear(&mut guest, FAR, ACCESSED);
+        if forgets {
+            guest.cpu.forget_code();
+        }
+        assert_eq!(guest.cpu.run(4), Stop::Budget);
+        [CODE, FAR].map(|page| guest.word(entry(&guest, page)) & ACCESSED)
+    };
+    assert_eq!(run(false), run(true));
+    assert_eq!(run(false), [ACCESSED; 2]);
+}
+
+#[test]
+fn stores_walk_alike_where_code_is() {
+    // CALL to RET in the page of data; MOV [RSI],AL, again and again.
+    const DIRTY: u64 = 1 << 6;
+    let run = |forgets: bool| {
+        let code = [0xff, 0xd0, 0x88, 0x06, 0xff, 0xd0, 0x88, 0x06, 0x88, 0x06];
+        let mut guest = guest(0, &code);
+        guest.bytes(PAGES + 0x1ff0, &[0xc3]);
+        change(&mut guest, |state| state.r[0] = DATA + 0xff0);
+        assert_eq!(guest.cpu.run(3), Stop::Budget);
+        clear(&mut guest, DATA, DIRTY);
+        assert_eq!(guest.cpu.run(2), Stop::Budget);
+        if forgets {
+            guest.cpu.forget_code();
+        }
+        assert_eq!(guest.cpu.run(2), Stop::Budget);
+        (
+            guest.word(entry(&guest, DATA)) & DIRTY,
+            guest.word(PAGES + 0x1000) & 0xff,
+        )
+    };
+    assert_eq!(run(false), run(true));
+    // The translation was known: nobody walks.
+    assert_eq!(run(false), (0, 0xf0));
+}
+
+#[test]
+fn code_among_page_tables() {
+    // A page table that is code as well: the load there marks an entry in its own page.
+    const TABLE: u64 = CODE + 0x10_0000;
+    let mut guest = guest(0, &[]);
+    guest.map(TABLE, PAGES + 0x3000, PRESENT | WRITABLE);
+    let at = entry(&guest, DATA);
+    let table = at & !0xfff;
+    guest.map(TABLE, table, PRESENT | WRITABLE);
+    // MOV AL,[RSI]; HLT in an entry that is not present, which nobody uses.
+    let spare = table + 8 * 0x1f0;
+    guest.bytes(spare, &[0x8a, 0x06, 0xf4]);
+    let fresh = DATA + 0x1000;
+    guest.map(fresh, PAGES + 0x1000, PRESENT);
+    change(&mut guest, |state| {
+        state.rip = TABLE + 8 * 0x1f0;
+        state.r[6] = fresh;
+        state.r[4] = SYSTEM + crate::guest::STACK_TOP;
+    });
+    assert_eq!(guest.cpu.run(10), Stop::Halted);
+    assert_eq!(guest.word(entry(&guest, fresh)) & 1 << 5, 1 << 5);
+}
