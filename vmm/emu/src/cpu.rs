@@ -13,7 +13,7 @@ use crate::block::{Blocks, Decoded, Key, NOWHERE};
 use crate::cpuid::Cpuid;
 use crate::decode::{self, Short, Source};
 use crate::events::{EventTotals, LANES};
-use crate::insn::{Core, Delivery, Fault, Spot, Trap, deliver, execute};
+use crate::insn::{Core, Delivery, Fault, Spot, Stepping, Trap, deliver, execute};
 use crate::op::Op;
 use crate::paging::is_canonical;
 use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
@@ -145,7 +145,7 @@ impl Cpu {
 
     /// Answers the last stop; the instruction goes on when the processor runs.
     pub fn answer(&mut self, answer: Answer) {
-        self.core.answer = Some(answer);
+        self.core.answer = Some((self.core.stop, answer));
     }
 
     /// Whether an interrupt would be taken now.
@@ -228,9 +228,12 @@ impl Cpu {
         if self.is_special() {
             return self.single(false);
         }
+        self.core.stepping = Stepping::Before;
+        self.core.hits = 0;
         match self.run_blocks(false) {
             Ended::Budget => Some(Stop::Budget),
-            Ended::Retired | Ended::Repeats => None,
+            // TF was clear, and no breakpoint on.
+            Ended::Retired | Ended::Repeats => self.debug_trap(0),
             Ended::Fault => self.deliver(Delivery::Fault(self.core.fault)),
             Ended::CodeWrite => self.single(true),
             Ended::Stop => Some(self.stopped()),
@@ -270,19 +273,16 @@ impl Cpu {
     fn single(&mut self, alone: bool) -> Option<Stop> {
         if let Some(hits) = self.breakpoints() {
             self.core.state.dr6 = self.core.state.dr6 & !0xf | hits;
-            let fault = Fault {
-                vector: 1,
-                code: None,
-                cr2: None,
-            };
-            return self.deliver(Delivery::Fault(fault));
+            return self.deliver(Delivery::Debug);
         }
         let before = self.core.state.system_flags;
         let shadow = self.core.state.shadow;
         self.core.state.shadow = Shadow::None;
         self.core.state.system_flags &= !RF;
-        self.core.no_step = false;
-        self.core.hits = 0;
+        self.core.stepping = Stepping::Before;
+        if shadow != Shadow::MovSs {
+            self.core.hits = 0;
+        }
         self.core.alone = alone;
         let mut ended = self.run_blocks(true);
         if ended == Ended::CodeWrite {
@@ -294,7 +294,7 @@ impl Cpu {
         match ended {
             Ended::Retired | Ended::Repeats => {
                 self.core.settle();
-                self.debug_trap(before & TF != 0)
+                self.debug_trap(before)
             }
             Ended::Fault => {
                 self.core.settle();
@@ -315,7 +315,8 @@ impl Cpu {
     /// Instruction breakpoints at RIP, as bits of DR6.
     fn breakpoints(&self) -> Option<u64> {
         let state = &self.core.state;
-        if state.system_flags & RF != 0 || self.core.is_half_done() {
+        let held_back = state.shadow == Shadow::MovSs;
+        if state.system_flags & RF != 0 || held_back || self.core.is_half_done() {
             return None;
         }
         let linear = self.linear_rip();
@@ -327,26 +328,33 @@ impl Cpu {
         (hits != 0).then_some(hits)
     }
 
-    /// #DB behind an instruction: of a step, and of data. A load of SS puts it off, and a step's
-    /// is lost then.
-    fn debug_trap(&mut self, stepped: bool) -> Option<Stop> {
+    /// #DB behind an instruction: of a step, and of data. A load of SS puts it off by one
+    /// instruction, and a step's is lost then.
+    fn debug_trap(&mut self, before: u64) -> Option<Stop> {
         const SINGLE_STEP: u64 = 1 << 14;
         if self.core.state.shadow == Shadow::MovSs {
             return None;
         }
         let mut bits = self.core.hits;
-        if stepped && !self.core.no_step {
+        let stepped = match self.core.stepping {
+            Stepping::Before => before & TF != 0,
+            Stepping::Now => self.core.state.system_flags & TF != 0,
+            Stepping::Never => false,
+        };
+        if stepped {
             bits |= SINGLE_STEP;
         }
         if bits == 0 {
             return None;
         }
         self.core.state.dr6 = self.core.state.dr6 & !0xf | bits;
-        self.deliver(Delivery::Trap(1))
+        self.deliver(Delivery::Debug)
     }
 
     /// Delivers, with what comes of faults on the way (SDM vol. 3A, table 6-5).
     fn deliver(&mut self, delivery: Delivery) -> Option<Stop> {
+        // The handler runs, whatever waits for one.
+        self.core.halted = false;
         // Nobody raises exceptions for ever without time passing.
         self.core.spend(1);
         let ring = self.ring();
@@ -479,6 +487,9 @@ impl Cpu {
         }
         if trap == Trap::Again {
             self.core.spend(1);
+            // Who comes back to it passes over the breakpoint that was met before it began
+            // (SDM vol. 3B, 19.3.1.1).
+            self.core.state.system_flags |= RF;
         }
         ended(trap)
     }
@@ -723,7 +734,8 @@ fn after(first: Delivery, second: Fault) -> Option<Delivery> {
         Fault {
             vector: DOUBLE,
             code: Some(0),
-            cr2: None,
+            // A page fault has set CR2, whatever comes of it.
+            cr2: second.cr2,
         }
     } else {
         second

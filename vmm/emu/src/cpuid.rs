@@ -72,6 +72,7 @@ const ANNOUNCED: &[(Iced, u32, usize, u32)] = &[
     (Iced::SSE4A, 0x8000_0001, ECX, 6),
     (Iced::SYSCALL, 0x8000_0001, EDX, 11),
     (Iced::RDTSCP, 0x8000_0001, EDX, 27),
+    (Iced::WBNOINVD, 0x8000_0008, EBX, 9),
 ];
 
 /// What every processor with long mode has, and hints that do nothing where they mean nothing.
@@ -186,15 +187,44 @@ impl Cpuid {
     /// CR4 bits that may be set.
     #[must_use]
     pub fn cr4_mask(&self) -> u64 {
-        use crate::state::{CR4_FSGSBASE, CR4_SMAP, CR4_SMEP};
-        // VME, PVI, TSD, DE, PSE, PAE, MCE, PGE, PCE, OSFXSR, OSXMMEXCPT.
-        let mut mask = 0x7ff;
-        let bits = [(0, CR4_FSGSBASE), (7, CR4_SMEP), (20, CR4_SMAP)];
-        for (bit, cr4) in bits {
-            if self.bit(7, EBX, bit) {
-                mask |= cr4;
-            }
-        }
-        mask
+        use crate::state::{
+            CR4_DE, CR4_FSGSBASE, CR4_MCE, CR4_OSFXSR, CR4_OSXMMEXCPT, CR4_PAE, CR4_PCE, CR4_PGE,
+            CR4_PSE, CR4_PVI, CR4_SMAP, CR4_SMEP, CR4_TSD, CR4_VME,
+        };
+        let bits = [
+            (1, EDX, 1, CR4_VME | CR4_PVI),
+            (1, EDX, 4, CR4_TSD),
+            (1, EDX, 2, CR4_DE),
+            (1, EDX, 3, CR4_PSE),
+            (1, EDX, 6, CR4_PAE),
+            (1, EDX, 7, CR4_MCE),
+            (1, EDX, 13, CR4_PGE),
+            (1, EDX, 24, CR4_OSFXSR),
+            (1, EDX, 25, CR4_OSXMMEXCPT),
+            (7, EBX, 0, CR4_FSGSBASE),
+            (7, EBX, 7, CR4_SMEP),
+            (7, EBX, 20, CR4_SMAP),
+        ];
+        // RDPMC is always there.
+        self.announced(CR4_PCE, &bits)
+    }
+
+    /// EFER bits that may be set, LMA left out.
+    #[must_use]
+    pub fn efer_mask(&self) -> u64 {
+        use crate::state::{EFER_LME, EFER_NXE, EFER_SCE};
+        let bits = [
+            (0x8000_0001, EDX, 11, EFER_SCE),
+            (0x8000_0001, EDX, 20, EFER_NXE),
+            (0x8000_0001, EDX, 29, EFER_LME),
+        ];
+        self.announced(0, &bits)
+    }
+
+    /// `always`, and the bits of a control register whose features are announced.
+    fn announced(&self, always: u64, bits: &[(u32, usize, u32, u64)]) -> u64 {
+        bits.iter()
+            .filter(|(leaf, register, bit, _)| self.bit(*leaf, *register, *bit))
+            .fold(always, |mask, (.., control)| mask | control)
     }
 }

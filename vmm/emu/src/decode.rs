@@ -19,6 +19,9 @@ use crate::state::{BLOCK, FS_BASE, GS_BASE, STACK, ZERO};
 /// Instructions of a block at most.
 const MOST: usize = 64;
 
+/// Bytes of an instruction at most. The decoder stops there.
+const MOST_BYTES: usize = 15;
+
 /// Where a block is decoded from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
@@ -62,7 +65,8 @@ pub(crate) fn block(
         decoded.ops.push(op);
         decoded.len = next as u32;
         at = next;
-        if op.k == K::Ud as u16 || op.k == K::Absent as u16 || ends(&insn) {
+        let none = [K::Ud, K::TooLong, K::Absent].map(|k| k as u16);
+        if none.contains(&op.k) || ends(&insn) {
             break;
         }
         if at == bytes.len() {
@@ -81,7 +85,8 @@ fn plain_exchange(insn: Instruction, bytes: &[u8], source: Source<'_>) -> Instru
     Decoder::with_ip(64, bytes, insn.ip(), DecoderOptions::NO_PAUSE).decode()
 }
 
-/// Without their features LZCNT and TZCNT are BSR and BSF with a prefix that means nothing.
+/// Without their features LZCNT, TZCNT and WBNOINVD are BSR, BSF and WBINVD with a prefix that
+/// means nothing.
 fn options(cpuid: &Cpuid) -> u32 {
     // Near branches with an operand size of 16 bits differ.
     let mut options = if cpuid.is_amd() {
@@ -91,6 +96,9 @@ fn options(cpuid: &Cpuid) -> u32 {
     };
     if !cpuid.has(CpuidFeature::LZCNT) {
         options |= DecoderOptions::NO_MPFX_0FBD;
+    }
+    if !cpuid.has(CpuidFeature::WBNOINVD) {
+        options |= DecoderOptions::NO_WBNOINVD;
     }
     if !cpuid.has(CpuidFeature::BMI1) {
         options |= DecoderOptions::NO_MPFX_0FBC;
@@ -167,6 +175,9 @@ fn operation(
     cpuid: &Cpuid,
     kept: &mut Vec<Instruction>,
 ) -> Op {
+    if insn.is_invalid() && insn.len() == MOST_BYTES {
+        return empty(K::TooLong);
+    }
     if insn.is_invalid() || !is_announced(insn, cpuid) {
         return empty(K::Ud);
     }

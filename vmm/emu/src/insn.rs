@@ -23,7 +23,7 @@ mod strings;
 mod system;
 mod table;
 
-pub(crate) use self::core::{Core, Fault, Spot, Trap};
+pub(crate) use self::core::{Core, Fault, Spot, Stepping, Trap};
 pub(crate) use self::interrupt::{Delivery, deliver};
 pub(crate) use self::kinds::is_hint;
 pub(crate) use self::operand as form;

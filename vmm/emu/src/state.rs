@@ -21,6 +21,9 @@ pub(crate) const AC: u64 = 1 << 18;
 /// CPUID is there.
 pub(crate) const ID: u64 = 1 << 21;
 
+/// DR7.GD: accesses to debug registers raise #DB.
+pub(crate) const DR7_GD: u64 = 1 << 13;
+
 /// CR0.PE.
 pub(crate) const CR0_PE: u64 = 1;
 /// CR0.MP.
@@ -39,6 +42,14 @@ pub(crate) const CR0_WP: u64 = 1 << 16;
 pub(crate) const CR0_AM: u64 = 1 << 18;
 /// CR0.PG.
 pub(crate) const CR0_PG: u64 = 1 << 31;
+/// CR4.VME.
+pub(crate) const CR4_VME: u64 = 1;
+/// CR4.PVI.
+pub(crate) const CR4_PVI: u64 = 1 << 1;
+/// CR4.PSE.
+pub(crate) const CR4_PSE: u64 = 1 << 4;
+/// CR4.MCE.
+pub(crate) const CR4_MCE: u64 = 1 << 6;
 /// CR4.TSD.
 pub(crate) const CR4_TSD: u64 = 1 << 2;
 /// CR4.DE.
@@ -316,7 +327,7 @@ impl State {
         };
         state.cr0 = CR0_PE | CR0_MP | CR0_ET | CR0_NE | CR0_WP | CR0_AM | CR0_PG;
         state.cr3 = cr3;
-        state.cr4 = CR4_PAE | CR4_PGE | CR4_OSFXSR | CR4_OSXMMEXCPT;
+        state.cr4 = CR4_PAE | CR4_PGE;
         state.efer = EFER_SCE | EFER_LME | EFER_LMA | EFER_NXE;
         state
     }
@@ -337,7 +348,8 @@ impl State {
         }
     }
 
-    /// The privilege level: SS has it (SDM vol. 3A, 5.5; CS's RPL is the same).
+    /// The privilege level: the DPL of SS. CS's RPL is the same, but not where CR0.PE has just
+    /// been set.
     #[must_use]
     pub fn cpl(&self) -> u8 {
         if self.cr0 & CR0_PE == 0 {
@@ -346,7 +358,7 @@ impl State {
         if self.system_flags & VM != 0 {
             return 3;
         }
-        (self.segments[Seg::Cs as usize].selector & 3).to_le_bytes()[0]
+        self.segment(Seg::Ss).dpl()
     }
 
     /// EFER.LMA.

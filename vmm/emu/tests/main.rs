@@ -7,6 +7,7 @@
 
 mod caches;
 mod codes;
+mod debug;
 mod guest;
 mod lockstep;
 mod native;

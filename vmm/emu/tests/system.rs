@@ -35,7 +35,7 @@ pub(crate) fn guest(cpl: u8, code: &[u8]) -> Guest {
     guest
 }
 
-fn handler(vector: u64) -> u64 {
+pub(crate) fn handler(vector: u64) -> u64 {
     SYSTEM + HANDLERS + 16 * vector
 }
 
@@ -211,9 +211,11 @@ fn breakpoints_of_instructions_and_data() {
     assert_eq!(guest.one(), Happened::Retired);
     assert!(matches!(guest.one(), Happened::Fault(1, ..)));
     let [rip, flags, _] = guest.frame(1);
-    assert_eq!((rip, flags & 1 << 16), (CODE + 1, 1 << 16));
+    assert_eq!((rip, flags & 1 << 16), (CODE + 1, 0));
     assert_eq!(guest.cpu.state().dr6 & 0xf, 1);
-    // Back with RF: it passes, and the store is trapped.
+    // Back with RF, which the handler sets: it passes, and the store is trapped.
+    let image = guest.cpu.state().r[4] - SYSTEM + 16;
+    guest.write(image, flags | 1 << 16);
     guest.bytes(HANDLERS + 16, &[0x48, 0xcf]);
     assert_eq!(guest.cpu.run(2), Stop::Budget);
     assert_eq!(guest.cpu.state().rip, CODE + 2);
@@ -414,5 +416,156 @@ fn sixteen_bits_and_the_way_to_long_mode() {
             totals.of(EventClass::TakenBranches)
         ),
         (3, 2)
+    );
+}
+
+#[test]
+fn selectors_are_asked_about() {
+    // VERR AX; VERW AX; LAR EBX,EAX; LSL ECX,EAX.
+    let code = [
+        0x0f, 0x00, 0xe0, 0x0f, 0x00, 0xe8, 0x0f, 0x02, 0xd8, 0x0f, 0x03, 0xc8,
+    ];
+    let ask = |selector: u16| {
+        let mut guest = guest(3, &code);
+        change(&mut guest, |state| {
+            state.r[0] = u64::from(selector);
+            state.r[3] = 7;
+            state.r[1] = 7;
+        });
+        let zf = [(); 4].map(|()| {
+            assert_eq!(guest.one(), Happened::Retired);
+            guest.cpu.state().rflags() >> 6 & 1
+        });
+        (zf, guest.cpu.state().r[3], guest.cpu.state().r[1])
+    };
+    assert_eq!(ask(USER_DATA | 3), ([1; 4], 0x00cf_f300, 0xffff_ffff));
+    // Code that may be read, and not written.
+    assert_eq!(ask(USER_CODE | 3).0, [1, 0, 1, 1]);
+    // Of CPL 0, null, beyond the table.
+    for selector in [KERNEL_DATA, 0, 0x1000] {
+        assert_eq!(ask(selector), ([0; 4], 7, 7), "{selector:#x}");
+    }
+}
+
+#[test]
+fn what_goes_wrong_on_the_way_from_a_device_says_so() {
+    // The handler's segment is beyond the table: EXT is set, but not for INT n.
+    let broken = |guest: &mut Guest, vector: u64| {
+        let at = crate::guest::IDT + 16 * vector;
+        let low = guest.word(at) & !0xffff_0000 | 0x1000 << 16;
+        guest.write(at, low);
+    };
+    let mut one = guest(0, &[0x90]);
+    broken(&mut one, 0x40);
+    assert_eq!(one.cpu.interrupt(0x40), None);
+    assert_eq!(one.word(one.cpu.state().r[4] - SYSTEM), 0x1001);
+    let mut one = guest(0, &[0xcd, 0x40]);
+    broken(&mut one, 0x40);
+    assert_eq!(one.one(), Happened::Fault(13, 0x1000, 0));
+}
+
+#[test]
+fn the_second_page_fault_leaves_its_address() {
+    // MOV EAX,[RAX], and the stack of #PF is not there either.
+    let mut guest = guest(0, &[0x8b, 0x00]);
+    guest.gate(14, handler(14), 1);
+    guest.gate(8, handler(8), 2);
+    guest.write(TSS + 0x24, 0x7000_1000);
+    guest.write(TSS + 0x2c, SYSTEM + STACK_TOP);
+    change(&mut guest, |state| state.r[0] = 0x6fff_0000);
+    assert_eq!(guest.one(), Happened::Fault(8, 0, 0x7000_0ff8));
+}
+
+#[test]
+fn an_iret_that_faults_lets_nmis_in() {
+    let mut guest = guest(0, &[0x90]);
+    guest.bytes(HANDLERS + 32, &[0x48, 0xcf]);
+    assert_eq!(guest.cpu.nmi(), None);
+    let frame = guest.cpu.state().r[4] - SYSTEM;
+    guest.write(frame + 8, 0x1000);
+    assert_eq!(guest.one(), Happened::Fault(13, 0x1000, 0));
+    assert!(guest.cpu.can_nmi());
+}
+
+#[test]
+fn instructions_end_after_15_bytes() {
+    // 15 prefixes of data size, and NOP; 14 of them are none too many.
+    let mut code = [0x66; 16];
+    code[15] = 0x90;
+    assert_eq!(guest(0, &code).one(), Happened::Fault(13, 0, 0));
+    assert_eq!(guest(0, &code[1..]).one(), Happened::Retired);
+}
+
+#[test]
+fn an_instruction_does_not_reach_into_what_is_not_canonical() {
+    const LAST: u64 = 0x7fff_ffff_f000;
+    let mut guest = guest(0, &[]);
+    guest.map(LAST, PAGES + 0x3000, PRESENT);
+    // The first bytes of MOV EAX,imm32.
+    guest.bytes(PAGES + 0x3ffe, &[0xb8, 0]);
+    change(&mut guest, |state| state.rip = LAST + 0xffe);
+    assert_eq!(guest.one(), Happened::Fault(13, 0, 0));
+}
+
+#[test]
+fn code_that_reaches_into_a_device_is_looked_at_each_time() {
+    // MOV EAX,imm32, of which two bytes are a device's: ones. Then there is memory.
+    let mut guest = guest(0, &[]);
+    guest.bytes(PAGES + 0xffd, &[0xb8, 1, 2]);
+    guest.map(CODE + 0x1000, 0xfed0_0000, PRESENT);
+    change(&mut guest, |state| state.rip = CODE + 0xffd);
+    assert_eq!(guest.one(), Happened::Retired);
+    assert_eq!(guest.cpu.state().r[0], 0xffff_0201);
+    guest.bytes(PAGES + 0x3000, &[3, 4]);
+    guest.map(CODE + 0x1000, PAGES + 0x3000, PRESENT);
+    change(&mut guest, |state| state.rip = CODE + 0xffd);
+    assert_eq!(guest.one(), Happened::Retired);
+    assert_eq!(guest.cpu.state().r[0], 0x0403_0201);
+}
+
+#[test]
+fn registers_of_the_system_have_the_bits_that_are_announced() {
+    // MOV CR4,RAX with a bit more: OSFXSR, without FXSR.
+    let mut one = guest(0, &[0x0f, 0x22, 0xe0]);
+    change(&mut one, |state| state.r[0] = state.cr4 | 1 << 9);
+    assert_eq!(one.one(), Happened::Fault(13, 0, 0));
+    let mut one = guest(0, &[0x0f, 0x22, 0xe0]);
+    change(&mut one, |state| state.r[0] = state.cr4 | 1 << 2);
+    assert_eq!(one.one(), Happened::Retired);
+    // WRMSR of SFMASK and TSC_AUX with something in EDX.
+    for index in [0xc000_0084, 0xc000_0103] {
+        let mut one = guest(0, &[0x0f, 0x30]);
+        change(&mut one, |state| {
+            state.r[1] = index;
+            state.r[2] = 1;
+        });
+        assert_eq!(one.one(), Happened::Fault(13, 0, 0), "{index:#x}");
+    }
+    // WBINVD, also with a prefix that without WBNOINVD means nothing.
+    for code in [&[0x0f, 0x09][..], &[0xf3, 0x0f, 0x09]] {
+        assert_eq!(guest(3, code).one(), Happened::Fault(13, 0, 0));
+        assert_eq!(guest(0, code).one(), Happened::Retired);
+    }
+}
+
+#[test]
+fn an_answer_is_to_what_was_asked() {
+    // IN AL,DX; then the registers are others.
+    let mut guest = guest(0, &[0xec]);
+    let (port, width) = (0x3f8, 1);
+    change(&mut guest, |state| state.r[2] = 0x3f8);
+    assert_eq!(guest.cpu.run(1), Stop::IoIn { port, width });
+    guest.cpu.answer(Answer::Value(5));
+    // MMIO is asked for by the next instruction instead.
+    guest.bytes(PAGES, &[0x41, 0x8b, 0x00]);
+    let address = 0xfee0_0000;
+    assert_eq!(guest.cpu.run(1), Stop::MmioRead { address, len: 4 });
+}
+
+#[test]
+fn memory_without_bytes_is_none() {
+    assert_eq!(
+        emu::Ram::zeroed(0).expect_err("no memory"),
+        emu::RamError::NoBytes(0)
     );
 }

@@ -40,6 +40,17 @@ pub(crate) struct Fault {
     pub(crate) cr2: Option<u64>,
 }
 
+/// What decides about a single-step trap behind an instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stepping {
+    /// TF as it was before.
+    Before,
+    /// TF as it is now: SYSCALL and SYSRET.
+    Now,
+    /// None follows: INT n.
+    Never,
+}
+
 /// An access to a device that was answered, of the instruction that is being executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Done {
@@ -112,7 +123,8 @@ pub(crate) struct Core {
     pub(crate) end: u64,
     pub(crate) fault: Fault,
     pub(crate) stop: Stop,
-    pub(crate) answer: Option<Answer>,
+    /// What was answered, and to what.
+    pub(crate) answer: Option<(Stop, Answer)>,
     done: Vec<Done>,
     replayed: usize,
     /// The processor's own access: no device answers it.
@@ -125,8 +137,8 @@ pub(crate) struct Core {
     pub(crate) alone: bool,
     /// Data breakpoints that were met, as bits of DR6.
     pub(crate) hits: u64,
-    /// The instruction in hand lets no single-step trap follow.
-    pub(crate) no_step: bool,
+    /// What decides about a single-step trap behind the instruction in hand.
+    pub(crate) stepping: Stepping,
     /// Translations of other code may be gone: who jumps has to look anew.
     pub(crate) flushed: bool,
     pub(crate) rules: Rules,
@@ -162,7 +174,7 @@ impl Core {
             kept: Vec::new(),
             alone: false,
             hits: 0,
-            no_step: false,
+            stepping: Stepping::Before,
             flushed: false,
             rules,
             read: Set::KernelRead,
@@ -272,11 +284,13 @@ impl Core {
 
     /// The answer to a question, which is asked if there is none yet.
     pub(crate) fn answered(&mut self, stop: Stop) -> Exec<u64> {
-        match self.answer.take() {
+        // An answer to another question, which somebody has asked before registers were set, is
+        // none to this one.
+        match self.answer.take().filter(|(asked, _)| *asked == stop) {
             None => self.ask(stop),
-            Some(Answer::Gp) => self.gp(0),
-            Some(Answer::Value(value)) => Ok(value),
-            Some(Answer::Done) => Ok(0),
+            Some((_, Answer::Gp)) => self.gp(0),
+            Some((_, Answer::Value(value))) => Ok(value),
+            Some((_, Answer::Done)) => Ok(0),
         }
     }
 
@@ -408,7 +422,7 @@ impl Core {
         if first == bytes {
             return self.read_part(low, bytes);
         }
-        let high = self.spot(set, linear.wrapping_add(u64::from(first)))?;
+        let high = self.spot(set, self.beyond(linear, first))?;
         let low = self.read_part(low, first)?;
         let high = self.read_part(high, bytes - first)?;
         Ok(low | high << (8 * first))
@@ -464,7 +478,7 @@ impl Core {
         let low = self.spot(self.write, linear)?;
         self.code_write(low)?;
         if first != bytes {
-            let high = self.spot(self.write, linear.wrapping_add(u64::from(first)))?;
+            let high = self.spot(self.write, self.beyond(linear, first))?;
             self.code_write(high)?;
         }
         Ok(())
@@ -494,7 +508,7 @@ impl Core {
         if first == bytes {
             return self.write_part(low, bytes, value);
         }
-        let high = self.spot(set, linear.wrapping_add(u64::from(first)))?;
+        let high = self.spot(set, self.beyond(linear, first))?;
         self.code_write(high)?;
         self.write_part(low, first, value)?;
         self.write_part(high, bytes - first, value >> (8 * first))
@@ -542,7 +556,7 @@ impl Core {
     /// Canonical, and aligned where that is asked for.
     fn check(&mut self, set: Set, linear: u64, bytes: u32, seg: u8) -> Exec {
         let last = linear.wrapping_add(u64::from(bytes) - 1);
-        if self.state.bits() == 64 && !(is_canonical(linear) && is_canonical(last)) {
+        if self.is_wide() && !(is_canonical(linear) && is_canonical(last)) {
             let vector = if seg == STACK { 12 } else { 13 };
             return self.raise(vector, Some(0));
         }
@@ -556,6 +570,21 @@ impl Core {
         Ok(())
     }
 
+    /// Linear addresses have 64 bits: in 64-bit code, and for the processor itself in long mode.
+    fn is_wide(&self) -> bool {
+        self.state.bits() == 64 || self.internal && self.state.is_long()
+    }
+
+    /// The address so many bytes on, for an access that crosses pages.
+    fn beyond(&self, linear: u64, bytes: u32) -> u64 {
+        let next = linear.wrapping_add(u64::from(bytes));
+        if self.is_wide() {
+            next
+        } else {
+            next & 0xffff_ffff
+        }
+    }
+
     /// Data breakpoints that an access meets (SDM vol. 3B, 19.2.5).
     fn watch(&mut self, linear: u64, bytes: u32, write: bool) {
         if !self.slow_access {
@@ -567,7 +596,8 @@ impl Core {
             let len = [1, 2, 8, 4][(control >> 2) as usize];
             let meets = control & 1 != 0 && (write || control & 2 != 0);
             let at = self.state.dr[n] & !(len - 1);
-            let overlaps = linear < at.wrapping_add(len) && at < linear + u64::from(bytes);
+            let overlaps =
+                at.wrapping_sub(linear) < u64::from(bytes) || linear.wrapping_sub(at) < len;
             if on && meets && overlaps {
                 self.hits |= 1 << n;
             }

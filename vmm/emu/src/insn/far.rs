@@ -48,12 +48,13 @@ fn check_target(core: &mut Core, code: Segment, target: u64) -> Exec {
 }
 
 /// A descriptor of code that is no gate, with what makes it one that may run.
-fn code_descriptor(core: &mut Core, selector: u16) -> Exec<Descriptor> {
+/// `gates` says whether one could be gone through.
+fn code_descriptor(core: &mut Core, selector: u16, gates: bool) -> Exec<Descriptor> {
     if selector & !3 == 0 {
         return core.gp(0);
     }
     let found = segment::find(core, selector, 8)?;
-    if !found.is_segment() {
+    if gates && !found.is_segment() {
         // Gates and tasks; in long mode only the call gate is one.
         let gate = match found.kind() {
             12 => true,
@@ -89,7 +90,7 @@ pub(super) fn transfer(core: &mut Core, insn: &Instruction) -> Exec {
         return Err(Trap::Leave);
     }
     let cpl = core.state.cpl();
-    let found = code_descriptor(core, selector)?;
+    let found = code_descriptor(core, selector, true)?;
     let rpl = (selector & 3) as u8;
     let allowed = if found.is_conforming() {
         found.dpl() <= cpl
@@ -103,10 +104,10 @@ pub(super) fn transfer(core: &mut Core, insn: &Instruction) -> Exec {
         return core.raise(11, Some(found.error()));
     }
     check_target(core, found.segment(), target)?;
+    let mut code = segment::accessed(core, found)?;
     if is_call {
         frame(core, width, old, back)?;
     }
-    let mut code = segment::accessed(core, found)?;
     code.selector = selector & !3 | u16::from(cpl);
     core.load_code(code);
     core.state.rip = target;
@@ -128,7 +129,7 @@ fn frame(core: &mut Core, width: u32, selector: u16, back: u64) -> Exec {
 fn returned_code(core: &mut Core, selector: u16) -> Exec<(Descriptor, u8)> {
     let cpl = core.state.cpl();
     let rpl = (selector & 3) as u8;
-    let found = code_descriptor(core, selector)?;
+    let found = code_descriptor(core, selector, false)?;
     let allowed = if found.is_conforming() {
         found.dpl() <= rpl
     } else {
@@ -186,7 +187,16 @@ pub(super) fn far_return(core: &mut Core, insn: &Instruction) -> Exec {
     Err(Trap::Leave)
 }
 
+/// IRET. NMIs come again also if it faults (SDM vol. 3A, 7.7.1: its execution is what counts).
 pub(super) fn interrupt_return(core: &mut Core, insn: &Instruction) -> Exec {
+    let done = to_interrupted(core, insn);
+    if matches!(done, Err(Trap::Leave | Trap::Fault)) {
+        core.state.nmi_blocked = false;
+    }
+    done
+}
+
+fn to_interrupted(core: &mut Core, insn: &Instruction) -> Exec {
     let width = match insn.mnemonic() {
         Mnemonic::Iret => 16,
         Mnemonic::Iretd => 32,
@@ -204,7 +214,6 @@ pub(super) fn interrupt_return(core: &mut Core, insn: &Instruction) -> Exec {
         segment::real_code(core, selector);
         core.state.rip = target;
         set_flags(core, flags, width, 0);
-        core.state.nmi_blocked = false;
         return Err(Trap::Leave);
     }
     if core.state.system_flags & NT != 0 {
@@ -246,7 +255,6 @@ pub(super) fn interrupt_return(core: &mut Core, insn: &Instruction) -> Exec {
     if cpl > was {
         segment::drop_inner(core, cpl);
     }
-    core.state.nmi_blocked = false;
     core.refresh();
     Err(Trap::Leave)
 }

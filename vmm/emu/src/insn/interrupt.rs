@@ -1,10 +1,10 @@
 //! Exceptions and interrupts (SDM vol. 3A, chapter 6).
 
-use super::core::{Core, Exec, Fault, Width};
+use super::core::{Core, Exec, Fault, Trap, Width};
 use super::segment::{self, null_stack};
 use crate::events::DELIVERIES;
 use crate::paging::is_canonical;
-use crate::state::{IF, NT, RF, Seg, TF, VM};
+use crate::state::{DR7_GD, IF, NT, RF, Seg, TF, VM};
 use crate::stop::Missing;
 
 /// What is delivered.
@@ -12,8 +12,9 @@ use crate::stop::Missing;
 pub(crate) enum Delivery {
     /// An exception; RIP is at the instruction.
     Fault(Fault),
-    /// An exception behind an instruction: #DB of a step or of data.
-    Trap(u8),
+    /// #DB of a step or of data, behind an instruction, or of a breakpoint before one: RF is
+    /// pushed as it was (SDM vol. 3B, 19.3.1.1).
+    Debug,
     /// From outside.
     Interrupt(u8),
     Nmi,
@@ -27,12 +28,15 @@ impl Delivery {
     fn vector(self) -> u8 {
         match self {
             Delivery::Fault(fault) => fault.vector,
-            Delivery::Trap(vector) | Delivery::Interrupt(vector) | Delivery::Software(vector) => {
-                vector
-            }
+            Delivery::Interrupt(vector) | Delivery::Software(vector) => vector,
             Delivery::Nmi => 2,
-            Delivery::Int1 => 1,
+            Delivery::Debug | Delivery::Int1 => 1,
         }
+    }
+
+    /// #DB, for whatever reason.
+    fn is_debug(self) -> bool {
+        self.vector() == 1 && !matches!(self, Delivery::Software(_) | Delivery::Interrupt(_))
     }
 
     /// The bit of error codes which says that no instruction of the program asked for it.
@@ -58,7 +62,7 @@ struct Gate {
 
 fn gate(core: &mut Core, delivery: Delivery) -> Exec<Gate> {
     let vector = u32::from(delivery.vector());
-    let error = vector * 8 + 2 + delivery.external();
+    let error = vector * 8 + 2;
     if vector * 16 + 15 > u32::from(core.state.idtr.limit) {
         return core.gp(error);
     }
@@ -102,9 +106,16 @@ pub(crate) fn deliver(core: &mut Core, delivery: Delivery) -> Exec {
     if segment::is_real(core) {
         deliver_real(core, delivery)?;
     } else if core.state.is_long() {
-        deliver_long(core, delivery)?;
+        let delivered = deliver_long(core, delivery);
+        if delivered == Err(Trap::Fault) && matches!(core.fault.vector, 10..=13) {
+            core.fault.code = core.fault.code.map(|code| code | delivery.external());
+        }
+        delivered?;
     } else {
         return core.missing(Missing::LegacyGate);
+    }
+    if delivery.is_debug() {
+        core.state.dr7 &= !DR7_GD;
     }
     match delivery {
         Delivery::Nmi => core.state.nmi_blocked = true,
@@ -115,15 +126,15 @@ pub(crate) fn deliver(core: &mut Core, delivery: Delivery) -> Exec {
     Ok(())
 }
 
+/// In long mode; the bit EXT of an error code is the caller's.
 fn deliver_long(core: &mut Core, delivery: Delivery) -> Exec {
-    let external = delivery.external();
     let gate = gate(core, delivery)?;
     if gate.selector & !3 == 0 {
-        return core.gp(external);
+        return core.gp(0);
     }
     let found = segment::find(core, gate.selector, 8)?;
     let cpl = core.state.cpl();
-    let error = found.error() + external;
+    let error = found.error();
     if !found.is_code() || found.dpl() > cpl || !found.is_long() || found.is_big() {
         return core.gp(error);
     }
@@ -143,10 +154,10 @@ fn deliver_long(core: &mut Core, delivery: Delivery) -> Exec {
         core.state.r[4]
     };
     if !is_canonical(pointer) {
-        return core.raise(12, Some(external));
+        return core.raise(12, Some(0));
     }
     if !is_canonical(gate.offset) {
-        return core.gp(external);
+        return core.gp(0);
     }
     let mut flags = core.state.rflags();
     if matches!(delivery, Delivery::Fault(_)) {

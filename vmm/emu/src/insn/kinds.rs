@@ -71,7 +71,6 @@ pub(crate) fn is_hint(mnemonic: Mnemonic) -> bool {
             | M::Lfence
             | M::Mfence
             | M::Sfence
-            | M::Wbnoinvd
     )
 }
 

@@ -13,7 +13,7 @@ use super::{alu, bits as bit, far, muldiv, segment, shift, strings, system};
 use crate::flags::{CF, Flags, STATUS};
 use crate::op::Op;
 use crate::paging::is_canonical;
-use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, TF, VM};
+use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Shadow, TF, VM};
 use crate::stop::Missing;
 
 /// Executes a kept instruction.
@@ -27,6 +27,11 @@ pub(super) fn kept(core: &mut Core, op: &Op) -> Exec {
 /// What CPUID does not announce, and what is no instruction.
 pub(super) fn undefined(core: &mut Core, _op: &Op) -> Exec {
     core.ud()
+}
+
+/// More than 15 bytes.
+pub(super) fn too_long(core: &mut Core, _op: &Op) -> Exec {
+    core.gp(0)
 }
 
 /// What is announced and not there.
@@ -160,6 +165,7 @@ const KNOWN: &[Mnemonic] = &[
     Mnemonic::Invlpg,
     Mnemonic::Invd,
     Mnemonic::Wbinvd,
+    Mnemonic::Wbnoinvd,
     Mnemonic::Clflush,
     Mnemonic::Clflushopt,
     Mnemonic::Clwb,
@@ -410,6 +416,8 @@ fn far_pointer(core: &mut Core, insn: &Instruction, seg: Seg) -> Exec {
     let loaded = segment::load(core, seg, selector);
     if loaded == Err(Trap::Leave) {
         set(core, register, value);
+        // LSS loads both halves of the stack's address: it holds nothing back.
+        core.state.shadow = Shadow::None;
     }
     loaded
 }

@@ -2,7 +2,7 @@
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
-use super::core::{Core, Exec, Trap, Width};
+use super::core::{Core, Exec, Stepping, Trap, Width};
 use super::far;
 use super::interrupt::{Delivery, deliver};
 use super::operand::{
@@ -13,14 +13,16 @@ use crate::flags::{Flags, ZF};
 use crate::paging::is_canonical;
 use crate::state::{
     AC, CR0_AM, CR0_EM, CR0_ET, CR0_MP, CR0_NE, CR0_PE, CR0_PG, CR0_TS, CR0_WP, CR4_DE,
-    CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_TSD, EFER_LMA, EFER_LME,
-    EFER_NXE, EFER_SCE, IF, IOPL, RF, Seg, Segment, Shadow, TF, Table, VM,
+    CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD, EFER_LMA,
+    EFER_LME, EFER_NXE, EFER_SCE, IF, IOPL, RF, Seg, Segment, Shadow, Table, VM,
 };
 use crate::stop::{Missing, Stop};
 
 /// Ticks that RDTSC and PAUSE take besides their own.
 const RDTSC: i64 = 19;
 const PAUSE: i64 = 63;
+/// Ticks that INVLPG and MOV CR3 take besides: thousands of translations may go, each time.
+const FLUSH: i64 = 63;
 
 pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     match insn.mnemonic() {
@@ -99,7 +101,7 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
             Ok(())
         }
         Mnemonic::Invlpg => invalidate_page(core, insn),
-        Mnemonic::Invd | Mnemonic::Wbinvd => kernel_only(core),
+        Mnemonic::Invd | Mnemonic::Wbinvd | Mnemonic::Wbnoinvd => kernel_only(core),
         Mnemonic::Clflush | Mnemonic::Clflushopt | Mnemonic::Clwb => {
             let at = linear(core, insn, false)?;
             core.load::<u8>(at.at, at.seg).map(|_| ())
@@ -169,7 +171,7 @@ fn software(core: &mut Core, delivery: Delivery) -> Exec {
         core.state.dr6 &= !0xf;
     }
     deliver(core, delivery)?;
-    core.no_step = true;
+    core.stepping = Stepping::Never;
     Err(Trap::Leave)
 }
 
@@ -225,7 +227,7 @@ fn system_call(core: &mut Core) -> Exec {
     core.state.rip = target;
     let selector = (msrs.star >> 32) as u16;
     load_flat(core, selector, selector.wrapping_add(8), 0, true);
-    core.no_step = core.state.system_flags & TF == 0;
+    core.stepping = Stepping::Now;
     Err(Trap::Leave)
 }
 
@@ -246,6 +248,7 @@ fn system_return(core: &mut Core, insn: &Instruction) -> Exec {
     let base = (core.state.msrs.star >> 48) as u16;
     let code = if long { base.wrapping_add(16) } else { base };
     load_flat(core, code, base.wrapping_add(8), 3, long);
+    core.stepping = Stepping::Now;
     Err(Trap::Leave)
 }
 
@@ -369,6 +372,7 @@ fn set_cr3(core: &mut Core, value: u64) -> Exec {
     }
     core.state.cr3 = value;
     core.tlb.clear_local();
+    core.spend(FLUSH);
     core.refresh_paging();
     Ok(())
 }
@@ -388,16 +392,16 @@ fn set_cr4(core: &mut Core, value: u64) -> Exec {
 }
 
 fn move_debug(core: &mut Core, to: Register, from: Register) -> Exec {
-    const GENERAL_DETECT: u64 = 1 << 13;
+    /// DR6.BD.
+    const DETECTED: u64 = 1 << 13;
     let register = if to.is_dr() { to } else { from };
     let number = register.number();
     if matches!(number, 4 | 5) && core.state.cr4 & CR4_DE != 0 {
         return core.ud();
     }
     kernel_only(core)?;
-    if core.state.dr7 & GENERAL_DETECT != 0 {
-        core.state.dr6 |= GENERAL_DETECT;
-        core.state.dr7 &= !GENERAL_DETECT;
+    if core.state.dr7 & DR7_GD != 0 {
+        core.state.dr6 |= DETECTED;
         return core.raise(1, None);
     }
     if from.is_dr() {
@@ -416,7 +420,7 @@ fn move_debug(core: &mut Core, to: Register, from: Register) -> Exec {
     match number {
         0..=3 => core.state.dr[number] = value,
         4 | 6 => core.state.dr6 = value & 0xe00f | 0xffff_0ff0,
-        _ => core.state.dr7 = value & 0xffff_2bff | 0x400,
+        _ => core.state.dr7 = value & 0xffff_23ff | 0x400,
     }
     core.refresh();
     Err(Trap::Leave)
@@ -482,7 +486,10 @@ fn write_msr(core: &mut Core) -> Exec {
         index,
         0x175 | 0x176 | 0xc000_0082 | 0xc000_0083 | 0xc000_0100..=0xc000_0102
     );
-    if address && !is_canonical(value) {
+    // AMD's processors drop the upper half, Intel's have it reserved.
+    let half = matches!(index, 0xc000_0084 | 0xc000_0103);
+    let too_wide = half && value >> 32 != 0 && !core.cpuid.is_amd();
+    if too_wide || address && !is_canonical(value) {
         return core.gp(0);
     }
     let now = core.now();
@@ -515,10 +522,10 @@ fn write_msr(core: &mut Core) -> Exec {
 }
 
 fn set_efer(core: &mut Core, value: u64) -> Exec {
-    const KNOWN: u64 = EFER_SCE | EFER_LME | EFER_LMA | EFER_NXE;
+    let known = core.cpuid.efer_mask() | EFER_LMA;
     let old = core.state.efer;
     let moves_lme = (old ^ value) & EFER_LME != 0 && core.state.cr0 & CR0_PG != 0;
-    if value & !KNOWN != 0 || moves_lme {
+    if value & !known != 0 || moves_lme {
         return core.gp(0);
     }
     core.state.efer = value & !EFER_LMA | old & EFER_LMA;
@@ -715,6 +722,7 @@ fn invalidate_page(core: &mut Core, insn: &Instruction) -> Exec {
         in_segment(core, memory_seg(core, insn), offset, 1, false)?.at
     };
     core.tlb.clear_page(at);
+    core.spend(FLUSH);
     core.flushed = true;
     Err(Trap::Leave)
 }

@@ -255,6 +255,7 @@ operations! {
         Bswap64 = alu::bswap::<u64>;
         Slow = slow::kept;
         Ud = slow::undefined;
+        TooLong = slow::too_long;
         Absent = slow::absent;
     }
 }

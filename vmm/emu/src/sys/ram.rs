@@ -24,6 +24,9 @@ pub enum RamError {
         /// Bytes.
         len: u64,
     },
+    /// A region without a byte.
+    #[error("RAM at {0:#x} has no bytes")]
+    NoBytes(u64),
     /// No region at all.
     #[error("there is no RAM")]
     Empty,
@@ -82,12 +85,15 @@ impl Ram {
     /// The RAM that `memory` is.
     ///
     /// # Errors
-    /// There is none, or a region is not made of whole pages.
+    /// There is none, or a region is empty or not made of whole pages.
     pub fn new(memory: GuestMemoryMmap) -> Result<Self, RamError> {
         let mut regions = Vec::new();
         let mut offset = 0;
         for region in memory.iter() {
             let (start, len) = (region.start_addr().raw_value(), region.len());
+            if len == 0 {
+                return Err(RamError::NoBytes(start));
+            }
             if start % PAGE != 0 || len % PAGE != 0 {
                 return Err(RamError::NotPages { start, len });
             }
@@ -114,8 +120,11 @@ impl Ram {
     /// `len` bytes of zeroes from guest-physical address 0.
     ///
     /// # Errors
-    /// The host has no such room, or `len` is not made of whole pages.
+    /// The host has no such room, or `len` is 0 or not made of whole pages.
     pub fn zeroed(len: u64) -> Result<Self, RamError> {
+        if len == 0 {
+            return Err(RamError::NoBytes(0));
+        }
         let bytes = usize::try_from(len).map_err(|_| RamError::Host(len))?;
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes)])
             .map_err(|_| RamError::Host(len))?;
