@@ -13,6 +13,7 @@ mod core;
 mod far;
 mod interrupt;
 pub(crate) mod kinds;
+mod legacy;
 mod mem;
 mod muldiv;
 pub(crate) mod operand;

@@ -9,6 +9,7 @@ mod caches;
 mod codes;
 mod debug;
 mod guest;
+mod legacy;
 mod lockstep;
 mod native;
 mod oracle;

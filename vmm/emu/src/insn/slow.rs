@@ -9,7 +9,7 @@ use super::operand::{
     Linear, address_bits, below, bits, by_width, drop_stack, get, in_segment, linear, memory_seg,
     modify, number, offset, peek, push, read, seg_of, set, set_stack, stack_at, stack_bits, write,
 };
-use super::{alu, bits as bit, far, muldiv, segment, shift, strings, system};
+use super::{alu, bits as bit, far, legacy, muldiv, segment, shift, strings, system};
 use crate::flags::{CF, Flags, STATUS};
 use crate::op::Op;
 use crate::paging::is_canonical;
@@ -61,6 +61,7 @@ pub fn is_known(insn: &Instruction) -> bool {
         || is_cmovcc(mnemonic)
         || is_hint(mnemonic)
         || KNOWN.contains(&mnemonic)
+        || legacy::is_known(mnemonic)
 }
 
 const KNOWN: &[Mnemonic] = &[
@@ -317,6 +318,7 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
             let value = if holds { value } else { read(core, insn, 0)? };
             write(core, insn, 0, value)
         }
+        _ if legacy::is_known(mnemonic) => legacy::step(core, insn),
         _ => system::step(core, insn),
     }
 }

@@ -165,7 +165,7 @@ fn set_alignment(core: &mut Core, on: bool) -> Exec {
     Err(Trap::Leave)
 }
 
-fn software(core: &mut Core, delivery: Delivery) -> Exec {
+pub(super) fn software(core: &mut Core, delivery: Delivery) -> Exec {
     if delivery == Delivery::Int1 {
         // As a trap: B0 to B3 and BS are not its cause.
         core.state.dr6 &= !0xf;

@@ -1,0 +1,237 @@
+//! Code of 16 and 32 bits.
+
+use emu::{Seg, Segment, State, Stop};
+
+use crate::guest::{Guest, Happened, PAGES};
+use crate::system::{CODE, DATA, change, guest};
+
+/// Real mode at `selector`:`rip`.
+fn real(selector: u16, rip: u64) -> State {
+    let mut state = State::default();
+    load(&mut state, Seg::Cs, selector);
+    state.rip = rip;
+    state.r[4] = 0x800;
+    state
+}
+
+fn load(state: &mut State, seg: Seg, selector: u16) {
+    let segment = Segment {
+        selector,
+        base: u64::from(selector) << 4,
+        ..state.segment(seg)
+    };
+    state.set_segment(seg, segment);
+}
+
+#[test]
+fn the_same_offset_in_another_segment_is_another_place() {
+    let mut guest = Guest::new();
+    // INC AX; JMP 9000:0, and INC BX; JMP 8000:0.
+    guest.bytes(0x8_0000, &[0x40, 0xea, 0, 0, 0, 0x90]);
+    guest.bytes(0x9_0000, &[0x43, 0xea, 0, 0, 0, 0x80]);
+    guest.cpu.set_state(real(0x8000, 0));
+    assert_eq!(guest.cpu.run(8), Stop::Budget);
+    let state = guest.cpu.state();
+    assert_eq!((state.r[0], state.r[3]), (2, 2));
+}
+
+#[test]
+fn code_ends_where_its_segment_does() {
+    for budget in [1, 100] {
+        let mut guest = Guest::new();
+        // #GP's handler at 8000:200 is HLT.
+        guest.bytes(0x34, &[0, 2, 0, 0x80]);
+        guest.bytes(0x8_0200, &[0xf4]);
+        guest.bytes(0x8_0100, &[0x40; 8]);
+        let mut state = real(0x8000, 0x100);
+        let cs = Segment {
+            limit: 0x103,
+            ..state.segment(Seg::Cs)
+        };
+        state.set_segment(Seg::Cs, cs);
+        guest.cpu.set_state(state);
+        while guest.cpu.state().rip < 0x104 {
+            assert_eq!(guest.cpu.run(1), Stop::Budget);
+        }
+        // Its handler is beyond the limit too: nothing but #GP comes of it.
+        let _ = guest.cpu.run(budget);
+        assert_eq!(guest.cpu.state().r[0], 4, "{budget}");
+    }
+    // An instruction that crosses the end has no part in it.
+    let mut guest = Guest::new();
+    guest.bytes(0x34, &[0, 2, 0, 0]);
+    guest.bytes(0x200, &[0xf4]);
+    guest.bytes(0x8_0100, &[0x40, 0xb8, 1, 1]);
+    let mut state = real(0x8000, 0x100);
+    let cs = Segment {
+        limit: 0x102,
+        ..state.segment(Seg::Cs)
+    };
+    state.set_segment(Seg::Cs, cs);
+    guest.cpu.set_state(state);
+    assert_eq!(guest.cpu.run(2), Stop::Budget);
+    assert_eq!((guest.cpu.state().r[0], guest.cpu.state().rip), (1, 0x200));
+}
+
+#[test]
+fn a_stack_in_a_page_of_code() {
+    let mut guest = Guest::new();
+    // UD2; the handler, at 0:8010, is HLT.
+    guest.bytes(0x18, &[0x10, 0, 0, 0x80]);
+    guest.bytes(0x8_0000, &[0x90, 0x0f, 0x0b]);
+    guest.bytes(0x8_0010, &[0xf4]);
+    let mut state = real(0x8000, 0);
+    load(&mut state, Seg::Ss, 0x8000);
+    guest.cpu.set_state(state);
+    assert_eq!(guest.cpu.run(10), Stop::Halted);
+    assert_eq!(guest.word(0x8_07fa) & 0xffff_ffff, 0x8000_0001);
+}
+
+#[test]
+fn real_mode_has_no_privilege() {
+    // MOV EAX,CR0; OR AL,1; MOV CR0,EAX; MOV EAX,CR0, in a segment whose selector has an RPL.
+    let code = [
+        0x0f, 0x20, 0xc0, 0x0c, 1, 0x0f, 0x22, 0xc0, 0x0f, 0x20, 0xc0, 0xf4,
+    ];
+    let mut guest = Guest::new();
+    guest.bytes(0x8_0000, &code);
+    guest.cpu.set_state(real(0x7fff, 0x10));
+    assert_eq!(guest.cpu.run(10), Stop::Halted);
+    assert_eq!(guest.cpu.state().cpl(), 0);
+}
+
+/// 32-bit code of CPL 3 in long mode.
+fn compatible(code: &[u8]) -> Guest {
+    let mut guest = guest(3, code);
+    change(&mut guest, |state| {
+        let cs = Segment {
+            selector: 0x3b,
+            attr: 0xc0fb,
+            limit: u32::MAX,
+            base: 0,
+        };
+        state.set_segment(Seg::Cs, cs);
+    });
+    guest
+}
+
+/// Runs code of one instruction with EAX and RFLAGS; gives EAX and CF and AF.
+fn with(code: &[u8], eax: u64, rflags: u64) -> (u64, u64) {
+    let mut guest = compatible(code);
+    change(&mut guest, |state| {
+        state.r[0] = eax;
+        state.set_rflags(rflags | 2);
+    });
+    assert_eq!(guest.one(), Happened::Retired, "{code:x?}");
+    (guest.cpu.state().r[0], guest.cpu.state().rflags() & 0x11)
+}
+
+#[test]
+fn decimals() {
+    // The manual's examples (SDM vol. 2A, DAA and DAS), then the edges of both digits.
+    assert_eq!(with(&[0x27], 0xae, 0), (0x14, 0x11));
+    assert_eq!(with(&[0x2f], 0xee, 0x11), (0x88, 0x11));
+    assert_eq!(with(&[0x27], 0x12, 0), (0x12, 0));
+    assert_eq!(with(&[0x27], 0x9a, 0), (0x00, 0x11));
+    assert_eq!(with(&[0x2f], 0x05, 0x10), (0xff, 0x11));
+    // AAA, AAS.
+    assert_eq!(with(&[0x37], 0x010b, 0), (0x0201, 0x11));
+    assert_eq!(with(&[0x37], 0x0115, 0), (0x0105, 0));
+    assert_eq!(with(&[0x3f], 0x020b, 0), (0x0105, 0x11));
+    // AAM, AAD, SALC.
+    assert_eq!(with(&[0xd4, 10], 0x1234, 0).0, 0x0502);
+    assert_eq!(with(&[0xd5, 10], 0x0502, 0).0, 52);
+    assert_eq!(with(&[0xd6], 0x1200, 1).0, 0x12ff);
+    assert_eq!(with(&[0xd6], 0x1234, 0).0, 0x1200);
+    assert_eq!(compatible(&[0xd4, 0]).one(), Happened::Fault(0, 0, 0));
+}
+
+#[test]
+fn all_registers() {
+    // PUSHAD; XOR EAX,EAX; POPAD; HLT.
+    let mut guest = compatible(&[0x60, 0x31, 0xc0, 0x61]);
+    let before = guest.cpu.state().clone();
+    change(&mut guest, |state| state.r[0] = 0x1234_5678);
+    assert_eq!(guest.one(), Happened::Retired);
+    assert_eq!(guest.cpu.state().r[4], before.r[4] - 32);
+    let top = PAGES + 0x1800;
+    assert_eq!(guest.word(top - 8), before.r[1] | 0x1234_5678 << 32);
+    assert_eq!(guest.word(top - 24), before.r[5] | before.r[4] << 32);
+    assert_eq!(guest.word(top - 32), before.r[7] | before.r[6] << 32);
+    assert_eq!(guest.one(), Happened::Retired);
+    assert_eq!(guest.one(), Happened::Retired);
+    let state = guest.cpu.state();
+    assert_eq!(state.r[0], 0x1234_5678);
+    assert_eq!(state.r[1..16], before.r[1..16]);
+}
+
+#[test]
+fn bounds_overflow_and_privilege() {
+    // BOUND EAX,[ESI].
+    let bound = |index: i32| {
+        let mut guest = compatible(&[0x62, 0x06]);
+        guest.write(PAGES + 0x1000, 0x5_ffff_fffe);
+        change(&mut guest, |state| {
+            state.r[0] = u64::from(index.cast_unsigned());
+        });
+        guest.one()
+    };
+    for inside in [-2, 0, 5] {
+        assert_eq!(bound(inside), Happened::Retired, "{inside}");
+    }
+    for outside in [-3, 6, i32::MAX] {
+        assert!(
+            matches!(bound(outside), Happened::Fault(5, ..)),
+            "{outside}"
+        );
+    }
+    // INTO.
+    let mut guest = compatible(&[0xce, 0xce]);
+    assert_eq!(guest.one(), Happened::Retired);
+    change(&mut guest, |state| state.set_rflags(0x802));
+    assert!(matches!(guest.one(), Happened::Fault(4, ..)));
+    assert_eq!(guest.frame(4)[0], CODE + 2);
+    // ARPL AX,CX.
+    let arpl = |a: u64, b: u64| {
+        let mut guest = compatible(&[0x63, 0xc8]);
+        change(&mut guest, |state| (state.r[0], state.r[1]) = (a, b));
+        assert_eq!(guest.one(), Happened::Retired);
+        let state = guest.cpu.state();
+        (state.r[0], state.rflags() >> 6 & 1)
+    };
+    assert_eq!(arpl(0x28, 3), (0x2b, 1));
+    assert_eq!(arpl(0x2b, 0), (0x2b, 0));
+}
+
+#[test]
+fn a_return_through_a_gate_is_none() {
+    // RETF to a call gate.
+    let mut guest = compatible(&[0xcb]);
+    guest.write(crate::guest::GDT + 0x20, 0xec << 40);
+    guest.write(PAGES + 0x1800, CODE | 0x23 << 32);
+    assert_eq!(guest.one(), Happened::Fault(13, 0x20, 0));
+}
+
+#[test]
+fn accesses_wrap_where_addresses_end() {
+    // MOV EAX,[ESI] at the last two bytes of 4 GiB and the first two, in a segment whose base
+    // puts them in its middle.
+    let mut guest = compatible(&[0x8b, 0x06]);
+    guest.map(0xffff_f000, PAGES + 0x3000, 5);
+    guest.map(0, PAGES + 0x4000, 5);
+    guest.bytes(PAGES + 0x3ffe, &[1, 2]);
+    guest.bytes(PAGES + 0x4000, &[3, 4]);
+    change(&mut guest, |state| {
+        let mut ds = state.segment(Seg::Ds);
+        ds.base = 0x8000_0000;
+        state.set_segment(Seg::Ds, ds);
+        state.r[6] = 0x7fff_fffe;
+    });
+    assert_eq!(guest.one(), Happened::Retired);
+    assert_eq!(guest.cpu.state().r[0], 0x0403_0201);
+    let mut guest = compatible(&[0x90]);
+    change(&mut guest, |state| state.idtr.base = 0x8000_0000_0000);
+    // The gate's address is none: #GP, which cannot be delivered, nor can #DF.
+    assert_eq!(guest.cpu.interrupt(0x40), Some(Stop::Shutdown));
+    assert_eq!(guest.cpu.state().r[7], DATA + 0x100);
+}
