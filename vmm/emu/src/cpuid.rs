@@ -93,7 +93,6 @@ const ALWAYS: &[Iced] = &[
     Iced::CLDEMOTE,
     Iced::CET_IBT,
     Iced::CET_SS,
-    Iced::MPX,
 ];
 
 impl Cpuid {

@@ -3,11 +3,12 @@
 //!
 //! `EMU_ORACLE_CASES` sets the number of cases.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use emu::{Seg, State};
 use iced_x86::{
-    Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register, RflagsBits,
+    Code, Decoder, DecoderOptions, Instruction, MandatoryPrefix, Mnemonic, OpCodeTableKind, OpKind,
+    Register, RflagsBits,
 };
 
 use crate::guest::{Guest, Happened, PAGES, PRESENT, USER, WRITABLE};
@@ -179,6 +180,48 @@ pub(crate) fn bytes(random: &mut Random) -> [u8; 16] {
         bytes[at] = 0x0f;
     }
     bytes
+}
+
+/// Random bytes that are often an instruction of a code, which chance alone does not find.
+fn bytes_of(random: &mut Random, code: Code) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for byte in &mut bytes {
+        *byte = random.next().to_le_bytes()[3];
+    }
+    let op = code.op_code();
+    let mut start = Vec::new();
+    match op.mandatory_prefix() {
+        MandatoryPrefix::P66 => start.push(0x66),
+        MandatoryPrefix::PF3 => start.push(0xf3),
+        MandatoryPrefix::PF2 => start.push(0xf2),
+        MandatoryPrefix::None | MandatoryPrefix::PNP => {}
+    }
+    if op.operand_size() == 64 || random.chance(2) {
+        start.push(0x48 | bytes[0] & 7);
+    }
+    if op.table() == OpCodeTableKind::T0F {
+        start.push(0x0f);
+    }
+    let opcode = op.op_code().to_be_bytes();
+    start.extend(&opcode[4 - op.op_code_len() as usize..]);
+    bytes[..start.len()].copy_from_slice(&start);
+    bytes
+}
+
+/// Codes that no bytes are decoded to here.
+fn is_elsewhere(code: Code) -> bool {
+    // Near branches of 16 bits are AMD's, and so is UD0 without operands.
+    let near = code.is_jcc_short_or_near()
+        || code.is_loop()
+        || code.is_loopcc()
+        || code.is_jcx_short()
+        || code.is_jmp_short_or_near()
+        || code.is_call_near();
+    let other = matches!(
+        code,
+        Code::Jmp_rm16 | Code::Call_rm16 | Code::Retnw | Code::Retnw_imm16 | Code::Ud0
+    );
+    near && code.op_code().operand_size() == 16 || other
 }
 
 /// A case about an instruction, with registers that lead into the data where it addresses any.
@@ -373,10 +416,15 @@ pub(crate) fn guest() -> Guest {
     guest
 }
 
-/// Instructions that are compared: by code, so that none is crowded out by common ones.
-fn instructions(random: &mut Random, codes: &[Code]) -> BTreeMap<u16, Vec<[u8; 16]>> {
+/// Encodings of instructions by their code.
+type Pool = BTreeMap<u16, Vec<[u8; 16]>>;
+
+/// Instructions that are compared, so many of each code that none is crowded out by common ones;
+/// and the codes that were met and are not compared.
+fn instructions(random: &mut Random, codes: &[Code]) -> (Pool, BTreeSet<u16>) {
     const EACH: usize = 12;
-    let mut found: BTreeMap<u16, Vec<[u8; 16]>> = BTreeMap::new();
+    let mut found = Pool::new();
+    let mut excused = BTreeSet::new();
     let wanted: Vec<bool> = {
         let most = codes.iter().map(|code| *code as usize).max().unwrap_or(0);
         let mut wanted = vec![false; most + 1];
@@ -385,26 +433,36 @@ fn instructions(random: &mut Random, codes: &[Code]) -> BTreeMap<u16, Vec<[u8; 1
         }
         wanted
     };
-    for _ in 0..2_000_000 {
-        let bytes = bytes(random);
+    let mut take = |found: &mut Pool, bytes: [u8; 16]| {
         let insn = Decoder::with_ip(64, &bytes, CODE, DecoderOptions::NONE).decode();
         // Near branches of 16 bits, and LOCK MOV CR0.
         let amd = Decoder::with_ip(64, &bytes, CODE, DecoderOptions::AMD).decode();
-        if insn.code() != amd.code()
-            || insn.is_invalid()
-            || !wanted.get(insn.code() as usize).is_some_and(|is| *is)
-        {
-            continue;
+        if insn.is_invalid() || !wanted.get(insn.code() as usize).is_some_and(|is| *is) {
+            return;
         }
-        if not_compared(&insn).is_some() {
-            continue;
+        if insn.code() != amd.code() || not_compared(&insn).is_some() {
+            excused.insert(insn.code() as u16);
+            return;
         }
         let all = found.entry(insn.code() as u16).or_default();
         if all.len() < EACH {
             all.push(bytes);
         }
+    };
+    for _ in 0..2_000_000 {
+        take(&mut found, bytes(random));
     }
-    found
+    for code in codes {
+        for _ in 0..200 {
+            if found
+                .get(&(*code as u16))
+                .is_none_or(|all| all.len() < EACH)
+            {
+                take(&mut found, bytes_of(random, *code));
+            }
+        }
+    }
+    (found, excused)
 }
 
 #[test]
@@ -420,11 +478,11 @@ fn integer_instructions_do_what_the_hosts_do() {
     let mut guest = guest();
     let mut wrong: BTreeMap<String, (usize, String)> = BTreeMap::new();
     let mut done = 0;
-    let mut pool = instructions(&mut random, &codes);
+    let (mut pool, excused) = instructions(&mut random, &codes);
     while done < cases {
         // Other operands and bytes, again and again.
         if done > 0 && done.is_multiple_of(1_000_000) {
-            pool = instructions(&mut random, &codes);
+            pool = instructions(&mut random, &codes).0;
         }
         let all: Vec<&Vec<[u8; 16]>> = pool.values().collect();
         let mut batch = Vec::new();
@@ -461,6 +519,13 @@ fn integer_instructions_do_what_the_hosts_do() {
         done += BATCH;
     }
     println!("{done} cases of {} encodings", pool.len());
+    let forgotten: Vec<Code> = codes
+        .iter()
+        .copied()
+        .filter(|code| !is_elsewhere(*code))
+        .filter(|code| !pool.contains_key(&(*code as u16)) && !excused.contains(&(*code as u16)))
+        .collect();
+    assert!(forgotten.is_empty(), "without a case: {forgotten:?}");
     let lines: Vec<String> = wrong
         .iter()
         .map(|(code, (count, how))| format!("{code} {count}: {how}"))

@@ -53,13 +53,6 @@ pub(crate) fn is_hint(mnemonic: Mnemonic) -> bool {
             | M::Endbr64
             | M::Rdsspd
             | M::Rdsspq
-            | M::Bndcl
-            | M::Bndcu
-            | M::Bndcn
-            | M::Bndmk
-            | M::Bndmov
-            | M::Bndldx
-            | M::Bndstx
             | M::Cldemote
             | M::Prefetch
             | M::Prefetchnta

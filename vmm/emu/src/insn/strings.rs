@@ -1,5 +1,7 @@
 //! MOVS, CMPS, SCAS, LODS, STOS, INS and OUTS. Under REP a step does what lies on one page, or
-//! some elements; who steps on sees registers that have moved.
+//! some elements; who steps on sees registers that have moved. Where CMPS or SCAS faults under
+//! REP, the flags are those of the last element that was compared, as AMD's processors leave
+//! them; Intel's put back those from before (SDM vol. 2B, "REP").
 
 use iced_x86::{Instruction, Mnemonic, OpKind};
 use instruction_facts::EventClass;
