@@ -13,12 +13,45 @@ const TICKS: u64 = 600;
 
 type End = (Stop, State, [EventTotals; 2], Vec<u8>);
 
-/// Random code that mostly is code, ending in jumps back.
-fn program(random: &mut Random) -> Vec<u8> {
+/// What a program may do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It computes, on pages of data.
+    Quiet,
+    /// It has strings too, and its data is its own code.
+    Wild,
+}
+
+/// A string instruction of a few elements near RSI.
+fn string(random: &mut Random) -> Vec<u8> {
+    const OPCODES: [u8; 10] = [0xa4, 0xa5, 0xa6, 0xa7, 0xaa, 0xab, 0xac, 0xad, 0xae, 0xaf];
+    let [away, count, ..] = random.next().to_le_bytes();
+    // LEA RDI,[RSI+away]; MOV ECX,count; REP or REPNE.
+    let mut code = vec![
+        0x48,
+        0x8d,
+        0x7e,
+        away,
+        0xb9,
+        count,
+        random.below(2) as u8,
+        0,
+        0,
+    ];
+    code.push([0xf2, 0xf3][random.below(2) as usize]);
+    code.push(OPCODES[random.below(10) as usize]);
+    code
+}
+
+/// Random code that mostly is code.
+fn program(random: &mut Random, kind: Kind) -> Vec<u8> {
     let mut code = Vec::new();
     while code.len() < 1500 {
         let bytes = oracle::bytes(random);
         let insn = Decoder::with_ip(64, &bytes, 0, DecoderOptions::NONE).decode();
+        if kind == Kind::Wild && random.chance(24) {
+            code.extend(string(random));
+        }
         if is_quiet(&insn) || random.chance(400) {
             code.extend_from_slice(&bytes[..insn.len().max(1)]);
         }
@@ -54,9 +87,9 @@ fn is_quiet(insn: &Instruction) -> bool {
         && !(faults || leaves || strings)
 }
 
-fn load(guest: &mut Guest, seed: u64) {
+fn load(guest: &mut Guest, seed: u64, kind: Kind) {
     let mut random = Random(seed | 1);
-    let code = program(&mut random);
+    let code = program(&mut random, kind);
     guest.bytes(PAGES, &code);
     let data: Vec<u8> = (0..DATA_LEN)
         .map(|_| random.next().to_le_bytes()[4])
@@ -72,15 +105,22 @@ fn load(guest: &mut Guest, seed: u64) {
     }
     state.r[4] = DATA + 4096;
     state.r[6] = DATA + 2048;
+    if kind == Kind::Wild {
+        // Stores land in code that has run, and in code that has not.
+        state.r[1] = random.below(700);
+        state.r[6] = CODE + random.below(1500);
+        state.r[7] = [CODE, DATA][random.below(2) as usize] + random.below(4096);
+        state.r[4] = CODE + 1400;
+    }
     state.rip = CODE;
     state.set_rflags(random.next() & 0xcd5 | 0x202);
     guest.cpu.set_state(state);
 }
 
 /// Runs with `budget` at a time; `forgets` code between runs.
-fn run(seed: u64, budget: u64, forgets: bool) -> End {
+fn run(seed: u64, kind: Kind, budget: u64, forgets: bool) -> End {
     let mut guest = oracle::guest();
-    load(&mut guest, seed);
+    load(&mut guest, seed, kind);
     let stop = loop {
         let left = TICKS.saturating_sub(guest.cpu.time());
         if left == 0 {
@@ -95,8 +135,9 @@ fn run(seed: u64, budget: u64, forgets: bool) -> End {
         }
     };
     let totals = [Ring::Kernel, Ring::User].map(|ring| guest.cpu.take_totals(ring));
-    let mut memory = vec![0; 0x1_0000 + DATA_LEN];
-    guest.read(PAGES, &mut memory);
+    // The tables too, with A and D.
+    let mut memory = vec![0; PAGES as usize + 0x1_0000 + DATA_LEN];
+    guest.read(0, &mut memory);
     (stop, guest.cpu.state().clone(), totals, memory)
 }
 
@@ -104,23 +145,36 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn budgets_change_nothing(seed: u64) {
-        let whole = run(seed, u64::MAX, false);
-        for (budget, forgets) in [(1, false), (7, false), (13, true)] {
-            let parts = run(seed, budget, forgets);
-            assert_eq!(whole.0, parts.0);
-            assert_eq!(whole.1, parts.1);
-            assert_eq!(whole.2, parts.2);
-            assert!(whole.3 == parts.3, "memory, budget {budget}");
+        for kind in [Kind::Quiet, Kind::Wild] {
+            check(seed, kind);
         }
+    }
+}
+
+fn check(seed: u64, kind: Kind) {
+    let whole = run(seed, kind, u64::MAX, false);
+    for (budget, forgets) in [(1, false), (1, true), (7, false), (7, true), (13, true)] {
+        let parts = run(seed, kind, budget, forgets);
+        assert_eq!(whole.0, parts.0);
+        assert_eq!(whole.1, parts.1);
+        assert_eq!(whole.2, parts.2);
+        assert!(whole.3 == parts.3, "memory, budget {budget}");
     }
 }
 
 #[test]
 fn such_programs_run_for_a_while() {
-    let count = |seed: u64| {
-        let (_, _, totals, _) = run(seed, u64::MAX, false);
-        totals[1].of(EventClass::Instructions)
+    let all = |kind: Kind, class: EventClass| -> u64 {
+        let count = |seed: u64| run(seed, kind, u64::MAX, false).2[1].of(class);
+        (1..60).map(|n| count(n * 0x1234_5677)).sum()
     };
-    let all: u64 = (1..60).map(|n| count(n * 0x1234_5677)).sum();
-    assert!(all > 600, "{all} instructions in 59 programs");
+    for kind in [Kind::Quiet, Kind::Wild] {
+        let instructions = all(kind, EventClass::Instructions);
+        assert!(
+            instructions > 600,
+            "{instructions} instructions in 59 programs"
+        );
+    }
+    let strings = all(Kind::Wild, EventClass::Strings);
+    assert!(strings > 20, "{strings} strings in 59 programs");
 }
