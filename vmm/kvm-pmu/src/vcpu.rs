@@ -431,8 +431,8 @@ impl KvmVcpu {
         set.map_err(|error| self.error("KVM_SET_GUEST_DEBUG", error))
     }
 
-    /// Sets staged registers now: before an ioctl that looks at RIP or RFLAGS,
-    /// or that queues an exception, which KVM drops when registers are set.
+    /// Sets staged registers now: before an ioctl that looks at what is in them, or that
+    /// queues an exception, which KVM drops when registers are set.
     #[cold]
     pub(crate) fn flush(&self) -> Result<(), VcpuError> {
         if !self.staged.replace(false) {
@@ -464,6 +464,8 @@ impl KvmVcpu {
     /// The error of `KVM_GET_MSRS`.
     #[cold]
     pub fn read_msr(&self, index: u32) -> Result<Option<u64>, VcpuError> {
+        // EFER and the APIC base are MSRs and special registers.
+        self.flush()?;
         let mut msrs = one_msr(index, 0);
         let read = self.fd.get_msrs(&mut msrs);
         let read = read.map_err(|error| self.error("KVM_GET_MSRS", error))?;
@@ -476,7 +478,7 @@ impl KvmVcpu {
     /// The error of `KVM_SET_MSRS`.
     #[cold]
     pub fn write_msr(&self, index: u32, value: u64) -> Result<bool, VcpuError> {
-        // EFER and the APIC base are MSRs and special registers.
+        self.flush()?;
         self.sregs_fresh.set(false);
         let written = self.fd.set_msrs(&one_msr(index, value));
         let written = written.map_err(|error| self.error("KVM_SET_MSRS", error))?;
@@ -491,4 +493,44 @@ fn one_msr(index: u32, data: u64) -> Msrs {
         ..Default::default()
     };
     Msrs::from_entries(&[entry]).expect("one entry is below KVM's limit")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use kvm_ioctls::Kvm;
+
+    use super::*;
+
+    const EFER: u32 = 0xc000_0080;
+    /// SYSCALL is enabled.
+    const SCE: u64 = 1;
+
+    #[test]
+    fn an_msr_is_that_of_the_registers_set_last() {
+        if !Path::new("/dev/kvm").exists() {
+            println!(
+                "skipped: an_msr_is_that_of_the_registers_set_last: this machine has no /dev/kvm"
+            );
+            return;
+        }
+        let vm = Kvm::new().unwrap().create_vm().unwrap();
+        let fd = vm.create_vcpu(0).unwrap();
+        let mut vcpu = KvmVcpu::new(fd, &vm, VcpuId(0)).unwrap();
+        let stage = |vcpu: &KvmVcpu, efer: u64| {
+            let mut sregs = vcpu.get_sregs().unwrap();
+            sregs.efer = efer;
+            // As at a debug exit.
+            vcpu.stageable.set(true);
+            vcpu.set_sregs(&sregs).unwrap();
+        };
+        let before = vcpu.get_sregs().unwrap().efer & !SCE;
+        stage(&vcpu, before | SCE);
+        assert_eq!(vcpu.read_msr(EFER).unwrap(), Some(before | SCE));
+        stage(&vcpu, before);
+        assert!(vcpu.write_msr(EFER, before | SCE).unwrap());
+        vcpu.leave().unwrap();
+        assert_eq!(vcpu.get_sregs().unwrap().efer, before | SCE);
+    }
 }
