@@ -457,8 +457,8 @@ impl KvmPmu {
         };
         let needs = pmu.needs();
         self.time.entering(needs.counting);
-        // An answer may have taken a slot away: it is sampled where the guest
-        // stands now.
+        // Taking samples gives places anew, and planning a step settles what was counted:
+        // either may come to one more overflow, which is sampled where the guest stands now.
         (pmu.hosts().has_overflow(core), needs.ring)
     }
 
