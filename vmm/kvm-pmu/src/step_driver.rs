@@ -220,26 +220,41 @@ impl StepDriver {
         let stopped = Stopped::read(kvm, memory)?;
         let tf_before = self.stepper.guest_tf();
         let result = self.stepper.stopped(&stopped.context(), stop);
-        let StepResult {
-            progress,
-            interrupted,
-            repair,
-            guest_trap,
-            executed,
-        } = result;
-        let mut executed = executed.into_iter();
-        for one in progress {
+        let (repair, guest_trap) = (result.repair, result.guest_trap);
+        // Delivery clears TF, and our own is in the frame.
+        let tf = match result.interrupted {
+            Some(_) => tf_before,
+            None => self.stepper.guest_tf(),
+        };
+        self.report(kvm, memory, (pmu, core), result, tf)?;
+        if let Some(repair) = repair {
+            hide_tf(kvm, &stopped, repair)?;
+        }
+        if guest_trap {
+            debug.hand_back(kvm, crate::trap::DR6_BS)?;
+        }
+        Ok(())
+    }
+
+    /// Reports what a stop meant to the PMU, and samples what fell due with it; `tf` is the
+    /// guest's own behind the instructions.
+    fn report(
+        &mut self,
+        kvm: VcpuAccess<'_>,
+        memory: &dyn GuestBytes,
+        (pmu, core): (&mut VcpuPmu, &mut CorePmu),
+        result: StepResult,
+        tf: bool,
+    ) -> Result<(), VcpuError> {
+        let interrupted = result.interrupted;
+        let mut executed = result.executed.into_iter();
+        for one in result.progress {
             pmu.observe(core, one);
             let Progress::Retired { insn, .. } = one else {
                 continue;
             };
             let Some(executed) = executed.next() else {
                 continue;
-            };
-            // Delivery clears TF, and our own is in the frame.
-            let tf = match interrupted {
-                Some(_) => tf_before,
-                None => self.stepper.guest_tf(),
             };
             let seen = Seen {
                 executed,
@@ -248,12 +263,6 @@ impl StepDriver {
                 interrupted,
             };
             self.sample(kvm, memory, (pmu, core), seen)?;
-        }
-        if let Some(repair) = repair {
-            hide_tf(kvm, &stopped, repair)?;
-        }
-        if guest_trap {
-            debug.hand_back(kvm, crate::trap::DR6_BS)?;
         }
         Ok(())
     }
@@ -292,25 +301,30 @@ impl StepDriver {
         self.stepper.abandon();
     }
 
-    /// Clears our TF in the frame of a #GP, before anybody reads it.
-    pub(crate) fn hide_tf_in_frame(
-        &self,
+    /// The guest stopped at its #GP handler: before anybody reads counters or the frame, takes
+    /// in what was executed before an RDPMC, and clears our TF in the frame.
+    pub(crate) fn at_gp_handler(
+        &mut self,
         kvm: VcpuAccess<'_>,
         memory: &dyn GuestBytes,
+        pmu: (&mut VcpuPmu, &mut CorePmu),
         gate: &crate::trap::Gate,
     ) -> Result<(), VcpuError> {
-        if self.stepper.guest_tf() {
+        let stopped = Stopped::read(kvm, memory)?;
+        let context = stopped.context();
+        let Some(frame) = crate::trap::ExceptionFrame::read(&context, gate, true) else {
+            return Ok(());
+        };
+        let tf = self.stepper.guest_tf();
+        let result = self.stepper.before_rdpmc(&context, &frame);
+        self.report(kvm, memory, pmu, result, tf)?;
+        if tf {
             return Ok(());
         }
-        let stopped = Stopped::read(kvm, memory)?;
-        let frame = crate::trap::ExceptionFrame::read(&stopped.context(), gate, true);
-        match frame {
-            Some(frame) => hide_tf(kvm, &stopped, TfRepair::Memory(frame.flags_at)),
-            None => Ok(()),
-        }
+        hide_tf(kvm, &stopped, TfRepair::Memory(frame.flags_at))
     }
 
-    /// The RDPMC under way was emulated.
+    /// An RDPMC was emulated, and the guest stands behind it.
     pub(crate) fn emulated_rdpmc(
         &mut self,
         kvm: VcpuAccess<'_>,
@@ -318,8 +332,12 @@ impl StepDriver {
         ring: Ring,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
     ) -> Result<(), VcpuError> {
-        let rip = self.stepper.under_way();
-        self.stepper.abandon();
+        let planned = self.stepper.is_under_way();
+        let executed = self.stepper.emulated_rdpmc(kvm.get_regs()?.rip);
+        if planned && executed.is_none() {
+            let reason = LossReason::EventDelivery;
+            pmu.observe(core, Progress::Lost { reason });
+        }
         pmu.observe(
             core,
             Progress::Retired {
@@ -327,13 +345,9 @@ impl StepDriver {
                 insn: Retirement::default(),
             },
         );
-        let Some(rip) = rip else {
+        let Some(executed) = executed else {
+            // Samples are taken of a guest that stands there.
             return Ok(());
-        };
-        let executed = Executed {
-            rip,
-            next: kvm.get_regs()?.rip,
-            planned: true,
         };
         let seen = Seen {
             executed,

@@ -310,7 +310,8 @@ impl Traps {
             return Ok(());
         };
         if self.stepping.is_active() {
-            self.stepping.hide_tf_in_frame(vcpu, memory, &gate)?;
+            self.stepping
+                .at_gp_handler(vcpu, memory, (pmu, core), &gate)?;
         }
         let (event, onward) = self.gp.on_breakpoint(vcpu, memory, (pmu, core))?;
         self.debug.go_on(vcpu, onward)?;

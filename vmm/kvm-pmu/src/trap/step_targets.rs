@@ -71,10 +71,10 @@ pub(super) fn shadowed(
     inputs: &StepInputs,
     facts: &InsnFacts,
     factory: &mut InstructionInfoFactory,
-) -> Vec<InsnFacts> {
+) -> Vec<Decoded> {
     /// Fences come in pairs.
     const MOST: usize = 4;
-    let mut all = Vec::new();
+    let mut all: Vec<Decoded> = Vec::new();
     let mut last = facts;
     while all.len() < MOST
         && match last.kind {
@@ -83,8 +83,8 @@ pub(super) fn shadowed(
         }
         && let Some(next) = fetch(context, after(last), factory)
     {
-        all.push(next.facts);
-        last = &all[all.len() - 1];
+        all.push(next);
+        last = &all[all.len() - 1].facts;
     }
     all
 }

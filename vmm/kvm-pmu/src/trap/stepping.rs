@@ -93,8 +93,10 @@ struct Pending {
     rip: u64,
     /// `None` where the bytes are no instruction, or cannot be read.
     decoded: Option<Decoded>,
+    /// The registers of the plan are those that it finds.
+    planned: bool,
     /// What may be executed with it, in the shadow of a MOV SS.
-    shadowed: Vec<InsnFacts>,
+    shadowed: Vec<Decoded>,
     ring: Ring,
     rflags: u64,
     rcx: u64,
@@ -179,12 +181,6 @@ impl Stepper {
         self.pending.as_ref()?.decoded.as_ref()
     }
 
-    /// Where the instruction under way is.
-    #[must_use]
-    pub(crate) fn under_way(&self) -> Option<u64> {
-        self.pending.as_ref().map(|pending| pending.rip)
-    }
-
     /// TF as the guest has it.
     #[must_use]
     pub(crate) fn guest_tf(&self) -> bool {
@@ -218,13 +214,13 @@ impl Stepper {
         let mut watched = certain(context, inputs, facts.as_ref());
         let mut faults = possible(context, facts.as_ref());
         for one in &shadowed {
-            faults |= possible(context, Some(one));
+            faults |= possible(context, Some(&one.facts));
         }
         watch(context, faults.vectors(), &mut watched);
         let uncovered = watched.len() > inputs.slots;
         watched.truncate(inputs.slots);
         let breakpoints = watched.iter().map(|watched| watched.address).collect();
-        let last = shadowed.last().or(facts.as_ref());
+        let last = shadowed.last().map(|one| &one.facts).or(facts.as_ref());
         let returns_to = facts
             .as_ref()
             .and_then(|facts| return_target(context, facts));
@@ -241,6 +237,7 @@ impl Stepper {
             rip: context.regs.rip,
             loads_tf,
             decoded,
+            planned: true,
             shadowed,
             ring: Ring::from_cpl(context.cpl()),
             rflags: context.regs.rflags,
@@ -305,6 +302,58 @@ impl Stepper {
         result
     }
 
+    /// A #GP with this `frame` was delivered, which the caller answers if it is an RDPMC's.
+    /// Whatever the step took along before an RDPMC has retired by then, and the RDPMC reads
+    /// counters that have it: it is credited, and the RDPMC alone is under way from now on.
+    pub(crate) fn before_rdpmc(
+        &mut self,
+        context: &CpuContext<'_>,
+        frame: &ExceptionFrame,
+    ) -> StepResult {
+        let mut result = StepResult::default();
+        let Some(pending) = self.pending.take() else {
+            return result;
+        };
+        let mut shadowed = pending.shadowed.iter();
+        let at_fault = |one: &&Decoded| {
+            let facts = &one.facts;
+            facts.rip == frame.ip && facts.kind == StepKind::Rdpmc
+        };
+        let Some(&rdpmc) = shadowed.find(at_fault) else {
+            self.pending = Some(pending);
+            return result;
+        };
+        if !self.completed(context, &pending, frame.ip, &mut result) {
+            result.lose(LossReason::EventDelivery);
+        }
+        // Delivery cleared TF, and with it a single-step trap.
+        result.guest_trap = false;
+        let rsp = frame.stack_before(context.regs.rsp);
+        result.interrupted = Some((rsp, frame.flags));
+        self.pending = Some(Pending {
+            rip: frame.ip,
+            decoded: Some(rdpmc),
+            planned: false,
+            // An RDPMC casts no shadow.
+            shadowed: Vec::new(),
+            ..pending
+        });
+        result
+    }
+
+    /// The caller carried out an RDPMC, which led to `next`. `None` if it was not the
+    /// instruction under way: nobody saw how the guest came to it.
+    pub(crate) fn emulated_rdpmc(&mut self, next: u64) -> Option<Executed> {
+        let pending = self.pending.take()?;
+        let facts = pending.decoded.as_ref()?.facts;
+        let was_under_way = facts.kind == StepKind::Rdpmc && leads_to(&facts, &pending, next);
+        was_under_way.then_some(Executed {
+            rip: pending.rip,
+            next,
+            planned: pending.planned,
+        })
+    }
+
     /// Credits `pending` for having led to `next`; false if it cannot have.
     fn completed(
         &mut self,
@@ -325,7 +374,8 @@ impl Stepper {
             insn: facts.retire(next, pending.rflags, pending.rcx),
         };
         // The trap may have waited for them.
-        let taken_along = pending.shadowed.iter().take_while(|one| one.rip != next);
+        let shadowed = pending.shadowed.iter().map(|one| &one.facts);
+        let taken_along = shadowed.take_while(|one| one.rip != next);
         let mut last = facts;
         let mut before = Vec::new();
         let mut executed = Vec::new();
@@ -334,7 +384,7 @@ impl Stepper {
                 executed.push(Executed {
                     rip: one.rip,
                     next,
-                    planned: one.rip == pending.rip,
+                    planned: pending.planned && one.rip == pending.rip,
                 });
             }
         };
@@ -366,7 +416,7 @@ impl Stepper {
         let is_last = pending
             .shadowed
             .last()
-            .is_none_or(|one| one.rip == last.rip);
+            .is_none_or(|one| one.facts.rip == last.rip);
         // SYSCALL and SYSRET look at TF as they leave it (SDM vol. 2, SYSRET).
         self.halted = (last.kind == StepKind::Hlt).then_some(next);
         result.guest_trap = match last.kind {
@@ -441,9 +491,11 @@ fn leads_to(facts: &InsnFacts, pending: &Pending, next: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use instruction_facts::Retirement;
     use kvm_bindings::{kvm_regs, kvm_sregs};
     use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+    use super::super::context::GateKind;
     use super::*;
 
     const CODE: u64 = 0x1000;
@@ -452,8 +504,13 @@ mod tests {
     const USER_CS: u16 = 0x0b;
     const NON_CANONICAL: u64 = 1 << 60;
 
-    /// Plans the step of `code` in 64-bit mode at CPL 0, with `words` on the stack.
-    fn plan(code: &[u8], words: &[u64], change: impl FnOnce(&mut kvm_regs)) -> StepPlan {
+    /// Hands `act` a vCPU in 64-bit mode at CPL 0 before `code`, with `words` on the stack.
+    fn before<R>(
+        code: &[u8],
+        words: &[u64],
+        change: impl FnOnce(&mut kvm_regs),
+        act: impl FnOnce(&CpuContext<'_>, &StepInputs) -> R,
+    ) -> R {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
         memory.write_slice(code, GuestAddress(CODE)).unwrap();
         for (word, at) in words.iter().zip((STACK..).step_by(8)) {
@@ -494,7 +551,82 @@ mod tests {
             slots: 4,
             ..StepInputs::default()
         };
-        Stepper::default().plan(&context, &inputs, &mut InstructionInfoFactory::new())
+        act(&context, &inputs)
+    }
+
+    /// Plans the step of `code`.
+    fn plan(code: &[u8], words: &[u64], change: impl FnOnce(&mut kvm_regs)) -> StepPlan {
+        before(code, words, change, |context, inputs| {
+            Stepper::default().plan(context, inputs, &mut InstructionInfoFactory::new())
+        })
+    }
+
+    /// `code` was planned, and an RDPMC `at` bytes into it faults and is emulated: what is said
+    /// to have been executed before it, and what is said of itself.
+    fn rdpmc_in(code: &[u8], at: u64, loses_traps: bool) -> (Vec<Executed>, Option<Executed>) {
+        let gate = Gate {
+            handler: 0x8000 + 16 * 13,
+            kind: GateKind::Bits64,
+            selector: 8,
+        };
+        let rip = CODE + at;
+        // Error code, RIP, CS, RFLAGS, RSP, SS.
+        let frame = [0, rip, 8, 2, STACK + 0x100, 0x10];
+        let (mut stepper, factory) = (Stepper::default(), &mut InstructionInfoFactory::new());
+        stepper.begin(2);
+        stepper.set_sampling(true);
+        let act = |context: &CpuContext<'_>, inputs: &StepInputs| {
+            let inputs = StepInputs {
+                loses_traps,
+                ..*inputs
+            };
+            stepper.plan(context, &inputs, factory);
+            let frame = ExceptionFrame::read(context, &gate, true).unwrap();
+            let result = stepper.before_rdpmc(context, &frame);
+            let retired = Progress::Retired {
+                ring: Ring::Kernel,
+                insn: Retirement::default(),
+            };
+            assert_eq!(result.progress, vec![retired; result.executed.len()]);
+            let behind = (STACK + 0x100, 2);
+            let expected = (!result.executed.is_empty()).then_some(behind);
+            assert_eq!(result.interrupted, expected);
+            assert_eq!((result.repair, result.guest_trap), (None, false));
+            (result.executed, stepper.emulated_rdpmc(rip + 2))
+        };
+        before(code, &frame, |_| {}, act)
+    }
+
+    #[test]
+    fn what_a_step_took_along_comes_before_its_rdpmc() {
+        const LFENCE: [u8; 3] = [0x0f, 0xae, 0xe8];
+        const MOV_SS: [u8; 2] = [0x8e, 0xd0];
+        const RDPMC: [u8; 2] = [0x0f, 0x33];
+        let one = |from: u64, to: u64, planned: bool| Executed {
+            rip: CODE + from,
+            next: CODE + to,
+            planned,
+        };
+        let check =
+            |code: &[&[u8]], at, loses_traps, before: &[Executed], itself: Option<Executed>| {
+                let found = rdpmc_in(&code.concat(), at, loses_traps);
+                assert_eq!(found, (before.to_vec(), itself), "{code:x?}");
+            };
+        check(&[&RDPMC], 0, true, &[], Some(one(0, 2, true)));
+        let fenced = [one(0, 3, true)];
+        let itself = Some(one(3, 5, false));
+        check(&[&LFENCE, &RDPMC], 3, true, &fenced, itself);
+        let fenced = [one(0, 3, true), one(3, 6, false)];
+        let itself = Some(one(6, 8, false));
+        check(&[&LFENCE, &LFENCE, &RDPMC], 6, true, &fenced, itself);
+        let shadowed = [one(0, 2, true)];
+        let itself = Some(one(2, 4, false));
+        check(&[&MOV_SS, &RDPMC], 2, false, &shadowed, itself);
+        // Nobody saw how the guest came there: past an instruction whose trap comes, or whose
+        // ring cannot be stepped.
+        check(&[&LFENCE, &RDPMC], 3, false, &[], None);
+        check(&[&[0x90], &RDPMC], 1, true, &[], None);
+        check(&[&RDPMC, &RDPMC], 2, true, &[], None);
     }
 
     #[test]
