@@ -3,14 +3,16 @@
 use anyhow::{Context, Result, ensure};
 use guest_tests::micro::Op::{Read, ReadGp, ReadWithin, Spin, Wait, Write, WriteGp};
 use guest_tests::micro::{
-    DATA, Lab, LabRun, Op, Program, Script, Setup, Test, Written, exit, log_value, spin_for, wrmsr,
+    DATA, Lab, LabRun, Op, Program, Script, Setup, Test, Written, enter_user, exit, log_value,
+    spin_for, wrmsr,
 };
 use iced_x86::code_asm::{
-    CodeAssembler, byte_ptr, dword_ptr, eax, ecx, edx, qword_ptr, r13, rax, rbx, rdx, rsp,
+    CodeAssembler, ax, byte_ptr, dword_ptr, eax, ecx, edx, qword_ptr, r13, rax, rbx, rdx, rsp, ss,
 };
 use iced_x86::{Decoder, DecoderOptions};
 use pmu_virt::{ClockBackend, CombinedBackend, CounterBackend, StepBackend};
-use vmm::micro::{KERNEL_CODE, assemble};
+use vmm::micro::{KERNEL_CODE, USER_CODE, assemble};
+use vmm::vcpu::StepSupport;
 
 use crate::overflow::{Apic, await_value, handler};
 
@@ -31,6 +33,10 @@ const OP_DATA3: u32 = 0xc001_1037;
 const LINEAR: u32 = 0xc001_1038;
 const PHYSICAL: u32 = 0xc001_1039;
 const CONTROL: u32 = 0xc001_103a;
+/// Select of the first counter: once it is written RDPMC is served.
+const SELECT: u32 = 0xc001_0200;
+/// CR4.PCE: RDPMC at CPL 3.
+const PCE: u64 = 1 << 8;
 const TARGET: u32 = 0xc001_103b;
 const VECTOR: u32 = 0x850;
 
@@ -70,6 +76,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "ibs::every_sixteenth_op",
         run: every_sixteenth,
+    },
+    Test {
+        name: "ibs::an_emulated_op_is_one_that_was_executed",
+        run: emulated,
+    },
+    Test {
+        name: "ibs::an_emulated_op_of_a_ring_that_is_not_stepped_is_near_by",
+        run: emulated_unseen,
     },
     Test {
         name: "ibs::a_stepped_op_of_cycles",
@@ -297,10 +311,20 @@ fn rcx4() -> iced_x86::code_asm::AsmMemoryOperand {
     iced_x86::code_asm::rcx * 4 + 0x24
 }
 
-/// Addresses of the instructions of `code`, which begins at [`REGION`].
-fn places(code: &[u8]) -> Vec<u64> {
-    let decoder = Decoder::with_ip(64, code, REGION, DecoderOptions::NONE);
+/// Addresses of the instructions of `code`, which begins at `at`.
+fn places(at: u64, code: &[u8]) -> Vec<u64> {
+    let decoder = Decoder::with_ip(64, code, at, DecoderOptions::NONE);
     decoder.into_iter().map(|insn| insn.ip()).collect()
+}
+
+/// Logs the MSRs `read`.
+fn log_msrs(a: &mut CodeAssembler, read: &[u32]) -> Written {
+    for msr in read {
+        a.mov(ecx, *msr)?;
+        a.rdmsr()?;
+        log_value(a)?;
+    }
+    Ok(())
 }
 
 /// Starts the sampler with `control`, goes to the region, then logs `read`.
@@ -320,11 +344,7 @@ fn sampled(
         })?
         .code(REGION, |a| {
             region(a)?;
-            for msr in read {
-                a.mov(ecx, *msr)?;
-                a.rdmsr()?;
-                log_value(a)?;
-            }
+            log_msrs(a, read)?;
             exit(a)
         })?;
     lab.run(setup, &guest.start(0))
@@ -339,7 +359,7 @@ fn values(ran: &LabRun) -> Vec<u64> {
 
 /// Each instruction of the region in turn: the count is begun so that it is the one.
 fn ops(lab: &Lab) -> Result<()> {
-    let places = places(&assemble(REGION, region)?);
+    let places = places(REGION, &assemble(REGION, region)?);
     let read = [
         OP,
         RIP,
@@ -389,6 +409,78 @@ fn every_sixteenth(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// RDPMC, alone and behind what may be executed in one step with it.
+fn counter_reads(a: &mut CodeAssembler) -> Written {
+    a.xor(ecx, ecx)?;
+    a.rdpmc()?;
+    a.lfence()?;
+    a.rdpmc()?;
+    a.mov(ax, ss)?;
+    a.mov(ss, ax)?;
+    a.rdpmc()?;
+    a.nop()
+}
+
+/// Each instruction of [`counter_reads`] in turn.
+fn emulated(lab: &Lab) -> Result<()> {
+    let places = places(REGION, &assemble(REGION, counter_reads)?);
+    for (n, place) in (2..).zip(places) {
+        let guest = Program::new()?
+            .kernel(|a| {
+                wrmsr(a, SELECT, 0)?;
+                wrmsr(a, OP, 2 | OP_EN | OPS | (32 - n) << 32)?;
+                a.jmp(REGION)
+            })?
+            .code(REGION, |a| {
+                counter_reads(a)?;
+                log_msrs(a, &[RIP, OP_DATA])?;
+                exit(a)
+            })?;
+        let found = values(&lab.run(&Setup::step(ZEN), &guest.start(0))?);
+        ensure!(found == [place, 0], "op {n}: {found:x?}");
+    }
+    Ok(())
+}
+
+/// The guest runs from a NOP on, which was planned, to the RDPMC behind it: nobody saw what was
+/// executed there. The sixteenth op is an RDPMC at CPL 3, however few were counted before.
+fn emulated_unseen(lab: &Lab) -> Result<()> {
+    let region = |a: &mut CodeAssembler| {
+        a.xor(ecx, ecx)?;
+        for _ in 0..20 {
+            a.nop()?;
+            a.rdpmc()?;
+        }
+        a.ud2()
+    };
+    let guest = Program::new()?
+        .handler(6, |a| {
+            log_msrs(a, &[OP, RIP, OP_DATA])?;
+            exit(a)
+        })?
+        .kernel(|a| {
+            wrmsr(a, SELECT, 0)?;
+            wrmsr(a, OP, 1 | OP_EN | OPS)?;
+            enter_user(a, 0)
+        })?
+        .user(region)?;
+    let mut setup = Setup::step(ZEN);
+    setup.step = Some(StepSupport {
+        user: false,
+        ..lab.probe.step_support()
+    });
+    let found = values(&lab.run(&setup, &guest.start(PCE))?);
+    let [control, rip, data] = found[..] else {
+        anyhow::bail!("three values: {found:x?}");
+    };
+    ensure!(control & OP_VAL != 0, "{found:x?}");
+    let places = places(USER_CODE, &assemble(USER_CODE, region)?);
+    let mut behind_reads = places.iter().skip(3).step_by(2);
+    ensure!(behind_reads.any(|place| *place == rip), "{found:x?}");
+    ensure!(data == RIP_INVALID, "{found:x?}");
+    Ok(())
+}
+
 /// Steps for ops, and a clock for cycles: the op that is told is one that was stepped.
 fn stepped_cycles(lab: &Lab) -> Result<()> {
     let setup = Setup {
@@ -403,17 +495,13 @@ fn stepped_cycles(lab: &Lab) -> Result<()> {
     let guest = Program::new()?
         .kernel(|a| {
             // Something to step for.
-            wrmsr(a, 0xc001_0200, 0x43_00c0)?;
+            wrmsr(a, SELECT, 0x43_00c0)?;
             wrmsr(a, OP, LONG | OP_EN)?;
             a.jmp(REGION)
         })?
         .code(REGION, |a| {
             spin_for(a, 0x1000_0000)?;
-            for msr in read {
-                a.mov(ecx, msr)?;
-                a.rdmsr()?;
-                log_value(a)?;
-            }
+            log_msrs(a, &read)?;
             exit(a)
         })?;
     let found = values(&lab.run(&setup, &guest.start(0))?);

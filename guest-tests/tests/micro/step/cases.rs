@@ -18,6 +18,10 @@ pub(crate) const TESTS: &[Test] = &[
         name: "step::counters_read_in_the_region",
         run: counters_read,
     },
+    Test {
+        name: "step::counters_read_in_one_step_with_what_was_before",
+        run: counters_read_in_a_shadow,
+    },
 ];
 
 /// Code without events, and its counts but for instructions, which go to the ring.
@@ -216,5 +220,24 @@ fn counters_read(lab: &Lab) -> Result<()> {
     let read = (ran.word(DATA + 16)?, ran.word(DATA + 24)?);
     // What had retired before them.
     ensure!(read == (1, 4), "RDPMC and RDMSR read {read:?}");
+    Ok(())
+}
+
+/// An RDPMC counts, and reads, what came to no trap of its own before it.
+fn counters_read_in_a_shadow(lab: &Lab) -> Result<()> {
+    let program = counted(Program::new()?, 0, |a| {
+        a.xor(ecx, ecx)?;
+        a.lfence()?;
+        a.rdpmc()?;
+        a.mov(qword_ptr(DATA + 16), rax)?;
+        a.mov(ax, ss)?;
+        a.mov(ss, ax)?;
+        a.rdpmc()?;
+        a.mov(qword_ptr(DATA + 24), rax)
+    })?;
+    let stores = Counts { stores: 2, ..NONE };
+    let ran = check(lab, program, 0, in_ring(0, 8).and(stores))?;
+    let read = (ran.word(DATA + 16)?, ran.word(DATA + 24)?);
+    ensure!(read == (2, 6), "RDPMC read {read:?}");
     Ok(())
 }
