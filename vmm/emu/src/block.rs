@@ -38,7 +38,7 @@ pub(crate) struct Block {
     next: [Successor; 2],
     /// Offset in RAM of the page that the last instruction reaches into.
     pub(crate) second: Option<u64>,
-    key: Key,
+    pub(crate) key: Key,
 }
 
 /// What a block was decoded from: where the bytes are, RIP, and bits of the code.
@@ -57,7 +57,8 @@ pub(crate) struct Decoded {
     pub(crate) second: Option<u64>,
 }
 
-/// In place of an offset: where no RAM is. What comes from there is fetched each time.
+/// In place of an offset: where no RAM is. No translation leads there, so that it is fetched
+/// each time.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
 impl Decoded {
@@ -170,17 +171,19 @@ impl Blocks {
         u64::from(self.generation) << 34 | u64::from(self.flushes) << 4 | u64::from(mode)
     }
 
-    /// The block at `rip` that follows `id`, if that is known.
+    /// The block at `rip` that follows `id` on its page, if that is known.
     #[inline(always)]
-    pub(crate) fn after(&self, id: u32, rip: u64, tag: u64) -> Option<u32> {
+    pub(crate) fn after(&self, id: u32, rip: u64) -> Option<u32> {
         for next in &self.list[id as usize].next {
             if next.rip == rip && next.generation == self.generation {
                 return Some(next.id);
             }
         }
-        self.jump(rip, tag)
+        None
     }
 
+    /// The block that was found at `rip`. Whether its pages are still where they were is for the
+    /// caller to ask.
     #[inline(always)]
     pub(crate) fn jump(&self, rip: u64, tag: u64) -> Option<u32> {
         let jump = &self.jumps[place(rip)];

@@ -224,7 +224,10 @@ impl Cpu {
         if self.core.left <= 0 {
             return Some(Stop::Budget);
         }
-        self.flush_blocks();
+        self.drop_written();
+        if std::mem::take(&mut self.core.flushed) {
+            self.blocks.flush();
+        }
         if self.is_special() {
             return self.single(false);
         }
@@ -439,7 +442,8 @@ impl Cpu {
                 return Ended::Retired;
             }
             let rip = self.core.state.rip;
-            id = match self.blocks.after(id, rip, tag) {
+            let next = self.blocks.after(id, rip);
+            id = match next.or_else(|| self.known(tag)) {
                 Some(next) => next,
                 // What comes next is not even fetched.
                 None if self.core.left <= 0 => return Ended::Budget,
@@ -530,7 +534,7 @@ impl Cpu {
     /// The block at RIP.
     fn find(&mut self, single: bool) -> Result<u32, Trap> {
         let rip = self.core.state.rip;
-        if let Some(id) = self.blocks.jump(rip, self.tag()) {
+        if let Some(id) = self.known(self.tag()) {
             return Ok(id);
         }
         let bits = self.core.state.bits();
@@ -563,17 +567,28 @@ impl Cpu {
         } else {
             found
         };
-        // Whoever takes a jump that is known does not fetch: all it leads to is in the TLB.
-        self.flush_blocks();
         let block = self.blocks.get(found);
         if bits != 64 && limit - rip < u64::from(block.len.max(1)) - 1 {
             return self.at_the_limit(found, single);
         }
-        if block.second != Some(NOWHERE) {
-            let tag = self.tag();
-            self.blocks.learn(rip, tag, found);
-        }
+        let tag = self.tag();
+        self.blocks.learn(rip, tag, found);
         Ok(found)
+    }
+
+    /// The block at RIP, if a jump to it is known and the TLB has its pages: else the tables are
+    /// to be walked, whatever is known.
+    #[inline(always)]
+    fn known(&self, tag: u64) -> Option<u32> {
+        let id = self.blocks.jump(self.core.state.rip, tag)?;
+        let block = self.blocks.get(id);
+        let set = self.fetches();
+        let here = self.core.tlb.find(set, self.linear_rip(), 1)? == block.key.offset;
+        let there = match block.second {
+            None => true,
+            Some(second) => self.core.tlb.find(set, self.next_page(), 1)? == second,
+        };
+        (here && there).then_some(id)
     }
 
     /// A block reaches over the end of CS: its instructions are executed one by one.
@@ -587,19 +602,24 @@ impl Cpu {
         if single { Ok(id) } else { Err(Trap::CodeWrite) }
     }
 
-    fn flush_blocks(&mut self) {
-        self.drop_written();
-        if std::mem::take(&mut self.core.flushed) {
-            self.blocks.flush();
+    fn fetch(&mut self, linear: u64) -> Result<Spot, Trap> {
+        self.core.spot(self.fetches(), linear)
+    }
+
+    fn fetches(&self) -> Set {
+        match self.ring() {
+            Ring::User => Set::UserFetch,
+            Ring::Kernel => Set::KernelFetch,
         }
     }
 
-    fn fetch(&mut self, linear: u64) -> Result<Spot, Trap> {
-        let set = match self.ring() {
-            Ring::User => Set::UserFetch,
-            Ring::Kernel => Set::KernelFetch,
-        };
-        self.core.spot(set, linear)
+    /// The page behind the one of RIP.
+    fn next_page(&self) -> u64 {
+        let next = (self.linear_rip() | 0xfff).wrapping_add(1);
+        match self.core.state.bits() {
+            64 => next,
+            _ => next & 0xffff_ffff,
+        }
     }
 
     /// Whether a block that reaches into another page still does into the same.
@@ -610,13 +630,13 @@ impl Cpu {
         Ok(self.fetch_next()? == Spot::Ram(second))
     }
 
-    /// The page behind the one of RIP, which an instruction reaches into.
+    /// Where an instruction goes on that reaches into the next page.
     fn fetch_next(&mut self) -> Result<Spot, Trap> {
-        let next = (self.linear_rip() | 0xfff).wrapping_add(1);
-        match self.core.state.bits() {
-            64 if !is_canonical(next) => self.core.gp(0),
-            64 => self.fetch(next),
-            _ => self.fetch(next & 0xffff_ffff),
+        let next = self.next_page();
+        if is_canonical(next) {
+            self.fetch(next)
+        } else {
+            self.core.gp(0)
         }
     }
 

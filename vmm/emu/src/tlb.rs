@@ -105,10 +105,9 @@ impl Tlb {
         known.then_some(entry.base | linear & 0xfff)
     }
 
-    /// Keeps that the page at `linear` lies at `base`; whether another one is forgotten for it.
-    pub(crate) fn fill(&mut self, set: Set, linear: u64, base: u64, kind: Kind) -> bool {
+    /// Keeps that the page at `linear` lies at `base`.
+    pub(crate) fn fill(&mut self, set: Set, linear: u64, base: u64, kind: Kind) {
         let at = place(set, linear);
-        let before = self.entries[at].tag;
         let tag = linear & !0xfff;
         self.entries[at] = Entry {
             tag: if kind.slow { tag ^ SLOW } else { tag },
@@ -120,7 +119,6 @@ impl Tlb {
             self.global[at / 64] |= bit;
         }
         self.large |= kind.large;
-        before != nothing(at).tag && before & !SLOW != tag & !SLOW
     }
 
     /// The page at `linear`, if it is known, is slow no more.

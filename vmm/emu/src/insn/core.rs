@@ -639,10 +639,7 @@ impl Core {
             large: mapped.large,
             slow: set.writes() && self.code.has((base >> 12) as u32),
         };
-        let forgot = self.tlb.fill(set, linear, base, kind);
-        // Known jumps rest on fetched pages: whether one is walked for anew must not depend on
-        // which of them are known.
-        self.flushed |= forgot && set.fetches();
+        self.tlb.fill(set, linear, base, kind);
         Ok(Spot::Ram(offset))
     }
 
