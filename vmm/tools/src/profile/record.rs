@@ -85,9 +85,15 @@ impl SampledEvent {
 #[serde(rename_all = "lowercase")]
 pub enum Sampling {
     /// Each time the event took place so often.
-    Period(u64),
+    Period(
+        /// Events between two samples.
+        u64,
+    ),
     /// So many times a second, by a period that is adapted.
-    Frequency(u64),
+    Frequency(
+        /// Samples a second that were aimed at.
+        u64,
+    ),
 }
 
 /// The ring that the guest was in.
