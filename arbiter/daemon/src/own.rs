@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use arbiter::PerKind;
 use arbiter_host::{
-    BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, PmuId, Scope, TenantId, Terms,
-    ThreadId, What,
+    BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, PmuId, Reason, Scope,
+    TenantId, Terms, ThreadId, What,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use umpire_lease::{self as wire, CallError, Kept, Leases, News};
@@ -179,6 +179,10 @@ fn viewer() -> Viewer {
 
 /// A refusal names the holders itself: nobody outside could tell who they are.
 fn in_here(refusal: wire::Refusal) -> wire::Refusal {
+    // Another reason is the lease that waits, whatever it holds.
+    if refusal.reason != Reason::Held {
+        return refusal;
+    }
     let holder = |lease: &wire::Lease| format!("lease {} ({})", lease.id, lease.label);
     let holders: Vec<String> = refusal.held_by.iter().map(holder).collect();
     if holders.is_empty() {

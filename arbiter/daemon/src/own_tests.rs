@@ -1,6 +1,6 @@
 //! Who shares the counters of a process by an arbiter in it.
 
-use umpire_lease::{Counters, Fate, LeaseScope, Reason, Request, wait_readable};
+use umpire_lease::{Counters, Fate, LeaseScope, Request, wait_readable};
 
 use super::*;
 
@@ -204,6 +204,28 @@ fn outsiders_have_what_is_not_free() {
     let mut kept = leases.acquire(&registers).expect("all");
     assert_eq!(see(2), [any, any]);
     assert_eq!(what(&mut kept).0, What::Broken);
+}
+
+/// Only of counters that are held it is said that they are.
+#[test]
+fn a_refusal_says_what_it_is() {
+    let held_by = vec![wire::Lease {
+        id: 7,
+        label: "guest".to_owned(),
+        ..wire::Lease::default()
+    }];
+    for (reason, said) in [
+        (Reason::Held, "the counters are held by lease 7 (guest)"),
+        (Reason::Behind, "it says so itself"),
+        (Reason::Wanted, "it says so itself"),
+    ] {
+        let refusal = in_here(wire::Refusal {
+            held_by: held_by.clone(),
+            ..wire::Refusal::of(reason.clone(), "it says so itself")
+        });
+        assert_eq!(refusal.message, said);
+        assert_eq!(refusal.reason, reason);
+    }
 }
 
 /// The thread ends with those who may ask.
