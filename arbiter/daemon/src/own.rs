@@ -349,21 +349,24 @@ impl OwnLease {
         LeaseId(self.lease.id)
     }
 
+    /// It is renewed at half of the time that it had left when that was heard.
     fn plan_renewal(&mut self) {
         let left = self.lease.left_ms;
-        self.due = left.map(|ms| Instant::now() + Duration::from_millis(ms / 2));
+        self.due = left.map(|ms| self.heard + Duration::from_millis(ms / 2));
     }
 
     fn renew(&mut self) -> Result<(), CallError> {
         // It may be possible again before the time is over.
         self.due = Some(Instant::now() + TRIES);
-        let (id, generation, now) = (self.id(), Some(self.lease.generation), now());
+        let (id, generation) = (self.id(), Some(self.lease.generation));
         let mut state = self.all.lock();
+        let (now, heard) = (now(), Instant::now());
         let until =
             state.change(|arbiter, out| arbiter.renew_first(id, generation, caller(), now, out));
         let until = until.map_err(|refusal| state.refused(refusal))?;
         drop(state);
         self.lease.left_ms = until.map(|until| until.since(now).0 / MS);
+        self.heard = heard;
         self.plan_renewal();
         self.all.wake();
         Ok(())

@@ -101,7 +101,7 @@ fn what_one_gives_back_is_anothers() {
 fn a_lease_lasts_while_its_holder_hears() {
     let leases = four();
     let short = Request {
-        lasts_ms: Some(400),
+        lasts_ms: Some(4000),
         ..asks(4)
     };
     let mut kept = leases.acquire(&short).expect("all");
@@ -204,6 +204,27 @@ fn outsiders_have_what_is_not_free() {
     let mut kept = leases.acquire(&registers).expect("all");
     assert_eq!(see(2), [any, any]);
     assert_eq!(what(&mut kept).0, What::Broken);
+}
+
+/// When a lease is renewed follows from when it had so long left, not from when that is heard.
+#[test]
+fn renewals_are_planned_from_what_was_heard() {
+    let leases = four();
+    let guest = leases.acquire(&asks(4)).expect("all");
+    let long = Request {
+        lasts_ms: Some(600_000),
+        ..asks(4)
+    };
+    let mut kept = leases.acquire(&long).expect("it may wait");
+    assert_eq!(what(&mut kept), (What::Waits, 0));
+    drop(guest);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(what(&mut kept), (What::Holds, 4));
+    let left = kept.lease().left_ms.expect("it has an end");
+    assert_eq!(
+        kept.due().expect("it is renewed") - kept.heard(),
+        Duration::from_millis(left / 2)
+    );
 }
 
 /// Only of counters that are held it is said that they are.
