@@ -20,6 +20,7 @@ use arbiter_host::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 use umpire_lease::{self as wire, CallError, Kept, Leases, News};
+use umpire_service::raise_open_files;
 
 use crate::config::{ArbiterConfig, PmuConfig};
 use crate::convert::{self, Wrong};
@@ -86,6 +87,7 @@ impl OwnLeases {
     /// The kernel shows no counters there, or they may not be measured; or the host has no
     /// thread left.
     pub fn start(stated: Option<PmuConfig>, cpus: &CpuSet) -> Result<Self, ServeError> {
+        raise_open_files();
         let root = Path::new("/");
         let online = sysfs::online(root).map_err(failed("reading the CPUs of this host"))?;
         let present = sysfs::present(root).unwrap_or(online);

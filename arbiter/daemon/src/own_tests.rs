@@ -1,5 +1,6 @@
 //! Who shares the counters of a process by an arbiter in it.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umpire_lease::{Counters, Fate, LeaseScope, Request, wait_readable};
 
 use super::*;
@@ -247,6 +248,25 @@ fn a_refusal_says_what_it_is() {
         assert_eq!(refusal.message, said);
         assert_eq!(refusal.reason, reason);
     }
+}
+
+/// What counts for a lease takes descriptors.
+#[test]
+fn as_many_files_may_be_open_as_the_host_lets() {
+    let before = getrlimit(Resource::Nofile);
+    let most = before.maximum;
+    let fewer = most.unwrap_or(1 << 16) - 1;
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(fewer),
+            ..before
+        },
+    )
+    .expect("a lower limit");
+    let leases = four();
+    assert_eq!(getrlimit(Resource::Nofile).current, most);
+    drop(leases);
 }
 
 /// The thread ends with those who may ask.
