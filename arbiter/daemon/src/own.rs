@@ -1,19 +1,20 @@
 //! An arbiter in the process of those who ask it, for them alone: the same decisions without a
 //! service. Nothing of it can be reached from outside, and nothing outlives the process.
 //!
-//! Whoever asks decides by a moment's look at what all share. One thread beside does what comes
-//! with time: it looks which CPUs are online and what outsiders have of the counters, and ends
-//! what is due. It ends with the last who may ask.
+//! Whoever asks decides by a moment's look at what all share. Two threads beside do what comes
+//! with time. One ends what is due. The other looks which CPUs are online, and what outsiders
+//! and the NMI watchdog have of the counters: however long that takes, what is due ends in its
+//! time. Both end with the last who may ask.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use arbiter::PerKind;
 use arbiter_host::{
     BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, PmuId, Reason, Scope,
     TenantId, Terms, ThreadId, What,
@@ -25,13 +26,15 @@ use umpire_service::raise_open_files;
 use crate::config::{ArbiterConfig, PmuConfig};
 use crate::convert::{self, Wrong};
 use crate::event_loop::{ServeError, failed, now};
+use crate::host::HostFiles;
 use crate::peer::Client;
 use crate::probe::{self, Found, Outside, Seen};
-use crate::service::{Calling, ConnectionId, Denial, Viewer, owner, shown};
-use crate::sysfs;
+use crate::service::{Calling, ConnectionId, Denial, Viewer, WatchdogClaim, owner, shown};
 
-/// Between two looks at the host: every VM may have such an arbiter.
-const LOOKS: Duration = Duration::from_secs(5);
+/// Between two looks at the host.
+const LOOKS: Duration = Duration::from_millis(500);
+/// Between two measurements of its counters: every VM may have such an arbiter.
+const MEASUREMENTS: Duration = Duration::from_secs(5);
 /// Between two tries to renew.
 const TRIES: Duration = Duration::from_secs(1);
 const MS: u64 = 1_000_000;
@@ -42,12 +45,14 @@ const TENANT: TenantId = TenantId(0);
 #[derive(Clone, Debug)]
 pub struct OwnLeases(Arc<Shared>);
 
-/// What those who ask share with each other, and with the thread.
+/// What those who ask share with each other, and with the threads.
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     /// Something may be due earlier now.
     wakes: SyncSender<()>,
+    /// The host is looked at for as long as this is there.
+    _looks: SyncSender<Infallible>,
 }
 
 /// Who has what, and what its holders have not heard of yet.
@@ -56,6 +61,7 @@ struct State {
     arbiter: HostArbiter,
     config: ArbiterConfig,
     outside: Outside,
+    watchdog: WatchdogClaim,
     letters: BTreeMap<LeaseId, Letters>,
 }
 
@@ -88,32 +94,54 @@ impl OwnLeases {
     /// thread left.
     pub fn start(stated: Option<PmuConfig>, cpus: &CpuSet) -> Result<Self, ServeError> {
         raise_open_files();
-        let root = Path::new("/");
-        let online = sysfs::online(root).map_err(failed("reading the CPUs of this host"))?;
-        let present = sysfs::present(root).unwrap_or(online);
         let config = ArbiterConfig {
             pmus: stated.into_iter().collect(),
             ..ArbiterConfig::default()
         };
+        let config = config.with_watchdog()?;
+        let host = HostFiles::new(&config);
+        let mut host = host.map_err(failed("reading the CPUs of this host"))?;
         let found = if config.pmus.is_empty() {
-            let found = probe::found(&present, Some(cpus), &BTreeMap::new());
+            let found = probe::found(host.present(), Some(cpus), &BTreeMap::new());
             found.map_err(ServeError::NotMeasured)?
         } else {
             Vec::new()
         };
-        let state = State::new(config, &present, &found)?;
-        let (wakes, woken) = sync_channel(1);
-        let state = Mutex::new(state);
-        let all = Arc::new(Shared { state, wakes });
-        let looks = Looks { found, present };
+        host.expect_watchdog(&config, found.first());
+        let state = State::new(config, host.present(), &found)?;
+        let mut looks = Looks {
+            host,
+            found,
+            due: Instant::now(),
+        };
+        Self::of(state, move || looks.look())
+    }
+
+    /// Those who ask share `state`, which follows what `look` sees of the host.
+    fn of(
+        mut state: State,
+        mut look: impl FnMut() -> Look + Send + 'static,
+    ) -> Result<Self, ServeError> {
         // It looks before anybody asks. What two looks saw is believed.
+        let first = look();
         for _ in 0..2 {
-            looks.look(&all);
+            state.see(&first);
         }
+        let (wakes, woken) = sync_channel(1);
+        let (looks, ends) = sync_channel(0);
+        let all = Arc::new(Shared {
+            state: Mutex::new(state),
+            wakes,
+            _looks: looks,
+        });
         let shared = Arc::downgrade(&all);
-        let body = move || pass_time(&shared, &woken, &looks);
+        let body = move || pass_time(&shared, &woken);
         let thread = Builder::new().name("arbiter".to_owned()).spawn(body);
         thread.map_err(failed("the arbiter's thread"))?;
+        let shared = Arc::downgrade(&all);
+        let body = move || watch_host(&shared, &ends, look);
+        let thread = Builder::new().name("arbiter-looks".to_owned()).spawn(body);
+        thread.map_err(failed("the thread of the arbiter's looks"))?;
         Ok(OwnLeases(all))
     }
 }
@@ -210,6 +238,7 @@ impl State {
             arbiter: HostArbiter::new(pmus, config.policy.clone())?,
             config,
             outside: Outside::default(),
+            watchdog: WatchdogClaim::default(),
             letters: BTreeMap::new(),
         })
     }
@@ -299,21 +328,21 @@ impl State {
     }
 
     /// Takes over what was seen of the host.
-    fn see(&mut self, online: Option<CpuSet>, seen: &[Seen]) {
+    fn see(&mut self, look: &Look) {
         let now = now();
-        if let Some(online) = online.filter(|online| online != self.arbiter.online()) {
-            self.outside.look_anew();
-            self.change(|arbiter, out| arbiter.set_online(online, now, out));
-        }
-        let writes_registers = |lease: &arbiter_host::Lease| lease.terms.scope == Scope::Cpu;
-        for seen in seen {
+        self.follow_host(look, now);
+        let writes_registers = |lease: &arbiter_host::Lease| {
+            lease.terms.scope == Scope::Cpu && !self.watchdog.is(lease.id)
+        };
+        let writes_registers = self.arbiter.leases().any(writes_registers);
+        for seen in &look.seen {
             let place = seen.place;
             let Some(pmu) = self.arbiter.pmus().get(usize::from(place.pmu.0)) else {
                 continue;
             };
             // The kernel sees nothing of counters whose registers this process writes.
-            let leased = if self.arbiter.leases().any(writes_registers) {
-                PerKind::default()
+            let leased = if writes_registers {
+                self.watchdog.holds(place, &self.arbiter)
             } else {
                 self.arbiter.leased(place)
             };
@@ -324,6 +353,46 @@ impl State {
                 if self.arbiter.outside(place) != outside {
                     self.change(|arbiter, out| arbiter.set_outside(place, outside, now, out));
                 }
+            }
+        }
+    }
+
+    /// Follows which CPUs are online, and for which the watchdog is.
+    fn follow_host(&mut self, look: &Look, now: BootTime) {
+        let online = look.online.as_ref();
+        let online = online.filter(|online| *online != self.arbiter.online());
+        self.watchdog.set_cpus(look.watchdog.clone(), &self.arbiter);
+        if online.is_none() && !self.watchdog.is_due(&self.arbiter) {
+            return;
+        }
+        // The watchdog is on a CPU that comes before anybody can be given counters there, and
+        // nobody is given what it had before.
+        self.arbiter.freeze();
+        if let Some(online) = online {
+            self.outside.look_anew();
+            self.change(|arbiter, out| arbiter.set_online(online.clone(), now, out));
+        }
+        if self.watchdog.is_due(&self.arbiter) {
+            self.claim_watchdog(now);
+        }
+        self.change(|arbiter, out| arbiter.thaw(now, out));
+    }
+
+    /// The watchdog's lease is for its CPUs of now.
+    fn claim_watchdog(&mut self, now: BootTime) {
+        if let Some(id) = self.watchdog.take_lease() {
+            self.change(|arbiter, out| arbiter.holder_gone(id, now, out));
+        }
+        let Some((owner, terms)) = self.watchdog.request(&self.arbiter, true) else {
+            return;
+        };
+        match self.change(|arbiter, out| arbiter.request(owner, terms, now, out)) {
+            Ok(Outcome::Granted { lease, .. } | Outcome::Waits { lease, .. }) => {
+                self.watchdog.has(lease);
+            }
+            Err(refusal) => {
+                let why = crate::words::message(&self.arbiter, &refusal);
+                log::warn!("the NMI watchdog's counter is not accounted for: {why}");
             }
         }
     }
@@ -452,46 +521,84 @@ impl Drop for OwnLease {
 /// What is looked at.
 #[derive(Debug)]
 struct Looks {
+    host: HostFiles,
     /// The PMUs that are measured; none, where they are stated.
     found: Vec<Found>,
-    present: CpuSet,
+    /// When they are measured next.
+    due: Instant,
+}
+
+/// What a look saw.
+#[derive(Debug, Default)]
+struct Look {
+    /// The CPUs that are online; `None`: they cannot be read.
+    online: Option<CpuSet>,
+    /// Where the NMI watchdog's counter is accounted for; `None`: nowhere.
+    watchdog: Option<CpuSet>,
+    /// What is free; nothing, if it was not measured.
+    seen: Vec<Seen>,
 }
 
 impl Looks {
     /// Those who ask do not wait for it: it takes its time, and they share only what it saw.
-    fn look(&self, all: &Shared) {
-        let online = sysfs::online(Path::new("/")).ok();
-        let online = online.map(|online| online.and(&self.present));
-        let places = (0u16..).map(PmuId).zip(&self.found);
-        let seen: Vec<Seen> = places.flat_map(|(pmu, found)| found.look(pmu)).collect();
-        all.lock().see(online, &seen);
+    fn look(&mut self) -> Look {
+        // The configuration of such an arbiter states no CPUs.
+        let online = self.host.online(&[]);
+        let watchdog = if self.host.watches() {
+            self.host.look_at_watchdog()
+        } else {
+            None
+        };
+        let mut seen = Vec::new();
+        if self.due <= Instant::now() {
+            let places = (0u16..).map(PmuId).zip(&self.found);
+            seen.extend(places.flat_map(|(pmu, found)| found.look(pmu)));
+            self.due = Instant::now() + MEASUREMENTS;
+        }
+        Look {
+            online,
+            watchdog,
+            seen,
+        }
     }
 }
 
-/// Does what comes with time, until nobody is left who may ask.
-fn pass_time(shared: &Weak<Shared>, woken: &Receiver<()>, looks: &Looks) {
-    let mut looks_at = Instant::now() + LOOKS;
+/// Ends what is due, until nobody is left who may ask.
+fn pass_time(shared: &Weak<Shared>, woken: &Receiver<()>) {
     loop {
         let Some(all) = shared.upgrade() else {
             return;
         };
+        let mut state = all.lock();
         let now = now();
-        let due = {
-            let mut state = all.lock();
-            state.change(|arbiter, out| arbiter.advance(now, out));
-            state.arbiter.deadline()
-        };
-        if looks_at <= Instant::now() {
-            looks.look(&all);
-            looks_at = Instant::now() + LOOKS;
-        }
+        state.change(|arbiter, out| arbiter.advance(now, out));
+        let due = state.arbiter.deadline();
+        drop(state);
         drop(all);
-        let left = looks_at.saturating_duration_since(Instant::now());
-        let due = due.map(|due| Duration::from_nanos(due.since(now).0));
-        let left = due.map_or(left, |due| due.min(left));
-        if let Err(RecvTimeoutError::Disconnected) = woken.recv_timeout(left) {
+        let left = due.map(|due| Duration::from_nanos(due.since(now).0));
+        let ended = match left {
+            Some(left) => woken.recv_timeout(left) == Err(RecvTimeoutError::Disconnected),
+            None => woken.recv().is_err(),
+        };
+        if ended {
             return;
         }
+    }
+}
+
+/// Looks at the host again and again, until nobody is left who may ask.
+fn watch_host(shared: &Weak<Shared>, ends: &Receiver<Infallible>, mut look: impl FnMut() -> Look) {
+    while let Err(RecvTimeoutError::Timeout) = ends.recv_timeout(LOOKS) {
+        // Without this thread no outsider would be seen any more.
+        let Ok(seen) = catch_unwind(AssertUnwindSafe(&mut look)) else {
+            log::error!("the arbiter's look at the host has failed; it looks again");
+            continue;
+        };
+        let Some(all) = shared.upgrade() else {
+            return;
+        };
+        all.lock().see(&seen);
+        all.wake();
     }
 }
 

@@ -1,14 +1,58 @@
 //! Who shares the counters of a process by an arbiter in it.
 
+use std::sync::mpsc::{Sender, channel};
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umpire_lease::{Counters, Fate, LeaseScope, Request, wait_readable};
 
 use super::*;
 
+/// The first place.
+const PLACE: arbiter_host::Place = arbiter_host::Place {
+    pmu: PmuId(0),
+    domain: 0,
+};
+
 /// Four counters, and three of a fixed function.
 fn four() -> OwnLeases {
     let stated = PmuConfig::stated(4, 3).expect("a PMU");
     OwnLeases::start(Some(stated), &CpuSet::default()).expect("it starts")
+}
+
+/// One CPU with four counters, of which `look` sees something.
+fn seen_by(look: impl FnMut() -> Look + Send + 'static) -> OwnLeases {
+    let config = ArbiterConfig {
+        pmus: PmuConfig::stated(4, 0).into_iter().collect(),
+        ..ArbiterConfig::default()
+    };
+    let config = config.with_watchdog().expect("a tenant for it");
+    let state = State::new(config, &CpuSet::from_iter([0]), &[]).expect("counters");
+    OwnLeases::of(state, look).expect("it starts")
+}
+
+/// So many of the counters are free.
+fn free(free: u32) -> Look {
+    Look {
+        seen: vec![Seen::for_test(PLACE, free)],
+        ..Look::default()
+    }
+}
+
+/// What the first look sees; the next takes longer than a test.
+fn once(look: Look) -> (Sender<()>, impl FnMut() -> Look + Send + 'static) {
+    let (goes_on, waits) = channel::<()>();
+    let mut first = Some(look);
+    let look = move || {
+        first.take().unwrap_or_else(|| {
+            let _ = waits.recv_timeout(Duration::from_secs(120));
+            Look::default()
+        })
+    };
+    (goes_on, look)
+}
+
+fn outside(leases: &OwnLeases) -> Vec<arbiter::CounterSet> {
+    leases.0.lock().arbiter.outside(PLACE).to_vec()
 }
 
 fn asks(counters: u32) -> Request {
@@ -176,16 +220,11 @@ fn requests_are_judged_as_the_service_judges_them() {
 fn outsiders_have_what_is_not_free() {
     let leases = four();
     let any = arbiter::CounterSet::first(4, 0);
-    let place = arbiter_host::Place {
-        pmu: PmuId(0),
-        domain: 0,
-    };
-    let see = |free| {
-        let seen = Seen::for_test(place, free);
+    let see = |counters| {
         for _ in 0..2 {
-            leases.0.lock().see(None, std::slice::from_ref(&seen));
+            leases.0.lock().see(&free(counters));
         }
-        leases.0.lock().arbiter.outside(place).to_vec()
+        outside(&leases)
     };
     assert_eq!(see(3), [any]);
     let mut kept = leases.acquire(&asks(4)).expect("three of them");
@@ -205,6 +244,106 @@ fn outsiders_have_what_is_not_free() {
     let mut kept = leases.acquire(&registers).expect("all");
     assert_eq!(see(2), [any, any]);
     assert_eq!(what(&mut kept).0, What::Broken);
+}
+
+/// The NMI watchdog's counter is nobody else's, however little of its lease a guest uses.
+#[test]
+fn the_watchdog_keeps_its_counter() {
+    let watched = |counters| Look {
+        watchdog: Some(CpuSet::from_iter([0])),
+        ..free(counters)
+    };
+    let (_goes_on, look) = once(watched(3));
+    let leases = seen_by(look);
+    assert_eq!(outside(&leases), []);
+    let guest = leases.acquire(&asks(4)).expect("three of them");
+    assert_eq!(guest.lease().holds, 3);
+    let see = |counters| (0..2).for_each(|_| leases.0.lock().see(&watched(counters)));
+    see(3);
+    let whole = Request {
+        at_least: None,
+        waits_ms: None,
+        ..asks(1)
+    };
+    let refused = leases.acquire(&whole).expect_err("it is the watchdog's");
+    assert!(matches!(refused, CallError::Refused(why) if why.reason == Reason::Held));
+    drop(guest);
+
+    // The kernel sees nothing of who writes registers, and the watchdog's event.
+    let registers = Request {
+        scope: Some(LeaseScope::Cpu),
+        threads: None,
+        ..asks(3)
+    };
+    let mut guest = leases.acquire(&registers).expect("all but the watchdog's");
+    see(3);
+    assert_eq!(outside(&leases), []);
+    assert_eq!((guest.lease().holds, guest.hear().is_none()), (3, true));
+
+    // Nobody wants it any more.
+    leases.0.lock().see(&free(4));
+    let kept = leases.acquire(&whole).expect("it is free");
+    assert_eq!(kept.lease().holds, 1);
+}
+
+/// One look at the host tells who is there at the start; and however long the next takes, who
+/// does not renew ends.
+#[test]
+fn a_look_takes_its_time() {
+    let (_goes_on, look) = once(free(3));
+    let leases = seen_by(look);
+    assert_eq!(outside(&leases), [arbiter::CounterSet::first(4, 0)]);
+    let short = Request {
+        lasts_ms: Some(2000),
+        ..asks(3)
+    };
+    let kept = leases.acquire(&short).expect("what is left");
+    let mut next = leases.acquire(&asks(1)).expect("it may wait");
+    assert_eq!(what(&mut next), (What::Waits, 0));
+    assert_eq!(what(&mut next), (What::Holds, 1));
+    assert_eq!(kept.lease().holds, 3, "it has not heard of its end");
+}
+
+/// A look that fails is not the last.
+#[test]
+fn it_looks_again_after_a_failure() {
+    let mut looks = 0;
+    let leases = seen_by(move || {
+        looks += 1;
+        assert_ne!(looks, 2, "a look that fails, as it is to");
+        free(if looks == 1 { 4 } else { 3 })
+    });
+    let until = Instant::now() + Duration::from_secs(60);
+    while outside(&leases).is_empty() {
+        assert!(Instant::now() < until, "nobody looks");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Each look tells which CPUs are online, whether counters are measured or not.
+#[test]
+fn each_look_reads_which_cpus_are_online() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = root.path().join("sys/devices/system/cpu");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let write = |file: &str, cpus: &str| {
+        std::fs::write(folder.join(file), cpus).expect("a file");
+    };
+    write("present", "0-3");
+    write("online", "0-3");
+    let config = ArbiterConfig {
+        root: root.path().to_owned(),
+        ..ArbiterConfig::default()
+    };
+    let mut looks = Looks {
+        host: HostFiles::new(&config).expect("its CPUs"),
+        found: Vec::new(),
+        due: Instant::now(),
+    };
+    for cpus in ["0-3", "0-1", "0,2"] {
+        write("online", cpus);
+        assert_eq!(looks.look().online, cpus.parse().ok());
+    }
 }
 
 /// When a lease is renewed follows from when it had so long left, not from when that is heard.
@@ -269,7 +408,7 @@ fn as_many_files_may_be_open_as_the_host_lets() {
     drop(leases);
 }
 
-/// The thread ends with those who may ask.
+/// The threads end with those who may ask.
 #[test]
 fn nothing_is_left_of_it() {
     let leases = four();

@@ -52,6 +52,7 @@ pub(crate) use said::Denial;
 use said::{Answered, Now, Said};
 pub(crate) use shown::Viewer;
 use trail::Refused;
+pub(crate) use watchdog::Claim as WatchdogClaim;
 
 /// A connection, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,7 +2,7 @@
 //! policy lets nobody take, or guaranteed leases only. What the lease holds says whether
 //! the watchdog is to be on. Pure: the switch is turned elsewhere.
 
-use arbiter::{CounterId, CounterSet};
+use arbiter::{CounterId, CounterSet, PerKind};
 use arbiter_host::{
     CpuSet, Demand, HostArbiter, Lease, LeaseId, Owner, Place, PmuId, Scope, Terms, Waits,
 };
@@ -11,7 +11,7 @@ use crate::config::WATCHDOG;
 
 /// The watchdog's claim.
 #[derive(Debug, Default)]
-pub(super) struct Claim {
+pub(crate) struct Claim {
     /// Where it is to be; empty: nowhere.
     cpus: CpuSet,
     lease: Option<LeaseId>,
@@ -23,7 +23,7 @@ pub(super) struct Claim {
 
 impl Claim {
     /// The watchdog is for these CPUs; none: the kernel has none, or nobody wants it.
-    pub(super) fn set_cpus(&mut self, cpus: Option<CpuSet>, arbiter: &HostArbiter) {
+    pub(crate) fn set_cpus(&mut self, cpus: Option<CpuSet>, arbiter: &HostArbiter) {
         let pmu = arbiter.pmus().first();
         let there = pmu.map(|pmu| pmu.domains.iter().flat_map(CpuSet::iter).collect());
         let there: CpuSet = there.unwrap_or_default();
@@ -32,7 +32,7 @@ impl Claim {
 
     /// Whether it is to ask for a lease anew: that is for all of its CPUs that are online,
     /// stays for those of them that went, and is for no others.
-    pub(super) fn is_due(&self, arbiter: &HostArbiter) -> bool {
+    pub(crate) fn is_due(&self, arbiter: &HostArbiter) -> bool {
         let wanted = self.cpus.and(arbiter.online());
         match self.lease(arbiter).map(|lease| &lease.terms.cpus) {
             Some(cpus) => {
@@ -45,7 +45,7 @@ impl Claim {
     }
 
     /// What it asks for. `keep`: nobody else gets its counter.
-    pub(super) fn request(&self, arbiter: &HostArbiter, keep: bool) -> Option<(Owner, Terms)> {
+    pub(crate) fn request(&self, arbiter: &HostArbiter, keep: bool) -> Option<(Owner, Terms)> {
         let tenant = arbiter.policy().named(WATCHDOG)?;
         let demand = demand(arbiter)?;
         let cpus = self.cpus.and(arbiter.online());
@@ -72,12 +72,12 @@ impl Claim {
         Some((owner, terms))
     }
 
-    pub(super) fn has(&mut self, lease: LeaseId) {
+    pub(crate) fn has(&mut self, lease: LeaseId) {
         self.lease = Some(lease);
     }
 
     /// It asks for another lease when it is looked at again.
-    pub(super) fn take_lease(&mut self) -> Option<LeaseId> {
+    pub(crate) fn take_lease(&mut self) -> Option<LeaseId> {
         self.lease.take()
     }
 
@@ -87,13 +87,35 @@ impl Claim {
     }
 
     /// Whether this is its lease.
-    pub(super) fn is(&self, id: LeaseId) -> bool {
+    pub(crate) fn is(&self, id: LeaseId) -> bool {
         self.lease == Some(id)
     }
 
     /// Its lease, while that is there.
     pub(super) fn lease<'a>(&self, arbiter: &'a HostArbiter) -> Option<&'a Lease> {
         arbiter.lease(self.lease?)
+    }
+
+    /// What its lease holds of a place.
+    pub(crate) fn holds(&self, place: Place, arbiter: &HostArbiter) -> PerKind {
+        let mut holds = PerKind::default();
+        let lease = self.lease(arbiter).filter(|lease| lease.holds > 0);
+        let Some(Terms { demands, cpus, .. }) = lease.map(|lease| &lease.terms) else {
+            return holds;
+        };
+        let is_here = |demand: &Demand| {
+            let mut places = cpus.iter().filter_map(|cpu| arbiter.place(demand.pmu, cpu));
+            places.any(|its| its == place)
+        };
+        // It demands one.
+        for demand in demands.iter().filter(|demand| is_here(demand)) {
+            if PerKind::count(demand.counters).fixed > 0 {
+                holds.fixed += 1;
+            } else {
+                holds.programmable += 1;
+            }
+        }
+        holds
     }
 
     /// It should be off, and is on, since it cannot be turned: it has counters that leases
