@@ -4,7 +4,8 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::IntoDeserializer;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::lease::{Cause, Change, Lease};
 use super::refusal::Refusal;
@@ -12,7 +13,7 @@ use super::terms::Scope;
 
 /// Why something is not to be had, or is held or lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", remote = "Self")]
 pub enum Reason {
     /// [`Refusal::UnknownTenant`].
     UnknownTenant,
@@ -123,7 +124,7 @@ pub enum Reason {
 
 /// What happened to a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", remote = "Self")]
 pub enum What {
     /// [`Change::Waits`].
     Waits,
@@ -156,7 +157,7 @@ pub enum What {
 
 /// How a lease stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", remote = "Self")]
 pub enum Standing {
     /// It holds all that it asked for.
     Holds,
@@ -173,7 +174,7 @@ pub enum Standing {
 
 /// Which counters are asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", remote = "Self")]
 pub enum CounterKind {
     /// Those that count any event.
     Programmable,
@@ -186,7 +187,7 @@ pub enum CounterKind {
 
 /// When the counters of a lease are needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", remote = "Self")]
 pub enum LeaseScope {
     /// [`Scope::Cpu`].
     Cpu,
@@ -199,7 +200,7 @@ pub enum LeaseScope {
 
 /// What would become of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", remote = "Self")]
 pub enum Fate {
     /// It would hold something.
     Granted,
@@ -214,7 +215,7 @@ pub enum Fate {
 
 /// Who has counters, or may, and has no lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", remote = "Self")]
 pub enum OutsiderKind {
     /// The kernel's NMI watchdog.
     NmiWatchdog,
@@ -228,12 +229,26 @@ pub enum OutsiderKind {
     Other(String),
 }
 
-/// The word itself, and no word.
+/// The word itself, in JSON too, and no word.
 macro_rules! words {
     ($($name:ident)*) => {$(
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                $name::serialize(self, serializer)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                // What is no word says so, and is none of a newer arbiter.
+                let word = String::deserialize(deserializer)?;
+                $name::deserialize(word.into_deserializer())
+            }
+        }
+
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.serialize(f)
+                $name::serialize(self, f)
             }
         }
 
@@ -362,5 +377,51 @@ impl Lease {
         } else {
             Standing::Waits
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::DeserializeOwned;
+    use serde_json::json;
+
+    use super::*;
+
+    /// `word` is that of `known`.
+    fn check<T: Serialize + DeserializeOwned + PartialEq + fmt::Debug + fmt::Display>(
+        known: T,
+        word: &str,
+        other: fn(String) -> T,
+    ) {
+        let read = |value| serde_json::from_value::<T>(value);
+        assert_eq!(known.to_string(), word);
+        assert_eq!(serde_json::to_value(&known).unwrap(), json!(word));
+        assert_eq!(read(json!(word)).unwrap(), known);
+        assert_eq!(
+            serde_json::from_str::<T>(&format!("\"{word}\"")).unwrap(),
+            known
+        );
+        let newer = other("of-tomorrow".to_owned());
+        assert_eq!(read(json!("of-tomorrow")).unwrap(), newer);
+        assert_eq!(serde_json::to_value(&newer).unwrap(), json!("of-tomorrow"));
+        for none in [json!(1), json!(null), json!([word]), json!({ word: null })] {
+            let error = read(none.clone()).expect_err("it is no word").to_string();
+            assert!(error.contains("expected a string"), "{none}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_word_is_a_string() {
+        check(Reason::HolderGone, "holder-gone", Reason::Other);
+        check(What::CpusBack, "cpus-back", What::Other);
+        check(Standing::Short, "short", Standing::Other);
+        check(CounterKind::Fixed, "fixed", CounterKind::Other);
+        check(LeaseScope::Cpu, "cpu", LeaseScope::Other);
+        check(Fate::Refused, "refused", Fate::Other);
+        check(
+            OutsiderKind::NmiWatchdog,
+            "nmi-watchdog",
+            OutsiderKind::Other,
+        );
     }
 }
