@@ -1,7 +1,7 @@
 //! The first line: what ran, and who arbitrated.
 
 use arbiter::{Layer, Policy, Scheme, Share};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Word;
 
@@ -34,27 +34,48 @@ pub struct Header {
     /// Fixed-function counters of a vCPU.
     pub fixed: u8,
     /// Who arbitrates, and how. Absent if the guest has no reservations.
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "arbitration")]
     pub arbitration: Option<Arbitration>,
 }
 
 /// What decides about requests, as options take it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Arbitration {
     /// [`Scheme::name`].
     pub scheme: Word,
     /// The share of each layer, as `--policy` takes it.
-    #[serde(default)]
     pub policy: Vec<String>,
     /// How long an announced revocation waits, in milliseconds.
-    #[serde(default)]
     pub grace_ms: u32,
     /// The machine starts in the firmware's phase.
-    #[serde(default)]
     pub firmware: bool,
     /// The machine has SMM.
-    #[serde(default)]
     pub smm: bool,
+}
+
+/// Reads who arbitrates; a header without a scheme says nothing of it. What is malformed is an
+/// error, unlike with an `Option` that is flattened.
+fn arbitration<'de, D: Deserializer<'de>>(header: D) -> Result<Option<Arbitration>, D::Error> {
+    #[derive(Deserialize)]
+    struct Members {
+        scheme: Option<Word>,
+        #[serde(default)]
+        policy: Vec<String>,
+        #[serde(default)]
+        grace_ms: u32,
+        #[serde(default)]
+        firmware: bool,
+        #[serde(default)]
+        smm: bool,
+    }
+    let members = Members::deserialize(header)?;
+    Ok(members.scheme.map(|scheme| Arbitration {
+        scheme,
+        policy: members.policy,
+        grace_ms: members.grace_ms,
+        firmware: members.firmware,
+        smm: members.smm,
+    }))
 }
 
 impl Arbitration {

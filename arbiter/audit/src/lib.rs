@@ -102,6 +102,30 @@ mod tests {
     }
 
     #[test]
+    fn a_header_says_who_arbitrates_or_nothing_of_it() {
+        let read = |members: &str| {
+            let text = format!(
+                r#"{{"format":"umpire-audit","version":1,"vcpus":2,"programmable":4,"fixed":3{members}}}"#
+            );
+            serde_json::from_str::<Header>(&text).map(|header| header.arbitration)
+        };
+        for none in ["", r#","scheme":null"#, r#","of_tomorrow":[]"#] {
+            assert_eq!(read(none).unwrap(), None, "{none}");
+        }
+        let least = read(r#","scheme":"single""#).unwrap().unwrap();
+        assert_eq!((&*least.scheme, least.grace_ms), ("single", 0));
+        for wrong in [
+            r#","scheme":5"#,
+            r#","scheme":"single","grace_ms":"100""#,
+            r#","scheme":"single","policy":"kernel:min=1""#,
+            r#","scheme":"single","firmware":null"#,
+            r#","smm":0"#,
+        ] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn lines_are_read_as_they_were_written() {
         fn check<T: PartialEq + std::fmt::Debug + Serialize + serde::de::DeserializeOwned>(
             line: &T,
