@@ -305,6 +305,23 @@ fn damaged_trails() {
     // A missing decision is no gap: requests alone are replayed.
     fs::write(&path, without(2).join("\n")).unwrap();
     assert!(run(&["--replay", &path.display().to_string()]).is_ok());
+    // What it says is passed over, but a run has written it.
+    for (from, to) in [
+        (r#""vcpu":0"#, r#""vcpu":"0""#),
+        (r#""vcpu":0"#, r#""vcpu":256"#),
+        (r#""time_ns":900"#, r#""time_ns":-900"#),
+        (r#""counter":"PMC1""#, r#""counter":1"#),
+        (r#""layer":"kernel""#, r#""layer":2"#),
+        (r#""event""#, r#""lease_ms":"50","event""#),
+    ] {
+        check_with(2, from, to, &["line 3", "no line of an audit file"]);
+    }
+    check_with(
+        0,
+        r#""grace_ms":100"#,
+        r#""grace_ms":"100""#,
+        &["line 1", "no audit file"],
+    );
     check(
         &without(3),
         &["line 4", "requests 2 to 2 of vCPU 0 are missing"],

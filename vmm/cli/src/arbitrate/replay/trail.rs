@@ -108,10 +108,11 @@ impl Trail {
                 return Err((line, LineProblem::AfterEnd));
             }
             let at = |problem| (line, problem);
+            // What a decision says is passed over, but for whether a run can have written it.
+            let row: AskLine = json(text).map_err(at)?;
             match json(text).map_err(at)? {
                 LineKind::Decided => {}
                 LineKind::Asked => {
-                    let row = json(text).map_err(at)?;
                     let request = trail.request(&row, &mut numbers).map_err(at)?;
                     trail.requests.push((line, request));
                 }
