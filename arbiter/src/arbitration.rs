@@ -173,21 +173,24 @@ impl Arbitration {
 
     #[cold]
     fn renew_names(&mut self) {
+        // The machine may start over meanwhile: then the names are those of before, and are
+        // renewed again.
+        let start = self.firmware.phase().starts();
         if self.firmware.phase().is_over() {
-            self.give_names();
+            self.give_names(start);
         } else {
             self.names.reset();
         }
     }
 
-    fn give_names(&mut self) {
+    fn give_names(&mut self, start: u32) {
         // Counters that a firmware was gathering when its phase ended are not its
         // own: the request is refused at the next tick at the latest.
         let lost = match self.requests.of(Layer::Firmware) {
             Some(pending) if !self.firmware.is_alive(Layer::Firmware) => pending.got,
             _ => CounterSet::EMPTY,
         };
-        self.names.give(self.firmware.phase(), &self.bank, lost);
+        self.names.give(start, &self.bank, lost);
         self.find_deadline();
     }
 

@@ -63,10 +63,11 @@ impl Names {
     }
 
     /// Gives them around what is held, apart from the counters in `lost`, which their
-    /// holders are about to lose.
-    pub(crate) fn give(&mut self, phase: &Phase, bank: &Bank, lost: CounterSet) {
+    /// holders are about to lose. `start`: that of the machine ([`Phase::starts`]), as it was
+    /// before anybody looked whether the phase is over in it.
+    pub(crate) fn give(&mut self, start: u32, bank: &Bank, lost: CounterSet) {
         if let Some(names) = self.legacy {
-            self.given = Given::In(phase.starts());
+            self.given = Given::In(start);
             self.map = LegacyMap::around(bank, lost, names);
         }
     }
@@ -195,5 +196,29 @@ impl LegacyMap {
         } else {
             bits
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_of_the_start_in_which_the_phase_was_over() {
+        let phase = Phase::new(true);
+        let mut names = Names::new(Some(PerKind {
+            programmable: 2,
+            fixed: 0,
+        }));
+        assert!(!names.are_old(&phase));
+        assert!(phase.end() && names.are_old(&phase));
+        let start = phase.starts();
+        // Another vCPU has the machine start over, after this one saw that the phase is over.
+        phase.restart();
+        names.give(start, &Bank::new(4, 3), CounterSet::EMPTY);
+        assert!(names.are_old(&phase));
+        phase.end();
+        names.give(phase.starts(), &Bank::new(4, 3), CounterSet::EMPTY);
+        assert!(!names.are_old(&phase));
     }
 }
