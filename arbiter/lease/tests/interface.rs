@@ -1,18 +1,19 @@
 //! The messages in Rust are those of the interface's description: the same fields, of types
 //! that take the same values.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use umpire_lease::{
-    AcquireIn, AcquireOut, AuditIn, ClaimIn, Counters, DESCRIPTION, Event, ExplainIn, ExplainOut,
-    Figure, INTERFACE, Lease, Leaving, ListOut, NoReply, Outsider, PardonIn, Place, Refusal,
-    RefusedError, ReleaseIn, RenewIn, RenewOut, ReportIn, Request, RevokeIn, RevokeOut, WatchOut,
-    WhoIn, WhoOut,
+    AcquireIn, AcquireOut, AuditIn, ClaimIn, CounterKind, Counters, DESCRIPTION, Event, ExplainIn,
+    ExplainOut, Fate, Figure, INTERFACE, Lease, LeaseScope, Leaving, ListOut, NoReply, Outsider,
+    PardonIn, Place, Refusal, RefusedError, ReleaseIn, RenewIn, RenewOut, ReportIn, Request,
+    RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
 };
-use varlink_parser::{IDL, VStruct, VStructOrEnum, VType, VTypeExt};
+use varlink_parser::{IDL, VEnum, VStruct, VStructOrEnum, VType, VTypeExt};
 
 /// The fields of a message, as its deserializer names them to whoever has another.
 fn fields<T: DeserializeOwned>() -> BTreeSet<String> {
@@ -29,41 +30,122 @@ fn fields<T: DeserializeOwned>() -> BTreeSet<String> {
         .collect()
 }
 
-/// A value of a type of the interface.
-fn value(idl: &IDL<'_>, of: &VTypeExt<'_>) -> Value {
+/// A value of a type of the interface; of an enumeration its word at `turn`, round and round.
+fn value(idl: &IDL<'_>, of: &VTypeExt<'_>, turn: usize) -> Value {
     match of {
-        VTypeExt::Option(of) => value(idl, of),
-        VTypeExt::Array(of) => json!([value(idl, of)]),
-        VTypeExt::Dict(of) => json!({ "key": value(idl, of) }),
+        VTypeExt::Option(of) => value(idl, of, turn),
+        VTypeExt::Array(of) => json!([value(idl, of, turn)]),
+        VTypeExt::Dict(of) => json!({ "key": value(idl, of, turn) }),
         VTypeExt::Plain(VType::Bool) => json!(true),
         VTypeExt::Plain(VType::Int) => json!(7),
         VTypeExt::Plain(VType::Float) => json!(0.5),
         VTypeExt::Plain(VType::String) => json!("text"),
         VTypeExt::Plain(VType::Object) => json!({}),
         VTypeExt::Plain(VType::Typename(name)) => match &idl.typedefs[name].elt {
-            VStructOrEnum::VStruct(of) => object(idl, of),
-            VStructOrEnum::VEnum(of) => json!(of.elts[0]),
+            VStructOrEnum::VStruct(of) => object(idl, of, turn),
+            VStructOrEnum::VEnum(of) => word(of, turn),
         },
-        VTypeExt::Plain(VType::Struct(of)) => object(idl, of),
-        VTypeExt::Plain(VType::Enum(of)) => json!(of.elts[0]),
+        VTypeExt::Plain(VType::Struct(of)) => object(idl, of, turn),
+        VTypeExt::Plain(VType::Enum(of)) => word(of, turn),
     }
 }
 
-fn object(idl: &IDL<'_>, of: &VStruct<'_>) -> Value {
+fn word(of: &VEnum<'_>, turn: usize) -> Value {
+    json!(of.elts[turn % of.elts.len()])
+}
+
+fn object(idl: &IDL<'_>, of: &VStruct<'_>, turn: usize) -> Value {
     let fields = of
         .elts
         .iter()
-        .map(|field| (field.name.to_owned(), value(idl, &field.vtype)));
+        .map(|field| (field.name.to_owned(), value(idl, &field.vtype, turn)));
     Value::Object(fields.collect::<Map<_, _>>())
 }
 
-fn check<T: DeserializeOwned + Serialize>(idl: &IDL<'_>, name: &str, of: &VStruct<'_>) {
+/// No enumeration has more words.
+const TURNS: usize = 3;
+
+fn check<T: DeserializeOwned + Serialize + Debug>(idl: &IDL<'_>, name: &str, of: &VStruct<'_>) {
     let described: BTreeSet<String> = of.elts.iter().map(|field| field.name.to_owned()).collect();
     assert_eq!(fields::<T>(), described, "{name}");
-    let full = object(idl, of);
-    let taken: T =
-        serde_json::from_value(full.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
-    assert_eq!(serde_json::to_value(&taken).expect("JSON"), full, "{name}");
+    for turn in 0..TURNS {
+        let full = object(idl, of, turn);
+        let taken: T =
+            serde_json::from_value(full.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(serde_json::to_value(&taken).expect("JSON"), full, "{name}");
+        // A word of an enumeration is known; "text" is none of those that are strings.
+        let unknown = format!("{taken:?}").replace(r#"Other("text")"#, "");
+        assert!(!unknown.contains("Other("), "{name}: {unknown}");
+    }
+}
+
+/// The words of the enumerations in a type, by the names of their fields.
+fn words_in<'a>(of: &VStruct<'a>, found: &mut BTreeMap<&'a str, Vec<&'a str>>) {
+    for field in &of.elts {
+        let mut of = &field.vtype;
+        while let VTypeExt::Option(of_one) | VTypeExt::Array(of_one) | VTypeExt::Dict(of_one) = of {
+            of = of_one;
+        }
+        match of {
+            VTypeExt::Plain(VType::Enum(of)) => {
+                found.insert(field.name, of.elts.clone());
+            }
+            VTypeExt::Plain(VType::Struct(of)) => words_in(of, found),
+            _ => {}
+        }
+    }
+}
+
+/// Known words as they are written.
+fn written<T: Serialize>(known: &[T]) -> Vec<String> {
+    let word = |word| match serde_json::to_value(word) {
+        Ok(Value::String(word)) => word,
+        other => panic!("{other:?} is no word"),
+    };
+    known.iter().map(word).collect()
+}
+
+#[test]
+fn enumerations_are_as_described() {
+    let idl = IDL::try_from(DESCRIPTION).expect("the description is varlink");
+    let mut found = BTreeMap::new();
+    for typedef in idl.typedefs.values() {
+        match &typedef.elt {
+            VStructOrEnum::VStruct(of) => words_in(of, &mut found),
+            VStructOrEnum::VEnum(_) => panic!("{} is an enumeration", typedef.name),
+        }
+    }
+    for method in idl.methods.values() {
+        words_in(&method.input, &mut found);
+        words_in(&method.output, &mut found);
+    }
+    assert!(found.values().all(|words| words.len() <= TURNS));
+    // Whoever adds a word adds it here, too.
+    let kind = |kind: CounterKind| match kind {
+        CounterKind::Programmable | CounterKind::Fixed => kind,
+        CounterKind::Other(word) => panic!("{word}"),
+    };
+    let scope = |scope: LeaseScope| match scope {
+        LeaseScope::Cpu | LeaseScope::Thread => scope,
+        LeaseScope::Other(word) => panic!("{word}"),
+    };
+    let fate = |fate: Fate| match fate {
+        Fate::Granted | Fate::Waits | Fate::Refused => fate,
+        Fate::Other(word) => panic!("{word}"),
+    };
+    let kinds = [CounterKind::Programmable, CounterKind::Fixed].map(kind);
+    let scopes = [LeaseScope::Cpu, LeaseScope::Thread].map(scope);
+    let fates = [Fate::Granted, Fate::Waits, Fate::Refused].map(fate);
+    let known = [
+        ("kind", written(&kinds)),
+        ("scope", written(&scopes)),
+        ("outcome", written(&fates)),
+    ];
+    let found: BTreeMap<&str, Vec<String>> = found
+        .into_iter()
+        .map(|(name, words)| (name, words.into_iter().map(str::to_owned).collect()))
+        .collect();
+    assert_eq!(found, BTreeMap::from(known));
 }
 
 #[test]
