@@ -15,6 +15,8 @@ const MOST_OPS: usize = 1_500_000;
 const MOST_BLOCKS: usize = 300_000;
 const MOST_KEPT: usize = 400_000;
 const JUMPS: usize = 4096;
+/// Places of a page's jumps.
+const GROUP: usize = 256;
 
 /// Where a block leads to, as it was found once.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,7 +40,7 @@ pub(crate) struct Block {
     next: [Successor; 2],
     /// Offset in RAM of the page that the last instruction reaches into.
     pub(crate) second: Option<u64>,
-    pub(crate) key: Key,
+    key: Key,
 }
 
 /// What a block was decoded from: where the bytes are, RIP, and bits of the code.
@@ -57,8 +59,7 @@ pub(crate) struct Decoded {
     pub(crate) second: Option<u64>,
 }
 
-/// In place of an offset: where no RAM is. No translation leads there, so that it is fetched
-/// each time.
+/// In place of an offset: where no RAM is. What comes from there is fetched each time.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
 impl Decoded {
@@ -171,19 +172,17 @@ impl Blocks {
         u64::from(self.generation) << 34 | u64::from(self.flushes) << 4 | u64::from(mode)
     }
 
-    /// The block at `rip` that follows `id` on its page, if that is known.
+    /// The block at `rip` that follows `id`, if that is known.
     #[inline(always)]
-    pub(crate) fn after(&self, id: u32, rip: u64) -> Option<u32> {
+    pub(crate) fn after(&self, id: u32, rip: u64, tag: u64) -> Option<u32> {
         for next in &self.list[id as usize].next {
             if next.rip == rip && next.generation == self.generation {
                 return Some(next.id);
             }
         }
-        None
+        self.jump(rip, tag)
     }
 
-    /// The block that was found at `rip`. Whether its pages are still where they were is for the
-    /// caller to ask.
     #[inline(always)]
     pub(crate) fn jump(&self, rip: u64, tag: u64) -> Option<u32> {
         let jump = &self.jumps[place(rip)];
@@ -193,6 +192,19 @@ impl Blocks {
     /// Keeps that `id` is at `rip`.
     pub(crate) fn learn(&mut self, rip: u64, tag: u64, id: u32) {
         self.jumps[place(rip)] = Jump { rip, tag, id };
+    }
+
+    /// The translation of the page of `rip` is gone: jumps into it, and to what reaches into it
+    /// from the page before, are known no more.
+    pub(crate) fn forget_jumps(&mut self, rip: u64) {
+        for page in [rip, rip.wrapping_sub(4096)] {
+            let first = group(page);
+            for jump in &mut self.jumps[first..first + GROUP] {
+                if jump.rip >> 12 == page >> 12 {
+                    *jump = Jump::default();
+                }
+            }
+        }
     }
 
     /// Keeps that `to` follows `from`. Within a page nothing can come between: whoever came to
@@ -309,5 +321,11 @@ impl Blocks {
 
 #[inline(always)]
 fn place(rip: u64) -> usize {
-    (rip ^ rip >> 12) as usize & (JUMPS - 1)
+    group(rip) | (rip ^ rip >> 8 ^ rip >> 16) as usize & (GROUP - 1)
+}
+
+/// The first place of jumps to the page of `rip`, and to some others.
+#[inline(always)]
+fn group(rip: u64) -> usize {
+    ((rip >> 12) as usize * GROUP) & (JUMPS - 1)
 }

@@ -143,7 +143,8 @@ impl Cpu {
         self.core.state.time = self.core.state.time.wrapping_add(ticks);
     }
 
-    /// Answers the last stop; the instruction goes on when the processor runs.
+    /// Answers the last stop; the instruction goes on when the processor runs. If it asks for
+    /// something else then, because registers were set, the answer is dropped.
     pub fn answer(&mut self, answer: Answer) {
         self.core.answer = Some((self.core.stop, answer));
     }
@@ -442,8 +443,7 @@ impl Cpu {
                 return Ended::Retired;
             }
             let rip = self.core.state.rip;
-            let next = self.blocks.after(id, rip);
-            id = match next.or_else(|| self.known(tag)) {
+            id = match self.blocks.after(id, rip, tag) {
                 Some(next) => next,
                 // What comes next is not even fetched.
                 None if self.core.left <= 0 => return Ended::Budget,
@@ -534,7 +534,7 @@ impl Cpu {
     /// The block at RIP.
     fn find(&mut self, single: bool) -> Result<u32, Trap> {
         let rip = self.core.state.rip;
-        if let Some(id) = self.known(self.tag()) {
+        if let Some(id) = self.blocks.jump(rip, self.tag()) {
             return Ok(id);
         }
         let bits = self.core.state.bits();
@@ -571,24 +571,11 @@ impl Cpu {
         if bits != 64 && limit - rip < u64::from(block.len.max(1)) - 1 {
             return self.at_the_limit(found, single);
         }
-        let tag = self.tag();
-        self.blocks.learn(rip, tag, found);
+        if block.second != Some(NOWHERE) {
+            let tag = self.tag();
+            self.blocks.learn(rip, tag, found);
+        }
         Ok(found)
-    }
-
-    /// The block at RIP, if a jump to it is known and the TLB has its pages: else the tables are
-    /// to be walked, whatever is known.
-    #[inline(always)]
-    fn known(&self, tag: u64) -> Option<u32> {
-        let id = self.blocks.jump(self.core.state.rip, tag)?;
-        let block = self.blocks.get(id);
-        let set = self.fetches();
-        let here = self.core.tlb.find(set, self.linear_rip(), 1)? == block.key.offset;
-        let there = match block.second {
-            None => true,
-            Some(second) => self.core.tlb.find(set, self.next_page(), 1)? == second,
-        };
-        (here && there).then_some(id)
     }
 
     /// A block reaches over the end of CS: its instructions are executed one by one.
@@ -603,23 +590,20 @@ impl Cpu {
     }
 
     fn fetch(&mut self, linear: u64) -> Result<Spot, Trap> {
-        self.core.spot(self.fetches(), linear)
-    }
-
-    fn fetches(&self) -> Set {
-        match self.ring() {
+        let set = match self.ring() {
             Ring::User => Set::UserFetch,
             Ring::Kernel => Set::KernelFetch,
+        };
+        let spot = self.core.spot(set, linear);
+        // Whoever takes a known jump does not fetch. When tables are walked must not depend on
+        // which jumps are known: those to a page go when its translation does.
+        if let Some(page) = self.core.forgotten.take() {
+            match self.linear_rip().wrapping_sub(self.core.state.rip) {
+                0 => self.blocks.forget_jumps(page),
+                _ => self.blocks.flush(),
+            }
         }
-    }
-
-    /// The page behind the one of RIP.
-    fn next_page(&self) -> u64 {
-        let next = (self.linear_rip() | 0xfff).wrapping_add(1);
-        match self.core.state.bits() {
-            64 => next,
-            _ => next & 0xffff_ffff,
-        }
+        spot
     }
 
     /// Whether a block that reaches into another page still does into the same.
@@ -630,13 +614,13 @@ impl Cpu {
         Ok(self.fetch_next()? == Spot::Ram(second))
     }
 
-    /// Where an instruction goes on that reaches into the next page.
+    /// The page behind the one of RIP, which an instruction reaches into.
     fn fetch_next(&mut self) -> Result<Spot, Trap> {
-        let next = self.next_page();
-        if is_canonical(next) {
-            self.fetch(next)
-        } else {
-            self.core.gp(0)
+        let next = (self.linear_rip() | 0xfff).wrapping_add(1);
+        match self.core.state.bits() {
+            64 if !is_canonical(next) => self.core.gp(0),
+            64 => self.fetch(next),
+            _ => self.fetch(next & 0xffff_ffff),
         }
     }
 

@@ -105,9 +105,10 @@ impl Tlb {
         known.then_some(entry.base | linear & 0xfff)
     }
 
-    /// Keeps that the page at `linear` lies at `base`.
-    pub(crate) fn fill(&mut self, set: Set, linear: u64, base: u64, kind: Kind) {
+    /// Keeps that the page at `linear` lies at `base`; the page that is forgotten for it.
+    pub(crate) fn fill(&mut self, set: Set, linear: u64, base: u64, kind: Kind) -> Option<u64> {
         let at = place(set, linear);
+        let before = self.entries[at].tag;
         let tag = linear & !0xfff;
         self.entries[at] = Entry {
             tag: if kind.slow { tag ^ SLOW } else { tag },
@@ -119,6 +120,7 @@ impl Tlb {
             self.global[at / 64] |= bit;
         }
         self.large |= kind.large;
+        (before != nothing(at).tag && before & !SLOW != tag & !SLOW).then_some(before)
     }
 
     /// The page at `linear`, if it is known, is slow no more.

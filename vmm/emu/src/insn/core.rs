@@ -24,7 +24,8 @@ pub(crate) enum Trap {
     Fault,
     /// A part of it is done (REP): it is to be executed again.
     Again,
-    /// It would write to a page with code, and has changed nothing.
+    /// It is to be executed alone, and has changed nothing: it would write to a page with code, or
+    /// reaches to the end of CS.
     CodeWrite,
     /// It needs `Core::stop` answered, and has changed nothing.
     Stop,
@@ -141,6 +142,8 @@ pub(crate) struct Core {
     pub(crate) stepping: Stepping,
     /// Translations of other code may be gone: who jumps has to look anew.
     pub(crate) flushed: bool,
+    /// A page that was fetched from and has lost its place in the TLB to another.
+    pub(crate) forgotten: Option<u64>,
     pub(crate) rules: Rules,
     read: Set,
     write: Set,
@@ -176,6 +179,7 @@ impl Core {
             hits: 0,
             stepping: Stepping::Before,
             flushed: false,
+            forgotten: None,
             rules,
             read: Set::KernelRead,
             write: Set::KernelWrite,
@@ -211,7 +215,8 @@ impl Core {
     /// Loads CS. Where its base and limit mean something, jumps that are known lead elsewhere now.
     pub(crate) fn load_code(&mut self, code: Segment) {
         let old = self.state.segment(Seg::Cs);
-        if (old.base, old.limit) != (code.base, code.limit) {
+        let flat = self.state.is_long() && old.is_long() && code.is_long();
+        if !flat && (old.base, old.limit) != (code.base, code.limit) {
             self.flushed = true;
         }
         self.state.set_segment(Seg::Cs, code);
@@ -639,7 +644,10 @@ impl Core {
             large: mapped.large,
             slow: set.writes() && self.code.has((base >> 12) as u32),
         };
-        self.tlb.fill(set, linear, base, kind);
+        let forgot = self.tlb.fill(set, linear, base, kind);
+        if set.fetches() {
+            self.forgotten = forgot;
+        }
         Ok(Spot::Ram(offset))
     }
 
