@@ -2,7 +2,7 @@
 
 use emu::{Answer, State, Stop};
 
-use crate::guest::{Guest, PAGES, PRESENT, SYSTEM, WRITABLE};
+use crate::guest::{Guest, PAGES, PRESENT, WRITABLE};
 use crate::system::{CODE, DATA, change, guest};
 
 /// Offset of the entry of a page of 4 KiB in the tables of `guest`.
@@ -129,24 +129,26 @@ fn stores_walk_alike_where_code_is() {
 }
 
 #[test]
-fn code_among_page_tables() {
-    // A page table that is code as well: the load there marks an entry in its own page.
-    const TABLE: u64 = CODE + 0x10_0000;
+fn entries_of_page_tables_that_are_code() {
+    // An entry with P and W is ADD EDX,[RAX]; ADC [RAX],AL; ADD [RAX],AL twice, if its page is
+    // this. With A it is AND instead of ADD.
+    const TABLE: u64 = CODE + 0x8_0000;
+    const FRESH: u64 = DATA + 0x1_0000;
     let mut guest = guest(0, &[]);
-    guest.map(TABLE, PAGES + 0x3000, PRESENT | WRITABLE);
-    let at = entry(&guest, DATA);
-    let table = at & !0xfff;
-    guest.map(TABLE, table, PRESENT | WRITABLE);
-    // MOV AL,[RSI]; HLT in an entry that is not present, which nobody uses.
-    let spare = table + 8 * 0x1f0;
-    guest.bytes(spare, &[0x8a, 0x06, 0xf4]);
-    let fresh = DATA + 0x1000;
-    guest.map(fresh, PAGES + 0x1000, PRESENT);
+    guest.map(FRESH, PAGES + 0x1000, PRESENT | WRITABLE);
+    let at = entry(&guest, FRESH);
+    guest.map(TABLE, at & !0xfff, PRESENT | WRITABLE);
+    // MOV AL,[RSI] before it uses it; HLT behind it. Both are entries that are not present.
+    guest.bytes(at - 8, &[0x8a, 0x06, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90]);
+    guest.bytes(at + 8, &[0xf4]);
+    guest.bytes(PAGES + 0x1000, &[2]);
     change(&mut guest, |state| {
-        state.rip = TABLE + 8 * 0x1f0;
-        state.r[6] = fresh;
-        state.r[4] = SYSTEM + crate::guest::STACK_TOP;
+        state.rip = TABLE + (at & 0xfff) - 8;
+        state.r[6] = FRESH + 8;
+        state.r[0] = DATA;
+        state.r[2] = 1;
     });
-    assert_eq!(guest.cpu.run(10), Stop::Halted);
-    assert_eq!(guest.word(entry(&guest, fresh)) & 1 << 5, 1 << 5);
+    assert_eq!(guest.cpu.run(20), Stop::Halted);
+    assert_eq!(guest.word(at) & 0x21, 0x21);
+    assert_eq!(guest.cpu.state().r[2], 0);
 }
