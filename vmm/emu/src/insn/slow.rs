@@ -46,7 +46,7 @@ fn condition(insn: &Instruction) -> u8 {
     (insn.condition_code() as u8).wrapping_sub(1)
 }
 
-/// Whether [`step`] knows an instruction.
+/// Whether `step` knows an instruction.
 #[must_use]
 pub fn is_known(insn: &Instruction) -> bool {
     let mnemonic = insn.mnemonic();
