@@ -138,7 +138,8 @@ fn of_control(insn: &Instruction, class: InsnClass, kind: StepKind) -> FaultSet 
 }
 
 /// Whether an address is canonical with 48 bits, the strictest case.
-fn is_canonical(address: u64) -> bool {
+#[must_use]
+pub const fn is_canonical(address: u64) -> bool {
     let high = address >> 47;
     high == 0 || high == 0x1_ffff
 }

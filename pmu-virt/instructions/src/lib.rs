@@ -51,7 +51,7 @@ mod retire;
 pub use counts::{EventClass, EventCounts};
 pub use decode::{Decoded, Undecodable, decode, rip_after_rdpmc};
 pub use facts::InsnFacts;
-pub use faults::{FaultSet, pushes_error_code};
+pub use faults::{FaultSet, is_canonical, pushes_error_code};
 pub use iced_x86::{Instruction, InstructionInfoFactory};
 pub use kinds::{InsnClass, StepKind};
 pub use operand::{AddressRegisters, Operand, OperandKind, operand};

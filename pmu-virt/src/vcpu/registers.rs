@@ -13,6 +13,7 @@
 //! IA32_DEBUGCTL, whose other bits are the processor's.
 
 use arbiter::{CounterId, CounterSet, Shared};
+use instruction_facts::is_canonical;
 use pmu_model::{
     CTR_FRZ, CountRequest, DEBUGCTL, FixedFunction, MAX_FIXED, MAX_PROGRAMMABLE, MISC_ENABLE,
     MsrIndex, OVF_BUFFER, PMI_IN_USE, PmuModel, Register, Vendor, WriteRule,
@@ -50,12 +51,6 @@ pub(super) fn fields(counters: CounterSet) -> u64 {
         .filter(|n| counters.contains(CounterId::Fixed(*n)))
         .map(|n| ONE << field_of(n))
         .sum()
-}
-
-/// Whether an address has 48 bits and their sign.
-pub(super) const fn is_canonical(address: u64) -> bool {
-    let sign = address.cast_signed() >> 47;
-    sign == 0 || sign == -1
 }
 
 /// Counters whose bits differ.

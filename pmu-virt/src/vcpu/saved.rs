@@ -1,9 +1,10 @@
 //! Whether a PMU can be in a state.
 
 use arbiter::CounterId;
+use instruction_facts::is_canonical;
 use pmu_model::{Pebs, PmuModel, Register};
 
-use super::registers::{FREEZE_PERFMON_ON_PMI, is_canonical};
+use super::registers::FREEZE_PERFMON_ON_PMI;
 use super::samplers::saved_registers;
 use crate::state::{Hex, PmuState, SavedCounter, SavedPebs, StateError};
 

@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::Range;
 
 use iced_x86::InstructionInfoFactory;
+use instruction_facts::is_canonical;
 
 use crate::block::{Blocks, Decoded, Key, NOWHERE};
 use crate::cpuid::Cpuid;
@@ -15,7 +16,6 @@ use crate::decode::{self, Short, Source};
 use crate::events::{EventTotals, LANES};
 use crate::insn::{Core, Delivery, Fault, Spot, Stepping, Trap, deliver, execute};
 use crate::op::Op;
-use crate::paging::is_canonical;
 use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
 use crate::stop::{Answer, Stop};
 use crate::sys::ram::Ram;

@@ -1,78 +1,65 @@
 //! What the processor says that it can do, and so what it has to do.
 
 use iced_x86::CpuidFeature as Iced;
-
-/// One leaf of CPUID.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Leaf {
-    /// EAX of the question.
-    pub leaf: u32,
-    /// ECX of the question, where it matters.
-    pub subleaf: Option<u32>,
-    /// EAX, EBX, ECX, EDX of the answer.
-    pub registers: [u32; 4],
-}
+use pmu_model::CpuidRegs;
+use pmu_model::cpuid::{Leaf, Leaves, Reg};
 
 /// The answers to CPUID.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cpuid {
-    leaves: Vec<Leaf>,
+    leaves: Leaves,
 }
 
-const EBX: usize = 1;
-const ECX: usize = 2;
-const EDX: usize = 3;
-
 /// Features, by where CPUID announces them: leaf, register, bit.
-const ANNOUNCED: &[(Iced, u32, usize, u32)] = &[
-    (Iced::SSE3, 1, ECX, 0),
-    (Iced::PCLMULQDQ, 1, ECX, 1),
-    (Iced::MONITOR, 1, ECX, 3),
-    (Iced::VMX, 1, ECX, 5),
-    (Iced::SSSE3, 1, ECX, 9),
-    (Iced::FMA, 1, ECX, 12),
-    (Iced::CMPXCHG16B, 1, ECX, 13),
-    (Iced::SSE4_1, 1, ECX, 19),
-    (Iced::SSE4_2, 1, ECX, 20),
-    (Iced::MOVBE, 1, ECX, 22),
-    (Iced::POPCNT, 1, ECX, 23),
-    (Iced::AES, 1, ECX, 25),
-    (Iced::XSAVE, 1, ECX, 26),
-    (Iced::AVX, 1, ECX, 28),
-    (Iced::F16C, 1, ECX, 29),
-    (Iced::RDRAND, 1, ECX, 30),
-    (Iced::FPU, 1, EDX, 0),
-    (Iced::FPU287, 1, EDX, 0),
-    (Iced::FPU287XL_ONLY, 1, EDX, 0),
-    (Iced::FPU387, 1, EDX, 0),
-    (Iced::FPU387SL_ONLY, 1, EDX, 0),
-    (Iced::TSC, 1, EDX, 4),
-    (Iced::MSR, 1, EDX, 5),
-    (Iced::CX8, 1, EDX, 8),
-    (Iced::SEP, 1, EDX, 11),
-    (Iced::CMOV, 1, EDX, 15),
-    (Iced::CLFSH, 1, EDX, 19),
-    (Iced::MMX, 1, EDX, 23),
-    (Iced::FXSR, 1, EDX, 24),
-    (Iced::SSE, 1, EDX, 25),
-    (Iced::SSE2, 1, EDX, 26),
-    (Iced::FSGSBASE, 7, EBX, 0),
-    (Iced::BMI1, 7, EBX, 3),
-    (Iced::AVX2, 7, EBX, 5),
-    (Iced::BMI2, 7, EBX, 8),
-    (Iced::INVPCID, 7, EBX, 10),
-    (Iced::RDSEED, 7, EBX, 18),
-    (Iced::ADX, 7, EBX, 19),
-    (Iced::SMAP, 7, EBX, 20),
-    (Iced::CLFLUSHOPT, 7, EBX, 23),
-    (Iced::CLWB, 7, EBX, 24),
-    (Iced::SHA, 7, EBX, 29),
-    (Iced::RDPID, 7, ECX, 22),
-    (Iced::LZCNT, 0x8000_0001, ECX, 5),
-    (Iced::SSE4A, 0x8000_0001, ECX, 6),
-    (Iced::SYSCALL, 0x8000_0001, EDX, 11),
-    (Iced::RDTSCP, 0x8000_0001, EDX, 27),
-    (Iced::WBNOINVD, 0x8000_0008, EBX, 9),
+const ANNOUNCED: &[(Iced, u32, Reg, u8)] = &[
+    (Iced::SSE3, 1, Reg::Ecx, 0),
+    (Iced::PCLMULQDQ, 1, Reg::Ecx, 1),
+    (Iced::MONITOR, 1, Reg::Ecx, 3),
+    (Iced::VMX, 1, Reg::Ecx, 5),
+    (Iced::SSSE3, 1, Reg::Ecx, 9),
+    (Iced::FMA, 1, Reg::Ecx, 12),
+    (Iced::CMPXCHG16B, 1, Reg::Ecx, 13),
+    (Iced::SSE4_1, 1, Reg::Ecx, 19),
+    (Iced::SSE4_2, 1, Reg::Ecx, 20),
+    (Iced::MOVBE, 1, Reg::Ecx, 22),
+    (Iced::POPCNT, 1, Reg::Ecx, 23),
+    (Iced::AES, 1, Reg::Ecx, 25),
+    (Iced::XSAVE, 1, Reg::Ecx, 26),
+    (Iced::AVX, 1, Reg::Ecx, 28),
+    (Iced::F16C, 1, Reg::Ecx, 29),
+    (Iced::RDRAND, 1, Reg::Ecx, 30),
+    (Iced::FPU, 1, Reg::Edx, 0),
+    (Iced::FPU287, 1, Reg::Edx, 0),
+    (Iced::FPU287XL_ONLY, 1, Reg::Edx, 0),
+    (Iced::FPU387, 1, Reg::Edx, 0),
+    (Iced::FPU387SL_ONLY, 1, Reg::Edx, 0),
+    (Iced::TSC, 1, Reg::Edx, 4),
+    (Iced::MSR, 1, Reg::Edx, 5),
+    (Iced::CX8, 1, Reg::Edx, 8),
+    (Iced::SEP, 1, Reg::Edx, 11),
+    (Iced::CMOV, 1, Reg::Edx, 15),
+    (Iced::CLFSH, 1, Reg::Edx, 19),
+    (Iced::MMX, 1, Reg::Edx, 23),
+    (Iced::FXSR, 1, Reg::Edx, 24),
+    (Iced::SSE, 1, Reg::Edx, 25),
+    (Iced::SSE2, 1, Reg::Edx, 26),
+    (Iced::FSGSBASE, 7, Reg::Ebx, 0),
+    (Iced::BMI1, 7, Reg::Ebx, 3),
+    (Iced::AVX2, 7, Reg::Ebx, 5),
+    (Iced::BMI2, 7, Reg::Ebx, 8),
+    (Iced::INVPCID, 7, Reg::Ebx, 10),
+    (Iced::RDSEED, 7, Reg::Ebx, 18),
+    (Iced::ADX, 7, Reg::Ebx, 19),
+    (Iced::SMAP, 7, Reg::Ebx, 20),
+    (Iced::CLFLUSHOPT, 7, Reg::Ebx, 23),
+    (Iced::CLWB, 7, Reg::Ebx, 24),
+    (Iced::SHA, 7, Reg::Ebx, 29),
+    (Iced::RDPID, 7, Reg::Ecx, 22),
+    (Iced::LZCNT, 0x8000_0001, Reg::Ecx, 5),
+    (Iced::SSE4A, 0x8000_0001, Reg::Ecx, 6),
+    (Iced::SYSCALL, 0x8000_0001, Reg::Edx, 11),
+    (Iced::RDTSCP, 0x8000_0001, Reg::Edx, 27),
+    (Iced::WBNOINVD, 0x8000_0008, Reg::Ebx, 9),
 ];
 
 /// What every processor with long mode has, and hints that do nothing where they mean nothing.
@@ -98,7 +85,7 @@ const ALWAYS: &[Iced] = &[
 impl Cpuid {
     /// With these answers.
     #[must_use]
-    pub fn new(leaves: Vec<Leaf>) -> Self {
+    pub fn new(leaves: Leaves) -> Self {
         Self { leaves }
     }
 
@@ -106,15 +93,15 @@ impl Cpuid {
     /// has answers of its own.
     #[must_use]
     pub fn implemented() -> Self {
-        let leaf = |leaf, subleaf, registers| Leaf {
+        let leaf = |leaf, subleaf, [eax, ebx, ecx, edx]: [u32; 4]| Leaf {
             leaf,
             subleaf,
-            registers,
+            regs: CpuidRegs { eax, ebx, ecx, edx },
         };
         // FPU is announced by every processor with long mode.
         let edx1 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 11 | 1 << 13 | 1 << 15;
         let ecx1 = 1 << 13 | 1 << 23 | 1 << 31;
-        Self::new(vec![
+        let leaves = [
             leaf(0, None, [7, 0x756e_6547, 0x6c65_746e, 0x4965_6e69]),
             leaf(1, None, [0x0005_0654, 0x800, ecx1, edx1 | 1 << 19]),
             leaf(7, Some(0), [0, 1 | 1 << 7 | 1 << 9 | 1 << 20, 0, 0]),
@@ -125,7 +112,8 @@ impl Cpuid {
                 [0, 0, 1, 1 << 11 | 1 << 20 | 1 << 26 | 1 << 27 | 1 << 29],
             ),
             leaf(0x8000_0008, None, [0x3029, 0, 0, 0]),
-        ])
+        ];
+        Self::new(leaves.into_iter().collect())
     }
 
     fn find(&self, leaf: u32, subleaf: u32) -> Option<&Leaf> {
@@ -134,11 +122,11 @@ impl Cpuid {
             .find(|one| one.leaf == leaf && one.subleaf.is_none_or(|sub| sub == subleaf))
     }
 
-    /// EAX, EBX, ECX, EDX for a question. Above the highest leaf the highest basic one answers
+    /// What a question is answered. Above the highest leaf the highest basic one answers
     /// (SDM vol. 2A, "CPUID").
     #[must_use]
-    pub fn answer(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
-        let most = |first: u32| self.find(first, 0).map_or(0, |one| one.registers[0]);
+    pub fn answer(&self, leaf: u32, subleaf: u32) -> CpuidRegs {
+        let most = |first: u32| self.find(first, 0).map_or(0, |one| one.regs.eax);
         let known = match leaf >> 16 {
             0 => leaf <= most(0),
             0x4000 | 0x8000 => leaf <= most(leaf & 0xffff_0000),
@@ -146,12 +134,7 @@ impl Cpuid {
         };
         let leaf = if known { leaf } else { most(0) };
         self.find(leaf, subleaf)
-            .map_or([0; 4], |found| found.registers)
-    }
-
-    fn bit(&self, leaf: u32, register: usize, bit: u32) -> bool {
-        self.find(leaf, 0)
-            .is_some_and(|found| found.registers[register] >> bit & 1 != 0)
+            .map_or_else(CpuidRegs::default, |found| found.regs)
     }
 
     /// Whether an instruction of this feature is there.
@@ -159,28 +142,27 @@ impl Cpuid {
     pub fn has(&self, feature: Iced) -> bool {
         ALWAYS.contains(&feature)
             || ANNOUNCED.iter().any(|(one, leaf, register, bit)| {
-                *one == feature && self.bit(*leaf, *register, *bit)
+                *one == feature && self.leaves.test(*leaf, 0, *register, *bit)
             })
     }
 
     /// 1 GiB pages.
     #[must_use]
     pub fn has_gigabyte_pages(&self) -> bool {
-        self.bit(0x8000_0001, EDX, 26)
+        self.leaves.test(0x8000_0001, 0, Reg::Edx, 26)
     }
 
     /// Bits of a guest-physical address; 36 where nothing is said.
     #[must_use]
     pub fn physical_bits(&self) -> u32 {
-        let bits = self.find(0x8000_0008, 0).map_or(36, |one| one.registers[0]);
+        let bits = self.find(0x8000_0008, 0).map_or(36, |one| one.regs.eax);
         (bits & 0xff).clamp(32, 52)
     }
 
     /// The vendor is AMD.
     #[must_use]
     pub fn is_amd(&self) -> bool {
-        self.find(0, 0)
-            .is_some_and(|one| one.registers[EBX] == 0x6874_7541)
+        self.leaves.get(0, 0).ebx == 0x6874_7541
     }
 
     /// CR4 bits that may be set.
@@ -191,18 +173,18 @@ impl Cpuid {
             CR4_PSE, CR4_PVI, CR4_SMAP, CR4_SMEP, CR4_TSD, CR4_VME,
         };
         let bits = [
-            (1, EDX, 1, CR4_VME | CR4_PVI),
-            (1, EDX, 4, CR4_TSD),
-            (1, EDX, 2, CR4_DE),
-            (1, EDX, 3, CR4_PSE),
-            (1, EDX, 6, CR4_PAE),
-            (1, EDX, 7, CR4_MCE),
-            (1, EDX, 13, CR4_PGE),
-            (1, EDX, 24, CR4_OSFXSR),
-            (1, EDX, 25, CR4_OSXMMEXCPT),
-            (7, EBX, 0, CR4_FSGSBASE),
-            (7, EBX, 7, CR4_SMEP),
-            (7, EBX, 20, CR4_SMAP),
+            (1, Reg::Edx, 1, CR4_VME | CR4_PVI),
+            (1, Reg::Edx, 4, CR4_TSD),
+            (1, Reg::Edx, 2, CR4_DE),
+            (1, Reg::Edx, 3, CR4_PSE),
+            (1, Reg::Edx, 6, CR4_PAE),
+            (1, Reg::Edx, 7, CR4_MCE),
+            (1, Reg::Edx, 13, CR4_PGE),
+            (1, Reg::Edx, 24, CR4_OSFXSR),
+            (1, Reg::Edx, 25, CR4_OSXMMEXCPT),
+            (7, Reg::Ebx, 0, CR4_FSGSBASE),
+            (7, Reg::Ebx, 7, CR4_SMEP),
+            (7, Reg::Ebx, 20, CR4_SMAP),
         ];
         // RDPMC is always there.
         self.announced(CR4_PCE, &bits)
@@ -213,17 +195,17 @@ impl Cpuid {
     pub fn efer_mask(&self) -> u64 {
         use crate::state::{EFER_LME, EFER_NXE, EFER_SCE};
         let bits = [
-            (0x8000_0001, EDX, 11, EFER_SCE),
-            (0x8000_0001, EDX, 20, EFER_NXE),
-            (0x8000_0001, EDX, 29, EFER_LME),
+            (0x8000_0001, Reg::Edx, 11, EFER_SCE),
+            (0x8000_0001, Reg::Edx, 20, EFER_NXE),
+            (0x8000_0001, Reg::Edx, 29, EFER_LME),
         ];
         self.announced(0, &bits)
     }
 
     /// `always`, and the bits of a control register whose features are announced.
-    fn announced(&self, always: u64, bits: &[(u32, usize, u32, u64)]) -> u64 {
+    fn announced(&self, always: u64, bits: &[(u32, Reg, u8, u64)]) -> u64 {
         bits.iter()
-            .filter(|(leaf, register, bit, _)| self.bit(*leaf, *register, *bit))
+            .filter(|(leaf, register, bit, _)| self.leaves.test(*leaf, 0, *register, *bit))
             .fold(always, |mask, (.., control)| mask | control)
     }
 }

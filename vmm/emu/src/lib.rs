@@ -30,7 +30,7 @@ mod sys;
 mod tlb;
 
 pub use cpu::{Cpu, Ring};
-pub use cpuid::{Cpuid, Leaf};
+pub use cpuid::Cpuid;
 pub use events::EventTotals;
 pub use flags::Flags;
 pub use insn::is_known;

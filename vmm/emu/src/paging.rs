@@ -126,11 +126,6 @@ impl Mapped {
     }
 }
 
-/// Whether a linear address is canonical, with 48 bits.
-pub(crate) fn is_canonical(linear: u64) -> bool {
-    (linear.cast_signed() << 16 >> 16).cast_unsigned() == linear
-}
-
 /// Walks the tables for an access; A and D are set by [`Mapped::mark`]. An error is #PF's error
 /// code.
 pub(crate) fn walk(ram: &Ram, rules: &Rules, linear: u64, set: Set) -> Result<Mapped, u32> {

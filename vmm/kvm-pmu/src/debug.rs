@@ -14,7 +14,7 @@ use crate::time;
 use crate::trap::{
     DR6_BS, DR6_SLOTS, GuestBreakpoints, Placement, RFLAGS_RF, RFLAGS_TF, merge_dr6,
 };
-use crate::vcpu::VcpuAccess;
+use crate::vcpu::KvmVcpu;
 
 const DB_VECTOR: u32 = 1;
 
@@ -183,11 +183,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
-    pub(crate) fn watch(
-        &mut self,
-        vcpu: VcpuAccess<'_>,
-        addresses: &[u64],
-    ) -> Result<(), VcpuError> {
+    pub(crate) fn watch(&mut self, vcpu: &KvmVcpu, addresses: &[u64]) -> Result<(), VcpuError> {
         let same = self.wanted == addresses;
         self.want(addresses);
         if !self.is_active() {
@@ -218,7 +214,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
-    pub(crate) fn refresh_guest(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
+    pub(crate) fn refresh_guest(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
         self.seen = time::now();
         let mut guest = GuestBreakpoints::from(&vcpu.get_debug_regs()?);
         if self.quirks.serves_execution {
@@ -255,7 +251,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// The error of `KVM_GET_DEBUGREGS`.
-    pub(crate) fn refresh_stale(&mut self, vcpu: VcpuAccess<'_>) -> Result<bool, VcpuError> {
+    pub(crate) fn refresh_stale(&mut self, vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
         let stale = time::now() - self.seen >= self.fresh_for;
         if stale || self.unplaced() > 0 {
             self.refresh_guest(vcpu)?;
@@ -291,7 +287,7 @@ impl DebugControl {
     /// # Errors
     /// The error of `KVM_SET_GUEST_DEBUG`.
     #[inline(never)]
-    pub(crate) fn apply(&mut self, vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
+    pub(crate) fn apply(&mut self, vcpu: &KvmVcpu) -> Result<(), VcpuError> {
         let lifted = self.lift != Lift::None;
         let placement = self.in_force();
         let stepping = self.step || lifted;
@@ -342,7 +338,7 @@ impl DebugControl {
     /// An ioctl on the debug or general registers failed.
     pub(crate) fn on_exit(
         &mut self,
-        vcpu: VcpuAccess<'_>,
+        vcpu: &KvmVcpu,
         exit: &DebugExit,
     ) -> Result<DebugEvent, VcpuError> {
         if self.is_plainly_ours(exit) {
@@ -408,7 +404,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// An ioctl on the debug registers failed.
-    pub(crate) fn hand_back(&mut self, vcpu: VcpuAccess<'_>, cause: u64) -> Result<(), VcpuError> {
+    pub(crate) fn hand_back(&mut self, vcpu: &KvmVcpu, cause: u64) -> Result<(), VcpuError> {
         let mut regs = vcpu.get_debug_regs()?;
         let queued = if self.inject { regs.dr6 & DR6_SLOTS } else { 0 };
         regs.dr6 = merge_dr6(regs.dr6, cause | queued);
@@ -421,7 +417,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// An ioctl on the debug or general registers failed.
-    pub(crate) fn go_on(&mut self, vcpu: VcpuAccess<'_>, onward: Onward) -> Result<(), VcpuError> {
+    pub(crate) fn go_on(&mut self, vcpu: &KvmVcpu, onward: Onward) -> Result<(), VcpuError> {
         match onward {
             Onward::Run => Ok(()),
             Onward::Trap => self.hand_back(vcpu, DR6_BS),
@@ -434,7 +430,7 @@ impl DebugControl {
     ///
     /// # Errors
     /// An ioctl on the general registers failed.
-    pub(crate) fn pass(&mut self, vcpu: VcpuAccess<'_>, address: u64) -> Result<(), VcpuError> {
+    pub(crate) fn pass(&mut self, vcpu: &KvmVcpu, address: u64) -> Result<(), VcpuError> {
         if self.quirks.rf_ignored {
             self.lift = Lift::Ours(address);
             return Ok(());
@@ -448,7 +444,7 @@ impl DebugControl {
 /// Takes back an exception that waits for delivery, for which KVM refuses to
 /// inject another. The #DB trap of the instruction before comes first (SDM vol.
 /// 3A, table 7-2), and the fault comes again when its own is executed again.
-fn withdraw_fault(vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
+fn withdraw_fault(vcpu: &KvmVcpu) -> Result<(), VcpuError> {
     let mut events = vcpu.get_vcpu_events()?;
     events.flags &= KVM_VCPUEVENT_VALID_SHADOW;
     events.exception = Default::default();
@@ -456,7 +452,7 @@ fn withdraw_fault(vcpu: VcpuAccess<'_>) -> Result<(), VcpuError> {
 }
 
 /// A KVM that still will not inject drops the #DB; the breakpoints stand.
-fn request_again(vcpu: VcpuAccess<'_>, mut request: kvm_guest_debug) -> Result<(), VcpuError> {
+fn request_again(vcpu: &KvmVcpu, mut request: kvm_guest_debug) -> Result<(), VcpuError> {
     match vcpu.set_guest_debug(&request) {
         Err(error) if error.is_busy() => {
             log::debug!("{}: a #DB of the guest's was lost: {error}", vcpu.id());
@@ -471,7 +467,7 @@ fn request_again(vcpu: VcpuAccess<'_>, mut request: kvm_guest_debug) -> Result<(
 /// handler on processors without virtual NMIs it steps over the handler's IRET,
 /// and while #DB is ours the trap comes to us. It has restored the guest's TF by
 /// then, and the NMI that it waits to inject is still pending.
-fn is_nmi_window(vcpu: VcpuAccess<'_>) -> Result<bool, VcpuError> {
+fn is_nmi_window(vcpu: &KvmVcpu) -> Result<bool, VcpuError> {
     if vcpu.get_regs()?.rflags & RFLAGS_TF != 0 {
         return Ok(false);
     }

@@ -16,7 +16,7 @@ use crate::sys::KickTarget;
 use crate::thread::earliest;
 use crate::time;
 use crate::trap::{CpuContext, Displaced, GP_VECTOR, Gate, PatchRefusal, patch_site};
-use crate::vcpu::VcpuAccess;
+use crate::vcpu::KvmVcpu;
 use crate::vm_traps::{TrapMode, VcpuTraps, VmTraps};
 
 pub(crate) use stop::{Onward, OutStop};
@@ -192,7 +192,7 @@ impl GpWatch {
     /// here; a breakpoint is for the caller to set, who has the debug registers.
     pub(crate) fn arm(
         &mut self,
-        vcpu: VcpuAccess<'_>,
+        vcpu: &KvmVcpu,
         memory: &dyn GuestBytes,
         look: Look,
     ) -> Result<Looked, VcpuError> {

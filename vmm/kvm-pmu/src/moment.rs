@@ -13,7 +13,7 @@ use crate::memory::{GuestBytes, OutOfReach};
 use crate::observe::TrapObserver;
 use crate::time;
 use crate::trap::{CpuContext, Executed, Implicit, RFLAGS_TF, cpl};
-use crate::vcpu::VcpuAccess;
+use crate::vcpu::KvmVcpu;
 
 /// What an instruction found before it was executed.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ pub(crate) struct Around<'a> {
 
 /// A stopped vCPU.
 pub(crate) struct StoppedVcpu<'a> {
-    vcpu: VcpuAccess<'a>,
+    vcpu: &'a KvmVcpu,
     memory: &'a dyn GuestBytes,
     sight: Sight<'a>,
     /// `None`: contexts of tools are not sampled now.
@@ -127,7 +127,7 @@ pub(crate) struct StoppedVcpu<'a> {
 impl<'a> StoppedVcpu<'a> {
     /// One that stands where it was found.
     pub(crate) fn standing(
-        vcpu: VcpuAccess<'a>,
+        vcpu: &'a KvmVcpu,
         memory: &'a dyn GuestBytes,
         instruction: SampledInstruction,
         around: Around<'a>,
@@ -144,7 +144,7 @@ impl<'a> StoppedVcpu<'a> {
     /// One behind an instruction of a step. There may be more to tell of the same step, so
     /// contexts of tools are sampled when it is over.
     pub(crate) fn stepped(
-        vcpu: VcpuAccess<'a>,
+        vcpu: &'a KvmVcpu,
         memory: &'a dyn GuestBytes,
         stepped: Stepped<'a>,
     ) -> Self {
@@ -158,7 +158,7 @@ impl<'a> StoppedVcpu<'a> {
     }
 
     /// One of which contexts of tools are told alone.
-    pub(crate) fn for_tools(vcpu: VcpuAccess<'a>, around: Around<'a>) -> Self {
+    pub(crate) fn for_tools(vcpu: &'a KvmVcpu, around: Around<'a>) -> Self {
         Self {
             vcpu,
             memory: &OutOfReach,

@@ -6,7 +6,7 @@ use kvm_ioctls::VmFd;
 use pmu_virt::{Lvtpc, PmiDelivery, PmiRoute, Vendor};
 
 use crate::error::{PmiError, VcpuError};
-use crate::vcpu::VcpuAccess;
+use crate::vcpu::KvmVcpu;
 
 const APIC_ID: usize = 0x20;
 const APIC_SVR: usize = 0xf0;
@@ -31,7 +31,7 @@ pub(crate) struct ApicPmi {
 }
 
 /// Sends a fixed interrupt to `vcpu` itself; false if its local APIC takes none.
-pub(crate) fn interrupt(vcpu: VcpuAccess<'_>, vm: &VmFd, vector: u8) -> Result<bool, PmiError> {
+pub(crate) fn interrupt(vcpu: &KvmVcpu, vm: &VmFd, vector: u8) -> Result<bool, PmiError> {
     let Some(ApicPmi { id, .. }) = ApicPmi::read(vcpu)? else {
         return Ok(false);
     };
@@ -74,7 +74,7 @@ pub(crate) fn is_x2apic(sregs: &kvm_sregs) -> bool {
 
 /// Sends what an entry of the extended vector table says, which let it through: bits 10:8
 /// have the delivery mode, bits 7:0 the vector. Modes that carry nothing here send nothing.
-pub(crate) fn send_extended(vcpu: VcpuAccess<'_>, vm: &VmFd, vector: u32) -> Result<(), PmiError> {
+pub(crate) fn send_extended(vcpu: &KvmVcpu, vm: &VmFd, vector: u32) -> Result<(), PmiError> {
     let Some(ApicPmi { id, .. }) = ApicPmi::read(vcpu)? else {
         return Ok(());
     };
@@ -88,7 +88,7 @@ pub(crate) fn send_extended(vcpu: VcpuAccess<'_>, vm: &VmFd, vector: u32) -> Res
 /// Sends an NMI to `vcpu` itself. A message is an ioctl of the VM's, and spares KVM
 /// loading the vCPU's state and storing it again, which takes longer than the rest;
 /// it serves as long as the guest has left the vCPU its APIC ID.
-fn nmi(vcpu: VcpuAccess<'_>, vm: &VmFd, apic_id: u32) -> Result<(), PmiError> {
+fn nmi(vcpu: &KvmVcpu, vm: &VmFd, apic_id: u32) -> Result<(), PmiError> {
     if apic_id == u32::from(vcpu.id().0) && message(vm, apic_id, DELIVER_NMI)? {
         return Ok(());
     }
@@ -97,7 +97,7 @@ fn nmi(vcpu: VcpuAccess<'_>, vm: &VmFd, apic_id: u32) -> Result<(), PmiError> {
 
 impl ApicPmi {
     /// Reads it; `None` where the APIC is switched off.
-    pub(crate) fn read(vcpu: VcpuAccess<'_>) -> Result<Option<Self>, VcpuError> {
+    pub(crate) fn read(vcpu: &KvmVcpu) -> Result<Option<Self>, VcpuError> {
         let base = vcpu.get_sregs()?.apic_base;
         if base & APIC_BASE_ENABLED == 0 {
             return Ok(None);
@@ -118,7 +118,7 @@ impl ApicPmi {
     /// `docs/internals/pmi.md` says so.
     pub(crate) fn send(
         self,
-        vcpu: VcpuAccess<'_>,
+        vcpu: &KvmVcpu,
         vm: &VmFd,
         vendor: Vendor,
     ) -> Result<PmiDelivery, PmiError> {
@@ -145,7 +145,7 @@ impl ApicPmi {
 
 /// Sets the mask bit in LVTPC as it is now, which may not be what it was at the overflow.
 /// False if KVM refuses.
-fn mask_now(vcpu: VcpuAccess<'_>, vendor: Vendor) -> Result<bool, VcpuError> {
+fn mask_now(vcpu: &KvmVcpu, vendor: Vendor) -> Result<bool, VcpuError> {
     let Some(now) = vcpu.read_msr(X2APIC_LVTPC)? else {
         return Ok(false);
     };

@@ -12,7 +12,7 @@ use crate::trap::{
     CpuContext, Executed, RFLAGS_IF, RFLAGS_TF, StepInputs, StepResult, StepStop, Stepper,
     TfRepair, cpl,
 };
-use crate::vcpu::VcpuAccess;
+use crate::vcpu::KvmVcpu;
 
 const SYSENTER_EIP: u32 = 0x176;
 const STAR: u32 = 0xc000_0081;
@@ -53,7 +53,7 @@ struct Stopped<'a> {
 }
 
 impl<'a> Stopped<'a> {
-    fn read(kvm: VcpuAccess<'_>, memory: &'a dyn GuestBytes) -> Result<Self, VcpuError> {
+    fn read(kvm: &KvmVcpu, memory: &'a dyn GuestBytes) -> Result<Self, VcpuError> {
         Ok(Self {
             regs: kvm.get_regs()?,
             sregs: kvm.get_sregs()?,
@@ -105,7 +105,7 @@ impl StepDriver {
     #[inline(never)]
     pub(crate) fn before_entry(
         &mut self,
-        kvm: VcpuAccess<'_>,
+        kvm: &KvmVcpu,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
@@ -136,7 +136,7 @@ impl StepDriver {
         Ok(false)
     }
 
-    fn end(&mut self, kvm: VcpuAccess<'_>, debug: &mut DebugControl) -> Result<(), VcpuError> {
+    fn end(&mut self, kvm: &KvmVcpu, debug: &mut DebugControl) -> Result<(), VcpuError> {
         debug.want_step(false, false);
         debug.want(&[]);
         if self.stepper.end() {
@@ -152,7 +152,7 @@ impl StepDriver {
     /// False if the guest's present ring cannot be stepped.
     fn plan(
         &mut self,
-        kvm: VcpuAccess<'_>,
+        kvm: &KvmVcpu,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
@@ -206,7 +206,7 @@ impl StepDriver {
     /// Takes in a stop, and hides our TF from what the guest saved.
     pub(crate) fn stopped(
         &mut self,
-        kvm: VcpuAccess<'_>,
+        kvm: &KvmVcpu,
         memory: &dyn GuestBytes,
         debug: &mut DebugControl,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
@@ -240,7 +240,7 @@ impl StepDriver {
     /// guest's own behind the instructions.
     fn report(
         &mut self,
-        kvm: VcpuAccess<'_>,
+        kvm: &KvmVcpu,
         memory: &dyn GuestBytes,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
         result: StepResult,
@@ -270,7 +270,7 @@ impl StepDriver {
     /// Takes the samples that fell due with an instruction.
     fn sample(
         &mut self,
-        kvm: VcpuAccess<'_>,
+        kvm: &KvmVcpu,
         memory: &dyn GuestBytes,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
         seen: Seen,
@@ -305,7 +305,7 @@ impl StepDriver {
     /// in what was executed before an RDPMC, and clears our TF in the frame.
     pub(crate) fn at_gp_handler(
         &mut self,
-        kvm: VcpuAccess<'_>,
+        kvm: &KvmVcpu,
         memory: &dyn GuestBytes,
         pmu: (&mut VcpuPmu, &mut CorePmu),
         gate: &crate::trap::Gate,
@@ -327,7 +327,7 @@ impl StepDriver {
     /// An RDPMC was emulated, and the guest stands behind it.
     pub(crate) fn emulated_rdpmc(
         &mut self,
-        kvm: VcpuAccess<'_>,
+        kvm: &KvmVcpu,
         memory: &dyn GuestBytes,
         ring: Ring,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
@@ -369,7 +369,7 @@ struct Seen {
     interrupted: Option<(u64, u64)>,
 }
 
-fn hide_tf(kvm: VcpuAccess<'_>, stopped: &Stopped<'_>, repair: TfRepair) -> Result<(), VcpuError> {
+fn hide_tf(kvm: &KvmVcpu, stopped: &Stopped<'_>, repair: TfRepair) -> Result<(), VcpuError> {
     match repair {
         TfRepair::Memory(at) => {
             let context = stopped.context();
@@ -389,7 +389,7 @@ fn hide_tf(kvm: VcpuAccess<'_>, stopped: &Stopped<'_>, repair: TfRepair) -> Resu
 }
 
 fn inputs(
-    kvm: VcpuAccess<'_>,
+    kvm: &KvmVcpu,
     context: &CpuContext<'_>,
     debug: &DebugControl,
     events: &kvm_vcpu_events,
@@ -418,7 +418,7 @@ fn syscall_entry(context: &CpuContext<'_>) -> (u32, u64) {
 
 /// The vector that the guest would take at its next instruction boundary.
 fn deliverable(
-    kvm: VcpuAccess<'_>,
+    kvm: &KvmVcpu,
     regs: &kvm_regs,
     events: &kvm_vcpu_events,
 ) -> Result<Option<u8>, VcpuError> {

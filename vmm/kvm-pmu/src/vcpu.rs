@@ -65,9 +65,6 @@ pub struct KvmVcpu {
     tsc: GuestTsc,
 }
 
-/// A stopped vCPU, as those see it that read and set its registers.
-pub(crate) type VcpuAccess<'a> = &'a KvmVcpu;
-
 impl KvmVcpu {
     /// vCPU `id` of `vm`, whose descriptor is `fd`.
     ///

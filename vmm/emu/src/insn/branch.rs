@@ -1,9 +1,10 @@
 //! Near branches of 64-bit code. RIP is at the next instruction when one begins.
 
+use instruction_facts::is_canonical;
+
 use super::core::{Core, Exec};
 use super::operand::{RI, RR};
 use crate::op::Op;
-use crate::paging::is_canonical;
 use crate::state::RSP;
 
 pub(super) fn jcc<const C: u8>(core: &mut Core, op: &Op) -> Exec {

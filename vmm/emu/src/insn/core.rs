@@ -1,6 +1,7 @@
 //! What instructions work on: registers and memory, and how they end.
 
 use iced_x86::Instruction;
+use instruction_facts::is_canonical;
 
 use crate::code::CodePages;
 use crate::cpuid::Cpuid;
@@ -8,7 +9,7 @@ use instruction_facts::EventClass;
 
 use crate::events::LANES;
 use crate::op::Op;
-use crate::paging::{Rules, is_canonical, walk};
+use crate::paging::{Rules, walk};
 use crate::state::{AC, BLOCK, CR0_AM, CR4_SMAP, RSP, STACK, Seg, Segment, State};
 use crate::stop::{Answer, Missing, Stop};
 use crate::sys::ram::{Ram, Scalar};

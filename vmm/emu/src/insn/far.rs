@@ -1,11 +1,11 @@
 //! Far jumps, calls and returns, and IRET.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind};
+use instruction_facts::is_canonical;
 
 use super::core::{Core, Exec, Trap, Width};
 use super::operand::{below, by_width, drop_stack, linear, peek, set_stack};
 use super::segment::{self, Descriptor, is_real, stack};
-use crate::paging::is_canonical;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Segment, TF, VM};
 use crate::stop::Missing;
 

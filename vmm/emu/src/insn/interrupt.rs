@@ -1,9 +1,10 @@
 //! Exceptions and interrupts (SDM vol. 3A, chapter 6).
 
+use instruction_facts::is_canonical;
+
 use super::core::{Core, Exec, Fault, Trap, Width};
 use super::segment::{self, null_stack};
 use crate::events::DELIVERIES;
-use crate::paging::is_canonical;
 use crate::state::{DR7_GD, IF, NT, RF, Seg, TF, VM};
 use crate::stop::Missing;
 

@@ -2,6 +2,7 @@
 //! 32 bits.
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+use instruction_facts::is_canonical;
 
 use super::core::{Core, Exec, Trap, Width};
 use super::kinds::{binary_of, is_cmovcc, is_hint, is_setcc, shift_of};
@@ -12,7 +13,6 @@ use super::operand::{
 use super::{alu, bits as bit, far, legacy, muldiv, segment, shift, strings, system};
 use crate::flags::{CF, Flags, STATUS};
 use crate::op::Op;
-use crate::paging::is_canonical;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Shadow, TF, VM};
 use crate::stop::Missing;
 

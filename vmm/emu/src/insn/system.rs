@@ -1,6 +1,7 @@
 //! Instructions of the system: control registers, MSRs, tables, system calls, ports.
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+use instruction_facts::is_canonical;
 
 use super::core::{Core, Exec, Stepping, Trap, Width};
 use super::far;
@@ -10,7 +11,6 @@ use super::operand::{
 };
 use super::segment::{self, is_real};
 use crate::flags::{Flags, ZF};
-use crate::paging::is_canonical;
 use crate::state::{
     AC, CR0_AM, CR0_EM, CR0_ET, CR0_MP, CR0_NE, CR0_PE, CR0_PG, CR0_TS, CR0_WP, CR4_DE,
     CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD, EFER_LMA,
@@ -182,8 +182,13 @@ fn read_time(core: &mut Core) {
 }
 
 fn cpuid(core: &mut Core) -> Exec {
-    let [eax, ebx, ecx, edx] = core.cpuid.answer(core.reg::<u32>(0), core.reg::<u32>(1));
-    for (number, value) in [(0, eax), (3, ebx), (1, ecx), (2, edx)] {
+    let answer = core.cpuid.answer(core.reg::<u32>(0), core.reg::<u32>(1));
+    for (number, value) in [
+        (0, answer.eax),
+        (3, answer.ebx),
+        (1, answer.ecx),
+        (2, answer.edx),
+    ] {
         core.set_reg(number, value);
     }
     Ok(())

@@ -12,7 +12,7 @@ use crate::trap::{
     CpuContext, Displaced, GP_VECTOR, Gate, GateKind, LONGEST, OUT_SIZE, RFLAGS_TF, Rdpmc,
     RdpmcTrap, Return, inspect,
 };
-use crate::vcpu::VcpuAccess;
+use crate::vcpu::KvmVcpu;
 
 /// How a vCPU goes on that stopped at its #GP handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl GpWatch {
     /// frame popped, anything else goes on to the handler.
     pub(crate) fn on_breakpoint(
         &self,
-        vcpu: VcpuAccess<'_>,
+        vcpu: &KvmVcpu,
         memory: &dyn GuestBytes,
         pmu: (&mut VcpuPmu, &mut CorePmu),
     ) -> Result<(TrapEvent, Onward), VcpuError> {
@@ -72,7 +72,7 @@ impl GpWatch {
     #[inline(never)]
     pub(crate) fn at_out(
         &self,
-        vcpu: VcpuAccess<'_>,
+        vcpu: &KvmVcpu,
         memory: &dyn GuestBytes,
         port: u16,
     ) -> Result<Option<OutStop>, VcpuError> {
@@ -120,7 +120,7 @@ impl GpWatch {
     /// instruction that the OUT stands in for. A KVM that stops at the OUT moves RIP
     /// behind it at the next entry if RIP is there still, so it never is.
     pub(crate) fn on_out(
-        vcpu: VcpuAccess<'_>,
+        vcpu: &KvmVcpu,
         memory: &dyn GuestBytes,
         stop: OutStop,
         pmu: Option<(&mut VcpuPmu, &mut CorePmu)>,
@@ -192,7 +192,7 @@ fn completed(context: &CpuContext<'_>, rdpmc: &Rdpmc, outcome: ReadOutcome) -> O
 
 /// Has the vCPU go on behind the RDPMC; `None` if the guest has prepared segments that KVM
 /// does not take.
-fn resume(vcpu: VcpuAccess<'_>, after: &Return) -> Result<Option<Onward>, VcpuError> {
+fn resume(vcpu: &KvmVcpu, after: &Return) -> Result<Option<Onward>, VcpuError> {
     match after.sregs.as_ref().map(|sregs| vcpu.set_sregs(sregs)) {
         Some(Err(error)) if error.is_invalid() => return Ok(None),
         Some(result) => result?,
