@@ -67,6 +67,7 @@ impl Tenancy {
     }
 
     /// What was decided counters count by from now on.
+    #[cold]
     pub(super) fn renew_terms(&mut self) {
         let terms = self.claims.terms(self.counting.tally().model());
         self.counting.tally_mut().set_terms(terms);
@@ -108,9 +109,14 @@ impl Tenancy {
     #[inline]
     pub(super) fn tell_owners(&mut self) {
         if self.counting.tally().losses().has_untold() {
-            for counter in self.counting.tally_mut().losses_mut().take_untold() {
-                self.claims.act(|unit, cx| unit.note_unbacked(counter, cx));
-            }
+            self.tell_losses();
+        }
+    }
+
+    #[cold]
+    fn tell_losses(&mut self) {
+        for counter in self.counting.tally_mut().losses_mut().take_untold() {
+            self.claims.act(|unit, cx| unit.note_unbacked(counter, cx));
         }
     }
 
