@@ -2,6 +2,8 @@
 
 mod clock;
 mod combined;
+mod emu;
+mod instructions;
 pub mod msr;
 mod open;
 mod patience;
@@ -13,6 +15,7 @@ mod step;
 
 pub use clock::ClockBackend;
 pub use combined::CombinedBackend;
+pub use emu::{EmuBackend, EmuCycles};
 pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
 pub use open::{BackendEnv, BackendError, BackendSummary, backend_names};
 pub use sim::{RateError, RateProblem, RateTable, SimBackend, SimClocks};
@@ -124,6 +127,15 @@ pub trait CounterBackend: Send + Debug {
     /// [`Progress::Entered`]: an armed overflow, the last of several that may wait, or a
     /// sample of the ring.
     fn deadline(&self) -> Option<Tsc>;
+
+    /// Ticks for which a processor in software may go on before an armed overflow of a running
+    /// slot can come, at least 1; none while nothing is armed. An instruction takes one or
+    /// more of them, and so does a delivery. Who goes no further at once, and tells
+    /// ([`Progress::Executed`]), stops behind the very instruction that completes an overflow.
+    /// A source that is told no such sums has nothing to say.
+    fn horizon(&self) -> Option<u64> {
+        None
+    }
 
     /// Whether a running slot needs the ring in [`Progress::Left`].
     fn needs_ring(&self) -> bool {

@@ -9,7 +9,7 @@ mod drivers;
 #[allow(unsafe_code)]
 mod sys;
 
-pub use drivers::{ClockDriver, PerfDriver, SimDriver, StepDriver};
+pub use drivers::{ClockDriver, EmuDriver, PerfDriver, SimDriver, StepDriver};
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -46,6 +46,19 @@ pub trait Driver {
     /// Enters the guest, asks `backend` for its deadline, and leaves again
     /// with no event in between.
     fn deadline(&mut self, backend: &mut dyn CounterBackend) -> Asked;
+
+    /// Lets so many instructions be executed in `ring` at once, each of which makes as many
+    /// events happen as one can; returns how many that is. `None` from a driver whose events
+    /// no processor in software makes happen, which does nothing.
+    fn execute(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        instructions: u64,
+    ) -> Option<u64> {
+        let _ = (backend, ring, instructions);
+        None
+    }
 }
 
 /// What became of asking a backend for its deadline.
@@ -94,6 +107,10 @@ pub enum Clause {
     /// A deadline is given while an overflow is armed at a running slot, and
     /// none while nothing is armed.
     DeadlineIsGiven,
+    /// A horizon is given while an overflow is armed at a running slot, and none while
+    /// nothing is armed. Who executes no further at once finds the overflow behind the very
+    /// instruction that completes it, and gets there in few steps.
+    HorizonIsKept,
     /// What cannot be counted is refused, and its slot has no count.
     UnavailableIsNoZero,
     /// A slot that is not programmed has no count, and calls at it do nothing.
@@ -121,6 +138,7 @@ impl fmt::Display for Clause {
             Clause::OverflowIsNotEarly => "an overflow is not told early",
             Clause::DisarmedIsSilent => "a disarmed overflow is silent",
             Clause::DeadlineIsGiven => "a deadline is given when one is needed",
+            Clause::HorizonIsKept => "no overflow comes before the horizon",
             Clause::UnavailableIsNoZero => "what is unavailable is not zero",
             Clause::UnprogrammedIsNoZero => "an unprogrammed slot is not zero",
             Clause::ProvenanceAgrees => "the provenance is the same everywhere",

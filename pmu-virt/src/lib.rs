@@ -8,7 +8,7 @@
 //!   count on them too. Its thread owns it, and lends it to each operation of the
 //!   vCPU that runs there. The registers of a vCPU that is switched out can change;
 //!   its counters do not.
-//! - [`CounterBackend`] counts: [`ClockBackend`], [`StepBackend`], [`SimBackend`],
+//! - [`CounterBackend`] counts: [`ClockBackend`], [`StepBackend`], [`EmuBackend`], [`SimBackend`],
 //!   the host's kernel ([`perf`]), the processor's registers ([`msr`]);
 //!   [`contract`] is the suite that every backend has to pass.
 //! - [`perfmon`] attaches contexts of host tools to vCPUs and cores, and decides
@@ -50,8 +50,9 @@ pub use backend::msr;
 pub use backend::perf;
 pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CountPlan,
-    CounterBackend, HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport, RateError,
-    RateProblem, RateTable, SimBackend, SimClocks, Source, Sources, StepBackend, backend_names,
+    CounterBackend, EmuBackend, EmuCycles, HostCpuid, MsrBackend, MsrDevice, MsrOptions,
+    MsrRefusal, MsrReport, RateError, RateProblem, RateTable, SimBackend, SimClocks, Source,
+    Sources, StepBackend, backend_names,
 };
 pub use core_pmu::CorePmu;
 pub use filter::{EventFilter, EventFilters, EventProfile, FilterError};
@@ -64,12 +65,12 @@ pub use pmu_model::cpuid;
 pub use pmu_model::ibs;
 pub use pmu_model::ibs::IbsSample;
 pub use pmu_model::{
-    AssignError, Constraint, CountRequest, CpuidRegs, EventCode, EventFamily, FixedFunction,
-    IbsKind, IbsRegister, KnownEvent, LossReason, MathUnit, ModelError, ModelSummary, MsrIndex,
-    Nanos, OwnerId, Pebs, PebsFormat, PebsPrecision, PmuCpuid, PmuModel, Progress, Provenance,
-    Reading, Register, RegisterKind, RegisterRow, Reserved, Retirement, Ring, SlotIndex, SlotSet,
-    SoftwareEvent, Ticks, Tsc, Unavailable, UnavailableReason, Vendor, WriteForm, WriteRule,
-    accounting_leaves, all_pmu_msr_ranges,
+    AssignError, Constraint, CountRequest, CpuidRegs, EventClass, EventCode, EventFamily,
+    EventTotals, FixedFunction, IbsKind, IbsRegister, KnownEvent, LossReason, MathUnit, ModelError,
+    ModelSummary, MsrIndex, Nanos, OwnerId, Pebs, PebsFormat, PebsPrecision, PmuCpuid, PmuModel,
+    Progress, Provenance, Reading, Register, RegisterKind, RegisterRow, Reserved, Retirement, Ring,
+    SlotIndex, SlotSet, SoftwareEvent, Ticks, Tsc, Unavailable, UnavailableReason, Vendor,
+    WriteForm, WriteRule, accounting_leaves, all_pmu_msr_ranges,
 };
 pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{PmuState, StateError};

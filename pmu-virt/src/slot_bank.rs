@@ -192,6 +192,11 @@ impl SlotBank {
         self.backend.deadline()
     }
 
+    #[inline]
+    pub(crate) fn horizon(&self) -> Option<u64> {
+        self.backend.horizon()
+    }
+
     /// Whether anything counts while the attached vCPU runs.
     pub(crate) fn is_counting(&self) -> bool {
         self.marks.is_any_running()

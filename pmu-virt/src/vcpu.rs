@@ -289,6 +289,15 @@ impl VcpuPmu {
             .min()
     }
 
+    /// Ticks for which a processor in software may go on before an overflow can come
+    /// ([`CounterBackend::horizon`](crate::CounterBackend::horizon)); none if nothing is armed
+    /// that its instructions complete. Each call of this PMU may change it.
+    #[inline]
+    #[must_use]
+    pub fn horizon(&self, core: &CorePmu) -> Option<u64> {
+        self.is_on(core).then(|| core.bank().horizon()).flatten()
+    }
+
     /// The model that the guest sees.
     #[inline]
     #[must_use]

@@ -1,9 +1,12 @@
 //! The contract suite: every backend keeps it, every wrong one is caught.
 
-use pmu_virt::contract::{self, Asked, Clause, ClockDriver, Driver, SimDriver, StepDriver};
+use pmu_virt::contract::{
+    self, Asked, Clause, ClockDriver, Driver, EmuDriver, SimDriver, StepDriver,
+};
 use pmu_virt::{
-    ClockBackend, CombinedBackend, Constraint, CountPlan, CountRequest, CounterBackend, Progress,
-    Provenance, Reading, Ring, SlotIndex, SlotSet, StepBackend, Ticks, Tsc, Unavailable,
+    ClockBackend, CombinedBackend, Constraint, CountPlan, CountRequest, CounterBackend, EmuBackend,
+    EmuCycles, EventClass, EventTotals, Progress, Provenance, Reading, Ring, SlotIndex, SlotSet,
+    StepBackend, Ticks, Tsc, Unavailable,
 };
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -29,6 +32,26 @@ fn clock_keeps_the_contract() {
 #[test]
 fn step_keeps_the_contract() {
     let violations = broken(|| Box::new(StepBackend::new()), StepDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+/// Who sees one instruction at a time and who sees many count alike.
+#[test]
+fn emu_keeps_the_contract() {
+    let emu = || -> Box<dyn CounterBackend> { Box::new(EmuBackend::new(EmuCycles::Unavailable)) };
+    let violations = broken(emu, EmuDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+    let violations = broken(emu, StepDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+    let violations = broken(|| Box::new(StepBackend::new()), EmuDriver::default());
+    assert!(violations.is_empty(), "{violations:#?}");
+    let beside = || -> Box<dyn CounterBackend> {
+        Box::new(CombinedBackend::new(vec![
+            Box::new(EmuBackend::new(EmuCycles::Simulated)),
+            Box::new(SimDriver::backend()),
+        ]))
+    };
+    let violations = broken(beside, EmuDriver::default());
     assert!(violations.is_empty(), "{violations:#?}");
 }
 
@@ -99,23 +122,30 @@ enum Fault {
     ClaimsTooMuch,
     ChangesLabel,
     PausesOnlyOne,
+    CountsASumOnce,
+    CountsSumsShort,
+    SeesTooFar,
+    SeesNothing,
+    SeesOneStep,
+    SeesTheEnd,
+    SeesWhatIsNotArmed,
 }
 
-/// A clock with one fault.
+/// A backend with one fault.
 #[derive(Debug)]
 struct Wrong {
     fault: Fault,
-    clock: ClockBackend,
+    inner: Box<dyn CounterBackend>,
     released: BTreeMap<u8, CountRequest>,
     ever: SlotSet,
     offsets: BTreeMap<u8, u64>,
 }
 
 impl Wrong {
-    fn new(fault: Fault) -> Self {
+    fn new(fault: Fault, inner: impl CounterBackend + 'static) -> Self {
         Wrong {
             fault,
-            clock: ClockBackend::new(),
+            inner: Box::new(inner),
             released: BTreeMap::new(),
             ever: SlotSet::EMPTY,
             offsets: BTreeMap::new(),
@@ -133,12 +163,12 @@ impl CounterBackend for Wrong {
     }
 
     fn capacity(&self) -> usize {
-        self.clock.capacity() + usize::from(self.is(Fault::ClaimsTooMuch))
+        self.inner.capacity() + usize::from(self.is(Fault::ClaimsTooMuch))
     }
 
     fn plan(&self, request: &CountRequest) -> Result<CountPlan, Unavailable> {
         let constraint = Constraint::any(self.capacity());
-        match self.clock.plan(request) {
+        match self.inner.plan(request) {
             Err(_) if self.is(Fault::ZeroForUnavailable) => Ok(CountPlan {
                 provenance: Provenance::Exact,
                 constraint,
@@ -155,13 +185,13 @@ impl CounterBackend for Wrong {
         slot: SlotIndex,
         request: &CountRequest,
     ) -> Result<Provenance, Unavailable> {
-        if self.is(Fault::ZeroForUnavailable) && self.clock.plan(request).is_err() {
-            self.clock.release(slot);
+        if self.is(Fault::ZeroForUnavailable) && self.inner.plan(request).is_err() {
+            self.inner.release(slot);
             self.ever.insert(slot);
             return Ok(Provenance::Exact);
         }
         if self.is(Fault::KeepsCountWhenReprogrammed)
-            && let Reading::Counted { value, .. } = self.clock.read(slot)
+            && let Reading::Counted { value, .. } = self.inner.read(slot)
         {
             self.offsets.insert(slot.0, value);
         }
@@ -171,27 +201,27 @@ impl CounterBackend for Wrong {
             ..*request
         };
         self.released.remove(&slot.0);
-        self.clock.program(slot, &request)
+        self.inner.program(slot, &request)
     }
 
     fn release(&mut self, slot: SlotIndex) {
         if !self.is(Fault::CountsAfterRelease) {
-            self.clock.release(slot);
+            self.inner.release(slot);
         }
     }
 
     fn start(&mut self, slot: SlotIndex) {
         if self.is(Fault::ResetsOnStart)
-            && let Reading::Counted { value, .. } = self.clock.read(slot)
+            && let Reading::Counted { value, .. } = self.inner.read(slot)
         {
             self.offsets.insert(slot.0, value.wrapping_neg());
         }
-        self.clock.start(slot);
+        self.inner.start(slot);
     }
 
     fn stop(&mut self, slot: SlotIndex) {
         if !self.is(Fault::CountsWhileStopped) {
-            self.clock.stop(slot);
+            self.inner.stop(slot);
         }
     }
 
@@ -207,7 +237,7 @@ impl CounterBackend for Wrong {
 
     fn read(&self, slot: SlotIndex) -> Reading {
         let offset = self.offsets.get(&slot.0).copied().unwrap_or_default();
-        match self.clock.read(slot) {
+        match self.inner.read(slot) {
             Reading::Unavailable(_)
                 if self.is(Fault::ZeroForUnprogrammed)
                     || (self.is(Fault::ZeroForUnavailable) && self.ever.contains(slot)) =>
@@ -245,15 +275,25 @@ impl CounterBackend for Wrong {
             None if self.is(Fault::IgnoresDisarm) => return,
             other => other,
         };
-        self.clock.arm(slot, after);
+        self.inner.arm(slot, after);
     }
 
     fn observe(&mut self, progress: &Progress) {
-        self.clock.observe(progress);
+        let Progress::Executed { ring, done } = *progress else {
+            return self.inner.observe(progress);
+        };
+        let loads = done.of(EventClass::Loads);
+        let loads = match self.fault {
+            Fault::CountsASumOnce => loads.min(1),
+            Fault::CountsSumsShort => loads & 0xff,
+            _ => loads,
+        };
+        let done = EventTotals::default().with(EventClass::Loads, loads);
+        self.inner.observe(&Progress::Executed { ring, done });
     }
 
     fn take_overflows(&mut self) -> SlotSet {
-        let mut overflows = self.clock.take_overflows();
+        let mut overflows = self.inner.take_overflows();
         match self.fault {
             Fault::LosesOverflow => overflows = SlotSet::EMPTY,
             Fault::RepeatsOverflow => {
@@ -268,13 +308,26 @@ impl CounterBackend for Wrong {
     }
 
     fn deadline(&self) -> Option<Tsc> {
-        self.clock
+        self.inner
             .deadline()
             .filter(|_| !self.is(Fault::NoDeadline))
     }
 
+    fn horizon(&self) -> Option<u64> {
+        let horizon = self.inner.horizon();
+        match self.fault {
+            // As if no instruction made more than one event happen.
+            Fault::SeesTooFar => horizon.map(|far| far * u64::from(EventClass::Loads.most())),
+            Fault::SeesNothing => None,
+            Fault::SeesOneStep => horizon.map(|_| 1),
+            Fault::SeesTheEnd => horizon.map(|far| far - 1),
+            Fault::SeesWhatIsNotArmed => horizon.or(Some(1_000_000)),
+            _ => horizon,
+        }
+    }
+
     fn needs_ring(&self) -> bool {
-        self.clock.needs_ring() || self.is(Fault::AlwaysAsksForRing)
+        self.inner.needs_ring() || self.is(Fault::AlwaysAsksForRing)
     }
 }
 
@@ -304,7 +357,32 @@ fn every_wrong_backend_is_caught_at_the_clause_it_breaks() {
         (Fault::PausesOnlyOne, Clause::SetsActAsOne),
     ];
     for (fault, clause) in table {
-        let violations = broken(|| Box::new(Wrong::new(fault)), ClockDriver::default());
+        let violations = broken(
+            || Box::new(Wrong::new(fault, ClockBackend::new())),
+            ClockDriver::default(),
+        );
+        assert!(
+            violations.iter().any(|(broken, _)| *broken == clause),
+            "{fault:?} was not caught at {clause:?}, only at {violations:#?}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_backend_for_sums_is_caught_as_well() {
+    let table = [
+        (Fault::CountsASumOnce, Clause::CountsWhatHappens),
+        (Fault::CountsSumsShort, Clause::CountsWhatHappens),
+        (Fault::SeesTooFar, Clause::HorizonIsKept),
+        (Fault::SeesNothing, Clause::HorizonIsKept),
+        (Fault::SeesOneStep, Clause::HorizonIsKept),
+        (Fault::SeesTheEnd, Clause::HorizonIsKept),
+        (Fault::SeesWhatIsNotArmed, Clause::HorizonIsKept),
+        (Fault::MixesRings, Clause::RingsAreSplit),
+    ];
+    for (fault, clause) in table {
+        let wrong = || Wrong::new(fault, EmuBackend::new(EmuCycles::Unavailable));
+        let violations = broken(|| Box::new(wrong()), EmuDriver::default());
         assert!(
             violations.iter().any(|(broken, _)| *broken == clause),
             "{fault:?} was not caught at {clause:?}, only at {violations:#?}"

@@ -6,6 +6,7 @@ mod assign;
 mod contract;
 mod cpuid;
 mod decode;
+mod emu_backend;
 mod estimate;
 mod hosting;
 mod ibs;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use pmu_virt::{
     BackendEnv, BackendError, ClockBackend, CombinedBackend, CountRequest, CounterBackend,
-    EventFamily, MsrBackend, MsrOptions, RateError, RateTable, SimBackend, SimClocks, Source,
+    EmuBackend, EmuCycles, EventFamily, MsrBackend, MsrOptions, RateError, RateTable, SimBackend, SimClocks, Source,
     Sources, StepBackend, Vendor, perf,
 };
 use thiserror::Error;
@@ -85,6 +85,7 @@ enum Ready {
     Perf,
     Clock,
     Step,
+    Emu(EmuCycles),
     Sim(SimClocks),
     Msr(MsrOptions),
 }
@@ -120,9 +121,8 @@ impl CounterPlan {
                 Source::Auto | Source::Clock => Ready::Clock,
                 Source::Perf => Ready::Perf,
                 Source::Step => Ready::Step,
-                Source::Sim { rates } => {
-                    Ready::Sim(SimClocks::new(read_rates(rates)?, env.tsc_khz))
-                }
+                Source::Emu => return Err(of_other_engine(source).into()),
+                Source::Sim { rates } => sim(rates, &env)?,
                 Source::Msr { cpu, force } => {
                     let cpu = msr_cpu(*cpu, cores, pinned)?;
                     Ready::Msr(MsrOptions { cpu, force: *force })
@@ -131,6 +131,33 @@ impl CounterPlan {
         }
         Ok(Self {
             sources,
+            ready,
+            env,
+        })
+    }
+
+    /// The same for a machine whose vCPUs are processors in software, which count `cycles` so.
+    /// What the host counts, it counts of Umpire there and of no guest.
+    ///
+    /// # Errors
+    /// A source is the host's, or its file cannot be read.
+    pub fn emulated(
+        sources: &Sources,
+        env: BackendEnv,
+        cycles: EmuCycles,
+    ) -> Result<Self, CounterError> {
+        let mut ready = Vec::new();
+        for source in sources.iter() {
+            ready.push(match source {
+                Source::Auto | Source::Emu => Ready::Emu(cycles),
+                Source::Sim { rates } => sim(rates, &env)?,
+                Source::Perf | Source::Clock | Source::Step | Source::Msr { .. } => {
+                    return Err(of_other_engine(source).into());
+                }
+            });
+        }
+        Ok(Self {
+            sources: sources.emulated(),
             ready,
             env,
         })
@@ -169,6 +196,7 @@ impl CounterPlan {
                 Ready::Perf => Box::new(perf::PerfBackend::new(&self.env)?),
                 Ready::Clock => Box::new(ClockBackend::new()),
                 Ready::Step => Box::new(StepBackend::on(&self.env)),
+                Ready::Emu(cycles) => Box::new(EmuBackend::new(*cycles)),
                 Ready::Sim(clocks) => Box::new(SimBackend::of(clocks)),
                 Ready::Msr(options) => Box::new(MsrBackend::open(*options, &self.env)?),
             })
@@ -250,7 +278,7 @@ pub fn backends_for(request: &CountRequest) -> Vec<BackendUse> {
             provenance,
         })
     };
-    ["clock", "step", "perf"]
+    ["clock", "step", "emu", "perf"]
         .into_iter()
         .filter_map(use_of)
         .collect()
@@ -261,6 +289,9 @@ pub fn backends_for(request: &CountRequest) -> Vec<BackendUse> {
 /// looked for here: `umpire doctor` tells.
 fn plain(name: &str) -> Option<Box<dyn CounterBackend>> {
     const ANY_KHZ: u32 = 1_000_000;
+    if name == "emu" {
+        return Some(Box::new(EmuBackend::new(EmuCycles::Unavailable)));
+    }
     let sources = Sources::parse(name).ok()?;
     let env = backend_env(ANY_KHZ, host_vendor(), StepSupport::FULL);
     CounterPlan::prepare(&sources, env, 1, None)
@@ -273,6 +304,26 @@ fn plain(name: &str) -> Option<Box<dyn CounterBackend>> {
 #[must_use]
 pub fn on_this_host(sources: &Sources) -> Sources {
     sources.on_host(|| perf::probe().hardware.is_ok())
+}
+
+/// A source of the other engine.
+fn of_other_engine(source: &Source) -> BackendError {
+    let reason = match source {
+        Source::Emu => "it counts what the processor of --engine emu executes; give that as well",
+        Source::Step => "--engine emu executes each instruction itself; give --counters emu",
+        _ => {
+            "it counts what the host's processor does, and --engine emu has its own; give \
+             --counters emu"
+        }
+    };
+    BackendError::Cannot {
+        backend: source.name(),
+        reason: reason.to_owned(),
+    }
+}
+
+fn sim(rates: &Path, env: &BackendEnv) -> Result<Ready, CounterError> {
+    Ok(Ready::Sim(SimClocks::new(read_rates(rates)?, env.tsc_khz)))
 }
 
 /// Reads a table of rates. What is at `path` is looked at before it is opened:

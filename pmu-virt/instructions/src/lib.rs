@@ -39,7 +39,6 @@
 #![forbid(unsafe_code)]
 
 mod classify;
-mod counts;
 mod decode;
 mod facts;
 mod faults;
@@ -48,11 +47,10 @@ mod memory;
 mod operand;
 mod retire;
 
-pub use counts::{EventClass, EventCounts};
 pub use decode::{Decoded, Undecodable, decode, rip_after_rdpmc};
 pub use facts::InsnFacts;
 pub use faults::{FaultSet, is_canonical, pushes_error_code};
 pub use iced_x86::{Instruction, InstructionInfoFactory};
 pub use kinds::{InsnClass, StepKind};
 pub use operand::{AddressRegisters, Operand, OperandKind, operand};
-pub use pmu_model::{MathUnit, Retirement};
+pub use pmu_model::{EventClass, EventCounts, MathUnit, Retirement};

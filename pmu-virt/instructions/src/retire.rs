@@ -1,9 +1,8 @@
 //! What an instruction did, from its facts and where the guest went.
 
 use iced_x86::ConditionCode;
-use pmu_model::Retirement;
+use pmu_model::{EventCounts, Retirement};
 
-use crate::counts::EventCounts;
 use crate::facts::InsnFacts;
 use crate::kinds::{InsnClass, Taken};
 

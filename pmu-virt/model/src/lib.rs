@@ -8,7 +8,8 @@
 //! - [`Reading`] is a count with its [`Provenance`], or the
 //!   [`UnavailableReason`] why there is none; [`Constraint`] says on which
 //!   physical counters something can be counted.
-//! - [`Progress`] is what befalls a vCPU, as far as counting is concerned.
+//! - [`Progress`] is what befalls a vCPU, as far as counting is concerned; [`EventTotals`] what
+//!   instructions did, by [`EventClass`].
 //! - [`cpuid`] has the table of leaves, what of it is about a PMU, and what a guest sees.
 //! - [`accounting`] is the page of registers that tells a guest how far its
 //!   counts can be trusted.
@@ -19,6 +20,7 @@
 
 pub mod accounting;
 mod constraint;
+mod counts;
 pub mod cpuid;
 mod event;
 pub mod ibs;
@@ -34,6 +36,7 @@ mod virtual_pmd;
 
 pub use arbiter::{CounterId, CounterSet, Nanos, PerKind, Ticks, Tsc};
 pub use constraint::{AssignError, Constraint};
+pub use counts::{EventClass, EventCounts, EventTotals};
 pub use cpuid::{CpuidRegs, PmuCpuid, accounting_leaves};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
 pub use ibs::{IbsKind, IbsRegister};

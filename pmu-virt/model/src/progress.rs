@@ -5,6 +5,7 @@ use std::fmt;
 use arbiter::{Ticks, Tsc};
 use serde::{Deserialize, Serialize};
 
+use crate::counts::EventTotals;
 use crate::ids::Ring;
 
 /// One thing that happened to the vCPU.
@@ -41,6 +42,14 @@ pub enum Progress {
     Delivered {
         /// Ring that was interrupted.
         ring: Ring,
+    },
+    /// A processor in software has executed: any number of instructions and deliveries, all
+    /// of one ring.
+    Executed {
+        /// Ring in which they executed, or that the deliveries interrupted.
+        ring: Ring,
+        /// What they did.
+        done: EventTotals,
     },
     /// Stepping missed instructions: counts are exact no longer.
     Lost {

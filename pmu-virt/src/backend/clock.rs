@@ -198,7 +198,10 @@ impl CounterBackend for ClockBackend {
                 }
             }
             // Time passes between entry and exit, not at an instruction.
-            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
+            Progress::Retired { .. }
+            | Progress::Delivered { .. }
+            | Progress::Executed { .. }
+            | Progress::Lost { .. } => {}
         }
     }
 

@@ -234,6 +234,11 @@ impl CounterBackend for CombinedBackend {
         deadlines.flatten().min()
     }
 
+    fn horizon(&self) -> Option<u64> {
+        let horizons = self.sources.iter().map(|source| source.backend.horizon());
+        horizons.flatten().min()
+    }
+
     fn needs_ring(&self) -> bool {
         self.sources
             .iter()

@@ -458,7 +458,10 @@ impl CounterBackend for MsrBackend {
             // Halted time does not count by itself, and rings the counters
             // tell apart.
             Progress::Left { tsc, .. } => self.leave(tsc),
-            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
+            Progress::Retired { .. }
+            | Progress::Delivered { .. }
+            | Progress::Executed { .. }
+            | Progress::Lost { .. } => {}
         }
     }
 

@@ -12,7 +12,7 @@ pub struct BackendSummary {
     pub summary: &'static str,
 }
 
-const BACKENDS: [BackendSummary; 6] = [
+const BACKENDS: [BackendSummary; 7] = [
     BackendSummary {
         name: "auto",
         summary: "the best that the host has: perf,clock where its PMU counts guests, else clock",
@@ -28,6 +28,10 @@ const BACKENDS: [BackendSummary; 6] = [
     BackendSummary {
         name: "step",
         summary: "single steps: instructions by kind, branches, loads, stores by ring, exact and slow",
+    },
+    BackendSummary {
+        name: "emu",
+        summary: "with --engine emu alone: instructions as step counts them, exact and fast",
     },
     BackendSummary {
         name: "sim",

@@ -172,7 +172,10 @@ impl CounterBackend for PerfBackend {
             Progress::Entered { tsc } => self.inner.get_mut().enter(tsc),
             Progress::Left { tsc, .. } => self.inner.get_mut().leave(tsc),
             // The kernel sees for itself what happens in between.
-            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
+            Progress::Retired { .. }
+            | Progress::Delivered { .. }
+            | Progress::Executed { .. }
+            | Progress::Lost { .. } => {}
         }
     }
 

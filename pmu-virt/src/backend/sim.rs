@@ -265,7 +265,10 @@ impl CounterBackend for SimBackend {
             Progress::Entered { tsc } => self.enter(tsc),
             Progress::Left { tsc, halted, ring } => self.leave(tsc, halted, ring),
             // Time passes between entry and exit, not at an instruction.
-            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
+            Progress::Retired { .. }
+            | Progress::Delivered { .. }
+            | Progress::Executed { .. }
+            | Progress::Lost { .. } => {}
         }
     }
 

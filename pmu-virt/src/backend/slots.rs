@@ -231,9 +231,14 @@ impl Slots {
                 continue;
             };
             let events = events(slot);
-            if slot.add(events) {
-                self.overflowed.insert(index);
-            }
+            self.add(index, events);
+        }
+    }
+
+    /// Something happened to a slot so many times.
+    pub(super) fn add(&mut self, index: SlotIndex, events: u64) {
+        if self.get_mut(index).is_some_and(|slot| slot.add(events)) {
+            self.overflowed.insert(index);
         }
     }
 

@@ -20,6 +20,8 @@ pub enum Source {
     Clock,
     /// Single steps.
     Step,
+    /// A processor in software.
+    Emu,
     /// Declared rates.
     Sim {
         /// The table of rates.
@@ -91,6 +93,16 @@ impl Sources {
         Sources(self.0.iter().flat_map(with_clock).collect())
     }
 
+    /// What the words stand for where a processor in software runs the guest.
+    #[must_use]
+    pub fn emulated(&self) -> Self {
+        let own = |source: &Source| match source {
+            Source::Auto => Source::Emu,
+            other => other.clone(),
+        };
+        Sources(self.0.iter().map(own).collect())
+    }
+
     /// The same with each file name changed by `change`.
     #[must_use]
     pub fn map_files(self, change: impl Fn(PathBuf) -> PathBuf) -> Self {
@@ -135,6 +147,7 @@ impl Source {
                     "perf" => Source::Perf,
                     "clock" => Source::Clock,
                     "step" => Source::Step,
+                    "emu" => Source::Emu,
                     _ => {
                         return Err(BackendError::Unknown {
                             name: word.to_owned(),
@@ -157,6 +170,7 @@ impl Source {
             Source::Perf => "perf",
             Source::Clock => "clock",
             Source::Step => "step",
+            Source::Emu => "emu",
             Source::Sim { .. } => "sim",
             Source::Msr { .. } => "msr",
         }

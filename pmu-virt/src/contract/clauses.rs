@@ -36,6 +36,7 @@ pub(super) const ALL: &[(Clause, Holds)] = &[
     (Clause::OverflowIsNotEarly, promises::overflow_is_not_early),
     (Clause::DisarmedIsSilent, promises::disarmed_is_silent),
     (Clause::DeadlineIsGiven, promises::deadline_is_given),
+    (Clause::HorizonIsKept, promises::horizon_is_kept),
     (
         Clause::UnavailableIsNoZero,
         promises::unavailable_is_no_zero,

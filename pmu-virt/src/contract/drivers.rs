@@ -3,7 +3,8 @@
 use std::ops::RangeInclusive;
 
 use pmu_model::{
-    CountRequest, EventCode, EventFamily, Progress, Retirement, Ring, SoftwareEvent, Ticks, Tsc,
+    CountRequest, EventClass, EventCode, EventFamily, EventTotals, Progress, Retirement, Ring,
+    SoftwareEvent, Ticks, Tsc,
 };
 
 use super::sys::FreshPages;
@@ -155,6 +156,75 @@ impl Driver for StepDriver {
 
     fn deadline(&mut self, _: &mut dyn CounterBackend) -> Asked {
         Asked::NotTimed
+    }
+}
+
+/// Drives a backend that is told what a processor in software has executed: loads, one or many
+/// an instruction, in sums.
+#[derive(Clone, Debug, Default)]
+pub struct EmuDriver {
+    now: Tsc,
+}
+
+impl EmuDriver {
+    /// `instructions` are executed that load so often each, from an entry to an exit.
+    fn load(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        instructions: u64,
+        loads: u64,
+    ) {
+        backend.observe(&Progress::Entered { tsc: self.now });
+        let mut done = EventTotals::default()
+            .with(EventClass::Instructions, instructions)
+            .with(EventClass::Loads, instructions * loads);
+        done.add_ticks(instructions);
+        backend.observe(&Progress::Executed { ring, done });
+        self.now = self.now + Ticks(instructions);
+        backend.observe(&Progress::Left {
+            tsc: self.now,
+            halted: Ticks(0),
+            ring: Some(ring),
+        });
+    }
+}
+
+impl Driver for EmuDriver {
+    fn request(&self) -> CountRequest {
+        CountRequest::plain(intel(0xd0, 0x81), true, true)
+    }
+
+    fn uncountable(&self) -> CountRequest {
+        CountRequest::plain(intel(0x2e, 0x41), true, true)
+    }
+
+    fn run(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        events: u64,
+    ) -> RangeInclusive<u64> {
+        // The least and the most that there can be at once.
+        let most = u64::from(EventClass::Loads.most());
+        self.load(backend, ring, events / most, most);
+        self.load(backend, ring, events % most, 1);
+        events..=events
+    }
+
+    fn deadline(&mut self, _: &mut dyn CounterBackend) -> Asked {
+        Asked::NotTimed
+    }
+
+    fn execute(
+        &mut self,
+        backend: &mut dyn CounterBackend,
+        ring: Ring,
+        instructions: u64,
+    ) -> Option<u64> {
+        let most = EventClass::Loads.most().into();
+        self.load(backend, ring, instructions, most);
+        Some(most)
     }
 }
 

@@ -143,7 +143,10 @@ impl Counters {
                 let entered = self.entered.take().unwrap_or(tsc);
                 self.ran += tsc - entered - halted;
             }
-            Progress::Retired { .. } | Progress::Delivered { .. } | Progress::Lost { .. } => {}
+            Progress::Retired { .. }
+            | Progress::Delivered { .. }
+            | Progress::Executed { .. }
+            | Progress::Lost { .. } => {}
         }
     }
 

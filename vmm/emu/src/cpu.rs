@@ -10,11 +10,12 @@ use std::ops::Range;
 use guest_exit::{Answer, VmExit};
 use iced_x86::InstructionInfoFactory;
 use instruction_facts::is_canonical;
+use pmu_model::{EventTotals, Ring};
 
 use crate::block::{Blocks, Decoded, Key, NOWHERE};
 use crate::cpuid::Cpuid;
 use crate::decode::{self, Short, Source};
-use crate::events::{EventTotals, LANES};
+use crate::events::{self, LANES};
 use crate::insn::{Core, Delivery, Fault, Spot, Stepping, Trap, deliver, execute};
 use crate::op::Op;
 use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
@@ -28,15 +29,6 @@ const FOLD: i64 = 1900;
 
 /// Bytes that are looked at for a block.
 const WINDOW: usize = 1024;
-
-/// A privilege level, as counts tell them apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ring {
-    /// CPL 0, 1, 2.
-    Kernel,
-    /// CPL 3.
-    User,
-}
 
 /// How a run of blocks ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +50,8 @@ pub struct Cpu {
     factory: InstructionInfoFactory,
     blocks: Blocks,
     totals: [EventTotals; 2],
+    /// The time up to which these have the ticks.
+    folded: u64,
     wants_window: bool,
 }
 
@@ -78,6 +72,7 @@ impl Cpu {
             factory: InstructionInfoFactory::new(),
             blocks: Blocks::new(),
             totals: [EventTotals::default(); 2],
+            folded: 0,
             wants_window: false,
         }
     }
@@ -128,7 +123,8 @@ impl Cpu {
         self.core.code.clear();
     }
 
-    /// What instructions counted for in a ring since it was last taken.
+    /// What instructions counted for in a ring since it was last taken, with the ticks that
+    /// they took.
     pub fn take_totals(&mut self, ring: Ring) -> EventTotals {
         std::mem::take(&mut self.totals[ring as usize])
     }
@@ -210,6 +206,7 @@ impl Cpu {
             .state
             .time
             .wrapping_add(self.core.left.cast_unsigned());
+        self.folded = self.core.state.time;
     }
 
     /// Runs until `budget` ticks have passed, at least one an instruction, or something stops
@@ -380,17 +377,22 @@ impl Cpu {
         stop
     }
 
+    /// As counts tell rings apart.
     fn ring(&self) -> Ring {
-        if self.core.state.cpl() == 3 {
-            Ring::User
-        } else {
-            Ring::Kernel
-        }
+        Ring::from_cpl(self.core.state.cpl())
+    }
+
+    /// As paging tells them apart.
+    fn is_user(&self) -> bool {
+        self.core.state.cpl() == 3
     }
 
     fn fold(&mut self, ring: Ring) {
-        self.totals[ring as usize].add(&self.core.lanes);
+        let now = self.core.now();
+        let ticks = now.wrapping_sub(self.folded);
+        events::add(&mut self.totals[ring as usize], &self.core.lanes, ticks);
         self.core.lanes = [0; LANES];
+        self.folded = now;
     }
 
     fn drop_written(&mut self) {
@@ -504,7 +506,7 @@ impl Cpu {
             32 => 1,
             _ => 2,
         };
-        bits | u8::from(self.ring() == Ring::User) << 2
+        bits | u8::from(self.is_user()) << 2
     }
 
     fn tag(&self) -> u64 {
@@ -590,9 +592,10 @@ impl Cpu {
     }
 
     fn fetch(&mut self, linear: u64) -> Result<Spot, Trap> {
-        let set = match self.ring() {
-            Ring::User => Set::UserFetch,
-            Ring::Kernel => Set::KernelFetch,
+        let set = if self.is_user() {
+            Set::UserFetch
+        } else {
+            Set::KernelFetch
         };
         let spot = self.core.spot(set, linear);
         // Whoever takes a known jump does not fetch. When tables are walked must not depend on

@@ -2,6 +2,7 @@
 
 use iced_x86::{Instruction, InstructionInfoFactory};
 use instruction_facts::{EventClass, InsnFacts};
+use pmu_model::EventTotals;
 
 /// Classes of events, and the deliveries behind them.
 pub(crate) const LANES: usize = EventClass::COUNT + 1;
@@ -12,28 +13,14 @@ pub(crate) const DELIVERIES: usize = EventClass::COUNT;
 /// What one operation counts for.
 pub(crate) type Vector = [u8; LANES];
 
-/// Sums of events.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EventTotals([u64; LANES]);
-
-impl EventTotals {
-    /// How many there were of a class.
-    #[must_use]
-    pub fn of(&self, class: EventClass) -> u64 {
-        self.0[class as usize]
+/// Adds what a run counted, in so many ticks.
+pub(crate) fn add(totals: &mut EventTotals, lanes: &[u16; LANES], ticks: u64) {
+    // The chunk is shorter than the lanes, and so there.
+    if let Some(events) = lanes.first_chunk() {
+        totals.add_events(events);
     }
-
-    /// Exceptions and interrupts that were delivered, those of INT n and its like left out.
-    #[must_use]
-    pub fn deliveries(&self) -> u64 {
-        self.0[DELIVERIES]
-    }
-
-    pub(crate) fn add(&mut self, lanes: &[u16; LANES]) {
-        for (sum, lane) in self.0.iter_mut().zip(lanes) {
-            *sum += u64::from(*lane);
-        }
-    }
+    totals.add_deliveries(lanes[DELIVERIES].into());
+    totals.add_ticks(ticks);
 }
 
 /// What an instruction counts for when it retires, a conditional branch if it falls through.

@@ -29,13 +29,12 @@ mod stop;
 mod sys;
 mod tlb;
 
-pub use cpu::{Cpu, Ring};
+pub use cpu::Cpu;
 pub use cpuid::Cpuid;
-pub use events::EventTotals;
 pub use flags::Flags;
-pub use insn::is_known;
-pub use instruction_facts::EventClass;
-pub use state::{Msrs, Seg, Segment, Shadow, State, Table};
 pub use guest_exit::{Answer, VmExit};
+pub use insn::is_known;
+pub use pmu_model::{EventClass, EventTotals, Ring};
+pub use state::{Msrs, Seg, Segment, Shadow, State, Table};
 pub use stop::Missing;
 pub use sys::ram::{PAGE, Ram, RamError, Scalar};

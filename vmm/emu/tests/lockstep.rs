@@ -153,6 +153,8 @@ proptest! {
 
 fn check(seed: u64, kind: Kind) {
     let whole = run(seed, kind, u64::MAX, false);
+    let ticks: u64 = whole.2.iter().map(EventTotals::ticks).sum();
+    assert_eq!(ticks, whole.1.time);
     for (budget, forgets) in [(1, false), (1, true), (7, false), (7, true), (13, true)] {
         let parts = run(seed, kind, budget, forgets);
         assert_eq!(whole.0, parts.0);

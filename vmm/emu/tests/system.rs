@@ -1,6 +1,6 @@
 //! What CPL 0 is about: delivery, returns, system calls, shadows, debug, stops.
 
-use emu::{Answer, EventClass, Ring, Seg, Shadow, VmExit};
+use emu::{Answer, EventClass, EventTotals, Ring, Seg, Shadow, VmExit};
 
 use crate::guest::{
     GDT, Guest, HANDLERS, Happened, KERNEL_CODE, KERNEL_DATA, PAGES, PRESENT, STACK_TOP, SYSTEM,
@@ -586,4 +586,45 @@ fn memory_without_bytes_is_none() {
         emu::Ram::zeroed(0).expect_err("no memory"),
         emu::RamError::NoBytes(0)
     );
+}
+
+/// A counter's OS bit is CPL 0 alone (SDM vol. 3B, 20.2.1.1), paging's supervisor is CPL 0 to 2.
+#[test]
+fn rings_are_those_of_counters() {
+    use Ring::{Kernel, User};
+    for (cpl, ring, other) in [
+        (0, Kernel, User),
+        (1, User, Kernel),
+        (2, User, Kernel),
+        (3, User, Kernel),
+    ] {
+        let mut guest = guest(cpl, &[0x90, 0x90]);
+        assert_eq!(guest.cpu.run(2), VmExit::Budget, "CPL {cpl}");
+        assert_eq!(guest.cpu.take_totals(other), EventTotals::default());
+        let counted = guest.cpu.take_totals(ring);
+        assert_eq!(counted.of(EventClass::Instructions), 2, "CPL {cpl}");
+        assert_eq!(counted.ticks(), 2, "CPL {cpl}");
+    }
+}
+
+/// Ticks are the time that instructions take: more than one for PAUSE, none while nothing runs.
+#[test]
+fn ticks_are_time_that_is_executed() {
+    let mut guest = guest(3, &[0xf3, 0x90, 0x90]);
+    guest.cpu.skip(1000);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    guest.cpu.skip(1000);
+    let pause = guest.cpu.take_totals(Ring::User);
+    assert_eq!(pause.of(EventClass::Instructions), 1);
+    assert!(pause.ticks() > 1);
+    assert_eq!(pause.ticks() + 2000, guest.cpu.time());
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    assert_eq!(guest.cpu.take_totals(Ring::User).ticks(), 1);
+    // An interrupt belongs to the ring that it interrupts.
+    let before = guest.cpu.time();
+    assert_eq!(guest.cpu.interrupt(0x40), None);
+    let delivery = guest.cpu.take_totals(Ring::User);
+    assert_eq!(delivery.deliveries(), 1);
+    assert_eq!(delivery.ticks(), guest.cpu.time() - before);
+    assert_eq!(guest.cpu.take_totals(Ring::Kernel), EventTotals::default());
 }

@@ -28,6 +28,8 @@ pub(super) fn find(probe: Option<&ProbeReport>, refusal: Option<&str>) -> Vec<Ba
         .filter(|backend| backend.name != "auto")
         .map(|backend| {
             let (reason, limits) = match (refusal, probe) {
+                // It needs no KVM.
+                _ if backend.name == "emu" => (None, Vec::new()),
                 (Some(refusal), _) => (Some(refusal.to_owned()), Vec::new()),
                 (None, None) => (Some("the host was not probed".to_owned()), Vec::new()),
                 (None, Some(probe)) => by_name(backend.name, probe),

@@ -86,6 +86,52 @@ pub(super) fn deadline_is_given(
     }
 }
 
+/// Steps to an overflow `SOME` units away, at most: some thousand instructions.
+const STEPS: u64 = 200;
+
+pub(super) fn horizon_is_kept(factory: Factory<'_>, driver: &mut dyn Driver) -> Result<(), String> {
+    let mut backend = running(factory, driver)?;
+    let idle = backend.horizon();
+    let Some(most) = driver.execute(backend.as_mut(), Ring::Kernel, 1) else {
+        return Ok(());
+    };
+    ensure(idle.is_none(), || "a horizon with nothing armed".to_owned())?;
+    // The second one is told in the middle of an instruction.
+    for period in [most * some(driver), most * some(driver) - most / 2] {
+        backend.arm(A, NonZeroU64::new(period));
+        let mut done = 0;
+        for step in 0.. {
+            let horizon = backend.horizon();
+            let horizon = horizon.ok_or("no horizon with an overflow armed")?;
+            ensure(horizon > 0, || "a horizon of 0".to_owned())?;
+            driver.execute(backend.as_mut(), Ring::Kernel, horizon);
+            done += horizon;
+            let told = backend.take_overflows().contains(A);
+            let due = done * most >= period;
+            ensure(told == due, || {
+                format!(
+                    "after {done} instructions of {most} events an overflow after {period} was {}told",
+                    if told { "" } else { "not " }
+                )
+            })?;
+            if due {
+                break;
+            }
+            ensure(step < STEPS, || format!("no overflow in {STEPS} steps"))?;
+        }
+        ensure((done - 1) * most < period, || {
+            format!(
+                "{done} instructions of {most} events were allowed before an overflow after {period}"
+            )
+        })?;
+    }
+    backend.arm(A, NonZeroU64::new(some(driver)));
+    backend.stop(A);
+    ensure(backend.horizon().is_none(), || {
+        "a horizon with the counter stopped".to_owned()
+    })
+}
+
 pub(super) fn unavailable_is_no_zero(
     factory: Factory<'_>,
     driver: &mut dyn Driver,

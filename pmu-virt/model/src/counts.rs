@@ -1,8 +1,11 @@
-//! What one instruction counts for, class by class.
+//! What instructions count for, class by class: one of them, or any number.
 
-use pmu_model::{MathUnit, Retirement};
+use std::ops::AddAssign;
 
-/// A class of events that instructions cause, as the documentation of this crate defines it.
+use crate::progress::{MathUnit, Retirement};
+
+/// A class of events that instructions cause. What is one of them, the documentation of the
+/// crate `instruction-facts` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventClass {
     /// Every instruction that retires.
@@ -114,5 +117,90 @@ impl EventCounts {
     #[must_use]
     pub fn as_array(&self) -> &[u8; EventClass::COUNT] {
         &self.0
+    }
+}
+
+/// What a processor did in one ring, summed over any number of instructions: what
+/// [`Progress::Executed`](crate::Progress::Executed) tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventTotals {
+    classes: [u64; EventClass::COUNT],
+    deliveries: u64,
+    ticks: u64,
+}
+
+impl EventTotals {
+    /// Those of an exception or interrupt that was delivered.
+    pub const DELIVERY: EventTotals = EventTotals {
+        classes: [0; EventClass::COUNT],
+        deliveries: 1,
+        ticks: 0,
+    };
+
+    /// How many there were of a class.
+    #[inline]
+    #[must_use]
+    pub fn of(&self, class: EventClass) -> u64 {
+        self.classes[class as usize]
+    }
+
+    /// Exceptions and interrupts that were delivered, those of INT n and its like left out.
+    #[inline]
+    #[must_use]
+    pub fn deliveries(&self) -> u64 {
+        self.deliveries
+    }
+
+    /// Ticks of virtual time in which the processor executed; 0 from who knows no such time.
+    #[inline]
+    #[must_use]
+    pub fn ticks(&self) -> u64 {
+        self.ticks
+    }
+
+    /// The same and so many more of a class.
+    #[must_use]
+    pub fn with(mut self, class: EventClass, events: u64) -> Self {
+        self.classes[class as usize] += events;
+        self
+    }
+
+    /// Adds events, in the order of [`EventClass::ALL`].
+    #[inline]
+    pub fn add_events(&mut self, events: &[u16; EventClass::COUNT]) {
+        for (sum, events) in self.classes.iter_mut().zip(events) {
+            *sum += u64::from(*events);
+        }
+    }
+
+    /// Adds deliveries.
+    #[inline]
+    pub fn add_deliveries(&mut self, deliveries: u64) {
+        self.deliveries += deliveries;
+    }
+
+    /// Adds ticks.
+    #[inline]
+    pub fn add_ticks(&mut self, ticks: u64) {
+        self.ticks += ticks;
+    }
+}
+
+impl From<EventCounts> for EventTotals {
+    fn from(one: EventCounts) -> Self {
+        EventTotals {
+            classes: one.0.map(u64::from),
+            ..EventTotals::default()
+        }
+    }
+}
+
+impl AddAssign for EventTotals {
+    fn add_assign(&mut self, more: EventTotals) {
+        for (sum, more) in self.classes.iter_mut().zip(more.classes) {
+            *sum += more;
+        }
+        self.deliveries += more.deliveries;
+        self.ticks += more.ticks;
     }
 }
