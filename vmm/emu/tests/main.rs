@@ -5,6 +5,7 @@
     reason = "tests take low bits of random numbers"
 )]
 
+mod any_guest;
 mod caches;
 mod codes;
 mod debug;

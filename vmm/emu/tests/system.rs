@@ -588,6 +588,31 @@ fn memory_without_bytes_is_none() {
     );
 }
 
+/// What was read from a port goes to a device: each is asked once.
+#[test]
+fn a_string_from_a_port_to_a_device() {
+    // REP INSB of two.
+    let mut guest = guest(0, &[0xf3, 0x6c]);
+    change(&mut guest, |state| {
+        state.r[1] = 2;
+        state.r[2] = 0x60;
+        state.r[7] = DEVICE + 8;
+    });
+    for n in 0..2 {
+        let (port, width, len) = (0x60, 1, 1);
+        assert_eq!(guest.cpu.run(10), VmExit::IoIn { port, width, len });
+        guest.cpu.io_data()[0] = 0x55 + n;
+        let stored = VmExit::MmioWrite {
+            address: 0xfee0_0008 + u64::from(n),
+            data: [0x55 + n, 0, 0, 0, 0, 0, 0, 0],
+            len: 1,
+        };
+        assert_eq!(guest.cpu.run(10), stored);
+    }
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    assert_eq!(guest.cpu.state().r[1], 0);
+}
+
 /// A counter's OS bit is CPL 0 alone (SDM vol. 3B, 20.2.1.1), paging's supervisor is CPL 0 to 2.
 #[test]
 fn rings_are_those_of_counters() {

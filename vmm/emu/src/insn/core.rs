@@ -54,11 +54,12 @@ pub(crate) enum Stepping {
     Never,
 }
 
-/// An access to a device that was answered, of the instruction that is being executed.
+/// An access to a device or a port that was answered, of the instruction that is being executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Done {
     Read { address: u64, value: u64 },
     Write { address: u64 },
+    In { port: u16, width: u8, value: u64 },
 }
 
 /// Where the bytes of an address are.
@@ -315,11 +316,25 @@ impl Core {
 
     /// What a port reads: whoever was asked has left it in `io`.
     pub(crate) fn port_in(&mut self, port: u16, width: u8) -> Exec<u64> {
+        // INS may have stopped again since, to store at a device.
+        if let Some(Done::In {
+            port: from,
+            width: bytes,
+            value,
+        }) = self.done.get(self.replayed).copied()
+            && (from, bytes) == (port, width)
+        {
+            self.replayed += 1;
+            return Ok(value);
+        }
         let len = usize::from(width);
         self.answered(VmExit::IoIn { port, width, len })?;
         let mut value = [0; 4];
         value[..len].copy_from_slice(&self.io[..len]);
-        Ok(u32::from_le_bytes(value).into())
+        let value = u32::from_le_bytes(value).into();
+        self.done.push(Done::In { port, width, value });
+        self.replayed = self.done.len();
+        Ok(value)
     }
 
     /// Writes to a port.
