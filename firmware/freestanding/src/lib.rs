@@ -12,6 +12,9 @@ use std::process::Command;
 /// The target of freestanding code: no operating system, no SSE, no red zone.
 const TARGET: &str = "x86_64-unknown-none";
 
+/// For programs that guests run in KVM's instruction emulator, too.
+const SMALL: &str = "-Copt-level=s";
+
 /// Set to 1, it makes a build install the target.
 const INSTALL: &str = "UMPIRE_INSTALL_TARGET";
 
@@ -119,7 +122,8 @@ impl Freestanding {
     ///
     /// # Errors The compiler's message.
     pub fn library(&self, unit: &Crate<'_>) -> Result<(), String> {
-        self.compile(unit, &["--crate-type=rlib".into()]).map(drop)
+        let library = ["--crate-type=rlib".into(), SMALL.into()];
+        self.compile(unit, &library).map(drop)
     }
 
     /// Builds and links a program, and returns its file, a static ELF64
@@ -127,18 +131,31 @@ impl Freestanding {
     ///
     /// # Errors The message of compiler or linker.
     pub fn program(&self, unit: &Crate<'_>, script: &Path) -> Result<PathBuf, String> {
-        println!("cargo::rerun-if-changed={}", script.display());
-        self.compile(
+        self.link(
             unit,
-            &[
-                "--crate-type=bin".into(),
-                format!("-Clink-arg=-T{}", script.display()),
-                // Segments need no pages of their own in the file.
-                "-Clink-arg=--nmagic".into(),
-                "-Clink-arg=--orphan-handling=error".into(),
-                "-Cstrip=debuginfo".into(),
-            ],
+            script,
+            // Segments need no pages of their own in the file.
+            &["-Clink-arg=--nmagic".into(), SMALL.into()],
         )
+    }
+
+    /// Builds and links a program that Linux can execute too, for speed.
+    ///
+    /// # Errors The message of compiler or linker.
+    pub fn host_program(&self, unit: &Crate<'_>, script: &Path) -> Result<PathBuf, String> {
+        self.link(unit, script, &["-Copt-level=2".into()])
+    }
+
+    fn link(&self, unit: &Crate<'_>, script: &Path, more: &[String]) -> Result<PathBuf, String> {
+        println!("cargo::rerun-if-changed={}", script.display());
+        let mut flags = vec![
+            "--crate-type=bin".into(),
+            format!("-Clink-arg=-T{}", script.display()),
+            "-Clink-arg=--orphan-handling=error".into(),
+            "-Cstrip=debuginfo".into(),
+        ];
+        flags.extend_from_slice(more);
+        self.compile(unit, &flags)
     }
 
     fn compile(&self, unit: &Crate<'_>, more: &[String]) -> Result<PathBuf, String> {
@@ -154,7 +171,7 @@ impl Freestanding {
         let mut command = Command::new(&self.rustc);
         command
             .args(["--edition=2024", "--target", TARGET, "--cap-lints=warn"])
-            .args(["-Copt-level=s", "-Cpanic=abort", "-Ccodegen-units=1"])
+            .args(["-Cpanic=abort", "-Ccodegen-units=1"])
             // The linker script puts code below 2 GiB.
             .args(["-Crelocation-model=static", "-Ccode-model=small"])
             .args(["--crate-name", unit.name])

@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 34] = [
+const HOUSE: [Room; 35] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -100,7 +100,18 @@ const HOUSE: [Room; 34] = [
     room(
         "umpire-bench",
         "vmm/bench",
-        &["vmm", "umpire-perfmon", "umpire-lease", "arbiter-host"],
+        &[
+            "vmm",
+            "bench-programs",
+            "umpire-perfmon",
+            "umpire-lease",
+            "arbiter-host",
+        ],
+    ),
+    room(
+        "bench-programs",
+        "vmm/bench/programs",
+        &["emu", "freestanding"],
     ),
     room(
         "umpire",

@@ -80,6 +80,9 @@ pub enum BenchError {
     /// The host's arbiter, as a process.
     #[error("umpire arbiterd: {0}")]
     Arbiter(String),
+    /// The programs for the processor in software.
+    #[error("the programs to measure with: {0}")]
+    Programs(String),
     /// Nothing was measured.
     #[error("it took no samples")]
     NoSamples,

@@ -4,6 +4,7 @@
 
 mod bare;
 mod beside;
+mod emu;
 mod error;
 mod guest;
 mod harness;
@@ -23,6 +24,7 @@ mod switch;
 mod traps;
 
 pub use beside::Ratios;
+pub use emu::{EmuOptions, EmuReport, EmuRow, EmuSpeeds};
 pub use error::BenchError;
 pub use guest::Access;
 pub use host_arbiter::{
@@ -106,6 +108,8 @@ pub enum Measurement {
     Perfmon(PerfmonOptions),
     /// The host's arbiter.
     Arbiter(ArbiterOptions),
+    /// The processor in software.
+    Emu(EmuOptions),
     /// Be the client that floods this socket, as standard input says.
     FloodingClient(PathBuf),
 }
@@ -135,6 +139,10 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
     }
     if let Measurement::Arbiter(options) = what {
         return arbiter(options, json, out);
+    }
+    if let Measurement::Emu(options) = what {
+        print(&emu::measure(options)?, json, out)?;
+        return Ok(Outcome::Whole);
     }
     let host = doctor::open()?;
     let probe = doctor::check(&host)?;
@@ -190,7 +198,7 @@ pub fn run(what: &Measurement, json: bool, out: &mut dyn Write) -> Result<Outcom
                 return Ok(Outcome::Partial);
             }
         }
-        Measurement::Arbiter(_) | Measurement::FloodingClient(_) => {}
+        Measurement::Arbiter(_) | Measurement::Emu(_) | Measurement::FloodingClient(_) => {}
     }
     Ok(Outcome::Whole)
 }

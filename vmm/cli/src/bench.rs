@@ -4,7 +4,7 @@ use std::io;
 
 use arbiter::Scheme;
 use umpire_bench::{
-    ArbiterOptions, BenchError, Hostility, Measurement, Outcome, PcrOptions, PerfmonOptions,
+    ArbiterOptions, BenchError, EmuOptions, Hostility, Measurement, Outcome, PcrOptions, PerfmonOptions,
 };
 use vmm::config::trap_mode;
 
@@ -82,6 +82,16 @@ fn lowered(what: Bench) -> Result<Measurement, UserError> {
             leases: flags.leases,
             rounds: flags.rounds,
             iterations: flags.iterations,
+        }),
+        Bench::Emu {
+            length,
+            turns,
+            no_valgrind,
+            ..
+        } => Measurement::Emu(EmuOptions {
+            length,
+            turns,
+            valgrind: !no_valgrind,
         }),
         Bench::Perfmon(PerfmonFlags {
             hostile: Some(socket),

@@ -379,6 +379,24 @@ pub enum Bench {
     /// The host's arbiter: decisions, requests over the socket, revocations, restarts,
     /// memory, and what it costs a guest's accesses
     Arbiter(ArbiterBenchFlags),
+    /// Speed of the processor in software: eleven programs, the same bytes on the host's
+    /// processor and, where Valgrind is installed, under Callgrind
+    Emu {
+        /// The form of the report.
+        #[command(flatten)]
+        output: Output,
+        /// How long each program is, in some ten million instructions
+        #[arg(long, value_name = "N", default_value_t = 10,
+              value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        length: u32,
+        /// How often each is run each way, in turns; the fastest counts
+        #[arg(long, value_name = "N", default_value_t = 3,
+              value_parser = clap::value_parser!(u32).range(1..=100))]
+        turns: u32,
+        /// Leave Callgrind out
+        #[arg(long)]
+        no_valgrind: bool,
+    },
 }
 
 impl Bench {
@@ -388,6 +406,7 @@ impl Bench {
         match self {
             Self::Neighbour { output, .. }
             | Self::Pcr { output, .. }
+            | Self::Emu { output, .. }
             | Self::Arbiter(ArbiterBenchFlags { output, .. }) => *output,
             Self::Traps { measured, .. }
             | Self::Pmi { measured, .. }
@@ -445,7 +464,7 @@ fn exit_for(error: &clap::Error, command: &clap::Command, words: &[OsString]) ->
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
             text: if words.first().is_some_and(|word| word == "bench") {
                 "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
-                     slowdown, switch, scale in its place"
+                     slowdown, switch, scale, emu in its place"
             } else {
                 "no command given; try: umpire demo, umpire run --help, umpire doctor"
             }

@@ -1,0 +1,34 @@
+//! Millions of instructions a second on `emu`, and for each the host's nanoseconds:
+//! `cargo run --release -p bench-programs --example speed [TURNS]`. `umpire bench emu` compares.
+#![allow(clippy::print_stdout, reason = "it is a program")]
+
+use bench_programs::{PROGRAMS, image, run_in_emu};
+use emu::EventClass;
+
+/// Times the rounds that make some ten million instructions.
+const LENGTH: u64 = 10;
+
+#[allow(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+fn main() {
+    let turns = std::env::args().nth(1).and_then(|word| word.parse().ok());
+    let image = image().expect("the programs; they need the target x86_64-unknown-none");
+    let mut logarithms = 0.0;
+    for program in &PROGRAMS {
+        let run = || run_in_emu(image, program, program.rounds * LENGTH).expect(program.name);
+        let runs = (0..turns.unwrap_or(3)).map(|_| run());
+        let best = runs.min_by_key(|run| run.time).expect("a turn");
+        let instructions = best.rounds.of(EventClass::Instructions) as f64;
+        let speed = instructions / best.time.as_secs_f64() / 1e6;
+        logarithms += speed.ln();
+        println!(
+            "{:16} {speed:6.0} million a second, {:.2} ns; {:.0} million",
+            program.name,
+            1e3 / speed,
+            instructions / 1e6
+        );
+    }
+    println!(
+        "geometric mean   {:6.0}",
+        (logarithms / PROGRAMS.len() as f64).exp()
+    );
+}

@@ -1,0 +1,69 @@
+//! Eleven small programs that compute, in one file: `bench-programs LETTER ROUNDS`. They use
+//! integers, memory and calls, no SSE and no repeated string instructions: what these count for is
+//! measured elsewhere, and Valgrind counts them otherwise.
+//!
+//! Who runs it gets 16 bytes on its standard output: the result, which is the same on every
+//! processor, and the CPU time of the rounds in nanoseconds. In them the program calls nobody.
+#![no_std]
+#![no_main]
+#![deny(unsafe_code)]
+
+mod arrays;
+mod hash;
+mod machine;
+mod pack;
+mod sort;
+#[allow(unsafe_code)]
+mod sys;
+mod tree;
+
+use sys::Memory;
+
+/// What a program does with memory of 4 MiB, which is 0, in so many rounds.
+type Program = fn(&mut Memory, u64) -> u64;
+
+/// In the order of their letters.
+const PROGRAMS: [Program; 11] = [
+    arrays::sum,
+    arrays::random,
+    arrays::sieve,
+    arrays::copy,
+    machine::calls,
+    sort::heap,
+    machine::interpret,
+    hash::crc32,
+    hash::sha256,
+    pack::compress,
+    tree::count,
+];
+
+/// Entered by [`sys`].
+fn start(letter: u8, rounds: u64, memory: &mut Memory) -> ! {
+    let number = usize::from(letter.wrapping_sub(b'a'));
+    let Some(program) = PROGRAMS.get(number) else {
+        sys::exit(1);
+    };
+    let began = sys::cpu_time();
+    let result = program(memory, rounds);
+    let took = sys::cpu_time() - began;
+    if sys::tell([result, took]) {
+        sys::exit(0);
+    }
+    sys::exit(2);
+}
+
+/// A linear congruential generator (Numerical Recipes, 2nd edition, 7.1): the same numbers
+/// everywhere.
+struct Random(u32);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.0
+    }
+
+    /// A number below `limit`, which is at most 65536; of the upper bits, which are the better.
+    fn below(&mut self, limit: u32) -> u32 {
+        (self.next() >> 16) * limit >> 16
+    }
+}

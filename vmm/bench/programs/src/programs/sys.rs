@@ -1,0 +1,143 @@
+//! Entry, memory, and three system calls of Linux.
+
+use core::arch::{asm, global_asm};
+use core::panic::PanicInfo;
+
+const WRITE: u64 = 1;
+const EXIT: u64 = 60;
+const CLOCK_GETTIME: u64 = 228;
+const CLOCK_PROCESS_CPUTIME_ID: u64 = 2;
+
+/// 4 MiB.
+const LONGS: usize = 512 * 1024;
+
+static mut MEMORY: [u64; LONGS] = [0; LONGS];
+
+// RSP is where the kernel has put argc (System V ABI for x86-64, 3.4.1).
+global_asm!(
+    ".global program_entry",
+    "program_entry:",
+    "mov rdi, rsp",
+    "and rsp, -16",
+    "call {begin}",
+    begin = sym begin,
+);
+
+extern "C" fn begin(stack: *const u64) -> ! {
+    // SAFETY: the kernel has put argc there, and as many pointers behind it.
+    let count = unsafe { *stack };
+    if count != 3 {
+        exit(1);
+    }
+    // SAFETY: argv[1] and argv[2] are there, and end with a 0 as each argument does.
+    let (letter, rounds) = unsafe {
+        let letter = *(*stack.add(2) as *const u8);
+        (letter, number(*stack.add(3) as *const u8))
+    };
+    // SAFETY: this function is entered once, by the entry point, and nobody else names MEMORY.
+    let longs = unsafe { &mut *(&raw mut MEMORY) };
+    crate::start(letter, rounds, &mut Memory(longs))
+}
+
+/// A decimal number.
+///
+/// # Safety
+/// Behind `text` are bytes, the last of them 0.
+unsafe fn number(mut text: *const u8) -> u64 {
+    let mut number = 0u64;
+    // SAFETY: no byte behind the 0 is read.
+    while let digit @ b'0'..=b'9' = unsafe { *text } {
+        number = number
+            .wrapping_mul(10)
+            .wrapping_add(u64::from(digit - b'0'));
+        // SAFETY: this byte was not the last one.
+        text = unsafe { text.add(1) };
+    }
+    number
+}
+
+/// What a program computes on.
+pub(crate) struct Memory(&'static mut [u64]);
+
+impl Memory {
+    pub(crate) fn longs(&mut self) -> &mut [u64] {
+        self.0
+    }
+
+    pub(crate) fn words(&mut self) -> &mut [u32] {
+        let len = self.0.len() * 2;
+        // SAFETY: it is this memory, which is borrowed; a u32 needs less alignment, and each of
+        // its values is one.
+        unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+    }
+
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        let len = self.0.len() * 8;
+        // SAFETY: likewise.
+        unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+    }
+
+    /// Two halves, of words and of bytes.
+    pub(crate) fn halves(&mut self) -> (&mut [u32], &mut [u8]) {
+        let (words, bytes) = self.0.split_at_mut(LONGS / 2);
+        let (words_len, bytes_len) = (words.len() * 2, bytes.len() * 8);
+        // SAFETY: these are two parts of this memory, which is borrowed; alignment and values as
+        // above.
+        unsafe {
+            (
+                core::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words_len),
+                core::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes_len),
+            )
+        }
+    }
+}
+
+/// CPU time of this process, in nanoseconds.
+pub(crate) fn cpu_time() -> u64 {
+    let mut time = [0u64; 2];
+    let at = time.as_mut_ptr() as u64;
+    // SAFETY: the kernel writes 16 bytes there, which are `time`.
+    unsafe { call(CLOCK_GETTIME, [CLOCK_PROCESS_CPUTIME_ID, at, 0]) };
+    time[0] * 1_000_000_000 + time[1]
+}
+
+/// Writes to standard output; whether all of it was taken.
+pub(crate) fn tell(words: [u64; 2]) -> bool {
+    let bytes = size_of_val(&words) as u64;
+    // SAFETY: the kernel reads these bytes.
+    let written = unsafe { call(WRITE, [1, words.as_ptr() as u64, bytes]) };
+    written == bytes
+}
+
+pub(crate) fn exit(status: u64) -> ! {
+    // SAFETY: it does not come back, and touches no memory.
+    unsafe { call(EXIT, [status, 0, 0]) };
+    loop {
+        core::hint::spin_loop();
+    }
+}
+
+/// # Safety
+/// What the system call does to memory is what its caller borrows for it.
+unsafe fn call(number: u64, arguments: [u64; 3]) -> u64 {
+    let result;
+    // SAFETY: RCX and R11 are what SYSCALL changes, and RAX has the result; the caller answers
+    // for memory.
+    unsafe {
+        asm!(
+            "syscall",
+            inout("rax") number => result,
+            in("rdi") arguments[0],
+            in("rsi") arguments[1],
+            in("rdx") arguments[2],
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    result
+}
+
+#[panic_handler]
+fn panic(_: &PanicInfo<'_>) -> ! {
+    exit(3)
+}

@@ -1,0 +1,45 @@
+//! The same bytes come to the same result everywhere, and Callgrind counts what `emu` counts,
+//! less a constant.
+
+use std::collections::BTreeSet;
+
+use bench_programs::{HostError, PROGRAMS, ProgramFile, image, run_in_emu};
+use emu::EventClass;
+
+/// Rounds of each program: the largest has some millions of instructions.
+const ROUNDS: u64 = 1;
+
+#[test]
+fn counts_are_those_of_callgrind() {
+    let Some(image) = image() else {
+        eprintln!("SKIPPED: the programs could not be built; CONTRIBUTING.md says what they need");
+        return;
+    };
+    let file = ProgramFile::new(image).expect("a file");
+    let mut less = BTreeSet::new();
+    for program in &PROGRAMS {
+        let name = program.name;
+        let guest = run_in_emu(image, program, ROUNDS).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let host = file
+            .run(program, ROUNDS)
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(guest.result, host.result, "{name}");
+        assert_ne!(guest.result, 0, "{name} computes nothing");
+        // Valgrind counts each repetition of one, which is no instruction.
+        assert_eq!(guest.whole.of(EventClass::Strings), 0, "{name}");
+        match file.run_in_callgrind(program, ROUNDS) {
+            Err(HostError::Start { error, .. }) => {
+                eprintln!("SKIPPED {name}: valgrind cannot be started: {error}");
+            }
+            Err(error) => panic!("{name}: {error}"),
+            Ok(callgrind) => {
+                assert_eq!(callgrind.run.result, host.result, "{name}");
+                let counted = guest.whole.of(EventClass::Instructions);
+                less.insert(counted - callgrind.instructions);
+            }
+        }
+    }
+    // Callgrind counts a block when the next one begins: not that of the last system call.
+    assert!(less.len() <= 1, "Callgrind counts less by {less:?}");
+    assert!(less.iter().all(|one| *one < 16), "{less:?}");
+}

@@ -1,0 +1,276 @@
+//! How fast the processor in software is: eleven programs, the same bytes on the host's processor,
+//! on `emu`, which counts all that instructions do, and under Callgrind, which counts
+//! instructions. The three take turns, so that noise hits them alike; times are those of their
+//! threads on a CPU.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use bench_programs::{
+    Callgrind, GuestRun, HostRun, PROGRAMS, Program, ProgramFile, image, run_in_emu,
+};
+use pmu_virt::EventClass;
+use serde::Serialize;
+use vmm::host::CpuFacts;
+
+use super::error::BenchError;
+use super::report::{Report, table, verdict};
+
+/// The least that each program may have of Callgrind's speed.
+const EACH: f64 = 0.4;
+/// Likewise their geometric mean.
+const MEAN: f64 = 0.85;
+
+/// How long it is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct EmuOptions {
+    /// Times some ten million instructions of each program.
+    pub length: u32,
+    /// How often each way runs each program; the fastest counts.
+    pub turns: u32,
+    /// Callgrind too.
+    pub valgrind: bool,
+}
+
+/// Speed of the processor in software.
+#[derive(Clone, Debug, Serialize)]
+pub struct EmuReport {
+    /// The host's.
+    pub processor: Option<String>,
+    /// One for each program.
+    pub programs: Vec<EmuRow>,
+    /// Geometric means.
+    pub mean: EmuSpeeds,
+    /// Why there is nothing of Callgrind.
+    pub without_callgrind: Option<String>,
+    /// Whether the speeds are at least the parts of Callgrind's that they should be.
+    pub met: Option<bool>,
+}
+
+/// One program.
+#[derive(Clone, Debug, Serialize)]
+pub struct EmuRow {
+    pub program: &'static str,
+    /// Instructions of its rounds.
+    pub instructions: u64,
+    /// Loads and stores for each thousand of them.
+    pub accesses_per_1000: u64,
+    /// Branches for each thousand of them.
+    pub branches_per_1000: u64,
+    #[serde(flatten)]
+    pub speeds: EmuSpeeds,
+}
+
+/// Millions of instructions a second.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct EmuSpeeds {
+    /// On the host's processor.
+    pub native: f64,
+    pub emu: f64,
+    pub callgrind: Option<f64>,
+    /// How much slower emu is than the host's processor.
+    pub slower: f64,
+    /// Speed of emu over that of Callgrind.
+    pub of_callgrind: Option<f64>,
+}
+
+impl EmuSpeeds {
+    fn of(native: f64, emu: f64, callgrind: Option<f64>) -> Self {
+        EmuSpeeds {
+            native,
+            emu,
+            callgrind,
+            slower: native / emu,
+            of_callgrind: callgrind.map(|callgrind| emu / callgrind),
+        }
+    }
+}
+
+/// Measures.
+///
+/// # Errors
+/// There are no programs, or one did not run, or not as everywhere.
+pub(super) fn measure(options: &EmuOptions) -> Result<EmuReport, BenchError> {
+    let image = image().ok_or_else(|| {
+        BenchError::Programs("this umpire was built without them (x86_64-unknown-none)".to_owned())
+    })?;
+    let file = ProgramFile::new(image).map_err(failed)?;
+    let without_callgrind = why_not(&file, options.valgrind);
+    let mut programs = Vec::new();
+    for program in &PROGRAMS {
+        let best = run(
+            image,
+            &file,
+            program,
+            (options, without_callgrind.is_none()),
+        )?;
+        programs.push(row(program, &best));
+    }
+    let mean = EmuSpeeds::of(
+        mean(programs.iter().map(|row| Some(row.speeds.native))).unwrap_or_default(),
+        mean(programs.iter().map(|row| Some(row.speeds.emu))).unwrap_or_default(),
+        mean(programs.iter().map(|row| row.speeds.callgrind)),
+    );
+    let enough = |row: &EmuRow| Some(row.speeds.of_callgrind? >= EACH);
+    let each: Option<Vec<bool>> = programs.iter().map(enough).collect();
+    let met = mean
+        .of_callgrind
+        .zip(each)
+        .map(|(mean, each)| mean >= MEAN && each.iter().all(|met| *met));
+    Ok(EmuReport {
+        processor: CpuFacts::read(Path::new("/")).model_name,
+        programs,
+        mean,
+        without_callgrind,
+        met,
+    })
+}
+
+/// Why Callgrind is left out.
+fn why_not(file: &ProgramFile, wanted: bool) -> Option<String> {
+    if !wanted {
+        return Some("it was not asked for".to_owned());
+    }
+    let once = file.run_in_callgrind(&PROGRAMS[0], 1);
+    once.err().map(|error| error.to_string())
+}
+
+/// The fastest of all turns.
+struct Best {
+    guest: GuestRun,
+    host: HostRun,
+    callgrind: Option<Callgrind>,
+}
+
+fn run(
+    image: &[u8],
+    file: &ProgramFile,
+    program: &Program,
+    (options, callgrind): (&EmuOptions, bool),
+) -> Result<Best, BenchError> {
+    let rounds = program.rounds * u64::from(options.length);
+    let once = || -> Result<Best, BenchError> {
+        let host = file.run(program, rounds).map_err(failed)?;
+        let guest = run_in_emu(image, program, rounds).map_err(failed)?;
+        let callgrind = callgrind
+            .then(|| file.run_in_callgrind(program, rounds))
+            .transpose()
+            .map_err(failed)?;
+        let results = [Some(host.result), callgrind.map(|all| all.run.result)];
+        if results.iter().flatten().any(|other| *other != guest.result) {
+            let name = program.name;
+            return Err(BenchError::Programs(format!(
+                "{name} came to another result"
+            )));
+        }
+        Ok(Best {
+            guest,
+            host,
+            callgrind,
+        })
+    };
+    let mut best = once()?;
+    for _ in 1..options.turns {
+        let next = once()?;
+        best.guest.time = best.guest.time.min(next.guest.time);
+        best.host.time = best.host.time.min(next.host.time);
+        if let (Some(best), Some(next)) = (&mut best.callgrind, next.callgrind) {
+            best.run.time = best.run.time.min(next.run.time);
+        }
+    }
+    Ok(best)
+}
+
+fn row(program: &Program, best: &Best) -> EmuRow {
+    let counts = &best.guest.rounds;
+    let instructions = counts.of(EventClass::Instructions);
+    let speed = |time: Duration| number(instructions) / time.as_secs_f64() / 1e6;
+    let part = |events: u64| events * 1000 / instructions.max(1);
+    EmuRow {
+        program: program.name,
+        instructions,
+        accesses_per_1000: part(counts.of(EventClass::Loads) + counts.of(EventClass::Stores)),
+        branches_per_1000: part(counts.of(EventClass::Branches)),
+        speeds: EmuSpeeds::of(
+            speed(best.host.time),
+            speed(best.guest.time),
+            best.callgrind.map(|all| speed(all.run.time)),
+        ),
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "it is far below 2^52")]
+fn number(events: u64) -> f64 {
+    events as f64
+}
+
+/// The geometric mean; none if one is missing.
+fn mean(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    let logarithms: Vec<f64> = values
+        .map(|value| value.map(f64::ln))
+        .collect::<Option<_>>()?;
+    let sum: f64 = logarithms.iter().sum();
+    (!logarithms.is_empty()).then(|| (sum / number(logarithms.len() as u64)).exp())
+}
+
+fn failed(error: impl std::error::Error) -> BenchError {
+    BenchError::Programs(error.to_string())
+}
+
+impl Report for EmuReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let processor = self.processor.as_deref().unwrap_or("unknown processor");
+        writeln!(out, "Processor in software on {processor}")?;
+        writeln!(out, "Millions of instructions a second:")?;
+        let rows = self.programs.iter().map(|row| {
+            let millions = row.instructions / 1_000_000;
+            let [native, emu, slower, callgrind, ratio] = cells(&row.speeds);
+            let name = row.program.to_owned();
+            [
+                name,
+                millions.to_string(),
+                native,
+                emu,
+                slower,
+                callgrind,
+                ratio,
+            ]
+        });
+        let [native, emu, slower, callgrind, ratio] = cells(&self.mean);
+        let name = "geometric mean".to_owned();
+        let mean = [name, String::new(), native, emu, slower, callgrind, ratio];
+        let titles = [
+            "program",
+            "millions",
+            "native",
+            "emu",
+            "slower",
+            "callgrind",
+            "emu/callgrind",
+        ];
+        table(titles, 1..=6, rows.chain([mean]), out)?;
+        match &self.without_callgrind {
+            Some(why) => writeln!(out, "Without Callgrind: {why}"),
+            None => writeln!(
+                out,
+                "At least {EACH} of Callgrind's speed each, {MEAN} on the mean: {}",
+                verdict(self.met)
+            ),
+        }
+    }
+}
+
+fn cells(speeds: &EmuSpeeds) -> [String; 5] {
+    let whole = |speed: f64| format!("{speed:.0}");
+    [
+        whole(speeds.native),
+        whole(speeds.emu),
+        format!("{:.1}", speeds.slower),
+        speeds.callgrind.map(whole).unwrap_or_default(),
+        speeds
+            .of_callgrind
+            .map(|ratio| format!("{ratio:.2}"))
+            .unwrap_or_default(),
+    ]
+}
