@@ -3,8 +3,8 @@
 use pmu_virt::{
     Caller, CountRequest, CounterBackend, CounterId, EmuBackend, EmuCycles, EventClass, EventCode,
     EventFamily, EventTotals, Grant, KnownEvent, Layer, MathUnit, MsrIndex, PmuModel, Progress,
-    Provenance, ReadOutcome, Reading, Retirement, Ring, SlotIndex, StepBackend, UnavailableReason,
-    VcpuPmu,
+    Provenance, ReadOutcome, Reading, Retirement, Ring, SlotIndex, StepBackend, Tsc,
+    UnavailableReason, VcpuPmu,
 };
 use proptest::collection::vec;
 use proptest::prelude::{any, prop_assert_eq, proptest};
@@ -118,6 +118,7 @@ proptest! {
             for one in &all {
                 one_by_one(&mut step, *one);
             }
+            emu.observe(&Progress::Entered { tsc: Tsc(0) });
             for part in [&all[..cut], &all[cut..]] {
                 for sum in sums(part) {
                     emu.observe(&sum);
@@ -161,6 +162,7 @@ proptest! {
                     one_by_one(step, *one);
                 }
             }
+            pmu.observe(Progress::Entered { tsc: Tsc(0) });
             for sum in sums(now) {
                 pmu.observe(sum);
             }
@@ -226,6 +228,7 @@ fn cycles_are_simulated_or_none() {
         assert_eq!(emu.horizon(), Some(100));
         let mut done = EventTotals::default().with(EventClass::Instructions, 3);
         done.add_ticks(70);
+        emu.observe(&Progress::Entered { tsc: Tsc(0) });
         for ring in [Ring::Kernel, Ring::User] {
             emu.observe(&Progress::Executed { ring, done });
         }
