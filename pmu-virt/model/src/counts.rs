@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-use crate::progress::{MathUnit, Retirement};
+use crate::retirement::{MathUnit, Retirement};
 
 /// A class of events that instructions cause. What is one of them, the documentation of the
 /// crate `instruction-facts` says.

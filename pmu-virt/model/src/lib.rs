@@ -31,6 +31,7 @@ mod progress;
 mod reading;
 mod register;
 mod request;
+mod retirement;
 mod text;
 mod virtual_pmd;
 
@@ -46,9 +47,10 @@ pub use model::{
     OVF_BUFFER, PMI_IN_USE, PmuModel, RegisterKind, RegisterRow, all_pmu_msr_ranges, written_count,
 };
 pub use pebs::{Pebs, PebsFormat, PebsPrecision};
-pub use progress::{LossReason, MathUnit, Progress, Retirement};
+pub use progress::{LossReason, Progress};
 pub use reading::{Provenance, Reading, Unavailable, UnavailableReason};
 pub use register::{Register, Reserved, WriteForm, WriteRule};
 pub use request::CountRequest;
+pub use retirement::{MathUnit, Retirement};
 pub use text::list;
 pub use virtual_pmd::VirtualPmd;
