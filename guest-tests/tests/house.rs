@@ -2,6 +2,7 @@
 //! `unsafe` but in `sys`. docs/internals/architecture.md states it, and this holds it.
 
 mod crates;
+mod determinism;
 mod invariants;
 mod modules;
 mod names;

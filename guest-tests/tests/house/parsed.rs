@@ -185,7 +185,7 @@ fn child(module: &[String], name: &str) -> Module {
     module
 }
 
-fn for_tests(attributes: &[syn::Attribute]) -> bool {
+pub(crate) fn for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else {
             return attribute.path().is_ident("test");
