@@ -58,8 +58,45 @@ pub struct EmuRow {
     pub accesses_per_1000: u64,
     /// Branches for each thousand of them.
     pub branches_per_1000: u64,
+    /// What took the slow path, from the program's first instruction to its last.
+    pub slow: SlowPathRow,
+    /// KiB of decoded code at the end.
+    pub code_kib: usize,
     #[serde(flatten)]
     pub speeds: EmuSpeeds,
+}
+
+/// How often something took the slow path, for each million of instructions.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct SlowPathRow {
+    /// Instructions that are executed from their decoded form.
+    pub handlers: u64,
+    /// Loads and stores to pages that were not known, or across two.
+    pub accesses: u64,
+    /// Walks of page tables.
+    pub walks: u64,
+    /// Blocks that no jump had found before.
+    pub lookups: u64,
+    /// Blocks that were decoded.
+    pub decoded: u64,
+    /// Instructions that were executed alone.
+    pub alone: u64,
+}
+
+impl SlowPathRow {
+    fn of(run: &GuestRun) -> Self {
+        let instructions = run.whole.of(EventClass::Instructions).max(1);
+        let part = |times: u64| times * 1_000_000 / instructions;
+        let slow = &run.slow_path;
+        SlowPathRow {
+            handlers: part(slow.handlers),
+            accesses: part(slow.accesses),
+            walks: part(slow.walks),
+            lookups: part(slow.lookups),
+            decoded: part(slow.decoded),
+            alone: part(slow.alone),
+        }
+    }
 }
 
 /// Millions of instructions a second.
@@ -192,6 +229,8 @@ fn row(program: &Program, best: &Best) -> EmuRow {
         instructions,
         accesses_per_1000: part(counts.of(EventClass::Loads) + counts.of(EventClass::Stores)),
         branches_per_1000: part(counts.of(EventClass::Branches)),
+        slow: SlowPathRow::of(&best.guest),
+        code_kib: best.guest.code_bytes >> 10,
         speeds: EmuSpeeds::of(
             speed(best.host.time),
             speed(best.guest.time),
@@ -250,6 +289,25 @@ impl Report for EmuReport {
             "emu/callgrind",
         ];
         table(titles, 1..=6, rows.chain([mean]), out)?;
+        writeln!(out, "Slow path, for each million of instructions:")?;
+        let rows = self.programs.iter().map(|row| {
+            let slow = &row.slow;
+            let counts = [slow.handlers, slow.accesses, slow.walks, slow.lookups];
+            let [handlers, accesses, walks, lookups] = counts.map(|count| count.to_string());
+            let name = row.program.to_owned();
+            [
+                name,
+                handlers,
+                accesses,
+                walks,
+                lookups,
+                slow.decoded.to_string(),
+            ]
+        });
+        let titles = [
+            "program", "handlers", "accesses", "walks", "lookups", "decoded",
+        ];
+        table(titles, 1..=5, rows, out)?;
         match &self.without_callgrind {
             Some(why) => writeln!(out, "Without Callgrind: {why}"),
             None => writeln!(

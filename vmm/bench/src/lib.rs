@@ -24,7 +24,7 @@ mod switch;
 mod traps;
 
 pub use beside::Ratios;
-pub use emu::{EmuOptions, EmuReport, EmuRow, EmuSpeeds};
+pub use emu::{EmuOptions, EmuReport, EmuRow, EmuSpeeds, SlowPathRow};
 pub use error::BenchError;
 pub use guest::Access;
 pub use host_arbiter::{

@@ -4,13 +4,14 @@ use std::io;
 
 use arbiter::Scheme;
 use umpire_bench::{
-    ArbiterOptions, BenchError, EmuOptions, Hostility, Measurement, Outcome, PcrOptions, PerfmonOptions,
+    ArbiterOptions, BenchError, EmuOptions, Hostility, Measurement, Outcome, PcrOptions,
+    PerfmonOptions,
 };
 use vmm::config::trap_mode;
 
 use crate::config::parse_policy;
 use crate::exit::{ExitStatus, UserError};
-use crate::flags::{Bench, PerfmonFlags};
+use crate::flags::{ArbiterBenchFlags, Bench, PerfmonFlags};
 
 /// Measures `what` and prints the report on standard output.
 ///
@@ -75,14 +76,7 @@ fn lowered(what: Bench) -> Result<Measurement, UserError> {
             counters: measured.counters,
             runs,
         },
-        Bench::Arbiter(flags) => Measurement::Arbiter(ArbiterOptions {
-            parts: flags.part.into_iter().map(Into::into).collect(),
-            load_ms: flags.load,
-            clients: flags.clients,
-            leases: flags.leases,
-            rounds: flags.rounds,
-            iterations: flags.iterations,
-        }),
+        Bench::Arbiter(flags) => Measurement::Arbiter(of_arbiter(flags)),
         Bench::Emu {
             length,
             turns,
@@ -105,6 +99,17 @@ fn lowered(what: Bench) -> Result<Measurement, UserError> {
 fn hostility(name: &str) -> Hostility {
     let named = Hostility::ALL.into_iter().find(|one| one.name() == name);
     named.unwrap_or_default()
+}
+
+fn of_arbiter(flags: ArbiterBenchFlags) -> ArbiterOptions {
+    ArbiterOptions {
+        parts: flags.part.into_iter().map(Into::into).collect(),
+        load_ms: flags.load,
+        clients: flags.clients,
+        leases: flags.leases,
+        rounds: flags.rounds,
+        iterations: flags.iterations,
+    }
 }
 
 fn of_perfmon(flags: PerfmonFlags) -> PerfmonOptions {

@@ -147,6 +147,16 @@ impl Blocks {
         &self.ops[first..first + count as usize]
     }
 
+    /// Bytes that all of this takes, about: of the maps what their entries need.
+    pub(crate) fn bytes(&self) -> usize {
+        const PER_BLOCK: usize = size_of::<(Key, u32)>() + 2 * size_of::<u32>();
+        self.ops.capacity() * size_of::<Op>()
+            + self.list.capacity() * size_of::<Block>()
+            + self.by_key.capacity() * PER_BLOCK
+            + self.jumps.capacity() * size_of::<Jump>()
+            + self.vectors.capacity() * size_of::<Vector>()
+    }
+
     /// What an operation counts for.
     pub(crate) fn vector(&self, op: &Op) -> Vector {
         self.vectors

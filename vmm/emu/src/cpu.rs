@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Range;
 
 use guest_exit::{Answer, VmExit};
-use iced_x86::InstructionInfoFactory;
+use iced_x86::{Instruction, InstructionInfoFactory};
 use instruction_facts::is_canonical;
 use pmu_model::{EventTotals, Ring};
 
@@ -18,6 +18,7 @@ use crate::decode::{self, Short, Source};
 use crate::events::{self, LANES};
 use crate::insn::{Core, Delivery, Fault, Spot, Stepping, Trap, deliver, execute};
 use crate::op::Op;
+use crate::slow_path::SlowPath;
 use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
 use crate::stop::Missing;
 use crate::sys::ram::Ram;
@@ -127,6 +128,18 @@ impl Cpu {
     /// they took.
     pub fn take_totals(&mut self, ring: Ring) -> EventTotals {
         std::mem::take(&mut self.totals[ring as usize])
+    }
+
+    /// What took the slow path, since the processor was made.
+    #[must_use]
+    pub fn slow_path(&self) -> SlowPath {
+        self.core.slow_path
+    }
+
+    /// Bytes that decoded code takes, beside the guest's RAM.
+    #[must_use]
+    pub fn code_bytes(&self) -> usize {
+        self.blocks.bytes() + self.core.kept.capacity() * size_of::<Instruction>()
     }
 
     /// Ticks since reset.
@@ -276,6 +289,7 @@ impl Cpu {
             self.core.state.dr6 = self.core.state.dr6 & !0xf | hits;
             return self.deliver(Delivery::Debug);
         }
+        self.core.slow_path.alone += 1;
         let before = self.core.state.system_flags;
         let shadow = self.core.state.shadow;
         self.core.state.shadow = Shadow::None;
@@ -558,6 +572,7 @@ impl Cpu {
             rip,
             bits: bits as u8,
         };
+        self.core.slow_path.lookups += 1;
         let found = match self.blocks.find(&key) {
             Some(id) if self.still_there(id)? => id,
             _ => self.decode(key)?,
@@ -628,6 +643,7 @@ impl Cpu {
     }
 
     fn decode(&mut self, key: Key) -> Result<u32, Trap> {
+        self.core.slow_path.decoded += 1;
         if self.blocks.is_full(self.core.kept.len()) {
             self.forget_code();
         }

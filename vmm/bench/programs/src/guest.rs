@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use emu::{Cpu, Cpuid, EventTotals, Ram, RamError, Ring, State, VmExit};
+use emu::{Cpu, Cpuid, EventTotals, Ram, RamError, Ring, SlowPath, State, VmExit};
 use object::{Object, ObjectSegment};
 use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
@@ -66,6 +66,10 @@ pub struct GuestRun {
     pub rounds: EventTotals,
     /// CPU time of this thread for these.
     pub time: Duration,
+    /// What of all that took the slow path.
+    pub slow_path: SlowPath,
+    /// Bytes of decoded code at the end.
+    pub code_bytes: usize,
 }
 
 /// Runs a program for so many rounds.
@@ -154,6 +158,8 @@ impl Machine {
                     whole: self.whole,
                     rounds,
                     time,
+                    slow_path: self.cpu.slow_path(),
+                    code_bytes: self.cpu.code_bytes(),
                 }));
             }
             EXIT => return Err(GuestError::Status(argument)),

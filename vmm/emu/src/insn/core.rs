@@ -11,6 +11,7 @@ use instruction_facts::EventClass;
 use crate::events::LANES;
 use crate::op::Op;
 use crate::paging::{Rules, walk};
+use crate::slow_path::SlowPath;
 use crate::state::{AC, BLOCK, CR0_AM, CR4_SMAP, RSP, STACK, Seg, Segment, State};
 use crate::stop::{Missing, fits};
 use crate::sys::ram::{Ram, Scalar};
@@ -142,6 +143,7 @@ pub(crate) struct Core {
     internal: bool,
     /// HLT has retired.
     pub(crate) halted: bool,
+    pub(crate) slow_path: SlowPath,
     /// Instructions that operations name by number.
     pub(crate) kept: Vec<Instruction>,
     /// Stores to pages with code are let through: the instruction runs alone.
@@ -187,6 +189,7 @@ impl Core {
             replayed: 0,
             internal: false,
             halted: false,
+            slow_path: SlowPath::default(),
             kept: Vec::new(),
             alone: false,
             hits: 0,
@@ -504,6 +507,7 @@ impl Core {
 
     #[cold]
     fn load_slow(&mut self, linear: u64, bytes: u32, seg: u8) -> Exec<u64> {
+        self.slow_path.accesses += 1;
         self.read_slow(self.read, linear, bytes, seg)
     }
 
@@ -589,6 +593,7 @@ impl Core {
 
     #[cold]
     fn store_slow(&mut self, linear: u64, bytes: u32, seg: u8, value: u64) -> Exec {
+        self.slow_path.accesses += 1;
         self.write_as(self.write, linear, bytes, seg, value)
     }
 
@@ -705,6 +710,7 @@ impl Core {
             }
             return Ok(Spot::Ram(offset));
         }
+        self.slow_path.walks += 1;
         let mapped = match walk(&self.ram, &self.rules, linear, set) {
             Ok(mapped) => mapped,
             Err(code) => {

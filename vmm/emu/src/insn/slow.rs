@@ -21,6 +21,7 @@ pub(super) fn kept(core: &mut Core, op: &Op) -> Exec {
     let Some(insn) = core.kept.get(op.imm as usize).copied() else {
         return Ok(());
     };
+    core.slow_path.handlers += 1;
     step(core, &insn)
 }
 
