@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use emu::{Cpu, Cpuid, EventClass, Ram, Ring, State, Stop};
+use emu::{Cpu, Cpuid, EventClass, Ram, Ring, State, VmExit};
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, al, bl, byte_ptr, dl, dword_ptr, eax, ebx, ecx, edx, qword_ptr, r8,
@@ -164,10 +164,10 @@ fn run(name: &str, program: Program) {
     state.rip = CODE;
     state.r[4] = 0xf_0000;
     cpu.set_state(state);
-    assert_eq!(cpu.run(WARM), Stop::Budget);
+    assert_eq!(cpu.run(WARM), VmExit::Budget);
     cpu.take_totals(Ring::User);
     let start = processor_time();
-    assert_eq!(cpu.run(LONG), Stop::Budget);
+    assert_eq!(cpu.run(LONG), VmExit::Budget);
     let seconds = (processor_time() - start).as_secs_f64();
     let totals = cpu.take_totals(Ring::User);
     let instructions = totals.of(EventClass::Instructions);

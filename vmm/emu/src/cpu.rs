@@ -7,6 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use guest_exit::{Answer, VmExit};
 use iced_x86::InstructionInfoFactory;
 use instruction_facts::is_canonical;
 
@@ -17,7 +18,7 @@ use crate::events::{EventTotals, LANES};
 use crate::insn::{Core, Delivery, Fault, Spot, Stepping, Trap, deliver, execute};
 use crate::op::Op;
 use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
-use crate::stop::{Answer, Stop};
+use crate::stop::Missing;
 use crate::sys::ram::Ram;
 use crate::tlb::Set;
 
@@ -144,9 +145,23 @@ impl Cpu {
     }
 
     /// Answers the last stop; the instruction goes on when the processor runs. If it asks for
-    /// something else then, because registers were set, the answer is dropped.
+    /// something else then, because registers were set, the answer is dropped, and so is one
+    /// that does not fit the stop. A load, RDMSR, WRMSR or RDPMC without an answer asks again;
+    /// IN, OUT and stores to devices are done when the processor runs on.
     pub fn answer(&mut self, answer: Answer) {
-        self.core.answer = Some((self.core.stop, answer));
+        self.core.take_answer(answer);
+    }
+
+    /// The bytes of the IN or OUT that it has stopped at; what is left there for an IN is what
+    /// it reads. None for another stop.
+    pub fn io_data(&mut self) -> &mut [u8] {
+        self.core.io_data()
+    }
+
+    /// What was missing when it stopped with [`VmExit::Unimplemented`] last.
+    #[must_use]
+    pub fn missing(&self) -> Option<Missing> {
+        self.core.missing
     }
 
     /// Whether an interrupt would be taken now.
@@ -163,24 +178,27 @@ impl Cpu {
         !state.nmi_blocked && state.shadow != Shadow::MovSs && !self.core.is_half_done()
     }
 
-    /// From now on [`Stop::Window`] says when an interrupt can be taken.
+    /// From now on [`VmExit::Window`] says when an interrupt can be taken.
     pub fn want_window(&mut self, wants: bool) {
         self.wants_window = wants;
     }
 
     /// Delivers an interrupt, which [`Cpu::can_interrupt`] allows. A stop is a triple fault.
-    pub fn interrupt(&mut self, vector: u8) -> Option<Stop> {
+    pub fn interrupt(&mut self, vector: u8) -> Option<VmExit> {
         self.inject(Delivery::Interrupt(vector))
     }
 
     /// Delivers an NMI, which [`Cpu::can_nmi`] allows.
-    pub fn nmi(&mut self) -> Option<Stop> {
+    pub fn nmi(&mut self) -> Option<VmExit> {
         self.inject(Delivery::Nmi)
     }
 
-    fn inject(&mut self, delivery: Delivery) -> Option<Stop> {
+    fn inject(&mut self, delivery: Delivery) -> Option<VmExit> {
         self.begin(0);
         let stop = self.deliver(delivery);
+        if let Some(stop) = stop {
+            self.core.stops_at(stop);
+        }
         self.end();
         stop
     }
@@ -196,13 +214,14 @@ impl Cpu {
 
     /// Runs until `budget` ticks have passed, at least one an instruction, or something stops
     /// it. The last instruction may take it beyond.
-    pub fn run(&mut self, budget: u64) -> Stop {
+    pub fn run(&mut self, budget: u64) -> VmExit {
         self.begin(budget);
         let stop = loop {
             if let Some(stop) = self.step() {
                 break stop;
             }
         };
+        self.core.stops_at(stop);
         self.end();
         stop
     }
@@ -214,16 +233,16 @@ impl Cpu {
     }
 
     /// Something until all has to be looked at again.
-    fn step(&mut self) -> Option<Stop> {
+    fn step(&mut self) -> Option<VmExit> {
         if self.core.halted {
             self.core.halted = false;
-            return Some(Stop::Halted);
+            return Some(VmExit::Halted);
         }
         if self.wants_window && self.can_interrupt() {
-            return Some(Stop::Window);
+            return Some(VmExit::Window);
         }
         if self.core.left <= 0 {
-            return Some(Stop::Budget);
+            return Some(VmExit::Budget);
         }
         self.drop_written();
         if std::mem::take(&mut self.core.flushed) {
@@ -235,12 +254,12 @@ impl Cpu {
         self.core.stepping = Stepping::Before;
         self.core.hits = 0;
         match self.run_blocks(false) {
-            Ended::Budget => Some(Stop::Budget),
+            Ended::Budget => Some(VmExit::Budget),
             // TF was clear, and no breakpoint on.
             Ended::Retired | Ended::Repeats => self.debug_trap(0),
             Ended::Fault => self.deliver(Delivery::Fault(self.core.fault)),
             Ended::CodeWrite => self.single(true),
-            Ended::Stop => Some(self.stopped()),
+            Ended::Stop => Some(self.core.stopped()),
         }
     }
 
@@ -254,27 +273,8 @@ impl Cpu {
             || self.core.is_half_done()
     }
 
-    fn stopped(&mut self) -> Stop {
-        self.core.rewind();
-        match &mut self.core.stop {
-            Stop::Unimplemented { rip, .. } => *rip = self.core.state.rip,
-            Stop::Budget
-            | Stop::Window
-            | Stop::Halted
-            | Stop::Shutdown
-            | Stop::IoIn { .. }
-            | Stop::IoOut { .. }
-            | Stop::MmioRead { .. }
-            | Stop::MmioWrite { .. }
-            | Stop::Rdmsr { .. }
-            | Stop::Wrmsr { .. }
-            | Stop::Rdpmc { .. } => {}
-        }
-        self.core.stop
-    }
-
     /// One instruction, with what may come before and behind it.
-    fn single(&mut self, alone: bool) -> Option<Stop> {
+    fn single(&mut self, alone: bool) -> Option<VmExit> {
         if let Some(hits) = self.breakpoints() {
             self.core.state.dr6 = self.core.state.dr6 & !0xf | hits;
             return self.deliver(Delivery::Debug);
@@ -308,9 +308,9 @@ impl Cpu {
                 self.core.state.shadow = shadow;
                 self.core.state.system_flags |= before & RF;
                 Some(if ended == Ended::Stop {
-                    self.stopped()
+                    self.core.stopped()
                 } else {
-                    Stop::Budget
+                    VmExit::Budget
                 })
             }
         }
@@ -334,7 +334,7 @@ impl Cpu {
 
     /// #DB behind an instruction: of a step, and of data. A load of SS puts it off by one
     /// instruction, and a step's is lost then.
-    fn debug_trap(&mut self, before: u64) -> Option<Stop> {
+    fn debug_trap(&mut self, before: u64) -> Option<VmExit> {
         const SINGLE_STEP: u64 = 1 << 14;
         if self.core.state.shadow == Shadow::MovSs {
             return None;
@@ -356,7 +356,7 @@ impl Cpu {
     }
 
     /// Delivers, with what comes of faults on the way (SDM vol. 3A, table 6-5).
-    fn deliver(&mut self, delivery: Delivery) -> Option<Stop> {
+    fn deliver(&mut self, delivery: Delivery) -> Option<VmExit> {
         // The handler runs, whatever waits for one.
         self.core.halted = false;
         // Nobody raises exceptions for ever without time passing.
@@ -369,10 +369,10 @@ impl Cpu {
                 Ok(()) => break None,
                 Err(Trap::Fault) => match after(current, self.core.fault) {
                     Some(next) => current = next,
-                    None => break Some(Stop::Shutdown),
+                    None => break Some(VmExit::Shutdown),
                 },
-                Err(Trap::Stop) => break Some(self.stopped()),
-                Err(Trap::Leave | Trap::Again | Trap::CodeWrite) => break Some(Stop::Shutdown),
+                Err(Trap::Stop) => break Some(self.core.stopped()),
+                Err(Trap::Leave | Trap::Again | Trap::CodeWrite) => break Some(VmExit::Shutdown),
             }
         };
         self.core.alone = alone;

@@ -1,12 +1,12 @@
 //! A processor in software that counts exactly.
 //!
-//! State, memory and a budget go in; state, counts and a [`Stop`] come out. It knows no KVM,
+//! State, memory and a budget go in; state, counts and a [`VmExit`] come out. It knows no KVM,
 //! PMU, device, clock or file, and what it does depends on nothing else: neither on the host,
 //! nor on budgets, nor on which code is decoded already.
 //!
 //! Instructions are decoded once, to operations in blocks ([`Cpu::run`] executes these), and
 //! counted as stepping a guest counts them. What CPUID does not announce raises #UD; what it
-//! announces and is not there stops with [`Stop::Unimplemented`], and has counted nothing.
+//! announces and is not there stops with [`VmExit::Unimplemented`], and has counted nothing.
 
 #![deny(unsafe_code)]
 
@@ -36,5 +36,6 @@ pub use flags::Flags;
 pub use insn::is_known;
 pub use instruction_facts::EventClass;
 pub use state::{Msrs, Seg, Segment, Shadow, State, Table};
-pub use stop::{Answer, Missing, Stop};
+pub use guest_exit::{Answer, VmExit};
+pub use stop::Missing;
 pub use sys::ram::{PAGE, Ram, RamError, Scalar};

@@ -1,6 +1,6 @@
 //! What is known of code and translations changes nothing that a guest or a count sees.
 
-use emu::{Answer, State, Stop};
+use emu::{State, VmExit};
 
 use crate::guest::{Guest, PAGES, PRESENT, WRITABLE};
 use crate::system::{CODE, DATA, change, guest};
@@ -23,7 +23,7 @@ fn clear(guest: &mut Guest, linear: u64, bits: u64) {
 #[test]
 fn strings_take_the_same_time_over_code() {
     // CALL to RET in the page of data; REP STOSB downwards over it; HLT.
-    let run = |forgets: bool| -> (State, Stop) {
+    let run = |forgets: bool| -> (State, VmExit) {
         let mut guest = guest(0, &[0xff, 0xd0, 0xf3, 0xaa, 0xf4]);
         guest.map(DATA + 0x1000, PAGES + 0x2000, PRESENT | WRITABLE);
         guest.bytes(PAGES + 0x1ff0, &[0xc3]);
@@ -33,7 +33,7 @@ fn strings_take_the_same_time_over_code() {
             state.r[1] = 300;
             state.r[7] = DATA + 0x1040;
         });
-        assert_eq!(guest.cpu.run(2), Stop::Budget);
+        assert_eq!(guest.cpu.run(2), VmExit::Budget);
         if forgets {
             guest.cpu.forget_code();
         }
@@ -41,7 +41,7 @@ fn strings_take_the_same_time_over_code() {
         (guest.cpu.state().clone(), stop)
     };
     let (state, stop) = run(false);
-    assert_eq!((stop, state.r[1]), (Stop::Halted, 0));
+    assert_eq!((stop, state.r[1]), (VmExit::Halted, 0));
     assert_eq!((state, stop), run(true));
 }
 
@@ -56,13 +56,13 @@ fn each_element_from_a_device_takes_its_time() {
     one.cpu.want_window(true);
     let mut before = one.cpu.time();
     for left in [2, 1] {
-        while one.cpu.run(100) == Stop::Window {
+        while one.cpu.run(100) == VmExit::Window {
             one.cpu.want_window(false);
         }
-        one.cpu.answer(Answer::Value(7));
+        one.cpu.io_data()[0] = 7;
         one.cpu.want_window(true);
         // Interrupts may come between.
-        assert_eq!(one.cpu.run(100), Stop::Window);
+        assert_eq!(one.cpu.run(100), VmExit::Window);
         assert_eq!(one.cpu.state().r[1], left);
         assert!(one.cpu.time() > before);
         before = one.cpu.time();
@@ -73,7 +73,7 @@ fn each_element_from_a_device_takes_its_time() {
 fn what_the_loop_needs_is_no_state() {
     // MOV EAX,[RIP]; NOP.
     let mut guest = guest(0, &[0x8b, 0x05, 0, 0, 0, 0, 0x90]);
-    assert_eq!(guest.cpu.run(2), Stop::Budget);
+    assert_eq!(guest.cpu.run(2), VmExit::Budget);
     assert!(guest.cpu.state().r[16..].iter().all(|one| *one == 0));
     assert_eq!(guest.cpu.interrupt(0x40), None);
     assert!(guest.cpu.state().r[16..].iter().all(|one| *one == 0));
@@ -89,13 +89,13 @@ fn fetches_walk_alike_where_jumps_are_known() {
         guest.map(FAR, PAGES + 0x3000, PRESENT);
         guest.bytes(PAGES + 0x3000, &[0xff, 0xe3]);
         change(&mut guest, |state| (state.r[0], state.r[3]) = (FAR, CODE));
-        assert_eq!(guest.cpu.run(4), Stop::Budget);
+        assert_eq!(guest.cpu.run(4), VmExit::Budget);
         clear(&mut guest, CODE, ACCESSED);
         clear(&mut guest, FAR, ACCESSED);
         if forgets {
             guest.cpu.forget_code();
         }
-        assert_eq!(guest.cpu.run(4), Stop::Budget);
+        assert_eq!(guest.cpu.run(4), VmExit::Budget);
         [CODE, FAR].map(|page| guest.word(entry(&guest, page)) & ACCESSED)
     };
     assert_eq!(run(false), run(true));
@@ -111,13 +111,13 @@ fn stores_walk_alike_where_code_is() {
         let mut guest = guest(0, &code);
         guest.bytes(PAGES + 0x1ff0, &[0xc3]);
         change(&mut guest, |state| state.r[0] = DATA + 0xff0);
-        assert_eq!(guest.cpu.run(3), Stop::Budget);
+        assert_eq!(guest.cpu.run(3), VmExit::Budget);
         clear(&mut guest, DATA, DIRTY);
-        assert_eq!(guest.cpu.run(2), Stop::Budget);
+        assert_eq!(guest.cpu.run(2), VmExit::Budget);
         if forgets {
             guest.cpu.forget_code();
         }
-        assert_eq!(guest.cpu.run(2), Stop::Budget);
+        assert_eq!(guest.cpu.run(2), VmExit::Budget);
         (
             guest.word(entry(&guest, DATA)) & DIRTY,
             guest.word(PAGES + 0x1000) & 0xff,
@@ -148,7 +148,7 @@ fn entries_of_page_tables_that_are_code() {
         state.r[0] = DATA;
         state.r[2] = 1;
     });
-    assert_eq!(guest.cpu.run(20), Stop::Halted);
+    assert_eq!(guest.cpu.run(20), VmExit::Halted);
     assert_eq!(guest.word(at) & 0x21, 0x21);
     assert_eq!(guest.cpu.state().r[2], 0);
 }

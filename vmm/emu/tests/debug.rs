@@ -1,6 +1,6 @@
 //! Single steps, breakpoints, and the flags about them.
 
-use emu::Stop;
+use emu::VmExit;
 
 use crate::guest::{Happened, KERNEL_CODE, KERNEL_DATA, PAGES, SYSTEM, USER_DATA};
 use crate::system::{CODE, DATA, change, guest, handler};
@@ -19,11 +19,11 @@ fn a_repeated_string_meets_its_breakpoint_once() {
         state.dr[0] = CODE;
         state.dr7 = 0x401;
     });
-    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
     assert_eq!((guest.cpu.state().r[1], guest.cpu.state().rip), (172, CODE));
     // Who interrupts it comes back to it with RF.
     assert_eq!(guest.cpu.state().rflags() & RF, RF);
-    assert_eq!(guest.cpu.run(100), Stop::Halted);
+    assert_eq!(guest.cpu.run(100), VmExit::Halted);
     assert_eq!(guest.cpu.state().rflags() & RF, 0);
 }
 
@@ -75,10 +75,10 @@ fn who_steps_over_hlt_does_not_sleep() {
     let mut guest = guest(0, &[0xf4]);
     guest.bytes(crate::guest::HANDLERS + 16, &[0x90, 0xf4]);
     change(&mut guest, |state| state.set_rflags(2 | TF));
-    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
     assert_eq!(guest.cpu.state().rip, handler(1));
     assert_eq!(guest.frame(1)[0], CODE + 1);
-    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A machine to run a few instructions in: page tables, GDT, IDT and TSS, a handler per vector.
 
-use emu::{Cpu, Cpuid, Ram, Ring, Seg, Segment, State, Stop, Table};
+use emu::{Cpu, Cpuid, Ram, Ring, Seg, Segment, State, VmExit, Table};
 use vm_memory::{Bytes, GuestAddress};
 
 /// The system's own memory, mapped here for CPL 0 at [`SYSTEM`].
@@ -40,7 +40,7 @@ pub(crate) enum Happened {
     Retired,
     /// Vector, error code, CR2.
     Fault(u8, u64, u64),
-    Stopped(Stop),
+    Stopped(VmExit),
 }
 
 impl Guest {
@@ -185,7 +185,7 @@ impl Guest {
             {
                 return self.fault(vector);
             }
-            if stop != Stop::Budget {
+            if stop != VmExit::Budget {
                 return Happened::Stopped(stop);
             }
             let retired: u64 = totals

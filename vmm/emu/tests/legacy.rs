@@ -1,6 +1,6 @@
 //! Code of 16 and 32 bits.
 
-use emu::{Seg, Segment, State, Stop};
+use emu::{Seg, Segment, State, VmExit};
 
 use crate::guest::{Guest, Happened, PAGES};
 use crate::system::{CODE, DATA, change, guest};
@@ -30,7 +30,7 @@ fn the_same_offset_in_another_segment_is_another_place() {
     guest.bytes(0x8_0000, &[0x40, 0xea, 0, 0, 0, 0x90]);
     guest.bytes(0x9_0000, &[0x43, 0xea, 0, 0, 0, 0x80]);
     guest.cpu.set_state(real(0x8000, 0));
-    assert_eq!(guest.cpu.run(8), Stop::Budget);
+    assert_eq!(guest.cpu.run(8), VmExit::Budget);
     let state = guest.cpu.state();
     assert_eq!((state.r[0], state.r[3]), (2, 2));
 }
@@ -51,7 +51,7 @@ fn code_ends_where_its_segment_does() {
         state.set_segment(Seg::Cs, cs);
         guest.cpu.set_state(state);
         while guest.cpu.state().rip < 0x104 {
-            assert_eq!(guest.cpu.run(1), Stop::Budget);
+            assert_eq!(guest.cpu.run(1), VmExit::Budget);
         }
         // Its handler is beyond the limit too: nothing but #GP comes of it.
         let _ = guest.cpu.run(budget);
@@ -69,7 +69,7 @@ fn code_ends_where_its_segment_does() {
     };
     state.set_segment(Seg::Cs, cs);
     guest.cpu.set_state(state);
-    assert_eq!(guest.cpu.run(2), Stop::Budget);
+    assert_eq!(guest.cpu.run(2), VmExit::Budget);
     assert_eq!((guest.cpu.state().r[0], guest.cpu.state().rip), (1, 0x200));
 }
 
@@ -83,7 +83,7 @@ fn a_stack_in_a_page_of_code() {
     let mut state = real(0x8000, 0);
     load(&mut state, Seg::Ss, 0x8000);
     guest.cpu.set_state(state);
-    assert_eq!(guest.cpu.run(10), Stop::Halted);
+    assert_eq!(guest.cpu.run(10), VmExit::Halted);
     assert_eq!(guest.word(0x8_07fa) & 0xffff_ffff, 0x8000_0001);
 }
 
@@ -96,7 +96,7 @@ fn real_mode_has_no_privilege() {
     let mut guest = Guest::new();
     guest.bytes(0x8_0000, &code);
     guest.cpu.set_state(real(0x7fff, 0x10));
-    assert_eq!(guest.cpu.run(10), Stop::Halted);
+    assert_eq!(guest.cpu.run(10), VmExit::Halted);
     assert_eq!(guest.cpu.state().cpl(), 0);
 }
 
@@ -232,6 +232,6 @@ fn accesses_wrap_where_addresses_end() {
     let mut guest = compatible(&[0x90]);
     change(&mut guest, |state| state.idtr.base = 0x8000_0000_0000);
     // The gate's address is none: #GP, which cannot be delivered, nor can #DF.
-    assert_eq!(guest.cpu.interrupt(0x40), Some(Stop::Shutdown));
+    assert_eq!(guest.cpu.interrupt(0x40), Some(VmExit::Shutdown));
     assert_eq!(guest.cpu.state().r[7], DATA + 0x100);
 }

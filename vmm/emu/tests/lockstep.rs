@@ -1,6 +1,6 @@
 //! The same code, in one run or in many small ones: the same end, to the last count.
 
-use emu::{EventClass, EventTotals, Ring, State, Stop};
+use emu::{EventClass, EventTotals, Ring, State, VmExit};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use proptest::prelude::{ProptestConfig, proptest};
 
@@ -11,7 +11,7 @@ use crate::oracle::{self, Random};
 /// Ticks of a run.
 const TICKS: u64 = 600;
 
-type End = (Stop, State, [EventTotals; 2], Vec<u8>);
+type End = (VmExit, State, [EventTotals; 2], Vec<u8>);
 
 /// What a program may do.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -124,10 +124,10 @@ fn run(seed: u64, kind: Kind, budget: u64, forgets: bool) -> End {
     let stop = loop {
         let left = TICKS.saturating_sub(guest.cpu.time());
         if left == 0 {
-            break Stop::Budget;
+            break VmExit::Budget;
         }
         let stop = guest.cpu.run(budget.min(left));
-        if stop != Stop::Budget {
+        if stop != VmExit::Budget {
             break stop;
         }
         if forgets {

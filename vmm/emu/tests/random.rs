@@ -1,6 +1,6 @@
 //! Guests that are nothing but noise: no panic, no end that does not come, bounded memory.
 
-use emu::{Answer, Cpu, Cpuid, Ram, Segment, State, Stop};
+use emu::{Answer, Cpu, Cpuid, Ram, Segment, State, VmExit};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::oracle::Random;
@@ -61,19 +61,26 @@ fn state(random: &mut Random) -> State {
     state
 }
 
-fn answer(random: &mut Random, cpu: &mut Cpu, stop: Stop) -> bool {
+fn answer(random: &mut Random, cpu: &mut Cpu, stop: VmExit) -> bool {
     match stop {
-        Stop::Shutdown | Stop::Unimplemented { .. } => return false,
-        Stop::IoIn { .. } | Stop::MmioRead { .. } | Stop::Rdpmc { .. } => {
-            cpu.answer(Answer::Value(random.next()));
+        VmExit::Shutdown | VmExit::Unimplemented { .. } => return false,
+        VmExit::IoIn { len, .. } => {
+            let bytes = random.next().to_le_bytes();
+            cpu.io_data().copy_from_slice(&bytes[..len]);
         }
-        Stop::IoOut { .. } | Stop::MmioWrite { .. } => cpu.answer(Answer::Done),
-        Stop::Rdmsr { .. } | Stop::Wrmsr { .. } => cpu.answer(if random.chance(2) {
-            Answer::Gp
+        VmExit::MmioRead { .. } => cpu.answer(Answer::Mmio(random.next().to_le_bytes())),
+        VmExit::IoOut { .. } | VmExit::MmioWrite { .. } => {}
+        VmExit::Rdmsr { .. } | VmExit::Rdpmc { .. } => cpu.answer(if random.chance(2) {
+            Answer::MsrFault
         } else {
-            Answer::Value(random.next())
+            Answer::Msr(random.next())
         }),
-        Stop::Budget | Stop::Window | Stop::Halted => {
+        VmExit::Wrmsr { .. } => cpu.answer(if random.chance(2) {
+            Answer::MsrFault
+        } else {
+            Answer::Done
+        }),
+        VmExit::Budget | VmExit::Window | VmExit::Halted => {
             if cpu.can_interrupt() && random.chance(4) {
                 return cpu.interrupt(random.next() as u8).is_none();
             }
@@ -81,6 +88,7 @@ fn answer(random: &mut Random, cpu: &mut Cpu, stop: Stop) -> bool {
                 return cpu.nmi().is_none();
             }
         }
+        other => panic!("{other:?} is no exit of the emulator"),
     }
     true
 }

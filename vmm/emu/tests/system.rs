@@ -1,6 +1,6 @@
 //! What CPL 0 is about: delivery, returns, system calls, shadows, debug, stops.
 
-use emu::{Answer, EventClass, Ring, Seg, Shadow, Stop};
+use emu::{Answer, EventClass, Ring, Seg, Shadow, VmExit};
 
 use crate::guest::{
     GDT, Guest, HANDLERS, Happened, KERNEL_CODE, KERNEL_DATA, PAGES, PRESENT, STACK_TOP, SYSTEM,
@@ -57,7 +57,7 @@ fn an_interrupt_goes_to_its_handler_and_back() {
     assert_eq!((state.rip, state.cpl()), (handler(0x40), 0));
     assert_eq!(state.r[4], SYSTEM + STACK_TOP - 40);
     assert_eq!(state.rflags() & 0x200, 0);
-    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
     let state = guest.cpu.state();
     assert_eq!(
         (state.rip, state.cpl(), state.r[4]),
@@ -100,11 +100,11 @@ fn system_calls() {
         state.msrs.star = u64::from(KERNEL_CODE) << 32 | u64::from(USER_DATA - 8) << 48;
         state.msrs.sfmask = 0x200;
     });
-    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
     let state = guest.cpu.state();
     assert_eq!((state.cpl(), state.r[1], state.r[11]), (0, CODE + 2, 0x202));
     assert_eq!(state.rflags(), 2);
-    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
     let state = guest.cpu.state();
     assert_eq!(
         (state.cpl(), state.rip, state.rflags()),
@@ -146,7 +146,7 @@ fn faults_on_the_way_become_double_and_then_shutdown() {
     change(&mut guest, |state| state.r[1] = 0);
     guest.write(crate::guest::IDT, 0);
     guest.write(crate::guest::IDT + 16 * 8, 0);
-    assert_eq!(guest.one(), Happened::Stopped(Stop::Shutdown));
+    assert_eq!(guest.one(), Happened::Stopped(VmExit::Shutdown));
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_window_opens_behind_the_shadow_of_sti() {
     let mut guest = guest(0, &[0xfb, 0x90, 0x90]);
     change(&mut guest, |state| state.set_rflags(2));
     guest.cpu.want_window(true);
-    assert_eq!(guest.cpu.run(100), Stop::Window);
+    assert_eq!(guest.cpu.run(100), VmExit::Window);
     assert_eq!(guest.cpu.state().rip, CODE + 2);
 }
 
@@ -194,7 +194,7 @@ fn nmis_wait_for_iret() {
     guest.bytes(HANDLERS + 32, &[0x48, 0xcf]);
     assert_eq!(guest.cpu.nmi(), None);
     assert!(!guest.cpu.can_nmi());
-    assert_eq!(guest.cpu.run(1), Stop::Budget);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
     assert!(guest.cpu.can_nmi());
     assert_eq!(guest.cpu.state().rip, CODE);
 }
@@ -217,7 +217,7 @@ fn breakpoints_of_instructions_and_data() {
     let image = guest.cpu.state().r[4] - SYSTEM + 16;
     guest.write(image, flags | 1 << 16);
     guest.bytes(HANDLERS + 16, &[0x48, 0xcf]);
-    assert_eq!(guest.cpu.run(2), Stop::Budget);
+    assert_eq!(guest.cpu.run(2), VmExit::Budget);
     assert_eq!(guest.cpu.state().rip, CODE + 2);
     assert!(matches!(guest.one(), Happened::Fault(1, ..)));
     assert_eq!(guest.frame(1)[0], CODE + 5);
@@ -242,40 +242,40 @@ fn ports_msrs_and_counters_ask() {
     };
     assert_eq!(
         guest.cpu.run(100),
-        Stop::IoIn {
+        VmExit::IoIn {
             port: 0x3f8,
-            width: 1
+            width: 1,
+            len: 1
         }
     );
     assert_eq!(retired(&mut guest), 0);
-    guest.cpu.answer(Answer::Value(0x55));
-    let value = 0x55;
+    guest.cpu.io_data()[0] = 0x55;
     let port = 0x3f8;
     assert_eq!(
         guest.cpu.run(100),
-        Stop::IoOut {
+        VmExit::IoOut {
             port,
             width: 4,
-            value
+            len: 4
         }
     );
+    assert_eq!(guest.cpu.io_data(), [0x55, 0, 0, 0]);
     assert_eq!(retired(&mut guest), 1);
-    guest.cpu.answer(Answer::Done);
-    assert_eq!(guest.cpu.run(100), Stop::Rdmsr { index: 0xc1 });
-    guest.cpu.answer(Answer::Value(0x1_0000_0002));
+    assert_eq!(guest.cpu.run(100), VmExit::Rdmsr { index: 0xc1 });
+    guest.cpu.answer(Answer::Msr(0x1_0000_0002));
     let value = 0x1_0000_0002;
-    assert_eq!(guest.cpu.run(100), Stop::Wrmsr { index: 0xc1, value });
+    assert_eq!(guest.cpu.run(100), VmExit::Wrmsr { index: 0xc1, value });
     guest.cpu.answer(Answer::Done);
-    assert_eq!(guest.cpu.run(100), Stop::Rdpmc { index: 0xc1 });
-    guest.cpu.answer(Answer::Value(7));
-    assert_eq!(guest.cpu.run(100), Stop::Halted);
+    assert_eq!(guest.cpu.run(100), VmExit::Rdpmc { index: 0xc1 });
+    guest.cpu.answer(Answer::Msr(7));
+    assert_eq!(guest.cpu.run(100), VmExit::Halted);
     let state = guest.cpu.state();
     assert_eq!((state.r[0], state.r[2], state.rip), (7, 0, CODE + 9));
     assert_eq!(retired(&mut guest), 5);
     // An MSR that is not there.
     let mut guest = self::guest(0, &[0x0f, 0x32]);
-    assert!(matches!(guest.cpu.run(1), Stop::Rdmsr { .. }));
-    guest.cpu.answer(Answer::Gp);
+    assert!(matches!(guest.cpu.run(1), VmExit::Rdmsr { .. }));
+    guest.cpu.answer(Answer::MsrFault);
     assert_eq!(guest.one(), Happened::Fault(13, 0, 0));
 }
 
@@ -285,20 +285,19 @@ fn devices_are_asked_once_for_each_access() {
     let mut guest = guest(0, &[0x41, 0x01, 0x00, 0xf4]);
     change(&mut guest, |state| state.r[0] = 3);
     let address = 0xfee0_0000;
-    assert_eq!(guest.cpu.run(10), Stop::MmioRead { address, len: 4 });
-    guest.cpu.answer(Answer::Value(0xffff_ffff));
+    assert_eq!(guest.cpu.run(10), VmExit::MmioRead { address, len: 4 });
+    guest.cpu.answer(Answer::Mmio([0xff; 8]));
     let data = [2, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(
         guest.cpu.run(10),
-        Stop::MmioWrite {
+        VmExit::MmioWrite {
             address,
             data,
             len: 4
         }
     );
     assert_eq!(guest.cpu.state().rip, CODE);
-    guest.cpu.answer(Answer::Done);
-    assert_eq!(guest.cpu.run(10), Stop::Halted);
+    assert_eq!(guest.cpu.run(10), VmExit::Halted);
     assert_eq!(guest.cpu.state().rflags() & 1, 1);
     let totals = guest.cpu.take_totals(Ring::Kernel);
     assert_eq!(
@@ -313,7 +312,7 @@ fn code_that_rewrites_itself() {
     let code = [0xc6, 0x05, 0x01, 0, 0, 0, 0xc8, 0xff, 0xc0, 0xf4];
     let mut guest = guest(0, &code);
     change(&mut guest, |state| state.r[0] = 10);
-    assert_eq!(guest.cpu.run(10), Stop::Halted);
+    assert_eq!(guest.cpu.run(10), VmExit::Halted);
     assert_eq!(guest.cpu.state().r[0], 9);
     let totals = guest.cpu.take_totals(Ring::Kernel);
     assert_eq!(totals.of(EventClass::Instructions), 3);
@@ -335,7 +334,7 @@ fn repeated_strings_count_once() {
         state.r[1] = 1200;
         state.r[0] = 0x0102_0304_0506_0708;
     });
-    assert_eq!(guest.cpu.run(100), Stop::Halted);
+    assert_eq!(guest.cpu.run(100), VmExit::Halted);
     assert_eq!(guest.cpu.state().r[7], DATA + 0x100 + 1200 * 8);
     assert_eq!(
         guest.word(PAGES + 0x1000 + 0x100 + 1199 * 8),
@@ -405,7 +404,7 @@ fn sixteen_bits_and_the_way_to_long_mode() {
     state.r[4] = 0xf000;
     guest.bytes(0x8_0100, &code);
     guest.cpu.set_state(state);
-    assert_eq!(guest.cpu.run(100), Stop::Halted);
+    assert_eq!(guest.cpu.run(100), VmExit::Halted);
     let state = guest.cpu.state();
     assert_eq!((state.r[0], state.r[3], state.r[1]), (0x1237, 0x1234, 0));
     let totals = guest.cpu.take_totals(Ring::Kernel);
@@ -552,14 +551,33 @@ fn registers_of_the_system_have_the_bits_that_are_announced() {
 fn an_answer_is_to_what_was_asked() {
     // IN AL,DX; then the registers are others.
     let mut guest = guest(0, &[0xec]);
-    let (port, width) = (0x3f8, 1);
+    let (port, width, len) = (0x3f8, 1, 1);
     change(&mut guest, |state| state.r[2] = 0x3f8);
-    assert_eq!(guest.cpu.run(1), Stop::IoIn { port, width });
-    guest.cpu.answer(Answer::Value(5));
+    assert_eq!(guest.cpu.run(1), VmExit::IoIn { port, width, len });
+    guest.cpu.io_data()[0] = 5;
     // MMIO is asked for by the next instruction instead.
     guest.bytes(PAGES, &[0x41, 0x8b, 0x00]);
     let address = 0xfee0_0000;
-    assert_eq!(guest.cpu.run(1), Stop::MmioRead { address, len: 4 });
+    assert_eq!(guest.cpu.run(1), VmExit::MmioRead { address, len: 4 });
+    // An answer of another kind is none, and a load without one asks again.
+    guest.cpu.answer(Answer::Msr(5));
+    assert_eq!(guest.cpu.run(1), VmExit::MmioRead { address, len: 4 });
+}
+
+#[test]
+fn another_value_is_another_out() {
+    // OUT DX,AL; then AL is another.
+    let mut guest = guest(0, &[0xee]);
+    change(&mut guest, |state| (state.r[0], state.r[2]) = (1, 0x3f8));
+    let exit = VmExit::IoOut {
+        port: 0x3f8,
+        width: 1,
+        len: 1,
+    };
+    assert_eq!((guest.cpu.run(1), guest.cpu.io_data()[0]), (exit, 1));
+    change(&mut guest, |state| state.r[0] = 2);
+    assert_eq!((guest.cpu.run(1), guest.cpu.io_data()[0]), (exit, 2));
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
 }
 
 #[test]

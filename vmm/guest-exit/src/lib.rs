@@ -1,6 +1,6 @@
 //! What leaves a guest, as an owned value that is decoded once and allocates nothing; a test
-//! can make up any. It is the same whatever engine runs the guest. Variants that only KVM has
-//! say so.
+//! can make up any. It is the same whatever engine runs the guest. Variants that only one engine
+//! has say so: KVM, or the emulator, which is a processor in software.
 #![forbid(unsafe_code)]
 
 /// One exit from the guest.
@@ -57,6 +57,21 @@ pub enum VmExit {
     },
     /// KVM: #DB or a step, under `KVM_SET_GUEST_DEBUG`.
     Debug(DebugExit),
+    /// Emulator: RDPMC that CR4.PCE or CPL 0 allows, to be answered.
+    Rdpmc {
+        /// ECX.
+        index: u32,
+    },
+    /// Emulator: the ticks that it was to run for have passed.
+    Budget,
+    /// Emulator: an interrupt can be taken now, as was asked for.
+    Window,
+    /// Emulator: what CPUID announces, or every processor can do, and this one cannot: a bug.
+    /// The instruction has changed nothing and counted for nothing.
+    Unimplemented {
+        /// RIP of the instruction.
+        rip: u64,
+    },
     /// Nothing of the guest's: it was called out.
     Interrupted,
     /// HLT, where the engine does not wait for the interrupt itself.
@@ -115,8 +130,8 @@ pub enum Answer {
     Done,
     /// The bytes of a load.
     Mmio([u8; 8]),
-    /// The value of an RDMSR.
+    /// The value of an RDMSR or RDPMC.
     Msr(u64),
-    /// #GP(0) for the RDMSR or WRMSR.
+    /// #GP(0) for the RDMSR, WRMSR or RDPMC.
     MsrFault,
 }

@@ -4,42 +4,79 @@ use super::outcome::{VcpuEnd, VcpuFailure};
 use crate::devices::{DeviceOutcome, Platform};
 use crate::kvm::{Answer, InternalError, KvmVcpu, VmExit};
 
-/// What each kind of exit leads to; an end, or the guest runs on.
-pub(super) fn handle(
+/// What an exit leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Handled {
+    /// The guest runs on.
+    RunsOn,
+    /// The guest runs on with this answer.
+    Answered(Answer),
+    /// The vCPU has ended.
+    Ended(VcpuEnd),
+    /// What it means is known to the engine alone.
+    Engine,
+}
+
+/// What each exit leads to that means the same on every engine. `data` are the bytes of an IN
+/// or OUT.
+pub(crate) fn handle(exit: VmExit, data: &mut [u8], platform: &dyn Platform) -> Handled {
+    match exit {
+        // All that comes to here is the PMU's, and somebody else's if it is there.
+        VmExit::Rdmsr { .. } | VmExit::Wrmsr { .. } | VmExit::Rdpmc { .. } => {
+            Handled::Answered(Answer::MsrFault)
+        }
+        VmExit::IoIn { port, width, .. } => {
+            data.fill(0xff);
+            platform.port_read(port, width, data);
+            Handled::RunsOn
+        }
+        VmExit::IoOut { port, width, .. } => match platform.port_write(port, width, data) {
+            DeviceOutcome::Continue => Handled::RunsOn,
+            DeviceOutcome::Exit(end) => Handled::Ended(VcpuEnd::Guest(end)),
+        },
+        VmExit::MmioRead { address, len } => {
+            let mut data = [0xff; 8];
+            platform.mmio_read(address, &mut data[..len]);
+            Handled::Answered(Answer::Mmio(data))
+        }
+        VmExit::MmioWrite { address, data, len } => {
+            platform.mmio_write(address, &data[..len]);
+            Handled::RunsOn
+        }
+        VmExit::Debug(_) | VmExit::Interrupted => Handled::RunsOn,
+        VmExit::Budget
+        | VmExit::Window
+        | VmExit::Unimplemented { .. }
+        | VmExit::Halted
+        | VmExit::Shutdown
+        | VmExit::InternalError(_)
+        | VmExit::FailEntry { .. }
+        | VmExit::SystemEvent { .. }
+        | VmExit::MemoryFault { .. }
+        | VmExit::Unexpected { .. } => Handled::Engine,
+    }
+}
+
+/// What each exit of KVM's leads to; an end, or the guest runs on.
+pub(super) fn handle_kvm(
     kvm: &mut KvmVcpu,
     platform: &dyn Platform,
     exit: VmExit,
 ) -> Result<Option<VcpuEnd>, VcpuFailure> {
-    let stuck = match exit {
-        // All that the filter lets through is the PMU's.
-        VmExit::Rdmsr { .. } | VmExit::Wrmsr { .. } => {
-            kvm.answer(Answer::MsrFault);
-            return Ok(None);
+    match handle(exit, kvm.io_data(), platform) {
+        Handled::RunsOn => Ok(None),
+        Handled::Answered(answer) => {
+            kvm.answer(answer);
+            Ok(None)
         }
-        VmExit::Debug(_) | VmExit::Interrupted => return Ok(None),
-        VmExit::IoIn { port, width, .. } => {
-            let data = kvm.io_data();
-            data.fill(0xff);
-            platform.port_read(port, width, data);
-            return Ok(None);
-        }
-        VmExit::IoOut { port, width, .. } => {
-            return Ok(match platform.port_write(port, width, kvm.io_data()) {
-                DeviceOutcome::Continue => None,
-                DeviceOutcome::Exit(end) => Some(VcpuEnd::Guest(end)),
-            });
-        }
-        VmExit::MmioRead { address, len } => {
-            let mut data = [0xff; 8];
-            platform.mmio_read(address, &mut data[..len]);
-            kvm.answer(Answer::Mmio(data));
-            return Ok(None);
-        }
-        VmExit::MmioWrite { address, data, len } => {
-            platform.mmio_write(address, &data[..len]);
-            return Ok(None);
-        }
-        VmExit::Shutdown => return Ok(Some(triple_fault(kvm)?)),
+        Handled::Ended(end) => Ok(Some(end)),
+        Handled::Engine => end_of(kvm, exit).map(Some),
+    }
+}
+
+fn end_of(kvm: &KvmVcpu, exit: VmExit) -> Result<VcpuEnd, VcpuFailure> {
+    Ok(VcpuEnd::Stuck(match exit {
+        VmExit::Shutdown => return triple_fault(kvm),
         VmExit::SystemEvent { kind } => {
             format!("KVM reports system event {kind}, which no x86 guest of ours can cause")
         }
@@ -53,8 +90,8 @@ pub(super) fn handle(
             format!("the host cannot give the guest its memory{at}")
         }
         VmExit::Unexpected { reason } => format!("unexpected exit: KVM's reason {reason}"),
-    };
-    Ok(Some(VcpuEnd::Stuck(stuck)))
+        other => format!("{other:?} is no exit of KVM's"),
+    }))
 }
 
 fn triple_fault(kvm: &KvmVcpu) -> Result<VcpuEnd, VcpuFailure> {

@@ -13,7 +13,7 @@ use vmm_control::{
     ControlEndpoint, HaltTimes, Job, OffCoreReason, Snapshot, VcpuQuantities, VcpuView, serve_vcpu,
 };
 
-use super::exits::handle;
+use super::exits::handle_kvm;
 use super::firmware::FirmwarePhase;
 use super::hosted::{Hosted, view};
 use super::observe::{Observer, Reports};
@@ -241,7 +241,7 @@ impl Vcpu {
                 .look(self.kvm.id(), self.pmu.pmu_mut(), &self.vm);
             if owner == ExitOwner::Vmm
                 && let Ok(exit) = exit
-                && let Some(end) = handle(&mut self.kvm, &*self.platform, exit)?
+                && let Some(end) = handle_kvm(&mut self.kvm, &*self.platform, exit)?
             {
                 self.finish_access()?;
                 return Ok(RunOutcome::Ended(end));
@@ -417,7 +417,7 @@ impl Vcpu {
         let exit = kvm.enter();
         if pmu.take_exit(kvm, &mut lent, exit)? == ExitOwner::Vmm
             && let Ok(exit) = exit
-            && let Some(end) = handle(&mut self.kvm, &*self.platform, exit)?
+            && let Some(end) = handle_kvm(&mut self.kvm, &*self.platform, exit)?
         {
             return Ok(RunOutcome::Ended(end));
         }

@@ -1,5 +1,6 @@
 //! What instructions work on: registers and memory, and how they end.
 
+use guest_exit::{Answer, VmExit};
 use iced_x86::Instruction;
 use instruction_facts::is_canonical;
 
@@ -11,7 +12,7 @@ use crate::events::LANES;
 use crate::op::Op;
 use crate::paging::{Rules, walk};
 use crate::state::{AC, BLOCK, CR0_AM, CR4_SMAP, RSP, STACK, Seg, Segment, State};
-use crate::stop::{Answer, Missing, Stop};
+use crate::stop::{Missing, fits};
 use crate::sys::ram::{Ram, Scalar};
 use crate::tlb::{Kind, Set, Tlb};
 
@@ -124,9 +125,16 @@ pub(crate) struct Core {
     /// Time when the budget is used up.
     pub(crate) end: u64,
     pub(crate) fault: Fault,
-    pub(crate) stop: Stop,
+    /// Why it has stopped last.
+    stop: VmExit,
+    /// What was missing at the last [`VmExit::Unimplemented`].
+    pub(crate) missing: Option<Missing>,
     /// What was answered, and to what.
-    pub(crate) answer: Option<(Stop, Answer)>,
+    answer: Option<(VmExit, Answer)>,
+    /// The bytes of the last IN or OUT.
+    io: [u8; 4],
+    /// What the last OUT wrote.
+    written: u32,
     done: Vec<Done>,
     replayed: usize,
     /// The processor's own access: no device answers it.
@@ -169,8 +177,11 @@ impl Core {
                 code: None,
                 cr2: None,
             },
-            stop: Stop::Budget,
+            stop: VmExit::Budget,
+            missing: None,
             answer: None,
+            io: [0; 4],
+            written: 0,
             done: Vec::new(),
             replayed: 0,
             internal: false,
@@ -277,27 +288,88 @@ impl Core {
     }
 
     #[cold]
-    pub(crate) fn ask<T>(&mut self, stop: Stop) -> Exec<T> {
+    fn ask<T>(&mut self, stop: VmExit) -> Exec<T> {
         self.stop = stop;
         Err(Trap::Stop)
     }
 
     #[cold]
     pub(crate) fn missing<T>(&mut self, what: Missing) -> Exec<T> {
+        self.missing = Some(what);
         // RIP is filled in by the run loop, which knows where the instruction begins.
-        self.ask(Stop::Unimplemented { rip: 0, what })
+        self.ask(VmExit::Unimplemented { rip: 0 })
     }
 
     /// The answer to a question, which is asked if there is none yet.
-    pub(crate) fn answered(&mut self, stop: Stop) -> Exec<u64> {
+    pub(crate) fn answered(&mut self, stop: VmExit) -> Exec<u64> {
         // An answer to another question, which somebody has asked before registers were set, is
         // none to this one.
         match self.answer.take().filter(|(asked, _)| *asked == stop) {
             None => self.ask(stop),
-            Some((_, Answer::Gp)) => self.gp(0),
-            Some((_, Answer::Value(value))) => Ok(value),
+            Some((_, Answer::MsrFault)) => self.gp(0),
+            Some((_, Answer::Msr(value))) => Ok(value),
+            Some((_, Answer::Mmio(bytes))) => Ok(u64::from_le_bytes(bytes)),
             Some((_, Answer::Done)) => Ok(0),
         }
+    }
+
+    /// What a port reads: whoever was asked has left it in `io`.
+    pub(crate) fn port_in(&mut self, port: u16, width: u8) -> Exec<u64> {
+        let len = usize::from(width);
+        self.answered(VmExit::IoIn { port, width, len })?;
+        let mut value = [0; 4];
+        value[..len].copy_from_slice(&self.io[..len]);
+        Ok(u32::from_le_bytes(value).into())
+    }
+
+    /// Writes to a port.
+    pub(crate) fn port_out(&mut self, port: u16, width: u8, value: u32) -> Exec {
+        if self.written != value {
+            // Something else was written; that it is done says nothing about this.
+            self.answer = None;
+        }
+        let len = usize::from(width);
+        let exit = VmExit::IoOut { port, width, len };
+        if let Err(trap) = self.answered(exit) {
+            self.written = value;
+            self.io = value.to_le_bytes();
+            return Err(trap);
+        }
+        Ok(())
+    }
+
+    /// The bytes of the IN or OUT that it has stopped at; none at another stop.
+    pub(crate) fn io_data(&mut self) -> &mut [u8] {
+        match self.stop {
+            VmExit::IoIn { len, .. } | VmExit::IoOut { len, .. } => &mut self.io[..len],
+            _ => &mut [],
+        }
+    }
+
+    /// Takes an answer to the last stop; one that does not fit it is dropped.
+    pub(crate) fn take_answer(&mut self, answer: Answer) {
+        if fits(self.stop, answer) {
+            self.answer = Some((self.stop, answer));
+        }
+    }
+
+    /// The run stops here with what an instruction has asked for. It is to be executed from
+    /// its beginning, and what needs no answer has one already.
+    pub(crate) fn stopped(&mut self) -> VmExit {
+        self.rewind();
+        match &mut self.stop {
+            VmExit::Unimplemented { rip } => *rip = self.state.rip,
+            VmExit::IoIn { .. } | VmExit::IoOut { .. } | VmExit::MmioWrite { .. } => {
+                self.answer = Some((self.stop, Answer::Done));
+            }
+            _ => {}
+        }
+        self.stop
+    }
+
+    /// The run has ended with something else than a question.
+    pub(crate) fn stops_at(&mut self, exit: VmExit) {
+        self.stop = exit;
     }
 
     /// The instruction is over: no access of it waits to be told again.
@@ -468,8 +540,8 @@ impl Core {
                 return Ok(value);
             }
         }
-        let len = bytes as u8;
-        let value = self.answered(Stop::MmioRead { address, len })?;
+        let len = bytes as usize;
+        let value = self.answered(VmExit::MmioRead { address, len })?;
         let value = value & (u64::MAX >> (64 - 8 * bytes));
         self.done.push(Done::Read { address, value });
         self.replayed = self.done.len();
@@ -549,10 +621,10 @@ impl Core {
             return Ok(());
         }
         let value = value & (u64::MAX >> (64 - 8 * bytes));
-        self.answered(Stop::MmioWrite {
+        self.answered(VmExit::MmioWrite {
             address,
             data: value.to_le_bytes(),
-            len: bytes as u8,
+            len: bytes as usize,
         })?;
         self.done.push(Done::Write { address });
         self.replayed = self.done.len();

@@ -11,7 +11,6 @@ use super::core::{Core, Exec, Spot, Trap, Width};
 use super::operand::{Linear, by_width, in_segment, memory_seg};
 use super::system::check_port;
 use crate::state::{DF, Seg, TF};
-use crate::stop::Stop;
 
 /// Elements of a step that goes one by one.
 const ELEMENTS: u64 = 128;
@@ -176,14 +175,14 @@ impl Strings {
                 check_port(core, port, width)?;
                 let to = self.to(core, true)?;
                 core.check_write(to.at, u32::from(width), to.seg)?;
-                let value = core.answered(Stop::IoIn { port, width })?;
+                let value = core.port_in(port, width)?;
                 self.store(core, to, value)?;
             }
             What::Outs => {
                 check_port(core, port, width)?;
                 let from = self.from(core)?;
                 let value = self.load(core, from)? as u32;
-                core.answered(Stop::IoOut { port, width, value })?;
+                core.port_out(port, width, value)?;
             }
         }
         if !matches!(self.what, What::Scas | What::Stos | What::Ins) {

@@ -1,5 +1,6 @@
 //! Instructions of the system: control registers, MSRs, tables, system calls, ports.
 
+use guest_exit::VmExit;
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use instruction_facts::is_canonical;
 
@@ -16,7 +17,7 @@ use crate::state::{
     CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD, EFER_LMA,
     EFER_LME, EFER_NXE, EFER_SCE, IF, IOPL, RF, Seg, Segment, Shadow, Table, VM,
 };
-use crate::stop::{Missing, Stop};
+use crate::stop::Missing;
 
 /// Ticks that RDTSC and PAUSE take besides their own.
 const RDTSC: i64 = 19;
@@ -40,7 +41,6 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
         Mnemonic::Sysexit | Mnemonic::Sysexitq => system_exit(core, insn),
         Mnemonic::Hlt => {
             kernel_only(core)?;
-            core.stop = Stop::Halted;
             core.halted = true;
             Err(Trap::Leave)
         }
@@ -74,7 +74,7 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
             if core.state.cr4 & CR4_PCE == 0 {
                 kernel_only(core)?;
             }
-            let value = core.answered(Stop::Rdpmc { index })?;
+            let value = core.answered(VmExit::Rdpmc { index })?;
             pair(core, value);
             Err(Trap::Leave)
         }
@@ -469,7 +469,7 @@ fn read_msr(core: &mut Core) -> Exec {
     let index = core.reg::<u32>(1);
     let value = match own_msr(core, index) {
         Some(value) => value,
-        None => core.answered(Stop::Rdmsr { index })?,
+        None => core.answered(VmExit::Rdmsr { index })?,
     };
     pair(core, value);
     Err(Trap::Leave)
@@ -520,7 +520,7 @@ fn write_msr(core: &mut Core) -> Exec {
         0xc000_0102 => msrs.kernel_gs_base = value,
         0xc000_0103 => msrs.tsc_aux = value & 0xffff_ffff,
         _ => {
-            core.answered(Stop::Wrmsr { index, value })?;
+            core.answered(VmExit::Wrmsr { index, value })?;
         }
     }
     Err(Trap::Leave)
@@ -602,11 +602,11 @@ fn port(core: &mut Core, insn: &Instruction) -> Exec {
     let width = register.size() as u8;
     check_port(core, port, width)?;
     if is_in {
-        let value = core.answered(Stop::IoIn { port, width })?;
+        let value = core.port_in(port, width)?;
         set(core, register, value);
     } else {
         let value = get(core, register) as u32;
-        core.answered(Stop::IoOut { port, width, value })?;
+        core.port_out(port, width, value)?;
     }
     Err(Trap::Leave)
 }
