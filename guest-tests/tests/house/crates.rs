@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 33] = [
+const HOUSE: [Room; 34] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -50,7 +50,8 @@ const HOUSE: [Room; 33] = [
         "pmu-virt",
         &["pmu-model", "perfmon", "arbiter", "instruction-facts"],
     ),
-    room("emu", "vmm/emu", &["instruction-facts"]),
+    room("emu", "vmm/emu", &["emu-fpu", "instruction-facts"]),
+    room("emu-fpu", "vmm/emu/fpu", &[]),
     room("guest-exit", "vmm/guest-exit", &[]),
     room("irqchip", "vmm/irqchip", &[]),
     room("guest-view", "vmm/guest-view", &[]),

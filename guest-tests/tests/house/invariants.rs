@@ -107,6 +107,7 @@ fn the_pmu_reads_no_clock_and_blocks_on_nothing() {
         "pmu-virt/instructions/src",
         "pmu-virt/model/src",
         "pmu-virt/perfmon/src",
+        "vmm/emu/fpu/src",
         "vmm/emu/src",
         "vmm/irqchip/src",
     ];

@@ -1,0 +1,206 @@
+//! A child whose signal handler saves what the last case came to and begins the next one: so
+//! each case starts and ends by a signal, with the FPU's state as the kernel's frame has it.
+
+use std::ptr::addr_of;
+
+/// Linear address of the code page.
+const CODE: u64 = 0x20_0000_0000;
+/// Linear address of the data, which RSI holds.
+const DATA: u64 = 0x20_0001_0000;
+pub(crate) const DATA_LEN: usize = 128;
+const PAGE: usize = 4096;
+const STACK: usize = 1 << 17;
+
+/// What of FXSAVE's image (SDM vol. 1, table 10-2) a case sets and reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Fx {
+    pub(crate) control: u16,
+    pub(crate) status: u16,
+    /// A bit a physical register that is not empty.
+    pub(crate) tags: u16,
+    pub(crate) opcode: u16,
+    pub(crate) ip: u64,
+    pub(crate) dp: u64,
+    pub(crate) mxcsr: u32,
+    pub(crate) mxcsr_mask: u32,
+    /// ST(0) first.
+    pub(crate) st: [[u8; 16]; 8],
+    pub(crate) xmm: [[u64; 2]; 16],
+}
+
+/// Before: RSI holds the data's address, RAX is `rax`.
+#[derive(Debug, Clone)]
+#[repr(C)]
+pub(crate) struct Case {
+    pub(crate) code: [u8; 16],
+    pub(crate) len: u64,
+    pub(crate) rax: u64,
+    pub(crate) rflags: u64,
+    pub(crate) fx: Fx,
+    pub(crate) data: [u8; DATA_LEN],
+}
+
+/// After. `trap` is 3 where the instruction has retired.
+#[derive(Debug, Clone)]
+#[repr(C)]
+pub(crate) struct Outcome {
+    pub(crate) trap: u64,
+    pub(crate) rax: u64,
+    pub(crate) rflags: u64,
+    pub(crate) fx: Fx,
+    pub(crate) data: [u8; DATA_LEN],
+}
+
+/// What parent and child share.
+#[repr(C)]
+struct Shared {
+    count: u64,
+    next: u64,
+}
+
+static mut SHARED: *mut Shared = std::ptr::null_mut();
+static mut CASES: *const Case = std::ptr::null();
+static mut OUTCOMES: *mut Outcome = std::ptr::null_mut();
+
+extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel gives a ucontext, with an XSAVE image of 576 bytes at the least behind
+    // `fpregs`, that lives until the handler returns; the statics point to mappings of the size
+    // that `run` made, and the child has one thread.
+    unsafe {
+        let context = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
+        let frame = &mut context.gregs;
+        let fx = context.fpregs.cast::<Fx>();
+        // XSTATE_BV: x87 and SSE are in the image, not in their initial state.
+        let present = context.fpregs.cast::<u64>().add(512 / 8);
+        let shared = &mut *SHARED;
+        if shared.next > 0 {
+            let outcome = &mut *OUTCOMES.add(shared.next as usize - 1);
+            outcome.trap = frame[libc::REG_TRAPNO as usize] as u64;
+            outcome.rax = frame[libc::REG_RAX as usize] as u64;
+            outcome.rflags = frame[libc::REG_EFL as usize] as u64;
+            outcome.fx = fx.read();
+            outcome.data = (DATA as *const [u8; DATA_LEN]).read();
+        }
+        if shared.next == shared.count {
+            libc::_exit(0);
+        }
+        let case = &*CASES.add(shared.next as usize);
+        shared.next += 1;
+        let code = CODE as *mut u8;
+        std::ptr::write_bytes(code, 0xcc, 64);
+        std::ptr::copy_nonoverlapping(addr_of!(case.code).cast(), code, case.len as usize);
+        (DATA as *mut [u8; DATA_LEN]).write(case.data);
+        let mask = (*fx).mxcsr_mask;
+        fx.write(case.fx);
+        (*fx).mxcsr_mask = mask;
+        present.write(present.read() | 3);
+        frame[libc::REG_RAX as usize] = case.rax as i64;
+        frame[libc::REG_RSI as usize] = DATA as i64;
+        frame[libc::REG_EFL as usize] = case.rflags as i64;
+        frame[libc::REG_RIP as usize] = CODE as i64;
+    }
+}
+
+/// Anonymous memory that a child shares, at `at` or anywhere.
+fn shared_memory(at: u64, bytes: usize, rights: libc::c_int) -> *mut u8 {
+    let fixed = if at == 0 {
+        0
+    } else {
+        libc::MAP_FIXED_NOREPLACE
+    };
+    // SAFETY: a new mapping, which replaces none.
+    let map = unsafe {
+        libc::mmap(
+            at as *mut libc::c_void,
+            bytes,
+            rights,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS | fixed,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(map, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+    map.cast()
+}
+
+/// What the host's processor makes of cases.
+pub(crate) fn run(cases: &[Case]) -> Vec<Outcome> {
+    let write = libc::PROT_READ | libc::PROT_WRITE;
+    let bytes = size_of::<Shared>() + size_of_val(cases) + cases.len() * size_of::<Outcome>();
+    let map = shared_memory(0, bytes + 64, write);
+    // SAFETY: the mapping is zeroed and has room for the three in this order, each a multiple
+    // of 8 bytes; plain integers may be any bits.
+    unsafe {
+        let shared = map.cast::<Shared>();
+        (*shared).count = cases.len() as u64;
+        let to = map.add(size_of::<Shared>()).cast::<Case>();
+        std::ptr::copy_nonoverlapping(cases.as_ptr(), to, cases.len());
+        let outcomes = to.add(cases.len()).cast::<Outcome>();
+        let child = libc::fork();
+        assert!(child >= 0, "fork");
+        if child == 0 {
+            SHARED = shared;
+            CASES = to;
+            OUTCOMES = outcomes;
+            in_child();
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "case {} of the child", (*shared).next);
+        let all = std::slice::from_raw_parts(outcomes, cases.len()).to_vec();
+        libc::munmap(map.cast(), bytes + 64);
+        all
+    }
+}
+
+fn in_child() -> ! {
+    let write = libc::PROT_READ | libc::PROT_WRITE;
+    shared_memory(CODE, PAGE, write | libc::PROT_EXEC);
+    shared_memory(DATA, PAGE, write);
+    let stack = shared_memory(0, STACK, write);
+    // SAFETY: the handler is as `sigaction` wants it with SA_SIGINFO; the stack is the
+    // mapping above; raise only sends a signal to this process.
+    unsafe {
+        let alternate = libc::stack_t {
+            ss_sp: stack.cast(),
+            ss_flags: 0,
+            ss_size: STACK,
+        };
+        libc::sigaltstack(&raw const alternate, std::ptr::null_mut());
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        for signal in [
+            libc::SIGTRAP,
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGILL,
+            libc::SIGFPE,
+        ] {
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+        libc::alarm(60);
+        libc::raise(libc::SIGTRAP);
+        libc::_exit(1);
+    }
+}
+
+/// Runs with the host's MXCSR a value, which must be there still; and puts the old one back.
+pub(crate) fn with_mxcsr<T>(mxcsr: u32, run: impl FnOnce() -> T) -> T {
+    use std::arch::asm;
+    let (mut before, mut after) = (0_u32, 0_u32);
+    // SAFETY: the places are 4 bytes each, and the values have no reserved bit.
+    unsafe {
+        asm!("stmxcsr dword ptr [{}]", "ldmxcsr dword ptr [{}]",
+            in(reg) &raw mut before, in(reg) &raw const mxcsr, options(nostack));
+    }
+    let made = run();
+    // SAFETY: as above.
+    unsafe {
+        asm!("stmxcsr dword ptr [{}]", "ldmxcsr dword ptr [{}]",
+            in(reg) &raw mut after, in(reg) &raw const before, options(nostack));
+    }
+    assert_eq!(after, mxcsr, "the host's MXCSR");
+    made
+}
