@@ -21,6 +21,7 @@ use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
 use crate::stop::Missing;
 use crate::sys::ram::Ram;
 use crate::tlb::Set;
+use crate::unannounced::NotAnnounced;
 
 /// Ticks after which events are added to the totals at the latest: no lane of 16 bits can
 /// overflow by then, the most an instruction counts for being 32.
@@ -126,6 +127,12 @@ impl Cpu {
         self.blocks.clear();
         self.core.kept.clear();
         self.core.code.clear();
+    }
+
+    /// Instructions that raised #UD because CPUID does not announce them: each code once in the
+    /// life of the processor, with where it was met first.
+    pub fn take_unannounced(&mut self) -> Vec<NotAnnounced> {
+        self.core.unannounced.take()
     }
 
     /// What instructions counted for in a ring since it was last taken.

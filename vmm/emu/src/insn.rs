@@ -11,6 +11,7 @@ mod bits;
 mod branch;
 mod core;
 mod far;
+mod image;
 mod interrupt;
 pub(crate) mod kinds;
 mod legacy;
@@ -23,6 +24,7 @@ mod slow;
 mod strings;
 mod system;
 mod table;
+pub(crate) mod vector;
 
 pub(crate) use self::core::{Core, Fault, Spot, Stepping, Trap};
 pub(crate) use self::interrupt::{Delivery, deliver};

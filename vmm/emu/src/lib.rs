@@ -28,14 +28,16 @@ mod stop;
 )]
 mod sys;
 mod tlb;
+mod unannounced;
 
 pub use cpu::{Cpu, Ring};
 pub use cpuid::Cpuid;
 pub use events::EventTotals;
 pub use flags::Flags;
+pub use guest_exit::{Answer, VmExit};
 pub use insn::is_known;
 pub use instruction_facts::EventClass;
 pub use state::{Msrs, Seg, Segment, Shadow, State, Table};
-pub use guest_exit::{Answer, VmExit};
 pub use stop::Missing;
 pub use sys::ram::{PAGE, Ram, RamError, Scalar};
+pub use unannounced::NotAnnounced;

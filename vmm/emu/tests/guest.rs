@@ -1,6 +1,6 @@
 //! A machine to run a few instructions in: page tables, GDT, IDT and TSS, a handler per vector.
 
-use emu::{Cpu, Cpuid, Ram, Ring, Seg, Segment, State, VmExit, Table};
+use emu::{Cpu, Cpuid, Ram, Ring, Seg, Segment, State, Table, VmExit};
 use vm_memory::{Bytes, GuestAddress};
 
 /// The system's own memory, mapped here for CPL 0 at [`SYSTEM`].

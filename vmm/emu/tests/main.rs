@@ -16,3 +16,4 @@ mod oracle;
 mod paging;
 mod random;
 mod system;
+mod vector;

@@ -1,5 +1,5 @@
-//! Integer instructions of CPL 3 on the host's processor and in ours: registers, flags, memory,
-//! RIP, and faults with their error codes and addresses.
+//! Instructions of CPL 3 on the host's processor and in ours: registers, XMM registers, flags,
+//! MXCSR, memory, RIP, and faults with their error codes and addresses.
 //!
 //! `EMU_ORACLE_CASES` sets the number of cases.
 
@@ -16,6 +16,9 @@ use crate::native::{self, CODE, Case, DATA, DATA_LEN, Outcome};
 
 const CASES: usize = 100_000;
 const BATCH: usize = 2_000;
+
+const OSFXSR: u64 = 1 << 9;
+const OSXMMEXCPT: u64 = 1 << 10;
 
 /// A small generator: the same cases in each run.
 pub(crate) struct Random(pub(crate) u64);
@@ -48,6 +51,49 @@ impl Random {
             5 => self.next() & 0xffff_ffff,
             6 => 0x8000_0000_8000_8080,
             _ => self.next(),
+        }
+    }
+
+    /// A float of a format of so many bits: NaNs, infinities, denormals, zeroes, neighbours of
+    /// 1, and what conversions to integers just take or just do not.
+    fn float(&mut self, fraction: u32, bits: u32) -> u64 {
+        let bias = (1 << (bits - fraction - 2)) - 1;
+        let exponent = |power: u64| (bias + power) << fraction;
+        let mask = (1 << fraction) - 1;
+        let small = self.below(4);
+        let magnitude = match self.below(12) {
+            0 => 0,
+            1 => small,
+            2 => mask - small,
+            3 => exponent(bias + 1),
+            4 => exponent(bias + 1) | self.next() & mask | 1,
+            5 => exponent(bias + 1) - 1 - small,
+            6 => 1 << fraction | self.next() & mask,
+            7 => exponent(0).wrapping_add(small).wrapping_sub(2),
+            8 => exponent([31, 32, 63, 64][self.below(4) as usize]) + small - 2,
+            9 => exponent(self.below(65)) | self.next() & mask,
+            10 => exponent(self.below(24)) | (mask + 1) >> self.below(24),
+            _ => self.next(),
+        };
+        (magnitude & (u64::MAX >> (65 - bits))) | (self.below(2) << (bits - 1))
+    }
+
+    /// A half of an XMM register.
+    pub(crate) fn lanes(&mut self) -> u64 {
+        match self.below(3) {
+            0 => self.value(),
+            1 => self.float(52, 64),
+            _ => self.float(23, 32) | self.float(23, 32) << 32,
+        }
+    }
+
+    /// Any MXCSR: rounding, DAZ, FTZ; half of the time all exceptions masked.
+    pub(crate) fn mxcsr(&mut self) -> u64 {
+        let all = self.next() & 0xffff;
+        match self.below(4) {
+            0 => all,
+            1 => all | 0x1f80 & !(1 << (7 + self.below(6))),
+            _ => all | 0x1f80,
         }
     }
 }
@@ -94,6 +140,12 @@ pub(crate) fn not_compared(insn: &Instruction) -> Option<&'static str> {
         }
         M::Loope | M::Loopne if insn.has_rep_prefix() || insn.has_repne_prefix() => {
             Some("AMD's processors let the prefix decide")
+        }
+        M::Rcpps | M::Rcpss | M::Rsqrtps | M::Rsqrtss => {
+            Some("approximate: processors differ, ours is in `emu-fpu`")
+        }
+        M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64 => {
+            Some("MXCSR_MASK and x87's pointers are the processor's: tested in `image`")
         }
         M::Wbnoinvd | M::Clwb | M::Clflushopt => Some("not announced"),
         _ => None,
@@ -190,6 +242,9 @@ fn bytes_of(random: &mut Random, code: Code) -> [u8; 16] {
     }
     let op = code.op_code();
     let mut start = Vec::new();
+    if op.operand_size() == 16 && op.table() == OpCodeTableKind::T0F38 {
+        start.push(0x66);
+    }
     match op.mandatory_prefix() {
         MandatoryPrefix::P66 => start.push(0x66),
         MandatoryPrefix::PF3 => start.push(0xf3),
@@ -199,8 +254,11 @@ fn bytes_of(random: &mut Random, code: Code) -> [u8; 16] {
     if op.operand_size() == 64 || random.chance(2) {
         start.push(0x48 | bytes[0] & 7);
     }
-    if op.table() == OpCodeTableKind::T0F {
-        start.push(0x0f);
+    match op.table() {
+        OpCodeTableKind::T0F => start.push(0x0f),
+        OpCodeTableKind::T0F38 => start.extend([0x0f, 0x38]),
+        OpCodeTableKind::T0F3A => start.extend([0x0f, 0x3a]),
+        _ => {}
     }
     let opcode = op.op_code().to_be_bytes();
     start.extend(&opcode[4 - op.op_code_len() as usize..]);
@@ -247,6 +305,8 @@ fn case(random: &mut Random, insn: &Instruction, bytes: &[u8; 16], at: u64) -> C
         if random.chance(8) {
             registers[1] = random.below(3000);
         }
+    } else if insn.mnemonic() == Mnemonic::Maskmovdqu {
+        registers[7] = spot(random);
     } else if insn.mnemonic() == Mnemonic::Xlatb {
         registers[3] = spot(random);
     } else if insn.op_kinds().any(|kind| kind == OpKind::Memory) {
@@ -258,17 +318,21 @@ fn case(random: &mut Random, insn: &Instruction, bytes: &[u8; 16], at: u64) -> C
     if matches!(insn.mnemonic(), Mnemonic::Div | Mnemonic::Idiv) && random.chance(2) {
         registers[2] = random.below(3).wrapping_sub(1);
     }
+    // Floats in memory are as they were made.
+    let as_it_is = insn.op_register(0).is_xmm() && random.chance(2);
     Case {
         registers,
+        xmm: [[0; 2]; 16].map(|_| [random.lanes(), random.lanes()]),
+        mxcsr: random.mxcsr(),
         rflags: random.next() & 0xcd5 | 0x202,
         at,
         code,
         len: insn.len() as u64,
         // The accumulator of a comparison is in memory now and then.
-        seed: if random.chance(4) {
-            registers[0]
-        } else {
-            random.value()
+        seed: match random.below(4) {
+            _ if as_it_is => 0,
+            0 => registers[0],
+            _ => random.value(),
         },
     }
 }
@@ -322,11 +386,24 @@ fn ours(guest: &mut Guest, case: &Case, pattern: &[u64; DATA_LEN / 8]) -> (Happe
     guest.bytes(PAGES + 0x1_0000, &data);
     let mut state = guest.state(3);
     state.r[..16].copy_from_slice(&case.registers);
+    state.xmm = case.xmm;
+    state.mxcsr = case.mxcsr as u32;
+    state.cr4 |= OSFXSR | OSXMMEXCPT;
     state.rip = CODE + case.at;
     state.set_rflags(case.rflags);
     guest.cpu.set_state(state);
     let happened = guest.one();
     (happened, guest.cpu.state().clone())
+}
+
+fn vectors_differ(state: &State, native: &Outcome) -> Option<String> {
+    if u64::from(state.mxcsr) != native.mxcsr {
+        let (ours, native) = (state.mxcsr, native.mxcsr);
+        return Some(format!("MXCSR {ours:#x}, not {native:#x}"));
+    }
+    let number = (0..16).find(|number| state.xmm[*number] != native.xmm[*number])?;
+    let (ours, native) = (state.xmm[number], native.xmm[number]);
+    Some(format!("XMM{number} {ours:#x?}, not {native:#x?}"))
 }
 
 /// Where they differ.
@@ -339,6 +416,10 @@ fn differ(
 ) -> Option<String> {
     let (happened, state) = ours;
     let start = CODE + case.at;
+    // AMD's MXCSR.MM, which Intel's processors do not have.
+    if insn.mnemonic() == Mnemonic::Ldmxcsr && native.mxcsr & 1 << 17 != 0 {
+        return None;
+    }
     let trapped = native.trap == 3;
     // INT3 behind the instruction, or a branch to where nothing can be executed.
     let retired = trapped || native.rip != start;
@@ -378,6 +459,9 @@ fn differ(
             let (trap, rip) = (native.trap, native.rip);
             return Some(format!("{happened:x?}, not trap {trap} at {rip:#x}"));
         }
+    }
+    if let Some(how) = vectors_differ(state, native) {
+        return Some(how);
     }
     let native_rip = native.rip - u64::from(trapped);
     if rip != native_rip {
@@ -466,13 +550,17 @@ fn instructions(random: &mut Random, codes: &[Code]) -> (Pool, BTreeSet<u16>) {
 }
 
 #[test]
-fn integer_instructions_do_what_the_hosts_do() {
+fn instructions_do_what_the_hosts_do() {
     let cases = std::env::var("EMU_ORACLE_CASES");
     let cases = cases.ok().and_then(|n| n.parse().ok()).unwrap_or(CASES);
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut pattern = [0; DATA_LEN / 8];
     for word in &mut pattern {
-        *word = if random.chance(3) { 0 } else { random.value() };
+        *word = match random.below(3) {
+            0 => 0,
+            1 => random.value(),
+            _ => random.lanes(),
+        };
     }
     let codes = crate::codes::implemented();
     let mut guest = guest();
@@ -511,8 +599,8 @@ fn integer_instructions_do_what_the_hosts_do() {
                 entry.0 += 1;
                 let code = &case.code[..case.len as usize];
                 entry.1 = format!(
-                    "{code:02x?} {insn}: {how}; before {:x?} {:#x}",
-                    case.registers, case.rflags
+                    "{code:02x?} {insn}: {how}; before {:x?} {:#x} {:x?} {:#x}",
+                    case.registers, case.rflags, case.xmm, case.mxcsr
                 );
             }
         }

@@ -524,9 +524,9 @@ fn code_that_reaches_into_a_device_is_looked_at_each_time() {
 
 #[test]
 fn registers_of_the_system_have_the_bits_that_are_announced() {
-    // MOV CR4,RAX with a bit more: OSFXSR, without FXSR.
+    // MOV CR4,RAX with a bit more: OSXSAVE, without XSAVE; DE.
     let mut one = guest(0, &[0x0f, 0x22, 0xe0]);
-    change(&mut one, |state| state.r[0] = state.cr4 | 1 << 9);
+    change(&mut one, |state| state.r[0] = state.cr4 | 1 << 18);
     assert_eq!(one.one(), Happened::Fault(13, 0, 0));
     let mut one = guest(0, &[0x0f, 0x22, 0xe0]);
     change(&mut one, |state| state.r[0] = state.cr4 | 1 << 2);

@@ -15,6 +15,7 @@ use crate::state::{AC, BLOCK, CR0_AM, CR4_SMAP, RSP, STACK, Seg, Segment, State}
 use crate::stop::{Missing, fits};
 use crate::sys::ram::{Ram, Scalar};
 use crate::tlb::{Kind, Set, Tlb};
+use crate::unannounced::Unannounced;
 
 /// How an instruction ended, if it did not just retire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,6 +144,8 @@ pub(crate) struct Core {
     pub(crate) halted: bool,
     /// Instructions that operations name by number.
     pub(crate) kept: Vec<Instruction>,
+    /// What CPUID does not announce and was executed.
+    pub(crate) unannounced: Unannounced,
     /// Stores to pages with code are let through: the instruction runs alone.
     pub(crate) alone: bool,
     /// Data breakpoints that were met, as bits of DR6.
@@ -187,6 +190,7 @@ impl Core {
             internal: false,
             halted: false,
             kept: Vec::new(),
+            unannounced: Unannounced::default(),
             alone: false,
             hits: 0,
             stepping: Stepping::Before,
@@ -462,6 +466,57 @@ impl Core {
         }
     }
 
+    /// 16 bytes, the low half first.
+    #[inline(always)]
+    pub(crate) fn load_pair(&mut self, linear: u64, seg: u8) -> Exec<[u64; 2]> {
+        match self.fast(self.read, linear, 128) {
+            Some(offset) => {
+                let value = self.ram.load::<u128>(offset);
+                Ok([value as u64, (value >> 64) as u64])
+            }
+            None => self.load_pair_slow(linear, seg),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn store_pair(&mut self, linear: u64, seg: u8, value: [u64; 2]) -> Exec {
+        match self.fast(self.write, linear, 128) {
+            Some(offset) => {
+                let value = u128::from(value[0]) | u128::from(value[1]) << 64;
+                self.ram.store(offset, value);
+                Ok(())
+            }
+            None => self.store_pair_slow(linear, seg, value),
+        }
+    }
+
+    /// By halves, of which each asks for a boundary of 8 bytes where alignment is checked. Both
+    /// are known to be there before a device is asked.
+    #[cold]
+    fn load_pair_slow(&mut self, linear: u64, seg: u8) -> Exec<[u64; 2]> {
+        let high = self.beyond(linear, 8);
+        for half in [linear, high] {
+            self.check(self.read, half, 8, seg)?;
+        }
+        self.spot(self.read, linear)?;
+        let last = self.beyond(linear, 15);
+        if (linear ^ last) >> 12 != 0 {
+            self.spot(self.read, last & !0xfff)?;
+        }
+        let low = self.read_slow(self.read, linear, 8, seg)?;
+        Ok([low, self.read_slow(self.read, high, 8, seg)?])
+    }
+
+    #[cold]
+    fn store_pair_slow(&mut self, linear: u64, seg: u8, value: [u64; 2]) -> Exec {
+        let high = self.beyond(linear, 8);
+        for half in [linear, high] {
+            self.check_write(half, 8, seg)?;
+        }
+        self.store_slow(linear, 8, seg, value[0])?;
+        self.store_slow(high, 8, seg, value[1])
+    }
+
     #[inline(always)]
     fn fast(&self, set: Set, linear: u64, bits: u32) -> Option<u64> {
         let found = self.tlb.find(set, linear, u64::from(bits / 8))?;
@@ -631,13 +686,19 @@ impl Core {
         Ok(())
     }
 
-    /// Canonical, and aligned where that is asked for.
-    fn check(&mut self, set: Set, linear: u64, bytes: u32, seg: u8) -> Exec {
+    /// Canonical.
+    pub(crate) fn check_address(&mut self, linear: u64, bytes: u32, seg: u8) -> Exec {
         let last = linear.wrapping_add(u64::from(bytes) - 1);
         if self.is_wide() && !(is_canonical(linear) && is_canonical(last)) {
             let vector = if seg == STACK { 12 } else { 13 };
             return self.raise(vector, Some(0));
         }
+        Ok(())
+    }
+
+    /// Canonical, and aligned where that is asked for.
+    fn check(&mut self, set: Set, linear: u64, bytes: u32, seg: u8) -> Exec {
+        self.check_address(linear, bytes, seg)?;
         let aligned = linear & (u64::from(bytes) - 1) == 0 || !bytes.is_power_of_two();
         if !aligned && set.is_user() {
             let on = self.state.system_flags & AC != 0 && self.state.cr0 & CR0_AM != 0;
@@ -654,7 +715,7 @@ impl Core {
     }
 
     /// The address so many bytes on, for an access that crosses pages.
-    fn beyond(&self, linear: u64, bytes: u32) -> u64 {
+    pub(crate) fn beyond(&self, linear: u64, bytes: u32) -> u64 {
         let next = linear.wrapping_add(u64::from(bytes));
         if self.is_wide() {
             next

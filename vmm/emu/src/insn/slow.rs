@@ -10,7 +10,9 @@ use super::operand::{
     Linear, address_bits, below, bits, by_width, drop_stack, get, in_segment, linear, memory_seg,
     modify, number, offset, peek, push, read, seg_of, set, set_stack, stack_at, stack_bits, write,
 };
-use super::{alu, bits as bit, far, legacy, muldiv, segment, shift, strings, system};
+use super::{
+    alu, bits as bit, far, image, legacy, muldiv, segment, shift, strings, system, vector,
+};
 use crate::flags::{CF, Flags, STATUS};
 use crate::op::Op;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Shadow, TF, VM};
@@ -24,8 +26,11 @@ pub(super) fn kept(core: &mut Core, op: &Op) -> Exec {
     step(core, &insn)
 }
 
-/// What CPUID does not announce, and what is no instruction.
-pub(super) fn undefined(core: &mut Core, _op: &Op) -> Exec {
+/// What is no instruction, and what CPUID does not announce, which is told.
+pub(super) fn undefined(core: &mut Core, op: &Op) -> Exec {
+    if let Some(insn) = core.kept.get(op.imm as usize) {
+        core.unannounced.met(insn.code(), insn.ip());
+    }
     core.ud()
 }
 
@@ -62,6 +67,9 @@ pub fn is_known(insn: &Instruction) -> bool {
         || is_hint(mnemonic)
         || KNOWN.contains(&mnemonic)
         || legacy::is_known(mnemonic)
+        || image::is_known(mnemonic)
+        || vector::of(insn).is_some()
+        || vector::mmx::is_known(insn)
 }
 
 const KNOWN: &[Mnemonic] = &[
@@ -106,6 +114,7 @@ const KNOWN: &[Mnemonic] = &[
     Mnemonic::Tzcnt,
     Mnemonic::Lzcnt,
     Mnemonic::Popcnt,
+    Mnemonic::Crc32,
     Mnemonic::Bswap,
     Mnemonic::Cbw,
     Mnemonic::Cwde,
@@ -205,6 +214,12 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     if is_hint(mnemonic) {
         return Ok(());
     }
+    if let Some(what) = vector::of(insn) {
+        return vector::step(core, insn, what);
+    }
+    if vector::mmx::is_known(insn) {
+        return vector::mmx::step(core, insn);
+    }
     match mnemonic {
         Mnemonic::Inc => unary(core, insn, alu::INC),
         Mnemonic::Dec => unary(core, insn, alu::DEC),
@@ -261,6 +276,7 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
         Mnemonic::Btc => bit_test(core, insn, 3),
         Mnemonic::Bsf | Mnemonic::Bsr => bit_scan(core, insn),
         Mnemonic::Tzcnt | Mnemonic::Lzcnt | Mnemonic::Popcnt => bit_count(core, insn),
+        Mnemonic::Crc32 => vector::crc(core, insn),
         Mnemonic::Bswap => swap_bytes(core, insn),
         Mnemonic::Cbw
         | Mnemonic::Cwde
@@ -318,6 +334,7 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
             let value = if holds { value } else { read(core, insn, 0)? };
             write(core, insn, 0, value)
         }
+        _ if image::is_known(mnemonic) => image::step(core, insn),
         _ if legacy::is_known(mnemonic) => legacy::step(core, insn),
         _ => system::step(core, insn),
     }
@@ -413,7 +430,7 @@ fn far_pointer(core: &mut Core, insn: &Instruction, seg: Seg) -> Exec {
     let Linear { at, seg: code } = linear(core, insn, false)?;
     let register = insn.op0_register();
     let value = by_width!(register.size() * 8, W => core.load::<W>(at, code).map(W::wide))?;
-    let behind = at.wrapping_add(register.size() as u64);
+    let behind = core.beyond(at, register.size() as u32);
     let selector = core.load::<u16>(behind, code)?;
     let loaded = segment::load(core, seg, selector);
     if loaded == Err(Trap::Leave) {
@@ -605,7 +622,7 @@ fn compare_exchange_pair(core: &mut Core, insn: &Instruction, half: u32) -> Exec
         return core.gp(0);
     }
     let width = half * 8;
-    let high_at = at.wrapping_add(u64::from(half));
+    let high_at = core.beyond(at, half);
     core.check_write(at, half, seg)?;
     core.check_write(high_at, half, seg)?;
     let mut old = [0; 2];
