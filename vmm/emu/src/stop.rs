@@ -11,7 +11,7 @@ pub enum Missing {
     LegacyPaging,
     /// An interrupt or a far transfer through a gate outside of long mode.
     LegacyGate,
-    /// A call gate, a task gate or a task switch.
+    /// A call gate outside of long mode, a task gate or a task switch.
     CallGate,
     /// Virtual 8086 mode.
     Virtual8086,

@@ -90,7 +90,7 @@ fn gate(core: &mut Core, delivery: Delivery) -> Exec<Gate> {
 }
 
 /// A stack pointer out of the TSS.
-fn task_stack(core: &mut Core, offset: u64) -> Exec<u64> {
+pub(super) fn task_stack(core: &mut Core, offset: u64) -> Exec<u64> {
     let task = core.state.segment(Seg::Tr);
     if offset + 7 > u64::from(task.limit) {
         return core.raise(10, Some(u32::from(task.selector & !3)));

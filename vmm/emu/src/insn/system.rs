@@ -617,7 +617,7 @@ fn load_table(core: &mut Core, insn: &Instruction) -> Exec {
     kernel_only(core)?;
     let at = linear(core, insn, false)?;
     let limit = core.load::<u16>(at.at, at.seg)?;
-    let behind = at.at.wrapping_add(2);
+    let behind = core.beyond(at.at, 2);
     let long = core.state.bits() == 64;
     let base = if long {
         core.load::<u64>(behind, at.seg)?
@@ -643,7 +643,7 @@ fn load_table(core: &mut Core, insn: &Instruction) -> Exec {
 
 fn store_table(core: &mut Core, insn: &Instruction, table: Table) -> Exec {
     let Linear { at, seg } = linear(core, insn, true)?;
-    let behind = at.wrapping_add(2);
+    let behind = core.beyond(at, 2);
     if core.state.bits() == 64 {
         core.check_write(behind, 8, seg)?;
         core.store(at, seg, table.limit)?;
