@@ -25,6 +25,7 @@ mod strings;
 mod system;
 mod table;
 pub(crate) mod vector;
+mod x87;
 
 pub(crate) use self::core::{Core, Fault, Spot, Stepping, Trap};
 pub(crate) use self::interrupt::{Delivery, deliver};

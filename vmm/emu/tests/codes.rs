@@ -34,11 +34,16 @@ fn announced() -> Vec<Code> {
     Code::values()
         .filter(|code| *code != Code::INVALID && code.op_code().is_instruction())
         .filter(|code| code.op_code().mode64())
+        // FWAIT and an instruction are two for the decoder; others need an option of it.
+        .filter(|code| !code.op_code().fwait() && !OLD.contains(code))
         .filter(|code| code.cpuid_features().iter().all(|one| cpuid.has(*one)))
         .filter(|code| !is_of_mmx(*code) || cpuid.has(CpuidFeature::MMX))
         .filter(|code| code.mnemonic() != Mnemonic::Fisttp || cpuid.has(CpuidFeature::FPU))
         .collect()
 }
+
+/// Of the 80287 and 80387, which no later processor has.
+const OLD: &[Code] = &[Code::Frstpm, Code::Fstdw_AX, Code::Fstsg_AX];
 
 /// Not there, with the reason.
 const ABSENT: &[(&str, &str)] = &[

@@ -17,3 +17,4 @@ mod paging;
 mod random;
 mod system;
 mod vector;
+mod x87;

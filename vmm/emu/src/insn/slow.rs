@@ -11,7 +11,7 @@ use super::operand::{
     modify, number, offset, peek, push, read, seg_of, set, set_stack, stack_at, stack_bits, write,
 };
 use super::{
-    alu, bits as bit, far, image, legacy, muldiv, segment, shift, strings, system, vector,
+    alu, bits as bit, far, image, legacy, muldiv, segment, shift, strings, system, vector, x87,
 };
 use crate::flags::{CF, Flags, STATUS};
 use crate::op::Op;
@@ -70,6 +70,7 @@ pub fn is_known(insn: &Instruction) -> bool {
         || image::is_known(mnemonic)
         || vector::of(insn).is_some()
         || vector::mmx::is_known(insn)
+        || x87::is_known(insn)
 }
 
 const KNOWN: &[Mnemonic] = &[
@@ -336,6 +337,7 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
         }
         _ if image::is_known(mnemonic) => image::step(core, insn),
         _ if legacy::is_known(mnemonic) => legacy::step(core, insn),
+        _ if x87::is_known(insn) => x87::step(core, insn),
         _ => system::step(core, insn),
     }
 }

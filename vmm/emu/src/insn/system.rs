@@ -11,6 +11,7 @@ use super::operand::{
     Linear, address_bits, get, in_segment, linear, memory_seg, offset, read, set, write,
 };
 use super::segment::{self, is_real};
+use super::x87;
 use crate::flags::{Flags, ZF};
 use crate::state::{
     AC, CR0_AM, CR0_EM, CR0_ET, CR0_MP, CR0_NE, CR0_PE, CR0_PG, CR0_TS, CR0_WP, CR4_DE,
@@ -93,13 +94,7 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
             core.state.cr0 &= !CR0_TS;
             Err(Trap::Leave)
         }
-        Mnemonic::Wait => {
-            const BOTH: u64 = CR0_MP | CR0_TS;
-            if core.state.cr0 & BOTH == BOTH {
-                return core.raise(7, None);
-            }
-            Ok(())
-        }
+        Mnemonic::Wait => x87::wait(core),
         Mnemonic::Invlpg => invalidate_page(core, insn),
         Mnemonic::Invd | Mnemonic::Wbinvd | Mnemonic::Wbnoinvd => kernel_only(core),
         Mnemonic::Clflush | Mnemonic::Clflushopt | Mnemonic::Clwb => {
