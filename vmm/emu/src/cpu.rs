@@ -340,7 +340,8 @@ impl Cpu {
     }
 
     /// #DB behind an instruction: of a step, and of data. A load of SS puts it off by one
-    /// instruction, and a step's is lost then.
+    /// instruction. A step's is lost then, and one of data if that instruction faults: processors
+    /// hold it or lose it (SDM vol. 3C, 28.7.3), and no handler wants it at its first instruction.
     fn debug_trap(&mut self, before: u64) -> Option<VmExit> {
         const SINGLE_STEP: u64 = 1 << 14;
         if self.core.state.shadow == Shadow::MovSs {

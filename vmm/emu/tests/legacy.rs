@@ -229,6 +229,37 @@ fn accesses_wrap_where_addresses_end() {
     });
     assert_eq!(guest.one(), Happened::Retired);
     assert_eq!(guest.cpu.state().r[0], 0x0403_0201);
+    // Operands of two parts, of which the first ends where addresses do.
+    let codes: [&[u8]; 7] = [
+        &[0x62, 0x06],       // BOUND EAX, [ESI]
+        &[0x0f, 0xb4, 0x06], // LFS EAX, [ESI]
+        &[0x0f, 0xc7, 0x0e], // CMPXCHG8B [ESI]
+        &[0x0f, 0x01, 0x06], // SGDT [ESI]
+        &[0x0f, 0x01, 0x16], // LGDT [ESI]
+        &[0x0f, 0x10, 0x06], // MOVUPS XMM0, [ESI]
+        &[0x0f, 0x11, 0x06], // MOVUPS [ESI], XMM0
+    ];
+    for code in codes {
+        let mut guest = compatible(code);
+        guest.map(0xffff_f000, PAGES + 0x3000, 7);
+        guest.map(0, PAGES + 0x4000, 7);
+        let first = if code[..2] == [0x0f, 0x01] { 2 } else { 4 };
+        change(&mut guest, |state| {
+            let mut ds = state.segment(Seg::Ds);
+            ds.base = 0x8000_0000;
+            state.set_segment(Seg::Ds, ds);
+            state.r[6] = 0x8000_0000 - first;
+            state.cr4 |= 1 << 9;
+            if code == [0x0f, 0x01, 0x16] {
+                for seg in [Seg::Cs, Seg::Ss] {
+                    let mut one = state.segment(seg);
+                    one.attr &= !(3 << 5);
+                    state.set_segment(seg, one);
+                }
+            }
+        });
+        assert_eq!(guest.one(), Happened::Retired, "{code:02x?}");
+    }
     let mut guest = compatible(&[0x90]);
     change(&mut guest, |state| state.idtr.base = 0x8000_0000_0000);
     // The gate's address is none: #GP, which cannot be delivered, nor can #DF.

@@ -18,6 +18,9 @@ pub(crate) struct Case {
     pub(crate) registers: [u64; 16],
     pub(crate) xmm: [[u64; 2]; 16],
     pub(crate) mxcsr: u64,
+    /// As FXSAVE has it: control, status and tags, and the registers by their distance from the
+    /// top. Pointers are not set.
+    pub(crate) x87: [u64; 20],
     pub(crate) rflags: u64,
     /// Offset of the code in its page.
     pub(crate) at: u64,
@@ -34,6 +37,7 @@ pub(crate) struct Outcome {
     pub(crate) registers: [u64; 16],
     pub(crate) xmm: [[u64; 2]; 16],
     pub(crate) mxcsr: u64,
+    pub(crate) x87: [u64; 20],
     pub(crate) rflags: u64,
     pub(crate) rip: u64,
     pub(crate) trap: u64,
@@ -103,6 +107,8 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
             }
             outcome.xmm = fpu.xmm;
             outcome.mxcsr = u64::from(fpu.mxcsr);
+            outcome.x87[..3].copy_from_slice(&fpu.x87);
+            outcome.x87[4..].copy_from_slice(&fpu.st);
             outcome.rflags = frame[libc::REG_EFL as usize] as u64;
             outcome.rip = frame[libc::REG_RIP as usize] as u64;
             outcome.trap = frame[libc::REG_TRAPNO as usize] as u64;
@@ -132,6 +138,8 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
         }
         fpu.xmm = case.xmm;
         fpu.mxcsr = case.mxcsr as u32;
+        fpu.x87 = [case.x87[0], 0, 0];
+        fpu.st.copy_from_slice(&case.x87[4..]);
         fpu.components |= 3;
         frame[libc::REG_EFL as usize] = case.rflags as i64;
         frame[libc::REG_RIP as usize] = (CODE + case.at) as i64;

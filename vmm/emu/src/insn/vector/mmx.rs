@@ -45,6 +45,7 @@ pub(in crate::insn) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     ready(core)?;
     match insn.mnemonic() {
         Mnemonic::Emms => {
+            enter(core);
             core.state.x87[0] &= !TAGS;
             return Ok(());
         }
