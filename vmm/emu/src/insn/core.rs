@@ -686,19 +686,13 @@ impl Core {
         Ok(())
     }
 
-    /// Canonical.
-    pub(crate) fn check_address(&mut self, linear: u64, bytes: u32, seg: u8) -> Exec {
+    /// Canonical, and aligned where that is asked for.
+    fn check(&mut self, set: Set, linear: u64, bytes: u32, seg: u8) -> Exec {
         let last = linear.wrapping_add(u64::from(bytes) - 1);
         if self.is_wide() && !(is_canonical(linear) && is_canonical(last)) {
             let vector = if seg == STACK { 12 } else { 13 };
             return self.raise(vector, Some(0));
         }
-        Ok(())
-    }
-
-    /// Canonical, and aligned where that is asked for.
-    fn check(&mut self, set: Set, linear: u64, bytes: u32, seg: u8) -> Exec {
-        self.check_address(linear, bytes, seg)?;
         let aligned = linear & (u64::from(bytes) - 1) == 0 || !bytes.is_power_of_two();
         if !aligned && set.is_user() {
             let on = self.state.system_flags & AC != 0 && self.state.cr0 & CR0_AM != 0;
