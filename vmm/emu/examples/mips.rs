@@ -8,7 +8,7 @@ use emu::{Cpu, Cpuid, EventClass, Ram, Ring, State, VmExit};
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, al, bl, byte_ptr, dl, dword_ptr, eax, ebx, ecx, edx, qword_ptr, r8,
-    r9, rax, rbx, rcx, rdi, rdx, rsi,
+    r9, rax, rbx, rcx, rdi, rdx, rsi, xmm0, xmm1, xmm2, xmmword_ptr,
 };
 use rustix::time::{ClockId, clock_gettime};
 use vm_memory::{Bytes, GuestAddress};
@@ -142,6 +142,48 @@ fn sieve(code: &mut CodeAssembler) -> Result<(), IcedError> {
     code.jmp(outer)
 }
 
+/// Sums of vectors of integers.
+fn vectors(code: &mut CodeAssembler) -> Result<(), IcedError> {
+    code.mov(rdx, DATA)?;
+    code.xor(ecx, ecx)?;
+    let again = label(code)?;
+    code.movdqu(xmm0, xmmword_ptr(rdx + rcx))?;
+    code.paddd(xmm1, xmm0)?;
+    code.pxor(xmm2, xmm0)?;
+    code.movdqa(xmmword_ptr(rdx + rcx), xmm1)?;
+    code.add(ecx, 16)?;
+    code.and(ecx, 0xffff)?;
+    code.jmp(again)
+}
+
+/// A polynomial of a double.
+fn doubles(code: &mut CodeAssembler) -> Result<(), IcedError> {
+    code.mov(rdx, DATA)?;
+    code.mov(eax, 3)?;
+    let again = label(code)?;
+    code.cvtsi2sd(xmm0, eax)?;
+    code.movsd_2(xmm1, qword_ptr(rdx))?;
+    code.mulsd(xmm1, xmm0)?;
+    code.addsd(xmm1, xmm0)?;
+    code.divsd(xmm1, xmm0)?;
+    code.movsd_2(qword_ptr(rdx), xmm1)?;
+    code.dec(eax)?;
+    code.jmp(again)
+}
+
+/// Pages cleared and copied, which count as an instruction each.
+fn strings(code: &mut CodeAssembler) -> Result<(), IcedError> {
+    let again = label(code)?;
+    code.mov(rdi, DATA)?;
+    code.mov(ecx, 512)?;
+    code.rep().stosq()?;
+    code.mov(rsi, DATA)?;
+    code.mov(rdi, DATA + 0x1000)?;
+    code.mov(ecx, 512)?;
+    code.rep().movsq()?;
+    code.jmp(again)
+}
+
 /// Of this thread: others may use the machine.
 fn processor_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
@@ -163,6 +205,8 @@ fn run(name: &str, program: Program) {
     let mut state = State::long_mode(TABLES, 3);
     state.rip = CODE;
     state.r[4] = 0xf_0000;
+    // OSFXSR, OSXMMEXCPT.
+    state.cr4 |= 3 << 9;
     cpu.set_state(state);
     assert_eq!(cpu.run(WARM), VmExit::Budget);
     cpu.take_totals(Ring::User);
@@ -182,13 +226,16 @@ fn run(name: &str, program: Program) {
 }
 
 fn main() {
-    let programs: [(&str, Program); 6] = [
+    let programs: [(&str, Program); 9] = [
         ("sum", sum),
         ("random memory", random_memory),
         ("sieve", sieve),
         ("copy", copy_bytes),
         ("calls", calls),
         ("crc", crc),
+        ("vectors", vectors),
+        ("doubles", doubles),
+        ("strings", strings),
     ];
     for (name, program) in programs {
         run(name, program);
