@@ -57,7 +57,7 @@ fn it_is_switched_off() {
     let mut guest = guest();
     let mut check = |code: &[u8], cr0: u64, expected: Happened| {
         let (happened, ..) = run(&mut guest, code, DATA, |state| {
-            state.cr0 = state.cr0 & !MP | cr0
+            state.cr0 = state.cr0 & !MP | cr0;
         });
         assert_eq!(happened, expected, "{code:x?} {cr0:#x}");
     };
@@ -192,6 +192,24 @@ fn a_fault_leaves_the_fpu_and_memory() {
             assert_eq!(bytes, pattern, "{code:x?}");
         }
     }
+}
+
+/// FISTP of a NaN, which unmasked stores nothing.
+#[test]
+fn what_would_not_store_faults_too() {
+    let mut guest = guest();
+    let mut check = |at, expected| {
+        let (happened, before, after) = run(&mut guest, &[0xdf, 0x3b], at, |state| {
+            state.x87[0] = words(0x37e, 7 << 11, 0x80, 0);
+            state.x87[4..6].copy_from_slice(&[3 << 62, 0x7fff]);
+        });
+        let is_fault = happened != Happened::Retired;
+        assert_eq!(happened, expected);
+        assert_eq!(after.x87 == before.x87, is_fault);
+    };
+    check(DATA, Happened::Retired);
+    check(END - 4, Happened::Fault(14, 6, END));
+    check(END, Happened::Fault(14, 6, END));
 }
 
 #[test]

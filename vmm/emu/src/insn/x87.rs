@@ -173,8 +173,11 @@ fn execute(core: &mut Core, insn: &Instruction, name: Insn, x87: &X87) -> Exec<X
     };
     let rflags = core.state.flags.bits();
     let done = x87.execute(name, operand, rflags);
-    if let (Some((to, bytes)), Some(result)) = (to, done.store) {
-        store(core, to, &result[..bytes], 8)?;
+    match (to, done.store) {
+        (Some((to, bytes)), Some(result)) => store(core, to, &result[..bytes], 8)?,
+        // What stores nothing, for its exception is unmasked, faults as if it did.
+        (Some((to, bytes)), None) => check(core, to, bytes, 8)?,
+        (None, _) => {}
     }
     finish(core, &done);
     Ok(done.x87)
@@ -263,12 +266,18 @@ fn load(core: &mut Core, from: Linear, bytes: &mut [u8], most: usize) -> Exec {
     Ok(())
 }
 
+/// All of it can be written.
+fn check(core: &mut Core, to: Linear, bytes: usize, most: usize) -> Exec {
+    for (at, size) in parts(bytes, most) {
+        core.check_write(core.beyond(to.at, at as u32), size as u32, to.seg)?;
+    }
+    Ok(())
+}
+
 /// Stores bytes, all of which can be written before the first is.
 fn store(core: &mut Core, to: Linear, bytes: &[u8], most: usize) -> Exec {
     if bytes.len() > most {
-        for (at, size) in parts(bytes.len(), most) {
-            core.check_write(core.beyond(to.at, at as u32), size as u32, to.seg)?;
-        }
+        check(core, to, bytes.len(), most)?;
     }
     for (at, size) in parts(bytes.len(), most) {
         let mut word = [0; 8];
