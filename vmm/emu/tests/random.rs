@@ -56,6 +56,13 @@ fn state(random: &mut Random) -> State {
         state.dr7 = random.next() & 0xffff_0fff;
         state.dr = [0; 4].map(|_| random.below(SIZE));
     }
+    if !random.chance(3) {
+        // OSFXSR, OSXMMEXCPT.
+        state.cr4 |= 3 << 9;
+        state.xmm = [[0; 2]; 16].map(|_| [random.lanes(), random.lanes()]);
+        state.mxcsr = random.mxcsr() as u32;
+        state.x87[0] = random.next();
+    }
     state.gdtr.base = random.value();
     state.idtr.base = random.below(SIZE);
     state
