@@ -184,6 +184,21 @@ fn strings(code: &mut CodeAssembler) -> Result<(), IcedError> {
     code.jmp(again)
 }
 
+/// What a kernel's locks and entries are made of.
+fn system(code: &mut CodeAssembler) -> Result<(), IcedError> {
+    code.mov(rdx, DATA)?;
+    let again = label(code)?;
+    code.pushfq()?;
+    code.cli()?;
+    code.swapgs()?;
+    code.lock().xadd(dword_ptr(rdx), eax)?;
+    code.lock().cmpxchg(qword_ptr(rdx), rcx)?;
+    code.bt(dword_ptr(rdx), 3)?;
+    code.sti()?;
+    code.popfq()?;
+    code.jmp(again)
+}
+
 /// Of this thread: others may use the machine.
 fn processor_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
@@ -201,19 +216,25 @@ fn run(name: &str, program: Program) {
     ram.memory()
         .write_slice(&bytes, GuestAddress(CODE))
         .expect("memory");
+    // Its pages are any code's.
+    let (cpl, ring) = if name == "system" {
+        (0, Ring::Kernel)
+    } else {
+        (3, Ring::User)
+    };
     let mut cpu = Cpu::new(ram, Cpuid::implemented());
-    let mut state = State::long_mode(TABLES, 3);
+    let mut state = State::long_mode(TABLES, cpl);
     state.rip = CODE;
     state.r[4] = 0xf_0000;
     // OSFXSR, OSXMMEXCPT.
     state.cr4 |= 3 << 9;
     cpu.set_state(state);
     assert_eq!(cpu.run(WARM), VmExit::Budget);
-    cpu.take_totals(Ring::User);
+    cpu.take_totals(ring);
     let start = processor_time();
     assert_eq!(cpu.run(LONG), VmExit::Budget);
     let seconds = (processor_time() - start).as_secs_f64();
-    let totals = cpu.take_totals(Ring::User);
+    let totals = cpu.take_totals(ring);
     let instructions = totals.of(EventClass::Instructions);
     #[allow(clippy::cast_precision_loss, reason = "it is far below 2^52")]
     let millions = instructions as f64 / seconds / 1e6;
@@ -226,7 +247,7 @@ fn run(name: &str, program: Program) {
 }
 
 fn main() {
-    let programs: [(&str, Program); 9] = [
+    let programs: [(&str, Program); 10] = [
         ("sum", sum),
         ("random memory", random_memory),
         ("sieve", sieve),
@@ -236,6 +257,7 @@ fn main() {
         ("vectors", vectors),
         ("doubles", doubles),
         ("strings", strings),
+        ("system", system),
     ];
     for (name, program) in programs {
         run(name, program);

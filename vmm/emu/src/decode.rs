@@ -12,7 +12,7 @@ use iced_x86::{
 use crate::block::{Blocks, Decoded};
 use crate::cpuid::Cpuid;
 use crate::events;
-use crate::insn::{K, Pick, extend as extended, form, is_hint, is_known, kinds, vector};
+use crate::insn::{K, Pick, extend as extended, form, is_hint, kinds, row, vector};
 use crate::op::Op;
 use crate::state::{BLOCK, FS_BASE, GS_BASE, STACK, ZERO};
 
@@ -125,13 +125,10 @@ fn ends(insn: &Instruction) -> bool {
         || insn.is_string_instruction()
         || matches!(
             insn.mnemonic(),
-            M::Cli
-                | M::Sti
+            M::Sti
                 | M::Popf
                 | M::Popfd
                 | M::Popfq
-                | M::Stac
-                | M::Clac
                 | M::In
                 | M::Out
                 | M::Rdmsr
@@ -194,8 +191,7 @@ fn operation(
     {
         return op;
     }
-    let k = if is_known(insn) { K::Slow } else { K::Absent };
-    keep(insn, k, kept)
+    keep(insn, row(insn).unwrap_or(K::Absent), kept)
 }
 
 /// An operation that needs the decoder's instruction.
@@ -554,14 +550,16 @@ mod tests {
         let cpuid = Cpuid::implemented();
         let mut met = vec![false; K::ALL.len()];
         let mut look = |bytes: &[u8]| {
-            let source = Source {
-                bytes,
-                rip: 0x1000,
-                bits: 64,
-            };
-            let insn = Decoder::with_ip(64, bytes, 0x1000, options(&cpuid)).decode();
-            let op = operation(&insn, source, &cpuid, &mut Vec::new());
-            met[usize::from(op.k)] = true;
+            for bits in [32, 64] {
+                let source = Source {
+                    bytes,
+                    rip: 0x1000,
+                    bits,
+                };
+                let insn = Decoder::with_ip(bits, bytes, 0x1000, options(&cpuid)).decode();
+                let op = operation(&insn, source, &cpuid, &mut Vec::new());
+                met[usize::from(op.k)] = true;
+            }
         };
         let maps: [&[u8]; 4] = [&[], &[0x0f], &[0x0f, 0x38], &[0x0f, 0x3a]];
         for prefix in [&[][..], &[0x66], &[0xf2], &[0xf3]] {

@@ -32,4 +32,5 @@ pub(crate) use self::interrupt::{Delivery, deliver};
 pub(crate) use self::kinds::is_hint;
 pub(crate) use self::operand as form;
 pub use self::slow::is_known;
+pub(crate) use self::slow::row;
 pub(crate) use self::table::{K, Pick, execute, extend};

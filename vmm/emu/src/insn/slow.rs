@@ -10,16 +10,15 @@ use super::operand::{
     Linear, address_bits, below, bits, by_width, drop_stack, get, in_segment, linear, memory_seg,
     modify, number, offset, peek, push, read, seg_of, set, set_stack, stack_at, stack_bits, write,
 };
-use super::{
-    alu, bits as bit, far, image, legacy, muldiv, segment, shift, strings, system, vector, x87,
-};
+use super::{K, alu, bits as bit, far, image, legacy, muldiv, segment, shift, system, vector, x87};
 use crate::flags::{CF, Flags, STATUS};
 use crate::op::Op;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Shadow, TF, VM};
 use crate::stop::Missing;
 
-/// Executes a kept instruction.
-pub(super) fn kept(core: &mut Core, op: &Op) -> Exec {
+/// Executes a kept instruction by the handler of its family.
+#[inline(always)]
+pub(super) fn kept(core: &mut Core, op: &Op, step: fn(&mut Core, &Instruction) -> Exec) -> Exec {
     let Some(insn) = core.kept.get(op.imm as usize).copied() else {
         return Ok(());
     };
@@ -51,13 +50,40 @@ fn condition(insn: &Instruction) -> u8 {
     (insn.condition_code() as u8).wrapping_sub(1)
 }
 
-/// Whether `step` knows an instruction.
+/// The operation of an instruction that has to be kept, by its family; `None` if it is not there.
+pub(crate) fn row(insn: &Instruction) -> Option<K> {
+    let mnemonic = insn.mnemonic();
+    Some(if insn.is_string_instruction() {
+        K::String
+    } else if system::KNOWN.contains(&mnemonic) {
+        K::System
+    } else if vector::of(insn).is_some() {
+        K::VectorSlow
+    } else if vector::mmx::is_known(insn) {
+        K::Mmx
+    } else if image::is_known(mnemonic) {
+        K::Image
+    } else if x87::is_known(insn) {
+        K::X87
+    } else if legacy::is_known(mnemonic) {
+        K::Legacy
+    } else if is_integer(insn) {
+        K::Slow
+    } else {
+        return None;
+    })
+}
+
+/// Whether an instruction is there.
 #[must_use]
 pub fn is_known(insn: &Instruction) -> bool {
+    row(insn).is_some()
+}
+
+fn is_integer(insn: &Instruction) -> bool {
     let mnemonic = insn.mnemonic();
     binary_of(mnemonic).is_some()
         || shift_of(mnemonic).is_some()
-        || insn.is_string_instruction()
         || insn.is_jcc_short_or_near()
         || insn.is_loop()
         || insn.is_loopcc()
@@ -66,11 +92,6 @@ pub fn is_known(insn: &Instruction) -> bool {
         || is_cmovcc(mnemonic)
         || is_hint(mnemonic)
         || KNOWN.contains(&mnemonic)
-        || legacy::is_known(mnemonic)
-        || image::is_known(mnemonic)
-        || vector::of(insn).is_some()
-        || vector::mmx::is_known(insn)
-        || x87::is_known(insn)
 }
 
 const KNOWN: &[Mnemonic] = &[
@@ -131,76 +152,21 @@ const KNOWN: &[Mnemonic] = &[
     Mnemonic::Cmc,
     Mnemonic::Cld,
     Mnemonic::Std,
-    Mnemonic::Cli,
-    Mnemonic::Sti,
-    Mnemonic::Stac,
-    Mnemonic::Clac,
     Mnemonic::Jmp,
     Mnemonic::Call,
     Mnemonic::Ret,
     Mnemonic::Retf,
-    Mnemonic::Int,
-    Mnemonic::Int1,
-    Mnemonic::Int3,
-    Mnemonic::Iret,
-    Mnemonic::Iretd,
-    Mnemonic::Iretq,
-    Mnemonic::Syscall,
-    Mnemonic::Sysret,
-    Mnemonic::Sysretq,
-    Mnemonic::Sysenter,
-    Mnemonic::Sysexit,
-    Mnemonic::Sysexitq,
-    Mnemonic::Hlt,
-    Mnemonic::Pause,
-    Mnemonic::Cpuid,
-    Mnemonic::Rdtsc,
-    Mnemonic::Rdtscp,
-    Mnemonic::Rdpid,
-    Mnemonic::Rdpmc,
-    Mnemonic::Rdmsr,
-    Mnemonic::Wrmsr,
-    Mnemonic::In,
-    Mnemonic::Out,
-    Mnemonic::Lgdt,
-    Mnemonic::Lidt,
-    Mnemonic::Sgdt,
-    Mnemonic::Sidt,
-    Mnemonic::Lldt,
-    Mnemonic::Sldt,
-    Mnemonic::Ltr,
-    Mnemonic::Str,
-    Mnemonic::Lmsw,
-    Mnemonic::Smsw,
-    Mnemonic::Clts,
-    Mnemonic::Invlpg,
-    Mnemonic::Invd,
-    Mnemonic::Wbinvd,
-    Mnemonic::Wbnoinvd,
-    Mnemonic::Clflush,
-    Mnemonic::Clflushopt,
-    Mnemonic::Clwb,
-    Mnemonic::Swapgs,
-    Mnemonic::Rdfsbase,
-    Mnemonic::Rdgsbase,
-    Mnemonic::Wrfsbase,
-    Mnemonic::Wrgsbase,
-    Mnemonic::Lar,
-    Mnemonic::Lsl,
-    Mnemonic::Verr,
-    Mnemonic::Verw,
     Mnemonic::Lds,
     Mnemonic::Les,
     Mnemonic::Lfs,
     Mnemonic::Lgs,
     Mnemonic::Lss,
-    Mnemonic::Wait,
     Mnemonic::Ud0,
     Mnemonic::Ud1,
     Mnemonic::Ud2,
 ];
 
-/// Executes an instruction, of which [`is_known`] is true.
+/// Executes an instruction, of which [`is_integer`] is true.
 pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     let mnemonic = insn.mnemonic();
     if let Some(operation) = binary_of(mnemonic) {
@@ -208,18 +174,6 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     }
     if let Some(operation) = shift_of(mnemonic) {
         return shifts(core, insn, operation);
-    }
-    if insn.is_string_instruction() {
-        return strings::step(core, insn);
-    }
-    if is_hint(mnemonic) {
-        return Ok(());
-    }
-    if let Some(what) = vector::of(insn) {
-        return vector::step(core, insn, what);
-    }
-    if vector::mmx::is_known(insn) {
-        return vector::mmx::step(core, insn);
     }
     match mnemonic {
         Mnemonic::Inc => unary(core, insn, alu::INC),
@@ -335,10 +289,9 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
             let value = if holds { value } else { read(core, insn, 0)? };
             write(core, insn, 0, value)
         }
-        _ if image::is_known(mnemonic) => image::step(core, insn),
-        _ if legacy::is_known(mnemonic) => legacy::step(core, insn),
-        _ if x87::is_known(insn) => x87::step(core, insn),
-        _ => system::step(core, insn),
+        _ if is_hint(mnemonic) => Ok(()),
+        // UD0, UD1, UD2.
+        _ => core.ud(),
     }
 }
 
@@ -501,7 +454,12 @@ fn pop_flags(core: &mut Core, width: u32) -> Exec {
     if cpl == 0 {
         open |= IOPL;
     }
-    core.state.set_rflags((old & !open | value & open) & !RF);
+    let new = (old & !open | value & open) & !RF;
+    core.state.set_rflags(new);
+    let changed = old ^ new;
+    if changed & (TF | AC | RF) == 0 && changed & new & IF == 0 {
+        return Ok(());
+    }
     core.refresh();
     Err(Trap::Leave)
 }

@@ -26,6 +26,66 @@ const PAUSE: i64 = 63;
 /// Ticks that INVLPG and MOV CR3 take besides: thousands of translations may go, each time.
 const FLUSH: i64 = 63;
 
+/// The instructions that are here.
+pub(super) const KNOWN: &[Mnemonic] = &[
+    Mnemonic::Cli,
+    Mnemonic::Sti,
+    Mnemonic::Stac,
+    Mnemonic::Clac,
+    Mnemonic::Int,
+    Mnemonic::Int1,
+    Mnemonic::Int3,
+    Mnemonic::Iret,
+    Mnemonic::Iretd,
+    Mnemonic::Iretq,
+    Mnemonic::Syscall,
+    Mnemonic::Sysret,
+    Mnemonic::Sysretq,
+    Mnemonic::Sysenter,
+    Mnemonic::Sysexit,
+    Mnemonic::Sysexitq,
+    Mnemonic::Hlt,
+    Mnemonic::Pause,
+    Mnemonic::Cpuid,
+    Mnemonic::Rdtsc,
+    Mnemonic::Rdtscp,
+    Mnemonic::Rdpid,
+    Mnemonic::Rdpmc,
+    Mnemonic::Rdmsr,
+    Mnemonic::Wrmsr,
+    Mnemonic::In,
+    Mnemonic::Out,
+    Mnemonic::Lgdt,
+    Mnemonic::Lidt,
+    Mnemonic::Sgdt,
+    Mnemonic::Sidt,
+    Mnemonic::Lldt,
+    Mnemonic::Sldt,
+    Mnemonic::Ltr,
+    Mnemonic::Str,
+    Mnemonic::Lmsw,
+    Mnemonic::Smsw,
+    Mnemonic::Clts,
+    Mnemonic::Invlpg,
+    Mnemonic::Invd,
+    Mnemonic::Wbinvd,
+    Mnemonic::Wbnoinvd,
+    Mnemonic::Clflush,
+    Mnemonic::Clflushopt,
+    Mnemonic::Clwb,
+    Mnemonic::Swapgs,
+    Mnemonic::Rdfsbase,
+    Mnemonic::Rdgsbase,
+    Mnemonic::Wrfsbase,
+    Mnemonic::Wrgsbase,
+    Mnemonic::Lar,
+    Mnemonic::Lsl,
+    Mnemonic::Verr,
+    Mnemonic::Verw,
+    Mnemonic::Wait,
+];
+
+/// Executes one of [`KNOWN`].
 pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     match insn.mnemonic() {
         Mnemonic::Cli => set_interrupts(core, false),
@@ -131,19 +191,21 @@ fn pair(core: &mut Core, value: u64) {
     core.set_reg(2, (value >> 32) as u32);
 }
 
+/// Only what may be taken now, and was not before, has to be looked at.
 fn set_interrupts(core: &mut Core, on: bool) -> Exec {
     let old = core.state.system_flags;
     if u64::from(core.state.cpl()) > (old & IOPL) >> 12 {
         return core.gp(0);
     }
-    if on {
-        core.state.system_flags |= IF;
-        if old & IF == 0 {
-            core.state.shadow = Shadow::Sti;
-        }
-    } else {
+    if !on {
         core.state.system_flags &= !IF;
+        return Ok(());
     }
+    if old & IF != 0 {
+        return Ok(());
+    }
+    core.state.system_flags |= IF;
+    core.state.shadow = Shadow::Sti;
     Err(Trap::Leave)
 }
 
@@ -157,7 +219,7 @@ fn set_alignment(core: &mut Core, on: bool) -> Exec {
         core.state.system_flags &= !AC;
     }
     core.refresh();
-    Err(Trap::Leave)
+    Ok(())
 }
 
 pub(super) fn software(core: &mut Core, delivery: Delivery) -> Exec {

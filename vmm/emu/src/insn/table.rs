@@ -6,7 +6,7 @@ use super::muldiv::{DIV, IDIV, IMUL, MUL};
 use super::operand::{MI, MR, RI, RM, RR};
 use super::shift::{ROL, ROR, SAR, SHL, SHR};
 use super::vector::{self, moves};
-use super::{alu, bits, branch, mem, muldiv, shift, slow};
+use super::{alu, bits, branch, image, legacy, mem, muldiv, shift, slow, strings, system, x87};
 use crate::op::Op;
 
 /// Makes of the table the numbers of operations, what finds them, and the one dispatch.
@@ -276,7 +276,14 @@ operations! {
         XmmStore32 = moves::store_low::<u32>;
         XmmStore64 = moves::store_low::<u64>;
         Vector = vector::quick;
-        Slow = slow::kept;
+        Slow = |core, op| slow::kept(core, op, slow::step);
+        String = |core, op| slow::kept(core, op, strings::step);
+        System = |core, op| slow::kept(core, op, system::step);
+        VectorSlow = |core, op| slow::kept(core, op, vector::step);
+        Mmx = |core, op| slow::kept(core, op, vector::mmx::step);
+        Image = |core, op| slow::kept(core, op, image::step);
+        X87 = |core, op| slow::kept(core, op, x87::step);
+        Legacy = |core, op| slow::kept(core, op, legacy::step);
         Ud = slow::undefined;
         TooLong = slow::too_long;
         Absent = slow::absent;

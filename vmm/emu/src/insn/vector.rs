@@ -148,7 +148,10 @@ pub(super) fn quick(core: &mut Core, op: &Op) -> Exec {
 }
 
 /// An instruction of any code.
-pub(super) fn step(core: &mut Core, insn: &Instruction, what: V) -> Exec {
+pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
+    let Some(what) = of(insn) else {
+        return core.ud();
+    };
     ready(core)?;
     if what == V::Maskmovdqu {
         return moves::masked(core, insn);
