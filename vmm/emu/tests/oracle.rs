@@ -198,7 +198,7 @@ pub(crate) fn not_compared(insn: &Instruction) -> Option<&'static str> {
         | M::Fyl2x
         | M::Fyl2xp1 => Some("processors differ; ours are rounded correctly: tested in `emu-fpu`"),
         M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64 => {
-            Some("MXCSR_MASK and x87's pointers are the processor's: tested in `image`")
+            Some("MXCSR_MASK and x87's pointers are the processor's: tested in `vector`")
         }
         M::Fnsave | M::Fnstenv => {
             Some("pointers are the processor's: tested in `x87` and `emu-fpu`")

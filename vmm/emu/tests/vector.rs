@@ -1,6 +1,7 @@
 //! What of SSE no program of CPL 3 sees: when it is switched off, images, exceptions, devices.
 
 use emu::{Answer, VmExit};
+use iced_x86::Code;
 
 use crate::guest::{Guest, Happened, PAGES, PRESENT, USER, WRITABLE};
 use crate::system::{CODE, DATA, change, guest};
@@ -280,4 +281,35 @@ fn code_is_written_by_halves_and_wholes() {
     });
     assert_eq!(guest.cpu.run(2), VmExit::Budget);
     assert_eq!(guest.cpu.state().r[0], 1);
+}
+
+#[test]
+fn what_is_not_announced_is_told_once() {
+    // VADDPS XMM1, XMM2, XMM3, twice; AESENC XMM1, XMM2; UD2, which nobody misses.
+    let codes: [&[u8]; 4] = [
+        &[0xc5, 0xe8, 0x58, 0xcb],
+        &[0xc5, 0xe8, 0x58, 0xcb],
+        &[0x66, 0x0f, 0x38, 0xdc, 0xca],
+        &[0x0f, 0x0b],
+    ];
+    let mut guest = sse(&codes.concat());
+    let start = guest.cpu.state().clone();
+    let mut at = CODE;
+    for code in codes {
+        let mut state = start.clone();
+        state.rip = at;
+        guest.cpu.set_state(state);
+        assert_eq!(guest.one(), UD, "{code:02x?}");
+        at += code.len() as u64;
+    }
+    let told = guest.cpu.take_unannounced();
+    let told: Vec<_> = told.iter().map(|one| (one.rip, one.code)).collect();
+    assert_eq!(
+        told,
+        [
+            (CODE, Code::VEX_Vaddps_xmm_xmm_xmmm128),
+            (CODE + 8, Code::Aesenc_xmm_xmmm128)
+        ]
+    );
+    assert!(guest.cpu.take_unannounced().is_empty());
 }
