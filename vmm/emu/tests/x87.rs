@@ -194,6 +194,24 @@ fn a_fault_leaves_the_fpu_and_memory() {
     }
 }
 
+/// FXRSTOR of a met exception that is unmasked, and of ES that nothing bears out.
+#[test]
+fn an_image_says_itself_what_is_pending() {
+    let mut guest = guest();
+    let mut check = |control: u64, status: u64, expected: u64, wait: Happened| {
+        guest.bytes(PAGES + 0x1_0000, &[0; 512]);
+        guest.write(PAGES + 0x1_0000, control | status << 16);
+        let (happened, _, after) = run(&mut guest, &[0x0f, 0xae, 0x0b], DATA, |_| {});
+        assert_eq!(happened, Happened::Retired);
+        assert_eq!(after.x87[0] & 0xffff_ffff, 0x40 | control | expected << 16);
+        let (happened, ..) = run(&mut guest, &[0x9b], DATA, |state| state.x87 = after.x87);
+        assert_eq!(happened, wait);
+    };
+    check(0, 4, PENDING, Happened::Fault(16, 0, 0));
+    check(0x3f, 0x8084, 4, Happened::Retired);
+    check(0x3f, 0x3800, 0x3800, Happened::Retired);
+}
+
 /// FISTP of a NaN, which unmasked stores nothing.
 #[test]
 fn what_would_not_store_faults_too() {

@@ -5,6 +5,7 @@ use iced_x86::{Instruction, Mnemonic};
 use super::core::{Core, Exec};
 use super::operand::{Linear, linear, read, write};
 use super::vector::ready;
+use super::x87;
 use crate::state::{CR0_EM, CR0_TS, CR4_OSFXSR};
 
 /// Bits that MXCSR has; the image says so.
@@ -132,5 +133,6 @@ fn restore(core: &mut Core, insn: &Instruction) -> Exec {
         x87[2 * part] = parts[part][0];
         x87[2 * part + 1] = parts[part][1] & 0xffff;
     }
+    x87::settle(core);
     Ok(())
 }

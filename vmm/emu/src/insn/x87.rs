@@ -28,6 +28,13 @@ pub(super) fn wait(core: &mut Core) -> Exec {
     pending(core, &current(core))
 }
 
+/// To be called when the FPU's image was loaded: ES says what flags and masks say, and reserved
+/// bits are as they always are.
+pub(super) fn settle(core: &mut Core) {
+    let x87 = current(core);
+    keep(core, &x87);
+}
+
 /// Executes an instruction, of which [`is_known`] is true. What faults has changed nothing: the
 /// FPU is taken over last.
 pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
