@@ -17,6 +17,7 @@ use crate::decode::{self, Short, Source};
 use crate::events::{EventTotals, LANES};
 use crate::insn::{Core, Delivery, Fault, Spot, Stepping, Trap, deliver, execute};
 use crate::op::Op;
+use crate::slow_path::{SlowPath, SlowPaths};
 use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
 use crate::stop::Missing;
 use crate::sys::ram::Ram;
@@ -133,6 +134,12 @@ impl Cpu {
     /// life of the processor, with where it was met first.
     pub fn take_unannounced(&mut self) -> Vec<NotAnnounced> {
         self.core.unannounced.take()
+    }
+
+    /// How often the fast path was left since the processor was made, by reason.
+    #[must_use]
+    pub fn slow_paths(&self) -> SlowPaths {
+        self.core.slow_paths
     }
 
     /// What instructions counted for in a ring since it was last taken.
@@ -295,6 +302,7 @@ impl Cpu {
             self.core.hits = 0;
         }
         self.core.alone = alone;
+        self.core.slow_paths.took(SlowPath::Alone);
         let mut ended = self.run_blocks(true);
         if ended == Ended::CodeWrite {
             self.core.rewind();

@@ -20,6 +20,7 @@ mod flags;
 mod insn;
 mod op;
 mod paging;
+mod slow_path;
 mod state;
 mod stop;
 #[allow(
@@ -37,6 +38,7 @@ pub use flags::Flags;
 pub use guest_exit::{Answer, VmExit};
 pub use insn::is_known;
 pub use instruction_facts::EventClass;
+pub use slow_path::{SlowPath, SlowPaths};
 pub use state::{Msrs, Seg, Segment, Shadow, State, Table};
 pub use stop::Missing;
 pub use sys::ram::{PAGE, Ram, RamError, Scalar};

@@ -11,6 +11,7 @@ use instruction_facts::EventClass;
 use crate::events::LANES;
 use crate::op::Op;
 use crate::paging::{Rules, walk};
+use crate::slow_path::{SlowPath, SlowPaths};
 use crate::state::{AC, BLOCK, CR0_AM, CR4_SMAP, RSP, STACK, Seg, Segment, State};
 use crate::stop::{Missing, fits};
 use crate::sys::ram::{Ram, Scalar};
@@ -144,6 +145,8 @@ pub(crate) struct Core {
     pub(crate) halted: bool,
     /// Instructions that operations name by number.
     pub(crate) kept: Vec<Instruction>,
+    /// How often the fast path was left.
+    pub(crate) slow_paths: SlowPaths,
     /// What CPUID does not announce and was executed.
     pub(crate) unannounced: Unannounced,
     /// Stores to pages with code are let through: the instruction runs alone.
@@ -190,6 +193,7 @@ impl Core {
             internal: false,
             halted: false,
             kept: Vec::new(),
+            slow_paths: SlowPaths::default(),
             unannounced: Unannounced::default(),
             alone: false,
             hits: 0,
@@ -494,6 +498,7 @@ impl Core {
     /// are known to be there before a device is asked.
     #[cold]
     fn load_pair_slow(&mut self, linear: u64, seg: u8) -> Exec<[u64; 2]> {
+        self.slow_paths.took(SlowPath::Memory);
         let high = self.beyond(linear, 8);
         for half in [linear, high] {
             self.check(self.read, half, 8, seg)?;
@@ -509,12 +514,13 @@ impl Core {
 
     #[cold]
     fn store_pair_slow(&mut self, linear: u64, seg: u8, value: [u64; 2]) -> Exec {
+        self.slow_paths.took(SlowPath::Memory);
         let high = self.beyond(linear, 8);
         for half in [linear, high] {
             self.check_write(half, 8, seg)?;
         }
-        self.store_slow(linear, 8, seg, value[0])?;
-        self.store_slow(high, 8, seg, value[1])
+        self.write_as(self.write, linear, 8, seg, value[0])?;
+        self.write_as(self.write, high, 8, seg, value[1])
     }
 
     #[inline(always)]
@@ -544,6 +550,7 @@ impl Core {
 
     #[cold]
     fn load_slow(&mut self, linear: u64, bytes: u32, seg: u8) -> Exec<u64> {
+        self.slow_paths.took(SlowPath::Memory);
         self.read_slow(self.read, linear, bytes, seg)
     }
 
@@ -629,6 +636,7 @@ impl Core {
 
     #[cold]
     fn store_slow(&mut self, linear: u64, bytes: u32, seg: u8, value: u64) -> Exec {
+        self.slow_paths.took(SlowPath::Memory);
         self.write_as(self.write, linear, bytes, seg, value)
     }
 

@@ -13,12 +13,19 @@ use super::operand::{
 use super::{K, alu, bits as bit, far, image, legacy, muldiv, segment, shift, system, vector, x87};
 use crate::flags::{CF, Flags, STATUS};
 use crate::op::Op;
+use crate::slow_path::SlowPath;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Shadow, TF, VM};
 use crate::stop::Missing;
 
 /// Executes a kept instruction by the handler of its family.
 #[inline(always)]
-pub(super) fn kept(core: &mut Core, op: &Op, step: fn(&mut Core, &Instruction) -> Exec) -> Exec {
+pub(super) fn kept(
+    core: &mut Core,
+    op: &Op,
+    path: SlowPath,
+    step: fn(&mut Core, &Instruction) -> Exec,
+) -> Exec {
+    core.slow_paths.took(path);
     let Some(insn) = core.kept.get(op.imm as usize).copied() else {
         return Ok(());
     };

@@ -8,6 +8,7 @@ use super::shift::{ROL, ROR, SAR, SHL, SHR};
 use super::vector::{self, moves};
 use super::{alu, bits, branch, image, legacy, mem, muldiv, shift, slow, strings, system, x87};
 use crate::op::Op;
+use crate::slow_path::SlowPath;
 
 /// Makes of the table the numbers of operations, what finds them, and the one dispatch.
 macro_rules! operations {
@@ -276,14 +277,14 @@ operations! {
         XmmStore32 = moves::store_low::<u32>;
         XmmStore64 = moves::store_low::<u64>;
         Vector = vector::quick;
-        Slow = |core, op| slow::kept(core, op, slow::step);
-        String = |core, op| slow::kept(core, op, strings::step);
-        System = |core, op| slow::kept(core, op, system::step);
-        VectorSlow = |core, op| slow::kept(core, op, vector::step);
-        Mmx = |core, op| slow::kept(core, op, vector::mmx::step);
-        Image = |core, op| slow::kept(core, op, image::step);
-        X87 = |core, op| slow::kept(core, op, x87::step);
-        Legacy = |core, op| slow::kept(core, op, legacy::step);
+        Slow = |core, op| slow::kept(core, op, SlowPath::Integer, slow::step);
+        String = |core, op| slow::kept(core, op, SlowPath::String, strings::step);
+        System = |core, op| slow::kept(core, op, SlowPath::System, system::step);
+        VectorSlow = |core, op| slow::kept(core, op, SlowPath::Sse, vector::step);
+        Mmx = |core, op| slow::kept(core, op, SlowPath::Mmx, vector::mmx::step);
+        Image = |core, op| slow::kept(core, op, SlowPath::Image, image::step);
+        X87 = |core, op| slow::kept(core, op, SlowPath::X87, x87::step);
+        Legacy = |core, op| slow::kept(core, op, SlowPath::Legacy, legacy::step);
         Ud = slow::undefined;
         TooLong = slow::too_long;
         Absent = slow::absent;
