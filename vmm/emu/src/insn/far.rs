@@ -4,7 +4,7 @@ use iced_x86::{Code, Instruction, Mnemonic, OpKind};
 use instruction_facts::is_canonical;
 
 use super::core::{Core, Exec, Trap, Width};
-use super::interrupt::task_stack;
+use super::interrupt::{push_frame, task_stack};
 use super::operand::{below, by_width, drop_stack, linear, peek, set_stack};
 use super::segment::{self, Descriptor, is_real, stack};
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Segment, TF, VM};
@@ -60,7 +60,7 @@ fn code_descriptor(core: &mut Core, selector: u16) -> Exec<Descriptor> {
     Ok(found)
 }
 
-/// The gate or task that a far jump or call leads to; in long mode only the call gate is one.
+/// The gate that a far jump or call leads to.
 fn gate(core: &mut Core, selector: u16) -> Exec<Option<Descriptor>> {
     if selector & !3 == 0 {
         return core.gp(0);
@@ -71,13 +71,14 @@ fn gate(core: &mut Core, selector: u16) -> Exec<Option<Descriptor>> {
     }
     match (core.state.is_long(), found.kind()) {
         (true, 12) => segment::find(core, selector, 16).map(Some),
-        (false, 1 | 4 | 5 | 9 | 12) => core.missing(Missing::CallGate),
+        (false, 4 | 12) => Ok(Some(found)),
+        (false, 1 | 5 | 9) => core.missing(Missing::TaskGate),
         _ => Ok(None),
     }
 }
 
-/// Through a call gate of long mode, which leads to 64-bit code, of more privilege if it is
-/// called (SDM vol. 3A, 6.8.3.1).
+/// Through a call gate, to code of more privilege if it is called (SDM vol. 3A, 6.8.3). In long
+/// mode it leads to 64-bit code.
 fn through(core: &mut Core, gate: Descriptor, is_call: bool) -> Exec {
     let cpl = core.state.cpl();
     let rpl = (gate.selector & 3) as u8;
@@ -87,30 +88,48 @@ fn through(core: &mut Core, gate: Descriptor, is_call: bool) -> Exec {
     if !gate.is_present() {
         return core.raise(11, Some(gate.error()));
     }
-    let high = segment::high_half(core, gate)?;
+    let long = core.state.is_long();
+    let high = if long {
+        segment::high_half(core, gate)?
+    } else {
+        0
+    };
     if high >> 40 & 0x1f != 0 {
         return core.gp(gate.error());
     }
+    let width = match (long, gate.kind() & 8 != 0) {
+        (true, _) => 64,
+        (false, true) => 32,
+        (false, false) => 16,
+    };
     let target = gate.low & 0xffff | gate.low >> 32 & 0xffff_0000 | high << 32;
+    let target = target & (u64::MAX >> (64 - width));
     let selector = (gate.low >> 16) as u16;
     let found = code_descriptor(core, selector)?;
     let inward = !found.is_conforming() && found.dpl() < cpl;
-    if found.dpl() > cpl || !found.is_long() || inward && !is_call {
+    if found.dpl() > cpl || long && !found.is_long() || inward && !is_call {
         return core.gp(found.error());
     }
     if !found.is_present() {
         return core.raise(11, Some(found.error()));
     }
-    if !is_canonical(target) {
-        return core.gp(0);
-    }
+    check_target(core, found.segment(), target)?;
     let new_cpl = if inward { found.dpl() } else { cpl };
     let mut code = segment::accessed(core, found)?;
-    if inward {
-        inner_frame(core, new_cpl)?;
-    } else if is_call {
-        let old = core.state.segment(Seg::Cs).selector;
-        frame(core, 64, old, core.state.rip)?;
+    let old = core.state.segment(Seg::Cs).selector;
+    match (inward, long) {
+        (true, true) => inner_frame(core, new_cpl)?,
+        (true, false) => {
+            let count = (gate.low >> 32 & 31) as u32;
+            let mut frame = Vec::new();
+            for word in (0..count).rev() {
+                frame.push(peek(core, word * width / 8, width)?);
+            }
+            frame.extend([u64::from(old), core.state.rip]);
+            push_frame(core, Some(new_cpl), width, &frame)?;
+        }
+        (false, _) if is_call => frame(core, width, old, core.state.rip)?,
+        (false, _) => {}
     }
     code.selector = selector & !3 | u16::from(new_cpl);
     core.load_code(code);
@@ -294,7 +313,7 @@ fn to_interrupted(core: &mut Core, insn: &Instruction) -> Exec {
         if core.state.is_long() {
             return core.gp(0);
         }
-        return core.missing(Missing::CallGate);
+        return core.missing(Missing::TaskGate);
     }
     let target = peek(core, 0, width)?;
     let selector = peek(core, bytes, width)? as u16;

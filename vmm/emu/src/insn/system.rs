@@ -278,7 +278,7 @@ fn system_call(core: &mut Core) -> Exec {
         return core.ud();
     }
     if !long && !core.state.is_long() {
-        return core.missing(Missing::LegacyGate);
+        return core.missing(Missing::LegacySyscall);
     }
     let msrs = core.state.msrs;
     let target = if long { msrs.lstar } else { msrs.cstar };
