@@ -444,3 +444,43 @@ fn call_gates_copy_words() {
     assert_eq!((state.rip, state.r[4]), (PROGRAM + 7, OUTER + 8));
     assert_eq!(state.cpl(), 3);
 }
+
+/// FNSTENV and FLDENV in real mode: pointers are linear addresses of 20 bits, beside the opcode.
+#[test]
+fn the_environment_of_x87_has_real_modes_layout() {
+    let mut guest = Guest::new();
+    // FLD dword ptr [BX+SI+10]; FNSTENV [40], of 14 bytes and of 28.
+    let code = [
+        0xd9, 0x40, 0x10, 0xd9, 0x36, 0x40, 0, 0x66, 0xd9, 0x36, 0x80, 0,
+    ];
+    guest.bytes(0x8_0100, &code);
+    guest.bytes(0x9_0000, &[0; 256]);
+    let mut state = real(0x8000, 0x100);
+    load(&mut state, Seg::Ds, 0x9000);
+    state.r[3] = 0x1200;
+    state.r[6] = 0x34;
+    guest.cpu.set_state(state);
+    assert_eq!(guest.cpu.run(3), VmExit::Budget);
+    assert_eq!(guest.cpu.state().rip, 0x10c);
+    let half = |at: u64| guest.word(0x9_0000 + at) & 0xffff;
+    let small: Vec<u64> = (0..7).map(|n| half(0x40 + 2 * n)).collect();
+    // R7 holds 0, and masks are those of before FNSTENV.
+    assert_eq!(
+        small,
+        [0x37f, 0x3800, 0x7fff, 0x0100, 0x8140, 0x1244, 0x9000]
+    );
+    let word = |n: u64| guest.word(0x9_0000 + 0x80 + 4 * n) & 0xffff_ffff;
+    let wide: Vec<u64> = (0..7).map(word).collect();
+    assert_eq!(
+        wide,
+        [
+            0xffff_037f,
+            0xffff_3800,
+            0xffff_7fff,
+            0x0100,
+            0x8140,
+            0x1244,
+            0x9000
+        ]
+    );
+}
