@@ -50,7 +50,11 @@ const HOUSE: [Room; 34] = [
         "pmu-virt",
         &["pmu-model", "perfmon", "arbiter", "instruction-facts"],
     ),
-    room("emu", "vmm/emu", &["emu-fpu", "instruction-facts"]),
+    room(
+        "emu",
+        "vmm/emu",
+        &["emu-fpu", "guest-exit", "instruction-facts"],
+    ),
     room("emu-fpu", "vmm/emu/fpu", &[]),
     room("guest-exit", "vmm/guest-exit", &[]),
     room("irqchip", "vmm/irqchip", &[]),

@@ -12,7 +12,7 @@ use iced_x86::{
 use crate::block::{Blocks, Decoded};
 use crate::cpuid::Cpuid;
 use crate::events;
-use crate::insn::{K, Pick, extend as extended, form, is_hint, kinds, row, vector};
+use crate::insn::{K, Pick, extend as extended, form, is_hint, kinds, moved, row, vector};
 use crate::op::Op;
 use crate::state::{BLOCK, FS_BASE, GS_BASE, STACK, ZERO};
 
@@ -377,7 +377,7 @@ fn vectors(op: &mut Op, insn: &Instruction, block: u64, what: vector::V) -> Opti
     if at.is_some() {
         memory(op, insn, block)?;
     }
-    Some(vector::moved(insn, what, at).unwrap_or(K::Vector))
+    Some(moved(insn, what, at).unwrap_or(K::Vector))
 }
 
 fn condition(insn: &Instruction) -> usize {

@@ -10,7 +10,7 @@ use super::operand::{
     Linear, address_bits, below, bits, by_width, drop_stack, get, in_segment, linear, memory_seg,
     modify, number, offset, peek, push, read, seg_of, set, set_stack, stack_at, stack_bits, write,
 };
-use super::{K, alu, bits as bit, far, image, legacy, muldiv, segment, shift, system, vector, x87};
+use super::{alu, bits as bit, far, muldiv, segment, shift, system, vector};
 use crate::flags::{CF, Flags, STATUS};
 use crate::op::Op;
 use crate::slow_path::SlowPath;
@@ -57,37 +57,8 @@ fn condition(insn: &Instruction) -> u8 {
     (insn.condition_code() as u8).wrapping_sub(1)
 }
 
-/// The operation of an instruction that has to be kept, by its family; `None` if it is not there.
-pub(crate) fn row(insn: &Instruction) -> Option<K> {
-    let mnemonic = insn.mnemonic();
-    Some(if insn.is_string_instruction() {
-        K::String
-    } else if system::KNOWN.contains(&mnemonic) {
-        K::System
-    } else if vector::of(insn).is_some() {
-        K::VectorSlow
-    } else if vector::mmx::is_known(insn) {
-        K::Mmx
-    } else if image::is_known(mnemonic) {
-        K::Image
-    } else if x87::is_known(insn) {
-        K::X87
-    } else if legacy::is_known(mnemonic) {
-        K::Legacy
-    } else if is_integer(insn) {
-        K::Slow
-    } else {
-        return None;
-    })
-}
-
-/// Whether an instruction is there.
-#[must_use]
-pub fn is_known(insn: &Instruction) -> bool {
-    row(insn).is_some()
-}
-
-fn is_integer(insn: &Instruction) -> bool {
+/// Whether `step` executes an instruction.
+pub(super) fn is_integer(insn: &Instruction) -> bool {
     let mnemonic = insn.mnemonic();
     binary_of(mnemonic).is_some()
         || shift_of(mnemonic).is_some()

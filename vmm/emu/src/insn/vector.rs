@@ -2,7 +2,6 @@
 
 use iced_x86::{Instruction, Mnemonic, OpKind};
 
-use super::K;
 use super::core::{Core, Exec};
 use super::operand::{self, Linear, linear};
 use crate::op::Op;
@@ -74,30 +73,6 @@ pub(crate) fn fill(op: &mut Op, insn: &Instruction, what: V) {
     }
     op.room = to | from << 2 | if is_wide(insn) { WIDE } else { 0 };
     op.imm = (what as u64) << 8 | u64::from(immediate(insn));
-}
-
-/// The operation that a plain move is, by which operand is in memory.
-pub(crate) fn moved(insn: &Instruction, what: V, memory: Option<u32>) -> Option<K> {
-    let narrow = what == V::Movd || what == V::Movss;
-    Some(match (what, memory) {
-        (V::Movaps | V::Movapd | V::Movdqa, None) => K::XmmCopy,
-        (V::Movups | V::Movupd | V::Movdqu, None) => K::XmmCopy,
-        (V::Movaps | V::Movapd | V::Movdqa | V::Movntdqa, Some(1)) => K::XmmLoadAligned,
-        (V::Movups | V::Movupd | V::Movdqu | V::Lddqu, Some(1)) => K::XmmLoad,
-        (V::Movaps | V::Movapd | V::Movdqa, Some(0)) => K::XmmStoreAligned,
-        (V::Movntps | V::Movntpd | V::Movntdq, Some(0)) => K::XmmStoreAligned,
-        (V::Movups | V::Movupd | V::Movdqu, Some(0)) => K::XmmStore,
-        (V::Movss | V::Movsd | V::Movd | V::Movq, Some(at)) => {
-            debug_assert!(insn.op_register(1 - at).is_xmm());
-            match (at, narrow) {
-                (1, true) => K::XmmLoad32,
-                (1, false) => K::XmmLoad64,
-                (_, true) => K::XmmStore32,
-                (_, false) => K::XmmStore64,
-            }
-        }
-        _ => return None,
-    })
 }
 
 fn immediate(insn: &Instruction) -> u8 {
