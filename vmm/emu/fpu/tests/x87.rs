@@ -566,3 +566,79 @@ fn pointers_are_the_guests() {
         );
     }
 }
+
+/// Rows of the table in `emu_fpu::x87`.
+#[test]
+fn what_the_manual_leaves_open_has_one_value() {
+    let one = F80 {
+        sig: 1 << 63,
+        se: 0x3fff,
+    };
+    let of = |sign: u16, exponent: i32| F80 {
+        sig: 1 << 63,
+        se: sign << 15 | (0x3fff + exponent) as u16,
+    };
+    let run = |escape, modrm, x, y, control| {
+        let insn = Insn::new(escape, modrm).unwrap();
+        let mut operand = [0; 10];
+        operand[0] = 0xfa;
+        two(x, y, control).execute(insn, operand, 0).x87
+    };
+    let check = |modrm, x, y, expected: F80, flags: u16| {
+        let x87 = run(0xd9, modrm, x, y, 0x37f);
+        assert_eq!(x87.register(0), expected, "{modrm:x} {x:x?} {y:x?}");
+        assert_eq!(x87.status() & 0x3f, flags, "{modrm:x} {x:x?} {y:x?}");
+    };
+    let indefinite = F80 {
+        sig: 3 << 62,
+        se: 0xffff,
+    };
+    // F2XM1 of 2 and -4.
+    check(0xf0, of(0, 1), one, of(0, 1), 0);
+    check(0xf0, of(1, 2), one, of(1, 2), 0);
+    // FYL2XP1 of 1, -1/2, -1 and -2, times 1: log2 of 2, 1/2, 0 and -1.
+    check(0xf9, one, one, one, 0);
+    check(0xf9, of(1, -1), one, of(1, 0), 0);
+    let infinity = F80 {
+        sig: 1 << 63,
+        se: 0xffff,
+    };
+    check(0xf9, of(1, 0), one, infinity, 4);
+    check(0xf9, of(1, 1), one, indefinite, 1);
+    // FBLD of the digits 15 and 10.
+    let x87 = run(0xdf, 0x26, one, one, 0x37f);
+    assert_eq!(
+        x87.register(0),
+        F80 {
+            sig: 160 << 56,
+            se: 0x4006
+        }
+    );
+    // FDIV of 1 by 3 with precision control 01.
+    let three = F80 {
+        sig: 3 << 62,
+        se: 0x4000,
+    };
+    let third = F80 {
+        sig: 0xaaaa_aaaa_aaaa_aaab,
+        se: 0x3ffd,
+    };
+    assert_eq!(run(0xd8, 0xf1, one, three, 0x17f).register(0), third);
+}
+
+/// Operands of any bits, of which the host's processor has not been asked.
+#[test]
+fn no_operand_of_an_elementary_function_panics() {
+    let mut random = Random(3);
+    for n in 0..40_000 {
+        let modrm = [0xf0, 0xf1, 0xf2, 0xf3, 0xf9, 0xfb, 0xfe, 0xff][n % 8];
+        let (x, y) = (extended(&mut random), extended(&mut random));
+        let control = 0x40 | random.next() as u16 & 0xf3f;
+        let insn = Insn::new(0xd9, modrm).unwrap();
+        let before = two(x, y, control);
+        let Done { x87, .. } = before.execute(insn, [0; 10], 0);
+        // What is out of range stays, and all else that is no fault has a result.
+        let stays = x87.status() & 0x400 != 0;
+        assert!(!stays || x87.register(0) == x);
+    }
+}
