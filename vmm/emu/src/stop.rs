@@ -7,8 +7,6 @@ use guest_exit::{Answer, VmExit};
 pub enum Missing {
     /// An instruction, by the decoder's name.
     Instruction(iced_x86::Code),
-    /// Paging other than long mode's.
-    LegacyPaging,
     /// A task gate or a task switch.
     TaskGate,
     /// SYSCALL outside of long mode, as AMD's processors have it.

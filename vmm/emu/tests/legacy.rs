@@ -269,17 +269,17 @@ fn accesses_wrap_where_addresses_end() {
 
 const IDT: u64 = 0x9_0000;
 const TASK: u64 = 0x9_1000;
-const PROGRAM: u64 = 0xa_0000;
-const HANDLER: u64 = 0xa_0800;
-const OUTER: u64 = 0xb_0000;
-const INNER: u64 = 0xc_0000;
+pub(crate) const PROGRAM: u64 = 0xa_0000;
+pub(crate) const HANDLER: u64 = 0xa_0800;
+pub(crate) const OUTER: u64 = 0xb_0000;
+pub(crate) const INNER: u64 = 0xc_0000;
 const CODE_0: u16 = 0x10;
 const DATA_0: u16 = 0x18;
 const DATA_3: u16 = 0x2b;
 const CODE_3: u16 = 0x3b;
 
 /// 32-bit protected mode without paging, interrupts off, with a TSS whose stack is INNER.
-fn protected(cpl: u8, code: &[u8], handler: &[u8]) -> Guest {
+pub(crate) fn protected(cpl: u8, code: &[u8], handler: &[u8]) -> Guest {
     let mut guest = Guest::new();
     guest.bytes(PROGRAM, code);
     guest.bytes(HANDLER, handler);
@@ -324,13 +324,13 @@ fn protected(cpl: u8, code: &[u8], handler: &[u8]) -> Guest {
 }
 
 /// A gate of the IDT to HANDLER.
-fn gate(guest: &mut Guest, vector: u64, kind: u64, dpl: u64) {
+pub(crate) fn gate(guest: &mut Guest, vector: u64, kind: u64, dpl: u64) {
     let to = HANDLER & 0xffff | u64::from(CODE_0) << 16 | (HANDLER >> 16) << 48;
     guest.write(IDT + 8 * vector, to | (0x80 | kind | dpl << 5) << 40);
 }
 
 /// Doublewords at an address.
-fn words<const N: usize>(guest: &Guest, at: u64) -> [u64; N] {
+pub(crate) fn words<const N: usize>(guest: &Guest, at: u64) -> [u64; N] {
     std::array::from_fn(|n| guest.word(at + 4 * n as u64) & 0xffff_ffff)
 }
 

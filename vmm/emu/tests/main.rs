@@ -11,6 +11,7 @@ mod debug;
 mod guest;
 mod legacy;
 mod lockstep;
+mod narrow;
 mod native;
 mod oracle;
 mod paging;

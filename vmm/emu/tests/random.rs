@@ -40,6 +40,13 @@ fn state(random: &mut Random) -> State {
         };
         if random.chance(2) {
             state.cr0 |= 1;
+            // Paging outside of long mode: PSE, PAE.
+            if random.chance(2) {
+                state.cr0 |= 1 << 31;
+                state.cr3 = random.below(SIZE) & !0x1f;
+                state.cr4 |= random.next() & 0x30;
+                state.pdptes = [0; 4].map(|_| random.below(SIZE) & !0xfff | 1);
+            }
         }
     }
     if random.chance(3) {

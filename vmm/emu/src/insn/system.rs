@@ -15,8 +15,8 @@ use super::x87;
 use crate::flags::{Flags, ZF};
 use crate::state::{
     AC, CR0_AM, CR0_EM, CR0_ET, CR0_MP, CR0_NE, CR0_PE, CR0_PG, CR0_TS, CR0_WP, CR4_DE,
-    CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD, EFER_LMA,
-    EFER_LME, EFER_NXE, EFER_SCE, IF, IOPL, RF, Seg, Segment, Shadow, Table, VM,
+    CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_PSE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD,
+    EFER_LMA, EFER_LME, EFER_NXE, EFER_SCE, IF, IOPL, RF, Seg, Segment, Shadow, Table, VM,
 };
 use crate::stop::Missing;
 
@@ -405,13 +405,16 @@ fn set_cr0(core: &mut Core, value: u64) -> Exec {
     let mut efer = core.state.efer;
     if value & !old & CR0_PG != 0 {
         if efer & EFER_LME == 0 {
-            return core.missing(Missing::LegacyPaging);
+            if core.state.cr4 & CR4_PAE != 0 {
+                core.state.pdptes = top_entries(core, core.state.cr3)?;
+            }
+        } else {
+            let long_code = core.state.segment(Seg::Cs).is_long();
+            if core.state.cr4 & CR4_PAE == 0 || long_code {
+                return core.gp(0);
+            }
+            efer |= EFER_LMA;
         }
-        let long_code = core.state.segment(Seg::Cs).is_long();
-        if core.state.cr4 & CR4_PAE == 0 || long_code {
-            return core.gp(0);
-        }
-        efer |= EFER_LMA;
     }
     if old & !value & CR0_PG != 0 {
         if core.state.bits() == 64 {
@@ -428,9 +431,31 @@ fn set_cr0(core: &mut Core, value: u64) -> Exec {
     Ok(())
 }
 
+/// PAE's four entries, which are loaded with CR3 and not looked at again (SDM vol. 3A, 5.4.1).
+fn top_entries(core: &mut Core, cr3: u64) -> Exec<[u64; 4]> {
+    let reserved = 0x1e6 | u64::MAX << core.cpuid.physical_bits();
+    let mut entries = [0; 4];
+    for (entry, at) in entries.iter_mut().zip((cr3 & 0xffff_ffe0..).step_by(8)) {
+        let offset = core.ram.offset_of(at);
+        *entry = offset.map_or(u64::MAX, |offset| core.ram.load(offset));
+        if *entry & 1 != 0 && *entry & reserved != 0 {
+            return core.gp(0);
+        }
+    }
+    Ok(entries)
+}
+
+/// Paging by PAE's tables.
+fn has_top(core: &Core, cr4: u64) -> bool {
+    core.state.cr0 & CR0_PG != 0 && !core.state.is_long() && cr4 & CR4_PAE != 0
+}
+
 fn set_cr3(core: &mut Core, value: u64) -> Exec {
     if value >> core.cpuid.physical_bits() != 0 {
         return core.gp(0);
+    }
+    if has_top(core, core.state.cr4) {
+        core.state.pdptes = top_entries(core, value)?;
     }
     core.state.cr3 = value;
     core.tlb.clear_local();
@@ -445,8 +470,11 @@ fn set_cr4(core: &mut Core, value: u64) -> Exec {
         return core.gp(0);
     }
     let changed = core.state.cr4 ^ value;
+    if has_top(core, value) && changed & (CR4_PAE | CR4_PGE | CR4_PSE | CR4_SMEP) != 0 {
+        core.state.pdptes = top_entries(core, core.state.cr3)?;
+    }
     core.state.cr4 = value;
-    if changed & (CR4_PAE | CR4_PGE | CR4_SMEP | CR4_SMAP) != 0 {
+    if changed & (CR4_PAE | CR4_PGE | CR4_PSE | CR4_SMEP | CR4_SMAP) != 0 {
         core.tlb.clear();
     }
     core.refresh_paging();
