@@ -541,7 +541,7 @@ fn differ(
     match (retired, happened) {
         (true, Happened::Retired) => {}
         // AMD's processors let an exception of x87 wait where CVTPI2PS has its operand in memory.
-        (true, Happened::Fault(16, ..)) if goes_over_to_mmx(insn, true) => return None,
+        (_, Happened::Fault(16, ..)) if goes_over_to_mmx(insn, true) => return None,
         (false, Happened::Fault(vector, code, cr2)) => {
             // What the host has mapped in the kernel's half, and above all programs, is its own.
             let present = u64::from(*cr2 >> 46 != 0);
@@ -550,7 +550,9 @@ fn differ(
                     || (same_address(insn, *cr2, native.cr2)
                         && *code | present == native.error | present));
             // Of two faults of a call, its target's (#GP) is Intel's first, its stack's AMD's.
-            let either = insn.mnemonic() == Mnemonic::Call && *vector == 13 && native.trap == 14;
+            let either = insn.mnemonic() == Mnemonic::Call
+                && *vector == 13
+                && matches!(native.trap, 12 | 14);
             if either {
                 return None;
             }
