@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use pmu_virt::{
     BackendEnv, BackendError, ClockBackend, CombinedBackend, CountRequest, CounterBackend,
-    EmuBackend, EmuCycles, EventFamily, MsrBackend, MsrOptions, RateError, RateTable, SimBackend, SimClocks, Source,
-    Sources, StepBackend, Vendor, perf,
+    EmuBackend, EmuCycles, EventFamily, MsrBackend, MsrOptions, RateError, RateTable, SimBackend,
+    SimClocks, Source, Sources, StepBackend, Vendor, perf,
 };
 use thiserror::Error;
 use umpire_events::BackendUse;

@@ -128,6 +128,16 @@ fn the_pmu_reads_no_clock_and_blocks_on_nothing() {
     none_of(wrong);
 }
 
+/// A guest's floating point is integer code and the host's instructions that `emu_fpu::sse` lists:
+/// what the compiler makes of floats follows the host's MXCSR.
+#[test]
+fn the_processor_in_software_has_no_floats() {
+    let sources = sources();
+    let wrong = below(&sources, &["vmm/emu/src", "vmm/emu/fpu/src"])
+        .filter(|source| has(source, "f32") || has(source, "f64"));
+    none_of(wrong.map(|source| format!("{}: a float", source.path)));
+}
+
 /// It would write back IRR and the timer as they were a moment ago.
 #[test]
 fn nobody_sets_the_local_apic() {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bench_programs::{
-    Callgrind, GuestRun, HostRun, PROGRAMS, Program, ProgramFile, image, run_in_emu,
+    Callgrind, GuestRun, HostRun, PROGRAMS, Program, ProgramFile, SlowPath, image, run_in_emu,
 };
 use pmu_virt::EventClass;
 use serde::Serialize;
@@ -87,14 +87,17 @@ impl SlowPathRow {
     fn of(run: &GuestRun) -> Self {
         let instructions = run.whole.of(EventClass::Instructions).max(1);
         let part = |times: u64| times * 1_000_000 / instructions;
-        let slow = &run.slow_path;
+        let slow = |path| part(run.slow_paths.of(path));
+        let handlers = SlowPath::HANDLERS
+            .iter()
+            .map(|path| run.slow_paths.of(*path));
         SlowPathRow {
-            handlers: part(slow.handlers),
-            accesses: part(slow.accesses),
-            walks: part(slow.walks),
-            lookups: part(slow.lookups),
-            decoded: part(slow.decoded),
-            alone: part(slow.alone),
+            handlers: part(handlers.sum()),
+            accesses: slow(SlowPath::Memory),
+            walks: slow(SlowPath::Walk),
+            lookups: slow(SlowPath::Lookup),
+            decoded: slow(SlowPath::Decode),
+            alone: slow(SlowPath::Alone),
         }
     }
 }

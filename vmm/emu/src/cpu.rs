@@ -18,11 +18,12 @@ use crate::decode::{self, Short, Source};
 use crate::events::{self, LANES};
 use crate::insn::{Core, Delivery, Fault, Spot, Stepping, Trap, deliver, execute};
 use crate::op::Op;
-use crate::slow_path::SlowPath;
+use crate::slow_path::{SlowPath, SlowPaths};
 use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
 use crate::stop::Missing;
 use crate::sys::ram::Ram;
 use crate::tlb::Set;
+use crate::unannounced::NotAnnounced;
 
 /// Ticks after which events are added to the totals at the latest: no lane of 16 bits can
 /// overflow by then, the most an instruction counts for being 32.
@@ -124,16 +125,22 @@ impl Cpu {
         self.core.code.clear();
     }
 
+    /// Instructions that raised #UD because CPUID does not announce them: each code once in the
+    /// life of the processor, with where it was met first.
+    pub fn take_unannounced(&mut self) -> Vec<NotAnnounced> {
+        self.core.unannounced.take()
+    }
+
+    /// How often the fast path was left since the processor was made, by reason.
+    #[must_use]
+    pub fn slow_paths(&self) -> SlowPaths {
+        self.core.slow_paths
+    }
+
     /// What instructions counted for in a ring since it was last taken, with the ticks that
     /// they took.
     pub fn take_totals(&mut self, ring: Ring) -> EventTotals {
         std::mem::take(&mut self.totals[ring as usize])
-    }
-
-    /// What took the slow path, since the processor was made.
-    #[must_use]
-    pub fn slow_path(&self) -> SlowPath {
-        self.core.slow_path
     }
 
     /// Bytes that decoded code takes, beside the guest's RAM.
@@ -289,7 +296,6 @@ impl Cpu {
             self.core.state.dr6 = self.core.state.dr6 & !0xf | hits;
             return self.deliver(Delivery::Debug);
         }
-        self.core.slow_path.alone += 1;
         let before = self.core.state.system_flags;
         let shadow = self.core.state.shadow;
         self.core.state.shadow = Shadow::None;
@@ -299,6 +305,7 @@ impl Cpu {
             self.core.hits = 0;
         }
         self.core.alone = alone;
+        self.core.slow_paths.took(SlowPath::Alone);
         let mut ended = self.run_blocks(true);
         if ended == Ended::CodeWrite {
             self.core.rewind();
@@ -344,7 +351,8 @@ impl Cpu {
     }
 
     /// #DB behind an instruction: of a step, and of data. A load of SS puts it off by one
-    /// instruction, and a step's is lost then.
+    /// instruction. A step's is lost then, and one of data if that instruction faults: processors
+    /// hold it or lose it (SDM vol. 3C, 28.7.3), and no handler wants it at its first instruction.
     fn debug_trap(&mut self, before: u64) -> Option<VmExit> {
         const SINGLE_STEP: u64 = 1 << 14;
         if self.core.state.shadow == Shadow::MovSs {
@@ -572,7 +580,7 @@ impl Cpu {
             rip,
             bits: bits as u8,
         };
-        self.core.slow_path.lookups += 1;
+        self.core.slow_paths.took(SlowPath::Lookup);
         let found = match self.blocks.find(&key) {
             Some(id) if self.still_there(id)? => id,
             _ => self.decode(key)?,
@@ -643,7 +651,7 @@ impl Cpu {
     }
 
     fn decode(&mut self, key: Key) -> Result<u32, Trap> {
-        self.core.slow_path.decoded += 1;
+        self.core.slow_paths.took(SlowPath::Decode);
         if self.blocks.is_full(self.core.kept.len()) {
             self.forget_code();
         }

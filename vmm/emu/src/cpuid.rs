@@ -99,12 +99,19 @@ impl Cpuid {
             regs: CpuidRegs { eax, ebx, ecx, edx },
         };
         // FPU is announced by every processor with long mode.
-        let edx1 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 11 | 1 << 13 | 1 << 15;
-        let ecx1 = 1 << 13 | 1 << 23 | 1 << 31;
+        let edx1 = 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 11 | 1 << 13 | 1 << 15;
+        // SSE3, SSSE3, SSE4.1 and SSE4.2; MMX, FXSR, SSE and SSE2.
+        let ecx1 = 1 | 1 << 9 | 1 << 13 | 1 << 19 | 1 << 20 | 1 << 23 | 1 << 31;
+        let edx1 = edx1 | 1 << 23 | 1 << 24 | 1 << 25 | 1 << 26;
         let leaves = [
             leaf(0, None, [7, 0x756e_6547, 0x6c65_746e, 0x4965_6e69]),
             leaf(1, None, [0x0005_0654, 0x800, ecx1, edx1 | 1 << 19]),
-            leaf(7, Some(0), [0, 1 | 1 << 7 | 1 << 9 | 1 << 20, 0, 0]),
+            // FIP and FDP have no selectors: bit 13.
+            leaf(
+                7,
+                Some(0),
+                [0, 1 | 1 << 7 | 1 << 9 | 1 << 13 | 1 << 20, 0, 0],
+            ),
             leaf(0x8000_0000, None, [0x8000_0008, 0, 0, 0]),
             leaf(
                 0x8000_0001,

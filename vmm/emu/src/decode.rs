@@ -12,12 +12,15 @@ use iced_x86::{
 use crate::block::{Blocks, Decoded};
 use crate::cpuid::Cpuid;
 use crate::events;
-use crate::insn::{K, Pick, extend as extended, form, is_hint, is_known, kinds};
+use crate::insn::{K, Pick, extend as extended, form, is_hint, kinds, moved, row, vector};
 use crate::op::Op;
 use crate::state::{BLOCK, FS_BASE, GS_BASE, STACK, ZERO};
 
 /// Instructions of a block at most.
 const MOST: usize = 64;
+
+/// In place of the number of a kept instruction.
+const NONE: u64 = u64::MAX;
 
 /// Bytes of an instruction at most. The decoder stops there.
 const MOST_BYTES: usize = 15;
@@ -122,13 +125,10 @@ fn ends(insn: &Instruction) -> bool {
         || insn.is_string_instruction()
         || matches!(
             insn.mnemonic(),
-            M::Cli
-                | M::Sti
+            M::Sti
                 | M::Popf
                 | M::Popfd
                 | M::Popfq
-                | M::Stac
-                | M::Clac
                 | M::In
                 | M::Out
                 | M::Rdmsr
@@ -178,15 +178,24 @@ fn operation(
     if insn.is_invalid() && insn.len() == MOST_BYTES {
         return empty(K::TooLong);
     }
-    if insn.is_invalid() || !is_announced(insn, cpuid) {
-        return empty(K::Ud);
+    if insn.is_invalid() {
+        let mut op = empty(K::Ud);
+        op.imm = NONE;
+        return op;
+    }
+    if !is_announced(insn, cpuid) {
+        return keep(insn, K::Ud, kept);
     }
     if source.bits == 64
         && let Some(op) = fast(insn, source.rip)
     {
         return op;
     }
-    let k = if is_known(insn) { K::Slow } else { K::Absent };
+    keep(insn, row(insn).unwrap_or(K::Absent), kept)
+}
+
+/// An operation that needs the decoder's instruction.
+fn keep(insn: &Instruction, k: K, kept: &mut Vec<Instruction>) -> Op {
     let mut op = empty(k);
     op.imm = kept.len() as u64;
     kept.push(*insn);
@@ -197,7 +206,12 @@ fn operation(
 fn is_announced(insn: &Instruction, cpuid: &Cpuid) -> bool {
     // Without shadow stacks only RDSSP is a hint that does nothing.
     let shadow_stacks = insn.cpuid_features().contains(&CpuidFeature::CET_SS);
+    // MMX has instructions of SSE's date, and the x87 one of SSE3's.
+    let mmx = (0..insn.op_count()).any(|operand| insn.op_register(operand).is_mm());
+    let x87 = insn.mnemonic() == Mnemonic::Fisttp;
     (!shadow_stacks || is_hint(insn.mnemonic()))
+        && (!mmx || cpuid.has(CpuidFeature::MMX))
+        && (!x87 || cpuid.has(CpuidFeature::FPU))
         && insn
             .cpuid_features()
             .iter()
@@ -331,6 +345,8 @@ fn fast(insn: &Instruction, block: u64) -> Option<Op> {
     } else if insn.is_jcc_short_or_near() {
         relative(&mut op, insn)?;
         Pick::Jcc().conditions()?[condition(insn)]
+    } else if let Some(what) = vector::of(insn) {
+        vectors(&mut op, insn, block, what)?
     } else if let Some(k) = by_mnemonic(&mut op, insn, block)? {
         k
     } else if kinds::is_setcc(mnemonic) {
@@ -349,6 +365,19 @@ fn fast(insn: &Instruction, block: u64) -> Option<Op> {
     };
     op.k = k as u16;
     Some(op)
+}
+
+/// One of XMM registers.
+fn vectors(op: &mut Op, insn: &Instruction, block: u64, what: vector::V) -> Option<K> {
+    if what == vector::V::Maskmovdqu {
+        return None;
+    }
+    vector::fill(op, insn, what);
+    let at = (0..2).find(|operand| insn.op_kind(*operand) == OpKind::Memory);
+    if at.is_some() {
+        memory(op, insn, block)?;
+    }
+    Some(moved(insn, what, at).unwrap_or(K::Vector))
 }
 
 fn condition(insn: &Instruction) -> usize {
@@ -503,5 +532,54 @@ fn near(op: &mut Op, insn: &Instruction, block: u64) -> Option<K> {
             Some(pick(K::CallM, K::JmpM))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Operations that no encoding leads to.
+    const NONE_LEADS_TO: &[(K, &str)] = &[
+        (K::Absent, "what is announced is there"),
+        (K::TooLong, "its 15 bytes are prefixes: `system` has one"),
+    ];
+
+    #[test]
+    fn each_row_of_the_table_is_some_instruction() {
+        let cpuid = Cpuid::implemented();
+        let mut met = vec![false; K::ALL.len()];
+        let mut look = |bytes: &[u8]| {
+            for bits in [32, 64] {
+                let source = Source {
+                    bytes,
+                    rip: 0x1000,
+                    bits,
+                };
+                let insn = Decoder::with_ip(bits, bytes, 0x1000, options(&cpuid)).decode();
+                let op = operation(&insn, source, &cpuid, &mut Vec::new());
+                met[usize::from(op.k)] = true;
+            }
+        };
+        let maps: [&[u8]; 4] = [&[], &[0x0f], &[0x0f, 0x38], &[0x0f, 0x3a]];
+        for prefix in [&[][..], &[0x66], &[0xf2], &[0xf3]] {
+            for rex in [&[][..], &[0x48]] {
+                for map in maps {
+                    for opcode in 0..=255 {
+                        for form in (0..64).step_by(8).flat_map(|reg| [0xc1 | reg, 0x01 | reg]) {
+                            let rest = [opcode, form, 1, 2, 3, 4, 5, 6, 7, 8];
+                            look(&[prefix, rex, map, &rest].concat());
+                        }
+                    }
+                }
+            }
+        }
+        let missing: Vec<K> = K::ALL
+            .iter()
+            .filter(|k| !met[**k as usize])
+            .filter(|k| !NONE_LEADS_TO.iter().any(|(one, _)| one == *k))
+            .copied()
+            .collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

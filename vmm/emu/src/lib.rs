@@ -29,6 +29,7 @@ mod stop;
 )]
 mod sys;
 mod tlb;
+mod unannounced;
 
 pub use cpu::Cpu;
 pub use cpuid::Cpuid;
@@ -36,7 +37,8 @@ pub use flags::Flags;
 pub use guest_exit::{Answer, VmExit};
 pub use insn::is_known;
 pub use pmu_model::{EventClass, EventTotals, Ring};
-pub use slow_path::SlowPath;
+pub use slow_path::{SlowPath, SlowPaths};
 pub use state::{Msrs, Seg, Segment, Shadow, State, Table};
 pub use stop::Missing;
 pub use sys::ram::{PAGE, Ram, RamError, Scalar};
+pub use unannounced::NotAnnounced;

@@ -197,6 +197,8 @@ pub struct State {
     pub cr2: u64,
     /// CR3.
     pub cr3: u64,
+    /// The four entries that PAE paging outside of long mode has loaded with CR3.
+    pub pdptes: [u64; 4],
     /// CR4.
     pub cr4: u64,
     /// CR8.
@@ -283,6 +285,7 @@ impl Default for State {
             cr0: CR0_ET,
             cr2: 0,
             cr3: 0,
+            pdptes: [0; 4],
             cr4: 0,
             cr8: 0,
             efer: 0,

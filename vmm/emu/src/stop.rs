@@ -7,12 +7,10 @@ use guest_exit::{Answer, VmExit};
 pub enum Missing {
     /// An instruction, by the decoder's name.
     Instruction(iced_x86::Code),
-    /// Paging other than long mode's.
-    LegacyPaging,
-    /// An interrupt or a far transfer through a gate outside of long mode.
-    LegacyGate,
-    /// A call gate, a task gate or a task switch.
-    CallGate,
+    /// A task gate or a task switch.
+    TaskGate,
+    /// SYSCALL outside of long mode, as AMD's processors have it.
+    LegacySyscall,
     /// Virtual 8086 mode.
     Virtual8086,
 }

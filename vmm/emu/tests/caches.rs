@@ -1,6 +1,6 @@
 //! What is known of code and translations changes nothing that a guest or a count sees.
 
-use emu::{State, VmExit};
+use emu::{SlowPath, State, VmExit};
 
 use crate::guest::{Guest, PAGES, PRESENT, WRITABLE};
 use crate::system::{CODE, DATA, change, guest};
@@ -151,4 +151,39 @@ fn entries_of_page_tables_that_are_code() {
     assert_eq!(guest.cpu.run(20), VmExit::Halted);
     assert_eq!(guest.word(at) & 0x21, 0x21);
     assert_eq!(guest.cpu.state().r[2], 0);
+}
+
+#[test]
+fn the_fast_path_is_left_for_a_reason() {
+    // MOV EAX,[RSI]; MOV EAX,[RSI]; LOCK XADD [RSI],EAX; STOSB; FNINIT; EMMS; CPUID; STMXCSR [RSI].
+    let code = [
+        0x8b, 0x06, 0x8b, 0x06, 0xf0, 0x0f, 0xc1, 0x06, 0xaa, 0xdb, 0xe3, 0x0f, 0x77, 0x0f, 0xa2,
+        0x0f, 0xae, 0x1e,
+    ];
+    let mut guest = self::guest(3, &code);
+    change(&mut guest, |state| state.cr4 |= 1 << 9);
+    assert_eq!(guest.cpu.run(8), VmExit::Budget);
+    let paths = guest.cpu.slow_paths();
+    let taken: Vec<(SlowPath, u64)> = SlowPath::ALL
+        .iter()
+        .map(|path| (*path, paths.of(*path)))
+        .filter(|(_, times)| *times > 0)
+        .collect();
+    assert_eq!(
+        taken,
+        [
+            (SlowPath::Integer, 1),
+            (SlowPath::String, 1),
+            (SlowPath::System, 1),
+            (SlowPath::Mmx, 1),
+            (SlowPath::Image, 1),
+            (SlowPath::X87, 1),
+            // The first load and the first store.
+            (SlowPath::Memory, 2),
+            // Of these and of the first fetch.
+            (SlowPath::Walk, 3),
+            (SlowPath::Lookup, 2),
+            (SlowPath::Decode, 2),
+        ]
+    );
 }

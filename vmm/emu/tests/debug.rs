@@ -45,6 +45,21 @@ fn what_a_load_of_ss_meets_is_told_behind_the_next_instruction() {
 }
 
 #[test]
+fn what_a_load_of_ss_meets_is_lost_if_the_next_instruction_faults() {
+    // MOV SS,[RSI]; UD2, whose handler is HLT: a breakpoint of data at RSI.
+    let mut guest = guest(0, &[0x8e, 0x16, 0x0f, 0x0b]);
+    guest.write(PAGES + 0x1000, u64::from(KERNEL_DATA));
+    change(&mut guest, |state| {
+        state.dr[0] = DATA;
+        state.dr7 = 0x401 | 7 << 16;
+    });
+    assert_eq!(guest.one(), Happened::Retired);
+    assert!(matches!(guest.one(), Happened::Fault(6, ..)));
+    assert_eq!(guest.cpu.run(10), VmExit::Halted);
+    assert_eq!(guest.cpu.state().dr6 & 0xf, 0);
+}
+
+#[test]
 fn lss_holds_nothing_back() {
     // LSS EAX,[RSI].
     let mut guest = guest(0, &[0x0f, 0xb2, 0x06]);

@@ -1,6 +1,6 @@
 //! Code of 16 and 32 bits.
 
-use emu::{Seg, Segment, State, VmExit};
+use emu::{Seg, Segment, State, Table, VmExit};
 
 use crate::guest::{Guest, Happened, PAGES};
 use crate::system::{CODE, DATA, change, guest};
@@ -229,9 +229,258 @@ fn accesses_wrap_where_addresses_end() {
     });
     assert_eq!(guest.one(), Happened::Retired);
     assert_eq!(guest.cpu.state().r[0], 0x0403_0201);
+    // Operands of two parts, of which the first ends where addresses do.
+    let codes: [&[u8]; 7] = [
+        &[0x62, 0x06],       // BOUND EAX, [ESI]
+        &[0x0f, 0xb4, 0x06], // LFS EAX, [ESI]
+        &[0x0f, 0xc7, 0x0e], // CMPXCHG8B [ESI]
+        &[0x0f, 0x01, 0x06], // SGDT [ESI]
+        &[0x0f, 0x01, 0x16], // LGDT [ESI]
+        &[0x0f, 0x10, 0x06], // MOVUPS XMM0, [ESI]
+        &[0x0f, 0x11, 0x06], // MOVUPS [ESI], XMM0
+    ];
+    for code in codes {
+        let mut guest = compatible(code);
+        guest.map(0xffff_f000, PAGES + 0x3000, 7);
+        guest.map(0, PAGES + 0x4000, 7);
+        let first = if code[..2] == [0x0f, 0x01] { 2 } else { 4 };
+        change(&mut guest, |state| {
+            let mut ds = state.segment(Seg::Ds);
+            ds.base = 0x8000_0000;
+            state.set_segment(Seg::Ds, ds);
+            state.r[6] = 0x8000_0000 - first;
+            state.cr4 |= 1 << 9;
+            if code == [0x0f, 0x01, 0x16] {
+                for seg in [Seg::Cs, Seg::Ss] {
+                    let mut one = state.segment(seg);
+                    one.attr &= !(3 << 5);
+                    state.set_segment(seg, one);
+                }
+            }
+        });
+        assert_eq!(guest.one(), Happened::Retired, "{code:02x?}");
+    }
     let mut guest = compatible(&[0x90]);
     change(&mut guest, |state| state.idtr.base = 0x8000_0000_0000);
     // The gate's address is none: #GP, which cannot be delivered, nor can #DF.
     assert_eq!(guest.cpu.interrupt(0x40), Some(VmExit::Shutdown));
     assert_eq!(guest.cpu.state().r[7], DATA + 0x100);
+}
+
+const IDT: u64 = 0x9_0000;
+const TASK: u64 = 0x9_1000;
+pub(crate) const PROGRAM: u64 = 0xa_0000;
+pub(crate) const HANDLER: u64 = 0xa_0800;
+pub(crate) const OUTER: u64 = 0xb_0000;
+pub(crate) const INNER: u64 = 0xc_0000;
+const CODE_0: u16 = 0x10;
+const DATA_0: u16 = 0x18;
+const DATA_3: u16 = 0x2b;
+const CODE_3: u16 = 0x3b;
+
+/// 32-bit protected mode without paging, interrupts off, with a TSS whose stack is INNER.
+pub(crate) fn protected(cpl: u8, code: &[u8], handler: &[u8]) -> Guest {
+    let mut guest = Guest::new();
+    guest.bytes(PROGRAM, code);
+    guest.bytes(HANDLER, handler);
+    guest.write(crate::guest::GDT + u64::from(CODE_0), 0x00cf_9b00_0000_ffff);
+    guest.write(TASK + 4, INNER | u64::from(DATA_0) << 32);
+    let mut state = State::default();
+    state.cr0 |= 1;
+    let flat = |selector: u16, attr: u16| Segment {
+        selector,
+        attr: attr | u16::from(cpl) << 5,
+        limit: u32::MAX,
+        base: 0,
+    };
+    let (cs, data) = if cpl == 3 {
+        (CODE_3, DATA_3)
+    } else {
+        (CODE_0, DATA_0)
+    };
+    for seg in [Seg::Es, Seg::Ss, Seg::Ds] {
+        state.set_segment(seg, flat(data, 0xc093));
+    }
+    state.set_segment(Seg::Cs, flat(cs, 0xc09b));
+    let task = Segment {
+        selector: 0x40,
+        attr: 0x8b,
+        limit: 0x67,
+        base: TASK,
+    };
+    state.set_segment(Seg::Tr, task);
+    state.gdtr = Table {
+        base: crate::guest::GDT,
+        limit: 0x5f,
+    };
+    state.idtr = Table {
+        base: IDT,
+        limit: 0x7ff,
+    };
+    state.rip = PROGRAM;
+    state.r[4] = OUTER;
+    guest.cpu.set_state(state);
+    guest
+}
+
+/// A gate of the IDT to HANDLER.
+pub(crate) fn gate(guest: &mut Guest, vector: u64, kind: u64, dpl: u64) {
+    let to = HANDLER & 0xffff | u64::from(CODE_0) << 16 | (HANDLER >> 16) << 48;
+    guest.write(IDT + 8 * vector, to | (0x80 | kind | dpl << 5) << 40);
+}
+
+/// Doublewords at an address.
+pub(crate) fn words<const N: usize>(guest: &Guest, at: u64) -> [u64; N] {
+    std::array::from_fn(|n| guest.word(at + 4 * n as u64) & 0xffff_ffff)
+}
+
+#[test]
+fn gates_of_protected_mode() {
+    let (cs, ss) = (u64::from(CODE_3), u64::from(DATA_3));
+    // INT 40h of CPL 0 and 3, through a trap gate and an interrupt gate; IRETD.
+    for (cpl, kind, stays) in [(0, 15, 0x200), (0, 14, 0), (3, 15, 0x200), (3, 14, 0)] {
+        let mut guest = protected(cpl, &[0xcd, 0x40, 0x90], &[0xcf]);
+        gate(&mut guest, 0x40, kind, 3);
+        change(&mut guest, |state| state.set_rflags(0x202));
+        assert_eq!(guest.cpu.run(1), VmExit::Budget);
+        let state = guest.cpu.state();
+        assert_eq!((state.rip, state.cpl()), (HANDLER, 0));
+        assert_eq!(state.rflags() & 0x200, stays);
+        let back = PROGRAM + 2;
+        if cpl == 3 {
+            let frame = words::<5>(&guest, INNER - 20);
+            assert_eq!(frame, [back, cs, 0x202, OUTER, ss]);
+            assert_eq!(guest.cpu.state().r[4], INNER - 20);
+        } else {
+            let frame = words::<3>(&guest, OUTER - 12);
+            assert_eq!(frame, [back, u64::from(CODE_0), 0x202]);
+        }
+        assert_eq!(guest.cpu.run(1), VmExit::Budget);
+        let state = guest.cpu.state();
+        assert_eq!((state.rip, state.r[4], state.cpl()), (back, OUTER, cpl));
+    }
+    // A gate of 16 bits: its offset and frame too.
+    let mut guest = protected(3, &[0xcd, 0x40], &[]);
+    gate(&mut guest, 0x40, 6, 3);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    assert_eq!(guest.cpu.state().rip, HANDLER & 0xffff);
+    assert_eq!(guest.cpu.state().r[4], INNER - 10);
+    // HLT of CPL 3: #GP(0) with its code.
+    let mut guest = protected(3, &[0xf4], &[]);
+    gate(&mut guest, 13, 14, 0);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    let frame = words::<4>(&guest, INNER - 24);
+    assert_eq!(frame, [0, PROGRAM, cs, 0x1_0002]);
+    // INT of a gate that is not its own: #GP of the gate.
+    let mut guest = protected(3, &[0xcd, 0x40], &[]);
+    gate(&mut guest, 0x40, 14, 0);
+    gate(&mut guest, 13, 14, 0);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    assert_eq!(words::<2>(&guest, INNER - 24), [0x202, PROGRAM]);
+    // From outside.
+    let mut guest = protected(3, &[0x90], &[]);
+    gate(&mut guest, 0x40, 14, 0);
+    assert_eq!(guest.cpu.interrupt(0x40), None);
+    assert_eq!(words::<1>(&guest, INNER - 20), [PROGRAM]);
+    // A task gate is not there.
+    let mut guest = protected(0, &[0xcd, 0x40], &[]);
+    gate(&mut guest, 0x40, 5, 3);
+    assert!(matches!(guest.cpu.run(1), VmExit::Unimplemented { .. }));
+}
+
+#[test]
+fn stacks_that_a_gate_cannot_use() {
+    // The TSS names a stack of CPL 3, one that is none, and one that is absent; a limit.
+    for (selector, limit, vector, code) in [
+        (0x28, 0x67, 10, 0x28),
+        (0, 0x67, 10, 0),
+        (0x58, 0x67, 12, 0x58),
+        (DATA_0, 8, 10, 0x40),
+    ] {
+        let mut guest = protected(3, &[0xcd, 0x40], &[]);
+        gate(&mut guest, 0x40, 14, 3);
+        guest.write(crate::guest::GDT + 0x58, 0x00cf_1300_0000_ffff);
+        guest.write(TASK + 4, INNER | u64::from(selector) << 32);
+        change(&mut guest, |state| {
+            let mut task = state.segment(Seg::Tr);
+            task.limit = limit;
+            state.set_segment(Seg::Tr, task);
+        });
+        // Nor can the fault be delivered; registers are as they were.
+        let before = guest.cpu.state().clone();
+        assert_eq!(guest.cpu.run(1), VmExit::Shutdown, "{selector:#x}");
+        let after = guest.cpu.state();
+        assert_eq!((after.r, after.segments), (before.r, before.segments));
+        // A conforming handler stays at CPL 3 and tells what it was.
+        let conforming = 0x00cf_9f00_0000_ffff;
+        guest.write(crate::guest::GDT + 0x50, conforming);
+        let to = HANDLER & 0xffff | 0x50 << 16 | (HANDLER >> 16) << 48;
+        guest.write(IDT + 8 * vector, to | 0x8e << 40);
+        guest.cpu.set_state(before);
+        assert_eq!(guest.cpu.run(1), VmExit::Budget, "{selector:#x}");
+        assert_eq!(guest.cpu.state().cpl(), 3);
+        assert_eq!(words::<2>(&guest, OUTER - 16), [code, PROGRAM]);
+    }
+}
+
+#[test]
+fn call_gates_copy_words() {
+    // CALL 50h:0 with two words on the stack; RETF 8 of the handler.
+    let call = [0x9a, 0, 0, 0, 0, 0x53, 0];
+    let mut guest = protected(3, &call, &[0xca, 8, 0]);
+    let to = HANDLER & 0xffff | u64::from(CODE_0) << 16 | (HANDLER >> 16) << 48;
+    guest.write(crate::guest::GDT + 0x50, to | 2 << 32 | 0xec << 40);
+    guest.write(OUTER, 0x2222_2222_1111_1111);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    let frame = words::<6>(&guest, INNER - 24);
+    let (cs, ss) = (u64::from(CODE_3), u64::from(DATA_3));
+    assert_eq!(
+        frame,
+        [PROGRAM + 7, cs, 0x1111_1111, 0x2222_2222, OUTER, ss]
+    );
+    assert_eq!(guest.cpu.state().cpl(), 0);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    let state = guest.cpu.state();
+    assert_eq!((state.rip, state.r[4]), (PROGRAM + 7, OUTER + 8));
+    assert_eq!(state.cpl(), 3);
+}
+
+/// FNSTENV and FLDENV in real mode: pointers are linear addresses of 20 bits, beside the opcode.
+#[test]
+fn the_environment_of_x87_has_real_modes_layout() {
+    let mut guest = Guest::new();
+    // FLD dword ptr [BX+SI+10]; FNSTENV [40], of 14 bytes and of 28.
+    let code = [
+        0xd9, 0x40, 0x10, 0xd9, 0x36, 0x40, 0, 0x66, 0xd9, 0x36, 0x80, 0,
+    ];
+    guest.bytes(0x8_0100, &code);
+    guest.bytes(0x9_0000, &[0; 256]);
+    let mut state = real(0x8000, 0x100);
+    load(&mut state, Seg::Ds, 0x9000);
+    state.r[3] = 0x1200;
+    state.r[6] = 0x34;
+    guest.cpu.set_state(state);
+    assert_eq!(guest.cpu.run(3), VmExit::Budget);
+    assert_eq!(guest.cpu.state().rip, 0x10c);
+    let half = |at: u64| guest.word(0x9_0000 + at) & 0xffff;
+    let small: Vec<u64> = (0..7).map(|n| half(0x40 + 2 * n)).collect();
+    // R7 holds 0, and masks are those of before FNSTENV.
+    assert_eq!(
+        small,
+        [0x37f, 0x3800, 0x7fff, 0x0100, 0x8140, 0x1244, 0x9000]
+    );
+    let word = |n: u64| guest.word(0x9_0000 + 0x80 + 4 * n) & 0xffff_ffff;
+    let wide: Vec<u64> = (0..7).map(word).collect();
+    assert_eq!(
+        wide,
+        [
+            0xffff_037f,
+            0xffff_3800,
+            0xffff_7fff,
+            0x0100,
+            0x8140,
+            0x1244,
+            0x9000
+        ]
+    );
 }

@@ -112,6 +112,9 @@ fn load(guest: &mut Guest, seed: u64, kind: Kind) {
         state.r[7] = [CODE, DATA][random.below(2) as usize] + random.below(4096);
         state.r[4] = CODE + 1400;
     }
+    // SSE is switched on.
+    state.cr4 |= 3 << 9;
+    state.xmm = [[0; 2]; 16].map(|_| [random.lanes(), random.lanes()]);
     state.rip = CODE;
     state.set_rflags(random.next() & 0xcd5 | 0x202);
     guest.cpu.set_state(state);

@@ -1,5 +1,5 @@
-//! Integer instructions of CPL 3 on the host's processor and in ours: registers, flags, memory,
-//! RIP, and faults with their error codes and addresses.
+//! Instructions of CPL 3 on the host's processor and in ours: registers, XMM registers, flags,
+//! MXCSR, memory, RIP, and faults with their error codes and addresses.
 //!
 //! `EMU_ORACLE_CASES` sets the number of cases.
 
@@ -16,6 +16,9 @@ use crate::native::{self, CODE, Case, DATA, DATA_LEN, Outcome};
 
 const CASES: usize = 100_000;
 const BATCH: usize = 2_000;
+
+const OSFXSR: u64 = 1 << 9;
+const OSXMMEXCPT: u64 = 1 << 10;
 
 /// A small generator: the same cases in each run.
 pub(crate) struct Random(pub(crate) u64);
@@ -48,6 +51,94 @@ impl Random {
             5 => self.next() & 0xffff_ffff,
             6 => 0x8000_0000_8000_8080,
             _ => self.next(),
+        }
+    }
+
+    /// A float of a format of so many bits: NaNs, infinities, denormals, zeroes, neighbours of
+    /// 1, and what conversions to integers just take or just do not.
+    fn float(&mut self, fraction: u32, bits: u32) -> u64 {
+        let bias = (1 << (bits - fraction - 2)) - 1;
+        let exponent = |power: u64| (bias + power) << fraction;
+        let mask = (1 << fraction) - 1;
+        let small = self.below(4);
+        let magnitude = match self.below(12) {
+            0 => 0,
+            1 => small,
+            2 => mask - small,
+            3 => exponent(bias + 1),
+            4 => exponent(bias + 1) | self.next() & mask | 1,
+            5 => exponent(bias + 1) - 1 - small,
+            6 => 1 << fraction | self.next() & mask,
+            7 => exponent(0).wrapping_add(small).wrapping_sub(2),
+            8 => exponent([31, 32, 63, 64][self.below(4) as usize]) + small - 2,
+            9 => exponent(self.below(65)) | self.next() & mask,
+            10 => exponent(self.below(24)) | (mask + 1) >> self.below(24),
+            _ => self.next(),
+        };
+        (magnitude & (u64::MAX >> (65 - bits))) | (self.below(2) << (bits - 1))
+    }
+
+    /// A half of an XMM register.
+    pub(crate) fn lanes(&mut self) -> u64 {
+        match self.below(3) {
+            0 => self.value(),
+            1 => self.float(52, 64),
+            _ => self.float(23, 32) | self.float(23, 32) << 32,
+        }
+    }
+
+    /// An x87 register, of any class.
+    fn extended(&mut self) -> [u64; 2] {
+        let integer = u64::from(!self.chance(16)) << 63;
+        let exponent = match self.below(6) {
+            0 => 0,
+            1 => 0x7fff,
+            2 => self.below(0x8000),
+            _ => 0x3fff - 4 + self.below(70),
+        };
+        let sig = match self.below(4) {
+            0 => 0,
+            1 => self.value(),
+            _ => self.next(),
+        };
+        [
+            sig & (u64::MAX >> 1) | integer,
+            exponent | self.below(2) << 15,
+        ]
+    }
+
+    /// x87's state: some registers empty, exceptions unmasked now and then, and seldom pending.
+    fn x87(&mut self) -> [u64; 20] {
+        let masks = match self.below(4) {
+            0 => self.next() & 0x3f,
+            _ => 0x3f,
+        };
+        let precision = [0, 2, 3][self.below(3) as usize];
+        let control = 0x40 | masks | precision << 8 | self.below(4) << 10;
+        let met = self.next() & if self.chance(16) { 0x3f } else { masks };
+        let pending = if met & !masks != 0 { 0x8080 } else { 0 };
+        let status = self.next() & 0x7f40 | met | pending;
+        let tags = if self.chance(3) {
+            self.next() & 0xff
+        } else {
+            // Five from the top on are there.
+            u64::from(0x1f_u8.rotate_left((status >> 11 & 7) as u32))
+        };
+        let mut all = [0; 20];
+        all[0] = control | status << 16 | tags << 32;
+        for pair in all[4..].chunks_exact_mut(2) {
+            pair.copy_from_slice(&self.extended());
+        }
+        all
+    }
+
+    /// Any MXCSR: rounding, DAZ, FTZ; half of the time all exceptions masked.
+    pub(crate) fn mxcsr(&mut self) -> u64 {
+        let all = self.next() & 0xffff;
+        match self.below(4) {
+            0 => all,
+            1 => all | 0x1f80 & !(1 << (7 + self.below(6))),
+            _ => all | 0x1f80,
         }
     }
 }
@@ -94,6 +185,23 @@ pub(crate) fn not_compared(insn: &Instruction) -> Option<&'static str> {
         }
         M::Loope | M::Loopne if insn.has_rep_prefix() || insn.has_repne_prefix() => {
             Some("AMD's processors let the prefix decide")
+        }
+        M::Rcpps | M::Rcpss | M::Rsqrtps | M::Rsqrtss => {
+            Some("approximate: processors differ, ours is in `emu-fpu`")
+        }
+        M::F2xm1
+        | M::Fsin
+        | M::Fcos
+        | M::Fsincos
+        | M::Fptan
+        | M::Fpatan
+        | M::Fyl2x
+        | M::Fyl2xp1 => Some("processors differ; ours are rounded correctly: tested in `emu-fpu`"),
+        M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64 => {
+            Some("MXCSR_MASK and x87's pointers are the processor's: tested in `vector`")
+        }
+        M::Fnsave | M::Fnstenv => {
+            Some("pointers are the processor's: tested in `x87` and `emu-fpu`")
         }
         M::Wbnoinvd | M::Clwb | M::Clflushopt => Some("not announced"),
         _ => None,
@@ -190,6 +298,9 @@ fn bytes_of(random: &mut Random, code: Code) -> [u8; 16] {
     }
     let op = code.op_code();
     let mut start = Vec::new();
+    if op.operand_size() == 16 && op.table() == OpCodeTableKind::T0F38 {
+        start.push(0x66);
+    }
     match op.mandatory_prefix() {
         MandatoryPrefix::P66 => start.push(0x66),
         MandatoryPrefix::PF3 => start.push(0xf3),
@@ -199,8 +310,11 @@ fn bytes_of(random: &mut Random, code: Code) -> [u8; 16] {
     if op.operand_size() == 64 || random.chance(2) {
         start.push(0x48 | bytes[0] & 7);
     }
-    if op.table() == OpCodeTableKind::T0F {
-        start.push(0x0f);
+    match op.table() {
+        OpCodeTableKind::T0F => start.push(0x0f),
+        OpCodeTableKind::T0F38 => start.extend([0x0f, 0x38]),
+        OpCodeTableKind::T0F3A => start.extend([0x0f, 0x3a]),
+        _ => {}
     }
     let opcode = op.op_code().to_be_bytes();
     start.extend(&opcode[4 - op.op_code_len() as usize..]);
@@ -247,6 +361,8 @@ fn case(random: &mut Random, insn: &Instruction, bytes: &[u8; 16], at: u64) -> C
         if random.chance(8) {
             registers[1] = random.below(3000);
         }
+    } else if matches!(insn.mnemonic(), Mnemonic::Maskmovdqu | Mnemonic::Maskmovq) {
+        registers[7] = spot(random);
     } else if insn.mnemonic() == Mnemonic::Xlatb {
         registers[3] = spot(random);
     } else if insn.op_kinds().any(|kind| kind == OpKind::Memory) {
@@ -258,17 +374,22 @@ fn case(random: &mut Random, insn: &Instruction, bytes: &[u8; 16], at: u64) -> C
     if matches!(insn.mnemonic(), Mnemonic::Div | Mnemonic::Idiv) && random.chance(2) {
         registers[2] = random.below(3).wrapping_sub(1);
     }
+    // Floats in memory are as they were made.
+    let as_it_is = insn.op_register(0).is_vector_register() && random.chance(2);
     Case {
         registers,
+        xmm: [[0; 2]; 16].map(|_| [random.lanes(), random.lanes()]),
+        mxcsr: random.mxcsr(),
+        x87: random.x87(),
         rflags: random.next() & 0xcd5 | 0x202,
         at,
         code,
         len: insn.len() as u64,
         // The accumulator of a comparison is in memory now and then.
-        seed: if random.chance(4) {
-            registers[0]
-        } else {
-            random.value()
+        seed: match random.below(4) {
+            _ if as_it_is => 0,
+            0 => registers[0],
+            _ => random.value(),
         },
     }
 }
@@ -322,11 +443,72 @@ fn ours(guest: &mut Guest, case: &Case, pattern: &[u64; DATA_LEN / 8]) -> (Happe
     guest.bytes(PAGES + 0x1_0000, &data);
     let mut state = guest.state(3);
     state.r[..16].copy_from_slice(&case.registers);
+    state.xmm = case.xmm;
+    state.mxcsr = case.mxcsr as u32;
+    state.x87 = case.x87;
+    state.cr4 |= OSFXSR | OSXMMEXCPT;
     state.rip = CODE + case.at;
     state.set_rflags(case.rflags);
     guest.cpu.set_state(state);
     let happened = guest.one();
     (happened, guest.cpu.state().clone())
+}
+
+fn vectors_differ(state: &State, native: &Outcome) -> Option<String> {
+    if u64::from(state.mxcsr) != native.mxcsr {
+        let (ours, native) = (state.mxcsr, native.mxcsr);
+        return Some(format!("MXCSR {ours:#x}, not {native:#x}"));
+    }
+    let number = (0..16).find(|number| state.xmm[*number] != native.xmm[*number])?;
+    let (ours, native) = (state.xmm[number], native.xmm[number]);
+    Some(format!("XMM{number} {ours:#x?}, not {native:#x?}"))
+}
+
+/// Whether CR2 is the same; of images processors tell any address on the page.
+fn same_address(insn: &Instruction, ours: u64, native: u64) -> bool {
+    let image = !matches!(insn.memory_size().size(), 0..=10 | 16);
+    let places = if image { 12 } else { 0 };
+    ours >> places == native >> places
+}
+
+/// Whether processors differ about the registers' order: AMD's have gone over to MMX also where
+/// the instruction faults, and do not where CVTPI2PS has its operand in memory (SDM vol. 2A).
+fn goes_over_to_mmx(insn: &Instruction, retired: bool) -> bool {
+    let names = (0..insn.op_count()).any(|operand| insn.op_register(operand).is_mm());
+    names && !retired || insn.code() == Code::Cvtpi2ps_xmm_mmm64 && !names
+}
+
+/// What of x87's state differs, pointers aside, and the flags that the manual and the host have
+/// otherwise: `emu-fpu` says which.
+fn x87_differs(insn: &Instruction, case: &Case, state: &State, native: &Outcome) -> Option<String> {
+    use Mnemonic as M;
+    // Control and status words, and tags.
+    let mut word = 0xff_ffff_ffff;
+    if matches!(
+        insn.mnemonic(),
+        M::Fcomi | M::Fcomip | M::Fucomi | M::Fucomip
+    ) {
+        word &= !(1 << (16 + 9));
+    }
+    if raised(case, state) {
+        word &= !(0x4700 << 16);
+    }
+    if (state.x87[0] ^ native.x87[0]) & word != 0 {
+        let (ours, native) = (state.x87[0], native.x87[0]);
+        return Some(format!("x87 {ours:#x}, not {native:#x}"));
+    }
+    let at = (4..20).find(|at| {
+        let mask = if at % 2 == 0 { u64::MAX } else { 0xffff };
+        (state.x87[*at] ^ native.x87[*at]) & mask != 0
+    })?;
+    let (ours, native) = (&state.x87[at & !1..][..2], &native.x87[at & !1..][..2]);
+    Some(format!("ST({}) {ours:x?}, not {native:x?}", at / 2 - 2))
+}
+
+/// Whether an unmasked exception of x87 has come.
+fn raised(case: &Case, state: &State) -> bool {
+    const PENDING: u64 = 0x80 << 16;
+    state.x87[0] & !case.x87[0] & PENDING != 0
 }
 
 /// Where they differ.
@@ -339,6 +521,10 @@ fn differ(
 ) -> Option<String> {
     let (happened, state) = ours;
     let start = CODE + case.at;
+    // AMD's MXCSR.MM, which Intel's processors do not have.
+    if insn.mnemonic() == Mnemonic::Ldmxcsr && native.mxcsr & 1 << 17 != 0 {
+        return None;
+    }
     let trapped = native.trap == 3;
     // INT3 behind the instruction, or a branch to where nothing can be executed.
     let retired = trapped || native.rip != start;
@@ -354,14 +540,19 @@ fn differ(
     };
     match (retired, happened) {
         (true, Happened::Retired) => {}
+        // AMD's processors let an exception of x87 wait where CVTPI2PS has its operand in memory.
+        (_, Happened::Fault(16, ..)) if goes_over_to_mmx(insn, true) => return None,
         (false, Happened::Fault(vector, code, cr2)) => {
             // What the host has mapped in the kernel's half, and above all programs, is its own.
             let present = u64::from(*cr2 >> 46 != 0);
             let same = u64::from(*vector) == native.trap
                 && (*vector != 14
-                    || (*cr2 == native.cr2 && *code | present == native.error | present));
+                    || (same_address(insn, *cr2, native.cr2)
+                        && *code | present == native.error | present));
             // Of two faults of a call, its target's (#GP) is Intel's first, its stack's AMD's.
-            let either = insn.mnemonic() == Mnemonic::Call && *vector == 13 && native.trap == 14;
+            let either = insn.mnemonic() == Mnemonic::Call
+                && *vector == 13
+                && matches!(native.trap, 12 | 14);
             if either {
                 return None;
             }
@@ -378,6 +569,17 @@ fn differ(
             let (trap, rip) = (native.trap, native.rip);
             return Some(format!("{happened:x?}, not trap {trap} at {rip:#x}"));
         }
+    }
+    if let Some(how) = vectors_differ(state, native) {
+        return Some(how);
+    }
+    if !goes_over_to_mmx(insn, retired)
+        && let Some(how) = x87_differs(insn, case, state, native)
+    {
+        return Some(how);
+    }
+    if raised(case, state) {
+        mask = 0;
     }
     let native_rip = native.rip - u64::from(trapped);
     if rip != native_rip {
@@ -466,13 +668,17 @@ fn instructions(random: &mut Random, codes: &[Code]) -> (Pool, BTreeSet<u16>) {
 }
 
 #[test]
-fn integer_instructions_do_what_the_hosts_do() {
+fn instructions_do_what_the_hosts_do() {
     let cases = std::env::var("EMU_ORACLE_CASES");
     let cases = cases.ok().and_then(|n| n.parse().ok()).unwrap_or(CASES);
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut pattern = [0; DATA_LEN / 8];
     for word in &mut pattern {
-        *word = if random.chance(3) { 0 } else { random.value() };
+        *word = match random.below(3) {
+            0 => 0,
+            1 => random.value(),
+            _ => random.lanes(),
+        };
     }
     let codes = crate::codes::implemented();
     let mut guest = guest();
@@ -511,8 +717,8 @@ fn integer_instructions_do_what_the_hosts_do() {
                 entry.0 += 1;
                 let code = &case.code[..case.len as usize];
                 entry.1 = format!(
-                    "{code:02x?} {insn}: {how}; before {:x?} {:#x}",
-                    case.registers, case.rflags
+                    "{code:02x?} {insn}: {how}; before {:x?} {:#x} {:x?} {:#x} {:x?}",
+                    case.registers, case.rflags, case.xmm, case.mxcsr, case.x87
                 );
             }
         }

@@ -40,6 +40,13 @@ fn state(random: &mut Random) -> State {
         };
         if random.chance(2) {
             state.cr0 |= 1;
+            // Paging outside of long mode: PSE, PAE.
+            if random.chance(2) {
+                state.cr0 |= 1 << 31;
+                state.cr3 = random.below(SIZE) & !0x1f;
+                state.cr4 |= random.next() & 0x30;
+                state.pdptes = [0; 4].map(|_| random.below(SIZE) & !0xfff | 1);
+            }
         }
     }
     if random.chance(3) {
@@ -55,6 +62,13 @@ fn state(random: &mut Random) -> State {
     if random.chance(3) {
         state.dr7 = random.next() & 0xffff_0fff;
         state.dr = [0; 4].map(|_| random.below(SIZE));
+    }
+    if !random.chance(3) {
+        // OSFXSR, OSXMMEXCPT.
+        state.cr4 |= 3 << 9;
+        state.xmm = [[0; 2]; 16].map(|_| [random.lanes(), random.lanes()]);
+        state.mxcsr = random.mxcsr() as u32;
+        state.x87[0] = random.next();
     }
     state.gdtr.base = random.value();
     state.idtr.base = random.below(SIZE);

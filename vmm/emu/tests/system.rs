@@ -90,6 +90,81 @@ fn software_interrupts_and_breakpoints() {
     assert_eq!(guest.frame(13)[0], CODE);
 }
 
+/// A call gate at 50h of the GDT, for code of CPL 3 to go to a handler's address.
+fn gate(guest: &mut Guest, selector: u16, dpl: u64) {
+    let to = handler(0);
+    let low = to & 0xffff | u64::from(selector) << 16 | 0x8c << 40 | dpl << 45;
+    guest.write(GDT + 0x50, low | (to >> 16 & 0xffff) << 48);
+    guest.write(GDT + 0x58, to >> 32);
+    change(guest, |state| state.gdtr.limit = 0x5f);
+}
+
+/// A far pointer to the gate, with a RPL.
+fn pointer(guest: &mut Guest, rpl: u64) {
+    guest.write(PAGES + 0x1000, (0x50 | rpl) << 32);
+}
+
+#[test]
+fn a_call_gate_leads_inward_and_back() {
+    // CALL FAR [RSI]; the kernel's RETFQ.
+    let mut guest = guest(3, &[0xff, 0x1e, 0x90]);
+    guest.bytes(HANDLERS, &[0x48, 0xcb]);
+    gate(&mut guest, KERNEL_CODE, 3);
+    pointer(&mut guest, 3);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    let state = guest.cpu.state();
+    let stack = (state.r[4], state.segment(Seg::Ss).selector);
+    assert_eq!((state.rip, state.cpl()), (handler(0), 0));
+    assert_eq!(stack, (SYSTEM + STACK_TOP - 32, 0));
+    let frame: [u64; 4] = std::array::from_fn(|n| guest.word(STACK_TOP - 32 + 8 * n as u64));
+    let (code, data) = (u64::from(USER_CODE) | 3, u64::from(USER_DATA) | 3);
+    assert_eq!(frame, [CODE + 2, code, DATA + 0x800, data]);
+    assert_eq!(guest.cpu.run(1), VmExit::Budget);
+    let state = guest.cpu.state();
+    assert_eq!(
+        (state.rip, state.cpl(), state.r[4]),
+        (CODE + 2, 3, DATA + 0x800)
+    );
+    // From CPL 0 to CPL 0 with the stack as it is; JMP leaves nothing there.
+    for (code, used) in [([0xff, 0x1e], 16), ([0xff, 0x2e], 0)] {
+        let mut guest = self::guest(0, &code);
+        gate(&mut guest, KERNEL_CODE, 0);
+        pointer(&mut guest, 0);
+        let before = guest.cpu.state().r[4];
+        assert_eq!(guest.cpu.run(1), VmExit::Budget);
+        let state = guest.cpu.state();
+        assert_eq!((state.rip, state.r[4]), (handler(0), before - used));
+    }
+}
+
+#[test]
+fn a_call_gate_that_may_not_be_used() {
+    // CALL FAR [RSI], JMP FAR [RSI]; code of the gate, its DPL, RPL; the fault.
+    let call = [0xff, 0x1e];
+    let table = [
+        (call, KERNEL_CODE, 0, 0, 13, 0x50),
+        (call, KERNEL_CODE, 2, 3, 13, 0x50),
+        (call, 0, 3, 3, 13, 0),
+        (call, KERNEL_DATA, 3, 3, 13, KERNEL_DATA),
+        (call, 0x38, 3, 3, 13, 0x38),
+        ([0xff, 0x2e], KERNEL_CODE, 3, 3, 13, KERNEL_CODE),
+    ];
+    for (code, selector, dpl, rpl, vector, error) in table {
+        let mut guest = guest(3, &code);
+        gate(&mut guest, selector, dpl);
+        pointer(&mut guest, rpl);
+        let happened = Happened::Fault(vector, u64::from(error), 0);
+        assert_eq!(guest.one(), happened, "{selector:#x} {dpl} {rpl}");
+        assert_eq!(guest.frame(vector)[0], CODE);
+    }
+    let mut guest = guest(3, &call);
+    gate(&mut guest, KERNEL_CODE, 3);
+    pointer(&mut guest, 3);
+    let low = guest.word(GDT + 0x50) & !(1 << 47);
+    guest.write(GDT + 0x50, low);
+    assert_eq!(guest.one(), Happened::Fault(11, 0x50, 0));
+}
+
 #[test]
 fn system_calls() {
     // SYSCALL; the kernel's SYSRETQ.
@@ -524,9 +599,9 @@ fn code_that_reaches_into_a_device_is_looked_at_each_time() {
 
 #[test]
 fn registers_of_the_system_have_the_bits_that_are_announced() {
-    // MOV CR4,RAX with a bit more: OSFXSR, without FXSR.
+    // MOV CR4,RAX with a bit more: OSXSAVE, without XSAVE; DE.
     let mut one = guest(0, &[0x0f, 0x22, 0xe0]);
-    change(&mut one, |state| state.r[0] = state.cr4 | 1 << 9);
+    change(&mut one, |state| state.r[0] = state.cr4 | 1 << 18);
     assert_eq!(one.one(), Happened::Fault(13, 0, 0));
     let mut one = guest(0, &[0x0f, 0x22, 0xe0]);
     change(&mut one, |state| state.r[0] = state.cr4 | 1 << 2);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use emu::{Cpu, Cpuid, EventTotals, Ram, RamError, Ring, SlowPath, State, VmExit};
+use emu::{Cpu, Cpuid, EventTotals, Ram, RamError, Ring, SlowPaths, State, VmExit};
 use object::{Object, ObjectSegment};
 use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
@@ -67,7 +67,7 @@ pub struct GuestRun {
     /// CPU time of this thread for these.
     pub time: Duration,
     /// What of all that took the slow path.
-    pub slow_path: SlowPath,
+    pub slow_paths: SlowPaths,
     /// Bytes of decoded code at the end.
     pub code_bytes: usize,
 }
@@ -158,7 +158,7 @@ impl Machine {
                     whole: self.whole,
                     rounds,
                     time,
-                    slow_path: self.cpu.slow_path(),
+                    slow_paths: self.cpu.slow_paths(),
                     code_bytes: self.cpu.code_bytes(),
                 }));
             }

@@ -12,6 +12,7 @@ mod guest;
 mod host;
 
 #[cfg(not(target_os = "none"))]
+pub use emu::SlowPath;
 pub use guest::{GuestError, GuestRun, run_in_emu};
 #[cfg(not(target_os = "none"))]
 pub use host::{Callgrind, HostError, HostRun, ProgramFile};

@@ -4,6 +4,24 @@
 //! An instruction is named by its opcode as the FPU keeps it ([`Insn`]). [`X87::execute`] gives
 //! the state after it, and what it stores: whoever executes it writes memory first and takes the
 //! state then, so a page fault changes nothing.
+//!
+//! What the manual leaves undefined, or to the processor, has one value here:
+//!
+//! | what | SDM | ours |
+//! |---|---|---|
+//! | the last digit of FSIN, FCOS, FSINCOS, FPTAN, FPATAN, F2XM1, FYL2X, FYL2XP1 | vol. 1, 8.3.10 | the true value, rounded once as RC says |
+//! | F2XM1 outside of -1 to 1 | vol. 2A, F2XM1 | the operand |
+//! | FYL2XP1 outside of √½ - 1 to √2 - 1 | vol. 2A, FYL2XP1 | FYL2X of the sum |
+//! | how far a partial remainder goes, of operands whose exponents differ by D | vol. 2A, FPREM | by 32 + D mod 32 |
+//! | C0 and C3 of FPREM without a quotient | vol. 2A, FPREM | as they were |
+//! | C0, C2 and C3 of what is no comparison | vol. 2A, the pages' "FPU flags affected" | as they were |
+//! | C1 of FFREE and FFREEP; of FCMOVcc | vol. 2A, FFREE and FCMOVcc | 0; as it was |
+//! | PE of FST where overflow or underflow is unmasked, and nothing stored | vol. 1, 8.5.4 and 8.5.5 | not set |
+//! | FLD ST(i) of an empty register to a full stack | vol. 1, 8.5.1.1 | underflow |
+//! | a denormal that FLD pushes, unmasked | vol. 1, 8.5.2 | pushed |
+//! | digits above 9 of FBLD | vol. 2A, FBLD | by their four bits |
+//! | precision control 01 | vol. 1, table 8-2 | 64 digits |
+//! | FDP of what has no memory operand | vol. 1, 8.1.8 | as it was |
 
 mod arithmetic;
 mod elementary;

@@ -5,6 +5,7 @@
     reason = "tests take low bits of random numbers"
 )]
 
+mod hosts;
 mod native;
 mod random;
 mod sse;

@@ -6,4 +6,4 @@
 )]
 mod sys;
 
-pub(crate) use sys::{Case, DATA_LEN, Fx, Outcome, run, with_mxcsr};
+pub(crate) use sys::{Case, DATA_LEN, Fx, HostFpu, Outcome, in_process, run};

@@ -11,11 +11,12 @@ use instruction_facts::EventClass;
 use crate::events::LANES;
 use crate::op::Op;
 use crate::paging::{Rules, walk};
-use crate::slow_path::SlowPath;
+use crate::slow_path::{SlowPath, SlowPaths};
 use crate::state::{AC, BLOCK, CR0_AM, CR4_SMAP, RSP, STACK, Seg, Segment, State};
 use crate::stop::{Missing, fits};
 use crate::sys::ram::{Ram, Scalar};
 use crate::tlb::{Kind, Set, Tlb};
+use crate::unannounced::Unannounced;
 
 /// How an instruction ended, if it did not just retire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,9 +144,12 @@ pub(crate) struct Core {
     internal: bool,
     /// HLT has retired.
     pub(crate) halted: bool,
-    pub(crate) slow_path: SlowPath,
     /// Instructions that operations name by number.
     pub(crate) kept: Vec<Instruction>,
+    /// How often the fast path was left.
+    pub(crate) slow_paths: SlowPaths,
+    /// What CPUID does not announce and was executed.
+    pub(crate) unannounced: Unannounced,
     /// Stores to pages with code are let through: the instruction runs alone.
     pub(crate) alone: bool,
     /// Data breakpoints that were met, as bits of DR6.
@@ -189,8 +193,9 @@ impl Core {
             replayed: 0,
             internal: false,
             halted: false,
-            slow_path: SlowPath::default(),
             kept: Vec::new(),
+            slow_paths: SlowPaths::default(),
+            unannounced: Unannounced::default(),
             alone: false,
             hits: 0,
             stepping: Stepping::Before,
@@ -480,6 +485,59 @@ impl Core {
         }
     }
 
+    /// 16 bytes, the low half first.
+    #[inline(always)]
+    pub(crate) fn load_pair(&mut self, linear: u64, seg: u8) -> Exec<[u64; 2]> {
+        match self.fast(self.read, linear, 128) {
+            Some(offset) => {
+                let value = self.ram.load::<u128>(offset);
+                Ok([value as u64, (value >> 64) as u64])
+            }
+            None => self.load_pair_slow(linear, seg),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn store_pair(&mut self, linear: u64, seg: u8, value: [u64; 2]) -> Exec {
+        match self.fast(self.write, linear, 128) {
+            Some(offset) => {
+                let value = u128::from(value[0]) | u128::from(value[1]) << 64;
+                self.ram.store(offset, value);
+                Ok(())
+            }
+            None => self.store_pair_slow(linear, seg, value),
+        }
+    }
+
+    /// By halves, of which each asks for a boundary of 8 bytes where alignment is checked. Both
+    /// are known to be there before a device is asked.
+    #[cold]
+    fn load_pair_slow(&mut self, linear: u64, seg: u8) -> Exec<[u64; 2]> {
+        self.slow_paths.took(SlowPath::Memory);
+        let high = self.beyond(linear, 8);
+        for half in [linear, high] {
+            self.check(self.read, half, 8, seg)?;
+        }
+        self.spot(self.read, linear)?;
+        let last = self.beyond(linear, 15);
+        if (linear ^ last) >> 12 != 0 {
+            self.spot(self.read, last & !0xfff)?;
+        }
+        let low = self.read_slow(self.read, linear, 8, seg)?;
+        Ok([low, self.read_slow(self.read, high, 8, seg)?])
+    }
+
+    #[cold]
+    fn store_pair_slow(&mut self, linear: u64, seg: u8, value: [u64; 2]) -> Exec {
+        self.slow_paths.took(SlowPath::Memory);
+        let high = self.beyond(linear, 8);
+        for half in [linear, high] {
+            self.check_write(half, 8, seg)?;
+        }
+        self.write_as(self.write, linear, 8, seg, value[0])?;
+        self.write_as(self.write, high, 8, seg, value[1])
+    }
+
     #[inline(always)]
     fn fast(&self, set: Set, linear: u64, bits: u32) -> Option<u64> {
         let found = self.tlb.find(set, linear, u64::from(bits / 8))?;
@@ -507,7 +565,7 @@ impl Core {
 
     #[cold]
     fn load_slow(&mut self, linear: u64, bytes: u32, seg: u8) -> Exec<u64> {
-        self.slow_path.accesses += 1;
+        self.slow_paths.took(SlowPath::Memory);
         self.read_slow(self.read, linear, bytes, seg)
     }
 
@@ -593,7 +651,7 @@ impl Core {
 
     #[cold]
     fn store_slow(&mut self, linear: u64, bytes: u32, seg: u8, value: u64) -> Exec {
-        self.slow_path.accesses += 1;
+        self.slow_paths.took(SlowPath::Memory);
         self.write_as(self.write, linear, bytes, seg, value)
     }
 
@@ -674,7 +732,7 @@ impl Core {
     }
 
     /// The address so many bytes on, for an access that crosses pages.
-    fn beyond(&self, linear: u64, bytes: u32) -> u64 {
+    pub(crate) fn beyond(&self, linear: u64, bytes: u32) -> u64 {
         let next = linear.wrapping_add(u64::from(bytes));
         if self.is_wide() {
             next
@@ -710,7 +768,7 @@ impl Core {
             }
             return Ok(Spot::Ram(offset));
         }
-        self.slow_path.walks += 1;
+        self.slow_paths.took(SlowPath::Walk);
         let mapped = match walk(&self.ram, &self.rules, linear, set) {
             Ok(mapped) => mapped,
             Err(code) => {

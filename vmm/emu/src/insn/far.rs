@@ -4,6 +4,7 @@ use iced_x86::{Code, Instruction, Mnemonic, OpKind};
 use instruction_facts::is_canonical;
 
 use super::core::{Core, Exec, Trap, Width};
+use super::interrupt::{push_frame, task_stack};
 use super::operand::{below, by_width, drop_stack, linear, peek, set_stack};
 use super::segment::{self, Descriptor, is_real, stack};
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Segment, TF, VM};
@@ -30,7 +31,7 @@ fn operand(core: &mut Core, insn: &Instruction) -> Exec<(u16, u64, u32)> {
             let width = insn.memory_size().size() as u32 * 8 - 16;
             let at = linear(core, insn, false)?;
             let offset = by_width!(width, W => core.load::<W>(at.at, at.seg).map(W::wide))?;
-            let behind = at.at.wrapping_add(u64::from(width / 8));
+            let behind = core.beyond(at.at, width / 8);
             let selector = core.load::<u16>(behind, at.seg)?;
             Ok((selector, offset, width))
         }
@@ -47,28 +48,117 @@ fn check_target(core: &mut Core, code: Segment, target: u64) -> Exec {
     if inside { Ok(()) } else { core.gp(0) }
 }
 
-/// A descriptor of code that is no gate, with what makes it one that may run.
-/// `gates` says whether one could be gone through.
-fn code_descriptor(core: &mut Core, selector: u16, gates: bool) -> Exec<Descriptor> {
+/// A descriptor of code that may run in this mode.
+fn code_descriptor(core: &mut Core, selector: u16) -> Exec<Descriptor> {
     if selector & !3 == 0 {
         return core.gp(0);
     }
     let found = segment::find(core, selector, 8)?;
-    if gates && !found.is_segment() {
-        // Gates and tasks; in long mode only the call gate is one.
-        let gate = match found.kind() {
-            12 => true,
-            1 | 4 | 5 | 9 => !core.state.is_long(),
-            _ => false,
-        };
-        if gate {
-            return core.missing(Missing::CallGate);
-        }
-    }
     if !found.is_code() || (core.state.is_long() && found.is_long() && found.is_big()) {
         return core.gp(found.error());
     }
     Ok(found)
+}
+
+/// The gate that a far jump or call leads to.
+fn gate(core: &mut Core, selector: u16) -> Exec<Option<Descriptor>> {
+    if selector & !3 == 0 {
+        return core.gp(0);
+    }
+    let found = segment::find(core, selector, 8)?;
+    if found.is_segment() {
+        return Ok(None);
+    }
+    match (core.state.is_long(), found.kind()) {
+        (true, 12) => segment::find(core, selector, 16).map(Some),
+        (false, 4 | 12) => Ok(Some(found)),
+        (false, 1 | 5 | 9) => core.missing(Missing::TaskGate),
+        _ => Ok(None),
+    }
+}
+
+/// Through a call gate, to code of more privilege if it is called (SDM vol. 3A, 6.8.3). In long
+/// mode it leads to 64-bit code.
+fn through(core: &mut Core, gate: Descriptor, is_call: bool) -> Exec {
+    let cpl = core.state.cpl();
+    let rpl = (gate.selector & 3) as u8;
+    if gate.dpl() < cpl.max(rpl) {
+        return core.gp(gate.error());
+    }
+    if !gate.is_present() {
+        return core.raise(11, Some(gate.error()));
+    }
+    let long = core.state.is_long();
+    let high = if long {
+        segment::high_half(core, gate)?
+    } else {
+        0
+    };
+    if high >> 40 & 0x1f != 0 {
+        return core.gp(gate.error());
+    }
+    let width = match (long, gate.kind() & 8 != 0) {
+        (true, _) => 64,
+        (false, true) => 32,
+        (false, false) => 16,
+    };
+    let target = gate.low & 0xffff | gate.low >> 32 & 0xffff_0000 | high << 32;
+    let target = target & (u64::MAX >> (64 - width));
+    let selector = (gate.low >> 16) as u16;
+    let found = code_descriptor(core, selector)?;
+    let inward = !found.is_conforming() && found.dpl() < cpl;
+    if found.dpl() > cpl || long && !found.is_long() || inward && !is_call {
+        return core.gp(found.error());
+    }
+    if !found.is_present() {
+        return core.raise(11, Some(found.error()));
+    }
+    check_target(core, found.segment(), target)?;
+    let new_cpl = if inward { found.dpl() } else { cpl };
+    let mut code = segment::accessed(core, found)?;
+    let old = core.state.segment(Seg::Cs).selector;
+    match (inward, long) {
+        (true, true) => inner_frame(core, new_cpl)?,
+        (true, false) => {
+            let count = (gate.low >> 32 & 31) as u32;
+            let mut frame = Vec::new();
+            for word in (0..count).rev() {
+                frame.push(peek(core, word * width / 8, width)?);
+            }
+            frame.extend([u64::from(old), core.state.rip]);
+            push_frame(core, Some(new_cpl), width, &frame)?;
+        }
+        (false, _) if is_call => frame(core, width, old, core.state.rip)?,
+        (false, _) => {}
+    }
+    code.selector = selector & !3 | u16::from(new_cpl);
+    core.load_code(code);
+    core.state.rip = target;
+    core.refresh();
+    Err(Trap::Leave)
+}
+
+/// The return address on the stack of more privilege, which becomes the stack.
+fn inner_frame(core: &mut Core, cpl: u8) -> Exec {
+    let mut top = task_stack(core, 4 + 8 * u64::from(cpl))?;
+    if !is_canonical(top) {
+        return core.raise(12, Some(0));
+    }
+    let state = &core.state;
+    let frame = [
+        u64::from(state.segment(Seg::Ss).selector),
+        state.r[4],
+        u64::from(state.segment(Seg::Cs).selector),
+        state.rip,
+    ];
+    for value in frame {
+        top = top.wrapping_sub(8);
+        core.stack_store(cpl, top, value)?;
+    }
+    core.state
+        .set_segment(Seg::Ss, segment::null_stack(cpl, u16::from(cpl)));
+    core.state.r[4] = top;
+    Ok(())
 }
 
 /// JMP and CALL to another code segment of the same privilege.
@@ -90,7 +180,10 @@ pub(super) fn transfer(core: &mut Core, insn: &Instruction) -> Exec {
         return Err(Trap::Leave);
     }
     let cpl = core.state.cpl();
-    let found = code_descriptor(core, selector, true)?;
+    if let Some(gate) = gate(core, selector)? {
+        return through(core, gate, is_call);
+    }
+    let found = code_descriptor(core, selector)?;
     let rpl = (selector & 3) as u8;
     let allowed = if found.is_conforming() {
         found.dpl() <= cpl
@@ -129,7 +222,7 @@ fn frame(core: &mut Core, width: u32, selector: u16, back: u64) -> Exec {
 fn returned_code(core: &mut Core, selector: u16) -> Exec<(Descriptor, u8)> {
     let cpl = core.state.cpl();
     let rpl = (selector & 3) as u8;
-    let found = code_descriptor(core, selector, false)?;
+    let found = code_descriptor(core, selector)?;
     let allowed = if found.is_conforming() {
         found.dpl() <= rpl
     } else {
@@ -220,7 +313,7 @@ fn to_interrupted(core: &mut Core, insn: &Instruction) -> Exec {
         if core.state.is_long() {
             return core.gp(0);
         }
-        return core.missing(Missing::CallGate);
+        return core.missing(Missing::TaskGate);
     }
     let target = peek(core, 0, width)?;
     let selector = peek(core, bytes, width)? as u16;

@@ -90,7 +90,7 @@ fn gate(core: &mut Core, delivery: Delivery) -> Exec<Gate> {
 }
 
 /// A stack pointer out of the TSS.
-fn task_stack(core: &mut Core, offset: u64) -> Exec<u64> {
+pub(super) fn task_stack(core: &mut Core, offset: u64) -> Exec<u64> {
     let task = core.state.segment(Seg::Tr);
     if offset + 7 > u64::from(task.limit) {
         return core.raise(10, Some(u32::from(task.selector & !3)));
@@ -106,14 +106,16 @@ pub(crate) fn deliver(core: &mut Core, delivery: Delivery) -> Exec {
     }
     if segment::is_real(core) {
         deliver_real(core, delivery)?;
-    } else if core.state.is_long() {
-        let delivered = deliver_long(core, delivery);
+    } else {
+        let delivered = if core.state.is_long() {
+            deliver_long(core, delivery)
+        } else {
+            deliver_protected(core, delivery)
+        };
         if delivered == Err(Trap::Fault) && matches!(core.fault.vector, 10..=13) {
             core.fault.code = core.fault.code.map(|code| code | delivery.external());
         }
         delivered?;
-    } else {
-        return core.missing(Missing::LegacyGate);
     }
     if delivery.is_debug() {
         core.state.dr7 &= !DR7_GD;
@@ -193,6 +195,111 @@ fn deliver_long(core: &mut Core, delivery: Delivery) -> Exec {
     }
     core.refresh();
     Ok(())
+}
+
+/// In protected mode without long mode, through gates of 16 and 32 bits (SDM vol. 3A, 6.12.1).
+fn deliver_protected(core: &mut Core, delivery: Delivery) -> Exec {
+    let vector = u32::from(delivery.vector());
+    let error = vector * 8 + 2;
+    if vector * 8 + 7 > u32::from(core.state.idtr.limit) {
+        return core.gp(error);
+    }
+    let at = core.state.idtr.base.wrapping_add(u64::from(vector) * 8);
+    let low = core.system_load::<u64>(at)?;
+    let kind = low >> 40 & 0x1f;
+    let cpl = core.state.cpl();
+    let closed = matches!(delivery, Delivery::Software(_)) && ((low >> 45 & 3) as u8) < cpl;
+    if !matches!(kind, 5..=7 | 14 | 15) || closed {
+        return core.gp(error);
+    }
+    if low >> 47 & 1 == 0 {
+        return core.raise(11, Some(error));
+    }
+    if kind == 5 {
+        return core.missing(Missing::TaskGate);
+    }
+    let width = if kind & 8 != 0 { 32 } else { 16 };
+    let selector = (low >> 16) as u16;
+    if selector & !3 == 0 {
+        return core.gp(0);
+    }
+    let found = segment::find(core, selector, 8)?;
+    if !found.is_code() || found.dpl() > cpl {
+        return core.gp(found.error());
+    }
+    if !found.is_present() {
+        return core.raise(11, Some(found.error()));
+    }
+    let target = (low & 0xffff | low >> 32 & 0xffff_0000) & (u64::MAX >> (64 - width));
+    if target > u64::from(found.segment().limit) {
+        return core.gp(0);
+    }
+    let inward = !found.is_conforming() && found.dpl() < cpl;
+    let new_cpl = if inward { found.dpl() } else { cpl };
+    let mut flags = core.state.rflags();
+    if matches!(delivery, Delivery::Fault(_)) {
+        flags |= RF;
+    }
+    let cs = u64::from(core.state.segment(Seg::Cs).selector);
+    let frame = [Some(flags), Some(cs), Some(core.state.rip)];
+    let frame = frame.into_iter().chain([delivery.code().map(u64::from)]);
+    let frame: Vec<u64> = frame.flatten().collect();
+    let mut code = segment::accessed(core, found)?;
+    push_frame(core, inward.then_some(new_cpl), width, &frame)?;
+    code.selector = selector & !3 | u16::from(new_cpl);
+    core.load_code(code);
+    core.state.rip = target;
+    core.state.system_flags &= !(TF | NT | RF | VM);
+    if kind & 1 == 0 {
+        core.state.system_flags &= !IF;
+    }
+    core.refresh();
+    Ok(())
+}
+
+/// Pushes a frame onto the stack as it is, or onto that of more privilege, which becomes the stack
+/// and has the old one's address first. All of it is pushed or nothing.
+pub(super) fn push_frame(core: &mut Core, inner: Option<u8>, width: u32, frame: &[u64]) -> Exec {
+    let (old, pointer) = (core.state.segment(Seg::Ss), core.state.r[4]);
+    let mut head = Vec::new();
+    if let Some(cpl) = inner {
+        let (selector, top) = legacy_stack(core, cpl)?;
+        let stack = segment::stack(core, selector, cpl, false, 10)?;
+        core.state.set_segment(Seg::Ss, stack);
+        core.state.r[4] = top;
+        core.refresh();
+        head = vec![u64::from(old.selector), pointer];
+    }
+    let pushed = head
+        .iter()
+        .chain(frame)
+        .try_for_each(|value| super::operand::push(core, width, *value));
+    if pushed.is_err() {
+        let selector = core.state.segment(Seg::Ss).selector;
+        if inner.is_some() && core.fault.vector == 12 {
+            core.fault.code = Some(u32::from(selector & !3));
+        }
+        core.state.set_segment(Seg::Ss, old);
+        core.state.r[4] = pointer;
+        core.refresh();
+    }
+    pushed
+}
+
+/// Selector and pointer of a privilege level's stack, out of a TSS of 16 or 32 bits.
+fn legacy_stack(core: &mut Core, cpl: u8) -> Exec<(u16, u64)> {
+    let task = core.state.segment(Seg::Tr);
+    let (bytes, first) = if task.attr & 8 != 0 { (8, 4) } else { (4, 2) };
+    let at = first + bytes * u64::from(cpl);
+    if at + bytes - 1 > u64::from(task.limit) {
+        return core.raise(10, Some(u32::from(task.selector & !3)));
+    }
+    let value = core.system_load::<u64>(task.base.wrapping_add(at))?;
+    Ok(if bytes == 8 {
+        ((value >> 32) as u16, value & 0xffff_ffff)
+    } else {
+        ((value >> 16) as u16, value & 0xffff)
+    })
 }
 
 /// By the table of vectors of real mode; there are no error codes.

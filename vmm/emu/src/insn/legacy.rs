@@ -145,7 +145,7 @@ fn bound(core: &mut Core, insn: &Instruction) -> Exec {
     let width = bits(insn, 0);
     let at = linear(core, insn, false)?;
     let signed = |value| by_width!(width, W => W::of(value).signed()).cast_signed();
-    let second = at.at.wrapping_add(u64::from(width / 8));
+    let second = core.beyond(at.at, width / 8);
     let low = by_width!(width, W => core.load::<W>(at.at, at.seg).map(W::wide))?;
     let high = by_width!(width, W => core.load::<W>(second, at.seg).map(W::wide))?;
     let index = signed(get(core, insn.op0_register()));

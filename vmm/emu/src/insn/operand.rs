@@ -201,6 +201,19 @@ pub(super) fn in_segment(
     })
 }
 
+/// Where an operand lies that RDI or RSI leads to: its offset, and bits of that.
+pub(super) fn string_offset(core: &Core, kind: OpKind) -> (u64, u32) {
+    let (number, bits) = match kind {
+        OpKind::MemorySegDI | OpKind::MemoryESDI => (7, 16),
+        OpKind::MemorySegEDI | OpKind::MemoryESEDI => (7, 32),
+        OpKind::MemorySegSI => (6, 16),
+        OpKind::MemorySegESI => (6, 32),
+        OpKind::MemorySegRSI => (6, 64),
+        _ => (7, 64),
+    };
+    (core.state.r[number] & (u64::MAX >> (64 - bits)), bits)
+}
+
 /// What an operand is, zero-extended; immediates are sign-extended.
 pub(super) fn read(core: &mut Core, insn: &Instruction, operand: u32) -> Exec<u64> {
     match insn.op_kind(operand) {

@@ -95,6 +95,11 @@ pub(super) fn high_base(core: &mut Core, descriptor: Descriptor) -> Exec<u64> {
         .map(|high| high.wide() << 32)
 }
 
+/// The upper half of a gate's descriptor, in long mode.
+pub(super) fn high_half(core: &mut Core, descriptor: Descriptor) -> Exec<u64> {
+    core.system_load::<u64>(descriptor.at.wrapping_add(8))
+}
+
 /// Sets the accessed bit in the table.
 pub(super) fn accessed(core: &mut Core, descriptor: Descriptor) -> Exec<Segment> {
     let marked = descriptor.low | 1 << 40;

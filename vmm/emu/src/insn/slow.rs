@@ -10,23 +10,33 @@ use super::operand::{
     Linear, address_bits, below, bits, by_width, drop_stack, get, in_segment, linear, memory_seg,
     modify, number, offset, peek, push, read, seg_of, set, set_stack, stack_at, stack_bits, write,
 };
-use super::{alu, bits as bit, far, legacy, muldiv, segment, shift, strings, system};
+use super::{alu, bits as bit, far, muldiv, segment, shift, system, vector};
 use crate::flags::{CF, Flags, STATUS};
 use crate::op::Op;
+use crate::slow_path::SlowPath;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Shadow, TF, VM};
 use crate::stop::Missing;
 
-/// Executes a kept instruction.
-pub(super) fn kept(core: &mut Core, op: &Op) -> Exec {
+/// Executes a kept instruction by the handler of its family.
+#[inline(always)]
+pub(super) fn kept(
+    core: &mut Core,
+    op: &Op,
+    path: SlowPath,
+    step: fn(&mut Core, &Instruction) -> Exec,
+) -> Exec {
+    core.slow_paths.took(path);
     let Some(insn) = core.kept.get(op.imm as usize).copied() else {
         return Ok(());
     };
-    core.slow_path.handlers += 1;
     step(core, &insn)
 }
 
-/// What CPUID does not announce, and what is no instruction.
-pub(super) fn undefined(core: &mut Core, _op: &Op) -> Exec {
+/// What is no instruction, and what CPUID does not announce, which is told.
+pub(super) fn undefined(core: &mut Core, op: &Op) -> Exec {
+    if let Some(insn) = core.kept.get(op.imm as usize) {
+        core.unannounced.met(insn.code(), insn.ip());
+    }
     core.ud()
 }
 
@@ -47,13 +57,11 @@ fn condition(insn: &Instruction) -> u8 {
     (insn.condition_code() as u8).wrapping_sub(1)
 }
 
-/// Whether `step` knows an instruction.
-#[must_use]
-pub fn is_known(insn: &Instruction) -> bool {
+/// Whether `step` executes an instruction.
+pub(super) fn is_integer(insn: &Instruction) -> bool {
     let mnemonic = insn.mnemonic();
     binary_of(mnemonic).is_some()
         || shift_of(mnemonic).is_some()
-        || insn.is_string_instruction()
         || insn.is_jcc_short_or_near()
         || insn.is_loop()
         || insn.is_loopcc()
@@ -62,7 +70,6 @@ pub fn is_known(insn: &Instruction) -> bool {
         || is_cmovcc(mnemonic)
         || is_hint(mnemonic)
         || KNOWN.contains(&mnemonic)
-        || legacy::is_known(mnemonic)
 }
 
 const KNOWN: &[Mnemonic] = &[
@@ -107,6 +114,7 @@ const KNOWN: &[Mnemonic] = &[
     Mnemonic::Tzcnt,
     Mnemonic::Lzcnt,
     Mnemonic::Popcnt,
+    Mnemonic::Crc32,
     Mnemonic::Bswap,
     Mnemonic::Cbw,
     Mnemonic::Cwde,
@@ -122,76 +130,21 @@ const KNOWN: &[Mnemonic] = &[
     Mnemonic::Cmc,
     Mnemonic::Cld,
     Mnemonic::Std,
-    Mnemonic::Cli,
-    Mnemonic::Sti,
-    Mnemonic::Stac,
-    Mnemonic::Clac,
     Mnemonic::Jmp,
     Mnemonic::Call,
     Mnemonic::Ret,
     Mnemonic::Retf,
-    Mnemonic::Int,
-    Mnemonic::Int1,
-    Mnemonic::Int3,
-    Mnemonic::Iret,
-    Mnemonic::Iretd,
-    Mnemonic::Iretq,
-    Mnemonic::Syscall,
-    Mnemonic::Sysret,
-    Mnemonic::Sysretq,
-    Mnemonic::Sysenter,
-    Mnemonic::Sysexit,
-    Mnemonic::Sysexitq,
-    Mnemonic::Hlt,
-    Mnemonic::Pause,
-    Mnemonic::Cpuid,
-    Mnemonic::Rdtsc,
-    Mnemonic::Rdtscp,
-    Mnemonic::Rdpid,
-    Mnemonic::Rdpmc,
-    Mnemonic::Rdmsr,
-    Mnemonic::Wrmsr,
-    Mnemonic::In,
-    Mnemonic::Out,
-    Mnemonic::Lgdt,
-    Mnemonic::Lidt,
-    Mnemonic::Sgdt,
-    Mnemonic::Sidt,
-    Mnemonic::Lldt,
-    Mnemonic::Sldt,
-    Mnemonic::Ltr,
-    Mnemonic::Str,
-    Mnemonic::Lmsw,
-    Mnemonic::Smsw,
-    Mnemonic::Clts,
-    Mnemonic::Invlpg,
-    Mnemonic::Invd,
-    Mnemonic::Wbinvd,
-    Mnemonic::Wbnoinvd,
-    Mnemonic::Clflush,
-    Mnemonic::Clflushopt,
-    Mnemonic::Clwb,
-    Mnemonic::Swapgs,
-    Mnemonic::Rdfsbase,
-    Mnemonic::Rdgsbase,
-    Mnemonic::Wrfsbase,
-    Mnemonic::Wrgsbase,
-    Mnemonic::Lar,
-    Mnemonic::Lsl,
-    Mnemonic::Verr,
-    Mnemonic::Verw,
     Mnemonic::Lds,
     Mnemonic::Les,
     Mnemonic::Lfs,
     Mnemonic::Lgs,
     Mnemonic::Lss,
-    Mnemonic::Wait,
     Mnemonic::Ud0,
     Mnemonic::Ud1,
     Mnemonic::Ud2,
 ];
 
-/// Executes an instruction, of which [`is_known`] is true.
+/// Executes an instruction, of which [`is_integer`] is true.
 pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     let mnemonic = insn.mnemonic();
     if let Some(operation) = binary_of(mnemonic) {
@@ -199,12 +152,6 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     }
     if let Some(operation) = shift_of(mnemonic) {
         return shifts(core, insn, operation);
-    }
-    if insn.is_string_instruction() {
-        return strings::step(core, insn);
-    }
-    if is_hint(mnemonic) {
-        return Ok(());
     }
     match mnemonic {
         Mnemonic::Inc => unary(core, insn, alu::INC),
@@ -262,6 +209,7 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
         Mnemonic::Btc => bit_test(core, insn, 3),
         Mnemonic::Bsf | Mnemonic::Bsr => bit_scan(core, insn),
         Mnemonic::Tzcnt | Mnemonic::Lzcnt | Mnemonic::Popcnt => bit_count(core, insn),
+        Mnemonic::Crc32 => vector::crc(core, insn),
         Mnemonic::Bswap => swap_bytes(core, insn),
         Mnemonic::Cbw
         | Mnemonic::Cwde
@@ -319,8 +267,9 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
             let value = if holds { value } else { read(core, insn, 0)? };
             write(core, insn, 0, value)
         }
-        _ if legacy::is_known(mnemonic) => legacy::step(core, insn),
-        _ => system::step(core, insn),
+        _ if is_hint(mnemonic) => Ok(()),
+        // UD0, UD1, UD2.
+        _ => core.ud(),
     }
 }
 
@@ -414,7 +363,7 @@ fn far_pointer(core: &mut Core, insn: &Instruction, seg: Seg) -> Exec {
     let Linear { at, seg: code } = linear(core, insn, false)?;
     let register = insn.op0_register();
     let value = by_width!(register.size() * 8, W => core.load::<W>(at, code).map(W::wide))?;
-    let behind = at.wrapping_add(register.size() as u64);
+    let behind = core.beyond(at, register.size() as u32);
     let selector = core.load::<u16>(behind, code)?;
     let loaded = segment::load(core, seg, selector);
     if loaded == Err(Trap::Leave) {
@@ -483,7 +432,12 @@ fn pop_flags(core: &mut Core, width: u32) -> Exec {
     if cpl == 0 {
         open |= IOPL;
     }
-    core.state.set_rflags((old & !open | value & open) & !RF);
+    let new = (old & !open | value & open) & !RF;
+    core.state.set_rflags(new);
+    let changed = old ^ new;
+    if changed & (TF | AC | RF) == 0 && changed & new & IF == 0 {
+        return Ok(());
+    }
     core.refresh();
     Err(Trap::Leave)
 }
@@ -606,7 +560,7 @@ fn compare_exchange_pair(core: &mut Core, insn: &Instruction, half: u32) -> Exec
         return core.gp(0);
     }
     let width = half * 8;
-    let high_at = at.wrapping_add(u64::from(half));
+    let high_at = core.beyond(at, half);
     core.check_write(at, half, seg)?;
     core.check_write(high_at, half, seg)?;
     let mut old = [0; 2];

@@ -11,11 +11,12 @@ use super::operand::{
     Linear, address_bits, get, in_segment, linear, memory_seg, offset, read, set, write,
 };
 use super::segment::{self, is_real};
+use super::x87;
 use crate::flags::{Flags, ZF};
 use crate::state::{
     AC, CR0_AM, CR0_EM, CR0_ET, CR0_MP, CR0_NE, CR0_PE, CR0_PG, CR0_TS, CR0_WP, CR4_DE,
-    CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD, EFER_LMA,
-    EFER_LME, EFER_NXE, EFER_SCE, IF, IOPL, RF, Seg, Segment, Shadow, Table, VM,
+    CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_PSE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD,
+    EFER_LMA, EFER_LME, EFER_NXE, EFER_SCE, IF, IOPL, RF, Seg, Segment, Shadow, Table, VM,
 };
 use crate::stop::Missing;
 
@@ -25,6 +26,66 @@ const PAUSE: i64 = 63;
 /// Ticks that INVLPG and MOV CR3 take besides: thousands of translations may go, each time.
 const FLUSH: i64 = 63;
 
+/// The instructions that are here.
+pub(super) const KNOWN: &[Mnemonic] = &[
+    Mnemonic::Cli,
+    Mnemonic::Sti,
+    Mnemonic::Stac,
+    Mnemonic::Clac,
+    Mnemonic::Int,
+    Mnemonic::Int1,
+    Mnemonic::Int3,
+    Mnemonic::Iret,
+    Mnemonic::Iretd,
+    Mnemonic::Iretq,
+    Mnemonic::Syscall,
+    Mnemonic::Sysret,
+    Mnemonic::Sysretq,
+    Mnemonic::Sysenter,
+    Mnemonic::Sysexit,
+    Mnemonic::Sysexitq,
+    Mnemonic::Hlt,
+    Mnemonic::Pause,
+    Mnemonic::Cpuid,
+    Mnemonic::Rdtsc,
+    Mnemonic::Rdtscp,
+    Mnemonic::Rdpid,
+    Mnemonic::Rdpmc,
+    Mnemonic::Rdmsr,
+    Mnemonic::Wrmsr,
+    Mnemonic::In,
+    Mnemonic::Out,
+    Mnemonic::Lgdt,
+    Mnemonic::Lidt,
+    Mnemonic::Sgdt,
+    Mnemonic::Sidt,
+    Mnemonic::Lldt,
+    Mnemonic::Sldt,
+    Mnemonic::Ltr,
+    Mnemonic::Str,
+    Mnemonic::Lmsw,
+    Mnemonic::Smsw,
+    Mnemonic::Clts,
+    Mnemonic::Invlpg,
+    Mnemonic::Invd,
+    Mnemonic::Wbinvd,
+    Mnemonic::Wbnoinvd,
+    Mnemonic::Clflush,
+    Mnemonic::Clflushopt,
+    Mnemonic::Clwb,
+    Mnemonic::Swapgs,
+    Mnemonic::Rdfsbase,
+    Mnemonic::Rdgsbase,
+    Mnemonic::Wrfsbase,
+    Mnemonic::Wrgsbase,
+    Mnemonic::Lar,
+    Mnemonic::Lsl,
+    Mnemonic::Verr,
+    Mnemonic::Verw,
+    Mnemonic::Wait,
+];
+
+/// Executes one of [`KNOWN`].
 pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     match insn.mnemonic() {
         Mnemonic::Cli => set_interrupts(core, false),
@@ -93,13 +154,7 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
             core.state.cr0 &= !CR0_TS;
             Err(Trap::Leave)
         }
-        Mnemonic::Wait => {
-            const BOTH: u64 = CR0_MP | CR0_TS;
-            if core.state.cr0 & BOTH == BOTH {
-                return core.raise(7, None);
-            }
-            Ok(())
-        }
+        Mnemonic::Wait => x87::wait(core),
         Mnemonic::Invlpg => invalidate_page(core, insn),
         Mnemonic::Invd | Mnemonic::Wbinvd | Mnemonic::Wbnoinvd => kernel_only(core),
         Mnemonic::Clflush | Mnemonic::Clflushopt | Mnemonic::Clwb => {
@@ -136,19 +191,21 @@ fn pair(core: &mut Core, value: u64) {
     core.set_reg(2, (value >> 32) as u32);
 }
 
+/// Only what may be taken now, and was not before, has to be looked at.
 fn set_interrupts(core: &mut Core, on: bool) -> Exec {
     let old = core.state.system_flags;
     if u64::from(core.state.cpl()) > (old & IOPL) >> 12 {
         return core.gp(0);
     }
-    if on {
-        core.state.system_flags |= IF;
-        if old & IF == 0 {
-            core.state.shadow = Shadow::Sti;
-        }
-    } else {
+    if !on {
         core.state.system_flags &= !IF;
+        return Ok(());
     }
+    if old & IF != 0 {
+        return Ok(());
+    }
+    core.state.system_flags |= IF;
+    core.state.shadow = Shadow::Sti;
     Err(Trap::Leave)
 }
 
@@ -162,7 +219,7 @@ fn set_alignment(core: &mut Core, on: bool) -> Exec {
         core.state.system_flags &= !AC;
     }
     core.refresh();
-    Err(Trap::Leave)
+    Ok(())
 }
 
 pub(super) fn software(core: &mut Core, delivery: Delivery) -> Exec {
@@ -221,7 +278,7 @@ fn system_call(core: &mut Core) -> Exec {
         return core.ud();
     }
     if !long && !core.state.is_long() {
-        return core.missing(Missing::LegacyGate);
+        return core.missing(Missing::LegacySyscall);
     }
     let msrs = core.state.msrs;
     let target = if long { msrs.lstar } else { msrs.cstar };
@@ -348,13 +405,16 @@ fn set_cr0(core: &mut Core, value: u64) -> Exec {
     let mut efer = core.state.efer;
     if value & !old & CR0_PG != 0 {
         if efer & EFER_LME == 0 {
-            return core.missing(Missing::LegacyPaging);
+            if core.state.cr4 & CR4_PAE != 0 {
+                core.state.pdptes = top_entries(core, core.state.cr3)?;
+            }
+        } else {
+            let long_code = core.state.segment(Seg::Cs).is_long();
+            if core.state.cr4 & CR4_PAE == 0 || long_code {
+                return core.gp(0);
+            }
+            efer |= EFER_LMA;
         }
-        let long_code = core.state.segment(Seg::Cs).is_long();
-        if core.state.cr4 & CR4_PAE == 0 || long_code {
-            return core.gp(0);
-        }
-        efer |= EFER_LMA;
     }
     if old & !value & CR0_PG != 0 {
         if core.state.bits() == 64 {
@@ -371,9 +431,31 @@ fn set_cr0(core: &mut Core, value: u64) -> Exec {
     Ok(())
 }
 
+/// PAE's four entries, which are loaded with CR3 and not looked at again (SDM vol. 3A, 5.4.1).
+fn top_entries(core: &mut Core, cr3: u64) -> Exec<[u64; 4]> {
+    let reserved = 0x1e6 | u64::MAX << core.cpuid.physical_bits();
+    let mut entries = [0; 4];
+    for (entry, at) in entries.iter_mut().zip((cr3 & 0xffff_ffe0..).step_by(8)) {
+        let offset = core.ram.offset_of(at);
+        *entry = offset.map_or(u64::MAX, |offset| core.ram.load(offset));
+        if *entry & 1 != 0 && *entry & reserved != 0 {
+            return core.gp(0);
+        }
+    }
+    Ok(entries)
+}
+
+/// Paging by PAE's tables.
+fn has_top(core: &Core, cr4: u64) -> bool {
+    core.state.cr0 & CR0_PG != 0 && !core.state.is_long() && cr4 & CR4_PAE != 0
+}
+
 fn set_cr3(core: &mut Core, value: u64) -> Exec {
     if value >> core.cpuid.physical_bits() != 0 {
         return core.gp(0);
+    }
+    if has_top(core, core.state.cr4) {
+        core.state.pdptes = top_entries(core, value)?;
     }
     core.state.cr3 = value;
     core.tlb.clear_local();
@@ -388,8 +470,11 @@ fn set_cr4(core: &mut Core, value: u64) -> Exec {
         return core.gp(0);
     }
     let changed = core.state.cr4 ^ value;
+    if has_top(core, value) && changed & (CR4_PAE | CR4_PGE | CR4_PSE | CR4_SMEP) != 0 {
+        core.state.pdptes = top_entries(core, core.state.cr3)?;
+    }
     core.state.cr4 = value;
-    if changed & (CR4_PAE | CR4_PGE | CR4_SMEP | CR4_SMAP) != 0 {
+    if changed & (CR4_PAE | CR4_PGE | CR4_PSE | CR4_SMEP | CR4_SMAP) != 0 {
         core.tlb.clear();
     }
     core.refresh_paging();
@@ -617,7 +702,7 @@ fn load_table(core: &mut Core, insn: &Instruction) -> Exec {
     kernel_only(core)?;
     let at = linear(core, insn, false)?;
     let limit = core.load::<u16>(at.at, at.seg)?;
-    let behind = at.at.wrapping_add(2);
+    let behind = core.beyond(at.at, 2);
     let long = core.state.bits() == 64;
     let base = if long {
         core.load::<u64>(behind, at.seg)?
@@ -643,7 +728,7 @@ fn load_table(core: &mut Core, insn: &Instruction) -> Exec {
 
 fn store_table(core: &mut Core, insn: &Instruction, table: Table) -> Exec {
     let Linear { at, seg } = linear(core, insn, true)?;
-    let behind = at.wrapping_add(2);
+    let behind = core.beyond(at, 2);
     if core.state.bits() == 64 {
         core.check_write(behind, 8, seg)?;
         core.store(at, seg, table.limit)?;

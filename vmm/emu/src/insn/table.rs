@@ -5,14 +5,18 @@ use super::core::{Core, Exec};
 use super::muldiv::{DIV, IDIV, IMUL, MUL};
 use super::operand::{MI, MR, RI, RM, RR};
 use super::shift::{ROL, ROR, SAR, SHL, SHR};
-use super::{alu, bits, branch, mem, muldiv, shift, slow};
+use super::vector::{self, moves};
+use super::{alu, bits, branch, image, legacy, mem, muldiv, shift, slow, strings, system, x87};
 use crate::op::Op;
+use crate::slow_path::SlowPath;
 
 /// Makes of the table the numbers of operations, what finds them, and the one dispatch.
 macro_rules! operations {
     (
         widths { $($pick:ident $path:ident::$fn:ident($($arg:ident),*):
             $n8:ident $n16:ident $n32:ident $n64:ident;)* }
+        words { $($wpick:ident $wpath:ident::$wfn:ident($($warg:ident),*):
+            $w16:ident $w32:ident $w64:ident;)* }
         conditions { $($cond:ident $cpath:ident::$cfn:ident($($carg:ident),*):
             $c0:ident $c1:ident $c2:ident $c3:ident $c4:ident $c5:ident $c6:ident $c7:ident
             $c8:ident $c9:ident $c10:ident $c11:ident $c12:ident $c13:ident $c14:ident $c15:ident;)* }
@@ -23,6 +27,7 @@ macro_rules! operations {
         #[repr(u16)]
         pub(crate) enum K {
             $($n8, $n16, $n32, $n64,)*
+            $($w16, $w32, $w64,)*
             $($c0, $c1, $c2, $c3, $c4, $c5, $c6, $c7,
               $c8, $c9, $c10, $c11, $c12, $c13, $c14, $c15,)*
             $($one,)*
@@ -30,8 +35,9 @@ macro_rules! operations {
 
         impl K {
             /// Every operation by its number.
-            const ALL: &'static [K] = &[
+            pub(crate) const ALL: &'static [K] = &[
                 $(K::$n8, K::$n16, K::$n32, K::$n64,)*
+                $(K::$w16, K::$w32, K::$w64,)*
                 $(K::$c0, K::$c1, K::$c2, K::$c3, K::$c4, K::$c5, K::$c6, K::$c7,
                   K::$c8, K::$c9, K::$c10, K::$c11, K::$c12, K::$c13, K::$c14, K::$c15,)*
                 $(K::$one,)*
@@ -39,10 +45,11 @@ macro_rules! operations {
         }
 
         impl Pick {
-            /// The operations of 8, 16, 32 and 64 bits.
+            /// The operations of 8, 16, 32 and 64 bits; of some there is none of 8.
             pub(crate) fn widths(self) -> Option<[K; 4]> {
                 match self {
                     $(Pick::$pick($($arg),*) => Some([K::$n8, K::$n16, K::$n32, K::$n64]),)*
+                    $(Pick::$wpick($($warg),*) => Some([K::Absent, K::$w16, K::$w32, K::$w64]),)*
                     _ => None,
                 }
             }
@@ -69,6 +76,11 @@ macro_rules! operations {
                     K::$n16 => $path::$fn::<u16, $({ $arg }),*>(core, op),
                     K::$n32 => $path::$fn::<u32, $({ $arg }),*>(core, op),
                     K::$n64 => $path::$fn::<u64, $({ $arg }),*>(core, op),
+                )*
+                $(
+                    K::$w16 => $wpath::$wfn::<u16, $({ $warg }),*>(core, op),
+                    K::$w32 => $wpath::$wfn::<u32, $({ $warg }),*>(core, op),
+                    K::$w64 => $wpath::$wfn::<u64, $({ $warg }),*>(core, op),
                 )*
                 $(
                     K::$c0 => $cpath::$cfn::<0, $({ $carg }),*>(core, op),
@@ -190,13 +202,15 @@ operations! {
         MulDiv muldiv::one(DIV, RM): DivM8 DivM16 DivM32 DivM64;
         MulDiv muldiv::one(IDIV, RR): IdivR8 IdivR16 IdivR32 IdivR64;
         MulDiv muldiv::one(IDIV, RM): IdivM8 IdivM16 IdivM32 IdivM64;
-        Imul muldiv::two(RR): Imul2Rr8 Imul2Rr16 Imul2Rr32 Imul2Rr64;
-        ImulImm muldiv::three(RR): Imul3Rr8 Imul3Rr16 Imul3Rr32 Imul3Rr64;
-        Imul muldiv::two(RM): Imul2Rm8 Imul2Rm16 Imul2Rm32 Imul2Rm64;
-        ImulImm muldiv::three(RM): Imul3Rm8 Imul3Rm16 Imul3Rm32 Imul3Rm64;
         Xchg mem::xchg(RR): XchgRr8 XchgRr16 XchgRr32 XchgRr64;
-        Bt bits::bt(RR): BtRr8 BtRr16 BtRr32 BtRr64;
-        Bt bits::bt(RI): BtRi8 BtRi16 BtRi32 BtRi64;
+    }
+    words {
+        Imul muldiv::two(RR): Imul2Rr16 Imul2Rr32 Imul2Rr64;
+        ImulImm muldiv::three(RR): Imul3Rr16 Imul3Rr32 Imul3Rr64;
+        Imul muldiv::two(RM): Imul2Rm16 Imul2Rm32 Imul2Rm64;
+        ImulImm muldiv::three(RM): Imul3Rm16 Imul3Rm32 Imul3Rm64;
+        Bt bits::bt(RR): BtRr16 BtRr32 BtRr64;
+        Bt bits::bt(RI): BtRi16 BtRi32 BtRi64;
     }
     conditions {
         Jcc branch::jcc(): JO JNo JB JAe JE JNe JBe JA JS JNs JP JNp JL JGe JLe JG;
@@ -253,7 +267,24 @@ operations! {
         Cqo = alu::sign_dx::<u64>;
         Bswap32 = alu::bswap::<u32>;
         Bswap64 = alu::bswap::<u64>;
-        Slow = slow::kept;
+        XmmCopy = moves::copy;
+        XmmLoad = moves::load::<false>;
+        XmmLoadAligned = moves::load::<true>;
+        XmmStore = moves::store::<false>;
+        XmmStoreAligned = moves::store::<true>;
+        XmmLoad32 = moves::load_low::<u32>;
+        XmmLoad64 = moves::load_low::<u64>;
+        XmmStore32 = moves::store_low::<u32>;
+        XmmStore64 = moves::store_low::<u64>;
+        Vector = vector::quick;
+        Slow = |core, op| slow::kept(core, op, SlowPath::Integer, slow::step);
+        String = |core, op| slow::kept(core, op, SlowPath::String, strings::step);
+        System = |core, op| slow::kept(core, op, SlowPath::System, system::step);
+        VectorSlow = |core, op| slow::kept(core, op, SlowPath::Sse, vector::step);
+        Mmx = |core, op| slow::kept(core, op, SlowPath::Mmx, vector::mmx::step);
+        Image = |core, op| slow::kept(core, op, SlowPath::Image, image::step);
+        X87 = |core, op| slow::kept(core, op, SlowPath::X87, x87::step);
+        Legacy = |core, op| slow::kept(core, op, SlowPath::Legacy, legacy::step);
         Ud = slow::undefined;
         TooLong = slow::too_long;
         Absent = slow::absent;

@@ -206,8 +206,13 @@ impl Ram {
     /// Fills `count` elements with `value`, a page of them at most.
     pub fn fill<S: Scalar>(&mut self, offset: u64, value: S, count: u64) {
         let size = size_of::<S>() as u64;
-        for index in 0..count.min(PAGE / size) {
-            self.store(offset + index * size, value);
+        let count = count.min(PAGE / size);
+        if let Some(at) = self.host(offset, count * size) {
+            let at = at.cast::<S>();
+            for index in 0..count as usize {
+                // SAFETY: `host` gives as many bytes of the mapping as `count` elements have.
+                unsafe { at.add(index).write_unaligned(value) };
+            }
         }
     }
 

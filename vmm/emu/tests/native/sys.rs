@@ -16,6 +16,11 @@ const STACK: usize = 65536;
 #[repr(C)]
 pub(crate) struct Case {
     pub(crate) registers: [u64; 16],
+    pub(crate) xmm: [[u64; 2]; 16],
+    pub(crate) mxcsr: u64,
+    /// As FXSAVE has it: control, status and tags, and the registers by their distance from the
+    /// top. Pointers are not set.
+    pub(crate) x87: [u64; 20],
     pub(crate) rflags: u64,
     /// Offset of the code in its page.
     pub(crate) at: u64,
@@ -30,6 +35,9 @@ pub(crate) struct Case {
 #[repr(C)]
 pub(crate) struct Outcome {
     pub(crate) registers: [u64; 16],
+    pub(crate) xmm: [[u64; 2]; 16],
+    pub(crate) mxcsr: u64,
+    pub(crate) x87: [u64; 20],
     pub(crate) rflags: u64,
     pub(crate) rip: u64,
     pub(crate) trap: u64,
@@ -44,6 +52,19 @@ struct Shared {
     count: u64,
     next: u64,
     pattern: [u64; DATA_LEN / 8],
+}
+
+/// FXSAVE's image in the kernel's frame, and the header of XSAVE's that follows it, whose first
+/// word says which components are loaded.
+#[repr(C)]
+struct Fpu {
+    x87: [u64; 3],
+    mxcsr: u32,
+    mask: u32,
+    st: [u64; 16],
+    xmm: [[u64; 2]; 16],
+    room: [u64; 12],
+    components: u64,
 }
 
 static mut SHARED: *mut Shared = std::ptr::null_mut();
@@ -71,16 +92,23 @@ const ORDER: [libc::c_int; 16] = [
 ];
 
 extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel gives a ucontext that lives until the handler returns; the statics
+    // SAFETY: the kernel gives a ucontext that lives until the handler returns, with XSAVE's
+    // image of 64-bit processes, which has x87 and SSE first and its header behind; the statics
     // point to mappings of the size that `run` made, and the child has one thread.
     unsafe {
-        let frame = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+        let machine = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
+        let fpu = &mut *machine.fpregs.cast::<Fpu>();
+        let frame = &mut machine.gregs;
         let shared = &mut *SHARED;
         if shared.next > 0 {
             let outcome = &mut *OUTCOMES.add(shared.next as usize - 1);
             for (value, at) in outcome.registers.iter_mut().zip(ORDER) {
                 *value = frame[at as usize] as u64;
             }
+            outcome.xmm = fpu.xmm;
+            outcome.mxcsr = u64::from(fpu.mxcsr);
+            outcome.x87[..3].copy_from_slice(&fpu.x87);
+            outcome.x87[4..].copy_from_slice(&fpu.st);
             outcome.rflags = frame[libc::REG_EFL as usize] as u64;
             outcome.rip = frame[libc::REG_RIP as usize] as u64;
             outcome.trap = frame[libc::REG_TRAPNO as usize] as u64;
@@ -108,6 +136,11 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
         for (value, at) in case.registers.iter().zip(ORDER) {
             frame[at as usize] = *value as i64;
         }
+        fpu.xmm = case.xmm;
+        fpu.mxcsr = case.mxcsr as u32;
+        fpu.x87 = [case.x87[0], 0, 0];
+        fpu.st.copy_from_slice(&case.x87[4..]);
+        fpu.components |= 3;
         frame[libc::REG_EFL as usize] = case.rflags as i64;
         frame[libc::REG_RIP as usize] = (CODE + case.at) as i64;
     }

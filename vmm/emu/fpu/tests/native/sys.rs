@@ -186,21 +186,68 @@ fn in_child() -> ! {
     }
 }
 
-/// Runs with the host's MXCSR a value, which must be there still; and puts the old one back.
-pub(crate) fn with_mxcsr<T>(mxcsr: u32, run: impl FnOnce() -> T) -> T {
-    use std::arch::asm;
-    let (mut before, mut after) = (0_u32, 0_u32);
-    // SAFETY: the places are 4 bytes each, and the values have no reserved bit.
-    unsafe {
-        asm!("stmxcsr dword ptr [{}]", "ldmxcsr dword ptr [{}]",
-            in(reg) &raw mut before, in(reg) &raw const mxcsr, options(nostack));
+/// The state of a thread's FPU: MXCSR, and the environment of x87 with its pending exceptions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub(crate) struct HostFpu {
+    /// FNSTENV's image: control, status and tag words first.
+    pub(crate) environment: [u32; 7],
+    pub(crate) mxcsr: u32,
+}
+
+impl HostFpu {
+    pub(crate) fn new(control: u16, status: u16, mxcsr: u32) -> Self {
+        let mut environment = [0; 7];
+        environment[0] = u32::from(control) | 0xffff_0000;
+        environment[1] = u32::from(status) | 0xffff_0000;
+        environment[2] = 0xffff_ffff;
+        Self { environment, mxcsr }
     }
-    let made = run();
-    // SAFETY: as above.
-    unsafe {
-        asm!("stmxcsr dword ptr [{}]", "ldmxcsr dword ptr [{}]",
-            in(reg) &raw mut after, in(reg) &raw const before, options(nostack));
+
+    fn load(&self) {
+        // SAFETY: both images are as long as their instructions read, and MXCSR's value has no
+        // reserved bit; no x87 instruction follows that would wait.
+        unsafe {
+            std::arch::asm!("fldenv [{0}]", "ldmxcsr dword ptr [{0} + 28]", in(reg) self, options(nostack));
+        }
     }
-    assert_eq!(after, mxcsr, "the host's MXCSR");
-    made
+
+    fn now() -> Self {
+        let mut state = Self::default();
+        // SAFETY: it stores 28 and 4 bytes to `state`; FNSTENV masks exceptions, which FLDENV of
+        // what it has stored takes back.
+        unsafe {
+            std::arch::asm!("fnstenv [{0}]", "fldenv [{0}]", "stmxcsr dword ptr [{0} + 28]",
+                in(reg) &raw mut state, options(nostack));
+        }
+        state
+    }
+}
+
+/// Runs in a process of its own, whose FPU is set first and has to be the same afterwards. What
+/// `run` writes to the slice comes back.
+pub(crate) fn in_process(fpu: HostFpu, results: usize, run: impl FnOnce(&mut [u64])) -> Vec<u64> {
+    let map = shared_memory(0, 8 * (results + 1), libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: the mapping is zeroed, and has room for the results and the word behind; the child
+    // computes and allocates, for which glibc makes fork safe.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0, "fork");
+        if child == 0 {
+            libc::alarm(60);
+            let all = std::slice::from_raw_parts_mut(map.cast::<u64>(), results + 1);
+            fpu.load();
+            let before = HostFpu::now();
+            run(&mut all[..results]);
+            all[results] = u64::from(before == HostFpu::now() && before.mxcsr == fpu.mxcsr);
+            libc::_exit(0);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "the child, with {fpu:x?}");
+        let all = std::slice::from_raw_parts(map.cast::<u64>(), results + 1).to_vec();
+        libc::munmap(map.cast(), 8 * (results + 1));
+        assert_eq!(all[results], 1, "the host's FPU has changed: {fpu:x?}");
+        all[..results].to_vec()
+    }
 }
