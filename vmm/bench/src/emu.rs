@@ -1,4 +1,4 @@
-//! How fast the processor in software is: eleven programs, the same bytes on the host's processor,
+//! How fast the processor in software is: thirteen programs, the same bytes on the host's processor,
 //! on `emu`, which counts all that instructions do, and under Callgrind, which counts
 //! instructions. The three take turns, so that noise hits them alike; times are those of their
 //! threads on a CPU.
@@ -8,7 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use bench_programs::{
-    Callgrind, GuestRun, HostRun, PROGRAMS, Program, ProgramFile, SlowPath, image, run_in_emu,
+    Callgrind, FLOATING, GuestRun, HostRun, PROGRAMS, Program, ProgramFile, SlowPath, image,
+    run_in_emu,
 };
 use pmu_virt::EventClass;
 use serde::Serialize;
@@ -40,7 +41,9 @@ pub struct EmuReport {
     pub processor: Option<String>,
     /// One for each program.
     pub programs: Vec<EmuRow>,
-    /// Geometric means.
+    /// Those of doubles, without a bound.
+    pub floating: Vec<EmuRow>,
+    /// Geometric means of the others.
     pub mean: EmuSpeeds,
     /// Why there is nothing of Callgrind.
     pub without_callgrind: Option<String>,
@@ -69,36 +72,68 @@ pub struct EmuRow {
 /// How often something took the slow path, for each million of instructions.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct SlowPathRow {
-    /// Instructions that are executed from their decoded form.
-    pub handlers: u64,
-    /// Loads and stores to pages that were not known, or across two.
-    pub accesses: u64,
-    /// Walks of page tables.
-    pub walks: u64,
-    /// Blocks that no jump had found before.
-    pub lookups: u64,
-    /// Blocks that were decoded.
-    pub decoded: u64,
+    /// Integer instructions without a row of their own in the table.
+    pub integer: u64,
+    /// Steps of string instructions.
+    pub string: u64,
+    /// Instructions of the system.
+    pub system: u64,
+    /// XMM registers in code of 16 or 32 bits.
+    pub sse: u64,
+    /// MMX.
+    pub mmx: u64,
+    /// FXSAVE, FXRSTOR, LDMXCSR and STMXCSR.
+    pub image: u64,
+    /// x87.
+    pub x87: u64,
+    /// Instructions that 64-bit code does not have.
+    pub legacy: u64,
+    /// Accesses that the TLB did not answer.
+    pub memory: u64,
     /// Instructions that were executed alone.
     pub alone: u64,
+    /// Walks of page tables.
+    pub walk: u64,
+    /// Blocks that no jump had found before.
+    pub lookup: u64,
+    /// Blocks that were decoded.
+    pub decode: u64,
 }
 
 impl SlowPathRow {
     fn of(run: &GuestRun) -> Self {
         let instructions = run.whole.of(EventClass::Instructions).max(1);
-        let part = |times: u64| times * 1_000_000 / instructions;
-        let slow = |path| part(run.slow_paths.of(path));
-        let handlers = SlowPath::HANDLERS
-            .iter()
-            .map(|path| run.slow_paths.of(*path));
+        let slow = |path| run.slow_paths.of(path) * 1_000_000 / instructions;
         SlowPathRow {
-            handlers: part(handlers.sum()),
-            accesses: slow(SlowPath::Memory),
-            walks: slow(SlowPath::Walk),
-            lookups: slow(SlowPath::Lookup),
-            decoded: slow(SlowPath::Decode),
+            integer: slow(SlowPath::Integer),
+            string: slow(SlowPath::String),
+            system: slow(SlowPath::System),
+            sse: slow(SlowPath::Sse),
+            mmx: slow(SlowPath::Mmx),
+            image: slow(SlowPath::Image),
+            x87: slow(SlowPath::X87),
+            legacy: slow(SlowPath::Legacy),
+            memory: slow(SlowPath::Memory),
             alone: slow(SlowPath::Alone),
+            walk: slow(SlowPath::Walk),
+            lookup: slow(SlowPath::Lookup),
+            decode: slow(SlowPath::Decode),
         }
+    }
+
+    /// Those of a program's own code.
+    fn cells(&self) -> [String; 8] {
+        [
+            self.integer,
+            self.string,
+            self.sse,
+            self.memory,
+            self.alone,
+            self.walk,
+            self.lookup,
+            self.decode,
+        ]
+        .map(|times| times.to_string())
     }
 }
 
@@ -137,16 +172,12 @@ pub(super) fn measure(options: &EmuOptions) -> Result<EmuReport, BenchError> {
     })?;
     let file = ProgramFile::new(image).map_err(failed)?;
     let without_callgrind = why_not(&file, options.valgrind);
-    let mut programs = Vec::new();
-    for program in &PROGRAMS {
-        let best = run(
-            image,
-            &file,
-            program,
-            (options, without_callgrind.is_none()),
-        )?;
-        programs.push(row(program, &best));
-    }
+    let with = (options, without_callgrind.is_none());
+    let rows = |programs: &[Program]| -> Result<Vec<EmuRow>, BenchError> {
+        let one = |program| Ok(row(program, &run(image, &file, program, with)?));
+        programs.iter().map(one).collect()
+    };
+    let (programs, floating) = (rows(&PROGRAMS)?, rows(&FLOATING)?);
     let mean = EmuSpeeds::of(
         mean(programs.iter().map(|row| Some(row.speeds.native))).unwrap_or_default(),
         mean(programs.iter().map(|row| Some(row.speeds.emu))).unwrap_or_default(),
@@ -161,6 +192,7 @@ pub(super) fn measure(options: &EmuOptions) -> Result<EmuReport, BenchError> {
     Ok(EmuReport {
         processor: CpuFacts::read(Path::new("/")).model_name,
         programs,
+        floating,
         mean,
         without_callgrind,
         met,
@@ -265,7 +297,8 @@ impl Report for EmuReport {
         let processor = self.processor.as_deref().unwrap_or("unknown processor");
         writeln!(out, "Processor in software on {processor}")?;
         writeln!(out, "Millions of instructions a second:")?;
-        let rows = self.programs.iter().map(|row| {
+        let all = || self.programs.iter().chain(&self.floating);
+        let rows = all().map(|row| {
             let millions = row.instructions / 1_000_000;
             let [native, emu, slower, callgrind, ratio] = cells(&row.speeds);
             let name = row.program.to_owned();
@@ -293,24 +326,17 @@ impl Report for EmuReport {
         ];
         table(titles, 1..=6, rows.chain([mean]), out)?;
         writeln!(out, "Slow path, for each million of instructions:")?;
-        let rows = self.programs.iter().map(|row| {
-            let slow = &row.slow;
-            let counts = [slow.handlers, slow.accesses, slow.walks, slow.lookups];
-            let [handlers, accesses, walks, lookups] = counts.map(|count| count.to_string());
+        let rows = all().map(|row| {
+            let [integer, string, sse, memory, alone, walk, lookup, decode] = row.slow.cells();
             let name = row.program.to_owned();
             [
-                name,
-                handlers,
-                accesses,
-                walks,
-                lookups,
-                slow.decoded.to_string(),
+                name, integer, string, sse, memory, alone, walk, lookup, decode,
             ]
         });
         let titles = [
-            "program", "handlers", "accesses", "walks", "lookups", "decoded",
+            "program", "integer", "string", "sse", "memory", "alone", "walk", "lookup", "decode",
         ];
-        table(titles, 1..=5, rows, out)?;
+        table(titles, 1..=8, rows, out)?;
         match &self.without_callgrind {
             Some(why) => writeln!(out, "Without Callgrind: {why}"),
             None => writeln!(

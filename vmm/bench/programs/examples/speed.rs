@@ -2,7 +2,7 @@
 //! `cargo run --release -p bench-programs --example speed [TURNS]`. `umpire bench emu` compares.
 #![allow(clippy::print_stdout, reason = "it is a program")]
 
-use bench_programs::{PROGRAMS, image, run_in_emu};
+use bench_programs::{FLOATING, PROGRAMS, image, run_in_emu};
 use emu::EventClass;
 
 /// Times the rounds that make some ten million instructions.
@@ -13,13 +13,15 @@ fn main() {
     let turns = std::env::args().nth(1).and_then(|word| word.parse().ok());
     let image = image().expect("the programs; they need the target x86_64-unknown-none");
     let mut logarithms = 0.0;
-    for program in &PROGRAMS {
+    for program in PROGRAMS.iter().chain(&FLOATING) {
         let run = || run_in_emu(image, program, program.rounds * LENGTH).expect(program.name);
         let runs = (0..turns.unwrap_or(3)).map(|_| run());
         let best = runs.min_by_key(|run| run.time).expect("a turn");
         let instructions = best.rounds.of(EventClass::Instructions) as f64;
         let speed = instructions / best.time.as_secs_f64() / 1e6;
-        logarithms += speed.ln();
+        if PROGRAMS.contains(program) {
+            logarithms += speed.ln();
+        }
         println!(
             "{:16} {speed:6.0} million a second, {:.2} ns; {:.0} million",
             program.name,
@@ -28,7 +30,7 @@ fn main() {
         );
     }
     println!(
-        "geometric mean   {:6.0}",
+        "geometric mean of integers {:6.0}",
         (logarithms / PROGRAMS.len() as f64).exp()
     );
 }

@@ -123,6 +123,8 @@ impl Machine {
         user.r[4] = write_arguments(&ram, program, rounds)?;
         user.msrs.lstar = SYSTEM_CALL;
         user.msrs.star = STAR;
+        // OSFXSR and OSXMMEXCPT.
+        user.cr4 |= 3 << 9;
         let mut cpu = Cpu::new(ram, Cpuid::implemented());
         cpu.set_state(user.clone());
         Ok(Machine {

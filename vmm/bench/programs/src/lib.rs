@@ -1,4 +1,4 @@
-//! Eleven small programs, and three ways to run the same bytes: on the host's processor, on that
+//! Eleven small programs of integers, two of doubles, and three ways to run the same bytes: on the host's processor, on that
 //! of `emu`, and under Valgrind's Callgrind, which counts instructions as well.
 //!
 //! The build script builds them for `x86_64-unknown-none`; where that target is not installed
@@ -13,6 +13,7 @@ mod host;
 
 #[cfg(not(target_os = "none"))]
 pub use emu::SlowPath;
+#[cfg(not(target_os = "none"))]
 pub use guest::{GuestError, GuestRun, run_in_emu};
 #[cfg(not(target_os = "none"))]
 pub use host::{Callgrind, HostError, HostRun, ProgramFile};
@@ -36,7 +37,7 @@ const fn program(letter: char, name: &'static str, rounds: u64) -> Program {
     }
 }
 
-/// All of them.
+/// Those of integers.
 pub const PROGRAMS: [Program; 11] = [
     program('a', "sum", 100),
     program('b', "random memory", 40),
@@ -49,6 +50,12 @@ pub const PROGRAMS: [Program; 11] = [
     program('i', "SHA-256", 10),
     program('j', "LZ", 10),
     program('k', "tree of strings", 10),
+];
+
+/// Those of doubles.
+pub const FLOATING: [Program; 2] = [
+    program('l', "doubles", 15),
+    program('m', "pairs of doubles", 12),
 ];
 
 /// Their file, a static ELF64 executable for Linux that calls it three times: twice for its CPU

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use bench_programs::{HostError, PROGRAMS, ProgramFile, image, run_in_emu};
+use bench_programs::{FLOATING, HostError, PROGRAMS, ProgramFile, image, run_in_emu};
 use emu::EventClass;
 
 /// Rounds of each program: the largest has some millions of instructions.
@@ -17,7 +17,7 @@ fn counts_are_those_of_callgrind() {
     };
     let file = ProgramFile::new(image).expect("a file");
     let mut less = BTreeSet::new();
-    for program in &PROGRAMS {
+    for program in PROGRAMS.iter().chain(&FLOATING) {
         let name = program.name;
         let guest = run_in_emu(image, program, ROUNDS).unwrap_or_else(|e| panic!("{name}: {e}"));
         let host = file

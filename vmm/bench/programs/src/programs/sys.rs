@@ -23,6 +23,62 @@ global_asm!(
     begin = sym begin,
 );
 
+// The target has no SSE, and its compiler uses none. Both are functions of the System V ABI, and
+// change RAX, RCX, RDI, RSI and XMM0 to XMM3 alone.
+global_asm!(
+    "float_scalar:",
+    "mov eax, 1",
+    "cvtsi2sd xmm0, eax", // x
+    "movapd xmm2, xmm0",  // 1
+    "mov eax, 3",
+    "cvtsi2sd xmm3, eax", // 3
+    "2:",
+    "movapd xmm1, xmm2",
+    "divsd xmm1, xmm0",
+    "divsd xmm0, xmm3",
+    "addsd xmm0, xmm0",
+    "addsd xmm0, xmm1",
+    "dec rdi",
+    "jne 2b",
+    "movq rax, xmm0",
+    "ret",
+    // RDI: 4,096 doubles, and as many behind them; RSI: rounds.
+    "float_vector:",
+    "2:",
+    "xor ecx, ecx",
+    "3:",
+    "movupd xmm0, [rdi + rcx + 0x8000]",
+    "movupd xmm1, [rdi + rcx]",
+    "mulpd xmm0, xmm0",
+    "addpd xmm1, xmm0",
+    "movupd [rdi + rcx], xmm1",
+    "add ecx, 16",
+    "cmp ecx, 0x8000",
+    "jne 3b",
+    "dec rsi",
+    "jne 2b",
+    "ret",
+);
+
+unsafe extern "sysv64" {
+    fn float_scalar(rounds: u64) -> u64;
+    fn float_vector(doubles: *mut u64, rounds: u64);
+}
+
+/// The bits of what so many rounds come to, at least one.
+pub(crate) fn scalar_doubles(rounds: u64) -> u64 {
+    // SAFETY: it touches no memory, and no register that the ABI keeps.
+    unsafe { float_scalar(rounds.max(1)) }
+}
+
+/// Adds the squares of the second half to the first, in so many rounds, at least one.
+pub(crate) fn vector_doubles(doubles: &mut [u64], rounds: u64) {
+    if doubles.len() == 8192 {
+        // SAFETY: it reads these 64 KiB and writes to the first half of them.
+        unsafe { float_vector(doubles.as_mut_ptr(), rounds.max(1)) };
+    }
+}
+
 extern "C" fn begin(stack: *const u64) -> ! {
     // SAFETY: the kernel has put argc there, and as many pointers behind it.
     let count = unsafe { *stack };
@@ -34,8 +90,9 @@ extern "C" fn begin(stack: *const u64) -> ! {
         let letter = *(*stack.add(2) as *const u8);
         (letter, number(*stack.add(3) as *const u8))
     };
+    let memory = &raw mut MEMORY;
     // SAFETY: this function is entered once, by the entry point, and nobody else names MEMORY.
-    let longs = unsafe { &mut *(&raw mut MEMORY) };
+    let longs = unsafe { &mut *memory };
     crate::start(letter, rounds, &mut Memory(longs))
 }
 
