@@ -17,8 +17,9 @@ use crate::slow_path::SlowPath;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Shadow, TF, VM};
 use crate::stop::Missing;
 
-/// Executes a kept instruction by the handler of its family.
-#[inline(always)]
+/// Executes a kept instruction by the handler of its family. It stays out of the dispatch, whose
+/// registers it would take.
+#[inline(never)]
 pub(super) fn kept(
     core: &mut Core,
     op: &Op,
