@@ -484,3 +484,33 @@ fn the_environment_of_x87_has_real_modes_layout() {
         ]
     );
 }
+
+/// What a delivery pushes where no memory is goes nowhere, and the handler runs. INT n is an
+/// instruction, whose stores a device sees.
+#[test]
+fn a_delivery_onto_a_stack_without_memory() {
+    const NOWHERE: u64 = 0xf000_0000;
+    for (cpl, pushed) in [(0, 12), (3, 20)] {
+        let with = |code: &[u8]| {
+            let mut guest = protected(cpl, code, &[0xf4]);
+            gate(&mut guest, 6, 14, 0);
+            gate(&mut guest, 0x40, 14, 3);
+            guest.write(TASK + 4, NOWHERE | u64::from(DATA_0) << 32);
+            change(&mut guest, |state| state.r[4] = NOWHERE);
+            guest
+        };
+        // UD2.
+        let mut guest = with(&[0x0f, 0x0b]);
+        assert_eq!(guest.cpu.run(10), VmExit::Halted, "CPL {cpl}");
+        let state = guest.cpu.state();
+        assert_eq!((state.rip, state.r[4]), (HANDLER + 1, NOWHERE - pushed));
+        let mut guest = with(&[0x90]);
+        assert_eq!(guest.cpu.interrupt(0x40), None, "CPL {cpl}");
+        let state = guest.cpu.state();
+        assert_eq!((state.rip, state.r[4]), (HANDLER, NOWHERE - pushed));
+        let mut guest = with(&[0xcd, 0x40]);
+        let first = guest.cpu.run(1);
+        assert!(matches!(first, VmExit::MmioWrite { address, .. } if address == NOWHERE - 4));
+        assert_eq!(guest.cpu.state().rip, PROGRAM);
+    }
+}

@@ -820,9 +820,8 @@ impl Core {
     // Memory, by the rights of the system: tables, and stacks of the handlers.
 
     pub(crate) fn system_load<W: Width>(&mut self, linear: u64) -> Exec<W> {
-        self.internal = true;
-        let value = self.read_slow(Set::KernelRead, linear, W::BITS / 8, 0);
-        self.internal = false;
+        let bytes = W::BITS / 8;
+        let value = self.internally(|core| core.read_slow(Set::KernelRead, linear, bytes, 0));
         value.map(W::of)
     }
 
@@ -843,11 +842,18 @@ impl Core {
     /// What the processor itself writes ends the block: pages with code may be written to.
     fn system_write(&mut self, set: Set, linear: u64, bytes: u32, value: u64) -> Exec {
         let alone = std::mem::replace(&mut self.alone, true);
-        self.internal = true;
-        let written = self.write_as(set, linear, bytes, STACK, value);
-        self.internal = false;
+        let written = self.internally(|core| core.write_as(set, linear, bytes, STACK, value));
         self.alone = alone;
         written
+    }
+
+    /// Does what the processor does itself, in no instruction: of its accesses no device is
+    /// asked. What is written where no memory is goes nowhere.
+    pub(super) fn internally<T>(&mut self, access: impl FnOnce(&mut Self) -> T) -> T {
+        let internal = std::mem::replace(&mut self.internal, true);
+        let done = access(self);
+        self.internal = internal;
+        done
     }
 
     /// The base of a data segment, as addresses of the running code add it.

@@ -245,7 +245,12 @@ fn deliver_protected(core: &mut Core, delivery: Delivery) -> Exec {
     let frame = frame.into_iter().chain([delivery.code().map(u64::from)]);
     let frame: Vec<u64> = frame.flatten().collect();
     let mut code = segment::accessed(core, found)?;
-    push_frame(core, inward.then_some(new_cpl), width, &frame)?;
+    let inner = inward.then_some(new_cpl);
+    match delivery {
+        // An instruction, which comes again when a device has answered.
+        Delivery::Software(_) | Delivery::Int1 => push_frame(core, inner, width, &frame)?,
+        _ => core.internally(|core| push_frame(core, inner, width, &frame))?,
+    }
     code.selector = selector & !3 | u16::from(new_cpl);
     core.load_code(code);
     core.state.rip = target;
