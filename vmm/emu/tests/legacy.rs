@@ -514,3 +514,37 @@ fn a_delivery_onto_a_stack_without_memory() {
         assert_eq!(guest.cpu.state().rip, PROGRAM);
     }
 }
+
+/// CLFLUSH may name a segment that can only be executed, unlike a load (SDM vol. 2A).
+#[test]
+fn a_line_of_code_can_be_flushed() {
+    // CLFLUSH CS:[ESI], MOV AL, CS:[ESI]; and by DS.
+    let codes: [(&[u8], bool); 3] = [
+        (&[0x2e, 0x0f, 0xae, 0x3e], true),
+        (&[0x2e, 0x8a, 0x06], false),
+        (&[0x0f, 0xae, 0x3e], false),
+    ];
+    for (code, may) in codes {
+        let mut guest = compatible(code);
+        change(&mut guest, |state| {
+            let mut cs = state.segment(Seg::Cs);
+            cs.attr &= !2;
+            state.set_segment(Seg::Cs, cs);
+            state.set_segment(
+                Seg::Ds,
+                Segment {
+                    selector: 0,
+                    attr: 0,
+                    limit: 0,
+                    base: 0,
+                },
+            );
+        });
+        let expected = if may {
+            Happened::Retired
+        } else {
+            Happened::Fault(13, 0, 0)
+        };
+        assert_eq!(guest.one(), expected, "{code:02x?}");
+    }
+}

@@ -313,3 +313,28 @@ fn what_is_not_announced_is_told_once() {
     );
     assert!(guest.cpu.take_unannounced().is_empty());
 }
+
+/// CLFLUSH is checked as a load of a byte is (SDM vol. 2A), and loads nothing.
+#[test]
+fn flushing_a_line_asks_no_device() {
+    const AWAY: u64 = 0x7fff_ffff_f000;
+    // CLFLUSH [R8+16], CLFLUSH [RSP+RSI].
+    let line = [0x41, 0x0f, 0xae, 0x78, 0x10];
+    let stack = [0x0f, 0xae, 0x3c, 0x34];
+    let at = |code: &[u8], address: u64| {
+        let mut guest = sse(code);
+        guest.map(DATA, PAGES + 0x1000, PRESENT | USER);
+        change(&mut guest, |state| {
+            state.r[8] = address;
+            state.r[4] = address;
+            state.r[6] = 0;
+        });
+        guest.one()
+    };
+    let device = sse(&[]).cpu.state().r[8];
+    assert_eq!(at(&line, device), Happened::Retired);
+    assert_eq!(at(&line, DATA), Happened::Retired);
+    assert_eq!(at(&line, AWAY), Happened::Fault(14, 4, AWAY + 16));
+    assert_eq!(at(&line, 0x8000_0000_0000), GP);
+    assert_eq!(at(&stack, 0x8000_0000_0000), Happened::Fault(12, 0, 0));
+}

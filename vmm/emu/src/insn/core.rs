@@ -709,6 +709,12 @@ impl Core {
         Ok(())
     }
 
+    /// Whether a byte would be loaded; nothing is changed but A, and no device is asked.
+    pub(super) fn check_read(&mut self, linear: u64, seg: u8) -> Exec {
+        self.check(self.read, linear, 1, seg)?;
+        self.spot(self.read, linear).map(|_| ())
+    }
+
     /// Canonical, and aligned where that is asked for.
     fn check(&mut self, set: Set, linear: u64, bytes: u32, seg: u8) -> Exec {
         let last = linear.wrapping_add(u64::from(bytes) - 1);

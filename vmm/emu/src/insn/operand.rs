@@ -158,6 +158,15 @@ pub(super) fn linear(core: &mut Core, insn: &Instruction, write: bool) -> Exec<L
     in_segment(core, memory_seg(core, insn), offset, bytes, write)
 }
 
+/// What a segment is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    Read,
+    Write,
+    /// Nothing is moved: code that can only be executed will do.
+    Name,
+}
+
 /// The linear address of an offset, checked as the segment says.
 pub(super) fn in_segment(
     core: &mut Core,
@@ -166,6 +175,12 @@ pub(super) fn in_segment(
     bytes: u64,
     write: bool,
 ) -> Exec<Linear> {
+    let usage = if write { Use::Write } else { Use::Read };
+    used(core, seg, offset, bytes, usage)
+}
+
+/// [`in_segment`], whatever the segment is used for.
+pub(super) fn used(core: &mut Core, seg: Seg, offset: u64, bytes: u64, usage: Use) -> Exec<Linear> {
     let base = core.segment_base(seg);
     let code = if seg == Seg::Ss { STACK } else { ZERO };
     let at = base.wrapping_add(offset);
@@ -176,11 +191,11 @@ pub(super) fn in_segment(
     let kind = one.attr & 0xf;
     let is_code = kind & 8 != 0;
     let protected = core.state.cr0 & CR0_PE != 0;
-    let open = match (write, is_code) {
-        (true, true) => false,
-        (false, false) => true,
+    let open = match (usage, is_code) {
+        (Use::Write, true) => false,
+        (Use::Read, false) | (Use::Name, _) => true,
         // Writable data, readable code.
-        (true, false) | (false, true) => kind & 2 != 0,
+        (Use::Write, false) | (Use::Read, true) => kind & 2 != 0,
     };
     let refused = protected && !(one.is_usable() && open);
     let last = offset.wrapping_add(bytes - 1);

@@ -8,7 +8,7 @@ use super::core::{Core, Exec, Stepping, Trap, Width};
 use super::far;
 use super::interrupt::{Delivery, deliver};
 use super::operand::{
-    Linear, address_bits, get, in_segment, linear, memory_seg, offset, read, set, write,
+    Linear, Use, address_bits, get, in_segment, linear, memory_seg, offset, read, set, used, write,
 };
 use super::segment::{self, is_real};
 use super::x87;
@@ -158,8 +158,9 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
         Mnemonic::Invlpg => invalidate_page(core, insn),
         Mnemonic::Invd | Mnemonic::Wbinvd | Mnemonic::Wbnoinvd => kernel_only(core),
         Mnemonic::Clflush | Mnemonic::Clflushopt | Mnemonic::Clwb => {
-            let at = linear(core, insn, false)?;
-            core.load::<u8>(at.at, at.seg).map(|_| ())
+            let (seg, offset) = (memory_seg(core, insn), offset(core, insn));
+            let at = used(core, seg, offset, 1, Use::Name)?;
+            core.check_read(at.at, at.seg)
         }
         Mnemonic::Swapgs => {
             kernel_only(core)?;
