@@ -12,7 +12,7 @@ use iced_x86::{
 use crate::block::{Blocks, Decoded};
 use crate::cpuid::Cpuid;
 use crate::events;
-use crate::insn::{K, Pick, extend as extended, form, is_hint, kinds, moved, row, vector};
+use crate::insn::{K, Pick, extend as extended, form, is_hint, is_slow, kinds, moved, row, vector};
 use crate::op::Op;
 use crate::state::{BLOCK, FS_BASE, GS_BASE, STACK, ZERO};
 
@@ -123,6 +123,7 @@ fn ends(insn: &Instruction) -> bool {
         || control
         || loads_segment
         || insn.is_string_instruction()
+        || is_slow(insn)
         || matches!(
             insn.mnemonic(),
             M::Sti

@@ -35,3 +35,4 @@ pub(crate) use self::operand as form;
 pub use self::rows::is_known;
 pub(crate) use self::rows::{moved, row};
 pub(crate) use self::table::{K, Pick, execute, extend};
+pub(crate) use self::x87::is_slow;

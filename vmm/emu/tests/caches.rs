@@ -187,3 +187,37 @@ fn the_fast_path_is_left_for_a_reason() {
         ]
     );
 }
+
+/// Whoever drops all translations pays for it, as INVLPG and MOV CR3 do.
+#[test]
+fn dropping_translations_takes_time() {
+    const WP: u64 = 1 << 16;
+    const TS: u64 = 1 << 3;
+    const PGE: u64 = 1 << 7;
+    const NXE: u64 = 1 << 11;
+    // MOV CR0, RAX; MOV CR4, RAX; WRMSR of EFER; MOV CR3, RAX; INVLPG [RAX].
+    let time = |code: &[u8], value: &dyn Fn(&State) -> u64| {
+        let mut guest = guest(0, code);
+        change(&mut guest, |state| {
+            let value = value(state);
+            state.r[0] = value;
+            state.r[1] = 0xc000_0080;
+            state.r[2] = value >> 32;
+        });
+        assert_eq!(guest.cpu.run(1), VmExit::Budget);
+        assert_eq!(guest.cpu.state().rip, CODE + code.len() as u64);
+        guest.cpu.time()
+    };
+    let flush = time(&[0x0f, 0x22, 0xd8], &|state| state.cr3);
+    assert!(flush > 1);
+    assert_eq!(time(&[0x0f, 0x01, 0x38], &|_| DATA), flush);
+    let cr0 = [0x0f, 0x22, 0xc0];
+    assert_eq!(time(&cr0, &|state| state.cr0 ^ TS), 1);
+    assert_eq!(time(&cr0, &|state| state.cr0 ^ WP), flush);
+    let cr4 = [0x0f, 0x22, 0xe0];
+    assert_eq!(time(&cr4, &|state| state.cr4), 1);
+    assert_eq!(time(&cr4, &|state| state.cr4 ^ PGE), flush);
+    let efer = [0x0f, 0x30];
+    assert_eq!(time(&efer, &|state| state.efer), 1);
+    assert_eq!(time(&efer, &|state| state.efer ^ NXE), flush);
+}

@@ -96,7 +96,7 @@ fn real_mode_has_no_privilege() {
     let mut guest = Guest::new();
     guest.bytes(0x8_0000, &code);
     guest.cpu.set_state(real(0x7fff, 0x10));
-    assert_eq!(guest.cpu.run(10), VmExit::Halted);
+    assert_eq!(guest.cpu.run(100), VmExit::Halted);
     assert_eq!(guest.cpu.state().cpl(), 0);
 }
 

@@ -1,7 +1,7 @@
 //! x87 in a guest: when it faults, what faults leave, and what it tells of the last instruction.
 //! What its instructions compute is tested in `emu-fpu` and by the oracle.
 
-use emu::{Seg, State};
+use emu::{Seg, State, VmExit};
 
 use crate::guest::{Guest, Happened, PAGES, PRESENT, USER, WRITABLE};
 
@@ -297,4 +297,50 @@ fn flags_and_ax_are_what_instructions_say() {
         state.r[0] = u64::MAX;
     });
     assert_eq!(after.r[0], 0xffff_ffff_ffff_3000);
+}
+
+/// What takes a processor in software long takes ticks, and ends a run whose budget it is.
+#[test]
+fn elementary_functions_take_their_time() {
+    // F2XM1, FYL2X, FPTAN, FPATAN, FYL2XP1, FSINCOS, FSIN, FCOS; FXCH, FPREM, FSQRT, FLD1.
+    let codes = [
+        (0xf0, 384),
+        (0xf1, 1280),
+        (0xf2, 768),
+        (0xf3, 1280),
+        (0xf9, 1280),
+        (0xfb, 320),
+        (0xfe, 160),
+        (0xff, 160),
+        (0xc9, 1),
+        (0xf8, 1),
+        (0xfa, 1),
+        (0xe8, 1),
+    ];
+    for (code, ticks) in codes {
+        for budget in [1, 3] {
+            let mut guest = guest();
+            // Behind it are FNOP and INC EAX.
+            guest.bytes(PAGES, &[0xd9, code, 0xd9, 0xd0, 0xff, 0xc0]);
+            let mut state = guest.state(3);
+            state.rip = CODE;
+            // 1 and 1 on the stack.
+            state.x87[0] = words(0x37f, 6 << 11, 0xc0, 0);
+            state.x87[4..8].copy_from_slice(&[1 << 63, 0x3fff, 1 << 63, 0x3fff]);
+            guest.cpu.set_state(state);
+            assert_eq!(guest.cpu.run(budget), VmExit::Budget);
+            let short = if ticks == 1 { budget } else { 1 };
+            assert_eq!(guest.cpu.time(), ticks + short - 1, "{code:#x} {budget}");
+            assert_eq!(
+                guest.cpu.state().rip,
+                CODE + 2 * short,
+                "{code:#x} {budget}"
+            );
+        }
+    }
+    // Switched off it has not been executed.
+    let mut guest = guest();
+    let (happened, ..) = run(&mut guest, &[0xd9, 0xf3], DATA, |state| state.cr0 |= TS);
+    assert_eq!(happened, Happened::Fault(7, 0, 0));
+    assert!(guest.cpu.time() < 3);
 }

@@ -23,7 +23,8 @@ use crate::stop::Missing;
 /// Ticks that RDTSC and PAUSE take besides their own.
 const RDTSC: i64 = 19;
 const PAUSE: i64 = 63;
-/// Ticks that INVLPG and MOV CR3 take besides: thousands of translations may go, each time.
+/// Ticks that INVLPG, MOV CR3 and all that drops translations take besides: thousands may go, each
+/// time.
 const FLUSH: i64 = 63;
 
 /// The instructions that are here.
@@ -426,10 +427,16 @@ fn set_cr0(core: &mut Core, value: u64) -> Exec {
     core.state.cr0 = value & KNOWN | CR0_ET;
     core.state.efer = efer;
     if (old ^ value) & (CR0_PG | CR0_WP | CR0_PE) != 0 {
-        core.tlb.clear();
+        drop_translations(core);
     }
     core.refresh_paging();
     Ok(())
+}
+
+/// All of them, which takes its time.
+fn drop_translations(core: &mut Core) {
+    core.tlb.clear();
+    core.spend(FLUSH);
 }
 
 /// PAE's four entries, which are loaded with CR3 and not looked at again (SDM vol. 3A, 5.4.1).
@@ -476,7 +483,7 @@ fn set_cr4(core: &mut Core, value: u64) -> Exec {
     }
     core.state.cr4 = value;
     if changed & (CR4_PAE | CR4_PGE | CR4_PSE | CR4_SMEP | CR4_SMAP) != 0 {
-        core.tlb.clear();
+        drop_translations(core);
     }
     core.refresh_paging();
     Ok(())
@@ -621,7 +628,7 @@ fn set_efer(core: &mut Core, value: u64) -> Exec {
     }
     core.state.efer = value & !EFER_LMA | old & EFER_LMA;
     if (old ^ value) & EFER_NXE != 0 {
-        core.tlb.clear();
+        drop_translations(core);
     }
     core.refresh_paging();
     Ok(())
