@@ -338,3 +338,59 @@ fn flushing_a_line_asks_no_device() {
     assert_eq!(at(&line, 0x8000_0000_0000), GP);
     assert_eq!(at(&stack, 0x8000_0000_0000), Happened::Fault(12, 0, 0));
 }
+
+/// Of instructions with MMX registers those of SSE's date and later ask for CR4.OSFXSR too, but
+/// for PSHUFW and MOVNTQ (SDM vol. 3A, 13.1.4).
+#[test]
+fn mmx_is_there_when_it_is_switched_on() {
+    let [mp, em, ts] = MP_EM_TS;
+    // Set in CR0, cleared in CR4; what MMX does then, and what SSE does.
+    let table = [
+        (0, 0, Happened::Retired, Happened::Retired),
+        (mp, 0, Happened::Retired, Happened::Retired),
+        (ts, 0, NM, NM),
+        (em, 0, UD, UD),
+        (em | ts, 0, UD, UD),
+        (0, OSFXSR, Happened::Retired, UD),
+        (ts, OSFXSR, NM, UD),
+    ];
+    let plain: [&[u8]; 7] = [
+        &[0x0f, 0x6f, 0xca],       // MOVQ MM1, MM2
+        &[0x0f, 0x7f, 0x0e],       // MOVQ [RSI], MM1
+        &[0x0f, 0xfc, 0xca],       // PADDB MM1, MM2
+        &[0x0f, 0x6e, 0xc8],       // MOVD MM1, EAX
+        &[0x0f, 0x77],             // EMMS
+        &[0x0f, 0x70, 0xca, 0x1b], // PSHUFW MM1, MM2, 1Bh
+        &[0x0f, 0xe7, 0x0e],       // MOVNTQ [RSI], MM1
+    ];
+    let later: [&[u8]; 12] = [
+        &[0xf3, 0x0f, 0xd6, 0xca],       // MOVQ2DQ XMM1, MM2
+        &[0xf2, 0x0f, 0xd6, 0xca],       // MOVDQ2Q MM1, XMM2
+        &[0x0f, 0xe0, 0xca],             // PAVGB MM1, MM2
+        &[0x0f, 0xc5, 0xc2, 0x01],       // PEXTRW EAX, MM2, 1
+        &[0x0f, 0xc4, 0xc8, 0x01],       // PINSRW MM1, EAX, 1
+        &[0x0f, 0xd7, 0xc2],             // PMOVMSKB EAX, MM2
+        &[0x0f, 0xf7, 0xca],             // MASKMOVQ MM1, MM2
+        &[0x0f, 0xd4, 0x0e],             // PADDQ MM1, [RSI]
+        &[0x0f, 0xf4, 0xca],             // PMULUDQ MM1, MM2
+        &[0x0f, 0x38, 0x00, 0xca],       // PSHUFB MM1, MM2
+        &[0x0f, 0x3a, 0x0f, 0xca, 0x03], // PALIGNR MM1, MM2, 3
+        &[0x0f, 0x2a, 0xca],             // CVTPI2PS XMM1, MM2
+    ];
+    for (set, clear, mmx, sse_too) in table {
+        let of = |code: &[u8]| {
+            let mut guest = sse(code);
+            change(&mut guest, |state| {
+                state.cr0 = state.cr0 & !mp | set;
+                state.cr4 &= !clear;
+            });
+            guest.one()
+        };
+        for code in plain {
+            assert_eq!(of(code), mmx, "{code:02x?} {set:#x} {clear:#x}");
+        }
+        for code in later {
+            assert_eq!(of(code), sse_too, "{code:02x?} {set:#x} {clear:#x}");
+        }
+    }
+}

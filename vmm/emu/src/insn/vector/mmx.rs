@@ -1,7 +1,7 @@
 //! MMX: what instructions of XMM registers make of 64 bits, in x87's registers (SDM vol. 1, 9).
 
 use emu_fpu::sse::Op;
-use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{CpuidFeature, Instruction, Mnemonic, OpKind, Register};
 
 use super::lanes::{shuffle_words, signs};
 use super::{V, X, float, immediate, set_xmm, table, xmm};
@@ -42,6 +42,9 @@ pub(in crate::insn) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     if let Some(op) = conversion(insn.mnemonic()) {
         return convert(core, insn, op);
     }
+    if is_of_sse(insn) {
+        super::ready(core)?;
+    }
     ready(core)?;
     match insn.mnemonic() {
         Mnemonic::Emms => {
@@ -72,6 +75,20 @@ pub(in crate::insn) fn step(core: &mut Core, insn: &Instruction) -> Exec {
     enter(core);
     put(core, insn, value);
     Ok(())
+}
+
+/// Whether SSE has to be switched on as well: it, or something later, has brought the instruction
+/// (SDM vol. 3A, 13.1.4).
+fn is_of_sse(insn: &Instruction) -> bool {
+    match insn.mnemonic() {
+        Mnemonic::Pshufw | Mnemonic::Movntq => false,
+        // Of SSE2's date (SDM vol. 1, 11.4.2), whatever feature its page names.
+        Mnemonic::Paddq => true,
+        _ => {
+            let features = insn.cpuid_features();
+            features.iter().any(|feature| *feature != CpuidFeature::MMX)
+        }
+    }
 }
 
 /// MMX is switched on, and no exception of x87 waits.
