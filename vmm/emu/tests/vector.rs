@@ -394,3 +394,25 @@ fn mmx_is_there_when_it_is_switched_on() {
         }
     }
 }
+
+#[test]
+fn an_image_is_loaded_from_its_beginning() {
+    const AWAY: u64 = 0x7000_0000_0f00;
+    // FXRSTOR [RSI]: both pages are absent, then one of them.
+    for (from, address) in [
+        (AWAY, AWAY),
+        (DATA - 0x100, DATA - 0x100),
+        (DATA + 0xf00, DATA + 0x10ff),
+    ] {
+        let mut guest = sse(&[0x0f, 0xae, 0x0e]);
+        change(&mut guest, |state| state.r[6] = from);
+        assert_eq!(guest.one(), Happened::Fault(14, 4, address));
+    }
+    // FXRSTOR [R8]: a device is asked for what is loaded, and in its order.
+    let mut guest = sse(&[0x41, 0x0f, 0xae, 0x08]);
+    for n in 0..4 {
+        let address = 0xfee0_0000 + 8 * n;
+        assert_eq!(guest.cpu.run(1), VmExit::MmioRead { address, len: 8 });
+        guest.cpu.answer(Answer::Mmio([0; 8]));
+    }
+}

@@ -113,8 +113,10 @@ fn save(core: &mut Core, insn: &Instruction) -> Exec {
 fn restore(core: &mut Core, insn: &Instruction) -> Exec {
     let Linear { at, seg } = place(core, insn, false)?;
     let end = end(core);
+    // All of it can be read before a device is asked; the end is not loaded.
+    core.check_read(at, seg)?;
     let last = core.beyond(at, BYTES - 1);
-    core.load::<u8>(last, seg)?;
+    core.check_read(last, seg)?;
     let mut parts = [[0; 2]; END];
     for (part, value) in (0..).zip(&mut parts[..end]) {
         *value = core.load_pair(core.beyond(at, 16 * part), seg)?;
