@@ -159,6 +159,12 @@ impl Cpuid {
         self.leaves.test(0x8000_0001, 0, Reg::Edx, 26)
     }
 
+    /// PSE-36: pages of 4 MiB may lie above 4 GiB.
+    #[must_use]
+    pub fn has_pse36(&self) -> bool {
+        self.leaves.test(1, 0, Reg::Edx, 17)
+    }
+
     /// Bits of a guest-physical address; 36 where nothing is said.
     #[must_use]
     pub fn physical_bits(&self) -> u32 {

@@ -5,6 +5,7 @@
     reason = "entries of 32 bits, and numbers below the size of a table"
 )]
 
+use crate::cpuid::Cpuid;
 use crate::state::{
     CR0_PG, CR0_WP, CR4_PAE, CR4_PGE, CR4_PSE, CR4_SMAP, CR4_SMEP, EFER_LMA, EFER_NXE, State,
 };
@@ -60,11 +61,23 @@ pub(crate) struct Rules {
     /// Address bits that have to be 0.
     beyond: u64,
     gigabyte_pages: bool,
+    /// Bits of an entry of 32 bits that are a page's address from bit 32 on (SDM vol. 3A, table
+    /// 5-4).
+    pse36: u64,
 }
 
+/// What is added to the place of such a bit.
+const PSE36: u32 = 32 - 13;
+
 impl Rules {
-    /// As the registers say, on a processor with so many bits of physical address.
-    pub(crate) fn of(state: &State, physical_bits: u32, gigabyte_pages: bool) -> Self {
+    /// As the registers say, on a processor.
+    pub(crate) fn of(state: &State, cpuid: &Cpuid) -> Self {
+        let physical_bits = cpuid.physical_bits();
+        let pse36 = if cpuid.has_pse36() {
+            ((1 << (physical_bits.min(40) - 32)) - 1) << 13
+        } else {
+            0
+        };
         let known = (1u64 << physical_bits) - 1;
         let tables = match (state.cr0 & CR0_PG != 0, state.efer & EFER_LMA != 0) {
             (false, _) => Tables::None,
@@ -85,16 +98,17 @@ impl Rules {
             smap: state.cr4 & CR4_SMAP != 0,
             no_execute: state.efer & EFER_NXE != 0 && tables != Tables::Narrow,
             beyond: ADDRESS & !known | rest,
-            gigabyte_pages,
+            gigabyte_pages: cpuid.has_gigabyte_pages(),
+            pse36,
         }
     }
 
     /// Bits that an entry of this level must not have; `level` is 0 for page tables.
     fn reserved(&self, level: u32, entry: u64) -> u64 {
         if self.tables == Tables::Narrow {
-            // The address of a page of 4 MiB; there is no PSE-36.
+            // The address of a page of 4 MiB.
             return if self.is_page(level, entry) && level > 0 {
-                0x3f_e000
+                0x3f_e000 & !self.pse36
             } else {
                 0
             };
@@ -249,8 +263,13 @@ pub(crate) fn walk(ram: &Ram, rules: &Rules, linear: u64, set: Set) -> Result<Ma
                 return Err(rules.code(set, CODE_PRESENT));
             }
             let inside = (1u64 << shift) - 1;
+            let high = if narrow && level > 0 {
+                (entry & rules.pse36) << PSE36
+            } else {
+                0
+            };
             return Ok(Mapped {
-                physical: entry & ADDRESS & !inside | linear & inside,
+                physical: high | entry & ADDRESS & !inside | linear & inside,
                 global: rules.global && entry & GLOBAL != 0,
                 large: level > 0,
                 narrow,

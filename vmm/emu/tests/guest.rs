@@ -1,6 +1,8 @@
 //! A machine to run a few instructions in: page tables, GDT, IDT and TSS, a handler per vector.
 
 use emu::{Cpu, Cpuid, Ram, Ring, Seg, Segment, State, Table, VmExit};
+use pmu_model::CpuidRegs;
+use pmu_model::cpuid::Leaves;
 use vm_memory::{Bytes, GuestAddress};
 
 /// The system's own memory, mapped here for CPL 0 at [`SYSTEM`].
@@ -32,6 +34,18 @@ const TASK: u16 = 0x40;
 pub(crate) struct Guest {
     pub(crate) cpu: Cpu,
     next_table: u64,
+}
+
+/// What is implemented, with leaves changed.
+pub(crate) fn announcing(change: impl Fn(u32, &mut CpuidRegs)) -> Cpuid {
+    let all = Cpuid::implemented();
+    let mut leaves = Leaves::default();
+    for one in [0, 1, 7, 0x8000_0000, 0x8000_0001, 0x8000_0008] {
+        let mut regs = all.answer(one, 0);
+        change(one, &mut regs);
+        leaves.set(one, 0, regs);
+    }
+    Cpuid::new(leaves)
 }
 
 /// What happened to one instruction.

@@ -280,7 +280,11 @@ const CODE_3: u16 = 0x3b;
 
 /// 32-bit protected mode without paging, interrupts off, with a TSS whose stack is INNER.
 pub(crate) fn protected(cpl: u8, code: &[u8], handler: &[u8]) -> Guest {
-    let mut guest = Guest::new();
+    protected_on(Guest::new(), cpl, code, handler)
+}
+
+/// The same, on a processor.
+pub(crate) fn protected_on(mut guest: Guest, cpl: u8, code: &[u8], handler: &[u8]) -> Guest {
     guest.bytes(PROGRAM, code);
     guest.bytes(HANDLER, handler);
     guest.write(crate::guest::GDT + u64::from(CODE_0), 0x00cf_9b00_0000_ffff);

@@ -2,8 +2,8 @@
 
 use emu::VmExit;
 
-use crate::guest::Guest;
-use crate::legacy::{HANDLER, INNER, OUTER, PROGRAM, gate, protected, words};
+use crate::guest::{Guest, announcing};
+use crate::legacy::{HANDLER, INNER, OUTER, PROGRAM, gate, protected_on, words};
 use crate::system::change;
 
 const DIRECTORY: u64 = 0x20_0000;
@@ -47,7 +47,11 @@ const PAE_KERNEL: Mode = Mode {
 
 /// A guest with one instruction at hand, with ESI at `at`; all of its RAM is mapped as it is.
 fn guest(mode: Mode, code: &[u8], at: u64) -> Guest {
-    let mut guest = protected(mode.cpl, code, &[]);
+    guest_on(Guest::new(), mode, code, at)
+}
+
+fn guest_on(guest: Guest, mode: Mode, code: &[u8], at: u64) -> Guest {
+    let mut guest = protected_on(guest, mode.cpl, code, &[]);
     gate(&mut guest, 14, 14, 0);
     gate(&mut guest, 13, 14, 0);
     if mode.cr4 & PAE != 0 {
@@ -246,5 +250,30 @@ fn a_program_switches_paging_on() {
         assert_eq!(guest.cpu.run(66), VmExit::Budget);
         assert_eq!(guest.cpu.state().rip, PROGRAM + 8);
         assert_eq!(words::<1>(&guest, FRAME), [0x5555_aaaa]);
+    }
+}
+
+/// PSE-36: bits of a page of 4 MiB are address bits from 32 on, as many as there are, 40 at most
+/// (SDM vol. 3A, table 5-4).
+#[test]
+fn pages_of_four_mib_beyond_four_gib() {
+    for (physical_bits, most) in [(36, 4), (39, 7), (40, 8), (46, 8)] {
+        for bit in 0..9 {
+            let cpuid = announcing(|leaf, regs| match leaf {
+                1 => regs.edx |= 1 << 17,
+                0x8000_0008 => regs.eax = regs.eax & !0xff | physical_bits,
+                _ => {}
+            });
+            let mut guest = guest_on(Guest::with(cpuid), KERNEL, &LOAD, PAGE + 0x1234);
+            let entry = 0x40_0087 | 1 << (13 + bit);
+            guest.bytes(DIRECTORY + 4 * 256, &(entry as u32).to_le_bytes());
+            if bit < most {
+                let address = 1 << (32 + bit) | 0x40_1234;
+                let stop = guest.cpu.run(1);
+                assert_eq!(stop, VmExit::MmioRead { address, len: 4 }, "{bit}");
+            } else {
+                assert_eq!(access(&mut guest), Some(9), "{physical_bits} {bit}");
+            }
+        }
     }
 }

@@ -169,7 +169,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(ram: Ram, cpuid: Cpuid) -> Self {
         let state = State::default();
-        let rules = Rules::of(&state, cpuid.physical_bits(), cpuid.has_gigabyte_pages());
+        let rules = Rules::of(&state, &cpuid);
         Self {
             code: CodePages::new(ram.bytes() >> 12),
             state,
@@ -224,11 +224,7 @@ impl Core {
 
     /// To be called when CR0, CR3, CR4 or EFER have changed.
     pub(crate) fn refresh_paging(&mut self) {
-        self.rules = Rules::of(
-            &self.state,
-            self.cpuid.physical_bits(),
-            self.cpuid.has_gigabyte_pages(),
-        );
+        self.rules = Rules::of(&self.state, &self.cpuid);
         self.flushed = true;
         self.refresh();
     }
