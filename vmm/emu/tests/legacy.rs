@@ -552,3 +552,55 @@ fn a_line_of_code_can_be_flushed() {
         assert_eq!(guest.one(), expected, "{code:02x?}");
     }
 }
+
+/// RETF and IRET of 32 bits in real mode: beyond CS's limit they fault themselves (SDM vol. 2, "IF
+/// EIP is not within code segment limit").
+#[test]
+fn a_return_beyond_the_limit_of_real_mode() {
+    for code in [[0x66, 0xcb], [0x66, 0xcf]] {
+        for (target, returns) in [(0xffffu64, true), (0x1_0000, false), (0x1_2345, false)] {
+            let mut guest = Guest::new();
+            // #GP's handler is 8000:200.
+            guest.bytes(0x34, &[0, 2, 0, 0x80]);
+            guest.bytes(0x8_0100, &code);
+            guest.write(0x800, target | 0x9000 << 32);
+            guest.write(0x808, 0x8d7);
+            let mut state = real(0x8000, 0x100);
+            state.set_rflags(2);
+            guest.cpu.set_state(state);
+            assert_eq!(guest.cpu.run(1), VmExit::Budget);
+            let state = guest.cpu.state();
+            let cs = state.segment(Seg::Cs).selector;
+            if returns {
+                assert_eq!((cs, state.rip), (0x9000, target), "{code:x?}");
+                continue;
+            }
+            assert_eq!((cs, state.rip), (0x8000, 0x200), "{code:x?} {target:#x}");
+            assert_eq!(state.r[4], 0x7fa);
+            // IP, CS and flags as they were before it.
+            assert_eq!(guest.word(0x7fa) & 0xffff_ffff_ffff, 0x2_8000_0100);
+        }
+    }
+}
+
+/// Interrupts of real mode clear AC (SDM vol. 2A, INT n, "REAL-ADDRESS-MODE").
+#[test]
+fn an_interrupt_of_real_mode_clears_ac() {
+    let prepare = || {
+        let mut guest = Guest::new();
+        guest.bytes(0x100, &[0, 2, 0, 0x80]);
+        guest.bytes(0x8_0100, &[0xcd, 0x40]);
+        let mut state = real(0x8000, 0x100);
+        state.set_rflags(0x4_0202);
+        guest.cpu.set_state(state);
+        guest
+    };
+    let mut software = prepare();
+    assert_eq!(software.cpu.run(1), VmExit::Budget);
+    let mut outside = prepare();
+    assert_eq!(outside.cpu.interrupt(0x40), None);
+    for guest in [software, outside] {
+        let state = guest.cpu.state();
+        assert_eq!((state.rip, state.rflags()), (0x200, 2));
+    }
+}

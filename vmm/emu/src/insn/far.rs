@@ -161,6 +161,14 @@ fn inner_frame(core: &mut Core, cpl: u8) -> Exec {
     Ok(())
 }
 
+/// Whether a far branch of real mode may lead there: CS keeps its limit.
+fn real_target(core: &mut Core, target: u64) -> Exec {
+    if target > u64::from(core.state.segment(Seg::Cs).limit) {
+        return core.gp(0);
+    }
+    Ok(())
+}
+
 /// JMP and CALL to another code segment of the same privilege.
 pub(super) fn transfer(core: &mut Core, insn: &Instruction) -> Exec {
     let (selector, target, width) = operand(core, insn)?;
@@ -168,10 +176,7 @@ pub(super) fn transfer(core: &mut Core, insn: &Instruction) -> Exec {
     let old = core.state.segment(Seg::Cs).selector;
     let back = core.state.rip;
     if is_real(core) {
-        let limit = core.state.segment(Seg::Cs).limit;
-        if target > u64::from(limit) {
-            return core.gp(0);
-        }
+        real_target(core, target)?;
         if is_call {
             frame(core, width, old, back)?;
         }
@@ -252,6 +257,7 @@ pub(super) fn far_return(core: &mut Core, insn: &Instruction) -> Exec {
     let target = peek(core, 0, width)?;
     let selector = peek(core, bytes, width)? as u16;
     if is_real(core) {
+        real_target(core, target)?;
         drop_stack(core, 2 * bytes + more);
         segment::real_code(core, selector);
         core.state.rip = target;
@@ -303,6 +309,7 @@ fn to_interrupted(core: &mut Core, insn: &Instruction) -> Exec {
         let target = peek(core, 0, width)?;
         let selector = peek(core, bytes, width)? as u16;
         let flags = peek(core, 2 * bytes, width)?;
+        real_target(core, target)?;
         drop_stack(core, 3 * bytes);
         segment::real_code(core, selector);
         core.state.rip = target;

@@ -5,7 +5,7 @@ use instruction_facts::is_canonical;
 use super::core::{Core, Exec, Fault, Trap, Width};
 use super::segment::{self, null_stack};
 use crate::events::DELIVERIES;
-use crate::state::{DR7_GD, IF, NT, RF, Seg, TF, VM};
+use crate::state::{AC, DR7_GD, IF, NT, RF, Seg, TF, VM};
 use crate::stop::Missing;
 
 /// What is delivered.
@@ -329,7 +329,7 @@ fn deliver_real(core: &mut Core, delivery: Delivery) -> Exec {
     super::operand::set_stack(core, top);
     segment::real_code(core, (entry >> 16) as u16);
     core.state.rip = entry & 0xffff;
-    core.state.system_flags &= !(IF | TF | RF);
+    core.state.system_flags &= !(IF | TF | RF | AC);
     core.refresh();
     Ok(())
 }
