@@ -172,6 +172,12 @@ impl Cpuid {
         (bits & 0xff).clamp(32, 52)
     }
 
+    /// CR8 outside of 64-bit code, as MOV CR0 with a LOCK prefix (AltMovCr8).
+    #[must_use]
+    pub fn has_locked_cr8(&self) -> bool {
+        self.is_amd() && self.leaves.test(0x8000_0001, 0, Reg::Ecx, 4)
+    }
+
     /// The vendor is AMD.
     #[must_use]
     pub fn is_amd(&self) -> bool {

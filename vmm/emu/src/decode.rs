@@ -62,6 +62,7 @@ pub(crate) fn block(
         }
         let next = decoder.position();
         let insn = plain_exchange(insn, &bytes[at..next], source);
+        let insn = plain_control(insn, &bytes[at..next], bits, cpuid);
         let mut op = operation(&insn, source, cpuid, kept);
         op.len = (next - at) as u8;
         op.events = blocks.number(events::vector(&insn, factory));
@@ -86,6 +87,17 @@ fn plain_exchange(insn: Instruction, bytes: &[u8], source: Source<'_>) -> Instru
         return insn;
     }
     Decoder::with_ip(64, bytes, insn.ip(), DecoderOptions::NO_PAUSE).decode()
+}
+
+/// LOCK MOV CR0 is MOV CR8 where AMD's processors announce it (APM vol. 3, "MOV CRn"); elsewhere the
+/// prefix is refused. With REX.R it is CR8 for all.
+fn plain_control(insn: Instruction, bytes: &[u8], bits: u32, cpuid: &Cpuid) -> Instruction {
+    let registers = [insn.op0_register(), insn.op1_register()];
+    if !registers.contains(&Register::CR8) || cpuid.has_locked_cr8() {
+        return insn;
+    }
+    let options = options(cpuid) & !DecoderOptions::AMD;
+    Decoder::with_ip(bits, bytes, insn.ip(), options).decode()
 }
 
 /// Without their features LZCNT, TZCNT and WBNOINVD are BSR, BSF and WBINVD with a prefix that

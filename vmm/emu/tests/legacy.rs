@@ -2,7 +2,7 @@
 
 use emu::{Seg, Segment, State, Table, VmExit};
 
-use crate::guest::{Guest, Happened, PAGES};
+use crate::guest::{Guest, Happened, PAGES, announcing};
 use crate::system::{CODE, DATA, change, guest};
 
 /// Real mode at `selector`:`rip`.
@@ -602,5 +602,49 @@ fn an_interrupt_of_real_mode_clears_ac() {
     for guest in [software, outside] {
         let state = guest.cpu.state();
         assert_eq!((state.rip, state.rflags()), (0x200, 2));
+    }
+}
+
+/// LOCK MOV CR0 is MOV CR8 where CPUID announces it (AltMovCr8), and #UD elsewhere.
+#[test]
+fn a_lock_prefix_names_cr8() {
+    const AMD: [u32; 3] = [0x6874_7541, 0x444d_4163, 0x6974_6e65];
+    for (amd, bit, known) in [
+        (false, 0, false),
+        (false, 1 << 4, false),
+        (true, 0, false),
+        (true, 1 << 4, true),
+    ] {
+        let cpuid = || {
+            announcing(|leaf, regs| match leaf {
+                0 if amd => [regs.ebx, regs.ecx, regs.edx] = AMD,
+                0x8000_0001 => regs.ecx |= bit,
+                _ => {}
+            })
+        };
+        // LOCK MOV EAX, CR0.
+        let mut guest = protected_on(Guest::with(cpuid()), 0, &[0xf0, 0x0f, 0x20, 0xc0], &[0xf4]);
+        gate(&mut guest, 6, 14, 0);
+        change(&mut guest, |state| {
+            state.r[0] = 0x55;
+            state.cr8 = 9;
+        });
+        assert_eq!(guest.cpu.run(1), VmExit::Budget);
+        let state = guest.cpu.state();
+        let expected = if known {
+            (PROGRAM + 4, 9)
+        } else {
+            (HANDLER, 0x55)
+        };
+        assert_eq!((state.rip, state.r[0]), expected, "{amd} {bit:#x}");
+        // MOV RAX, CR8, by its own name.
+        let mut guest = Guest::with(cpuid());
+        guest.bytes(PAGES, &[0x44, 0x0f, 0x20, 0xc0]);
+        let mut state = guest.state(0);
+        state.rip = crate::guest::SYSTEM + PAGES;
+        state.cr8 = 9;
+        guest.cpu.set_state(state);
+        assert_eq!(guest.one(), Happened::Retired);
+        assert_eq!(guest.cpu.state().r[0], 9);
     }
 }
