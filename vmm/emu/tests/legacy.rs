@@ -648,3 +648,26 @@ fn a_lock_prefix_names_cr8() {
         assert_eq!(guest.cpu.state().r[0], 9);
     }
 }
+
+/// INVLPG faults for no segment: it lists #GP(0) for CPL alone (SDM vol. 2A).
+#[test]
+fn a_page_is_dropped_whatever_its_segment_says() {
+    for (cpl, expected) in [(0, PROGRAM + 3), (3, HANDLER)] {
+        // INVLPG [ESI].
+        let mut guest = protected(cpl, &[0x0f, 0x01, 0x3e], &[]);
+        gate(&mut guest, 13, 14, 0);
+        change(&mut guest, |state| {
+            state.set_segment(
+                Seg::Ds,
+                Segment {
+                    selector: 0,
+                    attr: 0,
+                    limit: 0,
+                    base: 0,
+                },
+            );
+        });
+        assert_eq!(guest.cpu.run(1), VmExit::Budget);
+        assert_eq!(guest.cpu.state().rip, expected, "CPL {cpl}");
+    }
+}

@@ -7,9 +7,7 @@ use instruction_facts::is_canonical;
 use super::core::{Core, Exec, Stepping, Trap, Width};
 use super::far;
 use super::interrupt::{Delivery, deliver};
-use super::operand::{
-    Linear, Use, address_bits, get, in_segment, linear, memory_seg, offset, read, set, used, write,
-};
+use super::operand::{Linear, Use, get, linear, memory_seg, offset, read, set, used, write};
 use super::segment::{self, is_real};
 use super::x87;
 use crate::flags::{Flags, ZF};
@@ -811,14 +809,12 @@ fn store_selector(core: &mut Core, insn: &Instruction) -> Exec {
 
 fn invalidate_page(core: &mut Core, insn: &Instruction) -> Exec {
     kernel_only(core)?;
-    let offset = offset(core, insn);
-    let at = if core.state.bits() == 64 {
-        let seg = memory_seg(core, insn);
-        core.segment_base(seg).wrapping_add(offset)
-    } else {
-        debug_assert!(address_bits(insn) <= 32);
-        in_segment(core, memory_seg(core, insn), offset, 1, false)?.at
-    };
+    // The segment's limit and rights are not asked: only CPL faults.
+    let base = core.segment_base(memory_seg(core, insn));
+    let mut at = base.wrapping_add(offset(core, insn));
+    if core.state.bits() != 64 {
+        at &= 0xffff_ffff;
+    }
     core.tlb.clear_page(at);
     core.spend(FLUSH);
     core.flushed = true;
