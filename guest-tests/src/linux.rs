@@ -61,6 +61,8 @@ const SOURCES: [(&str, &str); 7] = [
     ("pmu-accounting", ACCOUNTING),
     ("event-holder", include_str!("../linux/event-holder.c")),
 ];
+/// The same without libc.
+const WITHOUT_LIBC: [(&str, &str); 1] = [("loops", include_str!("../linux/loops.c"))];
 const PERF: &str = "/usr/bin/perf";
 const ACCOUNTING: &str = include_str!("../linux/pmu-accounting.c");
 
@@ -254,7 +256,15 @@ impl LinuxImage {
             cpio.bytes(&format!("lib/modules/{name}"), 0o644, content)?;
         }
         for (name, source) in SOURCES {
-            cpio.bytes(&format!("usr/bin/{name}"), 0o755, &compile(name, source)?)?;
+            cpio.bytes(
+                &format!("usr/bin/{name}"),
+                0o755,
+                &compile(name, source, &[])?,
+            )?;
+        }
+        for (name, source) in WITHOUT_LIBC {
+            let program = compile(name, source, &["-nostdlib"])?;
+            cpio.bytes(&format!("usr/bin/{name}"), 0o755, &program)?;
         }
         cpio.bytes("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;
         cpio.bytes("init", 0o755, INIT.as_bytes())?;
@@ -318,11 +328,11 @@ fn add_program(cpio: &mut Cpio<impl Write>, name: &str, file: &Path) -> Result<(
 pub fn own_program(name: &str) -> Result<Vec<u8>, L1Error> {
     let mut all = SOURCES.into_iter();
     let (_, source) = all.find(|(other, _)| *other == name).expect("a program");
-    compile(name, source)
+    compile(name, source, &[])
 }
 
-/// Compiles a program: static, with symbols.
-fn compile(name: &str, text: &str) -> Result<Vec<u8>, L1Error> {
+/// Compiles a program with these flags besides: static, with symbols.
+fn compile(name: &str, text: &str, flags: &[&str]) -> Result<Vec<u8>, L1Error> {
     const ADVICE: &str = "a C compiler and the static libc are needed (Debian: gcc and libc6-dev)";
     let folder = tempfile::tempdir();
     let folder = folder.map_err(L1Error::file("create a folder in", std::env::temp_dir()))?;
@@ -333,7 +343,9 @@ fn compile(name: &str, text: &str) -> Result<Vec<u8>, L1Error> {
     fs::write(&source, text).map_err(L1Error::file("write", &source))?;
     let mut command = Command::new("cc");
     command
-        .args(["-static", "-O1", "-o"])
+        .args(["-static", "-O1"])
+        .args(flags)
+        .arg("-o")
         .arg(&program)
         .arg(&source);
     capture(&mut command, "compiling a program of the guest", ADVICE)?;

@@ -20,4 +20,4 @@ pub use program::{
     log_fault, log_value, spin, spin_for, tsc, wrmsr,
 };
 pub use script::{Op, Script};
-pub use suite::{Test, one_of_three, run_suite};
+pub use suite::{Test, one_of_three, run_suite, run_suite_on_each_engine};

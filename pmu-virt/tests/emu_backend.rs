@@ -3,7 +3,7 @@
 use pmu_virt::{
     Caller, CountRequest, CounterBackend, CounterId, EmuBackend, EmuCycles, EventClass, EventCode,
     EventFamily, EventTotals, Grant, KnownEvent, Layer, MathUnit, MsrIndex, PmuModel, Progress,
-    Provenance, ReadOutcome, Reading, Retirement, Ring, SlotIndex, StepBackend, Tsc,
+    Provenance, ReadOutcome, Reading, Retirement, Ring, SlotIndex, StepBackend, Ticks, Tsc,
     UnavailableReason, VcpuPmu,
 };
 use proptest::collection::vec;
@@ -13,6 +13,14 @@ use proptest::strategy::Strategy;
 use crate::seated::Seated;
 
 const GUEST: Caller = Caller::legacy(Layer::GuestKernel);
+
+/// The guest is entered, and left.
+const ENTERED: Progress = Progress::Entered { tsc: Tsc(0) };
+const LEFT: Progress = Progress::Left {
+    tsc: Tsc(0),
+    halted: Ticks(0),
+    ring: None,
+};
 
 /// One thing that is told of a processor.
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +122,7 @@ proptest! {
             for backend in both {
                 backend.program(SlotIndex(0), &request).expect("an event of instructions");
                 backend.start(SlotIndex(0));
+                backend.observe(&ENTERED);
             }
             for one in &all {
                 one_by_one(&mut step, *one);
@@ -162,10 +171,11 @@ proptest! {
                     one_by_one(step, *one);
                 }
             }
-            pmu.observe(Progress::Entered { tsc: Tsc(0) });
+            pmu.observe(ENTERED);
             for sum in sums(now) {
                 pmu.observe(sum);
             }
+            pmu.observe(LEFT);
             let after = steps.each_ref().map(|step| value(step).0);
             let due: Vec<_> = (0..3u8)
                 .filter(|n| {
@@ -224,6 +234,7 @@ fn cycles_are_simulated_or_none() {
         let label = emu.program(SlotIndex(0), &request);
         assert_eq!(label, Ok(Provenance::Simulated), "{request}");
         emu.start(SlotIndex(0));
+        emu.observe(&ENTERED);
         emu.arm(SlotIndex(0), std::num::NonZeroU64::new(100));
         assert_eq!(emu.horizon(), Some(100));
         let mut done = EventTotals::default().with(EventClass::Instructions, 3);
@@ -243,6 +254,36 @@ fn cycles_are_simulated_or_none() {
     let refusal = EmuBackend::new(EmuCycles::Simulated).plan(&edge);
     let reason = UnavailableReason::Modifier { backend: "emu" };
     assert_eq!(refusal.unwrap_err().reason, reason);
+}
+
+/// A WRMSR retires behind its exit: what it starts runs already then, and counts from the next
+/// entry on; what runs since before counts it.
+#[test]
+fn what_starts_a_counter_is_not_counted_by_it() {
+    let code = EventCode::of(EventFamily::Intel, KnownEvent::Instructions).expect("a code");
+    let request = CountRequest::plain(code, true, true);
+    let mut emu = EmuBackend::new(EmuCycles::Unavailable);
+    let one = Progress::Executed {
+        ring: Ring::Kernel,
+        done: EventTotals::default().with(EventClass::Instructions, 1),
+    };
+    for slot in [0, 1] {
+        emu.program(SlotIndex(slot), &request)
+            .expect("an event of instructions");
+    }
+    emu.start(SlotIndex(0));
+    emu.observe(&ENTERED);
+    emu.observe(&one);
+    emu.observe(&LEFT);
+    emu.start(SlotIndex(1));
+    emu.observe(&one);
+    emu.observe(&ENTERED);
+    emu.observe(&one);
+    let counted = |slot| match emu.read(SlotIndex(slot)) {
+        Reading::Counted { value, .. } => value,
+        Reading::Unavailable(reason) => panic!("{reason}"),
+    };
+    assert_eq!([counted(0), counted(1)], [3, 1]);
 }
 
 /// ENTER stores up to 32 times: far from the end, it is not gone that far at once.

@@ -41,7 +41,7 @@ use kernel::Kernel;
 use memory::{BOOT_INFO_START, Conventional, GuestMemory, MIB, ZERO_PAGE_START, low_end, regions};
 use multiboot::{MAX_MODULES, MultibootKernel};
 use segments::Span;
-use zero_page::write_zero_page;
+use zero_page::{write_rng_seed, write_zero_page};
 
 /// `COMMAND_LINE_SIZE` of x86 Linux, less the terminator; for kernels without a setup header.
 const LINUX_CMDLINE_LIMIT: usize = 2047;
@@ -253,12 +253,15 @@ fn finish_linux(
         .map(|image| place::initrd(mem, image, kernel, initrd_limit))
         .transpose()?;
     let setup_header = header.map(|header| header.setup_header.as_slice());
+    let seed = request.rng_seed.as_ref();
+    let seed = seed.map_or(Ok(0), |seed| write_rng_seed(mem, seed))?;
     write_zero_page(
         mem,
         setup_header,
         kernel.start,
         initrd,
         &regions(mem, conventional(request))?,
+        seed,
     )?;
     let entry = BootEntry::Linux64 {
         rip,

@@ -5,6 +5,7 @@
 //! [`RunConfig::guest_cpu`].
 
 mod choices;
+mod engine;
 
 pub use crate::reservations::{
     FollowsGrants, HypervisorCounters, PcrChoice, PcrPlan, PcrPlanError,
@@ -13,6 +14,7 @@ pub use choices::{
     BootModule, BudgetChoice, BudgetError, CPU_MODELS, CpuVendor, FirmwareConfig,
     OversubscribeChoice, PmuChoice, TRAP_MODES, UnpackChoice, cpu_model, trap_mode,
 };
+pub use engine::{CyclesChoice, Engine, EngineChoice, EngineConfig, ForeignOption};
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,7 +29,7 @@ use crate::audit::AuditOut;
 use crate::cores::{CorePlan, CpuList};
 use crate::cpuid::{Feature, Identity};
 
-/// Below some 20 µs a guest makes no progress beside its own interrupts.
+/// On KVM. Below some 20 µs a guest makes no progress beside its own interrupts.
 pub const DEFAULT_PMI_FLOOR_US: u32 = 100;
 
 /// The configuration does not fit the host or the PMU model.
@@ -114,6 +116,8 @@ fn processors_of(vendor: Vendor) -> String {
 /// A checked configuration of `umpire run`.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
+    /// What runs the guest.
+    pub engine: EngineConfig,
     /// The kernel: an ELF file, a bzImage or a Multiboot kernel.
     pub kernel: PathBuf,
     /// The initial RAM disk.
@@ -155,8 +159,9 @@ pub struct RunConfig {
     pub unpack: UnpackChoice,
     /// How RDPMC is trapped.
     pub rdpmc_trap: TrapMode,
-    /// The least time between two PMIs of one vCPU.
-    pub pmi_floor: Duration,
+    /// The least time between two PMIs of one vCPU; none: the engine's own
+    /// ([`DEFAULT_PMI_FLOOR_US`] on KVM, none at all on the processor in software).
+    pub pmi_floor: Option<Duration>,
     /// Counter reservations for guests; `None`: there are none.
     pub pcr: Option<PcrChoice>,
     /// Where every decision about counters is written.
@@ -189,6 +194,20 @@ pub struct GuestCpu {
 }
 
 impl RunConfig {
+    /// Whether `engine` has all that was asked for.
+    ///
+    /// # Errors
+    /// The first option that it has not, why not, and what to do.
+    pub fn fits(&self, engine: Engine) -> Result<(), ForeignOption> {
+        engine::foreign(self, engine).map_or(Ok(()), Err)
+    }
+
+    /// The vendor that stands for `--cpu-vendor host` where no host's processor runs the guest.
+    #[must_use]
+    pub fn vendor_without_host(&self) -> Vendor {
+        engine::vendor_without_host(self)
+    }
+
     /// How many counters each guest may use at most: those of its PMU model within the
     /// budget. `None` without a PMU.
     ///

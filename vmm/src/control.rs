@@ -1,12 +1,10 @@
 //! What the control socket asks of this VMM: kicks, halted time, and the memory
 //! that the guest takes. `vmm_control` knows neither KVM nor signals.
 
-use std::sync::Arc;
-
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 use vmm_control::{ExitKind, GuestMemoryUse, HaltTimes, Halted, KickThread};
 
-use crate::kvm::{KvmVm, VmExit};
+use crate::kvm::VmExit;
 use crate::sys::{HaltStats, KickTarget, resident_bytes};
 
 /// A thread that a kick leads out of `KVM_RUN`.
@@ -39,7 +37,7 @@ impl HaltTimes for VcpuHalts {
 
 /// The memory of a VM.
 #[derive(Debug)]
-pub(crate) struct VmMemory(pub(crate) Arc<KvmVm>);
+pub(crate) struct VmMemory(pub(crate) GuestMemoryMmap);
 
 impl GuestMemoryUse for VmMemory {
     fn resident_bytes(&mut self) -> Option<u64> {
@@ -48,7 +46,7 @@ impl GuestMemoryUse for VmMemory {
             let len = usize::try_from(region.len()).ok()?;
             resident_bytes(start, len).ok()
         };
-        self.0.memory().iter().map(bytes).sum()
+        self.0.iter().map(bytes).sum()
     }
 }
 

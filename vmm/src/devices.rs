@@ -5,7 +5,7 @@
 //! [`DeviceOutcome`] come out. The only effects are the interrupt lines of COM1
 //! and COM2 and what takes their output, all handed in at construction. Time comes from a
 //! [`DeviceClock`], so tests set it. Interrupt controllers, the PIT and the
-//! local APIC live in KVM and are not modelled here.
+//! local APIC live in the engine and are not modelled here.
 //!
 //! # Threat model
 //!
@@ -19,7 +19,7 @@
 //! | console output faster than the host drains it | the vCPU that writes waits in `write`; nothing is buffered here |
 //! | a console that fails (closed pipe) | bytes are counted as lost, the guest goes on, the first failure is logged |
 //! | console input faster than the guest reads | the receive FIFO holds 64 bytes, [`PortBus::enqueue`] takes no more than fit |
-//! | a guest that masks, ignores or storms the UART interrupt | the line is an event descriptor: raising it twice is one interrupt, it never blocks |
+//! | a guest that masks, ignores or storms the UART interrupt | raising a line ([`InterruptLine`]) twice is one interrupt, and never blocks |
 //! | bytes to COM2 faster than the agent's thread reads them | at most 1 MiB waits, the rest is lost; the vCPU never waits |
 //! | ending the run | only the documented registers do: test exit, ACPI sleep, the three reset registers |
 
@@ -37,7 +37,7 @@ pub use acpi_pm::{PM_TIMER_HZ, SLP_TYP_POWER_OFF, TimerWidth};
 pub use bus::{PlatformParts, PortBus, PortMapEntry, port_map};
 pub use mmio::MmioBus;
 pub use platform::{Platform, SharedPlatform};
-pub use serial::ConsoleIrqError;
+pub use serial::{ConsoleIrqError, InterruptLine};
 pub use time::{DeviceClock, HostClock};
 
 use std::fmt;

@@ -30,7 +30,6 @@ use vmm_control::GuestKernel;
 pub(crate) use self::agent::{AgentLine, AgentPort};
 use self::described::{Descriptions, Files, News, of_mapping, of_task};
 pub(crate) use self::place::VcpuLook;
-use crate::kvm::KvmVm;
 use crate::sync::lock;
 
 /// Most notes that are tried. A guest has one, and crashed kernels leave some.
@@ -66,7 +65,7 @@ impl GuestMemory for Ram<'_> {
 /// The kernel of a VM's guest, and what runs there.
 #[derive(Debug)]
 pub(crate) struct VmKernel {
-    vm: Arc<KvmVm>,
+    memory: GuestMemoryMmap,
     /// What was found, with which vCPUs look until the guest has another one; and how often it
     /// was another one. Nobody holds it for long.
     shown: Mutex<Option<Arc<KernelView>>>,
@@ -85,10 +84,10 @@ impl VmKernel {
     ///
     /// # Errors
     /// The host gives no thread.
-    pub(crate) fn new(vm: Arc<KvmVm>, agent: Option<AgentLine>) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(memory: GuestMemoryMmap, agent: Option<AgentLine>) -> io::Result<Arc<Self>> {
         let (descriptions, news) = Descriptions::new();
         let kernel = Arc::new(Self {
-            vm,
+            memory,
             shown: Mutex::default(),
             version: AtomicU64::new(0),
             looked: AtomicBool::new(false),
@@ -138,7 +137,7 @@ impl VmKernel {
 
     /// Looks for the kernel that runs with `cr3`, and has vCPUs look with it.
     fn seek(&self, cr3: u64) -> Result<Arc<KernelView>, String> {
-        let ram = Ram(self.vm.memory());
+        let ram = Ram(&self.memory);
         let known = lock(&self.shown).clone();
         let found = match known.filter(|view| view.is_current(&ram, cr3)) {
             // A list of modules that is being changed is as it was.
@@ -160,7 +159,7 @@ impl VmKernel {
         let Some(view) = lock(&self.shown).clone() else {
             return;
         };
-        if let Ok(Some(newer)) = view.refreshed(&Ram(self.vm.memory())) {
+        if let Ok(Some(newer)) = view.refreshed(&Ram(&self.memory)) {
             self.show(Some(Arc::new(newer)));
         }
     }
@@ -182,7 +181,7 @@ impl VmKernel {
                 self.descriptions.set_unknown(Some(why.to_owned()));
             }
             News::Task(number, task) => {
-                let ram = Ram(self.vm.memory());
+                let ram = Ram(&self.memory);
                 let view = lock(&self.shown).clone();
                 let inside = view
                     .as_deref()
@@ -191,7 +190,7 @@ impl VmKernel {
                 self.descriptions.add(of_task(number, &task, inside));
             }
             News::Mapping(number, program, mapping) => {
-                let ram = Ram(self.vm.memory());
+                let ram = Ram(&self.memory);
                 let view = lock(&self.shown).clone();
                 let facts = mapping.file.as_ref().map(|file| {
                     files.of(file, |facts| {

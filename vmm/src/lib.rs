@@ -6,6 +6,7 @@
 //!
 //! - vCPUs: [`kvm`] (VMs, vCPUs, exits), [`vcpu`] (run loop), [`sched`] (several vCPUs
 //!   on a core), [`cores`] (which host CPUs), [`sys`] (system calls).
+//! - The same without KVM: [`mod@emu`].
 //! - The machine: [`boot`] (kernels, ACPI), [`cpuid`], [`devices`],
 //!   [`machine`] (threads and the main loop), [`terminal`].
 //! - The host: [`probe`] (what KVM does, by tiny guests), [`host`] (what files
@@ -28,6 +29,7 @@ pub mod counters;
 pub mod cpuid;
 pub mod devices;
 pub mod doctor;
+pub mod emu;
 pub mod entropy;
 pub mod files;
 pub mod firmware;

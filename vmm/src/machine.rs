@@ -3,7 +3,9 @@
 
 mod build;
 mod console;
+mod emu_thread;
 mod event_loop;
+mod outside;
 mod run;
 mod signals;
 mod state;
@@ -11,7 +13,7 @@ mod state;
 mod sys;
 mod threads;
 
-pub use build::{LeaseLines, Machine, MachineError, Stopper};
+pub use build::{EngineFacts, LeaseLines, Machine, MachineError, Stopper};
 pub use event_loop::LoopError;
 pub use run::{RunEnd, RunError, run};
 pub use state::probe as probe_state_file;

@@ -6,6 +6,7 @@
 
 mod code;
 mod elf;
+mod emulated;
 mod error;
 mod layout;
 mod machine;
@@ -23,5 +24,5 @@ pub use layout::{
 };
 pub use machine::{MicroError, MicroGuest, Start};
 pub use platform::{PortWrite, RecordingPlatform, UNEXPECTED_VECTOR_PORT};
-pub use run::{BackendFactory, MicroOutcome, MicroPcr, MicroRun, VcpuOutcome};
+pub use run::{BackendFactory, MicroEngine, MicroOutcome, MicroPcr, MicroRun, VcpuOutcome};
 pub use solo::{Solo, SoloParts};

@@ -11,12 +11,11 @@ use arbiter::{
     Auditor, Context, CounterId, Effects, GuardLimits, Layer, NoticeKind, PcrConfig, PcrUnit,
     Phase, Reason, Reply,
 };
-use kvm_pmu::{KvmPmu, ThreadContext};
-use pmu_virt::{CorePmu, Holdings, PmuModel, Reservations, VcpuPmu};
+use pmu_virt::{CorePmu, Holdings, PmuModel, Reservations, Tsc, VcpuPmu};
 use thiserror::Error;
 
 use crate::audit::Holding;
-use crate::entropy::OsRandom;
+use crate::entropy::Randomness;
 use crate::firmware::Expected;
 
 /// The hypervisor could not reserve its own counters.
@@ -56,15 +55,30 @@ impl MachineReservations {
 
     /// The unit of one vCPU. The hypervisor's own counters are reserved from
     /// the start, under a cookie that is forgotten at once: the hypervisor
-    /// needs none to reach its own counters.
+    /// needs none to reach its own counters. `now` is the time by which the vCPU goes, which
+    /// has `tsc_khz`.
     ///
     /// # Errors
     /// [`ReservationError`].
     pub fn of_vcpu(
         &self,
         model: &PmuModel,
-        tsc_khz: u32,
+        time: (u32, Tsc),
+        audit: Box<dyn Auditor>,
+    ) -> Result<Reservations, ReservationError> {
+        self.of_vcpu_with(model, time, audit, Randomness::System)
+    }
+
+    /// The same for a vCPU whose cookies come from `random`.
+    ///
+    /// # Errors
+    /// [`ReservationError`].
+    pub fn of_vcpu_with(
+        &self,
+        model: &PmuModel,
+        (tsc_khz, now): (u32, Tsc),
         mut audit: Box<dyn Auditor>,
+        mut random: Randomness,
     ) -> Result<Reservations, ReservationError> {
         let ticks_per_ms = u64::from(tsc_khz.max(1));
         let mut unit = PcrUnit::new(PcrConfig {
@@ -81,12 +95,11 @@ impl MachineReservations {
         if model.ibs() != 0 {
             unit = unit.with_samplers();
         }
-        let mut entropy = OsRandom;
         for counter in self.plan.hypervisor.iter() {
-            let cookie = entropy.cookie().ok_or(ReservationError::NoRandom)?;
+            let cookie = random.cookie().ok_or(ReservationError::NoRandom)?;
             let mut context = Context {
-                now: kvm_pmu::now(),
-                entropy: &mut entropy,
+                now,
+                entropy: &mut random,
                 audit: &mut *audit,
             };
             // Nothing counts yet, so there is nothing to clear.
@@ -95,7 +108,7 @@ impl MachineReservations {
         }
         Ok(Reservations {
             unit,
-            entropy: Box::new(entropy),
+            entropy: Box::new(random),
             audit,
             holdings: self.holdings.clone(),
         })
@@ -107,11 +120,7 @@ impl MachineReservations {
 /// minimum of its share, so that stays. Of its other notices it only says that there
 /// were some.
 #[inline]
-pub(crate) fn answer_questions(pmu: &mut KvmPmu, thread: &mut ThreadContext) -> bool {
-    let Some(pmu) = pmu.pmu_mut() else {
-        return false;
-    };
-    let mut core = thread.counters_mut();
+pub(crate) fn answer_questions(pmu: &mut VcpuPmu, mut core: Option<&mut CorePmu>) -> bool {
     let waiting = |pmu: &VcpuPmu| {
         let unit = pmu.claims().unit();
         unit.is_some_and(|unit| unit.has_notice(Layer::Hypervisor))

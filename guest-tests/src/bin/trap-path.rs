@@ -83,7 +83,7 @@ fn main() -> Result<()> {
 /// The WRMSR in turn starts and stops the counter.
 fn play_guest() -> Result<()> {
     let lab = Lab::open()?;
-    let vendor = host_vendor(&lab.host.supported_cpuid()?)?;
+    let vendor = host_vendor(&lab.host()?.supported_cpuid()?)?;
     let model = PmuModel::default_for(vendor);
     // A #GP handler as that of Linux, whose first instruction can be displaced.
     let handler = [&ENDBR64[..], &HLT].concat();
@@ -93,7 +93,7 @@ fn play_guest() -> Result<()> {
         .handler(GP_VECTOR, GP_HANDLER)
         .start(Start::at(KERNEL_CODE, 0));
     let options = VmOptions::with_pmu(Some(&model)).trapping(lab.probe.trap_plan(TrapMode::Auto));
-    let (vm, vcpus) = guest.build(&lab.host, &options)?;
+    let (vm, vcpus) = guest.build(lab.host()?, &options)?;
     let vcpu = vcpus.into_iter().next().context("the guest has a vCPU")?;
     let setup = Setup::clock(model.name());
     let parts = SoloParts {

@@ -160,7 +160,7 @@ fn play(lab: &Lab, guest: &HostileGuest, time: Duration) -> Result<MicroOutcome>
         cores: None,
         pcr: Some(MicroPcr::default()),
     };
-    let outcome = run.run_on(&lab.host, &guest.guest, real_devices)?;
+    let outcome = run.run_on(lab.host()?, &guest.guest, real_devices)?;
     if outcome.stopping > STOP_LIMIT {
         bail!("it took {:?} to stop", outcome.stopping);
     }
@@ -184,6 +184,8 @@ fn name_of(outcome: &MicroOutcome) -> &'static str {
         VcpuEnd::Stuck(why) if why.contains("emulate") => "an instruction that KVM cannot emulate",
         VcpuEnd::Stuck(why) if why.contains("given this machine up") => "given up by KVM",
         VcpuEnd::Stuck(_) => "stuck otherwise",
+        VcpuEnd::Asleep => "asleep for ever",
+        VcpuEnd::Unimplemented { .. } => "something that the emulator lacks",
     });
     // The first vCPU to end stops the others.
     ends.min_by_key(|end| end.starts_with("stopped"))

@@ -1,13 +1,15 @@
-//! Boots the guest with `umpire run` in L1, and returns what its script
-//! printed.
+//! Boots the guest with `umpire run`, on KVM in L1 or here on the engine emu, and returns what
+//! its script printed.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tempfile::NamedTempFile;
 
-use super::{COMMAND_LINE, LinuxImage, Step, steps};
+use super::{COMMAND_LINE, Guest, LinuxImage, Step, steps};
 use crate::l1::tool::last_lines;
 use crate::l1::{End, Machine, Output, Run};
 use crate::umpire;
@@ -50,6 +52,7 @@ pub struct UnderUmpire {
     out: Option<PathBuf>,
     root: Option<PathBuf>,
     alone: bool,
+    emulated: bool,
     timeout: Duration,
     /// Declares what its simulated events do, for as long as it may be booted.
     _rates: Option<Arc<NamedTempFile>>,
@@ -64,6 +67,17 @@ pub struct LinuxRun {
     pub errors: String,
 }
 
+/// How `umpire` ended.
+struct Booted {
+    /// Its exit status; none if it had to be ended, or its machine ended before it.
+    status: Option<i32>,
+    /// The guest's console.
+    out: String,
+    errors: String,
+    /// The last lines of the machine's, if it had one of its own.
+    console: String,
+}
+
 impl UnderUmpire {
     /// A guest of `image`, with `flags` for `umpire run`.
     #[must_use]
@@ -75,6 +89,7 @@ impl UnderUmpire {
             out: None,
             root: None,
             alone: false,
+            emulated: false,
             timeout: TIMEOUT,
             _rates: None,
         }
@@ -104,6 +119,14 @@ impl UnderUmpire {
     #[must_use]
     pub fn alone(mut self) -> Self {
         self.alone = true;
+        self
+    }
+
+    /// Runs on this machine by a processor in software, which needs no KVM and so no L1. What it
+    /// counts and does depends on no neighbour. A seed makes two runs of it equal.
+    #[must_use]
+    pub fn emulated(mut self) -> Self {
+        self.emulated = true;
         self
     }
 
@@ -150,15 +173,13 @@ impl UnderUmpire {
     /// If L1 or the guest fails, or does not come to the end of the script.
     #[must_use]
     pub fn run(&self, script: &str) -> LinuxRun {
-        let output = self.boot(script);
-        let out = String::from_utf8_lossy(&output.stdout);
-        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(
-            output.outcome.end,
-            End::Exited(0),
-            "{out}\n{errors}\n{}",
-            last_lines(&output.outcome.console, 30)
-        );
+        let Booted {
+            status,
+            out,
+            errors,
+            console,
+        } = self.boot(script);
+        assert_eq!(status, Some(0), "{out}\n{errors}\n{console}");
         let steps = steps(&out);
         let is_step = |line: &&str| !line.is_empty() && !line.starts_with('#');
         assert_eq!(
@@ -176,21 +197,80 @@ impl UnderUmpire {
     /// If L1 fails, or the guest has not ended in time.
     #[must_use]
     pub fn run_to_any_end(&self, script: &str) -> (String, String) {
-        let output = self.boot(script);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (out, errors) = (text(&output.stdout), text(&output.stderr));
-        let ended = !matches!(output.outcome.end, End::TimedOut | End::Exited(124));
-        let console = last_lines(&output.outcome.console, 30);
+        let Booted {
+            status,
+            out,
+            errors,
+            console,
+        } = self.boot(script);
+        let ended = status.is_some_and(|status| status != 124);
         assert!(ended, "{out}\n{errors}\n{console}");
         (out, errors)
     }
 
-    fn boot(&self, script: &str) -> Output {
+    /// Boots it and waits for its end.
+    fn boot(&self, script: &str) -> Booted {
+        let guest = self.image.with_script(script).expect("the initramfs");
+        if self.emulated {
+            return self.boot_here(&guest);
+        }
+        let output = self.boot_in_l1(&guest);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Booted {
+            status: match output.outcome.end {
+                End::Exited(status) => Some(status.into()),
+                _ => None,
+            },
+            out: text(&output.stdout),
+            errors: text(&output.stderr),
+            console: last_lines(&output.outcome.console, 30),
+        }
+    }
+
+    /// The arguments of `umpire` that depend on no place.
+    fn arguments(&self, guest: &Guest) -> Vec<OsString> {
+        let seconds = self.timeout.as_secs().to_string();
+        let words = ["run", "--memory", "512", "--timeout", &seconds, "--cmdline"];
+        let words = words.into_iter().chain([self.command_line.as_str()]);
+        let flags = self.flags.iter().map(String::as_str);
+        let mut arguments: Vec<OsString> = words.chain(flags).map(OsString::from).collect();
+        let files = [
+            OsString::from("--kernel"),
+            guest.kernel().into(),
+            "--initrd".into(),
+            guest.initrd().into(),
+        ];
+        arguments.extend(files);
+        arguments
+    }
+
+    fn boot_here(&self, guest: &Guest) -> Booted {
+        let mut arguments = self.arguments(guest).into_iter();
+        let run = arguments.next().expect("the word");
+        let mut program = Command::new(umpire::path());
+        program.arg(run).args(["--engine", "emu"]).args(arguments);
+        // It ends by itself at its time, unless it hangs.
+        let mut command = Command::new("timeout");
+        command
+            .arg((self.timeout + AROUND).as_secs().to_string())
+            .arg(program.get_program())
+            .args(program.get_args())
+            .stdin(Stdio::null());
+        let output = command.output().expect("timeout(1) runs it");
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Booted {
+            status: output.status.code(),
+            out: text(output.stdout),
+            errors: text(output.stderr),
+            console: String::new(),
+        }
+    }
+
+    fn boot_in_l1(&self, guest: &Guest) -> Output {
         let shared = (!self.alone).then(|| ALONE.read());
         let alone = self.alone.then(|| ALONE.write());
         let _shared = shared.map(|lock| lock.unwrap_or_else(PoisonError::into_inner));
         let _alone = alone.map(|lock| lock.unwrap_or_else(PoisonError::into_inner));
-        let guest = self.image.with_script(script).expect("the initramfs");
         let program = match &self.out {
             // `-c`'s next argument is a name, and the others are the command.
             Some(out) => Run::new("bash")
@@ -205,15 +285,8 @@ impl UnderUmpire {
         };
         let host = self.out.as_ref().map(|_| HOST_FLAGS);
         let run = program
-            .args(["run", "--memory", "512", "--timeout"])
-            .arg(self.timeout.as_secs().to_string())
-            .args(host.unwrap_or_default())
-            .args(["--cmdline", &self.command_line])
-            .args(&self.flags)
-            .arg("--kernel")
-            .arg(guest.kernel())
-            .arg("--initrd")
-            .arg(guest.initrd());
+            .args(self.arguments(guest))
+            .args(host.unwrap_or_default());
         // With two, QEMU now and then mixes up L1 and its guest (docs/internals/testing.md,
         // "Limits of L1").
         let machine = Machine::new()

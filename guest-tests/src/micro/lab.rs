@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use pmu_virt::{ClockBackend, CounterBackend, CounterId, CounterReport, PmuModel, StepBackend};
+use pmu_virt::{
+    ClockBackend, CounterBackend, CounterId, CounterReport, EmuBackend, EmuCycles, PmuModel,
+    StepBackend,
+};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::devices::GuestEnd;
 use vmm::kvm::{Host, HostError};
-use vmm::micro::{BackendFactory, MicroGuest, MicroOutcome, MicroPcr, MicroRun};
-use vmm::probe::ProbeReport;
+use vmm::micro::{BackendFactory, MicroEngine, MicroGuest, MicroOutcome, MicroPcr, MicroRun};
+use vmm::probe::{GuestStep, HandlerOut, ProbeReport, ProtectedStore, RdpmcBehaviour};
 use vmm::sched::CorePlan;
 use vmm::vcpu::{StepSupport, TrapEvent, TrapMode, VcpuEnd};
 
@@ -26,14 +29,37 @@ pub enum LabError {
     Probe(#[from] vmm::micro::MicroError),
 }
 
-/// This host's KVM and its probed capabilities.
+/// Where guests run: on this host's KVM, with its probed capabilities, or on processors in
+/// software.
 #[derive(Debug)]
 pub struct Lab {
-    /// `/dev/kvm`.
-    pub host: Host,
+    /// `/dev/kvm`, where it is that.
+    host: Option<Host>,
     /// What the probe guests found.
     pub probe: ProbeReport,
 }
+
+/// What processors in software do: all of it right, and there is no SMM.
+const EMULATED: ProbeReport = ProbeReport {
+    cpl0_ps_per_instruction: 1000,
+    cpl3_ps_per_instruction: 1000,
+    rdpmc: RdpmcBehaviour::Faults,
+    step_cpl0: true,
+    step_cpl3: true,
+    step_fence: true,
+    breakpoint_cpl0: true,
+    breakpoint_cpl3: true,
+    rf_honoured: true,
+    dr_access_trap: true,
+    handler_out: HandlerOut::At,
+    protected_store_cpl0: ProtectedStore::Mmio,
+    protected_store_cpl3: ProtectedStore::Mmio,
+    block_irq: true,
+    smm: false,
+    guest_step: GuestStep::ToGuest,
+    guest_step_beside_ours: GuestStep::ToGuest,
+    guest_breakpoint_beside_ours: true,
+};
 
 /// How a guest is run.
 #[derive(Debug, Clone)]
@@ -96,6 +122,11 @@ impl Setup {
     }
 }
 
+/// An `emu` backend for one vCPU.
+fn emu_backend() -> Box<dyn CounterBackend> {
+    Box::new(EmuBackend::new(EmuCycles::Unavailable))
+}
+
 /// A `step` backend for one vCPU.
 #[must_use]
 pub fn step_backend() -> Box<dyn CounterBackend> {
@@ -135,6 +166,8 @@ pub struct LabRun {
     pub outcome: MicroOutcome,
     /// The log of vCPU 0.
     pub log: Vec<Entry>,
+    /// It ran on processors in software.
+    pub emulated: bool,
 }
 
 impl Lab {
@@ -145,7 +178,52 @@ impl Lab {
     pub fn open() -> Result<Self, LabError> {
         let host = Host::open()?;
         let probe = ProbeReport::gather(&host)?;
-        Ok(Self { host, probe })
+        Ok(Self {
+            host: Some(host),
+            probe,
+        })
+    }
+
+    /// Processors in software, which are there on every host.
+    #[must_use]
+    pub fn emulated() -> Self {
+        Self {
+            host: None,
+            probe: EMULATED,
+        }
+    }
+
+    /// What runs guests here.
+    #[must_use]
+    pub fn engine(&self) -> MicroEngine<'_> {
+        self.host
+            .as_ref()
+            .map_or(MicroEngine::Emu, MicroEngine::Kvm)
+    }
+
+    /// Whether guests run on processors in software.
+    #[must_use]
+    pub fn is_emulated(&self) -> bool {
+        self.host.is_none()
+    }
+
+    /// The KVM of this host.
+    ///
+    /// # Errors
+    /// Guests run on processors in software here.
+    pub fn host(&self) -> Result<&Host> {
+        self.host.as_ref().context("there is no KVM here")
+    }
+
+    /// The counters of a guest that `setup` describes: what steps a guest on KVM is told what
+    /// it executes elsewhere.
+    fn backend(&self, setup: &Setup) -> BackendFactory {
+        let steps = (setup.backend)().name() == step_backend().name();
+        if self.is_emulated() && steps {
+            emu_backend
+        } else {
+            setup.backend
+        }
     }
 
     /// Runs `guest` until it writes 0 to the exit port.
@@ -155,7 +233,7 @@ impl Lab {
     pub fn run(&self, setup: &Setup, guest: &MicroGuest) -> Result<LabRun> {
         let run = MicroRun {
             model: setup.guest_model()?,
-            backend: setup.backend,
+            backend: self.backend(setup),
             quirks: self.probe.quirks(),
             step: setup.step.unwrap_or(self.probe.step_support()),
             trap: self.probe.trap_plan(setup.trap),
@@ -165,7 +243,7 @@ impl Lab {
             cores: setup.cores,
             pcr: setup.pcr.clone(),
         };
-        let outcome = run.run(&self.host, guest)?;
+        let outcome = run.run(self.engine(), guest)?;
         let log = read_log(&outcome)?;
         let told = || {
             let vcpus: Vec<String> = outcome
@@ -195,13 +273,17 @@ impl Lab {
                 .written_to(vmm::micro::UNEXPECTED_VECTOR_PORT)
                 .is_empty();
         ensure!(ended, "the guest did not end as it should{}", told());
-        Ok(LabRun { outcome, log })
+        Ok(LabRun {
+            outcome,
+            log,
+            emulated: self.is_emulated(),
+        })
     }
 }
 
 /// The words of the guest's data that are not 0, with their offsets.
 fn nonzero(outcome: &MicroOutcome) -> Vec<(u64, u64)> {
-    let word = |offset| outcome.vm.memory().read_obj(GuestAddress(DATA + offset));
+    let word = |offset| outcome.memory.read_obj(GuestAddress(DATA + offset));
     let words = (0..0x200).step_by(8).map(|at| (at, word(at).unwrap_or(0)));
     words.filter(|(_, word)| *word != 0).collect()
 }
@@ -218,7 +300,7 @@ fn read_log(outcome: &MicroOutcome) -> Result<Vec<Entry>> {
         .map(|at| {
             let word = |index: u64| {
                 let address = GuestAddress(at + 8 * index);
-                outcome.vm.memory().read_obj::<u64>(address)
+                outcome.memory.read_obj::<u64>(address)
             };
             Ok(Entry {
                 kind: word(0)?,
@@ -236,7 +318,7 @@ impl LabRun {
     /// # Errors
     /// There is no memory.
     pub fn word(&self, at: u64) -> Result<u64> {
-        Ok(self.outcome.vm.memory().read_obj(GuestAddress(at))?)
+        Ok(self.outcome.memory.read_obj(GuestAddress(at))?)
     }
 
     /// The report of `counter` on vCPU `vcpu`.

@@ -27,12 +27,18 @@ struct Arguments {
     list: bool,
     /// Runs what the limits rule out, to see whether they still hold.
     limited: bool,
+    /// On KVM alone, or on processors in software alone.
+    engine: Option<String>,
 }
 
 impl Arguments {
     fn parse(arguments: impl IntoIterator<Item = String>) -> Self {
         let mut parsed = Self::default();
         for argument in arguments {
+            if let Some(engine) = argument.strip_prefix("--engine=") {
+                parsed.engine = Some(engine.to_owned());
+                continue;
+            }
             match argument.as_str() {
                 "--exact" => parsed.exact = true,
                 "--list" => parsed.list = true,
@@ -58,10 +64,29 @@ impl Arguments {
     }
 }
 
+/// Where a suite runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum On {
+    Kvm,
+    /// On KVM, and once more on processors in software; `--engine=kvm` and `--engine=emu`
+    /// choose one. L1 has them too, and a slow processor below.
+    Each,
+}
+
 /// Runs `tests` as the command line asks, without those that `limits` rule out
 /// here, and prints libtest-like lines.
 #[must_use]
 pub fn run_suite(tests: &[Test], limits: &[Limit]) -> ExitCode {
+    run_on(On::Kvm, tests, limits)
+}
+
+/// [`run_suite`], on KVM and then on processors in software, which need none.
+#[must_use]
+pub fn run_suite_on_each_engine(tests: &[Test], limits: &[Limit]) -> ExitCode {
+    run_on(On::Each, tests, limits)
+}
+
+fn run_on(engines: On, tests: &[Test], limits: &[Limit]) -> ExitCode {
     let arguments = Arguments::parse(std::env::args().skip(1));
     let wanted: Vec<&Test> = tests
         .iter()
@@ -77,31 +102,44 @@ pub fn run_suite(tests: &[Test], limits: &[Limit]) -> ExitCode {
         println!("the table of limits names a test that does not exist: {name}");
         return ExitCode::FAILURE;
     }
-    match Lab::open() {
-        Ok(lab) => {
-            let limits = if arguments.limited { &[] } else { limits };
-            run(&lab, &wanted, limits)
-        }
-        Err(error) => without_lab(&error, wanted.len()),
+    let limits = if arguments.limited { &[] } else { limits };
+    let engine = arguments.engine.as_deref();
+    let mut passed = true;
+    if engine.is_none_or(|engine| engine == "kvm") {
+        passed &= match Lab::open() {
+            Ok(lab) => run(&lab, &wanted, limits),
+            Err(error) => without_lab(&error, wanted.len()),
+        };
+    }
+    let emulates = engine.map_or(!crate::l1::inside(), |engine| engine == "emu");
+    if engines == On::Each && emulates {
+        println!("\non processors in software:");
+        passed &= run(&Lab::emulated(), &wanted, limits);
+    }
+    if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 
 /// A machine without KVM runs the tests in L1 instead; any other obstacle is a
 /// failure, and so is this one in L1.
-fn without_lab(error: &LabError, tests: usize) -> ExitCode {
+fn without_lab(error: &LabError, tests: usize) -> bool {
     let no_device = matches!(
         error,
         LabError::Host(HostError::Access(KvmAccessError::Missing { .. }))
     );
     if no_device && !crate::l1::inside() {
         println!("skipped: all {tests} tests: {error}");
-        return ExitCode::SUCCESS;
+        return true;
     }
     println!("no micro-guest can run here: {error}");
-    ExitCode::FAILURE
+    false
 }
 
-fn run(lab: &Lab, tests: &[&Test], limits: &[Limit]) -> ExitCode {
+/// Whether all of them have passed that this lab can run.
+fn run(lab: &Lab, tests: &[&Test], limits: &[Limit]) -> bool {
     let start = Instant::now();
     let (mut passed, mut failed, mut skipped) = (0, Vec::new(), 0);
     println!("\nrunning {} tests", tests.len());
@@ -139,11 +177,7 @@ fn run(lab: &Lab, tests: &[&Test], limits: &[Limit]) -> ExitCode {
         failed.len(),
         start.elapsed().as_secs_f64()
     );
-    if failed.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    failed.is_empty()
 }
 
 /// One of three runs passes: for a share of time, of which other work on the host can only
@@ -164,7 +198,7 @@ pub fn one_of_three(lab: &Lab, run: fn(&Lab) -> anyhow::Result<()>) -> anyhow::R
 fn reason_to_skip(lab: &Lab, name: &str, limits: &[Limit]) -> Option<&'static str> {
     limits
         .iter()
-        .find(|limit| limit.tests.contains(&name) && (limit.applies)(&lab.probe))
+        .find(|limit| limit.tests.contains(&name) && (limit.applies)(lab))
         .map(|limit| limit.reason)
 }
 

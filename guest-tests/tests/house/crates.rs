@@ -86,6 +86,8 @@ const HOUSE: [Room; 35] = [
         "vmm",
         &[
             "kvm-pmu",
+            "emu",
+            "irqchip",
             "vmm-control",
             "umpire-events",
             "guest-view",

@@ -122,9 +122,12 @@ fn halt_for_ever(a: &mut CodeAssembler) -> Written {
 }
 
 pub(crate) fn tsc_khz(lab: &Lab) -> Result<u64> {
+    if lab.is_emulated() {
+        return Ok(vmm::emu::TSC_HZ / 1000);
+    }
     let vm = Program::new()?.start(0);
     let (_, vcpus) = vm.build(
-        &lab.host,
+        lab.host()?,
         &vmm::kvm::VmOptions {
             irqchip: true,
             trapped_msrs: Vec::new(),
@@ -325,7 +328,7 @@ fn stopped(lab: &Lab) -> Result<()> {
         stopping,
         vcpus,
         ..
-    } = run.run(&lab.host, &guest(program, 2))?;
+    } = run.run(lab.engine(), &guest(program, 2))?;
     ensure!(timed_out && vcpus.len() == 3);
     ensure!(vcpus.iter().all(|vcpu| vcpu.end == VcpuEnd::Stopped));
     ensure!(stopping < Duration::from_secs(1), "took {stopping:?}");

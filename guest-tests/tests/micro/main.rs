@@ -27,7 +27,7 @@ mod vcpus;
 
 use std::process::ExitCode;
 
-use guest_tests::micro::{LIMITS, Test, run_suite};
+use guest_tests::micro::{LIMITS, Test, run_suite_on_each_engine};
 
 fn main() -> ExitCode {
     let step = step::tests();
@@ -61,5 +61,5 @@ fn main() -> ExitCode {
         time::TESTS,
         &step,
     ];
-    run_suite(&themes.concat(), LIMITS)
+    run_suite_on_each_engine(&themes.concat(), LIMITS)
 }

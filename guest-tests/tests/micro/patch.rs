@@ -200,7 +200,7 @@ fn armed(ran: &LabRun) -> Vec<Armed> {
 
 /// The first bytes of the #GP handler, when the guest has ended.
 fn handler_bytes(ran: &LabRun) -> Result<[u8; 4]> {
-    Ok(ran.outcome.vm.memory().read_obj(GuestAddress(GP))?)
+    Ok(ran.outcome.memory.read_obj(GuestAddress(GP))?)
 }
 
 /// `body` in a ring, whose #GP handler begins with `first`, after the counter was

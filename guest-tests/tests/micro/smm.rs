@@ -90,7 +90,7 @@ fn is_in_smm(address: u64) -> bool {
 fn ensure_secret(ran: &LabRun) -> Result<()> {
     const PAGE: usize = 0x1000;
     let mut all = vec![0; MEMORY_SIZE];
-    let memory = ran.outcome.vm.memory();
+    let memory = &ran.outcome.memory;
     memory.read_slice(&mut all, GuestAddress(0))?;
     let halves = SECRET.map(u32::to_le_bytes);
     let used = all.chunks_exact(PAGE).enumerate();

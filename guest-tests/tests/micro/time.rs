@@ -106,14 +106,14 @@ fn run(lab: &Lab, guest: &MicroGuest) -> Result<Times> {
         record: false,
     };
     let stopwatch = Arc::new(Stopwatch::default());
-    let outcome = run.run_on(&lab.host, guest, |_| Ok(stopwatch.clone()))?;
+    let outcome = run.run_on(lab.host()?, guest, |_| Ok(stopwatch.clone()))?;
     let notes = stopwatch.notes.lock();
     let notes = notes.unwrap_or_else(PoisonError::into_inner).clone();
     let [begin, end] = notes[..] else {
         anyhow::bail!("{notes:?} of a guest that ended: {}", outcome.vcpus[0].end);
     };
     let wall = u64::try_from((end.at - begin.at).as_nanos())?;
-    let counted: u64 = outcome.vm.memory().read_obj(GuestAddress(COUNT))?;
+    let counted: u64 = outcome.memory.read_obj(GuestAddress(COUNT))?;
     let counted = u128::from(counted) * u128::from(wall) / u128::from(end.tsc - begin.tsc);
     Ok(Times {
         wall,

@@ -246,11 +246,12 @@ impl Bed {
             cores: self.cores,
             pcr: None,
         };
+        let host = lab.host()?;
         let gates = Arc::new(Gates::default());
         let platform = gates.clone();
         std::thread::scope(|scope| {
-            let guest = scope
-                .spawn(|| run.run_served(&lab.host, guest, Some(&self.control), |_| Ok(platform)));
+            let guest =
+                scope.spawn(|| run.run_served(host, guest, Some(&self.control), |_| Ok(platform)));
             let told = {
                 // Whatever the tool meets, the guest comes to its end.
                 let _open = OpenAtLast(&gates);

@@ -327,7 +327,7 @@ fn turns(lab: &Lab) -> Result<()> {
         Ok(())
     };
     let (_, outcome) = bed(clock)?.run(lab, &program.start(0), use_it)?;
-    let control = |at| -> Result<u32> { Ok(outcome.vm.memory().read_obj(GuestAddress(at))?) };
+    let control = |at| -> Result<u32> { Ok(outcome.memory.read_obj(GuestAddress(at))?) };
     let (during, after) = (u64::from(control(DATA)?), u64::from(control(DATA + 8)?));
     ensure!(during == CYCLES, "while the tool had it: {during:#x}");
     ensure!(after == CYCLES | OP_VAL, "when it had gone: {after:#x}");

@@ -20,7 +20,7 @@ pub(crate) fn measure(lab: &Lab, guest: &MicroGuest) -> Result<u32> {
     if let Some(khz) = TSC_KHZ.get() {
         return Ok(*khz);
     }
-    let (_, vcpus) = guest.build(&lab.host, &VmOptions::with_pmu(None))?;
+    let (_, vcpus) = guest.build(lab.host()?, &VmOptions::with_pmu(None))?;
     let khz = vcpus.first().context("a vCPU")?.get_tsc_khz()?;
     Ok(*TSC_KHZ.get_or_init(|| khz))
 }

@@ -45,7 +45,8 @@ pub enum Progress {
         ring: Ring,
     },
     /// A processor in software has executed: any number of instructions and deliveries, all
-    /// of one ring.
+    /// of one ring. Counters that were started since it was entered last count none of it: the
+    /// instruction that did so retires behind its exit.
     Executed {
         /// Ring in which they executed, or that the deliveries interrupted.
         ring: Ring,

@@ -109,8 +109,8 @@ impl<W: Watcher> InstructionBackend<W> {
         }
     }
 
-    fn count(&mut self, ring: Ring, done: &EventTotals) {
-        for index in self.slots.running_set().iter() {
+    fn count(&mut self, slots: SlotSet, ring: Ring, done: &EventTotals) {
+        for index in slots.iter() {
             if let Some(Some(meaning)) = self.meanings.get(usize::from(index.0)) {
                 self.slots.add(index, meaning.events(ring, done));
             }
@@ -278,13 +278,20 @@ impl<W: Watcher> CounterBackend for InstructionBackend<W> {
     fn observe(&mut self, progress: &Progress) {
         match *progress {
             Progress::Retired { ring, insn } => {
-                self.count(ring, &EventCounts::of(&insn).into());
+                let did = EventCounts::of(&insn).into();
+                self.count(self.slots.running_set(), ring, &did);
             }
-            Progress::Delivered { ring } => self.count(ring, &EventTotals::DELIVERY),
-            Progress::Executed { ring, ref done } => self.count(ring, done),
+            Progress::Delivered { ring } => {
+                self.count(self.slots.running_set(), ring, &EventTotals::DELIVERY);
+            }
+            // What has started a slot is told after that, and not counted by it.
+            Progress::Executed { ring, ref done } => {
+                self.count(self.slots.interval(), ring, done);
+            }
             Progress::Lost { reason } => self.lose(reason),
+            Progress::Entered { .. } => self.slots.enter(),
             // Nothing is counted by the host's time.
-            Progress::Entered { .. } | Progress::Left { .. } => {}
+            Progress::Left { .. } => {}
         }
     }
 

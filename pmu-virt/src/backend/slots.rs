@@ -162,6 +162,11 @@ impl Slots {
         self.in_interval = self.running;
     }
 
+    /// The slots that have run since the interval began.
+    pub(super) fn interval(&self) -> SlotSet {
+        self.in_interval
+    }
+
     /// The interval ends: the slots that ran from its beginning.
     pub(super) fn take_interval(&mut self) -> SlotSet {
         std::mem::take(&mut self.in_interval)

@@ -302,7 +302,11 @@ pub(super) fn reservations(
     let auditor = trail.auditors().next();
     let auditor = auditor.ok_or_else(|| BenchError::Guest("it has no vCPU".to_owned()))?;
     machine
-        .of_vcpu(&harness.model, tsc_khz, Box::new(auditor))
+        .of_vcpu(
+            &harness.model,
+            (tsc_khz, vmm::vcpu::now()),
+            Box::new(auditor),
+        )
         .map_err(|error| BenchError::Guest(error.to_string()))
 }
 

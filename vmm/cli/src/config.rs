@@ -52,6 +52,8 @@ const BUFFERS_KIB: RangeInclusive<u64> = 4..=1 << 30;
 const RATES: RangeInclusive<u64> = 1..=10_000_000;
 /// The range of `--contexts-per-vcpu`.
 const CONTEXTS: RangeInclusive<u64> = 1..=MAX_CONTEXTS as u64;
+/// The range of `--seed`: what a number of TOML can be.
+const SEEDS: RangeInclusive<u64> = 0..=i64::MAX as u64;
 /// The range of `--slice` in milliseconds.
 pub const SLICE_MS: RangeInclusive<u64> = 1..=1000;
 

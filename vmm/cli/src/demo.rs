@@ -26,18 +26,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pmu_virt::{BackendError, Vendor};
+use pmu_virt::{BackendError, CounterBackend, EmuBackend, EmuCycles, Vendor};
 use thiserror::Error;
 use umpire_bench::BenchError;
-use vmm::config::DEFAULT_PMI_FLOOR_US;
+use vmm::config::{DEFAULT_PMI_FLOOR_US, Engine, EngineChoice};
 use vmm::counters::{self, CounterError, CounterPlan, backend_env};
 use vmm::devices::GuestEnd;
 use vmm::doctor::{self, Refusal};
+use vmm::emu::VirtualClock;
 use vmm::host::CpuFacts;
-use vmm::kvm::{Host, HostError, VcpuError, VmOptions};
-use vmm::micro::{MicroError, MicroRunError, Solo, SoloParts};
+use vmm::kvm::{Host, HostError, VcpuError, VcpuId, VmOptions};
+use vmm::micro::{MicroError, MicroGuest, MicroRunError, Solo, SoloParts};
 use vmm::probe::ProbeReport;
-use vmm::vcpu::{TrapMode, VcpuEnd};
+use vmm::vcpu::{DebugQuirks, StepSupport, TrapMode, VcpuEnd};
 
 use crate::exit::{ExitStatus, UserError};
 use crate::flags::{DemoFlags, DemoScenario};
@@ -88,28 +89,54 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
         Some(DemoScenario::Host { output }) => return run_host(output.json),
         None => {}
     }
+    let choice = engine(flags).map_err(UserError::bad_input)?;
     let names = umpire_events::names();
     let plan = Plan::new(flags, host_vendor(), names.as_ref()).map_err(UserError::bad_input)?;
     let json = flags.output.json;
     let out = &mut io::stdout().lock();
-    let ready = doctor::open().and_then(|host| {
+    let report = match (choice, on_kvm(choice, &plan)) {
+        (_, Some(Ok((host, probe)))) => perform(&host, &probe, &plan),
+        (EngineChoice::Only(Engine::Kvm), Some(Err(refusal))) => {
+            decline(&refusal, "demo", json, out).map_err(UserError::unwritable)?;
+            return Ok(ExitStatus::BAD_INPUT);
+        }
+        (_, refusal) => {
+            let because = refusal.and_then(Result::err);
+            perform_emulated(&plan, because.map(|refusal| refusal.to_string()))
+        }
+    };
+    write_report(&report.map_err(refused)?, json, out).map_err(UserError::unwritable)?;
+    Ok(ExitStatus::SUCCESS)
+}
+
+/// The engine that the flags ask for. Whoever names a backend that needs KVM asks for that.
+fn engine(flags: &DemoFlags) -> Result<EngineChoice, String> {
+    let word = flags.engine.as_deref().unwrap_or("auto");
+    let choice = EngineChoice::parse(word)
+        .ok_or_else(|| format!("--engine: '{word}' is none of {}", EngineChoice::ALLOWED))?;
+    match (choice, &flags.counters) {
+        (EngineChoice::Only(Engine::Emu), Some(_)) => Err(
+            "--counters: the engine emu counts each instruction itself; leave it out, or give \
+             --engine kvm"
+                .to_owned(),
+        ),
+        (EngineChoice::Auto, Some(_)) => Ok(EngineChoice::Only(Engine::Kvm)),
+        _ => Ok(choice),
+    }
+}
+
+/// KVM, ready for the plan, or why it is not; none if it is not to be used.
+fn on_kvm(choice: EngineChoice, plan: &Plan) -> Option<Result<(Host, ProbeReport), Refusal>> {
+    if choice == EngineChoice::Only(Engine::Emu) {
+        return None;
+    }
+    Some(doctor::open().and_then(|host| {
         let probe = doctor::check(&host)?;
         if let Some(sources) = &plan.sources {
             doctor::check_backends(&probe, sources)?;
         }
         Ok((host, probe))
-    });
-    match ready {
-        Ok((host, probe)) => {
-            let report = perform(&host, &probe, &plan).map_err(refused)?;
-            write_report(&report, json, out).map_err(UserError::unwritable)?;
-            Ok(ExitStatus::SUCCESS)
-        }
-        Err(refusal) => {
-            decline(&refusal, "demo", json, out).map_err(UserError::unwritable)?;
-            Ok(ExitStatus::BAD_INPUT)
-        }
-    }
+    }))
 }
 
 /// The scenario of the reservations.
@@ -184,7 +211,9 @@ fn decline(refusal: &Refusal, command: &str, json: bool, out: &mut dyn Write) ->
             out,
             "No guest ran and nothing was counted: {refusal}.\n\
              `umpire doctor` tells more. The demo also runs in a machine with its own KVM:\n  \
-             {elsewhere}"
+             {elsewhere}\n\
+             On a processor in software, without KVM, a guest counts with:\n  \
+             umpire demo --engine emu"
         )?;
     }
     out.flush()
@@ -197,12 +226,7 @@ fn decline(refusal: &Refusal, command: &str, json: bool, out: &mut dyn Write) ->
 pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoReport, DemoError> {
     let Plan { model, events, .. } = plan;
     let options = VmOptions::with_pmu(Some(model)).trapping(probe.trap_plan(TrapMode::Auto));
-    let guest = if events.is_empty() {
-        guest::guest(model)?
-    } else {
-        worker::guest(model, events)?
-    };
-    let (vm, vcpus) = guest.build(host, &options)?;
+    let (vm, vcpus) = guest_of(plan)?.build(host, &options)?;
     let kvm = vcpus
         .into_iter()
         .next()
@@ -225,7 +249,64 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         observer: Box::new(record::Witness(record.clone())),
         reservations: None,
     };
-    let mut solo = Solo::new(kvm, vm, parts)?;
+    let solo = Solo::new(kvm, vm, parts)?;
+    let report = watch(solo, &record, plan, backend)?;
+    let round_trips = if events.is_empty() {
+        Some(umpire_bench::measure(host, probe, ROUND_TRIPS)?)
+    } else {
+        None
+    };
+    Ok(DemoReport {
+        processor: CpuFacts::read(Path::new("/")).model_name,
+        slow_cpl0: probe.slow_cpl0(),
+        round_trips,
+        ..report
+    })
+}
+
+/// The same on a processor in software; `because`: why not on KVM, if that was to be.
+///
+/// # Errors
+/// The guest went astray.
+pub fn perform_emulated(plan: &Plan, because: Option<String>) -> Result<DemoReport, DemoError> {
+    let clock = VirtualClock::beginning_at(0);
+    let record = Arc::new(record::Record::in_virtual_time(VcpuId(0), clock.clone()));
+    let backend = EmuBackend::new(EmuCycles::Simulated);
+    let name = backend.name().to_owned();
+    let parts = SoloParts {
+        model: plan.model.clone(),
+        backend: Box::new(backend),
+        quirks: DebugQuirks::UNKNOWN,
+        step: StepSupport::default(),
+        pmi_floor_us: DEFAULT_PMI_FLOOR_US,
+        platform: record.clone(),
+        observer: Box::new(record::Witness(record.clone())),
+        reservations: None,
+    };
+    let solo = Solo::emulated(&guest_of(plan)?, parts, clock)?;
+    Ok(DemoReport {
+        engine: Engine::Emu.to_string(),
+        because,
+        ..watch(solo, &record, plan, name)?
+    })
+}
+
+fn guest_of(plan: &Plan) -> Result<MicroGuest, MicroError> {
+    if plan.events.is_empty() {
+        guest::guest(&plan.model)
+    } else {
+        worker::guest(&plan.model, &plan.events)
+    }
+}
+
+/// Runs the guest to its end, and tells what happened.
+fn watch(
+    mut solo: Solo,
+    record: &record::Record,
+    plan: &Plan,
+    backend: String,
+) -> Result<DemoReport, DemoError> {
+    let Plan { model, events, .. } = plan;
     record.start();
     check_end(solo.run(PATIENCE)?)?;
     let (pmis, late_pmis) = solo.pmis();
@@ -241,15 +322,12 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
             .map(|event| CounterRow::of_event(event, &reports, counting))
             .collect()
     };
-    let round_trips = if events.is_empty() {
-        Some(umpire_bench::measure(host, probe, ROUND_TRIPS)?)
-    } else {
-        None
-    };
     Ok(DemoReport {
         shown: true,
-        processor: CpuFacts::read(Path::new("/")).model_name,
-        slow_cpl0: probe.slow_cpl0(),
+        engine: Engine::Kvm.to_string(),
+        because: None,
+        processor: None,
+        slow_cpl0: false,
         model: model.name(),
         backend,
         tsc_khz: solo.tsc_khz(),
@@ -257,7 +335,7 @@ pub fn perform(host: &Host, probe: &ProbeReport, plan: &Plan) -> Result<DemoRepo
         counters,
         pmis,
         late_pmis,
-        round_trips,
+        round_trips: None,
     })
 }
 

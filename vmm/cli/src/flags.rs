@@ -158,6 +158,10 @@ pub struct DemoFlags {
     /// skl::INST_RETIRED:ANY_P; repeatable. See: umpire events
     #[arg(long = "event", value_name = "EVENT")]
     pub events: Vec<String>,
+    /// What runs the guest: kvm, emu (a processor in software, which counts each instruction
+    /// on any host), or auto (kvm where it can be used, else emu) [default: auto]
+    #[arg(long, value_name = "auto|kvm|emu")]
+    pub engine: Option<String>,
     /// The guest's PMU model, with --event [default: one that has the events]
     #[arg(long, value_name = "MODEL[,PROPERTY=VALUE...]", requires = "events")]
     pub pmu: Option<String>,

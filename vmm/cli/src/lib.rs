@@ -13,6 +13,7 @@ pub mod bench;
 pub mod config;
 pub mod demo;
 pub mod doctor;
+mod engine;
 pub mod events;
 pub mod exit;
 mod first_tools;

@@ -9,11 +9,11 @@ use rustix::fs::{Access, access};
 use rustix::net::SocketAddrUnix;
 use umpire_tools::find::socket_folder;
 use vmm::config::RunConfig;
-use vmm::doctor;
-use vmm::machine::{self, Machine, RunEnd};
+use vmm::machine::{self, EngineFacts, Machine, RunEnd};
 use vmm::vcpu::{PmuLog, VcpuEnd};
 
 use crate::config::{self, Settings};
+use crate::engine;
 use crate::exit::{ExitStatus, UserError, complain};
 use crate::first_tools::FirstTools;
 use crate::flags::RunFlags;
@@ -26,26 +26,30 @@ use crate::logging;
 /// The flags or the configuration file cannot be used, this host cannot run the
 /// guest, or it failed in the middle.
 pub fn run(flags: &RunFlags) -> Result<u8, UserError> {
+    let mut settings = config::load(flags)?;
+    if settings.tools.count() > 0 {
+        // libpfm4 is to be asked before there are threads.
+        let _ = umpire_events::names();
+    }
+    logging::start(&settings.log)?;
+    let engine = engine::ready(&mut settings)?;
     let Settings {
         run: mut config,
         arbiter,
         tools,
-        log,
-    } = config::load(flags)?;
-    if tools.count() > 0 {
-        // libpfm4 is to be asked before there are threads.
-        let _ = umpire_events::names();
-    }
-    logging::start(&log)?;
-    let host = doctor::open().map_err(UserError::bad_input)?;
-    let probes = doctor::check(&host).map_err(UserError::bad_input)?;
-    doctor::check_backends(&probes, &config.counters).map_err(UserError::bad_input)?;
+        ..
+    } = settings;
     prepare_socket(&mut config)?;
-    let lease = lease::take(&arbiter, &host, &mut config)?;
-    let mut machine = Machine::build(&host, &probes, &config, Box::new(stdout()), |_| {
-        Box::new(PmuLog)
-    })
-    .map_err(UserError::bad_input)?;
+    let lease = match engine.facts() {
+        EngineFacts::Kvm { host, .. } => lease::take(&arbiter, host, &mut config)?,
+        EngineFacts::Emu => None,
+    };
+    if let Some(line) = engine.first_line(&config) {
+        let _ = writeln!(stderr(), "umpire: {line}");
+    }
+    let console = Box::new(stdout());
+    let machine = Machine::build(engine.facts(), &config, console, |_| Box::new(PmuLog));
+    let mut machine = machine.map_err(UserError::bad_input)?;
     let lines = machine.take_lease_lines();
     if let Some((lease, lines)) = lease.zip(lines) {
         let failed = |error| format!("no thread for the VM's lease: {error}");
@@ -130,9 +134,13 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 fn exit_code(end: &RunEnd) -> u8 {
     match end {
         RunEnd::Guest(_, VcpuEnd::Guest(end)) => end.exit_status(),
-        RunEnd::Guest(_, VcpuEnd::TripleFault { .. } | VcpuEnd::Stuck(_)) => {
-            ExitStatus::GUEST_FAILURE.code()
-        }
+        RunEnd::Guest(
+            _,
+            VcpuEnd::TripleFault { .. }
+            | VcpuEnd::Stuck(_)
+            | VcpuEnd::Asleep
+            | VcpuEnd::Unimplemented { .. },
+        ) => ExitStatus::GUEST_FAILURE.code(),
         RunEnd::Guest(_, VcpuEnd::Stopped) | RunEnd::Interrupted => ExitStatus::INTERRUPTED.code(),
         RunEnd::TimedOut => ExitStatus::TIMED_OUT.code(),
     }

@@ -4,6 +4,8 @@
     reason = "offsets in a page, and numbers of pages"
 )]
 
+mod outside;
+
 use std::fmt;
 use std::ops::Range;
 
@@ -55,6 +57,7 @@ pub struct Cpu {
     /// The time up to which these have the ticks.
     folded: u64,
     wants_window: bool,
+    wants_nmi: bool,
 }
 
 impl fmt::Debug for Cpu {
@@ -76,6 +79,7 @@ impl Cpu {
             totals: [EventTotals::default(); 2],
             folded: 0,
             wants_window: false,
+            wants_nmi: false,
         }
     }
 
@@ -255,7 +259,13 @@ impl Cpu {
             self.core.halted = false;
             return Some(VmExit::Halted);
         }
-        if self.wants_window && self.can_interrupt() {
+        if std::mem::take(&mut self.core.paused) {
+            return Some(VmExit::Paused);
+        }
+        let window = std::mem::take(&mut self.core.look_at_once)
+            || self.wants_window && self.can_interrupt()
+            || self.wants_nmi && self.can_nmi();
+        if window {
             return Some(VmExit::Window);
         }
         if self.core.left <= 0 {
@@ -535,7 +545,9 @@ impl Cpu {
         self.blocks.tag(self.mode())
     }
 
-    fn linear_rip(&self) -> u64 {
+    /// Where the next instruction is: RIP, with CS's base outside of 64-bit code.
+    #[must_use]
+    pub fn linear_rip(&self) -> u64 {
         let state = &self.core.state;
         if state.bits() == 64 {
             state.rip

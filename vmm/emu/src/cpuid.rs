@@ -129,16 +129,22 @@ impl Cpuid {
             .find(|one| one.leaf == leaf && one.subleaf.is_none_or(|sub| sub == subleaf))
     }
 
-    /// What a question is answered. Above the highest leaf the highest basic one answers
-    /// (SDM vol. 2A, "CPUID").
+    /// What a question is answered. Above the highest leaf the highest basic one answers on
+    /// Intel's processors (SDM vol. 2A, "CPUID"), and nothing on AMD's (APM vol. 3, "CPUID").
+    /// Each 256 leaves of a hypervisor's have a highest one of their own, as Linux and KVM look
+    /// for them.
     #[must_use]
     pub fn answer(&self, leaf: u32, subleaf: u32) -> CpuidRegs {
         let most = |first: u32| self.find(first, 0).map_or(0, |one| one.regs.eax);
         let known = match leaf >> 16 {
             0 => leaf <= most(0),
-            0x4000 | 0x8000 => leaf <= most(leaf & 0xffff_0000),
+            0x4000 => leaf <= most(leaf & 0xffff_ff00),
+            0x8000 => leaf <= most(0x8000_0000),
             _ => false,
         };
+        if !known && self.is_amd() {
+            return CpuidRegs::default();
+        }
         let leaf = if known { leaf } else { most(0) };
         self.find(leaf, subleaf)
             .map_or_else(CpuidRegs::default, |found| found.regs)
@@ -226,5 +232,58 @@ impl Cpuid {
         bits.iter()
             .filter(|(leaf, register, bit, _)| self.leaves.test(*leaf, 0, *register, *bit))
             .fold(always, |mask, (.., control)| mask | control)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_above_the_highest_leaf() {
+        let check = |vendor: u32, expected: &[(u32, u32)]| {
+            let leaf = |leaf, eax, ebx| Leaf {
+                leaf,
+                subleaf: None,
+                regs: CpuidRegs {
+                    eax,
+                    ebx,
+                    ..CpuidRegs::default()
+                },
+            };
+            let leaves = [
+                leaf(0, 7, vendor),
+                leaf(7, 77, 0),
+                leaf(0x4000_0000, 0x4000_0001, 0),
+                leaf(0x4000_0001, 41, 0),
+                leaf(0x4000_0100, 0x4000_0102, 0),
+                leaf(0x4000_0102, 42, 0),
+                leaf(0x8000_0000, 0x8000_0001, 0),
+                leaf(0x8000_0001, 81, 0),
+            ];
+            let cpuid = Cpuid::new(leaves.into_iter().collect());
+            for &(leaf, eax) in expected {
+                assert_eq!(cpuid.answer(leaf, 0).eax, eax, "{vendor:#x}: {leaf:#x}");
+            }
+        };
+        let known = [
+            (7, 77),
+            (0x4000_0001, 41),
+            (0x4000_0102, 42),
+            (0x8000_0001, 81),
+        ];
+        let above = [
+            8,
+            0x4000_0002,
+            0x4000_0103,
+            0x4000_0200,
+            0x8000_0002,
+            0xc000_0000,
+        ];
+        let amd = 0x6874_7541;
+        check(0, &known);
+        check(amd, &known);
+        check(0, &above.map(|leaf| (leaf, 77)));
+        check(amd, &above.map(|leaf| (leaf, 0)));
     }
 }

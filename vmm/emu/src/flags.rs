@@ -25,7 +25,7 @@ const TURN_SF: u64 = 1 << 0;
 const TURN_PF: u64 = 1 << 1;
 
 /// The six status flags as the last result and the carries that led to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Flags {
     /// The result, sign-extended: ZF, SF and PF.

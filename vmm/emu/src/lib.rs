@@ -31,6 +31,7 @@ mod sys;
 mod tlb;
 mod unannounced;
 
+pub use code::CodeChanges;
 pub use cpu::Cpu;
 pub use cpuid::Cpuid;
 pub use flags::Flags;

@@ -197,6 +197,8 @@ pub(crate) struct Mapped {
     pub(crate) large: bool,
     /// Entries have 32 bits.
     narrow: bool,
+    /// The base-2 logarithm of its size; 32 without paging.
+    pub(crate) page: u32,
     /// Entries that are to be marked as used, the leaf first: their offsets in RAM, and their
     /// new values.
     marks: [Option<(u64, u64)>; 4],
@@ -227,6 +229,7 @@ pub(crate) fn walk(ram: &Ram, rules: &Rules, linear: u64, set: Set) -> Result<Ma
         return Ok(Mapped {
             physical: linear & 0xffff_ffff,
             large: true,
+            page: 32,
             ..Mapped::default()
         });
     }
@@ -272,6 +275,7 @@ pub(crate) fn walk(ram: &Ram, rules: &Rules, linear: u64, set: Set) -> Result<Ma
                 physical: high | entry & ADDRESS & !inside | linear & inside,
                 global: rules.global && entry & GLOBAL != 0,
                 large: level > 0,
+                page: shift,
                 narrow,
                 marks: marks(&seen[level as usize..levels as usize], set.writes()),
             });

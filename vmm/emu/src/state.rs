@@ -38,6 +38,10 @@ pub(crate) const CR0_ET: u64 = 1 << 4;
 pub(crate) const CR0_NE: u64 = 1 << 5;
 /// CR0.WP.
 pub(crate) const CR0_WP: u64 = 1 << 16;
+/// CR0.NW.
+pub(crate) const CR0_NW: u64 = 1 << 29;
+/// CR0.CD.
+pub(crate) const CR0_CD: u64 = 1 << 30;
 /// CR0.AM.
 pub(crate) const CR0_AM: u64 = 1 << 18;
 /// CR0.PG.
@@ -93,7 +97,7 @@ pub(crate) const STACK: u8 = 19;
 pub(crate) const BLOCK: u8 = 20;
 
 /// A segment register by its number in encodings, and the two of the system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Seg {
     /// ES.
     Es,
@@ -114,7 +118,7 @@ pub enum Seg {
 }
 
 /// A segment register with what was loaded from its descriptor.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Segment {
     /// Selector.
@@ -151,7 +155,7 @@ impl Segment {
 }
 
 /// GDTR or IDTR.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Table {
     /// Linear address.
@@ -161,7 +165,7 @@ pub struct Table {
 }
 
 /// What the last instruction holds back for one more.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Shadow {
     /// Nothing.
@@ -174,7 +178,7 @@ pub enum Shadow {
 }
 
 /// The registers. Fields lie where they are said to, so that generated code may use them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct State {
     /// RAX to R15 by their numbers; then `ZERO`, the bases, and room.
@@ -228,7 +232,7 @@ pub struct State {
 }
 
 /// MSRs that the processor's instructions use.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Msrs {
     /// STAR.

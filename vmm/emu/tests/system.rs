@@ -728,3 +728,36 @@ fn ticks_are_time_that_is_executed() {
     assert_eq!(delivery.ticks(), guest.cpu.time() - before);
     assert_eq!(guest.cpu.take_totals(Ring::Kernel), EventTotals::default());
 }
+
+#[test]
+fn each_interface_of_a_hypervisor_has_its_own_leaves() {
+    use pmu_model::CpuidRegs;
+    use pmu_model::cpuid::Leaf;
+    let leaf = |leaf, eax| Leaf {
+        leaf,
+        subleaf: None,
+        regs: CpuidRegs {
+            eax,
+            ..CpuidRegs::default()
+        },
+    };
+    let cpuid = emu::Cpuid::new(
+        [
+            leaf(0, 1),
+            leaf(1, 0x11),
+            leaf(0x4000_0000, 0x4000_0001),
+            leaf(0x4000_0001, 0x22),
+            leaf(0x4000_0100, 0x4000_0101),
+            leaf(0x4000_0101, 0x33),
+        ]
+        .into_iter()
+        .collect(),
+    );
+    let eax = |leaf| cpuid.answer(leaf, 0).eax;
+    assert_eq!(eax(0x4000_0001), 0x22);
+    assert_eq!(eax(0x4000_0101), 0x33);
+    // Above the highest one, the highest basic leaf answers.
+    for above in [2, 0x4000_0002, 0x4000_0102, 0x4000_0200] {
+        assert_eq!(eax(above), 0x11, "{above:#x}");
+    }
+}

@@ -64,8 +64,11 @@ pub enum VmExit {
     },
     /// Emulator: the ticks that it was to run for have passed.
     Budget,
-    /// Emulator: an interrupt can be taken now, as was asked for.
+    /// Emulator: an interrupt or NMI can be taken now, as was asked for, or CR8 or the TSC has
+    /// another value.
     Window,
+    /// Emulator: PAUSE, which has retired, where it is to give others their turn.
+    Paused,
     /// Emulator: what CPUID announces, or every processor can do, and this one cannot: a bug.
     /// The instruction has changed nothing and counted for nothing.
     Unimplemented {

@@ -151,6 +151,20 @@ impl Chips {
         apic.map_or(Activity::WaitsForStartup, LocalApic::activity)
     }
 
+    /// Lets `cpu` execute without a SIPI, as if it had come, where whoever loads the machine
+    /// starts all of its CPUs.
+    pub fn start(&mut self, cpu: usize) {
+        if let Some(apic) = self.apics.get_mut(cpu) {
+            apic.start();
+        }
+    }
+
+    /// Whether the local APIC of `cpu` takes interrupts with a vector.
+    #[must_use]
+    pub fn takes_vectors(&self, cpu: usize) -> bool {
+        self.apics.get(cpu).is_some_and(LocalApic::takes_vectors)
+    }
+
     /// LVTPC of `cpu` as it is latched; masked where the APIC is disabled, in either way.
     ///
     /// A PMI is the caller's: it decides by this register what becomes of an overflow, sends

@@ -517,7 +517,7 @@ impl LocalApic {
         self.takes_vectors().then(|| self.ppr())
     }
 
-    fn takes_vectors(&self) -> bool {
+    pub(crate) fn takes_vectors(&self) -> bool {
         self.mode != Mode::Disabled && self.svr & SVR_ENABLED != 0
     }
 
@@ -583,6 +583,11 @@ impl LocalApic {
     fn deliverable(&self) -> Option<u8> {
         let vector = self.irr.highest()?;
         (vector >> 4 > self.ppr() >> 4).then_some(vector)
+    }
+
+    /// The CPU executes, whatever it waited for.
+    pub(crate) fn start(&mut self) {
+        self.activity = Activity::Runs;
     }
 
     pub(crate) fn activity(&self) -> Activity {

@@ -45,7 +45,7 @@ pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
 pub use guest_exit::{Answer, DebugExit, InternalError, VmExit};
 pub use memory::GuestBytes;
 pub use observe::{Armed, NoObserver, TrapEvent, TrapObserver};
-pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent};
+pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent, MsrAccess, MsrHolder, MsrTraps};
 pub use pmu_virt::{PmiDelivery, PmiRoute, Tsc};
 pub use protect::{ProtectPages, TwiceMapped};
 pub use step_driver::StepSupport;

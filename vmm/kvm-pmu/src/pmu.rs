@@ -29,7 +29,8 @@ use crate::vm_traps::VmTraps;
 
 use guest_time::GuestTime;
 use interrupts::{PmiSender, forward_notices, forward_samples};
-use msr_exits::{MsrAccess, MsrTraps};
+use msr_exits::OnKvm;
+pub use msr_exits::{MsrAccess, MsrHolder, MsrTraps};
 use traps::{Fault, Guest, Traps};
 
 /// How often the guest's own debug registers are looked at while ours are in
@@ -319,11 +320,12 @@ impl KvmPmu {
         let observer = &mut *lent.observer;
         let is_ours = match exit {
             VmExit::Rdmsr { index } => {
-                let access = self.msrs.rdmsr(vcpu, pmu, index)?;
+                let access = self.msrs.rdmsr(&OnKvm(guest.vcpu), pmu, index)?;
                 return self.finish(vcpu, lent, access);
             }
             VmExit::Wrmsr { index, value } => {
-                let access = self.msrs.wrmsr(vcpu, pmu, index, value)?;
+                let vcpu_msrs = &mut OnKvm(guest.vcpu);
+                let access = self.msrs.wrmsr(vcpu_msrs, pmu, index, value)?;
                 return self.finish(vcpu, lent, access);
             }
             VmExit::Debug(debug) => {

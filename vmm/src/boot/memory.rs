@@ -6,7 +6,7 @@
 //! | [`GDT_START`] | | global descriptor table |
 //! | [`TSS_START`] | | task state segment |
 //! | [`ZERO_PAGE_START`] | +4 KiB | Linux `boot_params` |
-//! | [`BOOT_INFO_START`] | +4 KiB | PVH start info or Multiboot information |
+//! | [`BOOT_INFO_START`] | +4 KiB | PVH start info, Multiboot information, or Linux `setup_data` |
 //! | [`PAGE_TABLES_START`] | +24 KiB | PML4, PDPT, four page directories |
 //! | | [`BOOT_STACK_TOP`] | stack that the kernel replaces at once |
 //! | [`CMDLINE_START`] | +64 KiB | the kernel's command line |
@@ -36,7 +36,8 @@ pub const GDT_START: u64 = 0x500;
 pub const TSS_START: u64 = 0x600;
 /// The Linux zero page (`boot_params`), 4 KiB.
 pub const ZERO_PAGE_START: u64 = 0x7000;
-/// PVH start info or Multiboot information structure, with its memory map, 4 KiB.
+/// PVH start info or Multiboot information structure, with its memory map, or what Linux's
+/// zero page leads to, 4 KiB.
 pub const BOOT_INFO_START: u64 = 0x8000;
 /// PML4, page-directory-pointer table and four page directories, 4 KiB each.
 pub const PAGE_TABLES_START: u64 = 0x9000;

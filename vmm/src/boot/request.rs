@@ -21,6 +21,9 @@ pub struct BootRequest {
     pub unpack: Unpack,
     /// Whether the machine has a power-management timer at [`AcpiPorts::pm_timer`](super::acpi::AcpiPorts::pm_timer).
     pub pm_timer: bool,
+    /// What a Linux kernel begins its random numbers with, where its processor has no noise of
+    /// its own.
+    pub rng_seed: Option<[u8; 32]>,
     /// What runs before the kernel.
     pub firmware: Option<FirmwareRequest>,
 }
@@ -38,7 +41,7 @@ pub struct ModuleRequest {
 pub enum Unpack {
     /// Here, if the guest would take minutes for it.
     Auto {
-        /// Whether this host's KVM runs guest code at CPL 0 in an emulator.
+        /// Whether guest code at CPL 0 runs in an emulator: this KVM's, or the engine's.
         slow_cpl0: bool,
     },
     Always,

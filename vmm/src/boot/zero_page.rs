@@ -10,7 +10,7 @@ use vm_memory::ByteValued;
 use super::acpi::RSDP_ADDRESS;
 use super::bzimage::{BOOT_FLAG, HEADER_MAGIC, HEADER_START};
 use super::error::BootError;
-use super::memory::{CMDLINE_START, GuestMemory, Region, ZERO_PAGE_START, write};
+use super::memory::{BOOT_INFO_START, CMDLINE_START, GuestMemory, Region, ZERO_PAGE_START, write};
 use super::segments::Span;
 
 /// A boot loader without a number of its own.
@@ -18,7 +18,23 @@ const LOADER_UNDEFINED: u8 = 0xff;
 /// The newest protocol that is followed here, for kernels that come without a header.
 const PROTOCOL_2_15: u16 = 0x20f;
 
-/// Writes the zero page.
+/// `SETUP_RNG_SEED` (`uapi/asm/setup_data.h`), which kernels since Linux 6.0 know.
+const RNG_SEED: u32 = 9;
+
+/// Writes a seed for the kernel's random numbers to where `hdr.setup_data` is to lead; the
+/// kernel wipes it.
+pub(crate) fn write_rng_seed(mem: &GuestMemory, seed: &[u8; 32]) -> Result<u64, BootError> {
+    let mut data = Vec::with_capacity(48);
+    // `struct setup_data`: next, type, length.
+    data.extend(0_u64.to_le_bytes());
+    data.extend(RNG_SEED.to_le_bytes());
+    data.extend(32_u32.to_le_bytes());
+    data.extend(seed);
+    write(mem, BOOT_INFO_START, &data)?;
+    Ok(BOOT_INFO_START)
+}
+
+/// Writes the zero page. `setup_data` is the address of what more the kernel is told, or 0.
 ///
 /// `setup_header` comes from the bzImage; a vmlinux has none and gets a minimal one.
 pub(crate) fn write_zero_page(
@@ -27,6 +43,7 @@ pub(crate) fn write_zero_page(
     kernel_start: u64,
     initrd: Option<Span>,
     regions: &[Region],
+    setup_data: u64,
 ) -> Result<(), BootError> {
     let mut page = boot_params::default();
     if let Some(header) = setup_header {
@@ -42,6 +59,7 @@ pub(crate) fn write_zero_page(
     page.hdr.loadflags |= LOADED_HIGH;
     page.hdr.code32_start = low_half(kernel_start);
     page.hdr.cmd_line_ptr = low_half(CMDLINE_START);
+    page.hdr.setup_data = setup_data;
     page.acpi_rsdp_addr = RSDP_ADDRESS;
     // The ramdisk fields of a header are for the boot loader to fill.
     let (start, len) = initrd.map_or((0, 0), |span| (span.start, span.end - span.start));
@@ -75,7 +93,7 @@ mod tests {
     fn page(header: Option<&[u8]>, initrd: Option<Span>) -> Vec<u8> {
         let mem = create(5000).expect("memory");
         let regions = regions(&mem, Conventional::Free).expect("map");
-        write_zero_page(&mem, header, 16 * MIB, initrd, &regions).expect("written");
+        write_zero_page(&mem, header, 16 * MIB, initrd, &regions, 0).expect("written");
         let mut page = vec![0; size_of::<boot_params>()];
         mem.read_slice(&mut page, GuestAddress(ZERO_PAGE_START))
             .expect("read");
@@ -104,6 +122,23 @@ mod tests {
         );
         let last = 0x2d0 + 6 * 20;
         assert_eq!(page[last..last + 8], (4u64 << 30).to_le_bytes());
+    }
+
+    /// `struct setup_data`: next, type, length, data.
+    #[test]
+    fn a_seed_is_where_the_zero_page_leads() {
+        let mem = create(64).expect("memory");
+        let at = write_rng_seed(&mem, &[0x5a; 32]).expect("written");
+        let mut data = [0; 48];
+        mem.read_slice(&mut data, GuestAddress(at)).expect("read");
+        assert_eq!(data[..16], [[0; 8], [9, 0, 0, 0, 32, 0, 0, 0]].concat());
+        assert_eq!(data[16..], [0x5a; 32]);
+        let regions = regions(&mem, Conventional::Free).expect("map");
+        write_zero_page(&mem, None, 16 * MIB, None, &regions, at).expect("written");
+        let mut field = [0; 8];
+        mem.read_slice(&mut field, GuestAddress(ZERO_PAGE_START + 0x250))
+            .expect("read");
+        assert_eq!(u64::from_le_bytes(field), at);
     }
 
     #[test]

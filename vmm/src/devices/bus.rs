@@ -10,19 +10,19 @@ use super::acpi_pm::{AcpiPm, TimerWidth};
 use super::legacy::{ControlB, KeyboardController, control_a};
 use super::pci::PciHole;
 use super::rtc::Rtc;
-use super::serial::{ConsoleIrqError, SerialPort};
+use super::serial::{ConsoleIrqError, InterruptLine, SerialPort};
 use super::time::DeviceClock;
 use super::{DeviceOutcome, GuestEnd, ResetSource, ports};
 
 /// What the platform devices need from outside.
 pub struct PlatformParts {
-    /// Raises COM1's interrupt; register it as the irqfd of [`ports::COM1_GSI`].
-    pub com1_irq: EventFd,
+    /// COM1's interrupt line, [`ports::COM1_GSI`].
+    pub com1_irq: Box<dyn InterruptLine>,
     /// Receives what the guest writes to COM1, byte by byte, flushed each time.
     pub console: Box<dyn Write + Send>,
     /// The same of a second port, COM2, whose line is [`ports::COM2_GSI`]; `None`: there is
     /// none.
-    pub com2: Option<(EventFd, Box<dyn Write + Send>)>,
+    pub com2: Option<(Box<dyn InterruptLine>, Box<dyn Write + Send>)>,
     /// The clocks behind the power management timer and the real-time clock.
     pub time: Box<dyn DeviceClock>,
     /// The width has to agree with the FADT.
@@ -40,7 +40,7 @@ impl fmt::Debug for PlatformParts {
 }
 
 impl PlatformParts {
-    /// The usual parts: the host's clocks, a 32-bit timer, and a new non-blocking
+    /// The usual parts on KVM: the host's clocks, a 32-bit timer, and a new non-blocking
     /// event descriptor, of which the second value is a copy for the irqfd.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl PlatformParts {
         let irq = EventFd::new(libc::EFD_NONBLOCK)?;
         let copy = irq.try_clone()?;
         let parts = Self {
-            com1_irq: irq,
+            com1_irq: Box::new(irq),
             console,
             com2: None,
             time: Box::new(super::HostClock::new()),

@@ -123,7 +123,7 @@ impl VcpuLook {
         self.kernel.looks();
         self.follow();
         let kernel = Arc::clone(&self.kernel);
-        let ram = Ram(kernel.vm.memory());
+        let ram = Ram(&kernel.memory);
         let asks = self.may_ask();
         if asks {
             self.view.take_if(|view| !view.is_current(&ram, at.cr3));

@@ -1,26 +1,31 @@
 //! From a configuration to a machine that is ready to run.
 
+mod emu;
+mod kvm;
+
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use arbiter::{Grant, PerKind, Phase};
-use kvm_bindings::{kvm_fpu, kvm_regs, kvm_sregs};
-use kvm_pmu::{KvmPmu, KvmPmuError, KvmPmuParts, TrapMode, TrapPlan};
+use kvm_pmu::{KvmPmuError, TrapMode, TrapPlan};
 use pmu_virt::cpuid::Leaves;
 use pmu_virt::{
     BackendEnv, CorePmu, Holdings, Oversubscribe, OwnerId, PebsPrecision, PmuCpuid, PmuModel,
-    Reservations, VcpuPmu, Vendor,
+    Reservations, Tsc, VcpuPmu, Vendor,
 };
 use thiserror::Error;
 use umpire_audit::Arbitration;
+use vm_memory::GuestMemoryMmap;
 use vmm_control::{
     ContextLine, ControlConfig, ControlEndpoint, JobQueue, LeaseLine, PreparedServer, Server,
     ServerError, ServerSetup,
 };
 use vmm_sys_util::eventfd::EventFd;
 
+pub(super) use self::emu::EmuMachine;
+pub(super) use self::kvm::KvmMachine;
 use super::state::{SavedMachine, StateFileError};
 use crate::audit::{self, AuditError, AuditTrail};
 use crate::boot::memory::MemoryError;
@@ -30,32 +35,20 @@ use crate::boot::{
 use crate::config::{ConfigError, GuestCpu, OversubscribeChoice, RunConfig, UnpackChoice};
 use crate::control::VmMemory;
 use crate::counters::{CounterError, CounterPlan, backend_env};
-use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid, host_vendor};
-use crate::devices::SharedPlatform;
-use crate::devices::{ConsoleIrqError, PlatformParts, PortBus, ports};
+use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, MAX_CPUS, guest_cpuid, host_vendor};
+use crate::devices::{
+    ConsoleIrqError, DeviceClock, InterruptLine, PlatformParts, PortBus, SharedPlatform,
+    TimerWidth, ports,
+};
+use crate::emu::RoomError;
+use crate::entropy::Randomness;
 use crate::firmware::{FirmwareChoice, FirmwarePlan, PlanError};
 use crate::guest_kernel::{AgentLine, AgentPort, VmKernel};
-use crate::kvm::{
-    GuestRam, Host, HostError, KvmVcpu, KvmVm, VcpuError, VcpuId, VmError, VmOptions,
-};
+use crate::kvm::{GuestRam, Host, HostError, KvmVm, VcpuError, VcpuId, VmError, VmOptions};
 use crate::probe::ProbeReport;
 use crate::reservations::{MachineReservations, ReservationError};
 use crate::sched::CpuList;
-use crate::vcpu::{Observer, VcpuControl, VcpuParts};
-
-/// `IA32_MISC_ENABLE` and its fast-string bit: Linux switches REP MOVS off without it.
-const MISC_ENABLE: u32 = 0x1a0;
-const MISC_ENABLE_FAST_STRING: u64 = 1;
-/// Its bit 7, "performance monitoring available" (SDM vol. 4, 0x1A0); KVM keeps it
-/// clear while its own vPMU is off.
-const MISC_ENABLE_PERFMON: u64 = 1 << 7;
-/// `IA32_MTRR_DEF_TYPE`: MTRRs on, memory is write-back.
-const MTRR_DEF_TYPE: u32 = 0x2ff;
-const MTRR_ON_WRITE_BACK: u64 = 1 << 11 | 6;
-
-/// The x87 control word and MXCSR after reset (SDM vol. 3A, table 11-1).
-const RESET_FCW: u16 = 0x37f;
-const RESET_MXCSR: u32 = 0x1f80;
+use crate::vcpu::Observer;
 
 /// A machine could not be made.
 #[derive(Debug, Error)]
@@ -90,6 +83,9 @@ pub enum MachineError {
         /// `KVM_CAP_MAX_VCPUS`.
         limit: u32,
     },
+    /// There is no seed for the guest's random numbers.
+    #[error("the operating system has no random numbers; --seed N takes them from a number")]
+    NoRandom,
     /// KVM.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -117,6 +113,9 @@ pub enum MachineError {
     /// Counters of the hypervisor.
     #[error(transparent)]
     Reservations(#[from] ReservationError),
+    /// The processor in software.
+    #[error(transparent)]
+    Emu(#[from] RoomError),
     /// The audit file.
     #[error(transparent)]
     Audit(#[from] AuditError),
@@ -141,26 +140,37 @@ pub struct LeaseLines {
     pub contexts: ContextLine,
 }
 
+/// What is to run a machine, and what is known of it.
+#[derive(Debug, Clone, Copy)]
+pub enum EngineFacts<'a> {
+    /// KVM.
+    Kvm {
+        host: &'a Host,
+        /// What probe guests found.
+        probes: &'a ProbeReport,
+    },
+    /// The processor in software, which is the same everywhere.
+    Emu,
+}
+
 /// A machine whose vCPUs are at their first instruction.
 #[derive(Debug)]
 pub struct Machine {
-    pub(super) vcpus: Vec<VcpuParts>,
-    /// The counters of each core that vCPUs share; none where each has its own.
-    pub(super) cores: Vec<CorePmu>,
-    /// Host CPUs for the threads that run vCPUs.
-    pub(super) pin: Option<CpuList>,
+    pub(super) runner: Runner,
     pub(super) platform: Arc<SharedPlatform>,
-    pub(super) control: Arc<VcpuControl>,
     pub(super) audit: Arc<AuditTrail>,
     /// Serves host tools.
     pub(super) server: Option<Server>,
-    pub(super) core_jobs: Vec<JobQueue>,
     /// Ends the run, as SIGTERM does.
     pub(super) stop: Option<EventFd>,
     lease_lines: Option<LeaseLines>,
-    // The line stays connected for as long as its event lives.
-    _com1_irq: EventFd,
-    _com2_irq: Option<EventFd>,
+}
+
+/// The part of a machine that is its engine's.
+#[derive(Debug)]
+pub(super) enum Runner {
+    Kvm(Box<KvmMachine>),
+    Emu(Box<EmuMachine>),
 }
 
 /// Ends a run.
@@ -182,67 +192,60 @@ impl Machine {
     /// # Errors
     /// [`MachineError`] names what was wrong and what to do.
     pub fn build(
-        host: &Host,
-        probes: &ProbeReport,
+        engine: EngineFacts<'_>,
         config: &RunConfig,
         console: Box<dyn Write + Send>,
         observer: impl Fn(VcpuId) -> Box<dyn Observer>,
     ) -> Result<Self, MachineError> {
-        let order = Order {
-            host,
-            probes,
-            config,
-        };
+        let order = Order { engine, config };
         let mut guest = order.plan_guest()?;
-        let (memory, start) = order.load_guest(&guest)?;
-        let vm = Arc::new(KvmVm::new(host, memory, &guest.vm_options())?);
-        let devices = Devices::connect(&vm, console, config.agent)?;
-        let kvms = create_vcpus(&vm, config.cpus)?;
-        let tsc_khz = kvms.first().map_or(Ok(0), KvmVcpu::get_tsc_khz)?;
+        let mut random = order.randomness();
+        let (memory, start) = order.load_guest(&guest, &mut random)?;
+        let shown = memory.for_vmm().clone();
+        let base = Base::new(order, &guest, memory)?;
+        let devices = Devices::connect(&base, console, config.agent)?;
+        let tsc_khz = base.tsc_khz()?;
         let mut counters = order.open_counters(&mut guest, tsc_khz)?;
         let audit = Arc::new(order.audit_trail(&guest)?);
         for (number, core) in (0..).zip(&mut counters.cores) {
             core.set_host_audit(Box::new(audit.host_auditor(number)));
         }
-        let tools = order.connect_tools(&vm, devices.agent, &mut counters, tsc_khz)?;
-        let reserved = guest.reservations(tsc_khz, &audit)?;
+        let tools = order.connect_tools(shown, devices.agent, &mut counters, tsc_khz)?;
+        let reserved = guest.reservations(tsc_khz, &audit, (&mut random, base.now()))?;
         let cpuid = guest.pmu_cpuid(&counters, reserved.first());
-        let (shared_cores, mut own_cores) = counters.deal(config.cores.is_some());
-        let control = Arc::new(VcpuControl::default());
-        let common = VcpuCommon {
+        let (shared_cores, own_cores) = counters.deal(config.cores.is_some());
+        let outfit = Outfit {
             order,
             guest: &guest,
             cpuid: cpuid.as_ref(),
             state: &start,
-            vm: &vm,
             platform: &devices.platform,
-            control: &control,
             kernel: tools.kernel.as_ref(),
             tsc_khz,
         };
         let mut reserved = reserved.into_iter();
+        let mut own_cores = own_cores.map(Box::new);
         let mut endpoints = tools.endpoints.into_iter();
-        let vcpus = kvms.into_iter().map(|kvm| {
-            let observer = observer(kvm.id());
-            let own = own_cores.next().map(Box::new);
-            common.vcpu(kvm, own, reserved.next(), endpoints.next(), observer)
+        let shares = (0..config.cpus).map(VcpuId).map(|id| {
+            let own = own_cores.next();
+            outfit.share(id, reserved.next(), own, endpoints.next(), observer(id))
         });
-        let vcpus = vcpus.collect::<Result<_, _>>()?;
+        let shares = shares.collect::<Result<_, _>>()?;
+        let cores = SharedParts {
+            cores: shared_cores,
+            jobs: tools.core_jobs,
+            pin: counters.pin,
+        };
+        let runner = base.into_runner(&outfit, shares, cores)?;
         let server = tools.server.filter(|_| config.control.is_some());
         let server = server.map(|server| server.start(guest_name(config)));
         Ok(Self {
+            runner,
             server: server.transpose()?,
-            core_jobs: tools.core_jobs,
             stop: None,
             lease_lines: tools.lease_lines,
-            vcpus,
-            cores: shared_cores,
-            pin: counters.pin,
             platform: devices.platform,
-            control,
             audit,
-            _com1_irq: devices.com1_irq,
-            _com2_irq: devices.com2_irq,
         })
     }
 
@@ -274,16 +277,15 @@ impl Machine {
 /// What a machine is made for: what was asked for, and where.
 #[derive(Clone, Copy)]
 struct Order<'a> {
-    host: &'a Host,
-    probes: &'a ProbeReport,
+    engine: EngineFacts<'a>,
     config: &'a RunConfig,
 }
 
 /// What the guest gets, before there is anything of it.
 struct GuestPlan {
-    /// The host's vendor.
+    /// The vendor of the processor that executes it.
     host: Vendor,
-    /// What KVM can announce.
+    /// What the engine can announce.
     supported: Leaves,
     cpu: GuestCpu,
     firmware: FirmwarePlan,
@@ -294,30 +296,104 @@ struct GuestPlan {
     trap: TrapPlan,
 }
 
+/// What an engine has of a machine before there are counters: its devices' lines and its
+/// clock.
+enum Base<'a> {
+    Kvm(kvm::KvmBase<'a>),
+    Emu(emu::EmuBase),
+}
+
+impl<'a> Base<'a> {
+    fn new(order: Order<'a>, guest: &GuestPlan, memory: GuestRam) -> Result<Self, MachineError> {
+        Ok(match order.engine {
+            EngineFacts::Kvm { host, probes } => {
+                let options = VmOptions::with_pmu(guest.cpu.pmu.as_ref()).trapping(guest.trap);
+                let vm = Arc::new(KvmVm::new(host, memory, &options)?);
+                Self::Kvm(kvm::KvmBase::new(vm, probes, order.config.cpus)?)
+            }
+            EngineFacts::Emu => Self::Emu(emu::EmuBase::new(order, memory)),
+        })
+    }
+
+    fn tsc_khz(&self) -> Result<u32, MachineError> {
+        match self {
+            Self::Kvm(base) => Ok(base.tsc_khz()?),
+            Self::Emu(_) => Ok(emu::TSC_KHZ),
+        }
+    }
+
+    /// The time by which leases and claims go.
+    fn now(&self) -> Tsc {
+        match self {
+            Self::Kvm(_) => kvm_pmu::now(),
+            Self::Emu(_) => Tsc(0),
+        }
+    }
+
+    /// A new line that raises `gsi`.
+    fn line(&self, gsi: u32) -> Result<Box<dyn InterruptLine>, MachineError> {
+        match self {
+            Self::Kvm(base) => base.line(gsi),
+            Self::Emu(base) => Ok(base.line(gsi)),
+        }
+    }
+
+    /// The clock of the devices.
+    fn clock(&self) -> Box<dyn DeviceClock> {
+        match self {
+            Self::Kvm(_) => Box::new(crate::devices::HostClock::new()),
+            Self::Emu(base) => base.clock(),
+        }
+    }
+
+    fn into_runner(
+        self,
+        outfit: &Outfit<'_>,
+        shares: Vec<VcpuShare>,
+        cores: SharedParts,
+    ) -> Result<Runner, MachineError> {
+        Ok(match self {
+            Self::Kvm(base) => Runner::Kvm(Box::new(base.into_machine(outfit, shares, cores)?)),
+            Self::Emu(base) => Runner::Emu(Box::new(base.into_machine(outfit, shares, cores)?)),
+        })
+    }
+}
+
+/// What vCPUs of one machine share: cores, if they take turns on some.
+struct SharedParts {
+    cores: Vec<CorePmu>,
+    jobs: Vec<JobQueue>,
+    pin: Option<CpuList>,
+}
+
+/// What one vCPU gets, whatever engine runs it.
+struct VcpuShare {
+    id: VcpuId,
+    pmu: Option<VcpuPmu>,
+    /// The counters of the core that it has to itself.
+    own: Option<Box<CorePmu>>,
+    endpoint: Option<ControlEndpoint>,
+    observer: Box<dyn Observer>,
+}
+
 impl Order<'_> {
     /// Refuses what does not fit this host, or does not fit together.
     fn plan_guest(&self) -> Result<GuestPlan, MachineError> {
         let config = self.config;
-        let limit = self.host.features().max_vcpus;
-        if u32::from(config.cpus) > limit {
-            return Err(MachineError::TooManyVcpus {
-                asked: config.cpus,
-                limit,
-            });
-        }
-        let supported = self.host.supported_cpuid()?;
-        // The guest's vendor is needed even where the host's has no PMU model.
-        let host = host_vendor(&supported)?;
+        let (supported, host) = self.processor()?;
         let cpu = config.guest_cpu(host)?;
         let firmware = firmware_plan(config, cpu.pmu.as_ref())?;
         let pcr = self.plan_reservations(cpu.pmu.as_ref(), &firmware)?;
         let budgeted = budgeted(config, cpu.pmu.as_ref(), pcr.as_ref())?;
         let saved = config.restore.as_deref();
         let saved = saved.map(|path| SavedMachine::read(path, config.cpus));
-        let trap = self.probes.trap_plan(match &cpu.pmu {
-            Some(_) => config.rdpmc_trap,
-            None => TrapMode::None,
-        });
+        let trap = match self.engine {
+            EngineFacts::Kvm { probes, .. } => probes.trap_plan(match &cpu.pmu {
+                Some(_) => config.rdpmc_trap,
+                None => TrapMode::None,
+            }),
+            EngineFacts::Emu => TrapPlan::default(),
+        };
         Ok(GuestPlan {
             host,
             supported,
@@ -328,6 +404,46 @@ impl Order<'_> {
             saved: saved.transpose()?,
             trap,
         })
+    }
+
+    /// What the engine can announce, and whose processor it is. The vendor is needed even
+    /// where the host's has no PMU model.
+    fn processor(&self) -> Result<(Leaves, Vendor), MachineError> {
+        let asked = self.config.cpus;
+        let limit = match self.engine {
+            EngineFacts::Kvm { host, .. } => host.features().max_vcpus,
+            EngineFacts::Emu => MAX_CPUS.into(),
+        };
+        if u32::from(asked) > limit {
+            return Err(MachineError::TooManyVcpus { asked, limit });
+        }
+        match self.engine {
+            EngineFacts::Kvm { host, .. } => {
+                let supported = host.supported_cpuid()?;
+                let vendor = host_vendor(&supported)?;
+                Ok((supported, vendor))
+            }
+            EngineFacts::Emu => {
+                let vendor = self.config.vendor_without_host();
+                Ok((crate::emu::supported(vendor), vendor))
+            }
+        }
+    }
+
+    /// Where the guest's random numbers come from.
+    fn randomness(&self) -> Randomness {
+        match self.engine {
+            EngineFacts::Kvm { .. } => Randomness::System,
+            EngineFacts::Emu => Randomness::of(self.config.engine.seed),
+        }
+    }
+
+    /// Whether guests have system management mode.
+    fn has_smm(&self) -> bool {
+        match self.engine {
+            EngineFacts::Kvm { probes, .. } => probes.smm,
+            EngineFacts::Emu => false,
+        }
     }
 
     fn plan_reservations(
@@ -342,18 +458,64 @@ impl Order<'_> {
         Ok(Some(MachineReservations {
             plan: choice.plan(model, firmware.set_aside())?,
             phase: Arc::new(Phase::new(has_firmware)),
-            smm: self.probes.smm,
+            smm: self.has_smm(),
             holdings: Holdings::default(),
         }))
     }
 
     /// Memory with the kernel in it, and the registers that it starts with.
-    fn load_guest(&self, guest: &GuestPlan) -> Result<(GuestRam, InitialState), MachineError> {
+    fn load_guest(
+        &self,
+        guest: &GuestPlan,
+        random: &mut Randomness,
+    ) -> Result<(GuestRam, InitialState), MachineError> {
         let memory = guest_ram(self.config.memory_mib, guest.trap)?;
-        let request = boot_request(self.config, &guest.firmware, self.probes);
+        let request = self.boot_request(&guest.firmware, random)?;
         let loaded = boot::load(memory.for_vmm(), &request)?;
         log::info!("{}", loaded.describe());
         Ok((memory, loaded.state))
+    }
+
+    fn boot_request(
+        &self,
+        plan: &FirmwarePlan,
+        random: &mut Randomness,
+    ) -> Result<BootRequest, MachineError> {
+        let config = self.config;
+        let image = match &config.firmware.image {
+            FirmwareChoice::None => None,
+            // The configuration was refused if there is none.
+            FirmwareChoice::Builtin => firmware::image().map(FirmwareImage::Builtin),
+            FirmwareChoice::File(path) => Some(FirmwareImage::File(path.clone())),
+        };
+        let modules = config.modules.iter().map(|module| ModuleRequest {
+            path: module.path.clone(),
+            cmdline: module.cmdline.clone(),
+        });
+        // A processor in software has no noise that a kernel could take numbers from.
+        let (slow_cpl0, rng_seed) = match self.engine {
+            EngineFacts::Kvm { probes, .. } => (probes.slow_cpl0(), None),
+            EngineFacts::Emu => (true, Some(random.bytes().ok_or(MachineError::NoRandom)?)),
+        };
+        Ok(BootRequest {
+            kernel: config.kernel.clone(),
+            initrd: config.initrd.clone(),
+            cmdline: config.cmdline.clone().unwrap_or_default(),
+            modules: modules.collect(),
+            cpus: config.cpus.into(),
+            unpack: match config.unpack {
+                UnpackChoice::Auto => boot::Unpack::Auto { slow_cpl0 },
+                UnpackChoice::Always => boot::Unpack::Always,
+                UnpackChoice::Never => boot::Unpack::Never,
+            },
+            pm_timer: true,
+            rng_seed,
+            firmware: image.map(|image| FirmwareRequest {
+                image,
+                counters: plan.counters().to_vec(),
+                delay_ms: config.firmware.delay_ms,
+            }),
+        })
     }
 
     /// The counters of each core: of those that vCPUs share, or of each vCPU's own. From
@@ -366,8 +528,13 @@ impl Order<'_> {
                 pin: self.config.pin.clone(),
             });
         };
-        let env = backend_env(tsc_khz, Some(guest.host), self.probes.step_support());
-        let (cores, at_cpu) = core_pmus(self.config, env)?;
+        let (cores, at_cpu) = match self.engine {
+            EngineFacts::Kvm { probes, .. } => {
+                let env = backend_env(tsc_khz, Some(guest.host), probes.step_support());
+                core_pmus(self.config, env)?
+            }
+            EngineFacts::Emu => (emu::core_pmus(self.config, guest.host)?, None),
+        };
         // All cores count alike, so the first one answers for what the guest has.
         let for_tools = cores.first().map(|core| counted_by(core, model));
         // A source that counts on one CPU keeps every core there.
@@ -396,7 +563,7 @@ impl Order<'_> {
     /// Prepares the server of host tools, which leases of the host's counters need too.
     fn connect_tools(
         &self,
-        vm: &Arc<KvmVm>,
+        memory: GuestMemoryMmap,
         agent: Option<AgentLine>,
         counters: &mut Counters,
         tsc_khz: u32,
@@ -406,11 +573,11 @@ impl Order<'_> {
             Some(model) if config.control.is_some() || config.lease.is_some() => model,
             _ => return Ok(HostTools::default()),
         };
-        let memory = Box::new(VmMemory(vm.clone()));
+        let shown = Box::new(VmMemory(memory.clone()));
         let unserved = || ControlConfig::at(PathBuf::new());
         let control = config.control.clone().unwrap_or_else(unserved);
-        let mut setup = ServerSetup::new(&control, model.clone(), memory, tsc_khz);
-        let kernel = VmKernel::new(vm.clone(), agent).map_err(MachineError::Thread)?;
+        let mut setup = ServerSetup::new(&control, model.clone(), shown, tsc_khz);
+        let kernel = VmKernel::new(memory, agent).map_err(MachineError::Thread)?;
         setup.set_kernel(kernel.clone());
         if config.control.is_some() {
             setup.enable_hosting(&mut counters.cores);
@@ -438,21 +605,21 @@ impl Order<'_> {
 }
 
 impl GuestPlan {
-    fn vm_options(&self) -> VmOptions {
-        VmOptions::with_pmu(self.cpu.pmu.as_ref()).trapping(self.trap)
-    }
-
     /// The reservations of each vCPU, if there are any.
     fn reservations(
         &self,
         tsc_khz: u32,
         audit: &AuditTrail,
+        (random, now): (&mut Randomness, Tsc),
     ) -> Result<Vec<Reservations>, ReservationError> {
         let (Some(model), Some(pcr)) = (&self.cpu.pmu, &self.pcr) else {
             return Ok(Vec::new());
         };
         let auditors = audit.auditors();
-        let units = auditors.map(|auditor| pcr.of_vcpu(model, tsc_khz, Box::new(auditor)));
+        let units = auditors.map(|auditor| {
+            let audit = Box::new(auditor);
+            pcr.of_vcpu_with(model, (tsc_khz, now), audit, random.fork())
+        });
         units.collect()
     }
 
@@ -542,33 +709,31 @@ fn budgeted(
 struct Devices {
     platform: Arc<SharedPlatform>,
     agent: Option<AgentLine>,
-    com1_irq: EventFd,
-    com2_irq: Option<EventFd>,
 }
 
 impl Devices {
     fn connect(
-        vm: &KvmVm,
+        base: &Base<'_>,
         console: Box<dyn Write + Send>,
         has_agent: bool,
     ) -> Result<Self, MachineError> {
-        let (mut parts, com1_irq) = PlatformParts::with_console(console)?;
-        vm.connect_irq(&com1_irq, ports::COM1_GSI)?;
-        let (mut agent, mut com2_irq) = (None, None);
+        let mut parts = PlatformParts {
+            com1_irq: base.line(ports::COM1_GSI)?,
+            console,
+            com2: None,
+            time: base.clock(),
+            timer_width: TimerWidth::default(),
+        };
+        let mut agent = None;
         if has_agent {
-            let irq = EventFd::new(libc::EFD_NONBLOCK).map_err(ConsoleIrqError::from)?;
-            let copy = irq.try_clone().map_err(ConsoleIrqError::from)?;
-            vm.connect_irq(&irq, ports::COM2_GSI)?;
             let (end, from_guest) = AgentPort::pair();
-            parts.com2 = Some((copy, Box::new(from_guest)));
-            (agent, com2_irq) = (Some(end), Some(irq));
+            parts.com2 = Some((base.line(ports::COM2_GSI)?, Box::new(from_guest)));
+            agent = Some(end);
         }
         let platform = Arc::new(SharedPlatform::new(PortBus::new(parts)));
         Ok(Self {
             agent: agent.map(|agent| agent.on(platform.clone())),
             platform,
-            com1_irq,
-            com2_irq,
         })
     }
 }
@@ -583,57 +748,33 @@ struct HostTools {
     lease_lines: Option<LeaseLines>,
 }
 
-fn create_vcpus(vm: &KvmVm, cpus: u8) -> Result<Vec<KvmVcpu>, VmError> {
-    (0..cpus).map(|id| vm.create_vcpu(VcpuId(id))).collect()
-}
-
 /// What the vCPUs of a machine have in common.
-struct VcpuCommon<'a> {
+struct Outfit<'a> {
     order: Order<'a>,
     guest: &'a GuestPlan,
     cpuid: Option<&'a PmuCpuid>,
     state: &'a InitialState,
-    vm: &'a Arc<KvmVm>,
     platform: &'a Arc<SharedPlatform>,
-    control: &'a Arc<VcpuControl>,
     kernel: Option<&'a Arc<VmKernel>>,
     tsc_khz: u32,
 }
 
-impl VcpuCommon<'_> {
-    /// One vCPU at its first instruction, with the counters of a core of its `own`.
-    fn vcpu(
+impl Outfit<'_> {
+    /// What vCPU `id` gets, with the counters of a core of its `own`.
+    fn share(
         &self,
-        kvm: KvmVcpu,
-        mut own: Option<Box<CorePmu>>,
+        id: VcpuId,
         reserved: Option<Reservations>,
+        mut own: Option<Box<CorePmu>>,
         endpoint: Option<ControlEndpoint>,
         observer: Box<dyn Observer>,
-    ) -> Result<VcpuParts, MachineError> {
-        let Order { probes, config, .. } = self.order;
-        let id = kvm.id();
-        let pmu = self.pmu(id, reserved, own.as_deref_mut())?;
-        self.set_state(&kvm)?;
-        let pmu = KvmPmuParts {
-            pmu,
-            quirks: probes.quirks(),
-            step: probes.step_support(),
-            traps: self.vm.traps().clone(),
-            pmi_floor: config.pmi_floor,
-            tsc_khz: self.tsc_khz,
-        };
-        let pcr = self.guest.pcr.as_ref();
-        Ok(VcpuParts {
-            pmu: KvmPmu::new(&kvm, pmu),
-            kvm,
-            vm: self.vm.clone(),
-            platform: self.platform.clone(),
-            control: self.control.clone(),
+    ) -> Result<VcpuShare, MachineError> {
+        Ok(VcpuShare {
+            id,
+            pmu: self.pmu(id, reserved, own.as_deref_mut())?,
+            own,
+            endpoint,
             observer,
-            own_core: own,
-            firmware: pcr.and_then(MachineReservations::expected),
-            host: endpoint,
-            guest: self.kernel.cloned(),
         })
     }
 
@@ -669,13 +810,16 @@ impl VcpuCommon<'_> {
         Ok(Some(pmu))
     }
 
-    /// CPUID, registers and MSRs.
-    fn set_state(&self, kvm: &KvmVcpu) -> Result<(), MachineError> {
-        let Order {
-            host,
-            probes,
-            config,
-        } = self.order;
+    /// The CPUID of vCPU `id`.
+    fn leaves(&self, id: VcpuId) -> Result<Leaves, CpuidError> {
+        let Order { engine, config } = self.order;
+        // What KVM has besides a processor.
+        let (tsc_deadline, slow_cpl0, on_kvm) = match engine {
+            EngineFacts::Kvm { host, probes } => {
+                (host.features().tsc_deadline_timer, probes.slow_cpl0(), true)
+            }
+            EngineFacts::Emu => (true, false, false),
+        };
         let plan = CpuidPlan {
             cpus: config.cpus,
             vendor: self.guest.cpu.vendor,
@@ -683,18 +827,13 @@ impl VcpuCommon<'_> {
             pmu: self.cpuid,
             apic: ApicFacts {
                 x2apic: true,
-                tsc_deadline: host.features().tsc_deadline_timer,
+                tsc_deadline,
             },
-            async_page_faults: true,
-            slow_cpl0: probes.slow_cpl0(),
+            async_page_faults: on_kvm,
+            slow_cpl0,
             hidden: &config.hidden_features,
         };
-        let leaves = guest_cpuid(&self.guest.supported, kvm.id().0, &plan)?;
-        kvm.set_cpuid(&leaves)?;
-        set_registers(kvm, self.state)?;
-        // AMD's processors have no such register to say it in.
-        let perfmon = self.cpuid.is_some_and(|cpuid| cpuid.leaf_0xa.eax != 0);
-        show_features(kvm, perfmon)
+        guest_cpuid(&self.guest.supported, id.0, &plan)
     }
 }
 
@@ -757,93 +896,4 @@ fn firmware_plan(
     }
     FirmwarePlan::resolve(specs, model, umpire_events::names().as_ref())
         .map_err(MachineError::Firmware)
-}
-
-fn boot_request(config: &RunConfig, plan: &FirmwarePlan, probes: &ProbeReport) -> BootRequest {
-    let image = match &config.firmware.image {
-        FirmwareChoice::None => None,
-        // The configuration was refused if there is none.
-        FirmwareChoice::Builtin => firmware::image().map(FirmwareImage::Builtin),
-        FirmwareChoice::File(path) => Some(FirmwareImage::File(path.clone())),
-    };
-    let modules = config.modules.iter().map(|module| ModuleRequest {
-        path: module.path.clone(),
-        cmdline: module.cmdline.clone(),
-    });
-    BootRequest {
-        kernel: config.kernel.clone(),
-        initrd: config.initrd.clone(),
-        cmdline: config.cmdline.clone().unwrap_or_default(),
-        modules: modules.collect(),
-        cpus: config.cpus.into(),
-        unpack: match config.unpack {
-            UnpackChoice::Auto => boot::Unpack::Auto {
-                slow_cpl0: probes.slow_cpl0(),
-            },
-            UnpackChoice::Always => boot::Unpack::Always,
-            UnpackChoice::Never => boot::Unpack::Never,
-        },
-        pm_timer: true,
-        firmware: image.map(|image| FirmwareRequest {
-            image,
-            counters: plan.counters().to_vec(),
-            delay_ms: config.firmware.delay_ms,
-        }),
-    }
-}
-
-/// Registers at the first instruction. The boot processor gets the loader's
-/// state; the others keep KVM's reset state and wait for their start-up IPI.
-fn set_registers(kvm: &KvmVcpu, state: &InitialState) -> Result<(), MachineError> {
-    kvm.set_fpu(&kvm_fpu {
-        fcw: RESET_FCW,
-        mxcsr: RESET_MXCSR,
-        ..Default::default()
-    })?;
-    if kvm.id() != VcpuId(0) {
-        return Ok(());
-    }
-    kvm.set_sregs(&special_registers(kvm.get_sregs()?, state))?;
-    kvm.set_regs(&kvm_regs {
-        rip: state.rip,
-        rsp: state.rsp,
-        rflags: state.rflags,
-        rax: state.rax,
-        rbx: state.rbx,
-        rsi: state.rsi,
-        ..Default::default()
-    })?;
-    Ok(())
-}
-
-/// Comforts of real firmware; a KVM without these MSRs boots all the same.
-fn show_features(kvm: &KvmVcpu, perfmon: bool) -> Result<(), MachineError> {
-    if let Some(misc) = kvm.read_msr(MISC_ENABLE)? {
-        let available = if perfmon { MISC_ENABLE_PERFMON } else { 0 };
-        let misc = misc & !MISC_ENABLE_PERFMON | MISC_ENABLE_FAST_STRING | available;
-        kvm.write_msr(MISC_ENABLE, misc)?;
-    }
-    kvm.write_msr(MTRR_DEF_TYPE, MTRR_ON_WRITE_BACK)?;
-    Ok(())
-}
-
-/// `reset` with what the loader asks for.
-fn special_registers(reset: kvm_sregs, state: &InitialState) -> kvm_sregs {
-    let data = state.data.into();
-    kvm_sregs {
-        cs: state.cs.into(),
-        ds: data,
-        es: data,
-        fs: data,
-        gs: data,
-        ss: data,
-        tr: state.tr.into(),
-        gdt: state.gdt.into(),
-        idt: state.idt.into(),
-        cr0: state.cr0,
-        cr3: state.cr3,
-        cr4: state.cr4,
-        efer: state.efer,
-        ..reset
-    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::outside::Attention;
 use crate::devices::SharedPlatform;
 
 /// Most bytes that wait here; the rest waits in the terminal or the pipe.
@@ -17,6 +18,8 @@ pub(super) struct ConsoleInput {
     platform: Arc<SharedPlatform>,
     waiting: VecDeque<u8>,
     ended: bool,
+    /// Who is to hear that there is no more.
+    listener: Option<Arc<Attention>>,
 }
 
 impl ConsoleInput {
@@ -25,7 +28,13 @@ impl ConsoleInput {
             platform,
             waiting: VecDeque::new(),
             ended: false,
+            listener: None,
         }
+    }
+
+    /// `listener` hears when the guest has taken all input that there will ever be.
+    pub(super) fn tell_end(&mut self, listener: Arc<Attention>) {
+        self.listener = Some(listener);
     }
 
     /// Takes what standard input has and hands the guest what it has room for.
@@ -46,6 +55,15 @@ impl ConsoleInput {
         let bytes = self.waiting.make_contiguous();
         let taken = self.platform.ports().enqueue(bytes);
         self.waiting.drain(..taken);
+        // What finds no room has nobody who reads: a guest that would wake for input has been
+        // told of the bytes before.
+        let is_idle = self.waiting.is_empty() || taken == 0;
+        if self.ended
+            && is_idle
+            && let Some(listener) = self.listener.take()
+        {
+            listener.end_input();
+        }
     }
 
     /// True while bytes wait for room in the guest's receiver.

@@ -1,17 +1,21 @@
 //! From start to end of one run.
 
 use std::io::stdin;
+use std::sync::Arc;
 
+use pmu_virt::PmuState;
 use thiserror::Error;
 use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::build::Machine;
+use super::build::{KvmMachine, Machine, Runner};
 use super::console::ConsoleInput;
+use super::emu_thread::EmuThread;
 use super::event_loop::{LoopError, Sources, Wake, serve};
 use super::signals::stop_requests;
 use super::state::{self, StateFileError};
 use super::threads::{Ended, SharedCores, Spread, StartError, Threads};
+use crate::audit::AuditTrail;
 use crate::config::RunConfig;
 use crate::kvm::VcpuId;
 use crate::sys::install_kick_handler;
@@ -78,12 +82,84 @@ impl std::fmt::Display for RunEnd {
     }
 }
 
+/// The threads that run the vCPUs.
+enum RunningVcpus {
+    Kvm(Threads),
+    Emu(EmuThread),
+}
+
+impl RunningVcpus {
+    /// Starts all of them; `wake` is written when one ends.
+    fn start(
+        runner: Runner,
+        audit: Arc<AuditTrail>,
+        config: &RunConfig,
+        wake: &EventFd,
+    ) -> Result<Self, StartError> {
+        match runner {
+            Runner::Kvm(machine) => {
+                let KvmMachine {
+                    vcpus,
+                    cores: pmus,
+                    core_jobs: queues,
+                    pin,
+                    control,
+                    ..
+                } = *machine;
+                let shared = |plan| SharedCores { plan, pmus, queues };
+                let cores = config.cores.map(shared);
+                let spread = Spread { cores, pin };
+                Threads::start(vcpus, control, audit, spread, wake).map(Self::Kvm)
+            }
+            Runner::Emu(machine) => EmuThread::start(*machine, audit, wake).map(Self::Emu),
+        }
+    }
+
+    /// The first vCPU that ended by itself, once one has.
+    fn first_end(&mut self) -> Option<&Ended> {
+        match self {
+            Self::Kvm(threads) => threads.first_end(),
+            Self::Emu(thread) => thread.first_end(),
+        }
+    }
+
+    /// Stops all vCPUs and waits for their threads.
+    fn stop(&mut self) {
+        match self {
+            Self::Kvm(threads) => threads.stop(),
+            Self::Emu(thread) => thread.stop(),
+        }
+    }
+
+    /// The PMU state of every vCPU that has stopped.
+    fn take_states(&mut self) -> Vec<(VcpuId, PmuState)> {
+        match self {
+            Self::Kvm(threads) => threads.take_states(),
+            Self::Emu(thread) => thread.take_states(),
+        }
+    }
+
+    /// How the machine ended.
+    fn into_end(self) -> Option<Ended> {
+        match self {
+            Self::Kvm(threads) => threads.into_end(),
+            Self::Emu(thread) => thread.into_end(),
+        }
+    }
+}
+
 /// Runs `machine` until it ends, with the terminal in raw mode meanwhile.
 ///
 /// # Errors
 /// [`RunError`]: the host's fault; what a guest does is a [`RunEnd`].
 pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError> {
-    install_kick_handler().map_err(RunError::Signal)?;
+    let mut console = ConsoleInput::new(machine.platform.clone());
+    match &machine.runner {
+        Runner::Kvm(_) => install_kick_handler().map_err(RunError::Signal)?,
+        // An agent's requests are input as well, and may come at any time.
+        Runner::Emu(_) if config.agent => {}
+        Runner::Emu(machine) => console.tell_end(machine.attention.clone()),
+    }
     let signals = stop_requests().map_err(RunError::Signal)?;
     let ended = EventFd::new(libc::EFD_NONBLOCK).map_err(StartError::Event)?;
     let sources = Sources {
@@ -91,34 +167,25 @@ pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError>
         signals,
         asked: machine.stop.take(),
         timeout: config.timeout,
-        console: ConsoleInput::new(machine.platform.clone()),
-    };
-    let vcpus = std::mem::take(&mut machine.vcpus);
-    let spread = Spread {
-        cores: config.cores.map(|plan| SharedCores {
-            plan,
-            pmus: std::mem::take(&mut machine.cores),
-            queues: std::mem::take(&mut machine.core_jobs),
-        }),
-        pin: machine.pin.take(),
+        console,
     };
     let terminal = RawTerminal::enter(stdin())?;
-    let mut threads = Threads::start(
-        vcpus,
-        machine.control.clone(),
-        machine.audit.clone(),
-        spread,
-        &ended,
-    )?;
+    let Machine {
+        runner,
+        audit,
+        server,
+        ..
+    } = machine;
+    let mut running = RunningVcpus::start(runner, audit, config, &ended)?;
     let wake = serve(sources);
     // A guest that ended by itself at the last moment is reported as it ended.
-    let by_itself = threads.first_end().is_some();
-    threads.stop();
+    let by_itself = running.first_end().is_some();
+    running.stop();
     drop(terminal);
     // Tools hear of the end, and may look at what was counted.
-    drop(machine.server.take());
-    let states = threads.take_states();
-    let end = outcome(wake, by_itself, threads.into_end());
+    drop(server);
+    let states = running.take_states();
+    let end = outcome(wake, by_itself, running.into_end());
     let Some(path) = &config.save_on_exit else {
         return end;
     };

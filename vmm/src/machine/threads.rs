@@ -21,7 +21,7 @@ use crate::vcpu::{ThreadContext, Vcpu, VcpuControl, VcpuEnd, VcpuFailure, VcpuPa
 const KICK_AGAIN: Duration = Duration::from_millis(5);
 
 /// How long vCPUs may take to stop.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The vCPUs cannot be started.
 #[derive(Debug, Error)]
@@ -44,7 +44,7 @@ struct Remains {
 pub(super) type Ended = (VcpuId, Result<VcpuEnd, VcpuFailure>);
 
 /// Wakes the main thread when a vCPU's thread ends.
-struct WakeOnDrop(EventFd);
+pub(super) struct WakeOnDrop(pub(super) EventFd);
 
 impl Drop for WakeOnDrop {
     fn drop(&mut self) {

@@ -5,6 +5,8 @@ use vmm_control::ServerError;
 
 use super::machine::MicroError;
 
+use crate::cpuid::CpuidError;
+use crate::emu::RoomError;
 use crate::reservations::ReservationError;
 use crate::vcpu::VcpuFailure;
 
@@ -29,6 +31,15 @@ pub enum MicroRunError {
     /// The server of host tools.
     #[error(transparent)]
     Control(#[from] ServerError),
+    /// The processor in software that it is to have cannot be made.
+    #[error(transparent)]
+    Room(#[from] RoomError),
+    /// Its CPUID.
+    #[error(transparent)]
+    Cpuid(#[from] CpuidError),
+    /// There is no such thing without KVM.
+    #[error("processors in software have no {0}")]
+    NotEmulated(&'static str),
     /// A vCPU's thread panicked.
     #[error("the thread of a vCPU panicked")]
     Panicked,

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs};
-use kvm_pmu::TrapPlan;
+use emu::State;
+use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_segment, kvm_sregs};
 use thiserror::Error;
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::code::{CodeError, assemble};
 use super::layout;
 use super::platform::UNEXPECTED_VECTOR_PORT;
+use crate::emu::state_of;
 use crate::kvm::{
     GuestRam, Host, HostError, KvmVcpu, KvmVm, SMM_ENTRY, VcpuError, VcpuId, VmError, VmOptions,
 };
@@ -129,7 +130,7 @@ impl MicroGuest {
         host: &Host,
         options: &VmOptions,
     ) -> Result<(Arc<KvmVm>, Vec<KvmVcpu>), MicroError> {
-        let memory = self.memory(options.trap)?;
+        let memory = self.memory(options.trap.may_patch())?;
         let vm = Arc::new(KvmVm::new(host, memory, options)?);
         if let (Some(code), Some(smram)) = (&self.smm, vm.smram()) {
             smram
@@ -146,10 +147,36 @@ impl MicroGuest {
         Ok((vm, vcpus))
     }
 
-    fn memory(&self, trap: TrapPlan) -> Result<GuestRam, MicroError> {
+    /// Memory and registers of its vCPUs, for processors in software.
+    ///
+    /// # Errors
+    /// [`MicroError`] names what failed.
+    pub(crate) fn emulated(&self) -> Result<(GuestMemoryMmap, Vec<State>), MicroError> {
+        let memory = self.memory(false)?.for_vmm().clone();
+        let reset = kvm_sregs {
+            ldt: kvm_segment {
+                unusable: 1,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let states = (0u8..).zip(&self.starts).map(|(id, start)| {
+            let (regs, sregs) = registers(start, id, &reset);
+            let mut state = state_of(&regs, &sregs);
+            if let Some(lstar) = self.lstar {
+                state.msrs.star = STAR_SELECTORS;
+                state.msrs.lstar = lstar;
+                state.msrs.sfmask = SYSCALL_MASK;
+            }
+            state
+        });
+        Ok((memory, states.collect()))
+    }
+
+    fn memory(&self, twice: bool) -> Result<GuestRam, MicroError> {
         let ranges = [(GuestAddress(0), layout::MEMORY_SIZE)];
-        let ram = GuestRam::new(&ranges, trap.may_patch())
-            .map_err(|error| MicroError::Memory(error.to_string()))?;
+        let ram =
+            GuestRam::new(&ranges, twice).map_err(|error| MicroError::Memory(error.to_string()))?;
         let memory = ram.for_vmm();
         let vcpus = u8::try_from(self.starts.len()).unwrap_or(u8::MAX);
         layout::write_tables(memory, vcpus);
@@ -177,32 +204,17 @@ impl MicroGuest {
         start: &Start,
         irqchip: bool,
     ) -> Result<(), MicroError> {
-        const RFLAGS_FIXED: u64 = 2;
         const STAR: u32 = 0xc000_0081;
         const LSTAR: u32 = 0xc000_0082;
         const FMASK: u32 = 0xc000_0084;
         let id = vcpu.id().0;
-        let reset = vcpu.get_sregs()?;
-        let mut sregs = layout::special_registers(&reset, id, start.cpl);
-        sregs.cr4 |= start.cr4;
+        let (regs, sregs) = registers(start, id, &vcpu.get_sregs()?);
         vcpu.set_sregs(&sregs)?;
-        let rsp = match start.cpl {
-            3 => layout::user_stack(id),
-            _ => layout::kernel_stack(id),
-        };
-        vcpu.set_regs(&kvm_regs {
-            rip: start.rip,
-            rsp,
-            rflags: start.rflags | RFLAGS_FIXED,
-            rdi: start.rdi,
-            ..Default::default()
-        })?;
+        vcpu.set_regs(&regs)?;
         if let Some(lstar) = self.lstar {
-            // SYSRET loads CS from bits 63:48 plus 16 and SS plus 8.
-            let star = u64::from(layout::KERNEL_SS | 3) << 48 | u64::from(layout::KERNEL_CS) << 32;
-            vcpu.write_msr(STAR, star)?;
+            vcpu.write_msr(STAR, STAR_SELECTORS)?;
             vcpu.write_msr(LSTAR, lstar)?;
-            vcpu.write_msr(FMASK, 0x300)?;
+            vcpu.write_msr(FMASK, SYSCALL_MASK)?;
         }
         if irqchip && id > 0 {
             // Only the boot processor runs at once; here all do.
@@ -212,6 +224,31 @@ impl MicroGuest {
         }
         Ok(())
     }
+}
+
+/// STAR: SYSRET loads CS from bits 63:48 plus 16 and SS plus 8.
+const STAR_SELECTORS: u64 =
+    ((layout::KERNEL_SS | 3) as u64) << 48 | (layout::KERNEL_CS as u64) << 32;
+/// FMASK: TF and IF.
+const SYSCALL_MASK: u64 = 0x300;
+
+/// Registers of vCPU `id` where it starts; the rest is as after a reset.
+fn registers(start: &Start, id: u8, reset: &kvm_sregs) -> (kvm_regs, kvm_sregs) {
+    const RFLAGS_FIXED: u64 = 2;
+    let mut sregs = layout::special_registers(reset, id, start.cpl);
+    sregs.cr4 |= start.cr4;
+    let rsp = match start.cpl {
+        3 => layout::user_stack(id),
+        _ => layout::kernel_stack(id),
+    };
+    let regs = kvm_regs {
+        rip: start.rip,
+        rsp,
+        rflags: start.rflags | RFLAGS_FIXED,
+        rdi: start.rdi,
+        ..Default::default()
+    };
+    (regs, sregs)
 }
 
 /// Reports `vector` and ends the guest.

@@ -5,14 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arbiter::{AskRecord, Auditor, Grant, Phase, Record};
+use emu::State;
 use kvm_bindings::{kvm_debugregs, kvm_regs};
-use kvm_pmu::{KvmPmu, KvmPmuParts, TrapPlan};
+use kvm_pmu::{KvmPmu, KvmPmuParts, TrapPlan, Tsc, now};
 use pmu_virt::{
     CorePmu, CountRequest, CounterBackend, CounterReport, Holdings, OwnerId, PmuCpuid, PmuModel,
     VcpuPmu,
 };
+use vm_memory::GuestMemoryMmap;
 use vmm_control::{ControlConfig, ControlEndpoint, JobQueue, Server, ServerSetup};
 
+use super::emulated::{self, EmuPmu, TSC_KHZ};
 use super::error::MicroRunError;
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
@@ -21,14 +24,31 @@ use crate::audit::Holding;
 use crate::control::VmMemory;
 use crate::cpuid::bare_cpuid;
 use crate::devices::Platform;
+use crate::emu::{EmuVcpu, EmuVcpuParts, RoomEnd, VirtualClock, debug, general};
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
-use crate::reservations::{MachineReservations, PcrPlan};
+use crate::reservations::{MachineReservations, PcrPlan, holdings};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sync::lock;
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
     DebugQuirks, Observer, Silent, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuParts,
 };
+
+/// What runs a micro-guest.
+#[derive(Debug, Clone, Copy)]
+pub enum MicroEngine<'a> {
+    /// The KVM of this host.
+    Kvm(&'a Host),
+    /// Processors in software, in virtual time. What a run says of KVM (`quirks`, `step`,
+    /// `trap`) means nothing there.
+    Emu,
+}
+
+impl<'a> From<&'a Host> for MicroEngine<'a> {
+    fn from(host: &'a Host) -> Self {
+        Self::Kvm(host)
+    }
+}
 
 /// Makes a counter backend for one vCPU.
 pub type BackendFactory = fn() -> Box<dyn CounterBackend>;
@@ -96,8 +116,10 @@ pub struct MicroOutcome {
     pub writes: Vec<PortWrite>,
     /// One for each vCPU.
     pub vcpus: Vec<VcpuOutcome>,
-    /// Its VM, for a look at the memory.
-    pub vm: Arc<KvmVm>,
+    /// Its memory.
+    pub memory: GuestMemoryMmap,
+    /// It has system management mode.
+    pub smm: bool,
     /// It did not end by itself.
     pub timed_out: bool,
     /// How long its vCPUs took to leave their loops once they were asked to.
@@ -120,16 +142,23 @@ impl MicroRun {
     ///
     /// # Errors
     /// [`MicroRunError`]; what the guest does is never an error.
-    pub fn run(&self, host: &Host, guest: &MicroGuest) -> Result<MicroOutcome, MicroRunError> {
+    pub fn run<'a>(
+        &self,
+        engine: impl Into<MicroEngine<'a>>,
+        guest: &MicroGuest,
+    ) -> Result<MicroOutcome, MicroRunError> {
         let platform = Arc::new(RecordingPlatform::default());
-        let outcome = self.run_on(host, guest, |_| Ok(platform.clone()))?;
+        let outcome = match engine.into() {
+            MicroEngine::Kvm(host) => self.run_on(host, guest, |_| Ok(platform.clone()))?,
+            MicroEngine::Emu => self.emulate(guest, platform.clone())?,
+        };
         Ok(MicroOutcome {
             writes: platform.writes(),
             ..outcome
         })
     }
 
-    /// Runs `guest` with devices of the caller's, which `connect` makes for the VM;
+    /// Runs `guest` on KVM with devices of the caller's, which `connect` makes for the VM;
     /// port writes are theirs to record.
     ///
     /// # Errors
@@ -179,7 +208,10 @@ impl MicroRun {
         let stop = Arc::new(VcpuControl::default());
         let recorders: Vec<Recorder> = vcpus.iter().map(|_| Recorder::default()).collect();
         let vcpus = vcpus.into_iter().zip(&recorders);
-        let pcr = self.pcr.as_ref().map(|pcr| pcr.on(&vm));
+        let pcr = self
+            .pcr
+            .as_ref()
+            .map(|pcr| pcr.reservations(vm.smram().is_some()));
         let shared = Shared {
             host,
             vm: &vm,
@@ -212,11 +244,78 @@ impl MicroRun {
         Ok(MicroOutcome {
             writes: Vec::new(),
             vcpus: vcpus.collect::<Result<_, _>>()?,
-            vm,
+            memory: vm.memory().clone(),
+            smm: vm.smram().is_some(),
             timed_out: ran.timed_out,
             stopping: ran.stopping,
             cores: ran.cores,
         })
+    }
+
+    /// Runs `guest` on processors in software.
+    fn emulate(
+        &self,
+        guest: &MicroGuest,
+        platform: Arc<dyn Platform>,
+    ) -> Result<MicroOutcome, MicroRunError> {
+        if self.cores.is_some() {
+            return Err(MicroRunError::NotEmulated("vCPUs that share cores"));
+        }
+        let (memory, states) = guest.emulated()?;
+        let recorders: Vec<Recorder> = states.iter().map(|_| Recorder::default()).collect();
+        let vcpus = self.emulated_vcpus(states, &recorders)?;
+        let control = Arc::new(VcpuControl::default());
+        let clock = VirtualClock::beginning_at(0);
+        let mut room = emulated::room(memory, vcpus, platform, (control.clone(), clock))?;
+        let (end, stopped) = emulated::run_for(&mut room, &control, self.timeout)?;
+        let memory = room.memory().clone();
+        room.tick();
+        let vcpus = room.vcpus().iter().zip(&recorders);
+        let vcpus =
+            vcpus.map(|(vcpu, recorder)| VcpuOutcome::of_emulated(vcpu, &end, recorder.take()));
+        Ok(MicroOutcome {
+            writes: Vec::new(),
+            vcpus: vcpus.collect(),
+            memory,
+            smm: false,
+            timed_out: stopped.is_some() && end.end == VcpuEnd::Stopped,
+            stopping: stopped.map_or(Duration::ZERO, |at| at.elapsed()),
+            cores: Vec::new(),
+        })
+    }
+
+    fn emulated_vcpus(
+        &self,
+        states: Vec<State>,
+        recorders: &[Recorder],
+    ) -> Result<Vec<EmuVcpuParts>, MicroRunError> {
+        let reservations = self.pcr.as_ref().map(|pcr| pcr.reservations(false));
+        let cpus = u8::try_from(states.len()).unwrap_or(u8::MAX);
+        let mut vcpus = Vec::new();
+        for (id, (state, recorder)) in (0u8..).zip(states.into_iter().zip(recorders)) {
+            let mut pmu = None;
+            if let Some(model) = &self.model {
+                let of_vcpu = |pcr: &MachineReservations| {
+                    let auditor = Box::new(recorder.clone());
+                    pcr.of_vcpu(model, (TSC_KHZ, Tsc(0)), auditor)
+                };
+                let legacy = reservations.as_ref().and_then(|pcr| pcr.plan.legacy);
+                pmu = Some(EmuPmu {
+                    model,
+                    backend: (self.backend)(),
+                    pmi_floor_us: self.pmi_floor_us,
+                    reservations: reservations.as_ref().map(of_vcpu).transpose()?,
+                    visible: legacy.unwrap_or(model.counts()),
+                });
+            }
+            let observer: Box<dyn Observer> = if self.record {
+                Box::new(recorder.clone())
+            } else {
+                Box::new(Silent)
+            };
+            vcpus.push(emulated::vcpu((id, cpus), state, pmu, observer)?);
+        }
+        Ok(vcpus)
     }
 
     /// The counters of each core: of those that `vcpus` vCPUs share, or of each
@@ -240,7 +339,7 @@ impl MicroRun {
         let (Some(control), Some(model)) = (control, &self.model) else {
             return Ok(Served::default());
         };
-        let memory = Box::new(VmMemory(vm.clone()));
+        let memory = Box::new(VmMemory(vm.memory().clone()));
         let mut setup = ServerSetup::new(control, model.clone(), memory, tsc_khz);
         setup.enable_hosting(cores);
         let tools = setup.connect(vcpus, self.cores.map(|plan| plan.cores.into()))?;
@@ -268,7 +367,7 @@ impl MicroRun {
             pmu
         });
         if let (Some(model), Some(pcr)) = (&self.model, shared.pcr) {
-            let reservations = pcr.of_vcpu(model, tsc_khz, Box::new(recorder.clone()))?;
+            let reservations = pcr.of_vcpu(model, (tsc_khz, now()), Box::new(recorder.clone()))?;
             let visible = pcr.plan.legacy.unwrap_or(model.counts());
             let backend = (self.backend)();
             let countable = |request: &CountRequest| backend.plan(request).is_ok();
@@ -311,6 +410,29 @@ impl MicroRun {
 }
 
 impl VcpuOutcome {
+    fn of_emulated(vcpu: &EmuVcpu, end: &RoomEnd, recorded: Recorded) -> Self {
+        let state = vcpu.cpu().state();
+        let pmu = vcpu.pmu();
+        let throttle = pmu.map(|pmu| pmu.interrupts().throttle());
+        Self {
+            end: if end.vcpu == vcpu.id() {
+                end.end.clone()
+            } else {
+                VcpuEnd::Stopped
+            },
+            regs: general(state),
+            debug_regs: debug(state),
+            counters: pmu.map(|pmu| pmu.report(vcpu.core())).unwrap_or_default(),
+            events: recorded.events,
+            pmis: throttle.map_or((0, 0), |throttle| (throttle.delivered(), throttle.late())),
+            decisions: recorded.decisions,
+            asks: recorded.asks,
+            holdings: pmu
+                .map(|pmu| holdings(pmu, vcpu.core()))
+                .unwrap_or_default(),
+        }
+    }
+
     fn of(ended: CoreEnd, recorder: &Recorder) -> Result<Self, MicroRunError> {
         let CoreEnd {
             mut vcpu,
@@ -319,27 +441,32 @@ impl VcpuOutcome {
         } = ended;
         let holdings = vcpu.holdings(own_core.as_deref_mut());
         let report = |pmu: &VcpuPmu| pmu.report(own_core.as_deref());
+        let Recorded {
+            events,
+            decisions,
+            asks,
+        } = recorder.take();
         Ok(Self {
             end: end?,
             regs: unless_dead(vcpu.kvm().get_regs())?,
             debug_regs: unless_dead(vcpu.kvm().get_debug_regs())?,
             counters: vcpu.pmu().map(report).unwrap_or_default(),
-            events: std::mem::take(&mut *lock(&recorder.events)),
+            events,
             pmis: vcpu.pmis(),
-            decisions: std::mem::take(&mut *lock(&recorder.decisions)),
-            asks: std::mem::take(&mut *lock(&recorder.asks)),
+            decisions,
+            asks,
             holdings,
         })
     }
 }
 
 impl MicroPcr {
-    /// The reservations of the vCPUs of `vm`.
-    fn on(&self, vm: &KvmVm) -> MachineReservations {
+    /// The reservations of the vCPUs of a machine, which has system management mode or not.
+    fn reservations(&self, smm: bool) -> MachineReservations {
         MachineReservations {
             plan: self.plan.clone(),
             phase: Arc::new(Phase::new(self.firmware)),
-            smm: vm.smram().is_some(),
+            smm,
             holdings: Holdings::default(),
         }
     }
@@ -382,6 +509,25 @@ struct Recorder {
     events: Arc<Mutex<Vec<TrapEvent>>>,
     decisions: Arc<Mutex<Vec<Record>>>,
     asks: Arc<Mutex<Vec<(Instant, AskRecord)>>>,
+}
+
+/// What a recorder has kept.
+#[derive(Debug, Default)]
+struct Recorded {
+    events: Vec<TrapEvent>,
+    decisions: Vec<Record>,
+    asks: Vec<(Instant, AskRecord)>,
+}
+
+impl Recorder {
+    /// All that it has kept so far.
+    fn take(&self) -> Recorded {
+        Recorded {
+            events: std::mem::take(&mut *lock(&self.events)),
+            decisions: std::mem::take(&mut *lock(&self.decisions)),
+            asks: std::mem::take(&mut *lock(&self.asks)),
+        }
+    }
 }
 
 /// A hostile guest must not fill the host's memory with decisions.

@@ -9,8 +9,11 @@ use arbiter::{Grant, PcrUnit};
 use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, Reservations, VcpuPmu};
 
+use super::emulated::{self, EmuPmu, TSC_KHZ};
 use super::error::MicroRunError;
+use super::machine::MicroGuest;
 use crate::devices::Platform;
+use crate::emu::{EmuVcpu, Room, VirtualClock};
 use crate::kvm::{KvmVcpu, KvmVm};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
@@ -18,14 +21,14 @@ use crate::vcpu::{
     VcpuParts,
 };
 
-/// What a solo vCPU is made of, besides KVM's parts.
+/// What a solo vCPU is made of, besides its engine's parts.
 #[derive(Debug)]
 pub struct SoloParts {
     pub model: PmuModel,
     pub backend: Box<dyn CounterBackend>,
-    /// Oddities of the host's KVM.
+    /// Oddities of the host's KVM, if it runs there.
     pub quirks: DebugQuirks,
-    /// What the host can step.
+    /// What the host can step, likewise.
     pub step: StepSupport,
     /// Shortest time between two PMIs, in microseconds.
     pub pmi_floor_us: u32,
@@ -40,10 +43,16 @@ pub struct SoloParts {
 /// One vCPU in the real run loop; its thread is the one that made it.
 #[derive(Debug)]
 pub struct Solo {
-    vcpu: Vcpu,
-    thread: ThreadContext,
+    runs: Runs,
     control: Arc<VcpuControl>,
     tsc_khz: u32,
+}
+
+/// On which engine.
+#[derive(Debug)]
+enum Runs {
+    Kvm(Box<Vcpu>, Box<ThreadContext>),
+    Emulated(Box<Room>),
 }
 
 impl Solo {
@@ -85,11 +94,53 @@ impl Solo {
             guest: None,
         });
         Ok(Self {
-            vcpu,
-            thread,
+            runs: Runs::Kvm(Box::new(vcpu), Box::new(thread)),
             control,
             tsc_khz,
         })
+    }
+
+    /// The first vCPU of `guest` on a processor in software, in virtual time, which `clock`
+    /// shows.
+    ///
+    /// # Errors
+    /// [`MicroRunError`]: the guest cannot be made.
+    pub fn emulated(
+        guest: &MicroGuest,
+        parts: SoloParts,
+        clock: VirtualClock,
+    ) -> Result<Self, MicroRunError> {
+        let (memory, states) = guest.emulated()?;
+        let pmu = EmuPmu {
+            visible: parts.model.counts(),
+            model: &parts.model,
+            backend: parts.backend,
+            pmi_floor_us: parts.pmi_floor_us,
+            reservations: parts.reservations,
+        };
+        let state = states.into_iter().next().unwrap_or_default();
+        let vcpu = emulated::vcpu((0, 1), state, Some(pmu), parts.observer)?;
+        let control = Arc::new(VcpuControl::default());
+        let room = emulated::room(memory, vec![vcpu], parts.platform, (control.clone(), clock))?;
+        Ok(Self {
+            runs: Runs::Emulated(Box::new(room)),
+            control,
+            tsc_khz: TSC_KHZ,
+        })
+    }
+
+    fn pmu(&self) -> Option<&VcpuPmu> {
+        match &self.runs {
+            Runs::Kvm(vcpu, _) => vcpu.pmu(),
+            Runs::Emulated(room) => room.vcpus().first().and_then(EmuVcpu::pmu),
+        }
+    }
+
+    fn core(&self) -> Option<&CorePmu> {
+        match &self.runs {
+            Runs::Kvm(_, thread) => thread.counters(),
+            Runs::Emulated(room) => room.vcpus().first().and_then(EmuVcpu::core),
+        }
     }
 
     /// Runs the guest until it ends; `None` if that took longer than `timeout`.
@@ -99,7 +150,14 @@ impl Solo {
     /// The vCPU failed, by the host's fault.
     pub fn run(&mut self, timeout: Duration) -> Result<Option<VcpuEnd>, MicroRunError> {
         self.control.resume();
-        let target = self.thread.target();
+        let (vcpu, thread) = match &mut self.runs {
+            Runs::Kvm(vcpu, thread) => (vcpu, thread),
+            Runs::Emulated(room) => {
+                let (end, _) = emulated::run_for(room, &self.control, timeout)?;
+                return Ok((end.end != VcpuEnd::Stopped).then_some(end.end));
+            }
+        };
+        let target = thread.target();
         let control = self.control.clone();
         let (running, ended) = channel::<()>();
         let (end, late) = std::thread::scope(|scope| {
@@ -112,7 +170,7 @@ impl Solo {
                 }
                 late
             });
-            let end = self.vcpu.run(&mut self.thread);
+            let end = vcpu.run(thread);
             drop(running);
             (end, watchdog.join())
         });
@@ -124,32 +182,33 @@ impl Solo {
     /// The counters in use, while the guest does not run.
     #[must_use]
     pub fn counters(&self) -> Vec<CounterReport> {
-        let report = |pmu: &VcpuPmu| pmu.report(self.thread.counters());
-        self.vcpu.pmu().map(report).unwrap_or_default()
+        let report = |pmu: &VcpuPmu| pmu.report(self.core());
+        self.pmu().map(report).unwrap_or_default()
     }
 
     /// Who holds which counters; `None` without reservations.
     #[must_use]
     pub fn reservations(&self) -> Option<&PcrUnit> {
-        self.vcpu.pmu()?.claims().unit()
+        self.pmu()?.claims().unit()
     }
 
     /// Whether the guest is being single-stepped for a counter that runs.
     #[must_use]
     pub fn steps(&self) -> bool {
-        self.vcpu.pmu().is_some_and(|pmu| pmu.needs().stepping)
+        self.pmu().is_some_and(|pmu| pmu.needs().stepping)
     }
 
     /// The backend that counts.
     #[must_use]
     pub fn backend(&self) -> Option<&dyn CounterBackend> {
-        Some(self.thread.counters()?.backend())
+        Some(self.core()?.backend())
     }
 
     /// PMIs delivered so far, and of these late ones.
     #[must_use]
     pub fn pmis(&self) -> (u64, u64) {
-        self.vcpu.pmis()
+        let throttle = self.pmu().map(|pmu| pmu.interrupts().throttle());
+        throttle.map_or((0, 0), |throttle| (throttle.delivered(), throttle.late()))
     }
 
     /// The guest's TSC frequency in kHz.

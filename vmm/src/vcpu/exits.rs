@@ -46,6 +46,7 @@ pub(crate) fn handle(exit: VmExit, data: &mut [u8], platform: &dyn Platform) -> 
         VmExit::Debug(_) | VmExit::Interrupted => Handled::RunsOn,
         VmExit::Budget
         | VmExit::Window
+        | VmExit::Paused
         | VmExit::Unimplemented { .. }
         | VmExit::Halted
         | VmExit::Shutdown

@@ -1,20 +1,43 @@
 //! A vCPU's side of the control socket: jobs of tools, and where it is while they ask.
 
-use kvm_pmu::{ThreadContext, now};
+use kvm_pmu::Tsc;
 use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::{CorePmu, VcpuPmu};
 use vmm_control::{
-    ControlEndpoint, CoreView, OffCoreReason, VcpuQuantities, VcpuView, View, serve_inspection,
-    serve_vcpu,
+    ControlEndpoint, CoreView, KickThread, OffCoreReason, VcpuQuantities, VcpuView, View,
+    serve_inspection, serve_vcpu,
 };
 
 use super::outcome::Runnability;
-use crate::control::VcpuThread;
-use crate::kvm::{KvmVcpu, VcpuError};
+use crate::kvm::{KvmVcpu, VcpuError, VcpuId};
+
+/// What tools are told of a vCPU that stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct VcpuFacts {
+    pub(crate) id: VcpuId,
+    /// It waits for INIT or a start-up IPI.
+    pub(crate) awaits_startup: bool,
+    /// It has executed HLT, and waits for an interrupt.
+    pub(crate) halted: bool,
+}
+
+impl VcpuFacts {
+    /// Of a vCPU outside of `KVM_RUN`.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_MP_STATE`.
+    pub(super) fn of(kvm: &KvmVcpu) -> Result<Self, VcpuError> {
+        Ok(Self {
+            id: kvm.id(),
+            awaits_startup: kvm.awaits_startup()?,
+            halted: kvm.is_halted()?,
+        })
+    }
+}
 
 /// The server of host tools, as one vCPU knows it.
 #[derive(Debug)]
-pub(super) struct Hosted {
+pub(crate) struct Hosted {
     endpoint: Option<ControlEndpoint>,
     /// It waits for its start-up IPI, as far as tools want to know.
     awaits_startup: bool,
@@ -22,7 +45,7 @@ pub(super) struct Hosted {
 
 impl Hosted {
     /// With the way to the server, where there is one.
-    pub(super) fn new(endpoint: Option<ControlEndpoint>) -> Self {
+    pub(crate) fn new(endpoint: Option<ControlEndpoint>) -> Self {
         Self {
             endpoint,
             awaits_startup: false,
@@ -31,7 +54,7 @@ impl Hosted {
 
     /// Whether there may be jobs: one load, where there is a control socket.
     #[inline]
-    pub(super) fn has_jobs(&self) -> bool {
+    pub(crate) fn has_jobs(&self) -> bool {
         self.endpoint.as_ref().is_some_and(|host| host.has_jobs())
     }
 
@@ -41,38 +64,32 @@ impl Hosted {
         self.awaits_startup
     }
 
-    /// `thread` runs the vCPU from now on.
-    pub(super) fn comes_to(
-        &mut self,
-        kvm: &KvmVcpu,
-        thread: &ThreadContext,
-        tally: &VcpuQuantities,
-    ) -> Result<(), VcpuError> {
-        let Some(host) = &self.endpoint else {
-            return Ok(());
-        };
-        host.run_by(thread.core().into(), VcpuThread(thread.target()));
-        self.note_startup(kvm, tally)
+    /// Whether there is a server.
+    #[inline]
+    pub(crate) fn is_served(&self) -> bool {
+        self.endpoint.is_some()
     }
 
-    /// Whose time this thread's is: one that waits for its start-up IPI sleeps in
-    /// `KVM_RUN`, and KVM's statistics do not count that as halted.
-    pub(super) fn note_startup(
-        &mut self,
-        kvm: &KvmVcpu,
-        tally: &VcpuQuantities,
-    ) -> Result<(), VcpuError> {
-        self.awaits_startup = kvm.awaits_startup()?;
-        if self.awaits_startup {
+    /// `thread`, which is `core`'s, runs the vCPU from now on.
+    pub(crate) fn comes_to(&self, core: usize, thread: impl KickThread + 'static) {
+        if let Some(host) = &self.endpoint {
+            host.run_by(core, thread);
+        }
+    }
+
+    /// Whose time this thread's is: one that waits for its start-up IPI sleeps, which the
+    /// engine's own statistics do not count as halted.
+    pub(crate) fn note_startup(&mut self, awaits: bool, tally: &VcpuQuantities) {
+        self.awaits_startup = awaits;
+        if awaits {
             tally.off_thread(OffCoreReason::Idle);
         } else {
             tally.on_thread();
         }
-        Ok(())
     }
 
     /// No thread runs the vCPU from now on, or it has woken meanwhile.
-    pub(super) fn note_rest(&self, runnability: Runnability, tally: &VcpuQuantities) {
+    pub(crate) fn note_rest(&self, runnability: Runnability, tally: &VcpuQuantities) {
         if self.endpoint.is_some() {
             tally.off_thread(match runnability {
                 Runnability::Runnable => OffCoreReason::Runnable,
@@ -89,24 +106,30 @@ impl Hosted {
         }
     }
 
-    /// Does the jobs of the control socket, while the guest does not run.
-    pub(super) fn do_jobs(
+    /// Does the jobs of the control socket, while the guest does not run; true if one has let
+    /// it go on after a pause. `facts` are asked for only where a job wants them.
+    ///
+    /// # Errors
+    /// That of `facts`.
+    pub(crate) fn do_jobs<E>(
         &mut self,
-        kvm: &KvmVcpu,
+        facts: impl Fn() -> Result<VcpuFacts, E>,
         (pmu, core): (&mut VcpuPmu, &mut CorePmu),
         tally: &VcpuQuantities,
-    ) -> Result<(), VcpuError> {
+        now: impl Fn() -> Tsc,
+    ) -> Result<bool, E> {
         let Some(host) = &mut self.endpoint else {
-            return Ok(());
+            return Ok(false);
         };
         let stood = pmu.hosts().is_paused();
         while let Some(job) = host.take() {
             if job.is_inspection() {
-                // The vCPU's thread is its core.
-                let number = usize::from(kvm.id().0);
+                // The vCPU has its core to itself.
+                let facts = facts()?;
+                let number = usize::from(facts.id.0);
                 let view = View {
                     cores: vec![CoreView::of(number, Some(number), Some(core))],
-                    vcpus: vec![view(kvm, Some(pmu), VcpuState::Running)?],
+                    vcpus: vec![view(facts, Some(pmu), VcpuState::Running)],
                 };
                 serve_inspection(job, view);
                 continue;
@@ -121,14 +144,11 @@ impl Hosted {
             }
             serve_vcpu(job, pmu, core, tally);
         }
-        if stood && !pmu.hosts().is_paused() {
-            note_stopped(kvm);
-        }
-        Ok(())
+        Ok(stood && !pmu.hosts().is_paused())
     }
 
     /// Passes on what the guest has answered.
-    pub(super) fn hear_owners(&mut self, pmu: &mut VcpuPmu, core: Option<&mut CorePmu>) {
+    pub(crate) fn hear_owners(&mut self, pmu: &mut VcpuPmu, core: Option<&mut CorePmu>) {
         if let Some(host) = &mut self.endpoint {
             host.hear_owners(pmu, core);
         }
@@ -136,7 +156,7 @@ impl Hosted {
 
     /// The vCPU has ended: tools get their contexts back. `core` is the one that it was
     /// on, if it was on one.
-    pub(super) fn close(
+    pub(crate) fn close(
         &mut self,
         pmu: Option<&mut VcpuPmu>,
         core: Option<&mut CorePmu>,
@@ -148,23 +168,13 @@ impl Hosted {
     }
 }
 
-/// Tells a guest that reads KVM's clock that it was stopped, so that its watchdogs do
-/// not take the time for a lockup. Others do not hear of it.
-fn note_stopped(kvm: &KvmVcpu) {
-    let _ = kvm.fd().kvmclock_ctrl();
-}
-
-/// A vCPU outside of `KVM_RUN`, which is in state `otherwise` if it was started and
-/// nothing blocks it.
-pub(super) fn view(
-    kvm: &KvmVcpu,
-    pmu: Option<&VcpuPmu>,
-    otherwise: VcpuState,
-) -> Result<VcpuView, VcpuError> {
-    let state = if kvm.awaits_startup()? {
+/// A vCPU that stands still, and is in state `otherwise` if it was started and nothing blocks
+/// it.
+pub(super) fn view(facts: VcpuFacts, pmu: Option<&VcpuPmu>, otherwise: VcpuState) -> VcpuView {
+    let state = if facts.awaits_startup {
         VcpuState::Offline
     } else {
         otherwise
     };
-    Ok(VcpuView::of(kvm.id().0.into(), pmu, state).halted(kvm.is_halted()?))
+    VcpuView::of(facts.id.0.into(), pmu, state).halted(facts.halted)
 }

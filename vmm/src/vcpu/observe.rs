@@ -71,17 +71,17 @@ impl Observer for PmuLog {
 
 /// Counts for host tools what the PMU reports, and passes it on.
 #[derive(Debug)]
-pub(super) struct Reports {
+pub(crate) struct Reports {
     observer: Box<dyn Observer>,
     wants_events: bool,
     /// What host tools can ask for.
-    pub(super) tally: VcpuQuantities,
+    pub(crate) tally: VcpuQuantities,
     /// Looks into the guest, where there are host tools.
     guest: Option<VcpuLook>,
 }
 
 impl Reports {
-    pub(super) fn new(
+    pub(crate) fn new(
         observer: Box<dyn Observer>,
         tally: VcpuQuantities,
         guest: Option<VcpuLook>,

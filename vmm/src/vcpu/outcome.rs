@@ -23,6 +23,15 @@ pub enum VcpuEnd {
     },
     /// KVM cannot go on; the text says what the guest did and what may help.
     Stuck(String),
+    /// Emulator: all vCPUs have halted, and neither a timer nor anybody outside can wake one.
+    Asleep,
+    /// Emulator: CPUID announces something, or every processor has it, that is not there.
+    Unimplemented {
+        /// RIP of the instruction.
+        rip: u64,
+        /// What is lacking, and what to do.
+        what: String,
+    },
 }
 
 impl fmt::Display for VcpuEnd {
@@ -33,6 +42,14 @@ impl fmt::Display for VcpuEnd {
             Self::TripleFault { rip: Some(rip) } => write!(f, "triple fault at RIP {rip:#x}"),
             Self::TripleFault { rip: None } => f.write_str("triple fault"),
             Self::Stuck(why) => f.write_str(why),
+            Self::Asleep => f.write_str(
+                "the guest sleeps for ever: all of its vCPUs have halted, and no timer runs and \
+                 nobody is there who could wake one",
+            ),
+            Self::Unimplemented { rip, what } => write!(
+                f,
+                "at RIP {rip:#x} the guest needs what the engine emu lacks: {what}"
+            ),
         }
     }
 }

@@ -15,12 +15,12 @@ use vmm_control::{
 
 use super::exits::handle_kvm;
 use super::firmware::FirmwarePhase;
-use super::hosted::{Hosted, view};
+use super::hosted::{Hosted, VcpuFacts, view};
 use super::observe::{Observer, Reports};
 use super::outcome::{RunOutcome, Runnability, Timeslice, VcpuEnd, VcpuFailure, dead_machine};
 use super::timer;
 use crate::audit::Holding;
-use crate::control::{VcpuHalts, exit_kind};
+use crate::control::{VcpuHalts, VcpuThread, exit_kind};
 use crate::devices::Platform;
 use crate::firmware::Expected;
 use crate::guest_kernel::{VcpuLook, VmKernel};
@@ -190,7 +190,11 @@ impl Vcpu {
         thread: &mut ThreadContext,
         timeslice: Option<&Timeslice<'_>>,
     ) -> Result<RunOutcome, VcpuFailure> {
-        self.host.comes_to(&self.kvm, thread, &self.reports.tally)?;
+        if self.host.is_served() {
+            let thread_of_it = VcpuThread(thread.target());
+            self.host.comes_to(thread.core().into(), thread_of_it);
+            self.note_startup()?;
+        }
         self.pmu.enter_thread(&self.kvm, thread);
         let outcome = self.run_loop(thread, timeslice);
         // Another thread may run it on.
@@ -233,7 +237,7 @@ impl Vcpu {
                 self.reports.tally.count_exit(exit_kind(exit));
             }
             if self.host.awaits_startup() {
-                self.host.note_startup(&self.kvm, &self.reports.tally)?;
+                self.note_startup()?;
             }
             let (pmu, kvm, mut lent) = self.lend(thread);
             let owner = pmu.take_exit(kvm, &mut lent, exit)?;
@@ -249,6 +253,12 @@ impl Vcpu {
         }
     }
 
+    fn note_startup(&mut self) -> Result<(), VcpuFailure> {
+        let awaits = self.kvm.awaits_startup()?;
+        self.host.note_startup(awaits, &self.reports.tally);
+        Ok(())
+    }
+
     /// What comes before an entry, and whether there is to be one.
     #[inline]
     fn turn(
@@ -259,7 +269,7 @@ impl Vcpu {
     ) -> Result<Turn, VcpuFailure> {
         // Where vCPUs share cores, the core does their jobs.
         if timeslice.is_none() && self.host.has_jobs() {
-            self.host.note_startup(&self.kvm, &self.reports.tally)?;
+            self.note_startup()?;
             self.do_jobs(thread)?;
         }
         let locked_out = self.pmu.locked_out_until();
@@ -333,8 +343,8 @@ impl Vcpu {
     /// Answers what the hypervisor was asked, and passes on what it was answered.
     #[inline]
     fn answer_questions(&mut self, thread: &mut ThreadContext) {
-        if answer_questions(&mut self.pmu, thread)
-            && let Some(pmu) = self.pmu.pmu_mut()
+        if let Some(pmu) = self.pmu.pmu_mut()
+            && answer_questions(pmu, thread.counters_mut())
         {
             self.host.hear_owners(pmu, thread.counters_mut());
         }
@@ -477,7 +487,7 @@ impl Vcpu {
 
     /// What there is of it, for tools.
     pub(crate) fn view(&self, otherwise: VcpuState) -> Result<VcpuView, VcpuFailure> {
-        Ok(view(&self.kvm, self.pmu(), otherwise)?)
+        Ok(view(VcpuFacts::of(&self.kvm)?, self.pmu(), otherwise))
     }
 
     /// Its quantities now; asked on the thread that has it.
@@ -493,8 +503,13 @@ impl Vcpu {
     /// Does its jobs on the core that has it, while it is not run.
     pub(crate) fn do_jobs(&mut self, thread: &mut ThreadContext) -> Result<(), VcpuFailure> {
         if let (Some(pmu), Some(core)) = (self.pmu.pmu_mut(), thread.counters_mut()) {
-            let tally = &self.reports.tally;
-            self.host.do_jobs(&self.kvm, (pmu, core), tally)?;
+            let (kvm, tally) = (&self.kvm, &self.reports.tally);
+            let facts = || VcpuFacts::of(kvm);
+            if self.host.do_jobs(facts, (pmu, core), tally, now)? {
+                // A guest that reads KVM's clock is told that it was stopped, so that its
+                // watchdogs do not take the time for a lockup. Others do not hear of it.
+                let _ = kvm.fd().kvmclock_ctrl();
+            }
         }
         self.sample_pending(thread)
     }

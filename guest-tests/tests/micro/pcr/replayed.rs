@@ -237,7 +237,7 @@ fn as_played(lab: &Lab) -> Result<()> {
             owned == held,
             "{scheme}: {owned:?} by arbitrate, {held:?} in the guest"
         );
-        let smm = ran.outcome.vm.smram().is_some();
+        let smm = ran.outcome.smm;
         let replayed = replay(&replay_setup(&pcr, smm, end_ns)?, &asks);
         ensure!(results(&asks, &replayed) == real, "{scheme}: {replayed:?}");
     }
@@ -272,7 +272,7 @@ fn as_replayed(lab: &Lab) -> Result<()> {
         let ran = script.check(lab, &with(pcr.clone()))?;
         let (asks, end_ns) = recorded(&ran.outcome.vcpus[0].asks)?;
         let real = results(&asks, &recorded_results(&asks));
-        let smm = ran.outcome.vm.smram().is_some();
+        let smm = ran.outcome.smm;
         let as_run = replay_setup(&pcr, smm, end_ns)?;
         for hypervisor_yields in [false, true] {
             let setup = ReplaySetup {

@@ -63,7 +63,7 @@ pub(super) fn measure(
     let trail = AuditTrail::new(options.vcpus);
     let mut askers = Vec::new();
     for (owner, auditor) in (0..).zip(trail.auditors()) {
-        let reservations = machine.of_vcpu(model, tsc_khz, Box::new(auditor));
+        let reservations = machine.of_vcpu(model, (tsc_khz, vmm::vcpu::now()), Box::new(auditor));
         let pmu = VcpuPmu::detached(OwnerId(owner), model.clone(), Grant::everything());
         let mut asker = Asker {
             pmu: pmu.with_reservations(reservations.map_err(|error| guest(&error))?),

@@ -91,6 +91,9 @@ pub enum SettingError {
     /// Time slices without cores that have them.
     #[error("only vCPUs that share cores have time slices; add --cores M")]
     SliceWithoutCores,
+    /// Runs that are to be equal, and go by a clock that is not.
+    #[error("under --real-time no two runs are equal, whatever the seed; leave one out")]
+    SeedInRealTime,
     /// A CPU feature that cannot be hidden.
     #[error(transparent)]
     Feature(#[from] UnknownFeature),

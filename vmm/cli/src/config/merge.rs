@@ -8,8 +8,9 @@ use pmu_virt::perfmon::HostPolicy;
 use pmu_virt::{EventFilters, EventProfile, Source, Sources};
 use umpire_tools::stat::spec::EventList;
 use vmm::config::{
-    self, BootModule, BudgetChoice, CpuVendor, DEFAULT_PMI_FLOOR_US, FirmwareConfig, FollowsGrants,
-    HypervisorCounters, OversubscribeChoice, PcrChoice, PmuChoice, RunConfig, UnpackChoice,
+    self, BootModule, BudgetChoice, CpuVendor, CyclesChoice, EngineChoice, EngineConfig,
+    FirmwareConfig, FollowsGrants, HypervisorCounters, OversubscribeChoice, PcrChoice, PmuChoice,
+    RunConfig, UnpackChoice,
 };
 use vmm::files::read_text;
 use vmm::firmware::{CounterSpec, FirmwareChoice};
@@ -25,8 +26,8 @@ use super::values::{
 };
 use super::{
     BUFFERS_KIB, CONNECTIONS, CONTEXTS, CPUS, DEFAULT_CPUS, DEFAULT_MEMORY_MIB, DEFAULT_SLICE_MS,
-    FIRMWARE_DELAY_MS, GRACE_MS, GROUPS, MEMORY_MIB, PMI_FLOOR_US, RATES, SLICE_MS, Settings,
-    StartTools, VERBOSITY,
+    FIRMWARE_DELAY_MS, GRACE_MS, GROUPS, MEMORY_MIB, PMI_FLOOR_US, RATES, SEEDS, SLICE_MS,
+    Settings, StartTools, VERBOSITY,
 };
 use crate::flags::RunFlags;
 use crate::host::terms_of;
@@ -122,6 +123,7 @@ impl Merge<'_> {
         let floor = checked!(self, pmi_floor, |n| number(n, PMI_FLOOR_US, "microseconds"))?;
         let kernel = given!(self, kernel).ok_or(ConfigError::NoKernel)?;
         Ok(RunConfig {
+            engine: self.engine()?,
             kernel: self.anchored(kernel).check(readable)?,
             initrd: self.file_option(given!(self, initrd), readable)?,
             cmdline: checked!(self, cmdline, text)?,
@@ -165,7 +167,7 @@ impl Merge<'_> {
             })?
             .unwrap_or_default(),
             rdpmc_trap: checked!(self, rdpmc_trap, trap_mode)?.unwrap_or_default(),
-            pmi_floor: Duration::from_micros(floor.unwrap_or(DEFAULT_PMI_FLOOR_US.into())),
+            pmi_floor: floor.map(Duration::from_micros),
             pcr,
             audit: self.audit()?,
             audit_out: None,
@@ -176,6 +178,27 @@ impl Merge<'_> {
             agent: checked!(self, agent, on_or_off)?.unwrap_or_default(),
             control,
             paused: false,
+        })
+    }
+
+    /// What runs the guest, and how its processor is if it is one in software.
+    fn engine(&self) -> Result<EngineConfig, ConfigError> {
+        let seed = checked!(self, seed, |n| number(n, SEEDS, "(a seed)"))?;
+        let real_time = checked!(self, real_time, on_or_off)?;
+        if let (Some(_), Some(true), Some(place)) = (seed, real_time, place!(self, seed)) {
+            return Err(ConfigError::setting(place, SettingError::SeedInRealTime));
+        }
+        Ok(EngineConfig {
+            choice: checked!(self, engine, |word| {
+                choice(word, EngineChoice::parse, EngineChoice::ALLOWED)
+            })?
+            .unwrap_or_default(),
+            cycles: checked!(self, cycles, |word| {
+                choice(word, CyclesChoice::parse, CyclesChoice::ALLOWED)
+            })?
+            .unwrap_or_default(),
+            seed,
+            real_time,
         })
     }
 

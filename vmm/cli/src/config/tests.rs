@@ -104,7 +104,7 @@ fn a_file_holds_every_option() {
     assert_eq!(config.run.hidden_features, ["cx16".parse().unwrap()]);
     assert_eq!(config.run.unpack, UnpackChoice::Never);
     assert_eq!(config.run.rdpmc_trap, TrapMode::Breakpoint);
-    assert_eq!(config.run.pmi_floor, Duration::from_micros(250));
+    assert_eq!(config.run.pmi_floor, Some(Duration::from_micros(250)));
     let pcr = config.run.pcr.unwrap();
     assert_eq!(pcr.scheme, Scheme::SingleMaster);
     assert_eq!(pcr.policy.firmware.max.programmable, 2);
@@ -128,7 +128,7 @@ fn defaults() {
     assert_eq!((config.run.memory_mib, config.run.cpus), (512, 1));
     assert!(matches!(config.run.pmu, PmuChoice::Auto));
     assert_eq!(config.run.counters, Sources::auto());
-    assert_eq!(config.run.pmi_floor, Duration::from_micros(100));
+    assert_eq!(config.run.pmi_floor, None);
     assert_eq!(config.run.timeout, None);
     assert_eq!(
         (config.run.pcr, config.run.audit),
@@ -236,7 +236,7 @@ fn every_flag_wins_over_its_key() {
     );
     check(
         |f, _| f.pmi_floor = Some(1),
-        |c, _| c.run.pmi_floor == Duration::from_micros(1),
+        |c, _| c.run.pmi_floor == Some(Duration::from_micros(1)),
     );
     let pcr = |c: &Settings| c.run.pcr.clone().unwrap();
     check(

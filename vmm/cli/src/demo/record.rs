@@ -11,7 +11,8 @@ use pmu_virt::{
 use serde::Serialize;
 use vmm::devices::Platform;
 use vmm::devices::ports::TEST_EXIT;
-use vmm::devices::{DeviceOutcome, GuestEnd};
+use vmm::devices::{DeviceClock, DeviceOutcome, GuestEnd};
+use vmm::emu::VirtualClock;
 use vmm::kvm::VcpuId;
 use vmm::micro::UNEXPECTED_VECTOR_PORT;
 use vmm::sync::lock;
@@ -42,22 +43,41 @@ pub enum What {
 #[derive(Debug)]
 pub(super) struct Record {
     vcpu: VcpuId,
-    start: Mutex<Instant>,
+    clock: Clock,
     happenings: Mutex<Vec<Happening>>,
+}
+
+/// The time of happenings.
+#[derive(Debug)]
+enum Clock {
+    /// The host's, since then.
+    Host(Mutex<Instant>),
+    /// The guest's own.
+    Virtual(VirtualClock),
 }
 
 impl Record {
     pub(super) fn new(vcpu: VcpuId) -> Self {
         Self {
             vcpu,
-            start: Mutex::new(Instant::now()),
+            clock: Clock::Host(Mutex::new(Instant::now())),
             happenings: Mutex::default(),
+        }
+    }
+
+    /// Of a guest in virtual time.
+    pub(super) fn in_virtual_time(vcpu: VcpuId, clock: VirtualClock) -> Self {
+        Self {
+            clock: Clock::Virtual(clock),
+            ..Self::new(vcpu)
         }
     }
 
     /// Time counts from now.
     pub(super) fn start(&self) {
-        *lock(&self.start) = Instant::now();
+        if let Clock::Host(start) = &self.clock {
+            *lock(start) = Instant::now();
+        }
     }
 
     pub(super) fn happenings(&self) -> Vec<Happening> {
@@ -65,7 +85,11 @@ impl Record {
     }
 
     fn add(&self, vcpu: VcpuId, what: What) {
-        let micros = u64::try_from(lock(&self.start).elapsed().as_micros()).unwrap_or(u64::MAX);
+        let elapsed = match &self.clock {
+            Clock::Host(start) => lock(start).elapsed(),
+            Clock::Virtual(clock) => clock.elapsed(),
+        };
+        let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         lock(&self.happenings).push(Happening { micros, vcpu, what });
     }
 }

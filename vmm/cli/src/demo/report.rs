@@ -6,6 +6,7 @@ use pmu_virt::{CounterBackend, CounterReport, Reading, Unavailable, UnavailableR
 use serde::Serialize;
 use umpire_bench::{TrapReport, micros};
 use umpire_tools::table::lines;
+use vmm::config::Engine;
 
 use super::plan::Planned;
 use super::record::Row;
@@ -15,6 +16,10 @@ use super::record::Row;
 pub struct DemoReport {
     /// Always true: a guest ran.
     pub shown: bool,
+    /// What ran it: kvm or emu.
+    pub engine: String,
+    /// Why that, if nobody asked for it and KVM did not.
+    pub because: Option<String>,
     /// The host's processor.
     pub processor: Option<String>,
     /// Guest CPL 0 runs in KVM's instruction emulator.
@@ -23,7 +28,7 @@ pub struct DemoReport {
     pub model: &'static str,
     /// Where counts came from, as in `--counters`.
     pub backend: String,
-    /// TSC frequency in kHz.
+    /// TSC frequency in kHz. Without KVM it is that of virtual time.
     pub tsc_khz: u32,
     /// What happened, in order.
     pub rows: Vec<Row>,
@@ -150,18 +155,7 @@ pub fn write_report(report: &DemoReport, json: bool, out: &mut dyn Write) -> io:
 }
 
 fn text(report: &DemoReport, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(
-        out,
-        "A guest with the virtual PMU {}, counted by the {} backend, on {} ({} MHz TSC).\n\
-         KVM's own PMU is off; each row is an exit of this run.\n",
-        report.model,
-        report.backend,
-        report
-            .processor
-            .as_deref()
-            .unwrap_or("an unknown processor"),
-        report.tsc_khz / 1000
-    )?;
+    heading(report, out)?;
     rows(&report.rows, out)?;
     writeln!(out, "\nCounters at the end")?;
     counters(&report.counters, out)?;
@@ -170,10 +164,44 @@ fn text(report: &DemoReport, out: &mut dyn Write) -> io::Result<()> {
         "PMIs delivered: {}, of these late: {}",
         report.pmis, report.late_pmis
     )?;
+    let lacks = report.counters.iter().any(|row| !row.supported);
+    if lacks && report.engine == Engine::Kvm.to_string() {
+        writeln!(
+            out,
+            "What is <not supported> here, a processor in software counts exactly: \
+             umpire demo --engine emu"
+        )?;
+    }
     match &report.round_trips {
         Some(measured) => round_trips(measured, out),
         None => Ok(()),
     }
+}
+
+fn heading(report: &DemoReport, out: &mut dyn Write) -> io::Result<()> {
+    write!(
+        out,
+        "A guest with the virtual PMU {}, counted by the {} backend, on ",
+        report.model, report.backend
+    )?;
+    let mhz = report.tsc_khz / 1000;
+    if report.engine == Engine::Kvm.to_string() {
+        let processor = report.processor.as_deref();
+        let processor = processor.unwrap_or("an unknown processor");
+        return writeln!(
+            out,
+            "{processor} ({mhz} MHz TSC).\n\
+             KVM's own PMU is off; each row is an exit of this run.\n"
+        );
+    }
+    writeln!(out, "a processor in software ({mhz} MHz TSC).")?;
+    if let Some(because) = &report.because {
+        writeln!(out, "KVM cannot be used here: {because}.")?;
+    }
+    writeln!(
+        out,
+        "Times are virtual: an instruction takes a nanosecond. Each row is an exit of this run.\n"
+    )
 }
 
 fn rows(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {

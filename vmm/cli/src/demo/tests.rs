@@ -7,7 +7,7 @@ use vmm::kvm::VcpuId;
 use vmm::vcpu::TrapEvent;
 
 use super::record::{Happening, What, describe};
-use super::{Plan, decline, host_vendor, perform, write_report};
+use super::{Plan, decline, host_vendor, perform, perform_emulated, write_report};
 use crate::flags::DemoFlags;
 
 const SELECT1: MsrIndex = MsrIndex(0xc001_0202);
@@ -94,6 +94,37 @@ fn without_kvm_no_count_is_shown() {
     decline(&refusal, "demo", true, &mut json).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["shown"], false);
+}
+
+#[test]
+fn without_kvm_instructions_are_counted_to_the_last_one() {
+    let show = || {
+        let plan = Plan::tour(Vendor::Intel).unwrap();
+        let because = Some("the reason".to_owned());
+        perform_emulated(&plan, because).unwrap()
+    };
+    let report = show();
+    let [cycles, instructions, _] = &report.counters[..] else {
+        panic!("{:?}", report.counters);
+    };
+    assert_eq!(instructions.event, "instructions");
+    assert_eq!(instructions.provenance, "exact");
+    assert_eq!(cycles.provenance, "simulated");
+    assert_eq!(report.pmis, 1);
+    // Nothing of the host's goes in.
+    let again = show();
+    assert_eq!(
+        (&report.rows, &report.counters),
+        (&again.rows, &again.counters)
+    );
+    let mut text = Vec::new();
+    write_report(&report, false, &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(
+        text.contains("KVM cannot be used here: the reason."),
+        "{text}"
+    );
+    assert!(!text.contains("<not supported>"), "{text}");
 }
 
 /// On a host that cannot run it, the refusal must be a stated one.

@@ -180,7 +180,7 @@ fn refusals() {
             },
             ..faithful()
         };
-        let verdict = "No guest with a virtual PMU can run here: ";
+        let verdict = "No guest with a virtual PMU can run on KVM here: ";
         let parts = [verdict, reason, "no    clock"];
         check(probe, ExitStatus::BAD_INPUT, &parts);
     }

@@ -49,6 +49,11 @@ fn mark(good: bool, otherwise: Mark) -> Mark {
     if good { Mark::Ok } else { otherwise }
 }
 
+/// What is there on every host.
+const EMU: &str = "umpire run --engine emu needs no KVM: a processor in software counts \
+                   instructions, branches, loads,\nstores and more exactly, and no cycles but \
+                   simulated ones.";
+
 /// Writes the report.
 pub(super) fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "umpire {} doctor", diagnosis.umpire)?;
@@ -66,12 +71,14 @@ pub(super) fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()
         None => writeln!(
             out,
             "A guest with a virtual PMU can run here. Next: umpire demo\n\
+             {EMU}\n\
              Of a guest that runs with --control SOCKET, umpire stat and umpire record on this \
              host count with the same backends."
         ),
         Some(reason) => writeln!(
             out,
-            "No guest with a virtual PMU can run here: {reason}.\n\
+            "No guest with a virtual PMU can run on KVM here: {reason}.\n\
+             {EMU}\n\
              The tests and the demo also run in a machine with its own KVM: \
              cargo l1 -- target/release/umpire demo"
         ),

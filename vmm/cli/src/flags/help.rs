@@ -68,14 +68,15 @@ Examples:
   umpire top                                   watch all VMs that run
 
 Exit status: 0 done; 2 bad input, or a host that cannot do it; 4 the host failed;
-6 the guest failed (triple fault, instruction that KVM cannot emulate); 124 timeout;
+6 the guest failed (triple fault, an instruction that KVM or emu lacks); 124 timeout;
 130 interrupted; odd: the guest wrote V to port 0xf4, and the status is V * 2 + 1
 (low 8 bits).";
 
 const DOCTOR: &str = "\
 Runs small probe guests to find what this KVM really does: is guest kernel code slow,
 do single step and hardware breakpoints work and at which ring, does RDPMC fault.
-Exit status: 0 when a guest with a virtual PMU can run here, else 2.";
+Exit status: 0 when a guest with a virtual PMU can run on this KVM, else 2; on the engine emu
+one can run everywhere.";
 
 const DEMO: &str = "\
 Every row of the table is a real exit of a real guest. Without a usable /dev/kvm no
@@ -463,6 +464,7 @@ fn run_help() -> String {
     for backend in backend_names() {
         let _ = writeln!(text, "  {:<14} {}", backend.name, backend.summary);
     }
+    text.push_str(ENGINES);
     text.push_str(FIRMWARE);
     text.push_str(RESERVATIONS);
     text.push_str(LEASES_OF_VMS);
@@ -470,6 +472,20 @@ fn run_help() -> String {
     text.push_str(RUN_NOTES);
     text
 }
+
+const ENGINES: &str = "
+Engines (--engine): kvm is as fast as the host, and counts what its PMU or KVM lets it count.
+emu executes every instruction of the guest itself, some hundred million a second, and so
+counts instructions, branches, loads, stores and more exactly, the kernel's too, with PMIs at
+the very instruction; it needs neither /dev/kvm nor any privilege, and its processor is the same
+on every host. It counts no cycles, but simulated ones; it has no system management mode, so no
+--firmware, and 64-bit kernels alone. auto is kvm where it can be used, else emu, and says so.
+Its time is virtual: an instruction is a nanosecond, and idle time is skipped. With --real-time
+the guest's time follows the host's clock. --timeout is always the host's time.
+  umpire run --engine emu --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\"
+  umpire run --engine emu --kernel vmlinuz --seed 1 --stat instructions,branches </dev/null
+  umpire run --engine emu --kernel vmlinuz --cycles simulated --pmu amd-core
+";
 
 const PROPERTIES: &str = "
   Properties follow the model, as in qemu's -cpu:

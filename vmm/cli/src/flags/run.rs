@@ -15,6 +15,25 @@ pub struct RunFlags {
     /// Kernel: ELF vmlinux, bzImage, or a Multiboot v1 ELF kernel
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
+    /// What runs the guest: kvm, emu (a processor in software, which counts each instruction on
+    /// any host, without /dev/kvm; see below), or auto (kvm where it can be used, else emu)
+    /// [default: auto]
+    #[arg(long, value_name = "auto|kvm|emu")]
+    pub engine: Option<String>,
+    /// With --engine emu: what core cycles are, none (nobody counts them) or simulated (ticks
+    /// of virtual time, so labelled: for watchdogs, and for guests that know no other event)
+    /// [default: none]
+    #[arg(long, value_name = "HOW")]
+    pub cycles: Option<String>,
+    /// With --engine emu: take random numbers and the clock of day from this number, so that
+    /// two runs count the same to the last instruction; cookies can then be guessed
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub seed: Option<i64>,
+    /// With --engine emu: the guest's time follows the host's clock, and an idle guest waits
+    /// [default: on with a terminal on standard input and no seed, else off]
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    #[serde(deserialize_with = "switch_or_text")]
+    pub real_time: Option<String>,
     /// Initial RAM disk
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
@@ -97,7 +116,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "HOW")]
     pub rdpmc_trap: Option<String>,
     /// Least time between two PMIs of one vCPU in microseconds, 1 to 1000000; an
-    /// earlier PMI is late, never lost [default: 100]
+    /// earlier PMI is late, never lost [default: 100; none with --engine emu]
     #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true)]
     pub pmi_floor: Option<i64>,
     /// Counter reservations for guests: on or off [default: on]
@@ -168,7 +187,7 @@ pub struct RunFlags {
     #[serde(deserialize_with = "events_or_none")]
     pub stat: Option<String>,
     /// Sample the cycles of all vCPUs from the guest's first instruction on, 1000 times a
-    /// second, for umpire report
+    /// second, for umpire report; instructions where --engine emu has no cycles
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Serve host tools (umpire stat, record, ls) on this socket, or not at all; see below

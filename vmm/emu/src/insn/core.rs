@@ -144,6 +144,13 @@ pub(crate) struct Core {
     internal: bool,
     /// HLT has retired.
     pub(crate) halted: bool,
+    /// PAUSE ends a run.
+    pub(crate) stops_at_pause: bool,
+    /// PAUSE has retired, and is to end the run.
+    pub(crate) paused: bool,
+    /// CR8 has another value, which the local APIC has to know of, or the TSC, which its
+    /// deadline goes by.
+    pub(crate) look_at_once: bool,
     /// Instructions that operations name by number.
     pub(crate) kept: Vec<Instruction>,
     /// How often the fast path was left.
@@ -193,6 +200,9 @@ impl Core {
             replayed: 0,
             internal: false,
             halted: false,
+            stops_at_pause: false,
+            paused: false,
+            look_at_once: false,
             kept: Vec::new(),
             slow_paths: SlowPaths::default(),
             unannounced: Unannounced::default(),

@@ -12,8 +12,8 @@ use super::segment::{self, is_real};
 use super::x87;
 use crate::flags::{Flags, ZF};
 use crate::state::{
-    AC, CR0_AM, CR0_EM, CR0_ET, CR0_MP, CR0_NE, CR0_PE, CR0_PG, CR0_TS, CR0_WP, CR4_DE,
-    CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_PSE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD,
+    AC, CR0_AM, CR0_CD, CR0_EM, CR0_ET, CR0_MP, CR0_NE, CR0_NW, CR0_PE, CR0_PG, CR0_TS, CR0_WP,
+    CR4_DE, CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_PSE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD,
     EFER_LMA, EFER_LME, EFER_NXE, EFER_SCE, IF, IOPL, RF, Seg, Segment, Shadow, Table, VM,
 };
 use crate::stop::Missing;
@@ -106,6 +106,10 @@ pub(super) fn step(core: &mut Core, insn: &Instruction) -> Exec {
         }
         Mnemonic::Pause => {
             core.spend(PAUSE);
+            if core.stops_at_pause {
+                core.paused = true;
+                return Err(Trap::Leave);
+            }
             Ok(())
         }
         Mnemonic::Cpuid => cpuid(core),
@@ -382,15 +386,15 @@ pub(super) fn move_control(core: &mut Core, insn: &Instruction) -> Exec {
         2 => core.state.cr2 = value,
         3 => set_cr3(core, value)?,
         4 => set_cr4(core, value)?,
-        8 if value < 16 => core.state.cr8 = value,
+        8 if value < 16 => {
+            core.look_at_once |= core.state.cr8 != value;
+            core.state.cr8 = value;
+        }
         8 => return core.gp(0),
         _ => return core.ud(),
     }
     Err(Trap::Leave)
 }
-
-const CR0_NW: u64 = 1 << 29;
-const CR0_CD: u64 = 1 << 30;
 
 fn set_cr0(core: &mut Core, value: u64) -> Exec {
     const KNOWN: u64 =
@@ -591,7 +595,10 @@ fn write_msr(core: &mut Core) -> Exec {
     let now = core.now();
     let msrs = &mut core.state.msrs;
     match index {
-        0x10 => msrs.tsc_offset = value.wrapping_sub(now),
+        0x10 => {
+            msrs.tsc_offset = value.wrapping_sub(now);
+            core.look_at_once = true;
+        }
         0x174 => msrs.sysenter_cs = value,
         0x175 => msrs.sysenter_esp = value,
         0x176 => msrs.sysenter_eip = value,

@@ -7,34 +7,107 @@
 use arbiter::Caller;
 use guest_exit::Answer;
 use pmu_virt::ibs::X2APIC_MSRS;
-use pmu_virt::{MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, VcpuPmu, WriteOutcome};
+use pmu_virt::{CorePmu, MsrIndex, MsrRead, MsrWrite, ReadOutcome, Ring, VcpuPmu, WriteOutcome};
 
-use super::OnCore;
 use crate::error::VcpuError;
 use crate::observe::TrapEvent;
 use crate::pmi;
 use crate::trap::Presented;
 use crate::vcpu::KvmVcpu;
 
+/// A stopped vCPU, of whatever engine: what an access to an MSR of its PMU depends on beside
+/// the PMU.
+pub trait MsrHolder {
+    /// The vCPU could not be asked.
+    type Error;
+
+    /// It is in system management mode.
+    fn in_smm(&self) -> bool;
+
+    /// Its local APIC is in x2APIC mode.
+    ///
+    /// # Errors
+    /// The vCPU could not be asked.
+    fn is_x2apic(&self) -> Result<bool, Self::Error>;
+
+    /// The cookie that its registers present (`docs/reference/pcr.md`, "Presenting a
+    /// cookie"). It may be a secret.
+    ///
+    /// # Errors
+    /// The vCPU could not be asked.
+    fn presented(&self) -> Result<u64, Self::Error>;
+
+    /// The processor's own value of an MSR, of which a part is the PMU's; `None`: it has no
+    /// such register.
+    ///
+    /// # Errors
+    /// The vCPU could not be asked.
+    fn read_own(&self, msr: MsrIndex) -> Result<Option<u64>, Self::Error>;
+
+    /// Writes the processor's own part of an MSR; false if the processor does not take it.
+    ///
+    /// # Errors
+    /// The vCPU could not be asked.
+    fn write_own(&mut self, msr: MsrIndex, value: u64) -> Result<bool, Self::Error>;
+}
+
+/// KVM's.
+pub(super) struct OnKvm<'a>(pub(super) &'a KvmVcpu);
+
+impl MsrHolder for OnKvm<'_> {
+    type Error = VcpuError;
+
+    fn in_smm(&self) -> bool {
+        self.0.in_smm()
+    }
+
+    fn is_x2apic(&self) -> Result<bool, VcpuError> {
+        Ok(pmi::is_x2apic(&self.0.get_sregs()?))
+    }
+
+    fn presented(&self) -> Result<u64, VcpuError> {
+        // Drivers set a counter up with several such accesses.
+        self.0.expect_use();
+        let Presented(presented) = Presented::now(&self.0.get_regs()?, &self.0.get_sregs()?);
+        Ok(presented)
+    }
+
+    fn read_own(&self, msr: MsrIndex) -> Result<Option<u64>, VcpuError> {
+        self.0.read_msr(msr.0)
+    }
+
+    fn write_own(&mut self, msr: MsrIndex, value: u64) -> Result<bool, VcpuError> {
+        self.0.write_msr(msr.0, value)
+    }
+}
+
 /// MSRs that are a PMU's, whoever's model, as inclusive ranges.
 #[derive(Debug)]
-pub(super) struct MsrTraps {
+pub struct MsrTraps {
     ranges: Vec<(u32, u32)>,
 }
 
 /// An access to a register of a PMU's, done.
 #[derive(Debug)]
-pub(super) struct MsrAccess {
+pub struct MsrAccess {
     /// What the guest gets.
-    pub(super) answer: Answer,
+    pub answer: Answer,
     /// What is reported.
-    pub(super) event: TrapEvent,
+    pub event: TrapEvent,
     /// It set up a counter, which is likely to be read.
-    pub(super) sets_up: bool,
+    pub sets_up: bool,
+}
+
+impl Default for MsrTraps {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl MsrTraps {
-    pub(super) fn new() -> Self {
+    /// Those of any PMU.
+    #[must_use]
+    pub fn new() -> Self {
         Self {
             ranges: pmu_virt::all_pmu_msr_ranges(),
         }
@@ -46,12 +119,15 @@ impl MsrTraps {
     }
 
     /// RDMSR of `index`; `None`: the register is not the PMU's.
-    pub(super) fn rdmsr(
+    ///
+    /// # Errors
+    /// Those of `vcpu`.
+    pub fn rdmsr<H: MsrHolder>(
         &self,
-        vcpu: &KvmVcpu,
-        pmu: Option<OnCore<'_>>,
+        vcpu: &H,
+        pmu: Option<(&mut VcpuPmu, &mut CorePmu)>,
         index: u32,
-    ) -> Result<Option<MsrAccess>, VcpuError> {
+    ) -> Result<Option<MsrAccess>, H::Error> {
         let msr = MsrIndex(index);
         let MsrRead { outcome, secret } = match pmu {
             Some((pmu, _)) if is_absent_in_xapic(vcpu, pmu, msr)? => return Ok(None),
@@ -87,13 +163,16 @@ impl MsrTraps {
     }
 
     /// WRMSR of `value` to `index`; `None`: the register is not the PMU's.
-    pub(super) fn wrmsr(
+    ///
+    /// # Errors
+    /// Those of `vcpu`.
+    pub fn wrmsr<H: MsrHolder>(
         &self,
-        vcpu: &KvmVcpu,
-        mut pmu: Option<OnCore<'_>>,
+        vcpu: &mut H,
+        mut pmu: Option<(&mut VcpuPmu, &mut CorePmu)>,
         index: u32,
         value: u64,
-    ) -> Result<Option<MsrAccess>, VcpuError> {
+    ) -> Result<Option<MsrAccess>, H::Error> {
         let msr = MsrIndex(index);
         let written = match &mut pmu {
             Some((pmu, _)) if is_absent_in_xapic(vcpu, pmu, msr)? => return Ok(None),
@@ -146,38 +225,49 @@ impl MsrTraps {
 /// Who performs an RDMSR or WRMSR, and with which cookie. Both are privileged:
 /// the processor checks CPL before the intercept. The registers are fetched
 /// only where one of them can matter.
-fn caller(vcpu: &KvmVcpu, pmu: &VcpuPmu, msr: MsrIndex, write: bool) -> Result<Caller, VcpuError> {
+fn caller<H: MsrHolder>(
+    vcpu: &H,
+    pmu: &VcpuPmu,
+    msr: MsrIndex,
+    write: bool,
+) -> Result<Caller, H::Error> {
     let layer = pmu.claims().layer(Ring::Kernel, vcpu.in_smm());
     if !pmu.claims().takes_cookie(msr, write) {
         return Ok(Caller::legacy(layer));
     }
-    // Drivers set a counter up with several such accesses.
-    vcpu.expect_use();
-    let Presented(presented) = Presented::now(&vcpu.get_regs()?, &vcpu.get_sregs()?);
+    let presented = vcpu.presented()?;
     Ok(Caller { layer, presented })
 }
 
 /// Whether an access to `msr` is one to a register that is not there: those of the
 /// x2APIC outside of its mode.
-fn is_absent_in_xapic(vcpu: &KvmVcpu, pmu: &VcpuPmu, msr: MsrIndex) -> Result<bool, VcpuError> {
+fn is_absent_in_xapic<H: MsrHolder>(
+    vcpu: &H,
+    pmu: &VcpuPmu,
+    msr: MsrIndex,
+) -> Result<bool, H::Error> {
     let is_ibs = pmu.model().ibs() != 0 && X2APIC_MSRS.contains(&msr.0);
-    Ok(is_ibs && !pmi::is_x2apic(&vcpu.get_sregs()?))
+    Ok(is_ibs && !vcpu.is_x2apic()?)
 }
 
-/// The bits of an MSR that KVM has beside those of the PMU.
-fn merged(vcpu: &KvmVcpu, msr: MsrIndex, outcome: ReadOutcome) -> Result<ReadOutcome, VcpuError> {
+/// The bits of an MSR that the processor has beside those of the PMU.
+fn merged<H: MsrHolder>(
+    vcpu: &H,
+    msr: MsrIndex,
+    outcome: ReadOutcome,
+) -> Result<ReadOutcome, H::Error> {
     Ok(match outcome {
         ReadOutcome::Merge { ours, value } => {
-            let other = vcpu.read_msr(msr.0)?.unwrap_or(0) & !ours;
+            let other = vcpu.read_own(msr)?.unwrap_or(0) & !ours;
             ReadOutcome::Value(other | value)
         }
         outcome => outcome,
     })
 }
 
-/// Whether KVM takes its bits of an MSR that it shares with the PMU. One that it
+/// Whether the processor takes its bits of an MSR that it shares with the PMU. One that it
 /// does not have takes zeros.
-fn takes_rest(vcpu: &KvmVcpu, msr: MsrIndex, rest: u64) -> Result<bool, VcpuError> {
-    let taken = vcpu.write_msr(msr.0, rest)?;
-    Ok(taken || rest == 0 && vcpu.read_msr(msr.0)?.is_none())
+fn takes_rest<H: MsrHolder>(vcpu: &mut H, msr: MsrIndex, rest: u64) -> Result<bool, H::Error> {
+    let taken = vcpu.write_own(msr, rest)?;
+    Ok(taken || rest == 0 && vcpu.read_own(msr)?.is_none())
 }

@@ -134,7 +134,7 @@ fn com2_is_there_where_it_is_asked_for() {
     let screen = Screen::default();
     let (mut parts, _irq) = PlatformParts::with_console(Box::new(io::sink())).unwrap();
     let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-    parts.com2 = Some((irq.try_clone().unwrap(), Box::new(screen.clone())));
+    parts.com2 = Some((Box::new(irq.try_clone().unwrap()), Box::new(screen.clone())));
     let mut with = PortBus::new(parts);
     assert_eq!(with.write(0x2f8, 1, b"agent"), DeviceOutcome::Continue);
     assert_eq!(screen.0.lock().unwrap().as_slice(), b"agent");
