@@ -3,7 +3,8 @@
 #   1. unit, property and documentation tests,
 #   2. micro-guests on this machine's /dev/kvm, where there is one,
 #   3. the same micro-guests in L1, a machine whose KVM is known (docs/internals/testing.md),
-#   4. L1 itself, and an unmodified Debian kernel with `perf` and modules in it, end to end.
+#   4. L1 itself, and an unmodified Debian kernel with `perf` and modules in it, end to end,
+#   5. Debian's kernels, and tiny ones, on the processor in software, which needs no KVM.
 # The last line is 'N passed, N failed, N skipped', summed over all of them. The
 # status is 0 only if nothing failed. What cannot run is named, with what is
 # missing, and counted as skipped; with CI=true a part that cannot run fails, and
@@ -384,12 +385,21 @@ modules=$(cut -d: -f1 <<<"$listed" | uniq)
 # The file of a program of micro-guests.
 guests_of() { awk -v name="$1" '$1 == name { print $2 }' <<<"$binaries"; }
 
-needs_l1() { [[ $1 == l1 || $1 == linux* || $1 == msr || $1 == perf_contract || $1 == *-in-l1 ]]; }
+# L1, or what its cache has: the kernels of emu_linux.
+needs_l1() {
+    [[ $1 == l1 || $1 == linux* || $1 == emu_linux || $1 == msr || $1 == perf_contract ||
+        $1 == *-in-l1 ]]
+}
+
+# The tests of kernels-on-emu: those of tiny kernels, on the processor in software, which has no
+# mode that firmware could live in.
+kernels_on_emu() { grep '^kernels::' <<<"$listed" | grep -v '^kernels::firmware::'; }
 
 # How many tests a suite has.
 number() {
     case $1 in
         *-in-l1) "$(guests_of "${1%-in-l1}")" --list | grep -c ': test$' ;;
+        kernels-on-emu) kernels_on_emu | grep -c . ;;
         *) grep -c "^$1::" <<<"$listed" ;;
     esac
 }
@@ -413,6 +423,12 @@ one() {
             [ "$1" = perfmon-in-l1 ] && processors=1
             suite "$1" 900 "$l1" --smp "$processors" --timeout 300 -- "$file" --show-output
             ;;
+        kernels-on-emu)
+            mapfile -t chosen < <(kernels_on_emu)
+            chosen=(--exact "${chosen[@]}")
+            suite "$1" 600 env -C "$guests" UMPIRE_TEST_ENGINE=emu "$suites" --show-output
+            chosen=()
+            ;;
         *)
             if is_micro "$1"; then
                 suite "$1" 600 env -C "$guests" "$(guests_of "$1")" --show-output
@@ -430,9 +446,9 @@ one() {
 # first: that is no more than two guests of Linux, or as many tests, as libtest runs at a time in
 # one suite. What is not here has the machine to itself: it measures time with less room, or needs
 # both processors.
-beside="linux_models $units linux_pcr perfmon_tools linux linux_view linux_debug linux_record
+beside="linux_models $units linux_pcr perfmon_tools linux emu_linux linux_view linux_debug linux_record
     linux_agent arbiterd linux_pebs linux_ibs documentation perfmon-in-l1 linux_arbiter l1 cpc
-    perfmon kernels hostile golden harness events bad_input house docs pcr_lines"
+    perfmon kernels kernels-on-emu hostile golden harness events bad_input house docs pcr_lines"
 # What a change breaks first, in the time that one waits for it: micro-guests of each kind of
 # access, and the suites that start no Linux and wait for nobody.
 quick_modules="golden events bad_input house docs pcr_lines"
@@ -460,7 +476,8 @@ timeout 600 "$l1" --fetch-only >"$logs/fetch.log" 2>&1 </dev/null || {
     tail -n 5 "$logs/fetch.log" | sed 's/^/    | /'
     l1_missing="L1 cannot be built here, see $logs/fetch.log; it needs apt with a Debian mirror"
 }
-all=$(printf '%s\n' $units harness documentation $micro $(sed 's/$/-in-l1/' <<<"$micro") $modules)
+all=$(printf '%s\n' $units harness documentation $micro $(sed 's/$/-in-l1/' <<<"$micro") \
+    kernels-on-emu $modules)
 for name in $beside; do
     grep -qxF "$name" <<<"$all" || give_up "no suite is called $name"
 done

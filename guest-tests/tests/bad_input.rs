@@ -589,7 +589,7 @@ fn copy_of_umpire(desk: &Desk) -> PathBuf {
 /// A shell that prepares with `prepare`, then becomes `umpire run`.
 fn after(prepare: &str, program: &Path, wrapper: &[&str]) -> Command {
     let mut command = Command::new(wrapper[0]);
-    let script = format!("{prepare} && exec \"$0\" run --kernel kernel");
+    let script = format!("{prepare} && exec \"$0\" run --engine kvm --kernel kernel");
     command
         .args(&wrapper[1..])
         .args(["sh", "-c"])
@@ -662,6 +662,53 @@ fn kvm_that_is_missing_or_forbidden() {
             ),
         }
     }
+}
+
+/// What only the other engine has is refused by name, with what to do.
+#[test]
+fn options_of_the_other_engine() {
+    let desk = Desk::new();
+    let emu: [(&[&str], &str); 12] = [
+        (&["--counters", "perf"], "--counters perf"),
+        (&["--counters", "emu,clock"], "--counters clock"),
+        (&["--counters", "step"], "--counters step"),
+        (&["--counters", "msr=0"], "--counters msr"),
+        (&["--arbiter", "own"], "--arbiter own"),
+        (&["--arbiter", "/tmp/arbiter"], "--arbiter /tmp/arbiter"),
+        (&["--rdpmc-trap", "patch"], "--rdpmc-trap"),
+        (&["--cpus", "4", "--cores", "2"], "--cores 2"),
+        (&["--cpus", "2", "--cores", "1"], "--cores 1"),
+        (&["--arbiter-shortage", "fewer"], "--arbiter-shortage"),
+        (&["--arbiter-terms", "priority=3"], "--arbiter-terms"),
+        (&["--firmware", "text"], "--firmware"),
+    ];
+    let kvm: [(&[&str], &str); 4] = [
+        (&["--seed", "1"], "--seed"),
+        (&["--cycles", "simulated"], "--cycles simulated"),
+        (&["--real-time"], "--real-time"),
+        (&["--counters", "emu"], "--counters emu"),
+    ];
+    let given = |engine: &str, flags: &[&str], words: &[&str]| {
+        let all = ["run", "--kernel", "kernel", "--engine", engine];
+        desk.check_flags(&[&all, flags].concat(), words);
+    };
+    for (flags, name) in emu {
+        given("emu", flags, &[name, "leave it out", "--engine kvm"]);
+    }
+    for (flags, name) in kvm {
+        given("kvm", flags, &[name, "leave it out", "--engine emu"]);
+    }
+    let both = ["--seed", "1", "--counters", "step"];
+    given("auto", &both, &["no engine", "--seed", "--counters step"]);
+    given("qemu", &[], &["--engine", "auto, kvm or emu"]);
+    given(
+        "emu",
+        &["--cycles", "real"],
+        &["--cycles", "none or simulated"],
+    );
+    given("emu", &["--seed", "-1"], &["--seed", "0 to"]);
+    let real = ["--seed", "1", "--real-time"];
+    given("emu", &real, &["--seed", "--real-time", "leave one out"]);
 }
 
 #[test]

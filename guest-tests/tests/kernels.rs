@@ -1,4 +1,5 @@
-//! Tiny kernels of our own through the real `umpire run`.
+//! Tiny kernels of our own through the real `umpire run`, on KVM, or with
+//! `UMPIRE_TEST_ENGINE=emu` on the processor in software.
 
 mod boot;
 mod ends;
@@ -17,6 +18,7 @@ use guest_tests::umpire;
 fn run_command(kernel: &Kernel, flags: &[&str]) -> Command {
     let mut command = Command::new(umpire::path());
     command.args(["run", "--memory", "32"]);
+    command.args(["--engine", if umpire::on_emu() { "emu" } else { "kvm" }]);
     if !flags.contains(&"--timeout") {
         command.args(["--timeout", "30"]);
     }

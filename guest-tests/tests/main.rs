@@ -5,6 +5,7 @@ mod arbiterd;
 mod bad_input;
 mod cpc;
 mod docs;
+mod emu_linux;
 mod events;
 mod golden;
 mod hostile;
