@@ -159,11 +159,6 @@ impl Cpu {
         self.core.state.time
     }
 
-    /// Time passes without instructions.
-    pub fn skip(&mut self, ticks: u64) {
-        self.core.state.time = self.core.state.time.wrapping_add(ticks);
-    }
-
     /// Answers the last stop; the instruction goes on when the processor runs. If it asks for
     /// something else then, because registers were set, the answer is dropped, and so is one
     /// that does not fit the stop. A load, RDMSR, WRMSR or RDPMC without an answer asks again;

@@ -116,7 +116,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "HOW")]
     pub rdpmc_trap: Option<String>,
     /// Least time between two PMIs of one vCPU in microseconds, 1 to 1000000; an
-    /// earlier PMI is late, never lost [default: 100; none with --engine emu]
+    /// earlier PMI is late, never lost; none with --engine emu unless it is given [default: 100]
     #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true)]
     pub pmi_floor: Option<i64>,
     /// Counter reservations for guests: on or off [default: on]

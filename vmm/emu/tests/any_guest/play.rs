@@ -343,7 +343,7 @@ impl<'a> World<'a> {
             }
             VmExit::Halted => {
                 self.reached.halts += 1;
-                self.cpu.skip(10);
+                self.cpu.pass_to(self.cpu.time() + 10);
                 return self.cpu.can_interrupt() && self.interrupt();
             }
             VmExit::Window => {
