@@ -133,6 +133,7 @@ fn what_a_guest_shows_is_as_its_schema_says() {
         &["bench", "pcr", "-j", "--iterations", "100"],
         &["bench", "switch", "-j"],
         &["bench", "perfmon", "-j", "--part", "commands"],
+        &["bench", "emu", "-j", "--length", "1", "--turns", "1"],
     ] {
         valid("bench", &printed(words));
     }

@@ -304,7 +304,7 @@ fn options_of(help: &str) -> String {
 
 #[test]
 fn options_are_as_before() {
-    let commands: [&[&str]; 35] = [
+    let commands: [&[&str]; 36] = [
         &["run"],
         &["doctor"],
         &["demo"],
@@ -326,6 +326,7 @@ fn options_are_as_before() {
         &["bench", "switch"],
         &["bench", "scale"],
         &["bench", "perfmon"],
+        &["bench", "emu"],
         &["bench"],
         &["budget"],
         &["pcr"],
