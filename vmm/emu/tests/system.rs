@@ -761,3 +761,19 @@ fn each_interface_of_a_hypervisor_has_its_own_leaves() {
         assert_eq!(eax(above), 0x11, "{above:#x}");
     }
 }
+
+/// SDM vol. 2B, RET: of a return outward the stack is looked at before the limit of the code.
+#[test]
+fn a_far_return_looks_at_the_stack_first() {
+    let mut guest = guest(0, &[0x48, 0xcb]);
+    let stack = guest.cpu.state().r[4] - SYSTEM;
+    // RIP beyond 32-bit code of CPL 3, and a stack of CPL 0.
+    let frame = [1 << 33, 0x3b, 0x1000, u64::from(KERNEL_DATA | 3)];
+    for (at, word) in (stack..).step_by(8).zip(frame) {
+        guest.write(at, word);
+    }
+    assert_eq!(guest.one(), Happened::Fault(13, u64::from(KERNEL_DATA), 0));
+    guest.write(stack + 24, u64::from(USER_DATA | 3));
+    change(&mut guest, |state| state.rip = CODE);
+    assert_eq!(guest.cpu.state().rip, CODE);
+}

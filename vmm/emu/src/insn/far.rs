@@ -264,9 +264,9 @@ pub(super) fn far_return(core: &mut Core, insn: &Instruction) -> Exec {
         return Err(Trap::Leave);
     }
     let (found, cpl) = returned_code(core, selector)?;
-    check_target(core, found.segment(), target)?;
     let outward = cpl > core.state.cpl();
     if !outward {
+        check_target(core, found.segment(), target)?;
         let code = segment::accessed(core, found)?;
         drop_stack(core, 2 * bytes + more);
         core.load_code(code);
@@ -275,6 +275,8 @@ pub(super) fn far_return(core: &mut Core, insn: &Instruction) -> Exec {
         let stack_selector = peek(core, 3 * bytes + more, width)? as u16;
         let long = core.state.is_long() && found.is_long();
         let stack = stack(core, stack_selector, cpl, long, 13)?;
+        // SDM vol. 2B, RET: the stack comes first.
+        check_target(core, found.segment(), target)?;
         let code = segment::accessed(core, found)?;
         core.load_code(code);
         core.state.set_segment(Seg::Ss, stack);
