@@ -115,6 +115,24 @@ pub const LIMITS: &[Limit] = &[
     },
     Limit {
         applies: Lab::is_emulated,
+        reason: "it is what KVM is the oracle for",
+        tests: &[
+            "oracle::counts_of_random_code",
+            "oracle::rights_of_pages",
+            "oracle::system_instructions",
+        ],
+    },
+    Limit {
+        applies: |lab| lab.probe.slow_cpl0(),
+        reason: "this KVM emulates CPL 0, and lacks much of it: it is no oracle",
+        tests: &[
+            "oracle::counts_of_random_code",
+            "oracle::rights_of_pages",
+            "oracle::system_instructions",
+        ],
+    },
+    Limit {
+        applies: Lab::is_emulated,
         reason: "vCPUs of processors in software take turns on one thread, and share no cores",
         tests: &[
             "cores::an_ipi_wakes_a_halted_vcpu",

@@ -11,6 +11,7 @@ mod debug;
 mod ibs;
 mod intel;
 mod intel_versions;
+mod oracle;
 mod overflow;
 mod patch;
 mod pcr;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         pcr::replayed::TESTS,
         pcr::guard::TESTS,
         pcr::interrupts::TESTS,
+        oracle::TESTS,
         rings::TESTS,
         selftests::TESTS,
         smm::TESTS,

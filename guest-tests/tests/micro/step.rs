@@ -6,7 +6,7 @@ mod classes;
 mod conditional;
 mod events;
 mod losses;
-mod region;
+pub(crate) mod region;
 
 use guest_tests::micro::Test;
 
