@@ -1,5 +1,7 @@
 //! What is not safe: a memory slot, and a process in which a VM is dead.
 
+use std::io::ErrorKind;
+
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use kvm_pmu::TwiceMapped;
@@ -32,8 +34,15 @@ pub(crate) fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
         child => {
             assert!(child > 0, "no child process");
             let mut status = 0;
-            // SAFETY: the status is a variable of this frame.
-            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            // The kick timer that the parent's vCPU has set interrupts the wait.
+            let waited = loop {
+                // SAFETY: the status is a variable of this frame.
+                let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+                if waited != -1 || std::io::Error::last_os_error().kind() != ErrorKind::Interrupted
+                {
+                    break waited;
+                }
+            };
             waited == child && status == 0
         }
     }
