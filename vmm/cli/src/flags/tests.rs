@@ -31,7 +31,7 @@ fn commands_parse() {
     check(&["doctor", "-j"], "Doctor(Output { json: true })");
     check(
         &["demo", "--json"],
-        "Demo(DemoFlags { scenario: None, events: [], pmu: None, counters: None, output: Output { json: true } })",
+        "Demo(DemoFlags { scenario: None, events: [], engine: None, pmu: None, counters: None, output: Output { json: true } })",
     );
     check(
         &["demo", "--event", "cycles", "--event", "r5300c0:u"],
