@@ -79,7 +79,7 @@ pub enum ConfigError {
     /// Records that a guest takes for exact, from a source that skids.
     #[error(
         "--pmu {model},pebs=exact: {sources} notices overflows late, and a guest takes every PEBS \
-         record for exact; give --counters step, or pebs=skid"
+         record for exact; give --counters step (on the engine emu: emu), or pebs=skid"
     )]
     PebsSkids {
         /// The model's name.

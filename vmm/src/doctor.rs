@@ -8,7 +8,7 @@ mod diagnosis;
 mod models;
 mod sources;
 
-pub use diagnosis::{Diagnosis, Kvm, Verdict};
+pub use diagnosis::{Diagnosis, EngineFinding, Kvm, Verdict};
 pub use models::ModelFinding;
 pub use sources::BackendFinding;
 

@@ -15,7 +15,7 @@ pub struct BackendSummary {
 const BACKENDS: [BackendSummary; 7] = [
     BackendSummary {
         name: "auto",
-        summary: "the best that the host has: perf,clock where its PMU counts guests, else clock",
+        summary: "the best that the host has: perf,clock where its PMU counts guests, else clock; emu's emu",
     },
     BackendSummary {
         name: "perf",

@@ -40,7 +40,7 @@ use vmm::micro::{MicroError, MicroGuest, MicroRunError, Solo, SoloParts};
 use vmm::probe::ProbeReport;
 use vmm::vcpu::{DebugQuirks, StepSupport, TrapMode, VcpuEnd};
 
-use crate::exit::{ExitStatus, UserError};
+use crate::exit::{ExitStatus, UserError, written};
 use crate::flags::{DemoFlags, DemoScenario};
 
 /// The guest takes some tens of milliseconds.
@@ -97,7 +97,7 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
     let report = match (choice, on_kvm(choice, &plan)) {
         (_, Some(Ok((host, probe)))) => perform(&host, &probe, &plan),
         (EngineChoice::Only(Engine::Kvm), Some(Err(refusal))) => {
-            decline(&refusal, "demo", json, out).map_err(UserError::unwritable)?;
+            written(decline(&refusal, "demo", json, out))?;
             return Ok(ExitStatus::BAD_INPUT);
         }
         (_, refusal) => {
@@ -105,7 +105,7 @@ pub fn run(flags: &DemoFlags) -> Result<ExitStatus, UserError> {
             perform_emulated(&plan, because.map(|refusal| refusal.to_string()))
         }
     };
-    write_report(&report.map_err(refused)?, json, out).map_err(UserError::unwritable)?;
+    written(write_report(&report.map_err(refused)?, json, out))?;
     Ok(ExitStatus::SUCCESS)
 }
 
@@ -150,11 +150,11 @@ fn run_pcr(pmu: Option<&str>, json: bool) -> Result<ExitStatus, UserError> {
     match ready {
         Ok((host, probe)) => {
             let report = pcr::perform(&host, &probe, &model).map_err(refused)?;
-            pcr::write_report(&report, json, out).map_err(UserError::unwritable)?;
+            written(pcr::write_report(&report, json, out))?;
             Ok(ExitStatus::SUCCESS)
         }
         Err(refusal) => {
-            decline(&refusal, "demo pcr", json, out).map_err(UserError::unwritable)?;
+            written(decline(&refusal, "demo pcr", json, out))?;
             Ok(ExitStatus::BAD_INPUT)
         }
     }
@@ -167,7 +167,7 @@ fn run_host(json: bool) -> Result<ExitStatus, UserError> {
     match ready {
         Ok(vmm_host) => {
             let report = host::perform(&vmm_host).map_err(refused)?;
-            host::write_report(&report, json, out).map_err(UserError::unwritable)?;
+            written(host::write_report(&report, json, out))?;
             if report.is_true() {
                 return Ok(ExitStatus::SUCCESS);
             }
@@ -175,7 +175,7 @@ fn run_host(json: bool) -> Result<ExitStatus, UserError> {
             Err(UserError::with_status(what, ExitStatus::HOST_FAILURE))
         }
         Err(refusal) => {
-            decline(&refusal, "demo host", json, out).map_err(UserError::unwritable)?;
+            written(decline(&refusal, "demo host", json, out))?;
             Ok(ExitStatus::BAD_INPUT)
         }
     }

@@ -96,7 +96,13 @@ fn either(settings: &Settings) -> Result<Ready, UserError> {
         (Err(only), Ok(())) => Ok(Ready::Emu {
             because: Some(format!("{} is only there", only.what)),
         }),
-        (Ok(()), Err(_)) => kvm(run).map_err(UserError::bad_input),
+        (Ok(()), Err(only)) => kvm(run).map_err(|refusal| {
+            UserError::bad_input(format!(
+                "{}; {} needs KVM: without it the engine emu runs the guest",
+                sentence(&refusal),
+                only.what
+            ))
+        }),
         (Ok(()), Ok(())) => Ok(match kvm(run) {
             Ok(ready) => ready,
             Err(refusal) => Ready::Emu {

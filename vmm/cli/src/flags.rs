@@ -383,7 +383,7 @@ pub enum Bench {
     /// The host's arbiter: decisions, requests over the socket, revocations, restarts,
     /// memory, and what it costs a guest's accesses
     Arbiter(ArbiterBenchFlags),
-    /// Speed of the processor in software: eleven programs, the same bytes on the host's
+    /// Speed of the processor in software: thirteen programs, the same bytes on the host's
     /// processor and, where Valgrind is installed, under Callgrind
     Emu {
         /// The form of the report.

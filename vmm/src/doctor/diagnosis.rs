@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::models::{self, ModelFinding};
 use super::sources::{self, BackendFinding};
 use super::{Refusal, open};
+use crate::config::Engine;
 use crate::counters::auto_names;
 use crate::host::HostFacts;
 use crate::kvm::{Host, KvmFeatures};
@@ -15,24 +16,37 @@ use crate::probe::ProbeReport;
 pub struct Diagnosis {
     /// Version of this program.
     pub umpire: &'static str,
-    /// The conclusion.
+    /// The conclusion, for KVM.
     pub verdict: Verdict,
+    /// What can run guests here, as in `--engine`.
+    pub engines: Vec<EngineFinding>,
     /// What was found out without starting a guest.
     pub host: HostFacts,
     /// What KVM says and does; none where it cannot be opened.
     pub kvm: Option<Kvm>,
-    /// What `--counters auto` stands for here, in order of preference; empty where
-    /// no guest can run.
+    /// What `--counters auto` stands for here, in order of preference: `emu` where no guest
+    /// can run on KVM.
     pub auto_counters: Vec<&'static str>,
     /// The counter backends.
     pub backends: Vec<BackendFinding>,
 }
 
-/// Whether a guest with a virtual PMU can run here.
+/// Whether a guest with a virtual PMU can run on KVM here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     pub can_run: bool,
     /// Why not, and what to do; none if it can.
+    pub reason: Option<String>,
+}
+
+/// One of the words of `--engine`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EngineFinding {
+    /// `kvm` or `emu`.
+    pub name: String,
+    /// A guest with a virtual PMU can run on it here.
+    pub usable: bool,
+    /// Why not; none if it can.
     pub reason: Option<String>,
 }
 
@@ -94,8 +108,15 @@ impl Diagnosis {
             umpire: env!("CARGO_PKG_VERSION"),
             auto_counters: match reason {
                 None => auto_names(),
-                Some(_) => Vec::new(),
+                Some(_) => vec!["emu"],
             },
+            engines: [(Engine::Kvm, reason.clone()), (Engine::Emu, None)]
+                .map(|(engine, reason)| EngineFinding {
+                    name: engine.to_string(),
+                    usable: reason.is_none(),
+                    reason,
+                })
+                .into(),
             backends: sources::find(probe.as_ref(), reason.as_deref()),
             verdict: Verdict {
                 can_run: reason.is_none(),

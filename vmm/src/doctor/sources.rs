@@ -21,15 +21,18 @@ pub struct BackendFinding {
 }
 
 /// Every backend but `auto`, which is no source of its own. `refusal` says why no
-/// guest can run here, if so.
+/// guest can run on KVM here, if so.
 pub(super) fn find(probe: Option<&ProbeReport>, refusal: Option<&str>) -> Vec<BackendFinding> {
     pmu_virt::backend_names()
         .iter()
         .filter(|backend| backend.name != "auto")
         .map(|backend| {
             let (reason, limits) = match (refusal, probe) {
-                // It needs no KVM.
+                // They need no KVM.
                 _ if backend.name == "emu" => (None, Vec::new()),
+                (Some(_), _) if backend.name == "sim" => {
+                    (None, vec!["with --engine emu alone here".to_owned()])
+                }
                 (Some(refusal), _) => (Some(refusal.to_owned()), Vec::new()),
                 (None, None) => (Some("the host was not probed".to_owned()), Vec::new()),
                 (None, Some(probe)) => by_name(backend.name, probe),

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use emu::{Cpu, Ram, RamError};
+use iced_x86::CpuidFeature;
 use irqchip::{BadMachine, Chips, IoApicVersion, Machine};
 use kvm_pmu::{Tsc, VcpuId};
 use pmu_virt::PmuState;
@@ -230,11 +231,11 @@ impl Room {
             }
             self.unannounced.push(met.code);
             log::warn!(
-                "vCPU {number}: #UD at RIP {:#x} for {:?}, which needs {:?}: the engine emu has \
-                 SSE to SSE4.2 and no more; build the program for x86-64-v2",
+                "vCPU {number}: #UD at RIP {:#x} for {:?}, which needs {:?}: {}",
                 met.rip,
                 met.code,
                 met.code.cpuid_features(),
+                advice(met.code.cpuid_features()),
             );
         }
     }
@@ -338,5 +339,59 @@ impl Room {
             states.extend(state.map(|state| (vcpu.id(), state)));
         }
         states
+    }
+}
+
+/// What to do about an instruction that needs `features`. The levels 3 and 4 of x86-64 (System
+/// V psABI, 3.1.1) are the compilers' to leave out, the kernel's code and a program's alike.
+fn advice(features: &[CpuidFeature]) -> &'static str {
+    let of_a_level = features.iter().any(|feature| {
+        matches!(
+            feature,
+            CpuidFeature::AVX
+                | CpuidFeature::AVX2
+                | CpuidFeature::AVX512F
+                | CpuidFeature::AVX512BW
+                | CpuidFeature::AVX512CD
+                | CpuidFeature::AVX512DQ
+                | CpuidFeature::AVX512VL
+                | CpuidFeature::BMI1
+                | CpuidFeature::BMI2
+                | CpuidFeature::F16C
+                | CpuidFeature::FMA
+                | CpuidFeature::LZCNT
+                | CpuidFeature::MOVBE
+        )
+    });
+    if of_a_level {
+        "the engine emu has SSE to SSE4.2 and no AVX; build for x86-64-v2"
+    } else {
+        "the guest's CPUID does not announce it"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::Code;
+
+    use super::*;
+
+    #[test]
+    fn only_what_a_compiler_leaves_out_is_to_be_built_anew() {
+        for code in [
+            Code::VEX_Vaddps_ymm_ymm_ymmm256,
+            Code::EVEX_Vaddps_zmm_k1z_zmm_zmmm512b32_er,
+            Code::VEX_Andn_r64_r64_rm64,
+            Code::Movbe_r32_m32,
+        ] {
+            assert!(
+                advice(code.cpuid_features()).contains("x86-64-v2"),
+                "{code:?}"
+            );
+        }
+        for code in [Code::Rdrand_r64, Code::Crc32_r32_rm32, Code::Xsave_mem] {
+            let told = advice(code.cpuid_features());
+            assert_eq!(told, "the guest's CPUID does not announce it", "{code:?}");
+        }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::io::{self, Write};
 
-use pmu_virt::{CounterBackend, CounterReport, Reading, Unavailable, UnavailableReason};
+use pmu_virt::{
+    CountRequest, CounterBackend, CounterReport, EmuBackend, EmuCycles, Reading, Unavailable,
+    UnavailableReason,
+};
 use serde::Serialize;
 use umpire_bench::{TrapReport, micros};
 use umpire_tools::table::lines;
@@ -60,6 +63,16 @@ pub struct CounterRow {
     /// Why nobody counted, or why the count is not exact; none if there is
     /// nothing to say.
     pub reason: Option<String>,
+    /// The engine emu counts this event, whatever counted here.
+    #[serde(skip)]
+    pub emu_counts: bool,
+}
+
+/// Whether a processor in software counts what `request` asks for, by itself.
+fn emu_counts(request: &CountRequest) -> bool {
+    EmuBackend::new(EmuCycles::Unavailable)
+        .plan(request)
+        .is_ok()
 }
 
 impl CounterRow {
@@ -68,6 +81,7 @@ impl CounterRow {
         let loss = report.loss.map(|loss| loss.to_string());
         Self {
             event: report.event.event.to_string(),
+            emu_counts: emu_counts(&report.event),
             ..Self::of_reading(report.counter.to_string(), report.reading, loss)
         }
     }
@@ -99,9 +113,14 @@ impl CounterRow {
                 counted: None,
                 provenance: "unavailable".to_owned(),
                 reason: Some("the guest never counted it".to_owned()),
+                emu_counts: false,
             },
         };
-        Self { event, ..row }
+        Self {
+            event,
+            emu_counts: emu_counts(&named.request),
+            ..row
+        }
     }
 
     fn of_reading(counter: String, reading: Reading, loss: Option<String>) -> Self {
@@ -127,6 +146,7 @@ impl CounterRow {
             counted,
             provenance,
             reason,
+            emu_counts: false,
         }
     }
 
@@ -164,18 +184,30 @@ fn text(report: &DemoReport, out: &mut dyn Write) -> io::Result<()> {
         "PMIs delivered: {}, of these late: {}",
         report.pmis, report.late_pmis
     )?;
-    let lacks = report.counters.iter().any(|row| !row.supported);
-    if lacks && report.engine == Engine::Kvm.to_string() {
-        writeln!(
-            out,
-            "What is <not supported> here, a processor in software counts exactly: \
-             umpire demo --engine emu"
-        )?;
+    if report.engine == Engine::Kvm.to_string() {
+        elsewhere(&report.counters, out)?;
     }
     match &report.round_trips {
         Some(measured) => round_trips(measured, out),
         None => Ok(()),
     }
+}
+
+/// Where the rest can be counted, if it can.
+fn elsewhere(counters: &[CounterRow], out: &mut dyn Write) -> io::Result<()> {
+    let lacking = || counters.iter().filter(|row| !row.supported);
+    if !lacking().any(|row| row.emu_counts) {
+        return Ok(());
+    }
+    let what = if lacking().all(|row| row.emu_counts) {
+        "What is <not supported> here"
+    } else {
+        "Some of what is <not supported> here"
+    };
+    writeln!(
+        out,
+        "{what}, a processor in software counts exactly: umpire demo --engine emu"
+    )
 }
 
 fn heading(report: &DemoReport, out: &mut dyn Write) -> io::Result<()> {

@@ -81,23 +81,37 @@ fn check(probe: ProbeReport, status: ExitStatus, parts: &[&str]) {
     };
     let diagnosis = Diagnosis::assemble(facts(), Some(kvm), verdict);
     let mut text = Vec::new();
-    assert_eq!(report(&diagnosis, false, &mut text).unwrap(), status);
+    report(&diagnosis, false, &mut text).unwrap();
+    assert_eq!(super::status(&diagnosis), status);
     let text = String::from_utf8(text).unwrap();
     for part in parts {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
     let mut json = Vec::new();
-    assert_eq!(report(&diagnosis, true, &mut json).unwrap(), status);
+    report(&diagnosis, true, &mut json).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["verdict"]["can_run"], status == ExitStatus::SUCCESS);
-    let auto = if status == ExitStatus::SUCCESS {
+    let on_kvm = status == ExitStatus::SUCCESS;
+    let auto = if on_kvm {
         vmm::counters::auto_names()
     } else {
-        Vec::new()
+        vec!["emu"]
     };
     assert_eq!(json["auto_counters"], serde_json::json!(auto));
     let line = format!("note  auto   {} on this host", auto.join(","));
-    assert_eq!(text.contains(&line), !auto.is_empty(), "{text}");
+    assert!(text.contains(&line), "{text}");
+    let engines = |at: usize| (&json["engines"][at]["name"], &json["engines"][at]["usable"]);
+    assert_eq!(engines(0), (&"kvm".into(), &on_kvm.into()));
+    assert_eq!(engines(1), (&"emu".into(), &true.into()));
+    // What the engine emu has needs no KVM.
+    for usable in ["ok    emu", "ok    sim", "Next: umpire demo"] {
+        assert!(text.contains(usable), "{text}");
+    }
+    let said = diagnosis.verdict.reason.as_deref();
+    assert!(
+        said.is_none_or(|reason| text.matches(reason).count() == 1),
+        "{text}"
+    );
     let names: Vec<_> = pmu_virt::backend_names().iter().skip(1).collect();
     for (index, one) in names.into_iter().enumerate() {
         assert_eq!(json["backends"][index]["name"], one.name);
@@ -152,6 +166,25 @@ fn without_steps_the_step_backend_is_refused_alone() {
     assert!(check_backends(&probe, &sources("clock")).is_ok());
     assert!(check_backends(&probe, &sources("auto")).is_ok());
     assert!(check_backends(&faithful(), &sources("clock,step")).is_ok());
+}
+
+#[test]
+fn without_kvm_there_are_the_models_of_emu() {
+    let refusal = vmm::doctor::Refusal::Obstacle("the reason");
+    let diagnosis = Diagnosis::without_kvm(facts(), &refusal);
+    let mut text = Vec::new();
+    report(&diagnosis, false, &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    for part in [
+        "with --engine emu",
+        "ok    amd-perfmonv2",
+        "note  auto   emu on this host",
+        "ok    sim",
+        "no    clock  cannot be used: it needs KVM",
+        "on KVM here: the reason.",
+    ] {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
 }
 
 #[test]

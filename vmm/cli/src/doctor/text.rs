@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use pmu_virt::PmuModel;
 use umpire_tools::table;
 use vmm::doctor::{Diagnosis, Kvm};
 use vmm::host::{CounterHolder, HardwarePmu, HostFacts, KvmAccess};
@@ -64,6 +65,8 @@ pub(super) fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()
             section(out, "What KVM really does, by probe guests", &probed(probe))?;
         }
         section(out, "PMU models (--pmu)", &models(kvm))?;
+    } else {
+        section(out, "PMU models (--pmu), with --engine emu", &emu_models())?;
     }
     section(out, "Counter backends (--counters)", &backends(diagnosis))?;
     writeln!(out)?;
@@ -79,7 +82,7 @@ pub(super) fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()
             out,
             "No guest with a virtual PMU can run on KVM here: {reason}.\n\
              {EMU}\n\
-             The tests and the demo also run in a machine with its own KVM: \
+             Next: umpire demo. A machine with a KVM of its own: \
              cargo l1 -- target/release/umpire demo"
         ),
     }
@@ -396,6 +399,14 @@ fn models(kvm: &Kvm) -> Vec<Finding> {
         .collect()
 }
 
+/// Every processor in software can have any model.
+fn emu_models() -> Vec<Finding> {
+    PmuModel::names()
+        .iter()
+        .map(|model| line(Mark::Ok, model.name, model.summary))
+        .collect()
+}
+
 /// What `auto` is here, and in general.
 fn auto(diagnosis: &Diagnosis, summary: &str) -> String {
     match diagnosis.auto_counters.as_slice() {
@@ -413,6 +424,10 @@ fn backends(diagnosis: &Diagnosis) -> Vec<Finding> {
     for backend in &diagnosis.backends {
         let finding = match &backend.reason {
             None => backend.summary.to_owned(),
+            // The last lines have it whole.
+            Some(reason) if Some(reason) == diagnosis.verdict.reason.as_ref() => {
+                "cannot be used: it needs KVM".to_owned()
+            }
             Some(reason) => format!("cannot be used: {reason}"),
         };
         lines.push(line(mark(backend.usable, Mark::No), backend.name, finding));

@@ -30,7 +30,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<i64>,
     /// With --engine emu: the guest's time follows the host's clock, and an idle guest waits
-    /// [default: on with a terminal on standard input and no seed, else off]
+    /// [default: on without a seed where standard input is a terminal or with --paused, else off]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     #[serde(deserialize_with = "switch_or_text")]
     pub real_time: Option<String>,
