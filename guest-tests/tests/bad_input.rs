@@ -586,10 +586,10 @@ fn copy_of_umpire(desk: &Desk) -> PathBuf {
     copy
 }
 
-/// A shell that prepares with `prepare`, then becomes `umpire run`.
-fn after(prepare: &str, program: &Path, wrapper: &[&str]) -> Command {
+/// A shell that prepares with `prepare`, then becomes `umpire run` with `words`.
+fn after(prepare: &str, program: &Path, wrapper: &[&str], words: &str) -> Command {
     let mut command = Command::new(wrapper[0]);
-    let script = format!("{prepare} && exec \"$0\" run --engine kvm --kernel kernel");
+    let script = format!("{prepare} && exec \"$0\" run {words} --kernel kernel");
     command
         .args(&wrapper[1..])
         .args(["sh", "-c"])
@@ -656,7 +656,13 @@ fn kvm_that_is_missing_or_forbidden() {
     ];
     for (name, prepare, wrapper, expected) in cases {
         match possible(prepare, wrapper) {
-            Ok(()) => desk.check(after(prepare, &program, wrapper), expected),
+            Ok(()) => {
+                desk.check(after(prepare, &program, wrapper, "--engine kvm"), expected);
+                // An option that only KVM has leaves no other engine, and is named.
+                let named = [expected, &["--counters clock needs KVM", "the engine emu"]].concat();
+                let clock = after(prepare, &program, wrapper, "--counters clock");
+                desk.check(clock, &named);
+            }
             Err(why) => println!(
                 "skipped: kvm_that_is_missing_or_forbidden: {name}: not possible here: {why}"
             ),
@@ -729,7 +735,7 @@ fn a_kernel_that_may_not_be_read() {
     };
     match possible("true", wrapper) {
         Ok(()) => desk.check(
-            after("true", &program, wrapper),
+            after("true", &program, wrapper, "--engine kvm"),
             &["--kernel", "permission denied"],
         ),
         Err(why) => println!("skipped: a_kernel_that_may_not_be_read: not possible here: {why}"),

@@ -7,7 +7,9 @@ use vmm::kvm::VcpuId;
 use vmm::vcpu::TrapEvent;
 
 use super::record::{Happening, What, describe};
-use super::{Plan, decline, host_vendor, perform, perform_emulated, write_report};
+use super::{
+    CounterRow, Engine, Plan, decline, host_vendor, perform, perform_emulated, write_report,
+};
 use crate::flags::DemoFlags;
 
 const SELECT1: MsrIndex = MsrIndex(0xc001_0202);
@@ -154,6 +156,39 @@ fn the_demo_shows_an_overflow_and_its_pmi() {
     let mut text = Vec::new();
     write_report(&report, false, &mut text).unwrap();
     assert!(String::from_utf8(text).unwrap().contains("<not supported>"));
+}
+
+/// The last line sends nobody to an engine that cannot count the event either.
+#[test]
+fn the_last_line_promises_what_a_processor_in_software_counts() {
+    let tour = Plan::tour(Vendor::Intel).unwrap();
+    let mut report = perform_emulated(&tour, None).unwrap();
+    report.engine = Engine::Kvm.to_string();
+    let line = "a processor in software counts exactly: umpire demo --engine emu";
+    for (events, expected) in [
+        (
+            &["instructions"][..],
+            Some("What is <not supported> here, "),
+        ),
+        (&["branch-misses"], None),
+        (
+            &["instructions", "branch-misses"],
+            Some("Some of what is <not supported> here, "),
+        ),
+        (&["cycles"], None),
+    ] {
+        let plan = plan(&flags(events, Some("intel-v2"), None)).unwrap();
+        let clock = ClockBackend::new();
+        let rows = plan.events.iter();
+        report.counters = rows
+            .map(|event| CounterRow::of_event(event, &[], &clock))
+            .collect();
+        let mut text = Vec::new();
+        write_report(&report, false, &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let found = text.lines().find_map(|one| one.strip_suffix(line));
+        assert_eq!(found, expected, "{text}");
+    }
 }
 
 fn flags(events: &[&str], pmu: Option<&str>, counters: Option<&str>) -> DemoFlags {
