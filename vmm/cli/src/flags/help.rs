@@ -438,7 +438,7 @@ Exit status: 0; 4 if a part could not be measured. A goal that is missed is no f
 
 const BENCH_PERFMON: &str = "\
 A guest runs on /dev/kvm, and tools look at it through a control socket, as umpire stat and
-umpire record do. Under each table is what is wanted.
+umpire record do. A bound that is wanted stands under its table.
 Exit status: 0; 2 if this host cannot run a guest; 4 if a part could not be measured. A goal
 that is missed is no failure.";
 
