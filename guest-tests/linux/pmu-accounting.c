@@ -47,7 +47,7 @@ static const char *const provenance_codes[16] = {
 	[2] = "hardware: counted by a physical counter",
 	[3] = "scaled: events were missed, or extrapolated",
 	[4] = "derived: computed from another quantity",
-	[5] = "simulated: made up by a declared rate",
+	[5] = "simulated: made up, by a declared rate or as ticks of virtual time",
 };
 
 static const char *const reason_codes[256] = {

@@ -6,6 +6,7 @@ mod ends;
 mod firmware;
 mod machine;
 mod pmu;
+mod profile;
 mod reservations;
 mod state;
 

@@ -199,7 +199,10 @@ pub const PROVENANCE_CODES: Codes = &[
     (2, "hardware: counted by a physical counter"),
     (3, "scaled: events were missed, or extrapolated"),
     (4, "derived: computed from another quantity"),
-    (5, "simulated: made up by a declared rate"),
+    (
+        5,
+        "simulated: made up, by a declared rate or as ticks of virtual time",
+    ),
 ];
 
 /// Bits 15:8.

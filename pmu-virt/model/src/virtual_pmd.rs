@@ -60,7 +60,8 @@ virtual_pmds! {
     "Ring at the overflow, 0 for the guest's kernel and 3 for its programs." Ring = 12, "ring";
     "CR3 at the overflow: tells the guest's processes apart." Cr3 = 13, "cr3";
     "Instruction pointer at the overflow." Ip = 14, "ip";
-    "The host's TSC at the overflow." Tsc = 15, "tsc";
+    "The TSC at the overflow: the host's, or the clock of a VM whose time is virtual."
+        Tsc = 15, "tsc";
     "Nanoseconds of the host's monotonic clock as the context's registers are read."
         Clock = 16, "clock-ns";
 }

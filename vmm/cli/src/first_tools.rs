@@ -8,11 +8,10 @@ use std::thread::{Builder, JoinHandle};
 use umpire_tools::find::VmChoice;
 use umpire_tools::lifecycle::Starter;
 use umpire_tools::record::{self, RecordOptions};
-use umpire_tools::stat::spec::EventList;
 use umpire_tools::stat::{self, StatOptions};
 use umpire_tools::targets::Selection;
 use umpire_tools::{Completion, ToolError};
-use vmm::config::{CyclesChoice, Engine, EngineChoice, RunConfig};
+use vmm::config::RunConfig;
 use vmm::machine::{Machine, Stopper};
 
 use crate::config::StartTools;
@@ -71,7 +70,6 @@ impl FirstTools {
         let record = tools.record.clone().map(|output| RecordOptions {
             who: selection,
             output,
-            event: sampled(config),
             ..RecordOptions::default()
         });
         if let Some(options) = stat {
@@ -120,15 +118,6 @@ impl FirstTools {
             None => Ok(()),
         }
     }
-}
-
-/// What is sampled: the usual event, or instructions where nobody counts cycles.
-fn sampled(config: &RunConfig) -> Vec<EventList> {
-    let engine = config.engine;
-    let is_emu = engine.choice == EngineChoice::Only(Engine::Emu);
-    let lacks = is_emu && engine.cycles == CyclesChoice::None;
-    let instructions = lacks.then(|| "instructions".parse().ok()).flatten();
-    instructions.into_iter().collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,7 +3,7 @@
 mod clock;
 mod core;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +53,8 @@ pub struct VcpuQuantities {
     pmis: u64,
     clock: RefCell<VcpuClock>,
     gauge: Option<Arc<MemoryGauge>>,
+    /// The VM's clock, where its time is virtual.
+    virtual_now: Cell<Option<u64>>,
 }
 
 impl VcpuQuantities {
@@ -90,6 +92,12 @@ impl VcpuQuantities {
         self.pmis += 1;
     }
 
+    /// Virtual time is so many ticks: what a VM's clock shows that is not the host's TSC. To be
+    /// said before jobs are done, and before the vCPU ends.
+    pub fn note_virtual_time(&self, ticks: u64) {
+        self.virtual_now.set(Some(ticks));
+    }
+
     /// The calling thread runs the vCPU from now on.
     pub fn on_thread(&self) {
         self.clock.borrow_mut().on_thread();
@@ -122,7 +130,8 @@ impl Quantities for VcpuQuantities {
             VirtualPmd::HaltTime => time(|times| times.halted),
             VirtualPmd::GuestMemory => self.gauge.as_ref()?.bytes(),
             VirtualPmd::Clock => Some(monotonic_ns()),
-            VirtualPmd::Ring | VirtualPmd::Cr3 | VirtualPmd::Ip | VirtualPmd::Tsc => None,
+            VirtualPmd::Tsc => self.virtual_now.get(),
+            VirtualPmd::Ring | VirtualPmd::Cr3 | VirtualPmd::Ip => None,
         }
     }
 }

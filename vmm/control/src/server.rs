@@ -70,6 +70,8 @@ pub(crate) struct ServedVm {
     pub(crate) pmu: Arc<LogicalPmu>,
     pub(crate) formats: Arc<FormatRegistry>,
     pub(crate) tsc_khz: u32,
+    /// The VM's TSC is a clock of its own.
+    pub(crate) virtual_time: bool,
     /// The host CPUs that cores are kept on, if they are.
     pub(crate) core_cpus: Vec<u32>,
     /// Most contexts of a vCPU, and of a core.

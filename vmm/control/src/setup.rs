@@ -29,6 +29,7 @@ pub struct ServerSetup {
     kernel: Option<Arc<dyn GuestKernel>>,
     gauge: Arc<MemoryGauge>,
     tsc_khz: u32,
+    virtual_time: bool,
     counters: String,
     core_cpus: Vec<u32>,
     countable: Vec<Countable>,
@@ -91,6 +92,7 @@ impl ServerSetup {
             kernel: None,
             gauge,
             tsc_khz: tsc_khz.max(1),
+            virtual_time: false,
             counters: String::new(),
             core_cpus: Vec::new(),
             countable: Vec::new(),
@@ -100,6 +102,12 @@ impl ServerSetup {
     /// Tells who can say what the guest's kernel is.
     pub fn set_kernel(&mut self, kernel: Arc<dyn GuestKernel>) {
         self.kernel = Some(kernel);
+    }
+
+    /// Tells that the VM's TSC is a clock of its own and not the host's
+    /// ([`VcpuQuantities::note_virtual_time`]).
+    pub fn set_virtual_time(&mut self) {
+        self.virtual_time = true;
     }
 
     /// Tells which host CPU each core is kept on, in their order.
@@ -183,6 +191,7 @@ impl PreparedServer {
             pmu: Arc::new(LogicalPmu::new(setup.model)),
             formats: setup.config.formats.clone(),
             tsc_khz: setup.tsc_khz,
+            virtual_time: setup.virtual_time,
             core_cpus: setup.core_cpus,
             contexts_per_vcpu: setup.config.contexts_per_vcpu,
             dispatcher,

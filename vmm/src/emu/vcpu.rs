@@ -266,6 +266,7 @@ impl EmuVcpu {
         let now = Tsc(room.now());
         if let Some((pmu, core)) = self.pmu.as_mut().zip(self.core.as_deref_mut()) {
             let tally = &self.reports.tally;
+            tally.note_virtual_time(now.0);
             let facts = || Ok::<_, Infallible>(facts);
             // Its clock stood still with it, so it is told nothing after a pause.
             let Ok(_) = self.hosted.do_jobs(facts, (pmu, core), tally, || now);
@@ -308,6 +309,7 @@ impl EmuVcpu {
     /// counters.
     pub(super) fn close(&mut self, now: Tsc) -> (Vec<Holding>, Option<PmuState>) {
         let (pmu, core) = (self.pmu.as_mut(), self.core.as_deref_mut());
+        self.reports.tally.note_virtual_time(now.0);
         self.hosted.close(pmu, core, &self.reports.tally);
         let Some(pmu) = &mut self.pmu else {
             return (Vec::new(), None);

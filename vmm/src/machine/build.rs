@@ -579,6 +579,9 @@ impl Order<'_> {
         let mut setup = ServerSetup::new(&control, model.clone(), shown, tsc_khz);
         let kernel = VmKernel::new(memory, agent).map_err(MachineError::Thread)?;
         setup.set_kernel(kernel.clone());
+        if matches!(self.engine, EngineFacts::Emu) {
+            setup.set_virtual_time();
+        }
         if config.control.is_some() {
             setup.enable_hosting(&mut counters.cores);
         }

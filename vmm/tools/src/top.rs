@@ -82,7 +82,8 @@ pub struct TopOptions {
     /// With --once, print JSON: one object for each VM, a line each
     #[arg(short, long, requires = "once")]
     pub json: bool,
-    /// The event that is sampled for the symbols, and has a column [default: cycles]
+    /// The event that is sampled for the symbols, and has a column [default: cycles, or
+    /// instructions where the VM counts no cycles]
     #[arg(short, long, value_name = "EVENT")]
     pub event: Option<EventList>,
     /// Take so many samples a second of a vCPU's time
@@ -152,7 +153,7 @@ impl TopOptions {
         Ok(Settings {
             counted: list(counted),
             sampling: (!self.no_samples).then(|| LiveSampling {
-                event: list(vec![sampled]),
+                event: self.event.is_some().then(|| list(vec![sampled])),
                 hz: self.freq,
                 flags,
             }),

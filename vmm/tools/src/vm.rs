@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use perfmon::LogicalPmu;
 use perfmon_abi::wire::Hello;
-use perfmon_abi::wire::info::{MachineInfo, ModelInfo};
+use perfmon_abi::wire::info::{CountableInfo, MachineInfo, ModelInfo};
 use perfmon_abi::{Config, Record};
+use pmu_model::KnownEvent;
 use umpire_perfmon::{Call, Client};
 
 use super::error::{ToolError, refused};
@@ -71,6 +72,13 @@ impl Vm {
         (self.arg_size_max / T::SIZE).max(1)
     }
 
+    /// What is sampled where nobody says: cycles, or instructions in a VM where these alone are
+    /// counted.
+    #[must_use]
+    pub fn usual_event(&self) -> &'static str {
+        usual_event(&self.model.countable)
+    }
+
     /// `VM 4711 (vmlinuz)`.
     #[must_use]
     pub fn title(&self) -> String {
@@ -78,6 +86,23 @@ impl Vm {
             "" => format!("VM {}", self.machine.pid),
             guest => format!("VM {} ({guest})", self.machine.pid),
         }
+    }
+}
+
+/// Said where instructions are sampled and nobody chose them.
+pub(crate) const NO_CYCLES: &str =
+    "cycles cannot be counted here, so instructions are sampled; -e EVENT chooses another event";
+
+fn usual_event(countable: &[CountableInfo]) -> &'static str {
+    let counts = |event: KnownEvent| {
+        let name = event.to_string();
+        countable.iter().any(|info| info.event == name)
+    };
+    // A VMM that does not say may count cycles.
+    if counts(KnownEvent::Instructions) && !counts(KnownEvent::CoreCycles) {
+        "instructions"
+    } else {
+        "cycles"
     }
 }
 
@@ -96,6 +121,24 @@ pub(crate) fn meet(choice: &VmChoice) -> Result<(PathBuf, Client, Hello), ToolEr
 mod tests {
     use super::*;
     use pmu_model::PmuModel;
+
+    #[test]
+    fn instructions_are_sampled_where_nobody_counts_cycles() {
+        let check = |events: &[&str], expected| {
+            let info = |event: &&str| CountableInfo {
+                event: (*event).to_owned(),
+                select: None,
+                provenance: "exact".to_owned(),
+            };
+            let countable: Vec<CountableInfo> = events.iter().map(info).collect();
+            assert_eq!(usual_event(&countable), expected, "{events:?}");
+        };
+        check(&["instructions", "branches"], "instructions");
+        check(&["core cycles", "instructions"], "cycles");
+        // Nothing is said, or neither is counted: the VM says why not.
+        check(&[], "cycles");
+        check(&["branches"], "cycles");
+    }
 
     /// Every model comes back from what a VM says of it.
     #[test]
@@ -122,6 +165,7 @@ mod tests {
                 fixed_map: Some(model.fixed_map()),
                 counter_width: model.width().into(),
                 tsc_khz: 1,
+                virtual_time: false,
                 vcpus: 1,
                 cores: 1,
                 core_cpus: Vec::new(),

@@ -56,7 +56,7 @@ constants! {
     PFM_PROV_HARDWARE: u32 = 2, "How counted: by a physical counter.";
     PFM_PROV_SCALED: u32 = 3, "How counted: extrapolated by the counter's source.";
     PFM_PROV_DERIVED: u32 = 4, "How counted: computed from another quantity.";
-    PFM_PROV_SIMULATED: u32 = 5, "How counted: made up by a declared rate.";
+    PFM_PROV_SIMULATED: u32 = 5, "How counted: made up, by a declared rate or as ticks of virtual time.";
     PFM_PROV_NOT_COUNTED: u32 = 6, "How counted: nobody has counted yet; the value is the one that was written.";
     PFM_PROV_LOST: u32 = 7, "How counted: somebody did, but not all the time that it was to count.";
 

@@ -59,7 +59,7 @@ extern "C" {
 #define PFM_PROV_HARDWARE 2 /* How counted: by a physical counter. */
 #define PFM_PROV_SCALED 3 /* How counted: extrapolated by the counter's source. */
 #define PFM_PROV_DERIVED 4 /* How counted: computed from another quantity. */
-#define PFM_PROV_SIMULATED 5 /* How counted: made up by a declared rate. */
+#define PFM_PROV_SIMULATED 5 /* How counted: made up, by a declared rate or as ticks of virtual time. */
 #define PFM_PROV_NOT_COUNTED 6 /* How counted: nobody has counted yet; the value is the one that was written. */
 #define PFM_PROV_LOST 7 /* How counted: somebody did, but not all the time that it was to count. */
 #define PFM_REG_TYPE_PMC 0x1 /* Register type: a PMC of the processor. */

@@ -224,11 +224,15 @@ impl Session {
     }
 
     /// A quantity of the VMM now, or when the context was detached; while monitoring
-    /// waits for PFM_RESTART, also where the vCPU was at the overflow behind it.
+    /// waits for PFM_RESTART, also where the vCPU was at the overflow behind it. A VM whose
+    /// clock is its own tells that at other times, too: nobody else can.
     pub(super) fn quantity(&self, which: VirtualPmd, values: &dyn Quantities) -> Option<u64> {
         if which.is_of_overflow() {
             let waits = self.phase == Phase::Masked || self.blocked;
-            return self.moment.filter(|_| waits)?.value(which);
+            let then = self.moment.filter(|_| waits);
+            if then.is_some() || which != VirtualPmd::Tsc {
+                return then?.value(which);
+            }
         }
         match self.phase {
             Phase::Unloaded => self.kept.get(&which.pmd()).copied(),

@@ -25,6 +25,7 @@ pub(crate) fn header() -> Header {
         start_unix_ns: 1_700_000_000_123_000_000,
         start_tsc: 1000,
         tsc_khz: 2_000_000,
+        virtual_time: false,
         events: vec![SampledEvent {
             name: "cycles".to_owned(),
             sampling: Sampling::Period(1000),

@@ -288,6 +288,7 @@ pub(super) fn model(vm: &ServedVm, filter: &EventFilter) -> ModelInfo {
         fixed_map: Some(model.fixed_map()),
         counter_width: model.width().into(),
         tsc_khz: vm.tsc_khz.into(),
+        virtual_time: vm.virtual_time,
         vcpus: number(vm.dispatcher.vcpus()),
         cores: number(vm.dispatcher.cores()),
         core_cpus: vm.core_cpus.clone(),

@@ -75,6 +75,7 @@ impl Stage {
             pmu: Arc::new(pmu),
             formats: Arc::new(FormatRegistry::with_builtin()),
             tsc_khz: 1_000_000,
+            virtual_time: false,
             core_cpus: Vec::new(),
             contexts_per_vcpu: 1,
             dispatcher,

@@ -229,6 +229,7 @@ mod tests {
                 fixed_map: Some(0),
                 counter_width: 48,
                 tsc_khz: 1,
+                virtual_time: false,
                 vcpus: 1,
                 cores: 1,
                 core_cpus: Vec::new(),

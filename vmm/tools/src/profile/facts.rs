@@ -23,6 +23,15 @@ pub struct Facts<'a> {
     pub names: &'a Names,
 }
 
+/// What is said behind a duration of virtual time.
+pub(super) fn of_time(header: &Header) -> &'static str {
+    if header.virtual_time {
+        " of virtual time"
+    } else {
+        ""
+    }
+}
+
 impl Facts<'_> {
     /// What a reader must know before believing the report; a line each.
     #[must_use]

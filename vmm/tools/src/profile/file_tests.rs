@@ -19,6 +19,7 @@ pub(super) fn header() -> Header {
         start_unix_ns: 1_700_000_000_000_000_000,
         start_tsc: 1000,
         tsc_khz: 2_000_000,
+        virtual_time: false,
         events: vec![
             SampledEvent {
                 name: "cycles".to_owned(),

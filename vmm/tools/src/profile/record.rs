@@ -32,10 +32,14 @@ pub struct Header {
     pub command: Vec<String>,
     /// When sampling began, in nanoseconds since 1970 (UTC).
     pub start_unix_ns: u64,
-    /// The host's TSC at that moment.
+    /// The TSC at that moment: the host's, or the VM's where time is virtual.
     pub start_tsc: u64,
-    /// The frequency of the host's TSC in kHz.
+    /// The frequency of this TSC in kHz.
     pub tsc_khz: u64,
+    /// Times of samples and losses, and the duration, are virtual: of the VM's own clock. Absent:
+    /// they are the host's.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub virtual_time: bool,
     /// The events, in the order in which samples refer to them.
     pub events: Vec<SampledEvent>,
     /// The guest's processes whose samples were taken in; with threads, where not all were.
@@ -209,6 +213,11 @@ pub struct LeftOut {
     #[serde(rename = "left_out_unknown", skip_serializing_if = "is_zero")]
     #[cfg_attr(test, schemars(range(min = 1)))]
     pub unknown: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_false(is: &bool) -> bool {
+    !*is
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]

@@ -100,6 +100,12 @@ pub fn script(
         early: Vec::new(),
         out,
     };
+    if looked.header.virtual_time && script.fields.has(Field::Time) {
+        let _ = writeln!(
+            notes,
+            "umpire: times are virtual, by the clock of the VM, and not the host's"
+        );
+    }
     if !options.json && (options.header || script.fields.has_own()) {
         written(script.header())?;
     }

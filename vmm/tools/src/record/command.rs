@@ -29,6 +29,7 @@ use crate::profile::unwind::ProgramUnwinder;
 use crate::profile::{Header, Record, SampledEvent, Sampling, Totals};
 use crate::stat::spec::EventList;
 use crate::targets::Target;
+use crate::vm::NO_CYCLES;
 use crate::wait::Woken;
 use crate::{Completion, ToolError, Vm, Waiter, refused};
 
@@ -50,8 +51,6 @@ const PROGRESS: Duration = Duration::from_millis(500);
 const LEAST_BUFFER: u64 = 16 << 10;
 /// For so many stacks a buffer has room beside what was asked for: half a second of them.
 const STACKS: u64 = 512;
-/// What is sampled where nobody says.
-const DEFAULT: &str = "cycles";
 
 /// `umpire record`.
 ///
@@ -83,11 +82,11 @@ pub fn run_with(options: &RecordOptions, starter: &Starter) -> Result<Completion
     let vm = Vm::find(&options.who.vm)?;
     let targets = options.who.targets(vm.model.vcpus, vm.model.cores)?;
     let plan = plan(options, &vm).map_err(ToolError::Input)?;
-    let clock = Clock {
-        start: crate::sys::rdtsc(),
-        khz: vm.model.tsc_khz,
-    };
-    let scene = Scene {
+    if names_none(options) && vm.usual_event() != "cycles" && !options.quiet {
+        crate::note(&mut io::stderr(), NO_CYCLES);
+    }
+    let clock = Clock::of(&vm);
+    let mut scene = Scene {
         vm: &vm,
         plan: &plan,
         clock,
@@ -103,7 +102,8 @@ pub fn run_with(options: &RecordOptions, starter: &Starter) -> Result<Completion
     };
     let waiter = Waiter::new().map_err(host("waiting for events"))?;
     let files = Files::of(options, &waiter)?;
-    let sessions = sessions(&scene, &targets, &waiter)?;
+    let mut sessions = sessions(&scene, &targets, &waiter)?;
+    scene.clock.start = now(&mut sessions, &scene);
     let filter = TaskFilter::new(&options.processes, &options.threads);
     let book = (filter.is_some() || files.is_some()).then(Book::default);
     let mut recording = Recording {
@@ -160,6 +160,20 @@ fn callers(dwarf: &Dwarf) -> Result<ProgramCallers, ToolError> {
     Ok(ProgramCallers::new(unwinder))
 }
 
+/// What the clock that samples have shows now.
+fn now(sessions: &mut [SamplingSession], scene: &Scene<'_>) -> u64 {
+    if !scene.vm.model.virtual_time {
+        return crate::sys::rdtsc();
+    }
+    let shown = sessions.iter_mut().map(|session| session.now(scene));
+    shown.max().unwrap_or(scene.clock.start)
+}
+
+/// No event was asked for.
+fn names_none(options: &RecordOptions) -> bool {
+    options.event.iter().all(|list| list.groups.is_empty())
+}
+
 fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
     if options.event.iter().any(|list| list.reads_at_samples) {
         return Err(
@@ -171,7 +185,7 @@ fn plan(options: &RecordOptions, vm: &Vm) -> Result<SamplingPlan, String> {
     let mut list = EventList::default();
     options.event.iter().for_each(|other| list.append(other));
     if list.groups.is_empty() {
-        list.groups.push(vec![DEFAULT.to_owned()]);
+        list.groups.push(vec![vm.usual_event().to_owned()]);
     }
     let names = umpire_events::names();
     SamplingPlan::new(
@@ -233,6 +247,7 @@ fn header(scene: &Scene<'_>, options: &RecordOptions) -> Header {
         start_unix_ns: unix_ns(),
         start_tsc: scene.clock.start,
         tsc_khz: scene.vm.model.tsc_khz,
+        virtual_time: scene.vm.model.virtual_time,
         events: scene.plan.events.iter().map(event).collect(),
         processes: options.processes.clone(),
         threads: options.threads.clone(),
@@ -382,7 +397,7 @@ impl Recording<'_> {
 
     /// What is sampled from now on is the recording's.
     fn begin_time(&mut self) {
-        self.scene.clock.start = crate::sys::rdtsc();
+        self.scene.clock.start = now(&mut self.sessions, &self.scene);
         self.output.begin(unix_ns(), self.scene.clock.start);
     }
 
@@ -492,7 +507,7 @@ impl Recording<'_> {
     /// meanwhile is the next one's.
     fn switch(&mut self) -> Result<(), ToolError> {
         self.drain()?;
-        let (unix_ns, tsc) = (unix_ns(), crate::sys::rdtsc());
+        let (unix_ns, tsc) = (unix_ns(), now(&mut self.sessions, &self.scene));
         let duration_ns = self.scene.clock.ns(tsc);
         self.scene.clock.start = tsc;
         let mut held = Ok(Vec::new());
@@ -689,7 +704,7 @@ impl Recording<'_> {
     }
 
     fn finish(mut self) -> Result<(), ToolError> {
-        let now = crate::sys::rdtsc();
+        let ended = now(&mut self.sessions, &self.scene);
         let described = self.programs.rest(&self.scene.vm.client, || ());
         self.put(described)?;
         self.put_rest()?;
@@ -700,7 +715,7 @@ impl Recording<'_> {
             self.say(&line);
         }
         let symbols = self.names.text(self.scene.vm);
-        self.close(self.scene.clock.ns(now), &symbols)?;
+        self.close(self.scene.clock.ns(ended), &symbols)?;
         self.tell_absent(
             "there is no sample of",
             ": it did not run, or had another number",

@@ -11,6 +11,7 @@ use super::session::{SamplingSession, Scene};
 use crate::profile::{Record, Sampling};
 use crate::stat::spec::EventList;
 use crate::targets::Target;
+use crate::vm::NO_CYCLES;
 use crate::{ToolError, Vm};
 
 /// How long descriptions of samples are waited for, of which the next ones follow soon.
@@ -24,7 +25,8 @@ const LASTS: u64 = 4;
 /// What is sampled.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveSampling {
-    pub(crate) event: EventList,
+    /// None: what the VM can count of what is usual.
+    pub(crate) event: Option<EventList>,
     /// Samples a second of a vCPU's time.
     pub(crate) hz: u64,
     /// Of its contexts, beside those of their targets.
@@ -40,6 +42,7 @@ pub(crate) struct LiveSamples {
     buffer: u64,
     sessions: Vec<SamplingSession>,
     programs: AskedPrograms,
+    event: String,
     /// What is not sampled, and why.
     notes: Vec<String>,
 }
@@ -56,8 +59,14 @@ impl LiveSamples {
         targets: &[Target],
     ) -> Result<Self, ToolError> {
         let names = umpire_events::names();
+        let usual = || EventList {
+            groups: vec![vec![vm.usual_event().to_owned()]],
+            ..EventList::default()
+        };
+        let event = what.event.clone().unwrap_or_else(usual);
+        let falls_back = what.event.is_none() && vm.usual_event() != "cycles";
         let plan = SamplingPlan::new(
-            &what.event,
+            &event,
             &vm.pmu,
             &vm.model.virtual_pmds,
             names.as_ref(),
@@ -67,15 +76,16 @@ impl LiveSamples {
         let wanted = (what.hz * SAMPLE * LASTS).clamp(64 << 10, 1 << 20);
         let mut live = Self {
             plan: plan.map_err(ToolError::Input)?,
-            clock: Clock {
-                start: crate::sys::rdtsc(),
-                khz: vm.model.tsc_khz,
-            },
+            clock: Clock::of(vm),
             flags: what.flags,
             buffer: buffer(wanted, targets.len(), vm)?,
             sessions: Vec::new(),
             programs: AskedPrograms::default(),
-            notes: Vec::new(),
+            notes: falls_back
+                .then(|| NO_CYCLES.to_owned())
+                .into_iter()
+                .collect(),
+            event: event.groups.concat().join(","),
         };
         let mut sessions = Vec::new();
         for target in targets {
@@ -132,6 +142,11 @@ impl LiveSamples {
     /// What is not sampled, and why; a line each.
     pub(crate) fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// The name of what is sampled.
+    pub(crate) fn event(&self) -> &str {
+        &self.event
     }
 
     /// Whether anything is sampled at all.

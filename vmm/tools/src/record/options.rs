@@ -27,7 +27,8 @@ pub struct RecordOptions {
     #[arg(short, long = "tid", value_name = "TID[,TID]", value_delimiter = ',',
           value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Vec<u32>,
-    /// What to sample; several events are sampled at once [default: cycles]
+    /// What to sample; several events are sampled at once [default: cycles, or
+    /// instructions where the VM counts no cycles]
     #[arg(short, long, value_name = "EVENTS")]
     pub event: Vec<EventList>,
     /// Take a sample every so many events

@@ -3,18 +3,34 @@
 use perfmon::VirtualPmd;
 use perfmon_abi::parse;
 
+use crate::Vm;
 use crate::profile::{Record, Ring, Sample};
 
 /// What times in a file are counted from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// The TSC when sampling began.
+    /// The TSC when sampling began: the host's, or the VM's where its time is virtual.
     pub start: u64,
     /// Its frequency in kHz.
     pub khz: u64,
 }
 
 impl Clock {
+    /// From now on, as far as the host tells it: where the VM's time is virtual, from the VM's
+    /// beginning.
+    #[must_use]
+    pub fn of(vm: &Vm) -> Self {
+        let start = if vm.model.virtual_time {
+            0
+        } else {
+            crate::sys::rdtsc()
+        };
+        Self {
+            start,
+            khz: vm.model.tsc_khz,
+        }
+    }
+
     /// A moment in nanoseconds since sampling began; 0 for earlier ones.
     #[must_use]
     pub fn ns(&self, tsc: u64) -> u64 {

@@ -73,6 +73,8 @@ pub(super) struct SamplingSession {
     active_ns: u64,
     /// TSC of the last sample.
     latest: u64,
+    /// What the VM said last of its clock, where time is virtual.
+    heard: u64,
     /// Others have the counters.
     taken: Option<Taken>,
     /// Nothing more will come.
@@ -178,6 +180,7 @@ impl SamplingSession {
             paces: plan.events.iter().map(pace).collect(),
             active_ns: 0,
             latest: scene.clock.start,
+            heard: scene.clock.start,
             taken: None,
             over: false,
         };
@@ -302,10 +305,26 @@ impl SamplingSession {
         Ok(losses)
     }
 
+    /// The moment by the clock that samples have: the host's TSC, or the VM's where time is
+    /// virtual. Of a VM that says nothing any more it is the last that was heard of it.
+    pub(super) fn now(&mut self, scene: &Scene<'_>) -> u64 {
+        if !scene.vm.model.virtual_time {
+            return crate::sys::rdtsc();
+        }
+        let heard = self.quantity(scene, VirtualPmd::Tsc).unwrap_or(0);
+        self.heard = self.heard.max(heard).max(self.latest);
+        self.heard
+    }
+
     /// The vCPU's run time, if it is known.
     fn run_ns(&self, scene: &Scene<'_>) -> Option<u64> {
+        self.quantity(scene, VirtualPmd::RunTime)
+    }
+
+    /// A quantity of the VMM, if it is known.
+    fn quantity(&self, scene: &Scene<'_>, which: VirtualPmd) -> Option<u64> {
         let mut call = Call::ReadPmds(vec![PmdArg {
-            num: VirtualPmd::RunTime.pmd(),
+            num: which.pmd(),
             ..PmdArg::default()
         }]);
         scene.vm.client.call(&self.handle, &mut call).ok()?;
@@ -320,7 +339,7 @@ impl SamplingSession {
     /// was sampled, or that nobody knows.
     pub(super) fn unrestored(&mut self, scene: &Scene<'_>) -> Option<Result<Record, String>> {
         let taken = self.taken.take()?;
-        let now = crate::sys::rdtsc();
+        let now = self.now(scene);
         let ns = match self.target {
             Target::Core(_) => Some(scene.clock.span(now.saturating_sub(taken.tsc))),
             Target::Vcpu(_) => blind_ns(taken.run_ns, self.run_ns(scene)),
@@ -334,7 +353,7 @@ impl SamplingSession {
     }
 
     fn message(&mut self, scene: &Scene<'_>, message: &Message) -> Result<Vec<Record>, ToolError> {
-        let now = crate::sys::rdtsc();
+        let now = self.now(scene);
         Ok(match message.kind {
             PFM_MSG_END => {
                 self.over = true;
@@ -356,7 +375,7 @@ impl SamplingSession {
                         return Err(ToolError::refused(what, refusal));
                     }
                 }
-                let now = crate::sys::rdtsc();
+                let now = self.now(scene);
                 let mut losses = vec![self.loss(scene, now, LossKind::Throttled(1))];
                 // The last sample came right before. For a vCPU nobody knows how
                 // much of this it ran, and other blind times are in run time.

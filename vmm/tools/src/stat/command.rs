@@ -245,7 +245,7 @@ fn note_simulated(measure: &Measure<'_>, runs: &[Vec<Row>], notes: &mut dyn Writ
         let names = names.join(", ");
         note(
             notes,
-            &format!("simulated, made up by a declared rate: {names}"),
+            &format!("simulated, made up, by a declared rate or as ticks of virtual time: {names}"),
         );
     }
 }
@@ -262,6 +262,7 @@ fn print(
         title: &measure.job.vm.title(),
         rows: &mean(runs),
         elapsed,
+        virtual_time: measure.job.vm.model.virtual_time,
         repeated: options.repeat.unwrap_or(1) > 1,
         summary: options.interval.is_some() && !options.look.no_csv_summary,
     };

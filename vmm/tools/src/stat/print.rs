@@ -64,6 +64,8 @@ pub struct Whole<'a> {
     pub rows: &'a [Row],
     /// The time that passed in each run, in seconds.
     pub elapsed: &'a Runs,
+    /// The VM's own time is virtual: it is said that this one is the host's.
+    pub virtual_time: bool,
     /// Several runs were asked for.
     pub repeated: bool,
     /// It comes below intervals, so that fields say so where those have their time.

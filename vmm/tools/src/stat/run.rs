@@ -342,7 +342,14 @@ impl<'a> Run<'a> {
                 }
             })
             .collect();
-        layout.rows(&parts, seconds)
+        let mut rows = layout.rows(&parts, seconds);
+        if self.measure.job.vm.model.virtual_time {
+            // Ticks of virtual time in a nanosecond of the host's are no frequency.
+            for row in &mut rows {
+                row.metric = row.metric.take().filter(|metric| metric.unit != "GHz");
+            }
+        }
+        rows
     }
 
     /// Prints what was counted since the last time; false if nobody reads it.

@@ -85,12 +85,37 @@ fn fields(separator: &str, provenance: bool) -> Form {
     }
 }
 
+#[test]
+fn whose_time_has_elapsed_is_said_where_the_guests_is_virtual() {
+    let said = |virtual_time| {
+        let mut out = Vec::new();
+        let whole = Whole {
+            title: "VM 7",
+            rows: &[],
+            elapsed: &once(1.5),
+            virtual_time,
+            repeated: false,
+            summary: false,
+        };
+        write_whole(&whole, &Form::Table { grouped: true }, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let line = text.lines().find(|line| line.contains("elapsed"));
+        line.unwrap().trim().to_owned()
+    };
+    assert_eq!(said(false), "1.500000000 seconds time elapsed");
+    assert_eq!(
+        said(true),
+        "1.500000000 seconds time elapsed (the host's; the guest's time is virtual)"
+    );
+}
+
 fn whole(rows: &[Row], elapsed: &Runs, form: &Form) -> String {
     let mut out = Vec::new();
     let whole = Whole {
         title: "VM 7 (web)",
         rows,
         elapsed,
+        virtual_time: false,
         repeated: elapsed.count() > 1,
         summary: false,
     };
@@ -226,7 +251,7 @@ fn intervals_and_vcpus_come_first() {
     let expected = "\
 # Counts: = exact (every event was seen); h hardware (by a physical counter); \
 d derived (computed from another quantity); ~ scaled (extrapolated from a part); \
-s simulated (made up by a declared rate)
+s simulated (made up, by a declared rate or as ticks of virtual time)
 #           time             counts unit   events
      0.100203576 vCPU0                1,234.56 msec = run-time                       #    0.346 CPUs utilized
      0.100203576 core12                     80      h cycles
@@ -318,6 +343,7 @@ fn a_sum_below_intervals_is_called_so() {
             title: "VM 7",
             rows: &rows,
             elapsed: &once(1.0),
+            virtual_time: false,
             repeated: false,
             summary: true,
         };

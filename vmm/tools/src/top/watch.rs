@@ -429,18 +429,17 @@ impl<'a> Watch<'a> {
             observer: std::process::id(),
         };
         self.name_held();
-        let samples = self.sampling.filter(|_| self.samples.is_some());
+        let samples = self.sampling.zip(self.samples.as_ref());
         let rows = std::mem::take(&mut self.hot);
         let row = |(place, (samples, events))| HotRow {
             place,
             samples,
             events,
         };
-        let names = |what: &LiveSampling| what.event.groups.concat().join(",");
         let totals = std::mem::take(&mut self.totals);
         Ok(VmReading {
-            samples: samples.map(|what| SampleReading {
-                event: names(what),
+            samples: samples.map(|(what, samples)| SampleReading {
+                event: samples.event().to_owned(),
                 hz: what.hz,
                 totals,
                 rows: rows.into_iter().map(row).collect(),

@@ -249,6 +249,10 @@ pub struct ModelInfo {
     pub counter_width: u16,
     /// Frequency of the time stamp counter in kHz.
     pub tsc_khz: u64,
+    /// Times of samples, and the TSC, are virtual: a clock of the VM's own, which PMD `tsc` tells
+    /// at any time, and not the host's TSC. Left out where they are not.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub virtual_time: bool,
     /// vCPUs of the VM.
     pub vcpus: u32,
     /// Cores that run them.
@@ -261,6 +265,11 @@ pub struct ModelInfo {
     /// not say leaves it out.
     #[serde(default)]
     pub countable: Vec<CountableInfo>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_false(is: &bool) -> bool {
+    !*is
 }
 
 /// An event that can be counted, and how well.

@@ -11,6 +11,7 @@ use super::{
     Exits, NOTIFY, Queue, RESET, STOP, Scripted, bits, context, counter, lines, mask, moment,
     overflow, overflow_with, period, pmc, pmd, restart, wrap,
 };
+use crate::Quantities;
 use crate::context::{Context, Phase};
 use crate::format::Control;
 use crate::throttle::Throttle;
@@ -90,6 +91,35 @@ fn without_a_format_the_place_of_an_overflow_is_known_until_the_restart() {
     assert_eq!(read(&mut context), known);
     restart(&mut context).unwrap();
     assert_eq!(read(&mut context), unknown);
+}
+
+/// A VM's own clock is told at any time, since nobody else can; the rest of an overflow is not.
+#[test]
+fn a_clock_of_the_vms_own_is_told_at_any_time() {
+    struct Virtual(u64);
+    impl Quantities for Virtual {
+        fn read(&self, which: VirtualPmd) -> Option<u64> {
+            (which == VirtualPmd::Tsc).then_some(self.0)
+        }
+    }
+    let mut context = context(PFM_FL_NOTIFY_BLOCK);
+    counter(&mut context, 0, 0, NOTIFY);
+    let read = |context: &mut Context, now| {
+        let mut args = [VirtualPmd::Tsc, VirtualPmd::Ip].map(|which| PmdArg {
+            num: which.pmd(),
+            ..PmdArg::default()
+        });
+        context.read_pmds(&mut args, &Virtual(now)).unwrap();
+        args.map(|arg| arg.value)
+    };
+    assert_eq!(read(&mut context, 500), [500, u64::MAX]);
+    assert_eq!(overflow(&mut context, &[0]), told(&[0]));
+    assert_eq!(read(&mut context, 600), [1, 0x1000], "of the overflow");
+    restart(&mut context).unwrap();
+    assert_eq!(read(&mut context, 700), [700, u64::MAX]);
+    context.keep_quantities(&Virtual(800));
+    context.detached();
+    assert_eq!(read(&mut context, 900), [800, u64::MAX], "as it was then");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::profile::facts::{Facts, began, scaled};
+use crate::profile::facts::{Facts, began, of_time, scaled};
 use crate::profile::reader::Ending;
 use crate::profile::record::{SampledEvent, Sampling};
 use crate::profile::wire::VERSION;
@@ -36,7 +36,7 @@ pub fn write_header(facts: &Facts<'_>, out: &mut dyn Write) -> io::Result<()> {
     lines.extend(header.events.iter().map(event));
     if let Ending::Whole(ns) = facts.ending {
         let ms = scaled(ns, 1_000_000);
-        lines.push(format!("sample duration : {ms:10.3} ms"));
+        lines.push(format!("sample duration : {ms:10.3} ms{}", of_time(header)));
     }
     writeln!(out, "# ========")?;
     for line in lines {

@@ -7,7 +7,7 @@ use super::cells::cell;
 use super::columns::Column;
 use super::hierarchy::write_hierarchy;
 use super::tree::Tree;
-use crate::profile::facts::{Facts, began, event_name, how_often, scaled};
+use crate::profile::facts::{Facts, began, event_name, how_often, of_time, scaled};
 use crate::profile::reader::Ending;
 use crate::profile::tally::{SampleRow, SampleTally};
 use crate::table::lines;
@@ -32,7 +32,7 @@ pub(in crate::profile) fn write_facts(facts: &Facts<'_>, out: &mut dyn Write) ->
         name => format!(" ({name})"),
     };
     let lasted = match facts.ending {
-        Ending::Whole(ns) => format!(" for {:.3} s", scaled(ns, 1_000_000_000)),
+        Ending::Whole(ns) => format!(" for {:.3} s{}", scaled(ns, 1_000_000_000), of_time(header)),
         _ => String::new(),
     };
     writeln!(

@@ -132,6 +132,9 @@ impl Script<'_> {
         let (vm, began) = (self.header.vm, facts::began(self.header));
         let out = &mut self.out;
         writeln!(out, "# ========\n# captured on    : {began}\n# VM : {vm}")?;
+        if self.header.virtual_time {
+            writeln!(out, "# times : virtual, by the clock of the VM")?;
+        }
         for event in &self.header.events {
             let name = words::event(&event.name);
             let often = facts::how_often(event.sampling);

@@ -19,7 +19,11 @@ const MARKS: [(Provenance, char, &str); 5] = [
     (Provenance::Hardware, 'h', "by a physical counter"),
     (Provenance::Derived, 'd', "computed from another quantity"),
     (Provenance::Scaled, '~', "extrapolated from a part"),
-    (Provenance::Simulated, 's', "made up by a declared rate"),
+    (
+        Provenance::Simulated,
+        's',
+        "made up, by a declared rate or as ticks of virtual time",
+    ),
 ];
 
 pub(super) fn write_title(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<()> {
@@ -34,6 +38,9 @@ pub(super) fn write_title(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<
 pub(super) fn write_elapsed(whole: &Whole<'_>, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)?;
     match elapsed(whole.elapsed) {
+        Some(line) if whole.virtual_time => {
+            writeln!(out, "{line} (the host's; the guest's time is virtual)\n")
+        }
         Some(line) => writeln!(out, "{line}\n"),
         None => Ok(()),
     }

@@ -175,6 +175,7 @@ mod tests {
             title: "VM 7",
             rows: &rows,
             elapsed: &elapsed,
+            virtual_time: false,
             repeated: false,
             summary: false,
         };
@@ -202,6 +203,7 @@ mod tests {
             title: "",
             rows: &rows[..2],
             elapsed: &Runs::default(),
+            virtual_time: false,
             repeated: false,
             summary: false,
         };

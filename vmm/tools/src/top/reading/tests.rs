@@ -70,6 +70,7 @@ fn model() -> ModelInfo {
         fixed_map: Some(0),
         counter_width: 48,
         tsc_khz: 1,
+        virtual_time: false,
         vcpus: 1,
         cores: 1,
         core_cpus: Vec::new(),
