@@ -222,6 +222,12 @@ fn note_plan(measure: &Measure<'_>, notes: &mut dyn Write) {
     for text in &measure.plan.notes {
         note(notes, text);
     }
+    if measure.options.interval.is_some() && measure.job.vm.model.virtual_time {
+        note(
+            notes,
+            "intervals and their times are the host's; the guest's time is virtual",
+        );
+    }
     if measure.options.verbose > 0 {
         verbose::plan(&measure.job, notes);
     }
