@@ -214,6 +214,16 @@ mod tests {
     }
 
     #[test]
+    fn the_clock_of_a_vm_is_known_where_its_time_is_virtual() {
+        let known = VcpuQuantities::default();
+        assert_eq!(known.read(VirtualPmd::Tsc), None, "it is the host's");
+        known.note_virtual_time(500);
+        assert_eq!(known.read(VirtualPmd::Tsc), Some(500));
+        // One that ends leaves it behind.
+        assert_eq!(Snapshot::of(&known).read(VirtualPmd::Tsc), Some(500));
+    }
+
+    #[test]
     fn whoever_asks_all_the_time_gets_the_last_answer() {
         let (mut probe, gauge) = MemoryProbe::new(Box::new(Growing(0)));
         assert_eq!(gauge.bytes(), None, "nobody has asked yet");
