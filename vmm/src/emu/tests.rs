@@ -1,4 +1,7 @@
-//! Looking at a machine changes nothing: budgets, decoded code that is dropped, tools.
+//! Looking at a machine changes nothing: budgets, decoded code that is dropped, tools, the log.
+
+mod clocks;
+mod looking;
 
 use std::sync::Arc;
 
@@ -16,6 +19,8 @@ use crate::devices::GuestEnd;
 use crate::micro::{KERNEL_CODE, LAPIC, MicroGuest, RecordingPlatform, SCRATCH, Start, assemble};
 use crate::vcpu::{PmuLog, Silent, VcpuControl, VcpuEnd};
 
+/// The PMU of each vCPU.
+const MODEL: &str = "intel-v2";
 const TIMER: u8 = 0x40;
 const IPI: u8 = 0x41;
 /// Where handlers lie.
@@ -194,14 +199,24 @@ fn room(
     guest: &MicroGuest,
     outside: impl FnOnce(&Arc<VcpuControl>) -> Box<dyn Outside>,
 ) -> (Room, Arc<VcpuControl>) {
+    room_with(guest, outside, |_, _| {})
+}
+
+/// The same, of vCPUs whose PMUs and counters were prepared.
+fn room_with(
+    guest: &MicroGuest,
+    outside: impl FnOnce(&Arc<VcpuControl>) -> Box<dyn Outside>,
+    prepare: impl Fn(&mut VcpuPmu, &mut CorePmu),
+) -> (Room, Arc<VcpuControl>) {
     let control = Arc::new(VcpuControl::default());
     let (memory, states) = guest.emulated().expect("memory");
     let vcpus = (0..).zip(states).map(|(id, state)| {
         let backend = EmuBackend::new(EmuCycles::Simulated);
         let mut core = Box::new(CorePmu::new(Box::new(backend)));
-        let model = PmuModel::parse("intel-v2").expect("a model");
+        let model = PmuModel::parse(MODEL).expect("a model");
         let mut pmu = VcpuPmu::detached(OwnerId(id), model, Grant::everything());
         pmu.attach(&mut core);
+        prepare(&mut pmu, &mut core);
         EmuVcpuParts {
             cpuid: Cpuid::implemented(),
             state: Some(state),
@@ -251,15 +266,23 @@ impl Outside for Stops {
     }
 }
 
-/// Hash, time and counts at the end of a run in pieces of `most` ticks; with `forgets` code is dropped
-/// at every so many-th turn.
-fn end(most: u64, forgets: Option<u64>) -> (u64, u64, Vec<Reading>) {
+/// What [`guest`] has come to: hash of its state, time, and its own counts.
+type Ended = (u64, u64, Vec<Reading>);
+
+/// The end of a run in pieces of `most` ticks; with `forgets` code is dropped at every so
+/// many-th turn.
+fn end(most: u64, forgets: Option<u64>) -> Ended {
     let guest = guest();
     let (mut room, control) = room(&guest, |control| match forgets {
         Some(_) => Box::new(Stops(control.clone())),
         None => Box::new(Nobody),
     });
     room.run_in_pieces(most);
+    run_to_its_end(&mut room, &control, forgets)
+}
+
+/// Runs [`guest`], whatever stops it in between.
+fn run_to_its_end(room: &mut Room, control: &VcpuControl, forgets: Option<u64>) -> Ended {
     let mut turns = 0;
     loop {
         match room.run().end {
@@ -274,16 +297,16 @@ fn end(most: u64, forgets: Option<u64>) -> (u64, u64, Vec<Reading>) {
             room.forget_code();
         }
     }
-    assert_eq!(word(&room, EXPIRED), u64::from(ROUNDS));
+    assert_eq!(word(room, EXPIRED), u64::from(ROUNDS));
     // The last one may not have come.
     assert!(
-        word(&room, CAME) >= u64::from(ROUNDS) - 1,
+        word(room, CAME) >= u64::from(ROUNDS) - 1,
         "{}",
-        word(&room, CAME)
+        word(room, CAME)
     );
-    assert_eq!(word(&room, WENT_BACK), 0);
-    assert!(word(&room, COUNTED) > 0);
-    assert!(word(&room, PMIS) > 5, "{} PMIs", word(&room, PMIS));
+    assert_eq!(word(room, WENT_BACK), 0);
+    assert!(word(room, COUNTED) > 0);
+    assert!(word(room, PMIS) > 5, "{} PMIs", word(room, PMIS));
     let vcpus = room.vcpus().iter();
     let reports = vcpus.filter_map(|vcpu| Some(vcpu.pmu()?.report(vcpu.core())));
     let counts = reports.flatten().map(|report| report.reading).collect();
