@@ -123,7 +123,9 @@ impl UnderUmpire {
     }
 
     /// Runs on this machine by a processor in software, which needs no KVM and so no L1. What it
-    /// counts and does depends on no neighbour. A seed makes two runs of it equal.
+    /// counts and does depends on no neighbour. A seed makes two runs of it equal. To run one
+    /// with [`with_host`](Self::with_host) or [`with_root`](Self::with_root) panics: these are
+    /// L1's.
     #[must_use]
     pub fn emulated(mut self) -> Self {
         self.emulated = true;
@@ -245,6 +247,11 @@ impl UnderUmpire {
     }
 
     fn boot_here(&self, guest: &Guest) -> Booted {
+        // A host beside the guest is played in L1 alone.
+        assert!(
+            self.out.is_none() && self.root.is_none(),
+            "an emulated guest has neither with_host nor with_root"
+        );
         let mut arguments = self.arguments(guest).into_iter();
         let run = arguments.next().expect("the word");
         let mut program = Command::new(umpire::path());

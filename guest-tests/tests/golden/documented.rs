@@ -107,6 +107,11 @@ fn what_needs_no_guest_is_as_its_schema_says() {
 }
 
 #[test]
+fn the_demo_of_a_processor_in_software_is_as_its_schema_says() {
+    valid("demo", &printed(&["demo", "--engine", "emu", "-j"]));
+}
+
+#[test]
 fn what_a_guest_shows_is_as_its_schema_says() {
     if skipped_without_kvm("what_a_guest_shows_is_as_its_schema_says") {
         return;
