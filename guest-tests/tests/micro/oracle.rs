@@ -60,7 +60,7 @@ impl Random {
     }
 
     fn below(&mut self, limit: u64) -> u64 {
-        (self.next() >> 32) * limit >> 32
+        ((self.next() >> 32) * limit) >> 32
     }
 
     fn chance(&mut self, one_in: u64) -> bool {
@@ -175,11 +175,12 @@ fn cases(log: &[u64]) -> Vec<Vec<[u64; 4]>> {
     cases
 }
 
-/// Fails with the first differences between two logs, by what `names` calls their cases.
+/// Fails with the first differences between two logs, by what `names` calls their cases;
+/// `deviates` gets the number of a case and what it left in both.
 fn compare(
     [kvm, emu]: &[Vec<u64>; 2],
     names: &[String],
-    deviates: impl Fn(&str, &[[u64; 4]], &[[u64; 4]]) -> bool,
+    deviates: impl Fn(usize, &[[u64; 4]], &[[u64; 4]]) -> bool,
 ) -> Result<usize> {
     let (kvm, emu) = (cases(kvm), cases(emu));
     let mut wrong = Vec::new();
@@ -188,7 +189,7 @@ fn compare(
             wrong.push(format!("{name}: not reached"));
             break;
         };
-        if kvm != emu && !deviates(name, kvm, emu) {
+        if kvm != emu && !deviates(number, kvm, emu) {
             wrong.push(format!("{name}\n  KVM {kvm:x?}\n  emu {emu:x?}"));
         }
     }
