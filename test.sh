@@ -107,7 +107,8 @@ install_missing() {
 }
 
 # What some tests need and Umpire does without: libpfm4 for names of events, a terminal of tmux for
-# umpire top, perf to open what umpire writes for it. Where it cannot be installed, they are skipped.
+# umpire top, perf to open what umpire writes for it, Valgrind's count of instructions to compare
+# with. Where it cannot be installed, they are skipped.
 install_for_tests() {
     local packages=() root=() package folder found=
     for folder in /usr/lib /usr/lib64 /usr/local/lib /usr/lib/x86_64-linux-gnu; do
@@ -116,6 +117,7 @@ install_for_tests() {
     [ -n "$found" ] || packages+=(libpfm4)
     command -v tmux >/dev/null || packages+=(tmux)
     command -v perf >/dev/null || packages+=(linux-perf)
+    command -v valgrind >/dev/null || packages+=(valgrind)
     [ ${#packages[@]} -eq 0 ] && return
     [ "$(id -u)" -eq 0 ] || root=(sudo -n)
     echo "installing ${packages[*]} …"
@@ -167,7 +169,7 @@ count() {
             split("", names)
         }
         /^skipped: all [0-9]+ tests/ { skipped += $3; next }
-        /^skipped: / && /\/dev\/kvm|libpfm|tmux|perf cannot be run|x86_64-unknown-none/ && !/not possible here/ { missing++ }
+        /^skipped: / && /\/dev\/kvm|libpfm|tmux|perf cannot be run|valgrind cannot be started|x86_64-unknown-none/ && !/not possible here/ { missing++ }
         /^skipped: / && !($2 in names) { told++; names[$2] }
         END { print passed + 0, failed + 0, skipped + 0, missing + 0 }
     ' "$1"
@@ -465,7 +467,7 @@ if [ -n "$quick" ]; then
     done
     suite micro 600 env -C "$guests" "$file" --show-output
     left_out=("micro-guests but for $quick_guests"
-        "documentation, $(grep -vx micro <<<"$micro" | tr '\n' ' ')and in L1: $(tr '\n' ' ' <<<"$micro")"
+        "documentation, kernels-on-emu, $(grep -vx micro <<<"$micro" | tr '\n' ' ')and in L1: $(tr '\n' ' ' <<<"$micro")"
         "$(grep -vxF "$(tr ' ' '\n' <<<"$quick_modules")" <<<"$modules" | tr '\n' ' ')")
     finish
 fi

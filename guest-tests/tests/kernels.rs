@@ -3,6 +3,7 @@
 
 mod boot;
 mod ends;
+mod engines;
 mod firmware;
 mod machine;
 mod pmu;

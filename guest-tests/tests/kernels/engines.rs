@@ -1,0 +1,109 @@
+//! Which engine runs a guest where nobody says which, and what is told of that. Nothing of it
+//! needs KVM.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use guest_tests::kernel::{Kernel, Protocol, exit, print, spin_forever};
+use guest_tests::umpire;
+use iced_x86::IcedError;
+use iced_x86::code_asm::CodeAssembler;
+
+/// What `umpire run` is told besides kernel and engine.
+const FLAGS: [&str; 4] = ["--memory", "32", "--timeout", "30"];
+
+fn kernel(body: fn(&mut CodeAssembler) -> Result<(), IcedError>) -> Kernel {
+    let kernel = Kernel::new(Protocol::Multiboot, |a, _| {
+        print(a, "up\n")?;
+        body(a)?;
+        spin_forever(a)
+    });
+    kernel.expect("a kernel")
+}
+
+/// Runs the arguments with no `/dev` but an empty one, so without `/dev/kvm`; why that cannot
+/// be done here, if it cannot.
+fn without_kvm(program: &Path, arguments: &[&str]) -> Result<Output, String> {
+    let unshare = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c", script]);
+        command.arg(program).args(arguments).stdin(Stdio::null());
+        let output = command.output();
+        output.map_err(|error| format!("unshare: {error}"))
+    };
+    let empty = "mount -t tmpfs none /dev";
+    let tried = unshare(empty)?;
+    if !tried.status.success() {
+        return Err(String::from_utf8_lossy(&tried.stderr).trim().to_owned());
+    }
+    unshare(&format!("{empty} && exec \"$0\" \"$@\""))
+}
+
+/// The guest has run, on the processor in software, and one line says why.
+fn check(output: &Output, expected: &[&str]) {
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "up\n", "{told}");
+    let of_engine = told.lines().filter(|line| line.contains("engine emu"));
+    let of_engine: Vec<&str> = of_engine.collect();
+    let [line] = of_engine.as_slice() else {
+        panic!("one line of the engine: {told}");
+    };
+    for words in expected {
+        assert!(line.contains(words), "no '{words}' in: {line}");
+    }
+}
+
+#[test]
+fn what_only_the_processor_in_software_has_runs_there() {
+    let kernel = kernel(|a| exit(a, 0));
+    for (flags, why) in [
+        (&["--seed", "1"][..], "as --seed"),
+        (&["--cycles", "simulated"], "as --cycles simulated"),
+        (&["--counters", "emu"], "as --counters emu"),
+    ] {
+        let mut command = Command::new(umpire::path());
+        command.arg("run").args(FLAGS).args(flags);
+        command.arg("--kernel").arg(kernel.path());
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.expect("umpire can be started");
+        check(&output, &[why, "is only there", "its time is virtual"]);
+    }
+}
+
+#[test]
+fn without_kvm_the_processor_in_software_runs_the_guest() {
+    const NAME: &str = "without_kvm_the_processor_in_software_runs_the_guest";
+    let kernel = kernel(|a| exit(a, 0));
+    let path = kernel.path();
+    let file = path.to_str().expect("a name that is text");
+    let run = [&["run"][..], &FLAGS, &["--kernel", file]].concat();
+    match without_kvm(&umpire::path(), &run) {
+        Ok(output) => check(
+            &output,
+            &["there is no /dev/kvm", "its time is virtual, a nanosecond"],
+        ),
+        Err(why) => println!("skipped: {NAME}: no /dev/kvm is not possible here: {why}"),
+    }
+    let clock = [&run[..], &["--counters", "clock"]].concat();
+    if let Ok(output) = without_kvm(&umpire::path(), &clock) {
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains("/dev/kvm"), "{told}");
+        assert_eq!(output.stdout, b"");
+    }
+}
+
+/// Nothing can ever wake it: no timer runs, interrupts are off, and nobody types.
+#[test]
+fn a_guest_that_sleeps_for_ever_ends_with_a_status() {
+    let kernel = kernel(CodeAssembler::hlt);
+    let mut command = Command::new(umpire::path());
+    command.arg("run").args(FLAGS).args(["--engine", "emu"]);
+    command.arg("--kernel").arg(kernel.path());
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.expect("umpire can be started");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{told}");
+    assert!(told.contains("sleeps for ever"), "{told}");
+}
