@@ -14,7 +14,7 @@ use iced_x86::code_asm::{
 use pmu_virt::{CorePmu, EmuBackend, EmuCycles, OwnerId, PmuModel, Reading, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{EmuVcpuParts, Lines, Nobody, Outside, Room, RoomParts, VirtualClock, Waited};
+use super::{EmuVcpu, EmuVcpuParts, Lines, Nobody, Outside, Room, RoomParts, VirtualClock, Waited};
 use crate::devices::GuestEnd;
 use crate::micro::{KERNEL_CODE, LAPIC, MicroGuest, RecordingPlatform, SCRATCH, Start, assemble};
 use crate::vcpu::{PmuLog, Silent, VcpuControl, VcpuEnd};
@@ -266,8 +266,17 @@ impl Outside for Stops {
     }
 }
 
-/// What [`guest`] has come to: hash of its state, time, and its own counts.
-type Ended = (u64, u64, Vec<Reading>);
+/// What [`guest`] has come to.
+#[derive(Debug, PartialEq)]
+struct Ended {
+    /// Of its state.
+    hash: u64,
+    time: u64,
+    /// Its own counts.
+    counts: Vec<Reading>,
+    /// Of each vCPU.
+    exits: Vec<Option<u64>>,
+}
 
 /// The end of a run in pieces of `most` ticks; with `forgets` code is dropped at every so
 /// many-th turn.
@@ -310,7 +319,12 @@ fn run_to_its_end(room: &mut Room, control: &VcpuControl, forgets: Option<u64>) 
     let vcpus = room.vcpus().iter();
     let reports = vcpus.filter_map(|vcpu| Some(vcpu.pmu()?.report(vcpu.core())));
     let counts = reports.flatten().map(|report| report.reading).collect();
-    (room.state_hash(), room.now(), counts)
+    Ended {
+        hash: room.state_hash(),
+        time: room.now(),
+        counts,
+        exits: room.vcpus().iter().map(EmuVcpu::exits).collect(),
+    }
 }
 
 #[test]
