@@ -189,8 +189,8 @@ pub const LIMITS: &[Limit] = &[
     },
     Limit {
         applies: Lab::is_emulated,
-        reason: "samplers have no horizon on processors in software so far: their samples are of \
-                 a place nearby",
+        reason: "samplers have no horizon on processors in software: their samples are of a place \
+                 nearby",
         tests: &[
             "ibs::ops_are_those_that_were_executed",
             "ibs::every_sixteenth_op",

@@ -127,6 +127,7 @@ impl Quantities for VcpuQuantities {
             VirtualPmd::Pmis => Some(self.pmis),
             VirtualPmd::RunTime => time(|times| times.ran),
             VirtualPmd::StealTime => time(|times| times.stolen),
+            VirtualPmd::HaltTime if !self.clock.borrow().knows_halts() => None,
             VirtualPmd::HaltTime => time(|times| times.halted),
             VirtualPmd::GuestMemory => self.gauge.as_ref()?.bytes(),
             VirtualPmd::Clock => Some(monotonic_ns()),
@@ -211,6 +212,32 @@ mod tests {
             self.0 += 4096;
             Some(self.0)
         }
+    }
+
+    /// Its halts take the host's time, or are skipped.
+    #[derive(Debug)]
+    struct Halts(bool);
+
+    impl HaltTimes for Halts {
+        fn halted(&mut self) -> Option<Halted> {
+            Some(Halted::default())
+        }
+
+        fn take_time(&self) -> bool {
+            self.0
+        }
+    }
+
+    #[test]
+    fn a_halt_that_is_skipped_is_not_0_long() {
+        let of = |halts: Option<bool>| {
+            let halts = halts.map(|take| -> Box<dyn HaltTimes> { Box::new(Halts(take)) });
+            let quantities = VcpuQuantities::new(halts, None);
+            [VirtualPmd::RunTime, VirtualPmd::HaltTime].map(|time| quantities.read(time).is_some())
+        };
+        assert_eq!(of(Some(true)), [true, true]);
+        assert_eq!(of(Some(false)), [true, false]);
+        assert_eq!(of(None), [false, false]);
     }
 
     #[test]

@@ -95,6 +95,11 @@ impl HaltTimes for NeverAsleep {
     fn halted(&mut self) -> Option<Halted> {
         Some(Halted::default())
     }
+
+    /// Idle time is skipped, but with `--real-time`.
+    fn take_time(&self) -> bool {
+        false
+    }
 }
 
 /// The processor's own part of MSRs that are a PMU's in part.

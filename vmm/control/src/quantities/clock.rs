@@ -24,6 +24,11 @@ pub struct Halted {
 pub trait HaltTimes: Debug + Send {
     /// Until now; `None` if the host does not tell.
     fn halted(&mut self) -> Option<Halted>;
+
+    /// Whether a halt takes the host's time. Where it is skipped, nobody knows how long it was.
+    fn take_time(&self) -> bool {
+        true
+    }
 }
 
 /// How a vCPU spent its time.
@@ -138,6 +143,11 @@ impl VcpuClock {
 
     pub(super) fn off_thread(&mut self, reason: OffCoreReason) {
         self.advance(Whereabouts::Off(reason));
+    }
+
+    /// Whether [`Times::halted`] is how long the vCPU was halted.
+    pub(super) fn knows_halts(&self) -> bool {
+        self.halts.as_ref().is_some_and(|halts| halts.take_time())
     }
 
     /// Until now; `None` where this host cannot tell. To be asked on the thread
