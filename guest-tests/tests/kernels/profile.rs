@@ -35,7 +35,8 @@ fn times_of_a_profile_are_those_of_the_guest() {
         exit(a, 0)
     });
     let kernel = kernel.expect("a kernel");
-    let image = kernel.path().to_str().expect("a name");
+    let image = kernel.path();
+    let image = image.to_str().expect("a name");
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("profile");
     let file = file.to_str().expect("a name");
