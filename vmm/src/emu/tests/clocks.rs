@@ -119,6 +119,8 @@ fn reader(
     a.mov(r8d, READINGS)?;
     let (mut again, mut work) = (a.create_label(), a.create_label());
     a.set_label(&mut again)?;
+    // The assembler takes one label an instruction.
+    a.nop()?;
     read_both(a, vcpu)?;
     // Rounds of different lengths: turns end anywhere in them.
     a.mov(ecx, 30 + 7 * u32::from(vcpu))?;
