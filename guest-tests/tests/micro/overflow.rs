@@ -365,7 +365,7 @@ fn throttled(lab: &Lab) -> Result<()> {
     setup.pmi_floor_us = u32::try_from(FLOOR.as_micros())?;
     let start = Instant::now();
     let ran = lab.run(&setup, &program.start(0))?;
-    let took = start.elapsed();
+    let took = ran.outcome.virtual_time.unwrap_or(start.elapsed());
     let (delivered, late) = ran.outcome.vcpus[0].pmis;
     let told = ran.events(|event| *event == TrapEvent::PmiLate).len() as u64;
     let taken = ran.word(TAKEN)?;

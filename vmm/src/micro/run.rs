@@ -120,6 +120,8 @@ pub struct MicroOutcome {
     pub memory: GuestMemoryMmap,
     /// It has system management mode.
     pub smm: bool,
+    /// How long it ran by its own clock, where that is a virtual one.
+    pub virtual_time: Option<Duration>,
     /// It did not end by itself.
     pub timed_out: bool,
     /// How long its vCPUs took to leave their loops once they were asked to.
@@ -246,6 +248,7 @@ impl MicroRun {
             vcpus: vcpus.collect::<Result<_, _>>()?,
             memory: vm.memory().clone(),
             smm: vm.smram().is_some(),
+            virtual_time: None,
             timed_out: ran.timed_out,
             stopping: ran.stopping,
             cores: ran.cores,
@@ -278,6 +281,8 @@ impl MicroRun {
             vcpus: vcpus.collect(),
             memory,
             smm: false,
+            // A tick is a nanosecond.
+            virtual_time: Some(Duration::from_nanos(room.now())),
             timed_out: stopped.is_some() && end.end == VcpuEnd::Stopped,
             stopping: stopped.map_or(Duration::ZERO, |at| at.elapsed()),
             cores: Vec::new(),
