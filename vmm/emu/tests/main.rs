@@ -9,6 +9,7 @@ mod any_guest;
 mod caches;
 mod codes;
 mod debug;
+mod generator;
 mod guest;
 mod legacy;
 mod lockstep;

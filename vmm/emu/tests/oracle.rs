@@ -11,6 +11,7 @@ use iced_x86::{
     Register, RflagsBits,
 };
 
+pub(crate) use crate::generator::Random;
 use crate::guest::{Guest, Happened, PAGES, PRESENT, USER, WRITABLE};
 use crate::native::{self, CODE, Case, DATA, DATA_LEN, Outcome};
 
@@ -20,25 +21,7 @@ const BATCH: usize = 2_000;
 const OSFXSR: u64 = 1 << 9;
 const OSXMMEXCPT: u64 = 1 << 10;
 
-/// A small generator: the same cases in each run.
-pub(crate) struct Random(pub(crate) u64);
-
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 11) % end
-    }
-
-    pub(crate) fn chance(&mut self, of: u64) -> bool {
-        self.below(of) == 0
-    }
-
     /// A value of the kind that finds faults.
     pub(crate) fn value(&mut self) -> u64 {
         let small = self.below(130);

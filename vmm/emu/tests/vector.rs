@@ -24,6 +24,18 @@ fn sse(code: &[u8]) -> Guest {
     guest
 }
 
+/// What an instruction comes to with these bits of CR0 set, MP in their place, and these of CR4
+/// clear.
+fn under(code: &[u8], (set, clear): (u64, u64)) -> Happened {
+    let [mp, ..] = MP_EM_TS;
+    let mut guest = sse(code);
+    change(&mut guest, |state| {
+        state.cr0 = state.cr0 & !mp | set;
+        state.cr4 &= !clear;
+    });
+    guest.one()
+}
+
 #[test]
 fn it_is_there_when_it_is_switched_on() {
     let [mp, em, ts] = MP_EM_TS;
@@ -57,14 +69,7 @@ fn it_is_there_when_it_is_switched_on() {
         &[0x0f, 0xae, 0xe8],
     ];
     for (set, clear, vector, image) in table {
-        let of = |code: &[u8]| {
-            let mut guest = sse(code);
-            change(&mut guest, |state| {
-                state.cr0 = state.cr0 & !mp | set;
-                state.cr4 &= !clear;
-            });
-            guest.one()
-        };
+        let of = |code: &[u8]| under(code, (set, clear));
         for code in vectors {
             assert_eq!(of(code), vector, "{code:02x?} {set:#x} {clear:#x}");
         }
@@ -378,14 +383,7 @@ fn mmx_is_there_when_it_is_switched_on() {
         &[0x0f, 0x2a, 0xca],             // CVTPI2PS XMM1, MM2
     ];
     for (set, clear, mmx, sse_too) in table {
-        let of = |code: &[u8]| {
-            let mut guest = sse(code);
-            change(&mut guest, |state| {
-                state.cr0 = state.cr0 & !mp | set;
-                state.cr4 &= !clear;
-            });
-            guest.one()
-        };
+        let of = |code: &[u8]| under(code, (set, clear));
         for code in plain {
             assert_eq!(of(code), mmx, "{code:02x?} {set:#x} {clear:#x}");
         }

@@ -1,24 +1,11 @@
 //! Random operands of the kind that finds faults.
 
-/// A small generator: the same cases in each run.
-pub(crate) struct Random(pub(crate) u64);
+#[path = "../../tests/generator.rs"]
+mod generator;
+
+pub(crate) use generator::Random;
 
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 11) % end
-    }
-
-    pub(crate) fn chance(&mut self, of: u64) -> bool {
-        self.below(of) == 0
-    }
-
     /// Bits of a fraction: often few ones, at either end.
     pub(crate) fn fraction(&mut self, bits: u32) -> u64 {
         let all = u64::MAX >> (64 - bits);

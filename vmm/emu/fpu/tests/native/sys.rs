@@ -3,13 +3,17 @@
 
 use std::ptr::addr_of;
 
+use child::shared_memory;
+
+#[path = "../../../tests/native/sys/child.rs"]
+mod child;
+
 /// Linear address of the code page.
 const CODE: u64 = 0x20_0000_0000;
 /// Linear address of the data, which RSI holds.
 const DATA: u64 = 0x20_0001_0000;
 pub(crate) const DATA_LEN: usize = 128;
 const PAGE: usize = 4096;
-const STACK: usize = 1 << 17;
 
 /// What of FXSAVE's image (SDM vol. 1, table 10-2) a case sets and reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +57,7 @@ pub(crate) struct Outcome {
 }
 
 /// What parent and child share.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct Shared {
     count: u64,
@@ -102,88 +107,26 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     }
 }
 
-/// Anonymous memory that a child shares, at `at` or anywhere.
-fn shared_memory(at: u64, bytes: usize, rights: libc::c_int) -> *mut u8 {
-    let fixed = if at == 0 {
-        0
-    } else {
-        libc::MAP_FIXED_NOREPLACE
-    };
-    // SAFETY: a new mapping, which replaces none.
-    let map = unsafe {
-        libc::mmap(
-            at as *mut libc::c_void,
-            bytes,
-            rights,
-            libc::MAP_SHARED | libc::MAP_ANONYMOUS | fixed,
-            -1,
-            0,
-        )
-    };
-    assert_ne!(map, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-    map.cast()
-}
-
 /// What the host's processor makes of cases.
 pub(crate) fn run(cases: &[Case]) -> Vec<Outcome> {
-    let write = libc::PROT_READ | libc::PROT_WRITE;
-    let bytes = size_of::<Shared>() + size_of_val(cases) + cases.len() * size_of::<Outcome>();
-    let map = shared_memory(0, bytes + 64, write);
-    // SAFETY: the mapping is zeroed and has room for the three in this order, each a multiple
-    // of 8 bytes; plain integers may be any bits.
-    unsafe {
-        let shared = map.cast::<Shared>();
-        (*shared).count = cases.len() as u64;
-        let to = map.add(size_of::<Shared>()).cast::<Case>();
-        std::ptr::copy_nonoverlapping(cases.as_ptr(), to, cases.len());
-        let outcomes = to.add(cases.len()).cast::<Outcome>();
-        let child = libc::fork();
-        assert!(child >= 0, "fork");
-        if child == 0 {
-            SHARED = shared;
-            CASES = to;
-            OUTCOMES = outcomes;
-            in_child();
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        assert_eq!(status, 0, "case {} of the child", (*shared).next);
-        let all = std::slice::from_raw_parts(outcomes, cases.len()).to_vec();
-        libc::munmap(map.cast(), bytes + 64);
-        all
-    }
+    let head = Shared {
+        count: cases.len() as u64,
+        next: 0,
+    };
+    child::play(head, cases, in_child, |shared| shared.next)
 }
 
-fn in_child() -> ! {
+fn in_child(shared: *mut Shared, cases: *const Case, outcomes: *mut Outcome) -> ! {
     let write = libc::PROT_READ | libc::PROT_WRITE;
     shared_memory(CODE, PAGE, write | libc::PROT_EXEC);
     shared_memory(DATA, PAGE, write);
-    let stack = shared_memory(0, STACK, write);
-    // SAFETY: the handler is as `sigaction` wants it with SA_SIGINFO; the stack is the
-    // mapping above; raise only sends a signal to this process.
+    // SAFETY: the child has one thread, and no signal has come yet.
     unsafe {
-        let alternate = libc::stack_t {
-            ss_sp: stack.cast(),
-            ss_flags: 0,
-            ss_size: STACK,
-        };
-        libc::sigaltstack(&raw const alternate, std::ptr::null_mut());
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = handler as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-        for signal in [
-            libc::SIGTRAP,
-            libc::SIGSEGV,
-            libc::SIGBUS,
-            libc::SIGILL,
-            libc::SIGFPE,
-        ] {
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
-        }
-        libc::alarm(60);
-        libc::raise(libc::SIGTRAP);
-        libc::_exit(1);
+        SHARED = shared;
+        CASES = cases;
+        OUTCOMES = outcomes;
     }
+    child::hand_over(handler)
 }
 
 /// The state of a thread's FPU: MXCSR, and the environment of x87 with its pending exceptions.
