@@ -36,3 +36,6 @@ pub use vcpu::{EmuVcpu, EmuVcpuParts};
 
 /// Ticks of virtual time, and of the TSC, in a second.
 pub const TSC_HZ: u64 = 1_000_000_000;
+/// And in a millisecond.
+pub const TSC_KHZ: u32 = 1_000_000;
+const _: () = assert!(TSC_KHZ as u64 * 1000 == TSC_HZ);

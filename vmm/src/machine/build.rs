@@ -318,7 +318,7 @@ impl<'a> Base<'a> {
     fn tsc_khz(&self) -> Result<u32, MachineError> {
         match self {
             Self::Kvm(base) => Ok(base.tsc_khz()?),
-            Self::Emu(_) => Ok(emu::TSC_KHZ),
+            Self::Emu(_) => Ok(crate::emu::TSC_KHZ),
         }
     }
 

@@ -19,10 +19,7 @@ use crate::emu::{
 };
 use crate::vcpu::{Observer, VcpuControl};
 
-/// Ticks of virtual time in a millisecond.
-pub(super) const TSC_KHZ: u32 = 1_000_000;
-const _: () = assert!(TSC_KHZ as u64 * 1000 == TSC_HZ);
-/// And in a microsecond.
+/// Ticks of virtual time in a microsecond.
 const TICKS_PER_US: u64 = TSC_HZ / 1_000_000;
 
 /// The PMU of one vCPU, to be made.

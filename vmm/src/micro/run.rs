@@ -15,7 +15,7 @@ use pmu_virt::{
 use vm_memory::GuestMemoryMmap;
 use vmm_control::{ControlConfig, ControlEndpoint, JobQueue, Server, ServerSetup};
 
-use super::emulated::{self, EmuPmu, TSC_KHZ};
+use super::emulated::{self, EmuPmu};
 use super::error::MicroRunError;
 use super::machine::{MicroError, MicroGuest};
 use super::platform::{PortWrite, RecordingPlatform};
@@ -24,7 +24,7 @@ use crate::audit::Holding;
 use crate::control::VmMemory;
 use crate::cpuid::bare_cpuid;
 use crate::devices::Platform;
-use crate::emu::{EmuVcpu, EmuVcpuParts, RoomEnd, VirtualClock, debug, general};
+use crate::emu::{EmuVcpu, EmuVcpuParts, RoomEnd, TSC_KHZ, VirtualClock, debug, general};
 use crate::kvm::{Host, KvmVcpu, KvmVm, VcpuError, VcpuId, VmOptions};
 use crate::reservations::{MachineReservations, PcrPlan, holdings};
 use crate::sched::{CoreEnd, CorePlan, CoreReport};

@@ -9,11 +9,11 @@ use arbiter::{Grant, PcrUnit};
 use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::{CorePmu, CounterBackend, CounterReport, OwnerId, PmuModel, Reservations, VcpuPmu};
 
-use super::emulated::{self, EmuPmu, TSC_KHZ};
+use super::emulated::{self, EmuPmu};
 use super::error::MicroRunError;
 use super::machine::MicroGuest;
 use crate::devices::Platform;
-use crate::emu::{EmuVcpu, Room, VirtualClock};
+use crate::emu::{EmuVcpu, Room, TSC_KHZ, VirtualClock};
 use crate::kvm::{KvmVcpu, KvmVm};
 use crate::sys::install_kick_handler;
 use crate::vcpu::{

@@ -13,7 +13,7 @@ use pmu_virt::perfmon::{
 };
 use pmu_virt::{CorePmu, PmuModel, VcpuPmu};
 
-use super::super::TSC_HZ;
+use super::super::TSC_KHZ;
 use super::{MODEL, guest, nobody, room_with, run_to_its_end};
 
 /// Instructions between two samples, and what selects them.
@@ -63,8 +63,8 @@ impl Quantities for Nobody {
 
 /// Attaches a tool that samples instructions of this vCPU every `period`, and tells `tally`.
 fn attach((pmu, core): (&mut VcpuPmu, &mut CorePmu), period: u64, tally: &Arc<Tally>) {
-    let khz = u32::try_from(TSC_HZ / 1000).ok().and_then(NonZeroU32::new);
-    core.enable_hosting(HostPolicy::GuestFirst, khz.expect("a frequency"));
+    let khz = NonZeroU32::new(TSC_KHZ).expect("a frequency");
+    core.enable_hosting(HostPolicy::GuestFirst, khz);
     let setup = Setup {
         ctx_flags: 0,
         num_pmds: 1,

@@ -14,13 +14,10 @@ use super::{MachineError, Order, Outfit, SharedParts, VcpuShare};
 use crate::config::{CyclesChoice, RunConfig};
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::devices::{DeviceClock, InterruptLine};
-use crate::emu::{EmuVcpuParts, Lines, Room, RoomParts, VirtualClock, state_of};
+use crate::emu::{EmuVcpuParts, Lines, Room, RoomParts, TSC_KHZ, VirtualClock, state_of};
 use crate::kvm::{GuestRam, VcpuId};
 use crate::sched::CpuList;
 use crate::vcpu::{StepSupport, VcpuControl};
-
-/// Ticks of the TSC in a millisecond.
-pub(super) const TSC_KHZ: u32 = 1_000_000;
 
 /// When virtual time begins under a seed: the beginning of 2026, in seconds since that of 1970.
 const SEEDED_BEGINNING: u64 = 1_767_225_600;
