@@ -1,6 +1,8 @@
 //! Random numbers: for cookies, and for guests that have no other source.
 
 use arbiter::{Cookie, Entropy};
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
 /// The operating system's source of random bits (`getrandom(2)`).
 #[derive(Debug, Clone, Copy, Default)]
@@ -26,14 +28,16 @@ pub enum Randomness {
     System,
     /// A number that the user gave: the same numbers each time, which anybody can guess who
     /// knows it.
-    Seeded(u64),
+    Seeded(SplitMix64),
 }
 
 impl Randomness {
     /// From a seed, if there is one.
     #[must_use]
     pub fn of(seed: Option<u64>) -> Self {
-        seed.map_or(Self::System, Self::Seeded)
+        seed.map_or(Self::System, |seed| {
+            Self::Seeded(SplitMix64::seed_from_u64(seed))
+        })
     }
 
     /// A source whose numbers do not depend on how many are taken from this one.
@@ -41,7 +45,7 @@ impl Randomness {
     pub fn fork(&mut self) -> Self {
         match self {
             Self::System => Self::System,
-            Self::Seeded(state) => Self::Seeded(split(state)),
+            Self::Seeded(numbers) => Self::of(Some(numbers.next_u64())),
         }
     }
 
@@ -67,18 +71,9 @@ impl Entropy for Randomness {
     fn bits(&mut self) -> Option<u64> {
         match self {
             Self::System => OsRandom.bits(),
-            Self::Seeded(state) => Some(split(state)),
+            Self::Seeded(numbers) => Some(numbers.next_u64()),
         }
     }
-}
-
-/// The next number of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-/// Generators, OOPSLA 2014, figure 17).
-fn split(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ mixed >> 31
 }
 
 #[cfg(test)]
