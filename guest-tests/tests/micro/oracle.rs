@@ -8,6 +8,7 @@ mod paging;
 mod system;
 
 use anyhow::{Result, ensure};
+use guest_tests::hostile::Rng;
 use guest_tests::micro::{Lab, Program, Setup, Test, Written};
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, ax, cr2, cr3, ds, es, fs, gs, qword_ptr, r12, r14, r15, rax, rsp, ss,
@@ -47,16 +48,16 @@ const CASE: i32 = 1;
 const STATE: i32 = 2;
 const FAULT: i32 = 0x100;
 
-/// Splitmix64: the same guests everywhere.
-struct Random(u64);
+/// The same guests everywhere.
+struct Random(Rng);
 
 impl Random {
+    fn new(seed: u64) -> Self {
+        Self(Rng::new(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        self.0.bits64()
     }
 
     fn below(&mut self, limit: u64) -> u64 {

@@ -21,7 +21,7 @@ pub(super) fn random(lab: &Lab) -> Result<()> {
         for cpl in [0, 3] {
             let program = || {
                 counted(Program::new()?, cpl, |a| {
-                    let mut random = Random(seed);
+                    let mut random = Random::new(seed);
                     for _ in 0..ITEMS {
                         let kind = random.below(24);
                         item(a, kind, &mut random)?;

@@ -82,7 +82,7 @@ fn case(random: &mut Random) -> Case {
 /// On KVM and on a processor in software.
 pub(super) fn random(lab: &Lab) -> Result<()> {
     for seed in 0..GUESTS {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let all: Vec<Case> = (0..CASES).map(|_| case(&mut random)).collect();
         let program = program(VECTORS)?
             .data(PAGE, vec![0xc3])

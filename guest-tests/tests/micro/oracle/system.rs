@@ -236,7 +236,7 @@ pub(super) fn random(lab: &Lab) -> Result<()> {
     let mut wrong = Vec::new();
     let met = RefCell::new(BTreeSet::new());
     for seed in 0..GUESTS {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let descriptors: Vec<u64> = (MACHINES..GDT_LEN)
             .map(|_| descriptor(&mut random))
             .collect();
