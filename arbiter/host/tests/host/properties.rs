@@ -643,26 +643,20 @@ proptest! {
     }
 }
 
-/// Two tenants that always want more than there is get the counters' time by their
-/// shares, whatever the sizes of their requests.
-#[test]
-fn shares_hold_over_time() {
-    let mut host = Host::new(open_policy());
+/// What each of two tenants has of the counters' time, in counters times nanoseconds, while
+/// `wanting` always want more than there is, until so many leases have ended.
+fn time_had(host: &mut Host, wanting: &[u16], ends: usize) -> [u64; 2] {
     let mut had = [0u64; 2];
-    let lasting = |count: usize, ms: u64| Terms {
-        lasts: Some(Nanos(ms * MS)),
-        ..terms(programmable(count), "0")
-    };
-    let mut waiting = [0usize; 2];
-    for _ in 0..4000 {
+    for _ in 0..ends {
         for (tenant, (count, ms)) in (0u16..).zip([(3, 10), (3, 30)]) {
-            while waiting[usize::from(tenant)] < 4 {
+            let of_it = |lease: &&Lease| lease.owner.tenant.0 == tenant;
+            while wanting.contains(&tenant) && host.arbiter.leases().filter(of_it).count() < 4 {
                 let terms = Terms {
                     waits: Waits::Always,
-                    ..lasting(count, ms)
+                    lasts: Some(Nanos(ms * MS)),
+                    ..terms(programmable(count), "0")
                 };
                 host.ask(tenant, terms).expect("it waits");
-                waiting[usize::from(tenant)] += 1;
             }
         }
         let at = host
@@ -676,15 +670,35 @@ fn shares_hold_over_time() {
         }
         host.now = at;
         host.arbiter.advance(at, &mut host.out);
-        for change in host.changes() {
-            if let Change::Ended { lease, .. } = change {
-                waiting[usize::from(lease.owner.tenant.0)] -= 1;
-            }
-        }
     }
+    had
+}
+
+/// Two tenants that always want more than there is get the counters' time by their
+/// shares, whatever the sizes of their requests.
+#[test]
+fn shares_hold_over_time() {
+    let mut host = Host::new(open_policy());
+    let had = time_had(&mut host, &[0, 1], 4000);
     let ratio = had[1] as f64 / had[0] as f64;
     assert!(
         (1.9..2.1).contains(&ratio),
         "shares of 1 and 2 got {had:?}: {ratio}"
     );
+}
+
+/// Who wanted nothing for a while gets its share from then on, and nothing for the time before.
+#[test]
+fn who_was_away_has_no_claim_to_that_time() {
+    for (away, stays) in [(0u16, 1u16), (1, 0)] {
+        let mut host = Host::new(open_policy());
+        let alone = time_had(&mut host, &[stays], 1000);
+        assert_eq!(alone[usize::from(away)], 0u64, "{alone:?}");
+        let had = time_had(&mut host, &[0, 1], 1000);
+        let ratio = had[1] as f64 / had[0] as f64;
+        assert!(
+            (1.8..2.2).contains(&ratio),
+            "{away} was away, and shares of 1 and 2 got {had:?}: {ratio}"
+        );
+    }
 }
