@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pmu_model::{MsrIndex, PmuModel, Vendor, all_pmu_msr_ranges};
+use pmu_model::{EventFamily, MsrIndex, PmuModel, Vendor, all_pmu_msr_ranges};
 
 #[test]
 fn properties_are_taken() {
@@ -265,5 +265,26 @@ fn decoding_is_the_list_of_registers() {
             let expected = known.get(&msr).copied();
             assert_eq!(model.decode(MsrIndex(msr)), expected, "{spec}: {msr:#x}");
         }
+    }
+}
+
+/// A code of no processor in particular is one of each Intel processor; that of one is its own.
+#[test]
+fn only_what_is_of_no_processor_covers_others() {
+    for own in EventFamily::ALL {
+        let covered: Vec<EventFamily> = EventFamily::ALL
+            .into_iter()
+            .filter(|processor| own.covers(*processor))
+            .collect();
+        let expected = match own {
+            EventFamily::Intel => vec![
+                EventFamily::Intel,
+                EventFamily::IntelNehalem,
+                EventFamily::IntelSkylake,
+                EventFamily::IntelIceLake,
+            ],
+            other => vec![other],
+        };
+        assert_eq!(covered, expected, "{own:?}");
     }
 }
