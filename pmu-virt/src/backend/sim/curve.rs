@@ -254,5 +254,27 @@ mod tests {
             prop_assert!(curve.integral(Ring::Kernel, at, KHZ) - start >= growth);
             prop_assert!(curve.integral(Ring::Kernel, at - 1, KHZ) - start < growth);
         }
+
+        #[test]
+        fn an_even_stretch_grows_by_the_same_in_each_tick(
+            lengths in prop::collection::vec((1..30u64, 0..200_000_000u64), 1..5),
+            from in 0..1u64 << 50,
+        ) {
+            let phases: Vec<_> = lengths.iter().map(|(us, rate)| (*us, *rate, 1)).collect();
+            let curve = curve(&phases, 0);
+            let (ticks, each) = curve.even(Ring::Kernel, from, KHZ);
+            let grown = |ticks: u64| {
+                curve.integral(Ring::Kernel, from + ticks, KHZ)
+                    - curve.integral(Ring::Kernel, from, KHZ)
+            };
+            prop_assert!(ticks > 0);
+            prop_assert_eq!(grown(ticks), u128::from(ticks) * each);
+            prop_assert_eq!(grown(ticks / 2), u128::from(ticks / 2) * each);
+            // It is as long as it can be, up to the end of its phase.
+            let rates: std::collections::BTreeSet<u64> = lengths.iter().map(|(_, rate)| *rate).collect();
+            if rates.len() == lengths.len() && lengths.len() > 1 {
+                prop_assert_ne!(grown(ticks + 2), u128::from(ticks + 2) * each);
+            }
+        }
     }
 }
