@@ -387,14 +387,17 @@ modules=$(cut -d: -f1 <<<"$listed" | uniq)
 # The file of a program of micro-guests.
 guests_of() { awk -v name="$1" '$1 == name { print $2 }' <<<"$binaries"; }
 
-# L1, or what its cache has: the kernels of emu_linux.
+# L1, or what its cache has: Debian's kernels for those on the processor in software.
 needs_l1() {
-    [[ $1 == l1 || $1 == linux* || $1 == emu_linux || $1 == msr || $1 == perf_contract ||
-        $1 == *-in-l1 ]]
+    case $1 in
+        emu_hostile) false ;;
+        l1 | linux* | emu_* | msr | perf_contract | *-in-l1) ;;
+        *) false ;;
+    esac
 }
 
 # The tests of kernels-on-emu: those of tiny kernels that ask for nothing which only KVM has.
-kernels_on_emu() { grep -E '^kernels::(boot|ends|machine|reservations)::' <<<"$listed"; }
+kernels_on_emu() { grep -E '^kernels::(boot|ends|machine|pmu|reservations|state)::' <<<"$listed"; }
 
 # How many tests a suite has.
 number() {
@@ -447,9 +450,10 @@ one() {
 # first: that is no more than two guests of Linux, or as many tests, as libtest runs at a time in
 # one suite. What is not here has the machine to itself: it measures time with less room, or needs
 # both processors.
-beside="linux_models $units linux_pcr perfmon_tools linux emu_linux linux_view linux_debug linux_record
-    linux_agent arbiterd linux_pebs linux_ibs documentation perfmon-in-l1 linux_arbiter l1 cpc
-    perfmon kernels kernels-on-emu hostile golden harness events bad_input house docs pcr_lines"
+beside="linux_models $units linux_pcr perfmon_tools linux emu_linux linux_debug linux_view emu_pcr
+    linux_agent emu_debug linux_record arbiterd linux_pebs linux_ibs documentation perfmon-in-l1
+    linux_arbiter l1 cpc perfmon kernels hostile emu_hostile kernels-on-emu golden harness events
+    bad_input house docs pcr_lines"
 # What a change breaks first, in the time that one waits for it: micro-guests of each kind of
 # access, and the suites that start no Linux and wait for nobody.
 quick_modules="golden events bad_input house docs pcr_lines"

@@ -40,6 +40,7 @@ pub use machine::{Machine, Output};
 pub(crate) use packages::GUEST_MODULES;
 pub use packages::Set;
 pub(crate) use qemu::command as qemu_command;
+pub(crate) use run::GUEST_OUT;
 pub use run::{Run, inside};
 pub use session::{End, Outcome};
 pub(crate) use sys::spawn_bound;

@@ -17,6 +17,7 @@
 //! ```
 
 mod emulator;
+mod in_software;
 mod kernel;
 mod modules;
 pub mod perf;
@@ -27,11 +28,13 @@ mod under_umpire;
 mod watched;
 
 use std::fs;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
+
+use guest_view::{GuestMemory, Registers};
 
 use crate::l1::cpio::Cpio;
 use crate::l1::libraries::{Files, Libraries};
@@ -40,6 +43,7 @@ use crate::l1::{
     Cache, Cached, GUEST_MODULES, L1Error, Set, add_merged_usr, elf, guest_name, stripped,
 };
 
+pub use in_software::InSoftware;
 pub use modules::MODULES;
 pub use script::{Log, Script, lines};
 pub use steps::{Step, steps};
@@ -87,6 +91,24 @@ pub struct LinuxImage {
 pub struct Guest {
     kernel: PathBuf,
     initrd: tempfile::NamedTempFile,
+}
+
+/// A guest that is halted to be looked at.
+pub trait Halted: GuestMemory + Sized {
+    /// Bytes of the guest's memory, which begins at 0 and has no hole.
+    fn memory_bytes(&self) -> u64;
+
+    /// Waits until the guest has said something that ends with `end`, and gives all of it.
+    ///
+    /// # Panics
+    /// It has not within `timeout`.
+    fn said(&mut self, end: &str, timeout: Duration) -> String;
+
+    /// Halts the guest a little later, and gives the registers of its processors.
+    ///
+    /// # Errors
+    /// The guest cannot be halted, or not be asked for its registers.
+    fn halt_later(&mut self) -> io::Result<Vec<Registers>>;
 }
 
 impl LinuxImage {

@@ -1,6 +1,9 @@
-//! Hostile guests: nothing that a guest does may panic, hang or leak.
+//! Hostile guests: nothing that a guest does may panic, hang or leak, on KVM or on the processor in
+//! software.
 
 use std::ops::Range;
+use std::process::Command;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use guest_tests::hostile::{Batch, Census};
@@ -8,11 +11,14 @@ use guest_tests::l1;
 use guest_tests::micro::{Lab, LabError};
 use vmm::host::KvmAccessError;
 use vmm::kvm::HostError;
+use vmm::sync::lock;
 
 /// Guests on a host's own KVM, and in L1, where an emulated processor runs them.
 const GUESTS: u64 = 1_000;
 const GUESTS_IN_L1: u64 = 150;
-/// Overrides both.
+/// Each of which has as much time, and no exits that take most of it.
+const GUESTS_ON_EMU: u64 = 240;
+/// Overrides each.
 const GUESTS_VARIABLE: &str = "UMPIRE_HOSTILE_GUESTS";
 /// Plays one guest only, to look at it.
 const SEED_VARIABLE: &str = "UMPIRE_HOSTILE_SEED";
@@ -59,8 +65,43 @@ fn a_thousand_hostile_guests() {
         }
         Err(error) => panic!("no guest can run here: {error}"),
     };
-    let workers = if l1::inside() { WORKERS_IN_L1 } else { WORKERS };
-    let default = if l1::inside() { GUESTS_IN_L1 } else { GUESTS };
+    let (workers, default) = if l1::inside() {
+        (WORKERS_IN_L1, GUESTS_IN_L1)
+    } else {
+        (WORKERS, GUESTS)
+    };
+    play(&lab, workers, default);
+}
+
+/// Their vCPUs run on a processor in software, whatever this machine has.
+#[test]
+fn hostile_guests_on_emu() {
+    if l1::inside() {
+        return;
+    }
+    // What is freed goes back to the system at once, so what stays is a leak: code of the guests
+    // and what they write to ports is much of what they take here.
+    const PLAIN: [(&str, &str); 3] = [
+        ("MALLOC_ARENA_MAX", "1"),
+        ("MALLOC_TRIM_THRESHOLD_", "0"),
+        ("MALLOC_MMAP_THRESHOLD_", "32768"),
+    ];
+    if std::env::var_os(PLAIN[0].0).is_some() {
+        play(&Lab::emulated(), WORKERS, GUESTS_ON_EMU);
+        return;
+    }
+    let program = std::env::current_exe().expect("a running test has a file");
+    let mut again = Command::new(program);
+    again.args(["--exact", "hostile::hostile_guests_on_emu", "--nocapture"]);
+    let status = again.envs(PLAIN).status().expect("the same program");
+    assert!(status.success(), "{status}");
+}
+
+/// Plays `default` guests, unless another number is asked for. What they leave behind is looked for
+/// in the whole process.
+fn play(lab: &Lab, workers: usize, default: u64) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = lock(&ALONE);
     let guests = number(GUESTS_VARIABLE).unwrap_or(default);
     let seeds = match number(SEED_VARIABLE) {
         Some(seed) => seed..seed + 1,
@@ -71,16 +112,17 @@ fn a_thousand_hostile_guests() {
         println!("left out: seed {seed}: it ends the QEMU that L1 runs in");
     }
     let batches = batches(seeds, left_out);
+    let first = Census::take().expect("/proc");
     // Threads' stacks, allocators' arenas and KVM's modules are there after this.
-    let warm = Batch::run(&lab, 0..8, workers, TIME);
+    let warm = Batch::run(lab, 0..8, workers, TIME);
     assert!(warm.failures.is_empty(), "{:?}", warm.failures);
-    let before = Census::take().expect("/proc");
+    let before = first.settled().expect("/proc");
     println!("before: {before:?}");
 
     let start = Instant::now();
     let mut all = Batch::default();
     for batch in &batches {
-        all.add(Batch::run(&lab, batch.clone(), workers, TIME));
+        all.add(Batch::run(lab, batch.clone(), workers, TIME));
         let now = before.settled().expect("/proc");
         assert_eq!(
             (now.descriptors, now.threads),

@@ -16,11 +16,17 @@ use std::process::{Command, Output, Stdio};
 use guest_tests::kernel::Kernel;
 use guest_tests::umpire;
 
-/// `umpire run` with `kernel` and `flags`, for 30 seconds at most.
+/// `umpire run` with `kernel` and `flags`, for 30 seconds at most. Cycles are counted on either
+/// engine.
 fn run_command(kernel: &Kernel, flags: &[&str]) -> Command {
     let mut command = Command::new(umpire::path());
     command.args(["run", "--memory", "32"]);
-    command.args(["--engine", if umpire::on_emu() { "emu" } else { "kvm" }]);
+    let engine: &[&str] = if umpire::on_emu() {
+        &["--engine", "emu", "--cycles", "simulated"]
+    } else {
+        &["--engine", "kvm"]
+    };
+    command.args(engine);
     if !flags.contains(&"--timeout") {
         command.args(["--timeout", "30"]);
     }

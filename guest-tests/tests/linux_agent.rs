@@ -14,11 +14,11 @@ const START: &str = "walk compute >/tmp/compute & echo compute $!; walk kernel >
                      echo kernel $!; umpire-agent >/tmp/agent 2>&1 & \
                      while :; do timeout 1 walk kernel >/dev/null; done 2>/dev/null & \
                      sleep 2; until grep outer /tmp/compute; do sleep 0.1; done; echo types $(hexdump -n 2 /sys/kernel/btf/vmlinux)";
-const RECORD: &str = "record -a -g -F 97 --for 12s -o /l1/out/umpire.data";
+const RECORD: &str = "record -a -g -F 97 --for 12s -o umpire.data";
 /// The first one meets an agent that has gone without a word.
 const LATER: [&str; 2] = [
-    "record -a -F 97 --for 1s -o /l1/out/unheard.data",
-    "record -a -F 97 --for 1s -o /l1/out/later.data",
+    "record -a -F 97 --for 1s -o unheard.data",
+    "record -a -F 97 --for 1s -o later.data",
 ];
 const FLAGS: [&str; 9] = [
     "--agent",

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 
 use guest_tests::linux::perf::{count, field};
-use guest_tests::linux::{LinuxImage, Log, Script};
+use guest_tests::linux::{LinuxImage, Log, Script, UnderUmpire};
 
 /// Without the NMI watchdog no counter is used before the script's.
 const NO_WATCHDOG: &str = "nmi_watchdog=0";
@@ -131,6 +131,15 @@ fn gdb_rdpmc() -> String {
         "continue",
         "x/i $pc",
     ])
+}
+
+/// What the kernel's handler of #GP begins with: CLAC, or what an OUT and the rest of that are.
+pub(crate) const UNTOUCHED: &str = "0x0f\t0x01\t0xca";
+const PATCHED: &str = "0xe6\t0x01\t0xca";
+
+/// The guest with these flags of `umpire run`.
+pub(crate) fn guest(flags: &[&str]) -> UnderUmpire {
+    UnderUmpire::new(image(), flags).with_kernel_options(NO_WATCHDOG)
 }
 
 fn image() -> LinuxImage {
@@ -269,8 +278,13 @@ fn check_debuggers(log: &Log) {
 
 /// A model, with RDPMC trapped by a patched byte: CLAC's first one has become that of an OUT.
 fn check_model(flags: &[&str]) {
-    let log = with_rdpmc(script()).run(image(), flags, NO_WATCHDOG);
-    log.has("handler", &["0xe6\t0x01\t0xca"]);
+    check_on(&guest(flags), PATCHED);
+}
+
+/// A model, where the kernel's handler of #GP begins with `handler`.
+pub(crate) fn check_on(guest: &UnderUmpire, handler: &str) {
+    let log = with_rdpmc(script()).run_on(guest);
+    log.has("handler", &[handler]);
     check_debuggers(&log);
     assert!(count(log.of("counted"), "cycles") > 0.0);
     assert!(count(log.of("mem beside"), "cycles") > 0.0);
@@ -294,7 +308,11 @@ fn check_model(flags: &[&str]) {
 
 #[test]
 fn debuggers_work_without_a_pmu() {
-    let log = script().run(image(), &["--pmu", "none"], NO_WATCHDOG);
+    check_without_pmu(&guest(&["--pmu", "none"]));
+}
+
+pub(crate) fn check_without_pmu(guest: &UnderUmpire) {
+    let log = script().run_on(guest);
     check_debuggers(&log);
     assert_eq!(field(log.of("counted"), "cycles"), "<not supported>");
 }
@@ -329,8 +347,8 @@ fn debug_registers_come_late_with_the_breakpoint_trap() {
         .step("rest", "sleep 1; spin 0.5")
         .step("mem after", late(""));
     let flags = ["--pmu", "amd-core", "--rdpmc-trap", "breakpoint"];
-    let log = script.run(image(), &flags, NO_WATCHDOG);
-    log.has("handler", &["0x0f\t0x01\t0xca"]);
+    let log = script.run_on(&guest(&flags));
+    log.has("handler", &[UNTOUCHED]);
     check_mem(&log, "mem beside");
     for step in ["mem before", "mem after"] {
         check_late(&log, step);

@@ -28,9 +28,9 @@ mod vcpu;
 mod tests;
 
 pub use clock::VirtualClock;
-pub(crate) use cpuid::supported;
+pub use cpuid::supported;
 pub use outside::{Lines, Nobody, Outside, Waited};
-pub use registers::{debug, general, special, state_of};
+pub use registers::{debug, general, special, starting_at, state_of};
 pub use room::{Room, RoomEnd, RoomError, RoomParts};
 pub use vcpu::{EmuVcpu, EmuVcpuParts};
 

@@ -150,7 +150,7 @@ fn one(lab: &Lab, seed: u64, time: Duration) -> Result<Told, Failure> {
 fn play(lab: &Lab, guest: &HostileGuest, time: Duration) -> Result<MicroOutcome> {
     let run = MicroRun {
         model: guest.model.map(PmuModel::parse).transpose()?,
-        backend: guest.backend(),
+        backend: lab.counting(guest.backend()),
         quirks: lab.probe.quirks(),
         step: lab.probe.step_support(),
         trap: lab.probe.trap_plan(vmm::vcpu::TrapMode::Auto),
@@ -160,7 +160,11 @@ fn play(lab: &Lab, guest: &HostileGuest, time: Duration) -> Result<MicroOutcome>
         cores: None,
         pcr: Some(MicroPcr::default()),
     };
-    let outcome = run.run_on(lab.host()?, &guest.guest, real_devices)?;
+    let outcome = if lab.is_emulated() {
+        run.run(lab.engine(), &guest.guest)?
+    } else {
+        run.run_on(lab.host()?, &guest.guest, real_devices)?
+    };
     if outcome.stopping > STOP_LIMIT {
         bail!("it took {:?} to stop", outcome.stopping);
     }

@@ -2,7 +2,8 @@
 //! its script printed.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{self, Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -11,35 +12,38 @@ use tempfile::NamedTempFile;
 
 use super::{COMMAND_LINE, Guest, LinuxImage, Step, steps};
 use crate::l1::tool::last_lines;
-use crate::l1::{End, Machine, Output, Run};
+use crate::l1::{End, GUEST_OUT, Machine, Output, Run};
 use crate::umpire;
 
 /// Guests whose time is measured closely write ([`UnderUmpire::alone`]): two emulated machines on
 /// two processors would measure each other. Others read.
 static ALONE: RwLock<()> = RwLock::new(());
 
-const HOST_FLAGS: &[&str] = &[
-    "--control",
-    "/tmp/guest.sock",
-    "--audit",
-    "/l1/out/audit.json",
-];
-
 /// For the guest, and what L1 takes around it.
 const TIMEOUT: Duration = Duration::from_secs(180);
+/// For one on this machine, whose neighbours take as much of that as they like.
+const EMULATED: Duration = Duration::from_secs(400);
 const AROUND: Duration = Duration::from_secs(60);
 
-/// Plays the host beside the guest: a line `host: ARGUMENTS` on its console is a call of `umpire`
-/// with these arguments, made before the next line is looked at. What it prints goes to stderr.
-/// The guest gets a line when it has ended ([`on_host`](UnderUmpire::on_host)).
+/// Plays the host beside the guest, with its socket in the folder $1, in the folder $2: a line
+/// `host: ARGUMENTS` on the guest's console is a call of `umpire` with these arguments, made before
+/// the next line is looked at. What it prints goes to stderr. The guest gets a line when it has
+/// ended ([`on_host`](UnderUmpire::on_host)). One that begins with `host&` goes on beside the guest
+/// until that says `host: end`, which is an interrupt from the keyboard for the call.
 const HOST: &str = r#"
 set -o pipefail
-export UMPIRE_PERFMON=/tmp/guest.sock
-mkfifo /tmp/keys
-exec 3<>/tmp/keys
-"$@" <&3 | while IFS= read -r line; do
+export UMPIRE_PERFMON=$1/guest.sock
+mkfifo "$1/keys" && exec 3<>"$1/keys" && cd "$2" || exit 125
+shift 2
+"$@" --control "$UMPIRE_PERFMON" --audit audit.json <&3 | while IFS= read -r line; do
     printf '%s\n' "$line"
-    case $line in 'host: '*) "$1" ${line#host: } >&2 </dev/null 3>&-; echo done >&3 ;; esac
+    case $line in
+    'host& '*) "$1" ${line#host& } >&2 </dev/null 3>&- & continue ;;
+    'host: end') kill -INT $!; wait $! ;;
+    'host: '*) "$1" ${line#host: } >&2 </dev/null 3>&- ;;
+    *) continue ;;
+    esac
+    echo done >&3
 done
 "#;
 
@@ -50,7 +54,6 @@ pub struct UnderUmpire {
     flags: Vec<String>,
     command_line: String,
     out: Option<PathBuf>,
-    root: Option<PathBuf>,
     alone: bool,
     emulated: bool,
     timeout: Duration,
@@ -79,7 +82,8 @@ struct Booted {
 }
 
 impl UnderUmpire {
-    /// A guest of `image`, with `flags` for `umpire run`.
+    /// A guest of `image`, with `flags` for `umpire run`: on KVM in L1, unless all guests are to
+    /// be [`emulated`](Self::emulated) (`UMPIRE_TEST_ENGINE`).
     #[must_use]
     pub fn new(image: LinuxImage, flags: &[&str]) -> Self {
         Self {
@@ -87,10 +91,9 @@ impl UnderUmpire {
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             command_line: COMMAND_LINE.to_owned(),
             out: None,
-            root: None,
             alone: false,
-            emulated: false,
-            timeout: TIMEOUT,
+            emulated: umpire::on_emu(),
+            timeout: if umpire::on_emu() { EMULATED } else { TIMEOUT },
             _rates: None,
         }
     }
@@ -123,12 +126,11 @@ impl UnderUmpire {
     }
 
     /// Runs on this machine by a processor in software, which needs no KVM and so no L1. What it
-    /// counts and does depends on no neighbour. A seed makes two runs of it equal. To run one
-    /// with [`with_host`](Self::with_host) or [`with_root`](Self::with_root) panics: these are
-    /// L1's.
+    /// counts and does depends on no neighbour. A seed makes two runs of it equal.
     #[must_use]
     pub fn emulated(mut self) -> Self {
         self.emulated = true;
+        self.timeout = EMULATED;
         self
     }
 
@@ -140,17 +142,11 @@ impl UnderUmpire {
     }
 
     /// Calls `umpire` on the host where the guest's console has a line `host: ARGUMENTS`: for
-    /// tools, which find the guest. The audit file comes to the folder `out`, as `audit.json`.
+    /// tools, which find the guest, and write to the folder `out`. So does the audit, to
+    /// `audit.json`.
     #[must_use]
     pub fn with_host(mut self, out: impl Into<PathBuf>) -> Self {
         self.out = Some(out.into());
-        self
-    }
-
-    /// Has the folder `root` at `/l1/root` of the host, for `--symfs` of a tool.
-    #[must_use]
-    pub fn with_root(mut self, root: impl Into<PathBuf>) -> Self {
-        self.root = Some(root.into());
         self
     }
 
@@ -159,6 +155,13 @@ impl UnderUmpire {
     #[must_use]
     pub fn on_host(arguments: &str) -> String {
         format!("echo host: {arguments}; read -r answer </dev/console")
+    }
+
+    /// For a script's line: calls `umpire` on the host with `arguments`, and interrupts that as
+    /// from a keyboard when the guest has run `command`. So it lasts for a time of the guest's.
+    #[must_use]
+    pub fn on_host_during(arguments: &str, command: &str) -> String {
+        format!("echo 'host& {arguments}'; {command}; echo host: end; read -r answer </dev/console")
     }
 
     /// Adds words to the kernel's command line.
@@ -238,31 +241,29 @@ impl UnderUmpire {
         let mut arguments: Vec<OsString> = words.chain(flags).map(OsString::from).collect();
         let files = [
             OsString::from("--kernel"),
-            guest.kernel().into(),
+            absolute(guest.kernel()),
             "--initrd".into(),
-            guest.initrd().into(),
+            absolute(guest.initrd()),
         ];
         arguments.extend(files);
         arguments
     }
 
     fn boot_here(&self, guest: &Guest) -> Booted {
-        // A host beside the guest is played in L1 alone.
-        assert!(
-            self.out.is_none() && self.root.is_none(),
-            "an emulated guest has neither with_host nor with_root"
-        );
         let mut arguments = self.arguments(guest).into_iter();
         let run = arguments.next().expect("the word");
-        let mut program = Command::new(umpire::path());
-        program.arg(run).args(["--engine", "emu"]).args(arguments);
         // It ends by itself at its time, unless it hangs.
         let mut command = Command::new("timeout");
-        command
-            .arg((self.timeout + AROUND).as_secs().to_string())
-            .arg(program.get_program())
-            .args(program.get_args())
-            .stdin(Stdio::null());
+        command.arg((self.timeout + AROUND).as_secs().to_string());
+        let folder = tempfile::tempdir().expect("a folder");
+        if let Some(out) = &self.out {
+            fs::create_dir_all(out).expect("a folder");
+            command.args(["bash", "-c", HOST, "host"]);
+            command.arg(folder.path()).arg(out);
+        }
+        command.arg(umpire::path()).arg(run);
+        command.args(["--engine", "emu"]).args(arguments);
+        command.stdin(Stdio::null());
         let output = command.output().expect("timeout(1) runs it");
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Booted {
@@ -281,19 +282,12 @@ impl UnderUmpire {
         let program = match &self.out {
             // `-c`'s next argument is a name, and the others are the command.
             Some(out) => Run::new("bash")
-                .args(["-c", HOST, "host"])
+                .args(["-c", HOST, "host", "/tmp", GUEST_OUT])
                 .arg(umpire::path())
                 .out(out),
             None => Run::new(umpire::path()),
         };
-        let program = match &self.root {
-            Some(root) => program.file_as(root, "/l1/root"),
-            None => program,
-        };
-        let host = self.out.as_ref().map(|_| HOST_FLAGS);
-        let run = program
-            .args(self.arguments(guest))
-            .args(host.unwrap_or_default());
+        let run = program.args(self.arguments(guest));
         // With two, QEMU now and then mixes up L1 and its guest (docs/internals/testing.md,
         // "Limits of L1").
         let machine = Machine::new()
@@ -302,6 +296,11 @@ impl UnderUmpire {
             .timeout(self.timeout + AROUND);
         machine.output(&run).expect("L1 works")
     }
+}
+
+/// The same file, wherever somebody is.
+fn absolute(file: &Path) -> OsString {
+    path::absolute(file).expect("a working directory").into()
 }
 
 impl LinuxRun {

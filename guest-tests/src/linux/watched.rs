@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 use guest_view::{GuestMemory, Mode, Registers};
 use tempfile::TempDir;
 
-use super::Guest;
+use super::{Guest, Halted};
 use crate::l1::tool::last_lines;
 use crate::l1::{Cache, L1Error, Set, qemu_command, spawn_bound};
 
 const MEMORY_MIB: u64 = 512;
+/// For how long it runs before it is halted.
+const BETWEEN: Duration = Duration::from_millis(3);
 /// What QEMU's monitor ends every answer with.
 const PROMPT: &[u8] = b"(qemu) ";
 
@@ -31,7 +33,7 @@ pub struct Watched {
 
 impl Watched {
     /// Boots `guest` on `cpu`, one of QEMU's processors, with `options` for the kernel. What it
-    /// writes to `/dev/ttyS1` is [`said`](Self::said).
+    /// writes to `/dev/ttyS1` is [`said`](Halted::said).
     ///
     /// # Errors
     /// QEMU cannot be had or started.
@@ -99,17 +101,18 @@ impl Watched {
         })
     }
 
-    /// Bytes of the guest's memory, which begins at 0 and has no hole.
-    #[must_use]
-    pub fn memory_bytes(&self) -> u64 {
+    fn ask(&mut self, command: &str) -> io::Result<String> {
+        writeln!(self.monitor, "{command}")?;
+        answer(&mut self.monitor)
+    }
+}
+
+impl Halted for Watched {
+    fn memory_bytes(&self) -> u64 {
         MEMORY_MIB << 20
     }
 
-    /// Waits until the guest has said something that ends with `end`, and gives all of it.
-    ///
-    /// # Panics
-    /// It has not within `timeout`.
-    pub fn said(&mut self, end: &str, timeout: Duration) -> String {
+    fn said(&mut self, end: &str, timeout: Duration) -> String {
         let start = Instant::now();
         let text = |name: &str| {
             let bytes = fs::read(self.folder.path().join(name)).unwrap_or_default();
@@ -125,28 +128,13 @@ impl Watched {
         panic!("{}", last_lines(&text("console"), 30));
     }
 
-    /// Halts the guest, and gives the registers of its processors.
-    ///
-    /// # Errors
-    /// QEMU has ended, or answers in another way than QEMU 10 does.
-    pub fn stop(&mut self) -> io::Result<Vec<Registers>> {
+    fn halt_later(&mut self) -> io::Result<Vec<Registers>> {
+        self.ask("cont")?;
+        thread::sleep(BETWEEN);
         self.ask("stop")?;
         let text = self.ask("info registers -a")?;
         let found: Option<Vec<_>> = text.split("CPU#").skip(1).map(registers).collect();
         found.ok_or_else(|| io::Error::other(format!("no registers: {text}")))
-    }
-
-    /// Lets the guest go on.
-    ///
-    /// # Errors
-    /// QEMU has ended.
-    pub fn go_on(&mut self) -> io::Result<()> {
-        self.ask("cont").map(drop)
-    }
-
-    fn ask(&mut self, command: &str) -> io::Result<String> {
-        writeln!(self.monitor, "{command}")?;
-        answer(&mut self.monitor)
     }
 }
 

@@ -215,14 +215,15 @@ impl Lab {
         self.host.as_ref().context("there is no KVM here")
     }
 
-    /// The counters of a guest that `setup` describes: what steps a guest on KVM is told what
-    /// it executes elsewhere.
-    fn backend(&self, setup: &Setup) -> BackendFactory {
-        let steps = (setup.backend)().name() == step_backend().name();
+    /// The counters that a guest with `backend` has: what steps a guest on KVM is told what it
+    /// executes elsewhere.
+    #[must_use]
+    pub fn counting(&self, backend: BackendFactory) -> BackendFactory {
+        let steps = backend().name() == step_backend().name();
         if self.is_emulated() && steps {
             emu_backend
         } else {
-            setup.backend
+            backend
         }
     }
 
@@ -233,7 +234,7 @@ impl Lab {
     pub fn run(&self, setup: &Setup, guest: &MicroGuest) -> Result<LabRun> {
         let run = MicroRun {
             model: setup.guest_model()?,
-            backend: self.backend(setup),
+            backend: self.counting(setup.backend),
             quirks: self.probe.quirks(),
             step: setup.step.unwrap_or(self.probe.step_support()),
             trap: self.probe.trap_plan(setup.trap),

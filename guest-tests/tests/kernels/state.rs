@@ -4,7 +4,7 @@ use std::path::Path;
 
 use arbiter::abi;
 use guest_tests::kernel::{Kernel, Protocol, Routines, exit, print, send_signal, spin_forever};
-use guest_tests::umpire::skipped_without_kvm;
+use guest_tests::umpire::{on_emu, skipped_without_kvm};
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, dword_ptr, eax, ebx, ecx, edi, edx, esp};
 use pmu_virt::{PmuModel, accounting};
@@ -127,14 +127,7 @@ fn an_armed_pebs_counter_makes_its_record_after_a_restore() {
     if skipped_without_kvm("an_armed_pebs_counter") {
         return;
     }
-    const PEBS: [&str; 6] = [
-        "--cpu-vendor",
-        "intel",
-        "--pmu",
-        "intel-v4,pebs=exact",
-        "--counters",
-        "step",
-    ];
+    const PEBS: [&str; 4] = ["--cpu-vendor", "intel", "--pmu", "intel-v4,pebs=exact"];
     const AREA: u32 = 0x20_0000;
     const INDEX: u32 = AREA + 0x28;
     const BUFFER: u32 = 0x20_1000;
@@ -198,8 +191,9 @@ fn an_armed_pebs_counter_makes_its_record_after_a_restore() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("pmu.json");
     let path = file.to_str().expect("a plain path");
+    let counters = ["--counters", if on_emu() { "emu" } else { "step" }];
     let with = |kernel: &Kernel, options: &[&str]| {
-        let output = run(kernel, &[&PEBS, options].concat());
+        let output = run(kernel, &[&PEBS[..], &counters, options].concat());
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{told}");
         String::from_utf8_lossy(&output.stdout).into_owned()
@@ -270,8 +264,11 @@ fn the_state_is_kept_however_the_run_ends() {
         check(&endless, &["--cpus", "2", "--timeout", "0.3"], None, 124),
         2
     );
-    let shared = ["--cpus", "3", "--cores", "2", "--timeout", "0.3"];
-    assert_eq!(check(&endless, &shared, None, 124), 3);
+    // On the processor in software no vCPUs share a core.
+    if !on_emu() {
+        let shared = ["--cpus", "3", "--cores", "2", "--timeout", "0.3"];
+        assert_eq!(check(&endless, &shared, None, 124), 3);
+    }
 }
 
 #[test]
@@ -426,7 +423,8 @@ fn cpuid_announces_the_accounting_page_beside_kvms_own_leaves() {
     assert!(with[0].ends_with(&words), "{with:?}");
     assert!(with[0].starts_with("400000"), "its own limit: {with:?}");
 
-    let without = told(&["--pmu", "none"]);
+    // Intel's processors answer leaves that are not there as their last one.
+    let without = told(&["--cpu-vendor", "amd", "--pmu", "none"]);
     assert_eq!(without[0], with[0]);
     for line in &without[1..] {
         assert_eq!(line, "00000000 00000000 00000000 00000000 ");

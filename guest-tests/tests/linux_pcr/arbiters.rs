@@ -5,14 +5,23 @@ use std::time::Duration;
 use arbiter::abi::{MSR_BASE, MSR_STATUS};
 use guest_tests::linux::perf::{LOG, check_cycles_within, tsc_mhz};
 use guest_tests::linux::{self, Log, MODULES, Script, lines};
+use vmm::config::Engine;
 
-use super::{EVENTS, FIRMWARE, NO_WATCHDOG, PERF, TOLERANCE, image, is_private};
+use super::{EVENTS, FIRMWARE, SIMULATED, TOLERANCE, guest, image, is_private, perf};
 
-/// Samples by PMI of both events, about fifty of each.
-const RECORD: &str = "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent; \
-     perf record -q -e cycles -e cpu-cycles -c 25000000 -o /tmp/d taskset 1 spin 0.5 >/dev/null; \
-     perf script -i /tmp/d --comm spin -F event >/tmp/events; \
-     grep -c '^ *cycles' /tmp/events; grep -c cpu-cycles /tmp/events";
+/// A line that has samples taken by PMI of both events, about fifty of each.
+fn record(engine: Engine) -> String {
+    let period = match engine {
+        Engine::Kvm => 25_000_000,
+        Engine::Emu => 10_000_000,
+    };
+    format!(
+        "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent; \
+         perf record -q -e cycles -e cpu-cycles -c {period} -o /tmp/d taskset 1 spin 0.5 \
+         >/dev/null; perf script -i /tmp/d --comm spin -F event >/tmp/events; \
+         grep -c '^ *cycles' /tmp/events; grep -c cpu-cycles /tmp/events"
+    )
+}
 
 /// On a machine without reservations the modules say so, and leave nothing behind.
 #[test]
@@ -39,55 +48,61 @@ fn arbiters_find_no_reservations_elsewhere() {
 }
 
 /// What differs between the models.
-struct Case {
+pub(crate) struct Case {
     flags: &'static [&'static str],
-    /// What the kernel has once the firmware has its own.
-    counters: u32,
+    /// What the kernel has: all, and once the firmware has its own.
+    counters: [u32; 2],
     /// Registers of the kernel's first counter.
     select: u32,
     counter: u32,
     /// Counts cycles.
     cycles: u32,
-    /// Whether the arbiter's client gets a counter that Linux has no name for.
+    /// Whether the arbiter's client gets a counter that Linux has no name for, beside firmware.
     spare: bool,
 }
+
+pub(crate) const AMD_PERFMONV2: Case = Case {
+    flags: &["--pmu", "amd-perfmonv2", "--scheme", "single"],
+    counters: [6, 5],
+    select: 0xc001_0200,
+    counter: 0xc001_0201,
+    cycles: 0x53_0076,
+    spare: false,
+};
+
+/// Its CPUID can announce 6 counters or 4; the fifth has no name.
+pub(crate) const AMD_CORE: Case = Case {
+    flags: &["--pmu", "amd-core"],
+    counters: [6, 4],
+    select: 0xc001_0000,
+    counter: 0xc001_0004,
+    cycles: 0x53_0076,
+    spare: true,
+};
+
+pub(crate) const INTEL_V2: Case = Case {
+    flags: &["--cpu-vendor", "intel", "--pmu", "intel-v2"],
+    counters: [4, 3],
+    select: 0x186,
+    counter: 0xc1,
+    cycles: 0x53_003c,
+    spare: false,
+};
 
 /// Firmware and arbiters get their counters from a master, and a stock kernel uses them.
 #[test]
 fn amd_perfmonv2_arbiters_share_with_firmware_under_a_master() {
-    check(&Case {
-        flags: &["--pmu", "amd-perfmonv2", "--scheme", "single"],
-        counters: 5,
-        select: 0xc001_0200,
-        counter: 0xc001_0201,
-        cycles: 0x53_0076,
-        spare: false,
-    });
+    check(Engine::Kvm, &AMD_PERFMONV2);
 }
 
-/// Its CPUID can announce 6 counters or 4; the fifth has no name.
 #[test]
 fn amd_core_arbiters_share_with_firmware() {
-    check(&Case {
-        flags: &["--pmu", "amd-core"],
-        counters: 4,
-        select: 0xc001_0000,
-        counter: 0xc001_0004,
-        cycles: 0x53_0076,
-        spare: true,
-    });
+    check(Engine::Kvm, &AMD_CORE);
 }
 
 #[test]
 fn intel_v2_arbiters_share_with_firmware() {
-    check(&Case {
-        flags: &["--cpu-vendor", "intel", "--pmu", "intel-v2"],
-        counters: 3,
-        select: 0x186,
-        counter: 0xc1,
-        cycles: 0x53_003c,
-        spare: false,
-    });
+    check(Engine::Kvm, &INTEL_V2);
 }
 
 impl Case {
@@ -102,25 +117,31 @@ impl Case {
     }
 }
 
-/// The statuses of the kernel's first counter, PMC1, on both CPUs.
-fn statuses() -> String {
-    let register = MSR_BASE + MSR_STATUS + 1;
+/// The number of the kernel's first counter: the firmware has the very first, where there is any.
+fn first(engine: Engine) -> u32 {
+    u32::from(engine == Engine::Kvm)
+}
+
+/// The statuses of the kernel's first counter on both CPUs.
+fn statuses(engine: Engine) -> String {
+    let register = MSR_BASE + MSR_STATUS + first(engine);
     format!("msr 0 {register:#x}; msr 1 {register:#x}")
 }
 
-fn script(case: &Case) -> Script {
-    let (rogue, statuses) = (case.rogue(), statuses());
+fn script(engine: Engine, case: &Case) -> Script {
+    let (rogue, statuses) = (case.rogue(), statuses(engine));
+    let perf = perf(engine);
     let under_perf = format!(
         "perf stat -o /tmp/e -e cycles sh -c '{statuses}; spin 0.1 >/dev/null'; {statuses}"
     );
     let watchdog = "/proc/sys/kernel/nmi_watchdog";
     Script::default()
         .step("log", LOG)
-        .step("plain", PERF)
-        .step("record", RECORD)
+        .step("plain", &perf)
+        .step("record", record(engine))
         .step("msr", "insmod /lib/modules/msr.ko allow_writes=on")
         .load("minimal", "pcr_minimal", "")
-        .step("minimal perf", PERF)
+        .step("minimal perf", &perf)
         .step("minimal rogue", rogue.as_str())
         .step("minimal out", "rmmod pcr_minimal")
         // The counter runs when the lock comes, so a dropped read differs from a real one.
@@ -128,7 +149,7 @@ fn script(case: &Case) -> Script {
         .load("enforcing", "pcr_enforcing", "")
         .step("drop", rogue.as_str())
         .step("open", under_perf)
-        .step("enforcing perf", PERF)
+        .step("enforcing perf", &perf)
         .step("enforcing out", "rmmod pcr_enforcing")
         .step("watchdog", format!("echo 1 >{watchdog}"))
         .load("watched", "pcr_enforcing", "fault=1")
@@ -136,27 +157,28 @@ fn script(case: &Case) -> Script {
         .step("watched out", "rmmod pcr_enforcing")
         .step("unwatched", format!("echo 0 >{watchdog}"))
         .step("fault", rogue)
-        .step("faulting perf", PERF)
+        .step("faulting perf", &perf)
         .step("faulting out", "rmmod pcr_enforcing")
         .load("full", "pcr_full", "")
         .load("client", "pcr_client", "")
         .step("busy", "rmmod pcr_full")
         .step("perf beside", "perf stat -x, -e cycles true")
         .step("client out", "rmmod pcr_client; dmesg | grep release")
-        .step("full perf", PERF)
+        .step("full perf", perf)
         .step("full out", "rmmod pcr_full")
 }
 
-/// Firmware holds PMC0, CPUID follows: the kernel counts right, without and with each arbiter;
-/// rogues are dropped, and faulted.
-fn check(case: &Case) {
-    let flags = [&FIRMWARE, case.flags, &["--cpus", "2"]].concat();
-    let log = script(case).run(image(), &flags, NO_WATCHDOG);
+/// The kernel counts right, without and with each arbiter; rogues are dropped, and faulted. On KVM
+/// firmware holds PMC0, and CPUID follows.
+pub(crate) fn check(engine: Engine, case: &Case) {
+    let (own, counters): (&[&str], u32) = match engine {
+        Engine::Kvm => (&FIRMWARE, case.counters[1]),
+        Engine::Emu => (&SIMULATED, case.counters[0]),
+    };
+    let flags = [own, case.flags].concat();
+    let log = script(engine, case).run_on(&guest(engine, image(), &flags));
 
-    log.has(
-        "log",
-        &[&format!("... generic registers:      {}", case.counters)],
-    );
+    log.has("log", &[&format!("... generic registers:      {counters}")]);
     let mhz = tsc_mhz(log.of("log"));
     let reports = ["plain", "minimal perf", "enforcing perf", "faulting perf"];
     for report in reports.iter().chain(&["full perf"]) {
@@ -167,13 +189,16 @@ fn check(case: &Case) {
         assert!((20..=80).contains(&samples), "{}", log.of("record"));
     }
     for loaded in ["minimal", "enforcing", "watched", "full"] {
-        let firmware = ["PMC0 is the firmware's on CPU 0", "CPU 1"];
-        log.has(loaded, &firmware);
-        log.has(loaded, &["PMC1 locked on 2 CPUs", "PMC2 locked on 2 CPUs"]);
+        if engine == Engine::Kvm {
+            log.has(loaded, &["PMC0 is the firmware's on CPU 0", "CPU 1"]);
+        }
+        let first = first(engine);
+        let locked = [first, first + 1].map(|pmc| format!("PMC{pmc} locked on 2 CPUs"));
+        log.has(loaded, &locked.each_ref().map(String::as_str));
     }
     check_rogue(&log, case);
     check_locks(&log);
-    check_client(&log, mhz, case.spare);
+    check_client(&log, mhz, case.spare && engine == Engine::Kvm);
     for out in ["minimal out", "enforcing out", "faulting out", "full out"] {
         assert!(log.succeeded(out), "{}", log.of(out));
     }

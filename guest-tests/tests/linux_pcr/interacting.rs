@@ -5,9 +5,10 @@ use std::fs;
 
 use arbiter::abi::{MSR_BASE, MSR_STATUS};
 use guest_tests::linux::perf::{LOG, check_cycles_within, count, near, tsc_mhz};
-use guest_tests::linux::{LinuxImage, Log, Script, UnderUmpire, lines};
+use guest_tests::linux::{LinuxImage, Log, Script, lines};
+use vmm::config::Engine;
 
-use super::{EVENTS, NO_WATCHDOG, image, is_private, newer_image};
+use super::{EVENTS, guest, image, is_private, newer_image};
 
 /// How far cycles may be from run time times TSC frequency. What goes wrong here does so by
 /// orders of magnitude, or with one event and not with the other, which no noise does.
@@ -18,23 +19,25 @@ const ALIKE: f64 = 0.05;
 const MOSTLY: f64 = 0.8;
 /// How far such events may be from each other.
 const TURNS: f64 = 0.2;
-/// As many physical counters as the kernel can reserve, so that a tool of the host has none.
-const RATES: &str = "counters = COUNT\n[event.cycles]\nrate = 2500\n";
-/// A lease that a busy machine leaves time to renew, three times, and in which `perf` has started.
-const FLAGS: [&str; 10] = [
-    "--cpus",
-    "2",
+/// As many physical counters as the kernel can reserve, so that a tool of the host has none. As many
+/// cycles in a microsecond as the TSC has, about.
+const RATES: &str = "counters = COUNT\n[event.cycles]\nrate = MHZ\n";
+/// A lease in ms that a busy machine leaves time to renew, three times, and in which `perf` has
+/// started; and one of virtual time, which no neighbour takes.
+const LEASES: [&str; 2] = ["kernel:lease=3600", "kernel:lease=1200"];
+const FLAGS: [&str; 6] = [
     "--scheme",
     "interacting",
-    "--policy",
-    "kernel:lease=3600",
     "--host-policy",
     "host-first",
     "--grace",
     "1000",
 ];
-/// Longer than a lease.
-const LONG: &str = "taskset 1 spin 4.5 >/dev/null";
+/// Longer than such a lease.
+const LONG: [&str; 2] = [
+    "taskset 1 spin 4.5 >/dev/null",
+    "taskset 1 spin 1.5 >/dev/null",
+];
 /// Some turns of events that have too few counters.
 const TURNS_OF_EVENTS: &str = "taskset 1 spin 1.5 >/dev/null";
 /// Longer than a module waits before it takes a counter back, on a busy machine too.
@@ -43,6 +46,14 @@ const OFFLINE: &str = "echo 0 >/sys/devices/system/cpu/cpu1/online";
 const ONLINE: &str = "echo 1 >/sys/devices/system/cpu/cpu1/online";
 /// The modules' messages since the last look.
 const MESSAGES: &str = "dmesg -c | tee -a /tmp/log | grep pcr_";
+
+/// The one of KVM, or of the processor in software.
+fn of<T>(engine: Engine, [kvm, emu]: [T; 2]) -> T {
+    match engine {
+        Engine::Kvm => kvm,
+        Engine::Emu => emu,
+    }
+}
 
 /// Waits until a counter that was given away is the module's again on both processors: with it
 /// away the module cannot go, and its lease is not one that ends.
@@ -114,19 +125,24 @@ fn check_asked(log: &Log, audit: &[String], counter: &str) {
 }
 
 /// Runs the script; its log, and the lines of the audit.
-fn run(script: Script, image: LinuxImage, counters: u32, flags: &[&str]) -> (Log, Vec<String>) {
+fn run(
+    engine: Engine,
+    script: Script,
+    (image, counters): (LinuxImage, u32),
+    flags: &[&str],
+) -> (Log, Vec<String>) {
     let folder = tempfile::tempdir().expect("a folder");
     let rates = folder.path().join("rates.toml");
+    let [mhz, lease] = of(engine, [["2500", LEASES[0]], ["1000", LEASES[1]]]);
     let text = RATES.replace("COUNT", &counters.to_string());
+    let text = text.replace("MHZ", mhz);
     fs::write(&rates, text).expect("a file");
     let (rates, out) = (
         format!("sim={}", rates.display()),
         folder.path().join("out"),
     );
-    let flags = [flags, &FLAGS, &["--counters", &rates]].concat();
-    let guest = UnderUmpire::new(image, &flags);
-    let guest = guest.with_kernel_options(NO_WATCHDOG).with_host(&out);
-    let log = script.run_on(&guest);
+    let flags = [flags, &FLAGS, &["--counters", &rates, "--policy", lease]].concat();
+    let log = script.run_on(&guest(engine, image, &flags).with_host(&out));
     let audit = fs::read_to_string(out.join("audit.json")).expect("the audit");
     (log, audit.lines().map(str::to_owned).collect())
 }
@@ -146,6 +162,11 @@ fn decisions<'a>(audit: &'a [String], event: &str, reason: &str) -> Vec<&'a Stri
 
 #[test]
 fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
+    linux_6_1(Engine::Kvm);
+}
+
+pub(crate) fn linux_6_1(engine: Engine) {
+    let long = of(engine, LONG);
     let script = Script::default()
         .step("log", LOG)
         .step("msr", "insmod /lib/modules/msr.ko")
@@ -164,12 +185,13 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
         .step("kept", counted_while_asked("cycles,cpu-cycles"))
         .step("keeping out", "rmmod pcr_interacting")
         .load("unrenewed", "pcr_minimal", "renew=0")
-        .step("expired", counted(&format!("{LONG}; pmu-accounting")))
+        .step("expired", counted(&format!("{long}; pmu-accounting")))
         .step("unrenewed out", "rmmod pcr_minimal")
         .load("enforcing", "pcr_enforcing", "")
-        .step("renewed", counted(LONG))
+        .step("renewed", counted(long))
         .step("enforcing out", "rmmod pcr_enforcing");
-    let (log, audit) = run(script, image(), 6, &["--pmu", "amd-perfmonv2"]);
+    let flags = ["--pmu", "amd-perfmonv2"];
+    let (log, audit) = run(engine, script, (image(), 6), &flags);
 
     for report in ["revoked", "second", "kept", "renewed"] {
         check(&log, report);
@@ -213,9 +235,13 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
     }
 }
 
-/// Debian's newer kernel, with fixed-function counters, and without an interrupt for notices.
 #[test]
 fn linux_6_12_never_counts_wrong_either() {
+    linux_6_12(Engine::Kvm);
+}
+
+/// Debian's newer kernel, with fixed-function counters, and without an interrupt for notices.
+pub(crate) fn linux_6_12(engine: Engine) {
     let status = |cpu: u32| format!("msr {cpu} {:#x}", MSR_BASE + MSR_STATUS);
     let statuses = format!("{}; {}", status(0), status(1));
     let script = Script::default()
@@ -241,7 +267,7 @@ fn linux_6_12_never_counts_wrong_either() {
         .step("client out", "rmmod pcr_client; dmesg | grep release")
         .step("full out", "rmmod pcr_full");
     let flags = ["--cpu-vendor", "intel", "--pmu", "intel-v2"];
-    let (log, audit) = run(script, newer_image(), 5, &flags);
+    let (log, audit) = run(engine, script, (newer_image(), 5), &flags);
 
     check(&log, "revoked");
     check_asked(&log, &audit, "PMC3");

@@ -1,16 +1,17 @@
 //! Counter reservations under an unmodified Debian kernel: its own driver beside counters that
 //! others hold, and the three arbiters of `guest-tests/linux/pcr` as its modules.
 
-mod arbiters;
+pub(crate) mod arbiters;
 mod budget;
-mod interacting;
+pub(crate) mod interacting;
 mod smm;
 mod unaware;
 
 use std::sync::OnceLock;
 
 use arbiter::abi::STATUS_PRIVATE;
-use guest_tests::linux::LinuxImage;
+use guest_tests::linux::{LinuxImage, UnderUmpire};
+use vmm::config::Engine;
 
 /// Firmware that keeps the first counter for itself.
 const FIRMWARE: [&str; 4] = [
@@ -19,17 +20,38 @@ const FIRMWARE: [&str; 4] = [
     "--firmware-counter",
     "cycles,on=PMC0",
 ];
+/// Cycles on the processor in software.
+const SIMULATED: [&str; 2] = ["--cycles", "simulated"];
 /// The NMI watchdog would hold counters from the start.
 const NO_WATCHDOG: &str = "nmi_watchdog=0";
-/// Cycles by `perf`, twice, with its reports as output.
-const PERF: &str = "rm -f /tmp/s; for i in 1 2; do \
-     perf stat -x, --append -o /tmp/s -e cycles,cpu-cycles,task-clock taskset 1 spin 0.4; done; \
-     cat /tmp/s";
 /// The same event twice: Linux gives the first one Intel's fixed-function counter.
 const EVENTS: [&str; 2] = ["cycles", "cpu-cycles"];
 /// How far cycles may be from run time times TSC frequency. The tests in `linux.rs` look at the
 /// percents; a counter that somebody else has shows in orders of magnitude.
 const TOLERANCE: f64 = 0.4;
+
+/// A line that has `perf` count cycles: twice, where neighbours may disturb it. Its reports are the
+/// output.
+fn perf(engine: Engine) -> String {
+    let (rounds, seconds) = match engine {
+        Engine::Kvm => ("1 2", 0.4),
+        Engine::Emu => ("1", 0.1),
+    };
+    format!(
+        "rm -f /tmp/s; for i in {rounds}; do perf stat -x, --append -o /tmp/s \
+         -e cycles,cpu-cycles,task-clock taskset 1 spin {seconds}; done; cat /tmp/s"
+    )
+}
+
+/// A guest with two vCPUs of which nothing but the script uses counters.
+fn guest(engine: Engine, image: LinuxImage, flags: &[&str]) -> UnderUmpire {
+    let flags = [flags, &["--cpus", "2"]].concat();
+    let guest = match engine {
+        Engine::Kvm => UnderUmpire::new(image, &flags),
+        Engine::Emu => UnderUmpire::new(image, &flags).emulated(),
+    };
+    guest.with_kernel_options(NO_WATCHDOG)
+}
 
 /// The guest with the modules, which are built once.
 fn image() -> LinuxImage {

@@ -2,8 +2,9 @@
 
 use guest_tests::linux::Script;
 use guest_tests::linux::perf::{LOG, check_cycles_within, count, field, tsc_mhz};
+use vmm::config::Engine;
 
-use super::{EVENTS, FIRMWARE, NO_WATCHDOG, PERF, TOLERANCE, image};
+use super::{EVENTS, FIRMWARE, NO_WATCHDOG, TOLERANCE, image, perf};
 
 /// CPUID announces what others hold.
 const UNTOLD: [&str; 6] = [
@@ -28,7 +29,9 @@ fn without_times(log: &str) -> Vec<&str> {
 fn nothing_reserved_changes_nothing() {
     let [with, without] = ["on", "off"].map(|pcr| {
         let flags = ["--cpu-vendor", "intel", "--pmu", "intel-v2", "--pcr", pcr];
-        let script = Script::default().step("log", LOG).step("perf", PERF);
+        let script = Script::default()
+            .step("log", LOG)
+            .step("perf", perf(Engine::Kvm));
         let log = script.run(image(), &flags, "");
         let mhz = tsc_mhz(log.of("log"));
         check_cycles_within(log.of("perf"), &EVENTS, mhz, TOLERANCE);
@@ -46,7 +49,7 @@ fn nothing_reserved_changes_nothing() {
 fn a_kernel_that_is_not_told_counts_wrong_on_a_counter_that_drops() {
     let script = Script::default()
         .step("log", LOG)
-        .step("wrong", PERF)
+        .step("wrong", perf(Engine::Kvm))
         .load("minimal", "pcr_minimal", "")
         .step("refused", "perf stat -x, -e cycles,task-clock true; true")
         .step("out", "rmmod pcr_minimal");

@@ -1,7 +1,7 @@
 //! The boot processor's registers at the kernel's first instruction, as plain data, and the
 //! tables in guest memory that they point to.
 
-use kvm_bindings::{kvm_dtable, kvm_segment};
+use kvm_bindings::{kvm_dtable, kvm_regs, kvm_segment, kvm_sregs};
 
 use firmware::layout;
 
@@ -186,6 +186,40 @@ pub struct InitialState {
 }
 
 impl InitialState {
+    /// General registers, RIP and RFLAGS.
+    pub(crate) fn general(&self) -> kvm_regs {
+        kvm_regs {
+            rip: self.rip,
+            rsp: self.rsp,
+            rflags: self.rflags,
+            rax: self.rax,
+            rbx: self.rbx,
+            rsi: self.rsi,
+            ..Default::default()
+        }
+    }
+
+    /// Segments, tables and control registers of a processor that has the others as in `reset`.
+    pub(crate) fn special(&self, reset: kvm_sregs) -> kvm_sregs {
+        let data = self.data.into();
+        kvm_sregs {
+            cs: self.cs.into(),
+            ds: data,
+            es: data,
+            fs: data,
+            gs: data,
+            ss: data,
+            tr: self.tr.into(),
+            gdt: self.gdt.into(),
+            idt: self.idt.into(),
+            cr0: self.cr0,
+            cr3: self.cr3,
+            cr4: self.cr4,
+            efer: self.efer,
+            ..reset
+        }
+    }
+
     /// 64-bit mode with the first 4 GiB mapped one to one.
     ///
     /// Source: the kernel's `Documentation/arch/x86/boot.rst`, "64-bit boot protocol".

@@ -35,7 +35,7 @@ const CLOCKSOURCE2_AND_STABLE: u32 = 1 << 3 | 1 << 24;
 const BRAND: &[u8] = b"Umpire processor in software";
 
 /// The table that a guest's CPUID is made of where it is to see a processor of `vendor`.
-pub(crate) fn supported(vendor: Vendor) -> Leaves {
+pub fn supported(vendor: Vendor) -> Leaves {
     let implemented = Cpuid::implemented();
     let of = |leaf| implemented.answer(leaf, 0);
     let mut leaves = Leaves::default();

@@ -4,6 +4,8 @@
 use emu::{Seg, Segment, State, Table};
 use kvm_bindings::{kvm_debugregs, kvm_dtable, kvm_regs, kvm_segment, kvm_sregs};
 
+use crate::boot::InitialState;
+
 /// RAX to R15 by their numbers, RIP and RFLAGS.
 #[must_use]
 pub fn general(state: &State) -> kvm_regs {
@@ -83,6 +85,12 @@ pub fn debug(state: &State) -> kvm_debugregs {
         dr7: state.dr7,
         ..Default::default()
     }
+}
+
+/// A processor before the first instruction of what was loaded.
+#[must_use]
+pub fn starting_at(start: &InitialState) -> State {
+    state_of(&start.general(), &start.special(kvm_sregs::default()))
 }
 
 /// A processor that has these registers, and is otherwise as after a reset.

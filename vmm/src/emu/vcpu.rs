@@ -10,6 +10,7 @@ use emu::{Cpu, Cpuid, EventClass, Missing, State};
 use instruction_facts::InstructionInfoFactory;
 use irqchip::{Activity, Answer as ChipAnswer, Delivery};
 use kvm_pmu::{Answer, MsrHolder, MsrTraps, TrapEvent, TrapObserver, Tsc, VcpuId, VmExit};
+use pmu_virt::cpuid::Leaves;
 use pmu_virt::{CorePmu, MsrIndex, PmuState, Progress, ReadOutcome, Ring, Ticks, VcpuPmu, Vendor};
 use vmm_control::{ControlEndpoint, HaltTimes, Halted, KickThread, OffCoreReason, VcpuQuantities};
 
@@ -23,7 +24,7 @@ use crate::audit::Holding;
 use crate::control::exit_kind;
 use crate::guest_kernel::{VcpuLook, VmKernel};
 use crate::reservations::{answer_questions, holdings};
-use crate::vcpu::{Handled, Hosted, Observer, Reports, VcpuEnd, VcpuFacts, handle};
+use crate::vcpu::{Handled, Hosted, Observer, Reports, Silent, VcpuEnd, VcpuFacts, handle};
 
 /// `IA32_TSC_DEADLINE`.
 const TSC_DEADLINE: u32 = 0x6e0;
@@ -49,6 +50,23 @@ pub struct EmuVcpuParts {
     pub host: Option<ControlEndpoint>,
     /// Its guest's kernel, where host tools may ask for it.
     pub(crate) guest: Option<Arc<VmKernel>>,
+}
+
+impl EmuVcpuParts {
+    /// A processor that answers CPUID so, without a PMU, and of which nobody is told. Without a
+    /// state it waits to be started.
+    #[must_use]
+    pub fn alone(cpuid: Leaves, state: Option<State>) -> Self {
+        Self {
+            cpuid: Cpuid::new(cpuid),
+            state,
+            pmu: None,
+            core: None,
+            observer: Box::new(Silent),
+            host: None,
+            guest: None,
+        }
+    }
 }
 
 /// Where the loop goes on.

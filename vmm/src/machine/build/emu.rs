@@ -5,16 +5,14 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use emu::Cpuid;
-use kvm_bindings::kvm_sregs;
 use pmu_virt::{CorePmu, EmuCycles, Ticks, Vendor};
 
 use super::super::outside::{Attention, HostSide, PinLine};
-use super::kvm::{general_registers, special_registers};
 use super::{MachineError, Order, Outfit, SharedParts, VcpuShare};
 use crate::config::{CyclesChoice, RunConfig};
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::devices::{DeviceClock, InterruptLine};
-use crate::emu::{EmuVcpuParts, Lines, Room, RoomParts, TSC_KHZ, VirtualClock, state_of};
+use crate::emu::{EmuVcpuParts, Lines, Room, RoomParts, TSC_KHZ, VirtualClock, starting_at};
 use crate::kvm::{GuestRam, VcpuId};
 use crate::sched::CpuList;
 use crate::vcpu::{StepSupport, VcpuControl};
@@ -96,13 +94,7 @@ impl EmuBase {
 
 /// One vCPU: the first at the kernel's first instruction, the others wait to be started.
 fn vcpu(share: VcpuShare, outfit: &Outfit<'_>) -> Result<EmuVcpuParts, MachineError> {
-    let state = (share.id == VcpuId(0)).then(|| {
-        let general = general_registers(outfit.state);
-        state_of(
-            &general,
-            &special_registers(kvm_sregs::default(), outfit.state),
-        )
-    });
+    let state = (share.id == VcpuId(0)).then(|| starting_at(outfit.state));
     // A PMI costs nobody but its guest any time, so each comes at its instruction unless
     // somebody wants it otherwise. A tick is a nanosecond.
     let floor = outfit.order.config.pmi_floor.unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvm_bindings::{kvm_fpu, kvm_regs, kvm_sregs};
+use kvm_bindings::kvm_fpu;
 use kvm_pmu::{KvmPmu, KvmPmuParts};
 use pmu_virt::CorePmu;
 use vmm_control::JobQueue;
@@ -143,8 +143,8 @@ fn set_registers(kvm: &KvmVcpu, state: &InitialState) -> Result<(), MachineError
     if kvm.id() != VcpuId(0) {
         return Ok(());
     }
-    kvm.set_sregs(&special_registers(kvm.get_sregs()?, state))?;
-    kvm.set_regs(&general_registers(state))?;
+    kvm.set_sregs(&state.special(kvm.get_sregs()?))?;
+    kvm.set_regs(&state.general())?;
     Ok(())
 }
 
@@ -157,38 +157,4 @@ fn show_features(kvm: &KvmVcpu, perfmon: bool) -> Result<(), MachineError> {
     }
     kvm.write_msr(MTRR_DEF_TYPE, MTRR_ON_WRITE_BACK)?;
     Ok(())
-}
-
-/// What the loader asks for.
-pub(super) fn general_registers(state: &InitialState) -> kvm_regs {
-    kvm_regs {
-        rip: state.rip,
-        rsp: state.rsp,
-        rflags: state.rflags,
-        rax: state.rax,
-        rbx: state.rbx,
-        rsi: state.rsi,
-        ..Default::default()
-    }
-}
-
-/// `reset` with what the loader asks for.
-pub(super) fn special_registers(reset: kvm_sregs, state: &InitialState) -> kvm_sregs {
-    let data = state.data.into();
-    kvm_sregs {
-        cs: state.cs.into(),
-        ds: data,
-        es: data,
-        fs: data,
-        gs: data,
-        ss: data,
-        tr: state.tr.into(),
-        gdt: state.gdt.into(),
-        idt: state.idt.into(),
-        cr0: state.cr0,
-        cr3: state.cr3,
-        cr4: state.cr4,
-        efer: state.efer,
-        ..reset
-    }
 }

@@ -1,0 +1,31 @@
+//! The arbiters of `guest-tests/linux/pcr` as modules of Debian's kernels, as in `linux_pcr`, on the
+//! engine emu: no firmware before them, cycles that are simulated, and no L1.
+
+use vmm::config::Engine;
+
+use crate::linux_pcr::{arbiters, interacting};
+
+#[test]
+fn amd_perfmonv2_arbiters_under_a_master() {
+    arbiters::check(Engine::Emu, &arbiters::AMD_PERFMONV2);
+}
+
+#[test]
+fn amd_core_arbiters() {
+    arbiters::check(Engine::Emu, &arbiters::AMD_CORE);
+}
+
+#[test]
+fn intel_v2_arbiters() {
+    arbiters::check(Engine::Emu, &arbiters::INTEL_V2);
+}
+
+#[test]
+fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
+    interacting::linux_6_1(Engine::Emu);
+}
+
+#[test]
+fn linux_6_12_never_counts_wrong_either() {
+    interacting::linux_6_12(Engine::Emu);
+}
