@@ -11,6 +11,7 @@ use iced_x86::code_asm::CodeAssembler;
 
 use crate::kernel::{Kernel, Protocol, halt_forever, spin_forever};
 use crate::micro::Written;
+use crate::umpire::on_emu;
 
 /// How long anybody waits for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -75,6 +76,7 @@ impl Vm {
         } else {
             &["--pmu", "amd-core", "--cpu-vendor", "amd"]
         };
+        let engine: &[&str] = if on_emu() { &["--engine", "emu"] } else { &[] };
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("rates.toml"), rates).expect("a file");
         let kernel = Kernel::new(Protocol::Linux64, |a, _| body(a)).expect("a kernel");
@@ -82,6 +84,7 @@ impl Vm {
         let child = Command::new(program)
             .current_dir(folder.path())
             .args(["run", "--memory", "32", "--timeout", "60"])
+            .args(engine)
             .args(model)
             .args(["--counters", "sim=rates.toml", "--control", "vm.sock"])
             .arg("--kernel")
