@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 35] = [
+const HOUSE: [Room; 36] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -59,6 +59,7 @@ const HOUSE: [Room; 35] = [
     room("guest-exit", "vmm/guest-exit", &[]),
     room("irqchip", "vmm/irqchip", &[]),
     room("guest-view", "vmm/guest-view", &[]),
+    room("attribution", "vmm/attribution", &["emu", "guest-view"]),
     room("umpire-agent-wire", "vmm/guest-view/wire", &[]),
     room("umpire-agent", "vmm/agent", &["umpire-agent-wire"]),
     room(
