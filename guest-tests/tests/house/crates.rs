@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 36] = [
+const HOUSE: [Room; 37] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -103,6 +103,11 @@ const HOUSE: [Room; 36] = [
         "umpire-tools",
         "vmm/tools",
         &["umpire-events", "perfmon", "umpire-perfmon", "umpire-lease"],
+    ),
+    room(
+        "umpire-count",
+        "vmm/count",
+        &["attribution", "umpire-events"],
     ),
     room(
         "umpire-bench",

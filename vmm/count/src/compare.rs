@@ -1,0 +1,442 @@
+//! A run beside the one before: the gate of a job.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::str::FromStr;
+
+use crate::diff::{self, FunctionChange};
+use crate::event::{Chosen, Event, Side};
+use crate::inputs::InputChange;
+use crate::number::{grouped, percent, signed};
+use crate::record::Record;
+
+/// How much more a count may be, in percent of the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threshold {
+    /// In [`Threshold::PARTS`] of a percent: nothing is rounded.
+    parts: u64,
+}
+
+/// A threshold that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no threshold: give a percentage of at most 6 digits behind the point, as 0.5%")]
+pub struct ThresholdError(String);
+
+impl Threshold {
+    const DIGITS: usize = 6;
+    const PARTS: u64 = 1_000_000;
+
+    /// Nothing more at all.
+    pub const NONE: Threshold = Threshold { parts: 0 };
+
+    /// Whether a count is more than this allows.
+    #[must_use]
+    pub fn is_exceeded(self, before: u64, now: u64) -> bool {
+        let more = u128::from(now.saturating_sub(before));
+        // more / before > parts / PARTS / 100; what was 0 may not become anything.
+        more * 100 * u128::from(Self::PARTS) > u128::from(before) * u128::from(self.parts)
+    }
+}
+
+impl FromStr for Threshold {
+    type Err = ThresholdError;
+
+    fn from_str(text: &str) -> Result<Self, ThresholdError> {
+        let bad = || ThresholdError(text.to_owned());
+        let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+        let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+        let plain = |digits: &str| {
+            let is_plain = digits.bytes().all(|digit| digit.is_ascii_digit());
+            is_plain && !digits.is_empty()
+        };
+        if !plain(whole) || !plain(part) || part.len() > Self::DIGITS {
+            return Err(bad());
+        }
+        let part: u64 = format!("{part:0<width$}", width = Self::DIGITS)
+            .parse()
+            .map_err(|_| bad())?;
+        let whole: u64 = whole.parse().map_err(|_| bad())?;
+        let parts = whole
+            .checked_mul(Self::PARTS)
+            .and_then(|it| it.checked_add(part));
+        Ok(Threshold {
+            parts: parts.ok_or_else(bad)?,
+        })
+    }
+}
+
+impl fmt::Display for Threshold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, part) = (self.parts / Self::PARTS, self.parts % Self::PARTS);
+        let part = format!("{part:06}");
+        match part.trim_end_matches('0') {
+            "" => write!(f, "{whole} %"),
+            part => write!(f, "{whole}.{part} %"),
+        }
+    }
+}
+
+/// What is compared, and what may not grow.
+#[derive(Clone, Debug)]
+pub struct Gate<'a> {
+    /// The events: an event without a side is compared on both, each apart.
+    pub events: &'a [Chosen],
+    pub threshold: Threshold,
+    /// The kernel's counts may not grow either.
+    pub kernel: bool,
+}
+
+impl Gate<'_> {
+    /// What is compared where nobody asked for events.
+    pub const DEFAULT: [Chosen; 1] = [Chosen {
+        event: Event::Instructions,
+        side: None,
+    }];
+}
+
+/// What becomes of a count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is not more than the threshold allows.
+    Within,
+    /// It is.
+    Over,
+    /// It may be whatever it is.
+    Shown,
+}
+
+impl Verdict {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Verdict::Within => "within",
+            Verdict::Over => "over",
+            Verdict::Shown => "shown",
+        }
+    }
+}
+
+/// A count beside the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountChange {
+    pub chosen: Chosen,
+    pub before: u64,
+    pub now: u64,
+    pub verdict: Verdict,
+}
+
+/// Two runs side by side.
+#[derive(Clone, Debug)]
+pub struct Comparison<'a> {
+    /// Inputs that are not the same.
+    pub inputs: Vec<InputChange<'a>>,
+    /// The counts.
+    pub counts: Vec<CountChange>,
+    /// Functions whose counts are not the same, if both runs have them.
+    pub functions: Vec<FunctionChange<'a>>,
+    /// How the program ended before and now, if not in the same way.
+    pub outcomes: Option<[u8; 2]>,
+    threshold: Threshold,
+}
+
+impl<'a> Comparison<'a> {
+    /// Compares two runs.
+    #[must_use]
+    pub fn of(before: &'a Record, now: &'a Record, gate: &Gate<'_>) -> Self {
+        let mut counts = Vec::new();
+        for chosen in apart(gate.events) {
+            let (was, is) = (chosen.of(&before.counts), chosen.of(&now.counts));
+            let gated = chosen.side != Some(Side::Kernel) || gate.kernel;
+            let verdict = match (gated, gate.threshold.is_exceeded(was, is)) {
+                (false, _) => Verdict::Shown,
+                (true, false) => Verdict::Within,
+                (true, true) => Verdict::Over,
+            };
+            counts.push(CountChange {
+                chosen,
+                before: was,
+                now: is,
+                verdict,
+            });
+        }
+        let outcomes = [before, now].map(|record| record.outcome.status());
+        Comparison {
+            inputs: before.inputs.changes(&now.inputs),
+            counts,
+            functions: diff::functions(before, now).unwrap_or_default(),
+            outcomes: (outcomes[0] != outcomes[1]).then_some(outcomes),
+            threshold: gate.threshold,
+        }
+    }
+
+    /// Whether a count is over the threshold.
+    #[must_use]
+    pub fn fails(&self) -> bool {
+        self.counts.iter().any(|one| one.verdict == Verdict::Over)
+    }
+
+    /// Whether counts differ though no input does: that must not be.
+    #[must_use]
+    pub fn is_unexplained(&self) -> bool {
+        self.inputs.is_empty() && self.counts.iter().any(|one| one.before != one.now)
+    }
+
+    /// Writes it for people. `before` names the other run, a file say.
+    ///
+    /// # Errors
+    /// `out` cannot be written to.
+    pub fn write(&self, before: &str, out: &mut dyn Write) -> io::Result<()> {
+        let before = umpire_events::one_line(before);
+        self.write_inputs(&before, out)?;
+        if let Some([was, is]) = self.outcomes {
+            writeln!(out, " The program's status was {was}, and is {is} now.\n")?;
+        }
+        writeln!(
+            out,
+            " Against {before} (at most {} more):\n",
+            self.threshold
+        )?;
+        writeln!(out, "{:>18} {:>18} {:>12}", "before", "now", "change")?;
+        for one in &self.counts {
+            let (was, is) = (grouped(one.before), grouped(one.now));
+            let change = percent(one.before, one.now);
+            let note = match one.verdict {
+                Verdict::Within => "",
+                Verdict::Shown => "  (not in the gate)",
+                Verdict::Over => "  OVER",
+            };
+            writeln!(out, "{was:>18} {is:>18} {change:>12}  {}{note}", one.chosen)?;
+        }
+        if !self.functions.is_empty() {
+            writeln!(out)?;
+            diff::write(&self.functions, out)?;
+        }
+        writeln!(out)
+    }
+
+    fn write_inputs(&self, before: &str, out: &mut dyn Write) -> io::Result<()> {
+        if self.is_unexplained() {
+            return writeln!(
+                out,
+                " No input differs from {before}, yet counts do, which must not be: please report \
+                 it with both records.\n"
+            );
+        }
+        if self.inputs.is_empty() {
+            return writeln!(out, " Every input is that of {before}.\n");
+        }
+        writeln!(out, " Inputs that differ from {before}:")?;
+        for change in &self.inputs {
+            writeln!(out, "   {}", change.line())?;
+        }
+        writeln!(out)
+    }
+
+    /// One line on what is over the threshold.
+    #[must_use]
+    pub fn failure(&self) -> String {
+        let over = self
+            .counts
+            .iter()
+            .filter(|one| one.verdict == Verdict::Over);
+        let texts = over.map(|one| {
+            let (more, part) = (signed(one.before, one.now), percent(one.before, one.now));
+            format!("{} {more} ({part})", one.chosen)
+        });
+        let texts: Vec<String> = texts.collect();
+        format!("more than {} more: {}", self.threshold, texts.join(", "))
+    }
+}
+
+/// Each event on one side.
+fn apart(events: &[Chosen]) -> Vec<Chosen> {
+    let mut found = Vec::new();
+    for chosen in events {
+        let sides = match chosen.side {
+            Some(side) => vec![side],
+            None => vec![Side::User, Side::Kernel],
+        };
+        for side in sides {
+            let one = Chosen::new(chosen.event, side);
+            if !found.contains(&one) {
+                found.push(one);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::record::tests::{function, record, tally};
+
+    fn threshold(text: &str) -> Threshold {
+        text.parse().expect("a threshold")
+    }
+
+    #[test]
+    fn thresholds() {
+        fn check(text: &str, expected: Option<&str>) {
+            let found = text.parse::<Threshold>().ok().map(|it| it.to_string());
+            assert_eq!(found.as_deref(), expected, "{text}");
+        }
+        check("0.5%", Some("0.5 %"));
+        check("0.5", Some("0.5 %"));
+        check("12 %", Some("12 %"));
+        check("0", Some("0 %"));
+        check("0.000001%", Some("0.000001 %"));
+        check("250%", Some("250 %"));
+        for bad in [
+            "",
+            "%",
+            "-1",
+            "+1",
+            "1e3",
+            ".5",
+            "5.",
+            "0.0000001",
+            "half",
+            "1,5",
+            "99999999999999999999",
+        ] {
+            check(bad, None);
+        }
+    }
+
+    #[test]
+    fn what_is_over() {
+        fn check(text: &str, before: u64, now: u64, expected: bool) {
+            let found = threshold(text).is_exceeded(before, now);
+            assert_eq!(found, expected, "{text}: {before} to {now}");
+        }
+        check("0.5", 1_000, 1_005, false);
+        check("0.5", 1_000, 1_006, true);
+        check("0", 1_000, 1_000, false);
+        check("0", 1_000_000, 1_000_001, true);
+        check("0", 5, 4, false);
+        // From nothing to something is more than any percentage.
+        check("1000000", 0, 1, true);
+        check("1000000", 0, 0, false);
+        check("100", u64::MAX / 2, u64::MAX, true);
+        check("101", u64::MAX / 2, u64::MAX, false);
+    }
+
+    fn written(comparison: &Comparison<'_>) -> String {
+        let mut out = Vec::new();
+        comparison.write("base.json", &mut out).expect("room");
+        String::from_utf8(out).expect("text")
+    }
+
+    fn gate(text: &str, kernel: bool) -> Gate<'static> {
+        Gate {
+            events: &Gate::DEFAULT,
+            threshold: threshold(text),
+            kernel,
+        }
+    }
+
+    #[test]
+    fn growth_is_named_with_inputs_and_functions() {
+        let (before, mut now) = (record(), record());
+        now.inputs.add("program", crate::inputs::digest(b"other"));
+        now.counts.programs[1].threads[0].user = tally(1_012_000);
+        now.counts.programs[1].threads[0].kernel = tally(40_000);
+        now.counts.functions = Some(vec![
+            function("deflate", 912_000, 992_000),
+            function("longest_match", 80_000, 80_000),
+        ]);
+        let comparison = Comparison::of(&before, &now, &gate("0.5%", false));
+        assert!(comparison.fails());
+        assert_eq!(
+            comparison.failure(),
+            "more than 0.5 % more: instructions:u +12,000 (+1.000 %)"
+        );
+        let [was, is] =
+            [&before, &now].map(|it| crate::inputs::short(it.inputs.get("program").expect("one")));
+        let expected = format!(
+            " Inputs that differ from base.json:
+   program: {was} → {is}
+
+ Against base.json (at most 0.5 % more):
+
+            before                now       change
+         1,200,000          1,212,000     +1.000 %  instructions:u  OVER
+           124,567            130,000     +4.362 %  instructions:k  (not in the gate)
+
+               own          inclusive  function (change; now)
+           +12,000            +12,000  deflate (gzip): own 912,000, inclusive 992,000
+
+"
+        );
+        assert_eq!(written(&comparison), expected);
+        // By request the kernel's counts are in the gate.
+        let comparison = Comparison::of(&before, &now, &gate("2%", true));
+        assert_eq!(
+            comparison.failure(),
+            "more than 2 % more: instructions:k +5,433 (+4.362 %)"
+        );
+        let comparison = Comparison::of(&before, &now, &gate("2%", false));
+        assert!(!comparison.fails());
+    }
+
+    #[test]
+    fn equal_inputs_with_other_counts_are_told() {
+        let (before, mut now) = (record(), record());
+        let same = Comparison::of(&before, &now, &gate("0", true));
+        assert!(!same.fails() && !same.is_unexplained());
+        assert!(written(&same).starts_with(" Every input is that of base.json.\n"));
+        now.counts.programs[0].threads[0].user = tally(200_001);
+        now.outcome = crate::Outcome::Signalled(11);
+        let comparison = Comparison::of(&before, &now, &gate("0", true));
+        assert!(comparison.is_unexplained() && comparison.fails());
+        let text = written(&comparison);
+        assert!(text.contains("which must not be"), "{text}");
+        assert!(text.contains("status was 0, and is 139 now"), "{text}");
+    }
+
+    proptest! {
+        /// As in exact fractions, by another way of calculating.
+        #[test]
+        fn a_threshold_is_exact(before in 0..100_000u64, now in 0..200_000u64, parts in 0..3_000_000u64) {
+            let text = format!("{}.{:06}", parts / 1_000_000, parts % 1_000_000);
+            let most = u128::from(before) * (100_000_000 + u128::from(parts));
+            let over = u128::from(now) * 100_000_000 > most;
+            prop_assert_eq!(threshold(&text).is_exceeded(before, now), over);
+        }
+
+        /// A larger threshold never finds more, and a larger count is never found less.
+        #[test]
+        fn a_threshold_is_monotonous(before: u64, now: u64, more: u64, parts in 0..u64::MAX / 2) {
+            let (tight, loose) = (Threshold { parts }, Threshold { parts: parts * 2 });
+            prop_assert!(!loose.is_exceeded(before, now) || tight.is_exceeded(before, now));
+            let larger = now.saturating_add(more);
+            prop_assert!(!tight.is_exceeded(before, now) || tight.is_exceeded(before, larger));
+            prop_assert!(!tight.is_exceeded(now, now));
+        }
+
+        /// What is printed of a threshold is that threshold.
+        #[test]
+        fn thresholds_are_read_as_printed(parts: u64) {
+            let one = Threshold { parts };
+            prop_assert_eq!(one.to_string().parse(), Ok(one));
+        }
+
+        /// The gate fails exactly where a gated count is over the threshold.
+        #[test]
+        fn the_gate_is_its_counts(user in 0..5_000u64, kernel in 0..5_000u64, parts in 0..2_000_000u64, gated: bool) {
+            let (mut before, mut now) = (record(), record());
+            before.counts.programs.truncate(1);
+            now.counts.programs.truncate(1);
+            let thread = &mut now.counts.programs[0].threads[0];
+            (thread.user, thread.kernel) = (tally(197_500 + user), tally(87_500 + kernel));
+            let threshold = Threshold { parts };
+            let gate = Gate { events: &Gate::DEFAULT, threshold, kernel: gated };
+            let comparison = Comparison::of(&before, &now, &gate);
+            let over = threshold.is_exceeded(200_000, 197_500 + user)
+                || gated && threshold.is_exceeded(90_000, 87_500 + kernel);
+            prop_assert_eq!(comparison.fails(), over);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The record of a run: what it was made of, how it ended, and what it counted.
+
+use attribution::Counts;
+use serde::{Deserialize, Serialize};
+
+use crate::inputs::Inputs;
+
+/// The version of the file that [`Record::to_json`] writes, and the one that [`Record::parse`]
+/// takes.
+pub const VERSION: u32 = 1;
+
+/// What a file of `umpire count --save` holds: one JSON object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// The version of this format: 1.
+    #[serde(rename = "umpire-count")]
+    pub version: u32,
+    /// The digest of all inputs.
+    pub digest: String,
+    /// What the run depends on, by name: digests of contents, and short values as they are.
+    pub inputs: Inputs,
+    /// How the program ended.
+    pub outcome: Outcome,
+    /// What was counted.
+    pub counts: Counts,
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// By itself, with this status.
+    Exited(u8),
+    /// By a signal of this number.
+    Signalled(u8),
+}
+
+impl Outcome {
+    /// The status that a shell has of it.
+    #[must_use]
+    pub fn status(self) -> u8 {
+        match self {
+            Outcome::Exited(status) => status,
+            Outcome::Signalled(signal) => signal.saturating_add(128),
+        }
+    }
+}
+
+/// The head of the file, whatever version it is of.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(rename = "umpire-count")]
+    version: u32,
+}
+
+/// A file that is no record.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// It is something else.
+    #[error("it is no file of umpire count --save: {0}")]
+    Foreign(#[source] serde_json::Error),
+    /// Of another version of Umpire.
+    #[error(
+        "it is of format {0}, and this umpire reads format {VERSION}: make it anew with --save"
+    )]
+    Version(u32),
+    /// Of this version, and broken.
+    #[error("it is damaged: {0}; make it anew with --save")]
+    Damaged(#[source] serde_json::Error),
+    /// Somebody has changed an input in it.
+    #[error("it is damaged: its digest is not that of its inputs; make it anew with --save")]
+    Digest,
+}
+
+impl Record {
+    /// The record of a run.
+    #[must_use]
+    pub fn new(inputs: Inputs, outcome: Outcome, counts: Counts) -> Self {
+        Record {
+            version: VERSION,
+            digest: inputs.digest(),
+            inputs,
+            outcome,
+            counts,
+        }
+    }
+
+    /// The record in a file.
+    ///
+    /// # Errors
+    /// The file holds none, or not one that can be used.
+    pub fn parse(bytes: &[u8]) -> Result<Self, RecordError> {
+        let head: Head = serde_json::from_slice(bytes).map_err(RecordError::Foreign)?;
+        if head.version != VERSION {
+            return Err(RecordError::Version(head.version));
+        }
+        let record: Record = serde_json::from_slice(bytes).map_err(RecordError::Damaged)?;
+        if record.digest != record.inputs.digest() {
+            return Err(RecordError::Digest);
+        }
+        Ok(record)
+    }
+
+    /// The content of the file.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Maps with keys that are strings, and integers: nothing that JSON has not.
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+/// The last part of a program's path.
+#[must_use]
+pub fn short_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use attribution::{Events, Function, Program, Rest, Syscall, Thread};
+
+    use super::*;
+    use crate::Chosen;
+
+    /// So many instructions, a fifth as many branches.
+    pub(crate) fn tally(instructions: u64) -> Events {
+        Events {
+            instructions,
+            branches: instructions / 5,
+            loads: instructions / 4,
+            stores: instructions / 8,
+            ticks: instructions + 7,
+            ..Events::default()
+        }
+    }
+
+    pub(crate) fn program(name: &str, pid: u32, user: u64, kernel: u64) -> Program {
+        Program {
+            name: name.to_owned(),
+            pid,
+            parent: 1,
+            threads: vec![Thread {
+                tid: pid,
+                comm: short_name(name).to_owned(),
+                user: tally(user),
+                kernel: tally(kernel),
+            }],
+        }
+    }
+
+    pub(crate) fn function(name: &str, own: u64, inclusive: u64) -> Function {
+        Function {
+            object: "/usr/bin/gzip".to_owned(),
+            name: name.to_owned(),
+            own,
+            inclusive,
+            calls: 1,
+        }
+    }
+
+    /// A shell that starts gzip.
+    pub(crate) fn record() -> Record {
+        let mut inputs = Inputs::default();
+        inputs.add("kernel", "6.1.192-2");
+        inputs.add("program", crate::inputs::digest(b"gzip"));
+        let syscall = |name: &str, calls, instructions| Syscall {
+            number: 0,
+            name: name.to_owned(),
+            calls,
+            instructions,
+        };
+        let counts = Counts {
+            programs: vec![
+                program("/bin/sh", 100, 200_000, 90_000),
+                program("/usr/bin/gzip", 101, 1_000_000, 34_567),
+            ],
+            syscalls: vec![syscall("read", 12, 34_000), syscall("write", 2, 4_000)],
+            rest: Rest {
+                exceptions: 20,
+                exception_instructions: 80_000,
+                interrupts: 1,
+                interrupt_instructions: 567,
+                start_instructions: 6_000,
+            },
+            functions: Some(vec![
+                function("deflate", 900_000, 980_000),
+                function("longest_match", 80_000, 80_000),
+            ]),
+            regions: Vec::new(),
+        };
+        Record::new(inputs, Outcome::Exited(0), counts)
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let record = record();
+        let text = record.to_json();
+        assert_eq!(Record::parse(text.as_bytes()).expect("a record"), record);
+    }
+
+    #[test]
+    fn sums() {
+        let counts = record().counts;
+        let total = |text: &str| text.parse::<Chosen>().expect("an event").of(&counts);
+        assert_eq!(total("instructions:u"), 1_200_000);
+        assert_eq!(total("instructions:k"), 124_567);
+        assert_eq!(total("instructions"), 1_324_567);
+        assert_eq!(total("loads:u"), 300_000);
+    }
+
+    #[test]
+    fn files_that_are_no_record() {
+        fn check(text: &str, expected: &str) {
+            let error = Record::parse(text.as_bytes()).expect_err(text).to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        check("", "it is no file of umpire count --save");
+        check("{}", "it is no file of umpire count --save");
+        check("{\"umpire-count\": 2}", "it is of format 2");
+        check("{\"umpire-count\": 1}", "it is damaged");
+        let good = record().to_json();
+        check(&good.replace("6.1.192-2", "6.1.193-1"), "its digest");
+        check(&good.replace("\"loads\"", "\"mores\""), "it is damaged");
+        check(&good.replace("\"tid\"", "\"tidy\""), "it is damaged");
+        check(&good[..good.len() / 2], "it is no file");
+    }
+
+    #[test]
+    fn statuses_are_those_of_a_shell() {
+        assert_eq!(Outcome::Exited(3).status(), 3);
+        assert_eq!(Outcome::Signalled(9).status(), 137);
+        assert_eq!(Outcome::Signalled(255).status(), 255);
+    }
+}
