@@ -12,7 +12,6 @@
 //! # Ok::<(), guest_tests::l1::L1Error>(())
 //! ```
 
-mod apt;
 mod cache;
 pub mod cli;
 pub(crate) mod cpio;
@@ -26,13 +25,12 @@ mod packages;
 mod qemu;
 mod run;
 mod session;
-mod sources;
 #[allow(unsafe_code)]
 mod sys;
 pub(crate) mod tool;
 
-pub use apt::Package;
 pub use cache::{Cache, Cached};
+pub use debian_packages::Package;
 pub use error::L1Error;
 pub(crate) use headers::BUILD as HEADERS;
 pub(crate) use initramfs::{add_merged_usr, guest_name, stripped};

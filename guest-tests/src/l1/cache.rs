@@ -5,10 +5,11 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use super::apt::{Apt, Package};
+use debian_packages::{Apt, Package};
+
 use super::error::L1Error;
 use super::packages::Set;
-use super::tool::say;
+use super::tool::{FETCHING, say};
 
 const MANIFEST: &str = "packages.json";
 const PARTIAL: &str = "partial-";
@@ -93,7 +94,7 @@ impl Cache {
                 _ => {
                     let folder = work.path().join(format!("apt-{release}"));
                     fs::create_dir_all(&folder).map_err(L1Error::file("create", &folder))?;
-                    let apt = Apt::prepare(&folder, release)?;
+                    let apt = Apt::prepare(&folder, release, FETCHING)?;
                     &prepared.insert((release, apt)).1
                 }
             };

@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use debian_packages::PackagesError;
+
 /// A failure of the L1 machine or of its preparation; never a failure of the command inside.
 #[derive(Debug, thiserror::Error)]
 pub enum L1Error {
@@ -17,41 +19,9 @@ pub enum L1Error {
         /// The operating system's answer.
         source: io::Error,
     },
-    /// A helper program is not on `PATH`.
-    #[error("{tool} was not found on PATH; {advice}")]
-    ToolMissing {
-        /// The program.
-        tool: String,
-        /// What to do about it.
-        advice: &'static str,
-    },
-    /// A helper program failed.
-    #[error("`{command}` failed ({status}): {tail}\n{advice}")]
-    ToolFailed {
-        /// The command line.
-        command: String,
-        /// Its exit status in words.
-        status: String,
-        /// The last lines it printed.
-        tail: String,
-        /// What to do about it.
-        advice: &'static str,
-    },
-    /// apt's sources name no Debian archive.
-    #[error(
-        "apt's sources name no Debian archive with the component `main`; add one, or point UMPIRE_CACHE at a cache filled on another machine (`cargo l1 --fetch-only` fills it)"
-    )]
-    NoDebianSource,
-    /// The archive has no package that fits.
-    #[error(
-        "the Debian archive offers no package that fits `{wanted}` in {releases}; is its mirror complete?"
-    )]
-    NoPackage {
-        /// Name or pattern of the package.
-        wanted: String,
-        /// The releases that were searched.
-        releases: String,
-    },
+    /// A helper program failed, or packages cannot be had.
+    #[error(transparent)]
+    Packages(#[from] PackagesError),
     /// A downloaded package lacks an expected file.
     #[error("package set `{set}` has no file {file}; remove it from the cache and fetch again")]
     PackageContent {

@@ -8,7 +8,8 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use super::apt::{Apt, Package};
+use debian_packages::{Apt, Package};
+
 use super::error::L1Error;
 
 /// The folder for `make -C`, relative to the set.

@@ -4,7 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::apt::{Apt, Package, unpack};
+use debian_packages::{Apt, Package, PackagesError, unpack};
+
 use super::error::L1Error;
 use super::headers;
 use super::tool::say;
@@ -104,9 +105,9 @@ impl Set {
     /// The exact packages of this set that the archive offers now.
     pub(crate) fn resolve(self, apt: &Apt) -> Result<Vec<Package>, L1Error> {
         match self {
-            Set::Qemu => apt.closure(&["qemu-system-x86"], Some(BACKPORTS)),
-            Set::Perf => apt.closure(&["linux-perf"], None),
-            Set::Gdb => apt.closure(&["gdb-minimal"], None),
+            Set::Qemu => Ok(apt.closure(&["qemu-system-x86"], Some(BACKPORTS))?),
+            Set::Perf => Ok(apt.closure(&["linux-perf"], None)?),
+            Set::Gdb => Ok(apt.closure(&["gdb-minimal"], None)?),
             Set::Busybox => Ok(vec![apt.candidate("busybox-static")?]),
             Set::HypervisorKernel => Ok(vec![kernel(apt, "linux-image-6.12.")?]),
             Set::GuestKernel | Set::NewGuestKernel => {
@@ -123,12 +124,14 @@ impl Set {
                 let all = apt.closure(&[NEWEST_KERNEL], Some(NEWEST_BACKPORTS))?;
                 let parts = newest_kernel(all);
                 let has = |part: &str| parts.iter().any(|found| found.name.starts_with(part));
-                has(KERNEL_PARTS[0])
-                    .then_some(parts)
-                    .ok_or_else(|| L1Error::NoPackage {
-                        wanted: NEWEST_KERNEL.to_owned(),
-                        releases: format!("{NEWEST_RELEASE} and {NEWEST_BACKPORTS}"),
-                    })
+                if has(KERNEL_PARTS[0]) {
+                    return Ok(parts);
+                }
+                Err(PackagesError::NoPackage {
+                    wanted: NEWEST_KERNEL.to_owned(),
+                    releases: format!("{NEWEST_RELEASE} and {NEWEST_BACKPORTS}"),
+                }
+                .into())
             }
         }
     }
@@ -146,7 +149,7 @@ impl Set {
         }
         apt.download(packages, &debs)?;
         say("unpacking …");
-        unpack(&debs, &root)?;
+        unpack(&debs, &root, say)?;
         match self {
             Set::Qemu | Set::Perf | Set::Gdb => {
                 prune(&root)?;
@@ -212,11 +215,11 @@ impl Set {
 /// The newest cloud kernel package whose name starts with `prefix`.
 fn kernel(apt: &Apt, prefix: &str) -> Result<Package, L1Error> {
     let names = apt.names(prefix)?;
-    let newest = newest_cloud_kernel(&names).ok_or_else(|| L1Error::NoPackage {
+    let newest = newest_cloud_kernel(&names).ok_or_else(|| PackagesError::NoPackage {
         wanted: format!("{prefix}*-cloud-amd64"),
         releases: format!("{RELEASE} and {BACKPORTS}"),
     })?;
-    apt.candidate(newest)
+    Ok(apt.candidate(newest)?)
 }
 
 fn newest_cloud_kernel(names: &[String]) -> Option<&str> {

@@ -1,12 +1,17 @@
 //! Runs the helper programs of the harness (apt, dpkg, strip, cc) and turns their failures into errors.
 
-use std::io::{self, Read};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
+
+use debian_packages::Tools;
+pub(crate) use debian_packages::last_lines;
 
 use super::error::L1Error;
+
+/// How the harness has the programs run that fetch packages.
+pub(crate) const FETCHING: Tools = Tools {
+    say,
+    advice: "the machines are built from Debian's packages by apt: check the network, apt's sources and the room in the cache folder, or point UMPIRE_CACHE at a cache filled on another machine (`cargo l1 --fetch-only` fills it)",
+};
 
 /// Reports progress of long work on stderr.
 pub(crate) fn say(text: &str) {
@@ -14,153 +19,10 @@ pub(crate) fn say(text: &str) {
 }
 
 /// Runs `command` to its end and returns its stdout; `advice` says what to do when it fails.
-/// `label` is repeated every ten seconds, so that long work does not look like a hang.
 pub(crate) fn capture(
     command: &mut Command,
     label: &str,
     advice: &'static str,
 ) -> Result<String, L1Error> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let shown = shown(command);
-    let start = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = start.map_err(|error| start_error(&name, error, advice))?;
-    let stdout = child.stdout.take().map(collect);
-    let stderr = child.stderr.take().map(collect);
-    let status = {
-        let (done, finished) = mpsc::channel::<()>();
-        let label = label.to_owned();
-        let ticker = thread::spawn(move || tick(&label, &finished));
-        let status = child.wait();
-        drop(done);
-        // The ticker only prints; a panic in it changes nothing about the tool's result.
-        let _ = ticker.join();
-        status.map_err(L1Error::file("wait for", &name))?
-    };
-    let text = |reader: Option<thread::JoinHandle<Vec<u8>>>| {
-        let bytes = reader.and_then(|thread| thread.join().ok());
-        String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
-    };
-    let (stdout, stderr) = (text(stdout), text(stderr));
-    if status.success() {
-        return Ok(stdout);
-    }
-    let printed = if stderr.trim().is_empty() {
-        &stdout
-    } else {
-        &stderr
-    };
-    Err(L1Error::ToolFailed {
-        command: shown,
-        status: status.to_string(),
-        tail: last_lines(printed, 6),
-        advice,
-    })
-}
-
-/// The last `count` lines of `text` that hold something.
-pub(crate) fn last_lines(text: &str, count: usize) -> String {
-    let lines: Vec<&str> = text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .collect();
-    lines[lines.len().saturating_sub(count)..].join("\n")
-}
-
-fn start_error(name: &str, error: io::Error, advice: &'static str) -> L1Error {
-    if error.kind() == io::ErrorKind::NotFound {
-        return L1Error::ToolMissing {
-            tool: name.to_owned(),
-            advice,
-        };
-    }
-    L1Error::file("start", name)(error)
-}
-
-/// The command as a person would type it, cut to a readable length.
-fn shown(command: &Command) -> String {
-    let mut words = vec![command.get_program().to_string_lossy().into_owned()];
-    words.extend(
-        command
-            .get_args()
-            .map(|arg| arg.to_string_lossy().into_owned()),
-    );
-    if words.len() > 12 {
-        words.truncate(12);
-        words.push("…".to_owned());
-    }
-    words.join(" ")
-}
-
-fn collect(mut stream: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // A read error ends the text early; the exit status still decides.
-        let _ = stream.read_to_end(&mut bytes);
-        bytes
-    })
-}
-
-fn tick(label: &str, finished: &mpsc::Receiver<()>) {
-    let start = Instant::now();
-    while finished.recv_timeout(Duration::from_secs(10)) == Err(mpsc::RecvTimeoutError::Timeout) {
-        say(&format!("still {label} ({} s)", start.elapsed().as_secs()));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn results_of_tools() {
-        fn check(script: &str, expected: Result<&str, &str>) {
-            let result = capture(
-                Command::new("sh").args(["-c", script]),
-                "testing",
-                "be brave",
-            );
-            match (result, expected) {
-                (Ok(found), Ok(expected)) => assert_eq!(found, expected),
-                (Err(found), Err(expected)) => {
-                    let found = found.to_string();
-                    assert!(
-                        found.contains(expected) && found.contains("be brave"),
-                        "{found}"
-                    );
-                }
-                (found, expected) => panic!("{found:?}, expected {expected:?}"),
-            }
-        }
-        check("echo out; echo err >&2", Ok("out\n"));
-        check(
-            "echo out; echo why >&2; exit 3",
-            Err("(exit status: 3): why"),
-        );
-        check("echo only; exit 1", Err("only"));
-    }
-
-    #[test]
-    fn a_missing_tool_is_named() {
-        let error = capture(
-            &mut Command::new("no-such-tool-here"),
-            "testing",
-            "install it",
-        );
-        let text = error.expect_err("not there").to_string();
-        assert_eq!(text, "no-such-tool-here was not found on PATH; install it");
-    }
-
-    #[test]
-    fn tails() {
-        fn check(text: &str, expected: &str) {
-            assert_eq!(last_lines(text, 2), expected);
-        }
-        check("", "");
-        check("a", "a");
-        check("a\n\nb\nc\n\n", "b\nc");
-    }
+    Ok(Tools { say, advice }.capture(command, label)?)
 }

@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 37] = [
+const HOUSE: [Room; 38] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -104,6 +104,7 @@ const HOUSE: [Room; 37] = [
         "vmm/tools",
         &["umpire-events", "perfmon", "umpire-perfmon", "umpire-lease"],
     ),
+    room("debian-packages", "vmm/packages", &[]),
     room(
         "umpire-count",
         "vmm/count",
@@ -132,6 +133,8 @@ const HOUSE: [Room; 37] = [
             "vmm",
             "umpire-tools",
             "umpire-bench",
+            "umpire-count",
+            "debian-packages",
             "umpire-events",
             "arbiter-lab",
             "umpire-audit",

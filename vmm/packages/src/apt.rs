@@ -7,11 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::error::L1Error;
+use super::error::PackagesError;
 use super::sources::{self, Mirror, Source};
-use super::tool::{capture, say};
-
-const ADVICE: &str = "the machines are built from Debian's packages by apt: check the network, apt's sources and the room in the cache folder, or point UMPIRE_CACHE at a cache filled on another machine (`cargo l1 --fetch-only` fills it)";
+use super::tool::Tools;
 
 /// One version of one package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -24,48 +22,57 @@ pub struct Package {
 
 /// apt with private folders.
 #[derive(Debug)]
-pub(crate) struct Apt {
+pub struct Apt {
     folder: PathBuf,
+    tools: Tools,
 }
 
 impl Apt {
     /// Prepares the folders and fetches the package lists of `release`, its backports and its security updates.
-    pub(crate) fn prepare(folder: &Path, release: &str) -> Result<Self, L1Error> {
-        let mirror = Mirror::choose(&system_sources()?).ok_or(L1Error::NoDebianSource)?;
+    ///
+    /// # Errors
+    /// There is no apt, it knows no Debian archive, or that does not answer.
+    pub fn prepare(folder: &Path, release: &str, tools: Tools) -> Result<Self, PackagesError> {
+        let advice = tools.advice;
+        let mirror = Mirror::choose(&system_sources(tools)?);
+        let mirror = mirror.ok_or(PackagesError::NoDebianSource { advice })?;
         for name in ["state/lists/partial", "cache/archives/partial", "sources"] {
             let path = folder.join(name);
-            fs::create_dir_all(&path).map_err(L1Error::file("create", &path))?;
+            fs::create_dir_all(&path).map_err(PackagesError::file("create", &path))?;
         }
         let mut dump = Command::new("apt-config");
-        let dump = capture(
+        let dump = tools.capture(
             dump.env("LC_ALL", "C").arg("dump"),
             "reading apt's settings",
-            ADVICE,
         )?;
         let texts = [
             ("status", String::new()),
-            ("sources/l1.sources", mirror.stanzas(release)),
+            ("sources/own.sources", mirror.stanzas(release)),
             ("apt.conf", private_settings(&dump, folder)),
         ];
         for (name, text) in texts {
             let path = folder.join(name);
-            fs::write(&path, text).map_err(L1Error::file("write", &path))?;
+            fs::write(&path, text).map_err(PackagesError::file("write", &path))?;
         }
         let apt = Self {
             folder: folder.to_owned(),
+            tools,
         };
-        say(&format!("fetching the package lists of Debian {release} …"));
+        (tools.say)(&format!("fetching the package lists of Debian {release} …"));
         apt.run("apt-get", &["update"], "fetching the package lists")?;
         Ok(apt)
     }
 
     /// The packages called `roots` and all that they depend on, taken from the release `target` where it
     /// has them, else from wherever the newest version is.
-    pub(crate) fn closure(
+    ///
+    /// # Errors
+    /// apt cannot resolve what they need.
+    pub fn closure(
         &self,
         roots: &[&str],
         target: Option<&str>,
-    ) -> Result<Vec<Package>, L1Error> {
+    ) -> Result<Vec<Package>, PackagesError> {
         let mut args = vec!["--simulate", "--no-install-recommends"];
         args.extend(
             target
@@ -79,14 +86,20 @@ impl Apt {
     }
 
     /// All package names that start with `prefix`.
-    pub(crate) fn names(&self, prefix: &str) -> Result<Vec<String>, L1Error> {
+    ///
+    /// # Errors
+    /// apt fails.
+    pub fn names(&self, prefix: &str) -> Result<Vec<String>, PackagesError> {
         let names = self.run("apt-cache", &["pkgnames", prefix], "listing packages")?;
         Ok(names.lines().map(str::to_owned).collect())
     }
 
     /// Downloads `packages` into `into`; apt checks their hashes against the signed lists.
-    pub(crate) fn download(&self, packages: &[Package], into: &Path) -> Result<(), L1Error> {
-        fs::create_dir_all(into).map_err(L1Error::file("create", into))?;
+    ///
+    /// # Errors
+    /// No network, no room, or a package is gone.
+    pub fn download(&self, packages: &[Package], into: &Path) -> Result<(), PackagesError> {
+        fs::create_dir_all(into).map_err(PackagesError::file("create", into))?;
         let mut command = self.command("apt-get");
         command.current_dir(into).args(["--quiet", "download"]);
         command.args(
@@ -94,22 +107,25 @@ impl Apt {
                 .iter()
                 .map(|package| format!("{}={}", package.name, package.version)),
         );
-        say(&format!("downloading {} packages …", packages.len()));
-        capture(&mut command, "downloading", ADVICE).map(drop)
+        (self.tools.say)(&format!("downloading {} packages …", packages.len()));
+        self.tools.capture(&mut command, "downloading").map(drop)
     }
 
     /// The newest version of `name` outside the backports.
-    pub(crate) fn candidate(&self, name: &str) -> Result<Package, L1Error> {
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn candidate(&self, name: &str) -> Result<Package, PackagesError> {
         let plan = self.closure(&[name], None)?;
         let found = plan.into_iter().find(|package| package.name == name);
-        found.ok_or_else(|| L1Error::NoPackage {
+        found.ok_or_else(|| PackagesError::NoPackage {
             wanted: name.to_owned(),
             releases: "any of its releases".to_owned(),
         })
     }
 
-    fn run(&self, program: &str, args: &[&str], label: &str) -> Result<String, L1Error> {
-        capture(self.command(program).args(args), label, ADVICE)
+    fn run(&self, program: &str, args: &[&str], label: &str) -> Result<String, PackagesError> {
+        self.tools.capture(self.command(program).args(args), label)
     }
 
     fn command(&self, program: &str) -> Command {
@@ -123,29 +139,31 @@ impl Apt {
 }
 
 /// Unpacks every `.deb` of the folder `from` into `root`.
-pub(crate) fn unpack(from: &Path, root: &Path) -> Result<(), L1Error> {
-    const ADVICE: &str = "it comes with Debian's dpkg";
-    let entries = fs::read_dir(from).map_err(L1Error::file("read", from))?;
+///
+/// # Errors
+/// There is no dpkg-deb, or it fails.
+pub fn unpack(from: &Path, root: &Path, say: fn(&str)) -> Result<(), PackagesError> {
+    let tools = Tools {
+        say,
+        advice: "it comes with Debian's dpkg",
+    };
+    let entries = fs::read_dir(from).map_err(PackagesError::file("read", from))?;
     for entry in entries {
-        let path = entry.map_err(L1Error::file("read", from))?.path();
+        let path = entry.map_err(PackagesError::file("read", from))?.path();
         if path.extension().is_some_and(|extension| extension == "deb") {
             let mut command = Command::new("dpkg-deb");
             command.arg("--extract").arg(&path).arg(root);
-            capture(&mut command, "unpacking", ADVICE)?;
+            tools.capture(&mut command, "unpacking")?;
         }
     }
     Ok(())
 }
 
 /// Reads apt's own sources, wherever its settings put them.
-fn system_sources() -> Result<Vec<Source>, L1Error> {
+fn system_sources(tools: Tools) -> Result<Vec<Source>, PackagesError> {
     let setting = |name: &str| {
         let mut command = Command::new("apt-config");
-        let text = capture(
-            command.args(["shell", "F", name]),
-            "reading apt's settings",
-            ADVICE,
-        )?;
+        let text = tools.capture(command.args(["shell", "F", name]), "reading apt's settings")?;
         Ok(text.lines().find_map(shell_value).unwrap_or_default())
     };
     let (list, parts) = (
