@@ -34,7 +34,7 @@ mod serial;
 mod time;
 
 pub use acpi_pm::{PM_TIMER_HZ, SLP_TYP_POWER_OFF, TimerWidth};
-pub use bus::{PlatformParts, PortBus, PortMapEntry, port_map};
+pub use bus::{PlatformParts, PortBus, PortMapEntry, PortsState, port_map};
 pub use mmio::MmioBus;
 pub use platform::{Platform, SharedPlatform};
 pub use serial::{ConsoleIrqError, InterruptLine};

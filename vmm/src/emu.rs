@@ -21,6 +21,7 @@ mod paravirt;
 mod pmi;
 mod registers;
 mod room;
+mod saved;
 mod schedule;
 mod vcpu;
 
@@ -32,6 +33,7 @@ pub use cpuid::supported;
 pub use outside::{Lines, Nobody, Outside, Waited};
 pub use registers::{debug, general, special, starting_at, state_of};
 pub use room::{Room, RoomEnd, RoomError, RoomParts};
+pub use saved::{NotRestored, NotSaved, RoomState};
 pub use vcpu::{EmuVcpu, EmuVcpuParts};
 
 /// Ticks of virtual time, and of the TSC, in a second.

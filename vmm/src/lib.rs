@@ -6,7 +6,8 @@
 //!
 //! - vCPUs: [`kvm`] (VMs, vCPUs, exits), [`vcpu`] (run loop), [`sched`] (several vCPUs
 //!   on a core), [`cores`] (which host CPUs), [`sys`] (system calls).
-//! - The same without KVM: [`mod@emu`].
+//! - The same without KVM: [`mod@emu`]; a program in a small machine of that: [`count`],
+//!   whose files come by [`virtio`].
 //! - The machine: [`boot`] (kernels, ACPI), [`cpuid`], [`devices`],
 //!   [`machine`] (threads and the main loop), [`terminal`].
 //! - The host: [`probe`] (what KVM does, by tiny guests), [`host`] (what files
@@ -25,6 +26,7 @@ pub mod boot;
 pub mod config;
 mod control;
 pub mod cores;
+pub mod count;
 pub mod counters;
 pub mod cpuid;
 pub mod devices;
@@ -47,3 +49,4 @@ pub mod sync;
 pub mod sys;
 pub mod terminal;
 pub mod vcpu;
+pub mod virtio;

@@ -14,6 +14,7 @@ mod sys;
 mod threads;
 
 pub use build::{EngineFacts, LeaseLines, Machine, MachineError, Stopper};
+pub(crate) use build::{SEEDED_BEGINNING, emulated_start};
 pub use event_loop::LoopError;
 pub use run::{RunEnd, RunError, run};
 pub use state::probe as probe_state_file;

@@ -1,5 +1,7 @@
 //! Status flags, worked out when somebody asks.
 
+use serde::{Deserialize, Serialize};
+
 /// CF.
 pub(crate) const CF: u64 = 1 << 0;
 /// PF.
@@ -25,7 +27,7 @@ const TURN_SF: u64 = 1 << 0;
 const TURN_PF: u64 = 1 << 1;
 
 /// The six status flags as the last result and the carries that led to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(C)]
 pub struct Flags {
     /// The result, sign-extended: ZF, SF and PF.

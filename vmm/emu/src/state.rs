@@ -1,5 +1,7 @@
 //! The registers of a processor.
 
+use serde::{Deserialize, Serialize};
+
 use crate::flags::{Flags, STATUS};
 
 /// Single step.
@@ -97,7 +99,7 @@ pub(crate) const STACK: u8 = 19;
 pub(crate) const BLOCK: u8 = 20;
 
 /// A segment register by its number in encodings, and the two of the system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Seg {
     /// ES.
     Es,
@@ -118,7 +120,7 @@ pub enum Seg {
 }
 
 /// A segment register with what was loaded from its descriptor.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(C)]
 pub struct Segment {
     /// Selector.
@@ -155,7 +157,7 @@ impl Segment {
 }
 
 /// GDTR or IDTR.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(C)]
 pub struct Table {
     /// Linear address.
@@ -165,7 +167,7 @@ pub struct Table {
 }
 
 /// What the last instruction holds back for one more.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Shadow {
     /// Nothing.
@@ -178,7 +180,7 @@ pub enum Shadow {
 }
 
 /// The registers. Fields lie where they are said to, so that generated code may use them.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(C)]
 pub struct State {
     /// RAX to R15 by their numbers; then `ZERO`, the bases, and room.
@@ -232,7 +234,7 @@ pub struct State {
 }
 
 /// MSRs that the processor's instructions use.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(C)]
 pub struct Msrs {
     /// STAR.

@@ -1,5 +1,7 @@
 //! Parts of words, and a set of vectors.
 
+use serde::{Deserialize, Serialize};
+
 /// Bits 31:0.
 pub(crate) fn low(value: u64) -> u32 {
     let [a, b, c, d, ..] = value.to_le_bytes();
@@ -17,7 +19,7 @@ pub(crate) fn with_low(value: u64, low: u32) -> u64 {
 }
 
 /// A set of vectors, as IRR, ISR and TMR are.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Vectors([u32; 8]);
 
 impl Vectors {

@@ -1,5 +1,6 @@
 //! All of a machine's chips, and what goes from one to another.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::bits::low;
@@ -63,7 +64,7 @@ const X2APIC_LAST: u32 = 0x8ff;
 
 /// The chips. A time before that of an earlier call counts as that one; a CPU that is not
 /// there is given nothing and does nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Chips {
     now: u64,
     apics: Vec<LocalApic>,

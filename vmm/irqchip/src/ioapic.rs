@@ -1,11 +1,13 @@
 //! An I/O APIC (82093AA; its EOI register is that of ICH's) with 24 pins.
 
+use serde::{Deserialize, Serialize};
+
 use crate::bits::{byte, low, with_low};
 use crate::lapic::Receipt;
 use crate::message::{Destination, Message, Order, Trigger};
 
 /// What the I/O APIC has besides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum IoApicVersion {
     /// 11h: level-triggered interrupts end by the local APICs' broadcast alone. As KVM's.
     V11,
@@ -33,7 +35,7 @@ const MASKED: u64 = 1 << 16;
 const WRITABLE_LOW: u32 = 0x0001_afff;
 const WRITABLE_HIGH: u32 = 0xff00_0000;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct IoApic {
     version: IoApicVersion,
     id: u32,

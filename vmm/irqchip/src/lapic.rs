@@ -1,5 +1,7 @@
 //! A local APIC (SDM 3A, chapter 11).
 
+use serde::{Deserialize, Serialize};
+
 use crate::bits::{Vectors, byte, low, with_low};
 use crate::message::{Destination, Message, Order, Trigger};
 use crate::registers::{ICR_WRITABLE, Lvt, Register, SVR_SUPPRESS, SVR_WRITABLE};
@@ -23,7 +25,7 @@ pub enum Delivery {
 }
 
 /// Whether a CPU executes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Activity {
     /// It does, or has halted itself.
     Runs,
@@ -61,13 +63,13 @@ pub(crate) enum Receipt {
 }
 
 /// Whether EOIs of level-triggered interrupts can be kept from being broadcast.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum EoiBroadcast {
     Always,
     Suppressible,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Mode {
     Disabled,
     XApic,
@@ -107,7 +109,7 @@ const ERROR_REGISTER: u32 = 1 << 7;
 /// Vectors below are the processor's own.
 const FIRST_VECTOR: u8 = 16;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct LocalApic {
     id: u32,
     physical_bits: u32,

@@ -1,8 +1,10 @@
 //! What is left of the two 8259s: their masks. Linux does without ISA interrupts if it cannot
 //! read back what it wrote there.
 
+use serde::{Deserialize, Serialize};
+
 /// What comes next to the data port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Expects {
     Mask,
     /// Initialisation command words 2 to 4, of which some are left out.
@@ -16,7 +18,7 @@ enum Expects {
     Icw4,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Pic {
     mask: u8,
     expects: Expects,
@@ -25,7 +27,7 @@ struct Pic {
 }
 
 /// Both controllers. Nothing is ever pending in them.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct PicMasks([Pic; 2]);
 
 #[derive(Debug, Clone, Copy)]

@@ -1,12 +1,14 @@
 //! A programmable interval timer (8254) and port 61h.
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::Rate;
 
 /// Cycles a second of the clock that the three channels count: a twelfth of 14.31818 MHz.
 pub(crate) const PIT_HZ: u64 = 1_193_182;
 
 /// What is read and written of a count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Halves {
     Low,
     High,
@@ -14,20 +16,20 @@ enum Halves {
 }
 
 /// The half of a count that comes next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Half {
     Low,
     High,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Gate {
     Low,
     High,
 }
 
 /// Cycles that a channel has counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Count {
     /// It waits for a count or, in modes 1 and 5, for its gate.
     Waits,
@@ -37,7 +39,7 @@ enum Count {
     Held(u64),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Channel {
     /// 0 to 5.
     mode: u8,
@@ -278,7 +280,7 @@ pub(crate) enum Tick {
     Rose,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Pit {
     rate: Rate,
     channels: [Channel; 3],

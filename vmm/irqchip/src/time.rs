@@ -1,7 +1,9 @@
 //! Clocks that are fractions of the TSC.
 
+use serde::{Deserialize, Serialize};
+
 /// A clock of `hz`, in ticks of a TSC of `tsc_hz`. Neither is 0.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Rate {
     hz: u64,
     tsc_hz: u64,

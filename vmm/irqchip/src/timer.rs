@@ -1,9 +1,11 @@
 //! The timer of a local APIC (SDM 3A, 11.5.4): one-shot, periodic, TSC deadline.
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::Rate;
 
 /// Bits 18:17 of its LVT entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum TimerMode {
     OneShot,
     Periodic,
@@ -23,7 +25,7 @@ impl TimerMode {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Armed {
     No,
     /// It reaches 0 when so many counts are complete since then.
@@ -42,7 +44,7 @@ pub(crate) enum Expiry {
     Expired,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ApicTimer {
     rate: Rate,
     mode: TimerMode,

@@ -1,6 +1,8 @@
 //! ACPI's fixed power management registers: the PM1a event and control blocks
 //! and the power management timer (ACPI 6.5, sections 4.8.3.1 to 4.8.3.3).
 
+use serde::{Deserialize, Serialize};
+
 use super::time::DeviceClock;
 
 /// The frequency of the power management timer in hertz (ACPI 6.5, 4.8.3.3).
@@ -11,7 +13,7 @@ pub const SLP_TYP_POWER_OFF: u16 = 5;
 
 /// How many bits the power management timer counts before it wraps. It has to
 /// agree with the FADT flag TMR_VAL_EXT.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TimerWidth {
     /// 24 bits: TMR_VAL_EXT is clear.
     Bits24,
@@ -40,7 +42,7 @@ const ENABLE: usize = 2;
 const CONTROL: usize = 4;
 const TIMER: usize = 8;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AcpiPm {
     enable: u16,
     control: u16,

@@ -4,13 +4,14 @@ use std::fmt;
 use std::io::Write;
 use std::ops::RangeInclusive;
 
+use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::acpi_pm::{AcpiPm, TimerWidth};
 use super::legacy::{ControlB, KeyboardController, control_a};
 use super::pci::PciHole;
 use super::rtc::Rtc;
-use super::serial::{ConsoleIrqError, InterruptLine, SerialPort};
+use super::serial::{ConsoleIrqError, InterruptLine, SavedUart, SerialPort};
 use super::time::DeviceClock;
 use super::{DeviceOutcome, GuestEnd, ResetSource, ports};
 
@@ -132,6 +133,18 @@ pub struct PortBus {
     unclaimed: u64,
 }
 
+/// What is kept of the devices, so that others go on where they stand. The keyboard controller
+/// has no state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortsState {
+    com1: SavedUart,
+    com2: Option<SavedUart>,
+    control_b: ControlB,
+    rtc: Rtc,
+    pm: AcpiPm,
+    pci: PciHole,
+}
+
 /// How many accesses to absent ports are logged before the rest is only counted.
 const LOGGED: u64 = 16;
 
@@ -181,6 +194,32 @@ impl PortBus {
     /// As [`enqueue`](Self::enqueue), for COM2. Without one nothing is taken.
     pub fn enqueue_agent(&mut self, input: &[u8]) -> usize {
         self.com2.as_mut().map_or(0, |com2| com2.enqueue(input))
+    }
+
+    /// What is kept of the devices.
+    #[must_use]
+    pub fn save(&self) -> PortsState {
+        PortsState {
+            com1: self.com1.save(),
+            com2: self.com2.as_ref().map(SerialPort::save),
+            control_b: self.control_b.clone(),
+            rtc: self.rtc.clone(),
+            pm: self.pm.clone(),
+            pci: self.pci.clone(),
+        }
+    }
+
+    /// Goes on from there. Lines whose interrupt has not been looked at are raised again.
+    /// A port that one of the two machines lacks keeps its state.
+    pub fn restore(&mut self, state: &PortsState) {
+        self.com1.restore(&state.com1);
+        if let Some((com2, state)) = self.com2.as_mut().zip(state.com2.as_ref()) {
+            com2.restore(state);
+        }
+        self.control_b = state.control_b.clone();
+        self.rtc = state.rtc.clone();
+        self.pm = state.pm.clone();
+        self.pci = state.pci.clone();
     }
 
     /// Accesses to ports where nothing is.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::{Deserialize, Serialize};
 use vm_superio::{I8042Device, Trigger};
 
 /// The keyboard controller: nothing is attached, but its reset command works.
@@ -73,7 +74,7 @@ pub(super) mod control_a {
 
 /// System control port B. With `KVM_PIT_SPEAKER_DUMMY` KVM answers this port
 /// itself, next to its PIT; this is what remains without it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ControlB {
     written: u8,
     refresh: bool,

@@ -6,6 +6,8 @@
 //! on Intel's and AMD's chipsets). Ports 0xCFC to 0xCFF are the data window:
 //! every read is all ones, which is how a missing function reads.
 
+use serde::{Deserialize, Serialize};
+
 /// Address bits that exist: enable (31), bus (23:16), device and function (15:8),
 /// register (7:2).
 const ADDRESS_MASK: u32 = 0x80ff_fffc;
@@ -14,7 +16,7 @@ const RST_CPU: u8 = 1 << 2;
 /// Reset control bits that read back: SYS_RST (1) and FULL_RST (3).
 const RESET_KEPT: u8 = 1 << 1 | 1 << 3;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PciHole {
     address: u32,
     reset_control: u8,

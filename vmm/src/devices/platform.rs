@@ -1,6 +1,7 @@
 //! The devices behind a vCPU's port and memory exits.
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 
 use super::{DeviceOutcome, MmioBus, PortBus};
@@ -16,6 +17,11 @@ pub trait Platform: Debug + Send + Sync {
     fn mmio_read(&self, address: u64, data: &mut [u8]);
     /// A store.
     fn mmio_write(&self, address: u64, data: &[u8]);
+    /// Guest-physical addresses that devices have written to by themselves since this was asked
+    /// last: code may have been there.
+    fn take_written(&self) -> Vec<Range<u64>> {
+        Vec::new()
+    }
 }
 
 /// The real devices, shared by the vCPUs of one machine.

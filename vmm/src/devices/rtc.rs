@@ -4,6 +4,8 @@
 //! cannot be set: guests that write to it go on with their own offset, so writes
 //! to data registers are dropped. Every register without a meaning reads as 0.
 
+use serde::{Deserialize, Serialize};
+
 use super::ports::CMOS_CENTURY;
 use super::time::{CalendarTime, DeviceClock};
 
@@ -17,7 +19,7 @@ const STATUS_D: u8 = 0x80;
 /// Bit 7 of the index port gates NMIs on real hardware and is no part of the index.
 const INDEX_MASK: u8 = 0x7f;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Rtc {
     index: u8,
 }

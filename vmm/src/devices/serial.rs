@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_superio::Serial;
 use vm_superio::Trigger;
-use vm_superio::serial::{Error as UartError, NoEvents};
+use vm_superio::serial::{Error as UartError, NoEvents, SerialState};
 use vmm_sys_util::eventfd::EventFd;
 
 /// A serial port's interrupt event descriptor cannot be used.
@@ -18,7 +20,7 @@ type Console = Box<dyn Write + Send>;
 
 /// The interrupt line of a device, which an edge raises. Raising it twice before anybody looks
 /// is one interrupt.
-pub trait InterruptLine: fmt::Debug + Send {
+pub trait InterruptLine: fmt::Debug + Send + Sync {
     /// Raises it. Never waits.
     ///
     /// # Errors
@@ -38,8 +40,8 @@ impl InterruptLine for EventFd {
 }
 
 /// A line as the UART has it.
-#[derive(Debug)]
-struct IrqLine(Box<dyn InterruptLine>);
+#[derive(Clone, Debug)]
+struct IrqLine(Arc<dyn InterruptLine>);
 
 impl Trigger for IrqLine {
     type E = io::Error;
@@ -47,6 +49,22 @@ impl Trigger for IrqLine {
     fn trigger(&self) -> io::Result<()> {
         self.0.raise()
     }
+}
+
+/// What is kept of a UART.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedUart {
+    /// Divisor latch, low and high.
+    divisor: [u8; 2],
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    /// Line control and status.
+    line: [u8; 2],
+    /// Modem control and status.
+    modem: [u8; 2],
+    scratch: u8,
+    /// What the guest has not read.
+    received: Vec<u8>,
 }
 
 pub(super) struct SerialPort {
@@ -57,8 +75,45 @@ pub(super) struct SerialPort {
 impl SerialPort {
     pub(super) fn new(irq: Box<dyn InterruptLine>, console: Console) -> Self {
         Self {
-            uart: Serial::new(IrqLine(irq), console),
+            uart: Serial::new(IrqLine(irq.into()), console),
             lost: 0,
+        }
+    }
+
+    pub(super) fn save(&self) -> SavedUart {
+        let state = self.uart.state();
+        SavedUart {
+            divisor: [state.baud_divisor_low, state.baud_divisor_high],
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line: [state.line_control, state.line_status],
+            modem: [state.modem_control, state.modem_status],
+            scratch: state.scratch,
+            received: state.in_buffer,
+        }
+    }
+
+    /// Goes on from there. More than the FIFO holds is nothing that any UART had.
+    pub(super) fn restore(&mut self, saved: &SavedUart) {
+        let state = SerialState {
+            baud_divisor_low: saved.divisor[0],
+            baud_divisor_high: saved.divisor[1],
+            interrupt_enable: saved.interrupt_enable,
+            interrupt_identification: saved.interrupt_identification,
+            line_control: saved.line[0],
+            line_status: saved.line[1],
+            modem_control: saved.modem[0],
+            modem_status: saved.modem[1],
+            scratch: saved.scratch,
+            in_buffer: saved.received.clone(),
+        };
+        let line = self.uart.interrupt_evt().clone();
+        let sink: Console = Box::new(io::sink());
+        let old = std::mem::replace(&mut self.uart, Serial::new(line.clone(), sink));
+        let console = old.into_writer();
+        match Serial::from_state(&state, line, NoEvents, console) {
+            Ok(uart) => self.uart = uart,
+            Err(e) => log::warn!("the console's state is lost, and its output: {e}"),
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use irqchip::{Answer as ChipAnswer, Chips, Line};
 use kvm_pmu::{Answer, VcpuId};
+use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::clock::VirtualClock;
@@ -36,6 +37,15 @@ pub(super) struct Common {
     /// Guest-physical addresses that the VMM has written to: code may have been there.
     written: Vec<Range<u64>>,
     most: u64,
+}
+
+/// What is kept of it beside memory, which is too large to be copied, and devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedCommon {
+    chips: Chips,
+    now: u64,
+    /// When virtual time began.
+    began: u64,
 }
 
 impl Common {
@@ -70,6 +80,25 @@ impl Common {
     /// From now on a vCPU runs for so many ticks at a time at most.
     pub(super) fn set_most(&mut self, most: u64) {
         self.most = most;
+    }
+
+    /// What is kept of it. Lines that were pulsed have been taken in.
+    pub(super) fn save(&self) -> SavedCommon {
+        SavedCommon {
+            chips: self.chips.clone(),
+            now: self.now,
+            began: self.clock.began(),
+        }
+    }
+
+    /// Goes on from there; false if its clock began at another time.
+    pub(super) fn restore(&mut self, saved: &SavedCommon) -> bool {
+        self.chips = saved.chips.clone();
+        self.now = saved.now;
+        self.clock.set(self.now);
+        // Devices that were made anew have raised their lines again: the chips know that.
+        self.lines.take();
+        saved.began == self.clock.began()
     }
 
     /// What the guest could ever notice of it.
@@ -148,6 +177,11 @@ impl Common {
         if self.memory.write_slice(bytes, address).is_ok() {
             self.note_written(write.address..write.address + bytes.len() as u64);
         }
+    }
+
+    /// Takes in where devices have written to memory by themselves.
+    pub(super) fn take_platform_writes(&mut self) {
+        self.written.extend(self.platform.take_written());
     }
 
     /// The VMM has written to guest-physical addresses.

@@ -3,6 +3,7 @@
 //! that.
 
 use pmu_virt::Vendor;
+use serde::{Deserialize, Serialize};
 
 use super::TSC_HZ;
 use super::paravirt::{ClockPage, GuestTime, GuestWrite, SYSTEM_TIME, WALL_CLOCK, wall_clock};
@@ -91,7 +92,7 @@ pub(crate) enum Written {
 }
 
 /// The registers of one vCPU.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Msrs {
     is_intel: bool,
     misc_fixed: u64,

@@ -4,6 +4,8 @@
 //! All is in virtual time, and the TSC ticks as it does: a page is right for as long as its
 //! guest does not set its TSC ([`ClockPage::refresh`]).
 
+use serde::{Deserialize, Serialize};
+
 use super::TSC_HZ;
 
 /// `MSR_KVM_WALL_CLOCK_NEW`.
@@ -55,7 +57,7 @@ pub(crate) struct GuestTime {
 }
 
 /// A vCPU's page of kvm-clock.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ClockPage {
     /// As the guest wrote it: bit 0 switches it on, the rest is the address, of 4 bytes.
     msr: u64,

@@ -4,11 +4,11 @@ use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
 
-use emu::{Cpu, Ram, RamError};
+use emu::{Cpu, NotAnnounced, Ram, RamError};
 use iced_x86::CpuidFeature;
 use irqchip::{BadMachine, Chips, IoApicVersion, Machine};
 use kvm_pmu::{Tsc, VcpuId};
-use pmu_virt::PmuState;
+use pmu_virt::{PmuState, Ring};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 use vmm_control::KickThread;
@@ -18,6 +18,7 @@ use super::clock::VirtualClock;
 use super::common::Common;
 use super::hash::StateHasher;
 use super::outside::{Lines, Outside, Waited};
+use super::saved::{NotRestored, NotSaved, RoomState};
 use super::schedule::{Doing, Next, TURN, earliest, next};
 use super::vcpu::{EmuVcpu, EmuVcpuParts, Step};
 use crate::audit::Holding;
@@ -73,7 +74,7 @@ pub struct Room {
     /// Who had the last turn.
     last: usize,
     /// Instructions of which the log has told that CPUID does not announce them.
-    unannounced: Vec<iced_x86::Code>,
+    unannounced: Vec<NotAnnounced>,
     /// How often all waited since, and nobody woke.
     fruitless: u32,
 }
@@ -226,10 +227,10 @@ impl Room {
     /// Tells once why a program gets #UD for an instruction that other processors have.
     fn tell_unannounced(&mut self, number: usize) {
         for met in self.vcpus[number].cpu_mut().take_unannounced() {
-            if self.unannounced.contains(&met.code) {
+            if self.unannounced.iter().any(|told| told.code == met.code) {
                 continue;
             }
-            self.unannounced.push(met.code);
+            self.unannounced.push(met);
             log::warn!(
                 "vCPU {number}: #UD at RIP {:#x} for {:?}, which needs {:?}: {}",
                 met.rip,
@@ -317,6 +318,58 @@ impl Room {
             vcpu.hash_state(&mut hash);
         }
         hash.finish()
+    }
+
+    /// Instructions that its vCPUs have executed in a ring since it was made.
+    #[must_use]
+    pub fn executed(&self, ring: Ring) -> u64 {
+        self.vcpus.iter().map(|vcpu| vcpu.executed(ring)).sum()
+    }
+
+    /// Instructions that raised #UD because CPUID does not announce them, each code once.
+    #[must_use]
+    pub fn unannounced(&self) -> &[NotAnnounced] {
+        &self.unannounced
+    }
+
+    // Snapshots.
+
+    /// What the machine is between two instructions, beside its memory and its devices. It
+    /// can be run on after that.
+    ///
+    /// # Errors
+    /// The instruction in hand has ended the machine.
+    pub fn save(&mut self) -> Result<RoomState, NotSaved> {
+        self.shared.take_lines();
+        let mut vcpus = Vec::new();
+        for vcpu in &mut self.vcpus {
+            vcpus.push(vcpu.save(&mut self.shared).ok_or(NotSaved)?);
+        }
+        self.tell_writes();
+        Ok(RoomState {
+            shared: self.shared.save(),
+            vcpus,
+            last: self.last,
+        })
+    }
+
+    /// Goes on from there: a machine of the same parts, which has not run, with the memory of
+    /// that time, and whose devices have their state already.
+    ///
+    /// # Errors
+    /// The state is one of another machine.
+    pub fn restore(&mut self, state: &RoomState) -> Result<(), NotRestored> {
+        if state.vcpus.len() != self.vcpus.len() || state.last >= self.vcpus.len() {
+            return Err(NotRestored::Parts);
+        }
+        for (vcpu, saved) in self.vcpus.iter_mut().zip(&state.vcpus) {
+            vcpu.restore(saved)?;
+        }
+        if !self.shared.restore(&state.shared) {
+            return Err(NotRestored::Parts);
+        }
+        self.last = state.last;
+        Ok(())
     }
 
     // Host tools.

@@ -2,6 +2,7 @@
 
 mod clocks;
 mod looking;
+mod saving;
 
 use std::sync::Arc;
 

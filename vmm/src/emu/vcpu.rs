@@ -12,6 +12,7 @@ use irqchip::{Activity, Answer as ChipAnswer, Delivery};
 use kvm_pmu::{Answer, MsrHolder, MsrTraps, TrapEvent, TrapObserver, Tsc, VcpuId, VmExit};
 use pmu_virt::cpuid::Leaves;
 use pmu_virt::{CorePmu, MsrIndex, PmuState, Progress, ReadOutcome, Ring, Ticks, VcpuPmu, Vendor};
+use serde::{Deserialize, Serialize};
 use vmm_control::{ControlEndpoint, HaltTimes, Halted, KickThread, OffCoreReason, VcpuQuantities};
 
 use super::common::Common;
@@ -19,6 +20,7 @@ use super::moment::{Standing, Stopped, Watched};
 use super::msrs::{MsrFacts, Msrs, Written};
 use super::paravirt::GuestTime;
 use super::pmi::PmiSender;
+use super::saved::NotRestored;
 use super::schedule::{Doing, budget, earliest};
 use crate::audit::Holding;
 use crate::control::exit_kind;
@@ -100,10 +102,26 @@ pub struct EmuVcpu {
     accounted: u64,
     /// The deadline that the guest has set, in its TSC.
     deadline: u64,
+    /// Instructions that it has executed, of the kernel and of programs, whatever counts them.
+    executed: [u64; 2],
     /// The instruction that may complete an overflow, while instructions are sampled.
     watched: Option<Box<Watched>>,
     factory: InstructionInfoFactory,
 }
+
+/// What is kept of a vCPU, so that another one goes on where it stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedVcpu {
+    cpu: State,
+    msrs: Msrs,
+    halted: bool,
+    accounted: u64,
+    deadline: u64,
+    pmu: Option<PmuState>,
+}
+
+/// Accesses to devices that one instruction makes, at most: of strings each element is one.
+const ACCESSES: u32 = 64;
 
 /// A vCPU that is halted has no thread that sleeps for it: its time is its turns'.
 #[derive(Debug)]
@@ -200,6 +218,7 @@ impl EmuVcpu {
             tsc_offset: cpu.state().msrs.tsc_offset,
             accounted: 0,
             deadline: 0,
+            executed: [0; 2],
             watched: None,
             factory: InstructionInfoFactory::new(),
             cpu,
@@ -244,6 +263,12 @@ impl EmuVcpu {
     /// What the guest could ever notice of it.
     pub(super) fn hash_state(&self, hash: &mut impl Hasher) {
         (self.cpu.state(), &self.msrs, self.halted).hash(hash);
+    }
+
+    /// Instructions that it has executed in a ring since it was made.
+    #[must_use]
+    pub fn executed(&self, ring: Ring) -> u64 {
+        self.executed[ring as usize]
     }
 
     /// Whether it has executed HLT and waits for an interrupt.
@@ -350,6 +375,49 @@ impl EmuVcpu {
         pmu.tick(core.as_deref_mut(), now);
         let held = holdings(pmu, core.as_deref());
         (held, Some(pmu.save(core)))
+    }
+
+    // Snapshots.
+
+    /// What is kept of it; none if the instruction in hand ends the machine.
+    pub(super) fn save(&mut self, room: &mut Common) -> Option<SavedVcpu> {
+        // What a device has answered is not asked again: the instruction in hand retires.
+        for _ in 0..ACCESSES {
+            if !self.cpu.is_half_done() {
+                break;
+            }
+            if let Step::Ended(_) = self.step(room, room.now() + 1) {
+                return None;
+            }
+        }
+        if self.cpu.is_half_done() {
+            return None;
+        }
+        let core = self.core.as_deref_mut();
+        Some(SavedVcpu {
+            cpu: self.cpu.state().clone(),
+            msrs: self.msrs.clone(),
+            halted: self.halted,
+            accounted: self.accounted,
+            deadline: self.deadline,
+            pmu: self.pmu.as_mut().map(|pmu| pmu.save(core)),
+        })
+    }
+
+    /// Goes on from there.
+    pub(super) fn restore(&mut self, saved: &SavedVcpu) -> Result<(), NotRestored> {
+        match (&mut self.pmu, &saved.pmu) {
+            (Some(pmu), Some(state)) => pmu.restore(self.core.as_deref_mut(), state)?,
+            (None, None) => {}
+            _ => return Err(NotRestored::Parts),
+        }
+        self.tsc_offset = saved.cpu.msrs.tsc_offset;
+        self.cpu.set_state(saved.cpu.clone());
+        self.msrs = saved.msrs.clone();
+        self.halted = saved.halted;
+        self.accounted = saved.accounted;
+        self.deadline = saved.deadline;
+        Ok(())
     }
 
     // Turns.
@@ -590,6 +658,7 @@ impl EmuVcpu {
     fn count(&mut self) {
         for ring in [Ring::Kernel, Ring::User] {
             let done = self.cpu.take_totals(ring);
+            self.executed[ring as usize] += done.of(EventClass::Instructions);
             if let Some(watched) = &mut self.watched
                 && done.of(EventClass::Instructions) == 1
             {
@@ -682,6 +751,7 @@ impl EmuVcpu {
             None => {
                 let handled = handle(exit, self.cpu.io_data(), room.platform());
                 room.take_lines();
+                room.take_platform_writes();
                 handled
             }
         };

@@ -1,0 +1,25 @@
+//! A small machine that runs one program at a time, each time from the same snapshot: what
+//! `umpire count` counts in.
+//!
+//! [`Image::boot`] boots a kernel on the processor in software until its first program says
+//! that it is ready, and writes what the machine is then to a file. [`Image::run`] goes on from
+//! there: memory is mapped privately from that file, so a start is a few system calls, and a run
+//! changes nothing of it. Files come over virtio from whoever is asked ([`crate::virtio`]).
+//!
+//! One vCPU, one clock, and nothing of the host in it: what two runs do is the same to the last
+//! instruction, as long as they are given the same files. The host's time only ends a run
+//! ([`Limits`]).
+
+mod console;
+mod image;
+mod limits;
+mod machine;
+mod platform;
+mod run;
+mod snapshot;
+
+pub use image::{BootError, Image, Key, Plan, Progress};
+pub use limits::Limits;
+pub use machine::{COMMAND_LINE, MACHINE, Signals, VIRTIO_MMIO};
+pub use run::{End, Ran, RunFailure};
+pub use snapshot::SnapshotError;

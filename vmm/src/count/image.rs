@@ -1,0 +1,366 @@
+//! A booted machine in a file.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use pmu_virt::Ring;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use super::console::Console;
+use super::limits::{Limits, Watch};
+use super::machine::{COMMAND_LINE, MACHINE, MachineFailure, Parts, Signals, assemble, clock};
+use super::platform::{Connections, CountPlatform};
+use super::run::{End, end_of};
+use super::snapshot::{self, Saved, Snapshot, SnapshotError};
+use crate::boot::{self, BootRequest, Unpack};
+use crate::devices::GuestEnd;
+use crate::emu::{Lines, NotSaved, Room};
+use crate::entropy::Randomness;
+use crate::machine::emulated_start;
+use crate::vcpu::{VcpuControl, VcpuEnd};
+
+/// The number from which the kernel's random numbers come.
+const SEED: u64 = 0x756d_7069_7265;
+
+/// What a snapshot is one of.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan<'a> {
+    /// A bzImage or vmlinux of Linux.
+    pub kernel: &'a Path,
+    /// What it unpacks as its first files, a newc archive.
+    pub initramfs: &'a [u8],
+    /// The guest's memory in MiB.
+    pub memory_mib: u64,
+    /// The first program's words.
+    pub signals: Signals,
+    /// Names the Umpire that boots: another one makes a snapshot of its own.
+    pub engine: &'a str,
+}
+
+/// What makes one snapshot another one than the next: everything of its [`Plan`], and the
+/// machine. It is a name for a file, in 64 hexadecimal digits.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Key(String);
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({})", self.0)
+    }
+}
+
+/// How far a boot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// The guest boots, and has executed so many instructions.
+    Boots {
+        /// Of kernel and programs.
+        instructions: u64,
+    },
+    /// Its memory is written.
+    Writes,
+}
+
+/// There is no snapshot, and none could be made.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// The kernel cannot be read.
+    #[error("cannot read the kernel {}: {source}", path.display())]
+    Kernel {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It cannot be put into memory.
+    #[error(transparent)]
+    Load(#[from] boot::BootError),
+    /// No memory of this size can be had.
+    #[error(transparent)]
+    Memory(#[from] boot::memory::MemoryError),
+    /// A bug of Umpire's.
+    #[error(transparent)]
+    Machine(#[from] MachineFailure),
+    /// The guest was not ready when it ended.
+    #[error(
+        "the guest's kernel did not get so far as to run programs: {end}{}",
+        last_words(said)
+    )]
+    Ended {
+        /// How it ended.
+        end: End,
+        /// The last that its kernel said.
+        said: String,
+    },
+    /// The machine cannot be kept where it stands.
+    #[error(transparent)]
+    NotSaved(#[from] NotSaved),
+    /// The file.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// A temporary file.
+    #[error("cannot keep the guest's first files in {}: {source}", std::env::temp_dir().display())]
+    Temporary {
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn last_words(said: &str) -> String {
+    match said.lines().last() {
+        Some(line) => format!("; its last words: {line}"),
+        None => String::new(),
+    }
+}
+
+impl Plan<'_> {
+    /// The key of its snapshot.
+    ///
+    /// # Errors
+    /// The kernel cannot be read.
+    pub fn key(&self) -> Result<Key, BootError> {
+        let failed = |source| BootError::Kernel {
+            path: self.kernel.to_owned(),
+            source,
+        };
+        let mut kernel = Sha256::new();
+        let mut file = File::open(self.kernel).map_err(failed)?;
+        let mut bytes = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut bytes).map_err(failed)? {
+                0 => break,
+                len => kernel.update(&bytes[..len]),
+            }
+        }
+        Ok(self.key_with(&kernel.finalize().into()))
+    }
+
+    /// The key of its snapshot, when the kernel's SHA-256 is this one.
+    #[must_use]
+    pub fn key_with(&self, kernel: &[u8; 32]) -> Key {
+        let Signals {
+            tag,
+            port,
+            ready,
+            done,
+        } = self.signals;
+        let parts: [&[u8]; 8] = [
+            kernel,
+            &Sha256::digest(self.initramfs),
+            &self.memory_mib.to_le_bytes(),
+            self.engine.as_bytes(),
+            &MACHINE.to_le_bytes(),
+            COMMAND_LINE.as_bytes(),
+            tag.as_bytes(),
+            &[port.to_le_bytes()[0], port.to_le_bytes()[1], ready, done],
+        ];
+        let mut all = Sha256::new();
+        for part in parts {
+            // With its length, or two parts could be taken for two others.
+            all.update((part.len() as u64).to_le_bytes());
+            all.update(part);
+        }
+        Key(all
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect())
+    }
+
+    fn request(&self, initramfs: &Path) -> BootRequest {
+        BootRequest {
+            kernel: self.kernel.to_owned(),
+            initrd: Some(initramfs.to_owned()),
+            cmdline: COMMAND_LINE.to_owned(),
+            modules: Vec::new(),
+            cpus: 1,
+            unpack: Unpack::Always,
+            pm_timer: true,
+            rng_seed: Randomness::of(Some(SEED)).bytes(),
+            firmware: None,
+        }
+    }
+}
+
+/// A machine that is ready for a job, in a file.
+#[derive(Debug)]
+pub struct Image {
+    pub(super) snapshot: Snapshot,
+    pub(super) signals: Signals,
+}
+
+impl Image {
+    /// The one at `path`, looked at from its mode to its last byte.
+    ///
+    /// # Errors
+    /// There is none, or it is none of `key`'s, or not to be trusted.
+    pub fn open(path: &Path, key: &Key, signals: Signals) -> Result<Self, SnapshotError> {
+        Ok(Self {
+            snapshot: Snapshot::open(path, key)?,
+            signals,
+        })
+    }
+
+    /// The one at `path`; if there is none that can be used, boots one and writes it there,
+    /// in a folder that exists. Of several that do so at a time one boots. `serve` answers
+    /// requests for files until the guest is ready.
+    ///
+    /// # Errors
+    /// [`BootError`]. Nothing is left behind then.
+    pub fn boot<F>(
+        plan: &Plan<'_>,
+        path: &Path,
+        serve: F,
+        limits: Limits,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<Self, BootError>
+    where
+        F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
+    {
+        let key = plan.key()?;
+        let _held = lock_of(path).map_err(|source| SnapshotError::Io {
+            what: "lock",
+            path: path.to_owned(),
+            source,
+        })?;
+        // Somebody else may have booted meanwhile.
+        if let Ok(image) = Self::open(path, &key, plan.signals) {
+            return Ok(image);
+        }
+        let mut boot = Boot::begin(plan, serve, limits)?;
+        let booted = boot.until_ready(plan.signals, &mut progress)?;
+        progress(Progress::Writes);
+        let devices = boot.platform.save().ok_or(NotSaved)?;
+        let saved = Saved {
+            key: key.clone(),
+            room: boot.room.save()?,
+            devices,
+            booted,
+        };
+        snapshot::write(path, saved, boot.room.memory())?;
+        Ok(Self::open(path, &key, plan.signals)?)
+    }
+
+    /// Instructions that its boot took.
+    #[must_use]
+    pub fn booted(&self) -> u64 {
+        self.snapshot.saved.booted
+    }
+}
+
+/// Held by one process at a time, until it is closed.
+fn lock_of(path: &Path) -> io::Result<File> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.custom_flags(libc::O_NOFOLLOW).open(name)?;
+    file.lock()?;
+    Ok(file)
+}
+
+/// A machine that boots.
+struct Boot<F> {
+    room: Room,
+    platform: Arc<CountPlatform<F>>,
+    console: Console,
+    control: Arc<VcpuControl>,
+    met: Arc<OnceLock<super::limits::Met>>,
+}
+
+impl<F> Boot<F>
+where
+    F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
+{
+    fn begin(plan: &Plan<'_>, serve: F, limits: Limits) -> Result<Self, BootError> {
+        let ranges = boot::memory::ranges(plan.memory_mib)?;
+        let memory = vm_memory::GuestMemoryMmap::from_ranges(&ranges);
+        let memory = memory.map_err(|error| boot::memory::MemoryError::Allocation {
+            mib: plan.memory_mib,
+            reason: error.to_string(),
+        })?;
+        let initramfs = temporary(plan.initramfs)?;
+        let loaded = boot::load(&memory, &plan.request(initramfs.path()))?;
+        drop(initramfs);
+        let (console, clock) = (Console::default(), clock());
+        let (lines, control) = (Arc::<Lines>::default(), Arc::<VcpuControl>::default());
+        let connections = Connections {
+            memory: memory.clone(),
+            lines: lines.clone(),
+            clock: clock.clone(),
+            console: console.clone(),
+            control: control.clone(),
+        };
+        let platform = Arc::new(CountPlatform::new(connections, plan.signals, serve));
+        let met = Arc::new(OnceLock::new());
+        let watch = Watch::new(limits, control.clone(), met.clone()).pausing();
+        let room = assemble(Parts {
+            memory,
+            start: Some(emulated_start(&loaded.state)),
+            platform: platform.clone(),
+            lines,
+            clock,
+            control: control.clone(),
+            outside: Box::new(watch),
+        })?;
+        Ok(Self {
+            room,
+            platform,
+            console,
+            control,
+            met,
+        })
+    }
+
+    /// Runs until the guest is ready: the instructions that it took.
+    fn until_ready(
+        &mut self,
+        signals: Signals,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<u64, BootError> {
+        loop {
+            let end = self.room.run().end;
+            let instructions = [Ring::Kernel, Ring::User].map(|ring| self.room.executed(ring));
+            let instructions = instructions.iter().sum();
+            let limits = self.met.get().copied();
+            match end {
+                VcpuEnd::Guest(GuestEnd::TestExit(signal))
+                    if signal == u32::from(signals.ready) =>
+                {
+                    return Ok(instructions);
+                }
+                VcpuEnd::Stopped if limits.is_none() && self.platform.broken().is_none() => {
+                    progress(Progress::Boots { instructions });
+                    self.control.resume();
+                }
+                other => {
+                    let said = self.console.said();
+                    let end = end_of(other, limits, self.platform.broken(), &said, signals);
+                    let said = String::from_utf8_lossy(&said.tail).into_owned();
+                    return Err(BootError::Ended { end, said });
+                }
+            }
+        }
+    }
+}
+
+fn temporary(bytes: &[u8]) -> Result<tempfile::NamedTempFile, BootError> {
+    let written = || {
+        let mut file = tempfile::NamedTempFile::new()?;
+        file.write_all(bytes)?;
+        file.flush()?;
+        Ok(file)
+    };
+    written().map_err(|source| BootError::Temporary { source })
+}

@@ -1,0 +1,119 @@
+//! What the small machine is made of.
+
+use std::sync::Arc;
+
+use arbiter::Grant;
+use emu::{Cpuid, State};
+use pmu_virt::{CorePmu, EmuBackend, EmuCycles, OwnerId, PmuModel, VcpuPmu, Vendor};
+use vm_memory::GuestMemoryMmap;
+
+use super::platform::CountPlatform;
+use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid};
+use crate::emu::{EmuVcpuParts, Lines, Outside, Room, RoomError, RoomParts, VirtualClock};
+use crate::machine::SEEDED_BEGINNING;
+use crate::vcpu::{Silent, VcpuControl};
+
+/// The file system's registers: in the hole below 4 GiB, where no memory is.
+pub(super) const VIRTIO_START: u64 = 0xd000_0000;
+/// Its pin of the I/O APIC.
+pub(super) const VIRTIO_IRQ: u8 = 5;
+
+/// What Linux's module `virtio_mmio` has to be told, to find the file system.
+pub const VIRTIO_MMIO: &str = "device=4K@0xd0000000:5";
+
+/// The command line of the kernel: no address and no number depends on chance, nothing is on
+/// that a count would be other for, and who gives up says so and ends.
+pub const COMMAND_LINE: &str = "console=ttyS0 quiet mitigations=off nokaslr norandmaps \
+     nmi_watchdog=0 pci=off panic=-1 random.trust_bootloader=on audit=0";
+
+/// The version of the machine, which a snapshot's key has in it: to be counted up when what
+/// runs in it would be counted otherwise, or a snapshot would not fit.
+pub const MACHINE: u32 = 1;
+
+/// How the first program of the guest says how far it is, and what it mounts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signals {
+    /// The tag of the file system.
+    pub tag: &'static str,
+    /// The port to which it writes a byte.
+    pub port: u16,
+    /// The byte that says: go on from here for each job.
+    pub ready: u8,
+    /// The byte that says that all has been said.
+    pub done: u8,
+}
+
+/// What the machine is put together from.
+pub(super) struct Parts<F> {
+    pub(super) memory: GuestMemoryMmap,
+    /// Where the processor begins; none: where a state will say.
+    pub(super) start: Option<State>,
+    pub(super) platform: Arc<CountPlatform<F>>,
+    pub(super) lines: Arc<Lines>,
+    pub(super) clock: VirtualClock,
+    pub(super) control: Arc<VcpuControl>,
+    pub(super) outside: Box<dyn Outside>,
+}
+
+/// A clock that begins where all machines' do.
+pub(super) fn clock() -> VirtualClock {
+    VirtualClock::beginning_at(SEEDED_BEGINNING)
+}
+
+/// Why there can be no such machine: a bug of Umpire's.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineFailure {
+    /// Memory or chips.
+    #[error(transparent)]
+    Room(#[from] RoomError),
+    /// CPUID.
+    #[error(transparent)]
+    Cpuid(#[from] CpuidError),
+}
+
+/// Puts it together: one vCPU of an Intel model, with a PMU that counts all but cycles.
+pub(super) fn assemble<F>(parts: Parts<F>) -> Result<Room, MachineFailure>
+where
+    F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
+{
+    let mut core = Box::new(CorePmu::new(Box::new(EmuBackend::new(
+        EmuCycles::Unavailable,
+    ))));
+    let model = PmuModel::default_for(Vendor::Intel);
+    let model = model.counted(|event| core.plan_for_guest(event).is_ok());
+    let announced = model.announced(|event| core.plan_for_guest(event).is_ok(), model.counts());
+    let mut pmu = VcpuPmu::detached(OwnerId(0), model, Grant::everything());
+    pmu.attach(&mut core);
+    let plan = CpuidPlan {
+        cpus: 1,
+        vendor: Vendor::Intel,
+        identity: None,
+        pmu: Some(&announced),
+        apic: ApicFacts {
+            x2apic: true,
+            tsc_deadline: true,
+        },
+        async_page_faults: false,
+        slow_cpl0: false,
+        hidden: &[],
+    };
+    let leaves = guest_cpuid(&crate::emu::supported(Vendor::Intel), 0, &plan)?;
+    let vcpu = EmuVcpuParts {
+        cpuid: Cpuid::new(leaves),
+        state: Some(parts.start.unwrap_or_default()),
+        pmu: Some(pmu),
+        core: Some(core),
+        observer: Box::new(Silent),
+        host: None,
+        guest: None,
+    };
+    Ok(Room::new(RoomParts {
+        memory: parts.memory,
+        vcpus: vec![vcpu],
+        platform: parts.platform,
+        control: parts.control,
+        lines: parts.lines,
+        outside: parts.outside,
+        clock: parts.clock,
+    })?)
+}

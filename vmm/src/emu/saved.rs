@@ -1,0 +1,34 @@
+//! The state of a machine as data: what a snapshot keeps, beside memory and devices.
+
+use pmu_virt::StateError;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::common::SavedCommon;
+use super::vcpu::SavedVcpu;
+
+/// Registers, interrupt controllers, PMUs and virtual time. What only makes the engine fast,
+/// translations and decoded code, is not in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoomState {
+    pub(super) shared: SavedCommon,
+    pub(super) vcpus: Vec<SavedVcpu>,
+    /// Who had the last turn.
+    pub(super) last: usize,
+}
+
+/// The instruction in hand has ended the machine, so that there is nothing to go on from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the machine ends with the instruction that it executes")]
+pub struct NotSaved;
+
+/// The state is none of this machine's.
+#[derive(Debug, Error)]
+pub enum NotRestored {
+    /// Another number of vCPUs, other PMUs, or another beginning of time.
+    #[error("the state is one of a machine of other parts")]
+    Parts,
+    /// A PMU cannot take it.
+    #[error(transparent)]
+    Pmu(#[from] StateError),
+}
