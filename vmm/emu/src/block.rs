@@ -17,6 +17,17 @@ const MOST_KEPT: usize = 400_000;
 const JUMPS: usize = 4096;
 /// Places of a page's jumps.
 const GROUP: usize = 256;
+/// No generation has this number.
+const HIDDEN: u32 = u32::MAX;
+
+/// How a block ends, for who follows calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Flow {
+    #[default]
+    Other,
+    Call,
+    Return,
+}
 
 /// Where a block leads to, as it was found once.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,6 +49,7 @@ pub(crate) struct Block {
     /// What all of them count for.
     pub(crate) sum: [u16; LANES],
     next: [Successor; 2],
+    pub(crate) flow: Flow,
     /// Offset in RAM of the page that the last instruction reaches into.
     pub(crate) second: Option<u64>,
     key: Key,
@@ -56,6 +68,7 @@ pub(crate) struct Key {
 pub(crate) struct Decoded {
     pub(crate) ops: Vec<Op>,
     pub(crate) len: u32,
+    pub(crate) flow: Flow,
     pub(crate) second: Option<u64>,
 }
 
@@ -63,6 +76,22 @@ pub(crate) struct Decoded {
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
 impl Decoded {
+    /// Keeps the operations that begin within `bytes`, the first at least.
+    pub(crate) fn cut(&mut self, bytes: u64) {
+        let mut len = 0;
+        let mut keep = 0;
+        for op in &self.ops {
+            if u64::from(len) >= bytes && keep > 0 {
+                self.flow = Flow::Other;
+                break;
+            }
+            len += u32::from(op.len);
+            keep += 1;
+        }
+        self.ops.truncate(keep);
+        self.len = len;
+    }
+
     /// Offsets of the pages that the bytes are on.
     pub(crate) fn pages(&self, key: Key) -> impl Iterator<Item = u64> + use<> {
         let second = self.second.filter(|second| *second != NOWHERE);
@@ -116,6 +145,9 @@ pub(crate) struct Blocks {
     vector_numbers: Map<Vector, u16>,
     /// Goes up when blocks are dropped.
     generation: u32,
+    /// The generation whose successors are known to the run loop: none while each end of a block
+    /// is looked at.
+    shown: u32,
     /// Goes up when translations are dropped.
     flushes: u32,
 }
@@ -131,6 +163,7 @@ impl Blocks {
             vectors: Vec::new(),
             vector_numbers: Map::default(),
             generation: 1,
+            shown: 1,
             flushes: 0,
         }
     }
@@ -177,6 +210,32 @@ impl Blocks {
         number
     }
 
+    /// From now on the run loop knows no successor of a block, and asks at each end, or does
+    /// again.
+    pub(crate) fn hide(&mut self, hide: bool) {
+        self.shown = if hide { HIDDEN } else { self.generation };
+    }
+
+    /// What the run loop finds jumps under: nothing, while they are hidden.
+    pub(crate) fn shown_tag(&self, mode: u8) -> u64 {
+        if self.shown == HIDDEN {
+            // No mode has these bits.
+            u64::MAX
+        } else {
+            self.tag(mode)
+        }
+    }
+
+    /// The block at `rip` that follows `id`, hidden or not.
+    pub(crate) fn known_after(&self, id: u32, rip: u64, tag: u64) -> Option<u32> {
+        let next = self.list[id as usize].next.iter();
+        let mut next = next.filter(|next| next.rip == rip && next.generation == self.generation);
+        match next.next() {
+            Some(next) => Some(next.id),
+            None => self.jump(rip, tag),
+        }
+    }
+
     /// What jumps of code in a mode are found under, until translations or blocks go.
     pub(crate) fn tag(&self, mode: u8) -> u64 {
         u64::from(self.generation) << 34 | u64::from(self.flushes) << 4 | u64::from(mode)
@@ -186,7 +245,7 @@ impl Blocks {
     #[inline(always)]
     pub(crate) fn after(&self, id: u32, rip: u64, tag: u64) -> Option<u32> {
         for next in &self.list[id as usize].next {
-            if next.rip == rip && next.generation == self.generation {
+            if next.rip == rip && next.generation == self.shown {
                 return Some(next.id);
             }
         }
@@ -276,6 +335,7 @@ impl Blocks {
             len: decoded.len,
             sum,
             next: [Successor::default(); 2],
+            flow: decoded.flow,
             second: decoded.second,
             key,
         });
@@ -306,6 +366,7 @@ impl Blocks {
     /// What is known of successors is true no more. A tag has 30 bits for the number; when they
     /// are used up, all is forgotten.
     fn next_generation(&mut self) {
+        let hidden = self.shown == HIDDEN;
         self.generation = (self.generation + 1) & 0x3fff_ffff;
         if self.generation == 0 {
             self.generation = 1;
@@ -314,15 +375,17 @@ impl Blocks {
                 block.next = [Successor::default(); 2];
             }
         }
+        self.hide(hidden);
     }
 
     /// All blocks go.
     pub(crate) fn clear(&mut self) {
         self.list.clear();
         self.next_generation();
-        let (generation, flushes) = (self.generation, self.flushes);
+        let (generation, shown, flushes) = (self.generation, self.shown, self.flushes);
         *self = Self {
             generation,
+            shown,
             flushes,
             ..Self::new()
         };

@@ -19,6 +19,7 @@ use crate::cpuid::Cpuid;
 use crate::decode::{self, Short, Source};
 use crate::events::{self, LANES};
 use crate::insn::{Core, Delivery, Fault, Spot, Stepping, Trap, deliver, execute};
+use crate::observer::{Event, Looks, Observer, is_request};
 use crate::op::Op;
 use crate::slow_path::{SlowPath, SlowPaths};
 use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
@@ -58,6 +59,7 @@ pub struct Cpu {
     folded: u64,
     wants_window: bool,
     wants_nmi: bool,
+    looks: Looks,
 }
 
 impl fmt::Debug for Cpu {
@@ -80,6 +82,7 @@ impl Cpu {
             folded: 0,
             wants_window: false,
             wants_nmi: false,
+            looks: Looks::default(),
         }
     }
 
@@ -145,6 +148,20 @@ impl Cpu {
     /// they took.
     pub fn take_totals(&mut self, ring: Ring) -> EventTotals {
         std::mem::take(&mut self.totals[ring as usize])
+    }
+
+    /// Puts who looks on in the place of who did.
+    pub fn observe(&mut self, by: Option<Box<dyn Observer>>) -> Option<Box<dyn Observer>> {
+        self.core.tells_requests = by.is_some();
+        self.looks.swap(by)
+    }
+
+    /// The observer is told when the kernel comes to one of these addresses by a branch, or runs
+    /// into it.
+    pub fn watch(&mut self, places: Vec<u64>) {
+        self.looks.set_places(places);
+        // Code that is decoded already may lead there unseen.
+        self.forget_code();
     }
 
     /// Bytes that decoded code takes, beside the guest's RAM.
@@ -266,6 +283,9 @@ impl Cpu {
         if self.core.left <= 0 {
             return Some(VmExit::Budget);
         }
+        if self.looks.is_place(self.core.state.rip) && !self.is_user() {
+            self.looks.tell(Event::Reached, &self.core);
+        }
         self.drop_written();
         if std::mem::take(&mut self.core.flushed) {
             self.blocks.flush();
@@ -385,7 +405,7 @@ impl Cpu {
         self.core.halted = false;
         // Nobody raises exceptions for ever without time passing.
         self.core.spend(1);
-        let ring = self.ring();
+        let ring = self.core.state.ring();
         let alone = std::mem::replace(&mut self.core.alone, true);
         let mut current = delivery;
         let stop = loop {
@@ -400,13 +420,8 @@ impl Cpu {
             }
         };
         self.core.alone = alone;
-        self.fold(ring);
+        self.tell(ring);
         stop
-    }
-
-    /// As counts tell rings apart.
-    fn ring(&self) -> Ring {
-        Ring::from_cpl(self.core.state.cpl())
     }
 
     /// As paging tells them apart.
@@ -417,6 +432,11 @@ impl Cpu {
     fn fold(&mut self, ring: Ring) {
         let now = self.core.now();
         let ticks = now.wrapping_sub(self.folded);
+        if self.looks.is_on() {
+            let mut done = EventTotals::default();
+            events::add(&mut done, &self.core.lanes, ticks);
+            self.looks.executed(ring, &done);
+        }
         events::add(&mut self.totals[ring as usize], &self.core.lanes, ticks);
         self.core.lanes = [0; LANES];
         self.folded = now;
@@ -430,18 +450,48 @@ impl Cpu {
     }
 
     fn run_blocks(&mut self, single: bool) -> Ended {
-        let ring = self.ring();
+        let ring = self.core.state.ring();
+        let follows = self.looks.begins(ring);
+        self.blocks.hide(follows);
         let ended = match self.find(single) {
-            Ok(first) => self.run_from(first, single, ring),
+            Ok(first) => {
+                self.looks.goes_on(first, self.core.left);
+                self.run_from(first, single, ring)
+            }
             Err(trap) => ended(trap),
         };
-        self.fold(ring);
+        let looked_at = matches!(ended, Ended::Budget) || single && ended == Ended::Retired;
+        if follows && looked_at {
+            self.looks.stops(&self.blocks, &self.core, single);
+        }
+        self.tell(ring);
         ended
+    }
+
+    /// Some code of a ring is over, or a delivery that began in it: adds it up, and tells who looks
+    /// on what came of it.
+    fn tell(&mut self, ring: Ring) {
+        self.fold(ring);
+        if !self.looks.is_on() {
+            return;
+        }
+        match (ring, self.core.state.ring()) {
+            (Ring::User, Ring::Kernel) => {
+                let event = Event::Entered(self.core.entry);
+                self.looks.tell(event, &self.core);
+            }
+            (Ring::Kernel, Ring::User) => self.looks.tell(Event::Left, &self.core),
+            _ => {}
+        }
+        if std::mem::take(&mut self.core.requested) && ring == Ring::User && is_request(&self.core)
+        {
+            self.looks.tell(Event::Requested, &self.core);
+        }
     }
 
     /// The hot loop.
     fn run_from(&mut self, first: u32, single: bool, ring: Ring) -> Ended {
-        let mut tag = self.tag();
+        let mut tag = self.blocks.shown_tag(self.core.state.mode());
         let mut id = first;
         let mut floor = self.core.left.saturating_sub(FOLD).max(0);
         loop {
@@ -478,7 +528,7 @@ impl Cpu {
                 None if self.core.left <= 0 => return Ended::Budget,
                 None => match self.follow(id) {
                     Ok(next) => {
-                        tag = self.tag();
+                        tag = self.blocks.shown_tag(self.core.state.mode());
                         next
                     }
                     Err(trap) => return ended(trap),
@@ -527,17 +577,8 @@ impl Cpu {
         ended(trap)
     }
 
-    fn mode(&self) -> u8 {
-        let bits = match self.core.state.bits() {
-            16 => 0,
-            32 => 1,
-            _ => 2,
-        };
-        bits | u8::from(self.is_user()) << 2
-    }
-
     fn tag(&self) -> u64 {
-        self.blocks.tag(self.mode())
+        self.blocks.tag(self.core.state.mode())
     }
 
     /// Where the next instruction is: RIP, with CS's base outside of 64-bit code.
@@ -555,9 +596,24 @@ impl Cpu {
     #[cold]
     fn follow(&mut self, before: u32) -> Result<u32, Trap> {
         let tag = self.tag();
+        let follows = self.looks.is_following();
+        if follows {
+            self.looks.block_over(self.blocks.get(before), &self.core);
+            let rip = self.core.state.rip;
+            if let Some(next) = self.blocks.known_after(before, rip, tag) {
+                self.looks.goes_on(next, self.core.left);
+                return Ok(next);
+            }
+        } else if self.looks.is_place(self.core.state.rip) {
+            // It is told before its instruction is run.
+            return Err(Trap::Leave);
+        }
         let next = self.find(false)?;
         if self.tag() == tag {
             self.blocks.chain(before, next);
+        }
+        if follows {
+            self.looks.goes_on(next, self.core.left);
         }
         Ok(next)
     }
@@ -603,7 +659,8 @@ impl Cpu {
         if bits != 64 && limit - rip < u64::from(block.len.max(1)) - 1 {
             return self.at_the_limit(found, single);
         }
-        if block.second != Some(NOWHERE) {
+        // Who comes to a place has to look for it each time.
+        if block.second != Some(NOWHERE) && !self.looks.is_place(rip) {
             let tag = self.tag();
             self.blocks.learn(rip, tag, found);
         }
@@ -700,11 +757,14 @@ impl Cpu {
     fn keep(&mut self, key: Key, mut decoded: Decoded, second: Option<u64>, room: usize) -> u32 {
         if second.is_some() {
             let crossing = decoded.ops.first().map_or(0, |op| u32::from(op.len));
-            decoded.ops.truncate(1);
-            decoded.len = crossing;
+            decoded.cut(crossing.into());
             if crossing as usize > room {
                 decoded.second = second;
             }
+        }
+        let end = key.rip.wrapping_add(decoded.len.into());
+        if let Some(place) = self.looks.place_within(key.rip, end) {
+            decoded.cut(place.wrapping_sub(key.rip));
         }
         for page in decoded.pages(key) {
             if self.core.code.set((page >> 12) as u32) {

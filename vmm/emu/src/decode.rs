@@ -9,7 +9,7 @@ use iced_x86::{
     InstructionInfoFactory, Mnemonic, OpKind, Register,
 };
 
-use crate::block::{Blocks, Decoded};
+use crate::block::{Blocks, Decoded, Flow};
 use crate::cpuid::Cpuid;
 use crate::events;
 use crate::insn::{K, Pick, extend as extended, form, is_hint, is_slow, kinds, moved, row, vector};
@@ -68,6 +68,7 @@ pub(crate) fn block(
         op.events = blocks.number(events::vector(&insn, factory));
         decoded.ops.push(op);
         decoded.len = next as u32;
+        decoded.flow = flow(&insn);
         at = next;
         let none = [K::Ud, K::TooLong, K::Absent].map(|k| k as u16);
         if none.contains(&op.k) || ends(&insn) {
@@ -135,6 +136,7 @@ fn ends(insn: &Instruction) -> bool {
         || control
         || loads_segment
         || insn.is_string_instruction()
+        || is_request(insn)
         || is_slow(insn)
         || matches!(
             insn.mnemonic(),
@@ -163,6 +165,21 @@ fn ends(insn: &Instruction) -> bool {
                 | M::Sysexit
                 | M::Sysexitq
         )
+}
+
+fn flow(insn: &Instruction) -> Flow {
+    match insn.flow_control() {
+        FlowControl::Call | FlowControl::IndirectCall => Flow::Call,
+        FlowControl::Return => Flow::Return,
+        _ => Flow::Other,
+    }
+}
+
+/// By which programs ask Valgrind for something, if the right ones stand before it.
+fn is_request(insn: &Instruction) -> bool {
+    insn.code() == Code::Xchg_rm64_r64
+        && insn.op0_register() == Register::RBX
+        && insn.op1_register() == Register::RBX
 }
 
 fn empty(k: K) -> Op {
@@ -430,6 +447,7 @@ fn families(op: &mut Op, insn: &Instruction, block: u64) -> Option<K> {
                 Pick::ImulImm(two(op, insn, block)?)
             }
             Mnemonic::Imul if insn.op_count() == 2 => Pick::Imul(two(op, insn, block)?),
+            Mnemonic::Xchg if is_request(insn) => return Some(K::Request),
             Mnemonic::Xchg => Pick::Xchg(two(op, insn, block)?),
             Mnemonic::Bt => {
                 let form = two(op, insn, block)?;
@@ -551,6 +569,7 @@ fn near(op: &mut Op, insn: &Instruction, block: u64) -> Option<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observer::REQUEST;
 
     /// Operations that no encoding leads to.
     const NONE_LEADS_TO: &[(K, &str)] = &[
@@ -574,6 +593,7 @@ mod tests {
                 met[usize::from(op.k)] = true;
             }
         };
+        look(&REQUEST);
         let maps: [&[u8]; 4] = [&[], &[0x0f], &[0x0f, 0x38], &[0x0f, 0x3a]];
         for prefix in [&[][..], &[0x66], &[0xf2], &[0xf3]] {
             for rex in [&[][..], &[0x48]] {

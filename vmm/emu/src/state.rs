@@ -1,6 +1,6 @@
 //! The registers of a processor.
 
-use serde::{Deserialize, Serialize};
+use pmu_model::Ring;
 
 use crate::flags::{Flags, STATUS};
 
@@ -368,6 +368,22 @@ impl State {
             return 3;
         }
         self.segment(Seg::Ss).dpl()
+    }
+
+    /// The ring as counts tell rings apart.
+    #[must_use]
+    pub fn ring(&self) -> Ring {
+        Ring::from_cpl(self.cpl())
+    }
+
+    /// What known jumps are told apart by: bits of the code, and whether CPL is 3.
+    pub(crate) fn mode(&self) -> u8 {
+        let bits = match self.bits() {
+            16 => 0,
+            32 => 1,
+            _ => 2,
+        };
+        bits | u8::from(self.cpl() == 3) << 2
     }
 
     /// EFER.LMA.

@@ -6,6 +6,7 @@ use proptest::prelude::{ProptestConfig, proptest};
 
 use crate::guest::{Guest, PAGES};
 use crate::native::{CODE, DATA, DATA_LEN};
+use crate::observer::Recorder;
 use crate::oracle::{self, Random};
 
 /// Ticks of a run.
@@ -124,6 +125,24 @@ fn load(guest: &mut Guest, seed: u64, kind: Kind) {
 fn run(seed: u64, kind: Kind, budget: u64, forgets: bool) -> End {
     let mut guest = oracle::guest();
     load(&mut guest, seed, kind);
+    run_on(guest, budget, forgets)
+}
+
+/// The same, with somebody who follows each block's end, and waits where code is.
+fn run_looked_at(seed: u64, kind: Kind, budget: u64) -> End {
+    let mut guest = oracle::guest();
+    load(&mut guest, seed, kind);
+    let (observer, told) = Recorder::of_all();
+    guest.cpu.observe(Some(observer));
+    guest.cpu.watch((0..64).map(|n| CODE + 5 * n).collect());
+    let end = run_on(guest, budget, false);
+    let told = told.lock().expect("nobody panics");
+    let last = told.last().map_or(0, |(.., user)| *user);
+    assert!(last <= end.2[1].of(EventClass::Instructions));
+    end
+}
+
+fn run_on(mut guest: Guest, budget: u64, forgets: bool) -> End {
     let stop = loop {
         let left = TICKS.saturating_sub(guest.cpu.time());
         if left == 0 {
@@ -164,6 +183,12 @@ fn check(seed: u64, kind: Kind) {
         assert_eq!(whole.1, parts.1);
         assert_eq!(whole.2, parts.2);
         assert!(whole.3 == parts.3, "memory, budget {budget}");
+    }
+    for budget in [u64::MAX, 1, 7] {
+        assert!(
+            whole == run_looked_at(seed, kind, budget),
+            "looked at, {budget}"
+        );
     }
 }
 

@@ -15,6 +15,7 @@ mod legacy;
 mod lockstep;
 mod narrow;
 mod native;
+mod observer;
 mod oracle;
 mod paging;
 mod random;

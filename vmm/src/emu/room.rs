@@ -4,7 +4,7 @@ use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
 
-use emu::{Cpu, NotAnnounced, Ram, RamError};
+use emu::{Cpu, Observer, Ram, RamError};
 use iced_x86::CpuidFeature;
 use irqchip::{BadMachine, Chips, IoApicVersion, Machine};
 use kvm_pmu::{Tsc, VcpuId};
@@ -71,6 +71,8 @@ pub struct Room {
     shared: Common,
     control: Arc<VcpuControl>,
     outside: Box<dyn Outside>,
+    /// Who looks on: with the vCPU whose turn it is.
+    observer: Option<Box<dyn Observer>>,
     /// Who had the last turn.
     last: usize,
     /// Instructions of which the log has told that CPUID does not announce them.
@@ -125,6 +127,7 @@ impl Room {
             ),
             control: parts.control,
             outside: parts.outside,
+            observer: None,
             unannounced: Vec::new(),
         })
     }
@@ -208,6 +211,10 @@ impl Room {
         let end = self.shared.now() + TURN;
         self.vcpus[number].note_turn(true, &self.shared);
         self.vcpus[number].begin(&self.shared);
+        if let Some(mut observer) = self.observer.take() {
+            observer.comes_to(number);
+            self.vcpus[number].cpu_mut().observe(Some(observer));
+        }
         let ended = loop {
             let step = self.vcpus[number].step(&mut self.shared, end);
             self.tell_writes();
@@ -217,6 +224,7 @@ impl Room {
                 Step::Ended(end) => break Some(end),
             }
         };
+        self.observer = self.vcpus[number].cpu_mut().observe(None);
         self.vcpus[number].end(&self.shared);
         self.vcpus[number].note_turn(false, &self.shared);
         self.share_code(number);
@@ -293,6 +301,19 @@ impl Room {
     pub fn written(&mut self, range: Range<u64>) {
         self.shared.note_written(range);
         self.tell_writes();
+    }
+
+    /// Puts who looks on in the place of who did. It is told when the guest's kernel comes to one
+    /// of `places`, linear addresses; what the guest does is the same.
+    pub fn observe(
+        &mut self,
+        by: Option<Box<dyn Observer>>,
+        places: &[u64],
+    ) -> Option<Box<dyn Observer>> {
+        for vcpu in &mut self.vcpus {
+            vcpu.cpu_mut().watch(places.to_vec());
+        }
+        std::mem::replace(&mut self.observer, by)
     }
 
     /// From now on processors run for so many ticks at a time at most. What the guest does is

@@ -9,6 +9,7 @@ use crate::cpuid::Cpuid;
 use instruction_facts::EventClass;
 
 use crate::events::LANES;
+use crate::observer::Entry;
 use crate::op::Op;
 use crate::paging::{Rules, walk};
 use crate::slow_path::{SlowPath, SlowPaths};
@@ -159,6 +160,12 @@ pub(crate) struct Core {
     pub(crate) unannounced: Unannounced,
     /// Stores to pages with code are let through: the instruction runs alone.
     pub(crate) alone: bool,
+    /// Somebody wants to know of requests to Valgrind.
+    pub(crate) tells_requests: bool,
+    /// What may be one has retired.
+    pub(crate) requested: bool,
+    /// How the last entry into a handler came about.
+    pub(crate) entry: Entry,
     /// Data breakpoints that were met, as bits of DR6.
     pub(crate) hits: u64,
     /// What decides about a single-step trap behind the instruction in hand.
@@ -207,6 +214,9 @@ impl Core {
             slow_paths: SlowPaths::default(),
             unannounced: Unannounced::default(),
             alone: false,
+            tells_requests: false,
+            requested: false,
+            entry: Entry::Other,
             hits: 0,
             stepping: Stepping::Before,
             flushed: false,

@@ -7,6 +7,7 @@ use super::core::{Core, Exec, Trap, Width};
 use super::interrupt::{push_frame, task_stack};
 use super::operand::{below, by_width, drop_stack, linear, peek, set_stack};
 use super::segment::{self, Descriptor, is_real, stack};
+use crate::observer::Entry;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Segment, TF, VM};
 use crate::stop::Missing;
 
@@ -114,6 +115,7 @@ fn through(core: &mut Core, gate: Descriptor, is_call: bool) -> Exec {
         return core.raise(11, Some(found.error()));
     }
     check_target(core, found.segment(), target)?;
+    core.entry = Entry::Other;
     let new_cpl = if inward { found.dpl() } else { cpl };
     let mut code = segment::accessed(core, found)?;
     let old = core.state.segment(Seg::Cs).selector;

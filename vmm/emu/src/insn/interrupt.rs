@@ -5,6 +5,7 @@ use instruction_facts::is_canonical;
 use super::core::{Core, Exec, Fault, Trap, Width};
 use super::segment::{self, null_stack};
 use crate::events::DELIVERIES;
+use crate::observer::Entry;
 use crate::state::{AC, DR7_GD, IF, NT, RF, Seg, TF, VM};
 use crate::stop::Missing;
 
@@ -43,6 +44,14 @@ impl Delivery {
     /// The bit of error codes which says that no instruction of the program asked for it.
     fn external(self) -> u32 {
         u32::from(!matches!(self, Delivery::Software(_)))
+    }
+
+    fn entry(self) -> Entry {
+        match self {
+            Delivery::Fault(_) | Delivery::Debug => Entry::Exception(self.vector()),
+            Delivery::Interrupt(_) | Delivery::Nmi => Entry::Interrupt(self.vector()),
+            Delivery::Software(_) | Delivery::Int1 => Entry::Software(self.vector()),
+        }
     }
 
     fn code(self) -> Option<u32> {
@@ -117,6 +126,7 @@ pub(crate) fn deliver(core: &mut Core, delivery: Delivery) -> Exec {
         }
         delivered?;
     }
+    core.entry = delivery.entry();
     if delivery.is_debug() {
         core.state.dr7 &= !DR7_GD;
     }

@@ -11,6 +11,7 @@ use super::operand::{Linear, Use, get, linear, memory_seg, offset, read, set, us
 use super::segment::{self, is_real};
 use super::x87;
 use crate::flags::{Flags, ZF};
+use crate::observer::Entry;
 use crate::state::{
     AC, CR0_AM, CR0_CD, CR0_EM, CR0_ET, CR0_MP, CR0_NE, CR0_NW, CR0_PE, CR0_PG, CR0_TS, CR0_WP,
     CR4_DE, CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_PSE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD,
@@ -286,6 +287,7 @@ fn system_call(core: &mut Core) -> Exec {
     }
     let msrs = core.state.msrs;
     let target = if long { msrs.lstar } else { msrs.cstar };
+    core.entry = Entry::SystemCall;
     core.state.r[1] = core.state.rip;
     let flags = core.state.rflags();
     core.state.r[11] = flags & !RF;
@@ -327,6 +329,7 @@ fn system_enter(core: &mut Core) -> Exec {
     if is_real(core) || selector & !3 == 0 {
         return core.gp(0);
     }
+    core.entry = Entry::SystemEnter;
     let long = core.state.is_long();
     let mask = if long { u64::MAX } else { 0xffff_ffff };
     core.state.system_flags &= !(IF | VM | RF);

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use emu::{Event, EventClass, EventTotals, Observer, Ring, Sight};
 use log::{LevelFilter, Log, Metadata, Record};
 use perfmon_abi::wire::{Call, Refusal};
 use perfmon_abi::{Message, PmcArg, PmdArg, consts as pfm};
@@ -14,7 +15,9 @@ use pmu_virt::perfmon::{
 use pmu_virt::{CorePmu, PmuModel, VcpuPmu};
 
 use super::super::TSC_KHZ;
-use super::{MODEL, guest, nobody, room_with, run_to_its_end};
+use super::{
+    MODEL, REWRITTEN, ROUNDS, SECOND, TIMER_HANDLER, guest, nobody, room_with, run_to_its_end,
+};
 
 /// Instructions between two samples, and what selects them.
 const PERIODS: [u64; 2] = [97, 1_009];
@@ -120,6 +123,47 @@ fn a_tool_that_samples_changes_nothing() {
         assert!(samples > 10, "{samples} samples, one every {period}");
         assert_eq!(looked_at, alone, "a sample every {period}");
     }
+}
+
+/// Somebody who is told of whatever there is.
+#[derive(Debug, Default)]
+struct Onlooker {
+    told: Arc<AtomicU64>,
+    executed: Arc<AtomicU64>,
+}
+
+impl Observer for Onlooker {
+    fn executed(&mut self, _: Ring, done: &EventTotals) {
+        let done = done.of(EventClass::Instructions);
+        self.executed.fetch_add(done, Ordering::Relaxed);
+    }
+
+    fn event(&mut self, _: Event, _: &Sight<'_>) {
+        self.told.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn who_looks_on_changes_nothing() {
+    let run = |onlooker: Option<Onlooker>, places: &[u64]| {
+        let (mut room, control) = room_with(&guest(), nobody, |_, _| {});
+        room.observe(
+            onlooker.map(|one| Box::new(one) as Box<dyn Observer>),
+            places,
+        );
+        run_to_its_end(&mut room, &control, None)
+    };
+    let alone = run(None, &[]);
+    let (told, executed) = <(Arc<AtomicU64>, Arc<AtomicU64>)>::default();
+    let onlooker = Onlooker {
+        told: told.clone(),
+        executed: executed.clone(),
+    };
+    let looked_at = run(Some(onlooker), &[REWRITTEN, TIMER_HANDLER, SECOND + 32]);
+    assert_eq!(looked_at, alone);
+    let told = told.load(Ordering::Relaxed);
+    assert!(told > 2 * u64::from(ROUNDS), "told of {told} places");
+    assert!(executed.load(Ordering::Relaxed) > 1000);
 }
 
 /// A log that is read by nobody; how many lines it was given.
