@@ -1,6 +1,7 @@
 //! The registers of a processor.
 
 use pmu_model::Ring;
+use serde::{Deserialize, Serialize};
 
 use crate::flags::{Flags, STATUS};
 

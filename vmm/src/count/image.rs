@@ -7,10 +7,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use emu::State;
 use pmu_virt::Ring;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
 
 use super::console::Console;
 use super::limits::{Limits, Watch};
@@ -252,6 +254,21 @@ impl Image {
         Ok(Self::open(path, &key, plan.signals)?)
     }
 
+    /// The guest's memory as it is before each run, in a mapping of its own, for who looks for
+    /// the kernel in it.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn memory(&self) -> Result<GuestMemoryMmap, SnapshotError> {
+        self.snapshot.map()
+    }
+
+    /// The processor's registers as they are before each run.
+    #[must_use]
+    pub fn registers(&self) -> Option<&State> {
+        self.snapshot.saved.room.registers(0)
+    }
+
     /// Instructions that its boot took.
     #[must_use]
     pub fn booted(&self) -> u64 {
@@ -285,7 +302,7 @@ where
 {
     fn begin(plan: &Plan<'_>, serve: F, limits: Limits) -> Result<Self, BootError> {
         let ranges = boot::memory::ranges(plan.memory_mib)?;
-        let memory = vm_memory::GuestMemoryMmap::from_ranges(&ranges);
+        let memory = GuestMemoryMmap::from_ranges(&ranges);
         let memory = memory.map_err(|error| boot::memory::MemoryError::Allocation {
             mib: plan.memory_mib,
             reason: error.to_string(),

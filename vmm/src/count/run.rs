@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use emu::{NotAnnounced, Ring};
+use emu::{NotAnnounced, Observer, Ring};
 use thiserror::Error;
 
 use super::console::{Console, Said};
@@ -67,6 +67,15 @@ pub enum RunFailure {
     Files(#[from] Broken),
 }
 
+/// Who looks on.
+#[derive(Debug)]
+pub struct Looks {
+    /// It is told what is executed.
+    pub observer: Box<dyn Observer>,
+    /// And when the guest's kernel comes to one of these linear addresses.
+    pub places: Vec<u64>,
+}
+
 /// What is left of a run.
 #[derive(Debug)]
 pub struct Ran<F> {
@@ -74,6 +83,8 @@ pub struct Ran<F> {
     pub end: End,
     /// Who served files.
     pub serve: F,
+    /// Who looked on, if somebody did.
+    pub observer: Option<Box<dyn Observer>>,
     /// The last that the guest's kernel said on its console; mostly nothing.
     pub console: String,
     /// The first process that the guest's kernel ended for want of memory, in its words.
@@ -88,11 +99,16 @@ pub struct Ran<F> {
 
 impl Image {
     /// Runs one job from the snapshot on. `serve` answers requests for files; the first thing
-    /// it is asked for is the job.
+    /// it is asked for is the job. `looks` changes nothing of the guest.
     ///
     /// # Errors
     /// [`RunFailure`]: nothing has run.
-    pub fn run<F>(&self, serve: F, limits: Limits) -> Result<Ran<F>, RunFailure>
+    pub fn run<F>(
+        &self,
+        serve: F,
+        limits: Limits,
+        looks: Option<Looks>,
+    ) -> Result<Ran<F>, RunFailure>
     where
         F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
     {
@@ -121,6 +137,9 @@ impl Image {
             outside: Box::new(watch),
         })?;
         room.restore(&saved.room)?;
+        if let Some(Looks { observer, places }) = looks {
+            room.observe(Some(observer), &places);
+        }
         let began = room.now();
         let end = room.run().end;
         let said = console.said();
@@ -137,6 +156,7 @@ impl Image {
         Ok(Ran {
             end,
             serve,
+            observer: room.observe(None, &[]),
             console: String::from_utf8_lossy(&said.tail).into_owned(),
             out_of_memory: said.out_of_memory,
             unannounced: room.unannounced().to_vec(),

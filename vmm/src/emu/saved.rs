@@ -1,5 +1,6 @@
 //! The state of a machine as data: what a snapshot keeps, beside memory and devices.
 
+use emu::State;
 use pmu_virt::StateError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -15,6 +16,14 @@ pub struct RoomState {
     pub(super) vcpus: Vec<SavedVcpu>,
     /// Who had the last turn.
     pub(super) last: usize,
+}
+
+impl RoomState {
+    /// The registers of a vCPU.
+    #[must_use]
+    pub fn registers(&self, vcpu: usize) -> Option<&State> {
+        self.vcpus.get(vcpu).map(SavedVcpu::registers)
+    }
 }
 
 /// The instruction in hand has ended the machine, so that there is nothing to go on from.

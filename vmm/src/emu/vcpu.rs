@@ -120,6 +120,12 @@ pub(super) struct SavedVcpu {
     pmu: Option<PmuState>,
 }
 
+impl SavedVcpu {
+    pub(super) fn registers(&self) -> &State {
+        &self.cpu
+    }
+}
+
 /// Accesses to devices that one instruction makes, at most: of strings each element is one.
 const ACCESSES: u32 = 64;
 
