@@ -1,0 +1,32 @@
+//! The files of a guest that runs one program for `umpire count`: which files of this machine it
+//! sees, how it reads them, and what comes back of it.
+//!
+//! - [`FileServer`] answers the requests of the guest's kernel (FUSE, as virtiofs carries it), one
+//!   at a time and at once. It is pure over a [`Tree`] of files and a [`Sink`] for what the guest
+//!   says, and remembers what was read ([`Input`]).
+//! - [`MemoryTree`] is a tree for tests, and for a guest that has no program yet.
+//!
+//! # What a guest can do to its host
+//!
+//! | a guest | what it finds |
+//! |---|---|
+//! | sends any bytes as a request | an error, or an answer of at most 1 MiB and 64 KiB |
+//! | asks for files that were not given | ENOENT: names are joined to paths here, and a name with a slash, `.` or `..` is refused |
+//! | goes through symbolic links | links are text for the guest; nobody here follows one |
+//! | writes | nothing but its output is taken, by a [`Sink`] that may refuse it |
+//! | asks for more and more files | it holds 4 million at most, and the server 128 open ones |
+#![forbid(unsafe_code)]
+
+mod inputs;
+mod memory;
+mod nodes;
+mod server;
+mod tree;
+mod wire;
+
+pub use inputs::Input;
+pub use memory::MemoryTree;
+pub use nodes::Out;
+pub use rustix::io::Errno;
+pub use server::{Errand, FileServer, Sink};
+pub use tree::{Attributes, Kind, Listed, Owner, Refusal, Stamp, Tree};

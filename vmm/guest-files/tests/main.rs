@@ -1,0 +1,4 @@
+//! The server from outside: requests in bytes, as a guest sends them.
+
+mod requests;
+mod server;
