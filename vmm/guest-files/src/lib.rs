@@ -5,6 +5,8 @@
 //!   at a time and at once. It is pure over a [`Tree`] of files and a [`Sink`] for what the guest
 //!   says, and remembers what was read ([`Input`]).
 //! - [`MemoryTree`] is a tree for tests, and for a guest that has no program yet.
+//! - [`Kernel`] is the guest's kernel, checked by name for what it has to have, and [`initramfs`]
+//!   puts its modules and the first program (`count-init`) together.
 //!
 //! # What a guest can do to its host
 //!
@@ -17,14 +19,18 @@
 //! | asks for more and more files | it holds 4 million at most, and the server 128 open ones |
 #![forbid(unsafe_code)]
 
+mod initramfs;
 mod inputs;
+mod kernel;
 mod memory;
 mod nodes;
 mod server;
 mod tree;
 mod wire;
 
+pub use initramfs::initramfs;
 pub use inputs::Input;
+pub use kernel::{Kernel, KernelError};
 pub use memory::MemoryTree;
 pub use nodes::Out;
 pub use rustix::io::Errno;
