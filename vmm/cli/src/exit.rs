@@ -9,8 +9,8 @@ use umpire_events::one_line;
 
 /// A process exit status.
 ///
-/// All of these are even: a guest's test exit gives an odd status, so the two
-/// are never mistaken for each other. See
+/// All of these but those of `umpire count`, which runs no kernel of the user's, are even: a
+/// guest's test exit gives an odd status, so the two are never mistaken for each other. See
 /// [`GuestEnd::exit_status`](vmm::devices::GuestEnd::exit_status).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitStatus(u8);
@@ -27,6 +27,12 @@ impl ExitStatus {
     pub const GUEST_FAILURE: Self = Self(6);
     /// `--timeout` passed (the status that timeout(1) uses).
     pub const TIMED_OUT: Self = Self(124);
+    /// `umpire count`: a count is more than the threshold allows. All statuses but this, the next
+    /// one, a time-out and an interrupt are those of the program that it ran.
+    pub const OVER_THRESHOLD: Self = Self(123);
+    /// `umpire count`: the program could not be run, or not counted (the status that timeout(1)
+    /// uses).
+    pub const COUNT_FAILED: Self = Self(125);
     /// Ctrl-C or SIGTERM.
     pub const INTERRUPTED: Self = Self(130);
 

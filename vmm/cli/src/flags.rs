@@ -5,6 +5,7 @@
 //! of the file get the same answer.
 
 mod arbiter;
+mod count;
 mod help;
 mod host;
 mod perf;
@@ -26,6 +27,7 @@ use umpire_tools::top::TopOptions;
 
 use crate::exit::ExitStatus;
 pub use arbiter::{ArbiterBenchFlags, ArbiterPartFlag};
+pub use count::{CountCommand, CountFlags, CountOutFlags, GateFlags, GuestFlags, StoreFlags};
 pub use host::{
     ArbiterFlag, ArbiterdFlags, HogFlags, HolderFlags, LeaseFlags, LeaseTerms, LeasesFlags,
     PardonFlags, RevokeFlags,
@@ -56,6 +58,8 @@ pub enum Command {
     Events(EventsFlags),
     /// Play a script of who wants which counter when, under each scheme of arbitration
     Arbitrate(ArbitrateFlags),
+    /// Count what a program executes, exactly and the same on every machine
+    Count(Box<CountFlags>),
     /// Count events of a running VM's vCPUs
     Stat(Box<StatOptions>),
     /// Print what each vCPU of a running VM counts, a line an interval, as cputrack does
@@ -478,7 +482,12 @@ fn exit_for(error: &clap::Error, command: &clap::Command, words: &[OsString]) ->
         _ => CliExit {
             text: unknown_word(error, command, words)
                 .unwrap_or_else(|| help::one_line_of(&error.render().to_string())),
-            status: ExitStatus::BAD_INPUT,
+            // The others are the program's.
+            status: if words.first().is_some_and(|word| word == "count") {
+                ExitStatus::COUNT_FAILED
+            } else {
+                ExitStatus::BAD_INPUT
+            },
         },
     }
 }

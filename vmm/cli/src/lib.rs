@@ -3,7 +3,7 @@
 //!
 //! - What can be typed: [`flags`]; flags over a file over defaults: [`config`].
 //! - How it ends: [`exit`]; log lines: [`logging`].
-//! - Commands: [`run`], [`doctor`], [`demo`], [`events`], [`arbitrate`], [`host`], [`packaging`], and the
+//! - Commands: [`run`], [`doctor`], [`demo`], [`events`], [`arbitrate`], [`count`], [`host`], [`packaging`], and the
 //!   ways into the libraries of the others, [`tools`] and [`mod@bench`].
 
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@
 pub mod arbitrate;
 pub mod bench;
 pub mod config;
+pub mod count;
 pub mod demo;
 pub mod doctor;
 mod engine;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use umpire::exit::{ExitStatus, UserError, complain};
 use umpire::flags::{Cli, Command, parse};
-use umpire::{arbitrate, bench, demo, doctor, events, host, packaging, run, tools};
+use umpire::{arbitrate, bench, count, demo, doctor, events, host, packaging, run, tools};
 
 fn main() -> ExitCode {
     let cli = match parse(std::env::args_os()) {
@@ -34,6 +34,8 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
     let status = match cli.command {
         // The status may be the guest's.
         Command::Run(flags) => return run::run(&flags),
+        // The status may be the program's.
+        Command::Count(flags) => return Ok(count::run(&flags)),
         // The status may be the command's.
         Command::Lease(flags) => return host::lease(&flags),
         Command::Hog(flags) => return host::hog(&flags),

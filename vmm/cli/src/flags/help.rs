@@ -14,6 +14,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("demo", |demo| demo.after_help(DEMO))
         .mut_subcommand("events", |events| events.after_help(EVENTS))
         .mut_subcommand("arbitrate", |arbitrate| arbitrate.after_help(ARBITRATE))
+        .mut_subcommand("count", |count| count.after_help(COUNT))
         .mut_subcommand("stat", |stat| stat.after_help(STAT))
         .mut_subcommand("track", |track| track.after_help(TRACK))
         .mut_subcommand("record", |record| record.after_help(RECORD))
@@ -64,6 +65,7 @@ Examples:
   umpire doctor                                what can this host do, and what not, and why
   umpire events                                what can be counted, by name
   umpire run --kernel vmlinuz --initrd initrd.img --cmdline \"console=ttyS0\"
+  umpire count -- gzip -k file                 count what a program executes, exactly
   umpire stat                                  count events of a guest that runs
   umpire top                                   watch all VMs that run
 
@@ -138,6 +140,29 @@ print JSON with -j, one object per line.
   umpire arbitrate --experiment docs/examples/experiment.toml --html figures.html
   umpire arbitrate --replay audit.json --policy kernel:priority=1
 Exit status: 0; 2 if the script, the experiment, the audit file or a value cannot be used.";
+
+const COUNT: &str = "\
+The program of this machine runs in a small virtual machine, on a processor in software: no
+KVM, no counters and no rights are needed, and the counts are the same on every machine, to the
+last instruction, as long as the inputs are. --save keeps counts and all inputs (the program,
+each library and file that was read, kernel, engine, arguments, environment), --compare names
+what differs.
+
+The program's output is that of this command, its standard input is read to its end before it
+starts, and counts go to standard error, as perf stat's do. It sees the working folder, /usr, /lib
+and some of /etc, read-only; what it writes is gone at the end unless --out brings it back. There
+is no network. It runs as a user of the machine, with few variables (--env).
+
+  umpire count --fetch-kernel               once, before the first run
+  umpire count -- gzip -k file
+  umpire count -e instructions:u --per-program --syscalls -- sh -c 'sort words | uniq -c'
+  umpire count --save base.json -- ./bench
+  umpire count --compare base.json --threshold 0.5% -- ./bench
+  umpire count diff base.json now.json      which functions grew, if --functions counted them
+  CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER='umpire count --' cargo test
+Exit status: the program's; 128 + N if signal N ended it; 123 if a count is over --threshold; 124
+after --timeout; 125 if it could not be run or counted, or one of the options is wrong; 130 after
+Ctrl-C. --status-file says whose it is.";
 
 const STAT: &str = "\
 Events are those of umpire events, for the VM's PMU model, and vm-exits, vm-run-ns and others

@@ -1,0 +1,258 @@
+//! The folder of kernel and booted machines.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, FileTimes};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::ended::failed;
+use crate::exit::UserError;
+use crate::flags::StoreFlags;
+
+/// The ends of names: a booted machine, what is known of its kernel, and whose turn it is.
+const IMAGE: &str = "image";
+const KNOWN: &str = "json";
+const LOCK: &str = "image.lock";
+
+/// Where kernel and booted machines are kept.
+#[derive(Debug)]
+pub(super) struct Store {
+    folder: PathBuf,
+    /// Bytes of booted machines.
+    most: u64,
+}
+
+/// A booted machine in the store.
+#[derive(Debug)]
+pub(super) struct Place {
+    folder: PathBuf,
+    /// `ENGINE-KEY`.
+    name: String,
+}
+
+impl Store {
+    /// The one that the options name. Its folder is made where it is missing.
+    pub(super) fn of(flags: &StoreFlags) -> Result<Self, UserError> {
+        let named = flags.cache.clone();
+        let folder = named.unwrap_or_else(|| default_folder(&|name| env::var_os(name)));
+        let store = Store {
+            folder,
+            most: flags.cache_size.saturating_mul(1 << 20),
+        };
+        for folder in [store.kernels(), store.images()] {
+            make(&folder).map_err(|error| {
+                let folder = folder.display();
+                failed(format!("cannot make {folder}: {error}; name another one with --cache"))
+            })?;
+        }
+        Ok(store)
+    }
+
+    /// The folder of kernels.
+    pub(super) fn kernels(&self) -> PathBuf {
+        self.folder.join("kernel")
+    }
+
+    fn images(&self) -> PathBuf {
+        self.folder.join("images")
+    }
+
+    /// Where the machine of an engine goes that differs from others of it by `parts`.
+    pub(super) fn place(&self, engine: &str, parts: &str) -> Place {
+        let digest = umpire_count::inputs::digest(parts.as_bytes());
+        let digest = umpire_count::inputs::short(&digest);
+        Place {
+            folder: self.images(),
+            name: format!("{engine}-{digest}"),
+        }
+    }
+
+    /// Removes what other engines left, and then what was used longest ago, until the rest fits. The
+    /// machine at `kept` stays: it is about to be used. Whoever runs another one goes on with it,
+    /// since a file that is mapped stays as long as it is.
+    pub(super) fn tidy(&self, engine: &str, kept: &Place) -> io::Result<()> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(self.images())? {
+            let path = entry?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+                continue;
+            };
+            let Some(stem) = name.strip_suffix(&format!(".{IMAGE}")) else {
+                continue;
+            };
+            let place = Place {
+                folder: self.images(),
+                name: stem.to_owned(),
+            };
+            if place.name == kept.name {
+                continue;
+            }
+            if !place.name.starts_with(&format!("{engine}-")) {
+                place.remove()?;
+                continue;
+            }
+            let metadata = fs::metadata(&path)?;
+            // Memory that is 0 has no room on the disk.
+            found.push((metadata.modified()?, metadata.blocks() * 512, place));
+        }
+        found.sort_by_key(|(used, ..)| std::cmp::Reverse(*used));
+        let mut left = self.most.saturating_sub(kept.size());
+        for (_, size, place) in found {
+            match left.checked_sub(size) {
+                Some(rest) => left = rest,
+                None => {
+                    left = 0;
+                    place.remove()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    /// The file of the machine.
+    pub(super) fn image(&self) -> PathBuf {
+        self.file(IMAGE)
+    }
+
+    fn file(&self, end: &str) -> PathBuf {
+        self.folder.join(format!("{}.{end}", self.name))
+    }
+
+    /// Bytes that it has on the disk; 0 where it is not there.
+    fn size(&self) -> u64 {
+        fs::metadata(self.image()).map_or(0, |metadata| metadata.blocks() * 512)
+    }
+
+    /// What is known of it, if it is there and can be read.
+    pub(super) fn known<T: DeserializeOwned>(&self) -> Option<T> {
+        let bytes = fs::read(self.file(KNOWN)).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// Keeps what is known of it, whole or not at all.
+    pub(super) fn know<T: Serialize>(&self, known: &T) -> io::Result<()> {
+        // Of the owner's alone, as the machine itself.
+        let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
+        file.write_all(&serde_json::to_vec(known)?)?;
+        file.persist(self.file(KNOWN))?;
+        Ok(())
+    }
+
+    /// It is used now. Where that cannot be written down it goes sooner, and no run depends on it.
+    pub(super) fn used(&self) {
+        let now = FileTimes::new().set_modified(SystemTime::now());
+        let _ = File::open(self.image()).and_then(|file| file.set_times(now));
+    }
+
+    /// Removes it, and what belongs to it.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        for end in [KNOWN, IMAGE, LOCK] {
+            match fs::remove_file(self.file(end)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn make(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+fn default_folder(variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
+    let folder = |name| variable(name).filter(|value| !value.is_empty());
+    let caches = match folder("XDG_CACHE_HOME") {
+        Some(caches) => PathBuf::from(caches),
+        None => folder("HOME").map_or_else(env::temp_dir, PathBuf::from).join(".cache"),
+    };
+    caches.join("umpire/count")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_folder_follows_the_environment() {
+        fn check(variables: &[(&str, &str)], expected: &str) {
+            let folder = default_folder(&|name| {
+                let found = variables.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| OsString::from(value))
+            });
+            assert_eq!(folder, Path::new(expected), "{variables:?}");
+        }
+        check(&[("HOME", "/h")], "/h/.cache/umpire/count");
+        check(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")], "/x/umpire/count");
+        check(&[("HOME", "/h"), ("XDG_CACHE_HOME", "")], "/h/.cache/umpire/count");
+    }
+
+    fn store(folder: &Path, mib: u64) -> Store {
+        let flags = StoreFlags {
+            cache: Some(folder.to_owned()),
+            cache_size: mib,
+            ..StoreFlags::default()
+        };
+        Store::of(&flags).expect("a folder")
+    }
+
+    /// A machine of so many MiB that was used so many seconds ago.
+    fn put(store: &Store, engine: &str, parts: &str, mib: usize, ago: u64) -> Place {
+        let place = store.place(engine, parts);
+        fs::write(place.image(), vec![1; mib << 20]).expect("room");
+        fs::write(place.file(LOCK), "").expect("room");
+        place.know(&parts).expect("room");
+        let used = SystemTime::now() - Duration::from_secs(ago);
+        let times = FileTimes::new().set_modified(used);
+        let file = File::open(place.image()).expect("a file");
+        file.set_times(times).expect("times");
+        place
+    }
+
+    #[test]
+    fn old_machines_go_and_those_of_old_engines() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = store(folder.path(), 4);
+        let kept = put(&store, "new", "kept", 1, 900);
+        let recent = put(&store, "new", "recent", 1, 10);
+        let older = put(&store, "new", "older", 2, 20);
+        let oldest = put(&store, "new", "oldest", 1, 30);
+        let other = put(&store, "old", "recent", 1, 0);
+        store.tidy("new", &kept).expect("removed");
+        let there = |place: &Place| [IMAGE, KNOWN, LOCK].map(|end| place.file(end).exists());
+        for place in [&kept, &recent, &older] {
+            assert_eq!(there(place), [true; 3], "{place:?}");
+        }
+        for place in [&oldest, &other] {
+            assert_eq!(there(place), [false; 3], "{place:?}");
+        }
+        oldest.remove().expect("nothing to remove");
+        // What is used is the last to go.
+        older.used();
+        let smaller = Store { most: 3 << 20, ..store };
+        smaller.tidy("new", &kept).expect("removed");
+        assert!(there(&older)[0] && !there(&recent)[0]);
+    }
+
+    #[test]
+    fn what_is_known_is_read_or_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = store(folder.path(), 1).place("e", "p");
+        assert_eq!(place.known::<String>(), None);
+        place.know(&"it").expect("room");
+        assert_eq!(place.known::<String>().as_deref(), Some("it"));
+        assert_eq!(fs::metadata(place.file(KNOWN)).expect("a file").mode() & 0o777, 0o600);
+        fs::write(place.file(KNOWN), "{").expect("room");
+        assert_eq!(place.known::<String>(), None);
+    }
+}
