@@ -4,6 +4,8 @@
 //! - [`FileServer`] answers the requests of the guest's kernel (FUSE, as virtiofs carries it), one
 //!   at a time and at once. It is pure over a [`Tree`] of files and a [`Sink`] for what the guest
 //!   says, and remembers what was read ([`Input`]).
+//! - [`View`] is the tree of files of this machine that are given: the system's, the working
+//!   directory, and what is named.
 //! - [`MemoryTree`] is a tree for tests, and for a guest that has no program yet.
 //! - [`Kernel`] is the guest's kernel, checked by name for what it has to have, and [`initramfs`]
 //!   puts its modules and the first program (`count-init`) together.
@@ -19,6 +21,7 @@
 //! | asks for more and more files | it holds 4 million at most, and the server 128 open ones |
 #![forbid(unsafe_code)]
 
+mod host;
 mod initramfs;
 mod inputs;
 mod kernel;
@@ -26,6 +29,7 @@ mod memory;
 mod nodes;
 mod server;
 mod tree;
+mod view;
 mod wire;
 
 pub use initramfs::initramfs;
@@ -36,3 +40,4 @@ pub use nodes::Out;
 pub use rustix::io::Errno;
 pub use server::{Errand, FileServer, Sink};
 pub use tree::{Attributes, Kind, Listed, Owner, Refusal, Stamp, Tree};
+pub use view::{Given, View, ViewError, ViewFile};

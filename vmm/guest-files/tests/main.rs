@@ -2,3 +2,4 @@
 
 mod requests;
 mod server;
+mod view;
