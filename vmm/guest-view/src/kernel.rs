@@ -9,6 +9,7 @@ use crate::module::ModuleLayout;
 use crate::note::Note;
 use crate::orc;
 use crate::paging::Paging;
+use crate::places::TaskPlaces;
 use crate::space::Space;
 use crate::symbols::SymbolTable;
 use crate::task::TaskLayout;
@@ -37,6 +38,7 @@ pub(crate) struct Kernel {
     pub(crate) trampolines: Vec<Range<u64>>,
     pub(crate) orc: Result<orc::Table, BtfError>,
     pub(crate) tasks: Result<TaskLayout, BtfError>,
+    pub(crate) places: Result<TaskPlaces, BtfError>,
     pub(crate) mappings: Result<MappingLayout, BtfError>,
     pub(crate) modules: Result<ModuleLayout, BtfError>,
     /// Where the per-CPU variables of each processor are; none in a kernel for one processor.
@@ -73,6 +75,9 @@ impl Kernel {
         let tasks = with
             .clone()
             .and_then(|btf| TaskLayout::of(Types(btf), &symbols));
+        let places = with
+            .clone()
+            .and_then(|btf| TaskPlaces::of(Types(btf), &symbols));
         let mappings = with
             .clone()
             .and_then(|btf| MappingLayout::of(btf, &symbols));
@@ -96,6 +101,7 @@ impl Kernel {
                 .collect(),
             orc: table,
             tasks,
+            places,
             mappings,
             modules,
             areas: areas(space, &symbols).unwrap_or_default(),

@@ -12,6 +12,7 @@ use crate::memory::GuestMemory;
 use crate::module::Module;
 use crate::note::Note;
 use crate::paging::{Paging, tables_of};
+use crate::places::TaskPlaces;
 use crate::space::Space;
 use crate::symbols::Symbol;
 use crate::unknown::Unknown;
@@ -113,6 +114,14 @@ impl KernelView {
     #[must_use]
     pub fn note(&self) -> &Note {
         &self.kernel.note
+    }
+
+    /// Where it switches, begins and replaces tasks.
+    ///
+    /// # Errors
+    /// What it does not say.
+    pub fn places(&self) -> Result<TaskPlaces, BtfError> {
+        self.kernel.places.clone()
     }
 
     /// What cannot be known of this kernel, and why: unwind tables, tasks, mappings or

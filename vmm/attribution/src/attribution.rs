@@ -1,0 +1,222 @@
+//! The observer that lets tasks, calls and functions meet.
+
+use std::any::Any;
+
+use emu::{Entry, Event, EventTotals, Observer, Ring, Sight, State};
+
+use crate::calls::Call;
+use crate::counts::Counts;
+use crate::kernel::Kernel;
+use crate::tree::{Doing, Number, Task, Tree};
+
+/// Bytes of a path that are kept, and of a task's name.
+const PATH: usize = 4096;
+const COMM: usize = 16;
+/// A page: a name that ends before memory does is read up to there.
+const PAGE: u64 = 4096;
+
+/// Numbers of RSI, RDI.
+const RSI: usize = 6;
+const RDI: usize = 7;
+
+/// What a processor runs.
+#[derive(Debug, Clone, Copy, Default)]
+struct Running {
+    /// The `struct task_struct`; none before the kernel has switched tasks on it.
+    task: Option<u64>,
+    /// The thread, if it is one of the tree.
+    thread: Option<Number>,
+}
+
+/// Which program begins the tree that is counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Start {
+    /// The first one that a process executes which is not the kernel's first process.
+    First,
+    /// The first one that is executed by this path.
+    Path(String),
+}
+
+/// Attributes what a machine executes to the programs of one tree of processes.
+///
+/// It is to be given to the machine with [`Kernel::places`], while the machine is at some point
+/// before that exec; [`Attribution::taken`] gets it back.
+#[derive(Debug)]
+pub struct Attribution {
+    kernel: Kernel,
+    start: Start,
+    tree: Tree,
+    processors: Vec<Running>,
+    /// The processor that is told of.
+    on: usize,
+}
+
+impl Attribution {
+    /// For a machine that runs this kernel, of the tree that begins with `start`.
+    #[must_use]
+    pub fn new(kernel: Kernel, start: Start) -> Self {
+        Self {
+            kernel,
+            start,
+            tree: Tree::default(),
+            processors: vec![Running::default()],
+            on: 0,
+        }
+    }
+
+    /// The one that a machine was given, out of what it gave back.
+    #[must_use]
+    pub fn taken(observer: Box<dyn Observer>) -> Option<Box<Self>> {
+        let any: Box<dyn Any> = observer;
+        any.downcast().ok()
+    }
+
+    /// What was counted so far; nothing before the first program.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.tree.counts()
+    }
+
+    fn running(&mut self) -> &mut Running {
+        if self.processors.len() <= self.on {
+            self.processors.resize(self.on + 1, Running::default());
+        }
+        &mut self.processors[self.on]
+    }
+
+    /// The kernel is at one of its places.
+    fn reached(&mut self, sight: &Sight<'_>) {
+        let state = sight.state();
+        if state.rip == self.kernel.switch {
+            self.switches(sight);
+        } else if state.rip == self.kernel.begin {
+            let parent = self.running().thread;
+            if let Some(task) = self.task_at(sight, state.r[RDI]) {
+                self.tree.begins(parent, task);
+            }
+        } else if state.rip == self.kernel.exec {
+            self.executes(sight);
+        }
+    }
+
+    fn switches(&mut self, sight: &Sight<'_>) {
+        let [from, to] = [RDI, RSI].map(|register| sight.state().r[register]);
+        if let Some(thread) = self.tree.at(from)
+            && let Some(comm) = comm_at(sight, from.wrapping_add(self.kernel.comm))
+        {
+            self.tree.is_called(thread, comm);
+        }
+        let thread = self.tree.at(to);
+        *self.running() = Running {
+            task: Some(to),
+            thread,
+        };
+    }
+
+    fn executes(&mut self, sight: &Sight<'_>) {
+        let Some(address) = self.running().task else {
+            return;
+        };
+        let Some(task) = self.task_at(sight, address) else {
+            return;
+        };
+        let name = sight.state().r[RDI].wrapping_add(self.kernel.filename);
+        let name = number_at(sight, name).and_then(|name| text_at(sight, name));
+        let name = name.unwrap_or_else(|| task.comm.clone());
+        let is_root = match &self.start {
+            Start::First => task.pid != 1,
+            Start::Path(path) => *path == name,
+        };
+        if self.tree.at(address).is_none() && !(is_root && self.tree.is_empty()) {
+            return;
+        }
+        let thread = self.tree.executes(task, name);
+        self.running().thread = Some(thread);
+    }
+
+    fn task_at(&self, sight: &Sight<'_>, address: u64) -> Option<Task> {
+        let word = |offset: u64| {
+            let mut bytes = [0; 4];
+            let read = sight.read(address.wrapping_add(offset), &mut bytes);
+            read.then(|| u32::from_le_bytes(bytes))
+        };
+        Some(Task {
+            address,
+            tid: word(self.kernel.pid)?,
+            pid: word(self.kernel.tgid)?,
+            comm: comm_at(sight, address.wrapping_add(self.kernel.comm))?,
+        })
+    }
+}
+
+impl Observer for Attribution {
+    fn comes_to(&mut self, processor: usize) {
+        self.on = processor;
+    }
+
+    fn executed(&mut self, ring: Ring, done: &EventTotals) {
+        if let Some(thread) = self.running().thread {
+            self.tree.executed(thread, ring, done);
+        }
+    }
+
+    fn event(&mut self, event: Event, sight: &Sight<'_>) {
+        match event {
+            Event::Reached => self.reached(sight),
+            Event::Entered(entry) => {
+                if let Some(thread) = self.running().thread {
+                    self.tree.enters(thread, doing(entry, sight.state()));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What the kernel was entered for.
+fn doing(entry: Entry, state: &State) -> Doing {
+    /// The vector of i386's system calls.
+    const I386: u8 = 0x80;
+    match entry {
+        Entry::SystemCall => Doing::Call(Call::native(state)),
+        Entry::SystemEnter | Entry::Software(I386) => Doing::Call(Call::i386(state)),
+        Entry::Software(_) | Entry::Exception(_) | Entry::Other => Doing::Exception,
+        Entry::Interrupt(_) => Doing::Interrupt,
+    }
+}
+
+/// A pointer at a linear address.
+fn number_at(sight: &Sight<'_>, at: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    sight
+        .read(at, &mut bytes)
+        .then(|| u64::from_le_bytes(bytes))
+}
+
+/// A task's name.
+fn comm_at(sight: &Sight<'_>, at: u64) -> Option<String> {
+    let mut bytes = [0; COMM];
+    sight.read(at, &mut bytes).then(|| printable(&bytes))
+}
+
+/// A text that ends with a NUL, or is cut.
+fn text_at(sight: &Sight<'_>, at: u64) -> Option<String> {
+    let mut bytes = Vec::new();
+    while bytes.len() < PATH && !bytes.contains(&0) {
+        let next = at.wrapping_add(bytes.len() as u64);
+        let room = usize::try_from(PAGE - next % PAGE).unwrap_or(1);
+        let before = bytes.len();
+        bytes.resize((before + room).min(PATH), 0);
+        if !sight.read(next, &mut bytes[before..]) {
+            return None;
+        }
+    }
+    Some(printable(&bytes))
+}
+
+/// What is before the first NUL, without what terminals act upon.
+fn printable(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    let text = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]);
+    text.replace(char::is_control, "?")
+}
