@@ -50,7 +50,11 @@ fn main() -> io::Result<()> {
         }
     }
     let digest = engine.finalize();
-    let digits: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let digits: String = digest
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     println!("cargo::rustc-env=UMPIRE_ENGINE={digits}");
     Ok(())
 }

@@ -49,7 +49,9 @@ impl Errand {
     /// The one of the command line.
     pub(super) fn of(command: &[OsString], flags: &GuestFlags) -> Result<Self, UserError> {
         let Some(name) = command.first() else {
-            return Err(failed("run what? give a program: umpire count -- gzip -k file"));
+            return Err(failed(
+                "run what? give a program: umpire count -- gzip -k file",
+            ));
         };
         let here = env::current_dir()
             .map_err(|error| failed(format!("this folder cannot be named: {error}")))?;
@@ -63,8 +65,10 @@ impl Errand {
         }
         let program = find(name, &folder)?;
         let with = flags.with.iter().map(|path| absolute(path, &here));
-        let arguments: Vec<Vec<u8>> =
-            command.iter().map(|word| word.as_bytes().to_vec()).collect();
+        let arguments: Vec<Vec<u8>> = command
+            .iter()
+            .map(|word| word.as_bytes().to_vec())
+            .collect();
         let job = Job {
             programs: vec![program.as_os_str().as_bytes().to_vec()],
             arguments,
@@ -101,7 +105,11 @@ impl Errand {
         }
         inputs.add("folder", text(&self.job.folder));
         inputs.add("standard input", digest(&self.stdin));
-        let output = if self.job.terminal { "a terminal" } else { "a pipe" };
+        let output = if self.job.terminal {
+            "a terminal"
+        } else {
+            "a pipe"
+        };
         inputs.add("output", output);
     }
 }
@@ -134,7 +142,9 @@ fn find(name: &OsStr, folder: &Path) -> Result<PathBuf, UserError> {
     });
     found.ok_or_else(|| {
         let name = name.to_string_lossy();
-        failed(format!("there is no program '{name}', neither a file nor a name on PATH"))
+        failed(format!(
+            "there is no program '{name}', neither a file nor a name on PATH"
+        ))
     })
 }
 
@@ -149,7 +159,10 @@ fn environment(
     for variable in variables {
         let bytes = variable.as_bytes();
         let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {
-            Some(end) => (&bytes[..end], Some(OsStr::from_bytes(&bytes[end + 1..]).to_owned())),
+            Some(end) => (
+                &bytes[..end],
+                Some(OsStr::from_bytes(&bytes[end + 1..]).to_owned()),
+            ),
             None => (bytes, here(variable)),
         };
         let shown = variable.to_string_lossy();
@@ -158,15 +171,16 @@ fn environment(
         }
         let name = OsString::from_vec(name.to_vec());
         let value = value.ok_or_else(|| {
-            failed(format!("--env {shown}: it is not set here; give it a value: {shown}=..."))
+            failed(format!(
+                "--env {shown}: it is not set here; give it a value: {shown}=..."
+            ))
         })?;
         all.retain(|(other, _)| *other != name);
         all.push((name, value));
     }
     all.sort();
-    let line = |(name, value): (OsString, OsString)| {
-        [name.as_bytes(), b"=", value.as_bytes()].concat()
-    };
+    let line =
+        |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
     Ok(all.into_iter().map(line).collect())
 }
 
@@ -182,7 +196,9 @@ fn standard_input() -> Result<Vec<u8>, UserError> {
     };
     let mut waits = [PollFd::new(&stdin, PollFlags::IN)];
     if poll(&mut waits, Some(&patience)) == Ok(0) {
-        complain(&"reading standard input to its end, as the program needs it; </dev/null gives it none");
+        complain(
+            &"reading standard input to its end, as the program needs it; </dev/null gives it none",
+        );
     }
     let mut bytes = Vec::new();
     let read = stdin.lock().take(LONGEST_STDIN + 1).read_to_end(&mut bytes);
@@ -193,7 +209,9 @@ fn standard_input() -> Result<Vec<u8>, UserError> {
         Ok(_) => {}
     }
     if bytes.len() as u64 > LONGEST_STDIN {
-        return Err(failed("standard input has more than 1 GiB: give the program a file"));
+        return Err(failed(
+            "standard input has more than 1 GiB: give the program a file",
+        ));
     }
     Ok(bytes)
 }
@@ -219,8 +237,10 @@ mod tests {
                     all.retain(|line| expected.iter().all(|it| name(it) != name(line)));
                     all.extend(expected);
                     all.sort_unstable();
-                    let expected: Vec<Vec<u8>> =
-                        all.into_iter().map(|line| line.as_bytes().to_vec()).collect();
+                    let expected: Vec<Vec<u8>> = all
+                        .into_iter()
+                        .map(|line| line.as_bytes().to_vec())
+                        .collect();
                     assert_eq!(found, expected, "{variables:?}");
                 }
                 (Err(error), Err(part)) => {
@@ -255,6 +275,10 @@ mod tests {
         assert_eq!(found("./x").expect("a path"), Path::new("/a/x"));
         assert!(found("sh").expect("a shell").is_absolute());
         let error = found("no-such-program-here").expect_err("none");
-        assert!(error.to_string().contains("there is no program 'no-such-program-here'"));
+        assert!(
+            error
+                .to_string()
+                .contains("there is no program 'no-such-program-here'")
+        );
     }
 }

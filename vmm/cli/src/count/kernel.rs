@@ -64,9 +64,8 @@ pub(super) fn choose(store: &Store, named: Option<&Path>) -> Result<Choice, User
             pinned: true,
         });
     };
-    let unusable = |error: &dyn std::fmt::Display| {
-        failed(format!("--kernel {}: {error}", path.display()))
-    };
+    let unusable =
+        |error: &dyn std::fmt::Display| failed(format!("--kernel {}: {error}", path.display()));
     let digest = if is_package(path) {
         digest(&fs::read(path).map_err(|error| unusable(&error))?)
     } else {
@@ -98,6 +97,12 @@ fn parts(path: &Path) -> Result<Parts, Box<dyn std::error::Error + Send + Sync>>
 }
 
 impl Choice {
+    /// Its file.
+    pub(super) fn file(&self) -> PathBuf {
+        // A process elsewhere uses it too.
+        std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone())
+    }
+
     /// The kernel itself, and its first files.
     pub(super) fn load(&self, store: &Store) -> Result<Parts, UserError> {
         if self.pinned {
@@ -137,7 +142,10 @@ pub(super) fn fetch(store: &Store) -> Result<(), UserError> {
         return Ok(());
     }
     let unfetched = |error: &dyn std::fmt::Display| {
-        failed(format!("the kernel was not fetched: {error}; {}", by_hand(store)))
+        failed(format!(
+            "the kernel was not fetched: {error}; {}",
+            by_hand(store)
+        ))
     };
     let work = tempfile::Builder::new()
         .prefix("partial-")
@@ -153,7 +161,10 @@ pub(super) fn fetch(store: &Store) -> Result<(), UserError> {
         return Err(unfetched(&other_version(&apt).unwrap_or(error.to_string())));
     }
     let found = fs::read_dir(&debs).map_err(|error| unfetched(&error))?;
-    let found = found.flatten().map(|entry| entry.path()).find(|path| is_package(path));
+    let found = found
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| is_package(path));
     let found = found.ok_or_else(|| unfetched(&"apt has left no package"))?;
     let bytes = fs::read(&found).map_err(|error| unfetched(&error))?;
     check(&bytes, &found)?;
@@ -172,7 +183,9 @@ fn other_version(apt: &Apt) -> Option<String> {
     }
     let all = apt.names(SERIES).ok()?;
     let fits = |name: &&String| {
-        let number = name.strip_prefix(SERIES).and_then(|rest| rest.strip_suffix("-cloud-amd64"));
+        let number = name
+            .strip_prefix(SERIES)
+            .and_then(|rest| rest.strip_suffix("-cloud-amd64"));
         number.is_some_and(|number| number.contains('-'))
     };
     let newest = all.iter().filter(fits).max_by_key(|name| numbers(name))?;
@@ -221,6 +234,10 @@ mod tests {
             error.to_string()
         };
         assert!(error("gone.deb").contains("gone.deb: No such file"));
-        assert!(error("vmlinuz").contains("--kernel"), "{}", error("vmlinuz"));
+        assert!(
+            error("vmlinuz").contains("--kernel"),
+            "{}",
+            error("vmlinuz")
+        );
     }
 }

@@ -48,7 +48,9 @@ impl Store {
         for folder in [store.kernels(), store.images()] {
             make(&folder).map_err(|error| {
                 let folder = folder.display();
-                failed(format!("cannot make {folder}: {error}; name another one with --cache"))
+                failed(format!(
+                    "cannot make {folder}: {error}; name another one with --cache"
+                ))
             })?;
         }
         Ok(store)
@@ -172,7 +174,9 @@ fn default_folder(variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     let folder = |name| variable(name).filter(|value| !value.is_empty());
     let caches = match folder("XDG_CACHE_HOME") {
         Some(caches) => PathBuf::from(caches),
-        None => folder("HOME").map_or_else(env::temp_dir, PathBuf::from).join(".cache"),
+        None => folder("HOME")
+            .map_or_else(env::temp_dir, PathBuf::from)
+            .join(".cache"),
     };
     caches.join("umpire/count")
 }
@@ -193,8 +197,14 @@ mod tests {
             assert_eq!(folder, Path::new(expected), "{variables:?}");
         }
         check(&[("HOME", "/h")], "/h/.cache/umpire/count");
-        check(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")], "/x/umpire/count");
-        check(&[("HOME", "/h"), ("XDG_CACHE_HOME", "")], "/h/.cache/umpire/count");
+        check(
+            &[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")],
+            "/x/umpire/count",
+        );
+        check(
+            &[("HOME", "/h"), ("XDG_CACHE_HOME", "")],
+            "/h/.cache/umpire/count",
+        );
     }
 
     fn store(folder: &Path, mib: u64) -> Store {
@@ -239,7 +249,10 @@ mod tests {
         oldest.remove().expect("nothing to remove");
         // What is used is the last to go.
         older.used();
-        let smaller = Store { most: 3 << 20, ..store };
+        let smaller = Store {
+            most: 3 << 20,
+            ..store
+        };
         smaller.tidy("new", &kept).expect("removed");
         assert!(there(&older)[0] && !there(&recent)[0]);
     }
@@ -251,7 +264,10 @@ mod tests {
         assert_eq!(place.known::<String>(), None);
         place.know(&"it").expect("room");
         assert_eq!(place.known::<String>().as_deref(), Some("it"));
-        assert_eq!(fs::metadata(place.file(KNOWN)).expect("a file").mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(place.file(KNOWN)).expect("a file").mode() & 0o777,
+            0o600
+        );
         fs::write(place.file(KNOWN), "{").expect("room");
         assert_eq!(place.known::<String>(), None);
     }

@@ -1,0 +1,233 @@
+//! What is printed and kept of a run, and whether it passes the gate.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::NamedTempFile;
+use umpire_count::compare::{Comparison, Gate, Threshold};
+use umpire_count::{Chosen, Outcome, Record, json, markdown, table};
+
+use super::ended::{Ended, Who, failed};
+use crate::exit::{UserError, complain, written};
+use crate::flags::CountFlags;
+
+/// Larger than any record; a file that is named by mistake is not read whole.
+const LARGEST: u64 = 256 << 20;
+
+/// What is to be made of a run.
+#[derive(Debug)]
+pub(super) struct Report<'a> {
+    flags: &'a CountFlags,
+    /// The events that were asked for; none: those that suit.
+    events: Vec<Chosen>,
+    /// The run to compare with, and its file.
+    before: Option<(PathBuf, Record)>,
+}
+
+impl<'a> Report<'a> {
+    /// As the options say.
+    pub(super) fn of(flags: &'a CountFlags) -> Result<Self, UserError> {
+        let events = match &flags.events[..] {
+            [] => Vec::new(),
+            lists => Chosen::list(&lists.join(",")).map_err(failed)?,
+        };
+        let before = flags.gate.compare.as_deref();
+        let before = before.map(|path| Ok::<_, UserError>((path.to_owned(), read(path)?)));
+        Ok(Report {
+            flags,
+            events,
+            before: before.transpose()?,
+        })
+    }
+
+    /// Prints and keeps the run: how the command ends.
+    pub(super) fn finish(
+        &self,
+        record: &Record,
+        title: &str,
+        elapsed: Option<Duration>,
+    ) -> Result<Ended, UserError> {
+        let comparison = self.before.as_ref().map(|(path, before)| {
+            let events = match &self.events[..] {
+                [] => &Gate::DEFAULT,
+                events => events,
+            };
+            let gate = Gate {
+                events,
+                threshold: self.flags.gate.threshold.unwrap_or(Threshold::NONE),
+                kernel: self.flags.gate.gate_kernel,
+            };
+            let name = path.display().to_string();
+            (name, Comparison::of(before, record, &gate))
+        });
+        let comparison = comparison.as_ref().map(|(name, one)| (name.as_str(), one));
+        self.print(record, title, elapsed, comparison)?;
+        if let Some(path) = &self.flags.gate.save {
+            save(path, record)?;
+        }
+        if let Some(path) = &self.flags.gate.summary {
+            let text = markdown::summary(record, title, self.shown(), comparison);
+            let file = OpenOptions::new().append(true).create(true).open(path);
+            file.and_then(|mut file| file.write_all(text.as_bytes()))
+                .map_err(|error| failed(format!("--summary {}: {error}", path.display())))?;
+        }
+        let ended = match record.outcome {
+            Outcome::Exited(status) => Ended::by_program(status),
+            Outcome::Signalled(_) => Ended {
+                who: Who::Signal,
+                status: record.outcome.status(),
+            },
+        };
+        match comparison {
+            // Of a program that failed the counts mean little.
+            Some((name, one)) if one.fails() && ended == Ended::by_program(0) => {
+                complain(&format_args!("against {name}: {}", one.failure()));
+                Ok(Ended::by(Who::Gate))
+            }
+            _ => Ok(ended),
+        }
+    }
+
+    fn shown(&self) -> &[Chosen] {
+        match &self.events[..] {
+            [] => &Chosen::DEFAULT,
+            events => events,
+        }
+    }
+
+    fn print(
+        &self,
+        record: &Record,
+        title: &str,
+        elapsed: Option<Duration>,
+        comparison: Option<(&str, &Comparison<'_>)>,
+    ) -> Result<(), UserError> {
+        let path = self.flags.out.output.as_deref();
+        let file = path.map(File::create).transpose();
+        let file = file.map_err(|error| unwritten(path, &error))?;
+        let mut out: Box<dyn Write> = match file {
+            Some(file) => Box::new(BufWriter::new(file)),
+            None => Box::new(BufWriter::new(io::stderr())),
+        };
+        let done = self.write(record, title, elapsed, comparison, &mut out);
+        done.and_then(|()| out.flush())
+            .map_err(|error| unwritten(path, &error))
+    }
+
+    fn write(
+        &self,
+        record: &Record,
+        title: &str,
+        elapsed: Option<Duration>,
+        comparison: Option<(&str, &Comparison<'_>)>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let CountFlags {
+            per_program,
+            syscalls,
+            ..
+        } = *self.flags;
+        let events = self.shown();
+        if self.flags.out.json {
+            let wanted = json::Wanted {
+                events,
+                per_program,
+                syscalls,
+            };
+            json::write(record, &wanted, out)?;
+            return match comparison {
+                Some((_, one)) => json::write_comparison(one, out),
+                None => Ok(()),
+            };
+        }
+        let shown = table::Shown {
+            title,
+            events,
+            per_program,
+            syscalls,
+            elapsed: elapsed.map(|time| time.as_secs_f64()),
+        };
+        table::write(record, &shown, out)?;
+        match comparison {
+            Some((name, one)) => one.write(name, out),
+            None => Ok(()),
+        }
+    }
+}
+
+fn unwritten(path: Option<&Path>, error: &io::Error) -> UserError {
+    match path {
+        Some(path) => failed(format!("-o {}: {error}", path.display())),
+        None => failed(format!("cannot write to standard error: {error}")),
+    }
+}
+
+/// The record in a file.
+pub(super) fn read(path: &Path) -> Result<Record, UserError> {
+    let shown = path.display();
+    let unreadable = |error: &dyn std::fmt::Display| failed(format!("{shown}: {error}"));
+    let length = fs::metadata(path)
+        .map_err(|error| unreadable(&error))?
+        .len();
+    if length > LARGEST {
+        return Err(unreadable(
+            &"it is no file of umpire count --save, which are smaller",
+        ));
+    }
+    let bytes = fs::read(path).map_err(|error| unreadable(&error))?;
+    Record::parse(&bytes).map_err(|error| unreadable(&error))
+}
+
+/// Writes a record whole or not at all. What is no regular file, a pipe say, is written to.
+fn save(path: &Path, record: &Record) -> Result<(), UserError> {
+    let text = record.to_json();
+    let put = || {
+        if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+            return fs::write(path, &text);
+        }
+        // A link leads to the file that is to be kept.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let mut builder = tempfile::Builder::new();
+        // Others may read it, as far as the umask lets them: it goes into repositories.
+        let mut file: NamedTempFile = builder
+            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
+            .tempfile_in(folder)?;
+        file.write_all(text.as_bytes())?;
+        file.as_file().sync_all()?;
+        file.persist(&path)?;
+        Ok(())
+    };
+    put().map_err(|error: io::Error| failed(format!("--save {}: {error}", path.display())))
+}
+
+/// `umpire count diff`.
+pub(super) fn diff(before: &Path, now: &Path, as_json: bool) -> Result<(), UserError> {
+    let name = before.display().to_string();
+    let records = [read(before)?, read(now)?];
+    let gate = Gate {
+        events: &Gate::DEFAULT,
+        threshold: Threshold::NONE,
+        kernel: false,
+    };
+    let comparison = Comparison::of(&records[0], &records[1], &gate);
+    let mut out = BufWriter::new(io::stdout().lock());
+    let done = if as_json {
+        json::write_comparison(&comparison, &mut out)
+    } else {
+        comparison.write(&name, &mut out)
+    };
+    let lacking = [before, now].into_iter().zip(&records);
+    for (path, _) in lacking.filter(|(_, record)| record.counts.functions.is_none()) {
+        complain(&format_args!(
+            "{} has no functions: it was saved without --functions",
+            path.display()
+        ));
+    }
+    written(done.and_then(|()| out.flush())).map_err(failed)
+}

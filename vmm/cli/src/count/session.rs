@@ -1,0 +1,359 @@
+//! One run: a machine that is ready, a program in it, and what became of both.
+
+use std::ffi::OsStr;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use attribution::{Attribution, Counts, Start};
+use count_init::{ENDING_LEN, Ending};
+use guest_files::{
+    Errand as Service, Errno, FileServer, Given, Input, Kind, MemoryTree, Out, Sink, View,
+};
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+use umpire_count::Inputs;
+use vmm::count::{End, Image, Key, Limits, Looks, Plan, Progress, Signals};
+
+use super::ended::failed;
+use super::job::Errand;
+use super::kernel::Choice;
+use super::store::{Place, Store};
+use crate::exit::{UserError, complain};
+
+/// The sources that count, in few digits: what is counted otherwise is another engine.
+const ENGINE: &str = env!("UMPIRE_ENGINE");
+/// What programs find: `vmm`'s machine is of this processor, whatever the host's is.
+const PROCESSOR: &str = "x86-64-v2, one, of Umpire's emulator";
+
+const SIGNALS: Signals = Signals {
+    tag: count_init::TAG,
+    port: count_init::PORT,
+    ready: count_init::READY,
+    done: count_init::DONE,
+};
+
+/// What is kept beside a booted machine.
+#[derive(Debug, Serialize, Deserialize)]
+struct Known {
+    key: Key,
+    kernel: attribution::Kernel,
+}
+
+/// A machine that is ready for a program.
+#[derive(Debug)]
+pub(super) struct Ready {
+    image: Image,
+    kernel: attribution::Kernel,
+}
+
+/// What the machine is made of.
+#[derive(Debug)]
+pub(super) struct Shape<'a> {
+    pub(super) kernel: &'a Choice,
+    pub(super) memory_mib: u64,
+}
+
+impl Ready {
+    /// The machine of the store; one that is not there is booted first.
+    pub(super) fn of(
+        store: &Store,
+        shape: &Shape<'_>,
+        interrupted: &Arc<AtomicBool>,
+    ) -> Result<Self, UserError> {
+        let parts = format!("{} {}", shape.kernel.digest, shape.memory_mib);
+        let place = store.place(ENGINE, &parts);
+        if let Some(known) = place.known::<Known>()
+            && let Ok(image) = Image::open(&place.image(), &known.key, SIGNALS)
+        {
+            place.used();
+            let kernel = known.kernel;
+            return Ok(Ready { image, kernel });
+        }
+        let ready = boot(store, &place, shape, interrupted)?;
+        // What is too much goes later, and takes room until then.
+        if let Err(error) = store.tidy(ENGINE, &place) {
+            complain(&format_args!(
+                "old booted machines cannot be removed: {error}"
+            ));
+        }
+        Ok(ready)
+    }
+}
+
+fn boot(
+    store: &Store,
+    place: &Place,
+    shape: &Shape<'_>,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<Ready, UserError> {
+    let parts = shape.kernel.load(store)?;
+    let temporary = |error| failed(format!("the kernel cannot be unpacked: {error}"));
+    let mut kernel = NamedTempFile::new().map_err(temporary)?;
+    kernel.write_all(&parts.image).map_err(temporary)?;
+    let plan = Plan {
+        kernel: kernel.path(),
+        initramfs: &parts.initramfs,
+        memory_mib: shape.memory_mib,
+        signals: SIGNALS,
+        engine: ENGINE,
+    };
+    let limits = Limits {
+        time: None,
+        interrupted: interrupted.clone(),
+    };
+    let mut nobody = FileServer::new(MemoryTree::default(), Nowhere, Service::default());
+    let serve = move |request: &[u8], reply: &mut Vec<u8>| nobody.answer(request, reply);
+    complain(&"booting the machine, once for each kernel and size of memory …");
+    let began = Instant::now();
+    let mut told = began;
+    let progress = |progress| {
+        if let Progress::Boots { instructions } = progress
+            && told.elapsed() >= Duration::from_secs(2)
+        {
+            told = Instant::now();
+            let millions = instructions / 1_000_000;
+            complain(&format_args!(
+                "still booting: {millions} million instructions"
+            ));
+        }
+    };
+    let image = Image::boot(&plan, &place.image(), serve, limits, progress);
+    let image = image.map_err(|error| failed(format!("the machine did not boot: {error}")))?;
+    let known = Known {
+        key: plan.key().map_err(failed)?,
+        kernel: described(&image)?,
+    };
+    place
+        .know(&known)
+        .map_err(|error| failed(format!("{}: {error}", place.image().display())))?;
+    let seconds = began.elapsed().as_secs_f64();
+    complain(&format_args!("booted in {seconds:.1} s"));
+    let kernel = known.kernel;
+    Ok(Ready { image, kernel })
+}
+
+/// Where the kernel does what programs are told apart by.
+fn described(image: &Image) -> Result<attribution::Kernel, UserError> {
+    let memory = image.memory().map_err(failed)?;
+    let cr3 = image.registers().map(|state| state.cr3);
+    let cr3 = cr3.ok_or_else(|| failed("the machine has no processor"))?;
+    let view = attribution::find(&memory, cr3).map_err(failed)?;
+    attribution::Kernel::of(&view).map_err(failed)
+}
+
+/// Where a guest without a program writes to.
+#[derive(Debug)]
+struct Nowhere;
+
+impl Sink for Nowhere {
+    fn take(&mut self, _: Out, _: &[u8]) -> Result<(), Errno> {
+        Err(Errno::IO)
+    }
+}
+
+/// What a program says: its output goes on at once, the rest is kept.
+#[derive(Debug, Default)]
+struct Said {
+    ending: Vec<u8>,
+    files: Option<tempfile::SpooledTempFile>,
+    /// The host takes no more.
+    lost: Option<io::Error>,
+}
+
+impl Said {
+    fn put(&mut self, out: &mut dyn Write, bytes: &[u8]) -> Result<(), Errno> {
+        match out.write_all(bytes).and_then(|()| out.flush()) {
+            Ok(()) => Ok(()),
+            // The program gets what it would have got of that pipe.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Errno::PIPE),
+            Err(error) => {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                self.lost.get_or_insert(error);
+                Err(errno)
+            }
+        }
+    }
+}
+
+impl Sink for Said {
+    fn take(&mut self, out: Out, bytes: &[u8]) -> Result<(), Errno> {
+        match out {
+            Out::Stdout => self.put(&mut io::stdout(), bytes),
+            Out::Stderr => self.put(&mut io::stderr(), bytes),
+            Out::Status => {
+                let room = ENDING_LEN.saturating_sub(self.ending.len());
+                let some = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+                self.ending.extend_from_slice(some);
+                Ok(())
+            }
+            Out::Files => {
+                let files = self
+                    .files
+                    .get_or_insert_with(|| tempfile::SpooledTempFile::new(1 << 20));
+                files.write_all(bytes).map_err(|error| {
+                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                    self.lost.get_or_insert(error);
+                    errno
+                })
+            }
+        }
+    }
+}
+
+/// What became of a run.
+#[derive(Debug)]
+pub(super) struct Ran {
+    pub(super) end: End,
+    /// How the program ended, if the guest said so.
+    pub(super) ending: Option<Ending>,
+    pub(super) counts: Counts,
+    /// All that the run depends on.
+    pub(super) inputs: Inputs,
+    /// What is to be told of it, a line each.
+    pub(super) notes: Vec<String>,
+    /// What the program changed, a tar archive.
+    pub(super) files: Option<tempfile::SpooledTempFile>,
+    /// On the host.
+    pub(super) elapsed: Duration,
+}
+
+impl Ready {
+    /// Runs a program.
+    pub(super) fn run(
+        &self,
+        errand: Errand,
+        shape: &Shape<'_>,
+        limits: Limits,
+    ) -> Result<Ran, UserError> {
+        let began = Instant::now();
+        let mut inputs = Inputs::default();
+        errand.inputs(&mut inputs);
+        inputs.add("engine", ENGINE);
+        inputs.add("kernel", &shape.kernel.digest);
+        inputs.add("memory", format!("{} MiB", shape.memory_mib));
+        inputs.add("processor", PROCESSOR);
+        let view = View::new(&errand.given).map_err(failed)?;
+        let mut job = errand.job;
+        job.tmp_is_given = view.tmp_is_given();
+        let job = job.encode().map_err(|_| {
+            failed("the program's arguments and environment have more than 8 MiB, or a 0 in them")
+        })?;
+        let stdin = errand.stdin;
+        let server = FileServer::new(view, Said::default(), Service { job, stdin });
+        let server = Arc::new(Mutex::new(server));
+        let serve = {
+            let server = server.clone();
+            move |request: &[u8], reply: &mut Vec<u8>| {
+                let server = server.lock();
+                server
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .answer(request, reply);
+            }
+        };
+        let looks = Looks {
+            observer: Box::new(Attribution::new(self.kernel, Start::First)),
+            places: self.kernel.places().to_vec(),
+        };
+        let ran = self.image.run(serve, limits, Some(looks)).map_err(failed)?;
+        let elapsed = began.elapsed();
+        let counts = ran.observer.and_then(Attribution::taken);
+        let counts = counts.map(|one| one.counts()).unwrap_or_default();
+        drop(ran.serve);
+        let server = Arc::into_inner(server).ok_or_else(|| failed("files are still served"))?;
+        let mut server = server.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = Vec::new();
+        for input in server.inputs() {
+            add_file(&mut inputs, &input, &errand.given, &mut notes);
+        }
+        notes.extend(missing(&server));
+        notes.extend(
+            ran.out_of_memory.map(|line| {
+                format!("the guest had no memory left (--memory gives it more): {line}")
+            }),
+        );
+        notes.extend(ran.unannounced.iter().map(|it| {
+            let (code, rip) = (it.code, it.rip);
+            let needs = code.cpuid_features();
+            format!(
+                "the program executed {code:?} at {rip:#x}, which needs {needs:?}, and the processor \
+                 is an x86-64-v2: build the program for that, without AVX"
+            )
+        }));
+        let said = server.into_sink();
+        if let Some(error) = said.lost {
+            return Err(failed(format!(
+                "the program's output cannot be written: {error}"
+            )));
+        }
+        Ok(Ran {
+            end: ran.end,
+            ending: Ending::decode(&said.ending),
+            counts,
+            inputs,
+            notes,
+            files: said.files,
+            elapsed,
+        })
+    }
+}
+
+/// What the program did not find.
+fn missing<S: Sink>(server: &FileServer<View, S>) -> Vec<String> {
+    let mut notes = Vec::new();
+    let libraries = server.missing_libraries();
+    if !libraries.is_empty() {
+        notes.push(format!(
+            "libraries that were not found: {}",
+            listed(&libraries)
+        ));
+    }
+    if !server.outside().is_empty() {
+        notes.push(format!(
+            "the program looked for what it was not given: {}; --with gives it",
+            listed(server.outside())
+        ));
+    }
+    notes
+}
+
+fn listed(names: &[Vec<u8>]) -> String {
+    let names: Vec<_> = names
+        .iter()
+        .map(|name| String::from_utf8_lossy(name))
+        .collect();
+    names.join(", ")
+}
+
+/// A file, folder or link that the program has read, by what it is for the program.
+fn add_file(inputs: &mut Inputs, input: &Input, given: &Given, notes: &mut Vec<String>) {
+    let path = Path::new(OsStr::from_bytes(&input.path));
+    // The working folder is an input of its own; what is in it may lie anywhere.
+    let shown = match path.strip_prefix(&given.folder) {
+        Ok(below) => Path::new(".").join(below),
+        Err(_) => path.to_owned(),
+    };
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let kind = match input.kind {
+        Kind::Folder => "directory",
+        Kind::Link => "link",
+        Kind::File if given.program.as_deref() == Some(path) => "program",
+        Kind::File if name.windows(3).any(|part| part == b".so") => "library",
+        Kind::File => "file",
+    };
+    let mut value = match &input.digest {
+        Some(digest) => umpire_count::inputs::text(digest),
+        None => "gone at the end".to_owned(),
+    };
+    if input.changed {
+        notes.push(format!(
+            "{} changed while the program ran: its counts are of parts of both",
+            path.display()
+        ));
+        value.push_str(", changed meanwhile");
+    }
+    inputs.add(format!("{kind} {}", shown.display()), value);
+}
