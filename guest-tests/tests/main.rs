@@ -3,6 +3,7 @@
 
 mod arbiterd;
 mod bad_input;
+mod count;
 mod cpc;
 mod docs;
 mod emu_debug;
