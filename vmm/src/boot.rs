@@ -75,6 +75,7 @@ pub fn load(mem: &GuestMemory, request: &BootRequest) -> Result<LoadedGuest, Boo
     let config = AcpiConfig {
         cpus: request.cpus,
         pm_timer: request.pm_timer,
+        virtio: request.virtio,
     };
     acpi::write_tables(mem, config)?;
     guest.state.write_tables(mem)?;

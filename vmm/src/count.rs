@@ -20,6 +20,6 @@ mod snapshot;
 
 pub use image::{BootError, Image, Key, Plan, Progress};
 pub use limits::Limits;
-pub use machine::{COMMAND_LINE, MACHINE, MachineFailure, Signals, VIRTIO_MMIO};
+pub use machine::{COMMAND_LINE, MACHINE, MachineFailure, Signals};
 pub use run::{End, Looks, Ran, RunFailure};
 pub use snapshot::SnapshotError;

@@ -28,4 +28,4 @@ pub use fs::{FsState, VirtioFs};
 pub use queue::{Broken, MOST_BYTES, MOST_PIECES};
 
 /// Bytes of the registers' page.
-pub const WINDOW: u64 = 0x1000;
+pub const WINDOW: u32 = 0x1000;

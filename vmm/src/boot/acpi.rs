@@ -48,6 +48,17 @@ pub const PORTS: AcpiPorts = AcpiPorts {
     com1_irq: 4,
 };
 
+/// A virtio device behind memory-mapped registers, which no bus finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VirtioDevice {
+    /// Guest-physical address of its registers.
+    pub start: u32,
+    /// Their bytes.
+    pub len: u32,
+    /// Its pin of the I/O APIC, on which edges are interrupts.
+    pub pin: u8,
+}
+
 /// What differs between guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AcpiConfig {
@@ -55,6 +66,8 @@ pub(crate) struct AcpiConfig {
     pub(crate) cpus: u32,
     /// Whether there is a timer at [`AcpiPorts::pm_timer`].
     pub(crate) pm_timer: bool,
+    /// A virtio device.
+    pub(crate) virtio: Option<VirtioDevice>,
 }
 
 /// Writes all tables and gives the address behind the last one.
@@ -66,7 +79,7 @@ pub(crate) fn write_tables(mem: &GuestMemory, config: AcpiConfig) -> Result<u64,
         write(mem, address, table).map(|()| address)
     };
     write(mem, FACS_START, &tables::facs())?;
-    let dsdt = place(&tables::dsdt())?;
+    let dsdt = place(&tables::dsdt(config.virtio))?;
     let fadt = place(&tables::fadt(dsdt, FACS_START, config.pm_timer))?;
     let madt = place(&tables::madt(config.cpus))?;
     let xsdt = place(&tables::xsdt(&[fadt, madt]))?;

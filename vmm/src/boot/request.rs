@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::acpi::VirtioDevice;
 use super::firmware::FirmwareRequest;
 
 /// What to boot.
@@ -21,6 +22,8 @@ pub struct BootRequest {
     pub unpack: Unpack,
     /// Whether the machine has a power-management timer at [`AcpiPorts::pm_timer`](super::acpi::AcpiPorts::pm_timer).
     pub pm_timer: bool,
+    /// A virtio device that the machine has.
+    pub virtio: Option<VirtioDevice>,
     /// What a Linux kernel begins its random numbers with, where its processor has no noise of
     /// its own.
     pub rng_seed: Option<[u8; 32]>,

@@ -48,6 +48,7 @@ fn request(kernel: &Path) -> BootRequest {
         cpus: 2,
         unpack: Unpack::Never,
         pm_timer: false,
+        virtio: None,
         rng_seed: None,
         firmware: None,
     }

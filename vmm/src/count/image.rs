@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use emu::State;
 use pmu_virt::Ring;
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -16,7 +18,9 @@ use vm_memory::GuestMemoryMmap;
 
 use super::console::Console;
 use super::limits::{Limits, Watch};
-use super::machine::{COMMAND_LINE, MACHINE, MachineFailure, Parts, Signals, assemble, clock};
+use super::machine::{
+    COMMAND_LINE, MACHINE, MachineFailure, Parts, Signals, VIRTIO, assemble, clock,
+};
 use super::platform::{Connections, CountPlatform};
 use super::run::{End, end_of};
 use super::snapshot::{self, Saved, Snapshot, SnapshotError};
@@ -33,8 +37,8 @@ const SEED: u64 = 0x756d_7069_7265;
 /// What a snapshot is one of.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan<'a> {
-    /// A bzImage or vmlinux of Linux.
-    pub kernel: &'a Path,
+    /// A bzImage of Linux.
+    pub kernel: &'a [u8],
     /// What it unpacks as its first files, a newc archive.
     pub initramfs: &'a [u8],
     /// The guest's memory in MiB.
@@ -77,15 +81,7 @@ pub enum Progress {
 /// There is no snapshot, and none could be made.
 #[derive(Debug, Error)]
 pub enum BootError {
-    /// The kernel cannot be read.
-    #[error("cannot read the kernel {}: {source}", path.display())]
-    Kernel {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// It cannot be put into memory.
+    /// The kernel cannot be put into memory.
     #[error(transparent)]
     Load(#[from] boot::BootError),
     /// No memory of this size can be had.
@@ -111,12 +107,9 @@ pub enum BootError {
     /// The file.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// A temporary file.
-    #[error("cannot keep the guest's first files in {}: {source}", std::env::temp_dir().display())]
-    Temporary {
-        /// Why.
-        source: io::Error,
-    },
+    /// The kernel cannot be kept for the loader.
+    #[error("no memory for the guest's kernel and its first files: {0}")]
+    Files(io::Error),
 }
 
 fn last_words(said: &str) -> String {
@@ -128,29 +121,8 @@ fn last_words(said: &str) -> String {
 
 impl Plan<'_> {
     /// The key of its snapshot.
-    ///
-    /// # Errors
-    /// The kernel cannot be read.
-    pub fn key(&self) -> Result<Key, BootError> {
-        let failed = |source| BootError::Kernel {
-            path: self.kernel.to_owned(),
-            source,
-        };
-        let mut kernel = Sha256::new();
-        let mut file = File::open(self.kernel).map_err(failed)?;
-        let mut bytes = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut bytes).map_err(failed)? {
-                0 => break,
-                len => kernel.update(&bytes[..len]),
-            }
-        }
-        Ok(self.key_with(&kernel.finalize().into()))
-    }
-
-    /// The key of its snapshot, when the kernel's SHA-256 is this one.
     #[must_use]
-    pub fn key_with(&self, kernel: &[u8; 32]) -> Key {
+    pub fn key(&self) -> Key {
         let Signals {
             tag,
             port,
@@ -158,7 +130,7 @@ impl Plan<'_> {
             done,
         } = self.signals;
         let parts: [&[u8]; 8] = [
-            kernel,
+            &Sha256::digest(self.kernel),
             &Sha256::digest(self.initramfs),
             &self.memory_mib.to_le_bytes(),
             self.engine.as_bytes(),
@@ -180,15 +152,16 @@ impl Plan<'_> {
             .collect())
     }
 
-    fn request(&self, initramfs: &Path) -> BootRequest {
+    fn request(&self, kernel: PathBuf, initramfs: PathBuf) -> BootRequest {
         BootRequest {
-            kernel: self.kernel.to_owned(),
-            initrd: Some(initramfs.to_owned()),
+            kernel,
+            initrd: Some(initramfs),
             cmdline: COMMAND_LINE.to_owned(),
             modules: Vec::new(),
             cpus: 1,
             unpack: Unpack::Always,
             pm_timer: true,
+            virtio: Some(VIRTIO),
             rng_seed: Randomness::of(Some(SEED)).bytes(),
             firmware: None,
         }
@@ -230,7 +203,7 @@ impl Image {
     where
         F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
     {
-        let key = plan.key()?;
+        let key = plan.key();
         let _held = lock_of(path).map_err(|source| SnapshotError::Io {
             what: "lock",
             path: path.to_owned(),
@@ -307,9 +280,10 @@ where
             mib: plan.memory_mib,
             reason: error.to_string(),
         })?;
-        let initramfs = temporary(plan.initramfs)?;
-        let loaded = boot::load(&memory, &plan.request(initramfs.path()))?;
-        drop(initramfs);
+        let kernel = Held::new("kernel", plan.kernel).map_err(BootError::Files)?;
+        let initramfs = Held::new("initramfs", plan.initramfs).map_err(BootError::Files)?;
+        let loaded = boot::load(&memory, &plan.request(kernel.path(), initramfs.path()))?;
+        drop((kernel, initramfs));
         let (console, clock) = (Console::default(), clock());
         let (lines, control) = (Arc::<Lines>::default(), Arc::<VcpuControl>::default());
         let connections = Connections {
@@ -372,12 +346,17 @@ where
     }
 }
 
-fn temporary(bytes: &[u8]) -> Result<tempfile::NamedTempFile, BootError> {
-    let written = || {
-        let mut file = tempfile::NamedTempFile::new()?;
-        file.write_all(bytes)?;
-        file.flush()?;
-        Ok(file)
-    };
-    written().map_err(|source| BootError::Temporary { source })
+/// Bytes as a file, for the loader, which reads files. It is nowhere on a disk.
+struct Held(OwnedFd);
+
+impl Held {
+    fn new(name: &str, bytes: &[u8]) -> io::Result<Self> {
+        let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
+        file.write_all_at(bytes, 0)?;
+        Ok(Self(file.into()))
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
 }

@@ -8,18 +8,19 @@ use pmu_virt::{CorePmu, EmuBackend, EmuCycles, OwnerId, PmuModel, VcpuPmu, Vendo
 use vm_memory::GuestMemoryMmap;
 
 use super::platform::CountPlatform;
+use crate::boot::acpi::VirtioDevice;
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid};
 use crate::emu::{EmuVcpuParts, Lines, Outside, Room, RoomError, RoomParts, VirtualClock};
 use crate::machine::SEEDED_BEGINNING;
 use crate::vcpu::{Silent, VcpuControl};
+use crate::virtio::WINDOW;
 
-/// The file system's registers: in the hole below 4 GiB, where no memory is.
-pub(super) const VIRTIO_START: u64 = 0xd000_0000;
-/// Its pin of the I/O APIC.
-pub(super) const VIRTIO_IRQ: u8 = 5;
-
-/// What Linux's module `virtio_mmio` has to be told, to find the file system.
-pub const VIRTIO_MMIO: &str = "device=4K@0xd0000000:5";
+/// The file system's registers, in the hole below 4 GiB, where no memory is.
+pub(super) const VIRTIO: VirtioDevice = VirtioDevice {
+    start: 0xd000_0000,
+    len: WINDOW,
+    pin: 5,
+};
 
 /// The command line of the kernel: no address and no number depends on chance, nothing is on
 /// that a count would be other for, and who gives up says so and ends.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryMmap;
 
 use super::console::Console;
-use super::machine::{Signals, VIRTIO_IRQ, VIRTIO_START};
+use super::machine::{Signals, VIRTIO};
 use crate::devices::{
     DeviceOutcome, GuestEnd, InterruptLine, Platform, PlatformParts, PortBus, PortsState,
     TimerWidth, ports,
@@ -17,7 +17,7 @@ use crate::devices::{
 use crate::emu::{Lines, VirtualClock};
 use crate::sync::lock;
 use crate::vcpu::VcpuControl;
-use crate::virtio::{Broken, FsState, VirtioFs, WINDOW};
+use crate::virtio::{Broken, FsState, VirtioFs};
 
 /// The line of a device to a pin of the I/O APIC.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl<F> CountPlatform<F> {
             time: Box::new(clock),
             timer_width: TimerWidth::default(),
         };
-        let files = VirtioFs::new(signals.tag, memory, line(VIRTIO_IRQ), serve);
+        let files = VirtioFs::new(signals.tag, memory, line(VIRTIO.pin), serve);
         Self {
             ports: Mutex::new(PortBus::new(parts)),
             files: Mutex::new(Some(files)),
@@ -123,8 +123,8 @@ impl<F> CountPlatform<F> {
 }
 
 fn in_window(address: u64) -> Option<u64> {
-    let offset = address.checked_sub(VIRTIO_START)?;
-    (offset < WINDOW).then_some(offset)
+    let offset = address.checked_sub(VIRTIO.start.into())?;
+    (offset < VIRTIO.len.into()).then_some(offset)
 }
 
 impl<F: FnMut(&[u8], &mut Vec<u8>) + Send> Platform for CountPlatform<F> {

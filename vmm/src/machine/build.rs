@@ -510,6 +510,7 @@ impl Order<'_> {
                 UnpackChoice::Never => boot::Unpack::Never,
             },
             pm_timer: true,
+            virtio: None,
             rng_seed,
             firmware: image.map(|image| FirmwareRequest {
                 image,

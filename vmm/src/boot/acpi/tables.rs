@@ -4,7 +4,9 @@
 //! The crate's own XSDT and MADT name another creator and another revision, so both are built
 //! from its plain table, [`Sdt`].
 
-use acpi_tables::aml::{Device, EISAName, IO, Name, Package, ResourceTemplate, Scope};
+use acpi_tables::aml::{
+    Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, ResourceTemplate, Scope,
+};
 use acpi_tables::facs::FACS;
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -16,7 +18,7 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::super::memory::{IOAPIC_START, LAPIC_START};
-use super::{PORTS, RESET_VALUE, S5_SLEEP_TYPE, SCI_IRQ};
+use super::{PORTS, RESET_VALUE, S5_SLEEP_TYPE, SCI_IRQ, VirtioDevice};
 
 /// Length of the root pointer in bytes.
 pub(super) const RSDP_LEN: u64 = size_of::<Rsdp>() as u64;
@@ -175,8 +177,25 @@ impl Aml for IrqNoFlags {
     }
 }
 
+/// The device by whose name Linux finds registers of virtio (its `virtio_mmio`).
+struct RawVirtio(VirtioDevice);
+
+impl Aml for RawVirtio {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let VirtioDevice { start, len, pin } = self.0;
+        let registers = Memory32Fixed::new(true, start, len);
+        // It takes interrupts: edges, active high, nobody else's.
+        let interrupt = Interrupt::new(true, true, false, false, pin.into());
+        let resources = ResourceTemplate::new(vec![&registers, &interrupt]);
+        let hid = Name::new("_HID".into(), &"LNRO0005");
+        let uid = Name::new("_UID".into(), &0u8);
+        let resources = Name::new("_CRS".into(), &resources);
+        Device::new("VIO0".into(), vec![&hid, &uid, &resources]).to_aml_bytes(sink);
+    }
+}
+
 /// Description of the devices that no bus finds, and of soft-off.
-pub(super) fn dsdt() -> Vec<u8> {
+pub(super) fn dsdt(virtio: Option<VirtioDevice>) -> Vec<u8> {
     const PRESENT_ENABLED_SHOWN_WORKING: u8 = 0xf;
 
     let s5 = Package::new(vec![&S5_SLEEP_TYPE, &S5_SLEEP_TYPE, &0u8, &0u8]);
@@ -191,7 +210,10 @@ pub(super) fn dsdt() -> Vec<u8> {
     ];
     let com1 = com1.iter().map(|name| name as &dyn Aml).collect();
     let com1 = Device::new("COM1".into(), com1);
-    let system_bus = Scope::new("\\_SB_".into(), vec![&com1]);
+    let virtio = virtio.map(RawVirtio);
+    let mut devices: Vec<&dyn Aml> = vec![&com1];
+    devices.extend(virtio.iter().map(|device| device as &dyn Aml));
+    let system_bus = Scope::new("\\_SB_".into(), devices);
     // Revision 2: integers have 64 bits.
     finish(*b"DSDT", 2, &[bytes(&s5), bytes(&system_bus)].concat())
 }

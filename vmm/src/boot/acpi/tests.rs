@@ -7,7 +7,15 @@ use crate::boot::wire::{u16_at, u32_at, u64_at};
 
 fn guest(cpus: u32, pm_timer: bool) -> GuestMemory {
     let mem = create(2).expect("memory");
-    let end = write_tables(&mem, AcpiConfig { cpus, pm_timer }).expect("tables");
+    let end = write_tables(
+        &mem,
+        AcpiConfig {
+            cpus,
+            pm_timer,
+            virtio: None,
+        },
+    )
+    .expect("tables");
     assert!(end <= ACPI_END, "{end:#x}");
     mem
 }
@@ -195,4 +203,25 @@ fn aml_is_encoded_as_the_specification_says() {
     );
     check(&tables::IrqNoFlags(4), &[0x22, 0x10, 0]);
     check(&ResourceTemplate::new(vec![]), &[0x11, 5, 0x0a, 2, 0x79, 0]);
+}
+
+/// As Linux's `virtio_mmio` matches it, and its resources (6.4.3.4 and 6.4.3.6).
+#[test]
+fn a_virtio_device_is_described_where_there_is_one() {
+    let device = VirtioDevice {
+        start: 0xd000_0000,
+        len: 0x1000,
+        pin: 5,
+    };
+    let name = b"_HID\x0dLNRO0005\0";
+    let memory = [0x86, 9, 0, 1, 0, 0, 0, 0xd0, 0, 0x10, 0, 0];
+    // A consumer's, an edge, active high, exclusive.
+    let interrupt = [0x89, 6, 0, 0b0011, 1, 5, 0, 0, 0];
+    let has = |table: &[u8], part: &[u8]| table.windows(part.len()).any(|here| here == part);
+    let there = tables::dsdt(Some(device));
+    assert_eq!(sum(&there), 0);
+    for part in [&name[..], &memory, &interrupt] {
+        assert!(has(&there, part), "{part:x?} in {there:x?}");
+    }
+    assert!(!has(&tables::dsdt(None), b"LNRO0005"));
 }
