@@ -61,7 +61,12 @@ const HOUSE: [Room; 37] = [
     room("count-init", "firmware/count-init", &["freestanding"]),
     room("irqchip", "vmm/irqchip", &[]),
     room("guest-view", "vmm/guest-view", &[]),
-    room("attribution", "vmm/attribution", &["emu", "guest-view"]),
+    room(
+        "attribution",
+        "vmm/attribution",
+        &["emu", "guest-view", "symbol-names"],
+    ),
+    room("symbol-names", "vmm/symbol-names", &[]),
     room("umpire-agent-wire", "vmm/guest-view/wire", &[]),
     room("umpire-agent", "vmm/agent", &["umpire-agent-wire"]),
     room(
@@ -104,7 +109,13 @@ const HOUSE: [Room; 37] = [
     room(
         "umpire-tools",
         "vmm/tools",
-        &["umpire-events", "perfmon", "umpire-perfmon", "umpire-lease"],
+        &[
+            "umpire-events",
+            "perfmon",
+            "umpire-perfmon",
+            "umpire-lease",
+            "symbol-names",
+        ],
     ),
     room("debian-packages", "vmm/packages", &[]),
     room(

@@ -2,10 +2,12 @@
 
 use std::any::Any;
 
-use emu::{Entry, Event, EventTotals, Observer, Ring, Sight, State};
+use emu::{Entry, Event, EventTotals, Follow, Observer, Ring, Sight, State};
+use guest_view::KernelView;
 
 use crate::calls::Call;
 use crate::counts::Counts;
+use crate::functions::{Functions, Objects, Runs};
 use crate::kernel::Kernel;
 use crate::tree::{Doing, Number, Task, Tree};
 
@@ -46,6 +48,7 @@ pub struct Attribution {
     kernel: Kernel,
     start: Start,
     tree: Tree,
+    functions: Option<Functions>,
     processors: Vec<Running>,
     /// The processor that is told of.
     on: usize,
@@ -59,9 +62,18 @@ impl Attribution {
             kernel,
             start,
             tree: Tree::default(),
+            functions: None,
             processors: vec![Running::default()],
             on: 0,
         }
+    }
+
+    /// Also by functions of user code: `view` is that kernel, and `objects` has the files of
+    /// programs.
+    #[must_use]
+    pub fn with_functions(mut self, view: KernelView, objects: Box<dyn Objects>) -> Self {
+        self.functions = Some(Functions::new(view, objects));
+        self
     }
 
     /// The one that a machine was given, out of what it gave back.
@@ -74,7 +86,14 @@ impl Attribution {
     /// What was counted so far; nothing before the first program.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.tree.counts()
+        let mut counts = self.tree.counts();
+        if let Some(functions) = &self.functions {
+            let now = |thread| self.tree.user_instructions(thread);
+            let (functions, edges) = functions.counts(now);
+            counts.functions = Some(functions);
+            counts.edges = edges;
+        }
+        counts
     }
 
     fn running(&mut self) -> &mut Running {
@@ -90,12 +109,24 @@ impl Attribution {
         if state.rip == self.kernel.switch {
             self.switches(sight);
         } else if state.rip == self.kernel.begin {
-            let parent = self.running().thread;
-            if let Some(task) = self.task_at(sight, state.r[RDI]) {
-                self.tree.begins(parent, task);
-            }
+            self.begins(sight, state.r[RDI]);
         } else if state.rip == self.kernel.exec {
             self.executes(sight);
+        }
+    }
+
+    fn begins(&mut self, sight: &Sight<'_>, address: u64) {
+        let parent = self.running().thread;
+        let Some(task) = self.task_at(sight, address) else {
+            return;
+        };
+        let begun = self.tree.begins(parent, task);
+        if let Some(functions) = &mut self.functions
+            && let Some((parent, child)) = parent.zip(begun)
+            && parent != child
+        {
+            let memory = number_at(sight, address.wrapping_add(self.kernel.mm));
+            functions.begins(parent, child, memory.unwrap_or(0));
         }
     }
 
@@ -130,8 +161,28 @@ impl Attribution {
         if self.tree.at(address).is_none() && !(is_root && self.tree.is_empty()) {
             return;
         }
+        let before = self.tree.at(address);
         let thread = self.tree.executes(task, name);
         self.running().thread = Some(thread);
+        if let Some(functions) = &mut self.functions {
+            let before = before.map(|before| (before, self.tree.user_instructions(before)));
+            functions.executes(before, thread);
+        }
+    }
+
+    /// The functions, and the thread that runs, if it is one whose are told apart.
+    fn looked_at(&mut self) -> Option<(&mut Functions, Runs)> {
+        let running = *self.processors.get(self.on)?;
+        let functions = self.functions.as_mut()?;
+        let (thread, task) = running.thread.zip(running.task)?;
+        let runs = Runs {
+            thread,
+            now: self.tree.user_instructions(thread),
+            memory_at: task.wrapping_add(self.kernel.mm),
+            processor: self.on,
+            doing: self.tree.doing(thread),
+        };
+        Some((functions, runs))
     }
 
     fn task_at(&self, sight: &Sight<'_>, address: u64) -> Option<Task> {
@@ -166,9 +217,30 @@ impl Observer for Attribution {
             Event::Entered(entry) => {
                 if let Some(thread) = self.running().thread {
                     self.tree.enters(thread, doing(entry, sight.state()));
+                    if let Some((functions, runs)) = self.looked_at() {
+                        functions.enters(runs, entry, sight);
+                    }
                 }
             }
-            _ => {}
+            Event::Left => {
+                if let Some((functions, runs)) = self.looked_at() {
+                    functions.leaves(runs, sight);
+                }
+            }
+            Event::Called { .. } | Event::Returned | Event::Moved => {
+                if let Some((functions, runs)) = self.looked_at() {
+                    functions.flows(runs, event, sight);
+                }
+            }
+            Event::Requested => {}
+        }
+    }
+
+    fn follow(&self) -> Follow {
+        let thread = self.processors.get(self.on).and_then(|on| on.thread);
+        match (&self.functions, thread) {
+            (Some(functions), Some(thread)) => functions.follow(thread),
+            _ => Follow::default(),
         }
     }
 }

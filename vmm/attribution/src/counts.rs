@@ -126,6 +126,9 @@ pub struct Counts {
     pub rest: Rest,
     /// By function of user code, the costliest first; none where functions were not asked for.
     pub functions: Option<Vec<Function>>,
+    /// The calls between these functions.
+    #[serde(default)]
+    pub edges: Vec<CallEdge>,
     /// By region that a program has marked with Valgrind's client requests, in their order.
     pub regions: Vec<Region>,
 }
@@ -231,6 +234,19 @@ pub struct Function {
     pub inclusive: u64,
     /// How often it was called, or jumped to from another function.
     pub calls: u64,
+}
+
+/// Calls, and jumps, from one function to another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallEdge {
+    /// The place of the caller among the functions.
+    pub caller: usize,
+    /// That of the callee.
+    pub callee: usize,
+    /// How often.
+    pub calls: u64,
+    /// Instructions from entry to return, of those calls that were in no other call of the callee.
+    pub inclusive: u64,
 }
 
 /// A part of a program that it has marked.

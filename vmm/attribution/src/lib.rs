@@ -25,9 +25,11 @@
 mod attribution;
 mod calls;
 mod counts;
+mod functions;
 mod kernel;
 mod tree;
 
 pub use attribution::{Attribution, Start};
-pub use counts::{Counts, Events, Function, Program, Region, Rest, Syscall, Thread};
+pub use counts::{CallEdge, Counts, Events, Function, Program, Region, Rest, Syscall, Thread};
+pub use functions::Objects;
 pub use kernel::{Kernel, KernelError, find};

@@ -221,6 +221,7 @@ impl Tree {
             syscalls: self.calls.counts(),
             rest: self.rest,
             functions: None,
+            edges: Vec::new(),
             regions: Vec::new(),
         }
     }

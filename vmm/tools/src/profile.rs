@@ -9,7 +9,6 @@ mod choice;
 mod chosen;
 mod code;
 mod command;
-mod demangle;
 mod diff;
 mod error;
 pub mod facts;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ahash::AHashMap;
 use perfmon_abi::wire::programs::TaskInfo;
+use symbol_names::demangled;
 
-use super::demangle::demangled;
 use super::jit::{CodeMap, CodeMaps, Made};
 use super::programs::{FileId, FileInfo, Programs, TaskId};
 use super::record::Sample;

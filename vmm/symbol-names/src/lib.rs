@@ -1,4 +1,5 @@
 //! Names of C++ and Rust as their sources have them.
+#![forbid(unsafe_code)]
 
 use std::fmt::{self, Write};
 
@@ -20,7 +21,8 @@ const MOST_TWICE: usize = 4;
 
 /// What `symbol` is called in its source, if it is a name of C++ or Rust: without parameters
 /// and without the hash that Rust puts behind names, as perf shows it.
-pub(super) fn demangled(symbol: &str) -> Option<String> {
+#[must_use]
+pub fn demangled(symbol: &str) -> Option<String> {
     if !symbol.starts_with("_Z") && !symbol.starts_with("_R") {
         return None;
     }

@@ -1,0 +1,299 @@
+//! From an address of a program to the function there.
+
+use std::collections::BTreeMap;
+
+use ahash::AHashMap;
+use emu::{Sight, State};
+use guest_view::{File, KernelView, Look, Mapping, Mode, Registers};
+
+use super::Objects;
+use super::book::FunctionId;
+use super::object::Symbols;
+use crate::kernel::Physical;
+
+/// Functions, and memories of programs, that are told apart: a guest that has more of them has the
+/// rest as one.
+const MOST: usize = 1 << 20;
+const MEMORIES: usize = 1 << 14;
+/// Addresses whose functions are at hand, of each memory.
+const AT_HAND: usize = 1024;
+/// Bytes of the kernel's code for programs at most.
+const VDSO: u64 = 1 << 16;
+
+/// What is mapped from no file, and where nothing is known.
+const ANONYMOUS: &str = "[anon]";
+const UNKNOWN: &str = "[unknown]";
+const KERNELS: &str = "[vdso]";
+
+/// A function where a program has it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) function: FunctionId,
+    /// Linear address, and bytes.
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+/// The code of one memory.
+#[derive(Debug, Clone, Default)]
+struct Code {
+    /// What was met, by the beginning.
+    met: BTreeMap<u64, Place>,
+    /// By some bits of an address, the address and its function.
+    at_hand: Vec<(u64, Place)>,
+}
+
+impl Code {
+    fn at(&mut self, address: u64) -> Option<Place> {
+        if self.at_hand.is_empty() {
+            self.at_hand = vec![(0, Place::default()); AT_HAND];
+        }
+        let slot = slot(address);
+        let (of, place) = self.at_hand[slot];
+        if of == address && place.len > 0 {
+            return Some(place);
+        }
+        let (_, found) = self.met.range(..=address).next_back()?;
+        let found = *found;
+        if address - found.start >= found.len {
+            return None;
+        }
+        self.at_hand[slot] = (address, found);
+        Some(found)
+    }
+
+    fn forget(&mut self, start: u64, end: u64) {
+        let met = self.met.range(..end);
+        let gone: Vec<u64> = met
+            .filter(|(_, place)| place.start.saturating_add(place.len) > start)
+            .map(|(start, _)| *start)
+            .collect();
+        if !gone.is_empty() {
+            self.at_hand.clear();
+        }
+        for start in gone {
+            self.met.remove(&start);
+        }
+    }
+}
+
+fn slot(address: u64) -> usize {
+    let mixed = address ^ address >> 10 ^ address >> 20;
+    usize::try_from(mixed & (AT_HAND as u64 - 1)).unwrap_or(0)
+}
+
+/// The functions of all programs.
+#[derive(Debug)]
+pub(crate) struct Places {
+    view: KernelView,
+    objects: Box<dyn Objects>,
+    /// Paths, and the functions of these files.
+    files: Vec<(String, Symbols)>,
+    by_path: BTreeMap<String, usize>,
+    by_file: AHashMap<File, usize>,
+    /// By number: the file, and the name.
+    functions: Vec<(usize, String)>,
+    /// By file and offset in it.
+    numbers: AHashMap<(usize, u64), FunctionId>,
+    memories: AHashMap<u64, Code>,
+}
+
+impl Places {
+    pub(crate) fn new(view: KernelView, objects: Box<dyn Objects>) -> Self {
+        Self {
+            view,
+            objects,
+            files: Vec::new(),
+            by_path: BTreeMap::new(),
+            by_file: AHashMap::new(),
+            functions: Vec::new(),
+            numbers: AHashMap::new(),
+            memories: AHashMap::new(),
+        }
+    }
+
+    /// The file and the name of a function.
+    pub(crate) fn name(&self, function: FunctionId) -> (&str, &str) {
+        match self.functions.get(function as usize) {
+            Some((file, name)) => (&self.files[*file].0, name),
+            None => (UNKNOWN, UNKNOWN),
+        }
+    }
+
+    /// A process was forked: its memory is a copy of another's.
+    pub(crate) fn copy(&mut self, from: u64, to: u64) {
+        let copy = self.memories.get(&from).map(|code| code.met.clone());
+        let code = Code {
+            met: copy.unwrap_or_default(),
+            at_hand: Vec::new(),
+        };
+        self.keep(to, code);
+    }
+
+    /// What is known of a memory is that of another one's, which has ended.
+    pub(crate) fn forget(&mut self, memory: u64) {
+        self.memories.remove(&memory);
+    }
+
+    /// A part of a memory may be something else now.
+    pub(crate) fn unmapped(&mut self, memory: u64, start: u64, len: u64) {
+        if let Some(code) = self.memories.get_mut(&memory) {
+            code.forget(start, start.saturating_add(len));
+        }
+    }
+
+    /// The function at an address of the program that runs, on this processor with this memory.
+    #[inline]
+    pub(crate) fn at(
+        &mut self,
+        (memory, processor): (u64, usize),
+        address: u64,
+        sight: &Sight<'_>,
+    ) -> Place {
+        let known = self.memories.get_mut(&memory);
+        match known.and_then(|code| code.at(address)) {
+            Some(place) => place,
+            None => self.find((memory, processor), address, sight),
+        }
+    }
+
+    fn keep(&mut self, memory: u64, code: Code) {
+        if self.memories.len() >= MEMORIES {
+            // Most of them are of processes that have ended.
+            self.memories.clear();
+        }
+        self.memories.insert(memory, code);
+    }
+
+    #[cold]
+    fn find(&mut self, of: (u64, usize), address: u64, sight: &Sight<'_>) -> Place {
+        let (memory, processor) = of;
+        let place = self
+            .mapped(processor, address, sight)
+            .unwrap_or_else(|| self.unknown(address));
+        if !self.memories.contains_key(&memory) {
+            self.keep(memory, Code::default());
+        }
+        if let Some(code) = self.memories.get_mut(&memory) {
+            // What it overlaps was found before something else was mapped there.
+            code.forget(place.start, place.start.saturating_add(place.len));
+            code.met.insert(place.start, place);
+        }
+        place
+    }
+
+    /// Nothing is known of the page.
+    fn unknown(&mut self, address: u64) -> Place {
+        let file = self.file(UNKNOWN, |_| Symbols::default());
+        Place {
+            function: self.number(file, 0, UNKNOWN.to_owned()),
+            start: address & !0xfff,
+            len: 0x1000,
+        }
+    }
+
+    /// By what is mapped there.
+    fn mapped(&mut self, processor: usize, address: u64, sight: &Sight<'_>) -> Option<Place> {
+        let view = self.view.clone();
+        let ram = Physical(sight.ram());
+        let number = view.processor(&ram, u32::try_from(processor).ok()?)?;
+        let look = Look::at(&view, &ram);
+        let memory = look.task(number, &registers(sight.state())).ok()?.memory?;
+        let mapping = look.mapping(memory, address).ok()?;
+        let file = if mapping.is_vdso {
+            self.file(KERNELS, |_| kernels(&mapping, sight))
+        } else if let Some(file) = mapping.file {
+            self.mapped_file(&look, file)
+        } else {
+            self.file(ANONYMOUS, |_| Symbols::default())
+        };
+        let inside = address - mapping.start;
+        let covers = self.files[file].1.at(mapping.offset + inside);
+        let Some(covers) = covers else {
+            return Some(Place {
+                function: self.number(file, 0, UNKNOWN.to_owned()),
+                start: mapping.start,
+                len: mapping.end - mapping.start,
+            });
+        };
+        let start = address.saturating_sub(covers.before).max(mapping.start);
+        let end = address
+            .saturating_sub(covers.before)
+            .saturating_add(covers.len);
+        let name = covers.name;
+        let name = name.unwrap_or_else(|| format!("[{:#x}]", covers.offset));
+        Some(Place {
+            function: self.number(file, covers.offset, name),
+            start,
+            len: end.min(mapping.end).checked_sub(start)?,
+        })
+    }
+
+    fn mapped_file(&mut self, look: &Look<'_>, file: File) -> usize {
+        if let Some(known) = self.by_file.get(&file) {
+            return *known;
+        }
+        let path = match look.path(&file) {
+            Ok(path) => path.name,
+            Err(_) => UNKNOWN.to_owned(),
+        };
+        let number = self.file(&path, |objects| {
+            let bytes = objects.read(&path);
+            bytes.map_or_else(Symbols::default, |bytes| Symbols::of(&bytes))
+        });
+        self.by_file.insert(file, number);
+        number
+    }
+
+    /// The number of the file at `path`, which is read the first time.
+    fn file(&mut self, path: &str, read: impl FnOnce(&mut dyn Objects) -> Symbols) -> usize {
+        if let Some(known) = self.by_path.get(path) {
+            return *known;
+        }
+        let number = self.files.len();
+        let symbols = read(&mut *self.objects);
+        self.files.push((path.to_owned(), symbols));
+        self.by_path.insert(path.to_owned(), number);
+        number
+    }
+
+    fn number(&mut self, file: usize, offset: u64, name: String) -> FunctionId {
+        if let Some(known) = self.numbers.get(&(file, offset)) {
+            return *known;
+        }
+        let number = self.functions.len();
+        if number >= MOST {
+            return FunctionId::try_from(MOST).unwrap_or(FunctionId::MAX);
+        }
+        self.functions.push((file, name));
+        let number = FunctionId::try_from(number).unwrap_or(FunctionId::MAX);
+        self.numbers.insert((file, offset), number);
+        number
+    }
+}
+
+/// The kernel's code for programs, as it is in memory.
+fn kernels(mapping: &Mapping, sight: &Sight<'_>) -> Symbols {
+    let len = (mapping.end - mapping.start).min(VDSO);
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    if sight.read(mapping.start, &mut bytes) {
+        Symbols::of(&bytes)
+    } else {
+        Symbols::default()
+    }
+}
+
+/// As a look wants them.
+fn registers(state: &State) -> Registers {
+    Registers {
+        rip: state.rip,
+        rsp: state.r[4],
+        rbp: state.r[5],
+        rdx: state.r[2],
+        rdi: state.r[7],
+        r10: state.r[10],
+        r13: state.r[13],
+        cr3: state.cr3,
+        mode: Mode::of_cs(state.segment(emu::Seg::Cs).selector),
+    }
+}
