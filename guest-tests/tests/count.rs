@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod programs;
+mod workflow;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -67,7 +68,9 @@ impl Count {
         command.current_dir(here);
         command.args(["count", "--timeout", TIMEOUT, "--save"]);
         command.arg(folder.path().join("record"));
-        command.arg("--status-file").arg(folder.path().join("status"));
+        command
+            .arg("--status-file")
+            .arg(folder.path().join("status"));
         Self {
             command,
             folder,
@@ -165,7 +168,9 @@ impl Counted {
     fn names(&self) -> Vec<&str> {
         let programs = self.record()["counts"]["programs"].as_array();
         let names = programs.expect("programs").iter();
-        names.map(|one| one["name"].as_str().expect("a name")).collect()
+        names
+            .map(|one| one["name"].as_str().expect("a name"))
+            .collect()
     }
 }
 
@@ -179,6 +184,9 @@ fn compiled(folder: &Path, name: &str, source: &str, flags: &[&str]) -> PathBuf 
         .arg(&source_file)
         .args(flags)
         .status();
-    assert!(status.expect("a C compiler").success(), "{name} does not build");
+    assert!(
+        status.expect("a C compiler").success(),
+        "{name} does not build"
+    );
     program
 }

@@ -34,19 +34,40 @@ fn options_that_cannot_be_used() {
         assert!(told.contains(expected), "{words:?}: {told}");
     }
     check(&[], "run what? give a program");
-    check(&["-e", "cycles", "true"], "there is no event 'cycles' to count");
+    check(
+        &["-e", "cycles", "true"],
+        "there is no event 'cycles' to count",
+    );
     check(&["--threshold", "1%", "true"], "--compare");
-    check(&["--compare", "gone.json", "true"], "gone.json: No such file");
-    check(&["--compare", "/etc/passwd", "true"], "it is no file of umpire count --save");
+    check(
+        &["--compare", "gone.json", "true"],
+        "gone.json: No such file",
+    );
+    check(
+        &["--compare", "/etc/passwd", "true"],
+        "it is no file of umpire count --save",
+    );
     check(&["--env", "UMPIRE_NO_SUCH", "true"], "it is not set here");
     check(&["-C", "gone", "true"], "is no folder");
-    check(&["no-such-program"], "there is no program 'no-such-program'");
+    check(
+        &["no-such-program"],
+        "there is no program 'no-such-program'",
+    );
     check(&["--frobnicate", "true"], "has no option '--frobnicate'");
     check(&["--memory", "1", "true"], "128");
     // No kernel in that cache.
-    check(&["true"], "there is no kernel yet: run umpire count --fetch-kernel; without a network");
-    check(&["--kernel", "gone.deb", "true"], "--kernel gone.deb: No such file");
-    check(&["diff", "gone.json", "gone.json"], "gone.json: No such file");
+    check(
+        &["true"],
+        "there is no kernel yet: run umpire count --fetch-kernel; without a network",
+    );
+    check(
+        &["--kernel", "gone.deb", "true"],
+        "--kernel gone.deb: No such file",
+    );
+    check(
+        &["diff", "gone.json", "gone.json"],
+        "gone.json: No such file",
+    );
 }
 
 #[test]
@@ -57,7 +78,10 @@ fn programs_that_cannot_be_executed() {
     // AArch64's number, at the place of the machine.
     other[18] = 183;
     let cases = [
-        (put(here, "script", b"#!/no/such/sh\n"), "the interpreter that its first line names"),
+        (
+            put(here, "script", b"#!/no/such/sh\n"),
+            "the interpreter that its first line names",
+        ),
         (put(here, "text", b"echo x\n"), "text without a line #!"),
         (put(here, "other", &other), "for another processor"),
         ("./gone".to_owned(), "gone"),
@@ -78,14 +102,22 @@ fn programs_that_end_badly() {
     killed.ends(137, "signal 137");
     let failed = Count::new(here).run(&["sh", "-c", "exit 125"]);
     failed.ends(125, "program 125");
-    let endless = Count::new(here).options(["--timeout", "1s"]).run(&["sh", "-c", "while :; do :; done"]);
+    let endless =
+        Count::new(here)
+            .options(["--timeout", "1s"])
+            .run(&["sh", "-c", "while :; do :; done"]);
     endless.ends(124, "timeout 124").says(&["--timeout"]);
-    let asleep = Count::new(here).options(["--timeout", "5s"]).run(&["tail", "-f", "/dev/null"]);
+    let asleep = Count::new(here)
+        .options(["--timeout", "5s"])
+        .run(&["tail", "-f", "/dev/null"]);
     assert_ne!(asleep.output.status.code(), Some(0), "{}", asleep.told());
     let full = Count::new(here).options(["--memory", "256"]);
     let full = full.run(&["dd", "if=/dev/zero", "of=full", "bs=1M", "count=600"]);
     full.ends(1, "program 1").says(&["No space left on device"]);
-    assert!(fs::read_dir(here).expect("a folder").next().is_none(), "something was left");
+    assert!(
+        fs::read_dir(here).expect("a folder").next().is_none(),
+        "something was left"
+    );
 }
 
 /// The instruction is named, and what to build for.
@@ -95,20 +127,36 @@ fn a_program_with_avx_is_told_so() {
     let source = "int main(void) { __asm__ volatile(\"vaddps %ymm0, %ymm1, %ymm2\"); return 0; }";
     compiled(folder.path(), "avx", source, &["-static"]);
     let counted = Count::new(folder.path()).run(&["./avx"]);
-    counted
-        .ends(132, "signal 132")
-        .says(&["VEX_Vaddps_ymm_ymm_ymmm256", "needs [AVX]", "x86-64-v2"]);
+    counted.ends(132, "signal 132").says(&[
+        "VEX_Vaddps_ymm_ymm_ymmm256",
+        "needs [AVX]",
+        "x86-64-v2",
+    ]);
 }
 
 #[test]
 fn a_library_that_is_not_there_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    compiled(here, "libgone.so", "int f(void) { return 0; }", &["-shared", "-fPIC"]);
+    compiled(
+        here,
+        "libgone.so",
+        "int f(void) { return 0; }",
+        &["-shared", "-fPIC"],
+    );
     let source = "int f(void); int main(void) { return f(); }";
-    compiled(here, "needy", source, &["-L.", "./libgone.so", "-Wl,-rpath,/no/such"].map(|it| {
-        if it == "./libgone.so" { "-l:libgone.so" } else { it }
-    }));
+    compiled(
+        here,
+        "needy",
+        source,
+        &["-L.", "./libgone.so", "-Wl,-rpath,/no/such"].map(|it| {
+            if it == "./libgone.so" {
+                "-l:libgone.so"
+            } else {
+                it
+            }
+        }),
+    );
     fs::remove_file(here.join("libgone.so")).expect("it is there");
     let counted = Count::new(here).run(&["./needy"]);
     counted

@@ -88,13 +88,27 @@ fn programs_of_a_pipeline_are_told_apart() {
     let counts = &counted.record()["counts"];
     // The kernel's instructions are those of system calls and what else it did.
     let calls = counts["syscalls"].as_array().expect("system calls");
-    let of_calls: u64 = calls.iter().filter_map(|it| it["instructions"].as_u64()).sum();
+    let of_calls: u64 = calls
+        .iter()
+        .filter_map(|it| it["instructions"].as_u64())
+        .sum();
     let rest = &counts["rest"];
-    let rest = ["exception_instructions", "interrupt_instructions", "start_instructions"]
-        .map(|key| rest[key].as_u64().expect("a count"));
+    let rest = [
+        "exception_instructions",
+        "interrupt_instructions",
+        "start_instructions",
+    ]
+    .map(|key| rest[key].as_u64().expect("a count"));
     let kernel = counted.total("kernel", "instructions");
     assert_eq!(of_calls + rest.iter().sum::<u64>(), kernel, "{counts}");
-    counted.says(&["By program:", "sort-", "uniq-", "System calls:", "  read\n", "  execve\n"]);
+    counted.says(&[
+        "By program:",
+        "sort-",
+        "uniq-",
+        "System calls:",
+        "  read\n",
+        "  execve\n",
+    ]);
 }
 
 /// A loop that is a million times around, with so many instructions besides.
@@ -124,7 +138,8 @@ fn one_more_instruction_in_a_loop_is_found() {
         Count::new(here).options(options).run(&[&program])
     };
     let same = compared("0%");
-    same.ends(0, "program 0").says(&["Every input is that of base.json"]);
+    same.ends(0, "program 0")
+        .says(&["Every input is that of base.json"]);
     looping(here, "bench", 1);
     let over = compared("49.99%");
     over.ends(123, "gate 123").says(&[

@@ -14,7 +14,7 @@ mod store;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use count_init::{End as ProgramEnd, NotRun};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -65,9 +65,16 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
     let shape = Shape {
         kernel: &kernel,
         memory_mib: flags.guest.memory,
+        functions: flags.functions,
     };
     let interrupted = interrupts().map_err(failed)?;
-    let ready = Ready::of(&store, &shape, &interrupted)?;
+    let ready = match Ready::of(&store, &shape, &interrupted) {
+        Err(_) if interrupted.load(Ordering::Relaxed) => {
+            complain(&"interrupted");
+            return Ok(Ended::by(Who::Interrupted));
+        }
+        ready => ready?,
+    };
     let limits = Limits {
         time: flags.guest.timeout.map(|span| span.0),
         interrupted,

@@ -140,6 +140,9 @@ impl Runs<'_> {
         }
         command.arg("--chdir").arg(&self.errand.given.folder);
         command.arg("--memory").arg(guest.memory.to_string());
+        if self.flags.functions {
+            command.arg("--functions");
+        }
         if guest.tty {
             command.arg("--tty");
         }

@@ -33,6 +33,9 @@ impl<'a> Report<'a> {
             [] => Vec::new(),
             lists => Chosen::list(&lists.join(",")).map_err(failed)?,
         };
+        if let Some(path) = &flags.gate.save {
+            may_save(path)?;
+        }
         let before = flags.gate.compare.as_deref();
         let before = before.map(|path| Ok::<_, UserError>((path.to_owned(), read(path)?)));
         Ok(Report {
@@ -180,6 +183,26 @@ pub(super) fn read(path: &Path) -> Result<Record, UserError> {
     Record::parse(&bytes).map_err(|error| unreadable(&error))
 }
 
+/// The folder in which a file is made anew.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Whether [`save`] could, as far as can be told before.
+fn may_save(path: &Path) -> Result<(), UserError> {
+    let folder = folder_of(path);
+    let shown = path.display();
+    let tried = match fs::metadata(path) {
+        Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(there) if !there.is_file() => Ok(()),
+        _ => NamedTempFile::new_in(folder).map(drop),
+    };
+    tried.map_err(|error| failed(format!("--save {shown}: {error}")))
+}
+
 /// Writes a record whole or not at all. What is no regular file, a pipe say, is written to.
 fn save(path: &Path, record: &Record) -> Result<(), UserError> {
     let text = record.to_json();
@@ -189,10 +212,7 @@ fn save(path: &Path, record: &Record) -> Result<(), UserError> {
         }
         // A link leads to the file that is to be kept.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let folder = match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
+        let folder = folder_of(&path);
         let mut builder = tempfile::Builder::new();
         // Others may read it, as far as the umask lets them: it goes into repositories.
         let mut file: NamedTempFile = builder

@@ -1,6 +1,7 @@
 //! One run: a machine that is ready, a program in it, and what became of both.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -8,13 +9,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use attribution::{Attribution, Counts, Start};
+use attribution::{Attribution, Counts, Objects, Start};
 use count_init::{ENDING_LEN, Ending};
 use guest_files::{
-    Errand as Service, Errno, FileServer, Given, Input, Kind, MemoryTree, Out, Sink, View,
+    Errand as Service, Errno, FileServer, Input, Kind, MemoryTree, Out, Sink, Tree, View,
 };
+use guest_view::KernelView;
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 use umpire_count::Inputs;
 use vmm::count::{End, Image, Key, Limits, Looks, Plan, Progress, Signals};
 
@@ -36,6 +37,9 @@ const SIGNALS: Signals = Signals {
     done: count_init::DONE,
 };
 
+/// Bytes of a program's file that are looked at for its symbols.
+const LARGEST_OBJECT: usize = 512 << 20;
+
 /// What is kept beside a booted machine.
 #[derive(Debug, Serialize, Deserialize)]
 struct Known {
@@ -55,6 +59,8 @@ pub(super) struct Ready {
 pub(super) struct Shape<'a> {
     pub(super) kernel: &'a Choice,
     pub(super) memory_mib: u64,
+    /// Functions of the programs are counted.
+    pub(super) functions: bool,
 }
 
 impl Ready {
@@ -91,11 +97,8 @@ fn boot(
     interrupted: &Arc<AtomicBool>,
 ) -> Result<Ready, UserError> {
     let parts = shape.kernel.load(store)?;
-    let temporary = |error| failed(format!("the kernel cannot be unpacked: {error}"));
-    let mut kernel = NamedTempFile::new().map_err(temporary)?;
-    kernel.write_all(&parts.image).map_err(temporary)?;
     let plan = Plan {
-        kernel: kernel.path(),
+        kernel: &parts.image,
         initramfs: &parts.initramfs,
         memory_mib: shape.memory_mib,
         signals: SIGNALS,
@@ -124,7 +127,7 @@ fn boot(
     let image = Image::boot(&plan, &place.image(), serve, limits, progress);
     let image = image.map_err(|error| failed(format!("the machine did not boot: {error}")))?;
     let known = Known {
-        key: plan.key().map_err(failed)?,
+        key: plan.key(),
         kernel: described(&image)?,
     };
     place
@@ -138,11 +141,29 @@ fn boot(
 
 /// Where the kernel does what programs are told apart by.
 fn described(image: &Image) -> Result<attribution::Kernel, UserError> {
+    attribution::Kernel::of(&view_of(image)?).map_err(failed)
+}
+
+fn view_of(image: &Image) -> Result<KernelView, UserError> {
     let memory = image.memory().map_err(failed)?;
     let cr3 = image.registers().map(|state| state.cr3);
     let cr3 = cr3.ok_or_else(|| failed("the machine has no processor"))?;
-    let view = attribution::find(&memory, cr3).map_err(failed)?;
-    attribution::Kernel::of(&view).map_err(failed)
+    attribution::find(&memory, cr3).map_err(failed)
+}
+
+/// The files of programs, for their symbols: those that the guest has.
+#[derive(Debug)]
+struct Symbols(View);
+
+impl Objects for Symbols {
+    fn read(&mut self, path: &str) -> Option<Vec<u8>> {
+        let Symbols(view) = self;
+        let file = view.open(path.as_bytes()).ok()?;
+        let length = usize::try_from(view.stamp(&file).ok()?.size).ok()?;
+        let mut bytes = Vec::new();
+        let read = view.read(&file, 0, length.min(LARGEST_OBJECT), &mut bytes);
+        read.is_ok().then_some(bytes)
+    }
 }
 
 /// Where a guest without a program writes to.
@@ -254,8 +275,13 @@ impl Ready {
                     .answer(request, reply);
             }
         };
+        let mut observer = Attribution::new(self.kernel, Start::First);
+        if shape.functions {
+            let symbols = Symbols(View::new(&errand.given).map_err(failed)?);
+            observer = observer.with_functions(view_of(&self.image)?, Box::new(symbols));
+        }
         let looks = Looks {
-            observer: Box::new(Attribution::new(self.kernel, Start::First)),
+            observer: Box::new(observer),
             places: self.kernel.places().to_vec(),
         };
         let ran = self.image.run(serve, limits, Some(looks)).map_err(failed)?;
@@ -266,8 +292,19 @@ impl Ready {
         let server = Arc::into_inner(server).ok_or_else(|| failed("files are still served"))?;
         let mut server = server.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut notes = Vec::new();
+        // What was executed is what the links on the way lead to.
+        let program = errand.given.program.as_ref();
+        let program = program.and_then(|path| fs::canonicalize(path).ok());
         for input in server.inputs() {
-            add_file(&mut inputs, &input, &errand.given, &mut notes);
+            let is_program = program.as_deref() == Some(path_of(&input));
+            let (name, value) = described_file(&input, is_program, &errand.given.folder);
+            if input.changed {
+                let path = path_of(&input).display();
+                notes.push(format!(
+                    "{path} changed while the program ran: its counts are of parts of both"
+                ));
+            }
+            inputs.add(name, value);
         }
         notes.extend(missing(&server));
         notes.extend(
@@ -328,11 +365,15 @@ fn listed(names: &[Vec<u8>]) -> String {
     names.join(", ")
 }
 
-/// A file, folder or link that the program has read, by what it is for the program.
-fn add_file(inputs: &mut Inputs, input: &Input, given: &Given, notes: &mut Vec<String>) {
-    let path = Path::new(OsStr::from_bytes(&input.path));
+fn path_of(input: &Input) -> &Path {
+    Path::new(OsStr::from_bytes(&input.path))
+}
+
+/// A file, folder or link that the program has read: its name among the inputs, and its value.
+fn described_file(input: &Input, is_program: bool, folder: &Path) -> (String, String) {
+    let path = path_of(input);
     // The working folder is an input of its own; what is in it may lie anywhere.
-    let shown = match path.strip_prefix(&given.folder) {
+    let shown = match path.strip_prefix(folder) {
         Ok(below) => Path::new(".").join(below),
         Err(_) => path.to_owned(),
     };
@@ -340,7 +381,7 @@ fn add_file(inputs: &mut Inputs, input: &Input, given: &Given, notes: &mut Vec<S
     let kind = match input.kind {
         Kind::Folder => "directory",
         Kind::Link => "link",
-        Kind::File if given.program.as_deref() == Some(path) => "program",
+        Kind::File if is_program => "program",
         Kind::File if name.windows(3).any(|part| part == b".so") => "library",
         Kind::File => "file",
     };
@@ -349,11 +390,53 @@ fn add_file(inputs: &mut Inputs, input: &Input, given: &Given, notes: &mut Vec<S
         None => "gone at the end".to_owned(),
     };
     if input.changed {
-        notes.push(format!(
-            "{} changed while the program ran: its counts are of parts of both",
-            path.display()
-        ));
         value.push_str(", changed meanwhile");
     }
-    inputs.add(format!("{kind} {}", shown.display()), value);
+    (format!("{kind} {}", shown.display()), value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_named_by_what_they_are() {
+        fn check(path: &str, kind: Kind, is_program: bool, expected: &str) {
+            let input = Input {
+                path: path.as_bytes().to_vec(),
+                kind,
+                size: 1,
+                digest: Some([0x1f; 32]),
+                changed: false,
+            };
+            let (name, value) = described_file(&input, is_program, Path::new("/w"));
+            assert_eq!(name, expected);
+            assert!(value.starts_with("sha256:1f1f"), "{value}");
+        }
+        check("/usr/bin/gzip", Kind::File, true, "program /usr/bin/gzip");
+        check("/w/a/gzip", Kind::File, true, "program ./a/gzip");
+        check(
+            "/usr/lib/libc.so.6",
+            Kind::File,
+            false,
+            "library /usr/lib/libc.so.6",
+        );
+        check("/w/words", Kind::File, false, "file ./words");
+        check("/w", Kind::Folder, false, "directory ./");
+        check("/bin", Kind::Link, false, "link /bin");
+    }
+
+    #[test]
+    fn a_changed_file_is_another_input() {
+        let input = |digest, changed| Input {
+            path: b"/x".to_vec(),
+            kind: Kind::File,
+            size: 1,
+            digest,
+            changed,
+        };
+        let value = |input| described_file(&input, false, Path::new("/w")).1;
+        assert_eq!(value(input(None, false)), "gone at the end");
+        assert!(value(input(Some([0; 32]), true)).ends_with(", changed meanwhile"));
+    }
 }

@@ -29,6 +29,9 @@ pub struct CountFlags {
     /// Print system calls by name, and what else the kernel did
     #[arg(long)]
     pub syscalls: bool,
+    /// Count by function of the programs, and print the costliest
+    #[arg(long)]
+    pub functions: bool,
     /// What a job makes of counts.
     #[command(flatten)]
     pub gate: GateFlags,
