@@ -20,7 +20,7 @@ mod request;
 mod segments;
 pub mod state;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod unpack;
 mod wire;
 mod zero_page;

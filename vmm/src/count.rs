@@ -17,6 +17,8 @@ mod machine;
 mod platform;
 mod run;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 
 pub use image::{BootError, Image, Key, Plan, Progress};
 pub use limits::Limits;

@@ -180,6 +180,8 @@ fn survey(memory: &GuestMemoryMmap) -> io::Result<(Vec<(u64, u64)>, u32)> {
     let mut first_page = 0;
     let mut bytes = vec![0; CHUNK];
     for region in memory.iter() {
+        // A run of pages is in one region, as what reads it wants it in one piece.
+        let mut run_is_here = false;
         let mut done = 0;
         while done < region.len() {
             let piece = piece(&mut bytes, region.len() - done);
@@ -192,9 +194,12 @@ fn survey(memory: &GuestMemoryMmap) -> io::Result<(Vec<(u64, u64)>, u32)> {
                 }
                 checksum.update(page);
                 match data.last_mut() {
-                    Some((first, count)) if *first + *count == number => *count += 1,
+                    Some((first, count)) if run_is_here && *first + *count == number => {
+                        *count += 1;
+                    }
                     _ => data.push((number, 1)),
                 }
+                run_is_here = true;
             }
             done += piece.len() as u64;
         }
@@ -230,8 +235,7 @@ fn copy_pages(
     Ok(())
 }
 
-/// The guest-physical address of a byte of all memory. Runs of pages may reach from one
-/// region into the next, but not their pieces: what lies between regions is larger.
+/// The guest-physical address of a byte of all memory.
 fn guest_address(memory: &GuestMemoryMmap, offset: u64) -> Option<GuestAddress> {
     let mut before = 0;
     for region in memory.iter() {
