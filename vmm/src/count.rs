@@ -11,6 +11,7 @@
 //! ([`Limits`]).
 
 mod console;
+mod guest;
 mod image;
 mod limits;
 mod machine;
@@ -20,7 +21,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-pub use image::{BootError, Image, Key, Plan, Progress};
+pub use image::{BootError, Image, Key, Plan, Progress, boot_in_parts};
 pub use limits::Limits;
 pub use machine::{COMMAND_LINE, MACHINE, MachineFailure, Signals};
 pub use run::{End, Looks, Ran, RunFailure};

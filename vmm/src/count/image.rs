@@ -6,30 +6,24 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 
 use emu::State;
-use pmu_virt::Ring;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
-use super::console::Console;
-use super::limits::{Limits, Watch};
-use super::machine::{
-    COMMAND_LINE, MACHINE, MachineFailure, Parts, Signals, VIRTIO, assemble, clock,
-};
-use super::platform::{Connections, CountPlatform};
-use super::run::{End, end_of};
-use super::snapshot::{self, Saved, Snapshot, SnapshotError};
+use super::console::Said;
+use super::guest::{Guest, Stop};
+use super::limits::Limits;
+use super::machine::{COMMAND_LINE, MACHINE, MachineFailure, Signals, VIRTIO};
+use super::run::{End, RunFailure};
+use super::snapshot::{self, Snapshot, SnapshotError};
 use crate::boot::{self, BootRequest, Unpack};
-use crate::devices::GuestEnd;
-use crate::emu::{Lines, NotSaved, Room};
+use crate::emu::NotSaved;
 use crate::entropy::Randomness;
 use crate::machine::emulated_start;
-use crate::vcpu::{VcpuControl, VcpuEnd};
 
 /// The number from which the kernel's random numbers come.
 const SEED: u64 = 0x756d_7069_7265;
@@ -90,6 +84,9 @@ pub enum BootError {
     /// A bug of Umpire's.
     #[error(transparent)]
     Machine(#[from] MachineFailure),
+    /// Likewise.
+    #[error(transparent)]
+    Run(#[from] RunFailure),
     /// The guest was not ready when it ended.
     #[error(
         "the guest's kernel did not get so far as to run programs: {end}{}",
@@ -150,6 +147,24 @@ impl Plan<'_> {
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect())
+    }
+
+    /// The machine with its kernel in memory.
+    fn begin<F>(&self, serve: F, limits: Limits) -> Result<Guest<F>, BootError>
+    where
+        F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
+    {
+        let ranges = boot::memory::ranges(self.memory_mib)?;
+        let memory = GuestMemoryMmap::from_ranges(&ranges);
+        let memory = memory.map_err(|error| boot::memory::MemoryError::Allocation {
+            mib: self.memory_mib,
+            reason: error.to_string(),
+        })?;
+        let kernel = Held::new("kernel", self.kernel).map_err(BootError::Files)?;
+        let initramfs = Held::new("initramfs", self.initramfs).map_err(BootError::Files)?;
+        let loaded = boot::load(&memory, &self.request(kernel.path(), initramfs.path()))?;
+        let start = Some(emulated_start(&loaded.state));
+        Ok(Guest::new(memory, start, self.signals, serve, limits)?)
     }
 
     fn request(&self, kernel: PathBuf, initramfs: PathBuf) -> BootRequest {
@@ -213,17 +228,18 @@ impl Image {
         if let Ok(image) = Self::open(path, &key, plan.signals) {
             return Ok(image);
         }
-        let mut boot = Boot::begin(plan, serve, limits)?;
-        let booted = boot.until_ready(plan.signals, &mut progress)?;
+        let mut guest = plan.begin(serve, limits.with_pauses())?;
+        loop {
+            match guest.run() {
+                Stop::Ready => break,
+                Stop::Paused => progress(Progress::Boots {
+                    instructions: guest.executed().iter().sum(),
+                }),
+                Stop::Ended(end) => return Err(ended(end, &guest.said())),
+            }
+        }
         progress(Progress::Writes);
-        let devices = boot.platform.save().ok_or(NotSaved)?;
-        let saved = Saved {
-            key: key.clone(),
-            room: boot.room.save()?,
-            devices,
-            booted,
-        };
-        snapshot::write(path, saved, boot.room.memory())?;
+        snapshot::write(path, guest.save(&key)?, guest.memory())?;
         Ok(Self::open(path, &key, plan.signals)?)
     }
 
@@ -260,90 +276,41 @@ fn lock_of(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// A machine that boots.
-struct Boot<F> {
-    room: Room,
-    platform: Arc<CountPlatform<F>>,
-    console: Console,
-    control: Arc<VcpuControl>,
-    met: Arc<OnceLock<super::limits::Met>>,
-}
-
-impl<F> Boot<F>
+/// One number for all that a guest could notice when it is ready, after it has gone on in another
+/// machine, from a snapshot in `folder`, at each of these virtual times of its boot, in
+/// nanoseconds. It is the same whatever the times are: this is for tests of that.
+///
+/// # Errors
+/// As of [`Image::boot`].
+pub fn boot_in_parts<F>(
+    plan: &Plan<'_>,
+    folder: &Path,
+    serve: impl Fn() -> F,
+    times: &[u64],
+) -> Result<u64, BootError>
 where
     F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
 {
-    fn begin(plan: &Plan<'_>, serve: F, limits: Limits) -> Result<Self, BootError> {
-        let ranges = boot::memory::ranges(plan.memory_mib)?;
-        let memory = GuestMemoryMmap::from_ranges(&ranges);
-        let memory = memory.map_err(|error| boot::memory::MemoryError::Allocation {
-            mib: plan.memory_mib,
-            reason: error.to_string(),
-        })?;
-        let kernel = Held::new("kernel", plan.kernel).map_err(BootError::Files)?;
-        let initramfs = Held::new("initramfs", plan.initramfs).map_err(BootError::Files)?;
-        let loaded = boot::load(&memory, &plan.request(kernel.path(), initramfs.path()))?;
-        drop((kernel, initramfs));
-        let (console, clock) = (Console::default(), clock());
-        let (lines, control) = (Arc::<Lines>::default(), Arc::<VcpuControl>::default());
-        let connections = Connections {
-            memory: memory.clone(),
-            lines: lines.clone(),
-            clock: clock.clone(),
-            console: console.clone(),
-            control: control.clone(),
-        };
-        let platform = Arc::new(CountPlatform::new(connections, plan.signals, serve));
-        let met = Arc::new(OnceLock::new());
-        let watch = Watch::new(limits, control.clone(), met.clone()).pausing();
-        let room = assemble(Parts {
-            memory,
-            start: Some(emulated_start(&loaded.state)),
-            platform: platform.clone(),
-            lines,
-            clock,
-            control: control.clone(),
-            outside: Box::new(watch),
-        })?;
-        Ok(Self {
-            room,
-            platform,
-            console,
-            control,
-            met,
-        })
-    }
-
-    /// Runs until the guest is ready: the instructions that it took.
-    fn until_ready(
-        &mut self,
-        signals: Signals,
-        progress: &mut impl FnMut(Progress),
-    ) -> Result<u64, BootError> {
-        loop {
-            let end = self.room.run().end;
-            let instructions = [Ring::Kernel, Ring::User].map(|ring| self.room.executed(ring));
-            let instructions = instructions.iter().sum();
-            let limits = self.met.get().copied();
-            match end {
-                VcpuEnd::Guest(GuestEnd::TestExit(signal))
-                    if signal == u32::from(signals.ready) =>
-                {
-                    return Ok(instructions);
-                }
-                VcpuEnd::Stopped if limits.is_none() && self.platform.broken().is_none() => {
-                    progress(Progress::Boots { instructions });
-                    self.control.resume();
-                }
-                other => {
-                    let said = self.console.said();
-                    let end = end_of(other, limits, self.platform.broken(), &said, signals);
-                    let said = String::from_utf8_lossy(&said.tail).into_owned();
-                    return Err(BootError::Ended { end, said });
-                }
+    let limits = || Limits::pausing_at(times);
+    let (key, path) = (plan.key(), folder.join("part"));
+    let mut guest = plan.begin(serve(), limits())?;
+    loop {
+        match guest.run() {
+            Stop::Ready => return Ok(guest.state_hash()),
+            Stop::Ended(end) => return Err(ended(end, &guest.said())),
+            Stop::Paused => {
+                snapshot::write(&path, guest.save(&key)?, guest.memory())?;
+                let snapshot = Snapshot::open(&path, &key)?;
+                guest = Guest::new(snapshot.map()?, None, plan.signals, serve(), limits())?;
+                guest.restore(&snapshot.saved)?;
             }
         }
     }
+}
+
+fn ended(end: End, said: &Said) -> BootError {
+    let said = String::from_utf8_lossy(&said.tail).into_owned();
+    BootError::Ended { end, said }
 }
 
 /// Bytes as a file, for the loader, which reads files. It is nowhere on a disk.

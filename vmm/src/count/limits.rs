@@ -9,6 +9,9 @@ use crate::vcpu::VcpuControl;
 
 /// Turns of the guest between two looks at the host's clock: some ten milliseconds.
 const TURNS: u32 = 64;
+/// Virtual time between two words about a boot, in nanoseconds: half a second of the host's or
+/// so.
+const PAUSE: u64 = 40_000_000;
 
 /// How long a run may take, and what else ends it.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +20,36 @@ pub struct Limits {
     pub time: Option<Duration>,
     /// Set when the run is to end, as by a signal.
     pub interrupted: Arc<AtomicBool>,
+    pub(super) pauses: Pauses,
+}
+
+/// When a machine stops although no limit is met, to be run on.
+#[derive(Debug, Clone, Default)]
+pub(super) enum Pauses {
+    #[default]
+    Never,
+    /// Each time that so much virtual time has passed.
+    Every(u64),
+    /// At the turns that end at these virtual times or later, in ascending order.
+    At(Vec<u64>),
+}
+
+impl Limits {
+    /// The same, with pauses in which somebody can be told how far it is.
+    pub(super) fn with_pauses(self) -> Self {
+        Self {
+            pauses: Pauses::Every(PAUSE),
+            ..self
+        }
+    }
+
+    /// Pauses at these virtual times alone.
+    pub(super) fn pausing_at(times: &[u64]) -> Self {
+        Self {
+            pauses: Pauses::At(times.to_vec()),
+            ..Self::default()
+        }
+    }
 }
 
 /// Which limit a run has met.
@@ -34,13 +67,9 @@ pub(super) struct Watch {
     control: Arc<VcpuControl>,
     met: Arc<OnceLock<Met>>,
     turns: u32,
-    /// Turns after which the machine is stopped for a look at it, none: never.
-    pauses: Option<u32>,
-    since_pause: u32,
+    /// Up to when pauses were made.
+    looked: Option<u64>,
 }
-
-/// Turns between two words about a boot: half a second or so.
-const PAUSE: u32 = 2000;
 
 impl Watch {
     /// Begins now; `control` stops the machine, and `met` says why.
@@ -54,16 +83,7 @@ impl Watch {
             control,
             met,
             turns: 0,
-            pauses: None,
-            since_pause: 0,
-        }
-    }
-
-    /// Also stops the machine now and then without any limit met, to be run on.
-    pub(super) fn pausing(self) -> Self {
-        Self {
-            pauses: Some(PAUSE),
-            ..self
+            looked: None,
         }
     }
 
@@ -79,29 +99,38 @@ impl Watch {
         self.control.stop();
     }
 
-    fn count(&mut self) {
-        self.since_pause += 1;
-        if self.pauses.is_some_and(|pauses| self.since_pause >= pauses) {
-            self.since_pause = 0;
-            self.control.stop();
-        }
+    /// A turn is over, or has been skipped.
+    fn count(&mut self, now: u64) {
         self.turns += 1;
         if self.turns >= TURNS {
             self.turns = 0;
             self.look();
+        }
+        // A machine that goes on from a pause does not pause there again.
+        let since = *self.looked.get_or_insert(now);
+        let pauses = match &self.limits.pauses {
+            Pauses::Never => false,
+            Pauses::Every(every) => now - since >= *every,
+            Pauses::At(times) => times.iter().any(|time| (since + 1..=now).contains(time)),
+        };
+        if pauses {
+            self.control.stop();
+        }
+        if pauses || matches!(self.limits.pauses, Pauses::At(_)) {
+            self.looked = Some(now);
         }
     }
 }
 
 impl Outside for Watch {
     fn turn_over(&mut self, now: u64) -> u64 {
-        self.count();
+        self.count(now);
         now
     }
 
     fn idle(&mut self, now: u64, until: Option<u64>, held: bool) -> Waited {
         // A guest that sleeps for ever by a timer has no turns of any length.
-        self.count();
+        self.count(now);
         Nobody.idle(now, until, held)
     }
 }

@@ -1,20 +1,16 @@
 //! One run of a job, from the snapshot on.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
 
-use emu::{NotAnnounced, Observer, Ring};
+use emu::{NotAnnounced, Observer};
 use thiserror::Error;
 
-use super::console::{Console, Said};
+use super::guest::{Guest, Stop};
 use super::image::Image;
-use super::limits::{Limits, Met, Watch};
-use super::machine::{MachineFailure, Parts, Signals, assemble, clock};
-use super::platform::{Connections, CountPlatform};
+use super::limits::Limits;
+use super::machine::MachineFailure;
 use super::snapshot::SnapshotError;
-use crate::devices::GuestEnd;
-use crate::emu::{Lines, NotRestored};
-use crate::vcpu::{VcpuControl, VcpuEnd};
+use crate::emu::NotRestored;
 use crate::virtio::Broken;
 
 /// How a run ended. What became of its program whoever serves files has been told.
@@ -113,83 +109,34 @@ impl Image {
         F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
     {
         let memory = self.snapshot.map()?;
-        let saved = &self.snapshot.saved;
-        let (console, clock) = (Console::default(), clock());
-        let (lines, control) = (Arc::<Lines>::default(), Arc::<VcpuControl>::default());
-        let connections = Connections {
-            memory: memory.clone(),
-            lines: lines.clone(),
-            clock: clock.clone(),
-            console: console.clone(),
-            control: control.clone(),
-        };
-        let platform = Arc::new(CountPlatform::new(connections, self.signals, serve));
-        platform.restore(&saved.devices)?;
-        let met = Arc::new(OnceLock::new());
-        let watch = Watch::new(limits, control.clone(), met.clone());
-        let mut room = assemble(Parts {
-            memory,
-            start: None,
-            platform: platform.clone(),
-            lines,
-            clock,
-            control,
-            outside: Box::new(watch),
-        })?;
-        room.restore(&saved.room)?;
+        let mut guest = Guest::new(memory, None, self.signals, serve, limits)?;
+        guest.restore(&self.snapshot.saved)?;
         if let Some(Looks { observer, places }) = looks {
-            room.observe(Some(observer), &places);
+            guest.observe(Some(observer), &places);
         }
-        let began = room.now();
-        let end = room.run().end;
-        let said = console.said();
-        let end = end_of(
-            end,
-            met.get().copied(),
-            platform.broken(),
-            &said,
-            self.signals,
-        );
-        let Some(serve) = platform.take_server() else {
+        let began = guest.now();
+        let end = loop {
+            match guest.run() {
+                Stop::Paused => {}
+                Stop::Ended(end) => break end,
+                Stop::Ready => {
+                    break End::Lost("its first program was ready a second time".to_owned());
+                }
+            }
+        };
+        let said = guest.said();
+        let Some(serve) = guest.take_server() else {
             unreachable!("it is taken back once, here");
         };
         Ok(Ran {
             end,
             serve,
-            observer: room.observe(None, &[]),
+            observer: guest.observe(None, &[]),
             console: String::from_utf8_lossy(&said.tail).into_owned(),
             out_of_memory: said.out_of_memory,
-            unannounced: room.unannounced().to_vec(),
-            instructions: [Ring::Kernel, Ring::User].map(|ring| room.executed(ring)),
-            virtual_ns: room.now() - began,
+            unannounced: guest.unannounced().to_vec(),
+            instructions: guest.executed(),
+            virtual_ns: guest.now() - began,
         })
-    }
-}
-
-/// What the end of a machine means.
-pub(super) fn end_of(
-    end: VcpuEnd,
-    met: Option<Met>,
-    broken: Option<Broken>,
-    said: &Said,
-    signals: Signals,
-) -> End {
-    // Whatever else the guest did, what it said before its reset is why.
-    if let Some(word) = &said.panic {
-        return End::Panicked(word.clone());
-    }
-    match (end, met, broken) {
-        (VcpuEnd::Guest(GuestEnd::TestExit(signal)), _, _) if signal == u32::from(signals.done) => {
-            End::Done
-        }
-        (VcpuEnd::Guest(GuestEnd::PowerOff), _, _) => End::Done,
-        (_, _, Some(broken)) => End::Broken(broken),
-        (_, Some(Met::Time), _) => End::TimedOut,
-        (_, Some(Met::Interrupt), _) => End::Interrupted,
-        (VcpuEnd::Asleep, _, _) => End::Asleep,
-        (VcpuEnd::Guest(GuestEnd::TestExit(signal)), _, _) => End::Lost(format!(
-            "its first program said {signal}, which is no word of its"
-        )),
-        (other, _, _) => End::Lost(other.to_string()),
     }
 }

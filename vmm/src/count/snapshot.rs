@@ -32,7 +32,8 @@ use crate::emu::RoomState;
 const MAGIC: &[u8; 16] = b"umpire snapshot\n";
 /// Of the layout, and of what the state holds.
 const VERSION: u32 = 1;
-const PAGE: u64 = 4096;
+const PAGE: u64 = PAGE_BYTES as u64;
+const PAGE_BYTES: usize = 4096;
 /// Where the state begins.
 const STATE_START: u64 = PAGE;
 /// Bytes of the header that are used.
@@ -187,7 +188,7 @@ fn survey(memory: &GuestMemoryMmap) -> io::Result<(Vec<(u64, u64)>, u32)> {
             let piece = piece(&mut bytes, region.len() - done);
             let at = GuestAddress(region.start_addr().0 + done);
             memory.read_slice(piece, at).map_err(io::Error::other)?;
-            let (pages, _) = piece.as_chunks::<{ PAGE as usize }>();
+            let (pages, _) = piece.as_chunks::<PAGE_BYTES>();
             for (number, page) in (first_page + done / PAGE..).zip(pages) {
                 if page.iter().all(|byte| *byte == 0) {
                     continue;

@@ -25,6 +25,7 @@ const START: u64 = 0x10_0000;
 /// Where kernels keep something that is no zero.
 const KEPT: u64 = 0x20_0000;
 
+type Serve = fn(&[u8], &mut Vec<u8>);
 type Write = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 
 fn kernel(write: Write) -> Vec<u8> {
@@ -62,12 +63,12 @@ fn boot(kernel: &[u8], path: &Path) -> Result<Image, BootError> {
 }
 
 /// How a run ends of a guest that does this once it is ready.
-fn end(write: Write, limits: Limits) -> Ran<fn(&[u8], &mut Vec<u8>)> {
+fn end(write: Write, limits: Limits) -> Ran<Serve> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("image");
     let image = boot(&kernel(write), &path).expect("it boots");
     let before = fs::read(&path).expect("it is there");
-    let ran = image.run(nothing as fn(&[u8], &mut Vec<u8>), limits, None);
+    let ran = image.run(nothing as Serve, limits, None);
     let ran = ran.expect("it begins");
     assert_eq!(fs::read(&path).expect("it is there"), before);
     ran
@@ -111,7 +112,7 @@ fn each_run_goes_on_from_the_same_machine() {
     // Who comes later boots nothing.
     let mut boots = 0;
     let later = Image::boot(&plan(&kernel), &path, nothing, Limits::default(), |_| {
-        boots += 1
+        boots += 1;
     });
     assert_eq!(run(&later.expect("it is there")), first);
     assert_eq!(boots, 0);
@@ -125,6 +126,42 @@ fn each_run_goes_on_from_the_same_machine() {
     });
     assert_ne!(plan(&other).key(), key);
     assert_eq!(boot(&other, &path).expect("it boots").booted(), 7);
+}
+
+/// Counts in memory and by the devices, until it is ready.
+fn counts_long(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    let mut again = a.create_label();
+    a.mov(rbx, KEPT)?;
+    a.mov(ecx, 60_000)?;
+    a.set_label(&mut again)?;
+    a.add(dword_ptr(rbx), ecx)?;
+    // Scratch register of COM1, index of the RTC, the PM timer.
+    for port in [0x3ff, 0x70] {
+        a.mov(eax, ecx)?;
+        a.mov(edx, port)?;
+        a.out(dx, al)?;
+    }
+    a.mov(edx, 0x608)?;
+    a.in_(eax, dx)?;
+    a.add(qword_ptr(rbx + 8), rax)?;
+    a.dec(ecx)?;
+    a.jnz(again)?;
+    out(a, 0x7f0, 1)?;
+    a.hlt()
+}
+
+#[test]
+fn a_boot_in_parts_comes_to_the_same_machine() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let kernel = kernel(counts_long);
+    let plan = plan(&kernel);
+    let hash = |times: &[u64]| {
+        let hash = boot_in_parts(&plan, folder.path(), || nothing, times);
+        hash.expect("it boots")
+    };
+    let whole = hash(&[]);
+    assert_eq!(hash(&[30_000, 300_000, 400_000]), whole);
+    assert_eq!(hash(&[1]), whole);
 }
 
 #[test]

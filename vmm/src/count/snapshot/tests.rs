@@ -148,6 +148,6 @@ fn what_was_tampered_with_is_refused_and_named() {
         symlink("nowhere", path).expect("a link");
     });
     check("no snapshot", |path, _| {
-        fs::remove_file(path).expect("it is ours")
+        fs::remove_file(path).expect("it is ours");
     });
 }

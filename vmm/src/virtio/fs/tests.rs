@@ -209,20 +209,20 @@ fn malformed_chains_break_the_device() {
     type Make = fn(&mut Bench);
     let cases: [(Broken, Make); 9] = [
         (Broken::Chain, |bench| {
-            bench.descriptor(0, REQUEST, 8, NEXT, 0)
+            bench.descriptor(0, REQUEST, 8, NEXT, 0);
         }),
         (Broken::Chain, |bench| {
-            bench.descriptor(0, REQUEST, 8, NEXT, SIZE)
+            bench.descriptor(0, REQUEST, 8, NEXT, SIZE);
         }),
         (Broken::Chain, |bench| {
             bench.descriptor(0, REPLY, 8, WRITE | NEXT, 1);
             bench.descriptor(1, REQUEST, 8, 0, 0);
         }),
         (Broken::Memory, |bench| {
-            bench.descriptor(0, MEMORY as u64 - 4, 8, 0, 0)
+            bench.descriptor(0, MEMORY as u64 - 4, 8, 0, 0);
         }),
         (Broken::Memory, |bench| {
-            bench.descriptor(0, u64::MAX - 3, 8, WRITE, 0)
+            bench.descriptor(0, u64::MAX - 3, 8, WRITE, 0);
         }),
         (Broken::Size, |bench| {
             let bytes = u32::try_from(MOST_BYTES).expect("a size");
