@@ -7,7 +7,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::console::{Console, Said};
 use super::image::Key;
-use super::limits::{Limits, Met, Watch};
+use super::limits::{Limits, Met, Pauses, Watch};
 use super::machine::{MachineFailure, Parts, Signals, assemble, clock};
 use super::platform::{Connections, CountPlatform};
 use super::run::{End, RunFailure};
@@ -50,6 +50,7 @@ where
         signals: Signals,
         serve: F,
         limits: Limits,
+        pauses: Pauses,
     ) -> Result<Self, MachineFailure> {
         let (console, clock) = (Console::default(), clock());
         let (lines, control) = (Arc::<Lines>::default(), Arc::<VcpuControl>::default());
@@ -62,7 +63,7 @@ where
         };
         let platform = Arc::new(CountPlatform::new(connections, signals, serve));
         let met = Arc::new(OnceLock::new());
-        let watch = Watch::new(limits, control.clone(), met.clone());
+        let watch = Watch::new(limits, pauses, control.clone(), met.clone());
         let room = assemble(Parts {
             memory,
             start,

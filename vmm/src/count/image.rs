@@ -16,7 +16,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::console::Said;
 use super::guest::{Guest, Stop};
-use super::limits::Limits;
+use super::limits::{Limits, Pauses};
 use super::machine::{COMMAND_LINE, MACHINE, MachineFailure, Signals, VIRTIO};
 use super::run::{End, RunFailure};
 use super::snapshot::{self, Snapshot, SnapshotError};
@@ -150,7 +150,7 @@ impl Plan<'_> {
     }
 
     /// The machine with its kernel in memory.
-    fn begin<F>(&self, serve: F, limits: Limits) -> Result<Guest<F>, BootError>
+    fn begin<F>(&self, serve: F, limits: Limits, pauses: Pauses) -> Result<Guest<F>, BootError>
     where
         F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
     {
@@ -164,7 +164,14 @@ impl Plan<'_> {
         let initramfs = Held::new("initramfs", self.initramfs).map_err(BootError::Files)?;
         let loaded = boot::load(&memory, &self.request(kernel.path(), initramfs.path()))?;
         let start = Some(emulated_start(&loaded.state));
-        Ok(Guest::new(memory, start, self.signals, serve, limits)?)
+        Ok(Guest::new(
+            memory,
+            start,
+            self.signals,
+            serve,
+            limits,
+            pauses,
+        )?)
     }
 
     fn request(&self, kernel: PathBuf, initramfs: PathBuf) -> BootRequest {
@@ -228,7 +235,7 @@ impl Image {
         if let Ok(image) = Self::open(path, &key, plan.signals) {
             return Ok(image);
         }
-        let mut guest = plan.begin(serve, limits.with_pauses())?;
+        let mut guest = plan.begin(serve, limits, Pauses::NowAndThen)?;
         loop {
             match guest.run() {
                 Stop::Ready => break,
@@ -291,9 +298,10 @@ pub fn boot_in_parts<F>(
 where
     F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
 {
-    let limits = || Limits::pausing_at(times);
+    let parts = || (Limits::default(), Pauses::At(times.to_vec()));
+    let (limits, pauses) = parts();
     let (key, path) = (plan.key(), folder.join("part"));
-    let mut guest = plan.begin(serve(), limits())?;
+    let mut guest = plan.begin(serve(), limits, pauses)?;
     loop {
         match guest.run() {
             Stop::Ready => return Ok(guest.state_hash()),
@@ -301,7 +309,9 @@ where
             Stop::Paused => {
                 snapshot::write(&path, guest.save(&key)?, guest.memory())?;
                 let snapshot = Snapshot::open(&path, &key)?;
-                guest = Guest::new(snapshot.map()?, None, plan.signals, serve(), limits())?;
+                let (limits, pauses) = parts();
+                let memory = snapshot.map()?;
+                guest = Guest::new(memory, None, plan.signals, serve(), limits, pauses)?;
                 guest.restore(&snapshot.saved)?;
             }
         }

@@ -20,7 +20,6 @@ pub struct Limits {
     pub time: Option<Duration>,
     /// Set when the run is to end, as by a signal.
     pub interrupted: Arc<AtomicBool>,
-    pub(super) pauses: Pauses,
 }
 
 /// When a machine stops although no limit is met, to be run on.
@@ -28,28 +27,10 @@ pub struct Limits {
 pub(super) enum Pauses {
     #[default]
     Never,
-    /// Each time that so much virtual time has passed.
-    Every(u64),
+    /// Now and then, so that somebody can be told how far it is.
+    NowAndThen,
     /// At the turns that end at these virtual times or later, in ascending order.
     At(Vec<u64>),
-}
-
-impl Limits {
-    /// The same, with pauses in which somebody can be told how far it is.
-    pub(super) fn with_pauses(self) -> Self {
-        Self {
-            pauses: Pauses::Every(PAUSE),
-            ..self
-        }
-    }
-
-    /// Pauses at these virtual times alone.
-    pub(super) fn pausing_at(times: &[u64]) -> Self {
-        Self {
-            pauses: Pauses::At(times.to_vec()),
-            ..Self::default()
-        }
-    }
 }
 
 /// Which limit a run has met.
@@ -62,8 +43,9 @@ pub(super) enum Met {
 /// Watches a run, which it is outside of: nobody is there, but the limits.
 #[derive(Debug)]
 pub(super) struct Watch {
-    limits: Limits,
+    interrupted: Arc<AtomicBool>,
     until: Option<Instant>,
+    pauses: Pauses,
     control: Arc<VcpuControl>,
     met: Arc<OnceLock<Met>>,
     turns: u32,
@@ -73,13 +55,19 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Begins now; `control` stops the machine, and `met` says why.
-    pub(super) fn new(limits: Limits, control: Arc<VcpuControl>, met: Arc<OnceLock<Met>>) -> Self {
+    pub(super) fn new(
+        limits: Limits,
+        pauses: Pauses,
+        control: Arc<VcpuControl>,
+        met: Arc<OnceLock<Met>>,
+    ) -> Self {
         Self {
             // A time beyond the clock's is none.
             until: limits
                 .time
                 .and_then(|time| Instant::now().checked_add(time)),
-            limits,
+            interrupted: limits.interrupted,
+            pauses,
             control,
             met,
             turns: 0,
@@ -88,7 +76,7 @@ impl Watch {
     }
 
     fn look(&mut self) {
-        let met = if self.limits.interrupted.load(Ordering::Relaxed) {
+        let met = if self.interrupted.load(Ordering::Relaxed) {
             Met::Interrupt
         } else if self.until.is_some_and(|until| Instant::now() >= until) {
             Met::Time
@@ -108,15 +96,15 @@ impl Watch {
         }
         // A machine that goes on from a pause does not pause there again.
         let since = *self.looked.get_or_insert(now);
-        let pauses = match &self.limits.pauses {
+        let pauses = match &self.pauses {
             Pauses::Never => false,
-            Pauses::Every(every) => now - since >= *every,
+            Pauses::NowAndThen => now - since >= PAUSE,
             Pauses::At(times) => times.iter().any(|time| (since + 1..=now).contains(time)),
         };
         if pauses {
             self.control.stop();
         }
-        if pauses || matches!(self.limits.pauses, Pauses::At(_)) {
+        if pauses || matches!(self.pauses, Pauses::At(_)) {
             self.looked = Some(now);
         }
     }

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::guest::{Guest, Stop};
 use super::image::Image;
-use super::limits::Limits;
+use super::limits::{Limits, Pauses};
 use super::machine::MachineFailure;
 use super::snapshot::SnapshotError;
 use crate::emu::NotRestored;
@@ -109,7 +109,7 @@ impl Image {
         F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
     {
         let memory = self.snapshot.map()?;
-        let mut guest = Guest::new(memory, None, self.signals, serve, limits)?;
+        let mut guest = Guest::new(memory, None, self.signals, serve, limits, Pauses::Never)?;
         guest.restore(&self.snapshot.saved)?;
         if let Some(Looks { observer, places }) = looks {
             guest.observe(Some(observer), &places);
