@@ -9,6 +9,7 @@ use crate::calls::Call;
 use crate::counts::Counts;
 use crate::functions::{Functions, Objects, Runs};
 use crate::kernel::Kernel;
+use crate::regions::{AtStart, Regions, Request};
 use crate::tree::{Doing, Number, Task, Tree};
 
 /// Bytes of a path that are kept, and of a task's name.
@@ -49,6 +50,7 @@ pub struct Attribution {
     start: Start,
     tree: Tree,
     functions: Option<Functions>,
+    regions: Regions,
     processors: Vec<Running>,
     /// The processor that is told of.
     on: usize,
@@ -63,6 +65,7 @@ impl Attribution {
             start,
             tree: Tree::default(),
             functions: None,
+            regions: Regions::default(),
             processors: vec![Running::default()],
             on: 0,
         }
@@ -73,6 +76,13 @@ impl Attribution {
     #[must_use]
     pub fn with_functions(mut self, view: KernelView, objects: Box<dyn Objects>) -> Self {
         self.functions = Some(Functions::new(view, objects));
+        self
+    }
+
+    /// With regions that programs mark, of which this is what they have before they do.
+    #[must_use]
+    pub fn with_regions(mut self, at_start: AtStart) -> Self {
+        self.regions = Regions::new(at_start);
         self
     }
 
@@ -87,6 +97,7 @@ impl Attribution {
     #[must_use]
     pub fn counts(&self) -> Counts {
         let mut counts = self.tree.counts();
+        counts.regions = self.regions.counts(&self.tree);
         if let Some(functions) = &self.functions {
             let now = |thread| self.tree.user_instructions(thread);
             let (functions, edges) = functions.counts(now);
@@ -232,7 +243,12 @@ impl Observer for Attribution {
                     functions.flows(runs, event, sight);
                 }
             }
-            Event::Requested => {}
+            Event::Requested => {
+                let request = Request::of(sight, |at| text_at(sight, at));
+                if let Some((thread, request)) = self.running().thread.zip(request) {
+                    self.regions.asked(&self.tree, thread, request);
+                }
+            }
         }
     }
 

@@ -106,6 +106,32 @@ impl AddAssign for Events {
     }
 }
 
+impl Events {
+    /// These without those of before.
+    pub(crate) fn less(self, before: Self) -> Self {
+        Self {
+            instructions: self.instructions.saturating_sub(before.instructions),
+            branches: self.branches.saturating_sub(before.branches),
+            taken_branches: self.taken_branches.saturating_sub(before.taken_branches),
+            conditional_branches: self
+                .conditional_branches
+                .saturating_sub(before.conditional_branches),
+            far_branches: self.far_branches.saturating_sub(before.far_branches),
+            loads: self.loads.saturating_sub(before.loads),
+            stores: self.stores.saturating_sub(before.stores),
+            calls: self.calls.saturating_sub(before.calls),
+            returns: self.returns.saturating_sub(before.returns),
+            floating_point: self.floating_point.saturating_sub(before.floating_point),
+            x87: self.x87.saturating_sub(before.x87),
+            mmx: self.mmx.saturating_sub(before.mmx),
+            sse: self.sse.saturating_sub(before.sse),
+            strings: self.strings.saturating_sub(before.strings),
+            deliveries: self.deliveries.saturating_sub(before.deliveries),
+            ticks: self.ticks.saturating_sub(before.ticks),
+        }
+    }
+}
+
 impl Sum for Events {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         let mut sum = Self::default();

@@ -23,13 +23,17 @@
 #![forbid(unsafe_code)]
 
 mod attribution;
+mod callgrind;
 mod calls;
 mod counts;
 mod functions;
 mod kernel;
+mod regions;
 mod tree;
 
 pub use attribution::{Attribution, Start};
+pub use callgrind::write_callgrind;
 pub use counts::{CallEdge, Counts, Events, Function, Program, Region, Rest, Syscall, Thread};
 pub use functions::Objects;
 pub use kernel::{Kernel, KernelError, find};
+pub use regions::AtStart;

@@ -51,6 +51,7 @@ struct OneProgram {
     name: String,
     pid: u32,
     parent: u32,
+    threads: Vec<Number>,
 }
 
 /// The tree.
@@ -88,6 +89,7 @@ impl Tree {
             name,
             pid: task.pid,
             parent,
+            threads: Vec::new(),
         });
         self.add(task, self.programs.len() - 1, doing)
     }
@@ -114,6 +116,7 @@ impl Tree {
             name: self.programs[program].name.clone(),
             pid: task.pid,
             parent: process,
+            threads: Vec::new(),
         });
         Some(self.add(task, self.programs.len() - 1, Doing::Start))
     }
@@ -128,6 +131,7 @@ impl Tree {
 
     fn add(&mut self, task: Task, program: usize, doing: Doing) -> Number {
         let number = self.threads.len();
+        self.programs[program].threads.push(number);
         self.threads.push(OneThread {
             program,
             tid: task.tid,
@@ -142,6 +146,16 @@ impl Tree {
 
     fn program_of(&self, thread: Number) -> &OneProgram {
         &self.programs[self.threads[thread].program]
+    }
+
+    /// Its program's place among those of the tree.
+    pub(crate) fn place_of(&self, thread: Number) -> usize {
+        self.threads[thread].program
+    }
+
+    /// The threads of the program at a place.
+    pub(crate) fn threads_of(&self, program: usize) -> impl Iterator<Item = Number> {
+        self.programs[program].threads.iter().copied()
     }
 
     /// The path of its program, and the number of its process.

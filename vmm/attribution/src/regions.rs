@@ -1,0 +1,314 @@
+//! Parts of a program that it has marked itself, with Callgrind's client requests (`callgrind.h`).
+
+use std::collections::BTreeMap;
+
+use emu::Sight;
+
+use crate::counts::{Events, Region};
+use crate::tree::{Number, Tree};
+
+/// Regions that are kept; a program that marks more of them has the rest in the last one.
+const MOST: usize = 100_000;
+
+/// Requests of Callgrind are `CT` and a number (`VG_USERREQ_TOOL_BASE`).
+const CALLGRIND: u64 = 0x4354_0000;
+
+/// What of a program is in regions before it asks for something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AtStart {
+    /// As if it had started instrumentation: Callgrind's `--instr-atstart`.
+    pub instrumented: bool,
+    /// As if it had switched collection on: `--collect-atstart`.
+    pub collected: bool,
+}
+
+impl Default for AtStart {
+    /// As Callgrind does without options.
+    fn default() -> Self {
+        Self {
+            instrumented: true,
+            collected: true,
+        }
+    }
+}
+
+/// What a program asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Instrumentation, of all its threads.
+    Start,
+    Stop,
+    /// Collection, of this thread.
+    Toggle,
+    Zero,
+    /// The region ends, and another one begins.
+    Dump(String),
+}
+
+impl Request {
+    /// The request whose words RAX points to; none that concerns regions, mostly
+    /// `RUNNING_ON_VALGRIND`.
+    pub(crate) fn of(sight: &Sight<'_>, text: impl Fn(u64) -> Option<String>) -> Option<Self> {
+        let mut words = [0; 16];
+        if !sight.read(sight.state().r[0], &mut words) {
+            return None;
+        }
+        let [request, argument] = [0, 8].map(|at| {
+            let bytes = words[at..at + 8].try_into();
+            u64::from_le_bytes(bytes.unwrap_or_default())
+        });
+        Some(match request.checked_sub(CALLGRIND)? {
+            0 => Self::Dump(String::new()),
+            1 => Self::Zero,
+            2 => Self::Toggle,
+            3 => Self::Dump(text(argument).unwrap_or_default()),
+            4 => Self::Start,
+            5 => Self::Stop,
+            _ => return None,
+        })
+    }
+}
+
+/// Of a thread: kernel and user.
+type Both = [Events; 2];
+
+/// What of a thread is in the region.
+#[derive(Debug, Clone, Copy, Default)]
+struct Gathers {
+    collects: bool,
+    /// What it had executed when it began to be in the region; none while it is not.
+    since: Option<Both>,
+    gathered: Both,
+}
+
+impl Gathers {
+    fn go_on(&mut self, on: bool, now: Both) {
+        if let Some(since) = self.since {
+            for ((sum, now), since) in self.gathered.iter_mut().zip(now).zip(since) {
+                *sum += now.less(since);
+            }
+        }
+        self.since = on.then_some(now);
+    }
+}
+
+#[derive(Debug, Default)]
+struct OneProgram {
+    instrumented: bool,
+    threads: BTreeMap<Number, Gathers>,
+}
+
+/// The regions of all programs.
+#[derive(Debug, Default)]
+pub(crate) struct Regions {
+    at_start: AtStart,
+    /// Those that have asked for something, by their places in the tree.
+    programs: BTreeMap<usize, OneProgram>,
+    done: Vec<Region>,
+}
+
+impl Regions {
+    pub(crate) fn new(at_start: AtStart) -> Self {
+        Self {
+            at_start,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn asked(&mut self, tree: &Tree, thread: Number, request: Request) {
+        let program = tree.place_of(thread);
+        let AtStart {
+            instrumented,
+            collected,
+        } = self.at_start;
+        let one = self.programs.entry(program).or_insert_with(|| OneProgram {
+            instrumented,
+            threads: BTreeMap::new(),
+        });
+        let was_instrumented = one.instrumented;
+        match request {
+            Request::Start => one.instrumented = true,
+            Request::Stop => one.instrumented = false,
+            Request::Toggle | Request::Zero | Request::Dump(_) => {}
+        }
+        for number in tree.threads_of(program) {
+            let on = was_instrumented && collected;
+            // One that was not known has been as it began.
+            let gathers = one.threads.entry(number).or_insert_with(|| Gathers {
+                collects: collected,
+                since: on.then_some(Both::default()),
+                ..Gathers::default()
+            });
+            if number == thread && request == Request::Toggle {
+                gathers.collects = !gathers.collects;
+            }
+            gathers.go_on(one.instrumented && gathers.collects, now(tree, number));
+        }
+        let name = match request {
+            Request::Dump(name) => Some(name),
+            Request::Zero => None,
+            _ => return,
+        };
+        let mut sums = Both::default();
+        for gathers in one.threads.values_mut() {
+            let gathered = std::mem::take(&mut gathers.gathered);
+            sums.iter_mut()
+                .zip(gathered)
+                .for_each(|(sum, more)| *sum += more);
+        }
+        if let Some(name) = name {
+            self.add(tree, thread, name, sums);
+        }
+    }
+
+    fn add(&mut self, tree: &Tree, thread: Number, name: String, [kernel, user]: Both) {
+        if self.done.len() >= MOST {
+            if let Some(last) = self.done.last_mut() {
+                last.kernel += kernel;
+                last.user += user;
+            }
+            return;
+        }
+        let (program, pid) = tree.program(thread);
+        self.done.push(Region {
+            name,
+            program: program.to_owned(),
+            pid,
+            user,
+            kernel,
+        });
+    }
+
+    /// All of them; what a program has not dumped is its last one.
+    pub(crate) fn counts(&self, tree: &Tree) -> Vec<Region> {
+        let mut all = self.done.clone();
+        for (program, one) in &self.programs {
+            let mut sums = Both::default();
+            let mut first = None;
+            for number in tree.threads_of(*program) {
+                first = first.or(Some(number));
+                let on = one.instrumented && self.at_start.collected;
+                let known = one.threads.get(&number).copied();
+                let mut gathers = known.unwrap_or(Gathers {
+                    since: on.then_some(Both::default()),
+                    ..Gathers::default()
+                });
+                gathers.go_on(false, now(tree, number));
+                sums.iter_mut()
+                    .zip(gathers.gathered)
+                    .for_each(|(sum, more)| *sum += more);
+            }
+            let Some(first) = first.filter(|_| sums != Both::default()) else {
+                continue;
+            };
+            let (program, pid) = tree.program(first);
+            let [kernel, user] = sums;
+            all.push(Region {
+                name: String::new(),
+                program: program.to_owned(),
+                pid,
+                user,
+                kernel,
+            });
+        }
+        all
+    }
+}
+
+fn now(tree: &Tree, thread: Number) -> Both {
+    tree.totals(thread).map(|totals| Events::from(&totals))
+}
+
+#[cfg(test)]
+mod tests {
+    use emu::{EventClass, EventTotals, Ring};
+
+    use super::*;
+    use crate::tree::Task;
+
+    fn task(address: u64, tid: u32) -> Task {
+        Task {
+            address,
+            tid,
+            pid: 10,
+            comm: String::new(),
+        }
+    }
+
+    fn execute(tree: &mut Tree, thread: Number, user: u64, kernel: u64) {
+        for (ring, count) in [(Ring::User, user), (Ring::Kernel, kernel)] {
+            let done = EventTotals::default().with(EventClass::Instructions, count);
+            tree.executed(thread, ring, &done);
+        }
+    }
+
+    fn seen(regions: &Regions, tree: &Tree) -> Vec<(String, u64, u64)> {
+        let all = regions.counts(tree).into_iter();
+        all.map(|one| (one.name, one.user.instructions, one.kernel.instructions))
+            .collect()
+    }
+
+    fn dump(name: &str) -> Request {
+        Request::Dump(name.to_owned())
+    }
+
+    #[test]
+    fn a_dump_ends_a_region() {
+        let mut tree = Tree::default();
+        let one = tree.executes(task(1, 10), "a".to_owned());
+        let mut regions = Regions::default();
+        execute(&mut tree, one, 100, 10);
+        assert_eq!(seen(&regions, &tree), []);
+        regions.asked(&tree, one, Request::Zero);
+        execute(&mut tree, one, 7, 1);
+        regions.asked(&tree, one, dump("first"));
+        execute(&mut tree, one, 8, 2);
+        regions.asked(&tree, one, dump(""));
+        execute(&mut tree, one, 9, 3);
+        let expected = [("first", 7, 1), ("", 8, 2), ("", 9, 3)];
+        let expected = expected.map(|(name, user, kernel)| (name.to_owned(), user, kernel));
+        assert_eq!(seen(&regions, &tree), expected);
+    }
+
+    #[test]
+    fn what_is_switched_off_is_in_none() {
+        let mut tree = Tree::default();
+        let one = tree.executes(task(1, 10), "a".to_owned());
+        let other = tree.begins(Some(one), task(2, 11)).expect("a thread");
+        let mut regions = Regions::new(AtStart {
+            instrumented: false,
+            collected: true,
+        });
+        let both = |tree: &mut Tree| {
+            execute(tree, one, 1, 0);
+            execute(tree, other, 10, 0);
+        };
+        both(&mut tree);
+        regions.asked(&tree, one, Request::Start);
+        both(&mut tree);
+        // Of this thread alone.
+        regions.asked(&tree, one, Request::Toggle);
+        both(&mut tree);
+        regions.asked(&tree, one, Request::Toggle);
+        both(&mut tree);
+        regions.asked(&tree, other, Request::Stop);
+        both(&mut tree);
+        let late = tree.begins(Some(one), task(3, 12)).expect("a thread");
+        execute(&mut tree, late, 1000, 0);
+        regions.asked(&tree, one, Request::Start);
+        execute(&mut tree, late, 100, 0);
+        assert_eq!(seen(&regions, &tree), [(String::new(), 132, 0)]);
+    }
+
+    #[test]
+    fn programs_have_their_own() {
+        let mut tree = Tree::default();
+        let one = tree.executes(task(1, 10), "a".to_owned());
+        let mut regions = Regions::default();
+        execute(&mut tree, one, 5, 0);
+        regions.asked(&tree, one, dump("x"));
+        let next = tree.executes(task(1, 10), "b".to_owned());
+        execute(&mut tree, next, 50, 0);
+        assert_eq!(seen(&regions, &tree), [("x".to_owned(), 5, 0)]);
+    }
+}
