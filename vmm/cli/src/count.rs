@@ -65,7 +65,7 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
     let shape = Shape {
         kernel: &kernel,
         memory_mib: flags.guest.memory,
-        functions: flags.functions,
+        functions: flags.by_function(),
     };
     let interrupted = interrupts().map_err(failed)?;
     let ready = match Ready::of(&store, &shape, &interrupted) {

@@ -7,8 +7,11 @@ use rustix::io::Errno;
 
 use crate::tree::{Attributes, Kind, Listed, Owner, Refusal, Stamp, Tree};
 
-/// Files by their absolute paths.
-#[derive(Debug, Default)]
+/// Folders that the guest mounts something on before it has a program.
+const MOUNTED_ON: [&str; 3] = ["/dev", "/proc", "/sys"];
+
+/// Files by their absolute paths. Without any it has the folders that a guest starts with.
+#[derive(Debug)]
 pub struct MemoryTree {
     files: BTreeMap<Vec<u8>, Content>,
 }
@@ -18,6 +21,15 @@ enum Content {
     File(Arc<[u8]>),
     Folder,
     Link(Vec<u8>),
+}
+
+impl Default for MemoryTree {
+    fn default() -> Self {
+        let folders = MOUNTED_ON.map(|path| (path.into(), Content::Folder));
+        Self {
+            files: folders.into(),
+        }
+    }
 }
 
 impl MemoryTree {

@@ -140,7 +140,7 @@ impl Runs<'_> {
         }
         command.arg("--chdir").arg(&self.errand.given.folder);
         command.arg("--memory").arg(guest.memory.to_string());
-        if self.flags.functions {
+        if self.flags.by_function() {
             command.arg("--functions");
         }
         if guest.tty {

@@ -70,6 +70,14 @@ impl<'a> Report<'a> {
         if let Some(path) = &self.flags.gate.save {
             save(path, record)?;
         }
+        if let Some(path) = &self.flags.callgrind {
+            let write = || {
+                let mut file = BufWriter::new(File::create(path)?);
+                attribution::write_callgrind(&record.counts, title, &mut file)?;
+                file.flush()
+            };
+            write().map_err(|error| failed(format!("--callgrind {}: {error}", path.display())))?;
+        }
         if let Some(path) = &self.flags.gate.summary {
             let text = markdown::summary(record, title, self.shown(), comparison);
             let file = OpenOptions::new().append(true).create(true).open(path);

@@ -17,7 +17,7 @@ use guest_files::{
 use guest_view::KernelView;
 use serde::{Deserialize, Serialize};
 use umpire_count::Inputs;
-use vmm::count::{End, Image, Key, Limits, Looks, Plan, Progress, Signals};
+use vmm::count::{BootError, End, Image, Key, Limits, Looks, Plan, Progress, Signals};
 
 use super::ended::failed;
 use super::job::Errand;
@@ -125,7 +125,13 @@ fn boot(
         }
     };
     let image = Image::boot(&plan, &place.image(), serve, limits, progress);
-    let image = image.map_err(|error| failed(format!("the machine did not boot: {error}")))?;
+    let image = image.map_err(|error| {
+        let said = match &error {
+            BootError::Ended { said, .. } => last_words(said),
+            _ => String::new(),
+        };
+        failed(format!("the machine did not boot: {error}{said}"))
+    })?;
     let known = Known {
         key: plan.key(),
         kernel: described(&image)?,
@@ -137,6 +143,13 @@ fn boot(
     complain(&format_args!("booted in {seconds:.1} s"));
     let kernel = known.kernel;
     Ok(Ready { image, kernel })
+}
+
+/// What the guest's first program said on the console, if it failed.
+fn last_words(said: &str) -> String {
+    let mut lines = said.lines().rev();
+    let line = lines.find(|line| line.starts_with("count-init: "));
+    line.map_or_else(String::new, |line| format!(" ({line})"))
 }
 
 /// Where the kernel does what programs are told apart by.

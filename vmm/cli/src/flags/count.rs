@@ -32,6 +32,10 @@ pub struct CountFlags {
     /// Count by function of the programs, and print the costliest
     #[arg(long)]
     pub functions: bool,
+    /// Write functions and calls to this file, as Callgrind does, for callgrind_annotate and
+    /// kcachegrind
+    #[arg(long, value_name = "FILE")]
+    pub callgrind: Option<PathBuf>,
     /// What a job makes of counts.
     #[command(flatten)]
     pub gate: GateFlags,
@@ -145,4 +149,12 @@ pub enum CountCommand {
         #[arg(short, long)]
         json: bool,
     },
+}
+
+impl CountFlags {
+    /// Functions are counted.
+    #[must_use]
+    pub fn by_function(&self) -> bool {
+        self.functions || self.callgrind.is_some()
+    }
 }
