@@ -81,7 +81,8 @@ impl fmt::Display for Threshold {
 pub struct Gate<'a> {
     /// The events: an event without a side is compared on both, each apart.
     pub events: &'a [Chosen],
-    pub threshold: Threshold,
+    /// None: nothing is judged, both runs are only shown.
+    pub threshold: Option<Threshold>,
     /// The kernel's counts may not grow either.
     pub kernel: bool,
 }
@@ -135,7 +136,7 @@ pub struct Comparison<'a> {
     pub functions: Vec<FunctionChange<'a>>,
     /// How the program ended before and now, if not in the same way.
     pub outcomes: Option<[u8; 2]>,
-    threshold: Threshold,
+    threshold: Option<Threshold>,
 }
 
 impl<'a> Comparison<'a> {
@@ -146,10 +147,10 @@ impl<'a> Comparison<'a> {
         for chosen in apart(gate.events) {
             let (was, is) = (chosen.of(&before.counts), chosen.of(&now.counts));
             let gated = chosen.side != Some(Side::Kernel) || gate.kernel;
-            let verdict = match (gated, gate.threshold.is_exceeded(was, is)) {
-                (false, _) => Verdict::Shown,
-                (true, false) => Verdict::Within,
-                (true, true) => Verdict::Over,
+            let verdict = match gate.threshold.filter(|_| gated) {
+                None => Verdict::Shown,
+                Some(threshold) if threshold.is_exceeded(was, is) => Verdict::Over,
+                Some(_) => Verdict::Within,
             };
             counts.push(CountChange {
                 chosen,
@@ -200,8 +201,8 @@ impl<'a> Comparison<'a> {
             let (was, is) = (grouped(one.before), grouped(one.now));
             let change = percent(one.before, one.now);
             let note = match one.verdict {
-                Verdict::Within => "",
-                Verdict::Shown => "  (not in the gate)",
+                Verdict::Shown if self.threshold.is_some() => "  (not in the gate)",
+                Verdict::Within | Verdict::Shown => "",
                 Verdict::Over => "  OVER",
             };
             writeln!(out, "{was:>18} {is:>18} {change:>12}  {}{note}", one.chosen)?;
@@ -243,7 +244,8 @@ impl<'a> Comparison<'a> {
             format!("{} {more} ({part})", one.chosen)
         });
         let texts: Vec<String> = texts.collect();
-        format!("more than {} more: {}", self.threshold, texts.join(", "))
+        let threshold = self.threshold.unwrap_or(Threshold::NONE);
+        format!("more than {threshold} more: {}", texts.join(", "))
     }
 }
 
@@ -332,7 +334,7 @@ mod tests {
     fn gate(text: &str, kernel: bool) -> Gate<'static> {
         Gate {
             events: &Gate::DEFAULT,
-            threshold: threshold(text),
+            threshold: Some(threshold(text)),
             kernel,
         }
     }
@@ -396,6 +398,27 @@ mod tests {
         assert!(text.contains("status was 0, and is 139 now"), "{text}");
     }
 
+    #[test]
+    fn without_a_threshold_nothing_is_judged() {
+        let (before, mut now) = (record(), record());
+        now.counts.programs[0].threads[0].user = tally(900_000);
+        let gate = Gate {
+            events: &Gate::DEFAULT,
+            threshold: None,
+            kernel: true,
+        };
+        let comparison = Comparison::of(&before, &now, &gate);
+        assert!(!comparison.fails());
+        let text = written(&comparison);
+        let expected = " Against base.json:
+
+            before                now       change
+         1,200,000          1,900,000    +58.333 %  instructions:u
+           124,567            124,567          0 %  instructions:k
+";
+        assert!(text.contains(expected), "{text}");
+    }
+
     proptest! {
         /// As in exact fractions, by another way of calculating.
         #[test]
@@ -432,7 +455,7 @@ mod tests {
             let thread = &mut now.counts.programs[0].threads[0];
             (thread.user, thread.kernel) = (tally(197_500 + user), tally(87_500 + kernel));
             let threshold = Threshold { parts };
-            let gate = Gate { events: &Gate::DEFAULT, threshold, kernel: gated };
+            let gate = Gate { events: &Gate::DEFAULT, threshold: Some(threshold), kernel: gated };
             let comparison = Comparison::of(&before, &now, &gate);
             let over = threshold.is_exceeded(200_000, 197_500 + user)
                 || gated && threshold.is_exceeded(90_000, 87_500 + kernel);

@@ -356,7 +356,7 @@ mod tests {
         ]);
         let gate = Gate {
             events: &Gate::DEFAULT,
-            threshold: Threshold::NONE,
+            threshold: Some(Threshold::NONE),
             kernel: false,
         };
         let comparison = Comparison::of(&before, &now, &gate);

@@ -149,7 +149,7 @@ Status 0, digest of all inputs `{digest}`.
         ]);
         let gate = Gate {
             events: &Gate::DEFAULT,
-            threshold: "0.5".parse().expect("a threshold"),
+            threshold: "0.5".parse().ok(),
             kernel: false,
         };
         let comparison = Comparison::of(&before, &now, &gate);

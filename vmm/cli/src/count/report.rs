@@ -59,7 +59,7 @@ impl<'a> Report<'a> {
             };
             let gate = Gate {
                 events,
-                threshold: self.flags.gate.threshold.unwrap_or(Threshold::NONE),
+                threshold: Some(self.flags.gate.threshold.unwrap_or(Threshold::NONE)),
                 kernel: self.flags.gate.gate_kernel,
             };
             let name = path.display().to_string();
@@ -240,7 +240,7 @@ pub(super) fn diff(before: &Path, now: &Path, as_json: bool) -> Result<(), UserE
     let records = [read(before)?, read(now)?];
     let gate = Gate {
         events: &Gate::DEFAULT,
-        threshold: Threshold::NONE,
+        threshold: None,
         kernel: false,
     };
     let comparison = Comparison::of(&records[0], &records[1], &gate);

@@ -85,18 +85,17 @@ impl Store {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 continue;
             };
-            let Some(stem) = name.strip_suffix(&format!(".{IMAGE}")) else {
-                continue;
-            };
+            let (stem, end) = name.split_once('.').unwrap_or((name, ""));
             let place = Place {
                 folder: self.images(),
                 name: stem.to_owned(),
             };
-            if place.name == kept.name {
+            if !stem.starts_with(&format!("{engine}-")) {
+                // All of it: a boot that failed has left its lock.
+                place.remove()?;
                 continue;
             }
-            if !place.name.starts_with(&format!("{engine}-")) {
-                place.remove()?;
+            if end != IMAGE || place.name == kept.name {
                 continue;
             }
             let metadata = fs::metadata(&path)?;
@@ -238,12 +237,14 @@ mod tests {
         let older = put(&store, "new", "older", 2, 20);
         let oldest = put(&store, "new", "oldest", 1, 30);
         let other = put(&store, "old", "recent", 1, 0);
+        let failed = store.place("old", "failed");
+        fs::write(failed.file(LOCK), "").expect("room");
         store.tidy("new", &kept).expect("removed");
         let there = |place: &Place| [IMAGE, KNOWN, LOCK].map(|end| place.file(end).exists());
         for place in [&kept, &recent, &older] {
             assert_eq!(there(place), [true; 3], "{place:?}");
         }
-        for place in [&oldest, &other] {
+        for place in [&oldest, &other, &failed] {
             assert_eq!(there(place), [false; 3], "{place:?}");
         }
         oldest.remove().expect("nothing to remove");
