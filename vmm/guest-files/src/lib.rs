@@ -9,6 +9,7 @@
 //! - [`MemoryTree`] is a tree for tests, and for a guest that has no program yet.
 //! - [`Kernel`] is the guest's kernel, checked by name for what it has to have, and [`initramfs`]
 //!   puts its modules and the first program (`count-init`) together.
+//! - [`unpack`] puts what the program changed into a folder of this machine.
 //!
 //! # What a guest can do to its host
 //!
@@ -18,6 +19,7 @@
 //! | asks for files that were not given | ENOENT: names are joined to paths here, and a name with a slash, `.` or `..` is refused |
 //! | goes through symbolic links | links are text for the guest; nobody here follows one |
 //! | writes | nothing but its output is taken, by a [`Sink`] that may refuse it |
+//! | sends an archive of its files | names that leave the folder, links that lead out of it, devices and rights of another user are left out or cut; no link is followed; bytes and names are bounded |
 //! | asks for more and more files | it holds 4 million at most, and the server 128 open ones |
 #![forbid(unsafe_code)]
 
@@ -29,6 +31,7 @@ mod memory;
 mod nodes;
 mod server;
 mod tree;
+mod unpack;
 mod view;
 mod wire;
 
@@ -40,4 +43,5 @@ pub use nodes::Out;
 pub use rustix::io::Errno;
 pub use server::{Errand, FileServer, Sink};
 pub use tree::{Attributes, Kind, Listed, Owner, Refusal, Stamp, Tree};
+pub use unpack::{UnpackError, Unpacked, unpack};
 pub use view::{Given, View, ViewError, ViewFile};

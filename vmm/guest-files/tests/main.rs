@@ -2,4 +2,5 @@
 
 mod requests;
 mod server;
+mod unpack;
 mod view;
