@@ -59,11 +59,17 @@ impl Place {
             Kind::Folder => 0,
             Kind::File | Kind::Link => u64::try_from(status.st_size).unwrap_or(0),
         };
+        // A file of the system has the time that its package gave it, on every machine, and Python
+        // takes it for a part of the content: bytecode is used if it names the source's time. What
+        // is the user's has the time at which it was copied here.
+        let says_something = kind == Kind::File && owner == Owner::System;
+        let modified = u64::try_from(status.st_mtime).ok();
         Ok(Attributes {
             kind,
             size,
             mode,
             owner,
+            modified: modified.filter(|_| says_something),
         })
     }
 

@@ -81,6 +81,7 @@ impl Tree for MemoryTree {
             size: size as u64,
             mode: 0o755,
             owner: Owner::System,
+            modified: None,
         })
     }
 

@@ -39,7 +39,8 @@ const MOST: usize = PAGE as usize * MOST_PAGES as usize;
 
 /// Seconds for which the guest believes what it was told: 34 years. Nothing changes in a run.
 const FOR_LONG: u64 = 1 << 30;
-/// Every time that the guest is told, in seconds: the first of January 2024.
+/// The time that files have where theirs says nothing of them, in seconds: the first of January
+/// 2024.
 const TIME: u64 = 1_704_067_200;
 
 /// Open files, and lists of folders, that are kept.
@@ -158,6 +159,7 @@ impl<T: Tree, S: Sink> FileServer<T, S> {
             size: size as u64,
             mode,
             owner,
+            modified: None,
         };
         Ok(match node {
             Node::Path(path) => return self.tree.stat(path),
@@ -499,7 +501,7 @@ fn fuse_attributes(node: &Node, of: &Attributes) -> fuse_attr {
         size,
         blocks: size.div_ceil(512),
         atime: TIME,
-        mtime: TIME,
+        mtime: of.modified.unwrap_or(TIME),
         ctime: TIME,
         mode: kind | u32::from(of.mode & 0o7777),
         // Also of folders: so nobody takes it for the number of folders in them.

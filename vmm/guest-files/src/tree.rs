@@ -82,6 +82,9 @@ pub struct Attributes {
     pub mode: u16,
     /// Whose it is.
     pub owner: Owner,
+    /// When its content changed last, in seconds of Unix, where that says something about the
+    /// content; else the guest is told the time that all files have.
+    pub modified: Option<u64>,
 }
 
 /// A name in a folder.

@@ -22,13 +22,14 @@ const SYSTEM: [&str; 7] = [
 
 /// What of `/etc` is given, where this machine has it: what programs need to start, and nothing
 /// that says whose machine it is.
-const OF_ETC: [&str; 18] = [
+const OF_ETC: [&str; 19] = [
     "alternatives",
     "debian_version",
     "gitconfig",
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
+    "locale.alias",
     "localtime",
     "magic",
     "magic.mime",
@@ -62,6 +63,13 @@ const EMPTY: [(&str, u16, Owner); 14] = [
     ("/var", 0o755, Owner::System),
     ("/var/tmp", 0o1777, Owner::System),
 ];
+
+/// Links that every guest has.
+const LINKS: [(&str, &str); 2] = [("/etc/mtab", "/proc/self/mounts"), ("/var/run", "/run")];
+
+/// What this machine may have and no guest misses: the library of SELinux looks for it in every
+/// program that lists files.
+const MISSED_BY_NOBODY: [&str; 1] = ["/etc/selinux"];
 
 /// Where the guest has something of its own, and nothing can be given.
 const TAKEN: [&str; 3] = ["/dev", "/proc", "/sys"];
@@ -148,6 +156,10 @@ impl View {
         for (path, mode, owner) in EMPTY {
             let folder = Offer::Folder(mode, owner);
             view.given.insert(path.as_bytes().to_vec(), folder);
+        }
+        for (path, target) in LINKS {
+            let link = Offer::Link(target.as_bytes().to_vec());
+            view.given.insert(path.as_bytes().to_vec(), link);
         }
         for path in SYSTEM {
             view.add_system(Path::new(path));
@@ -354,6 +366,12 @@ fn refuse_taken(path: &Path) -> Result<(), ViewError> {
 /// Whether this machine has something at a path that is not given.
 fn outside(path: &[u8]) -> Refusal {
     let path = Path::new(std::ffi::OsStr::from_bytes(path));
+    if MISSED_BY_NOBODY
+        .iter()
+        .any(|missed| path.starts_with(missed))
+    {
+        return Refusal::Missing;
+    }
     match fs::symlink_metadata(path) {
         Ok(_) => Refusal::Outside,
         Err(_) => Refusal::Missing,
@@ -366,6 +384,7 @@ fn file(size: usize, mode: u16) -> Attributes {
         size: size as u64,
         mode,
         owner: Owner::System,
+        modified: None,
     }
 }
 
@@ -377,6 +396,7 @@ fn attributes(offer: &Offer) -> Result<Attributes, Refusal> {
             size: 0,
             mode: *mode,
             owner: *owner,
+            modified: None,
         },
         Offer::Text(text) => file(text.len(), 0o644),
         Offer::Link(target) => Attributes {

@@ -1,7 +1,7 @@
 //! Which files of this machine are seen.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use guest_files::{Given, Kind, Owner, Refusal, Tree, View, ViewError, ViewFile};
@@ -46,6 +46,11 @@ fn the_working_folder_is_the_users_and_the_system_is_roots() {
     // No rights of somebody else come along.
     assert_eq!(a.mode, 0o755);
     assert_eq!(content(&mut view, bytes(&file)), Ok(b"content".to_vec()));
+    // The time at which it was written here says nothing; that of a package's file does.
+    assert_eq!(a.modified, None);
+    let shell = view.stat(b"/usr/bin/dash").expect("given");
+    let here = fs::metadata("/usr/bin/dash").expect("it is there");
+    assert_eq!(shell.modified, u64::try_from(here.mtime()).ok());
     let usr = view.stat(b"/usr").expect("given");
     assert_eq!((usr.kind, usr.owner), (Kind::Folder, Owner::System));
     assert!(view.tmp_is_given() == path.starts_with("/tmp"));
