@@ -58,6 +58,9 @@ fn streams(terminal: bool) -> Result<([Option<Fd>; 2], Streams), End> {
     }
     let (out, stdout) = sys::pipe().map_err(failed(Step::Pipes))?;
     let (error, stderr) = sys::pipe().map_err(failed(Step::Pipes))?;
+    for pipe in [&stdout, &stderr] {
+        sys::give_to_user(pipe, count_init::USER).map_err(failed(Step::Pipes))?;
+    }
     Ok(([Some(out), Some(error)], Streams::Pipes(stdout, stderr)))
 }
 

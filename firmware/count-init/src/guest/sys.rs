@@ -433,6 +433,12 @@ pub(crate) fn pipe() -> Result<(Fd, Fd), Errno> {
     Ok((Fd(ends[0]), Fd(ends[1])))
 }
 
+/// Gives what is open to the program's user: a pipe too is opened anew by its name in `/proc`.
+pub(crate) fn give_to_user(file: &Fd, group: u32) -> Result<(), Errno> {
+    let (user, group) = (u64::from(count_init::USER), u64::from(group));
+    plain(FCHOWN, [number(file.0), user, group, 0]).map(drop)
+}
+
 /// Our end of a terminal, and the program's.
 pub(crate) fn terminal() -> Result<(Fd, Fd), Errno> {
     const UNLOCK: u64 = 0x4004_5431;
@@ -440,14 +446,13 @@ pub(crate) fn terminal() -> Result<(Fd, Fd), Errno> {
     const SET_SIZE: u64 = 0x5414;
     const GET_MODES: u64 = 0x5401;
     const SET_MODES: u64 = 0x5402;
-    const TTY_GROUP: u64 = 5;
+    const TTY_GROUP: u32 = 5;
     let master = open(c"/dev/ptmx", READ_WRITE | NO_CONTROL)?;
     control_with(&master, UNLOCK, &mut [0; 4])?;
     let flags = READ_WRITE | NO_CONTROL | CLOSE_ON_EXEC;
     let slave = plain(IOCTL, [number(master.0), PEER, flags, 0])?;
     let slave = Fd(descriptor(slave)?);
-    let owner = [u64::from(count_init::USER), TTY_GROUP];
-    plain(FCHOWN, [number(slave.0), owner[0], owner[1], 0])?;
+    give_to_user(&slave, TTY_GROUP)?;
     // `struct winsize`: rows and columns.
     control_with(&slave, SET_SIZE, &mut [24, 0, 80, 0, 0, 0, 0, 0])?;
     // `struct termios`. The terminal at the other end makes CR LF of LF, and there is no echo.
