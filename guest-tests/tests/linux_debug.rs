@@ -12,9 +12,18 @@ const NO_WATCHDOG: &str = "nmi_watchdog=0";
 
 /// L1 loses one hit of a breakpoint in some 400 000, also without a PMU (docs/internals/testing.md, "Limits
 /// of L1"), and these tests count ten thousands: so one that fails has two tries more.
-const PERF_TESTS: &str = "for i in 1 2 3; do \
-     perf test Breakpoint Watchpoint Sigtrap 'bp modify' >/tmp/p 2>&1; \
-     grep -q FAILED /tmp/p || break; done; cat /tmp/p";
+const IN_L1: &str = "1 2 3";
+/// Nothing is lost.
+const ON_EMU: &str = "1";
+
+fn perf_tests(tries: &str) -> String {
+    format!(
+        "for i in {tries}; do \
+         perf test Breakpoint Watchpoint Sigtrap 'bp modify' >/tmp/p 2>&1; \
+         grep -q FAILED /tmp/p || break; done; cat /tmp/p"
+    )
+}
+
 /// What they come to on an x86 whose debug registers work: x86 has no watchpoint for reads alone.
 const PERF_RESULTS: [(&str, &str); 9] = [
     ("Breakpoint overflow signal handler", "Ok"),
@@ -31,23 +40,25 @@ const PERF_RESULTS: [(&str, &str); 9] = [
 /// Rounds of [`mem`].
 const ROUNDS: u32 = 300;
 
-/// A breakpoint and a watchpoint as events, and what else is in `with`, three times; the reports
+/// A breakpoint and a watchpoint as events, and what else is in `with`, so often; the reports
 /// are the output.
-fn mem(with: &str) -> String {
+fn mem(tries: &str, with: &str) -> String {
     let program = format!("breakpoints run {ROUNDS}");
-    mem_of(with, &program)
+    mem_of(tries, with, &program)
 }
 
-fn mem_of(with: &str, program: &str) -> String {
+fn mem_of(tries: &str, with: &str, program: &str) -> String {
     format!(
-        "rm -f /tmp/m; for i in 1 2 3; do perf stat -x, --append -o /tmp/m \
+        "rm -f /tmp/m; for i in {tries}; do perf stat -x, --append -o /tmp/m \
          -e mem:$(breakpoints where called):x:u -e mem:$(breakpoints where stored):w:u \
          {with} {program}; done; cat /tmp/m"
     )
 }
 
-/// Three times, as [`PERF_TESTS`].
-const DEBUG: &str = "sh -c 'for i in 1 2 3; do breakpoints debug 20; done'";
+fn debug(tries: &str) -> String {
+    format!("sh -c 'for i in {tries}; do breakpoints debug 20; done'")
+}
+
 const DEBUGGED: &str = "hardware breakpoint: 20\n\
      write watchpoint: 40\n\
      access watchpoint: 60\n\
@@ -134,11 +145,11 @@ fn gdb_rdpmc() -> String {
 }
 
 /// What the kernel's handler of #GP begins with: CLAC, or what an OUT and the rest of that are.
-pub(crate) const UNTOUCHED: &str = "0x0f\t0x01\t0xca";
+const UNTOUCHED: &str = "0x0f\t0x01\t0xca";
 const PATCHED: &str = "0xe6\t0x01\t0xca";
 
 /// The guest with these flags of `umpire run`.
-pub(crate) fn guest(flags: &[&str]) -> UnderUmpire {
+fn guest(flags: &[&str]) -> UnderUmpire {
     UnderUmpire::new(image(), flags).with_kernel_options(NO_WATCHDOG)
 }
 
@@ -156,32 +167,33 @@ const HANDLER: &str = "at=$(grep -w asm_exc_general_protection /proc/kallsyms | 
      gdb -q -batch -nx -ex 'core-file /proc/kcore' -ex \"x/4xb 0x$at\" 2>&1 | grep '^0x'";
 
 /// Everything that uses debug registers: before a counter was used, while one runs, and after.
-fn script() -> Script {
+fn script(tries: &str) -> Script {
     let gdb = gdb_breakpoints();
+    let [perf_tests, debug] = [perf_tests(tries), debug(tries)];
     Script::default()
-        .step("mem before", mem(""))
+        .step("mem before", mem(tries, ""))
         .step("gdb before", &gdb)
         .step(
             "perf tests beside",
-            format!("perf stat -a -x, -o /tmp/t -e cycles sh -c \"{PERF_TESTS}\""),
+            format!("perf stat -a -x, -o /tmp/t -e cycles sh -c \"{perf_tests}\""),
         )
         .step("counted", "cat /tmp/t")
-        .step("mem beside", mem("-e cycles"))
+        .step("mem beside", mem(tries, "-e cycles"))
         .step(
             "debug beside",
-            format!("perf stat -x, -o /tmp/d -e cycles {DEBUG}"),
+            format!("perf stat -x, -o /tmp/d -e cycles {debug}"),
         )
         .step(
             "debug beside PMIs",
-            format!("perf record -q -a -e cycles -c 10000000 -o /tmp/r {DEBUG}"),
+            format!("perf record -q -a -e cycles -c 10000000 -o /tmp/r {debug}"),
         )
         .step(
             "gdb beside",
             format!("perf stat -a -x, -o /tmp/g -e cycles sh -c \"{gdb}\""),
         )
-        .step("perf tests after", PERF_TESTS)
-        .step("mem after", mem(""))
-        .step("debug after", DEBUG)
+        .step("perf tests after", &perf_tests)
+        .step("mem after", mem(tries, ""))
+        .step("debug after", debug)
 }
 
 /// Adds what needs a counter: RDPMC at CPL 3, under a debugger.
@@ -219,14 +231,14 @@ fn check_perf_tests(log: &Log, step: &str) {
 }
 
 /// The counts of [`mem`]: all there, but for the hit that L1 may lose.
-fn check_mem(log: &Log, step: &str) {
+fn check_mem(log: &Log, step: &str, tries: &str) {
     let report = log.of(step);
     for (kind, exact) in [(":x:u", ROUNDS), (":w:u", 2 * ROUNDS)] {
         let lines = report.lines().filter(|line| line.contains(kind));
         let counts = lines.map(|line| line.split(',').next().and_then(|text| text.parse().ok()));
         let counts: Option<Vec<u32>> = counts.collect();
         let counts = counts.unwrap_or_else(|| panic!("{step}: not counted:\n{report}"));
-        assert_eq!(counts.len(), 3, "{step}:\n{report}");
+        assert_eq!(counts.len(), tries.split(' ').count(), "{step}:\n{report}");
         assert!(counts.contains(&exact), "{step}:\n{report}");
         let near = exact - exact / 100..=exact;
         assert!(
@@ -258,12 +270,12 @@ fn check_debug(log: &Log, step: &str) {
 }
 
 /// Each of [`script`]'s steps came to what it comes to without a PMU.
-fn check_debuggers(log: &Log) {
+fn check_debuggers(log: &Log, tries: &str) {
     for step in ["perf tests beside", "perf tests after"] {
         check_perf_tests(log, step);
     }
     for step in ["mem before", "mem beside", "mem after"] {
-        check_mem(log, step);
+        check_mem(log, step, tries);
     }
     for step in ["debug beside", "debug beside PMIs", "debug after"] {
         check_debug(log, step);
@@ -278,14 +290,14 @@ fn check_debuggers(log: &Log) {
 
 /// A model, with RDPMC trapped by a patched byte: CLAC's first one has become that of an OUT.
 fn check_model(flags: &[&str]) {
-    check_on(&guest(flags), PATCHED);
+    check_on(&guest(flags), (IN_L1, PATCHED));
 }
 
 /// A model, where the kernel's handler of #GP begins with `handler`.
-pub(crate) fn check_on(guest: &UnderUmpire, handler: &str) {
-    let log = with_rdpmc(script()).run_on(guest);
+fn check_on(guest: &UnderUmpire, (tries, handler): (&str, &str)) {
+    let log = with_rdpmc(script(tries)).run_on(guest);
     log.has("handler", &[handler]);
-    check_debuggers(&log);
+    check_debuggers(&log, tries);
     assert!(count(log.of("counted"), "cycles") > 0.0);
     assert!(count(log.of("mem beside"), "cycles") > 0.0);
     log.has(
@@ -308,12 +320,12 @@ pub(crate) fn check_on(guest: &UnderUmpire, handler: &str) {
 
 #[test]
 fn debuggers_work_without_a_pmu() {
-    check_without_pmu(&guest(&["--pmu", "none"]));
+    check_without_pmu(&guest(&["--pmu", "none"]), IN_L1);
 }
 
-pub(crate) fn check_without_pmu(guest: &UnderUmpire) {
-    let log = script().run_on(guest);
-    check_debuggers(&log);
+fn check_without_pmu(guest: &UnderUmpire, tries: &str) {
+    let log = script(tries).run_on(guest);
+    check_debuggers(&log, tries);
     assert_eq!(field(log.of("counted"), "cycles"), "<not supported>");
 }
 
@@ -339,7 +351,7 @@ fn debuggers_work_with_intel_v2() {
 /// own.
 #[test]
 fn debug_registers_come_late_with_the_breakpoint_trap() {
-    let late = |with: &str| mem_of(with, &format!("breakpoints late {ROUNDS}"));
+    let late = |with: &str| mem_of(IN_L1, with, &format!("breakpoints late {ROUNDS}"));
     let script = Script::default()
         .step("mem before", late(""))
         .step("handler", HANDLER)
@@ -349,9 +361,21 @@ fn debug_registers_come_late_with_the_breakpoint_trap() {
     let flags = ["--pmu", "amd-core", "--rdpmc-trap", "breakpoint"];
     let log = script.run_on(&guest(&flags));
     log.has("handler", &[UNTOUCHED]);
-    check_mem(&log, "mem beside");
+    check_mem(&log, "mem beside", IN_L1);
     for step in ["mem before", "mem after"] {
         check_late(&log, step);
     }
     assert!(count(log.of("mem beside"), "cycles") > 0.0);
+}
+
+/// On the engine emu nobody else uses debug registers, and no handler of the guest's is touched.
+#[test]
+fn debuggers_work_without_a_pmu_on_emu() {
+    check_without_pmu(&guest(&["--pmu", "none"]).emulated(), ON_EMU);
+}
+
+#[test]
+fn debuggers_work_with_intel_v2_on_emu() {
+    let flags = ["--cycles", "simulated", "--pmu", "intel-v2"];
+    check_on(&guest(&flags).emulated(), (ON_EMU, UNTOUCHED));
 }

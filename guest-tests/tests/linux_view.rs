@@ -13,7 +13,7 @@ use guest_view::{
 
 /// How often the guest is halted.
 const SAMPLES: usize = 400;
-const TIMEOUT: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Everything that is compared goes out by the port; programs run on meanwhile.
 const SCRIPT: &str = r#"

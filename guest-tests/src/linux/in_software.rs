@@ -108,6 +108,7 @@ impl InSoftware {
             cpus: CPUS.into(),
             unpack: Unpack::Always,
             pm_timer: true,
+            virtio: None,
             rng_seed: Some([7; 32]),
             firmware: None,
         };

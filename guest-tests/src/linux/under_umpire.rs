@@ -22,7 +22,7 @@ static ALONE: RwLock<()> = RwLock::new(());
 /// For the guest, and what L1 takes around it.
 const TIMEOUT: Duration = Duration::from_secs(180);
 /// For one on this machine, whose neighbours take as much of that as they like.
-const EMULATED: Duration = Duration::from_secs(400);
+const EMULATED: Duration = Duration::from_secs(900);
 const AROUND: Duration = Duration::from_secs(60);
 
 /// Plays the host beside the guest, with its socket in the folder $1, in the folder $2: a line

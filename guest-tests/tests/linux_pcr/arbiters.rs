@@ -48,7 +48,7 @@ fn arbiters_find_no_reservations_elsewhere() {
 }
 
 /// What differs between the models.
-pub(crate) struct Case {
+pub(super) struct Case {
     flags: &'static [&'static str],
     /// What the kernel has: all, and once the firmware has its own.
     counters: [u32; 2],
@@ -61,7 +61,7 @@ pub(crate) struct Case {
     spare: bool,
 }
 
-pub(crate) const AMD_PERFMONV2: Case = Case {
+pub(super) const AMD_PERFMONV2: Case = Case {
     flags: &["--pmu", "amd-perfmonv2", "--scheme", "single"],
     counters: [6, 5],
     select: 0xc001_0200,
@@ -71,7 +71,7 @@ pub(crate) const AMD_PERFMONV2: Case = Case {
 };
 
 /// Its CPUID can announce 6 counters or 4; the fifth has no name.
-pub(crate) const AMD_CORE: Case = Case {
+pub(super) const AMD_CORE: Case = Case {
     flags: &["--pmu", "amd-core"],
     counters: [6, 4],
     select: 0xc001_0000,
@@ -80,7 +80,7 @@ pub(crate) const AMD_CORE: Case = Case {
     spare: true,
 };
 
-pub(crate) const INTEL_V2: Case = Case {
+pub(super) const INTEL_V2: Case = Case {
     flags: &["--cpu-vendor", "intel", "--pmu", "intel-v2"],
     counters: [4, 3],
     select: 0x186,
@@ -170,7 +170,7 @@ fn script(engine: Engine, case: &Case) -> Script {
 
 /// The kernel counts right, without and with each arbiter; rogues are dropped, and faulted. On KVM
 /// firmware holds PMC0, and CPUID follows.
-pub(crate) fn check(engine: Engine, case: &Case) {
+pub(super) fn check(engine: Engine, case: &Case) {
     let (own, counters): (&[&str], u32) = match engine {
         Engine::Kvm => (&FIRMWARE, case.counters[1]),
         Engine::Emu => (&SIMULATED, case.counters[0]),

@@ -165,7 +165,7 @@ fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
     linux_6_1(Engine::Kvm);
 }
 
-pub(crate) fn linux_6_1(engine: Engine) {
+pub(super) fn linux_6_1(engine: Engine) {
     let long = of(engine, LONG);
     let script = Script::default()
         .step("log", LOG)
@@ -241,7 +241,7 @@ fn linux_6_12_never_counts_wrong_either() {
 }
 
 /// Debian's newer kernel, with fixed-function counters, and without an interrupt for notices.
-pub(crate) fn linux_6_12(engine: Engine) {
+pub(super) fn linux_6_12(engine: Engine) {
     let status = |cpu: u32| format!("msr {cpu} {:#x}", MSR_BASE + MSR_STATUS);
     let statuses = format!("{}; {}", status(0), status(1));
     let script = Script::default()

@@ -1,9 +1,11 @@
 //! Counter reservations under an unmodified Debian kernel: its own driver beside counters that
-//! others hold, and the three arbiters of `guest-tests/linux/pcr` as its modules.
+//! others hold, and the three arbiters of `guest-tests/linux/pcr` as its modules. On KVM in L1, and
+//! what needs no firmware on the engine emu.
 
-pub(crate) mod arbiters;
+mod arbiters;
 mod budget;
-pub(crate) mod interacting;
+mod interacting;
+mod on_emu;
 mod smm;
 mod unaware;
 
@@ -63,8 +65,10 @@ fn image() -> LinuxImage {
 
 /// The same with Debian's newer kernel.
 fn newer_image() -> LinuxImage {
+    static IMAGE: OnceLock<LinuxImage> = OnceLock::new();
     let build = || LinuxImage::fetch_newer().and_then(LinuxImage::with_arbiters);
-    build().expect("the guest's image")
+    let image = IMAGE.get_or_init(|| build().expect("the guest's image"));
+    image.clone()
 }
 
 /// Whether a status word is that of a counter with an access cookie.

@@ -1,18 +1,12 @@
-//! The arbiters of `guest-tests/linux/pcr` as modules of Debian's kernels, as in `linux_pcr`, on the
-//! engine emu: no firmware before them, cycles that are simulated, and no L1.
+//! The same on the engine emu: no firmware before the kernels, cycles that are simulated, and no L1.
 
 use vmm::config::Engine;
 
-use crate::linux_pcr::{arbiters, interacting};
+use super::{arbiters, interacting};
 
 #[test]
 fn amd_perfmonv2_arbiters_under_a_master() {
     arbiters::check(Engine::Emu, &arbiters::AMD_PERFMONV2);
-}
-
-#[test]
-fn amd_core_arbiters() {
-    arbiters::check(Engine::Emu, &arbiters::AMD_CORE);
 }
 
 #[test]
