@@ -48,6 +48,7 @@ struct Count {
     folder: tempfile::TempDir,
     here: PathBuf,
     stdin: Vec<u8>,
+    timeout: &'static str,
 }
 
 /// What came of one.
@@ -66,7 +67,7 @@ impl Count {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = Command::new(umpire::path());
         command.current_dir(here);
-        command.args(["count", "--timeout", TIMEOUT, "--save"]);
+        command.args(["count", "--save"]);
         command.arg(folder.path().join("record"));
         command
             .arg("--status-file")
@@ -76,11 +77,17 @@ impl Count {
             folder,
             here: here.to_owned(),
             stdin: Vec::new(),
+            timeout: TIMEOUT,
         }
     }
 
     fn options(mut self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         self.command.args(words);
+        self
+    }
+
+    fn timeout(mut self, time: &'static str) -> Self {
+        self.timeout = time;
         self
     }
 
@@ -90,7 +97,7 @@ impl Count {
     }
 
     fn run(mut self, program: &[&str]) -> Counted {
-        self.command.arg("--").args(program);
+        self.command.args(["--timeout", self.timeout, "--"]).args(program);
         let output = output(&mut self.command, &self.stdin);
         let path = |name: &str| self.folder.path().join(name);
         let record = fs::read(path("record")).ok();

@@ -77,6 +77,7 @@ fn programs_that_cannot_be_executed() {
     let mut other = fs::read("/bin/true").expect("a program");
     // AArch64's number, at the place of the machine.
     other[18] = 183;
+    fs::create_dir(here.join("folder")).expect("room");
     let cases = [
         (
             put(here, "script", b"#!/no/such/sh\n"),
@@ -85,7 +86,7 @@ fn programs_that_cannot_be_executed() {
         (put(here, "text", b"echo x\n"), "text without a line #!"),
         (put(here, "other", &other), "for another processor"),
         ("./gone".to_owned(), "gone"),
-        (".".to_owned(), "may not be executed, or is a folder"),
+        ("./folder".to_owned(), "it is a folder, or no file to execute"),
     ];
     for (program, expected) in cases {
         let counted = Count::new(here).run(&[&program]);
@@ -104,11 +105,11 @@ fn programs_that_end_badly() {
     failed.ends(125, "program 125");
     let endless =
         Count::new(here)
-            .options(["--timeout", "1s"])
+            .timeout("1s")
             .run(&["sh", "-c", "while :; do :; done"]);
     endless.ends(124, "timeout 124").says(&["--timeout"]);
     let asleep = Count::new(here)
-        .options(["--timeout", "5s"])
+        .timeout("5s")
         .run(&["tail", "-f", "/dev/null"]);
     assert_ne!(asleep.output.status.code(), Some(0), "{}", asleep.told());
     let full = Count::new(here).options(["--memory", "256"]);
@@ -145,21 +146,60 @@ fn a_library_that_is_not_there_is_named() {
         &["-shared", "-fPIC"],
     );
     let source = "int f(void); int main(void) { return f(); }";
-    compiled(
-        here,
-        "needy",
-        source,
-        &["-L.", "./libgone.so", "-Wl,-rpath,/no/such"].map(|it| {
-            if it == "./libgone.so" {
-                "-l:libgone.so"
-            } else {
-                it
-            }
-        }),
-    );
+    let place = format!("-L{}", here.display());
+    let flags = [&place, "-l:libgone.so", "-Wl,-rpath,/no/such"];
+    compiled(here, "needy", source, &flags);
     fs::remove_file(here.join("libgone.so")).expect("it is there");
     let counted = Count::new(here).run(&["./needy"]);
     counted
         .ends(127, "program 127")
         .says(&["libraries that were not found: libgone.so"]);
+}
+
+/// A limit holds also while standard input is read, and while nobody reads the output.
+#[test]
+fn a_time_out_holds_whatever_is_waited_for() {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |stdin: Stdio, program: &str| {
+        let began = Instant::now();
+        let mut child = Command::new(umpire::path())
+            .args(["count", "--timeout", "2s", "--status-file", "status", "--", program])
+            .current_dir(folder.path())
+            .stdin(stdin)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("umpire can be started");
+        // Held, and not used.
+        let held = (child.stdin.take(), child.stdout.take());
+        let status = child.wait().expect("an end");
+        assert_eq!(status.code(), Some(124), "{program}");
+        assert!(began.elapsed() < Duration::from_secs(60), "{program}");
+        let status = fs::read_to_string(folder.path().join("status")).expect("a status");
+        assert_eq!(status, "timeout 124\n");
+        drop(held);
+    };
+    // A machine is booted first, if there is none: that takes its own time.
+    Count::new(folder.path()).run(&["true"]).ends(0, "program 0");
+    check(Stdio::piped(), "true");
+    check(Stdio::null(), "yes");
+}
+
+/// Different bytes are different inputs, and a reader that goes away is one.
+#[test]
+fn inputs_are_told_apart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let digest = |argument: &[u8]| {
+        use std::os::unix::ffi::OsStrExt;
+        let mut run = Count::new(folder.path());
+        run.command.args(["--", "echo"]);
+        run.command.arg(std::ffi::OsStr::from_bytes(argument));
+        let counted = run.run(&[]);
+        counted.record()["digest"].as_str().expect("a digest").to_owned()
+    };
+    assert_ne!(digest(b"\xff"), digest(b"\xfe"));
+    assert_eq!(digest(b"x"), digest(b"x"));
 }

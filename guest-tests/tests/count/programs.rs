@@ -57,7 +57,7 @@ fn programs_do_as_here_and_count_the_same_twice() {
                   select count(*), sum(b) from t where a % 7 = 3;";
     let pipe = "sort words | uniq -c | sort -rn | head -n 5; exit 7";
     let programs: [(&[&str], &str); 7] = [
-        (&["gzip", "-kc", "words"], ""),
+        (&["gzip", "-nkc", "words"], ""),
         (&["sort", "--parallel=4", "-k2", "words"], ""),
         (&["openssl", "dgst", "-sha256", "words"], ""),
         (&["sqlite3", ":memory:", script], ""),
@@ -165,7 +165,7 @@ fn what_the_program_is_given_is_all_that_it_has() {
     let expected = format!(
         "zero one\nHOME=/home/user\nLANG=C.UTF-8\nMORE=1\n\
          PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nPWD={here}\nTERM=dumb\n\
-         {here}\n1000\numpire\n0022\nin\n2024\n1\nmade\n"
+         {here}\n1000\numpire\n0022\nin\n2026\n1\nmade\n"
     );
     let found = String::from_utf8_lossy(&counted.output.stdout).into_owned();
     assert_eq!(found, expected, "{}", counted.told());
@@ -194,4 +194,32 @@ fn json_is_as_its_schema_says() {
         .output()
         .expect("umpire can be started");
     crate::golden::schemas::valid("count", &String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn what_a_program_writes_comes_back_by_request() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let program =
+        "mkdir d; echo new >d/file; echo more >>old; rm gone; ln -s file d/link; chmod 700 d/file";
+    for name in ["old", "gone"] {
+        fs::write(here.join(name), "before\n").expect("room");
+    }
+    let counted = Count::new(here)
+        .options(["--out", "back"])
+        .run(&["sh", "-c", program]);
+    counted.ends(0, "program 0");
+    let below = here
+        .join("back")
+        .join(here.strip_prefix("/").expect("absolute"));
+    let text = |path: &Path| fs::read_to_string(path).expect("a file");
+    assert_eq!(text(&below.join("d/file")), "new\n");
+    assert_eq!(text(&below.join("old")), "before\nmore\n");
+    assert_eq!(
+        fs::read_link(below.join("d/link")).expect("a link"),
+        Path::new("file")
+    );
+    // The program's folder is as it was.
+    assert_eq!(text(&here.join("old")), "before\n");
+    assert!(here.join("gone").exists() && !here.join("d").exists());
 }

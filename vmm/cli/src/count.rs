@@ -2,30 +2,38 @@
 //!
 //! What is run is [`job`], on which kernel [`kernel`], where that and the booted machine are kept
 //! [`store`]; a run itself is [`session`], several to compare them [`repeated`], what is printed and
-//! kept of it [`report`]. How the command ends, and who says so, is [`ended`].
+//! kept of it [`report`]. How the command ends, and who says so, is [`ended`],
+//! and who ends what takes too long [`patience`].
 
 mod ended;
 mod job;
 mod kernel;
+mod patience;
 mod repeated;
 mod report;
 mod session;
 mod store;
 
-use std::io;
+use std::fmt::Display;
+use std::io::{self, Seek};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use count_init::{End as ProgramEnd, NotRun};
+use guest_files::unpack;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::register;
+use tempfile::SpooledTempFile;
 use umpire_count::{Outcome, Record};
-use vmm::count::{End, Limits};
+use vmm::count::End;
 
 use crate::exit::{UserError, complain};
 use crate::flags::{CountCommand, CountFlags};
 use ended::{Ended, Who, failed};
 use job::Errand;
+use patience::Patience;
 use report::Report;
 use session::{Ran, Ready, Shape};
 use store::Store;
@@ -33,7 +41,10 @@ use store::Store;
 /// `umpire count`: the status to end with. What is wrong has been said.
 #[must_use]
 pub fn run(flags: &CountFlags) -> u8 {
-    let ended = act(flags).unwrap_or_else(|error| {
+    // A panic has printed where: it is no status of the program's.
+    let done = catch_unwind(AssertUnwindSafe(|| act(flags)));
+    let bug = |_| Err(failed("this is a bug of Umpire's: please report it"));
+    let ended = done.unwrap_or_else(bug).unwrap_or_else(|error| {
         complain(&error);
         Ended::by(Who::Umpire)
     });
@@ -55,8 +66,15 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
     let kernel = kernel::choose(&store, flags.store.kernel.as_deref())?;
     let errand = Errand::of(&flags.command, &flags.guest)?;
     let title = errand.title.clone();
+    let time = flags.guest.timeout.map(|span| span.0);
+    let interrupted = interrupts().map_err(failed)?;
+    let patience = Patience::new(interrupted.clone(), time);
+    let errand = match errand.with_stdin(&patience)? {
+        Ok(errand) => errand,
+        Err(who) => return Ok(ended_by(who)),
+    };
     if flags.repeat > 1 {
-        let record = repeated::run(flags, &kernel, &errand)?;
+        let record = repeated::run(flags, &kernel, &errand, &interrupted)?;
         return match record {
             Ok(record) => report.finish(&record, &title, None),
             Err(ended) => Ok(ended),
@@ -67,36 +85,69 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
         memory_mib: flags.guest.memory,
         functions: flags.by_function(),
     };
-    let interrupted = interrupts().map_err(failed)?;
-    let ready = match Ready::of(&store, &shape, &interrupted) {
-        Err(_) if interrupted.load(Ordering::Relaxed) => {
-            complain(&"interrupted");
-            return Ok(Ended::by(Who::Interrupted));
-        }
-        ready => ready?,
+    let ready = match Ready::of(&store, &shape, &patience) {
+        Err(error) => return patience.is_over().map(ended_by).ok_or(error),
+        Ok(ready) => ready,
     };
-    let limits = Limits {
-        time: flags.guest.timeout.map(|span| span.0),
-        interrupted,
-    };
-    let ran = ready.run(errand, &shape, limits)?;
+    // The boot was not the program's.
+    let patience = Patience::new(interrupted, time);
+    let mut ran = ready.run(errand, &shape, &patience)?;
+    if let (Some(folder), End::Done) = (flags.guest.out.as_deref(), &ran.end) {
+        let files = ran.files.take();
+        ran.notes
+            .extend(bring_back(files, folder, flags.guest.memory)?);
+    }
     for note in &ran.notes {
         complain(note);
     }
-    match outcome(&ran)? {
+    match outcome(&ran, &title)? {
         Ok(outcome) => {
             let elapsed = ran.elapsed;
             let record = Record::new(ran.inputs, outcome, ran.counts);
             report.finish(&record, &title, Some(elapsed))
         }
-        Err(who) => {
-            complain(&match who {
-                Who::Timeout => "the program did not end in the time that --timeout gave it",
-                _ => "interrupted",
-            });
-            Ok(Ended::by(who))
-        }
+        Err(who) => Ok(ended_by(who)),
     }
+}
+
+/// Ended by somebody else than the program, which is said.
+fn ended_by(who: Who) -> Ended {
+    complain(&match who {
+        Who::Timeout => "the program did not end in the time that --timeout gave it",
+        _ => "interrupted",
+    });
+    Ended::by(who)
+}
+
+/// Unpacks what the program changed. What was left out of it is told.
+fn bring_back(
+    archive: Option<SpooledTempFile>,
+    folder: &Path,
+    memory_mib: u64,
+) -> Result<Option<String>, UserError> {
+    let folder_name = folder.display();
+    let unpacked = |error: &dyn Display| failed(format!("--out {folder_name}: {error}"));
+    let mut archive = archive.ok_or_else(|| unpacked(&"the guest has sent no files"))?;
+    archive.rewind().map_err(|error| unpacked(&error))?;
+    // It was all in the guest's memory, files with holes as well.
+    let limit = memory_mib << 20;
+    let done = unpack(archive, folder, limit).map_err(|error| unpacked(&error))?;
+    if done.left_out.is_empty() {
+        return Ok(None);
+    }
+    let names = done.left_out.iter().map(|(name, why)| {
+        let name = String::from_utf8_lossy(name);
+        format!("{name} ({why})")
+    });
+    let names: Vec<String> = names.collect();
+    let more = match done.more {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Ok(Some(format!(
+        "not brought back into {folder_name}: {}{more}",
+        names.join(", ")
+    )))
 }
 
 /// Set by the first signal that asks to end; the second one ends the process at once.
@@ -110,7 +161,7 @@ fn interrupts() -> io::Result<Arc<AtomicBool>> {
 }
 
 /// How the program ended, or who ended it.
-fn outcome(ran: &Ran) -> Result<Result<Outcome, Who>, UserError> {
+fn outcome(ran: &Ran, title: &str) -> Result<Result<Outcome, Who>, UserError> {
     match &ran.end {
         End::TimedOut => return Ok(Err(Who::Timeout)),
         End::Interrupted => return Ok(Err(Who::Interrupted)),
@@ -120,15 +171,17 @@ fn outcome(ran: &Ran) -> Result<Result<Outcome, Who>, UserError> {
     let ending = ran.ending.ok_or_else(|| {
         failed("the guest switched itself off before its program ended, and said nothing of it")
     })?;
-    if ending.killed_for_memory > 0 {
-        complain(
-            &"the guest had too little memory, and its kernel killed a process; --memory gives it more",
-        );
+    let has_run = matches!(ending.end, ProgramEnd::Exited(_) | ProgramEnd::Signalled(_));
+    // A count that nobody took is no 0.
+    if has_run && ran.counts.programs.is_empty() {
+        return Err(failed("the program ran, and nobody saw what it executed"));
     }
     match ending.end {
         ProgramEnd::Exited(status) => Ok(Ok(Outcome::Exited(status))),
         ProgramEnd::Signalled(signal) => Ok(Ok(Outcome::Signalled(signal))),
-        ProgramEnd::NotRun { why, errno } => Err(failed(not_run(why, errno))),
+        ProgramEnd::NotRun { why, errno } => {
+            Err(failed(format!("{title}: {}", not_run(why, errno))))
+        }
         ProgramEnd::Failed { step, errno } => {
             let error = io::Error::from_raw_os_error(errno.cast_signed());
             Err(failed(format!(
@@ -142,7 +195,7 @@ fn outcome(ran: &Ran) -> Result<Result<Outcome, Who>, UserError> {
 fn not_run(why: NotRun, errno: u32) -> String {
     let text = match why {
         NotRun::Missing => "there is no such file in the guest; --with gives it folders",
-        NotRun::Denied => "it may not be executed, or is a folder",
+        NotRun::Denied => "it is a folder, or no file to execute (chmod +x makes it one)",
         NotRun::ScriptInterpreter => {
             "it is a script, and the interpreter that its first line names is not there"
         }

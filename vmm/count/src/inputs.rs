@@ -99,6 +99,27 @@ pub fn text(sha256: &[u8]) -> String {
     text
 }
 
+/// Bytes as a text that no other bytes have: what is no UTF-8, a control character or a backslash is
+/// escaped, so that a terminal takes nothing of it for a command.
+#[must_use]
+pub fn printable(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in bytes.utf8_chunks() {
+        for letter in chunk.valid().chars() {
+            if letter == '\\' || letter.is_control() {
+                text.extend(letter.escape_default());
+            } else {
+                text.push(letter);
+            }
+        }
+        for byte in chunk.invalid() {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text
+}
+
 /// Enough of a digest to tell it from others; of another value the beginning, in one line.
 #[must_use]
 pub fn short(value: &str) -> String {
@@ -159,11 +180,30 @@ mod tests {
         assert_eq!(short("a\nb"), "a b");
     }
 
+    #[test]
+    fn bytes_are_told_apart() {
+        for (bytes, expected) in [
+            (&b"a b"[..], "a b"),
+            ("ü".as_bytes(), "ü"),
+            (b"\xff", "\\xff"),
+            (b"\\xff", "\\\\xff"),
+            (b"\x1b[31m\n", "\\u{1b}[31m\\n"),
+        ] {
+            assert_eq!(printable(bytes), expected);
+        }
+    }
+
     fn any_inputs() -> impl Strategy<Value = Inputs> {
         btree_map("[a-c]{0,2}", "[a-c]{0,2}", 0..4).prop_map(Inputs)
     }
 
     proptest! {
+        #[test]
+        fn no_two_have_one_text(one: Vec<u8>, other: Vec<u8>) {
+            prop_assert_eq!(one == other, printable(&one) == printable(&other));
+            prop_assert!(!printable(&one).chars().any(char::is_control));
+        }
+
         /// Also where a letter is moved from a value to the next name.
         #[test]
         fn a_digest_is_of_all_inputs(one in any_inputs(), other in any_inputs()) {

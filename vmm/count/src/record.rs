@@ -1,8 +1,9 @@
 //! The record of a run: what it was made of, how it ended, and what it counted.
 
-use attribution::Counts;
+use attribution::{Counts, Events};
 use serde::{Deserialize, Serialize};
 
+use crate::event::Event;
 use crate::inputs::Inputs;
 
 /// The version of the file that [`Record::to_json`] writes, and the one that [`Record::parse`]
@@ -71,6 +72,9 @@ pub enum RecordError {
     /// Somebody has changed an input in it.
     #[error("it is damaged: its digest is not that of its inputs; make it anew with --save")]
     Digest,
+    /// Counts whose sum no run could have.
+    #[error("it is damaged: its counts are too large; make it anew with --save")]
+    Large,
 }
 
 impl Record {
@@ -99,6 +103,9 @@ impl Record {
         if record.digest != record.inputs.digest() {
             return Err(RecordError::Digest);
         }
+        if !can_be_summed(&record.counts) {
+            return Err(RecordError::Large);
+        }
         Ok(record)
     }
 
@@ -112,6 +119,21 @@ impl Record {
     }
 }
 
+/// Whether no sum over programs is too large, on both sides together.
+fn can_be_summed(counts: &Counts) -> bool {
+    let threads = counts.programs.iter().flat_map(|one| &one.threads);
+    let sides = threads.flat_map(|one| [&one.user, &one.kernel]);
+    let fits = |of: &dyn Fn(&Events) -> u64| {
+        let mut sides = sides.clone();
+        sides
+            .try_fold(0u64, |sum, side| sum.checked_add(of(side)))
+            .is_some()
+    };
+    Event::all().all(|event| fits(&|side| event.of(side)))
+        && fits(&|side| side.ticks)
+        && fits(&|side| side.deliveries)
+}
+
 /// The last part of a program's path.
 #[must_use]
 pub fn short_name(path: &str) -> &str {
@@ -120,7 +142,7 @@ pub fn short_name(path: &str) -> &str {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use attribution::{Events, Function, Program, Rest, Syscall, Thread};
+    use attribution::{Function, Program, Rest, Syscall, Thread};
 
     use super::*;
     use crate::Chosen;
@@ -227,6 +249,9 @@ pub(crate) mod tests {
         check(&good.replace("\"loads\"", "\"mores\""), "it is damaged");
         check(&good.replace("\"tid\"", "\"tidy\""), "it is damaged");
         check(&good[..good.len() / 2], "it is no file");
+        let mut large = record();
+        large.counts.programs[0].threads[0].user.loads = u64::MAX;
+        check(&large.to_json(), "its counts are too large");
     }
 
     #[test]

@@ -125,10 +125,14 @@ fn write_syscalls(counts: &Counts, out: &mut dyn Write) -> io::Result<()> {
 
 /// What programs have marked by Valgrind's client requests.
 fn write_regions(counts: &Counts, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "\n Regions:\n")?;
-    for one in &counts.regions {
+    writeln!(
+        out,
+        "\n Regions, in the order in which programs ended them:\n"
+    )?;
+    for (number, one) in counts.regions.iter().enumerate() {
         let program = short_name(&one.program);
-        let name = umpire_events::one_line(&format!("{program}-{} {}", one.pid, one.name));
+        let name = format!("{program}-{} #{} {}", one.pid, number + 1, one.name);
+        let name = umpire_events::one_line(&name);
         for (side, events) in [(Side::User, &one.user), (Side::Kernel, &one.kernel)] {
             let chosen = Chosen::new(Event::Instructions, side);
             let row = row(events.instructions, chosen);
@@ -154,7 +158,8 @@ fn write_functions(counts: &Counts, out: &mut dyn Write) -> io::Result<()> {
     }
     let rest = all.len().saturating_sub(MOST_FUNCTIONS);
     if rest > 0 {
-        let own: u64 = all.iter().skip(MOST_FUNCTIONS).map(|one| one.own).sum();
+        let rest_of_own = all.iter().skip(MOST_FUNCTIONS).map(|one| one.own);
+        let own = rest_of_own.fold(0u64, u64::saturating_add);
         writeln!(out, "{:>VALUE$} {:>31}  ({rest} more)", grouped(own), "")?;
     }
     Ok(())

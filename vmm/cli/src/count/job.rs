@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
@@ -11,11 +11,12 @@ use std::path::{Component, Path, PathBuf};
 use count_init::Job;
 use guest_files::Given;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
+use rustix::io::Errno;
 use umpire_count::Inputs;
-use umpire_count::inputs::digest;
+use umpire_count::inputs::{digest, printable};
 
-use super::ended::failed;
+use super::ended::{Who, failed};
+use super::patience::{Patience, TICK};
 use crate::exit::{UserError, complain};
 use crate::flags::GuestFlags;
 
@@ -31,9 +32,11 @@ const ENVIRONMENT: [(&str, &str); 4] = [
 ];
 
 /// The longest standard input: it is kept in memory.
-const LONGEST_STDIN: u64 = 1 << 30;
-/// After so long it is said that standard input is waited for.
-const PATIENCE: i64 = 2;
+const LONGEST_STDIN: usize = 1 << 30;
+/// Bytes of it that are read at once.
+const PIECE: usize = 1 << 16;
+/// After so many ticks it is said that standard input is waited for.
+const SILENT: u32 = 20;
 
 /// A program to run.
 #[derive(Debug)]
@@ -46,7 +49,7 @@ pub(super) struct Errand {
 }
 
 impl Errand {
-    /// The one of the command line.
+    /// The one of the command line, without standard input.
     pub(super) fn of(command: &[OsString], flags: &GuestFlags) -> Result<Self, UserError> {
         let Some(name) = command.first() else {
             return Err(failed(
@@ -64,6 +67,15 @@ impl Errand {
             return Err(failed(format!("--chdir: {folder} is no folder")));
         }
         let program = find(name, &folder)?;
+        let mut variables = flags.variables.clone();
+        if let Some(path) = &flags.env_file {
+            let bytes = fs::read(path)
+                .map_err(|error| failed(format!("--env-file {}: {error}", path.display())))?;
+            let lines = bytes
+                .split(|byte| *byte == 0)
+                .filter(|line| !line.is_empty());
+            variables.extend(lines.map(|line| OsString::from_vec(line.to_vec())));
+        }
         let with = flags.with.iter().map(|path| absolute(path, &here));
         let arguments: Vec<Vec<u8>> = command
             .iter()
@@ -72,7 +84,7 @@ impl Errand {
         let job = Job {
             programs: vec![program.as_os_str().as_bytes().to_vec()],
             arguments,
-            environment: environment(&flags.variables, &|name| env::var_os(name))?,
+            environment: environment(&variables, &|name| env::var_os(name))?,
             folder: folder.as_os_str().as_bytes().to_vec(),
             terminal: flags.tty,
             bring_back: flags.out.is_some(),
@@ -83,18 +95,35 @@ impl Errand {
             program: Some(program),
             with: with.collect(),
         };
-        let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        let words: Vec<_> = command
+            .iter()
+            .map(|word| printable(word.as_bytes()))
+            .collect();
         Ok(Errand {
             job,
             given,
-            stdin: standard_input()?,
+            stdin: Vec::new(),
             title: words.join(" "),
         })
     }
 
+    /// The same, with standard input, or who ended it before all of that was read.
+    pub(super) fn with_stdin(
+        mut self,
+        patience: &Patience,
+    ) -> Result<Result<Self, Who>, UserError> {
+        match standard_input(patience)? {
+            Ok(stdin) => {
+                self.stdin = stdin;
+                Ok(Ok(self))
+            }
+            Err(who) => Ok(Err(who)),
+        }
+    }
+
     /// What of it a run depends on.
     pub(super) fn inputs(&self, inputs: &mut Inputs) {
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let text = printable;
         for (number, argument) in self.job.arguments.iter().enumerate() {
             inputs.add(format!("argument {number}"), text(argument));
         }
@@ -184,36 +213,49 @@ fn environment(
     Ok(all.into_iter().map(line).collect())
 }
 
-/// Standard input, whole. Nothing of a terminal, since a run takes nothing while it goes on.
-fn standard_input() -> Result<Vec<u8>, UserError> {
+/// Standard input, whole, unless somebody ends it before. Nothing of a terminal, since a run takes
+/// nothing while it goes on.
+fn standard_input(patience: &Patience) -> Result<Result<Vec<u8>, Who>, UserError> {
     let stdin = io::stdin();
-    if stdin.is_terminal() {
-        return Ok(Vec::new());
-    }
-    let patience = Timespec {
-        tv_sec: PATIENCE,
-        tv_nsec: 0,
-    };
-    let mut waits = [PollFd::new(&stdin, PollFlags::IN)];
-    if poll(&mut waits, Some(&patience)) == Ok(0) {
-        complain(
-            &"reading standard input to its end, as the program needs it; </dev/null gives it none",
-        );
-    }
     let mut bytes = Vec::new();
-    let read = stdin.lock().take(LONGEST_STDIN + 1).read_to_end(&mut bytes);
-    match read {
-        // A program that is started without one has none.
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BADF.raw_os_error()) => {}
-        Err(error) => return Err(failed(format!("standard input cannot be read: {error}"))),
-        Ok(_) => {}
+    if stdin.is_terminal() {
+        return Ok(Ok(bytes));
     }
-    if bytes.len() as u64 > LONGEST_STDIN {
-        return Err(failed(
-            "standard input has more than 1 GiB: give the program a file",
-        ));
+    let unreadable = |error: Errno| failed(format!("standard input cannot be read: {error}"));
+    let mut piece = vec![0; PIECE];
+    let mut silent = 0;
+    loop {
+        if let Some(who) = patience.is_over() {
+            return Ok(Err(who));
+        }
+        let mut waits = [PollFd::new(&stdin, PollFlags::IN)];
+        match poll(&mut waits, Some(&TICK)) {
+            Ok(0) => {
+                silent += 1;
+                if silent == SILENT {
+                    complain(
+                        &"reading standard input to its end before the program starts; </dev/null \
+                          gives it none",
+                    );
+                }
+                continue;
+            }
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(unreadable(error)),
+        }
+        match rustix::io::read(&stdin, &mut piece) {
+            // A program that is started without one has none.
+            Ok(0) | Err(Errno::BADF) => return Ok(Ok(bytes)),
+            Ok(read) => bytes.extend_from_slice(piece.get(..read).unwrap_or_default()),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(unreadable(error)),
+        }
+        if bytes.len() > LONGEST_STDIN {
+            return Err(failed(
+                "standard input has more than 1 GiB: give the program a file",
+            ));
+        }
     }
-    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -1,17 +1,21 @@
 //! The same run in several processes that have little else in common: counts are to be equal.
 
+use std::collections::VecDeque;
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::hint::spin_loop;
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
-use tempfile::{NamedTempFile, TempDir};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::NamedTempFile;
 use umpire_count::Record;
 use umpire_count::compare::{Comparison, Gate};
 
@@ -31,9 +35,15 @@ pub(super) fn run(
     flags: &CountFlags,
     kernel: &Choice,
     errand: &Errand,
+    interrupted: &AtomicBool,
 ) -> Result<Result<Record, Ended>, UserError> {
     let unusable = |error| failed(format!("-r: {error}"));
-    let work = TempDir::new().map_err(unusable)?;
+    let mut work = tempfile::Builder::new();
+    // Records and variables are the user's own.
+    let work = work.permissions(Permissions::from_mode(0o700));
+    let work = work.tempdir().map_err(unusable)?;
+    let variables = work.path().join("variables");
+    fs::write(&variables, errand.job.environment.join(&0)).map_err(unusable)?;
     let mut stdin = NamedTempFile::new_in(work.path()).map_err(unusable)?;
     stdin.write_all(&errand.stdin).map_err(unusable)?;
     let runs = Runs {
@@ -42,6 +52,8 @@ pub(super) fn run(
         errand,
         work: work.path(),
         stdin: stdin.path(),
+        variables: &variables,
+        interrupted,
     };
     let mut first: Option<Record> = None;
     for number in 1..=flags.repeat {
@@ -77,7 +89,7 @@ fn equal(first: &Record, other: &Record, number: u8) -> Result<(), UserError> {
         .write("the first run", &mut text)
         .map_err(failed)?;
     // Where nobody reads it the status says enough.
-    let _ = std::io::stderr().write_all(&text);
+    let _ = io::stderr().write_all(&text);
     Err(failed(format!(
         "run {number} counted otherwise than the first one"
     )))
@@ -89,6 +101,8 @@ struct Runs<'a> {
     errand: &'a Errand,
     work: &'a Path,
     stdin: &'a Path,
+    variables: &'a Path,
+    interrupted: &'a AtomicBool,
 }
 
 impl Runs<'_> {
@@ -110,16 +124,11 @@ impl Runs<'_> {
                     spin_loop();
                 }
             });
-            let ended = if number > 1 {
-                quietly(&mut command)
-            } else {
-                command.status()
-            };
+            let ended = self.to_its_end(&mut command, number > 1);
             busy.store(false, Ordering::Relaxed);
             ended
         });
-        let ended =
-            ended.map_err(|error| failed(format!("-r: umpire cannot be started: {error}")))?;
+        let ended = ended.map_err(|error| failed(format!("-r: umpire cannot be run: {error}")))?;
         let who = fs::read_to_string(&status).unwrap_or_default();
         match who.split(' ').next() {
             Some("program" | "signal") => report::read(&record).map(Ok),
@@ -135,9 +144,8 @@ impl Runs<'_> {
     fn options(&self, command: &mut Command, number: u8) {
         let CountFlags { guest, .. } = self.flags;
         let word = |bytes: &Vec<u8>| OsString::from_vec(bytes.clone());
-        for variable in &self.errand.job.environment {
-            command.arg("--env").arg(word(variable));
-        }
+        // Everybody can read arguments; a file is the user's own.
+        command.arg("--env-file").arg(self.variables);
         for path in &self.errand.given.with {
             command.arg("--with").arg(path);
         }
@@ -177,17 +185,60 @@ impl Runs<'_> {
         let arguments = self.errand.job.arguments.iter().map(word);
         command.arg("--").args(arguments);
     }
+
+    /// Runs it, and ends it if this process is to end. Of one that is quiet only its own trouble is
+    /// heard.
+    fn to_its_end(&self, command: &mut Command, quiet: bool) -> io::Result<ExitStatus> {
+        if quiet {
+            command.stdout(Stdio::null()).stderr(Stdio::piped());
+        }
+        let mut child = command.spawn()?;
+        let said = child.stderr.take();
+        let tail = said.map(|said| thread::spawn(move || tail_of(said)));
+        let mut is_told = false;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if self.interrupted.load(Ordering::Relaxed) && !is_told {
+                is_told = true;
+                // It removes what it has made, and says how it ended.
+                kill_process(Pid::from_child(&child), Signal::TERM)?;
+            }
+            thread::sleep(Duration::from_millis(20));
+        };
+        let tail = tail.and_then(|thread| thread.join().ok());
+        if status.code() == Some(125) {
+            io::stderr().write_all(&tail.unwrap_or_default())?;
+        }
+        Ok(status)
+    }
 }
 
-/// Runs a command of whose output nobody hears, unless it fails itself.
-fn quietly(command: &mut Command) -> std::io::Result<ExitStatus> {
-    let output = command
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .output()?;
-    let is_ours = output.status.code() == Some(125);
-    if is_ours {
-        std::io::stderr().write_all(&output.stderr)?;
+/// The last bytes of what somebody says.
+fn tail_of(mut said: impl Read) -> Vec<u8> {
+    const MOST: usize = 16 << 10;
+    let mut tail = VecDeque::new();
+    let mut piece = [0; 4096];
+    while let Ok(read) = said.read(&mut piece) {
+        if read == 0 {
+            break;
+        }
+        tail.extend(piece.iter().take(read));
+        let rest = tail.len().saturating_sub(MOST);
+        tail.drain(..rest);
     }
-    Ok(output.status)
+    tail.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_is_the_end() {
+        let all: Vec<u8> = (0..100_000u32).map(|number| (number % 251) as u8).collect();
+        assert_eq!(tail_of(&all[..]), &all[all.len() - (16 << 10)..]);
+        assert_eq!(tail_of(&b"x"[..]), b"x");
+    }
 }

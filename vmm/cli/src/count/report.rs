@@ -36,6 +36,21 @@ impl<'a> Report<'a> {
         if let Some(path) = &flags.gate.save {
             may_save(path)?;
         }
+        for (name, path) in [
+            ("-o", &flags.out.output),
+            ("--summary", &flags.gate.summary),
+            ("--callgrind", &flags.callgrind),
+            ("--status-file", &flags.out.status_file),
+        ] {
+            let Some(path) = path else { continue };
+            // Made where it is not there; what is there stays, until there is something to write.
+            let opened = OpenOptions::new().append(true).create(true).open(path);
+            opened.map_err(|error| failed(format!("{name} {}: {error}", path.display())))?;
+        }
+        if let Some(folder) = &flags.guest.out {
+            let made = fs::create_dir_all(folder);
+            made.map_err(|error| failed(format!("--out {}: {error}", folder.display())))?;
+        }
         let before = flags.gate.compare.as_deref();
         let before = before.map(|path| Ok::<_, UserError>((path.to_owned(), read(path)?)));
         Ok(Report {
@@ -206,7 +221,7 @@ fn may_save(path: &Path) -> Result<(), UserError> {
     let tried = match fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(there) if !there.is_file() => Ok(()),
-        _ => NamedTempFile::new_in(folder).map(drop),
+        _ => fs::metadata(folder).and_then(|_| NamedTempFile::new_in(folder).map(drop)),
     };
     tried.map_err(|error| failed(format!("--save {shown}: {error}")))
 }

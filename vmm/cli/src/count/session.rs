@@ -3,9 +3,9 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,16 @@ use guest_files::{
     Errand as Service, Errno, FileServer, Input, Kind, MemoryTree, Out, Sink, Tree, View,
 };
 use guest_view::KernelView;
+use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 use umpire_count::Inputs;
+use umpire_count::inputs::printable;
 use vmm::count::{BootError, End, Image, Key, Limits, Looks, Plan, Progress, Signals};
 
 use super::ended::failed;
 use super::job::Errand;
 use super::kernel::Choice;
+use super::patience::{Patience, TICK};
 use super::store::{Place, Store};
 use crate::exit::{UserError, complain};
 
@@ -43,6 +46,8 @@ const LARGEST_OBJECT: usize = 512 << 20;
 /// What is kept beside a booted machine.
 #[derive(Debug, Serialize, Deserialize)]
 struct Known {
+    /// What the machine was made of: a file under another's name is none.
+    parts: String,
     key: Key,
     kernel: attribution::Kernel,
 }
@@ -68,18 +73,19 @@ impl Ready {
     pub(super) fn of(
         store: &Store,
         shape: &Shape<'_>,
-        interrupted: &Arc<AtomicBool>,
+        patience: &Patience,
     ) -> Result<Self, UserError> {
         let parts = format!("{} {}", shape.kernel.digest, shape.memory_mib);
         let place = store.place(ENGINE, &parts);
         if let Some(known) = place.known::<Known>()
+            && known.parts == parts
             && let Ok(image) = Image::open(&place.image(), &known.key, SIGNALS)
         {
             place.used();
             let kernel = known.kernel;
             return Ok(Ready { image, kernel });
         }
-        let ready = boot(store, &place, shape, interrupted)?;
+        let ready = boot(store, &place, shape, parts, patience)?;
         // What is too much goes later, and takes room until then.
         if let Err(error) = store.tidy(ENGINE, &place) {
             complain(&format_args!(
@@ -94,19 +100,16 @@ fn boot(
     store: &Store,
     place: &Place,
     shape: &Shape<'_>,
-    interrupted: &Arc<AtomicBool>,
+    parts: String,
+    patience: &Patience,
 ) -> Result<Ready, UserError> {
-    let parts = shape.kernel.load(store)?;
+    let files = shape.kernel.load(store)?;
     let plan = Plan {
-        kernel: &parts.image,
-        initramfs: &parts.initramfs,
+        kernel: &files.image,
+        initramfs: &files.initramfs,
         memory_mib: shape.memory_mib,
         signals: SIGNALS,
         engine: ENGINE,
-    };
-    let limits = Limits {
-        time: None,
-        interrupted: interrupted.clone(),
     };
     let mut nobody = FileServer::new(MemoryTree::default(), Nowhere, Service::default());
     let serve = move |request: &[u8], reply: &mut Vec<u8>| nobody.answer(request, reply);
@@ -124,7 +127,7 @@ fn boot(
             ));
         }
     };
-    let image = Image::boot(&plan, &place.image(), serve, limits, progress);
+    let image = Image::boot(&plan, &place.image(), serve, limits_of(patience), progress);
     let image = image.map_err(|error| {
         let said = match &error {
             BootError::Ended { said, .. } => last_words(said),
@@ -133,6 +136,7 @@ fn boot(
         failed(format!("the machine did not boot: {error}{said}"))
     })?;
     let known = Known {
+        parts,
         key: plan.key(),
         kernel: described(&image)?,
     };
@@ -143,6 +147,13 @@ fn boot(
     complain(&format_args!("booted in {seconds:.1} s"));
     let kernel = known.kernel;
     Ok(Ready { image, kernel })
+}
+
+fn limits_of(patience: &Patience) -> Limits {
+    Limits {
+        time: patience.left(),
+        interrupted: patience.interrupted.clone(),
+    }
 }
 
 /// What the guest's first program said on the console, if it failed.
@@ -190,24 +201,91 @@ impl Sink for Nowhere {
 }
 
 /// What a program says: its output goes on at once, the rest is kept.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Said {
+    patience: Patience,
     ending: Vec<u8>,
     files: Option<tempfile::SpooledTempFile>,
     /// The host takes no more.
     lost: Option<io::Error>,
+    /// Bytes of standard output and standard error that were taken.
+    taken: [u64; 2],
+    /// Whose reader went away.
+    unread: [bool; 2],
 }
 
 impl Said {
-    fn put(&mut self, out: &mut dyn Write, bytes: &[u8]) -> Result<(), Errno> {
-        match out.write_all(bytes).and_then(|()| out.flush()) {
-            Ok(()) => Ok(()),
-            // The program gets what it would have got of that pipe.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Errno::PIPE),
-            Err(error) => {
-                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                self.lost.get_or_insert(error);
-                Err(errno)
+    fn new(patience: Patience) -> Self {
+        Said {
+            patience,
+            ending: Vec::new(),
+            files: None,
+            lost: None,
+            taken: [0; 2],
+            unread: [false; 2],
+        }
+    }
+
+    /// Hands bytes on, as long as there is patience with whoever reads them.
+    fn put(&mut self, which: usize, out: impl AsFd, bytes: &[u8]) -> Result<(), Errno> {
+        // So many bytes a pipe takes at once if it takes any (`PIPE_BUF`): no write waits.
+        for piece in bytes.chunks(4096) {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                match self.one(&out, rest) {
+                    Ok(taken) => {
+                        rest = rest.get(taken..).unwrap_or_default();
+                        self.taken[which] += taken as u64;
+                    }
+                    // The program gets what it would have got of that pipe.
+                    Err(Errno::PIPE) => {
+                        self.unread[which] = true;
+                        return Err(Errno::PIPE);
+                    }
+                    Err(errno) => {
+                        if self.patience.is_over().is_none() {
+                            self.lost.get_or_insert(errno.into());
+                        }
+                        return Err(errno);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn one(&self, out: &impl AsFd, bytes: &[u8]) -> Result<usize, Errno> {
+        loop {
+            if self.patience.is_over().is_some() {
+                return Err(Errno::IO);
+            }
+            let mut waits = [PollFd::new(out, PollFlags::OUT)];
+            match poll(&mut waits, Some(&TICK)) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(errno) => return Err(errno),
+            }
+            match rustix::io::write(out, bytes) {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// An input that no run before could know: when a reader went away, and the program was told.
+    fn add_to(&self, inputs: &mut Inputs, notes: &mut Vec<String>) {
+        for (which, name) in ["standard output", "standard error"]
+            .into_iter()
+            .enumerate()
+        {
+            if self.unread[which] {
+                let taken = self.taken[which];
+                let value = format!("a pipe whose reader went away after {taken} bytes");
+                inputs.add(name, value);
+                notes.push(format!(
+                    "the reader of {name} went away, and when it does is chance: another run may \
+                     count otherwise"
+                ));
             }
         }
     }
@@ -216,8 +294,8 @@ impl Said {
 impl Sink for Said {
     fn take(&mut self, out: Out, bytes: &[u8]) -> Result<(), Errno> {
         match out {
-            Out::Stdout => self.put(&mut io::stdout(), bytes),
-            Out::Stderr => self.put(&mut io::stderr(), bytes),
+            Out::Stdout => self.put(0, io::stdout(), bytes),
+            Out::Stderr => self.put(1, io::stderr(), bytes),
             Out::Status => {
                 let room = ENDING_LEN.saturating_sub(self.ending.len());
                 let some = bytes.get(..room.min(bytes.len())).unwrap_or_default();
@@ -261,7 +339,7 @@ impl Ready {
         &self,
         errand: Errand,
         shape: &Shape<'_>,
-        limits: Limits,
+        patience: &Patience,
     ) -> Result<Ran, UserError> {
         let began = Instant::now();
         let mut inputs = Inputs::default();
@@ -277,7 +355,7 @@ impl Ready {
             failed("the program's arguments and environment have more than 8 MiB, or a 0 in them")
         })?;
         let stdin = errand.stdin;
-        let server = FileServer::new(view, Said::default(), Service { job, stdin });
+        let server = FileServer::new(view, Said::new(patience.clone()), Service { job, stdin });
         let server = Arc::new(Mutex::new(server));
         let serve = {
             let server = server.clone();
@@ -297,7 +375,10 @@ impl Ready {
             observer: Box::new(observer),
             places: self.kernel.places().to_vec(),
         };
-        let ran = self.image.run(serve, limits, Some(looks)).map_err(failed)?;
+        let ran = self
+            .image
+            .run(serve, limits_of(patience), Some(looks))
+            .map_err(failed)?;
         let elapsed = began.elapsed();
         let counts = ran.observer.and_then(Attribution::taken);
         let counts = counts.map(|one| one.counts()).unwrap_or_default();
@@ -312,7 +393,7 @@ impl Ready {
             let is_program = program.as_deref() == Some(path_of(&input));
             let (name, value) = described_file(&input, is_program, &errand.given.folder);
             if input.changed {
-                let path = path_of(&input).display();
+                let path = printable(&input.path);
                 notes.push(format!(
                     "{path} changed while the program ran: its counts are of parts of both"
                 ));
@@ -320,20 +401,20 @@ impl Ready {
             inputs.add(name, value);
         }
         notes.extend(missing(&server));
-        notes.extend(
-            ran.out_of_memory.map(|line| {
-                format!("the guest had no memory left (--memory gives it more): {line}")
-            }),
-        );
+        notes.extend(ran.out_of_memory.map(|_| {
+            "the guest had no memory left, and its kernel killed a process; --memory gives it more"
+                .to_owned()
+        }));
         notes.extend(ran.unannounced.iter().map(|it| {
             let (code, rip) = (it.code, it.rip);
             let needs = code.cpuid_features();
             format!(
                 "the program executed {code:?} at {rip:#x}, which needs {needs:?}, and the processor \
-                 is an x86-64-v2: build the program for that, without AVX"
+                 is an x86-64-v2: build the program for that"
             )
         }));
         let said = server.into_sink();
+        said.add_to(&mut inputs, &mut notes);
         if let Some(error) = said.lost {
             return Err(failed(format!(
                 "the program's output cannot be written: {error}"
@@ -370,12 +451,19 @@ fn missing<S: Sink>(server: &FileServer<View, S>) -> Vec<String> {
     notes
 }
 
+/// The first ten: programs may look for any number.
 fn listed(names: &[Vec<u8>]) -> String {
-    let names: Vec<_> = names
+    const MOST: usize = 10;
+    let some: Vec<_> = names
         .iter()
-        .map(|name| String::from_utf8_lossy(name))
+        .take(MOST)
+        .map(|name| printable(name))
         .collect();
-    names.join(", ")
+    let more = match names.len().saturating_sub(MOST) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    some.join(", ") + &more
 }
 
 fn path_of(input: &Input) -> &Path {
@@ -405,7 +493,8 @@ fn described_file(input: &Input, is_program: bool, folder: &Path) -> (String, St
     if input.changed {
         value.push_str(", changed meanwhile");
     }
-    (format!("{kind} {}", shown.display()), value)
+    let shown = printable(shown.as_os_str().as_bytes());
+    (format!("{kind} {shown}"), value)
 }
 
 #[cfg(test)]

@@ -3,13 +3,16 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, FileTimes};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use umpire_count::inputs::{digest, short};
 
 use super::ended::failed;
 use crate::exit::UserError;
@@ -17,8 +20,10 @@ use crate::flags::StoreFlags;
 
 /// The ends of names: a booted machine, what is known of its kernel, and whose turn it is.
 const IMAGE: &str = "image";
-const KNOWN: &str = "json";
+const KNOWN: &str = "known";
 const LOCK: &str = "image.lock";
+/// Longer than what is known of any.
+const LONGEST_KNOWN: u64 = 1 << 20;
 
 /// Where kernel and booted machines are kept.
 #[derive(Debug)]
@@ -67,11 +72,10 @@ impl Store {
 
     /// Where the machine of an engine goes that differs from others of it by `parts`.
     pub(super) fn place(&self, engine: &str, parts: &str) -> Place {
-        let digest = umpire_count::inputs::digest(parts.as_bytes());
-        let digest = umpire_count::inputs::short(&digest);
+        let digits = short(&digest(parts.as_bytes()));
         Place {
             folder: self.images(),
-            name: format!("{engine}-{digest}"),
+            name: format!("{engine}-{digits}"),
         }
     }
 
@@ -132,17 +136,29 @@ impl Place {
         fs::metadata(self.image()).map_or(0, |metadata| metadata.blocks() * 512)
     }
 
-    /// What is known of it, if it is there and can be read.
+    /// What is known of it, if it is there and whole, and nobody else could write it.
     pub(super) fn known<T: DeserializeOwned>(&self) -> Option<T> {
-        let bytes = fs::read(self.file(KNOWN)).ok()?;
-        serde_json::from_slice(&bytes).ok()
+        let mut options = File::options();
+        let no_link = OFlags::NOFOLLOW.bits().cast_signed();
+        let file = options.read(true).custom_flags(no_link);
+        let file = file.open(self.file(KNOWN)).ok()?;
+        let metadata = file.metadata().ok()?;
+        let is_own = metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0;
+        let mut bytes = Vec::new();
+        file.take(LONGEST_KNOWN).read_to_end(&mut bytes).ok()?;
+        let end = bytes.iter().position(|byte| *byte == b'\n')?;
+        let (sum, rest) = (bytes.get(..end)?, bytes.get(end + 1..)?);
+        let is_whole = digest(rest).as_bytes() == sum;
+        (is_own && is_whole).then(|| serde_json::from_slice(rest).ok())?
     }
 
     /// Keeps what is known of it, whole or not at all.
     pub(super) fn know<T: Serialize>(&self, known: &T) -> io::Result<()> {
         // Of the owner's alone, as the machine itself.
         let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
-        file.write_all(&serde_json::to_vec(known)?)?;
+        let text = serde_json::to_vec(known)?;
+        writeln!(file, "{}", digest(&text))?;
+        file.write_all(&text)?;
         file.persist(self.file(KNOWN))?;
         Ok(())
     }
@@ -269,7 +285,22 @@ mod tests {
             fs::metadata(place.file(KNOWN)).expect("a file").mode() & 0o777,
             0o600
         );
-        fs::write(place.file(KNOWN), "{").expect("room");
+        let whole = fs::read(place.file(KNOWN)).expect("a file");
+        for bytes in [
+            &b"{"[..],
+            b"",
+            b"\n",
+            &whole[1..],
+            &whole[..whole.len() - 1],
+        ] {
+            fs::write(place.file(KNOWN), bytes).expect("room");
+            assert_eq!(place.known::<String>(), None, "{bytes:?}");
+        }
+        fs::write(place.file(KNOWN), &whole).expect("room");
+        assert_eq!(place.known::<String>().as_deref(), Some("it"));
+        // Others may have written it.
+        let rights = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        fs::set_permissions(place.file(KNOWN), rights).expect("rights");
         assert_eq!(place.known::<String>(), None);
     }
 }

@@ -81,6 +81,9 @@ pub struct GuestFlags {
     /// [default: PATH, HOME, LANG=C.UTF-8, TERM=dumb alone]
     #[arg(long = "env", value_name = "NAME[=VALUE]")]
     pub variables: Vec<OsString>,
+    /// Variables as one process hands them to another, each with a 0 behind it
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub env_file: Option<PathBuf>,
     /// Give the program this folder or file besides, read-only; repeatable [default: the working
     /// folder, /usr, /lib and some of /etc]
     #[arg(long, value_name = "DIR")]
