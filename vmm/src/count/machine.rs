@@ -25,7 +25,7 @@ pub(super) const VIRTIO: VirtioDevice = VirtioDevice {
 /// The command line of the kernel: no address and no number depends on chance, nothing is on
 /// that a count would be other for, and who gives up says so and ends.
 pub const COMMAND_LINE: &str = "console=ttyS0 quiet mitigations=off nokaslr norandmaps \
-     nmi_watchdog=0 pci=off panic=-1 random.trust_bootloader=on audit=0";
+     nmi_watchdog=0 pci=off panic=-1 random.trust_bootloader=on audit=0 cryptomgr.notests";
 
 /// The version of the machine, which a snapshot's key has in it: to be counted up when what
 /// runs in it would be counted otherwise, or a snapshot would not fit.
