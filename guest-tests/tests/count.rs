@@ -2,6 +2,7 @@
 //! small virtual machine what they do here, and count the same each time.
 
 mod bad_input;
+mod boot;
 mod programs;
 mod workflow;
 

@@ -22,7 +22,7 @@ mod snapshot;
 mod tests;
 
 pub use image::{BootError, Image, Key, Plan, Progress, boot_in_parts};
-pub use limits::Limits;
+pub use limits::{Limits, Met, Patience};
 pub use machine::{COMMAND_LINE, MACHINE, MachineFailure, Signals};
 pub use run::{End, Looks, Ran, RunFailure};
 pub use snapshot::SnapshotError;

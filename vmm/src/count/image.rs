@@ -1,11 +1,12 @@
 //! A booted machine in a file.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use emu::State;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -24,6 +25,9 @@ use crate::boot::{self, BootRequest, Unpack};
 use crate::emu::NotSaved;
 use crate::entropy::Randomness;
 use crate::machine::emulated_start;
+
+/// How often who waits for another one looks.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The number from which the kernel's random numbers come.
 const SEED: u64 = 0x756d_7069_7265;
@@ -63,6 +67,9 @@ impl fmt::Debug for Key {
 /// How far a boot is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
+    /// Another process boots it, or another machine to be kept in the same place: that one is
+    /// waited for.
+    Waits,
     /// The guest boots, and has executed so many instructions.
     Boots {
         /// Of kernel and programs.
@@ -226,11 +233,26 @@ impl Image {
         F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
     {
         let key = plan.key();
-        let _held = lock_of(path).map_err(|source| SnapshotError::Io {
+        let failed = |source| SnapshotError::Io {
             what: "lock",
             path: path.to_owned(),
             source,
-        })?;
+        };
+        let lock = lock_file(path).map_err(failed)?;
+        let mut told = false;
+        let patience = limits.patience();
+        while let Err(error) = lock.try_lock() {
+            if let TryLockError::Error(error) = error {
+                return Err(failed(error).into());
+            }
+            if !std::mem::replace(&mut told, true) {
+                progress(Progress::Waits);
+            }
+            if let Some(met) = patience.is_over() {
+                return Err(ended(met.into(), &Said::default()));
+            }
+            std::thread::sleep(LOOK);
+        }
         // Somebody else may have booted meanwhile.
         if let Ok(image) = Self::open(path, &key, plan.signals) {
             return Ok(image);
@@ -265,6 +287,18 @@ impl Image {
         self.snapshot.saved.room.registers(0)
     }
 
+    /// One number for all that a guest could notice as it is before each run.
+    ///
+    /// # Errors
+    /// As of [`Image::run`].
+    pub fn state_hash(&self) -> Result<u64, RunFailure> {
+        let (limits, memory) = (Limits::default(), self.snapshot.map()?);
+        let nobody = |_: &[u8], _: &mut Vec<u8>| {};
+        let mut guest = Guest::new(memory, None, self.signals, nobody, limits, Pauses::Never)?;
+        guest.restore(&self.snapshot.saved)?;
+        Ok(guest.state_hash())
+    }
+
     /// Instructions that its boot took.
     #[must_use]
     pub fn booted(&self) -> u64 {
@@ -272,15 +306,13 @@ impl Image {
     }
 }
 
-/// Held by one process at a time, until it is closed.
-fn lock_of(path: &Path) -> io::Result<File> {
+/// The file that one process at a time has locked, until it closes it.
+fn lock_file(path: &Path) -> io::Result<File> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let mut options = OpenOptions::new();
     let options = options.write(true).create(true).truncate(false).mode(0o600);
-    let file = options.custom_flags(libc::O_NOFOLLOW).open(name)?;
-    file.lock()?;
-    Ok(file)
+    options.custom_flags(libc::O_NOFOLLOW).open(name)
 }
 
 /// One number for all that a guest could notice when it is ready, after it has gone on in another

@@ -1,12 +1,22 @@
 //! What ends a run that does not end by itself.
 
+use std::io;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, write};
+
 use crate::emu::{Nobody, Outside, Waited};
 use crate::vcpu::VcpuControl;
 
+/// How often who waits for somebody looks at the limits: a tenth of a second.
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
 /// Turns of the guest between two looks at the host's clock: some ten milliseconds.
 const TURNS: u32 = 64;
 /// Virtual time between two words about a boot, in nanoseconds: half a second of the host's or
@@ -22,6 +32,69 @@ pub struct Limits {
     pub interrupted: Arc<AtomicBool>,
 }
 
+impl Limits {
+    /// These limits from now on, for whoever waits for something of the host's meanwhile.
+    #[must_use]
+    pub fn patience(&self) -> Patience {
+        Patience {
+            // A time beyond the clock's is none.
+            until: self.time.and_then(|time| Instant::now().checked_add(time)),
+            interrupted: self.interrupted.clone(),
+        }
+    }
+}
+
+/// How long somebody waits.
+#[derive(Debug, Clone)]
+pub struct Patience {
+    until: Option<Instant>,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Patience {
+    /// The limit that was met, if one was.
+    #[must_use]
+    pub fn is_over(&self) -> Option<Met> {
+        if self.interrupted.load(Ordering::Relaxed) {
+            Some(Met::Interrupt)
+        } else if self.until.is_some_and(|until| Instant::now() >= until) {
+            Some(Met::Time)
+        } else {
+            None
+        }
+    }
+
+    /// Writes all of `bytes`, however long whoever reads takes nothing, as long as no limit is
+    /// met.
+    ///
+    /// # Errors
+    /// As of a write, and `TimedOut` or `Interrupted` for a limit. A part may be written then.
+    pub fn write_all(&self, to: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+        // A pipe that is ready has room for so much, and takes it at once.
+        const ROOM: usize = 4096;
+        while !bytes.is_empty() {
+            match self.is_over() {
+                Some(Met::Interrupt) => return Err(io::ErrorKind::Interrupted.into()),
+                Some(Met::Time) => return Err(io::ErrorKind::TimedOut.into()),
+                None => {}
+            }
+            let mut ready = [PollFd::new(&to, PollFlags::OUT)];
+            match poll(&mut ready, Some(&LOOK)) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(error) => return Err(error.into()),
+            }
+            match write(&to, &bytes[..bytes.len().min(ROOM)]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len) => bytes = &bytes[len..],
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
 /// When a machine stops although no limit is met, to be run on.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Pauses {
@@ -33,18 +106,19 @@ pub(super) enum Pauses {
     At(Vec<u64>),
 }
 
-/// Which limit a run has met.
+/// Which limit was met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Met {
+pub enum Met {
+    /// [`Limits::time`].
     Time,
+    /// [`Limits::interrupted`].
     Interrupt,
 }
 
 /// Watches a run, which it is outside of: nobody is there, but the limits.
 #[derive(Debug)]
 pub(super) struct Watch {
-    interrupted: Arc<AtomicBool>,
-    until: Option<Instant>,
+    patience: Patience,
     pauses: Pauses,
     control: Arc<VcpuControl>,
     met: Arc<OnceLock<Met>>,
@@ -62,11 +136,7 @@ impl Watch {
         met: Arc<OnceLock<Met>>,
     ) -> Self {
         Self {
-            // A time beyond the clock's is none.
-            until: limits
-                .time
-                .and_then(|time| Instant::now().checked_add(time)),
-            interrupted: limits.interrupted,
+            patience: limits.patience(),
             pauses,
             control,
             met,
@@ -76,15 +146,10 @@ impl Watch {
     }
 
     fn look(&mut self) {
-        let met = if self.interrupted.load(Ordering::Relaxed) {
-            Met::Interrupt
-        } else if self.until.is_some_and(|until| Instant::now() >= until) {
-            Met::Time
-        } else {
-            return;
-        };
-        self.met.get_or_init(|| met);
-        self.control.stop();
+        if let Some(met) = self.patience.is_over() {
+            self.met.get_or_init(|| met);
+            self.control.stop();
+        }
     }
 
     /// A turn is over, or has been skipped.

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::guest::{Guest, Stop};
 use super::image::Image;
-use super::limits::{Limits, Pauses};
+use super::limits::{Limits, Met, Pauses};
 use super::machine::MachineFailure;
 use super::snapshot::SnapshotError;
 use crate::emu::NotRestored;
@@ -30,6 +30,15 @@ pub enum End {
     Broken(Broken),
     /// The guest did something else that no guest of ours does.
     Lost(String),
+}
+
+impl From<Met> for End {
+    fn from(met: Met) -> Self {
+        match met {
+            Met::Time => Self::TimedOut,
+            Met::Interrupt => Self::Interrupted,
+        }
+    }
 }
 
 impl fmt::Display for End {

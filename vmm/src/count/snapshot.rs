@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{SeekFrom, seek};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -135,9 +136,7 @@ pub(super) fn write(
         data: Vec::new(),
         checksum: 0,
     };
-    let folder = path.parent().unwrap_or(Path::new("."));
-    // Mode 0600, and removed unless it is renamed.
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed("write"))?;
+    let mut file = partial(path).map_err(failed("write"))?;
     // Where memory begins depends on the state, which says which pages there are.
     (contents.data, contents.checksum) = survey(memory).map_err(failed("read the memory for"))?;
     let state = serde_json::to_vec(&contents)
@@ -163,6 +162,23 @@ pub(super) fn write(
     file.flush().map_err(failed("write"))?;
     let renamed = file.persist(path).map_err(|error| error.error);
     renamed.map(|_| ()).map_err(failed("put in its place"))
+}
+
+/// The file that becomes the one at `path`: of mode 0600, and removed unless it is renamed. One
+/// that is there is of somebody who was killed, as the next one would be who has this name.
+fn partial(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    match std::fs::remove_file(folder.join(&name)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&name).rand_bytes(0).tempfile_in(folder)
 }
 
 /// Where memory begins behind a state of so many bytes.
@@ -291,7 +307,8 @@ impl Snapshot {
             return Err(refused("it has been cut off"));
         }
         let checksum = checksum(&file, memory_start, &contents.data).map_err(io("read"))?;
-        if checksum != contents.checksum {
+        let holes = is_empty(&file, memory_start, about.len(), &contents.data);
+        if checksum != contents.checksum || !holes.map_err(io("read"))? {
             return Err(refused("its memory is damaged"));
         }
         Ok(Self {
@@ -367,6 +384,36 @@ fn checksum(file: &File, start: u64, data: &[(u64, u64)]) -> io::Result<u32> {
         }
     }
     Ok(checksum.finalize())
+}
+
+/// Whether all of a file's memory but these pages is zeroes: holes, or blocks of zeroes where a
+/// file system has none.
+fn is_empty(file: &File, start: u64, end: u64, data: &[(u64, u64)]) -> io::Result<bool> {
+    let mut bytes = vec![0; CHUNK];
+    let mut at = start;
+    let behind_all = ((end - start) / PAGE, 0);
+    for (first, count) in data.iter().chain([&behind_all]) {
+        let gap_end = start.saturating_add(first.saturating_mul(PAGE));
+        while at < gap_end {
+            at = match seek(file, SeekFrom::Data(at)) {
+                Ok(next) => next,
+                // Nothing but a hole is left.
+                Err(rustix::io::Errno::NXIO) => return Ok(true),
+                Err(error) => return Err(error.into()),
+            };
+            if at >= gap_end {
+                break;
+            }
+            let piece = piece(&mut bytes, gap_end - at);
+            file.read_exact_at(piece, at)?;
+            if piece.iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+            at += piece.len() as u64;
+        }
+        at = gap_end.saturating_add(count.saturating_mul(PAGE));
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

@@ -343,3 +343,54 @@ fn what_the_guest_asks_for_is_served_and_taken_back() {
         Some(Some(0))
     );
 }
+
+#[test]
+fn who_waits_for_a_lock_is_ended_by_limits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("image");
+    let held = fs::File::create(folder.path().join("image.lock")).expect("room");
+    held.lock().expect("nobody else has it");
+    let mut waits = 0;
+    let kernel = kernel(counts);
+    let limits = Limits {
+        time: Some(Duration::from_millis(300)),
+        ..Limits::default()
+    };
+    let boot = Image::boot(&plan(&kernel), &path, nothing, limits, |step| {
+        assert_eq!(step, Progress::Waits);
+        waits += 1;
+    });
+    let error = boot.expect_err("it is locked").to_string();
+    assert!(error.contains("time was over"), "{error}");
+    assert_eq!(waits, 1);
+}
+
+#[test]
+fn who_writes_to_a_reader_that_takes_nothing_is_ended_by_limits() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let limits = Limits {
+        time: Some(Duration::from_millis(200)),
+        ..Limits::default()
+    };
+    let much = vec![7; 1 << 20];
+    let error = limits.patience().write_all(&writer, &much);
+    let kind = error.expect_err("nobody reads").kind();
+    assert_eq!(kind, std::io::ErrorKind::TimedOut);
+    limits.interrupted.store(true, Ordering::Relaxed);
+    let error = limits.patience().write_all(&writer, &much);
+    let kind = error.expect_err("nobody reads").kind();
+    assert_eq!(kind, std::io::ErrorKind::Interrupted);
+    drop(reader);
+    let nobody = Limits::default().patience().write_all(&writer, b"x");
+    let kind = nobody.expect_err("nobody can read").kind();
+    assert_eq!(kind, std::io::ErrorKind::BrokenPipe);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let read = std::thread::spawn(move || {
+        let (mut all, mut reader) = (Vec::new(), reader);
+        std::io::Read::read_to_end(&mut reader, &mut all).map(|_| all)
+    });
+    let written = Limits::default().patience().write_all(&writer, &much);
+    written.expect("it is read");
+    drop(writer);
+    assert_eq!(read.join().expect("no panic").expect("read"), much);
+}

@@ -74,6 +74,8 @@ pub(super) struct Chain {
     pub(super) request: Vec<u8>,
     /// Where the reply goes, in order.
     room: Vec<Range<u64>>,
+    /// Bytes of that.
+    room_bytes: usize,
 }
 
 impl ReadyQueue {
@@ -184,8 +186,7 @@ impl ReadyQueue {
 impl Chain {
     /// Bytes that a reply may have.
     pub(super) fn room(&self) -> usize {
-        let bytes = self.room.iter().map(|room| room.end - room.start);
-        usize::try_from(bytes.sum::<u64>()).unwrap_or(usize::MAX)
+        self.room_bytes
     }
 
     fn add(&mut self, piece: Descriptor, memory: &GuestMemoryMmap) -> Result<(), Broken> {
@@ -197,9 +198,11 @@ impl Chain {
             if !GuestMemory::check_range(memory, piece.addr(), bytes, access) {
                 return Err(Broken::Memory);
             }
-            if self.room().saturating_add(bytes) > MOST_BYTES {
+            let room = self.room_bytes.saturating_add(bytes);
+            if room > MOST_BYTES {
                 return Err(Broken::Size);
             }
+            self.room_bytes = room;
             self.room.push(start..end);
             return Ok(());
         }

@@ -81,6 +81,8 @@ fn what_is_written_is_read_and_mapped_privately() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("image");
     let (memory, saved) = machine();
+    // Of one who was killed.
+    fs::write(folder.path().join("image.partial"), b"half").expect("room");
     write(&path, saved.clone(), &memory).expect("written");
     let about = fs::metadata(&path).expect("it is there");
     assert_eq!(about.permissions().mode() & 0o777, 0o600);
@@ -135,6 +137,11 @@ fn what_was_tampered_with_is_refused_and_named() {
     check("its memory is damaged", |_, bytes| {
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
+    });
+    // Where there was a hole.
+    check("its memory is damaged", |_, bytes| {
+        let middle = bytes.len() - (1 << 20);
+        bytes[middle] = 1;
     });
     check("cut off", |_, bytes| bytes.truncate(bytes.len() - 4096));
     check("cut off", |_, bytes| bytes.push(0));
