@@ -56,7 +56,7 @@ pub const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 mitigations=off panic=-
 
 const INIT: &str = include_str!("linux/init.sh");
 /// Programs of ours in C.
-const SOURCES: [(&str, &str); 7] = [
+const SOURCES: [(&str, &str); 8] = [
     ("spin", include_str!("../linux/spin.c")),
     ("msr", include_str!("../linux/msr.c")),
     ("walk", include_str!("../linux/walk.c")),
@@ -64,6 +64,7 @@ const SOURCES: [(&str, &str); 7] = [
     ("breakpoints", include_str!("../linux/breakpoints.c")),
     ("pmu-accounting", ACCOUNTING),
     ("event-holder", include_str!("../linux/event-holder.c")),
+    ("workers", include_str!("../linux/workers.c")),
 ];
 /// The same without libc.
 const WITHOUT_LIBC: [(&str, &str); 1] = [("loops", include_str!("../linux/loops.c"))];

@@ -1,6 +1,7 @@
 //! `umpire count`, end to end, on this machine: no KVM, no L1. Programs of this machine do in the
 //! small virtual machine what they do here, and count the same each time.
 
+mod attributed;
 mod bad_input;
 mod boot;
 mod programs;

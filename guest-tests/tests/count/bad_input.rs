@@ -105,11 +105,11 @@ fn programs_that_end_badly() {
     failed.ends(125, "program 125");
     let endless =
         Count::new(here)
-            .timeout("1s")
+            .options(["--timeout", "1s"])
             .run(&["sh", "-c", "while :; do :; done"]);
     endless.ends(124, "timeout 124").says(&["--timeout"]);
     let asleep = Count::new(here)
-        .timeout("5s")
+        .options(["--timeout", "5s"])
         .run(&["tail", "-f", "/dev/null"]);
     assert_ne!(asleep.output.status.code(), Some(0), "{}", asleep.told());
     let full = Count::new(here).options(["--memory", "256"]);
@@ -146,9 +146,18 @@ fn a_library_that_is_not_there_is_named() {
         &["-shared", "-fPIC"],
     );
     let source = "int f(void); int main(void) { return f(); }";
-    let place = format!("-L{}", here.display());
-    let flags = [&place, "-l:libgone.so", "-Wl,-rpath,/no/such"];
-    compiled(here, "needy", source, &flags);
+    compiled(
+        here,
+        "needy",
+        source,
+        &["-L.", "./libgone.so", "-Wl,-rpath,/no/such"].map(|it| {
+            if it == "./libgone.so" {
+                "-l:libgone.so"
+            } else {
+                it
+            }
+        }),
+    );
     fs::remove_file(here.join("libgone.so")).expect("it is there");
     let counted = Count::new(here).run(&["./needy"]);
     counted

@@ -196,6 +196,16 @@ impl Attribution {
         Some((functions, runs))
     }
 
+    /// A text of the program's.
+    fn named(&mut self, sight: &Sight<'_>, at: u64) -> Option<String> {
+        if let Some(text) = text_at(sight, at) {
+            return Some(text);
+        }
+        let (functions, runs) = self.looked_at()?;
+        let bytes = functions.of_file(runs, at, sight)?;
+        Some(printable(&bytes[..bytes.len().min(PATH)]))
+    }
+
     fn task_at(&self, sight: &Sight<'_>, address: u64) -> Option<Task> {
         let word = |offset: u64| {
             let mut bytes = [0; 4];
@@ -244,7 +254,7 @@ impl Observer for Attribution {
                 }
             }
             Event::Requested => {
-                let request = Request::of(sight, |at| text_at(sight, at));
+                let request = Request::of(sight, |at| self.named(sight, at));
                 if let Some((thread, request)) = self.running().thread.zip(request) {
                     self.regions.asked(&self.tree, thread, request);
                 }

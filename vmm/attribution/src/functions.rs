@@ -193,6 +193,11 @@ impl Functions {
         }
     }
 
+    /// The bytes that user code has at an address, out of the file that is mapped there.
+    pub(crate) fn of_file(&mut self, runs: Runs, at: u64, sight: &Sight<'_>) -> Option<Vec<u8>> {
+        self.places.of_file(runs.processor, at, sight)
+    }
+
     /// User code has called, returned, or is in another function.
     pub(crate) fn flows(&mut self, runs: Runs, event: Event, sight: &Sight<'_>) {
         let state = sight.state();

@@ -48,7 +48,7 @@ pub(crate) enum Request {
 impl Request {
     /// The request whose words RAX points to; none that concerns regions, mostly
     /// `RUNNING_ON_VALGRIND`.
-    pub(crate) fn of(sight: &Sight<'_>, text: impl Fn(u64) -> Option<String>) -> Option<Self> {
+    pub(crate) fn of(sight: &Sight<'_>, text: impl FnOnce(u64) -> Option<String>) -> Option<Self> {
         let mut words = [0; 16];
         if !sight.read(sight.state().r[0], &mut words) {
             return None;

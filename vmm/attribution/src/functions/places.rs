@@ -192,6 +192,32 @@ impl Places {
         }
     }
 
+    /// The bytes at an address as the mapped file has them, up to the end of the mapping: those of a
+    /// page that the program has not touched are in the file alone.
+    pub(crate) fn of_file(
+        &mut self,
+        processor: usize,
+        address: u64,
+        sight: &Sight<'_>,
+    ) -> Option<Vec<u8>> {
+        let view = self.view.clone();
+        let ram = Physical(sight.ram());
+        let number = view.processor(&ram, u32::try_from(processor).ok()?)?;
+        let look = Look::at(&view, &ram);
+        let memory = look.task(number, &registers(sight.state())).ok()?.memory?;
+        let mapping = look.mapping(memory, address).ok()?;
+        let path = look.path(&mapping.file?).ok()?.name;
+        let offset = mapping.offset.checked_add(address - mapping.start)?;
+        let mut bytes = self.objects.read(&path)?;
+        let start = usize::try_from(offset)
+            .ok()
+            .filter(|at| *at < bytes.len())?;
+        let len = usize::try_from(mapping.end - address).ok()?;
+        bytes.drain(..start);
+        bytes.truncate(len);
+        Some(bytes)
+    }
+
     /// By what is mapped there.
     fn mapped(&mut self, processor: usize, address: u64, sight: &Sight<'_>) -> Option<Place> {
         let view = self.view.clone();

@@ -155,11 +155,15 @@ impl Shadow {
     ) {
         self.settle(book, at.now);
         let below = interrupted.wrapping_sub(at.rsp);
+        let caller = self.current();
         if below > NEAR {
-            let caller = self.current();
             self.choose(caller, at);
         }
         self.unwind(book, at.now, at.rsp.saturating_add(1));
+        if self.stacks[self.on].frames.len() == 1 {
+            // On a stack for signals nothing is left of the last one.
+            self.lands(book, at.now, caller);
+        }
         self.push(book, at.now, (function, back, at.rsp));
         self.note(at.rsp);
     }
