@@ -6,10 +6,10 @@ use emu::{Entry, Event, EventTotals, Follow, Observer, Ring, Sight, State};
 use guest_view::KernelView;
 
 use crate::calls::Call;
-use crate::counts::Counts;
-use crate::functions::{Functions, Objects, Runs};
-use crate::kernel::Kernel;
-use crate::regions::{AtStart, Regions, Request};
+use crate::counts::{Counts, Events, Undefined};
+use crate::functions::{Functions, Objects, Places, Runs, interrupted};
+use crate::kernel::{Kernel, find};
+use crate::regions::{Collect, Regions, Request};
 use crate::tree::{Doing, Number, Task, Tree};
 
 /// Bytes of a path that are kept, and of a task's name.
@@ -21,6 +21,19 @@ const PAGE: u64 = 4096;
 /// Numbers of RSI, RDI.
 const RSI: usize = 6;
 const RDI: usize = 7;
+
+/// The vector of instructions that are not there, and how many of these are told of.
+const UNDEFINED: u8 = 6;
+const MOST_UNDEFINED: usize = 10;
+
+/// The files of programs, where functions are not told apart.
+#[derive(Debug)]
+enum Files {
+    None,
+    /// Nothing was asked of them yet.
+    Later(Box<dyn Objects>),
+    Known(Box<Places>),
+}
 
 /// What a processor runs.
 #[derive(Debug, Clone, Copy, Default)]
@@ -51,6 +64,8 @@ pub struct Attribution {
     tree: Tree,
     functions: Option<Functions>,
     regions: Regions,
+    files: Files,
+    undefined: Vec<(Number, Undefined)>,
     processors: Vec<Running>,
     /// The processor that is told of.
     on: usize,
@@ -66,6 +81,8 @@ impl Attribution {
             tree: Tree::default(),
             functions: None,
             regions: Regions::default(),
+            files: Files::None,
+            undefined: Vec::new(),
             processors: vec![Running::default()],
             on: 0,
         }
@@ -75,14 +92,25 @@ impl Attribution {
     /// programs.
     #[must_use]
     pub fn with_functions(mut self, view: KernelView, objects: Box<dyn Objects>) -> Self {
-        self.functions = Some(Functions::new(view, objects));
+        let mut places = Places::new(view, objects);
+        places.choose(self.regions.at_start().toggles.clone());
+        self.functions = Some(Functions::new(places));
         self
     }
 
-    /// With regions that programs mark, of which this is what they have before they do.
+    /// With the files of programs, for what is rarely asked of them: names of regions, and the
+    /// functions of instructions that are not there. To be given where functions are not told
+    /// apart; the kernel is looked for when it is needed.
     #[must_use]
-    pub fn with_regions(mut self, at_start: AtStart) -> Self {
-        self.regions = Regions::new(at_start);
+    pub fn with_files(mut self, objects: Box<dyn Objects>) -> Self {
+        self.files = Files::Later(objects);
+        self
+    }
+
+    /// With what is collected in regions. To be said before [`Attribution::with_functions`].
+    #[must_use]
+    pub fn with_regions(mut self, collect: Collect) -> Self {
+        self.regions = Regions::new(collect);
         self
     }
 
@@ -98,8 +126,9 @@ impl Attribution {
     pub fn counts(&self) -> Counts {
         let mut counts = self.tree.counts();
         counts.regions = self.regions.counts(&self.tree);
+        counts.undefined = self.undefined.iter().map(|(_, one)| one.clone()).collect();
         if let Some(functions) = &self.functions {
-            let now = |thread| self.tree.user_instructions(thread);
+            let now = |thread| self.counted(thread, 0);
             let (functions, edges) = functions.counts(now);
             counts.functions = Some(functions);
             counts.edges = edges;
@@ -176,19 +205,20 @@ impl Attribution {
         let thread = self.tree.executes(task, name);
         self.running().thread = Some(thread);
         if let Some(functions) = &mut self.functions {
-            let before = before.map(|before| (before, self.tree.user_instructions(before)));
+            let (tree, regions) = (&self.tree, &self.regions);
+            let before = before.map(|before| (before, clock(tree, regions, before, 0)));
             functions.executes(before, thread);
         }
     }
 
     /// The functions, and the thread that runs, if it is one whose are told apart.
-    fn looked_at(&mut self) -> Option<(&mut Functions, Runs)> {
+    fn looked_at(&mut self, untold: u64) -> Option<(&mut Functions, Runs)> {
         let running = *self.processors.get(self.on)?;
         let functions = self.functions.as_mut()?;
         let (thread, task) = running.thread.zip(running.task)?;
         let runs = Runs {
             thread,
-            now: self.tree.user_instructions(thread),
+            now: clock(&self.tree, &self.regions, thread, untold),
             memory_at: task.wrapping_add(self.kernel.mm),
             processor: self.on,
             doing: self.tree.doing(thread),
@@ -201,9 +231,67 @@ impl Attribution {
         if let Some(text) = text_at(sight, at) {
             return Some(text);
         }
-        let (functions, runs) = self.looked_at()?;
-        let bytes = functions.of_file(runs, at, sight)?;
+        let on = self.on;
+        let bytes = self.places(sight)?.of_file(on, at, sight)?;
         Some(printable(&bytes[..bytes.len().min(PATH)]))
+    }
+
+    /// Where files of programs are mapped, if these are known.
+    fn places(&mut self, sight: &Sight<'_>) -> Option<&mut Places> {
+        if let Some(functions) = &mut self.functions {
+            return Some(functions.places());
+        }
+        if let Files::Later(_) = self.files
+            && let Files::Later(objects) = std::mem::replace(&mut self.files, Files::None)
+            && let Ok(view) = find(sight.ram().memory(), sight.state().cr3)
+        {
+            self.files = Files::Known(Box::new(Places::new(view, objects)));
+        }
+        match &mut self.files {
+            Files::Known(places) => Some(places),
+            Files::None | Files::Later(_) => None,
+        }
+    }
+
+    /// User code has met an instruction that is not there.
+    fn is_undefined(&mut self, thread: Number, sight: &Sight<'_>) {
+        let Some((address, _)) = interrupted(Entry::Exception(UNDEFINED), sight) else {
+            return;
+        };
+        let known = |(of, one): &(Number, Undefined)| *of == thread && one.address == address;
+        if self.undefined.len() >= MOST_UNDEFINED || self.undefined.iter().any(known) {
+            return;
+        }
+        let on = self.on;
+        let who = self
+            .places(sight)
+            .and_then(|places| places.who(on, address, sight));
+        let (function, object) = who.unwrap_or_default();
+        let (program, _) = self.tree.program(thread);
+        let program = program.to_owned();
+        self.undefined.push((
+            thread,
+            Undefined {
+                program,
+                address,
+                function,
+                object,
+            },
+        ));
+    }
+
+    /// A function may switch collection over.
+    fn toggles(&mut self, thread: Number, untold: impl FnOnce() -> Events) {
+        let crosses = |functions: &mut Functions| functions.crosses(thread);
+        if self.functions.as_mut().is_some_and(crosses) {
+            let of = (thread, untold());
+            self.regions.asked(&self.tree, of, Request::Toggle);
+        }
+    }
+
+    /// The instructions of a thread that are counted by function.
+    fn counted(&self, thread: Number, untold: u64) -> u64 {
+        clock(&self.tree, &self.regions, thread, untold)
     }
 
     fn task_at(&self, sight: &Sight<'_>, address: u64) -> Option<Task> {
@@ -238,24 +326,30 @@ impl Observer for Attribution {
             Event::Entered(entry) => {
                 if let Some(thread) = self.running().thread {
                     self.tree.enters(thread, doing(entry, sight.state()));
-                    if let Some((functions, runs)) = self.looked_at() {
+                    if let Some((functions, runs)) = self.looked_at(0) {
                         functions.enters(runs, entry, sight);
+                    }
+                    if entry == Entry::Exception(UNDEFINED) {
+                        self.is_undefined(thread, sight);
                     }
                 }
             }
             Event::Left => {
-                if let Some((functions, runs)) = self.looked_at() {
+                if let Some((functions, runs)) = self.looked_at(0) {
                     functions.leaves(runs, sight);
+                    self.toggles(runs.thread, Events::default);
                 }
             }
             Event::Called { .. } | Event::Returned | Event::Moved => {
-                if let Some((functions, runs)) = self.looked_at() {
+                if let Some((functions, runs)) = self.looked_at(sight.untold()) {
                     functions.flows(runs, event, sight);
+                    self.toggles(runs.thread, || (&sight.untold_events()).into());
                 }
             }
             Event::Requested => {
                 let request = Request::of(sight, |at| self.named(sight, at));
                 if let Some((thread, request)) = self.running().thread.zip(request) {
+                    let thread = (thread, Events::default());
                     self.regions.asked(&self.tree, thread, request);
                 }
             }
@@ -268,6 +362,17 @@ impl Observer for Attribution {
             (Some(functions), Some(thread)) => functions.follow(thread),
             _ => Follow::default(),
         }
+    }
+}
+
+/// The instructions of a thread that are counted by function: all of user code, or what is
+/// collected of it.
+fn clock(tree: &Tree, regions: &Regions, thread: Number, untold: u64) -> u64 {
+    let user = tree.user_instructions(thread) + untold;
+    if regions.at_start().is_limited() {
+        regions.collected(tree, thread, user)
+    } else {
+        user
     }
 }
 

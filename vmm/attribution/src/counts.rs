@@ -157,6 +157,9 @@ pub struct Counts {
     pub edges: Vec<CallEdge>,
     /// By region that a program has marked with Valgrind's client requests, in their order.
     pub regions: Vec<Region>,
+    /// Where user code has met an instruction that the processor does not have, the first ones.
+    #[serde(default)]
+    pub undefined: Vec<Undefined>,
 }
 
 impl Counts {
@@ -273,6 +276,19 @@ pub struct CallEdge {
     pub calls: u64,
     /// Instructions from entry to return, of those calls that were in no other call of the callee.
     pub inclusive: u64,
+}
+
+/// An instruction that raised #UD in user code.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Undefined {
+    /// The program.
+    pub program: String,
+    /// Where the instruction is.
+    pub address: u64,
+    /// The function, and the file that it is of; empty where the files are not known.
+    pub function: String,
+    /// See [`Undefined::function`].
+    pub object: String,
 }
 
 /// A part of a program that it has marked.

@@ -10,10 +10,10 @@ use std::fmt::Debug;
 
 use ahash::AHashMap;
 use emu::{Entry, Event, Follow, Sight};
-use guest_view::KernelView;
 
 use self::book::{Book, Edge};
-use self::places::{Place, Places};
+use self::places::Place;
+pub(crate) use self::places::Places;
 use self::shadow::{Moment, Shadow};
 use crate::calls::Call;
 use crate::counts::{CallEdge, Function};
@@ -46,13 +46,15 @@ struct OneThread {
     left_at: Option<(u64, u64)>,
     /// What its system call takes out of memory: address and bytes.
     unmaps: Option<(u64, u64)>,
+    /// It is in a function that switches collection over.
+    inside: bool,
 }
 
 /// The thread that runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Runs {
     pub(crate) thread: Number,
-    /// Its instructions of user code so far, without those that were not told of.
+    /// Its instructions of user code so far that are counted by function.
     pub(crate) now: u64,
     /// Where its `struct task_struct` has its `struct mm_struct`.
     pub(crate) memory_at: u64,
@@ -71,9 +73,9 @@ pub(crate) struct Functions {
 }
 
 impl Functions {
-    pub(crate) fn new(view: KernelView, objects: Box<dyn Objects>) -> Self {
+    pub(crate) fn new(places: Places) -> Self {
         Self {
-            places: Places::new(view, objects),
+            places,
             threads: AHashMap::new(),
             book: Book::default(),
         }
@@ -117,6 +119,7 @@ impl Functions {
             place: from.place,
             left_at: from.left_at,
             unmaps: None,
+            inside: from.inside,
         };
         self.threads.insert(child, begun);
     }
@@ -193,9 +196,23 @@ impl Functions {
         }
     }
 
-    /// The bytes that user code has at an address, out of the file that is mapped there.
-    pub(crate) fn of_file(&mut self, runs: Runs, at: u64, sight: &Sight<'_>) -> Option<Vec<u8>> {
-        self.places.of_file(runs.processor, at, sight)
+    pub(crate) fn places(&mut self) -> &mut Places {
+        &mut self.places
+    }
+
+    /// Whether the thread has come into one of the chosen functions, or out of all of them, since
+    /// this was asked last.
+    pub(crate) fn crosses(&mut self, thread: Number) -> bool {
+        let chosen = self.places.chosen();
+        if chosen.is_empty() {
+            return false;
+        }
+        let Some(thread) = self.threads.get_mut(&thread) else {
+            return false;
+        };
+        let shadow = thread.shadow.as_ref();
+        let inside = shadow.is_some_and(|shadow| shadow.is_in(chosen));
+        std::mem::replace(&mut thread.inside, inside) != inside
     }
 
     /// User code has called, returned, or is in another function.
@@ -208,7 +225,7 @@ impl Functions {
             return;
         };
         let at = Moment {
-            now: runs.now + sight.untold(),
+            now: runs.now,
             rsp: state.r[RSP],
         };
         let memory = (thread.memory, runs.processor);
@@ -270,7 +287,7 @@ impl Functions {
 }
 
 /// RIP and RSP of the user code that has entered the kernel, where these are known.
-fn interrupted(entry: Entry, sight: &Sight<'_>) -> Option<(u64, u64)> {
+pub(crate) fn interrupted(entry: Entry, sight: &Sight<'_>) -> Option<(u64, u64)> {
     let state = sight.state();
     let with_code = match entry {
         // RSP is the program's still.

@@ -33,7 +33,9 @@ mod tree;
 
 pub use attribution::{Attribution, Start};
 pub use callgrind::write_callgrind;
-pub use counts::{CallEdge, Counts, Events, Function, Program, Region, Rest, Syscall, Thread};
+pub use counts::{
+    CallEdge, Counts, Events, Function, Program, Region, Rest, Syscall, Thread, Undefined,
+};
 pub use functions::Objects;
 pub use kernel::{Kernel, KernelError, find};
-pub use regions::AtStart;
+pub use regions::Collect;

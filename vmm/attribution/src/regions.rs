@@ -13,21 +13,33 @@ const MOST: usize = 100_000;
 /// Requests of Callgrind are `CT` and a number (`VG_USERREQ_TOOL_BASE`).
 const CALLGRIND: u64 = 0x4354_0000;
 
-/// What of a program is in regions before it asks for something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AtStart {
+/// What of a program is in regions, beside what it asks for itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collect {
     /// As if it had started instrumentation: Callgrind's `--instr-atstart`.
     pub instrumented: bool,
     /// As if it had switched collection on: `--collect-atstart`.
     pub collected: bool,
+    /// Functions, by names in which `*` is any text and `?` any letter, that switch collection
+    /// over while a thread is in one of them: `--toggle-collect`. They are known where functions
+    /// are told apart.
+    pub toggles: Vec<String>,
 }
 
-impl Default for AtStart {
+impl Collect {
+    /// It is not all of the program: functions have what is collected alone.
+    pub(crate) fn is_limited(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+impl Default for Collect {
     /// As Callgrind does without options.
     fn default() -> Self {
         Self {
             instrumented: true,
             collected: true,
+            toggles: Vec::new(),
         }
     }
 }
@@ -79,6 +91,8 @@ struct Gathers {
     /// What it had executed when it began to be in the region; none while it is not.
     since: Option<Both>,
     gathered: Both,
+    /// Instructions of user code in all regions up to then.
+    all: u64,
 }
 
 impl Gathers {
@@ -87,6 +101,7 @@ impl Gathers {
             for ((sum, now), since) in self.gathered.iter_mut().zip(now).zip(since) {
                 *sum += now.less(since);
             }
+            self.all += now[1].less(since[1]).instructions;
         }
         self.since = on.then_some(now);
     }
@@ -101,25 +116,55 @@ struct OneProgram {
 /// The regions of all programs.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    at_start: AtStart,
+    at_start: Collect,
     /// Those that have asked for something, by their places in the tree.
     programs: BTreeMap<usize, OneProgram>,
     done: Vec<Region>,
 }
 
 impl Regions {
-    pub(crate) fn new(at_start: AtStart) -> Self {
+    pub(crate) fn new(at_start: Collect) -> Self {
         Self {
             at_start,
             ..Self::default()
         }
     }
 
-    pub(crate) fn asked(&mut self, tree: &Tree, thread: Number, request: Request) {
-        let program = tree.place_of(thread);
-        let AtStart {
+    pub(crate) fn at_start(&self) -> &Collect {
+        &self.at_start
+    }
+
+    /// The instructions of user code that were collected of a thread, when it has executed `user`.
+    pub(crate) fn collected(&self, tree: &Tree, thread: Number, user: u64) -> u64 {
+        let Collect {
             instrumented,
             collected,
+            ..
+        } = self.at_start;
+        let program = self.programs.get(&tree.place_of(thread));
+        let instrumented = program.map_or(instrumented, |program| program.instrumented);
+        match program.and_then(|program| program.threads.get(&thread)) {
+            Some(gathers) => {
+                let since = gathers.since.map_or(user, |[_, since]| since.instructions);
+                gathers.all + user.saturating_sub(since)
+            }
+            None if instrumented && collected => user,
+            None => 0,
+        }
+    }
+
+    /// `thread` asks for something, and has executed `untold` besides what the tree knows.
+    pub(crate) fn asked(
+        &mut self,
+        tree: &Tree,
+        (thread, untold): (Number, Events),
+        request: Request,
+    ) {
+        let program = tree.place_of(thread);
+        let Collect {
+            instrumented,
+            collected,
+            ..
         } = self.at_start;
         let one = self.programs.entry(program).or_insert_with(|| OneProgram {
             instrumented,
@@ -142,7 +187,11 @@ impl Regions {
             if number == thread && request == Request::Toggle {
                 gathers.collects = !gathers.collects;
             }
-            gathers.go_on(one.instrumented && gathers.collects, now(tree, number));
+            let mut now = now(tree, number);
+            if number == thread {
+                now[1] += untold;
+            }
+            gathers.go_on(one.instrumented && gathers.collects, now);
         }
         let name = match request {
             Request::Dump(name) => Some(name),
@@ -259,11 +308,11 @@ mod tests {
         let mut regions = Regions::default();
         execute(&mut tree, one, 100, 10);
         assert_eq!(seen(&regions, &tree), []);
-        regions.asked(&tree, one, Request::Zero);
+        regions.asked(&tree, (one, Events::default()), Request::Zero);
         execute(&mut tree, one, 7, 1);
-        regions.asked(&tree, one, dump("first"));
+        regions.asked(&tree, (one, Events::default()), dump("first"));
         execute(&mut tree, one, 8, 2);
-        regions.asked(&tree, one, dump(""));
+        regions.asked(&tree, (one, Events::default()), dump(""));
         execute(&mut tree, one, 9, 3);
         let expected = [("first", 7, 1), ("", 8, 2), ("", 9, 3)];
         let expected = expected.map(|(name, user, kernel)| (name.to_owned(), user, kernel));
@@ -275,29 +324,34 @@ mod tests {
         let mut tree = Tree::default();
         let one = tree.executes(task(1, 10), "a".to_owned());
         let other = tree.begins(Some(one), task(2, 11)).expect("a thread");
-        let mut regions = Regions::new(AtStart {
+        let mut regions = Regions::new(Collect {
             instrumented: false,
-            collected: true,
+            ..Collect::default()
         });
         let both = |tree: &mut Tree| {
             execute(tree, one, 1, 0);
             execute(tree, other, 10, 0);
         };
         both(&mut tree);
-        regions.asked(&tree, one, Request::Start);
+        regions.asked(&tree, (one, Events::default()), Request::Start);
         both(&mut tree);
         // Of this thread alone.
-        regions.asked(&tree, one, Request::Toggle);
+        regions.asked(&tree, (one, Events::default()), Request::Toggle);
         both(&mut tree);
-        regions.asked(&tree, one, Request::Toggle);
+        regions.asked(&tree, (one, Events::default()), Request::Toggle);
         both(&mut tree);
-        regions.asked(&tree, other, Request::Stop);
+        regions.asked(&tree, (other, Events::default()), Request::Stop);
         both(&mut tree);
         let late = tree.begins(Some(one), task(3, 12)).expect("a thread");
         execute(&mut tree, late, 1000, 0);
-        regions.asked(&tree, one, Request::Start);
+        regions.asked(&tree, (one, Events::default()), Request::Start);
         execute(&mut tree, late, 100, 0);
         assert_eq!(seen(&regions, &tree), [(String::new(), 132, 0)]);
+        let all = [one, other, late].map(|thread| {
+            let user = tree.user_instructions(thread);
+            regions.collected(&tree, thread, user)
+        });
+        assert_eq!(all, [2, 30, 100]);
     }
 
     #[test]
@@ -306,7 +360,7 @@ mod tests {
         let one = tree.executes(task(1, 10), "a".to_owned());
         let mut regions = Regions::default();
         execute(&mut tree, one, 5, 0);
-        regions.asked(&tree, one, dump("x"));
+        regions.asked(&tree, (one, Events::default()), dump("x"));
         let next = tree.executes(task(1, 10), "b".to_owned());
         execute(&mut tree, next, 50, 0);
         assert_eq!(seen(&regions, &tree), [("x".to_owned(), 5, 0)]);

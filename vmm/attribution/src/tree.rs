@@ -237,6 +237,7 @@ impl Tree {
             functions: None,
             edges: Vec::new(),
             regions: Vec::new(),
+            undefined: Vec::new(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use pmu_model::{EventClass, EventTotals, Ring};
 
 use crate::block::{Block, Blocks, Flow};
+use crate::events;
 use crate::insn::Core;
 use crate::paging::walk;
 use crate::state::State;
@@ -115,6 +116,14 @@ impl Sight<'_> {
     #[must_use]
     pub fn untold(&self) -> u64 {
         self.0.lanes[EventClass::Instructions as usize].into()
+    }
+
+    /// All that these did.
+    #[must_use]
+    pub fn untold_events(&self) -> EventTotals {
+        let mut totals = EventTotals::default();
+        events::add(&mut totals, &self.0.lanes, 0);
+        totals
     }
 
     /// Fills `to` from a linear address, whoever may get at it; false where some of it is not

@@ -96,6 +96,9 @@ pub(crate) struct Places {
     /// By file and offset in it.
     numbers: AHashMap<(usize, u64), FunctionId>,
     memories: AHashMap<u64, Code>,
+    /// Patterns of names, and the functions that have one of these.
+    patterns: Vec<String>,
+    chosen: Vec<FunctionId>,
 }
 
 impl Places {
@@ -109,7 +112,30 @@ impl Places {
             functions: Vec::new(),
             numbers: AHashMap::new(),
             memories: AHashMap::new(),
+            patterns: Vec::new(),
+            chosen: Vec::new(),
         }
+    }
+
+    /// From now on it knows which functions have a name of these patterns.
+    pub(crate) fn choose(&mut self, patterns: Vec<String>) {
+        self.patterns = patterns;
+    }
+
+    pub(crate) fn chosen(&self) -> &[FunctionId] {
+        &self.chosen
+    }
+
+    /// The name of the function at an address of the task that runs, and its file.
+    pub(crate) fn who(
+        &mut self,
+        processor: usize,
+        address: u64,
+        sight: &Sight<'_>,
+    ) -> Option<(String, String)> {
+        let place = self.mapped(processor, address, sight)?;
+        let (object, name) = self.name(place.function);
+        Some((name.to_owned(), object.to_owned()))
     }
 
     /// The file and the name of a function.
@@ -291,11 +317,44 @@ impl Places {
         if number >= MOST {
             return FunctionId::try_from(MOST).unwrap_or(FunctionId::MAX);
         }
-        self.functions.push((file, name));
         let number = FunctionId::try_from(number).unwrap_or(FunctionId::MAX);
+        if self.patterns.iter().any(|pattern| is_like(pattern, &name)) {
+            self.chosen.push(number);
+        }
+        self.functions.push((file, name));
         self.numbers.insert((file, offset), number);
         number
     }
+}
+
+/// Whether a name is one of a pattern, in which `*` is any text and `?` any letter.
+fn is_like(pattern: &str, name: &str) -> bool {
+    let (pattern, name): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), name.chars().collect());
+    let (mut at, mut of) = (0, 0);
+    // The last `*`, and where what it stands for ends.
+    let mut star = None;
+    while at < name.len() {
+        match pattern.get(of) {
+            Some('*') => {
+                star = Some((of, at));
+                of += 1;
+            }
+            Some(letter) if *letter == '?' || *letter == name[at] => {
+                at += 1;
+                of += 1;
+            }
+            _ => {
+                let Some((place, end)) = star else {
+                    return false;
+                };
+                star = Some((place, end + 1));
+                at = end + 1;
+                of = place + 1;
+            }
+        }
+    }
+    pattern[of..].iter().all(|letter| *letter == '*')
 }
 
 /// The kernel's code for programs, as it is in memory.
@@ -321,5 +380,44 @@ fn registers(state: &State) -> Registers {
         r13: state.r[13],
         cr3: state.cr3,
         mode: Mode::of_cs(state.segment(emu::Seg::Cs).selector),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_is_like_its_names() {
+        let check = |pattern, name, expected| {
+            assert_eq!(is_like(pattern, name), expected, "{pattern} {name}");
+        };
+        check("main", "main", true);
+        check("main", "main2", false);
+        check("*", "", true);
+        check("*::bench_*", "crate::bench_one::run", true);
+        check("*::bench_*", "crate::bench", false);
+        check("a*b*c", "a__b__b__c", true);
+        check("a*b?c", "a__b__bxc", true);
+        check("a?", "a", false);
+    }
+
+    #[test]
+    fn what_was_unmapped_is_looked_for_anew() {
+        let mut code = Code::default();
+        let place = |function, start, len| Place {
+            function,
+            start,
+            len,
+        };
+        for one in [place(1, 0x1000, 0x100), place(2, 0x2000, 0x800)] {
+            code.met.insert(one.start, one);
+        }
+        assert_eq!(code.at(0x10ff), Some(place(1, 0x1000, 0x100)));
+        assert_eq!(code.at(0x10ff), Some(place(1, 0x1000, 0x100)));
+        assert_eq!(code.at(0x1100), None);
+        code.forget(0x10f0, 0x2000);
+        assert_eq!((code.at(0x10ff), code.at(0x1000)), (None, None));
+        assert_eq!(code.at(0x2400).map(|place| place.function), Some(2));
     }
 }

@@ -103,6 +103,14 @@ impl Shadow {
         self.stacks[self.on].top().function
     }
 
+    /// It is in one of these functions.
+    pub(crate) fn is_in(&self, functions: &[FunctionId]) -> bool {
+        let active = |function: &FunctionId| self.active.get(*function as usize);
+        functions
+            .iter()
+            .any(|function| active(function).is_some_and(|times| *times > 0))
+    }
+
     /// Counts what was executed up to now as the current function's.
     pub(crate) fn settle(&mut self, book: &mut Book, now: u64) {
         book.executed(self.current(), now.saturating_sub(self.since));
