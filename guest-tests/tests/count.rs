@@ -98,8 +98,10 @@ impl Count {
         self
     }
 
-    fn run(mut self, program: &[&str]) -> Counted {
-        self.command.args(["--timeout", self.timeout, "--"]).args(program);
+    fn run<S: AsRef<OsStr>>(mut self, program: &[S]) -> Counted {
+        self.command
+            .args(["--timeout", self.timeout, "--"])
+            .args(program);
         let output = output(&mut self.command, &self.stdin);
         let path = |name: &str| self.folder.path().join(name);
         let record = fs::read(path("record")).ok();

@@ -1,6 +1,8 @@
 //! What cannot be run or counted is said in one line, with the right status, and nothing is left.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -86,7 +88,10 @@ fn programs_that_cannot_be_executed() {
         (put(here, "text", b"echo x\n"), "text without a line #!"),
         (put(here, "other", &other), "for another processor"),
         ("./gone".to_owned(), "gone"),
-        ("./folder".to_owned(), "it is a folder, or no file to execute"),
+        (
+            "./folder".to_owned(),
+            "it is a folder, or no file to execute",
+        ),
     ];
     for (program, expected) in cases {
         let counted = Count::new(here).run(&[&program]);
@@ -103,10 +108,9 @@ fn programs_that_end_badly() {
     killed.ends(137, "signal 137");
     let failed = Count::new(here).run(&["sh", "-c", "exit 125"]);
     failed.ends(125, "program 125");
-    let endless =
-        Count::new(here)
-            .options(["--timeout", "1s"])
-            .run(&["sh", "-c", "while :; do :; done"]);
+    let endless = Count::new(here)
+        .timeout("1s")
+        .run(&["sh", "-c", "while :; do :; done"]);
     endless.ends(124, "timeout 124").says(&["--timeout"]);
     let asleep = Count::new(here)
         .options(["--timeout", "5s"])
@@ -175,7 +179,15 @@ fn a_time_out_holds_whatever_is_waited_for() {
     let check = |stdin: Stdio, program: &str| {
         let began = Instant::now();
         let mut child = Command::new(umpire::path())
-            .args(["count", "--timeout", "2s", "--status-file", "status", "--", program])
+            .args([
+                "count",
+                "--timeout",
+                "2s",
+                "--status-file",
+                "status",
+                "--",
+                program,
+            ])
             .current_dir(folder.path())
             .stdin(stdin)
             .stdout(Stdio::piped())
@@ -192,7 +204,9 @@ fn a_time_out_holds_whatever_is_waited_for() {
         drop(held);
     };
     // A machine is booted first, if there is none: that takes its own time.
-    Count::new(folder.path()).run(&["true"]).ends(0, "program 0");
+    Count::new(folder.path())
+        .run(&["true"])
+        .ends(0, "program 0");
     check(Stdio::piped(), "true");
     check(Stdio::null(), "yes");
 }
@@ -202,12 +216,12 @@ fn a_time_out_holds_whatever_is_waited_for() {
 fn inputs_are_told_apart() {
     let folder = tempfile::tempdir().expect("a folder");
     let digest = |argument: &[u8]| {
-        use std::os::unix::ffi::OsStrExt;
-        let mut run = Count::new(folder.path());
-        run.command.args(["--", "echo"]);
-        run.command.arg(std::ffi::OsStr::from_bytes(argument));
-        let counted = run.run(&[]);
-        counted.record()["digest"].as_str().expect("a digest").to_owned()
+        let program = [OsStr::new("echo"), OsStr::from_bytes(argument)];
+        let counted = Count::new(folder.path()).run(&program);
+        counted.record()["digest"]
+            .as_str()
+            .expect("a digest")
+            .to_owned()
     };
     assert_ne!(digest(b"\xff"), digest(b"\xfe"));
     assert_eq!(digest(b"x"), digest(b"x"));

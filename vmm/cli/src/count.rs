@@ -2,13 +2,11 @@
 //!
 //! What is run is [`job`], on which kernel [`kernel`], where that and the booted machine are kept
 //! [`store`]; a run itself is [`session`], several to compare them [`repeated`], what is printed and
-//! kept of it [`report`]. How the command ends, and who says so, is [`ended`],
-//! and who ends what takes too long [`patience`].
+//! kept of it [`report`]. How the command ends, and who says so, is [`ended`].
 
 mod ended;
 mod job;
 mod kernel;
-mod patience;
 mod repeated;
 mod report;
 mod session;
@@ -27,13 +25,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::register;
 use tempfile::SpooledTempFile;
 use umpire_count::{Outcome, Record};
-use vmm::count::End;
+use vmm::count::{End, Limits};
 
 use crate::exit::{UserError, complain};
 use crate::flags::{CountCommand, CountFlags};
 use ended::{Ended, Who, failed};
 use job::Errand;
-use patience::Patience;
 use report::Report;
 use session::{Ran, Ready, Shape};
 use store::Store;
@@ -66,15 +63,17 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
     let kernel = kernel::choose(&store, flags.store.kernel.as_deref())?;
     let errand = Errand::of(&flags.command, &flags.guest)?;
     let title = errand.title.clone();
-    let time = flags.guest.timeout.map(|span| span.0);
-    let interrupted = interrupts().map_err(failed)?;
-    let patience = Patience::new(interrupted.clone(), time);
+    let limits = Limits {
+        time: flags.guest.timeout.map(|span| span.0),
+        interrupted: interrupts().map_err(failed)?,
+    };
+    let patience = limits.patience();
     let errand = match errand.with_stdin(&patience)? {
         Ok(errand) => errand,
         Err(who) => return Ok(ended_by(who)),
     };
     if flags.repeat > 1 {
-        let record = repeated::run(flags, &kernel, &errand, &interrupted)?;
+        let record = repeated::run(flags, &kernel, &errand, &limits.interrupted)?;
         return match record {
             Ok(record) => report.finish(&record, &title, None),
             Err(ended) => Ok(ended),
@@ -84,14 +83,16 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
         kernel: &kernel,
         memory_mib: flags.guest.memory,
         functions: flags.by_function(),
+        regions: &flags.regions,
     };
-    let ready = match Ready::of(&store, &shape, &patience) {
-        Err(error) => return patience.is_over().map(ended_by).ok_or(error),
+    let ready = match Ready::of(&store, &shape, &limits) {
+        Err(error) => {
+            let met = patience.is_over().map(Who::from);
+            return met.map(ended_by).ok_or(error);
+        }
         Ok(ready) => ready,
     };
-    // The boot was not the program's.
-    let patience = Patience::new(interrupted, time);
-    let mut ran = ready.run(errand, &shape, &patience)?;
+    let mut ran = ready.run(errand, &shape, &limits)?;
     if let (Some(folder), End::Done) = (flags.guest.out.as_deref(), &ran.end) {
         let files = ran.files.take();
         ran.notes

@@ -191,11 +191,12 @@ impl<'a> Comparison<'a> {
         if let Some([was, is]) = self.outcomes {
             writeln!(out, " The program's status was {was}, and is {is} now.\n")?;
         }
-        writeln!(
-            out,
-            " Against {before} (at most {} more):\n",
-            self.threshold
-        )?;
+        match self.threshold {
+            Some(threshold) => {
+                writeln!(out, " Against {before} (at most {threshold} more):\n")?;
+            }
+            None => writeln!(out, " Against {before}:\n")?,
+        }
         writeln!(out, "{:>18} {:>18} {:>12}", "before", "now", "change")?;
         for one in &self.counts {
             let (was, is) = (grouped(one.before), grouped(one.now));

@@ -211,8 +211,7 @@ pub(crate) mod tests {
                 function("deflate", 900_000, 980_000),
                 function("longest_match", 80_000, 80_000),
             ]),
-            edges: Vec::new(),
-            regions: Vec::new(),
+            ..Counts::default()
         };
         Record::new(inputs, Outcome::Exited(0), counts)
     }

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use vmm::count::Met;
+
 use crate::exit::{ExitStatus, UserError, complain};
 
 /// Who ended it.
@@ -20,6 +22,15 @@ pub(super) enum Who {
     Interrupted,
     /// It could not be run or counted.
     Umpire,
+}
+
+impl From<Met> for Who {
+    fn from(met: Met) -> Self {
+        match met {
+            Met::Time => Who::Timeout,
+            Met::Interrupt => Who::Interrupted,
+        }
+    }
 }
 
 /// The end of the command: who ended it, and its status.

@@ -12,11 +12,12 @@ use count_init::Job;
 use guest_files::Given;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::time::Timespec;
 use umpire_count::Inputs;
 use umpire_count::inputs::{digest, printable};
+use vmm::count::Patience;
 
 use super::ended::{Who, failed};
-use super::patience::{Patience, TICK};
 use crate::exit::{UserError, complain};
 use crate::flags::GuestFlags;
 
@@ -35,7 +36,12 @@ const ENVIRONMENT: [(&str, &str); 4] = [
 const LONGEST_STDIN: usize = 1 << 30;
 /// Bytes of it that are read at once.
 const PIECE: usize = 1 << 16;
-/// After so many ticks it is said that standard input is waited for.
+/// How long it is waited for before somebody looks whether that is over.
+const TICK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+/// After so many of these it is said that standard input is waited for.
 const SILENT: u32 = 20;
 
 /// A program to run.
@@ -225,8 +231,8 @@ fn standard_input(patience: &Patience) -> Result<Result<Vec<u8>, Who>, UserError
     let mut piece = vec![0; PIECE];
     let mut silent = 0;
     loop {
-        if let Some(who) = patience.is_over() {
-            return Ok(Err(who));
+        if let Some(met) = patience.is_over() {
+            return Ok(Err(met.into()));
         }
         let mut waits = [PollFd::new(&stdin, PollFlags::IN)];
         match poll(&mut waits, Some(&TICK)) {

@@ -9,24 +9,23 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use attribution::{Attribution, Counts, Objects, Start};
+use attribution::{Attribution, Collect, Counts, Objects, Start};
 use count_init::{ENDING_LEN, Ending};
 use guest_files::{
     Errand as Service, Errno, FileServer, Input, Kind, MemoryTree, Out, Sink, Tree, View,
 };
 use guest_view::KernelView;
-use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 use umpire_count::Inputs;
 use umpire_count::inputs::printable;
-use vmm::count::{BootError, End, Image, Key, Limits, Looks, Plan, Progress, Signals};
+use vmm::count::{BootError, End, Image, Key, Limits, Looks, Patience, Plan, Progress, Signals};
 
 use super::ended::failed;
 use super::job::Errand;
 use super::kernel::Choice;
-use super::patience::{Patience, TICK};
 use super::store::{Place, Store};
 use crate::exit::{UserError, complain};
+use crate::flags::RegionFlags;
 
 /// The sources that count, in few digits: what is counted otherwise is another engine.
 const ENGINE: &str = env!("UMPIRE_ENGINE");
@@ -66,15 +65,12 @@ pub(super) struct Shape<'a> {
     pub(super) memory_mib: u64,
     /// Functions of the programs are counted.
     pub(super) functions: bool,
+    pub(super) regions: &'a RegionFlags,
 }
 
 impl Ready {
     /// The machine of the store; one that is not there is booted first.
-    pub(super) fn of(
-        store: &Store,
-        shape: &Shape<'_>,
-        patience: &Patience,
-    ) -> Result<Self, UserError> {
+    pub(super) fn of(store: &Store, shape: &Shape<'_>, limits: &Limits) -> Result<Self, UserError> {
         let parts = format!("{} {}", shape.kernel.digest, shape.memory_mib);
         let place = store.place(ENGINE, &parts);
         if let Some(known) = place.known::<Known>()
@@ -85,7 +81,7 @@ impl Ready {
             let kernel = known.kernel;
             return Ok(Ready { image, kernel });
         }
-        let ready = boot(store, &place, shape, parts, patience)?;
+        let ready = boot(store, &place, shape, parts, limits)?;
         // What is too much goes later, and takes room until then.
         if let Err(error) = store.tidy(ENGINE, &place) {
             complain(&format_args!(
@@ -101,7 +97,7 @@ fn boot(
     place: &Place,
     shape: &Shape<'_>,
     parts: String,
-    patience: &Patience,
+    limits: &Limits,
 ) -> Result<Ready, UserError> {
     let files = shape.kernel.load(store)?;
     let plan = Plan {
@@ -127,7 +123,7 @@ fn boot(
             ));
         }
     };
-    let image = Image::boot(&plan, &place.image(), serve, limits_of(patience), progress);
+    let image = Image::boot(&plan, &place.image(), serve, limits.clone(), progress);
     let image = image.map_err(|error| {
         let said = match &error {
             BootError::Ended { said, .. } => last_words(said),
@@ -147,13 +143,6 @@ fn boot(
     complain(&format_args!("booted in {seconds:.1} s"));
     let kernel = known.kernel;
     Ok(Ready { image, kernel })
-}
-
-fn limits_of(patience: &Patience) -> Limits {
-    Limits {
-        time: patience.left(),
-        interrupted: patience.interrupted.clone(),
-    }
 }
 
 /// What the guest's first program said on the console, if it failed.
@@ -228,48 +217,24 @@ impl Said {
 
     /// Hands bytes on, as long as there is patience with whoever reads them.
     fn put(&mut self, which: usize, out: impl AsFd, bytes: &[u8]) -> Result<(), Errno> {
-        // So many bytes a pipe takes at once if it takes any (`PIPE_BUF`): no write waits.
+        // In pieces, so that it is known how many were taken.
         for piece in bytes.chunks(4096) {
-            let mut rest = piece;
-            while !rest.is_empty() {
-                match self.one(&out, rest) {
-                    Ok(taken) => {
-                        rest = rest.get(taken..).unwrap_or_default();
-                        self.taken[which] += taken as u64;
-                    }
-                    // The program gets what it would have got of that pipe.
-                    Err(Errno::PIPE) => {
-                        self.unread[which] = true;
-                        return Err(Errno::PIPE);
-                    }
-                    Err(errno) => {
-                        if self.patience.is_over().is_none() {
-                            self.lost.get_or_insert(errno.into());
-                        }
-                        return Err(errno);
-                    }
+            match self.patience.write_all(&out, piece) {
+                Ok(()) => self.taken[which] += piece.len() as u64,
+                // The program gets what it would have got of that pipe.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    self.unread[which] = true;
+                    return Err(Errno::PIPE);
+                }
+                Err(_) if self.patience.is_over().is_some() => return Err(Errno::IO),
+                Err(error) => {
+                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                    self.lost.get_or_insert(error);
+                    return Err(errno);
                 }
             }
         }
         Ok(())
-    }
-
-    fn one(&self, out: &impl AsFd, bytes: &[u8]) -> Result<usize, Errno> {
-        loop {
-            if self.patience.is_over().is_some() {
-                return Err(Errno::IO);
-            }
-            let mut waits = [PollFd::new(out, PollFlags::OUT)];
-            match poll(&mut waits, Some(&TICK)) {
-                Ok(0) | Err(Errno::INTR) => continue,
-                Ok(_) => {}
-                Err(errno) => return Err(errno),
-            }
-            match rustix::io::write(out, bytes) {
-                Err(Errno::INTR | Errno::AGAIN) => {}
-                done => return done,
-            }
-        }
     }
 
     /// An input that no run before could know: when a reader went away, and the program was told.
@@ -339,7 +304,7 @@ impl Ready {
         &self,
         errand: Errand,
         shape: &Shape<'_>,
-        patience: &Patience,
+        limits: &Limits,
     ) -> Result<Ran, UserError> {
         let began = Instant::now();
         let mut inputs = Inputs::default();
@@ -355,7 +320,7 @@ impl Ready {
             failed("the program's arguments and environment have more than 8 MiB, or a 0 in them")
         })?;
         let stdin = errand.stdin;
-        let server = FileServer::new(view, Said::new(patience.clone()), Service { job, stdin });
+        let server = FileServer::new(view, Said::new(limits.patience()), Service { job, stdin });
         let server = Arc::new(Mutex::new(server));
         let serve = {
             let server = server.clone();
@@ -367,17 +332,20 @@ impl Ready {
             }
         };
         let mut observer = Attribution::new(self.kernel, Start::First);
-        if shape.functions {
-            let symbols = Symbols(View::new(&errand.given).map_err(failed)?);
-            observer = observer.with_functions(view_of(&self.image)?, Box::new(symbols));
-        }
+        observer = observer.with_regions(collected(shape.regions));
+        let symbols = Box::new(Symbols(View::new(&errand.given).map_err(failed)?));
+        observer = if shape.functions {
+            observer.with_functions(view_of(&self.image)?, symbols)
+        } else {
+            observer.with_files(symbols)
+        };
         let looks = Looks {
             observer: Box::new(observer),
             places: self.kernel.places().to_vec(),
         };
         let ran = self
             .image
-            .run(serve, limits_of(patience), Some(looks))
+            .run(serve, limits.clone(), Some(looks))
             .map_err(failed)?;
         let elapsed = began.elapsed();
         let counts = ran.observer.and_then(Attribution::taken);
@@ -405,12 +373,23 @@ impl Ready {
             "the guest had no memory left, and its kernel killed a process; --memory gives it more"
                 .to_owned()
         }));
+        notes.extend(counts.undefined.iter().map(|it| {
+            let (program, function) = (printable(it.program.as_bytes()), it.function.as_bytes());
+            let place = format!("{:#x}", it.address);
+            let place = match function {
+                [] => place,
+                name => format!("{place} in {}", printable(name)),
+            };
+            format!(
+                "{program} executed an instruction that the processor does not have, at {place}"
+            )
+        }));
         notes.extend(ran.unannounced.iter().map(|it| {
             let (code, rip) = (it.code, it.rip);
             let needs = code.cpuid_features();
             format!(
-                "the program executed {code:?} at {rip:#x}, which needs {needs:?}, and the processor \
-                 is an x86-64-v2: build the program for that"
+                "{code:?} at {rip:#x} needs {needs:?}, and the processor is an x86-64-v2: build the \
+                 program for that"
             )
         }));
         let said = server.into_sink();
@@ -429,6 +408,16 @@ impl Ready {
             files: said.files,
             elapsed,
         })
+    }
+}
+
+/// What is in regions.
+fn collected(flags: &RegionFlags) -> Collect {
+    Collect {
+        // Without a command line there is no word at all.
+        instrumented: flags.instr_atstart != "no",
+        collected: flags.collect_atstart != "no" && flags.toggle_collect.is_empty(),
+        toggles: flags.toggle_collect.clone(),
     }
 }
 

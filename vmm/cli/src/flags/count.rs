@@ -36,6 +36,9 @@ pub struct CountFlags {
     /// kcachegrind
     #[arg(long, value_name = "FILE")]
     pub callgrind: Option<PathBuf>,
+    /// What is in regions.
+    #[command(flatten)]
+    pub regions: RegionFlags,
     /// What a job makes of counts.
     #[command(flatten)]
     pub gate: GateFlags,
@@ -51,6 +54,23 @@ pub struct CountFlags {
     /// The program and its arguments. It begins at --, or at the first word without a hyphen
     #[arg(value_name = "PROGRAM", trailing_var_arg = true)]
     pub command: Vec<OsString>,
+}
+
+/// What of the programs is in regions, by Callgrind's names.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RegionFlags {
+    /// Regions begin with the program, or where it asks for it by a client request
+    #[arg(long, value_name = "yes|no", default_value = "yes", hide_default_value = true,
+          value_parser = ["yes", "no"])]
+    pub instr_atstart: String,
+    /// The same for collection, which a request switches over
+    #[arg(long, value_name = "yes|no", default_value = "yes", hide_default_value = true,
+          value_parser = ["yes", "no"])]
+    pub collect_atstart: String,
+    /// Collect in this function alone, and in what it calls: * is any text, ? any letter;
+    /// repeatable
+    #[arg(long, value_name = "FUNCTION")]
+    pub toggle_collect: Vec<String>,
 }
 
 /// What a job makes of counts.
@@ -158,6 +178,6 @@ impl CountFlags {
     /// Functions are counted.
     #[must_use]
     pub fn by_function(&self) -> bool {
-        self.functions || self.callgrind.is_some()
+        self.functions || self.callgrind.is_some() || !self.regions.toggle_collect.is_empty()
     }
 }
