@@ -1,6 +1,7 @@
 //! The guest's kernel: Debian's, of one version, or another one that is named.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use debian_packages::{Apt, Package, Tools};
@@ -105,20 +106,48 @@ impl Choice {
 
     /// The kernel itself, and its first files.
     pub(super) fn load(&self, store: &Store) -> Result<Parts, UserError> {
+        let unusable = |error: &dyn std::fmt::Display| {
+            failed(format!("kernel {}: {error}", self.path.display()))
+        };
+        if !is_package(&self.path) {
+            let parts = parts(&self.path).map_err(|error| unusable(&error))?;
+            let found = digest(&[&parts.image[..], &parts.initramfs].concat());
+            return same(&found, &self.digest)
+                .map(|()| parts)
+                .map_err(|error| unusable(&error));
+        }
+        let bytes = fs::read(&self.path).map_err(|error| {
+            if !self.pinned {
+                return unusable(&error);
+            }
+            let why = match error.kind() {
+                std::io::ErrorKind::NotFound => "there is no kernel yet".to_owned(),
+                _ => format!("{}: {error}", self.path.display()),
+            };
+            let by_hand = by_hand(store);
+            failed(format!("{why}: run umpire count --fetch-kernel; {by_hand}"))
+        })?;
         if self.pinned {
-            let bytes = fs::read(&self.path).map_err(|error| {
-                let why = match error.kind() {
-                    std::io::ErrorKind::NotFound => "there is no kernel yet".to_owned(),
-                    _ => format!("{}: {error}", self.path.display()),
-                };
-                let by_hand = by_hand(store);
-                failed(format!("{why}: run umpire count --fetch-kernel; {by_hand}"))
-            })?;
             check(&bytes, &self.path)?;
         }
-        parts(&self.path)
-            .map_err(|error| failed(format!("kernel {}: {error}", self.path.display())))
+        same(&digest(&bytes), &self.digest).map_err(|error| unusable(&error))?;
+        // What was checked is what is read: the file may be another one by now.
+        let mut checked = tempfile::Builder::new();
+        let mut checked = checked
+            .suffix(".deb")
+            .tempfile()
+            .map_err(|error| unusable(&error))?;
+        checked
+            .write_all(&bytes)
+            .map_err(|error| unusable(&error))?;
+        parts(checked.path()).map_err(|error| unusable(&error))
     }
+}
+
+/// What is used is what was named among the inputs.
+fn same(found: &str, named: &str) -> Result<(), &'static str> {
+    let is_same = found == named;
+    is_same.then_some(()).ok_or("it changed while it was used")
 }
 
 fn check(package: &[u8], path: &Path) -> Result<(), UserError> {

@@ -43,8 +43,16 @@ impl<'a> Report<'a> {
             ("--status-file", &flags.out.status_file),
         ] {
             let Some(path) = path else { continue };
-            // Made where it is not there; what is there stays, until there is something to write.
-            let opened = OpenOptions::new().append(true).create(true).open(path);
+            // Of who ended an earlier run nothing may be left; the others keep what is there
+            // until there is something to write.
+            let is_status = name == "--status-file";
+            let mut options = OpenOptions::new();
+            let options = if is_status {
+                options.write(true).truncate(true)
+            } else {
+                options.append(true)
+            };
+            let opened = options.create(true).open(path);
             opened.map_err(|error| failed(format!("{name} {}: {error}", path.display())))?;
         }
         if let Some(folder) = &flags.guest.out {

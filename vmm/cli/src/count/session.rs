@@ -18,7 +18,9 @@ use guest_view::KernelView;
 use serde::{Deserialize, Serialize};
 use umpire_count::Inputs;
 use umpire_count::inputs::printable;
-use vmm::count::{BootError, End, Image, Key, Limits, Looks, Patience, Plan, Progress, Signals};
+use vmm::count::{
+    BootError, End, Image, Key, Limits, Looks, Met, Patience, Plan, Progress, Signals,
+};
 
 use super::ended::failed;
 use super::job::Errand;
@@ -197,6 +199,8 @@ struct Said {
     files: Option<tempfile::SpooledTempFile>,
     /// The host takes no more.
     lost: Option<io::Error>,
+    /// The limit that was met while somebody was waited for who reads.
+    met: Option<Met>,
     /// Bytes of standard output and standard error that were taken.
     taken: [u64; 2],
     /// Whose reader went away.
@@ -210,6 +214,7 @@ impl Said {
             ending: Vec::new(),
             files: None,
             lost: None,
+            met: None,
             taken: [0; 2],
             unread: [false; 2],
         }
@@ -226,8 +231,11 @@ impl Said {
                     self.unread[which] = true;
                     return Err(Errno::PIPE);
                 }
-                Err(_) if self.patience.is_over().is_some() => return Err(Errno::IO),
                 Err(error) => {
+                    self.met = self.met.or(self.patience.is_over());
+                    if self.met.is_some() {
+                        return Err(Errno::IO);
+                    }
                     let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
                     self.lost.get_or_insert(error);
                     return Err(errno);
@@ -400,7 +408,8 @@ impl Ready {
             )));
         }
         Ok(Ran {
-            end: ran.end,
+            // The program was told of an error, and may have ended by that.
+            end: said.met.map_or(ran.end, End::from),
             ending: Ending::decode(&said.ending),
             counts,
             inputs,

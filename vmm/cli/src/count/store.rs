@@ -45,7 +45,9 @@ impl Store {
     /// The one that the options name. Its folder is made where it is missing.
     pub(super) fn of(flags: &StoreFlags) -> Result<Self, UserError> {
         let named = flags.cache.clone();
-        let folder = named.unwrap_or_else(|| default_folder(&|name| env::var_os(name)));
+        let folder = named.or_else(|| default_folder(&|name| env::var_os(name)));
+        let folder = folder
+            .ok_or_else(|| failed("HOME is not set: say where the cache is to be with --cache"))?;
         let store = Store {
             folder,
             most: flags.cache_size.saturating_mul(1 << 20),
@@ -181,19 +183,27 @@ impl Place {
     }
 }
 
+/// Makes a folder of the user's own. Whoever else could write in one would say what is counted.
 fn make(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    let metadata = fs::metadata(folder)?;
+    if metadata.uid() != geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
+        let what = "it is somebody else's, or others may write in it";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+    }
+    Ok(())
 }
 
-fn default_folder(variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
+fn default_folder(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let folder = |name| variable(name).filter(|value| !value.is_empty());
     let caches = match folder("XDG_CACHE_HOME") {
         Some(caches) => PathBuf::from(caches),
-        None => folder("HOME")
-            .map_or_else(env::temp_dir, PathBuf::from)
-            .join(".cache"),
+        None => Path::new(&folder("HOME")?).join(".cache"),
     };
-    caches.join("umpire/count")
+    Some(caches.join("umpire/count"))
 }
 
 #[cfg(test)]
@@ -209,7 +219,11 @@ mod tests {
                 let found = variables.iter().find(|(key, _)| *key == name);
                 found.map(|(_, value)| OsString::from(value))
             });
-            assert_eq!(folder, Path::new(expected), "{variables:?}");
+            assert_eq!(
+                folder.as_deref(),
+                Some(Path::new(expected)),
+                "{variables:?}"
+            );
         }
         check(&[("HOME", "/h")], "/h/.cache/umpire/count");
         check(
@@ -219,6 +233,22 @@ mod tests {
         check(
             &[("HOME", "/h"), ("XDG_CACHE_HOME", "")],
             "/h/.cache/umpire/count",
+        );
+    }
+
+    #[test]
+    fn a_folder_that_is_not_ones_own_is_refused() {
+        assert_eq!(default_folder(&|_| None), None);
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("kernel");
+        make(&path).expect("a folder");
+        assert_eq!(fs::metadata(&path).expect("it").mode() & 0o777, 0o700);
+        let rights = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        fs::set_permissions(&path, rights).expect("rights");
+        let error = make(&path).expect_err("others may write");
+        assert!(
+            error.to_string().contains("others may write in it"),
+            "{error}"
         );
     }
 
