@@ -4,6 +4,7 @@
 mod attributed;
 mod bad_input;
 mod boot;
+mod limits;
 mod programs;
 mod workflow;
 

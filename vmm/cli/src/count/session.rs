@@ -17,10 +17,7 @@ use guest_files::{
 use guest_view::KernelView;
 use serde::{Deserialize, Serialize};
 use umpire_count::Inputs;
-use umpire_count::inputs::printable;
-use vmm::count::{
-    BootError, End, Image, Key, Limits, Looks, Met, Patience, Plan, Progress, Signals,
-};
+use vmm::count::{BootError, End, Image, Key, Limits, Looks, Patience, Plan, Progress, Signals};
 
 use super::ended::failed;
 use super::job::Errand;
@@ -194,6 +191,7 @@ impl Sink for Nowhere {
 /// What a program says: its output goes on at once, the rest is kept.
 #[derive(Debug)]
 struct Said {
+    /// Whoever reads the output may take nothing, and the run ends all the same.
     patience: Patience,
     ending: Vec<u8>,
     files: Option<tempfile::SpooledTempFile>,
@@ -208,57 +206,27 @@ struct Said {
 }
 
 impl Said {
-    fn new(patience: Patience) -> Self {
-        Said {
-            patience,
+    fn new(limits: &Limits) -> Self {
+        Self {
+            patience: limits.patience(),
             ending: Vec::new(),
             files: None,
             lost: None,
-            met: None,
-            taken: [0; 2],
-            unread: [false; 2],
         }
     }
 
-    /// Hands bytes on, as long as there is patience with whoever reads them.
-    fn put(&mut self, which: usize, out: impl AsFd, bytes: &[u8]) -> Result<(), Errno> {
-        // In pieces, so that it is known how many were taken.
-        for piece in bytes.chunks(4096) {
-            match self.patience.write_all(&out, piece) {
-                Ok(()) => self.taken[which] += piece.len() as u64,
-                // The program gets what it would have got of that pipe.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                    self.unread[which] = true;
-                    return Err(Errno::PIPE);
-                }
-                Err(error) => {
-                    self.met = self.met.or(self.patience.is_over());
-                    if self.met.is_some() {
-                        return Err(Errno::IO);
-                    }
-                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                    self.lost.get_or_insert(error);
-                    return Err(errno);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// An input that no run before could know: when a reader went away, and the program was told.
-    fn add_to(&self, inputs: &mut Inputs, notes: &mut Vec<String>) {
-        for (which, name) in ["standard output", "standard error"]
-            .into_iter()
-            .enumerate()
-        {
-            if self.unread[which] {
-                let taken = self.taken[which];
-                let value = format!("a pipe whose reader went away after {taken} bytes");
-                inputs.add(name, value);
-                notes.push(format!(
-                    "the reader of {name} went away, and when it does is chance: another run may \
-                     count otherwise"
-                ));
+    fn put(&mut self, out: impl AsFd, bytes: &[u8]) -> Result<(), Errno> {
+        use io::ErrorKind::{Interrupted, TimedOut};
+        match self.patience.write_all(out, bytes) {
+            Ok(()) => Ok(()),
+            // The machine is stopped for the same reason.
+            Err(error) if matches!(error.kind(), Interrupted | TimedOut) => Err(Errno::IO),
+            // The program gets what it would have got of that pipe.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Errno::PIPE),
+            Err(error) => {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                self.lost.get_or_insert(error);
+                Err(errno)
             }
         }
     }
@@ -267,8 +235,8 @@ impl Said {
 impl Sink for Said {
     fn take(&mut self, out: Out, bytes: &[u8]) -> Result<(), Errno> {
         match out {
-            Out::Stdout => self.put(0, io::stdout(), bytes),
-            Out::Stderr => self.put(1, io::stderr(), bytes),
+            Out::Stdout => self.put(io::stdout(), bytes),
+            Out::Stderr => self.put(io::stderr(), bytes),
             Out::Status => {
                 let room = ENDING_LEN.saturating_sub(self.ending.len());
                 let some = bytes.get(..room.min(bytes.len())).unwrap_or_default();
@@ -328,7 +296,7 @@ impl Ready {
             failed("the program's arguments and environment have more than 8 MiB, or a 0 in them")
         })?;
         let stdin = errand.stdin;
-        let server = FileServer::new(view, Said::new(limits.patience()), Service { job, stdin });
+        let server = FileServer::new(view, Said::new(&limits), Service { job, stdin });
         let server = Arc::new(Mutex::new(server));
         let serve = {
             let server = server.clone();
