@@ -4,7 +4,6 @@
 mod attributed;
 mod bad_input;
 mod boot;
-mod limits;
 mod programs;
 mod workflow;
 
