@@ -43,6 +43,10 @@ const FOR_LONG: u64 = 1 << 30;
 /// 2024.
 const TIME: u64 = 1_704_067_200;
 
+/// Bytes of the archive of changed files that are taken if nothing else is said: a guest could
+/// send for ever.
+const LARGEST_ARCHIVE: u64 = 4 << 30;
+
 /// Open files, and lists of folders, that are kept.
 const OPEN_FILES: usize = 128;
 const LISTS: usize = 16;
@@ -80,6 +84,8 @@ pub struct FileServer<T: Tree, S> {
     open: VecDeque<(Arc<[u8]>, T::File)>,
     lists: VecDeque<(u64, Vec<Listed>)>,
     inputs: Inputs,
+    /// Bytes that are still taken for [`Out::Files`].
+    archive_left: u64,
 }
 
 impl<T: Tree, S: Sink> FileServer<T, S> {
@@ -94,6 +100,17 @@ impl<T: Tree, S: Sink> FileServer<T, S> {
             open: VecDeque::new(),
             lists: VecDeque::new(),
             inputs: Inputs::default(),
+            archive_left: LARGEST_ARCHIVE,
+        }
+    }
+
+    /// The same, which takes so many bytes for [`Out::Files`] instead of 4 GiB; behind them the
+    /// guest has no space left.
+    #[must_use]
+    pub fn with_largest_archive(self, bytes: u64) -> Self {
+        Self {
+            archive_left: bytes,
+            ..self
         }
     }
 
@@ -292,6 +309,10 @@ impl<T: Tree, S: Sink> FileServer<T, S> {
         let (header, bytes) = request.take::<fuse_write_in>()?;
         if usize::try_from(header.size) != Ok(bytes.len()) || bytes.len() > MOST {
             return Err(Errno::INVAL);
+        }
+        if out == Out::Files {
+            let left = self.archive_left.checked_sub(bytes.len() as u64);
+            self.archive_left = left.ok_or(Errno::NOSPC)?;
         }
         self.sink.take(out, bytes)?;
         let (size, padding) = (header.size, 0);

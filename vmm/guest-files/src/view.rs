@@ -285,12 +285,12 @@ impl View {
     fn insert(&mut self, path: &Path, offer: Offer) {
         let path = path.as_os_str().as_bytes();
         // Below a link that is offered the guest finds what the link leads to.
-        if matches!(self.find(path), Found::NoFolder) {
+        if matches!(self.find(path), Way::NoFolder) {
             return;
         }
         for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
             let above = &path[..at.max(1)];
-            if matches!(self.find(above), Found::Nothing) {
+            if matches!(self.find(above), Way::Nothing) {
                 let folder = Offer::Folder(0o755, Owner::System);
                 self.given.insert(above.to_vec(), folder);
             }
@@ -299,23 +299,21 @@ impl View {
     }
 
     /// Who decides about a path.
-    fn find(&self, path: &[u8]) -> Found<'_> {
+    fn find(&self, path: &[u8]) -> Way<'_> {
         if let Some(offer) = self.given.get(path) {
-            return Found::Here(offer);
+            return Way::Here(offer);
         }
         let slashes = path.iter().enumerate().rev();
         for (at, _) in slashes.filter(|(_, byte)| **byte == b'/') {
             if let Some(offer) = self.given.get(&path[..at.max(1)]) {
                 return match offer {
-                    Offer::Host(place, owner) => {
-                        Found::Below(place, path[at + 1..].to_vec(), *owner)
-                    }
-                    Offer::Folder(..) => Found::Nothing,
-                    Offer::Text(_) | Offer::Link(_) => Found::NoFolder,
+                    Offer::Host(place, owner) => Way::Below(place, path[at + 1..].to_vec(), *owner),
+                    Offer::Folder(..) => Way::Nothing,
+                    Offer::Text(_) | Offer::Link(_) => Way::NoFolder,
                 };
             }
         }
-        Found::Nothing
+        Way::Nothing
     }
 
     /// What is offered in a folder, beside what it has of this machine.
@@ -332,16 +330,16 @@ impl View {
     /// The place of this machine that a path stands for.
     fn place(&self, path: &[u8]) -> Result<(Place, Owner), Refusal> {
         match self.find(path) {
-            Found::Here(Offer::Host(place, owner)) => Ok((place.below(b"")?, *owner)),
-            Found::Below(place, rest, owner) => Ok((place.below(&rest)?, owner)),
-            Found::Here(_) => Err(Refusal::Kind),
-            Found::NoFolder => Err(Refusal::Missing),
-            Found::Nothing => Err(outside(path)),
+            Way::Here(Offer::Host(place, owner)) => Ok((place.below(b"")?, *owner)),
+            Way::Below(place, rest, owner) => Ok((place.below(&rest)?, owner)),
+            Way::Here(_) => Err(Refusal::Kind),
+            Way::NoFolder => Err(Refusal::Missing),
+            Way::Nothing => Err(outside(path)),
         }
     }
 }
 
-enum Found<'a> {
+enum Way<'a> {
     Here(&'a Offer),
     /// At this path below something of this machine.
     Below(&'a Place, Vec<u8>, Owner),
@@ -411,7 +409,7 @@ impl Tree for View {
 
     fn stat(&mut self, path: &[u8]) -> Result<Attributes, Refusal> {
         match self.find(path) {
-            Found::Here(offer) => attributes(offer),
+            Way::Here(offer) => attributes(offer),
             _ => {
                 let (place, owner) = self.place(path)?;
                 place.attributes(owner)
@@ -421,7 +419,7 @@ impl Tree for View {
 
     fn list(&mut self, path: &[u8]) -> Result<Vec<Listed>, Refusal> {
         let mut listed: BTreeMap<Vec<u8>, Kind> = match self.find(path) {
-            Found::Here(Offer::Folder(..)) => BTreeMap::new(),
+            Way::Here(Offer::Folder(..)) => BTreeMap::new(),
             _ => {
                 let listed = self.place(path)?.0.list()?.into_iter();
                 listed.map(|entry| (entry.name, entry.kind)).collect()
@@ -438,15 +436,15 @@ impl Tree for View {
 
     fn link(&mut self, path: &[u8]) -> Result<Vec<u8>, Refusal> {
         match self.find(path) {
-            Found::Here(Offer::Link(target)) => Ok(target.clone()),
+            Way::Here(Offer::Link(target)) => Ok(target.clone()),
             _ => self.place(path)?.0.link(),
         }
     }
 
     fn open(&mut self, path: &[u8]) -> Result<ViewFile, Refusal> {
         match self.find(path) {
-            Found::Here(Offer::Text(text)) => Ok(ViewFile::Text(text.clone())),
-            Found::Here(Offer::Folder(..)) => Err(Refusal::Host(Errno::ISDIR)),
+            Way::Here(Offer::Text(text)) => Ok(ViewFile::Text(text.clone())),
+            Way::Here(Offer::Folder(..)) => Err(Refusal::Host(Errno::ISDIR)),
             _ => Ok(ViewFile::Host(self.place(path)?.0.file()?)),
         }
     }

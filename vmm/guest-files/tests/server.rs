@@ -194,6 +194,23 @@ fn output_goes_to_the_sink_at_once_and_nothing_else_is_written() {
 }
 
 #[test]
+fn a_guest_that_sends_files_for_ever_comes_to_an_end() {
+    let mut server = server().with_largest_archive(1000);
+    let out = look_up(&mut server, ROOT, "out")
+        .expect("the folder")
+        .nodeid;
+    let files = look_up(&mut server, out, "files").expect("it").nodeid;
+    let header = fuse_write_in {
+        size: 600,
+        ..fuse_write_in::default()
+    };
+    let body = [header.as_bytes(), &[0; 600]].concat();
+    let write = request(fuse_opcode::FUSE_WRITE, files, &body);
+    assert!(ask(&mut server, &write).is_ok());
+    assert_eq!(ask(&mut server, &write), Err(Errno::NOSPC));
+}
+
+#[test]
 fn the_guest_and_the_server_agree_on_what_both_can() {
     let asked = fuse_init_in {
         major: 7,

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 
 use count_init::{End, NotRun, USER};
 
-use crate::job::Job;
+use crate::job::Task;
 use crate::sys::{self, Errno, Fd};
 
 /// What the program writes to.
@@ -38,7 +38,7 @@ const LIMITS: [(u64, u64); 16] = {
 };
 
 /// Becomes the program; says by `says` why not.
-pub(crate) fn become_program(job: &Job, stdin: &Fd, streams: &Streams, says: &Fd) -> ! {
+pub(crate) fn become_program(job: &Task, stdin: &Fd, streams: &Streams, says: &Fd) -> ! {
     let (why, Errno(errno)) = try_program(job, stdin, streams);
     let [a, b, c, d] = errno.to_le_bytes();
     let _ = sys::write_all(says.get(), &[code(why), a, b, c, d]);
@@ -78,7 +78,7 @@ fn code(why: NotRun) -> u8 {
 
 type Refused = (NotRun, Errno);
 
-fn try_program(job: &Job, stdin: &Fd, streams: &Streams) -> Refused {
+fn try_program(job: &Task, stdin: &Fd, streams: &Streams) -> Refused {
     if let Err(errno) = prepare(stdin, streams) {
         return (NotRun::Other, errno);
     }

@@ -8,7 +8,7 @@ use crate::boot::Host;
 use crate::sys::{self, Errno, Pointers};
 
 /// What is to be run.
-pub(crate) struct Job {
+pub(crate) struct Task {
     bytes: &'static [u8],
     pub(crate) arguments: Pointers,
     pub(crate) environment: Pointers,
@@ -18,7 +18,7 @@ pub(crate) struct Job {
     pub(crate) tmp_is_given: bool,
 }
 
-impl Job {
+impl Task {
     pub(crate) fn read(host: &Host) -> Result<Self, End> {
         let failed = |Errno(errno)| End::Failed {
             step: Step::Job,

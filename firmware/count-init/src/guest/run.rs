@@ -4,13 +4,13 @@ use count_init::{End, Step};
 
 use crate::boot::Host;
 use crate::child::{self, Streams};
-use crate::job::Job;
+use crate::job::Task;
 use crate::pump;
 use crate::sys::{self, Errno, Fd, Mount, Split};
 
 /// How the program ended, and whether what it changed is to come back.
 pub(crate) fn run(host: &Host) -> (End, bool) {
-    match Job::read(host) {
+    match Task::read(host) {
         Ok(job) => match run_job(host, &job) {
             Ok(end) | Err(end) => (end, job.bring_back),
         },
@@ -18,7 +18,7 @@ pub(crate) fn run(host: &Host) -> (End, bool) {
     }
 }
 
-fn run_job(host: &Host, job: &Job) -> Result<End, End> {
+fn run_job(host: &Host, job: &Task) -> Result<End, End> {
     let failed = |step| move |Errno(errno)| End::Failed { step, errno };
     if !job.tmp_is_given {
         let tmp = Mount {
