@@ -3,7 +3,7 @@
 
 mod attributed;
 mod bad_input;
-mod boot;
+mod guest;
 mod programs;
 mod workflow;
 
