@@ -98,7 +98,7 @@ impl Count {
         self
     }
 
-    fn run<S: AsRef<OsStr>>(mut self, program: &[S]) -> Counted {
+    fn run(mut self, program: &[&str]) -> Counted {
         self.command
             .args(["--timeout", self.timeout, "--"])
             .args(program);

@@ -216,8 +216,11 @@ fn a_time_out_holds_whatever_is_waited_for() {
 fn inputs_are_told_apart() {
     let folder = tempfile::tempdir().expect("a folder");
     let digest = |argument: &[u8]| {
-        let program = [OsStr::new("echo"), OsStr::from_bytes(argument)];
-        let counted = Count::new(folder.path()).run(&program);
+        use std::os::unix::ffi::OsStrExt;
+        let mut run = Count::new(folder.path());
+        run.command.args(["--", "echo"]);
+        run.command.arg(std::ffi::OsStr::from_bytes(argument));
+        let counted = run.run(&[]);
         counted.record()["digest"]
             .as_str()
             .expect("a digest")

@@ -97,10 +97,10 @@ impl Inputs {
             Ok(()) if self.found.len() < LIBRARIES => {
                 self.found.insert(name.to_vec());
             }
-            Err(_) if self.missed.len() < LIBRARIES => {
-                if !self.missed.iter().any(|known| known == name) {
-                    self.missed.push(name.to_vec());
-                }
+            Err(_)
+                if self.missed.len() < LIBRARIES && !self.missed.iter().any(|one| one == name) =>
+            {
+                self.missed.push(name.to_vec());
             }
             _ => {}
         }

@@ -168,10 +168,10 @@ impl Target {
             EntryType::Regular => return self.file(&mut entry, &folder, name, mode),
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
-                match stays(&target, folders.len()) {
-                    false => return self.leave_out(path, "the link leads out of the folder"),
-                    true => make_link(&folder, name, &target),
+                if !stays(&target, folders.len()) {
+                    return self.leave_out(path, "the link leads out of the folder");
                 }
+                make_link(&folder, name, &target)
             }
             _ => return self.leave_out(path, "it is neither a file nor a folder nor a link"),
         };
@@ -283,10 +283,10 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>, &'static str> {
             }
         }
     }
-    match path.contains(&0) {
-        true => Err("its name has a 0"),
-        false => Ok(names),
+    if path.contains(&0) {
+        return Err("its name has a 0");
     }
+    Ok(names)
 }
 
 /// Whether a link in a folder so deep stays in the whole. `..` may come first alone: behind a name

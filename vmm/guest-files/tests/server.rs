@@ -68,9 +68,9 @@ fn names(server: &mut Server, node: u64, size: u32, plus: bool) -> Vec<(String, 
             if plus {
                 rest = &rest[size_of::<fuse_entry_out>()..];
             }
-            let word = |at: usize| u64::from_le_bytes(rest[at..at + 8].try_into().expect("eight"));
-            offset = word(8);
-            let (len, kind) = (word(16) as u32 as usize, (word(16) >> 32) as u32);
+            let half = |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().expect("four"));
+            offset = u64::from(half(8)) | u64::from(half(12)) << 32;
+            let (len, kind) = (half(16) as usize, half(20));
             let name = String::from_utf8(rest[24..24 + len].to_vec()).expect("text");
             names.push((name, kind));
             rest = &rest[(24 + len).next_multiple_of(8)..];
