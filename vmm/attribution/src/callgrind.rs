@@ -7,17 +7,18 @@ use ahash::AHashMap;
 
 use crate::counts::{CallEdge, Counts};
 
-/// Names by numbers: the first time with the name.
+/// Names by numbers, the first time with the name: of what they are the names of, two may be the
+/// same.
 #[derive(Default)]
-struct Names<'a>(AHashMap<&'a str, usize>);
+struct Names<'a>(AHashMap<(&'a str, &'a str), usize>);
 
 impl<'a> Names<'a> {
-    fn of(&mut self, name: &'a str) -> String {
+    fn of(&mut self, place: &'a str, name: &'a str) -> String {
         let next = self.0.len() + 1;
-        match self.0.get(name) {
+        match self.0.get(&(place, name)) {
             Some(number) => format!("({number})"),
             None => {
-                self.0.insert(name, next);
+                self.0.insert((place, name), next);
                 format!("({next}) {name}")
             }
         }
@@ -41,10 +42,11 @@ pub fn write_callgrind(counts: &Counts, command: &str, to: &mut dyn Write) -> io
     let (mut objects, mut names, mut files) = <(Names, Names, Names)>::default();
     let mut edges = counts.edges.iter().peekable();
     for (place, function) in functions.iter().enumerate() {
-        // Of two functions of one name in two files the file tells them apart.
-        writeln!(to, "\nob={}", objects.of(&function.object))?;
-        writeln!(to, "fl={}", files.of("???"))?;
-        writeln!(to, "fn={}", names.of(&function.name))?;
+        let object = &function.object;
+        writeln!(to, "\nob={}", objects.of("", object))?;
+        // callgrind_annotate tells functions of one name apart by the file of the source alone.
+        writeln!(to, "fl={}", files.of("", object))?;
+        writeln!(to, "fn={}", names.of(object, &function.name))?;
         writeln!(to, "0 {}", function.own)?;
         // Both are in the order of the callers.
         while let Some(edge) = edges.next_if(|edge| edge.caller == place) {
@@ -57,9 +59,9 @@ pub fn write_callgrind(counts: &Counts, command: &str, to: &mut dyn Write) -> io
             let Some(called) = functions.get(callee) else {
                 continue;
             };
-            writeln!(to, "cob={}", objects.of(&called.object))?;
-            writeln!(to, "cfi={}", files.of("???"))?;
-            writeln!(to, "cfn={}", names.of(&called.name))?;
+            writeln!(to, "cob={}", objects.of("", &called.object))?;
+            writeln!(to, "cfi={}", files.of("", &called.object))?;
+            writeln!(to, "cfn={}", names.of(&called.object, &called.name))?;
             writeln!(to, "calls={calls} 0\n0 {inclusive}")?;
         }
     }
@@ -83,7 +85,7 @@ mod tests {
             functions: Some(vec![
                 function("/bin/a", "work", 70),
                 function("/bin/a", "main", 20),
-                function("/lib/c", "puts", 10),
+                function("/lib/c", "main", 10),
             ]),
             edges: vec![
                 CallEdge {
@@ -106,11 +108,11 @@ mod tests {
         let text = String::from_utf8(text).expect("text");
         let (head, body) = text.split_once("summary: 100\n").expect("a summary");
         assert!(head.contains("cmd: /bin/a b\n"), "{head}");
-        let expected = "\n\nob=(1) /bin/a\nfl=(1) ???\nfn=(1) work\n0 70\n\n\
+        let expected = "\n\nob=(1) /bin/a\nfl=(1) /bin/a\nfn=(1) work\n0 70\n\n\
             ob=(1)\nfl=(1)\nfn=(2) main\n0 20\n\
             cob=(1)\ncfi=(1)\ncfn=(1)\ncalls=2 0\n0 70\n\
-            cob=(2) /lib/c\ncfi=(1)\ncfn=(3) puts\ncalls=1 0\n0 10\n\n\
-            ob=(2)\nfl=(1)\nfn=(3)\n0 10\n\ntotals: 100\n";
+            cob=(2) /lib/c\ncfi=(2) /lib/c\ncfn=(3) main\ncalls=1 0\n0 10\n\n\
+            ob=(2)\nfl=(2)\nfn=(3)\n0 10\n\ntotals: 100\n";
         assert_eq!(body, expected);
     }
 }

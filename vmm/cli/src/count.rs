@@ -83,7 +83,7 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
         kernel: &kernel,
         memory_mib: flags.guest.memory,
         functions: flags.by_function(),
-        regions: &flags.regions,
+        collect: flags.collect.collect(),
     };
     let ready = match Ready::of(&store, &shape, &limits) {
         Err(error) => {

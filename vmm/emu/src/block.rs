@@ -217,6 +217,7 @@ impl Blocks {
     }
 
     /// What the run loop finds jumps under: nothing, while they are hidden.
+    #[inline(never)]
     pub(crate) fn shown_tag(&self, mode: u8) -> u64 {
         if self.shown == HIDDEN {
             // No mode has these bits.

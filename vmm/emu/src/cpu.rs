@@ -429,6 +429,8 @@ impl Cpu {
         self.core.state.cpl() == 3
     }
 
+    /// Out of the loop's way: within it, it takes registers of what is done for each block.
+    #[inline(never)]
     fn fold(&mut self, ring: Ring) {
         let now = self.core.now();
         let ticks = now.wrapping_sub(self.folded);

@@ -23,26 +23,76 @@ const MOST_TWICE: usize = 4;
 /// and without the hash that Rust puts behind names, as perf shows it.
 #[must_use]
 pub fn demangled(symbol: &str) -> Option<String> {
+    named(symbol, Shown::Name)
+}
+
+/// The same with parameters, and with what compilers put behind the names of parts and copies of
+/// functions: `[clone .cold]`. So functions that are not the same have mostly not the same name.
+#[must_use]
+pub fn demangled_whole(symbol: &str) -> Option<String> {
+    let (symbol, part) = symbol.split_at(symbol.len() - part(symbol).len());
+    let name = named(symbol, Shown::Whole)?;
+    Some(if part.is_empty() {
+        name
+    } else {
+        format!("{name} [clone {part}]")
+    })
+}
+
+/// How much of a name of C++ is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    Name,
+    Whole,
+}
+
+/// What a compiler has put behind a symbol: `.cold`, `.constprop.0`, `.llvm.1234`. Rust's symbols
+/// have dots of their own.
+fn part(symbol: &str) -> &str {
+    const WORDS: [&str; 7] = [
+        "cold",
+        "part",
+        "constprop",
+        "isra",
+        "llvm",
+        "lto_priv",
+        "clone",
+    ];
+    let mut start = symbol.len();
+    let mut known = symbol.len();
+    while let Some(dot) = symbol[..start].rfind('.') {
+        let word = &symbol[dot + 1..start];
+        if WORDS.contains(&word) {
+            known = dot;
+        } else if word.is_empty() || !word.bytes().all(|letter| letter.is_ascii_digit()) {
+            break;
+        }
+        start = dot;
+    }
+    &symbol[known..]
+}
+
+fn named(symbol: &str, shown: Shown) -> Option<String> {
     if !symbol.starts_with("_Z") && !symbol.starts_with("_R") {
         return None;
     }
     let mut name = Limited(String::new());
     let written = match rustc_demangle::try_demangle(symbol) {
         Ok(rust) => write!(name, "{rust:#}"),
-        Err(_) => return cpp(symbol),
+        Err(_) => return cpp(symbol, shown),
     };
     let Limited(name) = name;
     (written.is_ok() && is_shown(&name)).then_some(name)
 }
 
 /// The same of a name of C++, in bounded time.
-fn cpp(symbol: &str) -> Option<String> {
+fn cpp(symbol: &str, shown: Shown) -> Option<String> {
     if symbol.len() > LONGEST_CPP || arguments_of_conversions(symbol) > MOST_TWICE {
         return None;
     }
     let words = TWICE.iter().map(|(word, _)| symbol.matches(word).count());
     if words.sum::<usize>() <= MOST_TWICE {
-        return parsed(symbol);
+        return parsed(symbol, shown);
     }
     // Mostly they are within names of the source.
     if symbol.contains('$') {
@@ -52,7 +102,7 @@ fn cpp(symbol: &str) -> Option<String> {
     for (word, stand_in) in TWICE {
         hidden = hidden.replace(word, stand_in);
     }
-    let mut name = parsed(&hidden)?;
+    let mut name = parsed(&hidden, shown)?;
     for (word, stand_in) in TWICE {
         name = name.replace(stand_in, word);
     }
@@ -73,10 +123,14 @@ fn arguments_of_conversions(symbol: &str) -> usize {
         .count()
 }
 
-fn parsed(symbol: &str) -> Option<String> {
+fn parsed(symbol: &str, shown: Shown) -> Option<String> {
     let options = ParseOptions::default().recursion_limit(DEEPEST);
     let cpp = Symbol::new_with_options(symbol.as_bytes(), &options).ok()?;
-    let options = DemangleOptions::new().no_params().no_return_type();
+    let options = DemangleOptions::new().no_return_type();
+    let options = match shown {
+        Shown::Name => options.no_params(),
+        Shown::Whole => options,
+    };
     let mut name = Limited(String::new());
     let written = cpp.structured_demangle(&mut name, &options);
     let Limited(name) = name;
@@ -133,6 +187,34 @@ mod tests {
         check("main", None);
         check("_Zebra", None);
         check("_ZN5space3fooEibc trailing", None);
+    }
+
+    #[test]
+    fn a_whole_name_tells_functions_apart() {
+        let check = |symbol, expected: &str| {
+            assert_eq!(
+                demangled_whole(symbol).as_deref(),
+                Some(expected),
+                "{symbol}"
+            );
+        };
+        check("_Z3fooi", "foo(int)");
+        check("_Z3food", "foo(double)");
+        check("_Z7throweri.cold", "thrower(int) [clone .cold]");
+        check(
+            "_Z3fooi.part.0.constprop.1",
+            "foo(int) [clone .part.0.constprop.1]",
+        );
+        check(
+            "_ZN3std2io5stdio6_print17h0123456789abcdefE.llvm.42",
+            "std::io::stdio::_print [clone .llvm.42]",
+        );
+        check(
+            "_ZN48_$LT$std..io..Stdout$u20$as$u20$std..io..Write$GT$5write17h0123456789abcdefE",
+            "<std::io::Stdout as std::io::Write>::write",
+        );
+        assert_eq!(demangled_whole("main"), None);
+        assert_eq!(demangled_whole("part.cold"), None);
     }
 
     /// Each level of this one doubles its name.

@@ -8,7 +8,7 @@ use object::{
     Object, ObjectSection, ObjectSymbol, ObjectSymbolTable, RelocationTarget, SectionKind,
     SymbolKind,
 };
-use symbol_names::demangled;
+use symbol_names::demangled_whole;
 
 /// Functions of a file that are known; a browser has half a million.
 const MOST: usize = 1 << 22;
@@ -118,7 +118,7 @@ fn shown(name: &str) -> String {
         Some(name) => (name, LINKED),
         None => (name, ""),
     };
-    match demangled(name) {
+    match demangled_whole(name) {
         Some(name) => format!("{name}{linked}"),
         None => format!("{name}{linked}"),
     }

@@ -160,6 +160,16 @@ impl Runs<'_> {
         if self.flags.by_function() {
             command.arg("--functions");
         }
+        let collect = self.flags.collect.collect();
+        for (name, on) in [
+            ("--instr-atstart", collect.instrumented),
+            ("--collect-atstart", collect.collected),
+        ] {
+            command.args([name, if on { "yes" } else { "no" }]);
+        }
+        for function in &collect.toggles {
+            command.args(["--toggle-collect", function]);
+        }
         if guest.tty {
             command.arg("--tty");
         }

@@ -64,7 +64,8 @@ pub(super) struct Shape<'a> {
     pub(super) memory_mib: u64,
     /// Functions of the programs are counted.
     pub(super) functions: bool,
-    pub(super) regions: &'a RegionFlags,
+    /// What they and regions have.
+    pub(super) collect: attribution::Collect,
 }
 
 impl Ready {
@@ -307,10 +308,10 @@ impl Ready {
                     .answer(request, reply);
             }
         };
-        let mut observer = Attribution::new(self.kernel, Start::First);
-        observer = observer.with_regions(collected(shape.regions));
         let symbols = Box::new(Symbols(View::new(&errand.given).map_err(failed)?));
-        observer = if shape.functions {
+        let observer = Attribution::new(self.kernel, Start::First);
+        let observer = observer.with_regions(shape.collect.clone());
+        let observer = if shape.functions {
             observer.with_functions(view_of(&self.image)?, symbols)
         } else {
             observer.with_files(symbols)
@@ -363,9 +364,15 @@ impl Ready {
         notes.extend(ran.unannounced.iter().map(|it| {
             let (code, rip) = (it.code, it.rip);
             let needs = code.cpuid_features();
+            let undefined = counts.undefined.iter();
+            let place = undefined
+                .filter(|one| one.address == rip)
+                .map(|one| format!(" in {} of {}", one.function, one.object))
+                .next()
+                .unwrap_or_default();
             format!(
-                "{code:?} at {rip:#x} needs {needs:?}, and the processor is an x86-64-v2: build the \
-                 program for that"
+                "the program executed {code:?} at {rip:#x}{place}, which needs {needs:?}, and the processor \
+                 is an x86-64-v2: build the program for that, without AVX"
             )
         }));
         let said = server.into_sink();

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use attribution::Collect;
+use clap::builder::BoolishValueParser;
 use clap::{Args, Subcommand};
 use umpire_count::compare::Threshold;
 use umpire_tools::duration::Span;
@@ -36,9 +38,9 @@ pub struct CountFlags {
     /// kcachegrind
     #[arg(long, value_name = "FILE")]
     pub callgrind: Option<PathBuf>,
-    /// What is in regions.
+    /// What of a program is in functions and regions.
     #[command(flatten)]
-    pub regions: RegionFlags,
+    pub collect: CollectFlags,
     /// What a job makes of counts.
     #[command(flatten)]
     pub gate: GateFlags,
@@ -174,10 +176,40 @@ pub enum CountCommand {
     },
 }
 
+/// What of a program is in functions and regions, as Callgrind's options of these names say.
+#[derive(Clone, Debug, Default, Args)]
+pub struct CollectFlags {
+    /// With no, functions and regions have nothing before the program asks for it by
+    /// CALLGRIND_START_INSTRUMENTATION
+    #[arg(long, value_name = "yes|no", value_parser = BoolishValueParser::new())]
+    pub instr_atstart: Option<bool>,
+    /// With no, they have nothing before CALLGRIND_TOGGLE_COLLECT or --toggle-collect
+    #[arg(long, value_name = "yes|no", value_parser = BoolishValueParser::new())]
+    pub collect_atstart: Option<bool>,
+    /// They have what is executed in this function (* is any text) and what that calls; repeatable
+    #[arg(long, value_name = "FUNCTION")]
+    pub toggle_collect: Vec<String>,
+}
+
+impl CollectFlags {
+    /// What is collected.
+    #[must_use]
+    pub fn collect(&self) -> Collect {
+        Collect {
+            instrumented: self.instr_atstart.unwrap_or(true),
+            // As Callgrind has it, who names functions wants these.
+            collected: self
+                .collect_atstart
+                .unwrap_or(self.toggle_collect.is_empty()),
+            toggles: self.toggle_collect.clone(),
+        }
+    }
+}
+
 impl CountFlags {
     /// Functions are counted.
     #[must_use]
     pub fn by_function(&self) -> bool {
-        self.functions || self.callgrind.is_some() || !self.regions.toggle_collect.is_empty()
+        self.functions || self.callgrind.is_some() || !self.collect.toggle_collect.is_empty()
     }
 }

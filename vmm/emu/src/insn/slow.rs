@@ -501,6 +501,12 @@ fn exchange(core: &mut Core, insn: &Instruction) -> Exec {
         set(core, insn.op0_register(), old);
         return Ok(());
     }
+    let registers = [insn.op0_register(), insn.op1_register()];
+    if core.tells_requests && registers == [Register::RBX; 2] {
+        // Nothing is exchanged, and who looks on may be asked for something.
+        core.requested = true;
+        return Err(Trap::Leave);
+    }
     let value = get(core, insn.op1_register());
     let old = modify(core, insn, |_| value)?;
     set(core, insn.op1_register(), old);

@@ -261,7 +261,6 @@ operations! {
         CallM = branch::call::<{ RM }>;
         Ret = branch::ret;
         Nop = mem::nop;
-        Request = mem::request;
         Cwde = alu::sign_ax::<u16, u32>;
         Cdqe = alu::sign_ax::<u32, u64>;
         Cdq = alu::sign_dx::<u32>;
