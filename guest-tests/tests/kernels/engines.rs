@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use guest_tests::kernel::{Kernel, Protocol, exit, print, spin_forever};
 use guest_tests::umpire;
 use iced_x86::IcedError;
-use iced_x86::code_asm::CodeAssembler;
+use iced_x86::code_asm::{CodeAssembler, esp};
 
 /// What `umpire run` is told besides kernel and engine.
 const FLAGS: [&str; 4] = ["--memory", "32", "--timeout", "30"];
@@ -106,4 +106,30 @@ fn a_guest_that_sleeps_for_ever_ends_with_a_status() {
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(6), "{told}");
     assert!(told.contains("sleeps for ever"), "{told}");
+}
+
+/// Nothing of that kind is announced and missing (`codes` of `emu`), so an old mode stands for it.
+#[test]
+fn what_the_processor_in_software_lacks_has_a_status_of_its_own() {
+    /// EFLAGS.VM, and the bit that is always 1.
+    const TO_VIRTUAL_8086: i32 = 1 << 17 | 2;
+    let kernel = kernel(|a| {
+        // Multiboot leaves the stack to the kernel.
+        a.mov(esp, 0x10_f000)?;
+        a.push(TO_VIRTUAL_8086)?;
+        a.push(0)?;
+        a.push(0)?;
+        a.iretd()
+    });
+    let mut command = Command::new(umpire::path());
+    command.arg("run").args(FLAGS).args(["--engine", "emu"]);
+    command.arg("--kernel").arg(kernel.path());
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.expect("umpire can be started");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(8), "{told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+    for words in ["at RIP 0x1000", "virtual 8086 mode", "--engine kvm"] {
+        assert!(told.contains(words), "no '{words}' in: {told}");
+    }
 }

@@ -23,8 +23,11 @@ impl ExitStatus {
     pub const BAD_INPUT: Self = Self(2);
     /// The host or its KVM failed in the middle of the work.
     pub const HOST_FAILURE: Self = Self(4);
-    /// The guest ended by a triple fault, or did what this KVM cannot emulate.
+    /// The guest ended by a triple fault, or did what KVM cannot emulate, or sleeps for ever.
     pub const GUEST_FAILURE: Self = Self(6);
+    /// The engine emu lacks what its CPUID announces or every processor can do: a bug of
+    /// Umpire's, or an old mode that the message names.
+    pub const UNIMPLEMENTED: Self = Self(8);
     /// `--timeout` passed (the status that timeout(1) uses).
     pub const TIMED_OUT: Self = Self(124);
     /// `umpire count`: a count is more than the threshold allows. All statuses but this, the next
@@ -157,6 +160,7 @@ mod tests {
             ExitStatus::BAD_INPUT,
             ExitStatus::HOST_FAILURE,
             ExitStatus::GUEST_FAILURE,
+            ExitStatus::UNIMPLEMENTED,
             ExitStatus::TIMED_OUT,
             ExitStatus::INTERRUPTED,
         ] {
