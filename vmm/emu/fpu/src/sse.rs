@@ -49,7 +49,7 @@ fn unmasked(flags: u32, mxcsr: u32) -> u32 {
     flags & !(mxcsr >> 7) & ALL
 }
 
-/// Why the host's result is everyone's.
+/// Why the host's result is everyone's. Its flags are too, but for DE, which is not taken from it.
 ///
 /// NaNs are as SDM vol. 1, table 4-7 has them (the first operand's, or the second's, quieted),
 /// indefinites as in table 4-3, tininess is found after rounding (4.9.1.5): Intel's and AMD's
@@ -150,9 +150,9 @@ operations! {
 
 /// Carries out an instruction. `imm` is its immediate, of those that have one.
 ///
-/// With all exceptions masked the flags are the host's. What raises with others (SDM vol. 1,
-/// 11.5.1 and 4.9.2): an unmasked one of those before the result hides those of the result;
-/// underflow is tininess alone where it is unmasked.
+/// With all exceptions masked the flags are the host's, but for DE ([`denormal`]). What raises
+/// with others (SDM vol. 1, 11.5.1 and 4.9.2): an unmasked one of those before the result hides
+/// those of the result; underflow is tininess alone where it is unmasked.
 #[must_use]
 pub fn execute(op: Op, a: [u64; 2], b: [u64; 2], imm: u8, mxcsr: u32) -> Outcome {
     let raw = step(op, a, b, imm, mxcsr);
@@ -164,6 +164,11 @@ pub fn execute(op: Op, a: [u64; 2], b: [u64; 2], imm: u8, mxcsr: u32) -> Outcome
 
 fn step(op: Op, a: Xmm, b: Xmm, imm: u8, mxcsr: u32) -> Raw {
     let mut raw = masked(op, a, b, imm, mxcsr);
+    if raw.flags & BEFORE != 0
+        && let Some(flag) = denormal(op, a, b, mxcsr)
+    {
+        raw.flags = raw.flags & !DENORMAL | flag;
+    }
     let masks = mxcsr >> 7 & ALL;
     // A dot product has several steps, and has asked of each.
     if masks == ALL || matches!(op, Op::Dpps | Op::Dppd) {
@@ -177,6 +182,73 @@ fn step(op: Op, a: Xmm, b: Xmm, imm: u8, mxcsr: u32) -> Raw {
         raw.flags = raw.flags & BEFORE | after;
     }
     raw
+}
+
+/// DE, found without the host, of what can raise it: processors are free to set it beside IE or
+/// ZE of the same element, and here they never do. A NaN, an invalid operation and a division by
+/// 0 come before a denormal operand (SDM vol. 1, 4.9.2 and 11.5.2; APM vol. 1, 4.10.2), and what
+/// comes first is all that its element raises. Elements are independent of each other.
+fn denormal(op: Op, a: Xmm, b: Xmm, mxcsr: u32) -> Option<u32> {
+    let found = match op {
+        Op::Addps | Op::Subps | Op::Mulps | Op::Minps | Op::Maxps | Op::Cmpps => {
+            any::<Singles>(a, b, 4, |_, _| false)
+        }
+        Op::Addpd | Op::Subpd | Op::Mulpd | Op::Minpd | Op::Maxpd | Op::Cmppd => {
+            any::<Doubles>(a, b, 2, |_, _| false)
+        }
+        Op::Addss | Op::Subss | Op::Mulss | Op::Minss | Op::Maxss | Op::Cmpss => {
+            any::<Singles>(a, b, 1, |_, _| false)
+        }
+        Op::Addsd | Op::Subsd | Op::Mulsd | Op::Minsd | Op::Maxsd | Op::Cmpsd => {
+            any::<Doubles>(a, b, 1, |_, _| false)
+        }
+        Op::Comiss | Op::Ucomiss => any::<Singles>(a, b, 1, |_, _| false),
+        Op::Comisd | Op::Ucomisd => any::<Doubles>(a, b, 1, |_, _| false),
+        Op::Divps => any::<Singles>(a, b, 4, |_, b| b.is_zero),
+        Op::Divpd => any::<Doubles>(a, b, 2, |_, b| b.is_zero),
+        Op::Divss => any::<Singles>(a, b, 1, |_, b| b.is_zero),
+        Op::Divsd => any::<Doubles>(a, b, 1, |_, b| b.is_zero),
+        Op::Sqrtps => any::<Singles>(b, b, 4, |_, b| b.is_negative),
+        Op::Sqrtpd => any::<Doubles>(b, b, 2, |_, b| b.is_negative),
+        Op::Sqrtss => any::<Singles>(b, b, 1, |_, b| b.is_negative),
+        Op::Sqrtsd => any::<Doubles>(b, b, 1, |_, b| b.is_negative),
+        Op::Cvtps2pd => any::<Singles>(b, b, 2, |_, _| false),
+        Op::Cvtss2sd => any::<Singles>(b, b, 1, |_, _| false),
+        Op::Cvtpd2ps => any::<Doubles>(b, b, 2, |_, _| false),
+        Op::Cvtsd2ss => any::<Doubles>(b, b, 1, |_, _| false),
+        _ => return None,
+    };
+    let seen = found && mxcsr & DAZ == 0;
+    Some(if seen { DENORMAL } else { 0 })
+}
+
+/// What DE asks of an operand.
+#[derive(Debug, Clone, Copy)]
+struct Class {
+    is_zero: bool,
+    is_negative: bool,
+    is_denormal: bool,
+    is_nan: bool,
+}
+
+/// Whether one of the first elements has a denormal operand, no NaN, and nothing `before` it.
+fn any<E: Elements>(a: Xmm, b: Xmm, count: u32, before: fn(Class, Class) -> bool) -> bool {
+    (0..count).any(|at| {
+        let [a, b] = [a, b].map(|value| class::<E>(E::get(value, at)));
+        (a.is_denormal || b.is_denormal) && !a.is_nan && !b.is_nan && !before(a, b)
+    })
+}
+
+fn class<E: Elements>(bits: u64) -> Class {
+    let below = E::FORMAT.digits - 1;
+    let fraction = bits & ((1 << below) - 1);
+    let exponent = bits >> below & E::EXPONENT;
+    Class {
+        is_zero: exponent == 0 && fraction == 0,
+        is_negative: bits >> (E::BITS - 1) & 1 != 0,
+        is_denormal: exponent == 0 && fraction != 0,
+        is_nan: exponent == E::EXPONENT && fraction != 0,
+    }
 }
 
 /// The flags of results, found without the host; [`None`] of what cannot overflow or underflow.

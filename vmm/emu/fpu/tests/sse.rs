@@ -474,3 +474,76 @@ fn tininess_alone_underflows_where_it_is_unmasked() {
     assert_eq!(flags(0x1f80), 0);
     assert_eq!(flags(0x1780), sse::UNDERFLOW);
 }
+
+/// Flags of MXCSR with all masked, by element: what an element raises first hides its DE, and
+/// no other element's.
+#[test]
+fn a_denormal_operand_comes_behind_invalid_operations_and_divisions_by_0() {
+    const DENORMAL: u64 = 0x0000_0001;
+    const NEGATIVE: u64 = 0x8000_0001;
+    const ONE: u64 = 0x3f80_0000;
+    const QUIET: u64 = 0x7fc0_0000;
+    const SIGNALING: u64 = 0x7f80_0001;
+    const INFINITE: u64 = 0x7f80_0000;
+    const INVALID: u32 = sse::INVALID;
+    const ZERO: u32 = sse::ZERO_DIVIDE;
+    const DE: u32 = sse::DENORMAL;
+    let check = |op, a: u64, b: u64, expected: u32| {
+        let flags = execute(op, [a, 0], [b, 0], 0, 0x1f80).flags;
+        let of = INVALID | ZERO | DE;
+        assert_eq!(flags & of, expected, "{op:?} {a:#x} {b:#x}");
+        // With DAZ a denormal is 0, and no denormal.
+        let daz = execute(op, [a, 0], [b, 0], 0, 0x1fc0).flags;
+        assert_eq!(daz & DE, 0, "DAZ {op:?} {a:#x} {b:#x}");
+    };
+    for op in [Op::Addss, Op::Subss, Op::Mulss, Op::Divss] {
+        check(op, DENORMAL, ONE, DE);
+        check(op, INFINITE, DENORMAL, DE);
+        check(op, QUIET, DENORMAL, 0);
+        check(op, DENORMAL, QUIET, 0);
+        check(op, DENORMAL, SIGNALING, INVALID);
+    }
+    for op in [Op::Minss, Op::Maxss, Op::Comiss] {
+        check(op, ONE, DENORMAL, DE);
+        check(op, DENORMAL, QUIET, INVALID);
+    }
+    check(Op::Ucomiss, DENORMAL, QUIET, 0);
+    check(Op::Cmpss, DENORMAL, QUIET, 0);
+    check(Op::Cmpss, DENORMAL, ONE, DE);
+    check(Op::Divss, DENORMAL, 0, ZERO);
+    check(Op::Divss, 0, DENORMAL, DE);
+    check(Op::Sqrtss, 0, DENORMAL, DE);
+    check(Op::Sqrtss, 0, NEGATIVE, INVALID);
+    check(Op::Cvtss2sd, 0, DENORMAL, DE);
+    check(Op::Cvtss2si32, 0, DENORMAL, 0);
+    // Each element by itself (the upper two are 0 / 0), the scalar's upper ones not at all.
+    let all = INVALID | ZERO | DE;
+    check(Op::Divps, DENORMAL | ONE << 32, DENORMAL << 32, all);
+    check(
+        Op::Addps,
+        SIGNALING | ONE << 32,
+        DENORMAL | DENORMAL << 32,
+        INVALID | DE,
+    );
+    check(Op::Addss, ONE | ONE << 32, ONE | DENORMAL << 32, 0);
+    check(Op::Cvtps2pd, 0, ONE | DENORMAL << 32, DE);
+}
+
+/// Instructions of the host's of which DE is not asked of it, and the others, which have none.
+#[test]
+fn no_instruction_takes_de_from_the_host() {
+    let rounds = |name: &&str| {
+        let to_integer = ["2dq", "2si"].iter().any(|part| name.contains(part));
+        let of_integer = ["dq2", "si2"].iter().any(|part| name.contains(part));
+        !to_integer && !of_integer
+    };
+    let denormal = [1 | 1 << 32, 1 | 1 << 32];
+    for (name, _) in HOST {
+        let op = Op::ALL
+            .iter()
+            .find(|op| format!("{op:?}").eq_ignore_ascii_case(name));
+        let flags = execute(*op.expect(name), denormal, denormal, 0, 0x1f80).flags;
+        let expected = if rounds(name) { sse::DENORMAL } else { 0 };
+        assert_eq!(flags & sse::DENORMAL, expected, "{name}");
+    }
+}
