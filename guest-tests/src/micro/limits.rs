@@ -119,6 +119,7 @@ pub const LIMITS: &[Limit] = &[
         tests: &[
             "oracle::counts_of_random_code",
             "oracle::rights_of_pages",
+            "oracle::every_permutation_of_rights",
             "oracle::system_instructions",
         ],
     },
@@ -128,6 +129,7 @@ pub const LIMITS: &[Limit] = &[
         tests: &[
             "oracle::counts_of_random_code",
             "oracle::rights_of_pages",
+            "oracle::every_permutation_of_rights",
             "oracle::system_instructions",
         ],
     },

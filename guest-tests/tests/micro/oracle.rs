@@ -5,6 +5,7 @@
 mod counts;
 mod deviations;
 mod paging;
+mod permutations;
 mod system;
 
 use anyhow::{Result, ensure};
@@ -23,6 +24,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "oracle::rights_of_pages",
         run: paging::random,
+    },
+    Test {
+        name: "oracle::every_permutation_of_rights",
+        run: permutations::all,
     },
     Test {
         name: "oracle::system_instructions",

@@ -299,3 +299,6 @@ fn marks(seen: &[(Option<u64>, u64)], dirty: bool) -> [Option<(u64, u64)>; 4] {
     }
     marks
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,21 +16,21 @@ const GUESTS: u64 = 12;
 const CASES: usize = 250;
 
 /// Tables below the second entry of the root.
-const PML4_1: u64 = 0x1008;
-const PDPT: u64 = 0x1e_0000;
-const PD: u64 = 0x1e_1000;
-const PT: u64 = 0x1e_2000;
+pub(super) const PML4_1: u64 = 0x1008;
+pub(super) const PDPT: u64 = 0x1e_0000;
+pub(super) const PD: u64 = 0x1e_1000;
+pub(super) const PT: u64 = 0x1e_2000;
 /// What is tested: its first byte is a RET.
-const PAGE: u64 = 0x1e_3000;
-const LINEAR: u64 = 1 << 39;
+pub(super) const PAGE: u64 = 0x1e_3000;
+pub(super) const LINEAR: u64 = 1 << 39;
 
 const PAGE_FAULT: u64 = 0x10e;
 
-const EFER: u32 = 0xc000_0080;
-const NXE: u32 = 1 << 11;
-const WP: i32 = 1 << 16;
-const SMEP: u64 = 1 << 20;
-const SMAP: u64 = 1 << 21;
+pub(super) const EFER: u32 = 0xc000_0080;
+pub(super) const NXE: u32 = 1 << 11;
+pub(super) const WP: i32 = 1 << 16;
+pub(super) const SMEP: u64 = 1 << 20;
+pub(super) const SMAP: u64 = 1 << 21;
 const AC: i32 = 1 << 18;
 
 #[derive(Clone, Copy, Debug)]
