@@ -224,7 +224,7 @@ fn denormal(op: Op, a: Xmm, b: Xmm, mxcsr: u32) -> Option<u32> {
 
 /// What DE asks of an operand.
 #[derive(Debug, Clone, Copy)]
-struct Class {
+struct OperandFacts {
     is_zero: bool,
     is_negative: bool,
     is_denormal: bool,
@@ -232,18 +232,23 @@ struct Class {
 }
 
 /// Whether one of the first elements has a denormal operand, no NaN, and nothing `before` it.
-fn any<E: Elements>(a: Xmm, b: Xmm, count: u32, before: fn(Class, Class) -> bool) -> bool {
+fn any<E: Elements>(
+    a: Xmm,
+    b: Xmm,
+    count: u32,
+    before: fn(OperandFacts, OperandFacts) -> bool,
+) -> bool {
     (0..count).any(|at| {
-        let [a, b] = [a, b].map(|value| class::<E>(E::get(value, at)));
+        let [a, b] = [a, b].map(|value| facts::<E>(E::get(value, at)));
         (a.is_denormal || b.is_denormal) && !a.is_nan && !b.is_nan && !before(a, b)
     })
 }
 
-fn class<E: Elements>(bits: u64) -> Class {
+fn facts<E: Elements>(bits: u64) -> OperandFacts {
     let below = E::FORMAT.digits - 1;
     let fraction = bits & ((1 << below) - 1);
     let exponent = bits >> below & E::EXPONENT;
-    Class {
+    OperandFacts {
         is_zero: exponent == 0 && fraction == 0,
         is_negative: bits >> (E::BITS - 1) & 1 != 0,
         is_denormal: exponent == 0 && fraction != 0,
