@@ -311,7 +311,21 @@ impl Guest {
     /// # Errors
     /// QEMU cannot be had, or the guest did not power off within `timeout`.
     pub fn emulate(&self, timeout: Duration) -> Result<String, L1Error> {
-        emulator::boot(self, timeout)
+        emulator::boot(self, &[], timeout)
+    }
+
+    /// Likewise on one processor, whose emulator counts: the console, and how many instructions
+    /// each run of `program` executed. That is a static program at addresses that no other
+    /// program of the guest has; no instruction of it is followed by itself.
+    ///
+    /// # Errors
+    /// As [`Guest::emulate`]; no C compiler, or it is no such program.
+    pub fn emulate_counting(
+        &self,
+        program: &[u8],
+        timeout: Duration,
+    ) -> Result<(String, Vec<u64>), L1Error> {
+        emulator::count(self, program, timeout)
     }
 }
 

@@ -2,8 +2,10 @@
 //! boots, its own `perf` counts exactly, samples at the very instruction, and a seed makes two
 //! runs equal.
 
+use std::time::Duration;
+
 use guest_tests::linux::perf::{LOG, count, field};
-use guest_tests::linux::{LinuxImage, Log, Script, UnderUmpire, lines};
+use guest_tests::linux::{LinuxImage, Log, Script, UnderUmpire, lines, steps};
 
 /// Instructions of `loops`, and its branches: conditional ones, and the system call.
 const LOOPS: [f64; 2] = [2_000_004.0, 1_000_001.0];
@@ -138,4 +140,48 @@ fn a_seed_makes_runs_equal() {
     assert_eq!(first, counts("1"));
     let [_, random] = counts("2");
     assert_ne!(first[1], random);
+}
+
+/// Another emulator, with a plugin that counts, is the oracle: the same kernel, initramfs and
+/// programs.
+#[test]
+fn a_programs_instructions_are_those_that_another_emulator_executes() {
+    const NAME: &str = "a_programs_instructions_are_those_that_another_emulator_executes";
+    let Some(program) = bench_programs::image() else {
+        println!("skipped: {NAME}: the programs need the Rust target x86_64-unknown-none");
+        return;
+    };
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), program).expect("room for the programs");
+    let image = LinuxImage::fetch().expect("the guest's image");
+    let image = image.with_program("programs", file.path());
+    let names: Vec<char> = ('a'..='m').collect();
+    let commands: Vec<String> = names
+        .iter()
+        .map(|letter| {
+            format!(
+                "perf stat -x, -o /tmp/s -e instructions:u /opt/programs/programs {letter} 1 \
+                 >/dev/null && cat /tmp/s"
+            )
+        })
+        .collect();
+    let script = commands.join("\n");
+
+    let ours = guest(image.clone(), &[]).run(&script).successes();
+    let counted: Vec<u64> = ours
+        .iter()
+        .map(|step| {
+            field(&step.output, "instructions:u")
+                .parse()
+                .expect("a count")
+        })
+        .collect();
+
+    let guest = image.with_script(&script).expect("a guest");
+    let (console, executed) = guest
+        .emulate_counting(program, Duration::from_secs(600))
+        .expect("QEMU runs the guest");
+    assert_eq!(steps(&console).len(), names.len(), "{console}");
+    assert_eq!(counted, executed, "of {names:?}");
+    assert!(counted.iter().all(|count| *count > 100_000), "{counted:?}");
 }

@@ -58,6 +58,19 @@ pub const FLOATING: [Program; 2] = [
     program('m', "pairs of doubles", 12),
 ];
 
+/// Words for their file as the first process of a Linux: it runs one of the programs, and powers
+/// the machine off.
+#[must_use]
+pub fn as_first_process(program: &Program, rounds: u64) -> String {
+    format!("{} {rounds}", program.letter.to_ascii_uppercase())
+}
+
+/// Each round is a system call. It needs a Linux.
+pub const SYSTEM_CALLS: Program = program('n', "system calls", 1_000_000);
+
+/// Ends at once, likewise.
+pub const NOTHING: Program = program('o', "nothing", 1);
+
 /// Their file, a static ELF64 executable for Linux that calls it three times: twice for its CPU
 /// time, and to write. `None` where it could not be built.
 #[must_use]

@@ -2,7 +2,7 @@
 
 use core::hint::black_box;
 
-use crate::sys::Memory;
+use crate::sys::{self, Memory};
 
 /// Fibonacci's numbers by their definition.
 pub(crate) fn calls(_: &mut Memory, rounds: u64) -> u64 {
@@ -91,4 +91,14 @@ fn run(code: &[u8], start: u64, count: u64) -> u64 {
             _ => return variables[0],
         }
     }
+}
+
+/// A system call each round.
+pub(crate) fn system_calls(_: &mut Memory, rounds: u64) -> u64 {
+    (0..rounds).fold(0, |sum, _| sum.wrapping_add(sys::parent()))
+}
+
+/// What a machine does without a program.
+pub(crate) fn nothing(_: &mut Memory, _: u64) -> u64 {
+    0
 }

@@ -4,6 +4,9 @@
 //!
 //! Who runs it gets 16 bytes on its standard output: the result, which is the same on every
 //! processor, and the CPU time of the rounds in nanoseconds. In them the program calls nobody.
+//!
+//! With a capital letter it is the first process of a Linux, and powers that off at its end. There
+//! are two programs more for it: system calls, and nothing.
 #![no_std]
 #![no_main]
 #![deny(unsafe_code)]
@@ -30,7 +33,7 @@ use sys::Memory;
 type Program = fn(&mut Memory, u64) -> u64;
 
 /// In the order of their letters.
-const PROGRAMS: [Program; 13] = [
+const PROGRAMS: [Program; 15] = [
     arrays::sum,
     arrays::random,
     arrays::sieve,
@@ -44,16 +47,22 @@ const PROGRAMS: [Program; 13] = [
     tree::count,
     float::scalar,
     float::vector,
+    machine::system_calls,
+    machine::nothing,
 ];
 
 /// Entered by [`sys`].
 fn start(letter: u8, rounds: u64, memory: &mut Memory) -> ! {
-    let number = usize::from(letter.wrapping_sub(b'a'));
+    let is_first = letter.is_ascii_uppercase();
+    let number = usize::from(letter.to_ascii_lowercase().wrapping_sub(b'a'));
     let Some(program) = PROGRAMS.get(number) else {
         sys::exit(1);
     };
     let began = sys::cpu_time();
     let result = program(memory, rounds);
+    if is_first {
+        sys::power_off();
+    }
     let took = sys::cpu_time() - began;
     if sys::tell([result, took]) {
         sys::exit(0);
