@@ -1,10 +1,13 @@
 //! How fast the processor in software is: thirteen programs, the same bytes on the host's processor,
 //! on `emu`, which counts all that instructions do, and under Callgrind, which counts
 //! instructions. The three take turns, so that noise hits them alike; times are those of their
-//! threads on a CPU.
+//! threads on a CPU. What a counter's register costs there, and what a kernel does.
+
+mod kernel;
+mod registers;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bench_programs::{
@@ -17,6 +20,8 @@ use vmm::host::CpuFacts;
 
 use super::error::BenchError;
 use super::report::{Report, table, verdict};
+pub use kernel::{KernelReport, KernelRow};
+pub use registers::RegisterRow;
 
 /// The least that each program may have of Callgrind's speed.
 const EACH: f64 = 0.4;
@@ -24,7 +29,7 @@ const EACH: f64 = 0.4;
 const MEAN: f64 = 0.85;
 
 /// How long it is measured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct EmuOptions {
     /// Times some ten million instructions of each program.
     pub length: u32,
@@ -32,6 +37,8 @@ pub struct EmuOptions {
     pub turns: u32,
     /// Callgrind too.
     pub valgrind: bool,
+    /// A bzImage or vmlinux of Linux to boot.
+    pub kernel: Option<PathBuf>,
 }
 
 /// Speed of the processor in software.
@@ -49,6 +56,12 @@ pub struct EmuReport {
     pub without_callgrind: Option<String>,
     /// Whether the speeds are at least the parts of Callgrind's that they should be.
     pub met: Option<bool>,
+    /// What an access to a counter costs.
+    pub registers: Vec<RegisterRow>,
+    /// What a kernel does.
+    pub kernel: Option<KernelReport>,
+    /// Why there is none.
+    pub without_kernel: Option<&'static str>,
 }
 
 /// One program.
@@ -101,9 +114,8 @@ pub struct SlowPathRow {
 }
 
 impl SlowPathRow {
-    fn of(run: &GuestRun) -> Self {
-        let instructions = run.whole.of(EventClass::Instructions).max(1);
-        let slow = |path| run.slow_paths.of(path) * 1_000_000 / instructions;
+    fn of(instructions: u64, taken: impl Fn(SlowPath) -> u64) -> Self {
+        let slow = |path| taken(path) * 1_000_000 / instructions.max(1);
         SlowPathRow {
             integer: slow(SlowPath::Integer),
             string: slow(SlowPath::String),
@@ -121,11 +133,12 @@ impl SlowPathRow {
         }
     }
 
-    /// Those of a program's own code.
-    fn cells(&self) -> [String; 8] {
+    /// Those that programs and kernels take.
+    fn cells(&self) -> [String; 9] {
         [
             self.integer,
             self.string,
+            self.system,
             self.sse,
             self.memory,
             self.alone,
@@ -189,7 +202,12 @@ pub(super) fn measure(options: &EmuOptions) -> Result<EmuReport, BenchError> {
         .of_callgrind
         .zip(each)
         .map(|(mean, each)| mean >= MEAN && each.iter().all(|met| *met));
+    let boot = |kernel: &PathBuf| kernel::measure(kernel, image, (options.length, options.turns));
+    let kernel = options.kernel.as_ref().map(boot).transpose()?;
     Ok(EmuReport {
+        without_kernel: kernel.is_none().then_some("it needs --kernel FILE"),
+        kernel,
+        registers: registers::measure()?,
         processor: CpuFacts::read(Path::new("/")).model_name,
         programs,
         floating,
@@ -264,7 +282,9 @@ fn row(program: &Program, best: &Best) -> EmuRow {
         instructions,
         accesses_per_1000: part(counts.of(EventClass::Loads) + counts.of(EventClass::Stores)),
         branches_per_1000: part(counts.of(EventClass::Branches)),
-        slow: SlowPathRow::of(&best.guest),
+        slow: SlowPathRow::of(best.guest.whole.of(EventClass::Instructions), |path| {
+            best.guest.slow_paths.of(path)
+        }),
         code_kib: best.guest.code_bytes >> 10,
         speeds: EmuSpeeds::of(
             speed(best.host.time),
@@ -326,25 +346,64 @@ impl Report for EmuReport {
         ];
         table(titles, 1..=6, rows.chain([mean]), out)?;
         writeln!(out, "Slow path, for each million of instructions:")?;
-        let rows = all().map(|row| {
-            let [integer, string, sse, memory, alone, walk, lookup, decode] = row.slow.cells();
-            let name = row.program.to_owned();
+        let boot = self.kernel.iter().map(|kernel| ("boot", &kernel.slow));
+        let rows = all().map(|row| (row.program, &row.slow)).chain(boot);
+        let rows = rows.map(|(name, slow)| {
+            let [
+                integer,
+                string,
+                system,
+                sse,
+                memory,
+                alone,
+                walk,
+                lookup,
+                decode,
+            ] = slow.cells();
+            let name = name.to_owned();
             [
-                name, integer, string, sse, memory, alone, walk, lookup, decode,
+                name, integer, string, system, sse, memory, alone, walk, lookup, decode,
             ]
         });
         let titles = [
-            "program", "integer", "string", "sse", "memory", "alone", "walk", "lookup", "decode",
+            "program", "integer", "string", "system", "sse", "memory", "alone", "walk", "lookup",
+            "decode",
         ];
-        table(titles, 1..=8, rows, out)?;
+        table(titles, 1..=9, rows, out)?;
+        self.rest(out)
+    }
+}
+
+impl EmuReport {
+    /// What comes behind the tables.
+    fn rest(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.without_callgrind {
-            Some(why) => writeln!(out, "Without Callgrind: {why}"),
+            Some(why) => writeln!(out, "Without Callgrind: {why}")?,
             None => writeln!(
                 out,
                 "At least {EACH} of Callgrind's speed each, {MEAN} on the mean: {}",
                 verdict(self.met)
-            ),
+            )?,
         }
+        for row in &self.registers {
+            let RegisterRow {
+                access,
+                guest_ticks,
+                host_ns,
+            } = row;
+            writeln!(
+                out,
+                "{access}: {host_ns} ns of the host, {guest_ticks} ticks of the guest"
+            )?;
+        }
+        if let Some(why) = self.without_kernel {
+            writeln!(out, "Boot, system calls, memory and recordings: {why}")?;
+        }
+        self.kernel.iter().try_for_each(|kernel| {
+            kernel.text(out)?;
+            let met = verdict(Some(kernel.met));
+            writeln!(out, "  all of these: {met}")
+        })
     }
 }
 

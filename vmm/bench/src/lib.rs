@@ -24,7 +24,9 @@ mod switch;
 mod traps;
 
 pub use beside::Ratios;
-pub use emu::{EmuOptions, EmuReport, EmuRow, EmuSpeeds, SlowPathRow};
+pub use emu::{
+    EmuOptions, EmuReport, EmuRow, EmuSpeeds, KernelReport, KernelRow, RegisterRow, SlowPathRow,
+};
 pub use error::BenchError;
 pub use guest::Access;
 pub use host_arbiter::{

@@ -81,11 +81,13 @@ fn lowered(what: Bench) -> Result<Measurement, UserError> {
             length,
             turns,
             no_valgrind,
+            kernel,
             ..
         } => Measurement::Emu(EmuOptions {
             length,
             turns,
             valgrind: !no_valgrind,
+            kernel,
         }),
         Bench::Perfmon(PerfmonFlags {
             hostile: Some(socket),

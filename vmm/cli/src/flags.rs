@@ -406,6 +406,10 @@ pub enum Bench {
         /// Leave Callgrind out
         #[arg(long)]
         no_valgrind: bool,
+        /// A Linux (bzImage or vmlinux) to boot as well: its boot, system calls, memory, and what
+        /// a recording costs
+        #[arg(long, value_name = "FILE")]
+        kernel: Option<PathBuf>,
     },
 }
 

@@ -4,7 +4,7 @@ use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
 
-use emu::{Cpu, Observer, Ram, RamError};
+use emu::{Cpu, Ram, RamError, SlowPaths};
 use iced_x86::CpuidFeature;
 use irqchip::{BadMachine, Chips, IoApicVersion, Machine};
 use kvm_pmu::{Tsc, VcpuId};
@@ -289,6 +289,21 @@ impl Room {
     #[must_use]
     pub fn vcpus(&self) -> &[EmuVcpu] {
         &self.vcpus
+    }
+
+    /// Instructions that all vCPUs have executed, and what of each vCPU's took the slow path.
+    #[must_use]
+    pub fn executed(&self) -> (u64, Vec<SlowPaths>) {
+        let instructions = self.vcpus.iter().map(EmuVcpu::executed).sum();
+        let slow = self.vcpus.iter().map(|vcpu| vcpu.cpu().slow_paths());
+        (instructions, slow.collect())
+    }
+
+    /// Bytes of decoded code.
+    #[must_use]
+    pub fn code_bytes(&self) -> usize {
+        let vcpus = self.vcpus.iter();
+        vcpus.map(|vcpu| vcpu.cpu().code_bytes()).sum()
     }
 
     /// The guest's memory. Who writes to it says so by [`Room::written`].

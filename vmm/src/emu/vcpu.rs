@@ -107,6 +107,8 @@ pub struct EmuVcpu {
     /// The instruction that may complete an overflow, while instructions are sampled.
     watched: Option<Box<Watched>>,
     factory: InstructionInfoFactory,
+    /// Instructions so far, for who measures.
+    executed: u64,
 }
 
 /// What is kept of a vCPU, so that another one goes on where it stands.
@@ -227,6 +229,7 @@ impl EmuVcpu {
             executed: [0; 2],
             watched: None,
             factory: InstructionInfoFactory::new(),
+            executed: 0,
             cpu,
             pmu: parts.pmu,
             core: parts.core,
@@ -237,6 +240,11 @@ impl EmuVcpu {
     #[must_use]
     pub fn id(&self) -> VcpuId {
         self.id
+    }
+
+    /// Instructions that it has executed.
+    pub(super) fn executed(&self) -> u64 {
+        self.executed
     }
 
     /// The processor, while it does not run.
@@ -664,7 +672,7 @@ impl EmuVcpu {
     fn count(&mut self) {
         for ring in [Ring::Kernel, Ring::User] {
             let done = self.cpu.take_totals(ring);
-            self.executed[ring as usize] += done.of(EventClass::Instructions);
+            self.executed += done.of(EventClass::Instructions);
             if let Some(watched) = &mut self.watched
                 && done.of(EventClass::Instructions) == 1
             {
@@ -925,11 +933,12 @@ fn what(missing: Option<Missing>) -> String {
     let of_kvm = |what| format!("{what}, for kernels of 16 and 32 bits: give --engine kvm");
     match missing {
         Some(Missing::Instruction(code)) => format!(
-            "the instruction {code:?}, which its CPUID announces: a bug of Umpire's; please report it"
+            "the instruction {code:?}, which its CPUID announces: a bug of Umpire's; please report \
+             this line, and which program or kernel has the instruction"
         ),
         Some(Missing::TaskGate) => of_kvm("task gates and task switches"),
         Some(Missing::LegacySyscall) => of_kvm("AMD's SYSCALL outside of long mode"),
         Some(Missing::Virtual8086) => of_kvm("virtual 8086 mode"),
-        None => "something: a bug of Umpire's; please report it".to_owned(),
+        None => "something: a bug of Umpire's; please report this line".to_owned(),
     }
 }

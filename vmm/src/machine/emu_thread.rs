@@ -5,20 +5,34 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use emu::SlowPath;
+use kvm_pmu::thread_cpu_time;
 use pmu_virt::PmuState;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::build::EmuMachine;
+use super::figures::EngineFigures;
 use super::outside::{Attention, MachineThread};
 use super::threads::{Ended, PATIENCE, StartError, WakeOnDrop};
 use crate::audit::AuditTrail;
-use crate::emu::RoomEnd;
+use crate::emu::{Room, RoomEnd};
 use crate::kvm::VcpuId;
 use crate::sched::pin;
 use crate::vcpu::VcpuControl;
 
 /// What is left of the vCPUs, and how they ended.
 type Left = (Ended, Vec<(VcpuId, PmuState)>);
+
+/// What the calling thread has done in `room`.
+fn figures(room: &Room) -> EngineFigures {
+    let (instructions, slow_paths) = room.executed();
+    EngineFigures {
+        instructions,
+        cpu_ns: u64::try_from(thread_cpu_time().as_nanos()).unwrap_or(u64::MAX),
+        code_bytes: room.code_bytes() as u64,
+        slow: SlowPath::ALL.map(|path| slow_paths.iter().map(|one| one.of(path)).sum()),
+    }
+}
 
 /// How often a thread that was asked to stop is looked at.
 const LOOK: Duration = Duration::from_millis(1);
@@ -56,6 +70,7 @@ impl EmuThread {
                 Ok(()) => {
                     room.comes_to(&MachineThread::of(thread));
                     let RoomEnd { vcpu, end } = room.run();
+                    log::info!("{}", figures(&room));
                     let states = room.close(|vcpu, holdings| audit.keep(vcpu, holdings));
                     ((vcpu, Ok(end)), states)
                 }
