@@ -99,6 +99,16 @@ impl Flags {
         }
     }
 
+    /// As these, with CF the top bit of a value of `bits` bits, and OF whether the next differs.
+    #[inline(always)]
+    pub(crate) fn with_carries_of(self, value: u64, bits: u32) -> Self {
+        const BOTH: u64 = CARRY | CARRY_INTO_TOP;
+        Self {
+            res: self.res,
+            aux: self.aux & !BOTH | value << (64 - bits) & BOTH,
+        }
+    }
+
     /// From a value of RFLAGS.
     pub(crate) fn from_bits(rflags: u64) -> Self {
         let bit = |flag: u64| rflags & flag != 0;

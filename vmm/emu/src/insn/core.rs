@@ -81,6 +81,8 @@ pub(crate) trait Width: Scalar + Eq {
     fn signed(self) -> u64;
     /// As the new value of a register that was `old`.
     fn merge(self, old: u64) -> u64;
+    fn rotated_left(self, by: u32) -> Self;
+    fn rotated_right(self, by: u32) -> Self;
 }
 
 macro_rules! width {
@@ -102,6 +104,14 @@ macro_rules! width {
             #[inline(always)]
             fn merge(self, $old: u64) -> u64 {
                 $keep | self as u64
+            }
+            #[inline(always)]
+            fn rotated_left(self, by: u32) -> Self {
+                self.rotate_left(by)
+            }
+            #[inline(always)]
+            fn rotated_right(self, by: u32) -> Self {
+                self.rotate_right(by)
             }
         }
     )*};

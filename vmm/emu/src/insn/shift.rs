@@ -34,12 +34,16 @@ fn top<W: Width>(value: u64) -> bool {
 
 #[inline(always)]
 fn shifted<W: Width>(operation: u8, a: W, count: u32) -> (W, Flags) {
-    // A value of up to 32 bits has room in 128 for any count up to 63, one of 64 bits too.
     match operation {
         SHL => {
-            let wide = u128::from(a.wide()) << count;
-            let value = W::of(wide as u64);
-            let cf = wide >> W::BITS & 1 != 0;
+            // 64 bits have room for 32 shifted by 31, but for none above their own.
+            let wide = a.wide() << count;
+            let value = W::of(wide);
+            let cf = if W::BITS == 64 {
+                a.wide() >> (64 - count) & 1 != 0
+            } else {
+                wide >> W::BITS & 1 != 0
+            };
             let of = top::<W>(value.wide()) != cf;
             (value, Flags::result(value.signed(), cf, of))
         }
@@ -59,30 +63,21 @@ fn shifted<W: Width>(operation: u8, a: W, count: u32) -> (W, Flags) {
     }
 }
 
-/// Only CF and OF change.
+/// Only CF and OF change. A rotation to the right leaves CF in the top bit, and OF is whether the
+/// bit below differs; one to the left leaves CF in the lowest bit, and OF is whether the top one
+/// differs: the top two bits of what one step further to the right has.
 #[inline(always)]
 fn rotate<W: Width>(operation: u8, a: W, count: u32, old: Flags) -> (W, Flags) {
-    let bits = W::BITS;
-    let turn = count % bits;
-    let turn = if operation == ROL {
-        turn
+    if operation == ROL {
+        let value = a.rotated_left(count);
+        (
+            value,
+            old.with_carries_of(value.rotated_right(1).wide(), W::BITS),
+        )
     } else {
-        (bits - turn) % bits
-    };
-    let wide = a.wide();
-    let value = if turn == 0 {
-        wide
-    } else {
-        W::of(wide << turn | wide >> (bits - turn)).wide()
-    };
-    let high = top::<W>(value);
-    let flags = if operation == ROL {
-        let cf = value & 1 != 0;
-        old.with_carry_overflow(cf, high != cf)
-    } else {
-        old.with_carry_overflow(high, high != top::<W>(value << 1))
-    };
-    (W::of(value), flags)
+        let value = a.rotated_right(count);
+        (value, old.with_carries_of(value.wide(), W::BITS))
+    }
 }
 
 fn rotate_through<W: Width>(operation: u8, a: W, count: u32, old: Flags) -> (W, Flags) {
