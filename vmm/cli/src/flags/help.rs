@@ -70,9 +70,10 @@ Examples:
   umpire top                                   watch all VMs that run
 
 Exit status: 0 done; 2 bad input, or a host that cannot do it; 4 the host failed;
-6 the guest failed (triple fault, an instruction that KVM or emu lacks, or with --engine emu
-it sleeps for ever); 124 timeout; 130 interrupted; odd: the guest wrote V to port 0xf4, and
-the status is V * 2 + 1 (low 8 bits).";
+6 the guest failed (triple fault, an instruction that KVM lacks, or with --engine emu it sleeps
+for ever); 8 the engine emu lacks what its CPUID announces, or an old mode, as the message says:
+please report it; 124 timeout; 130 interrupted; odd: the guest wrote V to port 0xf4, and the
+status is V * 2 + 1 (low 8 bits).";
 
 const DOCTOR: &str = "\
 Runs small probe guests to find what this KVM really does: is guest kernel code slow,
@@ -471,11 +472,16 @@ const BENCH_EMU: &str = "\
 No guest of KVM runs and no PMU is needed. The programs are one file without a system: eleven
 of integers, two of doubles. Figures are millions of instructions a second, of the fastest of
 --turns. Wanted of the speed of Callgrind on the same host: 0.85 for the programs of integers
-in the geometric mean, 0.4 for each of them; those of doubles have no bound.
+in the geometric mean, 0.4 for each of them; those of doubles have no bound. With --kernel a
+Linux runs as well, in some --turns of four boots: 80 million a second are wanted of its boot,
+40 of a loop of system calls, at most 100 MiB beyond its RAM, and a recording at 1 kHz in 1.02
+of the time without.
 
   umpire bench emu --length 2 --turns 1
   umpire bench emu --no-valgrind -j
-Exit status: 0, also where a goal is missed; 4 if a program did not run, or not as everywhere.";
+  umpire bench emu --kernel vmlinuz
+Exit status: 0, also where a goal is missed; 4 if a program did not run, or not as everywhere,
+or the kernel did not.";
 
 const BENCHES: [(&str, &str); 10] = [
     ("emu", BENCH_EMU),
