@@ -392,6 +392,10 @@ fn options_and_files() {
             &["bench", "scale", "--counters", "sim=/dev/zero"],
             &["/dev/zero is a device"],
         ),
+        (
+            &["bench", "emu", "--kernel", "no/such/kernel"],
+            &["--kernel no/such/kernel", "No such file"],
+        ),
     ];
     for (flags, expected) in cases {
         desk.check_flags(flags, expected);

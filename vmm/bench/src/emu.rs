@@ -6,6 +6,7 @@
 mod kernel;
 mod registers;
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -180,6 +181,13 @@ impl EmuSpeeds {
 /// # Errors
 /// There are no programs, or one did not run, or not as everywhere.
 pub(super) fn measure(options: &EmuOptions) -> Result<EmuReport, BenchError> {
+    // Before minutes of other figures.
+    if let Some(file) = &options.kernel {
+        File::open(file).map_err(|error| BenchError::Kernel {
+            file: file.clone(),
+            error,
+        })?;
+    }
     let image = image().ok_or_else(|| {
         BenchError::Programs("this umpire was built without them (x86_64-unknown-none)".to_owned())
     })?;

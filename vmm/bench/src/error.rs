@@ -80,6 +80,13 @@ pub enum BenchError {
     /// The host's arbiter, as a process.
     #[error("umpire arbiterd: {0}")]
     Arbiter(String),
+    /// There is no kernel to boot.
+    #[error("--kernel {}: {error}", .file.display())]
+    Kernel {
+        /// Its file.
+        file: std::path::PathBuf,
+        error: std::io::Error,
+    },
     /// The programs for the processor in software.
     #[error("the programs to measure with: {0}")]
     Programs(String),

@@ -128,9 +128,10 @@ fn of_perfmon(flags: PerfmonFlags) -> PerfmonOptions {
 impl From<BenchError> for UserError {
     fn from(error: BenchError) -> Self {
         let status = match error {
-            BenchError::NoGuest(_) | BenchError::Sources(_) | BenchError::Reservations(_) => {
-                ExitStatus::BAD_INPUT
-            }
+            BenchError::NoGuest(_)
+            | BenchError::Sources(_)
+            | BenchError::Reservations(_)
+            | BenchError::Kernel { .. } => ExitStatus::BAD_INPUT,
             _ => ExitStatus::HOST_FAILURE,
         };
         Self::with_status(error, status)

@@ -40,7 +40,8 @@ impl World {
     const COUNT: u64 = 3 << 6;
 
     fn number(n: u64) -> Self {
-        let bit = |at: u64| n / 3 >> at & 1 != 0;
+        let bits = n / 3;
+        let bit = |at: u64| bits >> at & 1 != 0;
         Self {
             access: [Access::Read, Access::Write, Access::Fetch][(n % 3) as usize],
             user: bit(0),
@@ -147,7 +148,7 @@ fn expected(world: World, way: &[u64]) -> Option<u32> {
         }
         let reserved = entry & RESERVED != 0 || entry & NO_EXECUTE != 0 && !world.no_execute;
         if reserved {
-            return Some(code | 1 << 0 | 1 << 3);
+            return Some(code | 1 | 1 << 3);
         }
     }
     let each = |bit: u64| way.iter().all(|entry| entry & bit != 0);
@@ -174,7 +175,7 @@ fn expected(world: World, way: &[u64]) -> Option<u32> {
         Needs::Executable => none(NO_EXECUTE),
         Needs::NoSmep => !world.smep,
     });
-    (!met).then_some(code | 1 << 0)
+    (!met).then_some(code | 1)
 }
 
 /// Those of `bits` that `number` chooses.
