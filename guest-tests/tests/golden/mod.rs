@@ -304,7 +304,7 @@ fn options_of(help: &str) -> String {
 
 #[test]
 fn options_are_as_before() {
-    let commands: [&[&str]; 36] = [
+    let commands: [&[&str]; 38] = [
         &["run"],
         &["doctor"],
         &["demo"],
@@ -341,6 +341,8 @@ fn options_are_as_before() {
         &["pause"],
         &["resume"],
         &["stop"],
+        &["count"],
+        &["count", "diff"],
     ];
     let mut all = String::new();
     for words in commands {

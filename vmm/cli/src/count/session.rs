@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use attribution::{Attribution, Collect, Counts, Objects, Start};
 use count_init::{ENDING_LEN, Ending};
 use guest_files::{
-    Errand as Service, Errno, FileServer, Input, Kind, MemoryTree, Out, Sink, Tree, View,
+    Errand as Service, Errno, FileServer, Given, Input, Kind, MemoryTree, Out, Sink, Tree, View,
 };
 use guest_view::KernelView;
 use serde::{Deserialize, Serialize};
@@ -276,6 +276,22 @@ pub(super) struct Ran {
 }
 
 impl Ready {
+    /// Who looks on.
+    fn looks(&self, shape: &Shape<'_>, given: &Given) -> Result<Looks, UserError> {
+        let symbols = Box::new(Symbols(View::new(given).map_err(failed)?));
+        let observer = Attribution::new(self.kernel, Start::First);
+        let observer = observer.with_regions(shape.collect.clone());
+        let observer = if shape.functions {
+            observer.with_functions(view_of(&self.image)?, symbols)
+        } else {
+            observer.with_files(symbols)
+        };
+        Ok(Looks {
+            observer: Box::new(observer),
+            places: self.kernel.places().to_vec(),
+        })
+    }
+
     /// Runs a program.
     pub(super) fn run(
         &self,
@@ -308,18 +324,7 @@ impl Ready {
                     .answer(request, reply);
             }
         };
-        let symbols = Box::new(Symbols(View::new(&errand.given).map_err(failed)?));
-        let observer = Attribution::new(self.kernel, Start::First);
-        let observer = observer.with_regions(shape.collect.clone());
-        let observer = if shape.functions {
-            observer.with_functions(view_of(&self.image)?, symbols)
-        } else {
-            observer.with_files(symbols)
-        };
-        let looks = Looks {
-            observer: Box::new(observer),
-            places: self.kernel.places().to_vec(),
-        };
+        let looks = self.looks(shape, &errand.given)?;
         let ran = self
             .image
             .run(serve, limits.clone(), Some(looks))
@@ -331,20 +336,7 @@ impl Ready {
         let server = Arc::into_inner(server).ok_or_else(|| failed("files are still served"))?;
         let mut server = server.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut notes = Vec::new();
-        // What was executed is what the links on the way lead to.
-        let program = errand.given.program.as_ref();
-        let program = program.and_then(|path| fs::canonicalize(path).ok());
-        for input in server.inputs() {
-            let is_program = program.as_deref() == Some(path_of(&input));
-            let (name, value) = described_file(&input, is_program, &errand.given.folder);
-            if input.changed {
-                let path = printable(&input.path);
-                notes.push(format!(
-                    "{path} changed while the program ran: its counts are of parts of both"
-                ));
-            }
-            inputs.add(name, value);
-        }
+        add_files(&server.inputs(), &errand.given, &mut inputs, &mut notes);
         notes.extend(missing(&server));
         notes.extend(ran.out_of_memory.map(|_| {
             "the guest had no memory left, and its kernel killed a process; --memory gives it more"
@@ -437,6 +429,24 @@ fn listed(names: &[Vec<u8>]) -> String {
         more => format!(" and {more} more"),
     };
     some.join(", ") + &more
+}
+
+/// Files, folders and links that the program has read are inputs.
+fn add_files(read: &[Input], given: &Given, inputs: &mut Inputs, notes: &mut Vec<String>) {
+    // What was executed is what the links on the way lead to.
+    let program = given.program.as_ref();
+    let program = program.and_then(|path| fs::canonicalize(path).ok());
+    for input in read {
+        let is_program = program.as_deref() == Some(path_of(input));
+        let (name, value) = described_file(input, is_program, &given.folder);
+        if input.changed {
+            let path = printable(&input.path);
+            notes.push(format!(
+                "{path} changed while the program ran: its counts are of parts of both"
+            ));
+        }
+        inputs.add(name, value);
+    }
 }
 
 fn path_of(input: &Input) -> &Path {
