@@ -14,7 +14,7 @@
 //! |---|---|
 //! | rings outside of memory, of no possible size, or not aligned | looked at when a queue is made ready; the device breaks ([`Broken`]) |
 //! | chains that are circular, cut off, too long, or whose buffers are no memory | at most [`MOST_PIECES`] pieces and [`MOST_BYTES`] bytes each way; the device breaks |
-//! | more heads than the ring has room for | the device breaks |
+//! | more heads than the ring has room for, also by replies over the ring | the device breaks |
 //! | buffers over rings, over code, over each other | all accesses are the VMM's own, bounded ones; what was written is told to the processor |
 //! | no room for the reply | a reply of an error without data, if that fits; else the device breaks |
 //! | registers that are not there, or of another width | read as 0, and nothing is written |

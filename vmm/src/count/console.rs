@@ -36,20 +36,37 @@ impl Console {
 impl Said {
     fn take(&mut self, byte: u8) {
         if byte == b'\n' {
-            let line = String::from_utf8_lossy(&self.line).trim_end().to_owned();
+            let text = String::from_utf8_lossy(&self.line);
+            // Names in it are what programs gave themselves.
+            let printable = |c: char| if c.is_control() { '?' } else { c };
+            let line: String = text.trim_end().chars().map(printable).collect();
             self.line.clear();
-            self.look_at(line);
+            self.look_at(&line);
         } else if self.line.len() < LINE {
             self.line.push(byte);
         }
     }
 
-    fn look_at(&mut self, line: String) {
-        if line.contains("Kernel panic - ") {
-            self.panic.get_or_insert(line);
-        } else if line.contains("Out of memory: Killed process") {
-            self.out_of_memory.get_or_insert(line);
+    fn look_at(&mut self, line: &str) {
+        let text = without_time(line);
+        // How a line begins is the kernel's, and longer than the name of a process, which is in
+        // some of them.
+        if text.starts_with("Kernel panic - not syncing: ") {
+            self.panic.get_or_insert_with(|| text.to_owned());
+        } else if text.starts_with("Out of memory: Killed process ") {
+            self.out_of_memory.get_or_insert_with(|| text.to_owned());
         }
+    }
+}
+
+/// A line without the time that it begins with, in brackets.
+fn without_time(line: &str) -> &str {
+    let rest = line
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once("] "));
+    match rest {
+        Some((time, text)) if time.trim_start().parse::<f64>().is_ok() => text,
+        _ => line,
     }
 }
 
@@ -80,7 +97,8 @@ mod tests {
         let noise = [b'x'; 4 * TAIL];
         for part in [
             b"[    1.0] Out of memory: Killed process 47 (true) total-vm:1kB\r\n".as_slice(),
-            b"Out of memory: Killed process 48 (false)\n",
+            b"[    1.1] Out of memory: Killed process 48 (Kernel panic - )\n",
+            b"Out of memory: Killed process 48 (\nKernel panic -) a\x1b[31m\n",
             &noise,
             b"\n[    2.0] Kernel panic - not ",
             b"syncing: Attempted to kill init!\n",
@@ -89,9 +107,12 @@ mod tests {
         }
         let said = console.said();
         let killed = said.out_of_memory.expect("found");
-        assert!(killed.contains("process 47"), "{killed}");
+        assert_eq!(
+            killed,
+            "Out of memory: Killed process 47 (true) total-vm:1kB"
+        );
         let panic = said.panic.expect("found");
-        assert!(panic.ends_with("Attempted to kill init!"), "{panic}");
+        assert_eq!(panic, "Kernel panic - not syncing: Attempted to kill init!");
         assert!((TAIL..=2 * TAIL).contains(&said.tail.len()));
         assert!(said.tail.ends_with(b"kill init!\n"));
     }

@@ -104,11 +104,12 @@ where
         self.control.resume();
         let end = self.room.run().end;
         let (met, broken) = (self.met.get(), self.platform.broken());
-        // Whatever else the guest did, what it said before its reset is why.
-        if let Some(word) = self.said().panic {
-            return Stop::Ended(End::Panicked(word));
-        }
         Stop::Ended(match (end, met, broken) {
+            // It restarts then, and nobody but the kernel can do that.
+            (VcpuEnd::Guest(GuestEnd::Reset(by)), _, _) => match self.said().panic {
+                Some(word) => End::Panicked(word),
+                None => End::Lost(GuestEnd::Reset(by).to_string()),
+            },
             (VcpuEnd::Guest(GuestEnd::TestExit(signal)), _, _) => match self.signals.word(signal) {
                 Some(stop) => return stop,
                 None => End::Lost(format!(

@@ -8,7 +8,7 @@ use virtio_bindings::bindings::virtio_mmio::{VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 use vm_memory::GuestMemoryMmap;
 
-use super::queue::{Broken, Chain, ReadyQueue, SavedQueue};
+use super::queue::{Broken, Chain, MOST_CHAINS, ReadyQueue, SavedQueue};
 use super::registers::{CONFIGURATION, QUEUES, Registers, Wrote};
 use crate::devices::InterruptLine;
 
@@ -174,19 +174,23 @@ impl<F: FnMut(&[u8], &mut Vec<u8>)> VirtioFs<F> {
 
     /// Answers all that is in a queue.
     fn serve_queue(&mut self, number: usize) -> Result<(), Broken> {
-        let mut served = false;
-        // The guest does not run meanwhile, so there are no more than the queue has room for.
+        let mut served = 0;
         while let Some(queue) = &mut self.queues[number] {
             let Some(chain) = queue.take(&self.memory)? else {
                 break;
             };
+            // The guest does not run meanwhile, but a reply may lie where the queue does, and
+            // make more of it available each time.
+            served += 1;
+            if served > MOST_CHAINS {
+                return Err(Broken::Heads);
+            }
             self.reply.clear();
             (self.serve)(&chain.request, &mut self.reply);
             fit(&chain, &mut self.reply)?;
             queue.give_back(&chain, &self.reply, &self.memory, &mut self.written)?;
-            served = true;
         }
-        if served {
+        if served > 0 {
             self.interrupt(VIRTIO_MMIO_INT_VRING);
         }
         Ok(())

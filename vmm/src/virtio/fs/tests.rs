@@ -47,14 +47,20 @@ struct Bench {
 
 /// Each request is answered by its bytes backwards, `times` over.
 fn bench(times: usize) -> Bench {
+    bench_of(move |request, reply| {
+        for _ in 0..times {
+            reply.extend(request.iter().rev());
+        }
+    })
+}
+
+fn bench_of(mut answer: impl FnMut(&[u8], &mut Vec<u8>) + Send + 'static) -> Bench {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
     let (edges, asked) = (Edges::default(), Arc::<Mutex<Vec<Vec<u8>>>>::default());
     let log = asked.clone();
     let serve: Serve = Box::new(move |request, reply| {
         log.lock().expect("nobody panics").push(request.to_vec());
-        for _ in 0..times {
-            reply.extend(request.iter().rev());
-        }
+        answer(request, reply);
     });
     let line = Box::new(edges.clone());
     Bench {
@@ -275,6 +281,24 @@ fn malformed_chains_break_the_device() {
         bench.send(0);
         assert_eq!(bench.asked.lock().expect("no panic").len(), asked);
     }
+}
+
+/// Each reply makes one more request available: that is no way to hold the machine up.
+#[test]
+fn replies_over_the_ring_do_not_go_on_for_ever() {
+    let mut index = 1_u16;
+    let mut bench = bench_of(move |_, reply| {
+        index = index.wrapping_add(1);
+        reply.extend([0, 0]);
+        reply.extend(index.to_le_bytes());
+    });
+    bench.begin();
+    bench.descriptor(0, REQUEST, 8, NEXT, 1);
+    bench.descriptor(1, AVAILABLE, 4, WRITE, 0);
+    bench.send(0);
+    assert_eq!(bench.device.broken(), Some(Broken::Heads));
+    let asked = bench.asked.lock().expect("no panic").len();
+    assert_eq!(asked, usize::from(MOST_CHAINS));
 }
 
 #[test]
