@@ -258,7 +258,7 @@ mod tests {
         assert!(text.contains(", and has to be sha256:e7d0"), "{text}");
         let error = |name: &str| {
             let path = folder.path().join(name);
-            let error = choose(&store, Some(&path)).err().expect("no kernel");
+            let error = choose(&store, Some(&path)).expect_err("no kernel");
             assert_eq!(error.status().code(), 125);
             error.to_string()
         };
