@@ -12,8 +12,9 @@ use crate::kernel::{Kernel, find};
 use crate::regions::{Collect, Regions, Request};
 use crate::tree::{Doing, Number, Task, Tree};
 
-/// Bytes of a path that are kept, and of a task's name.
+/// Bytes of a path that are kept, of a region's name, and of a task's.
 const PATH: usize = 4096;
+const NAME: usize = 256;
 const COMM: usize = 16;
 /// A page: a name that ends before memory does is read up to there.
 const PAGE: u64 = 4096;
@@ -152,6 +153,10 @@ impl Attribution {
             self.begins(sight, state.r[RDI]);
         } else if state.rip == self.kernel.exec {
             self.executes(sight);
+        } else if state.rip == self.kernel.exit
+            && let Some((functions, runs)) = self.looked_at(0)
+        {
+            functions.ends(runs.thread, runs.now);
         }
     }
 
@@ -192,7 +197,8 @@ impl Attribution {
             return;
         };
         let name = sight.state().r[RDI].wrapping_add(self.kernel.filename);
-        let name = number_at(sight, name).and_then(|name| text_at(sight, name));
+        let name = number_at(sight, name)
+            .and_then(|name| text_at(|at, to| sight.read(at, to), name, PATH));
         let name = name.unwrap_or_else(|| task.comm.clone());
         let is_root = match &self.start {
             Start::First => task.pid != 1,
@@ -228,12 +234,12 @@ impl Attribution {
 
     /// A text of the program's.
     fn named(&mut self, sight: &Sight<'_>, at: u64) -> Option<String> {
-        if let Some(text) = text_at(sight, at) {
+        if let Some(text) = text_at(|at, to| sight.read_as_user(at, to), at, NAME) {
             return Some(text);
         }
         let on = self.on;
         let bytes = self.places(sight)?.of_file(on, at, sight)?;
-        Some(printable(&bytes[..bytes.len().min(PATH)]))
+        Some(printable(&bytes[..bytes.len().min(NAME)]))
     }
 
     /// Where files of programs are mapped, if these are known.
@@ -403,14 +409,14 @@ fn comm_at(sight: &Sight<'_>, at: u64) -> Option<String> {
 }
 
 /// A text that ends with a NUL, or is cut.
-fn text_at(sight: &Sight<'_>, at: u64) -> Option<String> {
+fn text_at(read: impl Fn(u64, &mut [u8]) -> bool, at: u64, most: usize) -> Option<String> {
     let mut bytes = Vec::new();
-    while bytes.len() < PATH && !bytes.contains(&0) {
+    while bytes.len() < most && !bytes.contains(&0) {
         let next = at.wrapping_add(bytes.len() as u64);
         let room = usize::try_from(PAGE - next % PAGE).unwrap_or(1);
         let before = bytes.len();
-        bytes.resize((before + room).min(PATH), 0);
-        if !sight.read(next, &mut bytes[before..]) {
+        bytes.resize((before + room).min(most), 0);
+        if !read(next, &mut bytes[before..]) {
             return None;
         }
     }

@@ -26,6 +26,9 @@ const RSI: usize = 6;
 const RDI: usize = 7;
 const R10: usize = 10;
 
+/// Calls that are kept of all threads, when each has its part.
+const ROOM: usize = 1 << 20;
+
 /// The files that programs are made of, for their symbols.
 pub trait Objects: Debug + Send {
     /// The bytes of the file that the guest has at `path`; none where there is none, or it is none
@@ -35,7 +38,7 @@ pub trait Objects: Debug + Send {
 
 /// What of user code is known of a thread.
 #[derive(Debug, Default)]
-struct OneThread {
+struct FollowedThread {
     /// None before its first instruction.
     shadow: Option<Shadow>,
     /// Of its program's `struct mm_struct`.
@@ -68,7 +71,7 @@ pub(crate) struct Runs {
 #[derive(Debug)]
 pub(crate) struct Functions {
     places: Places,
-    threads: AHashMap<Number, OneThread>,
+    threads: AHashMap<Number, FollowedThread>,
     book: Book,
 }
 
@@ -84,7 +87,7 @@ impl Functions {
     /// What is to be told of the thread that runs.
     pub(crate) fn follow(&self, thread: Number) -> Follow {
         match self.threads.get(&thread) {
-            Some(OneThread {
+            Some(FollowedThread {
                 shadow: Some(_),
                 place,
                 ..
@@ -102,7 +105,7 @@ impl Functions {
         if let Some((before, now)) = before {
             self.ends(before, now);
         }
-        self.threads.insert(executes, OneThread::default());
+        self.threads.insert(executes, FollowedThread::default());
     }
 
     /// `parent` has made `child`, with its memory or a copy of it.
@@ -113,7 +116,7 @@ impl Functions {
         if from.memory != memory {
             self.places.copy(from.memory, memory);
         }
-        let begun = OneThread {
+        let begun = FollowedThread {
             shadow: from.shadow.as_ref().map(Shadow::forked),
             memory,
             place: from.place,
@@ -126,7 +129,7 @@ impl Functions {
 
     /// It executes no more user code.
     pub(crate) fn ends(&mut self, thread: Number, now: u64) {
-        if let Some(OneThread {
+        if let Some(FollowedThread {
             shadow: Some(shadow),
             ..
         }) = self.threads.remove(&thread)
@@ -137,12 +140,6 @@ impl Functions {
 
     /// User code has entered the kernel.
     pub(crate) fn enters(&mut self, runs: Runs, entry: Entry, sight: &Sight<'_>) {
-        const EXIT: u32 = 60;
-        const EXIT_GROUP: u32 = 231;
-        if let Doing::Call(Call::Native(EXIT | EXIT_GROUP)) = runs.doing {
-            self.ends(runs.thread, runs.now);
-            return;
-        }
         let Some(thread) = self.threads.get_mut(&runs.thread) else {
             return;
         };
@@ -181,7 +178,10 @@ impl Functions {
         // A thread begins on a stack of its own.
         let begins = runs.doing == Doing::Start && before.is_some_and(|(_, rsp)| rsp != at.rsp);
         let Some(shadow) = thread.shadow.as_mut().filter(|_| !begins) else {
-            thread.shadow = Some(Shadow::new(place.function, at));
+            let room = ROOM / self.threads.len().max(1);
+            if let Some(thread) = self.threads.get_mut(&runs.thread) {
+                thread.shadow = Some(Shadow::new(place.function, at, room));
+            }
             return;
         };
         let lower = before.filter(|(_, rsp)| at.rsp < *rsp);

@@ -36,6 +36,7 @@ pub struct Kernel {
     pub(crate) switch: u64,
     pub(crate) begin: u64,
     pub(crate) exec: u64,
+    pub(crate) exit: u64,
     pub(crate) pid: u64,
     pub(crate) tgid: u64,
     pub(crate) comm: u64,
@@ -53,6 +54,7 @@ impl Kernel {
             switch,
             begin,
             exec,
+            exit,
             pid,
             tgid,
             comm,
@@ -66,6 +68,7 @@ impl Kernel {
             switch,
             begin,
             exec,
+            exit,
             pid,
             tgid,
             comm,
@@ -76,8 +79,8 @@ impl Kernel {
 
     /// Where the kernel is to be waited for, as `Room::observe` of `vmm` wants it.
     #[must_use]
-    pub fn places(&self) -> [u64; 3] {
-        [self.switch, self.begin, self.exec]
+    pub fn places(&self) -> [u64; 4] {
+        [self.switch, self.begin, self.exec, self.exit]
     }
 }
 

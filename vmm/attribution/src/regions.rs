@@ -8,7 +8,7 @@ use crate::counts::{Events, Region};
 use crate::tree::{Number, Tree};
 
 /// Regions that are kept; a program that marks more of them has the rest in the last one.
-const MOST: usize = 100_000;
+const MOST: usize = 4_096;
 
 /// Requests of Callgrind are `CT` and a number (`VG_USERREQ_TOOL_BASE`).
 const CALLGRIND: u64 = 0x4354_0000;
@@ -62,7 +62,7 @@ impl Request {
     /// `RUNNING_ON_VALGRIND`.
     pub(crate) fn of(sight: &Sight<'_>, text: impl FnOnce(u64) -> Option<String>) -> Option<Self> {
         let mut words = [0; 16];
-        if !sight.read(sight.state().r[0], &mut words) {
+        if !sight.read_as_user(sight.state().r[0], &mut words) {
             return None;
         }
         let [request, argument] = [0, 8].map(|at| {
@@ -108,7 +108,7 @@ impl Gathers {
 }
 
 #[derive(Debug, Default)]
-struct OneProgram {
+struct MarkedProgram {
     instrumented: bool,
     threads: BTreeMap<Number, Gathers>,
 }
@@ -118,7 +118,7 @@ struct OneProgram {
 pub(crate) struct Regions {
     at_start: Collect,
     /// Those that have asked for something, by their places in the tree.
-    programs: BTreeMap<usize, OneProgram>,
+    programs: BTreeMap<usize, MarkedProgram>,
     done: Vec<Region>,
 }
 
@@ -166,10 +166,13 @@ impl Regions {
             collected,
             ..
         } = self.at_start;
-        let one = self.programs.entry(program).or_insert_with(|| OneProgram {
-            instrumented,
-            threads: BTreeMap::new(),
-        });
+        let one = self
+            .programs
+            .entry(program)
+            .or_insert_with(|| MarkedProgram {
+                instrumented,
+                threads: BTreeMap::new(),
+            });
         let was_instrumented = one.instrumented;
         match request {
             Request::Start => one.instrumented = true,

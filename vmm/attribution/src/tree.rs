@@ -2,6 +2,7 @@
 //! each has executed.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use pmu_model::{EventClass, EventTotals, Ring};
 
@@ -48,7 +49,8 @@ struct OneThread {
 
 #[derive(Debug)]
 struct OneProgram {
-    name: String,
+    /// A forked process has that of its parent.
+    name: Arc<str>,
     pid: u32,
     parent: u32,
     threads: Vec<Number>,
@@ -86,7 +88,7 @@ impl Tree {
         let parent = before.map_or(0, |before| self.program_of(before).parent);
         let doing = before.map_or(Doing::Start, |before| self.threads[before].doing);
         self.programs.push(OneProgram {
-            name,
+            name: name.into(),
             pid: task.pid,
             parent,
             threads: Vec::new(),
@@ -216,7 +218,7 @@ impl Tree {
             .programs
             .iter()
             .map(|program| Program {
-                name: program.name.clone(),
+                name: program.name.as_ref().to_owned(),
                 pid: program.pid,
                 parent: program.parent,
                 threads: Vec::new(),
@@ -282,18 +284,14 @@ mod tests {
         assert_eq!(tree.at(0x400), None);
 
         let counts = tree.counts();
-        let seen: Vec<(&str, u32, u32, Vec<(u32, u64)>)> = counts
+        let seen: Vec<_> = counts
             .programs
             .iter()
             .map(|program| {
                 let threads = program.threads.iter();
                 let threads = threads.map(|thread| (thread.tid, thread.user.instructions));
-                (
-                    program.name.as_str(),
-                    program.pid,
-                    program.parent,
-                    threads.collect(),
-                )
+                let threads: Vec<(u32, u64)> = threads.collect();
+                (program.name.as_str(), program.pid, program.parent, threads)
             })
             .collect();
         let expected = [

@@ -283,7 +283,7 @@ impl Cpu {
         if self.core.left <= 0 {
             return Some(VmExit::Budget);
         }
-        if self.looks.is_place(self.core.state.rip) && !self.is_user() {
+        if self.looks.is_place(self.core.state.rip) && self.core.state.ring() == Ring::Kernel {
             self.looks.tell(Event::Reached, &self.core);
         }
         self.drop_written();
@@ -422,11 +422,6 @@ impl Cpu {
         self.core.alone = alone;
         self.tell(ring);
         stop
-    }
-
-    /// As paging tells them apart.
-    fn is_user(&self) -> bool {
-        self.core.state.cpl() == 3
     }
 
     /// Out of the loop's way: within it, it takes registers of what is done for each block.
@@ -681,7 +676,7 @@ impl Cpu {
     }
 
     fn fetch(&mut self, linear: u64) -> Result<Spot, Trap> {
-        let set = if self.is_user() {
+        let set = if self.core.state.cpl() == 3 {
             Set::UserFetch
         } else {
             Set::KernelFetch

@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use pmu_model::{EventClass, EventTotals, Ring};
 
 use crate::block::{Block, Blocks, Flow};
+use crate::entry::Entry;
 use crate::events;
 use crate::insn::Core;
 use crate::paging::walk;
@@ -20,23 +21,6 @@ const PREAMBLE: [u8; 16] = [
 ];
 /// `xchg rbx, rbx`.
 const REQUEST: [u8; 3] = [0x48, 0x87, 0xdb];
-
-/// How user code has got into the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
-    /// SYSCALL.
-    SystemCall,
-    /// SYSENTER.
-    SystemEnter,
-    /// INT n and its like, by vector.
-    Software(u8),
-    /// An exception, by vector; a page fault, for one.
-    Exception(u8),
-    /// An interrupt or NMI, by vector.
-    Interrupt(u8),
-    /// A call through a gate, or something else that is none of the above.
-    Other,
-}
 
 /// What an observer is told of. All that was executed before has been told by then
 /// ([`Observer::executed`]), but for what [`Sight::untold`] says.
@@ -130,13 +114,23 @@ impl Sight<'_> {
     /// RAM. It sets no A.
     #[must_use]
     pub fn read(&self, linear: u64, to: &mut [u8]) -> bool {
+        // Nothing that is mapped is closed to the kernel under AC.
+        self.read_by(Set::OpenRead, linear, to)
+    }
+
+    /// The same, of what user code may read.
+    #[must_use]
+    pub fn read_as_user(&self, linear: u64, to: &mut [u8]) -> bool {
+        self.read_by(Set::UserRead, linear, to)
+    }
+
+    fn read_by(&self, set: Set, linear: u64, to: &mut [u8]) -> bool {
         let mut at = linear;
         let mut rest = to;
         while !rest.is_empty() {
             let room = 4096 - (at & 0xfff);
             let len = usize::try_from(room).unwrap_or(0).min(rest.len());
-            // Nothing that is mapped is closed to the kernel under AC.
-            let Ok(mapped) = walk(&self.0.ram, &self.0.rules, at, Set::OpenRead) else {
+            let Ok(mapped) = walk(&self.0.ram, &self.0.rules, at, set) else {
                 return false;
             };
             let Some(offset) = self.0.ram.offset_of(mapped.physical) else {

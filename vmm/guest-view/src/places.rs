@@ -15,6 +15,8 @@ pub struct TaskPlaces {
     /// `setup_new_exec(bprm)`: the running task has become another program, as its
     /// `struct linux_binprm` says; it has new memory already, and a new name.
     pub exec: u64,
+    /// `do_exit`: the running task ends, for whatever reason.
+    pub exit: u64,
     /// `task_struct.pid`: 32 bits.
     pub pid: u64,
     /// `task_struct.tgid`: 32 bits.
@@ -38,6 +40,7 @@ impl TaskPlaces {
             switch: function("__switch_to")?,
             begin: function("wake_up_new_task")?,
             exec: function("setup_new_exec")?,
+            exit: function("do_exit")?,
             pid: types.u32(TASK, "pid")?,
             tgid: types.u32(TASK, "tgid")?,
             comm: types.at(TASK, "comm", 16)?,

@@ -210,7 +210,7 @@ mod tests {
             "std::io::stdio::_print [clone .llvm.42]",
         );
         check(
-            "_ZN48_$LT$std..io..Stdout$u20$as$u20$std..io..Write$GT$5write17h0123456789abcdefE",
+            "_ZN50_$LT$std..io..Stdout$u20$as$u20$std..io..Write$GT$5write17h0123456789abcdefE",
             "<std::io::Stdout as std::io::Write>::write",
         );
         assert_eq!(demangled_whole("main"), None);

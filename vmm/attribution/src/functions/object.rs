@@ -40,6 +40,8 @@ pub(crate) struct Symbols {
     segments: Vec<Segment>,
     /// In ascending order, apart from each other.
     functions: Vec<Known>,
+    /// Its build id; empty without one.
+    build_id: Vec<u8>,
 }
 
 /// What covers a place in a file.
@@ -77,7 +79,13 @@ impl Symbols {
         Self {
             segments: segments.collect(),
             functions: apart(found),
+            build_id: file.build_id().ok().flatten().unwrap_or_default().to_vec(),
         }
+    }
+
+    /// Whether it is a file with this build id.
+    pub(crate) fn is(&self, build_id: &[u8]) -> bool {
+        self.build_id == build_id
     }
 
     /// What covers the byte at `offset` in the file: a function, or what is between two.

@@ -1,10 +1,11 @@
 //! From an address of a program to the function there.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ahash::AHashMap;
 use emu::{Sight, State};
-use guest_view::{File, KernelView, Look, Mapping, Mode, Registers};
+use guest_view::{File, KernelView, Look, Mapping, Mode, ProgramMemory, Registers};
 
 use super::Objects;
 use super::book::FunctionId;
@@ -14,7 +15,7 @@ use crate::kernel::Physical;
 /// Functions, and memories of programs, that are told apart: a guest that has more of them has the
 /// rest as one.
 const MOST: usize = 1 << 20;
-const MEMORIES: usize = 1 << 14;
+const MEMORIES: usize = 1 << 10;
 /// Addresses whose functions are at hand, of each memory.
 const AT_HAND: usize = 1024;
 /// Bytes of the kernel's code for programs at most.
@@ -24,6 +25,8 @@ const VDSO: u64 = 1 << 16;
 const ANONYMOUS: &str = "[anon]";
 const UNKNOWN: &str = "[unknown]";
 const KERNELS: &str = "[vdso]";
+/// Behind the path of a file that is not this machine's.
+const OTHER: &str = "[made in the guest]";
 
 /// A function where a program has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,8 +40,8 @@ pub(crate) struct Place {
 /// The code of one memory.
 #[derive(Debug, Clone, Default)]
 struct Code {
-    /// What was met, by the beginning.
-    met: BTreeMap<u64, Place>,
+    /// What was met, by the beginning. A forked process has the same as long as it meets nothing.
+    met: Arc<BTreeMap<u64, Place>>,
     /// By some bits of an address, the address and its function.
     at_hand: Vec<(u64, Place)>,
 }
@@ -72,7 +75,7 @@ impl Code {
             self.at_hand.clear();
         }
         for start in gone {
-            self.met.remove(&start);
+            Arc::make_mut(&mut self.met).remove(&start);
         }
     }
 }
@@ -203,7 +206,7 @@ impl Places {
         if let Some(code) = self.memories.get_mut(&memory) {
             // What it overlaps was found before something else was mapped there.
             code.forget(place.start, place.start.saturating_add(place.len));
-            code.met.insert(place.start, place);
+            Arc::make_mut(&mut code.met).insert(place.start, place);
         }
         place
     }
@@ -255,7 +258,7 @@ impl Places {
         let file = if mapping.is_vdso {
             self.file(KERNELS, |_| kernels(&mapping, sight))
         } else if let Some(file) = mapping.file {
-            self.mapped_file(&look, file)
+            self.mapped_file(&look, (memory, &mapping), file)
         } else {
             self.file(ANONYMOUS, |_| Symbols::default())
         };
@@ -281,7 +284,14 @@ impl Places {
         })
     }
 
-    fn mapped_file(&mut self, look: &Look<'_>, file: File) -> usize {
+    /// The guest may have another file at the path than this machine: one that it has made itself.
+    /// Of that the functions are not known.
+    fn mapped_file(
+        &mut self,
+        look: &Look<'_>,
+        (memory, mapping): (ProgramMemory, &Mapping),
+        file: File,
+    ) -> usize {
         if let Some(known) = self.by_file.get(&file) {
             return *known;
         }
@@ -293,6 +303,13 @@ impl Places {
             let bytes = objects.read(&path);
             bytes.map_or_else(Symbols::default, |bytes| Symbols::of(&bytes))
         });
+        let own = look.build_id(memory, mapping);
+        let other = own.is_some_and(|own| !self.files[number].1.is(own.bytes()));
+        let number = if other {
+            self.file(&format!("{path} {OTHER}"), |_| Symbols::default())
+        } else {
+            number
+        };
         self.by_file.insert(file, number);
         number
     }
@@ -411,7 +428,7 @@ mod tests {
             len,
         };
         for one in [place(1, 0x1000, 0x100), place(2, 0x2000, 0x800)] {
-            code.met.insert(one.start, one);
+            Arc::make_mut(&mut code.met).insert(one.start, one);
         }
         assert_eq!(code.at(0x10ff), Some(place(1, 0x1000, 0x100)));
         assert_eq!(code.at(0x10ff), Some(place(1, 0x1000, 0x100)));

@@ -8,10 +8,14 @@
 
 use super::book::{Book, FunctionId};
 
-/// Calls of one stack that are kept; of deeper recursion the outer half is taken as over.
+/// Calls of one thread that are kept at most, and in any case; of deeper recursion the outer half is
+/// taken as over.
 const DEPTH: usize = 1 << 16;
+const SHALLOW: usize = 64;
 /// Stacks of one thread that are kept.
-const STACKS: usize = 256;
+const STACKS: usize = 64;
+/// Calls that a process keeps of the one which has forked it: the innermost.
+const FORKED: usize = 256;
 /// Below RSP a return leads to by tricks of the same stack, at most: a program that has pushed where
 /// it returns to. Further away is another stack.
 const NEAR: u64 = 16 << 10;
@@ -72,29 +76,48 @@ pub(crate) struct Shadow {
     since: u64,
     /// How often each function is being executed.
     active: Vec<u32>,
+    /// Calls on all stacks, and how many there may be.
+    kept: usize,
+    room: usize,
 }
 
 impl Shadow {
     /// A thread that begins in a function.
-    pub(crate) fn new(function: FunctionId, at: Moment) -> Self {
+    /// `room` calls are kept of it, within bounds.
+    pub(crate) fn new(function: FunctionId, at: Moment, room: usize) -> Self {
         let mut shadow = Self {
             stacks: Vec::new(),
             on: 0,
             turns: 0,
             since: at.now,
             active: Vec::new(),
+            kept: 0,
+            room: room.clamp(SHALLOW, DEPTH),
         };
         shadow.add_stack(function, at);
         shadow
     }
 
-    /// The same calls in a process that was forked, which has executed nothing.
+    /// The same calls in a process that was forked, which has executed nothing: the innermost of
+    /// the stack that it is on.
     pub(crate) fn forked(&self) -> Self {
-        let mut copy = self.clone();
-        copy.since = 0;
-        for frame in copy.stacks.iter_mut().flat_map(|stack| &mut stack.frames) {
-            frame.since = 0;
-        }
+        let here = &self.stacks[self.on];
+        let first = here.frames.len().saturating_sub(FORKED).max(1);
+        let frames = here.frames[..1].iter().chain(&here.frames[first..]);
+        let frames: Vec<Frame> = frames.map(|frame| Frame { since: 0, ..*frame }).collect();
+        let mut copy = Self {
+            stacks: Vec::new(),
+            on: 0,
+            turns: 0,
+            since: 0,
+            active: Vec::new(),
+            kept: frames.len(),
+            room: self.room,
+        };
+        frames
+            .iter()
+            .for_each(|frame| copy.activate(frame.function));
+        copy.stacks.push(Stack { frames, ..*here });
         copy
     }
 
@@ -207,6 +230,7 @@ impl Shadow {
             self.forget_one();
         }
         self.activate(function);
+        self.kept += 1;
         self.stacks.push(Stack {
             frames: vec![Frame {
                 function,
@@ -227,6 +251,7 @@ impl Shadow {
         let oldest = (0..self.stacks.len()).filter(|stack| *stack != self.on);
         if let Some(oldest) = oldest.min_by_key(|stack| self.stacks[*stack].used) {
             let gone = self.stacks.swap_remove(oldest);
+            self.kept -= gone.frames.len();
             for frame in gone.frames {
                 self.deactivate(frame.function);
             }
@@ -296,9 +321,15 @@ impl Shadow {
 
     fn push(&mut self, book: &mut Book, now: u64, called: (FunctionId, u64, u64)) {
         let (function, back, sp) = called;
-        if self.stacks[self.on].frames.len() >= DEPTH {
-            self.forget_outer(book, now);
+        while self.kept >= self.room {
+            // The other stacks go first, unless this one has most of the calls.
+            if self.stacks.len() > 1 && self.stacks[self.on].frames.len() < self.room / 2 {
+                self.forget_one();
+            } else {
+                self.forget_outer(book, now);
+            }
         }
+        self.kept += 1;
         book.called(function);
         self.activate(function);
         self.stacks[self.on].frames.push(Frame {
@@ -312,7 +343,9 @@ impl Shadow {
     /// The outer half of the calls is taken as over.
     fn forget_outer(&mut self, book: &mut Book, now: u64) {
         let frames = &mut self.stacks[self.on].frames;
-        let outer: Vec<Frame> = frames.drain(1..DEPTH / 2).collect();
+        let half = (frames.len() / 2).max(2).min(frames.len());
+        let outer: Vec<Frame> = frames.drain(1..half).collect();
+        self.kept -= outer.len();
         let callers: Vec<FunctionId> = std::iter::once(frames[0].function)
             .chain(outer.iter().map(|frame| frame.function))
             .collect();
@@ -337,6 +370,7 @@ impl Shadow {
     fn pop(&mut self, book: &mut Book, now: u64) {
         let frames = &mut self.stacks[self.on].frames;
         if let Some(frame) = frames.pop() {
+            self.kept -= 1;
             let caller = frames.last().map(|caller| caller.function);
             self.leave(book, now, frame, caller);
         }
@@ -397,7 +431,7 @@ mod tests {
         fn new(function: FunctionId) -> Self {
             let at = Moment { now: 0, rsp: TOP };
             Self {
-                shadow: Shadow::new(function, at),
+                shadow: Shadow::new(function, at, DEPTH),
                 book: Book::default(),
                 at,
                 pushed: Vec::new(),
@@ -595,6 +629,9 @@ mod tests {
             run.call(1).execute(1);
         }
         assert!(run.shadow.stacks[0].frames.len() <= DEPTH);
+        let forked = run.shadow.forked();
+        assert_eq!(forked.kept, FORKED + 1);
+        assert_eq!(forked.active[1] as usize, FORKED);
         for _ in 1..deep {
             run.back(1).execute(1);
         }
@@ -635,6 +672,8 @@ mod tests {
                     }
                 }
                 prop_assert!(run.shadow.stacks.len() <= STACKS);
+                let kept = run.shadow.stacks.iter().map(|stack| stack.frames.len());
+                prop_assert_eq!(kept.sum::<usize>(), run.shadow.kept);
             }
             let now = run.at.now;
             let book = run.end();

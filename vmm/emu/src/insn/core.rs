@@ -8,8 +8,8 @@ use crate::code::CodePages;
 use crate::cpuid::Cpuid;
 use instruction_facts::EventClass;
 
+use crate::entry::Entry;
 use crate::events::LANES;
-use crate::observer::Entry;
 use crate::op::Op;
 use crate::paging::{Rules, walk};
 use crate::slow_path::{SlowPath, SlowPaths};

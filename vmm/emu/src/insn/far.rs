@@ -7,7 +7,7 @@ use super::core::{Core, Exec, Trap, Width};
 use super::interrupt::{push_frame, task_stack};
 use super::operand::{below, by_width, drop_stack, linear, peek, set_stack};
 use super::segment::{self, Descriptor, is_real, stack};
-use crate::observer::Entry;
+use crate::entry::Entry;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Segment, TF, VM};
 use crate::stop::Missing;
 

@@ -4,8 +4,8 @@ use instruction_facts::is_canonical;
 
 use super::core::{Core, Exec, Fault, Trap, Width};
 use super::segment::{self, null_stack};
+use crate::entry::Entry;
 use crate::events::DELIVERIES;
-use crate::observer::Entry;
 use crate::state::{AC, DR7_GD, IF, NT, RF, Seg, TF, VM};
 use crate::stop::Missing;
 

@@ -10,8 +10,8 @@ use super::interrupt::{Delivery, deliver};
 use super::operand::{Linear, Use, get, linear, memory_seg, offset, read, set, used, write};
 use super::segment::{self, is_real};
 use super::x87;
+use crate::entry::Entry;
 use crate::flags::{Flags, ZF};
-use crate::observer::Entry;
 use crate::state::{
     AC, CR0_AM, CR0_CD, CR0_EM, CR0_ET, CR0_MP, CR0_NE, CR0_NW, CR0_PE, CR0_PG, CR0_TS, CR0_WP,
     CR4_DE, CR4_FSGSBASE, CR4_PAE, CR4_PCE, CR4_PGE, CR4_PSE, CR4_SMAP, CR4_SMEP, CR4_TSD, DR7_GD,
