@@ -175,7 +175,7 @@ impl<'a> Comparison<'a> {
         self.counts.iter().any(|one| one.verdict == Verdict::Over)
     }
 
-    /// Whether counts differ though no input does: that must not be.
+    /// Whether counts differ though no input does.
     #[must_use]
     pub fn is_unexplained(&self) -> bool {
         self.inputs.is_empty() && self.counts.iter().any(|one| one.before != one.now)
@@ -219,8 +219,8 @@ impl<'a> Comparison<'a> {
         if self.is_unexplained() {
             return writeln!(
                 out,
-                " No input differs from {before}, yet counts do, which must not be: please report \
-                 it with both records.\n"
+                " No input differs from {before}, yet counts do: what the program only looked for \
+                 (whether a file is there, its size and rights) is no input.\n"
             );
         }
         if self.inputs.is_empty() {
@@ -395,7 +395,7 @@ mod tests {
         let comparison = Comparison::of(&before, &now, &gate("0", true));
         assert!(comparison.is_unexplained() && comparison.fails());
         let text = written(&comparison);
-        assert!(text.contains("which must not be"), "{text}");
+        assert!(text.contains("yet counts do"), "{text}");
         assert!(text.contains("status was 0, and is 139 now"), "{text}");
     }
 

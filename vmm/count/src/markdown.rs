@@ -67,7 +67,9 @@ fn compared(text: &mut String, before: &str, comparison: &Comparison<'_>) {
     if comparison.is_unexplained() {
         put(
             text,
-            format_args!("\nNo input differs, yet counts do: please report it with both records."),
+            format_args!(
+                "\nNo input differs, yet counts do: what the program only looked for is no input."
+            ),
         );
     }
     if !comparison.functions.is_empty() {
