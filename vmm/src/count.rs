@@ -11,8 +11,10 @@
 //! ([`Limits`]).
 
 mod console;
+mod end;
 mod guest;
 mod image;
+mod key;
 mod limits;
 mod machine;
 mod platform;
@@ -21,8 +23,11 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-pub use image::{BootError, Image, Key, Plan, Progress, boot_in_parts};
-pub use limits::{Limits, Met, Patience};
-pub use machine::{COMMAND_LINE, MACHINE, MachineFailure, Signals};
-pub use run::{End, Looks, Ran, RunFailure};
+pub use end::{End, RunFailure};
+pub use image::{BootFailure as BootError, MachineImage as Image, Plan, Progress, boot_in_parts};
+pub use key::Key;
+pub use limits::{LimitPatience as Patience, Limits, Met};
+pub use machine::{COMMAND_LINE, MACHINE, MachineFailure};
+pub use platform::Signals;
+pub use run::{JobRan as Ran, Looks};
 pub use snapshot::SnapshotError;

@@ -33,8 +33,8 @@ pub use cpuid::supported;
 pub use outside::{Lines, Nobody, Outside, Waited};
 pub use registers::{debug, general, special, starting_at, state_of};
 pub use room::{Room, RoomEnd, RoomError, RoomParts};
-pub use saved::{NotRestored, NotSaved, RoomState};
-pub use vcpu::{EmuVcpu, EmuVcpuParts};
+pub use saved::{NotSaved, RoomState};
+pub use vcpu::{EmuVcpu, EmuVcpuParts, NotRestored};
 
 /// Ticks of virtual time, and of the TSC, in a second.
 pub const TSC_HZ: u64 = 1_000_000_000;

@@ -12,11 +12,11 @@ const LINE: usize = 512;
 
 /// The console. All copies are one.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Console(Arc<Mutex<Said>>);
+pub(super) struct Console(Arc<Mutex<KernelSaid>>);
 
 /// What was said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct KernelSaid {
     /// The last of it.
     pub(super) tail: Vec<u8>,
     /// The kernel's last word, if it has given up.
@@ -28,12 +28,12 @@ pub(super) struct Said {
 
 impl Console {
     /// What was said so far.
-    pub(super) fn said(&self) -> Said {
+    pub(super) fn said(&self) -> KernelSaid {
         lock(&self.0).clone()
     }
 }
 
-impl Said {
+impl KernelSaid {
     fn take(&mut self, byte: u8) {
         if byte == b'\n' {
             let text = String::from_utf8_lossy(&self.line);

@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock};
 use emu::{NotAnnounced, Observer, Ring, State};
 use vm_memory::GuestMemoryMmap;
 
-use super::console::{Console, Said};
-use super::image::Key;
+use super::console::{Console, KernelSaid};
+use super::end::{End, RunFailure};
+use super::key::Key;
 use super::limits::{Limits, Met, Pauses, Watch};
-use super::machine::{MachineFailure, Parts, Signals, assemble, clock};
-use super::platform::{Connections, CountPlatform};
-use super::run::{End, RunFailure};
-use super::snapshot::Saved;
+use super::machine::{MachineFailure, Parts, assemble, clock};
+use super::platform::{Connections, CountPlatform, Signals};
+use super::snapshot::SavedGuest;
 use crate::devices::GuestEnd;
 use crate::emu::{Lines, NotSaved, Room};
 use crate::vcpu::{VcpuControl, VcpuEnd};
@@ -84,14 +84,14 @@ where
     }
 
     /// Goes on from what was saved, whose memory it has.
-    pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), RunFailure> {
+    pub(super) fn restore(&mut self, saved: &SavedGuest) -> Result<(), RunFailure> {
         self.platform.restore(&saved.devices)?;
         Ok(self.room.restore(&saved.room)?)
     }
 
     /// What is kept of it, beside memory.
-    pub(super) fn save(&mut self, key: &Key) -> Result<Saved, NotSaved> {
-        Ok(Saved {
+    pub(super) fn save(&mut self, key: &Key) -> Result<SavedGuest, NotSaved> {
+        Ok(SavedGuest {
             key: key.clone(),
             room: self.room.save()?,
             devices: self.platform.save().ok_or(NotSaved)?,
@@ -135,7 +135,7 @@ where
     }
 
     /// What its kernel said.
-    pub(super) fn said(&self) -> Said {
+    pub(super) fn said(&self) -> KernelSaid {
         self.console.said()
     }
 

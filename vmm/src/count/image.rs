@@ -1,6 +1,5 @@
 //! A booted machine in a file.
 
-use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,16 +9,17 @@ use std::time::Duration;
 
 use emu::State;
 use rustix::fs::{MemfdFlags, memfd_create};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
-use super::console::Said;
+use super::console::KernelSaid;
+use super::end::{End, RunFailure};
 use super::guest::{Guest, Stop};
+use super::key::Key;
 use super::limits::{Limits, Pauses};
-use super::machine::{COMMAND_LINE, MACHINE, MachineFailure, Signals, VIRTIO};
-use super::run::{End, RunFailure};
+use super::machine::{COMMAND_LINE, MACHINE, MachineFailure};
+use super::platform::{Signals, VIRTIO};
 use super::snapshot::{self, Snapshot, SnapshotError};
 use crate::boot::{self, BootRequest, Unpack};
 use crate::emu::NotSaved;
@@ -47,23 +47,6 @@ pub struct Plan<'a> {
     pub engine: &'a str,
 }
 
-/// What makes one snapshot another one than the next: everything of its [`Plan`], and the
-/// machine. It is a name for a file, in 64 hexadecimal digits.
-#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Key(String);
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({})", self.0)
-    }
-}
-
 /// How far a boot is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
@@ -81,7 +64,7 @@ pub enum Progress {
 
 /// There is no snapshot, and none could be made.
 #[derive(Debug, Error)]
-pub enum BootError {
+pub enum BootFailure {
     /// The kernel cannot be put into memory.
     #[error(transparent)]
     Load(#[from] boot::BootError),
@@ -157,7 +140,7 @@ impl Plan<'_> {
     }
 
     /// The machine with its kernel in memory.
-    fn begin<F>(&self, serve: F, limits: Limits, pauses: Pauses) -> Result<Guest<F>, BootError>
+    fn begin<F>(&self, serve: F, limits: Limits, pauses: Pauses) -> Result<Guest<F>, BootFailure>
     where
         F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
     {
@@ -167,8 +150,8 @@ impl Plan<'_> {
             mib: self.memory_mib,
             reason: error.to_string(),
         })?;
-        let kernel = Held::new("kernel", self.kernel).map_err(BootError::Files)?;
-        let initramfs = Held::new("initramfs", self.initramfs).map_err(BootError::Files)?;
+        let kernel = LoaderFile::new("kernel", self.kernel).map_err(BootFailure::Files)?;
+        let initramfs = LoaderFile::new("initramfs", self.initramfs).map_err(BootFailure::Files)?;
         let loaded = boot::load(&memory, &self.request(kernel.path(), initramfs.path()))?;
         let start = Some(emulated_start(&loaded.state));
         Ok(Guest::new(
@@ -199,12 +182,12 @@ impl Plan<'_> {
 
 /// A machine that is ready for a job, in a file.
 #[derive(Debug)]
-pub struct Image {
+pub struct MachineImage {
     pub(super) snapshot: Snapshot,
     pub(super) signals: Signals,
 }
 
-impl Image {
+impl MachineImage {
     /// The one at `path`, looked at from its mode to its last byte.
     ///
     /// # Errors
@@ -221,14 +204,14 @@ impl Image {
     /// requests for files until the guest is ready.
     ///
     /// # Errors
-    /// [`BootError`]. Nothing is left behind then.
+    /// [`BootFailure`]. Nothing is left behind then.
     pub fn boot<F>(
         plan: &Plan<'_>,
         path: &Path,
         serve: F,
         limits: Limits,
         mut progress: impl FnMut(Progress),
-    ) -> Result<Self, BootError>
+    ) -> Result<Self, BootFailure>
     where
         F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
     {
@@ -249,7 +232,7 @@ impl Image {
                 progress(Progress::Waits);
             }
             if let Some(met) = patience.is_over() {
-                return Err(ended(met.into(), &Said::default()));
+                return Err(ended(met.into(), &KernelSaid::default()));
             }
             std::thread::sleep(LOOK);
         }
@@ -290,7 +273,7 @@ impl Image {
     /// One number for all that a guest could notice as it is before each run.
     ///
     /// # Errors
-    /// As of [`Image::run`].
+    /// As of [`MachineImage::run`].
     pub fn state_hash(&self) -> Result<u64, RunFailure> {
         let (limits, memory) = (Limits::default(), self.snapshot.map()?);
         let nobody = |_: &[u8], _: &mut Vec<u8>| {};
@@ -320,13 +303,13 @@ fn lock_file(path: &Path) -> io::Result<File> {
 /// nanoseconds. It is the same whatever the times are: this is for tests of that.
 ///
 /// # Errors
-/// As of [`Image::boot`].
+/// As of [`MachineImage::boot`].
 pub fn boot_in_parts<F>(
     plan: &Plan<'_>,
     folder: &Path,
     serve: impl Fn() -> F,
     times: &[u64],
-) -> Result<u64, BootError>
+) -> Result<u64, BootFailure>
 where
     F: FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
 {
@@ -350,15 +333,15 @@ where
     }
 }
 
-fn ended(end: End, said: &Said) -> BootError {
+fn ended(end: End, said: &KernelSaid) -> BootFailure {
     let said = String::from_utf8_lossy(&said.tail).into_owned();
-    BootError::Ended { end, said }
+    BootFailure::Ended { end, said }
 }
 
 /// Bytes as a file, for the loader, which reads files. It is nowhere on a disk.
-struct Held(OwnedFd);
+struct LoaderFile(OwnedFd);
 
-impl Held {
+impl LoaderFile {
     fn new(name: &str, bytes: &[u8]) -> io::Result<Self> {
         let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
         file.write_all_at(bytes, 0)?;

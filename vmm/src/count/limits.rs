@@ -35,8 +35,8 @@ pub struct Limits {
 impl Limits {
     /// These limits from now on, for whoever waits for something of the host's meanwhile.
     #[must_use]
-    pub fn patience(&self) -> Patience {
-        Patience {
+    pub fn patience(&self) -> LimitPatience {
+        LimitPatience {
             // A time beyond the clock's is none.
             until: self.time.and_then(|time| Instant::now().checked_add(time)),
             interrupted: self.interrupted.clone(),
@@ -46,12 +46,12 @@ impl Limits {
 
 /// How long somebody waits.
 #[derive(Debug, Clone)]
-pub struct Patience {
+pub struct LimitPatience {
     until: Option<Instant>,
     interrupted: Arc<AtomicBool>,
 }
 
-impl Patience {
+impl LimitPatience {
     /// The limit that was met, if one was.
     #[must_use]
     pub fn is_over(&self) -> Option<Met> {
@@ -118,7 +118,7 @@ pub enum Met {
 /// Watches a run, which it is outside of: nobody is there, but the limits.
 #[derive(Debug)]
 pub(super) struct Watch {
-    patience: Patience,
+    patience: LimitPatience,
     pauses: Pauses,
     control: Arc<VcpuControl>,
     met: Arc<OnceLock<Met>>,

@@ -8,19 +8,10 @@ use pmu_virt::{CorePmu, EmuBackend, EmuCycles, OwnerId, PmuModel, VcpuPmu, Vendo
 use vm_memory::GuestMemoryMmap;
 
 use super::platform::CountPlatform;
-use crate::boot::acpi::VirtioDevice;
 use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid};
 use crate::emu::{EmuVcpuParts, Lines, Outside, Room, RoomError, RoomParts, VirtualClock};
 use crate::machine::SEEDED_BEGINNING;
 use crate::vcpu::{Silent, VcpuControl};
-use crate::virtio::WINDOW;
-
-/// The file system's registers, in the hole below 4 GiB, where no memory is.
-pub(super) const VIRTIO: VirtioDevice = VirtioDevice {
-    start: 0xd000_0000,
-    len: WINDOW,
-    pin: 5,
-};
 
 /// The command line of the kernel: no address and no number depends on chance, nothing is on
 /// that a count would be other for, and who gives up says so and ends.
@@ -30,19 +21,6 @@ pub const COMMAND_LINE: &str = "console=ttyS0 quiet mitigations=off nokaslr nora
 /// The version of the machine, which a snapshot's key has in it: to be counted up when what
 /// runs in it would be counted otherwise, or a snapshot would not fit.
 pub const MACHINE: u32 = 1;
-
-/// How the first program of the guest says how far it is, and what it mounts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Signals {
-    /// The tag of the file system.
-    pub tag: &'static str,
-    /// The port to which it writes a byte.
-    pub port: u16,
-    /// The byte that says: go on from here for each job.
-    pub ready: u8,
-    /// The byte that says that all has been said.
-    pub done: u8,
-}
 
 /// What the machine is put together from.
 pub(super) struct Parts<F> {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryMmap;
 
 use super::console::Console;
-use super::machine::{Signals, VIRTIO};
+use crate::boot::acpi::VirtioDevice;
 use crate::devices::{
     DeviceOutcome, GuestEnd, InterruptLine, Platform, PlatformParts, PortBus, PortsState,
     TimerWidth, ports,
@@ -17,16 +17,36 @@ use crate::devices::{
 use crate::emu::{Lines, VirtualClock};
 use crate::sync::lock;
 use crate::vcpu::VcpuControl;
-use crate::virtio::{Broken, FsState, VirtioFs};
+use crate::virtio::{Broken, FsState, VirtioFs, WINDOW};
+
+/// The file system's registers, in the hole below 4 GiB, where no memory is.
+pub(super) const VIRTIO: VirtioDevice = VirtioDevice {
+    start: 0xd000_0000,
+    len: WINDOW,
+    pin: 5,
+};
+
+/// How the first program of the guest says how far it is, and what it mounts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signals {
+    /// The tag of the file system.
+    pub tag: &'static str,
+    /// The port to which it writes a byte.
+    pub port: u16,
+    /// The byte that says: go on from here for each job.
+    pub ready: u8,
+    /// The byte that says that all has been said.
+    pub done: u8,
+}
 
 /// The line of a device to a pin of the I/O APIC.
 #[derive(Debug)]
-struct PinLine {
+struct EdgeLine {
     lines: Arc<Lines>,
     pin: u8,
 }
 
-impl InterruptLine for PinLine {
+impl InterruptLine for EdgeLine {
     fn raise(&self) -> std::io::Result<()> {
         self.lines.pulse(self.pin);
         Ok(())
@@ -75,7 +95,7 @@ impl<F> CountPlatform<F> {
             control,
         } = connections;
         let line = |pin| {
-            Box::new(PinLine {
+            Box::new(EdgeLine {
                 lines: lines.clone(),
                 pin,
             })

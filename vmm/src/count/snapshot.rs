@@ -26,7 +26,7 @@ use vm_memory::{
     GuestRegionMmap,
 };
 
-use super::image::Key;
+use super::key::Key;
 use super::platform::DevicesState;
 use crate::emu::RoomState;
 
@@ -77,7 +77,7 @@ pub enum SnapshotError {
 
 /// What is kept of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Saved {
+pub(super) struct SavedGuest {
     pub(super) key: Key,
     pub(super) room: RoomState,
     pub(super) devices: DevicesState,
@@ -87,8 +87,8 @@ pub(super) struct Saved {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Contents {
-    saved: Saved,
-    regions: Vec<Region>,
+    saved: SavedGuest,
+    regions: Vec<MemoryPart>,
     /// Pages of the memory's part of the file that are not zeroes: the first, and how many.
     data: Vec<(u64, u64)>,
     /// CRC-32 of these, in their order.
@@ -97,7 +97,7 @@ struct Contents {
 
 /// A region of memory.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Region {
+struct MemoryPart {
     start: u64,
     len: u64,
 }
@@ -107,16 +107,16 @@ struct Region {
 pub(super) struct Snapshot {
     file: Arc<File>,
     path: PathBuf,
-    regions: Vec<Region>,
+    regions: Vec<MemoryPart>,
     /// Where memory begins in the file.
     memory_start: u64,
-    pub(super) saved: Saved,
+    pub(super) saved: SavedGuest,
 }
 
 /// Writes a snapshot to `path`, in the place of one that is there.
 pub(super) fn write(
     path: &Path,
-    saved: Saved,
+    saved: SavedGuest,
     memory: &GuestMemoryMmap,
 ) -> Result<(), SnapshotError> {
     let failed = |what| {
@@ -126,7 +126,7 @@ pub(super) fn write(
             source,
         }
     };
-    let regions = memory.iter().map(|region| Region {
+    let regions = memory.iter().map(|region| MemoryPart {
         start: region.start_addr().0,
         len: region.len(),
     });
@@ -186,7 +186,7 @@ fn memory_start(state: u64) -> u64 {
     (STATE_START + state).next_multiple_of(PAGE)
 }
 
-fn bytes_of(regions: &[Region]) -> u64 {
+fn bytes_of(regions: &[MemoryPart]) -> u64 {
     regions.iter().map(|region| region.len).sum()
 }
 

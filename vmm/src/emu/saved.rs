@@ -1,19 +1,18 @@
 //! The state of a machine as data: what a snapshot keeps, beside memory and devices.
 
 use emu::State;
-use pmu_virt::StateError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::common::SavedCommon;
-use super::vcpu::SavedVcpu;
+use super::vcpu::EmuVcpuState;
 
 /// Registers, interrupt controllers, PMUs and virtual time. What only makes the engine fast,
 /// translations and decoded code, is not in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoomState {
     pub(super) shared: SavedCommon,
-    pub(super) vcpus: Vec<SavedVcpu>,
+    pub(super) vcpus: Vec<EmuVcpuState>,
     /// Who had the last turn.
     pub(super) last: usize,
 }
@@ -22,7 +21,7 @@ impl RoomState {
     /// The registers of a vCPU.
     #[must_use]
     pub fn registers(&self, vcpu: usize) -> Option<&State> {
-        self.vcpus.get(vcpu).map(SavedVcpu::registers)
+        self.vcpus.get(vcpu).map(EmuVcpuState::registers)
     }
 }
 
@@ -30,14 +29,3 @@ impl RoomState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the machine ends with the instruction that it executes")]
 pub struct NotSaved;
-
-/// The state is none of this machine's.
-#[derive(Debug, Error)]
-pub enum NotRestored {
-    /// Another number of vCPUs, other PMUs, or another beginning of time.
-    #[error("the state is one of a machine of other parts")]
-    Parts,
-    /// A PMU cannot take it.
-    #[error(transparent)]
-    Pmu(#[from] StateError),
-}

@@ -10,9 +10,11 @@ use emu::{Cpu, Cpuid, EventClass, Missing, State};
 use instruction_facts::InstructionInfoFactory;
 use irqchip::{Activity, Answer as ChipAnswer, Delivery};
 use kvm_pmu::{Answer, MsrHolder, MsrTraps, TrapEvent, TrapObserver, Tsc, VcpuId, VmExit};
-use pmu_virt::cpuid::Leaves;
-use pmu_virt::{CorePmu, MsrIndex, PmuState, Progress, ReadOutcome, Ring, Ticks, VcpuPmu, Vendor};
+use pmu_virt::{
+    CorePmu, MsrIndex, PmuState, Progress, ReadOutcome, Ring, StateError, Ticks, VcpuPmu, Vendor,
+};
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 use vmm_control::{ControlEndpoint, HaltTimes, Halted, KickThread, OffCoreReason, VcpuQuantities};
 
 use super::common::Common;
@@ -20,7 +22,6 @@ use super::moment::{Standing, Stopped, Watched};
 use super::msrs::{MsrFacts, Msrs, Written};
 use super::paravirt::GuestTime;
 use super::pmi::PmiSender;
-use super::saved::NotRestored;
 use super::schedule::{Doing, budget, earliest};
 use crate::audit::Holding;
 use crate::control::exit_kind;
@@ -111,9 +112,20 @@ pub struct EmuVcpu {
     executed: u64,
 }
 
+/// The state is none of this machine's.
+#[derive(Debug, Error)]
+pub enum NotRestored {
+    /// Another number of vCPUs, other PMUs, or another beginning of time.
+    #[error("the state is one of a machine of other parts")]
+    Parts,
+    /// A PMU cannot take it.
+    #[error(transparent)]
+    Pmu(#[from] StateError),
+}
+
 /// What is kept of a vCPU, so that another one goes on where it stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct SavedVcpu {
+pub(super) struct EmuVcpuState {
     cpu: State,
     msrs: Msrs,
     halted: bool,
@@ -122,7 +134,7 @@ pub(super) struct SavedVcpu {
     pmu: Option<PmuState>,
 }
 
-impl SavedVcpu {
+impl EmuVcpuState {
     pub(super) fn registers(&self) -> &State {
         &self.cpu
     }
@@ -394,7 +406,7 @@ impl EmuVcpu {
     // Snapshots.
 
     /// What is kept of it; none if the instruction in hand ends the machine.
-    pub(super) fn save(&mut self, room: &mut Common) -> Option<SavedVcpu> {
+    pub(super) fn save(&mut self, room: &mut Common) -> Option<EmuVcpuState> {
         // What a device has answered is not asked again: the instruction in hand retires.
         for _ in 0..ACCESSES {
             if !self.cpu.is_half_done() {
@@ -408,7 +420,7 @@ impl EmuVcpu {
             return None;
         }
         let core = self.core.as_deref_mut();
-        Some(SavedVcpu {
+        Some(EmuVcpuState {
             cpu: self.cpu.state().clone(),
             msrs: self.msrs.clone(),
             halted: self.halted,
@@ -419,7 +431,7 @@ impl EmuVcpu {
     }
 
     /// Goes on from there.
-    pub(super) fn restore(&mut self, saved: &SavedVcpu) -> Result<(), NotRestored> {
+    pub(super) fn restore(&mut self, saved: &EmuVcpuState) -> Result<(), NotRestored> {
         match (&mut self.pmu, &saved.pmu) {
             (Some(pmu), Some(state)) => pmu.restore(self.core.as_deref_mut(), state)?,
             (None, None) => {}

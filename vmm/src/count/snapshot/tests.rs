@@ -27,7 +27,7 @@ fn key(text: &str) -> Key {
 }
 
 /// A machine as it is made, with something in its memory, and what is kept of it.
-fn machine() -> (GuestMemoryMmap, Saved) {
+fn machine() -> (GuestMemoryMmap, SavedGuest) {
     let memory = GuestMemoryMmap::from_ranges(&MEMORY).expect("memory");
     for (at, byte) in [
         (0x5000, 1_u8),
@@ -57,7 +57,7 @@ fn machine() -> (GuestMemoryMmap, Saved) {
         outside: Box::new(Nobody),
     })
     .expect("a machine");
-    let saved = Saved {
+    let saved = SavedGuest {
         key: key("k"),
         room: room.save().expect("it can go on"),
         devices: platform.save().expect("they are there"),
