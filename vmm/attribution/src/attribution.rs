@@ -166,6 +166,9 @@ impl Attribution {
             return;
         };
         let begun = self.tree.begins(parent, task);
+        if let Some((parent, child)) = parent.zip(begun) {
+            self.regions.forks(&self.tree, parent, child);
+        }
         if let Some(functions) = &mut self.functions
             && let Some((parent, child)) = parent.zip(begun)
             && parent != child

@@ -153,6 +153,30 @@ impl Regions {
         }
     }
 
+    /// `parent` has forked `child`, which begins as its parent is.
+    pub(crate) fn forks(&mut self, tree: &Tree, parent: Number, child: Number) {
+        let [from, to] = [parent, child].map(|thread| tree.place_of(thread));
+        let Some(marked) = self.programs.get(&from).filter(|_| from != to) else {
+            return;
+        };
+        let instrumented = marked.instrumented;
+        let known = marked.threads.get(&parent);
+        let collects = known.map_or(self.at_start.collected, |known| known.collects);
+        let gathers = Gathers {
+            collects,
+            since: (instrumented && collects).then_some(Both::default()),
+            ..Gathers::default()
+        };
+        let threads = BTreeMap::from([(child, gathers)]);
+        self.programs.insert(
+            to,
+            MarkedProgram {
+                instrumented,
+                threads,
+            },
+        );
+    }
+
     /// `thread` asks for something, and has executed `untold` besides what the tree knows.
     pub(crate) fn asked(
         &mut self,
@@ -355,6 +379,26 @@ mod tests {
             regions.collected(&tree, thread, user)
         });
         assert_eq!(all, [2, 30, 100]);
+    }
+
+    #[test]
+    fn a_forked_process_begins_as_its_parent_is() {
+        let mut tree = Tree::default();
+        let one = tree.executes(task(1, 10), "a".to_owned());
+        let mut regions = Regions::default();
+        regions.asked(&tree, (one, Events::default()), Request::Stop);
+        regions.asked(&tree, (one, Events::default()), Request::Zero);
+        let forked = Task {
+            pid: 11,
+            ..task(2, 11)
+        };
+        let child = tree.begins(Some(one), forked).expect("a process");
+        regions.forks(&tree, one, child);
+        execute(&mut tree, child, 100, 20);
+        regions.asked(&tree, (child, Events::default()), Request::Start);
+        execute(&mut tree, child, 7, 1);
+        regions.asked(&tree, (child, Events::default()), dump("child"));
+        assert_eq!(seen(&regions, &tree), [("child".to_owned(), 7, 1)]);
     }
 
     #[test]
