@@ -47,7 +47,7 @@ impl Set {
 /// A page's linear address, and the offset of its memory in RAM.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Entry {
+struct Translation {
     tag: u64,
     base: u64,
 }
@@ -55,15 +55,15 @@ struct Entry {
 /// The translations.
 #[derive(Debug)]
 pub(crate) struct Tlb {
-    entries: Box<[Entry; ENTRIES * SETS]>,
+    entries: Box<[Translation; ENTRIES * SETS]>,
     global: Box<[u64; ENTRIES * SETS / 64]>,
     /// Some entry stands for a part of a large page: INVLPG does not know which.
     large: bool,
 }
 
 /// No address has this tag in this place: the page's number would lead elsewhere.
-fn nothing(index: usize) -> Entry {
-    Entry {
+fn nothing(index: usize) -> Translation {
+    Translation {
         tag: ((index & (ENTRIES - 1)) as u64 ^ 1) << 12,
         base: 0,
     }
@@ -79,7 +79,7 @@ fn place(set: Set, linear: u64) -> usize {
 
 impl Tlb {
     pub(crate) fn new() -> Self {
-        let entries: Vec<Entry> = (0..ENTRIES * SETS).map(nothing).collect();
+        let entries: Vec<Translation> = (0..ENTRIES * SETS).map(nothing).collect();
         let entries = entries.try_into().unwrap_or_else(|_| unreachable!());
         Self {
             entries,
@@ -110,7 +110,7 @@ impl Tlb {
         let at = place(set, linear);
         let before = self.entries[at].tag;
         let tag = linear & !0xfff;
-        self.entries[at] = Entry {
+        self.entries[at] = Translation {
             tag: if kind.slow { tag ^ SLOW } else { tag },
             base,
         };
