@@ -31,8 +31,8 @@ use crate::exit::{UserError, complain};
 use crate::flags::{CountCommand, CountFlags};
 use ended::{Ended, Who, failed};
 use job::Errand;
-use report::Report;
-use session::{Ran, Ready, Shape};
+use report::RunReport;
+use session::{Ran, ReadyMachine, Shape};
 use store::Store;
 
 /// `umpire count`: the status to end with. What is wrong has been said.
@@ -59,7 +59,7 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
         return Ok(Ended::by_program(0));
     }
     // What is wrong with these is to be said before a program runs for an hour.
-    let report = Report::of(flags)?;
+    let report = RunReport::of(flags)?;
     let kernel = kernel::choose(&store, flags.store.kernel.as_deref())?;
     let errand = Errand::of(&flags.command, &flags.guest)?;
     let title = errand.title.clone();
@@ -85,7 +85,7 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
         functions: flags.by_function(),
         collect: flags.collect.collect(),
     };
-    let ready = match Ready::of(&store, &shape, &limits) {
+    let ready = match ReadyMachine::of(&store, &shape, &limits) {
         Err(error) => {
             let met = patience.is_over().map(Who::from);
             return met.map(ended_by).ok_or(error);

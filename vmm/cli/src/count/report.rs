@@ -18,7 +18,7 @@ const LARGEST: u64 = 256 << 20;
 
 /// What is to be made of a run.
 #[derive(Debug)]
-pub(super) struct Report<'a> {
+pub(super) struct RunReport<'a> {
     flags: &'a CountFlags,
     /// The events that were asked for; none: those that suit.
     events: Vec<Chosen>,
@@ -26,7 +26,7 @@ pub(super) struct Report<'a> {
     before: Option<(PathBuf, Record)>,
 }
 
-impl<'a> Report<'a> {
+impl<'a> RunReport<'a> {
     /// As the options say.
     pub(super) fn of(flags: &'a CountFlags) -> Result<Self, UserError> {
         let events = match &flags.events[..] {
@@ -61,7 +61,7 @@ impl<'a> Report<'a> {
         }
         let before = flags.gate.compare.as_deref();
         let before = before.map(|path| Ok::<_, UserError>((path.to_owned(), read(path)?)));
-        Ok(Report {
+        Ok(RunReport {
             flags,
             events,
             before: before.transpose()?,

@@ -22,7 +22,7 @@ use vmm::count::{BootError, End, Image, Key, Limits, Looks, Patience, Plan, Prog
 use super::ended::failed;
 use super::job::Errand;
 use super::kernel::Choice;
-use super::store::{Place, Store};
+use super::store::{Store, StoredMachine};
 use crate::exit::{UserError, complain};
 use crate::flags::RegionFlags;
 
@@ -52,7 +52,7 @@ struct Known {
 
 /// A machine that is ready for a program.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct ReadyMachine {
     image: Image,
     kernel: attribution::Kernel,
 }
@@ -68,7 +68,7 @@ pub(super) struct Shape<'a> {
     pub(super) collect: attribution::Collect,
 }
 
-impl Ready {
+impl ReadyMachine {
     /// The machine of the store; one that is not there is booted first.
     pub(super) fn of(store: &Store, shape: &Shape<'_>, limits: &Limits) -> Result<Self, UserError> {
         let parts = format!("{} {}", shape.kernel.digest, shape.memory_mib);
@@ -79,7 +79,7 @@ impl Ready {
         {
             place.used();
             let kernel = known.kernel;
-            return Ok(Ready { image, kernel });
+            return Ok(ReadyMachine { image, kernel });
         }
         let ready = boot(store, &place, shape, parts, limits)?;
         // What is too much goes later, and takes room until then.
@@ -94,11 +94,11 @@ impl Ready {
 
 fn boot(
     store: &Store,
-    place: &Place,
+    place: &StoredMachine,
     shape: &Shape<'_>,
     parts: String,
     limits: &Limits,
-) -> Result<Ready, UserError> {
+) -> Result<ReadyMachine, UserError> {
     let files = shape.kernel.load(store)?;
     let plan = Plan {
         kernel: &files.image,
@@ -142,7 +142,7 @@ fn boot(
     let seconds = began.elapsed().as_secs_f64();
     complain(&format_args!("booted in {seconds:.1} s"));
     let kernel = known.kernel;
-    Ok(Ready { image, kernel })
+    Ok(ReadyMachine { image, kernel })
 }
 
 /// What the guest's first program said on the console, if it failed.
@@ -275,7 +275,7 @@ pub(super) struct Ran {
     pub(super) elapsed: Duration,
 }
 
-impl Ready {
+impl ReadyMachine {
     /// Who looks on.
     fn looks(&self, shape: &Shape<'_>, given: &Given) -> Result<Looks, UserError> {
         let symbols = Box::new(Symbols(View::new(given).map_err(failed)?));
@@ -313,7 +313,8 @@ impl Ready {
             failed("the program's arguments and environment have more than 8 MiB, or a 0 in them")
         })?;
         let stdin = errand.stdin;
-        let server = FileServer::new(view, Said::new(&limits), Service { job, stdin });
+        let server = FileServer::new(view, Said::new(limits.patience()), Service { job, stdin });
+        let server = server.with_largest_archive(shape.memory_mib << 20);
         let server = Arc::new(Mutex::new(server));
         let serve = {
             let server = server.clone();

@@ -35,7 +35,7 @@ pub(super) struct Store {
 
 /// A booted machine in the store.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct StoredMachine {
     folder: PathBuf,
     /// `ENGINE-KEY`.
     name: String,
@@ -73,9 +73,9 @@ impl Store {
     }
 
     /// Where the machine of an engine goes that differs from others of it by `parts`.
-    pub(super) fn place(&self, engine: &str, parts: &str) -> Place {
+    pub(super) fn place(&self, engine: &str, parts: &str) -> StoredMachine {
         let digits = short(&digest(parts.as_bytes()));
-        Place {
+        StoredMachine {
             folder: self.images(),
             name: format!("{engine}-{digits}"),
         }
@@ -84,7 +84,7 @@ impl Store {
     /// Removes what other engines left, and then what was used longest ago, until the rest fits. The
     /// machine at `kept` stays: it is about to be used. Whoever runs another one goes on with it,
     /// since a file that is mapped stays as long as it is.
-    pub(super) fn tidy(&self, engine: &str, kept: &Place) -> io::Result<()> {
+    pub(super) fn tidy(&self, engine: &str, kept: &StoredMachine) -> io::Result<()> {
         let mut found = Vec::new();
         for entry in fs::read_dir(self.images())? {
             let path = entry?.path();
@@ -92,7 +92,7 @@ impl Store {
                 continue;
             };
             let (stem, end) = name.split_once('.').unwrap_or((name, ""));
-            let place = Place {
+            let place = StoredMachine {
                 folder: self.images(),
                 name: stem.to_owned(),
             };
@@ -123,7 +123,7 @@ impl Store {
     }
 }
 
-impl Place {
+impl StoredMachine {
     /// The file of the machine.
     pub(super) fn image(&self) -> PathBuf {
         self.file(IMAGE)
@@ -262,7 +262,7 @@ mod tests {
     }
 
     /// A machine of so many MiB that was used so many seconds ago.
-    fn put(store: &Store, engine: &str, parts: &str, mib: usize, ago: u64) -> Place {
+    fn put(store: &Store, engine: &str, parts: &str, mib: usize, ago: u64) -> StoredMachine {
         let place = store.place(engine, parts);
         fs::write(place.image(), vec![1; mib << 20]).expect("room");
         fs::write(place.file(LOCK), "").expect("room");
@@ -286,7 +286,8 @@ mod tests {
         let failed = store.place("old", "failed");
         fs::write(failed.file(LOCK), "").expect("room");
         store.tidy("new", &kept).expect("removed");
-        let there = |place: &Place| [IMAGE, KNOWN, LOCK].map(|end| place.file(end).exists());
+        let there =
+            |place: &StoredMachine| [IMAGE, KNOWN, LOCK].map(|end| place.file(end).exists());
         for place in [&kept, &recent, &older] {
             assert_eq!(there(place), [true; 3], "{place:?}");
         }
