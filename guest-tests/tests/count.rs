@@ -3,6 +3,7 @@
 
 mod attributed;
 mod bad_input;
+mod boot;
 mod guest;
 mod programs;
 mod workflow;
@@ -98,7 +99,7 @@ impl Count {
         self
     }
 
-    fn run(mut self, program: &[&str]) -> Counted {
+    fn run<S: AsRef<OsStr>>(mut self, program: &[S]) -> Counted {
         self.command
             .args(["--timeout", self.timeout, "--"])
             .args(program);

@@ -14,8 +14,8 @@ mod state;
 mod sys;
 mod threads;
 
+pub(crate) use build::SEEDED_BEGINNING;
 pub use build::{EngineFacts, LeaseLines, Machine, MachineError, Stopper};
-pub(crate) use build::{SEEDED_BEGINNING, emulated_start};
 pub use event_loop::LoopError;
 pub use figures::{EngineFigures, NoFigures};
 pub use run::{RunEnd, RunError, run};

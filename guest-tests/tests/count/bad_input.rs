@@ -113,7 +113,7 @@ fn programs_that_end_badly() {
         .run(&["sh", "-c", "while :; do :; done"]);
     endless.ends(124, "timeout 124").says(&["--timeout"]);
     let asleep = Count::new(here)
-        .options(["--timeout", "5s"])
+        .timeout("5s")
         .run(&["tail", "-f", "/dev/null"]);
     assert_ne!(asleep.output.status.code(), Some(0), "{}", asleep.told());
     let full = Count::new(here).options(["--memory", "256"]);
@@ -150,18 +150,9 @@ fn a_library_that_is_not_there_is_named() {
         &["-shared", "-fPIC"],
     );
     let source = "int f(void); int main(void) { return f(); }";
-    compiled(
-        here,
-        "needy",
-        source,
-        &["-L.", "./libgone.so", "-Wl,-rpath,/no/such"].map(|it| {
-            if it == "./libgone.so" {
-                "-l:libgone.so"
-            } else {
-                it
-            }
-        }),
-    );
+    let place = format!("-L{}", here.display());
+    let flags = [&place, "-l:libgone.so", "-Wl,-rpath,/no/such"];
+    compiled(here, "needy", source, &flags);
     fs::remove_file(here.join("libgone.so")).expect("it is there");
     let counted = Count::new(here).run(&["./needy"]);
     counted
@@ -216,11 +207,8 @@ fn a_time_out_holds_whatever_is_waited_for() {
 fn inputs_are_told_apart() {
     let folder = tempfile::tempdir().expect("a folder");
     let digest = |argument: &[u8]| {
-        use std::os::unix::ffi::OsStrExt;
-        let mut run = Count::new(folder.path());
-        run.command.args(["--", "echo"]);
-        run.command.arg(std::ffi::OsStr::from_bytes(argument));
-        let counted = run.run(&[]);
+        let program = [OsStr::new("echo"), OsStr::from_bytes(argument)];
+        let counted = Count::new(folder.path()).run(&program);
         counted.record()["digest"]
             .as_str()
             .expect("a digest")

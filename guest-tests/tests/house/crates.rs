@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 37] = [
+const HOUSE: [Room; 41] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -148,6 +148,7 @@ const HOUSE: [Room; 37] = [
             "umpire-bench",
             "umpire-count",
             "debian-packages",
+            "guest-files",
             "umpire-events",
             "arbiter-lab",
             "umpire-audit",

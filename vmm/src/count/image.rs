@@ -22,9 +22,8 @@ use super::machine::{COMMAND_LINE, MACHINE, MachineFailure};
 use super::platform::{Signals, VIRTIO};
 use super::snapshot::{self, Snapshot, SnapshotError};
 use crate::boot::{self, BootRequest, Unpack};
-use crate::emu::NotSaved;
+use crate::emu::{NotSaved, starting_at};
 use crate::entropy::Randomness;
-use crate::machine::emulated_start;
 
 /// How often who waits for another one looks.
 const LOOK: Duration = Duration::from_millis(100);
@@ -153,7 +152,7 @@ impl Plan<'_> {
         let kernel = LoaderFile::new("kernel", self.kernel).map_err(BootFailure::Files)?;
         let initramfs = LoaderFile::new("initramfs", self.initramfs).map_err(BootFailure::Files)?;
         let loaded = boot::load(&memory, &self.request(kernel.path(), initramfs.path()))?;
-        let start = Some(emulated_start(&loaded.state));
+        let start = Some(starting_at(&loaded.state));
         Ok(Guest::new(
             memory,
             start,

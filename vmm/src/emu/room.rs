@@ -4,7 +4,7 @@ use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
 
-use emu::{Cpu, Ram, RamError, SlowPaths};
+use emu::{Cpu, NotAnnounced, Observer, Ram, RamError, SlowPaths};
 use iced_x86::CpuidFeature;
 use irqchip::{BadMachine, Chips, IoApicVersion, Machine};
 use kvm_pmu::{Tsc, VcpuId};
@@ -291,12 +291,11 @@ impl Room {
         &self.vcpus
     }
 
-    /// Instructions that all vCPUs have executed, and what of each vCPU's took the slow path.
+    /// What of each vCPU's instructions took the slow path, by reason.
     #[must_use]
-    pub fn executed(&self) -> (u64, Vec<SlowPaths>) {
-        let instructions = self.vcpus.iter().map(EmuVcpu::executed).sum();
-        let slow = self.vcpus.iter().map(|vcpu| vcpu.cpu().slow_paths());
-        (instructions, slow.collect())
+    pub fn slow_paths(&self) -> Vec<SlowPaths> {
+        let vcpus = self.vcpus.iter();
+        vcpus.map(|vcpu| vcpu.cpu().slow_paths()).collect()
     }
 
     /// Bytes of decoded code.

@@ -10,6 +10,7 @@ use emu::{Cpu, Cpuid, EventClass, Missing, State};
 use instruction_facts::InstructionInfoFactory;
 use irqchip::{Activity, Answer as ChipAnswer, Delivery};
 use kvm_pmu::{Answer, MsrHolder, MsrTraps, TrapEvent, TrapObserver, Tsc, VcpuId, VmExit};
+use pmu_virt::cpuid::Leaves;
 use pmu_virt::{
     CorePmu, MsrIndex, PmuState, Progress, ReadOutcome, Ring, StateError, Ticks, VcpuPmu, Vendor,
 };
@@ -108,8 +109,6 @@ pub struct EmuVcpu {
     /// The instruction that may complete an overflow, while instructions are sampled.
     watched: Option<Box<Watched>>,
     factory: InstructionInfoFactory,
-    /// Instructions so far, for who measures.
-    executed: u64,
 }
 
 /// The state is none of this machine's.
@@ -241,7 +240,6 @@ impl EmuVcpu {
             executed: [0; 2],
             watched: None,
             factory: InstructionInfoFactory::new(),
-            executed: 0,
             cpu,
             pmu: parts.pmu,
             core: parts.core,
@@ -252,11 +250,6 @@ impl EmuVcpu {
     #[must_use]
     pub fn id(&self) -> VcpuId {
         self.id
-    }
-
-    /// Instructions that it has executed.
-    pub(super) fn executed(&self) -> u64 {
-        self.executed
     }
 
     /// The processor, while it does not run.
@@ -684,7 +677,7 @@ impl EmuVcpu {
     fn count(&mut self) {
         for ring in [Ring::Kernel, Ring::User] {
             let done = self.cpu.take_totals(ring);
-            self.executed += done.of(EventClass::Instructions);
+            self.executed[ring as usize] += done.of(EventClass::Instructions);
             if let Some(watched) = &mut self.watched
                 && done.of(EventClass::Instructions) == 1
             {

@@ -25,7 +25,7 @@ use vmm_control::{
 use vmm_sys_util::eventfd::EventFd;
 
 pub(super) use self::emu::EmuMachine;
-pub(crate) use self::emu::{SEEDED_BEGINNING, emulated_start};
+pub(crate) use self::emu::SEEDED_BEGINNING;
 pub(super) use self::kvm::KvmMachine;
 use super::state::{SavedMachine, StateFileError};
 use crate::audit::{self, AuditError, AuditTrail};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use emu::SlowPath;
 use kvm_pmu::thread_cpu_time;
-use pmu_virt::PmuState;
+use pmu_virt::{PmuState, Ring};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::build::EmuMachine;
@@ -25,9 +25,9 @@ type Left = (Ended, Vec<(VcpuId, PmuState)>);
 
 /// What the calling thread has done in `room`.
 fn figures(room: &Room) -> EngineFigures {
-    let (instructions, slow_paths) = room.executed();
+    let slow_paths = room.slow_paths();
     EngineFigures {
-        instructions,
+        instructions: room.executed(Ring::Kernel) + room.executed(Ring::User),
         cpu_ns: u64::try_from(thread_cpu_time().as_nanos()).unwrap_or(u64::MAX),
         code_bytes: room.code_bytes() as u64,
         slow: SlowPath::ALL.map(|path| slow_paths.iter().map(|one| one.of(path)).sum()),

@@ -151,12 +151,6 @@ impl Runs<'_> {
         }
         command.arg("--chdir").arg(&self.errand.given.folder);
         command.arg("--memory").arg(guest.memory.to_string());
-        let regions = &self.flags.regions;
-        command.args(["--instr-atstart", &regions.instr_atstart]);
-        command.args(["--collect-atstart", &regions.collect_atstart]);
-        for name in &regions.toggle_collect {
-            command.arg("--toggle-collect").arg(name);
-        }
         if self.flags.by_function() {
             command.arg("--functions");
         }

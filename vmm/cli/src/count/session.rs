@@ -9,22 +9,25 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use attribution::{Attribution, Collect, Counts, Objects, Start};
+use attribution::{Attribution, Counts, Objects, Start};
 use count_init::{ENDING_LEN, Ending};
+use emu::NotAnnounced;
 use guest_files::{
     Errand as Service, Errno, FileServer, Given, Input, Kind, MemoryTree, Out, Sink, Tree, View,
 };
 use guest_view::KernelView;
 use serde::{Deserialize, Serialize};
 use umpire_count::Inputs;
-use vmm::count::{BootError, End, Image, Key, Limits, Looks, Patience, Plan, Progress, Signals};
+use umpire_count::inputs::printable;
+use vmm::count::{
+    BootError, End, Image, Key, Limits, Looks, Met, Patience, Plan, Progress, Signals,
+};
 
 use super::ended::failed;
 use super::job::Errand;
 use super::kernel::Choice;
 use super::store::{Store, StoredMachine};
 use crate::exit::{UserError, complain};
-use crate::flags::RegionFlags;
 
 /// The sources that count, in few digits: what is counted otherwise is another engine.
 const ENGINE: &str = env!("UMPIRE_ENGINE");
@@ -192,7 +195,6 @@ impl Sink for Nowhere {
 /// What a program says: its output goes on at once, the rest is kept.
 #[derive(Debug)]
 struct Said {
-    /// Whoever reads the output may take nothing, and the run ends all the same.
     patience: Patience,
     ending: Vec<u8>,
     files: Option<tempfile::SpooledTempFile>,
@@ -207,27 +209,57 @@ struct Said {
 }
 
 impl Said {
-    fn new(limits: &Limits) -> Self {
-        Self {
-            patience: limits.patience(),
+    fn new(patience: Patience) -> Self {
+        Said {
+            patience,
             ending: Vec::new(),
             files: None,
             lost: None,
+            met: None,
+            taken: [0; 2],
+            unread: [false; 2],
         }
     }
 
-    fn put(&mut self, out: impl AsFd, bytes: &[u8]) -> Result<(), Errno> {
-        use io::ErrorKind::{Interrupted, TimedOut};
-        match self.patience.write_all(out, bytes) {
-            Ok(()) => Ok(()),
-            // The machine is stopped for the same reason.
-            Err(error) if matches!(error.kind(), Interrupted | TimedOut) => Err(Errno::IO),
-            // The program gets what it would have got of that pipe.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Errno::PIPE),
-            Err(error) => {
-                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                self.lost.get_or_insert(error);
-                Err(errno)
+    /// Hands bytes on, as long as there is patience with whoever reads them.
+    fn put(&mut self, which: usize, out: impl AsFd, bytes: &[u8]) -> Result<(), Errno> {
+        // In pieces, so that it is known how many were taken.
+        for piece in bytes.chunks(4096) {
+            match self.patience.write_all(&out, piece) {
+                Ok(()) => self.taken[which] += piece.len() as u64,
+                // The program gets what it would have got of that pipe.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    self.unread[which] = true;
+                    return Err(Errno::PIPE);
+                }
+                Err(error) => {
+                    self.met = self.met.or(self.patience.is_over());
+                    if self.met.is_some() {
+                        return Err(Errno::IO);
+                    }
+                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                    self.lost.get_or_insert(error);
+                    return Err(errno);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An input that no run before could know: when a reader went away, and the program was told.
+    fn add_to(&self, inputs: &mut Inputs, notes: &mut Vec<String>) {
+        for (which, name) in ["standard output", "standard error"]
+            .into_iter()
+            .enumerate()
+        {
+            if self.unread[which] {
+                let taken = self.taken[which];
+                let value = format!("a pipe whose reader went away after {taken} bytes");
+                inputs.add(name, value);
+                notes.push(format!(
+                    "the reader of {name} went away, and when it does is chance: another run may \
+                     count otherwise"
+                ));
             }
         }
     }
@@ -236,8 +268,8 @@ impl Said {
 impl Sink for Said {
     fn take(&mut self, out: Out, bytes: &[u8]) -> Result<(), Errno> {
         match out {
-            Out::Stdout => self.put(io::stdout(), bytes),
-            Out::Stderr => self.put(io::stderr(), bytes),
+            Out::Stdout => self.put(0, io::stdout(), bytes),
+            Out::Stderr => self.put(1, io::stderr(), bytes),
             Out::Status => {
                 let room = ENDING_LEN.saturating_sub(self.ending.len());
                 let some = bytes.get(..room.min(bytes.len())).unwrap_or_default();
@@ -343,31 +375,8 @@ impl ReadyMachine {
             "the guest had no memory left, and its kernel killed a process; --memory gives it more"
                 .to_owned()
         }));
-        notes.extend(counts.undefined.iter().map(|it| {
-            let (program, function) = (printable(it.program.as_bytes()), it.function.as_bytes());
-            let place = format!("{:#x}", it.address);
-            let place = match function {
-                [] => place,
-                name => format!("{place} in {}", printable(name)),
-            };
-            format!(
-                "{program} executed an instruction that the processor does not have, at {place}"
-            )
-        }));
-        notes.extend(ran.unannounced.iter().map(|it| {
-            let (code, rip) = (it.code, it.rip);
-            let needs = code.cpuid_features();
-            let undefined = counts.undefined.iter();
-            let place = undefined
-                .filter(|one| one.address == rip)
-                .map(|one| format!(" in {} of {}", one.function, one.object))
-                .next()
-                .unwrap_or_default();
-            format!(
-                "the program executed {code:?} at {rip:#x}{place}, which needs {needs:?}, and the processor \
-                 is an x86-64-v2: build the program for that, without AVX"
-            )
-        }));
+        let unknown = ran.unannounced.iter();
+        notes.extend(unknown.map(|one| not_announced(one, &counts)));
         let said = server.into_sink();
         said.add_to(&mut inputs, &mut notes);
         if let Some(error) = said.lost {
@@ -388,14 +397,19 @@ impl ReadyMachine {
     }
 }
 
-/// What is in regions.
-fn collected(flags: &RegionFlags) -> Collect {
-    Collect {
-        // Without a command line there is no word at all.
-        instrumented: flags.instr_atstart != "no",
-        collected: flags.collect_atstart != "no" && flags.toggle_collect.is_empty(),
-        toggles: flags.toggle_collect.clone(),
-    }
+/// An instruction that the processor does not have: where it is, and what to build for.
+fn not_announced(one: &NotAnnounced, counts: &Counts) -> String {
+    let (code, rip) = (one.code, one.rip);
+    let needs = code.cpuid_features();
+    let place = counts.undefined.iter().find(|it| it.address == rip);
+    let place = place.map_or_else(String::new, |it| {
+        let place = format!(" in {} of {}", it.function, it.object);
+        printable(place.as_bytes())
+    });
+    format!(
+        "a program executed {code:?} at {rip:#x}{place}, which needs {needs:?}, and the processor is \
+         an x86-64-v2: if it ended by that, build it for x86-64-v2"
+    )
 }
 
 /// What the program did not find.

@@ -58,23 +58,6 @@ pub struct CountFlags {
     pub command: Vec<OsString>,
 }
 
-/// What of the programs is in regions, by Callgrind's names.
-#[derive(Clone, Debug, Default, Args)]
-pub struct RegionFlags {
-    /// Regions begin with the program, or where it asks for it by a client request
-    #[arg(long, value_name = "yes|no", default_value = "yes", hide_default_value = true,
-          value_parser = ["yes", "no"])]
-    pub instr_atstart: String,
-    /// The same for collection, which a request switches over
-    #[arg(long, value_name = "yes|no", default_value = "yes", hide_default_value = true,
-          value_parser = ["yes", "no"])]
-    pub collect_atstart: String,
-    /// Collect in this function alone, and in what it calls: * is any text, ? any letter;
-    /// repeatable
-    #[arg(long, value_name = "FUNCTION")]
-    pub toggle_collect: Vec<String>,
-}
-
 /// What a job makes of counts.
 #[derive(Clone, Debug, Default, Args)]
 pub struct GateFlags {

@@ -4,13 +4,11 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use emu::{Cpuid, State};
-use kvm_bindings::kvm_sregs;
+use emu::Cpuid;
 use pmu_virt::{CorePmu, EmuCycles, Ticks, Vendor};
 
 use super::super::outside::{Attention, HostSide, PinLine};
 use super::{MachineError, Order, Outfit, SharedParts, VcpuShare};
-use crate::boot::InitialState;
 use crate::config::{CyclesChoice, RunConfig};
 use crate::counters::{CounterError, CounterPlan, backend_env};
 use crate::devices::{DeviceClock, InterruptLine};
@@ -96,7 +94,7 @@ impl EmuBase {
 
 /// One vCPU: the first at the kernel's first instruction, the others wait to be started.
 fn vcpu(share: VcpuShare, outfit: &Outfit<'_>) -> Result<EmuVcpuParts, MachineError> {
-    let state = (share.id == VcpuId(0)).then(|| emulated_start(outfit.state));
+    let state = (share.id == VcpuId(0)).then(|| starting_at(outfit.state));
     // A PMI costs nobody but its guest any time, so each comes at its instruction unless
     // somebody wants it otherwise. A tick is a nanosecond.
     let floor = outfit.order.config.pmi_floor.unwrap_or_default();
@@ -110,12 +108,6 @@ fn vcpu(share: VcpuShare, outfit: &Outfit<'_>) -> Result<EmuVcpuParts, MachineEr
         host: share.endpoint,
         guest: outfit.kernel.cloned(),
     })
-}
-
-/// The registers that the boot processor starts with.
-pub(crate) fn emulated_start(state: &InitialState) -> State {
-    let special = special_registers(kvm_sregs::default(), state);
-    state_of(&general_registers(state), &special)
 }
 
 /// The counters of each vCPU. `guest` is the vendor of the processor that it sees, and has.
