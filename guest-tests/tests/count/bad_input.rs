@@ -217,3 +217,30 @@ fn inputs_are_told_apart() {
     assert_ne!(digest(b"\xff"), digest(b"\xfe"));
     assert_eq!(digest(b"x"), digest(b"x"));
 }
+
+/// A program goes by what is there, by sizes and rights, without reading any of it.
+#[test]
+fn what_is_only_looked_for_is_an_input() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let inputs = || {
+        let script = "test -e flag && stat -c %s flag; :";
+        let counted = Count::new(folder.path()).run(&["sh", "-c", script].map(OsStr::new));
+        let record = counted.record();
+        (
+            record["digest"].clone(),
+            record["inputs"]["name ./flag"].clone(),
+        )
+    };
+    let flag = folder.path().join("flag");
+    let (without, name) = inputs();
+    assert_eq!(name, "nothing");
+    fs::write(&flag, "").expect("a file");
+    fs::set_permissions(&flag, fs::Permissions::from_mode(0o644)).expect("rights");
+    let (empty, name) = inputs();
+    assert_eq!(name, "file of 0 bytes, mode 644");
+    fs::set_permissions(&flag, fs::Permissions::from_mode(0o600)).expect("rights");
+    let (locked, name) = inputs();
+    assert_eq!(name, "file of 0 bytes, mode 600");
+    assert!(without != empty && empty != locked && locked != without);
+    assert_eq!(inputs(), (locked, name));
+}

@@ -5,6 +5,7 @@
 //! kept of it [`report`]. How the command ends, and who says so, is [`ended`].
 
 mod ended;
+mod files;
 mod job;
 mod kernel;
 mod repeated;

@@ -6,9 +6,12 @@ use std::str::FromStr;
 
 use crate::diff::{self, FunctionChange};
 use crate::event::{Chosen, Event, Side};
-use crate::inputs::InputChange;
+use crate::inputs::{InputChange, Inputs};
 use crate::number::{grouped, percent, signed};
 use crate::record::Record;
+
+/// Inputs that are told by name.
+const MOST_INPUTS: usize = 20;
 
 /// How much more a count may be, in percent of the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +164,7 @@ impl<'a> Comparison<'a> {
         }
         let outcomes = [before, now].map(|record| record.outcome.status());
         Comparison {
-            inputs: before.inputs.changes(&now.inputs),
+            inputs: input_changes(&before.inputs, &now.inputs),
             counts,
             functions: diff::functions(before, now).unwrap_or_default(),
             outcomes: (outcomes[0] != outcomes[1]).then_some(outcomes),
@@ -219,16 +222,20 @@ impl<'a> Comparison<'a> {
         if self.is_unexplained() {
             return writeln!(
                 out,
-                " No input differs from {before}, yet counts do: what the program only looked for \
-                 (whether a file is there, its size and rights) is no input.\n"
+                " No input differs from {before}, yet counts do, which must not be: please report \
+                 it.\n"
             );
         }
         if self.inputs.is_empty() {
             return writeln!(out, " Every input is that of {before}.\n");
         }
         writeln!(out, " Inputs that differ from {before}:")?;
-        for change in &self.inputs {
+        for change in self.inputs.iter().take(MOST_INPUTS) {
             writeln!(out, "   {}", change.line())?;
+        }
+        match self.inputs.len().saturating_sub(MOST_INPUTS) {
+            0 => {}
+            more => writeln!(out, "   and {more} more")?,
         }
         writeln!(out)
     }
@@ -248,6 +255,16 @@ impl<'a> Comparison<'a> {
         let threshold = self.threshold.unwrap_or(Threshold::NONE);
         format!("more than {threshold} more: {}", texts.join(", "))
     }
+}
+
+/// Inputs that differ: what was given and read first, since names that were looked for change with
+/// them, and are many.
+fn input_changes<'a>(before: &'a Inputs, now: &'a Inputs) -> Vec<InputChange<'a>> {
+    let mut changes = before.changes(now);
+    changes.sort_by_key(|change| {
+        change.name.starts_with("name ") || change.name.starts_with("names ")
+    });
+    changes
 }
 
 /// Each event on one side.
@@ -382,6 +399,26 @@ mod tests {
         );
         let comparison = Comparison::of(&before, &now, &gate("2%", false));
         assert!(!comparison.fails());
+    }
+
+    #[test]
+    fn names_that_were_looked_for_come_last_and_not_all() {
+        let (before, mut now) = (record(), record());
+        now.inputs.add("program", crate::inputs::digest(b"other"));
+        for number in 0..30 {
+            now.inputs.add(format!("name /usr/lib/{number}"), "nothing");
+        }
+        now.inputs.add("names in /usr/lib", "x");
+        let text = written(&Comparison::of(&before, &now, &gate("0", true)));
+        let told: Vec<&str> = text
+            .lines()
+            .skip(1)
+            .take_while(|line| !line.is_empty())
+            .collect();
+        assert_eq!(told.len(), MOST_INPUTS + 1, "{text}");
+        assert!(told[0].starts_with("   program: "), "{text}");
+        assert_eq!(told[1], "   name /usr/lib/0: only now");
+        assert_eq!(told[MOST_INPUTS], "   and 12 more");
     }
 
     #[test]

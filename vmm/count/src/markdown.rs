@@ -67,9 +67,7 @@ fn compared(text: &mut String, before: &str, comparison: &Comparison<'_>) {
     if comparison.is_unexplained() {
         put(
             text,
-            format_args!(
-                "\nNo input differs, yet counts do: what the program only looked for is no input."
-            ),
+            format_args!("\nNo input differs, yet counts do, which must not be: please report it."),
         );
     }
     if !comparison.functions.is_empty() {

@@ -4,12 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sha2::{Digest, Sha256};
 
-use crate::tree::{Kind, Listed, Refusal, Stamp, Tree};
+use crate::tree::{Attributes, Kind, Listed, Refusal, Stamp, Tree};
 
 /// How many names outside of what was given are told.
 const OUTSIDE: usize = 10;
 /// How many names of libraries are remembered.
 const LIBRARIES: usize = 1000;
+/// How many names that were looked at are remembered, and bytes of their paths: guests may look
+/// for as many as they like.
+const LOOKED: usize = 1 << 20;
+const LOOKED_BYTES: usize = 128 << 20;
 /// Bytes that are read at a time to hash a file.
 const PIECE: usize = 1 << 20;
 
@@ -29,9 +33,56 @@ pub struct Input {
     pub changed: bool,
 }
 
+/// A name of the host that the guest has asked for, whether it then read what is there or not:
+/// programs decide by what exists, by sizes and by rights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// Its path in the guest, which is that of the host.
+    pub path: Vec<u8>,
+    /// What the guest was told of it; `None`: that there is nothing.
+    pub found: Option<Attributes>,
+    /// The name was asked for by itself; else what it stands for came along with a list of its
+    /// folder.
+    pub by_name: bool,
+    /// It was something else when it was asked for again.
+    pub changed: bool,
+}
+
+/// The names that the guest has asked for, each with the first answer.
+#[derive(Debug, Default)]
+struct Names {
+    known: BTreeMap<Vec<u8>, Looked>,
+    bytes: usize,
+    /// There were more than are remembered.
+    more: bool,
+}
+
+impl Names {
+    fn told(&mut self, path: &[u8], found: Option<Attributes>, by_name: bool) {
+        if let Some(before) = self.known.get_mut(path) {
+            before.by_name |= by_name;
+            before.changed |= before.found != found;
+            return;
+        }
+        if self.known.len() >= LOOKED || self.bytes + path.len() > LOOKED_BYTES {
+            self.more = true;
+            return;
+        }
+        self.bytes += path.len();
+        let looked = Looked {
+            path: path.to_vec(),
+            found,
+            by_name,
+            changed: false,
+        };
+        self.known.insert(path.to_vec(), looked);
+    }
+}
+
 /// What the guest has read so far.
 #[derive(Debug, Default)]
 pub(crate) struct Inputs {
+    names: Names,
     files: BTreeMap<Vec<u8>, Stamp>,
     others: BTreeMap<Vec<u8>, Input>,
     outside: Vec<Vec<u8>>,
@@ -81,9 +132,25 @@ impl Inputs {
         }
     }
 
+    /// The guest was told what a name stands for, along with a list of its folder, or once more.
+    pub(crate) fn shown(&mut self, path: &[u8], attributes: &Attributes) {
+        self.names.told(path, Some(*attributes), false);
+    }
+
+    /// The names that it was told something of, by path, and whether there were more.
+    pub(crate) fn looked(&self) -> (impl Iterator<Item = &Looked>, bool) {
+        (self.names.known.values(), self.names.more)
+    }
+
     /// The guest asked for a name, and that is what came of it.
-    pub(crate) fn asked(&mut self, path: &[u8], outcome: Result<(), Refusal>) {
-        if outcome == Err(Refusal::Outside)
+    pub(crate) fn asked(&mut self, path: &[u8], outcome: Result<Attributes, Refusal>) {
+        match outcome {
+            Ok(attributes) => self.names.told(path, Some(attributes), true),
+            Err(Refusal::Missing | Refusal::Outside) => self.names.told(path, None, true),
+            // The host's refusals are errors of this run.
+            Err(Refusal::Kind | Refusal::Host(_)) => {}
+        }
+        if matches!(outcome, Err(Refusal::Outside))
             && self.outside.len() < OUTSIDE
             && !self.outside.iter().any(|known| known == path)
         {
@@ -94,7 +161,7 @@ impl Inputs {
             return;
         }
         match outcome {
-            Ok(()) if self.found.len() < LIBRARIES => {
+            Ok(_) if self.found.len() < LIBRARIES => {
                 self.found.insert(name.to_vec());
             }
             Err(_)

@@ -3,7 +3,7 @@
 //!
 //! - [`FileServer`] answers the requests of the guest's kernel (FUSE, as virtiofs carries it), one
 //!   at a time and at once. It is pure over a [`Tree`] of files and a [`Sink`] for what the guest
-//!   says, and remembers what was read ([`Input`]).
+//!   says, and remembers what was read ([`Input`]) and looked for ([`Looked`]).
 //! - [`View`] is the tree of files of this machine that are given: the system's, the working
 //!   directory, and what is named.
 //! - [`MemoryTree`] is a tree for tests, and for a guest that has no program yet.
@@ -36,7 +36,7 @@ mod view;
 mod wire;
 
 pub use initramfs::initramfs;
-pub use inputs::Input;
+pub use inputs::{Input, Looked};
 pub use kernel::{Kernel, KernelError};
 pub use memory::MemoryTree;
 pub use nodes::Out;

@@ -13,7 +13,7 @@ use fuse_abi::linux::{
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::inputs::{Input, Inputs};
+use crate::inputs::{Input, Inputs, Looked};
 use crate::memory::part;
 use crate::nodes::{Node, Nodes, Out, inode};
 use crate::tree::{Attributes, Kind, Listed, Owner, Refusal, Tree};
@@ -193,7 +193,7 @@ impl<T: Tree, S: Sink> FileServer<T, S> {
         let child = Nodes::child(&folder, name).ok_or(Errno::NOENT)?;
         let found = self.attributes(&child);
         if let Node::Path(path) = &child {
-            self.inputs.asked(path, found.map(drop));
+            self.inputs.asked(path, found);
         }
         let entry = match found {
             Ok(attributes) => self.entry(&child, &attributes)?,
@@ -213,6 +213,9 @@ impl<T: Tree, S: Sink> FileServer<T, S> {
     fn getattr(&mut self, request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), Errno> {
         let node = self.node(request)?;
         let attributes = self.attributes(&node).map_err(Refusal::errno)?;
+        if let Node::Path(path) = &node {
+            self.inputs.shown(path, &attributes);
+        }
         reply.put(&fuse_attr_out {
             attr_valid: FOR_LONG,
             attr_valid_nsec: 0,
@@ -387,6 +390,9 @@ impl<T: Tree, S: Sink> FileServer<T, S> {
 
     fn known(&mut self, node: &Node) -> Option<fuse_entry_out> {
         let attributes = self.attributes(node).ok()?;
+        if let Node::Path(path) = node {
+            self.inputs.shown(path, &attributes);
+        }
         self.entry(node, &attributes).ok()
     }
 
@@ -424,6 +430,12 @@ impl<T: Tree, S: Sink> FileServer<T, S> {
     /// Libraries (`lib….so…`) that the guest looked for and found nowhere.
     pub fn missing_libraries(&self) -> Vec<Vec<u8>> {
         self.inputs.missing_libraries()
+    }
+
+    /// The names that the guest has been told something of, in the order of the paths, and
+    /// whether there were more than are remembered (a million).
+    pub fn looked(&self) -> (impl Iterator<Item = &Looked>, bool) {
+        self.inputs.looked()
     }
 
     /// All that the guest has read, in the order of the paths. Each file is read once more, whole.

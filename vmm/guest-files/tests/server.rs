@@ -319,3 +319,61 @@ proptest! {
         prop_assert!(reply.len() <= (1 << 20) + (64 << 10));
     }
 }
+
+#[test]
+fn what_was_looked_for_is_remembered_with_the_first_answer() {
+    let mut server = server();
+    let bin = node(&mut server, "usr/bin");
+    assert_eq!(
+        look_up(&mut server, bin, "false")
+            .expect("an answer")
+            .nodeid,
+        0
+    );
+    assert_eq!(
+        look_up(&mut server, bin, "false")
+            .expect("an answer")
+            .nodeid,
+        0
+    );
+    assert_ne!(
+        look_up(&mut server, bin, "true").expect("an answer").nodeid,
+        0
+    );
+    let library = node(&mut server, "usr/lib");
+    assert_eq!(names(&mut server, library, 4096, true).len(), 3);
+    let (looked, more) = server.looked();
+    let looked: Vec<_> = looked
+        .map(|one| {
+            let path = String::from_utf8(one.path.clone()).expect("text");
+            let size = one.found.map(|found| (found.kind, found.size));
+            assert!(!one.changed, "{path}");
+            (
+                path,
+                size.filter(|(kind, _)| *kind == Kind::File),
+                one.found.is_some(),
+                one.by_name,
+            )
+        })
+        .collect();
+    let expected = [
+        ("/", None, true, true),
+        ("/usr", None, true, true),
+        ("/usr/bin", None, true, true),
+        ("/usr/bin/false", None, false, true),
+        ("/usr/bin/true", Some((Kind::File, 13)), true, true),
+        ("/usr/lib", None, true, true),
+        (
+            "/usr/lib/libc.so.6",
+            Some((Kind::File, 10_000)),
+            true,
+            false,
+        ),
+    ];
+    let expected =
+        expected.map(|(path, size, is_there, by_name)| (path.to_owned(), size, is_there, by_name));
+    assert_eq!(looked, expected);
+    assert!(!more);
+    // Nothing of it was read, but the list of a folder.
+    assert_eq!(server.inputs().len(), 1);
+}

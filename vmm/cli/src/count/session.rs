@@ -1,20 +1,14 @@
 //! One run: a machine that is ready, a program in it, and what became of both.
 
-use std::ffi::OsStr;
-use std::fs;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use attribution::{Attribution, Counts, Objects, Start};
 use count_init::{ENDING_LEN, Ending};
 use emu::NotAnnounced;
-use guest_files::{
-    Errand as Service, Errno, FileServer, Given, Input, Kind, MemoryTree, Out, Sink, Tree, View,
-};
+use guest_files::{Errand as Service, Errno, FileServer, Given, MemoryTree, Out, Sink, Tree, View};
 use guest_view::KernelView;
 use serde::{Deserialize, Serialize};
 use umpire_count::Inputs;
@@ -24,6 +18,7 @@ use vmm::count::{
 };
 
 use super::ended::failed;
+use super::files;
 use super::job::Errand;
 use super::kernel::Choice;
 use super::store::{Store, StoredMachine};
@@ -369,7 +364,15 @@ impl ReadyMachine {
         let server = Arc::into_inner(server).ok_or_else(|| failed("files are still served"))?;
         let mut server = server.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut notes = Vec::new();
-        add_files(&server.inputs(), &errand.given, &mut inputs, &mut notes);
+        let read = server.inputs();
+        files::add_read(&read, &errand.given, &mut inputs, &mut notes);
+        files::add_looked(
+            &server,
+            &read,
+            &errand.given.folder,
+            &mut inputs,
+            &mut notes,
+        );
         notes.extend(missing(&server));
         notes.extend(ran.out_of_memory.map(|_| {
             "the guest had no memory left, and its kernel killed a process; --memory gives it more"
@@ -444,99 +447,4 @@ fn listed(names: &[Vec<u8>]) -> String {
         more => format!(" and {more} more"),
     };
     some.join(", ") + &more
-}
-
-/// Files, folders and links that the program has read are inputs.
-fn add_files(read: &[Input], given: &Given, inputs: &mut Inputs, notes: &mut Vec<String>) {
-    // What was executed is what the links on the way lead to.
-    let program = given.program.as_ref();
-    let program = program.and_then(|path| fs::canonicalize(path).ok());
-    for input in read {
-        let is_program = program.as_deref() == Some(path_of(input));
-        let (name, value) = described_file(input, is_program, &given.folder);
-        if input.changed {
-            let path = printable(&input.path);
-            notes.push(format!(
-                "{path} changed while the program ran: its counts are of parts of both"
-            ));
-        }
-        inputs.add(name, value);
-    }
-}
-
-fn path_of(input: &Input) -> &Path {
-    Path::new(OsStr::from_bytes(&input.path))
-}
-
-/// A file, folder or link that the program has read: its name among the inputs, and its value.
-fn described_file(input: &Input, is_program: bool, folder: &Path) -> (String, String) {
-    let path = path_of(input);
-    // The working folder is an input of its own; what is in it may lie anywhere.
-    let shown = match path.strip_prefix(folder) {
-        Ok(below) => Path::new(".").join(below),
-        Err(_) => path.to_owned(),
-    };
-    let name = path.file_name().unwrap_or_default().as_bytes();
-    let kind = match input.kind {
-        Kind::Folder => "directory",
-        Kind::Link => "link",
-        Kind::File if is_program => "program",
-        Kind::File if name.windows(3).any(|part| part == b".so") => "library",
-        Kind::File => "file",
-    };
-    let mut value = match &input.digest {
-        Some(digest) => umpire_count::inputs::text(digest),
-        None => "gone at the end".to_owned(),
-    };
-    if input.changed {
-        value.push_str(", changed meanwhile");
-    }
-    let shown = printable(shown.as_os_str().as_bytes());
-    (format!("{kind} {shown}"), value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_are_named_by_what_they_are() {
-        fn check(path: &str, kind: Kind, is_program: bool, expected: &str) {
-            let input = Input {
-                path: path.as_bytes().to_vec(),
-                kind,
-                size: 1,
-                digest: Some([0x1f; 32]),
-                changed: false,
-            };
-            let (name, value) = described_file(&input, is_program, Path::new("/w"));
-            assert_eq!(name, expected);
-            assert!(value.starts_with("sha256:1f1f"), "{value}");
-        }
-        check("/usr/bin/gzip", Kind::File, true, "program /usr/bin/gzip");
-        check("/w/a/gzip", Kind::File, true, "program ./a/gzip");
-        check(
-            "/usr/lib/libc.so.6",
-            Kind::File,
-            false,
-            "library /usr/lib/libc.so.6",
-        );
-        check("/w/words", Kind::File, false, "file ./words");
-        check("/w", Kind::Folder, false, "directory ./");
-        check("/bin", Kind::Link, false, "link /bin");
-    }
-
-    #[test]
-    fn a_changed_file_is_another_input() {
-        let input = |digest, changed| Input {
-            path: b"/x".to_vec(),
-            kind: Kind::File,
-            size: 1,
-            digest,
-            changed,
-        };
-        let value = |input| described_file(&input, false, Path::new("/w")).1;
-        assert_eq!(value(input(None, false)), "gone at the end");
-        assert!(value(input(Some([0; 32]), true)).ends_with(", changed meanwhile"));
-    }
 }
