@@ -167,18 +167,11 @@ fn a_time_out_holds_whatever_is_waited_for() {
     use std::time::{Duration, Instant};
 
     let folder = tempfile::tempdir().expect("a folder");
-    let check = |stdin: Stdio, program: &str| {
+    let check = |stdin: Stdio, program: &[&str]| {
         let began = Instant::now();
         let mut child = Command::new(umpire::path())
-            .args([
-                "count",
-                "--timeout",
-                "2s",
-                "--status-file",
-                "status",
-                "--",
-                program,
-            ])
+            .args(["count", "--timeout", "2s", "--status-file", "status", "--"])
+            .args(program)
             .current_dir(folder.path())
             .stdin(stdin)
             .stdout(Stdio::piped())
@@ -188,8 +181,8 @@ fn a_time_out_holds_whatever_is_waited_for() {
         // Held, and not used.
         let held = (child.stdin.take(), child.stdout.take());
         let status = child.wait().expect("an end");
-        assert_eq!(status.code(), Some(124), "{program}");
-        assert!(began.elapsed() < Duration::from_secs(60), "{program}");
+        assert_eq!(status.code(), Some(124), "{program:?}");
+        assert!(began.elapsed() < Duration::from_secs(60), "{program:?}");
         let status = fs::read_to_string(folder.path().join("status")).expect("a status");
         assert_eq!(status, "timeout 124\n");
         drop(held);
@@ -198,8 +191,12 @@ fn a_time_out_holds_whatever_is_waited_for() {
     Count::new(folder.path())
         .run(&["true"])
         .ends(0, "program 0");
-    check(Stdio::piped(), "true");
-    check(Stdio::null(), "yes");
+    check(Stdio::piped(), &["true"]);
+    check(Stdio::null(), &["yes"]);
+    // What was read is digested at the end.
+    let sparse = fs::File::create(folder.path().join("sparse")).expect("a file");
+    sparse.set_len(1 << 40).expect("no room is needed");
+    check(Stdio::null(), &["head", "-c", "1", "sparse"]);
 }
 
 /// Different bytes are different inputs, and a reader that goes away is one.

@@ -185,13 +185,19 @@ impl Inputs {
             .collect()
     }
 
-    /// All of it, by path, with the digests of files as they are now.
-    pub(crate) fn all<T: Tree>(&self, tree: &mut T) -> Vec<Input> {
-        let files = self.files.iter();
-        let files = files.map(|(path, stamp)| finish(tree, path, *stamp));
-        let mut all: Vec<Input> = files.chain(self.others.values().cloned()).collect();
+    /// All of it, by path, with the digests of files as they are now; `None` if not all could be
+    /// digested as long as `go_on` said so.
+    pub(crate) fn all<T: Tree>(
+        &self,
+        tree: &mut T,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Option<Vec<Input>> {
+        let mut all: Vec<Input> = self.others.values().cloned().collect();
+        for (path, stamp) in &self.files {
+            all.push(finish(tree, path, *stamp, go_on)?);
+        }
         all.sort_by(|a, b| a.path.cmp(&b.path));
-        all
+        Some(all)
     }
 }
 
@@ -201,25 +207,39 @@ fn is_library(name: &[u8]) -> bool {
         && (name.ends_with(b".so") || name.windows(4).any(|part| part == b".so."))
 }
 
-fn finish<T: Tree>(tree: &mut T, path: &[u8], stamp: Stamp) -> Input {
-    let again = content(tree, path);
+/// `None`: it had to end.
+fn finish<T: Tree>(
+    tree: &mut T,
+    path: &[u8],
+    stamp: Stamp,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Option<Input> {
+    let again = content(tree, path, go_on).transpose()?;
     let after = again.as_ref().ok().map(|(stamp, _)| *stamp);
-    Input {
+    Some(Input {
         path: path.to_vec(),
         kind: Kind::File,
         size: stamp.size,
         digest: again.ok().map(|(_, digest)| digest),
         changed: after != Some(stamp),
-    }
+    })
 }
 
-/// The state of a file, and the digest of its content in that state.
-fn content<T: Tree>(tree: &mut T, path: &[u8]) -> Result<(Stamp, [u8; 32]), Refusal> {
+/// The state of a file, and the digest of its content in that state. A file may be larger than
+/// anybody waits for.
+fn content<T: Tree>(
+    tree: &mut T,
+    path: &[u8],
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Option<(Stamp, [u8; 32])>, Refusal> {
     let file = tree.open(path)?;
     let mut hash = Sha256::new();
     let mut piece = Vec::new();
     let mut at = 0;
     loop {
+        if !go_on() {
+            return Ok(None);
+        }
         piece.clear();
         tree.read(&file, at, PIECE, &mut piece)?;
         hash.update(&piece);
@@ -228,5 +248,5 @@ fn content<T: Tree>(tree: &mut T, path: &[u8]) -> Result<(Stamp, [u8; 32]), Refu
             break;
         }
     }
-    Ok((tree.stamp(&file)?, hash.finalize().into()))
+    Ok(Some((tree.stamp(&file)?, hash.finalize().into())))
 }

@@ -438,9 +438,10 @@ impl<T: Tree, S: Sink> FileServer<T, S> {
         self.inputs.looked()
     }
 
-    /// All that the guest has read, in the order of the paths. Each file is read once more, whole.
-    pub fn inputs(&mut self) -> Vec<Input> {
-        self.inputs.all(&mut self.tree)
+    /// All that the guest has read, in the order of the paths. Each file is read once more, whole,
+    /// as long as `go_on`, which is asked now and then, says so; else there is nothing.
+    pub fn inputs(&mut self, mut go_on: impl FnMut() -> bool) -> Option<Vec<Input>> {
+        self.inputs.all(&mut self.tree, &mut go_on)
     }
 
     /// Who took what the guest said.

@@ -340,7 +340,9 @@ impl ReadyMachine {
             failed("the program's arguments and environment have more than 8 MiB, or a 0 in them")
         })?;
         let stdin = errand.stdin;
-        let server = FileServer::new(view, Said::new(limits.patience()), Service { job, stdin });
+        let patience = limits.patience();
+        let said = Said::new(patience.clone());
+        let server = FileServer::new(view, said, Service { job, stdin });
         let server = server.with_largest_archive(shape.memory_mib << 20);
         let server = Arc::new(Mutex::new(server));
         let serve = {
@@ -364,7 +366,10 @@ impl ReadyMachine {
         let server = Arc::into_inner(server).ok_or_else(|| failed("files are still served"))?;
         let mut server = server.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut notes = Vec::new();
-        let read = server.inputs();
+        // A run that met a limit is none to compare with, and its files may be of any size.
+        let read = server.inputs(|| patience.is_over().is_none());
+        let late = read.is_none().then(|| patience.is_over()).flatten();
+        let read = read.unwrap_or_default();
         files::add_read(&read, &errand.given, &mut inputs, &mut notes);
         files::add_looked(
             &server,
@@ -389,7 +394,7 @@ impl ReadyMachine {
         }
         Ok(Ran {
             // The program was told of an error, and may have ended by that.
-            end: said.met.map_or(ran.end, End::from),
+            end: said.met.or(late).map_or(ran.end, End::from),
             ending: Ending::decode(&said.ending),
             counts,
             inputs,
