@@ -27,7 +27,7 @@ const ENVIRONMENT: [(&str, &str); 4] = [
         "PATH",
         "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     ),
-    ("HOME", "/home/user"),
+    ("HOME", "/user"),
     ("LANG", "C.UTF-8"),
     ("TERM", "dumb"),
 ];

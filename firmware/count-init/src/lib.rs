@@ -44,7 +44,7 @@ pub const USER: u32 = 1000;
 /// The name of that user and group.
 pub const USER_NAME: &str = "user";
 /// Its home directory.
-pub const HOME: &str = "/home/user";
+pub const HOME: &str = "/user";
 /// The guest's host name.
 pub const HOST_NAME: &str = "umpire";
 

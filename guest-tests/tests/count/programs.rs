@@ -163,7 +163,7 @@ fn what_the_program_is_given_is_all_that_it_has() {
         .run(&["sh", "-c", program, "zero", "one"]);
     let here = folder.path().display();
     let expected = format!(
-        "zero one\nHOME=/home/user\nLANG=C.UTF-8\nMORE=1\n\
+        "zero one\nHOME=/user\nLANG=C.UTF-8\nMORE=1\n\
          PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nPWD={here}\nTERM=dumb\n\
          {here}\n1000\numpire\n0022\nin\n2026\n1\nmade\n"
     );

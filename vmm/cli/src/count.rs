@@ -1,8 +1,8 @@
 //! `umpire count`: a program of this machine in a small virtual machine, and what it executed.
 //!
-//! What is run is [`job`], on which kernel [`kernel`], where that and the booted machine are kept
-//! [`store`]; a run itself is [`session`], several to compare them [`repeated`], what is printed and
-//! kept of it [`report`]. How the command ends, and who says so, is [`ended`].
+//! What is run is `job`, on which kernel `kernel`, where that and the booted machine are kept
+//! `store`; a run itself is `session`, several to compare them `repeated`, what is printed and
+//! kept of it `report`. How the command ends, and who says so, is `ended`.
 
 mod ended;
 mod files;

@@ -60,6 +60,7 @@ pub const FLOATING: [Program; 2] = [
 
 /// Words for their file as the first process of a Linux: it runs one of the programs, and powers
 /// the machine off.
+#[cfg(not(target_os = "none"))]
 #[must_use]
 pub fn as_first_process(program: &Program, rounds: u64) -> String {
     format!("{} {rounds}", program.letter.to_ascii_uppercase())
