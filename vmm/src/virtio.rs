@@ -2,7 +2,7 @@
 //! the file system that a guest mounts by its tag (virtio 1.2, 4.2.2 "MMIO Device Register
 //! Layout" and 5.11 "File System Device").
 //!
-//! Registers are a state machine ([`registers`]); [`VirtioFs`] has the queues, takes a request
+//! Registers are a state machine (`registers`); [`VirtioFs`] has the queues, takes a request
 //! of FUSE out of each chain, asks whoever serves files, and gives the reply back before the
 //! guest's store has retired. So a run is the same each time, and nothing is ever waited for.
 //!

@@ -150,7 +150,7 @@ operations! {
 
 /// Carries out an instruction. `imm` is its immediate, of those that have one.
 ///
-/// With all exceptions masked the flags are the host's, but for DE ([`denormal`]). What raises
+/// With all exceptions masked the flags are the host's, but for DE (`denormal`). What raises
 /// with others (SDM vol. 1, 11.5.1 and 4.9.2): an unmasked one of those before the result hides
 /// those of the result; underflow is tininess alone where it is unmasked.
 #[must_use]
