@@ -9,14 +9,27 @@ use std::path::Path;
 use guest_files::{FileServer, Given, Input, Kind, Looked, Sink, View};
 use umpire_count::Inputs;
 use umpire_count::inputs::printable;
+use vmm::count::{Met, Patience};
 
-/// Files, folders and links that the program has read are inputs.
-pub(super) fn add_read(
-    read: &[Input],
+/// What the program has read and looked for are inputs. The limit that ended it, if one did: a run
+/// that met one is none to compare with, and its files may be of any size.
+pub(super) fn add_all<S: Sink>(
+    server: &mut FileServer<View, S>,
     given: &Given,
+    patience: &Patience,
     inputs: &mut Inputs,
     notes: &mut Vec<String>,
-) {
+) -> Option<Met> {
+    let Some(read) = server.inputs(|| patience.is_over().is_none()) else {
+        return patience.is_over();
+    };
+    add_read(&read, given, inputs, notes);
+    add_looked(server, &read, &given.folder, inputs, notes);
+    None
+}
+
+/// Files, folders and links that the program has read are inputs.
+fn add_read(read: &[Input], given: &Given, inputs: &mut Inputs, notes: &mut Vec<String>) {
     // What was executed is what the links on the way lead to.
     let program = given.program.as_ref();
     let program = program.and_then(|path| fs::canonicalize(path).ok());
@@ -36,7 +49,7 @@ pub(super) fn add_read(
 /// What the program was told of names is an input, whether it read what is there or not: that
 /// there is nothing, what it is, its size and its rights. What came along with a list of a folder
 /// is one input a folder.
-pub(super) fn add_looked<S: Sink>(
+fn add_looked<S: Sink>(
     server: &FileServer<View, S>,
     read: &[Input],
     folder: &Path,

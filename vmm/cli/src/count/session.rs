@@ -345,15 +345,7 @@ impl ReadyMachine {
         let server = FileServer::new(view, said, Service { job, stdin });
         let server = server.with_largest_archive(shape.memory_mib << 20);
         let server = Arc::new(Mutex::new(server));
-        let serve = {
-            let server = server.clone();
-            move |request: &[u8], reply: &mut Vec<u8>| {
-                let server = server.lock();
-                server
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .answer(request, reply);
-            }
-        };
+        let serve = serve(server.clone());
         let looks = self.looks(shape, &errand.given)?;
         let ran = self
             .image
@@ -366,15 +358,10 @@ impl ReadyMachine {
         let server = Arc::into_inner(server).ok_or_else(|| failed("files are still served"))?;
         let mut server = server.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut notes = Vec::new();
-        // A run that met a limit is none to compare with, and its files may be of any size.
-        let read = server.inputs(|| patience.is_over().is_none());
-        let late = read.is_none().then(|| patience.is_over()).flatten();
-        let read = read.unwrap_or_default();
-        files::add_read(&read, &errand.given, &mut inputs, &mut notes);
-        files::add_looked(
-            &server,
-            &read,
-            &errand.given.folder,
+        let late = files::add_all(
+            &mut server,
+            &errand.given,
+            &patience,
             &mut inputs,
             &mut notes,
         );
@@ -402,6 +389,18 @@ impl ReadyMachine {
             files: said.files,
             elapsed,
         })
+    }
+}
+
+/// Answers the guest's requests for files.
+fn serve(
+    server: Arc<Mutex<FileServer<View, Said>>>,
+) -> impl FnMut(&[u8], &mut Vec<u8>) + Send + 'static {
+    move |request, reply| {
+        let server = server.lock();
+        server
+            .unwrap_or_else(PoisonError::into_inner)
+            .answer(request, reply);
     }
 }
 
