@@ -59,5 +59,5 @@ pub use table::{
     Attribute, AttributeKind, EncodeError, Encoding, NameTable, NamedEvent, NoTables, PmuTable,
     TableKind,
 };
-pub use text::one_line;
+pub use text::{grouped, one_line};
 pub use uncounted::Measured;

@@ -12,6 +12,19 @@ pub fn one_line(text: &str) -> String {
         .collect()
 }
 
+/// Digits with a comma between thousands.
+#[must_use]
+pub fn grouped(digits: &str) -> String {
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// `a, b or c`.
 pub(super) fn one_of<T: AsRef<str>>(words: &[T]) -> String {
     joined(words, "or")

@@ -5,15 +5,7 @@ use std::cmp::Ordering;
 /// Digits with a comma between thousands.
 #[must_use]
 pub fn grouped(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    umpire_events::grouped(&count.to_string())
 }
 
 /// A difference with its sign: `+1,000`, `-3`, `0`.

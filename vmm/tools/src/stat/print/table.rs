@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use pmu_model::Provenance;
+use umpire_events::grouped;
 
 use super::{Interval, Whole};
 use crate::stat::{Metric, Row, Runs, Unit, Value, in_unit, missing, stamp};
@@ -132,18 +133,6 @@ fn number(count: u64, unit: Unit, apart: bool) -> String {
         Some((whole, part)) => format!("{}.{part}", grouped(whole)),
         None => grouped(&text),
     }
-}
-
-/// Digits with a comma between thousands.
-fn grouped(digits: &str) -> String {
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 fn noise(percent: f64) -> String {
