@@ -26,9 +26,9 @@ pub(super) const LINEAR: u64 = 1 << 39;
 
 const PAGE_FAULT: u64 = 0x10e;
 
-pub(super) const EFER: u32 = 0xc000_0080;
-pub(super) const NXE: u32 = 1 << 11;
-pub(super) const WP: i32 = 1 << 16;
+const EFER: u32 = 0xc000_0080;
+const NXE: u32 = 1 << 11;
+const WP: i32 = 1 << 16;
 pub(super) const SMEP: u64 = 1 << 20;
 pub(super) const SMAP: u64 = 1 << 21;
 const AC: i32 = 1 << 18;
@@ -134,7 +134,7 @@ fn as_left_open(log: &[[u64; 4]]) -> Vec<[u64; 4]> {
 }
 
 /// By R13: reads, writes or calls RBX, and ends at an UD2.
-fn user(a: &mut CodeAssembler) -> Written {
+pub(super) fn user(a: &mut CodeAssembler) -> Written {
     let (mut write, mut fetch) = (a.create_label(), a.create_label());
     a.cmp(r13, 1)?;
     a.je(write)?;
@@ -149,6 +149,32 @@ fn user(a: &mut CodeAssembler) -> Written {
     a.jmp(rbx)
 }
 
+/// Sets EFER.NXE, CR0.WP, and of CR4 SMEP and SMAP as they are in `control`.
+pub(super) fn set_controls(
+    a: &mut CodeAssembler,
+    no_execute: bool,
+    write_protect: bool,
+    control: u64,
+) -> Written {
+    a.mov(ecx, EFER)?;
+    a.rdmsr()?;
+    a.and(eax, !NXE.cast_signed())?;
+    if no_execute {
+        a.or(eax, NXE.cast_signed())?;
+    }
+    a.wrmsr()?;
+    a.mov(rax, cr0)?;
+    a.and(rax, !WP)?;
+    if write_protect {
+        a.or(rax, WP)?;
+    }
+    a.mov(cr0, rax)?;
+    a.mov(rax, cr4)?;
+    a.and(rax, !imm(SMEP | SMAP))?;
+    a.or(rax, imm(control))?;
+    a.mov(cr4, rax)
+}
+
 fn try_case(a: &mut CodeAssembler, number: usize, case: Case) -> Written {
     let (mut at, mut after) = (a.create_label(), a.create_label());
     begin_case(a, number)?;
@@ -156,23 +182,7 @@ fn try_case(a: &mut CodeAssembler, number: usize, case: Case) -> Written {
     a.mov(qword_ptr(PD), rax)?;
     a.mov(rax, case.leaf)?;
     a.mov(qword_ptr(PT), rax)?;
-    a.mov(ecx, EFER)?;
-    a.rdmsr()?;
-    a.and(eax, !NXE.cast_signed())?;
-    if case.no_execute {
-        a.or(eax, NXE.cast_signed())?;
-    }
-    a.wrmsr()?;
-    a.mov(rax, cr0)?;
-    a.and(rax, !WP)?;
-    if case.write_protect {
-        a.or(rax, WP)?;
-    }
-    a.mov(cr0, rax)?;
-    a.mov(rax, cr4)?;
-    a.and(rax, !imm(SMEP | SMAP))?;
-    a.or(rax, imm(case.control))?;
-    a.mov(cr4, rax)?;
+    set_controls(a, case.no_execute, case.write_protect, case.control)?;
     a.mov(rbx, LINEAR)?;
     a.invlpg(ptr(rbx))?;
     announce(a, at, after)?;

@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use guest_tests::micro::{Lab, Program, Setup, Written, exit};
 use iced_x86::code_asm::{
-    CodeAssembler, al, cr0, cr2, cr4, eax, ecx, edx, ptr, qword_ptr, r8, r8d, r9d, r10, r11, r11d,
-    r11w, r12, r13, r13d, r15, rax, rbp, rbx, rsp, word_ptr,
+    CodeAssembler, al, cr2, eax, edx, ptr, qword_ptr, r8, r8d, r9d, r10, r11, r11d, r11w, r12,
+    r13d, r15, rax, rbp, rbx, rsp, word_ptr,
 };
 use vmm::micro::{KERNEL_STACK, USER_CODE, USER_CS, USER_SS, USER_STACK};
 
-use super::paging::{EFER, LINEAR, NXE, PAGE, PD, PDPT, PML4_1, PT, SMAP, SMEP, WP};
+use super::paging::{LINEAR, PAGE, PD, PDPT, PML4_1, PT, SMAP, SMEP, set_controls, user};
 use super::{begin, imm};
 
 /// Two bytes of each case.
@@ -185,23 +185,8 @@ fn guest(setting: u64) -> Result<Program> {
 
 fn control(a: &mut CodeAssembler, setting: u64) -> Written {
     let bit = |at: u32| setting >> at & 1 != 0;
-    a.mov(rax, cr0)?;
-    a.and(rax, !WP)?;
-    if bit(0) {
-        a.or(rax, WP)?;
-    }
-    a.mov(cr0, rax)?;
     let on = if bit(1) { SMEP } else { 0 } | if bit(2) { SMAP } else { 0 };
-    a.mov(rax, cr4)?;
-    a.or(rax, imm(on))?;
-    a.mov(cr4, rax)?;
-    a.mov(ecx, EFER)?;
-    a.rdmsr()?;
-    a.and(eax, !NXE.cast_signed())?;
-    if bit(3) {
-        a.or(eax, NXE.cast_signed())?;
-    }
-    a.wrmsr()
+    set_controls(a, bit(3), bit(0), on)
 }
 
 /// The cases of small or large pages, by their numbers in R8: bits of the entries, AC, ring and
@@ -298,21 +283,6 @@ fn keep(a: &mut CodeAssembler, large: bool, leaf_at: u64) -> Written {
     }
     a.mov(word_ptr(r12), r11w)?;
     a.add(r12, 2)
-}
-
-/// By R13: reads, writes or goes to RBX, and ends at an UD2.
-fn user(a: &mut CodeAssembler) -> Written {
-    let (mut write, mut fetch) = (a.create_label(), a.create_label());
-    a.cmp(r13, 1)?;
-    a.je(write)?;
-    a.ja(fetch)?;
-    a.mov(rax, qword_ptr(rbx + 8))?;
-    a.ud2()?;
-    a.set_label(&mut write)?;
-    a.mov(qword_ptr(rbx + 8), rax)?;
-    a.ud2()?;
-    a.set_label(&mut fetch)?;
-    a.jmp(rbx)
 }
 
 /// #PF.
