@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use emu::{Entry, Event, EventTotals, Follow, Observer, Ring, Sight, State};
-use guest_view::KernelView;
+use guest_view::{KernelView, TaskPlaces};
 
 use crate::calls::Call;
 use crate::counts::{Counts, Events, Undefined};
@@ -60,7 +60,7 @@ pub enum Start {
 /// before that exec; [`Attribution::taken`] gets it back.
 #[derive(Debug)]
 pub struct Attribution {
-    kernel: Kernel,
+    kernel: TaskPlaces,
     start: Start,
     tree: Tree,
     functions: Option<Functions>,
@@ -77,7 +77,7 @@ impl Attribution {
     #[must_use]
     pub fn new(kernel: Kernel, start: Start) -> Self {
         Self {
-            kernel,
+            kernel: kernel.0,
             start,
             tree: Tree::default(),
             functions: None,
@@ -129,7 +129,7 @@ impl Attribution {
         counts.regions = self.regions.counts(&self.tree);
         counts.undefined = self.undefined.iter().map(|(_, one)| one.clone()).collect();
         if let Some(functions) = &self.functions {
-            let now = |thread| self.counted(thread, 0);
+            let now = |thread| clock(&self.tree, &self.regions, thread, 0);
             let (functions, edges) = functions.counts(now);
             counts.functions = Some(functions);
             counts.edges = edges;
@@ -166,11 +166,11 @@ impl Attribution {
             return;
         };
         let begun = self.tree.begins(parent, task);
-        if let Some((parent, child)) = parent.zip(begun) {
-            self.regions.forks(&self.tree, parent, child);
-        }
+        let Some((parent, child)) = parent.zip(begun) else {
+            return;
+        };
+        self.regions.forks(&self.tree, parent, child);
         if let Some(functions) = &mut self.functions
-            && let Some((parent, child)) = parent.zip(begun)
             && parent != child
         {
             let memory = number_at(sight, address.wrapping_add(self.kernel.mm));
@@ -296,11 +296,6 @@ impl Attribution {
             let of = (thread, untold());
             self.regions.asked(&self.tree, of, Request::Toggle);
         }
-    }
-
-    /// The instructions of a thread that are counted by function.
-    fn counted(&self, thread: Number, untold: u64) -> u64 {
-        clock(&self.tree, &self.regions, thread, untold)
     }
 
     fn task_at(&self, sight: &Sight<'_>, address: u64) -> Option<Task> {

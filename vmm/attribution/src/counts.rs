@@ -69,65 +69,35 @@ impl From<&EventTotals> for Events {
 
 impl AddAssign for Events {
     fn add_assign(&mut self, more: Self) {
-        let Self {
-            instructions,
-            branches,
-            taken_branches,
-            conditional_branches,
-            far_branches,
-            loads,
-            stores,
-            calls,
-            returns,
-            floating_point,
-            x87,
-            mmx,
-            sse,
-            strings,
-            deliveries,
-            ticks,
-        } = self;
-        *instructions += more.instructions;
-        *branches += more.branches;
-        *taken_branches += more.taken_branches;
-        *conditional_branches += more.conditional_branches;
-        *far_branches += more.far_branches;
-        *loads += more.loads;
-        *stores += more.stores;
-        *calls += more.calls;
-        *returns += more.returns;
-        *floating_point += more.floating_point;
-        *x87 += more.x87;
-        *mmx += more.mmx;
-        *sse += more.sse;
-        *strings += more.strings;
-        *deliveries += more.deliveries;
-        *ticks += more.ticks;
+        *self = self.with(more, |one, other| one + other);
     }
 }
 
 impl Events {
     /// These without those of before.
     pub(crate) fn less(self, before: Self) -> Self {
+        self.with(before, u64::saturating_sub)
+    }
+
+    /// Each of these with that of `other`.
+    fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            instructions: self.instructions.saturating_sub(before.instructions),
-            branches: self.branches.saturating_sub(before.branches),
-            taken_branches: self.taken_branches.saturating_sub(before.taken_branches),
-            conditional_branches: self
-                .conditional_branches
-                .saturating_sub(before.conditional_branches),
-            far_branches: self.far_branches.saturating_sub(before.far_branches),
-            loads: self.loads.saturating_sub(before.loads),
-            stores: self.stores.saturating_sub(before.stores),
-            calls: self.calls.saturating_sub(before.calls),
-            returns: self.returns.saturating_sub(before.returns),
-            floating_point: self.floating_point.saturating_sub(before.floating_point),
-            x87: self.x87.saturating_sub(before.x87),
-            mmx: self.mmx.saturating_sub(before.mmx),
-            sse: self.sse.saturating_sub(before.sse),
-            strings: self.strings.saturating_sub(before.strings),
-            deliveries: self.deliveries.saturating_sub(before.deliveries),
-            ticks: self.ticks.saturating_sub(before.ticks),
+            instructions: of(self.instructions, other.instructions),
+            branches: of(self.branches, other.branches),
+            taken_branches: of(self.taken_branches, other.taken_branches),
+            conditional_branches: of(self.conditional_branches, other.conditional_branches),
+            far_branches: of(self.far_branches, other.far_branches),
+            loads: of(self.loads, other.loads),
+            stores: of(self.stores, other.stores),
+            calls: of(self.calls, other.calls),
+            returns: of(self.returns, other.returns),
+            floating_point: of(self.floating_point, other.floating_point),
+            x87: of(self.x87, other.x87),
+            mmx: of(self.mmx, other.mmx),
+            sse: of(self.sse, other.sse),
+            strings: of(self.strings, other.strings),
+            deliveries: of(self.deliveries, other.deliveries),
+            ticks: of(self.ticks, other.ticks),
         }
     }
 }

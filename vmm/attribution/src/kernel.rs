@@ -32,17 +32,8 @@ pub enum KernelError {
 
 /// Where a kernel does what tasks are told apart by: to be found once, and kept with a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kernel {
-    pub(crate) switch: u64,
-    pub(crate) begin: u64,
-    pub(crate) exec: u64,
-    pub(crate) exit: u64,
-    pub(crate) pid: u64,
-    pub(crate) tgid: u64,
-    pub(crate) comm: u64,
-    pub(crate) mm: u64,
-    pub(crate) filename: u64,
-}
+#[serde(transparent)]
+pub struct Kernel(pub(crate) TaskPlaces);
 
 impl Kernel {
     /// What is needed of `view`.
@@ -50,37 +41,24 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::Lacks`].
     pub fn of(view: &KernelView) -> Result<Self, KernelError> {
-        let TaskPlaces {
-            switch,
-            begin,
-            exec,
-            exit,
-            pid,
-            tgid,
-            comm,
-            mm,
-            filename,
-        } = view.places().map_err(|error| KernelError::Lacks {
+        let places = view.places().map_err(|error| KernelError::Lacks {
             release: view.release().to_owned(),
             error,
         })?;
-        Ok(Self {
-            switch,
-            begin,
-            exec,
-            exit,
-            pid,
-            tgid,
-            comm,
-            mm,
-            filename,
-        })
+        Ok(Self(places))
     }
 
     /// Where the kernel is to be waited for, as `Room::observe` of `vmm` wants it.
     #[must_use]
     pub fn places(&self) -> [u64; 4] {
-        [self.switch, self.begin, self.exec, self.exit]
+        let TaskPlaces {
+            switch,
+            begin,
+            exec,
+            exit,
+            ..
+        } = self.0;
+        [switch, begin, exec, exit]
     }
 }
 

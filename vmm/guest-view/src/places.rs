@@ -1,12 +1,14 @@
 //! Where a kernel switches, begins and replaces tasks, for who waits for it there.
 
+use serde::{Deserialize, Serialize};
+
 use crate::btf::BtfError;
 use crate::layout::Types;
 use crate::symbols::SymbolTable;
 
 /// Functions of a kernel by their addresses, and members of its structures by the bytes before
 /// them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskPlaces {
     /// `__switch_to(prev, next)`: from one `struct task_struct` to another.
     pub switch: u64,

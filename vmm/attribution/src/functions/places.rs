@@ -231,10 +231,8 @@ impl Places {
     ) -> Option<Vec<u8>> {
         let view = self.view.clone();
         let ram = Physical(sight.ram());
-        let number = view.processor(&ram, u32::try_from(processor).ok()?)?;
         let look = Look::at(&view, &ram);
-        let memory = look.task(number, &registers(sight.state())).ok()?.memory?;
-        let mapping = look.mapping(memory, address).ok()?;
+        let (_, mapping) = mapping_at(&look, (&view, &ram), (processor, address), sight)?;
         let path = look.path(&mapping.file?).ok()?.name;
         let offset = mapping.offset.checked_add(address - mapping.start)?;
         let mut bytes = self.objects.read(&path)?;
@@ -251,10 +249,8 @@ impl Places {
     fn mapped(&mut self, processor: usize, address: u64, sight: &Sight<'_>) -> Option<Place> {
         let view = self.view.clone();
         let ram = Physical(sight.ram());
-        let number = view.processor(&ram, u32::try_from(processor).ok()?)?;
         let look = Look::at(&view, &ram);
-        let memory = look.task(number, &registers(sight.state())).ok()?.memory?;
-        let mapping = look.mapping(memory, address).ok()?;
+        let (memory, mapping) = mapping_at(&look, (&view, &ram), (processor, address), sight)?;
         let file = if mapping.is_vdso {
             self.file(KERNELS, |_| kernels(&mapping, sight))
         } else if let Some(file) = mapping.file {
@@ -383,6 +379,19 @@ fn kernels(mapping: &Mapping, sight: &Sight<'_>) -> Symbols {
     } else {
         Symbols::default()
     }
+}
+
+/// What is mapped at an address of the program that a processor runs, and that program's memory.
+fn mapping_at(
+    look: &Look<'_>,
+    (view, ram): (&KernelView, &Physical<'_>),
+    (processor, address): (usize, u64),
+    sight: &Sight<'_>,
+) -> Option<(ProgramMemory, Mapping)> {
+    let number = view.processor(ram, u32::try_from(processor).ok()?)?;
+    let task = look.task(number, &registers(sight.state())).ok()?;
+    let memory = task.memory?;
+    Some((memory, look.mapping(memory, address).ok()?))
 }
 
 /// As a look wants them.
