@@ -29,8 +29,9 @@ mod vcpu;
 mod tests;
 
 pub use clock::VirtualClock;
-pub use cpuid::supported;
-pub use outside::{Lines, Nobody, Outside, Waited};
+pub use cpuid::processor;
+pub(crate) use cpuid::supported;
+pub use outside::{Lines, Nobody, Outside, PinLine, Waited};
 pub use registers::{debug, general, special, starting_at, state_of};
 pub use room::{Room, RoomEnd, RoomError, RoomParts};
 pub use saved::{NotSaved, RoomState};

@@ -10,11 +10,10 @@ use guest_view::{GuestMemory, Mode, Registers};
 use pmu_virt::Vendor;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::boot::{self, BootRequest, InitialState, Unpack};
-use vmm::cpuid::{ApicFacts, CpuidPlan, guest_cpuid};
-use vmm::devices::{InterruptLine, PlatformParts, PortBus, SharedPlatform, TimerWidth, ports};
+use vmm::devices::{PlatformParts, PortBus, SharedPlatform, TimerWidth, ports};
 use vmm::emu::{
-    EmuVcpuParts, Lines, Nobody, Outside, Room, RoomParts, VirtualClock, Waited, general, special,
-    starting_at, supported,
+    EmuVcpuParts, Lines, Nobody, Outside, Room, RoomParts, VirtualClock, Waited, general,
+    processor, special, starting_at,
 };
 use vmm::sync::lock;
 use vmm::vcpu::{VcpuControl, VcpuEnd};
@@ -55,17 +54,6 @@ impl Write for Kept {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// The line of a serial port.
-#[derive(Debug)]
-struct Pin(Arc<Lines>, u8);
-
-impl InterruptLine for Pin {
-    fn raise(&self) -> io::Result<()> {
-        self.0.pulse(self.1);
         Ok(())
     }
 }
@@ -116,7 +104,7 @@ impl InSoftware {
         let (lines, control, until) = <(Arc<Lines>, Arc<VcpuControl>, Arc<AtomicU64>)>::default();
         let (console, said) = (Kept::default(), Kept::default());
         let clock = VirtualClock::beginning_at(1_767_225_600);
-        let line = |pin: u32| Box::new(Pin(lines.clone(), pin.to_le_bytes()[0]));
+        let line = |pin: u32| Box::new(lines.to_pin(pin.to_le_bytes()[0]));
         let parts = PlatformParts {
             com1_irq: line(ports::COM1_GSI),
             console: Box::new(console.clone()),
@@ -156,21 +144,8 @@ impl InSoftware {
 
 /// Processors without a PMU; the first is about to begin, the others wait to be started.
 fn vcpus(first: &InitialState) -> Vec<EmuVcpuParts> {
-    let plan = CpuidPlan {
-        cpus: CPUS,
-        vendor: Vendor::Intel,
-        identity: None,
-        pmu: None,
-        apic: ApicFacts {
-            x2apic: true,
-            tsc_deadline: true,
-        },
-        async_page_faults: false,
-        slow_cpl0: false,
-        hidden: &[],
-    };
     let vcpu = |id: u8| {
-        let cpuid = guest_cpuid(&supported(Vendor::Intel), id, &plan).expect("a processor");
+        let cpuid = processor(Vendor::Intel, (id, CPUS), None).expect("a processor");
         EmuVcpuParts::alone(cpuid, (id == 0).then(|| starting_at(first)))
     };
     (0..CPUS).map(vcpu).collect()

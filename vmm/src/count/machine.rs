@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use arbiter::Grant;
-use emu::{Cpuid, State};
+use emu::State;
 use pmu_virt::{CorePmu, EmuBackend, EmuCycles, OwnerId, PmuModel, VcpuPmu, Vendor};
 use vm_memory::GuestMemoryMmap;
 
 use super::platform::CountPlatform;
-use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, guest_cpuid};
-use crate::emu::{EmuVcpuParts, Lines, Outside, Room, RoomError, RoomParts, VirtualClock};
+use crate::cpuid::CpuidError;
+use crate::emu::{
+    EmuVcpuParts, Lines, Outside, Room, RoomError, RoomParts, VirtualClock, processor,
+};
 use crate::machine::SEEDED_BEGINNING;
-use crate::vcpu::{Silent, VcpuControl};
+use crate::vcpu::VcpuControl;
 
 /// The command line of the kernel: no address and no number depends on chance, nothing is on
 /// that a count would be other for, and who gives up says so and ends.
@@ -63,28 +65,11 @@ where
     let announced = model.announced(|event| core.plan_for_guest(event).is_ok(), model.counts());
     let mut pmu = VcpuPmu::detached(OwnerId(0), model, Grant::everything());
     pmu.attach(&mut core);
-    let plan = CpuidPlan {
-        cpus: 1,
-        vendor: Vendor::Intel,
-        identity: None,
-        pmu: Some(&announced),
-        apic: ApicFacts {
-            x2apic: true,
-            tsc_deadline: true,
-        },
-        async_page_faults: false,
-        slow_cpl0: false,
-        hidden: &[],
-    };
-    let leaves = guest_cpuid(&crate::emu::supported(Vendor::Intel), 0, &plan)?;
+    let leaves = processor(Vendor::Intel, (0, 1), Some(&announced))?;
     let vcpu = EmuVcpuParts {
-        cpuid: Cpuid::new(leaves),
-        state: Some(parts.start.unwrap_or_default()),
         pmu: Some(pmu),
         core: Some(core),
-        observer: Box::new(Silent),
-        host: None,
-        guest: None,
+        ..EmuVcpuParts::alone(leaves, Some(parts.start.unwrap_or_default()))
     };
     Ok(Room::new(RoomParts {
         memory: parts.memory,

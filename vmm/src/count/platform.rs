@@ -11,8 +11,7 @@ use vm_memory::GuestMemoryMmap;
 use super::console::Console;
 use crate::boot::acpi::VirtioDevice;
 use crate::devices::{
-    DeviceOutcome, GuestEnd, InterruptLine, Platform, PlatformParts, PortBus, PortsState,
-    TimerWidth, ports,
+    DeviceOutcome, GuestEnd, Platform, PlatformParts, PortBus, PortsState, TimerWidth, ports,
 };
 use crate::emu::{Lines, VirtualClock};
 use crate::sync::lock;
@@ -37,20 +36,6 @@ pub struct Signals {
     pub ready: u8,
     /// The byte that says that all has been said.
     pub done: u8,
-}
-
-/// The line of a device to a pin of the I/O APIC.
-#[derive(Debug)]
-struct EdgeLine {
-    lines: Arc<Lines>,
-    pin: u8,
-}
-
-impl InterruptLine for EdgeLine {
-    fn raise(&self) -> std::io::Result<()> {
-        self.lines.pulse(self.pin);
-        Ok(())
-    }
 }
 
 /// What is kept of the devices.
@@ -94,12 +79,7 @@ impl<F> CountPlatform<F> {
             console,
             control,
         } = connections;
-        let line = |pin| {
-            Box::new(EdgeLine {
-                lines: lines.clone(),
-                pin,
-            })
-        };
+        let line = |pin| Box::new(lines.to_pin(pin));
         let parts = PlatformParts {
             com1_irq: line(ports::COM1_GSI.to_le_bytes()[0]),
             console: Box::new(console),

@@ -6,10 +6,10 @@
 
 use emu::Cpuid;
 use pmu_virt::Vendor;
-use pmu_virt::cpuid::{CpuidRegs, Leaves};
+use pmu_virt::cpuid::{CpuidRegs, Leaves, PmuCpuid};
 
 use super::TSC_HZ;
-use crate::cpuid::INTEL_SIGNATURE;
+use crate::cpuid::{ApicFacts, CpuidError, CpuidPlan, INTEL_SIGNATURE, guest_cpuid};
 
 /// Ticks of the clock that the APICs' timers divide, in a second: CPUID's leaf 15H calls it
 /// the core crystal (SDM vol. 3A, 12.5.4), and the TSC ticks as it does.
@@ -34,8 +34,34 @@ const CLOCKSOURCE2_AND_STABLE: u32 = 1 << 3 | 1 << 24;
 /// What the brand string says, at most 47 characters.
 const BRAND: &[u8] = b"Umpire processor in software";
 
+/// The list of vCPU `vcpu` of `cpus` that show a processor of `vendor`, all of it that there is,
+/// with `pmu` or without one.
+///
+/// # Errors
+/// As of [`guest_cpuid`].
+pub fn processor(
+    vendor: Vendor,
+    (vcpu, cpus): (u8, u8),
+    pmu: Option<&PmuCpuid>,
+) -> Result<Leaves, CpuidError> {
+    let plan = CpuidPlan {
+        cpus,
+        vendor,
+        identity: None,
+        pmu,
+        apic: ApicFacts {
+            x2apic: true,
+            tsc_deadline: true,
+        },
+        async_page_faults: false,
+        slow_cpl0: false,
+        hidden: &[],
+    };
+    guest_cpuid(&supported(vendor), vcpu, &plan)
+}
+
 /// The table that a guest's CPUID is made of where it is to see a processor of `vendor`.
-pub fn supported(vendor: Vendor) -> Leaves {
+pub(crate) fn supported(vendor: Vendor) -> Leaves {
     let implemented = Cpuid::implemented();
     let of = |leaf| implemented.answer(leaf, 0);
     let mut leaves = Leaves::default();
@@ -104,24 +130,10 @@ fn extended(add: &mut impl FnMut(u32, u32, u32, u32, u32, u32), features: CpuidR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpuid::{ApicFacts, CpuidPlan, guest_cpuid};
     use pmu_virt::cpuid::Reg;
 
     fn guest(vendor: Vendor, vcpu: u8, cpus: u8) -> Leaves {
-        let plan = CpuidPlan {
-            cpus,
-            vendor,
-            identity: None,
-            pmu: None,
-            apic: ApicFacts {
-                x2apic: true,
-                tsc_deadline: true,
-            },
-            async_page_faults: false,
-            slow_cpl0: false,
-            hidden: &[],
-        };
-        guest_cpuid(&supported(vendor), vcpu, &plan).expect("a guest's CPUID")
+        processor(vendor, (vcpu, cpus), None).expect("a guest's CPUID")
     }
 
     /// Linux, `arch/x86/include/asm/required-features.h`, and what its clocks and timers want.

@@ -2,7 +2,11 @@
 //! as there are any, and the interrupt lines of devices that others than vCPUs drive.
 
 use std::fmt::Debug;
+use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::devices::InterruptLine;
 
 /// The world outside of a machine. It is asked on the machine's thread, at ends of turns and
 /// while all vCPUs wait, and answers in virtual time: ticks since the machine started.
@@ -50,6 +54,15 @@ impl Lines {
         self.pulses.fetch_or(1 << (pin & 31), Ordering::Release);
     }
 
+    /// The line of a device to a pin.
+    #[must_use]
+    pub fn to_pin(self: &Arc<Self>, pin: u8) -> PinLine {
+        PinLine {
+            lines: self.clone(),
+            pin,
+        }
+    }
+
     /// The pins that were pulsed since, by bit.
     #[inline]
     pub(super) fn take(&self) -> u32 {
@@ -63,5 +76,19 @@ impl Lines {
     #[must_use]
     pub fn is_pulsed(&self) -> bool {
         self.pulses.load(Ordering::Acquire) != 0
+    }
+}
+
+/// The line of a device to a pin of the I/O APIC.
+#[derive(Debug)]
+pub struct PinLine {
+    lines: Arc<Lines>,
+    pin: u8,
+}
+
+impl InterruptLine for PinLine {
+    fn raise(&self) -> io::Result<()> {
+        self.lines.pulse(self.pin);
+        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use vmm_control::KickThread;
 
 use crate::devices::InterruptLine;
-use crate::emu::{Lines, Outside, Waited};
+use crate::emu::{Outside, PinLine, Waited};
 use crate::sync::lock;
 use crate::sys::KickTarget;
 
@@ -93,17 +93,16 @@ impl KickThread for MachineThread {
     }
 }
 
-/// The line of a device to a pin of the I/O APIC.
+/// The line of a device, whose edges end a machine's wait.
 #[derive(Debug)]
-pub(super) struct PinLine {
-    pub(super) lines: Arc<Lines>,
+pub(super) struct WakingLine {
+    pub(super) line: PinLine,
     pub(super) attention: Arc<Attention>,
-    pub(super) pin: u8,
 }
 
-impl InterruptLine for PinLine {
+impl InterruptLine for WakingLine {
     fn raise(&self) -> std::io::Result<()> {
-        self.lines.pulse(self.pin);
+        self.line.raise()?;
         self.attention.poke();
         Ok(())
     }

@@ -12,10 +12,9 @@ use pmu_virt::{
 use vm_memory::GuestMemoryMmap;
 
 use super::error::MicroRunError;
-use crate::cpuid::{ApicFacts, CpuidPlan, guest_cpuid};
 use crate::devices::Platform;
 use crate::emu::{
-    EmuVcpuParts, Lines, Nobody, Room, RoomEnd, RoomParts, TSC_HZ, VirtualClock, supported,
+    EmuVcpuParts, Lines, Nobody, Room, RoomEnd, RoomParts, TSC_HZ, VirtualClock, processor,
 };
 use crate::vcpu::{Observer, VcpuControl};
 
@@ -48,20 +47,7 @@ pub(super) fn vcpu(
             None => cpuid,
         }
     });
-    let plan = CpuidPlan {
-        cpus,
-        vendor,
-        identity: None,
-        pmu: announced.as_ref(),
-        apic: ApicFacts {
-            x2apic: true,
-            tsc_deadline: true,
-        },
-        async_page_faults: false,
-        slow_cpl0: false,
-        hidden: &[],
-    };
-    let cpuid = Cpuid::new(guest_cpuid(&supported(vendor), id, &plan)?);
+    let cpuid = Cpuid::new(processor(vendor, (id, cpus), announced.as_ref())?);
     let (pmu, core) = pmu.map_or((None, None), |pmu| {
         let mut core = Box::new(CorePmu::new(pmu.backend));
         let floor = Ticks(u64::from(pmu.pmi_floor_us) * TICKS_PER_US);

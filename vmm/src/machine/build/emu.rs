@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use emu::Cpuid;
 use pmu_virt::{CorePmu, EmuCycles, Ticks, Vendor};
 
-use super::super::outside::{Attention, HostSide, PinLine};
+use super::super::outside::{Attention, HostSide, WakingLine};
 use super::{MachineError, Order, Outfit, SharedParts, VcpuShare};
 use crate::config::{CyclesChoice, RunConfig};
 use crate::counters::{CounterError, CounterPlan, backend_env};
@@ -53,11 +53,10 @@ impl EmuBase {
     }
 
     pub(super) fn line(&self, gsi: u32) -> Box<dyn InterruptLine> {
-        Box::new(PinLine {
-            lines: self.lines.clone(),
-            attention: self.attention.clone(),
+        Box::new(WakingLine {
             // GSIs are the pins of the one I/O APIC.
-            pin: gsi.to_le_bytes()[0],
+            line: self.lines.to_pin(gsi.to_le_bytes()[0]),
+            attention: self.attention.clone(),
         })
     }
 
