@@ -338,6 +338,12 @@ impl<'a> Run<'a> {
         user.is_some_and(|job| job.class.layer() == layer)
     }
 
+    /// Whether a counter is still this job's. Whatever its arbiter is asked to do for one
+    /// counter, it ends leases whose time is over first: the next counter may be another's.
+    fn is_used_by(&self, id: JobId, vcpu: u32, counter: CounterId) -> bool {
+        self.vcpus[vcpu as usize].users[place(counter)] == Some(id)
+    }
+
     /// Has a job that was refused wait before it asks again.
     fn rest(&mut self, id: JobId) {
         let retry = self.conduct.exponential(self.workload.retry_ms);
@@ -438,6 +444,9 @@ impl<'a> Run<'a> {
         let (cookie, register) = cookie(layer);
         let mut renewed = true;
         for counter in job.held.iter() {
+            if !self.is_used_by(id, vcpu, counter) {
+                continue;
+            }
             if self.desk(vcpu, layer).asking.is_none() {
                 let request = Request::Reserve {
                     wanted: Wanted::This(counter),
@@ -544,6 +553,9 @@ impl<'a> Run<'a> {
             };
             let control = Control::INITIAL.with_lend(true).bits();
             for counter in counters.iter() {
+                if !self.is_used_by(id, vcpu, counter) {
+                    continue;
+                }
                 let register = PcrRegister::Control(counter);
                 let _ = self.arbitrate(vcpu, |unit, cx| unit.write(register, control, caller, cx));
             }
@@ -680,7 +692,9 @@ impl<'a> Run<'a> {
             let _ = self.arbitrate(vcpu, |unit, cx| unit.request(layer, withdrawal, cx));
         }
         for counter in job.held.iter() {
-            self.give_back(vcpu, layer, counter);
+            if self.is_used_by(id, vcpu, counter) {
+                self.give_back(vcpu, layer, counter);
+            }
         }
         self.serve(vcpu);
     }
