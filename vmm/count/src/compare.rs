@@ -9,9 +9,14 @@ use crate::event::{Chosen, Event, Side};
 use crate::inputs::{InputChange, Inputs};
 use crate::number::{grouped, percent, signed};
 use crate::record::Record;
+use crate::regions::{self, RegionPair, RegionSum};
 
 /// Inputs that are told by name.
 const MOST_INPUTS: usize = 20;
+/// Regions that are shown, those that are over the threshold first.
+const MOST_REGIONS: usize = 20;
+/// Counts that a line on a failure has.
+const MOST_OVER: usize = 5;
 
 /// How much more a count may be, in percent of the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +93,8 @@ pub struct Gate<'a> {
     pub threshold: Option<Threshold>,
     /// The kernel's counts may not grow either.
     pub kernel: bool,
+    /// Regions alone may not grow; the whole program may.
+    pub regions_alone: bool,
 }
 
 impl Gate<'_> {
@@ -128,6 +135,53 @@ pub struct CountChange {
     pub verdict: Verdict,
 }
 
+/// A region beside the one of its name before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionChange<'a> {
+    /// What the region is, and what was counted of it in both runs.
+    pub pair: RegionPair<'a>,
+    /// Its counts. They are judged where both runs have it; one that has none has 0 here.
+    pub counts: Vec<CountChange>,
+}
+
+impl RegionChange<'_> {
+    /// Both runs have it.
+    #[must_use]
+    pub fn is_in_both(&self) -> bool {
+        self.pair.sums.iter().all(Option::is_some)
+    }
+
+    /// Its program and its name, in one line.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let RegionPair { program, name, .. } = &self.pair;
+        umpire_events::one_line(&format!("{program} {name}"))
+    }
+
+    /// What there is to say beside its counts.
+    #[must_use]
+    pub fn note(&self) -> String {
+        match self.pair.sums.map(|sum| sum.map(|sum| sum.times)) {
+            [None, _] => "only now".to_owned(),
+            [_, None] => "only before".to_owned(),
+            [Some(before), Some(now)] if before != now => {
+                format!("×{before} before, ×{now} now")
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// Whether there is anything to say of it.
+    #[must_use]
+    pub fn has_changed(&self) -> bool {
+        self.counts.iter().any(|one| one.before != one.now) || !self.note().is_empty()
+    }
+
+    fn is_over(&self) -> bool {
+        self.counts.iter().any(|one| one.verdict == Verdict::Over)
+    }
+}
+
 /// Two runs side by side.
 #[derive(Clone, Debug)]
 pub struct Comparison<'a> {
@@ -135,6 +189,8 @@ pub struct Comparison<'a> {
     pub inputs: Vec<InputChange<'a>>,
     /// The counts.
     pub counts: Vec<CountChange>,
+    /// Those of regions, in the order in which programs ended them.
+    pub regions: Vec<RegionChange<'a>>,
     /// Functions whose counts are not the same, if both runs have them.
     pub functions: Vec<FunctionChange<'a>>,
     /// How the program ended before and now, if not in the same way.
@@ -146,26 +202,42 @@ impl<'a> Comparison<'a> {
     /// Compares two runs.
     #[must_use]
     pub fn of(before: &'a Record, now: &'a Record, gate: &Gate<'_>) -> Self {
-        let mut counts = Vec::new();
-        for chosen in apart(gate.events) {
-            let (was, is) = (chosen.of(&before.counts), chosen.of(&now.counts));
-            let gated = chosen.side != Some(Side::Kernel) || gate.kernel;
-            let verdict = match gate.threshold.filter(|_| gated) {
-                None => Verdict::Shown,
-                Some(threshold) if threshold.is_exceeded(was, is) => Verdict::Over,
-                Some(_) => Verdict::Within,
-            };
-            counts.push(CountChange {
-                chosen,
-                before: was,
-                now: is,
-                verdict,
+        let counts = |of: &dyn Fn(Chosen) -> [u64; 2], judged: bool| {
+            let counts = apart(gate.events).into_iter().map(|chosen| {
+                let [before, now] = of(chosen);
+                let judged = judged && (chosen.side != Some(Side::Kernel) || gate.kernel);
+                let verdict = match gate.threshold.filter(|_| judged) {
+                    None => Verdict::Shown,
+                    Some(threshold) if threshold.is_exceeded(before, now) => Verdict::Over,
+                    Some(_) => Verdict::Within,
+                };
+                CountChange {
+                    chosen,
+                    before,
+                    now,
+                    verdict,
+                }
             });
-        }
+            counts.collect::<Vec<_>>()
+        };
+        let whole = |chosen: Chosen| [before, now].map(|record| chosen.of(&record.counts));
+        let pairs = regions::pairs(&before.counts, &now.counts).into_iter();
+        let regions = pairs.map(|pair| {
+            let of = |chosen: Chosen| {
+                pair.sums.map(|sum| {
+                    let RegionSum { user, kernel, .. } = sum.unwrap_or_default();
+                    chosen.among(user, kernel)
+                })
+            };
+            let is_in_both = pair.sums.iter().all(Option::is_some);
+            let counts = counts(&of, is_in_both);
+            RegionChange { pair, counts }
+        });
         let outcomes = [before, now].map(|record| record.outcome.status());
         Comparison {
             inputs: input_changes(&before.inputs, &now.inputs),
-            counts,
+            counts: counts(&whole, !gate.regions_alone),
+            regions: regions.collect(),
             functions: diff::functions(before, now).unwrap_or_default(),
             outcomes: (outcomes[0] != outcomes[1]).then_some(outcomes),
             threshold: gate.threshold,
@@ -175,13 +247,36 @@ impl<'a> Comparison<'a> {
     /// Whether a count is over the threshold.
     #[must_use]
     pub fn fails(&self) -> bool {
-        self.counts.iter().any(|one| one.verdict == Verdict::Over)
+        self.all().any(|(_, one)| one.verdict == Verdict::Over)
+    }
+
+    /// Whether a count was held against the threshold.
+    #[must_use]
+    pub fn judges(&self) -> bool {
+        self.all().any(|(_, one)| one.verdict != Verdict::Shown)
     }
 
     /// Whether counts differ though no input does.
     #[must_use]
     pub fn is_unexplained(&self) -> bool {
-        self.inputs.is_empty() && self.counts.iter().any(|one| one.before != one.now)
+        self.inputs.is_empty() && self.all().any(|(_, one)| one.before != one.now)
+    }
+
+    /// The regions of which there is something to say, those over the threshold first.
+    #[must_use]
+    pub fn changed_regions(&self) -> Vec<&RegionChange<'a>> {
+        let changed = self.regions.iter().filter(|one| one.has_changed());
+        let mut changed: Vec<_> = changed.collect();
+        changed.sort_by_key(|one| !one.is_over());
+        changed
+    }
+
+    /// Each count, with the region that it is of.
+    fn all(&self) -> impl Iterator<Item = (Option<&RegionChange<'a>>, &CountChange)> {
+        let regions = self.regions.iter();
+        let regions =
+            regions.flat_map(|region| region.counts.iter().map(move |one| (Some(region), one)));
+        self.counts.iter().map(|one| (None, one)).chain(regions)
     }
 
     /// Writes it for people. `before` names the other run, a file say.
@@ -202,20 +297,83 @@ impl<'a> Comparison<'a> {
         }
         writeln!(out, "{:>18} {:>18} {:>12}", "before", "now", "change")?;
         for one in &self.counts {
-            let (was, is) = (grouped(one.before), grouped(one.now));
-            let change = percent(one.before, one.now);
-            let note = match one.verdict {
-                Verdict::Shown if self.threshold.is_some() => "  (not in the gate)",
-                Verdict::Within | Verdict::Shown => "",
-                Verdict::Over => "  OVER",
-            };
-            writeln!(out, "{was:>18} {is:>18} {change:>12}  {}{note}", one.chosen)?;
+            self.write_count(one, None, out)?;
         }
+        self.write_regions(out)?;
         if !self.functions.is_empty() {
             writeln!(out)?;
             diff::write(&self.functions, out)?;
         }
         writeln!(out)
+    }
+
+    /// A row of a region has its name behind the event, and what else there is to say.
+    fn write_count(
+        &self,
+        one: &CountChange,
+        region: Option<&RegionChange<'_>>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let sums = region.map_or([true; 2], |region| {
+            region.pair.sums.map(|sum| sum.is_some())
+        });
+        // What a run does not have is no 0.
+        let shown = |count, is_there: bool| {
+            if is_there {
+                grouped(count)
+            } else {
+                "-".to_owned()
+            }
+        };
+        let (was, is) = (shown(one.before, sums[0]), shown(one.now, sums[1]));
+        let change = match sums {
+            [true, true] => percent(one.before, one.now),
+            _ => String::new(),
+        };
+        let name = region.map_or_else(String::new, |region| format!("  {}", region.label()));
+        let mut notes = Vec::new();
+        match one.verdict {
+            Verdict::Shown if self.threshold.is_some() => notes.push("not in the gate".to_owned()),
+            Verdict::Within | Verdict::Shown => {}
+            Verdict::Over => notes.push("OVER".to_owned()),
+        }
+        notes.extend(
+            region
+                .map(RegionChange::note)
+                .filter(|note| !note.is_empty()),
+        );
+        let notes = match &notes[..] {
+            [] => String::new(),
+            [one] if one == "OVER" => "  OVER".to_owned(),
+            notes => format!("  ({})", notes.join("; ")),
+        };
+        writeln!(
+            out,
+            "{was:>18} {is:>18} {change:>12}  {}{name}{notes}",
+            one.chosen
+        )
+    }
+
+    fn write_regions(&self, out: &mut dyn Write) -> io::Result<()> {
+        if self.regions.is_empty() {
+            return Ok(());
+        }
+        let changed = self.changed_regions();
+        let same = self.regions.len() - changed.len();
+        writeln!(
+            out,
+            "\n Regions ({same} of {} as before):\n",
+            self.regions.len()
+        )?;
+        for region in changed.iter().take(MOST_REGIONS) {
+            for one in &region.counts {
+                self.write_count(one, Some(region), out)?;
+            }
+        }
+        match changed.len().saturating_sub(MOST_REGIONS) {
+            0 => Ok(()),
+            more => writeln!(out, "{:>38} ({more} more)", ""),
+        }
     }
 
     fn write_inputs(&self, before: &str, out: &mut dyn Write) -> io::Result<()> {
@@ -243,15 +401,17 @@ impl<'a> Comparison<'a> {
     /// One line on what is over the threshold.
     #[must_use]
     pub fn failure(&self) -> String {
-        let over = self
-            .counts
-            .iter()
-            .filter(|one| one.verdict == Verdict::Over);
-        let texts = over.map(|one| {
+        let over = self.all().filter(|(_, one)| one.verdict == Verdict::Over);
+        let texts = over.map(|(region, one)| {
             let (more, part) = (signed(one.before, one.now), percent(one.before, one.now));
-            format!("{} {more} ({part})", one.chosen)
+            let of = region.map_or_else(String::new, |it| format!(" of {}", it.label()));
+            format!("{}{of} {more} ({part})", one.chosen)
         });
-        let texts: Vec<String> = texts.collect();
+        let mut texts: Vec<String> = texts.collect();
+        if let Some(more @ 1..) = texts.len().checked_sub(MOST_OVER) {
+            texts.truncate(MOST_OVER);
+            texts.push(format!("and {more} more"));
+        }
         let threshold = self.threshold.unwrap_or(Threshold::NONE);
         format!("more than {threshold} more: {}", texts.join(", "))
     }
@@ -290,7 +450,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::record::tests::{function, record, tally};
+    use crate::record::tests::{function, record, region, tally};
 
     fn threshold(text: &str) -> Threshold {
         text.parse().expect("a threshold")
@@ -354,6 +514,7 @@ mod tests {
             events: &Gate::DEFAULT,
             threshold: Some(threshold(text)),
             kernel,
+            regions_alone: false,
         }
     }
 
@@ -402,6 +563,75 @@ mod tests {
     }
 
     #[test]
+    fn regions_are_judged_by_name_and_those_of_one_run_are_told() {
+        let (mut before, mut now) = (record(), record());
+        let gzip = |name: &str, user| region("/usr/bin/gzip", name, user);
+        before.counts.regions = vec![
+            gzip("parse", 1_000),
+            gzip("", 2_000),
+            gzip("old", 5),
+            gzip("same", 7),
+        ];
+        now.inputs.add("program", crate::inputs::digest(b"other"));
+        now.counts.regions = vec![
+            gzip("parse", 500),
+            gzip("new", 9),
+            gzip("parse", 600),
+            gzip("same", 7),
+            gzip("", 2_000),
+        ];
+        let comparison = Comparison::of(&before, &now, &gate("5%", true));
+        assert!(comparison.fails() && comparison.judges());
+        assert_eq!(
+            comparison.failure(),
+            "more than 5 % more: instructions:u of gzip parse +100 (+10.000 %), \
+             instructions:k of gzip parse +10 (+10.000 %)"
+        );
+        let text = written(&comparison);
+        let (_, regions) = text.split_once("\n Regions").expect("regions");
+        assert_eq!(
+            regions,
+            " (2 of 5 as before):
+
+             1,000              1,100    +10.000 %  instructions:u  gzip parse  (OVER; ×1 before, ×2 now)
+               100                110    +10.000 %  instructions:k  gzip parse  (OVER; ×1 before, ×2 now)
+                 -                  9               instructions:u  gzip new  (not in the gate; only now)
+                 -                  0               instructions:k  gzip new  (not in the gate; only now)
+                 5                  -               instructions:u  gzip old  (not in the gate; only before)
+                 0                  -               instructions:k  gzip old  (not in the gate; only before)
+
+"
+        );
+    }
+
+    #[test]
+    fn regions_alone_may_be_in_the_gate() {
+        let (mut before, mut now) = (record(), record());
+        now.counts.programs[1].threads[0].user = tally(1_100_000);
+        let alone = Gate {
+            regions_alone: true,
+            ..gate("0", false)
+        };
+        // There is none that could be.
+        assert!(!Comparison::of(&before, &now, &alone).judges());
+        before.counts.regions = vec![region("a", "x", 10)];
+        now.counts.regions = vec![region("a", "y", 10)];
+        assert!(!Comparison::of(&before, &now, &alone).judges());
+        now.counts.regions.push(region("a", "x", 10));
+        let comparison = Comparison::of(&before, &now, &alone);
+        assert!(comparison.judges() && !comparison.fails());
+        now.counts.regions[1] = region("a", "x", 11);
+        let comparison = Comparison::of(&before, &now, &alone);
+        assert_eq!(
+            comparison.failure(),
+            "more than 0 % more: instructions:u of a x +1 (+10.000 %)"
+        );
+        // Without any other change that is no more explained than a change of the whole.
+        now.counts.programs = before.counts.programs.clone();
+        assert!(Comparison::of(&before, &now, &alone).is_unexplained());
+    }
+
+    #[test]
     fn names_that_were_looked_for_come_last_and_not_all() {
         let (before, mut now) = (record(), record());
         now.inputs.add("program", crate::inputs::digest(b"other"));
@@ -444,6 +674,7 @@ mod tests {
             events: &Gate::DEFAULT,
             threshold: None,
             kernel: true,
+            regions_alone: false,
         };
         let comparison = Comparison::of(&before, &now, &gate);
         assert!(!comparison.fails());
@@ -493,7 +724,7 @@ mod tests {
             let thread = &mut now.counts.programs[0].threads[0];
             (thread.user, thread.kernel) = (tally(197_500 + user), tally(87_500 + kernel));
             let threshold = Threshold { parts };
-            let gate = Gate { events: &Gate::DEFAULT, threshold: Some(threshold), kernel: gated };
+            let gate = Gate { events: &Gate::DEFAULT, threshold: Some(threshold), kernel: gated, regions_alone: false };
             let comparison = Comparison::of(&before, &now, &gate);
             let over = threshold.is_exceeded(200_000, 197_500 + user)
                 || gated && threshold.is_exceeded(90_000, 87_500 + kernel);

@@ -190,6 +190,12 @@ impl Chosen {
         self.event.of(&self.side_of(program))
     }
 
+    /// How many there were of it among these.
+    #[must_use]
+    pub fn among(self, user: Events, kernel: Events) -> u64 {
+        self.event.of(&self.side(user, kernel))
+    }
+
     /// The virtual time in which they were counted, in nanoseconds.
     #[must_use]
     pub fn virtual_ns(self, program: &Program) -> u64 {
@@ -197,10 +203,14 @@ impl Chosen {
     }
 
     fn side_of(self, program: &Program) -> Events {
+        self.side(program.user(), program.kernel())
+    }
+
+    pub(crate) fn side(self, user: Events, kernel: Events) -> Events {
         match self.side {
-            Some(Side::User) => program.user(),
-            Some(Side::Kernel) => program.kernel(),
-            None => [program.user(), program.kernel()].into_iter().sum(),
+            Some(Side::User) => user,
+            Some(Side::Kernel) => kernel,
+            None => [user, kernel].into_iter().sum(),
         }
     }
 

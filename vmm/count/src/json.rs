@@ -5,11 +5,12 @@ use std::io::{self, Write};
 use attribution::{Counts, Program};
 use serde::Serialize;
 
-use crate::compare::Comparison;
+use crate::compare::{Comparison, RegionChange};
 use crate::diff::FunctionChange;
 use crate::event::Chosen;
 use crate::inputs::InputChange;
 use crate::record::{Outcome, Record};
+use crate::regions;
 
 /// An object of a line. What does not apply is left out.
 #[derive(Clone, Debug, Serialize)]
@@ -20,6 +21,7 @@ enum Line<'a> {
     Syscall(SyscallLine<'a>),
     Function(FunctionLine<'a>),
     Change(ChangeLine<'a>),
+    RegionChange(RegionChangeLine<'a>),
     FunctionChange(FunctionChangeLine<'a>),
     Input(InputLine<'a>),
     Run(RunLine<'a>),
@@ -30,7 +32,11 @@ enum Line<'a> {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct CountLine<'a> {
-    /// The program that the count is of, with `--per-program`.
+    /// The region that the count is of: its name, or `#` and its number among those of its
+    /// process that have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    region: Option<&'a str>,
+    /// The program that the count is of, with `--per-program` and of a region.
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<&'a str>,
     /// Its process in the guest.
@@ -91,6 +97,32 @@ struct ChangeLine<'a> {
     before: u64,
     /// The count now.
     now: u64,
+    /// What becomes of it: `within` the threshold, `over` it, or `shown` alone.
+    verdict: &'a str,
+}
+
+/// A count of a region beside the one before; one of both is missing where only one run has the
+/// region.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct RegionChangeLine<'a> {
+    /// The region's name, or `#` and its number.
+    region: &'a str,
+    /// The last part of its program's path.
+    program: &'a str,
+    /// How often it was ended before: what is counted of one name is added.
+    times_before: u64,
+    /// And now.
+    times_now: u64,
+    /// The event.
+    event: String,
+    /// The count before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<u64>,
+    /// The count now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    now: Option<u64>,
     /// What becomes of it: `within` the threshold, `over` it, or `shown` alone.
     verdict: &'a str,
 }
@@ -169,6 +201,18 @@ pub fn write(record: &Record, wanted: &Wanted<'_>, out: &mut dyn Write) -> io::R
             }
         }
     }
+    for (name, region) in regions::named(counts) {
+        for chosen in wanted.events {
+            let ticks = chosen.side(region.user, region.kernel).ticks;
+            let line = CountLine {
+                region: Some(&name),
+                program: Some(&region.program),
+                pid: Some(region.pid),
+                ..line(chosen.among(region.user, region.kernel), ticks, *chosen)
+            };
+            put(&Line::Count(line), out)?;
+        }
+    }
     for one in counts.syscalls.iter().filter(|_| wanted.syscalls) {
         let line = SyscallLine {
             syscall: &one.name,
@@ -199,7 +243,7 @@ pub fn write(record: &Record, wanted: &Wanted<'_>, out: &mut dyn Write) -> io::R
     put(&Line::Run(line), out)
 }
 
-/// Writes what differs, an object a line: inputs, then counts, then functions.
+/// Writes what differs, an object a line: inputs, then counts, those of regions, then functions.
 ///
 /// # Errors
 /// `out` cannot be written to.
@@ -222,6 +266,9 @@ pub fn write_comparison(comparison: &Comparison<'_>, out: &mut dyn Write) -> io:
         };
         put(&Line::Change(line), out)?;
     }
+    for region in &comparison.regions {
+        write_region(region, out)?;
+    }
     for change in &comparison.functions {
         let FunctionChange {
             object,
@@ -243,6 +290,24 @@ pub fn write_comparison(comparison: &Comparison<'_>, out: &mut dyn Write) -> io:
     Ok(())
 }
 
+fn write_region(region: &RegionChange<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let [before, now] = region.pair.sums;
+    for change in &region.counts {
+        let line = RegionChangeLine {
+            region: &region.pair.name,
+            program: region.pair.program,
+            times_before: before.map_or(0, |sum| sum.times),
+            times_now: now.map_or(0, |sum| sum.times),
+            event: change.chosen.to_string(),
+            before: before.map(|_| change.before),
+            now: now.map(|_| change.now),
+            verdict: change.verdict.word(),
+        };
+        put(&Line::RegionChange(line), out)?;
+    }
+    Ok(())
+}
+
 fn whole(counts: &Counts, chosen: Chosen) -> CountLine<'static> {
     let programs = counts.programs.iter();
     let virtual_ns = programs.map(|one| chosen.virtual_ns(one)).sum();
@@ -260,6 +325,7 @@ fn of_program(program: &Program, chosen: Chosen) -> CountLine<'_> {
 
 fn line(count: u64, virtual_ns: u64, chosen: Chosen) -> CountLine<'static> {
     CountLine {
+        region: None,
         program: None,
         pid: None,
         // Not by way of a double, which cannot hold all of them.
@@ -286,7 +352,7 @@ mod tests {
 
     use super::*;
     use crate::compare::{Gate, Threshold};
-    use crate::record::tests::{function, record, tally};
+    use crate::record::tests::{function, record, region, tally};
 
     /// `docs/schemas/count.json` says what these structures are, word by word.
     #[test]
@@ -323,6 +389,7 @@ mod tests {
         record.counts.programs.truncate(1);
         record.counts.syscalls.truncate(1);
         record.counts.functions = Some(vec![function("main", 3, 9)]);
+        record.counts.regions = vec![region("/bin/x", "", 40)];
         record.outcome = Outcome::Signalled(9);
         let events = Chosen::list("instructions:u,loads").expect("events");
         let wanted = Wanted {
@@ -335,9 +402,11 @@ mod tests {
         let whole = r#""counter-value":"200000.000000","unit":"","event":"instructions:u","event-runtime":200007,"pcnt-running":100.0,"provenance":"exact"}"#;
         let other = r#""counter-value":"72500.000000","unit":"","event":"loads","event-runtime":290014,"pcnt-running":100.0,"provenance":"exact"}"#;
         let program = r#""program":"/bin/sh","pid":100,"#;
+        let region = r##""region":"#1","program":"/bin/x","pid":101,"counter-value":"40.000000","unit":"","event":"instructions:u","event-runtime":47,"pcnt-running":100.0,"provenance":"exact"}
+{"region":"#1","program":"/bin/x","pid":101,"counter-value":"11.000000","unit":"","event":"loads","event-runtime":58,"pcnt-running":100.0,"provenance":"exact"}"##;
         let digest = &record.digest;
         let expected = format!(
-            "{{{whole}\n{{{other}\n{{{program}{whole}\n{{{program}{other}\n\
+            "{{{whole}\n{{{other}\n{{{program}{whole}\n{{{program}{other}\n{{{region}\n\
              {{\"syscall\":\"read\",\"calls\":12,\"instructions\":34000}}\n\
              {{\"function\":\"main\",\"object\":\"/usr/bin/gzip\",\"own\":3,\"inclusive\":9,\"calls\":1}}\n\
              {{\"digest\":\"{digest}\",\"signal\":9}}\n"
@@ -347,7 +416,9 @@ mod tests {
 
     #[test]
     fn lines_of_a_comparison() {
-        let (before, mut now) = (record(), record());
+        let (mut before, mut now) = (record(), record());
+        before.counts.regions = vec![region("/bin/x", "", 40), region("/bin/x", "old", 3)];
+        now.counts.regions = vec![region("/bin/y/x", "", 42)];
         now.inputs.add("extra", "1");
         now.counts.programs[1].threads[0].user = tally(1_000_001);
         now.counts.functions = Some(vec![
@@ -358,15 +429,20 @@ mod tests {
             events: &Gate::DEFAULT,
             threshold: Some(Threshold::NONE),
             kernel: false,
+            regions_alone: false,
         };
         let comparison = Comparison::of(&before, &now, &gate);
         let mut out = Vec::new();
         write_comparison(&comparison, &mut out).expect("room");
-        let expected = r#"{"input":"extra","value-now":"1"}
+        let expected = r##"{"input":"extra","value-now":"1"}
 {"event":"instructions:u","before":1200000,"now":1200001,"verdict":"over"}
 {"event":"instructions:k","before":124567,"now":124567,"verdict":"shown"}
+{"region":"#1","program":"x","times-before":1,"times-now":1,"event":"instructions:u","before":40,"now":42,"verdict":"over"}
+{"region":"#1","program":"x","times-before":1,"times-now":1,"event":"instructions:k","before":4,"now":4,"verdict":"shown"}
+{"region":"old","program":"x","times-before":1,"times-now":0,"event":"instructions:u","before":3,"verdict":"shown"}
+{"region":"old","program":"x","times-before":1,"times-now":0,"event":"instructions:k","before":0,"verdict":"shown"}
 {"function":"deflate","object":"/usr/bin/gzip","own-before":900000,"own-now":900001,"inclusive-before":980000,"inclusive-now":980001}
-"#;
+"##;
         assert_eq!(String::from_utf8(out).expect("text"), expected);
     }
 }

@@ -5,7 +5,8 @@
 //!
 //! - What was counted, and of what: [`record`], [`inputs`]; which events there are: [`event`].
 //! - As people, programs and a job's summary read it: [`table`], [`json`], [`markdown`].
-//! - Two runs: [`compare`] is the gate of a job, [`diff`] names the functions that changed.
+//! - Two runs: [`compare`] is the gate of a job, [`diff`] names the functions that changed,
+//!   [`regions`] finds what programs have marked in both.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ pub mod json;
 pub mod markdown;
 pub mod number;
 pub mod record;
+pub mod regions;
 pub mod table;
 
 pub use event::{Chosen, Event, Side};

@@ -6,7 +6,8 @@ use crate::compare::{Comparison, Verdict};
 use crate::event::Chosen;
 use crate::inputs::short;
 use crate::number::{grouped, percent, signed};
-use crate::record::Record;
+use crate::record::{Record, short_name};
+use crate::regions;
 use crate::table::function_name;
 
 /// Rows of a table that nobody reads to its end.
@@ -29,6 +30,7 @@ pub fn summary(
                 let count = grouped(chosen.of(&record.counts));
                 put(&mut text, format_args!("| `{chosen}` | {count} |"));
             }
+            marked(&mut text, record, events);
         }
         Some((before, comparison)) => compared(&mut text, before, comparison),
     }
@@ -40,6 +42,79 @@ pub fn summary(
         format_args!("Status {status}, digest of all inputs `{digest}`.\n"),
     );
     text
+}
+
+/// The regions of a run.
+fn marked(text: &mut String, record: &Record, events: &[Chosen]) {
+    let regions = regions::named(&record.counts);
+    if regions.is_empty() {
+        return;
+    }
+    text.push_str("\n| region | event | count |\n|---|---|---:|\n");
+    for (name, region) in regions.iter().take(MOST) {
+        let name = code(&format!("{} {name}", short_name(&region.program)));
+        for chosen in events {
+            let count = grouped(chosen.among(region.user, region.kernel));
+            put(text, format_args!("| {name} | `{chosen}` | {count} |"));
+        }
+    }
+    put_rest(text, regions.len());
+}
+
+/// How many are not shown, behind a table.
+fn put_rest(text: &mut String, all: usize) {
+    match all.saturating_sub(MOST) {
+        0 => {}
+        rest => put(text, format_args!("\nand {rest} more")),
+    }
+}
+
+/// The regions that are not as before, and those of one run alone.
+fn compared_regions(text: &mut String, comparison: &Comparison<'_>) {
+    let changed = comparison.changed_regions();
+    if changed.is_empty() {
+        return;
+    }
+    text.push_str("\n| region | event | before | now | change | |\n|---|---|---:|---:|---:|---|\n");
+    for region in changed.iter().take(MOST) {
+        let name = code(&region.label());
+        let [before, now] = region.pair.sums.map(|sum| sum.is_some());
+        for one in &region.counts {
+            let shown = |count, is_there| {
+                if is_there {
+                    grouped(count)
+                } else {
+                    String::new()
+                }
+            };
+            let (was, is) = (shown(one.before, before), shown(one.now, now));
+            let change = if region.is_in_both() {
+                percent(one.before, one.now)
+            } else {
+                String::new()
+            };
+            let notes = [note(one.verdict).to_owned(), region.note()];
+            let notes = notes.into_iter().filter(|note| !note.is_empty());
+            let notes: Vec<String> = notes.collect();
+            let notes = notes.join("; ");
+            put(
+                text,
+                format_args!(
+                    "| {name} | `{}` | {was} | {is} | {change} | {notes} |",
+                    one.chosen
+                ),
+            );
+        }
+    }
+    put_rest(text, changed.len());
+}
+
+fn note(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Within => "",
+        Verdict::Shown => "not in the gate",
+        Verdict::Over => "**over**",
+    }
 }
 
 fn compared(text: &mut String, before: &str, comparison: &Comparison<'_>) {
@@ -54,16 +129,13 @@ fn compared(text: &mut String, before: &str, comparison: &Comparison<'_>) {
     for one in &comparison.counts {
         let (was, is) = (grouped(one.before), grouped(one.now));
         let change = percent(one.before, one.now);
-        let note = match one.verdict {
-            Verdict::Within => "",
-            Verdict::Shown => "not in the gate",
-            Verdict::Over => "**over**",
-        };
+        let note = note(one.verdict);
         put(
             text,
             format_args!("| `{}` | {was} | {is} | {change} | {note} |", one.chosen),
         );
     }
+    compared_regions(text, comparison);
     if comparison.is_unexplained() {
         put(
             text,
@@ -113,11 +185,12 @@ fn code(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::compare::Gate;
-    use crate::record::tests::{function, record, tally};
+    use crate::record::tests::{function, record, region, tally};
 
     #[test]
     fn a_run() {
-        let record = record();
+        let mut record = record();
+        record.counts.regions = vec![region("/bin/x", "a|b", 1000), region("/bin/x", "", 80)];
         let events = Chosen::list("instructions:u,loads:k").expect("events");
         let digest = short(&record.digest).to_owned();
         assert_eq!(
@@ -130,6 +203,13 @@ mod tests {
 | `instructions:u` | 1,200,000 |
 | `loads:k` | 31,141 |
 
+| region | event | count |
+|---|---|---:|
+| `x a\\|b` | `instructions:u` | 1,000 |
+| `x a\\|b` | `loads:k` | 25 |
+| `x #1` | `instructions:u` | 80 |
+| `x #1` | `loads:k` | 2 |
+
 Status 0, digest of all inputs `{digest}`.
 
 "
@@ -139,7 +219,9 @@ Status 0, digest of all inputs `{digest}`.
 
     #[test]
     fn a_run_beside_another() {
-        let (before, mut now) = (record(), record());
+        let (mut before, mut now) = (record(), record());
+        before.counts.regions = vec![region("x", "a", 1000), region("x", "old", 10)];
+        now.counts.regions = vec![region("x", "a", 1100)];
         now.inputs.add("extra", "1");
         now.digest = now.inputs.digest();
         now.counts.programs[1].threads[0].user = tally(1_012_000);
@@ -151,6 +233,7 @@ Status 0, digest of all inputs `{digest}`.
             events: &Gate::DEFAULT,
             threshold: "0.5".parse().ok(),
             kernel: false,
+            regions_alone: false,
         };
         let comparison = Comparison::of(&before, &now, &gate);
         let digest = short(&now.digest).to_owned();
@@ -159,12 +242,19 @@ Status 0, digest of all inputs `{digest}`.
             format!(
                 "### `umpire count` of `gzip x`
 
-**Failed**: more than 0.5 % more: instructions:u +12,000 (+1.000 %). Compared with `base.json`.
+**Failed**: more than 0.5 % more: instructions:u +12,000 (+1.000 %), instructions:u of x a +100 (+10.000 %). Compared with `base.json`.
 
 | event | before | now | change | |
 |---|---:|---:|---:|---|
 | `instructions:u` | 1,200,000 | 1,212,000 | +1.000 % | **over** |
 | `instructions:k` | 124,567 | 124,567 | 0 % | not in the gate |
+
+| region | event | before | now | change | |
+|---|---|---:|---:|---:|---|
+| `x a` | `instructions:u` | 1,000 | 1,100 | +10.000 % | **over** |
+| `x a` | `instructions:k` | 100 | 110 | +10.000 % | not in the gate |
+| `x old` | `instructions:u` | 10 |  |  | not in the gate; only before |
+| `x old` | `instructions:k` | 1 |  |  | not in the gate; only before |
 
 | function | own | inclusive |
 |---|---:|---:|

@@ -119,10 +119,15 @@ impl Record {
     }
 }
 
-/// Whether no sum over programs is too large, on both sides together.
+/// Whether no sum over programs, nor over regions, is too large, on both sides together.
 fn can_be_summed(counts: &Counts) -> bool {
     let threads = counts.programs.iter().flat_map(|one| &one.threads);
-    let sides = threads.flat_map(|one| [&one.user, &one.kernel]);
+    let regions = counts.regions.iter();
+    fit(threads.flat_map(|one| [&one.user, &one.kernel]))
+        && fit(regions.flat_map(|one| [&one.user, &one.kernel]))
+}
+
+fn fit<'a>(sides: impl Iterator<Item = &'a Events> + Clone) -> bool {
     let fits = |of: &dyn Fn(&Events) -> u64| {
         let mut sides = sides.clone();
         sides
@@ -142,7 +147,7 @@ pub fn short_name(path: &str) -> &str {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use attribution::{Function, Program, Rest, Syscall, Thread};
+    use attribution::{Function, Program, Region, Rest, Syscall, Thread};
 
     use super::*;
     use crate::Chosen;
@@ -180,6 +185,17 @@ pub(crate) mod tests {
             own,
             inclusive,
             calls: 1,
+        }
+    }
+
+    /// A region, with a tenth as much in the kernel.
+    pub(crate) fn region(program: &str, name: &str, user: u64) -> Region {
+        Region {
+            name: name.to_owned(),
+            program: program.to_owned(),
+            pid: 101,
+            user: tally(user),
+            kernel: tally(user / 10),
         }
     }
 
@@ -250,6 +266,10 @@ pub(crate) mod tests {
         check(&good[..good.len() / 2], "it is no file");
         let mut large = record();
         large.counts.programs[0].threads[0].user.loads = u64::MAX;
+        check(&large.to_json(), "its counts are too large");
+        let mut large = record();
+        large.counts.regions = vec![region("a", "b", 1), region("a", "b", 1)];
+        large.counts.regions[1].kernel.instructions = u64::MAX;
         check(&large.to_json(), "its counts are too large");
     }
 

@@ -8,12 +8,15 @@ use crate::event::{Chosen, Event, Side};
 use crate::inputs::short;
 use crate::number::grouped;
 use crate::record::{Record, short_name};
+use crate::regions;
 
 /// Columns of perf: a count, the name of the program before it.
 const VALUE: usize = 18;
 const WHOSE: usize = 24;
 /// Functions that are listed, the costliest: the last ones say little.
 const MOST_FUNCTIONS: usize = 30;
+/// Regions that are listed, the first: a loop may mark thousands.
+const MOST_REGIONS: usize = 100;
 
 /// What of a record is shown.
 #[derive(Clone, Debug)]
@@ -129,17 +132,21 @@ fn write_regions(counts: &Counts, out: &mut dyn Write) -> io::Result<()> {
         out,
         "\n Regions, in the order in which programs ended them:\n"
     )?;
-    for (number, one) in counts.regions.iter().enumerate() {
+    let all = regions::named(counts);
+    for (name, one) in all.iter().take(MOST_REGIONS) {
         let program = short_name(&one.program);
-        let name = format!("{program}-{} #{} {}", one.pid, number + 1, one.name);
+        let name = format!("{program}-{} {name}", one.pid);
         let name = umpire_events::one_line(&name);
         for (side, events) in [(Side::User, &one.user), (Side::Kernel, &one.kernel)] {
             let chosen = Chosen::new(Event::Instructions, side);
             let row = row(events.instructions, chosen);
-            writeln!(out, "{:>WHOSE$} {row}", name.trim_end())?;
+            writeln!(out, "{name:>WHOSE$} {row}")?;
         }
     }
-    Ok(())
+    match all.len().saturating_sub(MOST_REGIONS) {
+        0 => Ok(()),
+        rest => writeln!(out, "{:>WHOSE$} ({rest} more; --save and -j have all)", ""),
+    }
 }
 
 fn write_functions(counts: &Counts, out: &mut dyn Write) -> io::Result<()> {

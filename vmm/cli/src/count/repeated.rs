@@ -83,6 +83,7 @@ fn equal(first: &Record, other: &Record, number: u8) -> Result<(), UserError> {
         events: &Gate::DEFAULT,
         threshold: None,
         kernel: true,
+        regions_alone: false,
     };
     let mut text = Vec::new();
     Comparison::of(first, other, &gate)

@@ -84,6 +84,7 @@ impl<'a> RunReport<'a> {
                 events,
                 threshold: Some(self.flags.gate.threshold.unwrap_or(Threshold::NONE)),
                 kernel: self.flags.gate.gate_kernel,
+                regions_alone: self.flags.gate.gate_regions,
             };
             let name = path.display().to_string();
             (name, Comparison::of(before, record, &gate))
@@ -115,6 +116,15 @@ impl<'a> RunReport<'a> {
             },
         };
         match comparison {
+            // A gate that holds nothing would let everything pass.
+            Some((name, one)) if !one.judges() && ended == Ended::by_program(0) => {
+                Err(failed(if self.flags.gate.gate_regions {
+                    format!("--gate-regions: this run and {name} have no region of one name")
+                } else {
+                    "-e has the kernel's counts alone, which --gate-kernel puts into the gate"
+                        .to_owned()
+                }))
+            }
             // Of a program that failed the counts mean little.
             Some((name, one)) if one.fails() && ended == Ended::by_program(0) => {
                 complain(&format_args!("against {name}: {}", one.failure()));
@@ -265,6 +275,7 @@ pub(super) fn diff(before: &Path, now: &Path, as_json: bool) -> Result<(), UserE
         events: &Gate::DEFAULT,
         threshold: None,
         kernel: false,
+        regions_alone: false,
     };
     let comparison = Comparison::of(&records[0], &records[1], &gate);
     let mut out = BufWriter::new(io::stdout().lock());

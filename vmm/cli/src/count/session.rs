@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use attribution::{Attribution, Counts, Objects, Start};
+use attribution::{Attribution, Collect, Counts, Objects, Start};
 use count_init::{ENDING_LEN, Ending};
 use emu::NotAnnounced;
 use guest_files::{Errand as Service, Errno, FileServer, Given, MemoryTree, Out, Sink, Tree, View};
@@ -63,7 +63,7 @@ pub(super) struct Shape<'a> {
     /// Functions of the programs are counted.
     pub(super) functions: bool,
     /// What they and regions have.
-    pub(super) collect: attribution::Collect,
+    pub(super) collect: Collect,
 }
 
 impl ReadyMachine {
@@ -333,6 +333,10 @@ impl ReadyMachine {
         inputs.add("kernel", &shape.kernel.digest);
         inputs.add("memory", format!("{} MiB", shape.memory_mib));
         inputs.add("processor", PROCESSOR);
+        // Regions and functions are of this; all else is as without.
+        if let Some(text) = collected(&shape.collect) {
+            inputs.add("collected", text);
+        }
         let view = View::new(&errand.given).map_err(failed)?;
         let mut job = errand.job;
         job.tmp_is_given = view.tmp_is_given();
@@ -390,6 +394,21 @@ impl ReadyMachine {
             elapsed,
         })
     }
+}
+
+/// What regions and functions have, where that is not all of the program.
+fn collected(collect: &Collect) -> Option<String> {
+    let Collect {
+        instrumented,
+        collected,
+        toggles,
+    } = collect;
+    let on = |on: &bool| if *on { "yes" } else { "no" };
+    (*collect != Collect::default()).then(|| {
+        let (instrumented, collected) = (on(instrumented), on(collected));
+        let functions = toggles.join(", ");
+        format!("--instr-atstart {instrumented}, --collect-atstart {collected}, in {functions:?}")
+    })
 }
 
 /// Answers the guest's requests for files.

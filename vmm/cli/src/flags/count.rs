@@ -74,6 +74,9 @@ pub struct GateFlags {
     /// The kernel's counts may not grow more either
     #[arg(long, requires = "compare")]
     pub gate_kernel: bool,
+    /// Regions alone are in the gate: the whole program may grow
+    #[arg(long, requires = "compare")]
+    pub gate_regions: bool,
     /// Append a summary in Markdown to this file, as to $GITHUB_STEP_SUMMARY
     #[arg(long, value_name = "FILE")]
     pub summary: Option<PathBuf>,
