@@ -5,6 +5,7 @@ mod attributed;
 mod bad_input;
 mod boot;
 mod guest;
+mod marked;
 mod programs;
 mod workflow;
 

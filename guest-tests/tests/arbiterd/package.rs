@@ -151,6 +151,7 @@ fn the_package_installs_what_an_operator_needs() {
         "./usr/include/perfmon.h",
         "./usr/lib/x86_64-linux-gnu/libumpire_cpc.so",
         "./usr/include/libcpc.h",
+        "./usr/include/umpire_regions.h",
         "./usr/lib/umpire/umpire-agent",
         "./etc/umpire/arbiter.toml",
         "/systemd/system/umpire-arbiterd.service",

@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 41] = [
+const HOUSE: [Room; 42] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -57,6 +57,7 @@ const HOUSE: [Room; 41] = [
     ),
     room("emu-fpu", "vmm/emu/fpu", &[]),
     room("guest-exit", "vmm/guest-exit", &[]),
+    room("umpire-regions", "vmm/count/regions", &[]),
     room("guest-files", "vmm/guest-files", &["count-init"]),
     room("count-init", "firmware/count-init", &["freestanding"]),
     room("irqchip", "vmm/irqchip", &[]),

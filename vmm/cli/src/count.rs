@@ -14,7 +14,7 @@ mod session;
 mod store;
 
 use std::fmt::Display;
-use std::io::{self, Seek};
+use std::io::{self, Seek, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -28,13 +28,16 @@ use tempfile::SpooledTempFile;
 use umpire_count::{Outcome, Record};
 use vmm::count::{End, Limits};
 
-use crate::exit::{UserError, complain};
+use crate::exit::{UserError, complain, written};
 use crate::flags::{CountCommand, CountFlags};
 use ended::{Ended, Who, failed};
 use job::Errand;
 use report::RunReport;
 use session::{Ran, ReadyMachine, Shape};
 use store::Store;
+
+/// By which programs mark regions.
+const HEADER: &[u8] = include_bytes!("../../count/regions/include/umpire_regions.h");
 
 /// `umpire count`: the status to end with. What is wrong has been said.
 #[must_use]
@@ -54,6 +57,10 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
         report::diff(before, now, *json)?;
         return Ok(Ended::by_program(0));
     }
+    if flags.print_header {
+        written(io::stdout().write_all(HEADER)).map_err(failed)?;
+        return Ok(Ended::by_program(0));
+    }
     let store = Store::of(&flags.store)?;
     if flags.store.fetch_kernel {
         kernel::fetch(&store)?;
@@ -63,7 +70,7 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
     let report = RunReport::of(flags)?;
     let kernel = kernel::choose(&store, flags.store.kernel.as_deref())?;
     let errand = Errand::of(&flags.command, &flags.guest)?;
-    let title = errand.title.clone();
+    let (title, advice) = (errand.title.clone(), errand.advice());
     let limits = Limits {
         time: flags.guest.timeout.map(|span| span.0),
         interrupted: interrupts().map_err(failed)?,
@@ -104,6 +111,9 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
     }
     match outcome(&ran, &title)? {
         Ok(outcome) => {
+            if let Some(advice) = advice.filter(|_| outcome != Outcome::Exited(0)) {
+                complain(&advice);
+            }
             let elapsed = ran.elapsed;
             let record = Record::new(ran.inputs, outcome, ran.counts);
             report.finish(&record, &title, Some(elapsed))

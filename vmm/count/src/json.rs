@@ -166,6 +166,8 @@ struct InputLine<'a> {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct RunLine<'a> {
+    /// The program and its arguments, as they were typed.
+    command: &'a str,
     /// The digest of all inputs.
     digest: &'a str,
     /// The program's status, if it ended by itself.
@@ -179,6 +181,8 @@ struct RunLine<'a> {
 /// What of a record is written.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
+    /// What was run, as it was typed.
+    pub title: &'a str,
     pub events: &'a [Chosen],
     /// Lines for each program besides.
     pub per_program: bool,
@@ -236,6 +240,7 @@ pub fn write(record: &Record, wanted: &Wanted<'_>, out: &mut dyn Write) -> io::R
         Outcome::Signalled(signal) => (None, Some(signal)),
     };
     let line = RunLine {
+        command: wanted.title,
         digest: &record.digest,
         status,
         signal,
@@ -393,6 +398,7 @@ mod tests {
         record.outcome = Outcome::Signalled(9);
         let events = Chosen::list("instructions:u,loads").expect("events");
         let wanted = Wanted {
+            title: "sh x",
             events: &events,
             per_program: true,
             syscalls: true,
@@ -409,7 +415,7 @@ mod tests {
             "{{{whole}\n{{{other}\n{{{program}{whole}\n{{{program}{other}\n{{{region}\n\
              {{\"syscall\":\"read\",\"calls\":12,\"instructions\":34000}}\n\
              {{\"function\":\"main\",\"object\":\"/usr/bin/gzip\",\"own\":3,\"inclusive\":9,\"calls\":1}}\n\
-             {{\"digest\":\"{digest}\",\"signal\":9}}\n"
+             {{\"command\":\"sh x\",\"digest\":\"{digest}\",\"signal\":9}}\n"
         );
         assert_eq!(String::from_utf8(out).expect("text"), expected);
     }

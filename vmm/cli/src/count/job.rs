@@ -1,5 +1,6 @@
 //! What is run: the program, its arguments, its environment, and what of this machine it is given.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -90,7 +91,7 @@ impl Errand {
         let job = Job {
             programs: vec![program.as_os_str().as_bytes().to_vec()],
             arguments,
-            environment: environment(&variables, &|name| env::var_os(name))?,
+            environment: environment(&variables, &env::vars_os().collect())?,
             folder: folder.as_os_str().as_bytes().to_vec(),
             terminal: flags.tty,
             bring_back: flags.out.is_some(),
@@ -125,6 +126,18 @@ impl Errand {
             }
             Err(who) => Ok(Err(who)),
         }
+    }
+
+    /// What to try where the program has failed under cargo, whose tests may look for what it has
+    /// set.
+    pub(super) fn advice(&self) -> Option<&'static str> {
+        const NAME: &str = "CARGO_MANIFEST_DIR";
+        let start = format!("{NAME}=");
+        let mut all = self.job.environment.iter();
+        let is_given = all.any(|line| line.starts_with(start.as_bytes()));
+        (env::var_os(NAME).is_some() && !is_given).then_some(
+            "cargo's variables were not handed on to the program; --env CARGO_* does that",
+        )
     }
 
     /// What of it a run depends on.
@@ -186,19 +199,32 @@ fn find(name: &OsStr, folder: &Path) -> Result<PathBuf, UserError> {
 /// The environment: what each program has, and what `--env` says, by name.
 fn environment(
     variables: &[OsString],
-    here: &dyn Fn(&OsStr) -> Option<OsString>,
+    here: &BTreeMap<OsString, OsString>,
 ) -> Result<Vec<Vec<u8>>, UserError> {
     let mut all: Vec<(OsString, OsString)> = ENVIRONMENT
         .map(|(name, value)| (name.into(), value.into()))
         .into();
     for variable in variables {
         let bytes = variable.as_bytes();
+        if let Some(start) = bytes.strip_suffix(b"*").filter(|it| !it.contains(&b'=')) {
+            let named = here.iter();
+            let named = named.filter(|(name, _)| name.as_bytes().starts_with(start));
+            let before = all.len();
+            all.extend(named.map(|(name, value)| (name.clone(), value.clone())));
+            if all.len() == before {
+                let shown = variable.to_string_lossy();
+                return Err(failed(format!(
+                    "--env {shown}: no variable is set here whose name begins so"
+                )));
+            }
+            continue;
+        }
         let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {
             Some(end) => (
                 &bytes[..end],
                 Some(OsStr::from_bytes(&bytes[end + 1..]).to_owned()),
             ),
-            None => (bytes, here(variable)),
+            None => (bytes, here.get(variable).cloned()),
         };
         let shown = variable.to_string_lossy();
         if name.is_empty() {
@@ -210,10 +236,10 @@ fn environment(
                 "--env {shown}: it is not set here; give it a value: {shown}=..."
             ))
         })?;
-        all.retain(|(other, _)| *other != name);
         all.push((name, value));
     }
-    all.sort();
+    // Of one name the last one counts.
+    let all: BTreeMap<OsString, OsString> = all.into_iter().collect();
     let line =
         |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
     Ok(all.into_iter().map(line).collect())
@@ -272,7 +298,8 @@ mod tests {
     fn environments() {
         fn check(variables: &[&str], expected: Result<&[&str], &str>) {
             let variables: Vec<OsString> = variables.iter().map(OsString::from).collect();
-            let here = |name: &OsStr| (name == "THERE").then(|| "x=y".into());
+            let here = [("THERE", "x=y"), ("THEN", "z")];
+            let here = here.map(|(name, value)| (name.into(), value.into())).into();
             match (environment(&variables, &here), expected) {
                 (Ok(found), Ok(expected)) => {
                     let mut all = vec![
@@ -300,6 +327,8 @@ mod tests {
         check(&[], Ok(&[]));
         check(&["A=1", "A=2", "THERE"], Ok(&["A=2", "THERE=x=y"]));
         check(&["HOME=/x"], Ok(&["HOME=/x"]));
+        check(&["THE*", "THEN=a*"], Ok(&["THEN=a*", "THERE=x=y"]));
+        check(&["GONE_*"], Err("no variable is set here"));
         check(&["E="], Ok(&["E="]));
         check(&["GONE"], Err("it is not set here"));
         check(&["=1"], Err("a variable has a name"));

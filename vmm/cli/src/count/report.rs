@@ -149,14 +149,20 @@ impl<'a> RunReport<'a> {
         comparison: Option<(&str, &Comparison<'_>)>,
     ) -> Result<(), UserError> {
         let path = self.flags.out.output.as_deref();
-        let file = path.map(File::create).transpose();
-        let file = file.map_err(|error| unwritten(path, &error))?;
-        let mut out: Box<dyn Write> = match file {
-            Some(file) => Box::new(BufWriter::new(file)),
-            None => Box::new(BufWriter::new(io::stderr())),
+        // Written at once: harnesses run programs beside each other.
+        let mut text = Vec::new();
+        let written = self.write(record, title, elapsed, comparison, &mut text);
+        let put = || match path {
+            None => io::stderr().write_all(&text),
+            Some(path) => {
+                let append = self.flags.out.append;
+                let mut options = OpenOptions::new();
+                let options = options.create(true).write(true).append(append);
+                options.truncate(!append).open(path)?.write_all(&text)
+            }
         };
-        let done = self.write(record, title, elapsed, comparison, &mut out);
-        done.and_then(|()| out.flush())
+        written
+            .and_then(|()| put())
             .map_err(|error| unwritten(path, &error))
     }
 
@@ -176,6 +182,7 @@ impl<'a> RunReport<'a> {
         let events = self.shown();
         if self.flags.out.json {
             let wanted = json::Wanted {
+                title,
                 events,
                 per_program,
                 syscalls,

@@ -53,6 +53,9 @@ pub struct CountFlags {
     /// Where counts go.
     #[command(flatten)]
     pub out: CountOutFlags,
+    /// Print umpire_regions.h, by which programs in C and C++ mark regions
+    #[arg(long, conflicts_with = "command")]
+    pub print_header: bool,
     /// The program and its arguments. It begins at --, or at the first word without a hyphen
     #[arg(value_name = "PROGRAM", trailing_var_arg = true)]
     pub command: Vec<OsString>,
@@ -85,8 +88,8 @@ pub struct GateFlags {
 /// What the program sees.
 #[derive(Clone, Debug, Default, Args)]
 pub struct GuestFlags {
-    /// Set a variable of the program's environment, or hand on that of this shell; repeatable
-    /// [default: PATH, HOME, LANG=C.UTF-8, TERM=dumb alone]
+    /// Set a variable of the program's environment, or hand on that of this shell, or all whose
+    /// names begin so: CARGO_*; repeatable [default: PATH, HOME, LANG=C.UTF-8, TERM=dumb alone]
     #[arg(long = "env", value_name = "NAME[=VALUE]")]
     pub variables: Vec<OsString>,
     /// Variables as one process hands them to another, each with a 0 behind it
@@ -138,6 +141,9 @@ pub struct CountOutFlags {
     /// Print counts to this file [default: standard error]
     #[arg(short = 'o', long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Add to the file of -o instead of replacing what is there, as harnesses run many programs
+    #[arg(long, requires = "output")]
+    pub append: bool,
     /// Print JSON: one object per line, as perf stat -j
     #[arg(short, long)]
     pub json: bool,
