@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use debian_packages::{Apt, Package};
+use debian_packages::{Apt, Package, user_cache};
 
 use super::error::L1Error;
 use super::packages::Set;
@@ -180,14 +180,9 @@ impl Cache {
 
 fn default_folder(variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     let folder = |name| variable(name).filter(|value| !value.is_empty());
-    if let Some(own) = folder("UMPIRE_CACHE") {
-        return own.into();
-    }
-    if let Some(caches) = folder("XDG_CACHE_HOME") {
-        return Path::new(&caches).join("umpire");
-    }
-    let home = folder("HOME").map_or_else(env::temp_dir, PathBuf::from);
-    home.join(".cache/umpire")
+    let own = folder("UMPIRE_CACHE").map(PathBuf::from);
+    let found = own.or_else(|| user_cache(variable));
+    found.unwrap_or_else(|| env::temp_dir().join("umpire"))
 }
 
 #[cfg(test)]

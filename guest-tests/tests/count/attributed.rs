@@ -45,10 +45,7 @@ fn run() -> (String, Counts) {
     };
     let folder = tempfile::tempdir().expect("a folder");
     let nobody = |_: &[u8], reply: &mut Vec<u8>| reply.clear();
-    let limits = Limits {
-        time: Some(Duration::from_secs(300)),
-        ..Limits::default()
-    };
+    let limits = Limits::within(Duration::from_secs(300));
     let path = folder.path().join("snapshot");
     let image = Image::boot(&plan, &path, nobody, limits.clone(), |_| {}).expect("it boots");
 

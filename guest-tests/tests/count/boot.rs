@@ -66,10 +66,7 @@ fn debians_kernel_boots_in_parts_to_the_same_machine() {
 
     // What it is gone on with for is its own: a job that is none fails the same each time.
     let run = || {
-        let limits = Limits {
-            time: Some(Duration::from_secs(60)),
-            ..Limits::default()
-        };
+        let limits = Limits::within(Duration::from_secs(60));
         let ran = image.run(serve(), limits, None).expect("it begins");
         assert_eq!(ran.end, End::Done);
         (ran.instructions, ran.virtual_ns)

@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use emu::{Entry, Event, EventTotals, Follow, Observer, Ring, Sight, State};
-use guest_view::{KernelView, TaskPlaces};
+use guest_view::{KernelView, TaskPlaces, printable};
 
 use crate::calls::Call;
 use crate::counts::{Counts, Events, Undefined};
@@ -403,7 +403,7 @@ fn number_at(sight: &Sight<'_>, at: u64) -> Option<u64> {
 /// A task's name.
 fn comm_at(sight: &Sight<'_>, at: u64) -> Option<String> {
     let mut bytes = [0; COMM];
-    sight.read(at, &mut bytes).then(|| printable(&bytes))
+    sight.read(at, &mut bytes).then(|| text_of(&bytes))
 }
 
 /// A text that ends with a NUL, or is cut.
@@ -418,12 +418,11 @@ fn text_at(read: impl Fn(u64, &mut [u8]) -> bool, at: u64, most: usize) -> Optio
             return None;
         }
     }
-    Some(printable(&bytes))
+    Some(text_of(&bytes))
 }
 
 /// What is before the first NUL, without what terminals act upon.
-fn printable(bytes: &[u8]) -> String {
+fn text_of(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0);
-    let text = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]);
-    text.replace(char::is_control, "?")
+    printable(&bytes[..end.unwrap_or(bytes.len())])
 }

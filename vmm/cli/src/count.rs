@@ -8,6 +8,7 @@ mod ended;
 mod files;
 mod job;
 mod kernel;
+mod partial;
 mod repeated;
 mod report;
 mod session;
@@ -18,7 +19,7 @@ use std::io::{self, Seek, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use count_init::{End as ProgramEnd, NotRun};
 use guest_files::unpack;
@@ -30,7 +31,7 @@ use vmm::count::{End, Limits};
 
 use crate::exit::{UserError, complain, written};
 use crate::flags::{CountCommand, CountFlags};
-use ended::{Ended, Who, failed};
+use ended::{Ended, Who, failed, with_advice};
 use job::Errand;
 use report::RunReport;
 use session::{Ran, ReadyMachine, Shape};
@@ -43,16 +44,18 @@ const HEADER: &[u8] = include_bytes!("../../count/regions/include/umpire_regions
 #[must_use]
 pub fn run(flags: &CountFlags) -> u8 {
     // A panic has printed where: it is no status of the program's.
-    let done = catch_unwind(AssertUnwindSafe(|| act(flags)));
+    let signal = Arc::new(AtomicUsize::new(0));
+    let done = catch_unwind(AssertUnwindSafe(|| act(flags, &signal)));
     let bug = |_| Err(failed("this is a bug of Umpire's: please report it"));
     let ended = done.unwrap_or_else(bug).unwrap_or_else(|error| {
         complain(&error);
         Ended::by(Who::Umpire)
     });
+    let ended = ended.after_signal(signal.load(Ordering::Relaxed));
     ended.tell(flags.out.status_file.as_deref())
 }
 
-fn act(flags: &CountFlags) -> Result<Ended, UserError> {
+fn act(flags: &CountFlags, signal: &Arc<AtomicUsize>) -> Result<Ended, UserError> {
     if let Some(CountCommand::Diff { before, now, json }) = &flags.act {
         report::diff(before, now, *json)?;
         return Ok(Ended::by_program(0));
@@ -71,9 +74,10 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
     let kernel = kernel::choose(&store, flags.store.kernel.as_deref())?;
     let errand = Errand::of(&flags.command, &flags.guest)?;
     let (title, advice) = (errand.title.clone(), errand.advice());
+    let time = flags.guest.timeout.map(|span| span.0);
     let limits = Limits {
-        time: flags.guest.timeout.map(|span| span.0),
-        interrupted: interrupts().map_err(failed)?,
+        interrupted: interrupts(signal).map_err(failed)?,
+        ..time.map_or_else(Limits::default, Limits::within)
     };
     let patience = limits.patience();
     let errand = match errand.with_stdin(&patience)? {
@@ -81,7 +85,7 @@ fn act(flags: &CountFlags) -> Result<Ended, UserError> {
         Err(who) => return Ok(ended_by(who)),
     };
     if flags.repeat > 1 {
-        let record = repeated::run(flags, &kernel, &errand, &limits.interrupted)?;
+        let record = repeated::run(flags, &store, &kernel, &errand, &limits.interrupted)?;
         return match record {
             Ok(record) => report.finish(&record, &title, None),
             Err(ended) => Ok(ended),
@@ -143,7 +147,8 @@ fn bring_back(
     archive.rewind().map_err(|error| unpacked(&error))?;
     // It was all in the guest's memory, files with holes as well.
     let limit = memory_mib << 20;
-    let done = unpack(archive, folder, limit).map_err(|error| unpacked(&error))?;
+    let done = unpack(archive, folder, limit);
+    let done = done.map_err(|error| unpacked(&with_advice(&error)))?;
     if done.left_out.is_empty() {
         return Ok(None);
     }
@@ -162,11 +167,14 @@ fn bring_back(
     )))
 }
 
-/// Set by the first signal that asks to end; the second one ends the process at once.
-fn interrupts() -> io::Result<Arc<AtomicBool>> {
+/// Set by the first signal that asks to end, which `which` says; the second one ends the process at
+/// once.
+fn interrupts(which: &Arc<AtomicUsize>) -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register_conditional_default(signal, flag.clone())?;
+        let number = usize::try_from(signal).unwrap_or_default();
+        signal_hook::flag::register_usize(signal, which.clone(), number)?;
         register(signal, flag.clone())?;
     }
     Ok(flag)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use guest_view::is_hidden;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -99,14 +100,14 @@ pub fn text(sha256: &[u8]) -> String {
     text
 }
 
-/// Bytes as a text that no other bytes have: what is no UTF-8, a control character or a backslash is
-/// escaped, so that a terminal takes nothing of it for a command.
+/// Bytes as a text that no other bytes have: what is no UTF-8, a backslash, or what terminals do not
+/// simply show ([`is_hidden`]) is escaped.
 #[must_use]
 pub fn printable(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            if letter == '\\' || letter.is_control() {
+            if letter == '\\' || is_hidden(letter) {
                 text.extend(letter.escape_default());
             } else {
                 text.push(letter);
@@ -187,6 +188,7 @@ mod tests {
             ("ü".as_bytes(), "ü"),
             (b"\xff", "\\xff"),
             (b"\\xff", "\\\\xff"),
+            ("\u{202e}".as_bytes(), "\\u{202e}"),
             (b"\x1b[31m\n", "\\u{1b}[31m\\n"),
         ] {
             assert_eq!(printable(bytes), expected);
@@ -201,7 +203,7 @@ mod tests {
         #[test]
         fn no_two_have_one_text(one: Vec<u8>, other: Vec<u8>) {
             prop_assert_eq!(one == other, printable(&one) == printable(&other));
-            prop_assert!(!printable(&one).chars().any(char::is_control));
+            prop_assert!(!printable(&one).chars().any(is_hidden));
         }
 
         /// Also where a letter is moved from a value to the next name.

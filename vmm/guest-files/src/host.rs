@@ -48,11 +48,29 @@ impl Place {
     /// What it is, for a guest to which it is `owner`'s.
     pub(crate) fn attributes(&self, owner: Owner) -> Result<Attributes, Refusal> {
         let status = fs::fstat(&self.0)?;
+        Self::described(&status, owner, || self.open(OFlags::empty()).is_ok())
+    }
+
+    /// The same of a name in this folder, by one system call.
+    pub(crate) fn attributes_of(&self, name: &[u8], owner: Owner) -> Result<Attributes, Refusal> {
+        let status = fs::statat(&self.0, &*text(name)?, AtFlags::SYMLINK_NOFOLLOW)?;
+        let can_be_read = || {
+            let place = self.below(name);
+            place.and_then(|place| place.open(OFlags::empty())).is_ok()
+        };
+        Self::described(&status, owner, can_be_read)
+    }
+
+    fn described(
+        status: &fs::Stat,
+        owner: Owner,
+        can_be_read: impl FnOnce() -> bool,
+    ) -> Result<Attributes, Refusal> {
         let kind = kind(FileType::from_raw_mode(status.st_mode)).ok_or(Refusal::Missing)?;
         let mut mode = u16::try_from(status.st_mode & 0o777).unwrap_or(0);
         // Opening is not asked for, so whoever may not read here must see it by the mode.
         let others_may = mode & 0o004 != 0 || status.st_uid == geteuid().as_raw();
-        if kind == Kind::File && !others_may && self.open(OFlags::empty()).is_err() {
+        if kind == Kind::File && !others_may && !can_be_read() {
             mode &= !0o444;
         }
         let size = match kind {

@@ -58,6 +58,7 @@ pub enum UnpackError {
         /// What was being written, below the folder.
         name: Vec<u8>,
         /// Why it could not be.
+        #[source]
         error: io::Error,
     },
 }

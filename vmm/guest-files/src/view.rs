@@ -120,6 +120,9 @@ pub enum ViewError {
 pub struct View {
     /// By absolute path: what is given there, and below it unless that is here as well.
     given: BTreeMap<Vec<u8>, Offer>,
+    /// The folder of the name that was asked for last, and its path: the next one is mostly in it,
+    /// and the way there is a system call for each name.
+    near: Option<(Vec<u8>, Place)>,
 }
 
 #[derive(Debug)]
@@ -150,6 +153,7 @@ impl View {
     pub fn new(given: &Given) -> Result<Self, ViewError> {
         let mut view = Self {
             given: BTreeMap::new(),
+            near: None,
         };
         let root = Offer::Folder(0o755, Owner::System);
         view.given.insert(b"/".to_vec(), root);
@@ -408,13 +412,22 @@ impl Tree for View {
     type File = ViewFile;
 
     fn stat(&mut self, path: &[u8]) -> Result<Attributes, Refusal> {
-        match self.find(path) {
-            Way::Here(offer) => attributes(offer),
+        let (owner, end) = match self.find(path) {
+            Way::Here(offer) => return attributes(offer),
+            Way::Below(_, _, owner) => (owner, path.iter().rposition(|byte| *byte == b'/')),
             _ => {
                 let (place, owner) = self.place(path)?;
-                place.attributes(owner)
+                return place.attributes(owner);
             }
-        }
+        };
+        let (folder, name) = path.split_at(end.unwrap_or(0));
+        let near = self.near.take().filter(|(known, _)| known == folder);
+        let near = match near {
+            Some(near) => near,
+            None => (folder.to_vec(), self.place(folder)?.0),
+        };
+        let (_, place) = self.near.insert(near);
+        place.attributes_of(name.strip_prefix(b"/").unwrap_or(name), owner)
     }
 
     fn list(&mut self, path: &[u8]) -> Result<Vec<Listed>, Refusal> {

@@ -88,5 +88,6 @@ pub use places::TaskPlaces;
 pub use registers::{Mode, ProgramRegisters, Registers};
 pub use symbols::Symbol;
 pub use task::{Comm, Inside, ProgramMemory, Task};
+pub use text::{is_hidden, printable};
 pub use unknown::Unknown;
 pub use view::{KernelView, NoKernel};

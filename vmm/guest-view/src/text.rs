@@ -11,18 +11,17 @@ pub(crate) fn visible(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// `bytes` as text without control characters, nor such as change the order of what is around
-/// them or are not seen; spaces and letters of any script stay.
-pub(crate) fn printable(bytes: &[u8]) -> String {
-    let is_hidden = |c| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    String::from_utf8_lossy(bytes)
-        .chars()
-        .map(|c| {
-            if c.is_control() || is_hidden(c) {
-                '?'
-            } else {
-                c
-            }
-        })
-        .collect()
+/// Whether a terminal does something else with `c` than showing it: a control character, or one
+/// that changes the order of what is around it or is not seen.
+#[must_use]
+pub fn is_hidden(c: char) -> bool {
+    let is_bidirectional = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    c.is_control() || is_bidirectional
+}
+
+/// `bytes` as text with `?` for what [`is_hidden`]; spaces and letters of any script stay.
+#[must_use]
+pub fn printable(bytes: &[u8]) -> String {
+    let shown = |c| if is_hidden(c) { '?' } else { c };
+    String::from_utf8_lossy(bytes).chars().map(shown).collect()
 }

@@ -4,10 +4,12 @@
 #![forbid(unsafe_code)]
 
 mod apt;
+mod cache;
 mod error;
 mod sources;
 mod tool;
 
 pub use apt::{Apt, Package, unpack};
+pub use cache::user_cache;
 pub use error::PackagesError;
 pub use tool::{Tools, last_lines};

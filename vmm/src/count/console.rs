@@ -36,10 +36,8 @@ impl Console {
 impl KernelSaid {
     fn take(&mut self, byte: u8) {
         if byte == b'\n' {
-            let text = String::from_utf8_lossy(&self.line);
             // Names in it are what programs gave themselves.
-            let printable = |c: char| if c.is_control() { '?' } else { c };
-            let line: String = text.trim_end().chars().map(printable).collect();
+            let line = guest_view::printable(self.line.trim_ascii_end());
             self.line.clear();
             self.look_at(&line);
         } else if self.line.len() < LINE {

@@ -15,7 +15,7 @@ use crate::virtio::Broken;
 pub enum End {
     /// The guest has said all there is to say, or has switched itself off.
     Done,
-    /// [`Limits::time`](super::Limits::time) was over.
+    /// [`Limits::until`](super::Limits::until) has come.
     TimedOut,
     /// [`Limits::interrupted`](super::Limits::interrupted) was set.
     Interrupted,

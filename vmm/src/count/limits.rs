@@ -23,22 +23,32 @@ const TURNS: u32 = 64;
 /// so.
 const PAUSE: u64 = 40_000_000;
 
-/// How long a run may take, and what else ends it.
+/// Until when something may take, and what else ends it. All that is done within the same limits,
+/// a boot and a run behind it, ends at the same time.
 #[derive(Debug, Clone, Default)]
 pub struct Limits {
     /// The host's time; none: for ever.
-    pub time: Option<Duration>,
+    pub until: Option<Instant>,
     /// Set when the run is to end, as by a signal.
     pub interrupted: Arc<AtomicBool>,
 }
 
 impl Limits {
-    /// These limits from now on, for whoever waits for something of the host's meanwhile.
+    /// So much of the host's time, from now on.
+    #[must_use]
+    pub fn within(time: Duration) -> Self {
+        Self {
+            // A time beyond the clock's is none.
+            until: Instant::now().checked_add(time),
+            ..Self::default()
+        }
+    }
+
+    /// These limits for whoever waits for something of the host's meanwhile.
     #[must_use]
     pub fn patience(&self) -> LimitPatience {
         LimitPatience {
-            // A time beyond the clock's is none.
-            until: self.time.and_then(|time| Instant::now().checked_add(time)),
+            until: self.until,
             interrupted: self.interrupted.clone(),
         }
     }
@@ -109,7 +119,7 @@ pub(super) enum Pauses {
 /// Which limit was met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Met {
-    /// [`Limits::time`].
+    /// [`Limits::until`].
     Time,
     /// [`Limits::interrupted`].
     Interrupt,

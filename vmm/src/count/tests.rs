@@ -55,10 +55,7 @@ fn plan(kernel: &[u8]) -> Plan<'_> {
 fn nothing(_: &[u8], _: &mut Vec<u8>) {}
 
 fn boot(kernel: &[u8], path: &Path) -> Result<Image, BootError> {
-    let limits = Limits {
-        time: Some(Duration::from_secs(60)),
-        ..Limits::default()
-    };
+    let limits = Limits::within(Duration::from_secs(60));
     Image::boot(&plan(kernel), path, nothing, limits, |_| {})
 }
 
@@ -255,10 +252,7 @@ fn spins(a: &mut CodeAssembler) -> Result<(), IcedError> {
 
 #[test]
 fn a_run_that_never_ends_is_ended() {
-    let limits = Limits {
-        time: Some(Duration::from_millis(200)),
-        ..Limits::default()
-    };
+    let limits = Limits::within(Duration::from_millis(200));
     assert_eq!(end(spins, limits).end, End::TimedOut);
     let limits = Limits::default();
     let interrupted = limits.interrupted.clone();
@@ -295,10 +289,7 @@ fn a_boot_that_fails_leaves_nothing_behind() {
     );
     let none = failed(b"no kernel at all, and shorter than any");
     assert!(none.contains("kernel"), "{none}");
-    let limits = Limits {
-        time: Some(Duration::from_millis(100)),
-        ..Limits::default()
-    };
+    let limits = Limits::within(Duration::from_millis(100));
     let never = kernel(|a| {
         let mut here = a.create_label();
         a.set_label(&mut here)?;
@@ -352,10 +343,7 @@ fn who_waits_for_a_lock_is_ended_by_limits() {
     held.lock().expect("nobody else has it");
     let mut waits = 0;
     let kernel = kernel(counts);
-    let limits = Limits {
-        time: Some(Duration::from_millis(300)),
-        ..Limits::default()
-    };
+    let limits = Limits::within(Duration::from_millis(300));
     let boot = Image::boot(&plan(&kernel), &path, nothing, limits, |step| {
         assert_eq!(step, Progress::Waits);
         waits += 1;
@@ -368,10 +356,7 @@ fn who_waits_for_a_lock_is_ended_by_limits() {
 #[test]
 fn who_writes_to_a_reader_that_takes_nothing_is_ended_by_limits() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
-    let limits = Limits {
-        time: Some(Duration::from_millis(200)),
-        ..Limits::default()
-    };
+    let limits = Limits::within(Duration::from_millis(200));
     let much = vec![7; 1 << 20];
     let error = limits.patience().write_all(&writer, &much);
     let kind = error.expect_err("nobody reads").kind();

@@ -1,6 +1,8 @@
 //! How `umpire count` ends, and who says so.
 
+use std::error::Error;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use vmm::count::Met;
@@ -18,7 +20,7 @@ pub(super) enum Who {
     Gate,
     /// `--timeout`.
     Timeout,
-    /// Ctrl-C or SIGTERM.
+    /// Ctrl-C, SIGTERM or SIGHUP.
     Interrupted,
     /// It could not be run or counted.
     Umpire,
@@ -60,6 +62,18 @@ impl Ended {
         Ended { who, status }
     }
 
+    /// The same, where it was interrupted with the status that a shell has of the signal: 130 after
+    /// Ctrl-C, 143 after SIGTERM.
+    pub(super) fn after_signal(self, signal: usize) -> Self {
+        match (self.who, u8::try_from(signal)) {
+            (Who::Interrupted, Ok(signal @ 1..)) => {
+                let status = signal.saturating_add(128);
+                Ended { status, ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// The line of `--status-file`: `program 0`.
     pub(super) fn line(self) -> String {
         let word = match self.who {
@@ -79,11 +93,29 @@ impl Ended {
         match fs::write(file, self.line()) {
             Ok(()) => self.status,
             Err(error) => {
+                let error = with_advice(&error);
                 complain(&format_args!("--status-file {}: {error}", file.display()));
                 ExitStatus::COUNT_FAILED.code()
             }
         }
     }
+}
+
+/// An error, and what to do where it comes of a full disk.
+pub(super) fn with_advice(error: &(dyn Error + 'static)) -> String {
+    let is_full = |one: &(dyn Error + 'static)| {
+        let kind = one.downcast_ref::<io::Error>().map(io::Error::kind);
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        kind.is_some_and(|kind| full.contains(&kind))
+    };
+    let mut cause = Some(error);
+    while let Some(one) = cause {
+        if is_full(one) {
+            return format!("{error}: make room on its disk, or name another place");
+        }
+        cause = one.source();
+    }
+    error.to_string()
 }
 
 /// What went wrong, with the status for it.
@@ -96,6 +128,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_full_disk_has_advice() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let advised = |error: &(dyn Error + 'static)| with_advice(error).contains("make room");
+        assert!(advised(&full()));
+        let within = guest_files::UnpackError::Here {
+            name: Vec::new(),
+            error: full(),
+        };
+        assert!(advised(&within));
+        assert!(!advised(&io::Error::from(io::ErrorKind::NotFound)));
+    }
+
+    #[test]
     fn each_end_has_its_status_and_word() {
         for (ended, status, line) in [
             (Ended::by_program(3), 3, "program 3\n"),
@@ -106,6 +151,15 @@ mod tests {
         ] {
             assert_eq!((ended.tell(None), ended.line().as_str()), (status, line));
         }
+        for (signal, line) in [
+            (0, "interrupted 130\n"),
+            (2, "interrupted 130\n"),
+            (15, "interrupted 143\n"),
+        ] {
+            let ended = Ended::by(Who::Interrupted).after_signal(signal);
+            assert_eq!(ended.line(), line);
+        }
+        assert_eq!(Ended::by(Who::Gate).after_signal(15).status, 123);
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("status");
         assert_eq!(Ended::by_program(0).tell(Some(&file)), 0);

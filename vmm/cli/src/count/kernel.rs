@@ -177,10 +177,7 @@ pub(super) fn fetch(store: &Store) -> Result<(), UserError> {
             by_hand(store)
         ))
     };
-    let work = tempfile::Builder::new()
-        .prefix("partial-")
-        .tempdir_in(store.kernels())
-        .map_err(|error| unfetched(&error))?;
+    let work = store.partial().map_err(|error| unfetched(&error))?;
     let apt = Apt::prepare(work.path(), RELEASE, TOOLS).map_err(|error| unfetched(&error))?;
     let package = Package {
         name: NAME.to_owned(),

@@ -3,11 +3,10 @@
 use std::collections::VecDeque;
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::hint::spin_loop;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +22,7 @@ use super::ended::{Ended, Who, failed};
 use super::job::Errand;
 use super::kernel::Choice;
 use super::report;
+use super::store::Store;
 use crate::exit::{UserError, complain};
 use crate::flags::CountFlags;
 
@@ -33,15 +33,13 @@ use crate::flags::CountFlags;
 /// The record of the first one, if all were equal; else how the command ends.
 pub(super) fn run(
     flags: &CountFlags,
+    store: &Store,
     kernel: &Choice,
     errand: &Errand,
     interrupted: &AtomicBool,
 ) -> Result<Result<Record, Ended>, UserError> {
     let unusable = |error| failed(format!("-r: {error}"));
-    let mut work = tempfile::Builder::new();
-    // Records and variables are the user's own.
-    let work = work.permissions(Permissions::from_mode(0o700));
-    let work = work.tempdir().map_err(unusable)?;
+    let work = store.partial().map_err(unusable)?;
     let variables = work.path().join("variables");
     fs::write(&variables, errand.job.environment.join(&0)).map_err(unusable)?;
     let mut stdin = NamedTempFile::new_in(work.path()).map_err(unusable)?;

@@ -9,7 +9,8 @@ use tempfile::NamedTempFile;
 use umpire_count::compare::{Comparison, Gate, Threshold};
 use umpire_count::{Chosen, Outcome, Record, json, markdown, table};
 
-use super::ended::{Ended, Who, failed};
+use super::ended::{Ended, Who, failed, with_advice};
+use super::partial;
 use crate::exit::{UserError, complain, written};
 use crate::flags::CountFlags;
 
@@ -100,13 +101,25 @@ impl<'a> RunReport<'a> {
                 attribution::write_callgrind(&record.counts, title, &mut file)?;
                 file.flush()
             };
-            write().map_err(|error| failed(format!("--callgrind {}: {error}", path.display())))?;
+            write().map_err(|error| {
+                failed(format!(
+                    "--callgrind {}: {}",
+                    path.display(),
+                    with_advice(&error)
+                ))
+            })?;
         }
         if let Some(path) = &self.flags.gate.summary {
             let text = markdown::summary(record, title, self.shown(), comparison);
             let file = OpenOptions::new().append(true).create(true).open(path);
             file.and_then(|mut file| file.write_all(text.as_bytes()))
-                .map_err(|error| failed(format!("--summary {}: {error}", path.display())))?;
+                .map_err(|error| {
+                    failed(format!(
+                        "--summary {}: {}",
+                        path.display(),
+                        with_advice(&error)
+                    ))
+                })?;
         }
         let ended = match record.outcome {
             Outcome::Exited(status) => Ended::by_program(status),
@@ -210,7 +223,7 @@ impl<'a> RunReport<'a> {
 
 fn unwritten(path: Option<&Path>, error: &io::Error) -> UserError {
     match path {
-        Some(path) => failed(format!("-o {}: {error}", path.display())),
+        Some(path) => failed(format!("-o {}: {}", path.display(), with_advice(error))),
         None => failed(format!("cannot write to standard error: {error}")),
     }
 }
@@ -248,7 +261,7 @@ fn may_save(path: &Path) -> Result<(), UserError> {
         Ok(there) if !there.is_file() => Ok(()),
         _ => fs::metadata(folder).and_then(|_| NamedTempFile::new_in(folder).map(drop)),
     };
-    tried.map_err(|error| failed(format!("--save {shown}: {error}")))
+    tried.map_err(|error| failed(format!("--save {shown}: {}", with_advice(&error))))
 }
 
 /// Writes a record whole or not at all. What is no regular file, a pipe say, is written to.
@@ -261,17 +274,23 @@ fn save(path: &Path, record: &Record) -> Result<(), UserError> {
         // A link leads to the file that is to be kept.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let folder = folder_of(&path);
-        let mut builder = tempfile::Builder::new();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let prefix = format!(".{name}.partial-");
+        partial::sweep(folder, &prefix);
         // Others may read it, as far as the umask lets them: it goes into repositories.
-        let mut file: NamedTempFile = builder
-            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
-            .tempfile_in(folder)?;
+        let mut file = partial::file(folder, &prefix, 0o666)?;
         file.write_all(text.as_bytes())?;
         file.as_file().sync_all()?;
         file.persist(&path)?;
         Ok(())
     };
-    put().map_err(|error: io::Error| failed(format!("--save {}: {error}", path.display())))
+    put().map_err(|error: io::Error| {
+        failed(format!(
+            "--save {}: {}",
+            path.display(),
+            with_advice(&error)
+        ))
+    })
 }
 
 /// `umpire count diff`.

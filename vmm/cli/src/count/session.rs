@@ -17,7 +17,7 @@ use vmm::count::{
     BootError, End, Image, Key, Limits, Looks, Met, Patience, Plan, Progress, Signals,
 };
 
-use super::ended::failed;
+use super::ended::{failed, with_advice};
 use super::files;
 use super::job::Errand;
 use super::kernel::Choice;
@@ -127,6 +127,7 @@ fn boot(
             BootError::Ended { said, .. } => last_words(said),
             _ => String::new(),
         };
+        let error = with_advice(&error);
         failed(format!("the machine did not boot: {error}{said}"))
     })?;
     let known = Known {
@@ -380,7 +381,8 @@ impl ReadyMachine {
         said.add_to(&mut inputs, &mut notes);
         if let Some(error) = said.lost {
             return Err(failed(format!(
-                "the program's output cannot be written: {error}"
+                "the program's output cannot be written: {}",
+                with_advice(&error)
             )));
         }
         Ok(Ran {

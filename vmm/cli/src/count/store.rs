@@ -1,13 +1,13 @@
 //! The folder of kernel and booted machines.
 
 use std::env;
-use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, FileTimes};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use debian_packages::user_cache;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use serde::Serialize;
@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use umpire_count::inputs::{digest, short};
 
 use super::ended::failed;
+use super::partial::{self, PartialFolder};
 use crate::exit::UserError;
 use crate::flags::StoreFlags;
 
@@ -22,6 +23,10 @@ use crate::flags::StoreFlags;
 const IMAGE: &str = "image";
 const KNOWN: &str = "known";
 const LOCK: &str = "image.lock";
+/// The end of what `Image::boot` writes before it is whole.
+const HALF: &str = ".partial";
+/// How the names of folders begin that somebody works in.
+const PARTIAL: &str = "partial-";
 /// Longer than what is known of any.
 const LONGEST_KNOWN: u64 = 1 << 20;
 
@@ -45,7 +50,8 @@ impl Store {
     /// The one that the options name. Its folder is made where it is missing.
     pub(super) fn of(flags: &StoreFlags) -> Result<Self, UserError> {
         let named = flags.cache.clone();
-        let folder = named.or_else(|| default_folder(&|name| env::var_os(name)));
+        let of_user = || user_cache(&|name| env::var_os(name)).map(|caches| caches.join("count"));
+        let folder = named.or_else(of_user);
         let folder = folder
             .ok_or_else(|| failed("HOME is not set: say where the cache is to be with --cache"))?;
         let store = Store {
@@ -60,7 +66,30 @@ impl Store {
                 ))
             })?;
         }
+        partial::sweep(&store.folder, PARTIAL);
+        store.sweep_images();
         Ok(store)
+    }
+
+    /// A folder of its own for something that takes a while.
+    pub(super) fn partial(&self) -> io::Result<PartialFolder> {
+        PartialFolder::new(&self.folder, PARTIAL)
+    }
+
+    /// Removes machines that were written halfway, each of which lies beside the lock that whoever
+    /// writes it has.
+    fn sweep_images(&self) {
+        for entry in fs::read_dir(self.images()).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let Some(whole) = path.to_str().and_then(|path| path.strip_suffix(HALF)) else {
+                continue;
+            };
+            // Without its lock nobody writes it.
+            let lock = File::open(format!("{whole}.lock"));
+            if lock.map_or(true, |lock| lock.try_lock().is_ok()) {
+                let _ = fs::remove_file(&path);
+            }
+        }
     }
 
     /// The folder of kernels.
@@ -197,15 +226,6 @@ fn make(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn default_folder(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let folder = |name| variable(name).filter(|value| !value.is_empty());
-    let caches = match folder("XDG_CACHE_HOME") {
-        Some(caches) => PathBuf::from(caches),
-        None => Path::new(&folder("HOME")?).join(".cache"),
-    };
-    Some(caches.join("umpire/count"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -213,32 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_folder_follows_the_environment() {
-        fn check(variables: &[(&str, &str)], expected: &str) {
-            let folder = default_folder(&|name| {
-                let found = variables.iter().find(|(key, _)| *key == name);
-                found.map(|(_, value)| OsString::from(value))
-            });
-            assert_eq!(
-                folder.as_deref(),
-                Some(Path::new(expected)),
-                "{variables:?}"
-            );
-        }
-        check(&[("HOME", "/h")], "/h/.cache/umpire/count");
-        check(
-            &[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")],
-            "/x/umpire/count",
-        );
-        check(
-            &[("HOME", "/h"), ("XDG_CACHE_HOME", "")],
-            "/h/.cache/umpire/count",
-        );
-    }
-
-    #[test]
     fn a_folder_that_is_not_ones_own_is_refused() {
-        assert_eq!(default_folder(&|_| None), None);
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("kernel");
         make(&path).expect("a folder");
@@ -303,6 +298,26 @@ mod tests {
         };
         smaller.tidy("new", &kept).expect("removed");
         assert!(there(&older)[0] && !there(&recent)[0]);
+    }
+
+    #[test]
+    fn what_was_killed_leaves_nothing_behind_the_next_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let work = store(folder.path(), 4).partial().expect("room");
+        fs::create_dir(folder.path().join("partial-killed")).expect("room");
+        let images = folder.path().join("images");
+        for name in ["e-1.image.partial", "e-2.image.partial", "e-2.image.lock"] {
+            fs::write(images.join(name), "x").expect("room");
+        }
+        let lock = File::open(images.join("e-2.image.lock")).expect("a file");
+        lock.lock().expect("a lock");
+        store(folder.path(), 4);
+        assert!(work.path().exists() && !folder.path().join("partial-killed").exists());
+        let is_there = |name: &str| images.join(name).exists();
+        assert!(!is_there("e-1.image.partial") && is_there("e-2.image.partial"));
+        drop(lock);
+        store(folder.path(), 4);
+        assert!(!is_there("e-2.image.partial") && is_there("e-2.image.lock"));
     }
 
     #[test]

@@ -112,7 +112,8 @@ pub struct GuestFlags {
     #[arg(long, value_name = "MIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(128..=65_536))]
     pub memory: u64,
-    /// End the program after this time, with status 124: 30s, 5m [default: never]
+    /// End all of it after this time, standard input and a first boot included, with status 124:
+    /// 30s, 5m; with -r each run [default: never]
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<Span>,
 }

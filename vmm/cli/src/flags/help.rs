@@ -163,7 +163,7 @@ is no network. It runs as a user of the machine, with few variables (--env).
   CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER='umpire count --' cargo test
 Exit status: the program's; 128 + N if signal N ended it; 123 if a count is over --threshold; 124
 after --timeout; 125 if it could not be run or counted, or one of the options is wrong; 130 after
-Ctrl-C. --status-file says whose it is.";
+Ctrl-C, 143 after SIGTERM. --status-file says whose it is.";
 
 const STAT: &str = "\
 Events are those of umpire events, for the VM's PMU model, and vm-exits, vm-run-ns and others
