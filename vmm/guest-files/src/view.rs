@@ -331,6 +331,29 @@ impl View {
             .filter(|(name, _)| !name.is_empty() && !name.contains(&b'/'))
     }
 
+    /// The place of a folder of this machine, which is kept until another one is asked for. One
+    /// that is in the folder of before is a step from there.
+    fn near(&mut self, folder: &[u8]) -> Result<&Place, Refusal> {
+        let place = match self.near.take() {
+            Some((known, place)) if known == folder => place,
+            Some((known, place)) => {
+                let below = folder.strip_prefix(&known[..]);
+                match below.and_then(|below| below.strip_prefix(b"/")) {
+                    // Something else may be given there, or on the way.
+                    Some(name)
+                        if !name.contains(&b'/') && matches!(self.find(folder), Way::Below(..)) =>
+                    {
+                        place.below(name)?
+                    }
+                    _ => self.place(folder)?.0,
+                }
+            }
+            None => self.place(folder)?.0,
+        };
+        let (_, place) = self.near.insert((folder.to_vec(), place));
+        Ok(place)
+    }
+
     /// The place of this machine that a path stands for.
     fn place(&self, path: &[u8]) -> Result<(Place, Owner), Refusal> {
         match self.find(path) {
@@ -421,12 +444,7 @@ impl Tree for View {
             }
         };
         let (folder, name) = path.split_at(end.unwrap_or(0));
-        let near = self.near.take().filter(|(known, _)| known == folder);
-        let near = match near {
-            Some(near) => near,
-            None => (folder.to_vec(), self.place(folder)?.0),
-        };
-        let (_, place) = self.near.insert(near);
+        let place = self.near(folder)?;
         place.attributes_of(name.strip_prefix(b"/").unwrap_or(name), owner)
     }
 
@@ -434,7 +452,7 @@ impl Tree for View {
         let mut listed: BTreeMap<Vec<u8>, Kind> = match self.find(path) {
             Way::Here(Offer::Folder(..)) => BTreeMap::new(),
             _ => {
-                let listed = self.place(path)?.0.list()?.into_iter();
+                let listed = self.near(path)?.list()?.into_iter();
                 listed.map(|entry| (entry.name, entry.kind)).collect()
             }
         };
