@@ -168,6 +168,43 @@ fn check(program: &Path) {
     assert_eq!(here[..3], expected);
 }
 
+/// One more turn of a loop is found in its region, and named.
+#[test]
+fn a_region_that_grew_fails_the_gate() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let include = format!("-I{}", root().join("vmm/count/regions/include").display());
+    let base = here.join("base").display().to_string();
+    compiled(here, "marked", MARKED_C, &[&include]);
+    let saved = Count::new(here)
+        .options(["-e", "instructions"])
+        .run(&["./marked"]);
+    let record = serde_json::to_vec(saved.record()).expect("JSON");
+    fs::write(&base, record).expect("room");
+    let options = ["--compare", &base, "--gate-regions", "--threshold", "0.1%"];
+    Count::new(here)
+        .options(options)
+        .run(&["./marked"])
+        .ends(0, "program 0");
+    let more = MARKED_C
+        .replace("work(2000)", "work(2010)")
+        .replace("\"short\"", "\"brief\"");
+    compiled(here, "marked", &more, &[&include]);
+    let grown = Count::new(here).options(options).run(&["./marked"]);
+    grown.ends(123, "gate 123");
+    let line = "instructions:u of marked long +";
+    grown.says(&[
+        line,
+        "marked brief  (not in the gate; only now)",
+        "only before",
+    ]);
+    Count::new(here)
+        .options(options)
+        .run(&["true"])
+        .ends(125, "umpire 125")
+        .says(&["--gate-regions: this run and", "have no region of one name"]);
+}
+
 #[test]
 fn marks_of_c_are_those_of_callgrind() {
     let folder = tempfile::tempdir().expect("a folder");
