@@ -242,7 +242,7 @@ impl Attribution {
         }
         let on = self.on;
         let bytes = self.places(sight)?.of_file(on, at, sight)?;
-        Some(printable(&bytes[..bytes.len().min(NAME)]))
+        Some(text_of(&bytes[..bytes.len().min(NAME)]))
     }
 
     /// Where files of programs are mapped, if these are known.

@@ -69,9 +69,17 @@ fn act(flags: &CountFlags, signal: &Arc<AtomicUsize>) -> Result<Ended, UserError
         kernel::fetch(&store)?;
         return Ok(Ended::by_program(0));
     }
+    run_program(flags, &store, signal)
+}
+
+fn run_program(
+    flags: &CountFlags,
+    store: &Store,
+    signal: &Arc<AtomicUsize>,
+) -> Result<Ended, UserError> {
     // What is wrong with these is to be said before a program runs for an hour.
     let report = RunReport::of(flags)?;
-    let kernel = kernel::choose(&store, flags.store.kernel.as_deref())?;
+    let kernel = kernel::choose(store, flags.store.kernel.as_deref())?;
     let errand = Errand::of(&flags.command, &flags.guest)?;
     let (title, advice) = (errand.title.clone(), errand.advice());
     let time = flags.guest.timeout.map(|span| span.0);
@@ -85,7 +93,7 @@ fn act(flags: &CountFlags, signal: &Arc<AtomicUsize>) -> Result<Ended, UserError
         Err(who) => return Ok(ended_by(who)),
     };
     if flags.repeat > 1 {
-        let record = repeated::run(flags, &store, &kernel, &errand, &limits.interrupted)?;
+        let record = repeated::run(flags, store, &kernel, &errand, &limits.interrupted)?;
         return match record {
             Ok(record) => report.finish(&record, &title, None),
             Err(ended) => Ok(ended),
@@ -97,7 +105,7 @@ fn act(flags: &CountFlags, signal: &Arc<AtomicUsize>) -> Result<Ended, UserError
         functions: flags.by_function(),
         collect: flags.collect.collect(),
     };
-    let ready = match ReadyMachine::of(&store, &shape, &limits) {
+    let ready = match ReadyMachine::of(store, &shape, &limits) {
         Err(error) => {
             let met = patience.is_over().map(Who::from);
             return met.map(ended_by).ok_or(error);

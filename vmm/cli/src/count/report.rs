@@ -92,6 +92,40 @@ impl<'a> RunReport<'a> {
         });
         let comparison = comparison.as_ref().map(|(name, one)| (name.as_str(), one));
         self.print(record, title, elapsed, comparison)?;
+        self.keep(record, title, comparison)?;
+        let ended = match record.outcome {
+            Outcome::Exited(status) => Ended::by_program(status),
+            Outcome::Signalled(_) => Ended {
+                who: Who::Signal,
+                status: record.outcome.status(),
+            },
+        };
+        match comparison {
+            // A gate that holds nothing would let everything pass.
+            Some((name, one)) if !one.judges() && ended == Ended::by_program(0) => {
+                Err(failed(if self.flags.gate.gate_regions {
+                    format!("--gate-regions: this run and {name} have no region of one name")
+                } else {
+                    "-e has the kernel's counts alone, which --gate-kernel puts into the gate"
+                        .to_owned()
+                }))
+            }
+            // Of a program that failed the counts mean little.
+            Some((name, one)) if one.fails() && ended == Ended::by_program(0) => {
+                complain(&format_args!("against {name}: {}", one.failure()));
+                Ok(Ended::by(Who::Gate))
+            }
+            _ => Ok(ended),
+        }
+    }
+
+    /// Writes the files that the options name, but for that of `-o`.
+    fn keep(
+        &self,
+        record: &Record,
+        title: &str,
+        comparison: Option<(&str, &Comparison<'_>)>,
+    ) -> Result<(), UserError> {
         if let Some(path) = &self.flags.gate.save {
             save(path, record)?;
         }
@@ -121,30 +155,7 @@ impl<'a> RunReport<'a> {
                     ))
                 })?;
         }
-        let ended = match record.outcome {
-            Outcome::Exited(status) => Ended::by_program(status),
-            Outcome::Signalled(_) => Ended {
-                who: Who::Signal,
-                status: record.outcome.status(),
-            },
-        };
-        match comparison {
-            // A gate that holds nothing would let everything pass.
-            Some((name, one)) if !one.judges() && ended == Ended::by_program(0) => {
-                Err(failed(if self.flags.gate.gate_regions {
-                    format!("--gate-regions: this run and {name} have no region of one name")
-                } else {
-                    "-e has the kernel's counts alone, which --gate-kernel puts into the gate"
-                        .to_owned()
-                }))
-            }
-            // Of a program that failed the counts mean little.
-            Some((name, one)) if one.fails() && ended == Ended::by_program(0) => {
-                complain(&format_args!("against {name}: {}", one.failure()));
-                Ok(Ended::by(Who::Gate))
-            }
-            _ => Ok(ended),
-        }
+        Ok(())
     }
 
     fn shown(&self) -> &[Chosen] {

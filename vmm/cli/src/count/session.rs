@@ -66,6 +66,20 @@ pub(super) struct Shape<'a> {
     pub(super) collect: Collect,
 }
 
+impl Shape<'_> {
+    /// What of it a run depends on.
+    fn inputs(&self, inputs: &mut Inputs) {
+        inputs.add("engine", ENGINE);
+        inputs.add("kernel", &self.kernel.digest);
+        inputs.add("memory", format!("{} MiB", self.memory_mib));
+        inputs.add("processor", PROCESSOR);
+        // Regions and functions are of this; all else is as without.
+        if let Some(text) = collected(&self.collect) {
+            inputs.add("collected", text);
+        }
+    }
+}
+
 impl ReadyMachine {
     /// The machine of the store; one that is not there is booted first.
     pub(super) fn of(store: &Store, shape: &Shape<'_>, limits: &Limits) -> Result<Self, UserError> {
@@ -330,14 +344,7 @@ impl ReadyMachine {
         let began = Instant::now();
         let mut inputs = Inputs::default();
         errand.inputs(&mut inputs);
-        inputs.add("engine", ENGINE);
-        inputs.add("kernel", &shape.kernel.digest);
-        inputs.add("memory", format!("{} MiB", shape.memory_mib));
-        inputs.add("processor", PROCESSOR);
-        // Regions and functions are of this; all else is as without.
-        if let Some(text) = collected(&shape.collect) {
-            inputs.add("collected", text);
-        }
+        shape.inputs(&mut inputs);
         let view = View::new(&errand.given).map_err(failed)?;
         let mut job = errand.job;
         job.tmp_is_given = view.tmp_is_given();
