@@ -7,7 +7,7 @@ use guest_view::{KernelView, TaskPlaces, printable};
 
 use crate::calls::Call;
 use crate::counts::{Counts, Events, Undefined};
-use crate::functions::{Functions, Objects, Places, Runs, interrupted};
+use crate::functions::{Cut, Functions, Objects, Places, Runs, interrupted};
 use crate::kernel::{Kernel, find};
 use crate::regions::{Collect, Regions, Request};
 use crate::tree::{Doing, Number, Task, Tree};
@@ -99,6 +99,16 @@ impl Attribution {
         self
     }
 
+    /// Functions also by the calls that led to them, which takes more memory. To be said behind
+    /// [`Attribution::with_functions`].
+    #[must_use]
+    pub fn with_contexts(mut self) -> Self {
+        if let Some(functions) = &mut self.functions {
+            functions.by_context();
+        }
+        self
+    }
+
     /// With the files of programs, for what is rarely asked of them: names of regions, and the
     /// functions of instructions that are not there. To be given where functions are not told
     /// apart; the kernel is looked for when it is needed.
@@ -129,10 +139,13 @@ impl Attribution {
         counts.regions = self.regions.counts(&self.tree);
         counts.undefined = self.undefined.iter().map(|(_, one)| one.clone()).collect();
         if let Some(functions) = &self.functions {
-            let now = |thread| clock(&self.tree, &self.regions, thread, 0);
-            let (functions, edges) = functions.counts(now);
-            counts.functions = Some(functions);
-            counts.edges = edges;
+            let tree = &self.tree;
+            let now = |thread| clock(tree, &self.regions, thread, 0);
+            let known = |thread| (tree.place_of(thread), tree.place_among(thread));
+            let all = functions.counts(now, known);
+            counts.functions = Some(all.functions);
+            counts.edges = all.edges;
+            counts.contexts = all.contexts;
         }
         counts
     }
@@ -174,6 +187,7 @@ impl Attribution {
             && parent != child
         {
             let memory = number_at(sight, address.wrapping_add(self.kernel.mm));
+            let child = (child, self.tree.place_of(child));
             functions.begins(parent, child, memory.unwrap_or(0));
         }
     }
@@ -227,6 +241,7 @@ impl Attribution {
         let (thread, task) = running.thread.zip(running.task)?;
         let runs = Runs {
             thread,
+            program: self.tree.place_of(thread),
             now: clock(&self.tree, &self.regions, thread, untold),
             memory_at: task.wrapping_add(self.kernel.mm),
             processor: self.on,
@@ -287,6 +302,23 @@ impl Attribution {
                 object,
             },
         ));
+    }
+
+    /// The program asks for something.
+    fn is_asked(&mut self, thread: Number, request: Request) {
+        let cut = match &request {
+            Request::Zero => Some(Cut::Dropped),
+            Request::Dump(name) => Some(Cut::Dumped(name.clone())),
+            Request::Start | Request::Stop | Request::Toggle => None,
+        };
+        if let (Some(cut), Some(functions)) = (cut, &mut self.functions) {
+            let (tree, regions) = (&self.tree, &self.regions);
+            let program = tree.place_of(thread);
+            let now = |thread| clock(tree, regions, thread, 0);
+            functions.cut(program, tree.threads_of(program), cut, now);
+        }
+        let thread = (thread, Events::default());
+        self.regions.asked(&self.tree, thread, request);
     }
 
     /// A function may switch collection over.
@@ -353,8 +385,7 @@ impl Observer for Attribution {
             Event::Requested => {
                 let request = Request::of(sight, |at| self.named(sight, at));
                 if let Some((thread, request)) = self.running().thread.zip(request) {
-                    let thread = (thread, Events::default());
-                    self.regions.asked(&self.tree, thread, request);
+                    self.is_asked(thread, request);
                 }
             }
         }

@@ -125,6 +125,9 @@ pub struct Counts {
     /// The calls between these functions.
     #[serde(default)]
     pub edges: Vec<CallEdge>,
+    /// The same by the calls that led to each of them; none where these were not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contexts: Option<Contexts>,
     /// By region that a program has marked with Valgrind's client requests, in their order.
     pub regions: Vec<Region>,
     /// Where user code has met an instruction that the processor does not have, the first ones.
@@ -246,6 +249,85 @@ pub struct CallEdge {
     pub calls: u64,
     /// Instructions from entry to return, of those calls that were in no other call of the callee.
     pub inclusive: u64,
+}
+
+/// Who called whom in user code, from the first function of each thread on. Chains of more than 256
+/// calls are cut in their middle.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contexts {
+    /// What of programs is apart from each other, in the order in which it began.
+    pub parts: Vec<Part>,
+    /// Where chains begin.
+    pub roots: Vec<ContextRoot>,
+    /// A function for each chain of calls that led to it, behind the one that called it.
+    pub nodes: Vec<Context>,
+    /// Where programs had the files that functions are of.
+    pub mapped: Vec<MappedFile>,
+}
+
+/// A part of a program: up to a client request that ends it, or the end.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The place of the program among the programs.
+    pub program: usize,
+    /// How it has ended.
+    pub end: PartEnd,
+}
+
+/// How a part of a program has ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartEnd {
+    /// With the program.
+    #[default]
+    Program,
+    /// The program wanted its counts to be forgotten: `CALLGRIND_ZERO_STATS`.
+    Dropped,
+    /// The program wanted its counts by this name, which may be empty: `CALLGRIND_DUMP_STATS`.
+    Dumped(String),
+}
+
+/// A thread in a part of its program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContextRoot {
+    /// The place of the part among the parts.
+    pub part: usize,
+    /// That of the thread among its program's.
+    pub thread: usize,
+}
+
+/// A function, by the calls that led to it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Context {
+    /// The place of the root of its chain.
+    pub root: usize,
+    /// The place of its caller among these; none of a first function.
+    pub caller: Option<usize>,
+    /// The place of the function among the functions.
+    pub function: usize,
+    /// Where it begins in its file.
+    pub offset: u64,
+    /// Instructions of its own there.
+    pub own: u64,
+    /// How often it was called there.
+    pub calls: u64,
+}
+
+/// A part of a file where a program had it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedFile {
+    /// The place of the program among the programs.
+    pub program: usize,
+    /// The file, as [`Function::object`].
+    pub object: String,
+    /// Its build id in hexadecimal digits; empty without one.
+    pub build_id: String,
+    /// Its first address.
+    pub start: u64,
+    /// Behind the last one.
+    pub end: u64,
+    /// What is at the first address, by its place in the file.
+    pub offset: u64,
 }
 
 /// An instruction that raised #UD in user code.

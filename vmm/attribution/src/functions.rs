@@ -1,6 +1,7 @@
 //! The functions of user code: where RIP is, who called whom, what that took.
 
 mod book;
+mod contexts;
 mod object;
 mod places;
 mod shadow;
@@ -11,12 +12,15 @@ use std::fmt::Debug;
 use ahash::AHashMap;
 use emu::{Entry, Event, Follow, Sight};
 
-use self::book::{Book, Edge};
-use self::places::Place;
+use self::book::{Book, Edge, FunctionId};
+pub(crate) use self::contexts::Cut;
 pub(crate) use self::places::Places;
+use self::places::{Mapped, Place};
 use self::shadow::{Moment, Shadow};
 use crate::calls::Call;
-use crate::counts::{CallEdge, Function};
+use crate::counts::{
+    CallEdge, Context, ContextRoot, Contexts, Function, MappedFile, Part, PartEnd,
+};
 use crate::tree::{Doing, Number};
 
 /// Numbers of RCX, RSP, RSI, RDI, R10.
@@ -57,6 +61,8 @@ struct FollowedThread {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Runs {
     pub(crate) thread: Number,
+    /// Its program's place in the tree.
+    pub(crate) program: usize,
     /// Its instructions of user code so far that are counted by function.
     pub(crate) now: u64,
     /// Where its `struct task_struct` has its `struct mm_struct`.
@@ -73,6 +79,17 @@ pub(crate) struct Functions {
     places: Places,
     threads: AHashMap<Number, FollowedThread>,
     book: Book,
+    /// What threads that have ended had mapped, where contexts are told apart.
+    left: AHashMap<Number, Mapped>,
+}
+
+/// All functions, and how they called each other.
+#[derive(Debug)]
+pub(crate) struct FunctionCounts {
+    /// The costliest first.
+    pub(crate) functions: Vec<Function>,
+    pub(crate) edges: Vec<CallEdge>,
+    pub(crate) contexts: Option<Contexts>,
 }
 
 impl Functions {
@@ -81,6 +98,33 @@ impl Functions {
             places,
             threads: AHashMap::new(),
             book: Book::default(),
+            left: AHashMap::new(),
+        }
+    }
+
+    /// Also by the calls that led to each function.
+    pub(crate) fn by_context(&mut self) {
+        self.book.contexts = Some(contexts::Contexts::default());
+    }
+
+    /// The part of a program ends that `threads` are in.
+    pub(crate) fn cut(
+        &mut self,
+        program: usize,
+        threads: impl Iterator<Item = Number>,
+        how: Cut,
+        now: impl Fn(Number) -> u64,
+    ) {
+        let contexts = self.book.contexts.as_mut();
+        if !contexts.is_some_and(|contexts| contexts.cut(program, how)) {
+            return;
+        }
+        for thread in threads {
+            let followed = self.threads.get_mut(&thread);
+            if let Some(shadow) = followed.and_then(|followed| followed.shadow.as_mut()) {
+                let root = root(&mut self.book, (thread, program));
+                shadow.goes_on(&mut self.book, now(thread), root);
+            }
         }
     }
 
@@ -108,8 +152,13 @@ impl Functions {
         self.threads.insert(executes, FollowedThread::default());
     }
 
-    /// `parent` has made `child`, with its memory or a copy of it.
-    pub(crate) fn begins(&mut self, parent: Number, child: Number, memory: u64) {
+    /// `parent` has made `child` of a program, with its memory or a copy of it.
+    pub(crate) fn begins(
+        &mut self,
+        parent: Number,
+        (child, program): (Number, usize),
+        memory: u64,
+    ) {
         let Some(from) = self.threads.get(&parent) else {
             return;
         };
@@ -117,7 +166,10 @@ impl Functions {
             self.places.copy(from.memory, memory);
         }
         let begun = FollowedThread {
-            shadow: from.shadow.as_ref().map(Shadow::forked),
+            shadow: from.shadow.as_ref().map(|shadow| {
+                let root = root(&mut self.book, (child, program));
+                shadow.forked(&mut self.book, root)
+            }),
             memory,
             place: from.place,
             left_at: from.left_at,
@@ -131,10 +183,14 @@ impl Functions {
     pub(crate) fn ends(&mut self, thread: Number, now: u64) {
         if let Some(FollowedThread {
             shadow: Some(shadow),
+            memory,
             ..
         }) = self.threads.remove(&thread)
         {
             shadow.ends(&mut self.book, now);
+            if self.book.contexts.is_some() {
+                self.left.insert(thread, self.places.mapped_in(memory));
+            }
         }
     }
 
@@ -180,7 +236,9 @@ impl Functions {
         let Some(shadow) = thread.shadow.as_mut().filter(|_| !begins) else {
             let room = ROOM / self.threads.len().max(1);
             if let Some(thread) = self.threads.get_mut(&runs.thread) {
-                thread.shadow = Some(Shadow::new(place.function, at, room));
+                let root = root(&mut self.book, (runs.thread, runs.program));
+                let begins = (root, place.function);
+                thread.shadow = Some(Shadow::new(&mut self.book, begins, at, room));
             }
             return;
         };
@@ -239,9 +297,13 @@ impl Functions {
         }
     }
 
-    /// All functions, the costliest first, and the calls between them, by their places among
-    /// these; `now` says how many instructions a thread has executed.
-    pub(crate) fn counts(&self, now: impl Fn(Number) -> u64) -> (Vec<Function>, Vec<CallEdge>) {
+    /// All of them, when `now` says how many instructions a thread has executed, and `known` its
+    /// program's place among those of the tree and its own among that one's threads.
+    pub(crate) fn counts(
+        &self,
+        now: impl Fn(Number) -> u64,
+        known: impl Fn(Number) -> (usize, usize),
+    ) -> FunctionCounts {
         let mut book = self.book.clone();
         for (number, thread) in &self.threads {
             if let Some(shadow) = &thread.shadow {
@@ -249,7 +311,14 @@ impl Functions {
             }
         }
         let mut all: BTreeMap<(&str, &str), Function> = BTreeMap::new();
-        for (number, cost) in (0..).zip(book.costs()) {
+        let nodes = book.contexts.as_ref().map_or(&[][..], |all| &all.nodes);
+        let unknown = nodes.iter().filter(|node| !node.is_root());
+        // Of what had no room in the tree nothing else is known.
+        let unknown = unknown.filter(|node| node.function == FunctionId::MAX);
+        let unknown = unknown
+            .take(1)
+            .map(|node| (node.function, Default::default()));
+        for (number, cost) in (0..).zip(book.costs().iter().copied()).chain(unknown) {
             let (object, name) = self.places.name(number);
             let function = all.entry((object, name)).or_insert_with(|| Function {
                 object: object.to_owned(),
@@ -268,10 +337,10 @@ impl Functions {
             .zip(0..)
             .map(|(function, place)| ((function.object.as_str(), function.name.as_str()), place))
             .collect();
+        let place = |function| place[&self.places.name(function)];
         let mut edges: BTreeMap<(usize, usize), Edge> = BTreeMap::new();
         for ((caller, callee), edge) in book.edges() {
-            let [caller, callee] = [caller, callee].map(|one| place[&self.places.name(one)]);
-            let sum = edges.entry((caller, callee)).or_default();
+            let sum = edges.entry((place(caller), place(callee))).or_default();
             sum.calls += edge.calls;
             sum.inclusive += edge.inclusive;
         }
@@ -282,8 +351,83 @@ impl Functions {
             inclusive: edge.inclusive,
         });
         let edges = edges.collect();
-        (functions, edges)
+        let contexts = book.contexts.as_ref();
+        let contexts = contexts.map(|contexts| self.contexts(contexts, place, known));
+        FunctionCounts {
+            functions,
+            edges,
+            contexts,
+        }
     }
+
+    /// As they are printed and saved; `place` is that of a function among those.
+    fn contexts(
+        &self,
+        contexts: &contexts::Contexts,
+        place: impl Fn(FunctionId) -> usize,
+        known: impl Fn(Number) -> (usize, usize),
+    ) -> Contexts {
+        let parts = contexts.parts.iter().map(|part| Part {
+            program: part.program,
+            end: match &part.cut {
+                None => PartEnd::Program,
+                Some(Cut::Dropped) => PartEnd::Dropped,
+                Some(Cut::Dumped(name)) => PartEnd::Dumped(name.clone()),
+            },
+        });
+        let roots = contexts.roots.iter().map(|(thread, part)| ContextRoot {
+            part: *part,
+            thread: known(*thread).1,
+        });
+        let mut nodes = Vec::new();
+        // Of a root none.
+        let mut places: Vec<Option<usize>> = Vec::new();
+        for node in &contexts.nodes {
+            let is_root = node.is_root();
+            places.push((!is_root).then_some(nodes.len()));
+            if !is_root {
+                nodes.push(Context {
+                    root: node.root as usize,
+                    // One that has called comes in front of what it has called.
+                    caller: places[node.parent as usize],
+                    function: place(node.function),
+                    offset: self.places.offset(node.function),
+                    own: node.own,
+                    calls: node.calls,
+                });
+            }
+        }
+        let mut mapped: BTreeMap<(usize, usize), MappedFile> = BTreeMap::new();
+        for (thread, _) in &contexts.roots {
+            let (program, _) = known(*thread);
+            let live = || self.threads.get(thread).map(|live| live.memory);
+            let all = self.left.get(thread).cloned();
+            let all = all.or_else(|| Some(self.places.mapped_in(live()?)));
+            for (file, range) in all.unwrap_or_default().iter() {
+                let (object, build_id) = self.places.mapped_object(*file);
+                mapped.entry((program, *file)).or_insert(MappedFile {
+                    program,
+                    object: object.to_owned(),
+                    build_id,
+                    start: range.start,
+                    end: range.end,
+                    offset: range.offset,
+                });
+            }
+        }
+        Contexts {
+            parts: parts.collect(),
+            roots: roots.collect(),
+            nodes,
+            mapped: mapped.into_values().collect(),
+        }
+    }
+}
+
+/// Where the chains of calls of a thread of a program begin.
+fn root(book: &mut Book, (thread, program): (Number, usize)) -> contexts::Node {
+    let contexts = book.contexts.as_mut();
+    contexts.map_or(0, |contexts| contexts.root(thread, program))
 }
 
 /// RIP and RSP of the user code that has entered the kernel, where these are known.

@@ -26,16 +26,19 @@ mod attribution;
 mod callgrind;
 mod calls;
 mod counts;
+mod folded;
 mod functions;
 mod kernel;
 mod regions;
 mod tree;
 
 pub use attribution::{Attribution, Start};
-pub use callgrind::write_callgrind;
+pub use callgrind::{Costs, ProfileHead, write_callgrind};
 pub use counts::{
-    CallEdge, Counts, Events, Function, Program, Region, Rest, Syscall, Thread, Undefined,
+    CallEdge, Context, ContextRoot, Contexts, Counts, Events, Function, MappedFile, Part, PartEnd,
+    Program, Region, Rest, Syscall, Thread, Undefined,
 };
+pub use folded::write_folded;
 pub use functions::Objects;
 pub use kernel::{Kernel, KernelError, find};
 pub use regions::Collect;

@@ -40,6 +40,8 @@ pub(crate) struct Task {
 #[derive(Debug)]
 struct OneThread {
     program: usize,
+    /// Among those of its program.
+    place: usize,
     tid: u32,
     comm: String,
     user: EventTotals,
@@ -133,9 +135,12 @@ impl Tree {
 
     fn add(&mut self, task: Task, program: usize, doing: Doing) -> Number {
         let number = self.threads.len();
-        self.programs[program].threads.push(number);
+        let of_program = &mut self.programs[program].threads;
+        let place = of_program.len();
+        of_program.push(number);
         self.threads.push(OneThread {
             program,
+            place,
             tid: task.tid,
             comm: task.comm,
             user: EventTotals::default(),
@@ -158,6 +163,11 @@ impl Tree {
     /// The threads of the program at a place.
     pub(crate) fn threads_of(&self, program: usize) -> impl Iterator<Item = Number> {
         self.programs[program].threads.iter().copied()
+    }
+
+    /// Its place among those of its program.
+    pub(crate) fn place_among(&self, thread: Number) -> usize {
+        self.threads[thread].place
     }
 
     /// The path of its program, and the number of its process.
@@ -238,6 +248,7 @@ impl Tree {
             rest: self.rest,
             functions: None,
             edges: Vec::new(),
+            contexts: None,
             regions: Vec::new(),
             undefined: Vec::new(),
         }

@@ -2,17 +2,21 @@
 //!
 //! What is run is `job`, on which kernel `kernel`, where that and the booted machine are kept
 //! `store`; a run itself is `session`, several to compare them `repeated`, what is printed and
-//! kept of it `report`. How the command ends, and who says so, is `ended`.
+//! kept of it `report`, with `perf_data` for perf and `whole` for files. `--as callgrind` is options,
+//! `valgrind`, and files, `profiles`. How the command ends, and who says so, is `ended`.
 
 mod ended;
 mod files;
 mod job;
 mod kernel;
-mod partial;
+mod perf_data;
+mod profiles;
 mod repeated;
 mod report;
 mod session;
 mod store;
+mod valgrind;
+mod whole;
 
 use std::fmt::Display;
 use std::io::{self, Seek, Write};
@@ -103,6 +107,7 @@ fn run_program(
         kernel: &kernel,
         memory_mib: flags.guest.memory,
         functions: flags.by_function(),
+        contexts: flags.by_context(),
         collect: flags.collect.collect(),
     };
     let ready = match ReadyMachine::of(store, &shape, &limits) {

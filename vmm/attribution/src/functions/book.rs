@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use ahash::AHashMap;
 
+use super::contexts::{Contexts, Node};
+
 /// The number of a function.
 pub(crate) type FunctionId = u32;
 
@@ -28,6 +30,8 @@ pub(crate) struct Edge {
 pub(crate) struct Book {
     costs: Vec<Cost>,
     edges: AHashMap<(FunctionId, FunctionId), Edge>,
+    /// None where these are not told apart.
+    pub(crate) contexts: Option<Contexts>,
 }
 
 impl Book {
@@ -39,14 +43,29 @@ impl Book {
         &mut self.costs[place]
     }
 
+    /// `function`, where `parent` has called it.
     #[inline]
-    pub(crate) fn executed(&mut self, function: FunctionId, instructions: u64) {
-        self.cost(function).own += instructions;
+    pub(crate) fn context(&mut self, parent: Node, function: FunctionId) -> Node {
+        match &mut self.contexts {
+            Some(contexts) => contexts.child(parent, function),
+            None => 0,
+        }
     }
 
     #[inline]
-    pub(crate) fn called(&mut self, function: FunctionId) {
+    pub(crate) fn executed(&mut self, (function, node): (FunctionId, Node), instructions: u64) {
+        self.cost(function).own += instructions;
+        if let Some(contexts) = &mut self.contexts {
+            contexts.executed(node, instructions);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn called(&mut self, (function, node): (FunctionId, Node)) {
         self.cost(function).calls += 1;
+        if let Some(contexts) = &mut self.contexts {
+            contexts.called(node);
+        }
     }
 
     /// A call is over; `outermost`: the function is not being executed any more.

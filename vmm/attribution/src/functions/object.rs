@@ -83,6 +83,10 @@ impl Symbols {
         }
     }
 
+    pub(crate) fn build_id(&self) -> &[u8] {
+        &self.build_id
+    }
+
     /// Whether it is a file with this build id.
     pub(crate) fn is(&self, build_id: &[u8]) -> bool {
         self.build_id == build_id

@@ -37,9 +37,22 @@ pub(crate) struct Place {
     pub(crate) len: u64,
 }
 
+/// Where a part of a file is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// The place of the beginning in the file.
+    pub(crate) offset: u64,
+}
+
+/// By the number of the file, where code of it was executed first.
+pub(crate) type Mapped = Arc<BTreeMap<usize, Range>>;
+
 /// The code of one memory.
 #[derive(Debug, Clone, Default)]
 struct Code {
+    mapped: Mapped,
     /// What was met, by the beginning. A forked process has the same as long as it meets nothing.
     met: Arc<BTreeMap<u64, Place>>,
     /// By some bits of an address, the address and its function.
@@ -94,8 +107,8 @@ pub(crate) struct Places {
     files: Vec<(String, Symbols)>,
     by_path: BTreeMap<String, usize>,
     by_file: AHashMap<File, usize>,
-    /// By number: the file, and the name.
-    functions: Vec<(usize, String)>,
+    /// By number: the file, the offset in it, and the name.
+    functions: Vec<(usize, u64, String)>,
     /// By file and offset in it.
     numbers: AHashMap<(usize, u64), FunctionId>,
     memories: AHashMap<u64, Code>,
@@ -136,7 +149,7 @@ impl Places {
         address: u64,
         sight: &Sight<'_>,
     ) -> Option<(String, String)> {
-        let place = self.mapped(processor, address, sight)?;
+        let (place, ..) = self.mapped(processor, address, sight)?;
         let (object, name) = self.name(place.function);
         Some((name.to_owned(), object.to_owned()))
     }
@@ -144,16 +157,38 @@ impl Places {
     /// The file and the name of a function.
     pub(crate) fn name(&self, function: FunctionId) -> (&str, &str) {
         match self.functions.get(function as usize) {
-            Some((file, name)) => (&self.files[*file].0, name),
+            Some((file, _, name)) => (&self.files[*file].0, name),
             None => (UNKNOWN, UNKNOWN),
         }
     }
 
+    /// The place of a function in its file.
+    pub(crate) fn offset(&self, function: FunctionId) -> u64 {
+        let function = self.functions.get(function as usize);
+        function.map_or(0, |(_, offset, _)| *offset)
+    }
+
+    /// The files whose code was executed in a memory.
+    pub(crate) fn mapped_in(&self, memory: u64) -> Mapped {
+        let code = self.memories.get(&memory);
+        code.map(|code| code.mapped.clone()).unwrap_or_default()
+    }
+
+    /// The path of a file, and its build id in hexadecimal digits; empty without one.
+    pub(crate) fn mapped_object(&self, file: usize) -> (&str, String) {
+        let (path, symbols) = &self.files[file];
+        let digits = symbols.build_id().iter().map(|byte| format!("{byte:02x}"));
+        (path, digits.collect())
+    }
+
     /// A process was forked: its memory is a copy of another's.
     pub(crate) fn copy(&mut self, from: u64, to: u64) {
-        let copy = self.memories.get(&from).map(|code| code.met.clone());
+        let from = self.memories.get(&from);
+        let copy = from.map(|code| (code.mapped.clone(), code.met.clone()));
+        let (mapped, met) = copy.unwrap_or_default();
         let code = Code {
-            met: copy.unwrap_or_default(),
+            mapped,
+            met,
             at_hand: Vec::new(),
         };
         self.keep(to, code);
@@ -197,9 +232,11 @@ impl Places {
     #[cold]
     fn find(&mut self, of: (u64, usize), address: u64, sight: &Sight<'_>) -> Place {
         let (memory, processor) = of;
-        let place = self
-            .mapped(processor, address, sight)
-            .unwrap_or_else(|| self.unknown(address));
+        let found = self.mapped(processor, address, sight);
+        let (place, mapped) = match found {
+            Some((place, file, range)) => (place, Some((file, range))),
+            None => (self.unknown(address), None),
+        };
         if !self.memories.contains_key(&memory) {
             self.keep(memory, Code::default());
         }
@@ -207,6 +244,10 @@ impl Places {
             // What it overlaps was found before something else was mapped there.
             code.forget(place.start, place.start.saturating_add(place.len));
             Arc::make_mut(&mut code.met).insert(place.start, place);
+            if let Some((file, range)) = mapped.filter(|(file, _)| !code.mapped.contains_key(file))
+            {
+                Arc::make_mut(&mut code.mapped).insert(file, range);
+            }
         }
         place
     }
@@ -245,8 +286,13 @@ impl Places {
         Some(bytes)
     }
 
-    /// By what is mapped there.
-    fn mapped(&mut self, processor: usize, address: u64, sight: &Sight<'_>) -> Option<Place> {
+    /// By what is mapped there: the number of the file, and where it is, too.
+    fn mapped(
+        &mut self,
+        processor: usize,
+        address: u64,
+        sight: &Sight<'_>,
+    ) -> Option<(Place, usize, Range)> {
         let view = self.view.clone();
         let ram = Physical(sight.ram());
         let look = Look::at(&view, &ram);
@@ -258,14 +304,20 @@ impl Places {
         } else {
             self.file(ANONYMOUS, |_| Symbols::default())
         };
+        let range = Range {
+            start: mapping.start,
+            end: mapping.end,
+            offset: mapping.offset,
+        };
         let inside = address - mapping.start;
         let covers = self.files[file].1.at(mapping.offset + inside);
         let Some(covers) = covers else {
-            return Some(Place {
+            let place = Place {
                 function: self.number(file, 0, UNKNOWN.to_owned()),
                 start: mapping.start,
                 len: mapping.end - mapping.start,
-            });
+            };
+            return Some((place, file, range));
         };
         let start = address.saturating_sub(covers.before).max(mapping.start);
         let end = address
@@ -273,11 +325,12 @@ impl Places {
             .saturating_add(covers.len);
         let name = covers.name;
         let name = name.unwrap_or_else(|| format!("[{:#x}]", covers.offset));
-        Some(Place {
+        let place = Place {
             function: self.number(file, covers.offset, name),
             start,
             len: end.min(mapping.end).checked_sub(start)?,
-        })
+        };
+        Some((place, file, range))
     }
 
     /// The guest may have another file at the path than this machine: one that it has made itself.
@@ -334,7 +387,7 @@ impl Places {
         if self.patterns.iter().any(|pattern| is_like(pattern, &name)) {
             self.chosen.push(number);
         }
-        self.functions.push((file, name));
+        self.functions.push((file, offset, name));
         self.numbers.insert((file, offset), number);
         number
     }

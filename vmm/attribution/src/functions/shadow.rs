@@ -7,6 +7,7 @@
 //! a return that does not fit.
 
 use super::book::{Book, FunctionId};
+use super::contexts::Node;
 
 /// Calls of one thread that are kept at most, and in any case; of deeper recursion the outer half is
 /// taken as over.
@@ -34,6 +35,8 @@ pub(crate) struct Moment {
 #[derive(Debug, Clone, Copy)]
 struct Frame {
     function: FunctionId,
+    /// The same, by who has called it.
+    node: Node,
     /// Where it returns to; 0 of one that was not called.
     back: u64,
     /// Where that stands. A stack's first function has no end.
@@ -72,6 +75,8 @@ pub(crate) struct Shadow {
     stacks: Vec<Stack>,
     on: usize,
     turns: u64,
+    /// Where its chains of calls begin.
+    root: Node,
     /// Up to where own instructions are counted.
     since: u64,
     /// How often each function is being executed.
@@ -82,25 +87,31 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    /// A thread that begins in a function.
+    /// A thread whose chains of calls begin at `root`, and that begins in a function.
     /// `room` calls are kept of it, within bounds.
-    pub(crate) fn new(function: FunctionId, at: Moment, room: usize) -> Self {
+    pub(crate) fn new(
+        book: &mut Book,
+        (root, function): (Node, FunctionId),
+        at: Moment,
+        room: usize,
+    ) -> Self {
         let mut shadow = Self {
             stacks: Vec::new(),
             on: 0,
             turns: 0,
+            root,
             since: at.now,
             active: Vec::new(),
             kept: 0,
             room: room.clamp(SHALLOW, DEPTH),
         };
-        shadow.add_stack(function, at);
+        shadow.add_stack(book, function, at);
         shadow
     }
 
     /// The same calls in a process that was forked, which has executed nothing: the innermost of
-    /// the stack that it is on.
-    pub(crate) fn forked(&self) -> Self {
+    /// the stack that it is on. Its chains begin at `root`.
+    pub(crate) fn forked(&self, book: &mut Book, root: Node) -> Self {
         let here = &self.stacks[self.on];
         let first = here.frames.len().saturating_sub(FORKED).max(1);
         let frames = here.frames[..1].iter().chain(&here.frames[first..]);
@@ -109,6 +120,7 @@ impl Shadow {
             stacks: Vec::new(),
             on: 0,
             turns: 0,
+            root,
             since: 0,
             active: Vec::new(),
             kept: frames.len(),
@@ -118,7 +130,25 @@ impl Shadow {
             .iter()
             .for_each(|frame| copy.activate(frame.function));
         copy.stacks.push(Stack { frames, ..*here });
+        copy.chains(book, root);
         copy
+    }
+
+    /// From now on its chains of calls begin at `root`: those that it is in go on there.
+    pub(crate) fn goes_on(&mut self, book: &mut Book, now: u64, root: Node) {
+        self.settle(book, now);
+        self.chains(book, root);
+    }
+
+    fn chains(&mut self, book: &mut Book, root: Node) {
+        self.root = root;
+        for stack in &mut self.stacks {
+            let mut node = root;
+            for frame in &mut stack.frames {
+                node = book.context(node, frame.function);
+                frame.node = node;
+            }
+        }
     }
 
     /// The function that executes.
@@ -136,7 +166,9 @@ impl Shadow {
 
     /// Counts what was executed up to now as the current function's.
     pub(crate) fn settle(&mut self, book: &mut Book, now: u64) {
-        book.executed(self.current(), now.saturating_sub(self.since));
+        let top = self.stacks[self.on].top();
+        let executes = (top.function, top.node);
+        book.executed(executes, now.saturating_sub(self.since));
         self.since = now;
     }
 
@@ -146,7 +178,7 @@ impl Shadow {
         if at.rsp >= self.stacks[self.on].top().sp {
             // Another stack was chosen before the call.
             let caller = self.current();
-            self.choose(caller, at);
+            self.choose(book, caller, at);
         }
         self.unwind(book, at.now, at.rsp.saturating_add(1));
         self.push(book, at.now, (function, back, at.rsp));
@@ -157,7 +189,7 @@ impl Shadow {
     pub(crate) fn returned(&mut self, book: &mut Book, at: Moment, function: FunctionId, to: u64) {
         self.settle(book, at.now);
         if !self.stacks[self.on].is_back(at.rsp, to) {
-            self.choose_by_return(function, at, to);
+            self.choose_by_return(book, function, at, to);
         }
         self.unwind(book, at.now, at.rsp);
         self.lands(book, at.now, function);
@@ -169,7 +201,7 @@ impl Shadow {
         self.settle(book, at.now);
         let stack = &self.stacks[self.on];
         if at.rsp > stack.top().sp || self.stacks.len() > 1 {
-            self.choose_by_return(function, at, to);
+            self.choose_by_return(book, function, at, to);
         }
         self.unwind(book, at.now, at.rsp);
         self.lands(book, at.now, function);
@@ -188,7 +220,7 @@ impl Shadow {
         let below = interrupted.wrapping_sub(at.rsp);
         let caller = self.current();
         if below > NEAR {
-            self.choose(caller, at);
+            self.choose(book, caller, at);
         }
         self.unwind(book, at.now, at.rsp.saturating_add(1));
         if self.stacks[self.on].frames.len() == 1 {
@@ -225,7 +257,7 @@ impl Shadow {
     }
 
     /// A stack whose first function is `function`.
-    fn add_stack(&mut self, function: FunctionId, at: Moment) {
+    fn add_stack(&mut self, book: &mut Book, function: FunctionId, at: Moment) {
         if self.stacks.len() >= STACKS {
             self.forget_one();
         }
@@ -234,6 +266,7 @@ impl Shadow {
         self.stacks.push(Stack {
             frames: vec![Frame {
                 function,
+                node: book.context(self.root, function),
                 back: 0,
                 sp: u64::MAX,
                 since: at.now,
@@ -262,7 +295,7 @@ impl Shadow {
     }
 
     /// The stack that RSP is on, where it does not fit the last call of this one.
-    fn choose(&mut self, function: FunctionId, at: Moment) {
+    fn choose(&mut self, book: &mut Book, function: FunctionId, at: Moment) {
         let here = &self.stacks[self.on];
         if (here.top().sp..=here.high).contains(&at.rsp) {
             return;
@@ -277,12 +310,12 @@ impl Shadow {
         let found = others.filter_map(|stack| Some((distance(&self.stacks[stack])?, stack)));
         match found.min() {
             Some((_, stack)) => self.go_to(stack),
-            None => self.add_stack(function, at),
+            None => self.add_stack(book, function, at),
         }
     }
 
     /// The stack on which a return to `to` fits, if there is one.
-    fn choose_by_return(&mut self, function: FunctionId, at: Moment, to: u64) {
+    fn choose_by_return(&mut self, book: &mut Book, function: FunctionId, at: Moment, to: u64) {
         if self.stacks[self.on].is_back(at.rsp, to) {
             return;
         }
@@ -298,7 +331,7 @@ impl Shadow {
         let below = top.saturating_sub(at.rsp);
         let inside = at.rsp <= here.high.saturating_add(NEAR) && below <= NEAR;
         if !inside {
-            self.choose(function, at);
+            self.choose(book, function, at);
         }
     }
 
@@ -330,10 +363,12 @@ impl Shadow {
             }
         }
         self.kept += 1;
-        book.called(function);
+        let node = book.context(self.stacks[self.on].top().node, function);
+        book.called((function, node));
         self.activate(function);
         self.stacks[self.on].frames.push(Frame {
             function,
+            node,
             back,
             sp,
             since: now,
@@ -386,6 +421,7 @@ impl Shadow {
             // Nobody has called it, and nobody is returned to.
             let gone = *first;
             first.function = function;
+            first.node = book.context(self.root, function);
             first.since = now;
             self.activate(function);
             self.leave(book, now, gone, None);
@@ -415,6 +451,7 @@ mod tests {
 
     use super::*;
     use crate::functions::book::{Cost, Edge};
+    use crate::functions::contexts::{Contexts, Cut, OneNode};
 
     /// A thread that executes, calls and returns, with what it has pushed.
     struct Run {
@@ -427,12 +464,37 @@ mod tests {
 
     const TOP: u64 = 0x7fff_0000;
 
+    fn contexts(book: &mut Book) -> &mut Contexts {
+        book.contexts.as_mut().expect("they were asked for")
+    }
+
+    /// What was executed, by the names of functions from the first of a part on.
+    fn chains(book: &Book) -> Vec<(usize, Vec<FunctionId>, u64)> {
+        let contexts = book.contexts.as_ref().expect("they were asked for");
+        let executed = contexts.nodes.iter().filter(|node| node.own > 0);
+        let chain = |node: &OneNode| {
+            let mut names = Vec::new();
+            let mut at = *node;
+            while !at.is_root() {
+                names.insert(0, at.function);
+                at = contexts.nodes[at.parent as usize];
+            }
+            let (_, part) = contexts.roots[node.root as usize];
+            (part, names, node.own)
+        };
+        executed.map(chain).collect()
+    }
+
     impl Run {
         fn new(function: FunctionId) -> Self {
             let at = Moment { now: 0, rsp: TOP };
+            let mut book = Book::default();
+            let mut contexts = Contexts::default();
+            let root = contexts.root(0, 0);
+            book.contexts = Some(contexts);
             Self {
-                shadow: Shadow::new(function, at, DEPTH),
-                book: Book::default(),
+                shadow: Shadow::new(&mut book, (root, function), at, DEPTH),
+                book,
                 at,
                 pushed: Vec::new(),
             }
@@ -629,7 +691,8 @@ mod tests {
             run.call(1).execute(1);
         }
         assert!(run.shadow.stacks[0].frames.len() <= DEPTH);
-        let forked = run.shadow.forked();
+        let root = contexts(&mut run.book).root(1, 1);
+        let forked = run.shadow.forked(&mut run.book, root);
         assert_eq!(forked.kept, FORKED + 1);
         assert_eq!(forked.active[1] as usize, FORKED);
         for _ in 1..deep {
@@ -638,6 +701,28 @@ mod tests {
         run.back(0);
         let costs = run.end().costs().to_vec();
         assert_eq!((costs[1].own, costs[1].calls), (2 * deep - 1, deep));
+    }
+
+    #[test]
+    fn chains_are_cut_where_a_part_ends() {
+        let mut run = Run::new(0);
+        run.execute(1).call(1).execute(10).call(2).execute(100);
+        assert!(contexts(&mut run.book).cut(0, Cut::Dropped));
+        let root = contexts(&mut run.book).root(0, 0);
+        run.shadow.goes_on(&mut run.book, run.at.now, root);
+        run.execute(200).back(1).execute(20).back(0).execute(2);
+        run.call(2).execute(300).back(0);
+        let book = run.end();
+        let expected = [
+            (0, vec![0], 1),
+            (0, vec![0, 1], 10),
+            (0, vec![0, 1, 2], 100),
+            (1, vec![0], 2),
+            (1, vec![0, 1], 20),
+            (1, vec![0, 1, 2], 200),
+            (1, vec![0, 2], 300),
+        ];
+        assert_eq!(chains(&book), expected);
     }
 
     /// What a thread may do to its stack, told or not.
@@ -681,6 +766,12 @@ mod tests {
             for cost in book.costs() {
                 prop_assert!(cost.own <= now && cost.inclusive <= now);
             }
+            let mut own = vec![0; book.costs().len()];
+            for (_, chain, executed) in chains(&book) {
+                own[*chain.last().expect("a function") as usize] += executed;
+            }
+            let costs = book.costs().iter().map(|cost| cost.own);
+            prop_assert_eq!(own, costs.collect::<Vec<u64>>());
         }
     }
 }

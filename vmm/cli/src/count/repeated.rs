@@ -153,6 +153,9 @@ impl Runs<'_> {
         if self.flags.by_function() {
             command.arg("--functions");
         }
+        if self.flags.by_context() {
+            command.arg("--keep-contexts");
+        }
         let collect = self.flags.collect.collect();
         for (name, on) in [
             ("--instr-atstart", collect.instrumented),

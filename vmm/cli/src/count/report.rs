@@ -5,12 +5,12 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tempfile::NamedTempFile;
+use attribution::{Costs, ProfileHead};
 use umpire_count::compare::{Comparison, Gate, Threshold};
 use umpire_count::{Chosen, Outcome, Record, json, markdown, table};
 
-use super::ended::{Ended, Who, failed, with_advice};
-use super::partial;
+use super::ended::{Ended, Who, failed};
+use super::{perf_data, whole};
 use crate::exit::{UserError, complain, written};
 use crate::flags::CountFlags;
 
@@ -34,13 +34,19 @@ impl<'a> RunReport<'a> {
             [] => Vec::new(),
             lists => Chosen::list(&lists.join(",")).map_err(failed)?,
         };
-        if let Some(path) = &flags.gate.save {
-            may_save(path)?;
+        for (name, path) in [
+            ("--save", &flags.gate.save),
+            ("--callgrind", &flags.callgrind),
+            ("--folded", &flags.folded),
+            ("--perf-data", &flags.perf_data),
+        ] {
+            if let Some(path) = path {
+                whole::may_write(name, path)?;
+            }
         }
         for (name, path) in [
             ("-o", &flags.out.output),
             ("--summary", &flags.gate.summary),
-            ("--callgrind", &flags.callgrind),
             ("--status-file", &flags.out.status_file),
         ] {
             let Some(path) = path else { continue };
@@ -76,6 +82,7 @@ impl<'a> RunReport<'a> {
         title: &str,
         elapsed: Option<Duration>,
     ) -> Result<Ended, UserError> {
+        let counts = &record.counts;
         let comparison = self.before.as_ref().map(|(path, before)| {
             let events = match &self.events[..] {
                 [] => &Gate::DEFAULT,
@@ -127,21 +134,26 @@ impl<'a> RunReport<'a> {
         comparison: Option<(&str, &Comparison<'_>)>,
     ) -> Result<(), UserError> {
         if let Some(path) = &self.flags.gate.save {
-            save(path, record)?;
+            self.save(path, record)?;
         }
         if let Some(path) = &self.flags.callgrind {
-            let write = || {
-                let mut file = BufWriter::new(File::create(path)?);
-                attribution::write_callgrind(&record.counts, title, &mut file)?;
-                file.flush()
+            let costs = Costs::of_all(counts);
+            let head = ProfileHead {
+                pid: counts.programs.first().map_or(0, |program| program.pid),
+                command: title,
+                part: 1,
+                trigger: "Program termination",
+                ..ProfileHead::default()
             };
-            write().map_err(|error| {
-                failed(format!(
-                    "--callgrind {}: {}",
-                    path.display(),
-                    with_advice(&error)
-                ))
+            buffered("--callgrind", path, |out| {
+                attribution::write_callgrind(counts, &costs, &head, out)
             })?;
+        }
+        if let Some(path) = &self.flags.folded {
+            buffered("--folded", path, |out| attribution::write_folded(counts, out))?;
+        }
+        if let Some(path) = &self.flags.perf_data {
+            whole::write("--perf-data", path, |file| perf_data::write(counts, title, file))?;
         }
         if let Some(path) = &self.flags.gate.summary {
             let text = markdown::summary(record, title, self.shown(), comparison);
@@ -156,6 +168,18 @@ impl<'a> RunReport<'a> {
                 })?;
         }
         Ok(())
+    }
+
+    /// Who called whom is kept for the process that compares runs alone: it may be much.
+    fn save(&self, path: &Path, record: &Record) -> Result<(), UserError> {
+        let text = if self.flags.keep_contexts || record.counts.contexts.is_none() {
+            record.to_json()
+        } else {
+            let mut less = record.clone();
+            less.counts.contexts = None;
+            less.to_json()
+        };
+        whole::write("--save", path, |file| file.write_all(text.as_bytes()))
     }
 
     fn shown(&self) -> &[Chosen] {
@@ -173,17 +197,15 @@ impl<'a> RunReport<'a> {
         comparison: Option<(&str, &Comparison<'_>)>,
     ) -> Result<(), UserError> {
         let path = self.flags.out.output.as_deref();
-        // Written at once: harnesses run programs beside each other.
-        let mut text = Vec::new();
-        let written = self.write(record, title, elapsed, comparison, &mut text);
-        let put = || match path {
-            None => io::stderr().write_all(&text),
-            Some(path) => {
-                let append = self.flags.out.append;
-                let mut options = OpenOptions::new();
-                let options = options.create(true).write(true).append(append);
-                options.truncate(!append).open(path)?.write_all(&text)
-            }
+        if path.is_none() && !self.flags.as_tool.is_empty() {
+            // That tool prints none, and whoever has started it may read what it prints.
+            return Ok(());
+        }
+        let file = path.map(File::create).transpose();
+        let file = file.map_err(|error| unwritten(path, &error))?;
+        let mut out: Box<dyn Write> = match file {
+            Some(file) => Box::new(BufWriter::new(file)),
+            None => Box::new(BufWriter::new(io::stderr())),
         };
         written
             .and_then(|()| put())
@@ -232,6 +254,18 @@ impl<'a> RunReport<'a> {
     }
 }
 
+fn buffered(
+    option: &str,
+    path: &Path,
+    content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), UserError> {
+    whole::write(option, path, |file| {
+        let mut out = BufWriter::new(file);
+        content(&mut out)?;
+        out.flush()
+    })
+}
+
 fn unwritten(path: Option<&Path>, error: &io::Error) -> UserError {
     match path {
         Some(path) => failed(format!("-o {}: {}", path.display(), with_advice(error))),
@@ -253,55 +287,6 @@ pub(super) fn read(path: &Path) -> Result<Record, UserError> {
     }
     let bytes = fs::read(path).map_err(|error| unreadable(&error))?;
     Record::parse(&bytes).map_err(|error| unreadable(&error))
-}
-
-/// The folder in which a file is made anew.
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
-}
-
-/// Whether [`save`] could, as far as can be told before.
-fn may_save(path: &Path) -> Result<(), UserError> {
-    let folder = folder_of(path);
-    let shown = path.display();
-    let tried = match fs::metadata(path) {
-        Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        Ok(there) if !there.is_file() => Ok(()),
-        _ => fs::metadata(folder).and_then(|_| NamedTempFile::new_in(folder).map(drop)),
-    };
-    tried.map_err(|error| failed(format!("--save {shown}: {}", with_advice(&error))))
-}
-
-/// Writes a record whole or not at all. What is no regular file, a pipe say, is written to.
-fn save(path: &Path, record: &Record) -> Result<(), UserError> {
-    let text = record.to_json();
-    let put = || {
-        if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-            return fs::write(path, &text);
-        }
-        // A link leads to the file that is to be kept.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let folder = folder_of(&path);
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let prefix = format!(".{name}.partial-");
-        partial::sweep(folder, &prefix);
-        // Others may read it, as far as the umask lets them: it goes into repositories.
-        let mut file = partial::file(folder, &prefix, 0o666)?;
-        file.write_all(text.as_bytes())?;
-        file.as_file().sync_all()?;
-        file.persist(&path)?;
-        Ok(())
-    };
-    put().map_err(|error: io::Error| {
-        failed(format!(
-            "--save {}: {}",
-            path.display(),
-            with_advice(&error)
-        ))
-    })
 }
 
 /// `umpire count diff`.

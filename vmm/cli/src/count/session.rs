@@ -62,6 +62,8 @@ pub(super) struct Shape<'a> {
     pub(super) memory_mib: u64,
     /// Functions of the programs are counted.
     pub(super) functions: bool,
+    /// Also by the calls that led to them.
+    pub(super) contexts: bool,
     /// What they and regions have.
     pub(super) collect: Collect,
 }
@@ -324,7 +326,12 @@ impl ReadyMachine {
         let observer = Attribution::new(self.kernel, Start::First);
         let observer = observer.with_regions(shape.collect.clone());
         let observer = if shape.functions {
-            observer.with_functions(view_of(&self.image)?, symbols)
+            let observer = observer.with_functions(view_of(&self.image)?, symbols);
+            if shape.contexts {
+                observer.with_contexts()
+            } else {
+                observer
+            }
         } else {
             observer.with_files(symbols)
         };

@@ -38,6 +38,24 @@ pub struct CountFlags {
     /// kcachegrind
     #[arg(long, value_name = "FILE")]
     pub callgrind: Option<PathBuf>,
+    /// Write the calls that led to each function to this file, a line each, for flamegraph.pl and
+    /// inferno-flamegraph: program;outer;inner 123
+    #[arg(long, value_name = "FILE")]
+    pub folded: Option<PathBuf>,
+    /// Write the same to this file for perf report and perf script: a sample has a function's exact
+    /// count as its period
+    #[arg(long, value_name = "FILE")]
+    pub perf_data: Option<PathBuf>,
+    /// Take the options of another tool, and write its files, for harnesses that start it. All
+    /// words behind callgrind are valgrind's: umpire count --as callgrind --tool=callgrind
+    /// --callgrind-out-file=out.%p ./bench
+    #[arg(long = "as", value_name = "callgrind", num_args = 1.., allow_hyphen_values = true,
+          conflicts_with_all = ["repeat", "functions", "instr_atstart", "collect_atstart",
+          "toggle_collect"])]
+    pub as_tool: Vec<OsString>,
+    /// Keep in the file of --save who called whom
+    #[arg(long, hide = true)]
+    pub keep_contexts: bool,
     /// What of a program is in functions and regions.
     #[command(flatten)]
     pub collect: CollectFlags,
@@ -203,6 +221,18 @@ impl CountFlags {
     /// Functions are counted.
     #[must_use]
     pub fn by_function(&self) -> bool {
-        self.functions || self.callgrind.is_some() || !self.collect.toggle_collect.is_empty()
+        self.functions
+            || self.callgrind.is_some()
+            || !self.collect.toggle_collect.is_empty()
+            || self.by_context()
+    }
+
+    /// Functions are counted by the calls that led to them.
+    #[must_use]
+    pub fn by_context(&self) -> bool {
+        self.keep_contexts
+            || self.folded.is_some()
+            || self.perf_data.is_some()
+            || !self.as_tool.is_empty()
     }
 }
