@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use count_init::{End as ProgramEnd, NotRun};
 use guest_files::unpack;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::register;
 use tempfile::SpooledTempFile;
@@ -40,6 +41,7 @@ use job::Errand;
 use report::RunReport;
 use session::{Ran, ReadyMachine, Shape};
 use store::Store;
+use valgrind::{Act, ValgrindOptions};
 
 /// By which programs mark regions.
 const HEADER: &[u8] = include_bytes!("../../count/regions/include/umpire_regions.h");
@@ -48,18 +50,51 @@ const HEADER: &[u8] = include_bytes!("../../count/regions/include/umpire_regions
 #[must_use]
 pub fn run(flags: &CountFlags) -> u8 {
     // A panic has printed where: it is no status of the program's.
-    let signal = Arc::new(AtomicUsize::new(0));
-    let done = catch_unwind(AssertUnwindSafe(|| act(flags, &signal)));
+    let done = catch_unwind(AssertUnwindSafe(|| act_as(flags)));
     let bug = |_| Err(failed("this is a bug of Umpire's: please report it"));
     let ended = done.unwrap_or_else(bug).unwrap_or_else(|error| {
         complain(&error);
         Ended::by(Who::Umpire)
     });
-    let ended = ended.after_signal(signal.load(Ordering::Relaxed));
-    ended.tell(flags.out.status_file.as_deref())
+    let status = ended.tell(flags.out.status_file.as_deref());
+    if ended.who == Who::Signal && !flags.as_tool.is_empty() {
+        dies_by(status);
+    }
+    status
 }
 
-fn act(flags: &CountFlags, signal: &Arc<AtomicUsize>) -> Result<Ended, UserError> {
+/// By the options of `umpire count`, or by those of the tool that it is taken for.
+fn act_as(flags: &CountFlags) -> Result<Ended, UserError> {
+    if flags.as_tool.is_empty() {
+        return act(flags, None);
+    }
+    match ValgrindOptions::of(&flags.as_tool, &flags.command)? {
+        Act::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            let told = writeln!(io::stdout(), "umpire count {version}, as callgrind");
+            written(told).map_err(failed)?;
+            Ok(Ended::by_program(0))
+        }
+        Act::Run(options) => act(&options.applied(flags), Some(&options)),
+    }
+}
+
+/// Ends this process by the signal that has ended the program, as Valgrind does: a harness may
+/// wait for it.
+fn dies_by(status: u8) {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: None,
+    };
+    // The memory of the guest is nobody's to look at.
+    if setrlimit(Resource::Core, none).is_ok() {
+        let signal = i32::from(status.saturating_sub(128));
+        // Where that is none which ends a process the status says the same.
+        let _ = signal_hook::low_level::emulate_default_handler(signal);
+    }
+}
+
+fn act(flags: &CountFlags, as_tool: Option<&ValgrindOptions>) -> Result<Ended, UserError> {
     if let Some(CountCommand::Diff { before, now, json }) = &flags.act {
         report::diff(before, now, *json)?;
         return Ok(Ended::by_program(0));
@@ -82,8 +117,8 @@ fn run_program(
     signal: &Arc<AtomicUsize>,
 ) -> Result<Ended, UserError> {
     // What is wrong with these is to be said before a program runs for an hour.
-    let report = RunReport::of(flags)?;
-    let kernel = kernel::choose(store, flags.store.kernel.as_deref())?;
+    let report = RunReport::of(flags, as_tool)?;
+    let kernel = kernel::choose(&store, flags.store.kernel.as_deref())?;
     let errand = Errand::of(&flags.command, &flags.guest)?;
     let (title, advice) = (errand.title.clone(), errand.advice());
     let time = flags.guest.timeout.map(|span| span.0);

@@ -27,7 +27,9 @@ use umpire_tools::top::TopOptions;
 
 use crate::exit::ExitStatus;
 pub use arbiter::{ArbiterBenchFlags, ArbiterPartFlag};
-pub use count::{CountCommand, CountFlags, CountOutFlags, GateFlags, GuestFlags, StoreFlags};
+pub use count::{
+    CollectFlags, CountCommand, CountFlags, CountOutFlags, GateFlags, GuestFlags, StoreFlags,
+};
 pub use host::{
     ArbiterFlag, ArbiterdFlags, HogFlags, HolderFlags, LeaseFlags, LeaseTerms, LeasesFlags,
     PardonFlags, RevokeFlags,

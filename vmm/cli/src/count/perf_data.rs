@@ -12,9 +12,7 @@ use umpire_tools::profile::names::Names;
 use umpire_tools::profile::perf_data::{PerfData, PerfSurvey};
 use umpire_tools::profile::programs::Programs;
 use umpire_tools::profile::symbols::SymbolTable;
-use umpire_tools::profile::{
-    Filter, Header, Record, Ring, Sample, SampledEvent, Sampling, Sink,
-};
+use umpire_tools::profile::{Filter, Header, Record, Ring, Sample, SampledEvent, Sampling, Sink};
 
 /// The numbers of what samples refer to: of threads, by program and place in it, and of what is
 /// mapped, by program and object.
@@ -55,11 +53,7 @@ pub(super) fn write(counts: &Counts, title: &str, file: &mut File) -> io::Result
 }
 
 /// Describes threads, and the files that programs had mapped.
-fn described<'a>(
-    counts: &Counts,
-    contexts: &'a Contexts,
-    programs: &mut Programs,
-) -> Numbers<'a> {
+fn described<'a>(counts: &Counts, contexts: &'a Contexts, programs: &mut Programs) -> Numbers<'a> {
     let mut numbers = Numbers::default();
     let mut number = 0;
     for (of, program) in counts.programs.iter().enumerate() {
@@ -138,7 +132,10 @@ fn each(
 
 /// Where a program has a function; 0 where that is not known.
 fn at(counts: &Counts, numbers: &Numbers<'_>, (program, node): (usize, &Context)) -> ProgramFrame {
-    let function = counts.functions.as_ref().and_then(|all| all.get(node.function));
+    let function = counts
+        .functions
+        .as_ref()
+        .and_then(|all| all.get(node.function));
     let mapping = function.and_then(|function| {
         let key = (program, function.object.as_str());
         numbers.mappings.get(&key)

@@ -112,7 +112,9 @@ pub(super) fn write(
         files.entry(names).or_default().push(one);
     }
     for ((profile, log), together) in &files {
-        let Some(one) = together.first() else { continue };
+        let Some(one) = together.first() else {
+            continue;
+        };
         let programs = together.iter().flat_map(|one| one.programs.iter().copied());
         let programs: BTreeSet<usize> = programs.collect();
         let command = match programs.first() {
@@ -182,7 +184,9 @@ fn profiles(
     if !told.options.separate_threads {
         return put(None);
     }
-    let threads = programs.iter().flat_map(|program| &counts.programs[*program].threads);
+    let threads = programs
+        .iter()
+        .flat_map(|program| &counts.programs[*program].threads);
     let mut known = BTreeSet::new();
     let threads = threads.filter(|thread| known.insert(thread.tid));
     for (number, thread) in (1..).zip(threads) {
@@ -271,7 +275,12 @@ mod tests {
             let all = all.into_iter().map(|one| (one.pid, one.programs));
             all.collect::<Vec<_>>()
         };
-        let expected = [(10, vec![0]), (11, vec![1, 2]), (12, vec![3]), (13, vec![4])];
+        let expected = [
+            (10, vec![0]),
+            (11, vec![1, 2]),
+            (12, vec![3]),
+            (13, vec![4]),
+        ];
         assert_eq!(seen(true), expected);
         assert_eq!(seen(false), [(10, vec![0]), (11, vec![1]), (13, vec![4])]);
     }

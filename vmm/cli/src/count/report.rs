@@ -10,7 +10,8 @@ use umpire_count::compare::{Comparison, Gate, Threshold};
 use umpire_count::{Chosen, Outcome, Record, json, markdown, table};
 
 use super::ended::{Ended, Who, failed};
-use super::{perf_data, whole};
+use super::valgrind::ValgrindOptions;
+use super::{perf_data, profiles, whole};
 use crate::exit::{UserError, complain, written};
 use crate::flags::CountFlags;
 
@@ -21,6 +22,8 @@ const LARGEST: u64 = 256 << 20;
 #[derive(Debug)]
 pub(super) struct RunReport<'a> {
     flags: &'a CountFlags,
+    /// Whose files are to be written, too.
+    as_tool: Option<&'a ValgrindOptions>,
     /// The events that were asked for; none: those that suit.
     events: Vec<Chosen>,
     /// The run to compare with, and its file.
@@ -29,7 +32,10 @@ pub(super) struct RunReport<'a> {
 
 impl<'a> RunReport<'a> {
     /// As the options say.
-    pub(super) fn of(flags: &'a CountFlags) -> Result<Self, UserError> {
+    pub(super) fn of(
+        flags: &'a CountFlags,
+        as_tool: Option<&'a ValgrindOptions>,
+    ) -> Result<Self, UserError> {
         let events = match &flags.events[..] {
             [] => Vec::new(),
             lists => Chosen::list(&lists.join(",")).map_err(failed)?,
@@ -70,6 +76,7 @@ impl<'a> RunReport<'a> {
         let before = before.map(|path| Ok::<_, UserError>((path.to_owned(), read(path)?)));
         Ok(RunReport {
             flags,
+            as_tool,
             events,
             before: before.transpose()?,
         })
@@ -149,11 +156,18 @@ impl<'a> RunReport<'a> {
                 attribution::write_callgrind(counts, &costs, &head, out)
             })?;
         }
+        if let Some(options) = self.as_tool {
+            profiles::write(options, counts, title)?;
+        }
         if let Some(path) = &self.flags.folded {
-            buffered("--folded", path, |out| attribution::write_folded(counts, out))?;
+            buffered("--folded", path, |out| {
+                attribution::write_folded(counts, out)
+            })?;
         }
         if let Some(path) = &self.flags.perf_data {
-            whole::write("--perf-data", path, |file| perf_data::write(counts, title, file))?;
+            whole::write("--perf-data", path, |file| {
+                perf_data::write(counts, title, file)
+            })?;
         }
         if let Some(path) = &self.flags.gate.summary {
             let text = markdown::summary(record, title, self.shown(), comparison);
@@ -197,7 +211,7 @@ impl<'a> RunReport<'a> {
         comparison: Option<(&str, &Comparison<'_>)>,
     ) -> Result<(), UserError> {
         let path = self.flags.out.output.as_deref();
-        if path.is_none() && !self.flags.as_tool.is_empty() {
+        if path.is_none() && self.as_tool.is_some() {
             // That tool prints none, and whoever has started it may read what it prints.
             return Ok(());
         }

@@ -39,8 +39,14 @@ const OPTIONS: [(&str, Asks); 26] = [
     ("--num-callers", Nothing),
     ("--run-libc-freeres", Nothing),
     ("--run-cxx-freeres", Nothing),
-    ("--separate-recs", NothingBut("1", "recursions are not told apart")),
-    ("--separate-callers", NothingBut("0", "callers are not told apart")),
+    (
+        "--separate-recs",
+        NothingBut("1", "recursions are not told apart"),
+    ),
+    (
+        "--separate-callers",
+        NothingBut("0", "callers are not told apart"),
+    ),
     ("--branch-sim", NothingBut("no", NO_EVENTS)),
     ("--cacheuse", NothingBut("no", NO_EVENTS)),
     ("--collect-bus", NothingBut("no", NO_EVENTS)),
@@ -49,16 +55,25 @@ const OPTIONS: [(&str, Asks); 26] = [
     ("--simulate-wb", NothingBut("no", NO_EVENTS)),
     ("--simulate-hwpref", NothingBut("no", NO_EVENTS)),
     ("--combine-dumps", NothingBut("no", "each dump is a file")),
-    ("--demangle", NothingBut("yes", "names are those of the source")),
-    ("--dump-every-bb", NothingBut("0", "dumps are made by client requests")),
-    ("--dump-instr", NothingBut("no", "costs are those of functions, not of instructions")),
+    (
+        "--demangle",
+        NothingBut("yes", "names are those of the source"),
+    ),
+    (
+        "--dump-every-bb",
+        NothingBut("0", "dumps are made by client requests"),
+    ),
+    (
+        "--dump-instr",
+        NothingBut("no", "costs are those of functions, not of instructions"),
+    ),
     ("--time-stamp", NothingBut("no", "the log has no times")),
     ("--vgdb", NothingBut("no", "no debugger can be attached")),
     ("--xml", NothingBut("no", "the log is text")),
 ];
 
 /// What a harness asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct ValgrindOptions {
     /// The patterns of names of files, as Valgrind has them.
     pub(super) profile: OsString,
@@ -76,7 +91,7 @@ pub(super) struct ValgrindOptions {
 }
 
 /// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum Act {
     /// Say who this is: `--version`.
     Version,
@@ -121,19 +136,28 @@ impl ValgrindOptions {
         options.command = program.to_vec();
         if !behind.is_empty() {
             // What a program is given may have a -- in it.
-            options.command.extend((!program.is_empty()).then(|| "--".into()));
+            options
+                .command
+                .extend((!program.is_empty()).then(|| "--".into()));
             options.command.extend_from_slice(behind);
         }
         match tool {
             Some(TOOL) => {}
-            Some(other) => return Err(refused(format!("--tool={other}: callgrind alone is served"))),
+            Some(other) => {
+                return Err(refused(format!(
+                    "--tool={other}: callgrind alone is served"
+                )));
+            }
             None => {
                 return Err(refused(
                     "valgrind's tool is memcheck where no --tool=callgrind says otherwise",
                 ));
             }
         }
-        for pattern in [Some(&options.profile), options.log.as_ref()].into_iter().flatten() {
+        for pattern in [Some(&options.profile), options.log.as_ref()]
+            .into_iter()
+            .flatten()
+        {
             expanded(pattern, 0)?;
         }
         if options.command.is_empty() {
@@ -264,7 +288,10 @@ mod tests {
         assert_eq!(found.profile, "/t/a.out.#%p");
         assert_eq!(found.log.as_deref(), Some(OsStr::new("/t/a.log.#%p")));
         assert!(found.separate_threads && found.trace_children && found.plain_names);
-        assert_eq!(found.collect.toggle_collect, ["*::__gungraun_wrapper_mod::*"]);
+        assert_eq!(
+            found.collect.toggle_collect,
+            ["*::__gungraun_wrapper_mod::*"]
+        );
         let note = "--cache-sim=yes: no cache is simulated, the only event is Ir; --cache-sim=no \
             asks for that";
         assert_eq!(found.notes, [note]);
@@ -280,7 +307,10 @@ mod tests {
         check("callgrind -x a", "Unknown option: -x");
         check("callgrind --bogus=1 a", "Unknown option: --bogus");
         check("callgrind --I1 a", "Unknown option: --I1");
-        check("callgrind --tool=dhat a", "--tool=dhat: callgrind alone is served");
+        check(
+            "callgrind --tool=dhat a",
+            "--tool=dhat: callgrind alone is served",
+        );
         check(
             "callgrind a",
             "valgrind's tool is memcheck where no --tool=callgrind says otherwise",
@@ -290,7 +320,10 @@ mod tests {
             "callgrind --dump-instr=yes a",
             "--dump-instr=yes is not served: costs are those of functions, not of instructions",
         );
-        check("callgrind --trace-children=maybe a", "--trace-children=maybe: yes or no");
+        check(
+            "callgrind --trace-children=maybe a",
+            "--trace-children=maybe: yes or no",
+        );
         check(
             "callgrind --tool=callgrind --log-file=a%n b",
             "a%n: %p, %q{NAME} and %% are what may follow a percent sign",
