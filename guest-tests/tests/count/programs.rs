@@ -38,7 +38,7 @@ fn check(here: &Path, options: &[&str], program: &[&str], stdin: &[u8]) -> Count
 }
 
 /// What is not installed is not tried: `skipped` says so.
-fn is_there(test: &str, program: &str) -> bool {
+pub(super) fn is_there(test: &str, program: &str) -> bool {
     let there = ["/usr/bin", "/bin", "/usr/local/bin"]
         .iter()
         .any(|folder| Path::new(folder).join(program).exists());

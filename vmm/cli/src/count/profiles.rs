@@ -117,7 +117,8 @@ pub(super) fn write(
         };
         let programs = together.iter().flat_map(|one| one.programs.iter().copied());
         let programs: BTreeSet<usize> = programs.collect();
-        let command = match programs.first() {
+        // It is the last program that it was; of the first one the arguments are known.
+        let command = match programs.last() {
             Some(0) | None => title,
             Some(program) => &counts.programs[*program].name,
         };
