@@ -86,7 +86,7 @@ impl Cache {
             .prefix(PARTIAL)
             .tempdir_in(&self.folder)
             .map_err(L1Error::file("create a folder in", &self.folder))?;
-        let mut prepared: Option<(&str, Apt)> = None;
+        let mut prepared: Option<(&str, Apt<'_>)> = None;
         for set in sets {
             let release = set.release();
             let apt = match &prepared {

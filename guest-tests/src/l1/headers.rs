@@ -29,7 +29,7 @@ const WRAPPER: &str = "#!/bin/sh\n\
     LD_LIBRARY_PATH=$(dirname \"$own\") exec \"$own.real\" \"$@\"\n";
 
 /// The packages that `kernel`, an image package, is built against.
-pub(crate) fn packages(apt: &Apt, kernel: &Package) -> Result<Vec<Package>, L1Error> {
+pub(crate) fn packages(apt: &Apt<'_>, kernel: &Package) -> Result<Vec<Package>, L1Error> {
     let name = kernel.name.replacen("linux-image-", "linux-headers-", 1);
     let all = apt.closure(&[&name], None)?;
     let wanted = |package: &Package| PARTS.iter().any(|part| package.name.starts_with(part));

@@ -103,7 +103,7 @@ impl Set {
     }
 
     /// The exact packages of this set that the archive offers now.
-    pub(crate) fn resolve(self, apt: &Apt) -> Result<Vec<Package>, L1Error> {
+    pub(crate) fn resolve(self, apt: &Apt<'_>) -> Result<Vec<Package>, L1Error> {
         match self {
             Set::Qemu => Ok(apt.closure(&["qemu-system-x86"], Some(BACKPORTS))?),
             Set::Perf => Ok(apt.closure(&["linux-perf"], None)?),
@@ -139,7 +139,7 @@ impl Set {
     /// Downloads `packages`, unpacks them below `work` and returns the folder that goes into the cache.
     pub(crate) fn build(
         self,
-        apt: &Apt,
+        apt: &Apt<'_>,
         packages: &[Package],
         work: &Path,
     ) -> Result<PathBuf, L1Error> {
@@ -213,7 +213,7 @@ impl Set {
 }
 
 /// The newest cloud kernel package whose name starts with `prefix`.
-fn kernel(apt: &Apt, prefix: &str) -> Result<Package, L1Error> {
+fn kernel(apt: &Apt<'_>, prefix: &str) -> Result<Package, L1Error> {
     let names = apt.names(prefix)?;
     let newest = newest_cloud_kernel(&names).ok_or_else(|| PackagesError::NoPackage {
         wanted: format!("{prefix}*-cloud-amd64"),

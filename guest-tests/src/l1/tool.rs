@@ -8,9 +8,10 @@ pub(crate) use debian_packages::last_lines;
 use super::error::L1Error;
 
 /// How the harness has the programs run that fetch packages.
-pub(crate) const FETCHING: Tools = Tools {
+pub(crate) const FETCHING: Tools<'static> = Tools {
     say,
     advice: "the machines are built from Debian's packages by apt: check the network, apt's sources and the room in the cache folder, or point UMPIRE_CACHE at a cache filled on another machine (`cargo l1 --fetch-only` fills it)",
+    interrupted: None,
 };
 
 /// Reports progress of long work on stderr.
@@ -24,5 +25,10 @@ pub(crate) fn capture(
     label: &str,
     advice: &'static str,
 ) -> Result<String, L1Error> {
-    Ok(Tools { say, advice }.capture(command, label)?)
+    let tools = Tools {
+        say,
+        advice,
+        interrupted: None,
+    };
+    Ok(tools.capture(command, label)?)
 }

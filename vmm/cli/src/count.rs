@@ -23,7 +23,7 @@ use std::io::{self, Seek, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use count_init::{End as ProgramEnd, NotRun};
 use guest_files::unpack;
@@ -104,9 +104,14 @@ fn act(flags: &CountFlags, as_tool: Option<&ValgrindOptions>) -> Result<Ended, U
         return Ok(Ended::by_program(0));
     }
     let store = Store::of(&flags.store)?;
+    let interrupted = interrupts().map_err(failed)?;
     if flags.store.fetch_kernel {
-        kernel::fetch(&store)?;
-        return Ok(Ended::by_program(0));
+        let fetched = kernel::fetch(&store, &interrupted);
+        // What it had fetched so far is gone again.
+        if fetched.is_err() && interrupted.load(Ordering::Relaxed) {
+            return Ok(ended_by(Who::Interrupted));
+        }
+        return fetched.map(|()| Ended::by_program(0));
     }
     run_program(flags, &store, signal)
 }
@@ -123,8 +128,8 @@ fn run_program(
     let (title, advice) = (errand.title.clone(), errand.advice());
     let time = flags.guest.timeout.map(|span| span.0);
     let limits = Limits {
-        interrupted: interrupts(signal).map_err(failed)?,
-        ..time.map_or_else(Limits::default, Limits::within)
+        time: flags.guest.timeout.map(|span| span.0),
+        interrupted,
     };
     let patience = limits.patience();
     let errand = match errand.with_stdin(&patience)? {

@@ -22,17 +22,17 @@ pub struct Package {
 
 /// apt with private folders.
 #[derive(Debug)]
-pub struct Apt {
+pub struct Apt<'a> {
     folder: PathBuf,
-    tools: Tools,
+    tools: Tools<'a>,
 }
 
-impl Apt {
+impl<'a> Apt<'a> {
     /// Prepares the folders and fetches the package lists of `release`, its backports and its security updates.
     ///
     /// # Errors
     /// There is no apt, it knows no Debian archive, or that does not answer.
-    pub fn prepare(folder: &Path, release: &str, tools: Tools) -> Result<Self, PackagesError> {
+    pub fn prepare(folder: &Path, release: &str, tools: Tools<'a>) -> Result<Self, PackagesError> {
         let advice = tools.advice;
         let mirror = Mirror::choose(&system_sources(tools)?);
         let mirror = mirror.ok_or(PackagesError::NoDebianSource { advice })?;
@@ -146,6 +146,7 @@ pub fn unpack(from: &Path, root: &Path, say: fn(&str)) -> Result<(), PackagesErr
     let tools = Tools {
         say,
         advice: "it comes with Debian's dpkg",
+        interrupted: None,
     };
     let entries = fs::read_dir(from).map_err(PackagesError::file("read", from))?;
     for entry in entries {
@@ -160,7 +161,7 @@ pub fn unpack(from: &Path, root: &Path, say: fn(&str)) -> Result<(), PackagesErr
 }
 
 /// Reads apt's own sources, wherever its settings put them.
-fn system_sources(tools: Tools) -> Result<Vec<Source>, PackagesError> {
+fn system_sources(tools: Tools<'_>) -> Result<Vec<Source>, PackagesError> {
     let setting = |name: &str| {
         let mut command = Command::new("apt-config");
         let text = tools.capture(command.args(["shell", "F", name]), "reading apt's settings")?;

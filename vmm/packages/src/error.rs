@@ -36,6 +36,9 @@ pub enum PackagesError {
         /// What to do about it.
         advice: &'static str,
     },
+    /// It was ended, because its caller was to end.
+    #[error("interrupted")]
+    Interrupted,
     /// apt's sources name no Debian archive.
     #[error("apt's sources name no Debian archive with the component `main`; add one: {advice}")]
     NoDebianSource {

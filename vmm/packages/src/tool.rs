@@ -1,8 +1,8 @@
 //! Runs helper programs (apt, dpkg, and those of whoever uses this) and turns their failures into errors.
 
 use std::io::{self, Read};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,21 +10,23 @@ use super::error::PackagesError;
 
 /// How helper programs are run.
 #[derive(Clone, Copy, Debug)]
-pub struct Tools {
+pub struct Tools<'a> {
     /// Where progress of long work goes, a line each.
     pub say: fn(&str),
     /// What to do when a program fails.
     pub advice: &'static str,
+    /// A program is ended as soon as this is set, if there is one.
+    pub interrupted: Option<&'a AtomicBool>,
 }
 
-impl Tools {
+impl Tools<'_> {
     /// Runs `command` to its end and returns its stdout. `label` is said again every ten seconds,
     /// so that long work does not look like a hang.
     ///
     /// # Errors
-    /// The program is missing or fails.
+    /// The program is missing or fails, or was ended.
     pub fn capture(self, command: &mut Command, label: &str) -> Result<String, PackagesError> {
-        let Tools { say, advice } = self;
+        let advice = self.advice;
         let name = command.get_program().to_string_lossy().into_owned();
         let shown = shown(command);
         let start = command
@@ -35,15 +37,10 @@ impl Tools {
         let mut child = start.map_err(|error| start_error(&name, error, advice))?;
         let stdout = child.stdout.take().map(collect);
         let stderr = child.stderr.take().map(collect);
-        let status = {
-            let (done, finished) = mpsc::channel::<()>();
-            let label = label.to_owned();
-            let ticker = thread::spawn(move || tick(say, &label, &finished));
-            let status = child.wait();
-            drop(done);
-            // The ticker only prints; a panic in it changes nothing about the tool's result.
-            let _ = ticker.join();
-            status.map_err(PackagesError::file("wait for", &name))?
+        let status = self.wait(&mut child, label);
+        let status = status.map_err(PackagesError::file("wait for", &name))?;
+        let Some(status) = status else {
+            return Err(PackagesError::Interrupted);
         };
         let text = |reader: Option<thread::JoinHandle<Vec<u8>>>| {
             let bytes = reader.and_then(|thread| thread.join().ok());
@@ -64,6 +61,34 @@ impl Tools {
             tail: last_lines(printed, 6),
             advice,
         })
+    }
+
+    /// How it ended; none if it was not given the time to.
+    fn wait(self, child: &mut Child, label: &str) -> io::Result<Option<ExitStatus>> {
+        let start = Instant::now();
+        let mut told = Duration::ZERO;
+        // Most take some milliseconds, and some minutes.
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(Some(status));
+            }
+            if self
+                .interrupted
+                .is_some_and(|it| it.load(Ordering::Relaxed))
+            {
+                // It may have ended meanwhile.
+                let _ = child.kill();
+                child.wait()?;
+                return Ok(None);
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(50));
+            if start.elapsed() >= told + Duration::from_secs(10) {
+                told = start.elapsed();
+                (self.say)(&format!("still {label} ({} s)", told.as_secs()));
+            }
+        }
     }
 }
 
@@ -111,20 +136,14 @@ fn collect(mut stream: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>
     })
 }
 
-fn tick(say: fn(&str), label: &str, finished: &mpsc::Receiver<()>) {
-    let start = Instant::now();
-    while finished.recv_timeout(Duration::from_secs(10)) == Err(mpsc::RecvTimeoutError::Timeout) {
-        say(&format!("still {label} ({} s)", start.elapsed().as_secs()));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TOOLS: Tools = Tools {
+    const TOOLS: Tools<'static> = Tools {
         say: |_| {},
         advice: "be brave",
+        interrupted: None,
     };
 
     #[test]
@@ -156,6 +175,22 @@ mod tests {
         let error = TOOLS.capture(&mut Command::new("no-such-tool-here"), "testing");
         let text = error.expect_err("not there").to_string();
         assert_eq!(text, "no-such-tool-here was not found on PATH; be brave");
+    }
+
+    #[test]
+    fn who_is_interrupted_ends_the_tool() {
+        let began = Instant::now();
+        let interrupted = AtomicBool::new(false);
+        let tools = Tools {
+            interrupted: Some(&interrupted),
+            ..TOOLS
+        };
+        thread::scope(|threads| {
+            threads.spawn(|| interrupted.store(true, Ordering::Relaxed));
+            let ended = tools.capture(Command::new("sleep").arg("100"), "sleeping");
+            assert!(matches!(ended, Err(PackagesError::Interrupted)));
+        });
+        assert!(began.elapsed() < Duration::from_secs(50));
     }
 
     #[test]

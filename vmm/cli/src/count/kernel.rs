@@ -3,9 +3,11 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use debian_packages::{Apt, Package, Tools};
 use guest_files::{Kernel, initramfs};
+use rustix::fs::statvfs;
 use umpire_count::inputs::digest;
 
 use super::ended::failed;
@@ -21,10 +23,9 @@ const RELEASE: &str = "bookworm";
 /// How names of other versions begin.
 const SERIES: &str = "linux-image-6.1.";
 
-const TOOLS: Tools = Tools {
-    say: |text| complain(&text),
-    advice: "check the network and apt's sources",
-};
+/// Room that apt takes meanwhile, in bytes: its lists, and the package. On a disk that fills up
+/// apt-get waits for ever.
+const ROOM: u64 = 160 << 20;
 
 /// A kernel that is there, or whose machine is.
 #[derive(Debug)]
@@ -163,7 +164,7 @@ fn check(package: &[u8], path: &Path) -> Result<(), UserError> {
 }
 
 /// `umpire count --fetch-kernel`.
-pub(super) fn fetch(store: &Store) -> Result<(), UserError> {
+pub(super) fn fetch(store: &Store, interrupted: &AtomicBool) -> Result<(), UserError> {
     let place = store.kernels().join(file_name());
     if let Ok(bytes) = fs::read(&place)
         && check(&bytes, &place).is_ok()
@@ -177,8 +178,28 @@ pub(super) fn fetch(store: &Store) -> Result<(), UserError> {
             by_hand(store)
         ))
     };
-    let work = store.partial().map_err(|error| unfetched(&error))?;
-    let apt = Apt::prepare(work.path(), RELEASE, TOOLS).map_err(|error| unfetched(&error))?;
+    let room = statvfs(&store.kernels()).map_err(|error| unfetched(&error))?;
+    let room = room.f_bavail.saturating_mul(room.f_frsize);
+    if room < ROOM {
+        let folder = store.kernels();
+        return Err(unfetched(&format_args!(
+            "{} has room for {} MiB, and it takes {} meanwhile: make room, or name another folder \
+             with --cache",
+            folder.display(),
+            room >> 20,
+            ROOM >> 20
+        )));
+    }
+    let tools = Tools {
+        say: |text| complain(&text),
+        advice: "check the network and apt's sources",
+        interrupted: Some(interrupted),
+    };
+    let work = tempfile::Builder::new()
+        .prefix("partial-")
+        .tempdir_in(store.kernels())
+        .map_err(|error| unfetched(&error))?;
+    let apt = Apt::prepare(work.path(), RELEASE, tools).map_err(|error| unfetched(&error))?;
     let package = Package {
         name: NAME.to_owned(),
         version: VERSION.to_owned(),
@@ -201,7 +222,7 @@ pub(super) fn fetch(store: &Store) -> Result<(), UserError> {
 }
 
 /// What the archive has instead, if it no longer has that version.
-fn other_version(apt: &Apt) -> Option<String> {
+fn other_version(apt: &Apt<'_>) -> Option<String> {
     if let Ok(found) = apt.candidate(NAME)
         && found.version == VERSION
     {

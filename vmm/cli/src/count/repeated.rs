@@ -7,6 +7,8 @@ use std::fs::{self, File};
 use std::hint::spin_loop;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -204,7 +206,9 @@ impl Runs<'_> {
         if quiet {
             command.stdout(Stdio::null()).stderr(Stdio::piped());
         }
-        let mut child = command.spawn()?;
+        // A terminal's Ctrl-C is this process's alone, which hands it on once: a second one ends at
+        // once, with nothing removed.
+        let mut child = command.process_group(0).spawn()?;
         let said = child.stderr.take();
         let tail = said.map(|said| thread::spawn(move || tail_of(said)));
         let mut is_told = false;
