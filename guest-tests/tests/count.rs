@@ -5,7 +5,7 @@ mod attributed;
 mod bad_input;
 mod boot;
 mod guest;
-mod profiles;
+mod oracle;
 mod programs;
 mod workflow;
 

@@ -2,14 +2,19 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use guest_tests::umpire;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
-use super::{Count, compiled};
+use super::boot::package;
+use super::{Count, compiled, fetched};
 
 fn put(folder: &Path, name: &str, content: &[u8]) -> String {
     let path = folder.join(name);
@@ -106,6 +111,12 @@ fn programs_that_end_badly() {
     let here = folder.path();
     let killed = Count::new(here).run(&["sh", "-c", "kill -9 $$"]);
     killed.ends(137, "signal 137");
+    for (name, number) in [("SEGV", 11), ("ABRT", 6), ("TERM", 15)] {
+        let status = 128 + number;
+        let script = format!("kill -{name} $$");
+        let killed = Count::new(here).run(&["sh", "-c", &script]);
+        killed.ends(status, &format!("signal {status}"));
+    }
     let failed = Count::new(here).run(&["sh", "-c", "exit 125"]);
     failed.ends(125, "program 125");
     let endless = Count::new(here)
@@ -240,4 +251,201 @@ fn what_is_only_looked_for_is_an_input() {
     assert_eq!(name, "file of 0 bytes, mode 600");
     assert!(without != empty && empty != locked && locked != without);
     assert_eq!(inputs(), (locked, name));
+}
+
+/// The first ten of what this machine has and the program was not given.
+#[test]
+fn what_was_not_given_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let given = Count::new(folder.path()).run(&["ls", "-a", "/etc"]);
+    let given = String::from_utf8_lossy(&given.output.stdout).into_owned();
+    let all = fs::read_dir("/etc").expect("a folder").flatten();
+    let all = all.filter_map(|entry| entry.file_name().into_string().ok());
+    let missing: Vec<String> = all
+        // Programs of Debian look for this one on every machine, and nobody is told.
+        .filter(|name| name != "selinux" && !given.lines().any(|given| given == name))
+        .map(|name| format!("/etc/{name}"))
+        .take(12)
+        .collect();
+    assert_eq!(missing.len(), 12, "what is more is not given: {given}");
+    let script = "for i; do test -e $i && exit 1; done; exit 0";
+    let mut program = vec!["sh", "-c", script, "sh", "/etc/is-nowhere"];
+    program.extend(missing.iter().map(String::as_str));
+    let counted = Count::new(folder.path()).run(&program);
+    counted.ends(0, "program 0").says(&[&format!(
+        "looked for what it was not given: {}; --with gives it",
+        missing[..10].join(", ")
+    )]);
+}
+
+/// Its output or a file of its counts has no room.
+#[test]
+fn a_full_disk_is_told() {
+    fetched();
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |words: &[&str], stdout: Stdio, expected: &str| {
+        let output = Command::new(umpire::path())
+            .arg("count")
+            .args(words)
+            .args(["--", "echo", "x"])
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .output()
+            .expect("umpire can be started");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{words:?}: {told}");
+        let lines: Vec<&str> = told
+            .lines()
+            .filter(|line| line.starts_with("umpire: "))
+            .collect();
+        let one =
+            matches!(lines[..], [line] if line.contains(expected) && line.contains("No space"));
+        assert!(one, "{words:?}: {told}");
+    };
+    for option in [
+        "--save",
+        "--output",
+        "--summary",
+        "--callgrind",
+        "--status-file",
+    ] {
+        let words = [option, "/dev/full"];
+        check(&words, Stdio::null(), "/dev/full");
+    }
+    let full = fs::OpenOptions::new().write(true).open("/dev/full");
+    check(
+        &[],
+        full.expect("Linux has it").into(),
+        "the program's output cannot be written",
+    );
+}
+
+/// The cache is on a small disk: of the kernel's package, or of the booted machine.
+#[test]
+fn a_full_cache_is_told() {
+    const TEST: &str = "a_full_cache_is_told";
+    let kernel = package();
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().display().to_string();
+    let check = |mebibytes: u32, words: &[&str], expected: &str| {
+        let script =
+            format!("mount -t tmpfs -o size={mebibytes}m none {cache} && exec \"$0\" \"$@\"");
+        let output = Command::new("unshare")
+            .args(["--map-root-user", "--mount", "sh", "-c", &script])
+            .arg(umpire::path())
+            .args(["count", "--cache", &cache])
+            .args(words)
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .output();
+        let output = output.expect("unshare is everywhere");
+        let told = String::from_utf8_lossy(&output.stderr);
+        if told.starts_with("unshare: ") || told.starts_with("mount: ") {
+            println!("skipped: {TEST}: {}", told.trim());
+            return;
+        }
+        assert_eq!(output.status.code(), Some(125), "{words:?}: {told}");
+        assert!(
+            told.lines()
+                .last()
+                .is_some_and(|line| line.contains(expected)),
+            "{told}"
+        );
+    };
+    check(
+        100,
+        &["--fetch-kernel"],
+        "MiB, and it takes 160 meanwhile: make room",
+    );
+    let kernel = kernel.display().to_string();
+    let words = ["--kernel", &kernel, "--memory", "128", "--", "true"];
+    check(
+        8,
+        &words,
+        "the machine did not boot: cannot write the snapshot",
+    );
+}
+
+/// Ctrl-C at a terminal goes to all processes there. Whatever is under way, one line and one
+/// status say so, and nothing is left of it.
+#[test]
+fn who_is_interrupted_leaves_nothing() {
+    fetched();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    for name in ["tools", "tmp", "here"] {
+        fs::create_dir(path(name)).expect("room");
+    }
+    // Who waits for a network.
+    put(&path("tools"), "apt-get", b"#!/bin/sh\nexec sleep 1000\n");
+    let tools = std::env::var("PATH").expect("a PATH");
+    let tools = format!("{}:{tools}", path("tools").display());
+    let empty = path("cache").display().to_string();
+    let kernel = package().display().to_string();
+    let endless = ["--", "sh", "-c", "echo begun >&2; while :; do :; done"];
+    let booting = ["--cache", &empty, "--kernel", &kernel];
+    let cases: [(&[&[&str]], &str); 4] = [
+        (&[&endless], "begun"),
+        (&[&["-r", "2"], &endless], "begun"),
+        (&[&booting, &endless], "booting the machine"),
+        (
+            &[&["--cache", &empty, "--fetch-kernel"]],
+            "fetching the package lists",
+        ),
+    ];
+    for (words, moment) in cases {
+        let words = words.concat();
+        let mut child = Command::new(umpire::path())
+            .args(["count", "--status-file", "../status"])
+            .args(&words)
+            .current_dir(path("here"))
+            .env("PATH", &tools)
+            .env("TMPDIR", path("tmp"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .expect("umpire can be started");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut told = String::new();
+        while !told.contains(moment) {
+            let read = stderr.read_line(&mut told).expect("text");
+            assert_ne!(read, 0, "{words:?}: {told}");
+        }
+        let group = Pid::from_raw(child.id().try_into().expect("a process"));
+        killpg(group, Signal::SIGINT).expect("a process");
+        // Of all that has it: nobody is left who would say more.
+        stderr.read_to_string(&mut told).expect("text");
+        let status = child.wait().expect("an end");
+        assert_eq!(status.code(), Some(130), "{words:?}: {told}");
+        assert_eq!(
+            told.lines().last(),
+            Some("umpire: interrupted"),
+            "{words:?}"
+        );
+        let status = fs::read_to_string(path("status")).expect("a status");
+        assert_eq!(status, "interrupted 130\n", "{words:?}");
+        for name in ["tmp", "here", "cache/kernel"] {
+            let left: Vec<_> = fs::read_dir(path(name))
+                .into_iter()
+                .flatten()
+                .flatten()
+                .collect();
+            assert!(left.is_empty(), "{words:?}: {left:?}");
+        }
+        // What locks the machine's place is kept with it, and is empty.
+        for file in fs::read_dir(path("cache/images"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            assert_eq!(
+                file.metadata().expect("a file").len(),
+                0,
+                "{words:?}: {file:?}"
+            );
+        }
+    }
 }

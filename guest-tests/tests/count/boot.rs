@@ -30,7 +30,7 @@ impl Sink for Nowhere {
 }
 
 /// The package that `umpire count --fetch-kernel` leaves in the cache.
-fn package() -> PathBuf {
+pub(super) fn package() -> PathBuf {
     fetched();
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || PathBuf::from(std::env::var_os("HOME").expect("a home")).join(".cache");

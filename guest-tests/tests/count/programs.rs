@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use super::{Count, Counted, compiled};
 
 /// Words, of which some are more often there than others.
-fn words() -> String {
+pub(super) fn words() -> String {
     let mut text = String::new();
     let mut number = 1u32;
     for _ in 0..6_000 {
@@ -71,6 +72,78 @@ fn programs_do_as_here_and_count_the_same_twice() {
             check(folder.path(), &[], program, stdin.as_bytes());
         }
     }
+}
+
+/// The last commits of this repository, as far as it is one here.
+#[test]
+fn git_shows_this_repository_as_here() {
+    const TEST: &str = "git_shows_this_repository_as_here";
+    if !is_there(TEST, "git") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    // What borrows objects of another folder is whole in its copy.
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let cloned = Command::new("git")
+        .args(["clone", "--quiet", "--bare", "--depth", "3"])
+        .arg(format!("file://{}", whole.display()))
+        .arg("copy.git")
+        .current_dir(folder.path())
+        .output()
+        .expect("git can be started");
+    if !cloned.status.success() {
+        let why = String::from_utf8_lossy(&cloned.stderr);
+        println!("skipped: {TEST}: this is no repository: {}", why.trim());
+        return;
+    }
+    let log = ["git", "--git-dir=copy.git", "log", "--stat", "-n", "2"];
+    let counted = check(folder.path(), &[], &log, b"");
+    counted.ends(0, "program 0");
+    assert!(counted.output.stdout.starts_with(b"commit "));
+}
+
+/// A compiler that is not the system's, with a library of 150 MB.
+#[test]
+fn rustc_says_its_version_as_here() {
+    let output = Command::new("rustc").args(["--print", "sysroot"]).output();
+    let sysroot = output.expect("a compiler has built this").stdout;
+    let sysroot = String::from_utf8(sysroot).expect("a path");
+    let rustc = format!("{}/bin/rustc", sysroot.trim());
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = ["--with", sysroot.trim()];
+    let counted = check(folder.path(), &options, &[&rustc, "--version"], b"");
+    counted.ends(0, "program 0");
+    assert!(counted.output.stdout.starts_with(b"rustc "));
+}
+
+/// Its output has times in it: the words are those of this machine, and system calls are counted.
+#[test]
+fn perf_bench_runs_as_here() {
+    const TEST: &str = "perf_bench_runs_as_here";
+    if !is_there(TEST, "perf") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = ["perf", "bench", "syscall", "basic", "-l", "1000"];
+    let run = || Count::new(folder.path()).options(["--syscalls"]);
+    let native = run().natively(&program);
+    let [first, second] = [run().run(&program), run().run(&program)];
+    let words = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes);
+        let is_word = |word: &&str| !word.contains(|letter: char| letter.is_ascii_digit());
+        let words = text.split_whitespace().filter(is_word);
+        words.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(first.output.status.code(), native.status.code());
+    assert_eq!(words(&first.output.stdout), words(&native.stdout));
+    // The guest's clock is the guest's, so its times are the same too.
+    assert_eq!(first.output.stdout, second.output.stdout);
+    assert_eq!(first.record()["counts"], second.record()["counts"]);
+    let calls = first.record()["counts"]["syscalls"].as_array();
+    let calls = calls.expect("system calls").iter();
+    let getppid = calls.filter(|call| call["name"] == "getppid");
+    let calls: u64 = getppid.filter_map(|call| call["calls"].as_u64()).sum();
+    assert_eq!(calls, 1000);
 }
 
 #[test]
@@ -151,6 +224,47 @@ fn one_more_instruction_in_a_loop_is_found() {
     compared("50%").ends(0, "program 0");
 }
 
+/// A function with a loop that is a million times around, with so many instructions besides.
+fn with_a_function(folder: &Path, name: &str, more: usize) {
+    let source = format!(
+        "__attribute__((noinline)) void hot(void) {{\n\
+         __asm__ volatile(\"mov $1000000, %%ecx\\n1: {} dec %%ecx\\n jnz 1b\" ::: \"ecx\"); }}\n\
+         int main(void) {{ hot(); return 0; }}\n",
+        "nop\\n".repeat(more)
+    );
+    compiled(folder, name, &source, &["-static"]);
+}
+
+/// Between two files of `--save`: the function, and its callers by what it costs them.
+#[test]
+fn the_function_that_grew_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let save = |name: &str, more| {
+        with_a_function(here, "bench", more);
+        let counted = Count::new(here).options(["--functions"]).run(&["./bench"]);
+        counted.ends(0, "program 0");
+        fs::write(here.join(name), counted.record().to_string()).expect("room");
+    };
+    save("before", 0);
+    save("now", 1);
+    let output = Command::new(guest_tests::umpire::path())
+        .args(["count", "diff", "before", "now"])
+        .current_dir(here)
+        .output()
+        .expect("umpire can be started");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    let change = |name: &str| {
+        let is_it = |line: &&str| line.split_whitespace().nth(2) == Some(name);
+        let line = told.lines().find(is_it);
+        let own = line.and_then(|line| line.split_whitespace().next());
+        own.map(str::to_owned)
+    };
+    assert_eq!(change("hot").as_deref(), Some("+1,000,000"), "{told}");
+    assert_eq!(change("main").as_deref(), Some("0"), "{told}");
+}
+
 #[test]
 fn what_the_program_is_given_is_all_that_it_has() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -188,7 +302,7 @@ fn json_is_as_its_schema_says() {
     for name in ["a.json", "b.json"] {
         fs::write(here.join(name), &record).expect("room");
     }
-    let output = std::process::Command::new(guest_tests::umpire::path())
+    let output = Command::new(guest_tests::umpire::path())
         .args(["count", "diff", "-j", "a.json", "b.json"])
         .current_dir(here)
         .output()

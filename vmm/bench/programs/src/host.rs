@@ -10,7 +10,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use thiserror::Error;
 
-use crate::Program;
+use crate::{Program, as_command};
 
 /// A program did not run.
 #[derive(Debug, Error)]
@@ -70,7 +70,9 @@ impl ProgramFile {
         Ok(file)
     }
 
-    fn path(&self) -> PathBuf {
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
         self.folder.path().join("programs")
     }
 
@@ -114,7 +116,7 @@ fn outcome(
         error,
     };
     command
-        .args([program.letter.to_string(), rounds.to_string()])
+        .args(as_command(program, rounds))
         .stdin(Stdio::null());
     let output = command.output().map_err(start)?;
     let words = (

@@ -58,6 +58,13 @@ pub const FLOATING: [Program; 2] = [
     program('m', "pairs of doubles", 12),
 ];
 
+/// Words for their file that make it run one of the programs.
+#[cfg(not(target_os = "none"))]
+#[must_use]
+pub fn as_command(program: &Program, rounds: u64) -> [String; 2] {
+    [program.letter.to_string(), rounds.to_string()]
+}
+
 /// Words for their file as the first process of a Linux: it runs one of the programs, and powers
 /// the machine off.
 #[cfg(not(target_os = "none"))]
