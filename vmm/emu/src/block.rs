@@ -242,10 +242,10 @@ impl Blocks {
         u64::from(self.generation) << 34 | u64::from(self.flushes) << 4 | u64::from(mode)
     }
 
-    /// The block at `rip` that follows `id`, if that is known.
+    /// The block at `rip` that follows another, if that is known.
     #[inline(always)]
-    pub(crate) fn after(&self, id: u32, rip: u64, tag: u64) -> Option<u32> {
-        for next in &self.list[id as usize].next {
+    pub(crate) fn after(&self, block: &Block, rip: u64, tag: u64) -> Option<u32> {
+        for next in &block.next {
             if next.rip == rip && next.generation == self.shown {
                 return Some(next.id);
             }

@@ -54,6 +54,8 @@ pub struct Cpu {
     core: Core,
     factory: InstructionInfoFactory,
     blocks: Blocks,
+    /// The first operations of a block that is not run as a whole.
+    part: Vec<Op>,
     totals: [EventTotals; 2],
     /// The time up to which these have the ticks.
     folded: u64,
@@ -78,6 +80,7 @@ impl Cpu {
             core: Core::new(ram, cpuid),
             factory: InstructionInfoFactory::new(),
             blocks: Blocks::new(),
+            part: Vec::new(),
             totals: [EventTotals::default(); 2],
             folded: 0,
             wants_window: false,
@@ -490,36 +493,43 @@ impl Cpu {
     fn run_from(&mut self, first: u32, single: bool, ring: Ring) -> Ended {
         let mut tag = self.blocks.shown_tag(self.core.state.mode());
         let mut id = first;
-        let mut floor = self.core.left.saturating_sub(FOLD).max(0);
+        let mut floor = self.floor(single);
         loop {
             let block = self.blocks.get(id);
-            let mut count = block.count;
-            let whole = self.core.left - i64::from(count) >= floor && !single;
-            if whole {
-                add(&mut self.core.lanes, &block.sum);
+            let left = self.core.left - i64::from(block.count);
+            let whole = left >= floor;
+            let ops = if whole {
+                add(&mut self.core.lanes, block.sum);
                 self.core.state.rip = block.rip.wrapping_add(u64::from(block.len));
+                self.core.left = left;
+                self.blocks.ops(block, block.count)
             } else {
-                count = if single { 1 } else { count };
                 if self.core.left <= 0 {
                     return Ended::Budget;
                 }
-                count = count.min(u32::try_from(self.core.left).unwrap_or(u32::MAX));
                 self.fold(ring);
-                floor = self.core.left.saturating_sub(FOLD).max(0);
-                self.begin_part(id, count);
-            }
-            self.core.left -= i64::from(count);
+                floor = self.floor(single);
+                if left >= floor {
+                    continue;
+                }
+                self.begin_part(id, single);
+                self.part.as_slice()
+            };
             let block = self.blocks.get(id);
             self.core.block_rip(block.rip);
-            let ops = self.blocks.ops(block, count);
             if let Some((at, trap)) = run_ops(&mut self.core, ops) {
+                let count = ops.len();
                 return self.trapped(id, count, at, trap);
             }
-            if single {
-                return Ended::Retired;
+            if !whole {
+                return if single {
+                    Ended::Retired
+                } else {
+                    Ended::Budget
+                };
             }
             let rip = self.core.state.rip;
-            id = match self.blocks.after(id, rip, tag) {
+            id = match self.blocks.after(block, rip, tag) {
                 Some(next) => next,
                 // What comes next is not even fetched.
                 None if self.core.left <= 0 => return Ended::Budget,
@@ -534,9 +544,22 @@ impl Cpu {
         }
     }
 
-    /// The first `count` operations of a block are to be run: counts them.
-    fn begin_part(&mut self, id: u32, count: u32) {
+    /// The ticks that have to be left behind a block that is run as a whole: of one instruction
+    /// alone, more than there are.
+    fn floor(&self, single: bool) -> i64 {
+        if single {
+            i64::MAX
+        } else {
+            self.core.left.saturating_sub(FOLD).max(0)
+        }
+    }
+
+    /// The first operations of a block are to be run, as many as ticks are left: counts them.
+    #[inline(never)]
+    fn begin_part(&mut self, id: u32, single: bool) {
         let block = self.blocks.get(id);
+        let most = if single { 1 } else { self.core.left };
+        let count = block.count.min(u32::try_from(most).unwrap_or(u32::MAX));
         let ops = self.blocks.ops(block, count);
         for op in ops {
             take(
@@ -546,13 +569,16 @@ impl Cpu {
             );
         }
         self.core.state.rip = block.rip.wrapping_add(length(ops));
+        self.core.left -= i64::from(count);
+        self.part.clear();
+        self.part.extend_from_slice(ops);
     }
 
     /// An operation of `count` did not just retire: those behind it have not been run.
     #[cold]
-    fn trapped(&mut self, id: u32, count: u32, at: usize, trap: Trap) -> Ended {
+    fn trapped(&mut self, id: u32, count: usize, at: usize, trap: Trap) -> Ended {
         let block = self.blocks.get(id);
-        let ops = self.blocks.ops(block, count);
+        let ops = self.blocks.ops(block, count as u32);
         let retired = if trap == Trap::Leave { at + 1 } else { at };
         for op in &ops[retired..] {
             take(
@@ -775,18 +801,21 @@ impl Cpu {
 /// Runs operations until one does not just retire.
 #[inline(always)]
 fn run_ops(core: &mut Core, ops: &[Op]) -> Option<(usize, Trap)> {
-    for (at, op) in ops.iter().enumerate() {
+    let mut rest = ops.iter();
+    while let Some(op) = rest.next() {
         if let Err(trap) = execute(core, op) {
-            return Some((at, trap));
+            // Which one it is nobody counts on the way.
+            return Some((ops.len() - rest.len() - 1, trap));
         }
     }
     None
 }
 
 #[inline(always)]
-fn add(lanes: &mut [u16; LANES], sum: &[u16; LANES]) {
+fn add(lanes: &mut [u16; LANES], sum: [u16; LANES]) {
+    // It is a copy: of what the lanes may overlap, each would be read and written by itself.
     for (lane, sum) in lanes.iter_mut().zip(sum) {
-        *lane = lane.wrapping_add(*sum);
+        *lane = lane.wrapping_add(sum);
     }
 }
 

@@ -70,8 +70,7 @@ pub(crate) fn block(
         decoded.len = next as u32;
         decoded.flow = flow(&insn);
         at = next;
-        let none = [K::Ud, K::TooLong, K::Absent].map(|k| k as u16);
-        if none.contains(&op.k) || ends(&insn) {
+        if matches!(op.k, K::Ud | K::TooLong | K::Absent) || ends(&insn) {
             break;
         }
         if at == bytes.len() {
@@ -184,7 +183,7 @@ fn is_request(insn: &Instruction) -> bool {
 
 fn empty(k: K) -> Op {
     Op {
-        k: k as u16,
+        k,
         events: 0,
         dst: 0,
         src: 0,
@@ -393,7 +392,7 @@ fn fast(insn: &Instruction, block: u64) -> Option<Op> {
     } else {
         families(&mut op, insn, block)?
     };
-    op.k = k as u16;
+    op.k = k;
     Some(op)
 }
 
@@ -590,7 +589,7 @@ mod tests {
                 };
                 let insn = Decoder::with_ip(bits, bytes, 0x1000, options(&cpuid)).decode();
                 let op = operation(&insn, source, &cpuid, &mut Vec::new());
-                met[usize::from(op.k)] = true;
+                met[op.k as usize] = true;
             }
         };
         let maps: [&[u8]; 4] = [&[], &[0x0f], &[0x0f, 0x38], &[0x0f, 0x3a]];

@@ -1,11 +1,13 @@
 //! Decoded operations.
 
+use crate::insn::K;
+
 /// An instruction, decoded: what to do, with what.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Op {
-    /// What to do: a number of the table in `insn/table.rs`.
-    pub(crate) k: u16,
+    /// What to do.
+    pub(crate) k: K,
     /// The number of its event vector.
     pub(crate) events: u16,
     /// Registers by number.

@@ -1,17 +1,179 @@
 //! The table of operations: each stands here once, with its handler.
 
-use super::alu::{ADC, ADD, AND, CMP, DEC, INC, NEG, NOT, OR, SBB, SUB, TEST, XOR};
-use super::core::{Core, Exec};
-use super::muldiv::{DIV, IDIV, IMUL, MUL};
-use super::operand::{MI, MR, RI, RM, RR};
-use super::shift::{ROL, ROR, SAR, SHL, SHR};
-use super::vector::{self, moves};
-use super::{alu, bits, branch, image, legacy, mem, muldiv, shift, slow, strings, system, x87};
-use crate::op::Op;
-use crate::slow_path::SlowPath;
-
-/// Makes of the table the numbers of operations, what finds them, and the one dispatch.
+/// Gives the table to a macro.
 macro_rules! operations {
+    ($to:ident) => {
+        $to! {
+            widths {
+                Alu alu::binary(ADD, RR): AddRr8 AddRr16 AddRr32 AddRr64;
+                Alu alu::binary(ADD, RI): AddRi8 AddRi16 AddRi32 AddRi64;
+                Alu alu::binary(ADD, RM): AddRm8 AddRm16 AddRm32 AddRm64;
+                Alu alu::binary(ADD, MR): AddMr8 AddMr16 AddMr32 AddMr64;
+                Alu alu::binary(ADD, MI): AddMi8 AddMi16 AddMi32 AddMi64;
+                Alu alu::binary(OR, RR): OrRr8 OrRr16 OrRr32 OrRr64;
+                Alu alu::binary(OR, RI): OrRi8 OrRi16 OrRi32 OrRi64;
+                Alu alu::binary(OR, RM): OrRm8 OrRm16 OrRm32 OrRm64;
+                Alu alu::binary(OR, MR): OrMr8 OrMr16 OrMr32 OrMr64;
+                Alu alu::binary(OR, MI): OrMi8 OrMi16 OrMi32 OrMi64;
+                Alu alu::binary(ADC, RR): AdcRr8 AdcRr16 AdcRr32 AdcRr64;
+                Alu alu::binary(ADC, RI): AdcRi8 AdcRi16 AdcRi32 AdcRi64;
+                Alu alu::binary(ADC, RM): AdcRm8 AdcRm16 AdcRm32 AdcRm64;
+                Alu alu::binary(ADC, MR): AdcMr8 AdcMr16 AdcMr32 AdcMr64;
+                Alu alu::binary(ADC, MI): AdcMi8 AdcMi16 AdcMi32 AdcMi64;
+                Alu alu::binary(SBB, RR): SbbRr8 SbbRr16 SbbRr32 SbbRr64;
+                Alu alu::binary(SBB, RI): SbbRi8 SbbRi16 SbbRi32 SbbRi64;
+                Alu alu::binary(SBB, RM): SbbRm8 SbbRm16 SbbRm32 SbbRm64;
+                Alu alu::binary(SBB, MR): SbbMr8 SbbMr16 SbbMr32 SbbMr64;
+                Alu alu::binary(SBB, MI): SbbMi8 SbbMi16 SbbMi32 SbbMi64;
+                Alu alu::binary(AND, RR): AndRr8 AndRr16 AndRr32 AndRr64;
+                Alu alu::binary(AND, RI): AndRi8 AndRi16 AndRi32 AndRi64;
+                Alu alu::binary(AND, RM): AndRm8 AndRm16 AndRm32 AndRm64;
+                Alu alu::binary(AND, MR): AndMr8 AndMr16 AndMr32 AndMr64;
+                Alu alu::binary(AND, MI): AndMi8 AndMi16 AndMi32 AndMi64;
+                Alu alu::binary(SUB, RR): SubRr8 SubRr16 SubRr32 SubRr64;
+                Alu alu::binary(SUB, RI): SubRi8 SubRi16 SubRi32 SubRi64;
+                Alu alu::binary(SUB, RM): SubRm8 SubRm16 SubRm32 SubRm64;
+                Alu alu::binary(SUB, MR): SubMr8 SubMr16 SubMr32 SubMr64;
+                Alu alu::binary(SUB, MI): SubMi8 SubMi16 SubMi32 SubMi64;
+                Alu alu::binary(XOR, RR): XorRr8 XorRr16 XorRr32 XorRr64;
+                Alu alu::binary(XOR, RI): XorRi8 XorRi16 XorRi32 XorRi64;
+                Alu alu::binary(XOR, RM): XorRm8 XorRm16 XorRm32 XorRm64;
+                Alu alu::binary(XOR, MR): XorMr8 XorMr16 XorMr32 XorMr64;
+                Alu alu::binary(XOR, MI): XorMi8 XorMi16 XorMi32 XorMi64;
+                Alu alu::binary(CMP, RR): CmpRr8 CmpRr16 CmpRr32 CmpRr64;
+                Alu alu::binary(CMP, RI): CmpRi8 CmpRi16 CmpRi32 CmpRi64;
+                Alu alu::binary(CMP, RM): CmpRm8 CmpRm16 CmpRm32 CmpRm64;
+                Alu alu::binary(CMP, MR): CmpMr8 CmpMr16 CmpMr32 CmpMr64;
+                Alu alu::binary(CMP, MI): CmpMi8 CmpMi16 CmpMi32 CmpMi64;
+                Alu alu::binary(TEST, RR): TestRr8 TestRr16 TestRr32 TestRr64;
+                Alu alu::binary(TEST, RI): TestRi8 TestRi16 TestRi32 TestRi64;
+                Alu alu::binary(TEST, MR): TestMr8 TestMr16 TestMr32 TestMr64;
+                Alu alu::binary(TEST, MI): TestMi8 TestMi16 TestMi32 TestMi64;
+                Mov mem::mov(RR): MovRr8 MovRr16 MovRr32 MovRr64;
+                Mov mem::mov(RI): MovRi8 MovRi16 MovRi32 MovRi64;
+                Mov mem::mov(RM): MovRm8 MovRm16 MovRm32 MovRm64;
+                Mov mem::mov(MR): MovMr8 MovMr16 MovMr32 MovMr64;
+                Mov mem::mov(MI): MovMi8 MovMi16 MovMi32 MovMi64;
+                Unary alu::unary(INC, RR): IncR8 IncR16 IncR32 IncR64;
+                Unary alu::unary(INC, MR): IncM8 IncM16 IncM32 IncM64;
+                Unary alu::unary(DEC, RR): DecR8 DecR16 DecR32 DecR64;
+                Unary alu::unary(DEC, MR): DecM8 DecM16 DecM32 DecM64;
+                Unary alu::unary(NEG, RR): NegR8 NegR16 NegR32 NegR64;
+                Unary alu::unary(NEG, MR): NegM8 NegM16 NegM32 NegM64;
+                Unary alu::unary(NOT, RR): NotR8 NotR16 NotR32 NotR64;
+                Unary alu::unary(NOT, MR): NotM8 NotM16 NotM32 NotM64;
+                Shift shift::shift(ROL, RI): RolImm8 RolImm16 RolImm32 RolImm64;
+                Shift shift::shift(ROL, RR): RolCl8 RolCl16 RolCl32 RolCl64;
+                Shift shift::shift(ROR, RI): RorImm8 RorImm16 RorImm32 RorImm64;
+                Shift shift::shift(ROR, RR): RorCl8 RorCl16 RorCl32 RorCl64;
+                Shift shift::shift(SHL, RI): ShlImm8 ShlImm16 ShlImm32 ShlImm64;
+                Shift shift::shift(SHL, RR): ShlCl8 ShlCl16 ShlCl32 ShlCl64;
+                Shift shift::shift(SHR, RI): ShrImm8 ShrImm16 ShrImm32 ShrImm64;
+                Shift shift::shift(SHR, RR): ShrCl8 ShrCl16 ShrCl32 ShrCl64;
+                Shift shift::shift(SAR, RI): SarImm8 SarImm16 SarImm32 SarImm64;
+                Shift shift::shift(SAR, RR): SarCl8 SarCl16 SarCl32 SarCl64;
+                MulDiv muldiv::one(MUL, RR): MulR8 MulR16 MulR32 MulR64;
+                MulDiv muldiv::one(MUL, RM): MulM8 MulM16 MulM32 MulM64;
+                MulDiv muldiv::one(IMUL, RR): ImulR8 ImulR16 ImulR32 ImulR64;
+                MulDiv muldiv::one(IMUL, RM): ImulM8 ImulM16 ImulM32 ImulM64;
+                MulDiv muldiv::one(DIV, RR): DivR8 DivR16 DivR32 DivR64;
+                MulDiv muldiv::one(DIV, RM): DivM8 DivM16 DivM32 DivM64;
+                MulDiv muldiv::one(IDIV, RR): IdivR8 IdivR16 IdivR32 IdivR64;
+                MulDiv muldiv::one(IDIV, RM): IdivM8 IdivM16 IdivM32 IdivM64;
+                Xchg mem::xchg(RR): XchgRr8 XchgRr16 XchgRr32 XchgRr64;
+            }
+            words {
+                Imul muldiv::two(RR): Imul2Rr16 Imul2Rr32 Imul2Rr64;
+                ImulImm muldiv::three(RR): Imul3Rr16 Imul3Rr32 Imul3Rr64;
+                Imul muldiv::two(RM): Imul2Rm16 Imul2Rm32 Imul2Rm64;
+                ImulImm muldiv::three(RM): Imul3Rm16 Imul3Rm32 Imul3Rm64;
+                Bt bits::bt(RR): BtRr16 BtRr32 BtRr64;
+                Bt bits::bt(RI): BtRi16 BtRi32 BtRi64;
+            }
+            conditions {
+                Jcc branch::jcc(): JO JNo JB JAe JE JNe JBe JA JS JNs JP JNp JL JGe JLe JG;
+                Set alu::set(RR): SetO SetNo SetB SetAe SetE SetNe SetBe SetA SetS SetNs SetP SetNp SetL SetGe SetLe SetG;
+                Set alu::set(MR): SetMO SetMNo SetMB SetMAe SetME SetMNe SetMBe SetMA SetMS SetMNs SetMP SetMNp SetML SetMGe SetMLe SetMG;
+                Cmov16 mem::cmov16(RR): Cmov16RrO Cmov16RrNo Cmov16RrB Cmov16RrAe Cmov16RrE Cmov16RrNe Cmov16RrBe Cmov16RrA Cmov16RrS Cmov16RrNs Cmov16RrP Cmov16RrNp Cmov16RrL Cmov16RrGe Cmov16RrLe Cmov16RrG;
+                Cmov32 mem::cmov32(RR): Cmov32RrO Cmov32RrNo Cmov32RrB Cmov32RrAe Cmov32RrE Cmov32RrNe Cmov32RrBe Cmov32RrA Cmov32RrS Cmov32RrNs Cmov32RrP Cmov32RrNp Cmov32RrL Cmov32RrGe Cmov32RrLe Cmov32RrG;
+                Cmov64 mem::cmov64(RR): Cmov64RrO Cmov64RrNo Cmov64RrB Cmov64RrAe Cmov64RrE Cmov64RrNe Cmov64RrBe Cmov64RrA Cmov64RrS Cmov64RrNs Cmov64RrP Cmov64RrNp Cmov64RrL Cmov64RrGe Cmov64RrLe Cmov64RrG;
+                Cmov16 mem::cmov16(RM): Cmov16RmO Cmov16RmNo Cmov16RmB Cmov16RmAe Cmov16RmE Cmov16RmNe Cmov16RmBe Cmov16RmA Cmov16RmS Cmov16RmNs Cmov16RmP Cmov16RmNp Cmov16RmL Cmov16RmGe Cmov16RmLe Cmov16RmG;
+                Cmov32 mem::cmov32(RM): Cmov32RmO Cmov32RmNo Cmov32RmB Cmov32RmAe Cmov32RmE Cmov32RmNe Cmov32RmBe Cmov32RmA Cmov32RmS Cmov32RmNs Cmov32RmP Cmov32RmNp Cmov32RmL Cmov32RmGe Cmov32RmLe Cmov32RmG;
+                Cmov64 mem::cmov64(RM): Cmov64RmO Cmov64RmNo Cmov64RmB Cmov64RmAe Cmov64RmE Cmov64RmNe Cmov64RmBe Cmov64RmA Cmov64RmS Cmov64RmNs Cmov64RmP Cmov64RmNp Cmov64RmL Cmov64RmGe Cmov64RmLe Cmov64RmG;
+            }
+            single {
+                Movzx8To16Rr = mem::extend::<u8, u16, { RR }, false>;
+                Movsx8To16Rr = mem::extend::<u8, u16, { RR }, true>;
+                Movzx8To16Rm = mem::extend::<u8, u16, { RM }, false>;
+                Movsx8To16Rm = mem::extend::<u8, u16, { RM }, true>;
+                Movzx8To32Rr = mem::extend::<u8, u32, { RR }, false>;
+                Movsx8To32Rr = mem::extend::<u8, u32, { RR }, true>;
+                Movzx8To32Rm = mem::extend::<u8, u32, { RM }, false>;
+                Movsx8To32Rm = mem::extend::<u8, u32, { RM }, true>;
+                Movzx8To64Rr = mem::extend::<u8, u64, { RR }, false>;
+                Movsx8To64Rr = mem::extend::<u8, u64, { RR }, true>;
+                Movzx8To64Rm = mem::extend::<u8, u64, { RM }, false>;
+                Movsx8To64Rm = mem::extend::<u8, u64, { RM }, true>;
+                Movzx16To32Rr = mem::extend::<u16, u32, { RR }, false>;
+                Movsx16To32Rr = mem::extend::<u16, u32, { RR }, true>;
+                Movzx16To32Rm = mem::extend::<u16, u32, { RM }, false>;
+                Movsx16To32Rm = mem::extend::<u16, u32, { RM }, true>;
+                Movzx16To64Rr = mem::extend::<u16, u64, { RR }, false>;
+                Movsx16To64Rr = mem::extend::<u16, u64, { RR }, true>;
+                Movzx16To64Rm = mem::extend::<u16, u64, { RM }, false>;
+                Movsx16To64Rm = mem::extend::<u16, u64, { RM }, true>;
+                Movsx32To64Rr = mem::extend::<u32, u64, { RR }, true>;
+                Movsx32To64Rm = mem::extend::<u32, u64, { RM }, true>;
+                Lea32 = mem::lea::<u32>;
+                Lea64 = mem::lea::<u64>;
+                PushR = mem::push::<{ RR }>;
+                PushI = mem::push::<{ RI }>;
+                PushM = mem::push::<{ RM }>;
+                PopR = mem::pop;
+                Leave = mem::leave;
+                JmpRel = branch::jmp::<{ RI }>;
+                JmpR = branch::jmp::<{ RR }>;
+                JmpM = branch::jmp::<{ RM }>;
+                CallRel = branch::call::<{ RI }>;
+                CallR = branch::call::<{ RR }>;
+                CallM = branch::call::<{ RM }>;
+                Ret = branch::ret;
+                Nop = mem::nop;
+                Cwde = alu::sign_ax::<u16, u32>;
+                Cdqe = alu::sign_ax::<u32, u64>;
+                Cdq = alu::sign_dx::<u32>;
+                Cqo = alu::sign_dx::<u64>;
+                Bswap32 = alu::bswap::<u32>;
+                Bswap64 = alu::bswap::<u64>;
+                XmmCopy = moves::copy;
+                XmmLoad = moves::load::<false>;
+                XmmLoadAligned = moves::load::<true>;
+                XmmStore = moves::store::<false>;
+                XmmStoreAligned = moves::store::<true>;
+                XmmLoad32 = moves::load_low::<u32>;
+                XmmLoad64 = moves::load_low::<u64>;
+                XmmStore32 = moves::store_low::<u32>;
+                XmmStore64 = moves::store_low::<u64>;
+                Vector = vector::quick;
+                Slow = |core, op| slow::kept(core, op, SlowPath::Integer, slow::step);
+                String = |core, op| slow::kept(core, op, SlowPath::String, strings::step);
+                System = |core, op| slow::kept(core, op, SlowPath::System, system::step);
+                VectorSlow = |core, op| slow::kept(core, op, SlowPath::Sse, vector::step);
+                Mmx = |core, op| slow::kept(core, op, SlowPath::Mmx, vector::mmx::step);
+                Image = |core, op| slow::kept(core, op, SlowPath::Image, image::step);
+                X87 = |core, op| slow::kept(core, op, SlowPath::X87, x87::step);
+                Legacy = |core, op| slow::kept(core, op, SlowPath::Legacy, legacy::step);
+                Ud = slow::undefined;
+                TooLong = slow::too_long;
+                Absent = slow::absent;
+            }
+        }
+    };
+}
+pub(super) use operations;
+
+/// Makes of the table the numbers of operations.
+macro_rules! numbers {
     (
         widths { $($pick:ident $path:ident::$fn:ident($($arg:ident),*):
             $n8:ident $n16:ident $n32:ident $n64:ident;)* }
@@ -35,6 +197,7 @@ macro_rules! operations {
 
         impl K {
             /// Every operation by its number.
+            #[cfg(test)]
             pub(crate) const ALL: &'static [K] = &[
                 $(K::$n8, K::$n16, K::$n32, K::$n64,)*
                 $(K::$w16, K::$w32, K::$w64,)*
@@ -43,253 +206,10 @@ macro_rules! operations {
                 $(K::$one,)*
             ];
         }
-
-        impl Pick {
-            /// The operations of 8, 16, 32 and 64 bits; of some there is none of 8.
-            pub(crate) fn widths(self) -> Option<[K; 4]> {
-                match self {
-                    $(Pick::$pick($($arg),*) => Some([K::$n8, K::$n16, K::$n32, K::$n64]),)*
-                    $(Pick::$wpick($($warg),*) => Some([K::Absent, K::$w16, K::$w32, K::$w64]),)*
-                    _ => None,
-                }
-            }
-
-            /// The operations by condition.
-            pub(crate) fn conditions(self) -> Option<[K; 16]> {
-                match self {
-                    $(Pick::$cond($($carg),*) => Some([
-                        K::$c0, K::$c1, K::$c2, K::$c3, K::$c4, K::$c5, K::$c6, K::$c7,
-                        K::$c8, K::$c9, K::$c10, K::$c11, K::$c12, K::$c13, K::$c14, K::$c15,
-                    ]),)*
-                    _ => None,
-                }
-            }
-        }
-
-        /// Carries out one operation.
-        #[inline(always)]
-        pub(crate) fn execute(core: &mut Core, op: &Op) -> Exec {
-            // A number of the table: whoever makes an operation takes it from there.
-            match K::ALL.get(usize::from(op.k)).copied().unwrap_or(K::Absent) {
-                $(
-                    K::$n8 => $path::$fn::<u8, $({ $arg }),*>(core, op),
-                    K::$n16 => $path::$fn::<u16, $({ $arg }),*>(core, op),
-                    K::$n32 => $path::$fn::<u32, $({ $arg }),*>(core, op),
-                    K::$n64 => $path::$fn::<u64, $({ $arg }),*>(core, op),
-                )*
-                $(
-                    K::$w16 => $wpath::$wfn::<u16, $({ $warg }),*>(core, op),
-                    K::$w32 => $wpath::$wfn::<u32, $({ $warg }),*>(core, op),
-                    K::$w64 => $wpath::$wfn::<u64, $({ $warg }),*>(core, op),
-                )*
-                $(
-                    K::$c0 => $cpath::$cfn::<0, $({ $carg }),*>(core, op),
-                    K::$c1 => $cpath::$cfn::<1, $({ $carg }),*>(core, op),
-                    K::$c2 => $cpath::$cfn::<2, $({ $carg }),*>(core, op),
-                    K::$c3 => $cpath::$cfn::<3, $({ $carg }),*>(core, op),
-                    K::$c4 => $cpath::$cfn::<4, $({ $carg }),*>(core, op),
-                    K::$c5 => $cpath::$cfn::<5, $({ $carg }),*>(core, op),
-                    K::$c6 => $cpath::$cfn::<6, $({ $carg }),*>(core, op),
-                    K::$c7 => $cpath::$cfn::<7, $({ $carg }),*>(core, op),
-                    K::$c8 => $cpath::$cfn::<8, $({ $carg }),*>(core, op),
-                    K::$c9 => $cpath::$cfn::<9, $({ $carg }),*>(core, op),
-                    K::$c10 => $cpath::$cfn::<10, $({ $carg }),*>(core, op),
-                    K::$c11 => $cpath::$cfn::<11, $({ $carg }),*>(core, op),
-                    K::$c12 => $cpath::$cfn::<12, $({ $carg }),*>(core, op),
-                    K::$c13 => $cpath::$cfn::<13, $({ $carg }),*>(core, op),
-                    K::$c14 => $cpath::$cfn::<14, $({ $carg }),*>(core, op),
-                    K::$c15 => $cpath::$cfn::<15, $({ $carg }),*>(core, op),
-                )*
-                $(K::$one => $handler(core, op),)*
-            }
-        }
     };
 }
 
-/// Families of operations, by what is done and with which operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pick {
-    Alu(u8, u8),
-    Mov(u8),
-    Unary(u8, u8),
-    Shift(u8, u8),
-    MulDiv(u8, u8),
-    Imul(u8),
-    ImulImm(u8),
-    Xchg(u8),
-    Bt(u8),
-    Jcc(),
-    Set(u8),
-    Cmov16(u8),
-    Cmov32(u8),
-    Cmov64(u8),
-}
-
-operations! {
-    widths {
-        Alu alu::binary(ADD, RR): AddRr8 AddRr16 AddRr32 AddRr64;
-        Alu alu::binary(ADD, RI): AddRi8 AddRi16 AddRi32 AddRi64;
-        Alu alu::binary(ADD, RM): AddRm8 AddRm16 AddRm32 AddRm64;
-        Alu alu::binary(ADD, MR): AddMr8 AddMr16 AddMr32 AddMr64;
-        Alu alu::binary(ADD, MI): AddMi8 AddMi16 AddMi32 AddMi64;
-        Alu alu::binary(OR, RR): OrRr8 OrRr16 OrRr32 OrRr64;
-        Alu alu::binary(OR, RI): OrRi8 OrRi16 OrRi32 OrRi64;
-        Alu alu::binary(OR, RM): OrRm8 OrRm16 OrRm32 OrRm64;
-        Alu alu::binary(OR, MR): OrMr8 OrMr16 OrMr32 OrMr64;
-        Alu alu::binary(OR, MI): OrMi8 OrMi16 OrMi32 OrMi64;
-        Alu alu::binary(ADC, RR): AdcRr8 AdcRr16 AdcRr32 AdcRr64;
-        Alu alu::binary(ADC, RI): AdcRi8 AdcRi16 AdcRi32 AdcRi64;
-        Alu alu::binary(ADC, RM): AdcRm8 AdcRm16 AdcRm32 AdcRm64;
-        Alu alu::binary(ADC, MR): AdcMr8 AdcMr16 AdcMr32 AdcMr64;
-        Alu alu::binary(ADC, MI): AdcMi8 AdcMi16 AdcMi32 AdcMi64;
-        Alu alu::binary(SBB, RR): SbbRr8 SbbRr16 SbbRr32 SbbRr64;
-        Alu alu::binary(SBB, RI): SbbRi8 SbbRi16 SbbRi32 SbbRi64;
-        Alu alu::binary(SBB, RM): SbbRm8 SbbRm16 SbbRm32 SbbRm64;
-        Alu alu::binary(SBB, MR): SbbMr8 SbbMr16 SbbMr32 SbbMr64;
-        Alu alu::binary(SBB, MI): SbbMi8 SbbMi16 SbbMi32 SbbMi64;
-        Alu alu::binary(AND, RR): AndRr8 AndRr16 AndRr32 AndRr64;
-        Alu alu::binary(AND, RI): AndRi8 AndRi16 AndRi32 AndRi64;
-        Alu alu::binary(AND, RM): AndRm8 AndRm16 AndRm32 AndRm64;
-        Alu alu::binary(AND, MR): AndMr8 AndMr16 AndMr32 AndMr64;
-        Alu alu::binary(AND, MI): AndMi8 AndMi16 AndMi32 AndMi64;
-        Alu alu::binary(SUB, RR): SubRr8 SubRr16 SubRr32 SubRr64;
-        Alu alu::binary(SUB, RI): SubRi8 SubRi16 SubRi32 SubRi64;
-        Alu alu::binary(SUB, RM): SubRm8 SubRm16 SubRm32 SubRm64;
-        Alu alu::binary(SUB, MR): SubMr8 SubMr16 SubMr32 SubMr64;
-        Alu alu::binary(SUB, MI): SubMi8 SubMi16 SubMi32 SubMi64;
-        Alu alu::binary(XOR, RR): XorRr8 XorRr16 XorRr32 XorRr64;
-        Alu alu::binary(XOR, RI): XorRi8 XorRi16 XorRi32 XorRi64;
-        Alu alu::binary(XOR, RM): XorRm8 XorRm16 XorRm32 XorRm64;
-        Alu alu::binary(XOR, MR): XorMr8 XorMr16 XorMr32 XorMr64;
-        Alu alu::binary(XOR, MI): XorMi8 XorMi16 XorMi32 XorMi64;
-        Alu alu::binary(CMP, RR): CmpRr8 CmpRr16 CmpRr32 CmpRr64;
-        Alu alu::binary(CMP, RI): CmpRi8 CmpRi16 CmpRi32 CmpRi64;
-        Alu alu::binary(CMP, RM): CmpRm8 CmpRm16 CmpRm32 CmpRm64;
-        Alu alu::binary(CMP, MR): CmpMr8 CmpMr16 CmpMr32 CmpMr64;
-        Alu alu::binary(CMP, MI): CmpMi8 CmpMi16 CmpMi32 CmpMi64;
-        Alu alu::binary(TEST, RR): TestRr8 TestRr16 TestRr32 TestRr64;
-        Alu alu::binary(TEST, RI): TestRi8 TestRi16 TestRi32 TestRi64;
-        Alu alu::binary(TEST, MR): TestMr8 TestMr16 TestMr32 TestMr64;
-        Alu alu::binary(TEST, MI): TestMi8 TestMi16 TestMi32 TestMi64;
-        Mov mem::mov(RR): MovRr8 MovRr16 MovRr32 MovRr64;
-        Mov mem::mov(RI): MovRi8 MovRi16 MovRi32 MovRi64;
-        Mov mem::mov(RM): MovRm8 MovRm16 MovRm32 MovRm64;
-        Mov mem::mov(MR): MovMr8 MovMr16 MovMr32 MovMr64;
-        Mov mem::mov(MI): MovMi8 MovMi16 MovMi32 MovMi64;
-        Unary alu::unary(INC, RR): IncR8 IncR16 IncR32 IncR64;
-        Unary alu::unary(INC, MR): IncM8 IncM16 IncM32 IncM64;
-        Unary alu::unary(DEC, RR): DecR8 DecR16 DecR32 DecR64;
-        Unary alu::unary(DEC, MR): DecM8 DecM16 DecM32 DecM64;
-        Unary alu::unary(NEG, RR): NegR8 NegR16 NegR32 NegR64;
-        Unary alu::unary(NEG, MR): NegM8 NegM16 NegM32 NegM64;
-        Unary alu::unary(NOT, RR): NotR8 NotR16 NotR32 NotR64;
-        Unary alu::unary(NOT, MR): NotM8 NotM16 NotM32 NotM64;
-        Shift shift::shift(ROL, RI): RolImm8 RolImm16 RolImm32 RolImm64;
-        Shift shift::shift(ROL, RR): RolCl8 RolCl16 RolCl32 RolCl64;
-        Shift shift::shift(ROR, RI): RorImm8 RorImm16 RorImm32 RorImm64;
-        Shift shift::shift(ROR, RR): RorCl8 RorCl16 RorCl32 RorCl64;
-        Shift shift::shift(SHL, RI): ShlImm8 ShlImm16 ShlImm32 ShlImm64;
-        Shift shift::shift(SHL, RR): ShlCl8 ShlCl16 ShlCl32 ShlCl64;
-        Shift shift::shift(SHR, RI): ShrImm8 ShrImm16 ShrImm32 ShrImm64;
-        Shift shift::shift(SHR, RR): ShrCl8 ShrCl16 ShrCl32 ShrCl64;
-        Shift shift::shift(SAR, RI): SarImm8 SarImm16 SarImm32 SarImm64;
-        Shift shift::shift(SAR, RR): SarCl8 SarCl16 SarCl32 SarCl64;
-        MulDiv muldiv::one(MUL, RR): MulR8 MulR16 MulR32 MulR64;
-        MulDiv muldiv::one(MUL, RM): MulM8 MulM16 MulM32 MulM64;
-        MulDiv muldiv::one(IMUL, RR): ImulR8 ImulR16 ImulR32 ImulR64;
-        MulDiv muldiv::one(IMUL, RM): ImulM8 ImulM16 ImulM32 ImulM64;
-        MulDiv muldiv::one(DIV, RR): DivR8 DivR16 DivR32 DivR64;
-        MulDiv muldiv::one(DIV, RM): DivM8 DivM16 DivM32 DivM64;
-        MulDiv muldiv::one(IDIV, RR): IdivR8 IdivR16 IdivR32 IdivR64;
-        MulDiv muldiv::one(IDIV, RM): IdivM8 IdivM16 IdivM32 IdivM64;
-        Xchg mem::xchg(RR): XchgRr8 XchgRr16 XchgRr32 XchgRr64;
-    }
-    words {
-        Imul muldiv::two(RR): Imul2Rr16 Imul2Rr32 Imul2Rr64;
-        ImulImm muldiv::three(RR): Imul3Rr16 Imul3Rr32 Imul3Rr64;
-        Imul muldiv::two(RM): Imul2Rm16 Imul2Rm32 Imul2Rm64;
-        ImulImm muldiv::three(RM): Imul3Rm16 Imul3Rm32 Imul3Rm64;
-        Bt bits::bt(RR): BtRr16 BtRr32 BtRr64;
-        Bt bits::bt(RI): BtRi16 BtRi32 BtRi64;
-    }
-    conditions {
-        Jcc branch::jcc(): JO JNo JB JAe JE JNe JBe JA JS JNs JP JNp JL JGe JLe JG;
-        Set alu::set(RR): SetO SetNo SetB SetAe SetE SetNe SetBe SetA SetS SetNs SetP SetNp SetL SetGe SetLe SetG;
-        Set alu::set(MR): SetMO SetMNo SetMB SetMAe SetME SetMNe SetMBe SetMA SetMS SetMNs SetMP SetMNp SetML SetMGe SetMLe SetMG;
-        Cmov16 mem::cmov16(RR): Cmov16RrO Cmov16RrNo Cmov16RrB Cmov16RrAe Cmov16RrE Cmov16RrNe Cmov16RrBe Cmov16RrA Cmov16RrS Cmov16RrNs Cmov16RrP Cmov16RrNp Cmov16RrL Cmov16RrGe Cmov16RrLe Cmov16RrG;
-        Cmov32 mem::cmov32(RR): Cmov32RrO Cmov32RrNo Cmov32RrB Cmov32RrAe Cmov32RrE Cmov32RrNe Cmov32RrBe Cmov32RrA Cmov32RrS Cmov32RrNs Cmov32RrP Cmov32RrNp Cmov32RrL Cmov32RrGe Cmov32RrLe Cmov32RrG;
-        Cmov64 mem::cmov64(RR): Cmov64RrO Cmov64RrNo Cmov64RrB Cmov64RrAe Cmov64RrE Cmov64RrNe Cmov64RrBe Cmov64RrA Cmov64RrS Cmov64RrNs Cmov64RrP Cmov64RrNp Cmov64RrL Cmov64RrGe Cmov64RrLe Cmov64RrG;
-        Cmov16 mem::cmov16(RM): Cmov16RmO Cmov16RmNo Cmov16RmB Cmov16RmAe Cmov16RmE Cmov16RmNe Cmov16RmBe Cmov16RmA Cmov16RmS Cmov16RmNs Cmov16RmP Cmov16RmNp Cmov16RmL Cmov16RmGe Cmov16RmLe Cmov16RmG;
-        Cmov32 mem::cmov32(RM): Cmov32RmO Cmov32RmNo Cmov32RmB Cmov32RmAe Cmov32RmE Cmov32RmNe Cmov32RmBe Cmov32RmA Cmov32RmS Cmov32RmNs Cmov32RmP Cmov32RmNp Cmov32RmL Cmov32RmGe Cmov32RmLe Cmov32RmG;
-        Cmov64 mem::cmov64(RM): Cmov64RmO Cmov64RmNo Cmov64RmB Cmov64RmAe Cmov64RmE Cmov64RmNe Cmov64RmBe Cmov64RmA Cmov64RmS Cmov64RmNs Cmov64RmP Cmov64RmNp Cmov64RmL Cmov64RmGe Cmov64RmLe Cmov64RmG;
-    }
-    single {
-        Movzx8To16Rr = mem::extend::<u8, u16, { RR }, false>;
-        Movsx8To16Rr = mem::extend::<u8, u16, { RR }, true>;
-        Movzx8To16Rm = mem::extend::<u8, u16, { RM }, false>;
-        Movsx8To16Rm = mem::extend::<u8, u16, { RM }, true>;
-        Movzx8To32Rr = mem::extend::<u8, u32, { RR }, false>;
-        Movsx8To32Rr = mem::extend::<u8, u32, { RR }, true>;
-        Movzx8To32Rm = mem::extend::<u8, u32, { RM }, false>;
-        Movsx8To32Rm = mem::extend::<u8, u32, { RM }, true>;
-        Movzx8To64Rr = mem::extend::<u8, u64, { RR }, false>;
-        Movsx8To64Rr = mem::extend::<u8, u64, { RR }, true>;
-        Movzx8To64Rm = mem::extend::<u8, u64, { RM }, false>;
-        Movsx8To64Rm = mem::extend::<u8, u64, { RM }, true>;
-        Movzx16To32Rr = mem::extend::<u16, u32, { RR }, false>;
-        Movsx16To32Rr = mem::extend::<u16, u32, { RR }, true>;
-        Movzx16To32Rm = mem::extend::<u16, u32, { RM }, false>;
-        Movsx16To32Rm = mem::extend::<u16, u32, { RM }, true>;
-        Movzx16To64Rr = mem::extend::<u16, u64, { RR }, false>;
-        Movsx16To64Rr = mem::extend::<u16, u64, { RR }, true>;
-        Movzx16To64Rm = mem::extend::<u16, u64, { RM }, false>;
-        Movsx16To64Rm = mem::extend::<u16, u64, { RM }, true>;
-        Movsx32To64Rr = mem::extend::<u32, u64, { RR }, true>;
-        Movsx32To64Rm = mem::extend::<u32, u64, { RM }, true>;
-        Lea32 = mem::lea::<u32>;
-        Lea64 = mem::lea::<u64>;
-        PushR = mem::push::<{ RR }>;
-        PushI = mem::push::<{ RI }>;
-        PushM = mem::push::<{ RM }>;
-        PopR = mem::pop;
-        Leave = mem::leave;
-        JmpRel = branch::jmp::<{ RI }>;
-        JmpR = branch::jmp::<{ RR }>;
-        JmpM = branch::jmp::<{ RM }>;
-        CallRel = branch::call::<{ RI }>;
-        CallR = branch::call::<{ RR }>;
-        CallM = branch::call::<{ RM }>;
-        Ret = branch::ret;
-        Nop = mem::nop;
-        Cwde = alu::sign_ax::<u16, u32>;
-        Cdqe = alu::sign_ax::<u32, u64>;
-        Cdq = alu::sign_dx::<u32>;
-        Cqo = alu::sign_dx::<u64>;
-        Bswap32 = alu::bswap::<u32>;
-        Bswap64 = alu::bswap::<u64>;
-        XmmCopy = moves::copy;
-        XmmLoad = moves::load::<false>;
-        XmmLoadAligned = moves::load::<true>;
-        XmmStore = moves::store::<false>;
-        XmmStoreAligned = moves::store::<true>;
-        XmmLoad32 = moves::load_low::<u32>;
-        XmmLoad64 = moves::load_low::<u64>;
-        XmmStore32 = moves::store_low::<u32>;
-        XmmStore64 = moves::store_low::<u64>;
-        Vector = vector::quick;
-        Slow = |core, op| slow::kept(core, op, SlowPath::Integer, slow::step);
-        String = |core, op| slow::kept(core, op, SlowPath::String, strings::step);
-        System = |core, op| slow::kept(core, op, SlowPath::System, system::step);
-        VectorSlow = |core, op| slow::kept(core, op, SlowPath::Sse, vector::step);
-        Mmx = |core, op| slow::kept(core, op, SlowPath::Mmx, vector::mmx::step);
-        Image = |core, op| slow::kept(core, op, SlowPath::Image, image::step);
-        X87 = |core, op| slow::kept(core, op, SlowPath::X87, x87::step);
-        Legacy = |core, op| slow::kept(core, op, SlowPath::Legacy, legacy::step);
-        Ud = slow::undefined;
-        TooLong = slow::too_long;
-        Absent = slow::absent;
-    }
-}
+operations!(numbers);
 
 /// MOVZX, MOVSX and MOVSXD by the widths 0 to 3 of source and destination.
 pub(crate) fn extend(from: usize, to: usize, memory: bool, signed: bool) -> Option<K> {
