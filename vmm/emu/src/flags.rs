@@ -32,7 +32,8 @@ const TURN_PF: u64 = 1 << 1;
 pub struct Flags {
     /// The result, sign-extended: ZF, SF and PF.
     res: u64,
-    /// Bit 63 is CF, bit 62 the carry into the top bit (OF is where they differ), bit 3 AF.
+    /// Bit 63 is CF, bit 62 the carry into the top bit (OF is where they differ), bit 3 AF, bits 0
+    /// and 1 as below. What the others are means nothing.
     aux: u64,
 }
 
@@ -49,13 +50,21 @@ impl Flags {
         Self { res, aux: 0 }
     }
 
-    /// Of a sum or a difference: the carries out of each bit, of `bits`.
+    /// Of a sum or a difference of 64 bits: the carries out of each bit.
     #[inline(always)]
-    pub(crate) fn carries(res: u64, carries: u64, bits: u32) -> Self {
-        let top = (carries << (64 - bits)) & (CARRY | CARRY_INTO_TOP);
+    pub(crate) fn carries(res: u64, carries: u64) -> Self {
         Self {
             res,
-            aux: top | (carries & HALF),
+            aux: carries & !(TURN_SF | TURN_PF),
+        }
+    }
+
+    /// Of one of `bits` bits, which are fewer: the carries into each bit, and into the one above.
+    #[inline(always)]
+    pub(crate) fn carries_into(res: u64, carries: u64, bits: u32) -> Self {
+        Self {
+            res,
+            aux: carries << (63 - bits) | carries >> 1 & HALF,
         }
     }
 

@@ -31,15 +31,15 @@ pub(super) fn compute<W: Width>(operation: u8, a: W, b: W, carry: bool) -> (W, F
     match operation {
         ADD | ADC => {
             let c = if operation == ADC { c } else { 0 };
-            let sum = W::of(x.wrapping_add(y).wrapping_add(c));
-            let carries = x & y | (x | y) & !sum.wide();
-            (sum, Flags::carries(sum.signed(), carries, W::BITS))
+            let sum = x.wrapping_add(y).wrapping_add(c);
+            let carries = x & y | (x | y) & !sum;
+            carried(x ^ y, sum, carries)
         }
         SUB | SBB | CMP => {
             let c = if operation == SBB { c } else { 0 };
-            let rest = W::of(x.wrapping_sub(y).wrapping_sub(c));
-            let borrows = !x & y | (!x | y) & rest.wide();
-            (rest, Flags::carries(rest.signed(), borrows, W::BITS))
+            let rest = x.wrapping_sub(y).wrapping_sub(c);
+            let borrows = !x & y | (!x | y) & rest;
+            carried(x ^ y, rest, borrows)
         }
         _ => {
             let value = match operation {
@@ -51,6 +51,19 @@ pub(super) fn compute<W: Width>(operation: u8, a: W, b: W, carry: bool) -> (W, F
             (value, Flags::logic(value.signed()))
         }
     }
+}
+
+/// Result and flags of a sum or difference: from where the operands differ, or from the carries out
+/// of each bit where there is no bit for the last.
+#[inline(always)]
+fn carried<W: Width>(differ: u64, value: u64, carries: u64) -> (W, Flags) {
+    let result = W::of(value);
+    let flags = if W::BITS == 64 {
+        Flags::carries(value, carries)
+    } else {
+        Flags::carries_into(result.signed(), differ ^ value, W::BITS)
+    };
+    (result, flags)
 }
 
 /// Result and flags of an operation on one value.
