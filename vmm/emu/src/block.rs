@@ -9,9 +9,10 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::events::{LANES, Vector};
 use crate::op::Op;
+use crate::quick::quick;
 
 /// Operations, blocks and kept instructions that a guest can make us hold: then all are dropped.
-const MOST_OPS: usize = 1_500_000;
+const MOST_OPS: usize = 2_000_000;
 const MOST_BLOCKS: usize = 300_000;
 const MOST_KEPT: usize = 400_000;
 const JUMPS: usize = 4096;
@@ -40,10 +41,11 @@ struct Successor {
 /// Code without a branch but at its end.
 #[derive(Debug)]
 pub(crate) struct Block {
-    pub(crate) rip: u64,
     first: u32,
-    /// Operations.
+    /// Operations, one an instruction.
     pub(crate) count: u32,
+    /// Where the operations are for who runs it as a whole, and how many.
+    quick: (u32, u32),
     /// Bytes.
     pub(crate) len: u32,
     /// What all of them count for.
@@ -53,6 +55,14 @@ pub(crate) struct Block {
     /// Offset in RAM of the page that the last instruction reaches into.
     pub(crate) second: Option<u64>,
     key: Key,
+}
+
+impl Block {
+    /// RIP of its first instruction.
+    #[inline(always)]
+    pub(crate) fn rip(&self) -> u64 {
+        self.key.rip
+    }
 }
 
 /// What a block was decoded from: where the bytes are, RIP, and bits of the code.
@@ -180,6 +190,33 @@ impl Blocks {
         &self.ops[first..first + count as usize]
     }
 
+    /// The operations of a block for who runs it as a whole. Those of more than one instruction
+    /// do not just retire because of the last one, if at all.
+    #[inline(always)]
+    pub(crate) fn quick(&self, block: &Block) -> &[Op] {
+        let (first, count) = block.quick;
+        &self.ops[first as usize..first as usize + count as usize]
+    }
+
+    /// Which instruction of a block it is that an operation has not just retired with, and of how
+    /// many that were to be run: of a part of the block, or of the whole.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn place(&self, id: u32, part: Option<u32>, op: &Op) -> (usize, u32) {
+        let block = self.get(id);
+        let ops = match part {
+            Some(count) => self.ops(block, count),
+            None => self.quick(block),
+        };
+        let before = ops.iter().take_while(|one| !std::ptr::eq(*one, op));
+        let before: usize = before.map(Op::instructions).sum();
+        (
+            // The last of its instructions is the one.
+            before + op.instructions() - 1,
+            part.unwrap_or(block.count),
+        )
+    }
+
     /// Bytes that all of this takes, about: of the maps what their entries need.
     pub(crate) fn bytes(&self) -> usize {
         const PER_BLOCK: usize = size_of::<(Key, u32)>() + 2 * size_of::<u32>();
@@ -286,16 +323,16 @@ impl Blocks {
         else {
             return;
         };
-        let same = before.rip >> 12 == after.rip >> 12
+        let same = before.rip() >> 12 == after.rip() >> 12
             && before.key.offset >> 12 == after.key.offset >> 12
-            && before.key.offset.wrapping_sub(before.rip)
-                == after.key.offset.wrapping_sub(after.rip)
+            && before.key.offset.wrapping_sub(before.rip())
+                == after.key.offset.wrapping_sub(after.rip())
             && before.key.bits == 64
             && after.key.bits == 64;
         if !same || after.second.is_some() {
             return;
         }
-        let rip = after.rip;
+        let rip = after.rip();
         let next = &mut self.list[from as usize].next;
         let free = usize::from(next[0].generation == generation);
         next[free] = Successor {
@@ -311,7 +348,7 @@ impl Blocks {
 
     /// Whether there is no room for another block, with so many kept instructions.
     pub(crate) fn is_full(&self, kept: usize) -> bool {
-        self.ops.len() + 64 > MOST_OPS || self.list.len() >= MOST_BLOCKS || kept + 64 > MOST_KEPT
+        self.ops.len() + 128 > MOST_OPS || self.list.len() >= MOST_BLOCKS || kept + 64 > MOST_KEPT
     }
 
     pub(crate) fn add(&mut self, key: Key, decoded: Decoded) -> u32 {
@@ -328,11 +365,20 @@ impl Blocks {
             self.by_page.entry(page).or_default().push(id);
         }
         let first = self.ops.len() as u32;
+        let count = decoded.ops.len() as u32;
         self.ops.extend_from_slice(&decoded.ops);
+        let quick = match quick(&decoded.ops) {
+            Some(ops) => {
+                let quick = (self.ops.len() as u32, ops.len() as u32);
+                self.ops.extend(ops);
+                quick
+            }
+            None => (first, count),
+        };
         self.list.push(Block {
-            rip: key.rip,
             first,
-            count: decoded.ops.len() as u32,
+            count,
+            quick,
             len: decoded.len,
             sum,
             next: [Successor::default(); 2],

@@ -54,8 +54,6 @@ pub struct Cpu {
     core: Core,
     factory: InstructionInfoFactory,
     blocks: Blocks,
-    /// The first operations of a block that is not run as a whole.
-    part: Vec<Op>,
     totals: [EventTotals; 2],
     /// The time up to which these have the ticks.
     folded: u64,
@@ -80,7 +78,6 @@ impl Cpu {
             core: Core::new(ram, cpuid),
             factory: InstructionInfoFactory::new(),
             blocks: Blocks::new(),
-            part: Vec::new(),
             totals: [EventTotals::default(); 2],
             folded: 0,
             wants_window: false,
@@ -495,14 +492,14 @@ impl Cpu {
         let mut id = first;
         let mut floor = self.floor(single);
         loop {
-            let block = self.blocks.get(id);
+            let mut block = self.blocks.get(id);
             let left = self.core.left - i64::from(block.count);
-            let whole = left >= floor;
-            let ops = if whole {
+            let mut part = None;
+            let ops = if left >= floor {
                 add(&mut self.core.lanes, block.sum);
-                self.core.state.rip = block.rip.wrapping_add(u64::from(block.len));
+                self.core.state.rip = block.rip().wrapping_add(u64::from(block.len));
                 self.core.left = left;
-                self.blocks.ops(block, block.count)
+                self.blocks.quick(block)
             } else {
                 if self.core.left <= 0 {
                     return Ended::Budget;
@@ -512,16 +509,17 @@ impl Cpu {
                 if left >= floor {
                     continue;
                 }
-                self.begin_part(id, single);
-                self.part.as_slice()
+                let count = self.begin_part(id, single);
+                part = Some(count);
+                block = self.blocks.get(id);
+                self.blocks.ops(block, count)
             };
-            let block = self.blocks.get(id);
-            self.core.block_rip(block.rip);
-            if let Some((at, trap)) = run_ops(&mut self.core, ops) {
-                let count = ops.len();
+            self.core.block_rip(block.rip());
+            if let Some((op, trap)) = run_ops(&mut self.core, ops) {
+                let (at, count) = self.blocks.place(id, part, op);
                 return self.trapped(id, count, at, trap);
             }
-            if !whole {
+            if part.is_some() {
                 return if single {
                     Ended::Retired
                 } else {
@@ -556,7 +554,7 @@ impl Cpu {
 
     /// The first operations of a block are to be run, as many as ticks are left: counts them.
     #[inline(never)]
-    fn begin_part(&mut self, id: u32, single: bool) {
+    fn begin_part(&mut self, id: u32, single: bool) -> u32 {
         let block = self.blocks.get(id);
         let most = if single { 1 } else { self.core.left };
         let count = block.count.min(u32::try_from(most).unwrap_or(u32::MAX));
@@ -568,17 +566,16 @@ impl Cpu {
                 u16::wrapping_add,
             );
         }
-        self.core.state.rip = block.rip.wrapping_add(length(ops));
+        self.core.state.rip = block.rip().wrapping_add(length(ops));
         self.core.left -= i64::from(count);
-        self.part.clear();
-        self.part.extend_from_slice(ops);
+        count
     }
 
-    /// An operation of `count` did not just retire: those behind it have not been run.
+    /// An instruction of `count` did not just retire: those behind it have not been run.
     #[cold]
-    fn trapped(&mut self, id: u32, count: usize, at: usize, trap: Trap) -> Ended {
+    fn trapped(&mut self, id: u32, count: u32, at: usize, trap: Trap) -> Ended {
         let block = self.blocks.get(id);
-        let ops = self.blocks.ops(block, count as u32);
+        let ops = self.blocks.ops(block, count);
         let retired = if trap == Trap::Leave { at + 1 } else { at };
         for op in &ops[retired..] {
             take(
@@ -589,7 +586,7 @@ impl Cpu {
         }
         self.core.left += (ops.len() - retired) as i64;
         if trap != Trap::Leave || retired < ops.len() {
-            self.core.state.rip = block.rip.wrapping_add(length(&ops[..retired]));
+            self.core.state.rip = block.rip().wrapping_add(length(&ops[..retired]));
         }
         if trap == Trap::Again {
             self.core.spend(1);
@@ -695,7 +692,7 @@ impl Cpu {
         let block = self.blocks.get(id);
         let first = length(self.blocks.ops(block, 1));
         let limit = u64::from(self.core.state.segment(Seg::Cs).limit);
-        if limit - block.rip < first - 1 {
+        if limit - block.rip() < first - 1 {
             return self.core.gp(0);
         }
         if single { Ok(id) } else { Err(Trap::CodeWrite) }
@@ -798,14 +795,12 @@ impl Cpu {
     }
 }
 
-/// Runs operations until one does not just retire.
+/// Runs operations until one does not just retire. Where that is nobody counts on the way.
 #[inline(always)]
-fn run_ops(core: &mut Core, ops: &[Op]) -> Option<(usize, Trap)> {
-    let mut rest = ops.iter();
-    while let Some(op) = rest.next() {
+fn run_ops<'a>(core: &mut Core, ops: &'a [Op]) -> Option<(&'a Op, Trap)> {
+    for op in ops {
         if let Err(trap) = execute(core, op) {
-            // Which one it is nobody counts on the way.
-            return Some((ops.len() - rest.len() - 1, trap));
+            return Some((op, trap));
         }
     }
     None

@@ -307,6 +307,7 @@ fn two(op: &mut Op, insn: &Instruction, block: u64) -> Option<u8> {
     match kinds {
         (OpKind::Register, OpKind::Register) => {
             op.dst = plain(0)?;
+            op.base = op.dst;
             op.src = plain(1)?;
             Some(form::RR)
         }
@@ -322,6 +323,7 @@ fn two(op: &mut Op, insn: &Instruction, block: u64) -> Option<u8> {
         }
         (OpKind::Register, _) => {
             op.dst = plain(0)?;
+            op.base = op.dst;
             op.imm = insn.try_immediate(1).ok()?;
             Some(form::RI)
         }
@@ -340,6 +342,7 @@ fn single(op: &mut Op, insn: &Instruction, block: u64, memory_form: u8) -> Optio
         OpKind::Register if is_plain(insn.op0_register()) => {
             op.dst = number(insn.op0_register());
             op.src = op.dst;
+            op.base = op.dst;
             Some(form::RR)
         }
         OpKind::Memory => {
@@ -434,7 +437,13 @@ fn families(op: &mut Op, insn: &Instruction, block: u64) -> Option<K> {
         op.dst = number(insn.op0_register());
         let by_register = insn.op1_kind() == OpKind::Register;
         if !by_register {
-            op.imm = insn.try_immediate(1).ok()?;
+            op.base = op.dst;
+            let mask = if width(insn, 0)? == 3 { 63 } else { 31 };
+            op.imm = insn.try_immediate(1).ok()? & mask;
+            if op.imm == 0 {
+                // It changes nothing, and nobody writes it.
+                return None;
+            }
         }
         Pick::Shift(operation, if by_register { form::RR } else { form::RI })
     } else if let Some(operation) = kinds::unary_of(mnemonic) {
@@ -569,6 +578,7 @@ fn near(op: &mut Op, insn: &Instruction, block: u64) -> Option<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quick::quick;
 
     /// Operations that no encoding leads to.
     const NONE_LEADS_TO: &[(K, &str)] = &[
@@ -580,6 +590,7 @@ mod tests {
     fn each_row_of_the_table_is_some_instruction() {
         let cpuid = Cpuid::implemented();
         let mut met = vec![false; K::ALL.len()];
+        let mut ops = Vec::new();
         let mut look = |bytes: &[u8]| {
             for bits in [32, 64] {
                 let source = Source {
@@ -589,7 +600,9 @@ mod tests {
                 };
                 let insn = Decoder::with_ip(bits, bytes, 0x1000, options(&cpuid)).decode();
                 let op = operation(&insn, source, &cpuid, &mut Vec::new());
-                met[op.k as usize] = true;
+                if !std::mem::replace(&mut met[op.k as usize], true) {
+                    ops.push(op);
+                }
             }
         };
         let maps: [&[u8]; 4] = [&[], &[0x0f], &[0x0f, 0x38], &[0x0f, 0x3a]];
@@ -604,6 +617,11 @@ mod tests {
                     }
                 }
             }
+        }
+        // What blocks have that run as a whole.
+        let pairs = ops.iter().flat_map(|a| ops.iter().map(move |b| [*a, *b]));
+        for op in pairs.flat_map(|pair| quick(&pair)).flatten() {
+            met[op.k as usize] = true;
         }
         let missing: Vec<K> = K::ALL
             .iter()

@@ -36,5 +36,5 @@ pub(crate) use self::kinds::is_hint;
 pub(crate) use self::operand as form;
 pub use self::rows::is_known;
 pub(crate) use self::rows::{moved, row};
-pub(crate) use self::table::{K, extend};
+pub(crate) use self::table::{K, Sets, extend};
 pub(crate) use self::x87::is_slow;

@@ -22,6 +22,7 @@ mod insn;
 mod observer;
 mod op;
 mod paging;
+mod quick;
 mod slow_path;
 mod state;
 mod stop;

@@ -235,7 +235,7 @@ impl Looks {
         let outside = core.state.rip.wrapping_sub(self.follow.start) >= self.follow.len;
         let event = match block.flow {
             Flow::Call => Event::Called {
-                next: block.rip.wrapping_add(block.len.into()),
+                next: block.rip().wrapping_add(block.len.into()),
             },
             Flow::Return => Event::Returned,
             Flow::Other if outside => Event::Moved,

@@ -44,6 +44,44 @@ fn string(random: &mut Random) -> Vec<u8> {
     code
 }
 
+/// Two instructions that are one operation in a block that runs as a whole, or nearly: a move and
+/// what changes its destination, or a comparison and its branch.
+fn pair(random: &mut Random) -> Vec<u8> {
+    /// All but RSP and RSI.
+    const REGISTERS: [u8; 6] = [0, 1, 2, 3, 5, 7];
+    let mut register = || REGISTERS[random.below(6) as usize];
+    let [a, b, c] = [register(), register(), register()];
+    let mut rex = || 0x40 | (random.below(2) as u8) << 3;
+    let [first, second] = [rex(), rex()];
+    let [imm, which, cc, ..] = random.next().to_le_bytes();
+    let mov = [first, 0x89, 0xc0 | b << 3 | a];
+    let binary = [0x01, 0x09, 0x11, 0x19, 0x21, 0x29, 0x31, 0x39, 0x85][usize::from(cc) % 9];
+    let imms = [imm, which, cc, 0];
+    match which % 7 {
+        0 | 1 => [&mov[..], &[second, binary, 0xc0 | c << 3 | a]].concat(),
+        2 => [&mov[..], &[second, 0xc1, 0xc0 | (cc & 7) << 3 | a, imm]].concat(),
+        3 => [&mov[..], &[second, 0x81, 0xc0 | (cc & 7) << 3 | a], &imms].concat(),
+        4 => {
+            let unary = [[0xff, 0xc0], [0xff, 0xc8], [0xf7, 0xd0], [0xf7, 0xd8]];
+            let [opcode, form] = unary[usize::from(cc) % 4];
+            [&mov[..], &[second, opcode, form | a]].concat()
+        }
+        5 => {
+            let compare = [0x38, 0x39, 0x84, 0x85][usize::from(cc >> 4) % 4];
+            vec![first, compare, 0xc0 | b << 3 | a, 0x70 | cc & 15, imm & 3]
+        }
+        _ => {
+            let branch = [0x70 | cc & 15, imm & 3];
+            match cc >> 4 & 3 {
+                0 => [&[first, 0x80, 0xf8 | a, imm][..], &branch].concat(),
+                1 => [&[first, 0xf6, 0xc0 | a, imm][..], &branch].concat(),
+                2 => [&[first, 0x81, 0xf8 | a][..], &imms, &branch].concat(),
+                _ => [&[first, 0xf7, 0xc0 | a][..], &imms, &branch].concat(),
+            }
+        }
+    }
+}
+
 /// Random code that mostly is code.
 fn program(random: &mut Random, kind: Kind) -> Vec<u8> {
     let mut code = Vec::new();
@@ -52,6 +90,9 @@ fn program(random: &mut Random, kind: Kind) -> Vec<u8> {
         let insn = Decoder::with_ip(64, &bytes, 0, DecoderOptions::NONE).decode();
         if kind == Kind::Wild && random.chance(24) {
             code.extend(string(random));
+        }
+        if random.chance(4) {
+            code.extend(pair(random));
         }
         if is_quiet(&insn) || random.chance(400) {
             code.extend_from_slice(&bytes[..insn.len().max(1)]);

@@ -1,7 +1,7 @@
 //! Arithmetic and logic.
 
 use super::core::{Core, Exec, Width};
-use super::operand::{MI, MR, RI, RR};
+use super::operand::{MI, MR, RI, RM, RR};
 use crate::flags::Flags;
 use crate::op::Op;
 
@@ -106,7 +106,12 @@ pub(super) fn binary<W: Width, const O: u8, const F: u8>(core: &mut Core, op: &O
                 RI => W::of(op.imm),
                 _ => core.load(core.address(op), op.seg)?,
             };
-            let (value, flags) = compute(O, core.reg::<W>(op.dst), b, carry);
+            let from = if F == RM || !writes(O) {
+                op.dst
+            } else {
+                op.base
+            };
+            let (value, flags) = compute(O, core.reg::<W>(from), b, carry);
             if writes(O) {
                 core.set_reg(op.dst, value);
             }
@@ -116,10 +121,22 @@ pub(super) fn binary<W: Width, const O: u8, const F: u8>(core: &mut Core, op: &O
     Ok(())
 }
 
+/// As [`binary`] does, but the flags stay: nobody sees them before others are set.
+pub(super) fn quiet<W: Width, const O: u8, const F: u8>(core: &mut Core, op: &Op) -> Exec {
+    let b = if F == RR {
+        core.reg::<W>(op.src)
+    } else {
+        W::of(op.imm)
+    };
+    let (value, _) = compute(O, core.reg::<W>(op.base), b, false);
+    core.set_reg(op.dst, value);
+    Ok(())
+}
+
 pub(super) fn unary<W: Width, const O: u8, const F: u8>(core: &mut Core, op: &Op) -> Exec {
     let old = core.state.flags;
     if F == RR {
-        let (value, flags) = compute_one(O, core.reg::<W>(op.dst), old);
+        let (value, flags) = compute_one(O, core.reg::<W>(op.base), old);
         core.set_reg(op.dst, value);
         core.state.flags = flags;
     } else {
@@ -127,6 +144,14 @@ pub(super) fn unary<W: Width, const O: u8, const F: u8>(core: &mut Core, op: &Op
         let a = core.modify::<W>(at, op.seg, |a| compute_one(O, a, old).0)?;
         core.state.flags = compute_one(O, a, old).1;
     }
+    Ok(())
+}
+
+/// As [`unary`] does, but the flags stay.
+pub(super) fn quiet_unary<W: Width, const O: u8, const F: u8>(core: &mut Core, op: &Op) -> Exec {
+    debug_assert_eq!(F, RR);
+    let (value, _) = compute_one(O, core.reg::<W>(op.base), core.state.flags);
+    core.set_reg(op.dst, value);
     Ok(())
 }
 

@@ -2,18 +2,51 @@
 
 use instruction_facts::is_canonical;
 
-use super::core::{Core, Exec};
+use super::alu::compute;
+use super::core::{Core, Exec, Width};
 use super::operand::{RI, RR};
+use crate::flags::Flags;
 use crate::op::Op;
 use crate::state::RSP;
 
 pub(super) fn jcc<const C: u8>(core: &mut Core, op: &Op) -> Exec {
-    if core.state.flags.holds(C) {
-        let target = core.state.rip.wrapping_add(op.imm);
+    let flags = core.state.flags;
+    branch::<C>(core, flags, op.imm)
+}
+
+#[inline(always)]
+fn branch<const C: u8>(core: &mut Core, flags: Flags, by: u64) -> Exec {
+    if flags.holds(C) {
+        let target = core.state.rip.wrapping_add(by);
         go(core, target)?;
         core.taken();
     }
     Ok(())
+}
+
+/// CMP or TEST of registers or an immediate, and the branch behind it.
+#[inline(always)]
+fn compare<W: Width, const C: u8, const O: u8, const F: u8>(core: &mut Core, op: &Op) -> Exec {
+    let b = if F == RR {
+        core.reg::<W>(op.src)
+    } else {
+        W::of(op.imm)
+    };
+    let (_, flags) = compute(O, core.reg::<W>(op.dst), b, false);
+    core.state.flags = flags;
+    branch::<C>(core, flags, i64::from(op.disp).cast_unsigned())
+}
+
+pub(super) fn compare8<const C: u8, const O: u8, const F: u8>(core: &mut Core, op: &Op) -> Exec {
+    compare::<u8, C, O, F>(core, op)
+}
+
+pub(super) fn compare32<const C: u8, const O: u8, const F: u8>(core: &mut Core, op: &Op) -> Exec {
+    compare::<u32, C, O, F>(core, op)
+}
+
+pub(super) fn compare64<const C: u8, const O: u8, const F: u8>(core: &mut Core, op: &Op) -> Exec {
+    compare::<u64, C, O, F>(core, op)
 }
 
 /// To `target`, which has to be canonical (SDM vol. 2A, "CALL": the branch itself faults).

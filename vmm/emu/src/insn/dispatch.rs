@@ -21,6 +21,8 @@ macro_rules! dispatch {
         conditions { $($cond:ident $cpath:ident::$cfn:ident($($carg:ident),*):
             $c0:ident $c1:ident $c2:ident $c3:ident $c4:ident $c5:ident $c6:ident $c7:ident
             $c8:ident $c9:ident $c10:ident $c11:ident $c12:ident $c13:ident $c14:ident $c15:ident;)* }
+        quiet { $($qpath:ident::$qfn:ident($($qarg:ident),*) $which:ident:
+            $of32:ident $of64:ident => $q32:ident $q64:ident;)* }
         single { $($one:ident = $handler:expr;)* }
     ) => {
         impl Pick {
@@ -78,6 +80,10 @@ macro_rules! dispatch {
                     K::$c14 => $cpath::$cfn::<14, $({ $carg }),*>(core, op),
                     K::$c15 => $cpath::$cfn::<15, $({ $carg }),*>(core, op),
                 )*
+                $(
+                    K::$q32 => $qpath::$qfn::<u32, $({ $qarg }),*>(core, op),
+                    K::$q64 => $qpath::$qfn::<u64, $({ $qarg }),*>(core, op),
+                )*
                 $(K::$one => $handler(core, op),)*
             }
         }
@@ -97,6 +103,9 @@ pub(crate) enum Pick {
     Xchg(u8),
     Bt(u8),
     Jcc(),
+    Compare8(u8, u8),
+    Compare32(u8, u8),
+    Compare64(u8, u8),
     Set(u8),
     Cmov16(u8),
     Cmov32(u8),

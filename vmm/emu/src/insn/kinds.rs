@@ -20,6 +20,9 @@ pub(crate) fn binary_of(mnemonic: Mnemonic) -> Option<u8> {
     })
 }
 
+/// Those of them that leave nothing but flags.
+pub(crate) const COMPARISONS: [u8; 2] = [alu::CMP, alu::TEST];
+
 pub(crate) fn shift_of(mnemonic: Mnemonic) -> Option<u8> {
     Some(match mnemonic {
         Mnemonic::Rol => shift::ROL,

@@ -21,6 +21,12 @@ pub(super) fn compute<W: Width>(operation: u8, a: W, count: u8, old: Flags) -> (
     if count == 0 {
         return (a, old);
     }
+    compute_some(operation, a, count, old)
+}
+
+/// The same, of a count that is masked and not 0.
+#[inline(always)]
+fn compute_some<W: Width>(operation: u8, a: W, count: u32, old: Flags) -> (W, Flags) {
     match operation {
         ROL | ROR => rotate(operation, a, count, old),
         RCL | RCR => rotate_through(operation, a, count, old),
@@ -130,13 +136,22 @@ pub(super) fn double<W: Width>(left: bool, a: W, b: W, count: u8, old: Flags) ->
 }
 
 pub(super) fn shift<W: Width, const O: u8, const F: u8>(core: &mut Core, op: &Op) -> Exec {
-    let count = if F == RI {
-        op.imm as u8
+    let old = core.state.flags;
+    let (value, flags) = if F == RI {
+        compute_some(O, core.reg::<W>(op.base), op.imm as u32, old)
     } else {
-        core.reg::<u8>(1)
+        compute(O, core.reg::<W>(op.dst), core.reg::<u8>(1), old)
     };
-    let (value, flags) = compute(O, core.reg::<W>(op.dst), count, core.state.flags);
     core.set_reg(op.dst, value);
     core.state.flags = flags;
+    Ok(())
+}
+
+/// As [`shift`] does by an immediate, but the flags stay.
+pub(super) fn quiet<W: Width, const O: u8, const F: u8>(core: &mut Core, op: &Op) -> Exec {
+    debug_assert_eq!(F, RI);
+    let a = core.reg::<W>(op.base);
+    let (value, _) = compute_some(O, a, op.imm as u32, core.state.flags);
+    core.set_reg(op.dst, value);
     Ok(())
 }

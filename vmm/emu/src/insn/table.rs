@@ -92,6 +92,16 @@ macro_rules! operations {
             }
             conditions {
                 Jcc branch::jcc(): JO JNo JB JAe JE JNe JBe JA JS JNs JP JNp JL JGe JLe JG;
+                Compare8 branch::compare8(CMP, RI): CmpRi8JO CmpRi8JNo CmpRi8JB CmpRi8JAe CmpRi8JE CmpRi8JNe CmpRi8JBe CmpRi8JA CmpRi8JS CmpRi8JNs CmpRi8JP CmpRi8JNp CmpRi8JL CmpRi8JGe CmpRi8JLe CmpRi8JG;
+                Compare8 branch::compare8(TEST, RR): TestRr8JO TestRr8JNo TestRr8JB TestRr8JAe TestRr8JE TestRr8JNe TestRr8JBe TestRr8JA TestRr8JS TestRr8JNs TestRr8JP TestRr8JNp TestRr8JL TestRr8JGe TestRr8JLe TestRr8JG;
+                Compare8 branch::compare8(TEST, RI): TestRi8JO TestRi8JNo TestRi8JB TestRi8JAe TestRi8JE TestRi8JNe TestRi8JBe TestRi8JA TestRi8JS TestRi8JNs TestRi8JP TestRi8JNp TestRi8JL TestRi8JGe TestRi8JLe TestRi8JG;
+                Compare32 branch::compare32(CMP, RR): CmpRr32JO CmpRr32JNo CmpRr32JB CmpRr32JAe CmpRr32JE CmpRr32JNe CmpRr32JBe CmpRr32JA CmpRr32JS CmpRr32JNs CmpRr32JP CmpRr32JNp CmpRr32JL CmpRr32JGe CmpRr32JLe CmpRr32JG;
+                Compare32 branch::compare32(CMP, RI): CmpRi32JO CmpRi32JNo CmpRi32JB CmpRi32JAe CmpRi32JE CmpRi32JNe CmpRi32JBe CmpRi32JA CmpRi32JS CmpRi32JNs CmpRi32JP CmpRi32JNp CmpRi32JL CmpRi32JGe CmpRi32JLe CmpRi32JG;
+                Compare32 branch::compare32(TEST, RR): TestRr32JO TestRr32JNo TestRr32JB TestRr32JAe TestRr32JE TestRr32JNe TestRr32JBe TestRr32JA TestRr32JS TestRr32JNs TestRr32JP TestRr32JNp TestRr32JL TestRr32JGe TestRr32JLe TestRr32JG;
+                Compare32 branch::compare32(TEST, RI): TestRi32JO TestRi32JNo TestRi32JB TestRi32JAe TestRi32JE TestRi32JNe TestRi32JBe TestRi32JA TestRi32JS TestRi32JNs TestRi32JP TestRi32JNp TestRi32JL TestRi32JGe TestRi32JLe TestRi32JG;
+                Compare64 branch::compare64(CMP, RR): CmpRr64JO CmpRr64JNo CmpRr64JB CmpRr64JAe CmpRr64JE CmpRr64JNe CmpRr64JBe CmpRr64JA CmpRr64JS CmpRr64JNs CmpRr64JP CmpRr64JNp CmpRr64JL CmpRr64JGe CmpRr64JLe CmpRr64JG;
+                Compare64 branch::compare64(CMP, RI): CmpRi64JO CmpRi64JNo CmpRi64JB CmpRi64JAe CmpRi64JE CmpRi64JNe CmpRi64JBe CmpRi64JA CmpRi64JS CmpRi64JNs CmpRi64JP CmpRi64JNp CmpRi64JL CmpRi64JGe CmpRi64JLe CmpRi64JG;
+                Compare64 branch::compare64(TEST, RR): TestRr64JO TestRr64JNo TestRr64JB TestRr64JAe TestRr64JE TestRr64JNe TestRr64JBe TestRr64JA TestRr64JS TestRr64JNs TestRr64JP TestRr64JNp TestRr64JL TestRr64JGe TestRr64JLe TestRr64JG;
                 Set alu::set(RR): SetO SetNo SetB SetAe SetE SetNe SetBe SetA SetS SetNs SetP SetNp SetL SetGe SetLe SetG;
                 Set alu::set(MR): SetMO SetMNo SetMB SetMAe SetME SetMNe SetMBe SetMA SetMS SetMNs SetMP SetMNp SetML SetMGe SetMLe SetMG;
                 Cmov16 mem::cmov16(RR): Cmov16RrO Cmov16RrNo Cmov16RrB Cmov16RrAe Cmov16RrE Cmov16RrNe Cmov16RrBe Cmov16RrA Cmov16RrS Cmov16RrNs Cmov16RrP Cmov16RrNp Cmov16RrL Cmov16RrGe Cmov16RrLe Cmov16RrG;
@@ -100,6 +110,26 @@ macro_rules! operations {
                 Cmov16 mem::cmov16(RM): Cmov16RmO Cmov16RmNo Cmov16RmB Cmov16RmAe Cmov16RmE Cmov16RmNe Cmov16RmBe Cmov16RmA Cmov16RmS Cmov16RmNs Cmov16RmP Cmov16RmNp Cmov16RmL Cmov16RmGe Cmov16RmLe Cmov16RmG;
                 Cmov32 mem::cmov32(RM): Cmov32RmO Cmov32RmNo Cmov32RmB Cmov32RmAe Cmov32RmE Cmov32RmNe Cmov32RmBe Cmov32RmA Cmov32RmS Cmov32RmNs Cmov32RmP Cmov32RmNp Cmov32RmL Cmov32RmGe Cmov32RmLe Cmov32RmG;
                 Cmov64 mem::cmov64(RM): Cmov64RmO Cmov64RmNo Cmov64RmB Cmov64RmAe Cmov64RmE Cmov64RmNe Cmov64RmBe Cmov64RmA Cmov64RmS Cmov64RmNs Cmov64RmP Cmov64RmNp Cmov64RmL Cmov64RmGe Cmov64RmLe Cmov64RmG;
+            }
+            quiet {
+                alu::quiet(ADD, RR) All: AddRr32 AddRr64 => QuietAddRr32 QuietAddRr64;
+                alu::quiet(ADD, RI) All: AddRi32 AddRi64 => QuietAddRi32 QuietAddRi64;
+                alu::quiet(SUB, RR) All: SubRr32 SubRr64 => QuietSubRr32 QuietSubRr64;
+                alu::quiet(SUB, RI) All: SubRi32 SubRi64 => QuietSubRi32 QuietSubRi64;
+                alu::quiet(AND, RR) All: AndRr32 AndRr64 => QuietAndRr32 QuietAndRr64;
+                alu::quiet(AND, RI) All: AndRi32 AndRi64 => QuietAndRi32 QuietAndRi64;
+                alu::quiet(OR, RR) All: OrRr32 OrRr64 => QuietOrRr32 QuietOrRr64;
+                alu::quiet(OR, RI) All: OrRi32 OrRi64 => QuietOrRi32 QuietOrRi64;
+                alu::quiet(XOR, RR) All: XorRr32 XorRr64 => QuietXorRr32 QuietXorRr64;
+                alu::quiet(XOR, RI) All: XorRi32 XorRi64 => QuietXorRi32 QuietXorRi64;
+                alu::quiet_unary(INC, RR) Some: IncR32 IncR64 => QuietIncR32 QuietIncR64;
+                alu::quiet_unary(DEC, RR) Some: DecR32 DecR64 => QuietDecR32 QuietDecR64;
+                alu::quiet_unary(NEG, RR) All: NegR32 NegR64 => QuietNegR32 QuietNegR64;
+                shift::quiet(SHL, RI) All: ShlImm32 ShlImm64 => QuietShlImm32 QuietShlImm64;
+                shift::quiet(SHR, RI) All: ShrImm32 ShrImm64 => QuietShrImm32 QuietShrImm64;
+                shift::quiet(SAR, RI) All: SarImm32 SarImm64 => QuietSarImm32 QuietSarImm64;
+                shift::quiet(ROL, RI) Some: RolImm32 RolImm64 => QuietRolImm32 QuietRolImm64;
+                shift::quiet(ROR, RI) Some: RorImm32 RorImm64 => QuietRorImm32 QuietRorImm64;
             }
             single {
                 Movzx8To16Rr = mem::extend::<u8, u16, { RR }, false>;
@@ -182,6 +212,8 @@ macro_rules! numbers {
         conditions { $($cond:ident $cpath:ident::$cfn:ident($($carg:ident),*):
             $c0:ident $c1:ident $c2:ident $c3:ident $c4:ident $c5:ident $c6:ident $c7:ident
             $c8:ident $c9:ident $c10:ident $c11:ident $c12:ident $c13:ident $c14:ident $c15:ident;)* }
+        quiet { $($qpath:ident::$qfn:ident($($qarg:ident),*) $which:ident:
+            $of32:ident $of64:ident => $q32:ident $q64:ident;)* }
         single { $($one:ident = $handler:expr;)* }
     ) => {
         /// What an operation does.
@@ -192,6 +224,7 @@ macro_rules! numbers {
             $($w16, $w32, $w64,)*
             $($c0, $c1, $c2, $c3, $c4, $c5, $c6, $c7,
               $c8, $c9, $c10, $c11, $c12, $c13, $c14, $c15,)*
+            $($q32, $q64,)*
             $($one,)*
         }
 
@@ -203,13 +236,42 @@ macro_rules! numbers {
                 $(K::$w16, K::$w32, K::$w64,)*
                 $(K::$c0, K::$c1, K::$c2, K::$c3, K::$c4, K::$c5, K::$c6, K::$c7,
                   K::$c8, K::$c9, K::$c10, K::$c11, K::$c12, K::$c13, K::$c14, K::$c15,)*
+                $(K::$q32, K::$q64,)*
                 $(K::$one,)*
             ];
+
+            /// What does the same but for the flags, and which of these it leaves to it.
+            pub(crate) fn quiet(self) -> Option<(K, Sets)> {
+                match self {
+                    $(K::$of32 => Some((K::$q32, Sets::$which)),
+                    K::$of64 => Some((K::$q64, Sets::$which)),)*
+                    _ => None,
+                }
+            }
+
+            /// The bits of the register that it makes of `base`, if beside that it does no more
+            /// than set flags.
+            pub(crate) fn bits_from_base(self) -> Option<u32> {
+                match self {
+                    $(K::$of32 | K::$q32 => Some(32),
+                    K::$of64 | K::$q64 => Some(64),)*
+                    _ => None,
+                }
+            }
         }
     };
 }
 
 operations!(numbers);
+
+/// Which flags an operation sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sets {
+    /// Each of them, whatever they were.
+    All,
+    /// Some; the others are what they were.
+    Some,
+}
 
 /// MOVZX, MOVSX and MOVSXD by the widths 0 to 3 of source and destination.
 pub(crate) fn extend(from: usize, to: usize, memory: bool, signed: bool) -> Option<K> {
