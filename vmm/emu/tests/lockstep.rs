@@ -233,6 +233,41 @@ fn check(seed: u64, kind: Kind) {
     }
 }
 
+/// A block that runs whole leaves out flags that are set again before anybody sees them: each of
+/// these sees those of an ADD or of a shift, and then they are set again.
+#[test]
+fn flags_are_there_for_whoever_sees_them() {
+    let seers: [(&str, &[u8]); 10] = [
+        ("a load without memory", &[0x48, 0x8b, 0x0a]),
+        ("a store without memory", &[0x89, 0x0a]),
+        ("PUSHF", &[0x9c]),
+        ("SETC CL", &[0x0f, 0x92, 0xc1]),
+        ("ADC ECX,ECX", &[0x11, 0xc9]),
+        ("CMOVC ECX,EBX", &[0x0f, 0x42, 0xcb]),
+        ("INC ECX, then PUSHF", &[0xff, 0xc1, 0x9c]),
+        ("ROR ECX,3, then PUSHF", &[0xc1, 0xc9, 0x03, 0x9c]),
+        ("SHL ECX,0, then PUSHF", &[0xc1, 0xe1, 0x00, 0x9c]),
+        ("DIV by nothing", &[0xf7, 0xf7]),
+    ];
+    let setters: [&[u8]; 3] = [&[0x01, 0xd8], &[0xc1, 0xe8, 0x02], &[0xc1, 0xc0, 0x03]];
+    for setter in setters {
+        for (seer, bytes) in seers {
+            let code = [setter, bytes, &[0x31, 0xc0, 0x85, 0xc0, 0xcc]].concat();
+            let run = |budget| {
+                let mut guest = oracle::guest();
+                guest.bytes(PAGES, &code);
+                let mut state = guest.state(3);
+                state.rip = CODE;
+                state.r = [0; 32];
+                (state.r[0], state.r[3], state.r[4]) = (u64::from(u32::MAX), 1, DATA + 4096);
+                guest.cpu.set_state(state);
+                run_on(guest, budget, false)
+            };
+            assert!(run(u64::MAX) == run(1), "{seer} behind {setter:x?}");
+        }
+    }
+}
+
 #[test]
 fn such_programs_run_for_a_while() {
     let all = |kind: Kind, class: EventClass| -> u64 {
