@@ -54,7 +54,7 @@ pub(crate) struct Block {
     pub(crate) flow: Flow,
     /// Offset in RAM of the page that the last instruction reaches into.
     pub(crate) second: Option<u64>,
-    key: Key,
+    pub(crate) key: Key,
 }
 
 impl Block {

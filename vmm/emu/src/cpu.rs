@@ -450,7 +450,8 @@ impl Cpu {
         let ring = self.core.state.ring();
         let follows = self.looks.begins(ring);
         self.blocks.hide(follows);
-        let ended = match self.find(single) {
+        let first = self.find(single).and_then(|first| self.followed(first));
+        let ended = match first {
             Ok(first) => {
                 self.looks.goes_on(first, self.core.left);
                 self.run_from(first, single, ring)
@@ -621,6 +622,7 @@ impl Cpu {
             self.looks.block_over(self.blocks.get(before), &self.core);
             let rip = self.core.state.rip;
             if let Some(next) = self.blocks.known_after(before, rip, tag) {
+                let next = self.followed(next)?;
                 self.looks.goes_on(next, self.core.left);
                 return Ok(next);
             }
@@ -629,6 +631,7 @@ impl Cpu {
             return Err(Trap::Leave);
         }
         let next = self.find(false)?;
+        let next = self.followed(next)?;
         if self.tag() == tag {
             self.blocks.chain(before, next);
         }
@@ -636,6 +639,35 @@ impl Cpu {
             self.looks.goes_on(next, self.core.left);
         }
         Ok(next)
+    }
+
+    /// A block at RIP as who follows it wants it: it ends where the range does.
+    fn followed(&mut self, id: u32) -> Result<u32, Trap> {
+        if !self.looks.is_following() || !self.is_too_long(id) {
+            return Ok(id);
+        }
+        let key = self.blocks.get(id).key;
+        let cut = match self.blocks.find(&key) {
+            Some(cut) if !self.is_too_long(cut) => cut,
+            // It stands on one page, of which it was decoded before.
+            _ => self.decode(key)?,
+        };
+        if !self.looks.is_place(key.rip) {
+            let tag = self.tag();
+            self.blocks.learn(key.rip, tag, cut);
+        }
+        Ok(cut)
+    }
+
+    /// Whether instructions of a block begin where it should have ended.
+    fn is_too_long(&self, id: u32) -> bool {
+        let block = self.blocks.get(id);
+        let most = self.looks.bytes_within(block.rip(), block.len.into());
+        most.is_some_and(|bytes| {
+            let ops = self.blocks.ops(block, block.count);
+            let last = ops.last().map_or(0, |op| u32::from(op.len));
+            block.count > 1 && bytes <= u64::from(block.len - last)
+        })
     }
 
     /// The block at RIP.
@@ -782,9 +814,8 @@ impl Cpu {
                 decoded.second = second;
             }
         }
-        let end = key.rip.wrapping_add(decoded.len.into());
-        if let Some(place) = self.looks.place_within(key.rip, end) {
-            decoded.cut(place.wrapping_sub(key.rip));
+        if let Some(bytes) = self.looks.bytes_within(key.rip, decoded.len.into()) {
+            decoded.cut(bytes);
         }
         for page in decoded.pages(key) {
             if self.core.code.set((page >> 12) as u32) {

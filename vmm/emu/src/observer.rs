@@ -48,7 +48,8 @@ pub enum Event {
     Requested,
 }
 
-/// What is to be told of user code from now on.
+/// What is to be told of user code from now on. Code that runs on over the end of the range is
+/// told of there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Follow {
     /// Calls, returns, and jumps out of the range below are told.
@@ -180,11 +181,20 @@ impl Looks {
         !self.places.is_empty() && self.places.binary_search(&rip).is_ok()
     }
 
-    /// The first place behind `rip` and before `end`.
-    pub(crate) fn place_within(&self, rip: u64, end: u64) -> Option<u64> {
+    /// How many of so many bytes of code lie before the first place behind `rip`, and in the
+    /// range that is followed, if they do not all.
+    pub(crate) fn bytes_within(&self, rip: u64, len: u64) -> Option<u64> {
         let behind = self.places.partition_point(|place| *place <= rip);
-        let place = *self.places.get(behind)?;
-        (place < end).then_some(place)
+        let place = self.places.get(behind).map(|place| *place - rip);
+        let bytes = place.into_iter().chain(self.bytes_followed(rip)).min()?;
+        (bytes < len).then_some(bytes)
+    }
+
+    /// Bytes from `rip` to the end of the range that is followed.
+    fn bytes_followed(&self, rip: u64) -> Option<u64> {
+        let Follow { start, len, .. } = self.follow;
+        let before = rip.wrapping_sub(start);
+        (self.following && before < len).then(|| len - before)
     }
 
     pub(crate) fn executed(&mut self, ring: Ring, done: &EventTotals) {

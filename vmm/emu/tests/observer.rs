@@ -23,6 +23,8 @@ pub(crate) struct Recorder {
     told: Arc<Mutex<Vec<Told>>>,
     user: u64,
     follow: Follow,
+    /// What is followed when RIP is there: start and bytes.
+    ranges: Vec<(u64, u64)>,
 }
 
 impl Recorder {
@@ -32,12 +34,19 @@ impl Recorder {
     }
 
     fn within(start: u64, len: u64) -> (Box<dyn Observer>, Arc<Mutex<Vec<Told>>>) {
+        Self::among(vec![(start, len)])
+    }
+
+    /// The first range is followed first, and from each event on the one of them that has RIP.
+    fn among(ranges: Vec<(u64, u64)>) -> (Box<dyn Observer>, Arc<Mutex<Vec<Told>>>) {
+        let (start, len) = ranges[0];
         let recorder = Recorder {
             follow: Follow {
                 on: true,
                 start,
                 len,
             },
+            ranges,
             ..Recorder::default()
         };
         let told = recorder.told.clone();
@@ -59,6 +68,10 @@ impl Observer for Recorder {
             _ => self.user,
         };
         let told = (event, state.rip, state.r[4], user);
+        let within = |range: &&(u64, u64)| state.rip.wrapping_sub(range.0) < range.1;
+        if let Some((start, len)) = self.ranges.iter().find(within) {
+            (self.follow.start, self.follow.len) = (*start, *len);
+        }
         self.told.lock().expect("nobody panics").push(told);
     }
 
@@ -152,6 +165,50 @@ fn calls_and_rings_are_told_of_at_the_very_instruction() {
         // HLT is the kernel's.
         assert_eq!(event, Event::Entered(Entry::Exception(13)));
         assert_eq!(list.len(), 6, "{list:?}");
+    }
+}
+
+fn two_functions(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    let mut first = a.create_label();
+    let mut second = a.create_label();
+    a.set_label(&mut first)?;
+    a.mov(rcx, 3u64)?;
+    // MOV of 10 bytes is all of the first one.
+    a.set_label(&mut second)?;
+    a.dec(rcx)?;
+    a.jne(second)?;
+    a.dec(rbx)?;
+    a.jne(first)?;
+    a.hlt()
+}
+
+/// Code that runs on into another function belongs to that from its first instruction on.
+#[test]
+fn who_runs_over_the_end_of_the_range_is_told_of_there() {
+    for budget in [u64::MAX, 1, 2, 3, 5] {
+        let mut guest = guest(two_functions);
+        let mut state = guest.cpu.state().clone();
+        state.r[3] = 2;
+        // All of it is decoded already, and known as what follows what.
+        guest.cpu.set_state(state.clone());
+        while guest.cpu.run(u64::MAX) != VmExit::Halted {}
+        guest.cpu.take_totals(Ring::User);
+        guest.cpu.set_state(state);
+        let (observer, list) = Recorder::among(vec![(CODE, 10), (CODE + 10, 100)]);
+        told(guest, observer, budget);
+        let list = list.lock().expect("nobody panics").clone();
+        let told: Vec<(Event, u64, u64)> = list
+            .iter()
+            .map(|(event, rip, _, user)| (*event, *rip, *user))
+            .collect();
+        let expected = [
+            (Event::Moved, CODE + 10, 1),
+            (Event::Moved, CODE, 9),
+            (Event::Moved, CODE + 10, 10),
+        ];
+        assert_eq!(told[..3], expected, "pieces of {budget}");
+        let (event, _, user) = told[3];
+        assert_eq!((event, user), (Event::Entered(Entry::Exception(13)), 18));
     }
 }
 
