@@ -18,6 +18,7 @@ cd "$(dirname "$0")" || exit 1
 target=${CARGO_TARGET_DIR:-target}
 logs=$target/test-logs
 mkdir -p "$logs" || exit 1
+rm -f "$logs/failures.txt"
 # VMs of the tests are not among those of whoever runs them.
 XDG_RUNTIME_DIR=$(mktemp -d) || exit 1
 export XDG_RUNTIME_DIR
@@ -44,7 +45,8 @@ leave() {
 }
 trap leave EXIT
 passed=0 failed=0 skipped=0
-trouble=()
+# Of the suites that failed, which tests and why; and a line for each, and for what else is to be known.
+details=() trouble=()
 quick= left_out=()
 case ${*:-} in
     '') ;;
@@ -63,7 +65,11 @@ finish() {
     lanes_for 1
     printf '\n'
     [ -z "$quick" ] || printf 'left out: %s\n' "${left_out[@]}"
+    # The last lines are all that some who run this keep: so the failures are there once more. Who
+    # has more to say behind them finds them in the file.
+    [ ${#details[@]} -eq 0 ] || printf '\nwhat failed, in %s\n' "${details[@]}"
     for line in "${trouble[@]}"; do printf '%s\n' "$line"; done
+    printf '%s\n' "${details[@]/#/what failed, in }" "${trouble[@]}" >"$logs/failures.txt"
     printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
     [ "$failed" -eq 0 ]
     exit
@@ -183,6 +189,90 @@ failed_tests() {
     sed -nE 's/^test ([^ ]+) \.\.\. FAILED.*/\1/p' "$1"
 }
 
+# Of each test that failed: its name, and below it the first lines of its panic, or of what it says
+# instead, with the least input that broke a property. A suite that broke off: its last lines.
+failures_of() {
+    awk -v most=6 -v tests=5 '
+        function short(line) { return length(line) > 200 ? substr(line, 1, 200) " …" : line }
+        # What is told of a test is between its panic and the stack.
+        function tell(   first, i, told, input) {
+            if (name == "") return
+            first = 1
+            for (i = lines; i >= 1; i--) if (line[i] ~ /^thread .* panicked at /) first = i
+            for (i = first; i <= lines; i++) {
+                if (line[i] ~ /^(stack backtrace:|note: )/) break
+                if (line[i] ~ /^[ \t]*$/) continue
+                if (told < most) { print "    | " short(line[i]); told++ }
+                else if (input == "" && line[i] ~ /minimal failing input/) input = line[i]
+            }
+            if (input != "") print "    | " short(input)
+            name = ""
+        }
+        function begin(of) {
+            tell()
+            if (of in seen || ++shown > tests) return
+            seen[of]
+            name = of
+            lines = 0
+            print "    " of
+        }
+        # Twice through the log: libtest says what failed before or behind what it printed.
+        FNR == NR {
+            if (/^test .* \.\.\. FAILED/) {
+                of = $0
+                sub(/^test /, "", of)
+                sub(/ \.\.\. FAILED.*/, "", of)
+                failed[of]
+            }
+            # Where a child wrote between name and verdict, the list at the end has the name.
+            if (listed && /^    [^ ]+$/) failed[substr($0, 5)]
+            else listed = /^failures:$/
+            next
+        }
+        /[^ \t]/ { last[++all] = $0 }
+        /^---- .* stdout ----$/ {
+            of = substr($0, 6, length($0) - 17)
+            if (of in failed) begin(of); else tell()
+            next
+        }
+        # Micro-guests say why at once.
+        /^test .* \.\.\. FAILED \(/ {
+            of = $0
+            sub(/^test /, "", of)
+            sub(/ \.\.\. FAILED.*/, "", of)
+            begin(of)
+            next
+        }
+        /^(failures:|successes:|test result: |running [0-9]+ tests?)/ || /^(test |skipped: |failed: )/ { tell(); next }
+        name != "" { line[++lines] = $0 }
+        END {
+            tell()
+            for (of in failed) {
+                if (of in seen) continue
+                if (shown < tests) { print "    " of; shown++; seen[of] } else unseen++
+            }
+            if (unseen) print "    and " unseen " more"
+            if (shown) exit
+            for (i = all > 3 ? all - 2 : 1; i <= all; i++) print "    | " short(last[i])
+        }
+    ' "$1" "$1"
+}
+
+# What was skipped, a line for each reason; the names are in the logs.
+skips_of() {
+    grep -h '^skipped: ' "$@" | awk '
+        { at = index(substr($0, 10), ": "); name = substr($0, 10, at - 1); why = substr($0, at + 11) }
+        !(why in count) { order[++reasons] = why }
+        !((why, name) in seen) { seen[why, name]; count[why]++; one[why] = name }
+        END {
+            for (i = 1; i <= reasons; i++) {
+                why = order[i]
+                print "    skipped: " (count[why] > 1 ? count[why] " tests" : one[why]) ": " why
+            }
+        }
+    '
+}
+
 # suite NAME SECONDS COMMAND…: runs the command with the arguments in `chosen`, which may name
 # tests, as soon as a lane is free.
 chosen=()
@@ -239,7 +329,7 @@ play() {
 
 # Counts a suite that has ended, and shows the end of its log if anything failed.
 ended() {
-    local name=$1 log=$logs/$1.log status took computed p f s missing
+    local name=$1 log=$logs/$1.log status took computed p f s missing why tests
     local again logs_of_it=("$log") first=(0 0 0 0 0 0) is_second=${first_tries[$1]:-}
     # A suite whose shell was ended has left nothing.
     read -r status took computed <"$logs/$name.end" || status=1 took=0 computed=0
@@ -283,12 +373,15 @@ ended() {
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     printf '%-22s %4d passed, %d failed, %d skipped (%d s, processor %d s)\n' "$name" "$p" "$f" "$s" \
         $((took + first[4])) $((computed + first[5]))
-    if [ "$s" -gt 0 ]; then grep -h '^skipped: ' "${logs_of_it[@]}" | sed 's/^/    /'; fi
+    if [ "$s" -gt 0 ]; then skips_of "${logs_of_it[@]}"; fi
     if [ "$status" -ne 0 ]; then
         grep -vE '^test .* ok( |$)|^skipped: ' "$log" | tail -n 40 | sed 's/^/    | /'
+        why=$(failures_of "$log")
+        details+=("$name:"$'\n'"$why")
+        tests=$(sed -n 's/^    \([^|].*\)/\1/p' <<<"$why" | paste -sd' ')
         case $status in
             124) trouble+=("FAILED: $name: stopped after ${limits[$name]} s (whole log: $log)") ;;
-            *) trouble+=("FAILED: $name: status $status (whole log: $log)") ;;
+            *) trouble+=("FAILED: $name: ${tests:-status $status} (whole log: $log)") ;;
         esac
     fi
 }
