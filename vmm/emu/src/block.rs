@@ -165,11 +165,19 @@ pub(crate) struct Blocks {
 impl Blocks {
     pub(crate) fn new() -> Self {
         Self {
+            jumps: vec![Jump::default(); JUMPS],
+            ..Self::empty()
+        }
+    }
+
+    /// Without the table of jumps.
+    fn empty() -> Self {
+        Self {
             list: Vec::new(),
             ops: Vec::new(),
             by_key: Map::default(),
             by_page: BTreeMap::new(),
-            jumps: vec![Jump::default(); JUMPS],
+            jumps: Vec::new(),
             vectors: Vec::new(),
             vector_numbers: Map::default(),
             generation: 1,
@@ -430,11 +438,14 @@ impl Blocks {
         self.list.clear();
         self.next_generation();
         let (generation, shown, flushes) = (self.generation, self.shown, self.flushes);
+        // The jumps are of a generation that is over.
+        let jumps = std::mem::take(&mut self.jumps);
         *self = Self {
+            jumps,
             generation,
             shown,
             flushes,
-            ..Self::new()
+            ..Self::empty()
         };
     }
 }

@@ -23,8 +23,12 @@ const STACK: u64 = 0xa000;
 const CODE: u64 = 0xc000;
 const DATA: u64 = 0x1_0000;
 
-/// Ticks of a guest.
-const TICKS: u64 = 1_500;
+/// Ticks between two looks at what comes from outside.
+const OUTSIDE: u64 = 100;
+
+/// Ticks of a guest: most show in the first hundreds what they do, and loop in the others. Who is
+/// played whole stops at such looks alone, so each is a multiple of them.
+const TICKS: [u64; 4] = [2 * OUTSIDE, 3 * OUTSIDE, 6 * OUTSIDE, 15 * OUTSIDE];
 
 /// What one instruction can take beyond a budget: the slowest function of x87, and the deliveries
 /// behind it.
@@ -196,14 +200,59 @@ struct World<'a> {
     _guarded: Guarded,
 }
 
-/// Plays a guest twice: at once, and by small budgets with nothing kept of its code. Both come to
-/// the same end.
+/// How a guest is played in parts: budgets, and after how many of them its code is forgotten. Only
+/// one of these forgets at each of five hundred stops: to decode everything anew takes ten times as
+/// long as to run it.
+#[derive(Clone, Copy)]
+struct Parts {
+    budget: u64,
+    forget_every: u32,
+}
+
+const NEVER: u32 = u32::MAX;
+
+impl Parts {
+    const WHOLE: Self = Self::new(u64::MAX, NEVER);
+
+    const ALL: [Self; 16] = [
+        Self::new(3, 16),
+        Self::new(1, NEVER),
+        Self::new(1, 37),
+        Self::new(1, 64),
+        Self::new(2, 23),
+        Self::new(2, 61),
+        Self::new(3, NEVER),
+        Self::new(3, 8),
+        Self::new(3, 40),
+        Self::new(5, 4),
+        Self::new(7, 5),
+        Self::new(11, 3),
+        Self::new(19, 2),
+        Self::new(50, 1),
+        Self::new(90, 1),
+        Self::new(3, 1),
+    ];
+
+    const fn new(budget: u64, forget_every: u32) -> Self {
+        Self {
+            budget,
+            forget_every,
+        }
+    }
+}
+
+/// Plays a guest twice: at once, and by small budgets with its code forgotten in between. The first
+/// byte chooses how, and how long. Both come to the same end.
 ///
 /// # Panics
 /// They do not, or what holds after each run does not.
 pub(crate) fn run(bytes: &[u8]) -> Reached {
-    let whole = end(bytes, u64::MAX, false);
-    let parts = end(bytes, 3, true);
+    let (choice, bytes) = bytes.split_first().unwrap_or((&0, bytes));
+    let choice = usize::from(*choice);
+    let ticks = TICKS[choice / Parts::ALL.len() % TICKS.len()];
+    let parts = Parts::ALL[choice % Parts::ALL.len()];
+    let whole = end(bytes, Parts::WHOLE, ticks);
+    let parts = end(bytes, parts, ticks);
     assert_eq!(whole.state, parts.state);
     assert_eq!(whole.totals, parts.totals);
     assert!(whole.memory == parts.memory, "memory differs");
@@ -218,9 +267,9 @@ struct End {
     reached: Reached,
 }
 
-fn end(bytes: &[u8], budget: u64, forgets: bool) -> End {
+fn end(bytes: &[u8], parts: Parts, ticks: u64) -> End {
     let mut world = World::new(bytes);
-    world.play(budget, forgets);
+    world.play(parts, ticks);
     let [kernel, user] = &world.totals;
     let instructions = |of: &EventTotals| of.of(emu::EventClass::Instructions);
     world.reached.instructions = instructions(kernel) + instructions(user);
@@ -276,16 +325,17 @@ impl<'a> World<'a> {
         }
     }
 
-    fn play(&mut self, budget: u64, forgets: bool) {
+    fn play(&mut self, parts: Parts, ticks: u64) {
         // Something comes from outside at these times.
-        let mut next = 100;
+        let mut next = OUTSIDE;
         let mut stops = 0;
+        let mut until_forgotten = parts.forget_every;
         loop {
             let before = self.cpu.time();
-            if before >= TICKS {
+            if before >= ticks {
                 return;
             }
-            let most = budget.min(next.max(before + 1) - before);
+            let most = parts.budget.min(next.max(before + 1) - before);
             let stop = self.cpu.run(most);
             self.last = stop;
             let passed = self.cpu.time() - before;
@@ -299,13 +349,15 @@ impl<'a> World<'a> {
             for (ring, sum) in [Ring::Kernel, Ring::User].into_iter().zip(&mut self.totals) {
                 *sum += self.cpu.take_totals(ring);
             }
-            if forgets {
+            until_forgotten -= 1;
+            if until_forgotten == 0 {
                 self.cpu.forget_code();
+                until_forgotten = parts.forget_every;
             }
             let goes_on = match stop {
                 VmExit::Budget if self.cpu.time() < next => true,
                 VmExit::Budget => {
-                    next += 100;
+                    next += OUTSIDE;
                     self.look_outside()
                 }
                 stop => self.answer(stop),
@@ -572,6 +624,11 @@ fn code(input: &mut Input<'_>) -> Vec<u8> {
             code.extend(SNIPPETS[usize::from(choice) % SNIPPETS.len()]);
         }
     }
+    // Back to the start: what comes behind is zeroes, and who walks there decodes 64 instructions
+    // to execute one, which faults.
+    let back = i32::try_from(code.len() + 5).expect("some hundred bytes");
+    code.push(0xe9);
+    code.extend((-back).to_le_bytes());
     code
 }
 
