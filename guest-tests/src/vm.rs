@@ -66,6 +66,33 @@ impl Vm {
         flags: &[&str],
         body: fn(&mut CodeAssembler) -> Written,
     ) -> Self {
+        let engine: &[&str] = if on_emu() { &["--engine", "emu"] } else { &[] };
+        let counters = ["--counters", "sim=rates.toml"];
+        let flags = [engine, &counters, flags].concat();
+        Self::boot_with(program, rates, &flags, body)
+    }
+
+    /// Boots one on the processor in software, whose counts are those of the instructions of
+    /// `body`.
+    ///
+    /// # Panics
+    /// It does not start, or serves no socket.
+    #[must_use]
+    pub fn boot_counting(
+        program: &Path,
+        flags: &[&str],
+        body: fn(&mut CodeAssembler) -> Written,
+    ) -> Self {
+        let flags = [&["--engine", "emu"], flags].concat();
+        Self::boot_with(program, "", &flags, body)
+    }
+
+    fn boot_with(
+        program: &Path,
+        rates: &str,
+        flags: &[&str],
+        body: fn(&mut CodeAssembler) -> Written,
+    ) -> Self {
         let policy: &[&str] = if flags.contains(&"--host-policy") {
             &[]
         } else {
@@ -76,7 +103,6 @@ impl Vm {
         } else {
             &["--pmu", "amd-core", "--cpu-vendor", "amd"]
         };
-        let engine: &[&str] = if on_emu() { &["--engine", "emu"] } else { &[] };
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("rates.toml"), rates).expect("a file");
         let kernel = Kernel::new(Protocol::Linux64, |a, _| body(a)).expect("a kernel");
@@ -84,9 +110,8 @@ impl Vm {
         let child = Command::new(program)
             .current_dir(folder.path())
             .args(["run", "--memory", "32", "--timeout", "60"])
-            .args(engine)
             .args(model)
-            .args(["--counters", "sim=rates.toml", "--control", "vm.sock"])
+            .args(["--control", "vm.sock"])
             .arg("--kernel")
             .arg(kernel.path())
             .args(policy)

@@ -1,5 +1,6 @@
 //! `umpire stat`, `record`, `report`, `top`, `ls`, `pcr` and `budget` beside a running VM, through the
-//! real programs. Counts are declared by `sim`, so what must come out is known.
+//! real programs. Counts are declared by `sim`, or are those of a loop on the processor in software,
+//! so what must come out is known.
 
 mod bad_input;
 mod budget;
@@ -8,6 +9,7 @@ mod endings;
 mod liar;
 mod lifecycle;
 mod observers;
+mod on_emu;
 mod owners;
 mod recording;
 mod reservations;
