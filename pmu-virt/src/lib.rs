@@ -73,7 +73,7 @@ pub use pmu_model::{
     WriteForm, WriteRule, accounting_leaves, all_pmu_msr_ranges,
 };
 pub use slot_bank::{Claimant, HolderReport, SwitchStats};
-pub use state::{PmuState, StateError};
+pub use state::{NotSettled, PmuState, StateError};
 pub use throttle::PmiThrottle;
 pub use vcpu::{
     Claims, CounterReport, HostSide, Hosts, IbsDue, Interrupts, MsrRead, MsrWrite, Needs,

@@ -7,7 +7,7 @@ mod words;
 
 use arbiter::CounterId;
 use pmu_model::ibs::EXTENDED_VECTORS;
-use pmu_model::{LossReason, Provenance};
+use pmu_model::{LossReason, OwnerId, Provenance};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -139,6 +139,11 @@ impl PmuState {
         &self.model
     }
 }
+
+/// A PMU cannot be saved: some of its counts may still be on a core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{0} cannot be saved: it has to leave its thread, or its core, first")]
+pub struct NotSettled(pub OwnerId);
 
 /// Why a state cannot be restored. Nothing was changed then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -50,7 +50,7 @@ use pmu_model::{
 use crate::core_pmu::CorePmu;
 use crate::moment::Moment;
 use crate::slot_bank::SlotBank;
-use crate::state::{PmuState, StateError};
+use crate::state::{NotSettled, PmuState, StateError};
 use counting::Counting;
 use seat::Seat;
 use tally::Tally;
@@ -185,6 +185,9 @@ pub struct VcpuPmu {
     attached: bool,
     /// The slots that it was switched in to last.
     bank: Option<u64>,
+    /// Every count is in its register here: nothing was done on a core since
+    /// [`VcpuPmu::settle`], or it has left its core.
+    settled: bool,
 }
 
 impl VcpuPmu {
@@ -199,6 +202,7 @@ impl VcpuPmu {
             tenancy: Tenancy::new(claims, Counting::new(tally)),
             attached: false,
             bank: None,
+            settled: true,
         }
     }
 
@@ -240,7 +244,10 @@ impl VcpuPmu {
     fn seat<'a>(&mut self, core: Option<&'a mut CorePmu>) -> Seat<'a> {
         self.tenancy.begin();
         match core {
-            Some(core) if self.is_on(core) => Seat::On(core),
+            Some(core) if self.is_on(core) => {
+                self.settled = false;
+                Seat::On(core)
+            }
             _ if self.attached => Seat::Away,
             _ => Seat::Off,
         }
@@ -636,6 +643,7 @@ impl VcpuPmu {
             bank.attach(self.owner());
         }
         self.attached = true;
+        self.settled = false;
         let is_new = self.bank.replace(core.bank().number()) != Some(core.bank().number());
         self.tenancy.begin();
         self.tenancy.sit_down(&mut Seat::On(core), is_new);
@@ -662,6 +670,7 @@ impl VcpuPmu {
         core.bank_mut().forget(self.owner());
         core.bank_mut().end_switch();
         self.tenancy.tell_owners();
+        self.settled = true;
     }
 
     /// What the VMM has to do while the guest runs.
@@ -701,19 +710,42 @@ impl VcpuPmu {
         self.tenancy.counting().is_programmed()
     }
 
-    /// The whole state, counts settled. To be called on a core or after
-    /// [`VcpuPmu::leave`]: counts that stay on a core it was parked on are
-    /// not seen.
+    /// Takes in every count that is still on `core`, so that [`VcpuPmu::save`] finds it here,
+    /// also on another thread; the guest does not run meanwhile. Nothing to do for a vCPU that
+    /// has left its core ([`VcpuPmu::leave`]).
+    ///
+    /// # Errors
+    /// `core` is not the one that has its counts.
+    pub fn settle(&mut self, core: Option<&mut CorePmu>) -> Result<(), NotSettled> {
+        if self.settled {
+            return Ok(());
+        }
+        let mut seat = self.seat(core);
+        if seat.is_off() {
+            return Err(NotSettled(self.owner()));
+        }
+        self.counting_mut().settle_for_good(&mut seat);
+        self.tenancy.tell_owners();
+        self.settled = true;
+        Ok(())
+    }
+
+    /// The whole state, counts settled.
     ///
     /// Reservations are no part of it: the guest will boot anew, and nobody
     /// will have the cookies. A counter that is reserved is saved as one that
     /// was given back, with nothing of its owner's in it. Host contexts are no
     /// part of it either: they are the host's.
-    pub fn save(&mut self, core: Option<&mut CorePmu>) -> PmuState {
-        let seat = &mut self.seat(core);
-        let state = self.counting_mut().save(seat);
-        self.tenancy.tell_owners();
-        state
+    ///
+    /// # Errors
+    /// There may be counts on a core: neither [`VcpuPmu::settle`] nor [`VcpuPmu::leave`] was
+    /// called since the guest ran, or since its PMU was changed there.
+    pub fn save(&self) -> Result<PmuState, NotSettled> {
+        if self.settled {
+            Ok(self.tenancy.counting().save())
+        } else {
+            Err(NotSettled(self.owner()))
+        }
     }
 
     /// Takes a state in. Every register then reads as it did; what is enabled

@@ -494,7 +494,8 @@ fn what_was_programmed_stays_so_until_a_reset() {
             pmu.wrmsr(&mut core, MsrIndex(*msr), *value, GUEST);
         }
         assert_eq!(pmu.is_programmed(), expected, "{name}");
-        let state = pmu.save(Some(&mut core));
+        pmu.settle(Some(&mut core)).unwrap();
+        let state = pmu.save().unwrap();
         pmu.reset(Some(&mut core));
         assert!(!pmu.is_programmed(), "{name}, reset");
         pmu.restore(Some(&mut core), &state).unwrap();

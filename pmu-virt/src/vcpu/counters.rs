@@ -584,8 +584,16 @@ impl Counters {
         }
     }
 
+    /// Why counts in these slots are no longer exact is known here from now on.
+    pub(super) fn take_losses(&mut self, bank: &SlotBank) {
+        for logical in &mut self.all {
+            let told = logical.lease.as_ref().and_then(|lease| bank.peek(lease));
+            logical.loss = logical.loss.or(told.and_then(|(_, loss)| loss));
+        }
+    }
+
     /// A counter for a state. It was settled before.
-    pub(super) fn save(&self, core: Option<&CorePmu>, counter: CounterId) -> SavedCounter {
+    pub(super) fn save(&self, counter: CounterId) -> SavedCounter {
         let logical = self.of(counter);
         SavedCounter {
             counter: CounterName(counter),
@@ -596,7 +604,7 @@ impl Counters {
             time_running: logical.times.time_running(self.ran).0,
             time_unaccounted: logical.times.unaccounted(self.ran).0,
             provenance: logical.provenance,
-            loss: self.report(core, counter).and_then(|report| report.loss),
+            loss: logical.request.and(logical.loss),
         }
     }
 

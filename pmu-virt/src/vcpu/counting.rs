@@ -853,16 +853,31 @@ impl Counting {
         (self.page).take(all.map(|counter| (counter, counters.words(core, counter))));
     }
 
-    /// The whole state, but for what is in counters that somebody has reserved.
-    pub(super) fn save(&mut self, seat: &mut Seat<'_>) -> PmuState {
+    /// Takes in every count, and why one is no longer exact, so that nothing of a state is on
+    /// the core alone.
+    pub(super) fn settle_for_good(&mut self, seat: &mut Seat<'_>) {
         self.settle_freeze(seat);
+        if let Some(core) = seat.core() {
+            self.tally.counters_mut().take_losses(core.bank());
+        }
+        // Samplers come last, as if the guest read them: one that has come to its maximum
+        // stops, and who gets its place has lost nothing by then.
+        for kind in IbsKind::ALL {
+            self.tally.settle(seat, CounterId::Ibs(kind));
+            self.stop_samplers(seat);
+        }
+    }
+
+    /// The whole state, which was settled, but for what is in counters that somebody has
+    /// reserved.
+    pub(super) fn save(&self) -> PmuState {
         let (model, held) = (self.tally.model(), self.tally.terms().held);
         let names = |counters: CounterSet| (counters & !held).iter().map(CounterName).collect();
         let counter = |counter| {
             if held.contains(counter) {
                 SavedCounter::unused(counter)
             } else {
-                self.tally.counters().save(seat.core(), counter)
+                self.tally.counters().save(counter)
             }
         };
         let mut state = PmuState {
@@ -877,7 +892,7 @@ impl Counting {
             pending_pmi: names(self.tally.interrupts().counters()),
             snapshot: self.page.save(model, held),
             was_programmed: false,
-            ibs: None,
+            ibs: (self.tally.samplers()).save(held, |kind| self.tally.left_of(kind)),
             reservations: None,
         };
         self.tally.registers().save(model, held, &mut state);
@@ -886,13 +901,6 @@ impl Counting {
         }
         // Said only where nothing else shows it, so that older versions read the others.
         state.was_programmed = self.programmed && !saved::shows_use(model, &state);
-        // Samplers come last, as if the guest read them: one that has come to its maximum
-        // stops, and who gets its place was saved before.
-        for kind in IbsKind::ALL {
-            self.tally.settle(seat, CounterId::Ibs(kind));
-            self.stop_samplers(seat);
-        }
-        state.ibs = (self.tally.samplers()).save(held, |kind| self.tally.left_of(kind));
         state
     }
 

@@ -181,7 +181,8 @@ impl Seated {
     }
 
     pub(crate) fn save(&mut self) -> PmuState {
-        self.pmu.save(self.core.as_deref_mut())
+        self.pmu.settle(self.core.as_deref_mut()).expect("settled");
+        self.pmu.save().expect("a state")
     }
 
     pub(crate) fn restore(&mut self, state: &PmuState) -> Result<(), StateError> {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pmu_virt::NotSettled;
 use serde::Serialize;
 use thiserror::Error;
 use vmm_sys_util::errno;
@@ -75,6 +76,9 @@ pub enum KvmPmuError {
     /// The kick timer could not be made.
     #[error("timer_create failed: {0} (limit of pending signals: `ulimit -i`)")]
     Timer(errno::Error),
+    /// A vCPU left a thread that does not have its counts.
+    #[error("leave_thread: {0}")]
+    NotSettled(#[from] NotSettled),
 }
 
 impl KvmPmuError {
@@ -84,7 +88,7 @@ impl KvmPmuError {
     pub fn is_dead(&self) -> bool {
         match self {
             Self::Vcpu(error) | Self::Pmi(PmiError::Vcpu(error)) => error.is_dead(),
-            Self::Pmi(PmiError::SignalMsi(_)) | Self::Timer(_) => false,
+            Self::Pmi(PmiError::SignalMsi(_)) | Self::Timer(_) | Self::NotSettled(_) => false,
         }
     }
 }

@@ -188,12 +188,31 @@ impl KvmPmu {
         thread.bind(vcpu.kicks());
     }
 
-    /// `thread` does not run `vcpu` from now on; any other one may, and registers
-    /// may be read and set by its descriptor.
+    /// `thread` does not run `vcpu` from now on: registers may be read and set by its
+    /// descriptor, and its PMU has every count, to be saved on any thread. Counters stay on
+    /// this thread's; to go on elsewhere the vCPU leaves them as well ([`VcpuPmu::leave`]).
+    ///
+    /// # Errors
+    /// Registers could not be set, or `thread` is not the one that has the counts.
+    pub fn leave_thread(
+        &mut self,
+        vcpu: &mut KvmVcpu,
+        thread: &mut ThreadContext,
+    ) -> Result<(), KvmPmuError> {
+        self.pause(vcpu, thread)?;
+        if let Some(pmu) = &mut self.pmu {
+            pmu.settle(thread.counters_mut())?;
+        }
+        Ok(())
+    }
+
+    /// [`KvmPmu::leave_thread`] of a vCPU whose counts stay in its thread's counters, between
+    /// two timeslices: taking them in costs a system call each with some backends. Its PMU
+    /// cannot be saved.
     ///
     /// # Errors
     /// Registers could not be set.
-    pub fn leave_thread(
+    pub fn pause(
         &mut self,
         vcpu: &mut KvmVcpu,
         thread: &mut ThreadContext,

@@ -393,7 +393,7 @@ impl EmuVcpu {
         let mut core = self.core.as_deref_mut();
         pmu.tick(core.as_deref_mut(), now);
         let held = holdings(pmu, core.as_deref());
-        (held, Some(pmu.save(core)))
+        (held, settled(pmu, core))
     }
 
     // Snapshots.
@@ -419,7 +419,7 @@ impl EmuVcpu {
             halted: self.halted,
             accounted: self.accounted,
             deadline: self.deadline,
-            pmu: self.pmu.as_mut().map(|pmu| pmu.save(core)),
+            pmu: self.pmu.as_mut().and_then(|pmu| settled(pmu, core)),
         })
     }
 
@@ -921,6 +921,12 @@ impl EmuVcpu {
 }
 
 /// Until when it may not run, for having presented too many wrong cookies.
+/// The state of a PMU that has its core to itself, on which it stays.
+fn settled(pmu: &mut VcpuPmu, core: Option<&mut CorePmu>) -> Option<PmuState> {
+    pmu.settle(core).ok()?;
+    pmu.save().ok()
+}
+
 fn locked_out(pmu: &VcpuPmu) -> Option<Tsc> {
     pmu.claims().locked_out_until()
 }

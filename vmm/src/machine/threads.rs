@@ -319,8 +319,10 @@ impl Remains {
     fn keep(&self, vcpu: &mut Vcpu, mut core: Option<&mut CorePmu>) {
         let holdings = vcpu.holdings(core.as_deref_mut());
         self.audit.keep(vcpu.id(), holdings);
-        if let Some(state) = vcpu.save_pmu(core) {
-            lock(&self.states).push((vcpu.id(), state));
+        match vcpu.save_pmu(core) {
+            Ok(Some(state)) => lock(&self.states).push((vcpu.id(), state)),
+            Ok(None) => {}
+            Err(error) => log::warn!("no state is kept: {error}"),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 use kvm_pmu::{ExitOwner, HaltStats, KvmPmu, Lent, ThreadContext, Tsc, now};
 use perfmon_abi::wire::info::VcpuState;
-use pmu_virt::{CorePmu, PmuState, VcpuPmu};
+use pmu_virt::{CorePmu, NotSettled, PmuState, VcpuPmu};
 use vmm_control::{
     ControlEndpoint, HaltTimes, Job, OffCoreReason, Snapshot, VcpuQuantities, VcpuView, serve_vcpu,
 };
@@ -198,7 +198,7 @@ impl Vcpu {
         self.pmu.enter_thread(&self.kvm, thread);
         let outcome = self.run_loop(thread, timeslice);
         // Another thread may run it on.
-        let left = self.pmu.leave_thread(&mut self.kvm, thread);
+        let left = self.pmu.pause(&mut self.kvm, thread);
         if let Ok(RunOutcome::Paused(runnability)) = &outcome {
             self.note_rest(*runnability);
         }
@@ -563,9 +563,19 @@ impl Vcpu {
     /// The PMU's state; a PMI that is late or on its way is pending in it. `None`
     /// without a PMU. Counts are those of the last exit, on this core or after the
     /// vCPU has left its core.
-    pub fn save_pmu(&mut self, mut core: Option<&mut CorePmu>) -> Option<PmuState> {
+    ///
+    /// # Errors
+    /// It is parked on another core.
+    pub fn save_pmu(
+        &mut self,
+        mut core: Option<&mut CorePmu>,
+    ) -> Result<Option<PmuState>, NotSettled> {
         self.pmu.tick(core.as_deref_mut(), now());
-        Some(self.pmu.pmu_mut()?.save(core))
+        let Some(pmu) = self.pmu.pmu_mut() else {
+            return Ok(None);
+        };
+        pmu.settle(core)?;
+        pmu.save().map(Some)
     }
 }
 

@@ -8,12 +8,12 @@ mod vmm;
 
 use std::path::Path;
 
-use kvm_pmu::{Armed, ExitOwner, Lent, TrapMode};
+use kvm_pmu::{Armed, ExitOwner, Lent, ThreadContext, TrapMode};
 use vmm_sys_util::errno;
 
 use vmm::{
-    COUNT, COUNTER, END, ENDBR64, GP_TAKEN, MAIN, PAUSE, PUSH, VALUE, Vcpu, Vmm, Written, enable,
-    read, report, spin_for, stopped, wrmsr,
+    COUNT, COUNTER, CYCLES, END, ENDBR64, GLOBAL, GP_TAKEN, MAIN, PAUSE, PUSH, SELECT, VALUE, Vcpu,
+    Vmm, Written, enable, read, report, spin_for, stopped, wrmsr,
 };
 
 use iced_x86::code_asm::CodeAssembler;
@@ -125,6 +125,44 @@ fn a_saved_guest_goes_on() {
         let values = [(VALUE, COUNT), (VALUE, COUNT), (END, COUNT)];
         assert_eq!(reports, values, "{way:x?}");
     }
+}
+
+/// The PMU of a vCPU that has left its thread has every count, and is saved on any thread.
+/// One that has not left would be saved without the last of them, and is refused.
+#[test]
+fn a_pmu_is_saved_on_any_thread_once_its_vcpu_has_left() {
+    if !can_run("a_pmu_is_saved_on_any_thread_once_its_vcpu_has_left") {
+        return;
+    }
+    let counting = |a: &mut CodeAssembler| {
+        wrmsr(a, SELECT, CYCLES)?;
+        wrmsr(a, GLOBAL, 1)?;
+        read(a)?;
+        spin_for(a, 1 << 22)?;
+        report(a, PAUSE)
+    };
+    let vmm = Vmm::with(TrapMode::Auto, ENDBR64, counting);
+    let mut vcpu = vmm.started(0, MAIN, None);
+    let reports = vcpu.reports(&vmm);
+    let [(VALUE, read), (PAUSE, _)] = reports.as_slice() else {
+        panic!("{reports:x?}");
+    };
+    let refused = vcpu.pmu.pmu().unwrap().save().unwrap_err().to_string();
+    assert!(refused.starts_with("vCPU 0 cannot be saved: "), "{refused}");
+    // Another thread's counters have nothing of it.
+    let khz = vcpu.pmu.tsc_khz();
+    let mut other = ThreadContext::new(khz).unwrap();
+    let left = vcpu.pmu.leave_thread(&mut vcpu.kvm, &mut other);
+    let told = left.unwrap_err().to_string();
+    assert!(told.starts_with("leave_thread: vCPU 0 "), "{told}");
+    vcpu.leave();
+    let pmu = vcpu.pmu;
+    let state = std::thread::spawn(move || pmu.pmu().unwrap().save());
+    let state = state.join().unwrap().unwrap();
+    let mut copy = vmm.pmu(0);
+    copy.restore(None, &state).unwrap();
+    let saved = copy.report(None)[0].value;
+    assert!(saved > u64::from(*read) + (1 << 20), "{saved} after {read}");
 }
 
 /// A machine that was reset has no counter to be read: its handler is its own, until it

@@ -41,6 +41,8 @@ pub(crate) const SELECT: u32 = 0x186;
 pub(crate) const GLOBAL: u32 = 0x38f;
 /// Enabled, of an event in no ring: the count stays as it is.
 pub(crate) const ON: u32 = 0x0040_013c;
+/// Reference cycles in all rings.
+pub(crate) const CYCLES: u32 = 0x0043_013c;
 pub(crate) const COUNT: u32 = 0x1234_5678;
 
 /// A handler that is patched, and one that is not.
@@ -156,6 +158,11 @@ impl Vmm {
         memory.read_obj(GuestAddress(HANDLER)).unwrap()
     }
 
+    /// The PMU of vCPU `id`, on no core.
+    pub(crate) fn pmu(&self, id: u8) -> VcpuPmu {
+        VcpuPmu::detached(OwnerId(id.into()), self.model.clone(), Grant::everything())
+    }
+
     /// vCPU `id`; its PMU takes `state` in before the PMU is handed over.
     pub(crate) fn vcpu(&self, id: u8, state: Option<&PmuState>) -> Vcpu {
         install_kick_handler().unwrap();
@@ -163,8 +170,7 @@ impl Vmm {
         let kvm = KvmVcpu::new(fd, &self.vm, VcpuId(id)).unwrap();
         kvm.fd().set_cpuid2(&self.cpuid).unwrap();
         let tsc_khz = kvm.get_tsc_khz().unwrap();
-        let owner = OwnerId(id.into());
-        let mut logical = VcpuPmu::detached(owner, self.model.clone(), Grant::everything());
+        let mut logical = self.pmu(id);
         let mut counters = Box::new(CorePmu::new(Box::new(ClockBackend::new())));
         logical.attach(&mut counters);
         if let Some(state) = state {
@@ -265,9 +271,8 @@ impl Vcpu {
     }
 
     /// The state of its PMU, counts settled.
-    pub(crate) fn save(&mut self) -> PmuState {
-        let pmu = self.pmu.pmu_mut().unwrap();
-        pmu.save(self.thread.counters_mut())
+    pub(crate) fn save(&self) -> PmuState {
+        self.pmu.pmu().unwrap().save().unwrap()
     }
 }
 

@@ -15,7 +15,8 @@ fn pmu(spec: &str) -> (VcpuPmu, CorePmu) {
 }
 
 fn saved((pmu, core): &mut (VcpuPmu, CorePmu)) -> PmuState {
-    pmu.save(Some(core))
+    pmu.settle(Some(core)).expect("its own core");
+    pmu.save().expect("settled")
 }
 
 fn states(specs: &[&str]) -> Vec<(VcpuId, PmuState)> {
